@@ -1,0 +1,4 @@
+if(TORCHVQ_SANITIZE)
+  add_compile_options(-fsanitize=address,undefined -fno-omit-frame-pointer -fno-sanitize=vptr)
+  add_link_options(-fsanitize=address,undefined)
+endif()

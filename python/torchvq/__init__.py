@@ -1,0 +1,3 @@
+"""torchvq: vector quantization for neural tokenizers."""
+
+from torchvq import _library as _library

@@ -1,0 +1,41 @@
+#include <torchvq/ops/lookup_codes.h>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+namespace torchvq {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct LookupCodes : torch::autograd::Function<LookupCodes> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& codebook, const at::Tensor& indices) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    // The codebook's values are not needed by backward; only its shape is, so a later update in place is harmless.
+    ctx->save_for_backward({indices});
+    ctx->saved_data["codebook_size"] = codebook.sym_size(1);
+    return ops::lookup_codes(codebook, indices);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto& grad = grads[0];
+    const auto indices = ctx->get_saved_variables()[0];
+    const auto size = ctx->saved_data["codebook_size"].toSymInt();
+    const auto absent = indices.eq(-1).unsqueeze(-1);
+    auto grad_codebook = grad.new_zeros_symint({grad.sym_size(0), size, grad.sym_size(2)});
+    const auto rows = indices.unsqueeze(-1).masked_fill(absent, 0).expand_as(grad);
+    return {grad_codebook.scatter_add(1, rows, grad.masked_fill(absent, 0)), at::Tensor()};
+  }
+};
+
+at::Tensor lookup_codes(const at::Tensor& codebook, const at::Tensor& indices) {
+  return LookupCodes::apply(codebook, indices);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, Autograd, m) { m.impl("lookup_codes", lookup_codes); }
+
+}  // namespace torchvq

@@ -1,0 +1,10 @@
+// Argument checks of lookup_codes, called by every kernel so that no road reaches a raw pointer unchecked.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace torchvq::detail {
+
+void check_lookup_codes(const at::Tensor& codebook, const at::Tensor& indices);
+
+}  // namespace torchvq::detail

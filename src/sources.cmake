@@ -1,0 +1,9 @@
+# Every translation unit of libtorchvq by name (no globs: a forgotten file should fail the review, not hide).
+set(TORCHVQ_SOURCES
+  version.cpp
+  ops/lookup_codes.cpp
+  ops/any/lookup_codes.cpp
+  ops/autograd/lookup_codes.cpp
+  ops/cpu/lookup_codes.cpp
+  ops/meta/lookup_codes.cpp
+)
