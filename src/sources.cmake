@@ -1,6 +1,7 @@
 # Every translation unit of libtorchvq by name (no globs: a forgotten file should fail the review, not hide).
 set(TORCHVQ_SOURCES
   version.cpp
+  functional/layout.cpp
   ops/lookup_codes.cpp
   ops/any/lookup_codes.cpp
   ops/autograd/lookup_codes.cpp
