@@ -1,3 +1,7 @@
 """torchvq: vector quantization for neural tokenizers."""
 
 from torchvq import _library as _library
+from torchvq.outputs import LossBreakdown
+from torchvq.vector_quantize import VectorQuantize
+
+__all__ = ["LossBreakdown", "VectorQuantize"]

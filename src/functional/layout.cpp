@@ -1,6 +1,7 @@
 #include <torchvq/functional/layout.h>
 
 #include <ATen/ops/arange.h>
+#include <ATen/ops/where.h>
 #include <torch/library.h>
 
 #include "detail/checks.h"
@@ -33,19 +34,9 @@ at::Tensor pack_tokens(const at::Tensor& x, bool channel_first) {
 }
 
 at::Tensor unpack_tokens(const at::Tensor& tokens, c10::SymIntArrayRef sizes, bool channel_first) {
-  if (sizes.size() == 2) {
-    return tokens.squeeze(1);
-  }
-  Sizes shape{sizes[0]};
-  const auto positions = position_sizes(sizes, channel_first);
-  if (channel_first) {
-    shape.push_back(tokens.sym_size(2));
-  }
-  shape.insert(shape.end(), positions.begin(), positions.end());
-  if (!channel_first) {
-    shape.push_back(tokens.sym_size(2));
-  }
-  return (channel_first ? tokens.transpose(1, 2) : tokens).reshape_symint(shape);
+  return channel_first && sizes.size() > 2
+             ? unpack_positions(tokens, sizes, channel_first).movedim(-1, 1)
+             : unpack_positions(tokens, sizes, channel_first);
 }
 
 at::Tensor unpack_positions(const at::Tensor& values, c10::SymIntArrayRef sizes, bool channel_first) {
@@ -89,6 +80,29 @@ at::Tensor split_mask(const at::Tensor& mask, int64_t heads, bool separate) {
   return mask.unsqueeze(-1).expand_symint({-1, -1, heads}).reshape_symint({1, rows * heads});
 }
 
+at::Tensor split_indices(const at::Tensor& indices, int64_t heads, bool separate) {
+  if (heads == 1) {
+    return indices.flatten().unsqueeze(0);
+  }
+  TORCH_CHECK_VALUE(indices.dim() >= 1 && indices.sym_size(-1) == heads,
+                    "split_indices: expected indices to have ", heads, " heads on the last axis, but got shape ",
+                    indices.sym_sizes());
+  return separate ? indices.flatten(0, -2).transpose(0, 1) : indices.flatten().unsqueeze(0);
+}
+
+at::Tensor fill_masked(const at::Tensor& tokens, const at::Tensor& mask) {
+  return tokens.masked_fill(mask.logical_not().unsqueeze(-1), 0);
+}
+
+at::Tensor fill_padding(const at::Tensor& output, const at::Tensor& mask, const std::optional<at::Tensor>& padding) {
+  const bool candidates = output.dim() == 4;
+  const auto real = candidates ? mask.unsqueeze(-1).unsqueeze(-1) : mask.unsqueeze(-1);
+  if (!padding) {
+    return output.masked_fill(real.logical_not(), 0);
+  }
+  return at::where(real, output, candidates ? padding->unsqueeze(2) : *padding);
+}
+
 at::Tensor lens_to_mask(const at::Tensor& lens, SymInt length) {
   detail::check_rank("lens_to_mask", "lens", lens, 1, "(B,)");
   TORCH_CHECK_TYPE(at::isIntegralType(lens.scalar_type(), /*includeBool=*/false),
@@ -109,5 +123,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def("merge_heads(Tensor values, SymInt batch, SymInt tokens, int heads, bool separate) -> Tensor",
         TORCH_FN(merge_heads));
   m.def("split_mask(Tensor mask, int heads, bool separate) -> Tensor", TORCH_FN(split_mask));
+  m.def("split_indices(Tensor indices, int heads, bool separate) -> Tensor", TORCH_FN(split_indices));
+  m.def("fill_masked(Tensor tokens, Tensor mask) -> Tensor", TORCH_FN(fill_masked));
+  m.def("fill_padding(Tensor output, Tensor mask, Tensor? padding=None) -> Tensor", TORCH_FN(fill_padding));
   m.def("lens_to_mask(Tensor lens, SymInt length) -> Tensor", TORCH_FN(lens_to_mask));
 }

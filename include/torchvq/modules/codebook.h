@@ -1,0 +1,91 @@
+// The state of a codebook and its life: initialisation, moving averages, dead codes, casts.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <tuple>
+
+#include <torch/nn/cloneable.h>
+#include <torch/nn/pimpl.h>
+
+#include <torchvq/export.h>
+#include <torchvq/options/vector_quantize.h>
+
+namespace torchvq {
+
+/// State of one or several codebooks (H of them, each K codes of D features). The members carry the names under which
+/// state dicts, Python's included, know them.
+///
+/// Float state is float32 (float64 once the module was made double) whatever half-precision cast the module sees: moving
+/// averages stall in half precision. A parameter `embed` follows the module.
+class TORCHVQ_API CodebookImpl : public torch::nn::Cloneable<CodebookImpl> {
+ public:
+  explicit CodebookImpl(VectorQuantizeOptions options);
+
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Device device, bool non_blocking = false) override;
+
+  /// The codes that search, output and decoding use (H, K, D): `embed`, bridged or affinely mapped.
+  torch::Tensor codes();
+
+  /// Whether the codes are set: false only between construction with k-means and the first training step.
+  bool initialised() const;
+
+  /// What precedes the search: k-means on the first training tokens x (H, T, D), statistics of the affine map. With
+  /// `training` false nothing changes; codes that k-means has not set yet are used as they are, with one warning.
+  void prepare(const torch::Tensor& x, const std::optional<torch::Tensor>& mask, bool training);
+
+  /// Moves the averages, then the codes, then replaces dead codes: all that a training step changes.
+  ///
+  /// @param x           tokens (H, T, D), unit vectors for the cosine metric.
+  /// @param indices     (H, T), the code of each token.
+  /// @param ema_update  whether the codes follow the averages. Dead codes are counted and replaced either way.
+  /// @param accumulate  keep the statistics for the next step that does not accumulate.
+  /// @param weight      (K,), (H, K) or scalar: multiplies 1 - decay.
+  void learn(const torch::Tensor& x, const torch::Tensor& indices, const std::optional<torch::Tensor>& mask,
+             bool ema_update, bool accumulate = false, const std::optional<torch::Tensor>& weight = std::nullopt);
+
+  /// Puts tokens of this step in the place of codes that fell out of use.
+  void replace_dead_codes(const torch::Tensor& x, const torch::Tensor& counts,
+                          const std::optional<torch::Tensor>& mask);
+
+  /// Sets the codes from the moving averages: the second half of a step with manual_ema_update.
+  void update_ema();
+
+  /// Sets the codes and the averages behind them, so that the next update keeps what it was given.
+  void set_codes(const torch::Tensor& codes);
+
+  bool has_dead_code_replacement() const;
+  std::string metric() const;
+  int64_t num_codebooks() const;
+
+  VectorQuantizeOptions options;
+  torch::Tensor initted;       ///< (), bool
+  torch::Tensor cluster_size;  ///< (H, K): moving average of the tokens per step and code
+  torch::Tensor embed_avg;     ///< (H, K, D): moving average of the sum of the tokens of each code
+  torch::Tensor embed;         ///< (H, K, D): the codes; a parameter when they learn by gradient
+  torch::Tensor cooldown;      ///< (H, K), int64: steps until a replaced code may be replaced again
+  torch::Tensor rng;           ///< (2,), int64: seed and step of the counter-based generator
+  torch::Tensor batch_mean, batch_variance, codebook_mean, codebook_variance;  ///< (H, 1, D), with affine_param
+  torch::Tensor batch_mean_needs_init, batch_variance_needs_init;              ///< (), bool, with affine_param
+  torch::Tensor codebook_mean_needs_init, codebook_variance_needs_init;        ///< (), bool, with affine_param
+
+ private:
+  using Statistics = std::tuple<torch::Tensor, torch::Tensor, torch::Tensor>;
+
+  void register_embed(torch::Tensor initial);
+  void register_affine(int64_t dim);
+  void update_affine(const torch::Tensor& x, const std::optional<torch::Tensor>& mask);
+  template <typename Cast>
+  void keep_state(const Cast& cast);
+
+  std::optional<Statistics> pending_;
+  bool warned_uninitialised_ = false;
+};
+
+TORCH_MODULE(Codebook);
+
+}  // namespace torchvq

@@ -1,0 +1,444 @@
+"""The state of a codebook and its life: initialisation, moving averages, dead codes, casts, checkpoints."""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchvq import _checkpointing
+
+logger = logging.getLogger("torchvq")
+_ops = torch.ops.torchvq
+
+# State that this package adds to the reference's; a checkpoint without it loads with the defaults.
+_ADDED_STATE = ("rng", "cooldown")
+_AFFINE_STATE = ("batch_mean", "batch_variance", "codebook_mean", "codebook_variance")
+_AFFINE_FLAGS = (
+    "batch_mean_needs_init",
+    "batch_variance_needs_init",
+    "codebook_mean_needs_init",
+    "codebook_variance_needs_init",
+)
+# Replays wait for a backward pass that may never come, so their number is bounded.
+_MAX_REPLAYS = 32
+
+EmaWeight = Tensor | float | Callable[[Tensor, Tensor], Tensor]
+
+
+class Codebook(nn.Module):
+    """State of one or several codebooks (``H`` of them, each ``K`` codes of ``D`` features).
+
+    ==================  ==========  =============================================================
+    state               shape       meaning
+    ==================  ==========  =============================================================
+    ``initted``         ()          bool; False until k-means has set the codes
+    ``cluster_size``    (H, K)      moving average of the tokens per step and code
+    ``embed_avg``       (H, K, D)   moving average of the sum of the tokens of each code
+    ``embed``           (H, K, D)   the codes; a parameter when they learn by gradient
+    ``cooldown``        (H, K)      int64; steps until a replaced code may be replaced again
+    ``rng`` (2,)        int64; seed and step of the counter-based generator
+    ==================  ==========  =============================================================
+
+    Float state is float32 (float64 once the module was made double) whatever ``.half()``, ``.bfloat16()`` or a
+    wrapper does to the module: moving averages stall in half precision. A parameter ``embed`` follows the module.
+    """
+
+    initted: Tensor
+    cluster_size: Tensor
+    embed_avg: Tensor
+    embed: Tensor
+    cooldown: Tensor
+    rng: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        codebook_size: int,
+        num_codebooks: int = 1,
+        *,
+        decay: float = 0.8,
+        eps: float = 1e-5,
+        use_cosine_sim: bool = False,
+        kmeans_init: bool = False,
+        kmeans_iters: int = 10,
+        threshold_ema_dead_code: float = 0,
+        dead_code_threshold_fraction: float = 0.0,
+        manual_ema_update: bool = False,
+        parameter: bool = False,
+        vq_bridge: nn.Module | None = None,
+        affine_param: bool = False,
+        affine_param_batch_decay: float = 0.99,
+        affine_param_codebook_decay: float = 0.9,
+    ) -> None:
+        super().__init__()
+        self.codebook_size = codebook_size
+        self.num_codebooks = num_codebooks
+        self.decay = decay
+        self.eps = eps
+        self.use_cosine_sim = use_cosine_sim
+        self.kmeans_iters = kmeans_iters
+        self.threshold_ema_dead_code = threshold_ema_dead_code
+        self.dead_code_threshold_fraction = dead_code_threshold_fraction
+        self.reset_cluster_size = threshold_ema_dead_code
+        self.manual_ema_update = manual_ema_update
+        self.affine_param = affine_param
+        self.affine_param_batch_decay = affine_param_batch_decay
+        self.affine_param_codebook_decay = affine_param_codebook_decay
+
+        embed = torch.empty(num_codebooks, codebook_size, dim)
+        nn.init.kaiming_uniform_(embed)
+        if use_cosine_sim:
+            embed = _ops.unit_vectors(embed)
+        self.register_buffer("initted", torch.tensor(not kmeans_init))
+        self.register_buffer("cluster_size", torch.ones(num_codebooks, codebook_size))
+        self.register_buffer("embed_avg", embed.clone())
+        if parameter:
+            self.embed = nn.Parameter(embed)
+        else:
+            self.register_buffer("embed", embed)
+        if affine_param:
+            self._register_affine_state(num_codebooks, dim)
+        self.register_buffer("cooldown", torch.zeros(num_codebooks, codebook_size, dtype=torch.long))
+        self.register_buffer("rng", _fresh_rng())
+        self.vq_bridge = vq_bridge
+
+        self._pending: tuple[Tensor, Tensor, Tensor] | None = None
+        self._initialised = not kmeans_init
+        self._warned_uninitialised = False
+        self._replays: deque[_Replay] = deque(maxlen=_MAX_REPLAYS)
+        self._recording: _Replay | None = None
+        self._replayed_embed: Tensor | None = None
+
+    def _register_affine_state(self, num_codebooks: int, dim: int) -> None:
+        for name in _AFFINE_STATE:
+            fill = torch.ones if name.endswith("variance") else torch.zeros
+            self.register_buffer(name, fill(num_codebooks, 1, dim))
+        for name in _AFFINE_FLAGS:
+            self.register_buffer(name, torch.tensor(True))
+
+    # Reading -------------------------------------------------------------------------------------------------
+
+    @property
+    def metric(self) -> str:
+        """The operators' name of the distance."""
+        return "cosine" if self.use_cosine_sim else "euclidean"
+
+    @property
+    def has_dead_code_replacement(self) -> bool:
+        """Whether a training step replaces codes that fell out of use."""
+        return self.threshold_ema_dead_code > 0 or self.dead_code_threshold_fraction > 0
+
+    @property
+    def cooldown_steps(self) -> int:
+        """Steps a replaced code is left alone: the time constant of the moving average."""
+        return math.ceil(1 / max(1 - self.decay, 1e-3))
+
+    @property
+    def initialised(self) -> bool:
+        """Whether the codes are set: False only between construction with k-means and the first training step."""
+        return self._initialised
+
+    def codes(self) -> Tensor:
+        """The codes that search, output and decoding use (H, K, D): ``embed``, bridged or affinely mapped."""
+        embed = self.embed
+        if self._replayed_embed is not None:
+            # The value of the recorded step with the gradient of today's parameter.
+            embed = _ops.straight_through(embed, self._replayed_embed)
+        if self.vq_bridge is not None:
+            # A copy, because this step may replace dead codes before backward has used them.
+            bridged = self.vq_bridge(_ops.snapshot(embed))
+            if bridged.shape != embed.shape:
+                raise ValueError(
+                    f"VectorQuantize: expected vq_bridge to return codes of shape {list(embed.shape)}, "
+                    f"but got {list(bridged.shape)}"
+                )
+            embed = bridged
+        if self.affine_param:
+            return _ops.affine_codes(embed, *self._affine_state())  # type: ignore[no-any-return]
+        return embed
+
+    def _writable_embed(self) -> Tensor:
+        # A recomputed forward writes into its record, never into the live parameter.
+        return self.embed.detach() if self._replayed_embed is None else self._replayed_embed
+
+    def _affine_state(self) -> list[Tensor]:
+        return [getattr(self, name) for name in _AFFINE_STATE]
+
+    # Learning ------------------------------------------------------------------------------------------------
+
+    def prepare(self, x: Tensor, mask: Tensor | None, training: bool) -> None:
+        """What precedes the search: k-means on the first training tokens, statistics of the affine map.
+
+        Evaluation changes nothing; codes that k-means has not set yet are used as they are, with one warning.
+        """
+        if not training:
+            if not self._initialised and not self._warned_uninitialised:
+                self._warned_uninitialised = True
+                logger.warning(
+                    "VectorQuantize: the codebook is evaluated before k-means has initialised it; "
+                    "its random codes are used. Run a training step, or load a checkpoint, first"
+                )
+            return
+        if not self._initialised and x.shape[1] > 0:
+            self._initialise(x, mask)
+        if self.affine_param:
+            self._update_affine(x, mask)
+
+    def _initialise(self, x: Tensor, mask: Tensor | None) -> None:
+        _ops.initialise_codebook_(
+            self.initted,
+            self.cluster_size,
+            self.embed_avg,
+            self._writable_embed(),
+            x.detach(),
+            self.rng,
+            mask=mask,
+            iterations=self.kmeans_iters,
+            metric=self.metric,
+        )
+        # Without a single real token the codes are still to be initialised. Compiled code cannot ask.
+        self._initialised = True if torch.compiler.is_compiling() else bool(self.initted)
+
+    def _update_affine(self, x: Tensor, mask: Tensor | None) -> None:
+        _ops.update_affine_(
+            self.batch_mean,
+            self.batch_variance,
+            self.batch_mean_needs_init,
+            self.batch_variance_needs_init,
+            x.detach(),
+            mask=mask,
+            decay=self.affine_param_batch_decay,
+        )
+        _ops.update_affine_(
+            self.codebook_mean,
+            self.codebook_variance,
+            self.codebook_mean_needs_init,
+            self.codebook_variance_needs_init,
+            self._writable_embed(),
+            decay=self.affine_param_codebook_decay,
+        )
+
+    def learn(
+        self,
+        x: Tensor,
+        indices: Tensor,
+        mask: Tensor | None,
+        *,
+        ema_update: bool,
+        accumulate: bool = False,
+        weight: EmaWeight | None = None,
+    ) -> None:
+        """Moves the averages, then the codes, then replaces dead codes: all that a training step changes.
+
+        Args:
+            x: tokens (H, N, D), unit vectors for the cosine metric.
+            indices: (H, N), the code of each token.
+            mask: (H, N) bool or None.
+            ema_update: whether the codes follow the averages. Dead codes are counted and replaced either way.
+            accumulate: keep the statistics for the next step that does not accumulate.
+            weight: see ``VectorQuantize.forward``.
+        """
+        if not (ema_update or accumulate or self.has_dead_code_replacement):
+            return
+        x = x.detach()
+        inputs = _ops.affine_inputs(x, *self._affine_state()) if self.affine_param else x
+        embed = self._writable_embed()
+        statistics = _ops.code_statistics(inputs, indices, _ops.code_exponents(embed), mask=mask)
+        if self._pending is not None:
+            statistics = _ops.merge_statistics(*self._pending, *statistics)
+            self._pending = None
+        if accumulate:
+            self._pending = statistics
+            return
+        _ops.ema_update_(
+            self.cluster_size,
+            self.embed_avg,
+            embed,
+            *statistics,
+            decay=self.decay,
+            eps=self.eps,
+            metric=self.metric,
+            weight=self._weight(weight, statistics),
+            from_codebook=isinstance(self.embed, nn.Parameter) and ema_update,
+            update_codebook=ema_update and not self.manual_ema_update,
+        )
+        self.replace_dead_codes(inputs, statistics[0], mask)
+
+    def _weight(self, weight: EmaWeight | None, statistics: tuple[Tensor, Tensor, Tensor]) -> Tensor | None:
+        if weight is None:
+            return None
+        if callable(weight):
+            counts, sums, exponents = statistics
+            dtype = self.cluster_size.dtype
+            weight = weight(_ops.decode_sums(sums, exponents, dtype=dtype), counts.to(dtype))
+        return torch.as_tensor(weight, dtype=self.cluster_size.dtype, device=self.cluster_size.device)
+
+    def replace_dead_codes(self, x: Tensor, counts: Tensor, mask: Tensor | None) -> None:
+        """Puts tokens of this step in the place of codes that fell out of use."""
+        if not self.has_dead_code_replacement:
+            return
+        _ops.replace_dead_codes_(
+            self._writable_embed(),
+            self.embed_avg,
+            self.cluster_size,
+            self.cooldown,
+            x,
+            counts,
+            self.rng,
+            mask=mask,
+            threshold=self.threshold_ema_dead_code,
+            threshold_fraction=self.dead_code_threshold_fraction,
+            reset_cluster_size=self.reset_cluster_size,
+            cooldown_steps=self.cooldown_steps,
+            metric=self.metric,
+        )
+
+    def update_ema(self) -> None:
+        """Sets the codes from the moving averages: the second half of a step with ``manual_ema_update``."""
+        _ops.ema_finish_(
+            self.cluster_size, self.embed_avg, self.embed.detach(), eps=self.eps, metric=self.metric
+        )
+
+    def set_codes(self, codes: Tensor) -> None:
+        """Sets the codes and the averages behind them, so that the next update keeps what it was given."""
+        with torch.no_grad():
+            self.embed.copy_(codes)
+            self.embed_avg.copy_(self.embed)
+            self.cluster_size.fill_(1)
+            self.cooldown.zero_()
+            self.initted.fill_(True)
+        self._initialised = True
+        self._pending = None
+
+    # Activation checkpointing ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def step_of(self, x: Tensor) -> Iterator[None]:
+        """Runs a training forward so that its recomputation in backward sees, and leaves, the right state.
+
+        The first run of a checkpointed region records the state it starts from; the second run works on that
+        record instead of the module's state, so codes, noise and gradients are the same and nothing is updated
+        twice.
+        """
+        if torch.compiler.is_compiling():
+            yield
+        elif _checkpointing.recomputing():
+            with self._replaying(x):
+                yield
+        else:
+            if _checkpointing.will_recompute():
+                self._recording = _Replay(self, x)
+                self._replays.append(self._recording)
+            try:
+                yield
+            finally:
+                self._recording = None
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the running forward is the recomputation of a recorded one."""
+        return self._replayed_embed is not None
+
+    def record_embed(self) -> None:
+        """Tells a running record that the parameter has moved within the step: the search sees what it is now."""
+        if self._recording is not None:
+            self._recording.embed = self.embed.detach().clone()
+
+    @contextmanager
+    def _replaying(self, x: Tensor) -> Iterator[None]:
+        replay = next((replay for replay in self._replays if replay.matches(x)), None)
+        if replay is None:
+            yield
+            return
+        self._replays.remove(replay)
+        with replay.installed(self):
+            yield
+
+    # Casts, copies, checkpoints ----------------------------------------------------------------------------------
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Codebook":
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and new.dtype in (torch.float16, torch.bfloat16):
+                self._buffers[name] = old.to(new.device)
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        missing: list[str] = args[1]
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        for name in (*_ADDED_STATE, *_AFFINE_STATE, *_AFFINE_FLAGS):
+            if prefix + name in missing and name in self._buffers:
+                missing.remove(prefix + name)
+                self._restore_default(name)
+        for name, buffer in self._buffers.items():
+            if buffer is not None and buffer.dtype in (torch.float16, torch.bfloat16):
+                self._buffers[name] = buffer.float()
+        self._pending = None
+        if not self.initted.is_meta:
+            self._initialised = bool(self.initted)
+
+    def _restore_default(self, name: str) -> None:
+        device = self.cluster_size.device
+        buffer = self._buffers[name]
+        assert buffer is not None
+        if name == "rng":
+            # A seed drawn at construction stays; one that construction on the meta device could not hold is drawn now.
+            fresh = _fresh_rng() if buffer.is_meta else buffer
+            fresh[1] = 0
+            self._buffers[name] = fresh.to(device)
+        elif name in _AFFINE_FLAGS:
+            self._buffers[name] = torch.tensor(True, device=device)
+        else:
+            fill = 1 if name.endswith("variance") else 0
+            self._buffers[name] = torch.full(buffer.shape, fill, dtype=buffer.dtype, device=device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A recorded step belongs to a backward pass of this very object.
+        return {**self.__dict__, "_replays": deque(maxlen=_MAX_REPLAYS)}
+
+
+class _Replay:
+    """The state from which a checkpointed forward started, and what tells which forward that was."""
+
+    def __init__(self, codebook: Codebook, x: Tensor) -> None:
+        self.key = _fingerprint(x)
+        self.buffers = {name: None if b is None else b.clone() for name, b in codebook._buffers.items()}
+        self.embed = codebook.embed.detach().clone() if isinstance(codebook.embed, nn.Parameter) else None
+        self.initialised = codebook._initialised
+        self.pending = codebook._pending
+
+    def matches(self, x: Tensor) -> bool:
+        return self.key == _fingerprint(x)
+
+    @contextmanager
+    def installed(self, codebook: Codebook) -> Iterator[None]:
+        present = codebook._buffers, codebook._initialised, codebook._pending
+        codebook._buffers, codebook._initialised, codebook._pending = (  # type: ignore[assignment]
+            self.buffers,
+            self.initialised,
+            self.pending,
+        )
+        codebook._replayed_embed = self.embed
+        try:
+            yield
+        finally:
+            codebook._buffers, codebook._initialised, codebook._pending = present
+            codebook._replayed_embed = None
+
+
+def _fingerprint(x: Tensor) -> tuple[torch.Size, int]:
+    return x.shape, int(torch.hash_tensor(x.detach())) if x.numel() else 0
+
+
+def _fresh_rng() -> Tensor:
+    seed = torch.randint(2**62, (), device="cpu")
+    return torch.stack([seed, torch.zeros((), dtype=torch.long, device="cpu")])

@@ -1,0 +1,31 @@
+"""Named results of the quantizers: they unpack like tuples and are read by name."""
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class LossBreakdown(NamedTuple):
+    """The terms of the loss, unweighted; absent terms are 0."""
+
+    commitment: Tensor
+    codebook_diversity: Tensor
+    orthogonal_reg: Tensor
+    inplace_optimize: Tensor
+
+
+class QuantizeOutput(NamedTuple):
+    """What a forward returns."""
+
+    quantized: Tensor
+    indices: Tensor
+    loss: Tensor
+
+
+class QuantizeOutputWithBreakdown(NamedTuple):
+    """What a forward with ``return_loss_breakdown=True`` returns."""
+
+    quantized: Tensor
+    indices: Tensor
+    loss: Tensor
+    loss_breakdown: LossBreakdown

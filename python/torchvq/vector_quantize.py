@@ -1,0 +1,630 @@
+"""VectorQuantize: one codebook between an encoder and a decoder."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from torchvq._options import check_vector_quantize
+from torchvq.codebook import Codebook, EmaWeight
+from torchvq.outputs import LossBreakdown, QuantizeOutput, QuantizeOutputWithBreakdown
+
+_ops = torch.ops.torchvq
+
+
+class VectorQuantize(nn.Module):
+    """Vector quantization of latents, with a codebook that learns by moving averages or by gradient.
+
+    Each latent is replaced by its nearest code (van den Oord et al. 2017, arXiv:1711.00937); the encoder gets its
+    gradient through an estimator, the codebook follows the latents by exponential moving averages.
+
+    Shapes: ``B`` batch, ``N`` positions, ``D`` = ``codebook_dim``, ``K`` = ``codebook_size``, ``H`` codebooks
+    (``heads`` with ``separate_codebook_per_head``, else 1).
+
+    Args:
+        dim: features of the input, at least 1.
+        codebook_size: number of codes ``K``, at least 1.
+        codebook_dim: features of a code, per head. Default: ``dim``. Where ``heads * codebook_dim`` differs from ``dim``,
+            ``project_in`` and ``project_out`` are linear layers, otherwise identities.
+        heads: codes per latent; the features are split over them, the first features being head 0. Default: 1.
+        separate_codebook_per_head: one codebook per head instead of one for all. Default: False.
+        decay: of the moving averages, in [0, 1]; larger is slower. ``gamma`` in the paper. Default: 0.8.
+        eps: Laplace smoothing of the cluster sizes, above 0. Default: 1e-5.
+        freeze_codebook: nothing of the codebook changes in training (k-means initialisation, where asked for, still
+            happens once); losses to the encoder stay. Default: False.
+        kmeans_init: initialise the codes by k-means on the first training tokens (SoundStream, arXiv:2107.03312).
+            Default: False.
+        kmeans_iters: Lloyd iterations of that, 0 or more. Default: 10.
+        sync_kmeans: whether ranks initialise together; see ``sync_codebook``. Default: True.
+        use_cosine_sim: compare by cosine; latents and codes become unit vectors (arXiv:2110.04627). Default: False.
+        layernorm_after_project_in: layer norm behind ``project_in``, where there is a projection. Default: False.
+        threshold_ema_dead_code: a code whose moving average of tokens per step is below this is replaced by a token of the
+            batch, unless it was used in this step or is in its cool-down of ``ceil(1 / (1 - decay))`` steps.
+            Default: 0, never.
+        channel_last: features on the last axis; otherwise on axis 1. Default: True.
+        accept_image_fmap: input is (B, dim, H, W). Default: False.
+        accept_3d_fmap: input is (B, dim, T, H, W). Default: False.
+        commitment_weight: weight of the commitment loss, 0 or more; ``beta`` in the paper. Default: 1.
+        commitment_use_cross_entropy_loss: commitment as cross-entropy between the distances and the chosen code instead of
+            the mean squared error. Default: False.
+        orthogonal_reg_weight: weight of the orthogonal regularisation of the codes (arXiv:2112.00384). Above 0 the codes are
+            parameters, and an optimizer's steps on them are kept by the moving averages. Default: 0.
+        orthogonal_reg_active_codes_only: regularise the codes of this batch only. Default: False.
+        orthogonal_reg_max_codes: regularise a random subset of at most this many codes. Default: all.
+        codebook_diversity_loss_weight: weight of minus the entropy of the mean code distribution. Default: 0.
+        codebook_diversity_temperature: multiplies the logits of that distribution. Default: 100.
+        stochastic_sample_codes: sample codes from softmax(logits / temperature) in training. Default: False.
+        sample_codebook_temp: that temperature; 0 or less takes the nearest code. Default: 1.
+        straight_through: with ``route_gradients_to_input=False``, send the gradient through the softmax over the codes
+            (Gumbel straight-through, arXiv:1611.01144). Default: False.
+        rotation_trick: rotate and scale the gradient from code to latent (arXiv:2410.06424), with a bounded gain; otherwise it
+            is copied. Default: True, but False with ``directional_reparam``.
+        directional_reparam: DiVeQ: the output is the latent plus a simulated error in the direction of the code; codes learn
+            by gradient. Default: False.
+        directional_reparam_variance: variance of the noise on that direction, 0 or more. Default: 0.005.
+        sync_codebook: whether ranks share statistics. None: when a process group has several ranks. This version does not
+            communicate: training in such a group needs ``False``, each process then owning its codebook.
+        sync_affine_param: whether ranks share the affine statistics; see ``sync_codebook``. Default: False.
+        ema_update: whether training moves the codes by moving averages. Default: True, but False with ``vq_bridge`` and
+            ``directional_reparam``.
+        vq_bridge: module from codes (H, K, D) to the codes in use, of the same shape (FVQ); codes and bridge learn by the
+            commitment loss. Default: none.
+        manual_ema_update: training moves the averages only; ``_codebook.update_ema()`` sets the codes. Default: False.
+        learnable_codebook: the codes are parameters, pulled by the commitment loss. Needs ``ema_update=False``.
+            Default: False, but True with ``vq_bridge`` and ``directional_reparam``.
+        in_place_codebook_optimizer: called with the codebook's parameters, returns an optimizer that makes a step towards the
+            tokens inside each training forward. Default: none.
+        manual_in_place_optimizer_update: accumulate its gradients only; ``update_in_place_optimizer()`` makes the step.
+            Default: False.
+        affine_param: map the codes to mean and variance of the data (arXiv:2305.08842). Default: False.
+        affine_param_batch_decay: decay of the data's statistics, in [0, 1]. Default: 0.99.
+        affine_param_codebook_decay: decay of the codes' statistics, in [0, 1]. Default: 0.9.
+        sync_update_v: ``nu`` of the synchronous update (arXiv:2305.08842), in [0, 1]. Default: 0.
+        return_zeros_for_masked_padding: masked outputs are zero; otherwise the input. Default: True.
+        route_gradients_to_input: the output sends its gradient to the input. Default: True.
+        dead_code_threshold_fraction: like ``threshold_ema_dead_code``, as a fraction of the fair share of tokens per code, so
+            that it means the same for any batch size. 0.01 to 0.1 serve. Default: 0, never.
+
+    Raises:
+        ValueError: an option out of range, or options that exclude each other.
+
+    Dtypes: the output has the dtype of the input, indices are int64; distances, losses and moving averages are float32
+    (float64 for float64 input) under any autocast or module cast.
+
+    Determinism: the tokens chosen, and the codebook learnt, do not depend on threads, instruction set or block sizes.
+    Random choices come from a counter-based generator seeded at construction from torch's and kept in the checkpoint.
+
+    Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
+
+    Example:
+        >>> vq = VectorQuantize(dim=256, codebook_size=512)
+        >>> quantized, indices, loss = vq(torch.randn(1, 1024, 256))
+        >>> quantized.shape, indices.shape, loss.shape
+        (torch.Size([1, 1024, 256]), torch.Size([1, 1024]), torch.Size([]))
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        codebook_size: int,
+        codebook_dim: int | None = None,
+        heads: int = 1,
+        separate_codebook_per_head: bool = False,
+        decay: float = 0.8,
+        eps: float = 1e-5,
+        freeze_codebook: bool = False,
+        kmeans_init: bool = False,
+        kmeans_iters: int = 10,
+        sync_kmeans: bool = True,
+        use_cosine_sim: bool = False,
+        layernorm_after_project_in: bool = False,
+        threshold_ema_dead_code: float = 0,
+        channel_last: bool = True,
+        accept_image_fmap: bool = False,
+        accept_3d_fmap: bool = False,
+        commitment_weight: float = 1.0,
+        commitment_use_cross_entropy_loss: bool = False,
+        orthogonal_reg_weight: float = 0.0,
+        orthogonal_reg_active_codes_only: bool = False,
+        orthogonal_reg_max_codes: int | None = None,
+        codebook_diversity_loss_weight: float = 0.0,
+        codebook_diversity_temperature: float = 100.0,
+        stochastic_sample_codes: bool = False,
+        sample_codebook_temp: float = 1.0,
+        straight_through: bool = False,
+        rotation_trick: bool | None = None,
+        directional_reparam: bool = False,
+        directional_reparam_variance: float = 0.005,
+        sync_codebook: bool | None = None,
+        sync_affine_param: bool = False,
+        ema_update: bool | None = None,
+        vq_bridge: nn.Module | None = None,
+        manual_ema_update: bool = False,
+        learnable_codebook: bool | None = None,
+        in_place_codebook_optimizer: Callable[..., Optimizer] | None = None,
+        manual_in_place_optimizer_update: bool = False,
+        affine_param: bool = False,
+        affine_param_batch_decay: float = 0.99,
+        affine_param_codebook_decay: float = 0.9,
+        sync_update_v: float = 0.0,
+        return_zeros_for_masked_padding: bool = True,
+        route_gradients_to_input: bool = True,
+        dead_code_threshold_fraction: float = 0.0,
+    ) -> None:
+        super().__init__()
+        options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        resolved = check_vector_quantize(options)
+
+        self.dim = dim
+        self.codebook_size = codebook_size
+        self.heads = heads
+        self.separate_codebook_per_head = separate_codebook_per_head
+        self.eps = eps
+        self.freeze_codebook = freeze_codebook
+        self.sync_kmeans = sync_kmeans
+        self.sync_codebook = sync_codebook
+        self.sync_affine_param = sync_affine_param
+        self.use_cosine_sim = use_cosine_sim
+        self.channel_last = channel_last
+        self.accept_image_fmap = accept_image_fmap
+        self.accept_3d_fmap = accept_3d_fmap
+        self.commitment_weight = commitment_weight
+        self.has_commitment_loss = commitment_weight > 0.0 and not directional_reparam
+        self.commitment_use_cross_entropy_loss = commitment_use_cross_entropy_loss
+        self.orthogonal_reg_weight = orthogonal_reg_weight
+        self.has_codebook_orthogonal_loss = orthogonal_reg_weight > 0.0
+        self.orthogonal_reg_active_codes_only = orthogonal_reg_active_codes_only
+        self.orthogonal_reg_max_codes = orthogonal_reg_max_codes
+        self.codebook_diversity_loss_weight = codebook_diversity_loss_weight
+        self.has_codebook_diversity_loss = codebook_diversity_loss_weight > 0.0
+        self.codebook_diversity_temperature = codebook_diversity_temperature
+        self.stochastic_sample_codes = stochastic_sample_codes
+        self.sample_codebook_temp = sample_codebook_temp
+        self.straight_through = straight_through
+        self.rotation_trick = resolved.rotation_trick
+        self.directional_reparam = directional_reparam
+        self.directional_reparam_variance = directional_reparam_variance
+        self.learnable_codebook = resolved.learnable_codebook
+        self.sync_update_v = sync_update_v
+        self.return_zeros_for_masked_padding = return_zeros_for_masked_padding
+        self.route_gradients_to_input = route_gradients_to_input
+        self.manual_in_place_optimizer_update = manual_in_place_optimizer_update
+        self._ema_update = resolved.ema_update
+
+        codebook_dim = dim if codebook_dim is None else codebook_dim
+        inner_dim = codebook_dim * heads
+        self.has_projections = inner_dim != dim
+        self.project_in: nn.Module = nn.Identity()
+        self.project_out: nn.Module = nn.Identity()
+        if self.has_projections:
+            self.project_in = nn.Linear(dim, inner_dim)
+            if layernorm_after_project_in:
+                self.project_in = nn.Sequential(self.project_in, nn.LayerNorm(inner_dim))
+            self.project_out = nn.Linear(inner_dim, dim)
+
+        self._codebook = Codebook(
+            codebook_dim,
+            codebook_size,
+            heads if separate_codebook_per_head else 1,
+            decay=decay,
+            eps=eps,
+            use_cosine_sim=use_cosine_sim,
+            kmeans_init=kmeans_init,
+            kmeans_iters=kmeans_iters,
+            threshold_ema_dead_code=threshold_ema_dead_code,
+            dead_code_threshold_fraction=dead_code_threshold_fraction,
+            manual_ema_update=manual_ema_update,
+            parameter=resolved.learnable_codebook or self.has_codebook_orthogonal_loss,
+            vq_bridge=vq_bridge,
+            affine_param=affine_param,
+            affine_param_batch_decay=affine_param_batch_decay,
+            affine_param_codebook_decay=affine_param_codebook_decay,
+        )
+        self.in_place_codebook_optimizer: Optimizer | None = None
+        if in_place_codebook_optimizer is not None:
+            self.in_place_codebook_optimizer = in_place_codebook_optimizer(self._codebook.parameters())
+
+    # Forward -----------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        x: Tensor,
+        indices: Tensor | None = None,
+        mask: Tensor | None = None,
+        lens: Tensor | None = None,
+        topk: int | None = None,
+        sample_codebook_temp: float | None = None,
+        freeze_codebook: bool | None = None,
+        return_loss_breakdown: bool = False,
+        codebook_transform_fn: Callable[[Tensor], Tensor] | None = None,
+        ema_update_weight: EmaWeight | None = None,
+        accum_ema_update: bool = False,
+        ema_update: bool | None = None,
+    ) -> QuantizeOutput | QuantizeOutputWithBreakdown | tuple[Tensor, ...]:
+        """Quantizes x; in training also updates the codebook.
+
+        Args:
+            x: (B, N, dim); (B, dim); with ``channel_last=False`` (B, dim, N); or as the map options say. Any floating dtype.
+            indices: codes to score instead of choosing: the result is then ``(quantized, loss)``, loss being the
+                cross-entropy of the distances towards them, in evaluation too. -1 is left out.
+            mask: bool, one per position, True for real tokens. Padding takes no part in anything; its index is -1.
+            lens: (B,) integer, lengths of the sequences, instead of mask.
+            topk: return the k nearest codes: quantized (B, N, k, dim), indices (B, N, k), loss per candidate (B, N, k). The
+                codebook is not updated. For channel-first layouts k is the last axis of quantized, too.
+            sample_codebook_temp: overrides the option for this call.
+            freeze_codebook: overrides the option for this call.
+            return_loss_breakdown: append a ``LossBreakdown`` of the unweighted terms.
+            codebook_transform_fn: from codes (H, K, D) to codes of each token (H, B, N, K, D), which are searched instead.
+            ema_update_weight: (K,) or (H, K) tensor, number, or function of (sums (H, K, D), counts (H, K)) returning one: multiplies
+                1 - decay of each code.
+            accum_ema_update: keep this call's statistics for the next call without it, as if both were one batch.
+            ema_update: overrides the option for this call.
+
+        Returns:
+            ``(quantized, indices, loss)``, named. loss is a scalar; 0 in evaluation. It requires grad in training only.
+            No tokens, or all masked: loss 0, nothing updated. A token with NaN or infinity gives NaN and index 0, and does
+            not reach the codebook.
+
+        Raises:
+            ValueError: wrong shapes or arguments at odds. TypeError: wrong dtypes. IndexError: a target out of range.
+        """
+        self._check_call(x, topk)
+        call = _Call(
+            targets=indices,
+            mask=self._token_mask(x, mask, lens),
+            topk=None if topk is None else min(topk, self.codebook_size),
+            temperature=self.sample_codebook_temp if sample_codebook_temp is None else sample_codebook_temp,
+            frozen=self.freeze_codebook if freeze_codebook is None else freeze_codebook,
+            transform=codebook_transform_fn,
+            ema_update=self._ema_update if ema_update is None else ema_update,
+            accumulate=accum_ema_update,
+            weight=ema_update_weight,
+        )
+        if torch.compiler.is_compiling() or not self.training:
+            quantized, chosen, breakdown = self._forward(x, call)
+        else:
+            with self._codebook.step_of(x):
+                quantized, chosen, breakdown = self._forward(x, call)
+        loss = self._total(breakdown, call)
+        if indices is not None:
+            return (quantized, loss, breakdown) if return_loss_breakdown else (quantized, loss)
+        if return_loss_breakdown:
+            return QuantizeOutputWithBreakdown(quantized, chosen, loss, breakdown)
+        return QuantizeOutput(quantized, chosen, loss)
+
+    def _forward(self, x: Tensor, call: "_Call") -> tuple[Tensor, Tensor, LossBreakdown]:
+        tokens = _ops.pack_tokens(x, self._channel_first)
+        head_mask = None
+        if call.mask is not None:
+            # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+            tokens = _ops.fill_masked(tokens, call.mask)
+            head_mask = _ops.split_mask(call.mask, self.heads, self.separate_codebook_per_head)
+        projected = self._split_heads(self._project(self.project_in, tokens))
+        learning = self.training and not (call.frozen and self._codebook.initialised)
+        self._codebook.prepare(projected, head_mask, learning)
+
+        codebook = self._codes(call, tokens.shape)
+        in_place = None
+        if self.training and self.in_place_codebook_optimizer is not None and not call.frozen:
+            in_place = self._in_place_step(projected, codebook, head_mask)
+            codebook = self._codes(call, tokens.shape)
+        quantized, indices, codes, inputs = _ops.quantize(
+            projected,
+            codebook,
+            self._codebook.rng,
+            mask=head_mask,
+            topk=call.topk,
+            metric=self._codebook.metric,
+            estimator=self._estimator(),
+            temperature=call.temperature if self.training and self.stochastic_sample_codes else None,
+            gradient_temperature=call.temperature,
+            variance=self.directional_reparam_variance,
+            sync_update_v=self.sync_update_v if self.training else 0.0,
+        )
+        commitment = self._commitment(inputs, codes, indices, codebook, head_mask, call)
+        diversity = self._diversity(inputs, codebook, head_mask)
+        if self.training and not call.frozen and call.topk is None:
+            self._codebook.learn(
+                inputs,
+                indices,
+                head_mask,
+                ema_update=call.ema_update,
+                accumulate=call.accumulate,
+                weight=call.weight,
+            )
+        orthogonal = self._orthogonal(indices)
+        if self.training:
+            _ops.advance_rng_(self._codebook.rng)
+
+        zero = inputs.new_zeros(())
+        if commitment is not None and commitment.dim() > 0:
+            commitment = self._restore_indices(commitment, x)
+        breakdown = LossBreakdown(*(zero if term is None else term for term in (commitment, diversity, orthogonal, in_place)))
+        return self._restore(quantized, tokens, x, call.mask), self._restore_indices(indices, x), breakdown
+
+    # Stages of forward ---------------------------------------------------------------------------------------
+
+    @property
+    def _channel_first(self) -> bool:
+        return self.accept_image_fmap or self.accept_3d_fmap or not self.channel_last
+
+    def _check_call(self, x: Tensor, topk: int | None) -> None:
+        if not x.is_floating_point():
+            raise TypeError(f"VectorQuantize: expected x to be floating point, but got {x.dtype}")
+        expected = 5 if self.accept_3d_fmap else 4 if self.accept_image_fmap else None
+        if x.dim() < 2 or (expected is not None and x.dim() not in (2, expected)):
+            layout = {None: "(B, *, dim)", 4: "(B, dim, H, W)", 5: "(B, dim, T, H, W)"}[expected]
+            raise ValueError(f"VectorQuantize: expected x to have shape {layout}, but got shape {list(x.shape)}")
+        features = x.shape[1 if self._channel_first else -1]
+        if features != self.dim:
+            raise ValueError(
+                f"VectorQuantize: expected x to have {self.dim} features (dim), but got shape {list(x.shape)}"
+            )
+        if topk is not None and (topk < 1 or self.heads > 1 or self.in_place_codebook_optimizer is not None):
+            raise ValueError(
+                "VectorQuantize: expected topk to be at least 1, with one head and no in-place optimizer, "
+                f"but got topk {topk} with {self.heads} heads"
+            )
+
+    def _token_mask(self, x: Tensor, mask: Tensor | None, lens: Tensor | None) -> Tensor | None:
+        """(B, N) bool, True for real tokens."""
+        if mask is not None and lens is not None:
+            raise ValueError("VectorQuantize: expected mask or lens to be given, but got both")
+        positions = x.shape[2:] if self._channel_first else x.shape[1:-1]
+        if lens is not None:
+            if len(positions) != 1 or lens.shape != x.shape[:1]:
+                raise ValueError(
+                    "VectorQuantize: expected lens to have one length per sequence of x, but got "
+                    f"shape {list(lens.shape)} for x of shape {list(x.shape)}"
+                )
+            return _ops.lens_to_mask(lens, positions[0])  # type: ignore[no-any-return]
+        if mask is None:
+            return None
+        if mask.dtype != torch.bool:
+            raise TypeError(f"VectorQuantize: expected mask to be bool, but got {mask.dtype}")
+        if mask.shape != (x.shape[0], *positions):
+            raise ValueError(
+                f"VectorQuantize: expected mask to have shape {[x.shape[0], *positions]}, "
+                f"but got {list(mask.shape)}"
+            )
+        return mask.unsqueeze(1) if not positions else mask.flatten(1)
+
+    def _project(self, projection: nn.Module, tokens: Tensor) -> Tensor:
+        """Applies a projection in its own dtype, whatever dtype the tokens have; autocast, when on, decides itself."""
+        parameter = next(projection.parameters(), None)
+        if parameter is not None and not torch.is_autocast_enabled(tokens.device.type):
+            tokens = tokens.to(parameter.dtype)
+        projected: Tensor = projection(tokens)
+        return projected
+
+    def _split_heads(self, tokens: Tensor) -> Tensor:
+        return _ops.split_heads(tokens, self.heads, self.separate_codebook_per_head)  # type: ignore[no-any-return]
+
+    def _codes(self, call: "_Call", tokens_shape: torch.Size) -> Tensor:
+        """The codes to search: those of the codebook, or one set for each token (H, T, K, D)."""
+        if call.transform is None:
+            return self._codebook.codes()
+        codes = call.transform(_ops.snapshot(self._codebook.codes()))
+        heads, tokens = self._codebook.num_codebooks, tokens_shape[0] * tokens_shape[1]
+        if codes.dim() != 5 or codes.shape[0] != heads:
+            raise ValueError(
+                "VectorQuantize: expected codebook_transform_fn to return codes of each token of shape "
+                f"(H, B, N, K, D), but got shape {list(codes.shape)}"
+            )
+        return codes.reshape(heads, tokens * self.heads // heads, *codes.shape[3:])
+
+    def _estimator(self) -> str:
+        if not self.training:
+            return "none"
+        if self.directional_reparam:
+            return "directional_reparam"
+        if not self.route_gradients_to_input:
+            return "gumbel" if self.straight_through else "none"
+        return "rotation_trick" if self.rotation_trick else "straight_through"
+
+    def _in_place_step(self, projected: Tensor, codebook: Tensor, mask: Tensor | None) -> Tensor:
+        """One step of the codebook's own optimizer towards the tokens of this batch."""
+        if self._codebook.replaying:
+            return projected.new_zeros(())
+        with torch.enable_grad():
+            target = projected.detach()
+            _, _, codes, inputs = _ops.quantize(target, codebook, self._codebook.rng, estimator="none")
+            loss: Tensor = _ops.commitment_loss(inputs, codes, mask=mask)
+            loss.backward()  # type: ignore[no-untyped-call]
+        if not self.manual_in_place_optimizer_update:
+            self.update_in_place_optimizer()
+        self._codebook.record_embed()
+        return loss.detach()
+
+    def _commitment(
+        self, inputs: Tensor, codes: Tensor, indices: Tensor, codebook: Tensor, mask: Tensor | None, call: "_Call"
+    ) -> Tensor | None:
+        if call.targets is not None:
+            return _ops.commitment_cross_entropy(  # type: ignore[no-any-return]
+                inputs, codebook, self._split_targets(call.targets), metric=self._codebook.metric, mask=mask
+            )
+        if not self.has_commitment_loss:
+            return None
+        if not self.learnable_codebook or call.frozen:
+            codes = codes.detach()
+        if call.topk is not None:
+            return _ops.candidate_commitment_loss(inputs, codes, mask=mask)  # type: ignore[no-any-return]
+        if not self.training:
+            return None
+        if self.commitment_use_cross_entropy_loss:
+            return _ops.commitment_cross_entropy(  # type: ignore[no-any-return]
+                inputs, codebook, indices, metric=self._codebook.metric, mask=mask
+            )
+        return _ops.commitment_loss(inputs, codes, mask=mask)  # type: ignore[no-any-return]
+
+    def _diversity(self, inputs: Tensor, codebook: Tensor, mask: Tensor | None) -> Tensor | None:
+        if not (self.training and self.has_codebook_diversity_loss):
+            return None
+        return _ops.codebook_diversity_loss(  # type: ignore[no-any-return]
+            inputs, codebook, temperature=self.codebook_diversity_temperature, metric=self._codebook.metric, mask=mask
+        )
+
+    def _orthogonal(self, indices: Tensor) -> Tensor | None:
+        if not (self.training and self.has_codebook_orthogonal_loss):
+            return None
+        return _ops.orthogonal_loss(  # type: ignore[no-any-return]
+            self._codebook.embed,
+            self._codebook.rng,
+            indices=indices if self.orthogonal_reg_active_codes_only else None,
+            max_codes=self.orthogonal_reg_max_codes,
+        )
+
+    def _total(self, breakdown: LossBreakdown, call: "_Call") -> Tensor:
+        if call.targets is not None:
+            return _ops.weighted_loss([breakdown.commitment], [1.0], self.training)  # type: ignore[no-any-return]
+        weights = [self.commitment_weight, self.codebook_diversity_loss_weight, self.orthogonal_reg_weight]
+        return _ops.weighted_loss(list(breakdown[:3]), weights, self.training)  # type: ignore[no-any-return]
+
+    def _split_targets(self, targets: Tensor) -> Tensor:
+        """Indices in the shape that forward returns, to (H, T)."""
+        return _ops.split_indices(targets, self.heads, self.separate_codebook_per_head)  # type: ignore[no-any-return]
+
+    def _restore_indices(self, values: Tensor, x: Tensor) -> Tensor:
+        """Values per token (H, T) or (H, T, k) in the layout of x; several heads on the last axis."""
+        tokens = 1
+        for size in x.shape[2:] if self._channel_first else x.shape[1:-1]:
+            tokens = tokens * size
+        merged = _ops.merge_heads(values, x.shape[0], tokens, self.heads, self.separate_codebook_per_head)
+        if self.heads == 1:
+            merged = merged.squeeze(2)
+        return _ops.unpack_positions(merged, x.shape, self._channel_first)  # type: ignore[no-any-return]
+
+    def _restore(self, quantized: Tensor, tokens: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Quantized heads in the layout and dtype of x, with padding filled in."""
+        batch, length = tokens.shape[:2]
+        merged = _ops.merge_heads(quantized, batch, length, self.heads, self.separate_codebook_per_head)
+        # (B, N, heads, D) to (B, N, heads * D); with candidates (B, N, 1, k, D) to (B, N, k, D).
+        merged = merged.flatten(2) if quantized.dim() == 3 else merged.squeeze(2)
+        output = self._project(self.project_out, merged).to(x.dtype)
+        if mask is not None:
+            padding = None if self.return_zeros_for_masked_padding else _ops.pack_tokens(x, self._channel_first)
+            output = _ops.fill_padding(output, mask, padding)
+        return _ops.unpack_tokens(output, x.shape, self._channel_first)  # type: ignore[no-any-return]
+
+    # Codes -----------------------------------------------------------------------------------------------------
+
+    @property
+    def codebook(self) -> Tensor:
+        """The codes that decoding uses: (K, D), or (H, K, D) with one codebook per head. Assigning sets the codes and
+        their moving averages, and marks the codebook initialised."""
+        codes = self._codebook.codes()
+        return codes if codes.shape[0] > 1 else codes.squeeze(0)
+
+    @codebook.setter
+    def codebook(self, codes: Tensor) -> None:
+        embed = self._codebook.embed
+        if codes.shape not in (embed.shape, embed.shape[1:]):
+            raise ValueError(
+                f"VectorQuantize: expected codebook to have shape {list(embed.shape)}, but got {list(codes.shape)}"
+            )
+        self._codebook.set_codes(codes)
+
+    def get_codes_from_indices(self, indices: Tensor) -> Tensor:
+        """Code vectors of indices, before ``project_out``.
+
+        Args:
+            indices: int64 in any shape that ``forward`` returns: (B, *), with several heads (B, *, heads). -1 gives zeros.
+
+        Returns:
+            (B, *, heads * codebook_dim), or with the features on axis 1 for channel-first layouts; the dtype of the
+            codebook. Gradient to a learnable codebook.
+
+        Raises:
+            IndexError: for an index outside [-1, codebook_size).
+        """
+        return self._channels(self._decode(indices))
+
+    def get_output_from_indices(self, indices: Tensor) -> Tensor:
+        """The output of ``forward`` in evaluation for these indices: codes, then ``project_out``, in the same layout."""
+        return self._channels(self._project(self.project_out, self._decode(indices)))
+
+    def _decode(self, indices: Tensor) -> Tensor:
+        codes = _ops.lookup_codes(self._codebook.codes(), self._split_targets(indices))
+        positions = indices.shape if self.heads == 1 else indices.shape[:-1]
+        if self.separate_codebook_per_head:
+            codes = codes.transpose(0, 1)
+        return codes.reshape(*positions, codes.shape[-1] * self.heads)
+
+    def _channels(self, decoded: Tensor) -> Tensor:
+        return decoded.movedim(-1, 1) if self._channel_first else decoded
+
+    # Learning outside of forward -------------------------------------------------------------------------------
+
+    @property
+    def ema_update(self) -> bool:
+        """Whether training steps move the codes by moving averages."""
+        return self._ema_update
+
+    def update_ema_indices(self, x: Tensor, indices: Tensor, mask: Tensor | None = None) -> None:
+        """One codebook update from tokens whose codes are known.
+
+        Args:
+            x: as for ``forward``; projected here.
+            indices: int64 as ``forward`` returns them; -1 counts nowhere.
+            mask: as for ``forward``.
+        """
+        if not self._ema_update:
+            return
+        token_mask = self._token_mask(x, mask, None)
+        head_mask = None
+        if token_mask is not None:
+            head_mask = _ops.split_mask(token_mask, self.heads, self.separate_codebook_per_head)
+        with torch.no_grad():
+            tokens = _ops.pack_tokens(x, self._channel_first)
+            inputs = self._metric_space(self._split_heads(self._project(self.project_in, tokens)))
+            self._codebook.learn(inputs, self._split_targets(indices), head_mask, ema_update=True)
+
+    update_indices = update_ema_indices
+
+    def expire_codes_(self, x: Tensor) -> None:
+        """Replaces dead codes by tokens of x now; nothing happens without a dead-code threshold.
+
+        Args:
+            x: (B, N, heads * codebook_dim), already projected.
+        """
+        with torch.no_grad():
+            inputs = self._metric_space(self._split_heads(x))
+            counts = torch.zeros_like(self._codebook.cooldown)
+            self._codebook.replace_dead_codes(inputs, counts, None)
+            _ops.advance_rng_(self._codebook.rng)
+
+    def update_in_place_optimizer(self) -> None:
+        """Steps the codebook's own optimizer, then clears its gradients; nothing happens without one."""
+        if self.in_place_codebook_optimizer is None:
+            return
+        self.in_place_codebook_optimizer.step()
+        self.in_place_codebook_optimizer.zero_grad()
+
+    def maybe_split_heads_from_input(self, x: Tensor) -> Tensor:
+        """(B, N, heads * D) to (heads, B, N, D) for separate codebooks, (1, B * heads, N, D) for a shared one; unchanged
+        with one head."""
+        if self.heads == 1:
+            return x
+        split = x.unflatten(-1, (self.heads, -1))
+        if self.separate_codebook_per_head:
+            return split.movedim(2, 0)
+        return split.transpose(1, 2).flatten(0, 1).unsqueeze(0)
+
+    def _metric_space(self, projected: Tensor) -> Tensor:
+        return _ops.unit_vectors(projected) if self.use_cosine_sim else projected
+
+
+class _Call(NamedTuple):
+    """What one forward was asked for."""
+
+    targets: Tensor | None
+    mask: Tensor | None
+    topk: int | None
+    temperature: float
+    frozen: bool
+    transform: Callable[[Tensor], Tensor] | None
+    ema_update: bool
+    accumulate: bool
+    weight: EmaWeight | None

@@ -1,0 +1,55 @@
+#include <torchvq/functional/losses.h>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include "detail/checks.h"
+
+namespace torchvq::functional {
+namespace {
+
+/// Tracing records what it sees; a leaf that requires grad would become an input nobody can give.
+bool is_traced(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->is_python_dispatch() || at::isFunctionalTensor(tensor);
+}
+
+at::Tensor with_graph(const at::Tensor& loss) {
+  if (loss.requires_grad() || !at::GradMode::is_enabled() || is_traced(loss)) {
+    return loss;
+  }
+  return loss.add(at::zeros({}, loss.options()).requires_grad_());
+}
+
+}  // namespace
+
+at::Tensor candidate_commitment_loss(const at::Tensor& inputs, const at::Tensor& codes,
+                                     const std::optional<at::Tensor>& mask) {
+  const auto loss = inputs.unsqueeze(2).sub(codes).square().mean(-1);
+  return mask ? loss.masked_fill(mask->logical_not().unsqueeze(-1), 0) : loss;
+}
+
+at::Tensor weighted_loss(at::TensorList terms, at::ArrayRef<double> weights, bool training) {
+  TORCH_CHECK_VALUE(terms.size() == weights.size() && !terms.empty(), "weighted_loss: expected one weight per term, but got ",
+                    terms.size(), " terms and ", weights.size(), " weights");
+  at::Tensor total;
+  for (size_t i = 0; i < terms.size(); ++i) {
+    if (weights[i] != 0) {
+      const auto term = terms[i].mul(weights[i]);
+      total = total.defined() ? total.add(term) : term;
+    }
+  }
+  if (!total.defined()) {
+    total = at::zeros({}, terms[0].options());
+  }
+  return training ? with_graph(total) : total;
+}
+
+}  // namespace torchvq::functional
+
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  using namespace torchvq::functional;
+  m.def("candidate_commitment_loss(Tensor inputs, Tensor codes, *, Tensor? mask=None) -> Tensor",
+        TORCH_FN(candidate_commitment_loss));
+  m.def("weighted_loss(Tensor[] terms, float[] weights, bool training) -> Tensor", TORCH_FN(weighted_loss));
+}

@@ -1,0 +1,148 @@
+#include <torchvq/functional/quantize.h>
+
+#include <limits>
+#include <tuple>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/where.h>
+#include <torch/library.h>
+
+#include <torchvq/ops/directional_reparam.h>
+#include <torchvq/ops/gumbel_straight_through.h>
+#include <torchvq/ops/lookup_codes.h>
+#include <torchvq/ops/nearest_code.h>
+#include <torchvq/ops/random_normal.h>
+#include <torchvq/ops/rotation_trick.h>
+#include <torchvq/ops/sample_codes.h>
+#include <torchvq/ops/straight_through.h>
+#include <torchvq/ops/sync_update_v.h>
+#include <torchvq/ops/unit_vectors.h>
+
+#include "detail/checks.h"
+#include "functional/token_codes.h"
+#include "ops/unit_vectors.h"
+
+namespace torchvq::functional {
+namespace {
+
+struct Choice {
+  at::Tensor indices;
+  at::Tensor codes;
+};
+
+/// The output of a non-finite token is NaN, so that a gradient scaler sees it, whichever way its code was found.
+at::Tensor mark_non_finite(const at::Tensor& codes, const at::Tensor& x) {
+  const auto finite = x.isfinite().all(-1, /*keepdim=*/true);
+  return at::where(finite, codes, std::numeric_limits<double>::quiet_NaN());
+}
+
+Choice sample(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
+              const QuantizeOptions& options) {
+  const auto wide = codebook.to(detail::compute_dtype(x));
+  const auto indices = ops::sample_codes(x.detach(), wide.detach(), rng,
+                                         ops::SampleCodesOptions()
+                                             .temperature(*options.temperature())
+                                             .metric(options.metric()));
+  return {indices, mark_non_finite(ops::lookup_codes(wide, indices), x)};
+}
+
+Choice choose(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
+              const QuantizeOptions& options) {
+  if (codebook.dim() == 4) {
+    auto [indices, codes] = nearest_token_code(x, codebook, options.metric());
+    return {indices, codes};
+  }
+  if (options.temperature().value_or(0) > 0) {
+    return sample(x, codebook, rng, options);
+  }
+  const auto nearest = ops::nearest_code(
+      x, codebook,
+      ops::NearestCodeOptions().metric(options.metric()).topk(options.topk()).return_codes(true));
+  return {nearest.indices, nearest.codes};
+}
+
+/// Value: the codes. Gradient: as the estimator's own page states. x and codes are (H, T, D).
+at::Tensor estimate(const at::Tensor& x, const at::Tensor& codes, const Choice& choice,
+                    const at::Tensor& codebook, const at::Tensor& rng, const QuantizeOptions& options) {
+  const auto& estimator = options.estimator();
+  if (estimator == "none") {
+    return codes;
+  }
+  if (estimator == "straight_through") {
+    return ops::straight_through(x, codes);
+  }
+  if (estimator == "rotation_trick") {
+    return ops::rotation_trick(x, codes);
+  }
+  if (estimator == "directional_reparam") {
+    const auto noise = ops::random_normal(rng, RandomPurpose::kDirectionalReparam, x.sym_sizes(), x.scalar_type());
+    return ops::directional_reparam(x, codes, noise, options.variance());
+  }
+  TORCH_CHECK_VALUE(estimator == "gumbel",
+                    "quantize: expected estimator to be straight_through, rotation_trick, "
+                    "directional_reparam, gumbel or none, but got ",
+                    estimator);
+  return ops::gumbel_straight_through(x, codebook.to(x.scalar_type()), choice.indices,
+                                      options.gradient_temperature(), options.metric());
+}
+
+}  // namespace
+
+QuantizeOutput quantize(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
+                        const std::optional<at::Tensor>& mask, const QuantizeOptions& options) {
+  detail::check_floating("quantize", "x", x);
+  detail::check_rank("quantize", "x", x, 3, "(H, T, D)");
+  const auto wide = x.to(detail::compute_dtype(x));
+  const auto inputs = options.metric() == "cosine" ? ops::unit_vectors(wide) : wide;
+  auto choice = choose(wide, codebook, rng, options);
+
+  at::Tensor quantized;
+  if (choice.codes.dim() == 4) {
+    // Candidates are quantized as if each were a token of its own.
+    const auto repeated = inputs.unsqueeze(2).expand_as(choice.codes).flatten(1, 2);
+    quantized = estimate(repeated, choice.codes.flatten(1, 2), choice, codebook, rng, options)
+                    .reshape_symint(choice.codes.sym_sizes());
+  } else {
+    quantized = estimate(inputs, choice.codes, choice, codebook, rng, options);
+  }
+  if (options.sync_update_v() != 0) {
+    quantized = ops::sync_update_v(quantized, options.sync_update_v());
+  }
+  if (mask) {
+    const auto absent = mask->logical_not();
+    choice.indices = choice.indices.masked_fill(choice.indices.dim() == 3 ? absent.unsqueeze(-1) : absent, -1);
+  }
+  return {quantized, choice.indices, choice.codes, inputs};
+}
+
+namespace {
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> quantize_op(
+    const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng, const std::optional<at::Tensor>& mask,
+    std::optional<int64_t> topk, std::string_view metric, std::string_view estimator,
+    std::optional<double> temperature, double gradient_temperature, double variance, double sync_update_v) {
+  const auto output = quantize(x, codebook, rng, mask,
+                               QuantizeOptions()
+                                   .topk(topk)
+                                   .metric(std::string(metric))
+                                   .estimator(std::string(estimator))
+                                   .temperature(temperature)
+                                   .gradient_temperature(gradient_temperature)
+                                   .variance(variance)
+                                   .sync_update_v(sync_update_v));
+  return {output.quantized, output.indices, output.codes, output.inputs};
+}
+
+}  // namespace
+
+}  // namespace torchvq::functional
+
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  m.def(
+      "quantize(Tensor x, Tensor codebook, Tensor rng, *, Tensor? mask=None, int? topk=None, "
+      "str metric='euclidean', str estimator='straight_through', float? temperature=None, "
+      "float gradient_temperature=1.0, float variance=0.005, float sync_update_v=0.0) "
+      "-> (Tensor quantized, Tensor indices, Tensor codes, Tensor inputs)",
+      torchvq::functional::quantize_op);
+}

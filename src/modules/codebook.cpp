@@ -1,0 +1,229 @@
+#include <torchvq/modules/codebook.h>
+
+#include <cmath>
+#include <limits>
+#include <ostream>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn/init.h>
+
+#include <torchvq/functional/codebook.h>
+#include <torchvq/ops/code_exponents.h>
+#include <torchvq/ops/code_statistics.h>
+#include <torchvq/ops/ema_finish_.h>
+#include <torchvq/ops/ema_update_.h>
+#include <torchvq/ops/replace_dead_codes_.h>
+#include <torchvq/ops/snapshot.h>
+#include <torchvq/ops/unit_vectors.h>
+
+namespace torchvq {
+namespace {
+
+torch::Tensor flag(bool value) { return at::scalar_tensor(value, at::kBool); }
+
+torch::Tensor fresh_rng() {
+  const auto seed = at::randint(int64_t{1} << 62, {}, at::kLong);
+  return at::stack({seed, at::zeros({}, at::kLong)});
+}
+
+bool learns_by_gradient(const VectorQuantizeOptions& options) {
+  return options.validate().learnable_codebook || options.orthogonal_reg_weight() > 0;
+}
+
+}  // namespace
+
+CodebookImpl::CodebookImpl(VectorQuantizeOptions options_) : options(std::move(options_)) { reset(); }
+
+void CodebookImpl::reset() {
+  const int64_t dim = options.codebook_dim().value_or(options.dim());
+  auto initial = at::empty({num_codebooks(), options.codebook_size(), dim});
+  torch::nn::init::kaiming_uniform_(initial, std::sqrt(0.0), torch::kFanIn, torch::kLeakyReLU);
+  if (options.use_cosine_sim()) {
+    initial = ops::unit_vectors(initial);
+  }
+  initted = register_buffer("initted", flag(!options.kmeans_init()));
+  cluster_size = register_buffer("cluster_size", at::ones({num_codebooks(), options.codebook_size()}));
+  embed_avg = register_buffer("embed_avg", initial.clone());
+  register_embed(initial);
+  if (options.affine_param()) {
+    register_affine(dim);
+  }
+  cooldown = register_buffer("cooldown", at::zeros({num_codebooks(), options.codebook_size()}, at::kLong));
+  rng = register_buffer("rng", fresh_rng());
+  if (!options.vq_bridge().is_empty()) {
+    register_module("vq_bridge", options.vq_bridge().ptr());
+  }
+}
+
+void CodebookImpl::register_embed(torch::Tensor initial) {
+  embed = learns_by_gradient(options) ? register_parameter("embed", std::move(initial))
+                                      : register_buffer("embed", std::move(initial));
+}
+
+void CodebookImpl::register_affine(int64_t dim) {
+  const auto zeros = [&] { return at::zeros({num_codebooks(), 1, dim}); };
+  batch_mean = register_buffer("batch_mean", zeros());
+  batch_variance = register_buffer("batch_variance", zeros().add(1));
+  codebook_mean = register_buffer("codebook_mean", zeros());
+  codebook_variance = register_buffer("codebook_variance", zeros().add(1));
+  batch_mean_needs_init = register_buffer("batch_mean_needs_init", flag(true));
+  batch_variance_needs_init = register_buffer("batch_variance_needs_init", flag(true));
+  codebook_mean_needs_init = register_buffer("codebook_mean_needs_init", flag(true));
+  codebook_variance_needs_init = register_buffer("codebook_variance_needs_init", flag(true));
+}
+
+void CodebookImpl::pretty_print(std::ostream& stream) const {
+  stream << "torchvq::Codebook(codebooks=" << num_codebooks() << ", codebook_size=" << options.codebook_size()
+         << ", dim=" << embed.size(2) << ", metric=" << metric() << ")";
+}
+
+// Casts -----------------------------------------------------------------------------------------------------
+
+template <typename Cast>
+void CodebookImpl::keep_state(const Cast& cast) {
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> before;
+  for (auto& buffer : buffers(/*recurse=*/false)) {
+    before.emplace_back(buffer, buffer.variable_data());
+  }
+  cast();
+  for (auto& [buffer, old] : before) {
+    if (buffer.scalar_type() == at::kHalf || buffer.scalar_type() == at::kBFloat16) {
+      buffer.set_data(old.to(buffer.device()));
+    }
+  }
+}
+
+void CodebookImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
+  keep_state([&] { torch::nn::Module::to(device, dtype, non_blocking); });
+}
+
+void CodebookImpl::to(torch::Dtype dtype, bool non_blocking) {
+  keep_state([&] { torch::nn::Module::to(dtype, non_blocking); });
+}
+
+void CodebookImpl::to(torch::Device device, bool non_blocking) { torch::nn::Module::to(device, non_blocking); }
+
+// Reading ---------------------------------------------------------------------------------------------------
+
+bool CodebookImpl::has_dead_code_replacement() const {
+  return options.threshold_ema_dead_code() > 0 || options.dead_code_threshold_fraction() > 0;
+}
+
+std::string CodebookImpl::metric() const { return options.use_cosine_sim() ? "cosine" : "euclidean"; }
+
+int64_t CodebookImpl::num_codebooks() const {
+  return options.separate_codebook_per_head() ? options.heads() : 1;
+}
+
+bool CodebookImpl::initialised() const { return !options.kmeans_init() || initted.item<bool>(); }
+
+torch::Tensor CodebookImpl::codes() {
+  auto codes = embed;
+  if (!options.vq_bridge().is_empty()) {
+    // A copy, because this step may replace dead codes before backward has used them.
+    codes = options.vq_bridge().forward(ops::snapshot(codes));
+    TORCH_CHECK_VALUE(codes.sizes() == embed.sizes(), "VectorQuantize: expected vq_bridge to return codes of shape ",
+                      embed.sizes(), ", but got ", codes.sizes());
+  }
+  if (options.affine_param()) {
+    codes = functional::affine_codes(codes, batch_mean, batch_variance, codebook_mean, codebook_variance);
+  }
+  return codes;
+}
+
+// Learning --------------------------------------------------------------------------------------------------
+
+void CodebookImpl::prepare(const torch::Tensor& x, const std::optional<torch::Tensor>& mask, bool training) {
+  if (!training) {
+    if (!warned_uninitialised_ && !initialised()) {
+      warned_uninitialised_ = true;
+      TORCH_WARN(
+          "VectorQuantize: the codebook is evaluated before k-means has initialised it; its random codes are used. "
+          "Run a training step, or load a checkpoint, first");
+    }
+    return;
+  }
+  if (x.size(1) > 0 && !initialised()) {
+    functional::initialise_codebook_(
+        initted, cluster_size, embed_avg, embed.detach(), x.detach(), rng, mask,
+        functional::InitialiseCodebookOptions().iterations(options.kmeans_iters()).metric(metric()));
+  }
+  if (options.affine_param()) {
+    update_affine(x.detach(), mask);
+  }
+}
+
+void CodebookImpl::update_affine(const torch::Tensor& x, const std::optional<torch::Tensor>& mask) {
+  functional::update_affine_(batch_mean, batch_variance, batch_mean_needs_init, batch_variance_needs_init, x, mask,
+                             options.affine_param_batch_decay());
+  functional::update_affine_(codebook_mean, codebook_variance, codebook_mean_needs_init, codebook_variance_needs_init,
+                             embed.detach(), std::nullopt, options.affine_param_codebook_decay());
+}
+
+void CodebookImpl::learn(const torch::Tensor& x, const torch::Tensor& indices,
+                         const std::optional<torch::Tensor>& mask, bool ema_update, bool accumulate,
+                         const std::optional<torch::Tensor>& weight) {
+  if (!ema_update && !accumulate && !has_dead_code_replacement()) {
+    return;
+  }
+  auto inputs = x.detach();
+  if (options.affine_param()) {
+    inputs = functional::affine_inputs(inputs, batch_mean, batch_variance, codebook_mean, codebook_variance);
+  }
+  auto statistics = ops::code_statistics(inputs, indices, ops::code_exponents(embed.detach()), mask);
+  if (pending_) {
+    statistics = std::apply(functional::merge_statistics, std::tuple_cat(*pending_, statistics));
+    pending_.reset();
+  }
+  if (accumulate) {
+    pending_ = statistics;
+    return;
+  }
+  const auto& [counts, sums, exponents] = statistics;
+  ops::ema_update_(cluster_size, embed_avg, embed.detach(), counts, sums, exponents,
+                   ops::EmaUpdateOptions()
+                       .decay(options.decay())
+                       .eps(options.eps())
+                       .metric(metric())
+                       .weight(weight)
+                       .from_codebook(embed.requires_grad() && ema_update)
+                       .update_codebook(ema_update && !options.manual_ema_update()));
+  replace_dead_codes(inputs, counts, mask);
+}
+
+void CodebookImpl::replace_dead_codes(const torch::Tensor& x, const torch::Tensor& counts,
+                                      const std::optional<torch::Tensor>& mask) {
+  if (!has_dead_code_replacement()) {
+    return;
+  }
+  const auto cooldown_steps = static_cast<int64_t>(std::ceil(1 / std::max(1 - options.decay(), 1e-3)));
+  ops::replace_dead_codes_(embed.detach(), embed_avg, cluster_size, cooldown, x, counts, rng,
+                           ops::ReplaceDeadCodesOptions()
+                               .threshold(options.threshold_ema_dead_code())
+                               .threshold_fraction(options.dead_code_threshold_fraction())
+                               .reset_cluster_size(options.threshold_ema_dead_code())
+                               .cooldown_steps(cooldown_steps)
+                               .metric(metric()),
+                           mask);
+}
+
+void CodebookImpl::update_ema() {
+  ops::ema_finish_(cluster_size, embed_avg, embed.detach(), options.eps(), metric());
+}
+
+void CodebookImpl::set_codes(const torch::Tensor& codes) {
+  at::NoGradGuard no_grad;
+  embed.copy_(codes);
+  embed_avg.copy_(embed);
+  cluster_size.fill_(1);
+  cooldown.zero_();
+  initted.fill_(true);
+  pending_.reset();
+}
+
+}  // namespace torchvq

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace torchvq::detail {
+
+void check_unit_vectors(const at::Tensor& x);
+
+/// float64 for float64, else float32: the dtype in which quantizers compute.
+inline at::ScalarType compute_dtype(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+}  // namespace torchvq::detail
