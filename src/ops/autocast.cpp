@@ -1,0 +1,67 @@
+// Autocast stops at this library's door, for every device type.
+//
+// Distances, statistics and losses are float32 whatever surrounds them (docs/design/numerics.md). Operators here have
+// kernels that call ATen; without this shield autocast would reach those calls and turn a matrix product of distances
+// into bfloat16. Every operator gets one boxed kernel that switches autocast off and calls the operator again.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+namespace {
+
+void without_autocast(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
+  op.callBoxed(stack);
+}
+
+// Every operator of the library that computes; a test compares this list with the registered schemas.
+constexpr const char* kOperators[] = {
+    "advance_rng_",
+    "affine_codes",
+    "affine_inputs",
+    "candidate_commitment_loss",
+    "code_exponents",
+    "code_statistics",
+    "codebook_diversity_loss",
+    "commitment_cross_entropy",
+    "commitment_loss",
+    "decode_sums",
+    "directional_reparam",
+    "ema_finish_",
+    "ema_update_",
+    "gumbel_straight_through",
+    "initialise_codebook_",
+    "kmeans",
+    "lookup_codes",
+    "merge_statistics",
+    "nearest_code",
+    "orthogonal_loss",
+    "quantize",
+    "replace_dead_codes_",
+    "rotation_trick",
+    "sample_codes",
+    "snapshot",
+    "straight_through",
+    "sync_update_v",
+    "unit_vectors",
+    "update_affine_",
+    "weighted_loss",
+};
+
+void shield(torch::Library& m) {
+  for (const auto* name : kOperators) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&without_autocast>());
+  }
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, AutocastCPU, m) { shield(m); }
+TORCH_LIBRARY_IMPL(torchvq, AutocastCUDA, m) { shield(m); }
+TORCH_LIBRARY_IMPL(torchvq, AutocastXPU, m) { shield(m); }
+TORCH_LIBRARY_IMPL(torchvq, AutocastMPS, m) { shield(m); }
+TORCH_LIBRARY_IMPL(torchvq, AutocastHPU, m) { shield(m); }
+TORCH_LIBRARY_IMPL(torchvq, AutocastIPU, m) { shield(m); }
+TORCH_LIBRARY_IMPL(torchvq, AutocastXLA, m) { shield(m); }
+TORCH_LIBRARY_IMPL(torchvq, AutocastPrivateUse1, m) { shield(m); }
