@@ -1,11 +1,12 @@
 """Runs the reference and torchvq on the same rows and compares every number that a user can see.
 
 A table (``table_<class>.py``) is a list of `Row`; a test file says how to build the class, which output is which and how
-far a code is from a token. Nothing here knows a particular quantizer. A row is either
+far a code is from a token. Nothing here knows a particular quantizer. A row is one of three:
 
 * the same: both packages start from the reference's state dict, take the same training steps, then one eval forward;
-  outputs, losses, gradients and the whole state must agree after every step, or
-* different on purpose: the row names the reason, and an oracle written for it decides instead of the reference.
+  outputs, losses, gradients and the whole state must agree after every step;
+* random: an oracle states what holds whatever was drawn, and both packages must satisfy it;
+* different on purpose: the row names the reason, and the oracle decides instead of the reference.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ class Row:
     evaluate: bool = True  # compare an eval forward as well
     after_step: Callable[[nn.Module, Tensor], Any] | None = None  # (module, input) -> tensors to compare
     probes: Mapping[str, Callable[[nn.Module, dict[str, Tensor]], Any]] = field(default_factory=dict)
-    differs: str | None = None  # "B12: reason"; None means the same numbers
-    oracle: Callable[[Callable[[], nn.Module], Row], None] | None = None
+    oracle: Callable[[Callable[[], nn.Module], Row], None] | None = None  # (build, row); asserts
+    differs: str | None = None  # "B12: reason", the number being that of the defect which we do not repeat
 
     def __post_init__(self):
-        if (self.differs is None) != (self.oracle is None):
-            raise ValueError(f"row {self.id}: a deliberate difference has both a reason and an oracle")
+        if self.differs is not None and self.oracle is None:
+            raise ValueError(f"row {self.id}: a deliberate difference needs an oracle")
 
     def constructor_kwargs(self) -> dict[str, Any]:
         return dict(self.kwargs() if callable(self.kwargs) else self.kwargs)
@@ -274,13 +275,16 @@ def describe(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-# --- deliberate differences ------------------------------------------------------------------------------------------
+# --- oracles -------------------------------------------------------------------------------------------------------
 
 
 def assert_oracle_decides(table: Table, row: Row, subject: ModuleType) -> None:
-    """The oracle accepts torchvq. It must reject the reference, or the row claims a difference that is not there."""
-    build = lambda: table.build_prepared(subject, row)  # noqa: E731
-    if not is_reference(subject):
+    """The oracle accepts torchvq. Where we differ it must reject the reference, or there is no difference to claim."""
+
+    def build() -> nn.Module:
+        return table.build_prepared(subject, row)
+
+    if row.differs is None or not is_reference(subject):
         row.oracle(build, row)
         return
     try:

@@ -21,9 +21,8 @@ def channel_last(row, x: Tensor) -> Tensor:
 
 def compared_tokens(module: nn.Module, row, x: Tensor) -> Tensor:
     """(B, N, H, d) in float64: what is compared with codes, after projection, head split and normalisation."""
-    double = lambda t: t.detach().double()  # noqa: E731
-    tokens = channel_last(row, x).double()
-    state = {name: double(value) for name, value in module.state_dict().items() if name.startswith("project_in")}
+    tokens = channel_last(row, x).double()  # keeps the graph of x; the weights are constants
+    state = {name: value.detach().double() for name, value in module.state_dict().items()}
     if "project_in.weight" in state:
         tokens = F.linear(tokens, state["project_in.weight"], state["project_in.bias"])
     elif "project_in.0.weight" in state:
