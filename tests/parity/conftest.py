@@ -1,4 +1,6 @@
-"""Which package is compared with the reference: torchvq, and the reference itself as a check of the harness."""
+"""Which package is compared with the reference: torchvq, and the reference itself as a check of the
+harness.
+"""
 
 import importlib
 import os
@@ -9,7 +11,9 @@ import torch
 
 def pytest_generate_tests(metafunc):
     if "subject" in metafunc.fixturenames:
-        metafunc.parametrize("subject", ["torchvq", "vector_quantize_pytorch"], indirect=True, scope="session")
+        metafunc.parametrize(
+            "subject", ["torchvq", "vector_quantize_pytorch"], indirect=True, scope="session"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +26,8 @@ def subject(request):
     try:
         return importlib.import_module(request.param)
     except ImportError as error:
-        # A missing library must not look like a passed comparison where it was meant to be compared.
+        # A missing library must not look like a passed comparison where it was meant to be
+        # compared.
         if os.environ.get("TORCHVQ_REQUIRE_PARITY") == "1":
             raise
         pytest.skip(f"{request.param} cannot be imported: {error}")

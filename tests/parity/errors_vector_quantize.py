@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .table_vector_quantize import CODES, DIM, IMAGE, LEARNABLE, SEPARATE, SHARED, VOLUME, sgd
+from .setup_vector_quantize import CODES, DIM, IMAGE, LEARNABLE, SEPARATE, SHARED, VOLUME, sgd
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,9 @@ CONSTRUCTION = [
     Refused("affine cosine", dict(affine_param=True, use_cosine_sim=True)),
     Refused("directional without replacement", dict(directional_reparam=True)),
     Refused("directional and rotation", dict(rotation_trick=True, **DIRECTION)),
-    Refused("directional and Gumbel", dict(straight_through=True, rotation_trick=False, **DIRECTION)),
+    Refused(
+        "directional and Gumbel", dict(straight_through=True, rotation_trick=False, **DIRECTION)
+    ),
     Refused("directional and EMA", dict(ema_update=True, **DIRECTION)),
     Refused("directional and cosine", dict(use_cosine_sim=True, **DIRECTION)),
     Refused("Gumbel and rotation by default", dict(straight_through=True)),
@@ -38,7 +40,10 @@ CONSTRUCTION = [
     Refused("synchronised update without learnable", dict(sync_update_v=0.5)),
     Refused("synchronised update above one", dict(sync_update_v=1.5, **LEARNABLE)),
     Refused("synchronised update below zero", dict(sync_update_v=-0.5, **LEARNABLE)),
-    Refused("bridge that is not learnable", dict(vq_bridge=torch.nn.Linear(DIM, DIM), learnable_codebook=False)),
+    Refused(
+        "bridge that is not learnable",
+        dict(vq_bridge=torch.nn.Linear(DIM, DIM), learnable_codebook=False),
+    ),
     Refused("bridge with EMA", dict(vq_bridge=torch.nn.Linear(DIM, DIM), ema_update=True)),
     Refused("in-place optimizer without parameters", dict(in_place_codebook_optimizer=sgd)),
 ]
@@ -64,13 +69,25 @@ FORWARD = [
     Refused("topk of none", {}, X, dict(topk=0)),
     Refused("topk with shared heads", SHARED, X, dict(topk=2)),
     Refused("topk with separate heads", SEPARATE, X, dict(topk=2)),
-    Refused("topk with cross-entropy", dict(commitment_use_cross_entropy_loss=True), X, dict(topk=2)),
-    Refused("topk with an in-place optimizer", dict(in_place_codebook_optimizer=sgd, **LEARNABLE), X, dict(topk=2)),
+    Refused(
+        "topk with cross-entropy", dict(commitment_use_cross_entropy_loss=True), X, dict(topk=2)
+    ),
+    Refused(
+        "topk with an in-place optimizer",
+        dict(in_place_codebook_optimizer=sgd, **LEARNABLE),
+        X,
+        dict(topk=2),
+    ),
     Refused("given index beyond the codebook", {}, X, dict(indices=TARGETS + CODES)),
     Refused("given indices as floats", {}, X, dict(indices=TARGETS.float())),
     Refused("EMA weight per token", {}, X, dict(ema_update_weight=torch.ones(2, 6))),
     Refused("EMA weight of one", {}, X, dict(ema_update_weight=torch.ones(1))),
-    Refused("active codes with separate heads", dict(orthogonal_reg_weight=1.0, orthogonal_reg_active_codes_only=True,
-                                                     **SEPARATE), X),
-    Refused("codes per token of the wrong rank", {}, X, dict(codebook_transform_fn=lambda codes: codes)),
+    Refused(
+        "active codes with separate heads",
+        dict(orthogonal_reg_weight=1.0, orthogonal_reg_active_codes_only=True, **SEPARATE),
+        X,
+    ),
+    Refused(
+        "codes per token of the wrong rank", {}, X, dict(codebook_transform_fn=lambda codes: codes)
+    ),
 ]

@@ -1,11 +1,22 @@
-"""VectorQuantize against the reference: same numbers row by row, or an oracle where we differ on purpose."""
+"""VectorQuantize against the reference: same numbers row by row, or an oracle where we differ on
+purpose.
+"""
 
 import pytest
 
 from .differences_vector_quantize import COMPATIBLE, DIFFERENT, RANDOM
 from .errors_vector_quantize import CONSTRUCTION, FORWARD
-from .harness import assert_oracle_decides, assert_same_behaviour, assert_same_signature, is_reference
-from .table_vector_quantize import SAME, TABLE
+from .harness import (
+    assert_oracle_decides,
+    assert_same_behaviour,
+    assert_same_signature,
+    is_reference,
+)
+from .setup_vector_quantize import TABLE
+from .table_vector_quantize import SAME
+
+# The reference broadcasts on its way to the errors that its rows are about.
+pytestmark = pytest.mark.filterwarnings("ignore:Using a target size")
 
 METHODS = (
     "__init__",
@@ -40,7 +51,8 @@ def test_right_where_the_reference_is_not(row, subject):
 
 
 def errors_of(subject):
-    # AssertionError and AttributeError are accidents of the reference, not a way to tell a user what is wrong.
+    # AssertionError and AttributeError are accidents of the reference, not a way to tell a user
+    # what is wrong.
     return Exception if is_reference(subject) else (ValueError, TypeError, IndexError, RuntimeError)
 
 
@@ -59,7 +71,9 @@ def test_forward_is_refused(case, subject):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_same_signature(method, reference, subject):
-    assert_same_signature(getattr(reference.VectorQuantize, method), getattr(subject.VectorQuantize, method))
+    assert_same_signature(
+        getattr(reference.VectorQuantize, method), getattr(subject.VectorQuantize, method)
+    )
 
 
 def test_every_keyword_has_a_row(reference):

@@ -1,4 +1,6 @@
-"""VectorQuantize in a few lines of float64: tokens, distances, statistics. Oracles and tie checks are made of these."""
+"""VectorQuantize in a few lines of float64: tokens, distances, statistics. Oracles and tie checks
+are made of these.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,18 @@ def channel_last(row, x: Tensor) -> Tensor:
 
 
 def compared_tokens(module: nn.Module, row, x: Tensor) -> Tensor:
-    """(B, N, H, d) in float64: what is compared with codes, after projection, head split and normalisation."""
+    """(B, N, H, d) in float64: what is compared with codes, after projection, head split and
+    normalisation.
+    """
     tokens = channel_last(row, x).double()  # keeps the graph of x; the weights are constants
     state = {name: value.detach().double() for name, value in module.state_dict().items()}
     if "project_in.weight" in state:
         tokens = F.linear(tokens, state["project_in.weight"], state["project_in.bias"])
     elif "project_in.0.weight" in state:
         tokens = F.linear(tokens, state["project_in.0.weight"], state["project_in.0.bias"])
-        tokens = F.layer_norm(tokens, tokens.shape[-1:], state["project_in.1.weight"], state["project_in.1.bias"])
+        tokens = F.layer_norm(
+            tokens, tokens.shape[-1:], state["project_in.1.weight"], state["project_in.1.bias"]
+        )
     heads = row.constructor_kwargs().get("heads", 1)
     tokens = tokens.unflatten(-1, (heads, -1))
     return F.normalize(tokens, dim=-1) if row.constructor_kwargs().get("use_cosine_sim") else tokens
@@ -57,17 +63,24 @@ def look_up(codes: Tensor, indices: Tensor) -> Tensor:
 
 
 def distance_of_indices(module: nn.Module, row, x: Tensor, indices: Tensor) -> Tensor:
-    """Squared distance of every token to the code it was given; masked tokens count zero."""
+    """Squared distance of every token to the code it was given; masked tokens count zero.
+
+    Codes that a module computes (affine, bridge, per token) are not seen here: no tie is excused.
+    """
     tokens, codes = compared_tokens(module, row, x), codes_per_head(module, row)
     batch, positions, heads, _ = tokens.shape
     indices = indices.reshape(batch, positions, heads, -1)  # the last axis are topk candidates
-    chosen = torch.stack([look_up(codes, indices[..., k].clamp(min=0)) for k in range(indices.shape[-1])], -2)
+    chosen = torch.stack(
+        [look_up(codes, indices[..., k].clamp(min=0)) for k in range(indices.shape[-1])], -2
+    )
     squared = (tokens[..., None, :] - chosen).pow(2).sum(-1)
     return squared.masked_fill(indices < 0, 0.0)
 
 
 def lloyd_fixed_point_error(points: Tensor, codes: Tensor) -> float:
-    """How far codes are from the means of the points nearest to them; codes without points do not count."""
+    """How far codes are from the means of the points nearest to them; codes without points do not
+    count.
+    """
     owner = torch.cdist(points, codes).argmin(-1)
     errors = [(points[owner == k].mean(0) - codes[k]).norm() for k in owner.unique().tolist()]
     return float(torch.stack(errors).max())
