@@ -1,0 +1,355 @@
+"""Runs the reference and torchvq on the same rows and compares every number that a user can see.
+
+A table (``table_<class>.py``) is a list of `Row`; `Table` says how to build the class, which output
+is which and how far a code is from a token. Nothing here knows a particular quantizer. A row is one
+of three:
+
+* the same: both packages start from the reference's state dict, take the same training steps, then
+  one eval forward; outputs, losses, gradients and the whole state must agree after every step;
+* random: an oracle states what holds whatever was drawn, and both packages must satisfy it;
+* different on purpose: the row names the reason, and the oracle decides instead of the reference.
+
+A new class brings a table, a `Table` with its outputs named, and a short test file; see those of
+VectorQuantize. Every test also runs with the reference in torchvq's place, which checks the rows
+themselves: equal rows must be equal, and every claimed difference must be one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+import zlib
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+RELATIVE_TOLERANCE = 1e-5
+LEARNING_RATE = 0.1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One configuration and what is done with it. Values that must be fresh for each build come
+    from a function.
+    """
+
+    id: str
+    kwargs: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)
+    shape: tuple[int, ...] = (2, 6, 8)
+    steps: int = 3
+    forward: Mapping[str, Any] | Callable[[int], Mapping[str, Any]] = field(default_factory=dict)
+    prepare: Callable[[nn.Module], None] | None = None  # None: the table's own; see Table
+    data: Callable[[Tensor], Tensor] | None = None  # changes the standard normal input
+    dtype: torch.dtype = torch.float32
+    tolerance: float = RELATIVE_TOLERANCE
+    input_grad: bool = True
+    evaluate: bool = True  # compare an eval forward as well
+    after_step: Callable[[nn.Module, Tensor], Any] | None = (
+        None  # (module, input) -> tensors to compare
+    )
+    probes: Mapping[str, Callable[[nn.Module, dict[str, Tensor]], Any]] = field(
+        default_factory=dict
+    )
+    oracle: Callable[[Callable[[], nn.Module], Row], None] | None = None  # (build, row); asserts
+    differs: str | None = (
+        None  # "B12: reason", the number being that of the defect which we do not repeat
+    )
+
+    def __post_init__(self):
+        if self.differs is not None and self.oracle is None:
+            raise ValueError(f"row {self.id}: a deliberate difference needs an oracle")
+
+    def constructor_kwargs(self) -> dict[str, Any]:
+        return dict(self.kwargs() if callable(self.kwargs) else self.kwargs)
+
+    def forward_kwargs(self, step: int) -> dict[str, Any]:
+        return dict(self.forward(step) if callable(self.forward) else self.forward)
+
+    def input(self, step: int) -> Tensor:
+        seed = zlib.crc32(f"{self.id}/{step}".encode())
+        x = torch.randn(self.shape, generator=torch.Generator().manual_seed(seed))
+        x = self.data(x) if self.data else x
+        return x.to(self.dtype).requires_grad_(self.input_grad)
+
+
+@dataclass(frozen=True)
+class Table:
+    """What the rows of one class have in common."""
+
+    class_name: str
+    defaults: Mapping[str, Any]
+    outputs: Callable[[Row, Any], dict[str, Any]]  # names what forward returned
+    prepare: Callable[[nn.Module], None] = lambda module: None
+    # Squared float64 distance of every token to the code it was given, from (module before the
+    # step, row, input, indices). It tells a tie from an error when packages choose different codes.
+    distance: Callable[[nn.Module, Row, Tensor, Tensor], Tensor] | None = None
+
+    def build(self, package: ModuleType, row: Row) -> nn.Module:
+        kwargs = {**self.defaults, **row.constructor_kwargs()}
+        if is_reference(package):
+            kwargs.pop("vqp_compat", None)  # the reference is always compatible with itself
+        torch.manual_seed(zlib.crc32(row.id.encode()))
+        return getattr(package, self.class_name)(**kwargs)
+
+    def build_prepared(self, package: ModuleType, row: Row) -> nn.Module:
+        module = self.build(package, row)
+        with torch.no_grad():
+            (row.prepare or self.prepare)(module)
+        return module
+
+
+def is_reference(package: ModuleType) -> bool:
+    return package.__name__ == "vector_quantize_pytorch"
+
+
+# --- running --------------------------------------------------------------------------------------
+
+
+def record_step(
+    table: Table, row: Row, module: nn.Module, step: int, optimizer
+) -> dict[str, Tensor]:
+    """One forward, backward and optimizer step; everything visible, by name."""
+    x = row.input(step)
+    torch.manual_seed(step)
+    outputs = table.outputs(row, module(x, **row.forward_kwargs(step)))
+    seen = flatten(outputs)
+    objective = random_objective(outputs, step)
+    if module.training and objective.requires_grad:
+        # Gradients that a module keeps for itself (an in-place optimizer's) are part of what is
+        # compared below.
+        objective.backward()
+    seen["grad.input"] = gradient_of(x)
+    for name, parameter in module.named_parameters():
+        seen[f"grad.{name}"] = gradient_of(parameter)
+    if module.training and optimizer is not None:
+        optimizer.step()
+        optimizer.zero_grad()
+    if module.training and row.after_step is not None:
+        seen |= flatten({"after_step": row.after_step(module, x.detach())})
+    seen |= {f"state.{name}": value.detach().clone() for name, value in module.state_dict().items()}
+    return seen
+
+
+def random_objective(outputs: dict[str, Any], step: int) -> Tensor:
+    """A fixed random projection of the quantized output plus the losses: no symmetry hides a wrong
+    gradient.
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    for name in ("quantized", "loss"):
+        value = outputs.get(name)
+        if value is None:
+            continue
+        generator = torch.Generator().manual_seed(1000 + step)
+        weight = 0.5 + torch.rand(value.shape, generator=generator, dtype=torch.float64)
+        total = total + (value.double() * weight).sum()
+    return total
+
+
+def gradient_of(tensor: Tensor) -> Tensor:
+    # An undefined gradient and a gradient of zeros train alike, and C++ autograd functions return
+    # either.
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.detach().clone()
+
+
+def flatten(values: Any, prefix: str = "") -> dict[str, Tensor]:
+    """Nested outputs as one dictionary of detached tensors; what is not a tensor is left out."""
+    if isinstance(values, Tensor):
+        return {prefix: values.detach().clone()}
+    if isinstance(values, Mapping):
+        items = values.items()
+    elif hasattr(values, "_fields"):
+        items = zip(values._fields, values, strict=False)
+    elif isinstance(values, (tuple, list)):
+        items = enumerate(values)
+    else:
+        return {}
+    found: dict[str, Tensor] = {}
+    for name, value in items:
+        found |= flatten(value, f"{prefix}.{name}" if prefix else str(name))
+    return found
+
+
+def optimizer_for(module: nn.Module):
+    parameters = list(module.parameters())
+    return torch.optim.SGD(parameters, lr=LEARNING_RATE) if parameters else None
+
+
+# --- comparing ------------------------------------------------------------------------------------
+
+
+class Tie(Exception):
+    """Two codes are equally near in float32: the packages may part here, and the row ends."""
+
+
+def assert_same_behaviour(
+    table: Table, row: Row, reference: ModuleType, subject: ModuleType
+) -> None:
+    expected_module = table.build_prepared(reference, row)
+    actual_module = table.build(subject, row)
+    assert_same_structure(expected_module, actual_module)
+    actual_module.load_state_dict(deepcopy(expected_module.state_dict()), strict=True)
+    try:
+        follow_both(table, row, expected_module, actual_module)
+    except Tie as tie:
+        warnings.warn(f"{row.id}: compared up to a tie ({tie})", stacklevel=1)
+
+
+def follow_both(
+    table: Table, row: Row, expected_module: nn.Module, actual_module: nn.Module
+) -> None:
+    optimizers = optimizer_for(expected_module), optimizer_for(actual_module)
+    phases = [(True, step) for step in range(row.steps)] + [(False, row.steps)] * row.evaluate
+    for training, step in phases:
+        before = deepcopy_state(expected_module)
+        pair = []
+        for module, optimizer in zip((expected_module, actual_module), optimizers, strict=False):
+            module.train(training)
+            pair.append(record_step(table, row, module, step, optimizer))
+        expected, actual = pair
+        where = f"{row.id}, {'training step' if training else 'eval after step'} {step}"
+        assert_same_indices(table, row, expected_module, before, expected, actual, step, where)
+        assert_same_values(expected, actual, where, row.tolerance)
+    with torch.no_grad():
+        for name, probe in row.probes.items():
+            results = [
+                flatten({name: probe(m, expected)}) for m in (expected_module, actual_module)
+            ]
+            assert_same_values(*results, f"{row.id}, probe {name}")
+
+
+def deepcopy_state(module: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+
+def assert_same_indices(table, row, module, before, expected, actual, step, where) -> None:
+    a, b = expected.get("indices"), actual.get("indices")
+    if a is None or torch.equal(a, b):
+        return
+    assert a.shape == b.shape and a.dtype == b.dtype, (
+        f"{where}: indices {describe(a)} against {describe(b)}"
+    )
+    assert torch.equal(a < 0, b < 0), f"{where}: different tokens are masked"
+    assert table.distance is not None, f"{where}: indices differ"
+    after = deepcopy_state(module)
+    module.load_state_dict(before, strict=False)
+    x = row.input(step).detach()
+    da, db = (table.distance(module, row, x, i) for i in (a, b))
+    module.load_state_dict(after, strict=False)
+    # Rounding of a float32 distance by expansion, as the reference computes it, grows with the
+    # squared norms.
+    allowed = 8 * torch.finfo(torch.float32).eps * (x.double().pow(2).sum(-1).max() + da.max())
+    worse = (da - db).abs().max().item()
+    assert worse <= allowed, (
+        f"{where}: indices differ and are not ties, squared distances are {worse:.3e} apart"
+    )
+    raise Tie(f"{int((a != b).sum())} tokens, squared distances within {worse:.1e}")
+
+
+def assert_same_values(
+    expected: dict, actual: dict, where: str, tolerance: float = RELATIVE_TOLERANCE
+) -> None:
+    missing = [name for name in expected if name not in actual]
+    assert not missing, f"{where}: missing {missing}"
+    # State that torchvq adds (generator step, cool-downs) is its own affair; anything else must be
+    # known.
+    added = [name for name in actual if name not in expected and not name.startswith("state.")]
+    assert not added, f"{where}: unexpected {added}"
+    for name, value in expected.items():
+        assert_close(actual[name], value, f"{where}: {name}", tolerance)
+
+
+def assert_close(
+    actual: Tensor, expected: Tensor, what: str, tolerance: float = RELATIVE_TOLERANCE
+) -> None:
+    """Equal shape and dtype; values within `tolerance` of the tensor's largest magnitude; NaN
+    matches nothing.
+    """
+    assert actual.shape == expected.shape, (
+        f"{what}: {describe(actual)}, expected {describe(expected)}"
+    )
+    assert actual.dtype == expected.dtype, (
+        f"{what}: {describe(actual)}, expected {describe(expected)}"
+    )
+    if expected.numel() == 0:
+        return
+    if not expected.is_floating_point():
+        assert torch.equal(actual, expected), f"{what}: values differ"
+        return
+    tolerance = max(tolerance, torch.finfo(expected.dtype).eps * 2)
+    a, b = actual.double(), expected.double()
+    assert torch.isfinite(b).all(), (
+        f"{what}: the expected value is not finite, this row needs an oracle"
+    )
+    error, scale = (a - b).abs().max().item(), b.abs().max().item()
+    # A tensor of rounding residue (a gradient that cancels) has no scale of its own; values here
+    # are of order one.
+    assert error <= tolerance * max(scale, 1e-2), (
+        f"{what}: off by {error:.3e} at magnitude {scale:.3e}"
+    )
+
+
+def assert_same_structure(expected: nn.Module, actual: nn.Module) -> None:
+    """Same keys, shapes, dtypes, and parameters stay parameters: a checkpoint and an optimizer fit
+    both.
+    """
+    parameters = dict(actual.named_parameters())
+    state = actual.state_dict()
+    for name, value in expected.state_dict().items():
+        assert name in state, f"state dict lacks {name}"
+        assert describe(state[name]) == describe(value), (
+            f"{name}: {describe(state[name])}, expected {describe(value)}"
+        )
+    expected_parameters = {name: p.requires_grad for name, p in expected.named_parameters()}
+    assert expected_parameters == {name: p.requires_grad for name, p in parameters.items()}
+
+
+def assert_same_signature(expected: Callable, actual: Callable) -> None:
+    """The reference's parameters in its order with its defaults; ours may add keyword-only ones
+    with defaults.
+    """
+    ours = dict(inspect.signature(actual).parameters)
+    theirs = inspect.signature(expected).parameters
+    for (name, parameter), position in zip(theirs.items(), range(len(theirs)), strict=False):
+        assert name in ours, f"parameter {name} is missing"
+        assert ours[name].default == parameter.default, f"default of {name} is {ours[name].default}"
+        assert list(ours).index(name) == position, f"parameter {name} is out of order"
+    for name, parameter in ours.items():
+        if name not in theirs:
+            assert parameter.kind is inspect.Parameter.KEYWORD_ONLY, (
+                f"added parameter {name} is not keyword-only"
+            )
+            assert parameter.default is not inspect.Parameter.empty, (
+                f"added parameter {name} has no default"
+            )
+
+
+def describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+# --- oracles --------------------------------------------------------------------------------------
+
+
+def assert_oracle_decides(table: Table, row: Row, subject: ModuleType) -> None:
+    """The oracle accepts torchvq. Where we differ it must reject the reference, or there is no
+    difference to claim.
+    """
+
+    def build() -> nn.Module:
+        return table.build_prepared(subject, row)
+
+    if row.differs is None or not is_reference(subject):
+        row.oracle(build, row)
+        return
+    try:
+        row.oracle(build, row)
+    except Exception:  # noqa: BLE001 the reference may also fail with any error of its own
+        return
+    raise AssertionError(
+        f"{row.id}: the oracle accepts the reference, so nothing differs ({row.differs})"
+    )

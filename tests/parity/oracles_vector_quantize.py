@@ -1,0 +1,388 @@
+"""What VectorQuantize must do where the reference is random or wrong, each decided by float64 brute
+force.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+
+from .tokens_vector_quantize import (
+    codes_per_head,
+    compared_tokens,
+    differentiable_distances,
+    lloyd_fixed_point_error,
+    look_up,
+    nearest,
+)
+
+
+def close(actual, expected, tolerance=1e-5):
+    torch.testing.assert_close(actual.double(), expected.double(), rtol=tolerance, atol=tolerance)
+
+
+def state(module, name):
+    return module.state_dict()[f"_codebook.{name}"].detach().clone()
+
+
+def tokens_and_codes(module, row, x):
+    tokens, codes = compared_tokens(module, row, x), codes_per_head(module, row)
+    return (
+        tokens,
+        codes,
+        nearest(tokens.detach(), codes, bool(row.constructor_kwargs().get("use_cosine_sim"))),
+    )
+
+
+def logits(module, row, x):
+    tokens, codes, _ = tokens_and_codes(module, row, x)
+    return -differentiable_distances(tokens, codes)
+
+
+# --- masks and empties ----------------------------------------------------------------------------
+
+
+def masked_commitment(build, row):
+    """B12: the mean over the unmasked tokens of (u - q)^2, u as compared with codes; and its
+    gradient to x.
+    """
+    module = build()
+    x = row.input(0)
+    forward = row.forward_kwargs(0)
+    exact = x.detach().clone().double().requires_grad_()
+    tokens, codes, indices = tokens_and_codes(module, row, exact)
+    mask = forward.get("mask")
+    if mask is None:
+        mask = torch.arange(tokens.shape[1]) < forward["lens"][:, None]
+    expected = (tokens - look_up(codes, indices)).pow(2)[mask].mean()
+    loss = module(x, **forward)[2]
+    close(loss, expected)
+    (gradient,) = torch.autograd.grad(loss, x)
+    close(gradient, torch.autograd.grad(expected, exact)[0])
+
+
+def empty_selection(build, row):
+    """B13: nothing selected is a loss of zero and a state as it was."""
+    module = build()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    x = row.input(0)
+    quantized, _, loss = module(x, **row.forward_kwargs(0))
+    assert quantized.shape == x.shape
+    assert loss.item() == 0.0, f"loss {loss.item()}"
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name]), f"{name} changed"
+
+
+def non_finite_token(build, row):
+    """A token with NaN or infinity gives NaN for itself only and never reaches the state."""
+    module = build()
+    x = row.input(0).detach()
+    x[0, 1, 2], x[1, 3, 0] = float("nan"), float("inf")
+    quantized, indices, _ = module(x)
+    bad = ~torch.isfinite(x).all(-1)
+    assert torch.isnan(quantized[bad]).all() and torch.isfinite(quantized[~bad]).all()
+    assert (indices[bad] == 0).all()
+    for name, value in module.state_dict().items():
+        assert torch.isfinite(value.float()).all(), f"{name} is not finite"
+
+
+# --- gradients and estimators ---------------------------------------------------------------------
+
+
+def rotation_near_zero(build, row):
+    """B14: the output is the code however short the input, and the gradient stays within reason."""
+    module = build()
+    codes = state(module, "embed")[0]
+    x = row.input(0).detach()
+    x[0, 0], x[0, 1] = 0.0, 1e-8 * x[0, 1]
+    x.requires_grad_()
+    quantized, indices, _ = module(x)
+    close(quantized, codes[indices])
+    quantized.sum().backward()
+    assert torch.isfinite(x.grad).all()
+    assert x.grad.norm(dim=-1).max() < 1e4, f"gradient {x.grad.norm(dim=-1).max().item():.1e}"
+
+
+def backward_uses_forward_codes(build, row):
+    """B5: the codebook update of this step changes no gradient of this step."""
+
+    def gradient(frozen):
+        module = build()
+        x = row.input(0)
+        quantized, _, loss = module(x, freeze_codebook=frozen, **row.forward_kwargs(0))
+        weight = torch.rand(quantized.shape, generator=torch.Generator().manual_seed(5))
+        ((quantized * weight).sum() + loss).backward()
+        return x.grad
+
+    close(gradient(frozen=False), gradient(frozen=True))
+
+
+def sampling_frequencies(build, row):
+    """Codes are drawn from softmax(-distance / temperature): chi-square per code within reach of
+    chance.
+    """
+    module = build()
+    count = 20_000
+    token = row.input(0).detach()[:1, :1]
+    indices = module(token.expand(1, count, -1).contiguous(), **row.forward_kwargs(0))[1]
+    temperature = row.forward_kwargs(0).get("sample_codebook_temp", 1.0)
+    probability = (logits(module, row, token).flatten() / temperature).softmax(-1)
+    expected = probability * count
+    excess = (indices.flatten().bincount(minlength=len(expected)) - expected).pow(2) / (
+        expected + 1
+    )
+    assert excess.sum() < 3 * len(expected), (
+        f"chi-square {excess.sum().item():.1f} for {len(expected)} codes"
+    )
+
+
+def directional_noise(build, row):
+    """Length is kept, direction is that of q - x + N(0, variance) for every element: the tangent
+    tells the spread.
+    """
+    module = build()
+    variance = row.constructor_kwargs()["directional_reparam_variance"]
+    dim = module.codebook.shape[-1]
+    with torch.no_grad():
+        module._codebook.embed.copy_(torch.full_like(module._codebook.embed, 50.0))
+        module._codebook.embed[0, 0] = F.one_hot(torch.tensor(0), dim)
+    count = 20_000
+    x = torch.zeros(1, count, dim, requires_grad=True)
+    step = module(x)[0].detach()[0]
+    close(step.norm(dim=-1), torch.ones(count))
+    noise = variance**0.5 * torch.randn(count, dim, generator=torch.Generator().manual_seed(0))
+    expected = (noise[:, 1] / (1 + noise[:, 0])).abs().median()
+    assert abs((step[:, 1] / step[:, 0]).abs().median() / expected - 1) < 0.05
+    module.eval()
+    assert torch.equal(module(x)[0], module(x)[0])
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+def diversity_over_all_tokens(build, row):
+    """B30: minus the entropy of the codes' mean probability over every token of the batch,
+    positions included.
+    """
+    module = build()
+    x = row.input(0)
+    exact = x.detach().clone().double().requires_grad_()
+    temperature = row.constructor_kwargs()["codebook_diversity_temperature"]
+    mean = (logits(module, row, exact) * temperature).softmax(-1).mean((0, 1, 2))
+    expected = (mean * mean.log()).sum()
+    breakdown = module(x, return_loss_breakdown=True)[3]
+    close(breakdown.codebook_diversity, expected)
+    (gradient,) = torch.autograd.grad(breakdown.codebook_diversity, x)
+    close(gradient, torch.autograd.grad(expected, exact)[0])
+
+
+def cross_entropy_of_any_layout(build, row):
+    """B36: the mean cross entropy over tokens, whatever the layout."""
+    module = build()
+    x = row.input(0)
+    scores = logits(module, row, x).flatten(0, -2)
+    close(module(x)[2], F.cross_entropy(scores, scores.argmax(-1)))
+
+
+def orthogonal_over_a_subset(build, row):
+    """With max_codes the loss is that of some subset of this size."""
+    module = build()
+    size = row.constructor_kwargs()["orthogonal_reg_max_codes"]
+    loss = module(row.input(0), return_loss_breakdown=True)[3].orthogonal_reg.item()
+    unit = F.normalize(state(module, "embed")[0].double(), dim=-1)
+    gram = (unit @ unit.T).pow(2)
+    subsets = (list(s) for s in itertools.combinations(range(len(unit)), size))
+    values = [gram[s][:, s].sum().item() / size**2 - 1 / size for s in subsets]
+    assert min(abs(value - loss) for value in values) < 1e-6
+
+
+def loss_is_nobodys_state(build, row):
+    """A returned loss can be changed in place, and requires a gradient in training only."""
+    module = build()
+    x = row.input(0)
+    loss = module(x)[2]
+    loss += 1.0
+    module.eval()
+    for _ in range(2):
+        loss = module(x)[2]
+        assert not loss.requires_grad
+        assert loss.item() == 0.0
+        loss.add_(1.0)
+
+
+# --- codebook state -------------------------------------------------------------------------------
+
+
+def decode_equals_output(build, row):
+    """B19: in eval, decoding the indices gives the output, bit for bit what a user stored."""
+    module = build()
+    for step in range(row.steps):
+        module(row.input(step), **row.forward_kwargs(step))
+    module.eval()
+    with torch.no_grad():
+        quantized, indices, _ = module(row.input(row.steps), **row.forward_kwargs(row.steps))
+        close(module.get_output_from_indices(indices), quantized)
+
+
+def eval_changes_no_buffer(build, row):
+    """B26 and numerics: an eval forward leaves every buffer alone and gives the same twice."""
+    module = build()
+    module(row.input(0))
+    module.eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    first, second = module(row.input(1))[0], module(row.input(1))[0]
+    assert torch.equal(first, second)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name]), f"{name} changed"
+
+
+def stepped_state_loads(build, row):
+    """B26: a trained state loads strictly into a fresh module."""
+    trained = build()
+    trained(row.input(0))
+    fresh = build()
+    fresh.load_state_dict(trained.state_dict(), strict=True)
+    trained.eval(), fresh.eval()
+    close(fresh(row.input(1))[0], trained(row.input(1))[0])
+
+
+def set_codebook_stays(build, row):
+    """B31: codes that were set are still there after a step over data that agrees with them."""
+    module = build()
+    codes = torch.randn(module.codebook.shape, generator=torch.Generator().manual_seed(8))
+    module.codebook = codes
+    assert torch.equal(module.codebook.detach(), codes)
+    module(codes[None])
+    close(module.codebook, codes, tolerance=1e-4)
+
+
+def used_codes_are_not_replaced(build, row):
+    """B10: codes that this very batch uses are alive, whatever their counter was."""
+    module = build()
+    codes = state(module, "embed")[0]
+    module(codes[None].clone())
+    close(state(module, "embed")[0], codes, tolerance=1e-4)
+
+
+def expired_codes_become_tokens(build, row):
+    """Every dead code becomes a token of its own, with sums and counts that agree with it."""
+    module = build()
+    x = row.input(0).detach()
+    module.expire_codes_(x)
+    embed, count, total = (
+        state(module, name)[0] for name in ("embed", "cluster_size", "embed_avg")
+    )
+    distance = torch.cdist(embed.double(), x.flatten(0, -2).double())
+    assert distance.min(-1).values.max() < 1e-6
+    assert distance.argmin(-1).unique().numel() == len(embed)
+    close(total, embed * count[:, None])
+
+
+def idle_codes_stay(build, row):
+    """B32: a code that is not used for a long time keeps its place."""
+    module = build()
+    codes = state(module, "embed")[0]
+    tokens = codes[:1].expand(1, 32, -1)
+    for _ in range(120):
+        module(tokens)
+    close(state(module, "embed")[0].norm(dim=-1), codes.norm(dim=-1), tolerance=5e-2)
+
+
+def kmeans_fixed_point(build, row):
+    """After enough Lloyd steps every used code is the mean of its tokens, with their number as its
+    count.
+    """
+    module = build()
+    module.eval()
+    x = row.input(0).detach()
+    module(x)
+    points, codes = x.flatten(0, -2).double(), state(module, "embed")[0].double()
+    assert lloyd_fixed_point_error(points, codes) < 1e-4
+    counts = torch.cdist(points, codes).argmin(-1).bincount(minlength=len(codes))
+    close(state(module, "cluster_size")[0], counts)
+
+
+def kmeans_with_few_tokens(build, row):
+    """B9: with fewer tokens than codes every token is a code, and no code is left at the origin."""
+    module = build()
+    module.eval()
+    x = row.input(0).detach()
+    close(module(x)[0], x, tolerance=1e-3)  # smoothing moves a code of one token by about eps
+    assert state(module, "embed")[0].norm(dim=-1).min() > 1e-3
+
+
+# --- precision ------------------------------------------------------------------------------------
+
+
+def nearest_far_from_the_origin(build, row):
+    """B28: the nearest code in float64, also when data and codes lie far from zero."""
+    module = build()
+    with torch.no_grad():
+        module._codebook.embed.mul_(0.1).add_(100.0)
+    module.eval()
+    x = row.input(0).detach() * 0.1 + 100.0
+    _, _, indices = tokens_and_codes(module, row, x)
+    assert torch.equal(module(x)[1], indices[..., 0])
+
+
+def state_stays_float32(build, row):
+    """B15: a cast of the module leaves counts and sums in float32, so that small updates are not
+    lost.
+    """
+    module = build().to(torch.bfloat16)
+    for step in range(3):
+        module(row.input(step).to(torch.bfloat16))
+    for name in ("cluster_size", "embed_avg", "embed"):
+        assert state(module, name).dtype == torch.float32, name
+
+
+def any_input_dtype(build, row):
+    """A projection between dtypes does not raise; the output has the input's dtype."""
+    module = build()
+    module.eval()
+    x = row.input(0)
+    quantized, indices, _ = module(x)
+    assert quantized.dtype == x.dtype
+    exact, exact_indices, _ = module(x.detach().float())
+    agree = indices == exact_indices
+    assert agree.float().mean() > 0.8
+    close(quantized[agree], exact[agree], tolerance=2e-2)
+
+
+def autocast_changes_nothing(build, row):
+    """B16: under CPU autocast the search is done in float32 all the same."""
+    module = build()
+    module.eval()
+    x = row.input(0).detach()
+    plain = module(x)[1]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(module(x)[1], plain)
+
+
+def one_process_needs_no_group(build, row):
+    """Asking for synchronisation in a single process is no error."""
+    module = build()
+    for step in range(2):
+        loss = module(row.input(step))[2]
+        assert torch.isfinite(loss)
+
+
+def decode_rejects_bad_indices(build, row):
+    """An index that no forward returns is an IndexError, not some code."""
+    module = build()
+    for bad in (-2, module.codebook.shape[-2]):
+        try:
+            module.get_codes_from_indices(torch.tensor([[0, bad]]))
+        except IndexError:
+            continue
+        raise AssertionError(f"index {bad} was decoded")
+
+
+def masked_tokens_decode_to_zero(build, row):
+    """B19: index -1 means no code, so it decodes to zeros and not to the last code."""
+    module = build()
+    decoded = module.get_codes_from_indices(torch.tensor([[0, -1]]))
+    assert torch.equal(decoded[0, 0], state(module, "embed")[0, 0])
+    assert decoded[0, 1].abs().max() == 0

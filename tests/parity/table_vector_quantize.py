@@ -1,0 +1,563 @@
+"""VectorQuantize rows that must give the reference's numbers.
+
+docs/design/reference-behaviour.md says what each option does. Every row takes three training steps
+and one eval forward unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .harness import Row
+from .setup_vector_quantize import (
+    BREAKDOWN,
+    CHANNEL_FIRST,
+    CODES,
+    DIM,
+    GUMBEL,
+    IMAGE,
+    LEARNABLE,
+    QUIET_DIRECTION,
+    READ,
+    SEPARATE,
+    SHARED,
+    STRAIGHT,
+    VOLUME,
+    adam,
+    bridge,
+    codebook,
+    decode_codes,
+    frozen,
+    mask,
+    not_initialised,
+    per_token_codes,
+    scattered_mask,
+    sgd,
+    targets,
+    update_from,
+    weight_by_size,
+)
+
+ESTIMATORS = [
+    Row("defaults", probes=READ, forward=BREAKDOWN),
+    Row("straight-through", STRAIGHT),
+    Row("rotation trick by name", dict(rotation_trick=True)),
+    Row("rotation trick, cosine", dict(rotation_trick=True, use_cosine_sim=True)),
+    Row(
+        "straight-through, cosine",
+        dict(rotation_trick=False, use_cosine_sim=True),
+        probes=READ,
+        forward=BREAKDOWN,
+    ),
+    Row("rotation trick, small inputs", data=lambda x: x * 1e-2),
+    Row("rotation trick, large inputs", data=lambda x: x * 1e2),
+    Row("synchronised update", dict(sync_update_v=0.3, **STRAIGHT, **LEARNABLE)),
+    Row("synchronised update, rotation", dict(sync_update_v=0.7, **LEARNABLE)),
+    Row("synchronised update of one", dict(sync_update_v=1.0, **LEARNABLE)),
+    Row("directional", QUIET_DIRECTION, forward=BREAKDOWN),
+    Row("directional, masked", QUIET_DIRECTION, forward=lambda step: dict(mask=mask(step))),
+    Row("directional, projected", dict(codebook_dim=4, **QUIET_DIRECTION)),
+    Row("directional, separate heads", dict(**SEPARATE, **QUIET_DIRECTION)),
+    Row("directional, synchronised", dict(sync_update_v=0.4, **QUIET_DIRECTION)),
+    Row(
+        "directional, no gradient to input", dict(route_gradients_to_input=False, **QUIET_DIRECTION)
+    ),
+    Row(
+        "directional, codes by EMA",
+        dict(learnable_codebook=False, ema_update=True, **QUIET_DIRECTION),
+    ),
+    Row("no gradient to input", dict(route_gradients_to_input=False)),
+    Row("no gradient to input, learnable", dict(route_gradients_to_input=False, **LEARNABLE)),
+    Row("no gradient to input, projected", dict(route_gradients_to_input=False, codebook_dim=4)),
+    Row("Gumbel gradient", frozen(**GUMBEL)),
+    Row("Gumbel gradient, temperature 2", frozen(sample_codebook_temp=2.0, **GUMBEL)),
+    Row(
+        "Gumbel gradient, temperature per call",
+        frozen(**GUMBEL),
+        forward=dict(sample_codebook_temp=0.5),
+    ),
+    Row("Gumbel gradient, cosine", frozen(use_cosine_sim=True, **GUMBEL)),
+    Row("Gumbel gradient, separate heads", frozen(**SEPARATE, **GUMBEL)),
+    Row("Gumbel routed to input", dict(straight_through=True, rotation_trick=False)),
+    Row(
+        "sampling at temperature zero",
+        dict(stochastic_sample_codes=True),
+        forward=dict(sample_codebook_temp=0.0),
+    ),
+    Row("sampling, eval only", dict(stochastic_sample_codes=True), steps=0),
+    Row("temperature without sampling", forward=dict(sample_codebook_temp=5.0)),
+]
+
+SHAPES = [
+    Row("codebook_dim", dict(codebook_dim=4), probes=READ, forward=BREAKDOWN),
+    Row("codebook_dim equal to dim", dict(codebook_dim=DIM)),
+    Row("layer norm after projection", dict(codebook_dim=4, layernorm_after_project_in=True)),
+    Row("layer norm without projection", dict(layernorm_after_project_in=True)),
+    Row("projection, cosine", dict(codebook_dim=4, use_cosine_sim=True)),
+    Row(
+        "heads, shared codebook",
+        SHARED,
+        forward=BREAKDOWN,
+        probes=dict(codebook=codebook, codes=decode_codes),
+    ),
+    Row("heads without projection", dict(heads=2, codebook_dim=4)),
+    Row("heads wider than dim", dict(heads=2)),
+    Row("heads, separate codebooks", SEPARATE, probes=READ, forward=BREAKDOWN),
+    Row("heads, separate, cosine", dict(use_cosine_sim=True, **SEPARATE), probes=READ),
+    Row("heads, shared, cosine", dict(use_cosine_sim=True, **SHARED)),
+    Row("heads, layer norm", dict(layernorm_after_project_in=True, **SEPARATE)),
+    Row(
+        "separate codebooks with one head",
+        dict(separate_codebook_per_head=True),
+        probes=dict(codebook=codebook),
+    ),
+    Row("single tokens", shape=(12, DIM), probes=READ),
+    Row("single tokens, heads", SHARED, shape=(12, DIM)),
+    Row("single tokens, separate heads", SEPARATE, shape=(12, DIM), probes=READ),
+    Row("single tokens, channel first", CHANNEL_FIRST, shape=(12, DIM)),
+    Row("channel first", CHANNEL_FIRST, shape=(2, DIM, 6), probes=READ),
+    Row("channel first, projected", dict(codebook_dim=4, **CHANNEL_FIRST), shape=(2, DIM, 6)),
+    Row("channel first, heads", dict(**SHARED, **CHANNEL_FIRST), shape=(2, DIM, 6)),
+    Row("image", IMAGE, shape=(2, DIM, 3, 4), probes=READ),
+    Row("image, channel_last False", dict(**IMAGE, **CHANNEL_FIRST), shape=(2, DIM, 3, 4)),
+    Row("image, projected", dict(codebook_dim=4, **IMAGE), shape=(2, DIM, 3, 4)),
+    Row("image, shared heads", dict(**SHARED, **IMAGE), shape=(2, DIM, 3, 4)),
+    Row("image, separate heads", dict(**SEPARATE, **IMAGE), shape=(2, DIM, 3, 4)),
+    Row("image, cosine", dict(use_cosine_sim=True, **IMAGE), shape=(2, DIM, 3, 4)),
+    Row("volume", VOLUME, shape=(2, DIM, 2, 3, 2), probes=READ),
+    Row("volume, separate heads", dict(**SEPARATE, **VOLUME), shape=(2, DIM, 2, 3, 2)),
+    Row("one code", dict(codebook_size=1)),
+    Row("one feature", dict(dim=1), shape=(2, 6, 1)),
+    Row("one feature, rotation by name", dict(dim=1, rotation_trick=True), shape=(2, 6, 1)),
+    Row("one feature per head", dict(heads=DIM, codebook_dim=1, separate_codebook_per_head=True)),
+    Row("one token", shape=(1, 1, DIM)),
+    Row("more tokens than a block", dict(codebook_size=37), shape=(3, 171, DIM), steps=2),
+    Row("non-contiguous input", shape=(DIM, 6, 2), data=lambda x: x.permute(2, 1, 0)),
+    Row("repeated rows", data=lambda x: x[:, :1].expand(-1, 6, -1)),
+    Row("input without gradient", input_grad=False),
+    Row("float64 input", dtype=torch.float64),
+    # The reference computes estimator and loss in the input's precision; ours stay in float32.
+    Row("bfloat16 input", STRAIGHT, dtype=torch.bfloat16, tolerance=2e-2),
+    Row("float16 input", STRAIGHT, dtype=torch.float16, tolerance=3e-3),
+]
+
+UPDATES = [
+    Row("decay 0.5", dict(decay=0.5)),
+    Row("decay 0.1", dict(decay=0.1), steps=2),
+    Row("decay 1", dict(decay=1.0)),
+    Row("eps 0.1", dict(eps=0.1)),
+    Row("frozen at construction", frozen(), forward=BREAKDOWN),
+    Row("frozen for a call", forward=lambda step: dict(freeze_codebook=step == 1)),
+    Row("thawed for a call", frozen(), forward=lambda step: dict(freeze_codebook=step != 1)),
+    Row("no EMA", dict(ema_update=False)),
+    Row("no EMA for a call", forward=lambda step: dict(ema_update=step != 1)),
+    Row("EMA for a call", dict(ema_update=False), forward=lambda step: dict(ema_update=step == 1)),
+    Row("manual EMA, never applied", dict(manual_ema_update=True)),
+    Row(
+        "manual EMA",
+        dict(manual_ema_update=True),
+        after_step=lambda module, x: module._codebook.update_ema(),
+    ),
+    Row(
+        "manual EMA, cosine",
+        dict(manual_ema_update=True, use_cosine_sim=True),
+        after_step=lambda module, x: module._codebook.update_ema(),
+    ),
+    Row("accumulated EMA", steps=4, forward=lambda step: dict(accum_ema_update=step % 3 != 2)),
+    Row(
+        "accumulated EMA, separate heads",
+        SEPARATE,
+        steps=4,
+        forward=lambda step: dict(accum_ema_update=step % 2 == 0),
+    ),
+    Row(
+        "accumulated EMA, masked",
+        forward=lambda step: dict(accum_ema_update=step == 0, mask=mask(step)),
+    ),
+    Row(
+        "EMA weight per code",
+        forward=lambda step: dict(ema_update_weight=torch.linspace(0, 1, CODES)),
+    ),
+    Row(
+        "EMA weight per code, batched",
+        forward=lambda step: dict(ema_update_weight=torch.linspace(0, 1, CODES)[None]),
+    ),
+    Row(
+        "EMA weight per head and code",
+        SEPARATE,
+        forward=lambda step: dict(
+            ema_update_weight=torch.linspace(0, 1, 2 * CODES).reshape(2, CODES)
+        ),
+    ),
+    Row("EMA weight number", forward=dict(ema_update_weight=0.25)),
+    Row("EMA weight function", forward=dict(ema_update_weight=weight_by_size)),
+    Row("nothing synchronised", dict(sync_codebook=False, sync_kmeans=False)),
+    Row("update_ema_indices", steps=2, after_step=update_from("update_ema_indices")),
+    Row("update_indices", steps=2, after_step=update_from("update_indices")),
+    Row(
+        "update_ema_indices, masked",
+        steps=2,
+        after_step=update_from("update_ema_indices", mask=mask()),
+    ),
+    Row(
+        "update_ema_indices, cosine",
+        dict(use_cosine_sim=True),
+        steps=2,
+        after_step=update_from("update_ema_indices"),
+    ),
+    Row(
+        "update_ema_indices, projected",
+        dict(codebook_dim=4),
+        steps=2,
+        after_step=update_from("update_ema_indices"),
+    ),
+    Row(
+        "update_ema_indices, separate heads",
+        SEPARATE,
+        steps=2,
+        after_step=update_from("update_ema_indices", shape=(2, 6, 2)),
+    ),
+    Row(
+        "update_ema_indices, shared heads",
+        SHARED,
+        steps=2,
+        after_step=update_from("update_ema_indices", shape=(2, 6, 2)),
+    ),
+    Row(
+        "update_ema_indices, frozen",
+        frozen(),
+        steps=2,
+        after_step=update_from("update_ema_indices"),
+    ),
+    Row(
+        "update_ema_indices, no EMA",
+        dict(ema_update=False),
+        steps=2,
+        after_step=update_from("update_ema_indices"),
+    ),
+    Row("threshold that no code falls below", dict(threshold_ema_dead_code=0.01)),
+    Row("threshold, no EMA, no dead codes", dict(threshold_ema_dead_code=0.01, ema_update=False)),
+    Row("threshold, learnable, no dead codes", dict(threshold_ema_dead_code=0.01, **LEARNABLE)),
+    Row("threshold, frozen", frozen(threshold_ema_dead_code=100)),
+    Row("threshold, eval only", dict(threshold_ema_dead_code=100), steps=0),
+    Row(
+        "expire_codes_ without a threshold",
+        steps=1,
+        after_step=lambda module, x: module.expire_codes_(x),
+    ),
+    Row("k-means with one code", dict(kmeans_init=True, codebook_size=1), prepare=not_initialised),
+    Row(
+        "k-means with one code, cosine",
+        dict(kmeans_init=True, codebook_size=1, use_cosine_sim=True),
+        prepare=not_initialised,
+    ),
+    Row(
+        "k-means with one code, masked",
+        dict(kmeans_init=True, codebook_size=1),
+        prepare=not_initialised,
+        forward=lambda step: dict(mask=mask(step)),
+    ),
+    Row(
+        "k-means with one code per head",
+        dict(kmeans_init=True, codebook_size=1, kmeans_iters=1, **SEPARATE),
+        prepare=not_initialised,
+    ),
+    Row("EMA and projection train together", dict(codebook_dim=4, decay=0.9), steps=6),
+]
+
+LEARNED = [
+    Row("learnable", LEARNABLE, probes=READ, forward=BREAKDOWN),
+    Row("learnable, straight-through", dict(**STRAIGHT, **LEARNABLE)),
+    Row("learnable, commitment weight", dict(commitment_weight=0.25, **LEARNABLE)),
+    Row("learnable, no commitment", dict(commitment_weight=0.0, **LEARNABLE)),
+    Row("learnable, projected", dict(codebook_dim=4, **LEARNABLE)),
+    Row("learnable, shared heads", dict(**SHARED, **LEARNABLE)),
+    Row("learnable, separate heads", dict(**SEPARATE, **LEARNABLE), probes=READ),
+    Row("learnable, frozen", frozen(**LEARNABLE)),
+    Row("learnable, masked", LEARNABLE, forward=lambda step: dict(mask=mask(step))),
+    Row("learnable, EMA for a call", LEARNABLE, forward=lambda step: dict(ema_update=step == 1)),
+    Row(
+        "in-place optimizer", dict(in_place_codebook_optimizer=sgd, **LEARNABLE), forward=BREAKDOWN
+    ),
+    Row("in-place Adam", dict(in_place_codebook_optimizer=adam, **LEARNABLE), forward=BREAKDOWN),
+    Row(
+        "in-place, commitment weight",
+        dict(in_place_codebook_optimizer=sgd, commitment_weight=0.25, **LEARNABLE),
+    ),
+    Row("in-place, projected", dict(in_place_codebook_optimizer=sgd, codebook_dim=4, **LEARNABLE)),
+    Row("in-place, separate heads", dict(in_place_codebook_optimizer=sgd, **SEPARATE, **LEARNABLE)),
+    Row(
+        "in-place, masked",
+        dict(in_place_codebook_optimizer=sgd, **LEARNABLE),
+        forward=lambda step: dict(mask=mask(step)),
+    ),
+    Row("in-place, frozen", frozen(in_place_codebook_optimizer=sgd, **LEARNABLE)),
+    Row(
+        "in-place, manual",
+        dict(in_place_codebook_optimizer=sgd, manual_in_place_optimizer_update=True, **LEARNABLE),
+        forward=BREAKDOWN,
+        after_step=lambda module, x: module.update_in_place_optimizer(),
+    ),
+    Row(
+        "in-place, orthogonal codes",
+        dict(in_place_codebook_optimizer=sgd, orthogonal_reg_weight=1.0, ema_update=False),
+    ),
+    Row(
+        "update_in_place_optimizer without one",
+        steps=1,
+        after_step=lambda module, x: module.update_in_place_optimizer(),
+    ),
+    Row("bridge", bridge(), forward=BREAKDOWN, probes=dict(codebook=codebook)),
+    Row("bridge, straight-through", bridge(rotation_trick=False)),
+    Row("bridge, masked", bridge(), forward=lambda step: dict(mask=mask(step))),
+    Row("bridge, topk", bridge(), forward=dict(topk=2)),
+    Row(
+        "bridge, separate heads", bridge(heads=2, codebook_dim=DIM, separate_codebook_per_head=True)
+    ),
+    Row("codes per token", forward=per_token_codes),
+    Row(
+        "codes per token, straight-through, no EMA",
+        dict(ema_update=False, **STRAIGHT),
+        forward=per_token_codes,
+    ),
+    Row("codes per token, cosine", dict(use_cosine_sim=True), forward=per_token_codes),
+    Row("codes per token, learnable", LEARNABLE, forward=per_token_codes),
+    Row(
+        "codes per token, masked",
+        forward=lambda step: dict(mask=mask(step), **per_token_codes(step)),
+    ),
+    Row("affine", dict(affine_param=True), evaluate=False, forward=BREAKDOWN, steps=4),
+    Row(
+        "affine, decays",
+        dict(affine_param=True, affine_param_batch_decay=0.5, affine_param_codebook_decay=0.3),
+        evaluate=False,
+    ),
+    Row("affine, separate heads", dict(affine_param=True, **SEPARATE), evaluate=False),
+    Row("affine, shared heads", dict(affine_param=True, **SHARED), evaluate=False),
+    Row(
+        "affine, masked",
+        dict(affine_param=True),
+        evaluate=False,
+        forward=lambda step: dict(mask=mask(step)),
+    ),
+    Row("affine, learnable", dict(affine_param=True, **LEARNABLE), evaluate=False),
+    Row("affine, straight-through", dict(affine_param=True, **STRAIGHT), evaluate=False),
+    Row("affine, image", dict(affine_param=True, **IMAGE), shape=(2, DIM, 3, 4), evaluate=False),
+]
+
+LOSSES = [
+    Row("commitment weight", dict(commitment_weight=0.25), forward=BREAKDOWN),
+    Row("no commitment", dict(commitment_weight=0.0), forward=BREAKDOWN),
+    Row(
+        "cross-entropy commitment, frozen",
+        frozen(commitment_use_cross_entropy_loss=True),
+        forward=BREAKDOWN,
+    ),
+    Row(
+        "cross-entropy commitment, cosine",
+        frozen(commitment_use_cross_entropy_loss=True, use_cosine_sim=True),
+    ),
+    Row(
+        "cross-entropy commitment, learnable",
+        dict(commitment_use_cross_entropy_loss=True, **LEARNABLE),
+    ),
+    Row(
+        "cross-entropy commitment, masked",
+        frozen(commitment_use_cross_entropy_loss=True, commitment_weight=0.5),
+        forward=lambda step: dict(mask=mask(step)),
+    ),
+    Row(
+        "cross-entropy commitment, shared heads",
+        frozen(commitment_use_cross_entropy_loss=True, **SHARED),
+    ),
+    Row(
+        "cross-entropy commitment, separate heads",
+        frozen(commitment_use_cross_entropy_loss=True, **SEPARATE),
+    ),
+    Row("orthogonal", dict(orthogonal_reg_weight=2.0), forward=BREAKDOWN),
+    Row("orthogonal, no EMA", dict(orthogonal_reg_weight=2.0, ema_update=False), forward=BREAKDOWN),
+    Row("orthogonal, cosine", dict(orthogonal_reg_weight=2.0, use_cosine_sim=True)),
+    Row("orthogonal, shared heads", dict(orthogonal_reg_weight=2.0, **SHARED)),
+    Row("orthogonal, separate heads", dict(orthogonal_reg_weight=2.0, **SEPARATE)),
+    Row("orthogonal, frozen", frozen(orthogonal_reg_weight=2.0)),
+    Row("orthogonal, learnable", dict(orthogonal_reg_weight=2.0, **LEARNABLE), forward=BREAKDOWN),
+    Row(
+        "orthogonal, active codes",
+        dict(orthogonal_reg_weight=2.0, orthogonal_reg_active_codes_only=True),
+        forward=BREAKDOWN,
+    ),
+    Row(
+        "orthogonal, active codes, shared heads",
+        dict(orthogonal_reg_weight=2.0, orthogonal_reg_active_codes_only=True, **SHARED),
+    ),
+    Row(
+        "orthogonal, more codes allowed than there are",
+        dict(orthogonal_reg_weight=2.0, orthogonal_reg_max_codes=CODES),
+    ),
+    # One position per item, where averaging over the batch and averaging over all tokens are the
+    # same thing.
+    Row(
+        "diversity, one position",
+        frozen(codebook_diversity_loss_weight=0.5, codebook_diversity_temperature=1.0),
+        shape=(12, DIM),
+        forward=BREAKDOWN,
+    ),
+    Row(
+        "diversity, default temperature",
+        frozen(codebook_diversity_loss_weight=0.5),
+        shape=(12, 1, DIM),
+    ),
+    Row(
+        "diversity, cosine",
+        frozen(
+            codebook_diversity_loss_weight=0.5,
+            codebook_diversity_temperature=3.0,
+            use_cosine_sim=True,
+        ),
+        shape=(12, DIM),
+    ),
+    Row(
+        "diversity, learnable",
+        dict(codebook_diversity_loss_weight=0.5, codebook_diversity_temperature=1.0, **LEARNABLE),
+        shape=(12, DIM),
+    ),
+    Row(
+        "diversity, shared heads",
+        frozen(codebook_diversity_loss_weight=0.5, codebook_diversity_temperature=1.0, **SHARED),
+        shape=(12, DIM),
+    ),
+    Row(
+        "all losses",
+        dict(
+            codebook_diversity_loss_weight=0.5,
+            codebook_diversity_temperature=1.0,
+            orthogonal_reg_weight=2.0,
+            commitment_weight=0.25,
+            **LEARNABLE,
+        ),
+        shape=(12, DIM),
+        forward=BREAKDOWN,
+    ),
+]
+
+SELECTIONS = [
+    Row("masked", forward=lambda step: dict(mask=mask(step), **BREAKDOWN)),
+    Row("masked, scattered", forward=lambda step: dict(mask=scattered_mask(step))),
+    Row("masked, nothing hidden", forward=dict(mask=torch.ones(2, 6, dtype=torch.bool))),
+    Row("masked, one item empty", forward=dict(mask=torch.arange(6) < torch.tensor([[5], [0]]))),
+    Row(
+        "masked, padding kept",
+        dict(return_zeros_for_masked_padding=False),
+        forward=lambda step: dict(mask=mask(step)),
+    ),
+    Row(
+        "masked, no commitment, cosine",
+        dict(use_cosine_sim=True, commitment_weight=0.0),
+        forward=lambda step: dict(mask=mask(step)),
+    ),
+    Row(
+        "masked, no commitment, projected",
+        dict(codebook_dim=4, commitment_weight=0.0),
+        forward=lambda step: dict(mask=mask(step)),
+    ),
+    Row(
+        "masked, no commitment, separate heads",
+        dict(commitment_weight=0.0, **SEPARATE),
+        forward=lambda step: dict(mask=mask(step)),
+    ),
+    Row(
+        "masked, no commitment, shared heads",
+        dict(commitment_weight=0.0, **SHARED),
+        forward=lambda step: dict(mask=mask(step)),
+    ),
+    Row(
+        "masked, projected, padding kept",
+        dict(codebook_dim=4, commitment_weight=0.0, return_zeros_for_masked_padding=False),
+        forward=lambda step: dict(mask=mask(step)),
+    ),
+    Row(
+        "masked, channel first",
+        CHANNEL_FIRST,
+        shape=(2, DIM, 6),
+        forward=lambda step: dict(mask=mask(step)),
+    ),
+    Row("masked, frozen", frozen(), forward=lambda step: dict(mask=mask(step))),
+    Row(
+        "masked, eval only, projected heads",
+        SEPARATE,
+        steps=0,
+        forward=lambda step: dict(mask=mask(step)),
+    ),
+    Row("lengths", forward=dict(lens=torch.tensor([5, 2]))),
+    Row("lengths, beyond the sequence", forward=dict(lens=torch.tensor([9, 2]))),
+    Row(
+        "lengths, padding kept",
+        dict(return_zeros_for_masked_padding=False),
+        forward=dict(lens=torch.tensor([5, 2])),
+    ),
+    Row("topk 1", forward=dict(topk=1)),
+    Row("topk 3", forward=dict(topk=3, **BREAKDOWN)),
+    Row("topk of all codes and more", forward=dict(topk=CODES + 3)),
+    Row("topk, straight-through", STRAIGHT, forward=dict(topk=2)),
+    Row("topk, cosine", dict(use_cosine_sim=True), forward=dict(topk=2)),
+    Row("topk, projected", dict(codebook_dim=4), forward=dict(topk=2)),
+    Row("topk, learnable", LEARNABLE, forward=dict(topk=2)),
+    Row(
+        "topk, weights",
+        dict(commitment_weight=0.5, orthogonal_reg_weight=1.0),
+        forward=dict(topk=2, **BREAKDOWN),
+    ),
+    Row("topk, no commitment", dict(commitment_weight=0.0), forward=dict(topk=2)),
+    Row("topk, masked", forward=lambda step: dict(topk=2, mask=mask(step))),
+    Row("topk, image", IMAGE, shape=(2, DIM, 3, 4), forward=dict(topk=2)),
+    Row("topk, volume", VOLUME, shape=(2, DIM, 2, 3, 2), forward=dict(topk=2)),
+    Row("topk, channel first", CHANNEL_FIRST, shape=(2, DIM, 6), forward=dict(topk=2)),
+    Row("topk, single tokens", shape=(12, DIM), forward=dict(topk=2)),
+    Row("topk, codes per token", forward=lambda step: dict(topk=2, **per_token_codes(step))),
+    Row("topk, eval only", STRAIGHT, steps=0, forward=dict(topk=2, **BREAKDOWN)),
+    Row(
+        "topk, masked, cosine",
+        dict(use_cosine_sim=True),
+        forward=lambda step: dict(topk=2, mask=mask(step)),
+    ),
+    Row("topk, threshold", dict(threshold_ema_dead_code=100), forward=dict(topk=2)),
+    Row("given indices", frozen(), forward=lambda step: dict(indices=targets((2, 6), step))),
+    Row(
+        "given indices, cosine",
+        frozen(use_cosine_sim=True),
+        forward=lambda step: dict(indices=targets((2, 6), step)),
+    ),
+    Row(
+        "given indices, learnable",
+        LEARNABLE,
+        forward=lambda step: dict(indices=targets((2, 6), step)),
+    ),
+    Row(
+        "given indices, some ignored",
+        frozen(),
+        forward=lambda step: dict(indices=targets((2, 6), step) - 1),
+    ),
+    Row(
+        "given indices, projected",
+        frozen(codebook_dim=4),
+        forward=lambda step: dict(indices=targets((2, 6), step)),
+    ),
+    Row(
+        "given indices, shared heads",
+        frozen(**SHARED),
+        forward=lambda step: dict(indices=targets((2, 6, 2), step)),
+    ),
+    Row(
+        "given indices, separate heads",
+        frozen(**SEPARATE),
+        forward=lambda step: dict(indices=targets((2, 6, 2), step)),
+    ),
+    Row(
+        "given indices, channel first",
+        frozen(**CHANNEL_FIRST),
+        shape=(2, DIM, 6),
+        forward=lambda step: dict(indices=targets((2, 6), step)),
+    ),
+]
+
+SAME = ESTIMATORS + SHAPES + UPDATES + LEARNED + LOSSES + SELECTIONS

@@ -1,0 +1,89 @@
+"""VectorQuantize against the reference: same numbers row by row, or an oracle where we differ on
+purpose.
+"""
+
+import pytest
+
+from .differences_vector_quantize import COMPATIBLE, DIFFERENT, RANDOM
+from .errors_vector_quantize import CONSTRUCTION, FORWARD
+from .harness import (
+    assert_oracle_decides,
+    assert_same_behaviour,
+    assert_same_signature,
+    is_reference,
+)
+from .setup_vector_quantize import TABLE
+from .table_vector_quantize import SAME
+
+# The reference broadcasts on its way to the errors that its rows are about.
+pytestmark = pytest.mark.filterwarnings("ignore:Using a target size")
+
+METHODS = (
+    "__init__",
+    "forward",
+    "get_codes_from_indices",
+    "get_output_from_indices",
+    "update_ema_indices",
+    "update_indices",
+    "expire_codes_",
+    "update_in_place_optimizer",
+    "maybe_split_heads_from_input",
+)
+
+
+def by_id(row):
+    return row.id
+
+
+@pytest.mark.parametrize("row", SAME + COMPATIBLE, ids=by_id)
+def test_same_numbers_as_the_reference(row, reference, subject):
+    assert_same_behaviour(TABLE, row, reference, subject)
+
+
+@pytest.mark.parametrize("row", RANDOM, ids=by_id)
+def test_random_options_have_the_stated_distribution(row, subject):
+    assert_oracle_decides(TABLE, row, subject)
+
+
+@pytest.mark.parametrize("row", DIFFERENT, ids=by_id)
+def test_right_where_the_reference_is_not(row, subject):
+    assert_oracle_decides(TABLE, row, subject)
+
+
+def errors_of(subject):
+    # AssertionError and AttributeError are accidents of the reference, not a way to tell a user
+    # what is wrong.
+    return Exception if is_reference(subject) else (ValueError, TypeError, IndexError, RuntimeError)
+
+
+@pytest.mark.parametrize("case", CONSTRUCTION, ids=by_id)
+def test_construction_is_refused(case, subject):
+    with pytest.raises(errors_of(subject)):
+        subject.VectorQuantize(**{**TABLE.defaults, **case.kwargs})
+
+
+@pytest.mark.parametrize("case", FORWARD, ids=by_id)
+def test_forward_is_refused(case, subject):
+    module = subject.VectorQuantize(**{**TABLE.defaults, **case.kwargs})
+    with pytest.raises(errors_of(subject)):
+        module(case.input, **case.forward)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_same_signature(method, reference, subject):
+    assert_same_signature(
+        getattr(reference.VectorQuantize, method), getattr(subject.VectorQuantize, method)
+    )
+
+
+def test_every_keyword_has_a_row(reference):
+    """A keyword of the reference that no row sets would be compared by nobody."""
+    import inspect
+
+    rows = SAME + COMPATIBLE + RANDOM + DIFFERENT
+    used = set(TABLE.defaults).union(*(row.constructor_kwargs() for row in rows))
+    constructor = set(inspect.signature(reference.VectorQuantize.__init__).parameters) - {"self"}
+    assert constructor - used == set()
+    called = set().union(*(row.forward_kwargs(step) for row in rows for step in range(2)))
+    arguments = set(inspect.signature(reference.VectorQuantize.forward).parameters) - {"self", "x"}
+    assert arguments - called == set()
