@@ -16,7 +16,11 @@ def check_vector_quantize(options: dict[str, Any]) -> ResolvedVectorQuantize:
     _check_ranges(options)
     by_gradient = options["directional_reparam"] or options["vq_bridge"] is not None
     resolved = ResolvedVectorQuantize(
-        rotation_trick=_default(options["rotation_trick"], not options["directional_reparam"]),
+        rotation_trick=_default(
+            # In one dimension there is nothing to rotate.
+            options["rotation_trick"],
+            not options["directional_reparam"] and options["dim"] > 1,
+        ),
         ema_update=_default(options["ema_update"], not by_gradient),
         learnable_codebook=_default(options["learnable_codebook"], by_gradient),
     )

@@ -151,7 +151,9 @@ class VectorQuantize(nn.Module):
         sync_update_v: float = 0.0,
         return_zeros_for_masked_padding: bool = True,
         route_gradients_to_input: bool = True,
+        *,
         dead_code_threshold_fraction: float = 0.0,
+        vqp_compat: bool = False,
     ) -> None:
         super().__init__()
         options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}

@@ -77,7 +77,7 @@ ResolvedVectorQuantizeOptions VectorQuantizeOptions::validate() const {
   check_not_negative(*this);
   const bool by_gradient = directional_reparam() || !vq_bridge().is_empty();
   const ResolvedVectorQuantizeOptions resolved{
-      .rotation_trick = rotation_trick().value_or(!directional_reparam()),
+      .rotation_trick = rotation_trick().value_or(!directional_reparam() && dim() > 1),  // one dimension has no rotation
       .ema_update = ema_update().value_or(!by_gradient),
       .learnable_codebook = learnable_codebook().value_or(by_gradient),
   };
