@@ -8,8 +8,14 @@ set(TORCHVQ_SOURCES
   ops/any/unit_vectors.cpp
   ops/autograd/lookup_codes.cpp
   ops/autograd/unit_vectors.cpp
+  ops/nearest_code.cpp
+  ops/any/lookup_codes.cpp
+  ops/any/nearest_code.cpp
+  ops/autograd/lookup_codes.cpp
+  ops/autograd/nearest_code.cpp
   ops/cpu/lookup_codes.cpp
   ops/cpu/unit_vectors.cpp
   ops/meta/lookup_codes.cpp
   ops/meta/unit_vectors.cpp
+  ops/meta/nearest_code.cpp
 )
