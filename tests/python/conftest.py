@@ -1,0 +1,51 @@
+"""Fixtures of the Python tests: seeds, devices, and the rule that a GPU runner may not skip silently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import support
+
+
+@pytest.fixture(autouse=True)
+def generator() -> torch.Generator:
+    """A generator for the test's data; torch itself is seeded as well, for every test."""
+    return support.seed_everything()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_threads() -> Iterator[None]:
+    """pytest runs in several processes: one thread each, so that they do not fight for the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def any_path() -> Callable[[str], Callable[..., Any]]:
+    """`any_path("lookup_codes")(codebook, indices)` runs the any-device kernel on CPU tensors."""
+    return support.any_path
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", f"cuda: needs a GPU; skipped without one, failed when {support.FAIL_WITHOUT_CUDA}=1"
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cuda") is None or torch.cuda.is_available():
+        return
+    if support.cuda_required():
+        pytest.fail(f"{support.FAIL_WITHOUT_CUDA}=1, but torch finds no GPU", pytrace=False)
+    pytest.skip("no GPU")

@@ -1,0 +1,39 @@
+"""Helpers shared by the Python tests; fixtures are in conftest.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torchvq  # noqa: F401  (registers the operators)
+
+FAIL_WITHOUT_CUDA = "TORCHVQ_FAIL_WITHOUT_CUDA"
+
+
+def seed_everything(seed: int = 0) -> torch.Generator:
+    """The one place that fixes random numbers: seeds torch, returns a generator of its own for the data."""
+    torch.manual_seed(seed)
+    return torch.Generator().manual_seed(seed)
+
+
+def op_packet(op: str) -> Any:
+    """The overload `torch.ops.torchvq.<op>.default`, without the dispatcher choosing a kernel yet."""
+    return getattr(torch.ops.torchvq, op).default
+
+
+def any_path(op: str) -> Callable[..., Any]:
+    """The any-device kernel of an operator, callable on CPU tensors, where the CPU kernel would be chosen instead."""
+    packet = op_packet(op)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            return packet._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+
+    return call
+
+
+def cuda_required() -> bool:
+    """True where a missing GPU is a failure and not a reason to skip (GPU runners set the variable)."""
+    return os.environ.get(FAIL_WITHOUT_CUDA, "0") not in ("", "0")
