@@ -6,4 +6,14 @@ set(TORCHVQ_SOURCES
   ops/autograd/lookup_codes.cpp
   ops/cpu/lookup_codes.cpp
   ops/meta/lookup_codes.cpp
+  detail/exponents.cpp
+  detail/random_tensor.cpp
+  ops/random_uniform.cpp
+  ops/any/random_uniform.cpp
+  ops/cpu/random_uniform.cpp
+  ops/meta/random_uniform.cpp
+  ops/random_normal.cpp
+  ops/any/random_normal.cpp
+  ops/cpu/random_normal.cpp
+  ops/meta/random_normal.cpp
 )
