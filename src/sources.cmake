@@ -7,7 +7,9 @@ set(TORCHVQ_SOURCES
   ops/cpu/lookup_codes.cpp
   ops/meta/lookup_codes.cpp
   detail/exponents.cpp
+  detail/no_gradient.cpp
   detail/random_tensor.cpp
+  detail/root.cpp
   ops/random_uniform.cpp
   ops/any/random_uniform.cpp
   ops/cpu/random_uniform.cpp
@@ -16,4 +18,21 @@ set(TORCHVQ_SOURCES
   ops/any/random_normal.cpp
   ops/cpu/random_normal.cpp
   ops/meta/random_normal.cpp
+  detail/fixed_point.cpp
+  kernels/cpu/fixed_point_sum.cpp
+  ops/code_exponents.cpp
+  ops/any/code_exponents.cpp
+  ops/autograd/code_exponents.cpp
+  ops/cpu/code_exponents.cpp
+  ops/meta/code_exponents.cpp
+  ops/code_statistics.cpp
+  ops/any/code_statistics.cpp
+  ops/autograd/code_statistics.cpp
+  ops/cpu/code_statistics.cpp
+  ops/meta/code_statistics.cpp
+  ops/decode_sums.cpp
+  ops/any/decode_sums.cpp
+  ops/autograd/decode_sums.cpp
+  ops/cpu/decode_sums.cpp
+  ops/meta/decode_sums.cpp
 )

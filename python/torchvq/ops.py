@@ -39,3 +39,29 @@ def random_normal(
     Arguments as for :func:`random_uniform`. The same bits on every device with IEEE float64 arithmetic.
     """
     return torch.ops.torchvq.random_normal(rng, purpose, size, dtype=dtype, stream=stream)
+
+
+def code_exponents(codebook: Tensor) -> Tensor:
+    """Fixed-point exponent of each code, int32 (H, K), for :func:`code_statistics`.
+
+    The smallest e with ``max|code| <= 2**e``, but at least the mean of these over the codes of the head.
+    """
+    return torch.ops.torchvq.code_exponents(codebook)
+
+
+def code_statistics(
+    x: Tensor, indices: Tensor, exponents: Tensor, *, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Counts and exact sums of the tokens of each code.
+
+    ``x`` is (H, N, D), ``indices`` int64 (H, N) with -1 for tokens that are left out, ``mask`` bool (H, N) or (N,)
+    with True for real tokens. Returns counts int64 (H, K), sums int64 (W, H, K, D) in fixed point (W = 2 for
+    float64 tokens, else 1), and the exponents in use, int32 (H, K). The same bits for any order, split, thread
+    count and device; :func:`decode_sums` turns sums into floating point. Rows that are not finite are left out.
+    """
+    return torch.ops.torchvq.code_statistics(x, indices, exponents, mask=mask)
+
+
+def decode_sums(sums: Tensor, exponents: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Fixed-point sums of :func:`code_statistics` as float32 or float64 (H, K, D), rounded once."""
+    return torch.ops.torchvq.decode_sums(sums, exponents, dtype=dtype)

@@ -8,7 +8,7 @@
 #include <ATen/ops/where.h>
 
 #include "detail/checks.h"
-#include "detail/exponents.h"
+#include "detail/root.h"
 #include "kernels/random.h"
 
 namespace torchvq::detail {
@@ -29,16 +29,6 @@ at::Tensor log_of_uniform(const at::Tensor& u) {
   auto series = at::full_like(z, 1.0 / 21.0);
   for (int k = 19; k >= 1; k -= 2) series = (series * z).add_(1.0 / k);
   return exponent.to(at::kDouble) * 0.69314718055994531 + (s * 2.0) * series;
-}
-
-at::Tensor root_of_positive(const at::Tensor& a) {
-  auto [mantissa, exponent] = at::frexp(a);
-  const auto odd = exponent.bitwise_and(1);
-  mantissa = at::where(odd.eq(1), mantissa * 0.5, mantissa);
-  exponent = (exponent + odd).bitwise_right_shift(1);
-  auto root = mantissa * 0.65 + 0.35;
-  for (int step = 0; step < 4; ++step) root = (root + mantissa / root) * 0.5;
-  return root * power_of_two(exponent);
 }
 
 at::Tensor cosine_of_turn(const at::Tensor& u) {
@@ -74,7 +64,7 @@ at::Tensor uniform_from_bits(const at::Tensor& bits, int64_t precision) {
 }
 
 at::Tensor normal_from_bits(const at::Tensor& radius_bits, const at::Tensor& angle_bits) {
-  const auto radius = root_of_positive(log_of_uniform(uniform_from_bits(radius_bits, 53)) * -2.0);
+  const auto radius = square_root(log_of_uniform(uniform_from_bits(radius_bits, 53)) * -2.0);
   return radius * cosine_of_turn(uniform_from_bits(angle_bits, 53));
 }
 

@@ -2,13 +2,14 @@
 // so it is the same on any device, for any number of threads, and after resuming from a checkpoint.
 // Hash: finaliser of SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number
 // generators"). src/detail/random_tensor.cpp is the twin made of tensor operators; the two must give
-// the same bits, so both use only +, *, / and integer operations, in the same order (the square root
-// of tensor libraries is not always correctly rounded: measured 1 % of the last bits on CPU).
+// the same bits, so both use only +, *, / and integer operations, in the same order.
 // Torch-free, and free of state.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
+
+#include "kernels/root.h"
 
 namespace torchvq::kernels {
 
@@ -53,19 +54,6 @@ inline double log_of_uniform(double u) {
   return static_cast<double>(exponent) * 0.69314718055994531 + 2.0 * s * series;
 }
 
-/// Square root of a in (0, 100), by Newton's iteration.
-inline double root_of_positive(double a) {
-  int exponent = 0;
-  double mantissa = std::frexp(a, &exponent);
-  if (exponent & 1) {
-    mantissa = mantissa * 0.5;
-    exponent += 1;
-  }
-  double root = mantissa * 0.65 + 0.35;  // within 5 %; four steps square that below 1e-20
-  for (int step = 0; step < 4; ++step) root = (root + mantissa / root) * 0.5;
-  return root * std::ldexp(1.0, exponent / 2);
-}
-
 /// Coefficients of sin(y) / y in powers of y^2, highest first: (-1)^k / (2k+1)!.
 constexpr double kSineSeries[] = {
     1.0 / 51090942171709440000.0, -1.0 / 121645100408832000.0, 1.0 / 355687428096000.0,
@@ -84,7 +72,7 @@ inline double cosine_of_turn(double u) {
 
 /// Standard normal by Box and Muller 1958 (the cosine half only, so that every element stands alone).
 inline double normal_from_bits(uint64_t radius_bits, uint64_t angle_bits) {
-  const double radius = root_of_positive(log_of_uniform(uniform_from_bits(radius_bits, 53)) * -2.0);
+  const double radius = square_root(log_of_uniform(uniform_from_bits(radius_bits, 53)) * -2.0);
   return radius * cosine_of_turn(uniform_from_bits(angle_bits, 53));
 }
 
