@@ -35,4 +35,15 @@ set(TORCHVQ_SOURCES
   ops/autograd/decode_sums.cpp
   ops/cpu/decode_sums.cpp
   ops/meta/decode_sums.cpp
+  detail/codebook_average.cpp
+  ops/ema_update_.cpp
+  ops/any/ema_update_.cpp
+  ops/autograd/ema_update_.cpp
+  ops/cpu/ema_update_.cpp
+  ops/meta/ema_update_.cpp
+  ops/ema_finish_.cpp
+  ops/any/ema_finish_.cpp
+  ops/autograd/ema_finish_.cpp
+  ops/cpu/ema_finish_.cpp
+  ops/meta/ema_finish_.cpp
 )

@@ -65,3 +65,49 @@ def code_statistics(
 def decode_sums(sums: Tensor, exponents: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
     """Fixed-point sums of :func:`code_statistics` as float32 or float64 (H, K, D), rounded once."""
     return torch.ops.torchvq.decode_sums(sums, exponents, dtype=dtype)
+
+
+def ema_update_(
+    cluster_size: Tensor,
+    embed_avg: Tensor,
+    embed: Tensor,
+    counts: Tensor,
+    sums: Tensor,
+    exponents: Tensor,
+    *,
+    decay: float = 0.8,
+    eps: float = 1e-5,
+    metric: str = "euclidean",
+    weight: Tensor | None = None,
+    from_codebook: bool = False,
+    finish: bool = True,
+) -> None:
+    """Moving averages of counts and sums, and the codes that follow from them, in place.
+
+    State is float32 or float64: ``cluster_size`` (H, K), ``embed_avg`` and ``embed`` (H, K, D); statistics are those
+    of :func:`code_statistics`. ``weight`` scales ``1 - decay`` and broadcasts to (H, K). ``from_codebook`` starts
+    from ``embed`` instead of ``embed_avg`` (after an optimiser's step). ``finish=False`` leaves ``embed`` to
+    :func:`ema_finish_`. Idle codes keep their row once their size is below 1e-2, and a head without tokens is
+    left as it is.
+    """
+    torch.ops.torchvq.ema_update_(
+        cluster_size,
+        embed_avg,
+        embed,
+        counts,
+        sums,
+        exponents,
+        decay=decay,
+        eps=eps,
+        metric=metric,
+        weight=weight,
+        from_codebook=from_codebook,
+        finish=finish,
+    )
+
+
+def ema_finish_(
+    embed: Tensor, cluster_size: Tensor, embed_avg: Tensor, *, eps: float = 1e-5, metric: str = "euclidean"
+) -> None:
+    """Recomputes ``embed`` from the averages, in place: Laplace smoothing, and unit norm for cosine."""
+    torch.ops.torchvq.ema_finish_(embed, cluster_size, embed_avg, eps=eps, metric=metric)
