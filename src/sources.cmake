@@ -1,21 +1,59 @@
 # Every translation unit of libtorchvq by name (no globs: a forgotten file should fail the review, not hide).
 set(TORCHVQ_SOURCES
-  version.cpp
+  detail/codebook_average.cpp
+  detail/exponents.cpp
+  detail/fixed_point.cpp
+  detail/no_gradient.cpp
+  detail/random_tensor.cpp
+  detail/root.cpp
   functional/layout.cpp
-  ops/lookup_codes.cpp
-  ops/unit_vectors.cpp
-  ops/any/lookup_codes.cpp
-  ops/any/unit_vectors.cpp
-  ops/autograd/lookup_codes.cpp
-  ops/autograd/unit_vectors.cpp
-  ops/nearest_code.cpp
+  kernels/cpu/fixed_point_sum.cpp
+  ops/any/code_exponents.cpp
+  ops/any/code_statistics.cpp
+  ops/any/decode_sums.cpp
+  ops/any/ema_finish_.cpp
+  ops/any/ema_update_.cpp
   ops/any/lookup_codes.cpp
   ops/any/nearest_code.cpp
+  ops/any/random_normal.cpp
+  ops/any/random_uniform.cpp
+  ops/any/unit_vectors.cpp
+  ops/autograd/code_exponents.cpp
+  ops/autograd/code_statistics.cpp
+  ops/autograd/decode_sums.cpp
+  ops/autograd/ema_finish_.cpp
+  ops/autograd/ema_update_.cpp
   ops/autograd/lookup_codes.cpp
   ops/autograd/nearest_code.cpp
+  ops/autograd/unit_vectors.cpp
+  ops/code_exponents.cpp
+  ops/code_statistics.cpp
+  ops/cpu/code_exponents.cpp
+  ops/cpu/code_statistics.cpp
+  ops/cpu/decode_sums.cpp
+  ops/cpu/ema_finish_.cpp
+  ops/cpu/ema_update_.cpp
   ops/cpu/lookup_codes.cpp
+  ops/cpu/random_normal.cpp
+  ops/cpu/random_uniform.cpp
   ops/cpu/unit_vectors.cpp
+  ops/decode_sums.cpp
+  ops/ema_finish_.cpp
+  ops/ema_update_.cpp
+  ops/lookup_codes.cpp
+  ops/meta/code_exponents.cpp
+  ops/meta/code_statistics.cpp
+  ops/meta/decode_sums.cpp
+  ops/meta/ema_finish_.cpp
+  ops/meta/ema_update_.cpp
   ops/meta/lookup_codes.cpp
-  ops/meta/unit_vectors.cpp
   ops/meta/nearest_code.cpp
+  ops/meta/random_normal.cpp
+  ops/meta/random_uniform.cpp
+  ops/meta/unit_vectors.cpp
+  ops/nearest_code.cpp
+  ops/random_normal.cpp
+  ops/random_uniform.cpp
+  ops/unit_vectors.cpp
+  version.cpp
 )

@@ -1,0 +1,18 @@
+// kernels/cpu/codebook_average.h in tensor operators: the same bits on any device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace torchvq::detail {
+
+/// Laplace-smoothed cluster sizes as float64, (H, K).
+at::Tensor smoothed_sizes(const at::Tensor& cluster_size, double eps);
+
+/// Rows divided by their norm, in float64 (..., D); zero rows stay zero.
+at::Tensor unit_rows(const at::Tensor& rows);
+
+/// Codes from averages, dtype of embed; rows where `keep` (H, K) holds, or whose size is not positive, stay.
+at::Tensor codes_from_averages(const at::Tensor& embed, const at::Tensor& embed_avg, const at::Tensor& sizes,
+                               const at::Tensor& keep, bool unit);
+
+}  // namespace torchvq::detail

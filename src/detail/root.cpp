@@ -1,0 +1,27 @@
+#include "detail/root.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/frexp.h>
+#include <ATen/ops/where.h>
+
+#include "detail/exponents.h"
+
+namespace torchvq::detail {
+
+at::Tensor square_root(const at::Tensor& a) {
+  auto [mantissa, exponent] = at::frexp(a);
+  const auto odd = exponent.bitwise_and(1);
+  mantissa = at::where(odd.eq(1), mantissa * 0.5, mantissa);
+  exponent = (exponent + odd).bitwise_right_shift(1);
+  auto root = mantissa * 0.65 + 0.35;
+  for (int step = 0; step < 4; ++step) root = (root + mantissa / root) * 0.5;
+  return root * power_of_two(exponent);
+}
+
+at::Tensor norm_in_order(const at::Tensor& rows) {
+  auto squares = rows.select(-1, 0) * rows.select(-1, 0);
+  for (int64_t d = 1; d < rows.size(-1); ++d) squares.add_(rows.select(-1, d) * rows.select(-1, d));
+  return at::where(squares.gt(0), square_root(squares), squares);
+}
+
+}  // namespace torchvq::detail

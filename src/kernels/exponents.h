@@ -1,0 +1,37 @@
+// Exponents as fixed point wants them: the smallest e with |v| <= 2^e, and exact powers of two.
+// Read from the bits of a float64, so that every device and library agrees. Torch-free.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+
+namespace torchvq::kernels {
+
+/// Exponents outside are clamped: 2^(30 - e) and its inverse stay normal float64 numbers.
+constexpr int32_t kMinExponent = -960;
+constexpr int32_t kMaxExponent = 990;
+
+/// An element of magnitude 2^e becomes the integer 2^30.
+constexpr int32_t kUnitBits = 30;
+
+/// Tokens may exceed the exponent of their code by this much before the exponent is raised.
+constexpr int32_t kHeadroomBits = 8;
+
+constexpr int32_t clamp_exponent(int32_t exponent) {
+  return std::clamp(exponent, kMinExponent, kMaxExponent);
+}
+
+/// Smallest e with magnitude <= 2^e, clamped; kMinExponent for 0. `magnitude` is finite and >= 0.
+inline int32_t exponent_of(double magnitude) {
+  const auto bits = std::bit_cast<uint64_t>(magnitude);
+  const auto above = (bits & ((uint64_t{1} << 52) - 1)) != 0;
+  return clamp_exponent(static_cast<int32_t>(bits >> 52) - 1023 + above);
+}
+
+/// 2^exponent for exponents of normal float64 numbers.
+inline double power_of_two(int32_t exponent) {
+  return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
+}
+
+}  // namespace torchvq::kernels

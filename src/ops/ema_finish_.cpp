@@ -1,0 +1,40 @@
+#include <torchvq/ops/ema_finish_.h>
+
+#include <torch/library.h>
+
+#include "detail/codebook_state.h"
+#include "detail/op_handle.h"
+#include "ops/ema_finish_.h"
+
+namespace torchvq {
+
+namespace detail {
+
+bool check_ema_finish_(const at::Tensor& embed, const at::Tensor& cluster_size, const at::Tensor& embed_avg, double eps,
+                       std::string_view metric) {
+  constexpr auto op = "ema_finish_";
+  check_codebook_state(op, cluster_size, embed_avg, embed);
+  check_eps(op, eps);
+  return check_metric(op, metric);
+}
+
+}  // namespace detail
+
+namespace ops {
+
+void ema_finish_(at::Tensor embed, const at::Tensor& cluster_size, const at::Tensor& embed_avg, double eps,
+                 const std::string& metric) {
+  using Signature = void(at::Tensor&, const at::Tensor&, const at::Tensor&, double, std::string_view);
+  static auto op = detail::op_handle<Signature>("torchvq::ema_finish_");
+  op.call(embed, cluster_size, embed_avg, eps, metric);
+}
+
+}  // namespace ops
+
+}  // namespace torchvq
+
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  m.def(
+      "ema_finish_(Tensor(a!) embed, Tensor cluster_size, Tensor embed_avg, *, float eps, "
+      "str metric=\"euclidean\") -> ()");
+}

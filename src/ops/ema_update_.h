@@ -1,0 +1,26 @@
+// Argument checks of ema_update_, called by every kernel.
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include <ATen/core/Tensor.h>
+
+namespace torchvq::detail {
+
+/// The arguments of the operator that are not tensors of the state.
+struct EmaUpdateArguments {
+  const at::Tensor& counts;
+  const at::Tensor& sums;
+  const at::Tensor& exponents;
+  double decay;
+  double eps;
+  std::string_view metric;
+  const std::optional<at::Tensor>& weight;
+};
+
+/// Returns whether the metric is cosine.
+bool check_ema_update_(const at::Tensor& cluster_size, const at::Tensor& embed_avg, const at::Tensor& embed,
+                       const EmaUpdateArguments& arguments);
+
+}  // namespace torchvq::detail

@@ -1,0 +1,254 @@
+"""ema_update_ and ema_finish_: moving averages of a codebook (include/torchvq/ops/ema_update_.h)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from support import any_path
+
+ops = torch.ops.torchvq
+PATHS = {
+    "dispatched": (ops.ema_update_, ops.ema_finish_),
+    "any": (any_path("ema_update_"), any_path("ema_finish_")),
+}
+HEADS, CODES, DIM, TOKENS = 2, 9, 5, 40
+
+
+@pytest.fixture(params=PATHS.values(), ids=PATHS.keys())
+def ema(request):
+    return request.param
+
+
+def make_state(generator, dtype=torch.float32):
+    size = torch.rand(HEADS, CODES, generator=generator, dtype=dtype) * 5 + 0.5
+    embed = torch.randn(HEADS, CODES, DIM, generator=generator, dtype=dtype)
+    return size, embed * size[..., None] * 0.9, embed
+
+
+def make_statistics(generator, dtype=torch.float32, tokens=TOKENS, codes=CODES):
+    x = torch.randn(HEADS, tokens, DIM, generator=generator, dtype=dtype)
+    indices = torch.randint(0, codes, (HEADS, tokens), generator=generator)
+    exponents = torch.zeros(HEADS, CODES, dtype=torch.int32)
+    return ops.code_statistics(x, indices, exponents)
+
+
+def expected_update(state, statistics, decay, eps, metric, weight=None, from_codebook=False):
+    """Oracle: the documented formulas on Python floats (float64), code by code."""
+    size, average, embed = (t.double().tolist() for t in state)
+    counts = statistics[0].tolist()
+    sums = ops.decode_sums(*statistics[1:], dtype=torch.float64).tolist()
+    weight = torch.ones(()) if weight is None else weight
+    weights = weight.double().expand(HEADS, CODES).tolist()
+
+    def smooth(sizes):
+        total = math.fsum(sizes)
+        return [(s + eps) / (total + CODES * eps) * total for s in sizes]
+
+    for h in range(HEADS):
+        if sum(counts[h]) == 0:
+            continue
+        if from_codebook:
+            average[h] = [[v * s for v in row] for row, s in zip(embed[h], smooth(size[h]), strict=True)]
+        for k in range(CODES):
+            w = (1 - decay) * weights[h][k]
+            size[h][k] += w * (counts[h][k] - size[h][k])
+            average[h][k] = [a + w * (s - a) for a, s in zip(average[h][k], sums[h][k], strict=True)]
+        for k, s in enumerate(smooth(size[h])):
+            if counts[h][k] == 0 and size[h][k] < 1e-2:
+                continue
+            row = [a / s for a in average[h][k]]
+            norm = math.sqrt(math.fsum(v * v for v in row)) if metric == "cosine" else 1
+            embed[h][k] = [v / (norm or 1) for v in row]
+    return tuple(torch.tensor(t, dtype=torch.float64) for t in (size, average, embed))
+
+
+def check(state, expected, dtype):
+    tolerance = {"rtol": 2e-6, "atol": 1e-7} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-13}
+    for a, b in zip(state, expected, strict=True):
+        assert a.dtype == dtype
+        torch.testing.assert_close(a.double(), b, **tolerance)
+
+
+WEIGHTS = {
+    "plain": None,
+    "scalar": torch.tensor(0.5),
+    "codes": torch.linspace(0, 1, CODES),
+    "heads": torch.tensor([[1.0], [0.25]]),
+    "full": torch.linspace(0, 2, HEADS * CODES).reshape(HEADS, CODES),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS.keys())
+@pytest.mark.parametrize("from_codebook", [False, True], ids=["", "from_codebook"])
+def test_ema_update_follows_its_formula(ema, dtype, metric, weight, from_codebook, generator):
+    state, statistics = make_state(generator, dtype), make_statistics(generator, dtype)
+    expected = expected_update(state, statistics, 0.8, 1e-3, metric, weight, from_codebook)
+    arguments = {"decay": 0.8, "eps": 1e-3, "metric": metric, "weight": weight, "from_codebook": from_codebook}
+    ema[0](*state, *statistics, **arguments)
+    check(state, expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+def test_ema_update_paths_give_the_same_bits(dtype, metric, generator):
+    state, statistics = make_state(generator, dtype), make_statistics(generator, dtype)
+    results = []
+    for update, finish in PATHS.values():
+        own = tuple(t.clone() for t in state)
+        update(*own, *statistics, decay=0.9, eps=1e-5, metric=metric)
+        update(*own, *statistics, decay=0.9, eps=1e-5, metric=metric, from_codebook=True, finish=False)
+        finish(own[2], own[0], own[1], eps=1e-5, metric=metric)
+        results.append(own)
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("weight", [None, torch.tensor(0.5), torch.linspace(0.1, 1, 6)[None]], ids=["1", "0.5", "vec"])
+def test_ema_update_matches_the_reference(ema, metric, weight, generator):
+    """Oracle: vector-quantize-pytorch as a black box, five steps, every code in use."""
+    reference_module = pytest.importorskip("vector_quantize_pytorch")
+    reference = reference_module.VectorQuantize(dim=4, codebook_size=6, decay=0.8, use_cosine_sim=metric == "cosine")
+    book = reference.train()._codebook
+    state = tuple(getattr(book, name).detach().clone() for name in ("cluster_size", "embed_avg", "embed"))
+    for _ in range(5):
+        x = torch.randn(2, 100, 4, generator=generator)
+        # The reference takes a single weight as a number only.
+        given = weight.item() if weight is not None and weight.dim() == 0 else weight
+        _, indices, _ = reference(x, **({} if given is None else {"ema_update_weight": given}))
+        tokens = x.reshape(1, -1, 4)
+        if metric == "cosine":
+            tokens = torch.nn.functional.normalize(tokens, dim=-1)
+        statistics = ops.code_statistics(tokens, indices.reshape(1, -1), ops.code_exponents(state[2]))
+        ema[0](*state, *statistics, decay=0.8, eps=1e-5, metric=metric, weight=weight)
+        for name, ours in zip(("cluster_size", "embed_avg", "embed"), state, strict=True):
+            torch.testing.assert_close(ours, getattr(book, name).detach(), rtol=2e-6, atol=1e-6)
+
+
+def test_ema_update_unused_codes_do_not_drift(ema, generator):
+    """Defect B32: at decay 0.8 an idle code halves within some 50 steps, if smoothing applies to it."""
+    state = make_state(generator)
+    state[1].copy_(state[2] * state[0][..., None])
+    before = state[2].clone()
+    for _ in range(200):
+        ema[0](*state, *make_statistics(generator, codes=CODES - 2), decay=0.8, eps=1e-5)
+    assert state[0][:, -2:].max() < 1e-15
+    torch.testing.assert_close(state[2][:, -2:], before[:, -2:], rtol=5e-3, atol=0)
+
+
+def test_ema_update_without_tokens_leaves_a_head_alone(ema, generator):
+    state, (counts, sums, exponents) = make_state(generator), make_statistics(generator)
+    before = tuple(t.clone() for t in state)
+    counts[1], sums[:, 1] = 0, 0
+    ema[0](*state, counts, sums, exponents, decay=0.8, eps=1e-5, from_codebook=True)
+    for a, b in zip(state, before, strict=True):
+        assert torch.equal(a[1], b[1]) and not torch.equal(a[0], b[0])
+
+
+def test_ema_update_keeps_what_an_optimiser_did(ema, generator):
+    """Defect B11: a step on embed alone must survive; only the batch's share of it may change."""
+    state, (counts, sums, exponents) = make_state(generator), make_statistics(generator)
+    state[2].add_(10.0)
+    target = state[2].clone()
+    ema[0](*state, counts, torch.zeros_like(sums), exponents, decay=1.0, eps=1e-5, from_codebook=True)
+    torch.testing.assert_close(state[2], target, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+def test_ema_finish_completes_an_update_of_the_averages(ema, metric, generator):
+    state, statistics = make_state(generator), make_statistics(generator)
+    one, two = tuple(t.clone() for t in state), tuple(t.clone() for t in state)
+    ema[0](*one, *statistics, decay=0.8, eps=1e-5, metric=metric)
+    ema[0](*two, *statistics, decay=0.8, eps=1e-5, metric=metric, finish=False)
+    assert torch.equal(two[2], state[2]) and torch.equal(two[1], one[1])
+    ema[1](two[2], two[0], two[1], eps=1e-5, metric=metric)
+    assert torch.equal(two[2], one[2])
+
+
+def test_ema_update_of_zero_averages_stays_finite(ema, generator):
+    state, (counts, sums, exponents) = make_state(generator), make_statistics(generator)
+    state[1].zero_()
+    ema[0](*state, counts, torch.zeros_like(sums), exponents, decay=0.8, eps=0.0, metric="cosine")
+    assert state[2].abs().max() == 0 or torch.isfinite(state[2]).all()
+    state[0].zero_()
+    before = state[2].clone()
+    ema[1](state[2], state[0], state[1], eps=0.0)
+    assert torch.equal(state[2], before)
+
+
+def test_ema_update_writes_strided_state(ema, generator):
+    state, statistics = make_state(generator), make_statistics(generator)
+    strided = tuple(t.mT.contiguous().mT for t in state)
+    ema[0](*state, *statistics, decay=0.8, eps=1e-5)
+    ema[0](*strided, *statistics, decay=0.8, eps=1e-5)
+    for a, b in zip(strided, state, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_ema_update_tells_autograd(generator):
+    state, statistics = make_state(generator), make_statistics(generator)
+    parameter = torch.nn.Parameter(state[2].clone())
+    loss = (parameter * parameter).sum()
+    ops.ema_update_(state[0], state[1], parameter, *statistics, decay=0.8, eps=1e-5)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    assert parameter.is_leaf and parameter.requires_grad
+
+
+def test_ema_update_opcheck_and_compile(generator):
+    state, statistics = make_state(generator), make_statistics(generator)
+    keywords = {"decay": 0.8, "eps": 1e-5}
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(ops.ema_update_.default, (*state, *statistics), keywords, test_utils=tests)
+    torch.library.opcheck(ops.ema_finish_.default, (state[2], state[0], state[1]), {"eps": 1e-5}, test_utils=tests)
+
+    def step(size, average, embed):
+        ops.ema_update_(size, average, embed, *statistics, **keywords)
+        return embed * 2
+
+    eager, compiled = (tuple(t.clone() for t in state) for _ in range(2))
+    out = step(*eager)
+    assert torch.equal(torch.compile(step, fullgraph=True, backend="aot_eager")(*compiled), out)
+    for a, b in zip(eager, compiled, strict=True):
+        assert torch.equal(a, b)
+
+
+def replaced(arguments, position, value):
+    return [*arguments[:position], value, *arguments[position + 1 :]]
+
+
+def test_ema_update_names_bad_arguments_and_changes_nothing(ema, generator):
+    arguments = [*make_state(generator), *make_statistics(generator)]
+    before = [t.clone() for t in arguments]
+    good = {"decay": 0.8, "eps": 1e-5}
+    cases = [
+        ([t.half() if t.dtype == torch.float32 else t for t in arguments], {}, TypeError, "expected embed to be float32"),
+        (replaced(arguments, 1, arguments[1].double()), {}, TypeError, "expected embed_avg to be Float"),
+        (replaced(arguments, 0, arguments[0][:, 1:]), {}, ValueError, "expected cluster_size to have size 9"),
+        (replaced(arguments, 3, arguments[3][:, 1:]), {}, ValueError, "expected counts to have size 9"),
+        (replaced(arguments, 3, arguments[3].int()), {}, TypeError, "expected counts to be Long"),
+        (replaced(arguments, 4, arguments[4][..., 1:]), {}, ValueError, "expected sums to have size 5"),
+        (replaced(arguments, 5, arguments[5].long()), {}, TypeError, "expected exponents to be Int"),
+        (arguments, {"decay": 1.5}, ValueError, r"expected decay to be in \[0, 1\], but got 1.5"),
+        (arguments, {"decay": math.nan}, ValueError, r"expected decay to be in \[0, 1\]"),
+        (arguments, {"eps": -1.0}, ValueError, "expected eps to be finite and not negative"),
+        (arguments, {"metric": "dot"}, ValueError, 'expected metric to be "euclidean" or "cosine", but got "dot"'),
+        (arguments, {"weight": torch.ones(3)}, ValueError, "expected weight to broadcast"),
+    ]
+    for changed, keywords, error, fragment in cases:
+        with pytest.raises(error, match=f"ema_update_: {fragment}"):
+            ema[0](*changed, **{**good, **keywords})
+    assert all(torch.equal(a, b) for a, b in zip(arguments, before, strict=True))
+
+
+def test_ema_update_rejects_weights_that_are_not_finite(generator):
+    arguments = [*make_state(generator), *make_statistics(generator)]
+    before = [t.clone() for t in arguments]
+    with pytest.raises(ValueError, match="ema_update_: expected weight to be finite"):
+        ops.ema_update_(*arguments, decay=0.8, eps=1e-5, weight=torch.tensor(math.nan))
+    assert all(torch.equal(a, b) for a, b in zip(arguments, before, strict=True))
