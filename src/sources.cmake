@@ -7,6 +7,8 @@ set(TORCHVQ_SOURCES
   detail/random_tensor.cpp
   detail/root.cpp
   functional/layout.cpp
+  functional/losses.cpp
+  functional/token_codes.cpp
   kernels/cpu/fixed_point_sum.cpp
   ops/any/code_exponents.cpp
   ops/any/code_statistics.cpp
@@ -18,6 +20,7 @@ set(TORCHVQ_SOURCES
   ops/any/random_normal.cpp
   ops/any/random_uniform.cpp
   ops/any/unit_vectors.cpp
+  ops/autocast.cpp
   ops/autograd/code_exponents.cpp
   ops/autograd/code_statistics.cpp
   ops/autograd/decode_sums.cpp
@@ -55,5 +58,6 @@ set(TORCHVQ_SOURCES
   ops/random_normal.cpp
   ops/random_uniform.cpp
   ops/unit_vectors.cpp
+  options/vector_quantize.cpp
   version.cpp
 )

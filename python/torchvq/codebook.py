@@ -265,7 +265,7 @@ class Codebook(nn.Module):
             metric=self.metric,
             weight=self._weight(weight, statistics),
             from_codebook=isinstance(self.embed, nn.Parameter) and ema_update,
-            update_codebook=ema_update and not self.manual_ema_update,
+            finish=ema_update and not self.manual_ema_update,
         )
         self.replace_dead_codes(inputs, statistics[0], mask)
 
@@ -301,7 +301,7 @@ class Codebook(nn.Module):
     def update_ema(self) -> None:
         """Sets the codes from the moving averages: the second half of a step with ``manual_ema_update``."""
         _ops.ema_finish_(
-            self.cluster_size, self.embed_avg, self.embed.detach(), eps=self.eps, metric=self.metric
+            self._writable_embed(), self.cluster_size, self.embed_avg, eps=self.eps, metric=self.metric
         )
 
     def set_codes(self, codes: Tensor) -> None:

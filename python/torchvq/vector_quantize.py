@@ -473,9 +473,9 @@ class VectorQuantize(nn.Module):
             return None
         return _ops.orthogonal_loss(  # type: ignore[no-any-return]
             self._codebook.embed,
-            self._codebook.rng,
             indices=indices if self.orthogonal_reg_active_codes_only else None,
             max_codes=self.orthogonal_reg_max_codes,
+            rng=self._codebook.rng,
         )
 
     def _total(self, breakdown: LossBreakdown, call: "_Call") -> Tensor:

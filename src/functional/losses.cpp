@@ -11,7 +11,7 @@ namespace {
 
 /// Tracing records what it sees; a leaf that requires grad would become an input nobody can give.
 bool is_traced(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->is_python_dispatch() || at::isFunctionalTensor(tensor);
+  return tensor.unsafeGetTensorImpl()->is_python_dispatch() || tensor.key_set().has(c10::DispatchKey::Functionalize);
 }
 
 at::Tensor with_graph(const at::Tensor& loss) {

@@ -186,13 +186,12 @@ void CodebookImpl::learn(const torch::Tensor& x, const torch::Tensor& indices,
   }
   const auto& [counts, sums, exponents] = statistics;
   ops::ema_update_(cluster_size, embed_avg, embed.detach(), counts, sums, exponents,
-                   ops::EmaUpdateOptions()
-                       .decay(options.decay())
-                       .eps(options.eps())
-                       .metric(metric())
-                       .weight(weight)
-                       .from_codebook(embed.requires_grad() && ema_update)
-                       .update_codebook(ema_update && !options.manual_ema_update()));
+                   {.decay = options.decay(),
+                    .eps = options.eps(),
+                    .metric = metric(),
+                    .weight = weight,
+                    .from_codebook = embed.requires_grad() && ema_update,
+                    .finish = ema_update && !options.manual_ema_update()});
   replace_dead_codes(inputs, counts, mask);
 }
 
@@ -202,18 +201,16 @@ void CodebookImpl::replace_dead_codes(const torch::Tensor& x, const torch::Tenso
     return;
   }
   const auto cooldown_steps = static_cast<int64_t>(std::ceil(1 / std::max(1 - options.decay(), 1e-3)));
-  ops::replace_dead_codes_(embed.detach(), embed_avg, cluster_size, cooldown, x, counts, rng,
-                           ops::ReplaceDeadCodesOptions()
-                               .threshold(options.threshold_ema_dead_code())
-                               .threshold_fraction(options.dead_code_threshold_fraction())
-                               .reset_cluster_size(options.threshold_ema_dead_code())
-                               .cooldown_steps(cooldown_steps)
-                               .metric(metric()),
-                           mask);
+  ops::replace_dead_codes_(embed.detach(), embed_avg, cluster_size, cooldown, x, counts, rng, mask,
+                           {.threshold = options.threshold_ema_dead_code(),
+                            .threshold_fraction = options.dead_code_threshold_fraction(),
+                            .reset_cluster_size = options.threshold_ema_dead_code(),
+                            .cooldown_steps = cooldown_steps,
+                            .metric = metric()});
 }
 
 void CodebookImpl::update_ema() {
-  ops::ema_finish_(cluster_size, embed_avg, embed.detach(), options.eps(), metric());
+  ops::ema_finish_(embed.detach(), cluster_size, embed_avg, options.eps(), metric());
 }
 
 void CodebookImpl::set_codes(const torch::Tensor& codes) {

@@ -122,8 +122,8 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
   terms.orthogonal_reg = zero;
   if (is_training() && options.orthogonal_reg_weight() > 0) {
     const auto active = options.orthogonal_reg_active_codes_only() ? OptionalTensor(chosen.indices) : std::nullopt;
-    terms.orthogonal_reg = ops::orthogonal_loss(codebook_state->embed, codebook_state->rng, active,
-                                                options.orthogonal_reg_max_codes());
+    terms.orthogonal_reg = ops::orthogonal_loss(codebook_state->embed, active, options.orthogonal_reg_max_codes(),
+                                                codebook_state->rng);
   }
   if (is_training()) {
     F::advance_rng_(codebook_state->rng);
