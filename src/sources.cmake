@@ -60,4 +60,26 @@ set(TORCHVQ_SOURCES
   ops/unit_vectors.cpp
   options/vector_quantize.cpp
   version.cpp
+  ops/straight_through.cpp
+  ops/any/straight_through.cpp
+  ops/autograd/straight_through.cpp
+  ops/meta/straight_through.cpp
+  ops/snapshot.cpp
+  ops/any/snapshot.cpp
+  ops/autograd/snapshot.cpp
+  ops/meta/snapshot.cpp
+  ops/sync_update_v.cpp
+  ops/any/sync_update_v.cpp
+  ops/autograd/sync_update_v.cpp
+  ops/meta/sync_update_v.cpp
+  ops/rotation_trick.cpp
+  ops/any/rotation_trick.cpp
+  ops/autograd/rotation_trick.cpp
+  ops/cpu/rotation_trick.cpp
+  ops/meta/rotation_trick.cpp
+  ops/directional_reparam.cpp
+  ops/any/directional_reparam.cpp
+  ops/autograd/directional_reparam.cpp
+  ops/cpu/directional_reparam.cpp
+  ops/meta/directional_reparam.cpp
 )

@@ -111,3 +111,43 @@ def ema_finish_(
 ) -> None:
     """Recomputes ``embed`` from the averages, in place: Laplace smoothing, and unit norm for cosine."""
     torch.ops.torchvq.ema_finish_(embed, cluster_size, embed_avg, eps=eps, metric=metric)
+def straight_through(x: Tensor, codes: Tensor) -> Tensor:
+    """The codes, bit for bit, with the gradient handed to ``x`` unchanged (arXiv:1711.00937).
+
+    ``x`` and ``codes`` are (H, N, D); the result has the dtype of ``codes``, the gradient that of ``x``.
+    No gradient reaches ``codes``.
+    """
+    return torch.ops.torchvq.straight_through(x, codes)
+
+
+def rotation_trick(x: Tensor, codes: Tensor) -> Tensor:
+    """The codes, bit for bit, with the gradient rotated from the code back to the token (arXiv:2410.06424).
+
+    With ``e = x / |x|``, ``q = c / |c|``, ``r = (e + q) / |e + q|`` and ``gain = min(|c| / |x|, 100)``, all
+    constant: ``dx = gain * (dy - 2 (dy.r) r + 2 (dy.q) e)``. Tokens for which this means nothing (a norm below
+    1e-12 or not finite, ``|e + q| < 1e-3``) get ``dx = dy``. No gradient reaches ``codes``.
+    """
+    return torch.ops.torchvq.rotation_trick(x, codes)
+
+
+def directional_reparam(x: Tensor, codes: Tensor, noise: Tensor, *, variance: float) -> Tensor:
+    """Directional reparametrisation (DiVeQ, https://openreview.net/forum?id=KRVnpTbx7R).
+
+    ``y = x + |codes - x| * u`` with ``u`` the constant unit vector along ``codes - x + sqrt(variance) * noise``.
+    All tensors are (H, N, D); the result has the dtype of ``x``. With ``t = dy.u`` and
+    ``n = (x - codes) / |x - codes|`` (0 where they are equal): ``dx = dy + t n``, ``dcodes = -t n``.
+    """
+    return torch.ops.torchvq.directional_reparam(x, codes, noise, variance=variance)
+
+
+def sync_update_v(quantized: Tensor, *, v: float) -> Tensor:
+    """``quantized``, bit for bit, with its gradient multiplied by ``1 + v`` (arXiv:2305.08842)."""
+    return torch.ops.torchvq.sync_update_v(quantized, v=v)
+
+
+def snapshot(codebook: Tensor) -> Tensor:
+    """A contiguous copy with identity gradient that compilers save instead of recomputing.
+
+    Use it for a codebook that backward needs and that the same forward overwrites.
+    """
+    return torch.ops.torchvq.snapshot(codebook)

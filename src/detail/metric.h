@@ -1,0 +1,18 @@
+// How tokens and codes are compared: the `metric` argument of the operators.
+#pragma once
+
+#include <c10/util/Exception.h>
+#include <c10/util/string_view.h>
+
+namespace torchvq::detail {
+
+enum class Metric { kEuclidean, kCosine };
+
+inline Metric parse_metric(const char* op, c10::string_view metric) {
+  if (metric == "euclidean") return Metric::kEuclidean;
+  TORCH_CHECK_VALUE(metric == "cosine", op,
+                    ": expected metric to be 'euclidean' or 'cosine', but got '", metric, "'");
+  return Metric::kCosine;
+}
+
+}  // namespace torchvq::detail

@@ -1,0 +1,34 @@
+#include <torchvq/ops/straight_through.h>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+namespace torchvq {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct StraightThrough : torch::autograd::Function<StraightThrough> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& codes) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->saved_data["dtype"] = static_cast<int64_t>(x.scalar_type());
+    return ops::straight_through(x, codes);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto dtype = static_cast<at::ScalarType>(ctx->saved_data["dtype"].toInt());
+    return {grads[0].to(dtype), at::Tensor()};
+  }
+};
+
+at::Tensor straight_through(const at::Tensor& x, const at::Tensor& codes) {
+  return StraightThrough::apply(x, codes);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, Autograd, m) { m.impl("straight_through", straight_through); }
+
+}  // namespace torchvq
