@@ -1,5 +1,9 @@
 # Every translation unit of libtorchvq by name (no globs: a forgotten file should fail the review, not hide).
 set(TORCHVQ_SOURCES
+  kernels/cpu/cpu_level.cpp
+  kernels/cpu/nearest_code_prepare.cpp
+  kernels/cpu/nearest_code_search.cpp
+  kernels/cpu/nearest_code_wide.cpp
   version.cpp
   functional/layout.cpp
   ops/lookup_codes.cpp
@@ -9,6 +13,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/lookup_codes.cpp
   ops/autograd/nearest_code.cpp
   ops/cpu/lookup_codes.cpp
+  ops/cpu/nearest_code.cpp
   ops/meta/lookup_codes.cpp
   ops/meta/nearest_code.cpp
 )
