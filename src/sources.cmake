@@ -6,6 +6,11 @@ set(TORCHVQ_SOURCES
   detail/no_gradient.cpp
   detail/random_tensor.cpp
   detail/root.cpp
+  kernels/cpu/cpu_level.cpp
+  kernels/cpu/nearest_code_prepare.cpp
+  kernels/cpu/nearest_code_search.cpp
+  kernels/cpu/nearest_code_wide.cpp
+  version.cpp
   functional/layout.cpp
   functional/losses.cpp
   functional/token_codes.cpp
@@ -49,6 +54,7 @@ set(TORCHVQ_SOURCES
   ops/meta/decode_sums.cpp
   ops/meta/ema_finish_.cpp
   ops/meta/ema_update_.cpp
+  ops/cpu/nearest_code.cpp
   ops/meta/lookup_codes.cpp
   ops/meta/nearest_code.cpp
   ops/meta/random_normal.cpp
