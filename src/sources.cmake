@@ -6,86 +6,85 @@ set(TORCHVQ_SOURCES
   detail/no_gradient.cpp
   detail/random_tensor.cpp
   detail/root.cpp
-  kernels/cpu/cpu_level.cpp
-  kernels/cpu/nearest_code_prepare.cpp
-  kernels/cpu/nearest_code_search.cpp
-  kernels/cpu/nearest_code_wide.cpp
-  version.cpp
   functional/layout.cpp
   functional/losses.cpp
   functional/token_codes.cpp
+  kernels/cpu/cpu_level.cpp
   kernels/cpu/fixed_point_sum.cpp
+  kernels/cpu/nearest_code_prepare.cpp
+  kernels/cpu/nearest_code_search.cpp
+  kernels/cpu/nearest_code_wide.cpp
   ops/any/code_exponents.cpp
   ops/any/code_statistics.cpp
   ops/any/decode_sums.cpp
+  ops/any/directional_reparam.cpp
   ops/any/ema_finish_.cpp
   ops/any/ema_update_.cpp
   ops/any/lookup_codes.cpp
   ops/any/nearest_code.cpp
   ops/any/random_normal.cpp
   ops/any/random_uniform.cpp
+  ops/any/rotation_trick.cpp
+  ops/any/snapshot.cpp
+  ops/any/straight_through.cpp
+  ops/any/sync_update_v.cpp
   ops/any/unit_vectors.cpp
   ops/autocast.cpp
   ops/autograd/code_exponents.cpp
   ops/autograd/code_statistics.cpp
   ops/autograd/decode_sums.cpp
+  ops/autograd/directional_reparam.cpp
   ops/autograd/ema_finish_.cpp
   ops/autograd/ema_update_.cpp
   ops/autograd/lookup_codes.cpp
   ops/autograd/nearest_code.cpp
+  ops/autograd/rotation_trick.cpp
+  ops/autograd/snapshot.cpp
+  ops/autograd/straight_through.cpp
+  ops/autograd/sync_update_v.cpp
   ops/autograd/unit_vectors.cpp
   ops/code_exponents.cpp
   ops/code_statistics.cpp
   ops/cpu/code_exponents.cpp
   ops/cpu/code_statistics.cpp
   ops/cpu/decode_sums.cpp
+  ops/cpu/directional_reparam.cpp
   ops/cpu/ema_finish_.cpp
   ops/cpu/ema_update_.cpp
   ops/cpu/lookup_codes.cpp
+  ops/cpu/nearest_code.cpp
   ops/cpu/random_normal.cpp
   ops/cpu/random_uniform.cpp
+  ops/cpu/rotation_trick.cpp
   ops/cpu/unit_vectors.cpp
   ops/decode_sums.cpp
+  ops/directional_reparam.cpp
   ops/ema_finish_.cpp
   ops/ema_update_.cpp
   ops/lookup_codes.cpp
   ops/meta/code_exponents.cpp
   ops/meta/code_statistics.cpp
   ops/meta/decode_sums.cpp
+  ops/meta/directional_reparam.cpp
   ops/meta/ema_finish_.cpp
   ops/meta/ema_update_.cpp
-  ops/cpu/nearest_code.cpp
   ops/meta/lookup_codes.cpp
   ops/meta/nearest_code.cpp
   ops/meta/random_normal.cpp
   ops/meta/random_uniform.cpp
+  ops/meta/rotation_trick.cpp
+  ops/meta/snapshot.cpp
+  ops/meta/straight_through.cpp
+  ops/meta/sync_update_v.cpp
   ops/meta/unit_vectors.cpp
   ops/nearest_code.cpp
   ops/random_normal.cpp
   ops/random_uniform.cpp
+  ops/rotation_trick.cpp
+  ops/snapshot.cpp
+  ops/straight_through.cpp
+  ops/sync_update_v.cpp
   ops/unit_vectors.cpp
   options/vector_quantize.cpp
   version.cpp
-  ops/straight_through.cpp
-  ops/any/straight_through.cpp
-  ops/autograd/straight_through.cpp
-  ops/meta/straight_through.cpp
-  ops/snapshot.cpp
-  ops/any/snapshot.cpp
-  ops/autograd/snapshot.cpp
-  ops/meta/snapshot.cpp
-  ops/sync_update_v.cpp
-  ops/any/sync_update_v.cpp
-  ops/autograd/sync_update_v.cpp
-  ops/meta/sync_update_v.cpp
-  ops/rotation_trick.cpp
-  ops/any/rotation_trick.cpp
-  ops/autograd/rotation_trick.cpp
-  ops/cpu/rotation_trick.cpp
-  ops/meta/rotation_trick.cpp
-  ops/directional_reparam.cpp
-  ops/any/directional_reparam.cpp
-  ops/autograd/directional_reparam.cpp
-  ops/cpu/directional_reparam.cpp
-  ops/meta/directional_reparam.cpp
 )
