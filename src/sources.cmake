@@ -38,4 +38,22 @@ set(TORCHVQ_SOURCES
   ops/autograd/directional_reparam.cpp
   ops/cpu/directional_reparam.cpp
   ops/meta/directional_reparam.cpp
+  ops/commitment_loss.cpp
+  ops/any/commitment_loss.cpp
+  ops/autograd/commitment_loss.cpp
+  ops/cpu/commitment_loss.cpp
+  ops/meta/commitment_loss.cpp
+  ops/any/code_logits.cpp
+  ops/commitment_cross_entropy.cpp
+  ops/any/commitment_cross_entropy.cpp
+  ops/autograd/commitment_cross_entropy.cpp
+  ops/meta/commitment_cross_entropy.cpp
+  ops/codebook_diversity_loss.cpp
+  ops/any/codebook_diversity_loss.cpp
+  ops/autograd/codebook_diversity_loss.cpp
+  ops/meta/codebook_diversity_loss.cpp
+  ops/orthogonal_loss.cpp
+  ops/any/orthogonal_loss.cpp
+  ops/autograd/orthogonal_loss.cpp
+  ops/meta/orthogonal_loss.cpp
 )
