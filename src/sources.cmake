@@ -87,4 +87,22 @@ set(TORCHVQ_SOURCES
   ops/unit_vectors.cpp
   options/vector_quantize.cpp
   version.cpp
+  ops/commitment_loss.cpp
+  ops/any/commitment_loss.cpp
+  ops/autograd/commitment_loss.cpp
+  ops/cpu/commitment_loss.cpp
+  ops/meta/commitment_loss.cpp
+  ops/any/code_logits.cpp
+  ops/commitment_cross_entropy.cpp
+  ops/any/commitment_cross_entropy.cpp
+  ops/autograd/commitment_cross_entropy.cpp
+  ops/meta/commitment_cross_entropy.cpp
+  ops/codebook_diversity_loss.cpp
+  ops/any/codebook_diversity_loss.cpp
+  ops/autograd/codebook_diversity_loss.cpp
+  ops/meta/codebook_diversity_loss.cpp
+  ops/orthogonal_loss.cpp
+  ops/any/orthogonal_loss.cpp
+  ops/autograd/orthogonal_loss.cpp
+  ops/meta/orthogonal_loss.cpp
 )

@@ -151,3 +151,54 @@ def snapshot(codebook: Tensor) -> Tensor:
     Use it for a codebook that backward needs and that the same forward overwrites.
     """
     return torch.ops.torchvq.snapshot(codebook)
+
+
+def commitment_loss(x: Tensor, codes: Tensor, *, mask: Tensor | None = None) -> Tensor:
+    """Mean of ``(x - codes) ** 2`` over unmasked tokens, heads and features (arXiv:1711.00937).
+
+    ``x`` and ``codes`` are (H, N, D), ``mask`` is (H, N) bool with True for real tokens. Detach ``codes`` for the
+    commitment of the encoder, ``x`` for the codebook loss, neither for both. No unmasked token: 0 with zero
+    gradient. The result is float64 if an argument is, else float32.
+    """
+    return torch.ops.torchvq.commitment_loss(x, codes, mask=mask)
+
+
+def commitment_cross_entropy(
+    x: Tensor, codebook: Tensor, targets: Tensor, *, metric: str, mask: Tensor | None = None
+) -> Tensor:
+    """Mean cross-entropy between the scores of tokens against all codes and their target codes.
+
+    Scores are ``-|x - c|`` for ``metric="euclidean"`` and the cosine for ``"cosine"``. ``x`` is (H, N, D),
+    ``codebook`` (H, K, D), ``targets`` (H, N) int64 in [-1, K) with -1 ignored, ``mask`` (H, N) bool with True for
+    real tokens. Gradients to ``x`` and ``codebook`` are computed by the forward, so that the codebook may be
+    overwritten before backward; once differentiable. Memory O(N D + K D).
+    """
+    return torch.ops.torchvq.commitment_cross_entropy(x, codebook, targets, metric=metric, mask=mask)
+
+
+def codebook_diversity_loss(
+    x: Tensor, codebook: Tensor, *, temperature: float, metric: str, mask: Tensor | None = None
+) -> Tensor:
+    """Minus the entropy of the codes' average probability over all unmasked tokens, mean over heads.
+
+    Probabilities are the softmax of ``temperature * scores``; scores and shapes are those of
+    :func:`commitment_cross_entropy`. Smallest, ``-log(K)``, when all codes are used alike. The average is over
+    batch and positions. Gradients as in :func:`commitment_cross_entropy`.
+    """
+    return torch.ops.torchvq.codebook_diversity_loss(x, codebook, temperature=temperature, metric=metric, mask=mask)
+
+
+def orthogonal_loss(
+    codebook: Tensor,
+    *,
+    indices: Tensor | None = None,
+    max_codes: int | None = None,
+    rng: Tensor | None = None,
+) -> Tensor:
+    """Mean squared cosine between the codes of a head, minus that of an orthonormal set (arXiv:2112.00384).
+
+    ``codebook`` is (H, K, D). ``indices`` (H, N) int64, -1 ignored, restricts it to codes that occur; ``max_codes``
+    to a random subset drawn by ``rng``, int64 of shape (2,). The gradient to ``codebook`` is computed by the
+    forward; once differentiable. Memory O(K D).
+    """
+    return torch.ops.torchvq.orthogonal_loss(codebook, indices=indices, max_codes=max_codes, rng=rng)

@@ -1,0 +1,113 @@
+// Any device, CPU included: a block of tokens at a time, matrix products by the device's own library.
+// Two passes: the gradient needs the average over all tokens first.
+#include "ops/codebook_diversity_loss.h"
+
+#include <algorithm>
+#include <limits>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/logaddexp.h>
+#include <ATen/ops/logsumexp.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include "ops/any/code_logits.h"
+#include "ops/loss_gradients.h"
+
+namespace torchvq {
+namespace {
+
+using detail::CodeLogits;
+using Losses = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+/// One head. Tokens outside the mask are read as zero and weigh nothing.
+struct Head {
+  const CodeLogits& scores;
+  const at::Tensor &x, &counted;  // (N, D), (N,)
+  double temperature;
+  int64_t block;
+
+  /// Calls body(from, masked, scores, log-probabilities) for each block of tokens.
+  template <typename Body>
+  void for_each_block(const Body& body) const {
+    for (int64_t from = 0; from < x.size(0); from += block) {
+      const int64_t size = std::min(block, x.size(0) - from);
+      const auto masked = counted.narrow(0, from, size).unsqueeze(-1).logical_not();
+      const auto part = scores.forward(x.narrow(0, from, size).masked_fill(masked, 0));
+      body(from, masked, part, (part.logits * temperature).log_softmax(-1));
+    }
+  }
+
+  /// log(sum over tokens of p), (K,). Minus infinity without tokens.
+  at::Tensor log_totals(const at::TensorOptions& options) const {
+    constexpr double kNothing = -std::numeric_limits<double>::infinity();
+    auto totals = at::full({scores.size()}, kNothing, options);
+    for_each_block([&](int64_t, const at::Tensor& masked, const CodeLogits::Block&,
+                       const at::Tensor& log_p) {
+      totals = at::logaddexp(totals, log_p.masked_fill(masked, kNothing).logsumexp(0));
+    });
+    return totals;
+  }
+
+  /// `log_mean` (K,), `weight` (): temperature / (heads * tokens).
+  void backward(const at::Tensor& log_mean, const at::Tensor& weight, const at::Tensor& grad_x,
+                at::Tensor& grad_codes) const {
+    for_each_block([&](int64_t from, const at::Tensor& masked, const CodeLogits::Block& part,
+                       const at::Tensor& log_p) {
+      const auto p = log_p.exp();
+      const auto mean = (p * log_mean).sum(-1, /*keepdim=*/true);
+      const auto grad = (p * (log_mean - mean)).mul_(weight).masked_fill_(masked, 0);
+      const auto tokens_grad = scores.backward(part, grad, grad_codes);
+      if (grad_x.defined()) {
+        grad_x.narrow(0, from, masked.size(0)).copy_(tokens_grad.masked_fill(masked, 0));
+      }
+    });
+  }
+};
+
+Losses codebook_diversity_loss_forward(const at::Tensor& x, const at::Tensor& codebook,
+                                       double temperature, c10::string_view metric_name,
+                                       const std::optional<at::Tensor>& mask,
+                                       std::array<bool, 2> wanted) {
+  const auto metric =
+      detail::check_codebook_diversity_loss(x, codebook, temperature, metric_name, mask);
+  const auto options = x.options().dtype(detail::sum_dtype(x));
+  const auto counted =
+      mask.value_or(at::ones({x.size(0), x.size(1)}, x.options().dtype(at::kBool)));
+  const auto heads = static_cast<double>(std::max<int64_t>(x.size(0), 1));
+  detail::LossGradients grads(x, codebook, wanted);
+  auto loss = at::zeros({}, options);
+  for (int64_t h = 0; h < x.size(0); ++h) {
+    const CodeLogits scores(codebook[h], metric);
+    const auto rows = x[h], head_counted = counted[h];
+    const Head head{scores, rows, head_counted, temperature, detail::tokens_per_block(codebook)};
+    const auto tokens = head_counted.sum().to(options.dtype());
+    const auto log_mean =
+        (head.log_totals(options) - tokens.log()).masked_fill_(tokens.eq(0), 0);
+    loss.add_((log_mean.exp() * log_mean).sum() / heads);
+    if (!wanted[0] && !wanted[1]) continue;
+    const auto grad_x = wanted[0] ? grads.x[h] : at::Tensor();
+    auto grad_codes = wanted[1] ? at::zeros(codebook[h].sizes(), options) : at::Tensor();
+    head.backward(log_mean, (tokens.clamp_min(1) * heads).reciprocal() * temperature, grad_x, grad_codes);
+    if (wanted[1]) grads.codebook[h].copy_(scores.codes_gradient(grad_codes));
+  }
+  return {loss.to(detail::value_dtype(x, codebook)), grads.x, grads.codebook};
+}
+
+at::Tensor codebook_diversity_loss(const at::Tensor& x, const at::Tensor& codebook,
+                                   double temperature, c10::string_view metric,
+                                   const std::optional<at::Tensor>& mask) {
+  return std::get<0>(
+      codebook_diversity_loss_forward(x, codebook, temperature, metric, mask, {false, false}));
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("codebook_diversity_loss", codebook_diversity_loss);
+  m.impl("codebook_diversity_loss_forward", codebook_diversity_loss_forward);
+}
+
+}  // namespace torchvq

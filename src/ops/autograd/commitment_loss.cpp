@@ -1,0 +1,53 @@
+#include <torchvq/ops/commitment_loss.h>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "detail/precision.h"
+
+namespace torchvq {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// Upstream gradient times 2 / (number of unmasked values). Without values there is nothing to scale.
+at::Tensor gradient_scale(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& mask) {
+  if (!mask.defined()) return (grad * 2).div(at::Scalar(x.sym_numel()));
+  const auto count = (mask.sum() * at::Scalar(x.sym_size(2))).clamp_min(1);
+  return grad * 2 / count;
+}
+
+struct CommitmentLoss : torch::autograd::Function<CommitmentLoss> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& codes,
+                            const std::optional<at::Tensor>& mask) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    // codes were looked up by a leaf operator, so that compilers save and never recompute them.
+    ctx->save_for_backward({x, codes, mask.value_or(at::Tensor())});
+    return ops::commitment_loss(x, codes, mask);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto &x = saved[0], &codes = saved[1], &mask = saved[2];
+    const auto dtype = detail::value_dtype(x, codes);
+    auto difference = x.to(dtype) - codes.to(dtype);
+    if (mask.defined()) difference = difference.masked_fill(mask.logical_not().unsqueeze(-1), 0);
+    const auto grad_x = difference * gradient_scale(grads[0], x, mask);
+    const auto grad_codes = ctx->needs_input_grad(1) ? grad_x.neg().to(codes.scalar_type()) : at::Tensor();
+    return {grad_x.to(x.scalar_type()), grad_codes, at::Tensor()};
+  }
+};
+
+at::Tensor commitment_loss(const at::Tensor& x, const at::Tensor& codes,
+                           const std::optional<at::Tensor>& mask) {
+  return CommitmentLoss::apply(x, codes, mask);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, Autograd, m) { m.impl("commitment_loss", commitment_loss); }
+
+}  // namespace torchvq

@@ -1,0 +1,59 @@
+// Autograd of losses whose leaf operator returns the loss with its gradients. Nothing that depends on the
+// codebook is read again in backward: the forward may have overwritten it, and a compiler would
+// recompute it from the new values (docs/design/estimators-and-losses.md).
+#pragma once
+
+#include <array>
+#include <tuple>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "detail/once_differentiable.h"
+
+namespace torchvq::detail {
+
+inline bool wants_gradient(const at::Tensor& tensor) {
+  return tensor.defined() && at::GradMode::is_enabled() && tensor.requires_grad();
+}
+
+/// `Leaf` is called with which gradients are wanted and returns (loss, grad x, grad codebook).
+struct PrecomputedGradients : torch::autograd::Function<PrecomputedGradients> {
+  using Context = torch::autograd::AutogradContext;
+  using variable_list = torch::autograd::variable_list;
+
+  template <typename Leaf>
+  static at::Tensor forward(Context* ctx, const at::Tensor& x, const at::Tensor& codebook,
+                            const char* op, std::array<bool, 2> wanted, const Leaf& leaf) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    const auto [loss, grad_x, grad_codebook] = leaf(wanted);
+    ctx->save_for_backward({wanted[0] ? grad_x : at::Tensor(), wanted[1] ? grad_codebook : at::Tensor()});
+    ctx->saved_data["op"] = op;
+    ctx->saved_data["x_dtype"] = static_cast<int64_t>(x.scalar_type());
+    ctx->saved_data["codebook_dtype"] = static_cast<int64_t>(codebook.scalar_type());
+    return loss;
+  }
+
+  static variable_list backward(Context* ctx, const variable_list& upstream) {
+    check_once_differentiable(ctx->saved_data["op"].toStringRef().c_str());
+    const auto saved = ctx->get_saved_variables();
+    const auto scaled = [&](const at::Tensor& grad, const char* dtype) {
+      if (!grad.defined()) return at::Tensor();
+      const auto target = static_cast<at::ScalarType>(ctx->saved_data[dtype].toInt());
+      return (grad * upstream[0]).to(target);
+    };
+    return {scaled(saved[0], "x_dtype"), scaled(saved[1], "codebook_dtype"), at::Tensor(),
+            at::Tensor(), at::Tensor()};
+  }
+};
+
+/// The whole Autograd kernel of such a loss. `x` may be undefined.
+template <typename Leaf>
+at::Tensor loss_with_precomputed_gradients(const char* op, const at::Tensor& x,
+                                           const at::Tensor& codebook, const Leaf& leaf) {
+  const std::array<bool, 2> wanted{wants_gradient(x), wants_gradient(codebook)};
+  return PrecomputedGradients::apply(x, codebook, op, wanted, leaf);
+}
+
+}  // namespace torchvq::detail

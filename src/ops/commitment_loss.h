@@ -1,0 +1,13 @@
+// Argument checks of commitment_loss.
+#pragma once
+
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+namespace torchvq::detail {
+
+void check_commitment_loss(const at::Tensor& x, const at::Tensor& codes,
+                           const std::optional<at::Tensor>& mask);
+
+}  // namespace torchvq::detail

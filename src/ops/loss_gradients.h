@@ -1,0 +1,34 @@
+// Results of the leaf operators that compute a loss together with its gradients.
+#pragma once
+
+#include <array>
+#include <tuple>
+
+#include <ATen/core/Tensor.h>
+
+#include "detail/precision.h"
+
+namespace torchvq::detail {
+
+/// Room for the gradients to x (H, N, D) and codebook (H, K, D); without elements where not wanted.
+/// They have the dtype of the loss, not of their arguments: half precision would lose small ones.
+struct LossGradients {
+  at::Tensor x, codebook;
+
+  LossGradients(const at::Tensor& x_, const at::Tensor& codebook_, std::array<bool, 2> wanted)
+      : x(room(x_, wanted[0], value_dtype(x_, codebook_))),
+        codebook(room(codebook_, wanted[1], value_dtype(x_, codebook_))) {}
+
+  static at::Tensor room(const at::Tensor& like, bool wanted, at::ScalarType dtype) {
+    const auto options = like.options().dtype(dtype);
+    if (!wanted) return like.new_empty({0}, options);
+    return like.new_empty_symint(like.sym_sizes(), options);
+  }
+};
+
+/// The shape and dtype of a loss, for Meta kernels.
+inline at::Tensor empty_loss(const at::Tensor& a, const at::Tensor& b) {
+  return a.new_empty_symint(c10::SymIntArrayRef{}, a.options().dtype(value_dtype(a, b)));
+}
+
+}  // namespace torchvq::detail
