@@ -1,10 +1,19 @@
 # Every translation unit of libtorchvq by name (no globs: a forgotten file should fail the review, not hide).
 set(TORCHVQ_SOURCES
+  kernels/cpu/cpu_level.cpp
+  kernels/cpu/nearest_code_prepare.cpp
+  kernels/cpu/nearest_code_search.cpp
+  kernels/cpu/nearest_code_wide.cpp
   version.cpp
+  functional/layout.cpp
   ops/lookup_codes.cpp
+  ops/nearest_code.cpp
   ops/any/lookup_codes.cpp
+  ops/any/nearest_code.cpp
   ops/autograd/lookup_codes.cpp
+  ops/autograd/nearest_code.cpp
   ops/cpu/lookup_codes.cpp
+  ops/cpu/nearest_code.cpp
   ops/meta/lookup_codes.cpp
   detail/exponents.cpp
   detail/no_gradient.cpp
@@ -61,4 +70,5 @@ set(TORCHVQ_SOURCES
   ops/any/replace_with_candidates_.cpp
   ops/autograd/replace_with_candidates_.cpp
   ops/meta/replace_with_candidates_.cpp
+  ops/meta/nearest_code.cpp
 )

@@ -1,0 +1,55 @@
+// Layout: from the shapes that networks use to tokens, and back.
+//
+// A quantizer sees tokens (B, N, D) and, inside, (H, T, D) with one row of heads per codebook. These
+// composites are the only place that knows about images, channel-first sequences and heads. All are
+// views or copies: the gradient is that of a permutation.
+#pragma once
+
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymIntArrayRef.h>
+
+#include <torchvq/export.h>
+
+namespace torchvq::functional {
+
+/// Flattens the positions of a batch.
+///
+/// @param x              (B, D), or (B, *, D) with any number of position axes; with `channel_first`
+///                       (B, D, *). A (B, D) input is one token per batch item.
+/// @return               (B, N, D), N the product of the position axes.
+/// Throws                c10::ValueError when x has fewer than 2 dimensions.
+TORCHVQ_API at::Tensor pack_tokens(const at::Tensor& x, bool channel_first = false);
+
+/// The inverse of pack_tokens for a result (B, N, D'): `sizes` is the shape of the packed input.
+TORCHVQ_API at::Tensor unpack_tokens(const at::Tensor& tokens, c10::SymIntArrayRef sizes,
+                                     bool channel_first = false);
+
+/// Gives per-token values (B, N, ...) the position axes of the packed input: (B, *, ...).
+/// For a (B, D) input the token axis disappears.
+TORCHVQ_API at::Tensor unpack_positions(const at::Tensor& values, c10::SymIntArrayRef sizes,
+                                        bool channel_first = false);
+
+/// Splits the feature axis over heads.
+///
+/// @param tokens    (B, N, heads * D).
+/// @param separate  one codebook per head, so heads become the first axis: (heads, B*N, D);
+///                  otherwise all heads share one codebook and join the tokens: (1, B*N*heads, D).
+TORCHVQ_API at::Tensor split_heads(const at::Tensor& tokens, int64_t heads, bool separate);
+
+/// The inverse of split_heads for values (H, T, ...): (B, N, heads, ...), B = `batch`, N = `tokens`.
+TORCHVQ_API at::Tensor merge_heads(const at::Tensor& values, c10::SymInt batch, c10::SymInt tokens,
+                                   int64_t heads, bool separate);
+
+/// Brings a token mask (B, N) to the shape (H, T) of split_heads.
+TORCHVQ_API at::Tensor split_mask(const at::Tensor& mask, int64_t heads, bool separate);
+
+/// Token mask from lengths: mask[b, n] = n < lens[b].
+///
+/// @param lens    (B,), integer, on the device of the input.
+/// @param length  N, the number of positions.
+/// @return        (B, N), bool.
+TORCHVQ_API at::Tensor lens_to_mask(const at::Tensor& lens, c10::SymInt length);
+
+}  // namespace torchvq::functional

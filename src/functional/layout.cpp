@@ -1,0 +1,113 @@
+#include <torchvq/functional/layout.h>
+
+#include <ATen/ops/arange.h>
+#include <torch/library.h>
+
+#include "detail/checks.h"
+
+namespace torchvq::functional {
+namespace {
+
+using c10::SymInt;
+using Sizes = std::vector<SymInt>;
+
+/// The position axes of an input of this shape: all but batch and features.
+Sizes position_sizes(c10::SymIntArrayRef sizes, bool channel_first) {
+  const auto first = channel_first ? 2 : 1;
+  const auto last = channel_first ? sizes.size() : sizes.size() - 1;
+  return Sizes(sizes.begin() + first, sizes.begin() + last);
+}
+
+}  // namespace
+
+at::Tensor pack_tokens(const at::Tensor& x, bool channel_first) {
+  TORCH_CHECK_VALUE(x.dim() >= 2, "pack_tokens: expected x to have at least 2 dimensions (B, D), but got shape ",
+                    x.sym_sizes());
+  if (x.dim() == 2) {
+    return x.unsqueeze(1);
+  }
+  if (channel_first) {
+    return x.flatten(2).transpose(1, 2);
+  }
+  return x.dim() == 3 ? x : x.flatten(1, -2);
+}
+
+at::Tensor unpack_tokens(const at::Tensor& tokens, c10::SymIntArrayRef sizes, bool channel_first) {
+  if (sizes.size() == 2) {
+    return tokens.squeeze(1);
+  }
+  Sizes shape{sizes[0]};
+  const auto positions = position_sizes(sizes, channel_first);
+  if (channel_first) {
+    shape.push_back(tokens.sym_size(2));
+  }
+  shape.insert(shape.end(), positions.begin(), positions.end());
+  if (!channel_first) {
+    shape.push_back(tokens.sym_size(2));
+  }
+  return (channel_first ? tokens.transpose(1, 2) : tokens).reshape_symint(shape);
+}
+
+at::Tensor unpack_positions(const at::Tensor& values, c10::SymIntArrayRef sizes, bool channel_first) {
+  if (sizes.size() == 2) {
+    return values.squeeze(1);
+  }
+  Sizes shape{sizes[0]};
+  const auto positions = position_sizes(sizes, channel_first);
+  shape.insert(shape.end(), positions.begin(), positions.end());
+  for (int64_t axis = 2; axis < values.dim(); ++axis) {
+    shape.push_back(values.sym_size(axis));
+  }
+  return values.reshape_symint(shape);
+}
+
+at::Tensor split_heads(const at::Tensor& tokens, int64_t heads, bool separate) {
+  detail::check_rank("split_heads", "tokens", tokens, 3, "(B, N, heads * D)");
+  const SymInt rows = tokens.sym_size(0) * tokens.sym_size(1);
+  const SymInt dim = tokens.sym_size(2) / heads;
+  TORCH_CHECK_VALUE(dim * heads == tokens.sym_size(2), "split_heads: expected the feature size to be a multiple of ",
+                    heads, " heads, but got shape ", tokens.sym_sizes());
+  if (!separate) {
+    return tokens.reshape_symint({1, rows * heads, dim});
+  }
+  return tokens.reshape_symint({rows, heads, dim}).transpose(0, 1);
+}
+
+at::Tensor merge_heads(const at::Tensor& values, SymInt batch, SymInt tokens, int64_t heads, bool separate) {
+  Sizes shape{batch, tokens, heads};
+  for (int64_t axis = 2; axis < values.dim(); ++axis) {
+    shape.push_back(values.sym_size(axis));
+  }
+  return (separate ? values.transpose(0, 1) : values).reshape_symint(shape);
+}
+
+at::Tensor split_mask(const at::Tensor& mask, int64_t heads, bool separate) {
+  const SymInt rows = mask.sym_size(0) * mask.sym_size(1);
+  if (separate) {
+    return mask.reshape_symint({1, rows}).expand_symint({heads, rows});
+  }
+  return mask.unsqueeze(-1).expand_symint({-1, -1, heads}).reshape_symint({1, rows * heads});
+}
+
+at::Tensor lens_to_mask(const at::Tensor& lens, SymInt length) {
+  detail::check_rank("lens_to_mask", "lens", lens, 1, "(B,)");
+  TORCH_CHECK_TYPE(at::isIntegralType(lens.scalar_type(), /*includeBool=*/false),
+                   "lens_to_mask: expected lens to be integer, but got ", lens.scalar_type());
+  const auto position = at::arange(length, lens.options().dtype(at::kLong));
+  return position.unsqueeze(0).lt(lens.unsqueeze(1));
+}
+
+}  // namespace torchvq::functional
+
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  using namespace torchvq::functional;
+  m.def("pack_tokens(Tensor x, bool channel_first=False) -> Tensor", TORCH_FN(pack_tokens));
+  m.def("unpack_tokens(Tensor tokens, SymInt[] sizes, bool channel_first=False) -> Tensor", TORCH_FN(unpack_tokens));
+  m.def("unpack_positions(Tensor values, SymInt[] sizes, bool channel_first=False) -> Tensor",
+        TORCH_FN(unpack_positions));
+  m.def("split_heads(Tensor tokens, int heads, bool separate) -> Tensor", TORCH_FN(split_heads));
+  m.def("merge_heads(Tensor values, SymInt batch, SymInt tokens, int heads, bool separate) -> Tensor",
+        TORCH_FN(merge_heads));
+  m.def("split_mask(Tensor mask, int heads, bool separate) -> Tensor", TORCH_FN(split_mask));
+  m.def("lens_to_mask(Tensor lens, SymInt length) -> Tensor", TORCH_FN(lens_to_mask));
+}

@@ -1,0 +1,95 @@
+// Source of the deciding kernels; included by one file per instruction set, which defines TORCHVQ_LEVEL_NAME. Compiled
+// without contraction: the order and rounding of every operation below is part of the contract.
+#include "kernels/cpu/nearest_code_exact.h"
+#include "kernels/cpu/simd-inl.h"
+
+namespace torchvq::kernels {
+namespace {
+
+constexpr int kWide = kLanes / 2;
+constexpr int kWideRows = 4;
+constexpr int kWideVectors = kRegisters == 32 ? 4 : 2;
+constexpr int kWidePanel = kWide * kWideVectors;
+
+template <typename T>
+void unit_row(const T* row, int64_t dim, T* unit) {
+  double square = 0;
+  for (int64_t d = 0; d < dim; ++d) {
+    const double value = row[d];
+    square += value * value;
+  }
+  const double norm = sqrt(square);
+  for (int64_t d = 0; d < dim; ++d) unit[d] = norm == 0 ? T(0) : static_cast<T>(row[d] / norm);
+}
+
+template <int count, bool cosine>
+inline void pair_scores_of(const float* row, int64_t dim, const float* const* codes, double* scores) {
+  double sum[count] = {};
+  for (int64_t d = 0; d < dim; ++d) {
+    const double x = row[d];
+#pragma GCC unroll 8
+    for (int i = 0; i < count; ++i) {
+      const double c = codes[i][d];
+      sum[i] += cosine ? -(x * c) : c * c * 0.5 - x * c;
+    }
+  }
+  for (int i = 0; i < count; ++i) scores[i] = sum[i];
+}
+
+template <bool cosine>
+void pair_scores_all(const float* row, int64_t dim, const float* const* codes, int64_t count, double* scores) {
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) pair_scores_of<4, cosine>(row, dim, codes + i, scores + i);
+  for (; i < count; ++i) pair_scores_of<1, cosine>(row, dim, codes + i, scores + i);
+}
+
+void pair_scores(const float* row, int64_t dim, const float* const* codes, int64_t count, bool cosine,
+                 double* scores) {
+  (cosine ? pair_scores_all<true> : pair_scores_all<false>)(row, dim, codes, count, scores);
+}
+
+template <bool cosine>
+inline void score_panel(const double* rows, const double* panel, int64_t dim, int64_t stride, double* scores) {
+  Doubles sum[kWideRows][kWideVectors];
+  for (auto& row : sum) {
+    for (auto& vector : row) vector = Doubles{};
+  }
+  for (int64_t d = 0; d < dim; ++d) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kWideVectors; ++c) {
+      const Doubles code = load<Doubles>(panel + d * kWidePanel + c * kWide);
+      const Doubles half_square = code * code * 0.5;
+#pragma GCC unroll 4
+      for (int r = 0; r < kWideRows; ++r) {
+        const Doubles product = rows[r * dim + d] * code;
+        sum[r][c] += cosine ? -product : half_square - product;
+      }
+    }
+  }
+  for (int r = 0; r < kWideRows; ++r) {
+    for (int c = 0; c < kWideVectors; ++c) store(scores + r * stride + c * kWide, sum[r][c]);
+  }
+}
+
+void score_tile(const double* rows, const double* panels, int64_t panel_count, int64_t dim, bool cosine,
+                double* scores) {
+  for (int64_t panel = 0; panel < panel_count; ++panel) {
+    (cosine ? score_panel<true> : score_panel<false>)(rows, panels + panel * kWidePanel * dim, dim,
+                                                      panel_count * kWidePanel, scores + panel * kWidePanel);
+  }
+}
+
+}  // namespace
+
+NearestCodeExact TORCHVQ_LEVEL_NAME(nearest_code_exact)() {
+  NearestCodeExact table;
+  table.panel = kWidePanel;
+  table.tile_rows = kWideRows;
+  table.unit_row_float = unit_row<float>;
+  table.unit_row_double = unit_row<double>;
+  table.pair_scores = pair_scores;
+  table.score_tile = score_tile;
+  return table;
+}
+
+}  // namespace torchvq::kernels

@@ -1,0 +1,194 @@
+// What nearest_code does once per codebook: classify codes, centre and pack them, bound the errors of their scores.
+#include "kernels/cpu/nearest_code_search.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/cpu/nearest_code_bound.h"
+
+namespace torchvq::kernels {
+namespace {
+
+constexpr int64_t kPackGrain = 1 << 15;  // values per task: some 20 microseconds
+constexpr double kFar = 16;              // a norm beyond this many medians is left out of the centre
+constexpr int64_t kLongestOwnError = 1 << 20;  // beyond, an error may not be a float32 number
+constexpr double kWide = 4;              // norms beyond this many medians get error bounds of their own
+
+bool is_finite(const NearestCodeTask& task, int64_t k) {
+  const float* code = task.codebook + k * task.dim;
+  return std::all_of(code, code + task.dim, [](float value) { return std::isfinite(value); });
+}
+
+/// Finds codes that were seen before: equal values (0 equals -0) and equal bias.
+class SeenCodes {
+ public:
+  explicit SeenCodes(const NearestCodeTask& task) : task_(task) {
+    size_t capacity = 16;
+    while (capacity < 2 * static_cast<size_t>(task.size)) capacity *= 2;
+    slots_.assign(capacity, -1);
+  }
+
+  bool insert(int32_t k, uint32_t hash) {
+    const size_t mask = slots_.size() - 1;
+    size_t slot = (hash * 0x9E3779B97F4A7C15ull >> 20) & mask;
+    for (; slots_[slot] >= 0; slot = (slot + 1) & mask) {
+      if (equal(slots_[slot], k)) return false;
+    }
+    slots_[slot] = k;
+    return true;
+  }
+
+ private:
+  bool equal(int32_t a, int32_t b) const {
+    const float* left = task_.codebook + a * task_.dim;
+    return std::equal(left, left + task_.dim, task_.codebook + b * task_.dim) &&
+           (!task_.bias || task_.bias[a] == task_.bias[b]);
+  }
+
+  const NearestCodeTask& task_;
+  std::vector<int32_t> slots_;
+};
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+NearestCodeSearch::NearestCodeSearch(const NearestCodeTask& task, CpuLevel level, const ParallelFor& parallel_for)
+    : task_(task),
+      scan_(nearest_code_scan(level)),
+      exact_(nearest_code_exact(level)),
+      bias_scale_(task.cosine ? 1.0 : 0.5),
+      center_(task.dim) {
+  classify(parallel_for);
+  pack(parallel_for);
+  bound_scores();
+  // Letting codes compete in groups costs the winner's group one exact decision per row, and saves three operations
+  // per vector of codes.
+  groups_ = task_.k == 1 && task_.size >= 40 * task_.dim && scan_.vectors > 1;
+}
+
+void NearestCodeSearch::classify(const ParallelFor& parallel_for) {
+  std::vector<float> squares(static_cast<size_t>(task_.size));
+  std::vector<uint32_t> hash(static_cast<size_t>(task_.size));
+  parallel_for(task_.size, 1 + 4 * kPackGrain / task_.dim, [&](int64_t begin, int64_t end) {
+    scan_.code_facts(task_.codebook, task_.dim, begin, end, squares.data(), hash.data());
+  });
+  SeenCodes seen(task_);
+  codes_.screened.reserve(static_cast<size_t>(task_.size));
+  for (int32_t k = 0; k < task_.size; ++k) {
+    const float bias = task_.bias ? task_.bias[k] : 0.0f;
+    const bool small = squares[k] < kLargeSquare || (task_.cosine && is_finite(task_, k));
+    if (small && std::abs(bias) < kLargeSquare) {
+      // The lowest index of equal codes wins anyway; kept, the others would make every row of theirs a tie.
+      if (task_.k > 1 || seen.insert(k, hash[k])) codes_.screened.push_back(k);
+    } else if (!std::isfinite(bias) || !is_finite(task_, k)) {
+      codes_.excluded.push_back(k);
+    } else {
+      codes_.set_aside.push_back(k);
+    }
+  }
+}
+
+void NearestCodeSearch::average(const std::vector<int32_t>& codes) {
+  std::fill_n(center_.data(), task_.dim, 0.0f);
+  const auto count = static_cast<int64_t>(codes.size());
+  if (count == 0) return;
+  scan_.add_codes({task_.codebook, task_.dim, codes.data(), count}, 0, count, center_.data());
+  // Any centre is correct; the mean makes the bound small.
+  const float scale = 1.0f / static_cast<float>(count);
+  for (int64_t d = 0; d < task_.dim; ++d) center_[d] *= scale;
+}
+
+void NearestCodeSearch::pack_panels(int64_t depth, const ParallelFor& parallel_for) {
+  const CodeList codes = {task_.codebook, task_.dim, codes_.screened.data(),
+                          static_cast<int64_t>(codes_.screened.size())};
+  depth_ = depth;
+  panel_count_ = (codes.count + scan_.panel - 1) / scan_.panel;
+  if (panels_.size() < panel_count_ * scan_.panel * depth) {
+    panels_ = AlignedBuffer<float>(panel_count_ * scan_.panel * depth);
+    squares_ = AlignedBuffer<double>(panel_count_ * scan_.panel);
+  }
+  parallel_for(panel_count_, 1 + kPackGrain / (scan_.panel * depth), [&](int64_t begin, int64_t end) {
+    if (task_.cosine) {
+      scan_.pack_unit_codes(codes, depth, begin, end, panels_.data(), squares_.data());
+    } else {
+      scan_.pack_codes(codes, center_.data(), depth, begin, end, panels_.data(), squares_.data());
+    }
+  });
+}
+
+void NearestCodeSearch::pack(const ParallelFor& parallel_for) {
+  const auto& screened = codes_.screened;
+  std::fill_n(center_.data(), task_.dim, 0.0f);
+  if (!task_.cosine) average(screened);
+  pack_panels(task_.dim, parallel_for);
+  if (task_.cosine || screened.empty()) return;
+
+  const auto squares = [&] { return std::vector<double>(squares_.data(), squares_.data() + screened.size()); };
+  double middle = median(squares());
+  const auto largest = [&] { return *std::max_element(squares_.data(), squares_.data() + screened.size()); };
+  // A few codes far away would drag the centre, and with it everybody's bound, towards them.
+  for (int round = 0; round < 2 && largest() > kFar * kFar * middle; ++round) {
+    std::vector<int32_t> near;
+    for (size_t p = 0; p < screened.size(); ++p) {
+      if (squares_[p] <= kWide * kWide * middle) near.push_back(screened[p]);
+    }
+    average(near);
+    pack_panels(task_.dim, parallel_for);
+    middle = median(squares());
+  }
+  own_errors_ = largest() > kWide * kWide * middle && task_.dim < kLongestOwnError;
+  if (own_errors_) pack_panels(task_.dim + 1, parallel_for);
+}
+
+void NearestCodeSearch::bound_scores() {
+  const auto count = static_cast<int64_t>(codes_.screened.size());
+  const auto bias = [&](int64_t k) { return task_.bias ? task_.bias[k] * bias_scale_ : 0.0; };
+  double shift = 0, largest = 0, offset = 0;
+  for (int64_t d = 0; d < task_.dim; ++d) shift += static_cast<double>(center_[d]) * center_[d];
+  shift = std::sqrt(shift);
+  for (int64_t p = 0; p < count; ++p) {
+    largest = std::max(largest, squares_[p]);
+    offset = std::max(offset, std::abs(bias(codes_.screened[p])));
+  }
+  const auto slack = [&](int64_t p) -> float& {
+    return panels_[(p / scan_.panel * depth_ + task_.dim) * scan_.panel + p % scan_.panel];
+  };
+  half_norms_ = AlignedBuffer<float>(panel_count_ * scan_.panel);
+  std::fill_n(half_norms_.data(), half_norms_.size(), HUGE_VALF);
+  errors_.assign(static_cast<size_t>(half_norms_.size()), score_error(task_.dim, std::sqrt(largest), offset, shift));
+  if (own_errors_) {
+    for (int64_t p = 0; p < half_norms_.size(); ++p) slack(p) = 0.0f;
+  }
+  for (int64_t p = 0; p < count; ++p) {
+    const double code_bias = bias(codes_.screened[p]);
+    const double half_norm = (task_.cosine ? 0.0 : squares_[p] / 2) + code_bias;
+    half_norms_[p] = static_cast<float>(half_norm);
+    if (own_errors_) {
+      // The score plus its own error: an upper bound of the true score, at the price of one more dimension.
+      errors_[p] = score_error(task_.dim, std::sqrt(squares_[p]), std::abs(code_bias), shift);
+      half_norms_[p] = std::nextafter(static_cast<float>(half_norm - errors_[p].intercept), -HUGE_VALF);
+      slack(p) = static_cast<float>(errors_[p].slope * 1.000001);
+    }
+  }
+  bound_set_aside();
+}
+
+void NearestCodeSearch::bound_set_aside() {
+  for (const auto k : codes_.set_aside) {
+    double square = 0;
+    for (int64_t d = 0; d < task_.dim && !task_.cosine; ++d) {
+      const double value = static_cast<double>(task_.codebook[k * task_.dim + d]) - center_[d];
+      square += value * value;
+    }
+    set_aside_norm_ = std::min(set_aside_norm_, task_.cosine ? 1.0 : std::sqrt(square));
+    set_aside_bias_ = std::min(set_aside_bias_, task_.bias ? task_.bias[k] * bias_scale_ : 0.0);
+  }
+}
+
+}  // namespace torchvq::kernels

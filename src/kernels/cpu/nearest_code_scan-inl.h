@@ -1,0 +1,254 @@
+// Source of the screening kernels; included by one file per instruction set, which defines TORCHVQ_LEVEL_NAME.
+#include "kernels/cpu/nearest_code_pack-inl.h"
+#include "kernels/cpu/nearest_code_scan.h"
+#include "kernels/cpu/simd-inl.h"
+
+namespace torchvq::kernels {
+namespace {
+
+struct RowState {
+  Floats best, runner_up;
+  Ints position;
+};
+
+void start(RowState& row) {
+  row.best = Floats{} - INFINITY;
+  row.runner_up = Floats{} - INFINITY;
+  row.position = Ints{};
+}
+
+/// kTileRows x kPanel scores, in registers.
+struct Tile {
+  Floats score[kTileRows][kVectors];
+};
+
+inline void score_tile(const float* rows, const float* panel, const float* half_norms, int64_t depth, Tile& tile) {
+#pragma GCC unroll 8
+  for (int r = 0; r < kTileRows; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kVectors; ++c) tile.score[r][c] = -load<Floats>(half_norms + c * kLanes);
+  }
+  for (int64_t d = 0; d < depth; ++d) {
+    Floats code[kVectors];
+#pragma GCC unroll 4
+    for (int c = 0; c < kVectors; ++c) code[c] = load<Floats>(panel + d * kPanel + c * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < kTileRows; ++r) {
+      const Floats value = Floats{} + rows[r * depth + d];
+#pragma GCC unroll 4
+      for (int c = 0; c < kVectors; ++c) tile.score[r][c] += value * code[c];
+    }
+  }
+}
+
+inline void take(RowState& row, Floats score, Ints position) {
+  const Ints better = row.best < score;
+  row.runner_up = maximum(row.runner_up, better ? row.best : score);
+  row.best = maximum(row.best, score);
+  row.position = better ? position : row.position;
+}
+
+template <bool groups>
+inline void take_tile(const Tile& tile, int32_t first, RowState* rows) {
+  Ints position[kVectors];
+#pragma GCC unroll 4
+  for (int c = 0; c < kVectors; ++c) position[c] = Ints{} + (first + c * kLanes);
+#pragma GCC unroll 8
+  for (int r = 0; r < kTileRows; ++r) {
+    RowState row = rows[r];
+    if constexpr (groups) {
+      Floats score = tile.score[r][0];
+#pragma GCC unroll 4
+      for (int c = 1; c < kVectors; ++c) score = maximum(score, tile.score[r][c]);
+      take(row, score, position[0]);
+    } else {
+#pragma GCC unroll 4
+      for (int c = 0; c < kVectors; ++c) take(row, tile.score[r][c], position[c]);
+    }
+    rows[r] = row;
+  }
+}
+
+/// Merges the lanes of one row. Which of two equal scores wins does not matter: their gap of 0 is decided elsewhere.
+ScanResult finish(const RowState& row) {
+  float best[kLanes], runner_up[kLanes];
+  int32_t position[kLanes];
+  store(best, row.best);
+  store(runner_up, row.runner_up);
+  store(position, row.position);
+  for (int l = 0; l < kLanes; ++l) position[l] += l;
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int l = 0; l < half; ++l) {
+      const bool other = best[l + half] > best[l];
+      const float lower = other ? best[l] : best[l + half];
+      const float second = runner_up[l] > runner_up[l + half] ? runner_up[l] : runner_up[l + half];
+      runner_up[l] = second > lower ? second : lower;
+      best[l] = other ? best[l + half] : best[l];
+      position[l] = other ? position[l + half] : position[l];
+    }
+  }
+  return {best[0], runner_up[0], position[0]};
+}
+
+template <bool groups>
+void scan_rows(const float* rows, int64_t row_count, const float* panels, const float* half_norms,
+               int64_t panel_count, int64_t depth, RowState* states) {
+  for (int64_t panel = 0; panel < panel_count; ++panel) {
+    const float* values = panels + panel * kPanel * depth;
+    for (int64_t row = 0; row < row_count; row += kTileRows) {
+      Tile tile;
+      score_tile(rows + row * depth, values, half_norms + panel * kPanel, depth, tile);
+      take_tile<groups>(tile, static_cast<int32_t>(panel * kPanel), states + row);
+    }
+  }
+}
+
+void scan(const float* rows, int64_t row_count, const float* panels, const float* half_norms, int64_t panel_count,
+          int64_t depth, bool groups, void* state, ScanResult* results) {
+  auto* states = static_cast<RowState*>(state);
+  for (int64_t r = 0; r < row_count; ++r) start(states[r]);
+  (groups ? scan_rows<true> : scan_rows<false>)(rows, row_count, panels, half_norms, panel_count, depth, states);
+  for (int64_t r = 0; r < row_count; ++r) results[r] = finish(states[r]);
+}
+
+int64_t state_bytes(int64_t row_count) { return row_count * static_cast<int64_t>(sizeof(RowState)); }
+
+void score(const float* rows, const float* panels, const float* half_norms, int64_t panel_count, int64_t depth,
+           float* scores) {
+  for (int64_t panel = 0; panel < panel_count; ++panel) {
+    Tile tile;
+    score_tile(rows, panels + panel * kPanel * depth, half_norms + panel * kPanel, depth, tile);
+    for (int r = 0; r < kTileRows; ++r) {
+      for (int c = 0; c < kVectors; ++c) {
+        store(scores + (r * panel_count + panel) * kPanel + c * kLanes, tile.score[r][c]);
+      }
+    }
+  }
+}
+
+/// Where the last vector of a row begins, and which of its lanes no earlier vector has covered.
+struct Tail {
+  int64_t begin;
+  Ints mask;
+};
+
+Tail tail_of(int64_t dim) {
+  const int64_t whole = dim / kLanes * kLanes;
+  Tail tail = {dim < kLanes ? 0 : dim - kLanes, Ints{}};
+  for (int l = 0; l < kLanes; ++l) {
+    const int64_t d = tail.begin + l;
+    tail.mask[l] = d >= whole && d < dim ? -1 : 0;
+  }
+  return tail;
+}
+
+inline Floats squared_difference(Floats a, Floats b, Ints mask) {
+  const Floats difference = reinterpret_cast<Floats>(reinterpret_cast<Ints>(a - b) & mask);
+  return difference * difference;
+}
+
+constexpr int kTogether = 8;  // codes in flight: enough chains of dependent additions to fill the pipeline
+
+template <int count>
+inline void score_codes(const float* row, Floats row_tail, const Tail& tail, int64_t dim, const float* codes,
+                        float* scores) {
+  Floats sum[count];
+#pragma GCC unroll 8
+  for (int j = 0; j < count; ++j) sum[j] = Floats{};
+  for (int64_t d = 0; d + kLanes <= dim; d += kLanes) {
+    const Floats value = load<Floats>(row + d);
+#pragma GCC unroll 8
+    for (int j = 0; j < count; ++j) {
+      const Floats difference = load<Floats>(codes + j * dim + d) - value;
+      sum[j] += difference * difference;
+    }
+  }
+  if (dim % kLanes != 0) {
+#pragma GCC unroll 8
+    for (int j = 0; j < count; ++j) {
+      sum[j] += squared_difference(load<Floats>(codes + j * dim + tail.begin), row_tail, tail.mask);
+    }
+  }
+#pragma GCC unroll 8
+  for (int j = 0; j < count; ++j) scores[j] = -sum_lanes<float, kLanes>(sum[j]);
+}
+
+void score_row(const float* row, int64_t dim, const float* codebook, int64_t size, int64_t begin, int64_t end,
+               float* scores) {
+  const Tail tail = tail_of(dim);
+  float padded[kLanes] = {};
+  memcpy(padded, row + tail.begin, sizeof(float) * static_cast<size_t>(dim < kLanes ? dim : kLanes));
+  const Floats row_tail = load<Floats>(padded);
+  // A vector may read past a short code, but not past the codebook.
+  int64_t readable = dim < kLanes ? (size * dim - kLanes) / dim + 1 : size;
+  if (size * dim < kLanes) readable = 0;
+  const int64_t whole = end < readable ? end : readable;
+  int64_t k = begin;
+  for (; k + kTogether <= whole; k += kTogether) {
+    score_codes<kTogether>(row, row_tail, tail, dim, codebook + k * dim, scores + k);
+  }
+  for (; k < whole; ++k) score_codes<1>(row, row_tail, tail, dim, codebook + k * dim, scores + k);
+  for (; k < end; ++k) {
+    float code[kLanes] = {};
+    memcpy(code, codebook + k * dim, sizeof(float) * static_cast<size_t>(dim));
+    score_codes<1>(row, row_tail, tail, dim, code, scores + k);
+  }
+}
+
+float largest(const float* values, int64_t count) {
+  Floats best[2] = {Floats{} - INFINITY, Floats{} - INFINITY};
+  int64_t i = 0;
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
+    for (int j = 0; j < 2; ++j) {
+      const Floats value = load<Floats>(values + i + j * kLanes);
+      best[j] = value > best[j] ? value : best[j];
+    }
+  }
+  float result = -INFINITY;
+  for (int l = 0; l < kLanes; ++l) {
+    for (int j = 0; j < 2; ++j) result = best[j][l] > result ? best[j][l] : result;
+  }
+  for (; i < count; ++i) result = values[i] > result ? values[i] : result;
+  return result;
+}
+
+int64_t at_least(const float* values, int64_t count, float limit, int32_t* places) {
+  int64_t found = 0, i = 0;
+  for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
+    const Ints hit = (load<Floats>(values + i) >= limit) | (load<Floats>(values + i + kLanes) >= limit);
+    if (sum_lanes<int32_t, kLanes>(hit) == 0) continue;
+    for (int64_t j = i; j < i + 2 * kLanes; ++j) {
+      places[found] = static_cast<int32_t>(j);
+      found += values[j] >= limit;
+    }
+  }
+  for (; i < count; ++i) {
+    if (values[i] >= limit) places[found++] = static_cast<int32_t>(i);
+  }
+  return found;
+}
+
+}  // namespace
+
+NearestCodeScan TORCHVQ_LEVEL_NAME(nearest_code_scan)() {
+  NearestCodeScan table;
+  table.lanes = kLanes;
+  table.vectors = kVectors;
+  table.panel = kPanel;
+  table.tile_rows = kTileRows;
+  table.code_facts = code_facts;
+  table.add_codes = add_codes;
+  table.pack_codes = pack_codes;
+  table.pack_unit_codes = pack_unit_codes;
+  table.pack_rows = pack_rows;
+  table.pack_unit_rows = pack_unit_rows;
+  table.scan = scan;
+  table.state_bytes = state_bytes;
+  table.score = score;
+  table.score_row = score_row;
+  table.largest = largest;
+  table.at_least = at_least;
+  return table;
+}
+
+}  // namespace torchvq::kernels

@@ -1,0 +1,275 @@
+// What nearest_code does per row: scan a block of rows, certify winners, decide the rest.
+#include "kernels/cpu/nearest_code_search.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+namespace torchvq::kernels {
+
+/// Rows that are searched together, and the memory that takes; one per call of search().
+struct NearestCodeSearch::Block {
+  Block(const NearestCodeSearch& search, int64_t rows)
+      : packed(rows * search.depth_),
+        state(search.task_.k == 1 ? search.scan_.state_bytes(rows) : 0),
+        open_rows(search.scan_.tile_rows * search.depth_),
+        scores(search.scan_.tile_rows * search.panel_count_ * search.scan_.panel),
+        unit(search.task_.cosine ? 5 * search.task_.dim : 0),
+        pointers(static_cast<size_t>(rows)),
+        norms(static_cast<size_t>(rows)),
+        results(static_cast<size_t>(rows)),
+        places(static_cast<size_t>(search.panel_count_ * search.scan_.panel)) {}
+
+  const float* x = nullptr;  ///< (count, dim), as given
+  int64_t count = 0;
+  int64_t* indices = nullptr;  ///< (count, k)
+
+  AlignedBuffer<float> packed;
+  AlignedBuffer<char> state;
+  AlignedBuffer<float> open_rows;  ///< packed rows of `open`
+  AlignedBuffer<float> scores;
+  AlignedBuffer<float> unit;  ///< one unit row, four unit codes
+  std::vector<const float*> pointers;
+  std::vector<double> norms;  ///< of the packed rows, rounded up; negative if the row cannot be screened
+  std::vector<ScanResult> results;
+  std::vector<int32_t> places;
+  std::vector<int64_t> open;  ///< rows whose winner is not certain, and what a candidate's score must reach
+  std::vector<double> limits;
+  std::vector<int32_t> candidates;                   ///< codes among which to decide, in order of index
+  std::vector<std::pair<double, int32_t>> rivals;    ///< (exact score, index)
+  std::vector<float> heap;
+};
+
+namespace {
+
+constexpr int64_t kBlockValues = 24576;  // packed rows that stay in the second-level cache beside a panel
+constexpr int64_t kBlockRows = 96;       // running bests that stay in the first-level cache
+
+int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+/// The float that is not above `value`: comparing floats with it is comparing them with `value`, or stricter on neither
+/// side that matters (a candidate too many is harmless).
+float round_down(double value) {
+  const auto rounded = static_cast<float>(value);
+  return static_cast<double>(rounded) > value ? std::nextafter(rounded, -HUGE_VALF) : rounded;
+}
+
+}  // namespace
+
+void NearestCodeSearch::search(const float* x, int64_t count, int64_t* indices) const {
+  if (count == 0) return;
+  const int64_t tile = scan_.tile_rows;
+  const int64_t most = std::clamp(kBlockValues / depth_ / tile * tile, 2 * tile, kBlockRows);
+  Block block(*this, std::min(most, round_up(count, tile)));
+  for (int64_t begin = 0; begin < count; begin += most) {
+    block.x = x + begin * task_.dim;
+    block.count = std::min(most, count - begin);
+    block.indices = indices + begin * task_.k;
+    search_block(block);
+  }
+}
+
+void NearestCodeSearch::search_block(Block& block) const {
+  pack_block(block);
+  if (static_cast<int64_t>(codes_.screened.size()) < task_.k) {
+    for (int64_t row = 0; row < block.count; ++row) {
+      if (!settle_special(row, block)) decide_among_all(row, block);
+    }
+  } else if (task_.k == 1) {
+    search_nearest(block);
+  } else {
+    search_several(block);
+  }
+}
+
+void NearestCodeSearch::pack_block(Block& block) const {
+  const int64_t padded = round_up(block.count, scan_.tile_rows);
+  for (int64_t r = 0; r < block.count; ++r) block.pointers[r] = block.x + r * task_.dim;
+  for (int64_t r = 0; r < block.count; r += scan_.tile_rows) {
+    const int64_t count = std::min<int64_t>(scan_.tile_rows, block.count - r);
+    float* packed = block.packed.data() + r * depth_;
+    if (task_.cosine) {
+      scan_.pack_unit_rows(&block.pointers[r], count, task_.dim, depth_, packed, &block.norms[r]);
+    } else {
+      scan_.pack_rows(&block.pointers[r], count, task_.dim, center_.data(), depth_, packed, &block.norms[r]);
+    }
+  }
+  for (int64_t r = 0; r < block.count; ++r) {
+    const double square = block.norms[r];
+    block.norms[r] = square < kLargeSquare ? std::sqrt(square) * (1 + 1e-6) : -1.0;
+    if (block.norms[r] < 0) std::fill_n(block.packed.data() + r * depth_, depth_, 0.0f);
+  }
+  std::fill_n(block.packed.data() + block.count * depth_, (padded - block.count) * depth_, 0.0f);
+}
+
+void NearestCodeSearch::search_nearest(Block& block) const {
+  scan_.scan(block.packed.data(), round_up(block.count, scan_.tile_rows), panels_.data(), half_norms_.data(),
+             panel_count_, depth_, groups_, block.state.data(), block.results.data());
+  for (int64_t row = 0; row < block.count; ++row) {
+    if (!settle_special(row, block)) settle_winner(row, block);
+    if (static_cast<int64_t>(block.open.size()) == scan_.tile_rows) settle_open_rows(block);
+  }
+  settle_open_rows(block);
+}
+
+double NearestCodeSearch::reach(int64_t position, double norm) const {
+  const auto& error = errors_[position];
+  return kReach * (error.slope * norm + error.intercept);
+}
+
+bool NearestCodeSearch::set_aside_may_win(double norm, double limit) const {
+  if (codes_.set_aside.empty()) return false;
+  // <x, c> - ||c||^2 / 2 is at most ||x|| ||c|| - ||c||^2 / 2, which falls once ||c|| exceeds ||x||.
+  const double length = std::max(norm, set_aside_norm_);
+  const double score =
+      (task_.cosine ? 1.0 : norm * length - length * length / 2) - set_aside_bias_;
+  return score + std::abs(score) * 1e-6 >= limit;
+}
+
+/// A row that screening knows nothing about; false for all others.
+bool NearestCodeSearch::settle_special(int64_t row, Block& block) const {
+  if (block.norms[row] >= 0) return false;
+  const float* x = block.x + row * task_.dim;
+  if (std::all_of(x, x + task_.dim, [](float value) { return std::isfinite(value); })) {
+    decide_among_all(row, block);
+  } else {
+    std::fill_n(block.indices + row * task_.k, task_.k, -1);
+  }
+  return true;
+}
+
+void NearestCodeSearch::settle_winner(int64_t row, Block& block) const {
+  const auto& result = block.results[row];
+  const int64_t members = groups_ ? scan_.vectors : 1;
+  double widest = 0;
+  for (int64_t c = 0; c < members; ++c) {
+    widest = std::max(widest, reach(result.position + c * scan_.lanes, block.norms[row]));
+  }
+  const double limit = result.best - widest;
+  if (set_aside_may_win(block.norms[row], limit)) {
+    decide_among_all(row, block);
+  } else if (result.runner_up >= limit) {
+    std::memcpy(block.open_rows.data() + static_cast<int64_t>(block.open.size()) * depth_,
+                block.packed.data() + row * depth_, sizeof(float) * static_cast<size_t>(depth_));
+    block.open.push_back(row);
+    block.limits.push_back(limit);
+  } else if (!groups_) {
+    block.indices[row] = codes_.screened[result.position];
+  } else {
+    block.candidates.clear();
+    for (int64_t c = 0; c < members; ++c) {
+      const size_t position = result.position + c * scan_.lanes;
+      if (position < codes_.screened.size()) block.candidates.push_back(codes_.screened[position]);
+    }
+    decide(row, block);
+  }
+}
+
+void NearestCodeSearch::settle_open_rows(Block& block) const {
+  if (block.open.empty()) return;
+  const auto count = static_cast<int64_t>(block.open.size());
+  std::fill_n(block.open_rows.data() + count * depth_, (scan_.tile_rows - count) * depth_, 0.0f);
+  scan_.score(block.open_rows.data(), panels_.data(), half_norms_.data(), panel_count_, depth_, block.scores.data());
+  for (int64_t i = 0; i < count; ++i) {
+    const float* scores = block.scores.data() + i * panel_count_ * scan_.panel;
+    decide_among(scores, block.limits[i], block.open[i], block);
+  }
+  block.open.clear();
+  block.limits.clear();
+}
+
+void NearestCodeSearch::search_several(Block& block) const {
+  for (int64_t first = 0; first < block.count; first += scan_.tile_rows) {
+    scan_.score(block.packed.data() + first * depth_, panels_.data(), half_norms_.data(), panel_count_, depth_,
+                block.scores.data());
+    for (int64_t row = first; row < std::min<int64_t>(first + scan_.tile_rows, block.count); ++row) {
+      if (settle_special(row, block)) continue;
+      const float* scores = block.scores.data() + (row - first) * panel_count_ * scan_.panel;
+      const double limit = limit_of_best(scores, block.norms[row], block);
+      if (set_aside_may_win(block.norms[row], limit)) {
+        decide_among_all(row, block);
+      } else {
+        decide_among(scores, limit, row, block);
+      }
+    }
+  }
+}
+
+/// What the score of one of the k best codes must reach: each of the k best scores minus its error is reached by a code.
+double NearestCodeSearch::limit_of_best(const float* scores, double norm, Block& block) const {
+  constexpr int64_t kStep = 512;
+  const auto count = static_cast<int64_t>(codes_.screened.size());
+  const auto greater = [](float a, float b) { return a > b; };
+  auto& heap = block.heap;  // the k largest lower bounds, smallest on top
+  heap.clear();
+  for (int64_t begin = 0; begin < count; begin += kStep) {
+    const bool full = static_cast<int64_t>(heap.size()) == task_.k;
+    const int64_t found = scan_.at_least(scores + begin, std::min(kStep, count - begin),
+                                         full ? heap.front() : -HUGE_VALF, block.places.data());
+    for (int64_t i = 0; i < found; ++i) {
+      const int64_t position = begin + block.places[i];
+      heap.push_back(round_down(scores[position] - reach(position, norm)));
+      std::push_heap(heap.begin(), heap.end(), greater);
+      if (static_cast<int64_t>(heap.size()) > task_.k) {
+        std::pop_heap(heap.begin(), heap.end(), greater);
+        heap.pop_back();
+      }
+    }
+  }
+  return heap.front();
+}
+
+void NearestCodeSearch::decide_among(const float* scores, double limit, int64_t row, Block& block) const {
+  const auto count = static_cast<int64_t>(codes_.screened.size());
+  const int64_t found = scan_.at_least(scores, count, round_down(limit), block.places.data());
+  block.candidates.clear();
+  for (int64_t i = 0; i < found; ++i) block.candidates.push_back(codes_.screened[block.places[i]]);
+  decide(row, block);
+}
+
+void NearestCodeSearch::decide_among_all(int64_t row, Block& block) const {
+  auto& candidates = block.candidates;
+  candidates.resize(codes_.screened.size() + codes_.set_aside.size());
+  std::merge(codes_.screened.begin(), codes_.screened.end(), codes_.set_aside.begin(), codes_.set_aside.end(),
+             candidates.begin());
+  decide(row, block);
+}
+
+void NearestCodeSearch::decide(int64_t row, Block& block) const {
+  constexpr size_t kTogether = 4;
+  const int64_t dim = task_.dim;
+  const float* x = block.x + row * dim;
+  if (task_.cosine) {
+    exact_.unit_row_float(x, dim, block.unit.data());
+    x = block.unit.data();
+  }
+  auto& rivals = block.rivals;
+  rivals.clear();
+  for (size_t begin = 0; begin < block.candidates.size(); begin += kTogether) {
+    const size_t count = std::min(kTogether, block.candidates.size() - begin);
+    const float* codes[kTogether];
+    double scores[kTogether];
+    for (size_t i = 0; i < count; ++i) {
+      codes[i] = task_.codebook + block.candidates[begin + i] * dim;
+      if (task_.cosine) {
+        float* unit = block.unit.data() + static_cast<int64_t>(i + 1) * dim;
+        exact_.unit_row_float(codes[i], dim, unit);
+        codes[i] = unit;
+      }
+    }
+    exact_.pair_scores(x, dim, codes, static_cast<int64_t>(count), task_.cosine, scores);
+    for (size_t i = 0; i < count; ++i) {
+      const int32_t k = block.candidates[begin + i];
+      rivals.emplace_back(scores[i] + (task_.bias ? task_.bias[k] * bias_scale_ : 0.0), k);
+    }
+  }
+  // Codes that are not finite come last, in order of index.
+  for (size_t i = 0; static_cast<int64_t>(rivals.size()) < task_.k; ++i) {
+    rivals.emplace_back(HUGE_VAL, codes_.excluded[i]);
+  }
+  std::partial_sort(rivals.begin(), rivals.begin() + task_.k, rivals.end());
+  for (int64_t i = 0; i < task_.k; ++i) block.indices[row * task_.k + i] = rivals[i].second;
+}
+
+}  // namespace torchvq::kernels

@@ -1,0 +1,82 @@
+// The search on one codebook of float32 codes: packs it once, then finds the nearest codes of ranges of rows, serially on
+// each range. Screening in float32, certified by a bound; rows that are too close are decided by the exact scores.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "kernels/cpu/aligned_buffer.h"
+#include "kernels/cpu/nearest_code_bound.h"
+#include "kernels/cpu/nearest_code_exact.h"
+#include "kernels/cpu/nearest_code_scan.h"
+
+namespace torchvq::kernels {
+
+/// Runs body(begin, end) over ranges that cover [0, count), each at least `grain` long, possibly in parallel.
+using ParallelFor =
+    std::function<void(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body)>;
+
+struct NearestCodeTask {
+  const float* codebook = nullptr;  ///< (size, dim)
+  const float* bias = nullptr;      ///< (size,) or null
+  int64_t size = 0, dim = 0;
+  bool cosine = false;
+  int64_t k = 1;
+};
+
+/// Every code is in one class, except that repeated codes are left out (k == 1); each class in order of index.
+struct CodeClasses {
+  std::vector<int32_t> screened;   ///< in the panels
+  std::vector<int32_t> set_aside;  ///< finite, but float32 scores would overflow
+  std::vector<int32_t> excluded;   ///< not finite: behind all others
+};
+
+class NearestCodeSearch {
+ public:
+  NearestCodeSearch(const NearestCodeTask& task, CpuLevel level, const ParallelFor& parallel_for);
+
+  /// Writes the k nearest codes of each of `count` rows of x (count, dim); k times -1 for a row that is not finite.
+  void search(const float* x, int64_t count, int64_t* indices) const;
+
+ private:
+  struct Block;
+
+  void classify(const ParallelFor& parallel_for);
+  void pack(const ParallelFor& parallel_for);
+  void pack_panels(int64_t depth, const ParallelFor& parallel_for);
+  void average(const std::vector<int32_t>& codes);
+  void bound_scores();
+  void bound_set_aside();
+
+  void search_block(Block& block) const;
+  void pack_block(Block& block) const;
+  void search_nearest(Block& block) const;
+  void search_several(Block& block) const;
+  void settle_winner(int64_t row, Block& block) const;
+  void settle_open_rows(Block& block) const;
+  void settle_several(int64_t row, const float* scores, Block& block) const;
+  bool settle_special(int64_t row, Block& block) const;
+  double reach(int64_t position, double norm) const;
+  bool set_aside_may_win(double norm, double limit) const;
+  double limit_of_best(const float* scores, double norm, Block& block) const;
+  void decide_among(const float* scores, double limit, int64_t row, Block& block) const;
+  void decide_among_all(int64_t row, Block& block) const;
+  void decide(int64_t row, Block& block) const;
+
+  NearestCodeTask task_;
+  NearestCodeScan scan_;
+  NearestCodeExact exact_;
+  double bias_scale_;        ///< a bias as added to the score
+  CodeClasses codes_;
+  bool groups_ = false;      ///< codes that share panel and lane compete as one
+  bool own_errors_ = false;  ///< scores contain their own error, in one more dimension
+  int64_t depth_ = 0, panel_count_ = 0;
+  AlignedBuffer<float> center_, panels_, half_norms_;
+  AlignedBuffer<double> squares_;
+  std::vector<ScoreError> errors_;  ///< of each position
+  double set_aside_norm_ = HUGE_VAL, set_aside_bias_ = HUGE_VAL;  ///< the smallest of those set aside
+};
+
+}  // namespace torchvq::kernels

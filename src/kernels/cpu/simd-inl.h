@@ -1,0 +1,67 @@
+// Portable vectors for kernels that are compiled once per instruction set: the compiler's vector extensions, with the
+// width of the set that the file is compiled for. Everything has internal linkage: two levels must never share a
+// function, or the linker might keep the one that the machine cannot run. C headers only, no objects of static storage.
+#pragma once
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace torchvq::kernels {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kRegisters = 32;
+#else
+constexpr int kRegisters = 16;
+#endif
+
+template <typename T, int count>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(count * sizeof(T))));
+};
+template <typename T, int count>
+using Vector = typename VectorOf<T, count>::type;
+
+using Floats = Vector<float, kLanes>;
+using Ints = Vector<int32_t, kLanes>;
+using Words = Vector<uint32_t, kLanes>;
+using HalfFloats = Vector<float, kLanes / 2>;
+using Doubles = Vector<double, kLanes / 2>;
+
+template <typename V, typename T>
+inline V load(const T* from) {
+  V v;
+  memcpy(&v, from, sizeof v);
+  return v;
+}
+
+template <typename V, typename T>
+inline void store(T* to, V v) {
+  memcpy(to, &v, sizeof v);
+}
+
+inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
+
+inline Doubles widen(const float* from) { return __builtin_convertvector(load<HalfFloats>(from), Doubles); }
+
+template <typename T, int count>
+inline T sum_lanes(Vector<T, count> v) {
+  if constexpr (count == 2) {
+    return v[0] + v[1];
+  } else {
+    Vector<T, count / 2> half[2];
+    memcpy(half, &v, sizeof v);
+    return sum_lanes<T, count / 2>(half[0] + half[1]);
+  }
+}
+
+}  // namespace
+}  // namespace torchvq::kernels

@@ -1,0 +1,40 @@
+// What all kernels of nearest_code share: argument checks and the one shape that they compute on.
+#pragma once
+
+#include <optional>
+#include <string_view>
+#include <tuple>
+
+#include <ATen/core/Tensor.h>
+
+namespace torchvq::detail {
+
+using NearestCodeTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+void check_nearest_code(const at::Tensor& x, const at::Tensor& codebook, std::string_view metric,
+                        const std::optional<at::Tensor>& bias, std::optional<int64_t> topk);
+
+/// float64 if one side is float64, otherwise float32.
+at::ScalarType nearest_code_dtype(const at::Tensor& x, const at::Tensor& codebook);
+
+/// Shape of indices: that of x without its last axis, with k behind it if topk is given.
+c10::SymDimVector nearest_code_shape(const at::Tensor& x, std::optional<int64_t> topk);
+
+/// Checked arguments in the computation's dtype. `heads` problems of `tokens` rows each; when neither codebook nor bias
+/// has a head axis of its own, all rows are one problem (heads == 1).
+struct NearestCodeProblem {
+  NearestCodeProblem(const at::Tensor& x, const at::Tensor& codebook, std::string_view metric,
+                     const std::optional<at::Tensor>& bias, std::optional<int64_t> topk);
+
+  at::Tensor x;         ///< (heads, tokens, D), contiguous
+  at::Tensor codebook;  ///< (heads or 1, K, D), contiguous
+  at::Tensor bias;      ///< (heads or 1, K), contiguous, or undefined
+  bool cosine = false;
+  int64_t heads = 0, tokens = 0, dim = 0, size = 0, k = 1;
+  at::ScalarType dtype = at::kFloat;
+
+  at::Tensor head_codebook(int64_t head) const;
+  at::Tensor head_bias(int64_t head) const;  ///< undefined without a bias
+};
+
+}  // namespace torchvq::detail
