@@ -69,6 +69,21 @@ set(TORCHVQ_SOURCES
   ops/meta/ema_finish_.cpp
   ops/meta/ema_update_.cpp
   ops/meta/lookup_codes.cpp
+  detail/dead_codes.cpp
+  detail/row_keys.cpp
+  ops/dead_code_candidates.cpp
+  ops/any/dead_code_candidates.cpp
+  ops/autograd/dead_code_candidates.cpp
+  ops/meta/dead_code_candidates.cpp
+  ops/replace_dead_codes_.cpp
+  ops/any/replace_dead_codes_.cpp
+  ops/autograd/replace_dead_codes_.cpp
+  ops/cpu/replace_dead_codes_.cpp
+  ops/meta/replace_dead_codes_.cpp
+  ops/replace_with_candidates_.cpp
+  ops/any/replace_with_candidates_.cpp
+  ops/autograd/replace_with_candidates_.cpp
+  ops/meta/replace_with_candidates_.cpp
   ops/meta/nearest_code.cpp
   ops/meta/random_normal.cpp
   ops/meta/random_uniform.cpp

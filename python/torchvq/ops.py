@@ -202,3 +202,79 @@ def orthogonal_loss(
     forward; once differentiable. Memory O(K D).
     """
     return torch.ops.torchvq.orthogonal_loss(codebook, indices=indices, max_codes=max_codes, rng=rng)
+
+
+def replace_dead_codes_(
+    embed: Tensor,
+    embed_avg: Tensor,
+    cluster_size: Tensor,
+    cooldown: Tensor,
+    x: Tensor,
+    counts: Tensor,
+    rng: Tensor,
+    *,
+    mask: Tensor | None = None,
+    threshold: float = 2.0,
+    reset_cluster_size: float = 2.0,
+    cooldown_steps: int = 0,
+    metric: str = "euclidean",
+) -> Tensor:
+    """Replaces dead codes by distinct random tokens of ``x`` (H, N, D), in place; returns replaced codes per head.
+
+    Dead: ``cluster_size`` below ``threshold``, no token in this step (``counts``) and ``cooldown`` 0. The choice
+    depends on the set of tokens and ``rng``, not on their order.
+    """
+    return torch.ops.torchvq.replace_dead_codes_(
+        embed,
+        embed_avg,
+        cluster_size,
+        cooldown,
+        x,
+        counts,
+        rng,
+        mask=mask,
+        threshold=threshold,
+        reset_cluster_size=reset_cluster_size,
+        cooldown_steps=cooldown_steps,
+        metric=metric,
+    )
+
+
+def dead_code_candidates(
+    x: Tensor, rng: Tensor, count: int, *, mask: Tensor | None = None, metric: str = "euclidean"
+) -> tuple[Tensor, Tensor]:
+    """Keys (H, count) and rows (H, count, D) of the tokens that may replace dead codes.
+
+    Results of several ranks are concatenated on axis 1 for :func:`replace_with_candidates_`.
+    """
+    return torch.ops.torchvq.dead_code_candidates(x, rng, count, mask=mask, metric=metric)
+
+
+def replace_with_candidates_(
+    embed: Tensor,
+    embed_avg: Tensor,
+    cluster_size: Tensor,
+    cooldown: Tensor,
+    keys: Tensor,
+    rows: Tensor,
+    counts: Tensor,
+    rng: Tensor,
+    *,
+    threshold: float = 2.0,
+    reset_cluster_size: float = 2.0,
+    cooldown_steps: int = 0,
+) -> Tensor:
+    """Second half of :func:`replace_dead_codes_`: replaces dead codes by given candidates, in place."""
+    return torch.ops.torchvq.replace_with_candidates_(
+        embed,
+        embed_avg,
+        cluster_size,
+        cooldown,
+        keys,
+        rows,
+        counts,
+        rng,
+        threshold=threshold,
+        reset_cluster_size=reset_cluster_size,
+        cooldown_steps=cooldown_steps,
+    )

@@ -8,7 +8,9 @@
 namespace torchvq::kernels {
 
 /// Square root of a positive, normal float64 number, by Newton's iteration; within one unit of the last place.
+/// NaN and infinity come back as they are.
 inline double square_root(double a) {
+  if (!std::isfinite(a)) return a;
   int exponent = 0;
   double mantissa = std::frexp(a, &exponent);
   if (exponent & 1) {

@@ -1,0 +1,75 @@
+#include "detail/dead_codes.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/where.h>
+
+#include "detail/row_keys.h"
+
+namespace torchvq::detail {
+namespace {
+
+constexpr auto kPurpose = RandomPurpose::kDeadCodeCandidates;
+
+at::Tensor gather_rows(const at::Tensor& rows, const at::Tensor& positions) {
+  return rows.gather(1, positions.unsqueeze(-1).expand({-1, -1, rows.size(2)}));
+}
+
+/// Which of `keys` (H, C) occur among `others` (H, K).
+at::Tensor occurs(const at::Tensor& keys, const at::Tensor& others) {
+  const auto sorted = std::get<0>(at::sort(others, /*dim=*/1));
+  const auto at_least = at::searchsorted(sorted, keys.contiguous()).clamp_max(others.size(1) - 1);
+  return sorted.gather(1, at_least).eq(keys);
+}
+
+}  // namespace
+
+std::pair<at::Tensor, at::Tensor> select_candidates(const at::Tensor& x, const at::Tensor& rng, int64_t count,
+                                                    const std::optional<at::Tensor>& mask, bool unit) {
+  const auto rows = rows_as_codes(x, unit);
+  auto usable = usable_rows(rows, mask);
+  if (unit) usable = usable.logical_and(rows.ne(0).any(-1));
+  const auto keys = row_keys(rows, rng, kPurpose).masked_fill_(usable.logical_not(), kNoKey);
+  const auto [distinct, positions] = sort_distinct(keys);
+  auto [best, order] = at::sort(distinct, /*stable=*/true, /*dim=*/1, /*descending=*/false);
+  const int64_t found = std::min(count, x.size(1));
+  auto chosen_keys = keys.new_full({x.size(0), count}, kNoKey);
+  auto chosen_rows = rows.new_zeros({x.size(0), count, x.size(2)});
+  chosen_keys.narrow(1, 0, found).copy_(best.narrow(1, 0, found));
+  // Adding 0 turns -0 into +0: both have one key, and the result may not depend on which came first.
+  const auto chosen = gather_rows(rows, positions.gather(1, order.narrow(1, 0, found))).add_(0);
+  const auto none = chosen_keys.narrow(1, 0, found).eq(kNoKey).unsqueeze(-1);
+  chosen_rows.narrow(1, 0, found).copy_(chosen.masked_fill_(none, 0));
+  return {chosen_keys, chosen_rows};
+}
+
+at::Tensor dead_codes(const CodebookState& state, const at::Tensor& counts, double threshold) {
+  return state.cluster_size.lt(threshold).logical_and(counts.eq(0)).logical_and(state.cooldown.eq(0));
+}
+
+at::Tensor replace_codes(const CodebookState& state, const at::Tensor& dead, const at::Tensor& keys,
+                         const at::Tensor& rows, const at::Tensor& rng, double reset_cluster_size,
+                         int64_t cooldown_steps) {
+  const auto [distinct, positions] = sort_distinct(keys);
+  // Keys of rows as the state holds them; keys of the candidates themselves belong to the same dtype.
+  const auto live_keys =
+      row_keys(state.embed.to(rows.scalar_type()), rng, kPurpose).masked_fill_(dead, kNoKey);
+  const auto usable = distinct.ne(kNoKey).logical_and(occurs(distinct, live_keys).logical_not());
+  const auto order = std::get<1>(at::sort(usable.to(at::kInt), /*stable=*/true, /*dim=*/1, /*descending=*/true));
+
+  // The j-th dead code takes the j-th usable candidate.
+  const auto turn = dead.cumsum(1) - 1;
+  const auto taken = dead.logical_and(turn.lt(usable.sum(1, /*keepdim=*/true)));
+  const auto slot = turn.clamp(0, keys.size(1) - 1);
+  const auto codes = gather_rows(rows, positions.gather(1, order.gather(1, slot))).to(state.embed.scalar_type());
+
+  const auto fresh = taken.unsqueeze(-1);
+  state.embed.copy_(at::where(fresh, codes, state.embed));
+  state.embed_avg.copy_(at::where(fresh, codes * reset_cluster_size, state.embed_avg));
+  state.cluster_size.masked_fill_(taken, reset_cluster_size);
+  state.cooldown.masked_fill_(taken, cooldown_steps);
+  return taken.sum(1);
+}
+
+}  // namespace torchvq::detail

@@ -1,0 +1,102 @@
+#include "detail/row_keys.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/where.h>
+
+#include "detail/codebook_average.h"
+#include "detail/random_tensor.h"
+#include "kernels/cpu/row_hash.h"
+
+namespace torchvq::detail {
+namespace {
+
+constexpr int64_t kElementsPerTask = 1 << 16;
+
+struct HashNumbers {
+  at::Tensor multipliers;  // (D,), odd
+  at::Tensor salts;        // (H,)
+};
+
+HashNumbers hash_numbers(const at::Tensor& rows, const at::Tensor& rng, RandomPurpose purpose) {
+  const auto key = random_key(rng, static_cast<int64_t>(purpose));
+  return {random_bits(key, at::arange(rows.size(2), rng.options())).bitwise_or(1),
+          random_bits(key, at::arange(rows.size(0), rng.options()).add(1).neg())};
+}
+
+template <typename T>
+void fill_keys(const at::Tensor& rows, const HashNumbers& numbers, at::Tensor& keys) {
+  const int64_t count = rows.size(1), dim = rows.size(2);
+  const auto* from = rows.const_data_ptr<T>();
+  const auto* salt = numbers.salts.const_data_ptr<int64_t>();
+  const auto* multiplier = reinterpret_cast<const uint64_t*>(numbers.multipliers.const_data_ptr<int64_t>());
+  auto* to = keys.mutable_data_ptr<int64_t>();
+  at::parallel_for(0, keys.numel(), std::max<int64_t>(1, kElementsPerTask / dim), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const auto hash = kernels::row_hash(from + row * dim, multiplier, dim);
+      to[row] = kernels::key_of_hash(hash, static_cast<uint64_t>(salt[row / count]));
+    }
+  });
+}
+
+at::Tensor cpu_keys(const at::Tensor& rows_, const HashNumbers& numbers) {
+  const auto rows = rows_.contiguous();
+  auto keys = at::empty({rows.size(0), rows.size(1)}, numbers.multipliers.options());
+  if (rows.scalar_type() == at::kDouble) {
+    fill_keys<double>(rows, numbers, keys);
+  } else {
+    fill_keys<float>(rows, numbers, keys);
+  }
+  return keys;
+}
+
+at::Tensor any_keys(const at::Tensor& rows, const HashNumbers& numbers) {
+  const bool wide = rows.scalar_type() == at::kDouble;
+  auto sums = at::empty({rows.size(0), rows.size(1)}, numbers.multipliers.options());
+  const int64_t chunk = std::max<int64_t>(1, (int64_t{1} << 22) / std::max<int64_t>(1, rows.size(0) * rows.size(2)));
+  for (int64_t begin = 0; begin < rows.size(1); begin += chunk) {
+    const auto part = rows.narrow(1, begin, std::min(chunk, rows.size(1) - begin)).contiguous();
+    const auto bits = part.view(wide ? at::kLong : at::kInt).to(at::kLong).masked_fill(part.eq(0), 0);
+    sums.narrow(1, begin, part.size(1)).copy_((bits * numbers.multipliers).sum(-1));
+  }
+  const auto mixed = mix_bits(sums + numbers.salts.unsqueeze(-1));
+  return mixed.bitwise_right_shift(1).bitwise_and(kNoKey);
+}
+
+}  // namespace
+
+at::Tensor row_keys(const at::Tensor& rows, const at::Tensor& rng, RandomPurpose purpose) {
+  const auto numbers = hash_numbers(rows, rng, purpose);
+  return rows.is_cpu() ? cpu_keys(rows, numbers) : any_keys(rows, numbers);
+}
+
+at::Tensor row_keys_by_operators(const at::Tensor& rows, const at::Tensor& rng, RandomPurpose purpose) {
+  return any_keys(rows, hash_numbers(rows, rng, purpose));
+}
+
+at::Tensor usable_rows(const at::Tensor& rows, const std::optional<at::Tensor>& mask) {
+  const auto finite = rows.isfinite().all(-1);
+  return mask.has_value() ? finite.logical_and(*mask) : finite;
+}
+
+std::pair<at::Tensor, at::Tensor> sort_distinct(const at::Tensor& keys) {
+  auto [sorted, positions] = at::sort(keys, /*stable=*/true, /*dim=*/1, /*descending=*/false);
+  const int64_t count = keys.size(1);
+  if (count > 1) {
+    const auto repeated = sorted.narrow(1, 1, count - 1).eq(sorted.narrow(1, 0, count - 1));
+    sorted = sorted.clone();
+    sorted.narrow(1, 1, count - 1).masked_fill_(repeated, kNoKey);
+  }
+  return {sorted, positions};
+}
+
+at::Tensor rows_as_codes(const at::Tensor& x, bool unit) {
+  const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto rows = x.to(dtype);
+  return unit ? unit_rows(rows).to(dtype) : rows;
+}
+
+}  // namespace torchvq::detail

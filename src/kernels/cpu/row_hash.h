@@ -1,0 +1,27 @@
+// The multilinear hash behind row_keys. Torch-free; serial on a row.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "kernels/cpu/row_magnitude.h"
+#include "kernels/random.h"
+
+namespace torchvq::kernels {
+
+/// Sum over d of the bits of row[d] times multipliers[d], modulo 2^64; -0 counts as +0.
+template <typename T>
+uint64_t row_hash(const T* row, const uint64_t* multipliers, int64_t dim) {
+  uint64_t sum = 0;
+  for (int64_t d = 0; d < dim; ++d) {
+    // Widened as signed, as the tensor twin widens int32.
+    const auto bits = static_cast<int64_t>(std::bit_cast<typename FloatBits<T>::Integer>(row[d]));
+    sum += (row[d] == 0 ? 0 : static_cast<uint64_t>(bits)) * multipliers[d];
+  }
+  return sum;
+}
+
+/// Non-negative, so that the largest int64 can mean "none".
+inline int64_t key_of_hash(uint64_t hash, uint64_t salt) { return static_cast<int64_t>(mix_bits(hash + salt) >> 1); }
+
+}  // namespace torchvq::kernels

@@ -1,0 +1,27 @@
+// Any device, CPU included: K candidates per rank are few.
+#include "ops/replace_with_candidates_.h"
+
+#include <torch/library.h>
+
+namespace torchvq {
+namespace {
+
+at::Tensor replace_with_candidates_(at::Tensor& embed, at::Tensor& embed_avg, at::Tensor& cluster_size,
+                                    at::Tensor& cooldown, const at::Tensor& keys, const at::Tensor& rows,
+                                    const at::Tensor& counts, const at::Tensor& rng, double threshold,
+                                    double reset_cluster_size, int64_t cooldown_steps) {
+  const detail::CodebookState state{embed, embed_avg, cluster_size, cooldown};
+  detail::check_replace_with_candidates_(state, keys, rows, counts, rng,
+                                         {threshold, reset_cluster_size, cooldown_steps});
+  const auto dead = detail::dead_codes(state, counts, threshold);
+  cooldown.sub_(1).clamp_min_(0);
+  return detail::replace_codes(state, dead, keys, rows, rng, reset_cluster_size, cooldown_steps);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("replace_with_candidates_", replace_with_candidates_);
+}
+
+}  // namespace torchvq

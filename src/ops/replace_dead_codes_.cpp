@@ -1,0 +1,75 @@
+#include <torchvq/ops/replace_dead_codes_.h>
+
+#include <torch/library.h>
+
+#include "detail/codebook_state.h"
+#include "detail/op_handle.h"
+#include "ops/dead_code_candidates.h"
+#include "ops/replace_dead_codes_.h"
+
+namespace torchvq {
+
+namespace detail {
+
+void check_dead_code_state(const char* op, const CodebookState& state, const at::Tensor& counts,
+                           const DeadCodeArguments& arguments) {
+  check_codebook_state(op, state.cluster_size, state.embed_avg, state.embed);
+  const auto dtype = state.cooldown.scalar_type();
+  TORCH_CHECK_TYPE(dtype == at::kInt || dtype == at::kLong, op,
+                   ": expected cooldown to be int32 or int64, but got ", dtype);
+  check_dtype(op, "counts", counts, at::kLong);
+  check_rank(op, "cooldown", state.cooldown, 2, "(H, K)");
+  check_rank(op, "counts", counts, 2, "(H, K)");
+  for (int64_t axis = 0; axis < 2; ++axis) {
+    check_size(op, "cooldown", state.cooldown, axis, state.embed.sym_size(axis), "as embed");
+    check_size(op, "counts", counts, axis, state.embed.sym_size(axis), "as embed");
+  }
+  check_same_device(op, "embed", state.embed, "cooldown", state.cooldown);
+  check_same_device(op, "embed", state.embed, "counts", counts);
+  TORCH_CHECK_VALUE(arguments.threshold >= 0, op, ": expected threshold to be at least 0, but got ",
+                    arguments.threshold);
+  TORCH_CHECK_VALUE(arguments.reset_cluster_size > 0 &&
+                        arguments.reset_cluster_size <= std::numeric_limits<double>::max(),
+                    op, ": expected reset_cluster_size to be finite and positive, but got ",
+                    arguments.reset_cluster_size);
+  TORCH_CHECK_VALUE(arguments.cooldown_steps >= 0 && arguments.cooldown_steps <= std::numeric_limits<int32_t>::max(),
+                    op, ": expected cooldown_steps to be in [0, 2^31), but got ", arguments.cooldown_steps);
+}
+
+bool check_replace_dead_codes_(const CodebookState& state, const at::Tensor& x, const at::Tensor& counts,
+                               const at::Tensor& rng, const std::optional<at::Tensor>& mask,
+                               const DeadCodeArguments& arguments, std::string_view metric) {
+  constexpr auto op = "replace_dead_codes_";
+  check_dead_code_state(op, state, counts, arguments);
+  check_candidate_source(op, x, rng, mask);
+  check_size(op, "x", x, 0, state.embed.sym_size(0), "heads of embed");
+  check_size(op, "x", x, 2, state.embed.sym_size(2), "dimensions of embed");
+  check_same_device(op, "embed", state.embed, "x", x);
+  return check_metric(op, metric);
+}
+
+}  // namespace detail
+
+namespace ops {
+
+at::Tensor replace_dead_codes_(at::Tensor embed, at::Tensor embed_avg, at::Tensor cluster_size, at::Tensor cooldown,
+                               const at::Tensor& x, const at::Tensor& counts, const at::Tensor& rng,
+                               const std::optional<at::Tensor>& mask, const DeadCodeOptions& options) {
+  using Signature = at::Tensor(at::Tensor&, at::Tensor&, at::Tensor&, at::Tensor&, const at::Tensor&,
+                               const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double, double,
+                               int64_t, std::string_view);
+  static auto op = detail::op_handle<Signature>("torchvq::replace_dead_codes_");
+  return op.call(embed, embed_avg, cluster_size, cooldown, x, counts, rng, mask, options.threshold,
+                 options.reset_cluster_size, options.cooldown_steps, options.metric);
+}
+
+}  // namespace ops
+
+}  // namespace torchvq
+
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  m.def(
+      "replace_dead_codes_(Tensor(a!) embed, Tensor(b!) embed_avg, Tensor(c!) cluster_size, Tensor(d!) cooldown, "
+      "Tensor x, Tensor counts, Tensor rng, *, Tensor? mask=None, float threshold, float reset_cluster_size, "
+      "int cooldown_steps, str metric=\"euclidean\") -> Tensor replaced");
+}

@@ -1,0 +1,29 @@
+// Argument checks of replace_dead_codes_, called by every kernel.
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include <ATen/core/Tensor.h>
+
+#include "detail/dead_codes.h"
+
+namespace torchvq::detail {
+
+/// Numbers that say which codes are dead, and what becomes of them.
+struct DeadCodeArguments {
+  double threshold;
+  double reset_cluster_size;
+  int64_t cooldown_steps;
+};
+
+/// Checks of the state and the numbers, shared with replace_with_candidates_.
+void check_dead_code_state(const char* op, const CodebookState& state, const at::Tensor& counts,
+                           const DeadCodeArguments& arguments);
+
+/// Returns whether the metric is cosine.
+bool check_replace_dead_codes_(const CodebookState& state, const at::Tensor& x, const at::Tensor& counts,
+                               const at::Tensor& rng, const std::optional<at::Tensor>& mask,
+                               const DeadCodeArguments& arguments, std::string_view metric);
+
+}  // namespace torchvq::detail

@@ -1,0 +1,59 @@
+#include <torchvq/ops/replace_with_candidates_.h>
+
+#include <torch/library.h>
+
+#include "detail/checks.h"
+#include "detail/op_handle.h"
+#include "detail/random_tensor.h"
+#include "ops/replace_with_candidates_.h"
+
+namespace torchvq {
+
+namespace detail {
+
+void check_replace_with_candidates_(const CodebookState& state, const at::Tensor& keys, const at::Tensor& rows,
+                                    const at::Tensor& counts, const at::Tensor& rng,
+                                    const DeadCodeArguments& arguments) {
+  constexpr auto op = "replace_with_candidates_";
+  check_dead_code_state(op, state, counts, arguments);
+  check_rng(op, rng);
+  check_dtype(op, "keys", keys, at::kLong);
+  TORCH_CHECK_TYPE(rows.scalar_type() == at::kFloat || rows.scalar_type() == at::kDouble, op,
+                   ": expected rows to be float32 or float64, but got ", rows.scalar_type());
+  check_rank(op, "keys", keys, 2, "(H, C)");
+  check_rank(op, "rows", rows, 3, "(H, C, D)");
+  TORCH_CHECK_VALUE(keys.sym_size(1) >= 1, op, ": expected keys to hold at least 1 candidate, but got shape ",
+                    keys.sym_sizes());
+  check_size(op, "keys", keys, 0, state.embed.sym_size(0), "heads of embed");
+  check_size(op, "rows", rows, 0, state.embed.sym_size(0), "heads of embed");
+  check_size(op, "rows", rows, 1, keys.sym_size(1), "candidates of keys");
+  check_size(op, "rows", rows, 2, state.embed.sym_size(2), "dimensions of embed");
+  check_same_device(op, "embed", state.embed, "keys", keys);
+  check_same_device(op, "embed", state.embed, "rows", rows);
+  check_same_device(op, "embed", state.embed, "rng", rng);
+}
+
+}  // namespace detail
+
+namespace ops {
+
+at::Tensor replace_with_candidates_(at::Tensor embed, at::Tensor embed_avg, at::Tensor cluster_size,
+                                    at::Tensor cooldown, const at::Tensor& keys, const at::Tensor& rows,
+                                    const at::Tensor& counts, const at::Tensor& rng, const DeadCodeOptions& options) {
+  using Signature = at::Tensor(at::Tensor&, at::Tensor&, at::Tensor&, at::Tensor&, const at::Tensor&,
+                               const at::Tensor&, const at::Tensor&, const at::Tensor&, double, double, int64_t);
+  static auto op = detail::op_handle<Signature>("torchvq::replace_with_candidates_");
+  return op.call(embed, embed_avg, cluster_size, cooldown, keys, rows, counts, rng, options.threshold,
+                 options.reset_cluster_size, options.cooldown_steps);
+}
+
+}  // namespace ops
+
+}  // namespace torchvq
+
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  m.def(
+      "replace_with_candidates_(Tensor(a!) embed, Tensor(b!) embed_avg, Tensor(c!) cluster_size, "
+      "Tensor(d!) cooldown, Tensor keys, Tensor rows, Tensor counts, Tensor rng, *, float threshold, "
+      "float reset_cluster_size, int cooldown_steps) -> Tensor replaced");
+}
