@@ -1,29 +1,43 @@
 # Every translation unit of libtorchvq by name (no globs: a forgotten file should fail the review, not hide).
 set(TORCHVQ_SOURCES
   detail/codebook_average.cpp
+  detail/dead_codes.cpp
   detail/exponents.cpp
   detail/fixed_point.cpp
   detail/no_gradient.cpp
   detail/random_tensor.cpp
   detail/root.cpp
+  detail/row_keys.cpp
+  functional/codebook.cpp
   functional/layout.cpp
   functional/losses.cpp
+  functional/quantize.cpp
   functional/token_codes.cpp
   kernels/cpu/cpu_level.cpp
   kernels/cpu/fixed_point_sum.cpp
   kernels/cpu/nearest_code_prepare.cpp
   kernels/cpu/nearest_code_search.cpp
   kernels/cpu/nearest_code_wide.cpp
+  modules/codebook.cpp
+  modules/vector_quantize.cpp
   ops/any/code_exponents.cpp
+  ops/any/code_logits.cpp
   ops/any/code_statistics.cpp
+  ops/any/codebook_diversity_loss.cpp
+  ops/any/commitment_cross_entropy.cpp
+  ops/any/commitment_loss.cpp
+  ops/any/dead_code_candidates.cpp
   ops/any/decode_sums.cpp
   ops/any/directional_reparam.cpp
   ops/any/ema_finish_.cpp
   ops/any/ema_update_.cpp
   ops/any/lookup_codes.cpp
   ops/any/nearest_code.cpp
+  ops/any/orthogonal_loss.cpp
   ops/any/random_normal.cpp
   ops/any/random_uniform.cpp
+  ops/any/replace_dead_codes_.cpp
+  ops/any/replace_with_candidates_.cpp
   ops/any/rotation_trick.cpp
   ops/any/snapshot.cpp
   ops/any/straight_through.cpp
@@ -32,12 +46,19 @@ set(TORCHVQ_SOURCES
   ops/autocast.cpp
   ops/autograd/code_exponents.cpp
   ops/autograd/code_statistics.cpp
+  ops/autograd/codebook_diversity_loss.cpp
+  ops/autograd/commitment_cross_entropy.cpp
+  ops/autograd/commitment_loss.cpp
+  ops/autograd/dead_code_candidates.cpp
   ops/autograd/decode_sums.cpp
   ops/autograd/directional_reparam.cpp
   ops/autograd/ema_finish_.cpp
   ops/autograd/ema_update_.cpp
   ops/autograd/lookup_codes.cpp
   ops/autograd/nearest_code.cpp
+  ops/autograd/orthogonal_loss.cpp
+  ops/autograd/replace_dead_codes_.cpp
+  ops/autograd/replace_with_candidates_.cpp
   ops/autograd/rotation_trick.cpp
   ops/autograd/snapshot.cpp
   ops/autograd/straight_through.cpp
@@ -45,8 +66,12 @@ set(TORCHVQ_SOURCES
   ops/autograd/unit_vectors.cpp
   ops/code_exponents.cpp
   ops/code_statistics.cpp
+  ops/codebook_diversity_loss.cpp
+  ops/commitment_cross_entropy.cpp
+  ops/commitment_loss.cpp
   ops/cpu/code_exponents.cpp
   ops/cpu/code_statistics.cpp
+  ops/cpu/commitment_loss.cpp
   ops/cpu/decode_sums.cpp
   ops/cpu/directional_reparam.cpp
   ops/cpu/ema_finish_.cpp
@@ -55,8 +80,10 @@ set(TORCHVQ_SOURCES
   ops/cpu/nearest_code.cpp
   ops/cpu/random_normal.cpp
   ops/cpu/random_uniform.cpp
+  ops/cpu/replace_dead_codes_.cpp
   ops/cpu/rotation_trick.cpp
   ops/cpu/unit_vectors.cpp
+  ops/dead_code_candidates.cpp
   ops/decode_sums.cpp
   ops/directional_reparam.cpp
   ops/ema_finish_.cpp
@@ -64,37 +91,32 @@ set(TORCHVQ_SOURCES
   ops/lookup_codes.cpp
   ops/meta/code_exponents.cpp
   ops/meta/code_statistics.cpp
+  ops/meta/codebook_diversity_loss.cpp
+  ops/meta/commitment_cross_entropy.cpp
+  ops/meta/commitment_loss.cpp
+  ops/meta/dead_code_candidates.cpp
   ops/meta/decode_sums.cpp
   ops/meta/directional_reparam.cpp
   ops/meta/ema_finish_.cpp
   ops/meta/ema_update_.cpp
   ops/meta/lookup_codes.cpp
-  detail/dead_codes.cpp
-  detail/row_keys.cpp
-  ops/dead_code_candidates.cpp
-  ops/any/dead_code_candidates.cpp
-  ops/autograd/dead_code_candidates.cpp
-  ops/meta/dead_code_candidates.cpp
-  ops/replace_dead_codes_.cpp
-  ops/any/replace_dead_codes_.cpp
-  ops/autograd/replace_dead_codes_.cpp
-  ops/cpu/replace_dead_codes_.cpp
-  ops/meta/replace_dead_codes_.cpp
-  ops/replace_with_candidates_.cpp
-  ops/any/replace_with_candidates_.cpp
-  ops/autograd/replace_with_candidates_.cpp
-  ops/meta/replace_with_candidates_.cpp
   ops/meta/nearest_code.cpp
+  ops/meta/orthogonal_loss.cpp
   ops/meta/random_normal.cpp
   ops/meta/random_uniform.cpp
+  ops/meta/replace_dead_codes_.cpp
+  ops/meta/replace_with_candidates_.cpp
   ops/meta/rotation_trick.cpp
   ops/meta/snapshot.cpp
   ops/meta/straight_through.cpp
   ops/meta/sync_update_v.cpp
   ops/meta/unit_vectors.cpp
   ops/nearest_code.cpp
+  ops/orthogonal_loss.cpp
   ops/random_normal.cpp
   ops/random_uniform.cpp
+  ops/replace_dead_codes_.cpp
+  ops/replace_with_candidates_.cpp
   ops/rotation_trick.cpp
   ops/snapshot.cpp
   ops/straight_through.cpp
@@ -102,22 +124,4 @@ set(TORCHVQ_SOURCES
   ops/unit_vectors.cpp
   options/vector_quantize.cpp
   version.cpp
-  ops/commitment_loss.cpp
-  ops/any/commitment_loss.cpp
-  ops/autograd/commitment_loss.cpp
-  ops/cpu/commitment_loss.cpp
-  ops/meta/commitment_loss.cpp
-  ops/any/code_logits.cpp
-  ops/commitment_cross_entropy.cpp
-  ops/any/commitment_cross_entropy.cpp
-  ops/autograd/commitment_cross_entropy.cpp
-  ops/meta/commitment_cross_entropy.cpp
-  ops/codebook_diversity_loss.cpp
-  ops/any/codebook_diversity_loss.cpp
-  ops/autograd/codebook_diversity_loss.cpp
-  ops/meta/codebook_diversity_loss.cpp
-  ops/orthogonal_loss.cpp
-  ops/any/orthogonal_loss.cpp
-  ops/autograd/orthogonal_loss.cpp
-  ops/meta/orthogonal_loss.cpp
 )

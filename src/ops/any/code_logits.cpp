@@ -24,7 +24,7 @@ double expansion_noise(const at::Tensor& rows) {
 
 }  // namespace
 
-UnitRows unit_rows(const at::Tensor& rows) {
+UnitRows unit_rows_and_norms(const at::Tensor& rows) {
   const auto norms = squared_norms(rows).sqrt_();
   return {rows / norms.clamp_min(kNormFloor), norms};
 }
@@ -43,7 +43,7 @@ int64_t tokens_per_block(const at::Tensor& codebook) {
 CodeLogits::CodeLogits(const at::Tensor& codebook, Metric metric) : metric_(metric) {
   codes_ = codebook.to(sum_dtype(codebook));
   if (metric_ == Metric::kCosine) {
-    const auto unit = unit_rows(codes_);
+    const auto unit = unit_rows_and_norms(codes_);
     codes_ = unit.rows;
     norms_ = unit.norms;
   } else {
@@ -56,7 +56,7 @@ CodeLogits::CodeLogits(const at::Tensor& codebook, Metric metric) : metric_(metr
 CodeLogits::Block CodeLogits::forward(const at::Tensor& x) const {
   const auto rows = x.to(codes_.scalar_type());
   if (metric_ == Metric::kCosine) {
-    const auto unit = unit_rows(rows);
+    const auto unit = unit_rows_and_norms(rows);
     return {at::mm(unit.rows, codes_.t()), unit.rows, unit.norms};
   }
   const auto tokens = rows - centre_;

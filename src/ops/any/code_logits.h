@@ -52,9 +52,9 @@ int64_t tokens_per_block(const at::Tensor& codebook);
 struct UnitRows {
   at::Tensor rows, norms;
 };
-UnitRows unit_rows(const at::Tensor& rows);
+UnitRows unit_rows_and_norms(const at::Tensor& rows);
 
-/// Gradient to rows for the gradient of unit_rows(rows).rows.
+/// Gradient to rows for the gradient of unit_rows_and_norms(rows).rows.
 at::Tensor unit_rows_backward(const at::Tensor& grad, const UnitRows& unit);
 
 }  // namespace torchvq::detail

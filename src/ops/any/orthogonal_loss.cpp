@@ -61,7 +61,7 @@ std::tuple<at::Tensor, at::Tensor> orthogonal_loss_forward(const at::Tensor& cod
     rows = rows.gather(1, subset);
   }
   const auto absent = selected.logical_not().unsqueeze(-1);
-  const auto unit = detail::unit_rows(rows.masked_fill(absent, 0));
+  const auto unit = detail::unit_rows_and_norms(rows.masked_fill(absent, 0));
   const auto turned = unit.rows.mT();
   const bool few_codes = rows.size(1) < rows.size(2);
   const auto products = few_codes ? at::bmm(unit.rows, turned) : at::bmm(turned, unit.rows);
