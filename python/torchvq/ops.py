@@ -215,13 +215,14 @@ def replace_dead_codes_(
     *,
     mask: Tensor | None = None,
     threshold: float = 2.0,
+    threshold_fraction: float = 0.0,
     reset_cluster_size: float = 2.0,
     cooldown_steps: int = 0,
     metric: str = "euclidean",
 ) -> Tensor:
     """Replaces dead codes by distinct random tokens of ``x`` (H, N, D), in place; returns replaced codes per head.
 
-    Dead: ``cluster_size`` below ``threshold``, no token in this step (``counts``) and ``cooldown`` 0. The choice
+    Dead: ``cluster_size`` below ``threshold`` (or ``threshold_fraction`` of the mean, where that is more), no token in this step (``counts``) and ``cooldown`` 0. The choice
     depends on the set of tokens and ``rng``, not on their order.
     """
     return torch.ops.torchvq.replace_dead_codes_(
@@ -234,6 +235,7 @@ def replace_dead_codes_(
         rng,
         mask=mask,
         threshold=threshold,
+        threshold_fraction=threshold_fraction,
         reset_cluster_size=reset_cluster_size,
         cooldown_steps=cooldown_steps,
         metric=metric,
@@ -261,6 +263,7 @@ def replace_with_candidates_(
     rng: Tensor,
     *,
     threshold: float = 2.0,
+    threshold_fraction: float = 0.0,
     reset_cluster_size: float = 2.0,
     cooldown_steps: int = 0,
 ) -> Tensor:
@@ -275,6 +278,7 @@ def replace_with_candidates_(
         counts,
         rng,
         threshold=threshold,
+        threshold_fraction=threshold_fraction,
         reset_cluster_size=reset_cluster_size,
         cooldown_steps=cooldown_steps,
     )

@@ -12,16 +12,6 @@
 namespace torchvq::detail {
 namespace {
 
-at::Tensor order_free_totals(const at::Tensor& values) {
-  const auto finite = values.isfinite().all(-1, /*keepdim=*/true);
-  const auto safe = values.masked_fill(finite.logical_not(), 0);
-  const auto largest = exponent_of(safe.abs().amax(-1, /*keepdim=*/true));
-  const auto shift = largest.neg().add(kernels::total_bits(values.size(-1)));
-  const auto total = (safe * power_of_two(shift)).round().to(at::kLong).sum(-1, /*keepdim=*/true);
-  return (total.to(at::kDouble) * power_of_two(shift.neg()))
-      .masked_fill(finite.logical_not(), std::numeric_limits<double>::quiet_NaN());
-}
-
 template <typename T>
 void fill_unit_rows(const T* from, int64_t rows, int64_t dim, double* to) {
   at::parallel_for(0, rows, std::max<int64_t>(1, 16384 / dim), [&](int64_t begin, int64_t end) {
@@ -46,6 +36,16 @@ at::Tensor unit_rows_on_cpu(const at::Tensor& rows_) {
 }
 
 }  // namespace
+
+at::Tensor order_free_totals(const at::Tensor& values) {
+  const auto finite = values.isfinite().all(-1, /*keepdim=*/true);
+  const auto safe = values.masked_fill(finite.logical_not(), 0);
+  const auto largest = exponent_of(safe.abs().amax(-1, /*keepdim=*/true));
+  const auto shift = largest.neg().add(kernels::total_bits(values.size(-1)));
+  const auto total = (safe * power_of_two(shift)).round().to(at::kLong).sum(-1, /*keepdim=*/true);
+  return (total.to(at::kDouble) * power_of_two(shift.neg()))
+      .masked_fill(finite.logical_not(), std::numeric_limits<double>::quiet_NaN());
+}
 
 at::Tensor smoothed_sizes(const at::Tensor& cluster_size, double eps) {
   const auto sizes = cluster_size.to(at::kDouble);

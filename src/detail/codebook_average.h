@@ -8,6 +8,9 @@ namespace torchvq::detail {
 /// Laplace-smoothed cluster sizes as float64, (H, K).
 at::Tensor smoothed_sizes(const at::Tensor& cluster_size, double eps);
 
+/// Sum over the last axis (..., K) to (..., 1), float64: added in fixed point, so the same bits in any order.
+at::Tensor order_free_totals(const at::Tensor& values);
+
 /// Rows divided by their norm, in float64 (..., D); zero rows stay zero. `rows` is float32 or float64, D >= 1.
 at::Tensor unit_rows(const at::Tensor& rows);
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/sort.h>
 #include <ATen/ops/where.h>
 
+#include "detail/codebook_average.h"
 #include "detail/row_keys.h"
 
 namespace torchvq::detail {
@@ -44,12 +45,18 @@ std::pair<at::Tensor, at::Tensor> select_candidates(const at::Tensor& x, const a
   return {chosen_keys, chosen_rows};
 }
 
-at::Tensor dead_codes(const CodebookState& state, const at::Tensor& counts, double threshold) {
-  return state.cluster_size.lt(threshold).logical_and(counts.eq(0)).logical_and(state.cooldown.eq(0));
+at::Tensor dead_code_limits(const at::Tensor& cluster_size, double threshold, double threshold_fraction) {
+  const auto sizes = cluster_size.to(at::kDouble);
+  const auto mean = order_free_totals(sizes) / static_cast<double>(sizes.size(1));
+  return (mean * threshold_fraction).clamp_min(threshold);
+}
+
+at::Tensor dead_codes(const CodebookState& state, const at::Tensor& counts, const at::Tensor& limits) {
+  return state.cluster_size.lt(limits).logical_and(counts.eq(0)).logical_and(state.cooldown.eq(0));
 }
 
 at::Tensor replace_codes(const CodebookState& state, const at::Tensor& dead, const at::Tensor& keys,
-                         const at::Tensor& rows, const at::Tensor& rng, double reset_cluster_size,
+                         const at::Tensor& rows, const at::Tensor& rng, const at::Tensor& reset_cluster_size_,
                          int64_t cooldown_steps) {
   const auto [distinct, positions] = sort_distinct(keys);
   // Keys of rows as the state holds them; keys of the candidates themselves belong to the same dtype.
@@ -64,10 +71,11 @@ at::Tensor replace_codes(const CodebookState& state, const at::Tensor& dead, con
   const auto slot = turn.clamp(0, keys.size(1) - 1);
   const auto codes = gather_rows(rows, positions.gather(1, order.gather(1, slot))).to(state.embed.scalar_type());
 
+  const auto reset_cluster_size = reset_cluster_size_.to(state.cluster_size.scalar_type());
   const auto fresh = taken.unsqueeze(-1);
   state.embed.copy_(at::where(fresh, codes, state.embed));
-  state.embed_avg.copy_(at::where(fresh, codes * reset_cluster_size, state.embed_avg));
-  state.cluster_size.masked_fill_(taken, reset_cluster_size);
+  state.embed_avg.copy_(at::where(fresh, codes * reset_cluster_size.unsqueeze(-1), state.embed_avg));
+  state.cluster_size.copy_(at::where(taken, reset_cluster_size, state.cluster_size));
   state.cooldown.masked_fill_(taken, cooldown_steps);
   return taken.sum(1);
 }

@@ -25,12 +25,17 @@ struct CodebookState {
   at::Tensor& cooldown;
 };
 
-/// Dead codes, bool (H, K): few tokens, none in this step, and not cooling down.
-at::Tensor dead_codes(const CodebookState& state, const at::Tensor& counts, double threshold);
+/// Cluster size below which a code is dead, (H, 1), float64: the threshold, or the fraction of the mean cluster size
+/// where that is more.
+at::Tensor dead_code_limits(const at::Tensor& cluster_size, double threshold, double threshold_fraction);
 
-/// Gives dead codes the candidates that equal no live code, in the order of their keys. Returns replaced codes (H,).
+/// Dead codes, bool (H, K): few tokens, none in this step, and not cooling down.
+at::Tensor dead_codes(const CodebookState& state, const at::Tensor& counts, const at::Tensor& limits);
+
+/// Gives dead codes the candidates that equal no live code, in the order of their keys, and the cluster size
+/// reset_cluster_size (H, 1). Returns replaced codes (H,).
 at::Tensor replace_codes(const CodebookState& state, const at::Tensor& dead, const at::Tensor& keys,
-                         const at::Tensor& rows, const at::Tensor& rng, double reset_cluster_size,
+                         const at::Tensor& rows, const at::Tensor& rng, const at::Tensor& reset_cluster_size,
                          int64_t cooldown_steps);
 
 }  // namespace torchvq::detail

@@ -13,6 +13,7 @@ namespace torchvq::detail {
 /// Numbers that say which codes are dead, and what becomes of them.
 struct DeadCodeArguments {
   double threshold;
+  double threshold_fraction;
   double reset_cluster_size;
   int64_t cooldown_steps;
 };

@@ -208,7 +208,7 @@ def test_bad_arguments_are_named_and_change_nothing(replace_dead_codes_, generat
         ((*state, x, counts.int(), rng), {}, TypeError, "expected counts to be Long"),
         ((*state, x, counts, rng[:1]), {}, ValueError, r"expected rng to have shape \(2,\)"),
         ((*state, x, counts, rng), {"threshold": -1.0}, ValueError, "expected threshold to be at least 0"),
-        ((*state, x, counts, rng), {"reset_cluster_size": 0.0}, ValueError, "expected reset_cluster_size to be"),
+        ((*state, x, counts, rng), {"reset_cluster_size": -1.0}, ValueError, "expected reset_cluster_size to be"),
         ((*state, x, counts, rng), {"cooldown_steps": -1}, ValueError, "expected cooldown_steps to be in"),
         ((*state, x, counts, rng), {"metric": "dot"}, ValueError, "expected metric to be"),
         ((*state, x, counts, rng), {"mask": torch.ones(3).bool()}, ValueError, "expected mask to have size 30"),

@@ -14,7 +14,10 @@ namespace torchvq::ops {
 struct DeadCodeOptions {
   /// Tokens per step, as a moving average, below which a code counts as dead. 0 replaces none. Default: 2.
   double threshold = 2;
-  /// Cluster size of a code just replaced, finite, > 0. Larger makes it live longer unused. Default: 2.
+  /// The same as a fraction of the mean cluster size, which does not depend on batch or codebook size; the larger of the
+  /// two thresholds holds. Default: 0.
+  double threshold_fraction = 0;
+  /// Cluster size of a code just replaced, finite, >= 0, but at least the threshold in force. Larger makes it live longer unused. Default: 2.
   double reset_cluster_size = 2;
   /// Calls after a replacement in which the code is not replaced again, >= 0. Default: 0.
   int64_t cooldown_steps = 0;

@@ -8,9 +8,10 @@ namespace {
 at::Tensor replace_with_candidates_(at::Tensor& embed, at::Tensor& embed_avg, at::Tensor& cluster_size,
                                     at::Tensor& cooldown, const at::Tensor& keys, const at::Tensor& rows,
                                     const at::Tensor& counts, const at::Tensor& rng, double threshold,
+                               double threshold_fraction,
                                     double reset_cluster_size, int64_t cooldown_steps) {
   detail::check_replace_with_candidates_({embed, embed_avg, cluster_size, cooldown}, keys, rows, counts, rng,
-                                         {threshold, reset_cluster_size, cooldown_steps});
+                                         {threshold, threshold_fraction, reset_cluster_size, cooldown_steps});
   return counts.new_empty_symint({embed.sym_size(0)});
 }
 
