@@ -56,4 +56,12 @@ set(TORCHVQ_SOURCES
   ops/any/orthogonal_loss.cpp
   ops/autograd/orthogonal_loss.cpp
   ops/meta/orthogonal_loss.cpp
+  ops/gumbel_straight_through.cpp
+  ops/any/gumbel_straight_through.cpp
+  ops/autograd/gumbel_straight_through.cpp
+  ops/meta/gumbel_straight_through.cpp
+  ops/sample_codes.cpp
+  ops/any/sample_codes.cpp
+  ops/cpu/sample_codes.cpp
+  ops/meta/sample_codes.cpp
 )
