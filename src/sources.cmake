@@ -31,6 +31,7 @@ set(TORCHVQ_SOURCES
   ops/any/directional_reparam.cpp
   ops/any/ema_finish_.cpp
   ops/any/ema_update_.cpp
+  ops/any/gumbel_straight_through.cpp
   ops/any/lookup_codes.cpp
   ops/any/nearest_code.cpp
   ops/any/orthogonal_loss.cpp
@@ -39,6 +40,7 @@ set(TORCHVQ_SOURCES
   ops/any/replace_dead_codes_.cpp
   ops/any/replace_with_candidates_.cpp
   ops/any/rotation_trick.cpp
+  ops/any/sample_codes.cpp
   ops/any/snapshot.cpp
   ops/any/straight_through.cpp
   ops/any/sync_update_v.cpp
@@ -54,6 +56,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/directional_reparam.cpp
   ops/autograd/ema_finish_.cpp
   ops/autograd/ema_update_.cpp
+  ops/autograd/gumbel_straight_through.cpp
   ops/autograd/lookup_codes.cpp
   ops/autograd/nearest_code.cpp
   ops/autograd/orthogonal_loss.cpp
@@ -82,12 +85,14 @@ set(TORCHVQ_SOURCES
   ops/cpu/random_uniform.cpp
   ops/cpu/replace_dead_codes_.cpp
   ops/cpu/rotation_trick.cpp
+  ops/cpu/sample_codes.cpp
   ops/cpu/unit_vectors.cpp
   ops/dead_code_candidates.cpp
   ops/decode_sums.cpp
   ops/directional_reparam.cpp
   ops/ema_finish_.cpp
   ops/ema_update_.cpp
+  ops/gumbel_straight_through.cpp
   ops/lookup_codes.cpp
   ops/meta/code_exponents.cpp
   ops/meta/code_statistics.cpp
@@ -99,6 +104,7 @@ set(TORCHVQ_SOURCES
   ops/meta/directional_reparam.cpp
   ops/meta/ema_finish_.cpp
   ops/meta/ema_update_.cpp
+  ops/meta/gumbel_straight_through.cpp
   ops/meta/lookup_codes.cpp
   ops/meta/nearest_code.cpp
   ops/meta/orthogonal_loss.cpp
@@ -107,6 +113,7 @@ set(TORCHVQ_SOURCES
   ops/meta/replace_dead_codes_.cpp
   ops/meta/replace_with_candidates_.cpp
   ops/meta/rotation_trick.cpp
+  ops/meta/sample_codes.cpp
   ops/meta/snapshot.cpp
   ops/meta/straight_through.cpp
   ops/meta/sync_update_v.cpp
@@ -118,6 +125,7 @@ set(TORCHVQ_SOURCES
   ops/replace_dead_codes_.cpp
   ops/replace_with_candidates_.cpp
   ops/rotation_trick.cpp
+  ops/sample_codes.cpp
   ops/snapshot.cpp
   ops/straight_through.cpp
   ops/sync_update_v.cpp

@@ -282,3 +282,25 @@ def replace_with_candidates_(
         reset_cluster_size=reset_cluster_size,
         cooldown_steps=cooldown_steps,
     )
+def gumbel_straight_through(
+    x: Tensor, codebook: Tensor, indices: Tensor, *, temperature: float, metric: str
+) -> Tensor:
+    """The codes at ``indices``, bit for bit, with the gradient of a soft choice among all codes.
+
+    The gradient is that of ``(onehot + p - sg(p)) @ codebook`` with ``p = softmax(scores / temperature)``; scores
+    and shapes are those of :func:`commitment_cross_entropy`. Index -1 gives zeros and no gradient, temperature 0
+    no gradient to ``x``. Backward uses a copy of the codebook made by the forward; once differentiable.
+    """
+    return torch.ops.torchvq.gumbel_straight_through(x, codebook, indices, temperature=temperature, metric=metric)
+
+
+def sample_codes(
+    x: Tensor, codebook: Tensor, rng: Tensor, *, temperature: float, metric: str, stream: int = 0
+) -> Tensor:
+    """A code for every token, drawn with probability ``softmax(scores / temperature)``: (H, N), int64.
+
+    Scores and shapes are those of :func:`commitment_cross_entropy`; ``rng`` is int64 of shape (2,), ``(seed, step)``,
+    and ``stream`` separates draws of one step. Temperature 0 takes the best score. The draws are the same on
+    every device; torch's generator is not used. No gradient; see :func:`gumbel_straight_through`.
+    """
+    return torch.ops.torchvq.sample_codes(x, codebook, rng, temperature=temperature, metric=metric, stream=stream)

@@ -337,8 +337,8 @@ class VectorQuantize(nn.Module):
                 weight=call.weight,
             )
         orthogonal = self._orthogonal(indices)
-        if self.training:
-            _ops.advance_rng_(self._codebook.rng)
+        if self.training and projected.shape[1] > 0:
+            _ops.advance_rng_(self._codebook.rng, head_mask)
 
         zero = inputs.new_zeros(())
         if commitment is not None and commitment.dim() > 0:
@@ -353,8 +353,9 @@ class VectorQuantize(nn.Module):
         return self.accept_image_fmap or self.accept_3d_fmap or not self.channel_last
 
     def _check_call(self, x: Tensor, topk: int | None) -> None:
-        if not x.is_floating_point():
-            raise TypeError(f"VectorQuantize: expected x to be floating point, but got {x.dtype}")
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(f"VectorQuantize: expected x to be a floating-point tensor, but got {got}")
         expected = 5 if self.accept_3d_fmap else 4 if self.accept_image_fmap else None
         if x.dim() < 2 or (expected is not None and x.dim() not in (2, expected)):
             layout = {None: "(B, *, dim)", 4: "(B, dim, H, W)", 5: "(B, dim, T, H, W)"}[expected]
@@ -364,7 +365,14 @@ class VectorQuantize(nn.Module):
             raise ValueError(
                 f"VectorQuantize: expected x to have {self.dim} features (dim), but got shape {list(x.shape)}"
             )
-        if topk is not None and (topk < 1 or self.heads > 1 or self.in_place_codebook_optimizer is not None):
+        if topk is None:
+            return
+        if self.training and (self.commitment_use_cross_entropy_loss or self.stochastic_sample_codes):
+            raise ValueError(
+                "VectorQuantize: expected topk in training without commitment_use_cross_entropy_loss and "
+                f"stochastic_sample_codes, but got topk {topk} with one of them"
+            )
+        if topk < 1 or self.heads > 1 or self.in_place_codebook_optimizer is not None:
             raise ValueError(
                 "VectorQuantize: expected topk to be at least 1, with one head and no in-place optimizer, "
                 f"but got topk {topk} with {self.heads} heads"
@@ -420,10 +428,10 @@ class VectorQuantize(nn.Module):
     def _estimator(self) -> str:
         if not self.training:
             return "none"
-        if self.directional_reparam:
-            return "directional_reparam"
         if not self.route_gradients_to_input:
             return "gumbel" if self.straight_through else "none"
+        if self.directional_reparam:
+            return "directional_reparam"
         return "rotation_trick" if self.rotation_trick else "straight_through"
 
     def _in_place_step(self, projected: Tensor, codebook: Tensor, mask: Tensor | None) -> Tensor:
@@ -517,7 +525,7 @@ class VectorQuantize(nn.Module):
         """The codes that decoding uses: (K, D), or (H, K, D) with one codebook per head. Assigning sets the codes and
         their moving averages, and marks the codebook initialised."""
         codes = self._codebook.codes()
-        return codes if codes.shape[0] > 1 else codes.squeeze(0)
+        return codes if self.separate_codebook_per_head else codes.squeeze(0)
 
     @codebook.setter
     def codebook(self, codes: Tensor) -> None:

@@ -19,18 +19,6 @@ at::Tensor shift_right(const at::Tensor& values, int64_t places) {
   return values.bitwise_right_shift(places).bitwise_and(mask);
 }
 
-at::Tensor log_of_uniform(const at::Tensor& u) {
-  auto [mantissa, exponent] = at::frexp(u);
-  const auto small = mantissa.lt(0.70710678118654752);
-  mantissa = at::where(small, mantissa * 2.0, mantissa);
-  exponent = exponent - small.to(exponent.scalar_type());
-  const auto s = (mantissa - 1.0) / (mantissa + 1.0);
-  const auto z = s * s;
-  auto series = at::full_like(z, 1.0 / 21.0);
-  for (int k = 19; k >= 1; k -= 2) series = (series * z).add_(1.0 / k);
-  return exponent.to(at::kDouble) * 0.69314718055994531 + (s * 2.0) * series;
-}
-
 at::Tensor cosine_of_turn(const at::Tensor& u) {
   const auto y = ((u - 0.5).abs().neg() + 0.25) * 6.2831853071795865;
   const auto z = y * y;
@@ -61,6 +49,18 @@ at::Tensor random_bits(const at::Tensor& key, const at::Tensor& positions) {
 at::Tensor uniform_from_bits(const at::Tensor& bits, int64_t precision) {
   const auto odd = shift_right(bits, 64 - precision).bitwise_or(1);
   return odd.to(at::kDouble) * std::ldexp(1.0, -static_cast<int>(precision));
+}
+
+at::Tensor log_of_uniform(const at::Tensor& u) {
+  auto [mantissa, exponent] = at::frexp(u);
+  const auto small = mantissa.lt(0.70710678118654752);
+  mantissa = at::where(small, mantissa * 2.0, mantissa);
+  exponent = exponent - small.to(exponent.scalar_type());
+  const auto s = (mantissa - 1.0) / (mantissa + 1.0);
+  const auto z = s * s;
+  auto series = at::full_like(z, 1.0 / 21.0);
+  for (int k = 19; k >= 1; k -= 2) series = (series * z).add_(1.0 / k);
+  return exponent.to(at::kDouble) * 0.69314718055994531 + (s * 2.0) * series;
 }
 
 at::Tensor normal_from_bits(const at::Tensor& radius_bits, const at::Tensor& angle_bits) {

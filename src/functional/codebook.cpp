@@ -90,9 +90,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_statistics(
   return {counts_a.add(counts_b), rescaled(sums_a, exponents_a).add(rescaled(sums_b, exponents_b)), exponents};
 }
 
-void advance_rng_(at::Tensor rng) {
+void advance_rng_(at::Tensor rng, const std::optional<at::Tensor>& mask) {
   at::NoGradGuard no_grad;
-  rng.select(0, 1).add_(1);
+  auto step = rng.select(0, 1);
+  if (mask) {
+    step.add_(mask->any().to(at::kLong));
+  } else {
+    step.add_(1);
+  }
 }
 
 }  // namespace torchvq::functional
@@ -131,5 +136,5 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "merge_statistics(Tensor counts_a, Tensor sums_a, Tensor exponents_a, Tensor counts_b, Tensor sums_b, "
       "Tensor exponents_b) -> (Tensor counts, Tensor sums, Tensor exponents)",
       TORCH_FN(merge_statistics));
-  m.def("advance_rng_(Tensor(a!) rng) -> ()", TORCH_FN(advance_rng_));
+  m.def("advance_rng_(Tensor(a!) rng, Tensor? mask=None) -> ()", TORCH_FN(advance_rng_));
 }

@@ -40,17 +40,16 @@ at::Tensor mark_non_finite(const at::Tensor& codes, const at::Tensor& x) {
 Choice sample(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
               const QuantizeOptions& options) {
   const auto wide = codebook.to(detail::compute_dtype(x));
-  const auto indices = ops::sample_codes(x.detach(), wide.detach(), rng,
-                                         ops::SampleCodesOptions()
-                                             .temperature(*options.temperature())
-                                             .metric(options.metric()));
+  TORCH_CHECK_VALUE(!options.topk(), "quantize: expected topk or sampling, but got both");
+  const auto indices =
+      ops::sample_codes(x.detach(), wide.detach(), rng, *options.temperature(), options.metric());
   return {indices, mark_non_finite(ops::lookup_codes(wide, indices), x)};
 }
 
 Choice choose(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
               const QuantizeOptions& options) {
   if (codebook.dim() == 4) {
-    auto [indices, codes] = nearest_token_code(x, codebook, options.metric());
+    auto [indices, codes] = nearest_token_code(x, codebook, options.metric(), options.topk());
     return {indices, codes};
   }
   if (options.temperature().value_or(0) > 0) {

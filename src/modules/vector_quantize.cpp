@@ -125,8 +125,8 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
     terms.orthogonal_reg = ops::orthogonal_loss(codebook_state->embed, active, options.orthogonal_reg_max_codes(),
                                                 codebook_state->rng);
   }
-  if (is_training()) {
-    F::advance_rng_(codebook_state->rng);
+  if (is_training() && projected.size(1) > 0) {
+    F::advance_rng_(codebook_state->rng, real);
   }
   terms.inplace_optimize = or_zero(in_place);
 
@@ -157,6 +157,11 @@ void VectorQuantizeImpl::check_call(const torch::Tensor& x, const VectorQuantize
   TORCH_CHECK_VALUE(x.size(channel_first() ? 1 : -1) == options.dim(), "VectorQuantize: expected x to have ",
                     options.dim(), " features (dim), but got shape ", x.sizes());
   const auto topk = call.topk();
+  TORCH_CHECK_VALUE(!topk || !is_training() ||
+                        !(options.commitment_use_cross_entropy_loss() || options.stochastic_sample_codes()),
+                    "VectorQuantize: expected topk in training without commitment_use_cross_entropy_loss and "
+                    "stochastic_sample_codes, but got topk ",
+                    topk.value_or(0), " with one of them");
   TORCH_CHECK_VALUE(!topk || (*topk >= 1 && options.heads() == 1 && !in_place_optimizer_),
                     "VectorQuantize: expected topk to be at least 1, with one head and no in-place optimizer, but got "
                     "topk ",
@@ -233,11 +238,11 @@ std::string VectorQuantizeImpl::estimator() const {
   if (!is_training()) {
     return "none";
   }
-  if (options.directional_reparam()) {
-    return "directional_reparam";
-  }
   if (!options.route_gradients_to_input()) {
     return options.straight_through() ? "gumbel" : "none";
+  }
+  if (options.directional_reparam()) {
+    return "directional_reparam";
   }
   return resolved_.rotation_trick ? "rotation_trick" : "straight_through";
 }
@@ -298,7 +303,7 @@ torch::Tensor VectorQuantizeImpl::restore_positions(const torch::Tensor& values,
 
 torch::Tensor VectorQuantizeImpl::codebook() {
   const auto codes = codebook_state->codes();
-  return codes.size(0) > 1 ? codes : codes.squeeze(0);
+  return options.separate_codebook_per_head() ? codes : codes.squeeze(0);
 }
 
 void VectorQuantizeImpl::set_codebook(const torch::Tensor& codes) {

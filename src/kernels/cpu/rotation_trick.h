@@ -22,13 +22,14 @@ struct RotationWeights {
 inline RotationWeights rotation_weights(double xx, double cc, double xc, double gx, double gc) {
   const double x_norm = std::sqrt(xx), c_norm = std::sqrt(cc);
   const double opening = 1.0 + xc / (x_norm * c_norm);
-  const bool usable = x_norm >= kRotationNormFloor && c_norm >= kRotationNormFloor &&
-                      opening >= kRotationCosineFloor && std::isfinite(x_norm * c_norm);
+  const bool usable =
+      x_norm >= kRotationNormFloor && c_norm >= kRotationNormFloor && std::isfinite(x_norm * c_norm);
   if (!usable) return {};
   const double ratio = c_norm / x_norm;
   const double gain = ratio < kRotationGainBound ? ratio : kRotationGainBound;
   const double g_e = gx / x_norm, g_q = gc / c_norm;
-  const double k = (g_e + g_q) / opening;
+  // Opposite vectors have no r; what remains, I + 2 q e^T, is a reflection that takes e to q.
+  const double k = opening >= kRotationCosineFloor ? (g_e + g_q) / opening : 0.0;
   return {gain, gain * (2.0 * g_q - k) / x_norm, -gain * k / c_norm};
 }
 

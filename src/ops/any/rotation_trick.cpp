@@ -27,11 +27,11 @@ at::Tensor rotation_trick_backward(const at::Tensor& grad_, const at::Tensor& x_
   const auto opening = row_dots(x, codes) / (x_norm * c_norm) + 1;
   const auto usable = x_norm.ge(kernels::kRotationNormFloor)
                           .logical_and(c_norm.ge(kernels::kRotationNormFloor))
-                          .logical_and(opening.ge(kernels::kRotationCosineFloor))
                           .logical_and((x_norm * c_norm).isfinite());
   const auto gain = (c_norm / x_norm).clamp_max(kernels::kRotationGainBound);
   const auto g_q = row_dots(grad, codes) / c_norm;
-  const auto k = (row_dots(grad, x) / x_norm + g_q) / opening;
+  const auto opposite = opening.lt(kernels::kRotationCosineFloor);
+  const auto k = ((row_dots(grad, x) / x_norm + g_q) / opening).masked_fill(opposite, 0);
   const auto rotated = gain * (grad + x * ((g_q * 2 - k) / x_norm) - codes * (k / c_norm));
   return at::where(usable, rotated, grad).to(x_.scalar_type());
 }

@@ -14,7 +14,7 @@ at::Tensor orthogonal_loss(const at::Tensor& codebook, const std::optional<at::T
         ops::orthogonal_loss_forward(codebook, indices, max_codes, rng, wanted[1]);
     return std::tuple{loss, at::Tensor(), grad};
   };
-  return detail::loss_with_precomputed_gradients("orthogonal_loss", {}, codebook, leaf);
+  return detail::loss_with_precomputed_gradients("orthogonal_loss", std::nullopt, codebook, leaf);
 }
 
 }  // namespace

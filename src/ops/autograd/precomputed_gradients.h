@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <tuple>
 
 #include <ATen/TensorOperators.h>
@@ -15,7 +16,7 @@
 namespace torchvq::detail {
 
 inline bool wants_gradient(const at::Tensor& tensor) {
-  return tensor.defined() && at::GradMode::is_enabled() && tensor.requires_grad();
+  return at::GradMode::is_enabled() && tensor.requires_grad();
 }
 
 /// `Leaf` is called with which gradients are wanted and returns (loss, grad x, grad codebook).
@@ -24,13 +25,14 @@ struct PrecomputedGradients : torch::autograd::Function<PrecomputedGradients> {
   using variable_list = torch::autograd::variable_list;
 
   template <typename Leaf>
-  static at::Tensor forward(Context* ctx, const at::Tensor& x, const at::Tensor& codebook,
-                            const char* op, std::array<bool, 2> wanted, const Leaf& leaf) {
+  static at::Tensor forward(Context* ctx, const std::optional<at::Tensor>& x,
+                            const at::Tensor& codebook, const char* op,
+                            std::array<bool, 2> wanted, const Leaf& leaf) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto [loss, grad_x, grad_codebook] = leaf(wanted);
     ctx->save_for_backward({wanted[0] ? grad_x : at::Tensor(), wanted[1] ? grad_codebook : at::Tensor()});
     ctx->saved_data["op"] = op;
-    ctx->saved_data["x_dtype"] = static_cast<int64_t>(x.scalar_type());
+    ctx->saved_data["x_dtype"] = static_cast<int64_t>(x.value_or(codebook).scalar_type());
     ctx->saved_data["codebook_dtype"] = static_cast<int64_t>(codebook.scalar_type());
     return loss;
   }
@@ -48,11 +50,11 @@ struct PrecomputedGradients : torch::autograd::Function<PrecomputedGradients> {
   }
 };
 
-/// The whole Autograd kernel of such a loss. `x` may be undefined.
+/// The whole Autograd kernel of such a loss. Some losses have no `x`.
 template <typename Leaf>
-at::Tensor loss_with_precomputed_gradients(const char* op, const at::Tensor& x,
+at::Tensor loss_with_precomputed_gradients(const char* op, const std::optional<at::Tensor>& x,
                                            const at::Tensor& codebook, const Leaf& leaf) {
-  const std::array<bool, 2> wanted{wants_gradient(x), wants_gradient(codebook)};
+  const std::array<bool, 2> wanted{x.has_value() && wants_gradient(*x), wants_gradient(codebook)};
   return PrecomputedGradients::apply(x, codebook, op, wanted, leaf);
 }
 

@@ -1,0 +1,84 @@
+// Any device, CPU included. Forward is a lookup; backward scores a block of tokens at a time.
+#include "ops/gumbel_straight_through.h"
+
+#include <algorithm>
+#include <array>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+#include <torchvq/ops/lookup_codes.h>
+
+#include "detail/precision.h"
+#include "ops/any/code_logits.h"
+
+namespace torchvq {
+namespace {
+
+using detail::CodeLogits;
+
+at::Tensor gumbel_straight_through(const at::Tensor& x, const at::Tensor& codebook,
+                                   const at::Tensor& indices, double temperature,
+                                   c10::string_view metric) {
+  detail::check_gumbel_straight_through(x, codebook, indices, temperature, metric);
+  return ops::lookup_codes(codebook, indices);
+}
+
+/// Gradient of the hard choice: each token's gradient at its code.
+void add_chosen(at::Tensor& grad_codes, const at::Tensor& grad, const at::Tensor& indices) {
+  grad_codes.index_add_(0, indices.clamp_min(0), grad);
+}
+
+/// Gradient of the soft choice, for one block of one head. Returns the gradient to the tokens.
+at::Tensor soft_choice_backward(const CodeLogits& scores, const at::Tensor& codes,
+                                const at::Tensor& x, const at::Tensor& grad, double temperature,
+                                at::Tensor& grad_codes) {
+  const auto part = scores.forward(x);
+  const auto p = (part.logits / temperature).softmax(-1);
+  const auto slopes = at::mm(grad, codes.t());
+  const auto mean = (p * slopes).sum(-1, /*keepdim=*/true);
+  return scores.backward(part, (p * (slopes - mean)).div_(temperature), grad_codes);
+}
+
+std::tuple<at::Tensor, at::Tensor> gumbel_straight_through_backward(
+    const at::Tensor& grad, const at::Tensor& x, const at::Tensor& codebook,
+    const at::Tensor& indices, double temperature, c10::string_view metric_name,
+    std::array<bool, 2> wanted) {
+  const auto metric = detail::check_gumbel_straight_through_backward(grad, x, codebook, indices,
+                                                                     temperature, metric_name);
+  const auto options = x.options().dtype(detail::sum_dtype(x));
+  const auto room = [&](const at::Tensor& like, bool want) {
+    return want ? at::zeros(like.sizes(), like.options()) : at::zeros({0}, like.options());
+  };
+  const auto grad_x = room(x, wanted[0]), grad_codebook = room(codebook, wanted[1]);
+  const int64_t tokens = x.size(1), block = detail::tokens_per_block(codebook);
+  for (int64_t h = 0; h < x.size(0); ++h) {
+    const CodeLogits scores(codebook[h], metric);
+    const auto codes = codebook[h].to(options.dtype());
+    auto chosen = wanted[1] ? at::zeros(codes.sizes(), options) : at::Tensor();
+    auto soft = wanted[1] ? at::zeros(codes.sizes(), options) : at::Tensor();
+    for (int64_t from = 0; from < tokens; from += block) {
+      const int64_t size = std::min(block, tokens - from);
+      const auto index = indices[h].narrow(0, from, size);
+      const auto absent = index.lt(0).unsqueeze(-1);
+      const auto upstream = grad[h].narrow(0, from, size).to(options.dtype()).masked_fill(absent, 0);
+      if (wanted[1]) add_chosen(chosen, upstream, index);
+      if (temperature == 0) continue;
+      const auto rows = x[h].narrow(0, from, size).masked_fill(absent, 0);
+      const auto rows_grad = soft_choice_backward(scores, codes, rows, upstream, temperature, soft);
+      if (wanted[0]) grad_x[h].narrow(0, from, size).copy_(rows_grad.masked_fill(absent, 0));
+    }
+    if (wanted[1]) grad_codebook[h].copy_(scores.codes_gradient(soft) + chosen);
+  }
+  return {grad_x, grad_codebook};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("gumbel_straight_through", gumbel_straight_through);
+  m.impl("gumbel_straight_through_backward", gumbel_straight_through_backward);
+}
+
+}  // namespace torchvq
