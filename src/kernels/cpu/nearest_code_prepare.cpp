@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "kernels/cpu/nearest_code_bound.h"
 
@@ -11,6 +12,8 @@ namespace torchvq::kernels {
 namespace {
 
 constexpr int64_t kPackGrain = 1 << 15;  // values per task: some 20 microseconds
+constexpr int64_t kRowsWorthUniqueness = 32;
+constexpr int64_t kMostLanes = 16;       // of any instruction set
 constexpr double kFar = 16;              // a norm beyond this many medians is left out of the centre
 constexpr int64_t kLongestOwnError = 1 << 20;  // beyond, an error may not be a float32 number
 constexpr double kWide = 4;              // norms beyond this many medians get error bounds of their own
@@ -23,9 +26,9 @@ bool is_finite(const NearestCodeTask& task, int64_t k) {
 /// Finds codes that were seen before: equal values (0 equals -0) and equal bias.
 class SeenCodes {
  public:
-  explicit SeenCodes(const NearestCodeTask& task) : task_(task) {
+  SeenCodes(const NearestCodeTask& task, int64_t size) : task_(task) {
     size_t capacity = 16;
-    while (capacity < 2 * static_cast<size_t>(task.size)) capacity *= 2;
+    while (capacity < 2 * static_cast<size_t>(size)) capacity *= 2;
     slots_.assign(capacity, -1);
   }
 
@@ -63,7 +66,8 @@ NearestCodeSearch::NearestCodeSearch(const NearestCodeTask& task, CpuLevel level
       scan_(nearest_code_scan(level)),
       exact_(nearest_code_exact(level)),
       bias_scale_(task.cosine ? 1.0 : 0.5),
-      center_(task.dim) {
+      center_(task.dim + kMostLanes) {
+  std::fill_n(center_.data(), center_.size(), 0.0f);
   classify(parallel_for);
   pack(parallel_for);
   bound_scores();
@@ -76,16 +80,17 @@ void NearestCodeSearch::classify(const ParallelFor& parallel_for) {
   std::vector<float> squares(static_cast<size_t>(task_.size));
   std::vector<uint32_t> hash(static_cast<size_t>(task_.size));
   parallel_for(task_.size, 1 + 4 * kPackGrain / task_.dim, [&](int64_t begin, int64_t end) {
-    scan_.code_facts(task_.codebook, task_.dim, begin, end, squares.data(), hash.data());
+    scan_.code_facts(code_list({}), begin, end, squares.data(), hash.data());
   });
-  SeenCodes seen(task_);
+  // The lowest index of equal codes wins anyway; kept, the others would make every row of theirs a tie.
+  const bool unique = task_.k == 1 && task_.rows >= kRowsWorthUniqueness;
+  SeenCodes seen(task_, unique ? task_.size : 0);
   codes_.screened.reserve(static_cast<size_t>(task_.size));
   for (int32_t k = 0; k < task_.size; ++k) {
     const float bias = task_.bias ? task_.bias[k] : 0.0f;
     const bool small = squares[k] < kLargeSquare || (task_.cosine && is_finite(task_, k));
     if (small && std::abs(bias) < kLargeSquare) {
-      // The lowest index of equal codes wins anyway; kept, the others would make every row of theirs a tie.
-      if (task_.k > 1 || seen.insert(k, hash[k])) codes_.screened.push_back(k);
+      if (!unique || seen.insert(k, hash[k])) codes_.screened.push_back(k);
     } else if (!std::isfinite(bias) || !is_finite(task_, k)) {
       codes_.excluded.push_back(k);
     } else {
@@ -94,19 +99,23 @@ void NearestCodeSearch::classify(const ParallelFor& parallel_for) {
   }
 }
 
+CodeList NearestCodeSearch::code_list(const std::vector<int32_t>& codes) const {
+  return {task_.codebook, task_.codebook + task_.size * task_.dim, task_.dim, codes.data(),
+          static_cast<int64_t>(codes.size())};
+}
+
 void NearestCodeSearch::average(const std::vector<int32_t>& codes) {
   std::fill_n(center_.data(), task_.dim, 0.0f);
   const auto count = static_cast<int64_t>(codes.size());
   if (count == 0) return;
-  scan_.add_codes({task_.codebook, task_.dim, codes.data(), count}, 0, count, center_.data());
+  scan_.add_codes(code_list(codes), 0, count, center_.data());
   // Any centre is correct; the mean makes the bound small.
   const float scale = 1.0f / static_cast<float>(count);
   for (int64_t d = 0; d < task_.dim; ++d) center_[d] *= scale;
 }
 
 void NearestCodeSearch::pack_panels(int64_t depth, const ParallelFor& parallel_for) {
-  const CodeList codes = {task_.codebook, task_.dim, codes_.screened.data(),
-                          static_cast<int64_t>(codes_.screened.size())};
+  const CodeList codes = code_list(codes_.screened);
   depth_ = depth;
   panel_count_ = (codes.count + scan_.panel - 1) / scan_.panel;
   if (panels_.size() < panel_count_ * scan_.panel * depth) {
@@ -115,7 +124,7 @@ void NearestCodeSearch::pack_panels(int64_t depth, const ParallelFor& parallel_f
   }
   parallel_for(panel_count_, 1 + kPackGrain / (scan_.panel * depth), [&](int64_t begin, int64_t end) {
     if (task_.cosine) {
-      scan_.pack_unit_codes(codes, depth, begin, end, panels_.data(), squares_.data());
+      scan_.pack_unit_codes(codes, center_.data(), depth, begin, end, panels_.data(), squares_.data());
     } else {
       scan_.pack_codes(codes, center_.data(), depth, begin, end, panels_.data(), squares_.data());
     }
@@ -124,14 +133,16 @@ void NearestCodeSearch::pack_panels(int64_t depth, const ParallelFor& parallel_f
 
 void NearestCodeSearch::pack(const ParallelFor& parallel_for) {
   const auto& screened = codes_.screened;
-  std::fill_n(center_.data(), task_.dim, 0.0f);
   if (!task_.cosine) average(screened);
   pack_panels(task_.dim, parallel_for);
   if (task_.cosine || screened.empty()) return;
 
-  const auto squares = [&] { return std::vector<double>(squares_.data(), squares_.data() + screened.size()); };
+  const auto end = [&] { return squares_.data() + screened.size(); };
+  const auto squares = [&] { return std::vector<double>(squares_.data(), end()); };
+  const auto largest = [&] { return *std::max_element(squares_.data(), end()); };
+  const double mean = std::accumulate(squares_.data(), end(), 0.0) / static_cast<double>(screened.size());
+  if (largest() <= kWide * kWide * mean) return;
   double middle = median(squares());
-  const auto largest = [&] { return *std::max_element(squares_.data(), squares_.data() + screened.size()); };
   // A few codes far away would drag the centre, and with it everybody's bound, towards them.
   for (int round = 0; round < 2 && largest() > kFar * kFar * middle; ++round) {
     std::vector<int32_t> near;

@@ -24,6 +24,7 @@ struct NearestCodeTask {
   int64_t size = 0, dim = 0;
   bool cosine = false;
   int64_t k = 1;
+  int64_t rows = 0;  ///< how many will be searched in all
 };
 
 /// Every code is in one class, except that repeated codes are left out (k == 1); each class in order of index.
@@ -43,6 +44,7 @@ class NearestCodeSearch {
  private:
   struct Block;
 
+  CodeList code_list(const std::vector<int32_t>& codes) const;
   void classify(const ParallelFor& parallel_for);
   void pack(const ParallelFor& parallel_for);
   void pack_panels(int64_t depth, const ParallelFor& parallel_for);

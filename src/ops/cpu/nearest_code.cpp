@@ -54,8 +54,8 @@ void find_indices(const NearestCodeProblem& problem, int64_t head, int64_t* indi
     search_head(kernels::NearestCodeWideSearch(task, level), problem, data.x, indices);
   } else {
     const HeadData<float> data(problem, head);
-    const kernels::NearestCodeTask task = {data.codebook, data.bias,      problem.size,
-                                           problem.dim,   problem.cosine, problem.k};
+    const kernels::NearestCodeTask task = {data.codebook,  data.bias, problem.size,  problem.dim,
+                                           problem.cosine, problem.k, problem.tokens};
     search_head(kernels::NearestCodeSearch(task, level, in_parallel), problem, data.x, indices);
   }
 }
