@@ -1,6 +1,8 @@
 # Every translation unit of libtorchvq by name (no globs: a forgotten file should fail the review, not hide).
 set(TORCHVQ_SOURCES
   kernels/cpu/cpu_level.cpp
+  kernels/cpu/nearest_code_decide.cpp
+  kernels/cpu/nearest_code_few_rows.cpp
   kernels/cpu/nearest_code_prepare.cpp
   kernels/cpu/nearest_code_search.cpp
   kernels/cpu/nearest_code_wide.cpp

@@ -18,11 +18,6 @@ constexpr double kFar = 16;              // a norm beyond this many medians is l
 constexpr int64_t kLongestOwnError = 1 << 20;  // beyond, an error may not be a float32 number
 constexpr double kWide = 4;              // norms beyond this many medians get error bounds of their own
 
-bool is_finite(const NearestCodeTask& task, int64_t k) {
-  const float* code = task.codebook + k * task.dim;
-  return std::all_of(code, code + task.dim, [](float value) { return std::isfinite(value); });
-}
-
 /// Finds codes that were seen before: equal values (0 equals -0) and equal bias.
 class SeenCodes {
  public:
@@ -65,7 +60,6 @@ NearestCodeSearch::NearestCodeSearch(const NearestCodeTask& task, CpuLevel level
     : task_(task),
       scan_(nearest_code_scan(level)),
       exact_(nearest_code_exact(level)),
-      bias_scale_(task.cosine ? 1.0 : 0.5),
       center_(task.dim + kMostLanes) {
   std::fill_n(center_.data(), center_.size(), 0.0f);
   classify(parallel_for);
@@ -88,10 +82,10 @@ void NearestCodeSearch::classify(const ParallelFor& parallel_for) {
   codes_.screened.reserve(static_cast<size_t>(task_.size));
   for (int32_t k = 0; k < task_.size; ++k) {
     const float bias = task_.bias ? task_.bias[k] : 0.0f;
-    const bool small = squares[k] < kLargeSquare || (task_.cosine && is_finite(task_, k));
+    const bool small = squares[k] < kLargeSquare || (task_.cosine && all_finite(task_.codebook + k * task_.dim, task_.dim));
     if (small && std::abs(bias) < kLargeSquare) {
       if (!unique || seen.insert(k, hash[k])) codes_.screened.push_back(k);
-    } else if (!std::isfinite(bias) || !is_finite(task_, k)) {
+    } else if (!std::isfinite(bias) || !all_finite(task_.codebook + k * task_.dim, task_.dim)) {
       codes_.excluded.push_back(k);
     } else {
       codes_.set_aside.push_back(k);
@@ -159,13 +153,12 @@ void NearestCodeSearch::pack(const ParallelFor& parallel_for) {
 
 void NearestCodeSearch::bound_scores() {
   const auto count = static_cast<int64_t>(codes_.screened.size());
-  const auto bias = [&](int64_t k) { return task_.bias ? task_.bias[k] * bias_scale_ : 0.0; };
   double shift = 0, largest = 0, offset = 0;
   for (int64_t d = 0; d < task_.dim; ++d) shift += static_cast<double>(center_[d]) * center_[d];
   shift = std::sqrt(shift);
   for (int64_t p = 0; p < count; ++p) {
     largest = std::max(largest, squares_[p]);
-    offset = std::max(offset, std::abs(bias(codes_.screened[p])));
+    offset = std::max(offset, std::abs(task_.bias_of(codes_.screened[p])));
   }
   const auto slack = [&](int64_t p) -> float& {
     return panels_[(p / scan_.panel * depth_ + task_.dim) * scan_.panel + p % scan_.panel];
@@ -177,7 +170,7 @@ void NearestCodeSearch::bound_scores() {
     for (int64_t p = 0; p < half_norms_.size(); ++p) slack(p) = 0.0f;
   }
   for (int64_t p = 0; p < count; ++p) {
-    const double code_bias = bias(codes_.screened[p]);
+    const double code_bias = task_.bias_of(codes_.screened[p]);
     const double half_norm = (task_.cosine ? 0.0 : squares_[p] / 2) + code_bias;
     half_norms_[p] = static_cast<float>(half_norm);
     if (own_errors_) {
@@ -198,7 +191,7 @@ void NearestCodeSearch::bound_set_aside() {
       square += value * value;
     }
     set_aside_norm_ = std::min(set_aside_norm_, task_.cosine ? 1.0 : std::sqrt(square));
-    set_aside_bias_ = std::min(set_aside_bias_, task_.bias ? task_.bias[k] * bias_scale_ : 0.0);
+    set_aside_bias_ = std::min(set_aside_bias_, task_.bias_of(k));
   }
 }
 
