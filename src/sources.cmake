@@ -15,6 +15,8 @@ set(TORCHVQ_SOURCES
   functional/token_codes.cpp
   kernels/cpu/cpu_level.cpp
   kernels/cpu/fixed_point_sum.cpp
+  kernels/cpu/nearest_code_decide.cpp
+  kernels/cpu/nearest_code_few_rows.cpp
   kernels/cpu/nearest_code_prepare.cpp
   kernels/cpu/nearest_code_search.cpp
   kernels/cpu/nearest_code_wide.cpp

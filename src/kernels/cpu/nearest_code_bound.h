@@ -2,7 +2,6 @@
 // docs/design/search.md.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -18,6 +17,12 @@ constexpr double kReach = 2.2;            // twice the error, and slack for the 
 inline double chain_error(int64_t count, double unit) {
   const double product = static_cast<double>(count) * unit;
   return product < 0.25 ? product / (1 - 2 * product) : 1e30;
+}
+
+/// The largest float that is not above `value`. A limit rounded down lets a candidate too many pass, never one too few.
+inline float round_down(double value) {
+  const auto rounded = static_cast<float>(value);
+  return static_cast<double>(rounded) > value ? std::nextafter(rounded, -HUGE_VALF) : rounded;
 }
 
 /// |screening score - deciding score| <= slope * ||x - center|| + intercept, up to a constant per row.

@@ -12,36 +12,49 @@ constexpr int kTileRows = 6;
 constexpr int kVectors = kRegisters == 32 ? 4 : 2;
 constexpr int kPanel = kVectors * kLanes;
 
-inline uint32_t mix(uint32_t hash, uint32_t bits) {
-  hash = (hash ^ bits) * 0x9E3779B1u;
+/// The first `count` floats from `from`, the other lanes zero; reads a whole vector where that stays before `end`.
+inline Floats load_partly(const float* from, const float* end, int64_t count, Ints mask) {
+  if (from + kLanes <= end) return reinterpret_cast<Floats>(reinterpret_cast<Ints>(load<Floats>(from)) & mask);
+  float padded[kLanes] = {};
+  memcpy(padded, from, sizeof(float) * static_cast<size_t>(count));
+  return load<Floats>(padded);
+}
+
+inline Ints first_lanes(int64_t count) {
+  Ints mask{};
+  for (int l = 0; l < kLanes; ++l) mask[l] = l < count ? -1 : 0;
+  return mask;
+}
+
+inline Words mix(Words hash, Floats value) {
+  const Ints nonzero = value != 0.0f;  // 0 and -0 are the same value with different bits
+  hash = (hash ^ reinterpret_cast<Words>(reinterpret_cast<Ints>(value) & nonzero)) * 0x9E3779B1u;
   return hash ^ (hash >> 15);
 }
 
-void code_facts(const float* codebook, int64_t dim, int64_t begin, int64_t end, float* squares, uint32_t* hash) {
+void code_facts(const CodeList& codes, int64_t begin, int64_t end, float* squares, uint32_t* hash) {
+  const int64_t dim = codes.dim, left = dim % kLanes;
+  const Ints mask = first_lanes(left);
+  Words weights{};
+  for (int l = 0; l < kLanes; ++l) weights[l] = (2 * l + 1) * 0x85EBCA6Bu;
   for (int64_t k = begin; k < end; ++k) {
-    const float* code = codebook + k * dim;
+    const float* code = codes.codebook + k * dim;
     Floats sum = Floats{};
     Words lanes = Words{};
     int64_t d = 0;
     for (; d + kLanes <= dim; d += kLanes) {
       const Floats value = load<Floats>(code + d);
       sum += value * value;
-      const Ints is_zero = value == 0.0f;
-      lanes = (lanes ^ (reinterpret_cast<Words>(value) & ~reinterpret_cast<Words>(is_zero))) * 0x9E3779B1u;
-      lanes ^= lanes >> 15;
+      lanes = mix(lanes, value);
     }
-    float square = sum_lanes<float, kLanes>(sum);
-    uint32_t result = 0;
-    for (int l = 0; l < kLanes && dim >= kLanes; ++l) result = mix(result, lanes[l]);
-    for (; d < dim; ++d) {
-      square += code[d] * code[d];
-      const float value = code[d] == 0.0f ? 0.0f : code[d];
-      uint32_t bits;
-      memcpy(&bits, &value, sizeof bits);
-      result = mix(result, bits);
+    if (left > 0) {
+      const Floats value = load_partly(code + d, codes.end, left, mask);
+      sum += value * value;
+      lanes = mix(lanes, value);
     }
-    squares[k] = square;
-    hash[k] = result;
+    lanes *= weights;
+    squares[k] = sum_lanes<float, kLanes>(sum);
+    hash[k] = sum_lanes<uint32_t, kLanes>(lanes ^ (lanes >> 13));
   }
 }
 
@@ -52,17 +65,40 @@ void add_codes(const CodeList& codes, int64_t begin, int64_t end, float* sum) {
   }
 }
 
-/// Copies the codes of one panel, transposed; lanes without a code are zero.
+/// Values [d, d + kLanes) of kLanes codes at once. Lanes beyond dim hold what follows in memory, and are not stored.
+inline void transpose_block(const float* const* code, const float* center, int64_t d, int64_t dim, float* values) {
+  Floats block[kLanes];
+  const Floats middle = load<Floats>(center + d);
+#pragma GCC unroll 16
+  for (int j = 0; j < kLanes; ++j) block[j] = load<Floats>(code[j] + d) - middle;
+  transpose(block);
+  const int64_t count = dim - d < kLanes ? dim - d : kLanes;
+  if (count == kLanes) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) store(values + (d + i) * kPanel, block[i]);
+  } else {
+    for (int64_t i = 0; i < count; ++i) store(values + (d + i) * kPanel, block[i]);
+  }
+}
+
+/// Copies the codes of one panel minus center, transposed; lanes without a code are zero.
 void transpose_panel(const CodeList& codes, const float* center, int64_t panel, float* values) {
-  const int64_t first = panel * kPanel;
-  const int64_t count = codes.count - first < kPanel ? codes.count - first : kPanel;
-  const float* code[kPanel];
-  for (int64_t j = 0; j < count; ++j) code[j] = codes.codebook + codes.index[first + j] * codes.dim;
-  for (int64_t j = count; j < kPanel; ++j) code[j] = nullptr;
-  for (int64_t d = 0; d < codes.dim; ++d) {
-    const float middle = center ? center[d] : 0.0f;
-    for (int64_t j = 0; j < count; ++j) values[d * kPanel + j] = code[j][d] - middle;
-    for (int64_t j = count; j < kPanel; ++j) values[d * kPanel + j] = 0.0f;
+  const int64_t first = panel * kPanel, dim = codes.dim;
+  for (int64_t lane = 0; lane < kPanel; lane += kLanes) {
+    const int64_t left = codes.count - first - lane;
+    const int64_t count = left < 0 ? 0 : left < kLanes ? left : kLanes;
+    const float* code[kLanes];
+    int64_t d = 0;
+    for (int64_t j = 0; j < count; ++j) code[j] = codes.codebook + codes.index[first + lane + j] * dim;
+    // Indices ascend, so that only the last code can come close to the end of the codebook.
+    for (; count == kLanes && d < dim && code[kLanes - 1] + d + kLanes <= codes.end; d += kLanes) {
+      transpose_block(code, center, d, dim, values + lane);
+    }
+    for (; d < dim; ++d) {
+      float* to = values + d * kPanel + lane;
+      for (int64_t j = 0; j < count; ++j) to[j] = code[j][d] - center[d];
+      for (int64_t j = count; j < kLanes; ++j) to[j] = 0.0f;
+    }
   }
 }
 
@@ -95,13 +131,13 @@ inline void divide(float* to, const float* from, Doubles norm) {
   store(to, __builtin_convertvector(norm == 0.0 ? Doubles{} : quotient, HalfFloats));
 }
 
-void pack_unit_codes(const CodeList& codes, int64_t depth, int64_t begin, int64_t end, float* panels,
+void pack_unit_codes(const CodeList& codes, const float* zero, int64_t depth, int64_t begin, int64_t end, float* panels,
                      double* squares) {
   constexpr int kWide = kLanes / 2;
   for (int64_t panel = begin; panel < end; ++panel) {
     float* values = panels + panel * kPanel * depth;
     double* norms = squares + panel * kPanel;
-    transpose_panel(codes, nullptr, panel, values);
+    transpose_panel(codes, zero, panel, values);
     panel_squares(values, codes.dim, norms);
     for (int j = 0; j < kPanel; ++j) norms[j] = sqrt(norms[j]);
     for (int64_t d = 0; d < codes.dim; ++d) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "kernels/cpu/nearest_code_bound.h"
 
@@ -11,21 +12,18 @@ namespace torchvq::kernels {
 namespace {
 
 constexpr int64_t kPackGrain = 1 << 15;  // values per task: some 20 microseconds
+constexpr int64_t kRowsWorthUniqueness = 32;
+constexpr int64_t kMostLanes = 16;       // of any instruction set
 constexpr double kFar = 16;              // a norm beyond this many medians is left out of the centre
 constexpr int64_t kLongestOwnError = 1 << 20;  // beyond, an error may not be a float32 number
 constexpr double kWide = 4;              // norms beyond this many medians get error bounds of their own
 
-bool is_finite(const NearestCodeTask& task, int64_t k) {
-  const float* code = task.codebook + k * task.dim;
-  return std::all_of(code, code + task.dim, [](float value) { return std::isfinite(value); });
-}
-
 /// Finds codes that were seen before: equal values (0 equals -0) and equal bias.
 class SeenCodes {
  public:
-  explicit SeenCodes(const NearestCodeTask& task) : task_(task) {
+  SeenCodes(const NearestCodeTask& task, int64_t size) : task_(task) {
     size_t capacity = 16;
-    while (capacity < 2 * static_cast<size_t>(task.size)) capacity *= 2;
+    while (capacity < 2 * static_cast<size_t>(size)) capacity *= 2;
     slots_.assign(capacity, -1);
   }
 
@@ -62,8 +60,8 @@ NearestCodeSearch::NearestCodeSearch(const NearestCodeTask& task, CpuLevel level
     : task_(task),
       scan_(nearest_code_scan(level)),
       exact_(nearest_code_exact(level)),
-      bias_scale_(task.cosine ? 1.0 : 0.5),
-      center_(task.dim) {
+      center_(task.dim + kMostLanes) {
+  std::fill_n(center_.data(), center_.size(), 0.0f);
   classify(parallel_for);
   pack(parallel_for);
   bound_scores();
@@ -76,17 +74,18 @@ void NearestCodeSearch::classify(const ParallelFor& parallel_for) {
   std::vector<float> squares(static_cast<size_t>(task_.size));
   std::vector<uint32_t> hash(static_cast<size_t>(task_.size));
   parallel_for(task_.size, 1 + 4 * kPackGrain / task_.dim, [&](int64_t begin, int64_t end) {
-    scan_.code_facts(task_.codebook, task_.dim, begin, end, squares.data(), hash.data());
+    scan_.code_facts(code_list({}), begin, end, squares.data(), hash.data());
   });
-  SeenCodes seen(task_);
+  // The lowest index of equal codes wins anyway; kept, the others would make every row of theirs a tie.
+  const bool unique = task_.k == 1 && task_.rows >= kRowsWorthUniqueness;
+  SeenCodes seen(task_, unique ? task_.size : 0);
   codes_.screened.reserve(static_cast<size_t>(task_.size));
   for (int32_t k = 0; k < task_.size; ++k) {
     const float bias = task_.bias ? task_.bias[k] : 0.0f;
-    const bool small = squares[k] < kLargeSquare || (task_.cosine && is_finite(task_, k));
+    const bool small = squares[k] < kLargeSquare || (task_.cosine && all_finite(task_.codebook + k * task_.dim, task_.dim));
     if (small && std::abs(bias) < kLargeSquare) {
-      // The lowest index of equal codes wins anyway; kept, the others would make every row of theirs a tie.
-      if (task_.k > 1 || seen.insert(k, hash[k])) codes_.screened.push_back(k);
-    } else if (!std::isfinite(bias) || !is_finite(task_, k)) {
+      if (!unique || seen.insert(k, hash[k])) codes_.screened.push_back(k);
+    } else if (!std::isfinite(bias) || !all_finite(task_.codebook + k * task_.dim, task_.dim)) {
       codes_.excluded.push_back(k);
     } else {
       codes_.set_aside.push_back(k);
@@ -94,19 +93,23 @@ void NearestCodeSearch::classify(const ParallelFor& parallel_for) {
   }
 }
 
+CodeList NearestCodeSearch::code_list(const std::vector<int32_t>& codes) const {
+  return {task_.codebook, task_.codebook + task_.size * task_.dim, task_.dim, codes.data(),
+          static_cast<int64_t>(codes.size())};
+}
+
 void NearestCodeSearch::average(const std::vector<int32_t>& codes) {
   std::fill_n(center_.data(), task_.dim, 0.0f);
   const auto count = static_cast<int64_t>(codes.size());
   if (count == 0) return;
-  scan_.add_codes({task_.codebook, task_.dim, codes.data(), count}, 0, count, center_.data());
+  scan_.add_codes(code_list(codes), 0, count, center_.data());
   // Any centre is correct; the mean makes the bound small.
   const float scale = 1.0f / static_cast<float>(count);
   for (int64_t d = 0; d < task_.dim; ++d) center_[d] *= scale;
 }
 
 void NearestCodeSearch::pack_panels(int64_t depth, const ParallelFor& parallel_for) {
-  const CodeList codes = {task_.codebook, task_.dim, codes_.screened.data(),
-                          static_cast<int64_t>(codes_.screened.size())};
+  const CodeList codes = code_list(codes_.screened);
   depth_ = depth;
   panel_count_ = (codes.count + scan_.panel - 1) / scan_.panel;
   if (panels_.size() < panel_count_ * scan_.panel * depth) {
@@ -115,7 +118,7 @@ void NearestCodeSearch::pack_panels(int64_t depth, const ParallelFor& parallel_f
   }
   parallel_for(panel_count_, 1 + kPackGrain / (scan_.panel * depth), [&](int64_t begin, int64_t end) {
     if (task_.cosine) {
-      scan_.pack_unit_codes(codes, depth, begin, end, panels_.data(), squares_.data());
+      scan_.pack_unit_codes(codes, center_.data(), depth, begin, end, panels_.data(), squares_.data());
     } else {
       scan_.pack_codes(codes, center_.data(), depth, begin, end, panels_.data(), squares_.data());
     }
@@ -124,14 +127,16 @@ void NearestCodeSearch::pack_panels(int64_t depth, const ParallelFor& parallel_f
 
 void NearestCodeSearch::pack(const ParallelFor& parallel_for) {
   const auto& screened = codes_.screened;
-  std::fill_n(center_.data(), task_.dim, 0.0f);
   if (!task_.cosine) average(screened);
   pack_panels(task_.dim, parallel_for);
   if (task_.cosine || screened.empty()) return;
 
-  const auto squares = [&] { return std::vector<double>(squares_.data(), squares_.data() + screened.size()); };
+  const auto end = [&] { return squares_.data() + screened.size(); };
+  const auto squares = [&] { return std::vector<double>(squares_.data(), end()); };
+  const auto largest = [&] { return *std::max_element(squares_.data(), end()); };
+  const double mean = std::accumulate(squares_.data(), end(), 0.0) / static_cast<double>(screened.size());
+  if (largest() <= kWide * kWide * mean) return;
   double middle = median(squares());
-  const auto largest = [&] { return *std::max_element(squares_.data(), squares_.data() + screened.size()); };
   // A few codes far away would drag the centre, and with it everybody's bound, towards them.
   for (int round = 0; round < 2 && largest() > kFar * kFar * middle; ++round) {
     std::vector<int32_t> near;
@@ -148,13 +153,12 @@ void NearestCodeSearch::pack(const ParallelFor& parallel_for) {
 
 void NearestCodeSearch::bound_scores() {
   const auto count = static_cast<int64_t>(codes_.screened.size());
-  const auto bias = [&](int64_t k) { return task_.bias ? task_.bias[k] * bias_scale_ : 0.0; };
   double shift = 0, largest = 0, offset = 0;
   for (int64_t d = 0; d < task_.dim; ++d) shift += static_cast<double>(center_[d]) * center_[d];
   shift = std::sqrt(shift);
   for (int64_t p = 0; p < count; ++p) {
     largest = std::max(largest, squares_[p]);
-    offset = std::max(offset, std::abs(bias(codes_.screened[p])));
+    offset = std::max(offset, std::abs(task_.bias_of(codes_.screened[p])));
   }
   const auto slack = [&](int64_t p) -> float& {
     return panels_[(p / scan_.panel * depth_ + task_.dim) * scan_.panel + p % scan_.panel];
@@ -166,7 +170,7 @@ void NearestCodeSearch::bound_scores() {
     for (int64_t p = 0; p < half_norms_.size(); ++p) slack(p) = 0.0f;
   }
   for (int64_t p = 0; p < count; ++p) {
-    const double code_bias = bias(codes_.screened[p]);
+    const double code_bias = task_.bias_of(codes_.screened[p]);
     const double half_norm = (task_.cosine ? 0.0 : squares_[p] / 2) + code_bias;
     half_norms_[p] = static_cast<float>(half_norm);
     if (own_errors_) {
@@ -187,7 +191,7 @@ void NearestCodeSearch::bound_set_aside() {
       square += value * value;
     }
     set_aside_norm_ = std::min(set_aside_norm_, task_.cosine ? 1.0 : std::sqrt(square));
-    set_aside_bias_ = std::min(set_aside_bias_, task_.bias ? task_.bias[k] * bias_scale_ : 0.0);
+    set_aside_bias_ = std::min(set_aside_bias_, task_.bias_of(k));
   }
 }
 

@@ -20,9 +20,9 @@ struct ScanResult {
   int32_t position;  ///< winner's place in the panels (with groups: of the first code of its group)
 };
 
-/// Codes of a codebook by `index`, `count` of them; position p of the panels holds code index[p].
+/// Codes of a codebook (up to `end`) by ascending `index`, `count` of them; position p of the panels holds code index[p].
 struct CodeList {
-  const float* codebook;
+  const float *codebook, *end;
   int64_t dim;
   const int32_t* index;
   int64_t count;
@@ -31,19 +31,19 @@ struct CodeList {
 struct NearestCodeScan {
   int32_t lanes, vectors, panel, tile_rows;
 
-  /// For each code in [begin, end): its sum of squares (infinity or NaN if it is not finite or overflows) and a hash of
+  /// For each code k in [begin, end), without regard to index: its sum of squares (infinity or NaN if it is not finite or overflows) and a hash of
   /// its values to which -0 is 0.
-  void (*code_facts)(const float* codebook, int64_t dim, int64_t begin, int64_t end, float* squares, uint32_t* hash);
+  void (*code_facts)(const CodeList& codes, int64_t begin, int64_t end, float* squares, uint32_t* hash);
 
   /// sum[d] += sum over positions [begin, end) of the codes' values.
   void (*add_codes)(const CodeList& codes, int64_t begin, int64_t end, float* sum);
 
-  /// Packs codes minus `center` into panels [begin, end). squares[position] gets the squared norm of what was packed;
+  /// Packs codes minus `center`, which is readable up to a multiple of `lanes`, into panels [begin, end). squares[position] gets the squared norm of what was packed;
   /// padding is 0.
   void (*pack_codes)(const CodeList& codes, const float* center, int64_t depth, int64_t begin, int64_t end,
                      float* panels, double* squares);
-  /// The same for unit codes as the contract defines them, not centred.
-  void (*pack_unit_codes)(const CodeList& codes, int64_t depth, int64_t begin, int64_t end, float* panels,
+  /// The same for unit codes as the contract defines them; `zero` is a center of zeros.
+  void (*pack_unit_codes)(const CodeList& codes, const float* zero, int64_t depth, int64_t begin, int64_t end, float* panels,
                           double* squares);
 
   /// Packs rows[r] minus `center` for r < count, at most tile_rows. squares[r] gets the squared norm of what was packed,

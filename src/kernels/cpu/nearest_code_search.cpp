@@ -15,7 +15,7 @@ struct NearestCodeSearch::Block {
         state(search.task_.k == 1 ? search.scan_.state_bytes(rows) : 0),
         open_rows(search.scan_.tile_rows * search.depth_),
         scores(search.scan_.tile_rows * search.panel_count_ * search.scan_.panel),
-        unit(search.task_.cosine ? 5 * search.task_.dim : 0),
+        decision(search.task_, search.exact_),
         pointers(static_cast<size_t>(rows)),
         norms(static_cast<size_t>(rows)),
         results(static_cast<size_t>(rows)),
@@ -29,7 +29,7 @@ struct NearestCodeSearch::Block {
   AlignedBuffer<char> state;
   AlignedBuffer<float> open_rows;  ///< packed rows of `open`
   AlignedBuffer<float> scores;
-  AlignedBuffer<float> unit;  ///< one unit row, four unit codes
+  NearestCodeDecision decision;
   std::vector<const float*> pointers;
   std::vector<double> norms;  ///< of the packed rows, rounded up; negative if the row cannot be screened
   std::vector<ScanResult> results;
@@ -37,8 +37,8 @@ struct NearestCodeSearch::Block {
   std::vector<int64_t> open;  ///< rows whose winner is not certain, and what a candidate's score must reach
   std::vector<double> limits;
   std::vector<int32_t> candidates;                   ///< codes among which to decide, in order of index
-  std::vector<std::pair<double, int32_t>> rivals;    ///< (exact score, index)
-  std::vector<float> heap;
+  std::vector<float> floors;  ///< scores less their errors
+  KthLargest kth_largest;
 };
 
 namespace {
@@ -47,13 +47,6 @@ constexpr int64_t kBlockValues = 24576;  // packed rows that stay in the second-
 constexpr int64_t kBlockRows = 96;       // running bests that stay in the first-level cache
 
 int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
-
-/// The float that is not above `value`: comparing floats with it is comparing them with `value`, or stricter on neither
-/// side that matters (a candidate too many is harmless).
-float round_down(double value) {
-  const auto rounded = static_cast<float>(value);
-  return static_cast<double>(rounded) > value ? std::nextafter(rounded, -HUGE_VALF) : rounded;
-}
 
 }  // namespace
 
@@ -131,7 +124,7 @@ bool NearestCodeSearch::set_aside_may_win(double norm, double limit) const {
 bool NearestCodeSearch::settle_special(int64_t row, Block& block) const {
   if (block.norms[row] >= 0) return false;
   const float* x = block.x + row * task_.dim;
-  if (std::all_of(x, x + task_.dim, [](float value) { return std::isfinite(value); })) {
+  if (all_finite(x, task_.dim)) {
     decide_among_all(row, block);
   } else {
     std::fill_n(block.indices + row * task_.k, task_.k, -1);
@@ -162,7 +155,7 @@ void NearestCodeSearch::settle_winner(int64_t row, Block& block) const {
       const size_t position = result.position + c * scan_.lanes;
       if (position < codes_.screened.size()) block.candidates.push_back(codes_.screened[position]);
     }
-    decide(row, block);
+    block.decision.decide(block.x + row * task_.dim, block.candidates, codes_.excluded, block.indices + row * task_.k);
   }
 }
 
@@ -196,28 +189,13 @@ void NearestCodeSearch::search_several(Block& block) const {
   }
 }
 
-/// What the score of one of the k best codes must reach: each of the k best scores minus its error is reached by a code.
+/// What the score of one of the k best codes must reach: k codes reach the k-th largest of scores less their errors.
 double NearestCodeSearch::limit_of_best(const float* scores, double norm, Block& block) const {
-  constexpr int64_t kStep = 512;
   const auto count = static_cast<int64_t>(codes_.screened.size());
-  const auto greater = [](float a, float b) { return a > b; };
-  auto& heap = block.heap;  // the k largest lower bounds, smallest on top
-  heap.clear();
-  for (int64_t begin = 0; begin < count; begin += kStep) {
-    const bool full = static_cast<int64_t>(heap.size()) == task_.k;
-    const int64_t found = scan_.at_least(scores + begin, std::min(kStep, count - begin),
-                                         full ? heap.front() : -HUGE_VALF, block.places.data());
-    for (int64_t i = 0; i < found; ++i) {
-      const int64_t position = begin + block.places[i];
-      heap.push_back(round_down(scores[position] - reach(position, norm)));
-      std::push_heap(heap.begin(), heap.end(), greater);
-      if (static_cast<int64_t>(heap.size()) > task_.k) {
-        std::pop_heap(heap.begin(), heap.end(), greater);
-        heap.pop_back();
-      }
-    }
-  }
-  return heap.front();
+  if (!own_errors_) return block.kth_largest.find(scan_, scores, count, task_.k) - reach(0, norm);
+  block.floors.resize(static_cast<size_t>(count));
+  for (int64_t p = 0; p < count; ++p) block.floors[p] = round_down(scores[p] - reach(p, norm));
+  return block.kth_largest.find(scan_, block.floors.data(), count, task_.k);
 }
 
 void NearestCodeSearch::decide_among(const float* scores, double limit, int64_t row, Block& block) const {
@@ -225,7 +203,7 @@ void NearestCodeSearch::decide_among(const float* scores, double limit, int64_t 
   const int64_t found = scan_.at_least(scores, count, round_down(limit), block.places.data());
   block.candidates.clear();
   for (int64_t i = 0; i < found; ++i) block.candidates.push_back(codes_.screened[block.places[i]]);
-  decide(row, block);
+  block.decision.decide(block.x + row * task_.dim, block.candidates, codes_.excluded, block.indices + row * task_.k);
 }
 
 void NearestCodeSearch::decide_among_all(int64_t row, Block& block) const {
@@ -233,43 +211,7 @@ void NearestCodeSearch::decide_among_all(int64_t row, Block& block) const {
   candidates.resize(codes_.screened.size() + codes_.set_aside.size());
   std::merge(codes_.screened.begin(), codes_.screened.end(), codes_.set_aside.begin(), codes_.set_aside.end(),
              candidates.begin());
-  decide(row, block);
-}
-
-void NearestCodeSearch::decide(int64_t row, Block& block) const {
-  constexpr size_t kTogether = 4;
-  const int64_t dim = task_.dim;
-  const float* x = block.x + row * dim;
-  if (task_.cosine) {
-    exact_.unit_row_float(x, dim, block.unit.data());
-    x = block.unit.data();
-  }
-  auto& rivals = block.rivals;
-  rivals.clear();
-  for (size_t begin = 0; begin < block.candidates.size(); begin += kTogether) {
-    const size_t count = std::min(kTogether, block.candidates.size() - begin);
-    const float* codes[kTogether];
-    double scores[kTogether];
-    for (size_t i = 0; i < count; ++i) {
-      codes[i] = task_.codebook + block.candidates[begin + i] * dim;
-      if (task_.cosine) {
-        float* unit = block.unit.data() + static_cast<int64_t>(i + 1) * dim;
-        exact_.unit_row_float(codes[i], dim, unit);
-        codes[i] = unit;
-      }
-    }
-    exact_.pair_scores(x, dim, codes, static_cast<int64_t>(count), task_.cosine, scores);
-    for (size_t i = 0; i < count; ++i) {
-      const int32_t k = block.candidates[begin + i];
-      rivals.emplace_back(scores[i] + (task_.bias ? task_.bias[k] * bias_scale_ : 0.0), k);
-    }
-  }
-  // Codes that are not finite come last, in order of index.
-  for (size_t i = 0; static_cast<int64_t>(rivals.size()) < task_.k; ++i) {
-    rivals.emplace_back(HUGE_VAL, codes_.excluded[i]);
-  }
-  std::partial_sort(rivals.begin(), rivals.begin() + task_.k, rivals.end());
-  for (int64_t i = 0; i < task_.k; ++i) block.indices[row * task_.k + i] = rivals[i].second;
+  block.decision.decide(block.x + row * task_.dim, block.candidates, codes_.excluded, block.indices + row * task_.k);
 }
 
 }  // namespace torchvq::kernels

@@ -9,6 +9,7 @@
 
 #include "kernels/cpu/aligned_buffer.h"
 #include "kernels/cpu/nearest_code_bound.h"
+#include "kernels/cpu/nearest_code_decide.h"
 #include "kernels/cpu/nearest_code_exact.h"
 #include "kernels/cpu/nearest_code_scan.h"
 
@@ -17,14 +18,6 @@ namespace torchvq::kernels {
 /// Runs body(begin, end) over ranges that cover [0, count), each at least `grain` long, possibly in parallel.
 using ParallelFor =
     std::function<void(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body)>;
-
-struct NearestCodeTask {
-  const float* codebook = nullptr;  ///< (size, dim)
-  const float* bias = nullptr;      ///< (size,) or null
-  int64_t size = 0, dim = 0;
-  bool cosine = false;
-  int64_t k = 1;
-};
 
 /// Every code is in one class, except that repeated codes are left out (k == 1); each class in order of index.
 struct CodeClasses {
@@ -43,6 +36,7 @@ class NearestCodeSearch {
  private:
   struct Block;
 
+  CodeList code_list(const std::vector<int32_t>& codes) const;
   void classify(const ParallelFor& parallel_for);
   void pack(const ParallelFor& parallel_for);
   void pack_panels(int64_t depth, const ParallelFor& parallel_for);
@@ -63,12 +57,10 @@ class NearestCodeSearch {
   double limit_of_best(const float* scores, double norm, Block& block) const;
   void decide_among(const float* scores, double limit, int64_t row, Block& block) const;
   void decide_among_all(int64_t row, Block& block) const;
-  void decide(int64_t row, Block& block) const;
 
   NearestCodeTask task_;
   NearestCodeScan scan_;
   NearestCodeExact exact_;
-  double bias_scale_;        ///< a bias as added to the score
   CodeClasses codes_;
   bool groups_ = false;      ///< codes that share panel and lane compete as one
   bool own_errors_ = false;  ///< scores contain their own error, in one more dimension

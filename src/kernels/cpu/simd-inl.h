@@ -63,5 +63,42 @@ inline T sum_lanes(Vector<T, count> v) {
   }
 }
 
+/// Lanes of a and b, numbered through: constant `places` become one or two instructions.
+inline Floats shuffle(Floats a, Floats b, Ints places) {
+#if defined(__clang__)
+  Floats result;
+  for (int l = 0; l < kLanes; ++l) result[l] = places[l] < kLanes ? a[places[l]] : b[places[l] - kLanes];
+  return result;
+#else
+  return __builtin_shuffle(a, b, places);
+#endif
+}
+
+/// Exchanges the off-diagonal blocks of side `stride` in every block of side 2 * stride.
+template <int stride>
+inline void exchange_blocks(Floats* rows) {
+  Ints upper{}, lower{};
+#pragma GCC unroll 16
+  for (int l = 0; l < kLanes; ++l) {
+    upper[l] = l & stride ? kLanes + l - stride : l;
+    lower[l] = l & stride ? kLanes + l : l + stride;
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    if (i & stride) continue;
+    const Floats a = rows[i], b = rows[i + stride];
+    rows[i] = shuffle(a, b, upper);
+    rows[i + stride] = shuffle(a, b, lower);
+  }
+}
+
+/// Transposes kLanes vectors in place.
+inline void transpose(Floats* rows) {
+  if constexpr (kLanes >= 16) exchange_blocks<8>(rows);
+  if constexpr (kLanes >= 8) exchange_blocks<4>(rows);
+  exchange_blocks<2>(rows);
+  exchange_blocks<1>(rows);
+}
+
 }  // namespace
 }  // namespace torchvq::kernels

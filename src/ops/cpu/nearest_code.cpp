@@ -8,6 +8,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "kernels/cpu/nearest_code_few_rows.h"
 #include "kernels/cpu/nearest_code_search.h"
 #include "kernels/cpu/nearest_code_wide.h"
 
@@ -54,8 +55,9 @@ void find_indices(const NearestCodeProblem& problem, int64_t head, int64_t* indi
     search_head(kernels::NearestCodeWideSearch(task, level), problem, data.x, indices);
   } else {
     const HeadData<float> data(problem, head);
-    const kernels::NearestCodeTask task = {data.codebook, data.bias,      problem.size,
-                                           problem.dim,   problem.cosine, problem.k};
+    const kernels::NearestCodeTask task = {data.codebook,  data.bias, problem.size,  problem.dim,
+                                           problem.cosine, problem.k, problem.tokens};
+    if (kernels::has_few_rows(task) && kernels::nearest_code_few_rows(task, level, in_parallel, data.x, indices)) return;
     search_head(kernels::NearestCodeSearch(task, level, in_parallel), problem, data.x, indices);
   }
 }

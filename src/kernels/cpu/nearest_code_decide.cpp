@@ -1,0 +1,62 @@
+#include "kernels/cpu/nearest_code_decide.h"
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+
+namespace torchvq::kernels {
+
+bool all_finite(const float* values, int64_t count) {
+  return std::all_of(values, values + count, [](float value) { return std::isfinite(value); });
+}
+
+const float* NearestCodeDecision::unit_row(const float* row, size_t slot) {
+  if (!task_.cosine) return row;
+  float* unit = unit_.data() + static_cast<int64_t>(slot) * task_.dim;
+  exact_.unit_row_float(row, task_.dim, unit);
+  return unit;
+}
+
+void NearestCodeDecision::decide(const float* x, const std::vector<int32_t>& candidates,
+                                 const std::vector<int32_t>& excluded, int64_t* indices) {
+  x = unit_row(x, 0);
+  rivals_.clear();
+  for (size_t begin = 0; begin < candidates.size(); begin += kTogether) {
+    const size_t count = std::min(kTogether, candidates.size() - begin);
+    const float* codes[kTogether];
+    double scores[kTogether];
+    for (size_t i = 0; i < count; ++i) {
+      codes[i] = unit_row(task_.codebook + candidates[begin + i] * task_.dim, i + 1);
+    }
+    exact_.pair_scores(x, task_.dim, codes, static_cast<int64_t>(count), task_.cosine, scores);
+    for (size_t i = 0; i < count; ++i) {
+      const int32_t k = candidates[begin + i];
+      rivals_.emplace_back(scores[i] + task_.bias_of(k), k);
+    }
+  }
+  for (size_t i = 0; static_cast<int64_t>(rivals_.size()) < task_.k; ++i) rivals_.emplace_back(HUGE_VAL, excluded[i]);
+  std::partial_sort(rivals_.begin(), rivals_.begin() + task_.k, rivals_.end());
+  for (int64_t i = 0; i < task_.k; ++i) indices[i] = rivals_[i].second;
+}
+
+float KthLargest::find(const NearestCodeScan& scan, const float* values, int64_t count, int64_t k) {
+  constexpr int64_t kStep = 512;
+  if (k == 1) return scan.largest(values, count);
+  places_.resize(kStep);
+  heap_.assign(static_cast<size_t>(k), -HUGE_VALF);  // the k largest so far, the smallest on top
+  const std::greater<float> greater;
+  for (int64_t begin = 0; begin < count; begin += kStep) {
+    const int64_t found =
+        scan.at_least(values + begin, std::min(kStep, count - begin), heap_.front(), places_.data());
+    for (int64_t i = 0; i < found; ++i) {
+      const float value = values[begin + places_[i]];
+      if (value <= heap_.front()) continue;
+      std::pop_heap(heap_.begin(), heap_.end(), greater);
+      heap_.back() = value;
+      std::push_heap(heap_.begin(), heap_.end(), greater);
+    }
+  }
+  return heap_.front();
+}
+
+}  // namespace torchvq::kernels

@@ -1,0 +1,59 @@
+// The last word of nearest_code on one row: exact scores of a few candidates, best first, ties by index.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "kernels/cpu/aligned_buffer.h"
+#include "kernels/cpu/nearest_code_exact.h"
+#include "kernels/cpu/nearest_code_scan.h"
+
+namespace torchvq::kernels {
+
+struct NearestCodeTask {
+  const float* codebook = nullptr;  ///< (size, dim)
+  const float* bias = nullptr;      ///< (size,) or null
+  int64_t size = 0, dim = 0;
+  bool cosine = false;
+  int64_t k = 1;
+  int64_t rows = 0;  ///< how many will be searched in all
+
+  /// The bias of a code as the contract adds it to the score.
+  double bias_of(int64_t code) const { return bias ? bias[code] * (cosine ? 1.0 : 0.5) : 0.0; }
+};
+
+bool all_finite(const float* values, int64_t count);
+
+/// Not for several threads at once: it keeps memory between calls.
+class NearestCodeDecision {
+ public:
+  NearestCodeDecision(const NearestCodeTask& task, const NearestCodeExact& exact)
+      : task_(task), exact_(exact), unit_(task.cosine ? (1 + kTogether) * task.dim : 0) {}
+
+  /// Writes the k best of `candidates` for row x; when they are too few, `excluded` follow in their order.
+  void decide(const float* x, const std::vector<int32_t>& candidates, const std::vector<int32_t>& excluded,
+              int64_t* indices);
+
+ private:
+  static constexpr size_t kTogether = 4;
+
+  const float* unit_row(const float* row, size_t slot);
+
+  const NearestCodeTask& task_;
+  const NearestCodeExact& exact_;
+  AlignedBuffer<float> unit_;
+  std::vector<std::pair<double, int32_t>> rivals_;  ///< (exact score, index)
+};
+
+/// The k-th largest of `count` values, -infinity if there are fewer; NaN is passed over.
+class KthLargest {
+ public:
+  float find(const NearestCodeScan& scan, const float* values, int64_t count, int64_t k);
+
+ private:
+  std::vector<int32_t> places_;
+  std::vector<float> heap_;
+};
+
+}  // namespace torchvq::kernels
