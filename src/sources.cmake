@@ -13,6 +13,7 @@ set(TORCHVQ_SOURCES
   functional/losses.cpp
   functional/quantize.cpp
   functional/token_codes.cpp
+  functional/vqp_compat.cpp
   kernels/cpu/cpu_level.cpp
   kernels/cpu/fixed_point_sum.cpp
   kernels/cpu/nearest_code_decide.cpp

@@ -74,6 +74,7 @@ class Codebook(nn.Module):
         affine_param: bool = False,
         affine_param_batch_decay: float = 0.99,
         affine_param_codebook_decay: float = 0.9,
+        vqp_compat: bool = False,
     ) -> None:
         super().__init__()
         self.codebook_size = codebook_size
@@ -89,6 +90,7 @@ class Codebook(nn.Module):
         self.affine_param = affine_param
         self.affine_param_batch_decay = affine_param_batch_decay
         self.affine_param_codebook_decay = affine_param_codebook_decay
+        self.vqp_compat = vqp_compat
 
         embed = torch.empty(num_codebooks, codebook_size, dim)
         nn.init.kaiming_uniform_(embed)
@@ -136,6 +138,8 @@ class Codebook(nn.Module):
     @property
     def cooldown_steps(self) -> int:
         """Steps a replaced code is left alone: the time constant of the moving average."""
+        if self.vqp_compat:
+            return 0
         return math.ceil(1 / max(1 - self.decay, 1e-3))
 
     @property
@@ -255,6 +259,7 @@ class Codebook(nn.Module):
         if accumulate:
             self._pending = statistics
             return
+        finish = ema_update and not self.manual_ema_update
         _ops.ema_update_(
             self.cluster_size,
             self.embed_avg,
@@ -264,9 +269,11 @@ class Codebook(nn.Module):
             eps=self.eps,
             metric=self.metric,
             weight=self._weight(weight, statistics),
-            from_codebook=isinstance(self.embed, nn.Parameter) and ema_update,
-            finish=ema_update and not self.manual_ema_update,
+            from_codebook=isinstance(self.embed, nn.Parameter) and ema_update and not self.vqp_compat,
+            finish=finish and not self.vqp_compat,
         )
+        if finish and self.vqp_compat:
+            self.update_ema()
         self.replace_dead_codes(inputs, statistics[0], mask)
 
     def _weight(self, weight: EmaWeight | None, statistics: tuple[Tensor, Tensor, Tensor]) -> Tensor | None:
@@ -282,6 +289,9 @@ class Codebook(nn.Module):
         """Puts tokens of this step in the place of codes that fell out of use."""
         if not self.has_dead_code_replacement:
             return
+        if self.vqp_compat:
+            # There a code may be replaced in the very step that used it.
+            counts = torch.zeros_like(counts)
         _ops.replace_dead_codes_(
             self._writable_embed(),
             self.embed_avg,

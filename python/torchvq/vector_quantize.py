@@ -86,6 +86,8 @@ class VectorQuantize(nn.Module):
         route_gradients_to_input: the output sends its gradient to the input. Default: True.
         dead_code_threshold_fraction: like ``threshold_ema_dead_code``, as a fraction of the fair share of tokens per code, so
             that it means the same for any batch size. 0.01 to 0.1 serve. Default: 0, never.
+        vqp_compat: the numbers of ``vector_quantize_pytorch`` where this class differs on purpose: masked commitment,
+            diversity over positions, rotation near zero, dead codes and unused codes. Default: False.
 
     Raises:
         ValueError: an option out of range, or options that exclude each other.
@@ -193,6 +195,7 @@ class VectorQuantize(nn.Module):
         self.return_zeros_for_masked_padding = return_zeros_for_masked_padding
         self.route_gradients_to_input = route_gradients_to_input
         self.manual_in_place_optimizer_update = manual_in_place_optimizer_update
+        self.vqp_compat = vqp_compat
         self._ema_update = resolved.ema_update
 
         codebook_dim = dim if codebook_dim is None else codebook_dim
@@ -223,6 +226,7 @@ class VectorQuantize(nn.Module):
             affine_param=affine_param,
             affine_param_batch_decay=affine_param_batch_decay,
             affine_param_codebook_decay=affine_param_codebook_decay,
+            vqp_compat=vqp_compat,
         )
         self.in_place_codebook_optimizer: Optimizer | None = None
         if in_place_codebook_optimizer is not None:
@@ -325,8 +329,8 @@ class VectorQuantize(nn.Module):
             variance=self.directional_reparam_variance,
             sync_update_v=self.sync_update_v if self.training else 0.0,
         )
-        commitment = self._commitment(inputs, codes, indices, codebook, head_mask, call)
-        diversity = self._diversity(inputs, codebook, head_mask)
+        commitment = self._commitment(inputs, codes, indices, codebook, head_mask, call, tokens)
+        diversity = self._diversity(inputs, codebook, head_mask, tokens.shape)
         if self.training and not call.frozen and call.topk is None:
             self._codebook.learn(
                 inputs,
@@ -432,7 +436,9 @@ class VectorQuantize(nn.Module):
             return "gumbel" if self.straight_through else "none"
         if self.directional_reparam:
             return "directional_reparam"
-        return "rotation_trick" if self.rotation_trick else "straight_through"
+        if not self.rotation_trick:
+            return "straight_through"
+        return "vqp_rotation_trick" if self.vqp_compat else "rotation_trick"
 
     def _in_place_step(self, projected: Tensor, codebook: Tensor, mask: Tensor | None) -> Tensor:
         """One step of the codebook's own optimizer towards the tokens of this batch."""
@@ -449,7 +455,14 @@ class VectorQuantize(nn.Module):
         return loss.detach()
 
     def _commitment(
-        self, inputs: Tensor, codes: Tensor, indices: Tensor, codebook: Tensor, mask: Tensor | None, call: "_Call"
+        self,
+        inputs: Tensor,
+        codes: Tensor,
+        indices: Tensor,
+        codebook: Tensor,
+        mask: Tensor | None,
+        call: "_Call",
+        tokens: Tensor,
     ) -> Tensor | None:
         if call.targets is not None:
             return _ops.commitment_cross_entropy(  # type: ignore[no-any-return]
@@ -467,11 +480,26 @@ class VectorQuantize(nn.Module):
             return _ops.commitment_cross_entropy(  # type: ignore[no-any-return]
                 inputs, codebook, indices, metric=self._codebook.metric, mask=mask
             )
+        if self.vqp_compat and call.mask is not None and self.heads == 1 and not self.has_projections:
+            return _ops.vqp_masked_commitment(tokens, codes.view(tokens.shape), call.mask)  # type: ignore[no-any-return]
         return _ops.commitment_loss(inputs, codes, mask=mask)  # type: ignore[no-any-return]
 
-    def _diversity(self, inputs: Tensor, codebook: Tensor, mask: Tensor | None) -> Tensor | None:
+    def _diversity(
+        self, inputs: Tensor, codebook: Tensor, mask: Tensor | None, tokens_shape: torch.Size
+    ) -> Tensor | None:
         if not (self.training and self.has_codebook_diversity_loss):
             return None
+        if self.vqp_compat:
+            return _ops.vqp_diversity_loss(  # type: ignore[no-any-return]
+                inputs,
+                codebook,
+                batch=tokens_shape[0],
+                tokens=tokens_shape[1],
+                heads=self.heads,
+                separate=self.separate_codebook_per_head,
+                temperature=self.codebook_diversity_temperature,
+                metric=self._codebook.metric,
+            )
         return _ops.codebook_diversity_loss(  # type: ignore[no-any-return]
             inputs, codebook, temperature=self.codebook_diversity_temperature, metric=self._codebook.metric, mask=mask
         )

@@ -8,6 +8,7 @@
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 
+#include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/directional_reparam.h>
 #include <torchvq/ops/gumbel_straight_through.h>
 #include <torchvq/ops/lookup_codes.h>
@@ -73,6 +74,9 @@ at::Tensor estimate(const at::Tensor& x, const at::Tensor& codes, const Choice& 
   }
   if (estimator == "rotation_trick") {
     return ops::rotation_trick(x, codes);
+  }
+  if (estimator == "vqp_rotation_trick") {
+    return vqp_rotation_trick(x, codes);
   }
   if (estimator == "directional_reparam") {
     const auto noise = ops::random_normal(rng, RandomPurpose::kDirectionalReparam, x.sym_sizes(), x.scalar_type());

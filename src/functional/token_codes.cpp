@@ -2,6 +2,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/gather.h>
+#include <ATen/ops/sort.h>
 
 #include <torchvq/ops/unit_vectors.h>
 
@@ -16,7 +17,7 @@ at::Tensor nearest_indices(const at::Tensor& x, const at::Tensor& codes, bool co
   const auto wide = codes.detach().to(at::kDouble);
   const auto dot = wide.matmul(x.detach().to(at::kDouble).unsqueeze(-1)).squeeze(-1);
   const auto score = cosine ? dot.neg() : wide.square().sum(-1).mul(0.5).sub(dot);
-  return std::get<1>(score.sort(/*stable=*/true, /*dim=*/-1)).narrow(-1, 0, count);
+  return std::get<1>(at::sort(score, std::optional<bool>(true), /*dim=*/-1, /*descending=*/false)).narrow(-1, 0, count);
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include <ostream>
 
 #include <ATen/core/grad_mode.h>
-#include <torch/nn/modules/normalization.h>
+#include <torch/nn/modules/container/sequential.h>
 
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/losses.h>
@@ -40,14 +40,13 @@ void VectorQuantizeImpl::reset() {
   resolved_ = options.validate();
   const int64_t inner = options.codebook_dim().value_or(options.dim()) * options.heads();
   if (inner != options.dim()) {
-    const torch::nn::Linear linear(options.dim(), inner);
+    project_in = torch::nn::Linear(options.dim(), inner);
     if (options.layernorm_after_project_in()) {
-      const torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({inner}));
-      project_in = torch::nn::AnyModule(torch::nn::Sequential(linear, norm));
+      project_in_norm = torch::nn::LayerNorm(torch::nn::LayerNormOptions({inner}));
+      register_module("project_in", torch::nn::Sequential(project_in, project_in_norm));
     } else {
-      project_in = torch::nn::AnyModule(linear);
+      register_module("project_in", project_in);
     }
-    register_module("project_in", project_in.ptr());
     project_out = register_module("project_out", torch::nn::Linear(inner, options.dim()));
   }
   codebook_state = register_module("_codebook", Codebook(options));
@@ -195,8 +194,11 @@ OptionalTensor VectorQuantizeImpl::head_mask(const OptionalTensor& mask) const {
 
 torch::Tensor VectorQuantizeImpl::project(const torch::Tensor& tokens) {
   auto projected = tokens;
-  if (project_out) {
-    projected = project_in.forward(tokens.to(project_out->weight.scalar_type()));
+  if (project_in) {
+    projected = project_in(tokens.to(project_in->weight.scalar_type()));
+  }
+  if (project_in_norm) {
+    projected = project_in_norm(projected);
   }
   return F::split_heads(projected, options.heads(), options.separate_codebook_per_head());
 }

@@ -46,6 +46,9 @@ constexpr const char* kOperators[] = {
     "sync_update_v",
     "unit_vectors",
     "update_affine_",
+    "vqp_diversity_loss",
+    "vqp_masked_commitment",
+    "vqp_rotation_trick",
     "weighted_loss",
 };
 

@@ -5,8 +5,9 @@
 #include <optional>
 
 #include <torch/nn/cloneable.h>
-#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/common.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 #include <torch/nn/pimpl.h>
 
 #include <torchvq/export.h>
@@ -82,7 +83,8 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
   void update_in_place_optimizer();
 
   VectorQuantizeOptions options;
-  torch::nn::AnyModule project_in;   ///< empty without projection
+  torch::nn::Linear project_in{nullptr};       ///< empty without projection, as are the next two
+  torch::nn::LayerNorm project_in_norm{nullptr};  ///< with layernorm_after_project_in; part of "project_in"
   torch::nn::Linear project_out{nullptr};
   Codebook codebook_state{nullptr};  ///< registered as "_codebook"
 
