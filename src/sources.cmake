@@ -71,4 +71,11 @@ set(TORCHVQ_SOURCES
   ops/autograd/replace_with_candidates_.cpp
   ops/meta/replace_with_candidates_.cpp
   ops/meta/nearest_code.cpp
+  kmeans.cpp
+  detail/kmeans_lloyd.cpp
+  detail/kmeans_seeding.cpp
+  ops/kmeans.cpp
+  ops/any/kmeans.cpp
+  ops/autograd/kmeans.cpp
+  ops/meta/kmeans.cpp
 )

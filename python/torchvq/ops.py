@@ -187,3 +187,19 @@ def replace_with_candidates_(
         reset_cluster_size=reset_cluster_size,
         cooldown_steps=cooldown_steps,
     )
+
+
+def kmeans(
+    x: Tensor,
+    codebook_size: int,
+    rng: Tensor,
+    *,
+    iterations: int = 10,
+    metric: str = "euclidean",
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Codebook (H, K, D) and counts (H, K) of the tokens ``x`` (H, N, D); see :func:`torchvq.kmeans`.
+
+    A head without usable tokens gets zeros instead of an error.
+    """
+    return torch.ops.torchvq.kmeans(x, codebook_size, rng, iterations=iterations, metric=metric, mask=mask)

@@ -19,6 +19,16 @@ at::Tensor shift_right(const at::Tensor& values, int64_t places) {
   return values.bitwise_right_shift(places).bitwise_and(mask);
 }
 
+at::Tensor cosine_of_turn(const at::Tensor& u) {
+  const auto y = ((u - 0.5).abs().neg() + 0.25) * 6.2831853071795865;
+  const auto z = y * y;
+  auto series = at::full_like(z, kernels::kSineSeries[0]);
+  for (int k = 1; k < 11; ++k) series = (series * z).add_(kernels::kSineSeries[k]);
+  return (y * series).neg();
+}
+
+}  // namespace
+
 at::Tensor log_of_uniform(const at::Tensor& u) {
   auto [mantissa, exponent] = at::frexp(u);
   const auto small = mantissa.lt(0.70710678118654752);
@@ -30,16 +40,6 @@ at::Tensor log_of_uniform(const at::Tensor& u) {
   for (int k = 19; k >= 1; k -= 2) series = (series * z).add_(1.0 / k);
   return exponent.to(at::kDouble) * 0.69314718055994531 + (s * 2.0) * series;
 }
-
-at::Tensor cosine_of_turn(const at::Tensor& u) {
-  const auto y = ((u - 0.5).abs().neg() + 0.25) * 6.2831853071795865;
-  const auto z = y * y;
-  auto series = at::full_like(z, kernels::kSineSeries[0]);
-  for (int k = 1; k < 11; ++k) series = (series * z).add_(kernels::kSineSeries[k]);
-  return (y * series).neg();
-}
-
-}  // namespace
 
 at::Tensor mix_bits(const at::Tensor& values) {
   auto z = values.bitwise_xor(shift_right(values, 30)) * static_cast<int64_t>(kernels::kMixFirst);
