@@ -4,6 +4,8 @@ set(TORCHVQ_SOURCES
   detail/dead_codes.cpp
   detail/exponents.cpp
   detail/fixed_point.cpp
+  detail/kmeans_lloyd.cpp
+  detail/kmeans_seeding.cpp
   detail/no_gradient.cpp
   detail/random_tensor.cpp
   detail/root.cpp
@@ -21,6 +23,7 @@ set(TORCHVQ_SOURCES
   kernels/cpu/nearest_code_prepare.cpp
   kernels/cpu/nearest_code_search.cpp
   kernels/cpu/nearest_code_wide.cpp
+  kmeans.cpp
   modules/codebook.cpp
   modules/vector_quantize.cpp
   ops/any/code_exponents.cpp
@@ -35,6 +38,7 @@ set(TORCHVQ_SOURCES
   ops/any/ema_finish_.cpp
   ops/any/ema_update_.cpp
   ops/any/gumbel_straight_through.cpp
+  ops/any/kmeans.cpp
   ops/any/lookup_codes.cpp
   ops/any/nearest_code.cpp
   ops/any/orthogonal_loss.cpp
@@ -60,6 +64,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/ema_finish_.cpp
   ops/autograd/ema_update_.cpp
   ops/autograd/gumbel_straight_through.cpp
+  ops/autograd/kmeans.cpp
   ops/autograd/lookup_codes.cpp
   ops/autograd/nearest_code.cpp
   ops/autograd/orthogonal_loss.cpp
@@ -96,6 +101,7 @@ set(TORCHVQ_SOURCES
   ops/ema_finish_.cpp
   ops/ema_update_.cpp
   ops/gumbel_straight_through.cpp
+  ops/kmeans.cpp
   ops/lookup_codes.cpp
   ops/meta/code_exponents.cpp
   ops/meta/code_statistics.cpp
@@ -108,6 +114,7 @@ set(TORCHVQ_SOURCES
   ops/meta/ema_finish_.cpp
   ops/meta/ema_update_.cpp
   ops/meta/gumbel_straight_through.cpp
+  ops/meta/kmeans.cpp
   ops/meta/lookup_codes.cpp
   ops/meta/nearest_code.cpp
   ops/meta/orthogonal_loss.cpp

@@ -304,3 +304,19 @@ def sample_codes(
     every device; torch's generator is not used. No gradient; see :func:`gumbel_straight_through`.
     """
     return torch.ops.torchvq.sample_codes(x, codebook, rng, temperature=temperature, metric=metric, stream=stream)
+
+
+def kmeans(
+    x: Tensor,
+    codebook_size: int,
+    rng: Tensor,
+    *,
+    iterations: int = 10,
+    metric: str = "euclidean",
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Codebook (H, K, D) and counts (H, K) of the tokens ``x`` (H, N, D); see :func:`torchvq.kmeans`.
+
+    A head without usable tokens gets zeros instead of an error.
+    """
+    return torch.ops.torchvq.kmeans(x, codebook_size, rng, iterations=iterations, metric=metric, mask=mask)

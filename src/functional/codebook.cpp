@@ -42,8 +42,8 @@ void initialise_codebook_(at::Tensor initted, at::Tensor cluster_size, at::Tenso
                           const at::Tensor& x, const at::Tensor& rng, const std::optional<at::Tensor>& mask,
                           const InitialiseCodebookOptions& options) {
   at::NoGradGuard no_grad;
-  const auto [centres, counts] = ops::kmeans(
-      x, embed.size(1), rng, ops::KmeansOptions().iterations(options.iterations()).metric(options.metric()), mask);
+  const auto [centres, counts] =
+      ops::kmeans(x, embed.size(1), rng, options.iterations(), options.metric(), mask);
   const auto any = counts.sum().gt(0);
   const auto size = counts.to(cluster_size.scalar_type());
   assign_where_(embed, any, centres);

@@ -23,6 +23,7 @@ from .setup_vector_quantize import (
     mask,
     not_initialised,
     spread_codes,
+    targets,
 )
 
 MASKED = dict(forward=lambda step: dict(mask=mask(step)))
@@ -313,6 +314,40 @@ DIFFERENT = [
         dict(ema_update=True),
         differs="B32: unused codes drift to zero",
         oracle=oracle.idle_codes_stay,
+    ),
+    # layouts
+    *(
+        Row(
+            f"given indices, {name}",
+            frozen(**kwargs),
+            shape=shape,
+            forward=dict(indices=targets(given, 0)),
+            differs="B7: un-projected, un-merged output",
+            oracle=oracle.given_indices_in_any_layout,
+        )
+        for name, kwargs, shape, given in (
+            ("projected", dict(codebook_dim=4), (2, 6, DIM), (2, 6)),
+            ("shared heads", SHARED, (2, 6, DIM), (2, 6, 2)),
+            ("channel first", CHANNEL_FIRST, (2, DIM, 6), (2, 6)),
+        )
+    ),
+    Row(
+        "decoded shared heads",
+        frozen(**SHARED),
+        differs="B19: heads of a shared codebook are not merged",
+        oracle=oracle.decoded_heads_are_merged,
+    ),
+    Row(
+        "codebook behind a bridge",
+        bridge(freeze_codebook=True),
+        differs="B19: the codebook reads as its raw codes",
+        oracle=oracle.effective_codebook,
+    ),
+    Row(
+        "regularised codes under EMA",
+        dict(orthogonal_reg_weight=2.0),
+        differs="B11: EMA erases the optimizer's steps",
+        oracle=oracle.optimizer_steps_survive,
     ),
     # precision
     Row(

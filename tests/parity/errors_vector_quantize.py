@@ -54,7 +54,6 @@ FORWARD = [
     Refused("channel last given channel first", {}, torch.zeros(2, DIM, 6)),
     Refused("channel first given channel last", dict(channel_last=False), X),
     Refused("vector", {}, torch.zeros(DIM)),
-    Refused("image as sequence", {}, torch.zeros(2, 3, 4, DIM)),
     Refused("sequence as image", IMAGE, X),
     Refused("image as volume", VOLUME, torch.zeros(2, DIM, 3, 4)),
     Refused("integers", {}, torch.zeros(2, 6, DIM, dtype=torch.long)),
@@ -64,7 +63,6 @@ FORWARD = [
     Refused("mask too short", {}, X, dict(mask=KEEP[:, :5])),
     Refused("mask per feature", {}, X, dict(mask=KEEP[..., None].expand(-1, -1, DIM))),
     Refused("mask without batch", {}, X, dict(mask=KEEP[0])),
-    Refused("mask for single tokens", {}, X[:, 0], dict(mask=KEEP[:, 0])),
     Refused("mask for an image", IMAGE, torch.zeros(2, DIM, 2, 3), dict(mask=KEEP)),
     Refused("topk of none", {}, X, dict(topk=0)),
     Refused("topk with shared heads", SHARED, X, dict(topk=2)),
@@ -81,12 +79,6 @@ FORWARD = [
     Refused("given index beyond the codebook", {}, X, dict(indices=TARGETS + CODES)),
     Refused("given indices as floats", {}, X, dict(indices=TARGETS.float())),
     Refused("EMA weight per token", {}, X, dict(ema_update_weight=torch.ones(2, 6))),
-    Refused("EMA weight of one", {}, X, dict(ema_update_weight=torch.ones(1))),
-    Refused(
-        "active codes with separate heads",
-        dict(orthogonal_reg_weight=1.0, orthogonal_reg_active_codes_only=True, **SEPARATE),
-        X,
-    ),
     Refused(
         "codes per token of the wrong rank", {}, X, dict(codebook_transform_fn=lambda codes: codes)
     ),

@@ -186,6 +186,48 @@ def cross_entropy_of_any_layout(build, row):
     close(module(x)[2], F.cross_entropy(scores, scores.argmax(-1)))
 
 
+def given_indices_in_any_layout(build, row):
+    """B7: the output is the one of a plain forward, the loss the mean cross entropy of the given indices."""
+    module = build()
+    x, given = row.input(0), row.forward_kwargs(0)["indices"]
+    quantized, loss = module(x, indices=given)
+    close(quantized, build()(x)[0])
+    scores = logits(build(), row, x).flatten(0, -2)
+    close(loss, F.cross_entropy(scores, given.flatten()))
+
+
+def decoded_heads_are_merged(build, row):
+    """B19: codes of several heads come out side by side, ready for the projection."""
+    module = build().eval()
+    quantized, indices, _ = module(row.input(0))
+    codes = module.get_codes_from_indices(indices)
+    assert codes.shape == (*indices.shape[:-1], module.project_out.in_features)
+    close(module.project_out(codes), quantized)
+    close(module.get_output_from_indices(indices), quantized)
+
+
+def effective_codebook(build, row):
+    """B19: the codebook that users read is the one that outputs come from."""
+    module = build().eval()
+    quantized, indices, _ = module(row.input(0))
+    close(module.codebook[indices], quantized)
+
+
+def optimizer_steps_survive(build, row):
+    """B11: what an optimizer does to regularised codes is still there after the next moving average."""
+    moved = []
+    for learning_rate in (0.0, 0.5):
+        module = build()
+        optimizer = torch.optim.SGD(module.parameters(), lr=learning_rate)
+        for step in range(3):
+            module(row.input(step).detach())[2].backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        module(row.input(3).detach())
+        moved.append(state(module, "embed"))
+    assert (moved[0] - moved[1]).abs().max() > 1e-2
+
+
 def orthogonal_over_a_subset(build, row):
     """With max_codes the loss is that of some subset of this size."""
     module = build()
@@ -295,7 +337,6 @@ def kmeans_fixed_point(build, row):
     count.
     """
     module = build()
-    module.eval()
     x = row.input(0).detach()
     module(x)
     points, codes = x.flatten(0, -2).double(), state(module, "embed")[0].double()
@@ -307,7 +348,6 @@ def kmeans_fixed_point(build, row):
 def kmeans_with_few_tokens(build, row):
     """B9: with fewer tokens than codes every token is a code, and no code is left at the origin."""
     module = build()
-    module.eval()
     x = row.input(0).detach()
     close(module(x)[0], x, tolerance=1e-3)  # smoothing moves a code of one token by about eps
     assert state(module, "embed")[0].norm(dim=-1).min() > 1e-3

@@ -1,0 +1,50 @@
+"""k-means for users: a codebook from vectors."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchvq import ops
+
+
+class KmeansOutput(NamedTuple):
+    """``codebook`` (K, D) or (H, K, D); ``counts`` int64 (K,) or (H, K), the vectors nearest to each code."""
+
+    codebook: Tensor
+    counts: Tensor
+
+
+def kmeans(
+    x: Tensor,
+    codebook_size: int,
+    iterations: int = 10,
+    metric: str = "euclidean",
+    mask: Tensor | None = None,
+    seed: int = 0,
+) -> KmeansOutput:
+    """Clusters the vectors ``x``, (N, D) or (H, N, D), into ``codebook_size`` codes.
+
+    k-means++ spread seeding, then ``iterations`` Lloyd steps with exact means; ``metric`` "euclidean" or "cosine"
+    (spherical k-means). ``mask``, (N,) or (H, N), is True for real vectors; vectors that are not finite are left
+    out. The result depends on the vectors and ``seed`` alone, not on their order. With at most ``codebook_size``
+    distinct vectors each becomes a code, and further codes repeat them with count 0.
+
+    Raises:
+        ValueError: where a head has no usable vector, and for bad shapes and options.
+    """
+    if x.dim() not in (2, 3):
+        raise ValueError(f"kmeans: expected x to have shape (N, D) or (H, N, D), but got shape {list(x.shape)}")
+    single = x.dim() == 2
+    rng = torch.tensor([seed, 0], device=x.device)
+    codebook, counts = ops.kmeans(
+        x[None] if single else x, codebook_size, rng, iterations=iterations, metric=metric, mask=mask
+    )
+    if not bool(counts.sum(-1).ne(0).all()):
+        raise ValueError(
+            "kmeans: expected x to hold at least 1 finite vector that is not masked, "
+            f"but got none of {x.shape[-2]}"
+        )
+    return KmeansOutput(codebook[0], counts[0]) if single else KmeansOutput(codebook, counts)
