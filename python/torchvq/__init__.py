@@ -1,7 +1,8 @@
 """torchvq: vector quantization for neural tokenizers."""
 
-from torchvq import _library as _library
+from torchvq._library import cmake_prefix_path
+from torchvq._version import __version__
 from torchvq.outputs import LossBreakdown
 from torchvq.vector_quantize import VectorQuantize
 
-__all__ = ["LossBreakdown", "VectorQuantize"]
+__all__ = ["LossBreakdown", "VectorQuantize", "__version__", "cmake_prefix_path"]
