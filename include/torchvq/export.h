@@ -1,11 +1,11 @@
 // Marks what libtorchvq shows to its users; everything else is hidden.
 //
-// Written by hand and not generated: a generated header lies in the build tree, its path enters every preprocessed
-// file, and ccache could then not share objects between build trees.
+// Written by hand and not generated: a generated header lies in the build tree, its path enters
+// every preprocessed file, and ccache could then not share objects between build trees.
 #pragma once
 
-#if defined(_WIN32)
-#if defined(torchvq_EXPORTS)
+#ifdef _WIN32
+#ifdef torchvq_EXPORTS
 #define TORCHVQ_API __declspec(dllexport)
 #else
 #define TORCHVQ_API __declspec(dllimport)

@@ -1,7 +1,7 @@
 """Loads libtorchvq, which registers every operator under ``torch.ops.torchvq``.
 
-The versions are compared before the library is loaded: one built against another torch fails with an undefined
-symbol, or loads and crashes later. A sentence that says what to do is better than either.
+The versions are compared before the library is loaded: one built against another torch fails with
+an undefined symbol, or loads and crashes later. A sentence that says what to do is better.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from pathlib import Path
 import torch
 
 _PACKAGE = Path(__file__).resolve().parent
-_REBUILD = "build it again with `pip install --no-build-isolation --force-reinstall --no-deps .` in its source folder"
+_REBUILD = (
+    "build it again with `pip install --no-build-isolation --force-reinstall --no-deps .` "
+    "in its source folder"
+)
 
-#: For ``-DCMAKE_PREFIX_PATH``: leads ``find_package(torchvq)`` to the C++ library inside this package.
+#: For ``-DCMAKE_PREFIX_PATH``: leads ``find_package(torchvq)`` to the library of this package.
 cmake_prefix_path: str = str(_PACKAGE / "share" / "cmake")
 
 
@@ -25,7 +28,7 @@ def _library_path() -> Path:
     if not library.exists():
         raise ImportError(
             f"torchvq: expected the compiled library to be at {library}, but it is missing; "
-            "build it with `make build`, or install the package with `pip install --no-build-isolation .`"
+            "build it with `make build`, or install it with `pip install --no-build-isolation .`"
         )
     return library
 
@@ -35,12 +38,13 @@ def _minor(version: str) -> list[str]:
 
 
 def _check_torch(built: str, present: str) -> None:
-    """Raises ImportError when the library was built against another minor version of torch than the one present."""
+    """Raises ImportError when library and process disagree about the minor version of torch."""
     if _minor(built) != _minor(present):
         series = ".".join(_minor(built))
         raise ImportError(
-            f"torchvq: expected torch {series}, against which its library was built, but found torch {present}; "
-            f"install it with `pip install 'torch=={series}.*'`, or keep torch {present} and {_REBUILD}"
+            f"torchvq: expected torch {series}, against which its library was built, "
+            f"but found torch {present}; install it with `pip install 'torch=={series}.*'`, "
+            f"or keep torch {present} and {_REBUILD}"
         )
 
 
@@ -51,10 +55,11 @@ def _load() -> None:
     if record.exists():
         _check_torch(record.read_text(encoding="utf-8").strip(), torch.__version__)
     try:
-        torch.ops.load_library(str(library))
+        torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
     except OSError as error:
         raise ImportError(
-            f"torchvq: expected {library} to load into torch {torch.__version__}, but it did not: {error}; {_REBUILD}"
+            f"torchvq: expected {library} to load into torch {torch.__version__}, "
+            f"but it did not: {error}; {_REBUILD}"
         ) from error
 
 

@@ -1,4 +1,5 @@
-// Reaches the operators by name, as a scripted or exported program does: is the library still there after linking?
+// Reaches the operators by name, as a scripted or exported program does: is the library still there
+// after linking?
 #include <cstdio>
 
 #include <ATen/core/dispatch/Dispatcher.h>

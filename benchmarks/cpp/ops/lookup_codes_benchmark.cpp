@@ -15,18 +15,21 @@ struct Problem {
   explicit Problem(const benchmark::State& state) {
     at::set_num_threads(1);
     codebook = at::ones({1, state.range(1), state.range(2)});
-    indices = at::arange(state.range(0), at::kLong).mul(7919).remainder(state.range(1)).unsqueeze(0);
+    indices =
+        at::arange(state.range(0), at::kLong).mul(7919).remainder(state.range(1)).unsqueeze(0);
   }
 };
 
 void count_bytes(benchmark::State& state) {
-  const auto bytes = state.range(0) * (state.range(2) * int64_t{sizeof(float)} * 2 + int64_t{sizeof(int64_t)});
+  const auto bytes =
+      state.range(0) * (state.range(2) * int64_t{sizeof(float)} * 2 + int64_t{sizeof(int64_t)});
   state.SetBytesProcessed(state.iterations() * bytes);
 }
 
 void lookup_codes(benchmark::State& state) {
   const Problem problem(state);
-  for (auto _ : state) benchmark::DoNotOptimize(torchvq::ops::lookup_codes(problem.codebook, problem.indices));
+  for (auto _ : state)
+    benchmark::DoNotOptimize(torchvq::ops::lookup_codes(problem.codebook, problem.indices));
   count_bytes(state);
 }
 

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# coverage.sh JOBS: which lines the tests run. Expects build-coverage/ to be built (`make coverage`).
+#
+# The Python tests run against the instrumented library as well, so the C++ lines that only they reach are counted.
+# Summaries are printed; the pages are build-coverage/report/index.html and build-coverage/python/index.html.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+jobs=$1
+tree=build-coverage
+find "$tree" -name '*.gcda' -delete
+mkdir -p "$tree/report"
+
+ctest --preset coverage --progress -j "$jobs" | tail -n 3
+TORCHVQ_LIBRARY=$PWD/$tree/src/libtorchvq.so python3 -m pytest -q -n "$jobs" --timeout=1200 \
+  --cov=torchvq --cov-report=term --cov-report=html:"$tree/python" tests/python | tail -n 40
+
+gcovr --root . --object-directory "$tree" --filter 'src/' --filter 'include/' --filter 'cli/' \
+  --exclude-throw-branches --gcov-ignore-parse-errors=negative_hits.warn \
+  --html-details "$tree/report/index.html" --print-summary --txt -
