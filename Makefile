@@ -52,9 +52,7 @@ demo: build $(STAMPS)/demo ## Train a VQ autoencoder on real images and write a 
 .PHONY: test
 test: build $(STAMPS)/test $(STAMPS)/demo ## Run all tests: C++, Python, consumer projects, demo
 	$(call say,C++ tests)
-	@if grep -q 'TORCHVQ_BUILD_TESTS:BOOL=ON' build/CMakeCache.txt; then \
-	  ctest --preset dev --progress -j $(JOBS) | tail -n 40; \
-	else echo 'left out: GoogleTest is missing (Debian: libgtest-dev)'; fi
+	@tools/run_ctest.sh dev $(JOBS)
 	$(call say,Python tests against the installed package)
 	@$(VENV)/bin/python -m pytest -q -n $(JOBS) $(PYTEST_ARGS) $(wildcard tests/python tests/parity tests/distributed)
 	$(call say,Consumer projects: find_package and add_subdirectory)
@@ -103,7 +101,7 @@ asan: $(STAMPS)/build ## Run the C++ tests under AddressSanitizer and UndefinedB
 	$(call say,Building with sanitizers in build-asan/)
 	@tools/configure.sh asan $(VENV_ABS)/bin/python
 	@cmake --build --preset asan -j $(JOBS)
-	@ctest --preset asan --progress -j $(JOBS) | tail -n 40
+	@tools/run_ctest.sh asan $(JOBS)
 
 .PHONY: coverage
 coverage: build $(STAMPS)/test ## Measure which lines the tests run, C++ and Python

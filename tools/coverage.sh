@@ -10,7 +10,7 @@ tree=build-coverage
 find "$tree" -name '*.gcda' -delete
 mkdir -p "$tree/report"
 
-ctest --preset coverage --progress -j "$jobs" | tail -n 3
+tools/run_ctest.sh coverage "$jobs"
 TORCHVQ_LIBRARY=$PWD/$tree/src/libtorchvq.so python3 -m pytest -q -n "$jobs" --timeout=1200 \
   --cov=torchvq --cov-report=term --cov-report=html:"$tree/python" tests/python | tail -n 40
 
