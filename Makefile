@@ -38,7 +38,7 @@ help: ## List these targets
 	  /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/lint ## Make .venv with everything that the other targets need
+setup: debian $(STAMPS)/build $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/lint ## Make .venv with everything that the other targets need
 	$(call say,Ready: . $(VENV)/bin/activate)
 
 .PHONY: build
@@ -126,6 +126,11 @@ demo-smoke: build $(STAMPS)/demo
 	$(call say,Demo, a few steps of it)
 	@$(VENV)/bin/python examples/python/demo.py --smoke --output build/demo-smoke
 
+.PHONY: debian
+debian: | $(STAMPS)/venv
+	$(call say,Looking for Debian packages (requirements/debian.txt))
+	@rm -f $(STAMPS)/debian && tools/install_debian.sh $(STAMPS)/debian
+
 $(STAMPS)/venv:
 	$(call say,Making $(VENV))
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -145,11 +150,14 @@ $(STAMPS)/%: requirements/%.txt requirements/constraints.txt $(STAMPS)/torch
 	@$(PIP) install -r $< -c requirements/constraints.txt
 	@touch $@
 
-$(STAMPS)/debian: requirements/debian.txt tools/install_debian.sh | $(STAMPS)/venv
-	$(call say,Looking for Debian packages (requirements/debian.txt))
+# A look at a dozen files each time, and nothing said when all are there.
+$(STAMPS)/debian: FORCE | $(STAMPS)/venv
 	@tools/install_debian.sh $@
 
-build/build.ninja: CMakePresets.json tools/configure.sh | $(STAMPS)/build $(STAMPS)/debian
+.PHONY: FORCE
+FORCE:
+
+build/build.ninja: CMakePresets.json tools/configure.sh $(STAMPS)/debian | $(STAMPS)/build
 	$(call say,Configuring build/)
 	@tools/configure.sh dev $(VENV_ABS)/bin/python
 	@touch $@

@@ -14,6 +14,9 @@ tools/run_ctest.sh coverage "$jobs"
 TORCHVQ_LIBRARY=$PWD/$tree/src/libtorchvq.so python3 -m pytest -q -n "$jobs" --timeout=1200 \
   --cov=torchvq --cov-report=term --cov-report=html:"$tree/python" tests/python | tail -n 40
 
-gcovr --root . --object-directory "$tree" --filter 'src/' --filter 'include/' --filter 'cli/' \
+# Only what the library and the program are made of, not the tests.
+searched=("$tree/src")
+if [[ -d $tree/cli ]]; then searched+=("$tree/cli"); fi
+gcovr --root . "${searched[@]}" --filter 'src/' --filter 'include/' --filter 'cli/' \
   --exclude-throw-branches --gcov-ignore-parse-errors=negative_hits.warn \
   --html-details "$tree/report/index.html" --print-summary --txt -

