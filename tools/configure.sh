@@ -9,7 +9,7 @@ header() { [[ -e /usr/include/$1 || -e /usr/local/include/$1 ]]; }
 options=("-DPython3_EXECUTABLE=$python")
 if ! header gtest/gtest.h; then options+=(-DTORCHVQ_BUILD_TESTS=OFF); fi
 if ! header benchmark/benchmark.h; then options+=(-DTORCHVQ_BUILD_BENCHMARKS=OFF); fi
-if header CLI/CLI.hpp && header nlohmann/json.hpp; then
+if header CLI/CLI.hpp; then
   options+=(-DTORCHVQ_BUILD_CLI=ON)
 else
   options+=(-DTORCHVQ_BUILD_CLI=OFF)
