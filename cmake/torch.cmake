@@ -1,19 +1,31 @@
-# Finds the LibTorch of the Python that runs the build, unless CMAKE_PREFIX_PATH already leads to one.
+# Finds LibTorch: the one that CMAKE_PREFIX_PATH leads to, else that of the Python that runs the build.
+#
+# Sets TORCHVQ_TORCH_LIBRARY_DIR, the folder of libtorch.so, for the RPATH of what we install.
+find_package(Python3 QUIET COMPONENTS Interpreter)
 if(NOT TARGET torch)
+  # A tree first configured with one Python and then with another must not keep the torch of the first: CMake caches
+  # the place of every package and library that it has found.
+  if(DEFINED TORCHVQ_TORCH_PYTHON AND NOT TORCHVQ_TORCH_PYTHON STREQUAL "${Python3_EXECUTABLE}")
+    foreach(stale Torch_DIR Caffe2_DIR TORCH_LIBRARY c10_LIBRARY)
+      unset(${stale} CACHE)
+    endforeach()
+  endif()
   find_package(Torch QUIET)
   if(NOT Torch_FOUND)
-    find_package(Python3 REQUIRED COMPONENTS Interpreter)
+    # find_spec does not import torch, which would cost seconds.
     execute_process(
-      COMMAND ${Python3_EXECUTABLE} -c "import torch; print(torch.utils.cmake_prefix_path)"
+      COMMAND ${Python3_EXECUTABLE} -c
+        "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0] + '/share/cmake')"
       OUTPUT_VARIABLE TORCHVQ_TORCH_PREFIX OUTPUT_STRIP_TRAILING_WHITESPACE
       RESULT_VARIABLE TORCHVQ_TORCH_RESULT ERROR_QUIET)
-    if(NOT TORCHVQ_TORCH_RESULT EQUAL 0)
+    if(NOT Python3_FOUND OR NOT TORCHVQ_TORCH_RESULT EQUAL 0)
       message(FATAL_ERROR
-        "torchvq: expected torch to be importable by ${Python3_EXECUTABLE}, or CMAKE_PREFIX_PATH to "
+        "torchvq: expected torch to be importable by Python (\"${Python3_EXECUTABLE}\"), or CMAKE_PREFIX_PATH to "
         "lead to LibTorch, but found neither; run `make setup`, or pass -DPython3_EXECUTABLE=...")
     endif()
     list(APPEND CMAKE_PREFIX_PATH ${TORCHVQ_TORCH_PREFIX})
     find_package(Torch REQUIRED)
   endif()
+  set(TORCHVQ_TORCH_PYTHON "${Python3_EXECUTABLE}" CACHE INTERNAL "The Python whose torch was found")
 endif()
 get_filename_component(TORCHVQ_TORCH_LIBRARY_DIR "${TORCH_LIBRARY}" DIRECTORY)

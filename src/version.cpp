@@ -1,16 +1,22 @@
+#include <torchvq/register.h>
 #include <torchvq/version.h>
 
 #include <string>
 
 #include <torch/library.h>
 
+void torchvq_register_operators() {}
+
 namespace {
 
 std::string version() { return TORCHVQ_VERSION; }
 
+std::string torch_version() { return TORCHVQ_TORCH_VERSION; }
+
 }  // namespace
 
-// The version the library was built as; the Python package compares it with its own.
+// The versions the library was built as and against; the Python package compares them with its own.
 TORCH_LIBRARY(torchvq, m) {
   m.def("version() -> str", version);
+  m.def("torch_version() -> str", torch_version);
 }

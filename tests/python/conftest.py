@@ -39,7 +39,8 @@ def any_path() -> Callable[[str], Callable[..., Any]]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
-        "markers", f"cuda: needs a GPU; skipped without one, failed when {support.FAIL_WITHOUT_CUDA}=1"
+        "markers",
+        f"cuda: needs a GPU; skipped without one, failed when {support.FAIL_WITHOUT_CUDA}=1",
     )
 
 

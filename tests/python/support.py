@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
 import torchvq  # noqa: F401  (registers the operators)
 
 FAIL_WITHOUT_CUDA = "TORCHVQ_FAIL_WITHOUT_CUDA"

@@ -21,7 +21,10 @@ def make_arguments(generator, dtype=torch.float32, tokens=TOKENS):
 def expected_codes(codebook, indices):
     """Oracle: Python lists, one token at a time."""
     rows = codebook.tolist()
-    return [[rows[h][i] if i >= 0 else [0.0] * DIM for i in head] for h, head in enumerate(indices.tolist())]
+    return [
+        [rows[h][i] if i >= 0 else [0.0] * DIM for i in head]
+        for h, head in enumerate(indices.tolist())
+    ]
 
 
 @pytest.fixture(params=PATHS.values(), ids=PATHS.keys())
@@ -77,14 +80,18 @@ def test_lookup_codes_gradient_survives_an_update_of_the_codebook_in_place(gener
 
 def test_lookup_codes_passes_opcheck(generator):
     codebook, indices = make_arguments(generator)
-    torch.library.opcheck(torch.ops.torchvq.lookup_codes.default, (codebook.requires_grad_(), indices))
+    torch.library.opcheck(
+        torch.ops.torchvq.lookup_codes.default, (codebook.requires_grad_(), indices)
+    )
 
 
 @pytest.mark.parametrize("tokens", [0, 1, TOKENS])
 def test_lookup_codes_compiles_without_graph_breaks(tokens, generator):
     codebook, indices = make_arguments(generator, tokens=tokens)
     compiled = torch.compile(torch.ops.torchvq.lookup_codes, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(codebook, indices), torch.ops.torchvq.lookup_codes(codebook, indices))
+    assert torch.equal(
+        compiled(codebook, indices), torch.ops.torchvq.lookup_codes(codebook, indices)
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,5 +114,7 @@ def test_lookup_codes_names_bad_arguments(lookup_codes, change, error, fragment,
 def test_lookup_codes_rejects_indices_out_of_range(index, generator):
     codebook, indices = make_arguments(generator)
     indices[1, 3] = index
-    with pytest.raises(IndexError, match=rf"expected indices to be in \[-1, {CODES}\), but got {index}"):
+    with pytest.raises(
+        IndexError, match=rf"expected indices to be in \[-1, {CODES}\), but got {index}"
+    ):
         torch.ops.torchvq.lookup_codes(codebook, indices)

@@ -33,14 +33,17 @@ at::Tensor example_codebook(at::ScalarType dtype = at::kFloat) {
   return at::arange(2 * 3 * 4, at::kDouble).sub(11.5).reshape({2, 3, 4}).to(dtype);
 }
 
-at::Tensor example_indices() { return at::tensor({2, 0, -1, 1, 1, 2, 2, -1, 0, 0}, at::kLong).reshape({2, 5}); }
+at::Tensor example_indices() {
+  return at::tensor({2, 0, -1, 1, 1, 2, 2, -1, 0, 0}, at::kLong).reshape({2, 5});
+}
 
 class LookupCodesDtypeTest : public ::testing::TestWithParam<at::ScalarType> {};
 
 TEST_P(LookupCodesDtypeTest, ReturnsTheRowOfEachIndexAndZeroForMasked) {
   const auto codes = ops::lookup_codes(example_codebook(GetParam()), example_indices());
   EXPECT_EQ(codes.scalar_type(), GetParam());
-  EXPECT_TRUE(at::equal(codes.to(at::kDouble), expected_codes(example_codebook(), example_indices())));
+  EXPECT_TRUE(
+      at::equal(codes.to(at::kDouble), expected_codes(example_codebook(), example_indices())));
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes, LookupCodesDtypeTest,
@@ -89,8 +92,9 @@ TEST(LookupCodesTest, GradientSumsTheTokensOfEachCode) {
 TEST(LookupCodesTest, BadArgumentsAreNamed) {
   const auto codebook = example_codebook();
   const auto indices = example_indices();
-  expect_throw_with<c10::ValueError>([&] { ops::lookup_codes(codebook[0], indices); },
-                                     "lookup_codes: expected codebook to have 3 dimensions (H, K, D)");
+  expect_throw_with<c10::ValueError>(
+      [&] { ops::lookup_codes(codebook[0], indices); },
+      "lookup_codes: expected codebook to have 3 dimensions (H, K, D)");
   expect_throw_with<c10::ValueError>([&] { ops::lookup_codes(codebook, indices[0]); },
                                      "lookup_codes: expected indices to have 2 dimensions (H, N)");
   expect_throw_with<c10::ValueError>([&] { ops::lookup_codes(codebook, indices.slice(0, 0, 1)); },
@@ -102,8 +106,9 @@ TEST(LookupCodesTest, BadArgumentsAreNamed) {
   expect_throw_with<c10::TypeError>([&] { ops::lookup_codes(codebook.to(at::kLong), indices); },
                                     "lookup_codes: expected codebook to be floating point");
   for (const int64_t bad : {int64_t{-2}, int64_t{3}}) {
-    expect_throw_with<c10::IndexError>([&] { ops::lookup_codes(codebook, indices.masked_fill(indices == 1, bad)); },
-                                       "lookup_codes: expected indices to be in [-1, 3)");
+    expect_throw_with<c10::IndexError>(
+        [&] { ops::lookup_codes(codebook, indices.masked_fill(indices == 1, bad)); },
+        "lookup_codes: expected indices to be in [-1, 3)");
   }
 }
 

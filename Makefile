@@ -1,0 +1,178 @@
+# The one front door. `make` lists what there is; every target does the set-up it needs, and repeats quickly.
+#
+#   PYTHON=python3.12   the Python that .venv is made from (default python3, 3.11 or newer)
+#   VENV=DIR            another virtual environment than .venv
+#   JOBS=N              compile and test on N cores (default: all)
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= $(shell nproc)
+TORCH := 2.13.0
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Steps share the cores by themselves; interleaved output would hide which step is speaking.
+.NOTPARALLEL:
+.SUFFIXES:
+
+VENV_ABS := $(abspath $(VENV))
+STAMPS := $(VENV)/.torchvq
+# cmake, ninja and the formatters are those of the environment, pinned, wherever make is called from.
+export PATH := $(VENV_ABS)/bin:$(PATH)
+export VIRTUAL_ENV := $(VENV_ABS)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONPATH PYTHONHOME
+
+# Twice quiet: errors only. What pip would say of its own configuration is of no use here.
+PIP := $(VENV_ABS)/bin/python -m pip -qq
+NEEDS := $(patsubst requirements/%.txt,$(STAMPS)/%,$(wildcard requirements/[bdlt]*.txt))
+say = @printf '\033[1m==>\033[0m %s\n' '$(1)'
+
+##@ Everyday
+
+.PHONY: help
+help: ## List these targets
+	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
+	  /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: debian $(STAMPS)/build $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/lint ## Make .venv with everything that the other targets need
+	$(call say,Ready: . $(VENV)/bin/activate)
+
+.PHONY: build
+build: compile $(STAMPS)/installed ## Compile everything and install the package into .venv
+
+.PHONY: demo
+demo: build $(STAMPS)/demo ## Train a VQ autoencoder on real images and write a page about it to demo-output/
+	$(call say,Demo: training on images; results go to demo-output/)
+	@$(VENV)/bin/python examples/python/demo.py --output demo-output $(DEMO_ARGS)
+
+.PHONY: test
+test: build $(STAMPS)/test $(STAMPS)/demo ## Run all tests: C++, Python, consumer projects, demo
+	$(call say,C++ tests)
+	@tools/run_ctest.sh dev $(JOBS)
+	$(call say,Python tests against the installed package)
+	@$(VENV)/bin/python -m pytest -q -n $(JOBS) $(PYTEST_ARGS) $(wildcard tests/python tests/parity tests/distributed)
+	$(call say,Consumer projects: find_package and add_subdirectory)
+	@tests/consumer/run.sh $(VENV_ABS)/bin/python $(JOBS)
+	@if [ -e examples/python/demo.py ]; then $(MAKE) --no-print-directory demo-smoke; fi
+	$(call say,All tests passed)
+
+.PHONY: bench
+bench: build $(STAMPS)/test $(STAMPS)/demo ## Run the benchmarks; results go to benchmarks/results/
+	$(call say,C++ benchmarks)
+	@tools/run_benchmarks.sh
+	@for script in $(wildcard benchmarks/python/run.py); do \
+	  printf '\033[1m==>\033[0m %s\n' $$script; $(VENV)/bin/python $$script $(BENCH_ARGS); done
+
+##@ Before a commit
+
+.PHONY: lint
+lint: lint-fast ## Check formats, types, sizes, kernels, and the C++ files that changed
+	$(call say,clang-tidy on changed files)
+	@tools/tidy.sh $(JOBS)
+
+.PHONY: lint-all
+lint-all: lint-fast ## The same, with clang-tidy on the whole tree (slow)
+	$(call say,clang-tidy on all files)
+	@tools/tidy.sh $(JOBS) --all
+
+.PHONY: lint-fast
+lint-fast: build $(STAMPS)/lint ## The same without clang-tidy (seconds)
+	$(call say,clang-format)
+	@tools/format_cpp.sh --check
+	$(call say,ruff)
+	@ruff check --quiet . && ruff format --check --quiet . || { echo 'ruff: run `make format`'; exit 1; }
+	$(call say,mypy --strict on the package)
+	@mypy
+	$(call say,File sizes, and kernels of every operator)
+	@$(VENV)/bin/python tools/check_sizes.py
+	@$(VENV)/bin/python tools/check_kernels.py
+
+.PHONY: format
+format: $(STAMPS)/lint ## Format C++ and Python sources in place
+	@tools/format_cpp.sh
+	@ruff check --quiet --fix-only . ; ruff format --quiet .
+
+.PHONY: asan
+asan: $(STAMPS)/build ## Run the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	$(call say,Building with sanitizers in build-asan/)
+	@tools/configure.sh asan $(VENV_ABS)/bin/python
+	@cmake --build --preset asan -j $(JOBS)
+	@tools/run_ctest.sh asan $(JOBS)
+
+.PHONY: coverage
+coverage: build $(STAMPS)/test ## Measure which lines the tests run, C++ and Python
+	$(call say,Building with line counts in build-coverage/)
+	@tools/configure.sh coverage $(VENV_ABS)/bin/python
+	@cmake --build --preset coverage -j $(JOBS)
+	@tools/coverage.sh $(JOBS)
+
+.PHONY: clean
+clean: ## Remove build trees and results, keep .venv
+	rm -rf build build-* dist demo-output .coverage .pytest_cache .mypy_cache .ruff_cache python/torchvq/lib \
+	  $(STAMPS)/installed
+
+.PHONY: distclean
+distclean: clean ## Remove .venv as well
+	rm -rf $(VENV)
+
+# Steps of the above -----------------------------------------------------------------------------------------------
+
+.PHONY: demo-smoke
+demo-smoke: build $(STAMPS)/demo
+	$(call say,Demo, a few steps of it)
+	@$(VENV)/bin/python examples/python/demo.py --smoke --output build/demo-smoke
+
+.PHONY: debian
+debian: | $(STAMPS)/venv
+	$(call say,Looking for Debian packages (requirements/debian.txt))
+	@rm -f $(STAMPS)/debian && tools/install_debian.sh $(STAMPS)/debian
+
+$(STAMPS)/venv:
+	$(call say,Making $(VENV))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'Stopped: $(PYTHON) is older than 3.11; name a newer one with PYTHON=...'; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo 'Stopped: $(PYTHON) cannot make a virtual environment (Debian: apt-get install python3-venv)'; exit 1; }
+	@mkdir -p $(STAMPS) && touch $@
+
+# torch first and alone: the packages that depend on it must find it and not choose another.
+$(STAMPS)/torch: requirements/constraints.txt | $(STAMPS)/venv
+	$(call say,Installing torch $(TORCH) (a few minutes the first time))
+	@$(PIP) install torch==$(TORCH) -c requirements/constraints.txt
+	@touch $@
+
+$(STAMPS)/%: requirements/%.txt requirements/constraints.txt $(STAMPS)/torch
+	$(call say,Installing what $* needs (requirements/$*.txt))
+	@$(PIP) install -r $< -c requirements/constraints.txt
+	@touch $@
+
+# A look at a dozen files each time, and nothing said when all are there.
+$(STAMPS)/debian: FORCE | $(STAMPS)/venv
+	@tools/install_debian.sh $@
+
+.PHONY: FORCE
+FORCE:
+
+build/build.ninja: CMakePresets.json tools/configure.sh $(STAMPS)/debian | $(STAMPS)/build
+	$(call say,Configuring build/)
+	@tools/configure.sh dev $(VENV_ABS)/bin/python
+	@touch $@
+
+.PHONY: compile
+compile: build/build.ninja
+	$(call say,Compiling on $(JOBS) cores)
+	@cmake --build --preset dev -j $(JOBS)
+
+# pip builds the wheel from the tree that `compile` has just finished, so this only copies files.
+PACKAGE := $(shell find python/torchvq include -type f -not -path '*/lib/*' -not -path '*/__pycache__/*') \
+  pyproject.toml VERSION README.md LICENSE build/src/libtorchvq.so $(wildcard build/cli/torchvq)
+$(STAMPS)/installed: $(PACKAGE) | compile
+	$(call say,Installing the package into $(VENV))
+	@$(PIP) install --no-build-isolation --no-deps .
+	@touch $@
+
+build/src/libtorchvq.so: | compile

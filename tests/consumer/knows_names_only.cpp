@@ -1,0 +1,15 @@
+// Reaches the operators by name, as a scripted or exported program does: is the library still there
+// after linking?
+#include <cstdio>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+
+int main() {
+  for (const char* name : {"torchvq::version", "torchvq::lookup_codes"}) {
+    if (!c10::Dispatcher::singleton().findSchema({name, ""})) {
+      std::printf("knows_names_only: the linker dropped libtorchvq, %s is not registered\n", name);
+      return 1;
+    }
+  }
+  std::puts("knows_names_only: the operators are registered");
+}

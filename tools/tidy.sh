@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# tidy.sh JOBS [--all]: clang-tidy on the C++ files that changed against the main branch, or on all of them.
+#
+# On the main branch itself, "changed" is against the commit before. A changed header stands for the sources of the
+# same name: src/ops/foo.h for every foo.cpp. Headers are checked through the sources that include them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+jobs=$1
+
+base() {
+  local branch merge_base
+  for branch in origin/main main; do
+    merge_base=$(git merge-base HEAD "$branch" 2>/dev/null) || continue
+    if [[ $merge_base != "$(git rev-parse HEAD)" ]]; then
+      echo "$merge_base"
+      return
+    fi
+  done
+  git rev-parse --quiet --verify HEAD~1 || git hash-object -t tree /dev/null
+}
+
+changed() {
+  git diff --name-only "$(base)" -- '*.cpp' '*.h'
+  git ls-files --others --exclude-standard -- '*.cpp' '*.h'
+}
+
+compiled=$(python3 -c '
+import json, os
+print("\n".join(os.path.relpath(entry["file"]) for entry in json.load(open("build/compile_commands.json"))))' | sort -u)
+
+if [[ ${2:-} == --all ]]; then
+  wanted=$compiled
+else
+  names=$(changed | sed 's/\.h$/.cpp/' | sort -u)
+  stems=$(changed | { grep '\.h$' || true; } | xargs -r -n1 basename -s .h)
+  wanted=$(
+    {
+      comm -12 <(echo "$compiled") <(echo "$names")
+      for stem in $stems; do grep -E "(^|/)$stem(_test)?\.cpp$" <<<"$compiled" || true; done
+    } | sort -u
+  )
+fi
+if [[ -z $wanted ]]; then
+  echo '  nothing to check'
+  exit 0
+fi
+
+echo "  $(wc -l <<<"$wanted") files"
+# clang-tidy counts what it has suppressed on standard error; that is no news.
+xargs -P "$jobs" -n 1 clang-tidy --quiet -p build <<<"$wanted" 2> >(grep -v -E 'warnings? (generated|treated)|^Suppressed|^Use -(header|system)' >&2)
