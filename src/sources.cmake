@@ -31,6 +31,22 @@ set(TORCHVQ_SOURCES
   ops/any/directional_reparam.cpp
   ops/any/ema_finish_.cpp
   ops/any/ema_update_.cpp
+  io/array_layout.cpp
+  io/array_source.cpp
+  io/codec.cpp
+  io/input_file.cpp
+  io/mapped_tensor.cpp
+  io/npy.cpp
+  io/npy_header.cpp
+  io/output_file.cpp
+  io/python_literal.cpp
+  io/safetensors.cpp
+  io/safetensors_dtypes.cpp
+  io/safetensors_header.cpp
+  io/safetensors_writer.cpp
+  io/typed_sources.cpp
+  io/unfinished_files.cpp
+  ops/lookup_codes.cpp
   ops/any/lookup_codes.cpp
   ops/any/nearest_code.cpp
   ops/any/orthogonal_loss.cpp
