@@ -31,6 +31,16 @@ set(TORCHVQ_SOURCES
   ops/any/directional_reparam.cpp
   ops/any/ema_finish_.cpp
   ops/any/ema_update_.cpp
+  version.cpp
+  functional/evaluate_codebook.cpp
+  functional/far_vectors.cpp
+  functional/fit_codebook.cpp
+  functional/interim_ops.cpp
+  functional/layout.cpp
+  functional/reconstruction_error.cpp
+  functional/sample_rows.cpp
+  functional/unit_vectors.cpp
+  functional/usage.cpp
   io/array_layout.cpp
   io/array_source.cpp
   io/codec.cpp

@@ -28,17 +28,20 @@ ArrayLayout safetensors_layout(const std::string& path, const std::string& name)
   return {entry.dtype, entry.shape, false, false, entry.begin};
 }
 
-ArrayLayout find_array(const InputFile& file, const std::string& name) {
-  if (has_npy_magic(file)) {
-    TORCH_CHECK_VALUE(name.empty(), file.path(),
-                      ": expected no tensor name (--key), as a .npy file holds one array");
-    return read_npy_header(file);
-  }
+FileFormat format_of(const InputFile& file) {
   TORCH_CHECK_VALUE(file.size() > 0, file.path(),
                     ": expected a .npy or .safetensors file, but it is empty");
+  if (has_npy_magic(file)) return FileFormat::kNpy;
   TORCH_CHECK_VALUE(looks_like_safetensors(file), file.path(),
                     ": expected a .npy or .safetensors file, but its first bytes are neither's");
-  return safetensors_layout(file.path(), name);
+  return FileFormat::kSafetensors;
+}
+
+ArrayLayout find_array(const InputFile& file, const std::string& name) {
+  if (format_of(file) == FileFormat::kSafetensors) return safetensors_layout(file.path(), name);
+  TORCH_CHECK_VALUE(name.empty(), file.path(),
+                    ": expected no tensor name (--key), as a .npy file holds one array");
+  return read_npy_header(file);
 }
 
 // Order only matters when two axes or more have something to order.
@@ -47,6 +50,8 @@ bool is_effectively_1d(const std::vector<int64_t>& shape) {
 }
 
 }  // namespace
+
+FileFormat file_format(const std::string& path) { return format_of(InputFile(path)); }
 
 ArraySource::ArraySource(const std::string& path, const std::string& name)
     : file_(std::make_unique<InputFile>(path)),

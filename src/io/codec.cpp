@@ -1,3 +1,4 @@
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/isfinite.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <torchvq/io/codec.h>
@@ -89,6 +90,11 @@ at::Tensor load_state(const std::string& path, const SafetensorsFile& file, cons
 }
 
 }  // namespace
+
+Codec make_codec(const at::Tensor& codebook, const at::Tensor& counts, const std::string& metric) {
+  const auto cluster_size = counts.to(at::kFloat);
+  return {codebook, cluster_size, codebook * cluster_size.unsqueeze(1), metric};
+}
 
 void save_codec(OutputFile& file, const Codec& codec) {
   check_metric(codec.metric, "save_codec");

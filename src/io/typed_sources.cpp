@@ -8,7 +8,8 @@
 namespace torchvq::io {
 namespace {
 
-// NaN and infinity are the numbers whose exponent bits are all set; the test in whole numbers vectorises.
+// NaN and infinity are the numbers whose exponent bits are all set; the test in whole numbers
+// vectorises.
 template <typename Float, typename Bits>
 int64_t first_non_finite(const at::Tensor& block, Bits exponent) {
   const auto* data = block.const_data_ptr<Float>();
@@ -27,9 +28,8 @@ void check_finite(const std::string& path, const at::Tensor& block, int64_t firs
   const bool wide = block.scalar_type() == at::kDouble;
   const auto row = wide ? first_non_finite<double>(block, uint64_t{0x7ff} << 52)
                         : first_non_finite<float>(block, uint32_t{0xff} << 23);
-  TORCH_CHECK_VALUE(row < 0, path, ": expected finite ",
-                    wide ? "float64" : "float32", " values, but row ",
-                    first + row, " holds NaN or infinity");
+  TORCH_CHECK_VALUE(row < 0, path, ": expected finite ", wide ? "float64" : "float32",
+                    " values, but row ", first + row, " holds NaN or infinity");
 }
 
 }  // namespace

@@ -14,6 +14,13 @@ namespace torchvq::io {
 struct ArrayLayout;
 class InputFile;
 
+enum class FileFormat { kNpy, kSafetensors };
+
+/// Tells the format by the file's first bytes, whatever its name.
+///
+/// Throws       c10::ValueError when it is neither, IoError when the file cannot be read.
+TORCHVQ_API FileFormat file_format(const std::string& path);
+
 /// One array of a .npy or .safetensors file; the format is recognised by the file's first bytes.
 ///
 /// The array counts as a matrix: its last axis is a row, its leading axes (in C order) number the
