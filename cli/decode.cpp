@@ -81,7 +81,7 @@ void add_decode(CLI::App& program, Run& run) {
   add_codec_argument(*command, arguments->codec);
   command->add_option("codes", arguments->codes, "Codes: .npy or .safetensors, integers")
       ->required()
-      ->type_name("FILE");
+      ->option_text("FILE (required)");
   add_output_option(*command, arguments->output, "Vectors to write (.npy)");
   add_key_option(*command, arguments->key);
   add_memory_option(*command, arguments->memory);

@@ -98,17 +98,17 @@ void add_fit(CLI::App& program, Run& run) {
   command->add_option("-k,--codebook-size", fit.codebook_size, "Number of codes")
       ->required()
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 31))
-      ->type_name("N");
+      ->option_text("N (required)");
   command
       ->add_option("--metric", fit.metric,
                    "euclidean, or cosine for unit vectors (default: euclidean)")
       ->check(CLI::IsMember({"euclidean", "cosine"}))
-      ->type_name("NAME");
+      ->option_text("NAME");
   command->add_option("--iterations", fit.iterations, "Most passes over the vectors (default: 25)")
       ->check(CLI::Range(int64_t{0}, int64_t{1000000}))
-      ->type_name("N");
+      ->option_text("N");
   command->add_option("--seed", fit.seed, "Seed of the first codebook (default: 0)")
-      ->type_name("N");
+      ->option_text("N");
   add_key_option(*command, arguments->key);
   add_memory_option(*command, arguments->memory);
   add_common_options(*command, arguments->common);

@@ -92,7 +92,7 @@ void add_inspect(CLI::App& program, Run& run) {
   const auto arguments = std::make_shared<InspectArguments>();
   command->add_option("file", arguments->file, "Codec, .safetensors or .npy file")
       ->required()
-      ->type_name("FILE");
+      ->option_text("FILE (required)");
   add_common_options(*command, arguments->common);
   command->footer(kFooter);
   command->callback([&run, arguments] { run = [arguments] { run_inspect(*arguments); }; });

@@ -51,29 +51,29 @@ void add_common_options(CLI::App& command, CommonOptions& options) {
           },
           "Threads to compute with (default: all cores)")
       ->check(CLI::Range(1, kMostThreads))
-      ->type_name("N");
+      ->option_text("N");
 }
 
 void add_codec_argument(CLI::App& command, std::string& path) {
   command
       .add_option("codec", path, "Codec from `torchvq fit`, or a VectorQuantize saved from Python")
       ->required()
-      ->type_name("FILE");
+      ->option_text("FILE (required)");
 }
 
 void add_vectors_argument(CLI::App& command, std::string& path) {
   command.add_option("vectors", path, "Vectors: .npy or .safetensors, (..., dim)")
       ->required()
-      ->type_name("FILE");
+      ->option_text("FILE (required)");
 }
 
 void add_output_option(CLI::App& command, std::string& path, const std::string& description) {
-  command.add_option("-o,--output", path, description)->required()->type_name("FILE");
+  command.add_option("-o,--output", path, description)->required()->option_text("FILE (required)");
 }
 
 void add_key_option(CLI::App& command, std::string& key) {
   command.add_option("--key", key, "Name of the tensor, when a .safetensors input holds several")
-      ->type_name("NAME");
+      ->option_text("NAME");
 }
 
 void add_memory_option(CLI::App& command, int64_t& bytes) {
@@ -81,7 +81,7 @@ void add_memory_option(CLI::App& command, int64_t& bytes) {
       .add_option_function<std::string>(
           "--memory", [&bytes](const std::string& text) { bytes = parse_memory(text); },
           "Memory for vectors; larger files are streamed (default: 1G)")
-      ->type_name("SIZE");
+      ->option_text("SIZE");
 }
 
 void add_metric_override(CLI::App& command, std::string& metric) {
@@ -89,7 +89,7 @@ void add_metric_override(CLI::App& command, std::string& metric) {
       .add_option("--metric", metric,
                   "Metric of a codec saved from Python, whose file does not say")
       ->check(CLI::IsMember({"euclidean", "cosine"}))
-      ->type_name("NAME");
+      ->option_text("NAME");
 }
 
 void check_output(const std::string& output, const std::string& ending,

@@ -88,7 +88,8 @@ void Progress::update(int64_t done, const std::string& note) {
 }
 
 void Progress::finish() {
-  done_ = total_;
+  // Work may end early (a codebook that settles): the rate is of what was done.
+  total_ = done_;
   note_.clear();
   const bool was_long = terminal_ ? drawn_ : Clock::now() - start_ >= kPlainLine;
   if (quiet_ || !was_long) return;

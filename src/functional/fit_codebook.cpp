@@ -1,6 +1,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torchvq/functional/fit_codebook.h>
@@ -86,7 +87,7 @@ class Fitter {
 
   at::Tensor first_codebook() {
     const SampledRows sampled(vectors_.rows, sample_size(vectors_.rows, options_.codebook_size),
-                              options_.seed);
+                              rng(0));
     std::vector<at::Tensor> sample;
     double largest = 0;
     for_each(0, [&](int64_t first, const at::Tensor& block) {
@@ -104,6 +105,9 @@ class Fitter {
     least_exponent_ = (largest == 0 ? 0 : std::ilogb(largest) + 1) -
                       std::max<int64_t>(0, kExponentSlack - tokens_bits);
   }
+
+  // The step keeps the draws of the sample apart from those of k-means on it.
+  at::Tensor rng(int64_t step) const { return at::tensor({options_.seed, step}, at::kLong); }
 
   at::Tensor first_kmeans(const at::Tensor& sample);
 

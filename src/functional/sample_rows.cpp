@@ -1,6 +1,7 @@
 #include "functional/sample_rows.h"
 
 #include <ATen/ops/empty.h>
+#include <torchvq/ops/random_uniform.h>
 
 #include <algorithm>
 
@@ -12,22 +13,16 @@ int64_t begin_of(int64_t i, int64_t rows, int64_t parts) {
   return static_cast<int64_t>(static_cast<__int128>(i) * rows / parts);
 }
 
-// SplitMix64 (Steele, Lea, Flood 2014): a good mixture of seed and counter.
-uint64_t mix(uint64_t value) {
-  value += 0x9e3779b97f4a7c15;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111eb;
-  return value ^ (value >> 31);
-}
-
 }  // namespace
 
-SampledRows::SampledRows(int64_t rows, int64_t size, int64_t seed) {
+SampledRows::SampledRows(int64_t rows, int64_t size, const at::Tensor& rng) {
+  const auto draws = ops::random_uniform(rng, RandomPurpose::kKmeansSeeding, {size}, at::kDouble);
+  const auto* draw = draws.const_data_ptr<double>();
   rows_.reserve(static_cast<size_t>(size));
   for (int64_t i = 0; i < size; ++i) {
     const auto begin = begin_of(i, rows, size), end = begin_of(i + 1, rows, size);
-    const auto draw = mix(mix(static_cast<uint64_t>(seed)) ^ static_cast<uint64_t>(i));
-    rows_.push_back(begin + static_cast<int64_t>(draw % static_cast<uint64_t>(end - begin)));
+    const auto step = static_cast<int64_t>(draw[i] * static_cast<double>(end - begin));
+    rows_.push_back(begin + std::min(step, end - begin - 1));
   }
 }
 

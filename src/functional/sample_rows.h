@@ -8,11 +8,11 @@
 
 namespace torchvq::functional {
 
-/// `size` of `rows` rows: one from each of `size` equal stretches, drawn with `seed`. A sample
-/// spread so evenly covers files that are sorted, too.
+/// `size` of `rows` rows: one from each of `size` equal stretches, drawn with `rng` (as in
+/// random_uniform()). A sample spread so evenly covers files that are sorted, too.
 class SampledRows {
  public:
-  SampledRows(int64_t rows, int64_t size, int64_t seed);
+  SampledRows(int64_t rows, int64_t size, const at::Tensor& rng);
 
   /// The sampled rows of [first, first + count), counted from `first`; int64.
   at::Tensor within(int64_t first, int64_t count) const;

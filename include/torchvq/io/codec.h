@@ -19,9 +19,10 @@ struct Codec {
   std::string metric = "euclidean";  // or "cosine"
 };
 
-/// The codec of a codebook (K, D) and the number of vectors of each code (K,): as if each code were the mean of its
-/// vectors so far, so that training goes on from there.
-TORCHVQ_API Codec make_codec(const at::Tensor& codebook, const at::Tensor& counts, const std::string& metric);
+/// The codec of a codebook (K, D) and the number of vectors of each code (K,): as if each code were
+/// the mean of its vectors so far, so that training goes on from there.
+TORCHVQ_API Codec make_codec(const at::Tensor& codebook, const at::Tensor& counts,
+                             const std::string& metric);
 
 /// Writes a safetensors file whose tensors are VectorQuantize's state: `_codebook.initted` (),
 /// bool,
