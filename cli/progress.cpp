@@ -14,7 +14,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kRedraw = 100ms;
 constexpr auto kPlainLine = 5s;
-constexpr int kBarWidth = 24;
+constexpr size_t kBarWidth = 24;
 
 template <typename... Args>
 std::string format(const char* pattern, Args... args) {
@@ -38,9 +38,10 @@ std::string clock_time(double seconds) {
 }
 
 std::string bar(double fraction) {
-  const int filled = static_cast<int>(fraction * kBarWidth);
-  return "[" + std::string(static_cast<size_t>(filled), '#') +
-         std::string(static_cast<size_t>(kBarWidth - filled), '.') + "]";
+  const auto filled = static_cast<size_t>(fraction * kBarWidth);
+  std::string text = "[";
+  text.append(filled, '#').append(kBarWidth - filled, '.');
+  return text += ']';
 }
 
 }  // namespace
@@ -64,8 +65,10 @@ std::string Progress::line() const {
       total_ == 0 ? 1 : std::min(1.0, static_cast<double>(done_) / static_cast<double>(total_));
   const double elapsed = seconds();
   const double rate = elapsed > 0 ? static_cast<double>(done_) / elapsed : 0;
-  std::string text = label_ + (note_.empty() ? "" : " " + note_);
-  text += (terminal_ ? " " + bar(fraction) : "") + format(" %3.0f%%", 100 * fraction);
+  std::string text = label_;
+  if (!note_.empty()) text.append(" ").append(note_);
+  if (terminal_) text.append(" ").append(bar(fraction));
+  text += format(" %3.0f%%", 100 * fraction);
   text += ", " + short_number(rate) + " vectors/s";
   const double left = rate > 0 ? static_cast<double>(total_ - done_) / rate : 0;
   return text + (fraction < 1 ? ", " + clock_time(left) + " left"

@@ -35,10 +35,10 @@ set(TORCHVQ_SOURCES
   functional/evaluate_codebook.cpp
   functional/far_vectors.cpp
   functional/fit_codebook.cpp
-  functional/interim_ops.cpp
   functional/layout.cpp
   functional/reconstruction_error.cpp
   functional/sample_rows.cpp
+  functional/spread_seeds.cpp
   functional/unit_vectors.cpp
   functional/usage.cpp
   io/array_layout.cpp

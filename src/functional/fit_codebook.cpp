@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "functional/far_vectors.h"
-#include "functional/interim_ops.h"
 #include "functional/sample_rows.h"
+#include "functional/spread_seeds.h"
 #include "functional/unit_vectors.h"
 
 namespace torchvq::functional {
@@ -31,6 +31,9 @@ constexpr int64_t kSampleIterations = 10;
 constexpr int64_t kExponentSlack = 8;
 // Vectors per code that may use all of that slack.
 constexpr int64_t kSlackTokens = int64_t{1} << 25;
+
+using BlockWork = std::function<void(int64_t first, const at::Tensor& block)>;
+using ForEachBlock = std::function<void(const BlockWork& work)>;
 
 int64_t sample_size(int64_t rows, int64_t size) {
   return std::min(rows, std::max(2 * size, std::min<int64_t>(64 * size, 65536)));
@@ -48,93 +51,42 @@ void check(const VectorBlocks& vectors, const FitCodebookOptions& options) {
                     options.metric);
 }
 
-class Fitter {
+// Passes of Lloyd's algorithm over vectors that come in blocks.
+class Lloyd {
  public:
-  Fitter(const VectorBlocks& vectors, const FitCodebookOptions& options,
-         const FitProgress& progress)
-      : vectors_(vectors),
-        options_(options),
-        progress_(progress),
-        cosine_(options.metric == "cosine") {}
-
-  FitCodebookOutput run() {
-    FitCodebookOutput output;
-    output.codebook = first_codebook();
-    while (output.iterations < options_.iterations && !output.converged) {
-      auto next = improve(output.codebook, ++output.iterations);
-      output.converged = at::equal(next, output.codebook);
-      output.codebook = std::move(next);
-    }
-    const auto show = [&](int64_t rows) { report(options_.iterations + 1, rows); };
-    output.evaluation = evaluate_codebook(vectors_, output.codebook, options_.metric, show);
-    return output;
+  /// @param largest  the largest magnitude in the data. It fixes the scale of the sums for all
+  /// blocks, so that no block
+  ///                 raises an exponent and the sums are the same for any split.
+  Lloyd(std::string metric, int64_t rows, double largest) : metric_(std::move(metric)) {
+    const int64_t token_bits = std::bit_width(static_cast<uint64_t>(rows / kSlackTokens));
+    const int64_t largest_exponent = largest == 0 ? 0 : std::ilogb(largest) + 1;
+    least_exponent_ = largest_exponent - std::max<int64_t>(0, kExponentSlack - token_bits);
   }
 
- private:
-  template <typename Work>
-  void for_each(int64_t pass, Work&& work) {
-    for (int64_t first = 0; first < vectors_.rows; first += vectors_.block_rows) {
-      const auto count = std::min(vectors_.block_rows, vectors_.rows - first);
-      const auto block = vectors_.read(first, count);
-      work(first, cosine_ ? unit_vectors(block) : block);
-      report(pass, first + count);
-    }
-  }
-
-  void report(int64_t pass, int64_t rows) const {
-    if (progress_) progress_(pass, rows);
-  }
-
-  at::Tensor first_codebook() {
-    const SampledRows sampled(vectors_.rows, sample_size(vectors_.rows, options_.codebook_size),
-                              rng(0));
-    std::vector<at::Tensor> sample;
-    double largest = 0;
-    for_each(0, [&](int64_t first, const at::Tensor& block) {
-      sample.push_back(block.index_select(0, sampled.within(first, block.size(0))));
-      largest = std::max(largest, block.abs().max().item<double>());
-    });
-    choose_least_exponent(largest);
-    return first_kmeans(at::cat(sample));
-  }
-
-  // One exponent bound for all passes, from the largest element of the data: no block then raises
-  // an exponent, so that the sums are the same for any split into blocks.
-  void choose_least_exponent(double largest) {
-    const int64_t tokens_bits = std::bit_width(static_cast<uint64_t>(vectors_.rows / kSlackTokens));
-    least_exponent_ = (largest == 0 ? 0 : std::ilogb(largest) + 1) -
-                      std::max<int64_t>(0, kExponentSlack - tokens_bits);
-  }
-
-  // The step keeps the draws of the sample apart from those of k-means on it.
-  at::Tensor rng(int64_t step) const { return at::tensor({options_.seed, step}, at::kLong); }
-
-  at::Tensor first_kmeans(const at::Tensor& sample);
-
-  // One pass of Lloyd's algorithm.
-  at::Tensor improve(const at::Tensor& codebook, int64_t pass) {
+  at::Tensor improve(const at::Tensor& codebook, const ForEachBlock& for_each) const {
     const auto size = codebook.size(0), dim = codebook.size(1);
     const auto exponents = ops::code_exponents(codebook.unsqueeze(0)).clamp_min(least_exponent_);
-    const auto options = ops::NearestCodeOptions().metric(options_.metric).return_distances(true);
+    const auto options = ops::NearestCodeOptions().metric(metric_).return_distances(true);
     auto counts = at::zeros({size}, at::kLong);
     auto sums = at::zeros({1, 1, size, dim}, at::kLong);
     FarVectors far(std::min(size, kMostMovesPerPass));
-    for_each(pass, [&](int64_t first, const at::Tensor& block) {
+    for_each([&](int64_t first, const at::Tensor& block) {
       const auto nearest = ops::nearest_code(block, codebook, options);
       const auto [block_counts, block_sums, used] =
           ops::code_statistics(block.unsqueeze(0), nearest.indices.unsqueeze(0), exponents);
+      TORCH_INTERNAL_ASSERT(at::equal(used, exponents));
       counts += block_counts[0];
       sums += block_sums;
       far.add(block, nearest.distances, first);
     });
-    const auto total = ops::decode_sums(sums, exponents, at::kDouble)[0];
-    return move_codes(codebook, counts, total, far);
+    return move_codes(codebook, counts, ops::decode_sums(sums, exponents, at::kDouble)[0], far);
   }
 
+ private:
   at::Tensor move_codes(const at::Tensor& codebook, const at::Tensor& counts,
-                        const at::Tensor& total, const FarVectors& far) const {
-    auto means = (total / counts.clamp_min(1).unsqueeze(1)).to(at::kFloat);
-    if (cosine_) means = unit_vectors(means);
+                        const at::Tensor& sums, const FarVectors& far) const {
+    auto means = (sums / counts.clamp_min(1).unsqueeze(1)).to(at::kFloat);
+    if (metric_ == "cosine") means = unit_vectors(means);
     const auto empty = counts.eq(0);
     auto next = at::where(empty.unsqueeze(1), codebook, means);
     const auto unused = empty.nonzero().flatten();
@@ -146,17 +98,79 @@ class Fitter {
     return next;
   }
 
-  const VectorBlocks& vectors_;
-  const FitCodebookOptions& options_;
-  const FitProgress& progress_;
-  bool cosine_;
+  std::string metric_;
   int64_t least_exponent_ = 0;
 };
 
-at::Tensor Fitter::first_kmeans(const at::Tensor& sample) {
-  return interim_kmeans(sample, options_.codebook_size, kSampleIterations, options_.seed,
-                        options_.metric);
-}
+class Fitter {
+ public:
+  Fitter(const VectorBlocks& vectors, const FitCodebookOptions& options,
+         const FitProgress& progress)
+      : vectors_(vectors), options_(options), progress_(progress) {}
+
+  FitCodebookOutput run() {
+    const auto [sample, largest] = read_sample();
+    const Lloyd lloyd(options_.metric, vectors_.rows, largest);
+    FitCodebookOutput output;
+    output.codebook = first_codebook(sample, lloyd);
+    while (output.iterations < options_.iterations && !output.converged) {
+      const auto pass = ++output.iterations;
+      auto next =
+          lloyd.improve(output.codebook, [&](const BlockWork& work) { for_each(pass, work); });
+      output.converged = at::equal(next, output.codebook);
+      output.codebook = std::move(next);
+    }
+    const auto show = [&](int64_t rows) { report(options_.iterations + 1, rows); };
+    output.evaluation = evaluate_codebook(vectors_, output.codebook, options_.metric, show);
+    return output;
+  }
+
+ private:
+  struct Sample {
+    at::Tensor vectors;
+    double largest;
+  };
+
+  Sample read_sample() const {
+    const SampledRows sampled(vectors_.rows, sample_size(vectors_.rows, options_.codebook_size),
+                              rng(0));
+    std::vector<at::Tensor> parts;
+    double largest = 0;
+    for_each(0, [&](int64_t first, const at::Tensor& block) {
+      parts.push_back(block.index_select(0, sampled.within(first, block.size(0))));
+      largest = std::max(largest, block.abs().max().item<double>());
+    });
+    return {at::cat(parts), largest};
+  }
+
+  at::Tensor first_codebook(const at::Tensor& sample, const Lloyd& lloyd) const {
+    auto codebook = spread_seeds(sample, options_.codebook_size, options_.metric, rng(1));
+    for (int64_t i = 0; i < kSampleIterations; ++i) {
+      codebook = lloyd.improve(codebook, [&](const BlockWork& work) { work(0, sample); });
+    }
+    return codebook;
+  }
+
+  void for_each(int64_t pass, const BlockWork& work) const {
+    for (int64_t first = 0; first < vectors_.rows; first += vectors_.block_rows) {
+      const auto count = std::min(vectors_.block_rows, vectors_.rows - first);
+      const auto block = vectors_.read(first, count);
+      work(first, options_.metric == "cosine" ? unit_vectors(block) : block);
+      report(pass, first + count);
+    }
+  }
+
+  void report(int64_t pass, int64_t rows) const {
+    if (progress_) progress_(pass, rows);
+  }
+
+  // The step keeps the draws of the sample apart from those of the seeds.
+  at::Tensor rng(int64_t step) const { return at::tensor({options_.seed, step}, at::kLong); }
+
+  const VectorBlocks& vectors_;
+  const FitCodebookOptions& options_;
+  const FitProgress& progress_;
+};
 
 }  // namespace
 

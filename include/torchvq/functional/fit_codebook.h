@@ -32,10 +32,11 @@ using FitProgress = std::function<void(int64_t pass, int64_t rows)>;
 
 /// Fits a codebook with k-means (Lloyd's algorithm) on all vectors.
 ///
-/// The first codebook is k-means on a sample: one vector, drawn with `seed`, from each of
-/// S = min(rows, max(2 K, min(64 K, 65536))) equal stretches of the rows. Then every pass assigns
-/// all vectors, replaces each code by the mean of its vectors (cosine: scaled to unit length), and
-/// moves codes without vectors to the vectors farthest from their codes.
+/// The first codebook comes from a sample: one vector, drawn with `seed`, from each of
+/// S = min(rows, max(2 K, min(64 K, 65536))) equal stretches of the rows; K of them, spread as
+/// k-means++ does, move through ten passes over the sample. Then every pass assigns all vectors,
+/// replaces each code by the mean of its vectors (cosine: scaled to unit length), and moves codes
+/// without vectors to the vectors farthest from their codes.
 ///
 /// Paper        Lloyd 1982, "Least squares quantization in PCM"
 /// Memory       O(block_rows * D + S * D + K * D), whatever the number of rows.
