@@ -39,7 +39,6 @@ set(TORCHVQ_SOURCES
   functional/reconstruction_error.cpp
   functional/sample_rows.cpp
   functional/spread_seeds.cpp
-  functional/unit_vectors.cpp
   functional/usage.cpp
   io/array_layout.cpp
   io/array_source.cpp

@@ -9,6 +9,7 @@
 #include <torchvq/ops/code_statistics.h>
 #include <torchvq/ops/decode_sums.h>
 #include <torchvq/ops/nearest_code.h>
+#include <torchvq/ops/unit_vectors.h>
 
 #include <algorithm>
 #include <bit>
@@ -19,7 +20,6 @@
 #include "functional/far_vectors.h"
 #include "functional/sample_rows.h"
 #include "functional/spread_seeds.h"
-#include "functional/unit_vectors.h"
 
 namespace torchvq::functional {
 namespace {
@@ -86,7 +86,7 @@ class Lloyd {
   at::Tensor move_codes(const at::Tensor& codebook, const at::Tensor& counts,
                         const at::Tensor& sums, const FarVectors& far) const {
     auto means = (sums / counts.clamp_min(1).unsqueeze(1)).to(at::kFloat);
-    if (metric_ == "cosine") means = unit_vectors(means);
+    if (metric_ == "cosine") means = ops::unit_vectors(means);
     const auto empty = counts.eq(0);
     auto next = at::where(empty.unsqueeze(1), codebook, means);
     const auto unused = empty.nonzero().flatten();
@@ -155,7 +155,7 @@ class Fitter {
     for (int64_t first = 0; first < vectors_.rows; first += vectors_.block_rows) {
       const auto count = std::min(vectors_.block_rows, vectors_.rows - first);
       const auto block = vectors_.read(first, count);
-      work(first, options_.metric == "cosine" ? unit_vectors(block) : block);
+      work(first, options_.metric == "cosine" ? ops::unit_vectors(block) : block);
       report(pass, first + count);
     }
   }
