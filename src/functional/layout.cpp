@@ -1,8 +1,7 @@
-#include <torchvq/functional/layout.h>
-
 #include <ATen/ops/arange.h>
 #include <ATen/ops/where.h>
 #include <torch/library.h>
+#include <torchvq/functional/layout.h>
 
 #include "detail/checks.h"
 
@@ -22,7 +21,8 @@ Sizes position_sizes(c10::SymIntArrayRef sizes, bool channel_first) {
 }  // namespace
 
 at::Tensor pack_tokens(const at::Tensor& x, bool channel_first) {
-  TORCH_CHECK_VALUE(x.dim() >= 2, "pack_tokens: expected x to have at least 2 dimensions (B, D), but got shape ",
+  TORCH_CHECK_VALUE(x.dim() >= 2,
+                    "pack_tokens: expected x to have at least 2 dimensions (B, D), but got shape ",
                     x.sym_sizes());
   if (x.dim() == 2) {
     return x.unsqueeze(1);
@@ -39,7 +39,8 @@ at::Tensor unpack_tokens(const at::Tensor& tokens, c10::SymIntArrayRef sizes, bo
              : unpack_positions(tokens, sizes, channel_first);
 }
 
-at::Tensor unpack_positions(const at::Tensor& values, c10::SymIntArrayRef sizes, bool channel_first) {
+at::Tensor unpack_positions(const at::Tensor& values, c10::SymIntArrayRef sizes,
+                            bool channel_first) {
   if (sizes.size() == 2) {
     return values.squeeze(1);
   }
@@ -56,15 +57,17 @@ at::Tensor split_heads(const at::Tensor& tokens, int64_t heads, bool separate) {
   detail::check_rank("split_heads", "tokens", tokens, 3, "(B, N, heads * D)");
   const SymInt rows = tokens.sym_size(0) * tokens.sym_size(1);
   const SymInt dim = tokens.sym_size(2) / heads;
-  TORCH_CHECK_VALUE(dim * heads == tokens.sym_size(2), "split_heads: expected the feature size to be a multiple of ",
-                    heads, " heads, but got shape ", tokens.sym_sizes());
+  TORCH_CHECK_VALUE(dim * heads == tokens.sym_size(2),
+                    "split_heads: expected the feature size to be a multiple of ", heads,
+                    " heads, but got shape ", tokens.sym_sizes());
   if (!separate) {
     return tokens.reshape_symint({1, rows * heads, dim});
   }
   return tokens.reshape_symint({rows, heads, dim}).transpose(0, 1);
 }
 
-at::Tensor merge_heads(const at::Tensor& values, SymInt batch, SymInt tokens, int64_t heads, bool separate) {
+at::Tensor merge_heads(const at::Tensor& values, SymInt batch, SymInt tokens, int64_t heads,
+                       bool separate) {
   Sizes shape{batch, tokens, heads};
   for (int64_t axis = 2; axis < values.dim(); ++axis) {
     shape.push_back(values.sym_size(axis));
@@ -116,12 +119,14 @@ at::Tensor lens_to_mask(const at::Tensor& lens, SymInt length) {
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   using namespace torchvq::functional;
   m.def("pack_tokens(Tensor x, bool channel_first=False) -> Tensor", TORCH_FN(pack_tokens));
-  m.def("unpack_tokens(Tensor tokens, SymInt[] sizes, bool channel_first=False) -> Tensor", TORCH_FN(unpack_tokens));
+  m.def("unpack_tokens(Tensor tokens, SymInt[] sizes, bool channel_first=False) -> Tensor",
+        TORCH_FN(unpack_tokens));
   m.def("unpack_positions(Tensor values, SymInt[] sizes, bool channel_first=False) -> Tensor",
         TORCH_FN(unpack_positions));
   m.def("split_heads(Tensor tokens, int heads, bool separate) -> Tensor", TORCH_FN(split_heads));
-  m.def("merge_heads(Tensor values, SymInt batch, SymInt tokens, int heads, bool separate) -> Tensor",
-        TORCH_FN(merge_heads));
+  m.def(
+      "merge_heads(Tensor values, SymInt batch, SymInt tokens, int heads, bool separate) -> Tensor",
+      TORCH_FN(merge_heads));
   m.def("split_mask(Tensor mask, int heads, bool separate) -> Tensor", TORCH_FN(split_mask));
   m.def("split_indices(Tensor indices, int heads, bool separate) -> Tensor", TORCH_FN(split_indices));
   m.def("fill_masked(Tensor tokens, Tensor mask) -> Tensor", TORCH_FN(fill_masked));

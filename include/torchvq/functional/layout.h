@@ -1,22 +1,22 @@
 // Layout: from the shapes that networks use to tokens, and back.
 //
-// A quantizer sees tokens (B, N, D) and, inside, (H, T, D) with one row of heads per codebook. These
-// composites are the only place that knows about images, channel-first sequences and heads. All are
-// views or copies: the gradient is that of a permutation.
+// A quantizer sees tokens (B, N, D) and, inside, (H, T, D) with one row of heads per codebook.
+// These composites are the only place that knows about images, channel-first sequences and heads.
+// All are views or copies: the gradient is that of a permutation.
 #pragma once
-
-#include <optional>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymIntArrayRef.h>
-
 #include <torchvq/export.h>
+
+#include <optional>
 
 namespace torchvq::functional {
 
 /// Flattens the positions of a batch.
 ///
-/// @param x              (B, D), or (B, *, D) with any number of position axes; with `channel_first`
+/// @param x              (B, D), or (B, *, D) with any number of position axes; with
+/// `channel_first`
 ///                       (B, D, *). A (B, D) input is one token per batch item.
 /// @return               (B, N, D), N the product of the position axes.
 /// Throws                c10::ValueError when x has fewer than 2 dimensions.
@@ -39,7 +39,8 @@ TORCHVQ_API at::Tensor unpack_positions(const at::Tensor& values, c10::SymIntArr
 ///                  otherwise all heads share one codebook and join the tokens: (1, B*N*heads, D).
 TORCHVQ_API at::Tensor split_heads(const at::Tensor& tokens, int64_t heads, bool separate);
 
-/// The inverse of split_heads for values (H, T, ...): (B, N, heads, ...), B = `batch`, N = `tokens`.
+/// The inverse of split_heads for values (H, T, ...): (B, N, heads, ...), B = `batch`, N =
+/// `tokens`.
 TORCHVQ_API at::Tensor merge_heads(const at::Tensor& values, c10::SymInt batch, c10::SymInt tokens,
                                    int64_t heads, bool separate);
 

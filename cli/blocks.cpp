@@ -1,0 +1,45 @@
+#include "blocks.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+namespace torchvq::cli {
+namespace {
+
+constexpr int64_t kMostBlockRows = 65536;
+constexpr int64_t kBlocksPerBudget = 16;
+
+}  // namespace
+
+int64_t choose_block_rows(int64_t row_bytes, int64_t memory) {
+  return std::clamp<int64_t>(memory / kBlocksPerBudget / row_bytes, 1, kMostBlockRows);
+}
+
+BlockReader::BlockReader(const std::string& path, const std::string& key, int64_t memory)
+    : source_(path, key) {
+  const auto row_bytes = dim() * static_cast<int64_t>(sizeof(float));
+  block_rows_ = choose_block_rows(row_bytes, memory);
+  streams_ = rows() > memory / row_bytes;
+  if (!streams_) kept_.resize(static_cast<size_t>((rows() + block_rows_ - 1) / block_rows_));
+}
+
+at::Tensor BlockReader::read(int64_t first, int64_t count) {
+  if (streams_) return source_.read(first, count);
+  auto& kept = kept_[static_cast<size_t>(first / block_rows_)];
+  if (!kept.defined()) kept = source_.read(first, count);
+  return kept;
+}
+
+functional::VectorBlocks BlockReader::blocks() {
+  return {rows(), dim(), block_rows_,
+          [this](int64_t first, int64_t count) { return read(first, count); }};
+}
+
+void check_dim(const io::VectorSource& vectors, int64_t dim, const std::string& codec_path) {
+  TORCH_CHECK_VALUE(vectors.dim() == dim, vectors.array().path(),
+                    ": expected vectors of dimension ", dim, ", as in ", codec_path, ", but got ",
+                    vectors.dim());
+}
+
+}  // namespace torchvq::cli

@@ -1,0 +1,52 @@
+// Vectors from a file in blocks, within the memory that the user grants.
+#pragma once
+
+#include <torchvq/functional/fit_codebook.h>
+#include <torchvq/io/array_source.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace torchvq::cli {
+
+constexpr int64_t kDefaultMemory = int64_t{1} << 30;
+
+/// Rows per block: a small part of the budget, since the work on a block needs copies of it.
+int64_t choose_block_rows(int64_t row_bytes, int64_t memory);
+
+class BlockReader {
+ public:
+  /// Keeps the vectors in memory when they fit into `memory` bytes as float32, and reads them again
+  /// for every pass otherwise.
+  BlockReader(const std::string& path, const std::string& key, int64_t memory);
+
+  const io::VectorSource& source() const { return source_; }
+  int64_t rows() const { return source_.rows(); }
+  int64_t dim() const { return source_.dim(); }
+  int64_t block_rows() const { return block_rows_; }
+  bool streams() const { return streams_; }
+
+  at::Tensor read(int64_t first, int64_t count);
+
+  /// Calls work(first, block) for all blocks in order, each read once and not kept.
+  template <typename Work>
+  void for_each(Work&& work) const {
+    for (int64_t first = 0; first < rows(); first += block_rows_) {
+      work(first, source_.read(first, std::min(block_rows_, rows() - first)));
+    }
+  }
+
+  functional::VectorBlocks blocks();
+
+ private:
+  io::VectorSource source_;
+  int64_t block_rows_;
+  bool streams_;
+  std::vector<at::Tensor> kept_;
+};
+
+/// Throws c10::ValueError unless the vectors have the codebook's dimension.
+void check_dim(const io::VectorSource& vectors, int64_t dim, const std::string& codec_path);
+
+}  // namespace torchvq::cli

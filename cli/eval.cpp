@@ -1,0 +1,79 @@
+// torchvq eval: how well a codec describes vectors.
+#include <torchvq/functional/evaluate_codebook.h>
+#include <torchvq/functional/usage.h>
+#include <torchvq/io/codec.h>
+
+#include <memory>
+
+#include "blocks.h"
+#include "commands.h"
+#include "options.h"
+#include "progress.h"
+#include "report.h"
+
+namespace torchvq::cli {
+namespace {
+
+struct EvalArguments {
+  CommonOptions common;
+  std::string codec;
+  std::string vectors;
+  std::string key;
+  std::string metric;
+  int64_t memory = kDefaultMemory;
+};
+
+constexpr auto kFooter = R"(
+  mse              mean squared difference between vectors and their codes, per element
+  relative error   sum of squared differences / sum of squared elements
+  usage            codes that at least one vector chose
+  perplexity       2 ^ entropy: the number of equally likely codes that would be as varied
+  bits per vector  log2(codebook size), what a code costs as it is
+  entropy          what an ideal entropy coder would spend on a code
+
+With the cosine metric vectors are scaled to unit length first.
+
+Examples:
+  torchvq eval codec.safetensors held_out.npy
+  torchvq eval codec.safetensors held_out.npy --json | jq .mse)";
+
+void run_eval(const EvalArguments& arguments) {
+  const auto codec = io::load_codec(arguments.codec, arguments.metric);
+  BlockReader reader(arguments.vectors, arguments.key, arguments.memory);
+  check_dim(reader.source(), codec.codebook.size(1), arguments.codec);
+  TORCH_CHECK_VALUE(reader.rows() > 0, arguments.vectors,
+                    ": expected at least 1 vector, but it holds none");
+  Progress progress("eval", reader.rows(), arguments.common.quiet);
+  const auto result = functional::evaluate_codebook(reader.blocks(), codec.codebook, codec.metric,
+                                                    [&](int64_t rows) { progress.update(rows); });
+  progress.finish();
+
+  Report report("eval");
+  report.add("codec", "", arguments.codec);
+  report.add("input", "", arguments.vectors);
+  report.add("vectors", "vectors", reader.rows());
+  report.add("dim", "dim", reader.dim());
+  report.add("codebook_size", "", codec.codebook.size(0));
+  report.add("metric", "metric", codec.metric);
+  report.add("mse", "mse", result.error.mse());
+  report.add("relative_error", "relative error", result.error.relative_error());
+  report.add_usage(functional::codebook_usage(result.counts));
+  report.print(arguments.common);
+}
+
+}  // namespace
+
+void add_eval(CLI::App& program, Run& run) {
+  auto* command = program.add_subcommand("eval", "Measure how well a codec describes vectors");
+  const auto arguments = std::make_shared<EvalArguments>();
+  add_codec_argument(*command, arguments->codec);
+  add_vectors_argument(*command, arguments->vectors);
+  add_key_option(*command, arguments->key);
+  add_metric_override(*command, arguments->metric);
+  add_memory_option(*command, arguments->memory);
+  add_common_options(*command, arguments->common);
+  command->footer(kFooter);
+  command->callback([&run, arguments] { run = [arguments] { run_eval(*arguments); }; });
+}
+
+}  // namespace torchvq::cli

@@ -1,0 +1,90 @@
+#include "failure.h"
+
+#include <c10/util/Exception.h>
+#include <torchvq/io/error.h>
+#include <torchvq/io/output_file.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <new>
+
+namespace torchvq::cli {
+namespace {
+
+void end_as_signal(int signal) {
+  io::remove_unfinished_files();
+  std::signal(signal, SIG_DFL);
+  std::raise(signal);
+}
+
+void end_cut_input(int /*signal*/) {
+  io::remove_unfinished_files();
+  static constexpr char kMessage[] =
+      "torchvq: an input file was cut or became unreadable while it was read\n";
+  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kMessage, sizeof(kMessage) - 1);
+  ::_exit(kExitBadInput);
+}
+
+void handle(int signal, void (*handler)(int)) {
+  struct sigaction action{};
+  action.sa_handler = handler;
+  // The raise in the handler must end the program at once.
+  action.sa_flags = static_cast<int>(SA_NODEFER);
+  ::sigaction(signal, &action, nullptr);
+}
+
+bool is_ignored(int signal) {
+  struct sigaction action{};
+  return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+bool is_bad_input(const c10::Error& error) {
+  return dynamic_cast<const io::IoError*>(&error) != nullptr ||
+         dynamic_cast<const c10::ValueError*>(&error) != nullptr ||
+         dynamic_cast<const c10::TypeError*>(&error) != nullptr ||
+         dynamic_cast<const c10::IndexError*>(&error) != nullptr;
+}
+
+bool is_out_of_memory(const std::exception& error) {
+  return dynamic_cast<const std::bad_alloc*>(&error) != nullptr ||
+         dynamic_cast<const c10::OutOfMemoryError*>(&error) != nullptr ||
+         std::string(error.what()).find("can't allocate memory") != std::string::npos;
+}
+
+}  // namespace
+
+void print_failure(const std::string& message) {
+  std::string line = "torchvq: ";
+  for (const char c : message) {
+    const auto byte = static_cast<unsigned char>(c);
+    line += byte < 0x20 || byte == 0x7f ? ' ' : c;
+  }
+  while (line.back() == ' ') line.pop_back();
+  std::fprintf(stderr, "%s\n", line.c_str());
+}
+
+int report_failure(const std::exception& error) {
+  if (is_out_of_memory(error)) {
+    print_failure("not enough memory; a smaller --memory, or fewer --threads, needs less");
+    return kExitInternal;
+  }
+  const auto* known = dynamic_cast<const c10::Error*>(&error);
+  if (known != nullptr && is_bad_input(*known)) {
+    print_failure(known->what_without_backtrace());
+    return kExitBadInput;
+  }
+  print_failure(std::string("internal error, please report it: ") +
+                (known != nullptr ? known->what_without_backtrace() : error.what()));
+  return kExitInternal;
+}
+
+void install_signal_handlers() {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
+    // A parent that ignores a signal (nohup) has said so on purpose.
+    if (!is_ignored(signal)) handle(signal, end_as_signal);
+  }
+  handle(SIGBUS, end_cut_input);
+}
+
+}  // namespace torchvq::cli

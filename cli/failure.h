@@ -1,0 +1,24 @@
+// How the program ends when something goes wrong: one line, an exit code, and no file left behind.
+#pragma once
+
+#include <exception>
+#include <string>
+
+namespace torchvq::cli {
+
+// Documented in docs/cli.md and in --help.
+constexpr int kExitOk = 0;
+constexpr int kExitInternal = 1;
+constexpr int kExitBadInput = 2;
+
+/// Prints `torchvq: message` on standard error, as one line whatever bytes the message holds.
+void print_failure(const std::string& message);
+
+/// Prints what went wrong and returns the exit code for it.
+int report_failure(const std::exception& error);
+
+/// On SIGINT, SIGTERM, SIGHUP and SIGPIPE removes unfinished files and ends as the signal would; on
+/// SIGBUS (an input file was cut while it was mapped) says so and exits with kExitBadInput.
+void install_signal_handlers();
+
+}  // namespace torchvq::cli

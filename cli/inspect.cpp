@@ -1,0 +1,101 @@
+// torchvq inspect: what is in a file.
+#include <ATen/core/Tensor.h>
+#include <torchvq/functional/usage.h>
+#include <torchvq/io/array_source.h>
+#include <torchvq/io/codec.h>
+#include <torchvq/io/safetensors.h>
+
+#include <memory>
+
+#include "commands.h"
+#include "options.h"
+#include "report.h"
+
+namespace torchvq::cli {
+namespace {
+
+using nlohmann::ordered_json;
+
+struct InspectArguments {
+  CommonOptions common;
+  std::string file;
+};
+
+constexpr auto kFooter = R"(
+A codec: its size, metric, and how the codes were used when it was fitted. Another .safetensors file: its tensors.
+A .npy file: its array.
+
+Examples:
+  torchvq inspect codec.safetensors
+  torchvq inspect vectors.npy --json)";
+
+std::string describe(at::ScalarType dtype, const std::vector<int64_t>& shape) {
+  return std::string(c10::toString(dtype)) + " " + ordered_json(shape).dump();
+}
+
+void inspect_array(const std::string& path, Report& report) {
+  const io::ArraySource array(path);
+  report.add("kind", "kind", "array");
+  report.add("dtype", "dtype", c10::toString(array.dtype()));
+  report.add("shape", "shape", array.shape());
+  report.add("fortran_order", "Fortran order", array.fortran_order());
+}
+
+void inspect_tensors(const io::SafetensorsFile& file, Report& report) {
+  report.add("kind", "kind", "tensors");
+  auto tensors = ordered_json::object();
+  for (const auto& [name, entry] : file.entries()) {
+    tensors[name] = {{"dtype", c10::toString(entry.dtype)}, {"shape", entry.shape}};
+    report.add_line(name, describe(entry.dtype, entry.shape));
+  }
+  report.add("tensors", "", tensors);
+  report.add("metadata", "", file.metadata());
+}
+
+void inspect_codec(const std::string& path, const io::SafetensorsFile& file, Report& report) {
+  const auto codec = io::load_codec(path);
+  report.add("kind", "kind", "codec");
+  report.add("codebook_size", "codebook size", codec.codebook.size(0));
+  report.add("dim", "dim", codec.codebook.size(1));
+  const bool says = file.metadata().count("metric") > 0;
+  report.add("metric", "metric", says ? ordered_json(codec.metric) : ordered_json("unknown"));
+  const auto norms = codec.codebook.norm(2, 1);
+  report.add("smallest_norm", "smallest norm", norms.min().item<double>());
+  report.add("largest_norm", "largest norm", norms.max().item<double>());
+  report.add_usage(functional::codebook_usage(codec.cluster_size));
+  report.add("metadata", "", file.metadata());
+}
+
+bool is_codec(const io::SafetensorsFile& file) { return file.contains("_codebook.embed"); }
+
+void run_inspect(const InspectArguments& arguments) {
+  Report report("inspect");
+  report.add("file", "file", arguments.file);
+  if (io::file_format(arguments.file) == io::FileFormat::kNpy) {
+    inspect_array(arguments.file, report);
+  } else {
+    const io::SafetensorsFile file(arguments.file);
+    if (is_codec(file)) {
+      inspect_codec(arguments.file, file, report);
+    } else {
+      inspect_tensors(file, report);
+    }
+  }
+  report.print(arguments.common);
+}
+
+}  // namespace
+
+void add_inspect(CLI::App& program, Run& run) {
+  auto* command =
+      program.add_subcommand("inspect", "Tell what a codec, .safetensors or .npy file holds");
+  const auto arguments = std::make_shared<InspectArguments>();
+  command->add_option("file", arguments->file, "Codec, .safetensors or .npy file")
+      ->required()
+      ->option_text("FILE (required)");
+  add_common_options(*command, arguments->common);
+  command->footer(kFooter);
+  command->callback([&run, arguments] { run = [arguments] { run_inspect(*arguments); }; });
+}
+
+}  // namespace torchvq::cli

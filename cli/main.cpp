@@ -1,0 +1,82 @@
+// torchvq: fit a codebook to vectors, turn vectors into codes and back, and measure. See
+// docs/cli.md.
+#include <torchvq/version.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+
+#include "commands.h"
+#include "failure.h"
+#include "report.h"
+
+namespace torchvq::cli {
+namespace {
+
+constexpr auto kFooter = R"(Examples:
+  torchvq fit vectors.npy --codebook-size 1024 -o codec.safetensors
+  torchvq encode codec.safetensors vectors.npy -o codes.npy
+  torchvq decode codec.safetensors codes.npy -o decoded.npy
+  torchvq eval codec.safetensors held_out.npy --json
+  torchvq inspect codec.safetensors
+
+Vectors are .npy or .safetensors files of shape (..., dim): float16, float32 or float64 (.safetensors: bfloat16
+too). Files larger than memory are streamed. `torchvq COMMAND --help` tells more.
+
+Exit codes: 0 success, 2 bad input or usage, 1 anything else. Outputs appear whole or not at all.)";
+
+// The command the user was in decides which help to point to.
+std::string help_hint(const CLI::App& program) {
+  const auto commands = program.get_subcommands();
+  return "torchvq " + (commands.empty() ? "" : commands[0]->get_name() + " ") + "--help";
+}
+
+int parse_failure(CLI::App& program, const CLI::ParseError& error) {
+  if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
+    // --help and --version arrive as errors of code 0.
+    const bool is_version = dynamic_cast<const CLI::CallForVersion*>(&error) != nullptr;
+    const auto commands = program.get_subcommands();
+    write_output(is_version
+                     ? std::string(error.what()) + "\n"
+                     : (commands.empty() ? program.help() : commands[0]->help(program.get_name())));
+    return kExitOk;
+  }
+  print_failure(std::string(error.what()) + " (see " + help_hint(program) + ")");
+  return kExitBadInput;
+}
+
+int run_program(int argc, char** argv) {
+  CLI::App program(
+      "Vector quantization: fit a codebook to vectors, turn vectors into codes and back.",
+      "torchvq");
+  program.set_version_flag("--version", "torchvq " TORCHVQ_VERSION, "Print the version");
+  program.set_help_flag("-h,--help", "Print this help");
+  program.footer(kFooter);
+  program.get_formatter()->column_width(30);
+  program.require_subcommand(1);
+  Run run;
+  add_fit(program, run);
+  add_encode(program, run);
+  add_decode(program, run);
+  add_eval(program, run);
+  add_inspect(program, run);
+  try {
+    program.parse(argc, argv);
+    run();
+    return kExitOk;
+  } catch (const CLI::ParseError& error) {
+    return parse_failure(program, error);
+  }
+}
+
+}  // namespace
+}  // namespace torchvq::cli
+
+int main(int argc, char** argv) {
+  using namespace torchvq::cli;
+  install_signal_handlers();
+  try {
+    return run_program(argc, argv);
+  } catch (const std::exception& error) {
+    return report_failure(error);
+  }
+}

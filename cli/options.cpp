@@ -1,0 +1,110 @@
+#include "options.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+
+namespace torchvq::cli {
+namespace {
+
+constexpr int kMostThreads = 1024;
+constexpr double kLeastMemory = 1 << 20;
+constexpr double kMostMemory = 1LL << 50;
+
+double unit_factor(std::string unit) {
+  if (!unit.empty() && (unit.back() == 'B' || unit.back() == 'b')) unit.pop_back();
+  if (!unit.empty() && unit.back() == 'i') unit.pop_back();
+  if (unit.empty()) return 1;
+  const auto place = std::string("KMGT").find(
+      static_cast<char>(std::toupper(static_cast<unsigned char>(unit[0]))));
+  return unit.size() == 1 && place != std::string::npos
+             ? std::pow(1024.0, static_cast<double>(place) + 1)
+             : 0;
+}
+
+}  // namespace
+
+int64_t parse_memory(const std::string& text) {
+  char* end = nullptr;
+  const double number = std::strtod(text.c_str(), &end);
+  const double bytes = end == text.c_str() ? 0 : number * unit_factor(end);
+  if (!(bytes >= kLeastMemory && bytes <= kMostMemory)) {
+    throw CLI::ValidationError("--memory",
+                               "expected a size such as 512M or 2G, at least 1M, but got " + text);
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+void add_common_options(CLI::App& command, CommonOptions& options) {
+  command.add_flag("--json", options.json, "Print the result as one JSON object");
+  command.add_flag("-q,--quiet", options.quiet,
+                   "No progress; with --json still the object, without it nothing");
+  command
+      .add_option_function<int>(
+          "--threads",
+          [&options](int threads) {
+            options.threads = threads;
+            at::set_num_threads(threads);
+          },
+          "Threads to compute with (default: all cores)")
+      ->check(CLI::Range(1, kMostThreads))
+      ->option_text("N");
+}
+
+void add_codec_argument(CLI::App& command, std::string& path) {
+  command
+      .add_option("codec", path, "Codec from `torchvq fit`, or a VectorQuantize saved from Python")
+      ->required()
+      ->option_text("FILE (required)");
+}
+
+void add_vectors_argument(CLI::App& command, std::string& path) {
+  command.add_option("vectors", path, "Vectors: .npy or .safetensors, (..., dim)")
+      ->required()
+      ->option_text("FILE (required)");
+}
+
+void add_output_option(CLI::App& command, std::string& path, const std::string& description) {
+  command.add_option("-o,--output", path, description)->required()->option_text("FILE (required)");
+}
+
+void add_key_option(CLI::App& command, std::string& key) {
+  command.add_option("--key", key, "Name of the tensor, when a .safetensors input holds several")
+      ->option_text("NAME");
+}
+
+void add_memory_option(CLI::App& command, int64_t& bytes) {
+  command
+      .add_option_function<std::string>(
+          "--memory", [&bytes](const std::string& text) { bytes = parse_memory(text); },
+          "Memory for vectors; larger files are streamed (default: 1G)")
+      ->option_text("SIZE");
+}
+
+void add_metric_override(CLI::App& command, std::string& metric) {
+  command
+      .add_option("--metric", metric,
+                  "Metric of a codec saved from Python, whose file does not say")
+      ->check(CLI::IsMember({"euclidean", "cosine"}))
+      ->option_text("NAME");
+}
+
+void check_output(const std::string& output, const std::string& ending,
+                  const std::vector<std::string>& inputs) {
+  namespace fs = std::filesystem;
+  std::error_code ignored;
+  if (fs::exists(output, ignored) && !fs::is_regular_file(output, ignored) &&
+      !fs::is_directory(output, ignored))
+    return;
+  TORCH_CHECK_VALUE(fs::path(output).extension() == ending,
+                    "--output: expected a name that ends in ", ending, ", but got ", output);
+  for (const auto& input : inputs) {
+    TORCH_CHECK_VALUE(!fs::equivalent(input, output, ignored),
+                      "--output: expected another file than the input ", input);
+  }
+}
+
+}  // namespace torchvq::cli

@@ -1,0 +1,43 @@
+// Options that several commands share.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <string>
+
+namespace torchvq::cli {
+
+struct CommonOptions {
+  bool json = false;
+  bool quiet = false;
+  int threads = 0;  // 0: as many as torch chooses
+};
+
+/// --json, --quiet and --threads. The threads are set before the command runs.
+void add_common_options(CLI::App& command, CommonOptions& options);
+
+/// The positional arguments; `vectors` and `codec` are also the words of the usage line.
+void add_codec_argument(CLI::App& command, std::string& path);
+void add_vectors_argument(CLI::App& command, std::string& path);
+
+/// -o, --output.
+void add_output_option(CLI::App& command, std::string& path, const std::string& description);
+
+/// --key: which tensor of a .safetensors file.
+void add_key_option(CLI::App& command, std::string& key);
+
+/// --memory: the budget in bytes.
+void add_memory_option(CLI::App& command, int64_t& bytes);
+
+/// --metric for codecs whose file does not say.
+void add_metric_override(CLI::App& command, std::string& metric);
+
+/// "512M", "1.5G", "2GiB" or plain bytes; throws CLI::ValidationError otherwise.
+int64_t parse_memory(const std::string& text);
+
+/// Refuses an output that is one of the inputs, or whose ending belongs to another format. Devices
+/// and pipes pass.
+void check_output(const std::string& output, const std::string& ending,
+                  const std::vector<std::string>& inputs);
+
+}  // namespace torchvq::cli

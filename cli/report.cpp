@@ -1,0 +1,72 @@
+#include "report.h"
+
+#include <c10/util/StringUtil.h>
+#include <torchvq/io/error.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <utility>
+
+namespace torchvq::cli {
+namespace {
+
+std::string human(const nlohmann::ordered_json& value) {
+  if (value.is_string()) return value.get<std::string>();
+  if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
+  if (!value.is_number_float()) return value.dump();
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%.6g", value.get<double>());
+  return text.data();
+}
+
+}  // namespace
+
+Report::Report(const std::string& command) { json_["command"] = command; }
+
+void Report::add(const std::string& key, const std::string& label, nlohmann::ordered_json value,
+                 const std::string& unit) {
+  if (!label.empty()) lines_.push_back({label, human(value) + (unit.empty() ? "" : " " + unit)});
+  json_[key] = std::move(value);
+}
+
+void Report::add_usage(const functional::CodebookUsage& usage) {
+  std::array<char, 96> text{};
+  std::snprintf(text.data(), text.size(), "%lld of %lld codes (%.4g %%)",
+                static_cast<long long>(usage.used_codes),
+                static_cast<long long>(usage.codebook_size), 100 * usage.usage);
+  lines_.push_back({"usage", text.data()});
+  json_["used_codes"] = usage.used_codes;
+  json_["usage"] = usage.usage;
+  add("perplexity", "perplexity", usage.perplexity);
+  add("bits_per_vector", "bits per vector", usage.bits_per_vector);
+  add("entropy_bits", "entropy", usage.entropy_bits, "bits per vector");
+}
+
+void Report::print(const CommonOptions& options) const {
+  if (options.json) {
+    // Names from files may be any bytes; the object must be UTF-8 all the same.
+    write_output(json_.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
+                 "\n");
+    return;
+  }
+  if (options.quiet) return;
+  size_t width = 0;
+  for (const auto& line : lines_) width = std::max(width, line.label.size());
+  std::string text;
+  for (const auto& line : lines_) {
+    text += line.label + std::string(width + 2 - line.label.size(), ' ') + line.text + "\n";
+  }
+  write_output(text);
+}
+
+void write_output(const std::string& text) {
+  const bool written = std::fwrite(text.data(), 1, text.size(), stdout) == text.size();
+  if (written && std::fflush(stdout) == 0) return;
+  throw io::IoError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
+                    c10::str("standard output: cannot write: ", std::strerror(errno)));
+}
+
+}  // namespace torchvq::cli

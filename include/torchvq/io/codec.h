@@ -1,0 +1,49 @@
+// A fitted codebook in a file: what `torchvq fit` writes and Python's VectorQuantize loads.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torchvq/export.h>
+#include <torchvq/io/output_file.h>
+
+#include <cstdint>
+#include <string>
+
+namespace torchvq::io {
+
+/// The state of a VectorQuantize without projections and with one head.
+struct Codec {
+  at::Tensor codebook;  // (K, D), float32
+  at::Tensor
+      cluster_size;  // (K,), float32: vectors per code, the weight that later updates start from
+  at::Tensor embed_avg;              // (K, D), float32: the sum of those vectors
+  std::string metric = "euclidean";  // or "cosine"
+};
+
+/// The codec of a codebook (K, D) and the number of vectors of each code (K,): as if each code were
+/// the mean of its vectors so far, so that training goes on from there.
+TORCHVQ_API Codec make_codec(const at::Tensor& codebook, const at::Tensor& counts,
+                             const std::string& metric);
+
+/// Writes a safetensors file whose tensors are VectorQuantize's state: `_codebook.initted` (),
+/// bool,
+/// `_codebook.cluster_size` (1, K), `_codebook.embed_avg` (1, K, D), `_codebook.embed` (1, K, D),
+/// float32, and whose metadata says format_version, class, codebook_size, dim, metric,
+/// torchvq_version.
+///
+/// Python   vq = torchvq.VectorQuantize(dim=D, codebook_size=K, use_cosine_sim=metric == "cosine")
+///          vq.load_state_dict(safetensors.torch.load_file("codec.safetensors"))
+TORCHVQ_API void save_codec(OutputFile& file, const Codec& codec);
+TORCHVQ_API void save_codec(const std::string& path, const Codec& codec);
+
+/// Reads such a file, or the state of a VectorQuantize saved from Python (any floating point dtype;
+/// the keys may carry a prefix, as in a larger model's state, when the file holds one quantizer).
+///
+/// @param metric  "euclidean" or "cosine" for files that do not say (those from Python); empty
+/// takes the file's
+///                word, and euclidean where it has none.
+/// Throws       IoError when the file cannot be read; c10::ValueError when it holds no codebook,
+/// several, projections
+///              or several heads, a codebook that is not finite, or another metric than asked for.
+TORCHVQ_API Codec load_codec(const std::string& path, const std::string& metric = "");
+
+}  // namespace torchvq::io

@@ -1,0 +1,39 @@
+// The vectors of a pass that lie farthest from their codes: where codes without vectors move to.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace torchvq::functional {
+
+/// Keeps the `most` farthest vectors over any number of blocks. Farther first, then lower row: the
+/// choice does not depend on the split into blocks.
+class FarVectors {
+ public:
+  explicit FarVectors(int64_t most) : most_(static_cast<size_t>(most)) {}
+
+  /// @param x          (N, D), float32; rows first, first + 1, ... of the data.
+  /// @param distances  (N,), float32: to the code of each.
+  void add(const at::Tensor& x, const at::Tensor& distances, int64_t first);
+
+  /// The vectors kept that are not on their code already, farthest first, equal ones once; (D,)
+  /// each.
+  std::vector<at::Tensor> distinct() const;
+
+ private:
+  struct Candidate {
+    float distance;
+    int64_t row;
+    at::Tensor vector;
+    bool operator<(const Candidate& other) const {
+      return distance != other.distance ? distance > other.distance : row < other.row;
+    }
+  };
+
+  size_t most_;
+  std::vector<Candidate> kept_;  // sorted
+};
+
+}  // namespace torchvq::functional

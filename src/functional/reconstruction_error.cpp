@@ -1,0 +1,64 @@
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+#include <torchvq/functional/reconstruction_error.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace torchvq::functional {
+namespace {
+
+struct RowSums {
+  double error = 0;
+  double norm = 0;
+};
+
+template <typename T>
+RowSums sum_row(const T* x, const T* decoded, int64_t dim) {
+  RowSums sums;
+  for (int64_t d = 0; d < dim; ++d) {
+    const double value = x[d], difference = value - static_cast<double>(decoded[d]);
+    sums.error += difference * difference;
+    sums.norm += value * value;
+  }
+  return sums;
+}
+
+template <typename T>
+std::vector<RowSums> sum_rows(const at::Tensor& x, const at::Tensor& decoded) {
+  const auto *original = x.const_data_ptr<T>(), *copy = decoded.const_data_ptr<T>();
+  const int64_t rows = x.size(0), dim = x.size(1);
+  std::vector<RowSums> sums(static_cast<size_t>(rows));
+  at::parallel_for(
+      0, rows, std::max<int64_t>(1, 32768 / (dim + 1)), [&](int64_t begin, int64_t end) {
+        for (int64_t n = begin; n < end; ++n) {
+          sums[static_cast<size_t>(n)] = sum_row(original + n * dim, copy + n * dim, dim);
+        }
+      });
+  return sums;
+}
+
+}  // namespace
+
+void ReconstructionError::add(const at::Tensor& x, const at::Tensor& decoded) {
+  TORCH_CHECK_VALUE(
+      x.dim() == 2 && x.sizes() == decoded.sizes(),
+      "ReconstructionError: expected x and decoded to have one shape (N, D), but got ", x.sizes(),
+      " and ", decoded.sizes());
+  const bool wide = x.scalar_type() == at::kDouble || decoded.scalar_type() == at::kDouble;
+  const auto dtype = wide ? at::kDouble : at::kFloat;
+  const auto a = x.to(dtype).contiguous(), b = decoded.to(dtype).contiguous();
+  const auto sums = wide ? sum_rows<double>(a, b) : sum_rows<float>(a, b);
+  for (const auto& row : sums) {
+    squared_error_ += row.error;
+    squared_norm_ += row.norm;
+  }
+  vectors_ += a.size(0);
+  elements_ += a.numel();
+}
+
+double ReconstructionError::mse() const { return squared_error_ / static_cast<double>(elements_); }
+
+double ReconstructionError::relative_error() const { return squared_error_ / squared_norm_; }
+
+}  // namespace torchvq::functional

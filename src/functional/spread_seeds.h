@@ -1,0 +1,25 @@
+// A first codebook: vectors of a sample that lie far from each other.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+namespace torchvq::functional {
+
+/// Picks `size` rows of `sample`, each with a probability that grows with the squared distance to
+/// those picked before, in batches of an eighth of what there is, so that the work is that of one
+/// assignment.
+///
+/// Paper        Arthur, Vassilvitskii 2007, "k-means++" (one at a time); Bahmani et al. 2012,
+/// arXiv:1203.6402 (batches)
+///
+/// @param sample  (S, D), float32; unit vectors for cosine. S >= size.
+/// @param rng     (2,), int64: (seed, step); steps from `step` on are used.
+/// @return        (size, D). Equal rows are picked twice only when there are too few different
+/// ones.
+at::Tensor spread_seeds(const at::Tensor& sample, int64_t size, const std::string& metric,
+                        const at::Tensor& rng);
+
+}  // namespace torchvq::functional

@@ -1,0 +1,29 @@
+// Where an array lies in a file, whatever the format of the file.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace torchvq::io {
+
+struct ArrayLayout {
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  std::vector<int64_t> shape;
+  bool fortran_order = false;
+  bool swapped = false;  // big-endian
+  int64_t offset = 0;    // of the first element, in bytes from the start of the file
+
+  int64_t numel() const;
+  int64_t bytes() const;
+};
+
+/// The number of elements, or -1 when elements or bytes do not fit in 63 bits.
+int64_t checked_numel(const std::vector<int64_t>& shape, int64_t element_size);
+
+/// "(3, 4)", the way Python writes it.
+std::string shape_string(const std::vector<int64_t>& shape);
+
+}  // namespace torchvq::io

@@ -1,0 +1,71 @@
+#include "io/mapped_tensor.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+namespace torchvq::io {
+namespace {
+
+template <typename Word, typename Swap>
+void swap_words(char* data, int64_t count, Swap swap) {
+  for (int64_t i = 0; i < count; ++i) {
+    Word word;
+    std::memcpy(&word, data + i * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
+    word = swap(word);
+    std::memcpy(data + i * static_cast<int64_t>(sizeof(Word)), &word, sizeof(Word));
+  }
+}
+
+void swap_bytes(char* data, int64_t count, size_t size) {
+  if (size == 2) swap_words<uint16_t>(data, count, [](uint16_t w) { return __builtin_bswap16(w); });
+  if (size == 4) swap_words<uint32_t>(data, count, [](uint32_t w) { return __builtin_bswap32(w); });
+  if (size == 8) swap_words<uint64_t>(data, count, [](uint64_t w) { return __builtin_bswap64(w); });
+}
+
+// Any byte but 0 and 1 in a bool is undefined behaviour in C++; NumPy reads them as true.
+void normalise_bools(char* data, int64_t count) {
+  std::transform(data, data + count, data, [](char c) { return static_cast<char>(c != 0); });
+}
+
+bool usable_in_place(const ArrayLayout& layout, const char* data, size_t element) {
+  return !layout.swapped && layout.dtype != at::kBool &&
+         reinterpret_cast<uintptr_t>(data) % element == 0;
+}
+
+}  // namespace
+
+at::Tensor read_elements(const InputFile& file, const ArrayLayout& layout, int64_t first,
+                         int64_t count) {
+  const auto options = at::TensorOptions(layout.dtype);
+  if (count == 0) return at::empty({0}, options);
+  const auto element = c10::elementSize(layout.dtype);
+  const auto bytes = count * static_cast<int64_t>(element);
+  auto range = file.map(layout.offset + first * static_cast<int64_t>(element), bytes);
+  auto* data = range->data();
+  if (usable_in_place(layout, data, element)) {
+    return at::from_blob(data, {count}, [range](void*) {}, options);
+  }
+  auto result = at::empty({count}, options);
+  auto* copy = static_cast<char*>(result.mutable_data_ptr());
+  std::memcpy(copy, data, static_cast<size_t>(bytes));
+  if (layout.swapped) swap_bytes(copy, count, element);
+  if (layout.dtype == at::kBool) normalise_bools(copy, count);
+  return result;
+}
+
+at::Tensor read_array(const InputFile& file, const ArrayLayout& layout) {
+  const auto flat = read_elements(file, layout, 0, layout.numel());
+  if (!layout.fortran_order) return flat.view(layout.shape);
+  auto reversed = layout.shape;
+  std::reverse(reversed.begin(), reversed.end());
+  std::vector<int64_t> axes(reversed.size());
+  for (size_t i = 0; i < axes.size(); ++i) axes[i] = static_cast<int64_t>(axes.size() - 1 - i);
+  return flat.view(reversed).permute(axes);
+}
+
+}  // namespace torchvq::io

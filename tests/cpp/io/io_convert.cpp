@@ -1,0 +1,55 @@
+// Copies arrays from file to file through the library's readers and writers, for
+// tests/python/test_io.py.
+//
+//   io_convert IN OUT [IN OUT ...]
+//
+// The format of IN is recognised, that of OUT is its ending. A .npy array becomes the tensor
+// "array" in .safetensors. One line per pair on standard output: "ok", or "error: " and the
+// message.
+#include <torchvq/io/array_source.h>
+#include <torchvq/io/npy.h>
+#include <torchvq/io/safetensors.h>
+
+#include <iostream>
+#include <map>
+#include <string>
+
+namespace {
+
+using namespace torchvq::io;
+
+struct Content {
+  std::map<std::string, at::Tensor> tensors;
+  std::map<std::string, std::string> metadata;
+};
+
+Content load(const std::string& path) {
+  if (file_format(path) == FileFormat::kNpy) return {{{"array", load_npy(path)}}, {}};
+  const SafetensorsFile file(path);
+  Content content{{}, file.metadata()};
+  for (const auto& [name, entry] : file.entries()) content.tensors[name] = file.tensor(name);
+  return content;
+}
+
+void convert(const std::string& from, const std::string& to) {
+  const auto content = load(from);
+  if (to.ends_with(".npy")) {
+    save_npy(to, content.tensors.at("array"));
+  } else {
+    save_safetensors(to, content.tensors, content.metadata);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  for (int i = 1; i + 1 < argc; i += 2) {
+    try {
+      convert(argv[i], argv[i + 1]);
+      std::cout << "ok\n";
+    } catch (const c10::Error& error) {
+      std::cout << "error: " << error.what_without_backtrace() << "\n";
+    }
+  }
+  return 0;
+}
