@@ -11,11 +11,33 @@ set(TORCHVQ_SOURCES
   detail/root.cpp
   detail/row_keys.cpp
   functional/codebook.cpp
+  functional/evaluate_codebook.cpp
+  functional/far_vectors.cpp
+  functional/fit_codebook.cpp
   functional/layout.cpp
   functional/losses.cpp
   functional/quantize.cpp
+  functional/reconstruction_error.cpp
+  functional/sample_rows.cpp
+  functional/spread_seeds.cpp
   functional/token_codes.cpp
+  functional/usage.cpp
   functional/vqp_compat.cpp
+  io/array_layout.cpp
+  io/array_source.cpp
+  io/codec.cpp
+  io/input_file.cpp
+  io/mapped_tensor.cpp
+  io/npy.cpp
+  io/npy_header.cpp
+  io/output_file.cpp
+  io/python_literal.cpp
+  io/safetensors.cpp
+  io/safetensors_dtypes.cpp
+  io/safetensors_header.cpp
+  io/safetensors_writer.cpp
+  io/typed_sources.cpp
+  io/unfinished_files.cpp
   kernels/cpu/cpu_level.cpp
   kernels/cpu/fixed_point_sum.cpp
   kernels/cpu/nearest_code_decide.cpp
@@ -39,31 +61,6 @@ set(TORCHVQ_SOURCES
   ops/any/ema_update_.cpp
   ops/any/gumbel_straight_through.cpp
   ops/any/kmeans.cpp
-  version.cpp
-  functional/evaluate_codebook.cpp
-  functional/far_vectors.cpp
-  functional/fit_codebook.cpp
-  functional/layout.cpp
-  functional/reconstruction_error.cpp
-  functional/sample_rows.cpp
-  functional/spread_seeds.cpp
-  functional/usage.cpp
-  io/array_layout.cpp
-  io/array_source.cpp
-  io/codec.cpp
-  io/input_file.cpp
-  io/mapped_tensor.cpp
-  io/npy.cpp
-  io/npy_header.cpp
-  io/output_file.cpp
-  io/python_literal.cpp
-  io/safetensors.cpp
-  io/safetensors_dtypes.cpp
-  io/safetensors_header.cpp
-  io/safetensors_writer.cpp
-  io/typed_sources.cpp
-  io/unfinished_files.cpp
-  ops/lookup_codes.cpp
   ops/any/lookup_codes.cpp
   ops/any/nearest_code.cpp
   ops/any/orthogonal_loss.cpp
