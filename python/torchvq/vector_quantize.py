@@ -277,6 +277,8 @@ class VectorQuantize(nn.Module):
             ValueError: wrong shapes or arguments at odds. TypeError: wrong dtypes. IndexError: a target out of range.
         """
         self._check_call(x, topk)
+        if self.training:
+            self._check_alone()
         call = _Call(
             targets=indices,
             mask=self._token_mask(x, mask, lens),
@@ -380,6 +382,17 @@ class VectorQuantize(nn.Module):
             raise ValueError(
                 "VectorQuantize: expected topk to be at least 1, with one head and no in-place optimizer, "
                 f"but got topk {topk} with {self.heads} heads"
+            )
+
+    def _check_alone(self) -> None:
+        # Ranks that learn apart without being told so would drift apart in silence.
+        if self.sync_codebook is False or not torch.distributed.is_available():
+            return
+        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+            raise NotImplementedError(
+                "VectorQuantize: expected sync_codebook to be False in a process group of "
+                f"{torch.distributed.get_world_size()} ranks, because this version does not "
+                f"synchronise codebooks, but got {self.sync_codebook}"
             )
 
     def _token_mask(self, x: Tensor, mask: Tensor | None, lens: Tensor | None) -> Tensor | None:
