@@ -1,0 +1,13 @@
+// Everything a program needs to quantize: modules, their options, operators, k-means, files.
+// Including less compiles faster; see the folders.
+#pragma once
+
+#include <torchvq/io/npy.h>
+#include <torchvq/io/safetensors.h>
+#include <torchvq/kmeans.h>
+#include <torchvq/modules/vector_quantize.h>
+#include <torchvq/ops/code_statistics.h>
+#include <torchvq/ops/lookup_codes.h>
+#include <torchvq/ops/nearest_code.h>
+#include <torchvq/options/vector_quantize.h>
+#include <torchvq/version.h>
