@@ -19,14 +19,21 @@ namespace {
 constexpr int64_t kSeedingPointsPerCode = 16;
 constexpr int64_t kMinSeedingPoints = 4096;
 
-/// The first half of the iterations moves codes far and needs no precision: a prefix with this many points per code.
-constexpr int64_t kEarlyPointsPerCode = 32;
+/// The first iterations move codes far and need no precision: a prefix with this many points per code serves. The last
+/// third of the iterations, rounded up, takes all points.
+constexpr int64_t kEarlyPointsPerCode = 24;
 constexpr int64_t kMinEarlyPoints = 8192;
 
+at::Tensor assign_indices(const at::Tensor& rows, const at::Tensor& codes, bool unit) {
+  const auto options = ops::NearestCodeOptions().metric(unit ? "cosine" : "euclidean");
+  return ops::nearest_code(rows.unsqueeze(0), codes.unsqueeze(0), options).indices[0];
+}
+
 /// Codes without points move to the distinct points farthest from their codes.
-void move_empty_codes(const Points& points, const at::Tensor& counts, const at::Tensor& distances, at::Tensor& codes) {
+void move_empty_codes(const Points& points, int64_t size, const at::Tensor& counts, bool unit, at::Tensor& codes) {
   const auto empty = counts.eq(0).nonzero().squeeze(1);
   if (empty.size(0) == 0) return;
+  const auto distances = assign(points.rows.narrow(0, 0, size), codes, unit).second;
   // Equal points stand next to each other and have equal distances, so they stay next to each other.
   const auto order = std::get<1>(at::sort(distances, /*stable=*/true, /*dim=*/0, /*descending=*/true));
   const auto keys = points.keys.narrow(0, 0, distances.size(0)).index_select(0, order);
@@ -51,11 +58,11 @@ at::Tensor means(const at::Tensor& counts, const at::Tensor& sums, const at::Ten
 
 at::Tensor lloyd_step(const Points& points, int64_t size, const at::Tensor& codes, bool unit) {
   const auto rows = points.rows.narrow(0, 0, size);
-  const auto [indices, distances] = assign(rows, codes, unit);
+  const auto indices = assign_indices(rows, codes, unit);
   const auto [counts, sums, exponents] = ops::code_statistics(rows.unsqueeze(0), indices.unsqueeze(0),
                                                               ops::code_exponents(codes.unsqueeze(0)));
   auto moved = means(counts, sums, exponents, codes, unit);
-  move_empty_codes(points, counts[0], distances, moved);
+  move_empty_codes(points, size, counts[0], unit, moved);
   return moved;
 }
 
@@ -83,11 +90,11 @@ Clusters cluster(const Points& points, int64_t codebook_size, const at::Tensor& 
   } else {
     codes = spread_seeds(sample, codebook_size, rng, unit);
     for (int64_t i = 0; i < iterations; ++i) {
-      const bool early = i < iterations / 2;
+      const bool early = i < iterations - (iterations + 2) / 3;
       codes = lloyd_step(points, early ? early_size(points, codebook_size) : points.rows.size(0), codes, unit);
     }
   }
-  const auto indices = assign(points.rows, codes, unit).first;
+  const auto indices = assign_indices(points.rows, codes, unit);
   const auto counts = indices.new_zeros({codebook_size}).scatter_add_(0, indices, at::ones_like(indices));
   return {codes, counts};
 }

@@ -17,6 +17,8 @@ namespace torchvq::ops {
 ///              far, on a random sample of distinct tokens; many proposals a round, thinned by rejection sampling
 /// Formula      iterate: index[n] = nearest_code(x[n]); code = mean of its tokens (cosine: made a unit vector);
 ///              codes without tokens move to the distinct tokens farthest from their codes
+///              The last third of the iterations takes all tokens, those before it a random sample of
+///              max(8192, 24 K) of them.
 /// Paper        Arthur, Vassilvitskii 2007, k-means++; Bachem et al. 2016, Fast and provably good seedings for k-means
 ///
 /// @param x              (H, N, D), floating point, any strides. D >= 1.
