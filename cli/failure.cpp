@@ -85,6 +85,8 @@ void install_signal_handlers() {
     if (!is_ignored(signal)) handle(signal, end_as_signal);
   }
   handle(SIGBUS, end_cut_input);
+  // A file beyond the user's limit is then a failing write, with a message, instead of a death.
+  std::signal(SIGXFSZ, SIG_IGN);
 }
 
 }  // namespace torchvq::cli

@@ -1,0 +1,83 @@
+"""Runs the `torchvq` program and the C++ test helper, and makes the files they read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Array = npt.NDArray[Any]
+
+
+def find_program(variable: str, *places: Path) -> Path:
+    """The program that the environment variable names, or the first that exists."""
+    named = os.environ.get(variable)
+    candidates = [Path(named)] if named else list(places)
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    raise FileNotFoundError(f"set {variable}, or build the program: none of {[str(c) for c in candidates]} exists")
+
+
+def cli_path() -> Path:
+    return find_program("TORCHVQ_CLI", ROOT / "build/cli/torchvq", Path(sys.executable).parent / "torchvq")
+
+
+def io_convert_path() -> Path:
+    return find_program("TORCHVQ_IO_CONVERT", ROOT / "build/tests/cpp/io_convert")
+
+
+def run(
+    *arguments: str | Path, cwd: Path | None = None, limit: Callable[[], None] | None = None, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs `torchvq arguments`; `limit` runs in the child before it (for resource limits)."""
+    command = [str(cli_path()), *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=cwd, preexec_fn=limit, capture_output=True, text=True, timeout=300, check=False, **options
+    )
+
+
+def run_json(*arguments: str | Path, **options: Any) -> dict[str, Any]:
+    """Runs with --json, expects success, and returns the one object on standard output."""
+    result = run(*arguments, "--json", **options)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert isinstance(report, dict)
+    return report
+
+
+def expect_bad_input(fragment: str, *arguments: str | Path, cwd: Path, **options: Any) -> None:
+    """Expects exit code 2, one line on standard error with `fragment`, no output, and no new or changed file."""
+    before = snapshot(cwd)
+    result = run(*arguments, cwd=cwd, **options)
+    assert result.returncode == 2, (result.returncode, result.stderr)
+    assert result.stdout == ""
+    assert result.stderr.startswith("torchvq: ") and result.stderr.count("\n") == 1, result.stderr
+    assert fragment in result.stderr, result.stderr
+    assert snapshot(cwd) == before
+
+
+def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
+    return {path.name: (path.lstat().st_size, path.lstat().st_mtime_ns) for path in folder.iterdir()}
+
+
+def clusters(rows: int, dim: int, seed: int = 0, centres: int = 50) -> Array:
+    """Gaussian clusters, float32."""
+    rng = np.random.default_rng(seed)
+    middle = rng.normal(size=(centres, dim))
+    return (middle[rng.integers(0, centres, rows)] + 0.3 * rng.normal(size=(rows, dim))).astype(np.float32)
+
+
+def nearest(x: Array, codebook: Array) -> Array:
+    """Brute force in float64; the lowest index wins a tie."""
+    wide, codes = x.astype(np.float64), codebook.astype(np.float64)
+    return ((wide[:, None, :] - codes[None, :, :]) ** 2).sum(-1).argmin(-1)
