@@ -163,7 +163,7 @@ class Codebook(nn.Module):
                 )
             embed = bridged
         if self.affine_param:
-            return _ops.affine_codes(embed, *self._affine_state())  # type: ignore[no-any-return]
+            return _ops.affine_codes(embed, *self._affine_state())
         return embed
 
     def _writable_embed(self) -> Tensor:
@@ -373,7 +373,7 @@ class Codebook(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Codebook":
         before = dict(self._buffers)
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, old in before.items():
             new = self._buffers[name]
             if old is not None and new is not None and new.dtype in (torch.float16, torch.bfloat16):
@@ -432,7 +432,7 @@ class _Replay:
     @contextmanager
     def installed(self, codebook: Codebook) -> Iterator[None]:
         present = codebook._buffers, codebook._initialised, codebook._pending
-        codebook._buffers, codebook._initialised, codebook._pending = (  # type: ignore[assignment]
+        codebook._buffers, codebook._initialised, codebook._pending = (
             self.buffers,
             self.initialised,
             self.pending,

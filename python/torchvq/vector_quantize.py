@@ -248,7 +248,12 @@ class VectorQuantize(nn.Module):
         ema_update_weight: EmaWeight | None = None,
         accum_ema_update: bool = False,
         ema_update: bool | None = None,
-    ) -> QuantizeOutput | QuantizeOutputWithBreakdown | tuple[Tensor, ...]:
+    ) -> (
+        QuantizeOutput
+        | QuantizeOutputWithBreakdown
+        | tuple[Tensor, Tensor]
+        | tuple[Tensor, Tensor, LossBreakdown]
+    ):
         """Quantizes x; in training also updates the codebook.
 
         Args:
@@ -406,7 +411,7 @@ class VectorQuantize(nn.Module):
                     "VectorQuantize: expected lens to have one length per sequence of x, but got "
                     f"shape {list(lens.shape)} for x of shape {list(x.shape)}"
                 )
-            return _ops.lens_to_mask(lens, positions[0])  # type: ignore[no-any-return]
+            return _ops.lens_to_mask(lens, positions[0])
         if mask is None:
             return None
         if mask.dtype != torch.bool:
@@ -427,7 +432,7 @@ class VectorQuantize(nn.Module):
         return projected
 
     def _split_heads(self, tokens: Tensor) -> Tensor:
-        return _ops.split_heads(tokens, self.heads, self.separate_codebook_per_head)  # type: ignore[no-any-return]
+        return _ops.split_heads(tokens, self.heads, self.separate_codebook_per_head)
 
     def _codes(self, call: "_Call", tokens_shape: torch.Size) -> Tensor:
         """The codes to search: those of the codebook, or one set for each token (H, T, K, D)."""
@@ -478,7 +483,7 @@ class VectorQuantize(nn.Module):
         tokens: Tensor,
     ) -> Tensor | None:
         if call.targets is not None:
-            return _ops.commitment_cross_entropy(  # type: ignore[no-any-return]
+            return _ops.commitment_cross_entropy(
                 inputs, codebook, self._split_targets(call.targets), metric=self._codebook.metric, mask=mask
             )
         if not self.has_commitment_loss:
@@ -486,16 +491,16 @@ class VectorQuantize(nn.Module):
         if not self.learnable_codebook or call.frozen:
             codes = codes.detach()
         if call.topk is not None:
-            return _ops.candidate_commitment_loss(inputs, codes, mask=mask)  # type: ignore[no-any-return]
+            return _ops.candidate_commitment_loss(inputs, codes, mask=mask)
         if not self.training:
             return None
         if self.commitment_use_cross_entropy_loss:
-            return _ops.commitment_cross_entropy(  # type: ignore[no-any-return]
+            return _ops.commitment_cross_entropy(
                 inputs, codebook, indices, metric=self._codebook.metric, mask=mask
             )
         if self.vqp_compat and call.mask is not None and self.heads == 1 and not self.has_projections:
-            return _ops.vqp_masked_commitment(tokens, codes.view(tokens.shape), call.mask)  # type: ignore[no-any-return]
-        return _ops.commitment_loss(inputs, codes, mask=mask)  # type: ignore[no-any-return]
+            return _ops.vqp_masked_commitment(tokens, codes.view(tokens.shape), call.mask)
+        return _ops.commitment_loss(inputs, codes, mask=mask)
 
     def _diversity(
         self, inputs: Tensor, codebook: Tensor, mask: Tensor | None, tokens_shape: torch.Size
@@ -503,7 +508,7 @@ class VectorQuantize(nn.Module):
         if not (self.training and self.has_codebook_diversity_loss):
             return None
         if self.vqp_compat:
-            return _ops.vqp_diversity_loss(  # type: ignore[no-any-return]
+            return _ops.vqp_diversity_loss(
                 inputs,
                 codebook,
                 batch=tokens_shape[0],
@@ -513,14 +518,14 @@ class VectorQuantize(nn.Module):
                 temperature=self.codebook_diversity_temperature,
                 metric=self._codebook.metric,
             )
-        return _ops.codebook_diversity_loss(  # type: ignore[no-any-return]
+        return _ops.codebook_diversity_loss(
             inputs, codebook, temperature=self.codebook_diversity_temperature, metric=self._codebook.metric, mask=mask
         )
 
     def _orthogonal(self, indices: Tensor) -> Tensor | None:
         if not (self.training and self.has_codebook_orthogonal_loss):
             return None
-        return _ops.orthogonal_loss(  # type: ignore[no-any-return]
+        return _ops.orthogonal_loss(
             self._codebook.embed,
             indices=indices if self.orthogonal_reg_active_codes_only else None,
             max_codes=self.orthogonal_reg_max_codes,
@@ -529,13 +534,13 @@ class VectorQuantize(nn.Module):
 
     def _total(self, breakdown: LossBreakdown, call: "_Call") -> Tensor:
         if call.targets is not None:
-            return _ops.weighted_loss([breakdown.commitment], [1.0], self.training)  # type: ignore[no-any-return]
+            return _ops.weighted_loss([breakdown.commitment], [1.0], self.training)
         weights = [self.commitment_weight, self.codebook_diversity_loss_weight, self.orthogonal_reg_weight]
-        return _ops.weighted_loss(list(breakdown[:3]), weights, self.training)  # type: ignore[no-any-return]
+        return _ops.weighted_loss(list(breakdown[:3]), weights, self.training)
 
     def _split_targets(self, targets: Tensor) -> Tensor:
         """Indices in the shape that forward returns, to (H, T)."""
-        return _ops.split_indices(targets, self.heads, self.separate_codebook_per_head)  # type: ignore[no-any-return]
+        return _ops.split_indices(targets, self.heads, self.separate_codebook_per_head)
 
     def _restore_indices(self, values: Tensor, x: Tensor) -> Tensor:
         """Values per token (H, T) or (H, T, k) in the layout of x; several heads on the last axis."""
@@ -545,7 +550,7 @@ class VectorQuantize(nn.Module):
         merged = _ops.merge_heads(values, x.shape[0], tokens, self.heads, self.separate_codebook_per_head)
         if self.heads == 1:
             merged = merged.squeeze(2)
-        return _ops.unpack_positions(merged, x.shape, self._channel_first)  # type: ignore[no-any-return]
+        return _ops.unpack_positions(merged, x.shape, self._channel_first)
 
     def _restore(self, quantized: Tensor, tokens: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
         """Quantized heads in the layout and dtype of x, with padding filled in."""
@@ -557,7 +562,7 @@ class VectorQuantize(nn.Module):
         if mask is not None:
             padding = None if self.return_zeros_for_masked_padding else _ops.pack_tokens(x, self._channel_first)
             output = _ops.fill_padding(output, mask, padding)
-        return _ops.unpack_tokens(output, x.shape, self._channel_first)  # type: ignore[no-any-return]
+        return _ops.unpack_tokens(output, x.shape, self._channel_first)
 
     # Codes -----------------------------------------------------------------------------------------------------
 
@@ -658,7 +663,7 @@ class VectorQuantize(nn.Module):
         with one head."""
         if self.heads == 1:
             return x
-        split = x.unflatten(-1, (self.heads, -1))
+        split = x.reshape(*x.shape[:-1], self.heads, -1)
         if self.separate_codebook_per_head:
             return split.movedim(2, 0)
         return split.transpose(1, 2).flatten(0, 1).unsqueeze(0)
