@@ -124,8 +124,8 @@ def rotation_trick(x: Tensor, codes: Tensor) -> Tensor:
     """The codes, bit for bit, with the gradient rotated from the code back to the token (arXiv:2410.06424).
 
     With ``e = x / |x|``, ``q = c / |c|``, ``r = (e + q) / |e + q|`` and ``gain = min(|c| / |x|, 100)``, all
-    constant: ``dx = gain * (dy - 2 (dy.r) r + 2 (dy.q) e)``. Tokens for which this means nothing (a norm below
-    1e-12 or not finite, ``|e + q| < 1e-3``) get ``dx = dy``. No gradient reaches ``codes``.
+    constant: ``dx = gain * (dy - 2 (dy.r) r + 2 (dy.q) e)``, without the term of ``r`` where ``|e + q| < 1e-3``, and
+    ``dx = dy`` where a norm is below 1e-12 or not finite. No gradient reaches ``codes``.
     """
     return torch.ops.torchvq.rotation_trick(x, codes)
 

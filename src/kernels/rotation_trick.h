@@ -10,7 +10,7 @@ inline constexpr double kRotationGainBound = 100.0;
 /// Norms below this have no usable direction.
 inline constexpr double kRotationNormFloor = 1e-12;
 
-/// Smallest 1 + cos(token, code): |e + q|^2 = 2 (1 + cos) = 1e-6. The plane of the rotation is lost there.
+/// Smallest 1 + cos(token, code) with a plane to rotate in: |e + q|^2 = 2 (1 + cos) = 1e-6. Below, reflect.
 inline constexpr double kRotationCosineFloor = 0.5e-6;
 
 }  // namespace torchvq::kernels

@@ -88,13 +88,31 @@ def test_rotation_trick_falls_back_to_straight_through(backward, generator):
     x, codes, upstream = make_tokens(generator)
     x[0, 0] = 0
     codes[0, 1] = 0
-    codes[0, 2] = -2 * x[0, 2]
-    x[0, 3, 1] = float("nan")
-    x[0, 4, 0] = float("inf")
-    codes[0, 5, 2] = float("nan")
+    x[0, 2, 1] = float("nan")
+    x[0, 3, 0] = float("inf")
+    codes[0, 4, 2] = float("nan")
     grad = backward(upstream, x, codes)
-    assert torch.equal(grad[0, :6], upstream[0, :6])
-    assert not torch.isclose(grad[0, 6:], upstream[0, 6:]).all(-1).any()
+    assert torch.equal(grad[0, :5], upstream[0, :5])
+    assert not torch.isclose(grad[0, 5:], upstream[0, 5:]).all(-1).any()
+
+
+@pytest.mark.parametrize("backward", BACKWARD.values(), ids=BACKWARD.keys())
+@pytest.mark.parametrize("tilt", [0.0, 1e-5])
+def test_rotation_trick_reflects_opposite_directions(backward, tilt, generator):
+    """There the gradient is that of dx = |c| / |x| (dy + 2 (dy.q) e), as the reference has it without tilt."""
+    x, _, upstream = make_tokens(generator, torch.float64)
+    codes = -2 * (x + tilt * upstream)
+    e, q = x / x.norm(dim=-1, keepdim=True), codes / codes.norm(dim=-1, keepdim=True)
+    gain = codes.norm(dim=-1, keepdim=True) / x.norm(dim=-1, keepdim=True)
+    expected = gain * (upstream + 2 * (upstream * q).sum(-1, keepdim=True) * e)
+    torch.testing.assert_close(backward(upstream, x, codes), expected)
+
+
+@pytest.mark.parametrize("backward", BACKWARD.values(), ids=BACKWARD.keys())
+@pytest.mark.parametrize("value", [0.5, -0.5])
+def test_rotation_trick_of_one_feature_keeps_or_flips_the_sign(backward, value):
+    x, code, upstream = (torch.full((1, 1, 1), v) for v in (value, 1.0, 3.0))
+    assert backward(upstream, x, code).item() == pytest.approx(3.0 * 2.0 * (1 if value > 0 else -1))
 
 
 @pytest.mark.parametrize("backward", BACKWARD.values(), ids=BACKWARD.keys())

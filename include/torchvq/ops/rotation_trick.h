@@ -17,9 +17,10 @@ namespace torchvq::ops {
 /// Parity       the reference computes y by the rotation (not the code bit for bit, 0 for a zero token)
 ///              and does not bound the gain
 ///
-/// Straight-through (dx = dy) is used for tokens where the rotation means nothing: |x| or |c| below
-/// 1e-12 or not finite, or the two within 1e-3 of opposite directions, |e + q| < 1e-3. So dx is finite
-/// and at most 300 |dy| whatever x and codes are.
+/// Tokens within 1e-3 of the direction opposite to their code, |e + q| < 1e-3, have no r; what remains without
+/// it, I + 2 q e^T, is a reflection that takes e to q: dx = gain * (dy + 2 (dy.q) e). Straight-through (dx = dy)
+/// is used where |x| or |c| is below 1e-12 or not finite. So dx is finite and at most 300 |dy| whatever x and
+/// codes are.
 ///
 /// @param x      (H, N, D), floating point, any strides.
 /// @param codes  (H, N, D), floating point; its dtype may differ from that of x.
