@@ -1,5 +1,5 @@
-// Gradients that a forward computed, or a fused kernel computes, are constants to autograd: a second
-// derivative would silently be zero. Say so instead.
+// Gradients that a forward computed, or a fused kernel computes, are constants to autograd: a
+// second derivative would silently be zero. Say so instead.
 #pragma once
 
 #include <ATen/core/grad_mode.h>

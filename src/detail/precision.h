@@ -7,7 +7,8 @@ namespace torchvq::detail {
 
 /// Dtype of a loss: float64 for float64 input, else float32, half and bfloat16 included.
 inline at::ScalarType value_dtype(const at::Tensor& a, const at::Tensor& b) {
-  return a.scalar_type() == at::kDouble || b.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  return a.scalar_type() == at::kDouble || b.scalar_type() == at::kDouble ? at::kDouble
+                                                                          : at::kFloat;
 }
 
 /// Dtype of sums, distances and probabilities inside: float64 wherever the device has it.

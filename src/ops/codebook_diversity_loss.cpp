@@ -53,6 +53,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "codebook_diversity_loss(Tensor x, Tensor codebook, *, float temperature, str metric, "
       "Tensor? mask=None) -> Tensor");
   m.def(
-      "codebook_diversity_loss_forward(Tensor x, Tensor codebook, *, float temperature, str metric, "
+      "codebook_diversity_loss_forward(Tensor x, Tensor codebook, *, float temperature, str "
+      "metric, "
       "Tensor? mask, bool[2] grads) -> (Tensor, Tensor, Tensor)");
 }

@@ -48,8 +48,8 @@ std::tuple<at::Tensor, at::Tensor> directional_reparam_backward(const at::Tensor
                                                                 const at::Tensor& codes,
                                                                 const at::Tensor& noise,
                                                                 double variance) {
-  using Signature = std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&,
-                                                       const at::Tensor&, const at::Tensor&, double);
+  using Signature = std::tuple<at::Tensor, at::Tensor>(
+      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, double);
   static auto op = detail::op_handle<Signature>("torchvq::directional_reparam_backward");
   return op.call(grad, x, codes, noise, variance);
 }

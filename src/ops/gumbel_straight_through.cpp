@@ -43,8 +43,8 @@ namespace ops {
 at::Tensor gumbel_straight_through(const at::Tensor& x, const at::Tensor& codebook,
                                    const at::Tensor& indices, double temperature,
                                    c10::string_view metric) {
-  using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, double,
-                               c10::string_view);
+  using Signature =
+      at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, double, c10::string_view);
   static auto op = detail::op_handle<Signature>("torchvq::gumbel_straight_through");
   return op.call(x, codebook, indices, temperature, metric);
 }
@@ -53,9 +53,9 @@ std::tuple<at::Tensor, at::Tensor> gumbel_straight_through_backward(
     const at::Tensor& grad, const at::Tensor& x, const at::Tensor& codebook,
     const at::Tensor& indices, double temperature, c10::string_view metric,
     std::array<bool, 2> grads) {
-  using Signature = std::tuple<at::Tensor, at::Tensor>(
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, double,
-      c10::string_view, std::array<bool, 2>);
+  using Signature = std::tuple<at::Tensor, at::Tensor>(const at::Tensor&, const at::Tensor&,
+                                                       const at::Tensor&, const at::Tensor&, double,
+                                                       c10::string_view, std::array<bool, 2>);
   static auto op = detail::op_handle<Signature>("torchvq::gumbel_straight_through_backward");
   return op.call(grad, x, codebook, indices, temperature, metric, grads);
 }

@@ -22,8 +22,10 @@ void check_orthogonal_loss(const at::Tensor& codebook, const std::optional<at::T
     check_same_device(op, "codebook", codebook, "indices", *indices);
   }
   if (max_codes.has_value()) {
-    TORCH_CHECK_VALUE(*max_codes >= 1, op, ": expected max_codes to be at least 1, but got ", *max_codes);
-    TORCH_CHECK_VALUE(rng.has_value(), op, ": expected rng to be given with max_codes, but got None");
+    TORCH_CHECK_VALUE(*max_codes >= 1, op, ": expected max_codes to be at least 1, but got ",
+                      *max_codes);
+    TORCH_CHECK_VALUE(rng.has_value(), op,
+                      ": expected rng to be given with max_codes, but got None");
   }
   if (rng.has_value()) {
     check_rng(op, *rng);

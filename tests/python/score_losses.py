@@ -19,7 +19,9 @@ def make_tokens(generator, dtype=torch.float32, heads=2, tokens=9, codes=6, dim=
 def scores(x, codebook, metric):
     """Oracle: one head as numpy float64, all pairs explicitly."""
     if metric == "cosine":
-        return (x / numpy.linalg.norm(x, axis=-1)[:, None]) @ (codebook / numpy.linalg.norm(codebook, axis=-1)[:, None]).T
+        return (x / numpy.linalg.norm(x, axis=-1)[:, None]) @ (
+            codebook / numpy.linalg.norm(codebook, axis=-1)[:, None]
+        ).T
     return -numpy.linalg.norm(x[:, None] - codebook[None], axis=-1)
 
 

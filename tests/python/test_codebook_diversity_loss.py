@@ -7,9 +7,17 @@ import math
 import numpy
 import pytest
 import torch
+from score_losses import (
+    METRICS,
+    compiled_token_gradient,
+    gradients,
+    log_softmax,
+    make_tokens,
+    numpy_rows,
+    scores,
+)
 from vector_quantize_pytorch import VectorQuantize
 
-from score_losses import METRICS, compiled_token_gradient, gradients, log_softmax, make_tokens, numpy_rows, scores
 from support import any_path
 
 ops = torch.ops.torchvq
@@ -30,7 +38,9 @@ def oracle(x, codebook, temperature, metric, mask=None):
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 100.0])
-@pytest.mark.parametrize("sizes", [{}, {"heads": 1, "tokens": 1, "codes": 1, "dim": 1}, {"tokens": 900, "codes": 999}])
+@pytest.mark.parametrize(
+    "sizes", [{}, {"heads": 1, "tokens": 1, "codes": 1, "dim": 1}, {"tokens": 900, "codes": 999}]
+)
 def test_codebook_diversity_loss_matches_numpy(sizes, temperature, metric, generator):
     x, codebook, mask = make_tokens(generator, torch.float64, **sizes)
     for m in (None, mask):
@@ -43,7 +53,9 @@ def test_codebook_diversity_loss_matches_numpy(sizes, temperature, metric, gener
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("temperature", [0.5, 10.0])
-def test_codebook_diversity_loss_gradient_matches_finite_differences(temperature, metric, generator):
+def test_codebook_diversity_loss_gradient_matches_finite_differences(
+    temperature, metric, generator
+):
     x, codebook, mask = make_tokens(generator, torch.float64)
     for m in (None, mask):
         assert torch.autograd.gradcheck(
@@ -53,8 +65,12 @@ def test_codebook_diversity_loss_gradient_matches_finite_differences(temperature
 
 
 @pytest.mark.parametrize("temperature", [1.0, 5.0, 100.0])
-@pytest.mark.parametrize("options", [{"learnable_codebook": True, "ema_update": False}, {"use_cosine_sim": True}])
-def test_codebook_diversity_loss_equals_the_reference_for_one_position(options, temperature, generator):
+@pytest.mark.parametrize(
+    "options", [{"learnable_codebook": True, "ema_update": False}, {"use_cosine_sim": True}]
+)
+def test_codebook_diversity_loss_equals_the_reference_for_one_position(
+    options, temperature, generator
+):
     """The reference averages over the batch but not over positions: with one position they agree."""
     torch.manual_seed(0)
     module = VectorQuantize(
@@ -66,7 +82,10 @@ def test_codebook_diversity_loss_equals_the_reference_for_one_position(options, 
     *_, breakdown = module(x, return_loss_breakdown=True)
     breakdown.codebook_diversity.backward()
 
-    token, leaf = x.detach().requires_grad_(), codebook.requires_grad_("learnable_codebook" in options)
+    token, leaf = (
+        x.detach().requires_grad_(),
+        codebook.requires_grad_("learnable_codebook" in options),
+    )
     metric = "cosine" if "use_cosine_sim" in options else "euclidean"
     ours = op(token.view(1, 12, 4), leaf, temperature=temperature, metric=metric)
     ours.backward()
@@ -97,7 +116,9 @@ def test_codebook_diversity_loss_averages_over_all_tokens_of_a_head(generator):
     x, codebook, _ = make_tokens(generator, heads=1, tokens=12)
     expected = op(x, codebook, temperature=3.0, metric="euclidean")
     shuffled = x[:, torch.randperm(12, generator=generator)]
-    torch.testing.assert_close(op(shuffled, codebook, temperature=3.0, metric="euclidean"), expected)
+    torch.testing.assert_close(
+        op(shuffled, codebook, temperature=3.0, metric="euclidean"), expected
+    )
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -131,7 +152,9 @@ def test_codebook_diversity_loss_counts_an_empty_head_as_zero(generator):
     mask[1] = False
     x[1] = float("nan")
     half = op(x[:1], codebook[:1], temperature=9.0, metric="euclidean", mask=mask[:1]) / 2
-    torch.testing.assert_close(op(x, codebook, temperature=9.0, metric="euclidean", mask=mask), half)
+    torch.testing.assert_close(
+        op(x, codebook, temperature=9.0, metric="euclidean", mask=mask), half
+    )
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -144,11 +167,18 @@ def test_codebook_diversity_loss_reports_an_unmasked_nan(metric, generator):
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("temperature", [1.0, 1e4])
 @pytest.mark.parametrize("scale", [0.0, 1e-38, 1e-30, 1e-10, 1e10, 1e30])
-def test_codebook_diversity_loss_gradient_is_finite_for_hostile_norms(scale, temperature, metric, generator):
+def test_codebook_diversity_loss_gradient_is_finite_for_hostile_norms(
+    scale, temperature, metric, generator
+):
     x, codebook, mask = make_tokens(generator)
     mixed = x.clone()
     mixed[:, ::2] *= scale
-    for tokens, codes in ((x * scale, codebook), (x, codebook * scale), (x * scale, codebook * scale), (mixed, codebook)):
+    for tokens, codes in (
+        (x * scale, codebook),
+        (x, codebook * scale),
+        (x * scale, codebook * scale),
+        (mixed, codebook),
+    ):
         loss = lambda x, c: op(x, c, temperature=temperature, metric=metric, mask=mask)  # noqa: E731
         assert loss(tokens, codes).isfinite()
         assert all(grad.isfinite().all() for grad in gradients(loss, tokens, codes))
@@ -166,7 +196,9 @@ def test_codebook_diversity_loss_of_half_tokens_is_float32(dtype, generator):
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_codebook_diversity_loss_compiled_gradient_uses_the_codebook_of_the_forward(metric, generator):
+def test_codebook_diversity_loss_compiled_gradient_uses_the_codebook_of_the_forward(
+    metric, generator
+):
     x, codebook, mask = make_tokens(generator)
     loss = lambda x, c: op(x, c, temperature=3.0, metric=metric, mask=mask)  # noqa: E731
     expected, _ = gradients(loss, x, codebook)
@@ -176,7 +208,9 @@ def test_codebook_diversity_loss_compiled_gradient_uses_the_codebook_of_the_forw
 def test_codebook_diversity_loss_refuses_a_second_derivative(generator):
     x, codebook, _ = make_tokens(generator)
     loss = op(x.requires_grad_(), codebook, temperature=1.0, metric="euclidean")
-    with pytest.raises(NotImplementedError, match="codebook_diversity_loss: expected backward to run with"):
+    with pytest.raises(
+        NotImplementedError, match="codebook_diversity_loss: expected backward to run with"
+    ):
         torch.autograd.grad(loss, x, create_graph=True)
 
 
@@ -189,19 +223,45 @@ def test_codebook_diversity_loss_passes_opcheck(metric, generator):
     torch.library.opcheck(op.default, leaves, {**options, "mask": mask})
     for wanted in ([True, True], [False, True]):
         torch.library.opcheck(
-            ops.codebook_diversity_loss_forward.default, (x, codebook), {**options, "mask": mask, "grads": wanted}
+            ops.codebook_diversity_loss_forward.default,
+            (x, codebook),
+            {**options, "mask": mask, "grads": wanted},
         )
 
 
 @pytest.mark.parametrize(
     ("change", "error", "fragment"),
     [
-        (lambda x, c, m: (x[0], c, 1.0, "cosine", m), ValueError, "expected x to have 3 dimensions"),
-        (lambda x, c, m: (x, c[:1], 1.0, "cosine", m), ValueError, "expected codebook to have size 2"),
-        (lambda x, c, m: (x, c, -1.0, "cosine", m), ValueError, "expected temperature to be finite and non-negative"),
-        (lambda x, c, m: (x, c, 1.0, "dot", m), ValueError, "expected metric to be 'euclidean' or 'cosine'"),
-        (lambda x, c, m: (x, c, 1.0, "cosine", m[:, :1]), ValueError, "expected mask to have size 9"),
-        (lambda x, c, m: (x.long(), c, 1.0, "cosine", m), TypeError, "expected x to be floating point"),
+        (
+            lambda x, c, m: (x[0], c, 1.0, "cosine", m),
+            ValueError,
+            "expected x to have 3 dimensions",
+        ),
+        (
+            lambda x, c, m: (x, c[:1], 1.0, "cosine", m),
+            ValueError,
+            "expected codebook to have size 2",
+        ),
+        (
+            lambda x, c, m: (x, c, -1.0, "cosine", m),
+            ValueError,
+            "expected temperature to be finite and non-negative",
+        ),
+        (
+            lambda x, c, m: (x, c, 1.0, "dot", m),
+            ValueError,
+            "expected metric to be 'euclidean' or 'cosine'",
+        ),
+        (
+            lambda x, c, m: (x, c, 1.0, "cosine", m[:, :1]),
+            ValueError,
+            "expected mask to have size 9",
+        ),
+        (
+            lambda x, c, m: (x.long(), c, 1.0, "cosine", m),
+            TypeError,
+            "expected x to be floating point",
+        ),
     ],
 )
 def test_codebook_diversity_loss_names_bad_arguments(change, error, fragment, generator):

@@ -5,9 +5,17 @@ from __future__ import annotations
 import numpy
 import pytest
 import torch
+from score_losses import (
+    METRICS,
+    compiled_token_gradient,
+    gradients,
+    log_softmax,
+    make_tokens,
+    numpy_rows,
+    scores,
+)
 from vector_quantize_pytorch import VectorQuantize
 
-from score_losses import METRICS, compiled_token_gradient, gradients, log_softmax, make_tokens, numpy_rows, scores
 from support import any_path
 
 ops = torch.ops.torchvq
@@ -32,14 +40,18 @@ def oracle(x, codebook, targets, metric, mask=None):
 
 
 @pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("sizes", [{}, {"heads": 1, "tokens": 1, "codes": 1, "dim": 1}, {"tokens": 900, "codes": 999}])
+@pytest.mark.parametrize(
+    "sizes", [{}, {"heads": 1, "tokens": 1, "codes": 1, "dim": 1}, {"tokens": 900, "codes": 999}]
+)
 def test_commitment_cross_entropy_matches_numpy(sizes, metric, generator):
     x, codebook, targets, mask = make_arguments(generator, torch.float64, **sizes)
     if codebook.size(1) == 1:
         targets.zero_()
     for m in (None, mask):
         expected = oracle(x, codebook, targets, metric, m)
-        assert op(x, codebook, targets, metric=metric, mask=m).item() == pytest.approx(expected, rel=1e-11, abs=1e-14)
+        assert op(x, codebook, targets, metric=metric, mask=m).item() == pytest.approx(
+            expected, rel=1e-11, abs=1e-14
+        )
     single = op(x.float(), codebook.float(), targets, metric=metric)
     assert single.dtype == torch.float32 and single.shape == ()
 
@@ -55,7 +67,9 @@ def test_commitment_cross_entropy_gradient_matches_finite_differences(metric, ge
 
 
 @pytest.mark.parametrize("heads", [1, 2])
-@pytest.mark.parametrize("options", [{"learnable_codebook": True, "ema_update": False}, {"use_cosine_sim": True}])
+@pytest.mark.parametrize(
+    "options", [{"learnable_codebook": True, "ema_update": False}, {"use_cosine_sim": True}]
+)
 def test_commitment_cross_entropy_equals_the_reference(options, heads, generator):
     torch.manual_seed(0)
     module = VectorQuantize(
@@ -67,7 +81,10 @@ def test_commitment_cross_entropy_equals_the_reference(options, heads, generator
     _, indices, loss = module(x)
     loss.backward()
 
-    token, leaf = x.detach().requires_grad_(), codebook.requires_grad_("learnable_codebook" in options)
+    token, leaf = (
+        x.detach().requires_grad_(),
+        codebook.requires_grad_("learnable_codebook" in options),
+    )
     rows = token.view(10, heads, 4).transpose(0, 1)
     metric = "cosine" if "use_cosine_sim" in options else "euclidean"
     ours = op(rows, leaf, indices.view(10, heads).T, metric=metric)
@@ -95,7 +112,9 @@ def test_commitment_cross_entropy_ignores_padding(garbage, metric, generator):
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_commitment_cross_entropy_without_counted_tokens_is_zero_with_zero_gradient(metric, generator):
+def test_commitment_cross_entropy_without_counted_tokens_is_zero_with_zero_gradient(
+    metric, generator
+):
     x, codebook, targets, mask = make_arguments(generator)
     x[0, 0, 0] = float("nan")
     cases = [
@@ -123,7 +142,12 @@ def test_commitment_cross_entropy_gradient_is_finite_for_hostile_norms(scale, me
     x, codebook, targets, mask = make_arguments(generator)
     mixed = x.clone()
     mixed[:, ::2] *= scale
-    for tokens, codes in ((x * scale, codebook), (x, codebook * scale), (x * scale, codebook * scale), (mixed, codebook)):
+    for tokens, codes in (
+        (x * scale, codebook),
+        (x, codebook * scale),
+        (x * scale, codebook * scale),
+        (mixed, codebook),
+    ):
         loss = lambda x, c: op(x, c, targets, metric=metric, mask=mask)  # noqa: E731
         assert loss(tokens, codes).isfinite()
         assert all(grad.isfinite().all() for grad in gradients(loss, tokens, codes))
@@ -171,7 +195,9 @@ def test_commitment_cross_entropy_scales_the_loss_before_rounding_half_gradients
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_commitment_cross_entropy_compiled_gradient_uses_the_codebook_of_the_forward(metric, generator):
+def test_commitment_cross_entropy_compiled_gradient_uses_the_codebook_of_the_forward(
+    metric, generator
+):
     x, codebook, targets, mask = make_arguments(generator)
     loss = lambda x, c: op(x, c, targets, metric=metric, mask=mask)  # noqa: E731
     expected, _ = gradients(loss, x, codebook)
@@ -191,7 +217,9 @@ def test_commitment_cross_entropy_gradient_survives_an_update_in_place(generator
 def test_commitment_cross_entropy_refuses_a_second_derivative(generator):
     x, codebook, targets, _ = make_arguments(generator)
     loss = op(x.requires_grad_(), codebook, targets, metric="euclidean")
-    with pytest.raises(NotImplementedError, match="commitment_cross_entropy: expected backward to run with"):
+    with pytest.raises(
+        NotImplementedError, match="commitment_cross_entropy: expected backward to run with"
+    ):
         torch.autograd.grad(loss, x, create_graph=True)
 
 
@@ -213,22 +241,56 @@ def test_commitment_cross_entropy_passes_opcheck(metric, generator):
     torch.library.opcheck(op.default, leaves, {"metric": metric, "mask": mask})
     for wanted in ([True, True], [True, False], [False, True], [False, False]):
         options = {"metric": metric, "mask": mask, "grads": wanted}
-        torch.library.opcheck(ops.commitment_cross_entropy_forward.default, (x, codebook, targets), options)
+        torch.library.opcheck(
+            ops.commitment_cross_entropy_forward.default, (x, codebook, targets), options
+        )
 
 
 @pytest.mark.parametrize(
     ("change", "error", "fragment"),
     [
-        (lambda x, c, t, m: (x[0], c, t, "cosine", m), ValueError, "expected x to have 3 dimensions"),
-        (lambda x, c, t, m: (x, c[:1], t, "cosine", m), ValueError, "expected codebook to have size 2"),
-        (lambda x, c, t, m: (x, c[..., :2], t, "cosine", m), ValueError, "expected codebook to have size 5"),
-        (lambda x, c, t, m: (x, c[:, :0], t, "cosine", m), ValueError, "expected codebook to have at least 1 code"),
-        (lambda x, c, t, m: (x, c, t[:, :2], "cosine", m), ValueError, "expected targets to have size 9"),
+        (
+            lambda x, c, t, m: (x[0], c, t, "cosine", m),
+            ValueError,
+            "expected x to have 3 dimensions",
+        ),
+        (
+            lambda x, c, t, m: (x, c[:1], t, "cosine", m),
+            ValueError,
+            "expected codebook to have size 2",
+        ),
+        (
+            lambda x, c, t, m: (x, c[..., :2], t, "cosine", m),
+            ValueError,
+            "expected codebook to have size 5",
+        ),
+        (
+            lambda x, c, t, m: (x, c[:, :0], t, "cosine", m),
+            ValueError,
+            "expected codebook to have at least 1 code",
+        ),
+        (
+            lambda x, c, t, m: (x, c, t[:, :2], "cosine", m),
+            ValueError,
+            "expected targets to have size 9",
+        ),
         (lambda x, c, t, m: (x, c, t.int(), "cosine", m), TypeError, "expected targets to be Long"),
         (lambda x, c, t, m: (x, c, t, "cosine", m.int()), TypeError, "expected mask to be Bool"),
-        (lambda x, c, t, m: (x, c, t, "manhattan", m), ValueError, "expected metric to be 'euclidean' or 'cosine'"),
-        (lambda x, c, t, m: (x, c, t + 9, "cosine", m), IndexError, r"expected targets to be in \[-1, 6\), but got"),
-        (lambda x, c, t, m: (x, c, t - 9, "cosine", m), IndexError, r"expected targets to be in \[-1, 6\), but got"),
+        (
+            lambda x, c, t, m: (x, c, t, "manhattan", m),
+            ValueError,
+            "expected metric to be 'euclidean' or 'cosine'",
+        ),
+        (
+            lambda x, c, t, m: (x, c, t + 9, "cosine", m),
+            IndexError,
+            r"expected targets to be in \[-1, 6\), but got",
+        ),
+        (
+            lambda x, c, t, m: (x, c, t - 9, "cosine", m),
+            IndexError,
+            r"expected targets to be in \[-1, 6\), but got",
+        ),
     ],
 )
 def test_commitment_cross_entropy_names_bad_arguments(change, error, fragment, generator):

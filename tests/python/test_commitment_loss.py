@@ -49,7 +49,9 @@ def test_commitment_loss_gradient_matches_finite_differences(generator):
     x.requires_grad_(), codes.requires_grad_()
     assert torch.autograd.gradcheck(lambda x, c: ops.commitment_loss(x, c, mask=mask), (x, codes))
     assert torch.autograd.gradcheck(lambda x, c: ops.commitment_loss(x, c), (x, codes))
-    assert torch.autograd.gradgradcheck(lambda x, c: ops.commitment_loss(x, c, mask=mask), (x, codes))
+    assert torch.autograd.gradgradcheck(
+        lambda x, c: ops.commitment_loss(x, c, mask=mask), (x, codes)
+    )
 
 
 @pytest.mark.parametrize("side", ["x", "codes"])
@@ -62,7 +64,9 @@ def test_commitment_loss_reaches_the_side_that_is_not_detached(side, generator):
     assert (codes if side == "x" else x).grad is None
 
 
-@pytest.mark.parametrize("options", [{}, {"learnable_codebook": True, "ema_update": False}, {"use_cosine_sim": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"learnable_codebook": True, "ema_update": False}, {"use_cosine_sim": True}]
+)
 def test_commitment_loss_equals_the_reference(options, generator):
     torch.manual_seed(0)
     module = VectorQuantize(dim=4, codebook_size=6, **options)
@@ -71,7 +75,10 @@ def test_commitment_loss_equals_the_reference(options, generator):
     _, indices, loss = module(x)
     loss.backward()
 
-    token, leaf = x.detach().requires_grad_(), codebook.requires_grad_("learnable_codebook" in options)
+    token, leaf = (
+        x.detach().requires_grad_(),
+        codebook.requires_grad_("learnable_codebook" in options),
+    )
     tokens = token.view(1, 10, 4)
     if "use_cosine_sim" in options:
         tokens = torch.nn.functional.normalize(tokens, dim=-1)
@@ -100,7 +107,12 @@ def test_commitment_loss_ignores_padding(path, garbage, generator):
 @pytest.mark.parametrize("shape", [(2, 0, 5), (0, 3, 5), (1, 3, 0)])
 def test_commitment_loss_of_nothing_is_zero(path, shape):
     assert path(torch.zeros(shape), torch.zeros(shape)).item() == 0
-    assert path(torch.zeros(shape), torch.zeros(shape), mask=torch.ones(shape[:2], dtype=torch.bool)).item() == 0
+    assert (
+        path(
+            torch.zeros(shape), torch.zeros(shape), mask=torch.ones(shape[:2], dtype=torch.bool)
+        ).item()
+        == 0
+    )
     assert all(grad.shape == shape for grad in gradients(torch.zeros(shape), torch.zeros(shape)))
 
 
@@ -131,7 +143,9 @@ def test_commitment_loss_gradient_is_finite_for_hostile_norms(scale, generator):
 def test_commitment_loss_of_half_tokens_is_float32(dtype, generator):
     x, codes, mask = make_arguments(generator, dtype)
     loss = ops.commitment_loss(x, codes, mask=mask)
-    assert loss.dtype == torch.float32 and loss.item() == pytest.approx(exact(x, codes, mask), rel=1e-6)
+    assert loss.dtype == torch.float32 and loss.item() == pytest.approx(
+        exact(x, codes, mask), rel=1e-6
+    )
     grad_x, grad_codes = gradients(x, codes.float(), mask)
     assert grad_x.dtype == dtype and grad_codes.dtype == torch.float32
 
@@ -145,7 +159,9 @@ def test_commitment_loss_does_not_depend_on_threads_or_strides(generator):
     finally:
         torch.set_num_threads(1)
     strided = [t.mT.contiguous().mT for t in (x, codes)]
-    assert torch.equal(ops.commitment_loss(*strided, mask=mask.repeat_interleave(2, 1)[:, ::2]), expected)
+    assert torch.equal(
+        ops.commitment_loss(*strided, mask=mask.repeat_interleave(2, 1)[:, ::2]), expected
+    )
 
 
 def test_commitment_loss_compiled_gradient_uses_the_codes_of_the_forward(generator):

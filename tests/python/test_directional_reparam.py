@@ -11,7 +11,10 @@ from support import any_path
 ops = torch.ops.torchvq
 VARIANCE = 0.3
 FORWARD = {"cpu": ops.directional_reparam, "any": any_path("directional_reparam")}
-BACKWARD = {"cpu": ops.directional_reparam_backward, "any": any_path("directional_reparam_backward")}
+BACKWARD = {
+    "cpu": ops.directional_reparam_backward,
+    "any": any_path("directional_reparam_backward"),
+}
 
 
 def make_tokens(generator, dtype=torch.float32, shape=(2, 9, 5)):
@@ -126,7 +129,10 @@ def test_directional_reparam_any_path_agrees_with_cpu(generator):
     x, codes, noise = make_tokens(generator)
     args = (x, codes, noise)
     torch.testing.assert_close(
-        FORWARD["any"](*args, variance=VARIANCE), FORWARD["cpu"](*args, variance=VARIANCE), rtol=1e-6, atol=1e-7
+        FORWARD["any"](*args, variance=VARIANCE),
+        FORWARD["cpu"](*args, variance=VARIANCE),
+        rtol=1e-6,
+        atol=1e-7,
     )
 
 
@@ -138,7 +144,9 @@ def test_directional_reparam_accepts_half_tokens_and_float_codes(dtype, generato
     y = ops.directional_reparam(x, codes, noise, variance=VARIANCE)
     y.sum().backward()
     assert y.dtype == dtype and x.grad.dtype == dtype and codes.grad.dtype == torch.float32
-    torch.testing.assert_close(y.float(), formula(x.detach().float(), codes, noise), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(
+        y.float(), formula(x.detach().float(), codes, noise), rtol=1e-2, atol=1e-2
+    )
 
 
 def test_directional_reparam_propagates_nan_to_its_token_alone(generator):
@@ -173,16 +181,34 @@ def test_directional_reparam_passes_opcheck(generator):
     x, codes, noise = make_tokens(generator)
     leaves = (x.clone().requires_grad_(), codes.clone().requires_grad_(), noise)
     torch.library.opcheck(ops.directional_reparam.default, leaves, {"variance": VARIANCE})
-    torch.library.opcheck(ops.directional_reparam_backward.default, (x, x, codes, noise), {"variance": VARIANCE})
+    torch.library.opcheck(
+        ops.directional_reparam_backward.default, (x, x, codes, noise), {"variance": VARIANCE}
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "error", "fragment"),
     [
-        (lambda x, c, n: ((x, c[:, :3], n), VARIANCE), ValueError, "expected codes to have the shape of x"),
-        (lambda x, c, n: ((x, c, n[:, :3]), VARIANCE), ValueError, "expected noise to have the shape of x"),
-        (lambda x, c, n: ((x, c, n.int()), VARIANCE), TypeError, "expected noise to be floating point"),
-        (lambda x, c, n: ((x, c, n), -1.0), ValueError, "expected variance to be finite and non-negative"),
+        (
+            lambda x, c, n: ((x, c[:, :3], n), VARIANCE),
+            ValueError,
+            "expected codes to have the shape of x",
+        ),
+        (
+            lambda x, c, n: ((x, c, n[:, :3]), VARIANCE),
+            ValueError,
+            "expected noise to have the shape of x",
+        ),
+        (
+            lambda x, c, n: ((x, c, n.int()), VARIANCE),
+            TypeError,
+            "expected noise to be floating point",
+        ),
+        (
+            lambda x, c, n: ((x, c, n), -1.0),
+            ValueError,
+            "expected variance to be finite and non-negative",
+        ),
         (lambda x, c, n: ((x, c, n), float("nan")), ValueError, "expected variance to be finite"),
     ],
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from score_losses import METRICS, compiled_token_gradient, make_tokens
 from vector_quantize_pytorch import VectorQuantize
 
-from score_losses import METRICS, compiled_token_gradient, make_tokens
 from support import any_path
 
 ops = torch.ops.torchvq
@@ -44,7 +44,9 @@ def gradients(x, codebook, indices, upstream, **options):
     return torch.autograd.grad(op(x, codebook, indices, **options), (x, codebook), upstream)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
 def test_gumbel_straight_through_value_is_the_code_bit_for_bit(dtype, generator):
     x, codebook, indices, _ = make_arguments(generator, dtype)
     for path in (op, any_path("gumbel_straight_through")):
@@ -54,16 +56,22 @@ def test_gumbel_straight_through_value_is_the_code_bit_for_bit(dtype, generator)
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 7.0])
-@pytest.mark.parametrize("sizes", [{}, {"heads": 1, "tokens": 1, "codes": 1, "dim": 1}, {"tokens": 900, "codes": 999}])
+@pytest.mark.parametrize(
+    "sizes", [{}, {"heads": 1, "tokens": 1, "codes": 1, "dim": 1}, {"tokens": 900, "codes": 999}]
+)
 def test_gumbel_straight_through_gradient_matches_autograd(sizes, temperature, metric, generator):
     arguments = make_arguments(generator, torch.float64, **sizes)
     options = {"temperature": temperature, "metric": metric}
-    for ours, expected in zip(gradients(*arguments, **options), oracle(*arguments, **options), strict=True):
+    for ours, expected in zip(
+        gradients(*arguments, **options), oracle(*arguments, **options), strict=True
+    ):
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_gumbel_straight_through_token_gradient_matches_finite_differences_of_the_soft_choice(metric, generator):
+def test_gumbel_straight_through_token_gradient_matches_finite_differences_of_the_soft_choice(
+    metric, generator
+):
     x, codebook, indices, upstream = make_arguments(generator, torch.float64, tokens=3)
     indices.clamp_(min=0)
     grad_x, _ = gradients(x, codebook, indices, upstream, temperature=0.7, metric=metric)
@@ -102,9 +110,13 @@ def test_gumbel_straight_through_equals_the_reference(stochastic, temperature, c
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_gumbel_straight_through_at_temperature_zero_moves_the_chosen_codes_alone(metric, generator):
+def test_gumbel_straight_through_at_temperature_zero_moves_the_chosen_codes_alone(
+    metric, generator
+):
     x, codebook, indices, upstream = make_arguments(generator)
-    grad_x, grad_codebook = gradients(x, codebook, indices, upstream, temperature=0.0, metric=metric)
+    grad_x, grad_codebook = gradients(
+        x, codebook, indices, upstream, temperature=0.0, metric=metric
+    )
     expected = codebook.clone().requires_grad_()
     ops.lookup_codes(expected, indices).backward(upstream)
     assert grad_x.eq(0).all()
@@ -119,7 +131,9 @@ def test_gumbel_straight_through_ignores_tokens_without_an_index(metric, generat
     absent = indices < 0
     assert absent.any()
     x[absent], upstream[absent] = float("nan"), float("inf")
-    for ours, grad in zip(gradients(x, codebook, indices, upstream, **options), expected, strict=True):
+    for ours, grad in zip(
+        gradients(x, codebook, indices, upstream, **options), expected, strict=True
+    ):
         assert torch.equal(ours, grad)
     assert expected[0][absent].eq(0).all()
 
@@ -127,9 +141,15 @@ def test_gumbel_straight_through_ignores_tokens_without_an_index(metric, generat
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("temperature", [1e-3, 1.0])
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-10, 1e10, 1e30])
-def test_gumbel_straight_through_gradient_is_finite_for_hostile_norms(scale, temperature, metric, generator):
+def test_gumbel_straight_through_gradient_is_finite_for_hostile_norms(
+    scale, temperature, metric, generator
+):
     x, codebook, indices, upstream = make_arguments(generator)
-    for tokens, codes in ((x * scale, codebook), (x * scale, codebook * min(scale, 1e10)), (x, codebook * min(scale, 1e10))):
+    for tokens, codes in (
+        (x * scale, codebook),
+        (x * scale, codebook * min(scale, 1e10)),
+        (x, codebook * min(scale, 1e10)),
+    ):
         grads = gradients(tokens, codes, indices, upstream, temperature=temperature, metric=metric)
         assert all(grad.isfinite().all() for grad in grads)
 
@@ -152,7 +172,9 @@ def test_gumbel_straight_through_accepts_half_tokens_and_float_codes(dtype, gene
 
 
 @pytest.mark.parametrize("metric", METRICS)
-def test_gumbel_straight_through_compiled_gradient_uses_the_codebook_of_the_forward(metric, generator):
+def test_gumbel_straight_through_compiled_gradient_uses_the_codebook_of_the_forward(
+    metric, generator
+):
     x, codebook, indices, upstream = make_arguments(generator)
     loss = lambda x, c: (op(x, c, indices, temperature=0.5, metric=metric) * upstream).sum()  # noqa: E731
     expected, _ = gradients(x, codebook, indices, upstream, temperature=0.5, metric=metric)
@@ -179,18 +201,40 @@ def test_gumbel_straight_through_passes_opcheck(metric, generator):
     torch.library.opcheck(op.default, leaves, options)
     backward = ops.gumbel_straight_through_backward.default
     for wanted in ([True, True], [True, False], [False, True]):
-        torch.library.opcheck(backward, (upstream, x, codebook, indices), {**options, "grads": wanted})
+        torch.library.opcheck(
+            backward, (upstream, x, codebook, indices), {**options, "grads": wanted}
+        )
 
 
 @pytest.mark.parametrize(
     ("change", "error", "fragment"),
     [
-        (lambda x, c, i: (x[0], c, i, 1.0, "cosine"), ValueError, "expected x to have 3 dimensions"),
-        (lambda x, c, i: (x, c[..., :2], i, 1.0, "cosine"), ValueError, "expected codebook to have size 5"),
-        (lambda x, c, i: (x, c, i[:, :2], 1.0, "cosine"), ValueError, "expected indices to have size 9"),
+        (
+            lambda x, c, i: (x[0], c, i, 1.0, "cosine"),
+            ValueError,
+            "expected x to have 3 dimensions",
+        ),
+        (
+            lambda x, c, i: (x, c[..., :2], i, 1.0, "cosine"),
+            ValueError,
+            "expected codebook to have size 5",
+        ),
+        (
+            lambda x, c, i: (x, c, i[:, :2], 1.0, "cosine"),
+            ValueError,
+            "expected indices to have size 9",
+        ),
         (lambda x, c, i: (x, c, i.int(), 1.0, "cosine"), TypeError, "expected indices to be Long"),
-        (lambda x, c, i: (x, c, i, -1.0, "cosine"), ValueError, "expected temperature to be finite and non-negative"),
-        (lambda x, c, i: (x, c, i, 1.0, "dot"), ValueError, "expected metric to be 'euclidean' or 'cosine'"),
+        (
+            lambda x, c, i: (x, c, i, -1.0, "cosine"),
+            ValueError,
+            "expected temperature to be finite and non-negative",
+        ),
+        (
+            lambda x, c, i: (x, c, i, 1.0, "dot"),
+            ValueError,
+            "expected metric to be 'euclidean' or 'cosine'",
+        ),
     ],
 )
 def test_gumbel_straight_through_names_bad_arguments(change, error, fragment, generator):

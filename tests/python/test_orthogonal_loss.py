@@ -40,7 +40,9 @@ def test_orthogonal_loss_matches_numpy(shape, generator):
     codebook = make_codebook(generator, shape)
     indices = make_indices(generator, codebook)
     assert op(codebook).item() == pytest.approx(oracle(codebook), rel=1e-11, abs=1e-14)
-    assert op(codebook, indices=indices).item() == pytest.approx(oracle(codebook, indices), rel=1e-11, abs=1e-14)
+    assert op(codebook, indices=indices).item() == pytest.approx(
+        oracle(codebook, indices), rel=1e-11, abs=1e-14
+    )
     assert op(codebook.float()).dtype == torch.float32
 
 
@@ -190,13 +192,33 @@ def test_orthogonal_loss_passes_opcheck(generator):
     ("arguments", "error", "fragment"),
     [
         ({"codebook": torch.zeros(2, 3)}, ValueError, "expected codebook to have 3 dimensions"),
-        ({"codebook": torch.zeros(1, 0, 3)}, ValueError, "expected codebook to have at least 1 code"),
-        ({"codebook": torch.zeros(1, 2, 3).int()}, TypeError, "expected codebook to be floating point"),
+        (
+            {"codebook": torch.zeros(1, 0, 3)},
+            ValueError,
+            "expected codebook to have at least 1 code",
+        ),
+        (
+            {"codebook": torch.zeros(1, 2, 3).int()},
+            TypeError,
+            "expected codebook to be floating point",
+        ),
         ({"indices": torch.zeros(1, 3).long()}, ValueError, "expected indices to have size 2"),
         ({"indices": torch.zeros(2, 3)}, TypeError, "expected indices to be Long"),
-        ({"indices": torch.full((2, 3), 6)}, IndexError, r"expected indices to be in \[-1, 6\), but got 6"),
-        ({"indices": torch.full((2, 3), -2)}, IndexError, r"expected indices to be in \[-1, 6\), but got -2"),
-        ({"max_codes": 0, "rng": RNG}, ValueError, "expected max_codes to be at least 1, but got 0"),
+        (
+            {"indices": torch.full((2, 3), 6)},
+            IndexError,
+            r"expected indices to be in \[-1, 6\), but got 6",
+        ),
+        (
+            {"indices": torch.full((2, 3), -2)},
+            IndexError,
+            r"expected indices to be in \[-1, 6\), but got -2",
+        ),
+        (
+            {"max_codes": 0, "rng": RNG},
+            ValueError,
+            "expected max_codes to be at least 1, but got 0",
+        ),
         ({"max_codes": 3}, ValueError, "expected rng to be given with max_codes, but got None"),
         ({"max_codes": 3, "rng": RNG[:1]}, ValueError, r"expected rng to have shape \(2,\)"),
         ({"max_codes": 3, "rng": RNG.int()}, TypeError, "expected rng to be Long"),

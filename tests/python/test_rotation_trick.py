@@ -36,7 +36,9 @@ def gradient_by_matrices(x, codes, upstream):
     return torch.from_numpy(numpy.array(rows)).view(x.shape)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
 def test_rotation_trick_value_is_the_code_bit_for_bit(dtype, generator):
     x, codes, _ = make_tokens(generator, dtype)
     x[0, 0] = 0
@@ -64,17 +66,23 @@ def test_rotation_trick_gradient_maps_the_code_to_the_token(generator):
 
 def test_rotation_trick_gradient_equals_the_reference(generator):
     torch.manual_seed(0)
-    module = VectorQuantize(dim=8, codebook_size=16, rotation_trick=True, freeze_codebook=True, commitment_weight=0.0)
+    module = VectorQuantize(
+        dim=8, codebook_size=16, rotation_trick=True, freeze_codebook=True, commitment_weight=0.0
+    )
     x = torch.randn(2, 50, 8, generator=generator).requires_grad_()
     upstream = torch.randn(2, 50, 8, generator=generator)
     quantized, indices, _ = module(x)
     (expected,) = torch.autograd.grad(quantized, x, upstream)
     codes = module._codebook.embed.detach()[0][indices]
-    torch.testing.assert_close(gradient(x.detach(), codes, upstream), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        gradient(x.detach(), codes, upstream), expected, rtol=1e-5, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("backward", BACKWARD.values(), ids=BACKWARD.keys())
-@pytest.mark.parametrize("x_scale", [0.0, 1e-38, 1e-30, 1e-13, 1e-6, 1e-3, 1.0, 1e3, 1e18, 1e30, float("inf")])
+@pytest.mark.parametrize(
+    "x_scale", [0.0, 1e-38, 1e-30, 1e-13, 1e-6, 1e-3, 1.0, 1e3, 1e18, 1e30, float("inf")]
+)
 @pytest.mark.parametrize("code_scale", [0.0, 1e-30, 1e-6, 1.0, 1e30])
 def test_rotation_trick_gradient_is_bounded(backward, x_scale, code_scale, generator):
     x, codes, upstream = make_tokens(generator)
@@ -125,7 +133,10 @@ def test_rotation_trick_clamps_the_gain(backward):
 def test_rotation_trick_any_path_agrees_with_cpu(generator):
     x, codes, upstream = make_tokens(generator, shape=(2, 100, 19))
     torch.testing.assert_close(
-        BACKWARD["any"](upstream, x, codes), BACKWARD["cpu"](upstream, x, codes), rtol=1e-6, atol=1e-7
+        BACKWARD["any"](upstream, x, codes),
+        BACKWARD["cpu"](upstream, x, codes),
+        rtol=1e-6,
+        atol=1e-7,
     )
 
 
@@ -159,7 +170,10 @@ def test_rotation_trick_of_no_tokens():
 def test_rotation_trick_refuses_a_second_derivative(generator):
     x, codes, _ = make_tokens(generator)
     y = ops.rotation_trick(x.requires_grad_(), codes)
-    with pytest.raises(NotImplementedError, match="rotation_trick: expected backward to run with create_graph=False"):
+    with pytest.raises(
+        NotImplementedError,
+        match="rotation_trick: expected backward to run with create_graph=False",
+    ):
         torch.autograd.grad(y.sum(), x, create_graph=True)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy
 import pytest
 import torch
-
 from score_losses import METRICS, log_softmax, make_tokens, numpy_rows, scores
+
 from support import any_path
 
 op = torch.ops.torchvq.sample_codes
@@ -25,9 +25,13 @@ def test_sample_codes_frequencies_follow_the_softmax(sample_codes, temperature, 
     """Pearson's chi-square with 5 degrees of freedom: 30 is passed by chance once in 70000 runs."""
     x, codebook, _ = make_tokens(generator, heads=2, tokens=1)
     draws = 20000
-    indices = sample_codes(x.expand(2, draws, 5), codebook, RNG, temperature=temperature, metric=metric)
+    indices = sample_codes(
+        x.expand(2, draws, 5), codebook, RNG, temperature=temperature, metric=metric
+    )
     for h in range(2):
-        p = numpy.exp(log_softmax(scores(numpy_rows(x[h]), numpy_rows(codebook[h]), metric) / temperature))[0]
+        p = numpy.exp(
+            log_softmax(scores(numpy_rows(x[h]), numpy_rows(codebook[h]), metric) / temperature)
+        )[0]
         counts = torch.bincount(indices[h], minlength=6).numpy()
         assert ((counts - draws * p) ** 2 / (draws * p)).sum() < 30
 
@@ -45,7 +49,9 @@ def test_sample_codes_at_temperature_zero_takes_the_best_score(sample_codes, met
 
 def test_sample_codes_breaks_ties_by_the_lowest_index(sample_codes):
     codebook = torch.tensor([[[2.0], [1.0], [1.0], [-1.0]]])
-    indices = sample_codes(torch.tensor([[[0.0], [1.0]]]), codebook, RNG, temperature=0.0, metric="euclidean")
+    indices = sample_codes(
+        torch.tensor([[[0.0], [1.0]]]), codebook, RNG, temperature=0.0, metric="euclidean"
+    )
     assert indices.tolist() == [[1, 1]]
 
 
@@ -53,13 +59,19 @@ def test_sample_codes_breaks_ties_by_the_lowest_index(sample_codes):
 @pytest.mark.parametrize("codes", [1, 6, 999])
 def test_sample_codes_any_path_agrees_with_cpu(codes, metric, generator):
     x, codebook, _ = make_tokens(generator, tokens=900, codes=codes)
-    draws = [path(x, codebook, RNG, temperature=1.0, metric=metric, stream=2) for path in PATHS.values()]
+    draws = [
+        path(x, codebook, RNG, temperature=1.0, metric=metric, stream=2) for path in PATHS.values()
+    ]
     assert torch.equal(*draws)
 
 
 def test_sample_codes_depends_on_seed_step_and_stream_alone(sample_codes, generator):
     x, codebook, _ = make_tokens(generator, tokens=500)
-    draw = lambda rng, stream=0: sample_codes(x, codebook, rng, temperature=1.0, metric="euclidean", stream=stream)  # noqa: E731
+
+    def draw(rng, stream=0):
+        options = {"temperature": 1.0, "metric": "euclidean", "stream": stream}
+        return sample_codes(x, codebook, rng, **options)
+
     torch.manual_seed(1)
     expected = draw(RNG)
     state = torch.random.get_rng_state()
@@ -78,19 +90,25 @@ def test_sample_codes_does_not_depend_on_threads_blocks_or_strides(generator):
         assert torch.equal(op(x, codebook, RNG, **options), expected)
     finally:
         torch.set_num_threads(1)
-    assert torch.equal(op(x.mT.contiguous().mT, codebook.mT.contiguous().mT, RNG, **options), expected)
+    assert torch.equal(
+        op(x.mT.contiguous().mT, codebook.mT.contiguous().mT, RNG, **options), expected
+    )
     assert torch.equal(op(x[:, :700], codebook, RNG, **options), expected[:, :700])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("metric", METRICS)
-def test_sample_codes_gives_non_finite_tokens_index_zero(sample_codes, metric, value, temperature, generator):
+def test_sample_codes_gives_non_finite_tokens_index_zero(
+    sample_codes, metric, value, temperature, generator
+):
     x, codebook, _ = make_tokens(generator)
     expected = sample_codes(x, codebook, RNG, temperature=temperature, metric=metric)
     x[1, 4, 2] = value
     expected[1, 4] = 0
-    assert torch.equal(sample_codes(x, codebook, RNG, temperature=temperature, metric=metric), expected)
+    assert torch.equal(
+        sample_codes(x, codebook, RNG, temperature=temperature, metric=metric), expected
+    )
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e30])
@@ -105,7 +123,9 @@ def test_sample_codes_stays_in_range_for_hostile_norms(sample_codes, scale, gene
 def test_sample_codes_accepts_half_tokens(sample_codes, dtype, generator):
     x, codebook, _ = make_tokens(generator, dtype)
     expected = sample_codes(x.double(), codebook.double(), RNG, temperature=1.0, metric="euclidean")
-    assert torch.equal(sample_codes(x, codebook, RNG, temperature=1.0, metric="euclidean"), expected)
+    assert torch.equal(
+        sample_codes(x, codebook, RNG, temperature=1.0, metric="euclidean"), expected
+    )
 
 
 def test_sample_codes_of_no_tokens(sample_codes, generator):
@@ -117,7 +137,9 @@ def test_sample_codes_passes_opcheck_and_compiles(generator):
     x, codebook, _ = make_tokens(generator)
     options = {"temperature": 1.0, "metric": "euclidean"}
     torch.library.opcheck(op.default, (x, codebook, RNG), options)
-    compiled = torch.compile(lambda x: op(x, codebook, RNG, **options), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda x: op(x, codebook, RNG, **options), fullgraph=True, backend="aot_eager"
+    )
     assert torch.equal(compiled(x), op(x, codebook, RNG, **options))
 
 
@@ -125,11 +147,23 @@ def test_sample_codes_passes_opcheck_and_compiles(generator):
     ("change", "error", "fragment"),
     [
         (lambda x, c: (x[0], c, RNG, 1.0, "cosine"), ValueError, "expected x to have 3 dimensions"),
-        (lambda x, c: (x, c[..., :2], RNG, 1.0, "cosine"), ValueError, "expected codebook to have size 5"),
+        (
+            lambda x, c: (x, c[..., :2], RNG, 1.0, "cosine"),
+            ValueError,
+            "expected codebook to have size 5",
+        ),
         (lambda x, c: (x, c, RNG[:1], 1.0, "cosine"), ValueError, "expected rng to have shape"),
         (lambda x, c: (x, c, RNG.float(), 1.0, "cosine"), TypeError, "expected rng to be Long"),
-        (lambda x, c: (x, c, RNG, float("inf"), "cosine"), ValueError, "expected temperature to be finite"),
-        (lambda x, c: (x, c, RNG, 1.0, "l2"), ValueError, "expected metric to be 'euclidean' or 'cosine'"),
+        (
+            lambda x, c: (x, c, RNG, float("inf"), "cosine"),
+            ValueError,
+            "expected temperature to be finite",
+        ),
+        (
+            lambda x, c: (x, c, RNG, 1.0, "l2"),
+            ValueError,
+            "expected metric to be 'euclidean' or 'cosine'",
+        ),
     ],
 )
 def test_sample_codes_names_bad_arguments(sample_codes, change, error, fragment, generator):

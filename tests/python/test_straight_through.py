@@ -17,7 +17,9 @@ def make_tokens(generator, dtype=torch.float32, shape=(2, 7, 3)):
 
 
 def same_bits(a, b):
-    return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    return a.dtype == b.dtype and torch.equal(
+        a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

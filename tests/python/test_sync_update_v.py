@@ -13,7 +13,9 @@ def make_tokens(generator, dtype=torch.float32, shape=(2, 7, 3)):
 
 
 def same_bits(a, b):
-    return a.dtype == b.dtype and torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+    return a.dtype == b.dtype and torch.equal(
+        a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)
+    )
 
 
 @pytest.mark.parametrize("v", [0.0, 0.3, 1.0])
@@ -27,7 +29,9 @@ def test_sync_update_v_multiplies_the_gradient_by_one_plus_v(v, generator):
 
 @pytest.mark.parametrize("v", [-0.1, float("nan"), float("inf")])
 def test_sync_update_v_rejects_a_bad_v(v):
-    with pytest.raises(ValueError, match="sync_update_v: expected v to be finite and non-negative, but got"):
+    with pytest.raises(
+        ValueError, match="sync_update_v: expected v to be finite and non-negative, but got"
+    ):
         ops.sync_update_v(torch.zeros(1, 2, 3), v=v)
 
 

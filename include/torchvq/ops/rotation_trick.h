@@ -7,20 +7,20 @@
 
 namespace torchvq::ops {
 
-/// Returns the codes and hands the gradient to the tokens through the rotation that takes each token
-/// to its code, times the ratio of their norms.
+/// Returns the codes and hands the gradient to the tokens through the rotation that takes each
+/// token to its code, times the ratio of their norms.
 ///
 /// Formula      y = codes, bit for bit. With e = x / |x|, q = c / |c|, r = (e + q) / |e + q| and
 ///              gain = min(|c| / |x|, 100), all constant:
 ///              dx = gain * (dy - 2 (dy.r) r + 2 (dy.q) e), dcodes = 0
 /// Paper        Fifty et al. 2024, arXiv:2410.06424
-/// Parity       the reference computes y by the rotation (not the code bit for bit, 0 for a zero token)
-///              and does not bound the gain
+/// Parity       the reference computes y by the rotation (not the code bit for bit, 0 for a zero
+///              token) and does not bound the gain
 ///
-/// Tokens within 1e-3 of the direction opposite to their code, |e + q| < 1e-3, have no r; what remains without
-/// it, I + 2 q e^T, is a reflection that takes e to q: dx = gain * (dy + 2 (dy.q) e). Straight-through (dx = dy)
-/// is used where |x| or |c| is below 1e-12 or not finite. So dx is finite and at most 300 |dy| whatever x and
-/// codes are.
+/// Tokens within 1e-3 of the direction opposite to their code, |e + q| < 1e-3, have no r; what
+/// remains without it, I + 2 q e^T, is a reflection that takes e to q:
+/// dx = gain * (dy + 2 (dy.q) e). Straight-through (dx = dy) is used where |x| or |c| is below
+/// 1e-12 or not finite. So dx is finite and at most 300 |dy| whatever x and codes are.
 ///
 /// @param x      (H, N, D), floating point, any strides.
 /// @param codes  (H, N, D), floating point; its dtype may differ from that of x.
@@ -36,6 +36,6 @@ TORCHVQ_API at::Tensor rotation_trick(const at::Tensor& x, const at::Tensor& cod
 
 /// The backward of rotation_trick: dx of the formula above for dy = grad, in the dtype of x.
 TORCHVQ_API at::Tensor rotation_trick_backward(const at::Tensor& grad, const at::Tensor& x,
-                                              const at::Tensor& codes);
+                                               const at::Tensor& codes);
 
 }  // namespace torchvq::ops

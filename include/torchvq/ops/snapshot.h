@@ -9,8 +9,8 @@ namespace torchvq::ops {
 
 /// Copies a codebook so that backward can use it after the forward has overwritten the original.
 ///
-/// A compiler recomputes a plain `clone` in backward from the buffer that was updated meanwhile; the
-/// result of this opaque operator is saved instead (docs/design/estimators-and-losses.md).
+/// A compiler recomputes a plain `clone` in backward from the buffer that was updated meanwhile;
+/// the result of this opaque operator is saved instead (docs/design/estimators-and-losses.md).
 ///
 /// Formula      y = codebook, bit for bit, contiguous
 ///

@@ -9,9 +9,10 @@ namespace torchvq::ops {
 
 /// Returns the quantized tokens with their gradient multiplied by 1 + v.
 ///
-/// Formula      y = quantized, bit for bit, as (1 + v) quantized - v sg(quantized); dquantized = (1 + v) dy
+/// Formula      y = (1 + v) quantized - v sg(quantized): the same bits; dquantized = (1 + v) dy
 /// Paper        Huh et al. 2023, arXiv:2305.08842, synchronized update rule
-/// Parity       `sync_update_v` of the reference's VectorQuantize, applied to the estimator's output
+/// Parity       `sync_update_v` of the reference's VectorQuantize, applied to the estimator's
+///              output
 ///
 /// @param quantized  (H, N, D) or any shape, floating point.
 /// @param v          finite and non-negative; the paper's nu. 0 is the identity.

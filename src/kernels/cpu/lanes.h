@@ -12,7 +12,8 @@ struct LaneSum {
   double lane[kLanes] = {};
 
   double total() const {
-    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+    return ((lane[0] + lane[4]) + (lane[2] + lane[6])) +
+           ((lane[1] + lane[5]) + (lane[3] + lane[7]));
   }
 };
 

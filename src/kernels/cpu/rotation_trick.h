@@ -22,8 +22,8 @@ struct RotationWeights {
 inline RotationWeights rotation_weights(double xx, double cc, double xc, double gx, double gc) {
   const double x_norm = std::sqrt(xx), c_norm = std::sqrt(cc);
   const double opening = 1.0 + xc / (x_norm * c_norm);
-  const bool usable =
-      x_norm >= kRotationNormFloor && c_norm >= kRotationNormFloor && std::isfinite(x_norm * c_norm);
+  const bool usable = x_norm >= kRotationNormFloor && c_norm >= kRotationNormFloor &&
+                      std::isfinite(x_norm * c_norm);
   if (!usable) return {};
   const double ratio = c_norm / x_norm;
   const double gain = ratio < kRotationGainBound ? ratio : kRotationGainBound;
@@ -44,15 +44,15 @@ void rotation_trick_backward_row(const T* grad, const T* x, const T* code, T* gr
     gx.lane[l] += g * a;
     gc.lane[l] += g * b;
   });
-  const auto weights =
-      rotation_weights(xx.total(), cc.total(), xc.total(), gx.total(), gc.total());
+  const auto weights = rotation_weights(xx.total(), cc.total(), xc.total(), gx.total(), gc.total());
   if (weights.token == 0.0 && weights.code == 0.0) {
     // Not 0 * x: a token of straight-through may hold infinity.
     for (int64_t i = 0; i < dim; ++i) grad_x[i] = static_cast<T>(weights.grad * grad[i]);
     return;
   }
   for (int64_t i = 0; i < dim; ++i) {
-    grad_x[i] = static_cast<T>(weights.grad * grad[i] + weights.token * x[i] + weights.code * code[i]);
+    grad_x[i] =
+        static_cast<T>(weights.grad * grad[i] + weights.token * x[i] + weights.code * code[i]);
   }
 }
 

@@ -1,5 +1,5 @@
-// The draw of one token among K scores. Compute-bound: a hash, an exponential and a logarithm per code,
-// and codes whose chance is 0 in float64 are passed over.
+// The draw of one token among K scores. Compute-bound: a hash, an exponential and a logarithm per
+// code, and codes whose chance is 0 in float64 are passed over.
 #pragma once
 
 #include <cmath>

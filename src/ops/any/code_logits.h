@@ -10,11 +10,13 @@
 
 namespace torchvq::detail {
 
-/// Formula   euclidean: l[n, k] = -|x_n - c_k|; cosine: l[n, k] = x_n.c_k / (max(|x_n|, e) max(|c_k|, e)), e = 1e-12.
+/// Formula   euclidean: l[n, k] = -|x_n - c_k|; cosine: l[n, k] = x_n.c_k / (max(|x_n|, e)
+///           max(|c_k|, e)), e = 1e-12.
 ///
-/// Euclidean scores come from |x|^2 - 2 x.c + |c|^2 with the mean of the codebook subtracted from both
-/// sides, in the dtype of sum_dtype(): the expansion costs half of the digits, and an offset of the data
-/// would cost the rest. Differences below its rounding count as 0, where the gradient is 0 as well.
+/// Euclidean scores come from |x|^2 - 2 x.c + |c|^2 with the mean of the codebook subtracted from
+/// both sides, in the dtype of sum_dtype(): the expansion costs half of the digits, and an offset
+/// of the data would cost the rest. Differences below its rounding count as 0, where the gradient
+/// is 0 as well.
 class CodeLogits {
  public:
   /// What backward() needs of one block of tokens.
@@ -30,9 +32,10 @@ class CodeLogits {
   /// @param x  (n, D).
   Block forward(const at::Tensor& x) const;
 
-  /// Gradient to the tokens, (n, D), for the gradient of block.logits. `grad_codes` (K, D), if defined,
-  /// collects the gradient to the codes; finish it with codes_gradient().
-  at::Tensor backward(const Block& block, const at::Tensor& grad_logits, at::Tensor& grad_codes) const;
+  /// Gradient to the tokens, (n, D), for the gradient of block.logits. `grad_codes` (K, D), if
+  /// defined, collects the gradient to the codes; finish it with codes_gradient().
+  at::Tensor backward(const Block& block, const at::Tensor& grad_logits,
+                      at::Tensor& grad_codes) const;
 
   at::Tensor codes_gradient(const at::Tensor& grad_codes) const;
 

@@ -1,5 +1,5 @@
-// Any device, CPU included: a block of tokens at a time, matrix products by the device's own library.
-// Two passes: the gradient needs the average over all tokens first.
+// Any device, CPU included: a block of tokens at a time, matrix products by the device's own
+// library. Two passes: the gradient needs the average over all tokens first.
 #include "ops/codebook_diversity_loss.h"
 
 #include <algorithm>
@@ -44,10 +44,10 @@ struct Head {
   at::Tensor log_totals(const at::TensorOptions& options) const {
     constexpr double kNothing = -std::numeric_limits<double>::infinity();
     auto totals = at::full({scores.size()}, kNothing, options);
-    for_each_block([&](int64_t, const at::Tensor& masked, const CodeLogits::Block&,
-                       const at::Tensor& log_p) {
-      totals = at::logaddexp(totals, log_p.masked_fill(masked, kNothing).logsumexp(0));
-    });
+    for_each_block(
+        [&](int64_t, const at::Tensor& masked, const CodeLogits::Block&, const at::Tensor& log_p) {
+          totals = at::logaddexp(totals, log_p.masked_fill(masked, kNothing).logsumexp(0));
+        });
     return totals;
   }
 
@@ -84,13 +84,13 @@ Losses codebook_diversity_loss_forward(const at::Tensor& x, const at::Tensor& co
     const auto rows = x[h], head_counted = counted[h];
     const Head head{scores, rows, head_counted, temperature, detail::tokens_per_block(codebook)};
     const auto tokens = head_counted.sum().to(options.dtype());
-    const auto log_mean =
-        (head.log_totals(options) - tokens.log()).masked_fill_(tokens.eq(0), 0);
+    const auto log_mean = (head.log_totals(options) - tokens.log()).masked_fill_(tokens.eq(0), 0);
     loss.add_((log_mean.exp() * log_mean).sum() / heads);
     if (!wanted[0] && !wanted[1]) continue;
     const auto grad_x = wanted[0] ? grads.x[h] : at::Tensor();
     auto grad_codes = wanted[1] ? at::zeros(codebook[h].sizes(), options) : at::Tensor();
-    head.backward(log_mean, (tokens.clamp_min(1) * heads).reciprocal() * temperature, grad_x, grad_codes);
+    head.backward(log_mean, (tokens.clamp_min(1) * heads).reciprocal() * temperature, grad_x,
+                  grad_codes);
     if (wanted[1]) grads.codebook[h].copy_(scores.codes_gradient(grad_codes));
   }
   return {loss.to(detail::value_dtype(x, codebook)), grads.x, grads.codebook};

@@ -1,4 +1,5 @@
-// Any device, CPU included: a block of tokens at a time, matrix products by the device's own library.
+// Any device, CPU included: a block of tokens at a time, matrix products by the device's own
+// library.
 #include "ops/commitment_cross_entropy.h"
 
 #include <algorithm>
@@ -36,7 +37,8 @@ struct Head {
   at::Tensor block_loss(int64_t from, int64_t size) {
     const auto valid = counted.narrow(0, from, size).unsqueeze(-1);
     const auto tokens = x.narrow(0, from, size).masked_fill(valid.logical_not(), 0);
-    const auto target = targets.narrow(0, from, size).unsqueeze(-1).masked_fill(valid.logical_not(), 0);
+    const auto target =
+        targets.narrow(0, from, size).unsqueeze(-1).masked_fill(valid.logical_not(), 0);
     const auto block = scores.forward(tokens);
     const auto total = block.logits.logsumexp(-1, /*keepdim=*/true);
     if (grad_x.defined() || grad_codes.defined()) {

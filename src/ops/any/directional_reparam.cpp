@@ -11,7 +11,9 @@
 namespace torchvq {
 namespace {
 
-at::Tensor row_norms(const at::Tensor& rows) { return (rows * rows).sum(-1, /*keepdim=*/true).sqrt(); }
+at::Tensor row_norms(const at::Tensor& rows) {
+  return (rows * rows).sum(-1, /*keepdim=*/true).sqrt();
+}
 
 at::Tensor inverse_or_zero(const at::Tensor& values) {
   return values.reciprocal().masked_fill_(values.eq(0), 0);

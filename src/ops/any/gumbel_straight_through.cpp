@@ -62,7 +62,8 @@ std::tuple<at::Tensor, at::Tensor> gumbel_straight_through_backward(
       const int64_t size = std::min(block, tokens - from);
       const auto index = indices[h].narrow(0, from, size);
       const auto absent = index.lt(0).unsqueeze(-1);
-      const auto upstream = grad[h].narrow(0, from, size).to(options.dtype()).masked_fill(absent, 0);
+      const auto upstream =
+          grad[h].narrow(0, from, size).to(options.dtype()).masked_fill(absent, 0);
       if (wanted[1]) add_chosen(chosen, upstream, index);
       if (temperature == 0) continue;
       const auto rows = x[h].narrow(0, from, size).masked_fill(absent, 0);

@@ -1,6 +1,6 @@
-// Any device, CPU included. The selection is a weight of 0 or 1 per code, never a compaction to a size that
-// depends on data. With N the selected unit rows, sum of (n_i.n_j)^2 = |N N^T|^2 = |N^T N|^2: the smaller
-// of the two products is used.
+// Any device, CPU included. The selection is a weight of 0 or 1 per code, never a compaction to a
+// size that depends on data. With N the selected unit rows, sum of (n_i.n_j)^2 = |N N^T|^2 = |N^T
+// N|^2: the smaller of the two products is used.
 #include "ops/orthogonal_loss.h"
 
 #include <algorithm>
@@ -28,20 +28,25 @@ at::Tensor active_codes(const at::Tensor& codebook, const std::optional<at::Tens
   if (!indices.has_value()) return at::ones({heads, size}, codebook.options().dtype(at::kBool));
   if (indices->is_cpu() && indices->numel() > 0) {
     const auto least = indices->min().item<int64_t>(), most = indices->max().item<int64_t>();
-    TORCH_CHECK_INDEX(least >= -1 && most < size, "orthogonal_loss: expected indices to be in [-1, ",
-                      size, "), but got ", least < -1 ? least : most);
+    TORCH_CHECK_INDEX(least >= -1 && most < size,
+                      "orthogonal_loss: expected indices to be in [-1, ", size, "), but got ",
+                      least < -1 ? least : most);
   }
   const auto counts = at::zeros({heads, size}, indices->options());
-  return counts.scatter_add(1, indices->masked_fill(indices->eq(-1), 0), indices->ge(0).to(at::kLong))
+  return counts
+      .scatter_add(1, indices->masked_fill(indices->eq(-1), 0), indices->ge(0).to(at::kLong))
       .gt(0);
 }
 
-/// The `max_codes` active codes that come first in a random order of all codes: their numbers, (H, M).
+/// The `max_codes` active codes that come first in a random order of all codes: their numbers, (H,
+/// M).
 at::Tensor random_subset(const at::Tensor& active, int64_t max_codes, const at::Tensor& rng) {
   const auto key = detail::random_key(rng, static_cast<int64_t>(RandomPurpose::kOrthogonalSubset));
   const auto bits = detail::random_bits(key, at::arange(active.size(1), rng.options()));
-  const auto keys = bits.unsqueeze(0).masked_fill(active.logical_not(), std::numeric_limits<int64_t>::max());
-  return at::argsort(keys, /*stable=*/true, /*dim=*/1, /*descending=*/false).narrow(1, 0, max_codes);
+  const auto keys =
+      bits.unsqueeze(0).masked_fill(active.logical_not(), std::numeric_limits<int64_t>::max());
+  return at::argsort(keys, /*stable=*/true, /*dim=*/1, /*descending=*/false)
+      .narrow(1, 0, max_codes);
 }
 
 std::tuple<at::Tensor, at::Tensor> orthogonal_loss_forward(const at::Tensor& codebook,
@@ -75,7 +80,8 @@ std::tuple<at::Tensor, at::Tensor> orthogonal_loss_forward(const at::Tensor& cod
   const auto scale = (count.square() * heads).reciprocal().mul_(4).view({-1, 1, 1});
   const auto grad = detail::unit_rows_backward(pairs * scale, unit).masked_fill_(absent, 0);
   if (!subset.defined()) return {loss.to(dtype), grad.to(dtype)};
-  return {loss.to(dtype), at::zeros(codebook.sizes(), grad.options()).scatter(1, subset, grad).to(dtype)};
+  return {loss.to(dtype),
+          at::zeros(codebook.sizes(), grad.options()).scatter(1, subset, grad).to(dtype)};
 }
 
 at::Tensor orthogonal_loss(const at::Tensor& codebook, const std::optional<at::Tensor>& indices,

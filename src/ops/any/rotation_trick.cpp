@@ -1,4 +1,5 @@
-// Any device: plain ATen, the reference for the CPU kernel (kernels/cpu/rotation_trick.h has the algebra).
+// Any device: plain ATen, the reference for the CPU kernel (kernels/cpu/rotation_trick.h has the
+// algebra).
 #include "ops/rotation_trick.h"
 
 #include <ATen/TensorOperators.h>
@@ -16,7 +17,9 @@ at::Tensor rotation_trick(const at::Tensor& x, const at::Tensor& codes) {
   return codes.clone(at::MemoryFormat::Contiguous);
 }
 
-at::Tensor row_dots(const at::Tensor& a, const at::Tensor& b) { return (a * b).sum(-1, /*keepdim=*/true); }
+at::Tensor row_dots(const at::Tensor& a, const at::Tensor& b) {
+  return (a * b).sum(-1, /*keepdim=*/true);
+}
 
 at::Tensor rotation_trick_backward(const at::Tensor& grad_, const at::Tensor& x_,
                                    const at::Tensor& codes_) {

@@ -14,7 +14,8 @@ namespace {
 at::Tensor sample_codes(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
                         double temperature, c10::string_view metric_name, int64_t stream) {
   const auto metric = detail::check_sample_codes(x, codebook, rng, temperature, metric_name);
-  const auto key = detail::random_key(rng, static_cast<int64_t>(RandomPurpose::kCodeSampling), stream);
+  const auto key =
+      detail::random_key(rng, static_cast<int64_t>(RandomPurpose::kCodeSampling), stream);
   return detail::choose_by_score(
       x, codebook, metric, [&](const at::Tensor& scores, int64_t position) {
         const auto best = scores.amax(-1, /*keepdim=*/true);

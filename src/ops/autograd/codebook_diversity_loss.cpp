@@ -8,8 +8,8 @@ namespace torchvq {
 namespace {
 
 at::Tensor codebook_diversity_loss(const at::Tensor& x, const at::Tensor& codebook,
-                                    double temperature, c10::string_view metric,
-                                    const std::optional<at::Tensor>& mask) {
+                                   double temperature, c10::string_view metric,
+                                   const std::optional<at::Tensor>& mask) {
   return detail::loss_with_precomputed_gradients(
       "codebook_diversity_loss", x, codebook, [&](std::array<bool, 2> wanted) {
         return ops::codebook_diversity_loss_forward(x, codebook, temperature, metric, mask, wanted);

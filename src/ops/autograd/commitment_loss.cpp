@@ -13,7 +13,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Upstream gradient times 2 / (number of unmasked values). Without values there is nothing to scale.
+/// Upstream gradient times 2 / (number of unmasked values). Without values there is nothing to
+/// scale.
 at::Tensor gradient_scale(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& mask) {
   if (!mask.defined()) return (grad * 2).div(at::Scalar(x.sym_numel()));
   const auto count = (mask.sum() * at::Scalar(x.sym_size(2))).clamp_min(1);
@@ -36,7 +37,8 @@ struct CommitmentLoss : torch::autograd::Function<CommitmentLoss> {
     auto difference = x.to(dtype) - codes.to(dtype);
     if (mask.defined()) difference = difference.masked_fill(mask.logical_not().unsqueeze(-1), 0);
     const auto grad_x = difference * gradient_scale(grads[0], x, mask);
-    const auto grad_codes = ctx->needs_input_grad(1) ? grad_x.neg().to(codes.scalar_type()) : at::Tensor();
+    const auto grad_codes =
+        ctx->needs_input_grad(1) ? grad_x.neg().to(codes.scalar_type()) : at::Tensor();
     return {grad_x.to(x.scalar_type()), grad_codes, at::Tensor()};
   }
 };

@@ -32,8 +32,12 @@ struct GumbelStraightThrough : torch::autograd::Function<GumbelStraightThrough> 
     const auto [grad_x, grad_codebook] = ops::gumbel_straight_through_backward(
         grads[0], saved[0], saved[1], saved[2], ctx->saved_data["temperature"].toDouble(),
         ctx->saved_data["metric"].toStringRef(), wanted);
-    return {wanted[0] ? grad_x : at::Tensor(), wanted[1] ? grad_codebook : at::Tensor(), at::Tensor(),
-            at::Tensor(), at::Tensor(), at::Tensor()};
+    return {wanted[0] ? grad_x : at::Tensor(),
+            wanted[1] ? grad_codebook : at::Tensor(),
+            at::Tensor(),
+            at::Tensor(),
+            at::Tensor(),
+            at::Tensor()};
   }
 };
 

@@ -1,6 +1,6 @@
-// Autograd of losses whose leaf operator returns the loss with its gradients. Nothing that depends on the
-// codebook is read again in backward: the forward may have overwritten it, and a compiler would
-// recompute it from the new values (docs/design/estimators-and-losses.md).
+// Autograd of losses whose leaf operator returns the loss with its gradients. Nothing that depends
+// on the codebook is read again in backward: the forward may have overwritten it, and a compiler
+// would recompute it from the new values (docs/design/estimators-and-losses.md).
 #pragma once
 
 #include <array>
@@ -26,11 +26,12 @@ struct PrecomputedGradients : torch::autograd::Function<PrecomputedGradients> {
 
   template <typename Leaf>
   static at::Tensor forward(Context* ctx, const std::optional<at::Tensor>& x,
-                            const at::Tensor& codebook, const char* op,
-                            std::array<bool, 2> wanted, const Leaf& leaf) {
+                            const at::Tensor& codebook, const char* op, std::array<bool, 2> wanted,
+                            const Leaf& leaf) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto [loss, grad_x, grad_codebook] = leaf(wanted);
-    ctx->save_for_backward({wanted[0] ? grad_x : at::Tensor(), wanted[1] ? grad_codebook : at::Tensor()});
+    ctx->save_for_backward(
+        {wanted[0] ? grad_x : at::Tensor(), wanted[1] ? grad_codebook : at::Tensor()});
     ctx->saved_data["op"] = op;
     ctx->saved_data["x_dtype"] = static_cast<int64_t>(x.value_or(codebook).scalar_type());
     ctx->saved_data["codebook_dtype"] = static_cast<int64_t>(codebook.scalar_type());

@@ -16,7 +16,9 @@ struct Snapshot : torch::autograd::Function<Snapshot> {
     return ops::snapshot(codebook);
   }
 
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) { return {grads[0]}; }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    return {grads[0]};
+  }
 };
 
 at::Tensor snapshot(const at::Tensor& codebook) { return Snapshot::apply(codebook); }

@@ -12,7 +12,8 @@
 namespace torchvq {
 namespace {
 
-/// Blocks depend on the feature size alone, so that the order of additions never depends on threads.
+/// Blocks depend on the feature size alone, so that the order of additions never depends on
+/// threads.
 template <typename T>
 double total_difference(const at::Tensor& x, const at::Tensor& codes, const bool* mask) {
   const int64_t rows = x.size(0) * x.size(1), dim = x.size(2);
@@ -22,8 +23,8 @@ double total_difference(const at::Tensor& x, const at::Tensor& codes, const bool
   std::vector<double> partial(static_cast<size_t>(blocks));
   at::parallel_for(0, blocks, 4, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      partial[static_cast<size_t>(i)] = kernels::squared_differences(
-          a, b, mask, i * block, std::min(rows, (i + 1) * block), dim);
+      partial[static_cast<size_t>(i)] =
+          kernels::squared_differences(a, b, mask, i * block, std::min(rows, (i + 1) * block), dim);
     }
   });
   double total = 0;

@@ -49,8 +49,8 @@ std::tuple<at::Tensor, at::Tensor> backward_rows(const at::Tensor& grad, const a
   auto* gc = grad_codes.mutable_data_ptr<T>();
   const int64_t dim = x.size(2);
   for_each_row(x, [&](int64_t at) {
-    kernels::directional_reparam_backward_row(g + at, from + at, to + at, n + at, deviation, gx + at,
-                                              gc + at, dim);
+    kernels::directional_reparam_backward_row(g + at, from + at, to + at, n + at, deviation,
+                                              gx + at, gc + at, dim);
   });
   return {grad_x, grad_codes};
 }

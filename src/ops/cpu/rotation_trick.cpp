@@ -37,9 +37,8 @@ at::Tensor rotation_trick_backward(const at::Tensor& grad, const at::Tensor& x,
   detail::check_rotation_trick_backward(grad, x, codes);
   const auto dtype = detail::value_dtype(x, codes);
   const auto rows = [&](const at::Tensor& tensor) { return tensor.to(dtype).contiguous(); };
-  const auto grad_x = dtype == at::kDouble
-                          ? backward_rows<double>(rows(grad), rows(x), rows(codes))
-                          : backward_rows<float>(rows(grad), rows(x), rows(codes));
+  const auto grad_x = dtype == at::kDouble ? backward_rows<double>(rows(grad), rows(x), rows(codes))
+                                           : backward_rows<float>(rows(grad), rows(x), rows(codes));
   return grad_x.to(x.scalar_type());
 }
 

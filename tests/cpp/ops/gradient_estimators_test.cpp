@@ -1,5 +1,6 @@
-// The gradient estimators through their C++ functions: values, stated gradients, messages. The Python tests
-// (tests/python/test_<op>.py) hold them to formulas, finite differences and the reference.
+// The gradient estimators through their C++ functions: values, stated gradients, messages. The
+// Python tests (tests/python/test_<op>.py) hold them to formulas, finite differences and the
+// reference.
 #include <torchvq/ops/directional_reparam.h>
 #include <torchvq/ops/gumbel_straight_through.h>
 #include <torchvq/ops/lookup_codes.h>
@@ -35,7 +36,8 @@ at::Tensor gradient(const at::Tensor& output, const at::Tensor& input, const at:
 TEST(LanesTest, SumsEveryTermOnceWhateverTheSize) {
   for (int64_t size = 0; size <= 40; ++size) {
     kernels::LaneSum sum;
-    kernels::for_each_lane(size, [&](int64_t i, int64_t l) { sum.lane[l] += static_cast<double>(i + 1); });
+    kernels::for_each_lane(
+        size, [&](int64_t i, int64_t l) { sum.lane[l] += static_cast<double>(i + 1); });
     EXPECT_EQ(sum.total(), static_cast<double>(size * (size + 1) / 2));
   }
 }
@@ -48,16 +50,17 @@ TEST(StraightThroughTest, GivesTheCodesAndTheIdentityGradient) {
 }
 
 TEST(StraightThroughTest, NamesBadArguments) {
-  expect_throw_with<c10::ValueError>([] { ops::straight_through(at::zeros({1, 2, 3}), at::zeros({1, 2, 4})); },
-                                     "straight_through: expected codes to have the shape of x");
+  expect_throw_with<c10::ValueError>(
+      [] { ops::straight_through(at::zeros({1, 2, 3}), at::zeros({1, 2, 4})); },
+      "straight_through: expected codes to have the shape of x");
   expect_throw_with<c10::TypeError>(
       [] { ops::straight_through(at::zeros({1, 2, 3}, at::kLong), at::zeros({1, 2, 3})); },
       "straight_through: expected x to be floating point");
 }
 
 TEST(RotationTrickTest, RotatesTheGradientByAQuarterTurn) {
-  // x points along the first axis, its code is twice as long along the second: dy along the code becomes
-  // twice dy along x, and dy along x becomes twice dy against the code.
+  // x points along the first axis, its code is twice as long along the second: dy along the code
+  // becomes twice dy along x, and dy along x becomes twice dy against the code.
   const auto x = tokens({1, 0, 1, 0}).requires_grad_(), codes = tokens({0, 2, 0, 2});
   const auto y = ops::rotation_trick(x, codes);
   EXPECT_TRUE(at::equal(y, codes));
@@ -105,14 +108,16 @@ TEST(GumbelStraightThroughTest, LooksUpAndDifferentiatesTheSoftChoice) {
   const auto x = tokens({0, 0}).requires_grad_();
   const auto y = ops::gumbel_straight_through(x, codebook, indices, 1.0, "euclidean");
   EXPECT_TRUE(at::equal(y, tokens({1, 0})));
-  // p = 1/2 each; moving x by h along the axis moves the scores by +h and -h, the average code by h.
+  // p = 1/2 each; moving x by h along the axis moves the scores by +h and -h, the average code by
+  // h.
   EXPECT_TRUE(at::allclose(gradient(y, x, tokens({1, 0})), tokens({1, 0})));
 }
 
 TEST(GumbelStraightThroughTest, NamesABadMetric) {
   expect_throw_with<c10::ValueError>(
       [] {
-        ops::gumbel_straight_through(tokens({1, 2}), tokens({1, 2}), at::zeros({1, 1}, at::kLong), 1.0, "dot");
+        ops::gumbel_straight_through(tokens({1, 2}), tokens({1, 2}), at::zeros({1, 1}, at::kLong),
+                                     1.0, "dot");
       },
       "gumbel_straight_through: expected metric to be 'euclidean' or 'cosine', but got 'dot'");
 }
@@ -129,7 +134,8 @@ TEST(SampleCodesTest, DrawsWithTheStatedProbabilities) {
 TEST(SampleCodesTest, TemperatureZeroTakesTheNearest) {
   const auto rng = at::zeros({2}, at::kLong);
   const auto codebook = tokens({5, 5, 1, 1, 0, 0});
-  const auto indices = ops::sample_codes(tokens({1, 2, -3, 0, 9, 9}), codebook, rng, 0.0, "euclidean");
+  const auto indices =
+      ops::sample_codes(tokens({1, 2, -3, 0, 9, 9}), codebook, rng, 0.0, "euclidean");
   EXPECT_TRUE(at::equal(indices, at::tensor({1, 2, 0}, at::kLong).reshape({1, 3})));
 }
 

@@ -51,8 +51,9 @@ TEST(CommitmentLossTest, NamesBadArguments) {
 TEST(CommitmentCrossEntropyTest, IsTheCrossEntropyOfDistances) {
   const auto codebook = rows({0, 3}, 1), x = rows({1, 7}, 1);
   const double expected = std::log(1 + std::exp(-1.0));
-  EXPECT_NEAR(ops::commitment_cross_entropy(x, codebook, indices({0, -1}), "euclidean").item<double>(), expected,
-              1e-12);
+  EXPECT_NEAR(
+      ops::commitment_cross_entropy(x, codebook, indices({0, -1}), "euclidean").item<double>(),
+      expected, 1e-12);
 }
 
 TEST(CommitmentCrossEntropyTest, KeepsItsGradientWhenTheCodebookIsOverwritten) {
@@ -66,17 +67,23 @@ TEST(CommitmentCrossEntropyTest, KeepsItsGradientWhenTheCodebookIsOverwritten) {
 
 TEST(CommitmentCrossEntropyTest, NamesTargetsOutOfRange) {
   expect_throw_with<c10::IndexError>(
-      [] { ops::commitment_cross_entropy(rows({1}, 1), rows({0, 3}, 1), indices({2}), "euclidean"); },
+      [] {
+        ops::commitment_cross_entropy(rows({1}, 1), rows({0, 3}, 1), indices({2}), "euclidean");
+      },
       "commitment_cross_entropy: expected targets to be in [-1, 2), but got 2");
 }
 
 TEST(CodebookDiversityLossTest, IsMinusTheEntropyOfAverageUse) {
   const auto codebook = rows({0, 10}, 1);
-  EXPECT_NEAR(ops::codebook_diversity_loss(rows({0, 10}, 1), codebook, 100, "euclidean").item<double>(),
-              -std::log(2.0), 1e-12);
-  EXPECT_NEAR(ops::codebook_diversity_loss(rows({0, 0}, 1), codebook, 100, "euclidean").item<double>(), 0, 1e-12);
-  EXPECT_NEAR(ops::codebook_diversity_loss(rows({0, 0}, 1), codebook, 0, "euclidean").item<double>(),
-              -std::log(2.0), 1e-12);
+  EXPECT_NEAR(
+      ops::codebook_diversity_loss(rows({0, 10}, 1), codebook, 100, "euclidean").item<double>(),
+      -std::log(2.0), 1e-12);
+  EXPECT_NEAR(
+      ops::codebook_diversity_loss(rows({0, 0}, 1), codebook, 100, "euclidean").item<double>(), 0,
+      1e-12);
+  EXPECT_NEAR(
+      ops::codebook_diversity_loss(rows({0, 0}, 1), codebook, 0, "euclidean").item<double>(),
+      -std::log(2.0), 1e-12);
 }
 
 TEST(OrthogonalLossTest, CountsPairsOfActiveCodes) {
@@ -88,8 +95,9 @@ TEST(OrthogonalLossTest, CountsPairsOfActiveCodes) {
 }
 
 TEST(OrthogonalLossTest, NeedsRandomStateForASubset) {
-  expect_throw_with<c10::ValueError>([] { ops::orthogonal_loss(at::ones({1, 3, 2}), std::nullopt, 2); },
-                                     "orthogonal_loss: expected rng to be given with max_codes, but got None");
+  expect_throw_with<c10::ValueError>(
+      [] { ops::orthogonal_loss(at::ones({1, 3, 2}), std::nullopt, 2); },
+      "orthogonal_loss: expected rng to be given with max_codes, but got None");
 }
 
 }  // namespace
