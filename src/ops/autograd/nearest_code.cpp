@@ -108,7 +108,7 @@ variable_list NearestCode::backward(AutogradContext* ctx, const variable_list& g
         distance_gradients(wide_x, codes, grad_distances.unsqueeze(-1), ctx->saved_data["cosine"].toBool());
     result[0] = (topk ? part.x.sum(-2) : part.x).to(x.scalar_type());
     to_codes = to_codes.defined() ? to_codes + part.codes : part.codes;
-    if (ctx->needs_input_grad(2)) {
+    if (ctx->saved_data.count("bias_shape") && ctx->needs_input_grad(2)) {
       auto shape = saved_shape(ctx, "bias_shape");
       shape.emplace_back(1);
       result[2] = scatter_rows(grad_distances.masked_fill(absent, 0), indices, shape)
