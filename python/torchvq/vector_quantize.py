@@ -598,8 +598,13 @@ class VectorQuantize(nn.Module):
         return self._channels(self._decode(indices))
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
-        """The output of ``forward`` in evaluation for these indices: codes, then ``project_out``, in the same layout."""
-        return self._channels(self._project(self.project_out, self._decode(indices)))
+        """The output of ``forward`` in evaluation for these indices: codes, then ``project_out``, in the same layout.
+        Zeros where the index (of every head) is -1."""
+        output = self._project(self.project_out, self._decode(indices))
+        if self.has_projections:
+            absent = indices < 0 if self.heads == 1 else (indices < 0).all(-1)
+            output = output.masked_fill(absent.unsqueeze(-1), 0)
+        return self._channels(output)
 
     def _decode(self, indices: Tensor) -> Tensor:
         codes = _ops.lookup_codes(self._codebook.codes(), self._split_targets(indices))

@@ -333,7 +333,12 @@ torch::Tensor VectorQuantizeImpl::get_codes_from_indices(const torch::Tensor& in
 }
 
 torch::Tensor VectorQuantizeImpl::get_output_from_indices(const torch::Tensor& indices) {
-  const auto output = project_back(decode(indices));
+  auto output = project_back(decode(indices));
+  if (project_out) {
+    // Masked tokens have no output; the bias of the projection would give them one.
+    const auto absent = options.heads() == 1 ? indices.lt(0) : indices.lt(0).all(-1);
+    output = output.masked_fill(absent.unsqueeze(-1), 0);
+  }
   return channel_first() ? output.movedim(-1, 1) : output;
 }
 
