@@ -1,6 +1,7 @@
 #include "kernels/cpu/cpu_level.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <string>
 
@@ -9,6 +10,8 @@
 
 namespace torchvq::kernels {
 namespace {
+
+std::atomic<CpuLevel> level_limit = CpuLevel::kAvx512;
 
 CpuLevel torch_level() {
   const auto capability = at::get_cpu_capability();
@@ -44,7 +47,9 @@ CpuLevel best_cpu_level() {
 
 CpuLevel cpu_level() {
   static const CpuLevel level = std::min({best_cpu_level(), torch_level(), requested_level()});
-  return level;
+  return std::min(level, level_limit.load(std::memory_order_relaxed));
 }
+
+void limit_cpu_level(CpuLevel limit) { level_limit.store(limit, std::memory_order_relaxed); }
 
 }  // namespace torchvq::kernels

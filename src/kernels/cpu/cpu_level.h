@@ -2,17 +2,22 @@
 // (instruction_sets.cmake), and reached through one table of function pointers per level.
 #pragma once
 
+#include <torchvq/export.h>
+
 namespace torchvq::kernels {
 
 enum class CpuLevel { kDefault = 0, kAvx2 = 1, kAvx512 = 2 };
 
 /// What this build and this machine have, whatever the environment says.
-CpuLevel best_cpu_level();
+TORCHVQ_API CpuLevel best_cpu_level();
 
 /// The level to use: best_cpu_level(), bounded by two environment variables that are read once: ATEN_CPU_CAPABILITY,
 /// which bounds all of torch, and TORCHVQ_SIMD_LEVEL (default, avx2 or avx512), which bounds torchvq alone.
 /// Throws c10::ValueError for another value of TORCHVQ_SIMD_LEVEL.
-CpuLevel cpu_level();
+TORCHVQ_API CpuLevel cpu_level();
+
+/// Bounds cpu_level() further, until the next call: for tests and benchmarks that compare levels in one process.
+TORCHVQ_API void limit_cpu_level(CpuLevel limit);
 
 // The function that `name` stands for at `level`: name_default, name_avx2 or name_avx512.
 #if defined(TORCHVQ_HAVE_X86_LEVELS)
