@@ -24,6 +24,7 @@ _AFFINE_FLAGS = (
     "codebook_mean_needs_init",
     "codebook_variance_needs_init",
 )
+_HALF = (torch.float16, torch.bfloat16)
 # Replays wait for a backward pass that may never come, so their number is bounded.
 _MAX_REPLAYS = 32
 
@@ -170,6 +171,17 @@ class Codebook(nn.Module):
         # A recomputed forward writes into its record, never into the live parameter.
         return self.embed.detach() if self._replayed_embed is None else self._replayed_embed
 
+    def _wide_embed(self) -> Tensor:
+        """The codes in the dtype of the moving averages, to be written; ``_store_embed`` completes the write."""
+        embed = self._writable_embed()
+        return embed.to(self.embed_avg.dtype) if embed.dtype in _HALF else embed
+
+    def _store_embed(self, wide: Tensor) -> None:
+        embed = self._writable_embed()
+        if embed.dtype in _HALF:
+            # The operators write float state; a parameter in half precision gets it rounded.
+            embed.copy_(wide)
+
     def _affine_state(self) -> list[Tensor]:
         return [getattr(self, name) for name in _AFFINE_STATE]
 
@@ -194,17 +206,19 @@ class Codebook(nn.Module):
             self._update_affine(x, mask)
 
     def _initialise(self, x: Tensor, mask: Tensor | None) -> None:
+        embed = self._wide_embed()
         _ops.initialise_codebook_(
             self.initted,
             self.cluster_size,
             self.embed_avg,
-            self._writable_embed(),
+            embed,
             x.detach(),
             self.rng,
             mask=mask,
             iterations=self.kmeans_iters,
             metric=self.metric,
         )
+        self._store_embed(embed)
         # Without a single real token the codes are still to be initialised. Compiled code cannot ask.
         self._initialised = True if torch.compiler.is_compiling() else bool(self.initted)
 
@@ -218,12 +232,15 @@ class Codebook(nn.Module):
             mask=mask,
             decay=self.affine_param_batch_decay,
         )
+        # A step without tokens changes nothing, the statistics of the codes included.
+        present = _ops.has_tokens(x.detach(), mask).expand(-1, self.codebook_size)
         _ops.update_affine_(
             self.codebook_mean,
             self.codebook_variance,
             self.codebook_mean_needs_init,
             self.codebook_variance_needs_init,
             self._writable_embed(),
+            mask=present,
             decay=self.affine_param_codebook_decay,
         )
 
@@ -251,7 +268,7 @@ class Codebook(nn.Module):
             return
         x = x.detach()
         inputs = _ops.affine_inputs(x, *self._affine_state()) if self.affine_param else x
-        embed = self._writable_embed()
+        embed = self._wide_embed()
         statistics = _ops.code_statistics(inputs, indices, _ops.code_exponents(embed), mask=mask)
         if self._pending is not None:
             statistics = _ops.merge_statistics(*self._pending, *statistics)
@@ -272,6 +289,7 @@ class Codebook(nn.Module):
             from_codebook=isinstance(self.embed, nn.Parameter) and ema_update and not self.vqp_compat,
             finish=finish and not self.vqp_compat,
         )
+        self._store_embed(embed)
         if finish and self.vqp_compat:
             self.update_ema()
         self.replace_dead_codes(inputs, statistics[0], mask)
@@ -292,8 +310,9 @@ class Codebook(nn.Module):
         if self.vqp_compat:
             # There a code may be replaced in the very step that used it.
             counts = torch.zeros_like(counts)
+        embed = self._wide_embed()
         _ops.replace_dead_codes_(
-            self._writable_embed(),
+            embed,
             self.embed_avg,
             self.cluster_size,
             self.cooldown,
@@ -307,12 +326,13 @@ class Codebook(nn.Module):
             cooldown_steps=self.cooldown_steps,
             metric=self.metric,
         )
+        self._store_embed(embed)
 
     def update_ema(self) -> None:
         """Sets the codes from the moving averages: the second half of a step with ``manual_ema_update``."""
-        _ops.ema_finish_(
-            self._writable_embed(), self.cluster_size, self.embed_avg, eps=self.eps, metric=self.metric
-        )
+        embed = self._wide_embed()
+        _ops.ema_finish_(embed, self.cluster_size, self.embed_avg, eps=self.eps, metric=self.metric)
+        self._store_embed(embed)
 
     def set_codes(self, codes: Tensor) -> None:
         """Sets the codes and the averages behind them, so that the next update keeps what it was given."""
@@ -376,7 +396,7 @@ class Codebook(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, old in before.items():
             new = self._buffers[name]
-            if old is not None and new is not None and new.dtype in (torch.float16, torch.bfloat16):
+            if old is not None and new is not None and new.dtype in _HALF:
                 self._buffers[name] = old.to(new.device)
         return self
 
@@ -390,7 +410,7 @@ class Codebook(nn.Module):
                 missing.remove(prefix + name)
                 self._restore_default(name)
         for name, buffer in self._buffers.items():
-            if buffer is not None and buffer.dtype in (torch.float16, torch.bfloat16):
+            if buffer is not None and buffer.dtype in _HALF:
                 self._buffers[name] = buffer.float()
         self._pending = None
         if not self.initted.is_meta:

@@ -426,8 +426,11 @@ class VectorQuantize(nn.Module):
     def _project(self, projection: nn.Module, tokens: Tensor) -> Tensor:
         """Applies a projection in its own dtype, whatever dtype the tokens have; autocast, when on, decides itself."""
         parameter = next(projection.parameters(), None)
-        if parameter is not None and not torch.is_autocast_enabled(tokens.device.type):
-            tokens = tokens.to(parameter.dtype)
+        if parameter is not None:
+            # Autocast leaves float64 as it is, on either side.
+            decides = torch.is_autocast_enabled(tokens.device.type)
+            if not decides or torch.float64 in (tokens.dtype, parameter.dtype):
+                tokens = tokens.to(parameter.dtype)
         projected: Tensor = projection(tokens)
         return projected
 

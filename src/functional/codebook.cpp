@@ -80,6 +80,10 @@ void update_affine_(at::Tensor mean, at::Tensor variance, at::Tensor mean_needs_
   average_(variance, variance_needs_init, batch_variance, any, decay);
 }
 
+at::Tensor has_tokens(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
+  return counted_rows(x, mask).squeeze(-1).any(1, /*keepdim=*/true);
+}
+
 std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_statistics(
     const at::Tensor& counts_a, const at::Tensor& sums_a, const at::Tensor& exponents_a, const at::Tensor& counts_b,
     const at::Tensor& sums_b, const at::Tensor& exponents_b) {
@@ -132,6 +136,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "update_affine_(Tensor(a!) mean, Tensor(b!) variance, Tensor(c!) mean_needs_init, "
       "Tensor(d!) variance_needs_init, Tensor x, *, Tensor? mask=None, float decay) -> ()",
       TORCH_FN(update_affine_));
+  m.def("has_tokens(Tensor x, Tensor? mask=None) -> Tensor", TORCH_FN(has_tokens));
   m.def(
       "merge_statistics(Tensor counts_a, Tensor sums_a, Tensor exponents_a, Tensor counts_b, Tensor sums_b, "
       "Tensor exponents_b) -> (Tensor counts, Tensor sums, Tensor exponents)",

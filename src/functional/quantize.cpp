@@ -86,8 +86,9 @@ at::Tensor estimate(const at::Tensor& x, const at::Tensor& codes, const Choice& 
                     "quantize: expected estimator to be straight_through, rotation_trick, "
                     "directional_reparam, gumbel or none, but got ",
                     estimator);
-  return ops::gumbel_straight_through(x, codebook.to(x.scalar_type()), choice.indices,
-                                      options.gradient_temperature(), options.metric());
+  const auto sampled = ops::gumbel_straight_through(x, codebook.to(x.scalar_type()), choice.indices,
+                                                    options.gradient_temperature(), options.metric());
+  return mark_non_finite(sampled, x);
 }
 
 }  // namespace

@@ -161,8 +161,10 @@ void CodebookImpl::prepare(const torch::Tensor& x, const std::optional<torch::Te
 void CodebookImpl::update_affine(const torch::Tensor& x, const std::optional<torch::Tensor>& mask) {
   functional::update_affine_(batch_mean, batch_variance, batch_mean_needs_init, batch_variance_needs_init, x, mask,
                              options.affine_param_batch_decay());
+  // A step without tokens changes nothing, the statistics of the codes included.
+  const auto present = functional::has_tokens(x, mask).expand({-1, options.codebook_size()});
   functional::update_affine_(codebook_mean, codebook_variance, codebook_mean_needs_init, codebook_variance_needs_init,
-                             embed.detach(), std::nullopt, options.affine_param_codebook_decay());
+                             embed.detach(), present, options.affine_param_codebook_decay());
 }
 
 void CodebookImpl::learn(const torch::Tensor& x, const torch::Tensor& indices,

@@ -31,6 +31,7 @@ constexpr const char* kOperators[] = {
     "ema_finish_",
     "ema_update_",
     "gumbel_straight_through",
+    "has_tokens",
     "initialise_codebook_",
     "kmeans",
     "lookup_codes",

@@ -54,6 +54,9 @@ TORCHVQ_API void update_affine_(at::Tensor mean, at::Tensor variance, at::Tensor
                                 at::Tensor variance_needs_init, const at::Tensor& x,
                                 const std::optional<at::Tensor>& mask, double decay);
 
+/// (H, 1) bool: which heads have a row of x (H, T, D) that is finite and not masked.
+TORCHVQ_API at::Tensor has_tokens(const at::Tensor& x, const std::optional<at::Tensor>& mask = std::nullopt);
+
 /// Adds the statistics (counts, sums, exponents) of two micro-batches, see ops/code_statistics.h: the same bits as one
 /// batch, unless data outgrew an exponent in one of them alone; then to the rounding of the larger exponent.
 TORCHVQ_API std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_statistics(

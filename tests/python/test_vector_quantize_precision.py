@@ -1,0 +1,179 @@
+"""Dtypes: every input, module cast and autocast works; tokens and state are those of float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import nn
+from torchvq import VectorQuantize
+from vector_quantize_cases import CASES, DIM, LEARNABLE, build, data, same, state, train_step
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+CASTS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "none": lambda module: module,
+    "half": nn.Module.half,
+    "bfloat16": nn.Module.bfloat16,
+    "double": nn.Module.double,
+    "to": lambda module: module.to(torch.bfloat16),
+}
+# One case for each place where dtypes meet.
+MIXED = [
+    "default", "cosine", "separate_heads", "projections", "layer_norm", "image_projections", "kmeans", "affine_heads",
+    "affine_kmeans_dead_codes", "learnable", "learnable_heads", "bridge", "cross_entropy", "diversity", "orthogonal",
+    "orthogonal_active", "orthogonal_some", "directional", "sampling", "gumbel", "copied_gradient", "dead_codes", "compat",
+]  # fmt: skip
+MOVING_AVERAGES = ("cluster_size", "embed_avg")
+
+
+def check_state(module: VectorQuantize) -> None:
+    wide = (torch.float32, torch.float64)
+    for name, buffer in module._codebook.named_buffers(recurse=False):
+        assert buffer.dtype in (*wide, torch.int64, torch.bool), name
+        assert buffer.dtype.is_floating_point == (name not in ("initted", "cooldown", "rng") and "needs_init" not in name)
+    assert module._codebook.rng.dtype == torch.int64 and module._codebook.initted.dtype == torch.bool
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cast", CASTS)
+@pytest.mark.parametrize("case", MIXED)
+def test_every_combination_of_dtypes_works(case: str, cast: str, autocast: torch.dtype | None) -> None:
+    for dtype in DTYPES:
+        module = build(case)
+        CASTS[cast](module)
+        context = nullcontext() if autocast is None else torch.autocast("cpu", dtype=autocast)
+        x = data(module).to(dtype).requires_grad_()
+        with context:
+            for _ in range(2):
+                quantized, indices, loss = module(x)
+                assert quantized.dtype == dtype and indices.dtype == torch.int64
+                assert loss.dtype == (torch.float64 if module_space(module, dtype, autocast) else torch.float32)
+                assert quantized.isfinite().all() and loss.isfinite()
+        (quantized.float().sum() + loss).backward()
+        if module.route_gradients_to_input:
+            assert x.grad is not None and x.grad.dtype == dtype and x.grad.isfinite().all()
+        for parameter in module.parameters():
+            assert parameter.grad is None or parameter.grad.dtype == parameter.dtype
+        check_state(module)
+        with context:
+            quantized, indices, _ = module.eval()(x)
+            decoded = module.get_output_from_indices(indices)
+        assert quantized.dtype == dtype
+        assert torch.equal(decoded.to(dtype), quantized)
+
+
+def module_space(module: VectorQuantize, dtype: torch.dtype, autocast: torch.dtype | None) -> bool:
+    """Whether the search runs in float64: float64 tokens reach it."""
+    if not module.has_projections:
+        return dtype == torch.float64
+    weight = next(module.project_in.parameters()).dtype
+    return weight == torch.float64
+
+
+@pytest.mark.parametrize("cast", ["none", "half", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", ["default", "cosine", "shared_heads", "separate_heads", "image", "affine"])
+def test_tokens_are_those_of_float32(case: str, dtype: torch.dtype, cast: str) -> None:
+    """The same values in another dtype, a cast module, autocast or not: the same tokens."""
+    reference = build(case).eval()
+    module = build(case).eval()
+    CASTS[cast](module)
+    x = data(module).to(torch.bfloat16).to(torch.float16)  # values that every dtype holds
+    expected = reference(x.float())[1]
+    assert torch.equal(module(x.to(dtype))[1], expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(module(x.to(dtype))[1], expected)
+
+
+@pytest.mark.parametrize("case", ["default", "cosine", "separate_heads", "dead_codes", "affine", "orthogonal"])
+def test_cast_module_learns_what_the_float32_module_learns(case: str) -> None:
+    """1000 steps on the same values."""
+    wide, narrow = build(case), build(case).bfloat16()
+    if case == "orthogonal":
+        # The codes are a parameter and follow the module; what they average stays float32.
+        assert narrow._codebook.embed.dtype == torch.bfloat16
+    for step in range(1000 if case == "default" else 200):
+        x = data(wide, step).bfloat16()
+        wide(x)
+        narrow(x)
+    for name in MOVING_AVERAGES if case == "orthogonal" else state(wide):
+        name = name if name.startswith("_codebook") else f"_codebook.{name}"
+        a, b = state(narrow)[name], state(wide)[name]
+        assert a.dtype == b.dtype
+        tolerance = 0.05 if case == "orthogonal" else 1e-5
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("cast", ["half", "bfloat16", "to"])
+@pytest.mark.parametrize("case", CASES)
+def test_cast_leaves_the_state_bit_unchanged(case: str, cast: str) -> None:
+    module = build(case)
+    train_step(module, module, data(module))
+    before = dict(module._codebook.named_buffers(recurse=False))
+    before = {name: buffer.clone() for name, buffer in before.items()}
+    CASTS[cast](module)
+    CASTS["none"](module).float()
+    for name, buffer in module._codebook.named_buffers(recurse=False):
+        assert same(buffer, before[name]), name
+
+
+def test_double_module_has_double_state() -> None:
+    module = build("default").double()
+    assert module._codebook.embed.dtype == torch.float64
+    assert module._codebook.rng.dtype == torch.int64
+    module(torch.randn(2, 5, DIM, dtype=torch.float64))
+    assert module._codebook.embed_avg.dtype == torch.float64
+    assert module.half()._codebook.embed.dtype == torch.float64
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_learnable_codebook_learns_in_half_precision(dtype: torch.dtype) -> None:
+    module = build("learnable").to(dtype)
+    x = data(module).to(dtype)
+    losses = []
+    optimizer = torch.optim.SGD(module.parameters(), lr=2.0)
+    for _ in range(40):
+        loss = module(x)[2]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert module._codebook.embed.dtype == dtype
+    assert losses[-1] < 0.8 * losses[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_orthogonal_codes_learn_in_half_precision(dtype: torch.dtype) -> None:
+    module = build("orthogonal").to(dtype)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for step in range(20):
+        _, _, loss = module(data(module, step).to(dtype))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert module._codebook.embed.dtype == dtype and module._codebook.embed_avg.dtype == torch.float32
+    assert all(value.isfinite().all() for value in module.state_dict().values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_large_values_in_half_precision(dtype: torch.dtype) -> None:
+    """fp16 inputs of size 1e4: squares leave the range of half precision, nothing may overflow."""
+    module = build("default", commitment_weight=1e-6)
+    for step in range(100):
+        x = (data(module, step) * 1e4).to(dtype).requires_grad_()
+        quantized, _, loss = module(x)
+        (loss + quantized.float().mean()).backward()
+        assert x.grad is not None and x.grad.isfinite().all() and quantized.isfinite().all() and loss.isfinite()
+    assert all(value.isfinite().all() for value in module.state_dict().values())
+
+
+def test_half_and_float_checkpoints_load_into_each_other() -> None:
+    source = build("projections")
+    half = {name: value.half() if value.is_floating_point() else value for name, value in source.state_dict().items()}
+    for assign in (False, True):
+        module = build("projections", seed=1)
+        module.load_state_dict(half, assign=assign)
+        check_state(module)
+        assert module(data(module))[0].dtype == torch.float32
