@@ -20,7 +20,7 @@ from torch import Tensor
 from train import History, Quality
 
 BLUE, ORANGE, GREEN, GREY, INK = "#0072B2", "#D55E00", "#009E73", "#8a8f98", "#22262e"
-PAPER = 0.8  # grey on which both black and white patches show
+PAPER = (0.66, 0.74, 0.84)  # on which black, grey and white patches show
 
 plt.rcParams.update(
     {
@@ -56,13 +56,13 @@ def picture(pixels: Tensor) -> NDArray[np.float32]:
     return image.expand(-1, -1, 3).numpy()
 
 
-def mosaic(pictures: Tensor, columns: int, gap: int = 1, paper: float = 1) -> NDArray[np.float32]:
-    """Pictures (N, C, H, W) side by side, row by row, on white or grey paper."""
+def mosaic(pictures: Tensor, columns: int, gap: int = 1, paper: tuple[float, ...] = (1, 1, 1)) -> NDArray[np.float32]:
+    """Pictures (N, C, H, W) side by side, row by row, on paper of that colour."""
     rows = math.ceil(len(pictures) / columns)
     height, width = pictures.shape[-2] + gap, pictures.shape[-1] + gap
-    canvas = np.full((rows * height - gap, columns * width - gap, 3), paper, np.float32)
+    canvas = np.full((rows * height + gap, columns * width + gap, 3), paper, np.float32)
     for place, pixels in enumerate(pictures):
-        y, x = place // columns * height, place % columns * width
+        y, x = gap + place // columns * height, gap + place % columns * width
         canvas[y : y + pictures.shape[-2], x : x + pictures.shape[-1]] = picture(pixels)
     return canvas
 
@@ -135,9 +135,7 @@ def codebook(patches: Tensor, path: Path) -> Path:
     """The patches (K, C, P, P) of all codes, those of similar looks beside each other."""
     columns = min(len(patches), max(round(math.sqrt(2 * len(patches))), 1))
     order = on_a_grid(principal_components(patches.flatten(1))[0], columns)
-    image = np.pad(
-        mosaic(patches[order], columns, gap=2, paper=PAPER), ((2, 2), (2, 2), (0, 0)), constant_values=PAPER
-    )
+    image = mosaic(patches[order], columns, gap=1, paper=PAPER)
     figure, ax = plt.subplots(figsize=(11, 11 * image.shape[0] / image.shape[1]), layout="constrained")
     draw(ax, image)
     return save(figure, path)
