@@ -33,8 +33,18 @@ class Settings:
     """How long to measure. Quick checks that everything runs; its numbers are noise."""
 
     quick: bool = False
+    # Count the processor's time instead of the wall clock's: for a busy machine, and one thread only.
+    cpu_clock: bool = False
     output: Path = RESULTS
     say: Callable[[str], None] = print
+
+    @property
+    def threads(self) -> tuple[int, ...]:
+        return (1,) if self.quick or self.cpu_clock else (1, 2)
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return time.process_time if self.cpu_clock else time.perf_counter
 
     @property
     def seconds(self) -> float:
@@ -88,7 +98,7 @@ class Case:
 
 def compare(contenders: list[Contender], settings: Settings) -> dict[str, dict[str, float]]:
     """Seconds per call of each contender and its ratio to the first one, as medians over rounds."""
-    counts = [_calls_per_block(contender) for contender in contenders]
+    counts = [_calls_per_block(contender, settings) for contender in contenders]
     rounds: list[list[float]] = []
     least, most = settings.rounds
     deadline = time.perf_counter() + settings.seconds
@@ -97,18 +107,19 @@ def compare(contenders: list[Contender], settings: Settings) -> dict[str, dict[s
         for place in range(len(contenders)):
             # Whoever comes after a heavy neighbour finds cold caches: let that change.
             i = (place + len(rounds)) % len(contenders)
-            times[i] = _block(contenders[i], counts[i])
+            times[i] = _block(contenders[i], counts[i], settings)
         rounds.append(times)
     return {c.name: _summary(rounds, i) for i, c in enumerate(contenders)}
 
 
-def _timer(contender: Contender) -> Timer:
+def _timer(contender: Contender, settings: Settings) -> Timer:
     faiss.omp_set_num_threads(contender.threads)
-    return Timer("run()", globals={"run": contender.run}, num_threads=contender.threads)
+    scope = {"run": contender.run}
+    return Timer("run()", timer=settings.clock, globals=scope, num_threads=contender.threads)
 
 
-def _calls_per_block(contender: Contender) -> int:
-    timer = _timer(contender)
+def _calls_per_block(contender: Contender, settings: Settings) -> int:
+    timer = _timer(contender, settings)
     timer.timeit(1)
     seconds = timer.timeit(1).mean
     if seconds > BLOCK_SECONDS:
@@ -117,8 +128,8 @@ def _calls_per_block(contender: Contender) -> int:
     return max(1, int(BLOCK_SECONDS / seconds))
 
 
-def _block(contender: Contender, calls: int) -> float:
-    return float(_timer(contender).timeit(calls).mean)
+def _block(contender: Contender, calls: int, settings: Settings) -> float:
+    return float(_timer(contender, settings).timeit(calls).mean)
 
 
 def _summary(rounds: list[list[float]], i: int) -> dict[str, float]:
@@ -138,6 +149,7 @@ def write(name: str, cases: list[Case], settings: Settings, **more: Any) -> None
     document = {
         "name": name,
         "quick": settings.quick,
+        "clock": "processor time" if settings.cpu_clock else "wall clock",
         "machine": machine(),
         "cases": [_as_json(case) for case in cases],
         **more,

@@ -29,7 +29,7 @@ REFERENCE_LIMIT = 2**27
 def run(settings: Settings) -> None:
     cases = []
     with torch.no_grad():
-        for threads in (1,) if settings.quick else (1, 2):
+        for threads in settings.threads:
             for shape in QUICK if settings.quick else SHAPES:
                 cases.append(_measure(shape, threads, settings))
     write("nearest_code", cases, settings)

@@ -14,12 +14,13 @@ TARGETS = {8: 60.0, 64: 15.0, 256: 7.0}
 
 def run(settings: Settings) -> None:
     cases = []
-    for threads in (1,) if settings.quick else (1, 2):
+    for threads in settings.threads:
         for shape in QUICK if settings.quick else SHAPES:
             cases.append(_training(shape, threads, settings))
             cases.append(_evaluation(shape, threads, settings))
     write("vector_quantize", cases, settings)
-    write("threads", _threads(settings), settings)
+    if not settings.cpu_clock:
+        write("threads", _threads(settings), settings)
 
 
 def _training(shape: tuple[int, int, int], threads: int, settings: Settings) -> Case:
