@@ -1,0 +1,43 @@
+"""Whether contenders computed the same thing. A benchmark that fails here stops."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Float32 distances by a GEMM: wrong choices are near ties, worse by a few rounding errors of |x|^2.
+TOLERANCE = 1e-4
+ROWS = 256
+
+
+def exact_distances(x: Tensor, codes: Tensor) -> Tensor:
+    """Squared distances of the rows to all codes, in float64."""
+    return torch.cdist(
+        x.double(), codes.double(), compute_mode="donot_use_mm_for_euclid_dist"
+    ).square()
+
+
+def nearest(found: dict[str, Tensor], x: Tensor, codes: Tensor, ours: str) -> dict[str, int]:
+    """Rows (of a sample) on which each answer is not the exact one. Ours must have none; the others stay close."""
+    rows = torch.linspace(0, len(x) - 1, min(ROWS, len(x))).long()
+    distances = exact_distances(x[rows], codes)
+    best, truth = distances.min(-1)
+    wrong = {}
+    for name, indices in found.items():
+        chosen = indices.flatten()[rows]
+        excess = distances.gather(1, chosen[:, None])[:, 0] - best
+        scale = x[rows].double().square().sum(-1) + best
+        if bool((excess > TOLERANCE * scale).any()):
+            raise AssertionError(f"{name} chose codes that are not the nearest")
+        wrong[name] = int((chosen != truth).sum())
+    if wrong[ours]:
+        raise AssertionError(f"{ours} missed the nearest code of {wrong[ours]} rows")
+    return wrong
+
+
+def close(name: str, value: Tensor, expected: Tensor, tolerance: float = 1e-3) -> float:
+    """The largest difference, relative to the largest value; an error when it is too large."""
+    difference = float((value - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
+    if not difference <= tolerance:
+        raise AssertionError(f"{name} differ by {difference:.1e}")
+    return difference

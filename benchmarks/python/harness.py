@@ -1,0 +1,193 @@
+"""Measures contenders in one process, in turn, and writes what came out as JSON.
+
+On a shared machine times drift by more than the differences that matter. So every round times all contenders one
+after the other, in changing order, and what is reported are medians over rounds of ratios within a round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import faiss
+import torch
+from torch.utils.benchmark import Timer
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+OURS = "torchvq"
+# Shorter blocks than this drown in the noise of the clock and the scheduler.
+BLOCK_SECONDS = 0.01
+
+
+@dataclass
+class Settings:
+    """How long to measure. Quick checks that everything runs; its numbers are noise."""
+
+    quick: bool = False
+    # Count the processor's time instead of the wall clock's: for a busy machine, and one thread only.
+    cpu_clock: bool = False
+    output: Path = RESULTS
+    say: Callable[[str], None] = print
+
+    @property
+    def threads(self) -> tuple[int, ...]:
+        return (1,) if self.quick or self.cpu_clock else (1, 2)
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return time.process_time if self.cpu_clock else time.perf_counter
+
+    @property
+    def seconds(self) -> float:
+        """For the rounds of one case."""
+        return 0.05 if self.quick else 3.0
+
+    @property
+    def rounds(self) -> tuple[int, int]:
+        """At least, whatever it takes, and at most."""
+        return (1, 2) if self.quick else (3, 31)
+
+
+@dataclass
+class Contender:
+    name: str
+    run: Callable[[], object]
+    threads: int = 1
+
+
+@dataclass
+class Target:
+    """A ratio from design: the time of `against` over that of torchvq, or the other way as `text` says."""
+
+    text: str
+    wanted: float
+    measured: float
+    case: str = ""
+
+    @property
+    def met(self) -> bool:
+        return self.measured >= self.wanted
+
+
+@dataclass
+class Case:
+    """One row of results: what was measured, the times, and what was checked before."""
+
+    name: str
+    parameters: dict[str, Any]
+    times: dict[str, dict[str, float]]
+    checks: dict[str, Any] = field(default_factory=dict)
+    targets: list[Target] = field(default_factory=list)
+
+    def ratio(self, against: str) -> float:
+        return self.times[against]["ratio"]
+
+    def expect(self, against: str, wanted: float, text: str) -> None:
+        """Holds the ratio of `against` to a target."""
+        self.targets.append(Target(text, wanted, self.ratio(against), self.name))
+
+
+def compare(contenders: list[Contender], settings: Settings) -> dict[str, dict[str, float]]:
+    """Seconds per call of each contender and its ratio to the first one, as medians over rounds."""
+    counts = [_calls_per_block(contender, settings) for contender in contenders]
+    rounds: list[list[float]] = []
+    least, most = settings.rounds
+    deadline = time.perf_counter() + settings.seconds
+    while len(rounds) < least or (len(rounds) < most and time.perf_counter() < deadline):
+        times = [0.0] * len(contenders)
+        for place in range(len(contenders)):
+            # Whoever comes after a heavy neighbour finds cold caches: let that change.
+            i = (place + len(rounds)) % len(contenders)
+            times[i] = _block(contenders[i], counts[i], settings)
+        rounds.append(times)
+    return {c.name: _summary(rounds, i) for i, c in enumerate(contenders)}
+
+
+def _timer(contender: Contender, settings: Settings) -> Timer:
+    faiss.omp_set_num_threads(contender.threads)
+    scope = {"run": contender.run}
+    return Timer("run()", timer=settings.clock, globals=scope, num_threads=contender.threads)
+
+
+def _calls_per_block(contender: Contender, settings: Settings) -> int:
+    timer = _timer(contender, settings)
+    timer.timeit(1)
+    seconds = timer.timeit(1).mean
+    if seconds > BLOCK_SECONDS:
+        return 1
+    seconds = timer.timeit(max(1, int(BLOCK_SECONDS / 10 / seconds))).mean
+    return max(1, int(BLOCK_SECONDS / seconds))
+
+
+def _block(contender: Contender, calls: int, settings: Settings) -> float:
+    return float(_timer(contender, settings).timeit(calls).mean)
+
+
+def _summary(rounds: list[list[float]], i: int) -> dict[str, float]:
+    ratios = sorted(times[i] / times[0] for times in rounds)
+    return {
+        "seconds": statistics.median(times[i] for times in rounds),
+        "fastest": min(times[i] for times in rounds),
+        "ratio": statistics.median(ratios),
+        "ratio_low": ratios[len(ratios) // 4],
+        "ratio_high": ratios[-1 - len(ratios) // 4],
+        "rounds": len(rounds),
+    }
+
+
+def write(name: str, cases: list[Case], settings: Settings, **more: Any) -> None:
+    """Writes `<name>.json`: the machine, then every case."""
+    document = {
+        "name": name,
+        "quick": settings.quick,
+        "clock": "processor time" if settings.cpu_clock else "wall clock",
+        "machine": machine(),
+        "cases": [_as_json(case) for case in cases],
+        **more,
+    }
+    settings.output.mkdir(parents=True, exist_ok=True)
+    (settings.output / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _as_json(case: Case) -> dict[str, Any]:
+    targets = [{**vars(target), "met": target.met} for target in case.targets]
+    return {**vars(case), "targets": targets}
+
+
+def machine() -> dict[str, Any]:
+    """Where the numbers come from."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "level": os.environ.get("TORCHVQ_SIMD_LEVEL", torch.backends.cpu.get_cpu_capability()),
+        "load": os.getloadavg()[0],
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "faiss": faiss.__version__,
+        "commit": _commit(),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return answer.stdout.strip() or "unknown"
