@@ -47,7 +47,7 @@ build: compile $(STAMPS)/installed ## Compile everything and install the package
 .PHONY: demo
 demo: build $(STAMPS)/demo ## Train a VQ autoencoder on real images and write a page about it to demo-output/
 	$(call say,Demo: training on images; results go to demo-output/)
-	@$(VENV)/bin/python examples/python/demo.py --output demo-output $(DEMO_ARGS)
+	@$(VENV)/bin/python examples/python/demo/demo.py --output demo-output $(DEMO_ARGS)
 
 .PHONY: test
 test: build $(STAMPS)/test $(STAMPS)/demo ## Run all tests: C++, Python, consumer projects, demo
@@ -57,7 +57,7 @@ test: build $(STAMPS)/test $(STAMPS)/demo ## Run all tests: C++, Python, consume
 	@$(VENV)/bin/python -m pytest -q -n $(JOBS) $(PYTEST_ARGS) $(wildcard tests/python tests/parity tests/distributed)
 	$(call say,Consumer projects: find_package and add_subdirectory)
 	@tests/consumer/run.sh $(VENV_ABS)/bin/python $(JOBS)
-	@if [ -e examples/python/demo.py ]; then $(MAKE) --no-print-directory demo-smoke; fi
+	@if [ -e examples/python/demo/demo.py ]; then $(MAKE) --no-print-directory demo-smoke; fi
 	$(call say,All tests passed)
 
 .PHONY: bench
@@ -124,7 +124,7 @@ distclean: clean ## Remove .venv as well
 .PHONY: demo-smoke
 demo-smoke: build $(STAMPS)/demo
 	$(call say,Demo, a few steps of it)
-	@$(VENV)/bin/python examples/python/demo.py --smoke --output build/demo-smoke
+	@$(VENV)/bin/python examples/python/demo/demo.py --smoke --output build/demo-smoke
 
 .PHONY: debian
 debian: | $(STAMPS)/venv

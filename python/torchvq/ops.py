@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-"""The leaf operators, one function each; they call ``torch.ops.torchvq``."""
-
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 import torchvq._library  # noqa: F401  (registers the operators)
+
+
+class NearestCodeOutput(NamedTuple):
+    """What `nearest_code` returns."""
+
+    indices: Tensor
+    codes: Tensor
+    distances: Tensor
+
+
+def lookup_codes(codebook: Tensor, indices: Tensor) -> Tensor:
+    """Code vectors (H, N, D) of indices (H, N), int64, from a codebook (H, K, D). -1 gives zeros.
+
+    Gradient to the codebook, added up in a fixed order. IndexError for an index outside [-1, K).
+    """
+    return torch.ops.torchvq.lookup_codes(codebook, indices)
+
+
+def unit_vectors(x: Tensor) -> Tensor:
+    """x over its norm along the last axis, the norm in float64; float32, or float64 for float64. Zero vectors stay zero."""
+    return torch.ops.torchvq.unit_vectors(x)
 
 
 def random_uniform(
@@ -325,15 +342,6 @@ def kmeans(
     A head without usable tokens gets zeros instead of an error.
     """
     return torch.ops.torchvq.kmeans(x, codebook_size, rng, iterations=iterations, metric=metric, mask=mask)
-from torchvq import _library as _library
-
-
-class NearestCodeOutput(NamedTuple):
-    """What `nearest_code` returns."""
-
-    indices: Tensor
-    codes: Tensor
-    distances: Tensor
 
 
 def nearest_code(
