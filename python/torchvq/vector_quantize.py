@@ -318,11 +318,11 @@ class VectorQuantize(nn.Module):
         learning = self.training and not (call.frozen and self._codebook.initialised)
         self._codebook.prepare(projected, head_mask, learning)
 
-        codebook = self._codes(call, tokens.shape)
+        codebook = self._codes(call, tokens.shape, projected.dtype)
         in_place = None
         if self.training and self.in_place_codebook_optimizer is not None and not call.frozen:
             in_place = self._in_place_step(projected, codebook, head_mask)
-            codebook = self._codes(call, tokens.shape)
+            codebook = self._codes(call, tokens.shape, projected.dtype)
         quantized, indices, codes, inputs = _ops.quantize(
             projected,
             codebook,
@@ -425,22 +425,25 @@ class VectorQuantize(nn.Module):
 
     def _project(self, projection: nn.Module, tokens: Tensor) -> Tensor:
         """Applies a projection in its own dtype, whatever dtype the tokens have; autocast, when on, decides itself."""
-        parameter = next(projection.parameters(), None)
-        if parameter is not None:
-            # Autocast leaves float64 as it is, on either side.
-            decides = torch.is_autocast_enabled(tokens.device.type)
-            if not decides or torch.float64 in (tokens.dtype, parameter.dtype):
-                tokens = tokens.to(parameter.dtype)
-        projected: Tensor = projection(tokens)
-        return projected
+        for layer in projection if isinstance(projection, nn.Sequential) else (projection,):
+            parameter = next(layer.parameters(), None)
+            if parameter is not None:
+                # Autocast leaves float64 and the layer norm on CPU as they are, on either side.
+                decides = torch.is_autocast_enabled(tokens.device.type) and isinstance(layer, nn.Linear)
+                if not decides or torch.float64 in (tokens.dtype, parameter.dtype):
+                    tokens = tokens.to(parameter.dtype)
+            tokens = layer(tokens)
+        return tokens
 
     def _split_heads(self, tokens: Tensor) -> Tensor:
         return _ops.split_heads(tokens, self.heads, self.separate_codebook_per_head)
 
-    def _codes(self, call: "_Call", tokens_shape: torch.Size) -> Tensor:
-        """The codes to search: those of the codebook, or one set for each token (H, T, K, D)."""
+    def _codes(self, call: "_Call", tokens_shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """The codes to search for tokens of a dtype: those of the codebook, or one set for each token (H, T, K, D)."""
         if call.transform is None:
-            return self._codebook.codes()
+            codes = self._codebook.codes()
+            # The input decides how wide the arithmetic is, not a module that was made double.
+            return codes.float() if codes.dtype == torch.float64 != dtype else codes
         codes = call.transform(_ops.snapshot(self._codebook.codes()))
         heads, tokens = self._codebook.num_codebooks, tokens_shape[0] * tokens_shape[1]
         if codes.dim() != 5 or codes.shape[0] != heads:

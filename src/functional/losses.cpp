@@ -35,7 +35,8 @@ at::Tensor weighted_loss(at::TensorList terms, at::ArrayRef<double> weights, boo
   at::Tensor total;
   for (size_t i = 0; i < terms.size(); ++i) {
     if (weights[i] != 0) {
-      const auto term = terms[i].mul(weights[i]);
+      // A regularisation of float64 codes does not widen the loss of float32 tokens.
+      const auto term = terms[i].mul(weights[i]).to(terms[0].scalar_type());
       total = total.defined() ? total.add(term) : term;
     }
   }

@@ -31,9 +31,10 @@ uint64_t header_length(const InputFile& file) {
 
 std::string header_text(const InputFile& file) {
   const auto length = header_length(file);
+  // What is no safetensors file claims a length that none has.
   TORCH_CHECK_VALUE(length <= kLongestHeader, file.path(),
-                    ": expected a safetensors header of at most ", kLongestHeader,
-                    " bytes, but it claims ", length);
+                    ": expected a safetensors file, with a header of at most ", kLongestHeader,
+                    " bytes, but its first bytes claim ", length);
   TORCH_CHECK_VALUE(static_cast<int64_t>(length) <= file.size() - kLengthBytes, file.path(),
                     ": expected a safetensors header of ", length,
                     " bytes, but the file ends after ", file.size());

@@ -85,11 +85,11 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
   const auto projected = project(tokens);
   codebook_state->prepare(projected, real, is_training() && !(call.frozen && codebook_state->initialised()));
 
-  auto table = search_codes(call, tokens);
+  auto table = search_codes(call, tokens, projected.scalar_type());
   torch::Tensor in_place;
   if (is_training() && in_place_optimizer_ && !call.frozen) {
     in_place = in_place_step(projected, table, real);
-    table = search_codes(call, tokens);
+    table = search_codes(call, tokens, projected.scalar_type());
   }
   const bool sampling = is_training() && options.stochastic_sample_codes();
   const auto chosen = F::quantize(projected, table, codebook_state->rng, real,
@@ -198,7 +198,8 @@ torch::Tensor VectorQuantizeImpl::project(const torch::Tensor& tokens) {
     projected = project_in(tokens.to(project_in->weight.scalar_type()));
   }
   if (project_in_norm) {
-    projected = project_in_norm(projected);
+    // Autocast may have given the projection another dtype, and the norm takes none but its own.
+    projected = project_in_norm(projected.to(project_in_norm->weight.scalar_type()));
   }
   return F::split_heads(projected, options.heads(), options.separate_codebook_per_head());
 }
@@ -207,11 +208,14 @@ torch::Tensor VectorQuantizeImpl::project_back(const torch::Tensor& tokens) {
   return project_out ? project_out(tokens.to(project_out->weight.scalar_type())) : tokens;
 }
 
-torch::Tensor VectorQuantizeImpl::search_codes(const Call& call, const torch::Tensor& tokens) {
+torch::Tensor VectorQuantizeImpl::search_codes(const Call& call, const torch::Tensor& tokens,
+                                               torch::ScalarType dtype) {
   auto codes = codebook_state->codes();
   const auto& transform = call.options.codebook_transform_fn();
   if (!transform) {
-    return codes;
+    // The input decides how wide the arithmetic is, not a module that was made double.
+    const bool narrow = codes.scalar_type() == torch::kDouble && dtype != torch::kDouble;
+    return narrow ? codes.to(torch::kFloat) : codes;
   }
   codes = transform(ops::snapshot(codes));
   const int64_t heads = codebook_state->num_codebooks();

@@ -67,7 +67,9 @@ def expect_bad_input(fragment: str, *arguments: str | Path, cwd: Path, **options
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
-    return {path.name: (path.lstat().st_size, path.lstat().st_mtime_ns) for path in folder.iterdir()}
+    # What a folder holds may change its date, as a temporary file that came and went does.
+    files = (path for path in folder.rglob("*") if not path.is_dir())
+    return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in files}
 
 
 def clusters(rows: int, dim: int, seed: int = 0, centres: int = 50) -> Array:

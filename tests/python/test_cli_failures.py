@@ -110,7 +110,7 @@ def test_files_of_another_kind(folder: Path) -> None:
     for command in [*USERS_OF_VECTORS, ["inspect", "x.npy"]]:
         expect_bad_input("first bytes are neither's", *command, cwd=folder)
     np.save(folder / "x.npy", clusters(100, 4))
-    expect_bad_input("codec", "encode", "x.npy", "x.npy", "-o", "out.npy", cwd=folder)
+    expect_bad_input("expected a safetensors file", "encode", "x.npy", "x.npy", "-o", "out.npy", cwd=folder)
     save_file({"a": np.ones((3, 4), np.float32), "b": np.ones((3, 4), np.float32)}, folder / "two.safetensors")
     expect_bad_input("tensor named _codebook.embed", "eval", "two.safetensors", "x.npy", cwd=folder)
     expect_bad_input("holds 2 tensors", "eval", "codec.safetensors", "two.safetensors", cwd=folder)

@@ -102,7 +102,7 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
   std::optional<torch::Tensor> head_mask(const std::optional<torch::Tensor>& mask) const;
   torch::Tensor project(const torch::Tensor& tokens);
   torch::Tensor project_back(const torch::Tensor& tokens);
-  torch::Tensor search_codes(const Call& call, const torch::Tensor& tokens);
+  torch::Tensor search_codes(const Call& call, const torch::Tensor& tokens, torch::ScalarType dtype);
   torch::Tensor in_place_step(const torch::Tensor& projected, const torch::Tensor& codes,
                               const std::optional<torch::Tensor>& mask);
   std::string estimator() const;

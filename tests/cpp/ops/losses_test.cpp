@@ -30,7 +30,7 @@ at::Tensor indices(std::initializer_list<int64_t> values) {
 TEST(CommitmentLossTest, IsTheMeanSquareOverUnmaskedTokens) {
   const auto x = rows({1, 2, 3, 4}, 2), codes = rows({1, 0, 0, 0}, 2);
   EXPECT_DOUBLE_EQ(ops::commitment_loss(x, codes).item<double>(), 29.0 / 4);
-  const auto mask = at::tensor({true, false}).reshape({1, 2});
+  const auto mask = at::tensor({1, 0}).to(at::kBool).reshape({1, 2});
   EXPECT_DOUBLE_EQ(ops::commitment_loss(x, codes, mask).item<double>(), 2.0);
   EXPECT_EQ(ops::commitment_loss(x, codes, at::zeros_like(mask)).item<double>(), 0.0);
 }
