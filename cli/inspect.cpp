@@ -29,14 +29,16 @@ Examples:
   torchvq inspect codec.safetensors
   torchvq inspect vectors.npy --json)";
 
+std::string dtype_name(at::ScalarType dtype) { return std::string(c10::getDtypeNames(dtype).first); }
+
 std::string describe(at::ScalarType dtype, const std::vector<int64_t>& shape) {
-  return std::string(c10::toString(dtype)) + " " + ordered_json(shape).dump();
+  return dtype_name(dtype) + " " + ordered_json(shape).dump();
 }
 
 void inspect_array(const std::string& path, Report& report) {
   const io::ArraySource array(path);
   report.add("kind", "kind", "array");
-  report.add("dtype", "dtype", c10::toString(array.dtype()));
+  report.add("dtype", "dtype", dtype_name(array.dtype()));
   report.add("shape", "shape", array.shape());
   report.add("fortran_order", "Fortran order", array.fortran_order());
 }
@@ -45,7 +47,7 @@ void inspect_tensors(const io::SafetensorsFile& file, Report& report) {
   report.add("kind", "kind", "tensors");
   auto tensors = ordered_json::object();
   for (const auto& [name, entry] : file.entries()) {
-    tensors[name] = {{"dtype", c10::toString(entry.dtype)}, {"shape", entry.shape}};
+    tensors[name] = {{"dtype", dtype_name(entry.dtype)}, {"shape", entry.shape}};
     report.add_line(name, describe(entry.dtype, entry.shape));
   }
   report.add("tensors", "", tensors);
