@@ -23,6 +23,7 @@ set(TORCHVQ_SOURCES
   functional/token_codes.cpp
   functional/usage.cpp
   functional/vqp_compat.cpp
+  functional/wide_codes.cpp
   io/array_layout.cpp
   io/array_source.cpp
   io/codec.cpp

@@ -174,7 +174,9 @@ class Codebook(nn.Module):
     def _wide_embed(self) -> Tensor:
         """The codes in the dtype of the moving averages, to be written; ``_store_embed`` completes the write."""
         embed = self._writable_embed()
-        return embed.to(self.embed_avg.dtype) if embed.dtype in _HALF else embed
+        if embed.dtype not in _HALF:
+            return embed
+        return _ops.wide_codes(embed, self.cluster_size, self.embed_avg, eps=self.eps, metric=self.metric)
 
     def _store_embed(self, wide: Tensor) -> None:
         embed = self._writable_embed()

@@ -13,6 +13,7 @@
 #include <torch/nn/init.h>
 
 #include <torchvq/functional/codebook.h>
+#include <torchvq/functional/wide_codes.h>
 #include <torchvq/ops/code_exponents.h>
 #include <torchvq/ops/code_statistics.h>
 #include <torchvq/ops/ema_finish_.h>
@@ -149,12 +150,28 @@ void CodebookImpl::prepare(const torch::Tensor& x, const std::optional<torch::Te
     return;
   }
   if (x.size(1) > 0 && !initialised()) {
+    const auto wide = wide_embed();
     functional::initialise_codebook_(
-        initted, cluster_size, embed_avg, embed.detach(), x.detach(), rng, mask,
+        initted, cluster_size, embed_avg, wide, x.detach(), rng, mask,
         functional::InitialiseCodebookOptions().iterations(options.kmeans_iters()).metric(metric()));
+    store_embed(wide);
   }
   if (options.affine_param()) {
     update_affine(x.detach(), mask);
+  }
+}
+
+torch::Tensor CodebookImpl::wide_embed() const {
+  if (embed.scalar_type() == embed_avg.scalar_type()) {
+    return embed.detach();
+  }
+  return functional::wide_codes(embed.detach(), cluster_size, embed_avg, options.eps(), metric());
+}
+
+void CodebookImpl::store_embed(const torch::Tensor& wide) {
+  if (embed.scalar_type() != wide.scalar_type()) {
+    // The operators write float state; a parameter in half precision gets it rounded.
+    embed.detach().copy_(wide);
   }
 }
 
@@ -177,7 +194,8 @@ void CodebookImpl::learn(const torch::Tensor& x, const torch::Tensor& indices,
   if (options.affine_param()) {
     inputs = functional::affine_inputs(inputs, batch_mean, batch_variance, codebook_mean, codebook_variance);
   }
-  auto statistics = ops::code_statistics(inputs, indices, ops::code_exponents(embed.detach()), mask);
+  const auto wide = wide_embed();
+  auto statistics = ops::code_statistics(inputs, indices, ops::code_exponents(wide), mask);
   if (pending_) {
     statistics = std::apply(functional::merge_statistics, std::tuple_cat(*pending_, statistics));
     pending_.reset();
@@ -187,13 +205,14 @@ void CodebookImpl::learn(const torch::Tensor& x, const torch::Tensor& indices,
     return;
   }
   const auto& [counts, sums, exponents] = statistics;
-  ops::ema_update_(cluster_size, embed_avg, embed.detach(), counts, sums, exponents,
+  ops::ema_update_(cluster_size, embed_avg, wide, counts, sums, exponents,
                    {.decay = options.decay(),
                     .eps = options.eps(),
                     .metric = metric(),
                     .weight = weight,
                     .from_codebook = embed.requires_grad() && ema_update,
                     .finish = ema_update && !options.manual_ema_update()});
+  store_embed(wide);
   replace_dead_codes(inputs, counts, mask);
 }
 
@@ -203,16 +222,20 @@ void CodebookImpl::replace_dead_codes(const torch::Tensor& x, const torch::Tenso
     return;
   }
   const auto cooldown_steps = static_cast<int64_t>(std::ceil(1 / std::max(1 - options.decay(), 1e-3)));
-  ops::replace_dead_codes_(embed.detach(), embed_avg, cluster_size, cooldown, x, counts, rng, mask,
+  const auto wide = wide_embed();
+  ops::replace_dead_codes_(wide, embed_avg, cluster_size, cooldown, x, counts, rng, mask,
                            {.threshold = options.threshold_ema_dead_code(),
                             .threshold_fraction = options.dead_code_threshold_fraction(),
                             .reset_cluster_size = options.threshold_ema_dead_code(),
                             .cooldown_steps = cooldown_steps,
                             .metric = metric()});
+  store_embed(wide);
 }
 
 void CodebookImpl::update_ema() {
-  ops::ema_finish_(embed.detach(), cluster_size, embed_avg, options.eps(), metric());
+  const auto wide = wide_embed();
+  ops::ema_finish_(wide, cluster_size, embed_avg, options.eps(), metric());
+  store_embed(wide);
 }
 
 void CodebookImpl::set_codes(const torch::Tensor& codes) {

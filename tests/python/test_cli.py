@@ -205,11 +205,11 @@ def test_inspect_tells_what_a_file_holds(tmp_path: Path, vectors: Array, codec: 
     assert report["largest_norm"] == pytest.approx(norms.max(), rel=1e-6)
     np.save(tmp_path / "f.npy", np.asfortranarray(vectors))
     array = run_json("inspect", "f.npy", cwd=tmp_path)
-    assert (array["kind"], array["shape"], array["dtype"], array["fortran_order"]) == ("array", [3000, 8], "Float", True)
+    assert (array["kind"], array["shape"], array["dtype"], array["fortran_order"]) == ("array", [3000, 8], "float32", True)
     save_file({"a": vectors, "b": np.arange(3)}, tmp_path / "t.safetensors", {"who": "me"})
     tensors = run_json("inspect", "t.safetensors", cwd=tmp_path)
     assert tensors["kind"] == "tensors" and tensors["metadata"] == {"who": "me"}
-    assert tensors["tensors"] == {"a": {"dtype": "Float", "shape": [3000, 8]}, "b": {"dtype": "Long", "shape": [3]}}
+    assert tensors["tensors"] == {"a": {"dtype": "float32", "shape": [3000, 8]}, "b": {"dtype": "int64", "shape": [3]}}
 
 
 def test_a_file_larger_than_the_address_space_streams(tmp_path: Path) -> None:

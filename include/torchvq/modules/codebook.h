@@ -78,6 +78,9 @@ class TORCHVQ_API CodebookImpl : public torch::nn::Cloneable<CodebookImpl> {
 
   void register_embed(torch::Tensor initial);
   void register_affine(int64_t dim);
+  /// The codes in the dtype of the averages, to be written; store_embed() completes the write.
+  torch::Tensor wide_embed() const;
+  void store_embed(const torch::Tensor& wide);
   void update_affine(const torch::Tensor& x, const std::optional<torch::Tensor>& mask);
   template <typename Cast>
   void keep_state(const Cast& cast);
