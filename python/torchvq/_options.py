@@ -2,6 +2,22 @@
 
 from typing import Any, NamedTuple
 
+_CODEBOOK_OPTIONS = (
+    "decay",
+    "eps",
+    "use_cosine_sim",
+    "kmeans_init",
+    "kmeans_iters",
+    "threshold_ema_dead_code",
+    "dead_code_threshold_fraction",
+    "manual_ema_update",
+    "vq_bridge",
+    "affine_param",
+    "affine_param_batch_decay",
+    "affine_param_codebook_decay",
+    "vqp_compat",
+)
+
 
 class ResolvedVectorQuantize(NamedTuple):
     """Options of VectorQuantize whose default depends on the others."""
@@ -28,6 +44,11 @@ def check_vector_quantize(options: dict[str, Any]) -> ResolvedVectorQuantize:
     return resolved
 
 
+def codebook_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Those options that a VectorQuantize hands to its codebook as they are."""
+    return {name: options[name] for name in _CODEBOOK_OPTIONS}
+
+
 def _default(value: bool | None, default: bool) -> bool:
     return default if value is None else value
 
@@ -44,7 +65,9 @@ def _check_ranges(options: dict[str, Any]) -> None:
     for name in ("decay", "affine_param_batch_decay", "affine_param_codebook_decay"):
         _expect(0 <= options[name] <= 1, name, "in [0, 1]", options[name])
     _expect(options["eps"] > 0, "eps", "above 0", options["eps"])
-    _expect(0 <= options["sync_update_v"] <= 1, "sync_update_v", "in [0, 1]", options["sync_update_v"])
+    _expect(
+        0 <= options["sync_update_v"] <= 1, "sync_update_v", "in [0, 1]", options["sync_update_v"]
+    )
     for name in (
         "kmeans_iters",
         "threshold_ema_dead_code",
@@ -61,14 +84,19 @@ def _check_ranges(options: dict[str, Any]) -> None:
 def _check_combinations(options: dict[str, Any], resolved: ResolvedVectorQuantize) -> None:
     learnable = resolved.learnable_codebook
     conflicts = {
-        "accept_image_fmap and accept_3d_fmap": options["accept_image_fmap"] and options["accept_3d_fmap"],
-        "learnable_codebook and ema_update (pass ema_update=False)": learnable and resolved.ema_update,
+        "accept_image_fmap and accept_3d_fmap": options["accept_image_fmap"]
+        and options["accept_3d_fmap"],
+        "learnable_codebook and ema_update (pass ema_update=False)": learnable
+        and resolved.ema_update,
         "learnable_codebook and use_cosine_sim": learnable and options["use_cosine_sim"],
         "affine_param and use_cosine_sim": options["affine_param"] and options["use_cosine_sim"],
-        "straight_through and rotation_trick (pass rotation_trick=False)": options["straight_through"]
+        "straight_through and rotation_trick (pass rotation_trick=False)": options[
+            "straight_through"
+        ]
         and resolved.rotation_trick,
         "straight_through and learnable_codebook": options["straight_through"] and learnable,
-        "directional_reparam and rotation_trick": options["directional_reparam"] and resolved.rotation_trick,
+        "directional_reparam and rotation_trick": options["directional_reparam"]
+        and resolved.rotation_trick,
         "directional_reparam and straight_through": options["directional_reparam"]
         and options["straight_through"],
     }
@@ -78,7 +106,10 @@ def _check_combinations(options: dict[str, Any], resolved: ResolvedVectorQuantiz
     requirements = {
         "vq_bridge needs learnable_codebook": options["vq_bridge"] is None or learnable,
         "sync_update_v needs learnable_codebook": options["sync_update_v"] == 0 or learnable,
-        "in_place_codebook_optimizer needs learnable_codebook": options["in_place_codebook_optimizer"] is None
+        "in_place_codebook_optimizer needs learnable_codebook": options[
+            "in_place_codebook_optimizer"
+        ]
+        is None
         or learnable
         or options["orthogonal_reg_weight"] > 0,
         "directional_reparam needs threshold_ema_dead_code or dead_code_threshold_fraction above 0": not options[

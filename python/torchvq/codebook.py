@@ -106,7 +106,9 @@ class Codebook(nn.Module):
             self.register_buffer("embed", embed)
         if affine_param:
             self._register_affine_state(num_codebooks, dim)
-        self.register_buffer("cooldown", torch.zeros(num_codebooks, codebook_size, dtype=torch.long))
+        self.register_buffer(
+            "cooldown", torch.zeros(num_codebooks, codebook_size, dtype=torch.long)
+        )
         self.register_buffer("rng", _fresh_rng())
         self.vq_bridge = vq_bridge
 
@@ -288,7 +290,9 @@ class Codebook(nn.Module):
             eps=self.eps,
             metric=self.metric,
             weight=self._weight(weight, statistics),
-            from_codebook=isinstance(self.embed, nn.Parameter) and ema_update and not self.vqp_compat,
+            from_codebook=isinstance(self.embed, nn.Parameter)
+            and ema_update
+            and not self.vqp_compat,
             finish=finish and not self.vqp_compat,
         )
         self._store_embed(embed)
@@ -296,14 +300,18 @@ class Codebook(nn.Module):
             self.update_ema()
         self.replace_dead_codes(inputs, statistics[0], mask)
 
-    def _weight(self, weight: EmaWeight | None, statistics: tuple[Tensor, Tensor, Tensor]) -> Tensor | None:
+    def _weight(
+        self, weight: EmaWeight | None, statistics: tuple[Tensor, Tensor, Tensor]
+    ) -> Tensor | None:
         if weight is None:
             return None
         if callable(weight):
             counts, sums, exponents = statistics
             dtype = self.cluster_size.dtype
             weight = weight(_ops.decode_sums(sums, exponents, dtype=dtype), counts.to(dtype))
-        return torch.as_tensor(weight, dtype=self.cluster_size.dtype, device=self.cluster_size.device)
+        return torch.as_tensor(
+            weight, dtype=self.cluster_size.dtype, device=self.cluster_size.device
+        )
 
     def replace_dead_codes(self, x: Tensor, counts: Tensor, mask: Tensor | None) -> None:
         """Puts tokens of this step in the place of codes that fell out of use."""
@@ -443,8 +451,12 @@ class _Replay:
 
     def __init__(self, codebook: Codebook, x: Tensor) -> None:
         self.key = _fingerprint(x)
-        self.buffers = {name: None if b is None else b.clone() for name, b in codebook._buffers.items()}
-        self.embed = codebook.embed.detach().clone() if isinstance(codebook.embed, nn.Parameter) else None
+        self.buffers = {
+            name: None if b is None else b.clone() for name, b in codebook._buffers.items()
+        }
+        self.embed = (
+            codebook.embed.detach().clone() if isinstance(codebook.embed, nn.Parameter) else None
+        )
         self.initialised = codebook._initialised
         self.pending = codebook._pending
 

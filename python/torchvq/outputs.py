@@ -29,3 +29,12 @@ class QuantizeOutputWithBreakdown(NamedTuple):
     indices: Tensor
     loss: Tensor
     loss_breakdown: LossBreakdown
+
+
+#: What a forward returns; with ``indices=`` the plain tuples, which hold no indices.
+QuantizeResult = (
+    QuantizeOutput
+    | QuantizeOutputWithBreakdown
+    | tuple[Tensor, Tensor]
+    | tuple[Tensor, Tensor, LossBreakdown]
+)

@@ -1,15 +1,25 @@
 """VectorQuantize: one codebook between an encoder and a decoder."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchvq._options import check_vector_quantize
+from torchvq import _losses
+from torchvq._call import Call, check_alone, check_topk
+from torchvq._in_place import in_place_step
+from torchvq._layout import Layout
+from torchvq._options import check_vector_quantize, codebook_options
+from torchvq._projection import make_projections, project
+from torchvq._search import codes_to_search, estimator
 from torchvq.codebook import Codebook, EmaWeight
-from torchvq.outputs import LossBreakdown, QuantizeOutput, QuantizeOutputWithBreakdown
+from torchvq.outputs import (
+    LossBreakdown,
+    QuantizeOutput,
+    QuantizeOutputWithBreakdown,
+    QuantizeResult,
+)
 
 _ops = torch.ops.torchvq
 
@@ -26,8 +36,8 @@ class VectorQuantize(nn.Module):
     Args:
         dim: features of the input, at least 1.
         codebook_size: number of codes ``K``, at least 1.
-        codebook_dim: features of a code, per head. Default: ``dim``. Where ``heads * codebook_dim`` differs from ``dim``,
-            ``project_in`` and ``project_out`` are linear layers, otherwise identities.
+        codebook_dim: features of a code, per head. Default: ``dim``. Where ``heads * codebook_dim`` differs from
+            ``dim``, ``project_in`` and ``project_out`` are linear layers, otherwise identities.
         heads: codes per latent; the features are split over them, the first features being head 0. Default: 1.
         separate_codebook_per_head: one codebook per head instead of one for all. Default: False.
         decay: of the moving averages, in [0, 1]; larger is slower. ``gamma`` in the paper. Default: 0.8.
@@ -40,43 +50,46 @@ class VectorQuantize(nn.Module):
         sync_kmeans: whether ranks initialise together; see ``sync_codebook``. Default: True.
         use_cosine_sim: compare by cosine; latents and codes become unit vectors (arXiv:2110.04627). Default: False.
         layernorm_after_project_in: layer norm behind ``project_in``, where there is a projection. Default: False.
-        threshold_ema_dead_code: a code whose moving average of tokens per step is below this is replaced by a token of the
-            batch, unless it was used in this step or is in its cool-down of ``ceil(1 / (1 - decay))`` steps.
+        threshold_ema_dead_code: a code whose moving average of tokens per step is below this is replaced by a token
+            of the batch, unless it was used in this step or is in its cool-down of ``ceil(1 / (1 - decay))`` steps.
             Default: 0, never.
         channel_last: features on the last axis; otherwise on axis 1. Default: True.
         accept_image_fmap: input is (B, dim, H, W). Default: False.
         accept_3d_fmap: input is (B, dim, T, H, W). Default: False.
         commitment_weight: weight of the commitment loss, 0 or more; ``beta`` in the paper. Default: 1.
-        commitment_use_cross_entropy_loss: commitment as cross-entropy between the distances and the chosen code instead of
-            the mean squared error. Default: False.
-        orthogonal_reg_weight: weight of the orthogonal regularisation of the codes (arXiv:2112.00384). Above 0 the codes are
-            parameters, and an optimizer's steps on them are kept by the moving averages. Default: 0.
+        commitment_use_cross_entropy_loss: commitment as cross-entropy between the distances and the chosen code
+            instead of the mean squared error. Default: False.
+        orthogonal_reg_weight: weight of the orthogonal regularisation of the codes (arXiv:2112.00384). Above 0 the
+            codes are parameters, and an optimizer's steps on them are kept by the moving averages. Default: 0.
         orthogonal_reg_active_codes_only: regularise the codes of this batch only. Default: False.
         orthogonal_reg_max_codes: regularise a random subset of at most this many codes. Default: all.
         codebook_diversity_loss_weight: weight of minus the entropy of the mean code distribution. Default: 0.
         codebook_diversity_temperature: multiplies the logits of that distribution. Default: 100.
         stochastic_sample_codes: sample codes from softmax(logits / temperature) in training. Default: False.
         sample_codebook_temp: that temperature; 0 or less takes the nearest code. Default: 1.
-        straight_through: with ``route_gradients_to_input=False``, send the gradient through the softmax over the codes
-            (Gumbel straight-through, arXiv:1611.01144). Default: False.
-        rotation_trick: rotate and scale the gradient from code to latent (arXiv:2410.06424), with a bounded gain; otherwise it
-            is copied. Default: True, but False with ``directional_reparam``.
-        directional_reparam: DiVeQ: the output is the latent plus a simulated error in the direction of the code; codes learn
-            by gradient. Default: False.
+        straight_through: with ``route_gradients_to_input=False``, send the gradient through the softmax over the
+            codes (Gumbel straight-through, arXiv:1611.01144). Default: False.
+        rotation_trick: rotate and scale the gradient from code to latent (arXiv:2410.06424), with a bounded gain;
+            otherwise it is copied. Default: True, but False with ``directional_reparam``.
+        directional_reparam: DiVeQ: the output is the latent plus a simulated error in the direction of the code;
+            codes learn by gradient. Default: False.
         directional_reparam_variance: variance of the noise on that direction, 0 or more. Default: 0.005.
-        sync_codebook: whether ranks share statistics. None: when a process group has several ranks. This version does not
+        sync_codebook: whether ranks share statistics. None: when a process group has several ranks. This version
+            does not
             communicate: training in such a group needs ``False``, each process then owning its codebook.
         sync_affine_param: whether ranks share the affine statistics; see ``sync_codebook``. Default: False.
-        ema_update: whether training moves the codes by moving averages. Default: True, but False with ``vq_bridge`` and
-            ``directional_reparam``.
-        vq_bridge: module from codes (H, K, D) to the codes in use, of the same shape (FVQ); codes and bridge learn by the
-            commitment loss. Default: none.
-        manual_ema_update: training moves the averages only; ``_codebook.update_ema()`` sets the codes. Default: False.
+        ema_update: whether training moves the codes by moving averages. Default: True, but False with ``vq_bridge``
+            and ``directional_reparam``.
+        vq_bridge: module from codes (H, K, D) to the codes in use, of the same shape (FVQ); codes and bridge learn
+            by the commitment loss. Default: none.
+        manual_ema_update: training moves the averages only; ``_codebook.update_ema()`` sets the codes. Default:
+            False.
         learnable_codebook: the codes are parameters, pulled by the commitment loss. Needs ``ema_update=False``.
             Default: False, but True with ``vq_bridge`` and ``directional_reparam``.
-        in_place_codebook_optimizer: called with the codebook's parameters, returns an optimizer that makes a step towards the
-            tokens inside each training forward. Default: none.
-        manual_in_place_optimizer_update: accumulate its gradients only; ``update_in_place_optimizer()`` makes the step.
+        in_place_codebook_optimizer: called with the codebook's parameters, returns an optimizer that makes a step
+            towards the tokens inside each training forward. Default: none.
+        manual_in_place_optimizer_update: accumulate its gradients only; ``update_in_place_optimizer()`` makes the
+            step.
             Default: False.
         affine_param: map the codes to mean and variance of the data (arXiv:2305.08842). Default: False.
         affine_param_batch_decay: decay of the data's statistics, in [0, 1]. Default: 0.99.
@@ -84,15 +97,16 @@ class VectorQuantize(nn.Module):
         sync_update_v: ``nu`` of the synchronous update (arXiv:2305.08842), in [0, 1]. Default: 0.
         return_zeros_for_masked_padding: masked outputs are zero; otherwise the input. Default: True.
         route_gradients_to_input: the output sends its gradient to the input. Default: True.
-        dead_code_threshold_fraction: like ``threshold_ema_dead_code``, as a fraction of the fair share of tokens per code, so
-            that it means the same for any batch size. 0.01 to 0.1 serve. Default: 0, never.
+        dead_code_threshold_fraction: like ``threshold_ema_dead_code``, as a fraction of the fair share of tokens per
+            code, so that it means the same for any batch size. 0.01 to 0.1 serve. Default: 0, never.
         vqp_compat: the numbers of ``vector_quantize_pytorch`` where this class differs on purpose: masked commitment,
             diversity over positions, rotation near zero, dead codes and unused codes. Default: False.
 
     Raises:
         ValueError: an option out of range, or options that exclude each other.
 
-    Dtypes: the output has the dtype of the input, indices are int64; distances, losses and moving averages are float32
+    Dtypes: the output has the dtype of the input, indices are int64; distances, losses and moving averages are
+        float32
     (float64 for float64 input) under any autocast or module cast.
 
     Determinism: the tokens chosen, and the codebook learnt, do not depend on threads, instruction set or block sizes.
@@ -158,7 +172,9 @@ class VectorQuantize(nn.Module):
         vqp_compat: bool = False,
     ) -> None:
         super().__init__()
-        options = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        options = {
+            name: value for name, value in locals().items() if name not in ("self", "__class__")
+        }
         resolved = check_vector_quantize(options)
 
         self.dim = dim
@@ -201,36 +217,22 @@ class VectorQuantize(nn.Module):
         codebook_dim = dim if codebook_dim is None else codebook_dim
         inner_dim = codebook_dim * heads
         self.has_projections = inner_dim != dim
-        self.project_in: nn.Module = nn.Identity()
-        self.project_out: nn.Module = nn.Identity()
-        if self.has_projections:
-            self.project_in = nn.Linear(dim, inner_dim)
-            if layernorm_after_project_in:
-                self.project_in = nn.Sequential(self.project_in, nn.LayerNorm(inner_dim))
-            self.project_out = nn.Linear(inner_dim, dim)
+        self.project_in, self.project_out = make_projections(
+            dim, inner_dim, layernorm_after_project_in
+        )
 
         self._codebook = Codebook(
             codebook_dim,
             codebook_size,
             heads if separate_codebook_per_head else 1,
-            decay=decay,
-            eps=eps,
-            use_cosine_sim=use_cosine_sim,
-            kmeans_init=kmeans_init,
-            kmeans_iters=kmeans_iters,
-            threshold_ema_dead_code=threshold_ema_dead_code,
-            dead_code_threshold_fraction=dead_code_threshold_fraction,
-            manual_ema_update=manual_ema_update,
             parameter=resolved.learnable_codebook or self.has_codebook_orthogonal_loss,
-            vq_bridge=vq_bridge,
-            affine_param=affine_param,
-            affine_param_batch_decay=affine_param_batch_decay,
-            affine_param_codebook_decay=affine_param_codebook_decay,
-            vqp_compat=vqp_compat,
+            **codebook_options(options),
         )
         self.in_place_codebook_optimizer: Optimizer | None = None
         if in_place_codebook_optimizer is not None:
-            self.in_place_codebook_optimizer = in_place_codebook_optimizer(self._codebook.parameters())
+            self.in_place_codebook_optimizer = in_place_codebook_optimizer(
+                self._codebook.parameters()
+            )
 
     # Forward -----------------------------------------------------------------------------------------------
 
@@ -248,47 +250,48 @@ class VectorQuantize(nn.Module):
         ema_update_weight: EmaWeight | None = None,
         accum_ema_update: bool = False,
         ema_update: bool | None = None,
-    ) -> (
-        QuantizeOutput
-        | QuantizeOutputWithBreakdown
-        | tuple[Tensor, Tensor]
-        | tuple[Tensor, Tensor, LossBreakdown]
-    ):
+    ) -> QuantizeResult:
         """Quantizes x; in training also updates the codebook.
 
         Args:
-            x: (B, N, dim); (B, dim); with ``channel_last=False`` (B, dim, N); or as the map options say. Any floating dtype.
+            x: (B, N, dim); (B, dim); with ``channel_last=False`` (B, dim, N); or as the map options say. Any
+                floating dtype.
             indices: codes to score instead of choosing: the result is then ``(quantized, loss)``, loss being the
                 cross-entropy of the distances towards them, in evaluation too. -1 is left out.
             mask: bool, one per position, True for real tokens. Padding takes no part in anything; its index is -1.
             lens: (B,) integer, lengths of the sequences, instead of mask.
-            topk: return the k nearest codes: quantized (B, N, k, dim), indices (B, N, k), loss per candidate (B, N, k). The
-                codebook is not updated. For channel-first layouts k is the last axis of quantized, too.
+            topk: return the k nearest codes: quantized (B, N, k, dim), indices (B, N, k), loss per candidate (B, N,
+                k). The codebook is not updated. For channel-first layouts k is the last axis of quantized, too.
             sample_codebook_temp: overrides the option for this call.
             freeze_codebook: overrides the option for this call.
             return_loss_breakdown: append a ``LossBreakdown`` of the unweighted terms.
-            codebook_transform_fn: from codes (H, K, D) to codes of each token (H, B, N, K, D), which are searched instead.
-            ema_update_weight: (K,) or (H, K) tensor, number, or function of (sums (H, K, D), counts (H, K)) returning one: multiplies
-                1 - decay of each code.
+            codebook_transform_fn: from codes (H, K, D) to codes of each token (H, B, N, K, D), which are searched
+                instead.
+            ema_update_weight: (K,) or (H, K) tensor, number, or function of (sums (H, K, D), counts (H, K))
+                returning one: multiplies 1 - decay of each code.
             accum_ema_update: keep this call's statistics for the next call without it, as if both were one batch.
             ema_update: overrides the option for this call.
 
         Returns:
-            ``(quantized, indices, loss)``, named. loss is a scalar; 0 in evaluation. It requires grad in training only.
-            No tokens, or all masked: loss 0, nothing updated. A token with NaN or infinity gives NaN and index 0, and does
-            not reach the codebook.
+            ``(quantized, indices, loss)``, named. loss is a scalar; 0 in evaluation. It requires grad in training
+            only. No tokens, or all masked: loss 0, nothing updated. A token with NaN or infinity gives NaN and index
+            0, and does not reach the codebook.
 
         Raises:
             ValueError: wrong shapes or arguments at odds. TypeError: wrong dtypes. IndexError: a target out of range.
         """
-        self._check_call(x, topk)
+        layout = self._layout
+        layout.check(x)
+        check_topk(self, topk)
         if self.training:
-            self._check_alone()
-        call = _Call(
+            check_alone(self)
+        call = Call(
             targets=indices,
-            mask=self._token_mask(x, mask, lens),
+            mask=layout.token_mask(x, mask, lens),
             topk=None if topk is None else min(topk, self.codebook_size),
-            temperature=self.sample_codebook_temp if sample_codebook_temp is None else sample_codebook_temp,
+            temperature=self.sample_codebook_temp
+            if sample_codebook_temp is None
+            else sample_codebook_temp,
             frozen=self.freeze_codebook if freeze_codebook is None else freeze_codebook,
             transform=codebook_transform_fn,
             ema_update=self._ema_update if ema_update is None else ema_update,
@@ -300,29 +303,30 @@ class VectorQuantize(nn.Module):
         else:
             with self._codebook.step_of(x):
                 quantized, chosen, breakdown = self._forward(x, call)
-        loss = self._total(breakdown, call)
+        loss = _losses.total(self, breakdown, call)
         if indices is not None:
             return (quantized, loss, breakdown) if return_loss_breakdown else (quantized, loss)
         if return_loss_breakdown:
             return QuantizeOutputWithBreakdown(quantized, chosen, loss, breakdown)
         return QuantizeOutput(quantized, chosen, loss)
 
-    def _forward(self, x: Tensor, call: "_Call") -> tuple[Tensor, Tensor, LossBreakdown]:
-        tokens = _ops.pack_tokens(x, self._channel_first)
+    def _forward(self, x: Tensor, call: Call) -> tuple[Tensor, Tensor, LossBreakdown]:
+        layout = self._layout
+        tokens = layout.pack(x)
         head_mask = None
         if call.mask is not None:
             # Padding may hold anything, NaN included; zeros keep it out of every gradient.
             tokens = _ops.fill_masked(tokens, call.mask)
-            head_mask = _ops.split_mask(call.mask, self.heads, self.separate_codebook_per_head)
-        projected = self._split_heads(self._project(self.project_in, tokens))
+            head_mask = layout.split_mask(call.mask)
+        projected = layout.split_heads(project(self.project_in, tokens))
         learning = self.training and not (call.frozen and self._codebook.initialised)
         self._codebook.prepare(projected, head_mask, learning)
 
-        codebook = self._codes(call, tokens.shape, projected.dtype)
+        codebook = codes_to_search(self, call, tokens, projected.dtype)
         in_place = None
         if self.training and self.in_place_codebook_optimizer is not None and not call.frozen:
-            in_place = self._in_place_step(projected, codebook, head_mask)
-            codebook = self._codes(call, tokens.shape, projected.dtype)
+            in_place = in_place_step(self, projected, codebook, head_mask)
+            codebook = codes_to_search(self, call, tokens, projected.dtype)
         quantized, indices, codes, inputs = _ops.quantize(
             projected,
             codebook,
@@ -330,14 +334,17 @@ class VectorQuantize(nn.Module):
             mask=head_mask,
             topk=call.topk,
             metric=self._codebook.metric,
-            estimator=self._estimator(),
-            temperature=call.temperature if self.training and self.stochastic_sample_codes else None,
+            estimator=estimator(self),
+            temperature=call.temperature
+            if self.training and self.stochastic_sample_codes
+            else None,
             gradient_temperature=call.temperature,
             variance=self.directional_reparam_variance,
             sync_update_v=self.sync_update_v if self.training else 0.0,
         )
-        commitment = self._commitment(inputs, codes, indices, codebook, head_mask, call, tokens)
-        diversity = self._diversity(inputs, codebook, head_mask, tokens.shape)
+        chosen = _losses.Chosen(tokens, inputs, codebook, head_mask, codes, indices)
+        commitment = _losses.commitment(self, chosen, call)
+        diversity = _losses.diversity(self, chosen)
         if self.training and not call.frozen and call.topk is None:
             self._codebook.learn(
                 inputs,
@@ -347,15 +354,17 @@ class VectorQuantize(nn.Module):
                 accumulate=call.accumulate,
                 weight=call.weight,
             )
-        orthogonal = self._orthogonal(indices)
+        orthogonal = _losses.orthogonal(self, indices)
         if self.training and projected.shape[1] > 0:
             _ops.advance_rng_(self._codebook.rng, head_mask)
 
-        zero = inputs.new_zeros(())
         if commitment is not None and commitment.dim() > 0:
-            commitment = self._restore_indices(commitment, x)
-        breakdown = LossBreakdown(*(zero if term is None else term for term in (commitment, diversity, orthogonal, in_place)))
-        return self._restore(quantized, tokens, x, call.mask), self._restore_indices(indices, x), breakdown
+            commitment = layout.restore_positions(commitment, x)
+        return (
+            self._restore(quantized, tokens, x, call.mask),
+            layout.restore_positions(indices, x),
+            _losses.breakdown(inputs, commitment, diversity, orthogonal, in_place),
+        )
 
     # Stages of forward ---------------------------------------------------------------------------------------
 
@@ -363,212 +372,27 @@ class VectorQuantize(nn.Module):
     def _channel_first(self) -> bool:
         return self.accept_image_fmap or self.accept_3d_fmap or not self.channel_last
 
-    def _check_call(self, x: Tensor, topk: int | None) -> None:
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-            raise TypeError(f"VectorQuantize: expected x to be a floating-point tensor, but got {got}")
-        expected = 5 if self.accept_3d_fmap else 4 if self.accept_image_fmap else None
-        if x.dim() < 2 or (expected is not None and x.dim() not in (2, expected)):
-            layout = {None: "(B, *, dim)", 4: "(B, dim, H, W)", 5: "(B, dim, T, H, W)"}[expected]
-            raise ValueError(f"VectorQuantize: expected x to have shape {layout}, but got shape {list(x.shape)}")
-        features = x.shape[1 if self._channel_first else -1]
-        if features != self.dim:
-            raise ValueError(
-                f"VectorQuantize: expected x to have {self.dim} features (dim), but got shape {list(x.shape)}"
-            )
-        if topk is None:
-            return
-        if self.training and (self.commitment_use_cross_entropy_loss or self.stochastic_sample_codes):
-            raise ValueError(
-                "VectorQuantize: expected topk in training without commitment_use_cross_entropy_loss and "
-                f"stochastic_sample_codes, but got topk {topk} with one of them"
-            )
-        if topk < 1 or self.heads > 1 or self.in_place_codebook_optimizer is not None:
-            raise ValueError(
-                "VectorQuantize: expected topk to be at least 1, with one head and no in-place optimizer, "
-                f"but got topk {topk} with {self.heads} heads"
-            )
-
-    def _check_alone(self) -> None:
-        # Ranks that learn apart without being told so would drift apart in silence.
-        if self.sync_codebook is False or not torch.distributed.is_available():
-            return
-        if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-            raise NotImplementedError(
-                "VectorQuantize: expected sync_codebook to be False in a process group of "
-                f"{torch.distributed.get_world_size()} ranks, because this version does not "
-                f"synchronise codebooks, but got {self.sync_codebook}"
-            )
-
-    def _token_mask(self, x: Tensor, mask: Tensor | None, lens: Tensor | None) -> Tensor | None:
-        """(B, N) bool, True for real tokens."""
-        if mask is not None and lens is not None:
-            raise ValueError("VectorQuantize: expected mask or lens to be given, but got both")
-        positions = x.shape[2:] if self._channel_first else x.shape[1:-1]
-        if lens is not None:
-            if len(positions) != 1 or lens.shape != x.shape[:1]:
-                raise ValueError(
-                    "VectorQuantize: expected lens to have one length per sequence of x, but got "
-                    f"shape {list(lens.shape)} for x of shape {list(x.shape)}"
-                )
-            return _ops.lens_to_mask(lens, positions[0])
-        if mask is None:
-            return None
-        if mask.dtype != torch.bool:
-            raise TypeError(f"VectorQuantize: expected mask to be bool, but got {mask.dtype}")
-        if mask.shape != (x.shape[0], *positions):
-            raise ValueError(
-                f"VectorQuantize: expected mask to have shape {[x.shape[0], *positions]}, "
-                f"but got {list(mask.shape)}"
-            )
-        return mask.unsqueeze(1) if not positions else mask.flatten(1)
-
-    def _project(self, projection: nn.Module, tokens: Tensor) -> Tensor:
-        """Applies a projection in its own dtype, whatever dtype the tokens have; autocast, when on, decides itself."""
-        for layer in projection if isinstance(projection, nn.Sequential) else (projection,):
-            parameter = next(layer.parameters(), None)
-            if parameter is not None:
-                # Autocast leaves float64 and the layer norm on CPU as they are, on either side.
-                decides = torch.is_autocast_enabled(tokens.device.type) and isinstance(layer, nn.Linear)
-                if not decides or torch.float64 in (tokens.dtype, parameter.dtype):
-                    tokens = tokens.to(parameter.dtype)
-            tokens = layer(tokens)
-        return tokens
-
-    def _split_heads(self, tokens: Tensor) -> Tensor:
-        return _ops.split_heads(tokens, self.heads, self.separate_codebook_per_head)
-
-    def _codes(self, call: "_Call", tokens_shape: torch.Size, dtype: torch.dtype) -> Tensor:
-        """The codes to search for tokens of a dtype: those of the codebook, or one set for each token (H, T, K, D)."""
-        if call.transform is None:
-            codes = self._codebook.codes()
-            # The input decides how wide the arithmetic is, not a module that was made double.
-            return codes.float() if codes.dtype == torch.float64 != dtype else codes
-        codes = call.transform(_ops.snapshot(self._codebook.codes()))
-        heads, tokens = self._codebook.num_codebooks, tokens_shape[0] * tokens_shape[1]
-        if codes.dim() != 5 or codes.shape[0] != heads:
-            raise ValueError(
-                "VectorQuantize: expected codebook_transform_fn to return codes of each token of shape "
-                f"(H, B, N, K, D), but got shape {list(codes.shape)}"
-            )
-        return codes.reshape(heads, tokens * self.heads // heads, *codes.shape[3:])
-
-    def _estimator(self) -> str:
-        if not self.training:
-            return "none"
-        if not self.route_gradients_to_input:
-            return "gumbel" if self.straight_through else "none"
-        if self.directional_reparam:
-            return "directional_reparam"
-        if not self.rotation_trick:
-            return "straight_through"
-        return "vqp_rotation_trick" if self.vqp_compat else "rotation_trick"
-
-    def _in_place_step(self, projected: Tensor, codebook: Tensor, mask: Tensor | None) -> Tensor:
-        """One step of the codebook's own optimizer towards the tokens of this batch."""
-        if self._codebook.replaying:
-            return projected.new_zeros(())
-        with torch.enable_grad():
-            target = projected.detach()
-            _, _, codes, inputs = _ops.quantize(target, codebook, self._codebook.rng, estimator="none")
-            loss: Tensor = _ops.commitment_loss(inputs, codes, mask=mask)
-            loss.backward()  # type: ignore[no-untyped-call]
-        if not self.manual_in_place_optimizer_update:
-            self.update_in_place_optimizer()
-        self._codebook.record_embed()
-        return loss.detach()
-
-    def _commitment(
-        self,
-        inputs: Tensor,
-        codes: Tensor,
-        indices: Tensor,
-        codebook: Tensor,
-        mask: Tensor | None,
-        call: "_Call",
-        tokens: Tensor,
-    ) -> Tensor | None:
-        if call.targets is not None:
-            return _ops.commitment_cross_entropy(
-                inputs, codebook, self._split_targets(call.targets), metric=self._codebook.metric, mask=mask
-            )
-        if not self.has_commitment_loss:
-            return None
-        if not self.learnable_codebook or call.frozen:
-            codes = codes.detach()
-        if call.topk is not None:
-            return _ops.candidate_commitment_loss(inputs, codes, mask=mask)
-        if not self.training:
-            return None
-        if self.commitment_use_cross_entropy_loss:
-            return _ops.commitment_cross_entropy(
-                inputs, codebook, indices, metric=self._codebook.metric, mask=mask
-            )
-        if self.vqp_compat and call.mask is not None and self.heads == 1 and not self.has_projections:
-            return _ops.vqp_masked_commitment(tokens, codes.view(tokens.shape), call.mask)
-        return _ops.commitment_loss(inputs, codes, mask=mask)
-
-    def _diversity(
-        self, inputs: Tensor, codebook: Tensor, mask: Tensor | None, tokens_shape: torch.Size
-    ) -> Tensor | None:
-        if not (self.training and self.has_codebook_diversity_loss):
-            return None
-        if self.vqp_compat:
-            return _ops.vqp_diversity_loss(
-                inputs,
-                codebook,
-                batch=tokens_shape[0],
-                tokens=tokens_shape[1],
-                heads=self.heads,
-                separate=self.separate_codebook_per_head,
-                temperature=self.codebook_diversity_temperature,
-                metric=self._codebook.metric,
-            )
-        return _ops.codebook_diversity_loss(
-            inputs, codebook, temperature=self.codebook_diversity_temperature, metric=self._codebook.metric, mask=mask
+    @property
+    def _layout(self) -> Layout:
+        return Layout(
+            self.dim,
+            self.heads,
+            self.separate_codebook_per_head,
+            self._channel_first,
+            5 if self.accept_3d_fmap else 4 if self.accept_image_fmap else None,
         )
-
-    def _orthogonal(self, indices: Tensor) -> Tensor | None:
-        if not (self.training and self.has_codebook_orthogonal_loss):
-            return None
-        return _ops.orthogonal_loss(
-            self._codebook.embed,
-            indices=indices if self.orthogonal_reg_active_codes_only else None,
-            max_codes=self.orthogonal_reg_max_codes,
-            rng=self._codebook.rng,
-        )
-
-    def _total(self, breakdown: LossBreakdown, call: "_Call") -> Tensor:
-        if call.targets is not None:
-            return _ops.weighted_loss([breakdown.commitment], [1.0], self.training)
-        weights = [self.commitment_weight, self.codebook_diversity_loss_weight, self.orthogonal_reg_weight]
-        return _ops.weighted_loss(list(breakdown[:3]), weights, self.training)
-
-    def _split_targets(self, targets: Tensor) -> Tensor:
-        """Indices in the shape that forward returns, to (H, T)."""
-        return _ops.split_indices(targets, self.heads, self.separate_codebook_per_head)
-
-    def _restore_indices(self, values: Tensor, x: Tensor) -> Tensor:
-        """Values per token (H, T) or (H, T, k) in the layout of x; several heads on the last axis."""
-        tokens = 1
-        for size in x.shape[2:] if self._channel_first else x.shape[1:-1]:
-            tokens = tokens * size
-        merged = _ops.merge_heads(values, x.shape[0], tokens, self.heads, self.separate_codebook_per_head)
-        if self.heads == 1:
-            merged = merged.squeeze(2)
-        return _ops.unpack_positions(merged, x.shape, self._channel_first)
 
     def _restore(self, quantized: Tensor, tokens: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
         """Quantized heads in the layout and dtype of x, with padding filled in."""
-        batch, length = tokens.shape[:2]
-        merged = _ops.merge_heads(quantized, batch, length, self.heads, self.separate_codebook_per_head)
+        layout = self._layout
+        merged = layout.merge_heads(quantized, tokens.shape[0], tokens.shape[1])
         # (B, N, heads, D) to (B, N, heads * D); with candidates (B, N, 1, k, D) to (B, N, k, D).
         merged = merged.flatten(2) if quantized.dim() == 3 else merged.squeeze(2)
-        output = self._project(self.project_out, merged).to(x.dtype)
+        output = project(self.project_out, merged).to(x.dtype)
         if mask is not None:
-            padding = None if self.return_zeros_for_masked_padding else _ops.pack_tokens(x, self._channel_first)
+            padding = None if self.return_zeros_for_masked_padding else layout.pack(x)
             output = _ops.fill_padding(output, mask, padding)
-        return _ops.unpack_tokens(output, x.shape, self._channel_first)
+        return layout.unpack(output, x)
 
     # Codes -----------------------------------------------------------------------------------------------------
 
@@ -592,7 +416,8 @@ class VectorQuantize(nn.Module):
         """Code vectors of indices, before ``project_out``.
 
         Args:
-            indices: int64 in any shape that ``forward`` returns: (B, *), with several heads (B, *, heads). -1 gives zeros.
+            indices: int64 in any shape that ``forward`` returns: (B, *), with several heads (B, *, heads). -1 gives
+                zeros.
 
         Returns:
             (B, *, heads * codebook_dim), or with the features on axis 1 for channel-first layouts; the dtype of the
@@ -601,26 +426,23 @@ class VectorQuantize(nn.Module):
         Raises:
             IndexError: for an index outside [-1, codebook_size).
         """
-        return self._channels(self._decode(indices))
+        return self._layout.place_features(self._decode(indices))
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices: codes, then ``project_out``, in the same layout.
         Zeros where the index (of every head) is -1."""
-        output = self._project(self.project_out, self._decode(indices))
+        output = project(self.project_out, self._decode(indices))
         if self.has_projections:
             absent = indices < 0 if self.heads == 1 else (indices < 0).all(-1)
             output = output.masked_fill(absent.unsqueeze(-1), 0)
-        return self._channels(output)
+        return self._layout.place_features(output)
 
     def _decode(self, indices: Tensor) -> Tensor:
-        codes = _ops.lookup_codes(self._codebook.codes(), self._split_targets(indices))
+        codes = _ops.lookup_codes(self._codebook.codes(), self._layout.split_indices(indices))
         positions = indices.shape if self.heads == 1 else indices.shape[:-1]
         if self.separate_codebook_per_head:
             codes = codes.transpose(0, 1)
         return codes.reshape(*positions, codes.shape[-1] * self.heads)
-
-    def _channels(self, decoded: Tensor) -> Tensor:
-        return decoded.movedim(-1, 1) if self._channel_first else decoded
 
     # Learning outside of forward -------------------------------------------------------------------------------
 
@@ -639,14 +461,14 @@ class VectorQuantize(nn.Module):
         """
         if not self._ema_update:
             return
-        token_mask = self._token_mask(x, mask, None)
-        head_mask = None
-        if token_mask is not None:
-            head_mask = _ops.split_mask(token_mask, self.heads, self.separate_codebook_per_head)
+        layout = self._layout
+        token_mask = layout.token_mask(x, mask, None)
+        head_mask = None if token_mask is None else layout.split_mask(token_mask)
         with torch.no_grad():
-            tokens = _ops.pack_tokens(x, self._channel_first)
-            inputs = self._metric_space(self._split_heads(self._project(self.project_in, tokens)))
-            self._codebook.learn(inputs, self._split_targets(indices), head_mask, ema_update=True)
+            inputs = self._metric_space(
+                layout.split_heads(project(self.project_in, layout.pack(x)))
+            )
+            self._codebook.learn(inputs, layout.split_indices(indices), head_mask, ema_update=True)
 
     update_indices = update_ema_indices
 
@@ -657,7 +479,7 @@ class VectorQuantize(nn.Module):
             x: (B, N, heads * codebook_dim), already projected.
         """
         with torch.no_grad():
-            inputs = self._metric_space(self._split_heads(x))
+            inputs = self._metric_space(self._layout.split_heads(x))
             counts = torch.zeros_like(self._codebook.cooldown)
             self._codebook.replace_dead_codes(inputs, counts, None)
             _ops.advance_rng_(self._codebook.rng)
@@ -670,28 +492,9 @@ class VectorQuantize(nn.Module):
         self.in_place_codebook_optimizer.zero_grad()
 
     def maybe_split_heads_from_input(self, x: Tensor) -> Tensor:
-        """(B, N, heads * D) to (heads, B, N, D) for separate codebooks, (1, B * heads, N, D) for a shared one; unchanged
-        with one head."""
-        if self.heads == 1:
-            return x
-        split = x.reshape(*x.shape[:-1], self.heads, -1)
-        if self.separate_codebook_per_head:
-            return split.movedim(2, 0)
-        return split.transpose(1, 2).flatten(0, 1).unsqueeze(0)
+        """(B, N, heads * D) to (heads, B, N, D) for separate codebooks, (1, B * heads, N, D) for a shared one;
+        unchanged with one head."""
+        return self._layout.split_visible(x)
 
     def _metric_space(self, projected: Tensor) -> Tensor:
         return _ops.unit_vectors(projected) if self.use_cosine_sim else projected
-
-
-class _Call(NamedTuple):
-    """What one forward was asked for."""
-
-    targets: Tensor | None
-    mask: Tensor | None
-    topk: int | None
-    temperature: float
-    frozen: bool
-    transform: Callable[[Tensor], Tensor] | None
-    ema_update: bool
-    accumulate: bool
-    weight: EmaWeight | None

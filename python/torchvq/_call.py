@@ -1,0 +1,54 @@
+"""What one forward of VectorQuantize was asked for."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchvq.codebook import EmaWeight
+
+if TYPE_CHECKING:
+    from torchvq.vector_quantize import VectorQuantize
+
+
+class Call(NamedTuple):
+    """Arguments of a forward, with the module's options in the place of those left open."""
+
+    targets: Tensor | None
+    mask: Tensor | None  # (B, N)
+    topk: int | None
+    temperature: float
+    frozen: bool
+    transform: Callable[[Tensor], Tensor] | None
+    ema_update: bool
+    accumulate: bool
+    weight: EmaWeight | None
+
+
+def check_topk(vq: "VectorQuantize", topk: int | None) -> None:
+    """Raises ValueError where candidates cannot be had."""
+    if topk is None:
+        return
+    if vq.training and (vq.commitment_use_cross_entropy_loss or vq.stochastic_sample_codes):
+        raise ValueError(
+            "VectorQuantize: expected topk in training without commitment_use_cross_entropy_loss and "
+            f"stochastic_sample_codes, but got topk {topk} with one of them"
+        )
+    if topk < 1 or vq.heads > 1 or vq.in_place_codebook_optimizer is not None:
+        raise ValueError(
+            "VectorQuantize: expected topk to be at least 1, with one head and no in-place optimizer, "
+            f"but got topk {topk} with {vq.heads} heads"
+        )
+
+
+def check_alone(vq: "VectorQuantize") -> None:
+    """Raises NotImplementedError where ranks would learn apart, and drift apart in silence, without being told so."""
+    if vq.sync_codebook is False or not torch.distributed.is_available():
+        return
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        raise NotImplementedError(
+            "VectorQuantize: expected sync_codebook to be False in a process group of "
+            f"{torch.distributed.get_world_size()} ranks, because this version does not "
+            f"synchronise codebooks, but got {vq.sync_codebook}"
+        )

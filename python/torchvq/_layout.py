@@ -1,0 +1,115 @@
+"""Where batch, positions, features and heads lie in the tensors that a quantizer is given and returns."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_ops = torch.ops.torchvq
+
+
+class Layout(NamedTuple):
+    """The layout of one module: what inputs must look like, and how heads become codebooks.
+
+    Inside, tokens are (H, T, D): one row of heads per codebook. Operators do the reshaping.
+    """
+
+    dim: int
+    heads: int
+    separate: bool  # one codebook per head
+    channel_first: bool
+    map_rank: int | None  # of the input, where an option demands an image or a volume
+
+    def check(self, x: Tensor) -> None:
+        """Raises TypeError or ValueError for an input of another kind."""
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(
+                f"VectorQuantize: expected x to be a floating-point tensor, but got {got}"
+            )
+        if x.dim() < 2 or (self.map_rank is not None and x.dim() not in (2, self.map_rank)):
+            layout = {None: "(B, *, dim)", 4: "(B, dim, H, W)", 5: "(B, dim, T, H, W)"}[
+                self.map_rank
+            ]
+            raise ValueError(
+                f"VectorQuantize: expected x to have shape {layout}, but got shape {list(x.shape)}"
+            )
+        features = x.shape[1 if self.channel_first else -1]
+        if features != self.dim:
+            raise ValueError(
+                f"VectorQuantize: expected x to have {self.dim} features (dim), but got shape {list(x.shape)}"
+            )
+
+    def positions(self, x: Tensor) -> torch.Size:
+        """The axes of x that are neither batch nor features."""
+        return x.shape[2:] if self.channel_first else x.shape[1:-1]
+
+    def token_mask(self, x: Tensor, mask: Tensor | None, lens: Tensor | None) -> Tensor | None:
+        """(B, N) bool, True for real tokens."""
+        if mask is not None and lens is not None:
+            raise ValueError("VectorQuantize: expected mask or lens to be given, but got both")
+        positions = self.positions(x)
+        if lens is not None:
+            if len(positions) != 1 or lens.shape != x.shape[:1]:
+                raise ValueError(
+                    "VectorQuantize: expected lens to have one length per sequence of x, but got "
+                    f"shape {list(lens.shape)} for x of shape {list(x.shape)}"
+                )
+            return _ops.lens_to_mask(lens, positions[0])
+        if mask is None:
+            return None
+        if mask.dtype != torch.bool:
+            raise TypeError(f"VectorQuantize: expected mask to be bool, but got {mask.dtype}")
+        if mask.shape != (x.shape[0], *positions):
+            raise ValueError(
+                f"VectorQuantize: expected mask to have shape {[x.shape[0], *positions]}, "
+                f"but got {list(mask.shape)}"
+            )
+        return mask.unsqueeze(1) if not positions else mask.flatten(1)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """x to (B, N, dim)."""
+        return _ops.pack_tokens(x, self.channel_first)
+
+    def unpack(self, tokens: Tensor, x: Tensor) -> Tensor:
+        """(B, N, dim), or (B, N, k, dim), to the layout of x."""
+        return _ops.unpack_tokens(tokens, x.shape, self.channel_first)
+
+    def split_heads(self, tokens: Tensor) -> Tensor:
+        """(B, N, heads * D) to (H, T, D)."""
+        return _ops.split_heads(tokens, self.heads, self.separate)
+
+    def split_mask(self, mask: Tensor) -> Tensor:
+        """(B, N) to (H, T)."""
+        return _ops.split_mask(mask, self.heads, self.separate)
+
+    def split_indices(self, indices: Tensor) -> Tensor:
+        """Indices in the shape that forward returns, to (H, T)."""
+        return _ops.split_indices(indices, self.heads, self.separate)
+
+    def merge_heads(self, values: Tensor, batch: int, tokens: int) -> Tensor:
+        """(H, T, ...) to (B, N, heads, ...)."""
+        return _ops.merge_heads(values, batch, tokens, self.heads, self.separate)
+
+    def restore_positions(self, values: Tensor, x: Tensor) -> Tensor:
+        """Values per token (H, T) or (H, T, k) in the layout of x; several heads on the last axis."""
+        tokens = 1
+        for size in self.positions(x):
+            tokens = tokens * size
+        merged = self.merge_heads(values, x.shape[0], tokens)
+        if self.heads == 1:
+            merged = merged.squeeze(2)
+        return _ops.unpack_positions(merged, x.shape, self.channel_first)
+
+    def place_features(self, values: Tensor) -> Tensor:
+        """Values with the features last, to the place where this layout has them."""
+        return values.movedim(-1, 1) if self.channel_first else values
+
+    def split_visible(self, x: Tensor) -> Tensor:
+        """(B, N, heads * D) to (heads, B, N, D) for separate codebooks, (1, B * heads, N, D) for a shared one."""
+        if self.heads == 1:
+            return x
+        split = x.reshape(*x.shape[:-1], self.heads, -1)
+        if self.separate:
+            return split.movedim(2, 0)
+        return split.transpose(1, 2).flatten(0, 1).unsqueeze(0)

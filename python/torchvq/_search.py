@@ -1,0 +1,45 @@
+"""What a forward of VectorQuantize searches, and how its output gets a gradient."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from torchvq._call import Call
+
+if TYPE_CHECKING:
+    from torchvq.vector_quantize import VectorQuantize
+
+_ops = torch.ops.torchvq
+
+
+def codes_to_search(vq: "VectorQuantize", call: Call, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    """The codes for tokens (B, N, dim), projected to a dtype: (H, K, D), or one set for each token (H, T, K, D)."""
+    codebook = vq._codebook
+    if call.transform is None:
+        codes = codebook.codes()
+        # The input decides how wide the arithmetic is, not a module that was made double.
+        return codes.float() if codes.dtype == torch.float64 != dtype else codes
+    codes = call.transform(_ops.snapshot(codebook.codes()))
+    heads = codebook.num_codebooks
+    if codes.dim() != 5 or codes.shape[0] != heads:
+        raise ValueError(
+            "VectorQuantize: expected codebook_transform_fn to return codes of each token of shape "
+            f"(H, B, N, K, D), but got shape {list(codes.shape)}"
+        )
+    return codes.reshape(
+        heads, tokens.shape[0] * tokens.shape[1] * vq.heads // heads, *codes.shape[3:]
+    )
+
+
+def estimator(vq: "VectorQuantize") -> str:
+    """The operators' name of the gradient of the output."""
+    if not vq.training:
+        return "none"
+    if not vq.route_gradients_to_input:
+        return "gumbel" if vq.straight_through else "none"
+    if vq.directional_reparam:
+        return "directional_reparam"
+    if not vq.rotation_trick:
+        return "straight_through"
+    return "vqp_rotation_trick" if vq.vqp_compat else "rotation_trick"
