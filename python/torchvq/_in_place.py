@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 _ops = torch.ops.torchvq
 
 
+def _keep(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 def in_place_step(
     vq: "VectorQuantize", projected: Tensor, codebook: Tensor, mask: Tensor | None
 ) -> Tensor:
@@ -18,7 +22,8 @@ def in_place_step(
     state = vq._codebook
     if state.replaying:
         return projected.new_zeros(())
-    with torch.enable_grad():
+    # A backward of its own, here and now: checkpointing must not drop what it saves, or it would recompute the region.
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_keep, _keep):
         target = projected.detach()
         _, _, codes, inputs = _ops.quantize(target, codebook, state.rng, estimator="none")
         loss: Tensor = _ops.commitment_loss(inputs, codes, mask=mask)

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.utils._pytree import _register_namedtuple
 
 
 class LossBreakdown(NamedTuple):
@@ -38,3 +39,7 @@ QuantizeResult = (
     | tuple[Tensor, Tensor]
     | tuple[Tensor, Tensor, LossBreakdown]
 )
+
+# So that exported programs which return them can be saved.
+for _output in (LossBreakdown, QuantizeOutput, QuantizeOutputWithBreakdown):
+    _register_namedtuple(_output, serialized_type_name=f"torchvq.{_output.__name__}")

@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include <torchvq/functional/layout.h>
+#include <torchvq/ops/snapshot.h>
 
 namespace torchvq::functional {
 namespace {
@@ -30,7 +31,8 @@ at::Tensor vqp_rotation_trick(const at::Tensor& x, const at::Tensor& codes) {
 at::Tensor vqp_diversity_loss(const at::Tensor& inputs, const at::Tensor& codebook, c10::SymInt batch,
                               c10::SymInt tokens, int64_t heads, bool separate, double temperature,
                               const std::string& metric) {
-  const auto codes = codebook.to(inputs.scalar_type());
+  // A copy, because the step may overwrite the codebook before backward.
+  const auto codes = ops::snapshot(codebook).to(inputs.scalar_type());
   const auto logits =
       metric == "cosine" ? inputs.matmul(codes.transpose(1, 2)) : at::cdist(inputs, codes).neg();
   const auto probability = logits.mul(temperature).softmax(-1);
