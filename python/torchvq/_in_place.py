@@ -32,3 +32,42 @@ def in_place_step(
         vq.update_in_place_optimizer()
     state.record_embed()
     return loss.detach()
+
+
+# The optimizer's state in the module's checkpoint --------------------------------------------------------------
+
+_PREFIX = "in_place_codebook_optimizer."
+
+
+def keep_optimizer_in_checkpoint(vq: "VectorQuantize") -> None:
+    """Adds what the optimizer has accumulated to the state dict, as tensors ``<prefix><parameter>.<name>``.
+
+    Its options are the constructor's. A checkpoint without these keys, as the reference writes, loads all the same;
+    the optimizer then goes on with what it has.
+    """
+    vq.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
+    vq.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _save(vq: "VectorQuantize", state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+    optimizer = vq.in_place_codebook_optimizer
+    assert optimizer is not None
+    for index, parameter in enumerate(_parameters(optimizer)):
+        for name, value in optimizer.state.get(parameter, {}).items():
+            if value is not None:
+                tensor = torch.as_tensor(value).detach()
+                state_dict[f"{prefix}{_PREFIX}{index}.{name}"] = tensor
+
+
+def _load(vq: "VectorQuantize", state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+    optimizer = vq.in_place_codebook_optimizer
+    assert optimizer is not None
+    parameters = _parameters(optimizer)
+    # Taken out, so that loading does not find them unexpected.
+    for key in [key for key in state_dict if key.startswith(prefix + _PREFIX)]:
+        index, name = key[len(prefix + _PREFIX) :].split(".", 1)
+        optimizer.state[parameters[int(index)]][name] = state_dict.pop(key).clone()

@@ -421,6 +421,9 @@ class Codebook(nn.Module):
             if prefix + name in missing and name in self._buffers:
                 missing.remove(prefix + name)
                 self._restore_default(name)
+                if prefix + name.removesuffix("_needs_init") in state_dict:
+                    # The reference has no flag for statistics that it creates in its first step.
+                    self._buffers[name] = torch.zeros_like(self.initted)
         for name, buffer in self._buffers.items():
             if buffer is not None and buffer.dtype in _HALF:
                 self._buffers[name] = buffer.float()

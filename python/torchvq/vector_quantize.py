@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from torchvq import _losses
 from torchvq._call import Call, check_alone, check_topk
-from torchvq._in_place import in_place_step
+from torchvq._in_place import in_place_step, keep_optimizer_in_checkpoint
 from torchvq._layout import Layout
 from torchvq._options import check_vector_quantize, codebook_options
 from torchvq._projection import make_projections, project
@@ -233,6 +233,7 @@ class VectorQuantize(nn.Module):
             self.in_place_codebook_optimizer = in_place_codebook_optimizer(
                 self._codebook.parameters()
             )
+            keep_optimizer_in_checkpoint(self)
 
     # Forward -----------------------------------------------------------------------------------------------
 

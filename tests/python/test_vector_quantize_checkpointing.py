@@ -1,4 +1,4 @@
-"""Activation checkpointing: outputs, gradients, noise and state are those of the plain run, and the state moves once."""
+"""Activation checkpointing: outputs, gradients and noise are those of the plain run, and the state moves once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from torchvq import VectorQuantize
 from vector_quantize_cases import (
     BATCH,
     CASES,
@@ -22,6 +21,8 @@ from vector_quantize_cases import (
     state,
     train_step,
 )
+
+from torchvq import VectorQuantize
 
 REENTRANT = [False, True]
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torchvq import VectorQuantize
 from vector_quantize_cases import (
     CODES,
     DIM,
@@ -26,6 +25,8 @@ from vector_quantize_cases import (
     state,
     train_step,
 )
+
+from torchvq import VectorQuantize
 
 # Everything that changes what a graph holds. Each row: options, and arguments of forward.
 TABLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {

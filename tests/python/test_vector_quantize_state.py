@@ -1,0 +1,286 @@
+"""Checkpoints, copies and casts: nothing that a run depends on is lost, and the reference's checkpoints load."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import vector_quantize_pytorch
+from torch import Tensor, nn
+from vector_quantize_cases import (
+    CASES,
+    CODES,
+    DIM,
+    assert_same_state,
+    build,
+    data,
+    options_of,
+    same,
+    state,
+    train_step,
+)
+
+from torchvq import VectorQuantize
+
+# What torchvq adds to the reference's state (docs/migrating.md).
+ADDED = {"_codebook.cooldown", "_codebook.rng"}
+OWN_OPTIONS = ("dead_code_fraction", "compat")
+SHARED_CASES = [case for case in CASES if case not in OWN_OPTIONS]
+# The reference's forward refuses the other one.
+RUNNING_CASES = [case for case in SHARED_CASES if case != "orthogonal_active"]
+
+
+def added_state(case: str) -> set[str]:
+    """Keys of ours that the reference does not know."""
+    flags = {"_codebook.batch_mean_needs_init", "_codebook.batch_variance_needs_init"}
+    return ADDED | flags if "affine" in case else ADDED
+
+
+def reference(case: str) -> nn.Module:
+    torch.manual_seed(0)
+    return vector_quantize_pytorch.VectorQuantize(DIM, **options_of(case))
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.05)
+
+
+def train(module: VectorQuantize, steps: range) -> list[Tensor]:
+    seen = []
+    for step in steps:
+        result = train_step(module, module, data(module, step))
+        seen += [
+            result.quantized,
+            result.indices,
+            result.loss,
+            result.gradient,
+            *result.parameters.values(),
+        ]
+    return seen
+
+
+def assert_continues_alike(module: VectorQuantize, expected: VectorQuantize) -> None:
+    """The next steps, bit for bit: noise, dead codes, cool-downs and evaluation included."""
+    for a, b in zip(train(module, range(10, 13)), train(expected, range(10, 13)), strict=True):
+        assert same(a, b)
+    assert_same_state(module, state(expected))
+    x = data(expected, 20)
+    module.eval(), expected.eval()
+    for a, b in zip(module(x), expected(x), strict=True):
+        assert same(a, b)
+
+
+@pytest.mark.parametrize("case", SHARED_CASES)
+def test_state_is_the_references_and_what_is_documented(case: str) -> None:
+    ours, theirs = build(case).state_dict(), reference(case).state_dict()
+    added = set(ours) - set(theirs)
+    # The reference creates these two in its first forward.
+    late = {"_codebook.batch_mean", "_codebook.batch_variance"} if "affine" in case else set()
+    assert added == added_state(case) | late
+    assert set(theirs) <= set(ours)
+    for name, value in theirs.items():
+        assert ours[name].shape == value.shape and ours[name].dtype == value.dtype, name
+    trained = [name for name, _ in build(case).named_parameters()]
+    assert sorted(trained) == sorted(name for name, _ in reference(case).named_parameters())
+
+
+@pytest.mark.parametrize("case", RUNNING_CASES)
+def test_checkpoints_of_the_reference_load_strictly_fresh_and_trained(case: str) -> None:
+    theirs = reference(case)
+    for steps in (0, 2):
+        for step in range(steps):
+            theirs(data(build(case), step))
+        module = build(case, seed=7)
+        module.load_state_dict(theirs.state_dict(), strict=True)
+        for name, value in theirs.state_dict().items():
+            assert same(module.state_dict()[name], value), name
+        assert module._codebook.initialised == bool(theirs.state_dict()["_codebook.initted"])
+        assert (module._codebook.cooldown == 0).all()
+
+
+@pytest.mark.parametrize("case", RUNNING_CASES)
+def test_the_reference_loads_ours_but_for_what_is_documented(case: str) -> None:
+    module, theirs = build(case), reference(case)
+    for step in range(2):
+        module(data(module, step))
+        theirs(data(module, step))
+    result = theirs.load_state_dict(module.state_dict(), strict=False)
+    assert result.missing_keys == [] and set(result.unexpected_keys) == added_state(case)
+
+
+@pytest.mark.parametrize("case", ["default", "affine", "cosine", "copied_gradient"])
+def test_a_run_of_the_reference_goes_on_here(case: str) -> None:
+    theirs, module = reference(case), build(case, seed=7)
+    theirs._codebook.load_state_dict(build(case)._codebook.state_dict(), strict=False)
+    for step in range(3):
+        theirs(data(module, step))
+    module.load_state_dict(theirs.state_dict(), strict=True)
+    for step in range(3, 5):
+        module(data(module, step))
+        theirs(data(module, step))
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resuming_is_going_on(case: str) -> None:
+    original = build(case)
+    train(original, range(3))
+    file = io.BytesIO()
+    torch.save(original.state_dict(), file)
+    file.seek(0)
+    resumed = build(case, seed=7)
+    resumed.load_state_dict(torch.load(file), strict=True)
+    assert_continues_alike(resumed, original)
+
+
+@pytest.mark.parametrize("how", [deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+@pytest.mark.parametrize(
+    "case", ["default", "kmeans", "sampling", "affine", "learnable", "dead_codes", "orthogonal"]
+)
+def test_copies_go_on_and_share_nothing(case: str, how: Any) -> None:
+    original = build(case)
+    train(original, range(2))
+    copy, before = how(original), state(original)
+    train(copy, range(5, 7))
+    assert_same_state(original, before)
+    assert_continues_alike(how(original), original)
+
+
+@pytest.mark.parametrize(
+    "case", ["default", "kmeans", "cosine", "projections", "affine", "learnable", "dead_codes"]
+)
+def test_construction_on_the_meta_device(case: str) -> None:
+    original = build(case)
+    train(original, range(2))
+    for assign in (False, True):
+        with torch.device("meta"):
+            module = VectorQuantize(DIM, **options_of(case))
+        assert all(tensor.is_meta for tensor in module.state_dict().values() if tensor.dim() > 1)
+        if not assign:
+            module.to_empty(device="cpu")
+        module.load_state_dict(deepcopy(original.state_dict()), strict=True, assign=assign)
+        assert_continues_alike(module, deepcopy(original))
+
+
+def test_a_reference_checkpoint_after_the_meta_device_gets_a_generator() -> None:
+    with torch.device("meta"):
+        module = VectorQuantize(DIM, codebook_size=CODES)
+    module.load_state_dict(reference("default").state_dict(), strict=True, assign=True)
+    assert not any(tensor.is_meta for tensor in module.state_dict().values())
+    train(module, range(2))
+
+
+@pytest.mark.parametrize("case", ["default", "projections", "learnable", "affine"])
+def test_safetensors(case: str, tmp_path: Path) -> None:
+    original = build(case)
+    train(original, range(2))
+    safetensors.torch.save_model(original, str(tmp_path / "state.safetensors"))
+    module = build(case, seed=7)
+    safetensors.torch.load_model(module, str(tmp_path / "state.safetensors"))
+    assert_continues_alike(module, original)
+
+
+@pytest.mark.parametrize("cast", ["half", "bfloat16", "double"])
+@pytest.mark.parametrize("case", ["default", "learnable", "projections", "affine", "kmeans"])
+def test_casts_keep_the_state(case: str, cast: str) -> None:
+    """Moving averages stay wide, the generator and the flags stay what they are, and the module goes on."""
+    module = build(case)
+    train(module, range(2))
+    before = state(module)
+    getattr(module, cast)()
+    for name, buffer in module._codebook.named_buffers(recurse=False):
+        old = before["_codebook." + name]
+        wide = torch.float64 if cast == "double" else torch.float32
+        assert buffer.dtype == (wide if old.is_floating_point() else old.dtype), name
+        assert torch.equal(buffer.to(old.dtype), old), name
+    train(module, range(2, 4))
+    # There and back: only parameters have been rounded.
+    module.float()
+    assert {tensor.dtype for tensor in module.state_dict().values()} == {
+        v.dtype for v in before.values()
+    }
+
+
+def test_half_precision_checkpoint_loads_wide() -> None:
+    """Averages that somebody has cast on their way through a file are widened again."""
+    narrow = {
+        n: t.half() if t.is_floating_point() else t
+        for n, t in build("default").state_dict().items()
+    }
+    module = build("default", seed=7)
+    module.load_state_dict(narrow, assign=True)
+    assert module._codebook.embed_avg.dtype == torch.float32
+    train(module, range(2))
+
+
+def test_loading_forgets_what_was_accumulated() -> None:
+    module = build("default")
+    checkpoint = deepcopy(module.state_dict())
+    module(data(module, 5), accum_ema_update=True)
+    module.load_state_dict(checkpoint)
+    assert_continues_alike(module, build("default"))
+
+
+def test_loading_an_uninitialised_checkpoint_starts_kmeans_anew() -> None:
+    module = build("kmeans")
+    checkpoint = deepcopy(module.state_dict())
+    train(module, range(2))
+    assert module._codebook.initialised
+    module.load_state_dict(checkpoint)
+    assert not module._codebook.initialised
+    assert_continues_alike(module, build("kmeans"))
+
+
+@pytest.mark.parametrize("how", ["torch", "safetensors", "deepcopy", "pickle"])
+def test_the_in_place_optimizer_goes_on(how: str, tmp_path: Path) -> None:
+    """Its moments are part of the checkpoint, or the first steps after a restart would be too long."""
+
+    def make(seed: int) -> VectorQuantize:
+        return build("learnable", seed, in_place_codebook_optimizer=adam)
+
+    original = make(0)
+    train(original, range(3))
+    if how == "deepcopy":
+        resumed = deepcopy(original)
+    elif how == "pickle":
+        resumed = pickle.loads(pickle.dumps(original))
+    else:
+        resumed = make(7)
+        saved: dict[str, Tensor] = dict(original.state_dict())
+        assert "in_place_codebook_optimizer.0.exp_avg" in saved
+        if how == "safetensors":
+            safetensors.torch.save_file(saved, tmp_path / "x.safetensors")
+            saved = safetensors.torch.load_file(tmp_path / "x.safetensors")
+        resumed.load_state_dict(deepcopy(saved), strict=True)
+    assert_continues_alike(resumed, original)
+
+
+def test_in_place_optimizer_and_a_reference_checkpoint() -> None:
+    options = dict(learnable_codebook=True, ema_update=False, in_place_codebook_optimizer=adam)
+    theirs = vector_quantize_pytorch.VectorQuantize(DIM, CODES, **options)
+    module = VectorQuantize(DIM, CODES, **options)
+    module.load_state_dict(theirs.state_dict(), strict=True)
+    assert torch.equal(module.codebook, theirs.codebook)
+    train(module, range(2))
+
+
+def test_repr_names_the_parts() -> None:
+    text = repr(build("projections"))
+    assert "VectorQuantize" in text and "project_in" in text and "Codebook" in text
+
+
+def test_codebook_assignment_is_checkpointed() -> None:
+    module = build("kmeans")
+    codes = torch.randn(CODES, DIM)
+    module.codebook = codes
+    other = build("kmeans", seed=7)
+    other.load_state_dict(module.state_dict())
+    assert torch.equal(other.codebook, codes) and other._codebook.initialised
+    assert_continues_alike(other, module)
