@@ -493,8 +493,7 @@ class VectorQuantize(nn.Module):
         self.in_place_codebook_optimizer.zero_grad()
 
     def maybe_split_heads_from_input(self, x: Tensor) -> Tensor:
-        """(B, N, heads * D) to (heads, B, N, D) for separate codebooks, (1, B * heads, N, D) for a shared one;
-        unchanged with one head."""
+        """(B, N, heads * D) to (heads, B, N, D), with shared codes (1, B * heads, N, D); as it is with one head."""
         return self._layout.split_visible(x)
 
     def _metric_space(self, projected: Tensor) -> Tensor:

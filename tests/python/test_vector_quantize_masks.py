@@ -70,10 +70,14 @@ def step_with_weights(module: VectorQuantize, x: Tensor, weight: Tensor, **kwarg
 def test_masked_run_is_the_run_on_real_tokens(case: str) -> None:
     masked, compact = build(case), build(case)
     mask = mask_of(masked)
+    # The rotation of one feature multiplies gradients by |code| / |x|, and with them what the projection rounds, which
+    # depends on the number of rows.
+    dtype = torch.float64 if case == "one_feature" else torch.float32
+    masked.to(dtype), compact.to(dtype)
     for step, garbage in enumerate(GARBAGE):
-        x = with_padding(masked, data(masked, step), mask, garbage)
+        x = with_padding(masked, data(masked, step).to(dtype), mask, garbage)
         real = only_real(masked, x, mask)
-        weight = torch.randn(real.shape, generator=torch.Generator().manual_seed(step))
+        weight = torch.randn(real.shape, generator=torch.Generator().manual_seed(step)).to(dtype)
         spread = torch.zeros_like(features_last(masked, x))
         spread[mask] = weight
         a = step_with_weights(masked, x, features_as_in(masked, spread), mask=mask)
