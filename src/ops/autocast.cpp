@@ -26,6 +26,7 @@ constexpr const char* kOperators[] = {
     "codebook_diversity_loss",
     "commitment_cross_entropy",
     "commitment_loss",
+    "dead_code_candidates",
     "decode_sums",
     "directional_reparam",
     "ema_finish_",
@@ -40,6 +41,7 @@ constexpr const char* kOperators[] = {
     "orthogonal_loss",
     "quantize",
     "replace_dead_codes_",
+    "replace_with_candidates_",
     "rotation_trick",
     "sample_codes",
     "snapshot",
@@ -51,6 +53,7 @@ constexpr const char* kOperators[] = {
     "vqp_masked_commitment",
     "vqp_rotation_trick",
     "weighted_loss",
+    "wide_codes",
 };
 
 void shield(torch::Library& m) {

@@ -1,0 +1,51 @@
+"""Autocast stops at every operator: the list in src/ops/autocast.cpp against the registered schemas."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import support  # noqa: F401  (registers the operators)
+
+# Operators with tensors that need no shield, and why.
+LAYOUT = "moves and selects elements, no arithmetic that autocast knows"
+INTEGERS = "reads int64 state alone and makes its numbers from it"
+UNSHIELDED = {
+    "pack_tokens": LAYOUT,
+    "unpack_tokens": LAYOUT,
+    "unpack_positions": LAYOUT,
+    "split_heads": LAYOUT,
+    "merge_heads": LAYOUT,
+    "split_mask": LAYOUT,
+    "split_indices": LAYOUT,
+    "fill_masked": LAYOUT,
+    "fill_padding": LAYOUT,
+    "lens_to_mask": LAYOUT,
+    "random_uniform": INTEGERS,
+    "random_normal": INTEGERS,
+}
+KEYS = ["AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS"]
+
+
+def operators() -> list[str]:
+    """Every operator of the library that takes a tensor.
+
+    What ends in _forward or _backward is a part of another operator, called behind its shield and by autograd.
+    """
+    names = {
+        schema.name.removeprefix("torchvq::")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("torchvq::")
+        and any("Tensor" in str(argument.type) for argument in schema.arguments)
+    }
+    return sorted(name for name in names if not name.endswith(("_forward", "_backward")))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_every_operator_is_shielded_or_has_a_reason(key: str) -> None:
+    shielded = {
+        name
+        for name in operators()
+        if torch._C._dispatch_has_kernel_for_dispatch_key(f"torchvq::{name}", key)
+    }
+    assert set(operators()) - shielded == set(UNSHIELDED)
