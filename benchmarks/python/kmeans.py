@@ -5,9 +5,10 @@ from __future__ import annotations
 import faiss
 import images
 import torch
-import torchvq
 from harness import OURS, Case, Contender, Settings, compare, write
 from torch import Tensor
+
+import torchvq
 
 FAISS_ITERATIONS = 25
 TRIED = (4, 6, 8, 10, 12, 15, 20, 25, 32, 40)
@@ -83,7 +84,9 @@ def _measure(name: str, x: Tensor, k: int, threads: int, settings: Settings) -> 
         },
     )
     if reached > wanted and not settings.quick:
-        raise AssertionError(f"k-means stays at {reached:.6g} on {name}, faiss reaches {wanted:.6g}")
+        raise AssertionError(
+            f"k-means stays at {reached:.6g} on {name}, faiss reaches {wanted:.6g}"
+        )
     case.expect("faiss", 2.0, "faiss.Kmeans at equal error")
     settings.say(
         f"  {case.name}: faiss takes {case.ratio('faiss'):.2f}x; {iterations} iterations to its "

@@ -60,7 +60,9 @@ def _measure(shape: tuple[int, int, int], threads: int, settings: Settings) -> C
         {"rows_not_exact": wrong},
     )
     _set_targets(case, n, k, d)
-    settings.say(f"  {case.name}: " + ", ".join(f"{name} {t['ratio']:.2f}" for name, t in case.times.items()))
+    settings.say(
+        f"  {case.name}: " + ", ".join(f"{name} {t['ratio']:.2f}" for name, t in case.times.items())
+    )
     return case
 
 

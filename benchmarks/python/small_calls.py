@@ -7,10 +7,11 @@ import subprocess
 import sys
 
 import torch
-import torchvq
 from contenders import ours_nearest, plain_nearest, quantizers, tokens_and_codes, training_step
 from harness import OURS, Case, Contender, Settings, Target, compare, write
 from vector_quantize_pytorch import VectorQuantize as Reference
+
+import torchvq
 
 IMPORT = (
     "import time, torch; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
@@ -24,7 +25,8 @@ def run(settings: Settings) -> None:
     cases += [_construction(settings), _imports(settings)]
     for case in cases:
         ratios = ", ".join(
-            f"{name} {t['seconds'] * 1e6:.1f} us ({t['ratio']:.2f})" for name, t in case.times.items()
+            f"{name} {t['seconds'] * 1e6:.1f} us ({t['ratio']:.2f})"
+            for name, t in case.times.items()
         )
         settings.say(f"  {case.name}: {ratios}")
     write("small_calls", cases, settings)

@@ -56,7 +56,9 @@ def _evaluation(shape: tuple[int, int, int], threads: int, settings: Settings) -
     modules = {name: module.eval() for name, module in quantizers(k, d, codes).items()}
     with torch.no_grad():
         found = {name: module(x[None])[1] for name, module in modules.items()}
-        contenders = [Contender(name, lambda m=m: m(x[None]), threads) for name, m in modules.items()]
+        contenders = [
+            Contender(name, lambda m=m: m(x[None]), threads) for name, m in modules.items()
+        ]
         case = Case(
             f"evaluation N={n} K={k} D={d} threads={threads}",
             dict(what="evaluation", N=n, K=k, D=d, threads=threads),
