@@ -39,6 +39,11 @@ class Settings:
     output: Path = RESULTS
     say: Callable[[str], None] = print
 
+    def report(self, case: Case) -> None:
+        """Says the ratios of a case as soon as it is measured."""
+        ratios = ", ".join(f"{name} {time['ratio']:.2f}" for name, time in case.times.items())
+        self.say(f"  {case.name}: {ratios}")
+
     @property
     def clock(self) -> Callable[[], float]:
         return time.process_time if self.cpu_clock else time.perf_counter
@@ -166,6 +171,11 @@ def write_json(file: Path, document: dict[str, Any]) -> None:
     fresh = file.with_suffix(".tmp")
     fresh.write_text(json.dumps(document, indent=1) + "\n")
     fresh.replace(file)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(file.read_text())
+    return document
 
 
 def _as_json(case: Case) -> dict[str, Any]:

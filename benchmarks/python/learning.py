@@ -7,16 +7,16 @@
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import learning_autoencoder as autoencoder
 import learning_stream as stream
 import torch
-from harness import RESULTS, Target, machine, target_as_json, write_json
+from harness import RESULTS, Target, machine, read_json, target_as_json, write_json
 
 NAME = "learning_vector_quantize"
 SEEDS = 3
@@ -25,40 +25,40 @@ NOISE = 0.3
 SETTLED = 0.01
 USED = 0.95
 
+Key = dict[str, Any]
+Run = Callable[[], dict[str, float]]
 Runs = list[dict[str, Any]]
 
 
-def measure(
-    quick: bool, runs: Runs, save: Callable[[Runs], None], say: Callable[[str], None]
-) -> Runs:
-    """Adds all runs that are missing, seed by seed, and saves after each."""
+def measure(parts: Sequence[str], quick: bool, runs: Runs, save: Callable[[Runs], None]) -> None:
+    """Adds the runs that are missing, and saves after each."""
+    for part in parts:
+        for key, run in PARTS[part](quick):
+            if any(all(old.get(k) == v for k, v in key.items()) for old in runs):
+                continue
+            result = run()
+            runs.append({**key, **result})
+            save(runs)
+            label = ", ".join(str(value) for value in key.values())
+            numbers = ", ".join(f"{name} {value:.4g}" for name, value in result.items())
+            print(f"  {label}: {numbers}", flush=True)
+
+
+def _autoencoders(quick: bool) -> Iterator[tuple[Key, Run]]:
     for seed in range(1 if quick else SEEDS):
         for row in autoencoder.rows():
             key = dict(what="autoencoder", name=row.name, who=row.who, seed=seed)
-            _once(
-                key, runs, lambda row=row, seed=seed: autoencoder.run(row, seed, quick), save, say
-            )
+            yield key, partial(autoencoder.run, row, seed, quick)
+
+
+def _streams(quick: bool) -> Iterator[tuple[Key, Run]]:
     for ratio in (0.25, 8.0) if quick else stream.RATIOS:
         for row in stream.rows():
             key = dict(what="stream", name=row.name, who=row.who, seed=0, ratio=ratio)
-            _once(key, runs, lambda row=row, r=ratio: stream.run(row, r, 0, quick), save, say)
-    return runs
+            yield key, partial(stream.run, row, ratio, 0, quick)
 
 
-def _once(
-    key: dict[str, Any],
-    runs: Runs,
-    run: Callable[[], dict[str, float]],
-    save: Callable[[Runs], None],
-    say: Callable[[str], None],
-) -> None:
-    if any(all(old.get(k) == v for k, v in key.items()) for old in runs):
-        return
-    result = run()
-    runs.append({**key, **result})
-    save(runs)
-    label = ", ".join(str(value) for value in key.values())
-    say(f"  {label}: " + ", ".join(f"{name} {value:.4g}" for name, value in result.items()))
+PARTS = {"autoencoder": _autoencoders, "stream": _streams}
 
 
 def rows(runs: Runs) -> list[dict[str, Any]]:
@@ -121,13 +121,14 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="see that it runs; the numbers are noise"
     )
+    parser.add_argument("--only", choices=PARTS, help="one part; default: all")
     parser.add_argument("--resume", action="store_true", help="keep the runs that the file holds")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file")
     arguments = parser.parse_args()
     # Results do not depend on the threads, but the rounding of the network's convolutions may.
     torch.set_num_threads(1)
     file = arguments.output / f"{NAME}.json"
-    runs: Runs = json.loads(file.read_text())["runs"] if arguments.resume and file.exists() else []
+    runs: Runs = read_json(file)["runs"] if arguments.resume and file.exists() else []
 
     def save(runs: Runs) -> None:
         table = rows(runs)
@@ -135,7 +136,7 @@ def main() -> None:
         document["targets"] = [target_as_json(target) for target in targets(table)]
         write_json(file, document)
 
-    measure(arguments.quick, runs, save, print)
+    measure([arguments.only] if arguments.only else list(PARTS), arguments.quick, runs, save)
     for target in targets(rows(runs)):
         print(f"  {target}")
 

@@ -21,25 +21,25 @@ BATCH = 32
 WATCHED = 20
 STEPS, QUICK_STEPS = 300, 20
 
-RECOMMENDED: dict[str, Any] = dict(kmeans_init=True, decay=0.99, dead_code_threshold_fraction=0.1)
+RECOMMENDED: dict[str, Any] = dict(kmeans_init=True, decay=0.95, dead_code_threshold_fraction=0.1)
 
 # Keyword arguments that both libraries take, so that the same row is run with both.
 COMMON: dict[str, dict[str, Any]] = {
     "defaults": {},
-    "k-means": dict(kmeans_init=True),
     "k-means, threshold 2": dict(kmeans_init=True, threshold_ema_dead_code=2),
     "cosine": dict(use_cosine_sim=True),
     "cosine, k-means, threshold 2": dict(
         use_cosine_sim=True, kmeans_init=True, threshold_ema_dead_code=2
     ),
     "learnable": dict(learnable_codebook=True, ema_update=False),
-    "learnable, k-means": dict(learnable_codebook=True, ema_update=False, kmeans_init=True),
+    "k-means": dict(kmeans_init=True),
 }
 # Ours alone: a threshold that does not depend on the batch size.
 OURS: dict[str, dict[str, Any]] = {
     "recommended": RECOMMENDED,
     "recommended, cosine": dict(RECOMMENDED, use_cosine_sim=True),
     "recommended, decay 0.8": dict(RECOMMENDED, decay=0.8),
+    "recommended, decay 0.99": dict(RECOMMENDED, decay=0.99),
 }
 
 

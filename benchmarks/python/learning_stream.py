@@ -31,13 +31,10 @@ def rows() -> list[Row]:
     fixed: dict[str, Any] = dict(dim=PATCHES, codebook_size=CODEBOOK)
     ours = torchvq.VectorQuantize
     return [
-        Row("recommended", "ours", ours, dict(fixed, **RECOMMENDED)),
-        Row("recommended, decay 0.8", "ours", ours, dict(fixed, **RECOMMENDED | {"decay": 0.8})),
-        Row(
-            "recommended, fraction 0.01",
-            "ours",
-            ours,
-            dict(fixed, **RECOMMENDED | {"dead_code_threshold_fraction": 0.01}),
+        Row("recommended", "ours", ours, fixed | RECOMMENDED),
+        *(
+            Row(f"recommended, decay {decay}", "ours", ours, fixed | RECOMMENDED | {"decay": decay})
+            for decay in (0.8, 0.99)
         ),
         *(
             Row(
