@@ -7,9 +7,7 @@ whatever stood here is replaced
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,8 +35,6 @@ def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
         tables["machine"] = _machine(list(documents.values()))
         tables["targets"] = _targets(list(documents.values()))
     fill(docs / "benchmarks.md", tables)
-    for name in found:
-        _copy(results / f"{name}.png", docs / "images" / f"benchmark_{name}.png")
     learnt = results / f"{LEARNING}.json"
     if learnt.exists():
         document = read_json(learnt)
@@ -71,15 +67,14 @@ def targets_of(document: Document) -> list[Target]:
     return [Target(**{k: v for k, v in row.items() if k != "met"}) for row in stored]
 
 
-def _copy(source: Path, destination: Path) -> None:
-    if source.exists():
-        os.makedirs(destination.parent, exist_ok=True)
-        shutil.copyfile(source, destination)
-
-
 def _table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    rules = ["---:" if all(map(_numeric, column)) else "---" for column in zip(*rows, strict=True)]
+    lines = [header, rules or ["---"] * len(header), *rows]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def _numeric(cell: str) -> bool:
+    return not cell or cell[0].isdigit() or cell[0] == "-"
 
 
 def _table_of(name: str) -> Callable[[Document], str]:
