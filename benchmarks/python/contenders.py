@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import faiss
 import torch
-import torchvq
 from torch import Tensor, nn
 from torch.nn import functional as F
 from vector_quantize_pytorch import VectorQuantize as Reference
+
+import torchvq
 
 
 def tokens_and_codes(n: int, k: int, d: int) -> tuple[Tensor, Tensor]:

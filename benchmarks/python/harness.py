@@ -35,12 +35,14 @@ class Settings:
     quick: bool = False
     # Count the processor's time instead of the wall clock's: for a busy machine, and one thread only.
     cpu_clock: bool = False
+    threads: tuple[int, ...] = (1, 2)
     output: Path = RESULTS
     say: Callable[[str], None] = print
 
-    @property
-    def threads(self) -> tuple[int, ...]:
-        return (1,) if self.quick or self.cpu_clock else (1, 2)
+    def report(self, case: Case) -> None:
+        """Says the ratios of a case as soon as it is measured."""
+        ratios = ", ".join(f"{name} {time['ratio']:.2f}" for name, time in case.times.items())
+        self.say(f"  {case.name}: {ratios}")
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -66,16 +68,22 @@ class Contender:
 
 @dataclass
 class Target:
-    """A ratio from design: the time of `against` over that of torchvq, or the other way as `text` says."""
+    """What was promised and what was measured: at least as much, or at most."""
 
     text: str
     wanted: float
     measured: float
     case: str = ""
+    at_most: bool = False
 
     @property
     def met(self) -> bool:
-        return self.measured >= self.wanted
+        return self.measured <= self.wanted if self.at_most else self.measured >= self.wanted
+
+    def __str__(self) -> str:
+        verdict = "met   " if self.met else "MISSED"
+        relation = "at most" if self.at_most else "at least"
+        return f"{verdict}  {self.measured:8.3g}  {relation} {self.wanted:<6g} {self.text}; {self.case}"
 
 
 @dataclass
@@ -154,13 +162,28 @@ def write(name: str, cases: list[Case], settings: Settings, **more: Any) -> None
         "cases": [_as_json(case) for case in cases],
         **more,
     }
-    settings.output.mkdir(parents=True, exist_ok=True)
-    (settings.output / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    write_json(settings.output / f"{name}.json", document)
+
+
+def write_json(file: Path, document: dict[str, Any]) -> None:
+    """Writes the file as a whole: whoever interrupts this finds the old one or the new one."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_suffix(".tmp")
+    fresh.write_text(json.dumps(document, indent=1) + "\n")
+    fresh.replace(file)
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(file.read_text())
+    return document
 
 
 def _as_json(case: Case) -> dict[str, Any]:
-    targets = [{**vars(target), "met": target.met} for target in case.targets]
-    return {**vars(case), "targets": targets}
+    return {**vars(case), "targets": [target_as_json(target) for target in case.targets]}
+
+
+def target_as_json(target: Target) -> dict[str, Any]:
+    return {**vars(target), "met": target.met}
 
 
 def machine() -> dict[str, Any]:

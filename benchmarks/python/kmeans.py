@@ -5,12 +5,15 @@ from __future__ import annotations
 import faiss
 import images
 import torch
-import torchvq
-from harness import OURS, Case, Contender, Settings, compare, write
+from harness import OURS, Case, Contender, Settings, Target, compare, write
 from torch import Tensor
 
+import torchvq
+
 FAISS_ITERATIONS = 25
-TRIED = (4, 6, 8, 10, 12, 15, 20, 25, 32, 40)
+TRIED = (4, 6, 8, 10, 12, 15, 20, 25, 32, 40, 50, 65, 80)
+# Seeds of the same trainer differ by half a percent; the mean of a few is compared up to this.
+EQUAL = 1.001
 SEEDS = 3
 
 
@@ -67,7 +70,7 @@ def _measure(name: str, x: Tensor, k: int, threads: int, settings: Settings) -> 
     reached, iterations = float("inf"), 0
     for iterations in TRIED:
         reached = _mean_error(x, k, iterations, seeds)
-        if reached <= wanted:
+        if reached <= wanted * EQUAL:
             break
     contenders = [
         Contender(OURS, lambda: torchvq.kmeans(x, k, iterations), threads),
@@ -82,9 +85,10 @@ def _measure(name: str, x: Tensor, k: int, threads: int, settings: Settings) -> 
             "mean_squared_error": {OURS: reached, "faiss": wanted},
         },
     )
-    if reached > wanted and not settings.quick:
-        raise AssertionError(f"k-means stays at {reached:.6g} on {name}, faiss reaches {wanted:.6g}")
     case.expect("faiss", 2.0, "faiss.Kmeans at equal error")
+    if not settings.quick:
+        text = "error of k-means over that of faiss"
+        case.targets.append(Target(text, EQUAL, reached / wanted, case.name, at_most=True))
     settings.say(
         f"  {case.name}: faiss takes {case.ratio('faiss'):.2f}x; {iterations} iterations to its "
         f"{FAISS_ITERATIONS}, error {reached:.6g} and {wanted:.6g}"

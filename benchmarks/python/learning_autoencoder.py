@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import images
 import torch
-import torchvq
 from learning_measures import codes_of, psnr, replaced_share, usage
 from torch import Tensor, nn
 from torch.nn import functional as F
 from vector_quantize_pytorch import VectorQuantize as Reference
 
+import torchvq
+
 CODEBOOK = 512
 DIM = 32
 BATCH = 32
 WATCHED = 20
+STEPS, QUICK_STEPS = 300, 20
 
-# What design/learning.md calls a row: keyword arguments that both libraries take.
+RECOMMENDED: dict[str, Any] = dict(kmeans_init=True, decay=0.95, dead_code_threshold_fraction=0.1)
+
+# Keyword arguments that both libraries take, so that the same row is run with both.
 COMMON: dict[str, dict[str, Any]] = {
     "defaults": {},
     "k-means, threshold 2": dict(kmeans_init=True, threshold_ema_dead_code=2),
@@ -27,17 +32,30 @@ COMMON: dict[str, dict[str, Any]] = {
         use_cosine_sim=True, kmeans_init=True, threshold_ema_dead_code=2
     ),
     "learnable": dict(learnable_codebook=True, ema_update=False),
+    "k-means": dict(kmeans_init=True),
 }
 # Ours alone: a threshold that does not depend on the batch size.
 OURS: dict[str, dict[str, Any]] = {
-    "k-means, fraction 0.1, decay 0.8": dict(kmeans_init=True, dead_code_threshold_fraction=0.1),
-    "k-means, fraction 0.1, decay 0.99": dict(
-        kmeans_init=True, dead_code_threshold_fraction=0.1, decay=0.99
-    ),
-    "cosine, k-means, fraction 0.1, decay 0.99": dict(
-        use_cosine_sim=True, kmeans_init=True, dead_code_threshold_fraction=0.1, decay=0.99
-    ),
+    "recommended": RECOMMENDED,
+    "recommended, cosine": dict(RECOMMENDED, use_cosine_sim=True),
+    "recommended, decay 0.8": dict(RECOMMENDED, decay=0.8),
+    "recommended, decay 0.99": dict(RECOMMENDED, decay=0.99),
 }
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    who: str
+    make: Callable[..., nn.Module]
+    options: dict[str, Any]
+
+
+def rows() -> list[Row]:
+    """What design/learning.md asks for: each common row by both, then ours alone."""
+    makers = (("reference", Reference), ("ours", torchvq.VectorQuantize))
+    both = [Row(name, who, make, kw) for name, kw in COMMON.items() for who, make in makers]
+    return [Row(name, "ours", torchvq.VectorQuantize, kw) for name, kw in OURS.items()] + both
 
 
 class Autoencoder(nn.Module):
@@ -68,12 +86,15 @@ class Autoencoder(nn.Module):
         return self.decoder(quantized), indices, loss, latents
 
 
-def train(make: Callable[..., nn.Module], options: dict[str, Any], steps: int, seed: int,
-          train_set: Tensor, test_set: Tensor) -> dict[str, float]:
-    """One run. The seed fixes weights and batches, the same for every quantizer."""
+def run(row: Row, seed: int, quick: bool) -> dict[str, float]:
+    """Trains once and evaluates. The seed fixes weights and batches, the same for every quantizer."""
+    steps = QUICK_STEPS if quick else STEPS
+    train_set = images.load()[0]
     torch.manual_seed(seed)
     model = Autoencoder(nn.Identity())
-    model.quantizer = make(dim=DIM, codebook_size=CODEBOOK, accept_image_fmap=True, **options)
+    model.quantizer = row.make(
+        dim=DIM, codebook_size=CODEBOOK, accept_image_fmap=True, **row.options
+    )
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     batches = torch.Generator().manual_seed(seed)
     replaced = []
@@ -82,18 +103,24 @@ def train(make: Callable[..., nn.Module], options: dict[str, Any], steps: int, s
         before = codes_of(model.quantizer) if step >= steps - WATCHED else None
         output, _, loss, latents = model(x)
         if before is not None:
-            tokens = latents.detach().movedim(1, -1).reshape(-1, DIM)
-            if options.get("use_cosine_sim"):
-                tokens = F.normalize(tokens, dim=-1)
-            replaced.append(replaced_share(before, codes_of(model.quantizer), tokens))
+            replaced.append(_replaced(before, model.quantizer, latents, row))
         (F.mse_loss(output, x) + loss).backward()
         optimizer.step()
         optimizer.zero_grad()
+    test_set = images.load(test=True)[0][: 256 if quick else 1024]
     return {**evaluate(model, test_set), "replaced": sum(replaced) / len(replaced)}
+
+
+def _replaced(before: Tensor, quantizer: nn.Module, latents: Tensor, row: Row) -> float:
+    tokens = latents.detach().movedim(1, -1).reshape(-1, DIM)
+    if row.options.get("use_cosine_sim"):
+        tokens = F.normalize(tokens, dim=-1)
+    return replaced_share(before, codes_of(quantizer), tokens)
 
 
 @torch.no_grad()
 def evaluate(model: Autoencoder, test_set: Tensor) -> dict[str, float]:
+    """Error of the images and use of the codes, on images that training has not seen."""
     model.eval()
     error, chosen = 0.0, []
     for x in test_set.split(256):
@@ -101,22 +128,3 @@ def evaluate(model: Autoencoder, test_set: Tensor) -> dict[str, float]:
         error += float(F.mse_loss(output, x, reduction="sum"))
         chosen.append(indices.flatten())
     return {"psnr": psnr(error / test_set.numel()), **usage(torch.cat(chosen), CODEBOOK)}
-
-
-def measure(quick: bool, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """All rows: ours and the reference on what both take, then ours on its own options."""
-    train_set, test_set = images.load()[0], images.load(test=True)[0][: 256 if quick else 1024]
-    steps, seeds = (20, 1) if quick else (300, 3)
-    rows = [(name, who, make, options) for name, options in COMMON.items()
-            for who, make in (("reference", Reference), ("ours", torchvq.VectorQuantize))]
-    rows += [(name, "ours", torchvq.VectorQuantize, options) for name, options in OURS.items()]
-    results = []
-    for name, who, make, options in rows:
-        runs = [train(make, options, steps, seed, train_set, test_set) for seed in range(seeds)]
-        mean = {key: sum(run[key] for run in runs) / seeds for key in runs[0]}
-        spread = max(run["psnr"] for run in runs) - min(run["psnr"] for run in runs)
-        results.append({"name": name, "who": who, "steps": steps, "seeds": seeds,
-                        "psnr_spread": spread, **mean, "runs": runs})
-        say(f"  {name}, {who}: {mean['psnr']:.2f} dB (spread {spread:.2f}), use {mean['use']:.3f}, "
-            f"perplexity {mean['perplexity']:.0f}, replaced {mean['replaced']:.4f}")
-    return results

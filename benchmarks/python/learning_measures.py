@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 import torch
-import torchvq  # registers the operators
 from torch import Tensor, nn
 
+import torchvq.ops as ops
 
 
 def psnr(error: float) -> float:
@@ -16,7 +16,7 @@ def psnr(error: float) -> float:
 
 
 def usage(indices: Tensor, codebook_size: int) -> dict[str, float]:
-    """Share of the codes in use, and the perplexity: 2 to the entropy of the codes, in bits."""
+    """Share of the codes in use, and the perplexity: the exponential of the entropy of the codes."""
     counts = torch.bincount(indices.flatten(), minlength=codebook_size).double()
     share = counts / counts.sum()
     entropy = -(share * share.clamp_min(1e-300).log()).sum()
@@ -33,8 +33,7 @@ def replaced_share(before: Tensor, after: Tensor, tokens: Tensor) -> float:
 
     A moving average lands on a token only by replacement, so this needs no knowledge of the inside.
     """
-    nearest = torch.ops.torchvq.nearest_code(after[None], tokens[None], return_distances=True)
-    distance = nearest[2][0]
+    distance = ops.nearest_code(after, tokens, return_distances=True)[2]
     scale = after.square().sum(-1).clamp_min(1e-12)
     moved = (after - before).square().sum(-1) > 1e-8 * scale
     return float((moved & (distance < 1e-10 * scale)).double().mean())

@@ -7,38 +7,48 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness import Settings
 
 SHAPES = ((16384, 4096, 64), (16384, 16384, 64), (131072, 16384, 64))
 QUICK = ((2048, 512, 16),)
-# N x K x 4 bytes; the others need several of these at once.
-MATRIX_LIMIT = 2**29
-CONTENDERS = ("torchvq search", "faiss search", "torchvq", "reference", "plain torch")
+# Beyond this many bytes of N x K the reference, which makes several such matrices, is left out.
+MATRIX_LIMIT = 2**30
+SEARCH, OURS = "torchvq search", "torchvq"
+CONTENDERS = (OURS, SEARCH, "faiss search", "plain torch", "reference")
+# Times tokens and codebook: a step returns quantized tokens and gradients, and keeps some for backward.
+WANTED = 6.0
 
 
-def run(settings: Settings) -> None:  # noqa: F821
-    from harness import Case, write
+def run(settings: Settings) -> None:
+    from harness import write
 
-    cases = []
-    for n, k, d in QUICK if settings.quick else SHAPES:
-        peaks = {}
-        for name in CONTENDERS:
-            small = n * k * 4 <= MATRIX_LIMIT
-            if small or name.startswith(("torchvq", "faiss")):
-                peaks[name] = _in_a_process(name, n, k, d)
-        # Bytes of the tokens and of the codebook: what the extra memory may be a small multiple of.
-        case = Case(
-            f"N={n} K={k} D={d}",
-            dict(N=n, K=k, D=d, tokens=n * d * 4, codebook=k * d * 4, matrix=n * k * 4),
-            {},
-            {"peak_bytes": peaks},
-        )
-        cases.append(case)
-        shown = ", ".join(f"{name} {peak / 2**20:.1f}" for name, peak in peaks.items())
-        settings.say(f"  {case.name}: MiB {shown}")
+    cases = [_measure(*shape, settings) for shape in (QUICK if settings.quick else SHAPES)]
     write("memory", cases, settings)
+
+
+def _measure(n: int, k: int, d: int, settings: Settings) -> object:
+    from harness import Case, Target
+
+    # In bytes: what the extra memory may be a small multiple of, and what it must not come near.
+    tokens, codebook, matrix = n * d * 4, k * d * 4, n * k * 4
+    always = (OURS, SEARCH, "faiss search")
+    measured = [name for name in CONTENDERS if name in always or matrix <= MATRIX_LIMIT]
+    peaks = {name: _in_a_process(name, n, k, d) for name in measured}
+    sizes = dict(N=n, K=k, D=d, tokens=tokens, codebook=codebook, matrix=matrix)
+    case = Case(f"N={n} K={k} D={d}", sizes, {}, {"peak_bytes": peaks})
+    if not settings.quick:
+        text = "extra memory of a {} over that of tokens and codebook"
+        for name, what in ((OURS, "training step"), (SEARCH, "search")):
+            ratio = peaks[name] / (tokens + codebook)
+            case.targets.append(Target(text.format(what), WANTED, ratio, case.name, at_most=True))
+    shown = ", ".join(f"{name} {peak / 2**20:.1f}" for name, peak in peaks.items())
+    settings.say(f"  {case.name}: MiB {shown}; a matrix N x K {matrix / 2**20:.0f}")
+    return case
 
 
 def _in_a_process(name: str, n: int, k: int, d: int) -> int:
@@ -48,32 +58,25 @@ def _in_a_process(name: str, n: int, k: int, d: int) -> int:
 
 
 def _peak_over_now(call: Callable[[], object]) -> int:
-    """Resident bytes at most during the call, less those before it, by sampling."""
-    import psutil
+    """Resident bytes at most during the call, less those before it, as Linux counts them."""
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    before = _resident("VmRSS")
+    result = call()
+    peak = _resident("VmHWM")
+    del result
+    return max(0, peak - before)
 
-    process = psutil.Process()
-    before = highest = process.memory_info().rss
-    done = threading.Event()
 
-    def watch() -> None:
-        nonlocal highest
-        while not done.wait(0.0005):
-            highest = max(highest, process.memory_info().rss)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    call()
-    highest = max(highest, process.memory_info().rss)
-    done.set()
-    watcher.join()
-    return highest - before
+def _resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 
 def _call(name: str, n: int, k: int, d: int) -> Callable[[], object]:
     import contenders
 
     x, codes = contenders.tokens_and_codes(n, k, d)
-    if name == "torchvq search":
+    if name == SEARCH:
         return lambda: contenders.ours_nearest(x, codes)
     if name == "faiss search":
         return contenders.faiss_nearest(x, codes)

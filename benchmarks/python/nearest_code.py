@@ -30,8 +30,8 @@ def run(settings: Settings) -> None:
     cases = []
     with torch.no_grad():
         for threads in settings.threads:
-            for shape in QUICK if settings.quick else SHAPES:
-                cases.append(_measure(shape, threads, settings))
+            shapes = QUICK if settings.quick else SHAPES
+            cases += [_measure(shape, threads, settings) for shape in shapes]
     write("nearest_code", cases, settings)
 
 
@@ -60,7 +60,7 @@ def _measure(shape: tuple[int, int, int], threads: int, settings: Settings) -> C
         {"rows_not_exact": wrong},
     )
     _set_targets(case, n, k, d)
-    settings.say(f"  {case.name}: " + ", ".join(f"{name} {t['ratio']:.2f}" for name, t in case.times.items()))
+    settings.report(case)
     return case
 
 

@@ -7,10 +7,11 @@ import subprocess
 import sys
 
 import torch
-import torchvq
 from contenders import ours_nearest, plain_nearest, quantizers, tokens_and_codes, training_step
 from harness import OURS, Case, Contender, Settings, Target, compare, write
 from vector_quantize_pytorch import VectorQuantize as Reference
+
+import torchvq
 
 IMPORT = (
     "import time, torch; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
@@ -20,11 +21,13 @@ PACKAGES = {OURS: "torchvq", "reference": "vector_quantize_pytorch"}
 
 def run(settings: Settings) -> None:
     cases = [_operator(settings)]
-    cases += [_module(n, settings) for n in ((1,) if settings.quick else (1, 64))]
+    for n in (1,) if settings.quick else (1, 64):
+        cases += [_evaluation(n, settings), _training(n, settings)]
     cases += [_construction(settings), _imports(settings)]
     for case in cases:
         ratios = ", ".join(
-            f"{name} {t['seconds'] * 1e6:.1f} us ({t['ratio']:.2f})" for name, t in case.times.items()
+            f"{name} {t['seconds'] * 1e6:.1f} us ({t['ratio']:.2f})"
+            for name, t in case.times.items()
         )
         settings.say(f"  {case.name}: {ratios}")
     write("small_calls", cases, settings)
@@ -49,7 +52,18 @@ def _operator(settings: Settings) -> Case:
     return case
 
 
-def _module(n: int, settings: Settings) -> Case:
+def _evaluation(n: int, settings: Settings) -> Case:
+    x, codes = tokens_and_codes(n, 16, 8)
+    modules = {name: module.eval() for name, module in quantizers(16, 8, codes).items()}
+    contenders = [Contender(name, lambda m=m: m(x[None])) for name, m in modules.items()]
+    with torch.no_grad():
+        times = compare(contenders, settings)
+    case = Case(f"VectorQuantize evaluation N={n} K=16 D=8", dict(what="evaluation", N=n), times)
+    _under(case, "VectorQuantize evaluation: under 30 us a call", 30e-6)
+    return case
+
+
+def _training(n: int, settings: Settings) -> Case:
     x, codes = tokens_and_codes(n, 16, 8)
     modules = quantizers(16, 8, codes)
     contenders = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import checks
 import torch
 from contenders import quantizers, tokens_and_codes, training_step
-from harness import OURS, Case, Contender, Settings, Target, compare, write
+from harness import OURS, Case, Contender, Settings, compare, write
 
 SHAPES = ((8192, 1024, 8), (8192, 1024, 64), (8192, 1024, 256), (4096, 16384, 8), (4096, 16384, 64))
 QUICK = ((256, 128, 8), (256, 128, 64))
@@ -19,8 +19,6 @@ def run(settings: Settings) -> None:
             cases.append(_training(shape, threads, settings))
             cases.append(_evaluation(shape, threads, settings))
     write("vector_quantize", cases, settings)
-    if not settings.cpu_clock:
-        write("threads", _threads(settings), settings)
 
 
 def _training(shape: tuple[int, int, int], threads: int, settings: Settings) -> Case:
@@ -46,7 +44,7 @@ def _training(shape: tuple[int, int, int], threads: int, settings: Settings) -> 
         {"rows_not_exact": wrong, **differences},
     )
     case.expect("reference", TARGETS[d], f"reference's training step, D = {d}")
-    _say(case, settings)
+    settings.report(case)
     return case
 
 
@@ -56,37 +54,14 @@ def _evaluation(shape: tuple[int, int, int], threads: int, settings: Settings) -
     modules = {name: module.eval() for name, module in quantizers(k, d, codes).items()}
     with torch.no_grad():
         found = {name: module(x[None])[1] for name, module in modules.items()}
-        contenders = [Contender(name, lambda m=m: m(x[None]), threads) for name, m in modules.items()]
+        contenders = [
+            Contender(name, lambda m=m: m(x[None]), threads) for name, m in modules.items()
+        ]
         case = Case(
             f"evaluation N={n} K={k} D={d} threads={threads}",
             dict(what="evaluation", N=n, K=k, D=d, threads=threads),
             compare(contenders, settings),
             {"rows_not_exact": checks.nearest(found, x, codes, OURS)},
         )
-    _say(case, settings)
+    settings.report(case)
     return case
-
-
-def _threads(settings: Settings) -> list[Case]:
-    """The same training step on one thread and on two."""
-    cases = []
-    for n, k, d in QUICK if settings.quick else SHAPES[:3] + SHAPES[4:]:
-        x, codes = tokens_and_codes(n, k, d)
-        step = training_step(quantizers(k, d, codes)[OURS], x[None])
-        two, one = Contender("two threads", step, 2), Contender("one thread", step, 1)
-        case = Case(
-            f"training N={n} K={k} D={d}",
-            dict(what="training step", N=n, K=k, D=d),
-            compare([two, one], settings),
-        )
-        case.targets.append(
-            Target("two threads over one", 1.8, case.times["one thread"]["ratio"], case.name)
-        )
-        _say(case, settings)
-        cases.append(case)
-    return cases
-
-
-def _say(case: Case, settings: Settings) -> None:
-    ratios = ", ".join(f"{name} {t['ratio']:.2f}" for name, t in case.times.items())
-    settings.say(f"  {case.name}: {ratios}")

@@ -1,0 +1,206 @@
+"""Tables for docs/, made from the JSON of the results and put between markers, so that no number is typed.
+
+<!-- begin nearest_code -->
+whatever stood here is replaced
+<!-- end nearest_code -->
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness import Target, read_json
+
+LEARNING = "learning_vector_quantize"
+MIB = 2**20
+# Columns of the tables, and the ratio under which a column is found in the JSON.
+ORDER = ("reference", "plain torch", "GEMM", "faiss", "one thread")
+
+Document = dict[str, Any]
+# Heading of a column: the key of its values, and how they are written.
+Columns = dict[str, tuple[str, str]]
+
+
+def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
+    """Fills docs/benchmarks.md and docs/learning.md from the results that exist."""
+    tables = {}
+    found = [name for name in suites if (results / f"{name}.json").exists()]
+    documents = {name: read_json(results / f"{name}.json") for name in found}
+    for name, document in documents.items():
+        tables[name] = _table_of(name)(document)
+    if documents:
+        tables["machine"] = _machine(list(documents.values()))
+        tables["targets"] = _targets(list(documents.values()))
+    fill(docs / "benchmarks.md", tables)
+    learnt = results / f"{LEARNING}.json"
+    if learnt.exists():
+        document = read_json(learnt)
+        parts = {
+            "autoencoder": _autoencoder(document),
+            "stream": _stream(document),
+            "learning_targets": _targets([document]),
+            "learning_machine": _machine([document]),
+        }
+        fill(docs / "learning.md", parts)
+
+
+def fill(file: Path, tables: dict[str, str]) -> None:
+    """Replaces what stands between the markers of each table. A table without markers is an error."""
+    text = file.read_text()
+    for name, table in tables.items():
+        pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+        if not pattern.search(text):
+            raise ValueError(
+                f"{file}: expected the markers <!-- begin {name} --> and end, but found none"
+            )
+        text = pattern.sub(lambda match, table=table: match[1] + table + match[2], text)
+    file.write_text(text)
+
+
+def targets_of(document: Document) -> list[Target]:
+    """All targets of a suite, or of the learning rows."""
+    stored = [row for case in document.get("cases", []) for row in case["targets"]]
+    stored += document.get("targets", [])
+    return [Target(**{k: v for k, v in row.items() if k != "met"}) for row in stored]
+
+
+def _table(header: list[str], rows: list[list[str]]) -> str:
+    rules = ["---:" if all(map(_numeric, column)) else "---" for column in zip(*rows, strict=True)]
+    lines = [header, rules or ["---"] * len(header), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def _numeric(cell: str) -> bool:
+    return not cell or cell[0].isdigit() or cell[0] == "-"
+
+
+def _table_of(name: str) -> Callable[[Document], str]:
+    return {"memory": _memory, "kmeans": _kmeans, "small_calls": _small_calls}.get(name, _ratios)
+
+
+def _ratios(document: Document) -> str:
+    """One row per case: ours in milliseconds, the others as multiples of it."""
+    cases = document["cases"]
+    names = [name for name in ORDER if any(name in case["times"] for case in cases)]
+    rows = []
+    for case in cases:
+        times = case["times"]
+        first = next(iter(times.values()))
+        cells = [f"{times[name]['ratio']:.2f}" if name in times else "" for name in names]
+        rows.append([case["name"], f"{first['seconds'] * 1e3:.3g}", *cells])
+    first_name = next(iter(cases[0]["times"]))
+    return _table(["case", f"{first_name}, ms", *(f"{name}, times" for name in names)], rows)
+
+
+def _kmeans(document: Document) -> str:
+    rows = []
+    for case in document["cases"]:
+        iterations, errors = case["checks"]["iterations"], case["checks"]["mean_squared_error"]
+        rows.append(
+            [
+                case["name"],
+                f"{case['times']['torchvq']['seconds']:.3g}",
+                f"{case['times']['faiss']['ratio']:.2f}",
+                f"{iterations['torchvq']} and {iterations['faiss']}",
+                f"{errors['torchvq']:.5g} and {errors['faiss']:.5g}",
+            ]
+        )
+    header = ["case", "torchvq, s", "faiss, times", "iterations", "mean squared error"]
+    return _table(header, rows)
+
+
+def _memory(document: Document) -> str:
+    names = ("torchvq", "torchvq search", "faiss search", "plain torch", "reference")
+    rows = []
+    for case in document["cases"]:
+        peaks, sizes = case["checks"]["peak_bytes"], case["parameters"]
+        held = (sizes["tokens"] + sizes["codebook"]) / MIB
+        cells = [f"{peaks[name] / MIB:.1f}" if name in peaks else "" for name in names]
+        rows.append([case["name"], f"{held:.1f}", f"{sizes['matrix'] / MIB:.0f}", *cells])
+    header = ["MiB", "tokens and codebook", "matrix N x K"]
+    shown = ("training step", "search", "faiss, search", "plain torch, step", "reference, step")
+    return _table([*header, *shown], rows)
+
+
+def _small_calls(document: Document) -> str:
+    names = ("torchvq", "plain torch", "reference")
+    rows = []
+    for case in document["cases"]:
+        times = case["times"]
+        cells = [_duration(times[name]["seconds"]) if name in times else "" for name in names]
+        rows.append([case["name"], *cells])
+    return _table(["case", *names], rows)
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
+
+
+def _machine(documents: list[Document]) -> str:
+    """Where and when, once for all suites where they agree."""
+    lines = []
+    for document in documents:
+        machine = document["machine"]
+        quick = " **Quick run: the numbers are noise.**" if document["quick"] else ""
+        lines.append(
+            f"{machine['cpu']}, {machine['cores']} cores ({machine['level']}), torch {machine['torch']}, "
+            f"faiss {machine['faiss']}, commit {machine['commit']}, {machine['date']}.{quick}\n"
+        )
+    return "\n".join(dict.fromkeys(lines))
+
+
+def _targets(documents: list[Document]) -> str:
+    rows = []
+    for document in documents:
+        for target in targets_of(document):
+            relation = "at most" if target.at_most else "at least"
+            verdict = "met" if target.met else "**missed**"
+            rows.append(
+                [
+                    target.text,
+                    target.case,
+                    f"{relation} {target.wanted:g}",
+                    f"{target.measured:.3g}",
+                    verdict,
+                ]
+            )
+    met = sum(row[-1] == "met" for row in rows)
+    return f"{met} of {len(rows)} are met.\n\n" + _table(
+        ["target", "case", "wanted", "measured", ""], rows
+    )
+
+
+def _autoencoder(document: Document) -> str:
+    columns: Columns = {
+        "settings": ("name", "{}"),
+        "library": ("who", "{}"),
+        "PSNR, dB": ("psnr", "{:.2f}"),
+        "spread": ("psnr_spread", "{:.2f}"),
+        "use": ("use", "{:.1%}"),
+        "perplexity": ("perplexity", "{:.0f}"),
+        "replaced per step": ("replaced", "{:.2%}"),
+    }
+    return _learnt(document, "autoencoder", columns)
+
+
+def _stream(document: Document) -> str:
+    columns: Columns = {
+        "settings": ("name", "{}"),
+        "library": ("who", "{}"),
+        "batch / codebook": ("ratio", "{:g}"),
+        "error over k-means": ("error_over_kmeans", "{:.3f}"),
+        "use": ("use", "{:.1%}"),
+        "perplexity": ("perplexity", "{:.0f}"),
+        "replaced per step": ("replaced", "{:.2%}"),
+        "probes changed per step": ("probes_changed", "{:.2%}"),
+    }
+    return _learnt(document, "stream", columns)
+
+
+def _learnt(document: Document, what: str, columns: Columns) -> str:
+    rows = [row for row in document["rows"] if row["what"] == what]
+    cells = [[form.format(row[key]) for key, form in columns.values()] for row in rows]
+    return _table(list(columns), cells)

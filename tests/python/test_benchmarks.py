@@ -1,0 +1,161 @@
+"""The benchmarks run, check what they measure, and their tables reach the docs. Nothing here looks at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import torchvq
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCHMARKS = ROOT / "benchmarks" / "python"
+SUITES = {"nearest_code", "vector_quantize", "kmeans", "memory", "small_calls", "threads"}
+sys.path.insert(0, str(BENCHMARKS))
+
+import checks  # noqa: E402
+import documents  # noqa: E402
+import learning_measures  # noqa: E402
+from harness import Target  # noqa: E402
+
+
+def script(name: str, *options: object) -> subprocess.CompletedProcess[str]:
+    """Runs a benchmark script on one thread, with the torchvq that these tests have imported."""
+    package = str(Path(torchvq.__file__).parents[1])
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / name), *map(str, options)],
+        env=os.environ | {"PYTHONPATH": package, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that a quick run of everything has filled."""
+    folder = tmp_path_factory.mktemp("results")
+    done = script("run.py", "--quick", "--output", folder)
+    assert done.returncode == 0, done.stderr
+    assert "targets met" in done.stdout
+    return folder
+
+
+@pytest.mark.slow
+def test_run_writes_json_and_a_chart_for_every_suite(results: Path) -> None:
+    for name in SUITES:
+        document = json.loads((results / f"{name}.json").read_text())
+        assert document["quick"] is True
+        assert {"cpu", "cores", "torch", "commit"} <= document["machine"].keys()
+        assert document["cases"]
+        assert (results / f"{name}.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_write_docs_fills_the_tables_and_repeats_itself(results: Path, tmp_path: Path) -> None:
+    for name in ("benchmarks.md", "learning.md"):
+        shutil.copyfile(ROOT / "docs" / name, tmp_path / name)
+    options = ("--write-docs", "--output", results, "--docs", tmp_path)
+    assert script("run.py", *options).returncode == 0
+    once = (tmp_path / "benchmarks.md").read_text()
+    assert "the numbers are noise" in once
+    assert "N=512 K=256 D=64" in once
+    assert script("run.py", *options).returncode == 0
+    assert (tmp_path / "benchmarks.md").read_text() == once
+
+
+def test_run_names_the_suites_when_one_is_unknown() -> None:
+    done = script("run.py", "--only", "nearest_code,fastest_code")
+    assert done.returncode == 2
+    assert "no suite fastest_code; there are nearest_code" in done.stderr
+
+
+@pytest.mark.slow
+def test_learning_resumes_where_it_was_interrupted(tmp_path: Path) -> None:
+    options = ("--quick", "--only", "stream", "--output", tmp_path)
+    assert script("learning.py", *options).returncode == 0
+    file = tmp_path / "learning_vector_quantize.json"
+    document = json.loads(file.read_text())
+    lost = document["runs"].pop()
+    document["runs"][0]["use"] = 0.123
+    file.write_text(json.dumps(document))
+    done = script("learning.py", *options, "--resume")
+    assert done.returncode == 0, done.stderr
+    runs = json.loads(file.read_text())["runs"]
+    assert runs[0]["use"] == 0.123
+    assert runs[-1] == lost
+
+
+def test_check_rejects_a_code_that_is_not_the_nearest(generator: torch.Generator) -> None:
+    x = torch.randn(32, 4, generator=generator)
+    codes = torch.randn(8, 4, generator=generator)
+    distances = (x[:, None].double() - codes.double()).square().sum(-1)
+    right = distances.argmin(-1)
+    assert checks.nearest({"ours": right}, x, codes, "ours") == {"ours": 0}
+    wrong = right.clone()
+    wrong[3] = distances[3].argmax()
+    with pytest.raises(AssertionError, match="ours chose codes that are not the nearest"):
+        checks.nearest({"ours": wrong}, x, codes, "ours")
+
+
+def test_usage_counts_codes_and_perplexity() -> None:
+    measured = learning_measures.usage(torch.tensor([0, 0, 1, 1, 3, 3]), 4)
+    assert measured["use"] == 0.75
+    assert measured["perplexity"] == pytest.approx(3)
+
+
+def test_replaced_share_sees_replacements_only(generator: torch.Generator) -> None:
+    tokens = torch.randn(16, 4, generator=generator)
+    before = torch.randn(10, 4, generator=generator)
+    after = before.lerp(tokens[:10], 0.2)
+    assert learning_measures.replaced_share(before, after, tokens) == 0
+    after[2] = tokens[5]
+    assert learning_measures.replaced_share(before, after, tokens) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("measured", "at_most", "met"),
+    [
+        (2.0, False, True),
+        (1.0, False, True),
+        (0.5, False, False),
+        (0.5, True, True),
+        (2.0, True, False),
+    ],
+)
+def test_target_is_met_on_its_side(measured: float, at_most: bool, met: bool) -> None:
+    target = Target("text", 1.0, measured, "case", at_most)
+    assert target.met is met
+    assert ("MISSED" in str(target)) is not met
+
+
+def test_fill_replaces_between_markers_only(tmp_path: Path) -> None:
+    file = tmp_path / "page.md"
+    file.write_text("before\n<!-- begin a -->\nold \\1\n<!-- end a -->\nafter\n")
+    documents.fill(file, {"a": "new \\1\n"})
+    assert file.read_text() == "before\n<!-- begin a -->\nnew \\1\n<!-- end a -->\nafter\n"
+    with pytest.raises(ValueError, match="begin b"):
+        documents.fill(file, {"b": "new"})
+
+
+def _row(name: str, who: str, **values: Any) -> dict[str, Any]:
+    return dict(what="autoencoder", name=name, who=who, use=1.0, replaced=0.0) | values
+
+
+def test_learning_targets_miss_a_row_below_the_reference() -> None:
+    import learning
+
+    def met(psnr: float) -> list[bool]:
+        ours, reference = (_row("defaults", who, psnr=psnr) for who in ("ours", "reference"))
+        return [target.met for target in learning.targets([ours, reference | {"psnr": 20.0}])]
+
+    assert met(19.8) == [True]
+    assert met(19.6) == [False]
