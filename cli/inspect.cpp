@@ -29,7 +29,9 @@ Examples:
   torchvq inspect codec.safetensors
   torchvq inspect vectors.npy --json)";
 
-std::string dtype_name(at::ScalarType dtype) { return std::string(c10::getDtypeNames(dtype).first); }
+std::string dtype_name(at::ScalarType dtype) {
+  return std::string(c10::getDtypeNames(dtype).first);
+}
 
 std::string describe(at::ScalarType dtype, const std::vector<int64_t>& shape) {
   return dtype_name(dtype) + " " + ordered_json(shape).dump();

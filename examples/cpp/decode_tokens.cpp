@@ -78,8 +78,8 @@ void decode(const std::string& input, const std::filesystem::path& folder) {
                                 {{"codes", codes}, {"pictures", pictures}});
   std::printf("decoded %lld pictures of %lld x %lld pixels from %lld tokens each, in %.1f ms\n",
               static_cast<long long>(pictures.size(0)), static_cast<long long>(pictures.size(3)),
-              static_cast<long long>(pictures.size(2)),
-              static_cast<long long>(tokens[0].numel()), time.count());
+              static_cast<long long>(pictures.size(2)), static_cast<long long>(tokens[0].numel()),
+              time.count());
 }
 
 }  // namespace

@@ -36,7 +36,8 @@ inline std::vector<uint8_t> read_bytes(const std::string& path) {
 /// The pictures (N, 1, H, W), uint8, of an idx file: magic, three big-endian sizes, pixels.
 inline torch::Tensor read_idx_pictures(const std::string& path) {
   const auto bytes = read_bytes(path);
-  const bool is_idx = bytes.size() >= 16 && bytes[0] == 0 && bytes[1] == 0 && bytes[2] == 8 && bytes[3] == 3;
+  const bool is_idx =
+      bytes.size() >= 16 && bytes[0] == 0 && bytes[1] == 0 && bytes[2] == 8 && bytes[3] == 3;
   TORCH_CHECK_VALUE(is_idx, "expected ", path, " to be an idx file of pictures");
   const auto size = [&](size_t axis) {
     const uint8_t* at = bytes.data() + 4 + 4 * axis;
@@ -47,6 +48,7 @@ inline torch::Tensor read_idx_pictures(const std::string& path) {
   // Sizes of 2^31 and more would overflow the product; no file of pictures has them.
   const bool fits = size(0) < (1 << 30) && size(1) < (1 << 15) && size(2) < (1 << 15);
   TORCH_CHECK_VALUE(fits && size(0) * size(1) * size(2) == pixels, "expected ", path, " to hold ",
-                    shape[0], " pictures of ", shape[2], " x ", shape[3], ", but it has ", pixels, " pixels");
+                    shape[0], " pictures of ", shape[2], " x ", shape[3], ", but it has ", pixels,
+                    " pixels");
   return torch::from_blob(const_cast<uint8_t*>(bytes.data()) + 16, shape, torch::kUInt8).clone();
 }

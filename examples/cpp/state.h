@@ -23,8 +23,7 @@ inline std::map<std::string, torch::Tensor> state_of(const torch::nn::Module& mo
 /// Fills parameters and buffers from the file; what else is in there is left alone.
 ///
 /// Throws       c10::ValueError when a name is missing or a shape differs.
-inline void load_state(const torch::nn::Module& module,
-                       const torchvq::io::SafetensorsFile& file) {
+inline void load_state(const torch::nn::Module& module, const torchvq::io::SafetensorsFile& file) {
   const torch::NoGradGuard no_grad;
   for (auto& [name, value] : state_of(module)) {
     const auto loaded = file.tensor(name);

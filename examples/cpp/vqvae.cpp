@@ -44,7 +44,8 @@ Arguments parse(int count, char** values) {
     const std::string name = values[at];
     TORCH_CHECK_VALUE(texts.count(name) + numbers.count(name) == 1 && at + 1 < count,
                       "expected --data, --steps, --batch, --codebook-size, --seed or --output and "
-                      "a value, but got ", name);
+                      "a value, but got ",
+                      name);
     if (texts.count(name)) {
       *texts.at(name) = values[at + 1];
       continue;
@@ -70,7 +71,9 @@ struct Statistics {
   }
 
   /// In dB, of the mean squared error over all pixels.
-  double psnr() const { return -10 * std::log10(std::max(squares / static_cast<double>(pixels), 1e-10)); }
+  double psnr() const {
+    return -10 * std::log10(std::max(squares / static_cast<double>(pixels), 1e-10));
+  }
 
   double used() const { return (counts > 0).to(torch::kFloat64).mean().item<double>(); }
 
@@ -94,13 +97,15 @@ double rate_at(int64_t step, int64_t steps) {
   if (step < warm_up) {
     return peak * static_cast<double>(step + 1) / static_cast<double>(warm_up);
   }
-  const double part = static_cast<double>(step - warm_up) / static_cast<double>(std::max<int64_t>(steps - warm_up, 1));
+  const double part = static_cast<double>(step - warm_up) /
+                      static_cast<double>(std::max<int64_t>(steps - warm_up, 1));
   return peak * (0.02 + 0.98 * 0.5 * (1 + std::cos(std::numbers::pi * part)));
 }
 
 void train(VQAutoencoder& model, const torch::Tensor& pictures, const Arguments& arguments) {
   torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(2e-3));
-  const double variance = to_unit(pictures.slice(0, 0, 4096)).var(/*unbiased=*/false).item<double>();
+  const double variance =
+      to_unit(pictures.slice(0, 0, 4096)).var(/*unbiased=*/false).item<double>();
   const int64_t report_every = std::max<int64_t>(arguments.steps / 20, 1);
   const auto start = std::chrono::steady_clock::now();
   Statistics recent(arguments.codebook_size);
@@ -119,9 +124,10 @@ void train(VQAutoencoder& model, const torch::Tensor& pictures, const Arguments&
     recent.add(x, output);
     if (step % report_every == 0 || step == arguments.steps) {
       const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-      std::printf("step %5lld of %lld: PSNR %5.2f dB, codes used %3.0f%%, perplexity %5.1f, %.0f s\n",
-                  static_cast<long long>(step), static_cast<long long>(arguments.steps), recent.psnr(),
-                  100 * recent.used(), recent.perplexity(), seconds.count());
+      std::printf(
+          "step %5lld of %lld: PSNR %5.2f dB, codes used %3.0f%%, perplexity %5.1f, %.0f s\n",
+          static_cast<long long>(step), static_cast<long long>(arguments.steps), recent.psnr(),
+          100 * recent.used(), recent.perplexity(), seconds.count());
       std::fflush(stdout);
       recent = Statistics(arguments.codebook_size);
     }
@@ -144,7 +150,8 @@ void run(const Arguments& arguments) {
   const auto training = read_idx_pictures(arguments.data + "/train-images-idx3-ubyte");
   const auto unseen = read_idx_pictures(arguments.data + "/t10k-images-idx3-ubyte");
   TORCH_CHECK_VALUE(training.size(0) > 0 && unseen.size(0) > 0 && training.size(2) % 4 == 0 &&
-                        training.size(3) % 4 == 0 && training.sizes().slice(1) == unseen.sizes().slice(1),
+                        training.size(3) % 4 == 0 &&
+                        training.sizes().slice(1) == unseen.sizes().slice(1),
                     "expected pictures of one size, a multiple of 4, in both files");
   std::printf("%lld pictures to learn from, %lld to judge by, %lld x %lld\n",
               static_cast<long long>(training.size(0)), static_cast<long long>(unseen.size(0)),
@@ -161,9 +168,10 @@ void run(const Arguments& arguments) {
   std::printf("  %8.1f %%  of %lld codes used\n", 100 * statistics.used(),
               static_cast<long long>(arguments.codebook_size));
   std::printf("  %10.1f  perplexity\n", statistics.perplexity());
-  std::printf("  %5.0f bits  per picture, %lld as pixels\n",
-              tokens * std::log2(static_cast<double>(std::max<int64_t>(arguments.codebook_size, 2))),
-              static_cast<long long>(8 * training.size(2) * training.size(3)));
+  std::printf(
+      "  %5.0f bits  per picture, %lld as pixels\n",
+      tokens * std::log2(static_cast<double>(std::max<int64_t>(arguments.codebook_size, 2))),
+      static_cast<long long>(8 * training.size(2) * training.size(3)));
   torchvq::io::save_safetensors(arguments.output, state_of(*model));
   std::printf("\nThe model: %s\n", arguments.output.c_str());
 }

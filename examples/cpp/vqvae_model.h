@@ -38,11 +38,10 @@ inline torch::nn::Sequential make_encoder(const AutoencoderOptions& options) {
     return Conv2dOptions(from, to, 4).stride(2).padding(1);
   };
   const int64_t width = options.width;
-  return torch::nn::Sequential(Conv2d(halve(options.channels, width / 2)), torch::nn::ReLU(),
-                               Conv2d(halve(width / 2, width)),
-                               ResidualBlock(width, options.hidden),
-                               ResidualBlock(width, options.hidden), torch::nn::ReLU(),
-                               Conv2d(width, options.dim, 1));
+  return torch::nn::Sequential(
+      Conv2d(halve(options.channels, width / 2)), torch::nn::ReLU(),
+      Conv2d(halve(width / 2, width)), ResidualBlock(width, options.hidden),
+      ResidualBlock(width, options.hidden), torch::nn::ReLU(), Conv2d(width, options.dim, 1));
 }
 
 inline torch::nn::Sequential make_decoder(const AutoencoderOptions& options) {

@@ -16,7 +16,7 @@ optimizer = torch.optim.Adam([*encoder.parameters(), *decoder.parameters()], lr=
 
 
 def training_step(x: torch.Tensor) -> float:
-    quantized, indices, commit_loss = quantizer(encoder(x))
+    quantized, _, commit_loss = quantizer(encoder(x))
     loss = nn.functional.mse_loss(decoder(quantized), x) + commit_loss
     optimizer.zero_grad()
     loss.backward()

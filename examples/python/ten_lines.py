@@ -1,6 +1,7 @@
 """Vector quantization in ten lines: vectors in, tokens out, and back."""
 
 import torch
+
 import torchvq
 
 vectors = torch.randn(64, 256, 16)  # 64 sequences of 256 vectors

@@ -33,9 +33,11 @@ struct KmeansOutput {
 /// @param codebook_size  K >= 1.
 /// @return               see KmeansOutput; without the axis H for x of shape (N, D).
 ///
-/// Throws       c10::ValueError for bad shapes and options, and for a head without a single usable vector,
+/// Throws       c10::ValueError for bad shapes and options, and for a head without a single usable
+/// vector,
 ///              c10::TypeError for bad dtypes.
 /// Example      auto [codebook, counts] = torchvq::kmeans(x, 256, {.iterations = 20});
-TORCHVQ_API KmeansOutput kmeans(const at::Tensor& x, int64_t codebook_size, const KmeansOptions& options = {});
+TORCHVQ_API KmeansOutput kmeans(const at::Tensor& x, int64_t codebook_size,
+                                const KmeansOptions& options = {});
 
 }  // namespace torchvq

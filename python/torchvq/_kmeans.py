@@ -36,11 +36,18 @@ def kmeans(
         ValueError: where a head has no usable vector, and for bad shapes and options.
     """
     if x.dim() not in (2, 3):
-        raise ValueError(f"kmeans: expected x to have shape (N, D) or (H, N, D), but got shape {list(x.shape)}")
+        raise ValueError(
+            f"kmeans: expected x to have shape (N, D) or (H, N, D), but got shape {list(x.shape)}"
+        )
     single = x.dim() == 2
     rng = torch.tensor([seed, 0], device=x.device)
     codebook, counts = ops.kmeans(
-        x[None] if single else x, codebook_size, rng, iterations=iterations, metric=metric, mask=mask
+        x[None] if single else x,
+        codebook_size,
+        rng,
+        iterations=iterations,
+        metric=metric,
+        mask=mask,
     )
     if not bool(counts.sum(-1).ne(0).all()):
         raise ValueError(

@@ -178,7 +178,9 @@ class Codebook(nn.Module):
         embed = self._writable_embed()
         if embed.dtype not in _HALF:
             return embed
-        return _ops.wide_codes(embed, self.cluster_size, self.embed_avg, eps=self.eps, metric=self.metric)
+        return _ops.wide_codes(
+            embed, self.cluster_size, self.embed_avg, eps=self.eps, metric=self.metric
+        )
 
     def _store_embed(self, wide: Tensor) -> None:
         embed = self._writable_embed()

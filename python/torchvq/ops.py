@@ -28,7 +28,7 @@ def lookup_codes(codebook: Tensor, indices: Tensor) -> Tensor:
 
 
 def unit_vectors(x: Tensor) -> Tensor:
-    """x over its norm along the last axis, the norm in float64; float32, or float64 for float64. Zero vectors stay zero."""
+    """x over its norm along the last axis: float32, or float64 for float64. Zero vectors stay zero."""
     return torch.ops.torchvq.unit_vectors(x)
 
 
@@ -129,10 +129,17 @@ def ema_update_(
 
 
 def ema_finish_(
-    embed: Tensor, cluster_size: Tensor, embed_avg: Tensor, *, eps: float = 1e-5, metric: str = "euclidean"
+    embed: Tensor,
+    cluster_size: Tensor,
+    embed_avg: Tensor,
+    *,
+    eps: float = 1e-5,
+    metric: str = "euclidean",
 ) -> None:
     """Recomputes ``embed`` from the averages, in place: Laplace smoothing, and unit norm for cosine."""
     torch.ops.torchvq.ema_finish_(embed, cluster_size, embed_avg, eps=eps, metric=metric)
+
+
 def straight_through(x: Tensor, codes: Tensor) -> Tensor:
     """The codes, bit for bit, with the gradient handed to ``x`` unchanged (arXiv:1711.00937).
 
@@ -195,7 +202,9 @@ def commitment_cross_entropy(
     real tokens. Gradients to ``x`` and ``codebook`` are computed by the forward, so that the codebook may be
     overwritten before backward; once differentiable. Memory O(N D + K D).
     """
-    return torch.ops.torchvq.commitment_cross_entropy(x, codebook, targets, metric=metric, mask=mask)
+    return torch.ops.torchvq.commitment_cross_entropy(
+        x, codebook, targets, metric=metric, mask=mask
+    )
 
 
 def codebook_diversity_loss(
@@ -207,7 +216,9 @@ def codebook_diversity_loss(
     :func:`commitment_cross_entropy`. Smallest, ``-log(K)``, when all codes are used alike. The average is over
     batch and positions. Gradients as in :func:`commitment_cross_entropy`.
     """
-    return torch.ops.torchvq.codebook_diversity_loss(x, codebook, temperature=temperature, metric=metric, mask=mask)
+    return torch.ops.torchvq.codebook_diversity_loss(
+        x, codebook, temperature=temperature, metric=metric, mask=mask
+    )
 
 
 def orthogonal_loss(
@@ -223,7 +234,9 @@ def orthogonal_loss(
     to a random subset drawn by ``rng``, int64 of shape (2,). The gradient to ``codebook`` is computed by the
     forward; once differentiable. Memory O(K D).
     """
-    return torch.ops.torchvq.orthogonal_loss(codebook, indices=indices, max_codes=max_codes, rng=rng)
+    return torch.ops.torchvq.orthogonal_loss(
+        codebook, indices=indices, max_codes=max_codes, rng=rng
+    )
 
 
 def replace_dead_codes_(
@@ -244,8 +257,9 @@ def replace_dead_codes_(
 ) -> Tensor:
     """Replaces dead codes by distinct random tokens of ``x`` (H, N, D), in place; returns replaced codes per head.
 
-    Dead: ``cluster_size`` below ``threshold`` (or ``threshold_fraction`` of the mean, where that is more), no token in this step (``counts``) and ``cooldown`` 0. The choice
-    depends on the set of tokens and ``rng``, not on their order.
+    Dead: ``cluster_size`` below ``threshold`` (or ``threshold_fraction`` of the mean, where that is
+    more), no token in this step (``counts``) and ``cooldown`` 0. The choice depends on the set of
+    tokens and ``rng``, not on their order.
     """
     return torch.ops.torchvq.replace_dead_codes_(
         embed,
@@ -304,6 +318,8 @@ def replace_with_candidates_(
         reset_cluster_size=reset_cluster_size,
         cooldown_steps=cooldown_steps,
     )
+
+
 def gumbel_straight_through(
     x: Tensor, codebook: Tensor, indices: Tensor, *, temperature: float, metric: str
 ) -> Tensor:
@@ -313,7 +329,9 @@ def gumbel_straight_through(
     and shapes are those of :func:`commitment_cross_entropy`. Index -1 gives zeros and no gradient, temperature 0
     no gradient to ``x``. Backward uses a copy of the codebook made by the forward; once differentiable.
     """
-    return torch.ops.torchvq.gumbel_straight_through(x, codebook, indices, temperature=temperature, metric=metric)
+    return torch.ops.torchvq.gumbel_straight_through(
+        x, codebook, indices, temperature=temperature, metric=metric
+    )
 
 
 def sample_codes(
@@ -325,7 +343,9 @@ def sample_codes(
     and ``stream`` separates draws of one step. Temperature 0 takes the best score. The draws are the same on
     every device; torch's generator is not used. No gradient; see :func:`gumbel_straight_through`.
     """
-    return torch.ops.torchvq.sample_codes(x, codebook, rng, temperature=temperature, metric=metric, stream=stream)
+    return torch.ops.torchvq.sample_codes(
+        x, codebook, rng, temperature=temperature, metric=metric, stream=stream
+    )
 
 
 def kmeans(
@@ -341,7 +361,9 @@ def kmeans(
 
     A head without usable tokens gets zeros instead of an error.
     """
-    return torch.ops.torchvq.kmeans(x, codebook_size, rng, iterations=iterations, metric=metric, mask=mask)
+    return torch.ops.torchvq.kmeans(
+        x, codebook_size, rng, iterations=iterations, metric=metric, mask=mask
+    )
 
 
 def nearest_code(
@@ -364,19 +386,21 @@ def nearest_code(
         x: ``(H, N, D)`` or ``(N, D)``, floating point, any strides.
         codebook: ``(H, K, D)``, or ``(1, K, D)`` or ``(K, D)`` shared by all heads, floating point, any strides.
         metric: ``"euclidean"`` (squared distance) or ``"cosine"`` (1 - cosine similarity; 1 for zero vectors).
-        bias: ``(H, K)``, ``(1, K)`` or ``(K,)``, added to the distance of each code before codes are compared; infinity or
-            NaN rules a code out.
+        bias: ``(H, K)``, ``(1, K)`` or ``(K,)``, added to the distance of each code before codes
+            are compared; infinity or NaN rules a code out.
         topk: Return the k nearest codes on a trailing axis, best first; None returns one, without the axis.
         return_codes: Whether to return the chosen rows of the codebook; otherwise ``codes`` is empty.
         return_distances: Whether to return the distances; otherwise ``distances`` is empty.
 
     Returns:
-        ``indices``, int64, of shape ``(H, N)`` (``(N,)`` for two-dimensional x), with topk ``(H, N, k)``; ``codes``, that
-        shape and ``(D,)``; ``distances``, of the shape of indices, computed from x and the chosen code in float64. Codes
-        and distances are float64 if x or codebook is, otherwise float32.
+        ``indices``, int64, of shape ``(H, N)`` (``(N,)`` for two-dimensional x), with topk ``(H, N,
+        k)``; ``codes``, that shape and ``(D,)``; ``distances``, of the shape of indices, computed
+        from x and the chosen code in float64. Codes and distances are float64 if x or codebook is,
+        otherwise float32.
 
-    Gradients flow from codes to codebook, and from distances to x, codebook and bias; indices have none. A row of x with
-    a NaN or infinity gets index 0 (0 .. k-1), codes and distances of NaN. A code with one ranks behind all others.
+    Gradients flow from codes to codebook, and from distances to x, codebook and bias; indices have
+    none. A row of x with a NaN or infinity gets index 0 (0 .. k-1), codes and distances of NaN. A
+    code with one ranks behind all others.
 
     Raises:
         ValueError: for wrong shapes, an unknown metric, or topk outside [1, K].

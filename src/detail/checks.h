@@ -12,30 +12,31 @@ inline void check_floating(const char* op, const char* name, const at::Tensor& t
                    " to be floating point, but got ", tensor.scalar_type());
 }
 
-inline void check_dtype(const char* op, const char* name, const at::Tensor& tensor, at::ScalarType dtype) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == dtype, op, ": expected ", name, " to be ", dtype, ", but got ",
-                   tensor.scalar_type());
+inline void check_dtype(const char* op, const char* name, const at::Tensor& tensor,
+                        at::ScalarType dtype) {
+  TORCH_CHECK_TYPE(tensor.scalar_type() == dtype, op, ": expected ", name, " to be ", dtype,
+                   ", but got ", tensor.scalar_type());
 }
 
 /// `shape` spells the axes for the reader, for example "(H, N, D)".
 inline void check_rank(const char* op, const char* name, const at::Tensor& tensor, int64_t rank,
                        const char* shape) {
-  TORCH_CHECK_VALUE(tensor.dim() == rank, op, ": expected ", name, " to have ", rank, " dimensions ", shape,
-                    ", but got shape ", tensor.sym_sizes());
+  TORCH_CHECK_VALUE(tensor.dim() == rank, op, ": expected ", name, " to have ", rank,
+                    " dimensions ", shape, ", but got shape ", tensor.sym_sizes());
 }
 
-inline void check_same_device(const char* op, const char* a_name, const at::Tensor& a, const char* b_name,
-                              const at::Tensor& b) {
+inline void check_same_device(const char* op, const char* a_name, const at::Tensor& a,
+                              const char* b_name, const at::Tensor& b) {
   TORCH_CHECK(a.device() == b.device(), op, ": expected ", a_name, " and ", b_name,
-              " to be on the same device, but got ", a_name, " on ", a.device(), " and ", b_name, " on ",
-              b.device());
+              " to be on the same device, but got ", a_name, " on ", a.device(), " and ", b_name,
+              " on ", b.device());
 }
 
 /// Sizes may be symbolic while tracing, hence SymInt.
 inline void check_size(const char* op, const char* name, const at::Tensor& tensor, int64_t axis,
                        const c10::SymInt& size, const char* meaning) {
-  TORCH_CHECK_VALUE(tensor.sym_size(axis) == size, op, ": expected ", name, " to have size ", size, " (", meaning,
-                    ") on axis ", axis, ", but got shape ", tensor.sym_sizes());
+  TORCH_CHECK_VALUE(tensor.sym_size(axis) == size, op, ": expected ", name, " to have size ", size,
+                    " (", meaning, ") on axis ", axis, ", but got shape ", tensor.sym_sizes());
 }
 
 }  // namespace torchvq::detail

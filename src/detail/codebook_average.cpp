@@ -18,7 +18,8 @@ void fill_unit_rows(const T* from, int64_t rows, int64_t dim, double* to) {
     for (int64_t row = begin; row < end; ++row) {
       const double norm = kernels::norm_in_order(from + row * dim, dim);
       const double divisor = norm > 0 ? norm : 1.0;
-      for (int64_t i = row * dim; i < (row + 1) * dim; ++i) to[i] = static_cast<double>(from[i]) / divisor;
+      for (int64_t i = row * dim; i < (row + 1) * dim; ++i)
+        to[i] = static_cast<double>(from[i]) / divisor;
     }
   });
 }
@@ -63,8 +64,8 @@ at::Tensor unit_rows_by_operators(const at::Tensor& rows) {
   return at::where(norm.gt(0), values / norm, values);
 }
 
-at::Tensor codes_from_averages(const at::Tensor& embed, const at::Tensor& embed_avg, const at::Tensor& sizes,
-                               const at::Tensor& keep, bool unit) {
+at::Tensor codes_from_averages(const at::Tensor& embed, const at::Tensor& embed_avg,
+                               const at::Tensor& sizes, const at::Tensor& keep, bool unit) {
   const auto stays = keep.logical_or(sizes.gt(0).logical_not()).unsqueeze(-1);
   auto codes = embed_avg.to(at::kDouble).div(sizes.unsqueeze(-1)).to(embed.scalar_type());
   if (unit) codes = unit_rows(codes).to(embed.scalar_type());

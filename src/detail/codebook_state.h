@@ -1,4 +1,5 @@
-// State of an EMA codebook: cluster_size (H, K), embed_avg (H, K, D), embed (H, K, D), all float32 or all float64.
+// State of an EMA codebook: cluster_size (H, K), embed_avg (H, K, D), embed (H, K, D), all float32
+// or all float64.
 #pragma once
 
 #include <string_view>
@@ -9,24 +10,30 @@
 
 namespace torchvq::detail {
 
-/// A code with fewer tokens than this (in the moving average) is not recomputed unless it was just used: smoothing
-/// by eps = 1e-5 would change it by more than 0.1 % an update, always toward the origin.
+/// A code with fewer tokens than this (in the moving average) is not recomputed unless it was just
+/// used: smoothing by eps = 1e-5 would change it by more than 0.1 % an update, always toward the
+/// origin.
 constexpr double kSmallestUpdatedCluster = 1e-2;
 
-inline void check_codebook_state(const char* op, const at::Tensor& cluster_size, const at::Tensor& embed_avg,
-                                 const at::Tensor& embed) {
+inline void check_codebook_state(const char* op, const at::Tensor& cluster_size,
+                                 const at::Tensor& embed_avg, const at::Tensor& embed) {
   const auto dtype = embed.scalar_type();
   TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble, op,
-                   ": expected embed to be float32 or float64 (codebook state is never half precision), but got ", dtype);
+                   ": expected embed to be float32 or float64 (codebook state is never half "
+                   "precision), but got ",
+                   dtype);
   check_dtype(op, "cluster_size", cluster_size, dtype);
   check_dtype(op, "embed_avg", embed_avg, dtype);
   check_rank(op, "embed", embed, 3, "(H, K, D)");
   check_rank(op, "embed_avg", embed_avg, 3, "(H, K, D)");
   check_rank(op, "cluster_size", cluster_size, 2, "(H, K)");
   TORCH_CHECK_VALUE(embed.sym_size(1) >= 1 && embed.sym_size(2) >= 1, op,
-                    ": expected embed to have at least 1 code and 1 dimension, but got shape ", embed.sym_sizes());
+                    ": expected embed to have at least 1 code and 1 dimension, but got shape ",
+                    embed.sym_sizes());
   for (int64_t axis = 0; axis < 3; ++axis) {
-    const char* meaning = axis == 0 ? "heads of embed" : axis == 1 ? "codes of embed" : "dimensions of embed";
+    const char* meaning = axis == 0   ? "heads of embed"
+                          : axis == 1 ? "codes of embed"
+                                      : "dimensions of embed";
     check_size(op, "embed_avg", embed_avg, axis, embed.sym_size(axis), meaning);
     if (axis < 2) check_size(op, "cluster_size", cluster_size, axis, embed.sym_size(axis), meaning);
   }
@@ -37,7 +44,8 @@ inline void check_codebook_state(const char* op, const at::Tensor& cluster_size,
 /// Returns whether the metric is cosine.
 inline bool check_metric(const char* op, std::string_view metric) {
   TORCH_CHECK_VALUE(metric == "euclidean" || metric == "cosine", op,
-                    ": expected metric to be \"euclidean\" or \"cosine\", but got \"", metric, "\"");
+                    ": expected metric to be \"euclidean\" or \"cosine\", but got \"", metric,
+                    "\"");
   return metric == "cosine";
 }
 

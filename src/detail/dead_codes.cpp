@@ -26,8 +26,10 @@ at::Tensor occurs(const at::Tensor& keys, const at::Tensor& others) {
 
 }  // namespace
 
-std::pair<at::Tensor, at::Tensor> select_candidates(const at::Tensor& x, const at::Tensor& rng, int64_t count,
-                                                    const std::optional<at::Tensor>& mask, bool unit) {
+std::pair<at::Tensor, at::Tensor> select_candidates(const at::Tensor& x, const at::Tensor& rng,
+                                                    int64_t count,
+                                                    const std::optional<at::Tensor>& mask,
+                                                    bool unit) {
   const auto rows = rows_as_codes(x, unit);
   auto usable = usable_rows(rows, mask);
   if (unit) usable = usable.logical_and(rows.ne(0).any(-1));
@@ -38,43 +40,50 @@ std::pair<at::Tensor, at::Tensor> select_candidates(const at::Tensor& x, const a
   auto chosen_keys = keys.new_full({x.size(0), count}, kNoKey);
   auto chosen_rows = rows.new_zeros({x.size(0), count, x.size(2)});
   chosen_keys.narrow(1, 0, found).copy_(best.narrow(1, 0, found));
-  // Adding 0 turns -0 into +0: both have one key, and the result may not depend on which came first.
+  // Adding 0 turns -0 into +0: both have one key, and the result may not depend on which came
+  // first.
   const auto chosen = gather_rows(rows, positions.gather(1, order.narrow(1, 0, found))).add_(0);
   const auto none = chosen_keys.narrow(1, 0, found).eq(kNoKey).unsqueeze(-1);
   chosen_rows.narrow(1, 0, found).copy_(chosen.masked_fill_(none, 0));
   return {chosen_keys, chosen_rows};
 }
 
-at::Tensor dead_code_limits(const at::Tensor& cluster_size, double threshold, double threshold_fraction) {
+at::Tensor dead_code_limits(const at::Tensor& cluster_size, double threshold,
+                            double threshold_fraction) {
   const auto sizes = cluster_size.to(at::kDouble);
   const auto mean = order_free_totals(sizes) / static_cast<double>(sizes.size(1));
   return (mean * threshold_fraction).clamp_min(threshold);
 }
 
-at::Tensor dead_codes(const CodebookState& state, const at::Tensor& counts, const at::Tensor& limits) {
+at::Tensor dead_codes(const CodebookState& state, const at::Tensor& counts,
+                      const at::Tensor& limits) {
   return state.cluster_size.lt(limits).logical_and(counts.eq(0)).logical_and(state.cooldown.eq(0));
 }
 
 at::Tensor replace_codes(const CodebookState& state, const at::Tensor& dead, const at::Tensor& keys,
-                         const at::Tensor& rows, const at::Tensor& rng, const at::Tensor& reset_cluster_size_,
-                         int64_t cooldown_steps) {
+                         const at::Tensor& rows, const at::Tensor& rng,
+                         const at::Tensor& reset_cluster_size_, int64_t cooldown_steps) {
   const auto [distinct, positions] = sort_distinct(keys);
-  // Keys of rows as the state holds them; keys of the candidates themselves belong to the same dtype.
+  // Keys of rows as the state holds them; keys of the candidates themselves belong to the same
+  // dtype.
   const auto live_keys =
       row_keys(state.embed.to(rows.scalar_type()), rng, kPurpose).masked_fill_(dead, kNoKey);
   const auto usable = distinct.ne(kNoKey).logical_and(occurs(distinct, live_keys).logical_not());
-  const auto order = std::get<1>(at::sort(usable.to(at::kInt), /*stable=*/true, /*dim=*/1, /*descending=*/true));
+  const auto order =
+      std::get<1>(at::sort(usable.to(at::kInt), /*stable=*/true, /*dim=*/1, /*descending=*/true));
 
   // The j-th dead code takes the j-th usable candidate.
   const auto turn = dead.cumsum(1) - 1;
   const auto taken = dead.logical_and(turn.lt(usable.sum(1, /*keepdim=*/true)));
   const auto slot = turn.clamp(0, keys.size(1) - 1);
-  const auto codes = gather_rows(rows, positions.gather(1, order.gather(1, slot))).to(state.embed.scalar_type());
+  const auto codes =
+      gather_rows(rows, positions.gather(1, order.gather(1, slot))).to(state.embed.scalar_type());
 
   const auto reset_cluster_size = reset_cluster_size_.to(state.cluster_size.scalar_type());
   const auto fresh = taken.unsqueeze(-1);
   state.embed.copy_(at::where(fresh, codes, state.embed));
-  state.embed_avg.copy_(at::where(fresh, codes * reset_cluster_size.unsqueeze(-1), state.embed_avg));
+  state.embed_avg.copy_(
+      at::where(fresh, codes * reset_cluster_size.unsqueeze(-1), state.embed_avg));
   state.cluster_size.copy_(at::where(taken, reset_cluster_size, state.cluster_size));
   state.cooldown.masked_fill_(taken, cooldown_steps);
   return taken.sum(1);

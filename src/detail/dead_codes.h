@@ -1,7 +1,7 @@
-// Dead codes: the two halves of their replacement. select_candidates() looks at tokens and gives a fixed-size set
-// with keys; sets of several ranks are merged by putting them side by side on axis 1; replace_codes() looks at the
-// (replicated) state and the merged set alone. So all ranks change their state in the same way, and as one process
-// with all tokens would.
+// Dead codes: the two halves of their replacement. select_candidates() looks at tokens and gives a
+// fixed-size set with keys; sets of several ranks are merged by putting them side by side on axis
+// 1; replace_codes() looks at the (replicated) state and the merged set alone. So all ranks change
+// their state in the same way, and as one process with all tokens would.
 #pragma once
 
 #include <optional>
@@ -11,11 +11,13 @@
 
 namespace torchvq::detail {
 
-/// The `count` distinct usable rows with the smallest keys: keys (H, count), int64, kNoKey where there are fewer,
-/// and rows (H, count, D), zeros there. As many candidates as there are codes always suffice: a live code excludes
-/// one at most. Zero rows are no candidates if `unit`.
-std::pair<at::Tensor, at::Tensor> select_candidates(const at::Tensor& x, const at::Tensor& rng, int64_t count,
-                                                    const std::optional<at::Tensor>& mask, bool unit);
+/// The `count` distinct usable rows with the smallest keys: keys (H, count), int64, kNoKey where
+/// there are fewer, and rows (H, count, D), zeros there. As many candidates as there are codes
+/// always suffice: a live code excludes one at most. Zero rows are no candidates if `unit`.
+std::pair<at::Tensor, at::Tensor> select_candidates(const at::Tensor& x, const at::Tensor& rng,
+                                                    int64_t count,
+                                                    const std::optional<at::Tensor>& mask,
+                                                    bool unit);
 
 /// State changed by replace_codes(), see replace_dead_codes_().
 struct CodebookState {
@@ -25,17 +27,19 @@ struct CodebookState {
   at::Tensor& cooldown;
 };
 
-/// Cluster size below which a code is dead, (H, 1), float64: the threshold, or the fraction of the mean cluster size
-/// where that is more.
-at::Tensor dead_code_limits(const at::Tensor& cluster_size, double threshold, double threshold_fraction);
+/// Cluster size below which a code is dead, (H, 1), float64: the threshold, or the fraction of the
+/// mean cluster size where that is more.
+at::Tensor dead_code_limits(const at::Tensor& cluster_size, double threshold,
+                            double threshold_fraction);
 
 /// Dead codes, bool (H, K): few tokens, none in this step, and not cooling down.
-at::Tensor dead_codes(const CodebookState& state, const at::Tensor& counts, const at::Tensor& limits);
+at::Tensor dead_codes(const CodebookState& state, const at::Tensor& counts,
+                      const at::Tensor& limits);
 
-/// Gives dead codes the candidates that equal no live code, in the order of their keys, and the cluster size
-/// reset_cluster_size (H, 1). Returns replaced codes (H,).
+/// Gives dead codes the candidates that equal no live code, in the order of their keys, and the
+/// cluster size reset_cluster_size (H, 1). Returns replaced codes (H,).
 at::Tensor replace_codes(const CodebookState& state, const at::Tensor& dead, const at::Tensor& keys,
-                         const at::Tensor& rows, const at::Tensor& rng, const at::Tensor& reset_cluster_size,
-                         int64_t cooldown_steps);
+                         const at::Tensor& rows, const at::Tensor& rng,
+                         const at::Tensor& reset_cluster_size, int64_t cooldown_steps);
 
 }  // namespace torchvq::detail

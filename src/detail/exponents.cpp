@@ -11,7 +11,8 @@ at::Tensor power_of_two(const at::Tensor& exponents) {
 at::Tensor exponent_of(const at::Tensor& magnitudes) {
   const auto bits = magnitudes.to(at::kDouble).contiguous().view(at::kLong);
   const auto above = bits.bitwise_and((int64_t{1} << 52) - 1).ne(0);
-  return clamp_exponents(bits.bitwise_right_shift(52).sub(1023).add(above.to(at::kLong)).to(at::kInt));
+  return clamp_exponents(
+      bits.bitwise_right_shift(52).sub(1023).add(above.to(at::kLong)).to(at::kInt));
 }
 
 at::Tensor clamp_exponents(const at::Tensor& exponents) {

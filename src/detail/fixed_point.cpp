@@ -14,7 +14,8 @@ at::Tensor sticky(const at::Tensor& sums) {
   constexpr auto kLimit = int64_t{1} << 53;
   const auto large = sums.ge(kLimit).logical_or(sums.le(-kLimit));
   const auto dropped = sums.bitwise_and(0x7ff).ne(0);
-  return at::where(large.logical_and(dropped), sums.bitwise_and(~int64_t{0x7ff}).bitwise_or(0x800), sums);
+  return at::where(large.logical_and(dropped), sums.bitwise_and(~int64_t{0x7ff}).bitwise_or(0x800),
+                   sums);
 }
 
 at::Tensor join_words(const at::Tensor& sums, const at::Tensor& rests) {
@@ -26,7 +27,8 @@ at::Tensor join_words(const at::Tensor& sums, const at::Tensor& rests) {
 
 }  // namespace
 
-at::Tensor decode_to_double(const at::Tensor& sums, const at::Tensor& exponents, at::ScalarType dtype) {
+at::Tensor decode_to_double(const at::Tensor& sums, const at::Tensor& exponents,
+                            at::ScalarType dtype) {
   const auto scale = power_of_two(clamp_exponents(exponents) - kernels::kUnitBits).unsqueeze(-1);
   if (sums.size(0) == 2) return join_words(sums[0], sums[1]) * scale;
   return (dtype == at::kDouble ? sums[0] : sticky(sums[0])).to(at::kDouble) * scale;
@@ -38,7 +40,8 @@ void check_sums(const char* op, const at::Tensor& sums, const at::Tensor& expone
   check_rank(op, "sums", sums, 4, "(W, H, K, D)");
   check_rank(op, "exponents", exponents, 2, "(H, K)");
   TORCH_CHECK_VALUE(sums.sym_size(0) == 1 || sums.sym_size(0) == 2, op,
-                    ": expected sums to have 1 or 2 words on axis 0, but got shape ", sums.sym_sizes());
+                    ": expected sums to have 1 or 2 words on axis 0, but got shape ",
+                    sums.sym_sizes());
   check_size(op, "exponents", exponents, 0, sums.sym_size(1), "heads of sums");
   check_size(op, "exponents", exponents, 1, sums.sym_size(2), "codes of sums");
   check_same_device(op, "sums", sums, "exponents", exponents);

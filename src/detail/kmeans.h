@@ -7,8 +7,8 @@
 
 namespace torchvq::detail {
 
-/// Usable points in the random order of their keys, equal points next to each other: a prefix is a random sample,
-/// and nothing that follows depends on the order in which the points came.
+/// Usable points in the random order of their keys, equal points next to each other: a prefix is a
+/// random sample, and nothing that follows depends on the order in which the points came.
 struct Points {
   at::Tensor rows;  // (M, D), float32 or float64
   at::Tensor keys;  // (M,), int64, rising
@@ -20,7 +20,8 @@ struct Clusters {
 };
 
 /// x is (N, D), mask (N,).
-Points usable_points(const at::Tensor& x, const std::optional<at::Tensor>& mask, const at::Tensor& rng, bool unit);
+Points usable_points(const at::Tensor& x, const std::optional<at::Tensor>& mask,
+                     const at::Tensor& rng, bool unit);
 
 /// Distinct points of a prefix, with how often each occurs in it.
 struct Sample {
@@ -33,12 +34,15 @@ struct Sample {
 Sample distinct_points(const Points& points, int64_t size);
 
 /// K seeds by k-means++ spread on `sample`, which holds more than K points.
-at::Tensor spread_seeds(const Sample& sample, int64_t codebook_size, const at::Tensor& rng, bool unit);
+at::Tensor spread_seeds(const Sample& sample, int64_t codebook_size, const at::Tensor& rng,
+                        bool unit);
 
 /// Seeding, Lloyd iterations, and the counts of the codes at the end. `points` is not empty.
-Clusters cluster(const Points& points, int64_t codebook_size, const at::Tensor& rng, int64_t iterations, bool unit);
+Clusters cluster(const Points& points, int64_t codebook_size, const at::Tensor& rng,
+                 int64_t iterations, bool unit);
 
 /// Index of the nearest code of each row, and the distance.
-std::pair<at::Tensor, at::Tensor> assign(const at::Tensor& rows, const at::Tensor& codes, bool unit);
+std::pair<at::Tensor, at::Tensor> assign(const at::Tensor& rows, const at::Tensor& codes,
+                                         bool unit);
 
 }  // namespace torchvq::detail

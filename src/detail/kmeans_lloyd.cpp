@@ -15,12 +15,13 @@
 namespace torchvq::detail {
 namespace {
 
-/// Seeds are spread over this many distinct points per code, and at least so many: more do not lower the error.
+/// Seeds are spread over this many distinct points per code, and at least so many: more do not
+/// lower the error.
 constexpr int64_t kSeedingPointsPerCode = 16;
 constexpr int64_t kMinSeedingPoints = 4096;
 
-/// The first iterations move codes far and need no precision: a prefix with this many points per code serves. The last
-/// third of the iterations, rounded up, takes all points.
+/// The first iterations move codes far and need no precision: a prefix with this many points per
+/// code serves. The last third of the iterations, rounded up, takes all points.
 constexpr int64_t kEarlyPointsPerCode = 24;
 constexpr int64_t kMinEarlyPoints = 8192;
 
@@ -30,19 +31,23 @@ at::Tensor assign_indices(const at::Tensor& rows, const at::Tensor& codes, bool 
 }
 
 /// Codes without points move to the distinct points farthest from their codes.
-void move_empty_codes(const Points& points, int64_t size, const at::Tensor& counts, bool unit, at::Tensor& codes) {
+void move_empty_codes(const Points& points, int64_t size, const at::Tensor& counts, bool unit,
+                      at::Tensor& codes) {
   const auto empty = counts.eq(0).nonzero().squeeze(1);
   if (empty.size(0) == 0) return;
   const auto distances = assign(points.rows.narrow(0, 0, size), codes, unit).second;
-  // Equal points stand next to each other and have equal distances, so they stay next to each other.
-  const auto order = std::get<1>(at::sort(distances, /*stable=*/true, /*dim=*/0, /*descending=*/true));
+  // Equal points stand next to each other and have equal distances, so they stay next to each
+  // other.
+  const auto order =
+      std::get<1>(at::sort(distances, /*stable=*/true, /*dim=*/0, /*descending=*/true));
   const auto keys = points.keys.narrow(0, 0, distances.size(0)).index_select(0, order);
   auto distinct = at::ones_like(keys, keys.options().dtype(at::kBool));
   const int64_t others = keys.size(0) - 1;
   distinct.narrow(0, 1, others).copy_(keys.narrow(0, 1, others).ne(keys.narrow(0, 0, others)));
   const auto farthest = order.index_select(0, distinct.nonzero().squeeze(1));
   const int64_t moved = std::min(empty.size(0), farthest.size(0));
-  codes.index_copy_(0, empty.narrow(0, 0, moved), points.rows.index_select(0, farthest.narrow(0, 0, moved)));
+  codes.index_copy_(0, empty.narrow(0, 0, moved),
+                    points.rows.index_select(0, farthest.narrow(0, 0, moved)));
 }
 
 at::Tensor means(const at::Tensor& counts, const at::Tensor& sums, const at::Tensor& exponents,
@@ -59,8 +64,8 @@ at::Tensor means(const at::Tensor& counts, const at::Tensor& sums, const at::Ten
 at::Tensor lloyd_step(const Points& points, int64_t size, const at::Tensor& codes, bool unit) {
   const auto rows = points.rows.narrow(0, 0, size);
   const auto indices = assign_indices(rows, codes, unit);
-  const auto [counts, sums, exponents] = ops::code_statistics(rows.unsqueeze(0), indices.unsqueeze(0),
-                                                              ops::code_exponents(codes.unsqueeze(0)));
+  const auto [counts, sums, exponents] = ops::code_statistics(
+      rows.unsqueeze(0), indices.unsqueeze(0), ops::code_exponents(codes.unsqueeze(0)));
   auto moved = means(counts, sums, exponents, codes, unit);
   move_empty_codes(points, size, counts[0], unit, moved);
   return moved;
@@ -73,13 +78,16 @@ int64_t early_size(const Points& points, int64_t codebook_size) {
 
 }  // namespace
 
-std::pair<at::Tensor, at::Tensor> assign(const at::Tensor& rows, const at::Tensor& codes, bool unit) {
-  const auto options = ops::NearestCodeOptions().metric(unit ? "cosine" : "euclidean").return_distances(true);
+std::pair<at::Tensor, at::Tensor> assign(const at::Tensor& rows, const at::Tensor& codes,
+                                         bool unit) {
+  const auto options =
+      ops::NearestCodeOptions().metric(unit ? "cosine" : "euclidean").return_distances(true);
   const auto nearest = ops::nearest_code(rows.unsqueeze(0), codes.unsqueeze(0), options);
   return {nearest.indices[0], nearest.distances[0]};
 }
 
-Clusters cluster(const Points& points, int64_t codebook_size, const at::Tensor& rng, int64_t iterations, bool unit) {
+Clusters cluster(const Points& points, int64_t codebook_size, const at::Tensor& rng,
+                 int64_t iterations, bool unit) {
   const int64_t sample_size = std::max(kMinSeedingPoints, codebook_size * kSeedingPointsPerCode);
   const auto sample = distinct_points(points, sample_size);
   const int64_t distinct = sample.rows.size(0);
@@ -91,11 +99,13 @@ Clusters cluster(const Points& points, int64_t codebook_size, const at::Tensor& 
     codes = spread_seeds(sample, codebook_size, rng, unit);
     for (int64_t i = 0; i < iterations; ++i) {
       const bool early = i < iterations - (iterations + 2) / 3;
-      codes = lloyd_step(points, early ? early_size(points, codebook_size) : points.rows.size(0), codes, unit);
+      codes = lloyd_step(points, early ? early_size(points, codebook_size) : points.rows.size(0),
+                         codes, unit);
     }
   }
   const auto indices = assign_indices(points.rows, codes, unit);
-  const auto counts = indices.new_zeros({codebook_size}).scatter_add_(0, indices, at::ones_like(indices));
+  const auto counts =
+      indices.new_zeros({codebook_size}).scatter_add_(0, indices, at::ones_like(indices));
   return {codes, counts};
 }
 

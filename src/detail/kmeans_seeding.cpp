@@ -27,7 +27,8 @@ constexpr int64_t kMinPool = 64;
 constexpr int64_t kMaxPool = 1024;
 
 at::Tensor uniform_of_keys(const at::Tensor& keys, const at::Tensor& rng, int64_t stream) {
-  return uniform_from_bits(mix_bits(keys + random_key(rng, static_cast<int64_t>(kPurpose), stream)), 53);
+  return uniform_from_bits(mix_bits(keys + random_key(rng, static_cast<int64_t>(kPurpose), stream)),
+                           53);
 }
 
 /// Squared distances to the nearest of `codes`; unit vectors have 2 - 2 cos.
@@ -36,9 +37,11 @@ at::Tensor squared_distances(const at::Tensor& rows, const at::Tensor& codes, bo
   return unit ? distances * 2.0 : distances;
 }
 
-/// Times of an exponential race, one per point: the m smallest are a weighted sample without replacement
-/// (Efraimidis, Spirakis 2006). The randomness of a point comes from its key, so it goes with the point.
-at::Tensor race_times(const Sample& sample, const at::Tensor& weights, const at::Tensor& rng, int64_t round) {
+/// Times of an exponential race, one per point: the m smallest are a weighted sample without
+/// replacement (Efraimidis, Spirakis 2006). The randomness of a point comes from its key, so it
+/// goes with the point.
+at::Tensor race_times(const Sample& sample, const at::Tensor& weights, const at::Tensor& rng,
+                      int64_t round) {
   const auto times = log_of_uniform(uniform_of_keys(sample.keys, rng, round)).neg() / weights;
   return at::where(weights.gt(0), times, kNever);
 }
@@ -55,11 +58,11 @@ double squared_distance(const double* a, const double* b, int64_t dim) {
   return sum;
 }
 
-/// Turns proposals drawn by the distances before the round into seeds drawn one after the other: each is accepted
-/// with probability distance now / distance before, which is rejection sampling for the distances now. Positions
-/// of the accepted ones, at most `limit`; the first always is.
-std::vector<int64_t> accept(const at::Tensor& rows_, const at::Tensor& distances_, const at::Tensor& chances_,
-                            int64_t limit) {
+/// Turns proposals drawn by the distances before the round into seeds drawn one after the other:
+/// each is accepted with probability distance now / distance before, which is rejection sampling
+/// for the distances now. Positions of the accepted ones, at most `limit`; the first always is.
+std::vector<int64_t> accept(const at::Tensor& rows_, const at::Tensor& distances_,
+                            const at::Tensor& chances_, int64_t limit) {
   const auto rows = rows_.to(at::kDouble).cpu().contiguous();
   const auto distances = distances_.cpu().contiguous(), chances = chances_.cpu().contiguous();
   const auto* row = rows.const_data_ptr<double>();
@@ -69,7 +72,8 @@ std::vector<int64_t> accept(const at::Tensor& rows_, const at::Tensor& distances
   std::vector<int64_t> accepted;
   for (int64_t i = 0; i < rows.size(0) && static_cast<int64_t>(accepted.size()) < limit; ++i) {
     double now = before[i];
-    for (const auto other : accepted) now = std::min(now, squared_distance(row + i * dim, row + other * dim, dim));
+    for (const auto other : accepted)
+      now = std::min(now, squared_distance(row + i * dim, row + other * dim, dim));
     if (accepted.empty() || !(chance[i] * before[i] > now)) accepted.push_back(i);
   }
   return accepted;
@@ -77,13 +81,15 @@ std::vector<int64_t> accept(const at::Tensor& rows_, const at::Tensor& distances
 
 }  // namespace
 
-Points usable_points(const at::Tensor& x, const std::optional<at::Tensor>& mask, const at::Tensor& rng, bool unit) {
+Points usable_points(const at::Tensor& x, const std::optional<at::Tensor>& mask,
+                     const at::Tensor& rng, bool unit) {
   const auto rows = rows_as_codes(x.unsqueeze(0), unit);
   auto usable = usable_rows(rows, mask);
   if (unit) usable = usable.logical_and(rows.ne(0).any(-1));
   const auto keys = row_keys(rows, rng, kPurpose)[0];
   const auto present = usable[0].nonzero().squeeze(1);
-  auto [sorted, order] = at::sort(keys.index_select(0, present), /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  auto [sorted, order] =
+      at::sort(keys.index_select(0, present), /*stable=*/true, /*dim=*/0, /*descending=*/false);
   // Adding 0 turns -0 into +0: the two have one key, and it must not matter which stands for both.
   return {rows[0].index_select(0, present.index_select(0, order)).add_(0), sorted};
 }
@@ -97,17 +103,20 @@ Sample distinct_points(const Points& points, int64_t size) {
           multiplicity.narrow(0, 0, count).to(at::kDouble)};
 }
 
-at::Tensor spread_seeds(const Sample& sample, int64_t codebook_size, const at::Tensor& rng, bool unit) {
+at::Tensor spread_seeds(const Sample& sample, int64_t codebook_size, const at::Tensor& rng,
+                        bool unit) {
   auto seeds = sample.rows.new_empty({codebook_size, sample.rows.size(1)});
   auto weights = sample.weights;
   auto distance = at::full_like(weights, kNever);
   auto free = at::ones_like(sample.keys, sample.keys.options().dtype(at::kBool));
   for (int64_t count = 0, round = 0; count < codebook_size; ++round) {
     const int64_t size = pool_size(count, sample.rows.size(0) - count);
-    const auto pool = std::get<1>(at::topk(race_times(sample, weights, rng, round), size, 0, /*largest=*/false));
+    const auto pool =
+        std::get<1>(at::topk(race_times(sample, weights, rng, round), size, 0, /*largest=*/false));
     const auto rows = sample.rows.index_select(0, pool), keys = sample.keys.index_select(0, pool);
     const auto chances = uniform_of_keys(keys, rng, -1 - round);
-    const auto accepted = accept(rows, distance.index_select(0, pool), chances, codebook_size - count);
+    const auto accepted =
+        accept(rows, distance.index_select(0, pool), chances, codebook_size - count);
     const auto chosen = pool.index_select(0, at::tensor(accepted, at::kLong).to(pool.device()));
     const auto fresh = sample.rows.index_select(0, chosen);
     seeds.narrow(0, count, fresh.size(0)).copy_(fresh);

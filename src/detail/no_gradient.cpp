@@ -8,21 +8,24 @@
 namespace torchvq::detail {
 namespace {
 
-std::vector<at::Tensor> written_arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+std::vector<at::Tensor> written_arguments(const c10::OperatorHandle& op,
+                                          const torch::jit::Stack& stack) {
   std::vector<at::Tensor> written;
   const auto& arguments = op.schema().arguments();
   const auto first = stack.size() - arguments.size();
   for (size_t i = 0; i < arguments.size(); ++i) {
     const auto* alias = arguments[i].alias_info();
     const auto& value = stack[first + i];
-    if (alias != nullptr && alias->isWrite() && value.isTensor()) written.push_back(value.toTensor());
+    if (alias != nullptr && alias->isWrite() && value.isTensor())
+      written.push_back(value.toTensor());
   }
   return written;
 }
 
 }  // namespace
 
-void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                          torch::jit::Stack* stack) {
   const auto written = written_arguments(op, *stack);
   {
     at::AutoDispatchBelowADInplaceOrView guard;

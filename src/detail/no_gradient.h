@@ -5,9 +5,10 @@
 
 namespace torchvq::detail {
 
-/// Boxed kernel for the Autograd key: runs the operator below autograd, so that no result requires a
-/// gradient whatever the arguments do, and tells autograd which arguments were written, so that a
+/// Boxed kernel for the Autograd key: runs the operator below autograd, so that no result requires
+/// a gradient whatever the arguments do, and tells autograd which arguments were written, so that a
 /// backward that saved one of them reports the change instead of using the new values.
-void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack);
+void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                          torch::jit::Stack* stack);
 
 }  // namespace torchvq::detail

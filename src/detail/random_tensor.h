@@ -20,7 +20,8 @@ at::Tensor random_bits(const at::Tensor& key, const at::Tensor& positions);
 /// uniform_from_bits() as float64.
 at::Tensor uniform_from_bits(const at::Tensor& bits, int64_t precision);
 
-/// log_of_uniform(): the natural logarithm of float64 numbers in (0, 1), the same bits on any device.
+/// log_of_uniform(): the natural logarithm of float64 numbers in (0, 1), the same bits on any
+/// device.
 at::Tensor log_of_uniform(const at::Tensor& u);
 
 /// normal_from_bits() as float64.

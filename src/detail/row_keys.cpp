@@ -32,14 +32,17 @@ void fill_keys(const at::Tensor& rows, const HashNumbers& numbers, at::Tensor& k
   const int64_t count = rows.size(1), dim = rows.size(2);
   const auto* from = rows.const_data_ptr<T>();
   const auto* salt = numbers.salts.const_data_ptr<int64_t>();
-  const auto* multiplier = reinterpret_cast<const uint64_t*>(numbers.multipliers.const_data_ptr<int64_t>());
+  const auto* multiplier =
+      reinterpret_cast<const uint64_t*>(numbers.multipliers.const_data_ptr<int64_t>());
   auto* to = keys.mutable_data_ptr<int64_t>();
-  at::parallel_for(0, keys.numel(), std::max<int64_t>(1, kElementsPerTask / dim), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const auto hash = kernels::row_hash(from + row * dim, multiplier, dim);
-      to[row] = kernels::key_of_hash(hash, static_cast<uint64_t>(salt[row / count]));
-    }
-  });
+  at::parallel_for(0, keys.numel(), std::max<int64_t>(1, kElementsPerTask / dim),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t row = begin; row < end; ++row) {
+                       const auto hash = kernels::row_hash(from + row * dim, multiplier, dim);
+                       to[row] =
+                           kernels::key_of_hash(hash, static_cast<uint64_t>(salt[row / count]));
+                     }
+                   });
 }
 
 at::Tensor cpu_keys(const at::Tensor& rows_, const HashNumbers& numbers) {
@@ -56,10 +59,12 @@ at::Tensor cpu_keys(const at::Tensor& rows_, const HashNumbers& numbers) {
 at::Tensor any_keys(const at::Tensor& rows, const HashNumbers& numbers) {
   const bool wide = rows.scalar_type() == at::kDouble;
   auto sums = at::empty({rows.size(0), rows.size(1)}, numbers.multipliers.options());
-  const int64_t chunk = std::max<int64_t>(1, (int64_t{1} << 22) / std::max<int64_t>(1, rows.size(0) * rows.size(2)));
+  const int64_t chunk =
+      std::max<int64_t>(1, (int64_t{1} << 22) / std::max<int64_t>(1, rows.size(0) * rows.size(2)));
   for (int64_t begin = 0; begin < rows.size(1); begin += chunk) {
     const auto part = rows.narrow(1, begin, std::min(chunk, rows.size(1) - begin)).contiguous();
-    const auto bits = part.view(wide ? at::kLong : at::kInt).to(at::kLong).masked_fill(part.eq(0), 0);
+    const auto bits =
+        part.view(wide ? at::kLong : at::kInt).to(at::kLong).masked_fill(part.eq(0), 0);
     sums.narrow(1, begin, part.size(1)).copy_((bits * numbers.multipliers).sum(-1));
   }
   const auto mixed = mix_bits(sums + numbers.salts.unsqueeze(-1));
@@ -73,7 +78,8 @@ at::Tensor row_keys(const at::Tensor& rows, const at::Tensor& rng, RandomPurpose
   return rows.is_cpu() ? cpu_keys(rows, numbers) : any_keys(rows, numbers);
 }
 
-at::Tensor row_keys_by_operators(const at::Tensor& rows, const at::Tensor& rng, RandomPurpose purpose) {
+at::Tensor row_keys_by_operators(const at::Tensor& rows, const at::Tensor& rng,
+                                 RandomPurpose purpose) {
   return any_keys(rows, hash_numbers(rows, rng, purpose));
 }
 

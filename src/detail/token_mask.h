@@ -10,12 +10,14 @@
 namespace torchvq::detail {
 
 /// Throws unless `mask` is absent or fits tokens of shape (H, N, D).
-inline void check_token_mask(const char* op, const std::optional<at::Tensor>& mask, const at::Tensor& x) {
+inline void check_token_mask(const char* op, const std::optional<at::Tensor>& mask,
+                             const at::Tensor& x) {
   if (!mask.has_value()) return;
   check_dtype(op, "mask", *mask, at::kBool);
   const bool per_head = mask->dim() == 2;
   TORCH_CHECK_VALUE(per_head || mask->dim() == 1, op,
-                    ": expected mask to have shape (H, N) or (N,), but got shape ", mask->sym_sizes());
+                    ": expected mask to have shape (H, N) or (N,), but got shape ",
+                    mask->sym_sizes());
   if (per_head) check_size(op, "mask", *mask, 0, x.sym_size(0), "heads of x");
   check_size(op, "mask", *mask, per_head ? 1 : 0, x.sym_size(1), "tokens of x");
   check_same_device(op, "x", x, "mask", *mask);

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-
 namespace torchvq::functional {
 
 EvaluateCodebookOutput evaluate_codebook(const VectorBlocks& vectors, const at::Tensor& codebook_,

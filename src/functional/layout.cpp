@@ -88,8 +88,8 @@ at::Tensor split_indices(const at::Tensor& indices, int64_t heads, bool separate
     return indices.flatten().unsqueeze(0);
   }
   TORCH_CHECK_VALUE(indices.dim() >= 1 && indices.sym_size(-1) == heads,
-                    "split_indices: expected indices to have ", heads, " heads on the last axis, but got shape ",
-                    indices.sym_sizes());
+                    "split_indices: expected indices to have ", heads,
+                    " heads on the last axis, but got shape ", indices.sym_sizes());
   return separate ? indices.flatten(0, -2).transpose(0, 1) : indices.flatten().unsqueeze(0);
 }
 
@@ -97,7 +97,8 @@ at::Tensor fill_masked(const at::Tensor& tokens, const at::Tensor& mask) {
   return tokens.masked_fill(mask.logical_not().unsqueeze(-1), 0);
 }
 
-at::Tensor fill_padding(const at::Tensor& output, const at::Tensor& mask, const std::optional<at::Tensor>& padding) {
+at::Tensor fill_padding(const at::Tensor& output, const at::Tensor& mask,
+                        const std::optional<at::Tensor>& padding) {
   const bool candidates = output.dim() == 4;
   const auto real = candidates ? mask.unsqueeze(-1).unsqueeze(-1) : mask.unsqueeze(-1);
   if (!padding) {
@@ -128,8 +129,10 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "merge_heads(Tensor values, SymInt batch, SymInt tokens, int heads, bool separate) -> Tensor",
       TORCH_FN(merge_heads));
   m.def("split_mask(Tensor mask, int heads, bool separate) -> Tensor", TORCH_FN(split_mask));
-  m.def("split_indices(Tensor indices, int heads, bool separate) -> Tensor", TORCH_FN(split_indices));
+  m.def("split_indices(Tensor indices, int heads, bool separate) -> Tensor",
+        TORCH_FN(split_indices));
   m.def("fill_masked(Tensor tokens, Tensor mask) -> Tensor", TORCH_FN(fill_masked));
-  m.def("fill_padding(Tensor output, Tensor mask, Tensor? padding=None) -> Tensor", TORCH_FN(fill_padding));
+  m.def("fill_padding(Tensor output, Tensor mask, Tensor? padding=None) -> Tensor",
+        TORCH_FN(fill_padding));
   m.def("lens_to_mask(Tensor lens, SymInt length) -> Tensor", TORCH_FN(lens_to_mask));
 }

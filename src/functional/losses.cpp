@@ -11,7 +11,8 @@ namespace {
 
 /// Tracing records what it sees; a leaf that requires grad would become an input nobody can give.
 bool is_traced(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->is_python_dispatch() || tensor.key_set().has(c10::DispatchKey::Functionalize);
+  return tensor.unsafeGetTensorImpl()->is_python_dispatch() ||
+         tensor.key_set().has(c10::DispatchKey::Functionalize);
 }
 
 at::Tensor with_graph(const at::Tensor& loss) {
@@ -30,8 +31,9 @@ at::Tensor candidate_commitment_loss(const at::Tensor& inputs, const at::Tensor&
 }
 
 at::Tensor weighted_loss(at::TensorList terms, at::ArrayRef<double> weights, bool training) {
-  TORCH_CHECK_VALUE(terms.size() == weights.size() && !terms.empty(), "weighted_loss: expected one weight per term, but got ",
-                    terms.size(), " terms and ", weights.size(), " weights");
+  TORCH_CHECK_VALUE(terms.size() == weights.size() && !terms.empty(),
+                    "weighted_loss: expected one weight per term, but got ", terms.size(),
+                    " terms and ", weights.size(), " weights");
   at::Tensor total;
   for (size_t i = 0; i < terms.size(); ++i) {
     if (weights[i] != 0) {
@@ -52,5 +54,6 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   using namespace torchvq::functional;
   m.def("candidate_commitment_loss(Tensor inputs, Tensor codes, *, Tensor? mask=None) -> Tensor",
         TORCH_FN(candidate_commitment_loss));
-  m.def("weighted_loss(Tensor[] terms, float[] weights, bool training) -> Tensor", TORCH_FN(weighted_loss));
+  m.def("weighted_loss(Tensor[] terms, float[] weights, bool training) -> Tensor",
+        TORCH_FN(weighted_loss));
 }

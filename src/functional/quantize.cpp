@@ -32,7 +32,8 @@ struct Choice {
   at::Tensor codes;
 };
 
-/// The output of a non-finite token is NaN, so that a gradient scaler sees it, whichever way its code was found.
+/// The output of a non-finite token is NaN, so that a gradient scaler sees it, whichever way its
+/// code was found.
 at::Tensor mark_non_finite(const at::Tensor& codes, const at::Tensor& x) {
   const auto finite = x.isfinite().all(-1, /*keepdim=*/true);
   return at::where(finite, codes, std::numeric_limits<double>::quiet_NaN());
@@ -64,7 +65,8 @@ Choice choose(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor&
 
 /// Value: the codes. Gradient: as the estimator's own page states. x and codes are (H, T, D).
 at::Tensor estimate(const at::Tensor& x, const at::Tensor& codes, const Choice& choice,
-                    const at::Tensor& codebook, const at::Tensor& rng, const QuantizeOptions& options) {
+                    const at::Tensor& codebook, const at::Tensor& rng,
+                    const QuantizeOptions& options) {
   const auto& estimator = options.estimator();
   if (estimator == "none") {
     return codes;
@@ -79,15 +81,17 @@ at::Tensor estimate(const at::Tensor& x, const at::Tensor& codes, const Choice& 
     return vqp_rotation_trick(x, codes);
   }
   if (estimator == "directional_reparam") {
-    const auto noise = ops::random_normal(rng, RandomPurpose::kDirectionalReparam, x.sym_sizes(), x.scalar_type());
+    const auto noise =
+        ops::random_normal(rng, RandomPurpose::kDirectionalReparam, x.sym_sizes(), x.scalar_type());
     return ops::directional_reparam(x, codes, noise, options.variance());
   }
   TORCH_CHECK_VALUE(estimator == "gumbel",
                     "quantize: expected estimator to be straight_through, rotation_trick, "
                     "directional_reparam, gumbel or none, but got ",
                     estimator);
-  const auto sampled = ops::gumbel_straight_through(x, codebook.to(x.scalar_type()), choice.indices,
-                                                    options.gradient_temperature(), options.metric());
+  const auto sampled =
+      ops::gumbel_straight_through(x, codebook.to(x.scalar_type()), choice.indices,
+                                   options.gradient_temperature(), options.metric());
   return mark_non_finite(sampled, x);
 }
 
@@ -115,7 +119,8 @@ QuantizeOutput quantize(const at::Tensor& x, const at::Tensor& codebook, const a
   }
   if (mask) {
     const auto absent = mask->logical_not();
-    choice.indices = choice.indices.masked_fill(choice.indices.dim() == 3 ? absent.unsqueeze(-1) : absent, -1);
+    choice.indices =
+        choice.indices.masked_fill(choice.indices.dim() == 3 ? absent.unsqueeze(-1) : absent, -1);
   }
   return {quantized, choice.indices, choice.codes, inputs};
 }
@@ -123,9 +128,10 @@ QuantizeOutput quantize(const at::Tensor& x, const at::Tensor& codebook, const a
 namespace {
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> quantize_op(
-    const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng, const std::optional<at::Tensor>& mask,
-    std::optional<int64_t> topk, std::string_view metric, std::string_view estimator,
-    std::optional<double> temperature, double gradient_temperature, double variance, double sync_update_v) {
+    const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
+    const std::optional<at::Tensor>& mask, std::optional<int64_t> topk, std::string_view metric,
+    std::string_view estimator, std::optional<double> temperature, double gradient_temperature,
+    double variance, double sync_update_v) {
   const auto output = quantize(x, codebook, rng, mask,
                                QuantizeOptions()
                                    .topk(topk)

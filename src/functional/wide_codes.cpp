@@ -10,8 +10,8 @@
 
 namespace torchvq::functional {
 
-at::Tensor wide_codes(const at::Tensor& embed, const at::Tensor& cluster_size, const at::Tensor& embed_avg, double eps,
-                      const std::string& metric) {
+at::Tensor wide_codes(const at::Tensor& embed, const at::Tensor& cluster_size,
+                      const at::Tensor& embed_avg, double eps, const std::string& metric) {
   at::NoGradGuard no_grad;
   const auto wide = embed.to(embed_avg.scalar_type());
   const auto averaged = wide.clone();
@@ -23,8 +23,8 @@ at::Tensor wide_codes(const at::Tensor& embed, const at::Tensor& cluster_size, c
 
 namespace {
 
-at::Tensor wide_codes_op(const at::Tensor& embed, const at::Tensor& cluster_size, const at::Tensor& embed_avg, double eps,
-                         std::string_view metric) {
+at::Tensor wide_codes_op(const at::Tensor& embed, const at::Tensor& cluster_size,
+                         const at::Tensor& embed_avg, double eps, std::string_view metric) {
   return torchvq::functional::wide_codes(embed, cluster_size, embed_avg, eps, std::string(metric));
 }
 
@@ -32,7 +32,8 @@ at::Tensor wide_codes_op(const at::Tensor& embed, const at::Tensor& cluster_size
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
-      "wide_codes(Tensor embed, Tensor cluster_size, Tensor embed_avg, *, float eps=1e-5, str metric='euclidean') "
+      "wide_codes(Tensor embed, Tensor cluster_size, Tensor embed_avg, *, float eps=1e-5, str "
+      "metric='euclidean') "
       "-> Tensor",
       wide_codes_op);
 }

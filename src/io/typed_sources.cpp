@@ -36,7 +36,8 @@ void check_finite(const std::string& path, const at::Tensor& block, int64_t firs
 
 VectorSource::VectorSource(const std::string& path, const std::string& name) : array_(path, name) {
   TORCH_CHECK_TYPE(at::isFloatingType(array_.dtype()), path,
-                   ": expected floating point vectors, but got ", c10::getDtypeNames(array_.dtype()).first);
+                   ": expected floating point vectors, but got ",
+                   c10::getDtypeNames(array_.dtype()).first);
   TORCH_CHECK_VALUE(array_.shape().size() >= 2, path,
                     ": expected vectors of shape (..., dim), but got shape ",
                     shape_string(array_.shape()));

@@ -1,8 +1,8 @@
-// Counter-based random numbers: a value is a pure function of (seed, step, purpose, stream, position),
-// so it is the same on any device, for any number of threads, and after resuming from a checkpoint.
-// Hash: finaliser of SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number
-// generators"). src/detail/random_tensor.cpp is the twin made of tensor operators; the two must give
-// the same bits, so both use only +, *, / and integer operations, in the same order.
+// Counter-based random numbers: a value is a pure function of (seed, step, purpose, stream,
+// position), so it is the same on any device, for any number of threads, and after resuming from a
+// checkpoint. Hash: finaliser of SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom
+// number generators"). src/detail/random_tensor.cpp is the twin made of tensor operators; the two
+// must give the same bits, so both use only +, *, / and integer operations, in the same order.
 // Torch-free, and free of state.
 #pragma once
 
@@ -55,11 +55,17 @@ inline double log_of_uniform(double u) {
 }
 
 /// Coefficients of sin(y) / y in powers of y^2, highest first: (-1)^k / (2k+1)!.
-constexpr double kSineSeries[] = {
-    1.0 / 51090942171709440000.0, -1.0 / 121645100408832000.0, 1.0 / 355687428096000.0,
-    -1.0 / 1307674368000.0,       1.0 / 6227020800.0,          -1.0 / 39916800.0,
-    1.0 / 362880.0,               -1.0 / 5040.0,               1.0 / 120.0,
-    -1.0 / 6.0,                   1.0};
+constexpr double kSineSeries[] = {1.0 / 51090942171709440000.0,
+                                  -1.0 / 121645100408832000.0,
+                                  1.0 / 355687428096000.0,
+                                  -1.0 / 1307674368000.0,
+                                  1.0 / 6227020800.0,
+                                  -1.0 / 39916800.0,
+                                  1.0 / 362880.0,
+                                  -1.0 / 5040.0,
+                                  1.0 / 120.0,
+                                  -1.0 / 6.0,
+                                  1.0};
 
 /// cos(2 pi u) for u in (0, 1), folded to the quarter where the sine series converges fast.
 inline double cosine_of_turn(double u) {
@@ -70,7 +76,8 @@ inline double cosine_of_turn(double u) {
   return -(y * series);
 }
 
-/// Standard normal by Box and Muller 1958 (the cosine half only, so that every element stands alone).
+/// Standard normal by Box and Muller 1958 (the cosine half only, so that every element stands
+/// alone).
 inline double normal_from_bits(uint64_t radius_bits, uint64_t angle_bits) {
   const double radius = square_root(log_of_uniform(uniform_from_bits(radius_bits, 53)) * -2.0);
   return radius * cosine_of_turn(uniform_from_bits(angle_bits, 53));

@@ -1,5 +1,6 @@
-// Square root and norm whose bits do not depend on the library: the vectorized square root of tensor libraries
-// is not always correctly rounded (measured: 1 % of float64 results differ in the last bit on CPU). Torch-free.
+// Square root and norm whose bits do not depend on the library: the vectorized square root of
+// tensor libraries is not always correctly rounded (measured: 1 % of float64 results differ in the
+// last bit on CPU). Torch-free.
 #pragma once
 
 #include <cmath>
@@ -7,8 +8,8 @@
 
 namespace torchvq::kernels {
 
-/// Square root of a positive, normal float64 number, by Newton's iteration; within one unit of the last place.
-/// NaN and infinity come back as they are.
+/// Square root of a positive, normal float64 number, by Newton's iteration; within one unit of the
+/// last place. NaN and infinity come back as they are.
 inline double square_root(double a) {
   if (!std::isfinite(a)) return a;
   int exponent = 0;
@@ -26,7 +27,8 @@ inline double square_root(double a) {
 template <typename T>
 double norm_in_order(const T* row, int64_t dim) {
   double squares = 0;
-  for (int64_t d = 0; d < dim; ++d) squares += static_cast<double>(row[d]) * static_cast<double>(row[d]);
+  for (int64_t d = 0; d < dim; ++d)
+    squares += static_cast<double>(row[d]) * static_cast<double>(row[d]);
   return squares > 0 ? square_root(squares) : squares;
 }
 

@@ -6,8 +6,8 @@
 
 namespace torchvq::kernels {
 
-/// Length of a row: squares summed in float64 in index order. A row of float32 values has exact squares, so
-/// fused and separate multiply-add agree.
+/// Length of a row: squares summed in float64 in index order. A row of float32 values has exact
+/// squares, so fused and separate multiply-add agree.
 template <typename T>
 inline double row_norm(const T* row, int64_t dim) {
   double squares = 0;

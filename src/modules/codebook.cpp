@@ -38,7 +38,9 @@ bool learns_by_gradient(const VectorQuantizeOptions& options) {
 
 }  // namespace
 
-CodebookImpl::CodebookImpl(VectorQuantizeOptions options_) : options(std::move(options_)) { reset(); }
+CodebookImpl::CodebookImpl(VectorQuantizeOptions options_) : options(std::move(options_)) {
+  reset();
+}
 
 void CodebookImpl::reset() {
   const int64_t dim = options.codebook_dim().value_or(options.dim());
@@ -48,13 +50,15 @@ void CodebookImpl::reset() {
     initial = ops::unit_vectors(initial);
   }
   initted = register_buffer("initted", flag(!options.kmeans_init()));
-  cluster_size = register_buffer("cluster_size", at::ones({num_codebooks(), options.codebook_size()}));
+  cluster_size =
+      register_buffer("cluster_size", at::ones({num_codebooks(), options.codebook_size()}));
   embed_avg = register_buffer("embed_avg", initial.clone());
   register_embed(initial);
   if (options.affine_param()) {
     register_affine(dim);
   }
-  cooldown = register_buffer("cooldown", at::zeros({num_codebooks(), options.codebook_size()}, at::kLong));
+  cooldown =
+      register_buffer("cooldown", at::zeros({num_codebooks(), options.codebook_size()}, at::kLong));
   rng = register_buffer("rng", fresh_rng());
   if (!options.vq_bridge().is_empty()) {
     register_module("vq_bridge", options.vq_bridge().ptr());
@@ -79,11 +83,13 @@ void CodebookImpl::register_affine(int64_t dim) {
 }
 
 void CodebookImpl::pretty_print(std::ostream& stream) const {
-  stream << "torchvq::Codebook(codebooks=" << num_codebooks() << ", codebook_size=" << options.codebook_size()
-         << ", dim=" << embed.size(2) << ", metric=" << metric() << ")";
+  stream << "torchvq::Codebook(codebooks=" << num_codebooks()
+         << ", codebook_size=" << options.codebook_size() << ", dim=" << embed.size(2)
+         << ", metric=" << metric() << ")";
 }
 
-// Casts -----------------------------------------------------------------------------------------------------
+// Casts
+// -----------------------------------------------------------------------------------------------------
 
 template <typename Cast>
 void CodebookImpl::keep_state(const Cast& cast) {
@@ -107,15 +113,20 @@ void CodebookImpl::to(torch::Dtype dtype, bool non_blocking) {
   keep_state([&] { torch::nn::Module::to(dtype, non_blocking); });
 }
 
-void CodebookImpl::to(torch::Device device, bool non_blocking) { torch::nn::Module::to(device, non_blocking); }
+void CodebookImpl::to(torch::Device device, bool non_blocking) {
+  torch::nn::Module::to(device, non_blocking);
+}
 
-// Reading ---------------------------------------------------------------------------------------------------
+// Reading
+// ---------------------------------------------------------------------------------------------------
 
 bool CodebookImpl::has_dead_code_replacement() const {
   return options.threshold_ema_dead_code() > 0 || options.dead_code_threshold_fraction() > 0;
 }
 
-std::string CodebookImpl::metric() const { return options.use_cosine_sim() ? "cosine" : "euclidean"; }
+std::string CodebookImpl::metric() const {
+  return options.use_cosine_sim() ? "cosine" : "euclidean";
+}
 
 int64_t CodebookImpl::num_codebooks() const {
   return options.separate_codebook_per_head() ? options.heads() : 1;
@@ -128,32 +139,38 @@ torch::Tensor CodebookImpl::codes() {
   if (!options.vq_bridge().is_empty()) {
     // A copy, because this step may replace dead codes before backward has used them.
     codes = options.vq_bridge().forward(ops::snapshot(codes));
-    TORCH_CHECK_VALUE(codes.sizes() == embed.sizes(), "VectorQuantize: expected vq_bridge to return codes of shape ",
-                      embed.sizes(), ", but got ", codes.sizes());
+    TORCH_CHECK_VALUE(codes.sizes() == embed.sizes(),
+                      "VectorQuantize: expected vq_bridge to return codes of shape ", embed.sizes(),
+                      ", but got ", codes.sizes());
   }
   if (options.affine_param()) {
-    codes = functional::affine_codes(codes, batch_mean, batch_variance, codebook_mean, codebook_variance);
+    codes = functional::affine_codes(codes, batch_mean, batch_variance, codebook_mean,
+                                     codebook_variance);
   }
   return codes;
 }
 
-// Learning --------------------------------------------------------------------------------------------------
+// Learning
+// --------------------------------------------------------------------------------------------------
 
-void CodebookImpl::prepare(const torch::Tensor& x, const std::optional<torch::Tensor>& mask, bool training) {
+void CodebookImpl::prepare(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
+                           bool training) {
   if (!training) {
     if (!warned_uninitialised_ && !initialised()) {
       warned_uninitialised_ = true;
       TORCH_WARN(
-          "VectorQuantize: the codebook is evaluated before k-means has initialised it; its random codes are used. "
+          "VectorQuantize: the codebook is evaluated before k-means has initialised it; its random "
+          "codes are used. "
           "Run a training step, or load a checkpoint, first");
     }
     return;
   }
   if (x.size(1) > 0 && !initialised()) {
     const auto wide = wide_embed();
-    functional::initialise_codebook_(
-        initted, cluster_size, embed_avg, wide, x.detach(), rng, mask,
-        functional::InitialiseCodebookOptions().iterations(options.kmeans_iters()).metric(metric()));
+    functional::initialise_codebook_(initted, cluster_size, embed_avg, wide, x.detach(), rng, mask,
+                                     functional::InitialiseCodebookOptions()
+                                         .iterations(options.kmeans_iters())
+                                         .metric(metric()));
     store_embed(wide);
   }
   if (options.affine_param()) {
@@ -176,12 +193,14 @@ void CodebookImpl::store_embed(const torch::Tensor& wide) {
 }
 
 void CodebookImpl::update_affine(const torch::Tensor& x, const std::optional<torch::Tensor>& mask) {
-  functional::update_affine_(batch_mean, batch_variance, batch_mean_needs_init, batch_variance_needs_init, x, mask,
+  functional::update_affine_(batch_mean, batch_variance, batch_mean_needs_init,
+                             batch_variance_needs_init, x, mask,
                              options.affine_param_batch_decay());
   // A step without tokens changes nothing, the statistics of the codes included.
   const auto present = functional::has_tokens(x, mask).expand({-1, options.codebook_size()});
-  functional::update_affine_(codebook_mean, codebook_variance, codebook_mean_needs_init, codebook_variance_needs_init,
-                             embed.detach(), present, options.affine_param_codebook_decay());
+  functional::update_affine_(codebook_mean, codebook_variance, codebook_mean_needs_init,
+                             codebook_variance_needs_init, embed.detach(), present,
+                             options.affine_param_codebook_decay());
 }
 
 void CodebookImpl::learn(const torch::Tensor& x, const torch::Tensor& indices,
@@ -192,7 +211,8 @@ void CodebookImpl::learn(const torch::Tensor& x, const torch::Tensor& indices,
   }
   auto inputs = x.detach();
   if (options.affine_param()) {
-    inputs = functional::affine_inputs(inputs, batch_mean, batch_variance, codebook_mean, codebook_variance);
+    inputs = functional::affine_inputs(inputs, batch_mean, batch_variance, codebook_mean,
+                                       codebook_variance);
   }
   const auto wide = wide_embed();
   auto statistics = ops::code_statistics(inputs, indices, ops::code_exponents(wide), mask);
@@ -221,7 +241,8 @@ void CodebookImpl::replace_dead_codes(const torch::Tensor& x, const torch::Tenso
   if (!has_dead_code_replacement()) {
     return;
   }
-  const auto cooldown_steps = static_cast<int64_t>(std::ceil(1 / std::max(1 - options.decay(), 1e-3)));
+  const auto cooldown_steps =
+      static_cast<int64_t>(std::ceil(1 / std::max(1 - options.decay(), 1e-3)));
   const auto wide = wide_embed();
   ops::replace_dead_codes_(wide, embed_avg, cluster_size, cooldown, x, counts, rng, mask,
                            {.threshold = options.threshold_ema_dead_code(),

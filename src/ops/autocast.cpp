@@ -1,8 +1,9 @@
 // Autocast stops at this library's door, for every device type.
 //
-// Distances, statistics and losses are float32 whatever surrounds them (docs/design/numerics.md). Operators here have
-// kernels that call ATen; without this shield autocast would reach those calls and turn a matrix product of distances
-// into bfloat16. Every operator gets one boxed kernel that switches autocast off and calls the operator again.
+// Distances, statistics and losses are float32 whatever surrounds them (docs/design/numerics.md).
+// Operators here have kernels that call ATen; without this shield autocast would reach those calls
+// and turn a matrix product of distances into bfloat16. Every operator gets one boxed kernel that
+// switches autocast off and calls the operator again.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -10,12 +11,14 @@
 
 namespace {
 
-void without_autocast(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+void without_autocast(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
+                      torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard guard(c10::autocast_dispatch_keyset);
   op.callBoxed(stack);
 }
 
-// Every operator of the library that computes; a test compares this list with the registered schemas.
+// Every operator of the library that computes; a test compares this list with the registered
+// schemas.
 constexpr const char* kOperators[] = {
     "advance_rng_",
     "affine_codes",

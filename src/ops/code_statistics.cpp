@@ -11,8 +11,8 @@ namespace torchvq {
 
 namespace detail {
 
-void check_code_statistics(const at::Tensor& x, const at::Tensor& indices, const at::Tensor& exponents,
-                           const std::optional<at::Tensor>& mask) {
+void check_code_statistics(const at::Tensor& x, const at::Tensor& indices,
+                           const at::Tensor& exponents, const std::optional<at::Tensor>& mask) {
   constexpr auto op = "code_statistics";
   check_floating(op, "x", x);
   check_dtype(op, "indices", indices, at::kLong);
@@ -23,9 +23,10 @@ void check_code_statistics(const at::Tensor& x, const at::Tensor& indices, const
   check_size(op, "indices", indices, 0, x.sym_size(0), "heads of x");
   check_size(op, "indices", indices, 1, x.sym_size(1), "tokens of x");
   check_size(op, "exponents", exponents, 0, x.sym_size(0), "heads of x");
-  TORCH_CHECK_VALUE(x.sym_size(2) >= 1, op, ": expected x to have at least 1 dimension, but got shape ",
-                    x.sym_sizes());
-  TORCH_CHECK_VALUE(exponents.sym_size(1) >= 1, op, ": expected exponents to have at least 1 code, but got shape ",
+  TORCH_CHECK_VALUE(x.sym_size(2) >= 1, op,
+                    ": expected x to have at least 1 dimension, but got shape ", x.sym_sizes());
+  TORCH_CHECK_VALUE(exponents.sym_size(1) >= 1, op,
+                    ": expected exponents to have at least 1 code, but got shape ",
                     exponents.sym_sizes());
   check_same_device(op, "x", x, "indices", indices);
   check_same_device(op, "x", x, "exponents", exponents);
@@ -36,9 +37,9 @@ void check_code_statistics(const at::Tensor& x, const at::Tensor& indices, const
 
 namespace ops {
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> code_statistics(const at::Tensor& x, const at::Tensor& indices,
-                                                               const at::Tensor& exponents,
-                                                               const std::optional<at::Tensor>& mask) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> code_statistics(
+    const at::Tensor& x, const at::Tensor& indices, const at::Tensor& exponents,
+    const std::optional<at::Tensor>& mask) {
   using Signature = detail::CodeStatistics(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                            const std::optional<at::Tensor>&);
   static auto op = detail::op_handle<Signature>("torchvq::code_statistics");

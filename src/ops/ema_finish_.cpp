@@ -10,8 +10,8 @@ namespace torchvq {
 
 namespace detail {
 
-bool check_ema_finish_(const at::Tensor& embed, const at::Tensor& cluster_size, const at::Tensor& embed_avg, double eps,
-                       std::string_view metric) {
+bool check_ema_finish_(const at::Tensor& embed, const at::Tensor& cluster_size,
+                       const at::Tensor& embed_avg, double eps, std::string_view metric) {
   constexpr auto op = "ema_finish_";
   check_codebook_state(op, cluster_size, embed_avg, embed);
   check_eps(op, eps);
@@ -22,9 +22,10 @@ bool check_ema_finish_(const at::Tensor& embed, const at::Tensor& cluster_size, 
 
 namespace ops {
 
-void ema_finish_(at::Tensor embed, const at::Tensor& cluster_size, const at::Tensor& embed_avg, double eps,
-                 const std::string& metric) {
-  using Signature = void(at::Tensor&, const at::Tensor&, const at::Tensor&, double, std::string_view);
+void ema_finish_(at::Tensor embed, const at::Tensor& cluster_size, const at::Tensor& embed_avg,
+                 double eps, const std::string& metric) {
+  using Signature =
+      void(at::Tensor&, const at::Tensor&, const at::Tensor&, double, std::string_view);
   static auto op = detail::op_handle<Signature>("torchvq::ema_finish_");
   op.call(embed, cluster_size, embed_avg, eps, metric);
 }

@@ -27,15 +27,16 @@ void check_weight(const at::Tensor& weight, const at::Tensor& cluster_size) {
 
 }  // namespace
 
-bool check_ema_update_(const at::Tensor& cluster_size, const at::Tensor& embed_avg, const at::Tensor& embed,
-                       const EmaUpdateArguments& arguments) {
+bool check_ema_update_(const at::Tensor& cluster_size, const at::Tensor& embed_avg,
+                       const at::Tensor& embed, const EmaUpdateArguments& arguments) {
   check_codebook_state(kOp, cluster_size, embed_avg, embed);
   check_dtype(kOp, "counts", arguments.counts, at::kLong);
   check_rank(kOp, "counts", arguments.counts, 2, "(H, K)");
   check_sums(kOp, arguments.sums, arguments.exponents);
   for (int64_t axis = 0; axis < 3; ++axis) {
     check_size(kOp, "sums", arguments.sums, axis + 1, embed.sym_size(axis), "as embed");
-    if (axis < 2) check_size(kOp, "counts", arguments.counts, axis, embed.sym_size(axis), "as embed");
+    if (axis < 2)
+      check_size(kOp, "counts", arguments.counts, axis, embed.sym_size(axis), "as embed");
   }
   check_same_device(kOp, "embed", embed, "counts", arguments.counts);
   check_same_device(kOp, "embed", embed, "sums", arguments.sums);
@@ -50,14 +51,15 @@ bool check_ema_update_(const at::Tensor& cluster_size, const at::Tensor& embed_a
 
 namespace ops {
 
-void ema_update_(at::Tensor cluster_size, at::Tensor embed_avg, at::Tensor embed, const at::Tensor& counts,
-                 const at::Tensor& sums, const at::Tensor& exponents, const EmaUpdateOptions& options) {
-  using Signature = void(at::Tensor&, at::Tensor&, at::Tensor&, const at::Tensor&, const at::Tensor&,
-                         const at::Tensor&, double, double, std::string_view, const std::optional<at::Tensor>&, bool,
-                         bool);
+void ema_update_(at::Tensor cluster_size, at::Tensor embed_avg, at::Tensor embed,
+                 const at::Tensor& counts, const at::Tensor& sums, const at::Tensor& exponents,
+                 const EmaUpdateOptions& options) {
+  using Signature = void(at::Tensor&, at::Tensor&, at::Tensor&, const at::Tensor&,
+                         const at::Tensor&, const at::Tensor&, double, double, std::string_view,
+                         const std::optional<at::Tensor>&, bool, bool);
   static auto op = detail::op_handle<Signature>("torchvq::ema_update_");
-  op.call(cluster_size, embed_avg, embed, counts, sums, exponents, options.decay, options.eps, options.metric,
-          options.weight, options.from_codebook, options.finish);
+  op.call(cluster_size, embed_avg, embed, counts, sums, exponents, options.decay, options.eps,
+          options.metric, options.weight, options.from_codebook, options.finish);
 }
 
 }  // namespace ops
@@ -66,7 +68,8 @@ void ema_update_(at::Tensor cluster_size, at::Tensor embed_avg, at::Tensor embed
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
-      "ema_update_(Tensor(a!) cluster_size, Tensor(b!) embed_avg, Tensor(c!) embed, Tensor counts, Tensor sums, "
+      "ema_update_(Tensor(a!) cluster_size, Tensor(b!) embed_avg, Tensor(c!) embed, Tensor counts, "
+      "Tensor sums, "
       "Tensor exponents, *, float decay, float eps, str metric=\"euclidean\", Tensor? weight=None, "
       "bool from_codebook=False, bool finish=True) -> ()");
 }

@@ -20,7 +20,7 @@ struct EmaUpdateArguments {
 };
 
 /// Returns whether the metric is cosine.
-bool check_ema_update_(const at::Tensor& cluster_size, const at::Tensor& embed_avg, const at::Tensor& embed,
-                       const EmaUpdateArguments& arguments);
+bool check_ema_update_(const at::Tensor& cluster_size, const at::Tensor& embed_avg,
+                       const at::Tensor& embed, const EmaUpdateArguments& arguments);
 
 }  // namespace torchvq::detail

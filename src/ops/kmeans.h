@@ -9,7 +9,8 @@
 namespace torchvq::detail {
 
 /// Returns whether the metric is cosine.
-bool check_kmeans(const at::Tensor& x, int64_t codebook_size, const at::Tensor& rng, int64_t iterations,
-                  std::string_view metric, const std::optional<at::Tensor>& mask);
+bool check_kmeans(const at::Tensor& x, int64_t codebook_size, const at::Tensor& rng,
+                  int64_t iterations, std::string_view metric,
+                  const std::optional<at::Tensor>& mask);
 
 }  // namespace torchvq::detail

@@ -1,4 +1,5 @@
-// Argument checks of lookup_codes, called by every kernel so that no road reaches a raw pointer unchecked.
+// Argument checks of lookup_codes, called by every kernel so that no road reaches a raw pointer
+// unchecked.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -17,18 +17,23 @@ constexpr auto kOp = "nearest_code";
 
 void check_codebook(const at::Tensor& x, const at::Tensor& codebook) {
   TORCH_CHECK_VALUE(x.dim() == 2 || x.dim() == 3, kOp,
-                    ": expected x to have 2 or 3 dimensions (N, D) or (H, N, D), but got shape ", x.sym_sizes());
-  TORCH_CHECK_VALUE(codebook.dim() == 2 || codebook.dim() == 3, kOp,
-                    ": expected codebook to have 2 or 3 dimensions (K, D) or (H, K, D), but got shape ",
-                    codebook.sym_sizes());
+                    ": expected x to have 2 or 3 dimensions (N, D) or (H, N, D), but got shape ",
+                    x.sym_sizes());
+  TORCH_CHECK_VALUE(
+      codebook.dim() == 2 || codebook.dim() == 3, kOp,
+      ": expected codebook to have 2 or 3 dimensions (K, D) or (H, K, D), but got shape ",
+      codebook.sym_sizes());
   check_size(kOp, "codebook", codebook, -1, x.sym_size(-1), "dim of x");
-  TORCH_CHECK_VALUE(x.sym_size(-1) >= 1, kOp, ": expected x to have at least 1 dim, but got shape ", x.sym_sizes());
+  TORCH_CHECK_VALUE(x.sym_size(-1) >= 1, kOp, ": expected x to have at least 1 dim, but got shape ",
+                    x.sym_sizes());
   TORCH_CHECK_VALUE(codebook.sym_size(-2) >= 1, kOp,
-                    ": expected codebook to have at least 1 code, but got shape ", codebook.sym_sizes());
+                    ": expected codebook to have at least 1 code, but got shape ",
+                    codebook.sym_sizes());
   if (codebook.dim() == 3) {
     const auto heads = x.dim() == 3 ? x.sym_size(0) : c10::SymInt(1);
     TORCH_CHECK_VALUE(codebook.sym_size(0) == 1 || codebook.sym_size(0) == heads, kOp,
-                      ": expected codebook to have 1 or ", heads, " heads, but got shape ", codebook.sym_sizes());
+                      ": expected codebook to have 1 or ", heads, " heads, but got shape ",
+                      codebook.sym_sizes());
   }
 }
 
@@ -36,12 +41,14 @@ void check_bias(const at::Tensor& x, const at::Tensor& codebook, const at::Tenso
   check_floating(kOp, "bias", bias);
   check_same_device(kOp, "codebook", codebook, "bias", bias);
   TORCH_CHECK_VALUE(bias.dim() == 1 || bias.dim() == 2, kOp,
-                    ": expected bias to have 1 or 2 dimensions (K,) or (H, K), but got shape ", bias.sym_sizes());
+                    ": expected bias to have 1 or 2 dimensions (K,) or (H, K), but got shape ",
+                    bias.sym_sizes());
   check_size(kOp, "bias", bias, -1, codebook.sym_size(-2), "codes of codebook");
   if (bias.dim() == 2) {
     const auto heads = x.dim() == 3 ? x.sym_size(0) : c10::SymInt(1);
-    TORCH_CHECK_VALUE(bias.sym_size(0) == 1 || bias.sym_size(0) == heads, kOp, ": expected bias to have 1 or ", heads,
-                      " heads, but got shape ", bias.sym_sizes());
+    TORCH_CHECK_VALUE(bias.sym_size(0) == 1 || bias.sym_size(0) == heads, kOp,
+                      ": expected bias to have 1 or ", heads, " heads, but got shape ",
+                      bias.sym_sizes());
   }
 }
 
@@ -54,11 +61,12 @@ void check_nearest_code(const at::Tensor& x, const at::Tensor& codebook, std::st
   check_codebook(x, codebook);
   check_same_device(kOp, "x", x, "codebook", codebook);
   TORCH_CHECK_VALUE(metric == "euclidean" || metric == "cosine", kOp,
-                    ": expected metric to be \"euclidean\" or \"cosine\", but got \"", metric, "\"");
+                    ": expected metric to be \"euclidean\" or \"cosine\", but got \"", metric,
+                    "\"");
   if (bias) check_bias(x, codebook, *bias);
   if (topk) {
-    TORCH_CHECK_VALUE(*topk >= 1 && codebook.sym_size(-2) >= *topk, kOp, ": expected topk to be in [1, ",
-                      codebook.sym_size(-2), "], but got ", *topk);
+    TORCH_CHECK_VALUE(*topk >= 1 && codebook.sym_size(-2) >= *topk, kOp,
+                      ": expected topk to be in [1, ", codebook.sym_size(-2), "], but got ", *topk);
   }
 }
 
@@ -74,8 +82,10 @@ c10::SymDimVector nearest_code_shape(const at::Tensor& x, std::optional<int64_t>
   return shape;
 }
 
-NearestCodeProblem::NearestCodeProblem(const at::Tensor& x_, const at::Tensor& codebook_, std::string_view metric,
-                                       const std::optional<at::Tensor>& bias_, std::optional<int64_t> topk) {
+NearestCodeProblem::NearestCodeProblem(const at::Tensor& x_, const at::Tensor& codebook_,
+                                       std::string_view metric,
+                                       const std::optional<at::Tensor>& bias_,
+                                       std::optional<int64_t> topk) {
   check_nearest_code(x_, codebook_, metric, bias_, topk);
   dtype = nearest_code_dtype(x_, codebook_);
   cosine = metric == "cosine";
@@ -102,12 +112,15 @@ at::Tensor NearestCodeProblem::head_bias(int64_t head) const {
 
 namespace ops {
 
-NearestCodeOutput nearest_code(const at::Tensor& x, const at::Tensor& codebook, const NearestCodeOptions& options) {
-  using Signature = detail::NearestCodeTensors(const at::Tensor&, const at::Tensor&, std::string_view,
-                                               const std::optional<at::Tensor>&, std::optional<int64_t>, bool, bool);
+NearestCodeOutput nearest_code(const at::Tensor& x, const at::Tensor& codebook,
+                               const NearestCodeOptions& options) {
+  using Signature = detail::NearestCodeTensors(const at::Tensor&, const at::Tensor&,
+                                               std::string_view, const std::optional<at::Tensor>&,
+                                               std::optional<int64_t>, bool, bool);
   static auto op = detail::op_handle<Signature>("torchvq::nearest_code");
-  auto [indices, codes, distances] = op.call(x, codebook, options.metric(), options.bias(), options.topk(),
-                                             options.return_codes(), options.return_distances());
+  auto [indices, codes, distances] =
+      op.call(x, codebook, options.metric(), options.bias(), options.topk(), options.return_codes(),
+              options.return_distances());
   return {std::move(indices), std::move(codes), std::move(distances)};
 }
 
@@ -117,6 +130,8 @@ NearestCodeOutput nearest_code(const at::Tensor& x, const at::Tensor& codebook, 
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
-      "nearest_code(Tensor x, Tensor codebook, *, str metric=\"euclidean\", Tensor? bias=None, int? topk=None, "
-      "bool return_codes=False, bool return_distances=False) -> (Tensor indices, Tensor codes, Tensor distances)");
+      "nearest_code(Tensor x, Tensor codebook, *, str metric=\"euclidean\", Tensor? bias=None, "
+      "int? topk=None, "
+      "bool return_codes=False, bool return_distances=False) -> (Tensor indices, Tensor codes, "
+      "Tensor distances)");
 }

@@ -20,8 +20,8 @@ at::ScalarType nearest_code_dtype(const at::Tensor& x, const at::Tensor& codeboo
 /// Shape of indices: that of x without its last axis, with k behind it if topk is given.
 c10::SymDimVector nearest_code_shape(const at::Tensor& x, std::optional<int64_t> topk);
 
-/// Checked arguments in the computation's dtype. `heads` problems of `tokens` rows each; when neither codebook nor bias
-/// has a head axis of its own, all rows are one problem (heads == 1).
+/// Checked arguments in the computation's dtype. `heads` problems of `tokens` rows each; when
+/// neither codebook nor bias has a head axis of its own, all rows are one problem (heads == 1).
 struct NearestCodeProblem {
   NearestCodeProblem(const at::Tensor& x, const at::Tensor& codebook, std::string_view metric,
                      const std::optional<at::Tensor>& bias, std::optional<int64_t> topk);

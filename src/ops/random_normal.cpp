@@ -11,7 +11,7 @@ namespace torchvq {
 namespace detail {
 
 at::ScalarType check_random_normal(const at::Tensor& rng, c10::SymIntArrayRef size,
-                                  std::optional<at::ScalarType> dtype) {
+                                   std::optional<at::ScalarType> dtype) {
   constexpr auto op = "random_normal";
   check_rng(op, rng);
   for (const auto& extent : size) {
@@ -20,7 +20,8 @@ at::ScalarType check_random_normal(const at::Tensor& rng, c10::SymIntArrayRef si
   const auto result = dtype.value_or(at::kFloat);
   TORCH_CHECK_TYPE(result == at::kFloat || result == at::kDouble || result == at::kHalf ||
                        result == at::kBFloat16,
-                   op, ": expected dtype to be float16, bfloat16, float32 or float64, but got ", result);
+                   op, ": expected dtype to be float16, bfloat16, float32 or float64, but got ",
+                   result);
   return result;
 }
 
@@ -29,7 +30,7 @@ at::ScalarType check_random_normal(const at::Tensor& rng, c10::SymIntArrayRef si
 namespace ops {
 
 at::Tensor random_normal(const at::Tensor& rng, RandomPurpose purpose, c10::SymIntArrayRef size,
-                          std::optional<at::ScalarType> dtype, int64_t stream) {
+                         std::optional<at::ScalarType> dtype, int64_t stream) {
   using Signature = at::Tensor(const at::Tensor&, int64_t, c10::SymIntArrayRef,
                                std::optional<at::ScalarType>, int64_t);
   static auto op = detail::op_handle<Signature>("torchvq::random_normal");

@@ -7,10 +7,14 @@ namespace torchvq::detail {
 
 inline int uniform_precision(at::ScalarType dtype) {
   switch (dtype) {
-    case at::kDouble: return 53;
-    case at::kHalf: return 11;
-    case at::kBFloat16: return 8;
-    default: return 24;
+    case at::kDouble:
+      return 53;
+    case at::kHalf:
+      return 11;
+    case at::kBFloat16:
+      return 8;
+    default:
+      return 24;
   }
 }
 

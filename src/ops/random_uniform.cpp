@@ -11,7 +11,7 @@ namespace torchvq {
 namespace detail {
 
 at::ScalarType check_random_uniform(const at::Tensor& rng, c10::SymIntArrayRef size,
-                                  std::optional<at::ScalarType> dtype) {
+                                    std::optional<at::ScalarType> dtype) {
   constexpr auto op = "random_uniform";
   check_rng(op, rng);
   for (const auto& extent : size) {
@@ -20,7 +20,8 @@ at::ScalarType check_random_uniform(const at::Tensor& rng, c10::SymIntArrayRef s
   const auto result = dtype.value_or(at::kFloat);
   TORCH_CHECK_TYPE(result == at::kFloat || result == at::kDouble || result == at::kHalf ||
                        result == at::kBFloat16,
-                   op, ": expected dtype to be float16, bfloat16, float32 or float64, but got ", result);
+                   op, ": expected dtype to be float16, bfloat16, float32 or float64, but got ",
+                   result);
   return result;
 }
 

@@ -9,6 +9,6 @@ namespace torchvq::detail {
 
 /// Returns the dtype of the result.
 at::ScalarType check_random_uniform(const at::Tensor& rng, c10::SymIntArrayRef size,
-                                  std::optional<at::ScalarType> dtype);
+                                    std::optional<at::ScalarType> dtype);
 
 }  // namespace torchvq::detail

@@ -28,18 +28,22 @@ void check_dead_code_state(const char* op, const CodebookState& state, const at:
   check_same_device(op, "embed", state.embed, "counts", counts);
   TORCH_CHECK_VALUE(arguments.threshold >= 0, op, ": expected threshold to be at least 0, but got ",
                     arguments.threshold);
-  TORCH_CHECK_VALUE(arguments.threshold_fraction >= 0, op, ": expected threshold_fraction to be at least 0, but got ",
+  TORCH_CHECK_VALUE(arguments.threshold_fraction >= 0, op,
+                    ": expected threshold_fraction to be at least 0, but got ",
                     arguments.threshold_fraction);
   TORCH_CHECK_VALUE(arguments.reset_cluster_size >= 0 &&
                         arguments.reset_cluster_size <= std::numeric_limits<double>::max(),
                     op, ": expected reset_cluster_size to be finite and at least 0, but got ",
                     arguments.reset_cluster_size);
-  TORCH_CHECK_VALUE(arguments.cooldown_steps >= 0 && arguments.cooldown_steps <= std::numeric_limits<int32_t>::max(),
-                    op, ": expected cooldown_steps to be in [0, 2^31), but got ", arguments.cooldown_steps);
+  TORCH_CHECK_VALUE(arguments.cooldown_steps >= 0 &&
+                        arguments.cooldown_steps <= std::numeric_limits<int32_t>::max(),
+                    op, ": expected cooldown_steps to be in [0, 2^31), but got ",
+                    arguments.cooldown_steps);
 }
 
-bool check_replace_dead_codes_(const CodebookState& state, const at::Tensor& x, const at::Tensor& counts,
-                               const at::Tensor& rng, const std::optional<at::Tensor>& mask,
+bool check_replace_dead_codes_(const CodebookState& state, const at::Tensor& x,
+                               const at::Tensor& counts, const at::Tensor& rng,
+                               const std::optional<at::Tensor>& mask,
                                const DeadCodeArguments& arguments, std::string_view metric) {
   constexpr auto op = "replace_dead_codes_";
   check_dead_code_state(op, state, counts, arguments);
@@ -54,15 +58,18 @@ bool check_replace_dead_codes_(const CodebookState& state, const at::Tensor& x, 
 
 namespace ops {
 
-at::Tensor replace_dead_codes_(at::Tensor embed, at::Tensor embed_avg, at::Tensor cluster_size, at::Tensor cooldown,
-                               const at::Tensor& x, const at::Tensor& counts, const at::Tensor& rng,
-                               const std::optional<at::Tensor>& mask, const DeadCodeOptions& options) {
-  using Signature = at::Tensor(at::Tensor&, at::Tensor&, at::Tensor&, at::Tensor&, const at::Tensor&,
-                               const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double, double, double,
-                               int64_t, std::string_view);
+at::Tensor replace_dead_codes_(at::Tensor embed, at::Tensor embed_avg, at::Tensor cluster_size,
+                               at::Tensor cooldown, const at::Tensor& x, const at::Tensor& counts,
+                               const at::Tensor& rng, const std::optional<at::Tensor>& mask,
+                               const DeadCodeOptions& options) {
+  using Signature =
+      at::Tensor(at::Tensor&, at::Tensor&, at::Tensor&, at::Tensor&, const at::Tensor&,
+                 const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double,
+                 double, double, int64_t, std::string_view);
   static auto op = detail::op_handle<Signature>("torchvq::replace_dead_codes_");
-  return op.call(embed, embed_avg, cluster_size, cooldown, x, counts, rng, mask, options.threshold, options.threshold_fraction,
-                 options.reset_cluster_size, options.cooldown_steps, options.metric);
+  return op.call(embed, embed_avg, cluster_size, cooldown, x, counts, rng, mask, options.threshold,
+                 options.threshold_fraction, options.reset_cluster_size, options.cooldown_steps,
+                 options.metric);
 }
 
 }  // namespace ops
@@ -71,7 +78,9 @@ at::Tensor replace_dead_codes_(at::Tensor embed, at::Tensor embed_avg, at::Tenso
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
-      "replace_dead_codes_(Tensor(a!) embed, Tensor(b!) embed_avg, Tensor(c!) cluster_size, Tensor(d!) cooldown, "
-      "Tensor x, Tensor counts, Tensor rng, *, Tensor? mask=None, float threshold, float threshold_fraction=0, float reset_cluster_size, "
+      "replace_dead_codes_(Tensor(a!) embed, Tensor(b!) embed_avg, Tensor(c!) cluster_size, "
+      "Tensor(d!) cooldown, "
+      "Tensor x, Tensor counts, Tensor rng, *, Tensor? mask=None, float threshold, float "
+      "threshold_fraction=0, float reset_cluster_size, "
       "int cooldown_steps, str metric=\"euclidean\") -> Tensor replaced");
 }

@@ -23,8 +23,9 @@ void check_dead_code_state(const char* op, const CodebookState& state, const at:
                            const DeadCodeArguments& arguments);
 
 /// Returns whether the metric is cosine.
-bool check_replace_dead_codes_(const CodebookState& state, const at::Tensor& x, const at::Tensor& counts,
-                               const at::Tensor& rng, const std::optional<at::Tensor>& mask,
+bool check_replace_dead_codes_(const CodebookState& state, const at::Tensor& x,
+                               const at::Tensor& counts, const at::Tensor& rng,
+                               const std::optional<at::Tensor>& mask,
                                const DeadCodeArguments& arguments, std::string_view metric);
 
 }  // namespace torchvq::detail

@@ -11,9 +11,9 @@ namespace torchvq {
 
 namespace detail {
 
-void check_replace_with_candidates_(const CodebookState& state, const at::Tensor& keys, const at::Tensor& rows,
-                                    const at::Tensor& counts, const at::Tensor& rng,
-                                    const DeadCodeArguments& arguments) {
+void check_replace_with_candidates_(const CodebookState& state, const at::Tensor& keys,
+                                    const at::Tensor& rows, const at::Tensor& counts,
+                                    const at::Tensor& rng, const DeadCodeArguments& arguments) {
   constexpr auto op = "replace_with_candidates_";
   check_dead_code_state(op, state, counts, arguments);
   check_rng(op, rng);
@@ -22,7 +22,8 @@ void check_replace_with_candidates_(const CodebookState& state, const at::Tensor
                    ": expected rows to be float32 or float64, but got ", rows.scalar_type());
   check_rank(op, "keys", keys, 2, "(H, C)");
   check_rank(op, "rows", rows, 3, "(H, C, D)");
-  TORCH_CHECK_VALUE(keys.sym_size(1) >= 1, op, ": expected keys to hold at least 1 candidate, but got shape ",
+  TORCH_CHECK_VALUE(keys.sym_size(1) >= 1, op,
+                    ": expected keys to hold at least 1 candidate, but got shape ",
                     keys.sym_sizes());
   check_size(op, "keys", keys, 0, state.embed.sym_size(0), "heads of embed");
   check_size(op, "rows", rows, 0, state.embed.sym_size(0), "heads of embed");
@@ -38,13 +39,16 @@ void check_replace_with_candidates_(const CodebookState& state, const at::Tensor
 namespace ops {
 
 at::Tensor replace_with_candidates_(at::Tensor embed, at::Tensor embed_avg, at::Tensor cluster_size,
-                                    at::Tensor cooldown, const at::Tensor& keys, const at::Tensor& rows,
-                                    const at::Tensor& counts, const at::Tensor& rng, const DeadCodeOptions& options) {
-  using Signature = at::Tensor(at::Tensor&, at::Tensor&, at::Tensor&, at::Tensor&, const at::Tensor&,
-                               const at::Tensor&, const at::Tensor&, const at::Tensor&, double, double, double, int64_t);
+                                    at::Tensor cooldown, const at::Tensor& keys,
+                                    const at::Tensor& rows, const at::Tensor& counts,
+                                    const at::Tensor& rng, const DeadCodeOptions& options) {
+  using Signature = at::Tensor(at::Tensor&, at::Tensor&, at::Tensor&, at::Tensor&,
+                               const at::Tensor&, const at::Tensor&, const at::Tensor&,
+                               const at::Tensor&, double, double, double, int64_t);
   static auto op = detail::op_handle<Signature>("torchvq::replace_with_candidates_");
-  return op.call(embed, embed_avg, cluster_size, cooldown, keys, rows, counts, rng, options.threshold, options.threshold_fraction,
-                 options.reset_cluster_size, options.cooldown_steps);
+  return op.call(embed, embed_avg, cluster_size, cooldown, keys, rows, counts, rng,
+                 options.threshold, options.threshold_fraction, options.reset_cluster_size,
+                 options.cooldown_steps);
 }
 
 }  // namespace ops
@@ -54,6 +58,7 @@ at::Tensor replace_with_candidates_(at::Tensor embed, at::Tensor embed_avg, at::
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "replace_with_candidates_(Tensor(a!) embed, Tensor(b!) embed_avg, Tensor(c!) cluster_size, "
-      "Tensor(d!) cooldown, Tensor keys, Tensor rows, Tensor counts, Tensor rng, *, float threshold, float threshold_fraction=0, "
+      "Tensor(d!) cooldown, Tensor keys, Tensor rows, Tensor counts, Tensor rng, *, float "
+      "threshold, float threshold_fraction=0, "
       "float reset_cluster_size, int cooldown_steps) -> Tensor replaced");
 }

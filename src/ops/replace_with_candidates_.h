@@ -7,8 +7,8 @@
 
 namespace torchvq::detail {
 
-void check_replace_with_candidates_(const CodebookState& state, const at::Tensor& keys, const at::Tensor& rows,
-                                    const at::Tensor& counts, const at::Tensor& rng,
-                                    const DeadCodeArguments& arguments);
+void check_replace_with_candidates_(const CodebookState& state, const at::Tensor& keys,
+                                    const at::Tensor& rows, const at::Tensor& counts,
+                                    const at::Tensor& rng, const DeadCodeArguments& arguments);
 
 }  // namespace torchvq::detail

@@ -12,8 +12,10 @@ namespace detail {
 
 void check_unit_vectors(const at::Tensor& x) {
   check_floating("unit_vectors", "x", x);
-  TORCH_CHECK_VALUE(x.dim() >= 1, "unit_vectors: expected x to have at least 1 dimension (..., D), but got shape ",
-                    x.sym_sizes());
+  TORCH_CHECK_VALUE(
+      x.dim() >= 1,
+      "unit_vectors: expected x to have at least 1 dimension (..., D), but got shape ",
+      x.sym_sizes());
 }
 
 }  // namespace detail

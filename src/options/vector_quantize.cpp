@@ -7,7 +7,8 @@ namespace {
 
 template <typename T>
 void expect(bool holds, const char* name, const char* condition, const T& value) {
-  TORCH_CHECK_VALUE(holds, "VectorQuantizeOptions: expected ", name, " to be ", condition, ", but got ", value);
+  TORCH_CHECK_VALUE(holds, "VectorQuantizeOptions: expected ", name, " to be ", condition,
+                    ", but got ", value);
 }
 
 void exclude(bool both, const char* pair) {
@@ -15,59 +16,70 @@ void exclude(bool both, const char* pair) {
 }
 
 void require(bool met, const char* requirement) {
-  TORCH_CHECK_VALUE(met, "VectorQuantizeOptions: expected options to fit together, but ", requirement);
+  TORCH_CHECK_VALUE(met, "VectorQuantizeOptions: expected options to fit together, but ",
+                    requirement);
 }
 
 void check_ranges(const VectorQuantizeOptions& o) {
   expect(o.dim() >= 1, "dim", "at least 1", o.dim());
   expect(o.codebook_size() >= 1, "codebook_size", "at least 1", o.codebook_size());
-  expect(o.codebook_dim().value_or(1) >= 1, "codebook_dim", "at least 1", o.codebook_dim().value_or(1));
+  expect(o.codebook_dim().value_or(1) >= 1, "codebook_dim", "at least 1",
+         o.codebook_dim().value_or(1));
   expect(o.heads() >= 1, "heads", "at least 1", o.heads());
   expect(o.orthogonal_reg_max_codes().value_or(1) >= 1, "orthogonal_reg_max_codes", "at least 1",
          o.orthogonal_reg_max_codes().value_or(1));
   expect(o.decay() >= 0 && o.decay() <= 1, "decay", "in [0, 1]", o.decay());
-  expect(o.affine_param_batch_decay() >= 0 && o.affine_param_batch_decay() <= 1, "affine_param_batch_decay",
-         "in [0, 1]", o.affine_param_batch_decay());
+  expect(o.affine_param_batch_decay() >= 0 && o.affine_param_batch_decay() <= 1,
+         "affine_param_batch_decay", "in [0, 1]", o.affine_param_batch_decay());
   expect(o.affine_param_codebook_decay() >= 0 && o.affine_param_codebook_decay() <= 1,
          "affine_param_codebook_decay", "in [0, 1]", o.affine_param_codebook_decay());
-  expect(o.sync_update_v() >= 0 && o.sync_update_v() <= 1, "sync_update_v", "in [0, 1]", o.sync_update_v());
+  expect(o.sync_update_v() >= 0 && o.sync_update_v() <= 1, "sync_update_v", "in [0, 1]",
+         o.sync_update_v());
   expect(o.eps() > 0, "eps", "above 0", o.eps());
 }
 
 void check_not_negative(const VectorQuantizeOptions& o) {
   constexpr auto condition = "0 or more";
   expect(o.kmeans_iters() >= 0, "kmeans_iters", condition, o.kmeans_iters());
-  expect(o.threshold_ema_dead_code() >= 0, "threshold_ema_dead_code", condition, o.threshold_ema_dead_code());
+  expect(o.threshold_ema_dead_code() >= 0, "threshold_ema_dead_code", condition,
+         o.threshold_ema_dead_code());
   expect(o.dead_code_threshold_fraction() >= 0, "dead_code_threshold_fraction", condition,
          o.dead_code_threshold_fraction());
   expect(o.directional_reparam_variance() >= 0, "directional_reparam_variance", condition,
          o.directional_reparam_variance());
   expect(o.commitment_weight() >= 0, "commitment_weight", condition, o.commitment_weight());
-  expect(o.orthogonal_reg_weight() >= 0, "orthogonal_reg_weight", condition, o.orthogonal_reg_weight());
+  expect(o.orthogonal_reg_weight() >= 0, "orthogonal_reg_weight", condition,
+         o.orthogonal_reg_weight());
   expect(o.codebook_diversity_loss_weight() >= 0, "codebook_diversity_loss_weight", condition,
          o.codebook_diversity_loss_weight());
   expect(o.codebook_diversity_temperature() >= 0, "codebook_diversity_temperature", condition,
          o.codebook_diversity_temperature());
 }
 
-void check_combinations(const VectorQuantizeOptions& o, const ResolvedVectorQuantizeOptions& resolved) {
+void check_combinations(const VectorQuantizeOptions& o,
+                        const ResolvedVectorQuantizeOptions& resolved) {
   const bool bridged = !o.vq_bridge().is_empty();
   const bool learnable = resolved.learnable_codebook;
   exclude(o.accept_image_fmap() && o.accept_3d_fmap(), "accept_image_fmap and accept_3d_fmap");
-  exclude(learnable && resolved.ema_update, "learnable_codebook and ema_update (pass ema_update=False)");
+  exclude(learnable && resolved.ema_update,
+          "learnable_codebook and ema_update (pass ema_update=False)");
   exclude(learnable && o.use_cosine_sim(), "learnable_codebook and use_cosine_sim");
   exclude(o.affine_param() && o.use_cosine_sim(), "affine_param and use_cosine_sim");
   exclude(o.straight_through() && resolved.rotation_trick,
           "straight_through and rotation_trick (pass rotation_trick=False)");
   exclude(o.straight_through() && learnable, "straight_through and learnable_codebook");
-  exclude(o.directional_reparam() && resolved.rotation_trick, "directional_reparam and rotation_trick");
-  exclude(o.directional_reparam() && o.straight_through(), "directional_reparam and straight_through");
+  exclude(o.directional_reparam() && resolved.rotation_trick,
+          "directional_reparam and rotation_trick");
+  exclude(o.directional_reparam() && o.straight_through(),
+          "directional_reparam and straight_through");
   require(!bridged || learnable, "vq_bridge needs learnable_codebook");
   require(o.sync_update_v() == 0 || learnable, "sync_update_v needs learnable_codebook");
   require(!o.in_place_codebook_optimizer() || learnable || o.orthogonal_reg_weight() > 0,
           "in_place_codebook_optimizer needs learnable_codebook");
-  require(!o.directional_reparam() || o.threshold_ema_dead_code() > 0 || o.dead_code_threshold_fraction() > 0,
-          "directional_reparam needs threshold_ema_dead_code or dead_code_threshold_fraction above 0");
+  require(
+      !o.directional_reparam() || o.threshold_ema_dead_code() > 0 ||
+          o.dead_code_threshold_fraction() > 0,
+      "directional_reparam needs threshold_ema_dead_code or dead_code_threshold_fraction above 0");
 }
 
 }  // namespace
@@ -77,7 +89,8 @@ ResolvedVectorQuantizeOptions VectorQuantizeOptions::validate() const {
   check_not_negative(*this);
   const bool by_gradient = directional_reparam() || !vq_bridge().is_empty();
   const ResolvedVectorQuantizeOptions resolved{
-      .rotation_trick = rotation_trick().value_or(!directional_reparam() && dim() > 1),  // one dimension has no rotation
+      .rotation_trick = rotation_trick().value_or(!directional_reparam() &&
+                                                  dim() > 1),  // one dimension has no rotation
       .ema_update = ema_update().value_or(!by_gradient),
       .learnable_codebook = learnable_codebook().value_or(by_gradient),
   };

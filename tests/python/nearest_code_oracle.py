@@ -7,7 +7,11 @@ import torch
 
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().to(torch.float64 if tensor.dtype == torch.float64 else torch.float32).numpy()
+    return (
+        tensor.detach()
+        .to(torch.float64 if tensor.dtype == torch.float64 else torch.float32)
+        .numpy()
+    )
 
 
 def unit_rows(rows: np.ndarray) -> np.ndarray:
@@ -16,10 +20,14 @@ def unit_rows(rows: np.ndarray) -> np.ndarray:
         column = rows[:, d].astype(np.float64)
         squares = squares + column * column
     norm = np.sqrt(squares)[:, None]
-    return np.where(norm == 0, 0.0, rows.astype(np.float64) / np.where(norm == 0, 1.0, norm)).astype(rows.dtype)
+    return np.where(
+        norm == 0, 0.0, rows.astype(np.float64) / np.where(norm == 0, 1.0, norm)
+    ).astype(rows.dtype)
 
 
-def scores(x: np.ndarray, codebook: np.ndarray, cosine: bool, bias: np.ndarray | None) -> np.ndarray:
+def scores(
+    x: np.ndarray, codebook: np.ndarray, cosine: bool, bias: np.ndarray | None
+) -> np.ndarray:
     """(N, K) scores; codes that may not win are infinite."""
     excluded = ~np.isfinite(codebook).all(1)
     if bias is not None:
@@ -36,7 +44,11 @@ def scores(x: np.ndarray, codebook: np.ndarray, cosine: bool, bias: np.ndarray |
 
 
 def nearest(
-    x: torch.Tensor, codebook: torch.Tensor, metric: str = "euclidean", bias: torch.Tensor | None = None, k: int = 1
+    x: torch.Tensor,
+    codebook: torch.Tensor,
+    metric: str = "euclidean",
+    bias: torch.Tensor | None = None,
+    k: int = 1,
 ) -> np.ndarray:
     """(N, k) indices of one head, best first."""
     wide = torch.float64 in (x.dtype, codebook.dtype)

@@ -14,9 +14,8 @@ import pytest
 import safetensors.torch
 import torch
 import vector_quantize_pytorch
-from safetensors.numpy import load_file, save_file
-
 from cli_support import Array, cli_path, clusters, nearest, run, run_json
+from safetensors.numpy import load_file, save_file
 
 COMMANDS = ["fit", "encode", "decode", "eval", "inspect"]
 
@@ -39,7 +38,9 @@ def codebook_of(path: Path) -> Array:
     return load_file(path)["_codebook.embed"][0]
 
 
-def test_fit_writes_the_state_of_vector_quantize(tmp_path: Path, vectors: Array, codec: Array) -> None:
+def test_fit_writes_the_state_of_vector_quantize(
+    tmp_path: Path, vectors: Array, codec: Array
+) -> None:
     state = safetensors.torch.load_file(tmp_path / "codec.safetensors")
     module = vector_quantize_pytorch.VectorQuantize(dim=8, codebook_size=32)
     assert {key: (value.shape, value.dtype) for key, value in module.state_dict().items()} == {
@@ -49,11 +50,18 @@ def test_fit_writes_the_state_of_vector_quantize(tmp_path: Path, vectors: Array,
     module.eval()
     quantized, indices, _ = module(torch.from_numpy(vectors)[None])
     expected = nearest(vectors, codec)
-    assert (indices[0].numpy() == expected).mean() > 0.999  # the reference's distances round in float32
-    np.testing.assert_array_equal(quantized[0].numpy()[indices[0].numpy() == expected], codec[expected][indices[0].numpy() == expected])
+    assert (
+        indices[0].numpy() == expected
+    ).mean() > 0.999  # the reference's distances round in float32
+    np.testing.assert_array_equal(
+        quantized[0].numpy()[indices[0].numpy() == expected],
+        codec[expected][indices[0].numpy() == expected],
+    )
     counts = np.bincount(expected, minlength=32)
     np.testing.assert_array_equal(state["_codebook.cluster_size"][0].numpy(), counts)
-    np.testing.assert_allclose(state["_codebook.embed_avg"][0].numpy(), codec * counts[:, None], rtol=1e-6)
+    np.testing.assert_allclose(
+        state["_codebook.embed_avg"][0].numpy(), codec * counts[:, None], rtol=1e-6
+    )
 
 
 def test_fit_metadata_says_what_it_is(tmp_path: Path, codec: Array) -> None:
@@ -74,7 +82,9 @@ def test_fit_reaches_the_error_of_faiss(tmp_path: Path, rows: int, dim: int, siz
     report = run_json("fit", "x.npy", "-k", str(size), "-o", "c.safetensors", cwd=tmp_path)
     errors = []
     for seed in range(3):
-        kmeans = faiss.Kmeans(dim, size, niter=25, seed=seed, max_points_per_centroid=10**9, verbose=False)
+        kmeans = faiss.Kmeans(
+            dim, size, niter=25, seed=seed, max_points_per_centroid=10**9, verbose=False
+        )
         kmeans.train(x)
         errors.append(kmeans.index.search(x, 1)[0].mean() / dim)
     assert report["mse"] <= 1.02 * min(errors)
@@ -87,24 +97,54 @@ def test_fit_streams_to_the_same_bytes(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", clusters(40000, 16))
     for metric in ["euclidean", "cosine"]:
         options = ["-k", "100", "--metric", metric, "--iterations", "4"]
-        memory = run_json("fit", "x.npy", *options, "-o", "memory.safetensors", "--threads", "1", cwd=tmp_path)
+        memory = run_json(
+            "fit", "x.npy", *options, "-o", "memory.safetensors", "--threads", "1", cwd=tmp_path
+        )
         stream = run_json(
-            "fit", "x.npy", *options, "-o", "stream.safetensors", "--memory", "1M", "--threads", "2", cwd=tmp_path
+            "fit",
+            "x.npy",
+            *options,
+            "-o",
+            "stream.safetensors",
+            "--memory",
+            "1M",
+            "--threads",
+            "2",
+            cwd=tmp_path,
         )
         assert (memory["streamed"], stream["streamed"]) == (False, True)
-        assert (tmp_path / "memory.safetensors").read_bytes() == (tmp_path / "stream.safetensors").read_bytes()
-        assert {**memory, "output": 0, "streamed": 0, "seconds": 0} == {**stream, "output": 0, "streamed": 0, "seconds": 0}
+        assert (tmp_path / "memory.safetensors").read_bytes() == (
+            tmp_path / "stream.safetensors"
+        ).read_bytes()
+        assert {**memory, "output": 0, "streamed": 0, "seconds": 0} == {
+            **stream,
+            "output": 0,
+            "streamed": 0,
+            "seconds": 0,
+        }
 
 
 def test_fit_depends_on_the_seed_alone(tmp_path: Path, vectors: Array) -> None:
     for name, seed in [("a", 1), ("b", 1), ("c", 2)]:
-        run_json("fit", "x.npy", "-k", "32", "--seed", str(seed), "-o", f"{name}.safetensors", cwd=tmp_path)
+        run_json(
+            "fit",
+            "x.npy",
+            "-k",
+            "32",
+            "--seed",
+            str(seed),
+            "-o",
+            f"{name}.safetensors",
+            cwd=tmp_path,
+        )
     a, b, c = ((tmp_path / f"{name}.safetensors").read_bytes() for name in "abc")
     assert a == b and a != c
 
 
 def test_fit_with_cosine_gives_unit_codes(tmp_path: Path, vectors: Array) -> None:
-    report = run_json("fit", "x.npy", "-k", "32", "--metric", "cosine", "-o", "c.safetensors", cwd=tmp_path)
+    report = run_json(
+        "fit", "x.npy", "-k", "32", "--metric", "cosine", "-o", "c.safetensors", cwd=tmp_path
+    )
     codebook = codebook_of(tmp_path / "c.safetensors")
     np.testing.assert_allclose(np.linalg.norm(codebook, axis=1), 1, rtol=1e-6)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -116,11 +156,22 @@ def test_fit_with_cosine_gives_unit_codes(tmp_path: Path, vectors: Array) -> Non
 
 @pytest.mark.parametrize("dtype", ["<f2", "<f4", "<f8", ">f4"])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_encode_finds_the_nearest_codes(tmp_path: Path, codec: Array, dtype: str, order: str) -> None:
+def test_encode_finds_the_nearest_codes(
+    tmp_path: Path, codec: Array, dtype: str, order: str
+) -> None:
     x = clusters(500, 8, seed=3).astype(dtype).copy(order=order)  # type: ignore[call-overload]
     np.save(tmp_path / "new.npy", x)
     for memory in ["1G", "1M"]:
-        run_json("encode", "codec.safetensors", "new.npy", "-o", "codes.npy", "--memory", memory, cwd=tmp_path)
+        run_json(
+            "encode",
+            "codec.safetensors",
+            "new.npy",
+            "-o",
+            "codes.npy",
+            "--memory",
+            memory,
+            cwd=tmp_path,
+        )
         codes = np.load(tmp_path / "codes.npy")
         assert codes.dtype == np.int64
         np.testing.assert_array_equal(codes, nearest(x.astype(np.float32), codec))
@@ -129,8 +180,19 @@ def test_encode_finds_the_nearest_codes(tmp_path: Path, codec: Array, dtype: str
 def test_encode_reads_safetensors_by_key(tmp_path: Path, codec: Array, vectors: Array) -> None:
     half = vectors[:100].astype(np.float16)
     save_file({"half": half, "other": vectors}, tmp_path / "two.safetensors")
-    safetensors.torch.save_file({"only": torch.from_numpy(vectors).bfloat16()}, tmp_path / "one.safetensors")
-    run_json("encode", "codec.safetensors", "two.safetensors", "--key", "half", "-o", "codes.npy", cwd=tmp_path)
+    safetensors.torch.save_file(
+        {"only": torch.from_numpy(vectors).bfloat16()}, tmp_path / "one.safetensors"
+    )
+    run_json(
+        "encode",
+        "codec.safetensors",
+        "two.safetensors",
+        "--key",
+        "half",
+        "-o",
+        "codes.npy",
+        cwd=tmp_path,
+    )
     np.testing.assert_array_equal(np.load(tmp_path / "codes.npy"), nearest(half, codec))
     run_json("encode", "codec.safetensors", "one.safetensors", "-o", "codes.npy", cwd=tmp_path)
     rounded = torch.from_numpy(vectors).bfloat16().float().numpy()
@@ -167,7 +229,9 @@ def test_decode_reads_every_integer(tmp_path: Path, codec: Array, dtype: str) ->
 def test_decode_gives_zeros_for_masked_tokens(tmp_path: Path, codec: Array) -> None:
     np.save(tmp_path / "codes.npy", np.array([3, -1, 0]))
     run_json("decode", "codec.safetensors", "codes.npy", "-o", "decoded.npy", cwd=tmp_path)
-    np.testing.assert_array_equal(np.load(tmp_path / "decoded.npy"), np.stack([codec[3], 0 * codec[0], codec[0]]))
+    np.testing.assert_array_equal(
+        np.load(tmp_path / "decoded.npy"), np.stack([codec[3], 0 * codec[0], codec[0]])
+    )
 
 
 def test_eval_measures_what_its_help_says(tmp_path: Path, codec: Array) -> None:
@@ -184,14 +248,28 @@ def test_eval_measures_what_its_help_says(tmp_path: Path, codec: Array) -> None:
         "entropy_bits": entropy,
     }  # fmt: skip
     assert {key: report[key] for key in expected} == pytest.approx(expected, rel=1e-9)
-    assert (report["command"], report["vectors"], report["dim"], report["codebook_size"]) == ("eval", 700, 8, 32)
+    assert (report["command"], report["vectors"], report["dim"], report["codebook_size"]) == (
+        "eval",
+        700,
+        8,
+        32,
+    )
 
 
 def test_codecs_saved_from_python_work(tmp_path: Path, vectors: Array) -> None:
     module = vector_quantize_pytorch.VectorQuantize(dim=8, codebook_size=16, use_cosine_sim=True)
     safetensors.torch.save_file(module.state_dict(), tmp_path / "python.safetensors")
     codebook = codebook_of(tmp_path / "python.safetensors")
-    run_json("encode", "python.safetensors", "x.npy", "--metric", "cosine", "-o", "codes.npy", cwd=tmp_path)
+    run_json(
+        "encode",
+        "python.safetensors",
+        "x.npy",
+        "--metric",
+        "cosine",
+        "-o",
+        "codes.npy",
+        cwd=tmp_path,
+    )
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     np.testing.assert_array_equal(np.load(tmp_path / "codes.npy"), nearest(unit, codebook))
     assert run_json("inspect", "python.safetensors", cwd=tmp_path)["metric"] == "unknown"
@@ -199,17 +277,30 @@ def test_codecs_saved_from_python_work(tmp_path: Path, vectors: Array) -> None:
 
 def test_inspect_tells_what_a_file_holds(tmp_path: Path, vectors: Array, codec: Array) -> None:
     report = run_json("inspect", "codec.safetensors", cwd=tmp_path)
-    assert (report["kind"], report["codebook_size"], report["dim"], report["metric"]) == ("codec", 32, 8, "euclidean")
+    assert (report["kind"], report["codebook_size"], report["dim"], report["metric"]) == (
+        "codec",
+        32,
+        8,
+        "euclidean",
+    )
     assert report["used_codes"] == 32 and 1 < report["perplexity"] <= 32
     norms = np.linalg.norm(codec, axis=1)
     assert report["largest_norm"] == pytest.approx(norms.max(), rel=1e-6)
     np.save(tmp_path / "f.npy", np.asfortranarray(vectors))
     array = run_json("inspect", "f.npy", cwd=tmp_path)
-    assert (array["kind"], array["shape"], array["dtype"], array["fortran_order"]) == ("array", [3000, 8], "float32", True)
+    assert (array["kind"], array["shape"], array["dtype"], array["fortran_order"]) == (
+        "array",
+        [3000, 8],
+        "float32",
+        True,
+    )
     save_file({"a": vectors, "b": np.arange(3)}, tmp_path / "t.safetensors", {"who": "me"})
     tensors = run_json("inspect", "t.safetensors", cwd=tmp_path)
     assert tensors["kind"] == "tensors" and tensors["metadata"] == {"who": "me"}
-    assert tensors["tensors"] == {"a": {"dtype": "float32", "shape": [3000, 8]}, "b": {"dtype": "int64", "shape": [3]}}
+    assert tensors["tensors"] == {
+        "a": {"dtype": "float32", "shape": [3000, 8]},
+        "b": {"dtype": "int64", "shape": [3]},
+    }
 
 
 def test_a_file_larger_than_the_address_space_streams(tmp_path: Path) -> None:
@@ -232,10 +323,24 @@ def test_a_file_larger_than_the_address_space_streams(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
     options = {"cwd": tmp_path, "limit": restrict}
-    run_json("encode", "codec.safetensors", "big.npy", "-o", "codes.npy", "--memory", "64M", "--threads", "1", **options)
-    np.testing.assert_array_equal(np.load(tmp_path / "codes.npy"), np.tile(nearest(block, codebook), rows // len(block)))
+    run_json(
+        "encode",
+        "codec.safetensors",
+        "big.npy",
+        "-o",
+        "codes.npy",
+        "--memory",
+        "64M",
+        "--threads",
+        "1",
+        **options,
+    )
+    np.testing.assert_array_equal(
+        np.load(tmp_path / "codes.npy"), np.tile(nearest(block, codebook), rows // len(block))
+    )
     report = run_json(
-        "fit", "big.npy", "-k", "4", "--iterations", "1", "-o", "fitted.safetensors", "--memory", "64M", "--threads", "1",
+        "fit", "big.npy", "-k", "4", "--iterations", "1", "-o", "fitted.safetensors",
+        "--memory", "64M", "--threads", "1",
         **options,
     )  # fmt: skip
     assert report["streamed"] and report["vectors"] == rows
@@ -247,7 +352,9 @@ def address_space_to_start() -> int:
     while high - low > 16 << 20:
         middle = (low + high) // 2
         limit = lambda: resource.setrlimit(resource.RLIMIT_AS, (middle, middle))  # noqa: B023, E731
-        low, high = (low, middle) if run("--version", limit=limit).returncode == 0 else (middle, high)
+        low, high = (
+            (low, middle) if run("--version", limit=limit).returncode == 0 else (middle, high)
+        )
     return high
 
 
@@ -282,7 +389,14 @@ def test_a_terminal_shows_a_bar_with_rate_and_time_left(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", clusters(200000, 16))
     command = f"{cli_path()} fit x.npy -k 256 --iterations 5 --memory 4M -o c.safetensors"
     result = subprocess.run(
-        ["script", "-qec", command, "/dev/null"], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True
+        ["script", "-qec", command, "/dev/null"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
     )
-    assert re.search(r"fit pass \d/5 \[#+\.+\] +\d+%, [\d.]+[kM]? vectors/s, \d+:\d\d left", result.stdout)
+    assert re.search(
+        r"fit pass \d/5 \[#+\.+\] +\d+%, [\d.]+[kM]? vectors/s, \d+:\d\d left", result.stdout
+    )
     assert re.search(r"\] 100%, [\d.]+[kM]? vectors/s, \d+:\d\d in all", result.stdout)

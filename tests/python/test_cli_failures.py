@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
-
 from cli_support import Array, cli_path, clusters, expect_bad_input, run, snapshot
+from safetensors.numpy import save_file
 
 FIT = ["fit", "x.npy", "-k", "8", "-o", "out.safetensors"]
 ENCODE = ["encode", "codec.safetensors", "x.npy", "-o", "codes.npy"]
@@ -51,8 +50,14 @@ def folder(tmp_path: Path) -> Path:
         ("--memory", [*FIT, "--memory", "-1G"]),
         ("--seed", [*FIT, "--seed", "x"]),
         ("expected a name that ends in .safetensors", ["fit", "x.npy", "-k", "8", "-o", "out.npy"]),
-        ("expected a name that ends in .npy", ["encode", "codec.safetensors", "x.npy", "-o", "codes.safetensors"]),
-        ("expected another file than the input", ["encode", "codec.safetensors", "x.npy", "-o", "./x.npy"]),
+        (
+            "expected a name that ends in .npy",
+            ["encode", "codec.safetensors", "x.npy", "-o", "codes.safetensors"],
+        ),
+        (
+            "expected another file than the input",
+            ["encode", "codec.safetensors", "x.npy", "-o", "./x.npy"],
+        ),
         ("metric cosine, but got euclidean", [*EVAL, "--metric", "cosine"]),
     ],
 )
@@ -74,7 +79,9 @@ def test_bad_usage(folder: Path, fragment: str, arguments: list[str]) -> None:
     ],
     ids=["1d", "0d", "no-dim", "int", "complex", "fortran-3d", "overflow"],
 )
-def test_arrays_that_are_no_vectors(folder: Path, command: list[str], array: Array, fragment: str) -> None:
+def test_arrays_that_are_no_vectors(
+    folder: Path, command: list[str], array: Array, fragment: str
+) -> None:
     np.save(folder / "x.npy", array)
     expect_bad_input(fragment, *command, cwd=folder)
 
@@ -82,7 +89,9 @@ def test_arrays_that_are_no_vectors(folder: Path, command: list[str], array: Arr
 @pytest.mark.parametrize("command", USERS_OF_VECTORS, ids=lambda command: command[0])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("memory", ["1G", "1M"])
-def test_rows_that_are_not_finite_are_named(folder: Path, command: list[str], value: float, memory: str) -> None:
+def test_rows_that_are_not_finite_are_named(
+    folder: Path, command: list[str], value: float, memory: str
+) -> None:
     x = clusters(30000, 4)
     x[23456, 2] = value
     np.save(folder / "x.npy", x)
@@ -110,25 +119,53 @@ def test_files_of_another_kind(folder: Path) -> None:
     for command in [*USERS_OF_VECTORS, ["inspect", "x.npy"]]:
         expect_bad_input("first bytes are neither's", *command, cwd=folder)
     np.save(folder / "x.npy", clusters(100, 4))
-    expect_bad_input("expected a safetensors file", "encode", "x.npy", "x.npy", "-o", "out.npy", cwd=folder)
-    save_file({"a": np.ones((3, 4), np.float32), "b": np.ones((3, 4), np.float32)}, folder / "two.safetensors")
+    expect_bad_input(
+        "expected a safetensors file", "encode", "x.npy", "x.npy", "-o", "out.npy", cwd=folder
+    )
+    save_file(
+        {"a": np.ones((3, 4), np.float32), "b": np.ones((3, 4), np.float32)},
+        folder / "two.safetensors",
+    )
     expect_bad_input("tensor named _codebook.embed", "eval", "two.safetensors", "x.npy", cwd=folder)
     expect_bad_input("holds 2 tensors", "eval", "codec.safetensors", "two.safetensors", cwd=folder)
-    expect_bad_input("but it holds a, b", "eval", "codec.safetensors", "two.safetensors", "--key", "c", cwd=folder)
+    expect_bad_input(
+        "but it holds a, b",
+        "eval",
+        "codec.safetensors",
+        "two.safetensors",
+        "--key",
+        "c",
+        cwd=folder,
+    )
     expect_bad_input("holds one array", *EVAL, "--key", "a", cwd=folder)
 
 
 def test_places_that_cannot_be_read_or_written(folder: Path) -> None:
-    expect_bad_input("absent.npy: cannot open: No such file or directory", "eval", "codec.safetensors", "absent.npy", cwd=folder)
+    expect_bad_input(
+        "absent.npy: cannot open: No such file or directory",
+        "eval",
+        "codec.safetensors",
+        "absent.npy",
+        cwd=folder,
+    )
     expect_bad_input("Is a directory", "eval", "codec.safetensors", ".", cwd=folder)
     expect_bad_input("a device or a pipe", "eval", "codec.safetensors", "/dev/zero", cwd=folder)
-    expect_bad_input("absent/c.npy: cannot write: No such file", *ENCODE[:3], "-o", "absent/c.npy", cwd=folder)
+    expect_bad_input(
+        "absent/c.npy: cannot write: No such file", *ENCODE[:3], "-o", "absent/c.npy", cwd=folder
+    )
     (folder / "folder.npy").mkdir()
     expect_bad_input("Is a directory", *ENCODE[:3], "-o", "folder.npy", cwd=folder)
 
 
 def test_more_codes_than_vectors(folder: Path) -> None:
-    expect_bad_input("at least as many vectors as codes (101), but it holds 100", *FIT[:2], "-k", "101", *FIT[4:], cwd=folder)
+    expect_bad_input(
+        "at least as many vectors as codes (101), but it holds 100",
+        *FIT[:2],
+        "-k",
+        "101",
+        *FIT[4:],
+        cwd=folder,
+    )
     np.save(folder / "x.npy", np.empty((0, 4), np.float32))
     expect_bad_input("but it holds 0", *FIT, cwd=folder)
     expect_bad_input("at least 1 vector", *EVAL, cwd=folder)
@@ -137,7 +174,9 @@ def test_more_codes_than_vectors(folder: Path) -> None:
 def test_vectors_of_another_dimension(folder: Path) -> None:
     np.save(folder / "x.npy", clusters(100, 5))
     for command in [ENCODE, EVAL]:
-        expect_bad_input("vectors of dimension 4, as in codec.safetensors, but got 5", *command, cwd=folder)
+        expect_bad_input(
+            "vectors of dimension 4, as in codec.safetensors, but got 5", *command, cwd=folder
+        )
 
 
 @pytest.mark.parametrize(
@@ -173,7 +212,13 @@ def test_a_full_device(folder: Path, arguments: list[str]) -> None:
 def test_standard_output_that_is_full(folder: Path) -> None:
     with open("/dev/full", "w") as full:
         result = subprocess.run(
-            [cli_path(), *EVAL, "--json"], cwd=folder, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+            [cli_path(), *EVAL, "--json"],
+            cwd=folder,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
         )
     assert result.returncode == 2
     assert result.stderr == "torchvq: standard output: cannot write: No space left on device\n"
@@ -184,7 +229,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 64 KB, in a mount namespace of its own where that is allowed."""
     place = tmp_path / "disk"
     place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)], capture_output=True, check=False)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)],
+        capture_output=True,
+        check=False,
+    )
     if mounted.returncode != 0:
         pytest.skip("mounting a small tmpfs needs root")
     yield place
@@ -195,7 +244,9 @@ def test_a_full_disk_keeps_the_old_file(folder: Path, small_disk: Path) -> None:
     (small_disk / "decoded.npy").write_text("old")
     np.save(folder / "codes.npy", np.zeros(100000, np.int64))
     before = snapshot(small_disk)
-    expect_bad_input("No space left on device", *DECODE[:3], "-o", str(small_disk / "decoded.npy"), cwd=folder)
+    expect_bad_input(
+        "No space left on device", *DECODE[:3], "-o", str(small_disk / "decoded.npy"), cwd=folder
+    )
     assert snapshot(small_disk) == before
     assert (small_disk / "decoded.npy").read_text() == "old"
 
@@ -214,7 +265,10 @@ def test_a_signal_leaves_no_file_behind(folder: Path, number: signal.Signals) ->
     np.save(folder / "x.npy", clusters(100000, 32))
     before = set(os.listdir(folder))
     process = subprocess.Popen(
-        [cli_path(), "fit", "x.npy", "-k", "4096", "-o", "out.safetensors"], cwd=folder, stderr=subprocess.PIPE, text=True
+        [cli_path(), "fit", "x.npy", "-k", "4096", "-o", "out.safetensors"],
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     wait_for(lambda: set(os.listdir(folder)) != before)
     process.send_signal(number)
@@ -239,7 +293,9 @@ def test_a_success_replaces_the_old_file_and_leaves_nothing_else(folder: Path) -
 
 
 def test_names_with_control_characters_stay_on_one_line(folder: Path) -> None:
-    expect_bad_input("two lines.npy: cannot open", "eval", "codec.safetensors", "two\nlines.npy", cwd=folder)
+    expect_bad_input(
+        "two lines.npy: cannot open", "eval", "codec.safetensors", "two\nlines.npy", cwd=folder
+    )
 
 
 def test_damaged_headers_never_crash(folder: Path) -> None:

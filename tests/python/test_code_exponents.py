@@ -64,7 +64,9 @@ def test_code_exponents_ignore_strides_and_gradients(code_exponents, generator):
 
 def test_code_exponents_opcheck_and_compile(generator):
     codebook = torch.randn(2, 5, 3, generator=generator)
-    torch.library.opcheck(torch.ops.torchvq.code_exponents.default, (codebook.clone().requires_grad_(),))
+    torch.library.opcheck(
+        torch.ops.torchvq.code_exponents.default, (codebook.clone().requires_grad_(),)
+    )
     compiled = torch.compile(torch.ops.torchvq.code_exponents, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(codebook), torch.ops.torchvq.code_exponents(codebook))
 

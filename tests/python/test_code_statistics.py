@@ -40,7 +40,9 @@ def expected_statistics(x, indices, exponents, mask=None):
     """Oracle: Python integers and fractions, one token at a time."""
     wide, (heads, codes), dim = x.dtype == torch.float64, exponents.shape, x.shape[2]
     counts = [[0] * codes for _ in range(heads)]
-    sums = [[[[0] * dim for _ in range(codes)] for _ in range(heads)] for _ in range(2 if wide else 1)]
+    sums = [
+        [[[0] * dim for _ in range(codes)] for _ in range(heads)] for _ in range(2 if wide else 1)
+    ]
     used = exponents.tolist()
     for h in range(heads):
         groups: dict[int, list[list[float]]] = {k: [] for k in range(codes)}
@@ -84,7 +86,9 @@ def test_code_statistics_round_ties_to_even(code_statistics):
 
 def test_code_statistics_raise_only_the_exponents_that_are_outgrown(code_statistics):
     x = torch.tensor([[[256.0], [256.1], [3.0]]])
-    counts, sums, used = code_statistics(x, torch.tensor([[0, 1, 2]]), torch.zeros(1, 3, dtype=torch.int32))
+    counts, sums, used = code_statistics(
+        x, torch.tensor([[0, 1, 2]]), torch.zeros(1, 3, dtype=torch.int32)
+    )
     assert used.tolist() == [[0, 9, 0]]
     assert sums.flatten().tolist() == [2**38, round(Fraction(x[0, 1, 0].item()) * 2**21), 3 * 2**30]
 
@@ -95,7 +99,10 @@ def test_code_statistics_mask_equals_leaving_tokens_out(code_statistics, mask_sh
     mask = torch.rand(mask_shape, generator=generator) < 0.5
     x.masked_fill_(~mask.expand(2, 41)[..., None], 1e30)
     indices.masked_fill_(~mask.expand(2, 41), 10**6)
-    check(code_statistics(x, indices, exponents, mask=mask), expected_statistics(x, indices, exponents, mask))
+    check(
+        code_statistics(x, indices, exponents, mask=mask),
+        expected_statistics(x, indices, exponents, mask),
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -118,7 +125,9 @@ def test_code_statistics_do_not_depend_on_order_split_or_threads(code_statistics
     for a, b in zip(whole, code_statistics(x[:, order], indices[:, order], exponents), strict=True):
         assert torch.equal(a, b)
     parts = [slice(0, 1), slice(1, 17_001), slice(17_001, 30_000)]
-    used = torch.stack([code_statistics(x[:, p], indices[:, p], exponents)[2] for p in parts]).amax(0)
+    used = torch.stack([code_statistics(x[:, p], indices[:, p], exponents)[2] for p in parts]).amax(
+        0
+    )
     results = [code_statistics(x[:, p], indices[:, p], used) for p in parts]
     assert torch.equal(used, whole[2])
     assert all(torch.equal(r[2], used) for r in results)
@@ -137,12 +146,23 @@ def test_code_statistics_paths_agree_on_large_batches(dtype, generator):
 def test_code_statistics_are_more_exact_than_float32_sums(generator):
     x = torch.randn(1, 20_000, 16, generator=generator)
     indices = torch.randint(0, 32, (1, 20_000), generator=generator)
-    counts, sums, used = torch.ops.torchvq.code_statistics(x, indices, torch.zeros(1, 32, dtype=torch.int32))
+    counts, sums, used = torch.ops.torchvq.code_statistics(
+        x, indices, torch.zeros(1, 32, dtype=torch.int32)
+    )
     exact = torch.zeros(32, 16, dtype=torch.float64).index_add_(0, indices[0], x[0].double())
-    error = (torch.ops.torchvq.decode_sums(sums, used, dtype=torch.float64)[0] - exact).abs().max().item()
+    error = (
+        (torch.ops.torchvq.decode_sums(sums, used, dtype=torch.float64)[0] - exact)
+        .abs()
+        .max()
+        .item()
+    )
     # At most 2^-31 a token, 630 tokens a code; errors of either sign make it some 25 of them.
     assert error < 100 * 2**-31
-    assert error < (torch.zeros(32, 16).index_add_(0, indices[0], x[0]).double() - exact).abs().max().item() / 50
+    assert (
+        error
+        < (torch.zeros(32, 16).index_add_(0, indices[0], x[0]).double() - exact).abs().max().item()
+        / 50
+    )
 
 
 @pytest.mark.parametrize("tokens", [0, 1])
@@ -154,7 +174,9 @@ def test_code_statistics_of_few_tokens(code_statistics, tokens, generator):
 def test_code_statistics_ignore_strides(code_statistics, generator):
     x, indices, exponents = make_arguments(generator)
     strided = code_statistics(
-        x.transpose(0, 2).contiguous().transpose(0, 2), indices.t().contiguous().t(), exponents.t().contiguous().t()
+        x.transpose(0, 2).contiguous().transpose(0, 2),
+        indices.t().contiguous().t(),
+        exponents.t().contiguous().t(),
     )
     for a, b in zip(strided, code_statistics(x, indices, exponents), strict=True):
         assert torch.equal(a, b)
@@ -188,7 +210,11 @@ def test_code_statistics_opcheck_and_compile(generator):
         (lambda x, i, e: (x, i[0], e), ValueError, "expected indices to have 2 dimensions"),
         (lambda x, i, e: (x, i[:, 1:], e), ValueError, "expected indices to have size 41"),
         (lambda x, i, e: (x, i, e[:1]), ValueError, "expected exponents to have size 2"),
-        (lambda x, i, e: (x, i, e[:, :0]), ValueError, "expected exponents to have at least 1 code"),
+        (
+            lambda x, i, e: (x, i, e[:, :0]),
+            ValueError,
+            "expected exponents to have at least 1 code",
+        ),
         (lambda x, i, e: (x[..., :0], i, e), ValueError, "expected x to have at least 1 dimension"),
         (lambda x, i, e: (x.long(), i, e), TypeError, "expected x to be floating point"),
         (lambda x, i, e: (x, i.int(), e), TypeError, "expected indices to be Long"),

@@ -14,11 +14,11 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "python" / "demo"))
 
-from codes import on_a_grid, principal_components, windows  # noqa: E402
-from data import mnist_sample, read_idx  # noqa: E402
-from errors import DemoError  # noqa: E402
-from folder import load_folder, read_picture  # noqa: E402
-from train import Progress, psnr, usage  # noqa: E402
+from codes import on_a_grid, principal_components, windows
+from data import mnist_sample, read_idx
+from errors import DemoError
+from folder import load_folder, read_picture
+from train import Progress, psnr, usage
 
 
 def test_usage_of_codes() -> None:
@@ -133,7 +133,9 @@ def test_principal_components_find_the_plane() -> None:
     flat = torch.randn(100, 2) @ torch.randn(2, 8) + 5
     points, share = principal_components(flat)
     assert share == pytest.approx(1.0, abs=1e-6)
-    torch.testing.assert_close(torch.cdist(points, points), torch.cdist(flat.double(), flat.double()))
+    torch.testing.assert_close(
+        torch.cdist(points, points), torch.cdist(flat.double(), flat.double())
+    )
     assert principal_components(torch.ones(4, 3))[0].abs().max() == 0
 
 

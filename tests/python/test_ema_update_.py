@@ -51,11 +51,15 @@ def expected_update(state, statistics, decay, eps, metric, weight=None, from_cod
         if sum(counts[h]) == 0:
             continue
         if from_codebook:
-            average[h] = [[v * s for v in row] for row, s in zip(embed[h], smooth(size[h]), strict=True)]
+            average[h] = [
+                [v * s for v in row] for row, s in zip(embed[h], smooth(size[h]), strict=True)
+            ]
         for k in range(CODES):
             w = (1 - decay) * weights[h][k]
             size[h][k] += w * (counts[h][k] - size[h][k])
-            average[h][k] = [a + w * (s - a) for a, s in zip(average[h][k], sums[h][k], strict=True)]
+            average[h][k] = [
+                a + w * (s - a) for a, s in zip(average[h][k], sums[h][k], strict=True)
+            ]
         for k, s in enumerate(smooth(size[h])):
             if counts[h][k] == 0 and size[h][k] < 1e-2:
                 continue
@@ -66,7 +70,9 @@ def expected_update(state, statistics, decay, eps, metric, weight=None, from_cod
 
 
 def check(state, expected, dtype):
-    tolerance = {"rtol": 2e-6, "atol": 1e-7} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-13}
+    tolerance = (
+        {"rtol": 2e-6, "atol": 1e-7} if dtype == torch.float32 else {"rtol": 1e-11, "atol": 1e-13}
+    )
     for a, b in zip(state, expected, strict=True):
         assert a.dtype == dtype
         torch.testing.assert_close(a.double(), b, **tolerance)
@@ -88,7 +94,13 @@ WEIGHTS = {
 def test_ema_update_follows_its_formula(ema, dtype, metric, weight, from_codebook, generator):
     state, statistics = make_state(generator, dtype), make_statistics(generator, dtype)
     expected = expected_update(state, statistics, 0.8, 1e-3, metric, weight, from_codebook)
-    arguments = {"decay": 0.8, "eps": 1e-3, "metric": metric, "weight": weight, "from_codebook": from_codebook}
+    arguments = {
+        "decay": 0.8,
+        "eps": 1e-3,
+        "metric": metric,
+        "weight": weight,
+        "from_codebook": from_codebook,
+    }
     ema[0](*state, *statistics, **arguments)
     check(state, expected, dtype)
 
@@ -101,7 +113,9 @@ def test_ema_update_paths_give_the_same_bits(dtype, metric, generator):
     for update, finish in PATHS.values():
         own = tuple(t.clone() for t in state)
         update(*own, *statistics, decay=0.9, eps=1e-5, metric=metric)
-        update(*own, *statistics, decay=0.9, eps=1e-5, metric=metric, from_codebook=True, finish=False)
+        update(
+            *own, *statistics, decay=0.9, eps=1e-5, metric=metric, from_codebook=True, finish=False
+        )
         finish(own[2], own[0], own[1], eps=1e-5, metric=metric)
         results.append(own)
     for a, b in zip(*results, strict=True):
@@ -109,13 +123,19 @@ def test_ema_update_paths_give_the_same_bits(dtype, metric, generator):
 
 
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
-@pytest.mark.parametrize("weight", [None, torch.tensor(0.5), torch.linspace(0.1, 1, 6)[None]], ids=["1", "0.5", "vec"])
+@pytest.mark.parametrize(
+    "weight", [None, torch.tensor(0.5), torch.linspace(0.1, 1, 6)[None]], ids=["1", "0.5", "vec"]
+)
 def test_ema_update_matches_the_reference(ema, metric, weight, generator):
     """Oracle: vector-quantize-pytorch as a black box, five steps, every code in use."""
     reference_module = pytest.importorskip("vector_quantize_pytorch")
-    reference = reference_module.VectorQuantize(dim=4, codebook_size=6, decay=0.8, use_cosine_sim=metric == "cosine")
+    reference = reference_module.VectorQuantize(
+        dim=4, codebook_size=6, decay=0.8, use_cosine_sim=metric == "cosine"
+    )
     book = reference.train()._codebook
-    state = tuple(getattr(book, name).detach().clone() for name in ("cluster_size", "embed_avg", "embed"))
+    state = tuple(
+        getattr(book, name).detach().clone() for name in ("cluster_size", "embed_avg", "embed")
+    )
     for _ in range(5):
         x = torch.randn(2, 100, 4, generator=generator)
         # The reference takes a single weight as a number only.
@@ -124,7 +144,9 @@ def test_ema_update_matches_the_reference(ema, metric, weight, generator):
         tokens = x.reshape(1, -1, 4)
         if metric == "cosine":
             tokens = torch.nn.functional.normalize(tokens, dim=-1)
-        statistics = ops.code_statistics(tokens, indices.reshape(1, -1), ops.code_exponents(state[2]))
+        statistics = ops.code_statistics(
+            tokens, indices.reshape(1, -1), ops.code_exponents(state[2])
+        )
         ema[0](*state, *statistics, decay=0.8, eps=1e-5, metric=metric, weight=weight)
         for name, ours in zip(("cluster_size", "embed_avg", "embed"), state, strict=True):
             torch.testing.assert_close(ours, getattr(book, name).detach(), rtol=2e-6, atol=1e-6)
@@ -155,7 +177,9 @@ def test_ema_update_keeps_what_an_optimiser_did(ema, generator):
     state, (counts, sums, exponents) = make_state(generator), make_statistics(generator)
     state[2].add_(10.0)
     target = state[2].clone()
-    ema[0](*state, counts, torch.zeros_like(sums), exponents, decay=1.0, eps=1e-5, from_codebook=True)
+    ema[0](
+        *state, counts, torch.zeros_like(sums), exponents, decay=1.0, eps=1e-5, from_codebook=True
+    )
     torch.testing.assert_close(state[2], target, rtol=1e-6, atol=0)
 
 
@@ -203,9 +227,18 @@ def test_ema_update_tells_autograd(generator):
 def test_ema_update_opcheck_and_compile(generator):
     state, statistics = make_state(generator), make_statistics(generator)
     keywords = {"decay": 0.8, "eps": 1e-5}
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(ops.ema_update_.default, (*state, *statistics), keywords, test_utils=tests)
-    torch.library.opcheck(ops.ema_finish_.default, (state[2], state[0], state[1]), {"eps": 1e-5}, test_utils=tests)
+    tests = (
+        "test_schema",
+        "test_autograd_registration",
+        "test_faketensor",
+        "test_aot_dispatch_dynamic",
+    )
+    torch.library.opcheck(
+        ops.ema_update_.default, (*state, *statistics), keywords, test_utils=tests
+    )
+    torch.library.opcheck(
+        ops.ema_finish_.default, (state[2], state[0], state[1]), {"eps": 1e-5}, test_utils=tests
+    )
 
     def step(size, average, embed):
         ops.ema_update_(size, average, embed, *statistics, **keywords)
@@ -227,17 +260,52 @@ def test_ema_update_names_bad_arguments_and_changes_nothing(ema, generator):
     before = [t.clone() for t in arguments]
     good = {"decay": 0.8, "eps": 1e-5}
     cases = [
-        ([t.half() if t.dtype == torch.float32 else t for t in arguments], {}, TypeError, "expected embed to be float32"),
-        (replaced(arguments, 1, arguments[1].double()), {}, TypeError, "expected embed_avg to be Float"),
-        (replaced(arguments, 0, arguments[0][:, 1:]), {}, ValueError, "expected cluster_size to have size 9"),
-        (replaced(arguments, 3, arguments[3][:, 1:]), {}, ValueError, "expected counts to have size 9"),
+        (
+            [t.half() if t.dtype == torch.float32 else t for t in arguments],
+            {},
+            TypeError,
+            "expected embed to be float32",
+        ),
+        (
+            replaced(arguments, 1, arguments[1].double()),
+            {},
+            TypeError,
+            "expected embed_avg to be Float",
+        ),
+        (
+            replaced(arguments, 0, arguments[0][:, 1:]),
+            {},
+            ValueError,
+            "expected cluster_size to have size 9",
+        ),
+        (
+            replaced(arguments, 3, arguments[3][:, 1:]),
+            {},
+            ValueError,
+            "expected counts to have size 9",
+        ),
         (replaced(arguments, 3, arguments[3].int()), {}, TypeError, "expected counts to be Long"),
-        (replaced(arguments, 4, arguments[4][..., 1:]), {}, ValueError, "expected sums to have size 5"),
-        (replaced(arguments, 5, arguments[5].long()), {}, TypeError, "expected exponents to be Int"),
+        (
+            replaced(arguments, 4, arguments[4][..., 1:]),
+            {},
+            ValueError,
+            "expected sums to have size 5",
+        ),
+        (
+            replaced(arguments, 5, arguments[5].long()),
+            {},
+            TypeError,
+            "expected exponents to be Int",
+        ),
         (arguments, {"decay": 1.5}, ValueError, r"expected decay to be in \[0, 1\], but got 1.5"),
         (arguments, {"decay": math.nan}, ValueError, r"expected decay to be in \[0, 1\]"),
         (arguments, {"eps": -1.0}, ValueError, "expected eps to be finite and not negative"),
-        (arguments, {"metric": "dot"}, ValueError, 'expected metric to be "euclidean" or "cosine", but got "dot"'),
+        (
+            arguments,
+            {"metric": "dot"},
+            ValueError,
+            'expected metric to be "euclidean" or "cosine", but got "dot"',
+        ),
         (arguments, {"weight": torch.ones(3)}, ValueError, "expected weight to broadcast"),
     ]
     for changed, keywords, error, fragment in cases:

@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torchvq
 from PIL import Image
 from safetensors.torch import load_file
+
+import torchvq
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "python"
@@ -76,7 +77,9 @@ def test_script_runs(name: str) -> None:
 def test_drop_in_learns() -> None:
     losses = [
         float(number)
-        for number in re.findall(r"loss ([\d.]+)", run(sys.executable, EXAMPLES / "drop_in.py").stdout)
+        for number in re.findall(
+            r"loss ([\d.]+)", run(sys.executable, EXAMPLES / "drop_in.py").stdout
+        )
     ]
     assert losses[-1] < losses[0] / 4
 
@@ -101,9 +104,9 @@ def test_demo_on_a_folder_with_more_than_pictures(photos: Path, tmp_path: Path) 
 
 def test_demo_repeats_itself(photos: Path, tmp_path: Path) -> None:
     said = {
-        run_demo("--data", photos, "--size", 16, "--output", tmp_path, "--codebook-size", 8).stdout.split(
-            "\n\n"
-        )[1]
+        run_demo(
+            "--data", photos, "--size", 16, "--output", tmp_path, "--codebook-size", 8
+        ).stdout.split("\n\n")[1]
         for _ in range(2)
     }
     assert len(said) == 1
@@ -113,7 +116,9 @@ def test_demo_with_a_folder_without_pictures(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     done = run_demo("--data", tmp_path / "data", "--output", tmp_path / "output")
     assert done.returncode == 2
-    assert re.fullmatch(r"demo: expected pictures in \S+, but found none that Pillow can read\n", done.stderr)
+    assert re.fullmatch(
+        r"demo: expected pictures in \S+, but found none that Pillow can read\n", done.stderr
+    )
 
 
 def test_demo_with_no_place_for_its_results(tmp_path: Path) -> None:
@@ -152,7 +157,9 @@ def test_cpp_training_gives_a_model_for_python(digits: Path) -> None:
     quality = judge(model, unseen)
     said = {
         name: float(number)
-        for number, name in re.findall(r"^ +([\d.]+)(?: dB| %)? +(PSNR|of|perplexity)", done.stdout, re.M)
+        for number, name in re.findall(
+            r"^ +([\d.]+)(?: dB| %)? +(PSNR|of|perplexity)", done.stdout, re.M
+        )
     }
     assert said["PSNR"] == pytest.approx(quality.psnr, abs=0.006)
     assert said["of"] == pytest.approx(100 * quality.used, abs=0.06)
@@ -165,13 +172,24 @@ def test_cpp_reads_compressed_files_of_any_name(digits: Path) -> None:
     for path in digits.glob("*-ubyte"):
         path.rename(folder / path.name)
     subprocess.run(["gzip", *map(str, folder.iterdir())], check=True)
-    options = ["--steps", 1, "--batch", 4, "--codebook-size", 4, "--output", digits / "out.safetensors"]
+    options = [
+        "--steps",
+        1,
+        "--batch",
+        4,
+        "--codebook-size",
+        4,
+        "--output",
+        digits / "out.safetensors",
+    ]
     done = run(program("vqvae"), "--data", folder, *options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("200 pictures to learn from, 50 to judge by")
 
 
-@pytest.mark.parametrize("content", [b"", b"\0\0\x08\x03", b"\0\0\x08\x03" + b"\xff" * 12 + b"x" * 100])
+@pytest.mark.parametrize(
+    "content", [b"", b"\0\0\x08\x03", b"\0\0\x08\x03" + b"\xff" * 12 + b"x" * 100]
+)
 def test_cpp_refuses_files_that_are_no_idx(digits: Path, content: bytes) -> None:
     (digits / "train-images-idx3-ubyte").write_bytes(content)
     done = run(program("vqvae"), "--data", digits, "--output", digits / "out.safetensors")
@@ -180,7 +198,9 @@ def test_cpp_refuses_files_that_are_no_idx(digits: Path, content: bytes) -> None
     assert not (digits / "out.safetensors").exists()
 
 
-@pytest.mark.parametrize("options", [["--steps"], ["--steps", "0"], ["--stops", "1"], ["--batch", "x"]])
+@pytest.mark.parametrize(
+    "options", [["--steps"], ["--steps", "0"], ["--stops", "1"], ["--batch", "x"]]
+)
 def test_cpp_refuses_options_it_does_not_know(options: list[str]) -> None:
     done = run(program("vqvae"), *options)
     assert done.returncode == 2

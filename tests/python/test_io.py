@@ -9,10 +9,26 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-
 from cli_support import Array, io_convert_path
 
-NUMPY_DTYPES = ["?", "i1", "u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8", ">i4", ">f2", ">f4", ">f8"]
+NUMPY_DTYPES = [
+    "?",
+    "i1",
+    "u1",
+    "<i2",
+    "<u2",
+    "<i4",
+    "<u4",
+    "<i8",
+    "<u8",
+    "<f2",
+    "<f4",
+    "<f8",
+    ">i4",
+    ">f2",
+    ">f4",
+    ">f8",
+]
 SHAPES = [(), (0,), (5,), (3, 4), (0, 4), (4, 0), (2, 3, 4), (1, 5, 1)]
 TORCH_DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
@@ -23,7 +39,9 @@ TORCH_DTYPES = [
 def convert(*paths: Path) -> list[str]:
     """Runs the C++ helper on pairs (from, to)."""
     command = [str(io_convert_path()), *map(str, paths)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout.splitlines()
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=True
+    ).stdout.splitlines()
 
 
 def sample(dtype: str, shape: tuple[int, ...], order: str) -> Array:
@@ -63,18 +81,32 @@ def test_npy_bytes_are_those_of_numpy(tmp_path: Path) -> None:
 
 
 def test_npy_dtypes_without_numbers_are_refused(tmp_path: Path) -> None:
-    arrays = [np.ones(3, complex), np.array(["a"]), np.array([{}], dtype=object), np.zeros(2, [("a", "f4")])]
+    arrays = [
+        np.ones(3, complex),
+        np.array(["a"]),
+        np.array([{}], dtype=object),
+        np.zeros(2, [("a", "f4")]),
+    ]
     pairs = []
     for i, array in enumerate(arrays):
         pairs += [tmp_path / f"{i}.npy", tmp_path / f"{i}.out.npy"]
         np.save(pairs[-2], array, allow_pickle=True)
     answers = convert(*pairs)
-    assert all("expected an array of" in answer for answer in answers) and len(answers) == len(arrays)
+    assert all("expected an array of" in answer for answer in answers) and len(answers) == len(
+        arrays
+    )
 
 
 def test_safetensors_goes_through_unchanged(tmp_path: Path) -> None:
-    tensors = {f"{dtype}".replace("torch.", ""): (torch.rand(3, 4) * 50).to(dtype) for dtype in TORCH_DTYPES}
-    tensors |= {"scalar": torch.tensor(2.5), "empty": torch.empty(0, 3), "é \n \"name\"": torch.arange(3)}
+    tensors = {
+        f"{dtype}".replace("torch.", ""): (torch.rand(3, 4) * 50).to(dtype)
+        for dtype in TORCH_DTYPES
+    }
+    tensors |= {
+        "scalar": torch.tensor(2.5),
+        "empty": torch.empty(0, 3),
+        'é \n "name"': torch.arange(3),
+    }
     metadata = {"format": "pt", "note": "any \u00fcnicode"}
     safetensors.torch.save_file(tensors, tmp_path / "x.safetensors", metadata)
     assert convert(tmp_path / "x.safetensors", tmp_path / "y.safetensors") == ["ok"]
@@ -96,12 +128,14 @@ def test_safetensors_accept_and_refuse_what_the_package_does(tmp_path: Path) -> 
     for i in range(300):
         mutated = bytearray(valid)
         for _ in range(rng.integers(1, 3)):
-            mutated[rng.integers(0, len(valid) - 48)] = rng.choice(list(b'{}[]",:0123456789 aF\x00\xff'))
+            mutated[rng.integers(0, len(valid) - 48)] = rng.choice(
+                list(b'{}[]",:0123456789 aF\x00\xff')
+            )
         pairs += [tmp_path / f"{i}.safetensors", tmp_path / f"{i}.out.safetensors"]
         pairs[-2].write_bytes(mutated)
         try:
             theirs.append(safetensors.torch.load(bytes(mutated)))
-        except Exception:  # noqa: BLE001  (the package raises several kinds)
+        except Exception:
             theirs.append(None)
     ours = convert(*pairs)
     assert len(ours) == len(theirs)

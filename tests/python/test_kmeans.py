@@ -83,7 +83,9 @@ def test_kmeans_depends_on_the_points_alone(metric, generator):
 
 def test_kmeans_mask_and_non_finite_rows_equal_leaving_rows_out(generator):
     x = mixture(generator, points=500)
-    dirty = torch.cat([x, torch.full((20, 6), 1e6), torch.full((5, 6), math.nan), torch.full((5, 6), math.inf)])
+    dirty = torch.cat(
+        [x, torch.full((20, 6), 1e6), torch.full((5, 6), math.nan), torch.full((5, 6), math.inf)]
+    )
     mask = torch.ones(530, dtype=torch.bool)
     mask[500:520] = False
     order = torch.randperm(530, generator=generator)
@@ -98,7 +100,9 @@ def test_kmeans_heads_are_independent(generator):
         alone = torchvq.kmeans(x[h], 20)
         assert torch.equal(alone.codebook, codebook[h]) and torch.equal(alone.counts, counts[h])
     mask = torch.rand(2, 2000, generator=generator) < 0.5
-    assert torch.equal(torchvq.kmeans(x, 20, mask=mask).codebook[1], torchvq.kmeans(x[1][mask[1]], 20).codebook)
+    assert torch.equal(
+        torchvq.kmeans(x, 20, mask=mask).codebook[1], torchvq.kmeans(x[1][mask[1]], 20).codebook
+    )
 
 
 def test_kmeans_cosine_is_spherical(generator):
@@ -109,7 +113,10 @@ def test_kmeans_cosine_is_spherical(generator):
     assert counts.sum() == 1999
     similarity = torch.nn.functional.normalize(x, dim=-1) @ codebook.T
     seeds, _ = torchvq.kmeans(x, 30, metric="cosine", iterations=0)
-    assert similarity.amax(-1).mean() > (torch.nn.functional.normalize(x, dim=-1) @ seeds.T).amax(-1).mean()
+    assert (
+        similarity.amax(-1).mean()
+        > (torch.nn.functional.normalize(x, dim=-1) @ seeds.T).amax(-1).mean()
+    )
 
 
 @pytest.mark.parametrize("iterations", [0, 10])
@@ -133,7 +140,13 @@ def test_kmeans_of_one_point_and_of_equal_points(metric):
 
 def test_kmeans_uses_every_code_while_there_are_distinct_points(generator):
     """Two far clumps and many duplicates: no empty code, no repeated code, nothing at the origin."""
-    x = torch.cat([torch.full((500, 2), 5.0), torch.full((500, 2), -5.0), torch.randn(40, 2, generator=generator) + 50])
+    x = torch.cat(
+        [
+            torch.full((500, 2), 5.0),
+            torch.full((500, 2), -5.0),
+            torch.randn(40, 2, generator=generator) + 50,
+        ]
+    )
     codebook, counts = torchvq.kmeans(x, 32)
     assert (counts > 0).all() and len({tuple(r) for r in codebook.tolist()}) == 32
     assert codebook.norm(dim=-1).min() > 1
@@ -150,8 +163,14 @@ def test_kmeans_at_any_scale_and_offset(scale, offset, generator):
 
 def test_kmeans_error_is_at_most_that_of_faiss(generator):
     faiss = pytest.importorskip("faiss")
-    for x in (mixture(generator, points=6000, dim=8, centres=150), torch.randn(6000, 8, generator=generator)):
-        ours = sum(error(x, torchvq.kmeans(x, 128, iterations=20, seed=s).codebook) for s in range(3)) / 3
+    for x in (
+        mixture(generator, points=6000, dim=8, centres=150),
+        torch.randn(6000, 8, generator=generator),
+    ):
+        ours = (
+            sum(error(x, torchvq.kmeans(x, 128, iterations=20, seed=s).codebook) for s in range(3))
+            / 3
+        )
         theirs = []
         for seed in range(3):
             other = faiss.Kmeans(8, 128, niter=20, seed=seed + 1, max_points_per_centroid=10**9)
@@ -163,7 +182,10 @@ def test_kmeans_error_is_at_most_that_of_faiss(generator):
 
 def test_kmeans_without_points(generator):
     rng = torch.tensor([0, 0])
-    for x, mask in ((torch.zeros(2, 0, 3), None), (torch.ones(2, 4, 3), torch.zeros(4, dtype=torch.bool))):
+    for x, mask in (
+        (torch.zeros(2, 0, 3), None),
+        (torch.ones(2, 4, 3), torch.zeros(4, dtype=torch.bool)),
+    ):
         codebook, counts = ops.kmeans(x, 5, rng, mask=mask)
         assert codebook.shape == (2, 5, 3) and not codebook.any() and not counts.any()
         with pytest.raises(ValueError, match="kmeans: expected x to hold at least 1 finite vector"):
@@ -184,13 +206,29 @@ def test_kmeans_takes_gradients_strides_and_tracing(generator):
 def test_kmeans_names_bad_arguments(generator):
     x, rng = torch.randn(1, 9, 3), torch.tensor([0, 0])
     cases = [
-        (lambda: ops.kmeans(x[0], 3, rng), ValueError, r"expected x to have 3 dimensions \(H, N, D\)"),
+        (
+            lambda: ops.kmeans(x[0], 3, rng),
+            ValueError,
+            r"expected x to have 3 dimensions \(H, N, D\)",
+        ),
         (lambda: ops.kmeans(x.long(), 3, rng), TypeError, "expected x to be floating point"),
-        (lambda: ops.kmeans(x, 0, rng), ValueError, "expected codebook_size to be at least 1, but got 0"),
+        (
+            lambda: ops.kmeans(x, 0, rng),
+            ValueError,
+            "expected codebook_size to be at least 1, but got 0",
+        ),
         (lambda: ops.kmeans(x, 3, rng[:1]), ValueError, r"expected rng to have shape \(2,\)"),
-        (lambda: ops.kmeans(x, 3, rng, iterations=-1), ValueError, "expected iterations to be at least 0"),
+        (
+            lambda: ops.kmeans(x, 3, rng, iterations=-1),
+            ValueError,
+            "expected iterations to be at least 0",
+        ),
         (lambda: ops.kmeans(x, 3, rng, metric="dot"), ValueError, "expected metric to be"),
-        (lambda: ops.kmeans(x, 3, rng, mask=torch.ones(8).bool()), ValueError, "expected mask to have size 9"),
+        (
+            lambda: ops.kmeans(x, 3, rng, mask=torch.ones(8).bool()),
+            ValueError,
+            "expected mask to have size 9",
+        ),
         (lambda: torchvq.kmeans(x[0, 0], 3), ValueError, r"expected x to have shape \(N, D\)"),
     ]
     for call, error_type, fragment in cases:

@@ -9,22 +9,31 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nearest_code_oracle as oracle
+import nearest_code_rows
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torchvq.ops import nearest_code
 
-import nearest_code_oracle as oracle
-import nearest_code_rows
 from support import any_path, op_packet
+from torchvq.ops import nearest_code
 
 METRICS = ["euclidean", "cosine"]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 PATHS = {"dispatched": torch.ops.torchvq.nearest_code, "any": any_path("nearest_code")}
 # N, K, D: one row, few rows (no packing), one more, odd sizes around every vector length, several blocks of rows
-SIZES = [(0, 3, 2), (1, 1, 1), (1, 40, 17), (8, 33, 5), (9, 65, 4), (97, 130, 33), (200, 7, 16), (131, 700, 8)]
+SIZES = [
+    (0, 3, 2),
+    (1, 1, 1),
+    (1, 40, 17),
+    (8, 33, 5),
+    (9, 65, 4),
+    (97, 130, 33),
+    (200, 7, 16),
+    (131, 700, 8),
+]
 
 
 def name_of(value):
@@ -57,7 +66,9 @@ def test_nearest_code_equals_the_sequential_float64_sums(search, size, topk, met
 @pytest.mark.parametrize("topk", [None, 4])
 @pytest.mark.parametrize("rows", [3, 120])
 @pytest.mark.parametrize("kind", nearest_code_rows.KINDS)
-def test_nearest_code_is_exact_on_adversarial_rows(search, kind, rows, topk, with_bias, metric, generator):
+def test_nearest_code_is_exact_on_adversarial_rows(
+    search, kind, rows, topk, with_bias, metric, generator
+):
     x, codebook = nearest_code_rows.KINDS[kind](rows, 150, 12, generator)
     bias = torch.randn(150, generator=generator) if with_bias else None
     assert_nearest(search, x, codebook, metric, bias, topk)
@@ -68,7 +79,9 @@ def test_nearest_code_is_exact_on_adversarial_rows(search, kind, rows, topk, wit
 def test_nearest_code_takes_any_mix_of_dtypes(search, dtypes, metric, generator):
     x, codebook = nearest_code_rows.near_codes(50, 40, 9, generator)
     x, codebook = x.to(dtypes[0]), codebook.to(dtypes[1])
-    _, codes, distances = search(x, codebook, metric=metric, return_codes=True, return_distances=True)
+    _, codes, distances = search(
+        x, codebook, metric=metric, return_codes=True, return_distances=True
+    )
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     assert codes.dtype == distances.dtype == dtype
     assert_nearest(search, x, codebook, metric)
@@ -87,10 +100,13 @@ def test_nearest_code_is_exact_in_float64(search, metric, generator):
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_nearest_code_is_exact_on_whatever_hypothesis_finds(data):
-    number = st.floats(width=32) | st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 3e38, float("nan")])
+    number = st.floats(width=32) | st.sampled_from(
+        [0.0, -0.0, 1.0, -1.0, 0.5, 1e-45, 3e38, float("nan")]
+    )
     n, k, d = (data.draw(st.integers(1, most)) for most in (12, 9, 5))
     rows, codes = (
-        torch.tensor(data.draw(st.lists(number, min_size=m * d, max_size=m * d))).view(m, d) for m in (n, k)
+        torch.tensor(data.draw(st.lists(number, min_size=m * d, max_size=m * d))).view(m, d)
+        for m in (n, k)
     )
     topk = data.draw(st.none() | st.integers(1, k))
     metric = data.draw(st.sampled_from(METRICS))
@@ -121,7 +137,9 @@ def test_nearest_code_never_chooses_what_is_not_finite(search, rows):
 def test_nearest_code_of_a_row_that_is_not_finite_is_nan(search, topk, generator):
     x, codebook = nearest_code_rows.normal(20, 6, 4, generator)
     x[3, 1], x[7, 0], x[11, 3] = float("nan"), float("inf"), float("-inf")
-    indices, codes, distances = search(x, codebook, topk=topk, return_codes=True, return_distances=True)
+    indices, codes, distances = search(
+        x, codebook, topk=topk, return_codes=True, return_distances=True
+    )
     for row in range(20):
         bad = row in (3, 7, 11)
         assert codes[row].isnan().all().item() is bad and distances[row].isnan().all().item() is bad
@@ -157,12 +175,16 @@ def test_nearest_code_searches_each_head(search, shared, bias_shape, tokens, gen
     x = torch.randn(3, tokens, 5, generator=generator)
     codebook = torch.randn(1 if shared else 3, 7, 5, generator=generator)
     bias = None if bias_shape is None else torch.randn(bias_shape, generator=generator)
-    indices, codes, distances = search(x, codebook, bias=bias, topk=2, return_codes=True, return_distances=True)
+    indices, codes, distances = search(
+        x, codebook, bias=bias, topk=2, return_codes=True, return_distances=True
+    )
     assert indices.shape == distances.shape == (3, tokens, 2) and codes.shape == (3, tokens, 2, 5)
     for head in range(3):
         own = codebook[0 if shared else head]
         own_bias = None if bias is None else bias.expand(3, 7)[head]
-        np.testing.assert_array_equal(indices[head].numpy(), oracle.nearest(x[head], own, "euclidean", own_bias, 2))
+        np.testing.assert_array_equal(
+            indices[head].numpy(), oracle.nearest(x[head], own, "euclidean", own_bias, 2)
+        )
         assert torch.equal(codes[head], own[indices[head]])
     if shared:
         assert torch.equal(search(x, codebook[0], bias=bias, topk=2)[0], indices)
@@ -175,7 +197,9 @@ def test_nearest_code_ignores_strides(search, generator):
     strided_x = x.permute(2, 0, 1).contiguous().permute(1, 2, 0)
     strided_codebook = torch.stack([codebook, codebook], -1)[..., 1]
     assert torch.equal(search(strided_x, strided_codebook)[0], expected)
-    assert torch.equal(search(x[:1].expand(4, -1, -1), codebook[:1])[0], search(x[0], codebook[0])[0].expand(4, -1))
+    assert torch.equal(
+        search(x[:1].expand(4, -1, -1), codebook[:1])[0], search(x[0], codebook[0])[0].expand(4, -1)
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -225,7 +249,9 @@ print(digest.hexdigest())
 
 def run_program(program, *arguments, **environment):
     paths = [str(Path(__file__).parent), *sys.path]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"} | environment
+    environment = (
+        os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"} | environment
+    )
     command = [sys.executable, "-c", program, *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
@@ -233,21 +259,33 @@ def run_program(program, *arguments, **environment):
 def test_nearest_code_is_the_same_on_every_instruction_set(tmp_path, generator):
     # Made here, once: torch.randn itself gives other numbers under another ATEN_CPU_CAPABILITY.
     sizes = ((5, 50, 9), (200, 300, 20))
-    cases = [tuple(kind(*size, generator)) for kind in nearest_code_rows.KINDS.values() for size in sizes]
+    cases = [
+        tuple(kind(*size, generator)) for kind in nearest_code_rows.KINDS.values() for size in sizes
+    ]
     torch.save(cases, tmp_path / "cases.pt")
     digests = {
-        f"{name}={level}": run_program(PROGRAM, tmp_path / "cases.pt", **{name: level}).stdout.strip()
-        for name, level in (*(("TORCHVQ_SIMD_LEVEL", level) for level in LEVELS), ("ATEN_CPU_CAPABILITY", "default"))
+        f"{name}={level}": run_program(
+            PROGRAM, tmp_path / "cases.pt", **{name: level}
+        ).stdout.strip()
+        for name, level in (
+            *(("TORCHVQ_SIMD_LEVEL", level) for level in LEVELS),
+            ("ATEN_CPU_CAPABILITY", "default"),
+        )
     }
     assert len(digests["TORCHVQ_SIMD_LEVEL=default"]) == 64
     assert len(set(digests.values())) == 1, digests
 
 
 def test_nearest_code_rejects_an_unknown_level():
-    program = "import torch, torchvq; torch.ops.torchvq.nearest_code(torch.ones(1, 1), torch.ones(1, 1))"
+    program = (
+        "import torch, torchvq; torch.ops.torchvq.nearest_code(torch.ones(1, 1), torch.ones(1, 1))"
+    )
     result = run_program(program, TORCHVQ_SIMD_LEVEL="sse9")
     assert result.returncode == 1
-    assert "ValueError: torchvq: expected TORCHVQ_SIMD_LEVEL to be default, avx2 or avx512, but got sse9" in result.stderr
+    assert (
+        "ValueError: torchvq: expected TORCHVQ_SIMD_LEVEL to be default, avx2 or avx512, but got sse9"
+        in result.stderr
+    )
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -260,7 +298,9 @@ def test_nearest_code_gradients_pass_finite_differences(metric, topk, generator)
         inputs = [tensor.clone().requires_grad_() for tensor in (x, c, b)]
 
         def outputs(x, c, b):
-            out = nearest_code(x, c, bias=b, metric=metric, topk=topk, return_codes=True, return_distances=True)
+            out = nearest_code(
+                x, c, bias=b, metric=metric, topk=topk, return_codes=True, return_distances=True
+            )
             return out.codes, out.distances
 
         assert torch.autograd.gradcheck(outputs, inputs)
@@ -284,10 +324,14 @@ def test_nearest_code_sums_the_gradients_of_each_code(generator):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_nearest_code_gradients_have_the_dtype_of_their_argument(dtype, generator):
-    x, codebook = (tensor.to(dtype).requires_grad_() for tensor in nearest_code_rows.normal(9, 4, 3, generator))
+    x, codebook = (
+        tensor.to(dtype).requires_grad_() for tensor in nearest_code_rows.normal(9, 4, 3, generator)
+    )
     bias = torch.zeros(4, dtype=dtype, requires_grad=True)
     out = nearest_code(x, codebook, bias=bias, return_distances=True)
-    for argument, grad in zip((x, codebook, bias), torch.autograd.grad(out.distances.sum(), (x, codebook, bias))):
+    arguments = (x, codebook, bias)
+    grads = torch.autograd.grad(out.distances.sum(), arguments)
+    for argument, grad in zip(arguments, grads, strict=True):
         assert grad.dtype == dtype and grad.shape == argument.shape
 
 
@@ -331,27 +375,99 @@ def test_nearest_code_passes_opcheck(topk, with_gradient, generator):
         tensor.requires_grad_(with_gradient)
     options = {"bias": bias, "topk": topk, "return_codes": True, "return_distances": True}
     utilities = ["test_schema", "test_autograd_registration", "test_faketensor"]
-    if not with_gradient:  # with them, the check adds float outputs into the first, integer, one and fails by itself
+    if (
+        not with_gradient
+    ):  # with them, the check adds float outputs into the first, integer, one and fails by itself
         utilities.append("test_aot_dispatch_dynamic")
     torch.library.opcheck(op_packet("nearest_code"), (x, codebook), options, test_utils=utilities)
 
 
 BAD_ARGUMENTS = {
-    "integer x": ((torch.ones(2, 3, dtype=torch.int64), torch.ones(4, 3)), {}, TypeError, "expected x to be floating"),
-    "integer codebook": ((torch.ones(2, 3), torch.ones(4, 3).int()), {}, TypeError, "expected codebook to be floating"),
-    "vector x": ((torch.ones(3), torch.ones(4, 3)), {}, ValueError, "expected x to have 2 or 3 dimensions"),
-    "vector codebook": ((torch.ones(2, 3), torch.ones(3)), {}, ValueError, "expected codebook to have 2 or 3"),
-    "other dim": ((torch.ones(2, 3), torch.ones(4, 2)), {}, ValueError, "expected codebook to have size 3"),
-    "no dim": ((torch.ones(2, 0), torch.ones(4, 0)), {}, ValueError, "expected x to have at least 1 dim"),
-    "no codes": ((torch.ones(2, 3), torch.ones(0, 3)), {}, ValueError, "expected codebook to have at least 1 code"),
-    "heads": ((torch.ones(2, 5, 3), torch.ones(3, 4, 3)), {}, ValueError, "expected codebook to have 1 or 2 heads"),
-    "metric": ((torch.ones(2, 3), torch.ones(4, 3)), {"metric": "dot"}, ValueError, 'but got "dot"'),
-    "topk 0": ((torch.ones(2, 3), torch.ones(4, 3)), {"topk": 0}, ValueError, r"expected topk to be in \[1, 4\]"),
+    "integer x": (
+        (torch.ones(2, 3, dtype=torch.int64), torch.ones(4, 3)),
+        {},
+        TypeError,
+        "expected x to be floating",
+    ),
+    "integer codebook": (
+        (torch.ones(2, 3), torch.ones(4, 3).int()),
+        {},
+        TypeError,
+        "expected codebook to be floating",
+    ),
+    "vector x": (
+        (torch.ones(3), torch.ones(4, 3)),
+        {},
+        ValueError,
+        "expected x to have 2 or 3 dimensions",
+    ),
+    "vector codebook": (
+        (torch.ones(2, 3), torch.ones(3)),
+        {},
+        ValueError,
+        "expected codebook to have 2 or 3",
+    ),
+    "other dim": (
+        (torch.ones(2, 3), torch.ones(4, 2)),
+        {},
+        ValueError,
+        "expected codebook to have size 3",
+    ),
+    "no dim": (
+        (torch.ones(2, 0), torch.ones(4, 0)),
+        {},
+        ValueError,
+        "expected x to have at least 1 dim",
+    ),
+    "no codes": (
+        (torch.ones(2, 3), torch.ones(0, 3)),
+        {},
+        ValueError,
+        "expected codebook to have at least 1 code",
+    ),
+    "heads": (
+        (torch.ones(2, 5, 3), torch.ones(3, 4, 3)),
+        {},
+        ValueError,
+        "expected codebook to have 1 or 2 heads",
+    ),
+    "metric": (
+        (torch.ones(2, 3), torch.ones(4, 3)),
+        {"metric": "dot"},
+        ValueError,
+        'but got "dot"',
+    ),
+    "topk 0": (
+        (torch.ones(2, 3), torch.ones(4, 3)),
+        {"topk": 0},
+        ValueError,
+        r"expected topk to be in \[1, 4\]",
+    ),
     "topk 5": ((torch.ones(2, 3), torch.ones(4, 3)), {"topk": 5}, ValueError, "but got 5"),
-    "bias size": ((torch.ones(2, 3), torch.ones(4, 3)), {"bias": torch.ones(3)}, ValueError, "expected bias to have size"),
-    "bias heads": ((torch.ones(2, 3), torch.ones(4, 3)), {"bias": torch.ones(2, 4)}, ValueError, "1 or 1 heads"),
-    "bias rank": ((torch.ones(2, 3), torch.ones(4, 3)), {"bias": torch.ones(1, 1, 4)}, ValueError, "expected bias to have"),
-    "bias dtype": ((torch.ones(2, 3), torch.ones(4, 3)), {"bias": torch.ones(4).int()}, TypeError, "expected bias to be"),
+    "bias size": (
+        (torch.ones(2, 3), torch.ones(4, 3)),
+        {"bias": torch.ones(3)},
+        ValueError,
+        "expected bias to have size",
+    ),
+    "bias heads": (
+        (torch.ones(2, 3), torch.ones(4, 3)),
+        {"bias": torch.ones(2, 4)},
+        ValueError,
+        "1 or 1 heads",
+    ),
+    "bias rank": (
+        (torch.ones(2, 3), torch.ones(4, 3)),
+        {"bias": torch.ones(1, 1, 4)},
+        ValueError,
+        "expected bias to have",
+    ),
+    "bias dtype": (
+        (torch.ones(2, 3), torch.ones(4, 3)),
+        {"bias": torch.ones(4).int()},
+        TypeError,
+        "expected bias to be",
+    ),
 }
 
 
@@ -360,7 +476,10 @@ BAD_ARGUMENTS = {
 def test_nearest_code_reports_bad_arguments(case, on, search):
     arguments, options, error, message = case
     arguments = tuple(tensor.to(on) for tensor in arguments)
-    options = {name: value.to(on) if isinstance(value, torch.Tensor) else value for name, value in options.items()}
+    options = {
+        name: value.to(on) if isinstance(value, torch.Tensor) else value
+        for name, value in options.items()
+    }
     with pytest.raises(error, match="nearest_code: .*" + message):
         search(*arguments, **options)
 
@@ -371,4 +490,6 @@ def test_nearest_code_meta_agrees_with_the_kernel(topk):
     options = {"topk": topk, "return_codes": True, "return_distances": True}
     real = nearest_code(x, codebook, **options)
     meta = nearest_code(x.to("meta"), codebook.to("meta"), **options)
-    assert [(t.shape, t.dtype, t.stride()) for t in real] == [(t.shape, t.dtype, t.stride()) for t in meta]
+    assert [(t.shape, t.dtype, t.stride()) for t in real] == [
+        (t.shape, t.dtype, t.stride()) for t in meta
+    ]

@@ -36,8 +36,12 @@ def rows(tensor):
     return [tuple(row) for row in tensor.tolist()]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_replaced_codes_are_distinct_tokens_and_the_rest_stays(replace_dead_codes_, dtype, generator):
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str
+)
+def test_replaced_codes_are_distinct_tokens_and_the_rest_stays(
+    replace_dead_codes_, dtype, generator
+):
     state = make_state(generator, torch.float64 if dtype == torch.float64 else torch.float32)
     before = tuple(t.clone() for t in state)
     x, counts, rng = make_batch(generator, dtype)
@@ -54,7 +58,9 @@ def test_replaced_codes_are_distinct_tokens_and_the_rest_stays(replace_dead_code
     assert (state[2][:, dead] == 3).all() and (state[3][:, dead] == 2).all()
 
 
-def test_codes_in_use_cooling_down_or_above_threshold_are_never_replaced(replace_dead_codes_, generator):
+def test_codes_in_use_cooling_down_or_above_threshold_are_never_replaced(
+    replace_dead_codes_, generator
+):
     state = make_state(generator)
     x, counts, rng = make_batch(generator)
     counts[:, 1], state[3][:, 4], state[2][:, 6] = 1, 1, 2.0
@@ -69,7 +75,9 @@ def test_a_replaced_code_survives_its_cooldown(replace_dead_codes_, generator):
     history = []
     for step in range(5):
         x, counts, _ = make_batch(generator)
-        history.append(replace_dead_codes_(*state, x, counts, torch.tensor([7, step]), **GOOD)[0].item())
+        history.append(
+            replace_dead_codes_(*state, x, counts, torch.tensor([7, step]), **GOOD)[0].item()
+        )
         state[2][:, 1] = 0.1
     assert history == [1, 0, 0, 1, 0]
 
@@ -115,7 +123,9 @@ def test_paths_give_the_same_bits(generator):
         assert torch.equal(a, b)
 
 
-def test_duplicates_live_rows_masked_and_non_finite_tokens_are_no_candidates(replace_dead_codes_, generator):
+def test_duplicates_live_rows_masked_and_non_finite_tokens_are_no_candidates(
+    replace_dead_codes_, generator
+):
     state = make_state(generator)
     x, counts, rng = make_batch(generator)
     x[:] = state[0][:, :1]  # equal to a live code
@@ -134,7 +144,9 @@ def test_duplicates_live_rows_masked_and_non_finite_tokens_are_no_candidates(rep
 
 def test_minus_zero_is_zero(replace_dead_codes_, generator):
     state = make_state(generator)
-    x = torch.tensor([[[0.0, -0.0, 1.0], [-0.0, 0.0, 1.0], [-0.0, -0.0, 1.0]]]).expand(HEADS, 3, DIM)
+    x = torch.tensor([[[0.0, -0.0, 1.0], [-0.0, 0.0, 1.0], [-0.0, -0.0, 1.0]]]).expand(
+        HEADS, 3, DIM
+    )
     _, counts, rng = make_batch(generator)
     assert replace_dead_codes_(*state, x, counts, rng, **GOOD).tolist() == [1, 1]
     assert not torch.signbit(state[0][:, 1]).any()
@@ -165,7 +177,9 @@ def test_choice_is_uniform_over_tokens():
     for step in range(3000):
         keys, candidates = ops.dead_code_candidates(x, torch.tensor([1, step]), 1)
         hits[int(candidates[0, 0, 0]) - 1] += 1
-    assert ((hits - 300) ** 2 / 300).sum() < 33.7  # 9 degrees of freedom, one chance in ten thousand
+    assert (
+        (hits - 300) ** 2 / 300
+    ).sum() < 33.7  # 9 degrees of freedom, one chance in ten thousand
 
 
 def test_state_of_any_stride_is_written(generator):
@@ -181,8 +195,15 @@ def test_state_of_any_stride_is_written(generator):
 def test_opcheck_and_compile(generator):
     state = make_state(generator)
     x, counts, rng = make_batch(generator)
-    tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(ops.replace_dead_codes_.default, (*state, x, counts, rng), GOOD, test_utils=tests)
+    tests = (
+        "test_schema",
+        "test_autograd_registration",
+        "test_faketensor",
+        "test_aot_dispatch_dynamic",
+    )
+    torch.library.opcheck(
+        ops.replace_dead_codes_.default, (*state, x, counts, rng), GOOD, test_utils=tests
+    )
     torch.library.opcheck(ops.dead_code_candidates.default, (x, rng, 4), test_utils=tests)
     keys, candidates = ops.dead_code_candidates(x, rng, CODES)
     arguments = (*state, keys, candidates, counts, rng)
@@ -192,7 +213,9 @@ def test_opcheck_and_compile(generator):
         return ops.replace_dead_codes_(*state, x, counts, rng, **GOOD) + 1
 
     eager, compiled = (tuple(t.clone() for t in state) for _ in range(2))
-    assert torch.equal(torch.compile(step, fullgraph=True, backend="aot_eager")(*compiled), step(*eager))
+    assert torch.equal(
+        torch.compile(step, fullgraph=True, backend="aot_eager")(*compiled), step(*eager)
+    )
     for a, b in zip(eager, compiled, strict=True):
         assert torch.equal(a, b)
 
@@ -202,16 +225,41 @@ def test_bad_arguments_are_named_and_change_nothing(replace_dead_codes_, generat
     before = tuple(t.clone() for t in state)
     x, counts, rng = make_batch(generator)
     cases = [
-        ((*state[:3], state[3].float(), x, counts, rng), {}, TypeError, "expected cooldown to be int32 or int64"),
+        (
+            (*state[:3], state[3].float(), x, counts, rng),
+            {},
+            TypeError,
+            "expected cooldown to be int32 or int64",
+        ),
         ((*state, x[:1], counts, rng), {}, ValueError, "expected x to have size 2"),
         ((*state, x[..., 1:], counts, rng), {}, ValueError, "expected x to have size 3"),
         ((*state, x, counts.int(), rng), {}, TypeError, "expected counts to be Long"),
         ((*state, x, counts, rng[:1]), {}, ValueError, r"expected rng to have shape \(2,\)"),
-        ((*state, x, counts, rng), {"threshold": -1.0}, ValueError, "expected threshold to be at least 0"),
-        ((*state, x, counts, rng), {"reset_cluster_size": -1.0}, ValueError, "expected reset_cluster_size to be"),
-        ((*state, x, counts, rng), {"cooldown_steps": -1}, ValueError, "expected cooldown_steps to be in"),
+        (
+            (*state, x, counts, rng),
+            {"threshold": -1.0},
+            ValueError,
+            "expected threshold to be at least 0",
+        ),
+        (
+            (*state, x, counts, rng),
+            {"reset_cluster_size": -1.0},
+            ValueError,
+            "expected reset_cluster_size to be",
+        ),
+        (
+            (*state, x, counts, rng),
+            {"cooldown_steps": -1},
+            ValueError,
+            "expected cooldown_steps to be in",
+        ),
         ((*state, x, counts, rng), {"metric": "dot"}, ValueError, "expected metric to be"),
-        ((*state, x, counts, rng), {"mask": torch.ones(3).bool()}, ValueError, "expected mask to have size 30"),
+        (
+            (*state, x, counts, rng),
+            {"mask": torch.ones(3).bool()},
+            ValueError,
+            "expected mask to have size 30",
+        ),
     ]
     for arguments, keywords, error, fragment in cases:
         with pytest.raises(error, match=f"replace_dead_codes_: {fragment}"):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torchvq import VectorQuantize
 from vector_quantize_cases import CASES, build, data, options_of, same, train_step
+
+from torchvq import VectorQuantize
 
 # Their output is not the code: a token moved towards it, or noise on the way.
 NOT_THE_CODE = {"directional"}
@@ -25,7 +26,9 @@ def test_decode_equals_output_in_evaluation(case: str) -> None:
     assert same(module.get_output_from_indices(indices), quantized)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case not in NOT_THE_CODE and case != "learnable_heads"])
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case not in NOT_THE_CODE and case != "learnable_heads"]
+)
 def test_decode_equals_output_in_training_without_updates(case: str) -> None:
     module = trained(case)
     x = data(module, 9)
@@ -41,7 +44,9 @@ def test_decode_equals_output_in_training_without_updates(case: str) -> None:
 CODES_OF_THE_STEP = [
     case
     for case in CASES
-    if case not in NOT_THE_CODE | {"learnable_heads", "compat"} and "kmeans" not in case and "affine" not in case
+    if case not in NOT_THE_CODE | {"learnable_heads", "compat"}
+    and "kmeans" not in case
+    and "affine" not in case
 ]
 
 
@@ -63,7 +68,9 @@ def test_codes_then_projection_is_the_output(case: str) -> None:
     assert same(projected, module.get_output_from_indices(indices))
 
 
-@pytest.mark.parametrize("case", ["default", "cosine", "image", "channel_first", "affine", "bridge", "layer_norm"])
+@pytest.mark.parametrize(
+    "case", ["default", "cosine", "image", "channel_first", "affine", "bridge", "layer_norm"]
+)
 def test_candidates_decode_to_their_outputs(case: str) -> None:
     module = trained(case).eval()
     quantized, indices, loss = module(data(module, 9), topk=3)
@@ -72,10 +79,14 @@ def test_candidates_decode_to_their_outputs(case: str) -> None:
     nearest, first, _ = module(data(module, 9))
     assert torch.equal(indices[..., 0], first)
     # Not bit for bit: project_out sees three times as many rows, and its matrix product may sum in another order.
-    torch.testing.assert_close(quantized[..., 0] if module._channel_first else quantized[..., 0, :], nearest)
+    torch.testing.assert_close(
+        quantized[..., 0] if module._channel_first else quantized[..., 0, :], nearest
+    )
 
 
-@pytest.mark.parametrize("case", ["default", "shared_heads", "separate_heads", "projections", "image_projections"])
+@pytest.mark.parametrize(
+    "case", ["default", "shared_heads", "separate_heads", "projections", "image_projections"]
+)
 def test_single_vectors_decode(case: str) -> None:
     module = build(case).eval()
     x = torch.randn(5, 8)
@@ -84,7 +95,19 @@ def test_single_vectors_decode(case: str) -> None:
     assert same(module.get_output_from_indices(indices), quantized)
 
 
-@pytest.mark.parametrize("case", ["default", "separate_heads", "image", "volume", "cosine", "projections", "image_projections", "layer_norm"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "default",
+        "separate_heads",
+        "image",
+        "volume",
+        "cosine",
+        "projections",
+        "image_projections",
+        "layer_norm",
+    ],
+)
 def test_masked_index_decodes_to_the_masked_output(case: str) -> None:
     module = build(case).eval()
     x = data(module)
@@ -105,7 +128,9 @@ def test_index_out_of_range(index: int) -> None:
 def test_codebook_is_decode_of_all_indices(case: str) -> None:
     module = build(case)
     index = torch.arange(16)[None]
-    codes = module.get_codes_from_indices(index[..., None].expand(-1, -1, 2))[0].unflatten(-1, (2, -1))
+    codes = module.get_codes_from_indices(index[..., None].expand(-1, -1, 2))[0].unflatten(
+        -1, (2, -1)
+    )
     books = module.codebook if case == "separate_heads" else module.codebook.expand(2, -1, -1)
     assert same(codes.transpose(0, 1).contiguous(), books.contiguous())
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torchvq import VectorQuantize
 from vector_quantize_cases import (
     CASES,
     Step,
@@ -21,6 +20,8 @@ from vector_quantize_cases import (
     state,
     train_step,
 )
+
+from torchvq import VectorQuantize
 
 GARBAGE = [1e6, math.nan, math.inf]
 # Draws per token depend on the place of the token; the reference's loss and replacement, on the padding's count.
@@ -44,7 +45,9 @@ def features_as_in(module: VectorQuantize, x: Tensor) -> Tensor:
 
 def with_padding(module: VectorQuantize, x: Tensor, mask: Tensor, value: float) -> Tensor:
     last = features_last(module, x)
-    return features_as_in(module, torch.where(mask.unsqueeze(-1), last, torch.full_like(last, value)))
+    return features_as_in(
+        module, torch.where(mask.unsqueeze(-1), last, torch.full_like(last, value))
+    )
 
 
 def only_real(module: VectorQuantize, x: Tensor, mask: Tensor) -> Tensor:
@@ -106,7 +109,9 @@ def test_state_does_not_see_padding_at_all(case: str) -> None:
         module = build(case)
         mask = mask_of(module)
         steps = [
-            train_step(module, module, with_padding(module, data(module, i), mask, garbage), mask=mask)
+            train_step(
+                module, module, with_padding(module, data(module, i), mask, garbage), mask=mask
+            )
             for i in range(2)
         ]
         results.append((steps, state(module)))
@@ -124,14 +129,18 @@ def test_padding_is_irrelevant_for_draws_per_token(case: str) -> None:
     for garbage in (0.0, *GARBAGE):
         module = build(case)
         mask = mask_of(module)
-        step = train_step(module, module, with_padding(module, data(module), mask, garbage), mask=mask)
+        step = train_step(
+            module, module, with_padding(module, data(module), mask, garbage), mask=mask
+        )
         states.append((step, state(module)))
     for step, after in states[1:]:
         assert same(step.loss, states[0][0].loss) and same(step.gradient, states[0][0].gradient)
         assert all(same(after[name], states[0][1][name]) for name in after)
 
 
-@pytest.mark.parametrize("case", ["default", "separate_heads", "projections", "cosine", "channel_first", "dead_codes"])
+@pytest.mark.parametrize(
+    "case", ["default", "separate_heads", "projections", "cosine", "channel_first", "dead_codes"]
+)
 def test_lens_are_a_mask(case: str) -> None:
     by_lens, by_mask = build(case), build(case)
     x = data(by_lens)
@@ -143,7 +152,9 @@ def test_lens_are_a_mask(case: str) -> None:
     assert_same_state(by_lens, state(by_mask))
 
 
-def nothing_happened(module: VectorQuantize, before: dict[str, Tensor], x: Tensor, **kwargs: Any) -> None:
+def nothing_happened(
+    module: VectorQuantize, before: dict[str, Tensor], x: Tensor, **kwargs: Any
+) -> None:
     x = x.clone().requires_grad_()
     quantized, indices, loss = module(x, **kwargs)
     assert quantized.shape == x.shape and indices.dtype == torch.int64
@@ -169,7 +180,9 @@ def test_all_masked(case: str, padding: float) -> None:
         padding_case = case
     module = build(padding_case)
     x = torch.full_like(data(module), padding)
-    nothing_happened(module, state(module), x, mask=torch.zeros(positions_of(module), dtype=torch.bool))
+    nothing_happened(
+        module, state(module), x, mask=torch.zeros(positions_of(module), dtype=torch.bool)
+    )
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "compat"])
@@ -188,7 +201,11 @@ def test_one_token(case: str) -> None:
     module = build(case)
     for step in range(3):
         result = train_step(module, module, torch.randn(1, 8))
-        assert result.quantized.isfinite().all() and result.loss.isfinite() and result.gradient.isfinite().all(), step
+        assert (
+            result.quantized.isfinite().all()
+            and result.loss.isfinite()
+            and result.gradient.isfinite().all()
+        ), step
     assert all(value.isfinite().all() for value in module.state_dict().values())
 
 
@@ -213,7 +230,9 @@ def test_non_finite_row_never_reaches_the_state(case: str, value: float) -> None
     assert module.eval()(clean)[0].isfinite().all()
 
 
-@pytest.mark.parametrize("case", ["default", "cosine", "kmeans", "affine", "dead_codes", "affine_kmeans_dead_codes"])
+@pytest.mark.parametrize(
+    "case", ["default", "cosine", "kmeans", "affine", "dead_codes", "affine_kmeans_dead_codes"]
+)
 def test_non_finite_rows_leave_the_state_as_if_masked(case: str) -> None:
     poisoned, masked = build(case), build(case)
     for step in range(3):
@@ -227,7 +246,9 @@ def test_non_finite_rows_leave_the_state_as_if_masked(case: str) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_in_place_optimizer_does_not_learn_from_non_finite_rows(value: float) -> None:
     options = dict(
-        learnable_codebook=True, ema_update=False, in_place_codebook_optimizer=lambda p: torch.optim.SGD(p, lr=0.5)
+        learnable_codebook=True,
+        ema_update=False,
+        in_place_codebook_optimizer=lambda p: torch.optim.SGD(p, lr=0.5),
     )
     module = build("default", **options)
     x = data(module)

@@ -8,8 +8,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
+from vector_quantize_cases import CASES, DIM, build, data, same, state, train_step
+
 from torchvq import VectorQuantize
-from vector_quantize_cases import CASES, DIM, LEARNABLE, build, data, same, state, train_step
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 CASTS: dict[str, Callable[[nn.Module], nn.Module]] = {
@@ -23,7 +24,8 @@ CASTS: dict[str, Callable[[nn.Module], nn.Module]] = {
 MIXED = [
     "default", "cosine", "separate_heads", "projections", "layer_norm", "image_projections", "kmeans", "affine_heads",
     "affine_kmeans_dead_codes", "learnable", "learnable_heads", "bridge", "cross_entropy", "diversity", "orthogonal",
-    "orthogonal_active", "orthogonal_some", "directional", "sampling", "gumbel", "copied_gradient", "dead_codes", "compat",
+    "orthogonal_active", "orthogonal_some", "directional", "sampling", "gumbel", "copied_gradient",
+    "dead_codes", "compat",
 ]  # fmt: skip
 
 
@@ -31,14 +33,20 @@ def check_state(module: VectorQuantize) -> None:
     wide = (torch.float32, torch.float64)
     for name, buffer in module._codebook.named_buffers(recurse=False):
         assert buffer.dtype in (*wide, torch.int64, torch.bool), name
-        assert buffer.dtype.is_floating_point == (name not in ("initted", "cooldown", "rng") and "needs_init" not in name)
-    assert module._codebook.rng.dtype == torch.int64 and module._codebook.initted.dtype == torch.bool
+        assert buffer.dtype.is_floating_point == (
+            name not in ("initted", "cooldown", "rng") and "needs_init" not in name
+        )
+    assert (
+        module._codebook.rng.dtype == torch.int64 and module._codebook.initted.dtype == torch.bool
+    )
 
 
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("cast", CASTS)
 @pytest.mark.parametrize("case", MIXED)
-def test_every_combination_of_dtypes_works(case: str, cast: str, autocast: torch.dtype | None) -> None:
+def test_every_combination_of_dtypes_works(
+    case: str, cast: str, autocast: torch.dtype | None
+) -> None:
     for dtype in DTYPES:
         module = build(case)
         CASTS[cast](module)
@@ -48,7 +56,9 @@ def test_every_combination_of_dtypes_works(case: str, cast: str, autocast: torch
             for _ in range(2):
                 quantized, indices, loss = module(x)
                 assert quantized.dtype == dtype and indices.dtype == torch.int64
-                assert loss.dtype == (torch.float64 if module_space(module, dtype, autocast) else torch.float32)
+                assert loss.dtype == (
+                    torch.float64 if module_space(module, dtype, autocast) else torch.float32
+                )
                 assert quantized.isfinite().all() and loss.isfinite()
         (quantized.float().sum() + loss).backward()
         if module.route_gradients_to_input:
@@ -73,7 +83,9 @@ def module_space(module: VectorQuantize, dtype: torch.dtype, autocast: torch.dty
 
 @pytest.mark.parametrize("cast", ["none", "half", "bfloat16"])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", ["default", "cosine", "shared_heads", "separate_heads", "image", "affine"])
+@pytest.mark.parametrize(
+    "case", ["default", "cosine", "shared_heads", "separate_heads", "image", "affine"]
+)
 def test_tokens_are_those_of_float32(case: str, dtype: torch.dtype, cast: str) -> None:
     """The same values in another dtype, a cast module, autocast or not: the same tokens."""
     reference = build(case).eval()
@@ -113,7 +125,9 @@ def test_codes_that_are_half_parameters_follow_their_averages(cast: str) -> None
     assert narrow._codebook.embed.dtype == (torch.float16 if cast == "half" else torch.bfloat16)
     assert wide.codebook[0] > 1.25
     torch.testing.assert_close(narrow.codebook.float(), wide.codebook, rtol=4e-3, atol=0)
-    torch.testing.assert_close(narrow._codebook.embed_avg, wide._codebook.embed_avg, rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        narrow._codebook.embed_avg, wide._codebook.embed_avg, rtol=1e-5, atol=0
+    )
 
 
 @pytest.mark.parametrize("cast", ["half", "bfloat16", "to"])
@@ -163,7 +177,9 @@ def test_orthogonal_codes_learn_in_half_precision(dtype: torch.dtype) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert module._codebook.embed.dtype == dtype and module._codebook.embed_avg.dtype == torch.float32
+    assert (
+        module._codebook.embed.dtype == dtype and module._codebook.embed_avg.dtype == torch.float32
+    )
     assert all(value.isfinite().all() for value in module.state_dict().values())
 
 
@@ -175,13 +191,21 @@ def test_large_values_in_half_precision(dtype: torch.dtype) -> None:
         x = (data(module, step) * 1e4).to(dtype).requires_grad_()
         quantized, _, loss = module(x)
         (loss + quantized.float().mean()).backward()
-        assert x.grad is not None and x.grad.isfinite().all() and quantized.isfinite().all() and loss.isfinite()
+        assert (
+            x.grad is not None
+            and x.grad.isfinite().all()
+            and quantized.isfinite().all()
+            and loss.isfinite()
+        )
     assert all(value.isfinite().all() for value in module.state_dict().values())
 
 
 def test_half_and_float_checkpoints_load_into_each_other() -> None:
     source = build("projections")
-    half = {name: value.half() if value.is_floating_point() else value for name, value in source.state_dict().items()}
+    half = {
+        name: value.half() if value.is_floating_point() else value
+        for name, value in source.state_dict().items()
+    }
     for assign in (False, True):
         module = build("projections", seed=1)
         module.load_state_dict(half, assign=assign)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
 from torchvq import VectorQuantize
 
 DIM, CODES, BATCH, LENGTH = 8, 16, 3, 12
@@ -46,18 +47,26 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "kmeans_cosine": dict(kmeans_init=True, use_cosine_sim=True, **SEPARATE),
     "affine": dict(affine_param=True),
     "affine_heads": dict(affine_param=True, **SEPARATE),
-    "affine_kmeans_dead_codes": dict(affine_param=True, kmeans_init=True, threshold_ema_dead_code=2),
+    "affine_kmeans_dead_codes": dict(
+        affine_param=True, kmeans_init=True, threshold_ema_dead_code=2
+    ),
     "learnable": LEARNABLE,
     "learnable_heads": dict(**LEARNABLE, **SEPARATE, sync_update_v=0.3),
     "bridge": dict(vq_bridge="linear"),
     "cross_entropy": dict(commitment_use_cross_entropy_loss=True),
-    "diversity": dict(codebook_diversity_loss_weight=0.2, codebook_diversity_temperature=2.0, **SEPARATE),
+    "diversity": dict(
+        codebook_diversity_loss_weight=0.2, codebook_diversity_temperature=2.0, **SEPARATE
+    ),
     "orthogonal": dict(orthogonal_reg_weight=0.5),
-    "orthogonal_active": dict(orthogonal_reg_weight=0.5, orthogonal_reg_active_codes_only=True, **SEPARATE),
+    "orthogonal_active": dict(
+        orthogonal_reg_weight=0.5, orthogonal_reg_active_codes_only=True, **SEPARATE
+    ),
     "orthogonal_some": dict(orthogonal_reg_weight=0.5, orthogonal_reg_max_codes=5),
     "directional": DIVEQ,
     "sampling": dict(stochastic_sample_codes=True),
-    "sampling_cosine": dict(stochastic_sample_codes=True, use_cosine_sim=True, sample_codebook_temp=0.5),
+    "sampling_cosine": dict(
+        stochastic_sample_codes=True, use_cosine_sim=True, sample_codebook_temp=0.5
+    ),
     "gumbel": GUMBEL,
     "copied_gradient": dict(rotation_trick=False, commitment_weight=0.25),
     "manual_ema": dict(manual_ema_update=True),
@@ -90,7 +99,7 @@ def build(case: str = "default", seed: int = 0, **more: Any) -> VectorQuantize:
     """The module of a case, with codes of the size of the data, the same for the same seed."""
     torch.manual_seed(seed)
     module = VectorQuantize(DIM, **{**options_of(case), **more})
-    if not getattr(module._codebook, "initted").item():
+    if not module._codebook.initted.item():
         return module
     with torch.no_grad():
         codes = torch.randn(module._codebook.embed.shape)
@@ -121,8 +130,17 @@ def state(module: nn.Module) -> dict[str, Tensor]:
 
 def same(a: Tensor, b: Tensor) -> bool:
     """Bit for bit, NaN included."""
-    return a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(a, b) or torch.equal(a.isnan(), b.isnan()) and
-        torch.equal(a.nan_to_num(0, 1, -1), b.nan_to_num(0, 1, -1)))
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and bool(
+            torch.equal(a, b)
+            or (
+                torch.equal(a.isnan(), b.isnan())
+                and torch.equal(a.nan_to_num(0, 1, -1), b.nan_to_num(0, 1, -1))
+            )
+        )
+    )
 
 
 def assert_same_state(module: nn.Module, expected: dict[str, Tensor]) -> None:
@@ -141,7 +159,11 @@ class Step(NamedTuple):
 
 
 def train_step(
-    forward: Callable[..., Any], module: nn.Module, x: Tensor, learning_rate: float = 0.1, **kwargs: Any
+    forward: Callable[..., Any],
+    module: nn.Module,
+    x: Tensor,
+    learning_rate: float = 0.1,
+    **kwargs: Any,
 ) -> Step:
     """One forward, backward and plain gradient step on the parameters."""
     x = x.detach().clone().requires_grad_()

@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from model import DOWNSCALE, VQAutoencoder
 from torch import Tensor
 
-
 MARGIN = 2  # pixels of the surroundings that a patch shows around a token's own
 
 

@@ -11,7 +11,9 @@ import torch
 from errors import DemoError
 from torch import Tensor
 
-FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # Debian: apt install dataset-fashion-mnist
+FASHION_MNIST = Path(
+    "/usr/share/datasets/fashion-mnist"
+)  # Debian: apt install dataset-fashion-mnist
 
 
 @dataclass
@@ -82,6 +84,10 @@ def read_idx(path: Path) -> np.ndarray:
     axes = content[3] if len(content) >= 4 else 0
     shape = np.frombuffer(content[4 : 4 + 4 * axes], ">u4")
     values = np.frombuffer(content[4 + 4 * axes :], np.uint8)
-    if content[:3] != b"\0\0\x08" or len(shape) != axes or values.size != shape.prod(dtype=np.int64):
+    if (
+        content[:3] != b"\0\0\x08"
+        or len(shape) != axes
+        or values.size != shape.prod(dtype=np.int64)
+    ):
         raise DemoError(f"cannot read {path}: expected an idx file of bytes")
     return values.reshape(shape).copy()

@@ -1,7 +1,7 @@
 """Trains a VQ autoencoder on real pictures and writes a page about it.
 
-    python examples/python/demo/demo.py                    Fashion-MNIST, or MNIST
-    python examples/python/demo/demo.py --data ~/Pictures  your own
+python examples/python/demo/demo.py                    Fashion-MNIST, or MNIST
+python examples/python/demo/demo.py --data ~/Pictures  your own
 """
 
 from __future__ import annotations
@@ -99,12 +99,16 @@ def run(args: argparse.Namespace) -> None:
         (f"{quality.psnr:.2f} dB", "PSNR on unseen pictures"),
         (f"{quality.used:.1%}", f"of {args.codebook_size} codes used"),
         (f"{quality.perplexity:.1f}", "perplexity"),
-        (f"{result.bits:.0f} bits", f"per picture ({result.coded_bits:.0f} entropy-coded), "
-         f"{result.raw_bits} as pixels"),
+        (
+            f"{result.bits:.0f} bits",
+            f"per picture ({result.coded_bits:.0f} entropy-coded), {result.raw_bits} as pixels",
+        ),
     ):
         print(f"  {value:>10}  {name}")
     if result.cpp is None:
-        print("  C++ decoder not built; `make build` builds it, and the page will show its pictures")
+        print(
+            "  C++ decoder not built; `make build` builds it, and the page will show its pictures"
+        )
     else:
         print(
             f"  {result.cpp.pictures_difference:>10.3g}  largest difference between C++ and Python pixels "

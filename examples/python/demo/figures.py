@@ -56,7 +56,9 @@ def picture(pixels: Tensor) -> NDArray[np.float32]:
     return image.expand(-1, -1, 3).numpy()
 
 
-def mosaic(pictures: Tensor, columns: int, gap: int = 1, paper: tuple[float, ...] = (1, 1, 1)) -> NDArray[np.float32]:
+def mosaic(
+    pictures: Tensor, columns: int, gap: int = 1, paper: tuple[float, ...] = (1, 1, 1)
+) -> NDArray[np.float32]:
     """Pictures (N, C, H, W) side by side, row by row, on paper of that colour."""
     rows = math.ceil(len(pictures) / columns)
     height, width = pictures.shape[-2] + gap, pictures.shape[-1] + gap
@@ -101,7 +103,13 @@ def training(history: History, codebook_size: int, path: Path) -> Path:
     (quality, loss), (used, perplexity) = axes
     quality.plot(history.step, history.psnr, color=BLUE, lw=1.8, label="training, last 50 steps")
     quality.plot(
-        history.test_step, history.test_psnr, "o", color=ORANGE, ms=5, label="unseen pictures", zorder=3
+        history.test_step,
+        history.test_psnr,
+        "o",
+        color=ORANGE,
+        ms=5,
+        label="unseen pictures",
+        zorder=3,
     )
     quality.set_title("Reconstruction (PSNR, dB; higher is better)")
     quality.legend(loc="lower right")
@@ -136,18 +144,26 @@ def codebook(patches: Tensor, path: Path) -> Path:
     columns = min(len(patches), max(round(math.sqrt(2 * len(patches))), 1))
     order = on_a_grid(principal_components(patches.flatten(1))[0], columns)
     image = mosaic(patches[order], columns, gap=1, paper=PAPER)
-    figure, ax = plt.subplots(figsize=(11, 11 * image.shape[0] / image.shape[1]), layout="constrained")
+    figure, ax = plt.subplots(
+        figsize=(11, 11 * image.shape[0] / image.shape[1]), layout="constrained"
+    )
     draw(ax, image)
     return save(figure, path)
 
 
-def projection(codes: Tensor, patches: Tensor, quality: Quality, path: Path, thumbnails: int = 64) -> Path:
+def projection(
+    codes: Tensor, patches: Tensor, quality: Quality, path: Path, thumbnails: int = 64
+) -> Path:
     """The codes (K, D) in the plane of their two main directions, with the patches of some of them."""
     points, share = principal_components(codes)
     parts = (100 * quality.counts / quality.counts.sum().clamp_min(1)).numpy()
     figure, ax = plt.subplots(figsize=(11, 6.4), layout="constrained")
     dots = ax.scatter(
-        *points.T.numpy(), s=14 + 150 * parts / max(parts.max(), 1e-9), c=parts, cmap="cividis", lw=0
+        *points.T.numpy(),
+        s=14 + 150 * parts / max(parts.max(), 1e-9),
+        c=parts,
+        cmap="cividis",
+        lw=0,
     )
     for code in far_apart(points, min(thumbnails, len(points))):
         box = OffsetImage(picture(patches[code]), zoom=2.6, interpolation="nearest")
@@ -224,4 +240,6 @@ def label_tokens(ax: Axes, codes: Tensor, tint: NDArray[np.float64]) -> None:
         return
     for (y, x), code in np.ndenumerate(codes.numpy()):
         dark = tint[code][:3] @ (0.3, 0.59, 0.11) < 0.5
-        ax.text(x, y, str(code), ha="center", va="center", fontsize=8, color="white" if dark else INK)
+        ax.text(
+            x, y, str(code), ha="center", va="center", fontsize=8, color="white" if dark else INK
+        )

@@ -31,7 +31,9 @@ def load_folder(folder: Path, size: int) -> tuple[Tensor, Tensor]:
     pixels = pixels[torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))]
     tests = min(len(pixels) // 5, 1000)
     if tests == 0:
-        say(f"{len(pixels)} pictures are too few to keep some for judging; judged on those learnt from")
+        say(
+            f"{len(pixels)} pictures are too few to keep some for judging; judged on those learnt from"
+        )
         return pixels.contiguous(), pixels.contiguous()
     return pixels[tests:].contiguous(), pixels[:tests].contiguous()
 
@@ -61,7 +63,9 @@ def files_in(folder: Path) -> list[Path]:
         inside = sorted(folder.rglob("*"))
     except OSError as error:
         raise DemoError(f"cannot read {folder}: {error.strerror}") from None
-    visible = (p for p in inside if not any(part.startswith(".") for part in p.relative_to(folder).parts))
+    visible = (
+        p for p in inside if not any(part.startswith(".") for part in p.relative_to(folder).parts)
+    )
     return [path for path in visible if path.is_file()]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from torch import Tensor, nn
+
 from torchvq import VectorQuantize
 
 DOWNSCALE = 4  # pixels along one side of the square that a token stands for
@@ -39,7 +40,12 @@ class VQAutoencoder(nn.Module):
     """A VQ-VAE (van den Oord et al. 2017, arXiv:1711.00937) small enough for two cores and two minutes."""
 
     def __init__(
-        self, channels: int, codebook_size: int = 512, dim: int = 32, width: int = 64, hidden: int = 32
+        self,
+        channels: int,
+        codebook_size: int = 512,
+        dim: int = 32,
+        width: int = 64,
+        hidden: int = 32,
     ) -> None:
         super().__init__()
         self.encoder = nn.Sequential(

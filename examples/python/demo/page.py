@@ -17,10 +17,12 @@ h1 { font-size: clamp(1.7rem, 4vw, 2.5rem); line-height: 1.2; margin: 0 0 .5rem;
 h2 { font-size: 1.3rem; margin: 0 0 .35rem; }
 p { margin: 0 0 1rem; max-width: 46rem; }
 .lead { color: var(--soft); font-size: 1.1rem; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: .9rem; margin: 1.8rem 0 2.2rem; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: .9rem;
+  margin: 1.8rem 0 2.2rem; }
 .tile, section { background: var(--paper); border: 1px solid var(--line); border-radius: 12px; }
 .tile { padding: 1rem 1.1rem; }
-.tile b { display: block; font-size: 1.65rem; line-height: 1.25; color: var(--accent); font-variant-numeric: tabular-nums; }
+.tile b { display: block; font-size: 1.65rem; line-height: 1.25; color: var(--accent);
+  font-variant-numeric: tabular-nums; }
 .tile span { color: var(--soft); font-size: .9rem; line-height: 1.4; display: block; }
 section { padding: 1.6rem 1.6rem 1.3rem; margin-bottom: 1.4rem; }
 figure { margin: .9rem 0 0; }

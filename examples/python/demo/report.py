@@ -136,8 +136,9 @@ def tokens(result: Result, folder: Path) -> Section:
 def codebook(result: Result, folder: Path) -> Section:
     return Section(
         "The codebook",
-        f"Each of the {len(result.quality.counts)} codes as the decoder paints it: the {DOWNSCALE} x {DOWNSCALE} pixels of its "
-        f"token and {MARGIN} more on each side, the mean over test pictures. Those that look alike lie beside each other.",
+        f"Each of the {len(result.quality.counts)} codes as the decoder paints it: {DOWNSCALE} x {DOWNSCALE} "
+        f"pixels of its token and {MARGIN} more on each side, the mean over test pictures. Those that look alike lie beside "
+        "each other.",
         figures.codebook(result.patches, folder / "codebook.png"),
         "a grid of small patches, one for each code",
     )
@@ -149,7 +150,10 @@ def projection(result: Result, folder: Path) -> Section:
         "The code vectors seen from the direction in which they differ most. Large and bright dots are frequent codes; "
         "some codes show their patch.",
         figures.projection(
-            result.model.quantizer.codebook, result.patches, result.quality, folder / "projection.png"
+            result.model.quantizer.codebook,
+            result.patches,
+            result.quality,
+            folder / "projection.png",
         ),
         "scatter plot of the codes in the plane of their principal components",
     )
@@ -203,8 +207,8 @@ def cpp(result: Result, folder: Path) -> Section:
     ]
     return Section(
         title,
-        f"{trip.program} reads tokens, codebook and decoder from one safetensors file and decodes them with libtorchvq and "
-        "torch::nn. The third row is white where both agree to the last of 256 shades.",
+        f"{trip.program} reads tokens, codebook and decoder from one safetensors file and decodes them with "
+        "libtorchvq and torch::nn. The third row is white where both agree to the last of 256 shades.",
         figures.rows_of_pictures(rows, folder / "cpp.png", shown),
         "pictures decoded in Python, the same decoded in C++, and their difference",
         table=[

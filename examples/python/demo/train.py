@@ -91,7 +91,9 @@ class Window:
         history.psnr.append(psnr(sum(self.errors) / len(self.errors)))
         history.used.append(used)
         history.perplexity.append(perplexity)
-        return f"PSNR {history.psnr[-1]:5.2f} dB, codes used {used:4.0%}, perplexity {perplexity:5.1f}"
+        return (
+            f"PSNR {history.psnr[-1]:5.2f} dB, codes used {used:4.0%}, perplexity {perplexity:5.1f}"
+        )
 
 
 def train(

@@ -1,4 +1,5 @@
-// Stages of a codebook's life that are made of operators: initialisation, the affine map, accumulation.
+// Stages of a codebook's life that are made of operators: initialisation, the affine map,
+// accumulation.
 #pragma once
 
 #include <optional>
@@ -30,41 +31,50 @@ struct InitialiseCodebookOptions {
 /// @param x             (H, T, D) tokens.
 /// @param rng           (2,), int64: seed and step.
 /// @param mask          (H, T), bool.
-TORCHVQ_API void initialise_codebook_(at::Tensor initted, at::Tensor cluster_size, at::Tensor embed_avg,
-                                      at::Tensor embed, const at::Tensor& x, const at::Tensor& rng,
+TORCHVQ_API void initialise_codebook_(at::Tensor initted, at::Tensor cluster_size,
+                                      at::Tensor embed_avg, at::Tensor embed, const at::Tensor& x,
+                                      const at::Tensor& rng,
                                       const std::optional<at::Tensor>& mask = std::nullopt,
                                       const InitialiseCodebookOptions& options = {});
 
-/// Codes mapped to the distribution of the data (affine reparametrisation, Huh et al. 2023, arXiv:2305.08842).
+/// Codes mapped to the distribution of the data (affine reparametrisation, Huh et al. 2023,
+/// arXiv:2305.08842).
 ///
-/// Formula   (embed - codebook_mean) * batch_std / codebook_std + batch_mean, std = sqrt(max(variance, 1e-5))
-/// Statistics are (H, 1, D) and constants for autograd; the gradient to embed is that of the scale.
+/// Formula   (embed - codebook_mean) * batch_std / codebook_std + batch_mean, std =
+/// sqrt(max(variance, 1e-5)) Statistics are (H, 1, D) and constants for autograd; the gradient to
+/// embed is that of the scale.
 TORCHVQ_API at::Tensor affine_codes(const at::Tensor& embed, const at::Tensor& batch_mean,
-                                    const at::Tensor& batch_variance, const at::Tensor& codebook_mean,
+                                    const at::Tensor& batch_variance,
+                                    const at::Tensor& codebook_mean,
                                     const at::Tensor& codebook_variance);
 
-/// The inverse map: tokens (H, T, D) brought to the space of the raw codes, in which averages are kept.
+/// The inverse map: tokens (H, T, D) brought to the space of the raw codes, in which averages are
+/// kept.
 TORCHVQ_API at::Tensor affine_inputs(const at::Tensor& x, const at::Tensor& batch_mean,
-                                     const at::Tensor& batch_variance, const at::Tensor& codebook_mean,
+                                     const at::Tensor& batch_variance,
+                                     const at::Tensor& codebook_mean,
                                      const at::Tensor& codebook_variance);
 
 /// Moves running mean and variance (H, 1, D) towards those of finite, unmasked rows of x (H, T, D);
-/// the first update, while `needs_init` () is true, takes them as they are. Without rows nothing changes.
+/// the first update, while `needs_init` () is true, takes them as they are. Without rows nothing
+/// changes.
 TORCHVQ_API void update_affine_(at::Tensor mean, at::Tensor variance, at::Tensor mean_needs_init,
                                 at::Tensor variance_needs_init, const at::Tensor& x,
                                 const std::optional<at::Tensor>& mask, double decay);
 
 /// (H, 1) bool: which heads have a row of x (H, T, D) that is finite and not masked.
-TORCHVQ_API at::Tensor has_tokens(const at::Tensor& x, const std::optional<at::Tensor>& mask = std::nullopt);
+TORCHVQ_API at::Tensor has_tokens(const at::Tensor& x,
+                                  const std::optional<at::Tensor>& mask = std::nullopt);
 
-/// Adds the statistics (counts, sums, exponents) of two micro-batches, see ops/code_statistics.h: the same bits as one
-/// batch, unless data outgrew an exponent in one of them alone; then to the rounding of the larger exponent.
+/// Adds the statistics (counts, sums, exponents) of two micro-batches, see ops/code_statistics.h:
+/// the same bits as one batch, unless data outgrew an exponent in one of them alone; then to the
+/// rounding of the larger exponent.
 TORCHVQ_API std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_statistics(
-    const at::Tensor& counts_a, const at::Tensor& sums_a, const at::Tensor& exponents_a, const at::Tensor& counts_b,
-    const at::Tensor& sums_b, const at::Tensor& exponents_b);
+    const at::Tensor& counts_a, const at::Tensor& sums_a, const at::Tensor& exponents_a,
+    const at::Tensor& counts_b, const at::Tensor& sums_b, const at::Tensor& exponents_b);
 
-/// Counts one training step: the next draws of `rng` (2,) are new ones. A step with a mask that leaves no token does not
-/// count.
+/// Counts one training step: the next draws of `rng` (2,) are new ones. A step with a mask that
+/// leaves no token does not count.
 TORCHVQ_API void advance_rng_(at::Tensor rng, const std::optional<at::Tensor>& mask = std::nullopt);
 
 }  // namespace torchvq::functional

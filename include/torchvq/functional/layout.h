@@ -22,8 +22,8 @@ namespace torchvq::functional {
 /// Throws                c10::ValueError when x has fewer than 2 dimensions.
 TORCHVQ_API at::Tensor pack_tokens(const at::Tensor& x, bool channel_first = false);
 
-/// The inverse of pack_tokens for a result (B, N, D') or candidates (B, N, k, D'): `sizes` is the shape of the packed
-/// input. Candidates come out as (B, *, k, D'), channel-first as (B, D', *, k).
+/// The inverse of pack_tokens for a result (B, N, D') or candidates (B, N, k, D'): `sizes` is the
+/// shape of the packed input. Candidates come out as (B, *, k, D'), channel-first as (B, D', *, k).
 TORCHVQ_API at::Tensor unpack_tokens(const at::Tensor& tokens, c10::SymIntArrayRef sizes,
                                      bool channel_first = false);
 
@@ -47,13 +47,16 @@ TORCHVQ_API at::Tensor merge_heads(const at::Tensor& values, c10::SymInt batch, 
 /// Brings a token mask (B, N) to the shape (H, T) of split_heads.
 TORCHVQ_API at::Tensor split_mask(const at::Tensor& mask, int64_t heads, bool separate);
 
-/// Brings indices in the shape that a forward returns, (B, *) or with several heads (B, *, heads), to (H, T).
+/// Brings indices in the shape that a forward returns, (B, *) or with several heads (B, *, heads),
+/// to (H, T).
 TORCHVQ_API at::Tensor split_indices(const at::Tensor& indices, int64_t heads, bool separate);
 
-/// Sets masked tokens (B, N, D) to zero, so that nothing they hold, NaN included, reaches a value or a gradient.
+/// Sets masked tokens (B, N, D) to zero, so that nothing they hold, NaN included, reaches a value
+/// or a gradient.
 TORCHVQ_API at::Tensor fill_masked(const at::Tensor& tokens, const at::Tensor& mask);
 
-/// Puts `padding` (B, N, D), or zeros, in the place of masked tokens of an output (B, N, D) or (B, N, k, D).
+/// Puts `padding` (B, N, D), or zeros, in the place of masked tokens of an output (B, N, D) or (B,
+/// N, k, D).
 TORCHVQ_API at::Tensor fill_padding(const at::Tensor& output, const at::Tensor& mask,
                                     const std::optional<at::Tensor>& padding = std::nullopt);
 

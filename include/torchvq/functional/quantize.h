@@ -15,13 +15,14 @@ namespace torchvq::functional {
 struct QuantizeOptions {
   /// Distance: "euclidean" or "cosine". Default: "euclidean".
   TORCH_ARG(std::string, metric) = "euclidean";
-  /// Gradient of the output, see estimators.h: "straight_through", "rotation_trick", "directional_reparam",
-  /// "gumbel", or "none" (the output is the code: gradient to the codebook alone). Default: "straight_through".
+  /// Gradient of the output, see estimators.h: "straight_through", "rotation_trick",
+  /// "directional_reparam", "gumbel", or "none" (the output is the code: gradient to the codebook
+  /// alone). Default: "straight_through".
   TORCH_ARG(std::string, estimator) = "straight_through";
   /// Return the k nearest codes per token. Default: one, without a candidate axis.
   TORCH_ARG(std::optional<int64_t>, topk) = std::nullopt;
-  /// Sample codes from softmax(logits / temperature) instead of taking the nearest; 0 or less takes the nearest.
-  /// Default: nearest.
+  /// Sample codes from softmax(logits / temperature) instead of taking the nearest; 0 or less takes
+  /// the nearest. Default: nearest.
   TORCH_ARG(std::optional<double>, temperature) = std::nullopt;
   /// Temperature of the softmax through which "gumbel" sends its gradient, above 0. Default: 1.
   TORCH_ARG(double, gradient_temperature) = 1.0;
@@ -33,7 +34,8 @@ struct QuantizeOptions {
 
 /// Result of quantize().
 struct QuantizeOutput {
-  /// (H, T, D) or (H, T, k, D), float32 (float64 for float64 input): the codes' values, the estimator's gradient.
+  /// (H, T, D) or (H, T, k, D), float32 (float64 for float64 input): the codes' values, the
+  /// estimator's gradient.
   at::Tensor quantized;
   /// (H, T) or (H, T, k), int64; -1 where masked.
   at::Tensor indices;

@@ -10,16 +10,19 @@ namespace torchvq::functional {
 
 /// Undoes the rounding of codes that are kept in half precision.
 ///
-/// A code moves by less than its own rounding in most steps; averages that restarted from the rounded code would stand still.
-/// Where the averages round to the code that is stored, nobody else has moved it, and theirs is the value.
+/// A code moves by less than its own rounding in most steps; averages that restarted from the
+/// rounded code would stand still. Where the averages round to the code that is stored, nobody else
+/// has moved it, and theirs is the value.
 ///
-/// Formula   a = the code that ema_finish_() makes of the averages; result = a where a rounds to embed, else embed
+/// Formula   a = the code that ema_finish_() makes of the averages; result = a where a rounds to
+/// embed, else embed
 ///
 /// @param embed         (H, K, D), floating point.
 /// @param cluster_size  (H, K), float32 or float64.    @param embed_avg  (H, K, D), its dtype.
 /// @param eps, metric   as for ema_finish_().
 /// @return              (H, K, D), new, dtype of embed_avg. No gradient.
-TORCHVQ_API at::Tensor wide_codes(const at::Tensor& embed, const at::Tensor& cluster_size, const at::Tensor& embed_avg,
-                                  double eps, const std::string& metric);
+TORCHVQ_API at::Tensor wide_codes(const at::Tensor& embed, const at::Tensor& cluster_size,
+                                  const at::Tensor& embed_avg, double eps,
+                                  const std::string& metric);
 
 }  // namespace torchvq::functional

@@ -13,11 +13,12 @@
 
 namespace torchvq {
 
-/// State of one or several codebooks (H of them, each K codes of D features). The members carry the names under which
-/// state dicts, Python's included, know them.
+/// State of one or several codebooks (H of them, each K codes of D features). The members carry the
+/// names under which state dicts, Python's included, know them.
 ///
-/// Float state is float32 (float64 once the module was made double) whatever half-precision cast the module sees: moving
-/// averages stall in half precision. A parameter `embed` follows the module.
+/// Float state is float32 (float64 once the module was made double) whatever half-precision cast
+/// the module sees: moving averages stall in half precision. A parameter `embed` follows the
+/// module.
 class TORCHVQ_API CodebookImpl : public torch::nn::Cloneable<CodebookImpl> {
  public:
   explicit CodebookImpl(VectorQuantizeOptions options);
@@ -31,22 +32,27 @@ class TORCHVQ_API CodebookImpl : public torch::nn::Cloneable<CodebookImpl> {
   /// The codes that search, output and decoding use (H, K, D): `embed`, bridged or affinely mapped.
   torch::Tensor codes();
 
-  /// Whether the codes are set: false only between construction with k-means and the first training step.
+  /// Whether the codes are set: false only between construction with k-means and the first training
+  /// step.
   bool initialised() const;
 
-  /// What precedes the search: k-means on the first training tokens x (H, T, D), statistics of the affine map. With
-  /// `training` false nothing changes; codes that k-means has not set yet are used as they are, with one warning.
+  /// What precedes the search: k-means on the first training tokens x (H, T, D), statistics of the
+  /// affine map. With `training` false nothing changes; codes that k-means has not set yet are used
+  /// as they are, with one warning.
   void prepare(const torch::Tensor& x, const std::optional<torch::Tensor>& mask, bool training);
 
-  /// Moves the averages, then the codes, then replaces dead codes: all that a training step changes.
+  /// Moves the averages, then the codes, then replaces dead codes: all that a training step
+  /// changes.
   ///
   /// @param x           tokens (H, T, D), unit vectors for the cosine metric.
   /// @param indices     (H, T), the code of each token.
-  /// @param ema_update  whether the codes follow the averages. Dead codes are counted and replaced either way.
+  /// @param ema_update  whether the codes follow the averages. Dead codes are counted and replaced
+  /// either way.
   /// @param accumulate  keep the statistics for the next step that does not accumulate.
   /// @param weight      (K,), (H, K) or scalar: multiplies 1 - decay.
-  void learn(const torch::Tensor& x, const torch::Tensor& indices, const std::optional<torch::Tensor>& mask,
-             bool ema_update, bool accumulate = false, const std::optional<torch::Tensor>& weight = std::nullopt);
+  void learn(const torch::Tensor& x, const torch::Tensor& indices,
+             const std::optional<torch::Tensor>& mask, bool ema_update, bool accumulate = false,
+             const std::optional<torch::Tensor>& weight = std::nullopt);
 
   /// Puts tokens of this step in the place of codes that fell out of use.
   void replace_dead_codes(const torch::Tensor& x, const torch::Tensor& counts,
@@ -69,9 +75,11 @@ class TORCHVQ_API CodebookImpl : public torch::nn::Cloneable<CodebookImpl> {
   torch::Tensor embed;         ///< (H, K, D): the codes; a parameter when they learn by gradient
   torch::Tensor cooldown;      ///< (H, K), int64: steps until a replaced code may be replaced again
   torch::Tensor rng;           ///< (2,), int64: seed and step of the counter-based generator
-  torch::Tensor batch_mean, batch_variance, codebook_mean, codebook_variance;  ///< (H, 1, D), with affine_param
-  torch::Tensor batch_mean_needs_init, batch_variance_needs_init;              ///< (), bool, with affine_param
-  torch::Tensor codebook_mean_needs_init, codebook_variance_needs_init;        ///< (), bool, with affine_param
+  torch::Tensor batch_mean, batch_variance, codebook_mean,
+      codebook_variance;                                           ///< (H, 1, D), with affine_param
+  torch::Tensor batch_mean_needs_init, batch_variance_needs_init;  ///< (), bool, with affine_param
+  torch::Tensor codebook_mean_needs_init,
+      codebook_variance_needs_init;  ///< (), bool, with affine_param
 
  private:
   using Statistics = std::tuple<torch::Tensor, torch::Tensor, torch::Tensor>;

@@ -11,7 +11,8 @@ namespace torchvq::ops {
 
 /// Recomputes the codes from the moving averages.
 ///
-/// Formula      smoothed = (cluster_size + eps) / (total + K * eps) * total, total = sum of cluster_size over the head
+/// Formula      smoothed = (cluster_size + eps) / (total + K * eps) * total, total = sum of
+/// cluster_size over the head
 ///              embed = embed_avg / smoothed;  cosine: embed /= ||embed||, a zero code stays zero
 ///              A code with cluster_size < 1e-2 keeps its embed: eps would pull it to the origin.
 /// Paper        van den Oord et al. 2017, arXiv:1711.00937, appendix A.1
@@ -23,7 +24,8 @@ namespace torchvq::ops {
 /// @param metric        "euclidean" or "cosine". Default: "euclidean".
 ///
 /// Gradient, precision, determinism and errors as for ema_update_().
-TORCHVQ_API void ema_finish_(at::Tensor embed, const at::Tensor& cluster_size, const at::Tensor& embed_avg,
-                             double eps = 1e-5, const std::string& metric = "euclidean");
+TORCHVQ_API void ema_finish_(at::Tensor embed, const at::Tensor& cluster_size,
+                             const at::Tensor& embed_avg, double eps = 1e-5,
+                             const std::string& metric = "euclidean");
 
 }  // namespace torchvq::ops

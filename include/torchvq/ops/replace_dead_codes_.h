@@ -12,27 +12,31 @@ namespace torchvq::ops {
 
 /// Options of replace_dead_codes_() and replace_with_candidates_().
 struct DeadCodeOptions {
-  /// Tokens per step, as a moving average, below which a code counts as dead. 0 replaces none. Default: 2.
+  /// Tokens per step, as a moving average, below which a code counts as dead. 0 replaces none.
+  /// Default: 2.
   double threshold = 2;
-  /// The same as a fraction of the mean cluster size, which does not depend on batch or codebook size; the larger of the
-  /// two thresholds holds. Default: 0.
+  /// The same as a fraction of the mean cluster size, which does not depend on batch or codebook
+  /// size; the larger of the two thresholds holds. Default: 0.
   double threshold_fraction = 0;
-  /// Cluster size of a code just replaced, finite, >= 0, but at least the threshold in force. Larger makes it live longer unused. Default: 2.
+  /// Cluster size of a code just replaced, finite, >= 0, but at least the threshold in force.
+  /// Larger makes it live longer unused. Default: 2.
   double reset_cluster_size = 2;
   /// Calls after a replacement in which the code is not replaced again, >= 0. Default: 0.
   int64_t cooldown_steps = 0;
-  /// "euclidean", or "cosine": tokens become codes as unit vectors, and zero tokens do not. Default: "euclidean".
+  /// "euclidean", or "cosine": tokens become codes as unit vectors, and zero tokens do not.
+  /// Default: "euclidean".
   std::string metric = "euclidean";
 };
 
 /// Replaces dead codes by distinct tokens of the batch, drawn at random.
 ///
 /// Formula      dead[k] = cluster_size[k] < threshold and counts[k] == 0 and cooldown[k] == 0
-///              candidates: distinct usable tokens by rising key, key = hash(bits of the vector, seed, step, head),
-///              without those that equal a live code. Dead codes take them in the order of their index; where there
-///              are fewer candidates than dead codes, the rest stay.
-///              A replaced code: embed = token, cluster_size = reset_cluster_size,
-///              embed_avg = token * reset_cluster_size, cooldown = cooldown_steps. Other cooldowns fall by 1 to 0.
+///              candidates: distinct usable tokens by rising key, key = hash(bits of the vector,
+///              seed, step, head), without those that equal a live code. Dead codes take them in
+///              the order of their index; where there are fewer candidates than dead codes, the
+///              rest stay. A replaced code: embed = token, cluster_size = reset_cluster_size,
+///              embed_avg = token * reset_cluster_size, cooldown = cooldown_steps. Other cooldowns
+///              fall by 1 to 0.
 /// Paper        Zeghidour et al. 2021, SoundStream, arXiv:2107.03312, section III-C
 ///
 /// @param embed         (H, K, D), float32 or float64; changed in place, as are the next three.
@@ -48,11 +52,14 @@ struct DeadCodeOptions {
 /// Gradient     none; autograd is told that the state changed.
 /// Empty        N == 0 replaces nothing; cooldowns fall.
 /// Non-finite   tokens with NaN or infinity are no candidates.
-/// Determinism  does not depend on the order of tokens, nor, with the two functions below, on their split over ranks.
-/// Throws       c10::ValueError for bad shapes and options, c10::TypeError for bad dtypes. Nothing is changed then.
-TORCHVQ_API at::Tensor replace_dead_codes_(at::Tensor embed, at::Tensor embed_avg, at::Tensor cluster_size,
-                                           at::Tensor cooldown, const at::Tensor& x, const at::Tensor& counts,
-                                           const at::Tensor& rng, const std::optional<at::Tensor>& mask = std::nullopt,
+/// Determinism  does not depend on the order of tokens, nor, with the two functions below, on their
+/// split over ranks. Throws       c10::ValueError for bad shapes and options, c10::TypeError for
+/// bad dtypes. Nothing is changed then.
+TORCHVQ_API at::Tensor replace_dead_codes_(at::Tensor embed, at::Tensor embed_avg,
+                                           at::Tensor cluster_size, at::Tensor cooldown,
+                                           const at::Tensor& x, const at::Tensor& counts,
+                                           const at::Tensor& rng,
+                                           const std::optional<at::Tensor>& mask = std::nullopt,
                                            const DeadCodeOptions& options = {});
 
 }  // namespace torchvq::ops

@@ -8,13 +8,15 @@
 
 namespace torchvq::ops {
 
-/// Replaces dead codes by candidates of one or more calls of dead_code_candidates(), put side by side on axis 1.
+/// Replaces dead codes by candidates of one or more calls of dead_code_candidates(), put side by
+/// side on axis 1.
 ///
 /// @param keys  (H, C), int64, C >= 1.
 /// @param rows  (H, C, D), float32 or float64.
 /// Everything else is as for replace_dead_codes_(); options.metric has no effect here.
-TORCHVQ_API at::Tensor replace_with_candidates_(at::Tensor embed, at::Tensor embed_avg, at::Tensor cluster_size,
-                                                at::Tensor cooldown, const at::Tensor& keys, const at::Tensor& rows,
+TORCHVQ_API at::Tensor replace_with_candidates_(at::Tensor embed, at::Tensor embed_avg,
+                                                at::Tensor cluster_size, at::Tensor cooldown,
+                                                const at::Tensor& keys, const at::Tensor& rows,
                                                 const at::Tensor& counts, const at::Tensor& rng,
                                                 const DeadCodeOptions& options = {});
 

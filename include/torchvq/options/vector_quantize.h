@@ -15,7 +15,8 @@
 namespace torchvq {
 
 /// From the codebook's parameters to the optimizer that steps on them inside each training forward.
-using CodebookOptimizer = std::function<std::shared_ptr<torch::optim::Optimizer>(std::vector<torch::Tensor>)>;
+using CodebookOptimizer =
+    std::function<std::shared_ptr<torch::optim::Optimizer>(std::vector<torch::Tensor>)>;
 
 /// What the options that default to "depends" resolve to.
 struct ResolvedVectorQuantizeOptions {
@@ -28,25 +29,29 @@ struct ResolvedVectorQuantizeOptions {
 ///
 /// Example:
 /// ```
-/// torchvq::VectorQuantize quantizer(torchvq::VectorQuantizeOptions(256).codebook_size(512).decay(0.8));
+/// torchvq::VectorQuantize
+/// quantizer(torchvq::VectorQuantizeOptions(256).codebook_size(512).decay(0.8));
 /// ```
 struct TORCHVQ_API VectorQuantizeOptions {
   /// @param dim  features of the input, at least 1.
   explicit VectorQuantizeOptions(int64_t dim) : dim_(dim) {}
 
-  /// Throws c10::ValueError for an option out of range, or options that exclude each other; resolves the open ones.
+  /// Throws c10::ValueError for an option out of range, or options that exclude each other;
+  /// resolves the open ones.
   ResolvedVectorQuantizeOptions validate() const;
 
-  // Shape ------------------------------------------------------------------------------------------------
+  // Shape
+  // ------------------------------------------------------------------------------------------------
 
   /// Features of the input, at least 1.
   TORCH_ARG(int64_t, dim);
   /// Number of codes K, at least 1. Default: 512.
   TORCH_ARG(int64_t, codebook_size) = 512;
-  /// Features of a code, per head. Where heads * codebook_dim differs from dim, project_in and project_out are linear
-  /// layers, otherwise identities. Default: dim.
+  /// Features of a code, per head. Where heads * codebook_dim differs from dim, project_in and
+  /// project_out are linear layers, otherwise identities. Default: dim.
   TORCH_ARG(std::optional<int64_t>, codebook_dim);
-  /// Codes per latent; the features are split over them, the first features being head 0. Default: 1.
+  /// Codes per latent; the features are split over them, the first features being head 0.
+  /// Default: 1.
   TORCH_ARG(int64_t, heads) = 1;
   /// One codebook per head instead of one for all. Default: false.
   TORCH_ARG(bool, separate_codebook_per_head) = false;
@@ -61,7 +66,8 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// Masked outputs are zero; otherwise the input. Default: true.
   TORCH_ARG(bool, return_zeros_for_masked_padding) = true;
 
-  // Search -----------------------------------------------------------------------------------------------
+  // Search
+  // -----------------------------------------------------------------------------------------------
 
   /// Compare by cosine; latents and codes become unit vectors (arXiv:2110.04627). Default: false.
   TORCH_ARG(bool, use_cosine_sim) = false;
@@ -70,16 +76,17 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// That temperature; 0 or less takes the nearest code. Default: 1.
   TORCH_ARG(double, sample_codebook_temp) = 1.0;
 
-  // Gradient of the output ---------------------------------------------------------------------------------
+  // Gradient of the output
+  // ---------------------------------------------------------------------------------
 
-  /// Rotate and scale the gradient from code to latent (arXiv:2410.06424), with a bounded gain; otherwise it is copied.
-  /// Default: true, but false with directional_reparam.
+  /// Rotate and scale the gradient from code to latent (arXiv:2410.06424), with a bounded gain;
+  /// otherwise it is copied. Default: true, but false with directional_reparam.
   TORCH_ARG(std::optional<bool>, rotation_trick);
-  /// With route_gradients_to_input(false): gradient through the softmax over the codes (arXiv:1611.01144).
-  /// Default: false.
+  /// With route_gradients_to_input(false): gradient through the softmax over the codes
+  /// (arXiv:1611.01144). Default: false.
   TORCH_ARG(bool, straight_through) = false;
-  /// DiVeQ: the output is the latent plus a simulated error in the direction of the code; codes learn by gradient.
-  /// Default: false.
+  /// DiVeQ: the output is the latent plus a simulated error in the direction of the code; codes
+  /// learn by gradient. Default: false.
   TORCH_ARG(bool, directional_reparam) = false;
   /// Variance of the noise on that direction, 0 or more. Default: 0.005.
   TORCH_ARG(double, directional_reparam_variance) = 0.005;
@@ -88,13 +95,16 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// The output sends its gradient to the input. Default: true.
   TORCH_ARG(bool, route_gradients_to_input) = true;
 
-  // Losses -----------------------------------------------------------------------------------------------
+  // Losses
+  // -----------------------------------------------------------------------------------------------
 
   /// Weight of the commitment loss, 0 or more; beta in the paper. Default: 1.
   TORCH_ARG(double, commitment_weight) = 1.0;
-  /// Commitment as cross-entropy between distances and chosen code instead of the mean squared error. Default: false.
+  /// Commitment as cross-entropy between distances and chosen code instead of the mean squared
+  /// error. Default: false.
   TORCH_ARG(bool, commitment_use_cross_entropy_loss) = false;
-  /// Weight of the orthogonal regularisation of the codes (arXiv:2112.00384), 0 or more. Default: 0.
+  /// Weight of the orthogonal regularisation of the codes (arXiv:2112.00384), 0 or more. Default:
+  /// 0.
   TORCH_ARG(double, orthogonal_reg_weight) = 0.0;
   /// Regularise the codes of this batch only. Default: false.
   TORCH_ARG(bool, orthogonal_reg_active_codes_only) = false;
@@ -105,42 +115,49 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// Multiplies the logits of that distribution, 0 or more. Default: 100.
   TORCH_ARG(double, codebook_diversity_temperature) = 100.0;
 
-  // Learning of the codebook -------------------------------------------------------------------------------
+  // Learning of the codebook
+  // -------------------------------------------------------------------------------
 
   /// Decay of the moving averages, in [0, 1]; larger is slower. gamma in the paper. Default: 0.8.
   TORCH_ARG(double, decay) = 0.8;
   /// Laplace smoothing of the cluster sizes, above 0. Default: 1e-5.
   TORCH_ARG(double, eps) = 1e-5;
-  /// Nothing of the codebook changes in training (but k-means initialisation, once). Default: false.
+  /// Nothing of the codebook changes in training (but k-means initialisation, once). Default:
+  /// false.
   TORCH_ARG(bool, freeze_codebook) = false;
-  /// Training moves the codes by moving averages. Default: true, but false with vq_bridge and directional_reparam.
+  /// Training moves the codes by moving averages. Default: true, but false with vq_bridge and
+  /// directional_reparam.
   TORCH_ARG(std::optional<bool>, ema_update);
   /// Training moves the averages only; codebook()->update_ema() sets the codes. Default: false.
   TORCH_ARG(bool, manual_ema_update) = false;
   /// The codes are parameters, pulled by the commitment loss. Needs ema_update(false).
   /// Default: false, but true with vq_bridge and directional_reparam.
   TORCH_ARG(std::optional<bool>, learnable_codebook);
-  /// Optimizer of the codebook that makes a step towards the tokens inside each training forward. Default: none.
+  /// Optimizer of the codebook that makes a step towards the tokens inside each training forward.
+  /// Default: none.
   TORCH_ARG(CodebookOptimizer, in_place_codebook_optimizer);
   /// Accumulate its gradients only; update_in_place_optimizer() makes the step. Default: false.
   TORCH_ARG(bool, manual_in_place_optimizer_update) = false;
   /// Module from codes (H, K, D) to the codes in use, of the same shape (FVQ). Default: none.
   TORCH_ARG(torch::nn::AnyModule, vq_bridge);
 
-  // Initialisation and dead codes ---------------------------------------------------------------------------
+  // Initialisation and dead codes
+  // ---------------------------------------------------------------------------
 
-  /// Initialise the codes by k-means on the first training tokens (SoundStream, arXiv:2107.03312). Default: false.
+  /// Initialise the codes by k-means on the first training tokens (SoundStream, arXiv:2107.03312).
+  /// Default: false.
   TORCH_ARG(bool, kmeans_init) = false;
   /// Lloyd iterations of that, 0 or more. Default: 10.
   TORCH_ARG(int64_t, kmeans_iters) = 10;
-  /// A code whose moving average of tokens per step is below this is replaced by a token of the batch, unless it was used
-  /// in this step or is in its cool-down. Default: 0, never.
+  /// A code whose moving average of tokens per step is below this is replaced by a token of the
+  /// batch, unless it was used in this step or is in its cool-down. Default: 0, never.
   TORCH_ARG(double, threshold_ema_dead_code) = 0.0;
-  /// The same as a fraction of the fair share of tokens per code, which does not depend on the batch size.
-  /// Default: 0, never.
+  /// The same as a fraction of the fair share of tokens per code, which does not depend on the
+  /// batch size. Default: 0, never.
   TORCH_ARG(double, dead_code_threshold_fraction) = 0.0;
 
-  // Affine codes -----------------------------------------------------------------------------------------
+  // Affine codes
+  // -----------------------------------------------------------------------------------------
 
   /// Map the codes to mean and variance of the data (arXiv:2305.08842). Default: false.
   TORCH_ARG(bool, affine_param) = false;
@@ -149,7 +166,8 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// Decay of the codes' statistics, in [0, 1]. Default: 0.9.
   TORCH_ARG(double, affine_param_codebook_decay) = 0.9;
 
-  // Several processes --------------------------------------------------------------------------------------
+  // Several processes
+  // --------------------------------------------------------------------------------------
 
   /// Whether ranks share statistics. Default: when a process group has several ranks.
   TORCH_ARG(std::optional<bool>, sync_codebook);
@@ -161,8 +179,8 @@ struct TORCHVQ_API VectorQuantizeOptions {
 
 /// Options of one call of VectorQuantizeImpl::forward; unset fields follow the module's options.
 struct TORCHVQ_API VectorQuantizeForwardOptions {
-  /// Codes to score instead of choosing: the loss is then the cross-entropy of the distances towards them. Shape of the
-  /// returned indices; -1 is left out.
+  /// Codes to score instead of choosing: the loss is then the cross-entropy of the distances
+  /// towards them. Shape of the returned indices; -1 is left out.
   TORCH_ARG(std::optional<torch::Tensor>, indices);
   /// (B, *), bool, true for real tokens.
   TORCH_ARG(std::optional<torch::Tensor>, mask);
@@ -178,7 +196,8 @@ struct TORCHVQ_API VectorQuantizeForwardOptions {
   TORCH_ARG(std::function<torch::Tensor(torch::Tensor)>, codebook_transform_fn);
   /// (K,) or (H, K), or a scalar tensor: multiplies 1 - decay of each code.
   TORCH_ARG(std::optional<torch::Tensor>, ema_update_weight);
-  /// Keep this call's statistics for the next call without it, as if both were one batch. Default: false.
+  /// Keep this call's statistics for the next call without it, as if both were one batch. Default:
+  /// false.
   TORCH_ARG(bool, accum_ema_update) = false;
   /// Overrides the module's option.
   TORCH_ARG(std::optional<bool>, ema_update);

@@ -12,7 +12,8 @@ class AlignedBuffer {
  public:
   AlignedBuffer() = default;
   explicit AlignedBuffer(int64_t size)
-      : data_(static_cast<T*>(::operator new(sizeof(T) * static_cast<size_t>(size), kAlignment))), size_(size) {}
+      : data_(static_cast<T*>(::operator new(sizeof(T) * static_cast<size_t>(size), kAlignment))),
+        size_(size) {}
 
   T* data() { return data_.get(); }
   const T* data() const { return data_.get(); }

@@ -15,7 +15,8 @@ namespace torchvq::kernels {
 
 /// Fraction bits that leave room for adding `count` numbers of the largest magnitude in an int64.
 constexpr int32_t total_bits(int64_t count) {
-  return std::min<int32_t>(52, 62 - static_cast<int32_t>(std::bit_width(static_cast<uint64_t>(count))));
+  return std::min<int32_t>(52,
+                           62 - static_cast<int32_t>(std::bit_width(static_cast<uint64_t>(count))));
 }
 
 /// Sum in fixed point: no order, so any device gives these bits. NaN where a number is not finite.
@@ -38,12 +39,15 @@ inline double smoothed_size(double size, double eps, double total, double smooth
   return (size + eps) / smoothing_mass * total;
 }
 
-inline double decayed(double average, double weight, double value) { return average + weight * (value - average); }
+inline double decayed(double average, double weight, double value) {
+  return average + weight * (value - average);
+}
 
 /// embed = average / size, and a unit vector if `unit`.
 template <typename T>
 void write_code(const T* average, double size, bool unit, int64_t dim, T* embed) {
-  for (int64_t d = 0; d < dim; ++d) embed[d] = static_cast<T>(static_cast<double>(average[d]) / size);
+  for (int64_t d = 0; d < dim; ++d)
+    embed[d] = static_cast<T>(static_cast<double>(average[d]) / size);
   if (!unit) return;
   const double norm = norm_in_order(embed, dim);
   if (!(norm > 0)) return;

@@ -25,7 +25,8 @@ CpuLevel requested_level() {
   const std::string name = value ? value : "";
   if (name.empty() || name == "avx512") return CpuLevel::kAvx512;
   if (name == "avx2") return CpuLevel::kAvx2;
-  TORCH_CHECK_VALUE(name == "default", "torchvq: expected TORCHVQ_SIMD_LEVEL to be default, avx2 or avx512, but got ",
+  TORCH_CHECK_VALUE(name == "default",
+                    "torchvq: expected TORCHVQ_SIMD_LEVEL to be default, avx2 or avx512, but got ",
                     name);
   return CpuLevel::kDefault;
 }

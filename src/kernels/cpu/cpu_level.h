@@ -1,5 +1,5 @@
-// Run-time choice of instruction set. A kernel is one source, compiled once per level with flags of its own
-// (instruction_sets.cmake), and reached through one table of function pointers per level.
+// Run-time choice of instruction set. A kernel is one source, compiled once per level with flags of
+// its own (instruction_sets.cmake), and reached through one table of function pointers per level.
 #pragma once
 
 #include <torchvq/export.h>
@@ -11,19 +11,21 @@ enum class CpuLevel { kDefault = 0, kAvx2 = 1, kAvx512 = 2 };
 /// What this build and this machine have, whatever the environment says.
 TORCHVQ_API CpuLevel best_cpu_level();
 
-/// The level to use: best_cpu_level(), bounded by two environment variables that are read once: ATEN_CPU_CAPABILITY,
-/// which bounds all of torch, and TORCHVQ_SIMD_LEVEL (default, avx2 or avx512), which bounds torchvq alone.
-/// Throws c10::ValueError for another value of TORCHVQ_SIMD_LEVEL.
+/// The level to use: best_cpu_level(), bounded by two environment variables that are read once:
+/// ATEN_CPU_CAPABILITY, which bounds all of torch, and TORCHVQ_SIMD_LEVEL (default, avx2 or
+/// avx512), which bounds torchvq alone. Throws c10::ValueError for another value of
+/// TORCHVQ_SIMD_LEVEL.
 TORCHVQ_API CpuLevel cpu_level();
 
-/// Bounds cpu_level() further, until the next call: for tests and benchmarks that compare levels in one process.
+/// Bounds cpu_level() further, until the next call: for tests and benchmarks that compare levels in
+/// one process.
 TORCHVQ_API void limit_cpu_level(CpuLevel limit);
 
 // The function that `name` stands for at `level`: name_default, name_avx2 or name_avx512.
 #if defined(TORCHVQ_HAVE_X86_LEVELS)
-#define TORCHVQ_AT_LEVEL(level, name)                                         \
-  ((level) == ::torchvq::kernels::CpuLevel::kAvx512 ? name##_avx512           \
-   : (level) == ::torchvq::kernels::CpuLevel::kAvx2 ? name##_avx2             \
+#define TORCHVQ_AT_LEVEL(level, name)                               \
+  ((level) == ::torchvq::kernels::CpuLevel::kAvx512 ? name##_avx512 \
+   : (level) == ::torchvq::kernels::CpuLevel::kAvx2 ? name##_avx2   \
                                                     : name##_default)
 #else
 #define TORCHVQ_AT_LEVEL(level, name) (static_cast<void>(level), name##_default)

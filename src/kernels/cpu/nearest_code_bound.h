@@ -1,5 +1,5 @@
-// How far a screening score of nearest_code_scan.h can lie from the score that decides; derivation in
-// docs/design/search.md.
+// How far a screening score of nearest_code_scan.h can lie from the score that decides; derivation
+// in docs/design/search.md.
 #pragma once
 
 #include <cmath>
@@ -7,32 +7,38 @@
 
 namespace torchvq::kernels {
 
-constexpr double kFloatUnit = 0x1p-24;    // largest relative rounding error of float32
-constexpr double kDoubleUnit = 0x1p-53;   // and of float64
-constexpr double kFloatTiny = 0x1p-120;   // far above what underflow, or flushing it to zero, can cost per operation
-constexpr double kLargeSquare = 0x1p120;  // squared norms below this cannot overflow a float32 score
-constexpr double kReach = 2.2;            // twice the error, and slack for the rounding of the bound itself
+constexpr double kFloatUnit = 0x1p-24;   // largest relative rounding error of float32
+constexpr double kDoubleUnit = 0x1p-53;  // and of float64
+constexpr double kFloatTiny =
+    0x1p-120;  // far above what underflow, or flushing it to zero, can cost per operation
+constexpr double kLargeSquare =
+    0x1p120;                    // squared norms below this cannot overflow a float32 score
+constexpr double kReach = 2.2;  // twice the error, and slack for the rounding of the bound itself
 
-/// Relative error of a chain of `count` roundings, compounded; past all use when there are too many.
+/// Relative error of a chain of `count` roundings, compounded; past all use when there are too
+/// many.
 inline double chain_error(int64_t count, double unit) {
   const double product = static_cast<double>(count) * unit;
   return product < 0.25 ? product / (1 - 2 * product) : 1e30;
 }
 
-/// The largest float that is not above `value`. A limit rounded down lets a candidate too many pass, never one too few.
+/// The largest float that is not above `value`. A limit rounded down lets a candidate too many
+/// pass, never one too few.
 inline float round_down(double value) {
   const auto rounded = static_cast<float>(value);
   return static_cast<double>(rounded) > value ? std::nextafter(rounded, -HUGE_VALF) : rounded;
 }
 
-/// |screening score - deciding score| <= slope * ||x - center|| + intercept, up to a constant per row.
+/// |screening score - deciding score| <= slope * ||x - center|| + intercept, up to a constant per
+/// row.
 struct ScoreError {
   double slope, intercept;
 };
 
 /// norm: of the code minus center; offset: |bias| as added to the score; shift: ||center||.
 inline ScoreError score_error(int64_t dim, double norm, double offset, double shift) {
-  const double scan = chain_error(dim + 16, kFloatUnit), decision = chain_error(dim + 16, kDoubleUnit);
+  const double scan = chain_error(dim + 16, kFloatUnit),
+               decision = chain_error(dim + 16, kDoubleUnit);
   const double tiny = kFloatTiny * static_cast<double>(dim + 16);
   const double whole = norm + shift;
   return {scan * norm + decision * whole + tiny,

@@ -34,7 +34,8 @@ void NearestCodeDecision::decide(const float* x, const std::vector<int32_t>& can
       rivals_.emplace_back(scores[i] + task_.bias_of(k), k);
     }
   }
-  for (size_t i = 0; static_cast<int64_t>(rivals_.size()) < task_.k; ++i) rivals_.emplace_back(HUGE_VAL, excluded[i]);
+  for (size_t i = 0; static_cast<int64_t>(rivals_.size()) < task_.k; ++i)
+    rivals_.emplace_back(HUGE_VAL, excluded[i]);
   std::partial_sort(rivals_.begin(), rivals_.begin() + task_.k, rivals_.end());
   for (int64_t i = 0; i < task_.k; ++i) indices[i] = rivals_[i].second;
 }
@@ -46,8 +47,8 @@ float KthLargest::find(const NearestCodeScan& scan, const float* values, int64_t
   heap_.assign(static_cast<size_t>(k), -HUGE_VALF);  // the k largest so far, the smallest on top
   const std::greater<float> greater;
   for (int64_t begin = 0; begin < count; begin += kStep) {
-    const int64_t found =
-        scan.at_least(values + begin, std::min(kStep, count - begin), heap_.front(), places_.data());
+    const int64_t found = scan.at_least(values + begin, std::min(kStep, count - begin),
+                                        heap_.front(), places_.data());
     for (int64_t i = 0; i < found; ++i) {
       const float value = values[begin + places_[i]];
       if (value <= heap_.front()) continue;

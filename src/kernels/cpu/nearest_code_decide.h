@@ -1,4 +1,5 @@
-// The last word of nearest_code on one row: exact scores of a few candidates, best first, ties by index.
+// The last word of nearest_code on one row: exact scores of a few candidates, best first, ties by
+// index.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +32,10 @@ class NearestCodeDecision {
   NearestCodeDecision(const NearestCodeTask& task, const NearestCodeExact& exact)
       : task_(task), exact_(exact), unit_(task.cosine ? (1 + kTogether) * task.dim : 0) {}
 
-  /// Writes the k best of `candidates` for row x; when they are too few, `excluded` follow in their order.
-  void decide(const float* x, const std::vector<int32_t>& candidates, const std::vector<int32_t>& excluded,
-              int64_t* indices);
+  /// Writes the k best of `candidates` for row x; when they are too few, `excluded` follow in their
+  /// order.
+  void decide(const float* x, const std::vector<int32_t>& candidates,
+              const std::vector<int32_t>& excluded, int64_t* indices);
 
  private:
   static constexpr size_t kTogether = 4;

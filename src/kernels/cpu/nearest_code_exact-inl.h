@@ -1,5 +1,6 @@
-// Source of the deciding kernels; included by one file per instruction set, which defines TORCHVQ_LEVEL_NAME. Compiled
-// without contraction: the order and rounding of every operation below is part of the contract.
+// Source of the deciding kernels; included by one file per instruction set, which defines
+// TORCHVQ_LEVEL_NAME. Compiled without contraction: the order and rounding of every operation below
+// is part of the contract.
 #include "kernels/cpu/nearest_code_exact.h"
 #include "kernels/cpu/simd-inl.h"
 
@@ -23,7 +24,8 @@ void unit_row(const T* row, int64_t dim, T* unit) {
 }
 
 template <int count, bool cosine>
-inline void pair_scores_of(const float* row, int64_t dim, const float* const* codes, double* scores) {
+inline void pair_scores_of(const float* row, int64_t dim, const float* const* codes,
+                           double* scores) {
   double sum[count] = {};
   for (int64_t d = 0; d < dim; ++d) {
     const double x = row[d];
@@ -37,19 +39,21 @@ inline void pair_scores_of(const float* row, int64_t dim, const float* const* co
 }
 
 template <bool cosine>
-void pair_scores_all(const float* row, int64_t dim, const float* const* codes, int64_t count, double* scores) {
+void pair_scores_all(const float* row, int64_t dim, const float* const* codes, int64_t count,
+                     double* scores) {
   int64_t i = 0;
   for (; i + 4 <= count; i += 4) pair_scores_of<4, cosine>(row, dim, codes + i, scores + i);
   for (; i < count; ++i) pair_scores_of<1, cosine>(row, dim, codes + i, scores + i);
 }
 
-void pair_scores(const float* row, int64_t dim, const float* const* codes, int64_t count, bool cosine,
-                 double* scores) {
+void pair_scores(const float* row, int64_t dim, const float* const* codes, int64_t count,
+                 bool cosine, double* scores) {
   (cosine ? pair_scores_all<true> : pair_scores_all<false>)(row, dim, codes, count, scores);
 }
 
 template <bool cosine>
-inline void score_panel(const double* rows, const double* panel, int64_t dim, int64_t stride, double* scores) {
+inline void score_panel(const double* rows, const double* panel, int64_t dim, int64_t stride,
+                        double* scores) {
   Doubles sum[kWideRows][kWideVectors];
   for (auto& row : sum) {
     for (auto& vector : row) vector = Doubles{};
@@ -71,11 +75,12 @@ inline void score_panel(const double* rows, const double* panel, int64_t dim, in
   }
 }
 
-void score_tile(const double* rows, const double* panels, int64_t panel_count, int64_t dim, bool cosine,
-                double* scores) {
+void score_tile(const double* rows, const double* panels, int64_t panel_count, int64_t dim,
+                bool cosine, double* scores) {
   for (int64_t panel = 0; panel < panel_count; ++panel) {
     (cosine ? score_panel<true> : score_panel<false>)(rows, panels + panel * kWidePanel * dim, dim,
-                                                      panel_count * kWidePanel, scores + panel * kWidePanel);
+                                                      panel_count * kWidePanel,
+                                                      scores + panel * kWidePanel);
   }
 }
 

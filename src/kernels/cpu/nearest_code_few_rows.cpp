@@ -10,13 +10,15 @@ constexpr int64_t kFewRows = 8;
 constexpr int64_t kGrain = 1 << 16;  // products per thread
 constexpr int64_t kCodes = 64;       // taken by all rows in turn while they are in cache
 
-/// What a score -(||x - c||^2 + bias) must reach to be among the k best, given the k-th best score. The error of a
-/// distance v is at most alpha (v + bias_bound) + beta: relative for the differences, which need no centre, and
-/// absolute for the float64 sum that decides, which sees ||x|| and ||c|| <= ||x|| + sqrt(v).
+/// What a score -(||x - c||^2 + bias) must reach to be among the k best, given the k-th best score.
+/// The error of a distance v is at most alpha (v + bias_bound) + beta: relative for the
+/// differences, which need no centre, and absolute for the float64 sum that decides, which sees
+/// ||x|| and ||c|| <= ||x|| + sqrt(v).
 double limit_of(double kth_score, int64_t dim, double x_square, double bias_bound) {
   const double decision = chain_error(dim + 16, kDoubleUnit);
   const double alpha = chain_error(dim + 16, kFloatUnit) + 8 * decision;
-  const double beta = 8 * decision * (x_square + bias_bound) + kFloatTiny * static_cast<double>(dim + 16);
+  const double beta =
+      8 * decision * (x_square + bias_bound) + kFloatTiny * static_cast<double>(dim + 16);
   const double reach = 2 * (alpha * bias_bound + beta) * (1 + 1e-6);
   return (kth_score * (1 + alpha) - reach) / (1 - alpha) - std::abs(kth_score) * 1e-12;
 }
@@ -30,7 +32,8 @@ double squared_norm(const float* x, int64_t dim) {
 double largest_bias(const NearestCodeTask& task) {
   double largest = 0;
   for (int64_t k = 0; task.bias && k < task.size; ++k) {
-    if (std::isfinite(task.bias[k])) largest = std::max(largest, std::abs(static_cast<double>(task.bias[k])));
+    if (std::isfinite(task.bias[k]))
+      largest = std::max(largest, std::abs(static_cast<double>(task.bias[k])));
   }
   return largest;
 }
@@ -41,8 +44,8 @@ bool has_few_rows(const NearestCodeTask& task) {
   return task.rows <= kFewRows && !task.cosine && task.dim < (1 << 20);
 }
 
-bool nearest_code_few_rows(const NearestCodeTask& task, CpuLevel level, const ParallelFor& parallel_for,
-                           const float* x, int64_t* indices) {
+bool nearest_code_few_rows(const NearestCodeTask& task, CpuLevel level,
+                           const ParallelFor& parallel_for, const float* x, int64_t* indices) {
   const auto scan = nearest_code_scan(level);
   const auto exact = nearest_code_exact(level);
   AlignedBuffer<float> scores(task.rows * task.size);
@@ -51,7 +54,8 @@ bool nearest_code_few_rows(const NearestCodeTask& task, CpuLevel level, const Pa
       const int64_t last = std::min(first + kCodes, end);
       for (int64_t row = 0; row < task.rows; ++row) {
         float* row_scores = scores.data() + row * task.size;
-        scan.score_row(x + row * task.dim, task.dim, task.codebook, task.size, first, last, row_scores);
+        scan.score_row(x + row * task.dim, task.dim, task.codebook, task.size, first, last,
+                       row_scores);
         for (int64_t k = first; task.bias && k < last; ++k) row_scores[k] -= task.bias[k];
       }
     }
@@ -69,7 +73,8 @@ bool nearest_code_few_rows(const NearestCodeTask& task, CpuLevel level, const Pa
     if (!(x_square < kLargeSquare) || !(std::abs(kth) < kLargeSquare)) return false;
     const float limit = round_down(limit_of(kth, task.dim, x_square, bias_bound));
     candidates.resize(static_cast<size_t>(task.size));
-    candidates.resize(static_cast<size_t>(scan.at_least(row_scores, task.size, limit, candidates.data())));
+    candidates.resize(
+        static_cast<size_t>(scan.at_least(row_scores, task.size, limit, candidates.data())));
     if (candidates.size() == 1) {
       indices[row] = candidates[0];
     } else {

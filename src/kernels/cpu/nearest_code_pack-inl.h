@@ -1,4 +1,5 @@
-// Packing of rows and codes for the screening kernels, and the facts about codes that packing needs.
+// Packing of rows and codes for the screening kernels, and the facts about codes that packing
+// needs.
 #pragma once
 
 #include "kernels/cpu/nearest_code_scan.h"
@@ -7,14 +8,17 @@
 namespace torchvq::kernels {
 namespace {
 
-// A tile of kTileRows x kVectors accumulators, kVectors code vectors and one row value fill the registers.
+// A tile of kTileRows x kVectors accumulators, kVectors code vectors and one row value fill the
+// registers.
 constexpr int kTileRows = 6;
 constexpr int kVectors = kRegisters == 32 ? 4 : 2;
 constexpr int kPanel = kVectors * kLanes;
 
-/// The first `count` floats from `from`, the other lanes zero; reads a whole vector where that stays before `end`.
+/// The first `count` floats from `from`, the other lanes zero; reads a whole vector where that
+/// stays before `end`.
 inline Floats load_partly(const float* from, const float* end, int64_t count, Ints mask) {
-  if (from + kLanes <= end) return reinterpret_cast<Floats>(reinterpret_cast<Ints>(load<Floats>(from)) & mask);
+  if (from + kLanes <= end)
+    return reinterpret_cast<Floats>(reinterpret_cast<Ints>(load<Floats>(from)) & mask);
   float padded[kLanes] = {};
   memcpy(padded, from, sizeof(float) * static_cast<size_t>(count));
   return load<Floats>(padded);
@@ -65,8 +69,10 @@ void add_codes(const CodeList& codes, int64_t begin, int64_t end, float* sum) {
   }
 }
 
-/// Values [d, d + kLanes) of kLanes codes at once. Lanes beyond dim hold what follows in memory, and are not stored.
-inline void transpose_block(const float* const* code, const float* center, int64_t d, int64_t dim, float* values) {
+/// Values [d, d + kLanes) of kLanes codes at once. Lanes beyond dim hold what follows in memory,
+/// and are not stored.
+inline void transpose_block(const float* const* code, const float* center, int64_t d, int64_t dim,
+                            float* values) {
   Floats block[kLanes];
   const Floats middle = load<Floats>(center + d);
 #pragma GCC unroll 16
@@ -89,7 +95,8 @@ void transpose_panel(const CodeList& codes, const float* center, int64_t panel, 
     const int64_t count = left < 0 ? 0 : left < kLanes ? left : kLanes;
     const float* code[kLanes];
     int64_t d = 0;
-    for (int64_t j = 0; j < count; ++j) code[j] = codes.codebook + codes.index[first + lane + j] * dim;
+    for (int64_t j = 0; j < count; ++j)
+      code[j] = codes.codebook + codes.index[first + lane + j] * dim;
     // Indices ascend, so that only the last code can come close to the end of the codebook.
     for (; count == kLanes && d < dim && code[kLanes - 1] + d + kLanes <= codes.end; d += kLanes) {
       transpose_block(code, center, d, dim, values + lane);
@@ -102,7 +109,8 @@ void transpose_panel(const CodeList& codes, const float* center, int64_t panel, 
   }
 }
 
-/// Squared norms of a panel's codes: float64 sums over d in index order, as the contract defines a norm.
+/// Squared norms of a panel's codes: float64 sums over d in index order, as the contract defines a
+/// norm.
 void panel_squares(const float* values, int64_t dim, double* squares) {
   constexpr int kWide = kLanes / 2, kParts = kPanel / kWide;
   Doubles sum[kParts];
@@ -117,8 +125,8 @@ void panel_squares(const float* values, int64_t dim, double* squares) {
   for (int p = 0; p < kParts; ++p) store(squares + p * kWide, sum[p]);
 }
 
-void pack_codes(const CodeList& codes, const float* center, int64_t depth, int64_t begin, int64_t end, float* panels,
-                double* squares) {
+void pack_codes(const CodeList& codes, const float* center, int64_t depth, int64_t begin,
+                int64_t end, float* panels, double* squares) {
   for (int64_t panel = begin; panel < end; ++panel) {
     float* values = panels + panel * kPanel * depth;
     transpose_panel(codes, center, panel, values);
@@ -131,8 +139,8 @@ inline void divide(float* to, const float* from, Doubles norm) {
   store(to, __builtin_convertvector(norm == 0.0 ? Doubles{} : quotient, HalfFloats));
 }
 
-void pack_unit_codes(const CodeList& codes, const float* zero, int64_t depth, int64_t begin, int64_t end, float* panels,
-                     double* squares) {
+void pack_unit_codes(const CodeList& codes, const float* zero, int64_t depth, int64_t begin,
+                     int64_t end, float* panels, double* squares) {
   constexpr int kWide = kLanes / 2;
   for (int64_t panel = begin; panel < end; ++panel) {
     float* values = panels + panel * kPanel * depth;
@@ -175,12 +183,14 @@ double pack_row(const float* row, int64_t dim, const float* center, int64_t dept
   return square;
 }
 
-void pack_rows(const float* const* rows, int64_t count, int64_t dim, const float* center, int64_t depth,
-               float* packed, double* squares) {
-  for (int64_t r = 0; r < count; ++r) squares[r] = pack_row(rows[r], dim, center, depth, packed + r * depth);
+void pack_rows(const float* const* rows, int64_t count, int64_t dim, const float* center,
+               int64_t depth, float* packed, double* squares) {
+  for (int64_t r = 0; r < count; ++r)
+    squares[r] = pack_row(rows[r], dim, center, depth, packed + r * depth);
 }
 
-/// Divides one row by its norm; returns what its squared norm is now, within the rounding that the bound allows for.
+/// Divides one row by its norm; returns what its squared norm is now, within the rounding that the
+/// bound allows for.
 double pack_unit_row(const float* row, int64_t dim, int64_t depth, double square, float* packed) {
   if (!(square < INFINITY)) {
     memset(packed, 0, sizeof(float) * static_cast<size_t>(depth));
@@ -194,8 +204,8 @@ double pack_unit_row(const float* row, int64_t dim, int64_t depth, double square
   return norm == 0.0 ? 0.0 : 1.0 + 1e-6;
 }
 
-void pack_unit_rows(const float* const* rows, int64_t count, int64_t dim, int64_t depth, float* packed,
-                    double* squares) {
+void pack_unit_rows(const float* const* rows, int64_t count, int64_t dim, int64_t depth,
+                    float* packed, double* squares) {
   for (int64_t r = 0; r < count; ++r) squares[r] = 0.0;
   // All rows advance together: each sum is a chain of dependent additions in index order.
   for (int64_t d = 0; d < dim; ++d) {

@@ -1,4 +1,5 @@
-// What nearest_code does once per codebook: classify codes, centre and pack them, bound the errors of their scores.
+// What nearest_code does once per codebook: classify codes, centre and pack them, bound the errors
+// of their scores.
 #include "kernels/cpu/nearest_code_search.h"
 
 #include <algorithm>
@@ -13,10 +14,10 @@ namespace {
 
 constexpr int64_t kPackGrain = 1 << 15;  // values per task: some 20 microseconds
 constexpr int64_t kRowsWorthUniqueness = 32;
-constexpr int64_t kMostLanes = 16;       // of any instruction set
-constexpr double kFar = 16;              // a norm beyond this many medians is left out of the centre
+constexpr int64_t kMostLanes = 16;  // of any instruction set
+constexpr double kFar = 16;         // a norm beyond this many medians is left out of the centre
 constexpr int64_t kLongestOwnError = 1 << 20;  // beyond, an error may not be a float32 number
-constexpr double kWide = 4;              // norms beyond this many medians get error bounds of their own
+constexpr double kWide = 4;  // norms beyond this many medians get error bounds of their own
 
 /// Finds codes that were seen before: equal values (0 equals -0) and equal bias.
 class SeenCodes {
@@ -56,7 +57,8 @@ double median(std::vector<double> values) {
 
 }  // namespace
 
-NearestCodeSearch::NearestCodeSearch(const NearestCodeTask& task, CpuLevel level, const ParallelFor& parallel_for)
+NearestCodeSearch::NearestCodeSearch(const NearestCodeTask& task, CpuLevel level,
+                                     const ParallelFor& parallel_for)
     : task_(task),
       scan_(nearest_code_scan(level)),
       exact_(nearest_code_exact(level)),
@@ -65,8 +67,8 @@ NearestCodeSearch::NearestCodeSearch(const NearestCodeTask& task, CpuLevel level
   classify(parallel_for);
   pack(parallel_for);
   bound_scores();
-  // Letting codes compete in groups costs the winner's group one exact decision per row, and saves three operations
-  // per vector of codes.
+  // Letting codes compete in groups costs the winner's group one exact decision per row, and saves
+  // three operations per vector of codes.
   groups_ = task_.k == 1 && task_.size >= 40 * task_.dim && scan_.vectors > 1;
 }
 
@@ -76,13 +78,15 @@ void NearestCodeSearch::classify(const ParallelFor& parallel_for) {
   parallel_for(task_.size, 1 + 4 * kPackGrain / task_.dim, [&](int64_t begin, int64_t end) {
     scan_.code_facts(code_list({}), begin, end, squares.data(), hash.data());
   });
-  // The lowest index of equal codes wins anyway; kept, the others would make every row of theirs a tie.
+  // The lowest index of equal codes wins anyway; kept, the others would make every row of theirs a
+  // tie.
   const bool unique = task_.k == 1 && task_.rows >= kRowsWorthUniqueness;
   SeenCodes seen(task_, unique ? task_.size : 0);
   codes_.screened.reserve(static_cast<size_t>(task_.size));
   for (int32_t k = 0; k < task_.size; ++k) {
     const float bias = task_.bias ? task_.bias[k] : 0.0f;
-    const bool small = squares[k] < kLargeSquare || (task_.cosine && all_finite(task_.codebook + k * task_.dim, task_.dim));
+    const bool small = squares[k] < kLargeSquare ||
+                       (task_.cosine && all_finite(task_.codebook + k * task_.dim, task_.dim));
     if (small && std::abs(bias) < kLargeSquare) {
       if (!unique || seen.insert(k, hash[k])) codes_.screened.push_back(k);
     } else if (!std::isfinite(bias) || !all_finite(task_.codebook + k * task_.dim, task_.dim)) {
@@ -116,13 +120,16 @@ void NearestCodeSearch::pack_panels(int64_t depth, const ParallelFor& parallel_f
     panels_ = AlignedBuffer<float>(panel_count_ * scan_.panel * depth);
     squares_ = AlignedBuffer<double>(panel_count_ * scan_.panel);
   }
-  parallel_for(panel_count_, 1 + kPackGrain / (scan_.panel * depth), [&](int64_t begin, int64_t end) {
-    if (task_.cosine) {
-      scan_.pack_unit_codes(codes, center_.data(), depth, begin, end, panels_.data(), squares_.data());
-    } else {
-      scan_.pack_codes(codes, center_.data(), depth, begin, end, panels_.data(), squares_.data());
-    }
-  });
+  parallel_for(panel_count_, 1 + kPackGrain / (scan_.panel * depth),
+               [&](int64_t begin, int64_t end) {
+                 if (task_.cosine) {
+                   scan_.pack_unit_codes(codes, center_.data(), depth, begin, end, panels_.data(),
+                                         squares_.data());
+                 } else {
+                   scan_.pack_codes(codes, center_.data(), depth, begin, end, panels_.data(),
+                                    squares_.data());
+                 }
+               });
 }
 
 void NearestCodeSearch::pack(const ParallelFor& parallel_for) {
@@ -134,7 +141,8 @@ void NearestCodeSearch::pack(const ParallelFor& parallel_for) {
   const auto end = [&] { return squares_.data() + screened.size(); };
   const auto squares = [&] { return std::vector<double>(squares_.data(), end()); };
   const auto largest = [&] { return *std::max_element(squares_.data(), end()); };
-  const double mean = std::accumulate(squares_.data(), end(), 0.0) / static_cast<double>(screened.size());
+  const double mean =
+      std::accumulate(squares_.data(), end(), 0.0) / static_cast<double>(screened.size());
   if (largest() <= kWide * kWide * mean) return;
   double middle = median(squares());
   // A few codes far away would drag the centre, and with it everybody's bound, towards them.
@@ -165,7 +173,8 @@ void NearestCodeSearch::bound_scores() {
   };
   half_norms_ = AlignedBuffer<float>(panel_count_ * scan_.panel);
   std::fill_n(half_norms_.data(), half_norms_.size(), HUGE_VALF);
-  errors_.assign(static_cast<size_t>(half_norms_.size()), score_error(task_.dim, std::sqrt(largest), offset, shift));
+  errors_.assign(static_cast<size_t>(half_norms_.size()),
+                 score_error(task_.dim, std::sqrt(largest), offset, shift));
   if (own_errors_) {
     for (int64_t p = 0; p < half_norms_.size(); ++p) slack(p) = 0.0f;
   }
@@ -174,9 +183,11 @@ void NearestCodeSearch::bound_scores() {
     const double half_norm = (task_.cosine ? 0.0 : squares_[p] / 2) + code_bias;
     half_norms_[p] = static_cast<float>(half_norm);
     if (own_errors_) {
-      // The score plus its own error: an upper bound of the true score, at the price of one more dimension.
+      // The score plus its own error: an upper bound of the true score, at the price of one more
+      // dimension.
       errors_[p] = score_error(task_.dim, std::sqrt(squares_[p]), std::abs(code_bias), shift);
-      half_norms_[p] = std::nextafter(static_cast<float>(half_norm - errors_[p].intercept), -HUGE_VALF);
+      half_norms_[p] =
+          std::nextafter(static_cast<float>(half_norm - errors_[p].intercept), -HUGE_VALF);
       slack(p) = static_cast<float>(errors_[p].slope * 1.000001);
     }
   }

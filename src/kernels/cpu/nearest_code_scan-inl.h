@@ -1,4 +1,5 @@
-// Source of the screening kernels; included by one file per instruction set, which defines TORCHVQ_LEVEL_NAME.
+// Source of the screening kernels; included by one file per instruction set, which defines
+// TORCHVQ_LEVEL_NAME.
 #include "kernels/cpu/nearest_code_pack-inl.h"
 #include "kernels/cpu/nearest_code_scan.h"
 #include "kernels/cpu/simd-inl.h"
@@ -22,7 +23,8 @@ struct Tile {
   Floats score[kTileRows][kVectors];
 };
 
-inline void score_tile(const float* rows, const float* panel, const float* half_norms, int64_t depth, Tile& tile) {
+inline void score_tile(const float* rows, const float* panel, const float* half_norms,
+                       int64_t depth, Tile& tile) {
 #pragma GCC unroll 8
   for (int r = 0; r < kTileRows; ++r) {
 #pragma GCC unroll 4
@@ -69,7 +71,8 @@ inline void take_tile(const Tile& tile, int32_t first, RowState* rows) {
   }
 }
 
-/// Merges the lanes of one row. Which of two equal scores wins does not matter: their gap of 0 is decided elsewhere.
+/// Merges the lanes of one row. Which of two equal scores wins does not matter: their gap of 0 is
+/// decided elsewhere.
 ScanResult finish(const RowState& row) {
   float best[kLanes], runner_up[kLanes];
   int32_t position[kLanes];
@@ -103,18 +106,21 @@ void scan_rows(const float* rows, int64_t row_count, const float* panels, const 
   }
 }
 
-void scan(const float* rows, int64_t row_count, const float* panels, const float* half_norms, int64_t panel_count,
-          int64_t depth, bool groups, void* state, ScanResult* results) {
+void scan(const float* rows, int64_t row_count, const float* panels, const float* half_norms,
+          int64_t panel_count, int64_t depth, bool groups, void* state, ScanResult* results) {
   auto* states = static_cast<RowState*>(state);
   for (int64_t r = 0; r < row_count; ++r) start(states[r]);
-  (groups ? scan_rows<true> : scan_rows<false>)(rows, row_count, panels, half_norms, panel_count, depth, states);
+  (groups ? scan_rows<true> : scan_rows<false>)(rows, row_count, panels, half_norms, panel_count,
+                                                depth, states);
   for (int64_t r = 0; r < row_count; ++r) results[r] = finish(states[r]);
 }
 
-int64_t state_bytes(int64_t row_count) { return row_count * static_cast<int64_t>(sizeof(RowState)); }
+int64_t state_bytes(int64_t row_count) {
+  return row_count * static_cast<int64_t>(sizeof(RowState));
+}
 
-void score(const float* rows, const float* panels, const float* half_norms, int64_t panel_count, int64_t depth,
-           float* scores) {
+void score(const float* rows, const float* panels, const float* half_norms, int64_t panel_count,
+           int64_t depth, float* scores) {
   for (int64_t panel = 0; panel < panel_count; ++panel) {
     Tile tile;
     score_tile(rows, panels + panel * kPanel * depth, half_norms + panel * kPanel, depth, tile);
@@ -147,11 +153,12 @@ inline Floats squared_difference(Floats a, Floats b, Ints mask) {
   return difference * difference;
 }
 
-constexpr int kTogether = 8;  // codes in flight: enough chains of dependent additions to fill the pipeline
+constexpr int kTogether =
+    8;  // codes in flight: enough chains of dependent additions to fill the pipeline
 
 template <int count>
-inline void score_codes(const float* row, Floats row_tail, const Tail& tail, int64_t dim, const float* codes,
-                        float* scores) {
+inline void score_codes(const float* row, Floats row_tail, const Tail& tail, int64_t dim,
+                        const float* codes, float* scores) {
   Floats sum[count];
 #pragma GCC unroll 8
   for (int j = 0; j < count; ++j) sum[j] = Floats{};
@@ -173,11 +180,12 @@ inline void score_codes(const float* row, Floats row_tail, const Tail& tail, int
   for (int j = 0; j < count; ++j) scores[j] = -sum_lanes<float, kLanes>(sum[j]);
 }
 
-void score_row(const float* row, int64_t dim, const float* codebook, int64_t size, int64_t begin, int64_t end,
-               float* scores) {
+void score_row(const float* row, int64_t dim, const float* codebook, int64_t size, int64_t begin,
+               int64_t end, float* scores) {
   const Tail tail = tail_of(dim);
   float padded[kLanes] = {};
-  memcpy(padded, row + tail.begin, sizeof(float) * static_cast<size_t>(dim < kLanes ? dim : kLanes));
+  memcpy(padded, row + tail.begin,
+         sizeof(float) * static_cast<size_t>(dim < kLanes ? dim : kLanes));
   const Floats row_tail = load<Floats>(padded);
   // A vector may read past a short code, but not past the codebook.
   int64_t readable = dim < kLanes ? (size * dim - kLanes) / dim + 1 : size;
@@ -215,7 +223,8 @@ float largest(const float* values, int64_t count) {
 int64_t at_least(const float* values, int64_t count, float limit, int32_t* places) {
   int64_t found = 0, i = 0;
   for (; i + 2 * kLanes <= count; i += 2 * kLanes) {
-    const Ints hit = (load<Floats>(values + i) >= limit) | (load<Floats>(values + i + kLanes) >= limit);
+    const Ints hit =
+        (load<Floats>(values + i) >= limit) | (load<Floats>(values + i + kLanes) >= limit);
     if (sum_lanes<int32_t, kLanes>(hit) == 0) continue;
     for (int64_t j = i; j < i + 2 * kLanes; ++j) {
       places[found] = static_cast<int32_t>(j);

@@ -1,11 +1,11 @@
-// Screening kernels of nearest_code: float32, within the rounding bound of nearest_code_bound.h. Raw pointers in and
-// out; one table of functions per instruction set.
+// Screening kernels of nearest_code: float32, within the rounding bound of nearest_code_bound.h.
+// Raw pointers in and out; one table of functions per instruction set.
 //
-// Layout. A vector has `lanes` floats. Codes lie in panels of `panel` = lanes * vectors codes: value d of code j of a
-// panel is values[d * panel + j]; the last panel is padded with codes whose half norm is infinite. Rows lie row by
-// row in blocks whose count is a multiple of `tile_rows`, padded with zeros. `depth` is the length of a packed row or
-// code: dim, or dim + 1 with the slack dimension of nearest_code_bound.h. Scores are larger-is-better:
-// <row, code> - half_norm.
+// Layout. A vector has `lanes` floats. Codes lie in panels of `panel` = lanes * vectors codes:
+// value d of code j of a panel is values[d * panel + j]; the last panel is padded with codes whose
+// half norm is infinite. Rows lie row by row in blocks whose count is a multiple of `tile_rows`,
+// padded with zeros. `depth` is the length of a packed row or code: dim, or dim + 1 with the slack
+// dimension of nearest_code_bound.h. Scores are larger-is-better: <row, code> - half_norm.
 #pragma once
 
 #include <stdint.h>
@@ -20,7 +20,8 @@ struct ScanResult {
   int32_t position;  ///< winner's place in the panels (with groups: of the first code of its group)
 };
 
-/// Codes of a codebook (up to `end`) by ascending `index`, `count` of them; position p of the panels holds code index[p].
+/// Codes of a codebook (up to `end`) by ascending `index`, `count` of them; position p of the
+/// panels holds code index[p].
 struct CodeList {
   const float *codebook, *end;
   int64_t dim;
@@ -31,44 +32,46 @@ struct CodeList {
 struct NearestCodeScan {
   int32_t lanes, vectors, panel, tile_rows;
 
-  /// For each code k in [begin, end), without regard to index: its sum of squares (infinity or NaN if it is not finite or overflows) and a hash of
-  /// its values to which -0 is 0.
-  void (*code_facts)(const CodeList& codes, int64_t begin, int64_t end, float* squares, uint32_t* hash);
+  /// For each code k in [begin, end), without regard to index: its sum of squares (infinity or NaN
+  /// if it is not finite or overflows) and a hash of its values to which -0 is 0.
+  void (*code_facts)(const CodeList& codes, int64_t begin, int64_t end, float* squares,
+                     uint32_t* hash);
 
   /// sum[d] += sum over positions [begin, end) of the codes' values.
   void (*add_codes)(const CodeList& codes, int64_t begin, int64_t end, float* sum);
 
-  /// Packs codes minus `center`, which is readable up to a multiple of `lanes`, into panels [begin, end). squares[position] gets the squared norm of what was packed;
-  /// padding is 0.
-  void (*pack_codes)(const CodeList& codes, const float* center, int64_t depth, int64_t begin, int64_t end,
-                     float* panels, double* squares);
+  /// Packs codes minus `center`, which is readable up to a multiple of `lanes`, into panels [begin,
+  /// end). squares[position] gets the squared norm of what was packed; padding is 0.
+  void (*pack_codes)(const CodeList& codes, const float* center, int64_t depth, int64_t begin,
+                     int64_t end, float* panels, double* squares);
   /// The same for unit codes as the contract defines them; `zero` is a center of zeros.
-  void (*pack_unit_codes)(const CodeList& codes, const float* zero, int64_t depth, int64_t begin, int64_t end, float* panels,
-                          double* squares);
+  void (*pack_unit_codes)(const CodeList& codes, const float* zero, int64_t depth, int64_t begin,
+                          int64_t end, float* panels, double* squares);
 
-  /// Packs rows[r] minus `center` for r < count, at most tile_rows. squares[r] gets the squared norm of what was packed,
-  /// not finite if the difference is not; such a row is packed as zeros. With depth > dim the norm, rounded up, is
-  /// appended.
-  void (*pack_rows)(const float* const* rows, int64_t count, int64_t dim, const float* center, int64_t depth,
-                    float* packed, double* squares);
+  /// Packs rows[r] minus `center` for r < count, at most tile_rows. squares[r] gets the squared
+  /// norm of what was packed, not finite if the difference is not; such a row is packed as zeros.
+  /// With depth > dim the norm, rounded up, is appended.
+  void (*pack_rows)(const float* const* rows, int64_t count, int64_t dim, const float* center,
+                    int64_t depth, float* packed, double* squares);
   /// The same for unit rows as the contract defines them, not centred.
-  void (*pack_unit_rows)(const float* const* rows, int64_t count, int64_t dim, int64_t depth, float* packed,
-                         double* squares);
+  void (*pack_unit_rows)(const float* const* rows, int64_t count, int64_t dim, int64_t depth,
+                         float* packed, double* squares);
 
-  /// Scans packed rows against all panels. `state` is scratch of state_bytes(row_count), aligned to 64 bytes. With
-  /// groups, the codes that share panel and lane compete as one.
+  /// Scans packed rows against all panels. `state` is scratch of state_bytes(row_count), aligned to
+  /// 64 bytes. With groups, the codes that share panel and lane compete as one.
   void (*scan)(const float* rows, int64_t row_count, const float* panels, const float* half_norms,
                int64_t panel_count, int64_t depth, bool groups, void* state, ScanResult* results);
   int64_t (*state_bytes)(int64_t row_count);
 
-  /// Scores of tile_rows packed rows against all panels: scores[r * panel_count * panel + position].
-  void (*score)(const float* rows, const float* panels, const float* half_norms, int64_t panel_count, int64_t depth,
-                float* scores);
+  /// Scores of tile_rows packed rows against all panels: scores[r * panel_count * panel +
+  /// position].
+  void (*score)(const float* rows, const float* panels, const float* half_norms,
+                int64_t panel_count, int64_t depth, float* scores);
 
-  /// scores[k] = -||row - code k||^2 for k in [begin, end) of a codebook of `size` codes as it lies in memory. For few
-  /// rows, where packing would cost more than the scan.
-  void (*score_row)(const float* row, int64_t dim, const float* codebook, int64_t size, int64_t begin, int64_t end,
-                    float* scores);
+  /// scores[k] = -||row - code k||^2 for k in [begin, end) of a codebook of `size` codes as it lies
+  /// in memory. For few rows, where packing would cost more than the scan.
+  void (*score_row)(const float* row, int64_t dim, const float* codebook, int64_t size,
+                    int64_t begin, int64_t end, float* scores);
 
   /// Largest of `count` values; NaN is passed over; -infinity if there is none.
   float (*largest)(const float* values, int64_t count);
@@ -80,6 +83,8 @@ NearestCodeScan nearest_code_scan_default();
 NearestCodeScan nearest_code_scan_avx2();
 NearestCodeScan nearest_code_scan_avx512();
 
-inline NearestCodeScan nearest_code_scan(CpuLevel level) { return TORCHVQ_AT_LEVEL(level, nearest_code_scan)(); }
+inline NearestCodeScan nearest_code_scan(CpuLevel level) {
+  return TORCHVQ_AT_LEVEL(level, nearest_code_scan)();
+}
 
 }  // namespace torchvq::kernels

@@ -31,20 +31,23 @@ struct NearestCodeSearch::Block {
   AlignedBuffer<float> scores;
   NearestCodeDecision decision;
   std::vector<const float*> pointers;
-  std::vector<double> norms;  ///< of the packed rows, rounded up; negative if the row cannot be screened
+  std::vector<double>
+      norms;  ///< of the packed rows, rounded up; negative if the row cannot be screened
   std::vector<ScanResult> results;
   std::vector<int32_t> places;
-  std::vector<int64_t> open;  ///< rows whose winner is not certain, and what a candidate's score must reach
+  std::vector<int64_t>
+      open;  ///< rows whose winner is not certain, and what a candidate's score must reach
   std::vector<double> limits;
-  std::vector<int32_t> candidates;                   ///< codes among which to decide, in order of index
-  std::vector<float> floors;  ///< scores less their errors
+  std::vector<int32_t> candidates;  ///< codes among which to decide, in order of index
+  std::vector<float> floors;        ///< scores less their errors
   KthLargest kth_largest;
 };
 
 namespace {
 
-constexpr int64_t kBlockValues = 24576;  // packed rows that stay in the second-level cache beside a panel
-constexpr int64_t kBlockRows = 96;       // running bests that stay in the first-level cache
+constexpr int64_t kBlockValues =
+    24576;  // packed rows that stay in the second-level cache beside a panel
+constexpr int64_t kBlockRows = 96;  // running bests that stay in the first-level cache
 
 int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
@@ -85,7 +88,8 @@ void NearestCodeSearch::pack_block(Block& block) const {
     if (task_.cosine) {
       scan_.pack_unit_rows(&block.pointers[r], count, task_.dim, depth_, packed, &block.norms[r]);
     } else {
-      scan_.pack_rows(&block.pointers[r], count, task_.dim, center_.data(), depth_, packed, &block.norms[r]);
+      scan_.pack_rows(&block.pointers[r], count, task_.dim, center_.data(), depth_, packed,
+                      &block.norms[r]);
     }
   }
   for (int64_t r = 0; r < block.count; ++r) {
@@ -97,8 +101,9 @@ void NearestCodeSearch::pack_block(Block& block) const {
 }
 
 void NearestCodeSearch::search_nearest(Block& block) const {
-  scan_.scan(block.packed.data(), round_up(block.count, scan_.tile_rows), panels_.data(), half_norms_.data(),
-             panel_count_, depth_, groups_, block.state.data(), block.results.data());
+  scan_.scan(block.packed.data(), round_up(block.count, scan_.tile_rows), panels_.data(),
+             half_norms_.data(), panel_count_, depth_, groups_, block.state.data(),
+             block.results.data());
   for (int64_t row = 0; row < block.count; ++row) {
     if (!settle_special(row, block)) settle_winner(row, block);
     if (static_cast<int64_t>(block.open.size()) == scan_.tile_rows) settle_open_rows(block);
@@ -113,10 +118,10 @@ double NearestCodeSearch::reach(int64_t position, double norm) const {
 
 bool NearestCodeSearch::set_aside_may_win(double norm, double limit) const {
   if (codes_.set_aside.empty()) return false;
-  // <x, c> - ||c||^2 / 2 is at most ||x|| ||c|| - ||c||^2 / 2, which falls once ||c|| exceeds ||x||.
+  // <x, c> - ||c||^2 / 2 is at most ||x|| ||c|| - ||c||^2 / 2, which falls once ||c|| exceeds
+  // ||x||.
   const double length = std::max(norm, set_aside_norm_);
-  const double score =
-      (task_.cosine ? 1.0 : norm * length - length * length / 2) - set_aside_bias_;
+  const double score = (task_.cosine ? 1.0 : norm * length - length * length / 2) - set_aside_bias_;
   return score + std::abs(score) * 1e-6 >= limit;
 }
 
@@ -155,7 +160,8 @@ void NearestCodeSearch::settle_winner(int64_t row, Block& block) const {
       const size_t position = result.position + c * scan_.lanes;
       if (position < codes_.screened.size()) block.candidates.push_back(codes_.screened[position]);
     }
-    block.decision.decide(block.x + row * task_.dim, block.candidates, codes_.excluded, block.indices + row * task_.k);
+    block.decision.decide(block.x + row * task_.dim, block.candidates, codes_.excluded,
+                          block.indices + row * task_.k);
   }
 }
 
@@ -163,7 +169,8 @@ void NearestCodeSearch::settle_open_rows(Block& block) const {
   if (block.open.empty()) return;
   const auto count = static_cast<int64_t>(block.open.size());
   std::fill_n(block.open_rows.data() + count * depth_, (scan_.tile_rows - count) * depth_, 0.0f);
-  scan_.score(block.open_rows.data(), panels_.data(), half_norms_.data(), panel_count_, depth_, block.scores.data());
+  scan_.score(block.open_rows.data(), panels_.data(), half_norms_.data(), panel_count_, depth_,
+              block.scores.data());
   for (int64_t i = 0; i < count; ++i) {
     const float* scores = block.scores.data() + i * panel_count_ * scan_.panel;
     decide_among(scores, block.limits[i], block.open[i], block);
@@ -174,9 +181,10 @@ void NearestCodeSearch::settle_open_rows(Block& block) const {
 
 void NearestCodeSearch::search_several(Block& block) const {
   for (int64_t first = 0; first < block.count; first += scan_.tile_rows) {
-    scan_.score(block.packed.data() + first * depth_, panels_.data(), half_norms_.data(), panel_count_, depth_,
-                block.scores.data());
-    for (int64_t row = first; row < std::min<int64_t>(first + scan_.tile_rows, block.count); ++row) {
+    scan_.score(block.packed.data() + first * depth_, panels_.data(), half_norms_.data(),
+                panel_count_, depth_, block.scores.data());
+    for (int64_t row = first; row < std::min<int64_t>(first + scan_.tile_rows, block.count);
+         ++row) {
       if (settle_special(row, block)) continue;
       const float* scores = block.scores.data() + (row - first) * panel_count_ * scan_.panel;
       const double limit = limit_of_best(scores, block.norms[row], block);
@@ -189,7 +197,8 @@ void NearestCodeSearch::search_several(Block& block) const {
   }
 }
 
-/// What the score of one of the k best codes must reach: k codes reach the k-th largest of scores less their errors.
+/// What the score of one of the k best codes must reach: k codes reach the k-th largest of scores
+/// less their errors.
 double NearestCodeSearch::limit_of_best(const float* scores, double norm, Block& block) const {
   const auto count = static_cast<int64_t>(codes_.screened.size());
   if (!own_errors_) return block.kth_largest.find(scan_, scores, count, task_.k) - reach(0, norm);
@@ -198,20 +207,23 @@ double NearestCodeSearch::limit_of_best(const float* scores, double norm, Block&
   return block.kth_largest.find(scan_, block.floors.data(), count, task_.k);
 }
 
-void NearestCodeSearch::decide_among(const float* scores, double limit, int64_t row, Block& block) const {
+void NearestCodeSearch::decide_among(const float* scores, double limit, int64_t row,
+                                     Block& block) const {
   const auto count = static_cast<int64_t>(codes_.screened.size());
   const int64_t found = scan_.at_least(scores, count, round_down(limit), block.places.data());
   block.candidates.clear();
   for (int64_t i = 0; i < found; ++i) block.candidates.push_back(codes_.screened[block.places[i]]);
-  block.decision.decide(block.x + row * task_.dim, block.candidates, codes_.excluded, block.indices + row * task_.k);
+  block.decision.decide(block.x + row * task_.dim, block.candidates, codes_.excluded,
+                        block.indices + row * task_.k);
 }
 
 void NearestCodeSearch::decide_among_all(int64_t row, Block& block) const {
   auto& candidates = block.candidates;
   candidates.resize(codes_.screened.size() + codes_.set_aside.size());
-  std::merge(codes_.screened.begin(), codes_.screened.end(), codes_.set_aside.begin(), codes_.set_aside.end(),
-             candidates.begin());
-  block.decision.decide(block.x + row * task_.dim, block.candidates, codes_.excluded, block.indices + row * task_.k);
+  std::merge(codes_.screened.begin(), codes_.screened.end(), codes_.set_aside.begin(),
+             codes_.set_aside.end(), candidates.begin());
+  block.decision.decide(block.x + row * task_.dim, block.candidates, codes_.excluded,
+                        block.indices + row * task_.k);
 }
 
 }  // namespace torchvq::kernels

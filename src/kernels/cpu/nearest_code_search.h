@@ -1,5 +1,6 @@
-// The search on one codebook of float32 codes: packs it once, then finds the nearest codes of ranges of rows, serially on
-// each range. Screening in float32, certified by a bound; rows that are too close are decided by the exact scores.
+// The search on one codebook of float32 codes: packs it once, then finds the nearest codes of
+// ranges of rows, serially on each range. Screening in float32, certified by a bound; rows that are
+// too close are decided by the exact scores.
 #pragma once
 
 #include <cmath>
@@ -15,11 +16,13 @@
 
 namespace torchvq::kernels {
 
-/// Runs body(begin, end) over ranges that cover [0, count), each at least `grain` long, possibly in parallel.
-using ParallelFor =
-    std::function<void(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body)>;
+/// Runs body(begin, end) over ranges that cover [0, count), each at least `grain` long, possibly in
+/// parallel.
+using ParallelFor = std::function<void(int64_t count, int64_t grain,
+                                       const std::function<void(int64_t, int64_t)>& body)>;
 
-/// Every code is in one class, except that repeated codes are left out (k == 1); each class in order of index.
+/// Every code is in one class, except that repeated codes are left out (k == 1); each class in
+/// order of index.
 struct CodeClasses {
   std::vector<int32_t> screened;   ///< in the panels
   std::vector<int32_t> set_aside;  ///< finite, but float32 scores would overflow
@@ -30,7 +33,8 @@ class NearestCodeSearch {
  public:
   NearestCodeSearch(const NearestCodeTask& task, CpuLevel level, const ParallelFor& parallel_for);
 
-  /// Writes the k nearest codes of each of `count` rows of x (count, dim); k times -1 for a row that is not finite.
+  /// Writes the k nearest codes of each of `count` rows of x (count, dim); k times -1 for a row
+  /// that is not finite.
   void search(const float* x, int64_t count, int64_t* indices) const;
 
  private:
@@ -68,7 +72,8 @@ class NearestCodeSearch {
   AlignedBuffer<float> center_, panels_, half_norms_;
   AlignedBuffer<double> squares_;
   std::vector<ScoreError> errors_;  ///< of each position
-  double set_aside_norm_ = HUGE_VAL, set_aside_bias_ = HUGE_VAL;  ///< the smallest of those set aside
+  double set_aside_norm_ = HUGE_VAL,
+         set_aside_bias_ = HUGE_VAL;  ///< the smallest of those set aside
 };
 
 }  // namespace torchvq::kernels

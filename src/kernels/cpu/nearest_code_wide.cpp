@@ -50,9 +50,11 @@ bool NearestCodeWideSearch::pack_row(const double* row, double* packed) const {
   return true;
 }
 
-void NearestCodeWideSearch::rank(double* scores, std::vector<int32_t>& order, int64_t* indices) const {
+void NearestCodeWideSearch::rank(double* scores, std::vector<int32_t>& order,
+                                 int64_t* indices) const {
   for (int64_t k = 0; k < task_.size; ++k) {
-    // A score that is no number, inf - inf in an overflow, counts as the worst; so do excluded codes.
+    // A score that is no number, inf - inf in an overflow, counts as the worst; so do excluded
+    // codes.
     scores[k] = std::isnan(scores[k]) || offset_[k] == HUGE_VAL ? HUGE_VAL : scores[k] + offset_[k];
   }
   if (task_.k == 1) {
@@ -75,7 +77,8 @@ void NearestCodeWideSearch::search(const double* x, int64_t count, int64_t* indi
     const int64_t here = std::min(tile, count - first);
     bool finite[16] = {};
     std::fill_n(rows.data(), tile * dim, 0.0);
-    for (int64_t r = 0; r < here; ++r) finite[r] = pack_row(x + (first + r) * dim, rows.data() + r * dim);
+    for (int64_t r = 0; r < here; ++r)
+      finite[r] = pack_row(x + (first + r) * dim, rows.data() + r * dim);
     exact_.score_tile(rows.data(), panels_.data(), panel_count_, dim, task_.cosine, scores.data());
     for (int64_t r = 0; r < here; ++r) {
       int64_t* to = indices + (first + r) * task_.k;

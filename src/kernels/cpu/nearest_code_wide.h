@@ -1,4 +1,5 @@
-// nearest_code for float64: every score is computed exactly as the contract defines it, vectorised over codes.
+// nearest_code for float64: every score is computed exactly as the contract defines it, vectorised
+// over codes.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,8 @@ class NearestCodeWideSearch {
  public:
   NearestCodeWideSearch(const NearestCodeWideTask& task, CpuLevel level);
 
-  /// Writes the k nearest codes of each of `count` rows of x (count, dim); k times -1 for a row that is not finite.
+  /// Writes the k nearest codes of each of `count` rows of x (count, dim); k times -1 for a row
+  /// that is not finite.
   void search(const double* x, int64_t count, int64_t* indices) const;
 
  private:
@@ -32,7 +34,8 @@ class NearestCodeWideSearch {
   NearestCodeExact exact_;
   int64_t panel_count_ = 0;
   AlignedBuffer<double> panels_;  ///< excluded codes are zero
-  std::vector<double> offset_;    ///< per code: the bias as added to the score; infinite for excluded codes
+  std::vector<double>
+      offset_;  ///< per code: the bias as added to the score; infinite for excluded codes
 };
 
 }  // namespace torchvq::kernels

@@ -22,6 +22,8 @@ uint64_t row_hash(const T* row, const uint64_t* multipliers, int64_t dim) {
 }
 
 /// Non-negative, so that the largest int64 can mean "none".
-inline int64_t key_of_hash(uint64_t hash, uint64_t salt) { return static_cast<int64_t>(mix_bits(hash + salt) >> 1); }
+inline int64_t key_of_hash(uint64_t hash, uint64_t salt) {
+  return static_cast<int64_t>(mix_bits(hash + salt) >> 1);
+}
 
 }  // namespace torchvq::kernels

@@ -1,6 +1,7 @@
-// Portable vectors for kernels that are compiled once per instruction set: the compiler's vector extensions, with the
-// width of the set that the file is compiled for. Everything has internal linkage: two levels must never share a
-// function, or the linker might keep the one that the machine cannot run. C headers only, no objects of static storage.
+// Portable vectors for kernels that are compiled once per instruction set: the compiler's vector
+// extensions, with the width of the set that the file is compiled for. Everything has internal
+// linkage: two levels must never share a function, or the linker might keep the one that the
+// machine cannot run. C headers only, no objects of static storage.
 #pragma once
 
 #include <math.h>
@@ -50,7 +51,9 @@ inline void store(T* to, V v) {
 
 inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
 
-inline Doubles widen(const float* from) { return __builtin_convertvector(load<HalfFloats>(from), Doubles); }
+inline Doubles widen(const float* from) {
+  return __builtin_convertvector(load<HalfFloats>(from), Doubles);
+}
 
 template <typename T, int count>
 inline T sum_lanes(Vector<T, count> v) {
@@ -67,7 +70,8 @@ inline T sum_lanes(Vector<T, count> v) {
 inline Floats shuffle(Floats a, Floats b, Ints places) {
 #if defined(__clang__)
   Floats result;
-  for (int l = 0; l < kLanes; ++l) result[l] = places[l] < kLanes ? a[places[l]] : b[places[l] - kLanes];
+  for (int l = 0; l < kLanes; ++l)
+    result[l] = places[l] < kLanes ? a[places[l]] : b[places[l] - kLanes];
   return result;
 #else
   return __builtin_shuffle(a, b, places);

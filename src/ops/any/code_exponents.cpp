@@ -14,7 +14,8 @@ at::Tensor code_exponents(const at::Tensor& codebook) {
   detail::check_code_exponents(codebook);
   const auto magnitude = codebook.abs().amax(-1);
   const auto counted = magnitude.isfinite().logical_and(magnitude.gt(0));
-  const auto own = detail::exponent_of(magnitude.masked_fill(counted.logical_not(), 0)).to(at::kLong);
+  const auto own =
+      detail::exponent_of(magnitude.masked_fill(counted.logical_not(), 0)).to(at::kLong);
   const auto sum = own.masked_fill(counted.logical_not(), 0).sum(-1, /*keepdim=*/true);
   const auto mean = sum.div(counted.sum(-1, /*keepdim=*/true).clamp_min(1), "floor");
   return at::where(counted, at::maximum(own, mean), mean).to(at::kInt);
@@ -22,6 +23,8 @@ at::Tensor code_exponents(const at::Tensor& codebook) {
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) { m.impl("code_exponents", code_exponents); }
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("code_exponents", code_exponents);
+}
 
 }  // namespace torchvq

@@ -28,8 +28,9 @@ at::Tensor raise_exponents(const at::Tensor& x, const at::Tensor& slots, const a
 void add_chunk(const at::Tensor& x, const at::Tensor& slots, const at::Tensor& counted,
                const at::Tensor& exponents, at::Tensor& sums) {
   const auto scale = detail::power_of_two(exponents.gather(1, slots).neg().add(kernels::kUnitBits));
-  const auto scaled =
-      x.to(at::kDouble).mul(scale.unsqueeze(-1)).masked_fill_(counted.logical_not().unsqueeze(-1), 0);
+  const auto scaled = x.to(at::kDouble)
+                          .mul(scale.unsqueeze(-1))
+                          .masked_fill_(counted.logical_not().unsqueeze(-1), 0);
   const auto whole = scaled.round();
   const auto rows = slots.unsqueeze(-1).expand(x.sizes());
   sums[0].scatter_add_(1, rows, whole.to(at::kLong));
@@ -39,7 +40,8 @@ void add_chunk(const at::Tensor& x, const at::Tensor& slots, const at::Tensor& c
   }
 }
 
-detail::CodeStatistics code_statistics(const at::Tensor& x, const at::Tensor& indices, const at::Tensor& exponents,
+detail::CodeStatistics code_statistics(const at::Tensor& x, const at::Tensor& indices,
+                                       const at::Tensor& exponents,
                                        const std::optional<at::Tensor>& mask) {
   detail::check_code_statistics(x, indices, exponents, mask);
   const int64_t heads = x.size(0), tokens = x.size(1), dim = x.size(2), size = exponents.size(1);
@@ -49,19 +51,23 @@ detail::CodeStatistics code_statistics(const at::Tensor& x, const at::Tensor& in
   const auto slots = indices.masked_fill(present.logical_not(), 0);
   const auto counted = present.logical_and(x.isfinite().all(-1));
 
-  const auto counts = indices.new_zeros({heads, size}).scatter_add_(1, slots, counted.to(at::kLong));
+  const auto counts =
+      indices.new_zeros({heads, size}).scatter_add_(1, slots, counted.to(at::kLong));
   const auto used = raise_exponents(x, slots, counted, detail::clamp_exponents(exponents));
   auto sums = indices.new_zeros({detail::sum_words(x.scalar_type()), heads, size, dim});
   const int64_t chunk = std::max<int64_t>(1, kElementsPerChunk / std::max<int64_t>(1, heads * dim));
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
     const int64_t count = std::min(chunk, tokens - begin);
-    add_chunk(x.narrow(1, begin, count), slots.narrow(1, begin, count), counted.narrow(1, begin, count), used, sums);
+    add_chunk(x.narrow(1, begin, count), slots.narrow(1, begin, count),
+              counted.narrow(1, begin, count), used, sums);
   }
   return {counts, sums, used};
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) { m.impl("code_statistics", code_statistics); }
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("code_statistics", code_statistics);
+}
 
 }  // namespace torchvq

@@ -1,4 +1,5 @@
-// Any device, CPU included: sorting and gathering; only the hash has a CPU kernel of its own (detail/row_keys.cpp).
+// Any device, CPU included: sorting and gathering; only the hash has a CPU kernel of its own
+// (detail/row_keys.cpp).
 #include "ops/dead_code_candidates.h"
 
 #include <torch/library.h>
@@ -8,7 +9,8 @@
 namespace torchvq {
 namespace {
 
-std::tuple<at::Tensor, at::Tensor> dead_code_candidates(const at::Tensor& x, const at::Tensor& rng, int64_t count,
+std::tuple<at::Tensor, at::Tensor> dead_code_candidates(const at::Tensor& x, const at::Tensor& rng,
+                                                        int64_t count,
                                                         const std::optional<at::Tensor>& mask,
                                                         std::string_view metric) {
   const bool unit = detail::check_dead_code_candidates(x, rng, count, mask, metric);
@@ -17,6 +19,8 @@ std::tuple<at::Tensor, at::Tensor> dead_code_candidates(const at::Tensor& x, con
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) { m.impl("dead_code_candidates", dead_code_candidates); }
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("dead_code_candidates", dead_code_candidates);
+}
 
 }  // namespace torchvq

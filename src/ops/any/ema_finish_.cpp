@@ -9,11 +9,12 @@
 namespace torchvq {
 namespace {
 
-void ema_finish_(at::Tensor& embed, const at::Tensor& cluster_size, const at::Tensor& embed_avg, double eps,
-                 std::string_view metric) {
+void ema_finish_(at::Tensor& embed, const at::Tensor& cluster_size, const at::Tensor& embed_avg,
+                 double eps, std::string_view metric) {
   const bool unit = detail::check_ema_finish_(embed, cluster_size, embed_avg, eps, metric);
   const auto keep = cluster_size.lt(detail::kSmallestUpdatedCluster);
-  embed.copy_(detail::codes_from_averages(embed, embed_avg, detail::smoothed_sizes(cluster_size, eps), keep, unit));
+  embed.copy_(detail::codes_from_averages(embed, embed_avg,
+                                          detail::smoothed_sizes(cluster_size, eps), keep, unit));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// Any device: plain ATen, the reference for the CPU kernel. Everything is computed before anything is written.
+// Any device: plain ATen, the reference for the CPU kernel. Everything is computed before anything
+// is written.
 #include "ops/ema_update_.h"
 
 #include <ATen/TensorOperators.h>
@@ -18,27 +19,33 @@ at::Tensor decayed(const at::Tensor& average, const at::Tensor& weight, const at
   return (before + weight * (value - before)).to(average.scalar_type());
 }
 
-void ema_update_(at::Tensor& cluster_size, at::Tensor& embed_avg, at::Tensor& embed, const at::Tensor& counts,
-                 const at::Tensor& sums, const at::Tensor& exponents, double decay, double eps,
-                 std::string_view metric, const std::optional<at::Tensor>& weight, bool from_codebook, bool finish) {
-  const bool unit = detail::check_ema_update_(cluster_size, embed_avg, embed,
-                                              {counts, sums, exponents, decay, eps, metric, weight});
+void ema_update_(at::Tensor& cluster_size, at::Tensor& embed_avg, at::Tensor& embed,
+                 const at::Tensor& counts, const at::Tensor& sums, const at::Tensor& exponents,
+                 double decay, double eps, std::string_view metric,
+                 const std::optional<at::Tensor>& weight, bool from_codebook, bool finish) {
+  const bool unit = detail::check_ema_update_(
+      cluster_size, embed_avg, embed, {counts, sums, exponents, decay, eps, metric, weight});
   const auto dtype = embed.scalar_type();
-  const auto given = weight.has_value() ? weight->to(at::kDouble).expand(counts.sizes())
-                                        : at::ones(counts.sizes(), counts.options().dtype(at::kDouble));
+  const auto given = weight.has_value()
+                         ? weight->to(at::kDouble).expand(counts.sizes())
+                         : at::ones(counts.sizes(), counts.options().dtype(at::kDouble));
   // A head without tokens stays as it is.
   const auto idle = counts.sum(-1, /*keepdim=*/true).eq(0);
   const auto step = given * (1.0 - decay);
   const auto size = decayed(cluster_size, step, counts.to(at::kDouble));
-  const auto start = from_codebook
-                         ? (embed.to(at::kDouble) * detail::smoothed_sizes(cluster_size, eps).unsqueeze(-1)).to(dtype)
-                         : embed_avg;
+  const auto start =
+      from_codebook
+          ? (embed.to(at::kDouble) * detail::smoothed_sizes(cluster_size, eps).unsqueeze(-1))
+                .to(dtype)
+          : embed_avg;
   const auto sum = detail::decode_to_double(sums, exponents, at::kDouble);
   const auto average = decayed(start, step.unsqueeze(-1), sum);
   auto codes = embed;
   if (finish) {
-    const auto keep = counts.eq(0).logical_and(size.lt(detail::kSmallestUpdatedCluster)).logical_or(idle);
-    codes = detail::codes_from_averages(embed, average, detail::smoothed_sizes(size, eps), keep, unit);
+    const auto keep =
+        counts.eq(0).logical_and(size.lt(detail::kSmallestUpdatedCluster)).logical_or(idle);
+    codes =
+        detail::codes_from_averages(embed, average, detail::smoothed_sizes(size, eps), keep, unit);
   }
   embed.copy_(codes);
   embed_avg.copy_(at::where(idle.unsqueeze(-1), embed_avg, average));

@@ -1,4 +1,5 @@
-// Any device, CPU included: the work is done by nearest_code and code_statistics, which have kernels of their own.
+// Any device, CPU included: the work is done by nearest_code and code_statistics, which have
+// kernels of their own.
 #include "ops/kmeans.h"
 
 #include <ATen/ops/stack.h>
@@ -9,8 +10,9 @@
 namespace torchvq {
 namespace {
 
-std::tuple<at::Tensor, at::Tensor> kmeans(const at::Tensor& x, int64_t codebook_size, const at::Tensor& rng,
-                                          int64_t iterations, std::string_view metric,
+std::tuple<at::Tensor, at::Tensor> kmeans(const at::Tensor& x, int64_t codebook_size,
+                                          const at::Tensor& rng, int64_t iterations,
+                                          std::string_view metric,
                                           const std::optional<at::Tensor>& mask) {
   const bool unit = detail::check_kmeans(x, codebook_size, rng, iterations, metric, mask);
   const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

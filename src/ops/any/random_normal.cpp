@@ -25,6 +25,8 @@ at::Tensor random_normal(const at::Tensor& rng, int64_t purpose, c10::SymIntArra
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) { m.impl("random_normal", random_normal); }
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("random_normal", random_normal);
+}
 
 }  // namespace torchvq

@@ -23,6 +23,8 @@ at::Tensor random_uniform(const at::Tensor& rng, int64_t purpose, c10::SymIntArr
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) { m.impl("random_uniform", random_uniform); }
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("random_uniform", random_uniform);
+}
 
 }  // namespace torchvq

@@ -3,5 +3,6 @@
 #include "detail/no_gradient.h"
 
 TORCH_LIBRARY_IMPL(torchvq, Autograd, m) {
-  m.impl("ema_update_", torch::CppFunction::makeFromBoxedFunction<&torchvq::detail::run_without_gradient>());
+  m.impl("ema_update_",
+         torch::CppFunction::makeFromBoxedFunction<&torchvq::detail::run_without_gradient>());
 }

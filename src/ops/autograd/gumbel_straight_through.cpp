@@ -18,8 +18,8 @@ struct GumbelStraightThrough : torch::autograd::Function<GumbelStraightThrough> 
                             const at::Tensor& indices, double temperature,
                             const std::string& metric, bool wants_gradient) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    // The codebook itself may be overwritten before backward. The copy takes part in forward, too: what backward alone
-    // needs, compilers make in backward, from the overwritten codebook.
+    // The codebook itself may be overwritten before backward. The copy takes part in forward, too:
+    // what backward alone needs, compilers make in backward, from the overwritten codebook.
     const auto codes = wants_gradient ? ops::snapshot(codebook) : codebook;
     if (wants_gradient) ctx->save_for_backward({x, codes, indices});
     ctx->saved_data["temperature"] = temperature;

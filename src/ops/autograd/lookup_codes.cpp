@@ -11,9 +11,11 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct LookupCodes : torch::autograd::Function<LookupCodes> {
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& codebook, const at::Tensor& indices) {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& codebook,
+                            const at::Tensor& indices) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    // The codebook's values are not needed by backward; only its shape is, so a later update in place is harmless.
+    // The codebook's values are not needed by backward; only its shape is, so a later update in
+    // place is harmless.
     ctx->save_for_backward({indices});
     ctx->saved_data["codebook_size"] = codebook.sym_size(1);
     return ops::lookup_codes(codebook, indices);

@@ -27,9 +27,10 @@ struct Gradients {
   at::Tensor x, codes;
 };
 
-/// Gradient of ||x - c||^2 or of 1 - <x, c> / (||x|| ||c||), whose gradient at a zero vector is taken as 0.
-/// `grad` has a trailing axis of size 1.
-Gradients distance_gradients(const at::Tensor& x, const at::Tensor& codes, const at::Tensor& grad, bool cosine) {
+/// Gradient of ||x - c||^2 or of 1 - <x, c> / (||x|| ||c||), whose gradient at a zero vector is
+/// taken as 0. `grad` has a trailing axis of size 1.
+Gradients distance_gradients(const at::Tensor& x, const at::Tensor& codes, const at::Tensor& grad,
+                             bool cosine) {
   if (!cosine) {
     const auto to_x = (x - codes) * (grad * 2);
     return {to_x, -to_x};
@@ -41,9 +42,10 @@ Gradients distance_gradients(const at::Tensor& x, const at::Tensor& codes, const
           (unit_code * similarity - unit_x) * (code_scale * grad)};
 }
 
-/// Zeros of `shape`, (K, D) or (H, K, D), with row i of `grad` (.., D) added to row indices[i]. Heads come first in
-/// `grad` and `indices`; a shape without heads of its own sums over them.
-at::Tensor scatter_rows(const at::Tensor& grad, const at::Tensor& indices, c10::SymIntArrayRef shape) {
+/// Zeros of `shape`, (K, D) or (H, K, D), with row i of `grad` (.., D) added to row indices[i].
+/// Heads come first in `grad` and `indices`; a shape without heads of its own sums over them.
+at::Tensor scatter_rows(const at::Tensor& grad, const at::Tensor& indices,
+                        c10::SymIntArrayRef shape) {
   const auto heads = shape.size() == 3 ? shape[0] : c10::SymInt(1);
   const auto size = shape[shape.size() - 2], dim = shape[shape.size() - 1];
   const auto rows = indices.sym_numel() / heads;
@@ -54,12 +56,13 @@ at::Tensor scatter_rows(const at::Tensor& grad, const at::Tensor& indices, c10::
 }
 
 struct NearestCode : torch::autograd::Function<NearestCode> {
-  static variable_list forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& codebook,
-                               const std::optional<at::Tensor>& bias, const std::string& metric,
-                               std::optional<int64_t> topk, bool return_codes, bool return_distances) {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x,
+                               const at::Tensor& codebook, const std::optional<at::Tensor>& bias,
+                               const std::string& metric, std::optional<int64_t> topk,
+                               bool return_codes, bool return_distances) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    // Backward needs the chosen codes as they are now: as an output of the leaf op they are saved, never looked up
-    // again in a codebook that may have been updated meanwhile.
+    // Backward needs the chosen codes as they are now: as an output of the leaf op they are saved,
+    // never looked up again in a codebook that may have been updated meanwhile.
     const auto out = ops::nearest_code(x, codebook,
                                        ops::NearestCodeOptions()
                                            .metric(metric)
@@ -104,8 +107,8 @@ variable_list NearestCode::backward(AutogradContext* ctx, const variable_list& g
 
   if (grad_distances.defined()) {
     const auto wide_x = (topk ? x.unsqueeze(-2) : x).to(codes.scalar_type());
-    const auto part =
-        distance_gradients(wide_x, codes, grad_distances.unsqueeze(-1), ctx->saved_data["cosine"].toBool());
+    const auto part = distance_gradients(wide_x, codes, grad_distances.unsqueeze(-1),
+                                         ctx->saved_data["cosine"].toBool());
     result[0] = (topk ? part.x.sum(-2) : part.x).to(x.scalar_type());
     to_codes = to_codes.defined() ? to_codes + part.codes : part.codes;
     if (ctx->saved_data.count("bias_shape") && ctx->needs_input_grad(2)) {
@@ -124,9 +127,11 @@ variable_list NearestCode::backward(AutogradContext* ctx, const variable_list& g
   return result;
 }
 
-detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& codebook, std::string_view metric,
-                                        const std::optional<at::Tensor>& bias, std::optional<int64_t> topk,
-                                        bool return_codes, bool return_distances) {
+detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& codebook,
+                                        std::string_view metric,
+                                        const std::optional<at::Tensor>& bias,
+                                        std::optional<int64_t> topk, bool return_codes,
+                                        bool return_distances) {
   const bool to_codebook = codebook.requires_grad() && (return_codes || return_distances);
   const bool to_others = return_distances && (x.requires_grad() || (bias && bias->requires_grad()));
   if (!at::GradMode::is_enabled() || !(to_codebook || to_others)) {
@@ -140,7 +145,8 @@ detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& c
                                      .return_distances(return_distances));
     return {std::move(out.indices), std::move(out.codes), std::move(out.distances)};
   }
-  auto out = NearestCode::apply(x, codebook, bias, std::string(metric), topk, return_codes, return_distances);
+  auto out = NearestCode::apply(x, codebook, bias, std::string(metric), topk, return_codes,
+                                return_distances);
   return {std::move(out[0]), std::move(out[1]), std::move(out[2])};
 }
 

@@ -1,6 +1,6 @@
-// CPU: tokens are put in the order of their codes by a counting sort, and the ordered tokens are split evenly
-// over threads. A code whose tokens fall into two parts is finished by atomic additions, which have no order
-// either. Memory: O(N + K * D), whatever the number of threads.
+// CPU: tokens are put in the order of their codes by a counting sort, and the ordered tokens are
+// split evenly over threads. A code whose tokens fall into two parts is finished by atomic
+// additions, which have no order either. Memory: O(N + K * D), whatever the number of threads.
 #include "ops/code_statistics.h"
 
 #include <atomic>
@@ -31,13 +31,15 @@ struct Order {
   std::vector<int64_t> starts;  // per slot, and one past the end
 };
 
-void fill_slots(const at::Tensor& indices, const bool* mask, int64_t size, std::vector<int64_t>& slots) {
+void fill_slots(const at::Tensor& indices, const bool* mask, int64_t size,
+                std::vector<int64_t>& slots) {
   const auto* index = indices.const_data_ptr<int64_t>();
   const int64_t tokens = indices.size(1);
   for (int64_t row = 0; row < indices.numel(); ++row) {
     const bool present = index[row] != -1 && (mask == nullptr || mask[row]);
     TORCH_CHECK_INDEX(!present || (index[row] >= 0 && index[row] < size),
-                      "code_statistics: expected indices to be in [-1, ", size, "), but got ", index[row]);
+                      "code_statistics: expected indices to be in [-1, ", size, "), but got ",
+                      index[row]);
     slots[row] = present ? (row / tokens) * size + index[row] : -1;
   }
 }
@@ -46,17 +48,18 @@ void fill_slots(const at::Tensor& indices, const bool* mask, int64_t size, std::
 template <typename T>
 void fill_exponents(const T* x, int64_t dim, Tokens& tokens) {
   const auto rows = static_cast<int64_t>(tokens.slots.size());
-  at::parallel_for(0, rows, std::max<int64_t>(1, kElementsPerTask / dim), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      if (tokens.slots[row] < 0) continue;
-      const auto magnitude = kernels::row_magnitude(x + row * dim, dim);
-      if (magnitude.finite) {
-        tokens.exponents[row] = kernels::exponent_of(magnitude.value);
-      } else {
-        tokens.slots[row] = -1;
-      }
-    }
-  });
+  at::parallel_for(0, rows, std::max<int64_t>(1, kElementsPerTask / dim),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t row = begin; row < end; ++row) {
+                       if (tokens.slots[row] < 0) continue;
+                       const auto magnitude = kernels::row_magnitude(x + row * dim, dim);
+                       if (magnitude.finite) {
+                         tokens.exponents[row] = kernels::exponent_of(magnitude.value);
+                       } else {
+                         tokens.slots[row] = -1;
+                       }
+                     }
+                   });
 }
 
 void raise_exponents(const Tokens& tokens, const at::Tensor& given, at::Tensor& used) {
@@ -82,7 +85,8 @@ Order sort_by_slot(const Tokens& tokens, at::Tensor& counts) {
   }
   Order order;
   order.starts.resize(slots + 1, 0);
-  for (int64_t slot = 0; slot < slots; ++slot) order.starts[slot + 1] = order.starts[slot] + count[slot];
+  for (int64_t slot = 0; slot < slots; ++slot)
+    order.starts[slot + 1] = order.starts[slot] + count[slot];
   order.rows.resize(order.starts[slots]);
   auto next = order.starts;
   for (size_t row = 0; row < tokens.slots.size(); ++row) {
@@ -98,16 +102,17 @@ void add_atomically(const std::vector<int64_t>& from, int64_t* to) {
   }
 }
 
-/// Adds `count` rows into the sums of one code, kept apart until the end where `shared` with another thread.
-void add_segment(const float* x, int64_t dim, const int64_t* rows, int64_t count, double scale, bool shared,
-                 int64_t* sums, int64_t*) {
+/// Adds `count` rows into the sums of one code, kept apart until the end where `shared` with
+/// another thread.
+void add_segment(const float* x, int64_t dim, const int64_t* rows, int64_t count, double scale,
+                 bool shared, int64_t* sums, int64_t*) {
   std::vector<int64_t> own(shared ? dim : 0, 0);
   kernels::add_rows_fixed_point(x, dim, rows, count, scale, shared ? own.data() : sums);
   if (shared) add_atomically(own, sums);
 }
 
-void add_segment(const double* x, int64_t dim, const int64_t* rows, int64_t count, double scale, bool shared,
-                 int64_t* sums, int64_t* rests) {
+void add_segment(const double* x, int64_t dim, const int64_t* rows, int64_t count, double scale,
+                 bool shared, int64_t* sums, int64_t* rests) {
   std::vector<int64_t> own(shared ? dim : 0, 0), own_rests(shared ? dim : 0, 0);
   kernels::add_rows_fixed_point(x, dim, rows, count, scale, shared ? own.data() : sums,
                                 shared ? own_rests.data() : rests);
@@ -118,27 +123,30 @@ void add_segment(const double* x, int64_t dim, const int64_t* rows, int64_t coun
 }
 
 template <typename T>
-void add_tokens(const T* x, int64_t dim, const Order& order, const at::Tensor& used, at::Tensor& sums) {
+void add_tokens(const T* x, int64_t dim, const Order& order, const at::Tensor& used,
+                at::Tensor& sums) {
   const auto* exponent = used.const_data_ptr<int32_t>();
   auto* first = sums.mutable_data_ptr<int64_t>();
   const int64_t word = used.numel() * dim, total = static_cast<int64_t>(order.rows.size());
-  at::parallel_for(0, total, std::max<int64_t>(1, kElementsPerTask / dim), [&](int64_t begin, int64_t end) {
-    const auto& starts = order.starts;
-    auto slot = std::upper_bound(starts.begin(), starts.end(), begin) - starts.begin() - 1;
-    for (int64_t at = begin; at < end; ++slot) {
-      const int64_t stop = std::min(end, starts[slot + 1]);
-      if (stop == at) continue;
-      const bool shared = starts[slot] < begin || starts[slot + 1] > end;
-      const double scale = kernels::power_of_two(kernels::kUnitBits - exponent[slot]);
-      int64_t* to = first + slot * dim;
-      int64_t* rests = sums.size(0) == 2 ? to + word : nullptr;
-      add_segment(x, dim, order.rows.data() + at, stop - at, scale, shared, to, rests);
-      at = stop;
-    }
-  });
+  at::parallel_for(
+      0, total, std::max<int64_t>(1, kElementsPerTask / dim), [&](int64_t begin, int64_t end) {
+        const auto& starts = order.starts;
+        auto slot = std::upper_bound(starts.begin(), starts.end(), begin) - starts.begin() - 1;
+        for (int64_t at = begin; at < end; ++slot) {
+          const int64_t stop = std::min(end, starts[slot + 1]);
+          if (stop == at) continue;
+          const bool shared = starts[slot] < begin || starts[slot + 1] > end;
+          const double scale = kernels::power_of_two(kernels::kUnitBits - exponent[slot]);
+          int64_t* to = first + slot * dim;
+          int64_t* rests = sums.size(0) == 2 ? to + word : nullptr;
+          add_segment(x, dim, order.rows.data() + at, stop - at, scale, shared, to, rests);
+          at = stop;
+        }
+      });
 }
 
-detail::CodeStatistics code_statistics(const at::Tensor& x_, const at::Tensor& indices_, const at::Tensor& exponents_,
+detail::CodeStatistics code_statistics(const at::Tensor& x_, const at::Tensor& indices_,
+                                       const at::Tensor& exponents_,
                                        const std::optional<at::Tensor>& mask_) {
   detail::check_code_statistics(x_, indices_, exponents_, mask_);
   const bool wide = x_.scalar_type() == at::kDouble;
@@ -155,7 +163,8 @@ detail::CodeStatistics code_statistics(const at::Tensor& x_, const at::Tensor& i
     fill_exponents(data, dim, tokens);
     raise_exponents(tokens, exponents, used);
     const auto order = sort_by_slot(tokens, counts);
-    auto sums = at::zeros({detail::sum_words(x.scalar_type()), heads, size, dim}, indices.options());
+    auto sums =
+        at::zeros({detail::sum_words(x.scalar_type()), heads, size, dim}, indices.options());
     add_tokens(data, dim, order, used, sums);
     return {counts, sums, used};
   };

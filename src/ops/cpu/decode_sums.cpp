@@ -17,13 +17,15 @@ void decode(const at::Tensor& sums, const at::Tensor& exponents, T* to) {
   const int64_t* rest = sums.size(0) == 2 ? word + slots * dim : nullptr;
   at::parallel_for(0, slots, std::max<int64_t>(1, 32768 / std::max<int64_t>(1, dim)),
                    [&](int64_t begin, int64_t end) {
-    for (int64_t slot = begin; slot < end; ++slot) {
-      for (int64_t i = slot * dim; i < (slot + 1) * dim; ++i) {
-        to[i] = static_cast<T>(rest == nullptr ? kernels::decode_sum<T>(word[i], exponent[slot])
-                                               : kernels::decode_sum_pair(word[i], rest[i], exponent[slot]));
-      }
-    }
-  });
+                     for (int64_t slot = begin; slot < end; ++slot) {
+                       for (int64_t i = slot * dim; i < (slot + 1) * dim; ++i) {
+                         to[i] = static_cast<T>(
+                             rest == nullptr
+                                 ? kernels::decode_sum<T>(word[i], exponent[slot])
+                                 : kernels::decode_sum_pair(word[i], rest[i], exponent[slot]));
+                       }
+                     }
+                   });
 }
 
 at::Tensor decode_sums(const at::Tensor& sums, const at::Tensor& exponents, at::ScalarType dtype) {

@@ -10,7 +10,8 @@ namespace torchvq {
 namespace {
 
 template <typename T>
-void finish(const at::Tensor& cluster_size, const at::Tensor& embed_avg, double eps, bool unit, at::Tensor& embed) {
+void finish(const at::Tensor& cluster_size, const at::Tensor& embed_avg, double eps, bool unit,
+            at::Tensor& embed) {
   const int64_t size = embed.size(1), dim = embed.size(2);
   const auto* sizes = cluster_size.const_data_ptr<T>();
   const auto* averages = embed_avg.const_data_ptr<T>();
@@ -18,19 +19,22 @@ void finish(const at::Tensor& cluster_size, const at::Tensor& embed_avg, double 
   for (int64_t head = 0; head < embed.size(0); ++head) {
     const double total = kernels::order_free_total(sizes + head * size, size);
     const double mass = total + static_cast<double>(size) * eps;
-    at::parallel_for(head * size, (head + 1) * size, std::max<int64_t>(1, 16384 / dim),
-                     [&](int64_t begin, int64_t end) {
-      for (int64_t slot = begin; slot < end; ++slot) {
-        const double smoothed = kernels::smoothed_size(sizes[slot], eps, total, mass);
-        const bool keep = static_cast<double>(sizes[slot]) < detail::kSmallestUpdatedCluster || !(smoothed > 0);
-        if (!keep) kernels::write_code(averages + slot * dim, smoothed, unit, dim, codes + slot * dim);
-      }
-    });
+    at::parallel_for(
+        head * size, (head + 1) * size, std::max<int64_t>(1, 16384 / dim),
+        [&](int64_t begin, int64_t end) {
+          for (int64_t slot = begin; slot < end; ++slot) {
+            const double smoothed = kernels::smoothed_size(sizes[slot], eps, total, mass);
+            const bool keep = static_cast<double>(sizes[slot]) < detail::kSmallestUpdatedCluster ||
+                              !(smoothed > 0);
+            if (!keep)
+              kernels::write_code(averages + slot * dim, smoothed, unit, dim, codes + slot * dim);
+          }
+        });
   }
 }
 
-void ema_finish_(at::Tensor& embed, const at::Tensor& cluster_size, const at::Tensor& embed_avg, double eps,
-                 std::string_view metric) {
+void ema_finish_(at::Tensor& embed, const at::Tensor& cluster_size, const at::Tensor& embed_avg,
+                 double eps, std::string_view metric) {
   const bool unit = detail::check_ema_finish_(embed, cluster_size, embed_avg, eps, metric);
   auto codes = embed.contiguous();
   if (embed.scalar_type() == at::kDouble) {

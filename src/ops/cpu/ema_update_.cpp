@@ -29,22 +29,28 @@ struct Update {
 };
 
 double decoded(const Update& update, int64_t slot, int64_t at) {
-  if (update.rests == nullptr) return kernels::decode_sum<double>(update.sums[at], update.exponents[slot]);
+  if (update.rests == nullptr)
+    return kernels::decode_sum<double>(update.sums[at], update.exponents[slot]);
   return kernels::decode_sum_pair(update.sums[at], update.rests[at], update.exponents[slot]);
 }
 
 /// Averages and code of one row. `before` and `after` are the smoothed sizes around the update.
 template <typename T>
-void update_row(const Update& update, int64_t slot, double before, double after, T size, T* embed_avg, T* embed) {
+void update_row(const Update& update, int64_t slot, double before, double after, T size,
+                T* embed_avg, T* embed) {
   const double weight = update.weights[slot];
   T* average = embed_avg + slot * update.dim;
   T* code = embed + slot * update.dim;
   for (int64_t d = 0; d < update.dim; ++d) {
-    const T start = update.from_codebook ? static_cast<T>(static_cast<double>(code[d]) * before) : average[d];
-    average[d] = static_cast<T>(kernels::decayed(start, weight, decoded(update, slot, slot * update.dim + d)));
+    const T start =
+        update.from_codebook ? static_cast<T>(static_cast<double>(code[d]) * before) : average[d];
+    average[d] = static_cast<T>(
+        kernels::decayed(start, weight, decoded(update, slot, slot * update.dim + d)));
   }
-  const bool keep = update.counts[slot] == 0 && static_cast<double>(size) < detail::kSmallestUpdatedCluster;
-  if (update.finish && !keep && after > 0) kernels::write_code(average, after, update.unit, update.dim, code);
+  const bool keep =
+      update.counts[slot] == 0 && static_cast<double>(size) < detail::kSmallestUpdatedCluster;
+  if (update.finish && !keep && after > 0)
+    kernels::write_code(average, after, update.unit, update.dim, code);
 }
 
 template <typename T>
@@ -54,17 +60,21 @@ void update_head(const Update& update, int64_t head, T* cluster_size, T* embed_a
   const double total_before = kernels::order_free_total(cluster_size + first, update.size);
   std::vector<double> before(update.size);
   for (int64_t slot = first; slot < last; ++slot) {
-    before[slot - first] = kernels::smoothed_size(cluster_size[slot], update.eps, total_before, total_before + mass);
+    before[slot - first] =
+        kernels::smoothed_size(cluster_size[slot], update.eps, total_before, total_before + mass);
     cluster_size[slot] = static_cast<T>(kernels::decayed(cluster_size[slot], update.weights[slot],
                                                          static_cast<double>(update.counts[slot])));
   }
   const double total = kernels::order_free_total(cluster_size + first, update.size);
-  at::parallel_for(first, last, std::max<int64_t>(1, 16384 / update.dim), [&](int64_t begin, int64_t end) {
-    for (int64_t slot = begin; slot < end; ++slot) {
-      const double after = kernels::smoothed_size(cluster_size[slot], update.eps, total, total + mass);
-      update_row(update, slot, before[slot - first], after, cluster_size[slot], embed_avg, embed);
-    }
-  });
+  at::parallel_for(
+      first, last, std::max<int64_t>(1, 16384 / update.dim), [&](int64_t begin, int64_t end) {
+        for (int64_t slot = begin; slot < end; ++slot) {
+          const double after =
+              kernels::smoothed_size(cluster_size[slot], update.eps, total, total + mass);
+          update_row(update, slot, before[slot - first], after, cluster_size[slot], embed_avg,
+                     embed);
+        }
+      });
 }
 
 /// A head without tokens stays as it is.
@@ -76,9 +86,11 @@ bool has_tokens(const Update& update, int64_t head) {
 }
 
 template <typename T>
-void update_heads(const Update& update, at::Tensor& cluster_size, at::Tensor& embed_avg, at::Tensor& embed) {
+void update_heads(const Update& update, at::Tensor& cluster_size, at::Tensor& embed_avg,
+                  at::Tensor& embed) {
   // Strided state is updated in a contiguous copy and written back.
-  auto sizes = cluster_size.contiguous(), averages = embed_avg.contiguous(), codes = embed.contiguous();
+  auto sizes = cluster_size.contiguous(), averages = embed_avg.contiguous(),
+       codes = embed.contiguous();
   for (int64_t head = 0; head < codes.size(0); ++head) {
     if (!has_tokens(update, head)) continue;
     update_head(update, head, sizes.mutable_data_ptr<T>(), averages.mutable_data_ptr<T>(),
@@ -89,7 +101,8 @@ void update_heads(const Update& update, at::Tensor& cluster_size, at::Tensor& em
   if (!codes.is_same(embed)) embed.copy_(codes);
 }
 
-at::Tensor step_weights(const at::Tensor& counts, const std::optional<at::Tensor>& weight, double decay) {
+at::Tensor step_weights(const at::Tensor& counts, const std::optional<at::Tensor>& weight,
+                        double decay) {
   auto weights = at::ones(counts.sizes(), counts.options().dtype(at::kDouble));
   if (weight.has_value()) {
     TORCH_CHECK_VALUE(weight->isfinite().all().item<bool>(),
@@ -99,11 +112,12 @@ at::Tensor step_weights(const at::Tensor& counts, const std::optional<at::Tensor
   return weights.mul_(1.0 - decay);
 }
 
-void ema_update_(at::Tensor& cluster_size, at::Tensor& embed_avg, at::Tensor& embed, const at::Tensor& counts,
-                 const at::Tensor& sums, const at::Tensor& exponents, double decay, double eps,
-                 std::string_view metric, const std::optional<at::Tensor>& weight, bool from_codebook, bool finish) {
-  const bool unit = detail::check_ema_update_(cluster_size, embed_avg, embed,
-                                              {counts, sums, exponents, decay, eps, metric, weight});
+void ema_update_(at::Tensor& cluster_size, at::Tensor& embed_avg, at::Tensor& embed,
+                 const at::Tensor& counts, const at::Tensor& sums, const at::Tensor& exponents,
+                 double decay, double eps, std::string_view metric,
+                 const std::optional<at::Tensor>& weight, bool from_codebook, bool finish) {
+  const bool unit = detail::check_ema_update_(
+      cluster_size, embed_avg, embed, {counts, sums, exponents, decay, eps, metric, weight});
   const auto weights = step_weights(counts, weight, decay);
   const auto c = counts.contiguous(), s = sums.contiguous(), e = exponents.contiguous();
   const auto* words = s.const_data_ptr<int64_t>();

@@ -13,7 +13,8 @@ void check_range(const at::Tensor& indices, int64_t codebook_size) {
   const auto* index = indices.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < indices.numel(); ++i) {
     TORCH_CHECK_INDEX(index[i] >= -1 && index[i] < codebook_size,
-                      "lookup_codes: expected indices to be in [-1, ", codebook_size, "), but got ", index[i]);
+                      "lookup_codes: expected indices to be in [-1, ", codebook_size, "), but got ",
+                      index[i]);
   }
 }
 
@@ -21,7 +22,8 @@ at::Tensor lookup_codes(const at::Tensor& codebook_, const at::Tensor& indices_)
   detail::check_lookup_codes(codebook_, indices_);
   const auto codebook = codebook_.contiguous();
   const auto indices = indices_.contiguous();
-  const int64_t heads = codebook.size(0), size = codebook.size(1), dim = codebook.size(2), tokens = indices.size(1);
+  const int64_t heads = codebook.size(0), size = codebook.size(1), dim = codebook.size(2),
+                tokens = indices.size(1);
   check_range(indices, size);
 
   auto codes = at::empty({heads, tokens, dim}, codebook.options());
@@ -37,7 +39,8 @@ at::Tensor lookup_codes(const at::Tensor& codebook_, const at::Tensor& indices_)
       if (index[row] < 0) {
         std::memset(to, 0, row_bytes);
       } else {
-        std::memcpy(to, source + static_cast<size_t>(head * size + index[row]) * row_bytes, row_bytes);
+        std::memcpy(to, source + static_cast<size_t>(head * size + index[row]) * row_bytes,
+                    row_bytes);
       }
     }
   });

@@ -28,7 +28,8 @@ int64_t row_grain(const NearestCodeProblem& problem) {
 }
 
 template <typename Search, typename T>
-void search_head(const Search& search, const NearestCodeProblem& problem, const T* x, int64_t* indices) {
+void search_head(const Search& search, const NearestCodeProblem& problem, const T* x,
+                 int64_t* indices) {
   at::parallel_for(0, problem.tokens, row_grain(problem), [&](int64_t begin, int64_t end) {
     search.search(x + begin * problem.dim, end - begin, indices + begin * problem.k);
   });
@@ -39,7 +40,8 @@ struct HeadData {
   HeadData(const NearestCodeProblem& problem, int64_t head)
       : x(problem.x.const_data_ptr<T>() + head * problem.tokens * problem.dim),
         codebook(problem.head_codebook(head).template const_data_ptr<T>()),
-        bias(problem.bias.defined() ? problem.head_bias(head).template const_data_ptr<T>() : nullptr) {}
+        bias(problem.bias.defined() ? problem.head_bias(head).template const_data_ptr<T>()
+                                    : nullptr) {}
 
   const T* x;
   const T* codebook;
@@ -57,7 +59,9 @@ void find_indices(const NearestCodeProblem& problem, int64_t head, int64_t* indi
     const HeadData<float> data(problem, head);
     const kernels::NearestCodeTask task = {data.codebook,  data.bias, problem.size,  problem.dim,
                                            problem.cosine, problem.k, problem.tokens};
-    if (kernels::has_few_rows(task) && kernels::nearest_code_few_rows(task, level, in_parallel, data.x, indices)) return;
+    if (kernels::has_few_rows(task) &&
+        kernels::nearest_code_few_rows(task, level, in_parallel, data.x, indices))
+      return;
     search_head(kernels::NearestCodeSearch(task, level, in_parallel), problem, data.x, indices);
   }
 }
@@ -80,9 +84,11 @@ double distance(const T* x, const T* code, int64_t dim, bool cosine) {
   return norms == 0 ? 1.0 : 1.0 - sum / norms;
 }
 
-/// Completes the rows that the search left: -1 becomes 0, 1, .. and NaN; codes and distances are filled in if asked for.
+/// Completes the rows that the search left: -1 becomes 0, 1, .. and NaN; codes and distances are
+/// filled in if asked for.
 template <typename T>
-void finish_rows(const NearestCodeProblem& problem, int64_t head, int64_t* indices, T* codes, T* distances) {
+void finish_rows(const NearestCodeProblem& problem, int64_t head, int64_t* indices, T* codes,
+                 T* distances) {
   const HeadData<T> data(problem, head);
   const int64_t k = problem.k, dim = problem.dim;
   constexpr T nan = std::numeric_limits<T>::quiet_NaN();
@@ -96,7 +102,8 @@ void finish_rows(const NearestCodeProblem& problem, int64_t head, int64_t* indic
     if (!distances) return;
     const double bias = data.bias ? data.bias[indices[place]] : 0.0;
     distances[place] =
-        absent ? nan : static_cast<T>(distance(data.x + row * dim, code, dim, problem.cosine) + bias);
+        absent ? nan
+               : static_cast<T>(distance(data.x + row * dim, code, dim, problem.cosine) + bias);
   };
   at::parallel_for(0, problem.tokens, 1 + 32768 / (dim * k), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
@@ -106,21 +113,25 @@ void finish_rows(const NearestCodeProblem& problem, int64_t head, int64_t* indic
 }
 
 template <typename T>
-void search_heads(const NearestCodeProblem& problem, at::Tensor& indices, at::Tensor& codes, at::Tensor& distances) {
+void search_heads(const NearestCodeProblem& problem, at::Tensor& indices, at::Tensor& codes,
+                  at::Tensor& distances) {
   const int64_t places = problem.tokens * problem.k;
   T* const all_codes = codes.numel() > 0 ? codes.mutable_data_ptr<T>() : nullptr;
   T* const all_distances = distances.numel() > 0 ? distances.mutable_data_ptr<T>() : nullptr;
   for (int64_t head = 0; head < problem.heads; ++head) {
     int64_t* const head_indices = indices.mutable_data_ptr<int64_t>() + head * places;
     find_indices(problem, head, head_indices);
-    finish_rows<T>(problem, head, head_indices, all_codes ? all_codes + head * places * problem.dim : nullptr,
+    finish_rows<T>(problem, head, head_indices,
+                   all_codes ? all_codes + head * places * problem.dim : nullptr,
                    all_distances ? all_distances + head * places : nullptr);
   }
 }
 
-detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& codebook, std::string_view metric,
-                                        const std::optional<at::Tensor>& bias, std::optional<int64_t> topk,
-                                        bool return_codes, bool return_distances) {
+detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& codebook,
+                                        std::string_view metric,
+                                        const std::optional<at::Tensor>& bias,
+                                        std::optional<int64_t> topk, bool return_codes,
+                                        bool return_distances) {
   const NearestCodeProblem problem(x, codebook, metric, bias, topk);
   const auto options = problem.x.options();
   const auto shape = C10_AS_INTARRAYREF_SLOW(detail::nearest_code_shape(x, topk)).vec();

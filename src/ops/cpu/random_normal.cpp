@@ -17,17 +17,18 @@ uint64_t read_key(const at::Tensor& rng_, int64_t purpose, int64_t stream) {
 }
 
 at::Tensor random_normal(const at::Tensor& rng, int64_t purpose, c10::SymIntArrayRef size,
-                        std::optional<at::ScalarType> dtype, int64_t stream) {
+                         std::optional<at::ScalarType> dtype, int64_t stream) {
   const auto result = detail::check_random_normal(rng, size, dtype);
   const auto key = read_key(rng, purpose, stream);
 
   const bool wide = result == at::kDouble;
-  auto values = at::empty(C10_AS_INTARRAYREF_SLOW(size), rng.options().dtype(wide ? at::kDouble : at::kFloat));
+  auto values = at::empty(C10_AS_INTARRAYREF_SLOW(size),
+                          rng.options().dtype(wide ? at::kDouble : at::kFloat));
   const auto fill = [&](auto* to) {
     at::parallel_for(0, values.numel(), 4096, [&](int64_t begin, int64_t end) {
       for (auto i = static_cast<uint64_t>(begin); i < static_cast<uint64_t>(end); ++i) {
-        to[i] = static_cast<std::remove_pointer_t<decltype(to)>>(
-            kernels::normal_from_bits(kernels::random_bits(key, 2 * i), kernels::random_bits(key, 2 * i + 1)));
+        to[i] = static_cast<std::remove_pointer_t<decltype(to)>>(kernels::normal_from_bits(
+            kernels::random_bits(key, 2 * i), kernels::random_bits(key, 2 * i + 1)));
       }
     });
   };

@@ -8,19 +8,22 @@ namespace {
 
 at::Tensor replace_dead_codes_(at::Tensor& embed, at::Tensor& embed_avg, at::Tensor& cluster_size,
                                at::Tensor& cooldown, const at::Tensor& x, const at::Tensor& counts,
-                               const at::Tensor& rng, const std::optional<at::Tensor>& mask, double threshold,
-                               double threshold_fraction,
-                               double reset_cluster_size, int64_t cooldown_steps, std::string_view metric) {
+                               const at::Tensor& rng, const std::optional<at::Tensor>& mask,
+                               double threshold, double threshold_fraction,
+                               double reset_cluster_size, int64_t cooldown_steps,
+                               std::string_view metric) {
   const detail::CodebookState state{embed, embed_avg, cluster_size, cooldown};
-  const bool unit = detail::check_replace_dead_codes_(state, x, counts, rng, mask,
-                                                      {threshold, threshold_fraction, reset_cluster_size, cooldown_steps}, metric);
+  const bool unit = detail::check_replace_dead_codes_(
+      state, x, counts, rng, mask,
+      {threshold, threshold_fraction, reset_cluster_size, cooldown_steps}, metric);
   const auto limits = detail::dead_code_limits(cluster_size, threshold, threshold_fraction);
   const auto dead = detail::dead_codes(state, counts, limits);
   cooldown.sub_(1).clamp_min_(0);
   // Most steps have no dead code; on CPU it costs nothing to look.
   if (!dead.any().item<bool>()) return counts.new_zeros({embed.size(0)});
   const auto [keys, rows] = detail::select_candidates(x, rng, embed.size(1), mask, unit);
-  return detail::replace_codes(state, dead, keys, rows, rng, limits.clamp_min(reset_cluster_size), cooldown_steps);
+  return detail::replace_codes(state, dead, keys, rows, rng, limits.clamp_min(reset_cluster_size),
+                               cooldown_steps);
 }
 
 }  // namespace

@@ -5,12 +5,14 @@
 namespace torchvq {
 namespace {
 
-detail::CodeStatistics code_statistics(const at::Tensor& x, const at::Tensor& indices, const at::Tensor& exponents,
+detail::CodeStatistics code_statistics(const at::Tensor& x, const at::Tensor& indices,
+                                       const at::Tensor& exponents,
                                        const std::optional<at::Tensor>& mask) {
   detail::check_code_statistics(x, indices, exponents, mask);
   const auto heads = x.sym_size(0), size = exponents.sym_size(1), dim = x.sym_size(2);
   const c10::SymInt words = detail::sum_words(x.scalar_type());
-  return {indices.new_empty_symint({heads, size}), indices.new_empty_symint({words, heads, size, dim}),
+  return {indices.new_empty_symint({heads, size}),
+          indices.new_empty_symint({words, heads, size, dim}),
           exponents.new_empty_symint({heads, size})};
 }
 

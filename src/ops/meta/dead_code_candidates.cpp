@@ -5,7 +5,8 @@
 namespace torchvq {
 namespace {
 
-std::tuple<at::Tensor, at::Tensor> dead_code_candidates(const at::Tensor& x, const at::Tensor& rng, int64_t count,
+std::tuple<at::Tensor, at::Tensor> dead_code_candidates(const at::Tensor& x, const at::Tensor& rng,
+                                                        int64_t count,
                                                         const std::optional<at::Tensor>& mask,
                                                         std::string_view metric) {
   detail::check_dead_code_candidates(x, rng, count, mask, metric);

@@ -7,7 +7,8 @@ namespace {
 
 at::Tensor lookup_codes(const at::Tensor& codebook, const at::Tensor& indices) {
   detail::check_lookup_codes(codebook, indices);
-  return codebook.new_empty_symint({codebook.sym_size(0), indices.sym_size(1), codebook.sym_size(2)});
+  return codebook.new_empty_symint(
+      {codebook.sym_size(0), indices.sym_size(1), codebook.sym_size(2)});
 }
 
 }  // namespace

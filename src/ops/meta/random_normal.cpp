@@ -6,7 +6,7 @@ namespace torchvq {
 namespace {
 
 at::Tensor random_normal(const at::Tensor& rng, int64_t purpose, c10::SymIntArrayRef size,
-                          std::optional<at::ScalarType> dtype, int64_t stream) {
+                         std::optional<at::ScalarType> dtype, int64_t stream) {
   const auto result = detail::check_random_normal(rng, size, dtype);
   return rng.new_empty_symint(size, rng.options().dtype(result));
 }

@@ -82,7 +82,8 @@ TEST(CodeStatisticsTest, TwoWordsKeepFloat64) {
 
 TEST(CodeStatisticsTest, StickyBitKeepsTheSideOfATie) {
   const int64_t tie = (int64_t{1} << 61) + (int64_t{1} << 37);
-  EXPECT_EQ(static_cast<float>(kernels::decode_sum<float>(tie + 1, 30)), std::nextafter(0x1p61F, 0x1p62F));
+  EXPECT_EQ(static_cast<float>(kernels::decode_sum<float>(tie + 1, 30)),
+            std::nextafter(0x1p61F, 0x1p62F));
   EXPECT_EQ(static_cast<float>(kernels::decode_sum<float>(tie - 1, 30)), 0x1p61F);
 }
 
@@ -92,12 +93,15 @@ TEST(CodeStatisticsTest, BadArgumentsAreNamed) {
   const auto exponents = at::zeros({1, 4}, at::kInt);
   expect_throw_with<c10::ValueError>([&] { ops::code_statistics(x[0], indices, exponents); },
                                      "code_statistics: expected x to have 3 dimensions (H, N, D)");
-  expect_throw_with<c10::TypeError>([&] { ops::code_statistics(x, indices, exponents.to(at::kLong)); },
-                                    "code_statistics: expected exponents to be Int");
-  expect_throw_with<c10::IndexError>([&] { ops::code_statistics(x, indices + 4, exponents); },
-                                     "code_statistics: expected indices to be in [-1, 4), but got 4");
-  expect_throw_with<c10::ValueError>([&] { ops::code_exponents(x[0]); },
-                                     "code_exponents: expected codebook to have 3 dimensions (H, K, D)");
+  expect_throw_with<c10::TypeError>(
+      [&] { ops::code_statistics(x, indices, exponents.to(at::kLong)); },
+      "code_statistics: expected exponents to be Int");
+  expect_throw_with<c10::IndexError>(
+      [&] { ops::code_statistics(x, indices + 4, exponents); },
+      "code_statistics: expected indices to be in [-1, 4), but got 4");
+  expect_throw_with<c10::ValueError>(
+      [&] { ops::code_exponents(x[0]); },
+      "code_exponents: expected codebook to have 3 dimensions (H, K, D)");
   expect_throw_with<c10::TypeError>(
       [&] { ops::decode_sums(at::zeros({1, 1, 4, 3}, at::kLong), exponents, at::kHalf); },
       "decode_sums: expected dtype to be float32 or float64");

@@ -28,22 +28,26 @@ struct State {
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> example_statistics() {
   const auto x = at::tensor({1.0F, 1.0F, 3.0F, 5.0F, 7.0F, 7.0F}).reshape({1, 3, 2});
-  return ops::code_statistics(x, at::tensor({0, 0, 1}, at::kLong).unsqueeze(0), at::zeros({1, 3}, at::kInt));
+  return ops::code_statistics(x, at::tensor({0, 0, 1}, at::kLong).unsqueeze(0),
+                              at::zeros({1, 3}, at::kInt));
 }
 
 TEST(EmaUpdateTest, FollowsTheFormulaByHand) {
   State state;
   const auto [counts, sums, exponents] = example_statistics();
-  ops::ema_update_(state.cluster_size, state.embed_avg, state.embed, counts, sums, exponents, {.decay = 0.5, .eps = 0});
+  ops::ema_update_(state.cluster_size, state.embed_avg, state.embed, counts, sums, exponents,
+                   {.decay = 0.5, .eps = 0});
   EXPECT_TRUE(at::equal(state.cluster_size, at::tensor({2.0F, 2.0F, 0.5F}).unsqueeze(0)));
-  EXPECT_TRUE(at::equal(state.embed_avg.flatten(), at::tensor({3.0F, 5.0F, 8.0F, 5.0F, -0.5F, 0.5F})));
+  EXPECT_TRUE(
+      at::equal(state.embed_avg.flatten(), at::tensor({3.0F, 5.0F, 8.0F, 5.0F, -0.5F, 0.5F})));
   EXPECT_TRUE(at::equal(state.embed.flatten(), at::tensor({1.5F, 2.5F, 4.0F, 2.5F, -1.0F, 1.0F})));
 }
 
 TEST(EmaUpdateTest, CosineCodesAreUnitVectors) {
   State state;
   const auto [counts, sums, exponents] = example_statistics();
-  ops::ema_update_(state.cluster_size, state.embed_avg, state.embed, counts, sums, exponents, {.metric = "cosine"});
+  ops::ema_update_(state.cluster_size, state.embed_avg, state.embed, counts, sums, exponents,
+                   {.metric = "cosine"});
   EXPECT_TRUE(at::allclose(state.embed.norm(2, -1), at::ones({1, 3})));
 }
 
@@ -51,7 +55,8 @@ TEST(EmaUpdateTest, TwoHalvesEqualTheWhole) {
   State whole, halves;
   const auto [counts, sums, exponents] = example_statistics();
   ops::ema_update_(whole.cluster_size, whole.embed_avg, whole.embed, counts, sums, exponents);
-  ops::ema_update_(halves.cluster_size, halves.embed_avg, halves.embed, counts, sums, exponents, {.finish = false});
+  ops::ema_update_(halves.cluster_size, halves.embed_avg, halves.embed, counts, sums, exponents,
+                   {.finish = false});
   EXPECT_EQ(halves.embed.abs().max().item<float>(), 0);
   ops::ema_finish_(halves.embed, halves.cluster_size, halves.embed_avg);
   EXPECT_TRUE(at::equal(whole.embed, halves.embed));
@@ -59,7 +64,8 @@ TEST(EmaUpdateTest, TwoHalvesEqualTheWhole) {
 
 TEST(EmaUpdateTest, TotalHasNoOrder) {
   std::vector<float> sizes(1001);
-  for (size_t i = 0; i < sizes.size(); ++i) sizes[i] = std::exp(std::sin(static_cast<float>(i)) * 9);
+  for (size_t i = 0; i < sizes.size(); ++i)
+    sizes[i] = std::exp(std::sin(static_cast<float>(i)) * 9);
   const double total = kernels::order_free_total(sizes.data(), 1001);
   const double exact = std::accumulate(sizes.begin(), sizes.end(), 0.0);
   EXPECT_NEAR(total, exact, 1e-12 * exact);
@@ -72,10 +78,13 @@ TEST(EmaUpdateTest, BadArgumentsAreNamed) {
   const auto [counts_, sums_, exponents_] = example_statistics();
   const auto &counts = counts_, &sums = sums_, &exponents = exponents_;
   const auto update = [&](const ops::EmaUpdateOptions& options) {
-    ops::ema_update_(state.cluster_size, state.embed_avg, state.embed, counts, sums, exponents, options);
+    ops::ema_update_(state.cluster_size, state.embed_avg, state.embed, counts, sums, exponents,
+                     options);
   };
-  expect_throw_with<c10::ValueError>([&] { update({.decay = 2}); }, "ema_update_: expected decay to be in [0, 1]");
-  expect_throw_with<c10::ValueError>([&] { update({.metric = "dot"}); }, "ema_update_: expected metric to be");
+  expect_throw_with<c10::ValueError>([&] { update({.decay = 2}); },
+                                     "ema_update_: expected decay to be in [0, 1]");
+  expect_throw_with<c10::ValueError>([&] { update({.metric = "dot"}); },
+                                     "ema_update_: expected metric to be");
   expect_throw_with<c10::TypeError>(
       [&] { ops::ema_finish_(state.embed.to(at::kHalf), state.cluster_size, state.embed_avg); },
       "ema_finish_: expected embed to be float32 or float64");

@@ -21,7 +21,10 @@ at::Tensor example_points() {
 }
 
 double error(const at::Tensor& x, const at::Tensor& codebook) {
-  return std::get<0>(at::cdist(x.to(at::kDouble), codebook.to(at::kDouble)).min(1)).square().mean().item<double>();
+  return std::get<0>(at::cdist(x.to(at::kDouble), codebook.to(at::kDouble)).min(1))
+      .square()
+      .mean()
+      .item<double>();
 }
 
 TEST(KmeansTest, FindsSeparatedClusters) {
@@ -51,15 +54,17 @@ TEST(KmeansTest, FewerPointsThanCodesAreAllKept) {
 }
 
 TEST(KmeansTest, BadArgumentsAreNamed) {
-  testing::expect_throw_with<c10::ValueError>([] { kmeans(at::zeros({0, 3}), 4); },
-                                              "kmeans: expected x to hold at least 1 finite vector");
-  testing::expect_throw_with<c10::ValueError>([] { kmeans(at::zeros({3}), 4); },
-                                              "kmeans: expected x to have shape (N, D) or (H, N, D)");
-  testing::expect_throw_with<c10::ValueError>([] { kmeans(at::zeros({5, 3}), 0); },
-                                              "kmeans: expected codebook_size to be at least 1, but got 0");
+  testing::expect_throw_with<c10::ValueError>(
+      [] { kmeans(at::zeros({0, 3}), 4); }, "kmeans: expected x to hold at least 1 finite vector");
+  testing::expect_throw_with<c10::ValueError>(
+      [] { kmeans(at::zeros({3}), 4); }, "kmeans: expected x to have shape (N, D) or (H, N, D)");
+  testing::expect_throw_with<c10::ValueError>(
+      [] { kmeans(at::zeros({5, 3}), 0); },
+      "kmeans: expected codebook_size to be at least 1, but got 0");
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  testing::expect_throw_with<c10::ValueError>([&] { kmeans(at::full({5, 3}, nan), 2); },
-                                              "kmeans: expected x to hold at least 1 finite vector");
+  testing::expect_throw_with<c10::ValueError>(
+      [&] { kmeans(at::full({5, 3}, nan), 2); },
+      "kmeans: expected x to hold at least 1 finite vector");
 }
 
 }  // namespace

@@ -26,7 +26,8 @@ using testing::expect_throw_with;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// Oracle: the contract's scores, one pair at a time, plain loops in float64.
-std::vector<int64_t> expected_indices(const at::Tensor& x, const at::Tensor& codebook, bool cosine = false) {
+std::vector<int64_t> expected_indices(const at::Tensor& x, const at::Tensor& codebook,
+                                      bool cosine = false) {
   const auto row_norms = [cosine](const at::Tensor& rows) {
     std::vector<double> norms;
     for (int64_t i = 0; i < rows.size(0); ++i) {
@@ -39,7 +40,8 @@ std::vector<int64_t> expected_indices(const at::Tensor& x, const at::Tensor& cod
     }
     return norms;
   };
-  const auto value = [](const at::Tensor& rows, const std::vector<double>& norms, int64_t i, int64_t d) {
+  const auto value = [](const at::Tensor& rows, const std::vector<double>& norms, int64_t i,
+                        int64_t d) {
     const double given = rows.const_data_ptr<float>()[i * rows.size(1) + d];
     return static_cast<double>(norms[i] == 0 ? 0.0f : static_cast<float>(given / norms[i]));
   };
@@ -110,7 +112,8 @@ TEST_P(NearestCodeLevelTest, OddNumbersOfRows) {
 
 TEST_P(NearestCodeLevelTest, RowsBetweenTwoCodesFarFromZero) {
   const auto codebook = at::randn({70, 24}).mul_(0.1).add_(1000);
-  const auto left = at::randint(70, {size()}, at::kLong), right = at::randint(70, {size()}, at::kLong);
+  const auto left = at::randint(70, {size()}, at::kLong),
+             right = at::randint(70, {size()}, at::kLong);
   const auto x = (codebook.index_select(0, left) + codebook.index_select(0, right)) / 2;
   EXPECT_EQ(to_vector(nearest_code(x, codebook).indices), expected_indices(x, codebook));
   EXPECT_EQ(to_vector(nearest_code(x, codebook, NearestCodeOptions().metric("cosine")).indices),
@@ -118,9 +121,11 @@ TEST_P(NearestCodeLevelTest, RowsBetweenTwoCodesFarFromZero) {
 }
 
 TEST_P(NearestCodeLevelTest, TopkBeginsWithTheNearestAndRepeatsNothing) {
-  const auto x = at::randint(-2, 3, {size(), 6}).to(at::kFloat), codebook = at::randint(-2, 3, {90, 6}).to(at::kFloat);
+  const auto x = at::randint(-2, 3, {size(), 6}).to(at::kFloat),
+             codebook = at::randint(-2, 3, {90, 6}).to(at::kFloat);
   const auto nearest = nearest_code(x, codebook).indices;
-  const auto several = nearest_code(x, codebook, NearestCodeOptions().topk(90).return_distances(true));
+  const auto several =
+      nearest_code(x, codebook, NearestCodeOptions().topk(90).return_distances(true));
   EXPECT_TRUE(at::equal(several.indices.select(1, 0), nearest));
   EXPECT_TRUE(at::equal(std::get<0>(several.indices.sort(1)), at::arange(90).expand({size(), 90})));
   EXPECT_TRUE(several.distances.diff(1, 1).ge(0).all().item<bool>());
@@ -131,14 +136,16 @@ std::string level_and_size(const ::testing::TestParamInfo<NearestCodeLevelTest::
   return names[static_cast<int>(std::get<0>(info.param))] + std::to_string(std::get<1>(info.param));
 }
 
-INSTANTIATE_TEST_SUITE_P(LevelsAndSizes, NearestCodeLevelTest,
-                         ::testing::Combine(::testing::Values(CpuLevel::kDefault, CpuLevel::kAvx2, CpuLevel::kAvx512),
-                                            ::testing::Values(0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 63, 64, 65, 333)),
-                         level_and_size);
+INSTANTIATE_TEST_SUITE_P(
+    LevelsAndSizes, NearestCodeLevelTest,
+    ::testing::Combine(::testing::Values(CpuLevel::kDefault, CpuLevel::kAvx2, CpuLevel::kAvx512),
+                       ::testing::Values(0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 63, 64, 65, 333)),
+    level_and_size);
 
 TEST(NearestCodeTest, TiesPickLowestIndex) {
   const auto codebook = at::tensor({3.f, 1.f, -1.f, 1.f}).unsqueeze(1);
-  EXPECT_EQ(to_vector(nearest_code(at::zeros({20, 1}), codebook).indices), std::vector<int64_t>(20, 1));
+  EXPECT_EQ(to_vector(nearest_code(at::zeros({20, 1}), codebook).indices),
+            std::vector<int64_t>(20, 1));
 }
 
 TEST(NearestCodeTest, OptionsReachTheKernel) {
@@ -146,7 +153,8 @@ TEST(NearestCodeTest, OptionsReachTheKernel) {
   const auto codebook = at::tensor({1.f, 1.f, 0.f, 0.f}).reshape({2, 2});
   const auto bias = at::tensor({10.f, 0.f});
   const auto out = nearest_code(
-      x, codebook, NearestCodeOptions().bias(bias).topk(2).return_codes(true).return_distances(true));
+      x, codebook,
+      NearestCodeOptions().bias(bias).topk(2).return_codes(true).return_distances(true));
   EXPECT_EQ(to_vector(out.indices), (std::vector<int64_t>{1, 0}));
   EXPECT_TRUE(at::equal(out.codes, codebook.flip(0).unsqueeze(0)));
   EXPECT_TRUE(at::allclose(out.distances, at::tensor({1.62f, 10.02f}).unsqueeze(0)));
@@ -157,7 +165,8 @@ TEST(NearestCodeTest, RowsThatAreNotFiniteGetIndexZeroAndNaN) {
   x[4][1] = std::numeric_limits<float>::quiet_NaN();
   x[9][2] = std::numeric_limits<float>::infinity();
   const auto codebook = at::arange(12, at::kFloat).reshape({4, 3}).flip(0);
-  const auto out = nearest_code(x, codebook, NearestCodeOptions().return_codes(true).return_distances(true));
+  const auto out =
+      nearest_code(x, codebook, NearestCodeOptions().return_codes(true).return_distances(true));
   EXPECT_EQ(out.codes.isnan().sum().item<int64_t>(), 2 * 3);
   EXPECT_EQ(out.distances.isnan().sum().item<int64_t>(), 2);
   EXPECT_EQ(out.indices[4].item<int64_t>(), 0);
@@ -166,8 +175,9 @@ TEST(NearestCodeTest, RowsThatAreNotFiniteGetIndexZeroAndNaN) {
 }
 
 TEST(NearestCodeTest, NoRowsGiveEmptyResults) {
-  const auto out = nearest_code(at::empty({2, 0, 3}), at::ones({4, 3}),
-                                NearestCodeOptions().topk(2).return_codes(true).return_distances(true));
+  const auto out =
+      nearest_code(at::empty({2, 0, 3}), at::ones({4, 3}),
+                   NearestCodeOptions().topk(2).return_codes(true).return_distances(true));
   EXPECT_EQ(out.indices.sizes(), at::IntArrayRef({2, 0, 2}));
   EXPECT_EQ(out.codes.sizes(), at::IntArrayRef({2, 0, 2, 3}));
   EXPECT_EQ(out.distances.sizes(), at::IntArrayRef({2, 0, 2}));
@@ -177,7 +187,8 @@ TEST(NearestCodeTest, UpdatingTheCodebookAfterwardsDoesNotChangeGradients) {
   at::manual_seed(0);
   const auto x = at::randn({10, 3}).requires_grad_();
   const auto codebook = at::randn({4, 3});
-  const auto out = nearest_code(x, codebook, NearestCodeOptions().return_codes(true).return_distances(true));
+  const auto out =
+      nearest_code(x, codebook, NearestCodeOptions().return_codes(true).return_distances(true));
   const auto expected = (x.detach() - out.codes.detach()) * 2;
   codebook.mul_(5);
   EXPECT_TRUE(at::allclose(torch::autograd::grad({out.distances.sum()}, {x})[0], expected));
@@ -187,16 +198,19 @@ TEST(NearestCodeTest, BadArgumentsAreReported) {
   const auto x = at::ones({2, 3}), codebook = at::ones({4, 3});
   expect_throw_with<c10::TypeError>([&] { nearest_code(x.to(at::kLong), codebook); },
                                     "nearest_code: expected x to be floating point, but got Long");
-  expect_throw_with<c10::ValueError>([&] { nearest_code(x, at::ones({4, 2})); },
-                                     "nearest_code: expected codebook to have size 3 (dim of x) on axis -1");
+  expect_throw_with<c10::ValueError>(
+      [&] { nearest_code(x, at::ones({4, 2})); },
+      "nearest_code: expected codebook to have size 3 (dim of x) on axis -1");
   expect_throw_with<c10::ValueError>([&] { nearest_code(x, at::ones({0, 3})); },
                                      "nearest_code: expected codebook to have at least 1 code");
   expect_throw_with<c10::ValueError>([&] { nearest_code(at::ones({2, 0}), at::ones({4, 0})); },
                                      "nearest_code: expected x to have at least 1 dim");
-  expect_throw_with<c10::ValueError>([&] { nearest_code(x, codebook, NearestCodeOptions().metric("dot")); },
-                                     "nearest_code: expected metric to be \"euclidean\" or \"cosine\", but got \"dot\"");
-  expect_throw_with<c10::ValueError>([&] { nearest_code(x, codebook, NearestCodeOptions().topk(5)); },
-                                     "nearest_code: expected topk to be in [1, 4], but got 5");
+  expect_throw_with<c10::ValueError>(
+      [&] { nearest_code(x, codebook, NearestCodeOptions().metric("dot")); },
+      "nearest_code: expected metric to be \"euclidean\" or \"cosine\", but got \"dot\"");
+  expect_throw_with<c10::ValueError>(
+      [&] { nearest_code(x, codebook, NearestCodeOptions().topk(5)); },
+      "nearest_code: expected topk to be in [1, 4], but got 5");
 }
 
 }  // namespace

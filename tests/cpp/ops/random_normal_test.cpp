@@ -22,13 +22,15 @@ TEST(RandomNormalTest, SeriesMatchTheLibraryFunctions) {
 }
 
 TEST(RandomNormalTest, ExtremesAreFinite) {
-  const double smallest = kernels::normal_from_bits(0, 0), largest = kernels::normal_from_bits(~uint64_t{0}, 0);
+  const double smallest = kernels::normal_from_bits(0, 0),
+               largest = kernels::normal_from_bits(~uint64_t{0}, 0);
   EXPECT_NEAR(std::abs(smallest), std::sqrt(-2 * std::log(0x1p-53)), 1e-12);
   EXPECT_NEAR(std::abs(largest), 0x1p-26, 1e-15);
 }
 
 TEST(RandomNormalTest, HasMeanZeroAndVarianceOne) {
-  const auto z = ops::random_normal(at::tensor({int64_t{1}, int64_t{2}}), RandomPurpose::kNoise, {400000}, at::kDouble);
+  const auto z = ops::random_normal(at::tensor({int64_t{1}, int64_t{2}}), RandomPurpose::kNoise,
+                                    {400000}, at::kDouble);
   EXPECT_NEAR(z.mean().item<double>(), 0, 5 / std::sqrt(4e5));
   EXPECT_NEAR(z.var().item<double>(), 1, 5 * std::sqrt(2 / 4e5));
 }

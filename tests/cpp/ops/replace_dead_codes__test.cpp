@@ -27,8 +27,9 @@ at::Tensor no_counts() { return at::zeros({1, 4}, at::kLong); }
 TEST(ReplaceDeadCodesTest, DeadCodesBecomeDistinctTokens) {
   State state;
   const auto x = at::arange(1, 11, at::kFloat).reshape({1, 5, 2});
-  const auto replaced = ops::replace_dead_codes_(state.embed, state.embed_avg, state.cluster_size, state.cooldown, x,
-                                                 no_counts(), example_rng(), std::nullopt, {.cooldown_steps = 3});
+  const auto replaced =
+      ops::replace_dead_codes_(state.embed, state.embed_avg, state.cluster_size, state.cooldown, x,
+                               no_counts(), example_rng(), std::nullopt, {.cooldown_steps = 3});
   EXPECT_EQ(replaced.item<int64_t>(), 2);
   EXPECT_TRUE(at::equal(state.cooldown, at::tensor({0, 3, 0, 3}, at::kInt).unsqueeze(0)));
   EXPECT_TRUE(at::equal(state.cluster_size, at::tensor({5.0F, 2.0F, 5.0F, 2.0F}).unsqueeze(0)));
@@ -40,13 +41,13 @@ TEST(ReplaceDeadCodesTest, DeadCodesBecomeDistinctTokens) {
 TEST(ReplaceDeadCodesTest, HalvesEqualTheWhole) {
   State whole, halves;
   const auto x = at::randn({1, 20, 2});
-  ops::replace_dead_codes_(whole.embed, whole.embed_avg, whole.cluster_size, whole.cooldown, x, no_counts(),
-                           example_rng());
+  ops::replace_dead_codes_(whole.embed, whole.embed_avg, whole.cluster_size, whole.cooldown, x,
+                           no_counts(), example_rng());
   const auto [keys_a, rows_a] = ops::dead_code_candidates(x.slice(1, 0, 7), example_rng(), 4);
   const auto [keys_b, rows_b] = ops::dead_code_candidates(x.slice(1, 7), example_rng(), 4);
-  ops::replace_with_candidates_(halves.embed, halves.embed_avg, halves.cluster_size, halves.cooldown,
-                                at::cat({keys_b, keys_a}, 1), at::cat({rows_b, rows_a}, 1), no_counts(),
-                                example_rng());
+  ops::replace_with_candidates_(halves.embed, halves.embed_avg, halves.cluster_size,
+                                halves.cooldown, at::cat({keys_b, keys_a}, 1),
+                                at::cat({rows_b, rows_a}, 1), no_counts(), example_rng());
   EXPECT_TRUE(at::equal(whole.embed, halves.embed));
 }
 
@@ -73,12 +74,13 @@ TEST(ReplaceDeadCodesTest, BadArgumentsAreNamed) {
   const auto x = at::zeros({1, 5, 2});
   testing::expect_throw_with<c10::ValueError>(
       [&] {
-        ops::replace_dead_codes_(state.embed, state.embed_avg, state.cluster_size, state.cooldown, x, no_counts(),
-                                 example_rng(), std::nullopt, {.threshold = -1});
+        ops::replace_dead_codes_(state.embed, state.embed_avg, state.cluster_size, state.cooldown,
+                                 x, no_counts(), example_rng(), std::nullopt, {.threshold = -1});
       },
       "replace_dead_codes_: expected threshold to be at least 0, but got -1");
-  testing::expect_throw_with<c10::ValueError>([&] { ops::dead_code_candidates(x, example_rng(), 0); },
-                                              "dead_code_candidates: expected count to be at least 1");
+  testing::expect_throw_with<c10::ValueError>(
+      [&] { ops::dead_code_candidates(x, example_rng(), 0); },
+      "dead_code_candidates: expected count to be at least 1");
 }
 
 }  // namespace
