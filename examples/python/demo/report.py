@@ -137,8 +137,8 @@ def codebook(result: Result, folder: Path) -> Section:
     return Section(
         "The codebook",
         f"Each of the {len(result.quality.counts)} codes as the decoder paints it: {DOWNSCALE} x {DOWNSCALE} "
-        f"pixels of its token and {MARGIN} more on each side, the mean over test pictures. Those that look alike lie beside "
-        "each other.",
+        f"pixels of its token and {MARGIN} more on each side, the mean over test pictures. Those that look "
+        "alike lie beside each other.",
         figures.codebook(result.patches, folder / "codebook.png"),
         "a grid of small patches, one for each code",
     )
