@@ -25,7 +25,7 @@ Columns = dict[str, tuple[str, str]]
 
 
 def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
-    """Fills docs/benchmarks.md and docs/learning.md from the results that exist."""
+    """Fills docs/benchmarks.md, docs/learning.md and docs/choosing.md from the results that exist."""
     tables = {}
     found = [name for name in suites if (results / f"{name}.json").exists()]
     documents = {name: read_json(results / f"{name}.json") for name in found}
@@ -45,6 +45,7 @@ def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
             "learning_machine": _machine([document]),
         }
         fill(docs / "learning.md", parts)
+        fill(docs / "choosing.md", {"choosing_vector_quantize": _choosing(document)})
 
 
 def fill(file: Path, tables: dict[str, str]) -> None:
@@ -204,3 +205,34 @@ def _learnt(document: Document, what: str, columns: Columns) -> str:
     rows = [row for row in document["rows"] if row["what"] == what]
     cells = [[form.format(row[key]) for key, form in columns.values()] for row in rows]
     return _table(list(columns), cells)
+
+
+def _choosing(document: Document) -> str:
+    """The recommended settings beside what people use: an autoencoder, then a stream by batch size."""
+    shown = ("recommended", "defaults", "k-means, threshold 2", "cosine", "recommended, cosine")
+    columns: Columns = {
+        "autoencoder": ("name", "{}"),
+        "library": ("who", "{}"),
+        "PSNR, dB": ("psnr", "{:.2f}"),
+        "use": ("use", "{:.1%}"),
+        "replaced per step": ("replaced", "{:.2%}"),
+    }
+    rows = [row for row in document["rows"] if row["name"] in shown]
+    streams = [row for row in document["rows"] if row["what"] == "stream"]
+    tables = [
+        _learnt({"rows": rows}, "autoencoder", columns),
+        _by_ratio(streams, "codes replaced per step", "replaced", "{:.2%}"),
+        _by_ratio(streams, "error over k-means", "error_over_kmeans", "{:.2f}"),
+    ]
+    return "\n".join(tables)
+
+
+def _by_ratio(rows: list[dict[str, Any]], heading: str, key: str, form: str) -> str:
+    """One row per settings, one column per ratio of batch to codebook."""
+    ratios = sorted({row["ratio"] for row in rows})
+    cells: dict[tuple[str, str], dict[float, str]] = {}
+    for row in rows:
+        cells.setdefault((row["name"], row["who"]), {})[row["ratio"]] = form.format(row[key])
+    header = [heading, "library", *(f"batch/codebook {ratio:g}" for ratio in ratios)]
+    body = [[*names, *(of.get(ratio, "") for ratio in ratios)] for names, of in cells.items()]
+    return _table(header, body)

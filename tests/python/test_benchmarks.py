@@ -61,7 +61,7 @@ def test_run_writes_json_and_a_chart_for_every_suite(results: Path) -> None:
 
 @pytest.mark.slow
 def test_write_docs_fills_the_tables_and_repeats_itself(results: Path, tmp_path: Path) -> None:
-    for name in ("benchmarks.md", "learning.md"):
+    for name in ("benchmarks.md", "learning.md", "choosing.md"):
         shutil.copyfile(ROOT / "docs" / name, tmp_path / name)
     options = ("--write-docs", "--output", results, "--docs", tmp_path)
     assert script("run.py", *options).returncode == 0
