@@ -209,7 +209,18 @@ def _learnt(document: Document, what: str, columns: Columns) -> str:
 
 def _choosing(document: Document) -> str:
     """The recommended settings beside what people use: an autoencoder, then a stream by batch size."""
-    shown = ("recommended", "defaults", "k-means, threshold 2", "cosine", "recommended, cosine")
+    shown = (
+        "recommended",
+        "recommended, no k-means",
+        "recommended, decay 0.8",
+        "recommended, decay 0.99",
+        "defaults",
+        "k-means",
+        "k-means, threshold 2",
+        "recommended, cosine",
+        "cosine",
+        "learnable",
+    )
     columns: Columns = {
         "autoencoder": ("name", "{}"),
         "library": ("who", "{}"),

@@ -1,6 +1,6 @@
 """What VectorQuantize learns, against the reference: rows of an autoencoder and of a stream without a network.
 
-`python benchmarks/python/learning.py` takes about half an hour on one core. Every run is written as it ends, and
+`python benchmarks/python/learning.py` takes about half an hour on one idle core. Every run is written as it ends, and
 `--resume` continues a file that an interrupted one has left.
 """
 
@@ -64,7 +64,12 @@ PARTS = {"autoencoder": _autoencoders, "stream": _streams}
 def rows(runs: Runs) -> list[dict[str, Any]]:
     """Means over the seeds, with the spread of the PSNR."""
     groups: dict[tuple[Any, ...], Runs] = {}
-    for run in runs:
+    # In the order of the code, whatever the order in which interrupted runs have come.
+    order = [(row.name, row.who) for row in autoencoder.rows() + stream.rows()]
+    place = {key: order.index(key) for key in order}
+    for run in sorted(
+        runs, key=lambda r: (r["what"], r.get("ratio", 0), place[r["name"], r["who"]], r["seed"])
+    ):
         groups.setdefault((run["what"], run["name"], run["who"], run.get("ratio")), []).append(run)
     result = []
     for (what, name, who, ratio), members in groups.items():

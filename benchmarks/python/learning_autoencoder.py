@@ -40,6 +40,7 @@ OURS: dict[str, dict[str, Any]] = {
     "recommended, cosine": dict(RECOMMENDED, use_cosine_sim=True),
     "recommended, decay 0.8": dict(RECOMMENDED, decay=0.8),
     "recommended, decay 0.99": dict(RECOMMENDED, decay=0.99),
+    "recommended, no k-means": dict(RECOMMENDED, kmeans_init=False),
 }
 
 
