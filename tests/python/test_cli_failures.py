@@ -269,6 +269,8 @@ def test_a_signal_leaves_no_file_behind(folder: Path, number: signal.Signals) ->
         cwd=folder,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell that starts the tests in the background has them ignore SIGINT, and children inherit that.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     wait_for(lambda: set(os.listdir(folder)) != before)
     process.send_signal(number)

@@ -100,7 +100,7 @@ TEST(VectorSourceTest, RefusesWhatIsNoVectors) {
   expect_throw_with<c10::ValueError>([&] { VectorSource(dir / "x.npy"); }, "at least 1 dimension");
   save_npy(dir / "x.npy", at::arange(4).view({2, 2}));
   expect_throw_with<c10::TypeError>([&] { VectorSource(dir / "x.npy"); },
-                                    "floating point vectors, but got Long");
+                                    "floating point vectors, but got int64");
   expect_throw_with<c10::ValueError>([&] { VectorSource(dir / "x.npy", "key"); },
                                      "holds one array");
   save_safetensors(dir / "x", {{"a", matrix()}, {"b", matrix()}});
