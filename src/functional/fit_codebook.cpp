@@ -1,5 +1,5 @@
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
@@ -132,15 +132,20 @@ class Fitter {
   };
 
   Sample read_sample() const {
-    const SampledRows sampled(vectors_.rows, sample_size(vectors_.rows, options_.codebook_size),
-                              rng(0));
-    std::vector<at::Tensor> parts;
+    const auto size = sample_size(vectors_.rows, options_.codebook_size);
+    const SampledRows sampled(vectors_.rows, size, rng(0));
+    // In one piece from the start: small parts kept between large blocks would fragment the heap
+    // until it is as large as the file.
+    const auto sample = at::empty({size, vectors_.dim}, at::kFloat);
     double largest = 0;
+    int64_t filled = 0;
     for_each(0, [&](int64_t first, const at::Tensor& block) {
-      parts.push_back(block.index_select(0, sampled.within(first, block.size(0))));
+      const auto within = sampled.within(first, block.size(0));
+      sample.narrow(0, filled, within.size(0)).copy_(block.index_select(0, within));
+      filled += within.size(0);
       largest = std::max(largest, block.abs().max().item<double>());
     });
-    return {at::cat(parts), largest};
+    return {sample, largest};
   }
 
   at::Tensor first_codebook(const at::Tensor& sample, const Lloyd& lloyd) const {

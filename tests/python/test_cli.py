@@ -304,8 +304,8 @@ def test_inspect_tells_what_a_file_holds(tmp_path: Path, vectors: Array, codec: 
 
 
 def test_a_file_larger_than_the_address_space_streams(tmp_path: Path) -> None:
-    """The process may map 560 MB beyond what it maps to start, and reads a file of 768 MB, in both orders."""
-    rows, dim = 3 << 19, 128
+    """The process may map 320 MB beyond what it maps to start, and reads a file of 512 MB, in both orders."""
+    rows, dim = 1 << 20, 128
     block = clusters(1 << 14, dim)
     codebook = block[:4]
     save_file(
@@ -317,7 +317,7 @@ def test_a_file_larger_than_the_address_space_streams(tmp_path: Path) -> None:
     for first in range(0, rows, len(block)):
         big[first : first + len(block)] = block
     del big
-    limit = address_space_to_start() + (560 << 20)
+    limit = address_space_to_start() + (320 << 20)
 
     def restrict() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
