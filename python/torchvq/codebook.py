@@ -29,6 +29,7 @@ _HALF = (torch.float16, torch.bfloat16)
 _MAX_REPLAYS = 32
 
 EmaWeight = Tensor | float | Callable[[Tensor, Tensor], Tensor]
+Statistics = tuple[Tensor, Tensor, Tensor]  # counts, sums, exponents; see ops.code_statistics
 
 
 class Codebook(nn.Module):
@@ -112,7 +113,7 @@ class Codebook(nn.Module):
         self.register_buffer("rng", _fresh_rng())
         self.vq_bridge = vq_bridge
 
-        self._pending: tuple[Tensor, Tensor, Tensor] | None = None
+        self._pending: Statistics | None = None
         self._initialised = not kmeans_init
         self._warned_uninitialised = False
         self._replays: deque[_Replay] = deque(maxlen=_MAX_REPLAYS)
@@ -272,16 +273,36 @@ class Codebook(nn.Module):
         """
         if not (ema_update or accumulate or self.has_dead_code_replacement):
             return
-        x = x.detach()
-        inputs = _ops.affine_inputs(x, *self._affine_state()) if self.affine_param else x
-        embed = self._wide_embed()
-        statistics = _ops.code_statistics(inputs, indices, _ops.code_exponents(embed), mask=mask)
-        if self._pending is not None:
-            statistics = _ops.merge_statistics(*self._pending, *statistics)
-            self._pending = None
+        statistics = self.collect(x, indices, mask)
         if accumulate:
             self._pending = statistics
             return
+        self.absorb(statistics, x, mask, ema_update=ema_update, weight=weight)
+
+    def collect(self, x: Tensor, indices: Tensor, mask: Tensor | None) -> Statistics:
+        """The first half of ``learn``: counts, exact sums and exponents of the tokens of each code.
+
+        With those that earlier calls left pending. They are what ranks add up, and all that moves the averages.
+        """
+        statistics: Statistics = _ops.code_statistics(
+            self._averaged(x), indices, _ops.code_exponents(self._wide_embed()), mask=mask
+        )
+        if self._pending is not None:
+            statistics = _ops.merge_statistics(*self._pending, *statistics)
+            self._pending = None
+        return statistics
+
+    def absorb(
+        self,
+        statistics: Statistics,
+        x: Tensor,
+        mask: Tensor | None,
+        *,
+        ema_update: bool,
+        weight: EmaWeight | None = None,
+    ) -> None:
+        """The second half: moves averages and codes by what was collected; tokens of x replace dead codes."""
+        embed = self._wide_embed()
         finish = ema_update and not self.manual_ema_update
         _ops.ema_update_(
             self.cluster_size,
@@ -300,10 +321,16 @@ class Codebook(nn.Module):
         self._store_embed(embed)
         if finish and self.vqp_compat:
             self.update_ema()
-        self.replace_dead_codes(inputs, statistics[0], mask)
+        if self.has_dead_code_replacement:
+            self.replace_dead_codes(self._averaged(x), statistics[0], mask)
+
+    def _averaged(self, x: Tensor) -> Tensor:
+        """Tokens in the space of the raw codes, in which averages are kept."""
+        x = x.detach()
+        return _ops.affine_inputs(x, *self._affine_state()) if self.affine_param else x
 
     def _weight(
-        self, weight: EmaWeight | None, statistics: tuple[Tensor, Tensor, Tensor]
+        self, weight: EmaWeight | None, statistics: Statistics
     ) -> Tensor | None:
         if weight is None:
             return None
