@@ -158,13 +158,14 @@ def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: Request) -
     codebook = first._codebook
     if rvq.in_place_codebook_optimizer is None or not rvq.training or codebook.replaying:
         return
-    mask: Tensor | None = None if request.mask is None else rvq.layout.split_mask(request.mask)
+    real = None if request.mask is None else rvq.layout.split_mask(request.mask)
     residual = inputs.detach()
     with torch.enable_grad():
         for index in range(_reach(rvq, request)):
+            mask = real
             if not isinstance(request.depth, int):
-                used: Tensor = (request.depth > index).expand(residual.shape[:2])
-                mask = used if mask is None else mask & used
+                used = (request.depth > index).expand(residual.shape[:2])
+                mask = used if real is None else real & used
             _, _, codes, compared = _ops.quantize(
                 residual, codebook.codes(), codebook.rng, metric=codebook.metric, estimator="none"
             )

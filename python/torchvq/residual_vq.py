@@ -141,9 +141,9 @@ class ResidualVQ(nn.Module):
     def _make_levels(self, inner_dim: int, vq_kwargs: dict[str, Any]) -> list[VectorQuantize]:
         kwargs = dict(vq_kwargs)
         if self.implicit_neural_codebook or self.diveq:
-            kwargs |= dict(learnable_codebook=True, ema_update=False)
+            kwargs |= {"learnable_codebook": True, "ema_update": False}
         if self.diveq:
-            kwargs |= dict(commitment_weight=0.0)
+            kwargs |= {"commitment_weight": 0.0}
         make_optimizer = None
         if self.shared_codebook:
             make_optimizer = kwargs.pop("in_place_codebook_optimizer", None)
