@@ -216,6 +216,7 @@ def search_loss(level: Level) -> LevelLoss:
     vq, call, chosen, implicit = level.vq, level.call, level.choice.chosen, level.implicit
     if implicit is None:
         return LevelLoss(_losses.commitment(vq, chosen, call), _losses.diversity(vq, chosen))
+    commitment: Tensor | None
     by_entropy = vq.training and vq.has_commitment_loss and vq.commitment_use_cross_entropy_loss
     if call.targets is not None:
         targets = vq._layout.split_indices(call.targets)

@@ -17,12 +17,12 @@ def levels_of(module: nn.Module) -> list[nn.Module]:
 
 
 def spread_codes(module: nn.Module) -> None:
-    """Codes of the size of the residuals and uneven counts, so that every formula of a step is visible in the numbers."""
+    """Codes of the size of the residuals and uneven counts, so that every formula of a step is visible in
+    the numbers.
+    """
     for index, layer in enumerate(levels_of(module)):
         book = layer._codebook
         codes = torch.randn(book.embed.shape) * 0.7 ** (index % LEVELS)
-        if layer.use_cosine_sim if hasattr(layer, "use_cosine_sim") else False:
-            codes = nn.functional.normalize(codes, dim=-1)
         book.embed.copy_(codes)
         book.cluster_size.copy_(1 + 3 * torch.rand(book.cluster_size.shape))
         book.embed_avg.copy_(codes * book.cluster_size[..., None])
