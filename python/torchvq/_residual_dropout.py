@@ -11,7 +11,10 @@ _QUANTIZE_DROPOUT = 5  # RandomPurpose::kQuantizeDropout
 
 
 def seeded_depth(seed: int, levels: int, cutoff_index: int, multiple_of: int) -> int:
-    """The depth that a seed stands for: uniform in (cutoff_index, levels], rounded up to the multiple, at most levels."""
+    """The depth that a seed stands for: uniform in (cutoff_index, levels], rounded up to the multiple.
+
+    At most all levels. The reference's depth for the same seed.
+    """
     depth = random.Random(seed).randrange(cutoff_index, levels) + 1
     return min(-(-depth // multiple_of) * multiple_of, levels)
 
@@ -19,8 +22,8 @@ def seeded_depth(seed: int, levels: int, cutoff_index: int, multiple_of: int) ->
 def drawn_depth(rng: Tensor, levels: int, cutoff_index: int, multiple_of: int) -> int | Tensor:
     """The same distribution from the counter-based generator (seed, step), so that ranks agree without asking.
 
-    A number where reading it costs nothing. Compilers, and devices that would have to be waited for, get a 0-d tensor:
-    all levels are then computed and the dropped ones masked.
+    A number where reading it costs nothing. Compilers, and devices that would have to be waited for, get a 0-d
+    tensor: all levels are then computed and the dropped ones masked.
     """
     uniform = _ops.random_uniform(rng, _QUANTIZE_DROPOUT, [1], dtype=torch.float64)[0]
     depth = (uniform * (levels - cutoff_index)).long() + cutoff_index + 1

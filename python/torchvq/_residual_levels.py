@@ -1,7 +1,8 @@
 """The walk of a residual stack through its levels, and what the levels learn from it afterwards.
 
-Order of a training forward: all levels search, each the residual of the one before, with the codes as they are at the start of
-the step; losses; then all levels learn. So no level sees another's update, and the statistics of all levels exist at
+Order of a training forward: all levels search, each the residual of the one before, with the codes as they are at
+the start of the step; losses; then all levels learn. So no level sees another's update, and the statistics of all
+levels exist at
 once: one reduction over ranks serves the whole stack.
 """
 
@@ -19,6 +20,7 @@ from torchvq._implicit_codebook import (
     implicit_cross_entropy,
     implicit_diversity,
 )
+from torchvq._in_place import own_backward
 from torchvq._losses import Choice
 from torchvq._search import choose, estimator
 from torchvq.codebook import Statistics
@@ -160,7 +162,7 @@ def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: Request) -
         return
     real = None if request.mask is None else rvq.layout.split_mask(request.mask)
     residual = inputs.detach()
-    with torch.enable_grad():
+    with own_backward():
         for index in range(_reach(rvq, request)):
             mask = real
             if not isinstance(request.depth, int):

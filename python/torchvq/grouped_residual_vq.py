@@ -67,12 +67,13 @@ class GroupedResidualVQ(nn.Module):
         Args: as for ``ResidualVQ.forward``, ``indices`` with the groups as first axis.
 
         Returns:
-            ``(quantized, indices, loss)``, named: indices (G, B, N, Q), loss (G, Q). With ``return_all_codes`` also a tuple
-            of the codes (Q, B, N, D) of each group; with ``indices`` only quantized and loss (G,). All groups drop the
-            same levels.
+            ``(quantized, indices, loss)``, named: indices (G, B, N, Q), loss (G, Q). With ``return_all_codes`` also
+            a tuple of the codes (Q, B, N, D) of each group; with ``indices`` only quantized and loss (G,). All
+            groups drop the same levels.
 
         Raises:
-            ValueError: wrong shapes or arguments at odds. TypeError: wrong dtypes. IndexError: a target out of range.
+            ValueError: wrong shapes or arguments at odds. TypeError: wrong dtypes. IndexError: a target out of
+                range.
         """
         self._check(x)
         targets = [None] * self.groups if indices is None else self._split_indices(indices)

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from torchvq._call import check_alone
 from torchvq._implicit_codebook import MLP
+from torchvq._in_place import keep_optimizer_in_checkpoint
 from torchvq._layout import Layout
 from torchvq._projection import make_projections, project
 from torchvq._residual_dropout import drawn_depth, seeded_depth
@@ -34,29 +35,32 @@ _HALF = (torch.float16, torch.bfloat16)
 class ResidualVQ(nn.Module):
     """Residual vector quantization: level after level quantizes what the levels before have left.
 
-    SoundStream (Zeghidour et al. 2021, arXiv:2107.03312), RQ-VAE (Lee et al. 2022, arXiv:2203.01941). Every level is a
-    ``VectorQuantize`` (``layers``); the output is the sum of their codes.
+    SoundStream (Zeghidour et al. 2021, arXiv:2107.03312), RQ-VAE (Lee et al. 2022, arXiv:2203.01941). Every level
+    is a ``VectorQuantize`` (``layers``); the output is the sum of their codes.
 
-    Shapes: ``B`` batch, ``N`` positions, ``Q`` = ``num_quantizers``, ``D`` = ``codebook_dim``, ``K`` = ``codebook_size``.
+    Shapes: ``B`` batch, ``N`` positions, ``Q`` = ``num_quantizers``, ``D`` = ``codebook_dim``, ``K`` =
+    ``codebook_size``.
 
     Args:
         dim: features of the input, at least 1.
         num_quantizers: levels ``Q``, at least 1. May be left out where ``codebook_size`` lists them.
         codebook_size: codes per level: a number, or one for each level.
-        codebook_dim: features of a code. Default: ``dim``. Where it differs, ``project_in`` and ``project_out`` are linear
-            layers around the stack.
-        shared_codebook: all levels use one codebook (RQ-VAE), which learns once per forward from the residuals of all.
-            Default: False.
-        diveq: DiVeQ over the whole stack (https://openreview.net/forum?id=KRVnpTbx7R): the output is the latent plus a
-            simulated error in the direction of the codes' sum, ``directional_reparam_variance`` its noise; codes learn by
-            gradient, without commitment loss. Default: False.
+        codebook_dim: features of a code. Default: ``dim``. Where it differs, ``project_in`` and ``project_out`` are
+            linear layers around the stack.
+        shared_codebook: all levels use one codebook (RQ-VAE), which learns once per forward from the residuals
+            of all. Default: False.
+        diveq: DiVeQ over the whole stack (https://openreview.net/forum?id=KRVnpTbx7R): the output is the latent
+            plus a simulated error in the direction of the codes' sum, ``directional_reparam_variance`` its noise;
+            codes learn by gradient, without commitment loss. Default: False.
         heads: codes per latent and level; see ``VectorQuantize``. Default: 1.
         quantize_dropout: in training, use a random number of levels only. Default: False.
         quantize_dropout_cutoff_index: the last level that is never dropped, counted from 0. Default: 0.
         quantize_dropout_multiple_of: keep a multiple of this many levels (or all). Default: 1.
-        accept_image_fmap: input is (B, dim, H, W). Default: False. ``accept_3d_fmap`` and ``channel_last`` exist, too.
-        implicit_neural_codebook: QINCo (arXiv:2401.14732): a network makes the codes of each level but the first, for each
-            token, from what the levels before have decoded. Codes and networks learn by gradient. Default: False.
+        accept_image_fmap: input is (B, dim, H, W). Default: False. ``accept_3d_fmap`` and ``channel_last`` exist,
+            too.
+        implicit_neural_codebook: QINCo (arXiv:2401.14732): a network makes the codes of each level but the first,
+            for each token, from what the levels before have decoded. Codes and networks learn by gradient. Default:
+            False.
         mlp_kwargs: ``dim_hidden`` (default: the features of a code) and ``depth`` (default: 4) of those networks.
         quant_grad_frac: fraction of a level's gradient that reaches the residual of the next level, in [0, 1]. Each
             commitment loss is weakened by ``1 - quant_grad_frac`` per level before it. Default: 0.
@@ -66,11 +70,12 @@ class ResidualVQ(nn.Module):
     Raises:
         ValueError: an option out of range, or options that exclude each other.
 
-    Gradient: one estimator between latent and sum of codes, so the straight-through gain is 1 for any number of levels; the
-    rotation trick rotates from the sum of codes to the latent. Commitment losses reach the encoder at full weight.
+    Gradient: one estimator between latent and sum of codes, so the straight-through gain is 1 for any number of
+    levels; the rotation trick rotates from the sum of codes to the latent. Commitment losses reach the encoder at
+    full weight.
 
-    Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``; ``vqp_compat=True`` restores its
-    gradient (one estimator per level, gain Q) and its Q updates of a shared codebook.
+    Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``; ``vqp_compat=True`` restores
+    its gradient (one estimator per level, gain Q) and its Q updates of a shared codebook.
 
     Example:
         >>> rvq = ResidualVQ(dim=256, num_quantizers=8, codebook_size=1024)
@@ -164,6 +169,7 @@ class ResidualVQ(nn.Module):
                 level._codebook = levels[0]._codebook
         if make_optimizer is not None:
             self.in_place_codebook_optimizer = make_optimizer(levels[0]._codebook.parameters())
+            keep_optimizer_in_checkpoint(self)
         return levels
 
     # Forward -----------------------------------------------------------------------------------------------
@@ -183,22 +189,26 @@ class ResidualVQ(nn.Module):
 
         Args:
             x: (B, N, dim), (B, dim), or as the layout options say. Any floating dtype.
-            mask: bool, one per position, True for real tokens. Padding takes no part in anything; its indices are -1.
-            indices: codes to score, in the shape in which they are returned or a list of one tensor per level: the result
-                is then ``(quantized, loss)``, loss being the sum over levels of the cross-entropy of the distances
-                towards them. Each level sees the residual of its own choices. -1 is left out.
-            return_all_codes: append the codes of all levels, (Q, B, N, D); their sum over levels, projected, is the output.
+            mask: bool, one per position, True for real tokens. Padding takes no part in anything; its indices are
+                -1.
+            indices: codes to score, in the shape in which they are returned or a list of one tensor per level: the
+                result is then ``(quantized, loss)``, loss being the sum over levels of the cross-entropy of the
+                distances towards them. Each level sees the residual of its own choices. -1 is left out.
+            return_all_codes: append the codes of all levels, (Q, B, N, D); their sum over levels, projected, is the
+                output.
             sample_codebook_temp: overrides the option for this call.
             freeze_codebook: freezes the codebooks for this call, in addition to the option.
-            rand_quantize_dropout_fixed_seed: decides which levels are dropped, the same as in the reference. Default: the
+            rand_quantize_dropout_fixed_seed: decides which levels are dropped, the same as in the reference.
+                Default: the
                 module's own generator.
 
         Returns:
-            ``(quantized, indices, loss)``, named: indices (B, N, Q), with several heads (B, N, heads, Q), -1 where masked or
-            dropped; loss (Q,), 0 where dropped and in evaluation.
+            ``(quantized, indices, loss)``, named: indices (B, N, Q), with several heads (B, N, heads, Q), -1 where
+            masked or dropped; loss (Q,), 0 where dropped and in evaluation.
 
         Raises:
-            ValueError: wrong shapes or arguments at odds. TypeError: wrong dtypes. IndexError: a target out of range.
+            ValueError: wrong shapes or arguments at odds. TypeError: wrong dtypes. IndexError: a target out of
+                range.
         """
         result, _ = self.run(
             x,
@@ -370,8 +380,8 @@ class ResidualVQ(nn.Module):
 
     @property
     def codebooks(self) -> Tensor | tuple[Tensor, ...]:
-        """The codes of all levels: (Q, K, D), or a tuple of (K, D) where levels differ in size; with one codebook per head
-        (Q, H, K, D). Of an implicit codebook the base codes."""
+        """The codes of all levels: (Q, K, D), or a tuple of (K, D) where levels differ in size; with one codebook
+        per head (Q, H, K, D). Of an implicit codebook the base codes."""
         codes = tuple(level.codebook for level in self.levels)
         return torch.stack(codes) if self.uniform_codebook_size else codes
 
@@ -393,7 +403,10 @@ class ResidualVQ(nn.Module):
         return torch.stack(codes + [torch.zeros_like(codes[0])] * missing)
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
-        """The output of ``forward`` in evaluation for these indices, in the same layout. Zeros where all indices are -1."""
+        """The output of ``forward`` in evaluation for these indices, in the same layout.
+
+        Zeros where all indices are -1.
+        """
         first, *others = self._decode(indices)
         total = first
         for codes in others:

@@ -1,4 +1,4 @@
-"""The gradient of a stack: one estimator for all levels, commitment losses at full weight, codes as the forward saw them."""
+"""The gradient of a stack: one estimator for all levels, commitment at full weight, codes as the forward saw them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def test_fraction_weakens_the_commitment_of_later_levels(fraction: float) -> Non
         torch.testing.assert_close(gradients[0], gradients[1] * (1 - fraction) ** level)
 
 
-# Freezing also stops k-means' first update, affine statistics, and the codebook's gradient, which is part of an implicit
+# Freezing also stops k-means' first update, affine statistics, and the codebook's gradient, which is part of an
+# implicit
 # codebook's to the input.
 OTHERWISE_FROZEN = {
     case for case in STACKS if any(part in case for part in ("kmeans", "affine", "implicit"))
