@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq import _checkpointing
+from torchvq._replay import MAX_REPLAYS, Replay, fingerprint
 
 logger = logging.getLogger("torchvq")
 _ops = torch.ops.torchvq
@@ -25,8 +26,6 @@ _AFFINE_FLAGS = (
     "codebook_variance_needs_init",
 )
 _HALF = (torch.float16, torch.bfloat16)
-# Replays wait for a backward pass that may never come, so their number is bounded.
-_MAX_REPLAYS = 32
 
 EmaWeight = Tensor | float | Callable[[Tensor, Tensor], Tensor]
 Statistics = tuple[Tensor, Tensor, Tensor]  # counts, sums, exponents; see ops.code_statistics
@@ -116,8 +115,8 @@ class Codebook(nn.Module):
         self._pending: Statistics | None = None
         self._initialised = not kmeans_init
         self._warned_uninitialised = False
-        self._replays: deque[_Replay] = deque(maxlen=_MAX_REPLAYS)
-        self._recording: _Replay | None = None
+        self._replays: deque[Replay] = deque(maxlen=MAX_REPLAYS)
+        self._recording: Replay | None = None
         self._replayed_embed: Tensor | None = None
 
     def _register_affine_state(self, num_codebooks: int, dim: int) -> None:
@@ -329,9 +328,7 @@ class Codebook(nn.Module):
         x = x.detach()
         return _ops.affine_inputs(x, *self._affine_state()) if self.affine_param else x
 
-    def _weight(
-        self, weight: EmaWeight | None, statistics: Statistics
-    ) -> Tensor | None:
+    def _weight(self, weight: EmaWeight | None, statistics: Statistics) -> Tensor | None:
         if weight is None:
             return None
         if callable(weight):
@@ -401,7 +398,7 @@ class Codebook(nn.Module):
                 yield
         else:
             if _checkpointing.will_recompute():
-                self._recording = _Replay(self, x)
+                self._recording = Replay(self, x)
                 self._replays.append(self._recording)
             try:
                 yield
@@ -421,7 +418,7 @@ class Codebook(nn.Module):
     @contextmanager
     def _replaying(self, x: Tensor) -> Iterator[None]:
         # Backward meets the regions last to first, which decides between equal inputs.
-        key = _fingerprint(x)
+        key = fingerprint(x)
         replay = next((replay for replay in reversed(self._replays) if replay.key == key), None)
         if replay is None:
             yield
@@ -477,46 +474,7 @@ class Codebook(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A recorded step belongs to a backward pass of this very object.
-        return {**self.__dict__, "_replays": deque(maxlen=_MAX_REPLAYS)}
-
-
-class _Replay:
-    """The state from which a checkpointed forward started, and what tells which forward that was."""
-
-    def __init__(self, codebook: Codebook, x: Tensor) -> None:
-        self.key = _fingerprint(x)
-        self.buffers = {
-            name: None if b is None else b.clone() for name, b in codebook._buffers.items()
-        }
-        self.embed = (
-            codebook.embed.detach().clone() if isinstance(codebook.embed, nn.Parameter) else None
-        )
-        self.initialised = codebook._initialised
-        self.pending = codebook._pending
-
-    @contextmanager
-    def installed(self, codebook: Codebook) -> Iterator[None]:
-        present = codebook._buffers, codebook._initialised, codebook._pending
-        codebook._buffers, codebook._initialised, codebook._pending = (
-            self.buffers,
-            self.initialised,
-            self.pending,
-        )
-        codebook._replayed_embed = self.embed
-        try:
-            yield
-        finally:
-            codebook._buffers, codebook._initialised, codebook._pending = present
-            codebook._replayed_embed = None
-
-
-def _fingerprint(x: Tensor) -> tuple[torch.Size, int]:
-    """What tells one input from another: a hash of each row, weighted by its place."""
-    if not x.numel():
-        return x.shape, 0
-    rows = torch.hash_tensor(x.detach().flatten(0, -2), dim=-1).view(torch.int64)
-    places = torch.arange(rows.numel(), device=rows.device).mul_(2).add_(1)
-    return x.shape, int(rows.mul(places).sum())
+        return {**self.__dict__, "_replays": deque(maxlen=MAX_REPLAYS)}
 
 
 def _fresh_rng() -> Tensor:
