@@ -345,9 +345,7 @@ class VectorQuantize(nn.Module):
         return (
             self._restore(choice.quantized, tokens, x, call.mask),
             layout.restore_positions(chosen.indices, x),
-            _losses.breakdown(
-                chosen.inputs, commitment, diversity, orthogonal, choice.in_place
-            ),
+            _losses.breakdown(chosen.inputs, commitment, diversity, orthogonal, choice.in_place),
         )
 
     # Stages of forward ---------------------------------------------------------------------------------------
