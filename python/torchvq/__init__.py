@@ -3,12 +3,16 @@
 from torchvq._kmeans import KmeansOutput, kmeans
 from torchvq._library import cmake_prefix_path
 from torchvq._version import __version__
+from torchvq.grouped_residual_vq import GroupedResidualVQ
 from torchvq.outputs import LossBreakdown
+from torchvq.residual_vq import ResidualVQ
 from torchvq.vector_quantize import VectorQuantize
 
 __all__ = [
+    "GroupedResidualVQ",
     "KmeansOutput",
     "LossBreakdown",
+    "ResidualVQ",
     "VectorQuantize",
     "__version__",
     "cmake_prefix_path",

@@ -1,11 +1,14 @@
 """The step of a codebook's own optimizer inside a training forward."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from torchvq.residual_vq import ResidualVQ
     from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
@@ -15,6 +18,13 @@ def _keep(tensor: Tensor) -> Tensor:
     return tensor
 
 
+@contextmanager
+def own_backward() -> Iterator[None]:
+    """For a backward here and now: checkpointing must not drop what it saves, or it would recompute the region."""
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_keep, _keep):
+        yield
+
+
 def in_place_step(
     vq: "VectorQuantize", projected: Tensor, codebook: Tensor, mask: Tensor | None
 ) -> Tensor:
@@ -22,8 +32,7 @@ def in_place_step(
     state = vq._codebook
     if state.replaying:
         return projected.new_zeros(())
-    # A backward of its own, here and now: checkpointing must not drop what it saves, or it would recompute the region.
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_keep, _keep):
+    with own_backward():
         target = projected.detach()
         _, _, codes, inputs = _ops.quantize(target, codebook, state.rng, estimator="none")
         loss: Tensor = _ops.commitment_loss(inputs, codes, mask=mask)
@@ -39,7 +48,7 @@ def in_place_step(
 _PREFIX = "in_place_codebook_optimizer."
 
 
-def keep_optimizer_in_checkpoint(vq: "VectorQuantize") -> None:
+def keep_optimizer_in_checkpoint(vq: "VectorQuantize | ResidualVQ") -> None:
     """Adds what the optimizer has accumulated to the state dict, as tensors ``<prefix><parameter>.<name>``.
 
     Its options are the constructor's. A checkpoint without these keys, as the reference writes, loads all the same;
@@ -53,7 +62,9 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _save(vq: "VectorQuantize", state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+def _save(
+    vq: "VectorQuantize | ResidualVQ", state_dict: dict[str, Tensor], prefix: str, *_: object
+) -> None:
     optimizer = vq.in_place_codebook_optimizer
     assert optimizer is not None
     for index, parameter in enumerate(_parameters(optimizer)):
@@ -63,7 +74,9 @@ def _save(vq: "VectorQuantize", state_dict: dict[str, Tensor], prefix: str, *_: 
                 state_dict[f"{prefix}{_PREFIX}{index}.{name}"] = tensor
 
 
-def _load(vq: "VectorQuantize", state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+def _load(
+    vq: "VectorQuantize | ResidualVQ", state_dict: dict[str, Tensor], prefix: str, *_: object
+) -> None:
     optimizer = vq.in_place_codebook_optimizer
     assert optimizer is not None
     parameters = _parameters(optimizer)

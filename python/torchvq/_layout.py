@@ -19,25 +19,26 @@ class Layout(NamedTuple):
     separate: bool  # one codebook per head
     channel_first: bool
     map_rank: int | None  # of the input, where an option demands an image or a volume
+    owner: str = "VectorQuantize"  # the class that error messages name
 
     def check(self, x: Tensor) -> None:
         """Raises TypeError or ValueError for an input of another kind."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(
-                f"VectorQuantize: expected x to be a floating-point tensor, but got {got}"
+                f"{self.owner}: expected x to be a floating-point tensor, but got {got}"
             )
         if x.dim() < 2 or (self.map_rank is not None and x.dim() not in (2, self.map_rank)):
             layout = {None: "(B, *, dim)", 4: "(B, dim, H, W)", 5: "(B, dim, T, H, W)"}[
                 self.map_rank
             ]
             raise ValueError(
-                f"VectorQuantize: expected x to have shape {layout}, but got shape {list(x.shape)}"
+                f"{self.owner}: expected x to have shape {layout}, but got shape {list(x.shape)}"
             )
         features = x.shape[1 if self.channel_first else -1]
         if features != self.dim:
             raise ValueError(
-                f"VectorQuantize: expected x to have {self.dim} features (dim), but got shape {list(x.shape)}"
+                f"{self.owner}: expected x to have {self.dim} features (dim), but got shape {list(x.shape)}"
             )
 
     def positions(self, x: Tensor) -> torch.Size:
@@ -47,22 +48,22 @@ class Layout(NamedTuple):
     def token_mask(self, x: Tensor, mask: Tensor | None, lens: Tensor | None) -> Tensor | None:
         """(B, N) bool, True for real tokens."""
         if mask is not None and lens is not None:
-            raise ValueError("VectorQuantize: expected mask or lens to be given, but got both")
+            raise ValueError(f"{self.owner}: expected mask or lens to be given, but got both")
         positions = self.positions(x)
         if lens is not None:
             if len(positions) != 1 or lens.shape != x.shape[:1]:
                 raise ValueError(
-                    "VectorQuantize: expected lens to have one length per sequence of x, but got "
+                    f"{self.owner}: expected lens to have one length per sequence of x, but got "
                     f"shape {list(lens.shape)} for x of shape {list(x.shape)}"
                 )
             return _ops.lens_to_mask(lens, positions[0])
         if mask is None:
             return None
         if mask.dtype != torch.bool:
-            raise TypeError(f"VectorQuantize: expected mask to be bool, but got {mask.dtype}")
+            raise TypeError(f"{self.owner}: expected mask to be bool, but got {mask.dtype}")
         if mask.shape != (x.shape[0], *positions):
             raise ValueError(
-                f"VectorQuantize: expected mask to have shape {[x.shape[0], *positions]}, "
+                f"{self.owner}: expected mask to have shape {[x.shape[0], *positions]}, "
                 f"but got {list(mask.shape)}"
             )
         return mask.unsqueeze(1) if not positions else mask.flatten(1)

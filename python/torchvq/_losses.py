@@ -25,6 +25,14 @@ class Chosen(NamedTuple):
     indices: Tensor  # (H, T), or (H, T, k)
 
 
+class Choice(NamedTuple):
+    """What a search leaves: the output, what losses and learning need, the loss of the codebook's own optimizer."""
+
+    quantized: Tensor  # (H, T, D), or (H, T, k, D), with the estimator's gradient
+    chosen: Chosen
+    in_place: Tensor | None
+
+
 def commitment(vq: "VectorQuantize", chosen: Chosen, call: Call) -> Tensor | None:
     """The distance of tokens and codes; with targets the cross-entropy towards them; with topk one per candidate."""
     inputs, codebook, mask, metric = (

@@ -6,11 +6,54 @@ import torch
 from torch import Tensor
 
 from torchvq._call import Call
+from torchvq._in_place import in_place_step
+from torchvq._losses import Choice, Chosen
 
 if TYPE_CHECKING:
     from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
+
+
+def choose(
+    vq: "VectorQuantize",
+    projected: Tensor,
+    tokens: Tensor,
+    mask: Tensor | None,
+    call: Call,
+    *,
+    gradient: str | None = None,
+    rng: Tensor | None = None,
+) -> Choice:
+    """The step of the codebook's own optimizer, if any, and the search. Learning comes after.
+
+    Args:
+        projected: (H, T, D), what is searched for; the same tokens as ``tokens`` (B, N, dim).
+        mask: (H, T).
+        gradient: the estimator of the output; default: the module's own.
+        rng: (2,), for sampling and noise; default: the codebook's.
+    """
+    codebook = codes_to_search(vq, call, tokens, projected.dtype)
+    in_place = None
+    if vq.training and vq.in_place_codebook_optimizer is not None and not call.frozen:
+        in_place = in_place_step(vq, projected, codebook, mask)
+        codebook = codes_to_search(vq, call, tokens, projected.dtype)
+    sampling = vq.training and vq.stochastic_sample_codes
+    quantized, indices, codes, inputs = _ops.quantize(
+        projected,
+        codebook,
+        vq._codebook.rng if rng is None else rng,
+        mask=mask,
+        topk=call.topk,
+        metric=vq._codebook.metric,
+        estimator=estimator(vq) if gradient is None else gradient,
+        temperature=call.temperature if sampling else None,
+        gradient_temperature=call.temperature,
+        variance=vq.directional_reparam_variance,
+        sync_update_v=vq.sync_update_v if vq.training else 0.0,
+    )
+    chosen = Chosen(tokens, inputs, codebook, mask, codes, indices)
+    return Choice(quantized, chosen, in_place)
 
 
 def codes_to_search(vq: "VectorQuantize", call: Call, tokens: Tensor, dtype: torch.dtype) -> Tensor:

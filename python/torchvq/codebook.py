@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq import _checkpointing
+from torchvq._replay import MAX_REPLAYS, Replay, fingerprint
 
 logger = logging.getLogger("torchvq")
 _ops = torch.ops.torchvq
@@ -25,10 +26,9 @@ _AFFINE_FLAGS = (
     "codebook_variance_needs_init",
 )
 _HALF = (torch.float16, torch.bfloat16)
-# Replays wait for a backward pass that may never come, so their number is bounded.
-_MAX_REPLAYS = 32
 
 EmaWeight = Tensor | float | Callable[[Tensor, Tensor], Tensor]
+Statistics = tuple[Tensor, Tensor, Tensor]  # counts, sums, exponents; see ops.code_statistics
 
 
 class Codebook(nn.Module):
@@ -112,11 +112,11 @@ class Codebook(nn.Module):
         self.register_buffer("rng", _fresh_rng())
         self.vq_bridge = vq_bridge
 
-        self._pending: tuple[Tensor, Tensor, Tensor] | None = None
+        self._pending: Statistics | None = None
         self._initialised = not kmeans_init
         self._warned_uninitialised = False
-        self._replays: deque[_Replay] = deque(maxlen=_MAX_REPLAYS)
-        self._recording: _Replay | None = None
+        self._replays: deque[Replay] = deque(maxlen=MAX_REPLAYS)
+        self._recording: Replay | None = None
         self._replayed_embed: Tensor | None = None
 
     def _register_affine_state(self, num_codebooks: int, dim: int) -> None:
@@ -272,16 +272,36 @@ class Codebook(nn.Module):
         """
         if not (ema_update or accumulate or self.has_dead_code_replacement):
             return
-        x = x.detach()
-        inputs = _ops.affine_inputs(x, *self._affine_state()) if self.affine_param else x
-        embed = self._wide_embed()
-        statistics = _ops.code_statistics(inputs, indices, _ops.code_exponents(embed), mask=mask)
-        if self._pending is not None:
-            statistics = _ops.merge_statistics(*self._pending, *statistics)
-            self._pending = None
+        statistics = self.collect(x, indices, mask)
         if accumulate:
             self._pending = statistics
             return
+        self.absorb(statistics, x, mask, ema_update=ema_update, weight=weight)
+
+    def collect(self, x: Tensor, indices: Tensor, mask: Tensor | None) -> Statistics:
+        """The first half of ``learn``: counts, exact sums and exponents of the tokens of each code.
+
+        With those that earlier calls left pending. They are what ranks add up, and all that moves the averages.
+        """
+        statistics: Statistics = _ops.code_statistics(
+            self._averaged(x), indices, _ops.code_exponents(self._wide_embed()), mask=mask
+        )
+        if self._pending is not None:
+            statistics = _ops.merge_statistics(*self._pending, *statistics)
+            self._pending = None
+        return statistics
+
+    def absorb(
+        self,
+        statistics: Statistics,
+        x: Tensor,
+        mask: Tensor | None,
+        *,
+        ema_update: bool,
+        weight: EmaWeight | None = None,
+    ) -> None:
+        """The second half: moves averages and codes by what was collected; tokens of x replace dead codes."""
+        embed = self._wide_embed()
         finish = ema_update and not self.manual_ema_update
         _ops.ema_update_(
             self.cluster_size,
@@ -300,11 +320,15 @@ class Codebook(nn.Module):
         self._store_embed(embed)
         if finish and self.vqp_compat:
             self.update_ema()
-        self.replace_dead_codes(inputs, statistics[0], mask)
+        if self.has_dead_code_replacement:
+            self.replace_dead_codes(self._averaged(x), statistics[0], mask)
 
-    def _weight(
-        self, weight: EmaWeight | None, statistics: tuple[Tensor, Tensor, Tensor]
-    ) -> Tensor | None:
+    def _averaged(self, x: Tensor) -> Tensor:
+        """Tokens in the space of the raw codes, in which averages are kept."""
+        x = x.detach()
+        return _ops.affine_inputs(x, *self._affine_state()) if self.affine_param else x
+
+    def _weight(self, weight: EmaWeight | None, statistics: Statistics) -> Tensor | None:
         if weight is None:
             return None
         if callable(weight):
@@ -374,7 +398,7 @@ class Codebook(nn.Module):
                 yield
         else:
             if _checkpointing.will_recompute():
-                self._recording = _Replay(self, x)
+                self._recording = Replay(self, x)
                 self._replays.append(self._recording)
             try:
                 yield
@@ -394,7 +418,7 @@ class Codebook(nn.Module):
     @contextmanager
     def _replaying(self, x: Tensor) -> Iterator[None]:
         # Backward meets the regions last to first, which decides between equal inputs.
-        key = _fingerprint(x)
+        key = fingerprint(x)
         replay = next((replay for replay in reversed(self._replays) if replay.key == key), None)
         if replay is None:
             yield
@@ -450,46 +474,7 @@ class Codebook(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A recorded step belongs to a backward pass of this very object.
-        return {**self.__dict__, "_replays": deque(maxlen=_MAX_REPLAYS)}
-
-
-class _Replay:
-    """The state from which a checkpointed forward started, and what tells which forward that was."""
-
-    def __init__(self, codebook: Codebook, x: Tensor) -> None:
-        self.key = _fingerprint(x)
-        self.buffers = {
-            name: None if b is None else b.clone() for name, b in codebook._buffers.items()
-        }
-        self.embed = (
-            codebook.embed.detach().clone() if isinstance(codebook.embed, nn.Parameter) else None
-        )
-        self.initialised = codebook._initialised
-        self.pending = codebook._pending
-
-    @contextmanager
-    def installed(self, codebook: Codebook) -> Iterator[None]:
-        present = codebook._buffers, codebook._initialised, codebook._pending
-        codebook._buffers, codebook._initialised, codebook._pending = (
-            self.buffers,
-            self.initialised,
-            self.pending,
-        )
-        codebook._replayed_embed = self.embed
-        try:
-            yield
-        finally:
-            codebook._buffers, codebook._initialised, codebook._pending = present
-            codebook._replayed_embed = None
-
-
-def _fingerprint(x: Tensor) -> tuple[torch.Size, int]:
-    """What tells one input from another: a hash of each row, weighted by its place."""
-    if not x.numel():
-        return x.shape, 0
-    rows = torch.hash_tensor(x.detach().flatten(0, -2), dim=-1).view(torch.int64)
-    places = torch.arange(rows.numel(), device=rows.device).mul_(2).add_(1)
-    return x.shape, int(rows.mul(places).sum())
+        return {**self.__dict__, "_replays": deque(maxlen=MAX_REPLAYS)}
 
 
 def _fresh_rng() -> Tensor:

@@ -40,6 +40,33 @@ QuantizeResult = (
     | tuple[Tensor, Tensor, LossBreakdown]
 )
 
+
+class ResidualOutput(NamedTuple):
+    """What a forward of a residual stack returns."""
+
+    quantized: Tensor
+    indices: Tensor
+    loss: Tensor
+
+
+class ResidualOutputWithCodes(NamedTuple):
+    """What a forward of a residual stack with ``return_all_codes=True`` returns."""
+
+    quantized: Tensor
+    indices: Tensor
+    loss: Tensor
+    all_codes: Tensor | tuple[Tensor, ...]
+
+
+#: What a forward of a residual stack returns; with ``indices=`` the plain pair, which holds no indices.
+ResidualResult = ResidualOutput | ResidualOutputWithCodes | tuple[Tensor, Tensor]
+
 # So that exported programs which return them can be saved.
-for _output in (LossBreakdown, QuantizeOutput, QuantizeOutputWithBreakdown):
+for _output in (
+    LossBreakdown,
+    QuantizeOutput,
+    QuantizeOutputWithBreakdown,
+    ResidualOutput,
+    ResidualOutputWithCodes,
+):
     _register_namedtuple(_output, serialized_type_name=f"torchvq.{_output.__name__}")

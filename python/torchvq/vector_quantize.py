@@ -8,11 +8,11 @@ from torch.optim import Optimizer
 
 from torchvq import _losses
 from torchvq._call import Call, check_alone, check_topk
-from torchvq._in_place import in_place_step, keep_optimizer_in_checkpoint
+from torchvq._in_place import keep_optimizer_in_checkpoint
 from torchvq._layout import Layout
 from torchvq._options import check_vector_quantize, codebook_options
 from torchvq._projection import make_projections, project
-from torchvq._search import codes_to_search, estimator
+from torchvq._search import choose
 from torchvq.codebook import Codebook, EmaWeight
 from torchvq.outputs import (
     LossBreakdown,
@@ -323,48 +323,29 @@ class VectorQuantize(nn.Module):
         learning = self.training and not (call.frozen and self._codebook.initialised)
         self._codebook.prepare(projected, head_mask, learning)
 
-        codebook = codes_to_search(self, call, tokens, projected.dtype)
-        in_place = None
-        if self.training and self.in_place_codebook_optimizer is not None and not call.frozen:
-            in_place = in_place_step(self, projected, codebook, head_mask)
-            codebook = codes_to_search(self, call, tokens, projected.dtype)
-        quantized, indices, codes, inputs = _ops.quantize(
-            projected,
-            codebook,
-            self._codebook.rng,
-            mask=head_mask,
-            topk=call.topk,
-            metric=self._codebook.metric,
-            estimator=estimator(self),
-            temperature=call.temperature
-            if self.training and self.stochastic_sample_codes
-            else None,
-            gradient_temperature=call.temperature,
-            variance=self.directional_reparam_variance,
-            sync_update_v=self.sync_update_v if self.training else 0.0,
-        )
-        chosen = _losses.Chosen(tokens, inputs, codebook, head_mask, codes, indices)
+        choice = choose(self, projected, tokens, head_mask, call)
+        chosen = choice.chosen
         commitment = _losses.commitment(self, chosen, call)
         diversity = _losses.diversity(self, chosen)
         if self.training and not call.frozen and call.topk is None:
             self._codebook.learn(
-                inputs,
-                indices,
+                chosen.inputs,
+                chosen.indices,
                 head_mask,
                 ema_update=call.ema_update,
                 accumulate=call.accumulate,
                 weight=call.weight,
             )
-        orthogonal = _losses.orthogonal(self, indices)
+        orthogonal = _losses.orthogonal(self, chosen.indices)
         if self.training and projected.shape[1] > 0:
             _ops.advance_rng_(self._codebook.rng, head_mask)
 
         if commitment is not None and commitment.dim() > 0:
             commitment = layout.restore_positions(commitment, x)
         return (
-            self._restore(quantized, tokens, x, call.mask),
-            layout.restore_positions(indices, x),
-            _losses.breakdown(inputs, commitment, diversity, orthogonal, in_place),
+            self._restore(choice.quantized, tokens, x, call.mask),
+            layout.restore_positions(chosen.indices, x),
+            _losses.breakdown(chosen.inputs, commitment, diversity, orthogonal, choice.in_place),
         )
 
     # Stages of forward ---------------------------------------------------------------------------------------

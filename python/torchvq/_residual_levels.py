@@ -1,0 +1,294 @@
+"""The walk of a residual stack through its levels, and what the levels learn from it afterwards.
+
+Order of a training forward: all levels search, each the residual of the one before, with the codes as they are at
+the start of the step; losses; then all levels learn. So no level sees another's update, and the statistics of all
+levels exist at
+once: one reduction over ranks serves the whole stack.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchvq import _losses
+from torchvq._call import Call
+from torchvq._estimators import estimate
+from torchvq._implicit_codebook import (
+    MLP,
+    choose_implicit,
+    implicit_cross_entropy,
+    implicit_diversity,
+)
+from torchvq._in_place import own_backward
+from torchvq._losses import Choice
+from torchvq._search import choose, estimator
+from torchvq.codebook import Statistics
+from torchvq.vector_quantize import VectorQuantize
+
+if TYPE_CHECKING:
+    from torchvq.residual_vq import ResidualVQ
+
+_ops = torch.ops.torchvq
+
+
+class Request(NamedTuple):
+    """What one forward of a stack was asked for."""
+
+    mask: Tensor | None  # (B, N)
+    batch: torch.Size  # B, N
+    targets: tuple[Tensor, ...] | None  # per level, in the shape of forward's indices
+    temperature: float | None
+    frozen: bool
+    depth: int | Tensor  # levels in use: a number, or one that only the device knows
+
+
+class Implicit(NamedTuple):
+    """What makes the codes of a level for each token."""
+
+    mlp: MLP
+    condition: Tensor  # (H, T, D), what the levels before have decoded
+
+
+class Level(NamedTuple):
+    """What one level chose."""
+
+    vq: VectorQuantize
+    call: Call
+    choice: Choice
+    codes: Tensor  # (H, T, D), zeros where the level is not in use
+    implicit: Implicit | None
+    used: Tensor | None  # () bool; None: in use
+
+
+class Walk(NamedTuple):
+    """The whole stack: its output before the last projection, and its levels."""
+
+    output: Tensor  # (H, T, D)
+    levels: list[Level]
+
+
+def walk(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Walk:
+    """Searches level after level. inputs: (H, T, D), projected, float32 or float64."""
+    residual, total = inputs, torch.zeros_like(inputs)
+    # The sum of the levels' own outputs, where it is these that have a gradient.
+    summed = total
+    levels: list[Level] = []
+    for index in range(_reach(rvq, request)):
+        implicit = None
+        if index > 0 and rvq.implicit_neural_codebook:
+            implicit = Implicit(rvq.mlp(index), _condition(rvq, inputs, total, summed))
+        level = _choose_level(rvq, index, residual, implicit, request)
+        output = _zero_unless(level.used, level.choice.quantized)
+        total = total + level.codes
+        summed = summed + output
+        residual = residual - _taken(output, rvq.quant_grad_frac if rvq.training else 0.0)
+        levels.append(level)
+    output = summed if rvq.estimates_levels else _estimate_stack(rvq, inputs, total)
+    return Walk(output, levels)
+
+
+def _reach(rvq: "ResidualVQ", request: Request) -> int:
+    return request.depth if isinstance(request.depth, int) else rvq.num_quantizers
+
+
+def _condition(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, summed: Tensor) -> Tensor:
+    # Its value must be what decoding finds, so no estimator with noise.
+    if rvq.estimates_levels or not rvq.training:
+        return summed
+    return _ops.straight_through(inputs, total)
+
+
+def _taken(output: Tensor, fraction: float) -> Tensor:
+    """What the next level no longer sees: the output, of whose gradient it hands on a fraction."""
+    if fraction == 0:
+        return output.detach()
+    return output if fraction == 1 else output * fraction + output.detach() * (1 - fraction)
+
+
+def _zero_unless(used: Tensor | None, value: Tensor) -> Tensor:
+    return value if used is None else torch.where(used, value, 0)
+
+
+def _choose_level(
+    rvq: "ResidualVQ",
+    index: int,
+    residual: Tensor,
+    implicit: Implicit | None,
+    request: Request,
+) -> Level:
+    vq = rvq.levels[index]
+    used, mask = None, request.mask
+    if not isinstance(request.depth, int):
+        used = request.depth > index
+        mask = used.expand(request.batch) if mask is None else mask & used
+    call = Call(
+        targets=None if request.targets is None else request.targets[index],
+        mask=mask,
+        topk=None,
+        temperature=vq.sample_codebook_temp if request.temperature is None else request.temperature,
+        frozen=request.frozen,
+        transform=None,
+        ema_update=vq.ema_update,
+        accumulate=False,
+        weight=None,
+    )
+    head_mask = None if mask is None else rvq.layout.split_mask(mask)
+    if index == 0 or not rvq.shared_codebook:
+        learning = vq.training and not (call.frozen and vq._codebook.initialised)
+        vq._codebook.prepare(residual, head_mask, learning)
+    if index == 0 and rvq.shared_codebook and not request.frozen:
+        step_shared_optimizer(rvq, residual, request)
+    tokens = rvq.layout.merge_heads(residual, *request.batch).flatten(2)
+    # Where the stack has one estimator, the levels need none but for the gradient between them.
+    own = vq.training and (rvq.estimates_levels or rvq.quant_grad_frac > 0)
+    gradient = estimator(vq) if own else "none"
+    rng = _level_rng(rvq, index)
+    if implicit is None:
+        choice = choose(vq, residual, tokens, head_mask, call, gradient=gradient, rng=rng)
+    else:
+        choice = choose_implicit(
+            vq, *implicit, residual, tokens, head_mask, call, gradient=gradient, rng=rng
+        )
+    codes = _zero_unless(used, choice.chosen.codes)
+    return Level(vq, call, choice, codes, implicit, used)
+
+
+def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> None:
+    """One step of a shared codebook's own optimizer towards the residuals of all levels."""
+    first = rvq.levels[0]
+    codebook = first._codebook
+    if rvq.in_place_codebook_optimizer is None or not rvq.training or codebook.replaying:
+        return
+    real = None if request.mask is None else rvq.layout.split_mask(request.mask)
+    residual = inputs.detach()
+    with own_backward():
+        for index in range(_reach(rvq, request)):
+            mask = real
+            if not isinstance(request.depth, int):
+                used = (request.depth > index).expand(residual.shape[:2])
+                mask = used if real is None else real & used
+            _, _, codes, compared = _ops.quantize(
+                residual, codebook.codes(), codebook.rng, metric=codebook.metric, estimator="none"
+            )
+            loss: Tensor = _ops.commitment_loss(compared, codes, mask=mask)
+            loss.backward()  # type: ignore[no-untyped-call]
+            residual = residual - codes.detach()
+    if not first.manual_in_place_optimizer_update:
+        rvq.update_in_place_optimizer()
+    codebook.record_embed()
+
+
+def _level_rng(rvq: "ResidualVQ", index: int) -> Tensor:
+    """Levels that share a codebook draw different numbers from it."""
+    rng = rvq.levels[index]._codebook.rng
+    if index == 0 or not rvq.shared_codebook:
+        return rng
+    return torch.stack([rng[0] + index, rng[1]])
+
+
+def _estimate_stack(rvq: "ResidualVQ", inputs: Tensor, total: Tensor) -> Tensor:
+    """The sum of the codes with the gradient of one estimator between input and sum, whatever the number of levels."""
+    first = rvq.levels[0]
+    name = estimator(first)
+    if rvq.diveq and rvq.training:
+        name = "directional_reparam"
+    return estimate(
+        inputs,
+        total,
+        name,
+        first._codebook.rng,
+        variance=first.directional_reparam_variance,
+        sync_update_v=first.sync_update_v if rvq.training else 0.0,
+    )
+
+
+# After the search ------------------------------------------------------------------------------------------
+
+
+class LevelLoss(NamedTuple):
+    """The loss of a level as far as it is known before the codes change."""
+
+    commitment: Tensor | None
+    diversity: Tensor | None
+
+
+def search_loss(level: Level) -> LevelLoss:
+    """Commitment and diversity, which are about the codes that were searched."""
+    vq, call, chosen, implicit = level.vq, level.call, level.choice.chosen, level.implicit
+    if implicit is None:
+        return LevelLoss(_losses.commitment(vq, chosen, call), _losses.diversity(vq, chosen))
+    commitment: Tensor | None
+    by_entropy = vq.training and vq.has_commitment_loss and vq.commitment_use_cross_entropy_loss
+    if call.targets is not None:
+        targets = vq._layout.split_indices(call.targets)
+        commitment = implicit_cross_entropy(*implicit, chosen, targets)
+    elif by_entropy:
+        commitment = implicit_cross_entropy(*implicit, chosen, chosen.indices)
+    else:
+        commitment = _losses.commitment(vq, chosen, call)
+    diversity = None
+    if vq.training and vq.has_codebook_diversity_loss:
+        diversity = implicit_diversity(*implicit, chosen, vq.codebook_diversity_temperature)
+    return LevelLoss(commitment, diversity)
+
+
+def level_loss(level: Level, found: LevelLoss) -> Tensor:
+    """The weighted loss of one level, a scalar; call it after ``learn``."""
+    chosen = level.choice.chosen
+    orthogonal = _losses.orthogonal(level.vq, chosen.indices)
+    terms = _losses.breakdown(chosen.inputs, *found, orthogonal, level.choice.in_place)
+    return _zero_unless(level.used, _losses.total(level.vq, terms, level.call))
+
+
+def learn(levels: list[Level], shared: bool) -> None:
+    """Moves the averages and codes of all levels, and replaces dead codes, by what the search has found."""
+    if shared and not levels[0].vq.vqp_compat:
+        _learn_once(levels)
+        return
+    learning = [level for level in levels if _learns(level)]
+    # One reduction over ranks belongs between these two loops.
+    statistics = [] if shared else [_collect(level) for level in learning]
+    for index, level in enumerate(learning):
+        _absorb(level, _collect(level) if shared else statistics[index])
+
+
+def _learns(level: Level) -> bool:
+    codebook = level.vq._codebook
+    return not level.call.frozen and (level.call.ema_update or codebook.has_dead_code_replacement)
+
+
+def _collect(level: Level) -> Statistics:
+    chosen = level.choice.chosen
+    return level.vq._codebook.collect(chosen.inputs, chosen.indices, chosen.mask)
+
+
+def _absorb(level: Level, statistics: Statistics) -> None:
+    chosen = level.choice.chosen
+    level.vq._codebook.absorb(
+        statistics, chosen.inputs, chosen.mask, ema_update=level.call.ema_update
+    )
+
+
+def _learn_once(levels: list[Level]) -> None:
+    """A shared codebook sees the residuals of all levels as the tokens of one step."""
+    first = levels[0]
+    if not _learns(first):
+        return
+    chosen = [level.choice.chosen for level in levels]
+    masks = [part.mask for part in chosen]
+    mask = None if masks[0] is None else torch.cat([m for m in masks if m is not None], 1)
+    first.vq._codebook.learn(
+        torch.cat([part.inputs for part in chosen], 1),
+        torch.cat([part.indices for part in chosen], 1),
+        mask,
+        ema_update=first.call.ema_update,
+    )
+
+
+def count_step(levels: list[Level], shared: bool) -> None:
+    """The next draws are new ones."""
+    for level in levels[:1] if shared else levels:
+        chosen = level.choice.chosen
+        if chosen.inputs.shape[1] > 0:
+            _ops.advance_rng_(level.vq._codebook.rng, chosen.mask)

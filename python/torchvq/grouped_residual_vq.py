@@ -1,0 +1,147 @@
+"""GroupedResidualVQ: a residual stack for each group of features."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
+from torchvq.residual_vq import ResidualVQ
+
+
+class GroupedResidualVQ(nn.Module):
+    """Splits the features into groups and gives each its own ``ResidualVQ`` (HiFi-Codec, arXiv:2305.02765).
+
+    Shapes: as ``ResidualVQ``, and ``G`` = ``groups``.
+
+    Args:
+        dim: features of the input, a multiple of ``groups``.
+        groups: residual stacks ``G``, at least 1. Default: 1.
+        accept_image_fmap: input is (B, dim, H, W). Default: False.
+        **kwargs: options of every ``ResidualVQ``.
+
+    Raises:
+        ValueError: an option out of range, or options that exclude each other.
+
+    Example:
+        >>> rvq = GroupedResidualVQ(dim=256, groups=2, num_quantizers=8, codebook_size=1024)
+        >>> quantized, indices, loss = rvq(torch.randn(1, 1024, 256))
+        >>> quantized.shape, indices.shape, loss.shape
+        (torch.Size([1, 1024, 256]), torch.Size([2, 1, 1024, 8]), torch.Size([2, 8]))
+    """
+
+    def __init__(
+        self, *, dim: int, groups: int = 1, accept_image_fmap: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init__()
+        if groups < 1:
+            raise ValueError(
+                f"GroupedResidualVQ: expected groups to be at least 1, but got {groups}"
+            )
+        if dim % groups != 0:
+            raise ValueError(
+                f"GroupedResidualVQ: expected dim to be a multiple of {groups} groups, but got {dim}"
+            )
+        self.dim = dim
+        self.groups = groups
+        self.accept_image_fmap = accept_image_fmap
+        self.rvqs = nn.ModuleList(
+            ResidualVQ(dim=dim // groups, accept_image_fmap=accept_image_fmap, **kwargs)
+            for _ in range(groups)
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        indices: Tensor | None = None,
+        return_all_codes: bool = False,
+        sample_codebook_temp: float | None = None,
+        freeze_codebook: bool = False,
+        mask: Tensor | None = None,
+        *,
+        beam_size: int | None = None,
+        rand_quantize_dropout_fixed_seed: int | None = None,
+    ) -> ResidualResult:
+        """Quantizes x; in training also updates the codebooks.
+
+        Args: as for ``ResidualVQ.forward``, ``indices`` with the groups as first axis.
+
+        Returns:
+            ``(quantized, indices, loss)``, named: indices (G, B, N, Q), loss (G, Q). With ``return_all_codes`` also
+            a tuple of the codes (Q, B, N, D) of each group; with ``indices`` only quantized and loss (G,). All
+            groups drop the same levels.
+
+        Raises:
+            ValueError: wrong shapes or arguments at odds. TypeError: wrong dtypes. IndexError: a target out of
+                range.
+        """
+        self._check(x)
+        targets = [None] * self.groups if indices is None else self._split_indices(indices)
+        depth = None
+        results = []
+        for rvq, part, target in zip(
+            self.stacks, x.chunk(self.groups, self.split_dim), targets, strict=True
+        ):
+            result, depth = rvq.run(
+                part,
+                mask=mask,
+                indices=target,
+                return_all_codes=return_all_codes,
+                sample_codebook_temp=sample_codebook_temp,
+                freeze_codebook=freeze_codebook,
+                beam_size=beam_size,
+                seed=rand_quantize_dropout_fixed_seed,
+                depth=depth,
+            )
+            results.append(result)
+        quantized, *others = zip(*results, strict=True)
+        joined = torch.cat(quantized, self.split_dim)
+        if indices is not None:
+            return joined, torch.stack(others[0])
+        chosen, loss = torch.stack(others[0]), torch.stack(others[1])
+        if return_all_codes:
+            return ResidualOutputWithCodes(joined, chosen, loss, others[2])
+        return ResidualOutput(joined, chosen, loss)
+
+    @property
+    def stacks(self) -> list[ResidualVQ]:
+        """``rvqs``, for those who read types."""
+        return cast(list[ResidualVQ], list(self.rvqs))
+
+    @property
+    def split_dim(self) -> int:
+        """The axis of the input on which the features lie."""
+        return 1 if self.stacks[0].layout.channel_first else -1
+
+    def _check(self, x: Tensor) -> None:
+        layout = self.stacks[0].layout
+        layout._replace(dim=self.dim, owner=type(self).__name__).check(x)
+
+    def _split_indices(self, indices: Tensor) -> list[Tensor]:
+        if indices.shape[0] != self.groups:
+            raise ValueError(
+                f"GroupedResidualVQ: expected indices to have {self.groups} groups on the first axis, "
+                f"but got shape {list(indices.shape)}"
+            )
+        return list(indices.unbind(0))
+
+    # Codes -----------------------------------------------------------------------------------------------------
+
+    @property
+    def codebooks(self) -> Tensor | tuple[tuple[Tensor, ...], ...]:
+        """The codes of all groups and levels: (G, Q, K, D), or tuples where levels differ in size."""
+        codes = tuple(rvq.codebooks for rvq in self.stacks)
+        if self.stacks[0].uniform_codebook_size:
+            return torch.stack(cast(tuple[Tensor, ...], codes))
+        return cast(tuple[tuple[Tensor, ...], ...], codes)
+
+    def get_codes_from_indices(self, indices: Tensor) -> Tensor:
+        """Codes of indices (G, B, *, q): (G, Q, B, *, D); see ``ResidualVQ.get_codes_from_indices``."""
+        parts = zip(self.stacks, self._split_indices(indices), strict=True)
+        return torch.stack([rvq.get_codes_from_indices(part) for rvq, part in parts])
+
+    def get_output_from_indices(self, indices: Tensor) -> Tensor:
+        """The output of ``forward`` in evaluation for indices (G, B, *, q), in the same layout."""
+        parts = zip(self.stacks, self._split_indices(indices), strict=True)
+        outputs = [rvq.get_output_from_indices(part) for rvq, part in parts]
+        return torch.cat(outputs, self.split_dim if outputs[0].dim() > 2 else -1)

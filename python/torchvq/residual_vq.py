@@ -1,0 +1,463 @@
+"""ResidualVQ: several codebooks in sequence, each for what the ones before have left."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from torchvq._call import check_alone
+from torchvq._implicit_codebook import MLP
+from torchvq._in_place import keep_optimizer_in_checkpoint
+from torchvq._layout import Layout
+from torchvq._projection import make_projections, project
+from torchvq._residual_dropout import drawn_depth, seeded_depth
+from torchvq._residual_levels import (
+    Request,
+    Walk,
+    count_step,
+    learn,
+    level_loss,
+    search_loss,
+    walk,
+)
+from torchvq._residual_options import check_beam, check_residual, resolve_codebook_sizes
+from torchvq.codebook import Codebook
+from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
+from torchvq.vector_quantize import VectorQuantize
+
+_ops = torch.ops.torchvq
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class ResidualVQ(nn.Module):
+    """Residual vector quantization: level after level quantizes what the levels before have left.
+
+    SoundStream (Zeghidour et al. 2021, arXiv:2107.03312), RQ-VAE (Lee et al. 2022, arXiv:2203.01941). Every level
+    is a ``VectorQuantize`` (``layers``); the output is the sum of their codes.
+
+    Shapes: ``B`` batch, ``N`` positions, ``Q`` = ``num_quantizers``, ``D`` = ``codebook_dim``, ``K`` =
+    ``codebook_size``.
+
+    Args:
+        dim: features of the input, at least 1.
+        num_quantizers: levels ``Q``, at least 1. May be left out where ``codebook_size`` lists them.
+        codebook_size: codes per level: a number, or one for each level.
+        codebook_dim: features of a code. Default: ``dim``. Where it differs, ``project_in`` and ``project_out`` are
+            linear layers around the stack.
+        shared_codebook: all levels use one codebook (RQ-VAE), which learns once per forward from the residuals
+            of all. Default: False.
+        diveq: DiVeQ over the whole stack (https://openreview.net/forum?id=KRVnpTbx7R): the output is the latent
+            plus a simulated error in the direction of the codes' sum, ``directional_reparam_variance`` its noise;
+            codes learn by gradient, without commitment loss. Default: False.
+        heads: codes per latent and level; see ``VectorQuantize``. Default: 1.
+        quantize_dropout: in training, use a random number of levels only. Default: False.
+        quantize_dropout_cutoff_index: the last level that is never dropped, counted from 0. Default: 0.
+        quantize_dropout_multiple_of: keep a multiple of this many levels (or all). Default: 1.
+        accept_image_fmap: input is (B, dim, H, W). Default: False. ``accept_3d_fmap`` and ``channel_last`` exist,
+            too.
+        implicit_neural_codebook: QINCo (arXiv:2401.14732): a network makes the codes of each level but the first,
+            for each token, from what the levels before have decoded. Codes and networks learn by gradient. Default:
+            False.
+        mlp_kwargs: ``dim_hidden`` (default: the features of a code) and ``depth`` (default: 4) of those networks.
+        quant_grad_frac: fraction of a level's gradient that reaches the residual of the next level, in [0, 1]. Each
+            commitment loss is weakened by ``1 - quant_grad_frac`` per level before it. Default: 0.
+        return_zeros_for_masked_padding: masked outputs are zero; otherwise the input. Default: True.
+        **vq_kwargs: options of every level; see ``VectorQuantize``.
+
+    Raises:
+        ValueError: an option out of range, or options that exclude each other.
+
+    Gradient: one estimator between latent and sum of codes, so the straight-through gain is 1 for any number of
+    levels; the rotation trick rotates from the sum of codes to the latent. Commitment losses reach the encoder at
+    full weight.
+
+    Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``; ``vqp_compat=True`` restores
+    its gradient (one estimator per level, gain Q) and its Q updates of a shared codebook.
+
+    Example:
+        >>> rvq = ResidualVQ(dim=256, num_quantizers=8, codebook_size=1024)
+        >>> quantized, indices, loss = rvq(torch.randn(1, 1024, 256))
+        >>> quantized.shape, indices.shape, loss.shape
+        (torch.Size([1, 1024, 256]), torch.Size([1, 1024, 8]), torch.Size([8]))
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_quantizers: int | None = None,
+        codebook_size: int | Sequence[int],
+        codebook_dim: int | None = None,
+        shared_codebook: bool = False,
+        diveq: bool = False,
+        heads: int = 1,
+        quantize_dropout: bool = False,
+        quantize_dropout_cutoff_index: int = 0,
+        quantize_dropout_multiple_of: int = 1,
+        accept_image_fmap: bool = False,
+        implicit_neural_codebook: bool = False,
+        mlp_kwargs: Mapping[str, Any] = {},
+        beam_size: int | None = None,
+        eval_beam_size: int | None = None,
+        beam_score_quantizer_weights: list[float] | None = None,
+        quant_grad_frac: float = 0.0,
+        return_zeros_for_masked_padding: bool = True,
+        **vq_kwargs: Any,
+    ) -> None:
+        super().__init__()
+        options = {name: value for name, value in locals().items() if name != "self"}
+        sizes = resolve_codebook_sizes(num_quantizers, codebook_size, shared_codebook)
+        check_residual(len(sizes), options)
+        check_beam(beam_size, eval_beam_size)
+
+        self.dim = dim
+        self.heads = heads
+        self.codebook_dim = dim if codebook_dim is None else codebook_dim
+        self.num_quantizers = len(sizes)
+        self.codebook_sizes = sizes
+        self.uniform_codebook_size = len(set(sizes)) == 1
+        self.shared_codebook = shared_codebook
+        self.diveq = diveq
+        self.accept_image_fmap = accept_image_fmap
+        self.accept_3d_fmap = vq_kwargs.get("accept_3d_fmap", False)
+        self.channel_last = vq_kwargs.get("channel_last", True)
+        self.implicit_neural_codebook = implicit_neural_codebook
+        self.quant_grad_frac = 1.0 if diveq else quant_grad_frac
+        self.return_zeros_for_masked_padding = return_zeros_for_masked_padding
+        self.quantize_dropout = quantize_dropout and len(sizes) > 1
+        self.quantize_dropout_cutoff_index = quantize_dropout_cutoff_index
+        self.quantize_dropout_multiple_of = quantize_dropout_multiple_of
+        self.vqp_compat = vq_kwargs.get("vqp_compat", False)
+
+        inner_dim = self.codebook_dim * heads
+        self.has_projections = inner_dim != dim
+        self.project_in, self.project_out = make_projections(dim, inner_dim, layernorm=False)
+        self.in_place_codebook_optimizer: Optimizer | None = None
+        self.layers = nn.ModuleList(self._make_levels(inner_dim, vq_kwargs))
+        self.mlps: nn.ModuleList | tuple[None, ...] = (None,) * (self.num_quantizers - 1)
+        if implicit_neural_codebook:
+            self.mlps = nn.ModuleList(
+                MLP(self.codebook_dim, **mlp_kwargs) for _ in range(self.num_quantizers - 1)
+            )
+
+    def _make_levels(self, inner_dim: int, vq_kwargs: dict[str, Any]) -> list[VectorQuantize]:
+        kwargs = dict(vq_kwargs)
+        if self.implicit_neural_codebook or self.diveq:
+            kwargs |= {"learnable_codebook": True, "ema_update": False}
+        if self.diveq:
+            kwargs |= {"commitment_weight": 0.0}
+        make_optimizer = None
+        if self.shared_codebook:
+            make_optimizer = kwargs.pop("in_place_codebook_optimizer", None)
+        levels = [
+            VectorQuantize(
+                dim=inner_dim,
+                codebook_size=size,
+                codebook_dim=self.codebook_dim,
+                heads=self.heads,
+                accept_image_fmap=self.accept_image_fmap,
+                return_zeros_for_masked_padding=self.return_zeros_for_masked_padding,
+                **kwargs,
+            )
+            for size in self.codebook_sizes
+        ]
+        if self.shared_codebook:
+            for level in levels[1:]:
+                level._codebook = levels[0]._codebook
+        if make_optimizer is not None:
+            self.in_place_codebook_optimizer = make_optimizer(levels[0]._codebook.parameters())
+            keep_optimizer_in_checkpoint(self)
+        return levels
+
+    # Forward -----------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        indices: Tensor | list[Tensor] | None = None,
+        return_all_codes: bool = False,
+        sample_codebook_temp: float | None = None,
+        freeze_codebook: bool = False,
+        beam_size: int | None = None,
+        rand_quantize_dropout_fixed_seed: int | None = None,
+    ) -> ResidualResult:
+        """Quantizes x; in training also updates the codebooks.
+
+        Args:
+            x: (B, N, dim), (B, dim), or as the layout options say. Any floating dtype.
+            mask: bool, one per position, True for real tokens. Padding takes no part in anything; its indices are
+                -1.
+            indices: codes to score, in the shape in which they are returned or a list of one tensor per level: the
+                result is then ``(quantized, loss)``, loss being the sum over levels of the cross-entropy of the
+                distances towards them. Each level sees the residual of its own choices. -1 is left out.
+            return_all_codes: append the codes of all levels, (Q, B, N, D); their sum over levels, projected, is the
+                output.
+            sample_codebook_temp: overrides the option for this call.
+            freeze_codebook: freezes the codebooks for this call, in addition to the option.
+            rand_quantize_dropout_fixed_seed: decides which levels are dropped, the same as in the reference.
+                Default: the
+                module's own generator.
+
+        Returns:
+            ``(quantized, indices, loss)``, named: indices (B, N, Q), with several heads (B, N, heads, Q), -1 where
+            masked or dropped; loss (Q,), 0 where dropped and in evaluation.
+
+        Raises:
+            ValueError: wrong shapes or arguments at odds. TypeError: wrong dtypes. IndexError: a target out of
+                range.
+        """
+        result, _ = self.run(
+            x,
+            mask=mask,
+            indices=indices,
+            return_all_codes=return_all_codes,
+            sample_codebook_temp=sample_codebook_temp,
+            freeze_codebook=freeze_codebook,
+            beam_size=beam_size,
+            seed=rand_quantize_dropout_fixed_seed,
+        )
+        return result
+
+    def run(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        indices: Tensor | list[Tensor] | None = None,
+        return_all_codes: bool = False,
+        sample_codebook_temp: float | None = None,
+        freeze_codebook: bool = False,
+        beam_size: int | None = None,
+        seed: int | None = None,
+        depth: int | Tensor | None = None,
+    ) -> tuple[ResidualResult, int | Tensor]:
+        """forward for a group: uses ``depth`` levels, if given, and also returns how many were used."""
+        layout = self.layout
+        layout.check(x)
+        check_beam(beam_size)
+        if self.training:
+            check_alone(self.levels[0])
+        targets = self._targets(indices)
+        token_mask = layout.token_mask(x, mask, None)
+        with ExitStack() as steps:
+            if self.training and not torch.compiler.is_compiling():
+                for codebook in self._codebooks():
+                    steps.enter_context(codebook.step_of(x))
+            if depth is None:
+                depth = self._depth(seed)
+            tokens = layout.pack(x)
+            if token_mask is not None:
+                # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+                tokens = _ops.fill_masked(tokens, token_mask)
+            request = Request(
+                mask=token_mask,
+                batch=tokens.shape[:2],
+                targets=targets,
+                temperature=sample_codebook_temp,
+                frozen=freeze_codebook or self.levels[0].freeze_codebook,
+                depth=depth,
+            )
+            inputs = layout.split_heads(project(self.project_in, tokens))
+            if inputs.dtype in _HALF:
+                # Residual and sum stay in float32 between levels.
+                inputs = inputs.float()
+            stack = walk(self, inputs, request)
+            loss = self._learn(stack, request)
+        return self._result(stack, loss, x, request, return_all_codes), depth
+
+    def _learn(self, stack: Walk, request: Request) -> Tensor:
+        """The losses of all levels (Q,), and the update of their codebooks."""
+        found = [search_loss(level) for level in stack.levels]
+        if self.training and not request.frozen:
+            learn(stack.levels, self.shared_codebook)
+        losses = [
+            level_loss(level, terms) for level, terms in zip(stack.levels, found, strict=True)
+        ]
+        if self.training:
+            count_step(stack.levels, self.shared_codebook)
+        dropped = self.num_quantizers - len(losses)
+        return torch.stack(losses + [losses[0].new_zeros(())] * dropped)
+
+    def _result(
+        self, stack: Walk, loss: Tensor, x: Tensor, request: Request, return_all_codes: bool
+    ) -> ResidualResult:
+        quantized = self._restore(stack.output, x, request)
+        if request.targets is not None:
+            return quantized, loss.sum()
+        layout, levels = self.layout, stack.levels
+        dropped = self.num_quantizers - len(levels)
+        chosen = [layout.restore_positions(level.choice.chosen.indices, x) for level in levels]
+        indices = torch.stack(chosen + [torch.full_like(chosen[0], -1)] * dropped, -1)
+        if not return_all_codes:
+            return ResidualOutput(quantized, indices, loss)
+        codes = [self._code_rows(level.codes, x, request) for level in levels]
+        all_codes = torch.stack(codes + [torch.zeros_like(codes[0])] * dropped)
+        return ResidualOutputWithCodes(quantized, indices, loss, all_codes)
+
+    # Stages of forward ---------------------------------------------------------------------------------------
+
+    @property
+    def layout(self) -> Layout:
+        """Where batch, positions and features lie in inputs and outputs."""
+        return Layout(
+            self.dim,
+            self.heads,
+            self.levels[0].separate_codebook_per_head,
+            self.accept_image_fmap or self.accept_3d_fmap or not self.channel_last,
+            5 if self.accept_3d_fmap else 4 if self.accept_image_fmap else None,
+            owner=type(self).__name__,
+        )
+
+    @property
+    def levels(self) -> list[VectorQuantize]:
+        """``layers``, for those who read types."""
+        return cast(list[VectorQuantize], list(self.layers))
+
+    def mlp(self, level: int) -> MLP:
+        """What makes the codes of a level, from 1 on, of an implicit codebook."""
+        return cast(MLP, self.mlps[level - 1])
+
+    @property
+    def estimates_levels(self) -> bool:
+        """Whether the output's gradient is the sum of the levels' own, instead of one estimator over the stack."""
+        first = self.levels[0]
+        by_codes = first.straight_through and not first.route_gradients_to_input
+        return self.training and not self.diveq and (self.vqp_compat or by_codes)
+
+    def _codebooks(self) -> list[Codebook]:
+        levels = self.levels[:1] if self.shared_codebook else self.levels
+        return [level._codebook for level in levels]
+
+    def _targets(self, indices: Tensor | list[Tensor] | None) -> tuple[Tensor, ...] | None:
+        if indices is None:
+            return None
+        levels = tuple(indices.unbind(-1)) if isinstance(indices, Tensor) else tuple(indices)
+        if len(levels) != self.num_quantizers:
+            raise ValueError(
+                f"ResidualVQ: expected indices to have {self.num_quantizers} levels, but got {len(levels)}"
+            )
+        return levels
+
+    def _depth(self, seed: int | None) -> int | Tensor:
+        """How many levels this forward uses."""
+        if not (self.training and self.quantize_dropout):
+            return self.num_quantizers
+        rule = (
+            self.num_quantizers,
+            self.quantize_dropout_cutoff_index,
+            self.quantize_dropout_multiple_of,
+        )
+        if seed is not None:
+            return seeded_depth(seed, *rule)
+        return drawn_depth(self.levels[0]._codebook.rng, *rule)
+
+    def _restore(self, output: Tensor, x: Tensor, request: Request) -> Tensor:
+        layout = self.layout
+        merged = layout.merge_heads(output, *request.batch).flatten(2)
+        restored = project(self.project_out, merged).to(x.dtype)
+        if request.mask is not None:
+            padding = None if self.return_zeros_for_masked_padding else layout.pack(x)
+            restored = _ops.fill_padding(restored, request.mask, padding)
+        return layout.unpack(restored, x)
+
+    def _code_rows(self, codes: Tensor, x: Tensor, request: Request) -> Tensor:
+        """Codes of one level (B, *, D), zeros for padding."""
+        merged = self.layout.merge_heads(codes, *request.batch).flatten(2)
+        if request.mask is not None:
+            merged = _ops.fill_masked(merged, request.mask)
+        return _ops.unpack_positions(merged, x.shape, self.layout.channel_first)
+
+    # Codes -----------------------------------------------------------------------------------------------------
+
+    @property
+    def codebook_size(self) -> int:
+        """Codes of the first level."""
+        return self.codebook_sizes[0]
+
+    @property
+    def codebooks(self) -> Tensor | tuple[Tensor, ...]:
+        """The codes of all levels: (Q, K, D), or a tuple of (K, D) where levels differ in size; with one codebook
+        per head (Q, H, K, D). Of an implicit codebook the base codes."""
+        codes = tuple(level.codebook for level in self.levels)
+        return torch.stack(codes) if self.uniform_codebook_size else codes
+
+    def get_codes_from_indices(self, indices: Tensor) -> Tensor:
+        """Codes of indices, level by level.
+
+        Args:
+            indices: int64 (B, *, q), with several heads (B, *, heads, q), with q levels: all of them, or with
+                ``quantize_dropout`` the first ones. -1 gives zeros.
+
+        Returns:
+            (Q, B, *, heads * D), features last in every layout; zeros for the missing levels.
+
+        Raises:
+            ValueError: for another number of levels. IndexError: for an index outside [-1, K).
+        """
+        codes = self._decode(indices)
+        missing = self.num_quantizers - len(codes)
+        return torch.stack(codes + [torch.zeros_like(codes[0])] * missing)
+
+    def get_output_from_indices(self, indices: Tensor) -> Tensor:
+        """The output of ``forward`` in evaluation for these indices, in the same layout.
+
+        Zeros where all indices are -1.
+        """
+        first, *others = self._decode(indices)
+        total = first
+        for codes in others:
+            total = total + codes
+        output = project(self.project_out, total)
+        if self.has_projections:
+            absent = (indices < 0).flatten(-2).all(-1) if self.heads > 1 else (indices < 0).all(-1)
+            output = output.masked_fill(absent.unsqueeze(-1), 0)
+        # (B, dim) has no position to move.
+        return self.layout.place_features(output) if output.dim() > 2 else output
+
+    def _decode(self, indices: Tensor) -> list[Tensor]:
+        """(B, *, heads * D) for each level of indices."""
+        levels = indices.shape[-1]
+        fewest = 1 if self.quantize_dropout else self.num_quantizers
+        if not fewest <= levels <= self.num_quantizers:
+            raise ValueError(
+                f"ResidualVQ: expected indices to have {self.num_quantizers} levels on the last axis, "
+                f"or fewer with quantize_dropout, but got shape {list(indices.shape)}"
+            )
+        layout = self.layout
+        positions = indices.shape[: -1 if self.heads == 1 else -2]
+        decoded: list[Tensor] = []
+        total: Tensor | None = None
+        for number, level in enumerate(self.levels[:levels]):
+            rows = layout.split_indices(indices[..., number])
+            codes = _ops.lookup_codes(level._codebook.codes(), rows)
+            if total is not None and self.implicit_neural_codebook:
+                made = self.mlp(number).rows(codes, total)
+                codes = made.masked_fill((rows < 0).unsqueeze(-1), 0)
+            total = codes if total is None else total + codes
+            # Heads of separate codebooks are the first axis, those of a shared one lie with the tokens.
+            by_token = codes.transpose(0, 1) if layout.separate else codes
+            decoded.append(by_token.reshape(*positions, codes.shape[-1] * self.heads))
+        return decoded
+
+    # Learning outside of forward -------------------------------------------------------------------------------
+
+    def update_in_place_optimizer(self) -> None:
+        """Steps the codebooks' own optimizers, then clears their gradients; nothing happens without any."""
+        for level in self.levels:
+            level.update_in_place_optimizer()
+        if self.in_place_codebook_optimizer is not None:
+            self.in_place_codebook_optimizer.step()
+            self.in_place_codebook_optimizer.zero_grad()
+
+
+def __getattr__(name: str) -> Any:
+    # The reference keeps both classes in one module.
+    if name == "GroupedResidualVQ":
+        from torchvq.grouped_residual_vq import GroupedResidualVQ
+
+        return GroupedResidualVQ
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

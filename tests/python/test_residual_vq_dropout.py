@@ -1,0 +1,99 @@
+"""Quantizer dropout: which levels a training step uses, and that the others are left alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from residual_vq_cases import STACKS, assert_same_state, build, data, state, train_step
+
+from torchvq import _residual_dropout
+
+RULES = [(8, 0, 1), (8, 3, 1), (8, 0, 3), (8, 2, 4), (5, 2, 2), (3, 2, 1), (3, 0, 9)]
+
+
+def allowed(levels: int, cutoff: int, multiple: int) -> set[int]:
+    """Every depth above the cutoff, rounded up to the multiple, at most all levels."""
+    rounded = {-(-depth // multiple) * multiple for depth in range(cutoff + 1, levels + 1)}
+    return {min(depth, levels) for depth in rounded}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_depths_follow_the_rule(rule: tuple[int, int, int]) -> None:
+    rng = torch.tensor([12345, 0])
+    drawn, seeded = set(), set()
+    for step in range(200):
+        rng[1] = step
+        drawn.add(_residual_dropout.drawn_depth(rng, *rule))
+        seeded.add(_residual_dropout.seeded_depth(step, *rule))
+    assert drawn == seeded == allowed(*rule)
+
+
+def used_levels(stack, x, **kwargs) -> int:
+    used = (stack(x, **kwargs)[1] >= 0).sum(-1)
+    assert (used == used.flatten()[0]).all()
+    return int(used.flatten()[0])
+
+
+def test_equal_generators_draw_equal_depths() -> None:
+    # What ranks rely on: the data do not decide.
+    a, b = build("dropout"), build("dropout")
+    depths = [
+        (used_levels(a, data(a, step)), used_levels(b, data(b, 50 + step))) for step in range(30)
+    ]
+    assert all(x == y for x, y in depths)
+    assert {x for x, _ in depths} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("case", ["dropout", "groups_dropout"])
+def test_dropped_levels_are_left_alone(case: str) -> None:
+    stack = build(case)
+    before = state(stack)
+    seed = next(s for s in range(99) if _residual_dropout.seeded_depth(s, 3, 0, 1) == 1)
+    kwargs = dict(rand_quantize_dropout_fixed_seed=seed)
+    quantized, indices, loss, codes = stack(data(stack), return_all_codes=True, **kwargs)
+    assert (indices[..., 1:] == -1).all()
+    assert (loss[..., 1:] == 0).all()
+    changed = {
+        name for name, value in stack.state_dict().items() if not torch.equal(value, before[name])
+    }
+    assert changed
+    assert not [name for name in changed if "layers.1" in name or "layers.2" in name]
+    assert all((part[1:] == 0).all() for part in (codes if isinstance(codes, tuple) else [codes]))
+
+
+def test_evaluation_uses_all_levels() -> None:
+    stack = build("dropout").eval()
+    assert used_levels(stack, data(stack), rand_quantize_dropout_fixed_seed=0) == 3
+
+
+DROPPED = sorted(
+    STACKS.keys()
+    - {"one_level", "eight_levels", "orthogonal", "dropout", "groups_dropout", "compatible_shared"}
+)
+
+
+@pytest.mark.parametrize("case", DROPPED)
+def test_a_depth_that_only_the_device_knows_gives_the_same(case: str, monkeypatch) -> None:
+    """Compilers and GPUs compute all levels and mask the dropped ones: same numbers, same state."""
+    known, masked = build(case, quantize_dropout=True), build(case, quantize_dropout=True)
+    number = _residual_dropout.drawn_depth
+    for step in range(3):
+        x = data(known, step)
+        expected, expected_gradient = train_step(known, x)
+        monkeypatch.setattr(
+            "torchvq.residual_vq.drawn_depth", lambda *args: torch.tensor(number(*args))
+        )
+        result, gradient = train_step(masked, x)
+        monkeypatch.undo()
+        assert torch.equal(result[1], expected[1])
+        torch.testing.assert_close(result[0], expected[0], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(result[2], expected[2], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-6)
+    assert_same_state(masked, state(known), tolerance=1e-6)
+
+
+def test_options_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match="quantize_dropout_cutoff_index to be in"):
+        build("dropout", quantize_dropout_cutoff_index=3)
+    with pytest.raises(ValueError, match="quantize_dropout_multiple_of to be at least 1"):
+        build("dropout", quantize_dropout_multiple_of=0)

@@ -1,0 +1,135 @@
+"""The gradient of a stack: one estimator for all levels, commitment at full weight, codes as the forward saw them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from residual_vq_cases import LEARNABLE, STACKS, build, data
+
+GAIN_CASES = [
+    "default",
+    "shared",
+    "cosine",
+    "learnable",
+    "implicit",
+    "dropout",
+    "kmeans",
+    "affine",
+    "groups",
+]
+
+
+@pytest.mark.parametrize("levels", [1, 2, 8])
+@pytest.mark.parametrize("case", GAIN_CASES)
+def test_straight_through_gain_is_one(case: str, levels: int) -> None:
+    stack = build(case, num_quantizers=levels, rotation_trick=False)
+    x = data(stack).requires_grad_()
+    weight = torch.rand(x.shape)
+    (gradient,) = torch.autograd.grad((stack(x)[0] * weight).sum(), x)
+    assert torch.equal(gradient, weight)
+
+
+@pytest.mark.parametrize("levels", [1, 3])
+def test_the_reference_gain_is_the_number_of_levels(levels: int) -> None:
+    stack = build("default", num_quantizers=levels, rotation_trick=False, vqp_compat=True)
+    x = data(stack).requires_grad_()
+    (gradient,) = torch.autograd.grad(stack(x)[0].sum(), x)
+    torch.testing.assert_close(gradient, torch.full_like(x, levels))
+
+
+def test_rotation_is_the_same_for_any_split_into_levels() -> None:
+    # A level whose only code is 0 changes no sum, hence no gradient.
+    one = build("default", num_quantizers=1)
+    two = build("default", num_quantizers=None, codebook_size=(16, 1))
+    two.layers[0]._codebook.set_codes(one.layers[0]._codebook.embed)
+    two.layers[1]._codebook.set_codes(torch.zeros_like(two.layers[1]._codebook.embed))
+    gradients = []
+    for stack in (one, two):
+        x = data(stack).requires_grad_()
+        gradients.append(torch.autograd.grad((stack(x)[0] ** 3).sum(), x)[0])
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.25, 1.0])
+def test_fraction_weakens_the_commitment_of_later_levels(fraction: float) -> None:
+    stack = build("default", rotation_trick=False, quant_grad_frac=fraction)
+    plain = build("default", rotation_trick=False)
+    for level in range(3):
+        gradients = []
+        for module in (stack, plain):
+            x = data(module).requires_grad_()
+            loss = copy.deepcopy(module)(x)[2][level]
+            gradients.append(torch.autograd.grad(loss, x)[0])
+        torch.testing.assert_close(gradients[0], gradients[1] * (1 - fraction) ** level)
+
+
+# Freezing also stops k-means' first update, affine statistics, and the codebook's gradient, which is part of an
+# implicit
+# codebook's to the input.
+OTHERWISE_FROZEN = {
+    case for case in STACKS if any(part in case for part in ("kmeans", "affine", "implicit"))
+}
+
+
+@pytest.mark.parametrize("case", sorted(STACKS.keys() - OTHERWISE_FROZEN))
+def test_the_update_of_a_step_changes_no_gradient_of_it(case: str) -> None:
+    gradients = []
+    for frozen in (False, True):
+        stack = build(case)
+        x = data(stack).requires_grad_()
+        quantized, _, loss = stack(x, freeze_codebook=frozen)
+        (quantized.square().sum() + loss.sum()).backward()
+        gradients.append(torch.zeros_like(x) if x.grad is None else x.grad)
+    assert torch.equal(*gradients)
+
+
+@pytest.mark.parametrize("case", ["implicit", "learnable", "diveq", "groups_implicit"])
+def test_replacing_dead_codes_changes_no_gradient_of_the_step(case: str) -> None:
+    gradients = []
+    for threshold in (0, 100):
+        stack = build(case, threshold_ema_dead_code=threshold)
+        x = data(stack).requires_grad_()
+        quantized, _, loss = stack(x)
+        (quantized.square().sum() + loss.sum()).backward()
+        gradients.append([x.grad, *(p.grad for p in stack.parameters())])
+    for a, b in zip(*gradients, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("case", ["default", "learnable", "implicit"])
+def test_losses_pass_finite_differences(case: str) -> None:
+    stack = build(case, rotation_trick=False).double()
+
+    def loss(x):
+        return stack(x, freeze_codebook=True)[2][0]
+
+    x = data(stack)[:1, :3].double().requires_grad_()
+    assert torch.autograd.gradcheck(loss, (x,), eps=1e-6, atol=1e-7)
+
+
+def test_learnable_codes_get_the_gradient_of_their_own_level() -> None:
+    stack = build("default", rotation_trick=False, **LEARNABLE)
+    loss = stack(data(stack))[2]
+    gradients = torch.autograd.grad(
+        loss[2], [v._codebook.embed for v in stack.layers], allow_unused=True
+    )
+    assert [g is not None and bool(g.abs().sum() > 0) for g in gradients] == [False, False, True]
+
+
+def test_directional_reparam_of_the_levels_is_that_of_the_stack() -> None:
+    # Without noise both simulate the whole error, which has a gradient to the codes of every level.
+    options = dict(directional_reparam_variance=1e-18)
+    by_level = build("directional", **options)
+    whole = build("diveq", **options)
+    for stack in (by_level, whole):
+        x = data(stack).requires_grad_()
+        quantized, indices, _ = stack(x)
+        torch.testing.assert_close(
+            quantized, stack.get_codes_from_indices(indices).sum(0), rtol=1e-5, atol=1e-5
+        )
+        gradients = torch.autograd.grad(
+            quantized.square().sum(), [x] + [v._codebook.embed for v in stack.layers]
+        )
+        assert all(g.isfinite().all() and g.abs().sum() > 0 for g in gradients)
