@@ -10,6 +10,19 @@ set(TORCHVQ_SOURCES
   detail/random_tensor.cpp
   detail/root.cpp
   detail/row_keys.cpp
+  distributed/agreement.cpp
+  distributed/all_reduce.cpp
+  distributed/candidates.cpp
+  distributed/fingerprint.cpp
+  distributed/group.cpp
+  distributed/kmeans_step.cpp
+  distributed/replicas.cpp
+  distributed/statistics_buffer.cpp
+  distributed/sync.cpp
+  distributed/synced_code_statistics.cpp
+  distributed/synced_code_statistics_any.cpp
+  distributed/synced_kmeans.cpp
+  distributed/synced_replace_dead_codes_.cpp
   functional/codebook.cpp
   functional/evaluate_codebook.cpp
   functional/far_vectors.cpp

@@ -50,17 +50,6 @@ void move_empty_codes(const Points& points, int64_t size, const at::Tensor& coun
                     points.rows.index_select(0, farthest.narrow(0, 0, moved)));
 }
 
-at::Tensor means(const at::Tensor& counts, const at::Tensor& sums, const at::Tensor& exponents,
-                 const at::Tensor& codes, bool unit) {
-  const auto dtype = codes.scalar_type();
-  const auto total = decode_to_double(sums, exponents, at::kDouble)[0];
-  const auto number = counts[0].unsqueeze(-1).to(at::kDouble);
-  const auto mean = (total / number.clamp_min(1)).to(dtype);
-  if (!unit) return at::where(number.gt(0), mean, codes);
-  // Points that cancel each other have no direction: the code stays.
-  return at::where(mean.ne(0).any(-1, /*keepdim=*/true), unit_rows(mean).to(dtype), codes);
-}
-
 at::Tensor lloyd_step(const Points& points, int64_t size, const at::Tensor& codes, bool unit) {
   const auto rows = points.rows.narrow(0, 0, size);
   const auto indices = assign_indices(rows, codes, unit);
@@ -78,6 +67,17 @@ int64_t early_size(const Points& points, int64_t codebook_size) {
 
 }  // namespace
 
+at::Tensor means(const at::Tensor& counts, const at::Tensor& sums, const at::Tensor& exponents,
+                 const at::Tensor& codes, bool unit) {
+  const auto dtype = codes.scalar_type();
+  const auto total = decode_to_double(sums, exponents, at::kDouble)[0];
+  const auto number = counts[0].unsqueeze(-1).to(at::kDouble);
+  const auto mean = (total / number.clamp_min(1)).to(dtype);
+  if (!unit) return at::where(number.gt(0), mean, codes);
+  // Points that cancel each other have no direction: the code stays.
+  return at::where(mean.ne(0).any(-1, /*keepdim=*/true), unit_rows(mean).to(dtype), codes);
+}
+
 std::pair<at::Tensor, at::Tensor> assign(const at::Tensor& rows, const at::Tensor& codes,
                                          bool unit) {
   const auto options =
@@ -87,7 +87,7 @@ std::pair<at::Tensor, at::Tensor> assign(const at::Tensor& rows, const at::Tenso
 }
 
 Clusters cluster(const Points& points, int64_t codebook_size, const at::Tensor& rng,
-                 int64_t iterations, bool unit) {
+                 int64_t iterations, bool unit, const LloydStep& late_step) {
   const int64_t sample_size = std::max(kMinSeedingPoints, codebook_size * kSeedingPointsPerCode);
   const auto sample = distinct_points(points, sample_size);
   const int64_t distinct = sample.rows.size(0);
@@ -99,8 +99,9 @@ Clusters cluster(const Points& points, int64_t codebook_size, const at::Tensor& 
     codes = spread_seeds(sample, codebook_size, rng, unit);
     for (int64_t i = 0; i < iterations; ++i) {
       const bool early = i < iterations - (iterations + 2) / 3;
-      codes = lloyd_step(points, early ? early_size(points, codebook_size) : points.rows.size(0),
-                         codes, unit);
+      codes = early       ? lloyd_step(points, early_size(points, codebook_size), codes, unit)
+              : late_step ? late_step(codes)
+                          : lloyd_step(points, points.rows.size(0), codes, unit);
     }
   }
   const auto indices = assign_indices(points.rows, codes, unit);

@@ -16,8 +16,12 @@ std::vector<at::Tensor> written_arguments(const c10::OperatorHandle& op,
   for (size_t i = 0; i < arguments.size(); ++i) {
     const auto* alias = arguments[i].alias_info();
     const auto& value = stack[first + i];
-    if (alias != nullptr && alias->isWrite() && value.isTensor())
-      written.push_back(value.toTensor());
+    if (alias == nullptr || !alias->isWrite()) continue;
+    if (value.isTensor()) written.push_back(value.toTensor());
+    if (value.isTensorList()) {
+      const auto list = value.toTensorVector();
+      written.insert(written.end(), list.begin(), list.end());
+    }
   }
   return written;
 }

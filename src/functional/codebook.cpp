@@ -5,7 +5,10 @@
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 
-#include <torchvq/ops/kmeans.h>
+#include <torchvq/distributed/synced_code_statistics.h>
+#include <torchvq/distributed/synced_kmeans.h>
+#include <torchvq/ops/code_exponents.h>
+#include <torchvq/ops/decode_sums.h>
 
 #include "detail/checks.h"
 
@@ -45,8 +48,13 @@ void initialise_codebook_(at::Tensor initted, at::Tensor cluster_size, at::Tenso
                           const std::optional<at::Tensor>& mask,
                           const InitialiseCodebookOptions& options) {
   at::NoGradGuard no_grad;
-  const auto [centres, counts] =
-      ops::kmeans(x, embed.size(1), rng, options.iterations(), options.metric(), mask);
+  distributed::SyncedKmeansOptions kmeans;
+  kmeans.group_name = options.group_name();
+  kmeans.label = options.label();
+  kmeans.iterations = options.iterations();
+  kmeans.metric = options.metric();
+  kmeans.mask = mask;
+  const auto [centres, counts] = distributed::synced_kmeans(x, embed.size(1), rng, kmeans);
   const auto any = counts.sum().gt(0);
   const auto size = counts.to(cluster_size.scalar_type());
   assign_where_(embed, any, centres);
@@ -68,21 +76,33 @@ at::Tensor affine_inputs(const at::Tensor& x, const at::Tensor& batch_mean,
   return affine_codes(x, codebook_mean, codebook_variance, batch_mean, batch_variance);
 }
 
-void update_affine_(at::Tensor mean, at::Tensor variance, at::Tensor mean_needs_init,
-                    at::Tensor variance_needs_init, const at::Tensor& x,
-                    const std::optional<at::Tensor>& mask, double decay) {
+at::Tensor update_affine_(at::Tensor mean, at::Tensor variance, at::Tensor mean_needs_init,
+                          at::Tensor variance_needs_init, const at::Tensor& x,
+                          const std::optional<at::Tensor>& mask, double decay,
+                          const distributed::SyncOptions& sync) {
   at::NoGradGuard no_grad;
-  const auto rows = counted_rows(x, mask);
-  const auto count = rows.sum(1, /*keepdim=*/true);
-  const auto any = count.gt(0).all();
-  // float64, so that sums over many tokens do not depend on how they are split.
-  const auto values = x.to(at::kDouble).masked_fill(rows.logical_not(), 0);
-  const auto divisor = count.clamp_min(1);
-  const auto batch_mean = values.sum(1, /*keepdim=*/true).div(divisor);
-  const auto spread = values.sub(batch_mean).masked_fill(rows.logical_not(), 0);
-  const auto batch_variance = spread.square().sum(1, /*keepdim=*/true).div(divisor);
-  average_(mean, mean_needs_init, batch_mean, any, decay);
-  average_(variance, variance_needs_init, batch_variance, any, decay);
+  // Rows of all ranks are added up exactly, as the tokens of one code. Differences to the running
+  // mean are what makes the variance of far-off data come out of one pass.
+  const auto centre = mean.to(at::kDouble);
+  const auto offset = x.to(at::kDouble).sub(centre);
+  const auto nowhere = counted_rows(x, mask).squeeze(-1).logical_not().to(at::kLong).neg();
+  const auto squares = offset.square();
+  const auto spread = variance.to(at::kDouble).clamp_min(0);
+  distributed::SyncedStatisticsOptions options;
+  options.group_name = sync.group_name;
+  options.label = sync.label;
+  options.signature = "affine statistics";
+  options.state = {mean, variance, mean_needs_init, variance_needs_init};
+  const auto [counts, sums, exponents] = distributed::synced_code_statistics(
+      {offset, squares}, {nowhere, nowhere},
+      {ops::code_exponents(spread.sqrt()), ops::code_exponents(spread)}, options);
+  const auto divisor = counts[0].clamp_min(1).unsqueeze(-1);
+  const auto shift = ops::decode_sums(sums[0], exponents[0], at::kDouble).div(divisor);
+  const auto second = ops::decode_sums(sums[1], exponents[1], at::kDouble).div(divisor);
+  const auto any = counts[0].gt(0).all();
+  average_(mean, mean_needs_init, centre.add(shift), any, decay);
+  average_(variance, variance_needs_init, second.sub(shift.square()).clamp_min(0), any, decay);
+  return counts[0];
 }
 
 at::Tensor has_tokens(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
@@ -117,11 +137,23 @@ namespace {
 void initialise_codebook_op(at::Tensor initted, at::Tensor cluster_size, at::Tensor embed_avg,
                             at::Tensor embed, const at::Tensor& x, const at::Tensor& rng,
                             const std::optional<at::Tensor>& mask, int64_t iterations,
-                            std::string_view metric) {
+                            std::string_view metric, std::string_view group_name,
+                            std::string_view label) {
   torchvq::functional::initialise_codebook_(initted, cluster_size, embed_avg, embed, x, rng, mask,
                                             torchvq::functional::InitialiseCodebookOptions()
                                                 .iterations(iterations)
-                                                .metric(std::string(metric)));
+                                                .metric(std::string(metric))
+                                                .group_name(std::string(group_name))
+                                                .label(std::string(label)));
+}
+
+at::Tensor update_affine_op(at::Tensor mean, at::Tensor variance, at::Tensor mean_needs_init,
+                            at::Tensor variance_needs_init, const at::Tensor& x,
+                            const std::optional<at::Tensor>& mask, double decay,
+                            std::string_view group_name, std::string_view label) {
+  return torchvq::functional::update_affine_(mean, variance, mean_needs_init, variance_needs_init,
+                                             x, mask, decay,
+                                             {std::string(group_name), std::string(label)});
 }
 
 }  // namespace
@@ -131,8 +163,9 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "initialise_codebook_(Tensor(a!) initted, Tensor(b!) cluster_size, Tensor(c!) embed_avg, "
       "Tensor(d!) embed, "
-      "Tensor x, Tensor rng, *, Tensor? mask=None, int iterations=10, str metric='euclidean') -> "
-      "()",
+      "Tensor x, Tensor rng, *, Tensor? mask=None, int iterations=10, str metric='euclidean', str "
+      "group_name='', "
+      "str label='quantizer') -> ()",
       initialise_codebook_op);
   m.def(
       "affine_codes(Tensor embed, Tensor batch_mean, Tensor batch_variance, Tensor codebook_mean, "
@@ -144,8 +177,10 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       TORCH_FN(affine_inputs));
   m.def(
       "update_affine_(Tensor(a!) mean, Tensor(b!) variance, Tensor(c!) mean_needs_init, "
-      "Tensor(d!) variance_needs_init, Tensor x, *, Tensor? mask=None, float decay) -> ()",
-      TORCH_FN(update_affine_));
+      "Tensor(d!) variance_needs_init, Tensor x, *, Tensor? mask=None, float decay, str "
+      "group_name='', "
+      "str label='quantizer') -> Tensor tokens",
+      update_affine_op);
   m.def("has_tokens(Tensor x, Tensor? mask=None) -> Tensor", TORCH_FN(has_tokens));
   m.def(
       "merge_statistics(Tensor counts_a, Tensor sums_a, Tensor exponents_a, Tensor counts_b, "

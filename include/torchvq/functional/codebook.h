@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/arg.h>
 
+#include <torchvq/distributed/sync.h>
 #include <torchvq/export.h>
 
 namespace torchvq::functional {
@@ -19,12 +20,18 @@ struct InitialiseCodebookOptions {
   TORCH_ARG(int64_t, iterations) = 10;
   /// Distance: "euclidean" or "cosine". Default: "euclidean".
   TORCH_ARG(std::string, metric) = "euclidean";
+  /// Process group whose ranks share the tokens, see distributed::SyncOptions. Default: "", alone.
+  TORCH_ARG(std::string, group_name) = "";
+  /// The quantizer's name in errors. Default: "quantizer".
+  TORCH_ARG(std::string, label) = "quantizer";
 };
 
 /// Sets a codebook to the k-means centres of the first training tokens.
 ///
 /// embed = centres, cluster_size = their tokens, embed_avg = centres * tokens, initted = true.
-/// With no unmasked token nothing changes but `initted`, which stays false.
+/// With no unmasked token on any rank nothing changes, and `initted` stays false. Ranks of a group
+/// get the codebook of one process with the concatenated batch (distributed/synced_kmeans.h, which
+/// also says what happens to large batches).
 ///
 /// @param initted       (), bool.
 /// @param cluster_size  (H, K).    @param embed_avg  (H, K, D).    @param embed  (H, K, D).
@@ -57,10 +64,14 @@ TORCHVQ_API at::Tensor affine_inputs(const at::Tensor& x, const at::Tensor& batc
 
 /// Moves running mean and variance (H, 1, D) towards those of finite, unmasked rows of x (H, T, D);
 /// the first update, while `needs_init` () is true, takes them as they are. Without rows nothing
-/// changes.
-TORCHVQ_API void update_affine_(at::Tensor mean, at::Tensor variance, at::Tensor mean_needs_init,
-                                at::Tensor variance_needs_init, const at::Tensor& x,
-                                const std::optional<at::Tensor>& mask, double decay);
+/// changes. Sums are exact (ops/code_statistics.h), so neither order nor split of the rows matters:
+/// ranks of a group end with the bits of one process with the concatenated batch, after one
+/// all-reduce.
+/// @return  rows counted, on all ranks, (H, 1), int64.
+TORCHVQ_API at::Tensor update_affine_(at::Tensor mean, at::Tensor variance,
+                                      at::Tensor mean_needs_init, at::Tensor variance_needs_init,
+                                      const at::Tensor& x, const std::optional<at::Tensor>& mask,
+                                      double decay, const distributed::SyncOptions& sync = {});
 
 /// (H, 1) bool: which heads have a row of x (H, T, D) that is finite and not masked.
 TORCHVQ_API at::Tensor has_tokens(const at::Tensor& x,

@@ -1,0 +1,54 @@
+// Dead codes are replaced by tokens of all ranks.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <torchvq/distributed/sync.h>
+#include <torchvq/export.h>
+#include <torchvq/ops/replace_dead_codes_.h>
+
+namespace torchvq::distributed {
+
+/// State of the codebooks of a stack, one tensor each per codebook; see ops/replace_dead_codes_.h
+/// for shapes and dtypes.
+struct CodebookStates {
+  at::TensorList embed;
+  at::TensorList embed_avg;
+  at::TensorList cluster_size;
+  at::TensorList cooldown;
+};
+
+/// Options of synced_replace_dead_codes_().
+struct SyncedDeadCodeOptions : SyncOptions {
+  /// Masks (H, N) or (N,), true for real tokens: none, one for all levels, or one per level.
+  /// Default: none.
+  std::vector<at::Tensor> mask = {};
+  /// Codebook of each level. Default: level i has codebook i.
+  std::vector<int64_t> codebooks = {};
+  /// Which codes are dead and what becomes of them, for all codebooks alike.
+  ops::DeadCodeOptions dead = {};
+};
+
+/// replace_dead_codes_() with the tokens of all ranks as candidates, for all levels of a stack at
+/// once.
+///
+/// Communication  none while the (replicated) state says that no code is dead; otherwise one
+/// all-gather whose size follows
+///                from the state: of each codebook with dead codes, K keys and K rows per rank.
+/// The state is read on the host, which on a GPU waits for it; a group of one on a GPU does not.
+///
+/// @param x       per level (H, N, D), the tokens of this rank's step.
+/// @param counts  per codebook (H, K), int64: tokens of each code in this step, of all ranks.
+/// @param rng     per codebook (2,), int64: seed and step.
+/// @return        replaced codes per head, of all codebooks one after the other, int64.
+///
+/// Determinism  to the bit what one process does with the concatenated batch.
+/// Throws       as replace_dead_codes_(); c10::DistBackendError where communication fails. Nothing
+/// is changed then.
+TORCHVQ_API at::Tensor synced_replace_dead_codes_(const CodebookStates& states, at::TensorList x,
+                                                  at::TensorList counts, at::TensorList rng,
+                                                  const SyncedDeadCodeOptions& options = {});
+
+}  // namespace torchvq::distributed

@@ -1,0 +1,114 @@
+#include "distributed/agreement.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <sstream>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+namespace torchvq::distributed {
+namespace {
+
+constexpr int64_t kWords = 3;
+constexpr int64_t kWordBits = 16;
+constexpr int64_t kNoteBytes = 1024;
+constexpr int64_t kTextBytes = kNoteBytes - static_cast<int64_t>(sizeof(int64_t)) - 1;
+
+at::Tensor encode(const Note& note) {
+  auto bytes = at::zeros({kNoteBytes}, at::kByte);
+  auto* to = static_cast<char*>(bytes.mutable_data_ptr());
+  std::memcpy(to, &note.number, sizeof(note.number));
+  std::memcpy(to + sizeof(note.number), note.text.data(),
+              std::min<size_t>(note.text.size(), static_cast<size_t>(kTextBytes)));
+  return bytes;
+}
+
+Note decode(const char* bytes) {
+  Note note{};
+  std::memcpy(&note.number, bytes, sizeof(note.number));
+  // Zero-padded, so there is an end.
+  note.text = bytes + sizeof(note.number);
+  return note;
+}
+
+}  // namespace
+
+at::Tensor make_header(const at::Tensor& hash, const at::Tensor& news) {
+  const auto shifts = at::arange(kWords, hash.options()).mul_(kWordBits);
+  const auto words = hash.bitwise_right_shift(shifts).bitwise_and_((int64_t{1} << kWordBits) - 1);
+  const auto last = news.to(at::kLong).reshape({1});
+  return at::cat(
+      {words, words.square(), last, at::zeros({kHeaderSize - 2 * kWords - 1}, hash.options())});
+}
+
+Verdict read_header(const at::Tensor& sum_, int64_t size) {
+  const auto sum = sum_.narrow(0, 0, kHeaderSize).cpu().contiguous();
+  const auto* value = sum.const_data_ptr<int64_t>();
+  bool agree = true;
+  for (int64_t i = 0; i < kWords; ++i)
+    agree = agree && size * value[kWords + i] == value[i] * value[i];
+  return {agree, value[2 * kWords]};
+}
+
+std::vector<Note> exchange_notes(const Group& group, const Note& note, at::Device device) {
+  const auto all =
+      group.all_gather(encode(note).to(device), "what it is about to do").cpu().contiguous();
+  std::vector<Note> notes;
+  for (int64_t rank = 0; rank < group.size(); ++rank) {
+    notes.push_back(decode(static_cast<const char*>(all.const_data_ptr()) + rank * kNoteBytes));
+  }
+  return notes;
+}
+
+std::string list_texts(const std::vector<Note>& notes) {
+  std::map<std::string, std::vector<size_t>> ranks;
+  std::vector<std::string> order;
+  for (size_t rank = 0; rank < notes.size(); ++rank) {
+    auto& same = ranks[notes[rank].text];
+    if (same.empty()) order.push_back(notes[rank].text);
+    same.push_back(rank);
+  }
+  std::ostringstream list;
+  for (const auto& text : order) {
+    const auto& same = ranks[text];
+    list << (&text == order.data() ? "" : "; ") << (same.size() == 1 ? "rank " : "ranks ");
+    for (size_t i = 0; i < same.size(); ++i) list << (i == 0 ? "" : ", ") << same[i];
+    list << ": " << text;
+  }
+  return list.str();
+}
+
+std::string describe_step(const std::string& signature, const at::Tensor& state_hash,
+                          const at::Tensor& rng) {
+  std::ostringstream text;
+  if (rng.defined()) {
+    const auto values = rng.cpu().contiguous();
+    text << "step " << values[1].item<int64_t>() << ", seed " << values[0].item<int64_t>() << ", ";
+  }
+  text << "state " << std::hex << static_cast<uint64_t>(state_hash.item<int64_t>()) << ", "
+       << signature;
+  return text.str();
+}
+
+void throw_disagreement(const Group& group, const std::string& description, at::Device device) {
+  const auto notes = exchange_notes(group, {0, description}, device);
+  C10_THROW_ERROR(
+      DistError,
+      c10::str(
+          group.subject(),
+          ": expected all ranks to be in the same step of the same quantizer with the same state, "
+          "but got on ",
+          list_texts(notes),
+          "\nLikely reasons: options, quantizers or their order differ between ranks; a rank "
+          "skipped or repeated a "
+          "step; or something wrote to the state on some ranks only. This call has changed "
+          "nothing. "
+          "torchvq's verify_replicas() tells which tensors differ."));
+}
+
+}  // namespace torchvq::distributed

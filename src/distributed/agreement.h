@@ -1,0 +1,51 @@
+// How ranks find out that they disagree, all of them at once and from the same numbers, and say so.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "distributed/group.h"
+
+namespace torchvq::distributed {
+
+/// Integers at the head of every packed buffer. A multiple of 64 bytes, so that what follows stays
+/// aligned.
+constexpr int64_t kHeaderSize = 8;
+
+/// [h0, h1, h2, h0^2, h1^2, h2^2, news, 0]: 48 bits of `hash` in three words and their squares, and
+/// a number of news. Words of 16 bits keep the sums exact for up to 46340 ranks. `hash` and `news`
+/// are int64 scalars.
+at::Tensor make_header(const at::Tensor& hash, const at::Tensor& news);
+
+struct Verdict {
+  bool agree;
+  /// News of all ranks together.
+  int64_t news;
+};
+
+/// Reads a summed header: W numbers h are equal iff W * sum(h^2) == sum(h)^2. Reads from the
+/// device.
+Verdict read_header(const at::Tensor& sum, int64_t size);
+
+/// One fixed-size all-gather; a rank says a number and a text (cut after 1000 bytes).
+struct Note {
+  int64_t number;
+  std::string text;
+};
+std::vector<Note> exchange_notes(const Group& group, const Note& note, at::Device device);
+
+/// "rank 0: ...; ranks 1, 2: ...": texts of the ranks, equal ones together.
+std::string list_texts(const std::vector<Note>& notes);
+
+/// What the ranks must have in common in a step, for a person to read.
+std::string describe_step(const std::string& signature, const at::Tensor& state_hash,
+                          const at::Tensor& rng);
+
+/// Called by all ranks after a verdict against them: tells each what the others have, and throws
+/// c10::DistError.
+[[noreturn]] void throw_disagreement(const Group& group, const std::string& description,
+                                     at::Device device);
+
+}  // namespace torchvq::distributed

@@ -1,0 +1,65 @@
+#include "distributed/candidates.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/sort.h>
+
+#include "detail/row_keys.h"
+
+namespace torchvq::distributed {
+namespace {
+
+at::Tensor as_bytes(const at::Tensor& tensor) {
+  return tensor.contiguous().reshape({-1}).view(at::kByte);
+}
+
+/// Cuts one tensor like `model` out of the bytes of each rank (W, B), ranks side by side on axis 1.
+at::Tensor side_by_side(const at::Tensor& bytes, int64_t& begin, const at::Tensor& model) {
+  const auto size = static_cast<int64_t>(model.nbytes());
+  // A copy, because a block need not begin where its dtype wants it.
+  const auto values =
+      bytes.narrow(1, begin, size).clone(at::MemoryFormat::Contiguous).view(model.scalar_type());
+  begin += size;
+  auto shape = model.sizes().vec();
+  shape.insert(shape.begin(), bytes.size(0));
+  auto merged = model.sizes().vec();
+  merged[1] *= bytes.size(0);
+  return values.view(shape).transpose(0, 1).reshape(merged);
+}
+
+}  // namespace
+
+Candidates best_candidates(const std::vector<Candidates>& sets, int64_t count) {
+  if (sets.size() == 1) return sets[0];
+  std::vector<at::Tensor> keys, rows;
+  for (const auto& set : sets) {
+    keys.push_back(set.keys);
+    rows.push_back(set.rows);
+  }
+  const auto all_rows = at::cat(rows, 1);
+  const auto [distinct, positions] = detail::sort_distinct(at::cat(keys, 1));
+  const auto [sorted, order] = at::sort(distinct, /*stable=*/true, /*dim=*/1, /*descending=*/false);
+  const auto chosen = positions.gather(1, order.narrow(1, 0, count)).unsqueeze(-1);
+  return {sorted.narrow(1, 0, count),
+          all_rows.gather(1, chosen.expand({-1, -1, all_rows.size(2)}))};
+}
+
+std::vector<Candidates> gather_candidates(const Group& group, const std::vector<Candidates>& own) {
+  if (group.alone()) return own;
+  std::vector<at::Tensor> parts;
+  for (const auto& set : own) {
+    parts.push_back(as_bytes(set.keys));
+    parts.push_back(as_bytes(set.rows));
+  }
+  const auto all = group.all_gather(at::cat(parts), "candidates for dead codes");
+  std::vector<Candidates> merged;
+  int64_t begin = 0;
+  for (const auto& set : own) {
+    auto keys = side_by_side(all, begin, set.keys);
+    auto rows = side_by_side(all, begin, set.rows);
+    merged.push_back({std::move(keys), std::move(rows)});
+  }
+  return merged;
+}
+
+}  // namespace torchvq::distributed

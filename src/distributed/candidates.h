@@ -1,0 +1,25 @@
+// Candidates of several levels and ranks: fixed-size sets of (key, row), merged by key.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "distributed/group.h"
+
+namespace torchvq::distributed {
+
+/// Keys (H, C), int64, kNoKey where there is none; rows (H, C, D), zero there.
+struct Candidates {
+  at::Tensor keys;
+  at::Tensor rows;
+};
+
+/// The `count` smallest distinct keys of several sets, with their rows.
+Candidates best_candidates(const std::vector<Candidates>& sets, int64_t count);
+
+/// Puts the sets of all ranks side by side on axis 1, for each entry: one all-gather. Shapes agree
+/// between ranks.
+std::vector<Candidates> gather_candidates(const Group& group, const std::vector<Candidates>& own);
+
+}  // namespace torchvq::distributed

@@ -1,0 +1,141 @@
+#include "distributed/group.h"
+
+#include <utility>
+#include <vector>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <torchvq/distributed/sync.h>
+
+#include "distributed/traffic.h"
+
+namespace torchvq::distributed {
+namespace {
+
+using GroupPointer = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+GroupPointer resolve(const std::string& name, const std::string& label) {
+  try {
+    auto group = c10d::resolve_process_group(name);
+    if (group) return group;
+  } catch (const std::exception&) {
+    // Said below, in the caller's words.
+  }
+  TORCH_CHECK_VALUE(false, label,
+                    ": expected group_name to be the name of a living process group, but got \"",
+                    name, "\"; was the group destroyed, or never made on this rank?");
+}
+
+/// The message alone: the C++ backtrace of c10::Error::what() helps no one here.
+std::string message_of(const std::exception& error) {
+  const auto* known = dynamic_cast<const c10::Error*>(&error);
+  return known != nullptr ? known->what_without_backtrace() : error.what();
+}
+
+constexpr auto kReasons =
+    "Likely reasons: another rank ended or raised an exception; it did not reach this call (it "
+    "evaluates, took another "
+    "branch, ran out of batches, or its module is new while this one is not); or it came later "
+    "than the timeout of the "
+    "group. This call has changed nothing.";
+
+}  // namespace
+
+struct Group::Impl {
+  GroupPointer group;
+};
+
+Group::Group(std::string_view name, Caller caller) : caller_(std::move(caller)), name_(name) {
+  if (name.empty() || !enabled()) return;
+  auto group = resolve(name_, caller_.label);
+  size_ = group->getSize();
+  rank_ = group->getRank();
+  if (size_ > 1) impl_ = std::make_unique<Impl>(Impl{std::move(group)});
+}
+
+Group::~Group() = default;
+
+const void* Group::identity() const { return impl_ ? impl_->group.get() : nullptr; }
+
+std::string Group::subject() const {
+  auto subject = caller_.label;
+  if (!caller_.rng.defined()) return subject;
+  try {
+    return subject + ", step " + std::to_string(caller_.rng.select(0, 1).item<int64_t>());
+  } catch (const std::exception&) {
+    // A device that failed cannot be read; the error that matters is the one being reported.
+    return subject;
+  }
+}
+
+void Group::check_device(const at::Tensor& tensor) const {
+  auto& group = *impl_->group;
+  const auto type = tensor.device().type();
+  TORCH_CHECK(
+      !group.hasBackends() || group.hasBackendForDeviceType(type), subject(), ": process group \"",
+      name_, "\" (", group.getBackendName(), ") cannot send tensors on ", tensor.device(),
+      "; move the module to a device of the group, or pass a process_group that supports this one");
+}
+
+template <typename Start>
+void Group::run(const at::Tensor& tensor, const char* what, Start start) const {
+  check_device(tensor);
+  const at::NoGradGuard no_grad;
+  try {
+    start(*impl_->group)->wait();
+  } catch (const std::exception& error) {
+    C10_THROW_ERROR(
+        DistBackendError,
+        c10::str(subject(), ": rank ", rank_, " of ", size_, " (process group \"", name_, "\", ",
+                 impl_->group->getBackendName(), ") failed while sharing ", what, ": ",
+                 message_of(error), "\n", kReasons));
+  }
+}
+
+void Group::sum_(const at::Tensor& tensor, const char* what) const {
+  if (alone()) return;
+  count_collective(Collective::kAllReduce, static_cast<int64_t>(tensor.nbytes()));
+  run(tensor, what, [&](c10d::ProcessGroup& group) {
+    std::vector<at::Tensor> tensors{tensor};
+    return group.allreduce(tensors, {});
+  });
+}
+
+void Group::max_(const at::Tensor& tensor, const char* what) const {
+  if (alone()) return;
+  count_collective(Collective::kAllReduce, static_cast<int64_t>(tensor.nbytes()));
+  run(tensor, what, [&](c10d::ProcessGroup& group) {
+    std::vector<at::Tensor> tensors{tensor};
+    c10d::AllreduceOptions options;
+    options.reduceOp = c10d::ReduceOp::MAX;
+    return group.allreduce(tensors, options);
+  });
+}
+
+at::Tensor Group::all_gather(const at::Tensor& tensor, const char* what) const {
+  if (alone()) return tensor.unsqueeze(0);
+  count_collective(Collective::kAllGather, static_cast<int64_t>(tensor.nbytes()));
+  auto shape = tensor.sizes().vec();
+  shape.insert(shape.begin(), size_);
+  auto all = at::empty(shape, tensor.options());
+  run(tensor, what, [&](c10d::ProcessGroup& group) {
+    std::vector<std::vector<at::Tensor>> outputs{all.unbind(0)};
+    std::vector<at::Tensor> inputs{tensor};
+    return group.allgather(outputs, inputs);
+  });
+  return all;
+}
+
+void Group::broadcast_(const at::Tensor& tensor, const char* what) const {
+  if (alone()) return;
+  count_collective(Collective::kBroadcast, static_cast<int64_t>(tensor.nbytes()));
+  run(tensor, what, [&](c10d::ProcessGroup& group) {
+    std::vector<at::Tensor> tensors{tensor};
+    return group.broadcast(tensors, {});
+  });
+}
+
+}  // namespace torchvq::distributed

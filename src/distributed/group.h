@@ -1,0 +1,62 @@
+// The one place that talks to a process group: resolves it by name, counts, and turns failures into
+// sentences.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <ATen/core/Tensor.h>
+
+namespace torchvq::distributed {
+
+/// Who calls, for errors. `rng` (2,) holds the step; it is read only when something failed, and may
+/// be undefined.
+struct Caller {
+  std::string label;
+  at::Tensor rng;
+};
+
+/// A process group for the time of one call. Every method is a collective, and does nothing when
+/// alone.
+class Group {
+ public:
+  /// Throws c10::ValueError where no group has this name. Empty name, one rank, or TORCHVQ_SYNC=0:
+  /// alone.
+  Group(std::string_view name, Caller caller);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  [[nodiscard]] bool alone() const { return size_ == 1; }
+  [[nodiscard]] int64_t size() const { return size_; }
+  [[nodiscard]] int64_t rank() const { return rank_; }
+  /// Address of the group, to recognise it; null when alone. Names are used again after a group was
+  /// destroyed.
+  [[nodiscard]] const void* identity() const;
+
+  /// `what` completes "while sharing ...". `tensor` is contiguous and is written.
+  void sum_(const at::Tensor& tensor, const char* what) const;
+  void max_(const at::Tensor& tensor, const char* what) const;
+  /// (size, *tensor.shape).
+  [[nodiscard]] at::Tensor all_gather(const at::Tensor& tensor, const char* what) const;
+  /// From rank 0.
+  void broadcast_(const at::Tensor& tensor, const char* what) const;
+
+  /// "encoder.vq, step 12": the subject of every error.
+  [[nodiscard]] std::string subject() const;
+
+ private:
+  struct Impl;
+  template <typename Start>
+  void run(const at::Tensor& tensor, const char* what, Start start) const;
+  void check_device(const at::Tensor& tensor) const;
+
+  std::unique_ptr<Impl> impl_;
+  Caller caller_;
+  std::string name_;
+  int64_t size_ = 1;
+  int64_t rank_ = 0;
+};
+
+}  // namespace torchvq::distributed

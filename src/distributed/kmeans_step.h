@@ -1,0 +1,19 @@
+// One Lloyd iteration over tokens that stay on their ranks.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <torchvq/distributed/sync.h>
+
+#include "detail/kmeans.h"
+#include "distributed/group.h"
+
+namespace torchvq::distributed {
+
+/// New codes (K, D) from the points of all ranks, the same on all: exact means; codes without
+/// points move to the distinct points farthest from their codes. One all-reduce, and one all-gather
+/// if there are such codes.
+at::Tensor synced_lloyd_step(const Group& group, const detail::Points& own, const at::Tensor& codes,
+                             bool unit, const SyncOptions& sync);
+
+}  // namespace torchvq::distributed

@@ -1,0 +1,164 @@
+#include "distributed/statistics_buffer.h"
+
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+
+#include "detail/exponents.h"
+#include "detail/fixed_point.h"
+#include "kernels/exponents.h"
+
+namespace torchvq::distributed {
+namespace {
+
+constexpr auto kWhat = "the statistics of the codes";
+
+/// Blocks begin at multiples of 64 bytes (of 32 for float32), because compiled code trusts in
+/// aligned outputs.
+constexpr int64_t kAlignment = 8;
+
+int64_t padding(int64_t size) { return (kAlignment - size % kAlignment) % kAlignment; }
+
+/// Concatenates tensors of one dtype, and finds them again in the sum.
+class Packer {
+ public:
+  void add(const at::Tensor& block) {
+    blocks_.push_back(block.contiguous().reshape({-1}));
+    if (const auto rest = padding(block.numel()); rest > 0)
+      blocks_.push_back(at::zeros({rest}, block.options()));
+  }
+
+  [[nodiscard]] at::Tensor packed() const { return at::cat(blocks_); }
+
+ private:
+  std::vector<at::Tensor> blocks_;
+};
+
+class Unpacker {
+ public:
+  explicit Unpacker(at::Tensor packed) : packed_(std::move(packed)) {}
+
+  at::Tensor next(at::IntArrayRef shape) {
+    const int64_t size = c10::multiply_integers(shape);
+    const auto block = packed_.narrow(0, at_, size).view(shape);
+    at_ += size + padding(size);
+    return block;
+  }
+
+ private:
+  at::Tensor packed_;
+  int64_t at_ = 0;
+};
+
+// Integers in floating point: limbs of 12 bits, whose sums over 4096 ranks are exact in float32.
+// --------------------
+
+constexpr int64_t kLimbBits = 12;
+constexpr int64_t kLimbs = 3;
+constexpr int64_t kMaxFloatRanks = 4096;
+
+at::Tensor limb_shifts(const at::Tensor& values, int64_t count) {
+  auto shape = std::vector<int64_t>(values.dim() + 1, 1);
+  shape[0] = count;
+  return at::arange(count, values.options()).mul_(kLimbBits).view(shape);
+}
+
+/// Non-negative integers below 2^36 to (3, ...).
+at::Tensor to_limbs(const at::Tensor& values, at::ScalarType dtype) {
+  const auto mask = (int64_t{1} << kLimbBits) - 1;
+  return values.unsqueeze(0)
+      .bitwise_right_shift(limb_shifts(values, kLimbs))
+      .bitwise_and(mask)
+      .to(dtype);
+}
+
+at::Tensor from_limbs(const at::Tensor& limbs) {
+  const auto integers = limbs.to(at::kLong);
+  return integers.bitwise_left_shift(limb_shifts(integers.select(0, 0), kLimbs)).sum(0);
+}
+
+/// Sums that float32 cannot hold become the largest that it can.
+at::Tensor finite(const at::Tensor& values) {
+  constexpr double kLargest = std::numeric_limits<float>::max();
+  return values.scalar_type() == at::kFloat ? values.clamp(-kLargest, kLargest) : values;
+}
+
+/// Fixed point as floating point. float32 is rounded twice, which is nothing beside what its sum
+/// will lose.
+at::Tensor decode_sums(const at::Tensor& sums, const at::Tensor& exponents, at::ScalarType dtype) {
+  if (dtype == at::kDouble) return detail::decode_to_double(sums, exponents, dtype);
+  const auto scale =
+      detail::power_of_two(detail::clamp_exponents(exponents) - kernels::kUnitBits).unsqueeze(-1);
+  return finite(sums[0].to(at::kDouble).mul_(scale).to(dtype));
+}
+
+/// Back to fixed point, with exponents under which the sums stay below 2^60.
+std::pair<at::Tensor, at::Tensor> encode_sums(const at::Tensor& values_,
+                                              const at::Tensor& exponents, int64_t words) {
+  const auto needed = detail::exponent_of(at::maximum(values_.amax(-1), values_.amin(-1).neg())) -
+                      kernels::kUnitBits;
+  const auto used = detail::clamp_exponents(detail::clamp_exponents(exponents).maximum(needed));
+  const auto scale = detail::power_of_two(used.neg().add(kernels::kUnitBits)).unsqueeze(-1);
+  const auto scaled = values_.to(at::kDouble).mul(scale);
+  if (words == 1) return {scaled.round().to(at::kLong).unsqueeze(0), used};
+  const auto whole = scaled.round();
+  const auto rest = scaled.sub(whole).mul_(4294967296.0).round_();
+  return {at::stack({whole.to(at::kLong), rest.to(at::kLong)}), used};
+}
+
+}  // namespace
+
+Verdict reduce_exact(const Group& group, const at::Tensor& hash, const at::Tensor& news,
+                     SyncedStatistics& own) {
+  Packer packer;
+  packer.add(make_header(hash, news));
+  for (size_t c = 0; c < own.counts.size(); ++c) {
+    packer.add(own.counts[c]);
+    packer.add(own.sums[c]);
+  }
+  const auto packed = packer.packed();
+  group.sum_(packed, kWhat);
+  Unpacker unpacker(packed);
+  const auto verdict = read_header(unpacker.next({kHeaderSize}), group.size());
+  for (size_t c = 0; c < own.counts.size(); ++c) {
+    own.counts[c] = unpacker.next(own.counts[c].sizes());
+    own.sums[c] = unpacker.next(own.sums[c].sizes());
+  }
+  return verdict;
+}
+
+Verdict reduce_float(const Group& group, const at::Tensor& hash, const at::Tensor& news,
+                     at::TensorList exponents, SyncedStatistics& own) {
+  TORCH_CHECK_VALUE(group.size() <= kMaxFloatRanks, group.subject(),
+                    ": expected reduction=\"float\" to have at most ", kMaxFloatRanks,
+                    " ranks, but got ", group.size(), "; use \"exact\"");
+  bool wide = false;
+  for (const auto& sums : own.sums) wide = wide || sums.size(0) == 2;
+  const auto dtype = wide ? at::kDouble : at::kFloat;
+  Packer packer;
+  packer.add(to_limbs(make_header(hash, news), dtype));
+  for (size_t c = 0; c < own.counts.size(); ++c) {
+    packer.add(to_limbs(own.counts[c], dtype));
+    packer.add(decode_sums(own.sums[c], own.exponents[c], dtype));
+  }
+  const auto packed = packer.packed();
+  group.sum_(packed, kWhat);
+  Unpacker unpacker(packed);
+  const auto verdict = read_header(from_limbs(unpacker.next({kLimbs, kHeaderSize})), group.size());
+  for (size_t c = 0; c < own.counts.size(); ++c) {
+    const auto counts = own.counts[c].sizes(), sums = own.sums[c].sizes();
+    own.counts[c] = from_limbs(unpacker.next({kLimbs, counts[0], counts[1]}));
+    const auto values = finite(unpacker.next(sums.slice(1)));
+    std::tie(own.sums[c], own.exponents[c]) = encode_sums(values, exponents[c], sums[0]);
+  }
+  return verdict;
+}
+
+}  // namespace torchvq::distributed

@@ -1,0 +1,160 @@
+// Any device, CPU included: local sums are code_statistics, which has kernels of its own.
+#include <sstream>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <torch/library.h>
+
+#include <torchvq/ops/code_statistics.h>
+
+#include "detail/exponents.h"
+#include "detail/random_tensor.h"
+#include "distributed/fingerprint.h"
+#include "distributed/levels.h"
+#include "distributed/statistics_buffer.h"
+#include "distributed/synced_code_statistics.h"
+
+namespace torchvq::distributed {
+namespace {
+
+struct Tokens {
+  Levels levels;
+  at::TensorList indices;
+};
+
+/// Statistics of this rank's tokens, levels of one codebook added up. Their exponents are the
+/// largest of the levels; sums of levels with different exponents mean nothing, which `grown` > 0
+/// tells.
+SyncedStatistics local_statistics(const Tokens& tokens, at::TensorList exponents) {
+  const auto number = exponents.size();
+  SyncedStatistics own{std::vector<at::Tensor>(number), std::vector<at::Tensor>(number),
+                       std::vector<at::Tensor>(number)};
+  for (size_t level = 0; level < tokens.levels.size(); ++level) {
+    const auto c = tokens.levels.codebook(level);
+    auto [counts, sums, used] = ops::code_statistics(tokens.levels.x[level], tokens.indices[level],
+                                                     exponents[c], tokens.levels.mask_of(level));
+    const bool first = !own.counts[c].defined();
+    own.counts[c] = first ? counts : own.counts[c].add_(counts);
+    own.sums[c] = first ? sums : own.sums[c].add_(sums);
+    own.exponents[c] = first ? used : own.exponents[c].maximum(used);
+  }
+  return own;
+}
+
+/// How many codes have tokens that outgrew the replicated exponents; int64 scalar.
+at::Tensor grown_codes(const SyncedStatistics& own, at::TensorList exponents) {
+  auto grown = own.counts[0].new_zeros({});
+  for (size_t c = 0; c < own.exponents.size(); ++c) {
+    grown.add_(own.exponents[c].gt(detail::clamp_exponents(exponents[c])).sum());
+  }
+  return grown;
+}
+
+/// The largest exponents of all ranks.
+std::vector<at::Tensor> largest_exponents(const Group& group, const SyncedStatistics& own) {
+  std::vector<at::Tensor> flat;
+  for (const auto& exponents : own.exponents) flat.push_back(exponents.reshape({-1}));
+  const auto packed = at::cat(flat);
+  group.max_(packed, "the exponents of tokens that outgrew the codebook");
+  std::vector<at::Tensor> largest;
+  int64_t begin = 0;
+  for (const auto& exponents : own.exponents) {
+    largest.push_back(packed.narrow(0, begin, exponents.numel()).view(exponents.sizes()).clone());
+    begin += exponents.numel();
+  }
+  return largest;
+}
+
+std::string full_signature(const Tokens& tokens, at::TensorList exponents,
+                           std::string_view signature, std::string_view reduction) {
+  std::ostringstream text;
+  text << "statistics of " << tokens.levels.size() << " levels of";
+  for (size_t level = 0; level < tokens.levels.size(); ++level) {
+    const auto& x = tokens.levels.x[level];
+    const auto c = tokens.levels.codebook(level);
+    text << (level == 0 ? " " : ", ") << exponents[c].size(0) << " x " << exponents[c].size(1)
+         << " codes of " << x.size(2) << " (codebook " << c << ", " << x.scalar_type() << ")";
+  }
+  text << ", reduction " << reduction << ", " << signature;
+  return text.str();
+}
+
+/// What each rank hashes into the header, and says aloud where hashes differ.
+struct Claim {
+  std::string signature;
+  at::Tensor state;
+  at::Tensor rng;
+
+  [[nodiscard]] at::Tensor hash() const {
+    return detail::mix_bits(state.bitwise_xor(static_cast<int64_t>(fingerprint(signature))));
+  }
+};
+
+Claim make_claim(const Tokens& tokens, at::TensorList exponents, at::TensorList state,
+                 const at::Tensor& rng, std::string_view signature, std::string_view reduction) {
+  auto replicated = state.vec();
+  replicated.insert(replicated.end(), exponents.begin(), exponents.end());
+  if (rng.defined()) replicated.push_back(rng);
+  return {full_signature(tokens, exponents, signature, reduction),
+          fingerprint(replicated, exponents[0].device()), rng};
+}
+
+/// On one process nothing is reduced, but levels that share a codebook agree on exponents.
+SyncedStatistics agree_locally(const Tokens& tokens, at::TensorList exponents,
+                               SyncedStatistics own) {
+  if (!tokens.levels.shared(exponents.size()) || grown_codes(own, exponents).item<int64_t>() == 0)
+    return own;
+  return local_statistics(tokens, own.exponents);
+}
+
+SyncedStatistics reduce(const Group& group, const Tokens& tokens, at::TensorList exponents,
+                        const Claim& claim, bool exact, SyncedStatistics own) {
+  const auto hash = claim.hash();
+  auto news = grown_codes(own, exponents);
+  const auto check = [&](const Verdict& verdict) {
+    if (verdict.agree) return;
+    throw_disagreement(group, describe_step(claim.signature, claim.state, claim.rng),
+                       hash.device());
+  };
+  if (!exact) {
+    own = agree_locally(tokens, exponents, std::move(own));
+    check(reduce_float(group, hash, news, exponents, own));
+    return own;
+  }
+  const auto local_exponents = own.exponents;
+  const auto verdict = reduce_exact(group, hash, news, own);
+  check(verdict);
+  if (verdict.news > 0) {
+    own.exponents = local_exponents;
+    const auto largest = largest_exponents(group, own);
+    own = local_statistics(tokens, largest);
+    check(reduce_exact(group, hash, news, own));
+  }
+  return own;
+}
+
+StatisticsLists run(at::TensorList x, at::TensorList indices, at::TensorList exponents,
+                    at::TensorList mask, at::IntArrayRef codebooks, at::TensorList state,
+                    const std::optional<at::Tensor>& rng_, std::string_view signature,
+                    std::string_view reduction, std::string_view group_name,
+                    std::string_view label) {
+  check_synced_code_statistics(x, indices, exponents, mask, codebooks, state, rng_, reduction);
+  const auto rng = rng_.value_or(at::Tensor());
+  const Tokens tokens{{x, mask, codebooks}, indices};
+  const Group group(group_name, {std::string(label), rng});
+  auto own = local_statistics(tokens, exponents);
+  if (group.alone()) {
+    own = agree_locally(tokens, exponents, std::move(own));
+  } else {
+    const auto claim = make_claim(tokens, exponents, state, rng, signature, reduction);
+    own = reduce(group, tokens, exponents, claim, reduction == "exact", std::move(own));
+  }
+  return {std::move(own.counts), std::move(own.sums), std::move(own.exponents)};
+}
+
+}  // namespace
+}  // namespace torchvq::distributed
+
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("synced_code_statistics", torchvq::distributed::run);
+}

@@ -1,0 +1,199 @@
+#include <torchvq/distributed/synced_kmeans.h>
+
+#include <algorithm>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/stack.h>
+#include <torch/library.h>
+
+#include "detail/kmeans.h"
+#include "detail/no_gradient.h"
+#include "detail/op_handle.h"
+#include "detail/row_keys.h"
+#include "distributed/group.h"
+#include "distributed/kmeans_step.h"
+#include "ops/kmeans.h"
+
+namespace torchvq::distributed {
+namespace {
+
+/// Tokens that every rank gets, per head: for the seeds and for the iterations that move codes far.
+constexpr int64_t kMinSample = 65536;
+constexpr int64_t kSamplePerCode = 64;
+
+int64_t sample_size(int64_t codebook_size) {
+  return std::max(kMinSample, codebook_size * kSamplePerCode);
+}
+
+std::vector<detail::Points> points_of_heads(const at::Tensor& x,
+                                            const std::optional<at::Tensor>& mask,
+                                            const at::Tensor& rng, bool unit) {
+  std::vector<detail::Points> heads;
+  for (int64_t head = 0; head < x.size(0); ++head) {
+    auto head_mask = mask;
+    if (mask.has_value() && mask->dim() == 2) head_mask = mask->select(0, head);
+    heads.push_back(detail::usable_points(x.select(0, head), head_mask, rng, unit));
+  }
+  return heads;
+}
+
+/// Which of the `limit` smallest keys of all ranks are whose. `keys` (W, H, limit) is sorted along
+/// each rank. Equal keys are equal tokens, so it does not matter which of them are taken, only that
+/// all ranks take the same: those of lower ranks.
+at::Tensor shares(const at::Tensor& keys, int64_t limit) {
+  const int64_t ranks = keys.size(0), heads = keys.size(1);
+  const auto flat = keys.transpose(0, 1).reshape({heads, ranks * limit});
+  const auto [sorted, positions] = at::sort(flat, /*stable=*/true, /*dim=*/1, /*descending=*/false);
+  const auto taken = sorted.narrow(1, 0, limit).ne(detail::kNoKey).to(at::kLong);
+  const auto owners = positions.narrow(1, 0, limit).floor_divide(limit);
+  return keys.new_zeros({heads, ranks}).scatter_add_(1, owners, taken).t().contiguous();
+}
+
+/// The first tokens of each head by key, gathered from all ranks.
+struct Sample {
+  std::vector<detail::Points> heads;
+  /// Tokens were left out, perhaps.
+  bool full;
+};
+
+at::Tensor padded(const at::Tensor& values, int64_t size, int64_t fill) {
+  auto shape = values.sizes().vec();
+  shape[0] = size;
+  auto result = values.new_full(shape, fill);
+  const int64_t count = std::min(size, values.size(0));
+  result.narrow(0, 0, count).copy_(values.narrow(0, 0, count));
+  return result;
+}
+
+detail::Points merge(const at::Tensor& keys, const at::Tensor& rows, const at::Tensor& counts,
+                     int64_t head) {
+  std::vector<at::Tensor> own_keys, own_rows;
+  for (int64_t rank = 0; rank < keys.size(0); ++rank) {
+    const auto count = counts[rank][head].item<int64_t>();
+    own_keys.push_back(keys[rank][head].narrow(0, 0, count));
+    own_rows.push_back(rows[rank][head].narrow(0, 0, count));
+  }
+  const auto [sorted, order] =
+      at::sort(at::cat(own_keys), /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  return {at::cat(own_rows).index_select(0, order), sorted};
+}
+
+Sample sample_of_one(const std::vector<detail::Points>& own, int64_t limit) {
+  Sample sample{{}, false};
+  for (const auto& points : own) {
+    const int64_t count = std::min(limit, points.keys.size(0));
+    sample.full = sample.full || count == limit;
+    sample.heads.push_back({points.rows.narrow(0, 0, count), points.keys.narrow(0, 0, count)});
+  }
+  return sample;
+}
+
+Sample gather_sample(const Group& group, const std::vector<detail::Points>& own, int64_t limit) {
+  if (group.alone() || own.empty()) return sample_of_one(own, limit);
+  std::vector<at::Tensor> keys, rows;
+  for (const auto& points : own) keys.push_back(padded(points.keys, limit, detail::kNoKey));
+  const auto all_keys = group.all_gather(at::stack(keys), "the order of the tokens for k-means");
+  const auto counts = shares(all_keys, limit).cpu();
+  const int64_t longest = counts.max().item<int64_t>();
+  for (const auto& points : own) rows.push_back(padded(points.rows, longest, 0));
+  const auto all_rows = group.all_gather(at::stack(rows), "the tokens for k-means");
+  Sample sample{{}, counts.sum(0).eq(limit).any().item<bool>()};
+  for (size_t head = 0; head < own.size(); ++head) {
+    sample.heads.push_back(merge(all_keys, all_rows, counts, static_cast<int64_t>(head)));
+  }
+  return sample;
+}
+
+at::Tensor count_tokens(const std::vector<detail::Points>& own, const at::Tensor& codebook,
+                        bool unit) {
+  auto counts = own[0].keys.new_zeros({codebook.size(0), codebook.size(1)});
+  for (size_t head = 0; head < own.size(); ++head) {
+    if (own[head].rows.size(0) == 0) continue;
+    const auto at_head = static_cast<int64_t>(head);
+    const auto indices = detail::assign(own[head].rows, codebook.select(0, at_head), unit).first;
+    counts.select(0, at_head).scatter_add_(0, indices, at::ones_like(indices));
+  }
+  return counts;
+}
+
+using Result = std::tuple<at::Tensor, at::Tensor>;
+using Signature = Result(const at::Tensor&, int64_t, const at::Tensor&, int64_t, std::string_view,
+                         const std::optional<at::Tensor>&, std::string_view, std::string_view);
+
+Result any(const at::Tensor& x, int64_t codebook_size, const at::Tensor& rng, int64_t iterations,
+           std::string_view metric, const std::optional<at::Tensor>& mask,
+           std::string_view group_name, std::string_view label) {
+  const bool unit = detail::check_kmeans(x, codebook_size, rng, iterations, metric, mask);
+  const SyncOptions sync{std::string(group_name), std::string(label)};
+  const Group group(group_name, {sync.label, rng});
+  const auto own = points_of_heads(x, mask, rng, unit);
+  const auto sample = gather_sample(group, own, sample_size(codebook_size));
+  const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  auto codebook = x.new_zeros({x.size(0), codebook_size, x.size(2)}, x.options().dtype(dtype));
+  auto counts = rng.new_zeros({x.size(0), codebook_size});
+  for (int64_t head = 0; head < x.size(0); ++head) {
+    const auto& points = sample.heads[static_cast<size_t>(head)];
+    if (points.rows.size(0) == 0) continue;
+    detail::LloydStep on_all_tokens;
+    if (sample.full) {
+      on_all_tokens = [&](const at::Tensor& codes) {
+        return synced_lloyd_step(group, own[static_cast<size_t>(head)], codes, unit, sync);
+      };
+    }
+    const auto clusters =
+        detail::cluster(points, codebook_size, rng, iterations, unit, on_all_tokens);
+    codebook.select(0, head).copy_(clusters.codes);
+    counts.select(0, head).copy_(clusters.counts);
+  }
+  if (sample.full) {
+    counts = count_tokens(own, codebook, unit);
+    group.sum_(counts, "the counts of k-means");
+  }
+  return {codebook, counts};
+}
+
+Result meta(const at::Tensor& x, int64_t codebook_size, const at::Tensor& rng, int64_t iterations,
+            std::string_view metric, const std::optional<at::Tensor>& mask,
+            std::string_view /*group_name*/, std::string_view /*label*/) {
+  detail::check_kmeans(x, codebook_size, rng, iterations, metric, mask);
+  const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto heads = x.sym_size(0);
+  return {x.new_empty_symint({heads, codebook_size, x.sym_size(2)}, x.options().dtype(dtype)),
+          rng.new_empty_symint({heads, codebook_size})};
+}
+
+}  // namespace
+
+std::pair<at::Tensor, at::Tensor> synced_kmeans(const at::Tensor& x, int64_t codebook_size,
+                                                const at::Tensor& rng,
+                                                const SyncedKmeansOptions& options) {
+  static auto op = detail::op_handle<Signature>("torchvq::synced_kmeans");
+  auto [codebook, counts] = op.call(x, codebook_size, rng, options.iterations, options.metric,
+                                    options.mask, options.group_name, options.label);
+  return {std::move(codebook), std::move(counts)};
+}
+
+}  // namespace torchvq::distributed
+
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  m.def(
+      "synced_kmeans(Tensor x, int codebook_size, Tensor rng, *, int iterations=10, str "
+      "metric=\"euclidean\", "
+      "Tensor? mask=None, str group_name=\"\", str label=\"quantizer\") -> (Tensor codebook, "
+      "Tensor counts)");
+}
+
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("synced_kmeans", torchvq::distributed::any);
+}
+
+TORCH_LIBRARY_IMPL(torchvq, Meta, m) { m.impl("synced_kmeans", torchvq::distributed::meta); }
+
+TORCH_LIBRARY_IMPL(torchvq, Autograd, m) {
+  m.impl("synced_kmeans",
+         torch::CppFunction::makeFromBoxedFunction<&torchvq::detail::run_without_gradient>());
+}

@@ -1,0 +1,211 @@
+#include <torchvq/distributed/synced_replace_dead_codes_.h>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+#include <torch/library.h>
+
+#include "detail/no_gradient.h"
+#include "detail/op_handle.h"
+#include "distributed/candidates.h"
+#include "distributed/group.h"
+#include "distributed/levels.h"
+#include "ops/replace_dead_codes_.h"
+
+namespace torchvq::distributed {
+namespace {
+
+constexpr auto kOp = "synced_replace_dead_codes_";
+
+/// The tensors of an operator call.
+struct Arguments {
+  CodebookStates states;
+  Levels levels;
+  at::TensorList counts;
+  at::TensorList rng;
+  detail::DeadCodeArguments dead;
+};
+
+/// detail::CodebookState refers to tensors; these are they.
+struct OneState {
+  at::Tensor embed, embed_avg, cluster_size, cooldown;
+  detail::CodebookState refer() { return {embed, embed_avg, cluster_size, cooldown}; }
+};
+
+OneState state_of(const Arguments& arguments, size_t codebook) {
+  const auto& states = arguments.states;
+  return {states.embed[codebook], states.embed_avg[codebook], states.cluster_size[codebook],
+          states.cooldown[codebook]};
+}
+
+/// Returns whether the metric is cosine.
+bool check(const Arguments& arguments, std::string_view metric) {
+  const auto number = arguments.states.embed.size();
+  for (const auto size :
+       {arguments.states.embed_avg.size(), arguments.states.cluster_size.size(),
+        arguments.states.cooldown.size(), arguments.counts.size(), arguments.rng.size()}) {
+    TORCH_CHECK_VALUE(
+        size == number, kOp,
+        ": expected embed, embed_avg, cluster_size, cooldown, counts and rng to hold ", number,
+        " tensors each (codebooks), but got ", size);
+  }
+  check_levels(kOp, arguments.levels, number);
+  bool unit = false;
+  for (size_t level = 0; level < arguments.levels.size(); ++level) {
+    const auto c = arguments.levels.codebook(level);
+    auto state = state_of(arguments, c);
+    unit = detail::check_replace_dead_codes_(
+        state.refer(), arguments.levels.x[level], arguments.counts[c], arguments.rng[c],
+        arguments.levels.mask_of(level), arguments.dead, metric);
+  }
+  return unit;
+}
+
+/// What the replicated state says about one codebook.
+struct DeadCodes {
+  at::Tensor limits;  // (H, 1)
+  at::Tensor dead;    // (H, K)
+};
+
+std::vector<DeadCodes> find_dead_codes(const Arguments& arguments) {
+  std::vector<DeadCodes> all;
+  for (size_t c = 0; c < arguments.states.embed.size(); ++c) {
+    auto state = state_of(arguments, c);
+    auto limits = detail::dead_code_limits(state.cluster_size, arguments.dead.threshold,
+                                           arguments.dead.threshold_fraction);
+    auto dead = detail::dead_codes(state.refer(), arguments.counts[c], limits);
+    all.push_back({std::move(limits), std::move(dead)});
+  }
+  return all;
+}
+
+/// Codebooks with a dead code. A group of one on a GPU takes all of them, instead of waiting for
+/// the device.
+std::vector<size_t> codebooks_to_repair(const Group& group, const std::vector<DeadCodes>& codes) {
+  std::vector<size_t> chosen;
+  if (group.alone() && !codes[0].dead.is_cpu()) {
+    for (size_t c = 0; c < codes.size(); ++c) chosen.push_back(c);
+    return chosen;
+  }
+  std::vector<at::Tensor> any;
+  for (const auto& one : codes) any.push_back(one.dead.any());
+  const auto flags = at::stack(any).cpu();
+  for (size_t c = 0; c < codes.size(); ++c) {
+    if (flags[static_cast<int64_t>(c)].item<bool>()) chosen.push_back(c);
+  }
+  return chosen;
+}
+
+Candidates own_candidates(const Arguments& arguments, size_t codebook, bool unit) {
+  const int64_t count = arguments.states.embed[codebook].size(1);
+  std::vector<Candidates> sets;
+  for (size_t level = 0; level < arguments.levels.size(); ++level) {
+    if (arguments.levels.codebook(level) != codebook) continue;
+    auto [keys, rows] =
+        detail::select_candidates(arguments.levels.x[level], arguments.rng[codebook], count,
+                                  arguments.levels.mask_of(level), unit);
+    sets.push_back({std::move(keys), std::move(rows)});
+  }
+  return best_candidates(sets, count);
+}
+
+at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
+  const auto codes = find_dead_codes(arguments);
+  const auto chosen = codebooks_to_repair(group, codes);
+  std::vector<Candidates> candidates;
+  for (const auto c : chosen) candidates.push_back(own_candidates(arguments, c, unit));
+  if (!chosen.empty()) candidates = gather_candidates(group, candidates);
+
+  // Nothing has changed up to here, and nothing fails from here on.
+  std::vector<at::Tensor> replaced;
+  for (size_t c = 0; c < codes.size(); ++c) {
+    arguments.states.cooldown[c].sub_(1).clamp_min_(0);
+    replaced.push_back(arguments.counts[c].new_zeros({arguments.counts[c].size(0)}));
+  }
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    const auto c = chosen[i];
+    auto state = state_of(arguments, c);
+    replaced[c] = detail::replace_codes(
+        state.refer(), codes[c].dead, candidates[i].keys, candidates[i].rows, arguments.rng[c],
+        codes[c].limits.clamp_min(arguments.dead.reset_cluster_size),
+        arguments.dead.cooldown_steps);
+  }
+  return at::cat(replaced);
+}
+
+// Kernels
+// -----------------------------------------------------------------------------------------------------------
+
+using Signature = at::Tensor(at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                             at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+                             at::IntArrayRef, double, double, double, int64_t, std::string_view,
+                             std::string_view, std::string_view);
+
+at::Tensor any(at::TensorList embed, at::TensorList embed_avg, at::TensorList cluster_size,
+               at::TensorList cooldown, at::TensorList x, at::TensorList counts, at::TensorList rng,
+               at::TensorList mask, at::IntArrayRef codebooks, double threshold,
+               double threshold_fraction, double reset_cluster_size, int64_t cooldown_steps,
+               std::string_view metric, std::string_view group_name, std::string_view label) {
+  const Arguments arguments{{embed, embed_avg, cluster_size, cooldown},
+                            {x, mask, codebooks},
+                            counts,
+                            rng,
+                            {threshold, threshold_fraction, reset_cluster_size, cooldown_steps}};
+  const bool unit = check(arguments, metric);
+  return replace(Group(group_name, {std::string(label), rng[0]}), arguments, unit);
+}
+
+at::Tensor meta(at::TensorList embed, at::TensorList embed_avg, at::TensorList cluster_size,
+                at::TensorList cooldown, at::TensorList x, at::TensorList counts,
+                at::TensorList rng, at::TensorList mask, at::IntArrayRef codebooks,
+                double threshold, double threshold_fraction, double reset_cluster_size,
+                int64_t cooldown_steps, std::string_view metric, std::string_view /*group_name*/,
+                std::string_view /*label*/) {
+  check({{embed, embed_avg, cluster_size, cooldown},
+         {x, mask, codebooks},
+         counts,
+         rng,
+         {threshold, threshold_fraction, reset_cluster_size, cooldown_steps}},
+        metric);
+  c10::SymInt heads = 0;
+  for (const auto& one : embed) heads = heads + one.sym_size(0);
+  return counts[0].new_empty_symint({heads});
+}
+
+}  // namespace
+
+at::Tensor synced_replace_dead_codes_(const CodebookStates& states, at::TensorList x,
+                                      at::TensorList counts, at::TensorList rng,
+                                      const SyncedDeadCodeOptions& options) {
+  static auto op = detail::op_handle<Signature>("torchvq::synced_replace_dead_codes_");
+  const auto& dead = options.dead;
+  return op.call(states.embed, states.embed_avg, states.cluster_size, states.cooldown, x, counts,
+                 rng, options.mask, options.codebooks, dead.threshold, dead.threshold_fraction,
+                 dead.reset_cluster_size, dead.cooldown_steps, dead.metric, options.group_name,
+                 options.label);
+}
+
+}  // namespace torchvq::distributed
+
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  m.def(
+      "synced_replace_dead_codes_(Tensor(a!)[] embed, Tensor(b!)[] embed_avg, Tensor(c!)[] "
+      "cluster_size, "
+      "Tensor(d!)[] cooldown, Tensor[] x, Tensor[] counts, Tensor[] rng, *, Tensor[] mask, int[] "
+      "codebooks=[], "
+      "float threshold, float threshold_fraction=0, float reset_cluster_size, int cooldown_steps, "
+      "str metric=\"euclidean\", str group_name=\"\", str label=\"quantizer\") -> Tensor replaced");
+}
+
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("synced_replace_dead_codes_", torchvq::distributed::any);
+}
+
+TORCH_LIBRARY_IMPL(torchvq, Meta, m) {
+  m.impl("synced_replace_dead_codes_", torchvq::distributed::meta);
+}
+
+TORCH_LIBRARY_IMPL(torchvq, Autograd, m) {
+  m.impl("synced_replace_dead_codes_",
+         torch::CppFunction::makeFromBoxedFunction<&torchvq::detail::run_without_gradient>());
+}

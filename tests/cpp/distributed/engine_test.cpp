@@ -1,0 +1,215 @@
+// The engine without Python: ranks as threads of one program, joined by Gloo over a hash store. The
+// oracle is one process with the concatenated batch.
+#include <exception>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <torchvq/distributed/all_reduce.h>
+#include <torchvq/distributed/replicas.h>
+#include <torchvq/distributed/synced_code_statistics.h>
+#include <torchvq/distributed/synced_kmeans.h>
+#include <torchvq/distributed/synced_replace_dead_codes_.h>
+#include <torchvq/ops/code_exponents.h>
+#include <torchvq/ops/code_statistics.h>
+#include <torchvq/ops/kmeans.h>
+
+#include "distributed/fingerprint.h"
+
+namespace torchvq::distributed {
+namespace {
+
+/// A Gloo group under a name of its own per rank, so that threads do not find each other's.
+class Member {
+ public:
+  Member(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size)
+      : name_("engine" + std::to_string(rank)) {
+    auto options = c10d::ProcessGroupGloo::Options::create(std::chrono::milliseconds(5000));
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+    const auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
+    group_ = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
+    group_->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
+    group_->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, gloo);
+    c10d::register_process_group(name_, group_);
+  }
+  ~Member() { c10d::unregister_process_group(name_); }
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+
+ private:
+  std::string name_;
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+};
+
+using Body = std::function<void(int rank, const std::string& group_name)>;
+
+/// Runs the body on `size` ranks; returns what each threw, or "".
+std::vector<std::string> on_ranks(int size, const Body& body) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::string> errors(size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        const Member member(store, rank, size);
+        body(rank, member.name());
+      } catch (const c10::Error& error) {
+        errors[rank] = error.what_without_backtrace();
+      } catch (const std::exception& error) {
+        errors[rank] = error.what();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return errors;
+}
+
+const std::vector<int64_t> kTokens = {50, 0, 23};
+
+torch::Tensor tokens_of(int rank) {
+  const auto generator = at::detail::createCPUGenerator(rank + 1);
+  return torch::randn({2, kTokens[rank], 4}, generator);
+}
+
+torch::Tensor all_tokens(int size) {
+  std::vector<torch::Tensor> parts;
+  for (int rank = 0; rank < size; ++rank) parts.push_back(tokens_of(rank));
+  return torch::cat(parts, 1);
+}
+
+torch::Tensor indices_of(const torch::Tensor& x) { return x.select(2, 0).gt(0).to(torch::kLong); }
+
+torch::Tensor codebook() { return torch::arange(24, torch::kFloat).view({2, 3, 4}).sub(12).div(8); }
+
+SyncOptions of(const std::string& name) { return {name, "engine"}; }
+
+TEST(Engine, StatisticsOfRanksAreThoseOfOneProcess) {
+  const auto x = all_tokens(3);
+  const auto exponents = ops::code_exponents(codebook());
+  const auto [counts, sums, used] = ops::code_statistics(x, indices_of(x), exponents);
+  const auto errors =
+      on_ranks(3, [&, &counts = counts, &sums = sums](int rank, const std::string& name) {
+        const auto own = tokens_of(rank);
+        SyncedStatisticsOptions options;
+        options.group_name = name;
+        const auto got = synced_code_statistics({own}, {indices_of(own)}, {exponents}, options);
+        EXPECT_TRUE(torch::equal(got.counts[0], counts));
+        EXPECT_TRUE(torch::equal(got.sums[0], sums));
+      });
+  EXPECT_EQ(errors, std::vector<std::string>(3));
+}
+
+TEST(Engine, KmeansOfRanksIsThatOfOneProcess) {
+  const auto rng = torch::tensor({7, 0}, torch::kLong);
+  const auto wanted = ops::kmeans(all_tokens(3), 8, rng).first;
+  const auto errors = on_ranks(3, [&](int rank, const std::string& name) {
+    SyncedKmeansOptions options;
+    options.group_name = name;
+    EXPECT_TRUE(torch::equal(synced_kmeans(tokens_of(rank), 8, rng, options).first, wanted));
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(3));
+}
+
+struct State {
+  torch::Tensor embed = codebook(), embed_avg = codebook(), cluster_size = torch::full({2, 3}, 0.5),
+                cooldown = torch::zeros({2, 3}, torch::kLong);
+};
+
+at::Tensor replace(State& state, const torch::Tensor& x, const std::string& name) {
+  SyncedDeadCodeOptions options;
+  options.group_name = name;
+  return synced_replace_dead_codes_(
+      {state.embed, state.embed_avg, state.cluster_size, state.cooldown}, {x},
+      {torch::zeros({2, 3}, torch::kLong)}, {torch::tensor({7, 0}, torch::kLong)}, options);
+}
+
+TEST(Engine, DeadCodesOfRanksAreThoseOfOneProcess) {
+  State wanted;
+  EXPECT_EQ(replace(wanted, all_tokens(3), "").sum().item<int64_t>(), 6);
+  const auto errors = on_ranks(3, [&](int rank, const std::string& name) {
+    State state;
+    replace(state, tokens_of(rank), name);
+    EXPECT_TRUE(torch::equal(state.embed, wanted.embed));
+    EXPECT_TRUE(torch::equal(state.embed_avg, wanted.embed_avg));
+    EXPECT_TRUE(torch::equal(state.cluster_size, wanted.cluster_size));
+  });
+  EXPECT_EQ(errors, std::vector<std::string>(3));
+}
+
+TEST(Engine, RanksWithOtherSizesHearItFromTheHandshake) {
+  const auto errors = on_ranks(2, [&](int rank, const std::string& name) {
+    HandshakeOptions options;
+    options.group_name = name;
+    options.label = "encoder.vq";
+    options.handle = new_handle();
+    const auto embed = torch::zeros({1, 32 + 16 * rank, 4});
+    handshake_({embed, torch::tensor({7, 3}, torch::kLong)}, options);
+  });
+  for (const auto& error : errors) {
+    EXPECT_NE(error.find("encoder.vq, step 3: expected all ranks to have the same quantizer"),
+              std::string::npos);
+    EXPECT_NE(error.find("[1, 32, 4]"), std::string::npos);
+    EXPECT_NE(error.find("[1, 48, 4]"), std::string::npos);
+  }
+}
+
+TEST(Engine, RanksInOtherStepsHearItFromTheHeader) {
+  const auto errors = on_ranks(2, [&](int rank, const std::string& name) {
+    const auto own = tokens_of(0);
+    SyncedStatisticsOptions options;
+    options.group_name = name;
+    options.rng = torch::tensor({7, 3 + rank}, torch::kLong);
+    (void)synced_code_statistics({own}, {indices_of(own)}, {ops::code_exponents(codebook())},
+                                 options);
+  });
+  for (const auto& error : errors) {
+    EXPECT_NE(error.find("rank 0: step 3"), std::string::npos) << error;
+    EXPECT_NE(error.find("rank 1: step 4"), std::string::npos) << error;
+  }
+}
+
+TEST(Engine, ARankThatEndsIsAnErrorWithNameAndReason) {
+  const auto errors = on_ranks(2, [&](int rank, const std::string& name) {
+    if (rank == 1) return;
+    (void)all_reduce_statistics(torch::ones(3), of(name));
+  });
+  EXPECT_EQ(errors[0].find("engine: rank 0 of 2"), 0U) << errors[0];
+  EXPECT_NE(errors[0].find("Likely reasons"), std::string::npos);
+  EXPECT_EQ(errors[1], "");
+}
+
+TEST(Engine, TrafficIsCounted) {
+  reset_traffic();
+  on_ranks(2, [&](int /*rank*/, const std::string& name) {
+    (void)all_reduce_statistics(torch::ones(3), of(name));
+  });
+  EXPECT_EQ(traffic().all_reduces, 2);
+  EXPECT_EQ(traffic().bytes, 2 * 3 * 4);
+  (void)all_reduce_statistics(torch::ones(3));
+  EXPECT_EQ(traffic().all_reduces, 2);
+}
+
+TEST(Engine, HashesByOperatorsEqualThoseOfTheCpu) {
+  for (const auto dtype :
+       {torch::kBool, torch::kInt8, torch::kHalf, torch::kFloat, torch::kDouble, torch::kLong}) {
+    for (const int64_t size : {0, 1, 63, 64, 200}) {
+      const auto values = torch::randn({size, 3}).mul(50).to(dtype);
+      EXPECT_TRUE(torch::equal(fingerprint(values), fingerprint_by_operators(values)))
+          << dtype << size;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace torchvq::distributed

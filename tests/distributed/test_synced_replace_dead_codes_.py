@@ -1,0 +1,200 @@
+"""Dead codes are replaced alike on all ranks, and as one process with the concatenated batch would.
+
+The oracle is replace_dead_codes_() on the concatenated batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from ranks import Ranks, outcome
+from shards import SPLITS, codebook, concatenated, group_name, make_shard, traffic_of
+from torch import Tensor
+
+ops = torch.ops.torchvq
+
+DEAD = {"threshold": 2.0, "threshold_fraction": 0.0, "reset_cluster_size": 2.0, "cooldown_steps": 3}
+State = dict[str, list[Tensor]]
+
+
+def make_state(sizes: list[int], dead: list[int]) -> State:
+    """Codebooks of the given sizes, the first `dead` codes of each used by nobody."""
+    state: State = {
+        "embed": [],
+        "embed_avg": [],
+        "cluster_size": [],
+        "cooldown": [],
+        "counts": [],
+        "rng": [],
+    }
+    for i, (size, unused) in enumerate(zip(sizes, dead, strict=True)):
+        embed = codebook(codes=size, seed=i)
+        alive = torch.arange(size).ge(unused).expand(2, size)
+        state["embed"].append(embed)
+        state["embed_avg"].append(embed * 3)
+        state["cluster_size"].append(torch.where(alive, 3.0, 0.5))
+        state["cooldown"].append(torch.zeros(2, size, dtype=torch.long))
+        state["counts"].append(alive.long())
+        state["rng"].append(torch.tensor([5 + i, 17]))
+    return state
+
+
+def synced(state: State, x: list[Tensor], mask: list[Tensor], **options: Any) -> Tensor:
+    return ops.synced_replace_dead_codes_(
+        state["embed"],
+        state["embed_avg"],
+        state["cluster_size"],
+        state["cooldown"],
+        x,
+        state["counts"],
+        state["rng"],
+        mask=mask,
+        **DEAD,
+        **options,
+    )
+
+
+def one_process(state: State, x: list[Tensor], mask: list[Tensor], metric: str) -> Tensor:
+    replaced = [
+        ops.replace_dead_codes_(
+            state["embed"][c],
+            state["embed_avg"][c],
+            state["cluster_size"][c],
+            state["cooldown"][c],
+            x[c],
+            state["counts"][c],
+            state["rng"][c],
+            mask=mask[c],
+            metric=metric,
+            **DEAD,
+        )
+        for c in range(len(x))
+    ]
+    return torch.cat(replaced)
+
+
+def on_rank(
+    rank: int, size: int, split: str, sizes: list[int], dead: list[int], levels: int, options: dict
+):
+    shards = [make_shard(split, rank, size, seed=level) for level in range(levels)]
+    state = make_state(sizes, dead)
+    x, mask = [shard.x for shard in shards], [shard.mask for shard in shards]
+    name = group_name()
+    replaced, traffic = traffic_of(lambda: synced(state, x, mask, group_name=name, **options))
+    return state, replaced, traffic
+
+
+def batches(split: str, size: int, levels: int) -> tuple[list[Tensor], list[Tensor]]:
+    whole = [
+        concatenated([make_shard(split, rank, size, seed=level) for rank in range(size)])
+        for level in range(levels)
+    ]
+    return [batch.x for batch in whole], [batch.mask for batch in whole]
+
+
+def assert_same(got: State, wanted: State) -> None:
+    for name, tensors in wanted.items():
+        for a, b in zip(got[name], tensors, strict=True):
+            assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("split", SPLITS)
+def test_replacement_is_that_of_one_process(ranks: Ranks, split: str, metric: str):
+    sizes, dead = [7, 33, 4], [3, 20, 0]
+    x, mask = batches(split, ranks.size, 3)
+    wanted = make_state(sizes, dead)
+    number = one_process(wanted, x, mask, metric)
+    if split in ("even", "ragged"):
+        assert number[0] == 3 and number[2] == 20, "the test means nothing otherwise"
+    for state, replaced, traffic in ranks.run(
+        on_rank, ranks.size, split, sizes, dead, 3, {"metric": metric}
+    ):
+        assert_same(state, wanted)
+        assert torch.equal(replaced, number)
+        assert traffic[:3] == (0, 1, 0), "one gather for all levels"
+
+
+def test_no_dead_code_means_no_collective(two: Ranks):
+    sizes, dead = [7, 33], [0, 0]
+    wanted = make_state(sizes, dead)
+    one_process(wanted, *batches("ragged", 2, 2), "euclidean")
+    for state, replaced, traffic in two.run(on_rank, 2, "ragged", sizes, dead, 2, {}):
+        assert_same(state, wanted)
+        assert replaced.sum() == 0
+        assert traffic == (0, 0, 0, 0)
+
+
+def test_only_codebooks_with_dead_codes_are_sent(two: Ranks):
+    (_, _, both), (_, _, one) = (
+        two.run(on_rank, 2, "even", [7, 33], dead, 2, {})[0] for dead in ([3, 20], [3, 0])
+    )
+    assert one[3] == 2 * 7 * (8 + 4 * 5)
+    assert both[3] == 2 * 40 * (8 + 4 * 5)
+
+
+def test_levels_that_share_a_codebook_offer_all_their_tokens(ranks: Ranks):
+    x, mask = batches("ragged", ranks.size, 2)
+    wanted, alone = make_state([33], [30]), make_state([33], [30])
+    number = one_process(wanted, [torch.cat(x, 1)], [torch.cat(mask, 1)], "euclidean")
+    assert torch.equal(synced(alone, x, mask, codebooks=[0, 0]), number)
+    assert_same(alone, wanted)
+    for state, replaced, _ in ranks.run(
+        on_rank, ranks.size, "ragged", [33], [30], 2, {"codebooks": [0, 0]}
+    ):
+        assert_same(state, wanted)
+        assert torch.equal(replaced, number)
+
+
+def test_cooldown_holds_on_all_ranks_over_many_steps(two: Ranks):
+    got = two.run(many_steps, 2, 30)
+    wanted = many_steps(0, 1, 30)
+    for state in got:
+        assert_same(state, wanted)
+
+
+def many_steps(rank: int, size: int, steps: int) -> State:
+    """Statistics, averages and replacement, ragged; `size` 1 is the process with both shards."""
+    state = make_state([33], [0])
+    rng = state["rng"][0]
+    for step in range(steps):
+        shards = [make_shard("ragged", r, 2, seed=step) for r in ([rank] if size == 2 else [0, 1])]
+        shard = concatenated(shards)
+        name = group_name() if size == 2 else ""
+        indices = ops.nearest_code(shard.x, state["embed"][0])[0]
+        statistics = ops.synced_code_statistics(
+            [shard.x],
+            [indices],
+            [ops.code_exponents(state["embed"][0])],
+            mask=[shard.mask],
+            state=state["cluster_size"] + state["cooldown"],
+            rng=rng,
+            group_name=name,
+        )
+        counts, sums, exponents = (column[0] for column in statistics)
+        ops.ema_update_(
+            state["cluster_size"][0],
+            state["embed_avg"][0],
+            state["embed"][0],
+            counts,
+            sums,
+            exponents,
+            decay=0.8,
+            eps=1e-5,
+        )
+        state["counts"] = [counts]
+        synced(state, [shard.x], [shard.mask], group_name=name)
+        ops.advance_rng_(rng, counts > 0)
+    return state
+
+
+def bad_call(rank: int) -> str:
+    state = make_state([7], [3])
+    return outcome(lambda: synced(state, [torch.zeros(2, 3, 6)], [], group_name=group_name()))
+
+
+def test_bad_arguments_are_refused_before_anything_is_sent(two: Ranks):
+    for message in two.run(bad_call):
+        assert message.startswith("ValueError: replace_dead_codes_: expected x to have size 5")
