@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from torch import Tensor
 
+from torchvq._ranks import ALONE, Ranks
 from torchvq.codebook import EmaWeight
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class Call(NamedTuple):
     ema_update: bool
     accumulate: bool
     weight: EmaWeight | None
+    ranks: Ranks = ALONE
 
 
 def check_topk(vq: "VectorQuantize", topk: int | None) -> None:
@@ -39,16 +40,4 @@ def check_topk(vq: "VectorQuantize", topk: int | None) -> None:
         raise ValueError(
             "VectorQuantize: expected topk to be at least 1, with one head and no in-place optimizer, "
             f"but got topk {topk} with {vq.heads} heads"
-        )
-
-
-def check_alone(vq: "VectorQuantize") -> None:
-    """Raises NotImplementedError where ranks would learn apart, and drift apart in silence, without being told so."""
-    if vq.sync_codebook is False or not torch.distributed.is_available():
-        return
-    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        raise NotImplementedError(
-            "VectorQuantize: expected sync_codebook to be False in a process group of "
-            f"{torch.distributed.get_world_size()} ranks, because this version does not "
-            f"synchronise codebooks, but got {vq.sync_codebook}"
         )

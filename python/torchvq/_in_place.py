@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from torchvq._ranks import Ranks
+
 if TYPE_CHECKING:
+    from torchvq.codebook import Codebook
     from torchvq.residual_vq import ResidualVQ
     from torchvq.vector_quantize import VectorQuantize
 
@@ -25,8 +28,27 @@ def own_backward() -> Iterator[None]:
         yield
 
 
+def average_gradients(
+    codebook: "Codebook", tokens: Tensor, mask: Tensor | None, ranks: Ranks
+) -> None:
+    """The gradient of a mean over the tokens (H, T, D) of all ranks, from those of the ranks' own means."""
+    parameters = [parameter for parameter in codebook.parameters() if parameter.grad is not None]
+    if ranks.alone or not parameters:
+        return
+    number = tokens.new_full((1,), tokens.shape[0] * tokens.shape[1])
+    if mask is not None:
+        number = mask.sum().to(tokens.dtype).reshape(1)
+    flat = [p.grad.flatten().to(tokens.dtype) for p in parameters if p.grad is not None]
+    summed = _ops.all_reduce_statistics(
+        torch.cat([number, *(number * g for g in flat)]), **ranks.named()
+    )
+    mean = summed[1:] / summed[0].clamp_min(1)
+    for parameter, values in zip(parameters, mean.split([g.numel() for g in flat]), strict=True):
+        parameter.grad = values.view_as(parameter).to(parameter.dtype)
+
+
 def in_place_step(
-    vq: "VectorQuantize", projected: Tensor, codebook: Tensor, mask: Tensor | None
+    vq: "VectorQuantize", projected: Tensor, codebook: Tensor, mask: Tensor | None, ranks: Ranks
 ) -> Tensor:
     """One step towards the tokens (H, T, D) of this batch; returns the loss it went down."""
     state = vq._codebook
@@ -37,6 +59,7 @@ def in_place_step(
         _, _, codes, inputs = _ops.quantize(target, codebook, state.rng, estimator="none")
         loss: Tensor = _ops.commitment_loss(inputs, codes, mask=mask)
         loss.backward()  # type: ignore[no-untyped-call]
+    average_gradients(state, target, mask, ranks)
     if not vq.manual_in_place_optimizer_update:
         vq.update_in_place_optimizer()
     state.record_embed()

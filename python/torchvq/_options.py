@@ -68,6 +68,12 @@ def _check_ranges(options: dict[str, Any]) -> None:
     _expect(
         0 <= options["sync_update_v"] <= 1, "sync_update_v", "in [0, 1]", options["sync_update_v"]
     )
+    _expect(
+        options["reduction"] in ("exact", "float"),
+        "reduction",
+        "exact or float",
+        options["reduction"],
+    )
     for name in (
         "kmeans_iters",
         "threshold_ema_dead_code",

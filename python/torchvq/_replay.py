@@ -15,33 +15,33 @@ MAX_REPLAYS = 32
 
 
 class Replay:
-    """The state from which a checkpointed forward started, and what tells which forward that was."""
+    """The state with which a checkpointed forward searched, and what tells which forward that was.
 
-    def __init__(self, codebook: "Codebook", x: Tensor) -> None:
-        self.key = fingerprint(x)
+    Its recomputation searches with the same codes and learns nothing: neither state nor ranks hear of it twice.
+    """
+
+    def __init__(self, key: tuple[torch.Size, int]) -> None:
+        self.key = key
+        self.buffers: dict[str, Tensor | None] = {}
+        self.embed: Tensor | None = None
+
+    def capture(self, codebook: "Codebook") -> None:
+        """Keeps the state as it is when the search begins."""
         self.buffers = {
             name: None if b is None else b.clone() for name, b in codebook._buffers.items()
         }
-        self.embed = (
-            codebook.embed.detach().clone() if isinstance(codebook.embed, nn.Parameter) else None
-        )
-        self.initialised = codebook._initialised
-        self.pending = codebook._pending
+        if isinstance(codebook.embed, nn.Parameter):
+            self.embed = codebook.embed.detach().clone()
 
     @contextmanager
     def installed(self, codebook: "Codebook") -> Iterator[None]:
-        present = codebook._buffers, codebook._initialised, codebook._pending
-        codebook._buffers, codebook._initialised, codebook._pending = (
-            self.buffers,
-            self.initialised,
-            self.pending,
-        )
-        codebook._replayed_embed = self.embed
+        """Makes a codebook work on this record."""
+        present = codebook._buffers
+        codebook._buffers, codebook._replay = self.buffers, self
         try:
             yield
         finally:
-            codebook._buffers, codebook._initialised, codebook._pending = present
-            codebook._replayed_embed = None
+            codebook._buffers, codebook._replay = present, None
 
 
 def fingerprint(x: Tensor) -> tuple[torch.Size, int]:

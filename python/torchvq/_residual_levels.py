@@ -20,10 +20,10 @@ from torchvq._implicit_codebook import (
     implicit_cross_entropy,
     implicit_diversity,
 )
-from torchvq._in_place import own_backward
+from torchvq._in_place import average_gradients, own_backward
 from torchvq._losses import Choice
+from torchvq._ranks import Ranks, Tokens, advance_rng, collect, noise_rng, replace_dead_codes
 from torchvq._search import choose, estimator
-from torchvq.codebook import Statistics
 from torchvq.vector_quantize import VectorQuantize
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ class Request(NamedTuple):
     temperature: float | None
     frozen: bool
     depth: int | Tensor  # levels in use: a number, or one that only the device knows
+    ranks: Ranks
 
 
 class Implicit(NamedTuple):
@@ -84,7 +85,7 @@ def walk(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Walk:
         summed = summed + output
         residual = residual - _taken(output, rvq.quant_grad_frac if rvq.training else 0.0)
         levels.append(level)
-    output = summed if rvq.estimates_levels else _estimate_stack(rvq, inputs, total)
+    output = summed if rvq.estimates_levels else _estimate_stack(rvq, inputs, total, request.ranks)
     return Walk(output, levels)
 
 
@@ -132,11 +133,19 @@ def _choose_level(
         ema_update=vq.ema_update,
         accumulate=False,
         weight=None,
+        ranks=request.ranks,
     )
     head_mask = None if mask is None else rvq.layout.split_mask(mask)
     if index == 0 or not rvq.shared_codebook:
         learning = vq.training and not (call.frozen and vq._codebook.initialised)
-        vq._codebook.prepare(residual, head_mask, learning)
+        vq._codebook.prepare(
+            residual,
+            head_mask,
+            learning,
+            request.ranks,
+            sync_kmeans=vq.sync_kmeans,
+            sync_affine=vq.sync_affine_param,
+        )
     if index == 0 and rvq.shared_codebook and not request.frozen:
         step_shared_optimizer(rvq, residual, request)
     tokens = rvq.layout.merge_heads(residual, *request.batch).flatten(2)
@@ -148,7 +157,14 @@ def _choose_level(
         choice = choose(vq, residual, tokens, head_mask, call, gradient=gradient, rng=rng)
     else:
         choice = choose_implicit(
-            vq, *implicit, residual, tokens, head_mask, call, gradient=gradient, rng=rng
+            vq,
+            *implicit,
+            residual,
+            tokens,
+            head_mask,
+            call,
+            gradient=gradient,
+            rng=noise_rng(rng, request.ranks),
         )
     codes = _zero_unless(used, choice.chosen.codes)
     return Level(vq, call, choice, codes, implicit, used)
@@ -174,6 +190,7 @@ def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: Request) -
             loss: Tensor = _ops.commitment_loss(compared, codes, mask=mask)
             loss.backward()  # type: ignore[no-untyped-call]
             residual = residual - codes.detach()
+    average_gradients(codebook, residual, real, request.ranks)
     if not first.manual_in_place_optimizer_update:
         rvq.update_in_place_optimizer()
     codebook.record_embed()
@@ -187,7 +204,7 @@ def _level_rng(rvq: "ResidualVQ", index: int) -> Tensor:
     return torch.stack([rng[0] + index, rng[1]])
 
 
-def _estimate_stack(rvq: "ResidualVQ", inputs: Tensor, total: Tensor) -> Tensor:
+def _estimate_stack(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, ranks: Ranks) -> Tensor:
     """The sum of the codes with the gradient of one estimator between input and sum, whatever the number of levels."""
     first = rvq.levels[0]
     name = estimator(first)
@@ -197,7 +214,7 @@ def _estimate_stack(rvq: "ResidualVQ", inputs: Tensor, total: Tensor) -> Tensor:
         inputs,
         total,
         name,
-        first._codebook.rng,
+        noise_rng(first._codebook.rng, ranks),
         variance=first.directional_reparam_variance,
         sync_update_v=first.sync_update_v if rvq.training else 0.0,
     )
@@ -241,54 +258,76 @@ def level_loss(level: Level, found: LevelLoss) -> Tensor:
     return _zero_unless(level.used, _losses.total(level.vq, terms, level.call))
 
 
-def learn(levels: list[Level], shared: bool) -> None:
-    """Moves the averages and codes of all levels, and replaces dead codes, by what the search has found."""
-    if shared and not levels[0].vq.vqp_compat:
-        _learn_once(levels)
-        return
-    learning = [level for level in levels if _learns(level)]
-    # One reduction over ranks belongs between these two loops.
-    statistics = [] if shared else [_collect(level) for level in learning]
-    for index, level in enumerate(learning):
-        _absorb(level, _collect(level) if shared else statistics[index])
+def learn(rvq: "ResidualVQ", levels: list[Level], request: Request) -> list[Tensor]:
+    """Moves the averages and codes of all levels, and replaces dead codes, by what the search has found.
+
+    Returns the tokens per code of each level, of all ranks; nothing if no level learns.
+    """
+    first = levels[0]
+    if first.vq._codebook.replaying or not first.vq._codebook.learns(first.call.ema_update):
+        return []
+    if rvq.shared_codebook:
+        return _learn_in_turn(levels) if first.vq.vqp_compat else _learn_once(levels)
+    tokens = [_tokens(level) for level in levels]
+    # Levels that are not in use take part with nothing: what ranks exchange must not depend on the depth.
+    unused = [_no_tokens(vq, tokens[0]) for vq in rvq.levels[len(levels) :]]
+    statistics = collect(tokens + unused, request.ranks)[: len(levels)]
+    for level, found in zip(levels, statistics, strict=True):
+        level.vq._codebook.absorb(found, ema_update=level.call.ema_update)
+    counts = [found[0] for found in statistics]
+    protecting = [
+        level.vq._codebook.protecting(used) for level, used in zip(levels, counts, strict=True)
+    ]
+    replace_dead_codes(tokens, protecting, request.ranks)
+    return counts
 
 
-def _learns(level: Level) -> bool:
-    codebook = level.vq._codebook
-    return not level.call.frozen and (level.call.ema_update or codebook.has_dead_code_replacement)
-
-
-def _collect(level: Level) -> Statistics:
+def _tokens(level: Level) -> Tokens:
     chosen = level.choice.chosen
-    return level.vq._codebook.collect(chosen.inputs, chosen.indices, chosen.mask)
+    return level.vq._codebook.tokens(chosen.inputs, chosen.indices, chosen.mask)
 
 
-def _absorb(level: Level, statistics: Statistics) -> None:
-    chosen = level.choice.chosen
-    level.vq._codebook.absorb(
-        statistics, chosen.inputs, chosen.mask, ema_update=level.call.ema_update
-    )
+def _no_tokens(vq: VectorQuantize, like: Tokens) -> Tokens:
+    mask = None if like.mask is None else like.mask[:, :0]
+    return Tokens(vq._codebook, like.x[:, :0], like.indices[:, :0], mask)
 
 
-def _learn_once(levels: list[Level]) -> None:
+def _learn_in_turn(levels: list[Level]) -> list[Tensor]:
+    """As in the reference, a shared codebook moves once for each level."""
+    counts = []
+    for level in levels:
+        chosen = level.choice.chosen
+        counts.append(
+            level.vq._codebook.learn(
+                chosen.inputs,
+                chosen.indices,
+                chosen.mask,
+                ema_update=level.call.ema_update,
+                ranks=level.call.ranks,
+            )
+        )
+    return [found for found in counts if found is not None]
+
+
+def _learn_once(levels: list[Level]) -> list[Tensor]:
     """A shared codebook sees the residuals of all levels as the tokens of one step."""
     first = levels[0]
-    if not _learns(first):
-        return
     chosen = [level.choice.chosen for level in levels]
     masks = [part.mask for part in chosen]
     mask = None if masks[0] is None else torch.cat([m for m in masks if m is not None], 1)
-    first.vq._codebook.learn(
+    counts = first.vq._codebook.learn(
         torch.cat([part.inputs for part in chosen], 1),
         torch.cat([part.indices for part in chosen], 1),
         mask,
         ema_update=first.call.ema_update,
+        ranks=first.call.ranks,
     )
+    return [] if counts is None else [counts]
 
 
-def count_step(levels: list[Level], shared: bool) -> None:
+def count_step(levels: list[Level], shared: bool, counts: list[Tensor], ranks: Ranks) -> None:
     """The next draws are new ones."""
-    for level in levels[:1] if shared else levels:
+    for index, level in enumerate(levels[:1] if shared else levels):
         chosen = level.choice.chosen
-        if chosen.inputs.shape[1] > 0:
-            _ops.advance_rng_(level.vq._codebook.rng, chosen.mask)
+        used = counts[index] if counts else None
+        advance_rng(level.vq._codebook.rng, used, chosen.mask, chosen.inputs, ranks)

@@ -8,6 +8,7 @@ from torch import Tensor
 from torchvq._call import Call
 from torchvq._in_place import in_place_step
 from torchvq._losses import Choice, Chosen
+from torchvq._ranks import noise_rng
 
 if TYPE_CHECKING:
     from torchvq.vector_quantize import VectorQuantize
@@ -36,13 +37,13 @@ def choose(
     codebook = codes_to_search(vq, call, tokens, projected.dtype)
     in_place = None
     if vq.training and vq.in_place_codebook_optimizer is not None and not call.frozen:
-        in_place = in_place_step(vq, projected, codebook, mask)
+        in_place = in_place_step(vq, projected, codebook, mask, call.ranks)
         codebook = codes_to_search(vq, call, tokens, projected.dtype)
     sampling = vq.training and vq.stochastic_sample_codes
     quantized, indices, codes, inputs = _ops.quantize(
         projected,
         codebook,
-        vq._codebook.rng if rng is None else rng,
+        noise_rng(vq._codebook.rng if rng is None else rng, call.ranks),
         mask=mask,
         topk=call.topk,
         metric=vq._codebook.metric,

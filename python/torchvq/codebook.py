@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchvq import _checkpointing
+from torchvq import _checkpointing, _ranks
+from torchvq._ranks import ALONE, Ranks, Tokens
 from torchvq._replay import MAX_REPLAYS, Replay, fingerprint
 
 logger = logging.getLogger("torchvq")
@@ -117,7 +118,14 @@ class Codebook(nn.Module):
         self._warned_uninitialised = False
         self._replays: deque[Replay] = deque(maxlen=MAX_REPLAYS)
         self._recording: Replay | None = None
-        self._replayed_embed: Tensor | None = None
+        self._replay: Replay | None = None
+        # Told apart by handshakes from every other module, of this process and of others.
+        self.handle: int = _ops.new_handle()
+        self.signature = (
+            f"{num_codebooks} codebooks of {codebook_size} codes of {dim}, {self.metric}, decay {decay}, eps {eps}, "
+            f"dead codes below {threshold_ema_dead_code} or {dead_code_threshold_fraction} of the mean, "
+            f"manual {manual_ema_update}, affine {affine_param}, vqp_compat {vqp_compat}"
+        )
 
     def _register_affine_state(self, num_codebooks: int, dim: int) -> None:
         for name in _AFFINE_STATE:
@@ -153,9 +161,9 @@ class Codebook(nn.Module):
     def codes(self) -> Tensor:
         """The codes that search, output and decoding use (H, K, D): ``embed``, bridged or affinely mapped."""
         embed = self.embed
-        if self._replayed_embed is not None:
+        if self._replay is not None and self._replay.embed is not None:
             # The value of the recorded step with the gradient of today's parameter.
-            embed = _ops.straight_through(embed, self._replayed_embed)
+            embed = _ops.straight_through(embed, self._replay.embed)
         if self.vq_bridge is not None:
             # A copy, because this step may replace dead codes before backward has used them.
             bridged = self.vq_bridge(_ops.snapshot(embed))
@@ -169,67 +177,94 @@ class Codebook(nn.Module):
             return _ops.affine_codes(embed, *self._affine_state())
         return embed
 
-    def _writable_embed(self) -> Tensor:
-        # A recomputed forward writes into its record, never into the live parameter.
-        return self.embed.detach() if self._replayed_embed is None else self._replayed_embed
-
-    def _wide_embed(self) -> Tensor:
-        """The codes in the dtype of the moving averages, to be written; ``_store_embed`` completes the write."""
-        embed = self._writable_embed()
+    def wide_embed(self) -> Tensor:
+        """The codes in the dtype of the moving averages, to be written; ``store_embed`` completes the write."""
+        embed = self.embed.detach()
         if embed.dtype not in _HALF:
             return embed
         return _ops.wide_codes(
             embed, self.cluster_size, self.embed_avg, eps=self.eps, metric=self.metric
         )
 
-    def _store_embed(self, wide: Tensor) -> None:
-        embed = self._writable_embed()
-        if embed.dtype in _HALF:
+    def store_embed(self, wide: Tensor) -> None:
+        """Writes back what was made of ``wide_embed``."""
+        if self.embed.dtype in _HALF:
             # The operators write float state; a parameter in half precision gets it rounded.
-            embed.copy_(wide)
+            self.embed.detach().copy_(wide)
+
+    def exponents(self) -> Tensor:
+        """The scale in which tokens are added up, from replicated state."""
+        return _ops.code_exponents(self.wide_embed())
+
+    def compared_state(self) -> list[Tensor]:
+        """What ranks compare in each step, besides generator and codes."""
+        return [self.cluster_size, self.embed_avg, self.cooldown]
+
+    def replicated_state(self) -> list[Tensor]:
+        """All that ranks have in common, but for statistics of the affine map, which may be a rank's own."""
+        return [self.initted, *self.compared_state(), self.embed.detach(), self.rng]
+
+    def state_may_have_come(self) -> None:
+        """After a handshake, which may have brought the state of rank 0."""
+        if not self._initialised and not torch.compiler.is_compiling():
+            self._initialised = bool(self.initted)
 
     def _affine_state(self) -> list[Tensor]:
         return [getattr(self, name) for name in _AFFINE_STATE]
 
     # Learning ------------------------------------------------------------------------------------------------
 
-    def prepare(self, x: Tensor, mask: Tensor | None, training: bool) -> None:
+    def prepare(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        training: bool,
+        ranks: Ranks = ALONE,
+        *,
+        sync_kmeans: bool = True,
+        sync_affine: bool = False,
+    ) -> None:
         """What precedes the search: k-means on the first training tokens, statistics of the affine map.
 
         Evaluation changes nothing; codes that k-means has not set yet are used as they are, with one warning.
         """
-        if not training:
-            if not self._initialised and not self._warned_uninitialised:
-                self._warned_uninitialised = True
-                logger.warning(
-                    "VectorQuantize: the codebook is evaluated before k-means has initialised it; "
-                    "its random codes are used. Run a training step, or load a checkpoint, first"
-                )
+        if self._replay is not None:
             return
-        if not self._initialised and x.shape[1] > 0:
-            self._initialise(x, mask)
-        if self.affine_param:
-            self._update_affine(x, mask)
+        if training:
+            if not self._initialised and (not ranks.alone or x.shape[1] > 0):
+                self._initialise(x, mask, ranks, sync_kmeans)
+            if self.affine_param:
+                self._update_affine(x, mask, ranks if sync_affine else ALONE)
+        elif not self._initialised and not self._warned_uninitialised:
+            self._warned_uninitialised = True
+            logger.warning(
+                "VectorQuantize: the codebook is evaluated before k-means has initialised it; "
+                "its random codes are used. Run a training step, or load a checkpoint, first"
+            )
+        if self._recording is not None:
+            self._recording.capture(self)
 
-    def _initialise(self, x: Tensor, mask: Tensor | None) -> None:
-        embed = self._wide_embed()
+    def _initialise(self, x: Tensor, mask: Tensor | None, ranks: Ranks, together: bool) -> None:
+        embed = self.wide_embed()
+        state = [self.initted, self.cluster_size, self.embed_avg, embed]
         _ops.initialise_codebook_(
-            self.initted,
-            self.cluster_size,
-            self.embed_avg,
-            embed,
+            *state,
             x.detach(),
             self.rng,
             mask=mask,
             iterations=self.kmeans_iters,
             metric=self.metric,
+            **(ranks if together else ALONE).named(),
         )
-        self._store_embed(embed)
+        if not together and not ranks.alone:
+            # Each rank by itself would begin with codes of its own: those of rank 0 are everybody's.
+            _ops.broadcast_state_(state, **ranks.named())
+        self.store_embed(embed)
         # Without a single real token the codes are still to be initialised. Compiled code cannot ask.
         self._initialised = True if torch.compiler.is_compiling() else bool(self.initted)
 
-    def _update_affine(self, x: Tensor, mask: Tensor | None) -> None:
-        _ops.update_affine_(
+    def _update_affine(self, x: Tensor, mask: Tensor | None, ranks: Ranks) -> None:
+        tokens = _ops.update_affine_(
             self.batch_mean,
             self.batch_variance,
             self.batch_mean_needs_init,
@@ -237,16 +272,16 @@ class Codebook(nn.Module):
             x.detach(),
             mask=mask,
             decay=self.affine_param_batch_decay,
+            **ranks.named(),
         )
         # A step without tokens changes nothing, the statistics of the codes included.
-        present = _ops.has_tokens(x.detach(), mask).expand(-1, self.codebook_size)
         _ops.update_affine_(
             self.codebook_mean,
             self.codebook_variance,
             self.codebook_mean_needs_init,
             self.codebook_variance_needs_init,
-            self._writable_embed(),
-            mask=present,
+            self.embed.detach(),
+            mask=(tokens > 0).expand(-1, self.codebook_size),
             decay=self.affine_param_codebook_decay,
         )
 
@@ -259,7 +294,8 @@ class Codebook(nn.Module):
         ema_update: bool,
         accumulate: bool = False,
         weight: EmaWeight | None = None,
-    ) -> None:
+        ranks: Ranks = ALONE,
+    ) -> Tensor | None:
         """Moves the averages, then the codes, then replaces dead codes: all that a training step changes.
 
         Args:
@@ -269,40 +305,49 @@ class Codebook(nn.Module):
             ema_update: whether the codes follow the averages. Dead codes are counted and replaced either way.
             accumulate: keep the statistics for the next step that does not accumulate.
             weight: see ``VectorQuantize.forward``.
+            ranks: who learns together.
+
+        Returns:
+            Tokens of this step per code (H, K), of all ranks; None if nothing is learnt.
         """
-        if not (ema_update or accumulate or self.has_dead_code_replacement):
-            return
-        statistics = self.collect(x, indices, mask)
+        if self._replay is not None or not self.learns(ema_update or accumulate):
+            return None
+        tokens = self.tokens(x, indices, mask)
+        (statistics,) = _ranks.collect([tokens], ranks)
+        counts = statistics[0]
+        statistics = self.with_pending(statistics)
         if accumulate:
             self._pending = statistics
-            return
-        self.absorb(statistics, x, mask, ema_update=ema_update, weight=weight)
+            return counts
+        self.absorb(statistics, ema_update=ema_update, weight=weight)
+        self.replace_dead_codes(tokens, statistics[0], ranks)
+        return counts
 
-    def collect(self, x: Tensor, indices: Tensor, mask: Tensor | None) -> Statistics:
-        """The first half of ``learn``: counts, exact sums and exponents of the tokens of each code.
+    def learns(self, ema_update: bool) -> bool:
+        """Whether a training step needs statistics."""
+        return ema_update or self.has_dead_code_replacement
 
-        With those that earlier calls left pending. They are what ranks add up, and all that moves the averages.
-        """
-        statistics: Statistics = _ops.code_statistics(
-            self._averaged(x), indices, _ops.code_exponents(self._wide_embed()), mask=mask
-        )
+    def tokens(self, x: Tensor, indices: Tensor, mask: Tensor | None) -> Tokens:
+        """Tokens in the space of the raw codes, in which averages are kept."""
+        x = x.detach()
+        if self.affine_param:
+            x = _ops.affine_inputs(x, *self._affine_state())
+        return Tokens(self, x, indices, mask)
+
+    def with_pending(self, statistics: Statistics) -> Statistics:
+        """Adds what earlier steps have left for this one."""
         if self._pending is not None:
             statistics = _ops.merge_statistics(*self._pending, *statistics)
             self._pending = None
         return statistics
 
     def absorb(
-        self,
-        statistics: Statistics,
-        x: Tensor,
-        mask: Tensor | None,
-        *,
-        ema_update: bool,
-        weight: EmaWeight | None = None,
+        self, statistics: Statistics, *, ema_update: bool, weight: EmaWeight | None = None
     ) -> None:
-        """The second half: moves averages and codes by what was collected; tokens of x replace dead codes."""
-        embed = self._wide_embed()
+        """Moves averages and codes by what was collected."""
+        embed = self.wide_embed()
         finish = ema_update and not self.manual_ema_update
+        by_gradient = isinstance(self.embed, nn.Parameter)
         _ops.ema_update_(
             self.cluster_size,
             self.embed_avg,
@@ -312,21 +357,12 @@ class Codebook(nn.Module):
             eps=self.eps,
             metric=self.metric,
             weight=self._weight(weight, statistics),
-            from_codebook=isinstance(self.embed, nn.Parameter)
-            and ema_update
-            and not self.vqp_compat,
+            from_codebook=by_gradient and ema_update and not self.vqp_compat,
             finish=finish and not self.vqp_compat,
         )
-        self._store_embed(embed)
+        self.store_embed(embed)
         if finish and self.vqp_compat:
             self.update_ema()
-        if self.has_dead_code_replacement:
-            self.replace_dead_codes(self._averaged(x), statistics[0], mask)
-
-    def _averaged(self, x: Tensor) -> Tensor:
-        """Tokens in the space of the raw codes, in which averages are kept."""
-        x = x.detach()
-        return _ops.affine_inputs(x, *self._affine_state()) if self.affine_param else x
 
     def _weight(self, weight: EmaWeight | None, statistics: Statistics) -> Tensor | None:
         if weight is None:
@@ -339,36 +375,20 @@ class Codebook(nn.Module):
             weight, dtype=self.cluster_size.dtype, device=self.cluster_size.device
         )
 
-    def replace_dead_codes(self, x: Tensor, counts: Tensor, mask: Tensor | None) -> None:
+    def replace_dead_codes(self, tokens: Tokens, counts: Tensor, ranks: Ranks = ALONE) -> None:
         """Puts tokens of this step in the place of codes that fell out of use."""
-        if not self.has_dead_code_replacement:
-            return
-        if self.vqp_compat:
-            # There a code may be replaced in the very step that used it.
-            counts = torch.zeros_like(counts)
-        embed = self._wide_embed()
-        _ops.replace_dead_codes_(
-            embed,
-            self.embed_avg,
-            self.cluster_size,
-            self.cooldown,
-            x,
-            counts,
-            self.rng,
-            mask=mask,
-            threshold=self.threshold_ema_dead_code,
-            threshold_fraction=self.dead_code_threshold_fraction,
-            reset_cluster_size=self.reset_cluster_size,
-            cooldown_steps=self.cooldown_steps,
-            metric=self.metric,
-        )
-        self._store_embed(embed)
+        _ranks.replace_dead_codes([tokens], [self.protecting(counts)], ranks)
+
+    def protecting(self, counts: Tensor) -> Tensor:
+        """Tokens per code, for the rule that a code in use is not replaced."""
+        # In the reference a code may be replaced in the very step that used it.
+        return torch.zeros_like(counts) if self.vqp_compat else counts
 
     def update_ema(self) -> None:
         """Sets the codes from the moving averages: the second half of a step with ``manual_ema_update``."""
-        embed = self._wide_embed()
+        embed = self.wide_embed()
         _ops.ema_finish_(embed, self.cluster_size, self.embed_avg, eps=self.eps, metric=self.metric)
-        self._store_embed(embed)
+        self.store_embed(embed)
 
     def set_codes(self, codes: Tensor) -> None:
         """Sets the codes and the averages behind them, so that the next update keeps what it was given."""
@@ -398,7 +418,7 @@ class Codebook(nn.Module):
                 yield
         else:
             if _checkpointing.will_recompute():
-                self._recording = Replay(self, x)
+                self._recording = Replay(fingerprint(x))
                 self._replays.append(self._recording)
             try:
                 yield
@@ -408,7 +428,7 @@ class Codebook(nn.Module):
     @property
     def replaying(self) -> bool:
         """Whether the running forward is the recomputation of a recorded one."""
-        return self._replayed_embed is not None
+        return self._replay is not None
 
     def record_embed(self) -> None:
         """Tells a running record that the parameter has moved within the step: the search sees what it is now."""

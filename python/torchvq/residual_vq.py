@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchvq._call import check_alone
 from torchvq._implicit_codebook import MLP
 from torchvq._in_place import keep_optimizer_in_checkpoint
 from torchvq._layout import Layout
 from torchvq._projection import make_projections, project
+from torchvq._ranks import ranks_of, shake_hands
 from torchvq._residual_dropout import drawn_depth, seeded_depth
 from torchvq._residual_levels import (
     Request,
@@ -239,14 +239,15 @@ class ResidualVQ(nn.Module):
         layout = self.layout
         layout.check(x)
         check_beam(beam_size)
-        if self.training:
-            check_alone(self.levels[0])
         targets = self._targets(indices)
         token_mask = layout.token_mask(x, mask, None)
         with ExitStack() as steps:
             if self.training and not torch.compiler.is_compiling():
                 for codebook in self._codebooks():
                     steps.enter_context(codebook.step_of(x))
+            ranks = ranks_of(self.levels[0], type(self).__name__)
+            # Before the depth is drawn, so that ranks draw the same.
+            shake_hands(self._codebooks(), ranks)
             if depth is None:
                 depth = self._depth(seed)
             tokens = layout.pack(x)
@@ -260,6 +261,7 @@ class ResidualVQ(nn.Module):
                 temperature=sample_codebook_temp,
                 frozen=freeze_codebook or self.levels[0].freeze_codebook,
                 depth=depth,
+                ranks=ranks,
             )
             inputs = layout.split_heads(project(self.project_in, tokens))
             if inputs.dtype in _HALF:
@@ -272,13 +274,14 @@ class ResidualVQ(nn.Module):
     def _learn(self, stack: Walk, request: Request) -> Tensor:
         """The losses of all levels (Q,), and the update of their codebooks."""
         found = [search_loss(level) for level in stack.levels]
+        counts: list[Tensor] = []
         if self.training and not request.frozen:
-            learn(stack.levels, self.shared_codebook)
+            counts = learn(self, stack.levels, request)
         losses = [
             level_loss(level, terms) for level, terms in zip(stack.levels, found, strict=True)
         ]
         if self.training:
-            count_step(stack.levels, self.shared_codebook)
+            count_step(stack.levels, self.shared_codebook, counts, request.ranks)
         dropped = self.num_quantizers - len(losses)
         return torch.stack(losses + [losses[0].new_zeros(())] * dropped)
 

@@ -1,17 +1,19 @@
 """VectorQuantize: one codebook between an encoder and a decoder."""
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchvq import _losses
-from torchvq._call import Call, check_alone, check_topk
+from torchvq._call import Call, check_topk
 from torchvq._in_place import keep_optimizer_in_checkpoint
 from torchvq._layout import Layout
 from torchvq._options import check_vector_quantize, codebook_options
 from torchvq._projection import make_projections, project
+from torchvq._ranks import advance_rng, group_name, ranks_of, shake_hands
 from torchvq._search import choose
 from torchvq.codebook import Codebook, EmaWeight
 from torchvq.outputs import (
@@ -20,6 +22,9 @@ from torchvq.outputs import (
     QuantizeOutputWithBreakdown,
     QuantizeResult,
 )
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _ops = torch.ops.torchvq
 
@@ -47,7 +52,8 @@ class VectorQuantize(nn.Module):
         kmeans_init: initialise the codes by k-means on the first training tokens (SoundStream, arXiv:2107.03312).
             Default: False.
         kmeans_iters: Lloyd iterations of that, 0 or more. Default: 10.
-        sync_kmeans: whether ranks initialise together; see ``sync_codebook``. Default: True.
+        sync_kmeans: whether ranks that learn together also initialise from the tokens of all; otherwise rank 0's alone
+            decide. Default: True.
         use_cosine_sim: compare by cosine; latents and codes become unit vectors (arXiv:2110.04627). Default: False.
         layernorm_after_project_in: layer norm behind ``project_in``, where there is a projection. Default: False.
         threshold_ema_dead_code: a code whose moving average of tokens per step is below this is replaced by a token
@@ -74,10 +80,11 @@ class VectorQuantize(nn.Module):
         directional_reparam: DiVeQ: the output is the latent plus a simulated error in the direction of the code;
             codes learn by gradient. Default: False.
         directional_reparam_variance: variance of the noise on that direction, 0 or more. Default: 0.005.
-        sync_codebook: whether ranks share statistics. None: when a process group has several ranks. This version
-            does not
-            communicate: training in such a group needs ``False``, each process then owning its codebook.
-        sync_affine_param: whether ranks share the affine statistics; see ``sync_codebook``. Default: False.
+        sync_codebook: whether ranks learn one codebook, from the tokens of all: to the bit what one process learns from
+            the whole batch. None or True: in training, where a process group has several ranks. False: no communication
+            at all, each process owns its codebook; ``TORCHVQ_SYNC=0`` in the environment means the same for every
+            module. Evaluation never communicates. Default: None.
+        sync_affine_param: whether ranks that learn together also share the affine statistics. Default: False.
         ema_update: whether training moves the codes by moving averages. Default: True, but False with ``vq_bridge``
             and ``directional_reparam``.
         vq_bridge: module from codes (H, K, D) to the codes in use, of the same shape (FVQ); codes and bridge learn
@@ -99,6 +106,9 @@ class VectorQuantize(nn.Module):
         route_gradients_to_input: the output sends its gradient to the input. Default: True.
         dead_code_threshold_fraction: like ``threshold_ema_dead_code``, as a fraction of the fair share of tokens per
             code, so that it means the same for any batch size. 0.01 to 0.1 serve. Default: 0, never.
+        process_group: the ranks that learn together: a group, or its name. Default: all.
+        reduction: how their statistics are added up: "exact", or "float" with half the bytes, for slow networks, and
+            bits that depend on the number of ranks. Default: "exact".
         vqp_compat: the numbers of ``vector_quantize_pytorch`` where this class differs on purpose: masked commitment,
             diversity over positions, rotation near zero, dead codes and unused codes. Default: False.
 
@@ -169,6 +179,8 @@ class VectorQuantize(nn.Module):
         route_gradients_to_input: bool = True,
         *,
         dead_code_threshold_fraction: float = 0.0,
+        process_group: "ProcessGroup | str | None" = None,
+        reduction: str = "exact",
         vqp_compat: bool = False,
     ) -> None:
         super().__init__()
@@ -186,6 +198,8 @@ class VectorQuantize(nn.Module):
         self.sync_kmeans = sync_kmeans
         self.sync_codebook = sync_codebook
         self.sync_affine_param = sync_affine_param
+        self.process_group = group_name(process_group)
+        self.reduction = reduction
         self.use_cosine_sim = use_cosine_sim
         self.channel_last = channel_last
         self.accept_image_fmap = accept_image_fmap
@@ -284,8 +298,6 @@ class VectorQuantize(nn.Module):
         layout = self._layout
         layout.check(x)
         check_topk(self, topk)
-        if self.training:
-            check_alone(self)
         call = Call(
             targets=indices,
             mask=layout.token_mask(x, mask, lens),
@@ -298,6 +310,7 @@ class VectorQuantize(nn.Module):
             ema_update=self._ema_update if ema_update is None else ema_update,
             accumulate=accum_ema_update,
             weight=ema_update_weight,
+            ranks=ranks_of(self),
         )
         if torch.compiler.is_compiling() or not self.training:
             quantized, chosen, breakdown = self._forward(x, call)
@@ -321,24 +334,34 @@ class VectorQuantize(nn.Module):
             head_mask = layout.split_mask(call.mask)
         projected = layout.split_heads(project(self.project_in, tokens))
         learning = self.training and not (call.frozen and self._codebook.initialised)
-        self._codebook.prepare(projected, head_mask, learning)
+        shake_hands([self._codebook], call.ranks)
+        self._codebook.prepare(
+            projected,
+            head_mask,
+            learning,
+            call.ranks,
+            sync_kmeans=self.sync_kmeans,
+            sync_affine=self.sync_affine_param,
+        )
 
         choice = choose(self, projected, tokens, head_mask, call)
         chosen = choice.chosen
         commitment = _losses.commitment(self, chosen, call)
         diversity = _losses.diversity(self, chosen)
+        counts = None
         if self.training and not call.frozen and call.topk is None:
-            self._codebook.learn(
+            counts = self._codebook.learn(
                 chosen.inputs,
                 chosen.indices,
                 head_mask,
                 ema_update=call.ema_update,
                 accumulate=call.accumulate,
                 weight=call.weight,
+                ranks=call.ranks,
             )
         orthogonal = _losses.orthogonal(self, chosen.indices)
-        if self.training and projected.shape[1] > 0:
-            _ops.advance_rng_(self._codebook.rng, head_mask)
+        if self.training:
+            advance_rng(self._codebook.rng, counts, head_mask, projected, call.ranks)
 
         if commitment is not None and commitment.dim() > 0:
             commitment = layout.restore_positions(commitment, x)
@@ -450,7 +473,11 @@ class VectorQuantize(nn.Module):
             inputs = self._metric_space(
                 layout.split_heads(project(self.project_in, layout.pack(x)))
             )
-            self._codebook.learn(inputs, layout.split_indices(indices), head_mask, ema_update=True)
+            ranks = ranks_of(self)
+            shake_hands([self._codebook], ranks)
+            self._codebook.learn(
+                inputs, layout.split_indices(indices), head_mask, ema_update=True, ranks=ranks
+            )
 
     update_indices = update_ema_indices
 
@@ -463,7 +490,8 @@ class VectorQuantize(nn.Module):
         with torch.no_grad():
             inputs = self._metric_space(self._layout.split_heads(x))
             counts = torch.zeros_like(self._codebook.cooldown)
-            self._codebook.replace_dead_codes(inputs, counts, None)
+            tokens = self._codebook.tokens(inputs, counts, None)
+            self._codebook.replace_dead_codes(tokens, counts, ranks_of(self))
             _ops.advance_rng_(self._codebook.rng)
 
     def update_in_place_optimizer(self) -> None:
