@@ -61,7 +61,12 @@ set(TORCHVQ_SOURCES
   kernels/cpu/nearest_code_wide.cpp
   kmeans.cpp
   modules/codebook.cpp
+  modules/copy_tensors.cpp
+  modules/optimizer_state.cpp
+  modules/state_dict.cpp
   modules/vector_quantize.cpp
+  modules/vector_quantize_in_place.cpp
+  modules/vector_quantize_losses.cpp
   ops/any/code_exponents.cpp
   ops/any/code_logits.cpp
   ops/any/code_statistics.cpp

@@ -5,6 +5,7 @@
 #include <torchvq/io/npy.h>
 #include <torchvq/io/safetensors.h>
 #include <torchvq/kmeans.h>
+#include <torchvq/modules/state_dict.h>
 #include <torchvq/modules/vector_quantize.h>
 #include <torchvq/ops/code_statistics.h>
 #include <torchvq/ops/lookup_codes.h>

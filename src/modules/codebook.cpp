@@ -1,5 +1,6 @@
 #include <torchvq/modules/codebook.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <ostream>
@@ -10,6 +11,7 @@
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/nn/init.h>
 
 #include <torchvq/functional/codebook.h>
@@ -22,6 +24,8 @@
 #include <torchvq/ops/snapshot.h>
 #include <torchvq/ops/unit_vectors.h>
 
+#include "modules/copy_tensors.h"
+
 namespace torchvq {
 namespace {
 
@@ -30,10 +34,6 @@ torch::Tensor flag(bool value) { return at::scalar_tensor(value, at::kBool); }
 torch::Tensor fresh_rng() {
   const auto seed = at::randint(int64_t{1} << 62, {}, at::kLong);
   return at::stack({seed, at::zeros({}, at::kLong)});
-}
-
-bool learns_by_gradient(const VectorQuantizeOptions& options) {
-  return options.validate().learnable_codebook || options.orthogonal_reg_weight() > 0;
 }
 
 }  // namespace
@@ -66,8 +66,8 @@ void CodebookImpl::reset() {
 }
 
 void CodebookImpl::register_embed(torch::Tensor initial) {
-  embed = learns_by_gradient(options) ? register_parameter("embed", std::move(initial))
-                                      : register_buffer("embed", std::move(initial));
+  embed = learns_by_gradient() ? register_parameter("embed", std::move(initial))
+                               : register_buffer("embed", std::move(initial));
 }
 
 void CodebookImpl::register_affine(int64_t dim) {
@@ -99,7 +99,9 @@ void CodebookImpl::keep_state(const Cast& cast) {
   }
   cast();
   for (auto& [buffer, old] : before) {
-    if (buffer.scalar_type() == at::kHalf || buffer.scalar_type() == at::kBFloat16) {
+    // libtorch's casts reach flags, counts and the generator's seed, too.
+    if (!old.is_floating_point() || buffer.scalar_type() == at::kHalf ||
+        buffer.scalar_type() == at::kBFloat16) {
       buffer.set_data(old.to(buffer.device()));
     }
   }
@@ -122,6 +124,16 @@ void CodebookImpl::to(torch::Device device, bool non_blocking) {
 
 bool CodebookImpl::has_dead_code_replacement() const {
   return options.threshold_ema_dead_code() > 0 || options.dead_code_threshold_fraction() > 0;
+}
+
+bool CodebookImpl::learns_by_gradient() const {
+  return options.validate().learnable_codebook || options.orthogonal_reg_weight() > 0;
+}
+
+int64_t CodebookImpl::cooldown_steps() const {
+  return options.vqp_compat()
+             ? 0
+             : static_cast<int64_t>(std::ceil(1 / std::max(1 - options.decay(), 1e-3)));
 }
 
 std::string CodebookImpl::metric() const {
@@ -225,14 +237,20 @@ void CodebookImpl::learn(const torch::Tensor& x, const torch::Tensor& indices,
     return;
   }
   const auto& [counts, sums, exponents] = statistics;
-  ops::ema_update_(cluster_size, embed_avg, wide, counts, sums, exponents,
-                   {.decay = options.decay(),
-                    .eps = options.eps(),
-                    .metric = metric(),
-                    .weight = weight,
-                    .from_codebook = embed.requires_grad() && ema_update,
-                    .finish = ema_update && !options.manual_ema_update()});
+  const bool finish = ema_update && !options.manual_ema_update();
+  const bool compat = options.vqp_compat();
+  ops::ema_update_(
+      cluster_size, embed_avg, wide, counts, sums, exponents,
+      {.decay = options.decay(),
+       .eps = options.eps(),
+       .metric = metric(),
+       .weight = weight ? std::optional(weight->to(cluster_size.options())) : std::nullopt,
+       .from_codebook = learns_by_gradient() && ema_update && !compat,
+       .finish = finish && !compat});
   store_embed(wide);
+  if (finish && compat) {
+    update_ema();
+  }
   replace_dead_codes(inputs, counts, mask);
 }
 
@@ -241,14 +259,14 @@ void CodebookImpl::replace_dead_codes(const torch::Tensor& x, const torch::Tenso
   if (!has_dead_code_replacement()) {
     return;
   }
-  const auto cooldown_steps =
-      static_cast<int64_t>(std::ceil(1 / std::max(1 - options.decay(), 1e-3)));
   const auto wide = wide_embed();
-  ops::replace_dead_codes_(wide, embed_avg, cluster_size, cooldown, x, counts, rng, mask,
+  // In the reference a code may be replaced in the very step that used it.
+  ops::replace_dead_codes_(wide, embed_avg, cluster_size, cooldown, x,
+                           options.vqp_compat() ? at::zeros_like(counts) : counts, rng, mask,
                            {.threshold = options.threshold_ema_dead_code(),
                             .threshold_fraction = options.dead_code_threshold_fraction(),
                             .reset_cluster_size = options.threshold_ema_dead_code(),
-                            .cooldown_steps = cooldown_steps,
+                            .cooldown_steps = cooldown_steps(),
                             .metric = metric()});
   store_embed(wide);
 }
@@ -267,6 +285,66 @@ void CodebookImpl::set_codes(const torch::Tensor& codes) {
   cooldown.zero_();
   initted.fill_(true);
   pending_.reset();
+}
+
+// Copies and checkpoints
+// ----------------------------------------------------------------------------------------------
+
+std::shared_ptr<torch::nn::Module> CodebookImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto own = options;
+  own.vq_bridge(own.vq_bridge().clone(device));
+  auto copy = std::make_shared<CodebookImpl>(std::move(own));
+  copy->copy_state(*this, device);
+  return copy;
+}
+
+void CodebookImpl::copy_state(const CodebookImpl& other,
+                              const std::optional<torch::Device>& device) {
+  detail::copy_tensors(other, *this, device);
+  pending_ = other.pending_;
+  warned_uninitialised_ = other.warned_uninitialised_;
+  if (pending_ && device) {
+    auto& [counts, sums, exponents] = *pending_;
+    pending_ = Statistics(counts.to(*device), sums.to(*device), exponents.to(*device));
+  }
+}
+
+void CodebookImpl::load(torch::serialize::InputArchive& archive) {
+  torch::nn::Module::load(archive);
+  state_loaded();
+}
+
+bool CodebookImpl::is_optional_state(const std::string& name) {
+  return name == "rng" || name == "cooldown" || name.starts_with("batch_") ||
+         name.starts_with("codebook_");
+}
+
+void CodebookImpl::state_loaded(const std::vector<std::string>& missing) {
+  const at::NoGradGuard no_grad;
+  for (const auto& name : missing) {
+    restore_default(name);
+  }
+  const auto lacks = [&](const std::string& name) {
+    return std::find(missing.begin(), missing.end(), name) != missing.end();
+  };
+  for (const std::string name :
+       {"batch_mean", "batch_variance", "codebook_mean", "codebook_variance"}) {
+    // The reference has no flag for statistics that it creates in its first step.
+    if (options.affine_param() && lacks(name + "_needs_init") && !lacks(name)) {
+      named_buffers(/*recurse=*/false)[name + "_needs_init"].fill_(false);
+    }
+  }
+  pending_.reset();
+}
+
+void CodebookImpl::restore_default(const std::string& name) {
+  auto buffer = named_buffers(/*recurse=*/false)[name];
+  if (name == "rng") {
+    buffer.select(0, 1).zero_();  // the seed drawn at construction stays
+  } else {
+    buffer.fill_(name.ends_with("_needs_init") || name.ends_with("_variance") ? 1 : 0);
+  }
 }
 
 }  // namespace torchvq

@@ -3,36 +3,40 @@
 #include <algorithm>
 #include <ostream>
 
+#include <ATen/autocast_mode.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/linear.h>
 #include <torch/nn/modules/container/sequential.h>
 
 #include <torchvq/functional/codebook.h>
 #include <torchvq/functional/layout.h>
-#include <torchvq/functional/losses.h>
 #include <torchvq/functional/quantize.h>
-#include <torchvq/ops/codebook_diversity_loss.h>
-#include <torchvq/ops/commitment_cross_entropy.h>
-#include <torchvq/ops/commitment_loss.h>
 #include <torchvq/ops/lookup_codes.h>
-#include <torchvq/ops/orthogonal_loss.h>
 #include <torchvq/ops/snapshot.h>
 #include <torchvq/ops/unit_vectors.h>
 
 #include "detail/checks.h"
+#include "modules/copy_tensors.h"
+#include "modules/vector_quantize_call.h"
 
 namespace torchvq {
 
 namespace F = functional;
 using OptionalTensor = std::optional<torch::Tensor>;
 
-/// What one forward was asked for, with the module's options filled in.
-struct VectorQuantizeImpl::Call {
-  const VectorQuantizeForwardOptions& options;
-  std::optional<int64_t> topk;
-  double temperature;
-  bool frozen;
-  bool ema_update;
-};
+namespace {
+
+/// Applies a projection in its own dtype, whatever dtype the tokens have; autocast, when on,
+/// decides itself (but leaves float64 as it is). Not by the layer's forward, which libtorch splits
+/// into product and sum: half precision would be rounded twice, where Python rounds once.
+torch::Tensor apply_linear(const torch::nn::Linear& layer, const torch::Tensor& tokens) {
+  const auto dtype = layer->weight.scalar_type();
+  const bool decides = at::autocast::is_autocast_enabled(tokens.device().type()) &&
+                       tokens.scalar_type() != torch::kDouble && dtype != torch::kDouble;
+  return at::linear(decides ? tokens : tokens.to(dtype), layer->weight, layer->bias);
+}
+
+}  // namespace
 
 VectorQuantizeImpl::VectorQuantizeImpl(VectorQuantizeOptions options_)
     : options(std::move(options_)) {
@@ -64,23 +68,25 @@ void VectorQuantizeImpl::pretty_print(std::ostream& stream) const {
          << ", metric=" << codebook_state->metric() << ")";
 }
 
+std::shared_ptr<torch::nn::Module> VectorQuantizeImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto own = options;
+  own.vq_bridge(own.vq_bridge().clone(device));
+  auto copy = std::make_shared<VectorQuantizeImpl>(std::move(own));
+  detail::copy_tensors(*this, *copy, device);
+  copy->codebook_state->copy_state(*codebook_state, device);
+  copy->load_in_place_optimizer_state(in_place_optimizer_state());
+  return copy;
+}
+
 // Forward
 // ---------------------------------------------------------------------------------------------------
 
 VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
                                                  const VectorQuantizeForwardOptions& call_options) {
   check_call(x, call_options);
-  Call call{
-      .options = call_options,
-      .topk = call_options.topk(),
-      .temperature = call_options.sample_codebook_temp().value_or(options.sample_codebook_temp()),
-      .frozen = call_options.freeze_codebook().value_or(options.freeze_codebook()),
-      .ema_update = call_options.ema_update().value_or(resolved_.ema_update),
-  };
-  if (call.topk) {
-    call.topk = std::min(*call.topk, options.codebook_size());
-  }
-  const auto mask = token_mask(x, call_options.mask(), call_options.lens());
+  const auto call = make_call(x, call_options);
+  const auto& mask = call.mask;
   auto tokens = F::pack_tokens(x, channel_first());
   if (mask) {
     // Padding may hold anything, NaN included; zeros keep it out of every gradient.
@@ -98,7 +104,7 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
     table = search_codes(call, tokens, projected.scalar_type());
   }
   const bool sampling = is_training() && options.stochastic_sample_codes();
-  const auto chosen =
+  const auto [quantized, indices, codes, inputs] =
       F::quantize(projected, table, codebook_state->rng, real,
                   F::QuantizeOptions()
                       .topk(call.topk)
@@ -109,44 +115,25 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
                       .variance(options.directional_reparam_variance())
                       .sync_update_v(is_training() ? options.sync_update_v() : 0));
 
-  const auto zero = chosen.inputs.new_zeros({});
+  const Chosen chosen{tokens, table, real, inputs, codes, indices};
+  const auto zero = inputs.new_zeros({});
   const auto or_zero = [&](const torch::Tensor& term) { return term.defined() ? term : zero; };
   LossBreakdown terms;
-  terms.commitment =
-      or_zero(commitment(chosen.inputs, chosen.codes, chosen.indices, table, real, call));
-  if (terms.commitment.dim() > 0) {
-    terms.commitment = restore_positions(terms.commitment, x);
-  }
-  terms.codebook_diversity = zero;
-  if (is_training() && options.codebook_diversity_loss_weight() > 0) {
-    terms.codebook_diversity =
-        ops::codebook_diversity_loss(chosen.inputs, table, options.codebook_diversity_temperature(),
-                                     codebook_state->metric(), real);
-  }
+  terms.commitment = or_zero(commitment(chosen, call));
+  terms.codebook_diversity = or_zero(diversity(chosen));
   if (is_training() && !call.frozen && !call.topk) {
-    codebook_state->learn(chosen.inputs, chosen.indices, real, call.ema_update,
-                          call_options.accum_ema_update(), call_options.ema_update_weight());
+    codebook_state->learn(inputs, indices, real, call.ema_update, call_options.accum_ema_update(),
+                          call_options.ema_update_weight());
   }
-  terms.orthogonal_reg = zero;
-  if (is_training() && options.orthogonal_reg_weight() > 0) {
-    const auto active =
-        options.orthogonal_reg_active_codes_only() ? OptionalTensor(chosen.indices) : std::nullopt;
-    terms.orthogonal_reg = ops::orthogonal_loss(
-        codebook_state->embed, active, options.orthogonal_reg_max_codes(), codebook_state->rng);
-  }
+  terms.orthogonal_reg = or_zero(orthogonal(indices));
   if (is_training() && projected.size(1) > 0) {
     F::advance_rng_(codebook_state->rng, real);
   }
   terms.inplace_optimize = or_zero(in_place);
-
-  const auto loss =
-      call_options.indices()
-          ? F::weighted_loss({terms.commitment}, {1.0}, is_training())
-          : F::weighted_loss({terms.commitment, terms.codebook_diversity, terms.orthogonal_reg},
-                             {options.commitment_weight(), options.codebook_diversity_loss_weight(),
-                              options.orthogonal_reg_weight()},
-                             is_training());
-  return {restore(chosen.quantized, tokens, x, mask), restore_positions(chosen.indices, x), loss,
+  if (terms.commitment.dim() > 0) {
+    terms.commitment = restore_positions(terms.commitment, x);
+  }
+  return {restore(quantized, tokens, x, mask), restore_positions(indices, x), total(terms, call),
           terms};
 }
 
@@ -155,6 +142,19 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
 
 bool VectorQuantizeImpl::channel_first() const {
   return options.accept_image_fmap() || options.accept_3d_fmap() || !options.channel_last();
+}
+
+VectorQuantizeImpl::Call VectorQuantizeImpl::make_call(
+    const torch::Tensor& x, const VectorQuantizeForwardOptions& call) const {
+  const auto topk = call.topk();
+  return {
+      .options = call,
+      .mask = token_mask(x, call.mask(), call.lens()),
+      .topk = topk ? std::optional(std::min(*topk, options.codebook_size())) : std::nullopt,
+      .temperature = call.sample_codebook_temp().value_or(options.sample_codebook_temp()),
+      .frozen = call.freeze_codebook().value_or(options.freeze_codebook()),
+      .ema_update = call.ema_update().value_or(resolved_.ema_update),
+  };
 }
 
 int64_t VectorQuantizeImpl::positions_rank(const torch::Tensor& x) const { return x.dim() - 2; }
@@ -218,7 +218,7 @@ OptionalTensor VectorQuantizeImpl::head_mask(const OptionalTensor& mask) const {
 torch::Tensor VectorQuantizeImpl::project(const torch::Tensor& tokens) {
   auto projected = tokens;
   if (project_in) {
-    projected = project_in(tokens.to(project_in->weight.scalar_type()));
+    projected = apply_linear(project_in, tokens);
   }
   if (project_in_norm) {
     // Autocast may have given the projection another dtype, and the norm takes none but its own.
@@ -228,7 +228,7 @@ torch::Tensor VectorQuantizeImpl::project(const torch::Tensor& tokens) {
 }
 
 torch::Tensor VectorQuantizeImpl::project_back(const torch::Tensor& tokens) {
-  return project_out ? project_out(tokens.to(project_out->weight.scalar_type())) : tokens;
+  return project_out ? apply_linear(project_out, tokens) : tokens;
 }
 
 torch::Tensor VectorQuantizeImpl::search_codes(const Call& call, const torch::Tensor& tokens,
@@ -251,21 +251,6 @@ torch::Tensor VectorQuantizeImpl::search_codes(const Call& call, const torch::Te
   return codes.reshape({heads, rows, codes.size(3), codes.size(4)});
 }
 
-torch::Tensor VectorQuantizeImpl::in_place_step(const torch::Tensor& projected,
-                                                const torch::Tensor& codes,
-                                                const OptionalTensor& mask) {
-  at::AutoGradMode enable_grad(true);
-  const auto chosen =
-      F::quantize(projected.detach(), codes, codebook_state->rng, std::nullopt,
-                  F::QuantizeOptions().metric(codebook_state->metric()).estimator("none"));
-  const auto loss = ops::commitment_loss(chosen.inputs, chosen.codes, mask);
-  loss.backward();
-  if (!options.manual_in_place_optimizer_update()) {
-    update_in_place_optimizer();
-  }
-  return loss.detach();
-}
-
 std::string VectorQuantizeImpl::estimator() const {
   if (!is_training()) {
     return "none";
@@ -276,34 +261,10 @@ std::string VectorQuantizeImpl::estimator() const {
   if (options.directional_reparam()) {
     return "directional_reparam";
   }
-  return resolved_.rotation_trick ? "rotation_trick" : "straight_through";
-}
-
-torch::Tensor VectorQuantizeImpl::commitment(const torch::Tensor& inputs, torch::Tensor codes,
-                                             const torch::Tensor& indices,
-                                             const torch::Tensor& table, const OptionalTensor& mask,
-                                             const Call& call) {
-  const auto metric = codebook_state->metric();
-  if (call.options.indices()) {
-    const auto targets = F::split_indices(*call.options.indices(), options.heads(),
-                                          options.separate_codebook_per_head());
-    return ops::commitment_cross_entropy(inputs, table, targets, metric, mask);
+  if (!resolved_.rotation_trick) {
+    return "straight_through";
   }
-  if (options.commitment_weight() == 0 || options.directional_reparam()) {
-    return {};
-  }
-  if (!resolved_.learnable_codebook || call.frozen) {
-    codes = codes.detach();
-  }
-  if (call.topk) {
-    return F::candidate_commitment_loss(inputs, codes, mask);
-  }
-  if (!is_training()) {
-    return {};
-  }
-  return options.commitment_use_cross_entropy_loss()
-             ? ops::commitment_cross_entropy(inputs, table, indices, metric, mask)
-             : ops::commitment_loss(inputs, codes, mask);
+  return options.vqp_compat() ? "vqp_rotation_trick" : "rotation_trick";
 }
 
 torch::Tensor VectorQuantizeImpl::restore(const torch::Tensor& quantized,
@@ -404,13 +365,6 @@ void VectorQuantizeImpl::expire_codes_(const torch::Tensor& x) {
   codebook_state->replace_dead_codes(inputs, torch::zeros_like(codebook_state->cooldown),
                                      std::nullopt);
   F::advance_rng_(codebook_state->rng);
-}
-
-void VectorQuantizeImpl::update_in_place_optimizer() {
-  if (in_place_optimizer_) {
-    in_place_optimizer_->step();
-    in_place_optimizer_->zero_grad();
-  }
 }
 
 }  // namespace torchvq

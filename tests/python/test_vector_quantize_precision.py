@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
-from vector_quantize_cases import CASES, DIM, build, data, same, state, train_step
+from vector_quantize_cases import CASES, DIM, LEARNABLE, build, data, same, state, train_step
 
 from torchvq import VectorQuantize
 
@@ -123,6 +123,30 @@ def test_codes_that_are_half_parameters_follow_their_averages(cast: str) -> None
         wide(x)
         narrow(x.to(narrow.codebook.dtype))
     assert narrow._codebook.embed.dtype == (torch.float16 if cast == "half" else torch.bfloat16)
+    assert wide.codebook[0] > 1.25
+    torch.testing.assert_close(narrow.codebook.float(), wide.codebook, rtol=4e-3, atol=0)
+    torch.testing.assert_close(
+        narrow._codebook.embed_avg, wide._codebook.embed_avg, rtol=1e-5, atol=0
+    )
+
+
+@pytest.mark.parametrize("cast", ["half", "bfloat16"])
+def test_learnable_half_codes_follow_their_averages_when_a_call_asks(cast: str) -> None:
+    """The same where the codes are parameters of a module without moving averages of its own."""
+    codes = torch.tensor([[1.0], [-1.0]])
+    x = torch.tensor([[1.5], [-1.5]]).expand(2, 1)
+    modules = [VectorQuantize(1, 2, decay=0.999, **LEARNABLE) for _ in range(2)]
+    for module in modules:
+        module.codebook = codes
+    wide, narrow = modules[0], CASTS[cast](modules[1])
+    largest = 0.0
+    for _ in range(1000):
+        before = wide.codebook.detach().clone()
+        wide(x, ema_update=True)
+        narrow(x.to(narrow.codebook.dtype), ema_update=True)
+        largest = max(largest, (wide.codebook - before).abs().max().item())
+    # No step is as long as the distance between two half-precision numbers above 1.
+    assert largest < torch.finfo(narrow._codebook.embed.dtype).eps
     assert wide.codebook[0] > 1.25
     torch.testing.assert_close(narrow.codebook.float(), wide.codebook, rtol=4e-3, atol=0)
     torch.testing.assert_close(

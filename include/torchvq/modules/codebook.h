@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <vector>
 
 #include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
@@ -25,6 +26,9 @@ class TORCHVQ_API CodebookImpl : public torch::nn::Cloneable<CodebookImpl> {
 
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+  void load(torch::serialize::InputArchive& archive) override;
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
@@ -64,7 +68,17 @@ class TORCHVQ_API CodebookImpl : public torch::nn::Cloneable<CodebookImpl> {
   /// Sets the codes and the averages behind them, so that the next update keeps what it was given.
   void set_codes(const torch::Tensor& codes);
 
+  /// Takes over the state of a codebook of the same options, statistics in waiting included.
+  void copy_state(const CodebookImpl& other, const std::optional<torch::Device>& device);
+  /// To be called once new values were copied into the state: what waited for the old ones is
+  /// dropped. `missing` names state that there was no value for: it gets its defaults.
+  void state_loaded(const std::vector<std::string>& missing = {});
+  /// Whether state may be missing in a checkpoint: what this library adds to the reference's.
+  static bool is_optional_state(const std::string& name);
+
   bool has_dead_code_replacement() const;
+  /// Whether the codes are a parameter, which an optimizer may move.
+  bool learns_by_gradient() const;
   std::string metric() const;
   int64_t num_codebooks() const;
 
@@ -90,6 +104,8 @@ class TORCHVQ_API CodebookImpl : public torch::nn::Cloneable<CodebookImpl> {
   torch::Tensor wide_embed() const;
   void store_embed(const torch::Tensor& wide);
   void update_affine(const torch::Tensor& x, const std::optional<torch::Tensor>& mask);
+  void restore_default(const std::string& name);
+  int64_t cooldown_steps() const;
   template <typename Cast>
   void keep_state(const Cast& cast);
 

@@ -29,8 +29,8 @@ struct ResolvedVectorQuantizeOptions {
 ///
 /// Example:
 /// ```
-/// torchvq::VectorQuantize
-/// quantizer(torchvq::VectorQuantizeOptions(256).codebook_size(512).decay(0.8));
+/// const auto options = torchvq::VectorQuantizeOptions(256).codebook_size(512).decay(0.8);
+/// torchvq::VectorQuantize quantizer(options);
 /// ```
 struct TORCHVQ_API VectorQuantizeOptions {
   /// @param dim  features of the input, at least 1.
@@ -134,7 +134,10 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// Default: false, but true with vq_bridge and directional_reparam.
   TORCH_ARG(std::optional<bool>, learnable_codebook);
   /// Optimizer of the codebook that makes a step towards the tokens inside each training forward.
-  /// Default: none.
+  /// Its options are this function's; what it accumulates is part of the checkpoint (state_dict.h,
+  /// torch::save) under the names that Python uses, `in_place_codebook_optimizer.0.exp_avg`: for
+  /// SGD, Adam, AdamW, RMSprop and Adagrad of torch::optim. Of other optimizers libtorch has no way
+  /// to read or set the state without knowing their types, so they start anew. Default: none.
   TORCH_ARG(CodebookOptimizer, in_place_codebook_optimizer);
   /// Accumulate its gradients only; update_in_place_optimizer() makes the step. Default: false.
   TORCH_ARG(bool, manual_in_place_optimizer_update) = false;
@@ -155,6 +158,10 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// The same as a fraction of the fair share of tokens per code, which does not depend on the
   /// batch size. Default: 0, never.
   TORCH_ARG(double, dead_code_threshold_fraction) = 0.0;
+  /// The numbers of vector-quantize-pytorch where this library differs on purpose: masked
+  /// commitment, diversity over positions, rotation near zero, dead codes and unused codes
+  /// (docs/migrating.md). For comparing with old curves. Default: false.
+  TORCH_ARG(bool, vqp_compat) = false;
 
   // Affine codes
   // -----------------------------------------------------------------------------------------
@@ -194,7 +201,7 @@ struct TORCHVQ_API VectorQuantizeForwardOptions {
   TORCH_ARG(std::optional<bool>, freeze_codebook);
   /// From codes (H, K, D) to codes of each token (H, B, N, K, D), which are searched instead.
   TORCH_ARG(std::function<torch::Tensor(torch::Tensor)>, codebook_transform_fn);
-  /// (K,) or (H, K), or a scalar tensor: multiplies 1 - decay of each code.
+  /// (K,) or (H, K), or a scalar tensor, of any dtype: multiplies 1 - decay of each code.
   TORCH_ARG(std::optional<torch::Tensor>, ema_update_weight);
   /// Keep this call's statistics for the next call without it, as if both were one batch. Default:
   /// false.

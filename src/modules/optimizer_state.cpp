@@ -1,0 +1,197 @@
+#include "modules/optimizer_state.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/scalar_tensor.h>
+#include <c10/util/Exception.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+namespace torchvq::detail {
+namespace {
+
+namespace optim = torch::optim;
+using State = std::map<std::string, at::Tensor>;
+
+// The fields of each kind of state, by their Python names.
+
+template <typename Visit>
+void visit(optim::SGDParamState& state, const Visit& field) {
+  field("momentum_buffer", state.momentum_buffer());
+}
+
+template <typename AdamState, typename Visit>
+void visit_adam(AdamState& state, const Visit& field) {
+  field("step", state.step());
+  field("exp_avg", state.exp_avg());
+  field("exp_avg_sq", state.exp_avg_sq());
+  field("max_exp_avg_sq", state.max_exp_avg_sq());
+}
+
+template <typename Visit>
+void visit(optim::AdamParamState& state, const Visit& field) {
+  visit_adam(state, field);
+}
+
+template <typename Visit>
+void visit(optim::AdamWParamState& state, const Visit& field) {
+  visit_adam(state, field);
+}
+
+template <typename Visit>
+void visit(optim::RMSpropParamState& state, const Visit& field) {
+  field("step", state.step());
+  field("square_avg", state.square_avg());
+  field("momentum_buffer", state.momentum_buffer());
+  field("grad_avg", state.grad_avg());
+}
+
+template <typename Visit>
+void visit(optim::AdagradParamState& state, const Visit& field) {
+  field("step", state.step());
+  field("sum", state.sum());
+}
+
+/// Calls `use` with an empty state of the optimizer's type; false for a type that is not known.
+template <typename Use>
+bool with_state_of(const optim::Optimizer& optimizer, const Use& use) {
+  const auto is = [&]<typename Optimizer>(std::type_identity<Optimizer>) {
+    return dynamic_cast<const Optimizer*>(&optimizer) != nullptr;
+  };
+  if (is(std::type_identity<optim::SGD>())) {
+    use(optim::SGDParamState());
+  } else if (is(std::type_identity<optim::Adam>())) {
+    use(optim::AdamParamState());
+  } else if (is(std::type_identity<optim::AdamW>())) {
+    use(optim::AdamWParamState());
+  } else if (is(std::type_identity<optim::RMSprop>())) {
+    use(optim::RMSpropParamState());
+  } else if (is(std::type_identity<optim::Adagrad>())) {
+    use(optim::AdagradParamState());
+  } else {
+    return false;
+  }
+  return true;
+}
+
+std::vector<at::Tensor> parameters_of(const optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& group : optimizer.param_groups()) {
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  }
+  return parameters;
+}
+
+void write(State& state, const std::string& name, int64_t count) {
+  state[name] = at::scalar_tensor(static_cast<double>(count), at::kFloat);
+}
+
+void write(State& state, const std::string& name, const at::Tensor& value) {
+  if (value.defined()) {
+    state[name] = value.detach();
+  }
+}
+
+void read(int64_t& field, const at::Tensor& value, const at::Tensor& /*parameter*/) {
+  field = static_cast<int64_t>(value.item<double>());
+}
+
+void read(at::Tensor& field, const at::Tensor& value, const at::Tensor& parameter) {
+  field = value.detach().to(value.options().device(parameter.device()), /*non_blocking=*/false,
+                            /*copy=*/true);
+}
+
+void check_field(int64_t /*field*/, const std::string& name, const at::Tensor& value,
+                 const at::Tensor& /*parameter*/) {
+  TORCH_CHECK_VALUE(value.numel() == 1, "load_state_dict: expected ", name,
+                    " to be a number, but got shape ", value.sizes());
+}
+
+void check_field(const at::Tensor& /*field*/, const std::string& name, const at::Tensor& value,
+                 const at::Tensor& parameter) {
+  TORCH_CHECK_VALUE(value.sizes() == parameter.sizes(), "load_state_dict: expected ", name,
+                    " to have shape ", parameter.sizes(), ", but got ", value.sizes());
+}
+
+/// Removes from `left` what belongs to the parameter of this number.
+template <typename ParamState>
+void check_parameter(ParamState fields, const std::string& prefix, const at::Tensor& parameter,
+                     State& left) {
+  visit(fields, [&](const std::string& name, auto& field) {
+    if (const auto value = left.find(prefix + name); value != left.end()) {
+      check_field(field, value->first, value->second, parameter);
+      left.erase(value);
+    }
+  });
+}
+
+template <typename ParamState>
+void load_parameter(ParamState fields, const std::string& prefix, const at::Tensor& parameter,
+                    const State& state, optim::Optimizer& optimizer) {
+  bool found = false;
+  visit(fields, [&](const std::string& name, auto& field) {
+    if (const auto value = state.find(prefix + name); value != state.end()) {
+      read(field, value->second, parameter);
+      found = true;
+    }
+  });
+  if (found) {
+    optimizer.state()[parameter.unsafeGetTensorImpl()] =
+        std::make_unique<ParamState>(std::move(fields));
+  }
+}
+
+}  // namespace
+
+State optimizer_state(optim::Optimizer& optimizer) {
+  State state;
+  const auto parameters = parameters_of(optimizer);
+  const bool known = with_state_of(optimizer, [&]<typename ParamState>(const ParamState&) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const auto found = optimizer.state().find(parameters[i].unsafeGetTensorImpl());
+      if (found != optimizer.state().end()) {
+        visit(static_cast<ParamState&>(*found->second), [&](const std::string& name, auto& field) {
+          write(state, std::to_string(i) + "." + name, field);
+        });
+      }
+    }
+  });
+  if (!known) {
+    TORCH_WARN_ONCE(
+        "VectorQuantize: the in-place optimizer is none of torch::optim's SGD, Adam, AdamW, "
+        "RMSprop and Adagrad; what it has accumulated is not part of copies and checkpoints");
+  }
+  return state;
+}
+
+void check_optimizer_state(optim::Optimizer& optimizer, const State& state) {
+  auto left = state;
+  const auto parameters = parameters_of(optimizer);
+  with_state_of(optimizer, [&](const auto& fields) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      check_parameter(fields, std::to_string(i) + ".", parameters[i], left);
+    }
+  });
+  TORCH_CHECK_VALUE(left.empty(),
+                    "load_state_dict: expected the in-place optimizer's state to be of this "
+                    "optimizer's type and parameters, but got ",
+                    left.begin()->first);
+}
+
+void load_optimizer_state(optim::Optimizer& optimizer, const State& state) {
+  check_optimizer_state(optimizer, state);
+  const auto parameters = parameters_of(optimizer);
+  with_state_of(optimizer, [&](const auto& fields) {
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      load_parameter(fields, std::to_string(i) + ".", parameters[i], state, optimizer);
+    }
+  });
+}
+
+}  // namespace torchvq::detail

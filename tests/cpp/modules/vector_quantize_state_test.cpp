@@ -1,0 +1,248 @@
+// State of the VectorQuantize module: names, checkpoints, copies, casts.
+#include <set>
+#include <sstream>
+
+#include <torchvq/io/safetensors.h>
+
+#include "expect_throw.h"
+#include "modules/vector_quantize_support.h"
+
+namespace torchvq {
+namespace {
+
+using namespace torchvq::testing;
+
+constexpr int64_t kDim = 8;
+constexpr int64_t kCodes = 16;
+
+Options options() { return Options(kDim).codebook_size(kCodes); }
+
+/// A residual linear layer over the codes.
+struct BridgeImpl : torch::nn::Cloneable<BridgeImpl> {
+  BridgeImpl() { reset(); }
+  void reset() override { linear = register_module("linear", torch::nn::Linear(kDim, kDim)); }
+  torch::Tensor forward(const torch::Tensor& codes) { return codes + linear(codes); }
+  torch::nn::Linear linear{nullptr};
+};
+TORCH_MODULE(Bridge);
+
+template <typename Optimizer, typename OptimizerOptions>
+Options in_place(OptimizerOptions rates) {
+  return options().learnable_codebook(true).ema_update(false).in_place_codebook_optimizer(
+      [rates](std::vector<torch::Tensor> parameters) {
+        return std::make_shared<Optimizer>(std::move(parameters), rates);
+      });
+}
+
+Options with_adam() { return in_place<torch::optim::Adam>(torch::optim::AdamOptions(0.05)); }
+
+void train(VectorQuantize& module, int first, int last) {
+  for (int step = first; step < last; ++step) {
+    auto loss = module(normal({2, 30, kDim}, 100 + step)).loss;
+    loss.backward();
+    module->zero_grad();
+  }
+}
+
+/// Configurations that differ in what their state is made of.
+std::map<std::string, Options> configurations() {
+  return {
+      {"default", options()},
+      {"kmeans", options().kmeans_init(true).threshold_ema_dead_code(2)},
+      {"affine", options().affine_param(true)},
+      {"cosine", options().use_cosine_sim(true)},
+      {"norm", options().codebook_dim(3).layernorm_after_project_in(true)},
+      {"projected", options().heads(2).codebook_dim(3).separate_codebook_per_head(true)},
+      {"sampling", options().stochastic_sample_codes(true)},
+      {"orthogonal", options().orthogonal_reg_weight(0.5)},
+      {"bridge", options().vq_bridge(torch::nn::AnyModule(Bridge()))},
+      {"adam", with_adam()},
+      {"sgd", in_place<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9))},
+      {"adamw", in_place<torch::optim::AdamW>(torch::optim::AdamWOptions(0.05))},
+      {"rmsprop", in_place<torch::optim::RMSprop>(torch::optim::RMSpropOptions(0.05))},
+      {"adagrad", in_place<torch::optim::Adagrad>(torch::optim::AdagradOptions(0.05))},
+  };
+}
+
+/// A module of the same options that shares nothing with the other one.
+VectorQuantize another(Options given) {
+  given.vq_bridge(given.vq_bridge().clone());
+  return make(given, /*seed=*/7);
+}
+
+/// The rest of a run must be the uninterrupted one.
+void expect_continues_alike(VectorQuantize& resumed, VectorQuantize& original) {
+  expect_same_state(state_of(resumed), state_of(original));
+  train(resumed, 3, 6);
+  train(original, 3, 6);
+  expect_same_state(state_of(resumed), state_of(original));
+}
+
+TEST(VectorQuantizeStateTest, NamesAreThoseOfPython) {
+  const auto names = [](const Options& given) {
+    auto module = make(given);
+    train(module, 0, 1);
+    std::set<std::string> result;
+    for (const auto& [name, value] : state_dict(*module)) result.insert(name);
+    return result;
+  };
+  const std::set<std::string> plain = {"_codebook.cluster_size", "_codebook.cooldown",
+                                       "_codebook.embed",        "_codebook.embed_avg",
+                                       "_codebook.initted",      "_codebook.rng"};
+  EXPECT_EQ(names(options()), plain);
+  EXPECT_TRUE(names(options().affine_param(true)).contains("_codebook.batch_mean_needs_init"));
+  const auto norm = names(configurations().at("norm"));
+  for (const auto* name : {"project_in.0.weight", "project_in.1.bias", "project_out.weight"}) {
+    EXPECT_TRUE(norm.contains(name)) << name;
+  }
+  EXPECT_TRUE(names(configurations().at("projected")).contains("project_in.weight"));
+  EXPECT_TRUE(names(configurations().at("bridge")).contains("_codebook.vq_bridge.linear.weight"));
+  const auto adam = names(with_adam());
+  for (const auto* name : {"step", "exp_avg", "exp_avg_sq"}) {
+    EXPECT_TRUE(adam.contains(std::string("in_place_codebook_optimizer.0.") + name)) << name;
+  }
+}
+
+TEST(VectorQuantizeStateTest, StateDictContinuesTheRun) {
+  for (const auto& [name, given] : configurations()) {
+    SCOPED_TRACE(name);
+    auto original = make(given);
+    train(original, 0, 3);
+    auto resumed = another(given);
+    load_state_dict(*resumed, state_of(original));
+    expect_continues_alike(resumed, original);
+  }
+}
+
+TEST(VectorQuantizeStateTest, TorchSaveContinuesTheRun) {
+  for (const auto& [name, given] : configurations()) {
+    SCOPED_TRACE(name);
+    auto original = make(given);
+    train(original, 0, 3);
+    std::stringstream file;
+    torch::save(original, file);
+    auto resumed = another(given);
+    torch::load(resumed, file);
+    expect_continues_alike(resumed, original);
+  }
+}
+
+TEST(VectorQuantizeStateTest, CloneContinuesTheRunOnItsOwn) {
+  for (const auto& [name, given] : configurations()) {
+    SCOPED_TRACE(name);
+    auto original = make(given);
+    train(original, 0, 3);
+    const auto before = state_of(original);
+    VectorQuantize copy(std::dynamic_pointer_cast<VectorQuantizeImpl>(original->clone()));
+    train(copy, 3, 6);
+    expect_same_state(state_of(original), before);
+    VectorQuantize second(std::dynamic_pointer_cast<VectorQuantizeImpl>(original->clone()));
+    expect_continues_alike(second, original);
+    expect_same_state(state_of(copy), state_of(original));
+  }
+}
+
+TEST(VectorQuantizeStateTest, CloneInsideAModelUsesItsOwnTensors) {
+  struct ModelImpl : torch::nn::Cloneable<ModelImpl> {
+    explicit ModelImpl(Options given) : given(std::move(given)) { reset(); }
+    void reset() override { quantizer = register_module("quantizer", make(given)); }
+    Options given;
+    VectorQuantize quantizer{nullptr};
+  };
+  for (const auto& name : {"norm", "adam", "projected"}) {
+    SCOPED_TRACE(name);
+    auto original = std::make_shared<ModelImpl>(configurations().at(name));
+    train(original->quantizer, 0, 3);
+    const auto copy = std::dynamic_pointer_cast<ModelImpl>(original->clone());
+    expect_continues_alike(copy->quantizer, original->quantizer);
+    EXPECT_TRUE(state_dict(*copy).contains("quantizer._codebook.embed"));
+  }
+}
+
+TEST(VectorQuantizeStateTest, CloneKeepsModeFrozenParametersAndStatisticsInWaiting) {
+  auto module = make(options().orthogonal_reg_weight(1));
+  module->codebook_state->embed.set_requires_grad(false);
+  module(normal({2, 30, kDim}), CallOptions().accum_ema_update(true));
+  VectorQuantize copy(std::dynamic_pointer_cast<VectorQuantizeImpl>(module->clone()));
+  EXPECT_FALSE(copy->codebook_state->embed.requires_grad());
+  expect_continues_alike(copy, module);
+  module->eval();
+  EXPECT_FALSE(module->clone()->is_training());
+}
+
+TEST(VectorQuantizeStateTest, CheckpointOfTheReferenceLoads) {
+  auto source = make(options().affine_param(true));
+  train(source, 0, 2);
+  auto state = state_of(source);
+  for (const auto* name :
+       {"rng", "cooldown", "batch_mean_needs_init", "batch_variance_needs_init"}) {
+    state.erase(std::string("_codebook.") + name);
+  }
+  auto module = make(options().affine_param(true), 7);
+  const auto seed = module->codebook_state->rng[0].item<int64_t>();
+  train(module, 0, 1);
+  load_state_dict(*module, state);
+  EXPECT_TRUE(at::equal(module->codebook(), source->codebook()));
+  EXPECT_FALSE(module->codebook_state->batch_mean_needs_init.item<bool>());
+  EXPECT_EQ(module->codebook_state->rng[0].item<int64_t>(), seed);
+  EXPECT_EQ(module->codebook_state->rng[1].item<int64_t>(), 0);
+}
+
+TEST(VectorQuantizeStateTest, WrongCheckpointsAreNamedAndLeaveTheModule) {
+  auto module = make(with_adam());
+  train(module, 0, 2);
+  const auto before = state_of(module);
+  const auto refuse = [&](const auto& damage, const std::string& fragment) {
+    auto state = state_of(make(with_adam(), 7));
+    damage(state);
+    expect_throw_with<c10::ValueError>([&] { load_state_dict(*module, state); }, fragment);
+    expect_same_state(state_of(module), before);
+  };
+  refuse([](State& state) { state.erase("_codebook.embed"); },
+         "expected _codebook.embed to be in the state");
+  refuse([](State& state) { state["other"] = at::zeros({1}); }, "but got other");
+  refuse([](State& state) { state["_codebook.rng"] = at::zeros({3}, at::kLong); },
+         "expected _codebook.rng to have shape [2], but got [3]");
+  refuse([](State& state) { state["in_place_codebook_optimizer.0.speed"] = at::zeros({1}); },
+         "but got 0.speed");
+  refuse([](State& state) { state["in_place_codebook_optimizer.0.exp_avg"] = at::zeros({1}); },
+         "expected 0.exp_avg to have shape");
+  auto plain = make(options());
+  auto state = state_of(plain);
+  state["in_place_codebook_optimizer.0.exp_avg"] = at::zeros({1});
+  expect_throw_with<c10::ValueError>([&] { load_state_dict(*plain, state); },
+                                     "but got in_place_codebook_optimizer.0.exp_avg");
+}
+
+TEST(VectorQuantizeStateTest, CastsLeaveTheAveragesWideAndTheSeedWhole) {
+  for (const auto dtype : {at::kHalf, at::kBFloat16, at::kDouble, at::kFloat}) {
+    auto module = make(options().codebook_dim(3));
+    train(module, 0, 1);
+    const auto before = state_of(module);
+    module->to(dtype);
+    EXPECT_EQ(module->project_in->weight.scalar_type(), dtype);
+    const auto wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
+    for (const auto& item : module->codebook_state->named_buffers(/*recurse=*/false)) {
+      const auto& old = before.at("_codebook." + item.key());
+      EXPECT_EQ(item.value().scalar_type(), old.is_floating_point() ? wide : old.scalar_type());
+      EXPECT_TRUE(at::equal(item.value(), old.to(item.value().scalar_type()))) << item.key();
+    }
+    const auto x = normal({2, 5, kDim}).to(dtype);
+    const auto output = module(x);
+    EXPECT_EQ(output.quantized.scalar_type(), dtype);
+    EXPECT_TRUE(output.quantized.isfinite().all().item<bool>());
+    EXPECT_EQ(output.loss.scalar_type(), wide);
+  }
+}
+
+TEST(VectorQuantizeStateTest, CastParametersAreHalfAndTheirAveragesAreNot) {
+  auto module = make(options().orthogonal_reg_weight(0.1));
+  module->to(at::kBFloat16);
+  EXPECT_EQ(module->codebook_state->embed.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(module->codebook_state->embed_avg.scalar_type(), at::kFloat);
+  train(module, 0, 2);
+  EXPECT_EQ(module->codebook_state->embed.scalar_type(), at::kBFloat16);
+}
+
+}  // namespace
+}  // namespace torchvq

@@ -1,0 +1,60 @@
+// What the tests of the VectorQuantize module share.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include <torchvq/modules/state_dict.h>
+#include <torchvq/modules/vector_quantize.h>
+
+namespace torchvq::testing {
+
+using Options = VectorQuantizeOptions;
+using CallOptions = VectorQuantizeForwardOptions;
+using State = std::map<std::string, torch::Tensor>;
+
+/// The same numbers for the same seed, whatever else drew numbers before.
+inline torch::Tensor normal(at::IntArrayRef size, uint64_t seed = 1) {
+  return at::randn(size, at::detail::createCPUGenerator(seed), at::kFloat);
+}
+
+/// A module whose codes are of the size of the data.
+inline VectorQuantize make(const Options& options, uint64_t seed = 0) {
+  VectorQuantize module(options);
+  if (module->codebook_state->initialised()) {
+    auto codes = normal(module->codebook_state->embed.sizes(), seed);
+    module->set_codebook(options.use_cosine_sim() ? codes / codes.norm(2, -1, true) : codes);
+  }
+  return module;
+}
+
+inline State copy_of(const State& state) {
+  State copy;
+  for (const auto& [name, value] : state) {
+    copy[name] = value.detach().clone();
+  }
+  return copy;
+}
+
+inline State state_of(const VectorQuantize& module) { return copy_of(state_dict(*module)); }
+
+inline void expect_same_state(const State& actual, const State& expected) {
+  ASSERT_EQ(actual.size(), expected.size());
+  for (const auto& [name, value] : expected) {
+    ASSERT_TRUE(actual.contains(name)) << name;
+    EXPECT_EQ(actual.at(name).scalar_type(), value.scalar_type()) << name;
+    EXPECT_TRUE(at::equal(actual.at(name), value)) << name;
+  }
+}
+
+/// The nearest code of each token (T, D) among (K, D), in float64, the lowest index first.
+inline torch::Tensor brute_force(const torch::Tensor& x, const torch::Tensor& codes) {
+  const auto difference = x.to(at::kDouble).unsqueeze(1) - codes.to(at::kDouble).unsqueeze(0);
+  return difference.square().sum(-1).argmin(-1);
+}
+
+}  // namespace torchvq::testing

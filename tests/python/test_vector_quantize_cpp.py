@@ -1,0 +1,198 @@
+"""The C++ module is the Python module: the same outputs, losses, gradients and state, bit for bit."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from cli_support import ROOT, find_program
+from torch import Tensor
+from vector_quantize_cases import (
+    CASES,
+    CODES,
+    DIM,
+    LEARNABLE,
+    PROJECTED,
+    SEPARATE,
+    build,
+    data,
+    positions_of,
+    same,
+    state,
+)
+
+from torchvq import VectorQuantize
+
+STEPS = 4
+COMPAT = dict(vqp_compat=True)
+# Configurations beyond those that every test of the module runs through.
+MORE: dict[str, dict[str, Any]] = {
+    "compat_cosine": dict(**COMPAT, use_cosine_sim=True),
+    "compat_diversity": dict(**COMPAT, **SEPARATE, codebook_diversity_loss_weight=0.3),
+    "compat_projections": dict(**COMPAT, **PROJECTED),
+    "compat_orthogonal": dict(**COMPAT, orthogonal_reg_weight=0.5),
+    "compat_learnable": dict(**COMPAT, **LEARNABLE),
+    "compat_manual": dict(**COMPAT, manual_ema_update=True),
+    "compat_fraction": dict(**COMPAT, dead_code_threshold_fraction=0.5),
+    "in_place": dict(**LEARNABLE, in_place_codebook_optimizer="sgd"),
+    "input_as_padding": dict(return_zeros_for_masked_padding=False),
+}
+# What each step is called with besides x.
+CALLS: dict[str, tuple[str, str]] = {
+    "mask": ("default", "mask"),
+    "mask_heads": ("separate_heads", "mask"),
+    "mask_image": ("image_projections", "mask"),
+    "mask_padding": ("input_as_padding", "mask"),
+    "mask_compat": ("compat", "mask"),
+    "mask_compat_diversity": ("compat_diversity", "mask"),
+    "mask_kmeans": ("affine_kmeans_dead_codes", "mask"),
+    "targets": ("default", "indices"),
+    "targets_heads": ("separate_heads_cosine", "indices"),
+    "weight": ("default", "ema_update_weight"),
+}
+CASTS = {"bfloat16": torch.bfloat16, "half": torch.half, "double": torch.double}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def program() -> Path:
+    return find_program("TORCHVQ_VECTOR_QUANTIZE_RUN", ROOT / "build/tests/cpp/vector_quantize_run")
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def options_for(case: str) -> dict[str, Any]:
+    return {"dim": DIM, "codebook_size": CODES, **(MORE[case] if case in MORE else CASES[case])}
+
+
+def make(case: str, cast: str | None = None) -> VectorQuantize:
+    if case in CASES:
+        module = build(case)
+    else:
+        options = dict(MORE[case])
+        if "in_place_codebook_optimizer" in options:
+            options["in_place_codebook_optimizer"] = sgd
+        module = build(**options)
+    return module if cast is None else module.to(CASTS[cast])
+
+
+def arguments_of(module: VectorQuantize, step: int, kind: str | None) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(200 + step)
+    positions = positions_of(module)
+    if kind == "mask":
+        return {"mask": torch.rand(positions, generator=generator) < 0.6}
+    if kind == "indices":
+        heads = () if module.heads == 1 else (module.heads,)
+        return {"indices": torch.randint(-1, CODES, (*positions, *heads), generator=generator)}
+    if kind == "ema_update_weight":
+        return {"ema_update_weight": torch.rand(CODES, generator=generator).double()}
+    return {}
+
+
+def record(results: dict[str, Tensor], prefix: str, output: Any) -> None:
+    *tensors, terms = output
+    names = ("quantized", "loss") if len(tensors) == 2 else ("quantized", "indices", "loss")
+    for name, value in zip(names, tensors, strict=True):
+        results[prefix + name] = value.detach()
+    for name, value in terms._asdict().items():
+        results[prefix + name] = value.detach()
+
+
+def run_python(
+    module: VectorQuantize, steps: list[dict[str, Tensor]], x: Tensor
+) -> dict[str, Tensor]:
+    results: dict[str, Tensor] = {}
+    for step, tensors in enumerate(steps):
+        arguments = {name: value for name, value in tensors.items() if name not in ("x", "weight")}
+        leaf = tensors["x"].clone().requires_grad_()
+        output = module(leaf, **arguments, return_loss_breakdown=True)
+        prefix = f"{step}."
+        record(results, prefix, output)
+        (output[-2].sum() + (output[0].float() * tensors["weight"]).sum()).backward()
+        results[prefix + "gradient"] = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        for name, parameter in module.named_parameters():
+            if parameter.grad is not None:
+                results[prefix + "gradient." + name] = parameter.grad.clone()
+                parameter.data.sub_(parameter.grad, alpha=0.1)
+                parameter.grad = None
+    module.eval()
+    output = module(x, return_loss_breakdown=True)
+    record(results, "eval.", output)
+    results["eval.decoded"] = module.get_output_from_indices(output.indices).detach()
+    return results | {f"state.{name}": value for name, value in module.state_dict().items()}
+
+
+def run_cpp(options: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    contiguous = {name: value.detach().clone().contiguous() for name, value in tensors.items()}
+    safetensors.torch.save_file(contiguous, folder / "in.safetensors")
+    words = [f"{name}={value}" for name, value in options.items()]
+    files = [folder / "in.safetensors", folder / "out.safetensors"]
+    result = subprocess.run(
+        [program(), *files, *words], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    return safetensors.torch.load_file(folder / "out.safetensors")
+
+
+def assert_alike(
+    case: str,
+    folder: Path,
+    kind: str | None = None,
+    cast: str | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    module = make(case, cast)
+    steps = []
+    for step in range(STEPS):
+        x = data(module, step).to(dtype)
+        weight = torch.randn(x.shape, generator=torch.Generator().manual_seed(300 + step))
+        steps.append({"x": x, "weight": weight, **arguments_of(module, step, kind)})
+    x = data(module, STEPS).to(dtype)
+    given = {f"state.{name}": value for name, value in state(module).items()}
+    given |= {f"{i}.{name}": value for i, step in enumerate(steps) for name, value in step.items()}
+    options = options_for(case) | ({} if cast is None else {"cast": cast})
+    actual = run_cpp(options, {**given, "eval.x": x}, folder)
+    expected = run_python(module, steps, x)
+
+    own = {name for name in actual if kind == "indices" and name.endswith(".indices")}
+    assert actual.keys() - own == expected.keys() - own
+    different = [name for name in expected if not same(actual[name], expected[name])]
+    assert not different, f"C++ differs: {different}"
+    changed = [
+        name
+        for name in given
+        if name.startswith("state.") and not same(given[name], expected[name])
+    ]
+    assert changed, "the steps changed nothing, so nothing was compared"
+
+
+@pytest.mark.parametrize("case", [*CASES, *MORE])
+def test_cpp_module_equals_python(case: str, tmp_path: Path) -> None:
+    assert_alike(case, tmp_path)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_cpp_call_equals_python(call: str, tmp_path: Path) -> None:
+    case, kind = CALLS[call]
+    assert_alike(case, tmp_path, kind)
+
+
+@pytest.mark.parametrize(
+    "case", ["default", "projections", "layer_norm", "learnable", "affine", "orthogonal"]
+)
+@pytest.mark.parametrize("cast", CASTS)
+def test_cpp_cast_equals_python(cast: str, case: str, tmp_path: Path) -> None:
+    assert_alike(case, tmp_path, cast=cast, dtype=CASTS[cast])
