@@ -16,7 +16,10 @@ HEADER = Path(__file__).resolve().parents[2] / "include/torchvq/options/vector_q
 
 # Names that one side alone has, with the reason.
 ONLY_PYTHON = {
-    "VectorQuantizeOptions": {},
+    "VectorQuantizeOptions": {
+        "process_group": "the C++ module trains in one process; the engine under it is in torchvq/distributed",
+        "reduction": "belongs to process_group",
+    },
     "VectorQuantizeForwardOptions": {
         "x": "the first argument of forward, not an option",
         "return_loss_breakdown": "the C++ result is a struct, which always has the breakdown",
