@@ -87,6 +87,7 @@ set(TORCHVQ_SOURCES
   ops/any/random_uniform.cpp
   ops/any/replace_dead_codes_.cpp
   ops/any/replace_with_candidates_.cpp
+  ops/any/residual_beam_search.cpp
   ops/any/rotation_trick.cpp
   ops/any/sample_codes.cpp
   ops/any/snapshot.cpp
@@ -111,6 +112,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/orthogonal_loss.cpp
   ops/autograd/replace_dead_codes_.cpp
   ops/autograd/replace_with_candidates_.cpp
+  ops/autograd/residual_beam_search.cpp
   ops/autograd/rotation_trick.cpp
   ops/autograd/snapshot.cpp
   ops/autograd/straight_through.cpp
@@ -163,6 +165,7 @@ set(TORCHVQ_SOURCES
   ops/meta/random_uniform.cpp
   ops/meta/replace_dead_codes_.cpp
   ops/meta/replace_with_candidates_.cpp
+  ops/meta/residual_beam_search.cpp
   ops/meta/rotation_trick.cpp
   ops/meta/sample_codes.cpp
   ops/meta/snapshot.cpp
@@ -175,6 +178,7 @@ set(TORCHVQ_SOURCES
   ops/random_uniform.cpp
   ops/replace_dead_codes_.cpp
   ops/replace_with_candidates_.cpp
+  ops/residual_beam_search.cpp
   ops/rotation_trick.cpp
   ops/sample_codes.cpp
   ops/snapshot.cpp

@@ -23,7 +23,8 @@ from torchvq._implicit_codebook import (
 from torchvq._in_place import average_gradients, own_backward
 from torchvq._losses import Choice
 from torchvq._ranks import Ranks, Tokens, advance_rng, collect, noise_rng, replace_dead_codes
-from torchvq._search import choose, estimator
+from torchvq._residual_beam import level_mask, prepare_levels, search_paths
+from torchvq._search import choose, estimator, prepare
 from torchvq.vector_quantize import VectorQuantize
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class Request(NamedTuple):
     frozen: bool
     depth: int | Tensor  # levels in use: a number, or one that only the device knows
     ranks: Ranks
+    beam: int = 1  # paths kept between levels
 
 
 class Implicit(NamedTuple):
@@ -75,11 +77,16 @@ def walk(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Walk:
     # The sum of the levels' own outputs, where it is these that have a gradient.
     summed = total
     levels: list[Level] = []
+    paths = None
+    if request.beam > 1:
+        prepare_levels(rvq, inputs, request)
+        paths = search_paths(rvq, inputs, request)
     for index in range(_reach(rvq, request)):
         implicit = None
         if index > 0 and rvq.implicit_neural_codebook:
             implicit = Implicit(rvq.mlp(index), _condition(rvq, inputs, total, summed))
-        level = _choose_level(rvq, index, residual, implicit, request)
+        picked = None if paths is None else paths[index]
+        level = _choose_level(rvq, index, residual, implicit, request, picked)
         output = _zero_unless(level.used, level.choice.quantized)
         total = total + level.codes
         summed = summed + output
@@ -117,12 +124,11 @@ def _choose_level(
     residual: Tensor,
     implicit: Implicit | None,
     request: Request,
+    picked: Tensor | None,
 ) -> Level:
     vq = rvq.levels[index]
-    used, mask = None, request.mask
-    if not isinstance(request.depth, int):
-        used = request.depth > index
-        mask = used.expand(request.batch) if mask is None else mask & used
+    used = None if isinstance(request.depth, int) else request.depth > index
+    mask, head_mask = level_mask(rvq, request, index)
     call = Call(
         targets=None if request.targets is None else request.targets[index],
         mask=mask,
@@ -135,17 +141,8 @@ def _choose_level(
         weight=None,
         ranks=request.ranks,
     )
-    head_mask = None if mask is None else rvq.layout.split_mask(mask)
-    if index == 0 or not rvq.shared_codebook:
-        learning = vq.training and not (call.frozen and vq._codebook.initialised)
-        vq._codebook.prepare(
-            residual,
-            head_mask,
-            learning,
-            request.ranks,
-            sync_kmeans=vq.sync_kmeans,
-            sync_affine=vq.sync_affine_param,
-        )
+    if picked is None and (index == 0 or not rvq.shared_codebook):
+        prepare(vq, residual, head_mask, call.frozen, request.ranks)
     if index == 0 and rvq.shared_codebook and not request.frozen:
         step_shared_optimizer(rvq, residual, request)
     tokens = rvq.layout.merge_heads(residual, *request.batch).flatten(2)
@@ -154,7 +151,9 @@ def _choose_level(
     gradient = estimator(vq) if own else "none"
     rng = _level_rng(rvq, index)
     if implicit is None:
-        choice = choose(vq, residual, tokens, head_mask, call, gradient=gradient, rng=rng)
+        choice = choose(
+            vq, residual, tokens, head_mask, call, gradient=gradient, rng=rng, picked=picked
+        )
     else:
         choice = choose_implicit(
             vq,

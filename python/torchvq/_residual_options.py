@@ -68,10 +68,28 @@ def check_residual(levels: int, options: dict[str, Any]) -> None:
     )
 
 
-def check_beam(*sizes: int | None) -> None:
-    """Raises NotImplementedError for a beam: this version takes the nearest code of each level."""
-    for size in sizes:
-        if size is not None and size != 1:
-            raise NotImplementedError(
-                f"ResidualVQ: expected beam_size to be 1 or none in this version, but got {size}"
-            )
+def check_beam_options(levels: int, options: dict[str, Any]) -> None:
+    """Raises ValueError for beams that the options exclude, and for weights that do not fit."""
+    implicit = options["implicit_neural_codebook"]
+    for name in ("beam_size", "eval_beam_size"):
+        check_beam(name, options[name], implicit)
+    weights = options["beam_score_quantizer_weights"]
+    fits = weights is None or (
+        len(weights) == levels and all(0 <= weight < float("inf") for weight in weights)
+    )
+    condition = f"{levels} finite, non-negative numbers"
+    _expect(fits, "beam_score_quantizer_weights", condition, weights)
+
+
+def check_beam(name: str, size: int | None, implicit: bool) -> None:
+    """Raises ValueError for a beam of no paths, or one through codes that depend on the path."""
+    _expect(size is None or size >= 1, name, "at least 1", size)
+    _expect(
+        size in (None, 1) or not implicit, name, "1 or none with implicit_neural_codebook", size
+    )
+
+
+def check_beam_training(vq_kwargs_conflicts: dict[str, bool], beam: int) -> None:
+    """Raises ValueError where a training step with a beam would have to choose codes in two ways."""
+    for name, given in vq_kwargs_conflicts.items():
+        _expect(not given, name, f"off in training with beam_size {beam}", True)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchvq._call import Call
 from torchvq._in_place import in_place_step
 from torchvq._losses import Choice, Chosen
-from torchvq._ranks import noise_rng
+from torchvq._ranks import Ranks, noise_rng
 
 if TYPE_CHECKING:
     from torchvq.vector_quantize import VectorQuantize
@@ -25,6 +25,7 @@ def choose(
     *,
     gradient: str | None = None,
     rng: Tensor | None = None,
+    picked: Tensor | None = None,
 ) -> Choice:
     """The step of the codebook's own optimizer, if any, and the search. Learning comes after.
 
@@ -33,6 +34,7 @@ def choose(
         mask: (H, T).
         gradient: the estimator of the output; default: the module's own.
         rng: (2,), for sampling and noise; default: the codebook's.
+        picked: (H, T), codes that are already chosen; nothing is searched then.
     """
     codebook = codes_to_search(vq, call, tokens, projected.dtype)
     in_place = None
@@ -52,18 +54,32 @@ def choose(
         gradient_temperature=call.temperature,
         variance=vq.directional_reparam_variance,
         sync_update_v=vq.sync_update_v if vq.training else 0.0,
+        chosen=picked,
     )
     chosen = Chosen(tokens, inputs, codebook, mask, codes, indices)
     return Choice(quantized, chosen, in_place)
+
+
+def prepare(
+    vq: "VectorQuantize", x: Tensor, mask: Tensor | None, frozen: bool, ranks: Ranks
+) -> None:
+    """What precedes the search for tokens (H, T, D); a frozen codebook is initialised all the same."""
+    learning = vq.training and not (frozen and vq._codebook.initialised)
+    vq._codebook.prepare(
+        x,
+        mask,
+        learning,
+        ranks,
+        sync_kmeans=vq.sync_kmeans,
+        sync_affine=vq.sync_affine_param,
+    )
 
 
 def codes_to_search(vq: "VectorQuantize", call: Call, tokens: Tensor, dtype: torch.dtype) -> Tensor:
     """The codes for tokens (B, N, dim), projected to a dtype: (H, K, D), or one set for each token (H, T, K, D)."""
     codebook = vq._codebook
     if call.transform is None:
-        codes = codebook.codes()
-        # The input decides how wide the arithmetic is, not a module that was made double.
-        return codes.float() if codes.dtype == torch.float64 != dtype else codes
+        return stored_codes(vq, dtype)
     codes = call.transform(_ops.snapshot(codebook.codes()))
     heads = codebook.num_codebooks
     if codes.dim() != 5 or codes.shape[0] != heads:
@@ -74,6 +90,13 @@ def codes_to_search(vq: "VectorQuantize", call: Call, tokens: Tensor, dtype: tor
     return codes.reshape(
         heads, tokens.shape[0] * tokens.shape[1] * vq.heads // heads, *codes.shape[3:]
     )
+
+
+def stored_codes(vq: "VectorQuantize", dtype: torch.dtype) -> Tensor:
+    """The codes (H, K, D) for tokens that are projected to a dtype."""
+    codes = vq._codebook.codes()
+    # The input decides how wide the arithmetic is, not a module that was made double.
+    return codes.float() if codes.dtype == torch.float64 != dtype else codes
 
 
 def estimator(vq: "VectorQuantize") -> str:

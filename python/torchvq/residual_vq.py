@@ -23,7 +23,13 @@ from torchvq._residual_levels import (
     search_loss,
     walk,
 )
-from torchvq._residual_options import check_beam, check_residual, resolve_codebook_sizes
+from torchvq._residual_options import (
+    check_beam,
+    check_beam_options,
+    check_beam_training,
+    check_residual,
+    resolve_codebook_sizes,
+)
 from torchvq.codebook import Codebook
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
 from torchvq.vector_quantize import VectorQuantize
@@ -62,6 +68,11 @@ class ResidualVQ(nn.Module):
             for each token, from what the levels before have decoded. Codes and networks learn by gradient. Default:
             False.
         mlp_kwargs: ``dim_hidden`` (default: the features of a code) and ``depth`` (default: 4) of those networks.
+        beam_size: paths through the levels that the search keeps; the path that leaves least in the end is taken.
+            1 takes the nearest code of each level. Larger is better and slower. Default: 1.
+        eval_beam_size: the same in evaluation. Default: ``beam_size``.
+        beam_score_quantizer_weights: a weight for each level: a path's score is then the weighted sum of what
+            remains after each of its levels. Default: what remains after the last of them.
         quant_grad_frac: fraction of a level's gradient that reaches the residual of the next level, in [0, 1]. Each
             commitment loss is weakened by ``1 - quant_grad_frac`` per level before it. Default: 0.
         return_zeros_for_masked_padding: masked outputs are zero; otherwise the input. Default: True.
@@ -111,7 +122,7 @@ class ResidualVQ(nn.Module):
         options = {name: value for name, value in locals().items() if name != "self"}
         sizes = resolve_codebook_sizes(num_quantizers, codebook_size, shared_codebook)
         check_residual(len(sizes), options)
-        check_beam(beam_size, eval_beam_size)
+        check_beam_options(len(sizes), options)
 
         self.dim = dim
         self.heads = heads
@@ -131,6 +142,9 @@ class ResidualVQ(nn.Module):
         self.quantize_dropout_cutoff_index = quantize_dropout_cutoff_index
         self.quantize_dropout_multiple_of = quantize_dropout_multiple_of
         self.vqp_compat = vq_kwargs.get("vqp_compat", False)
+        self.beam_size = beam_size
+        self.eval_beam_size = beam_size if eval_beam_size is None else eval_beam_size
+        self.beam_score_quantizer_weights = beam_score_quantizer_weights
 
         inner_dim = self.codebook_dim * heads
         self.has_projections = inner_dim != dim
@@ -198,6 +212,7 @@ class ResidualVQ(nn.Module):
                 output.
             sample_codebook_temp: overrides the option for this call.
             freeze_codebook: freezes the codebooks for this call, in addition to the option.
+            beam_size: overrides the option for this call, in training and evaluation.
             rand_quantize_dropout_fixed_seed: decides which levels are dropped, the same as in the reference.
                 Default: the
                 module's own generator.
@@ -238,7 +253,7 @@ class ResidualVQ(nn.Module):
         """forward for a group: uses ``depth`` levels, if given, and also returns how many were used."""
         layout = self.layout
         layout.check(x)
-        check_beam(beam_size)
+        beam = self._beam(beam_size)
         targets = self._targets(indices)
         token_mask = layout.token_mask(x, mask, None)
         with ExitStack() as steps:
@@ -262,6 +277,7 @@ class ResidualVQ(nn.Module):
                 frozen=freeze_codebook or self.levels[0].freeze_codebook,
                 depth=depth,
                 ranks=ranks,
+                beam=beam,
             )
             inputs = layout.split_heads(project(self.project_in, tokens))
             if inputs.dtype in _HALF:
@@ -357,6 +373,29 @@ class ResidualVQ(nn.Module):
         if seed is not None:
             return seeded_depth(seed, *rule)
         return drawn_depth(self.levels[0]._codebook.rng, *rule)
+
+    def _beam(self, size: int | None) -> int:
+        """How many paths this forward keeps."""
+        check_beam("beam_size", size, self.implicit_neural_codebook)
+        if size is None:
+            size = self.beam_size if self.training else self.eval_beam_size
+        beam = 1 if size is None else size
+        if beam > 1 and self.training:
+            first = self.levels[0]
+            optimizers = (self.in_place_codebook_optimizer, first.in_place_codebook_optimizer)
+            conflicts = {
+                "stochastic_sample_codes": first.stochastic_sample_codes,
+                "in_place_codebook_optimizer": any(o is not None for o in optimizers),
+            }
+            check_beam_training(conflicts, beam)
+        return beam
+
+    @property
+    def beam_weights(self) -> list[float] | None:
+        """What the score of a path weighs each level's remainder by; None: the last remainder is the score."""
+        if self.beam_score_quantizer_weights is None and self.vqp_compat:
+            return [1.0] * self.num_quantizers
+        return self.beam_score_quantizer_weights
 
     def _restore(self, output: Tensor, x: Tensor, request: Request) -> Tensor:
         layout = self.layout

@@ -14,7 +14,7 @@ from torchvq._layout import Layout
 from torchvq._options import check_vector_quantize, codebook_options
 from torchvq._projection import make_projections, project
 from torchvq._ranks import advance_rng, group_name, ranks_of, shake_hands
-from torchvq._search import choose
+from torchvq._search import choose, prepare
 from torchvq.codebook import Codebook, EmaWeight
 from torchvq.outputs import (
     LossBreakdown,
@@ -333,16 +333,8 @@ class VectorQuantize(nn.Module):
             tokens = _ops.fill_masked(tokens, call.mask)
             head_mask = layout.split_mask(call.mask)
         projected = layout.split_heads(project(self.project_in, tokens))
-        learning = self.training and not (call.frozen and self._codebook.initialised)
         shake_hands([self._codebook], call.ranks)
-        self._codebook.prepare(
-            projected,
-            head_mask,
-            learning,
-            call.ranks,
-            sync_kmeans=self.sync_kmeans,
-            sync_affine=self.sync_affine_param,
-        )
+        prepare(self, projected, head_mask, call.frozen, call.ranks)
 
         choice = choose(self, projected, tokens, head_mask, call)
         chosen = choice.chosen

@@ -48,8 +48,18 @@ Choice sample(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor&
   return {indices, mark_non_finite(ops::lookup_codes(wide, indices), x)};
 }
 
+Choice take(const at::Tensor& x, const at::Tensor& codebook, const QuantizeOptions& options) {
+  TORCH_CHECK_VALUE(!options.topk(), "quantize: expected topk or chosen, but got both");
+  const auto wide = codebook.to(detail::compute_dtype(x));
+  const auto codes = ops::lookup_codes(wide, *options.chosen());
+  return {*options.chosen(), mark_non_finite(codes, x)};
+}
+
 Choice choose(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
               const QuantizeOptions& options) {
+  if (options.chosen()) {
+    return take(x, codebook, options);
+  }
   if (codebook.dim() == 4) {
     auto [indices, codes] = nearest_token_code(x, codebook, options.metric(), options.topk());
     return {indices, codes};
@@ -131,7 +141,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> quantize_op(
     const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
     const std::optional<at::Tensor>& mask, std::optional<int64_t> topk, std::string_view metric,
     std::string_view estimator, std::optional<double> temperature, double gradient_temperature,
-    double variance, double sync_update_v) {
+    double variance, double sync_update_v, const std::optional<at::Tensor>& chosen) {
   const auto output = quantize(x, codebook, rng, mask,
                                QuantizeOptions()
                                    .topk(topk)
@@ -140,7 +150,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> quantize_op(
                                    .temperature(temperature)
                                    .gradient_temperature(gradient_temperature)
                                    .variance(variance)
-                                   .sync_update_v(sync_update_v));
+                                   .sync_update_v(sync_update_v)
+                                   .chosen(chosen));
   return {output.quantized, output.indices, output.codes, output.inputs};
 }
 
@@ -152,7 +163,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "quantize(Tensor x, Tensor codebook, Tensor rng, *, Tensor? mask=None, int? topk=None, "
       "str metric='euclidean', str estimator='straight_through', float? temperature=None, "
-      "float gradient_temperature=1.0, float variance=0.005, float sync_update_v=0.0) "
+      "float gradient_temperature=1.0, float variance=0.005, float sync_update_v=0.0, "
+      "Tensor? chosen=None) "
       "-> (Tensor quantized, Tensor indices, Tensor codes, Tensor inputs)",
       torchvq::functional::quantize_op);
 }

@@ -16,7 +16,7 @@ at::Tensor bounded_norm(const at::Tensor& rows) {
   return rows.norm(2, -1, /*keepdim=*/true).clamp_min(kMinNorm);
 }
 
-at::Tensor dot(const at::Tensor& a, const at::Tensor& b) {
+at::Tensor row_dot(const at::Tensor& a, const at::Tensor& b) {
   return a.mul(b).sum(-1, /*keepdim=*/true);
 }
 
@@ -28,7 +28,7 @@ at::Tensor vqp_rotation_trick(const at::Tensor& x, const at::Tensor& codes) {
   const auto e = from.div(from_norm), q = to.div(to_norm);
   const auto sum = e.add(q);
   const auto r = sum.div(bounded_norm(sum));
-  const auto rotated = x.sub(r.mul(dot(x, r)).mul(2)).add(q.mul(dot(x, e)).mul(2));
+  const auto rotated = x.sub(r.mul(row_dot(x, r)).mul(2)).add(q.mul(row_dot(x, e)).mul(2));
   return rotated.mul(to_norm.div(from_norm));
 }
 

@@ -50,6 +50,7 @@ constexpr const char* kOperators[] = {
     "replace_dead_codes_",
     "replace_with_candidates_",
     "replica_hashes",
+    "residual_beam_search",
     "rotation_trick",
     "sample_codes",
     "snapshot",

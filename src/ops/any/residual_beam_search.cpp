@@ -1,0 +1,186 @@
+// Any device: plain ATen, the reference for the CPU kernel.
+//
+// Matrix products in float64 score all extensions of all paths; a bound on their rounding tells
+// whether the best ones are certain, and where they are not, the scores that the contract defines
+// decide among all. Tokens are taken in chunks, so that memory stays bounded.
+#include "ops/residual_beam_search.h"
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/library.h>
+
+namespace torchvq {
+namespace {
+
+using detail::BeamProblem;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr int64_t kChunkScores = int64_t{1} << 21;  // scores alive at a time
+
+/// The codes of one level and head.
+struct Level {
+  at::Tensor codes;     ///< (K, D)
+  at::Tensor columns;   ///< (D, K)
+  at::Tensor finite;    ///< (K, D) float64, rows with a NaN or infinity zero
+  at::Tensor excluded;  ///< (K,) bool, those rows
+  at::Tensor squares;   ///< (K,) float64, squared norms
+  double weight = 1;
+  bool adds = false;  ///< whether the scores of the levels add up
+
+  Level(const BeamProblem& problem, int64_t head, size_t n) {
+    codes = problem.codebooks[n].select(0, head);
+    columns = codes.t().contiguous();
+    excluded = problem.codebooks[n].select(0, head).isfinite().all(-1).logical_not_();
+    finite = codes.to(at::kDouble).masked_fill(excluded.unsqueeze(-1), 0);
+    squares = finite.square().sum(-1);
+    adds = !problem.weights.empty();
+    if (adds) weight = problem.weights[n];
+  }
+};
+
+/// The paths of a chunk of t tokens, w for each, in lexicographic order.
+struct Paths {
+  at::Tensor residual;  ///< (t, w, D)
+  at::Tensor score;     ///< (t, w) float64
+  at::Tensor indices;   ///< (t, w, levels so far)
+};
+
+/// The contract's scores: residual columns d -> (n,), codes likewise; smaller is better.
+template <typename Residual, typename Code>
+at::Tensor exact_scores(int64_t dim, const at::Tensor& before, const Level& level,
+                        const Residual& residual, const Code& code) {
+  auto score = at::zeros_like(before);
+  for (int64_t d = 0; d < dim; ++d) {
+    const auto difference = residual(d).to(at::kDouble) - code(d).to(at::kDouble);
+    score.add_(difference * difference);
+  }
+  if (level.adds) score = before + score * level.weight;
+  return score.masked_fill_(score.isfinite().logical_not(), kInfinity);
+}
+
+/// Flat extensions (t, count), best first, by the contract's scores of all extensions.
+at::Tensor decide(const Paths& paths, const Level& level, int64_t count) {
+  const int64_t t = paths.score.size(0), w = paths.score.size(1), k = level.codes.size(0);
+  const auto scores = exact_scores(
+      level.codes.size(1), paths.score.unsqueeze(-1).expand({t, w, k}).contiguous(), level,
+      [&](int64_t d) { return paths.residual.select(-1, d).unsqueeze(-1); },
+      [&](int64_t d) { return level.columns.select(0, d); });
+  const auto excluded = scores.masked_fill(level.excluded, kInfinity).view({t, w * k});
+  const std::optional<bool> stable = true;
+  return std::get<1>(excluded.sort(stable, -1, /*descending=*/false)).narrow(-1, 0, count);
+}
+
+/// Flat extensions (t, count) and whether they are certain (t,).
+std::tuple<at::Tensor, at::Tensor> screen(const Paths& paths, const Level& level, int64_t count) {
+  const int64_t t = paths.score.size(0), w = paths.score.size(1), k = level.codes.size(0);
+  const auto wide = paths.residual.to(at::kDouble);
+  const auto lengths = wide.square().sum(-1);
+  auto scores = at::matmul(wide, level.finite.t()).mul_(-2);
+  scores.add_(lengths.unsqueeze(-1)).add_(level.squares);
+  if (level.adds) scores.mul_(level.weight).add_(paths.score.unsqueeze(-1));
+  scores.masked_fill_(level.excluded, kInfinity);
+  scores.masked_fill_(paths.score.isinf().unsqueeze(-1), kInfinity);
+
+  const int64_t all = w * k, taken = std::min(count + 1, all);
+  const auto [values, places] = scores.view({t, all}).topk(taken, -1, /*largest=*/false);
+  auto magnitude = std::get<0>(lengths.max(-1)) + level.squares.max();
+  if (level.adds) magnitude = magnitude * level.weight + std::get<0>(paths.score.max(-1));
+  const double dim = static_cast<double>(level.codes.size(1));
+  // Of the product above and of the contract's own sum.
+  const auto error = (magnitude + 0x1p-900) * ((dim + 16) * 8 * 0x1p-53);
+  const auto certain = taken == count
+                           ? at::zeros_like(error, error.options().dtype(at::kBool)).fill_(true)
+                           : (values.select(-1, count) - values.select(-1, count - 1)).gt(error);
+  return {places.narrow(-1, 0, count), certain};
+}
+
+/// The best `count` extensions of every token's paths, in lexicographic order.
+Paths extend(const Paths& paths, const Level& level, int64_t count) {
+  const int64_t t = paths.score.size(0), k = level.codes.size(0), dim = level.codes.size(1);
+  auto [places, certain] = screen(paths, level, count);
+  const auto open = certain.logical_not().nonzero().squeeze(-1);
+  if (open.size(0) > 0) {
+    const Paths uncertain{paths.residual.index_select(0, open), paths.score.index_select(0, open),
+                          {}};
+    places = places.index_copy(0, open, decide(uncertain, level, count));
+  }
+  places = std::get<0>(places.sort(-1));
+  const auto parent = places.floor_divide(k), code = places.remainder(k);
+  const auto wide_parent = parent.unsqueeze(-1).expand({t, count, dim});
+  const auto residual = paths.residual.gather(1, wide_parent);
+  const auto codes = level.codes.index_select(0, code.flatten()).view({t, count, dim});
+  Paths next;
+  next.score = exact_scores(
+      dim, paths.score.gather(1, parent), level, [&](int64_t d) { return residual.select(-1, d); },
+      [&](int64_t d) { return codes.select(-1, d); });
+  next.score.masked_fill_(level.excluded.index_select(0, code.flatten()).view({t, count}),
+                          kInfinity);
+  next.residual = residual - codes;
+  const int64_t before = paths.indices.size(2);
+  const auto history = paths.indices.gather(1, parent.unsqueeze(-1).expand({t, count, before}));
+  next.indices = at::cat({history, code.unsqueeze(-1)}, -1);
+  return next;
+}
+
+at::Tensor search_chunk(const at::Tensor& x, const std::vector<Level>& levels, int64_t beam) {
+  const auto absent = x.isfinite().all(-1).logical_not_();
+  const int64_t t = x.size(0);
+  Paths paths;
+  paths.residual = x.masked_fill(absent.unsqueeze(-1), 0).unsqueeze(1);
+  paths.score = at::zeros({t, 1}, x.options().dtype(at::kDouble));
+  paths.indices = at::empty({t, 1, 0}, x.options().dtype(at::kLong));
+  for (size_t n = 0; n < levels.size(); ++n) {
+    const int64_t all = paths.score.size(1) * levels[n].codes.size(0);
+    paths = extend(paths, levels[n], n + 1 == levels.size() ? 1 : std::min(beam, all));
+  }
+  return paths.indices.squeeze(1).masked_fill(absent.unsqueeze(-1), 0);
+}
+
+at::Tensor residual_beam_search(const at::Tensor& x, at::TensorList codebooks, int64_t beam,
+                                const std::optional<at::Tensor>& mask,
+                                const std::optional<at::Tensor>& depth,
+                                at::ArrayRef<double> weights) {
+  const BeamProblem problem(x, codebooks, beam, mask, depth, weights);
+  const auto indices =
+      problem.greedy() ? detail::greedy_search(problem) : detail::beam_search_any(problem);
+  return detail::complete_beam_indices(problem, indices, mask);
+}
+
+}  // namespace
+
+at::Tensor detail::beam_search_any(const BeamProblem& problem) {
+  const auto used = static_cast<int64_t>(problem.codebooks.size());
+  auto indices =
+      at::empty({problem.heads, problem.tokens, used}, problem.x.options().dtype(at::kLong));
+  int64_t paths = 1, widest = 1;
+  for (const auto& codes : problem.codebooks) {
+    widest = std::max(widest, paths * std::max(codes.size(1), problem.dim));
+    paths = std::min(problem.beam, paths * codes.size(1));
+  }
+  const int64_t step = std::max<int64_t>(1, kChunkScores / widest);
+  for (int64_t head = 0; head < problem.heads && problem.tokens > 0; ++head) {
+    std::vector<Level> levels;
+    for (size_t n = 0; n < problem.codebooks.size(); ++n) levels.emplace_back(problem, head, n);
+    for (int64_t begin = 0; begin < problem.tokens; begin += step) {
+      const int64_t count = std::min(step, problem.tokens - begin);
+      const auto part = problem.x.select(0, head).narrow(0, begin, count);
+      indices.select(0, head).narrow(0, begin, count).copy_(
+          search_chunk(part, levels, problem.beam));
+    }
+  }
+  return indices;
+}
+
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("residual_beam_search", residual_beam_search);
+}
+
+}  // namespace torchvq

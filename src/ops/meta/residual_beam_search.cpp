@@ -1,0 +1,22 @@
+#include "ops/residual_beam_search.h"
+
+#include <torch/library.h>
+
+namespace torchvq {
+namespace {
+
+at::Tensor residual_beam_search(const at::Tensor& x, at::TensorList codebooks, int64_t beam,
+                                const std::optional<at::Tensor>& mask,
+                                const std::optional<at::Tensor>& depth,
+                                at::ArrayRef<double> weights) {
+  detail::check_residual_beam_search(x, codebooks, beam, mask, depth, weights);
+  const c10::SymInt levels(static_cast<int64_t>(codebooks.size()));
+  return x.new_empty_symint({x.sym_size(0), x.sym_size(1), levels},
+                            x.options().dtype(at::kLong));
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, Meta, m) { m.impl("residual_beam_search", residual_beam_search); }
+
+}  // namespace torchvq
