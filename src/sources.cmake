@@ -59,6 +59,7 @@ set(TORCHVQ_SOURCES
   kernels/cpu/nearest_code_prepare.cpp
   kernels/cpu/nearest_code_search.cpp
   kernels/cpu/nearest_code_wide.cpp
+  kernels/cpu/residual_beam.cpp
   kmeans.cpp
   modules/codebook.cpp
   modules/copy_tensors.cpp

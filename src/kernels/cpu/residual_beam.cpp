@@ -1,0 +1,250 @@
+#include "kernels/cpu/residual_beam.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cpu/nearest_code_bound.h"
+#include "kernels/cpu/nearest_code_decide.h"
+
+namespace torchvq::kernels {
+namespace {
+
+constexpr int64_t kSegment = 256;  // codes between two looks at the limit
+
+/// The contract's scores of up to 4 codes: float64, over d in index order, nothing contracted.
+void remainders(const float* residual, const float* const* codes, int64_t dim, int64_t count,
+                double* scores) {
+  double sum[4] = {};
+  const float* const pick[4] = {codes[0], codes[count > 1 ? 1 : 0], codes[count > 2 ? 2 : 0],
+                                codes[count > 3 ? 3 : 0]};
+  for (int64_t d = 0; d < dim; ++d) {
+    const double r = residual[d];
+    for (int i = 0; i < 4; ++i) {
+      const double difference = r - static_cast<double>(pick[i][d]);
+      sum[i] += difference * difference;
+    }
+  }
+  for (int64_t i = 0; i < count; ++i) scores[i] = sum[i];
+}
+
+double squared_norm(const float* row, int64_t dim) {
+  double sum = 0;
+  for (int64_t d = 0; d < dim; ++d) sum += static_cast<double>(row[d]) * row[d];
+  return sum;
+}
+
+}  // namespace
+
+ResidualBeam::ResidualBeam(const BeamTask& task, CpuLevel level, int64_t max_rows)
+    : task_(task),
+      scan_(residual_beam_scan(level)),
+      levels_(static_cast<int64_t>(task.levels.size())),
+      places_(kSegment),
+      values_(kSegment) {
+  const int64_t slots = max_rows * task.beam;
+  for (int side = 0; side < 2; ++side) {
+    residuals_[side] = AlignedBuffer<float>(slots * task.dim);
+    paths_[side].resize(static_cast<size_t>(slots));
+    histories_[side].resize(static_cast<size_t>(slots * levels_));
+  }
+}
+
+void ResidualBeam::begin(const float* x, int64_t rows) {
+  rows_ = rows, width_ = 1, done_ = 0;
+  finite_.resize(static_cast<size_t>(rows));
+  std::copy_n(x, rows * task_.dim, residuals_[side_].data());
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* const from = x + row * task_.dim;
+    finite_[static_cast<size_t>(row)] = all_finite(from, task_.dim);
+    const double length = squared_norm(from, task_.dim);
+    paths_[side_][static_cast<size_t>(row * task_.beam)] = {task_.weighted ? 0 : length, length,
+                                                            std::sqrt(length)};
+  }
+}
+
+void ResidualBeam::step(const float* base) {
+  const int64_t all = width_ * level().size;
+  const int64_t count = last() ? 1 : std::min(task_.beam, all);
+  next_width_ = count;
+  const int64_t stride = (task_.products ? 1 : width_) * level().size;
+  for (int64_t row = 0; row < rows_; ++row) {
+    if (finite_[static_cast<size_t>(row)]) {
+      extend_row(row, base + row * stride, count);
+    } else {
+      std::fill_n(residuals_[side_ ^ 1].data() + row * count * task_.dim, count * task_.dim, 0.0F);
+    }
+  }
+  width_ = next_width_;
+  side_ ^= 1;
+  ++done_;
+}
+
+void ResidualBeam::finish(int64_t* indices) const {
+  for (int64_t row = 0; row < rows_; ++row) {
+    const int32_t* const history = histories_[side_].data() + row * task_.beam * levels_;
+    for (int64_t n = 0; n < levels_; ++n) {
+      indices[row * levels_ + n] = finite_[static_cast<size_t>(row)] ? history[n] : 0;
+    }
+  }
+}
+
+void ResidualBeam::extend_row(int64_t row, const float* base, int64_t count) {
+  double error = 0;
+  extensions_.clear();
+  if (screens(paths(row), count, &error)) {
+    margin_ = kReach * error;
+    collect(row, base, count);
+    choose(row, count);
+  } else {
+    collect_exactly(row);
+    std::nth_element(extensions_.begin(), extensions_.begin() + (count - 1), extensions_.end());
+    extensions_.resize(static_cast<size_t>(count));
+  }
+  std::sort(extensions_.begin(), extensions_.end(),
+            [](const Extension& a, const Extension& b) { return a.place < b.place; });
+  continue_paths(row, count);
+}
+
+/// Whether float32 can tell anything, and how far the values can lie from the contract's scores.
+bool ResidualBeam::screens(const Path* paths, int64_t count, double* error) const {
+  double reach = 0, score = 0;
+  for (int64_t h = 0; h < width_; ++h) {
+    reach = std::max(reach, task_.products ? paths[h].reach : std::sqrt(paths[h].length));
+    score = std::max(score, paths[h].score + paths[h].length);
+    if (!std::isfinite(paths[h].score + paths[h].length)) return false;
+  }
+  const double whole = reach + level().radius;
+  if (!(whole * whole < kLargeSquare) || level().finite * width_ < count) return false;
+  // The products of row, earlier codes and code, their sum, the residual's own rounding.
+  const int64_t roundings = task_.dim + 3 * levels_ + 16;
+  const double value = chain_error(roundings, kFloatUnit) * whole * level().radius +
+                       kFloatTiny * static_cast<double>(roundings) * (1 + whole);
+  // Of the contract's sum, and of lengths and scores as they are added here.
+  const double wide = chain_error(roundings, kDoubleUnit) * 4 * (whole * whole + score);
+  *error = level().weight * (2 * value + wide) + wide;
+  return true;
+}
+
+void ResidualBeam::collect(int64_t row, const float* base, int64_t count) {
+  const Path* const given = paths(row);
+  const int32_t* const histories = histories_[side_].data() + row * task_.beam * levels_;
+  limit_ = HUGE_VAL;
+  room_ = static_cast<size_t>(2 * count) + 64;
+  order_.resize(static_cast<size_t>(width_));
+  for (int64_t h = 0; h < width_; ++h) order_[static_cast<size_t>(h)] = h;
+  const auto offset = [&](int64_t h) {
+    return task_.weighted ? given[h].score + level().weight * given[h].length : given[h].length;
+  };
+  std::sort(order_.begin(), order_.end(),
+            [&](int64_t a, int64_t b) { return offset(a) < offset(b); });
+  for (const int64_t h : order_) {
+    collect_path(task_.products ? base : base + h * level().size, histories + h * levels_, h,
+                 offset(h), count);
+  }
+  reduce(count);
+}
+
+void ResidualBeam::collect_path(const float* base, const int32_t* history, int64_t path,
+                                double offset, int64_t count) {
+  const int64_t size = level().size, earlier = task_.products ? done_ : 0;
+  const double scale = 2 * level().weight;
+  plus_.resize(static_cast<size_t>(earlier));
+  for (int64_t begin = 0; begin < size; begin += kSegment) {
+    for (int64_t m = 0; m < earlier; ++m) {
+      plus_[static_cast<size_t>(m)] =
+          level().products[static_cast<size_t>(m)] + history[m] * size + begin;
+    }
+    // Excluded codes, whose base is infinite, stay out.
+    const float limit = -round_down(-std::min((limit_ - offset) / scale, 0x1p126));
+    const int64_t found =
+        scan_.at_most(base + begin, plus_.data(), earlier, std::min(kSegment, size - begin), limit,
+                      places_.data(), values_.data());
+    for (int64_t i = 0; i < found; ++i) {
+      const auto slot = static_cast<size_t>(i);
+      extensions_.push_back({offset + scale * static_cast<double>(values_[slot]),
+                             path * size + begin + places_[slot]});
+    }
+    if (extensions_.size() >= room_) reduce(count);
+  }
+}
+
+/// Drops the extensions that are certain not to be among the best.
+void ResidualBeam::reduce(int64_t count) {
+  if (static_cast<int64_t>(extensions_.size()) <= count) return;
+  const auto nth = extensions_.begin() + (count - 1);
+  std::nth_element(extensions_.begin(), nth, extensions_.end());
+  limit_ = nth->value + margin_;
+  const auto end = std::partition(nth + 1, extensions_.end(), [&](const Extension& extension) {
+    return extension.value <= limit_;
+  });
+  extensions_.erase(end, extensions_.end());
+  room_ = std::max(room_, 2 * extensions_.size());
+}
+
+void ResidualBeam::collect_exactly(int64_t row) {
+  for (int64_t place = 0; place < width_ * level().size; ++place) {
+    extensions_.push_back({0, place});
+  }
+  score_exactly(row, extensions_.data(), static_cast<int64_t>(extensions_.size()));
+}
+
+/// The `count` best of what was collected: those that are certain, and of the others those that the
+/// contract's scores prefer.
+void ResidualBeam::choose(int64_t row, int64_t count) {
+  const auto all = static_cast<int64_t>(extensions_.size());
+  if (all == count) return;
+  const double least = limit_ - 2 * margin_;
+  const auto open =
+      std::partition(extensions_.begin(), extensions_.end(),
+                     [&](const Extension& extension) { return extension.value < least; });
+  score_exactly(row, &*open, extensions_.end() - open);
+  std::nth_element(open, extensions_.begin() + (count - 1), extensions_.end());
+  extensions_.resize(static_cast<size_t>(count));
+}
+
+void ResidualBeam::score_exactly(int64_t row, Extension* extensions, int64_t count) const {
+  const int64_t size = level().size, dim = task_.dim;
+  for (int64_t i = 0; i < count;) {
+    // As many as four extensions of one path at a time.
+    const int64_t path = extensions[i].place / size;
+    const float* codes[4];
+    int64_t together = 0;
+    for (; together < 4 && i + together < count; ++together) {
+      const int64_t place = extensions[i + together].place;
+      if (place / size != path) break;
+      codes[together] = level().codes + place % size * dim;
+    }
+    double scores[4];
+    const float* const residual = residuals() + (row * width_ + path) * dim;
+    remainders(residual, codes, dim, together, scores);
+    for (int64_t j = 0; j < together; ++j, ++i) {
+      double value = scores[j];
+      if (task_.weighted) value = paths(row)[path].score + value * level().weight;
+      const bool absent = level().excluded[extensions[i].place % size];
+      extensions[i].value = absent || !std::isfinite(value) ? HUGE_VAL : value;
+    }
+  }
+}
+
+/// Writes the chosen extensions of a row as its next paths.
+void ResidualBeam::continue_paths(int64_t row, int64_t count) {
+  const int64_t size = level().size, dim = task_.dim;
+  if (task_.weighted && !last()) score_exactly(row, extensions_.data(), count);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t path = extensions_[static_cast<size_t>(i)].place / size;
+    const int64_t code = extensions_[static_cast<size_t>(i)].place % size;
+    const int32_t* const from = histories_[side_].data() + (row * task_.beam + path) * levels_;
+    int32_t* const to = histories_[side_ ^ 1].data() + (row * task_.beam + i) * levels_;
+    std::copy_n(from, done_, to);
+    to[done_] = static_cast<int32_t>(code);
+    if (last()) continue;
+    const double length = scan_.subtract(
+        residuals() + (row * width_ + path) * dim, level().codes + code * dim, dim,
+        residuals_[side_ ^ 1].data() + (row * next_width_ + i) * dim);
+    const double score = task_.weighted ? extensions_[static_cast<size_t>(i)].value : length;
+    paths_[side_ ^ 1][static_cast<size_t>(row * task_.beam + i)] = {
+        score, length, paths(row)[path].reach + level().norms[code]};
+  }
+}
+
+}  // namespace torchvq::kernels

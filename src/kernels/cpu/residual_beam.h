@@ -1,0 +1,101 @@
+// Beam search of a block of float32 rows through residual levels (docs/design/residual-beam.md).
+//
+// The caller makes the matrix products; this picks paths. Screening scores in float32 with a proven
+// bound on their error leave few extensions; where the bound cannot tell which ones are best, the
+// scores that the contract defines decide.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cpu/aligned_buffer.h"
+#include "kernels/cpu/residual_beam_scan.h"
+
+namespace torchvq::kernels {
+
+struct BeamLevel {
+  const float* codes = nullptr;  ///< (size, dim)
+  const bool* excluded = nullptr;  ///< (size,), codes with a NaN or infinity
+  const double* norms = nullptr;   ///< (size,), 0 where excluded
+  /// Products with the codes of each earlier level, (size there, size), or empty.
+  std::vector<const float*> products;
+  int64_t size = 0;
+  int64_t finite = 0;  ///< codes that are not excluded
+  double radius = 0;   ///< largest norm
+  double weight = 1;
+};
+
+struct BeamTask {
+  std::vector<BeamLevel> levels;
+  int64_t dim = 0, beam = 1;
+  bool weighted = false;  ///< whether the scores of the levels add up
+  bool products = false;  ///< whether `base` of a step is per row, and not per path
+};
+
+/// Not for several threads at once: it keeps memory between calls.
+class ResidualBeam {
+ public:
+  ResidualBeam(const BeamTask& task, CpuLevel level, int64_t max_rows);
+
+  /// Starts `rows` rows that lie dim apart, at most max_rows.
+  void begin(const float* x, int64_t rows);
+
+  /// Extends all paths by the next level.
+  /// base: |c_k|^2 / 2 - <row, c_k>, infinite for excluded codes, (rows, size) with the rows of x if
+  /// task.products, otherwise (rows * width(), size) with residuals().
+  void step(const float* base);
+
+  /// Writes the best path of each row: (rows, levels). A row with a NaN or infinity gets 0.
+  void finish(int64_t* indices) const;
+
+  int64_t width() const { return width_; }  ///< paths of each row
+  const float* residuals() const { return residuals_[side_].data(); }  ///< (rows, width(), dim)
+
+ private:
+  struct Path {
+    double score;   ///< added up, with weights; otherwise what remains
+    double length;  ///< squared norm of the residual
+    double reach;   ///< bounds the norms of row and codes that make up the residual
+  };
+  struct Extension {
+    double value;
+    int64_t place;  ///< path * size + code
+    bool operator<(const Extension& other) const {
+      return value < other.value || (value == other.value && place < other.place);
+    }
+  };
+
+  void extend_row(int64_t row, const float* base, int64_t count);
+  bool screens(const Path* paths, int64_t count, double* error) const;
+  void collect(int64_t row, const float* base, int64_t count);
+  void collect_path(const float* base, const int32_t* history, int64_t path, double offset,
+                    int64_t count);
+  void reduce(int64_t count);
+  void collect_exactly(int64_t row);
+  void choose(int64_t row, int64_t count);
+  void score_exactly(int64_t row, Extension* extensions, int64_t count) const;
+  void continue_paths(int64_t row, int64_t count);
+
+  const BeamLevel& level() const { return task_.levels[static_cast<size_t>(done_)]; }
+  bool last() const { return done_ + 1 == static_cast<int64_t>(task_.levels.size()); }
+  const Path* paths(int64_t row) const { return paths_[side_].data() + row * task_.beam; }
+
+  const BeamTask& task_;
+  const ResidualBeamScan scan_;
+  int64_t rows_ = 0, width_ = 1, next_width_ = 1, done_ = 0, levels_;
+  int side_ = 0;
+  AlignedBuffer<float> residuals_[2];     ///< (rows, width, dim)
+  std::vector<Path> paths_[2];            ///< (rows, beam), the first `width` of each row used
+  std::vector<int32_t> histories_[2];     ///< (rows, beam, levels)
+  std::vector<bool> finite_;              ///< per row
+  std::vector<Extension> extensions_;     ///< of the row at hand
+  std::vector<int64_t> order_;            ///< its paths, best first
+  std::vector<const float*> plus_;
+  std::vector<int32_t> places_;
+  std::vector<float> values_;
+  double margin_ = 0;  ///< twice the error of a value
+  double limit_ = 0;   ///< values above it are not among the best
+  size_t room_ = 0;    ///< extensions at which to throw out the worst
+};
+
+}  // namespace torchvq::kernels
