@@ -30,7 +30,7 @@ void handle(int signal, void (*handler)(int)) {
   struct sigaction action{};
   action.sa_handler = handler;
   // The raise in the handler must end the program at once.
-  action.sa_flags = static_cast<int>(SA_NODEFER);
+  action.sa_flags = SA_NODEFER;
   ::sigaction(signal, &action, nullptr);
 }
 

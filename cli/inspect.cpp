@@ -61,7 +61,7 @@ void inspect_codec(const std::string& path, const io::SafetensorsFile& file, Rep
   report.add("kind", "kind", "codec");
   report.add("codebook_size", "codebook size", codec.codebook.size(0));
   report.add("dim", "dim", codec.codebook.size(1));
-  const bool says = file.metadata().count("metric") > 0;
+  const bool says = file.metadata().contains("metric");
   report.add("metric", "metric", says ? ordered_json(codec.metric) : ordered_json("unknown"));
   const auto norms = codec.codebook.norm(2, 1);
   report.add("smallest_norm", "smallest norm", norms.min().item<double>());

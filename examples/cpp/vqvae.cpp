@@ -46,7 +46,7 @@ Arguments parse(int count, char** values) {
                       "expected --data, --steps, --batch, --codebook-size, --seed or --output and "
                       "a value, but got ",
                       name);
-    if (texts.count(name)) {
+    if (texts.contains(name)) {
       *texts.at(name) = values[at + 1];
       continue;
     }

@@ -26,7 +26,7 @@ constexpr int32_t clamp_exponent(int32_t exponent) {
 inline int32_t exponent_of(double magnitude) {
   const auto bits = std::bit_cast<uint64_t>(magnitude);
   const auto above = (bits & ((uint64_t{1} << 52) - 1)) != 0;
-  return clamp_exponent(static_cast<int32_t>(bits >> 52) - 1023 + above);
+  return clamp_exponent(static_cast<int32_t>(bits >> 52) - 1023 + (above ? 1 : 0));
 }
 
 /// 2^exponent for exponents of normal float64 numbers.

@@ -14,7 +14,7 @@ inline double square_root(double a) {
   if (!std::isfinite(a)) return a;
   int exponent = 0;
   double mantissa = std::frexp(a, &exponent);
-  if (exponent & 1) {
+  if ((exponent & 1) != 0) {
     mantissa = mantissa * 0.5;
     exponent += 1;
   }

@@ -65,9 +65,9 @@ void CodebookImpl::reset() {
   }
 }
 
-void CodebookImpl::register_embed(torch::Tensor initial) {
-  embed = learns_by_gradient() ? register_parameter("embed", std::move(initial))
-                               : register_buffer("embed", std::move(initial));
+void CodebookImpl::register_embed(const torch::Tensor& initial) {
+  embed = learns_by_gradient() ? register_parameter("embed", initial)
+                               : register_buffer("embed", initial);
 }
 
 void CodebookImpl::register_affine(int64_t dim) {

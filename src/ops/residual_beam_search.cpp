@@ -114,12 +114,11 @@ namespace ops {
 
 at::Tensor residual_beam_search(const at::Tensor& x, at::TensorList codebooks, int64_t beam,
                                 const ResidualBeamSearchOptions& options) {
-  using Signature = at::Tensor(const at::Tensor&, at::TensorList, int64_t,
-                               const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
-                               at::ArrayRef<double>);
+  using Signature =
+      at::Tensor(const at::Tensor&, at::TensorList, int64_t, const std::optional<at::Tensor>&,
+                 const std::optional<at::Tensor>&, at::ArrayRef<double>);
   static auto op = detail::op_handle<Signature>("torchvq::residual_beam_search");
-  return op.call(x, codebooks, beam, options.mask(), options.depth(),
-                 options.weights());
+  return op.call(x, codebooks, beam, options.mask(), options.depth(), options.weights());
 }
 
 }  // namespace ops
@@ -128,5 +127,6 @@ at::Tensor residual_beam_search(const at::Tensor& x, at::TensorList codebooks, i
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
-      "residual_beam_search(Tensor x, Tensor[] codebooks, int beam, *, Tensor? mask=None, Tensor? depth=None, float[] weights=[]) -> Tensor");
+      "residual_beam_search(Tensor x, Tensor[] codebooks, int beam, *, Tensor? mask=None, Tensor? "
+      "depth=None, float[] weights=[]) -> Tensor");
 }

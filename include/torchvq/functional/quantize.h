@@ -24,7 +24,8 @@ struct QuantizeOptions {
   /// Sample codes from softmax(logits / temperature) instead of taking the nearest; 0 or less takes
   /// the nearest. Default: nearest.
   TORCH_ARG(std::optional<double>, temperature) = std::nullopt;
-  /// (H, T) int64 in [0, K): codes that are already chosen; nothing is searched then. Default: none.
+  /// (H, T) int64 in [0, K): codes that are already chosen; nothing is searched then. Default:
+  /// none.
   TORCH_ARG(std::optional<at::Tensor>, chosen);
   /// Temperature of the softmax through which "gumbel" sends its gradient, above 0. Default: 1.
   TORCH_ARG(double, gradient_temperature) = 1.0;

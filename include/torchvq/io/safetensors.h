@@ -42,7 +42,7 @@ class TORCHVQ_API SafetensorsFile {
   /// In the order of their names.
   const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  bool contains(const std::string& name) const { return entries_.count(name) > 0; }
+  bool contains(const std::string& name) const { return entries_.contains(name); }
 
   /// c10::ValueError, listing the names there are, when `name` is not among them.
   const SafetensorsEntry& entry(const std::string& name) const;

@@ -98,7 +98,7 @@ class TORCHVQ_API CodebookImpl : public torch::nn::Cloneable<CodebookImpl> {
  private:
   using Statistics = std::tuple<torch::Tensor, torch::Tensor, torch::Tensor>;
 
-  void register_embed(torch::Tensor initial);
+  void register_embed(const torch::Tensor& initial);
   void register_affine(int64_t dim);
   /// The codes in the dtype of the averages, to be written; store_embed() completes the write.
   torch::Tensor wide_embed() const;

@@ -238,9 +238,9 @@ void ResidualBeam::continue_paths(int64_t row, int64_t count) {
     std::copy_n(from, done_, to);
     to[done_] = static_cast<int32_t>(code);
     if (last()) continue;
-    const double length = scan_.subtract(
-        residuals() + (row * width_ + path) * dim, level().codes + code * dim, dim,
-        residuals_[side_ ^ 1].data() + (row * next_width_ + i) * dim);
+    const double length =
+        scan_.subtract(residuals() + (row * width_ + path) * dim, level().codes + code * dim, dim,
+                       residuals_[side_ ^ 1].data() + (row * next_width_ + i) * dim);
     const double score = task_.weighted ? extensions_[static_cast<size_t>(i)].value : length;
     paths_[side_ ^ 1][static_cast<size_t>(row * task_.beam + i)] = {
         score, length, paths(row)[path].reach + level().norms[code]};

@@ -14,7 +14,7 @@
 namespace torchvq::kernels {
 
 struct BeamLevel {
-  const float* codes = nullptr;  ///< (size, dim)
+  const float* codes = nullptr;    ///< (size, dim)
   const bool* excluded = nullptr;  ///< (size,), codes with a NaN or infinity
   const double* norms = nullptr;   ///< (size,), 0 where excluded
   /// Products with the codes of each earlier level, (size there, size), or empty.
@@ -41,14 +41,14 @@ class ResidualBeam {
   void begin(const float* x, int64_t rows);
 
   /// Extends all paths by the next level.
-  /// base: |c_k|^2 / 2 - <row, c_k>, infinite for excluded codes, (rows, size) with the rows of x if
-  /// task.products, otherwise (rows * width(), size) with residuals().
+  /// base: |c_k|^2 / 2 - <row, c_k>, infinite for excluded codes, (rows, size) with the rows of x
+  /// if task.products, otherwise (rows * width(), size) with residuals().
   void step(const float* base);
 
   /// Writes the best path of each row: (rows, levels). A row with a NaN or infinity gets 0.
   void finish(int64_t* indices) const;
 
-  int64_t width() const { return width_; }  ///< paths of each row
+  int64_t width() const { return width_; }                             ///< paths of each row
   const float* residuals() const { return residuals_[side_].data(); }  ///< (rows, width(), dim)
 
  private:
@@ -84,12 +84,12 @@ class ResidualBeam {
   const ResidualBeamScan scan_;
   int64_t rows_ = 0, width_ = 1, next_width_ = 1, done_ = 0, levels_;
   int side_ = 0;
-  AlignedBuffer<float> residuals_[2];     ///< (rows, width, dim)
-  std::vector<Path> paths_[2];            ///< (rows, beam), the first `width` of each row used
-  std::vector<int32_t> histories_[2];     ///< (rows, beam, levels)
-  std::vector<bool> finite_;              ///< per row
-  std::vector<Extension> extensions_;     ///< of the row at hand
-  std::vector<int64_t> order_;            ///< its paths, best first
+  AlignedBuffer<float> residuals_[2];  ///< (rows, width, dim)
+  std::vector<Path> paths_[2];         ///< (rows, beam), the first `width` of each row used
+  std::vector<int32_t> histories_[2];  ///< (rows, beam, levels)
+  std::vector<bool> finite_;           ///< per row
+  std::vector<Extension> extensions_;  ///< of the row at hand
+  std::vector<int64_t> order_;         ///< its paths, best first
   std::vector<const float*> plus_;
   std::vector<int32_t> places_;
   std::vector<float> values_;

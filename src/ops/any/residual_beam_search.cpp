@@ -108,8 +108,8 @@ Paths extend(const Paths& paths, const Level& level, int64_t count) {
   auto [places, certain] = screen(paths, level, count);
   const auto open = certain.logical_not().nonzero().squeeze(-1);
   if (open.size(0) > 0) {
-    const Paths uncertain{paths.residual.index_select(0, open), paths.score.index_select(0, open),
-                          {}};
+    const Paths uncertain{
+        paths.residual.index_select(0, open), paths.score.index_select(0, open), {}};
     places = places.index_copy(0, open, decide(uncertain, level, count));
   }
   places = std::get<0>(places.sort(-1));
@@ -172,8 +172,9 @@ at::Tensor detail::beam_search_any(const BeamProblem& problem) {
     for (int64_t begin = 0; begin < problem.tokens; begin += step) {
       const int64_t count = std::min(step, problem.tokens - begin);
       const auto part = problem.x.select(0, head).narrow(0, begin, count);
-      indices.select(0, head).narrow(0, begin, count).copy_(
-          search_chunk(part, levels, problem.beam));
+      indices.select(0, head)
+          .narrow(0, begin, count)
+          .copy_(search_chunk(part, levels, problem.beam));
     }
   }
   return indices;

@@ -1,4 +1,5 @@
-// The matrix products between tokens and codes, a block of tokens at a time; the kernel picks paths.
+// The matrix products between tokens and codes, a block of tokens at a time; the kernel picks
+// paths.
 #include "ops/residual_beam_search.h"
 
 #include <algorithm>
@@ -26,8 +27,8 @@ constexpr int64_t kBlockNumbers = int64_t{1} << 20;  // in residuals or scores o
 
 /// The matrix product may round its inputs when the user allows that; the kernel's bound may not.
 bool float_products_are_exact() {
-  const auto precision = at::globalContext().float32Precision(at::Float32Backend::MKLDNN,
-                                                              at::Float32Op::MATMUL);
+  const auto precision =
+      at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL);
   return precision != at::Float32Precision::TF32 && precision != at::Float32Precision::BF16;
 }
 
@@ -139,9 +140,8 @@ at::Tensor search(const BeamProblem& problem) {
     const Prepared prepared(problem, head, products);
     const float* const x = problem.x.const_data_ptr<float>() + head * problem.tokens * problem.dim;
     int64_t* const to = indices.mutable_data_ptr<int64_t>() + head * problem.tokens * used;
-    at::parallel_for(0, problem.tokens, kBlockRows / 4, [&](int64_t begin, int64_t end) {
-      search_rows(prepared, x, begin, end, to);
-    });
+    at::parallel_for(0, problem.tokens, kBlockRows / 4,
+                     [&](int64_t begin, int64_t end) { search_rows(prepared, x, begin, end, to); });
   }
   return indices;
 }

@@ -11,8 +11,7 @@ at::Tensor residual_beam_search(const at::Tensor& x, at::TensorList codebooks, i
                                 at::ArrayRef<double> weights) {
   detail::check_residual_beam_search(x, codebooks, beam, mask, depth, weights);
   const c10::SymInt levels(static_cast<int64_t>(codebooks.size()));
-  return x.new_empty_symint({x.sym_size(0), x.sym_size(1), levels},
-                            x.options().dtype(at::kLong));
+  return x.new_empty_symint({x.sym_size(0), x.sym_size(1), levels}, x.options().dtype(at::kLong));
 }
 
 }  // namespace
