@@ -136,6 +136,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/random_normal.cpp
   ops/cpu/random_uniform.cpp
   ops/cpu/replace_dead_codes_.cpp
+  ops/cpu/residual_beam_search.cpp
   ops/cpu/rotation_trick.cpp
   ops/cpu/sample_codes.cpp
   ops/cpu/unit_vectors.cpp

@@ -9,7 +9,7 @@
 namespace torchvq::kernels {
 namespace {
 
-constexpr int64_t kSegment = 256;  // codes between two looks at the limit
+constexpr int64_t kSegment = 1024;  // values between two looks at the limit
 
 /// The contract's scores of up to 4 codes: float64, over d in index order, nothing contracted.
 void remainders(const float* residual, const float* const* codes, int64_t dim, int64_t count,
@@ -39,8 +39,7 @@ ResidualBeam::ResidualBeam(const BeamTask& task, CpuLevel level, int64_t max_row
     : task_(task),
       scan_(residual_beam_scan(level)),
       levels_(static_cast<int64_t>(task.levels.size())),
-      places_(kSegment),
-      values_(kSegment) {
+      places_(kSegment) {
   const int64_t slots = max_rows * task.beam;
   for (int side = 0; side < 2; ++side) {
     residuals_[side] = AlignedBuffer<float>(slots * task.dim);
@@ -89,11 +88,10 @@ void ResidualBeam::finish(int64_t* indices) const {
 }
 
 void ResidualBeam::extend_row(int64_t row, const float* base, int64_t count) {
-  double error = 0;
   extensions_.clear();
-  if (screens(paths(row), count, &error)) {
-    margin_ = kReach * error;
-    collect(row, base, count);
+  if (screens(paths(row), count)) {
+    score_paths(row, base);
+    collect(count);
     choose(row, count);
   } else {
     collect_exactly(row);
@@ -105,67 +103,70 @@ void ResidualBeam::extend_row(int64_t row, const float* base, int64_t count) {
   continue_paths(row, count);
 }
 
-/// Whether float32 can tell anything, and how far the values can lie from the contract's scores.
-bool ResidualBeam::screens(const Path* paths, int64_t count, double* error) const {
-  double reach = 0, score = 0;
+/// Whether float32 can tell anything; if so, sets how far the values can lie from the scores.
+bool ResidualBeam::screens(const Path* paths, int64_t count) {
+  double reach = 0, least = HUGE_VAL, most = 0;
   for (int64_t h = 0; h < width_; ++h) {
+    const double whole = offset(paths[h]);
+    if (!std::isfinite(whole)) return false;
     reach = std::max(reach, task_.products ? paths[h].reach : std::sqrt(paths[h].length));
-    score = std::max(score, paths[h].score + paths[h].length);
-    if (!std::isfinite(paths[h].score + paths[h].length)) return false;
+    least = std::min(least, whole);
+    most = std::max(most, whole);
   }
-  const double whole = reach + level().radius;
-  if (!(whole * whole < kLargeSquare) || level().finite * width_ < count) return false;
+  const double whole = reach + level().radius, weight = level().weight;
+  const double largest = std::max({whole * whole, weight * whole * whole, most});
+  if (!(largest < kLargeSquare) || level().finite * width_ < count) return false;
   // The products of row, earlier codes and code, their sum, the residual's own rounding.
   const int64_t roundings = task_.dim + 3 * levels_ + 16;
   const double value = chain_error(roundings, kFloatUnit) * whole * level().radius +
                        kFloatTiny * static_cast<double>(roundings) * (1 + whole);
   // Of the contract's sum, and of lengths and scores as they are added here.
-  const double wide = chain_error(roundings, kDoubleUnit) * 4 * (whole * whole + score);
-  *error = level().weight * (2 * value + wide) + wide;
+  const double wide = chain_error(roundings, kDoubleUnit) * 8 * largest;
+  shift_ = least / 2;
+  margin_ = kReach * (weight * value + 4 * kFloatUnit * (most - least) + wide + kFloatTiny);
   return true;
 }
 
-void ResidualBeam::collect(int64_t row, const float* base, int64_t count) {
-  const Path* const given = paths(row);
-  const int32_t* const histories = histories_[side_].data() + row * task_.beam * levels_;
-  limit_ = HUGE_VAL;
-  room_ = static_cast<size_t>(2 * count) + 64;
-  order_.resize(static_cast<size_t>(width_));
-  for (int64_t h = 0; h < width_; ++h) order_[static_cast<size_t>(h)] = h;
-  const auto offset = [&](int64_t h) {
-    return task_.weighted ? given[h].score + level().weight * given[h].length : given[h].length;
-  };
-  std::sort(order_.begin(), order_.end(),
-            [&](int64_t a, int64_t b) { return offset(a) < offset(b); });
-  for (const int64_t h : order_) {
-    collect_path(task_.products ? base : base + h * level().size, histories + h * levels_, h,
-                 offset(h), count);
-  }
-  reduce(count);
-}
-
-void ResidualBeam::collect_path(const float* base, const int32_t* history, int64_t path,
-                                double offset, int64_t count) {
+/// The values of all extensions of a row's paths, and their smallest per group.
+void ResidualBeam::score_paths(int64_t row, const float* base) {
   const int64_t size = level().size, earlier = task_.products ? done_ : 0;
-  const double scale = 2 * level().weight;
+  const int32_t* const histories = histories_[side_].data() + row * task_.beam * levels_;
+  smallest_.assign(kBeamGroups, HUGE_VALF);
   plus_.resize(static_cast<size_t>(earlier));
-  for (int64_t begin = 0; begin < size; begin += kSegment) {
+  values_.resize(static_cast<size_t>(width_ * size));
+  for (int64_t h = 0; h < width_; ++h) {
     for (int64_t m = 0; m < earlier; ++m) {
       plus_[static_cast<size_t>(m)] =
-          level().products[static_cast<size_t>(m)] + history[m] * size + begin;
+          level().products[static_cast<size_t>(m)] + histories[h * levels_ + m] * size;
     }
-    // Excluded codes, whose base is infinite, stay out.
-    const float limit = -round_down(-std::min((limit_ - offset) / scale, 0x1p126));
-    const int64_t found =
-        scan_.at_most(base + begin, plus_.data(), earlier, std::min(kSegment, size - begin), limit,
-                      places_.data(), values_.data());
+    scan_.score(task_.products ? base : base + h * size, plus_.data(), earlier, size,
+                static_cast<float>(level().weight),
+                static_cast<float>(offset(paths(row)[h]) / 2 - shift_), values_.data() + h * size,
+                smallest_.data());
+  }
+}
+
+/// The extensions that may be among the best.
+void ResidualBeam::collect(int64_t count) {
+  // Groups are disjoint: `count` of their smallest values bound the best from above.
+  limit_ = 0x1p126;  // excluded codes, whose values are infinite, stay out
+  if (count <= kBeamGroups) {
+    std::nth_element(smallest_.begin(), smallest_.begin() + (count - 1), smallest_.end());
+    limit_ = std::min(limit_, smallest_[static_cast<size_t>(count - 1)] + margin_);
+  }
+  room_ = static_cast<size_t>(2 * count) + 64;
+  const auto all = static_cast<int64_t>(values_.size());
+  for (int64_t begin = 0; begin < all; begin += kSegment) {
+    const float* const values = values_.data() + begin;
+    const int64_t found = scan_.at_most(values, std::min(kSegment, all - begin),
+                                        -round_down(-limit_), places_.data());
     for (int64_t i = 0; i < found; ++i) {
-      const auto slot = static_cast<size_t>(i);
-      extensions_.push_back({offset + scale * static_cast<double>(values_[slot]),
-                             path * size + begin + places_[slot]});
+      const int32_t place = places_[static_cast<size_t>(i)];
+      extensions_.push_back({values[place], begin + place});
     }
     if (extensions_.size() >= room_) reduce(count);
   }
+  reduce(count);
 }
 
 /// Drops the extensions that are certain not to be among the best.

@@ -66,10 +66,12 @@ class ResidualBeam {
   };
 
   void extend_row(int64_t row, const float* base, int64_t count);
-  bool screens(const Path* paths, int64_t count, double* error) const;
-  void collect(int64_t row, const float* base, int64_t count);
-  void collect_path(const float* base, const int32_t* history, int64_t path, double offset,
-                    int64_t count);
+  double offset(const Path& path) const {
+    return task_.weighted ? path.score + level().weight * path.length : path.length;
+  }
+  bool screens(const Path* paths, int64_t count);
+  void score_paths(int64_t row, const float* base);
+  void collect(int64_t count);
   void reduce(int64_t count);
   void collect_exactly(int64_t row);
   void choose(int64_t row, int64_t count);
@@ -84,15 +86,16 @@ class ResidualBeam {
   const ResidualBeamScan scan_;
   int64_t rows_ = 0, width_ = 1, next_width_ = 1, done_ = 0, levels_;
   int side_ = 0;
-  AlignedBuffer<float> residuals_[2];  ///< (rows, width, dim)
-  std::vector<Path> paths_[2];         ///< (rows, beam), the first `width` of each row used
-  std::vector<int32_t> histories_[2];  ///< (rows, beam, levels)
-  std::vector<bool> finite_;           ///< per row
-  std::vector<Extension> extensions_;  ///< of the row at hand
-  std::vector<int64_t> order_;         ///< its paths, best first
+  AlignedBuffer<float> residuals_[2];     ///< (rows, width, dim)
+  std::vector<Path> paths_[2];            ///< (rows, beam), the first `width` of each row used
+  std::vector<int32_t> histories_[2];     ///< (rows, beam, levels)
+  std::vector<bool> finite_;              ///< per row
+  std::vector<Extension> extensions_;     ///< of the row at hand
   std::vector<const float*> plus_;
+  std::vector<float> values_;    ///< of all its extensions: half their scores, shifted alike
+  std::vector<float> smallest_;  ///< per group
   std::vector<int32_t> places_;
-  std::vector<float> values_;
+  double shift_ = 0;   ///< half the offset of the best path
   double margin_ = 0;  ///< twice the error of a value
   double limit_ = 0;   ///< values above it are not among the best
   size_t room_ = 0;    ///< extensions at which to throw out the worst

@@ -1,48 +1,61 @@
 // Source of the inner loops; included by one file per instruction set, which defines
-// TORCHVQ_LEVEL_NAME. Bound by loads: one per code and earlier level.
+// TORCHVQ_LEVEL_NAME. Scoring is bound by loads: one per code and
+// earlier level.
 #include "kernels/cpu/residual_beam_scan.h"
 #include "kernels/cpu/simd-inl.h"
 
 namespace torchvq::kernels {
 namespace {
 
-constexpr int kVectors = 4;
-constexpr int64_t kBlock = kVectors * kLanes;
+constexpr int kVectors = kBeamGroups / kLanes;
 
-/// kBlock values at k; returns whether one may be at most `limit`.
-inline bool block_at_most(const float* base, const float* const* plus, int64_t plus_count,
-                          int64_t k, float limit, float* values) {
-  Floats v[kVectors];
-  for (int i = 0; i < kVectors; ++i) v[i] = load<Floats>(base + k + i * kLanes);
-  for (int64_t m = 0; m < plus_count; ++m) {
-    const float* const row = plus[m] + k;
-    for (int i = 0; i < kVectors; ++i) v[i] += load<Floats>(row + i * kLanes);
-  }
-  Ints hit{};
-  for (int i = 0; i < kVectors; ++i) hit |= v[i] <= limit;
-  if (sum_lanes<int32_t, kLanes>(hit) == 0) return false;
-  for (int i = 0; i < kVectors; ++i) store(values + i * kLanes, v[i]);
-  return true;
-}
-
-int64_t at_most(const float* base, const float* const* plus, int64_t plus_count, int64_t count,
-                float limit, int32_t* places, float* values) {
-  int64_t found = 0, k = 0;
-  float block[kBlock];
-  for (; k + kBlock <= count; k += kBlock) {
-    if (!block_at_most(base, plus, plus_count, k, limit, block)) continue;
-    for (int64_t j = 0; j < kBlock; ++j) {
-      places[found] = static_cast<int32_t>(k + j);
-      values[found] = block[j];
-      found += block[j] <= limit;
+void score(const float* base, const float* const* plus, int64_t plus_count, int64_t count,
+           float scale, float shift, float* values, float* smallest) {
+  const Floats factor = Floats{} + scale, offset = Floats{} + shift;
+  Floats least[kVectors];
+  for (int i = 0; i < kVectors; ++i) least[i] = load<Floats>(smallest + i * kLanes);
+  int64_t k = 0;
+  for (; k + kBeamGroups <= count; k += kBeamGroups) {
+    Floats v[kVectors];
+    for (int i = 0; i < kVectors; ++i) v[i] = load<Floats>(base + k + i * kLanes);
+    for (int64_t m = 0; m < plus_count; ++m) {
+      const float* const row = plus[m] + k;
+      for (int i = 0; i < kVectors; ++i) v[i] += load<Floats>(row + i * kLanes);
+    }
+    for (int i = 0; i < kVectors; ++i) {
+      v[i] = v[i] * factor + offset;
+      least[i] = v[i] < least[i] ? v[i] : least[i];
+      store(values + k + i * kLanes, v[i]);
     }
   }
-  for (; k < count; ++k) {
+  for (int i = 0; i < kVectors; ++i) store(smallest + i * kLanes, least[i]);
+  for (int64_t group = 0; k < count; ++k, ++group) {
     float value = base[k];
     for (int64_t m = 0; m < plus_count; ++m) value += plus[m][k];
-    if (!(value <= limit)) continue;
-    places[found] = static_cast<int32_t>(k);
-    values[found++] = value;
+    values[k] = value * scale + shift;
+    if (values[k] < smallest[group]) smallest[group] = values[k];
+  }
+}
+
+int64_t at_most(const float* values, int64_t count, float limit, int32_t* places) {
+  int64_t found = 0, i = 0;
+  for (; i + kBeamGroups <= count; i += kBeamGroups) {
+    Ints hit[kVectors], any{};
+    for (int v = 0; v < kVectors; ++v) {
+      hit[v] = load<Floats>(values + i + v * kLanes) <= limit;
+      any |= hit[v];
+    }
+    if (sum_lanes<int32_t, kLanes>(any) == 0) continue;
+    for (int v = 0; v < kVectors; ++v) {
+      if (sum_lanes<int32_t, kLanes>(hit[v]) == 0) continue;
+      for (int l = 0; l < kLanes; ++l) {
+        places[found] = static_cast<int32_t>(i + v * kLanes + l);
+        found += hit[v][l] != 0;
+      }
+    }
+  }
+  for (; i < count; ++i) {
+    if (values[i] <= limit) places[found++] = static_cast<int32_t>(i);
   }
   return found;
 }
@@ -68,6 +81,6 @@ double subtract(const float* from, const float* code, int64_t dim, float* to) {
 
 }  // namespace
 
-ResidualBeamScan TORCHVQ_LEVEL_NAME(residual_beam_scan)() { return {at_most, subtract}; }
+ResidualBeamScan TORCHVQ_LEVEL_NAME(residual_beam_scan)() { return {score, at_most, subtract}; }
 
 }  // namespace torchvq::kernels

@@ -8,11 +8,18 @@
 
 namespace torchvq::kernels {
 
+/// Groups of values whose smallest are kept: value j belongs to group j % kBeamGroups.
+inline constexpr int64_t kBeamGroups = 64;
+
 struct ResidualBeamScan {
-  /// Writes position and value of base[k] + sum_i plus[i][k] wherever it is at most `limit`, in
-  /// order of k; returns how many. NaN is passed over. places and values have room for `count`.
-  int64_t (*at_most)(const float* base, const float* const* plus, int64_t plus_count, int64_t count,
-                     float limit, int32_t* places, float* values);
+  /// values[k] = scale * (base[k] + sum_i plus[i][k]) + shift; lowers smallest[g] of each group to
+  /// the values in it.
+  void (*score)(const float* base, const float* const* plus, int64_t plus_count, int64_t count,
+                float scale, float shift, float* values, float* smallest);
+
+  /// Writes the positions of values that are at most `limit`, in order; returns how many. NaN is
+  /// passed over. places has room for `count`.
+  int64_t (*at_most)(const float* values, int64_t count, float limit, int32_t* places);
 
   /// to = from - code; returns the squared norm of `to`, in float64, in any order.
   double (*subtract)(const float* from, const float* code, int64_t dim, float* to);
