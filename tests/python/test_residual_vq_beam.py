@@ -1,0 +1,170 @@
+"""ResidualVQ and GroupedResidualVQ with a beam."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from torchvq import GroupedResidualVQ, ResidualVQ
+
+DIM, LEVELS, CODES = 8, 4, 16
+
+
+def make(**options):
+    torch.manual_seed(0)
+    defaults = dict(dim=DIM, num_quantizers=LEVELS, codebook_size=CODES)
+    return ResidualVQ(**{**defaults, **options})
+
+
+def tokens(generator, *shape):
+    return torch.randn(*(shape or (2, 40, DIM)), generator=generator)
+
+
+def remaining(x, output):
+    return (output.quantized - x).square().sum()
+
+
+OPTIONS = {
+    "plain": {},
+    "cosine": dict(use_cosine_sim=True),
+    "shared": dict(shared_codebook=True),
+    "sizes": dict(codebook_size=(4, 20, 3, 9)),
+    "heads": dict(heads=2, codebook_dim=4),
+    "separate heads": dict(heads=2, codebook_dim=4, separate_codebook_per_head=True),
+    "projected": dict(codebook_dim=5),
+    "learnable": dict(learnable_codebook=True, ema_update=False),
+    "affine": dict(affine_param=True),
+    "k-means": dict(kmeans_init=True),
+    "diveq": dict(diveq=True),
+    "gumbel": dict(straight_through=True, rotation_trick=False),
+    "cross-entropy": dict(commitment_use_cross_entropy_loss=True),
+    "dropout": dict(quantize_dropout=True),
+    "dead codes": dict(threshold_ema_dead_code=2),
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_beams_train_evaluate_and_decode(options, generator):
+    rvq = make(beam_size=4, **options)
+    mask = torch.rand(2, 40, generator=generator) > 0.3
+    for _ in range(2):
+        x = tokens(generator).requires_grad_()
+        output = rvq(x, mask=mask)
+        (output.quantized.square().sum() + output.loss.sum()).backward()
+        assert x.grad.isfinite().all() and x.grad[mask].abs().sum() > 0
+        assert output.indices[~mask].eq(-1).all()
+    rvq.eval()
+    output = rvq(tokens(generator))
+    decoded = rvq.get_output_from_indices(output.indices)
+    assert torch.equal(decoded, output.quantized)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("options", [{}, dict(use_cosine_sim=True), dict(shared_codebook=True)])
+def test_beam_of_one_is_no_beam(options, training, generator):
+    x = tokens(generator)
+    runs = []
+    for beam in (None, 1):
+        rvq = make(beam_size=beam, **options).train(training)
+        runs.append((*rvq(x), *rvq.state_dict().values()))
+    for a, b in zip(*runs, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_larger_beams_leave_less(generator):
+    x = tokens(generator)
+    rvq = make().eval()
+    left = [remaining(x, rvq(x, beam_size=beam)) for beam in (1, 4, 16, CODES ** (LEVELS - 1))]
+    assert left == sorted(left, reverse=True) and left[0] > left[1]
+
+
+def test_which_beam_is_used(generator):
+    x = tokens(generator)
+    rvq = make(beam_size=2, eval_beam_size=8)
+    plain = make()
+    for training, beam in ((True, 2), (False, 8)):
+        rvq.train(training), plain.train(training)
+        expected = plain(x, beam_size=beam, freeze_codebook=True).indices
+        assert torch.equal(rvq(x, freeze_codebook=True).indices, expected)
+        overridden = rvq(x, beam_size=1, freeze_codebook=True).indices
+        assert torch.equal(overridden, plain(x, freeze_codebook=True).indices)
+
+
+def test_levels_learn_from_the_residuals_of_the_path(generator):
+    x = tokens(generator)
+    rvq = make(beam_size=4, decay=0.5)
+    before = [(c.embed.clone(), c.embed_avg.clone()) for c in rvq._codebooks()]
+    indices = rvq(x).indices
+    residual = x.double()
+    for level, (codes, average) in enumerate(before):
+        chosen = indices[..., level].flatten()
+        sums = torch.zeros(CODES, DIM, dtype=torch.float64)
+        sums.index_add_(0, chosen, residual.flatten(0, 1))
+        expected = average[0].double() / 2 + sums / 2
+        actual = rvq.levels[level]._codebook.embed_avg[0].double()
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+        residual = residual - codes[0].double()[indices[..., level]]
+
+
+def test_masks_equal_the_selection(generator):
+    x = tokens(generator)
+    mask = torch.rand(2, 40, generator=generator) > 0.4
+    padded, plain = make(beam_size=4), make(beam_size=4)
+    x_padded = torch.where(mask[..., None], x, float("nan"))
+    a, b = padded(x_padded, mask=mask), plain(x[mask][None])
+    assert torch.equal(a.indices[mask], b.indices[0])
+    torch.testing.assert_close(a.loss, b.loss)
+    for name, value in plain.state_dict().items():
+        assert torch.equal(padded.state_dict()[name], value), name
+
+
+def test_non_finite_tokens_are_nan_and_teach_nothing(generator):
+    x = tokens(generator)
+    x[0, 0, 0] = float("nan")
+    rvq = make(beam_size=4)
+    output = rvq(x)
+    assert output.quantized[0, 0].isnan().all() and output.quantized[0, 1:].isfinite().all()
+    assert output.indices[0, 0].eq(0).all()
+    assert all(value.isfinite().all() for value in rvq.state_dict().values())
+
+
+def test_no_tokens_change_nothing():
+    rvq = make(beam_size=4)
+    before = {name: value.clone() for name, value in rvq.state_dict().items()}
+    output = rvq(torch.zeros(2, 0, DIM))
+    assert output.indices.shape == (2, 0, LEVELS) and output.loss.eq(0).all()
+    assert all(torch.equal(before[name], value) for name, value in rvq.state_dict().items())
+
+
+def test_groups(generator):
+    torch.manual_seed(0)
+    grouped = GroupedResidualVQ(
+        dim=DIM, groups=2, num_quantizers=3, codebook_size=CODES, eval_beam_size=6
+    ).eval()
+    x = tokens(generator)
+    output = grouped(x)
+    parts = [rvq(part) for rvq, part in zip(grouped.stacks, x.chunk(2, -1), strict=True)]
+    assert torch.equal(output.indices, torch.stack([part.indices for part in parts]))
+    assert remaining(x, output) < remaining(x, grouped(x, beam_size=1))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(beam_size=0), "beam_size to be at least 1"),
+        (dict(eval_beam_size=-1), "eval_beam_size to be at least 1"),
+        (dict(beam_size=2, implicit_neural_codebook=True), "1 or none with implicit"),
+        (dict(beam_size=2, beam_score_quantizer_weights=[1.0]), "beam_score_quantizer_weights"),
+        (dict(beam_score_quantizer_weights=[-1.0] * LEVELS), "beam_score_quantizer_weights"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_sampling_with_a_beam_is_refused_in_training_alone(generator):
+    rvq = make(beam_size=2, stochastic_sample_codes=True)
+    with pytest.raises(ValueError, match="stochastic_sample_codes"):
+        rvq(tokens(generator))
+    rvq.eval()(tokens(generator))
