@@ -47,7 +47,18 @@ def plain(name: str, kwargs=None, **row) -> Row:
 SIZES = dict(num_quantizers=None, codebook_size=(4, 8, 16))
 EIGHT = dict(num_quantizers=8, **DROPOUT)
 
+# The reference adds up what remains after every level; under a beam its averages do not learn.
+BEAM = dict(beam_size=4, beam_score_quantizer_weights=[1.0] * 3, **LEARNABLE)
+
 SAME = [
+    plain("beam of one", dict(beam_size=1)),
+    compatible("beam, scores added up", BEAM, evaluate=False),
+    compatible(
+        "beam, weighted", {**BEAM, "beam_score_quantizer_weights": [0.1, 2.0, 0.5]}, evaluate=False
+    ),
+    compatible("beam of the call", BEAM, evaluate=False, forward=dict(beam_size=6)),
+    compatible("beam, by default", dict(beam_size=4, **LEARNABLE), evaluate=False),
+    compatible("beam, masked", BEAM, evaluate=False, forward=masked),
     # gradients of the stack
     compatible("defaults", probes=READ),
     compatible("straight-through", STRAIGHT),

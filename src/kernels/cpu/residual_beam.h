@@ -86,11 +86,11 @@ class ResidualBeam {
   const ResidualBeamScan scan_;
   int64_t rows_ = 0, width_ = 1, next_width_ = 1, done_ = 0, levels_;
   int side_ = 0;
-  AlignedBuffer<float> residuals_[2];     ///< (rows, width, dim)
-  std::vector<Path> paths_[2];            ///< (rows, beam), the first `width` of each row used
-  std::vector<int32_t> histories_[2];     ///< (rows, beam, levels)
-  std::vector<bool> finite_;              ///< per row
-  std::vector<Extension> extensions_;     ///< of the row at hand
+  AlignedBuffer<float> residuals_[2];  ///< (rows, width, dim)
+  std::vector<Path> paths_[2];         ///< (rows, beam), the first `width` of each row used
+  std::vector<int32_t> histories_[2];  ///< (rows, beam, levels)
+  std::vector<bool> finite_;           ///< per row
+  std::vector<Extension> extensions_;  ///< of the row at hand
   std::vector<const float*> plus_;
   std::vector<float> values_;    ///< of all its extensions: half their scores, shifted alike
   std::vector<float> smallest_;  ///< per group
