@@ -348,6 +348,25 @@ def sample_codes(
     )
 
 
+def residual_beam_search(
+    x: Tensor,
+    codebooks: Sequence[Tensor],
+    beam: int,
+    *,
+    mask: Tensor | None = None,
+    depth: Tensor | None = None,
+    weights: Sequence[float] = (),
+) -> Tensor:
+    """Indices (H, N, Q), int64, of the levels whose codes leave least of ``x`` (H, N, D), among ``beam`` paths.
+
+    ``codebooks`` are Q of (H, K_q, D). -1 where masked, or at levels from ``depth`` (1,) on. ``weights``, one per
+    level: the score is then the weighted sum of what remains after each. A beam of 1 is greedy. No gradient.
+    """
+    return torch.ops.torchvq.residual_beam_search(
+        x, codebooks, beam, mask=mask, depth=depth, weights=weights
+    )
+
+
 def kmeans(
     x: Tensor,
     codebook_size: int,
