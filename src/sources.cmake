@@ -24,6 +24,7 @@ set(TORCHVQ_SOURCES
   distributed/synced_kmeans.cpp
   distributed/synced_replace_dead_codes_.cpp
   functional/codebook.cpp
+  functional/evaluate.cpp
   functional/evaluate_codebook.cpp
   functional/far_vectors.cpp
   functional/fit_codebook.cpp

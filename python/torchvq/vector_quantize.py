@@ -13,8 +13,8 @@ from torchvq._in_place import keep_optimizer_in_checkpoint
 from torchvq._layout import Layout
 from torchvq._options import check_vector_quantize, codebook_options
 from torchvq._projection import make_projections, project
-from torchvq._ranks import advance_rng, group_name, ranks_of, shake_hands
-from torchvq._search import choose, prepare
+from torchvq._ranks import ALONE, advance_rng, group_name, ranks_of, shake_hands
+from torchvq._search import choose, prepare, stored_codes
 from torchvq.codebook import Codebook, EmaWeight
 from torchvq.outputs import (
     LossBreakdown,
@@ -297,10 +297,14 @@ class VectorQuantize(nn.Module):
         """
         layout = self._layout
         layout.check(x)
+        token_mask = layout.token_mask(x, mask, lens)
+        asked = indices is not None or topk is not None or codebook_transform_fn is not None
+        if not (self.training or asked or self.has_projections):
+            return self._evaluate(x, token_mask, return_loss_breakdown)
         check_topk(self, topk)
         call = Call(
             targets=indices,
-            mask=layout.token_mask(x, mask, lens),
+            mask=token_mask,
             topk=None if topk is None else min(topk, self.codebook_size),
             temperature=self.sample_codebook_temp
             if sample_codebook_temp is None
@@ -323,6 +327,29 @@ class VectorQuantize(nn.Module):
         if return_loss_breakdown:
             return QuantizeOutputWithBreakdown(quantized, chosen, loss, breakdown)
         return QuantizeOutput(quantized, chosen, loss)
+
+    def _evaluate(
+        self, x: Tensor, mask: Tensor | None, return_loss_breakdown: bool
+    ) -> QuantizeOutput | QuantizeOutputWithBreakdown:
+        """The plain evaluation in one call, because on few tokens the steps around the search cost more than it."""
+        codebook = self._codebook
+        prepare(self, x, mask, True, ALONE)
+        quantized, indices, loss = _ops.evaluate(
+            x,
+            stored_codes(self, x.dtype),
+            codebook.rng,
+            mask=mask,
+            metric=codebook.metric,
+            heads=self.heads,
+            separate=self.separate_codebook_per_head,
+            channel_first=self._channel_first,
+            zeros_for_masked=self.return_zeros_for_masked_padding,
+        )
+        if return_loss_breakdown:
+            return QuantizeOutputWithBreakdown(
+                quantized, indices, loss, _losses.breakdown(loss, *[None] * 4)
+            )
+        return QuantizeOutput(quantized, indices, loss)
 
     def _forward(self, x: Tensor, call: Call) -> tuple[Tensor, Tensor, LossBreakdown]:
         layout = self._layout

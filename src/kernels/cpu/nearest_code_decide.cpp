@@ -17,22 +17,32 @@ const float* NearestCodeDecision::unit_row(const float* row, size_t slot) {
   return unit;
 }
 
+size_t NearestCodeDecision::score(const float* x, const std::vector<int32_t>& candidates,
+                                  size_t begin, double* scores) {
+  const size_t count = std::min(kTogether, candidates.size() - begin);
+  const float* codes[kTogether];
+  for (size_t i = 0; i < count; ++i) {
+    codes[i] = unit_row(task_.codebook + candidates[begin + i] * task_.dim, i + 1);
+  }
+  exact_.pair_scores(x, task_.dim, codes, static_cast<int64_t>(count), task_.cosine, scores);
+  for (size_t i = 0; i < count; ++i) scores[i] += task_.bias_of(candidates[begin + i]);
+  return count;
+}
+
 void NearestCodeDecision::decide(const float* x, const std::vector<int32_t>& candidates,
                                  const std::vector<int32_t>& excluded, int64_t* indices) {
   x = unit_row(x, 0);
+  double scores[kTogether];
+  if (task_.k == 1 && candidates.size() <= kTogether && !candidates.empty()) {
+    // Most rows end here; candidates come in order of index, so the first of equals wins.
+    const size_t count = score(x, candidates, 0, scores);
+    indices[0] = candidates[std::min_element(scores, scores + count) - scores];
+    return;
+  }
   rivals_.clear();
   for (size_t begin = 0; begin < candidates.size(); begin += kTogether) {
-    const size_t count = std::min(kTogether, candidates.size() - begin);
-    const float* codes[kTogether];
-    double scores[kTogether];
-    for (size_t i = 0; i < count; ++i) {
-      codes[i] = unit_row(task_.codebook + candidates[begin + i] * task_.dim, i + 1);
-    }
-    exact_.pair_scores(x, task_.dim, codes, static_cast<int64_t>(count), task_.cosine, scores);
-    for (size_t i = 0; i < count; ++i) {
-      const int32_t k = candidates[begin + i];
-      rivals_.emplace_back(scores[i] + task_.bias_of(k), k);
-    }
+    const size_t count = score(x, candidates, begin, scores);
+    for (size_t i = 0; i < count; ++i) rivals_.emplace_back(scores[i], candidates[begin + i]);
   }
   for (size_t i = 0; static_cast<int64_t>(rivals_.size()) < task_.k; ++i)
     rivals_.emplace_back(HUGE_VAL, excluded[i]);

@@ -32,8 +32,8 @@ class NearestCodeDecision {
   NearestCodeDecision(const NearestCodeTask& task, const NearestCodeExact& exact)
       : task_(task), exact_(exact), unit_(task.cosine ? (1 + kTogether) * task.dim : 0) {}
 
-  /// Writes the k best of `candidates` for row x; when they are too few, `excluded` follow in their
-  /// order.
+  /// Writes the k best of `candidates`, ascending, for row x; when they are too few, `excluded`
+  /// follow in their order.
   void decide(const float* x, const std::vector<int32_t>& candidates,
               const std::vector<int32_t>& excluded, int64_t* indices);
 
@@ -41,6 +41,9 @@ class NearestCodeDecision {
   static constexpr size_t kTogether = 4;
 
   const float* unit_row(const float* row, size_t slot);
+  /// Scores candidates [begin, begin + kTogether), or up to the last; returns how many.
+  size_t score(const float* x, const std::vector<int32_t>& candidates, size_t begin,
+               double* scores);
 
   const NearestCodeTask& task_;
   const NearestCodeExact& exact_;
