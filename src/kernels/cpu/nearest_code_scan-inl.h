@@ -74,23 +74,14 @@ inline void take_tile(const Tile& tile, int32_t first, RowState* rows) {
 /// Merges the lanes of one row. Which of two equal scores wins does not matter: their gap of 0 is
 /// decided elsewhere.
 ScanResult finish(const RowState& row) {
-  float best[kLanes], runner_up[kLanes];
-  int32_t position[kLanes];
-  store(best, row.best);
-  store(runner_up, row.runner_up);
-  store(position, row.position);
-  for (int l = 0; l < kLanes; ++l) position[l] += l;
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int l = 0; l < half; ++l) {
-      const bool other = best[l + half] > best[l];
-      const float lower = other ? best[l] : best[l + half];
-      const float second = runner_up[l] > runner_up[l + half] ? runner_up[l] : runner_up[l + half];
-      runner_up[l] = second > lower ? second : lower;
-      best[l] = other ? best[l + half] : best[l];
-      position[l] = other ? position[l + half] : position[l];
-    }
-  }
-  return {best[0], runner_up[0], position[0]};
+  Ints lane{};
+#pragma GCC unroll 16
+  for (int l = 0; l < kLanes; ++l) lane[l] = l;
+  const Floats best = largest_lane(row.best);
+  const Ints position = row.position + lane;
+  const Ints winner = largest_lane<Ints>(row.best == best ? position : Ints{} - 1);
+  const Floats second = largest_lane(position == winner ? row.runner_up : row.best);
+  return {best[0], second[0], winner[0]};
 }
 
 template <bool groups>

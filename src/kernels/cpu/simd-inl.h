@@ -78,6 +78,25 @@ inline Floats shuffle(Floats a, Floats b, Ints places) {
 #endif
 }
 
+/// The lanes of v, exchanged with those `distance` away.
+template <int distance, typename V>
+inline V swap_lanes(V v) {
+  Ints places{};
+#pragma GCC unroll 16
+  for (int l = 0; l < kLanes; ++l) places[l] = l ^ distance;
+  const Floats lanes = reinterpret_cast<Floats>(v);
+  return reinterpret_cast<V>(shuffle(lanes, lanes, places));
+}
+
+/// The largest lane, in all lanes.
+template <typename V, int distance = kLanes / 2>
+inline V largest_lane(V v) {
+  const V other = swap_lanes<distance>(v);
+  v = v > other ? v : other;
+  if constexpr (distance > 1) return largest_lane<V, distance / 2>(v);
+  return v;
+}
+
 /// Exchanges the off-diagonal blocks of side `stride` in every block of side 2 * stride.
 template <int stride>
 inline void exchange_blocks(Floats* rows) {
