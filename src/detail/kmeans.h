@@ -38,8 +38,8 @@ Sample distinct_points(const Points& points, int64_t size);
 at::Tensor spread_seeds(const Sample& sample, int64_t codebook_size, const at::Tensor& rng,
                         bool unit);
 
-/// New codes from codes.
-using LloydStep = std::function<at::Tensor(const at::Tensor&)>;
+/// New codes from codes and a stride: 1 goes to the means of the clusters, more goes beyond.
+using LloydStep = std::function<at::Tensor(const at::Tensor&, double)>;
 
 /// Seeding, Lloyd iterations, and the counts of the codes at the end. `points` is not empty.
 /// `late_step` takes the place of the iterations over all points, for callers whose `points` are a
@@ -47,10 +47,11 @@ using LloydStep = std::function<at::Tensor(const at::Tensor&)>;
 Clusters cluster(const Points& points, int64_t codebook_size, const at::Tensor& rng,
                  int64_t iterations, bool unit, const LloydStep& late_step = {});
 
-/// Codes (K, D) from counts (1, K), sums (W, 1, K, D) and exponents (1, K); codes without points
-/// stay.
-at::Tensor means(const at::Tensor& counts, const at::Tensor& sums, const at::Tensor& exponents,
-                 const at::Tensor& codes, bool unit);
+/// Codes (K, D), moved from `codes` towards the means of their points: counts (1, K), sums (W, 1,
+/// K, D), exponents (1, K). Codes without points stay.
+at::Tensor step_to_means(const at::Tensor& counts, const at::Tensor& sums,
+                         const at::Tensor& exponents, const at::Tensor& codes, bool unit,
+                         double stride);
 
 /// Index of the nearest code of each row, and the distance.
 std::pair<at::Tensor, at::Tensor> assign(const at::Tensor& rows, const at::Tensor& codes,

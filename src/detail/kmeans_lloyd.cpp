@@ -25,6 +25,11 @@ constexpr int64_t kMinSeedingPoints = 4096;
 constexpr int64_t kEarlyPointsPerCode = 24;
 constexpr int64_t kMinEarlyPoints = 8192;
 
+/// How far a step goes towards the mean. For given clusters the error falls for any number below 2,
+/// and beyond 1 the same iterations come further, to a lower error (docs/design/statistics.md).
+/// The last step goes to the mean itself.
+constexpr double kStride = 1.7;
+
 at::Tensor assign_indices(const at::Tensor& rows, const at::Tensor& codes, bool unit) {
   const auto options = ops::NearestCodeOptions().metric(unit ? "cosine" : "euclidean");
   return ops::nearest_code(rows.unsqueeze(0), codes.unsqueeze(0), options).indices[0];
@@ -50,12 +55,13 @@ void move_empty_codes(const Points& points, int64_t size, const at::Tensor& coun
                     points.rows.index_select(0, farthest.narrow(0, 0, moved)));
 }
 
-at::Tensor lloyd_step(const Points& points, int64_t size, const at::Tensor& codes, bool unit) {
+at::Tensor lloyd_step(const Points& points, int64_t size, const at::Tensor& codes, bool unit,
+                      double stride) {
   const auto rows = points.rows.narrow(0, 0, size);
   const auto indices = assign_indices(rows, codes, unit);
   const auto [counts, sums, exponents] = ops::code_statistics(
       rows.unsqueeze(0), indices.unsqueeze(0), ops::code_exponents(codes.unsqueeze(0)));
-  auto moved = means(counts, sums, exponents, codes, unit);
+  auto moved = step_to_means(counts, sums, exponents, codes, unit, stride);
   move_empty_codes(points, size, counts[0], unit, moved);
   return moved;
 }
@@ -67,15 +73,21 @@ int64_t early_size(const Points& points, int64_t codebook_size) {
 
 }  // namespace
 
-at::Tensor means(const at::Tensor& counts, const at::Tensor& sums, const at::Tensor& exponents,
-                 const at::Tensor& codes, bool unit) {
+at::Tensor step_to_means(const at::Tensor& counts, const at::Tensor& sums,
+                         const at::Tensor& exponents, const at::Tensor& codes, bool unit,
+                         double stride) {
   const auto dtype = codes.scalar_type();
   const auto total = decode_to_double(sums, exponents, at::kDouble)[0];
   const auto number = counts[0].unsqueeze(-1).to(at::kDouble);
-  const auto mean = (total / number.clamp_min(1)).to(dtype);
-  if (!unit) return at::where(number.gt(0), mean, codes);
+  const auto mean = total / number.clamp_min(1);
+  const auto target = unit ? unit_rows(mean) : mean;
+  const auto from = codes.to(at::kDouble);
+  auto moved = (stride == 1 ? target : (target - from) * stride + from).to(dtype);
+  // Between numbers of 1e38 there is no room to go beyond the mean.
+  moved = at::where(moved.isfinite().all(-1, /*keepdim=*/true), moved, target.to(dtype));
+  if (!unit) return at::where(number.gt(0), moved, codes);
   // Points that cancel each other have no direction: the code stays.
-  return at::where(mean.ne(0).any(-1, /*keepdim=*/true), unit_rows(mean).to(dtype), codes);
+  return at::where(mean.ne(0).any(-1, /*keepdim=*/true), unit_rows(moved).to(dtype), codes);
 }
 
 std::pair<at::Tensor, at::Tensor> assign(const at::Tensor& rows, const at::Tensor& codes,
@@ -99,9 +111,10 @@ Clusters cluster(const Points& points, int64_t codebook_size, const at::Tensor& 
     codes = spread_seeds(sample, codebook_size, rng, unit);
     for (int64_t i = 0; i < iterations; ++i) {
       const bool early = i < iterations - (iterations + 2) / 3;
-      codes = early       ? lloyd_step(points, early_size(points, codebook_size), codes, unit)
-              : late_step ? late_step(codes)
-                          : lloyd_step(points, points.rows.size(0), codes, unit);
+      const double stride = i + 1 < iterations ? kStride : 1.0;
+      const int64_t size = early ? early_size(points, codebook_size) : points.rows.size(0);
+      codes = !early && late_step ? late_step(codes, stride)
+                                  : lloyd_step(points, size, codes, unit, stride);
     }
   }
   const auto indices = assign_indices(points.rows, codes, unit);

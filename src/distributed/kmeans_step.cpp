@@ -78,7 +78,7 @@ FarPoints gather(const Group& group, const FarPoints& own, int64_t limit) {
 }  // namespace
 
 at::Tensor synced_lloyd_step(const Group& group, const detail::Points& own, const at::Tensor& codes,
-                             bool unit, const SyncOptions& sync) {
+                             bool unit, double stride, const SyncOptions& sync) {
   const auto indices = detail::assign(own.rows, codes, unit).first;
   SyncedStatisticsOptions options;
   options.group_name = sync.group_name;
@@ -88,7 +88,8 @@ at::Tensor synced_lloyd_step(const Group& group, const detail::Points& own, cons
       synced_code_statistics({own.rows.unsqueeze(0)}, {indices.unsqueeze(0)},
                              {ops::code_exponents(codes.unsqueeze(0))}, options);
   const auto& counts = statistics.counts[0];
-  auto moved = detail::means(counts, statistics.sums[0], statistics.exponents[0], codes, unit);
+  auto moved = detail::step_to_means(counts, statistics.sums[0], statistics.exponents[0], codes,
+                                     unit, stride);
   const auto empty = counts[0].eq(0).nonzero().squeeze(1);
   if (empty.size(0) == 0) return moved;
   const auto distances = detail::assign(own.rows, moved, unit).second;

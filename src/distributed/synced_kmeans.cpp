@@ -140,8 +140,8 @@ Result any(const at::Tensor& x, int64_t codebook_size, const at::Tensor& rng, in
     if (points.rows.size(0) == 0) continue;
     detail::LloydStep on_all_tokens;
     if (sample.full) {
-      on_all_tokens = [&](const at::Tensor& codes) {
-        return synced_lloyd_step(group, own[static_cast<size_t>(head)], codes, unit, sync);
+      on_all_tokens = [&](const at::Tensor& codes, double stride) {
+        return synced_lloyd_step(group, own[static_cast<size_t>(head)], codes, unit, stride, sync);
       };
     }
     const auto clusters =

@@ -44,14 +44,33 @@ def test_kmeans_counts_belong_to_the_returned_codebook(generator):
         assert torch.equal(counts, torch.bincount(nearest(x, codebook), minlength=60))
 
 
-def test_kmeans_iterations_are_lloyd_steps(generator):
-    """Oracle: one Lloyd step in float64 from the codebook before (batches this small have no early sample)."""
+def lloyd(x, codebook, stride):
+    """Oracle: one step in float64, `stride` times as far as the means."""
+    assigned = nearest(x, codebook)
+    assert (torch.bincount(assigned, minlength=len(codebook)) > 0).all()
+    means = torch.stack([x[assigned == k].double().mean(0) for k in range(len(codebook))])
+    return codebook + stride * (means - codebook)
+
+
+def test_kmeans_iterations_are_lloyd_steps_of_which_the_last_ends_at_the_means(generator):
+    """Batches this small have no early sample."""
     x = mixture(generator)
-    before, after = (torchvq.kmeans(x, 30, iterations=i).codebook for i in (3, 4))
-    assigned = nearest(x, before)
-    assert (torch.bincount(assigned, minlength=30) > 0).all()
-    expected = torch.stack([x[assigned == k].double().mean(0) for k in range(30)])
-    torch.testing.assert_close(after.double(), expected, rtol=1e-6, atol=1e-6)
+    expected = torchvq.kmeans(x, 30, iterations=0).codebook.double()
+    for iterations in (1, 2, 3):
+        found = torchvq.kmeans(x, 30, iterations=iterations).codebook
+        torch.testing.assert_close(found.double(), lloyd(x, expected, 1.0), rtol=1e-5, atol=1e-5)
+        expected = lloyd(x, expected, 1.7)
+
+
+def test_kmeans_ends_at_the_means_of_its_clusters(generator):
+    x = mixture(generator, points=400)
+    codebook, _ = torchvq.kmeans(x, 12, iterations=60)
+    torch.testing.assert_close(codebook.double(), lloyd(x, codebook, 1.0), rtol=1e-5, atol=1e-5)
+
+
+def test_kmeans_of_the_largest_numbers_stays_finite(generator):
+    x = mixture(generator, points=300).sign() * 3e38
+    assert torchvq.kmeans(x, 20, iterations=5).codebook.isfinite().all()
 
 
 def test_kmeans_error_falls(generator):

@@ -18,8 +18,9 @@ namespace torchvq::ops {
 /// the nearest seed so
 ///              far, on a random sample of distinct tokens; many proposals a round, thinned by
 ///              rejection sampling
-/// Formula      iterate: index[n] = nearest_code(x[n]); code = mean of its tokens (cosine: made a
-/// unit vector);
+/// Formula      iterate: index[n] = nearest_code(x[n]); code += stride * (mean of its tokens -
+/// code), cosine: made a unit vector; stride is 1.7, in the last iteration 1, so that codes end as
+/// means;
 ///              codes without tokens move to the distinct tokens farthest from their codes
 ///              The last third of the iterations takes all tokens, those before it a random sample
 ///              of max(8192, 24 K) of them.

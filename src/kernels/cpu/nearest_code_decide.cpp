@@ -20,7 +20,7 @@ const float* NearestCodeDecision::unit_row(const float* row, size_t slot) {
 size_t NearestCodeDecision::score(const float* x, const std::vector<int32_t>& candidates,
                                   size_t begin, double* scores) {
   const size_t count = std::min(kTogether, candidates.size() - begin);
-  const float* codes[kTogether];
+  const float* codes[kTogether] = {};
   for (size_t i = 0; i < count; ++i) {
     codes[i] = unit_row(task_.codebook + candidates[begin + i] * task_.dim, i + 1);
   }
