@@ -42,7 +42,7 @@ def draw(document: dict[str, Any], file: Path) -> None:
     axes.set_yticks(range(len(rows)), [name for name, _ in rows], fontsize=7)
     axes.invert_yaxis()
     axes.set_xscale("log")
-    axes.margins(x=0.08)
+    axes.margins(x=0.08, y=0.01)
     axes.axvline(1, color="black", linewidth=0.8)
     axes.set_xlabel(_label(document), fontsize=8)
     axes.set_title(_title(document), fontsize=9)

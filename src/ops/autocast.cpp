@@ -37,6 +37,7 @@ constexpr const char* kOperators[] = {
     "directional_reparam",
     "ema_finish_",
     "ema_update_",
+    "evaluate",
     "gumbel_straight_through",
     "handshake_",
     "has_tokens",
