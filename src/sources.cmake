@@ -10,6 +10,7 @@ set(TORCHVQ_SOURCES
   detail/random_tensor.cpp
   detail/root.cpp
   detail/row_keys.cpp
+  detail/scalar_levels.cpp
   distributed/agreement.cpp
   distributed/all_reduce.cpp
   distributed/candidates.cpp
@@ -92,6 +93,8 @@ set(TORCHVQ_SOURCES
   ops/any/residual_beam_search.cpp
   ops/any/rotation_trick.cpp
   ops/any/sample_codes.cpp
+  ops/any/scalar_decode.cpp
+  ops/any/scalar_quantize.cpp
   ops/any/snapshot.cpp
   ops/any/straight_through.cpp
   ops/any/sync_update_v.cpp
@@ -116,6 +119,8 @@ set(TORCHVQ_SOURCES
   ops/autograd/replace_with_candidates_.cpp
   ops/autograd/residual_beam_search.cpp
   ops/autograd/rotation_trick.cpp
+  ops/autograd/scalar_decode.cpp
+  ops/autograd/scalar_quantize.cpp
   ops/autograd/snapshot.cpp
   ops/autograd/straight_through.cpp
   ops/autograd/sync_update_v.cpp
@@ -140,6 +145,8 @@ set(TORCHVQ_SOURCES
   ops/cpu/residual_beam_search.cpp
   ops/cpu/rotation_trick.cpp
   ops/cpu/sample_codes.cpp
+  ops/cpu/scalar_decode.cpp
+  ops/cpu/scalar_quantize.cpp
   ops/cpu/unit_vectors.cpp
   ops/dead_code_candidates.cpp
   ops/decode_sums.cpp
@@ -171,6 +178,8 @@ set(TORCHVQ_SOURCES
   ops/meta/residual_beam_search.cpp
   ops/meta/rotation_trick.cpp
   ops/meta/sample_codes.cpp
+  ops/meta/scalar_decode.cpp
+  ops/meta/scalar_quantize.cpp
   ops/meta/snapshot.cpp
   ops/meta/straight_through.cpp
   ops/meta/sync_update_v.cpp
@@ -184,6 +193,8 @@ set(TORCHVQ_SOURCES
   ops/residual_beam_search.cpp
   ops/rotation_trick.cpp
   ops/sample_codes.cpp
+  ops/scalar_decode.cpp
+  ops/scalar_quantize.cpp
   ops/snapshot.cpp
   ops/straight_through.cpp
   ops/sync_update_v.cpp

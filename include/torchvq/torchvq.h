@@ -10,5 +10,7 @@
 #include <torchvq/ops/code_statistics.h>
 #include <torchvq/ops/lookup_codes.h>
 #include <torchvq/ops/nearest_code.h>
+#include <torchvq/ops/scalar_decode.h>
+#include <torchvq/ops/scalar_quantize.h>
 #include <torchvq/options/vector_quantize.h>
 #include <torchvq/version.h>

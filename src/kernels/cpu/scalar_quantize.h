@@ -1,0 +1,51 @@
+// The inner loops of scalar_quantize in float32: levels and codes of features, and the gradient.
+// Every instruction set gives the same bits.
+#pragma once
+
+#include <stdint.h>
+
+#include "kernels/cpu/cpu_level.h"
+
+namespace torchvq::kernels {
+
+/// Numbers of the features repeat every D values. A pattern holds them for D * kScalarRepeat
+/// values, so that a vector that starts anywhere at a multiple of its length reads its features
+/// from there.
+inline constexpr int64_t kScalarRepeat = 16;
+
+/// Patterns, all of `period` = D * kScalarRepeat numbers.
+struct ScalarPatterns {
+  int64_t period;
+  const float* changes;  ///< (change_count, period): where levels change, infinity beyond the last
+  int64_t change_count;
+  float factor;  ///< code = (level * factor - centre) / divisor
+  const float* centre;
+  const float* divisor;
+};
+
+struct ScalarSlopes {
+  int64_t period;
+  const float* gain;
+  const float* shift;
+  bool tanh;
+};
+
+struct ScalarQuantizeKernel {
+  /// Levels and codes of `count` values, the first of which is the first feature of a row. NaN has
+  /// level 0 and code NaN.
+  void (*quantize)(const ScalarPatterns& patterns, const float* x, int64_t count, float* codes,
+                   int32_t* levels);
+  /// to = grad * gain * b'(x + shift), b being tanh or the clamp to [-1, 1].
+  void (*slope)(const ScalarSlopes& slopes, const float* grad, const float* x, int64_t count,
+                float* to);
+};
+
+ScalarQuantizeKernel scalar_quantize_default();
+ScalarQuantizeKernel scalar_quantize_avx2();
+ScalarQuantizeKernel scalar_quantize_avx512();
+
+inline ScalarQuantizeKernel scalar_quantize_kernel(CpuLevel level) {
+  return TORCHVQ_AT_LEVEL(level, scalar_quantize)();
+}
+
+}  // namespace torchvq::kernels

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string_view>
+
+#include <ATen/core/Tensor.h>
+
+#include "detail/scalar_levels.h"
+
+namespace torchvq::detail {
+
+/// Called by every kernel; returns the bound by name.
+ScalarBound check_scalar_quantize(const at::Tensor& x, at::IntArrayRef levels,
+                                  std::string_view bound);
+
+/// float64 for float64 x, otherwise float32.
+at::ScalarType scalar_dtype(const at::Tensor& x);
+
+/// The gradient of x on any device; the CPU kernel takes it for float64.
+at::Tensor scalar_quantize_backward_any(const at::Tensor& grad, const at::Tensor& x,
+                                        at::IntArrayRef levels, std::string_view bound);
+
+}  // namespace torchvq::detail
