@@ -90,6 +90,8 @@ set(TORCHVQ_SOURCES
   ops/any/replace_dead_codes_.cpp
   ops/any/replace_with_candidates_.cpp
   ops/any/residual_beam_search.cpp
+  ops/any/residual_decode.cpp
+  ops/any/residual_encode.cpp
   ops/any/rotation_trick.cpp
   ops/any/sample_codes.cpp
   ops/any/snapshot.cpp
@@ -115,6 +117,8 @@ set(TORCHVQ_SOURCES
   ops/autograd/replace_dead_codes_.cpp
   ops/autograd/replace_with_candidates_.cpp
   ops/autograd/residual_beam_search.cpp
+  ops/autograd/residual_decode.cpp
+  ops/autograd/residual_encode.cpp
   ops/autograd/rotation_trick.cpp
   ops/autograd/snapshot.cpp
   ops/autograd/straight_through.cpp
@@ -138,6 +142,8 @@ set(TORCHVQ_SOURCES
   ops/cpu/random_uniform.cpp
   ops/cpu/replace_dead_codes_.cpp
   ops/cpu/residual_beam_search.cpp
+  ops/cpu/residual_decode.cpp
+  ops/cpu/residual_encode.cpp
   ops/cpu/rotation_trick.cpp
   ops/cpu/sample_codes.cpp
   ops/cpu/unit_vectors.cpp
@@ -169,6 +175,8 @@ set(TORCHVQ_SOURCES
   ops/meta/replace_dead_codes_.cpp
   ops/meta/replace_with_candidates_.cpp
   ops/meta/residual_beam_search.cpp
+  ops/meta/residual_decode.cpp
+  ops/meta/residual_encode.cpp
   ops/meta/rotation_trick.cpp
   ops/meta/sample_codes.cpp
   ops/meta/snapshot.cpp
@@ -182,6 +190,8 @@ set(TORCHVQ_SOURCES
   ops/replace_dead_codes_.cpp
   ops/replace_with_candidates_.cpp
   ops/residual_beam_search.cpp
+  ops/residual_decode.cpp
+  ops/residual_encode.cpp
   ops/rotation_trick.cpp
   ops/sample_codes.cpp
   ops/snapshot.cpp
