@@ -91,6 +91,8 @@ set(TORCHVQ_SOURCES
   ops/any/replace_dead_codes_.cpp
   ops/any/replace_with_candidates_.cpp
   ops/any/residual_beam_search.cpp
+  ops/any/residual_decode.cpp
+  ops/any/residual_encode.cpp
   ops/any/rotation_trick.cpp
   ops/any/sample_codes.cpp
   ops/any/scalar_decode.cpp
@@ -118,6 +120,8 @@ set(TORCHVQ_SOURCES
   ops/autograd/replace_dead_codes_.cpp
   ops/autograd/replace_with_candidates_.cpp
   ops/autograd/residual_beam_search.cpp
+  ops/autograd/residual_decode.cpp
+  ops/autograd/residual_encode.cpp
   ops/autograd/rotation_trick.cpp
   ops/autograd/scalar_decode.cpp
   ops/autograd/scalar_quantize.cpp
@@ -143,6 +147,8 @@ set(TORCHVQ_SOURCES
   ops/cpu/random_uniform.cpp
   ops/cpu/replace_dead_codes_.cpp
   ops/cpu/residual_beam_search.cpp
+  ops/cpu/residual_decode.cpp
+  ops/cpu/residual_encode.cpp
   ops/cpu/rotation_trick.cpp
   ops/cpu/sample_codes.cpp
   ops/cpu/scalar_decode.cpp
@@ -176,6 +182,8 @@ set(TORCHVQ_SOURCES
   ops/meta/replace_dead_codes_.cpp
   ops/meta/replace_with_candidates_.cpp
   ops/meta/residual_beam_search.cpp
+  ops/meta/residual_decode.cpp
+  ops/meta/residual_encode.cpp
   ops/meta/rotation_trick.cpp
   ops/meta/sample_codes.cpp
   ops/meta/scalar_decode.cpp
@@ -191,6 +199,8 @@ set(TORCHVQ_SOURCES
   ops/replace_dead_codes_.cpp
   ops/replace_with_candidates_.cpp
   ops/residual_beam_search.cpp
+  ops/residual_decode.cpp
+  ops/residual_encode.cpp
   ops/rotation_trick.cpp
   ops/sample_codes.cpp
   ops/scalar_decode.cpp

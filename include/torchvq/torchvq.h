@@ -10,6 +10,9 @@
 #include <torchvq/ops/code_statistics.h>
 #include <torchvq/ops/lookup_codes.h>
 #include <torchvq/ops/nearest_code.h>
+#include <torchvq/ops/residual_beam_search.h>
+#include <torchvq/ops/residual_decode.h>
+#include <torchvq/ops/residual_encode.h>
 #include <torchvq/ops/scalar_decode.h>
 #include <torchvq/ops/scalar_quantize.h>
 #include <torchvq/options/vector_quantize.h>

@@ -75,7 +75,8 @@ def walk(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Walk:
     """Searches level after level. inputs: (H, T, D), projected, float32 or float64."""
     residual, total = inputs, torch.zeros_like(inputs)
     # The sum of the levels' own outputs, where it is these that have a gradient.
-    summed = total
+    sums_outputs = rvq.estimates_levels or rvq.implicit_neural_codebook
+    summed = torch.zeros_like(inputs) if sums_outputs else total
     levels: list[Level] = []
     paths = None
     if request.beam > 1:
@@ -88,8 +89,10 @@ def walk(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Walk:
         picked = None if paths is None else paths[index]
         level = _choose_level(rvq, index, residual, implicit, request, picked)
         output = _zero_unless(level.used, level.choice.quantized)
-        total = total + level.codes
-        summed = summed + output
+        # Nobody else holds the sum; in place it stays in the cache.
+        total = total + level.codes if level.codes.requires_grad else total.add_(level.codes)
+        if sums_outputs:
+            summed = summed + output
         residual = residual - _taken(output, rvq.quant_grad_frac if rvq.training else 0.0)
         levels.append(level)
     output = summed if rvq.estimates_levels else _estimate_stack(rvq, inputs, total, request.ranks)

@@ -367,6 +367,32 @@ def residual_beam_search(
     )
 
 
+def residual_encode(
+    x: Tensor,
+    codebooks: Sequence[Tensor],
+    *,
+    metric: str = "euclidean",
+    depth: Tensor | None = None,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The nearest code of each level, of what the levels before have left of ``x`` (H, N, D).
+
+    ``codebooks`` are Q of (H, K_q, D). Returns the sum of the codes (H, N, D), float32 or float64, and indices
+    (H, N, Q), int64. Exact like :func:`nearest_code`. Indices are -1 and codes 0 where ``mask`` (H, N) is False
+    and at levels from ``depth`` (1,) on. A row with a NaN or infinity gets index 0 and NaN. No gradient.
+    """
+    return torch.ops.torchvq.residual_encode(x, codebooks, metric=metric, depth=depth, mask=mask)
+
+
+def residual_decode(indices: Tensor, codebooks: Sequence[Tensor]) -> Tensor:
+    """The sum (H, N, D) of the codes of all levels, in order; -1 adds nothing.
+
+    ``indices`` is int64 (H, N, q), ``codebooks`` are q of (H, K_q, D). The dtype is theirs; half precision is added
+    up in float32. Gradient to the codebooks. IndexError for an index outside [-1, K_q).
+    """
+    return torch.ops.torchvq.residual_decode(indices, codebooks)
+
+
 def kmeans(
     x: Tensor,
     codebook_size: int,

@@ -14,6 +14,7 @@ from torchvq._layout import Layout
 from torchvq._projection import make_projections, project
 from torchvq._ranks import ranks_of, shake_hands
 from torchvq._residual_dropout import drawn_depth, seeded_depth
+from torchvq._residual_greedy import decode_sum, encode_greedily, encodes_greedily
 from torchvq._residual_levels import (
     Request,
     Walk,
@@ -283,6 +284,10 @@ class ResidualVQ(nn.Module):
             if inputs.dtype in _HALF:
                 # Residual and sum stay in float32 between levels.
                 inputs = inputs.float()
+            if not return_all_codes and encodes_greedily(self, request):
+                encoded = encode_greedily(self, inputs, request)
+                if encoded is not None:
+                    return self._greedy_result(*encoded, x, request), depth
             stack = walk(self, inputs, request)
             loss = self._learn(stack, request)
         return self._result(stack, loss, x, request, return_all_codes), depth
@@ -300,6 +305,13 @@ class ResidualVQ(nn.Module):
             count_step(stack.levels, self.shared_codebook, counts, request.ranks)
         dropped = self.num_quantizers - len(losses)
         return torch.stack(losses + [losses[0].new_zeros(())] * dropped)
+
+    def _greedy_result(
+        self, codes: Tensor, indices: Tensor, x: Tensor, request: Request
+    ) -> ResidualOutput:
+        loss = codes.new_zeros(self.num_quantizers)
+        restored = self._restore(codes, x, request)
+        return ResidualOutput(restored, self.layout.restore_positions(indices, x), loss)
 
     def _result(
         self, stack: Walk, loss: Tensor, x: Tensor, request: Request, return_all_codes: bool
@@ -449,10 +461,13 @@ class ResidualVQ(nn.Module):
 
         Zeros where all indices are -1.
         """
-        first, *others = self._decode(indices)
-        total = first
-        for codes in others:
-            total = total + codes
+        if self.implicit_neural_codebook:
+            total, *others = self._decode(indices)
+            for codes in others:
+                total = total + codes
+        else:
+            self._check_levels(indices)
+            total = decode_sum(self, indices)
         output = project(self.project_out, total)
         if self.has_projections:
             absent = (indices < 0).flatten(-2).all(-1) if self.heads > 1 else (indices < 0).all(-1)
@@ -460,8 +475,7 @@ class ResidualVQ(nn.Module):
         # (B, dim) has no position to move.
         return self.layout.place_features(output) if output.dim() > 2 else output
 
-    def _decode(self, indices: Tensor) -> list[Tensor]:
-        """(B, *, heads * D) for each level of indices."""
+    def _check_levels(self, indices: Tensor) -> None:
         levels = indices.shape[-1]
         fewest = 1 if self.quantize_dropout else self.num_quantizers
         if not fewest <= levels <= self.num_quantizers:
@@ -469,7 +483,11 @@ class ResidualVQ(nn.Module):
                 f"ResidualVQ: expected indices to have {self.num_quantizers} levels on the last axis, "
                 f"or fewer with quantize_dropout, but got shape {list(indices.shape)}"
             )
-        layout = self.layout
+
+    def _decode(self, indices: Tensor) -> list[Tensor]:
+        """(B, *, heads * D) for each level of indices."""
+        self._check_levels(indices)
+        levels, layout = indices.shape[-1], self.layout
         positions = indices.shape[: -1 if self.heads == 1 else -2]
         decoded: list[Tensor] = []
         total: Tensor | None = None

@@ -52,6 +52,8 @@ constexpr const char* kOperators[] = {
     "replace_with_candidates_",
     "replica_hashes",
     "residual_beam_search",
+    "residual_decode",
+    "residual_encode",
     "rotation_trick",
     "sample_codes",
     "scalar_decode",

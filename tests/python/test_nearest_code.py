@@ -33,6 +33,7 @@ SIZES = [
     (97, 130, 33),
     (200, 7, 16),
     (131, 700, 8),
+    (400, 150, 37),
 ]
 
 
@@ -258,7 +259,7 @@ def run_program(program, *arguments, **environment):
 
 def test_nearest_code_is_the_same_on_every_instruction_set(tmp_path, generator):
     # Made here, once: torch.randn itself gives other numbers under another ATEN_CPU_CAPABILITY.
-    sizes = ((5, 50, 9), (200, 300, 20))
+    sizes = ((5, 50, 9), (200, 300, 20), (250, 130, 37))
     cases = [
         tuple(kind(*size, generator)) for kind in nearest_code_rows.KINDS.values() for size in sizes
     ]

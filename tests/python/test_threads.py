@@ -22,6 +22,8 @@ calls = dict(
     lookup_codes=lambda: ops.lookup_codes(codes, indices),
     commitment_loss=lambda: ops.commitment_loss(x, x),
     residual_beam_search=lambda: ops.residual_beam_search(x, [codes, codes], 4),
+    residual_encode=lambda: ops.residual_encode(x, [codes, codes]),
+    residual_decode=lambda: ops.residual_decode(indices.unsqueeze(-1), [codes]),
 )
 threads = lambda: len(os.listdir("/proc/self/task"))
 before = threads()
@@ -39,6 +41,8 @@ print(threads() - before)
         "lookup_codes",
         "commitment_loss",
         "residual_beam_search",
+        "residual_encode",
+        "residual_decode",
     ],
 )
 def test_runs_on_the_threads_that_torch_has(op: str) -> None:

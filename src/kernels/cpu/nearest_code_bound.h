@@ -46,4 +46,14 @@ inline ScoreError score_error(int64_t dim, double norm, double offset, double sh
               tiny * (1 + norm)};
 }
 
+constexpr double kCoarseNorm = 32700;  // of scaled rows and codes: what 16-bit integers hold
+constexpr double kCoarseUnit = 0.503;  // rounding to an integer, of a float32 product
+
+/// What rounding rows and codes to integers adds to the slope: by Cauchy-Schwarz the products of
+/// either side's rounding with the other, and of both. norm: the largest of the codes less center.
+inline double coarse_slope(int64_t dim, double norm) {
+  const double rounding = kCoarseUnit * std::sqrt(static_cast<double>(dim)) / kCoarseNorm;
+  return norm * (2 * rounding + rounding * rounding) * (1 + 1e-6);
+}
+
 }  // namespace torchvq::kernels

@@ -17,6 +17,8 @@ constexpr int64_t kRowsWorthUniqueness = 32;
 constexpr int64_t kMostLanes = 16;  // of any instruction set
 constexpr double kFar = 16;         // a norm beyond this many medians is left out of the centre
 constexpr int64_t kLongestOwnError = 1 << 20;  // beyond, an error may not be a float32 number
+constexpr int64_t kRowsWorthCoarse = 192;  // packing codes once more is then paid back
+constexpr int64_t kFewestCoarse = 24, kMostCoarse = 1 << 14;  // dimensions
 constexpr double kWide = 4;  // norms beyond this many medians get error bounds of their own
 
 /// Finds codes that were seen before: equal values (0 equals -0) and equal bias.
@@ -70,6 +72,23 @@ NearestCodeSearch::NearestCodeSearch(const NearestCodeTask& task, CpuLevel level
   // Letting codes compete in groups costs the winner's group one exact decision per row, and saves
   // three operations per vector of codes.
   groups_ = task_.k == 1 && task_.size >= 40 * task_.dim && scan_.vectors > 1;
+  make_coarse();
+}
+
+void NearestCodeSearch::make_coarse() {
+  const auto count = static_cast<int64_t>(codes_.screened.size());
+  const bool wanted = task_.k == 1 && task_.rows >= kRowsWorthCoarse && !own_errors_ &&
+                      task_.dim >= kFewestCoarse && task_.dim <= kMostCoarse && count > 0;
+  if (!scan_.coarse_scan || !wanted) return;
+  const double norm = std::sqrt(*std::max_element(squares_.data(), squares_.data() + count));
+  if (!(norm > 1e-12 && norm < 1e12)) return;
+  coarse_scale_ = static_cast<float>(kCoarseNorm / (norm * (1 + 1e-6)));
+  coarse_norm_ = norm;
+  coarse_slope_ = coarse_slope(task_.dim, norm);
+  coarse_ = AlignedBuffer<int32_t>(panel_count_ * scan_.panel * ((task_.dim + 1) / 2));
+  scan_.coarse_codes(panels_.data(), panel_count_, task_.dim, depth_, coarse_scale_,
+                     coarse_.data());
+  coarse_pays_.store(true, std::memory_order_relaxed);
 }
 
 void NearestCodeSearch::classify(const ParallelFor& parallel_for) {

@@ -110,6 +110,14 @@ int64_t state_bytes(int64_t row_count) {
   return row_count * static_cast<int64_t>(sizeof(RowState));
 }
 
+}  // namespace
+}  // namespace torchvq::kernels
+
+#include "kernels/cpu/nearest_code_coarse-inl.h"
+
+namespace torchvq::kernels {
+namespace {
+
 void score(const float* rows, const float* panels, const float* half_norms, int64_t panel_count,
            int64_t depth, float* scores) {
   for (int64_t panel = 0; panel < panel_count; ++panel) {
@@ -248,6 +256,7 @@ NearestCodeScan TORCHVQ_LEVEL_NAME(nearest_code_scan)() {
   table.score_row = score_row;
   table.largest = largest;
   table.at_least = at_least;
+  set_coarse(table);
   return table;
 }
 

@@ -13,10 +13,13 @@ struct NearestCodeSearch::Block {
   Block(const NearestCodeSearch& search, int64_t rows)
       : packed(rows * search.depth_),
         state(search.task_.k == 1 ? search.scan_.state_bytes(rows) : 0),
+        coarse(search.coarse_.size() > 0 ? rows * ((search.task_.dim + 1) / 2) : 0),
         open_rows(search.scan_.tile_rows * search.depth_),
         scores(search.scan_.tile_rows * search.panel_count_ * search.scan_.panel),
         decision(search.task_, search.exact_),
         pointers(static_cast<size_t>(rows)),
+        scales(static_cast<size_t>(rows)),
+        units(static_cast<size_t>(rows)),
         norms(static_cast<size_t>(rows)),
         results(static_cast<size_t>(rows)),
         places(static_cast<size_t>(search.panel_count_ * search.scan_.panel)) {}
@@ -27,10 +30,13 @@ struct NearestCodeSearch::Block {
 
   AlignedBuffer<float> packed;
   AlignedBuffer<char> state;
+  AlignedBuffer<int32_t> coarse;     ///< rows of coarse screening
+  bool coarsely = false;             ///< whether that was how the block was scanned
   AlignedBuffer<float> open_rows;  ///< packed rows of `open`
   AlignedBuffer<float> scores;
   NearestCodeDecision decision;
   std::vector<const float*> pointers;
+  std::vector<float> scales, units;  ///< of coarse rows
   std::vector<double>
       norms;  ///< of the packed rows, rounded up; negative if the row cannot be screened
   std::vector<ScanResult> results;
@@ -48,6 +54,10 @@ namespace {
 constexpr int64_t kBlockValues =
     24576;  // packed rows that stay in the second-level cache beside a panel
 constexpr int64_t kBlockRows = 96;  // running bests that stay in the first-level cache
+
+// Norms whose scales are far from the ends of float32.
+constexpr double kSmallestCoarse = 1e-12, kLargestCoarse = 1e12;
+constexpr int64_t kCoarseTrial = 8;  // open rows that say nothing yet
 
 int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
@@ -101,19 +111,48 @@ void NearestCodeSearch::pack_block(Block& block) const {
 }
 
 void NearestCodeSearch::search_nearest(Block& block) const {
-  scan_.scan(block.packed.data(), round_up(block.count, scan_.tile_rows), panels_.data(),
-             half_norms_.data(), panel_count_, depth_, groups_, block.state.data(),
-             block.results.data());
+  block.coarsely = coarse_pays_.load(std::memory_order_relaxed);
+  if (block.coarsely) {
+    scan_coarsely(block);
+  } else {
+    scan_.scan(block.packed.data(), round_up(block.count, scan_.tile_rows), panels_.data(),
+               half_norms_.data(), panel_count_, depth_, groups_, block.state.data(),
+               block.results.data());
+  }
+  int64_t opened = 0;
   for (int64_t row = 0; row < block.count; ++row) {
+    const size_t before = block.open.size();
     if (!settle_special(row, block)) settle_winner(row, block);
+    opened += block.open.size() > before;
     if (static_cast<int64_t>(block.open.size()) == scan_.tile_rows) settle_open_rows(block);
   }
   settle_open_rows(block);
+  if (block.coarsely && opened > kCoarseTrial + block.count / 3) {
+    coarse_pays_.store(false, std::memory_order_relaxed);
+  }
 }
 
-double NearestCodeSearch::reach(int64_t position, double norm) const {
+/// Each row is scaled to one length, so that its own norm and not the largest bounds its error.
+void NearestCodeSearch::scan_coarsely(Block& block) const {
+  const int64_t padded = round_up(block.count, scan_.tile_rows);
+  for (int64_t r = 0; r < padded; ++r) {
+    const double norm = r < block.count ? block.norms[r] : -1;
+    const bool scaled = norm > kSmallestCoarse && norm < kLargestCoarse;
+    block.scales[r] = scaled ? static_cast<float>(kCoarseNorm / norm) : 0.0F;
+    block.units[r] = scaled ? static_cast<float>(1 / (static_cast<double>(block.scales[r]) *
+                                                      static_cast<double>(coarse_scale_)))
+                            : 0.0F;
+  }
+  scan_.coarse_rows(block.packed.data(), padded, task_.dim, depth_, block.scales.data(),
+                    block.coarse.data());
+  scan_.coarse_scan(block.coarse.data(), block.units.data(), padded, coarse_.data(),
+                    half_norms_.data(), panel_count_, (task_.dim + 1) / 2, block.state.data(),
+                    block.results.data());
+}
+
+double NearestCodeSearch::reach(int64_t position, const Block& block, int64_t row) const {
   const auto& error = errors_[position];
-  return kReach * (error.slope * norm + error.intercept);
+  return kReach * (error.slope * block.norms[row] + error.intercept);
 }
 
 bool NearestCodeSearch::set_aside_may_win(double norm, double limit) const {
@@ -139,10 +178,16 @@ bool NearestCodeSearch::settle_special(int64_t row, Block& block) const {
 
 void NearestCodeSearch::settle_winner(int64_t row, Block& block) const {
   const auto& result = block.results[row];
-  const int64_t members = groups_ ? scan_.vectors : 1;
+  const bool groups = groups_ && !block.coarsely;
+  const int64_t members = groups ? scan_.vectors : 1;
   double widest = 0;
   for (int64_t c = 0; c < members; ++c) {
-    widest = std::max(widest, reach(result.position + c * scan_.lanes, block.norms[row]));
+    widest = std::max(widest, reach(result.position + c * scan_.lanes, block, row));
+  }
+  if (block.coarsely) {
+    // A row that was not scaled counted as zeros, which leaves out all of its products.
+    const double slope = block.scales[row] == 0.0F ? coarse_norm_ : coarse_slope_;
+    widest += kReach * slope * block.norms[row];
   }
   const double limit = result.best - widest;
   if (set_aside_may_win(block.norms[row], limit)) {
@@ -152,7 +197,7 @@ void NearestCodeSearch::settle_winner(int64_t row, Block& block) const {
                 block.packed.data() + row * depth_, sizeof(float) * static_cast<size_t>(depth_));
     block.open.push_back(row);
     block.limits.push_back(limit);
-  } else if (!groups_) {
+  } else if (!groups) {
     block.indices[row] = codes_.screened[result.position];
   } else {
     block.candidates.clear();
@@ -173,7 +218,10 @@ void NearestCodeSearch::settle_open_rows(Block& block) const {
               block.scores.data());
   for (int64_t i = 0; i < count; ++i) {
     const float* scores = block.scores.data() + i * panel_count_ * scan_.panel;
-    decide_among(scores, block.limits[i], block.open[i], block);
+    const int64_t row = block.open[i];
+    // What coarse screening left open has a tighter limit by these scores.
+    const double limit = block.coarsely ? limit_of_best(scores, row, block) : block.limits[i];
+    decide_among(scores, limit, row, block);
   }
   block.open.clear();
   block.limits.clear();
@@ -187,7 +235,7 @@ void NearestCodeSearch::search_several(Block& block) const {
          ++row) {
       if (settle_special(row, block)) continue;
       const float* scores = block.scores.data() + (row - first) * panel_count_ * scan_.panel;
-      const double limit = limit_of_best(scores, block.norms[row], block);
+      const double limit = limit_of_best(scores, row, block);
       if (set_aside_may_win(block.norms[row], limit)) {
         decide_among_all(row, block);
       } else {
@@ -199,11 +247,13 @@ void NearestCodeSearch::search_several(Block& block) const {
 
 /// What the score of one of the k best codes must reach: k codes reach the k-th largest of scores
 /// less their errors.
-double NearestCodeSearch::limit_of_best(const float* scores, double norm, Block& block) const {
+double NearestCodeSearch::limit_of_best(const float* scores, int64_t row, Block& block) const {
   const auto count = static_cast<int64_t>(codes_.screened.size());
-  if (!own_errors_) return block.kth_largest.find(scan_, scores, count, task_.k) - reach(0, norm);
+  if (!own_errors_) {
+    return block.kth_largest.find(scan_, scores, count, task_.k) - reach(0, block, row);
+  }
   block.floors.resize(static_cast<size_t>(count));
-  for (int64_t p = 0; p < count; ++p) block.floors[p] = round_down(scores[p] - reach(p, norm));
+  for (int64_t p = 0; p < count; ++p) block.floors[p] = round_down(scores[p] - reach(p, block, row));
   return block.kth_largest.find(scan_, block.floors.data(), count, task_.k);
 }
 

@@ -3,6 +3,7 @@
 // too close are decided by the exact scores.
 #pragma once
 
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -46,19 +47,21 @@ class NearestCodeSearch {
   void pack_panels(int64_t depth, const ParallelFor& parallel_for);
   void average(const std::vector<int32_t>& codes);
   void bound_scores();
+  void make_coarse();
   void bound_set_aside();
 
   void search_block(Block& block) const;
   void pack_block(Block& block) const;
   void search_nearest(Block& block) const;
+  void scan_coarsely(Block& block) const;
   void search_several(Block& block) const;
   void settle_winner(int64_t row, Block& block) const;
   void settle_open_rows(Block& block) const;
   void settle_several(int64_t row, const float* scores, Block& block) const;
   bool settle_special(int64_t row, Block& block) const;
-  double reach(int64_t position, double norm) const;
+  double reach(int64_t position, const Block& block, int64_t row) const;
   bool set_aside_may_win(double norm, double limit) const;
-  double limit_of_best(const float* scores, double norm, Block& block) const;
+  double limit_of_best(const float* scores, int64_t row, Block& block) const;
   void decide_among(const float* scores, double limit, int64_t row, Block& block) const;
   void decide_among_all(int64_t row, Block& block) const;
 
@@ -72,6 +75,11 @@ class NearestCodeSearch {
   AlignedBuffer<float> center_, panels_, half_norms_;
   AlignedBuffer<double> squares_;
   std::vector<ScoreError> errors_;  ///< of each position
+  AlignedBuffer<int32_t> coarse_;  ///< panels of coarse screening; empty where there is none
+  double coarse_norm_ = 0, coarse_slope_ = 0;
+  float coarse_scale_ = 0;
+  /// Until a block leaves so many rows open that float32 is faster. Either gives the same indices.
+  mutable std::atomic<bool> coarse_pays_{false};
   double set_aside_norm_ = HUGE_VAL,
          set_aside_bias_ = HUGE_VAL;  ///< the smallest of those set aside
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "kernels/cpu/nearest_code_bound.h"
 #include "kernels/cpu/nearest_code_decide.h"
@@ -35,14 +36,47 @@ double squared_norm(const float* row, int64_t dim) {
 
 }  // namespace
 
+BeamPanels::BeamPanels(const float* codes, const float* half, int64_t size, int64_t dim,
+                       CpuLevel level)
+    : scan_(nearest_code_scan(level)),
+      dim_(dim),
+      panel_count_((size + scan_.panel - 1) / scan_.panel),
+      panels_(stride() * dim),
+      half_norms_(stride()) {
+  std::vector<int32_t> all(static_cast<size_t>(size));
+  std::iota(all.begin(), all.end(), 0);
+  std::vector<double> squares(static_cast<size_t>(stride()));
+  const std::vector<float> zeros(static_cast<size_t>(dim + scan_.lanes));
+  scan_.pack_codes({codes, codes + size * dim, dim, all.data(), size}, zeros.data(), dim, 0,
+                   panel_count_, panels_.data(), squares.data());
+  // Scores of the scan are <row, code> - half norm: of codes and half norms with the other sign
+  // they are what is wanted.
+  for (int64_t i = 0; i < panels_.size(); ++i) panels_[i] = -panels_[i];
+  std::fill_n(half_norms_.data(), half_norms_.size(), -HUGE_VALF);
+  for (int64_t k = 0; k < size; ++k) half_norms_[k] = -half[k];
+}
+
+void BeamPanels::products(const float* rows, int64_t count, float* values) const {
+  for (int64_t row = 0; row < count; row += scan_.tile_rows) {
+    scan_.score(rows + row * dim_, panels_.data(), half_norms_.data(), panel_count_, dim_,
+                values + row * stride());
+  }
+}
+
 ResidualBeam::ResidualBeam(const BeamTask& task, CpuLevel level, int64_t max_rows)
     : task_(task),
       scan_(residual_beam_scan(level)),
       levels_(static_cast<int64_t>(task.levels.size())),
       places_(kSegment) {
   const int64_t slots = max_rows * task.beam;
+  int64_t stride = 0;
+  for (const auto& each : task.levels) stride = std::max(stride, each.panels->stride());
+  base_ = AlignedBuffer<float>(((task.products ? max_rows : slots) + kBeamTile) * stride);
+  if (task.products) x_ = AlignedBuffer<float>((max_rows + kBeamTile) * task.dim);
+  std::fill_n(x_.data(), x_.size(), 0.0F);
   for (int side = 0; side < 2; ++side) {
-    residuals_[side] = AlignedBuffer<float>(slots * task.dim);
+    residuals_[side] = AlignedBuffer<float>((slots + kBeamTile) * task.dim);
+    std::fill_n(residuals_[side].data(), residuals_[side].size(), 0.0F);
     paths_[side].resize(static_cast<size_t>(slots));
     histories_[side].resize(static_cast<size_t>(slots * levels_));
   }
@@ -52,6 +86,7 @@ void ResidualBeam::begin(const float* x, int64_t rows) {
   rows_ = rows, width_ = 1, done_ = 0;
   finite_.resize(static_cast<size_t>(rows));
   std::copy_n(x, rows * task_.dim, residuals_[side_].data());
+  if (task_.products) std::copy_n(x, rows * task_.dim, x_.data());
   for (int64_t row = 0; row < rows; ++row) {
     const float* const from = x + row * task_.dim;
     finite_[static_cast<size_t>(row)] = all_finite(from, task_.dim);
@@ -61,14 +96,16 @@ void ResidualBeam::begin(const float* x, int64_t rows) {
   }
 }
 
-void ResidualBeam::step(const float* base) {
+void ResidualBeam::step() {
+  level().panels->products(task_.products ? x_.data() : residuals(),
+                           task_.products ? rows_ : rows_ * width_, base_.data());
   const int64_t all = width_ * level().size;
   const int64_t count = last() ? 1 : std::min(task_.beam, all);
   next_width_ = count;
-  const int64_t stride = (task_.products ? 1 : width_) * level().size;
+  const int64_t stride = (task_.products ? 1 : width_) * level().panels->stride();
   for (int64_t row = 0; row < rows_; ++row) {
     if (finite_[static_cast<size_t>(row)]) {
-      extend_row(row, base + row * stride, count);
+      extend_row(row, base_.data() + row * stride, count);
     } else {
       std::fill_n(residuals_[side_ ^ 1].data() + row * count * task_.dim, count * task_.dim, 0.0F);
     }
@@ -139,7 +176,7 @@ void ResidualBeam::score_paths(int64_t row, const float* base) {
       plus_[static_cast<size_t>(m)] =
           level().products[static_cast<size_t>(m)] + histories[h * levels_ + m] * size;
     }
-    scan_.score(task_.products ? base : base + h * size, plus_.data(), earlier, size,
+    scan_.score(task_.products ? base : base + h * level().panels->stride(), plus_.data(), earlier, size,
                 static_cast<float>(level().weight),
                 static_cast<float>(offset(paths(row)[h]) / 2 - shift_), values_.data() + h * size,
                 smallest_.data());

@@ -1,6 +1,6 @@
 // Beam search of a block of float32 rows through residual levels (docs/design/residual-beam.md).
 //
-// The caller makes the matrix products; this picks paths. Screening scores in float32 with a proven
+// Screening scores in float32 with a proven
 // bound on their error leave few extensions; where the bound cannot tell which ones are best, the
 // scores that the contract defines decide.
 #pragma once
@@ -9,11 +9,35 @@
 #include <vector>
 
 #include "kernels/cpu/aligned_buffer.h"
+#include "kernels/cpu/nearest_code_scan.h"
 #include "kernels/cpu/residual_beam_scan.h"
 
 namespace torchvq::kernels {
 
+/// The codes of a level, packed for products with rows.
+class BeamPanels {
+ public:
+  /// codes: (size, dim), finite; half: (size,), half the squared norms, infinite for codes that are
+  /// left out.
+  BeamPanels(const float* codes, const float* half, int64_t size, int64_t dim, CpuLevel level);
+
+  /// values[row * stride() + k] = half[k] - <row, code k> for `count` rows that lie dim apart.
+  /// rows and values have room for a multiple of kBeamTile rows.
+  void products(const float* rows, int64_t count, float* values) const;
+
+  int64_t stride() const { return panel_count_ * scan_.panel; }
+
+ private:
+  NearestCodeScan scan_;
+  int64_t dim_, panel_count_;
+  AlignedBuffer<float> panels_, half_norms_;
+};
+
+/// Rows come in multiples of this, of any instruction set.
+inline constexpr int64_t kBeamTile = 12;
+
 struct BeamLevel {
+  const BeamPanels* panels = nullptr;
   const float* codes = nullptr;    ///< (size, dim)
   const bool* excluded = nullptr;  ///< (size,), codes with a NaN or infinity
   const double* norms = nullptr;   ///< (size,), 0 where excluded
@@ -29,7 +53,8 @@ struct BeamTask {
   std::vector<BeamLevel> levels;
   int64_t dim = 0, beam = 1;
   bool weighted = false;  ///< whether the scores of the levels add up
-  bool products = false;  ///< whether `base` of a step is per row, and not per path
+  /// Whether products with the codes are made per row, and not per path with its residual.
+  bool products = false;
 };
 
 /// Not for several threads at once: it keeps memory between calls.
@@ -41,15 +66,10 @@ class ResidualBeam {
   void begin(const float* x, int64_t rows);
 
   /// Extends all paths by the next level.
-  /// base: |c_k|^2 / 2 - <row, c_k>, infinite for excluded codes, (rows, size) with the rows of x
-  /// if task.products, otherwise (rows * width(), size) with residuals().
-  void step(const float* base);
+  void step();
 
   /// Writes the best path of each row: (rows, levels). A row with a NaN or infinity gets 0.
   void finish(int64_t* indices) const;
-
-  int64_t width() const { return width_; }                             ///< paths of each row
-  const float* residuals() const { return residuals_[side_].data(); }  ///< (rows, width(), dim)
 
  private:
   struct Path {
@@ -65,6 +85,7 @@ class ResidualBeam {
     }
   };
 
+  const float* residuals() const { return residuals_[side_].data(); }  ///< (rows, width, dim)
   void extend_row(int64_t row, const float* base, int64_t count);
   double offset(const Path& path) const {
     return task_.weighted ? path.score + level().weight * path.length : path.length;
@@ -86,6 +107,8 @@ class ResidualBeam {
   const ResidualBeamScan scan_;
   int64_t rows_ = 0, width_ = 1, next_width_ = 1, done_ = 0, levels_;
   int side_ = 0;
+  AlignedBuffer<float> x_;             ///< (rows, dim), if task.products
+  AlignedBuffer<float> base_;          ///< products with the codes, per row or path
   AlignedBuffer<float> residuals_[2];  ///< (rows, width, dim)
   std::vector<Path> paths_[2];         ///< (rows, beam), the first `width` of each row used
   std::vector<int32_t> histories_[2];  ///< (rows, beam, levels)

@@ -1,16 +1,13 @@
-// The matrix products between tokens and codes, a block of tokens at a time; the kernel picks
-// paths.
+// Prepares the levels of a beam search once per call, and hands blocks of tokens to the kernel.
 #include "ops/residual_beam_search.h"
 
 #include <algorithm>
-#include <numeric>
+#include <memory>
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
@@ -25,7 +22,8 @@ using detail::BeamProblem;
 constexpr int64_t kBlockRows = 64;
 constexpr int64_t kBlockNumbers = int64_t{1} << 20;  // in residuals or scores of a block
 
-/// The matrix product may round its inputs when the user allows that; the kernel's bound may not.
+/// Products of codebooks may round their inputs when the user allows that; the kernel's bound may
+/// not.
 bool float_products_are_exact() {
   const auto precision =
       at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL);
@@ -79,10 +77,14 @@ struct Prepared {
     codes.push_back(codebook);
     finite.push_back(codebook.masked_fill(absent.unsqueeze(-1), 0));
     const auto squares = finite.back().to(at::kDouble).square().sum(-1);
-    half.push_back((squares * 0.5).to(at::kFloat).masked_fill_(absent, HUGE_VALF));
+    const auto half = (squares * 0.5).to(at::kFloat).masked_fill_(absent, HUGE_VALF);
     excluded.push_back(absent);
     norms.push_back(squares.sqrt());
     kernels::BeamLevel level;
+    packed.push_back(std::make_unique<kernels::BeamPanels>(
+        finite.back().const_data_ptr<float>(), half.const_data_ptr<float>(), codebook.size(0),
+        task.dim, kernels::cpu_level()));
+    level.panels = packed.back().get();
     level.codes = codebook.const_data_ptr<float>();
     level.excluded = absent.const_data_ptr<bool>();
     level.norms = norms.back().const_data_ptr<double>();
@@ -98,7 +100,8 @@ struct Prepared {
   }
 
   kernels::BeamTask task;
-  std::vector<at::Tensor> codes, finite, half, excluded, norms, cross;
+  std::vector<at::Tensor> codes, finite, excluded, norms, cross;
+  std::vector<std::unique_ptr<kernels::BeamPanels>> packed;
 };
 
 int64_t block_rows(const kernels::BeamTask& task) {
@@ -112,21 +115,11 @@ int64_t block_rows(const kernels::BeamTask& task) {
 void search_rows(const Prepared& prepared, const float* x, int64_t begin, int64_t end,
                  int64_t* indices) {
   const auto& task = prepared.task;
-  const int64_t step = block_rows(task), dim = task.dim;
-  const auto options = prepared.codes[0].options();
+  const int64_t step = std::min(block_rows(task), end - begin);
   kernels::ResidualBeam search(task, kernels::cpu_level(), step);
   for (; begin < end; begin += step) {
-    const int64_t rows = std::min(step, end - begin);
-    const float* const from = x + begin * dim;
-    search.begin(from, rows);
-    for (size_t n = 0; n < task.levels.size(); ++n) {
-      const float* const factor = task.products ? from : search.residuals();
-      const int64_t height = task.products ? rows : rows * search.width();
-      const auto left = at::from_blob(const_cast<float*>(factor), {height, dim}, options);
-      const auto base =
-          at::addmm(prepared.half[n], left, prepared.finite[n].t(), /*beta=*/1, /*alpha=*/-1);
-      search.step(base.const_data_ptr<float>());
-    }
+    search.begin(x + begin * task.dim, std::min(step, end - begin));
+    for (size_t n = 0; n < task.levels.size(); ++n) search.step();
     search.finish(indices + begin * static_cast<int64_t>(task.levels.size()));
   }
 }

@@ -1,0 +1,58 @@
+"""Evaluation and decoding of a residual stack by one operator each, where no level needs a step of its own."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from torchvq._search import prepare, stored_codes
+
+if TYPE_CHECKING:
+    from torchvq._residual_levels import Request
+    from torchvq.residual_vq import ResidualVQ
+
+_ops = torch.ops.torchvq
+
+
+def encodes_greedily(rvq: "ResidualVQ", request: "Request") -> bool:
+    """Whether evaluation is nothing but the nearest code of each level: no paths, no losses, no gradient."""
+    if rvq.training or request.targets is not None or request.beam > 1:
+        return False
+    return not rvq.implicit_neural_codebook and isinstance(request.depth, int)
+
+
+def encode_greedily(
+    rvq: "ResidualVQ", inputs: Tensor, request: "Request"
+) -> tuple[Tensor, Tensor] | None:
+    """The sum of the codes (H, T, D) of inputs (H, T, D), and the indices of all levels (H, T, Q).
+
+    None where codes have a gradient: the operator has none.
+    """
+    assert isinstance(request.depth, int)
+    levels = rvq.levels
+    codebooks = [stored_codes(level, inputs.dtype) for level in levels]
+    if torch.is_grad_enabled() and any(codes.requires_grad for codes in codebooks):
+        return None
+    mask = None if request.mask is None else rvq.layout.split_mask(request.mask)
+    for level in levels:
+        if not level._codebook.initialised:
+            prepare(level, inputs, mask, request.frozen, request.ranks)
+    quantized, indices = _ops.residual_encode(
+        inputs, codebooks[: request.depth], metric=levels[0]._codebook.metric, mask=mask
+    )
+    dropped = rvq.num_quantizers - request.depth
+    if dropped > 0:
+        indices = torch.nn.functional.pad(indices, (0, dropped), value=-1)
+    return quantized, indices
+
+
+def decode_sum(rvq: "ResidualVQ", indices: Tensor) -> Tensor:
+    """The sum of the codes (B, *, heads * D) of indices (B, *, q) or (B, *, heads, q), checked."""
+    layout = rvq.layout
+    levels = rvq.levels[: indices.shape[-1]]
+    rows = torch.stack([layout.split_indices(level) for level in indices.unbind(-1)], -1)
+    total: Tensor = _ops.residual_decode(rows, [level._codebook.codes() for level in levels])
+    positions = indices.shape[: -1 if rvq.heads == 1 else -2]
+    # Heads of separate codebooks are the first axis, those of a shared one lie with the tokens.
+    by_token = total.transpose(0, 1) if layout.separate else total
+    return by_token.reshape(*positions, total.shape[-1] * rvq.heads)

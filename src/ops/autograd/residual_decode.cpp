@@ -1,0 +1,56 @@
+#include <torchvq/ops/residual_decode.h>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+namespace torchvq {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+std::string key(const char* what, size_t level) { return what + std::to_string(level); }
+
+struct ResidualDecode : torch::autograd::Function<ResidualDecode> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& indices,
+                            at::TensorList codebooks) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    // Backward needs the codebooks' shapes alone, so a later update in place is harmless.
+    ctx->save_for_backward({indices});
+    for (size_t n = 0; n < codebooks.size(); ++n) {
+      ctx->saved_data[key("size", n)] = codebooks[n].sym_size(1);
+      ctx->saved_data[key("dtype", n)] = codebooks[n].scalar_type();
+    }
+    return ops::residual_decode(indices, codebooks);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto indices = ctx->get_saved_variables()[0];
+    const auto dtype = grads[0].scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const auto grad = grads[0].to(dtype);
+    const auto levels = static_cast<size_t>(indices.size(2));
+    variable_list result(1 + levels);
+    for (size_t n = 0; n < levels; ++n) {
+      if (!ctx->needs_input_grad(1 + n)) continue;
+      const auto level = indices.select(2, static_cast<int64_t>(n));
+      const auto absent = level.eq(-1).unsqueeze(-1);
+      const auto rows = level.unsqueeze(-1).masked_fill(absent, 0).expand_as(grad);
+      const auto size = ctx->saved_data[key("size", n)].toSymInt();
+      const auto zeros = grad.new_zeros_symint({grad.sym_size(0), size, grad.sym_size(2)});
+      result[1 + n] = zeros.scatter_add(1, rows, grad.masked_fill(absent, 0))
+                          .to(ctx->saved_data[key("dtype", n)].toScalarType());
+    }
+    return result;
+  }
+};
+
+at::Tensor residual_decode(const at::Tensor& indices, at::TensorList codebooks) {
+  return ResidualDecode::apply(indices, codebooks);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, Autograd, m) { m.impl("residual_decode", residual_decode); }
+
+}  // namespace torchvq

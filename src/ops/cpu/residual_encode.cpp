@@ -1,0 +1,146 @@
+#include "ops/residual_encode.h"
+
+#include <algorithm>
+#include <memory>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <torch/library.h>
+
+#include "kernels/cpu/nearest_code_few_rows.h"
+#include "kernels/cpu/nearest_code_search.h"
+#include "kernels/cpu/nearest_code_wide.h"
+#include "kernels/cpu/residual_encode.h"
+
+namespace torchvq {
+namespace {
+
+using detail::ResidualEncodeProblem;
+
+void in_parallel(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
+  at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { body(begin, end); });
+}
+
+kernels::NearestCodeTask float_task(const ResidualEncodeProblem& problem, const float* codes,
+                                    int64_t size) {
+  return {codes, nullptr, size, problem.dim, problem.cosine, 1, problem.tokens};
+}
+
+/// Distances to the codes as they lie: for few rows, where packing costs more than it saves.
+class FewRowsSearch {
+ public:
+  FewRowsSearch(const ResidualEncodeProblem& problem, const float* codes, int64_t size)
+      : task_(float_task(problem, codes, size)) {}
+
+  void search(const float* x, int64_t count, int64_t* indices) const {
+    auto task = task_;
+    task.rows = count;
+    const auto level = kernels::cpu_level();
+    if (kernels::nearest_code_few_rows(task, level, in_parallel, x, indices)) return;
+    kernels::NearestCodeSearch(task, level, in_parallel).search(x, count, indices);
+  }
+
+ private:
+  kernels::NearestCodeTask task_;
+};
+
+class PackedSearch : public kernels::NearestCodeSearch {
+ public:
+  PackedSearch(const ResidualEncodeProblem& problem, const float* codes, int64_t size)
+      : NearestCodeSearch(float_task(problem, codes, size), kernels::cpu_level(), in_parallel) {}
+};
+
+class WideSearch : public kernels::NearestCodeWideSearch {
+ public:
+  WideSearch(const ResidualEncodeProblem& problem, const double* codes, int64_t size)
+      : NearestCodeWideSearch({codes, nullptr, size, problem.dim, problem.cosine, 1},
+                              kernels::cpu_level()) {}
+};
+
+bool has_few_rows(const ResidualEncodeProblem& problem) {
+  return problem.x.scalar_type() == at::kFloat &&
+         kernels::has_few_rows(float_task(problem, nullptr, 0));
+}
+
+/// The levels of one head, each codebook packed once; levels may share one.
+template <typename T, typename Search>
+class Levels {
+ public:
+  Levels(const ResidualEncodeProblem& problem, int64_t head) {
+    for (const auto& codebook : problem.codebooks) {
+      const int64_t size = codebook.size(1);
+      const T* const codes = codebook.const_data_ptr<T>() + head * size * problem.dim;
+      const auto same = std::find_if(levels.begin(), levels.end(),
+                                     [&](const auto& level) { return level.codes == codes; });
+      if (same == levels.end()) {
+        searches_.push_back(std::make_unique<Search>(problem, codes, size));
+        levels.push_back({codes, searches_.back().get()});
+      } else {
+        levels.push_back(*same);
+      }
+    }
+  }
+
+  std::vector<kernels::ResidualEncodeLevel<T, Search>> levels;
+
+ private:
+  std::vector<std::unique_ptr<Search>> searches_;
+};
+
+/// Rows per task, such that a task is worth the tens of microseconds of handing it to a thread.
+int64_t row_grain(const ResidualEncodeProblem& problem) {
+  double products = 0;
+  for (const auto& codebook : problem.codebooks) {
+    products += static_cast<double>(codebook.size(1)) * static_cast<double>(problem.dim);
+  }
+  return std::max<int64_t>(1, static_cast<int64_t>(0x1p18 / products));
+}
+
+template <typename T, typename Search>
+void encode_heads(const ResidualEncodeProblem& problem, at::Tensor& quantized,
+                  at::Tensor& indices) {
+  const int64_t tokens = problem.tokens, dim = problem.dim, levels = problem.levels;
+  for (int64_t head = 0; head < problem.heads; ++head) {
+    const Levels<T, Search> searches(problem, head);
+    const T* const x = problem.x.const_data_ptr<T>() + head * tokens * dim;
+    const bool* const mask =
+        problem.mask.defined() ? problem.mask.const_data_ptr<bool>() + head * tokens : nullptr;
+    const kernels::ResidualEncodeOutput<T> to = {
+        quantized.mutable_data_ptr<T>() + head * tokens * dim,
+        indices.mutable_data_ptr<int64_t>() + head * tokens * levels, levels};
+    const auto encode = [&](int64_t begin, int64_t end) {
+      kernels::ResidualEncode<T, Search>(searches.levels, dim).encode(x, mask, begin, end, to);
+    };
+    if constexpr (std::is_same_v<Search, FewRowsSearch>) {
+      encode(0, tokens);
+    } else {
+      at::parallel_for(0, tokens, row_grain(problem), encode);
+    }
+  }
+}
+
+detail::ResidualEncodeTensors residual_encode(const at::Tensor& x, at::TensorList codebooks,
+                                              std::string_view metric,
+                                              const std::optional<at::Tensor>& depth,
+                                              const std::optional<at::Tensor>& mask) {
+  const ResidualEncodeProblem problem(x, codebooks, metric, depth, mask);
+  auto quantized = at::empty(problem.x.sizes(), problem.x.options());
+  auto indices = at::full({problem.heads, problem.tokens, problem.levels}, -1,
+                          problem.x.options().dtype(at::kLong));
+  if (indices.numel() == 0) return {quantized, indices};
+  if (problem.x.scalar_type() == at::kDouble) {
+    encode_heads<double, WideSearch>(problem, quantized, indices);
+  } else if (has_few_rows(problem)) {
+    encode_heads<float, FewRowsSearch>(problem, quantized, indices);
+  } else {
+    encode_heads<float, PackedSearch>(problem, quantized, indices);
+  }
+  return {quantized, indices};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, CPU, m) { m.impl("residual_encode", residual_encode); }
+
+}  // namespace torchvq

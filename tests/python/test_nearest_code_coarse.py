@@ -1,0 +1,49 @@
+"""nearest_code where screening works in 16-bit integers: many rows, one code each, more than a few dimensions."""
+
+from __future__ import annotations
+
+import nearest_code_oracle as oracle
+import nearest_code_rows
+import numpy as np
+import pytest
+import torch
+
+METRICS = ["euclidean", "cosine"]
+
+
+def assert_nearest(x, codes, metric="euclidean"):
+    found = torch.ops.torchvq.nearest_code(x, codes, metric=metric)[0]
+    np.testing.assert_array_equal(found.numpy(), oracle.nearest(x, codes, metric)[:, 0])
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("size", [(250, 130, 37), (700, 65, 24), (400, 20, 300)])
+@pytest.mark.parametrize("kind", nearest_code_rows.KINDS)
+def test_nearest_code_is_exact_on_adversarial_rows(kind, size, metric, generator):
+    x, codes = nearest_code_rows.KINDS[kind](*size, generator)
+    assert_nearest(x, codes, metric)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dim", [24, 31, 33, 130])
+@pytest.mark.parametrize("distance", [0.0, 1e-6, 1e-4, 1e-2])
+def test_nearest_code_is_exact_where_integers_cannot_tell(distance, dim, metric, generator):
+    """Rows beside the middle of two codes, by less and by more than what rounding to integers hides."""
+    x, codes = nearest_code_rows.normal(600, 70, dim, generator)
+    pair = torch.randint(0, 70, (2, 600), generator=generator)
+    middles = (codes[pair[0]] + codes[pair[1]]) / 2
+    x = middles + distance * x
+    x[::50] *= 1e-25
+    x[1::50] *= 1e14
+    assert_nearest(x, codes, metric)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
+def test_nearest_code_is_exact_when_few_or_all_rows_are_close_calls(share, generator):
+    """Screening goes over to float32 where integers leave many rows open."""
+    x, codes = nearest_code_rows.normal(2000, 50, 40, generator)
+    close = torch.rand(2000, generator=generator) < share
+    codes[25:] = codes[:25] * (1 + 1e-6)
+    x[~close] = codes[:25][torch.randint(0, 25, (int((~close).sum()),), generator=generator)]
+    x[:, 0] += 1e-3
+    assert_nearest(x, codes)
