@@ -9,12 +9,14 @@ from torch.optim import Optimizer
 
 from torchvq import _losses
 from torchvq._call import Call, check_topk
+from torchvq._diversity import shared_totals
 from torchvq._in_place import keep_optimizer_in_checkpoint
 from torchvq._layout import Layout
 from torchvq._options import check_vector_quantize, codebook_options
 from torchvq._projection import make_projections, project
 from torchvq._ranks import ALONE, advance_rng, group_name, ranks_of, shake_hands
 from torchvq._search import choose, prepare, stored_codes
+from torchvq._stats import CodebookStats, begin_step, count_step, keep_counts, read_stats
 from torchvq.codebook import Codebook, EmaWeight
 from torchvq.outputs import (
     LossBreakdown,
@@ -131,6 +133,8 @@ class VectorQuantize(nn.Module):
         (torch.Size([1, 1024, 256]), torch.Size([1, 1024]), torch.Size([]))
     """
 
+    step_counts: Tensor
+
     def __init__(
         self,
         dim: int,
@@ -242,6 +246,7 @@ class VectorQuantize(nn.Module):
             parameter=resolved.learnable_codebook or self.has_codebook_orthogonal_loss,
             **codebook_options(options),
         )
+        keep_counts(self)
         self.in_place_codebook_optimizer: Optimizer | None = None
         if in_place_codebook_optimizer is not None:
             self.in_place_codebook_optimizer = in_place_codebook_optimizer(
@@ -363,10 +368,13 @@ class VectorQuantize(nn.Module):
         shake_hands([self._codebook], call.ranks)
         prepare(self, projected, head_mask, call.frozen, call.ranks)
 
+        if self.training:
+            begin_step([self._codebook])
         choice = choose(self, projected, tokens, head_mask, call)
         chosen = choice.chosen
         commitment = _losses.commitment(self, chosen, call)
-        diversity = _losses.diversity(self, chosen)
+        (totals,) = shared_totals([self], [chosen], call.ranks)
+        diversity = _losses.diversity(self, chosen, totals)
         counts = None
         if self.training and not call.frozen and call.topk is None:
             counts = self._codebook.learn(
@@ -380,6 +388,7 @@ class VectorQuantize(nn.Module):
             )
         orthogonal = _losses.orthogonal(self, chosen.indices)
         if self.training:
+            count_step([self], [] if call.topk is not None else [chosen.indices])
             advance_rng(self._codebook.rng, counts, head_mask, projected, call.ranks)
 
         if commitment is not None and commitment.dim() > 0:
@@ -467,6 +476,21 @@ class VectorQuantize(nn.Module):
         if self.separate_codebook_per_head:
             codes = codes.transpose(0, 1)
         return codes.reshape(*positions, codes.shape[-1] * self.heads)
+
+    def stats(self, synced: bool = False) -> CodebookStats:
+        """How the codes were used in the last training forward: usage, perplexity, dead and replaced codes, entropy.
+
+        Args:
+            synced: count the tokens of all ranks of the process group instead of this rank's: one all-reduce, in
+                which all of them must take part. Without a group, or with ``sync_codebook=False``, there are no others.
+
+        Returns:
+            Numbers of Python; on a GPU this waits for the step. A training forward writes down the codes that it
+            chose, masked tokens left out, at the cost of one pass over the indices; evaluation and calls with
+            ``topk`` count nothing. ``dead`` and ``replaced`` follow from state that ranks share. A codebook that
+            learns by gradient alone has no moving average, and so no dead codes. Checkpoints do not keep these.
+        """
+        return read_stats([self], synced)[0]
 
     # Learning outside of forward -------------------------------------------------------------------------------
 
