@@ -17,6 +17,7 @@ COLOURS = {
     "reference": "#D55E00",
     "faiss": "#009E73",
     "faiss search": "#009E73",
+    "faiss tables": "#8DC63F",
     "plain torch": "#E69F00",
     "GEMM": "#CC79A7",
     "one thread": "#0072B2",

@@ -17,7 +17,7 @@ from harness import Target, read_json
 LEARNING = "learning_vector_quantize"
 MIB = 2**20
 # Columns of the tables, and the ratio under which a column is found in the JSON.
-ORDER = ("reference", "plain torch", "GEMM", "faiss", "one thread")
+ORDER = ("reference", "plain torch", "GEMM", "faiss", "faiss tables", "one thread")
 
 Document = dict[str, Any]
 # Heading of a column: the key of its values, and how they are written.
@@ -79,7 +79,13 @@ def _numeric(cell: str) -> bool:
 
 
 def _table_of(name: str) -> Callable[[Document], str]:
-    return {"memory": _memory, "kmeans": _kmeans, "small_calls": _small_calls}.get(name, _ratios)
+    own = {
+        "memory": _memory,
+        "kmeans": _kmeans,
+        "small_calls": _small_calls,
+        "residual": _residual,
+    }
+    return own.get(name, _ratios)
 
 
 def _ratios(document: Document) -> str:
@@ -124,6 +130,23 @@ def _memory(document: Document) -> str:
     header = ["MiB", "tokens and codebook", "matrix N x K"]
     shown = ("training step", "search", "faiss, search", "plain torch, step", "reference, step")
     return _table([*header, *shown], rows)
+
+
+def _residual(document: Document) -> str:
+    """The ratios; then the error of each search, and the memory of beam search."""
+    rows = []
+    for case in document["cases"]:
+        errors = case["checks"].get("mean_squared_error")
+        if errors and case["parameters"]["threads"] == 1:
+            rows.append([case["name"], *(f"{errors[name]:.6g}" for name in ("torchvq", "faiss"))])
+    peaks = document["peak_bytes"]
+    held = [[name, f"{peak / MIB:.1f}"] for name, peak in peaks["peaks"].items()]
+    tables = [
+        _ratios(document),
+        _table(["error of the codes found", "torchvq", "faiss"], rows),
+        _table([f"peak extra memory, {peaks['case']}", "MiB"], held),
+    ]
+    return "\n".join(tables)
 
 
 def _small_calls(document: Document) -> str:

@@ -57,7 +57,7 @@ def _in_a_process(name: str, n: int, k: int, d: int) -> int:
     return int(answer.stdout)
 
 
-def _peak_over_now(call: Callable[[], object]) -> int:
+def peak_over_now(call: Callable[[], object]) -> int:
     """Resident bytes at most during the call, less those before it, as Linux counts them."""
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
     before = _resident("VmRSS")
@@ -90,7 +90,7 @@ def _main(name: str, *shape: str) -> None:
     torch.set_num_threads(1)
     # Libraries load their parts at the first call; that is no part of a step.
     _call(name, 64, 32, 16)()
-    print(_peak_over_now(_call(name, *map(int, shape))))
+    print(peak_over_now(_call(name, *map(int, shape))))
 
 
 if __name__ == "__main__":

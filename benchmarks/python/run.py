@@ -22,7 +22,15 @@ import charts
 import documents
 from harness import RESULTS, ROOT, Settings, read_json
 
-SUITES = ("nearest_code", "vector_quantize", "kmeans", "memory", "small_calls", "threads")
+SUITES = (
+    "nearest_code",
+    "vector_quantize",
+    "residual",
+    "kmeans",
+    "memory",
+    "small_calls",
+    "threads",
+)
 
 
 def arguments() -> argparse.Namespace:

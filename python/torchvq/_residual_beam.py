@@ -16,6 +16,11 @@ _ops = torch.ops.torchvq
 
 def search_paths(rvq: "ResidualVQ", inputs: Tensor, request: "Request") -> tuple[Tensor, ...]:
     """The indices (H, T) of all levels in use, for inputs (H, T, D); of padding, any valid ones."""
+    return best_paths(rvq, inputs, request).clamp_min(0).unbind(-1)
+
+
+def best_paths(rvq: "ResidualVQ", inputs: Tensor, request: "Request") -> Tensor:
+    """The indices (H, T, levels in use) for inputs (H, T, D); -1 where masked."""
     levels = rvq.levels[: request.depth] if isinstance(request.depth, int) else rvq.levels
     codebooks = [stored_codes(level, inputs.dtype).detach() for level in levels]
     weights = rvq.beam_weights
@@ -27,7 +32,7 @@ def search_paths(rvq: "ResidualVQ", inputs: Tensor, request: "Request") -> tuple
         depth=None if isinstance(request.depth, int) else request.depth.reshape(1),
         weights=[] if weights is None else weights[: len(levels)],
     )
-    return indices.clamp_min(0).unbind(-1)
+    return indices
 
 
 def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "Request") -> None:

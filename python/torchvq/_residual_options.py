@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
 
 def _expect(holds: bool, name: str, condition: str, value: object) -> None:
     if not holds:
@@ -93,3 +95,13 @@ def check_beam_training(vq_kwargs_conflicts: dict[str, bool], beam: int) -> None
     """Raises ValueError where a training step with a beam would have to choose codes in two ways."""
     for name, given in vq_kwargs_conflicts.items():
         _expect(not given, name, f"off in training with beam_size {beam}", True)
+
+
+def check_levels(indices: Tensor, levels: int, fewer: bool) -> None:
+    """Raises ValueError unless indices have all levels on the last axis, or fewer where that is allowed."""
+    given = indices.shape[-1]
+    if not (1 if fewer else levels) <= given <= levels:
+        raise ValueError(
+            f"ResidualVQ: expected indices to have {levels} levels on the last axis, "
+            f"or fewer with quantize_dropout, but got shape {list(indices.shape)}"
+        )

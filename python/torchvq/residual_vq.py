@@ -13,8 +13,8 @@ from torchvq._in_place import keep_optimizer_in_checkpoint
 from torchvq._layout import Layout
 from torchvq._projection import make_projections, project
 from torchvq._ranks import ranks_of, shake_hands
+from torchvq._residual_at_once import decode_sum, encode_at_once, encodes_at_once
 from torchvq._residual_dropout import drawn_depth, seeded_depth
-from torchvq._residual_greedy import decode_sum, encode_greedily, encodes_greedily
 from torchvq._residual_levels import (
     Request,
     Walk,
@@ -28,6 +28,7 @@ from torchvq._residual_options import (
     check_beam,
     check_beam_options,
     check_beam_training,
+    check_levels,
     check_residual,
     resolve_codebook_sizes,
 )
@@ -288,10 +289,10 @@ class ResidualVQ(nn.Module):
             if inputs.dtype in _HALF:
                 # Residual and sum stay in float32 between levels.
                 inputs = inputs.float()
-            if not return_all_codes and encodes_greedily(self, request):
-                encoded = encode_greedily(self, inputs, request)
+            if not return_all_codes and encodes_at_once(self, request):
+                encoded = encode_at_once(self, inputs, request)
                 if encoded is not None:
-                    return self._greedy_result(*encoded, x, request), depth
+                    return self._searched_result(*encoded, x, request), depth
             stack = walk(self, inputs, request)
             loss = self._learn(stack, request)
         return self._result(stack, loss, x, request, return_all_codes), depth
@@ -311,7 +312,7 @@ class ResidualVQ(nn.Module):
         dropped = self.num_quantizers - len(losses)
         return torch.stack(losses + [losses[0].new_zeros(())] * dropped)
 
-    def _greedy_result(
+    def _searched_result(
         self, codes: Tensor, indices: Tensor, x: Tensor, request: Request
     ) -> ResidualOutput:
         loss = codes.new_zeros(self.num_quantizers)
@@ -382,14 +383,10 @@ class ResidualVQ(nn.Module):
         """How many levels this forward uses."""
         if not (self.training and self.quantize_dropout):
             return self.num_quantizers
-        rule = (
-            self.num_quantizers,
-            self.quantize_dropout_cutoff_index,
-            self.quantize_dropout_multiple_of,
-        )
+        rule = self.quantize_dropout_cutoff_index, self.quantize_dropout_multiple_of
         if seed is not None:
-            return seeded_depth(seed, *rule)
-        return drawn_depth(self.levels[0]._codebook.rng, *rule)
+            return seeded_depth(seed, self.num_quantizers, *rule)
+        return drawn_depth(self.levels[0]._codebook.rng, self.num_quantizers, *rule)
 
     def _beam(self, size: int | None) -> int:
         """How many paths this forward keeps."""
@@ -471,7 +468,7 @@ class ResidualVQ(nn.Module):
             for codes in others:
                 total = total + codes
         else:
-            self._check_levels(indices)
+            check_levels(indices, self.num_quantizers, self.quantize_dropout)
             total = decode_sum(self, indices)
         output = project(self.project_out, total)
         if self.has_projections:
@@ -480,18 +477,9 @@ class ResidualVQ(nn.Module):
         # (B, dim) has no position to move.
         return self.layout.place_features(output) if output.dim() > 2 else output
 
-    def _check_levels(self, indices: Tensor) -> None:
-        levels = indices.shape[-1]
-        fewest = 1 if self.quantize_dropout else self.num_quantizers
-        if not fewest <= levels <= self.num_quantizers:
-            raise ValueError(
-                f"ResidualVQ: expected indices to have {self.num_quantizers} levels on the last axis, "
-                f"or fewer with quantize_dropout, but got shape {list(indices.shape)}"
-            )
-
     def _decode(self, indices: Tensor) -> list[Tensor]:
         """(B, *, heads * D) for each level of indices."""
-        self._check_levels(indices)
+        check_levels(indices, self.num_quantizers, self.quantize_dropout)
         levels, layout = indices.shape[-1], self.layout
         positions = indices.shape[: -1 if self.heads == 1 else -2]
         decoded: list[Tensor] = []

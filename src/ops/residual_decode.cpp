@@ -37,8 +37,8 @@ at::ScalarType residual_decode_dtype(at::TensorList codebooks) {
 namespace ops {
 
 at::Tensor residual_decode(const at::Tensor& indices, at::TensorList codebooks) {
-  static auto op = detail::op_handle<at::Tensor(const at::Tensor&, at::TensorList)>(
-      "torchvq::residual_decode");
+  static auto op =
+      detail::op_handle<at::Tensor(const at::Tensor&, at::TensorList)>("torchvq::residual_decode");
   return op.call(indices, codebooks);
 }
 

@@ -17,7 +17,15 @@ import torchvq
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks" / "python"
-SUITES = {"nearest_code", "vector_quantize", "kmeans", "memory", "small_calls", "threads"}
+SUITES = {
+    "nearest_code",
+    "vector_quantize",
+    "residual",
+    "kmeans",
+    "memory",
+    "small_calls",
+    "threads",
+}
 sys.path.insert(0, str(BENCHMARKS))
 
 import checks  # noqa: E402

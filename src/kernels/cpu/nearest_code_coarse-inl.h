@@ -71,8 +71,8 @@ TORCHVQ_COARSE_TARGET inline Ints add_products(Ints sum, Ints a, Ints b) {
   return reinterpret_cast<Ints>(_mm512_dpwssd_epi32(
       reinterpret_cast<__m512i>(sum), reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
 #elif defined(__AVX2__)
-  return sum + reinterpret_cast<Ints>(_mm256_madd_epi16(reinterpret_cast<__m256i>(a),
-                                                        reinterpret_cast<__m256i>(b)));
+  return sum + reinterpret_cast<Ints>(
+                   _mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
 #else
   return sum + reinterpret_cast<Ints>(
                    _mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
@@ -105,8 +105,8 @@ TORCHVQ_COARSE_TARGET inline void score_coarse_tile(const int32_t* rows, const f
     const Floats unit = Floats{} + units[r];
 #pragma GCC unroll 4
     for (int c = 0; c < kVectors; ++c) {
-      tile.score[r][c] = __builtin_convertvector(sum[r][c], Floats) * unit -
-                         load<Floats>(half_norms + c * kLanes);
+      tile.score[r][c] =
+          __builtin_convertvector(sum[r][c], Floats) * unit - load<Floats>(half_norms + c * kLanes);
     }
   }
 }

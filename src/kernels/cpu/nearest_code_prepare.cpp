@@ -17,7 +17,7 @@ constexpr int64_t kRowsWorthUniqueness = 32;
 constexpr int64_t kMostLanes = 16;  // of any instruction set
 constexpr double kFar = 16;         // a norm beyond this many medians is left out of the centre
 constexpr int64_t kLongestOwnError = 1 << 20;  // beyond, an error may not be a float32 number
-constexpr int64_t kRowsWorthCoarse = 192;  // packing codes once more is then paid back
+constexpr int64_t kRowsWorthCoarse = 192;      // packing codes once more is then paid back
 constexpr int64_t kFewestCoarse = 24, kMostCoarse = 1 << 14;  // dimensions
 constexpr double kWide = 4;  // norms beyond this many medians get error bounds of their own
 

@@ -30,8 +30,8 @@ struct NearestCodeSearch::Block {
 
   AlignedBuffer<float> packed;
   AlignedBuffer<char> state;
-  AlignedBuffer<int32_t> coarse;     ///< rows of coarse screening
-  bool coarsely = false;             ///< whether that was how the block was scanned
+  AlignedBuffer<int32_t> coarse;   ///< rows of coarse screening
+  bool coarsely = false;           ///< whether that was how the block was scanned
   AlignedBuffer<float> open_rows;  ///< packed rows of `open`
   AlignedBuffer<float> scores;
   NearestCodeDecision decision;
@@ -253,7 +253,8 @@ double NearestCodeSearch::limit_of_best(const float* scores, int64_t row, Block&
     return block.kth_largest.find(scan_, scores, count, task_.k) - reach(0, block, row);
   }
   block.floors.resize(static_cast<size_t>(count));
-  for (int64_t p = 0; p < count; ++p) block.floors[p] = round_down(scores[p] - reach(p, block, row));
+  for (int64_t p = 0; p < count; ++p)
+    block.floors[p] = round_down(scores[p] - reach(p, block, row));
   return block.kth_largest.find(scan_, block.floors.data(), count, task_.k);
 }
 

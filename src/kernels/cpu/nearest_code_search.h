@@ -75,7 +75,7 @@ class NearestCodeSearch {
   AlignedBuffer<float> center_, panels_, half_norms_;
   AlignedBuffer<double> squares_;
   std::vector<ScoreError> errors_;  ///< of each position
-  AlignedBuffer<int32_t> coarse_;  ///< panels of coarse screening; empty where there is none
+  AlignedBuffer<int32_t> coarse_;   ///< panels of coarse screening; empty where there is none
   double coarse_norm_ = 0, coarse_slope_ = 0;
   float coarse_scale_ = 0;
   /// Until a block leaves so many rows open that float32 is faster. Either gives the same indices.

@@ -10,6 +10,7 @@
 namespace torchvq::kernels {
 namespace {
 
+constexpr int64_t kFewPaths = 16;   // up to which repeated minima beat a partial sort
 constexpr int64_t kSegment = 1024;  // values between two looks at the limit
 
 /// The contract's scores of up to 4 codes: float64, over d in index order, nothing contracted.
@@ -176,8 +177,8 @@ void ResidualBeam::score_paths(int64_t row, const float* base) {
       plus_[static_cast<size_t>(m)] =
           level().products[static_cast<size_t>(m)] + histories[h * levels_ + m] * size;
     }
-    scan_.score(task_.products ? base : base + h * level().panels->stride(), plus_.data(), earlier, size,
-                static_cast<float>(level().weight),
+    scan_.score(task_.products ? base : base + h * level().panels->stride(), plus_.data(), earlier,
+                size, static_cast<float>(level().weight),
                 static_cast<float>(offset(paths(row)[h]) / 2 - shift_), values_.data() + h * size,
                 smallest_.data());
   }
@@ -187,7 +188,9 @@ void ResidualBeam::score_paths(int64_t row, const float* base) {
 void ResidualBeam::collect(int64_t count) {
   // Groups are disjoint: `count` of their smallest values bound the best from above.
   limit_ = 0x1p126;  // excluded codes, whose values are infinite, stay out
-  if (count <= kBeamGroups) {
+  if (count <= kFewPaths) {
+    limit_ = std::min(limit_, scan_.bound(smallest_.data(), count) + margin_);
+  } else if (count <= kBeamGroups) {
     std::nth_element(smallest_.begin(), smallest_.begin() + (count - 1), smallest_.end());
     limit_ = std::min(limit_, smallest_[static_cast<size_t>(count - 1)] + margin_);
   }

@@ -37,6 +37,32 @@ void score(const float* base, const float* const* plus, int64_t plus_count, int6
   }
 }
 
+/// The smallest lane.
+template <int count>
+inline float least_lane(Vector<float, count> v) {
+  if constexpr (count == 2) {
+    return v[0] < v[1] ? v[0] : v[1];
+  } else {
+    Vector<float, count / 2> half[2];
+    memcpy(half, &v, sizeof v);
+    return least_lane<count / 2>(half[0] < half[1] ? half[0] : half[1]);
+  }
+}
+
+float bound(const float* smallest, int64_t count) {
+  Floats v[kVectors];
+  for (int i = 0; i < kVectors; ++i) v[i] = load<Floats>(smallest + i * kLanes);
+  float found = INFINITY;
+  for (int64_t taken = 0; taken < count; ++taken) {
+    Floats least = v[0];
+    for (int i = 1; i < kVectors; ++i) least = v[i] < least ? v[i] : least;
+    found = least_lane<kLanes>(least);
+    // Equal ones go together: the result is then too large, never too small.
+    for (int i = 0; i < kVectors; ++i) v[i] = v[i] <= found ? Floats{} + INFINITY : v[i];
+  }
+  return found;
+}
+
 int64_t at_most(const float* values, int64_t count, float limit, int32_t* places) {
   int64_t found = 0, i = 0;
   for (; i + kBeamGroups <= count; i += kBeamGroups) {
@@ -81,6 +107,8 @@ double subtract(const float* from, const float* code, int64_t dim, float* to) {
 
 }  // namespace
 
-ResidualBeamScan TORCHVQ_LEVEL_NAME(residual_beam_scan)() { return {score, at_most, subtract}; }
+ResidualBeamScan TORCHVQ_LEVEL_NAME(residual_beam_scan)() {
+  return {score, bound, at_most, subtract};
+}
 
 }  // namespace torchvq::kernels

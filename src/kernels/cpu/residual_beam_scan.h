@@ -17,6 +17,9 @@ struct ResidualBeamScan {
   void (*score)(const float* base, const float* const* plus, int64_t plus_count, int64_t count,
                 float scale, float shift, float* values, float* smallest);
 
+  /// No less than the count-th smallest of kBeamGroups numbers, and equal to it where all differ.
+  float (*bound)(const float* smallest, int64_t count);
+
   /// Writes the positions of values that are at most `limit`, in order; returns how many. NaN is
   /// passed over. places has room for `count`.
   int64_t (*at_most)(const float* values, int64_t count, float limit, int32_t* places);

@@ -17,8 +17,7 @@ detail::ResidualEncodeTensors residual_encode(const at::Tensor& x, at::TensorLis
                                               const std::optional<at::Tensor>& depth,
                                               const std::optional<at::Tensor>& mask) {
   const detail::ResidualEncodeProblem problem(x, codebooks, metric, depth, mask);
-  const auto options =
-      ops::NearestCodeOptions().metric(std::string(metric)).return_codes(true);
+  const auto options = ops::NearestCodeOptions().metric(std::string(metric)).return_codes(true);
   std::vector<at::Tensor> chosen;
   auto residual = problem.x;
   auto quantized = at::zeros_like(problem.x);

@@ -19,8 +19,9 @@ namespace {
 
 using detail::BeamProblem;
 
-constexpr int64_t kBlockRows = 64;
-constexpr int64_t kBlockNumbers = int64_t{1} << 20;  // in residuals or scores of a block
+constexpr int64_t kBlockRows = 64, kLargeBlockRows = 256;
+constexpr int64_t kLargeCodebook = 512;  // beyond, a block should use products that it has fetched
+constexpr int64_t kBlockNumbers = int64_t{1} << 19;  // in residuals or products of a block
 
 /// Products of codebooks may round their inputs when the user allows that; the kernel's bound may
 /// not.
@@ -105,11 +106,13 @@ struct Prepared {
 };
 
 int64_t block_rows(const kernels::BeamTask& task) {
-  int64_t numbers = task.dim * task.beam;
+  int64_t numbers = task.dim * task.beam, largest = 0;
   for (const auto& level : task.levels) {
     numbers = std::max(numbers, level.size * (task.products ? 1 : task.beam));
+    largest = std::max(largest, level.size);
   }
-  return std::clamp<int64_t>(kBlockNumbers / numbers, 1, kBlockRows);
+  const int64_t most = task.products && largest > kLargeCodebook ? kLargeBlockRows : kBlockRows;
+  return std::clamp<int64_t>(kBlockNumbers / numbers, 1, most);
 }
 
 void search_rows(const Prepared& prepared, const float* x, int64_t begin, int64_t end,

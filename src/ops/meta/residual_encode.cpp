@@ -13,8 +13,7 @@ detail::ResidualEncodeTensors residual_encode(const at::Tensor& x, at::TensorLis
   const c10::SymInt levels(static_cast<int64_t>(codebooks.size()));
   return {x.new_empty_symint(x.sym_sizes(),
                              x.options().dtype(detail::residual_encode_dtype(x, codebooks))),
-          x.new_empty_symint({x.sym_size(0), x.sym_size(1), levels},
-                             x.options().dtype(at::kLong))};
+          x.new_empty_symint({x.sym_size(0), x.sym_size(1), levels}, x.options().dtype(at::kLong))};
 }
 
 }  // namespace

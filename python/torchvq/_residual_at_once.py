@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from torchvq._residual_beam import best_paths
 from torchvq._search import prepare, stored_codes
 
 if TYPE_CHECKING:
@@ -14,19 +15,19 @@ if TYPE_CHECKING:
 _ops = torch.ops.torchvq
 
 
-def encodes_greedily(rvq: "ResidualVQ", request: "Request") -> bool:
-    """Whether evaluation is nothing but the nearest code of each level: no paths, no losses, no gradient."""
-    if rvq.training or request.targets is not None or request.beam > 1:
+def encodes_at_once(rvq: "ResidualVQ", request: "Request") -> bool:
+    """Whether evaluation is nothing but a search: no losses, no codes made on the way."""
+    if rvq.training or request.targets is not None:
         return False
     return not rvq.implicit_neural_codebook and isinstance(request.depth, int)
 
 
-def encode_greedily(
+def encode_at_once(
     rvq: "ResidualVQ", inputs: Tensor, request: "Request"
 ) -> tuple[Tensor, Tensor] | None:
     """The sum of the codes (H, T, D) of inputs (H, T, D), and the indices of all levels (H, T, Q).
 
-    None where codes have a gradient: the operator has none.
+    None where codes have a gradient: the operators of the search have none.
     """
     assert isinstance(request.depth, int)
     levels = rvq.levels
@@ -37,9 +38,16 @@ def encode_greedily(
     for level in levels:
         if not level._codebook.initialised:
             prepare(level, inputs, mask, request.frozen, request.ranks)
-    quantized, indices = _ops.residual_encode(
-        inputs, codebooks[: request.depth], metric=levels[0]._codebook.metric, mask=mask
-    )
+    used = codebooks[: request.depth]
+    if request.beam > 1:
+        indices = best_paths(rvq, inputs, request)
+        finite = inputs.isfinite().all(-1, keepdim=True)
+        total = _ops.residual_decode(indices, [codes.to(inputs.dtype) for codes in used])
+        # The output of a token that is not finite is NaN, so that it is seen.
+        quantized = torch.where(finite, total, float("nan"))
+    else:
+        metric = levels[0]._codebook.metric
+        quantized, indices = _ops.residual_encode(inputs, used, metric=metric, mask=mask)
     dropped = rvq.num_quantizers - request.depth
     if dropped > 0:
         indices = torch.nn.functional.pad(indices, (0, dropped), value=-1)
