@@ -32,7 +32,8 @@ constexpr auto kFooter = R"(
   bits per vector  log2(codebook size), what a code costs as it is; the sum over levels and groups
   entropy          what an ideal entropy coder would spend on a code
 
-Each level of a residual codec has its own usage and perplexity. With the cosine metric vectors are scaled to unit length first.
+Each level of a residual codec has its own usage and perplexity. With the cosine metric vectors
+are scaled to unit length first.
 
 Examples:
   torchvq eval codec.safetensors held_out.npy

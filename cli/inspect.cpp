@@ -24,8 +24,8 @@ struct InspectArguments {
 };
 
 constexpr auto kFooter = R"(
-A codec: its size, levels, groups, metric, and how the codes were used when it was fitted. Another .safetensors file: its tensors.
-A .npy file: its array.
+A codec: its size, levels, groups, metric, and how the codes were used when it was fitted. Another
+.safetensors file: its tensors. A .npy file: its array.
 
 Examples:
   torchvq inspect codec.safetensors
