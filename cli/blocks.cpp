@@ -17,23 +17,34 @@ int64_t choose_block_rows(int64_t row_bytes, int64_t memory) {
 }
 
 BlockReader::BlockReader(const std::string& path, const std::string& key, int64_t memory)
-    : source_(path, key) {
+    : BlockReader(path, key, memory, 0, 1, true) {}
+
+BlockReader::BlockReader(const std::string& path, const std::string& key, int64_t memory,
+                         int64_t part, int64_t parts, bool keep)
+    : source_(path, key),
+      first_row_(source_.rows() / parts * part + std::min(part, source_.rows() % parts)),
+      rows_(source_.rows() / parts + (part < source_.rows() % parts ? 1 : 0)) {
   const auto row_bytes = dim() * static_cast<int64_t>(sizeof(float));
   block_rows_ = choose_block_rows(row_bytes, memory);
   streams_ = rows() > memory / row_bytes;
-  if (!streams_) kept_.resize(static_cast<size_t>((rows() + block_rows_ - 1) / block_rows_));
+  if (!streams_ && keep)
+    kept_.resize(static_cast<size_t>((rows() + block_rows_ - 1) / block_rows_));
 }
 
 at::Tensor BlockReader::read(int64_t first, int64_t count) {
-  if (streams_) return source_.read(first, count);
+  if (kept_.empty()) return source_.read(first_row_ + first, count);
   auto& kept = kept_[static_cast<size_t>(first / block_rows_)];
-  if (!kept.defined()) kept = source_.read(first, count);
+  if (!kept.defined()) kept = source_.read(first_row_ + first, count);
   return kept;
 }
 
 functional::VectorBlocks BlockReader::blocks() {
-  return {rows(), dim(), block_rows_,
-          [this](int64_t first, int64_t count) { return read(first, count); }};
+  functional::VectorBlocks blocks;
+  blocks.rows = rows();
+  blocks.dim = dim();
+  blocks.block_rows = block_rows_;
+  blocks.read = [this](int64_t first, int64_t count) { return read(first, count); };
+  return blocks;
 }
 
 void check_dim(const io::VectorSource& vectors, int64_t dim, const std::string& codec_path) {

@@ -21,8 +21,13 @@ class BlockReader {
   /// for every pass otherwise.
   BlockReader(const std::string& path, const std::string& key, int64_t memory);
 
+  /// Reads slice `part` of `parts` equal ones instead of all rows. `keep` false reads the file
+  /// again for every pass whatever the memory.
+  BlockReader(const std::string& path, const std::string& key, int64_t memory, int64_t part,
+              int64_t parts, bool keep);
+
   const io::VectorSource& source() const { return source_; }
-  int64_t rows() const { return source_.rows(); }
+  int64_t rows() const { return rows_; }
   int64_t dim() const { return source_.dim(); }
   int64_t block_rows() const { return block_rows_; }
   bool streams() const { return streams_; }
@@ -33,7 +38,7 @@ class BlockReader {
   template <typename Work>
   void for_each(Work&& work) const {
     for (int64_t first = 0; first < rows(); first += block_rows_) {
-      work(first, source_.read(first, std::min(block_rows_, rows() - first)));
+      work(first, source_.read(first_row_ + first, std::min(block_rows_, rows() - first)));
     }
   }
 
@@ -41,6 +46,8 @@ class BlockReader {
 
  private:
   io::VectorSource source_;
+  int64_t first_row_;
+  int64_t rows_;
   int64_t block_rows_;
   bool streams_;
   std::vector<at::Tensor> kept_;

@@ -1,8 +1,8 @@
 // torchvq decode: codes -> vectors.
+#include <torchvq/functional/codebook_stack.h>
 #include <torchvq/io/array_source.h>
 #include <torchvq/io/codec.h>
 #include <torchvq/io/npy.h>
-#include <torchvq/ops/lookup_codes.h>
 
 #include <algorithm>
 #include <memory>
@@ -12,6 +12,7 @@
 #include "options.h"
 #include "progress.h"
 #include "report.h"
+#include "stack.h"
 
 namespace torchvq::cli {
 namespace {
@@ -26,40 +27,59 @@ struct DecodeArguments {
 };
 
 constexpr auto kFooter = R"(
-Codes of shape (...), of any integer dtype, give vectors of shape (..., dim), float32. The code -1 (a masked or
-dropped token) gives a zero vector; any other code outside [0, codebook size) is an error.
+Codes of any integer dtype give vectors of shape (..., dim), float32: codes of shape (...) where the codec has one
+codebook, (..., groups * levels) as `torchvq encode` writes them where it has several. The code -1 (a masked token, a
+dropped level) adds nothing; any other code outside [0, codebook size) is an error.
 
 Examples:
   torchvq decode codec.safetensors codes.npy -o decoded.npy
   torchvq decode codec.safetensors tokens.safetensors --key tokens -o decoded.npy)";
 
-void check_codes(const std::string& path, const at::Tensor& codes, int64_t first, int64_t size) {
+// Each column has a codebook; `first` counts codes before this block.
+void check_codes(const std::string& path, const at::Tensor& codes, int64_t first,
+                 const functional::CodebookStack& stack) {
   const auto* code = codes.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < codes.numel(); ++i) {
+    const auto size = stack.codebook(i % stack.columns()).size(0);
     TORCH_CHECK_INDEX(code[i] >= -1 && code[i] < size, path, ": expected codes to be in [-1, ",
                       size, "), but got ", code[i], " at position ", first + i);
   }
 }
 
+std::vector<int64_t> decoded_shape(const io::IndexSource& codes,
+                                   const functional::CodebookStack& stack,
+                                   const DecodeArguments& arguments) {
+  auto shape = codes.array().shape();
+  if (stack.columns() > 1) {
+    TORCH_CHECK_VALUE(shape.size() >= 2 && shape.back() == stack.columns(), arguments.codes,
+                      ": expected codes of shape (..., ", stack.columns(), "), as ",
+                      arguments.codec, " has ", stack.columns(), " codebooks, but got shape ",
+                      nlohmann::json(shape).dump());
+    shape.pop_back();
+  }
+  shape.push_back(stack.dim());
+  return shape;
+}
+
 void run_decode(const DecodeArguments& arguments) {
   check_output(arguments.output, ".npy", {arguments.codes, arguments.codec});
   // The metric does not matter here, so a codec that does not say will do.
-  const auto codec = io::load_codec(arguments.codec);
+  const auto stack = stack_of(io::load_codec_stack(arguments.codec));
   const io::IndexSource codes(arguments.codes, arguments.key);
-  const auto size = codec.codebook.size(0), dim = codec.codebook.size(1);
-  auto shape = codes.array().shape();
-  shape.push_back(dim);
+  const auto columns = stack.columns(), dim = stack.dim();
+  const auto shape = decoded_shape(codes, stack, arguments);
   io::NpyWriter writer(arguments.output, at::kFloat, shape);
+  const auto row_vectors = codes.row_length() / columns;
   const auto row_bytes =
-      std::max<int64_t>(1, codes.row_length()) * dim * static_cast<int64_t>(sizeof(float));
+      std::max<int64_t>(1, row_vectors) * dim * static_cast<int64_t>(sizeof(float));
   const auto block_rows = choose_block_rows(row_bytes, arguments.memory);
-  const auto codebook = codec.codebook.unsqueeze(0);
-  Progress progress("decode", codes.rows() * codes.row_length(), arguments.common.quiet);
+  Progress progress("decode", codes.rows() * row_vectors, arguments.common.quiet);
   for (int64_t first = 0; first < codes.rows(); first += block_rows) {
-    const auto block = codes.read(first, std::min(block_rows, codes.rows() - first)).view({1, -1});
-    check_codes(arguments.codes, block, first * codes.row_length(), size);
-    writer.append(ops::lookup_codes(codebook, block));
-    progress.update(first * codes.row_length() + block.size(1));
+    const auto count = std::min(block_rows, codes.rows() - first);
+    const auto block = codes.read(first, count).view({count * row_vectors, columns});
+    check_codes(arguments.codes, block, first * codes.row_length(), stack);
+    writer.append(functional::decode_stack(block, stack));
+    progress.update((first + count) * row_vectors);
   }
   writer.finish();
   progress.finish();
@@ -67,7 +87,7 @@ void run_decode(const DecodeArguments& arguments) {
   Report report("decode");
   report.add("input", "", arguments.codes);
   report.add("output", "wrote", arguments.output);
-  report.add("vectors", "vectors", codes.rows() * codes.row_length());
+  report.add("vectors", "vectors", codes.rows() * row_vectors);
   report.add("shape", "", shape);
   report.add("dim", "dim", dim);
   report.print(arguments.common);

@@ -1,8 +1,7 @@
 // torchvq encode: vectors -> codes.
-#include <torchvq/functional/usage.h>
+#include <torchvq/functional/codebook_stack.h>
 #include <torchvq/io/codec.h>
 #include <torchvq/io/npy.h>
-#include <torchvq/ops/nearest_code.h>
 
 #include <memory>
 
@@ -11,6 +10,7 @@
 #include "options.h"
 #include "progress.h"
 #include "report.h"
+#include "stack.h"
 
 namespace torchvq::cli {
 namespace {
@@ -22,29 +22,41 @@ struct EncodeArguments {
   std::string output;
   std::string key;
   std::string metric;
+  int64_t beam = 1;
   int64_t memory = kDefaultMemory;
 };
 
 constexpr auto kFooter = R"(
-Vectors of shape (..., dim) give codes of shape (...), int64: the index of the nearest code, the lowest on a tie. The
-choice is exact (decided in float64 on float32 values), so every machine writes the same codes.
+Vectors of shape (..., dim) give codes in the smallest of uint8, uint16 and int32 that holds them. One codebook gives
+shape (...): the index of the nearest code, the lowest on a tie. Several give shape (..., groups * levels): the levels
+of group 0, then those of group 1, and so on. The choice is exact, so every machine writes the same codes.
+
+--beam B keeps the B best ways through the levels instead of one: smaller errors, more work, the same number of bits.
 
 Examples:
   torchvq encode codec.safetensors vectors.npy -o codes.npy
+  torchvq encode residual.safetensors vectors.npy --beam 8 -o codes.npy
   torchvq encode codec.safetensors batch.safetensors --key features -o codes.npy --quiet)";
+
+at::ScalarType smallest_dtype(int64_t codebook_size) {
+  if (codebook_size <= int64_t{1} << 8) return at::kByte;
+  return codebook_size <= int64_t{1} << 16 ? at::kUInt16 : at::kInt;
+}
 
 void run_encode(const EncodeArguments& arguments) {
   check_output(arguments.output, ".npy", {arguments.vectors, arguments.codec});
-  const auto codec = io::load_codec(arguments.codec, arguments.metric);
+  const auto stack = stack_of(io::load_codec_stack(arguments.codec, arguments.metric));
+  check_beam(arguments.beam, stack, arguments.codec);
   const BlockReader reader(arguments.vectors, arguments.key, arguments.memory);
-  check_dim(reader.source(), codec.codebook.size(1), arguments.codec);
+  check_dim(reader.source(), stack.dim(), arguments.codec);
   auto shape = reader.source().array().shape();
   shape.pop_back();
-  io::NpyWriter writer(arguments.output, at::kLong, shape);
-  const auto options = ops::NearestCodeOptions().metric(codec.metric);
+  if (stack.columns() > 1) shape.push_back(stack.columns());
+  const auto dtype = smallest_dtype(stack.largest_codebook());
+  io::NpyWriter writer(arguments.output, dtype, shape);
   Progress progress("encode", reader.rows(), arguments.common.quiet);
   reader.for_each([&](int64_t first, const at::Tensor& block) {
-    writer.append(ops::nearest_code(block, codec.codebook, options).indices);
+    writer.append(functional::encode_stack(block, stack, arguments.beam).to(dtype));
     progress.update(first + block.size(0));
   });
   writer.finish();
@@ -55,7 +67,9 @@ void run_encode(const EncodeArguments& arguments) {
   report.add("output", "wrote", arguments.output);
   report.add("vectors", "vectors", reader.rows());
   report.add("shape", "", shape);
-  report.add("codebook_size", "codebook size", codec.codebook.size(0));
+  report.add("dtype", "dtype", std::string(c10::getDtypeNames(dtype).first));
+  add_stack(report, stack);
+  if (stack.columns() > 1) report.add("beam", "beam", arguments.beam);
   report.print(arguments.common);
 }
 
@@ -67,6 +81,7 @@ void add_encode(CLI::App& program, Run& run) {
   add_codec_argument(*command, arguments->codec);
   add_vectors_argument(*command, arguments->vectors);
   add_output_option(*command, arguments->output, "Codes to write (.npy)");
+  add_beam_option(*command, arguments->beam);
   add_key_option(*command, arguments->key);
   add_metric_override(*command, arguments->metric);
   add_memory_option(*command, arguments->memory);

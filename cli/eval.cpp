@@ -1,6 +1,5 @@
 // torchvq eval: how well a codec describes vectors.
-#include <torchvq/functional/evaluate_codebook.h>
-#include <torchvq/functional/usage.h>
+#include <torchvq/functional/evaluate_stack.h>
 #include <torchvq/io/codec.h>
 
 #include <memory>
@@ -10,6 +9,7 @@
 #include "options.h"
 #include "progress.h"
 #include "report.h"
+#include "stack.h"
 
 namespace torchvq::cli {
 namespace {
@@ -20,6 +20,7 @@ struct EvalArguments {
   std::string vectors;
   std::string key;
   std::string metric;
+  int64_t beam = 1;
   int64_t memory = kDefaultMemory;
 };
 
@@ -28,24 +29,27 @@ constexpr auto kFooter = R"(
   relative error   sum of squared differences / sum of squared elements
   usage            codes that at least one vector chose
   perplexity       2 ^ entropy: the number of equally likely codes that would be as varied
-  bits per vector  log2(codebook size), what a code costs as it is
+  bits per vector  log2(codebook size), what a code costs as it is; the sum over levels and groups
   entropy          what an ideal entropy coder would spend on a code
 
-With the cosine metric vectors are scaled to unit length first.
+Each level of a residual codec has its own usage and perplexity. With the cosine metric vectors
+are scaled to unit length first.
 
 Examples:
   torchvq eval codec.safetensors held_out.npy
+  torchvq eval residual.safetensors held_out.npy --beam 8
   torchvq eval codec.safetensors held_out.npy --json | jq .mse)";
 
 void run_eval(const EvalArguments& arguments) {
-  const auto codec = io::load_codec(arguments.codec, arguments.metric);
+  const auto stack = stack_of(io::load_codec_stack(arguments.codec, arguments.metric));
+  check_beam(arguments.beam, stack, arguments.codec);
   BlockReader reader(arguments.vectors, arguments.key, arguments.memory);
-  check_dim(reader.source(), codec.codebook.size(1), arguments.codec);
+  check_dim(reader.source(), stack.dim(), arguments.codec);
   TORCH_CHECK_VALUE(reader.rows() > 0, arguments.vectors,
                     ": expected at least 1 vector, but it holds none");
   Progress progress("eval", reader.rows(), arguments.common.quiet);
-  const auto result = functional::evaluate_codebook(reader.blocks(), codec.codebook, codec.metric,
-                                                    [&](int64_t rows) { progress.update(rows); });
+  const auto result = functional::evaluate_stack(reader.blocks(), stack, arguments.beam,
+                                                 [&](int64_t rows) { progress.update(rows); });
   progress.finish();
 
   Report report("eval");
@@ -53,11 +57,12 @@ void run_eval(const EvalArguments& arguments) {
   report.add("input", "", arguments.vectors);
   report.add("vectors", "vectors", reader.rows());
   report.add("dim", "dim", reader.dim());
-  report.add("codebook_size", "", codec.codebook.size(0));
-  report.add("metric", "metric", codec.metric);
+  add_stack(report, stack, false);
+  report.add("metric", "metric", stack.metric);
+  if (stack.columns() > 1) report.add("beam", "beam", arguments.beam);
   report.add("mse", "mse", result.error.mse());
   report.add("relative_error", "relative error", result.error.relative_error());
-  report.add_usage(functional::codebook_usage(result.counts));
+  add_usage(report, stack, result.counts);
   report.print(arguments.common);
 }
 
@@ -68,6 +73,7 @@ void add_eval(CLI::App& program, Run& run) {
   const auto arguments = std::make_shared<EvalArguments>();
   add_codec_argument(*command, arguments->codec);
   add_vectors_argument(*command, arguments->vectors);
+  add_beam_option(*command, arguments->beam);
   add_key_option(*command, arguments->key);
   add_metric_override(*command, arguments->metric);
   add_memory_option(*command, arguments->memory);

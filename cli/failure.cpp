@@ -9,6 +9,8 @@
 #include <cstdio>
 #include <new>
 
+#include "processes.h"
+
 namespace torchvq::cli {
 namespace {
 
@@ -43,7 +45,8 @@ bool is_bad_input(const c10::Error& error) {
   return dynamic_cast<const io::IoError*>(&error) != nullptr ||
          dynamic_cast<const c10::ValueError*>(&error) != nullptr ||
          dynamic_cast<const c10::TypeError*>(&error) != nullptr ||
-         dynamic_cast<const c10::IndexError*>(&error) != nullptr;
+         dynamic_cast<const c10::IndexError*>(&error) != nullptr ||
+         dynamic_cast<const c10::DistError*>(&error) != nullptr;
 }
 
 bool is_out_of_memory(const std::exception& error) {
@@ -65,6 +68,7 @@ void print_failure(const std::string& message) {
 }
 
 int report_failure(const std::exception& error) {
+  if (dynamic_cast<const FailedElsewhere*>(&error) != nullptr) return kExitBadInput;
   if (is_out_of_memory(error)) {
     print_failure("not enough memory; a smaller --memory, or fewer --threads, needs less");
     return kExitInternal;

@@ -1,15 +1,17 @@
 // torchvq inspect: what is in a file.
 #include <ATen/core/Tensor.h>
-#include <torchvq/functional/usage.h>
 #include <torchvq/io/array_source.h>
 #include <torchvq/io/codec.h>
 #include <torchvq/io/safetensors.h>
 
+#include <algorithm>
+#include <limits>
 #include <memory>
 
 #include "commands.h"
 #include "options.h"
 #include "report.h"
+#include "stack.h"
 
 namespace torchvq::cli {
 namespace {
@@ -22,8 +24,8 @@ struct InspectArguments {
 };
 
 constexpr auto kFooter = R"(
-A codec: its size, metric, and how the codes were used when it was fitted. Another .safetensors file: its tensors.
-A .npy file: its array.
+A codec: its size, levels, groups, metric, and how the codes were used when it was fitted. Another
+.safetensors file: its tensors. A .npy file: its array.
 
 Examples:
   torchvq inspect codec.safetensors
@@ -56,21 +58,33 @@ void inspect_tensors(const io::SafetensorsFile& file, Report& report) {
   report.add("metadata", "", file.metadata());
 }
 
-void inspect_codec(const std::string& path, const io::SafetensorsFile& file, Report& report) {
-  const auto codec = io::load_codec(path);
-  report.add("kind", "kind", "codec");
-  report.add("codebook_size", "codebook size", codec.codebook.size(0));
-  report.add("dim", "dim", codec.codebook.size(1));
-  const bool says = file.metadata().contains("metric");
-  report.add("metric", "metric", says ? ordered_json(codec.metric) : ordered_json("unknown"));
-  const auto norms = codec.codebook.norm(2, 1);
-  report.add("smallest_norm", "smallest norm", norms.min().item<double>());
-  report.add("largest_norm", "largest norm", norms.max().item<double>());
-  report.add_usage(functional::codebook_usage(codec.cluster_size));
-  report.add("metadata", "", file.metadata());
+void add_norms(const functional::CodebookStack& stack, Report& report) {
+  double smallest = std::numeric_limits<double>::infinity(), largest = 0;
+  for (int64_t i = 0; i < stack.columns(); ++i) {
+    const auto norms = stack.codebook(i).norm(2, 1);
+    smallest = std::min(smallest, norms.min().item<double>());
+    largest = std::max(largest, norms.max().item<double>());
+  }
+  report.add("smallest_norm", "smallest norm", smallest);
+  report.add("largest_norm", "largest norm", largest);
 }
 
-bool is_codec(const io::SafetensorsFile& file) { return file.contains("_codebook.embed"); }
+void inspect_codec(const std::string& path, const io::SafetensorsFile& file, Report& report) {
+  const auto codec = io::load_codec_stack(path);
+  const auto stack = stack_of(codec);
+  report.add("kind", "kind", "codec");
+  add_stack(report, stack);
+  report.add("dim", "dim", stack.dim());
+  const bool says = file.metadata().contains("metric");
+  report.add("metric", "metric", says ? ordered_json(stack.metric) : ordered_json("unknown"));
+  add_norms(stack, report);
+  std::vector<at::Tensor> counts;
+  for (const auto& group : codec.groups) {
+    for (const auto& level : group) counts.push_back(level.cluster_size);
+  }
+  add_usage(report, stack, counts);
+  report.add("metadata", "", file.metadata());
+}
 
 void run_inspect(const InspectArguments& arguments) {
   Report report("inspect");
@@ -79,7 +93,7 @@ void run_inspect(const InspectArguments& arguments) {
     inspect_array(arguments.file, report);
   } else {
     const io::SafetensorsFile file(arguments.file);
-    if (is_codec(file)) {
+    if (io::holds_codec(file)) {
       inspect_codec(arguments.file, file, report);
     } else {
       inspect_tensors(file, report);

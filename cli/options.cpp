@@ -55,8 +55,7 @@ void add_common_options(CLI::App& command, CommonOptions& options) {
 }
 
 void add_codec_argument(CLI::App& command, std::string& path) {
-  command
-      .add_option("codec", path, "Codec from `torchvq fit`, or a VectorQuantize saved from Python")
+  command.add_option("codec", path, "Codec from `torchvq fit`, or a quantizer saved from Python")
       ->required()
       ->option_text("FILE (required)");
 }

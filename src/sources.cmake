@@ -25,15 +25,22 @@ set(TORCHVQ_SOURCES
   distributed/synced_kmeans.cpp
   distributed/synced_replace_dead_codes_.cpp
   distributed/synced_usage.cpp
+  functional/add_over_group_.cpp
   functional/codebook.cpp
+  functional/codebook_stack.cpp
   functional/evaluate.cpp
   functional/evaluate_codebook.cpp
+  functional/evaluate_stack.cpp
+  functional/exact_sum.cpp
   functional/far_vectors.cpp
+  functional/far_vectors_gather.cpp
   functional/fit_codebook.cpp
+  functional/fit_stack.cpp
   functional/layout.cpp
   functional/losses.cpp
   functional/quantize.cpp
   functional/reconstruction_error.cpp
+  functional/residual_blocks.cpp
   functional/sample_rows.cpp
   functional/spread_seeds.cpp
   functional/token_codes.cpp
@@ -43,6 +50,7 @@ set(TORCHVQ_SOURCES
   io/array_layout.cpp
   io/array_source.cpp
   io/codec.cpp
+  io/codec_keys.cpp
   io/input_file.cpp
   io/mapped_tensor.cpp
   io/npy.cpp

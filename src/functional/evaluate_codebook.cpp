@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "functional/add_over_group_.h"
+
 namespace torchvq::functional {
 
 EvaluateCodebookOutput evaluate_codebook(const VectorBlocks& vectors, const at::Tensor& codebook_,
@@ -25,6 +27,8 @@ EvaluateCodebookOutput evaluate_codebook(const VectorBlocks& vectors, const at::
     output.error.add(block, nearest.codes);
     if (progress) progress(first + count);
   }
+  const distributed::Group group(vectors.shard.group_name, {"evaluate_codebook", {}});
+  add_over_group_(group, output.counts, output.error);
   return output;
 }
 

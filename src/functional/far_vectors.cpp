@@ -23,6 +23,10 @@ void FarVectors::add(const at::Tensor& x, const at::Tensor& distances, int64_t f
   for (size_t i = 0; i < count; ++i) {
     kept_.push_back({distance[rows[i]], first + rows[i], x.select(0, rows[i]).clone()});
   }
+  keep_farthest();
+}
+
+void FarVectors::keep_farthest() {
   std::sort(kept_.begin(), kept_.end());
   if (kept_.size() > most_) kept_.erase(kept_.begin() + static_cast<int64_t>(most_), kept_.end());
 }

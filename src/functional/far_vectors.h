@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <vector>
 
+namespace torchvq::distributed {
+class Group;
+}
+
 namespace torchvq::functional {
 
 /// Keeps the `most` farthest vectors over any number of blocks. Farther first, then lower row: the
@@ -17,6 +21,10 @@ class FarVectors {
   /// @param x          (N, D), float32; rows first, first + 1, ... of the data.
   /// @param distances  (N,), float32: to the code of each.
   void add(const at::Tensor& x, const at::Tensor& distances, int64_t first);
+
+  /// Replaces what this rank kept by what all ranks would have kept together: one all-gather.
+  /// @param dim  of the vectors, which a rank without any does not know.
+  void gather(const distributed::Group& group, int64_t dim);
 
   /// The vectors kept that are not on their code already, farthest first, equal ones once; (D,)
   /// each.
@@ -31,6 +39,8 @@ class FarVectors {
       return distance != other.distance ? distance > other.distance : row < other.row;
     }
   };
+
+  void keep_farthest();
 
   size_t most_;
   std::vector<Candidate> kept_;  // sorted

@@ -1,6 +1,8 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -17,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "distributed/group.h"
 #include "functional/far_vectors.h"
 #include "functional/sample_rows.h"
 #include "functional/spread_seeds.h"
@@ -40,8 +43,8 @@ int64_t sample_size(int64_t rows, int64_t size) {
 }
 
 void check(const VectorBlocks& vectors, const FitCodebookOptions& options) {
-  TORCH_CHECK_VALUE(options.codebook_size >= 1 && options.codebook_size <= vectors.rows,
-                    "fit_codebook: expected codebook_size to be in [1, ", vectors.rows,
+  TORCH_CHECK_VALUE(options.codebook_size >= 1 && options.codebook_size <= vectors.all_rows(),
+                    "fit_codebook: expected codebook_size to be in [1, ", vectors.all_rows(),
                     "], the number of vectors, but got ", options.codebook_size);
   TORCH_CHECK_VALUE(options.iterations >= 0,
                     "fit_codebook: expected iterations to be at least 0, but got ",
@@ -63,7 +66,10 @@ class Lloyd {
     least_exponent_ = largest_exponent - std::max<int64_t>(0, kExponentSlack - token_bits);
   }
 
-  at::Tensor improve(const at::Tensor& codebook, const ForEachBlock& for_each) const {
+  /// @param group  who shares the vectors; those of this rank begin at the row that `for_each`
+  /// tells.
+  at::Tensor improve(const at::Tensor& codebook, const ForEachBlock& for_each,
+                     const distributed::Group& group) const {
     const auto size = codebook.size(0), dim = codebook.size(1);
     const auto exponents = ops::code_exponents(codebook.unsqueeze(0)).clamp_min(least_exponent_);
     const auto options = ops::NearestCodeOptions().metric(metric_).return_distances(true);
@@ -79,6 +85,13 @@ class Lloyd {
       sums += block_sums;
       far.add(block, nearest.distances, first);
     });
+    if (!group.alone()) {
+      const auto packed = at::cat({counts, sums.flatten()});
+      group.sum_(packed, "counts and sums of the codes");
+      counts = packed.narrow(0, 0, size);
+      sums = packed.narrow(0, size, size * dim).view({1, 1, size, dim});
+    }
+    if (counts.eq(0).any().item<bool>()) far.gather(group, dim);
     return move_codes(codebook, counts, ops::decode_sums(sums, exponents, at::kDouble)[0], far);
   }
 
@@ -106,17 +119,20 @@ class Fitter {
  public:
   Fitter(const VectorBlocks& vectors, const FitCodebookOptions& options,
          const FitProgress& progress)
-      : vectors_(vectors), options_(options), progress_(progress) {}
+      : vectors_(vectors),
+        options_(options),
+        progress_(progress),
+        group_(vectors.shard.group_name, {"fit_codebook", {}}) {}
 
   FitCodebookOutput run() {
     const auto [sample, largest] = read_sample();
-    const Lloyd lloyd(options_.metric, vectors_.rows, largest);
+    const Lloyd lloyd(options_.metric, vectors_.all_rows(), largest);
     FitCodebookOutput output;
     output.codebook = first_codebook(sample, lloyd);
     while (output.iterations < options_.iterations && !output.converged) {
       const auto pass = ++output.iterations;
-      auto next =
-          lloyd.improve(output.codebook, [&](const BlockWork& work) { for_each(pass, work); });
+      auto next = lloyd.improve(
+          output.codebook, [&](const BlockWork& work) { for_each(pass, work); }, group_);
       output.converged = at::equal(next, output.codebook);
       output.codebook = std::move(next);
     }
@@ -132,27 +148,46 @@ class Fitter {
   };
 
   Sample read_sample() const {
-    const auto size = sample_size(vectors_.rows, options_.codebook_size);
-    const SampledRows sampled(vectors_.rows, size, rng(0));
+    const auto rows = vectors_.all_rows(), before = vectors_.shard.first_row;
+    const auto size = sample_size(rows, options_.codebook_size);
+    const SampledRows sampled(rows, size, rng(0));
     // In one piece from the start: small parts kept between large blocks would fragment the heap
     // until it is as large as the file.
-    const auto sample = at::empty({size, vectors_.dim}, at::kFloat);
+    const auto sample = at::zeros({size, vectors_.dim}, at::kFloat);
     double largest = 0;
-    int64_t filled = 0;
+    int64_t filled = sampled.before(before);
     for_each(0, [&](int64_t first, const at::Tensor& block) {
       const auto within = sampled.within(first, block.size(0));
       sample.narrow(0, filled, within.size(0)).copy_(block.index_select(0, within));
       filled += within.size(0);
       largest = std::max(largest, block.abs().max().item<double>());
     });
-    return {sample, largest};
+    return share(sample, largest);
   }
 
+  // Each row of the sample comes from one rank, and is zero on the others.
+  Sample share(const at::Tensor& sample, double largest) const {
+    if (group_.alone()) return {sample, largest};
+    group_.sum_(sample.view(at::kInt), "the sample");
+    const auto most = at::scalar_tensor(largest, at::kDouble).view({1});
+    group_.max_(most, "the largest magnitude");
+    return {sample, most.item<double>()};
+  }
+
+  // One rank computes it: logarithms may differ between machines.
   at::Tensor first_codebook(const at::Tensor& sample, const Lloyd& lloyd) const {
+    if (group_.rank() != 0) {
+      auto codebook = at::empty({options_.codebook_size, vectors_.dim}, at::kFloat);
+      group_.broadcast_(codebook, "the first codebook");
+      return codebook;
+    }
+    const distributed::Group alone("", {"fit_codebook", {}});
     auto codebook = spread_seeds(sample, options_.codebook_size, options_.metric, rng(1));
     for (int64_t i = 0; i < kSampleIterations; ++i) {
-      codebook = lloyd.improve(codebook, [&](const BlockWork& work) { work(0, sample); });
+      codebook = lloyd.improve(codebook, [&](const BlockWork& work) { work(0, sample); }, alone);
     }
+    codebook = codebook.contiguous();
+    group_.broadcast_(codebook, "the first codebook");
     return codebook;
   }
 
@@ -160,7 +195,8 @@ class Fitter {
     for (int64_t first = 0; first < vectors_.rows; first += vectors_.block_rows) {
       const auto count = std::min(vectors_.block_rows, vectors_.rows - first);
       const auto block = vectors_.read(first, count);
-      work(first, options_.metric == "cosine" ? ops::unit_vectors(block) : block);
+      work(vectors_.shard.first_row + first,
+           options_.metric == "cosine" ? ops::unit_vectors(block) : block);
       report(pass, first + count);
     }
   }
@@ -175,6 +211,7 @@ class Fitter {
   const VectorBlocks& vectors_;
   const FitCodebookOptions& options_;
   const FitProgress& progress_;
+  const distributed::Group group_;
 };
 
 }  // namespace

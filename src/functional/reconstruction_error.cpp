@@ -1,4 +1,5 @@
 #include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <torchvq/functional/reconstruction_error.h>
 
@@ -50,15 +51,46 @@ void ReconstructionError::add(const at::Tensor& x, const at::Tensor& decoded) {
   const auto a = x.to(dtype).contiguous(), b = decoded.to(dtype).contiguous();
   const auto sums = wide ? sum_rows<double>(a, b) : sum_rows<float>(a, b);
   for (const auto& row : sums) {
-    squared_error_ += row.error;
-    squared_norm_ += row.norm;
+    squared_error_.add(row.error);
+    squared_norm_.add(row.norm);
   }
   vectors_ += a.size(0);
   elements_ += a.numel();
 }
 
-double ReconstructionError::mse() const { return squared_error_ / static_cast<double>(elements_); }
+at::Tensor ReconstructionError::words() const {
+  auto words = at::empty({2 + 2 * ExactSum::kWords}, at::kLong);
+  auto* word = words.mutable_data_ptr<int64_t>();
+  *word++ = vectors_;
+  *word++ = elements_;
+  for (const auto* sum : {&squared_error_, &squared_norm_}) {
+    const auto of_sum = sum->words();
+    word = std::copy(of_sum.begin(), of_sum.end(), word);
+  }
+  return words;
+}
 
-double ReconstructionError::relative_error() const { return squared_error_ / squared_norm_; }
+void ReconstructionError::set_words(const at::Tensor& words) {
+  TORCH_CHECK_VALUE(words.sizes() == at::IntArrayRef({2 + 2 * ExactSum::kWords}),
+                    "ReconstructionError: expected words to have shape (", 2 + 2 * ExactSum::kWords,
+                    ",), but got ", words.sizes());
+  const auto* word = words.const_data_ptr<int64_t>();
+  vectors_ = *word++;
+  elements_ = *word++;
+  for (auto* sum : {&squared_error_, &squared_norm_}) {
+    ExactSum::Words of_sum;
+    std::copy_n(word, of_sum.size(), of_sum.begin());
+    sum->set_words(of_sum);
+    word += of_sum.size();
+  }
+}
+
+double ReconstructionError::mse() const {
+  return squared_error_.value() / static_cast<double>(elements_);
+}
+
+double ReconstructionError::relative_error() const {
+  return squared_error_.value() / squared_norm_.value();
+}
 
 }  // namespace torchvq::functional

@@ -26,6 +26,10 @@ SampledRows::SampledRows(int64_t rows, int64_t size, const at::Tensor& rng) {
   }
 }
 
+int64_t SampledRows::before(int64_t row) const {
+  return std::lower_bound(rows_.begin(), rows_.end(), row) - rows_.begin();
+}
+
 at::Tensor SampledRows::within(int64_t first, int64_t count) const {
   const auto begin = std::lower_bound(rows_.begin(), rows_.end(), first);
   const auto end = std::lower_bound(begin, rows_.end(), first + count);

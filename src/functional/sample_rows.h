@@ -14,6 +14,9 @@ class SampledRows {
  public:
   SampledRows(int64_t rows, int64_t size, const at::Tensor& rng);
 
+  /// How many sampled rows lie before `row`.
+  int64_t before(int64_t row) const;
+
   /// The sampled rows of [first, first + count), counted from `first`; int64.
   at::Tensor within(int64_t first, int64_t count) const;
 

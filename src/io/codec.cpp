@@ -5,34 +5,23 @@
 #include <torchvq/io/safetensors.h>
 #include <torchvq/version.h>
 
+#include <array>
 #include <map>
 #include <vector>
 
 #include "io/array_layout.h"
+#include "io/codec_keys.h"
 
 namespace torchvq::io {
 namespace {
 
 constexpr auto kFormatVersion = "1";
-constexpr auto kClass = "VectorQuantize";
-const char* const kEmbed = "_codebook.embed";
+const std::string kEmbed = "_codebook.embed";
 
-bool ends_with(const std::string& text, const std::string& end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
-
-// The part of the keys before `_codebook.`: empty for a quantizer's own state.
-std::string find_prefix(const std::string& path, const SafetensorsFile& file) {
-  std::vector<std::string> prefixes;
-  for (const auto& [name, entry] : file.entries()) {
-    if (ends_with(name, kEmbed))
-      prefixes.push_back(name.substr(0, name.size() - std::string(kEmbed).size()));
-  }
-  TORCH_CHECK_VALUE(!prefixes.empty(), path, ": expected a codec, with a tensor named ", kEmbed,
-                    ", but it has none");
-  TORCH_CHECK_VALUE(prefixes.size() == 1, path, ": expected one codebook, but it holds ",
-                    prefixes.size());
-  return prefixes[0];
+// The Python module of a stack.
+std::string class_of(size_t groups, size_t levels) {
+  if (groups > 1) return "GroupedResidualVQ";
+  return levels > 1 ? "ResidualVQ" : "VectorQuantize";
 }
 
 std::string find_metadata(const SafetensorsFile& file, const std::string& key) {
@@ -45,8 +34,12 @@ void check_metadata(const std::string& path, const SafetensorsFile& file) {
   TORCH_CHECK_VALUE(version.empty() || version == kFormatVersion, path,
                     ": expected codec format version ", kFormatVersion, ", but got ", version);
   const auto type = find_metadata(file, "class");
-  TORCH_CHECK_VALUE(type.empty() || type == kClass, path, ": expected a codec of class ", kClass,
-                    ", but got ", type);
+  TORCH_CHECK_VALUE(type.empty() || type == "VectorQuantize" || type == "ResidualVQ" ||
+                        type == "GroupedResidualVQ",
+                    path,
+                    ": expected a codec of class VectorQuantize, ResidualVQ or "
+                    "GroupedResidualVQ, but got ",
+                    type);
 }
 
 void check_metric(const std::string& metric, const std::string& where) {
@@ -89,6 +82,74 @@ at::Tensor load_state(const std::string& path, const SafetensorsFile& file, cons
   return file.tensor(name).squeeze(0).to(at::kFloat).contiguous();
 }
 
+// Modules that compute more than codebooks do.
+void check_plain(const std::string& path, const SafetensorsFile& file, const std::string& prefix) {
+  static constexpr std::array<const char*, 2> kNeedModule = {"project_in.", "mlps."};
+  for (const auto& [name, entry] : file.entries()) {
+    if (name.compare(0, prefix.size(), prefix) != 0) continue;
+    for (const std::string word : kNeedModule) {
+      const bool inside = name.compare(prefix.size(), word.size(), word) == 0 ||
+                          name.find("." + word, prefix.size()) != std::string::npos;
+      TORCH_CHECK_VALUE(!inside, path,
+                        ": expected a codec without projections and implicit codebooks, which "
+                        "need the module around it, but it has ",
+                        name);
+    }
+  }
+}
+
+Codec load_level(const std::string& path, const SafetensorsFile& file, const std::string& key,
+                 const std::string& metric) {
+  Codec codec;
+  codec.metric = metric;
+  codec.codebook = load_embed(path, file, key + kEmbed);
+  const auto size = codec.codebook.size(0), dim = codec.codebook.size(1);
+  codec.cluster_size = load_state(path, file, key + "_codebook.cluster_size", {1, size});
+  codec.embed_avg = load_state(path, file, key + "_codebook.embed_avg", {1, size, dim});
+  return codec;
+}
+
+void check_stack(const CodecStack& stack, const std::string& where) {
+  TORCH_CHECK_VALUE(!stack.groups.empty() && !stack.groups[0].empty(), where,
+                    ": expected a codec with at least one codebook, but got none");
+  const auto levels = stack.groups[0].size();
+  const auto dim = stack.groups[0][0].codebook.size(1);
+  for (const auto& group : stack.groups) {
+    TORCH_CHECK_VALUE(group.size() == levels, where, ": expected groups of ", levels,
+                      " levels each, but got one of ", group.size());
+    for (const auto& codec : group) {
+      check_metric(codec.metric, where);
+      TORCH_CHECK_VALUE(codec.codebook.size(1) == dim, where, ": expected codebooks of dimension ",
+                        dim, ", but got ", codec.codebook.size(1));
+      TORCH_CHECK_VALUE(codec.metric == "euclidean" || stack.groups.size() * levels == 1, where,
+                        ": expected metric to be euclidean for several levels or groups, but got ",
+                        codec.metric);
+    }
+  }
+}
+
+void add_tensors(std::map<std::string, at::Tensor>& tensors, const std::string& key,
+                 const Codec& codec) {
+  const auto size = codec.codebook.size(0), dim = codec.codebook.size(1);
+  tensors[key + "_codebook.initted"] = at::scalar_tensor(true, at::kBool);
+  tensors[key + "_codebook.cluster_size"] = codec.cluster_size.to(at::kFloat).view({1, size});
+  tensors[key + "_codebook.embed_avg"] = codec.embed_avg.to(at::kFloat).view({1, size, dim});
+  tensors[key + kEmbed] = codec.codebook.to(at::kFloat).view({1, size, dim});
+}
+
+// One number where all levels have it, else the sizes of the levels of the first group.
+std::string sizes_of(const CodecStack& stack) {
+  std::string text;
+  bool uniform = true;
+  const auto& levels = stack.groups[0];
+  for (const auto& codec : levels) {
+    if (!text.empty()) text += ',';
+    text += std::to_string(codec.codebook.size(0));
+    uniform &= codec.codebook.size(0) == levels[0].codebook.size(0);
+  }
+  return uniform ? std::to_string(levels[0].codebook.size(0)) : text;
+}
+
 }  // namespace
 
 Codec make_codec(const at::Tensor& codebook, const at::Tensor& counts, const std::string& metric) {
@@ -96,42 +157,67 @@ Codec make_codec(const at::Tensor& codebook, const at::Tensor& counts, const std
   return {codebook, cluster_size, codebook * cluster_size.unsqueeze(1), metric};
 }
 
-void save_codec(OutputFile& file, const Codec& codec) {
-  check_metric(codec.metric, "save_codec");
-  const auto size = codec.codebook.size(0), dim = codec.codebook.size(1);
-  save_safetensors(file,
-                   {{"_codebook.initted", at::scalar_tensor(true, at::kBool)},
-                    {"_codebook.cluster_size", codec.cluster_size.to(at::kFloat).view({1, size})},
-                    {"_codebook.embed_avg", codec.embed_avg.to(at::kFloat).view({1, size, dim})},
-                    {"_codebook.embed", codec.codebook.to(at::kFloat).view({1, size, dim})}},
-                   {{"format", "pt"},
-                    {"format_version", kFormatVersion},
-                    {"class", kClass},
-                    {"codebook_size", std::to_string(size)},
-                    {"dim", std::to_string(dim)},
-                    {"metric", codec.metric},
-                    {"torchvq_version", TORCHVQ_VERSION}});
-}
+void save_codec(OutputFile& file, const Codec& codec) { save_codec_stack(file, {{{codec}}}); }
 
 void save_codec(const std::string& path, const Codec& codec) {
   OutputFile file(path);
   save_codec(file, codec);
 }
 
-Codec load_codec(const std::string& path, const std::string& metric) {
+void save_codec_stack(OutputFile& file, const CodecStack& stack) {
+  check_stack(stack, "save_codec");
+  const auto groups = stack.groups.size(), levels = stack.groups[0].size();
+  const auto keys = codec_keys(groups, levels);
+  std::map<std::string, at::Tensor> tensors;
+  for (size_t g = 0; g < groups; ++g) {
+    for (size_t q = 0; q < levels; ++q) add_tensors(tensors, keys[g][q], stack.groups[g][q]);
+  }
+  const auto& first = stack.groups[0][0];
+  const auto dim = first.codebook.size(1) * static_cast<int64_t>(groups);
+  std::map<std::string, std::string> metadata = {{"format", "pt"},
+                                                 {"format_version", kFormatVersion},
+                                                 {"class", class_of(groups, levels)},
+                                                 {"codebook_size", sizes_of(stack)},
+                                                 {"dim", std::to_string(dim)},
+                                                 {"metric", first.metric},
+                                                 {"torchvq_version", TORCHVQ_VERSION}};
+  if (groups > 1 || levels > 1) metadata["num_quantizers"] = std::to_string(levels);
+  if (groups > 1) metadata["groups"] = std::to_string(groups);
+  save_safetensors(file, tensors, metadata);
+}
+
+void save_codec_stack(const std::string& path, const CodecStack& stack) {
+  OutputFile file(path);
+  save_codec_stack(file, stack);
+}
+
+bool holds_codec(const SafetensorsFile& file) {
+  for (const auto& [name, entry] : file.entries()) {
+    if (name == kEmbed || name.ends_with("." + kEmbed)) return true;
+  }
+  return false;
+}
+
+CodecStack load_codec_stack(const std::string& path, const std::string& metric) {
   const SafetensorsFile file(path);
   check_metadata(path, file);
-  const auto prefix = find_prefix(path, file);
-  TORCH_CHECK_VALUE(!file.contains(prefix + "project_in.weight"), path,
-                    ": expected a codec without projections, which need the module around it, but "
-                    "it has project_in");
-  Codec codec;
-  codec.metric = find_metric(path, file, metric);
-  codec.codebook = load_embed(path, file, prefix + kEmbed);
-  const auto size = codec.codebook.size(0), dim = codec.codebook.size(1);
-  codec.cluster_size = load_state(path, file, prefix + "_codebook.cluster_size", {1, size});
-  codec.embed_avg = load_state(path, file, prefix + "_codebook.embed_avg", {1, size, dim});
-  return codec;
+  const auto keys = find_codec_keys(path, file);
+  check_plain(path, file, codec_prefix(keys));
+  const auto found = find_metric(path, file, metric);
+  CodecStack stack;
+  for (const auto& group : keys) {
+    stack.groups.emplace_back();
+    for (const auto& key : group) stack.groups.back().push_back(load_level(path, file, key, found));
+  }
+  check_stack(stack, path);
+  return stack;
+}
+
+Codec load_codec(const std::string& path, const std::string& metric) {
+  const auto stack = load_codec_stack(path, metric);
+  const auto levels = stack.groups.size() * stack.groups[0].size();
+  TORCH_CHECK_VALUE(levels == 1, path, ": expected one codebook, but it holds ", levels);
+  return stack.groups[0][0];
 }
 
 }  // namespace torchvq::io

@@ -173,7 +173,7 @@ def test_encode_finds_the_nearest_codes(
             cwd=tmp_path,
         )
         codes = np.load(tmp_path / "codes.npy")
-        assert codes.dtype == np.int64
+        assert codes.dtype == np.uint8
         np.testing.assert_array_equal(codes, nearest(x.astype(np.float32), codec))
 
 

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <torchvq/export.h>
+#include <torchvq/functional/exact_sum.h>
 
 #include <cstdint>
 
@@ -13,7 +14,8 @@ namespace torchvq::functional {
 /// Formula   mse      = sum (x - decoded)^2 / (N * D)
 ///           relative = sum (x - decoded)^2 / sum x^2
 ///
-/// Precision    float64. The sums run in row order, so the split into blocks does not change a bit.
+/// Precision    float64 for each row, whose elements are added in order; rows are added exactly, so
+/// neither their order nor their split into blocks or processes changes a bit.
 /// Empty        without vectors (for relative_error: without a vector that is not zero) the result
 /// is NaN. Example      ReconstructionError error; error.add(x, decoded); error.mse();
 class TORCHVQ_API ReconstructionError {
@@ -22,6 +24,11 @@ class TORCHVQ_API ReconstructionError {
   /// Throws c10::ValueError when the shapes differ.
   void add(const at::Tensor& x, const at::Tensor& decoded);
 
+  /// All of this as (kWords,), int64: the words of several errors, added up, are those of all
+  /// their vectors.
+  at::Tensor words() const;
+  void set_words(const at::Tensor& words);
+
   int64_t vectors() const { return vectors_; }
   double mse() const;
   double relative_error() const;
@@ -29,8 +36,8 @@ class TORCHVQ_API ReconstructionError {
  private:
   int64_t vectors_ = 0;
   int64_t elements_ = 0;
-  double squared_error_ = 0;
-  double squared_norm_ = 0;
+  ExactSum squared_error_;
+  ExactSum squared_norm_;
 };
 
 }  // namespace torchvq::functional

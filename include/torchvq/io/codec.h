@@ -4,9 +4,11 @@
 #include <ATen/core/Tensor.h>
 #include <torchvq/export.h>
 #include <torchvq/io/output_file.h>
+#include <torchvq/io/safetensors.h>
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace torchvq::io {
 
@@ -45,5 +47,31 @@ TORCHVQ_API void save_codec(const std::string& path, const Codec& codec);
 /// several, projections
 ///              or several heads, a codebook that is not finite, or another metric than asked for.
 TORCHVQ_API Codec load_codec(const std::string& path, const std::string& metric = "");
+
+/// The state of a VectorQuantize (one group, one level), a ResidualVQ (one group) or a
+/// GroupedResidualVQ, without projections and with one head.
+struct CodecStack {
+  std::vector<std::vector<Codec>> groups;  // groups[g][q]: level q of group g; D = dim / groups
+};
+
+/// Writes a stack. One group of one level is the file of save_codec(path, Codec); otherwise the
+/// keys are those of the Python module: `layers.<q>._codebook.*` for one group,
+/// `rvqs.<g>.layers.<q>._codebook.*` for several. The metadata says class, groups, levels,
+/// codebook_size (of all levels, with commas where they differ) and dim besides.
+///
+/// Python   rvq = torchvq.ResidualVQ(dim=D, num_quantizers=Q, codebook_size=K)
+///          rvq = torchvq.GroupedResidualVQ(dim=D, groups=G, num_quantizers=Q, codebook_size=K)
+///          rvq.load_state_dict(safetensors.torch.load_file("codec.safetensors"))
+///
+/// Throws   c10::ValueError unless all groups have as many levels, all codebooks one dim, and the
+/// metric is euclidean (cosine: one group of one level alone).
+TORCHVQ_API void save_codec_stack(OutputFile& file, const CodecStack& stack);
+TORCHVQ_API void save_codec_stack(const std::string& path, const CodecStack& stack);
+
+/// Reads such a file, or the state of one of these modules saved from Python, as load_codec() does.
+TORCHVQ_API CodecStack load_codec_stack(const std::string& path, const std::string& metric = "");
+
+/// Whether a file of these tensors holds the state of a quantizer, by the names alone.
+TORCHVQ_API bool holds_codec(const SafetensorsFile& file);
 
 }  // namespace torchvq::io

@@ -82,7 +82,7 @@ TEST_F(CodecTest, RefusesOtherFiles) {
   expect_refused({{"x", codebook()}}, "tensor named _codebook.embed, but it has none");
   auto two = python_state("a.");
   two.merge(python_state("b."));
-  expect_refused(two, "expected one codebook, but it holds 2");
+  expect_refused(two, "residual stack of them, but it holds 2");
   auto projected = python_state();
   projected["project_in.weight"] = codebook();
   expect_refused(projected, "without projections");
@@ -102,11 +102,62 @@ TEST_F(CodecTest, RefusesOtherFiles) {
 
 TEST_F(CodecTest, RefusesOtherMetadata) {
   expect_refused(python_state(), "format version 1, but got 2", {{"format_version", "2"}});
-  expect_refused(python_state(), "class VectorQuantize, but got FSQ", {{"class", "FSQ"}});
+  expect_refused(python_state(), "or GroupedResidualVQ, but got FSQ", {{"class", "FSQ"}});
   expect_refused(python_state(), "euclidean or cosine, but got dot", {{"metric", "dot"}});
   save_safetensors(dir_ / "c", python_state());
   expect_throw_with<c10::ValueError>([&] { load_codec(dir_ / "c", "dot"); },
                                      "euclidean or cosine, but got dot");
+}
+
+CodecStack stack_of(size_t groups, size_t levels) {
+  CodecStack stack;
+  for (size_t g = 0; g < groups; ++g) {
+    stack.groups.emplace_back();
+    for (size_t q = 0; q < levels; ++q) {
+      const auto shift = static_cast<double>(10 * g + q);
+      stack.groups[g].push_back(make_codec(codebook() + shift, at::arange(3), "euclidean"));
+    }
+  }
+  return stack;
+}
+
+TEST_F(CodecTest, StacksComeBackUnderTheNamesOfTheirModules) {
+  const std::map<std::pair<size_t, size_t>, std::string> names = {
+      {{1, 1}, "_codebook.embed"},
+      {{1, 12}, "layers.11._codebook.embed"},
+      {{2, 1}, "rvqs.1.layers.0._codebook.embed"},
+      {{11, 2}, "rvqs.10.layers.1._codebook.embed"}};
+  for (const auto& [shape, name] : names) {
+    const auto stack = stack_of(shape.first, shape.second);
+    save_codec_stack(dir_ / "c", stack);
+    const SafetensorsFile file(dir_ / "c");
+    EXPECT_TRUE(file.contains(name)) << name;
+    EXPECT_TRUE(holds_codec(file));
+    const auto loaded = load_codec_stack(dir_ / "c");
+    ASSERT_EQ(loaded.groups.size(), shape.first);
+    for (size_t g = 0; g < shape.first; ++g) {
+      ASSERT_EQ(loaded.groups[g].size(), shape.second);
+      for (size_t q = 0; q < shape.second; ++q) {
+        EXPECT_TRUE(at::equal(loaded.groups[g][q].codebook, stack.groups[g][q].codebook));
+        EXPECT_TRUE(at::equal(loaded.groups[g][q].embed_avg, stack.groups[g][q].embed_avg));
+      }
+    }
+  }
+}
+
+TEST_F(CodecTest, RefusesStacksThatAreNone) {
+  const auto refuses = [&](const CodecStack& stack, const std::string& fragment) {
+    expect_throw_with<c10::ValueError>([&] { save_codec_stack(dir_ / "c", stack); }, fragment);
+  };
+  refuses({}, "at least one codebook");
+  auto ragged = stack_of(2, 2);
+  ragged.groups[1].pop_back();
+  refuses(ragged, "groups of 2 levels each, but got one of 1");
+  auto cosine = stack_of(1, 2);
+  cosine.groups[0][1].metric = "cosine";
+  refuses(cosine, "euclidean for several levels or groups, but got cosine");
+  save_codec_stack(dir_ / "c", stack_of(1, 2));
+  expect_throw_with<c10::ValueError>([&] { load_codec(dir_ / "c"); }, "but it holds 2");
 }
 
 }  // namespace

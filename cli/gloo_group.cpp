@@ -1,0 +1,125 @@
+#include "gloo_group.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/Logging.h>
+
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <cstdlib>
+#include <exception>
+#include <vector>
+
+namespace torchvq::cli {
+namespace {
+
+using std::chrono::milliseconds;
+
+const std::string kName = "torchvq";
+const std::string kFailed = "failed";
+constexpr auto kFarewell = milliseconds(5000);
+
+c10::intrusive_ptr<c10d::Store> make_store(const Rendezvous& rendezvous) {
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(rendezvous.port);
+  options.isServer = rendezvous.rank == 0 && !rendezvous.store_is_there;
+  options.numWorkers = static_cast<size_t>(rendezvous.size);
+  options.waitWorkers = false;
+  options.timeout = rendezvous.timeout;
+  const auto store = c10::make_intrusive<c10d::TCPStore>(rendezvous.address, options);
+  return c10::make_intrusive<c10d::PrefixStore>("torchvq/" + rendezvous.attempt, store);
+}
+
+std::shared_ptr<::gloo::transport::Device> make_device(const std::string& address) {
+  if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME")) {
+    return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
+  }
+  // A rendezvous on this machine's loopback means that all processes are on it.
+  if (address == "localhost" || address == "127.0.0.1") {
+    return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+  }
+  return c10d::ProcessGroupGloo::createDefaultDevice();
+}
+
+// c10d logs what it throws, with a backtrace; the exception is what becomes the one line of an
+// error.
+void silence_logs() {
+  constexpr auto kLevel = "TORCH_CPP_LOG_LEVEL";
+  if (std::getenv(kLevel) != nullptr) return;
+  ::setenv(kLevel, "FATAL", 0);
+  c10::initLogging();
+}
+
+std::string reason(const std::exception& error) {
+  const auto* known = dynamic_cast<const c10::Error*>(&error);
+  const std::string text = known != nullptr ? known->what_without_backtrace() : error.what();
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+struct GlooGroup::Impl {
+  c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::ProcessGroup> group;
+};
+
+GlooGroup::GlooGroup(const Rendezvous& rendezvous) : impl_(std::make_unique<Impl>()) {
+  const auto rank = rendezvous.rank, size = rendezvous.size;
+  silence_logs();
+  try {
+    impl_->store = make_store(rendezvous);
+    const auto options = c10d::ProcessGroupGloo::Options::create(rendezvous.timeout);
+    options->devices.push_back(make_device(rendezvous.address));
+    const auto gloo =
+        c10::make_intrusive<c10d::ProcessGroupGloo>(impl_->store, rank, size, options);
+    impl_->group = c10::make_intrusive<c10d::ProcessGroup>(impl_->store, rank, size);
+    impl_->group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
+    impl_->group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, gloo);
+    c10d::register_process_group(kName, impl_->group);
+  } catch (const std::exception& error) {
+    C10_THROW_ERROR(DistError,
+                    c10::str("rank ", rank, " of ", size, ": the processes did not meet at ",
+                             rendezvous.address, ":", rendezvous.port, " within ",
+                             rendezvous.timeout.count(), " s: ", reason(error)));
+  }
+}
+
+GlooGroup::~GlooGroup() {
+  c10d::unregister_process_group(kName);
+  // Rank 0 may hold the store: it waits for the others, who may still be reading, to leave first.
+  try {
+    std::vector<std::string> others;
+    for (int rank = 1; rank < impl_->group->getSize(); ++rank) {
+      others.push_back("left/" + std::to_string(rank));
+    }
+    const auto rank = impl_->group->getRank();
+    if (std::uncaught_exceptions() > 0) return;
+    if (rank > 0) impl_->store->set("left/" + std::to_string(rank), std::vector<uint8_t>{1});
+    if (rank == 0) impl_->store->wait(others, kFarewell);
+  } catch (const std::exception&) {
+    // Whoever is gone needs no farewell.
+  }
+}
+
+const std::string& GlooGroup::name() const { return kName; }
+
+void GlooGroup::tell_failure() noexcept {
+  try {
+    impl_->store->set(kFailed, std::vector<uint8_t>{1});
+  } catch (...) {
+    // They will notice that the connection is gone.
+  }
+}
+
+bool GlooGroup::heard_failure() noexcept {
+  try {
+    return impl_->store->check({kFailed});
+  } catch (...) {
+    return false;
+  }
+}
+
+}  // namespace torchvq::cli

@@ -1,0 +1,71 @@
+// Several processes that run one command together, as torchrun starts them.
+#pragma once
+
+#include <torchvq/functional/vector_blocks.h>
+
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace torchvq::cli {
+
+/// What this process says of itself before the work: sizes that must fit together.
+struct ShardNote {
+  int64_t rows = 0;
+  int64_t dim = 0;
+  std::string options;  // for a person to read; the same on all processes
+};
+
+/// The processes that share a command. Without RANK and WORLD_SIZE in the environment, with one
+/// process, or with TORCHVQ_SYNC=0, this one is alone and nothing communicates.
+class Processes {
+ public:
+  /// Joins the others over MASTER_ADDR and MASTER_PORT (Gloo).
+  ///
+  /// Throws c10::ValueError for an environment that is incomplete or contradicts itself,
+  /// c10::DistError where the others do not come in time.
+  explicit Processes(std::chrono::seconds timeout);
+  ~Processes();
+  Processes(const Processes&) = delete;
+  Processes& operator=(const Processes&) = delete;
+
+  bool alone() const { return size_ == 1; }
+  bool first() const { return rank_ == 0; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+
+  /// `path` with {rank} and {world_size} filled in.
+  std::string own_path(const std::string& path) const;
+
+  /// Runs `prepare` on every process, and returns the place of this one's rows among all, once all
+  /// have come so far.
+  ///
+  /// Throws what `prepare` threw; FailedElsewhere on the others; c10::ValueError on all where dims
+  /// or options differ.
+  functional::Shard agree(const std::function<ShardNote()>& prepare) const;
+
+  /// Runs what all processes do together. An error here is heard by the others, and an error of
+  /// another process becomes FailedElsewhere, or c10::DistError where that one could not say so.
+  void together(const std::function<void()>& work) const;
+
+  /// Runs `work` on the first process, and returns on all once it is done; throws as agree() does.
+  void on_first(const std::function<void()>& work) const;
+
+ private:
+  struct Group;
+
+  int rank_ = 0;
+  int size_ = 1;
+  std::unique_ptr<Group> group_;
+};
+
+/// Another process has said what is wrong: this one ends without a word.
+class FailedElsewhere : public std::exception {
+ public:
+  const char* what() const noexcept override { return "another process failed"; }
+};
+
+}  // namespace torchvq::cli

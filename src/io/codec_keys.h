@@ -1,0 +1,28 @@
+// Names of a quantizer's tensors in a state: which level of which group they belong to.
+#pragma once
+
+#include <torchvq/io/safetensors.h>
+
+#include <string>
+#include <vector>
+
+namespace torchvq::io {
+
+/// What stands before `_codebook.embed` and its neighbours for each level of each group, prefix of
+/// a larger model's state included; one entry, one level for a VectorQuantize.
+using CodecKeys = std::vector<std::vector<std::string>>;
+
+/// The keys of a stack that is written: "" for one level of one group, else "layers.<q>." or
+/// "rvqs.<g>.layers.<q>.".
+CodecKeys codec_keys(size_t groups, size_t levels);
+
+/// The keys of the one quantizer in a file.
+///
+/// Throws c10::ValueError naming `path` where there is none, where there are several quantizers,
+/// or where a level is missing.
+CodecKeys find_codec_keys(const std::string& path, const SafetensorsFile& file);
+
+/// What all of these keys begin with: the prefix of the model around the quantizer.
+std::string codec_prefix(const CodecKeys& keys);
+
+}  // namespace torchvq::io

@@ -1,0 +1,227 @@
+"""`torchrun --no-python torchvq fit`: several processes give the bits of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cli_support import Array, cli_path, clusters, run, run_json, snapshot
+
+OUT = "out.safetensors"
+
+
+def torchrun(processes: int, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [
+        *[sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes)],
+        *["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--no-python"],
+    ]
+    return subprocess.run(
+        [*command, cli_path(), *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def save_parts(folder: Path, x: Array, sizes: list[int]) -> None:
+    np.save(folder / "x.npy", x)
+    ends = np.cumsum(sizes)
+    assert ends[-1] == len(x)
+    for rank, (size, end) in enumerate(zip(sizes, ends, strict=True)):
+        np.save(folder / f"part-{rank}.npy", x[end - size : end])
+
+
+OPTIONS = {
+    "one codebook": ["-k", "100"],
+    "cosine": ["-k", "50", "--metric", "cosine"],
+    "levels": ["-k", "32", "--levels", "3", "--beam", "4"],
+    "groups": ["-k", "16", "--levels", "2", "--groups", "2"],
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("sizes", [[2000, 1000], [17, 0, 2983]], ids=["two", "three"])
+def test_processes_give_the_bits_of_one(tmp_path: Path, sizes: list[int], name: str) -> None:
+    save_parts(tmp_path, clusters(3000, 8), sizes)
+    options = [*OPTIONS[name], "--iterations", "5"]
+    one = run_json("fit", "x.npy", *options, "-o", "one.safetensors", cwd=tmp_path)
+    result = torchrun(
+        len(sizes), "fit", "part-{rank}.npy", *options, "-o", OUT, "--json", cwd=tmp_path
+    )
+    assert result.returncode == 0, result.stderr
+    many = json.loads(result.stdout)
+    assert (tmp_path / OUT).read_bytes() == (tmp_path / "one.safetensors").read_bytes()
+    assert many.pop("processes") == len(sizes)
+    ours = ["input", "output", "seconds", "processes"]
+    assert {k: v for k, v in many.items() if k not in ours} == {
+        k: v for k, v in one.items() if k not in ours
+    }
+
+
+def test_one_file_is_cut_into_slices(tmp_path: Path) -> None:
+    # More codes than clusters, of equal vectors: codes without vectors move in every pass.
+    x = np.repeat(clusters(40, 6), 25, axis=0)
+    np.save(tmp_path / "x.npy", x)
+    options = ["-k", "60", "--iterations", "6", "--memory", "1M"]
+    run_json("fit", "x.npy", *options, "-o", "one.safetensors", cwd=tmp_path)
+    result = torchrun(3, "fit", "x.npy", *options, "-o", OUT, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / OUT).read_bytes() == (tmp_path / "one.safetensors").read_bytes()
+    assert result.stdout.count("wrote") == 1
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return int(server.getsockname()[1])
+
+
+def start(
+    rank: int, size: int, port: int, *arguments: str, cwd: Path, **more: str
+) -> subprocess.Popen[str]:
+    """One process with the environment that torchrun sets, and rank 0's own store."""
+    environment = {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        **more,
+    }
+    return subprocess.Popen(
+        [cli_path(), *arguments],
+        cwd=cwd,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def together(size: int, *arguments: str, cwd: Path) -> list[tuple[int, str, str]]:
+    """Runs all ranks; {r} in an argument is the rank here already."""
+    port = free_port()
+    processes = [
+        start(rank, size, port, *(a.replace("{r}", str(rank)) for a in arguments), cwd=cwd)
+        for rank in range(size)
+    ]
+    results = []
+    for process in processes:
+        out, errors = process.communicate(timeout=120)
+        results.append((process.returncode, out, errors))
+    return results
+
+
+def expect_one_line(results: list[tuple[int, str, str]], fragment: str) -> None:
+    assert [code for code, _, _ in results] == [2] * len(results), results
+    lines = "".join(errors for _, _, errors in results)
+    assert lines.count("\n") == 1 and fragment in lines, results
+    assert all(out == "" for _, out, _ in results)
+
+
+FIT = ["fit", "part-{rank}.npy", "-k", "8", "-o", OUT]
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Path:
+    save_parts(tmp_path, clusters(300, 4), [200, 60, 40])
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("fragment", "spoil"),
+    [
+        ("part-1.npy: cannot open", lambda f: (f / "part-1.npy").unlink()),
+        (
+            "one dimension on all processes, but got 4 on rank 0 and 5 on rank 2",
+            lambda f: np.save(f / "part-2.npy", clusters(40, 5)),
+        ),
+        ("row 7 holds NaN", lambda f: np.save(f / "part-1.npy", with_nan(60, 7))),
+    ],
+    ids=["absent", "dims", "nan"],
+)
+def test_an_error_of_one_rank_is_one_line(parts: Path, fragment: str, spoil: Any) -> None:
+    spoil(parts)
+    before = snapshot(parts)
+    results = together(3, *FIT, "--timeout", "30", cwd=parts)
+    expect_one_line(results, fragment)
+    assert snapshot(parts) == before
+
+
+def with_nan(rows: int, row: int) -> Array:
+    x = clusters(rows, 4)
+    x[row, 1] = np.nan
+    return x
+
+
+def test_errors_of_all_ranks_are_one_line(parts: Path) -> None:
+    expect_one_line(together(3, *FIT[:3], "301", *FIT[4:], cwd=parts), "it holds 300")
+    expect_one_line(together(2, "fit", "absent.npy", *FIT[2:], cwd=parts), "cannot open")
+    expect_one_line(together(2, *FIT[:4], "-o", "no/where.safetensors", cwd=parts), "cannot write")
+
+
+def test_other_options_on_another_rank(parts: Path) -> None:
+    results = together(2, *FIT, "--seed", "{r}", cwd=parts)
+    expect_one_line(results, "--seed 0 on rank 0 and")
+
+
+def test_a_rank_that_never_comes(parts: Path) -> None:
+    begin = time.monotonic()
+    process = start(1, 2, free_port(), *FIT, "--timeout", "3", cwd=parts)
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "") and time.monotonic() - begin < 45
+    assert errors.count("\n") == 1 and "did not meet" in errors, errors
+
+
+@pytest.mark.parametrize("leaves", [0, 1])
+def test_a_rank_that_dies(tmp_path: Path, leaves: int) -> None:
+    save_parts(tmp_path, clusters(60000, 32), [30000, 30000])
+    port = free_port()
+    arguments = ["fit", "part-{rank}.npy", "-k", "1024", "--iterations", "1000", "-o", OUT]
+    processes = [start(rank, 2, port, *arguments, cwd=tmp_path) for rank in range(2)]
+    before = set(os.listdir(tmp_path))
+    deadline = time.monotonic() + 60
+    while set(os.listdir(tmp_path)) == before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1)
+    processes[leaves].kill()
+    out, errors = processes[1 - leaves].communicate(timeout=120)
+    processes[leaves].communicate()
+    assert (processes[1 - leaves].returncode, out) == (2, ""), errors
+    assert errors.splitlines()[-1].startswith("torchvq: ") and "another process" in errors
+    assert not (tmp_path / OUT).exists()
+
+
+@pytest.mark.parametrize(
+    ("fragment", "changes"),
+    [
+        ("expected RANK to be a number in [0, 1], but got 2", {"RANK": "2"}),
+        ("expected RANK to be a number", {"RANK": "one"}),
+        ("expected WORLD_SIZE to be a number", {"WORLD_SIZE": "0"}),
+        ("expected MASTER_PORT to be a number", {"MASTER_PORT": "x"}),
+    ],
+)
+def test_an_environment_that_contradicts_itself(
+    parts: Path, fragment: str, changes: dict[str, str]
+) -> None:
+    process = start(0, 2, 1, *FIT, cwd=parts, **changes)
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "") and errors.count("\n") == 1
+    assert fragment in errors
+
+
+def test_one_process_needs_nobody(parts: Path) -> None:
+    for changes in [{"WORLD_SIZE": "1"}, {"TORCHVQ_SYNC": "0"}]:
+        process = start(0, 2, 1, *FIT, cwd=parts, **changes)
+        assert process.communicate(timeout=60)[1] == "" and process.returncode == 0
+    assert run(*FIT, cwd=parts).returncode == 0
