@@ -23,6 +23,7 @@ set(TORCHVQ_SOURCES
   distributed/synced_code_statistics_any.cpp
   distributed/synced_kmeans.cpp
   distributed/synced_replace_dead_codes_.cpp
+  distributed/synced_usage.cpp
   functional/codebook.cpp
   functional/evaluate.cpp
   functional/evaluate_codebook.cpp
@@ -75,6 +76,7 @@ set(TORCHVQ_SOURCES
   ops/any/codebook_diversity_loss.cpp
   ops/any/commitment_cross_entropy.cpp
   ops/any/commitment_loss.cpp
+  ops/any/count_codes_.cpp
   ops/any/dead_code_candidates.cpp
   ops/any/decode_sums.cpp
   ops/any/directional_reparam.cpp
@@ -102,6 +104,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/codebook_diversity_loss.cpp
   ops/autograd/commitment_cross_entropy.cpp
   ops/autograd/commitment_loss.cpp
+  ops/autograd/count_codes_.cpp
   ops/autograd/dead_code_candidates.cpp
   ops/autograd/decode_sums.cpp
   ops/autograd/directional_reparam.cpp
@@ -125,9 +128,11 @@ set(TORCHVQ_SOURCES
   ops/codebook_diversity_loss.cpp
   ops/commitment_cross_entropy.cpp
   ops/commitment_loss.cpp
+  ops/count_codes_.cpp
   ops/cpu/code_exponents.cpp
   ops/cpu/code_statistics.cpp
   ops/cpu/commitment_loss.cpp
+  ops/cpu/count_codes_.cpp
   ops/cpu/decode_sums.cpp
   ops/cpu/directional_reparam.cpp
   ops/cpu/ema_finish_.cpp
@@ -154,6 +159,7 @@ set(TORCHVQ_SOURCES
   ops/meta/codebook_diversity_loss.cpp
   ops/meta/commitment_cross_entropy.cpp
   ops/meta/commitment_loss.cpp
+  ops/meta/count_codes_.cpp
   ops/meta/dead_code_candidates.cpp
   ops/meta/decode_sums.cpp
   ops/meta/directional_reparam.cpp

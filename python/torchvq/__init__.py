@@ -1,20 +1,30 @@
 """torchvq: vector quantization for neural tokenizers."""
 
+from torchvq._collapse import CollapseLimits, CollapseWarning
 from torchvq._kmeans import KmeansOutput, kmeans
 from torchvq._library import cmake_prefix_path
+from torchvq._replicas import ReplicaDifference, verify_replicas
+from torchvq._stats import CodebookStats
 from torchvq._version import __version__
 from torchvq.grouped_residual_vq import GroupedResidualVQ
+from torchvq.monitor import Monitor
 from torchvq.outputs import LossBreakdown
 from torchvq.residual_vq import ResidualVQ
 from torchvq.vector_quantize import VectorQuantize
 
 __all__ = [
+    "CodebookStats",
+    "CollapseLimits",
+    "CollapseWarning",
     "GroupedResidualVQ",
     "KmeansOutput",
     "LossBreakdown",
+    "Monitor",
+    "ReplicaDifference",
     "ResidualVQ",
     "VectorQuantize",
     "__version__",
     "cmake_prefix_path",
     "kmeans",
+    "verify_replicas",
 ]

@@ -36,17 +36,25 @@ ALONE = Ranks()
 
 def ranks_of(vq: "VectorQuantize", owner: str = "VectorQuantize") -> Ranks:
     """Decided at each call, because modules are often built before their group exists. Evaluation is always alone."""
-    if not vq.training or vq.sync_codebook is False or not dist.is_available():
+    group = group_of(vq) if vq.training else ""
+    if not group:
         return ALONE
-    if not dist.is_initialized():
-        return ALONE
-    group = vq.process_group
-    if group is None:
-        world = dist.group.WORLD
-        assert world is not None  # there is one once torch.distributed is initialised
-        group = world.group_name
     label = f"{owner}(dim={vq.dim}, codebook_size={vq.codebook_size})"
     return Ranks(group, label, vq.reduction)
+
+
+def group_of(vq: "VectorQuantize") -> str:
+    """The name of the group of ranks that share a quantizer, in training; empty where it belongs to this process."""
+    if vq.sync_codebook is False or not dist.is_available() or not dist.is_initialized():
+        return ""
+    return default_group() if vq.process_group is None else vq.process_group
+
+
+def default_group() -> str:
+    """The name of the group of all ranks, once torch.distributed is initialised."""
+    world = dist.group.WORLD
+    assert world is not None
+    return world.group_name
 
 
 def group_name(process_group: object) -> str | None:
@@ -130,7 +138,7 @@ def replace_dead_codes(levels: Sequence[Tokens], counts: Sequence[Tensor], ranks
     if ranks.alone:
         for embed, level, used in zip(wide, levels, counts, strict=True):
             state = level.codebook
-            _ops.replace_dead_codes_(
+            replaced = _ops.replace_dead_codes_(
                 embed,
                 state.embed_avg,
                 state.cluster_size,
@@ -141,9 +149,10 @@ def replace_dead_codes(levels: Sequence[Tokens], counts: Sequence[Tensor], ranks
                 mask=level.mask,
                 **options,
             )
+            state.replaced.add_(replaced)
     else:
         states = [level.codebook for level in levels]
-        _ops.synced_replace_dead_codes_(
+        replaced = _ops.synced_replace_dead_codes_(
             wide,
             [state.embed_avg for state in states],
             [state.cluster_size for state in states],
@@ -155,6 +164,10 @@ def replace_dead_codes(levels: Sequence[Tokens], counts: Sequence[Tensor], ranks
             **options,
             **ranks.named(),
         )
+        for state, heads in zip(
+            states, replaced.split([state.num_codebooks for state in states]), strict=True
+        ):
+            state.replaced.add_(heads)
     for embed, level in zip(wide, levels, strict=True):
         level.codebook.store_embed(embed)
 

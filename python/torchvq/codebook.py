@@ -56,6 +56,7 @@ class Codebook(nn.Module):
     embed: Tensor
     cooldown: Tensor
     rng: Tensor
+    replaced: Tensor
 
     def __init__(
         self,
@@ -111,6 +112,9 @@ class Codebook(nn.Module):
             "cooldown", torch.zeros(num_codebooks, codebook_size, dtype=torch.long)
         )
         self.register_buffer("rng", _fresh_rng())
+        # Codes that the last training forward replaced; for ``stats``, and in no checkpoint.
+        replaced = torch.zeros(num_codebooks, dtype=torch.long)
+        self.register_buffer("replaced", replaced, persistent=False)
         self.vq_bridge = vq_bridge
 
         self._pending: Statistics | None = None
@@ -203,6 +207,13 @@ class Codebook(nn.Module):
     def replicated_state(self) -> list[Tensor]:
         """All that ranks have in common, but for statistics of the affine map, which may be a rank's own."""
         return [self.initted, *self.compared_state(), self.embed.detach(), self.rng]
+
+    def replicas(self, affine: bool) -> dict[str, Tensor]:
+        """By name what ranks have in common, with the statistics of the affine map if they are."""
+        names = ["initted", "cluster_size", "embed_avg", "cooldown", "embed", "rng"]
+        if affine and self.affine_param:
+            names += [*_AFFINE_STATE, *_AFFINE_FLAGS]
+        return {name: getattr(self, name) for name in names}
 
     def state_may_have_come(self) -> None:
         """After a handshake, which may have brought the state of rank 0."""
@@ -476,6 +487,7 @@ class Codebook(nn.Module):
         self._pending = None
         if not self.initted.is_meta:
             self._initialised = bool(self.initted)
+            self.replaced.zero_()
 
     def _restore_default(self, name: str) -> None:
         device = self.cluster_size.device

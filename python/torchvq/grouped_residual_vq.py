@@ -5,6 +5,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from torchvq._stats import CodebookStats, read_stats
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
 from torchvq.residual_vq import ResidualVQ
 
@@ -124,6 +125,15 @@ class GroupedResidualVQ(nn.Module):
                 f"but got shape {list(indices.shape)}"
             )
         return list(indices.unbind(0))
+
+    def stats(self, synced: bool = False) -> tuple[tuple[CodebookStats, ...], ...]:
+        """How the codes of each group and level were used; see ``VectorQuantize.stats``.
+
+        One all-reduce for all groups if ``synced``.
+        """
+        found = read_stats([level for rvq in self.stacks for level in rvq.levels], synced)
+        levels = self.stacks[0].num_quantizers
+        return tuple(tuple(found[i : i + levels]) for i in range(0, len(found), levels))
 
     # Codes -----------------------------------------------------------------------------------------------------
 

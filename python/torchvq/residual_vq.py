@@ -30,6 +30,8 @@ from torchvq._residual_options import (
     check_residual,
     resolve_codebook_sizes,
 )
+from torchvq._stats import CodebookStats, begin_step, read_stats
+from torchvq._stats import count_step as count_codes
 from torchvq.codebook import Codebook
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
 from torchvq.vector_quantize import VectorQuantize
@@ -263,6 +265,8 @@ class ResidualVQ(nn.Module):
             ranks = ranks_of(self.levels[0], type(self).__name__)
             # Before the depth is drawn, so that ranks draw the same.
             shake_hands(self._codebooks(), ranks)
+            if self.training:
+                begin_step(self._codebooks())
             if depth is None:
                 depth = self._depth(seed)
             tokens = layout.pack(x)
@@ -297,6 +301,7 @@ class ResidualVQ(nn.Module):
             level_loss(level, terms) for level, terms in zip(stack.levels, found, strict=True)
         ]
         if self.training:
+            count_codes(self.levels, [level.choice.chosen.indices for level in stack.levels])
             count_step(stack.levels, self.shared_codebook, counts, request.ranks)
         dropped = self.num_quantizers - len(losses)
         return torch.stack(losses + [losses[0].new_zeros(())] * dropped)
@@ -484,6 +489,14 @@ class ResidualVQ(nn.Module):
             by_token = codes.transpose(0, 1) if layout.separate else codes
             decoded.append(by_token.reshape(*positions, codes.shape[-1] * self.heads))
         return decoded
+
+    def stats(self, synced: bool = False) -> tuple[CodebookStats, ...]:
+        """How the codes of each level were used in the last training forward; see ``VectorQuantize.stats``.
+
+        One all-reduce for all levels if ``synced``. A level that was dropped has no tokens. Levels that share a
+        codebook have its dead and replaced codes each.
+        """
+        return tuple(read_stats(self.levels, synced))
 
     # Learning outside of forward -------------------------------------------------------------------------------
 

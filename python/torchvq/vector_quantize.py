@@ -15,6 +15,7 @@ from torchvq._options import check_vector_quantize, codebook_options
 from torchvq._projection import make_projections, project
 from torchvq._ranks import ALONE, advance_rng, group_name, ranks_of, shake_hands
 from torchvq._search import choose, prepare, stored_codes
+from torchvq._stats import CodebookStats, StepCounts, begin_step, count_step, read_stats
 from torchvq.codebook import Codebook, EmaWeight
 from torchvq.outputs import (
     LossBreakdown,
@@ -242,6 +243,7 @@ class VectorQuantize(nn.Module):
             parameter=resolved.learnable_codebook or self.has_codebook_orthogonal_loss,
             **codebook_options(options),
         )
+        self.last_step = StepCounts(self._codebook.num_codebooks, codebook_size)
         self.in_place_codebook_optimizer: Optimizer | None = None
         if in_place_codebook_optimizer is not None:
             self.in_place_codebook_optimizer = in_place_codebook_optimizer(
@@ -363,6 +365,8 @@ class VectorQuantize(nn.Module):
         shake_hands([self._codebook], call.ranks)
         prepare(self, projected, head_mask, call.frozen, call.ranks)
 
+        if self.training:
+            begin_step([self._codebook])
         choice = choose(self, projected, tokens, head_mask, call)
         chosen = choice.chosen
         commitment = _losses.commitment(self, chosen, call)
@@ -380,6 +384,7 @@ class VectorQuantize(nn.Module):
             )
         orthogonal = _losses.orthogonal(self, chosen.indices)
         if self.training:
+            count_step([self], [] if call.topk is not None else [chosen.indices])
             advance_rng(self._codebook.rng, counts, head_mask, projected, call.ranks)
 
         if commitment is not None and commitment.dim() > 0:
@@ -467,6 +472,21 @@ class VectorQuantize(nn.Module):
         if self.separate_codebook_per_head:
             codes = codes.transpose(0, 1)
         return codes.reshape(*positions, codes.shape[-1] * self.heads)
+
+    def stats(self, synced: bool = False) -> CodebookStats:
+        """How the codes were used in the last training forward: usage, perplexity, dead and replaced codes, entropy.
+
+        Args:
+            synced: count the tokens of all ranks of the process group instead of this rank's: one all-reduce, in
+                which all of them must take part. Without a group, or with ``sync_codebook=False``, there are no others.
+
+        Returns:
+            Numbers of Python; on a GPU this waits for the step. A training forward writes down the codes that it
+            chose, masked tokens left out, at the cost of one pass over the indices; evaluation and calls with
+            ``topk`` count nothing. ``dead`` and ``replaced`` follow from state that ranks share. A codebook that
+            learns by gradient alone has no moving average, and so no dead codes. Checkpoints do not keep these.
+        """
+        return read_stats([self], synced)[0]
 
     # Learning outside of forward -------------------------------------------------------------------------------
 

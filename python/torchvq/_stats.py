@@ -1,0 +1,84 @@
+"""How well codebooks are used: what a training step leaves for it, and how it is read."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchvq._ranks import group_of
+
+if TYPE_CHECKING:
+    from torchvq.codebook import Codebook
+    from torchvq.vector_quantize import VectorQuantize
+
+_ops = torch.ops.torchvq
+
+
+class CodebookStats(NamedTuple):
+    """How one codebook was used in the last training forward; see ``VectorQuantize.stats``."""
+
+    #: Fraction of the codes that at least one token chose, in [0, 1].
+    usage: float
+    #: ``2 ** entropy_bits``: the number of equally likely codes that would be as varied; 0 without tokens.
+    perplexity: float
+    #: Codes whose moving average is below the threshold of replacement; without replacement below 0.01 tokens.
+    dead: int
+    #: Codes that this step replaced.
+    replaced: int
+    #: Entropy of the codes' frequencies in bits, mean over the heads of separate codebooks.
+    entropy_bits: float
+    #: Tokens that chose a code, of all heads.
+    tokens: int
+
+
+class StepCounts(nn.Module):
+    """Tokens of each code in the last training forward of this rank: (H, K), int64.
+
+    A buffer, so that compiled and exported steps may write it, that no checkpoint sees.
+    """
+
+    counts: Tensor
+
+    def __init__(self, num_codebooks: int, codebook_size: int) -> None:
+        super().__init__()
+        counts = torch.zeros(num_codebooks, codebook_size, dtype=torch.long)
+        self.register_buffer("counts", counts, persistent=False)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        # Another state has had no step yet, and a module that came from the meta device holds anything.
+        if not self.counts.is_meta:
+            self.counts.zero_()
+
+
+def begin_step(codebooks: Sequence["Codebook"]) -> None:
+    """Forgets what the step before has replaced. The recomputation of a checkpointed step is no step."""
+    for codebook in codebooks:
+        if codebook.has_dead_code_replacement and not codebook.replaying:
+            codebook.replaced.zero_()
+
+
+def count_step(quantizers: Sequence["VectorQuantize"], indices: Sequence[Tensor]) -> None:
+    """Keeps the tokens per code of a training forward: indices (H, T) per level, fewer where levels were dropped."""
+    if quantizers[0]._codebook.replaying:
+        return
+    _ops.count_codes_([vq.last_step.counts for vq in quantizers], [i.detach() for i in indices])
+
+
+def read_stats(quantizers: Sequence["VectorQuantize"], synced: bool) -> list[CodebookStats]:
+    """Statistics of quantizers that share a process group: at most one all-reduce for all of them."""
+    codebooks = [vq._codebook for vq in quantizers]
+    table = _ops.synced_usage(
+        [vq.last_step.counts for vq in quantizers],
+        [codebook.cluster_size for codebook in codebooks],
+        [codebook.replaced for codebook in codebooks],
+        threshold=[float(codebook.threshold_ema_dead_code) for codebook in codebooks],
+        threshold_fraction=[float(c.dead_code_threshold_fraction) for c in codebooks],
+        group_name=group_of(quantizers[0]) if synced else "",
+        label="stats",
+    )
+    return [
+        CodebookStats(usage, perplexity, int(dead), int(replaced), entropy, int(tokens))
+        for usage, perplexity, dead, replaced, entropy, tokens in table.tolist()
+    ]

@@ -1,0 +1,250 @@
+"""Monitor: writes how codebooks are used, step by step, and warns when they collapse."""
+
+import json
+import os
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, TextIO
+
+import torch.distributed as dist
+from torch import nn
+
+from torchvq._collapse import CollapseLimits, CollapseWarning, LevelWatch
+from torchvq._ranks import group_of
+from torchvq._stats import CodebookStats, read_stats
+from torchvq.vector_quantize import VectorQuantize
+
+# What wrappers put into the names of what they wrap.
+_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_PANELS = {
+    "perplexity": "perplexity",
+    "usage": "codes in use, %",
+    "dead": "dead codes, %",
+    "replaced": "codes replaced in the step, %",
+}
+
+
+class ScalarWriter(Protocol):
+    """What ``Monitor`` needs of a ``torch.utils.tensorboard.SummaryWriter``."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any:
+        """Keeps a number of a step."""
+
+
+class Monitor:
+    """Writes the ``stats()`` of all quantizers inside a module, and warns of collapse.
+
+    Args:
+        module: any module; every ``VectorQuantize`` inside, so every level of a residual stack, is watched under its
+            name in the module.
+        json_lines: a file to which one line per level and record is appended; see ``read_json_lines``.
+        writer: a ``SummaryWriter`` of TensorBoard, or whatever has its ``add_scalar``; tags are
+            ``<tag>/<name>/<statistic>``.
+        tag: what tags begin with. Default: ``torchvq``.
+        every: record each step that is a multiple of this. Default: 1.
+        synced: statistics of the tokens of all ranks: one all-reduce per record and process group, so every rank must
+            own a Monitor and call ``step``. Default: False, this rank's tokens.
+        limits: when to warn; None: never. Default: see ``CollapseLimits``.
+
+    Rank 0 writes and warns; the others' ``step`` returns the numbers alone. Warnings are ``CollapseWarning``, once for
+    each level and cause: perplexity that falls, codes that are dead, codes that are replaced all the time.
+
+    Example:
+        >>> vq = VectorQuantize(dim=8, codebook_size=16)
+        >>> monitor = Monitor(vq, json_lines="run.jsonl")
+        >>> for step in range(100):
+        ...     _ = vq(torch.randn(1, 64, 8))
+        ...     _ = monitor.step(step)
+        >>> monitor.plot("run.png")
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        json_lines: str | os.PathLike[str] | None = None,
+        writer: ScalarWriter | None = None,
+        tag: str = "torchvq",
+        every: int = 1,
+        synced: bool = False,
+        limits: CollapseLimits | None = CollapseLimits(),  # noqa: B008 (immutable)
+    ) -> None:
+        self.quantizers = _quantizers(module)
+        if not self.quantizers:
+            raise ValueError(
+                "Monitor: expected module to contain a VectorQuantize, ResidualVQ or GroupedResidualVQ, "
+                f"but got {type(module).__name__} without one"
+            )
+        if every < 1:
+            raise ValueError(f"Monitor: expected every to be at least 1, but got {every}")
+        if limits is not None and limits.window < 1:
+            raise ValueError(
+                f"Monitor: expected the window of limits to be at least 1, but got {limits.window}"
+            )
+        self.json_lines = None if json_lines is None else Path(json_lines)
+        self.writer = writer
+        self.tag = tag
+        self.every = every
+        self.synced = synced
+        self._next = 0
+        self._file: TextIO | None = None
+        self._watches: dict[str, LevelWatch] = {}
+        if limits is not None:
+            self._watches = {
+                name: LevelWatch(name, _codes(vq), limits) for name, vq in self.quantizers.items()
+            }
+
+    def step(self, step: int | None = None) -> dict[str, CodebookStats]:
+        """Records the last training forward; call it once per step, after the forward.
+
+        Args:
+            step: the number of the step. Default: one more than that of the last call, from 0.
+
+        Returns:
+            Statistics by the quantizer's name; empty where ``every`` leaves the step out.
+        """
+        step = self._next if step is None else step
+        self._next = step + 1
+        if step % self.every != 0:
+            return {}
+        found = self._read()
+        if not dist.is_available() or not dist.is_initialized() or dist.get_rank() == 0:
+            self._write(found, step)
+            for name, watch in self._watches.items():
+                for message in watch.add(found[name], step):
+                    warnings.warn(message, CollapseWarning, stacklevel=2)
+        return found
+
+    def _read(self) -> dict[str, CodebookStats]:
+        groups: dict[str, list[str]] = {}
+        for name, vq in self.quantizers.items():
+            groups.setdefault(group_of(vq) if self.synced else "", []).append(name)
+        found: dict[str, CodebookStats] = {}
+        for names in groups.values():
+            levels = [self.quantizers[name] for name in names]
+            found |= zip(names, read_stats(levels, self.synced), strict=True)
+        return {name: found[name] for name in self.quantizers}
+
+    def _write(self, found: dict[str, CodebookStats], step: int) -> None:
+        if self.writer is not None:
+            for name, stats in found.items():
+                for statistic, value in stats._asdict().items():
+                    self.writer.add_scalar(f"{self.tag}/{name}/{statistic}", value, step)
+        if self.json_lines is None:
+            return
+        if self._file is None:
+            self.json_lines.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self.json_lines.open("a", encoding="utf-8")
+        for name, stats in found.items():
+            line = {
+                "step": step,
+                "quantizer": name,
+                "codes": _codes(self.quantizers[name]),
+                **stats._asdict(),
+            }
+            self._file.write(json.dumps(line) + "\n")
+        # Whoever looks on, or finds the file of a run that was killed, has all steps.
+        self._file.flush()
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draws what ``json_lines`` holds, also of runs before; see ``plot_json_lines``."""
+        if self.json_lines is None:
+            raise ValueError("Monitor: expected json_lines for a plot, but got None")
+        plot_json_lines(self.json_lines, path)
+
+    def close(self) -> None:
+        """Closes the file; a later ``step`` opens it again. The writer is its owner's."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> "Monitor":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _quantizers(module: nn.Module) -> dict[str, VectorQuantize]:
+    found = {}
+    # DistributedDataParallel has nothing but what it wraps.
+    prefix = "module." if [name for name, _ in module.named_children()] == ["module"] else ""
+    for name, part in module.named_modules():
+        if isinstance(part, VectorQuantize):
+            own = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+            found[own.removeprefix(prefix) or "quantizer"] = part
+    return found
+
+
+def _codes(vq: VectorQuantize) -> int:
+    return vq._codebook.num_codebooks * vq.codebook_size
+
+
+# Reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """The lines of a Monitor: ``step``, ``quantizer``, ``codes`` and the fields of ``CodebookStats``.
+
+    A last line that was cut off, because the run was killed, is left out. ValueError for any other line that is none
+    of a Monitor.
+    """
+    lines = Path(path).read_text(encoding="utf-8").split("\n")
+    whole, last = lines[:-1], lines[-1]
+    found = []
+    for number, line in enumerate([*whole, last] if last.endswith("}") else whole, 1):
+        try:
+            record = json.loads(line)
+            _ = record["step"], record["quantizer"], record["codes"], record["perplexity"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"read_json_lines: expected line {number} of {path} to be a record of a Monitor, but got {line!r}"
+            ) from error
+        found.append(record)
+    return found
+
+
+def plot_json_lines(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
+    """Draws perplexity, use, dead and replaced codes over the steps, one line per level, with matplotlib.
+
+    Args:
+        source: the file of a Monitor. Where a step was written twice (a run that was resumed), the last one counts.
+        path: the picture; its suffix says which format.
+
+    Raises:
+        ImportError: matplotlib is missing. ValueError: the file holds no record.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "plot_json_lines: expected matplotlib to be installed, but it is not; `pip install matplotlib`"
+        ) from error
+    levels: dict[str, dict[int, dict[str, Any]]] = {}
+    for record in read_json_lines(source):
+        levels.setdefault(record["quantizer"], {})[record["step"]] = record
+    if not levels:
+        raise ValueError(f"plot_json_lines: expected {source} to hold records, but got none")
+    figure = Figure(figsize=(10, 6.5), layout="constrained")
+    for axes, (name, title) in zip(figure.subplots(2, 2).flat, _PANELS.items(), strict=True):
+        for level, records in levels.items():
+            steps = sorted(records)
+            axes.plot(steps, [_drawn(records[step], name) for step in steps], label=level, lw=1)
+        axes.set(title=title, xlabel="step")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    figure.axes[0].legend(fontsize="small")
+    figure.savefig(path)
+
+
+def _drawn(record: dict[str, Any], name: str) -> float:
+    if name == "usage":
+        return 100.0 * float(record[name])
+    value = float(record[name])
+    return value if name == "perplexity" else 100.0 * value / float(record["codes"])
