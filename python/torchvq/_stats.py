@@ -1,10 +1,10 @@
 """How well codebooks are used: what a training step leaves for it, and how it is read."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchvq._ranks import group_of
 
@@ -32,24 +32,21 @@ class CodebookStats(NamedTuple):
     tokens: int
 
 
-class StepCounts(nn.Module):
-    """Tokens of each code in the last training forward of this rank: (H, K), int64.
+def keep_counts(vq: "VectorQuantize") -> None:
+    """Makes room for the tokens of each code in the last training forward of this rank: (H, K), int64.
 
     A buffer, so that compiled and exported steps may write it, that no checkpoint sees.
     """
+    counts = torch.zeros_like(vq._codebook.cooldown)
+    vq.register_buffer("step_counts", counts, persistent=False)
+    vq.register_load_state_dict_post_hook(forget_step)  # type: ignore[no-untyped-call]
 
-    counts: Tensor
 
-    def __init__(self, num_codebooks: int, codebook_size: int) -> None:
-        super().__init__()
-        counts = torch.zeros(num_codebooks, codebook_size, dtype=torch.long)
-        self.register_buffer("counts", counts, persistent=False)
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        super()._load_from_state_dict(*args)
-        # Another state has had no step yet, and a module that came from the meta device holds anything.
-        if not self.counts.is_meta:
-            self.counts.zero_()
+def forget_step(vq: "VectorQuantize", _: object = None) -> None:
+    """After another state was loaded: it has had no step yet, and a module from the meta device holds anything."""
+    like = vq._codebook.cooldown
+    vq.step_counts = torch.zeros_like(like)
+    vq._codebook.replaced = torch.zeros_like(like[:, 0])
 
 
 def begin_step(codebooks: Sequence["Codebook"]) -> None:
@@ -63,14 +60,14 @@ def count_step(quantizers: Sequence["VectorQuantize"], indices: Sequence[Tensor]
     """Keeps the tokens per code of a training forward: indices (H, T) per level, fewer where levels were dropped."""
     if quantizers[0]._codebook.replaying:
         return
-    _ops.count_codes_([vq.last_step.counts for vq in quantizers], [i.detach() for i in indices])
+    _ops.count_codes_([vq.step_counts for vq in quantizers], [i.detach() for i in indices])
 
 
 def read_stats(quantizers: Sequence["VectorQuantize"], synced: bool) -> list[CodebookStats]:
     """Statistics of quantizers that share a process group: at most one all-reduce for all of them."""
     codebooks = [vq._codebook for vq in quantizers]
     table = _ops.synced_usage(
-        [vq.last_step.counts for vq in quantizers],
+        [vq.step_counts for vq in quantizers],
         [codebook.cluster_size for codebook in codebooks],
         [codebook.replaced for codebook in codebooks],
         threshold=[float(codebook.threshold_ema_dead_code) for codebook in codebooks],

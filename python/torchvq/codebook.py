@@ -487,7 +487,6 @@ class Codebook(nn.Module):
         self._pending = None
         if not self.initted.is_meta:
             self._initialised = bool(self.initted)
-            self.replaced.zero_()
 
     def _restore_default(self, name: str) -> None:
         device = self.cluster_size.device

@@ -15,7 +15,7 @@ from torchvq._options import check_vector_quantize, codebook_options
 from torchvq._projection import make_projections, project
 from torchvq._ranks import ALONE, advance_rng, group_name, ranks_of, shake_hands
 from torchvq._search import choose, prepare, stored_codes
-from torchvq._stats import CodebookStats, StepCounts, begin_step, count_step, read_stats
+from torchvq._stats import CodebookStats, begin_step, count_step, keep_counts, read_stats
 from torchvq.codebook import Codebook, EmaWeight
 from torchvq.outputs import (
     LossBreakdown,
@@ -132,6 +132,8 @@ class VectorQuantize(nn.Module):
         (torch.Size([1, 1024, 256]), torch.Size([1, 1024]), torch.Size([]))
     """
 
+    step_counts: Tensor
+
     def __init__(
         self,
         dim: int,
@@ -243,7 +245,7 @@ class VectorQuantize(nn.Module):
             parameter=resolved.learnable_codebook or self.has_codebook_orthogonal_loss,
             **codebook_options(options),
         )
-        self.last_step = StepCounts(self._codebook.num_codebooks, codebook_size)
+        keep_counts(self)
         self.in_place_codebook_optimizer: Optimizer | None = None
         if in_place_codebook_optimizer is not None:
             self.in_place_codebook_optimizer = in_place_codebook_optimizer(

@@ -202,9 +202,15 @@ def test_a_module_from_the_meta_device_starts_without_counts() -> None:
     with torch.device("meta"):
         vq = VectorQuantize(DIM, 12)
     vq.to_empty(device="cpu")
-    vq.last_step.counts.fill_(77)
+    vq.step_counts.fill_(77)
     vq.load_state_dict(state)
     assert vq.stats().tokens == 0 == vq.stats().replaced
+    with torch.device("meta"):
+        vq = VectorQuantize(DIM, 12)
+    vq.load_state_dict(state, assign=True)
+    assert vq.stats().tokens == 0
+    indices = vq(tokens())[1]
+    check(vq.stats(), indices, 12)
 
 
 @pytest.mark.parametrize("kind", ["vq", "rvq"])
@@ -226,7 +232,7 @@ def test_exported_training_steps_count() -> None:
     program = torch.export.export(vq, (tokens(),)).run_decompositions()
     step = program.module()
     indices = step(tokens(3))[1]
-    counts = dict(step.named_buffers())["last_step.counts"]
+    counts = dict(step.named_buffers())["step_counts"]
     assert torch.equal(counts[0], torch.bincount(indices.flatten(), minlength=16))
     torch.export.save(program, io.BytesIO())
 

@@ -196,6 +196,8 @@ def test_casts_keep_the_state(case: str, cast: str) -> None:
     before = state(module)
     getattr(module, cast)()
     for name, buffer in module._codebook.named_buffers(recurse=False):
+        if name == "replaced":
+            continue  # no state, but what stats() says of the last step
         old = before["_codebook." + name]
         wide = torch.float64 if cast == "double" else torch.float32
         assert buffer.dtype == (wide if old.is_floating_point() else old.dtype), name

@@ -1,0 +1,37 @@
+"""Lightning on two ranks: sanity validation before the first step, validation on all ranks and on one, accumulation."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from wrapped import check_states
+
+PROGRAM = Path(__file__).with_name("lightning_program.py")
+
+
+@pytest.mark.parametrize("validate", ["both", "rank0"])
+def test_lightning(tmp_path: Path, validate: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(PROGRAM), str(tmp_path), validate],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    results = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    # Forwards of training: the ranks have unequal data, and stop together.
+    assert [result["steps"] for result in results] == [12, 12]
+    assert results[0]["validated"] > 2
+    assert (results[1]["validated"] > 2) == (validate == "both")
+    for result in results:
+        assert result["sent"] <= {(0, 0, 0, 0)}
+    # The ranks were seeded differently; rank 0's start is everybody's.
+    check_states([(result["state"], result["inputs"]) for result in results], seed=0)
