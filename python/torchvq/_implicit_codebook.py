@@ -7,6 +7,7 @@ from torchvq._call import Call
 from torchvq._estimators import estimate
 from torchvq._losses import Choice, Chosen
 from torchvq._projection import project
+from torchvq._ranks import Ranks
 from torchvq._search import codes_to_search
 from torchvq.vector_quantize import VectorQuantize
 
@@ -119,15 +120,24 @@ def implicit_cross_entropy(mlp: MLP, condition: Tensor, chosen: Chosen, targets:
     )
 
 
-def implicit_diversity(mlp: MLP, condition: Tensor, chosen: Chosen, temperature: float) -> Tensor:
-    """Minus the entropy of the codes' average probability; codes of the same index count as the same."""
+def implicit_diversity(
+    mlp: MLP, condition: Tensor, chosen: Chosen, temperature: float, ranks: Ranks
+) -> Tensor:
+    """Minus the entropy of the codes' average probability over the tokens of all ranks.
+
+    Codes of the same index count as the same. One differentiable all-reduce for each level on several ranks.
+    """
     x, codes = _tokens_as_heads(mlp, condition, chosen)
     probability = (-temperature * (x - codes).norm(dim=-1)).softmax(-1)
     real = x.isfinite().all(-1)
     if chosen.mask is not None:
         real = real & chosen.mask.reshape(-1, 1)
     total = probability.masked_fill(~real, 0).sum(0)
-    mean = total / real.sum().clamp(min=1)
+    tokens = real.sum().to(total.dtype).reshape(1)
+    if not ranks.alone:
+        summed = _ops.all_reduce_differentiable(torch.cat([total, tokens]), **ranks.named())
+        total, tokens = summed[:-1], summed[-1:]
+    mean = total / tokens.clamp(min=1)
     return (mean * mean.clamp(min=torch.finfo(mean.dtype).tiny).log()).sum()
 
 

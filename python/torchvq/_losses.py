@@ -63,8 +63,8 @@ def commitment(vq: "VectorQuantize", chosen: Chosen, call: Call) -> Tensor | Non
     return _ops.commitment_loss(inputs, codes, mask=mask)
 
 
-def diversity(vq: "VectorQuantize", chosen: Chosen) -> Tensor | None:
-    """Minus the entropy of the mean code distribution."""
+def diversity(vq: "VectorQuantize", chosen: Chosen, totals: Tensor | None = None) -> Tensor | None:
+    """Minus the entropy of the mean code distribution, over the ranks whose ``totals`` are given."""
     if not (vq.training and vq.has_codebook_diversity_loss):
         return None
     temperature, metric = vq.codebook_diversity_temperature, vq._codebook.metric
@@ -80,7 +80,12 @@ def diversity(vq: "VectorQuantize", chosen: Chosen) -> Tensor | None:
             metric=metric,
         )
     return _ops.codebook_diversity_loss(
-        chosen.inputs, chosen.codebook, temperature=temperature, metric=metric, mask=chosen.mask
+        chosen.inputs,
+        chosen.codebook,
+        temperature=temperature,
+        metric=metric,
+        mask=chosen.mask,
+        totals=totals,
     )
 
 

@@ -24,6 +24,7 @@ class Replay:
         self.key = key
         self.buffers: dict[str, Tensor | None] = {}
         self.embed: Tensor | None = None
+        self.totals: list[Tensor] = []
 
     def capture(self, codebook: "Codebook") -> None:
         """Keeps the state as it is when the search begins."""

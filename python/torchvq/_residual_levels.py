@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchvq import _losses
 from torchvq._call import Call
+from torchvq._diversity import shared_totals
 from torchvq._estimators import estimate
 from torchvq._implicit_codebook import (
     MLP,
@@ -229,11 +230,22 @@ class LevelLoss(NamedTuple):
     diversity: Tensor | None
 
 
-def search_loss(level: Level) -> LevelLoss:
-    """Commitment and diversity, which are about the codes that were searched."""
+def search_losses(rvq: "ResidualVQ", levels: list[Level], ranks: Ranks) -> list[LevelLoss]:
+    """Commitment and diversity of each level, which are about the codes that were searched."""
+    # Levels whose codes are made for each token share their own way; the first has a plain codebook.
+    plain = 1 if rvq.implicit_neural_codebook else len(rvq.levels)
+    chosen = [level.choice.chosen for level in levels[:plain]]
+    totals = shared_totals(rvq.levels[:plain], chosen, ranks)
+    totals += [None] * (len(levels) - len(totals))
+    return [_search_loss(level, total) for level, total in zip(levels, totals, strict=True)]
+
+
+def _search_loss(level: Level, totals: Tensor | None) -> LevelLoss:
     vq, call, chosen, implicit = level.vq, level.call, level.choice.chosen, level.implicit
     if implicit is None:
-        return LevelLoss(_losses.commitment(vq, chosen, call), _losses.diversity(vq, chosen))
+        return LevelLoss(
+            _losses.commitment(vq, chosen, call), _losses.diversity(vq, chosen, totals)
+        )
     commitment: Tensor | None
     by_entropy = vq.training and vq.has_commitment_loss and vq.commitment_use_cross_entropy_loss
     if call.targets is not None:
@@ -245,7 +257,9 @@ def search_loss(level: Level) -> LevelLoss:
         commitment = _losses.commitment(vq, chosen, call)
     diversity = None
     if vq.training and vq.has_codebook_diversity_loss:
-        diversity = implicit_diversity(*implicit, chosen, vq.codebook_diversity_temperature)
+        diversity = implicit_diversity(
+            *implicit, chosen, vq.codebook_diversity_temperature, call.ranks
+        )
     return LevelLoss(commitment, diversity)
 
 

@@ -446,6 +446,16 @@ class Codebook(nn.Module):
         if self._recording is not None:
             self._recording.embed = self.embed.detach().clone()
 
+    def record_totals(self, totals: list[Tensor]) -> None:
+        """Keeps for a recomputation what ranks have added up."""
+        if self._recording is not None:
+            self._recording.totals = totals
+
+    def recorded_totals(self) -> list[Tensor]:
+        """What the recorded step has added up with the other ranks."""
+        assert self._replay is not None
+        return self._replay.totals
+
     @contextmanager
     def _replaying(self, x: Tensor) -> Iterator[None]:
         # Backward meets the regions last to first, which decides between equal inputs.

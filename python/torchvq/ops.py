@@ -208,15 +208,31 @@ def commitment_cross_entropy(
 
 
 def codebook_diversity_loss(
-    x: Tensor, codebook: Tensor, *, temperature: float, metric: str, mask: Tensor | None = None
+    x: Tensor,
+    codebook: Tensor,
+    *,
+    temperature: float,
+    metric: str,
+    mask: Tensor | None = None,
+    totals: Tensor | None = None,
 ) -> Tensor:
     """Minus the entropy of the codes' average probability over all unmasked tokens, mean over heads.
 
     Probabilities are the softmax of ``temperature * scores``; scores and shapes are those of
     :func:`commitment_cross_entropy`. Smallest, ``-log(K)``, when all codes are used alike. The average is over
-    batch and positions. Gradients as in :func:`commitment_cross_entropy`.
+    batch and positions. Gradients as in :func:`commitment_cross_entropy`. ``totals``, the sum over W ranks of
+    :func:`codebook_diversity_totals`, makes it the loss of all their tokens, with W times the gradient.
     """
     return torch.ops.torchvq.codebook_diversity_loss(
+        x, codebook, temperature=temperature, metric=metric, mask=mask, totals=totals
+    )
+
+
+def codebook_diversity_totals(
+    x: Tensor, codebook: Tensor, *, temperature: float, metric: str, mask: Tensor | None = None
+) -> Tensor:
+    """Sums of the probabilities of :func:`codebook_diversity_loss`, number of tokens, and 1: (H, K + 2)."""
+    return torch.ops.torchvq.codebook_diversity_totals(
         x, codebook, temperature=temperature, metric=metric, mask=mask
     )
 

@@ -20,7 +20,7 @@ from torchvq._residual_levels import (
     count_step,
     learn,
     level_loss,
-    search_loss,
+    search_losses,
     walk,
 )
 from torchvq._residual_options import (
@@ -293,7 +293,7 @@ class ResidualVQ(nn.Module):
 
     def _learn(self, stack: Walk, request: Request) -> Tensor:
         """The losses of all levels (Q,), and the update of their codebooks."""
-        found = [search_loss(level) for level in stack.levels]
+        found = search_losses(self, stack.levels, request.ranks)
         counts: list[Tensor] = []
         if self.training and not request.frozen:
             counts = learn(self, stack.levels, request)

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 
 from torchvq import _losses
 from torchvq._call import Call, check_topk
+from torchvq._diversity import shared_totals
 from torchvq._in_place import keep_optimizer_in_checkpoint
 from torchvq._layout import Layout
 from torchvq._options import check_vector_quantize, codebook_options
@@ -372,7 +373,8 @@ class VectorQuantize(nn.Module):
         choice = choose(self, projected, tokens, head_mask, call)
         chosen = choice.chosen
         commitment = _losses.commitment(self, chosen, call)
-        diversity = _losses.diversity(self, chosen)
+        (totals,) = shared_totals([self], [chosen], call.ranks)
+        diversity = _losses.diversity(self, chosen, totals)
         counts = None
         if self.training and not call.frozen and call.topk is None:
             counts = self._codebook.learn(

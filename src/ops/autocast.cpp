@@ -30,6 +30,7 @@ constexpr const char* kOperators[] = {
     "code_exponents",
     "code_statistics",
     "codebook_diversity_loss",
+    "codebook_diversity_totals",
     "commitment_cross_entropy",
     "commitment_loss",
     "count_codes_",

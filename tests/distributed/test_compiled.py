@@ -133,6 +133,10 @@ def cases() -> dict[str, tuple[tuple[object, ...], dict[str, object]]]:
         "synced_kmeans": ((shard.x, 3, rng), {"mask": shard.mask}),
         "all_reduce_statistics": ((shard.x.nan_to_num(),), {}),
         "all_reduce_differentiable": ((shard.x.nan_to_num().requires_grad_(),), {}),
+        "codebook_diversity_totals": (
+            (shard.x.nan_to_num(), embed),
+            {"temperature": 2.0, "metric": "cosine", "mask": shard.mask},
+        ),
         "state_hash": (([embed, rng],), {}),
         "replica_hashes": (([embed, rng],), {}),
         "broadcast_state_": (([embed.clone(), rng.clone()],), {}),

@@ -30,6 +30,8 @@ namespace torchvq::ops {
 /// @param metric       "euclidean" or "cosine"; for cosine both sides are made unit vectors here.
 /// @param mask         (H, N), bool; True marks a real token. Padding may hold anything. Default:
 ///                     all real.
+/// @param totals       (H, K + 2), the sum over ranks of codebook_diversity_totals(): the mean is
+///                     then over the tokens of all ranks. Default: those of this process.
 /// @return             (), float64 if an argument is float64, else float32.
 ///
 /// Gradient     to x and codebook in closed form, computed by the forward, so that the codebook may
@@ -39,10 +41,20 @@ namespace torchvq::ops {
 /// Empty        a head without tokens, or all masked, adds 0 with zero gradient.
 /// Non-finite   an unmasked NaN makes the loss NaN.
 /// Precision    in float64, rounded once; log P by log-sum-exp, so that no probability underflows.
-/// Distributed  the mean is over the tokens of this process.
+/// Distributed  with totals of W ranks every rank has the loss of one process with the whole batch,
+///              and W times that process's gradient of its own tokens, which data-parallel wrappers
+///              average (as all_reduce_differentiable(), but backward communicates nothing).
 /// Throws       c10::ValueError for bad shapes, temperature or metric, c10::TypeError for bad
 ///              dtypes, c10::NotImplementedError in backward with create_graph=True.
 TORCHVQ_API at::Tensor codebook_diversity_loss(
+    const at::Tensor& x, const at::Tensor& codebook, double temperature, c10::string_view metric,
+    const std::optional<at::Tensor>& mask = std::nullopt,
+    const std::optional<at::Tensor>& totals = std::nullopt);
+
+/// What ranks add up to share the loss: per head the sum of p over the unmasked tokens (K), their
+/// number, and 1. Arguments as above; (H, K + 2), float64 (float32 where the device has no
+/// float64); no gradient.
+TORCHVQ_API at::Tensor codebook_diversity_totals(
     const at::Tensor& x, const at::Tensor& codebook, double temperature, c10::string_view metric,
     const std::optional<at::Tensor>& mask = std::nullopt);
 
@@ -50,6 +62,7 @@ TORCHVQ_API at::Tensor codebook_diversity_loss(
 /// the dtype of the loss). `grads` says which of the two are wanted; the others have no elements.
 TORCHVQ_API std::tuple<at::Tensor, at::Tensor, at::Tensor> codebook_diversity_loss_forward(
     const at::Tensor& x, const at::Tensor& codebook, double temperature, c10::string_view metric,
-    const std::optional<at::Tensor>& mask, std::array<bool, 2> grads);
+    const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& totals,
+    std::array<bool, 2> grads);
 
 }  // namespace torchvq::ops

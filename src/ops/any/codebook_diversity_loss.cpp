@@ -67,12 +67,57 @@ struct Head {
   }
 };
 
+/// What the loss of one head follows from.
+struct Mean {
+  at::Tensor log_p;   // (K,)
+  at::Tensor tokens;  // ()
+  at::Tensor ranks;   // (), or undefined for one
+};
+
+Mean own_mean(const Head& head, const at::TensorOptions& options) {
+  const auto tokens = head.counted.sum().to(options.dtype());
+  auto log_p = (head.log_totals(options) - tokens.log()).masked_fill_(tokens.eq(0), 0);
+  return {std::move(log_p), tokens, {}};
+}
+
+/// `totals` (K + 2): see codebook_diversity_totals.
+Mean shared_mean(const at::Tensor& totals) {
+  const int64_t codes = totals.size(0) - 2;
+  const auto tokens = totals[codes];
+  // A probability that underflowed counts as the smallest there is: its share of loss and gradient
+  // is 0 either way.
+  constexpr double kSmallest = -700;
+  auto log_p = (totals.narrow(0, 0, codes) / tokens.clamp_min(1)).log().clamp_min_(kSmallest);
+  return {log_p.masked_fill_(tokens.eq(0), 0), tokens, totals[codes + 1]};
+}
+
+at::Tensor codebook_diversity_totals(const at::Tensor& x, const at::Tensor& codebook,
+                                     double temperature, c10::string_view metric_name,
+                                     const std::optional<at::Tensor>& mask) {
+  const auto metric =
+      detail::check_codebook_diversity_loss(x, codebook, temperature, metric_name, mask);
+  const auto options = x.options().dtype(detail::sum_dtype(x));
+  const auto counted =
+      mask.value_or(at::ones({x.size(0), x.size(1)}, x.options().dtype(at::kBool)));
+  const int64_t codes = codebook.size(1);
+  auto totals = at::ones({x.size(0), codes + 2}, options);
+  for (int64_t h = 0; h < x.size(0); ++h) {
+    const CodeLogits scores(codebook[h], metric);
+    const auto rows = x[h], head_counted = counted[h];
+    const Head head{scores, rows, head_counted, temperature, detail::tokens_per_block(codebook)};
+    totals[h].narrow(0, 0, codes).copy_(head.log_totals(options).exp());
+    totals[h][codes].copy_(head_counted.sum());
+  }
+  return totals;
+}
+
 Losses codebook_diversity_loss_forward(const at::Tensor& x, const at::Tensor& codebook,
                                        double temperature, c10::string_view metric_name,
                                        const std::optional<at::Tensor>& mask,
+                                       const std::optional<at::Tensor>& totals,
                                        std::array<bool, 2> wanted) {
   const auto metric =
-      detail::check_codebook_diversity_loss(x, codebook, temperature, metric_name, mask);
+      detail::check_codebook_diversity_loss(x, codebook, temperature, metric_name, mask, totals);
   const auto options = x.options().dtype(detail::sum_dtype(x));
   const auto counted =
       mask.value_or(at::ones({x.size(0), x.size(1)}, x.options().dtype(at::kBool)));
@@ -83,14 +128,15 @@ Losses codebook_diversity_loss_forward(const at::Tensor& x, const at::Tensor& co
     const CodeLogits scores(codebook[h], metric);
     const auto rows = x[h], head_counted = counted[h];
     const Head head{scores, rows, head_counted, temperature, detail::tokens_per_block(codebook)};
-    const auto tokens = head_counted.sum().to(options.dtype());
-    const auto log_mean = (head.log_totals(options) - tokens.log()).masked_fill_(tokens.eq(0), 0);
-    loss.add_((log_mean.exp() * log_mean).sum() / heads);
+    const auto mean = totals.has_value() ? shared_mean((*totals)[h].to(options.dtype()))
+                                         : own_mean(head, options);
+    loss.add_((mean.log_p.exp() * mean.log_p).sum() / heads);
     if (!wanted[0] && !wanted[1]) continue;
     const auto grad_x = wanted[0] ? grads.x[h] : at::Tensor();
     auto grad_codes = wanted[1] ? at::zeros(codebook[h].sizes(), options) : at::Tensor();
-    head.backward(log_mean, (tokens.clamp_min(1) * heads).reciprocal() * temperature, grad_x,
-                  grad_codes);
+    auto weight = (mean.tokens.clamp_min(1) * heads).reciprocal() * temperature;
+    if (mean.ranks.defined()) weight = weight * mean.ranks;
+    head.backward(mean.log_p, weight, grad_x, grad_codes);
     if (wanted[1]) grads.codebook[h].copy_(scores.codes_gradient(grad_codes));
   }
   return {loss.to(detail::value_dtype(x, codebook)), grads.x, grads.codebook};
@@ -98,15 +144,17 @@ Losses codebook_diversity_loss_forward(const at::Tensor& x, const at::Tensor& co
 
 at::Tensor codebook_diversity_loss(const at::Tensor& x, const at::Tensor& codebook,
                                    double temperature, c10::string_view metric,
-                                   const std::optional<at::Tensor>& mask) {
-  return std::get<0>(
-      codebook_diversity_loss_forward(x, codebook, temperature, metric, mask, {false, false}));
+                                   const std::optional<at::Tensor>& mask,
+                                   const std::optional<at::Tensor>& totals) {
+  return std::get<0>(codebook_diversity_loss_forward(x, codebook, temperature, metric, mask, totals,
+                                                     {false, false}));
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
   m.impl("codebook_diversity_loss", codebook_diversity_loss);
+  m.impl("codebook_diversity_totals", codebook_diversity_totals);
   m.impl("codebook_diversity_loss_forward", codebook_diversity_loss_forward);
 }
 

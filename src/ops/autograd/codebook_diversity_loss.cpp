@@ -2,6 +2,7 @@
 
 #include <torch/library.h>
 
+#include "detail/no_gradient.h"
 #include "ops/autograd/precomputed_gradients.h"
 
 namespace torchvq {
@@ -9,10 +10,12 @@ namespace {
 
 at::Tensor codebook_diversity_loss(const at::Tensor& x, const at::Tensor& codebook,
                                    double temperature, c10::string_view metric,
-                                   const std::optional<at::Tensor>& mask) {
+                                   const std::optional<at::Tensor>& mask,
+                                   const std::optional<at::Tensor>& totals) {
   return detail::loss_with_precomputed_gradients(
       "codebook_diversity_loss", x, codebook, [&](std::array<bool, 2> wanted) {
-        return ops::codebook_diversity_loss_forward(x, codebook, temperature, metric, mask, wanted);
+        return ops::codebook_diversity_loss_forward(x, codebook, temperature, metric, mask, totals,
+                                                    wanted);
       });
 }
 
@@ -20,6 +23,8 @@ at::Tensor codebook_diversity_loss(const at::Tensor& x, const at::Tensor& codebo
 
 TORCH_LIBRARY_IMPL(torchvq, Autograd, m) {
   m.impl("codebook_diversity_loss", codebook_diversity_loss);
+  m.impl("codebook_diversity_totals",
+         torch::CppFunction::makeFromBoxedFunction<&detail::run_without_gradient>());
 }
 
 }  // namespace torchvq
