@@ -106,6 +106,18 @@ def test_ranks_learn_what_one_process_learns(ranks: Ranks, case: str) -> None:
                 assert torch.equal(state[name], value), (step, name)
 
 
+def last_state(rank: int, size: int, case: str) -> Any:
+    return states_of(rank, size, case, 50, {})[0][-1]
+
+
+@pytest.mark.parametrize("case", ["dead_codes", "residual_dropout", "residual_shared", "grouped"])
+def test_fifty_steps_end_where_one_process_ends(ranks: Ranks, case: str) -> None:
+    expected = states_of(None, ranks.size, case, 50, {"sync_codebook": False})[0][-1]
+    for state in ranks.run(last_state, ranks.size, case):
+        for name, value in expected.items():
+            assert torch.equal(state[name], value), name
+
+
 @pytest.mark.parametrize("case", ["dead_codes", "residual_dropout"])
 def test_ranks_choose_what_one_process_chooses(ranks: Ranks, case: str) -> None:
     answers = ranks.run(work, ranks.size, case, STEPS, {})

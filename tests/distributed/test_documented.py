@@ -1,0 +1,135 @@
+"""The tables of docs/distributed.md: what a step sends is counted here, and every claim names a test that exists.
+
+`TORCHVQ_WRITE_DOCS=1 pytest tests/distributed/test_documented.py` writes what it counts into the page.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ranks import Ranks
+from torch import Tensor, nn
+
+from torchvq import GroupedResidualVQ, ResidualVQ, VectorQuantize, verify_replicas
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "distributed.md"
+DIM = 128
+
+Module = Callable[[], nn.Module]
+
+
+def stack(**options: Any) -> nn.Module:
+    return ResidualVQ(**{"dim": DIM, "num_quantizers": 8, "codebook_size": 1024, **options})
+
+
+# What a row of the table does: a module, steps before, and what is counted.
+ROWS: dict[str, tuple[Module, int, str]] = {
+    "`VectorQuantize`, 1024 codes": (lambda: VectorQuantize(DIM, 1024), 1, "step"),
+    "`ResidualVQ`, 8 levels of 1024": (stack, 1, "step"),
+    'the same, `reduction="float"`': (lambda: stack(reduction="float"), 1, "step"),
+    "the same, one shared codebook": (lambda: stack(shared_codebook=True), 1, "step"),
+    "the same, with quantize dropout": (lambda: stack(quantize_dropout=True), 1, "step"),
+    "the same, codes dead in all levels": (lambda: stack(threshold_ema_dead_code=2), 1, "step"),
+    "the same, with `codebook_diversity_loss_weight`": (
+        lambda: stack(codebook_diversity_loss_weight=0.1),
+        1,
+        "step",
+    ),
+    "the same, codes learn by gradient alone": (
+        lambda: stack(learnable_codebook=True, ema_update=False),
+        1,
+        "step",
+    ),
+    "the same, first step": (stack, 0, "step"),
+    "the same, first step with k-means": (lambda: stack(kmeans_init=True), 0, "step"),
+    "the same, backward": (stack, 1, "backward"),
+    "the same, evaluation": (stack, 1, "evaluation"),
+    "the same, frozen": (stack, 1, "frozen"),
+    "the same, `sync_codebook=False`": (lambda: stack(sync_codebook=False), 1, "step"),
+    "the same, `stats(synced=True)`": (stack, 1, "stats"),
+    "the same, `verify_replicas`": (stack, 1, "verify"),
+    "`GroupedResidualVQ`, 2 groups of 8 levels": (
+        lambda: GroupedResidualVQ(dim=2 * DIM, groups=2, num_quantizers=8, codebook_size=1024),
+        1,
+        "step",
+    ),
+}
+
+
+def tokens(module: Any, rank: int, step: int) -> Tensor:
+    generator = torch.Generator().manual_seed(10 * step + rank)
+    return torch.randn(1, 100 + rank, module.dim, generator=generator)
+
+
+def count(rank: int, row: str) -> tuple[int, ...]:
+    make, before, what = ROWS[row]
+    torch.manual_seed(0)
+    module = make()
+    for step in range(before):
+        module(tokens(module, rank, step))
+    x = tokens(module, rank, before).requires_grad_()
+    actions: dict[str, Callable[[], Any]] = {
+        "step": lambda: module(x),
+        "evaluation": lambda: module.eval()(x),
+        "frozen": lambda: module(x, freeze_codebook=True),
+        "stats": lambda: module.stats(synced=True),  # type: ignore[operator]
+        "verify": lambda: verify_replicas(module),
+    }
+    if what == "backward":
+        result = module(x)
+        actions["backward"] = lambda: (result[0].sum() + result[2].sum()).backward()
+    torch.ops.torchvq.reset_traffic()
+    actions[what]()
+    return tuple(torch.ops.torchvq.traffic())
+
+
+def spell(counted: tuple[int, ...]) -> str:
+    all_reduces, all_gathers, broadcasts, sent = counted
+    assert broadcasts == 0
+    size = f"{sent / 1024:,.1f} KiB" if sent else "0"
+    return f"{all_reduces} | {all_gathers} | {size} |"
+
+
+def block(page: str, name: str) -> tuple[int, int]:
+    """Where the lines between the markers of a table begin and end."""
+    begin = page.index(f"<!-- begin {name} -->\n") + len(f"<!-- begin {name} -->\n")
+    return begin, page.index(f"<!-- end {name} -->", begin)
+
+
+def test_what_is_sent_is_what_the_page_says(pool: Callable[[int], Ranks]) -> None:
+    lines = ["| | all-reduces | all-gathers | sent by a rank |", "|---|---:|---:|---:|"]
+    for row in ROWS:
+        answers = [answer for size in (2, 3) for answer in pool(size).run(count, row)]
+        if "k-means" in row:
+            # The rows of a rank's share of the sample: the only bytes that follow the data.
+            answers = [(*answer[:3], min(a[3] for a in answers)) for answer in answers]
+        assert len(set(answers)) == 1, (row, answers)
+        lines.append(f"| {row} | {spell(answers[0])}")
+    table = "\n".join(lines) + "\n"
+    page = PAGE.read_text()
+    begin, end = block(page, "traffic")
+    if os.environ.get("TORCHVQ_WRITE_DOCS") == "1":
+        PAGE.write_text(page[:begin] + table + page[end:])
+    else:
+        assert page[begin:end] == table
+
+
+def named_tests() -> list[tuple[str, str]]:
+    page = PAGE.read_text()
+    begin, end = block(page, "claims")
+    found = re.findall(r"`(test_\w+)\.(test_\w+)`", page[begin:end])
+    assert len(found) >= 20
+    return found
+
+
+@pytest.mark.parametrize(("file", "test"), named_tests())
+def test_every_claim_has_its_test(file: str, test: str) -> None:
+    source = (ROOT / "tests" / "distributed" / f"{file}.py").read_text()
+    assert f"\ndef {test}(" in source
