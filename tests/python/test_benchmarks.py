@@ -94,6 +94,15 @@ def test_learning_resumes_where_it_was_interrupted(tmp_path: Path) -> None:
     assert runs[-1] == lost
 
 
+@pytest.mark.slow
+def test_residual_learning_is_the_same_on_two_ranks(tmp_path: Path) -> None:
+    done = script("learning_residual.py", "--quick", "--only", "patches", "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    runs = json.loads((tmp_path / "learning_residual.json").read_text())["runs"]
+    assert [entry["two_ranks_alike"] for entry in runs if entry["who"] == "ours"] == [True] * 5
+    assert all(0.5 < entry["error_over_faiss"] < 20 for entry in runs)
+
+
 def test_check_rejects_a_code_that_is_not_the_nearest(generator: torch.Generator) -> None:
     x = torch.randn(32, 4, generator=generator)
     codes = torch.randn(8, 4, generator=generator)
