@@ -17,6 +17,7 @@ set(TORCHVQ_SOURCES
   distributed/fingerprint.cpp
   distributed/group.cpp
   distributed/kmeans_step.cpp
+  distributed/ranks.cpp
   distributed/replicas.cpp
   distributed/statistics_buffer.cpp
   distributed/sync.cpp
@@ -66,11 +67,16 @@ set(TORCHVQ_SOURCES
   kmeans.cpp
   modules/codebook.cpp
   modules/copy_tensors.cpp
+  modules/in_place.cpp
+  modules/in_place_optimizer.cpp
+  modules/layout.cpp
+  modules/losses.cpp
   modules/optimizer_state.cpp
+  modules/projection.cpp
+  modules/ranks.cpp
+  modules/search.cpp
   modules/state_dict.cpp
   modules/vector_quantize.cpp
-  modules/vector_quantize_in_place.cpp
-  modules/vector_quantize_losses.cpp
   ops/any/code_exponents.cpp
   ops/any/code_logits.cpp
   ops/any/code_statistics.cpp

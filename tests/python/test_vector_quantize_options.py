@@ -16,10 +16,7 @@ HEADER = Path(__file__).resolve().parents[2] / "include/torchvq/options/vector_q
 
 # Names that one side alone has, with the reason.
 ONLY_PYTHON = {
-    "VectorQuantizeOptions": {
-        "process_group": "the C++ module trains in one process; the engine under it is in torchvq/distributed",
-        "reduction": "belongs to process_group",
-    },
+    "VectorQuantizeOptions": {},
     "VectorQuantizeForwardOptions": {
         "x": "the first argument of forward, not an option",
         "return_loss_breakdown": "the C++ result is a struct, which always has the breakdown",
@@ -58,6 +55,8 @@ def value_of(text: str | None) -> Any:
         return None
     if NUMBER.fullmatch(text):
         return float(text)
+    if text.startswith('"'):
+        return text.strip('"')
     return {"true": True, "false": False}[text]
 
 
