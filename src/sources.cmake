@@ -27,6 +27,7 @@ set(TORCHVQ_SOURCES
   distributed/synced_replace_dead_codes_.cpp
   distributed/synced_usage.cpp
   functional/codebook.cpp
+  functional/estimate.cpp
   functional/evaluate.cpp
   functional/evaluate_codebook.cpp
   functional/far_vectors.cpp
@@ -34,6 +35,7 @@ set(TORCHVQ_SOURCES
   functional/layout.cpp
   functional/losses.cpp
   functional/quantize.cpp
+  functional/quantize_depth.cpp
   functional/reconstruction_error.cpp
   functional/sample_rows.cpp
   functional/spread_seeds.cpp
@@ -67,6 +69,9 @@ set(TORCHVQ_SOURCES
   kmeans.cpp
   modules/codebook.cpp
   modules/copy_tensors.cpp
+  modules/grouped_residual_vq.cpp
+  modules/implicit_codebook.cpp
+  modules/implicit_search.cpp
   modules/in_place.cpp
   modules/in_place_optimizer.cpp
   modules/layout.cpp
@@ -74,6 +79,13 @@ set(TORCHVQ_SOURCES
   modules/optimizer_state.cpp
   modules/projection.cpp
   modules/ranks.cpp
+  modules/residual_beam.cpp
+  modules/residual_evaluation.cpp
+  modules/residual_forward.cpp
+  modules/residual_in_place.cpp
+  modules/residual_learning.cpp
+  modules/residual_levels.cpp
+  modules/residual_vq.cpp
   modules/search.cpp
   modules/state_dict.cpp
   modules/vector_quantize.cpp
@@ -221,6 +233,7 @@ set(TORCHVQ_SOURCES
   ops/straight_through.cpp
   ops/sync_update_v.cpp
   ops/unit_vectors.cpp
+  options/residual_vq.cpp
   options/vector_quantize.cpp
   version.cpp
 )
