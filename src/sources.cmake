@@ -17,6 +17,7 @@ set(TORCHVQ_SOURCES
   distributed/fingerprint.cpp
   distributed/group.cpp
   distributed/kmeans_step.cpp
+  distributed/ranks.cpp
   distributed/replicas.cpp
   distributed/statistics_buffer.cpp
   distributed/sync.cpp
@@ -28,6 +29,7 @@ set(TORCHVQ_SOURCES
   functional/add_over_group_.cpp
   functional/codebook.cpp
   functional/codebook_stack.cpp
+  functional/estimate.cpp
   functional/evaluate.cpp
   functional/evaluate_codebook.cpp
   functional/evaluate_stack.cpp
@@ -39,6 +41,7 @@ set(TORCHVQ_SOURCES
   functional/layout.cpp
   functional/losses.cpp
   functional/quantize.cpp
+  functional/quantize_depth.cpp
   functional/reconstruction_error.cpp
   functional/residual_blocks.cpp
   functional/sample_rows.cpp
@@ -74,11 +77,26 @@ set(TORCHVQ_SOURCES
   kmeans.cpp
   modules/codebook.cpp
   modules/copy_tensors.cpp
+  modules/grouped_residual_vq.cpp
+  modules/implicit_codebook.cpp
+  modules/implicit_search.cpp
+  modules/in_place.cpp
+  modules/in_place_optimizer.cpp
+  modules/layout.cpp
+  modules/losses.cpp
   modules/optimizer_state.cpp
+  modules/projection.cpp
+  modules/ranks.cpp
+  modules/residual_beam.cpp
+  modules/residual_evaluation.cpp
+  modules/residual_forward.cpp
+  modules/residual_in_place.cpp
+  modules/residual_learning.cpp
+  modules/residual_levels.cpp
+  modules/residual_vq.cpp
+  modules/search.cpp
   modules/state_dict.cpp
   modules/vector_quantize.cpp
-  modules/vector_quantize_in_place.cpp
-  modules/vector_quantize_losses.cpp
   ops/any/code_exponents.cpp
   ops/any/code_logits.cpp
   ops/any/code_statistics.cpp
@@ -223,6 +241,7 @@ set(TORCHVQ_SOURCES
   ops/straight_through.cpp
   ops/sync_update_v.cpp
   ops/unit_vectors.cpp
+  options/residual_vq.cpp
   options/vector_quantize.cpp
   version.cpp
 )

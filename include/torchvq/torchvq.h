@@ -2,9 +2,12 @@
 // Including less compiles faster; see the folders.
 #pragma once
 
+#include <torchvq/distributed/ranks.h>
 #include <torchvq/io/npy.h>
 #include <torchvq/io/safetensors.h>
 #include <torchvq/kmeans.h>
+#include <torchvq/modules/grouped_residual_vq.h>
+#include <torchvq/modules/residual_vq.h>
 #include <torchvq/modules/state_dict.h>
 #include <torchvq/modules/vector_quantize.h>
 #include <torchvq/ops/code_statistics.h>
@@ -15,5 +18,6 @@
 #include <torchvq/ops/residual_encode.h>
 #include <torchvq/ops/scalar_decode.h>
 #include <torchvq/ops/scalar_quantize.h>
+#include <torchvq/options/residual_vq.h>
 #include <torchvq/options/vector_quantize.h>
 #include <torchvq/version.h>

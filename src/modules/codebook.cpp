@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <ostream>
+#include <sstream>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
@@ -14,17 +14,17 @@
 #include <ATen/ops/zeros_like.h>
 #include <torch/nn/init.h>
 
+#include <torchvq/distributed/replicas.h>
 #include <torchvq/functional/codebook.h>
 #include <torchvq/functional/wide_codes.h>
 #include <torchvq/ops/code_exponents.h>
-#include <torchvq/ops/code_statistics.h>
 #include <torchvq/ops/ema_finish_.h>
 #include <torchvq/ops/ema_update_.h>
-#include <torchvq/ops/replace_dead_codes_.h>
 #include <torchvq/ops/snapshot.h>
 #include <torchvq/ops/unit_vectors.h>
 
 #include "modules/copy_tensors.h"
+#include "modules/ranks.h"
 
 namespace torchvq {
 namespace {
@@ -38,7 +38,8 @@ torch::Tensor fresh_rng() {
 
 }  // namespace
 
-CodebookImpl::CodebookImpl(VectorQuantizeOptions options_) : options(std::move(options_)) {
+CodebookImpl::CodebookImpl(VectorQuantizeOptions options_, bool owns_bridge)
+    : options(std::move(options_)), owns_bridge_(owns_bridge), handle_(distributed::new_handle()) {
   reset();
 }
 
@@ -60,7 +61,7 @@ void CodebookImpl::reset() {
   cooldown =
       register_buffer("cooldown", at::zeros({num_codebooks(), options.codebook_size()}, at::kLong));
   rng = register_buffer("rng", fresh_rng());
-  if (!options.vq_bridge().is_empty()) {
+  if (!options.vq_bridge().is_empty() && owns_bridge_) {
     register_module("vq_bridge", options.vq_bridge().ptr());
   }
 }
@@ -162,34 +163,6 @@ torch::Tensor CodebookImpl::codes() {
   return codes;
 }
 
-// Learning
-// --------------------------------------------------------------------------------------------------
-
-void CodebookImpl::prepare(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
-                           bool training) {
-  if (!training) {
-    if (!warned_uninitialised_ && !initialised()) {
-      warned_uninitialised_ = true;
-      TORCH_WARN(
-          "VectorQuantize: the codebook is evaluated before k-means has initialised it; its random "
-          "codes are used. "
-          "Run a training step, or load a checkpoint, first");
-    }
-    return;
-  }
-  if (x.size(1) > 0 && !initialised()) {
-    const auto wide = wide_embed();
-    functional::initialise_codebook_(initted, cluster_size, embed_avg, wide, x.detach(), rng, mask,
-                                     functional::InitialiseCodebookOptions()
-                                         .iterations(options.kmeans_iters())
-                                         .metric(metric()));
-    store_embed(wide);
-  }
-  if (options.affine_param()) {
-    update_affine(x.detach(), mask);
-  }
-}
-
 torch::Tensor CodebookImpl::wide_embed() const {
   if (embed.scalar_type() == embed_avg.scalar_type()) {
     return embed.detach();
@@ -204,39 +177,139 @@ void CodebookImpl::store_embed(const torch::Tensor& wide) {
   }
 }
 
-void CodebookImpl::update_affine(const torch::Tensor& x, const std::optional<torch::Tensor>& mask) {
-  functional::update_affine_(batch_mean, batch_variance, batch_mean_needs_init,
-                             batch_variance_needs_init, x, mask,
-                             options.affine_param_batch_decay());
+torch::Tensor CodebookImpl::exponents() const { return ops::code_exponents(wide_embed()); }
+
+std::vector<torch::Tensor> CodebookImpl::learned_parameters() const {
+  auto found = parameters();
+  for (const auto& [name, bridge] : borrowed_modules()) {
+    const auto more = bridge->parameters();
+    found.insert(found.end(), more.begin(), more.end());
+  }
+  return found;
+}
+
+std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>
+CodebookImpl::borrowed_modules() const {
+  if (owns_bridge_ || options.vq_bridge().is_empty()) {
+    return {};
+  }
+  return {{"vq_bridge", options.vq_bridge().ptr()}};
+}
+
+// What ranks have in common
+// -----------------------------------------------------------------------------------
+
+std::vector<torch::Tensor> CodebookImpl::compared_state() const {
+  return {cluster_size, embed_avg, cooldown};
+}
+
+std::vector<torch::Tensor> CodebookImpl::replicated_state() const {
+  return {initted, cluster_size, embed_avg, cooldown, embed.detach(), rng};
+}
+
+std::string CodebookImpl::signature() const {
+  std::ostringstream text;
+  text << std::boolalpha << num_codebooks() << " codebooks of " << options.codebook_size()
+       << " codes of " << embed.size(2) << ", " << metric() << ", decay " << options.decay()
+       << ", eps " << options.eps() << ", dead codes below " << options.threshold_ema_dead_code()
+       << " or " << options.dead_code_threshold_fraction() << " of the mean, manual "
+       << options.manual_ema_update() << ", affine " << options.affine_param() << ", vqp_compat "
+       << options.vqp_compat();
+  return text.str();
+}
+
+// Learning
+// --------------------------------------------------------------------------------------------------
+
+void CodebookImpl::prepare(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
+                           bool training, const distributed::Ranks& ranks) {
+  if (!training) {
+    if (!warned_uninitialised_ && !initialised()) {
+      warned_uninitialised_ = true;
+      TORCH_WARN(
+          "VectorQuantize: the codebook is evaluated before k-means has initialised it; its random "
+          "codes are used. "
+          "Run a training step, or load a checkpoint, first");
+    }
+    return;
+  }
+  if ((!ranks.alone() || x.size(1) > 0) && !initialised()) {
+    initialise(x, mask, ranks);
+  }
+  if (options.affine_param()) {
+    update_affine(x.detach(), mask, options.sync_affine_param() ? ranks : distributed::Ranks());
+  }
+}
+
+void CodebookImpl::initialise(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
+                              const distributed::Ranks& ranks) {
+  const auto wide = wide_embed();
+  auto kmeans =
+      functional::InitialiseCodebookOptions().iterations(options.kmeans_iters()).metric(metric());
+  if (options.sync_kmeans()) {
+    kmeans.group_name(ranks.group_name).label(ranks.label);
+  }
+  functional::initialise_codebook_(initted, cluster_size, embed_avg, wide, x.detach(), rng, mask,
+                                   kmeans);
+  if (!options.sync_kmeans() && !ranks.alone()) {
+    // Each rank by itself would begin with codes of its own: those of rank 0 are everybody's.
+    distributed::broadcast_state_({initted, cluster_size, embed_avg, wide}, ranks);
+  }
+  store_embed(wide);
+}
+
+void CodebookImpl::update_affine(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
+                                 const distributed::Ranks& ranks) {
+  const auto tokens = functional::update_affine_(batch_mean, batch_variance, batch_mean_needs_init,
+                                                 batch_variance_needs_init, x, mask,
+                                                 options.affine_param_batch_decay(), ranks);
   // A step without tokens changes nothing, the statistics of the codes included.
-  const auto present = functional::has_tokens(x, mask).expand({-1, options.codebook_size()});
+  const auto present = tokens.gt(0).expand({-1, options.codebook_size()});
   functional::update_affine_(codebook_mean, codebook_variance, codebook_mean_needs_init,
                              codebook_variance_needs_init, embed.detach(), present,
                              options.affine_param_codebook_decay());
 }
 
-void CodebookImpl::learn(const torch::Tensor& x, const torch::Tensor& indices,
-                         const std::optional<torch::Tensor>& mask, bool ema_update, bool accumulate,
-                         const std::optional<torch::Tensor>& weight) {
-  if (!ema_update && !accumulate && !has_dead_code_replacement()) {
-    return;
+bool CodebookImpl::learns(bool ema_update) const {
+  return ema_update || has_dead_code_replacement();
+}
+
+torch::Tensor CodebookImpl::raw_inputs(const torch::Tensor& x) const {
+  const auto inputs = x.detach();
+  return options.affine_param() ? functional::affine_inputs(inputs, batch_mean, batch_variance,
+                                                            codebook_mean, codebook_variance)
+                                : inputs;
+}
+
+std::optional<torch::Tensor> CodebookImpl::learn(const torch::Tensor& x,
+                                                 const torch::Tensor& indices,
+                                                 const std::optional<torch::Tensor>& mask,
+                                                 bool ema_update, bool accumulate,
+                                                 const std::optional<torch::Tensor>& weight,
+                                                 const distributed::Ranks& ranks) {
+  if (!learns(ema_update || accumulate)) {
+    return std::nullopt;
   }
-  auto inputs = x.detach();
-  if (options.affine_param()) {
-    inputs = functional::affine_inputs(inputs, batch_mean, batch_variance, codebook_mean,
-                                       codebook_variance);
-  }
-  const auto wide = wide_embed();
-  auto statistics = ops::code_statistics(inputs, indices, ops::code_exponents(wide), mask);
+  const detail::Tokens tokens{this, raw_inputs(x), indices, mask};
+  auto statistics = detail::collect({tokens}, ranks)[0];
+  const auto counts = std::get<0>(statistics);
   if (pending_) {
     statistics = std::apply(functional::merge_statistics, std::tuple_cat(*pending_, statistics));
     pending_.reset();
   }
   if (accumulate) {
     pending_ = statistics;
-    return;
+    return counts;
   }
+  absorb(statistics, ema_update, weight);
+  detail::replace_dead_codes({tokens}, {protecting(std::get<0>(statistics))}, ranks);
+  return counts;
+}
+
+void CodebookImpl::absorb(const Statistics& statistics, bool ema_update,
+                          const std::optional<torch::Tensor>& weight) {
   const auto& [counts, sums, exponents] = statistics;
+  const auto wide = wide_embed();
   const bool finish = ema_update && !options.manual_ema_update();
   const bool compat = options.vqp_compat();
   ops::ema_update_(
@@ -251,24 +324,17 @@ void CodebookImpl::learn(const torch::Tensor& x, const torch::Tensor& indices,
   if (finish && compat) {
     update_ema();
   }
-  replace_dead_codes(inputs, counts, mask);
+}
+
+torch::Tensor CodebookImpl::protecting(const torch::Tensor& counts) const {
+  // In the reference a code may be replaced in the very step that used it.
+  return options.vqp_compat() ? at::zeros_like(counts) : counts;
 }
 
 void CodebookImpl::replace_dead_codes(const torch::Tensor& x, const torch::Tensor& counts,
-                                      const std::optional<torch::Tensor>& mask) {
-  if (!has_dead_code_replacement()) {
-    return;
-  }
-  const auto wide = wide_embed();
-  // In the reference a code may be replaced in the very step that used it.
-  ops::replace_dead_codes_(wide, embed_avg, cluster_size, cooldown, x,
-                           options.vqp_compat() ? at::zeros_like(counts) : counts, rng, mask,
-                           {.threshold = options.threshold_ema_dead_code(),
-                            .threshold_fraction = options.dead_code_threshold_fraction(),
-                            .reset_cluster_size = options.threshold_ema_dead_code(),
-                            .cooldown_steps = cooldown_steps(),
-                            .metric = metric()});
-  store_embed(wide);
+                                      const std::optional<torch::Tensor>& mask,
+                                      const distributed::Ranks& ranks) {
+  detail::replace_dead_codes({{this, raw_inputs(x), counts, mask}}, {protecting(counts)}, ranks);
 }
 
 void CodebookImpl::update_ema() {
@@ -294,7 +360,7 @@ std::shared_ptr<torch::nn::Module> CodebookImpl::clone(
     const std::optional<torch::Device>& device) const {
   auto own = options;
   own.vq_bridge(own.vq_bridge().clone(device));
-  auto copy = std::make_shared<CodebookImpl>(std::move(own));
+  auto copy = std::make_shared<CodebookImpl>(std::move(own), owns_bridge_);
   copy->copy_state(*this, device);
   return copy;
 }

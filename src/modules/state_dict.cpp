@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <torchvq/modules/codebook.h>
+#include <torchvq/modules/in_place_optimizer.h>
 #include <torchvq/modules/vector_quantize.h>
 
 namespace torchvq {
@@ -30,14 +31,34 @@ std::vector<std::pair<std::string, Module*>> modules_of(torch::nn::Module& root)
   return found;
 }
 
-State tensors_of(const torch::nn::Module& module) {
-  State state;
+void add_tensors(const torch::nn::Module& module, const std::string& prefix, State& state) {
   for (const auto& item : module.named_parameters()) {
-    state[item.key()] = item.value().detach();
+    state[prefix + item.key()] = item.value().detach();
   }
   for (const auto& item : module.named_buffers()) {
-    state[item.key()] = item.value();
+    state[prefix + item.key()] = item.value();
   }
+}
+
+/// What several levels of a stack share is registered once, so that an optimizer meets it once; in
+/// Python's state it has a name under each of them. Calls `use` with those names and the modules.
+template <typename Owner, typename Use>
+void each_borrowed(torch::nn::Module& root, const Use& use) {
+  for (const auto& [prefix, owner] : modules_of<Owner>(root)) {
+    for (const auto& [name, module] : owner->borrowed_modules()) {
+      use(prefix + name + ".", *module);
+    }
+  }
+}
+
+State tensors_of(torch::nn::Module& module) {
+  State state;
+  add_tensors(module, "", state);
+  const auto add = [&](const std::string& prefix, const torch::nn::Module& shared) {
+    add_tensors(shared, prefix, state);
+  };
+  each_borrowed<VectorQuantizeImpl>(module, add);
+  each_borrowed<CodebookImpl>(module, add);
   return state;
 }
 
@@ -74,6 +95,13 @@ Missing check_names(torch::nn::Module& module, const State& own, const State& st
       }
     }
   }
+  each_borrowed<VectorQuantizeImpl>(module, [&](const std::string& prefix, const auto& shared) {
+    for (const auto& item : shared.named_buffers(/*recurse=*/false)) {
+      if (CodebookImpl::is_optional_state(item.key())) {
+        lacking.erase(prefix + item.key());
+      }
+    }
+  });
   TORCH_CHECK_VALUE(lacking.empty(), "load_state_dict: expected ", lacking.begin()->first,
                     " to be in the state, but it is missing");
   return missing;
@@ -82,11 +110,11 @@ Missing check_names(torch::nn::Module& module, const State& own, const State& st
 }  // namespace
 
 State state_dict(const torch::nn::Module& module) {
-  auto state = tensors_of(module);
   // Only reads; libtorch lists the modules of a constant one, but not the root as itself.
-  for (const auto& [prefix, quantizer] :
-       modules_of<VectorQuantizeImpl>(const_cast<torch::nn::Module&>(module))) {
-    for (const auto& [name, value] : quantizer->in_place_optimizer_state()) {
+  auto& root = const_cast<torch::nn::Module&>(module);
+  auto state = tensors_of(root);
+  for (const auto& [prefix, owner] : modules_of<InPlaceOptimizer>(root)) {
+    for (const auto& [name, value] : owner->in_place_optimizer_state()) {
       state[prefix + std::string(kOptimizer) + name] = value;
     }
   }
@@ -96,21 +124,21 @@ State state_dict(const torch::nn::Module& module) {
 void load_state_dict(torch::nn::Module& module, const State& state) {
   const at::NoGradGuard no_grad;
   auto left = state;
-  std::vector<std::pair<VectorQuantizeImpl*, State>> optimizers;
-  for (const auto& [prefix, quantizer] : modules_of<VectorQuantizeImpl>(module)) {
-    if (!quantizer->has_in_place_optimizer()) {
+  std::vector<std::pair<InPlaceOptimizer*, State>> optimizers;
+  for (const auto& [prefix, owner] : modules_of<InPlaceOptimizer>(module)) {
+    if (!owner->has_in_place_optimizer()) {
       continue;
     }
-    optimizers.emplace_back(quantizer, take(left, prefix + std::string(kOptimizer)));
-    quantizer->check_in_place_optimizer_state(optimizers.back().second);
+    optimizers.emplace_back(owner, take(left, prefix + std::string(kOptimizer)));
+    owner->check_in_place_optimizer_state(optimizers.back().second);
   }
   const auto own = tensors_of(module);
   const auto missing = check_names(module, own, left);
   for (const auto& [name, value] : left) {
     own.at(name).copy_(value);
   }
-  for (const auto& [quantizer, values] : optimizers) {
-    quantizer->load_in_place_optimizer_state(values);
+  for (const auto& [owner, values] : optimizers) {
+    owner->load_in_place_optimizer_state(values);
   }
   for (const auto& [codebook, names] : missing) {
     codebook->state_loaded(names);

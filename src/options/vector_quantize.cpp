@@ -36,6 +36,8 @@ void check_ranges(const VectorQuantizeOptions& o) {
   expect(o.sync_update_v() >= 0 && o.sync_update_v() <= 1, "sync_update_v", "in [0, 1]",
          o.sync_update_v());
   expect(o.eps() > 0, "eps", "above 0", o.eps());
+  expect(o.reduction() == "exact" || o.reduction() == "float", "reduction", "exact or float",
+         o.reduction());
 }
 
 void check_not_negative(const VectorQuantizeOptions& o) {

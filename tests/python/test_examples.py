@@ -212,3 +212,16 @@ def test_cpp_decoder_refuses_a_file_without_tokens(tmp_path: Path) -> None:
     done = run(program("decode_tokens"), tmp_path / "tokens.safetensors", tmp_path / "output")
     assert done.returncode == 1
     assert done.stderr.startswith("decode_tokens: ")
+
+
+def test_cpp_residual_stack_is_trained_saved_and_decoded(tmp_path: Path) -> None:
+    saved = tmp_path / "stack.safetensors"
+    done = run(program("residual_vq"), saved)
+    assert done.returncode == 0, done.stderr
+    lost = [float(number) for number in re.findall(r"lost ([\d.]+)", done.stdout)]
+    beam = float(re.search(r"beam of 8 ([\d.]+)", done.stdout)[1])  # type: ignore[index]
+    assert lost[-1] < 0.1 and beam < lost[-1]
+    assert "bit for bit" in done.stdout
+    stack = torchvq.ResidualVQ(dim=32, num_quantizers=4, codebook_size=64)
+    stack.load_state_dict(load_file(saved), strict=True)
+    assert stack.layers[0]._codebook.initialised

@@ -10,28 +10,37 @@ from typing import Any
 
 import pytest
 
-from torchvq import VectorQuantize
+from torchvq import GroupedResidualVQ, ResidualVQ, VectorQuantize
 
-HEADER = Path(__file__).resolve().parents[2] / "include/torchvq/options/vector_quantize.h"
+HEADERS = [
+    Path(__file__).resolve().parents[2] / "include/torchvq/options" / name
+    for name in ("vector_quantize.h", "residual_vq.h")
+]
 
 # Names that one side alone has, with the reason.
 ONLY_PYTHON = {
-    "VectorQuantizeOptions": {
-        "process_group": "the C++ module trains in one process; the engine under it is in torchvq/distributed",
-        "reduction": "belongs to process_group",
-    },
+    "VectorQuantizeOptions": {},
     "VectorQuantizeForwardOptions": {
         "x": "the first argument of forward, not an option",
         "return_loss_breakdown": "the C++ result is a struct, which always has the breakdown",
     },
+    "ResidualVQOptions": {"vq_kwargs": "a struct of its own in C++, vq"},
+    "ResidualVQForwardOptions": {"x": "the first argument of forward, not an option"},
+    "GroupedResidualVQOptions": {"kwargs": "a struct of its own in C++, rvq"},
 }
 ONLY_CPP: dict[str, dict[str, str]] = {
     "VectorQuantizeOptions": {},
     "VectorQuantizeForwardOptions": {},
+    "ResidualVQOptions": {"vq": "vq_kwargs"},
+    "ResidualVQForwardOptions": {},
+    "GroupedResidualVQOptions": {"rvq": "kwargs"},
 }
 CALLABLES: dict[str, Callable[..., Any]] = {
     "VectorQuantizeOptions": VectorQuantize.__init__,
     "VectorQuantizeForwardOptions": VectorQuantize.forward,
+    "ResidualVQOptions": ResidualVQ.__init__,
+    "ResidualVQForwardOptions": ResidualVQ.forward,
+    "GroupedResidualVQOptions": GroupedResidualVQ.__init__,
 }
 # C++ spells a default of Python's None as an empty optional, function or module.
 NUMBER = re.compile(r"-?[0-9.]+(e-?[0-9]+)?")
@@ -39,7 +48,7 @@ NUMBER = re.compile(r"-?[0-9.]+(e-?[0-9]+)?")
 
 def cpp_options(struct: str) -> dict[str, str | None]:
     """Names and defaults of the TORCH_ARG lines of a struct."""
-    text = HEADER.read_text()
+    text = "".join(header.read_text() for header in HEADERS)
     start = text.index(f"struct TORCHVQ_API {struct} {{")
     body = re.sub(r"//[^\n]*", "", text[start : text.index("\n};", start)])
     fields = re.findall(r"TORCH_ARG\((.*?),\s*(\w+)\)\s*(?:=\s*([^;]+))?;", body, re.DOTALL)
@@ -58,6 +67,8 @@ def value_of(text: str | None) -> Any:
         return None
     if NUMBER.fullmatch(text):
         return float(text)
+    if text.startswith('"'):
+        return text.strip('"')
     return {"true": True, "false": False}[text]
 
 
@@ -68,8 +79,9 @@ def test_cpp_and_python_have_the_same_options(struct: str) -> None:
     assert python.keys() - cpp.keys() == ONLY_PYTHON[struct].keys()
 
 
-# dim is the constructor's argument; codebook_size has a default in C++, where options are set by name.
-NO_COMMON_DEFAULT = {"dim", "codebook_size"}
+# dim is the constructor's argument; codebook_size has a default in C++, where options are set by name; the options of
+# networks are a struct with defaults of its own.
+NO_COMMON_DEFAULT = {"dim", "codebook_size", "mlp_kwargs"}
 
 
 @pytest.mark.parametrize("struct", CALLABLES)
@@ -80,14 +92,17 @@ def test_cpp_and_python_have_the_same_defaults(struct: str) -> None:
         name: (cpp[name], python[name]) for name in compared if value_of(cpp[name]) != python[name]
     }
     assert not different
-    assert len(compared) > 8
+    assert len(compared) >= {"GroupedResidualVQOptions": 2, "ResidualVQForwardOptions": 7}.get(
+        struct, 9
+    )
 
 
 def test_every_option_is_documented_in_both_languages() -> None:
     documentation = VectorQuantize.__doc__ or ""
     for name in python_options("VectorQuantizeOptions"):
         assert f"        {name}: " in documentation, name
-    lines = HEADER.read_text().splitlines()
-    for number, line in enumerate(lines):
-        if "TORCH_ARG(" in line:
-            assert lines[number - 1].lstrip().startswith("///"), line
+    for header in HEADERS:
+        lines = header.read_text().splitlines()
+        for number, line in enumerate(lines):
+            if "TORCH_ARG(" in line:
+                assert lines[number - 1].lstrip().startswith("///"), line

@@ -4,11 +4,13 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
+#include <torchvq/distributed/ranks.h>
 #include <torchvq/export.h>
 #include <torchvq/options/vector_quantize.h>
 
@@ -22,7 +24,12 @@ namespace torchvq {
 /// module.
 class TORCHVQ_API CodebookImpl : public torch::nn::Cloneable<CodebookImpl> {
  public:
-  explicit CodebookImpl(VectorQuantizeOptions options);
+  /// Counts, sums and exponents of the tokens of each code, see ops/code_statistics.h.
+  using Statistics = std::tuple<torch::Tensor, torch::Tensor, torch::Tensor>;
+
+  /// @param owns_bridge  false: the module of `vq_bridge` is registered by another codebook, whose
+  /// stack this one belongs to.
+  explicit CodebookImpl(VectorQuantizeOptions options, bool owns_bridge = true);
 
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
@@ -43,7 +50,8 @@ class TORCHVQ_API CodebookImpl : public torch::nn::Cloneable<CodebookImpl> {
   /// What precedes the search: k-means on the first training tokens x (H, T, D), statistics of the
   /// affine map. With `training` false nothing changes; codes that k-means has not set yet are used
   /// as they are, with one warning.
-  void prepare(const torch::Tensor& x, const std::optional<torch::Tensor>& mask, bool training);
+  void prepare(const torch::Tensor& x, const std::optional<torch::Tensor>& mask, bool training,
+               const distributed::Ranks& ranks = {});
 
   /// Moves the averages, then the codes, then replaces dead codes: all that a training step
   /// changes.
@@ -54,13 +62,19 @@ class TORCHVQ_API CodebookImpl : public torch::nn::Cloneable<CodebookImpl> {
   /// either way.
   /// @param accumulate  keep the statistics for the next step that does not accumulate.
   /// @param weight      (K,), (H, K) or scalar: multiplies 1 - decay.
-  void learn(const torch::Tensor& x, const torch::Tensor& indices,
-             const std::optional<torch::Tensor>& mask, bool ema_update, bool accumulate = false,
-             const std::optional<torch::Tensor>& weight = std::nullopt);
+  /// @param ranks       who learns together.
+  /// @return            tokens of this step per code (H, K), of all ranks; none if nothing is
+  /// learnt.
+  std::optional<torch::Tensor> learn(const torch::Tensor& x, const torch::Tensor& indices,
+                                     const std::optional<torch::Tensor>& mask, bool ema_update,
+                                     bool accumulate = false,
+                                     const std::optional<torch::Tensor>& weight = std::nullopt,
+                                     const distributed::Ranks& ranks = {});
 
   /// Puts tokens of this step in the place of codes that fell out of use.
   void replace_dead_codes(const torch::Tensor& x, const torch::Tensor& counts,
-                          const std::optional<torch::Tensor>& mask);
+                          const std::optional<torch::Tensor>& mask,
+                          const distributed::Ranks& ranks = {});
 
   /// Sets the codes from the moving averages: the second half of a step with manual_ema_update.
   void update_ema();
@@ -76,11 +90,48 @@ class TORCHVQ_API CodebookImpl : public torch::nn::Cloneable<CodebookImpl> {
   /// Whether state may be missing in a checkpoint: what this library adds to the reference's.
   static bool is_optional_state(const std::string& name);
 
+  // Phases of learn(), for stacks whose levels learn together
+  // ---------------------------------------------------------
+
+  /// Whether a training step needs statistics.
+  bool learns(bool ema_update) const;
+  /// Tokens in the space of the raw codes, in which averages are kept; no gradient.
+  torch::Tensor raw_inputs(const torch::Tensor& x) const;
+  /// Moves averages and codes by what was collected.
+  void absorb(const Statistics& statistics, bool ema_update,
+              const std::optional<torch::Tensor>& weight = std::nullopt);
+  /// Tokens per code, for the rule that a code in use is not replaced.
+  torch::Tensor protecting(const torch::Tensor& counts) const;
+  /// The scale in which tokens are added up, from replicated state.
+  torch::Tensor exponents() const;
+  /// The codes in the dtype of the averages, to be written; store_embed() completes the write.
+  torch::Tensor wide_embed() const;
+  void store_embed(const torch::Tensor& wide);
+
+  // What ranks have in common
+  // -------------------------
+
+  /// What ranks compare in each step, besides generator and codes.
+  std::vector<torch::Tensor> compared_state() const;
+  /// All that ranks have in common, but for statistics of the affine map, which may be a rank's
+  /// own.
+  std::vector<torch::Tensor> replicated_state() const;
+  /// Tells this module from every other, see distributed/replicas.h.
+  int64_t handle() const { return handle_; }
+  /// Shape and options in words, for errors.
+  std::string signature() const;
+
   bool has_dead_code_replacement() const;
   /// Whether the codes are a parameter, which an optimizer may move.
   bool learns_by_gradient() const;
   std::string metric() const;
   int64_t num_codebooks() const;
+  /// Steps a replaced code is left alone: the time constant of the moving average.
+  int64_t cooldown_steps() const;
+  /// The parameters, those of a bridge that another codebook registers included.
+  std::vector<torch::Tensor> learned_parameters() const;
+  /// Modules that belong to this one but are registered by another, by the name they have here.
+  std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> borrowed_modules() const;
 
   VectorQuantizeOptions options;
   torch::Tensor initted;       ///< (), bool
@@ -96,19 +147,18 @@ class TORCHVQ_API CodebookImpl : public torch::nn::Cloneable<CodebookImpl> {
       codebook_variance_needs_init;  ///< (), bool, with affine_param
 
  private:
-  using Statistics = std::tuple<torch::Tensor, torch::Tensor, torch::Tensor>;
-
   void register_embed(const torch::Tensor& initial);
   void register_affine(int64_t dim);
-  /// The codes in the dtype of the averages, to be written; store_embed() completes the write.
-  torch::Tensor wide_embed() const;
-  void store_embed(const torch::Tensor& wide);
-  void update_affine(const torch::Tensor& x, const std::optional<torch::Tensor>& mask);
+  void initialise(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
+                  const distributed::Ranks& ranks);
+  void update_affine(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
+                     const distributed::Ranks& ranks);
   void restore_default(const std::string& name);
-  int64_t cooldown_steps() const;
   template <typename Cast>
   void keep_state(const Cast& cast);
 
+  bool owns_bridge_;
+  int64_t handle_;
   std::optional<Statistics> pending_;
   bool warned_uninitialised_ = false;
 };

@@ -1,10 +1,11 @@
 // VectorQuantize: one codebook between an encoder and a decoder.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/common.h>
@@ -14,6 +15,7 @@
 
 #include <torchvq/export.h>
 #include <torchvq/modules/codebook.h>
+#include <torchvq/modules/in_place_optimizer.h>
 #include <torchvq/options/vector_quantize.h>
 
 namespace torchvq {
@@ -49,9 +51,13 @@ struct VectorQuantizeOutput {
 /// torchvq::VectorQuantize quantizer(options);
 /// auto output = quantizer(torch::randn({1, 1024, 256}));
 /// ```
-class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantizeImpl> {
+class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantizeImpl>,
+                                       public InPlaceOptimizer {
  public:
   explicit VectorQuantizeImpl(VectorQuantizeOptions options);
+  /// A level of a stack. `borrowed`: a codebook that another level registers, or empty;
+  /// `owns_bridge`: see CodebookImpl.
+  VectorQuantizeImpl(VectorQuantizeOptions options, Codebook borrowed, bool owns_bridge = true);
 
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
@@ -72,7 +78,8 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
   /// Empty        no tokens, or all masked: loss 0, nothing updated.
   /// Non-finite   a token with NaN or infinity gives NaN and index 0, and does not reach the
   ///              codebook.
-  /// Distributed  local.
+  /// Distributed  in training the ranks of process_group() learn together: one all-reduce, see
+  ///              docs/distributed.md. Evaluation never communicates.
   /// Throws       c10::ValueError for wrong shapes or arguments at odds, c10::TypeError for wrong
   ///              dtypes, c10::IndexError for a target out of range.
   VectorQuantizeOutput forward(const torch::Tensor& x,
@@ -94,14 +101,11 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
   /// Replaces dead codes by tokens of x (B, N, heads * D), already projected; nothing happens
   /// without a threshold.
   void expire_codes_(const torch::Tensor& x);
-  /// Steps the codebook's own optimizer, then clears its gradients; nothing happens without one.
-  void update_in_place_optimizer();
-  bool has_in_place_optimizer() const;
-  /// What that optimizer has accumulated, "0.exp_avg"; state_dict() includes it.
-  std::map<std::string, torch::Tensor> in_place_optimizer_state() const;
-  void load_in_place_optimizer_state(const std::map<std::string, torch::Tensor>& state);
-  /// Throws c10::ValueError for state of another optimizer.
-  void check_in_place_optimizer_state(const std::map<std::string, torch::Tensor>& state) const;
+  /// What the options that default to "depends" have resolved to.
+  const ResolvedVectorQuantizeOptions& resolved() const { return resolved_; }
+  bool has_commitment_loss() const;
+  /// Modules that belong to this one but are registered by another, by the name they have here.
+  std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> borrowed_modules() const;
 
   VectorQuantizeOptions options;
   torch::nn::Linear project_in{nullptr};  ///< empty without projection, as are the next two
@@ -114,35 +118,16 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(VectorQuantizeForwardOptions())})
 
  private:
-  struct Call;
-  struct Chosen;
-
-  bool channel_first() const;
-  int64_t positions_rank(const torch::Tensor& x) const;
-  void check_call(const torch::Tensor& x, const VectorQuantizeForwardOptions& options) const;
-  Call make_call(const torch::Tensor& x, const VectorQuantizeForwardOptions& options) const;
-  std::optional<torch::Tensor> token_mask(const torch::Tensor& x,
-                                          const std::optional<torch::Tensor>& mask,
-                                          const std::optional<torch::Tensor>& lens) const;
-  std::optional<torch::Tensor> head_mask(const std::optional<torch::Tensor>& mask) const;
+  void check_topk(std::optional<int64_t> topk) const;
   torch::Tensor project(const torch::Tensor& tokens);
   torch::Tensor project_back(const torch::Tensor& tokens);
-  torch::Tensor search_codes(const Call& call, const torch::Tensor& tokens,
-                             torch::ScalarType dtype);
-  torch::Tensor in_place_step(const torch::Tensor& projected, const torch::Tensor& codes,
-                              const std::optional<torch::Tensor>& mask);
-  std::string estimator() const;
-  torch::Tensor commitment(const Chosen& chosen, const Call& call) const;
-  torch::Tensor diversity(const Chosen& chosen) const;
-  torch::Tensor orthogonal(const torch::Tensor& indices) const;
-  torch::Tensor total(const LossBreakdown& terms, const Call& call) const;
   torch::Tensor restore(const torch::Tensor& quantized, const torch::Tensor& tokens,
                         const torch::Tensor& x, const std::optional<torch::Tensor>& mask);
-  torch::Tensor restore_positions(const torch::Tensor& values, const torch::Tensor& x) const;
   torch::Tensor decode(const torch::Tensor& indices);
 
   ResolvedVectorQuantizeOptions resolved_;
-  std::shared_ptr<torch::optim::Optimizer> in_place_optimizer_;
+  Codebook borrowed_{nullptr};
+  bool owns_bridge_ = true;
 };
 
 TORCH_MODULE(VectorQuantize);

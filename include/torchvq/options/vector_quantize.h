@@ -176,12 +176,22 @@ struct TORCHVQ_API VectorQuantizeOptions {
   // Several processes
   // --------------------------------------------------------------------------------------
 
-  /// Whether ranks share statistics. Default: when a process group has several ranks.
+  /// Whether ranks learn one codebook, from the tokens of all: to the bit what one process learns
+  /// from the whole batch. None or true: in training, where the group has several ranks. false: no
+  /// communication at all. TORCHVQ_SYNC=0 in the environment means that for every module.
+  /// Evaluation never communicates. Default: none.
   TORCH_ARG(std::optional<bool>, sync_codebook);
-  /// Whether ranks initialise together. Default: true.
+  /// Whether ranks that learn together also initialise from the tokens of all; otherwise rank 0's
+  /// alone decide. Default: true.
   TORCH_ARG(bool, sync_kmeans) = true;
-  /// Whether ranks share the affine statistics. Default: false.
+  /// Whether ranks that learn together share the affine statistics. Default: false.
   TORCH_ARG(bool, sync_affine_param) = false;
+  /// The ranks that learn together: a group by the name under which c10d knows it, resolved at each
+  /// training step. Default: that of distributed::set_default_group().
+  TORCH_ARG(std::optional<std::string>, process_group);
+  /// How their statistics are added up: "exact", or "float" with half the bytes, for slow networks,
+  /// and bits that depend on the number of ranks. Default: "exact".
+  TORCH_ARG(std::string, reduction) = "exact";
 };
 
 /// Options of one call of VectorQuantizeImpl::forward; unset fields follow the module's options.

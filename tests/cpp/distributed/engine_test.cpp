@@ -1,18 +1,10 @@
 // The engine without Python: ranks as threads of one program, joined by Gloo over a hash store. The
 // oracle is one process with the concatenated batch.
-#include <exception>
-#include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <torchvq/distributed/all_reduce.h>
 #include <torchvq/distributed/replicas.h>
@@ -24,56 +16,12 @@
 #include <torchvq/ops/kmeans.h>
 
 #include "distributed/fingerprint.h"
+#include "distributed/ranks.h"
 
 namespace torchvq::distributed {
 namespace {
 
-/// A Gloo group under a name of its own per rank, so that threads do not find each other's.
-class Member {
- public:
-  Member(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size)
-      : name_("engine" + std::to_string(rank)) {
-    auto options = c10d::ProcessGroupGloo::Options::create(std::chrono::milliseconds(5000));
-    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
-    const auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
-    group_ = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
-    group_->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
-    group_->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, gloo);
-    c10d::register_process_group(name_, group_);
-  }
-  ~Member() { c10d::unregister_process_group(name_); }
-  Member(const Member&) = delete;
-  Member& operator=(const Member&) = delete;
-
-  [[nodiscard]] const std::string& name() const { return name_; }
-
- private:
-  std::string name_;
-  c10::intrusive_ptr<c10d::ProcessGroup> group_;
-};
-
-using Body = std::function<void(int rank, const std::string& group_name)>;
-
-/// Runs the body on `size` ranks; returns what each threw, or "".
-std::vector<std::string> on_ranks(int size, const Body& body) {
-  const auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<std::string> errors(size);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      try {
-        const Member member(store, rank, size);
-        body(rank, member.name());
-      } catch (const c10::Error& error) {
-        errors[rank] = error.what_without_backtrace();
-      } catch (const std::exception& error) {
-        errors[rank] = error.what();
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  return errors;
-}
+using testing::on_ranks;
 
 const std::vector<int64_t> kTokens = {50, 0, 23};
 

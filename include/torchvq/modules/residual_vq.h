@@ -1,0 +1,120 @@
+// ResidualVQ: several codebooks in sequence, each for what the ones before have left.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <torchvq/export.h>
+#include <torchvq/modules/implicit_codebook.h>
+#include <torchvq/modules/in_place_optimizer.h>
+#include <torchvq/modules/vector_quantize.h>
+#include <torchvq/options/residual_vq.h>
+
+namespace torchvq {
+
+/// What a forward of a residual stack returns. GroupedResidualVQ has the groups G as first axis of
+/// everything but `quantized`.
+struct ResidualVQOutput {
+  torch::Tensor quantized;  ///< the layout and dtype of the input
+  torch::Tensor indices;    ///< (B, *, Q), with several heads (B, *, heads, Q); int64, -1 where
+                            ///< masked or dropped
+  torch::Tensor loss;       ///< (Q,), 0 where dropped and in evaluation; with targets a scalar
+  torch::Tensor all_codes;  ///< (Q, B, *, D) if asked for, else undefined: features last in every
+                            ///< layout, zeros for padding; their sum, projected, is the output
+};
+
+/// Residual vector quantization: level after level quantizes what the levels before have left.
+///
+/// Formula  r_0 = project_in(x); q_n = nearest code of r_n; r_{n+1} = r_n - q_n
+///          output = project_out(q_0 + q_1 + ...)
+/// Paper    Zeghidour et al. 2021, SoundStream, arXiv:2107.03312; Lee et al. 2022, RQ-VAE,
+///          arXiv:2203.01941
+/// Parity   vector-quantize-pytorch, class ResidualVQ; the same options, state names, numbers
+/// State    state_dict.h, or torch::save and torch::load
+///
+/// Example:
+/// ```
+/// const auto options = torchvq::ResidualVQOptions(256).num_quantizers(8).codebook_size(1024);
+/// torchvq::ResidualVQ quantizer(options);
+/// auto output = quantizer(torch::randn({1, 1024, 256}));
+/// ```
+class TORCHVQ_API ResidualVQImpl : public torch::nn::Cloneable<ResidualVQImpl>,
+                                   public InPlaceOptimizer {
+ public:
+  /// @param owns_bridge  see CodebookImpl.
+  explicit ResidualVQImpl(ResidualVQOptions options, bool owns_bridge = true);
+
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+  /// Quantizes x; in training also updates the codebooks.
+  ///
+  /// @param x        (B, N, dim), (B, dim), or as the layout options say; any floating dtype.
+  /// @param options  what this call asks for beyond the module's options.
+  ///
+  /// Gradient     one estimator between latent and sum of codes, so the straight-through gain is 1
+  ///              for any number of levels. Commitment losses reach the encoder at full weight.
+  /// Empty        no tokens, or all masked: loss 0, nothing updated.
+  /// Non-finite   a token with NaN or infinity gives NaN and index 0, and does not reach the
+  ///              codebooks.
+  /// Distributed  in training the ranks of vq().process_group() learn together: one all-reduce for
+  ///              all levels, see docs/distributed.md. Evaluation never communicates.
+  /// Throws       c10::ValueError for wrong shapes or arguments at odds, c10::TypeError for wrong
+  ///              dtypes, c10::IndexError for a target out of range.
+  ResidualVQOutput forward(const torch::Tensor& x, const ResidualVQForwardOptions& options = {});
+  /// forward for a group: uses `depth` levels if it is given, else puts there how many were used.
+  ResidualVQOutput forward_to_depth(const torch::Tensor& x, const ResidualVQForwardOptions& options,
+                                    std::optional<int64_t>& depth);
+
+  /// The codes of all levels: (K_n, D), with one codebook per head (H, K_n, D). Of an implicit
+  /// codebook the base codes.
+  std::vector<torch::Tensor> codebooks();
+  /// Codes (Q, B, *, heads * D) of indices (B, *, q), with several heads (B, *, heads, q), before
+  /// project_out: features last in every layout. q is the number of levels, or with
+  /// quantize_dropout fewer: then zeros for the missing ones. -1 gives zeros.
+  ///
+  /// Throws c10::ValueError for another number of levels, c10::IndexError for an index outside
+  /// [-1, K).
+  torch::Tensor get_codes_from_indices(const torch::Tensor& indices);
+  /// The output of forward in evaluation for these indices, in the same layout; zeros where all
+  /// indices are -1.
+  torch::Tensor get_output_from_indices(const torch::Tensor& indices);
+
+  /// Steps the codebooks' own optimizers, then clears their gradients; nothing happens without any.
+  void update_in_place_optimizer() override;
+
+  /// Takes over the state of a stack of the same options.
+  void copy_state(const ResidualVQImpl& other, const std::optional<torch::Device>& device);
+
+  int64_t num_quantizers() const { return static_cast<int64_t>(levels.size()); }
+
+  ResidualVQOptions options;
+  torch::nn::Linear project_in{nullptr};  ///< empty without projection, as is the next
+  torch::nn::Linear project_out{nullptr};
+  std::vector<VectorQuantize> levels;  ///< registered as "layers"
+  std::vector<ImplicitCodebook> mlps;  ///< of the levels from 1 on; registered as "mlps"
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(ResidualVQForwardOptions())})
+
+ private:
+  void make_levels(const std::vector<int64_t>& sizes, int64_t inner);
+  std::vector<torch::Tensor> decode(const torch::Tensor& indices);
+
+  bool owns_bridge_;
+};
+
+TORCH_MODULE(ResidualVQ);
+
+}  // namespace torchvq

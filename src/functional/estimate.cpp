@@ -1,0 +1,48 @@
+#include <torchvq/functional/estimate.h>
+
+#include <c10/util/Exception.h>
+
+#include <torchvq/functional/vqp_compat.h>
+#include <torchvq/ops/directional_reparam.h>
+#include <torchvq/ops/random_normal.h>
+#include <torchvq/ops/rotation_trick.h>
+#include <torchvq/ops/straight_through.h>
+#include <torchvq/ops/sync_update_v.h>
+
+namespace torchvq::functional {
+namespace {
+
+at::Tensor by_name(const at::Tensor& x, const at::Tensor& codes, const at::Tensor& rng,
+                   const EstimateOptions& options) {
+  const auto& name = options.estimator();
+  if (name == "none") {
+    return codes;
+  }
+  if (name == "straight_through") {
+    return ops::straight_through(x, codes);
+  }
+  if (name == "rotation_trick") {
+    return ops::rotation_trick(x, codes);
+  }
+  if (name == "vqp_rotation_trick") {
+    return vqp_rotation_trick(x, codes);
+  }
+  TORCH_CHECK_VALUE(name == "directional_reparam",
+                    "estimate: expected estimator to be straight_through, rotation_trick, "
+                    "vqp_rotation_trick, directional_reparam or none, but got ",
+                    name);
+  const auto noise =
+      ops::random_normal(rng, RandomPurpose::kDirectionalReparam, x.sym_sizes(), x.scalar_type());
+  return ops::directional_reparam(x, codes, noise, options.variance());
+}
+
+}  // namespace
+
+at::Tensor estimate(const at::Tensor& x, const at::Tensor& codes, const at::Tensor& rng,
+                    const EstimateOptions& options) {
+  const auto output = by_name(x, codes, rng, options);
+  return options.sync_update_v() != 0 ? ops::sync_update_v(output, options.sync_update_v())
+                                      : output;
+}
+
+}  // namespace torchvq::functional

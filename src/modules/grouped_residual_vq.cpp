@@ -1,0 +1,104 @@
+#include <torchvq/modules/grouped_residual_vq.h>
+
+#include <ostream>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include "modules/residual_levels.h"
+
+namespace torchvq {
+
+GroupedResidualVQImpl::GroupedResidualVQImpl(GroupedResidualVQOptions options_)
+    : options(std::move(options_)) {
+  reset();
+}
+
+void GroupedResidualVQImpl::reset() {
+  options.validate();
+  auto own = options.rvq();
+  own.dim(options.dim() / options.groups()).accept_image_fmap(options.accept_image_fmap());
+  auto list = register_module("rvqs", torch::nn::ModuleList());
+  rvqs.clear();
+  for (int64_t group = 0; group < options.groups(); ++group) {
+    rvqs.emplace_back(own, /*owns_bridge=*/group == 0);
+    list->push_back(rvqs.back());
+  }
+}
+
+void GroupedResidualVQImpl::pretty_print(std::ostream& stream) const {
+  stream << "torchvq::GroupedResidualVQ(dim=" << options.dim() << ", groups=" << options.groups()
+         << ", num_quantizers=" << rvqs[0]->num_quantizers() << ")";
+}
+
+std::shared_ptr<torch::nn::Module> GroupedResidualVQImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto own = options;
+  auto& bridge = own.rvq().vq().vq_bridge();
+  bridge = bridge.clone(device);
+  auto copy = std::make_shared<GroupedResidualVQImpl>(std::move(own));
+  for (size_t group = 0; group < rvqs.size(); ++group) {
+    copy->rvqs[group]->copy_state(*rvqs[group], device);
+  }
+  copy->train(is_training());
+  return copy;
+}
+
+int64_t GroupedResidualVQImpl::split_dim() const {
+  return detail::layout_of(*rvqs[0]).channel_first ? 1 : -1;
+}
+
+std::vector<torch::Tensor> GroupedResidualVQImpl::split_indices(
+    const torch::Tensor& indices) const {
+  TORCH_CHECK_VALUE(indices.dim() > 0 && indices.size(0) == options.groups(),
+                    "GroupedResidualVQ: expected indices to have ", options.groups(),
+                    " groups on the first axis, but got shape ", indices.sizes());
+  return indices.unbind(0);
+}
+
+ResidualVQOutput GroupedResidualVQImpl::forward(const torch::Tensor& x,
+                                                const ResidualVQForwardOptions& call) {
+  auto layout = detail::layout_of(*rvqs[0]);
+  layout.dim = options.dim();
+  layout.owner = "GroupedResidualVQ";
+  layout.check(x);
+  const auto targets =
+      call.indices() ? split_indices(*call.indices()) : std::vector<torch::Tensor>();
+  const auto parts = x.chunk(options.groups(), split_dim());
+  std::vector<torch::Tensor> quantized, indices, loss, codes;
+  std::optional<int64_t> depth;
+  for (size_t group = 0; group < rvqs.size(); ++group) {
+    auto own = call;
+    if (!targets.empty()) {
+      own.indices(targets[group]);
+    }
+    auto result = rvqs[group]->forward_to_depth(parts[group], own, depth);
+    quantized.push_back(std::move(result.quantized));
+    indices.push_back(std::move(result.indices));
+    loss.push_back(std::move(result.loss));
+    codes.push_back(std::move(result.all_codes));
+  }
+  return {at::cat(quantized, split_dim()), at::stack(indices), at::stack(loss),
+          call.return_all_codes() ? at::stack(codes) : torch::Tensor()};
+}
+
+torch::Tensor GroupedResidualVQImpl::get_codes_from_indices(const torch::Tensor& indices) {
+  const auto parts = split_indices(indices);
+  std::vector<torch::Tensor> codes;
+  for (size_t group = 0; group < rvqs.size(); ++group) {
+    codes.push_back(rvqs[group]->get_codes_from_indices(parts[group]));
+  }
+  return at::stack(codes);
+}
+
+torch::Tensor GroupedResidualVQImpl::get_output_from_indices(const torch::Tensor& indices) {
+  const auto parts = split_indices(indices);
+  std::vector<torch::Tensor> outputs;
+  for (size_t group = 0; group < rvqs.size(); ++group) {
+    outputs.push_back(rvqs[group]->get_output_from_indices(parts[group]));
+  }
+  return at::cat(outputs, outputs[0].dim() > 2 ? split_dim() : -1);
+}
+
+}  // namespace torchvq

@@ -1,0 +1,102 @@
+#include "modules/implicit_search.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+
+#include <torchvq/functional/estimate.h>
+#include <torchvq/functional/quantize.h>
+#include <torchvq/ops/commitment_cross_entropy.h>
+#include <torchvq/ops/lookup_codes.h>
+#include <torchvq/ops/sample_codes.h>
+#include <torchvq/ops/snapshot.h>
+
+#include "modules/search.h"
+
+namespace torchvq::detail {
+namespace {
+
+namespace F = functional;
+
+// Numbers held at once while the codes of a block of tokens are made.
+constexpr int64_t kBlock = int64_t{1} << 23;
+
+at::Tensor search_block(const VectorQuantizeImpl& vq, const at::Tensor& x, const at::Tensor& codes,
+                        double temperature, const at::Tensor& rng, int64_t block) {
+  if (!vq.is_training() || !vq.options.stochastic_sample_codes()) {
+    return F::quantize(x, codes, rng, std::nullopt, F::QuantizeOptions().estimator("none")).indices;
+  }
+  // Each token is a head with one token: its codes are its own.
+  const auto sampled = ops::sample_codes(x.flatten(0, 1).unsqueeze(1), codes.flatten(0, 1), rng,
+                                         std::max(temperature, 0.0), "euclidean", block);
+  return sampled.view({x.size(0), x.size(1)});
+}
+
+at::Tensor search(const VectorQuantizeImpl& vq, const Implicit& implicit,
+                  const at::Tensor& residual, const at::Tensor& base, double temperature,
+                  const at::Tensor& rng) {
+  const at::NoGradGuard no_grad;
+  const int64_t rows = std::max<int64_t>(1, kBlock / base.numel());
+  const auto x = residual.split(rows, 1);
+  const auto given = implicit.condition.split(rows, 1);
+  std::vector<at::Tensor> found;
+  for (size_t block = 0; block < x.size(); ++block) {
+    const auto codes = implicit.mlp->rows(base.unsqueeze(1), given[block].unsqueeze(2));
+    found.push_back(
+        search_block(vq, x[block], codes, temperature, rng, static_cast<int64_t>(block)));
+  }
+  return at::cat(found, 1);
+}
+
+/// Each token as a head of its own: x (H * T, 1, D) and its codes (H * T, K, D).
+std::pair<at::Tensor, at::Tensor> tokens_as_heads(const Implicit& implicit, const Chosen& chosen) {
+  const auto codes =
+      implicit.mlp->rows(chosen.codebook.unsqueeze(1), implicit.condition.unsqueeze(2));
+  return {chosen.inputs.flatten(0, 1).unsqueeze(1), codes.flatten(0, 1)};
+}
+
+}  // namespace
+
+Choice choose_implicit(VectorQuantizeImpl& vq, const Implicit& implicit, const at::Tensor& residual,
+                       const at::Tensor& tokens, const std::optional<at::Tensor>& mask,
+                       const Call& call, const std::string& estimator, const at::Tensor& rng) {
+  // A copy, because this step may replace dead codes before backward has used them.
+  const auto base = ops::snapshot(codes_to_search(vq, call, tokens, residual.scalar_type()));
+  const auto picked = search(vq, implicit, residual, base, call.temperature, rng);
+  const auto codes = implicit.mlp->rows(ops::lookup_codes(base, picked), implicit.condition);
+  const auto indices = mask ? picked.masked_fill(mask->logical_not(), -1) : picked;
+  const auto quantized =
+      F::estimate(residual, codes, rng,
+                  F::EstimateOptions()
+                      .estimator(estimator)
+                      .variance(vq.options.directional_reparam_variance())
+                      .sync_update_v(vq.is_training() ? vq.options.sync_update_v() : 0));
+  return {quantized, {tokens, residual, base, mask, codes, indices}, {}};
+}
+
+at::Tensor implicit_cross_entropy(const Implicit& implicit, const Chosen& chosen,
+                                  const at::Tensor& targets) {
+  const auto [x, codes] = tokens_as_heads(implicit, chosen);
+  const auto mask = chosen.mask ? std::optional(chosen.mask->reshape({-1, 1})) : std::nullopt;
+  return ops::commitment_cross_entropy(x, codes, targets.reshape({-1, 1}), "euclidean", mask);
+}
+
+at::Tensor implicit_diversity(const Implicit& implicit, const Chosen& chosen, double temperature) {
+  const auto [x, codes] = tokens_as_heads(implicit, chosen);
+  const auto probability = x.sub(codes).norm(2, -1).mul(-temperature).softmax(-1);
+  auto real = x.isfinite().all(-1);
+  if (chosen.mask) {
+    real = real.logical_and(chosen.mask->reshape({-1, 1}));
+  }
+  const auto total = probability.masked_fill(real.logical_not(), 0).sum(0);
+  const auto mean = total.div(real.sum().clamp_min(1));
+  const double tiny = mean.scalar_type() == at::kDouble ? std::numeric_limits<double>::min()
+                                                        : std::numeric_limits<float>::min();
+  return mean.mul(mean.clamp_min(tiny).log()).sum();
+}
+
+}  // namespace torchvq::detail

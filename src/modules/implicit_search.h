@@ -1,0 +1,34 @@
+// The search of a level whose codes are made for each token, and its entropy losses.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <torchvq/modules/implicit_codebook.h>
+#include <torchvq/modules/vector_quantize.h>
+
+#include "modules/call.h"
+
+namespace torchvq::detail {
+
+/// What makes the codes of a level for each token.
+struct Implicit {
+  ImplicitCodebookImpl* mlp;
+  at::Tensor condition;  ///< (H, T, D), what the levels before have decoded
+};
+
+/// Like choose(). The search runs without a graph, a block of tokens at a time. The chosen codes
+/// are then made once more, by the very computation that decodes them: so decoding gives the output
+/// bit for bit, and backward costs one code per token.
+Choice choose_implicit(VectorQuantizeImpl& vq, const Implicit& implicit, const at::Tensor& residual,
+                       const at::Tensor& tokens, const std::optional<at::Tensor>& mask,
+                       const Call& call, const std::string& estimator, const at::Tensor& rng);
+
+/// Commitment as cross-entropy of the distances to all codes of each token towards targets (H, T).
+at::Tensor implicit_cross_entropy(const Implicit& implicit, const Chosen& chosen,
+                                  const at::Tensor& targets);
+
+/// Minus the entropy of the codes' average probability; codes of the same index count as the same.
+at::Tensor implicit_diversity(const Implicit& implicit, const Chosen& chosen, double temperature);
+
+}  // namespace torchvq::detail

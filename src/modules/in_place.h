@@ -1,0 +1,21 @@
+// The step of a codebook's own optimizer inside a training forward.
+#pragma once
+
+#include <optional>
+
+#include <torchvq/distributed/ranks.h>
+#include <torchvq/modules/vector_quantize.h>
+
+namespace torchvq::detail {
+
+/// The gradient of a mean over the tokens (H, T, D) of all ranks, from those of the ranks' own
+/// means.
+void average_gradients(const CodebookImpl& codebook, const at::Tensor& tokens,
+                       const std::optional<at::Tensor>& mask, const distributed::Ranks& ranks);
+
+/// One step towards the tokens (H, T, D) of this batch; returns the loss it went down.
+at::Tensor in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
+                         const at::Tensor& codebook, const std::optional<at::Tensor>& mask,
+                         const distributed::Ranks& ranks);
+
+}  // namespace torchvq::detail

@@ -1,0 +1,68 @@
+#include <torchvq/modules/in_place_optimizer.h>
+
+#include "modules/optimizer_state.h"
+
+namespace torchvq {
+
+using State = std::map<std::string, at::Tensor>;
+
+namespace {
+
+constexpr auto kArchiveKey = "in_place_codebook_optimizer";
+
+}  // namespace
+
+bool InPlaceOptimizer::has_in_place_optimizer() const { return in_place_optimizer_ != nullptr; }
+
+void InPlaceOptimizer::update_in_place_optimizer() {
+  if (in_place_optimizer_) {
+    in_place_optimizer_->step();
+    in_place_optimizer_->zero_grad();
+  }
+}
+
+State InPlaceOptimizer::in_place_optimizer_state() const {
+  return in_place_optimizer_ ? detail::optimizer_state(*in_place_optimizer_) : State();
+}
+
+void InPlaceOptimizer::check_in_place_optimizer_state(const State& state) const {
+  TORCH_CHECK_VALUE(in_place_optimizer_ || state.empty(),
+                    "load_state_dict: expected no state of an in-place optimizer, because the "
+                    "module has none, but got ",
+                    state.begin()->first);
+  if (in_place_optimizer_) {
+    detail::check_optimizer_state(*in_place_optimizer_, state);
+  }
+}
+
+void InPlaceOptimizer::load_in_place_optimizer_state(const State& state) {
+  check_in_place_optimizer_state(state);
+  if (in_place_optimizer_) {
+    detail::load_optimizer_state(*in_place_optimizer_, state);
+  }
+}
+
+void InPlaceOptimizer::save_in_place_optimizer(torch::serialize::OutputArchive& archive) const {
+  if (!in_place_optimizer_) {
+    return;
+  }
+  torch::serialize::OutputArchive own(archive.compilation_unit());
+  for (const auto& [name, value] : in_place_optimizer_state()) {
+    own.write(name, value, /*is_buffer=*/true);
+  }
+  archive.write(kArchiveKey, own);
+}
+
+State InPlaceOptimizer::read_in_place_optimizer(torch::serialize::InputArchive& archive) const {
+  State state;
+  torch::serialize::InputArchive own;
+  if (in_place_optimizer_ && archive.try_read(kArchiveKey, own)) {
+    for (const auto& name : own.keys()) {
+      own.read(name, state[name], /*is_buffer=*/true);
+    }
+    check_in_place_optimizer_state(state);
+  }
+  return state;
+}
+
+}  // namespace torchvq

@@ -1,0 +1,115 @@
+#include "modules/layout.h"
+
+#include <utility>
+
+#include <torchvq/functional/layout.h>
+#include <torchvq/options/vector_quantize.h>
+
+#include "detail/checks.h"
+
+namespace torchvq::detail {
+
+namespace F = functional;
+using OptionalTensor = std::optional<at::Tensor>;
+
+Layout layout_of(const VectorQuantizeOptions& options, std::string owner) {
+  return {.dim = options.dim(),
+          .heads = options.heads(),
+          .separate = options.separate_codebook_per_head(),
+          .channel_first =
+              options.accept_image_fmap() || options.accept_3d_fmap() || !options.channel_last(),
+          .map_rank = options.accept_3d_fmap()      ? 5
+                      : options.accept_image_fmap() ? 4
+                                                    : 0,
+          .owner = std::move(owner)};
+}
+
+void Layout::check(const at::Tensor& x) const {
+  check_floating(owner.c_str(), "x", x);
+  const auto* shape = map_rank == 5   ? "(B, dim, T, H, W)"
+                      : map_rank == 4 ? "(B, dim, H, W)"
+                                      : "(B, *, dim)";
+  TORCH_CHECK_VALUE(x.dim() >= 2 && (map_rank == 0 || x.dim() == 2 || x.dim() == map_rank), owner,
+                    ": expected x to have shape ", shape, ", but got shape ", x.sizes());
+  TORCH_CHECK_VALUE(x.size(channel_first ? 1 : -1) == dim, owner, ": expected x to have ", dim,
+                    " features (dim), but got shape ", x.sizes());
+}
+
+std::vector<int64_t> Layout::token_shape(const at::Tensor& x) const {
+  auto shape = x.sizes().vec();
+  shape.erase(channel_first ? shape.begin() + 1 : shape.end() - 1);
+  return shape;
+}
+
+OptionalTensor Layout::token_mask(const at::Tensor& x, const OptionalTensor& mask,
+                                  const OptionalTensor& lens) const {
+  TORCH_CHECK_VALUE(!mask || !lens, owner, ": expected mask or lens to be given, but got both");
+  const auto shape = token_shape(x);
+  if (lens) {
+    TORCH_CHECK_VALUE(shape.size() == 2 && lens->dim() == 1 && lens->size(0) == x.size(0), owner,
+                      ": expected lens to have one length per sequence of x, but got shape ",
+                      lens->sizes(), " for x of shape ", x.sizes());
+    return F::lens_to_mask(*lens, shape[1]);
+  }
+  if (!mask) {
+    return std::nullopt;
+  }
+  check_dtype(owner.c_str(), "mask", *mask, at::kBool);
+  TORCH_CHECK_VALUE(mask->sizes() == at::IntArrayRef(shape), owner,
+                    ": expected mask to have shape ", shape, ", but got ", mask->sizes());
+  return mask->dim() == 1 ? mask->unsqueeze(1) : mask->flatten(1);
+}
+
+at::Tensor Layout::pack(const at::Tensor& x) const { return F::pack_tokens(x, channel_first); }
+
+at::Tensor Layout::unpack(const at::Tensor& tokens, const at::Tensor& x) const {
+  return F::unpack_tokens(tokens, x.sym_sizes(), channel_first);
+}
+
+at::Tensor Layout::split_heads(const at::Tensor& tokens) const {
+  return F::split_heads(tokens, heads, separate);
+}
+
+OptionalTensor Layout::split_mask(const OptionalTensor& mask) const {
+  return mask ? OptionalTensor(F::split_mask(*mask, heads, separate)) : std::nullopt;
+}
+
+at::Tensor Layout::split_indices(const at::Tensor& indices) const {
+  return F::split_indices(indices, heads, separate);
+}
+
+at::Tensor Layout::merge_heads(const at::Tensor& values, int64_t batch, int64_t tokens) const {
+  return F::merge_heads(values, batch, tokens, heads, separate);
+}
+
+at::Tensor Layout::merge_features(const at::Tensor& values, int64_t batch, int64_t tokens) const {
+  return merge_heads(values, batch, tokens).flatten(2);
+}
+
+at::Tensor Layout::restore_positions(const at::Tensor& values, const at::Tensor& x) const {
+  int64_t tokens = 1;
+  const auto shape = token_shape(x);
+  for (size_t axis = 1; axis < shape.size(); ++axis) {
+    tokens *= shape[axis];
+  }
+  auto merged = merge_heads(values, x.size(0), tokens);
+  if (heads == 1) {
+    merged = merged.squeeze(2);
+  }
+  return F::unpack_positions(merged, x.sym_sizes(), channel_first);
+}
+
+at::Tensor Layout::join_heads(const at::Tensor& codes, at::IntArrayRef indices) const {
+  auto shape = indices.vec();
+  if (heads > 1) {
+    shape.pop_back();
+  }
+  shape.push_back(codes.size(2) * heads);
+  return (separate ? codes.transpose(0, 1) : codes).reshape(shape);
+}
+
+at::Tensor Layout::place_features(const at::Tensor& values) const {
+  return channel_first ? values.movedim(-1, 1) : values;
+}
+
+}  // namespace torchvq::detail

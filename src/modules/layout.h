@@ -1,0 +1,63 @@
+// Where batch, positions, features and heads lie in the tensors that a quantizer is given and
+// returns.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace torchvq {
+
+struct VectorQuantizeOptions;
+
+namespace detail {
+
+/// The layout of one module: what inputs must look like, and how heads become codebooks. Inside,
+/// tokens are (H, T, D): one row of heads per codebook.
+struct Layout {
+  int64_t dim;
+  int64_t heads;
+  bool separate;  ///< one codebook per head
+  bool channel_first;
+  int64_t map_rank;   ///< of the input, where an option demands an image or a volume; else 0
+  std::string owner;  ///< the class that error messages name
+
+  /// Throws c10::TypeError or c10::ValueError for an input of another kind.
+  void check(const at::Tensor& x) const;
+  /// (B, N) bool, true for real tokens.
+  std::optional<at::Tensor> token_mask(const at::Tensor& x, const std::optional<at::Tensor>& mask,
+                                       const std::optional<at::Tensor>& lens) const;
+  /// x to (B, N, dim).
+  at::Tensor pack(const at::Tensor& x) const;
+  /// (B, N, dim), or (B, N, k, dim), to the layout of x.
+  at::Tensor unpack(const at::Tensor& tokens, const at::Tensor& x) const;
+  /// (B, N, heads * D) to (H, T, D).
+  at::Tensor split_heads(const at::Tensor& tokens) const;
+  /// (B, N) to (H, T).
+  std::optional<at::Tensor> split_mask(const std::optional<at::Tensor>& mask) const;
+  /// Indices in the shape that forward returns, to (H, T).
+  at::Tensor split_indices(const at::Tensor& indices) const;
+  /// (H, T, ...) to (B, N, heads, ...).
+  at::Tensor merge_heads(const at::Tensor& values, int64_t batch, int64_t tokens) const;
+  /// (H, T, D) to (B, N, heads * D).
+  at::Tensor merge_features(const at::Tensor& values, int64_t batch, int64_t tokens) const;
+  /// Values per token (H, T) or (H, T, k) in the layout of x; several heads on the last axis.
+  at::Tensor restore_positions(const at::Tensor& values, const at::Tensor& x) const;
+  /// Code vectors (H, T, D) of indices in the shape that forward returns: (B, *, heads * D).
+  at::Tensor join_heads(const at::Tensor& codes, at::IntArrayRef indices) const;
+  /// Values with the features last, to the place where this layout has them.
+  at::Tensor place_features(const at::Tensor& values) const;
+
+ private:
+  /// Batch and position axes of x.
+  std::vector<int64_t> token_shape(const at::Tensor& x) const;
+};
+
+/// Of a VectorQuantize with these options.
+Layout layout_of(const VectorQuantizeOptions& options, std::string owner);
+
+}  // namespace detail
+}  // namespace torchvq

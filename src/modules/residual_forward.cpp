@@ -1,0 +1,170 @@
+// The forward of ResidualVQ.
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <torchvq/functional/layout.h>
+#include <torchvq/functional/quantize_depth.h>
+
+#include "modules/projection.h"
+#include "modules/ranks.h"
+#include "modules/residual_beam.h"
+#include "modules/residual_evaluation.h"
+#include "modules/residual_levels.h"
+#include "modules/search.h"
+
+namespace torchvq {
+
+namespace F = functional;
+
+namespace {
+
+using detail::Request;
+
+std::vector<torch::Tensor> targets_of(const ResidualVQImpl& rvq,
+                                      const ResidualVQForwardOptions& call) {
+  if (!call.indices()) {
+    return {};
+  }
+  const auto& indices = *call.indices();
+  const auto levels = indices.dim() > 0 ? indices.size(-1) : 0;
+  TORCH_CHECK_VALUE(levels == rvq.num_quantizers(), "ResidualVQ: expected indices to have ",
+                    rvq.num_quantizers(), " levels, but got ", levels);
+  return indices.unbind(-1);
+}
+
+/// How many levels this forward uses.
+int64_t depth_of(const ResidualVQImpl& rvq, std::optional<int64_t> seed) {
+  const auto& options = rvq.options;
+  if (!rvq.is_training() || !options.quantize_dropout() || rvq.num_quantizers() == 1) {
+    return rvq.num_quantizers();
+  }
+  const F::DepthRule rule{rvq.num_quantizers(), options.quantize_dropout_cutoff_index(),
+                          options.quantize_dropout_multiple_of()};
+  return seed ? F::seeded_depth(*seed, rule)
+              : F::drawn_depth(rvq.levels[0]->codebook_state->rng, rule);
+}
+
+torch::Tensor restore(ResidualVQImpl& rvq, const torch::Tensor& output, const torch::Tensor& x,
+                      const Request& request) {
+  const auto layout = detail::layout_of(rvq);
+  auto restored = layout.merge_features(output, request.batch, request.tokens);
+  if (rvq.project_out) {
+    restored = detail::apply_linear(rvq.project_out, restored);
+  }
+  restored = restored.to(x.scalar_type());
+  if (request.mask) {
+    const auto padding = rvq.options.return_zeros_for_masked_padding()
+                             ? std::nullopt
+                             : std::optional(layout.pack(x));
+    restored = F::fill_padding(restored, *request.mask, padding);
+  }
+  return layout.unpack(restored, x);
+}
+
+/// Codes of one level (B, *, D), zeros for padding.
+torch::Tensor code_rows(const ResidualVQImpl& rvq, const torch::Tensor& codes,
+                        const torch::Tensor& x, const Request& request) {
+  const auto layout = detail::layout_of(rvq);
+  auto merged = layout.merge_features(codes, request.batch, request.tokens);
+  if (request.mask) {
+    merged = F::fill_masked(merged, *request.mask);
+  }
+  return F::unpack_positions(merged, x.sym_sizes(), layout.channel_first);
+}
+
+/// Nearest codes level by level, nothing scored, nothing learnt: the pass of most evaluations.
+ResidualVQOutput evaluate(ResidualVQImpl& rvq, const torch::Tensor& inputs, const torch::Tensor& x,
+                          const Request& request) {
+  const auto layout = detail::layout_of(rvq);
+  const auto mask = layout.split_mask(request.mask);
+  std::vector<torch::Tensor> codebooks;
+  for (auto& level : rvq.levels) {
+    level->codebook_state->prepare(inputs, mask, /*training=*/false);
+    codebooks.push_back(detail::stored_codes(*level, inputs.scalar_type()));
+  }
+  const auto found =
+      detail::encode_levels(inputs, codebooks, rvq.levels[0]->codebook_state->metric(), mask);
+  return {restore(rvq, found.quantized, x, request),
+          layout.restore_positions(found.indices, x),
+          inputs.new_zeros({rvq.num_quantizers()}),
+          {}};
+}
+
+ResidualVQOutput result_of(ResidualVQImpl& rvq, const detail::Walk& walk, const torch::Tensor& loss,
+                           const torch::Tensor& x, const Request& request, bool all_codes) {
+  const auto layout = detail::layout_of(rvq);
+  std::vector<torch::Tensor> indices, codes;
+  for (const auto& level : walk.levels) {
+    indices.push_back(layout.restore_positions(level.choice.chosen.indices, x));
+    if (all_codes) {
+      codes.push_back(code_rows(rvq, level.choice.chosen.codes, x, request));
+    }
+  }
+  // Dropped levels have no index and no code.
+  indices.resize(rvq.levels.size(), at::full_like(indices[0], -1));
+  if (all_codes) {
+    codes.resize(rvq.levels.size(), torch::zeros_like(codes[0]));
+  }
+  return {restore(rvq, walk.output, x, request), at::stack(indices, -1),
+          request.targets.empty() ? loss : loss.sum(),
+          all_codes ? at::stack(codes) : torch::Tensor()};
+}
+
+}  // namespace
+
+ResidualVQOutput ResidualVQImpl::forward(const torch::Tensor& x,
+                                         const ResidualVQForwardOptions& call) {
+  std::optional<int64_t> depth;
+  return forward_to_depth(x, call, depth);
+}
+
+ResidualVQOutput ResidualVQImpl::forward_to_depth(const torch::Tensor& x,
+                                                  const ResidualVQForwardOptions& call,
+                                                  std::optional<int64_t>& depth) {
+  const auto layout = detail::layout_of(*this);
+  layout.check(x);
+  Request request{
+      .mask = layout.token_mask(x, call.mask(), std::nullopt),
+      .batch = 0,
+      .tokens = 0,
+      .targets = targets_of(*this, call),
+      .temperature = call.sample_codebook_temp(),
+      .frozen = call.freeze_codebook() || options.vq().freeze_codebook(),
+      .depth = 0,
+      .ranks = detail::ranks_of(*levels[0], "ResidualVQ"),
+      .beam = detail::beam_of(*this, call.beam_size()),
+  };
+  // Before the depth is drawn, so that ranks draw the same.
+  detail::shake_hands(detail::codebooks_of(*this), request.ranks);
+  if (!depth) {
+    depth = depth_of(*this, call.rand_quantize_dropout_fixed_seed());
+  }
+  request.depth = *depth;
+  auto tokens = layout.pack(x);
+  request.batch = tokens.size(0);
+  request.tokens = tokens.size(1);
+  if (request.mask) {
+    // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+    tokens = F::fill_masked(tokens, *request.mask);
+  }
+  auto inputs = layout.split_heads(project_in ? detail::apply_linear(project_in, tokens) : tokens);
+  if (inputs.scalar_type() == at::kHalf || inputs.scalar_type() == at::kBFloat16) {
+    // Residual and sum stay in float32 between levels.
+    inputs = inputs.to(at::kFloat);
+  }
+  const bool plain = !is_training() && request.targets.empty() && request.beam == 1 &&
+                     !options.implicit_neural_codebook() && !call.return_all_codes();
+  if (plain) {
+    return evaluate(*this, inputs, x, request);
+  }
+  const auto walk = detail::walk(*this, inputs, request);
+  const auto loss = detail::learn(*this, walk, request);
+  return result_of(*this, walk, loss, x, request, call.return_all_codes());
+}
+
+}  // namespace torchvq

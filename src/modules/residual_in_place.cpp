@@ -1,0 +1,37 @@
+#include "modules/residual_in_place.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <torchvq/functional/quantize.h>
+#include <torchvq/ops/commitment_loss.h>
+
+#include "modules/in_place.h"
+
+namespace torchvq::detail {
+
+namespace F = functional;
+
+void step_shared_optimizer(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request) {
+  if (!rvq.has_in_place_optimizer() || !rvq.is_training()) {
+    return;
+  }
+  auto& codebook = *rvq.levels[0]->codebook_state;
+  const auto mask = layout_of(rvq).split_mask(request.mask);
+  auto residual = inputs.detach();
+  {
+    at::AutoGradMode enable_grad(true);
+    for (int64_t index = 0; index < request.depth; ++index) {
+      const auto chosen =
+          F::quantize(residual, codebook.codes(), codebook.rng, std::nullopt,
+                      F::QuantizeOptions().metric(codebook.metric()).estimator("none"));
+      ops::commitment_loss(chosen.inputs, chosen.codes, mask).backward();
+      residual = residual.sub(chosen.codes.detach());
+    }
+  }
+  average_gradients(codebook, residual, mask, request.ranks);
+  if (!rvq.options.vq().manual_in_place_optimizer_update()) {
+    rvq.update_in_place_optimizer();
+  }
+}
+
+}  // namespace torchvq::detail

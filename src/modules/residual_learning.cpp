@@ -1,0 +1,168 @@
+// What the levels of a residual stack learn: losses, one exchange of statistics, updates.
+#include <utility>
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+
+#include "modules/losses.h"
+#include "modules/ranks.h"
+#include "modules/residual_levels.h"
+
+namespace torchvq::detail {
+namespace {
+
+/// Commitment and diversity, which are about the codes that were searched.
+LossBreakdown search_loss(const Level& level) {
+  const auto& [vq, call, choice, implicit] = level;
+  const auto& chosen = choice.chosen;
+  LossBreakdown terms;
+  if (!implicit) {
+    terms.commitment = commitment(*vq, chosen, call);
+    terms.codebook_diversity = diversity(*vq, chosen);
+    return terms;
+  }
+  const bool by_entropy = vq->is_training() && vq->has_commitment_loss() &&
+                          vq->options.commitment_use_cross_entropy_loss();
+  if (call.targets) {
+    const auto targets = layout_of(vq->options, "ResidualVQ").split_indices(*call.targets);
+    terms.commitment = implicit_cross_entropy(*implicit, chosen, targets);
+  } else if (by_entropy) {
+    terms.commitment = implicit_cross_entropy(*implicit, chosen, chosen.indices);
+  } else {
+    terms.commitment = commitment(*vq, chosen, call);
+  }
+  if (vq->is_training() && vq->options.codebook_diversity_loss_weight() > 0) {
+    terms.codebook_diversity =
+        implicit_diversity(*implicit, chosen, vq->options.codebook_diversity_temperature());
+  }
+  return terms;
+}
+
+/// The weighted loss of one level, a scalar, when its codebook has learnt.
+at::Tensor level_loss(const Level& level, LossBreakdown terms) {
+  const auto& chosen = level.choice.chosen;
+  terms.orthogonal_reg = orthogonal(*level.vq, chosen.indices);
+  terms.inplace_optimize = level.choice.in_place;
+  return total(*level.vq, breakdown(chosen.inputs, std::move(terms)), level.call);
+}
+
+Tokens tokens_of(const Level& level) {
+  const auto& chosen = level.choice.chosen;
+  auto& codebook = *level.vq->codebook_state;
+  return {&codebook, codebook.raw_inputs(chosen.inputs), chosen.indices, chosen.mask};
+}
+
+Tokens no_tokens(CodebookImpl& codebook, const Tokens& like) {
+  const auto none = [](const at::Tensor& tensor) { return tensor.slice(1, 0, 0); };
+  return {&codebook, none(like.x), none(like.indices),
+          like.mask ? std::optional(none(*like.mask)) : std::nullopt};
+}
+
+/// As in the reference, a shared codebook moves once for each level.
+std::vector<at::Tensor> learn_in_turn(const std::vector<Level>& levels) {
+  std::vector<at::Tensor> counts;
+  for (const auto& level : levels) {
+    const auto& chosen = level.choice.chosen;
+    const auto found = level.vq->codebook_state->learn(chosen.inputs, chosen.indices, chosen.mask,
+                                                       level.call.ema_update, /*accumulate=*/false,
+                                                       std::nullopt, level.call.ranks);
+    if (found) {
+      counts.push_back(*found);
+    }
+  }
+  return counts;
+}
+
+/// A shared codebook sees the residuals of all levels as the tokens of one step.
+std::vector<at::Tensor> learn_once(const std::vector<Level>& levels) {
+  std::vector<at::Tensor> inputs, indices, masks;
+  for (const auto& level : levels) {
+    const auto& chosen = level.choice.chosen;
+    inputs.push_back(chosen.inputs);
+    indices.push_back(chosen.indices);
+    if (chosen.mask) {
+      masks.push_back(*chosen.mask);
+    }
+  }
+  const auto& first = levels[0];
+  const auto counts = first.vq->codebook_state->learn(
+      at::cat(inputs, 1), at::cat(indices, 1),
+      masks.empty() ? std::nullopt : std::optional(at::cat(masks, 1)), first.call.ema_update,
+      /*accumulate=*/false, std::nullopt, first.call.ranks);
+  return counts ? std::vector<at::Tensor>{*counts} : std::vector<at::Tensor>();
+}
+
+/// Each level its own codebook, one exchange for all.
+std::vector<at::Tensor> learn_together(ResidualVQImpl& rvq, const std::vector<Level>& levels,
+                                       const Request& request) {
+  std::vector<Tokens> tokens;
+  for (const auto& level : levels) {
+    tokens.push_back(tokens_of(level));
+  }
+  auto all = tokens;
+  // Levels that are not in use take part with nothing: what ranks exchange must not depend on the
+  // depth.
+  for (size_t index = levels.size(); index < rvq.levels.size(); ++index) {
+    all.push_back(no_tokens(*rvq.levels[index]->codebook_state, tokens[0]));
+  }
+  const auto statistics = collect(all, request.ranks);
+  std::vector<at::Tensor> counts, protecting;
+  for (size_t index = 0; index < levels.size(); ++index) {
+    auto& codebook = *levels[index].vq->codebook_state;
+    codebook.absorb(statistics[index], levels[index].call.ema_update);
+    counts.push_back(std::get<0>(statistics[index]));
+    protecting.push_back(codebook.protecting(counts.back()));
+  }
+  replace_dead_codes(tokens, protecting, request.ranks);
+  return counts;
+}
+
+/// Moves the averages and codes of all levels, and replaces dead codes, by what the search has
+/// found. Returns the tokens per code of each level, of all ranks; nothing if no level learns.
+std::vector<at::Tensor> update(ResidualVQImpl& rvq, const std::vector<Level>& levels,
+                               const Request& request) {
+  const auto& first = levels[0];
+  if (!first.vq->codebook_state->learns(first.call.ema_update)) {
+    return {};
+  }
+  if (!rvq.options.shared_codebook()) {
+    return learn_together(rvq, levels, request);
+  }
+  return first.vq->options.vqp_compat() ? learn_in_turn(levels) : learn_once(levels);
+}
+
+/// The next draws are new ones.
+void count_step(const ResidualVQImpl& rvq, const std::vector<Level>& levels,
+                const std::vector<at::Tensor>& counts, const Ranks& ranks) {
+  const size_t codebooks = rvq.options.shared_codebook() ? 1 : levels.size();
+  for (size_t index = 0; index < codebooks; ++index) {
+    const auto& chosen = levels[index].choice.chosen;
+    const auto used = counts.empty() ? std::nullopt : std::optional(counts[index]);
+    advance_rng(levels[index].vq->codebook_state->rng, used, chosen.mask, chosen.inputs, ranks);
+  }
+}
+
+}  // namespace
+
+at::Tensor learn(ResidualVQImpl& rvq, const Walk& walk, const Request& request) {
+  const auto& levels = walk.levels;
+  std::vector<LossBreakdown> found;
+  for (const auto& level : levels) {
+    found.push_back(search_loss(level));
+  }
+  std::vector<at::Tensor> counts;
+  if (rvq.is_training() && !request.frozen) {
+    counts = update(rvq, levels, request);
+  }
+  std::vector<at::Tensor> losses;
+  for (size_t index = 0; index < levels.size(); ++index) {
+    losses.push_back(level_loss(levels[index], found[index]));
+  }
+  if (rvq.is_training()) {
+    count_step(rvq, levels, counts, request.ranks);
+  }
+  losses.resize(rvq.levels.size(), losses[0].new_zeros({}));
+  return at::stack(losses);
+}
+
+}  // namespace torchvq::detail

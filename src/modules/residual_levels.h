@@ -1,0 +1,59 @@
+// The walk of a residual stack through its levels, and what the levels learn from it afterwards.
+//
+// Order of a training forward: all levels search, each the residual of the one before, with the
+// codes as they are at the start of the step; losses; then all levels learn. So no level sees
+// another's update, and the statistics of all levels exist at once: one reduction over ranks serves
+// the whole stack. docs/design/residual.md has the decisions.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <torchvq/modules/residual_vq.h>
+
+#include "modules/call.h"
+#include "modules/implicit_search.h"
+#include "modules/layout.h"
+
+namespace torchvq::detail {
+
+/// What one forward of a stack was asked for.
+struct Request {
+  std::optional<at::Tensor> mask;  ///< (B, N)
+  int64_t batch;
+  int64_t tokens;                   ///< N
+  std::vector<at::Tensor> targets;  ///< per level, in the shape of forward's indices; or none
+  std::optional<double> temperature;
+  bool frozen;
+  int64_t depth;  ///< levels in use
+  distributed::Ranks ranks;
+  int64_t beam = 1;  ///< paths kept between levels
+};
+
+/// What one level chose.
+struct Level {
+  VectorQuantizeImpl* vq;
+  Call call;
+  Choice choice;
+  std::optional<Implicit> implicit;
+};
+
+/// The whole stack: its output before the last projection (H, T, D), and its levels in use.
+struct Walk {
+  at::Tensor output;
+  std::vector<Level> levels;
+};
+
+/// Where batch, positions and features lie in inputs and outputs.
+Layout layout_of(const ResidualVQImpl& rvq);
+
+/// The codebooks of all levels, a shared one once.
+std::vector<Codebook> codebooks_of(const ResidualVQImpl& rvq);
+
+/// Searches level after level. inputs: (H, T, D), projected, float32 or float64.
+Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request);
+
+/// The losses of all levels (Q,), and in training the update of their codebooks.
+at::Tensor learn(ResidualVQImpl& rvq, const Walk& walk, const Request& request);
+
+}  // namespace torchvq::detail

@@ -1,0 +1,188 @@
+#include <torchvq/modules/residual_vq.h>
+
+#include <ostream>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <torchvq/functional/layout.h>
+#include <torchvq/ops/lookup_codes.h>
+
+#include "modules/copy_tensors.h"
+#include "modules/projection.h"
+#include "modules/residual_levels.h"
+
+namespace torchvq {
+namespace {
+
+/// The options of a level: those given for all levels, with what the stack decides.
+VectorQuantizeOptions level_options(const ResidualVQOptions& options, int64_t size, int64_t inner) {
+  auto own = options.vq();
+  own.dim(inner)
+      .codebook_size(size)
+      .codebook_dim(options.codebook_dim().value_or(options.dim()))
+      .heads(options.heads())
+      .accept_image_fmap(options.accept_image_fmap())
+      .return_zeros_for_masked_padding(options.return_zeros_for_masked_padding());
+  if (options.implicit_neural_codebook() || options.diveq()) {
+    own.learnable_codebook(true).ema_update(false);
+  }
+  if (options.diveq()) {
+    own.commitment_weight(0);
+  }
+  if (options.shared_codebook()) {
+    own.in_place_codebook_optimizer(nullptr);  // it is the stack's
+  }
+  return own;
+}
+
+}  // namespace
+
+ResidualVQImpl::ResidualVQImpl(ResidualVQOptions options_, bool owns_bridge)
+    : options(std::move(options_)), owns_bridge_(owns_bridge) {
+  reset();
+}
+
+void ResidualVQImpl::reset() {
+  const auto sizes = options.validate();
+  const int64_t code = options.codebook_dim().value_or(options.dim());
+  const int64_t inner = code * options.heads();
+  if (inner != options.dim()) {
+    project_in = register_module("project_in", torch::nn::Linear(options.dim(), inner));
+    project_out = register_module("project_out", torch::nn::Linear(inner, options.dim()));
+  }
+  make_levels(sizes, inner);
+  mlps.clear();
+  if (options.implicit_neural_codebook()) {
+    auto list = register_module("mlps", torch::nn::ModuleList());
+    for (size_t index = 1; index < sizes.size(); ++index) {
+      mlps.emplace_back(code, options.mlp_kwargs());
+      list->push_back(mlps.back());
+    }
+  }
+  if (options.shared_codebook() && options.vq().in_place_codebook_optimizer()) {
+    in_place_optimizer_ =
+        options.vq().in_place_codebook_optimizer()(levels[0]->codebook_state->learned_parameters());
+  }
+}
+
+void ResidualVQImpl::make_levels(const std::vector<int64_t>& sizes, int64_t inner) {
+  levels.clear();
+  auto list = register_module("layers", torch::nn::ModuleList());
+  for (const auto size : sizes) {
+    // Registered once, so that an optimizer meets a shared parameter once.
+    const auto shared =
+        options.shared_codebook() && !levels.empty() ? levels[0]->codebook_state : nullptr;
+    levels.emplace_back(level_options(options, size, inner), shared,
+                        owns_bridge_ && levels.empty());
+    list->push_back(levels.back());
+  }
+}
+
+void ResidualVQImpl::pretty_print(std::ostream& stream) const {
+  stream << "torchvq::ResidualVQ(dim=" << options.dim() << ", num_quantizers=" << num_quantizers()
+         << ", codebook_size=" << at::IntArrayRef(options.validate())
+         << ", heads=" << options.heads() << ", metric=" << levels[0]->codebook_state->metric()
+         << ")";
+}
+
+// Copies and checkpoints
+// -----------------------------------------------------------------------------------
+
+std::shared_ptr<torch::nn::Module> ResidualVQImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto own = options;
+  own.vq().vq_bridge(own.vq().vq_bridge().clone(device));
+  auto copy = std::make_shared<ResidualVQImpl>(std::move(own), owns_bridge_);
+  copy->copy_state(*this, device);
+  return copy;
+}
+
+void ResidualVQImpl::copy_state(const ResidualVQImpl& other,
+                                const std::optional<torch::Device>& device) {
+  detail::copy_tensors(other, *this, device);
+  for (size_t index = 0; index < levels.size(); ++index) {
+    levels[index]->codebook_state->copy_state(*other.levels[index]->codebook_state, device);
+    levels[index]->load_in_place_optimizer_state(other.levels[index]->in_place_optimizer_state());
+  }
+  load_in_place_optimizer_state(other.in_place_optimizer_state());
+}
+
+void ResidualVQImpl::save(torch::serialize::OutputArchive& archive) const {
+  torch::nn::Module::save(archive);
+  save_in_place_optimizer(archive);
+}
+
+void ResidualVQImpl::load(torch::serialize::InputArchive& archive) {
+  const auto state = read_in_place_optimizer(archive);
+  torch::nn::Module::load(archive);
+  load_in_place_optimizer_state(state);
+}
+
+void ResidualVQImpl::update_in_place_optimizer() {
+  for (auto& level : levels) {
+    level->update_in_place_optimizer();
+  }
+  InPlaceOptimizer::update_in_place_optimizer();
+}
+
+// Codes
+// -----------------------------------------------------------------------------------------------------
+
+std::vector<torch::Tensor> ResidualVQImpl::codebooks() {
+  std::vector<torch::Tensor> codes;
+  for (auto& level : levels) {
+    codes.push_back(level->codebook());
+  }
+  return codes;
+}
+
+std::vector<torch::Tensor> ResidualVQImpl::decode(const torch::Tensor& indices) {
+  const auto count = indices.dim() > 0 ? indices.size(-1) : 0;
+  TORCH_CHECK_VALUE(
+      count <= num_quantizers() && count >= (options.quantize_dropout() ? 1 : num_quantizers()),
+      "ResidualVQ: expected indices to have ", num_quantizers(),
+      " levels on the last axis, or fewer with quantize_dropout, but got shape ", indices.sizes());
+  const auto layout = detail::layout_of(*this);
+  std::vector<torch::Tensor> decoded;
+  torch::Tensor total;
+  for (int64_t number = 0; number < count; ++number) {
+    const auto own = indices.select(-1, number);
+    const auto rows = layout.split_indices(own);
+    auto codes = ops::lookup_codes(levels[number]->codebook_state->codes(), rows);
+    if (total.defined() && options.implicit_neural_codebook()) {
+      const auto made = mlps[number - 1]->rows(codes, total);
+      codes = made.masked_fill(rows.lt(0).unsqueeze(-1), 0);
+    }
+    total = total.defined() ? total.add(codes) : codes;
+    decoded.push_back(layout.join_heads(codes, own.sizes()));
+  }
+  return decoded;
+}
+
+torch::Tensor ResidualVQImpl::get_codes_from_indices(const torch::Tensor& indices) {
+  auto codes = decode(indices);
+  codes.resize(levels.size(), torch::zeros_like(codes[0]));
+  return at::stack(codes);
+}
+
+torch::Tensor ResidualVQImpl::get_output_from_indices(const torch::Tensor& indices) {
+  const auto codes = decode(indices);
+  auto output = codes[0];
+  for (size_t number = 1; number < codes.size(); ++number) {
+    output = output.add(codes[number]);
+  }
+  if (project_out) {
+    output = detail::apply_linear(project_out, output);
+    // Masked tokens have no output; the bias of the projection would give them one.
+    const auto absent = indices.lt(0);
+    const auto nowhere = (options.heads() > 1 ? absent.flatten(-2) : absent).all(-1);
+    output = output.masked_fill(nowhere.unsqueeze(-1), 0);
+  }
+  // (B, dim) has no position to move.
+  return output.dim() > 2 ? detail::layout_of(*this).place_features(output) : output;
+}
+
+}  // namespace torchvq

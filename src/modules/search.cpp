@@ -1,0 +1,83 @@
+#include "modules/search.h"
+
+#include <torchvq/functional/quantize.h>
+#include <torchvq/ops/snapshot.h>
+
+#include "modules/in_place.h"
+#include "modules/ranks.h"
+
+namespace torchvq::detail {
+
+namespace F = functional;
+using OptionalTensor = std::optional<at::Tensor>;
+
+void prepare(VectorQuantizeImpl& vq, const at::Tensor& x, const OptionalTensor& mask, bool frozen,
+             const distributed::Ranks& ranks) {
+  const bool learning = vq.is_training() && !(frozen && vq.codebook_state->initialised());
+  vq.codebook_state->prepare(x, mask, learning, ranks);
+}
+
+std::string estimator_of(const VectorQuantizeImpl& vq) {
+  if (!vq.is_training()) {
+    return "none";
+  }
+  if (!vq.options.route_gradients_to_input()) {
+    return vq.options.straight_through() ? "gumbel" : "none";
+  }
+  if (vq.options.directional_reparam()) {
+    return "directional_reparam";
+  }
+  if (!vq.resolved().rotation_trick) {
+    return "straight_through";
+  }
+  return vq.options.vqp_compat() ? "vqp_rotation_trick" : "rotation_trick";
+}
+
+at::Tensor stored_codes(VectorQuantizeImpl& vq, at::ScalarType dtype) {
+  const auto codes = vq.codebook_state->codes();
+  // The input decides how wide the arithmetic is, not a module that was made double.
+  const bool narrow = codes.scalar_type() == at::kDouble && dtype != at::kDouble;
+  return narrow ? codes.to(at::kFloat) : codes;
+}
+
+at::Tensor codes_to_search(VectorQuantizeImpl& vq, const Call& call, const at::Tensor& tokens,
+                           at::ScalarType dtype) {
+  if (!call.transform) {
+    return stored_codes(vq, dtype);
+  }
+  const auto codes = call.transform(ops::snapshot(vq.codebook_state->codes()));
+  const int64_t heads = vq.codebook_state->num_codebooks();
+  TORCH_CHECK_VALUE(
+      codes.dim() == 5 && codes.size(0) == heads,
+      "VectorQuantize: expected codebook_transform_fn to return codes of each token of shape "
+      "(H, B, N, K, D), but got shape ",
+      codes.sizes());
+  const int64_t rows = tokens.size(0) * tokens.size(1) * vq.options.heads() / heads;
+  return codes.reshape({heads, rows, codes.size(3), codes.size(4)});
+}
+
+Choice choose(VectorQuantizeImpl& vq, const at::Tensor& projected, const at::Tensor& tokens,
+              const OptionalTensor& mask, const Call& call, const SearchOptions& options) {
+  auto codebook = codes_to_search(vq, call, tokens, projected.scalar_type());
+  at::Tensor in_place;
+  if (vq.is_training() && vq.has_in_place_optimizer() && !call.frozen) {
+    in_place = in_place_step(vq, projected, codebook, mask, call.ranks);
+    codebook = codes_to_search(vq, call, tokens, projected.scalar_type());
+  }
+  const bool sampling = vq.is_training() && vq.options.stochastic_sample_codes();
+  const auto rng = noise_rng(options.rng.value_or(vq.codebook_state->rng), call.ranks);
+  auto [quantized, indices, codes, inputs] =
+      F::quantize(projected, codebook, rng, mask,
+                  F::QuantizeOptions()
+                      .topk(call.topk)
+                      .metric(vq.codebook_state->metric())
+                      .estimator(options.estimator ? *options.estimator : estimator_of(vq))
+                      .temperature(sampling ? std::optional(call.temperature) : std::nullopt)
+                      .gradient_temperature(call.temperature)
+                      .variance(vq.options.directional_reparam_variance())
+                      .sync_update_v(vq.is_training() ? vq.options.sync_update_v() : 0)
+                      .chosen(options.picked));
+  return {quantized, {tokens, inputs, codebook, mask, codes, indices}, in_place};
+}
+
+}  // namespace torchvq::detail

@@ -1,0 +1,42 @@
+// What a forward of VectorQuantize searches, and how its output gets a gradient.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include <torchvq/modules/vector_quantize.h>
+
+#include "modules/call.h"
+
+namespace torchvq::detail {
+
+/// What precedes the search for tokens (H, T, D); a frozen codebook is initialised all the same.
+void prepare(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::Tensor>& mask,
+             bool frozen, const distributed::Ranks& ranks);
+
+/// The operators' name of the gradient of the output.
+std::string estimator_of(const VectorQuantizeImpl& vq);
+
+/// The codes (H, K, D) for tokens that are projected to a dtype.
+at::Tensor stored_codes(VectorQuantizeImpl& vq, at::ScalarType dtype);
+
+/// The codes for tokens (B, N, dim): those, or one set for each token (H, T, K, D).
+at::Tensor codes_to_search(VectorQuantizeImpl& vq, const Call& call, const at::Tensor& tokens,
+                           at::ScalarType dtype);
+
+/// Whatever a level of a stack has of its own in a search.
+struct SearchOptions {
+  std::optional<std::string> estimator;  ///< default: the module's own
+  std::optional<at::Tensor> rng;         ///< (2,), for sampling and noise; default: the codebook's
+  std::optional<at::Tensor> picked;      ///< (H, T), codes already chosen; nothing is searched then
+};
+
+/// The step of the codebook's own optimizer, if any, and the search. Learning comes after.
+///
+/// @param projected  (H, T, D), what is searched for; the same tokens as `tokens` (B, N, dim).
+/// @param mask       (H, T).
+Choice choose(VectorQuantizeImpl& vq, const at::Tensor& projected, const at::Tensor& tokens,
+              const std::optional<at::Tensor>& mask, const Call& call,
+              const SearchOptions& options = {});
+
+}  // namespace torchvq::detail

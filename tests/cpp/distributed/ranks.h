@@ -1,0 +1,69 @@
+// Ranks as threads of one program, joined by Gloo over a hash store.
+#pragma once
+
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <torch/torch.h>
+#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+namespace torchvq::testing {
+
+/// The name of a rank's group: one per rank, so that threads do not find each other's.
+inline std::string group_of(int rank) { return "engine" + std::to_string(rank); }
+
+/// A Gloo group, registered as long as this lives.
+class Member {
+ public:
+  Member(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) : name_(group_of(rank)) {
+    auto options = c10d::ProcessGroupGloo::Options::create(std::chrono::milliseconds(5000));
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
+    const auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
+    group_ = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
+    group_->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
+    group_->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, gloo);
+    c10d::register_process_group(name_, group_);
+  }
+  ~Member() { c10d::unregister_process_group(name_); }
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+
+ private:
+  std::string name_;
+  c10::intrusive_ptr<c10d::ProcessGroup> group_;
+};
+
+using Body = std::function<void(int rank, const std::string& group_name)>;
+
+/// Runs the body on `size` ranks; returns what each threw, or "".
+inline std::vector<std::string> on_ranks(int size, const Body& body) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::string> errors(size);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        const Member member(store, rank, size);
+        body(rank, member.name());
+      } catch (const c10::Error& error) {
+        errors[rank] = error.what_without_backtrace();
+      } catch (const std::exception& error) {
+        errors[rank] = error.what();
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  return errors;
+}
+
+}  // namespace torchvq::testing

@@ -1,0 +1,161 @@
+// Trains a ResidualVQ, or with groups=G a GroupedResidualVQ, on tensors from a file, for
+// tests/python/test_residual_vq_cpp.py, which does the same in Python and compares every bit.
+//
+//   residual_vq_run IN OUT dim=8 num_quantizers=3 codebook_size=16 [option=value ...]
+//
+// Files as for vector_quantize_run; a step may have "<i>.mask", "<i>.indices" (targets) and
+// "<i>.seed" (of the dropout). codebook_size=4,16,7 gives each level its own. beam=B overrides
+// beam_size in every call, codes=1 asks for all codes.
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <torchvq/modules/grouped_residual_vq.h>
+#include <torchvq/modules/residual_vq.h>
+
+#include "modules/run_support.h"
+
+namespace torchvq::testing {
+
+template <typename T>
+std::vector<T> parse_list(const std::string& text) {
+  std::vector<T> values;
+  std::stringstream words(text);
+  for (std::string word; std::getline(words, word, ',');) {
+    parse(values.emplace_back(), word);
+  }
+  return values;
+}
+
+void parse(CodebookSizes& field, const std::string& text) {
+  const auto sizes = parse_list<int64_t>(text);
+  field = text.find(',') == std::string::npos ? CodebookSizes(sizes[0]) : CodebookSizes(sizes);
+}
+
+void parse(std::optional<std::vector<double>>& field, const std::string& text) {
+  field = parse_list<double>(text);
+}
+
+namespace {
+
+const Setters<ResidualVQOptions> kResidualOptions{
+    TORCHVQ_OPTION(dim),
+    TORCHVQ_OPTION(num_quantizers),
+    TORCHVQ_OPTION(codebook_size),
+    TORCHVQ_OPTION(codebook_dim),
+    TORCHVQ_OPTION(heads),
+    TORCHVQ_OPTION(accept_image_fmap),
+    TORCHVQ_OPTION(return_zeros_for_masked_padding),
+    TORCHVQ_OPTION(shared_codebook),
+    TORCHVQ_OPTION(diveq),
+    TORCHVQ_OPTION(quant_grad_frac),
+    TORCHVQ_OPTION(quantize_dropout),
+    TORCHVQ_OPTION(quantize_dropout_cutoff_index),
+    TORCHVQ_OPTION(quantize_dropout_multiple_of),
+    TORCHVQ_OPTION(implicit_neural_codebook),
+    TORCHVQ_OPTION(beam_size),
+    TORCHVQ_OPTION(eval_beam_size),
+    TORCHVQ_OPTION(beam_score_quantizer_weights),
+    {"mlp_depth",
+     [](auto& options, const std::string& text) { parse(options.mlp_kwargs().depth(), text); }},
+    {"mlp_dim_hidden",
+     [](auto& options, const std::string& text) {
+       parse(options.mlp_kwargs().dim_hidden(), text);
+     }},
+};
+
+struct Arguments {
+  ResidualVQOptions options{1};
+  int64_t groups = 0;
+  ResidualVQForwardOptions call;
+};
+
+Arguments parse_arguments(int count, char** values) {
+  Arguments arguments;
+  for (int i = 0; i < count; ++i) {
+    const std::string argument(values[i]);
+    const auto split = argument.find('=');
+    const auto name = argument.substr(0, split), text = argument.substr(split + 1);
+    if (name == "groups") {
+      parse(arguments.groups, text);
+    } else if (name == "beam") {
+      parse(arguments.call.beam_size(), text);
+    } else if (name == "codes") {
+      arguments.call.return_all_codes(true);
+    } else if (kResidualOptions.contains(name)) {
+      kResidualOptions.at(name)(arguments.options, text);
+    } else {
+      kVectorQuantizeOptions.at(name)(arguments.options.vq(), text);
+    }
+  }
+  return arguments;
+}
+
+void record(Tensors& results, const std::string& prefix, const ResidualVQOutput& output) {
+  results[prefix + "quantized"] = output.quantized.detach();
+  results[prefix + "indices"] = output.indices;
+  results[prefix + "loss"] = output.loss.detach();
+  if (output.all_codes.defined()) {
+    results[prefix + "all_codes"] = output.all_codes.detach().clone();
+  }
+}
+
+template <typename Stack>
+void train(Stack& stack, const Given& in, const std::string& prefix, ResidualVQForwardOptions call,
+           Tensors& results) {
+  const auto x = in.tensors.at(prefix + "x").clone().requires_grad_();
+  call.mask(in.find(prefix + "mask")).indices(in.find(prefix + "indices"));
+  if (const auto seed = in.find(prefix + "seed")) {
+    call.rand_quantize_dropout_fixed_seed(seed->item<int64_t>());
+  }
+  const auto output = stack(x, call);
+  record(results, prefix, output);
+  const auto& weight = in.tensors.at(prefix + "weight");
+  (output.loss.sum() + (output.quantized * weight).sum()).backward();
+  descend(*stack, x, prefix, results);
+}
+
+template <typename Stack>
+void run(Stack stack, const Given& in, const ResidualVQForwardOptions& call,
+         const std::string& to) {
+  Tensors results;
+  load_state_dict(*stack, in.state);
+  for (int step = 0; in.find(std::to_string(step) + ".x"); ++step) {
+    train(stack, in, std::to_string(step) + ".", call, results);
+  }
+  stack->eval();
+  const auto output = stack(in.tensors.at("eval.x"), call);
+  record(results, "eval.", output);
+  results["eval.decoded"] = stack->get_output_from_indices(output.indices).detach();
+  results["eval.codes"] = stack->get_codes_from_indices(output.indices).detach();
+  save(*stack, results, to);
+}
+
+void run(const std::string& from, const std::string& to, const Arguments& arguments) {
+  const Given in(from);
+  if (arguments.groups == 0) {
+    run(ResidualVQ(arguments.options), in, arguments.call, to);
+  } else {
+    run(GroupedResidualVQ(GroupedResidualVQOptions(arguments.options.dim())
+                              .groups(arguments.groups)
+                              .accept_image_fmap(arguments.options.accept_image_fmap())
+                              .rvq(arguments.options)),
+        in, arguments.call, to);
+  }
+}
+
+}  // namespace
+}  // namespace torchvq::testing
+
+int main(int argc, char** argv) {
+  using namespace torchvq::testing;
+  at::set_num_threads(1);
+  try {
+    run(argv[1], argv[2], parse_arguments(argc - 3, argv + 3));
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
+  }
+  return 0;
+}

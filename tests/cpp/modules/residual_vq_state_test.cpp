@@ -1,0 +1,158 @@
+// State of the residual stacks: names, checkpoints, copies, casts.
+#include <algorithm>
+#include <set>
+#include <sstream>
+
+#include "modules/residual_vq_support.h"
+
+namespace torchvq {
+namespace {
+
+using namespace torchvq::testing;
+
+StackOptions with_adam(bool shared) {
+  return with([shared](auto& o) {
+    o.shared_codebook(shared).vq().learnable_codebook(true).ema_update(false);
+    o.vq().in_place_codebook_optimizer([](std::vector<torch::Tensor> parameters) {
+      return std::make_shared<torch::optim::Adam>(std::move(parameters),
+                                                  torch::optim::AdamOptions(0.05));
+    });
+  });
+}
+
+std::map<std::string, StackOptions> configurations() {
+  auto all = stack_configurations();
+  all.emplace("adam", with_adam(false));
+  all.emplace("adam_shared", with_adam(true));
+  return all;
+}
+
+/// The rest of a run must be the uninterrupted one.
+void expect_continues_alike(ResidualVQ& resumed, ResidualVQ& original) {
+  expect_same_state(state_of(*resumed), state_of(*original));
+  train_stack(resumed, 3, 5);
+  train_stack(original, 3, 5);
+  expect_same_state(state_of(*resumed), state_of(*original));
+}
+
+ResidualVQ copy_of_stack(const ResidualVQ& stack) {
+  return ResidualVQ(std::dynamic_pointer_cast<ResidualVQImpl>(stack->clone()));
+}
+
+TEST(ResidualVQStateTest, StateDictContinuesTheRun) {
+  for (const auto& [name, options] : configurations()) {
+    SCOPED_TRACE(name);
+    auto original = make_stack(options), resumed = make_stack(options, 7);
+    train_stack(original, 0, 3);
+    load_state_dict(*resumed, state_of(*original));
+    expect_continues_alike(resumed, original);
+  }
+}
+
+TEST(ResidualVQStateTest, TorchSaveContinuesTheRun) {
+  for (const auto& [name, options] : configurations()) {
+    SCOPED_TRACE(name);
+    auto original = make_stack(options), resumed = make_stack(options, 7);
+    train_stack(original, 0, 3);
+    std::stringstream file;
+    torch::save(original, file);
+    torch::load(resumed, file);
+    expect_continues_alike(resumed, original);
+  }
+}
+
+TEST(ResidualVQStateTest, CloneContinuesTheRunOnItsOwn) {
+  for (const auto& [name, options] : configurations()) {
+    SCOPED_TRACE(name);
+    auto original = make_stack(options);
+    train_stack(original, 0, 3);
+    const auto before = state_of(*original);
+    auto copy = copy_of_stack(original), second = copy_of_stack(original);
+    train_stack(copy, 3, 5);
+    expect_same_state(state_of(*original), before);
+    expect_continues_alike(second, original);
+    expect_same_state(state_of(*copy), state_of(*original));
+  }
+}
+
+TEST(ResidualVQStateTest, CloneInsideAModelUsesItsOwnTensors) {
+  struct ModelImpl : torch::nn::Cloneable<ModelImpl> {
+    explicit ModelImpl(StackOptions given) : given(std::move(given)) { reset(); }
+    void reset() override { quantizer = register_module("quantizer", make_stack(given)); }
+    StackOptions given;
+    ResidualVQ quantizer{nullptr};
+  };
+  for (const auto& name : {"shared", "implicit", "projections", "adam_shared"}) {
+    SCOPED_TRACE(name);
+    auto original = std::make_shared<ModelImpl>(configurations().at(name));
+    train_stack(original->quantizer, 0, 3);
+    const auto copy = std::dynamic_pointer_cast<ModelImpl>(original->clone());
+    expect_continues_alike(copy->quantizer, original->quantizer);
+    EXPECT_TRUE(state_dict(*copy).contains("quantizer.layers.2._codebook.embed"));
+  }
+}
+
+TEST(ResidualVQStateTest, GroupsAreCopiedAndSaved) {
+  const auto options =
+      GroupedResidualVQOptions(kDim).groups(2).rvq(stack_options().implicit_neural_codebook(true));
+  GroupedResidualVQ original(options), resumed(options);
+  const auto x = normal({2, 30, kDim});
+  original(x);
+  GroupedResidualVQ copy(std::dynamic_pointer_cast<GroupedResidualVQImpl>(original->clone()));
+  load_state_dict(*resumed, state_of(*original));
+  for (auto* module : {&original, &copy, &resumed}) (*module)(x);
+  expect_same_state(state_of(*copy), state_of(*original));
+  expect_same_state(state_of(*resumed), state_of(*original));
+  EXPECT_TRUE(state_of(*original).contains("rvqs.1.mlps.0.layers.3.2.weight"));
+}
+
+TEST(ResidualVQStateTest, ASharedCodebookHasOneParameterAndANameInEachLevel) {
+  auto stack = make_stack(configurations().at("shared_learnable"));
+  EXPECT_EQ(stack->parameters().size(), 1U);
+  const auto state = state_dict(*stack);
+  for (const auto* name : {"layers.0._codebook.embed", "layers.2._codebook.embed"}) {
+    ASSERT_TRUE(state.contains(name)) << name;
+    EXPECT_EQ(state.at(name).data_ptr(), stack->parameters()[0].data_ptr());
+  }
+  stack->to(at::kDouble);
+  EXPECT_EQ(stack->levels[2]->codebook().scalar_type(), at::kDouble);
+}
+
+TEST(ResidualVQStateTest, CheckpointOfTheReferenceLoads) {
+  for (const auto& name : {"default", "shared"}) {
+    auto source = make_stack(configurations().at(name));
+    train_stack(source, 0, 2);
+    auto state = state_of(*source);
+    std::erase_if(state, [](const auto& item) {
+      return item.first.ends_with(".rng") || item.first.ends_with(".cooldown");
+    });
+    auto stack = make_stack(configurations().at(name), 7);
+    load_state_dict(*stack, state);
+    for (int64_t level = 0; level < kLevels; ++level) {
+      EXPECT_TRUE(at::equal(stack->codebooks()[level], source->codebooks()[level]));
+    }
+  }
+}
+
+TEST(ResidualVQStateTest, CastsKeepTheAveragesWide) {
+  auto stack = make_stack(stack_options().codebook_dim(5));
+  train_stack(stack, 0, 1);
+  stack->to(at::kBFloat16);
+  EXPECT_EQ(stack->project_in->weight.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(stack->levels[1]->codebook_state->embed_avg.scalar_type(), at::kFloat);
+  const auto output = stack(normal({2, 5, kDim}).to(at::kBFloat16));
+  EXPECT_EQ(output.quantized.scalar_type(), at::kBFloat16);
+  EXPECT_EQ(output.loss.scalar_type(), at::kFloat);
+  EXPECT_TRUE(output.quantized.isfinite().all().item<bool>());
+}
+
+TEST(ResidualVQStateTest, ModulesSayWhatTheyAre) {
+  std::stringstream text;
+  text << make_stack(stack_options()) << "\n"
+       << GroupedResidualVQ(GroupedResidualVQOptions(kDim).groups(2).rvq(stack_options()));
+  EXPECT_NE(text.str().find("torchvq::ResidualVQ(dim=8, num_quantizers=3"), std::string::npos);
+  EXPECT_NE(text.str().find("torchvq::GroupedResidualVQ(dim=8, groups=2"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace torchvq

@@ -1,0 +1,288 @@
+#include "modules/residual_vq_support.h"
+
+#include "expect_throw.h"
+
+namespace torchvq {
+namespace {
+
+using namespace torchvq::testing;
+
+torch::Tensor run(ResidualVQ& stack, const torch::Tensor& x, const StackCall& call = {}) {
+  return stack(x, call).quantized;
+}
+
+TEST(ResidualVQTest, EvaluationTakesTheNearestCodeOfEachLevelAndChangesNothing) {
+  auto stack = make_stack(stack_options());
+  stack->eval();
+  const auto before = state_of(*stack);
+  const auto x = normal({3, 5, kDim});
+  const auto output = stack(x);
+  auto residual = x.flatten(0, 1), total = torch::zeros_like(residual);
+  for (int64_t level = 0; level < kLevels; ++level) {
+    const auto codes = stack->levels[level]->codebook();
+    const auto expected = brute_force(residual, codes);
+    EXPECT_TRUE(at::equal(output.indices.select(-1, level).flatten(), expected)) << level;
+    total = total + codes.index({expected});
+    residual = residual - codes.index({expected});
+  }
+  EXPECT_TRUE(at::equal(output.quantized.flatten(0, 1), total));
+  EXPECT_TRUE(at::equal(output.loss, torch::zeros({kLevels})));
+  EXPECT_FALSE(output.loss.requires_grad());
+  expect_same_state(state_of(*stack), before);
+}
+
+TEST(ResidualVQTest, EveryConfigurationDecodesItsIndices) {
+  for (const auto& [name, options] : stack_configurations()) {
+    SCOPED_TRACE(name);
+    auto stack = make_stack(options);
+    train_stack(stack, 0, 2);
+    stack->eval();
+    const auto x = input_for(options, 9);
+    const auto output = stack(x);
+    EXPECT_EQ(output.quantized.sizes(), x.sizes());
+    EXPECT_TRUE(at::equal(stack->get_output_from_indices(output.indices), output.quantized));
+    const auto with_codes = stack(x, StackCall().return_all_codes(true));
+    EXPECT_TRUE(at::equal(with_codes.quantized, output.quantized));
+    EXPECT_TRUE(at::equal(with_codes.indices, output.indices));
+    EXPECT_TRUE(at::equal(stack->get_codes_from_indices(output.indices), with_codes.all_codes));
+  }
+}
+
+TEST(ResidualVQTest, TheGainFromOutputToInputIsOneForAnyNumberOfLevels) {
+  for (const int64_t levels : {1, 2, 8}) {
+    auto options = stack_options().num_quantizers(levels);
+    options.vq().rotation_trick(false);
+    auto stack = make_stack(options);
+    const auto x = normal({2, 6, kDim}).requires_grad_();
+    run(stack, x).sum().backward();
+    EXPECT_TRUE(at::equal(x.grad(), at::ones_like(x)));
+  }
+}
+
+TEST(ResidualVQTest, LossesAreTheSquaredDistancesOfEachLevel) {
+  auto stack = make_stack(stack_options());
+  const auto x = normal({2, 20, kDim});
+  const auto output = stack(x, StackCall().return_all_codes(true));
+  auto residual = x;
+  for (int64_t level = 0; level < kLevels; ++level) {
+    residual = residual - output.all_codes[level];
+    EXPECT_TRUE(at::allclose(output.loss[level], residual.square().mean())) << level;
+  }
+  EXPECT_TRUE(at::allclose(output.all_codes.sum(0), output.quantized, 1e-5, 1e-6));
+}
+
+TEST(ResidualVQTest, MaskEqualsTheSelectionOfRealTokens) {
+  for (const auto& name : {"default", "shared", "kmeans", "implicit"}) {
+    SCOPED_TRACE(name);
+    const auto options = stack_configurations().at(name);
+    const auto x = normal({2, 30, kDim});
+    const auto mask = normal({2, 30}, 3) > 0;
+    const auto padded =
+        x.masked_fill(mask.logical_not().unsqueeze(-1), std::numeric_limits<float>::quiet_NaN());
+    auto masked = make_stack(options), selected = make_stack(options);
+    load_state_dict(*selected, state_of(*masked));
+    const auto actual = masked(padded, StackCall().mask(mask));
+    const auto expected = selected(x.index({mask}).unsqueeze(0));
+    EXPECT_TRUE(at::allclose(actual.loss, expected.loss));
+    EXPECT_TRUE(at::equal(actual.indices.index({mask}), expected.indices[0]));
+    EXPECT_TRUE(actual.indices.index({mask.logical_not()}).eq(-1).all().item<bool>());
+    EXPECT_TRUE(actual.quantized.index({mask.logical_not()}).eq(0).all().item<bool>());
+    expect_same_state(state_of(*masked), state_of(*selected));
+  }
+}
+
+TEST(ResidualVQTest, NoTokensLeaveTheState) {
+  for (const auto& [name, options] : stack_configurations()) {
+    if (options.accept_image_fmap()) continue;
+    SCOPED_TRACE(name);
+    auto stack = make_stack(options);
+    const auto before = state_of(*stack);
+    const auto nothing = stack(torch::zeros({2, 0, kDim}));
+    EXPECT_TRUE(nothing.loss.eq(0).all().item<bool>());
+    const auto masked =
+        stack(normal({2, 6, kDim}), StackCall().mask(torch::zeros({2, 6}, at::kBool)));
+    EXPECT_TRUE(masked.loss.eq(0).all().item<bool>());
+    expect_same_state(state_of(*stack), before);
+  }
+}
+
+TEST(ResidualVQTest, TokensThatAreNotFiniteDoNotReachTheCodes) {
+  auto stack = make_stack(stack_options());
+  auto x = normal({1, 20, kDim});
+  auto twin = make_stack(stack_options());
+  load_state_dict(*twin, state_of(*stack));
+  auto damaged = at::cat({x, x.slice(1, 0, 1)}, 1);
+  damaged[0][20][3] = std::numeric_limits<float>::quiet_NaN();
+  const auto output = stack(damaged);
+  twin(x);
+  EXPECT_TRUE(output.quantized[0][20].isnan().all().item<bool>());
+  EXPECT_TRUE(output.indices[0][20].eq(0).all().item<bool>());
+  expect_same_state(state_of(*stack), state_of(*twin));
+}
+
+TEST(ResidualVQTest, ASharedCodebookLearnsOnceFromAllLevels) {
+  auto options = stack_options().shared_codebook(true);
+  options.vq().decay(0.5);
+  auto stack = make_stack(options);
+  const auto x = normal({1, 40, kDim});
+  const auto output = stack(x);
+  const auto counts = at::one_hot(output.indices.flatten(), kCodes).sum(0).to(at::kFloat);
+  EXPECT_TRUE(at::allclose(stack->levels[0]->codebook_state->cluster_size[0], counts * 0.5 + 0.5));
+  for (const auto& level : stack->levels) {
+    EXPECT_EQ(level->codebook_state.get(), stack->levels[0]->codebook_state.get());
+  }
+}
+
+TEST(ResidualVQTest, DroppedLevelsHaveNoIndexNoLossAndDoNotLearn) {
+  auto stack = make_stack(stack_options().quantize_dropout(true));
+  std::set<int64_t> depths;
+  for (int step = 0; step < 40; ++step) {
+    const auto before = state_of(*stack);
+    const auto output = stack(normal({1, 20, kDim}, step));
+    const auto used = output.indices.ge(0).flatten(0, 1).all(0);
+    const auto depth = used.sum().item<int64_t>();
+    depths.insert(depth);
+    EXPECT_TRUE(at::equal(output.loss.gt(0), used));
+    const auto after = state_of(*stack);
+    for (int64_t level = depth; level < kLevels; ++level) {
+      const auto name = "layers." + std::to_string(level) + "._codebook.embed";
+      EXPECT_TRUE(at::equal(before.at(name), after.at(name))) << name;
+    }
+  }
+  EXPECT_EQ(depths, (std::set<int64_t>{1, 2, 3}));
+}
+
+TEST(ResidualVQTest, BeamsLeaveLessAndABeamOfOneIsTheGreedyWalk) {
+  auto stack = make_stack(stack_options());
+  stack->eval();
+  const auto x = normal({4, 50, kDim});
+  const auto error = [&](const torch::Tensor& output) {
+    return (x - output).square().sum().item<double>();
+  };
+  const auto greedy = run(stack, x);
+  EXPECT_TRUE(at::equal(run(stack, x, StackCall().beam_size(1)), greedy));
+  const auto beam = stack(x, StackCall().beam_size(8));
+  EXPECT_LT(error(beam.quantized), 0.95 * error(greedy));
+  EXPECT_TRUE(at::equal(stack->get_output_from_indices(beam.indices), beam.quantized));
+}
+
+TEST(ResidualVQTest, TargetsGiveTheSumOfCrossEntropies) {
+  auto stack = make_stack(stack_options());
+  stack->eval();
+  const auto x = normal({2, 5, kDim});
+  const auto plain = stack(x, StackCall().return_all_codes(true));
+  const auto output = stack(x, StackCall().indices(plain.indices));
+  EXPECT_TRUE(at::equal(output.quantized, plain.quantized));
+  auto residual = x.flatten(0, 1);
+  auto expected = torch::zeros({});
+  for (int64_t level = 0; level < kLevels; ++level) {
+    const auto distance = at::cdist(residual, stack->levels[level]->codebook());
+    expected =
+        expected + at::cross_entropy_loss(-distance, plain.indices.select(-1, level).flatten());
+    residual = residual - plain.all_codes[level].flatten(0, 1);
+  }
+  EXPECT_TRUE(at::allclose(output.loss, expected, 1e-4, 1e-5));
+}
+
+TEST(ResidualVQTest, AFrozenStackLearnsNothing) {
+  auto stack = make_stack(stack_options());
+  const auto before = state_of(*stack);
+  stack(normal({2, 20, kDim}), StackCall().freeze_codebook(true));
+  for (const auto& [name, value] : state_of(*stack)) {
+    if (!name.ends_with("rng")) EXPECT_TRUE(at::equal(value, before.at(name))) << name;
+  }
+}
+
+TEST(ResidualVQTest, TrainingLowersTheError) {
+  auto options = StackOptions(kDim).num_quantizers(4).codebook_size(kCodes);
+  options.vq().kmeans_init(true).threshold_ema_dead_code(1);
+  ResidualVQ stack(options);
+  const auto x = normal({1, 2000, kDim});
+  stack(x);
+  for (int step = 0; step < 30; ++step) stack(x);
+  stack->eval();
+  auto random = make_stack(options.vq(VectorQuantizeOptions(1)));
+  random->eval();
+  const auto error = [&](ResidualVQ& module) { return (run(module, x) - x).square().mean(); };
+  EXPECT_LT(error(stack).item<float>(), 0.5 * error(random).item<float>());
+}
+
+// Groups
+// ----------------------------------------------------------------------------------------------------
+
+TEST(GroupedResidualVQTest, EachGroupIsAStackOfItsOwnFeatures) {
+  GroupedResidualVQ groups(GroupedResidualVQOptions(kDim).groups(2).rvq(stack_options()));
+  const auto x = normal({3, 5, kDim});
+  std::vector<ResidualVQ> twins;
+  for (const auto& rvq : groups->rvqs) {
+    twins.emplace_back(std::dynamic_pointer_cast<ResidualVQImpl>(rvq->clone()));
+  }
+  const auto output = groups(x, StackCall().return_all_codes(true));
+  EXPECT_EQ(output.indices.sizes(), (at::IntArrayRef{2, 3, 5, kLevels}));
+  EXPECT_EQ(output.all_codes.sizes(), (at::IntArrayRef{2, kLevels, 3, 5, kDim / 2}));
+  const auto parts = x.chunk(2, -1);
+  for (int group = 0; group < 2; ++group) {
+    const auto own = twins[group](parts[group]);
+    EXPECT_TRUE(at::equal(output.indices[group], own.indices));
+    EXPECT_TRUE(at::equal(output.loss[group], own.loss));
+    EXPECT_TRUE(at::equal(output.quantized.chunk(2, -1)[group], own.quantized));
+  }
+  groups->eval();
+  const auto evaluated = groups(x);
+  EXPECT_TRUE(at::equal(groups->get_output_from_indices(evaluated.indices), evaluated.quantized));
+}
+
+// Errors
+// ----------------------------------------------------------------------------------------------------
+
+TEST(ResidualVQTest, WrongOptionsAreNamed) {
+  const auto refuse = [](const StackOptions& wrong, const std::string& fragment) {
+    expect_throw_with<c10::ValueError>([&] { ResidualVQ stack(wrong); }, fragment);
+  };
+  refuse(StackOptions(kDim), "expected num_quantizers to be at least 1, but got 0");
+  refuse(stack_options().codebook_size({4, 5}), "num_quantizers to be the number of codebook");
+  refuse(StackOptions(kDim).codebook_size({4, 5}).shared_codebook(true), "codebook is shared");
+  refuse(stack_options().quantize_dropout_cutoff_index(3), "in [0, 2], but got 3");
+  refuse(stack_options().quantize_dropout_multiple_of(0), "multiple_of to be at least 1");
+  refuse(stack_options().quant_grad_frac(1.5), "quant_grad_frac to be in [0, 1], but got 1.5");
+  refuse(stack_options().beam_size(0), "expected beam_size to be at least 1, but got 0");
+  refuse(stack_options().beam_size(2).implicit_neural_codebook(true), "beam_size to be 1 or none");
+  refuse(stack_options().beam_score_quantizer_weights(std::vector<double>{1, -1, 1}),
+         "beam_score_quantizer_weights to be 3 finite, non-negative numbers");
+  refuse(with([](auto& o) { o.diveq(true).vq().use_cosine_sim(true); }), "use_cosine_sim");
+  refuse(with([](auto& o) { o.vq().decay(2); }), "expected decay to be in [0, 1]");
+  expect_throw_with<c10::ValueError>(
+      [] { GroupedResidualVQ groups(GroupedResidualVQOptions(8).groups(3)); },
+      "expected dim to be a multiple of 3 groups, but got 8");
+  expect_throw_with<c10::ValueError>(
+      [] { GroupedResidualVQ groups(GroupedResidualVQOptions(8).groups(0)); },
+      "expected groups to be at least 1, but got 0");
+}
+
+TEST(ResidualVQTest, WrongCallsAreNamedAndLeaveTheState) {
+  auto stack = make_stack(stack_options());
+  const auto before = state_of(*stack);
+  const auto x = normal({2, 6, kDim});
+  const auto refuse = [&]<typename Error>(std::type_identity<Error>, const torch::Tensor& input,
+                                          const StackCall& call, const std::string& fragment) {
+    expect_throw_with<Error>([&] { stack(input, call); }, fragment);
+  };
+  const std::type_identity<c10::ValueError> value;
+  const std::type_identity<c10::TypeError> type;
+  refuse(value, normal({2, 6, 7}), {}, "ResidualVQ: expected x to have 8 features (dim)");
+  refuse(type, x.to(at::kLong), {}, "x");
+  refuse(type, x, StackCall().mask(at::ones({2, 6})), "expected mask to be");
+  refuse(value, x, StackCall().beam_size(0), "expected beam_size to be at least 1");
+  refuse(value, x, StackCall().indices(at::zeros({2, 6, 2}, at::kLong)), "to have 3 levels");
+  refuse(std::type_identity<c10::IndexError>(), x,
+         StackCall().indices(at::full({2, 6, kLevels}, kCodes, at::kLong)), "");
+  expect_throw_with<c10::ValueError>(
+      [&] { stack->get_output_from_indices(at::zeros({2, 6, 2}, at::kLong)); },
+      "expected indices to have 3 levels on the last axis");
+  expect_throw_with<c10::IndexError>(
+      [&] { stack->get_codes_from_indices(at::full({2, 6, kLevels}, kCodes, at::kLong)); }, "");
+  expect_same_state(state_of(*stack), before);
+}
+
+}  // namespace
+}  // namespace torchvq
