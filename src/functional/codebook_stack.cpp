@@ -2,9 +2,10 @@
 #include <ATen/ops/cat.h>
 #include <c10/util/Exception.h>
 #include <torchvq/functional/codebook_stack.h>
-#include <torchvq/ops/lookup_codes.h>
 #include <torchvq/ops/nearest_code.h>
 #include <torchvq/ops/residual_beam_search.h>
+#include <torchvq/ops/residual_decode.h>
+#include <torchvq/ops/residual_encode.h>
 
 #include <algorithm>
 
@@ -20,22 +21,23 @@ void check(const CodebookStack& stack, const char* where) {
       " for ", stack.columns());
 }
 
-// The one place that chooses codes of several levels.
-at::Tensor encode_group(const at::Tensor& x, const std::vector<at::Tensor>& levels, int64_t beam) {
+std::vector<at::Tensor> with_one_head(const std::vector<at::Tensor>& levels) {
   std::vector<at::Tensor> codebooks;
   codebooks.reserve(levels.size());
   for (const auto& codebook : levels) codebooks.push_back(codebook.unsqueeze(0));
-  return ops::residual_beam_search(x.unsqueeze(0), codebooks, beam)[0];
+  return codebooks;
+}
+
+// The one place that chooses codes of several levels.
+at::Tensor encode_group(const at::Tensor& x, const std::vector<at::Tensor>& levels, int64_t beam) {
+  const auto rows = x.unsqueeze(0);
+  const auto codebooks = with_one_head(levels);
+  if (beam == 1) return ops::residual_encode(rows, codebooks).indices[0];
+  return ops::residual_beam_search(rows, codebooks, beam)[0];
 }
 
 at::Tensor decode_group(const at::Tensor& codes, const std::vector<at::Tensor>& levels) {
-  at::Tensor sum;
-  for (size_t q = 0; q < levels.size(); ++q) {
-    const auto index = codes.select(1, static_cast<int64_t>(q)).contiguous().unsqueeze(0);
-    const auto level = ops::lookup_codes(levels[q].unsqueeze(0), index)[0];
-    sum = sum.defined() ? sum.add_(level) : level;
-  }
-  return sum;
+  return ops::residual_decode(codes.unsqueeze(0), with_one_head(levels))[0];
 }
 
 }  // namespace

@@ -1,15 +1,27 @@
 #include "modules/residual_evaluation.h"
 
+#include <algorithm>
 #include <vector>
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/stack.h>
 
 #include <torchvq/ops/nearest_code.h>
+#include <torchvq/ops/residual_encode.h>
 
 namespace torchvq::detail {
 
-Encoded encode_levels(const at::Tensor& x, at::TensorList codebooks, const std::string& metric,
-                      const std::optional<at::Tensor>& mask) {
+namespace {
+
+bool have_gradient(at::TensorList codebooks) {
+  return at::GradMode::is_enabled() &&
+         std::any_of(codebooks.begin(), codebooks.end(),
+                     [](const at::Tensor& codebook) { return codebook.requires_grad(); });
+}
+
+/// Level by level, because residual_encode() has no gradient.
+Encoded walk_levels(const at::Tensor& x, at::TensorList codebooks, const std::string& metric,
+                    const std::optional<at::Tensor>& mask) {
   const auto options = ops::NearestCodeOptions().metric(metric).return_codes(true);
   auto residual = x;
   at::Tensor total;
@@ -25,6 +37,18 @@ Encoded encode_levels(const at::Tensor& x, at::TensorList codebooks, const std::
     chosen = chosen.masked_fill(mask->logical_not().unsqueeze(-1), -1);
   }
   return {total, chosen};
+}
+
+}  // namespace
+
+Encoded encode_levels(const at::Tensor& x, at::TensorList codebooks, const std::string& metric,
+                      const std::optional<at::Tensor>& mask) {
+  if (have_gradient(codebooks)) {
+    return walk_levels(x, codebooks, metric, mask);
+  }
+  const auto options = ops::ResidualEncodeOptions().metric(metric).mask(mask);
+  const auto found = ops::residual_encode(x, codebooks, options);
+  return {found.quantized, found.indices};
 }
 
 }  // namespace torchvq::detail
