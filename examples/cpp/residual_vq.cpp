@@ -35,12 +35,20 @@ double share_lost(const torch::Tensor& x, const torch::Tensor& output) {
   return ((x - output).square().sum() / x.square().sum()).item<double>();
 }
 
-void train(torchvq::ResidualVQ& quantizer) {
-  for (int step = 0; step < kSteps; ++step) {
-    const auto x = draw(1024).unsqueeze(0);
-    const auto output = quantizer(x);  // the codebooks learn by moving averages
-    if (step % 50 == 0 || step == kSteps - 1) {
-      std::printf("step %3d   lost %.4f of the variance\n", step, share_lost(x, output.quantized));
+/// On vectors that training has not seen: those of the first batch made the codes, and flatter them.
+double lost_on(torchvq::ResidualVQ& quantizer, const torch::Tensor& unseen) {
+  const torch::NoGradGuard no_grad;
+  quantizer->eval();
+  const auto output = quantizer(unseen);
+  quantizer->train();
+  return share_lost(unseen, output.quantized);
+}
+
+void train(torchvq::ResidualVQ& quantizer, const torch::Tensor& unseen) {
+  for (int step = 1; step <= kSteps; ++step) {
+    quantizer(draw(1024).unsqueeze(0));  // the codebooks learn by moving averages
+    if (step == 1 || step % 50 == 0) {
+      std::printf("step %3d   lost %.4f of the variance\n", step, lost_on(quantizer, unseen));
     }
   }
 }
@@ -58,12 +66,12 @@ torchvq::ResidualVQ load(const std::string& file_name) {
 void run(const std::string& file_name) {
   torch::manual_seed(0);
   torchvq::ResidualVQ quantizer(options());
-  train(quantizer);
+  const auto unseen = draw(4096).unsqueeze(0);
+  train(quantizer, unseen);
   torchvq::io::save_safetensors(file_name, torchvq::state_dict(*quantizer));
 
   const torch::NoGradGuard no_grad;
   quantizer->eval();
-  const auto unseen = draw(4096).unsqueeze(0);
   const auto greedy = quantizer(unseen);
   const auto beam = quantizer(unseen, torchvq::ResidualVQForwardOptions().beam_size(8));
   auto player = load(file_name);
