@@ -34,9 +34,9 @@ struct CommitmentLoss : torch::autograd::Function<CommitmentLoss> {
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &codes = saved[1], &mask = saved[2];
     const auto dtype = detail::value_dtype(x, codes);
-    auto difference = x.to(dtype) - codes.to(dtype);
-    if (mask.defined()) difference = difference.masked_fill(mask.logical_not().unsqueeze(-1), 0);
-    const auto grad_x = difference * gradient_scale(grads[0], x, mask);
+    auto grad_x = x.to(dtype) - codes.to(dtype);
+    if (mask.defined()) grad_x.masked_fill_(mask.logical_not().unsqueeze(-1), 0);
+    grad_x.mul_(gradient_scale(grads[0], x, mask));
     const auto grad_codes =
         ctx->needs_input_grad(1) ? grad_x.neg().to(codes.scalar_type()) : at::Tensor();
     return {grad_x.to(x.scalar_type()), grad_codes, at::Tensor()};
