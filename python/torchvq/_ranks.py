@@ -7,6 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+if dist.is_available():
+    from torch._C._distributed_c10d import _resolve_process_group
+
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook, Statistics
     from torchvq.vector_quantize import VectorQuantize
@@ -86,7 +89,13 @@ def noise_rng(rng: Tensor, ranks: Ranks) -> Tensor:
     if ranks.alone:
         return rng
     # A prime below 2^40: seeds of levels, which are consecutive, stay apart.
-    return torch.stack([rng[0] + dist.get_rank() * 1099511627689, rng[1]])
+    return torch.stack([rng[0] + _rank_in(ranks.group) * 1099511627689, rng[1]])
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _rank_in(group: str) -> int:
+    """The rank of this process in a group, as in C++, where there is no other."""
+    return dist.get_rank(_resolve_process_group(group))  # type: ignore[arg-type]
 
 
 class Tokens(NamedTuple):

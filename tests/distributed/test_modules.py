@@ -350,6 +350,26 @@ def test_a_subgroup_learns_by_itself(pool: Any) -> None:
     assert not all(torch.equal(a, b) for a, b in zip(first, third, strict=True))
 
 
+def draws_in_a_subgroup(rank: int) -> tuple[Tensor, Tensor]:
+    import torch.distributed as dist
+
+    from torchvq._ranks import Ranks, noise_rng
+
+    groups = [dist.new_group([0]), dist.new_group([1, 2])]
+    ranks = Ranks(groups[min(rank, 1)].group_name)
+    rng = torch.tensor([5, 7])
+    compiled = torch.compile(lambda x: noise_rng(x, ranks), fullgraph=True)
+    return noise_rng(rng, ranks), compiled(rng)
+
+
+def test_noise_is_keyed_by_the_rank_in_the_group(pool: Any) -> None:
+    eager, compiled = zip(*pool(3).run(draws_in_a_subgroup), strict=True)
+    first, second, third = eager
+    assert first.tolist() == second.tolist() == [5, 7]
+    assert third.tolist() == [5 + 1099511627689, 7]
+    assert all(torch.equal(a, b) for a, b in zip(eager, compiled, strict=True))
+
+
 def test_modules_know_their_group_by_name() -> None:
     assert VectorQuantize(DIM, 4, process_group="some group").process_group == "some group"
     with pytest.raises(
