@@ -77,6 +77,7 @@ set(TORCHVQ_SOURCES
   kmeans.cpp
   modules/codebook.cpp
   modules/copy_tensors.cpp
+  modules/diversity.cpp
   modules/grouped_residual_vq.cpp
   modules/implicit_codebook.cpp
   modules/implicit_search.cpp
@@ -96,6 +97,7 @@ set(TORCHVQ_SOURCES
   modules/residual_vq.cpp
   modules/search.cpp
   modules/state_dict.cpp
+  modules/stats.cpp
   modules/vector_quantize.cpp
   ops/any/code_exponents.cpp
   ops/any/code_logits.cpp

@@ -58,7 +58,14 @@ Group::Group(std::string_view name, Caller caller) : caller_(std::move(caller)),
 
 Group::~Group() = default;
 
-const void* Group::identity() const { return impl_ ? impl_->group.get() : nullptr; }
+uint64_t Group::collectives() const {
+  if (!impl_) return 0;
+  try {
+    return impl_->group->getSequenceNumberForGroup();
+  } catch (const std::exception&) {
+    return 0;
+  }
+}
 
 std::string Group::subject() const {
   auto subject = caller_.label;

@@ -31,9 +31,11 @@ class Group {
   [[nodiscard]] bool alone() const { return size_ == 1; }
   [[nodiscard]] int64_t size() const { return size_; }
   [[nodiscard]] int64_t rank() const { return rank_; }
-  /// Address of the group, to recognise it; null when alone. Names are used again after a group was
-  /// destroyed.
-  [[nodiscard]] const void* identity() const;
+  [[nodiscard]] const std::string& name() const { return name_; }
+  /// How many collectives the group has seen: the same number on all ranks, and small again for a
+  /// new group of an old name. 0 where the backend does not count. (The group's address would tell
+  /// new from old, but differently on every rank, because memory is used again.)
+  [[nodiscard]] uint64_t collectives() const;
 
   /// `what` completes "while sharing ...". `tensor` is contiguous and is written.
   void sum_(const at::Tensor& tensor, const char* what) const;

@@ -52,24 +52,31 @@ void broadcast(const Group& group, at::TensorList state) {
 /// handles of their own.
 class Register {
  public:
-  struct Entry {
-    const void* group;
-    uint64_t signature;
-    bool operator==(const Entry&) const = default;
-  };
-
-  bool contains(int64_t handle, const Entry& entry) {
+  /// Whether a module need not shake hands again. All ranks look at the same, so all agree.
+  bool contains(int64_t handle, const Group& group, uint64_t signature) {
     const std::scoped_lock lock(mutex_);
     const auto found = entries_.find(handle);
-    return found != entries_.end() && found->second == entry;
+    if (found == entries_.end()) return false;
+    auto& entry = found->second;
+    const uint64_t now = group.collectives();
+    const bool same =
+        entry.group == group.name() && entry.signature == signature && entry.collectives <= now;
+    if (same) entry.collectives = now;
+    return same;
   }
 
-  void set(int64_t handle, const Entry& entry) {
+  void set(int64_t handle, const Group& group, uint64_t signature) {
     const std::scoped_lock lock(mutex_);
-    entries_[handle] = entry;
+    entries_[handle] = {group.name(), signature, group.collectives()};
   }
 
  private:
+  struct Entry {
+    std::string group;
+    uint64_t signature;
+    uint64_t collectives;  ///< that the group had seen at the last call
+  };
+
   std::mutex mutex_;
   std::map<int64_t, Entry> entries_;
 };
@@ -141,8 +148,8 @@ void handshake_any_(at::TensorList state, int64_t handle, std::string_view signa
   const Group group(group_name, {std::string(label), step_of(state)});
   if (group.alone()) return;
   const auto signature = full_signature(state, signature_);
-  const Register::Entry entry{group.identity(), fingerprint(signature)};
-  if (handshakes().contains(handle, entry)) return;
+  const uint64_t agreed = fingerprint(signature);
+  if (handshakes().contains(handle, group, agreed)) return;
 
   const auto hash = fingerprint(state, device_of(state)).item<int64_t>();
   const auto notes = exchange_notes(group, {hash, signature}, device_of(state));
@@ -155,7 +162,7 @@ void handshake_any_(at::TensorList state, int64_t handle, std::string_view signa
                "some of them only); all take the state and the seed of rank 0");
     broadcast(group, state);
   }
-  handshakes().set(handle, entry);
+  handshakes().set(handle, group, agreed);
 }
 
 void nothing(at::TensorList /*state*/, std::string_view /*group_name*/,

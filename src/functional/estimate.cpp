@@ -1,5 +1,9 @@
 #include <torchvq/functional/estimate.h>
 
+#include <algorithm>
+#include <array>
+#include <string_view>
+
 #include <c10/util/Exception.h>
 
 #include <torchvq/functional/vqp_compat.h>
@@ -9,8 +13,13 @@
 #include <torchvq/ops/straight_through.h>
 #include <torchvq/ops/sync_update_v.h>
 
+#include "functional/estimate.h"
+
 namespace torchvq::functional {
 namespace {
+
+constexpr std::array<std::string_view, 5> kNames = {"none", "straight_through", "rotation_trick",
+                                                    "vqp_rotation_trick", "directional_reparam"};
 
 at::Tensor by_name(const at::Tensor& x, const at::Tensor& codes, const at::Tensor& rng,
                    const EstimateOptions& options) {
@@ -27,10 +36,6 @@ at::Tensor by_name(const at::Tensor& x, const at::Tensor& codes, const at::Tenso
   if (name == "vqp_rotation_trick") {
     return vqp_rotation_trick(x, codes);
   }
-  TORCH_CHECK_VALUE(name == "directional_reparam",
-                    "estimate: expected estimator to be straight_through, rotation_trick, "
-                    "vqp_rotation_trick, directional_reparam or none, but got ",
-                    name);
   const auto noise =
       ops::random_normal(rng, RandomPurpose::kDirectionalReparam, x.sym_sizes(), x.scalar_type());
   return ops::directional_reparam(x, codes, noise, options.variance());
@@ -38,8 +43,16 @@ at::Tensor by_name(const at::Tensor& x, const at::Tensor& codes, const at::Tenso
 
 }  // namespace
 
+bool is_estimator(const std::string& name) {
+  return std::find(kNames.begin(), kNames.end(), name) != kNames.end();
+}
+
 at::Tensor estimate(const at::Tensor& x, const at::Tensor& codes, const at::Tensor& rng,
                     const EstimateOptions& options) {
+  TORCH_CHECK_VALUE(is_estimator(options.estimator()),
+                    "estimate: expected estimator to be straight_through, rotation_trick, "
+                    "vqp_rotation_trick, directional_reparam or none, but got ",
+                    options.estimator());
   const auto output = by_name(x, codes, rng, options);
   return options.sync_update_v() != 0 ? ops::sync_update_v(output, options.sync_update_v())
                                       : output;

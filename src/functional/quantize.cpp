@@ -8,19 +8,16 @@
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 
-#include <torchvq/functional/vqp_compat.h>
-#include <torchvq/ops/directional_reparam.h>
+#include <torchvq/functional/estimate.h>
 #include <torchvq/ops/gumbel_straight_through.h>
 #include <torchvq/ops/lookup_codes.h>
 #include <torchvq/ops/nearest_code.h>
-#include <torchvq/ops/random_normal.h>
-#include <torchvq/ops/rotation_trick.h>
 #include <torchvq/ops/sample_codes.h>
-#include <torchvq/ops/straight_through.h>
 #include <torchvq/ops/sync_update_v.h>
 #include <torchvq/ops/unit_vectors.h>
 
 #include "detail/checks.h"
+#include "functional/estimate.h"
 #include "functional/token_codes.h"
 #include "ops/unit_vectors.h"
 
@@ -74,35 +71,26 @@ Choice choose(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor&
 }
 
 /// Value: the codes. Gradient: as the estimator's own page states. x and codes are (H, T, D).
-at::Tensor estimate(const at::Tensor& x, const at::Tensor& codes, const Choice& choice,
-                    const at::Tensor& codebook, const at::Tensor& rng,
-                    const QuantizeOptions& options) {
-  const auto& estimator = options.estimator();
-  if (estimator == "none") {
-    return codes;
+at::Tensor estimate_choice(const at::Tensor& x, const at::Tensor& codes, const Choice& choice,
+                           const at::Tensor& codebook, const at::Tensor& rng,
+                           const QuantizeOptions& options) {
+  if (is_estimator(options.estimator())) {
+    return functional::estimate(x, codes, rng,
+                                EstimateOptions()
+                                    .estimator(options.estimator())
+                                    .variance(options.variance())
+                                    .sync_update_v(options.sync_update_v()));
   }
-  if (estimator == "straight_through") {
-    return ops::straight_through(x, codes);
-  }
-  if (estimator == "rotation_trick") {
-    return ops::rotation_trick(x, codes);
-  }
-  if (estimator == "vqp_rotation_trick") {
-    return vqp_rotation_trick(x, codes);
-  }
-  if (estimator == "directional_reparam") {
-    const auto noise =
-        ops::random_normal(rng, RandomPurpose::kDirectionalReparam, x.sym_sizes(), x.scalar_type());
-    return ops::directional_reparam(x, codes, noise, options.variance());
-  }
-  TORCH_CHECK_VALUE(estimator == "gumbel",
+  TORCH_CHECK_VALUE(options.estimator() == "gumbel",
                     "quantize: expected estimator to be straight_through, rotation_trick, "
-                    "directional_reparam, gumbel or none, but got ",
-                    estimator);
+                    "vqp_rotation_trick, directional_reparam, gumbel or none, but got ",
+                    options.estimator());
   const auto sampled =
       ops::gumbel_straight_through(x, codebook.to(x.scalar_type()), choice.indices,
                                    options.gradient_temperature(), options.metric());
-  return mark_non_finite(sampled, x);
+  const auto output = mark_non_finite(sampled, x);
+  return options.sync_update_v() != 0 ? ops::sync_update_v(output, options.sync_update_v())
+                                      : output;
 }
 
 }  // namespace
@@ -119,13 +107,11 @@ QuantizeOutput quantize(const at::Tensor& x, const at::Tensor& codebook, const a
   if (choice.codes.dim() == 4) {
     // Candidates are quantized as if each were a token of its own.
     const auto repeated = inputs.unsqueeze(2).expand_as(choice.codes).flatten(1, 2);
-    quantized = estimate(repeated, choice.codes.flatten(1, 2), choice, codebook, rng, options)
-                    .reshape_symint(choice.codes.sym_sizes());
+    quantized =
+        estimate_choice(repeated, choice.codes.flatten(1, 2), choice, codebook, rng, options)
+            .reshape_symint(choice.codes.sym_sizes());
   } else {
-    quantized = estimate(inputs, choice.codes, choice, codebook, rng, options);
-  }
-  if (options.sync_update_v() != 0) {
-    quantized = ops::sync_update_v(quantized, options.sync_update_v());
+    quantized = estimate_choice(inputs, choice.codes, choice, codebook, rng, options);
   }
   if (mask) {
     const auto absent = mask->logical_not();

@@ -369,6 +369,7 @@ void CodebookImpl::copy_state(const CodebookImpl& other,
                               const std::optional<torch::Device>& device) {
   detail::copy_tensors(other, *this, device);
   pending_ = other.pending_;
+  replaced = other.replaced;
   warned_uninitialised_ = other.warned_uninitialised_;
   if (pending_ && device) {
     auto& [counts, sums, exponents] = *pending_;
@@ -402,6 +403,7 @@ void CodebookImpl::state_loaded(const std::vector<std::string>& missing) {
     }
   }
   pending_.reset();
+  replaced.reset();
 }
 
 void CodebookImpl::restore_default(const std::string& name) {

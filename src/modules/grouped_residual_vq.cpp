@@ -7,6 +7,7 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include "modules/residual_levels.h"
+#include "modules/stats.h"
 
 namespace torchvq {
 
@@ -81,6 +82,22 @@ ResidualVQOutput GroupedResidualVQImpl::forward(const torch::Tensor& x,
   }
   return {at::cat(quantized, split_dim()), at::stack(indices), at::stack(loss),
           call.return_all_codes() ? at::stack(codes) : torch::Tensor()};
+}
+
+std::vector<std::vector<CodebookStats>> GroupedResidualVQImpl::stats(bool synced) const {
+  std::vector<const VectorQuantizeImpl*> all;
+  for (const auto& rvq : rvqs) {
+    for (const auto& level : rvq->levels) {
+      all.push_back(level.get());
+    }
+  }
+  const auto found = detail::read_stats(all, synced);
+  const auto levels = rvqs[0]->num_quantizers();
+  std::vector<std::vector<CodebookStats>> groups;
+  for (auto from = found.begin(); from != found.end(); from += levels) {
+    groups.emplace_back(from, from + levels);
+  }
+  return groups;
 }
 
 torch::Tensor GroupedResidualVQImpl::get_codes_from_indices(const torch::Tensor& indices) {

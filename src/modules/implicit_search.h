@@ -28,7 +28,9 @@ Choice choose_implicit(VectorQuantizeImpl& vq, const Implicit& implicit, const a
 at::Tensor implicit_cross_entropy(const Implicit& implicit, const Chosen& chosen,
                                   const at::Tensor& targets);
 
-/// Minus the entropy of the codes' average probability; codes of the same index count as the same.
-at::Tensor implicit_diversity(const Implicit& implicit, const Chosen& chosen, double temperature);
+/// Minus the entropy of the codes' average probability over the tokens of all ranks; codes of the
+/// same index count as the same. On several ranks one differentiable all-reduce for each level.
+at::Tensor implicit_diversity(const Implicit& implicit, const Chosen& chosen, double temperature,
+                              const distributed::Ranks& ranks);
 
 }  // namespace torchvq::detail

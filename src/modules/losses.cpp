@@ -45,7 +45,8 @@ at::Tensor commitment(const VectorQuantizeImpl& vq, const Chosen& chosen, const 
   return ops::commitment_loss(chosen.inputs, codes, chosen.mask);
 }
 
-at::Tensor diversity(const VectorQuantizeImpl& vq, const Chosen& chosen) {
+at::Tensor diversity(const VectorQuantizeImpl& vq, const Chosen& chosen,
+                     const std::optional<at::Tensor>& totals) {
   const auto& options = vq.options;
   if (!vq.is_training() || options.codebook_diversity_loss_weight() == 0) {
     return {};
@@ -58,7 +59,7 @@ at::Tensor diversity(const VectorQuantizeImpl& vq, const Chosen& chosen) {
                                  options.separate_codebook_per_head(), temperature, metric);
   }
   return ops::codebook_diversity_loss(chosen.inputs, chosen.codebook, temperature, metric,
-                                      chosen.mask);
+                                      chosen.mask, totals);
 }
 
 at::Tensor orthogonal(const VectorQuantizeImpl& vq, const at::Tensor& indices) {

@@ -12,8 +12,9 @@ namespace torchvq::detail {
 /// candidate.
 at::Tensor commitment(const VectorQuantizeImpl& vq, const Chosen& chosen, const Call& call);
 
-/// Minus the entropy of the mean code distribution.
-at::Tensor diversity(const VectorQuantizeImpl& vq, const Chosen& chosen);
+/// Minus the entropy of the mean code distribution, over the ranks whose `totals` are given.
+at::Tensor diversity(const VectorQuantizeImpl& vq, const Chosen& chosen,
+                     const std::optional<at::Tensor>& totals);
 
 /// The likeness of the codes to each other, as they are after this step.
 at::Tensor orthogonal(const VectorQuantizeImpl& vq, const at::Tensor& indices);

@@ -77,6 +77,11 @@ ops::DeadCodeOptions dead_code_options(const CodebookImpl& codebook) {
           .metric = codebook.metric()};
 }
 
+/// Adds to what the step has replaced; a new tensor, so that a copy of the module keeps its own.
+void add_replaced(CodebookImpl& codebook, const at::Tensor& replaced) {
+  codebook.replaced = codebook.replaced.defined() ? codebook.replaced.add(replaced) : replaced;
+}
+
 void replace_synced(const std::vector<Tokens>& levels, const std::vector<at::Tensor>& embed,
                     const std::vector<at::Tensor>& counts, const Ranks& ranks) {
   distributed::SyncedDeadCodeOptions options;
@@ -91,17 +96,33 @@ void replace_synced(const std::vector<Tokens>& levels, const std::vector<at::Ten
     rng.push_back(level.codebook->rng);
     x.push_back(level.x);
   }
-  distributed::synced_replace_dead_codes_({embed, embed_avg, cluster_size, cooldown}, x, counts,
-                                          rng, options);
+  const auto replaced = distributed::synced_replace_dead_codes_(
+      {embed, embed_avg, cluster_size, cooldown}, x, counts, rng, options);
+  int64_t from = 0;
+  for (const auto& level : levels) {
+    const int64_t heads = level.codebook->num_codebooks();
+    add_replaced(*level.codebook, replaced.slice(0, from, from + heads));
+    from += heads;
+  }
 }
 
 }  // namespace
 
+std::string group_of(const VectorQuantizeImpl& vq) {
+  const auto& options = vq.options;
+  if (!options.sync_codebook().value_or(true)) {
+    return "";
+  }
+  return options.process_group().value_or(distributed::default_group());
+}
+
 Ranks ranks_of(const VectorQuantizeImpl& vq, const std::string& owner) {
   const auto& options = vq.options;
   Ranks ranks;
-  if (vq.is_training() && options.sync_codebook().value_or(true)) {
-    ranks.group_name = options.process_group().value_or(distributed::default_group());
+  if (vq.is_training()) {
+    ranks.group_name = group_of(vq);
+  }
+  if (!ranks.alone()) {
     ranks.label = owner + "(dim=" + std::to_string(options.dim()) +
                   ", codebook_size=" + std::to_string(options.codebook_size()) + ")";
     ranks.reduction = options.reduction();
@@ -156,9 +177,10 @@ void replace_dead_codes(const std::vector<Tokens>& levels, const std::vector<at:
   if (ranks.alone()) {
     for (size_t i = 0; i < levels.size(); ++i) {
       auto& state = *levels[i].codebook;
-      ops::replace_dead_codes_(embed[i], state.embed_avg, state.cluster_size, state.cooldown,
-                               levels[i].x, counts[i], state.rng, levels[i].mask,
-                               dead_code_options(*levels[0].codebook));
+      add_replaced(
+          state, ops::replace_dead_codes_(embed[i], state.embed_avg, state.cluster_size,
+                                          state.cooldown, levels[i].x, counts[i], state.rng,
+                                          levels[i].mask, dead_code_options(*levels[0].codebook)));
     }
   } else {
     replace_synced(levels, embed, counts, ranks);

@@ -12,6 +12,10 @@ namespace torchvq::detail {
 
 using distributed::Ranks;
 
+/// The name of the group of ranks that share a quantizer in training; empty where it belongs to
+/// this process.
+std::string group_of(const VectorQuantizeImpl& vq);
+
 /// Decided at each call, because modules are often built before their group exists. Evaluation is
 /// always alone.
 Ranks ranks_of(const VectorQuantizeImpl& vq, const std::string& owner);

@@ -16,6 +16,7 @@
 #include "modules/residual_evaluation.h"
 #include "modules/residual_levels.h"
 #include "modules/search.h"
+#include "modules/stats.h"
 
 namespace torchvq {
 
@@ -141,6 +142,9 @@ ResidualVQOutput ResidualVQImpl::forward_to_depth(const torch::Tensor& x,
   };
   // Before the depth is drawn, so that ranks draw the same.
   detail::shake_hands(detail::codebooks_of(*this), request.ranks);
+  if (is_training()) {
+    detail::begin_step(detail::codebooks_of(*this));
+  }
   if (!depth) {
     depth = depth_of(*this, call.rand_quantize_dropout_fixed_seed());
   }

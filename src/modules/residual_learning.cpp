@@ -1,24 +1,27 @@
 // What the levels of a residual stack learn: losses, one exchange of statistics, updates.
+#include <functional>
 #include <utility>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 
+#include "modules/diversity.h"
 #include "modules/losses.h"
 #include "modules/ranks.h"
 #include "modules/residual_levels.h"
+#include "modules/stats.h"
 
 namespace torchvq::detail {
 namespace {
 
 /// Commitment and diversity, which are about the codes that were searched.
-LossBreakdown search_loss(const Level& level) {
+LossBreakdown search_loss(const Level& level, const std::optional<at::Tensor>& totals) {
   const auto& [vq, call, choice, implicit] = level;
   const auto& chosen = choice.chosen;
   LossBreakdown terms;
   if (!implicit) {
     terms.commitment = commitment(*vq, chosen, call);
-    terms.codebook_diversity = diversity(*vq, chosen);
+    terms.codebook_diversity = diversity(*vq, chosen, totals);
     return terms;
   }
   const bool by_entropy = vq->is_training() && vq->has_commitment_loss() &&
@@ -32,10 +35,31 @@ LossBreakdown search_loss(const Level& level) {
     terms.commitment = commitment(*vq, chosen, call);
   }
   if (vq->is_training() && vq->options.codebook_diversity_loss_weight() > 0) {
-    terms.codebook_diversity =
-        implicit_diversity(*implicit, chosen, vq->options.codebook_diversity_temperature());
+    terms.codebook_diversity = implicit_diversity(
+        *implicit, chosen, vq->options.codebook_diversity_temperature(), call.ranks);
   }
   return terms;
+}
+
+std::vector<LossBreakdown> search_losses(const ResidualVQImpl& rvq,
+                                         const std::vector<Level>& levels, const Ranks& ranks) {
+  // Levels whose codes are made for each token share their own way; the first has a plain codebook.
+  const size_t plain = rvq.options.implicit_neural_codebook() ? 1 : rvq.levels.size();
+  std::vector<const VectorQuantizeImpl*> sharing;
+  std::vector<std::reference_wrapper<const Chosen>> chosen;
+  for (size_t index = 0; index < plain; ++index) {
+    sharing.push_back(rvq.levels[index].get());
+    if (index < levels.size()) {
+      chosen.emplace_back(levels[index].choice.chosen);
+    }
+  }
+  auto totals = shared_totals(sharing, chosen, ranks);
+  totals.resize(levels.size());
+  std::vector<LossBreakdown> found;
+  for (size_t index = 0; index < levels.size(); ++index) {
+    found.push_back(search_loss(levels[index], totals[index]));
+  }
+  return found;
 }
 
 /// The weighted loss of one level, a scalar, when its codebook has learnt.
@@ -131,6 +155,19 @@ std::vector<at::Tensor> update(ResidualVQImpl& rvq, const std::vector<Level>& le
   return first.vq->options.vqp_compat() ? learn_in_turn(levels) : learn_once(levels);
 }
 
+/// Keeps the tokens per code of all levels for stats().
+void keep_uses(const ResidualVQImpl& rvq, const std::vector<Level>& levels) {
+  std::vector<VectorQuantizeImpl*> all;
+  for (const auto& level : rvq.levels) {
+    all.push_back(level.ptr().get());
+  }
+  std::vector<at::Tensor> indices;
+  for (const auto& level : levels) {
+    indices.push_back(level.choice.chosen.indices);
+  }
+  keep_counts(all, indices);
+}
+
 /// The next draws are new ones.
 void count_step(const ResidualVQImpl& rvq, const std::vector<Level>& levels,
                 const std::vector<at::Tensor>& counts, const Ranks& ranks) {
@@ -146,19 +183,17 @@ void count_step(const ResidualVQImpl& rvq, const std::vector<Level>& levels,
 
 at::Tensor learn(ResidualVQImpl& rvq, const Walk& walk, const Request& request) {
   const auto& levels = walk.levels;
-  std::vector<LossBreakdown> found;
-  for (const auto& level : levels) {
-    found.push_back(search_loss(level));
-  }
+  auto found = search_losses(rvq, levels, request.ranks);
   std::vector<at::Tensor> counts;
   if (rvq.is_training() && !request.frozen) {
     counts = update(rvq, levels, request);
   }
   std::vector<at::Tensor> losses;
   for (size_t index = 0; index < levels.size(); ++index) {
-    losses.push_back(level_loss(levels[index], found[index]));
+    losses.push_back(level_loss(levels[index], std::move(found[index])));
   }
   if (rvq.is_training()) {
+    keep_uses(rvq, levels);
     count_step(rvq, levels, counts, request.ranks);
   }
   losses.resize(rvq.levels.size(), losses[0].new_zeros({}));

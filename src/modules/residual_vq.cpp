@@ -13,6 +13,7 @@
 #include "modules/copy_tensors.h"
 #include "modules/projection.h"
 #include "modules/residual_levels.h"
+#include "modules/stats.h"
 
 namespace torchvq {
 namespace {
@@ -105,6 +106,7 @@ void ResidualVQImpl::copy_state(const ResidualVQImpl& other,
   detail::copy_tensors(other, *this, device);
   for (size_t index = 0; index < levels.size(); ++index) {
     levels[index]->codebook_state->copy_state(*other.levels[index]->codebook_state, device);
+    levels[index]->step_counts = other.levels[index]->step_counts;
     levels[index]->load_in_place_optimizer_state(other.levels[index]->in_place_optimizer_state());
   }
   load_in_place_optimizer_state(other.in_place_optimizer_state());
@@ -126,6 +128,14 @@ void ResidualVQImpl::update_in_place_optimizer() {
     level->update_in_place_optimizer();
   }
   InPlaceOptimizer::update_in_place_optimizer();
+}
+
+std::vector<CodebookStats> ResidualVQImpl::stats(bool synced) const {
+  std::vector<const VectorQuantizeImpl*> all;
+  for (const auto& level : levels) {
+    all.push_back(level.get());
+  }
+  return detail::read_stats(all, synced);
 }
 
 // Codes

@@ -143,6 +143,9 @@ void load_state_dict(torch::nn::Module& module, const State& state) {
   for (const auto& [codebook, names] : missing) {
     codebook->state_loaded(names);
   }
+  for (const auto& [prefix, quantizer] : modules_of<VectorQuantizeImpl>(module)) {
+    quantizer->step_counts.reset();
+  }
 }
 
 }  // namespace torchvq

@@ -12,11 +12,13 @@
 #include <torchvq/ops/unit_vectors.h>
 
 #include "modules/copy_tensors.h"
+#include "modules/diversity.h"
 #include "modules/layout.h"
 #include "modules/losses.h"
 #include "modules/projection.h"
 #include "modules/ranks.h"
 #include "modules/search.h"
+#include "modules/stats.h"
 
 namespace torchvq {
 
@@ -95,6 +97,7 @@ std::shared_ptr<torch::nn::Module> VectorQuantizeImpl::clone(
     detail::copy_tensors(*this, *copy, device);
   }
   copy->codebook_state->copy_state(*codebook_state, device);
+  copy->step_counts = step_counts;
   copy->load_in_place_optimizer_state(in_place_optimizer_state());
   return copy;
 }
@@ -108,6 +111,7 @@ void VectorQuantizeImpl::load(torch::serialize::InputArchive& archive) {
   const auto state = read_in_place_optimizer(archive);
   torch::nn::Module::load(archive);
   load_in_place_optimizer_state(state);
+  step_counts.reset();
 }
 
 bool VectorQuantizeImpl::has_commitment_loss() const {
@@ -141,11 +145,15 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
   detail::shake_hands({codebook_state}, call.ranks);
   detail::prepare(*this, projected, real, call.frozen, call.ranks);
 
+  if (is_training()) {
+    detail::begin_step({codebook_state});
+  }
   const auto choice = detail::choose(*this, projected, tokens, real, call);
   const auto& chosen = choice.chosen;
   LossBreakdown terms;
   terms.commitment = detail::commitment(*this, chosen, call);
-  terms.codebook_diversity = detail::diversity(*this, chosen);
+  const auto totals = detail::shared_totals({this}, {chosen}, call.ranks);
+  terms.codebook_diversity = detail::diversity(*this, chosen, totals[0]);
   OptionalTensor counts;
   if (is_training() && !call.frozen && !call.topk) {
     counts = codebook_state->learn(chosen.inputs, chosen.indices, real, call.ema_update,
@@ -154,6 +162,8 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
   terms.orthogonal_reg = detail::orthogonal(*this, chosen.indices);
   terms.inplace_optimize = choice.in_place;
   if (is_training()) {
+    detail::keep_counts({this},
+                        call.topk ? std::vector<at::Tensor>() : std::vector{chosen.indices});
     detail::advance_rng(codebook_state->rng, counts, real, projected, call.ranks);
   }
   terms = detail::breakdown(chosen.inputs, terms);
@@ -247,6 +257,10 @@ torch::Tensor VectorQuantizeImpl::get_output_from_indices(const torch::Tensor& i
     output = output.masked_fill(absent.unsqueeze(-1), 0);
   }
   return detail::layout_of(options, kName).place_features(output);
+}
+
+CodebookStats VectorQuantizeImpl::stats(bool synced) const {
+  return detail::read_stats({this}, synced)[0];
 }
 
 // Learning outside of forward

@@ -145,6 +145,8 @@ class TORCHVQ_API CodebookImpl : public torch::nn::Cloneable<CodebookImpl> {
   torch::Tensor batch_mean_needs_init, batch_variance_needs_init;  ///< (), bool, with affine_param
   torch::Tensor codebook_mean_needs_init,
       codebook_variance_needs_init;  ///< (), bool, with affine_param
+  torch::Tensor replaced;  ///< (H,), int64: codes that the last training forward replaced, for
+                           ///< stats(); undefined for none; not part of the state
 
  private:
   void register_embed(const torch::Tensor& initial);

@@ -40,6 +40,10 @@ class TORCHVQ_API GroupedResidualVQImpl : public torch::nn::Cloneable<GroupedRes
   /// The output of forward in evaluation for indices (G, B, *, q), in the same layout.
   torch::Tensor get_output_from_indices(const torch::Tensor& indices);
 
+  /// How the codes of each group and level were used; see VectorQuantizeImpl::stats. One all-reduce
+  /// for all groups if `synced`.
+  std::vector<std::vector<CodebookStats>> stats(bool synced = false) const;
+
   GroupedResidualVQOptions options;
   std::vector<ResidualVQ> rvqs;  ///< registered under this name
 

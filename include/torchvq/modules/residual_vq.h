@@ -91,6 +91,10 @@ class TORCHVQ_API ResidualVQImpl : public torch::nn::Cloneable<ResidualVQImpl>,
   /// indices are -1.
   torch::Tensor get_output_from_indices(const torch::Tensor& indices);
 
+  /// How the codes of each level were used; see VectorQuantizeImpl::stats. One all-reduce for all
+  /// levels if `synced`. Dropped levels have no tokens.
+  std::vector<CodebookStats> stats(bool synced = false) const;
+
   /// Steps the codebooks' own optimizers, then clears their gradients; nothing happens without any.
   void update_in_place_optimizer() override;
 

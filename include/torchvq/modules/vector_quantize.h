@@ -15,6 +15,7 @@
 
 #include <torchvq/export.h>
 #include <torchvq/modules/codebook.h>
+#include <torchvq/modules/codebook_stats.h>
 #include <torchvq/modules/in_place_optimizer.h>
 #include <torchvq/options/vector_quantize.h>
 
@@ -95,6 +96,17 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
   /// The output of forward in evaluation for these indices.
   torch::Tensor get_output_from_indices(const torch::Tensor& indices);
 
+  /// How the codes were used in the last training forward: usage, perplexity, dead and replaced
+  /// codes, entropy. Masked tokens count nothing, nor do evaluation and calls with topk.
+  ///
+  /// @param synced  count the tokens of all ranks of the process group instead of this rank's: one
+  ///                all-reduce, in which all of them must take part. Without a group, or with
+  ///                sync_codebook(false), there are no others.
+  ///
+  /// `dead` and `replaced` follow from state that ranks share. Waits for the device. Checkpoints do
+  /// not keep these; copies do.
+  CodebookStats stats(bool synced = false) const;
+
   /// One codebook update from tokens whose codes are known. Arguments as for forward.
   void update_ema_indices(const torch::Tensor& x, const torch::Tensor& indices,
                           const std::optional<torch::Tensor>& mask = std::nullopt);
@@ -113,6 +125,9 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
       nullptr};  ///< with layernorm_after_project_in; part of "project_in"
   torch::nn::Linear project_out{nullptr};
   Codebook codebook_state{nullptr};  ///< registered as "_codebook"
+  torch::Tensor
+      step_counts;  ///< (H, K), int64: this rank's tokens of each code in the last training
+                    ///< forward; undefined before the first; not part of the state
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(VectorQuantizeForwardOptions())})

@@ -16,16 +16,21 @@
 #include <torchvq/modules/state_dict.h>
 
 #include "distributed/ranks.h"
+#include "distributed/synced_modules_support.h"
 
 namespace torchvq {
 namespace {
 
+using testing::Batch;
+using testing::batch_of;
+using testing::Configure;
 using testing::group_of;
+using testing::joined;
+using testing::kDim;
 using testing::on_ranks;
+using testing::options_with;
 using State = std::map<std::string, torch::Tensor>;
-using Configure = std::function<void(VectorQuantizeOptions&)>;
 
-constexpr int64_t kDim = 6;
 constexpr int kSteps = 24;
 
 /// A module and its forward, which returns the indices.
@@ -43,13 +48,6 @@ Model model_of(Holder holder) {
 
 /// Makes a model whose ranks share `group`; none: alone.
 using Make = std::function<Model(const std::optional<std::string>& group)>;
-
-VectorQuantizeOptions options_with(const Configure& configure,
-                                   const std::optional<std::string>& group) {
-  auto options = VectorQuantizeOptions(kDim).codebook_size(24).process_group(group);
-  configure(options);
-  return options;
-}
 
 Make single(const Configure& configure) {
   return [configure](const std::optional<std::string>& group) {
@@ -114,37 +112,6 @@ State state_of(const Model& model) {
 
 // Data
 // ------------------------------------------------------------------------------------------------------
-
-struct Batch {
-  torch::Tensor x, mask;
-};
-
-/// The tokens of each rank: ragged, none, all of them; every third step the last rank has padding
-/// only.
-std::vector<Batch> batch_of(int step, int size) {
-  static const std::vector<std::vector<int64_t>> kShares = {
-      {20, 31, 9}, {0, 40, 20}, {60, 0, 0}, {13, 13, 14}};
-  auto shares = kShares[step % kShares.size()];
-  if (size == 2) shares = {shares[0], shares[1] + shares[2]};
-  const auto generator = at::detail::createCPUGenerator(step);
-  std::vector<Batch> ranks;
-  for (int rank = 0; rank < size; ++rank) {
-    const auto x = torch::randn({1, shares[rank], kDim}, generator);
-    auto mask = torch::rand({1, shares[rank]}, generator) < 0.8;
-    if (step % 3 == 2 && rank == size - 1) mask = torch::zeros_like(mask);
-    ranks.push_back({x, mask});
-  }
-  return ranks;
-}
-
-Batch joined(const std::vector<Batch>& ranks) {
-  std::vector<torch::Tensor> x, mask;
-  for (const auto& rank : ranks) {
-    x.push_back(rank.x);
-    mask.push_back(rank.mask);
-  }
-  return {torch::cat(x, 1), torch::cat(mask, 1)};
-}
 
 /// Ranks that were seeded differently; the first is seeded like the oracle.
 std::vector<Model> models_of(const Make& make, int size) {
