@@ -35,7 +35,8 @@ double share_lost(const torch::Tensor& x, const torch::Tensor& output) {
   return ((x - output).square().sum() / x.square().sum()).item<double>();
 }
 
-/// On vectors that training has not seen: those of the first batch made the codes, and flatter them.
+/// On vectors that training has not seen: those of the first batch made the codes, and flatter
+/// them.
 double lost_on(torchvq::ResidualVQ& quantizer, const torch::Tensor& unseen) {
   const torch::NoGradGuard no_grad;
   quantizer->eval();

@@ -16,9 +16,6 @@ void check_residual_encode(const at::Tensor& x, at::TensorList codebooks, std::s
                            const std::optional<at::Tensor>& depth,
                            const std::optional<at::Tensor>& mask);
 
-/// float64 if one of them is float64, otherwise float32.
-at::ScalarType residual_encode_dtype(const at::Tensor& x, at::TensorList codebooks);
-
 /// Checked arguments in the computation's dtype.
 struct ResidualEncodeProblem {
   ResidualEncodeProblem(const at::Tensor& x, at::TensorList codebooks, std::string_view metric,

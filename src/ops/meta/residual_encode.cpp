@@ -2,6 +2,8 @@
 
 #include <torch/library.h>
 
+#include "detail/residual_arguments.h"
+
 namespace torchvq {
 namespace {
 
@@ -11,9 +13,9 @@ detail::ResidualEncodeTensors residual_encode(const at::Tensor& x, at::TensorLis
                                               const std::optional<at::Tensor>& mask) {
   detail::check_residual_encode(x, codebooks, metric, depth, mask);
   const c10::SymInt levels(static_cast<int64_t>(codebooks.size()));
-  return {x.new_empty_symint(x.sym_sizes(),
-                             x.options().dtype(detail::residual_encode_dtype(x, codebooks))),
-          x.new_empty_symint({x.sym_size(0), x.sym_size(1), levels}, x.options().dtype(at::kLong))};
+  return {
+      x.new_empty_symint(x.sym_sizes(), x.options().dtype(detail::residual_dtype(x, codebooks))),
+      x.new_empty_symint({x.sym_size(0), x.sym_size(1), levels}, x.options().dtype(at::kLong))};
 }
 
 }  // namespace

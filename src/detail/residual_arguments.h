@@ -1,0 +1,46 @@
+// Checks and dtypes that the operators on residual stacks have in common.
+#pragma once
+
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+#include "detail/token_checks.h"
+
+namespace torchvq::detail {
+
+/// x (H, T, D) and at least one codebook (H, K, D); depth one int64.
+inline void check_residual_arguments(const char* op, const at::Tensor& x, at::TensorList codebooks,
+                                     const std::optional<at::Tensor>& depth,
+                                     const std::optional<at::Tensor>& mask) {
+  check_tokens(op, "x", x);
+  TORCH_CHECK_VALUE(x.sym_size(2) >= 1, op, ": expected x to have at least 1 dim, but got shape ",
+                    x.sym_sizes());
+  TORCH_CHECK_VALUE(!codebooks.empty(), op,
+                    ": expected codebooks to have at least 1 level, but got none");
+  for (const auto& codebook : codebooks) check_codebook_of(op, codebook, x);
+  check_mask(op, mask, x);
+  if (!depth) return;
+  check_dtype(op, "depth", *depth, at::kLong);
+  TORCH_CHECK_VALUE(depth->sym_numel() == 1, op,
+                    ": expected depth to be one number, but got shape ", depth->sym_sizes());
+}
+
+/// float64 if x or a codebook is float64, otherwise float32.
+inline at::ScalarType residual_dtype(const at::Tensor& x, at::TensorList codebooks) {
+  bool wide = x.scalar_type() == at::kDouble;
+  for (const auto& codebook : codebooks) wide |= codebook.scalar_type() == at::kDouble;
+  return wide ? at::kDouble : at::kFloat;
+}
+
+/// Reads the depth, which waits for its device.
+inline int64_t levels_in_use(const char* op, const std::optional<at::Tensor>& depth,
+                             int64_t levels) {
+  if (!depth) return levels;
+  const auto used = depth->item<int64_t>();
+  TORCH_CHECK_VALUE(used >= 1 && used <= levels, op, ": expected depth to be in [1, ", levels,
+                    "], but got ", used);
+  return used;
+}
+
+}  // namespace torchvq::detail
