@@ -9,7 +9,6 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/zeros.h>
 
 #include "detail/exponents.h"
 #include "detail/fixed_point.h"
@@ -20,20 +19,10 @@ namespace {
 
 constexpr auto kWhat = "the statistics of the codes";
 
-/// Blocks begin at multiples of 64 bytes (of 32 for float32), because compiled code trusts in
-/// aligned outputs.
-constexpr int64_t kAlignment = 8;
-
-int64_t padding(int64_t size) { return (kAlignment - size % kAlignment) % kAlignment; }
-
 /// Concatenates tensors of one dtype, and finds them again in the sum.
 class Packer {
  public:
-  void add(const at::Tensor& block) {
-    blocks_.push_back(block.contiguous().reshape({-1}));
-    if (const auto rest = padding(block.numel()); rest > 0)
-      blocks_.push_back(at::zeros({rest}, block.options()));
-  }
+  void add(const at::Tensor& block) { blocks_.push_back(block.reshape({-1})); }
 
   [[nodiscard]] at::Tensor packed() const { return at::cat(blocks_); }
 
@@ -41,14 +30,16 @@ class Packer {
   std::vector<at::Tensor> blocks_;
 };
 
+/// Blocks are copies: they become outputs of an operator, which may not share memory and which
+/// compiled code expects aligned.
 class Unpacker {
  public:
   explicit Unpacker(at::Tensor packed) : packed_(std::move(packed)) {}
 
   at::Tensor next(at::IntArrayRef shape) {
     const int64_t size = c10::multiply_integers(shape);
-    const auto block = packed_.narrow(0, at_, size).view(shape);
-    at_ += size + padding(size);
+    const auto block = packed_.narrow(0, at_, size).view(shape).clone();
+    at_ += size;
     return block;
   }
 
