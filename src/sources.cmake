@@ -27,6 +27,7 @@ set(TORCHVQ_SOURCES
   distributed/synced_replace_dead_codes_.cpp
   distributed/synced_usage.cpp
   functional/add_over_group_.cpp
+  functional/average_gradients.cpp
   functional/codebook.cpp
   functional/codebook_stack.cpp
   functional/estimate.cpp
@@ -38,6 +39,7 @@ set(TORCHVQ_SOURCES
   functional/far_vectors_gather.cpp
   functional/fit_codebook.cpp
   functional/fit_stack.cpp
+  functional/implicit_diversity_loss.cpp
   functional/layout.cpp
   functional/losses.cpp
   functional/quantize.cpp

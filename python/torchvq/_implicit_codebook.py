@@ -128,17 +128,11 @@ def implicit_diversity(
     Codes of the same index count as the same. One differentiable all-reduce for each level on several ranks.
     """
     x, codes = _tokens_as_heads(mlp, condition, chosen)
-    probability = (-temperature * (x - codes).norm(dim=-1)).softmax(-1)
-    real = x.isfinite().all(-1)
-    if chosen.mask is not None:
-        real = real & chosen.mask.reshape(-1, 1)
-    total = probability.masked_fill(~real, 0).sum(0)
-    tokens = real.sum().to(total.dtype).reshape(1)
-    if not ranks.alone:
-        summed = _ops.all_reduce_differentiable(torch.cat([total, tokens]), **ranks.named())
-        total, tokens = summed[:-1], summed[-1:]
-    mean = total / tokens.clamp(min=1)
-    return (mean * mean.clamp(min=torch.finfo(mean.dtype).tiny).log()).sum()
+    mask = None if chosen.mask is None else chosen.mask.reshape(-1, 1)
+    loss: Tensor = _ops.implicit_diversity_loss(
+        x, codes, temperature=temperature, mask=mask, **ranks.named()
+    )
+    return loss
 
 
 def _tokens_as_heads(mlp: MLP, condition: Tensor, chosen: Chosen) -> tuple[Tensor, Tensor]:

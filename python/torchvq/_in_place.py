@@ -32,19 +32,13 @@ def average_gradients(
     codebook: "Codebook", tokens: Tensor, mask: Tensor | None, ranks: Ranks
 ) -> None:
     """The gradient of a mean over the tokens (H, T, D) of all ranks, from those of the ranks' own means."""
-    parameters = [parameter for parameter in codebook.parameters() if parameter.grad is not None]
-    if ranks.alone or not parameters:
+    if ranks.alone:
         return
-    number = tokens.new_full((1,), tokens.shape[0] * tokens.shape[1])
-    if mask is not None:
-        number = mask.sum().to(tokens.dtype).reshape(1)
-    flat = [p.grad.flatten().to(tokens.dtype) for p in parameters if p.grad is not None]
-    summed = _ops.all_reduce_statistics(
-        torch.cat([number, *(number * g for g in flat)]), **ranks.named()
-    )
-    mean = summed[1:] / summed[0].clamp_min(1)
-    for parameter, values in zip(parameters, mean.split([g.numel() for g in flat]), strict=True):
-        parameter.grad = values.view_as(parameter).to(parameter.dtype)
+    parameters = [parameter for parameter in codebook.parameters() if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in parameters]
+    averages = _ops.average_gradients(gradients, tokens, mask=mask, **ranks.named())
+    for parameter, average in zip(parameters, averages, strict=True):
+        parameter.grad = average
 
 
 def in_place_step(

@@ -1,15 +1,14 @@
 #include "modules/implicit_search.h"
 
 #include <algorithm>
-#include <limits>
 #include <utility>
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 
-#include <torchvq/distributed/all_reduce.h>
 #include <torchvq/functional/estimate.h>
+#include <torchvq/functional/implicit_diversity_loss.h>
 #include <torchvq/functional/quantize.h>
 #include <torchvq/ops/commitment_cross_entropy.h>
 #include <torchvq/ops/lookup_codes.h>
@@ -89,22 +88,8 @@ at::Tensor implicit_cross_entropy(const Implicit& implicit, const Chosen& chosen
 at::Tensor implicit_diversity(const Implicit& implicit, const Chosen& chosen, double temperature,
                               const distributed::Ranks& ranks) {
   const auto [x, codes] = tokens_as_heads(implicit, chosen);
-  const auto probability = x.sub(codes).norm(2, -1).mul(-temperature).softmax(-1);
-  auto real = x.isfinite().all(-1);
-  if (chosen.mask) {
-    real = real.logical_and(chosen.mask->reshape({-1, 1}));
-  }
-  auto total = probability.masked_fill(real.logical_not(), 0).sum(0);
-  auto tokens = real.sum().to(total.scalar_type()).reshape({1});
-  if (!ranks.alone()) {
-    const auto summed = distributed::all_reduce_differentiable(at::cat({total, tokens}), ranks);
-    total = summed.slice(0, 0, -1);
-    tokens = summed.slice(0, -1);
-  }
-  const auto mean = total.div(tokens.clamp_min(1));
-  const double tiny = mean.scalar_type() == at::kDouble ? std::numeric_limits<double>::min()
-                                                        : std::numeric_limits<float>::min();
-  return mean.mul(mean.clamp_min(tiny).log()).sum();
+  const auto mask = chosen.mask ? std::optional(chosen.mask->reshape({-1, 1})) : std::nullopt;
+  return F::implicit_diversity_loss(x, codes, temperature, mask, ranks);
 }
 
 }  // namespace torchvq::detail

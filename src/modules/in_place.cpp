@@ -3,9 +3,8 @@
 #include <vector>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
 
-#include <torchvq/distributed/all_reduce.h>
+#include <torchvq/functional/average_gradients.h>
 #include <torchvq/functional/quantize.h>
 #include <torchvq/ops/commitment_loss.h>
 
@@ -18,26 +17,16 @@ void average_gradients(const CodebookImpl& codebook, const at::Tensor& tokens,
   if (ranks.alone()) {
     return;
   }
-  const auto number = mask ? mask->sum().to(tokens.scalar_type()).reshape({1})
-                           : tokens.new_full({1}, tokens.size(0) * tokens.size(1));
-  std::vector<at::Tensor> parameters, parts{number};
+  std::vector<at::Tensor> parameters, gradients;
   for (const auto& parameter : codebook.learned_parameters()) {
     if (parameter.grad().defined()) {
       parameters.push_back(parameter);
-      parts.push_back(number.mul(parameter.grad().flatten().to(tokens.scalar_type())));
+      gradients.push_back(parameter.grad());
     }
   }
-  if (parameters.empty()) {
-    return;
-  }
-  const auto summed = distributed::all_reduce_statistics(at::cat(parts), ranks);
-  const auto mean = summed.slice(0, 1).div(summed[0].clamp_min(1));
-  int64_t start = 0;
-  for (auto& parameter : parameters) {
-    const auto own = mean.narrow(0, start, parameter.numel());
-    // A tensor of its own: optimizers detach gradients in place, which views do not allow.
-    parameter.mutable_grad() = own.view(parameter.sizes()).to(parameter.scalar_type()).clone();
-    start += parameter.numel();
+  const auto averages = F::average_gradients(gradients, tokens, mask, ranks);
+  for (size_t index = 0; index < parameters.size(); ++index) {
+    parameters[index].mutable_grad() = averages[index];
   }
 }
 

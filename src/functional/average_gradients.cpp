@@ -1,0 +1,56 @@
+#include <torchvq/functional/average_gradients.h>
+
+#include <string>
+
+#include <ATen/ops/cat.h>
+#include <torch/library.h>
+
+#include <torchvq/distributed/all_reduce.h>
+
+namespace torchvq::functional {
+namespace {
+
+at::Tensor number_of(const at::Tensor& tokens, const std::optional<at::Tensor>& mask) {
+  if (mask) return mask->sum().to(tokens.scalar_type()).reshape({1});
+  return tokens.new_ones({}).mul(tokens.sym_size(0) * tokens.sym_size(1)).reshape({1});
+}
+
+std::vector<at::Tensor> run(at::TensorList gradients, const at::Tensor& tokens,
+                            const std::optional<at::Tensor>& mask, std::string_view group_name,
+                            std::string_view label) {
+  return average_gradients(gradients, tokens, mask, {std::string(group_name), std::string(label)});
+}
+
+}  // namespace
+
+std::vector<at::Tensor> average_gradients(at::TensorList gradients, const at::Tensor& tokens,
+                                          const std::optional<at::Tensor>& mask,
+                                          const distributed::SyncOptions& options) {
+  std::vector<at::Tensor> averages;
+  if (options.group_name.empty() || gradients.empty()) {
+    for (const auto& gradient : gradients) averages.push_back(gradient.clone());
+    return averages;
+  }
+  std::vector<at::Tensor> parts{number_of(tokens, mask)};
+  for (const auto& gradient : gradients)
+    parts.push_back(gradient.reshape({-1}).to(tokens.scalar_type()).mul(parts[0]));
+  const auto summed = distributed::all_reduce_statistics(at::cat(parts), options);
+  const auto mean = summed.slice(0, 1).div(summed[0].clamp_min(1));
+  int64_t begin = 0;
+  for (const auto& gradient : gradients) {
+    const auto own = mean.narrow(0, begin, gradient.numel()).view(gradient.sizes());
+    // A tensor of its own: optimizers detach gradients in place, which views do not allow.
+    averages.push_back(own.to(gradient.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
+    begin += gradient.numel();
+  }
+  return averages;
+}
+
+}  // namespace torchvq::functional
+
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  m.def(
+      "average_gradients(Tensor[] gradients, Tensor tokens, *, Tensor? mask=None, "
+      "str group_name=\"\", str label=\"quantizer\") -> Tensor[]",
+      TORCH_FN(torchvq::functional::run));
+}
