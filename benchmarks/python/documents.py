@@ -15,6 +15,7 @@ from typing import Any
 from harness import Target, read_json
 
 LEARNING = "learning_vector_quantize"
+LEARNING_RESIDUAL = "learning_residual"
 MIB = 2**20
 # Columns of the tables, and the ratio under which a column is found in the JSON.
 ORDER = ("reference", "plain torch", "GEMM", "faiss", "faiss tables", "one thread")
@@ -46,6 +47,15 @@ def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
         }
         fill(docs / "learning.md", parts)
         fill(docs / "choosing.md", {"choosing_vector_quantize": _choosing(document)})
+    stacks = results / f"{LEARNING_RESIDUAL}.json"
+    if stacks.exists():
+        document = read_json(stacks)
+        parts = {
+            "stacks": _stacks(document),
+            "stacks_targets": _targets([document]),
+            "stacks_machine": _machine([document]),
+        }
+        fill(docs / "learning.md", parts)
 
 
 def fill(file: Path, tables: dict[str, str]) -> None:
@@ -147,6 +157,26 @@ def _residual(document: Document) -> str:
         _table([f"peak extra memory, {peaks['case']}", "MiB"], held),
     ]
     return "\n".join(tables)
+
+
+def _stacks(document: Document) -> str:
+    rows = []
+    for run in document["runs"]:
+        alike = {None: "", True: "yes", False: "**no**"}[run.get("two_ranks_alike")]
+        rows.append(
+            [
+                run["data"],
+                run["name"],
+                run["who"],
+                str(run["beam"]),
+                f"{run['error_over_faiss']:.3f}",
+                f"{run['use_first']:.1%}",
+                f"{run['use_last']:.1%}",
+                alike,
+            ]
+        )
+    header = ["data", "settings", "who", "beam", "error over faiss", "use, first level", "last"]
+    return _table([*header, "two ranks alike"], rows)
 
 
 def _small_calls(document: Document) -> str:

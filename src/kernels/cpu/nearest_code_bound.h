@@ -47,13 +47,19 @@ inline ScoreError score_error(int64_t dim, double norm, double offset, double sh
 }
 
 constexpr double kCoarseNorm = 32700;  // of scaled rows and codes: what 16-bit integers hold
-constexpr double kCoarseUnit = 0.503;  // rounding to an integer, of a float32 product
 
-/// What rounding rows and codes to integers adds to the slope: by Cauchy-Schwarz the products of
-/// either side's rounding with the other, and of both. norm: the largest of the codes less center.
-inline double coarse_slope(int64_t dim, double norm) {
-  const double rounding = kCoarseUnit * std::sqrt(static_cast<double>(dim)) / kCoarseNorm;
-  return norm * (2 * rounding + rounding * rounding) * (1 + 1e-6);
+/// Norm of the difference between a scaled vector and its integers, as a fraction of kCoarseNorm.
+/// square: of that difference, summed in float32 from float32 products; each is off by at most
+/// 2^-24 of itself, together 2^-24 of kCoarseNorm.
+inline double coarse_rounding(float square) {
+  return std::sqrt(static_cast<double>(square)) * (1 + 1e-4) / kCoarseNorm + kFloatUnit;
+}
+
+/// What integers add to the slope: by Cauchy-Schwarz the products of either side's rounding with
+/// the other, and of both. norm: the largest of the codes less center.
+inline double coarse_slope(double norm, double rounding_of_codes, double rounding_of_row) {
+  return norm * (rounding_of_codes + rounding_of_row + rounding_of_codes * rounding_of_row) *
+         (1 + 1e-6);
 }
 
 }  // namespace torchvq::kernels

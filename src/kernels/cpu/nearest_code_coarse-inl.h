@@ -28,39 +28,54 @@ inline Ints rounded(Floats value) {
 /// Two 16-bit numbers in each lane, the first one low.
 inline Ints pairs_of(Ints low, Ints high) { return (low & 0xFFFF) | (high << 16); }
 
-void coarse_codes(const float* panels, int64_t panel_count, int64_t dim, int64_t depth, float scale,
-                  int32_t* to) {
+/// The rounded value; its squared error is added to `error`.
+inline Ints rounded_with_error(Floats value, Floats& error) {
+  const Ints result = rounded(value);
+  const Floats difference = value - __builtin_convertvector(result, Floats);
+  error += difference * difference;
+  return result;
+}
+
+float coarse_codes(const float* panels, int64_t panel_count, int64_t dim, int64_t depth,
+                   float scale, int32_t* to) {
   const int64_t pairs = (dim + 1) / 2;
+  Floats largest{};
   for (int64_t panel = 0; panel < panel_count; ++panel, panels += depth * kPanel) {
-    for (int64_t p = 0; p < pairs; ++p, to += kPanel) {
-      for (int64_t j = 0; j < kPanel; j += kLanes) {
-        const Ints low = rounded(load<Floats>(panels + 2 * p * kPanel + j) * scale);
+    for (int64_t j = 0; j < kPanel; j += kLanes) {
+      Floats error{};
+      for (int64_t p = 0; p < pairs; ++p) {
+        const float* at = panels + 2 * p * kPanel + j;
+        const Ints low = rounded_with_error(load<Floats>(at) * scale, error);
         Ints high{};
-        if (2 * p + 1 < dim) {
-          high = rounded(load<Floats>(panels + (2 * p + 1) * kPanel + j) * scale);
-        }
-        store(to + j, pairs_of(low, high));
+        if (2 * p + 1 < dim) high = rounded_with_error(load<Floats>(at + kPanel) * scale, error);
+        store(to + (panel * pairs + p) * kPanel + j, pairs_of(low, high));
       }
+      largest = maximum(largest, error);
     }
   }
+  return largest_lane(largest)[0];
 }
 
 void coarse_rows(const float* rows, int64_t row_count, int64_t dim, int64_t depth,
-                 const float* scales, int32_t* to) {
+                 const float* scales, int32_t* to, float* errors) {
   using Shorts = Vector<int16_t, kLanes>;
   const int64_t pairs = (dim + 1) / 2;
   for (int64_t r = 0; r < row_count; ++r, rows += depth, to += pairs) {
     int16_t numbers[kLanes + 2] = {};
     to[pairs - 1] = 0;
     int64_t d = 0;
+    Floats error{};
     for (; d + kLanes <= dim; d += kLanes) {
-      const Ints value = rounded(load<Floats>(rows + d) * scales[r]);
+      const Ints value = rounded_with_error(load<Floats>(rows + d) * scales[r], error);
       store(to + d / 2, __builtin_convertvector(value, Shorts));
     }
     for (int64_t i = 0; d + i < dim; ++i) {
-      numbers[i] = static_cast<int16_t>(rounded(Floats{} + rows[d + i] * scales[r])[0]);
+      Floats value{};
+      value[0] = rows[d + i] * scales[r];
+      numbers[i] = static_cast<int16_t>(rounded_with_error(value, error)[0]);
     }
     memcpy(to + d / 2, numbers, sizeof(int32_t) * static_cast<size_t>(pairs - d / 2));
+    errors[r] = sum_lanes<float, kLanes>(error);
   }
 }
 

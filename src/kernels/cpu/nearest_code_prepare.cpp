@@ -84,10 +84,9 @@ void NearestCodeSearch::make_coarse() {
   if (!(norm > 1e-12 && norm < 1e12)) return;
   coarse_scale_ = static_cast<float>(kCoarseNorm / (norm * (1 + 1e-6)));
   coarse_norm_ = norm;
-  coarse_slope_ = coarse_slope(task_.dim, norm);
   coarse_ = AlignedBuffer<int32_t>(panel_count_ * scan_.panel * ((task_.dim + 1) / 2));
-  scan_.coarse_codes(panels_.data(), panel_count_, task_.dim, depth_, coarse_scale_,
-                     coarse_.data());
+  coarse_rounding_ = coarse_rounding(scan_.coarse_codes(panels_.data(), panel_count_, task_.dim,
+                                                        depth_, coarse_scale_, coarse_.data()));
   coarse_pays_.store(true, std::memory_order_relaxed);
 }
 

@@ -72,14 +72,15 @@ struct NearestCodeScan {
   /// 16-bit integers: they and the root of the sum of their squares must stay below 2^15. The pair
   /// of values 2p, 2p + 1 of a row lies at [row * pairs + p], that of code j of a panel at
   /// [(panel * pairs + p) * kPanel + j]; pairs = (dim + 1) / 2. A score is the sum of the products,
-  /// which has no error, times units[row], less half_norm.
+  /// which has no error, times units[row], less half_norm. What rounding has cost is the squared
+  /// norm of the difference, in scaled units: errors[row], and the largest of the codes.
   void (*coarse_scan)(const int32_t* rows, const float* units, int64_t row_count,
                       const int32_t* panels, const float* half_norms, int64_t panel_count,
                       int64_t pairs, void* state, ScanResult* results);
-  void (*coarse_codes)(const float* panels, int64_t panel_count, int64_t dim, int64_t depth,
-                       float scale, int32_t* to);
+  float (*coarse_codes)(const float* panels, int64_t panel_count, int64_t dim, int64_t depth,
+                        float scale, int32_t* to);
   void (*coarse_rows)(const float* rows, int64_t row_count, int64_t dim, int64_t depth,
-                      const float* scales, int32_t* to);
+                      const float* scales, int32_t* to, float* errors);
 
   /// scores[k] = -||row - code k||^2 for k in [begin, end) of a codebook of `size` codes as it lies
   /// in memory. For few rows, where packing would cost more than the scan.

@@ -20,6 +20,7 @@ struct NearestCodeSearch::Block {
         pointers(static_cast<size_t>(rows)),
         scales(static_cast<size_t>(rows)),
         units(static_cast<size_t>(rows)),
+        errors(static_cast<size_t>(rows)),
         norms(static_cast<size_t>(rows)),
         results(static_cast<size_t>(rows)),
         places(static_cast<size_t>(search.panel_count_ * search.scan_.panel)) {}
@@ -36,7 +37,7 @@ struct NearestCodeSearch::Block {
   AlignedBuffer<float> scores;
   NearestCodeDecision decision;
   std::vector<const float*> pointers;
-  std::vector<float> scales, units;  ///< of coarse rows
+  std::vector<float> scales, units, errors;  ///< of coarse rows
   std::vector<double>
       norms;  ///< of the packed rows, rounded up; negative if the row cannot be screened
   std::vector<ScanResult> results;
@@ -144,7 +145,7 @@ void NearestCodeSearch::scan_coarsely(Block& block) const {
                             : 0.0F;
   }
   scan_.coarse_rows(block.packed.data(), padded, task_.dim, depth_, block.scales.data(),
-                    block.coarse.data());
+                    block.coarse.data(), block.errors.data());
   scan_.coarse_scan(block.coarse.data(), block.units.data(), padded, coarse_.data(),
                     half_norms_.data(), panel_count_, (task_.dim + 1) / 2, block.state.data(),
                     block.results.data());
@@ -186,7 +187,10 @@ void NearestCodeSearch::settle_winner(int64_t row, Block& block) const {
   }
   if (block.coarsely) {
     // A row that was not scaled counted as zeros, which leaves out all of its products.
-    const double slope = block.scales[row] == 0.0F ? coarse_norm_ : coarse_slope_;
+    const double slope =
+        block.scales[row] == 0.0F
+            ? coarse_norm_
+            : coarse_slope(coarse_norm_, coarse_rounding_, coarse_rounding(block.errors[row]));
     widest += kReach * slope * block.norms[row];
   }
   const double limit = result.best - widest;

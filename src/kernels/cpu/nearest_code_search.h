@@ -76,7 +76,7 @@ class NearestCodeSearch {
   AlignedBuffer<double> squares_;
   std::vector<ScoreError> errors_;  ///< of each position
   AlignedBuffer<int32_t> coarse_;   ///< panels of coarse screening; empty where there is none
-  double coarse_norm_ = 0, coarse_slope_ = 0;
+  double coarse_norm_ = 0, coarse_rounding_ = 0;  ///< the largest of the codes
   float coarse_scale_ = 0;
   /// Until a block leaves so many rows open that float32 is faster. Either gives the same indices.
   mutable std::atomic<bool> coarse_pays_{false};
