@@ -1,13 +1,12 @@
 // torchvq decode: codes -> vectors.
-#include <torchvq/functional/codebook_stack.h>
 #include <torchvq/io/array_source.h>
-#include <torchvq/io/codec.h>
 #include <torchvq/io/npy.h>
 
 #include <algorithm>
 #include <memory>
 
 #include "blocks.h"
+#include "codec.h"
 #include "commands.h"
 #include "options.h"
 #include "progress.h"
@@ -29,7 +28,7 @@ struct DecodeArguments {
 constexpr auto kFooter = R"(
 Codes of any integer dtype give vectors of shape (..., dim), float32: codes of shape (...) where the codec has one
 codebook, (..., groups * levels) as `torchvq encode` writes them where it has several. The code -1 (a masked token, a
-dropped level) adds nothing; any other code outside [0, codebook size) is an error.
+dropped level) adds nothing, and makes a vector of fsq or lfq zero; any other code outside [0, codebook size) is an error.
 
 Examples:
   torchvq decode codec.safetensors codes.npy -o decoded.npy
@@ -37,37 +36,36 @@ Examples:
 
 // Each column has a codebook; `first` counts codes before this block.
 void check_codes(const std::string& path, const at::Tensor& codes, int64_t first,
-                 const functional::CodebookStack& stack) {
+                 const Codec& codec) {
   const auto* code = codes.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < codes.numel(); ++i) {
-    const auto size = stack.codebook(i % stack.columns()).size(0);
+    const auto size = codec.codebook_size(i % codec.columns());
     TORCH_CHECK_INDEX(code[i] >= -1 && code[i] < size, path, ": expected codes to be in [-1, ",
                       size, "), but got ", code[i], " at position ", first + i);
   }
 }
 
-std::vector<int64_t> decoded_shape(const io::IndexSource& codes,
-                                   const functional::CodebookStack& stack,
+std::vector<int64_t> decoded_shape(const io::IndexSource& codes, const Codec& codec,
                                    const DecodeArguments& arguments) {
   auto shape = codes.array().shape();
-  if (stack.columns() > 1) {
-    TORCH_CHECK_VALUE(shape.size() >= 2 && shape.back() == stack.columns(), arguments.codes,
-                      ": expected codes of shape (..., ", stack.columns(), "), as ",
-                      arguments.codec, " has ", stack.columns(), " codebooks, but got shape ",
+  if (codec.columns() > 1) {
+    TORCH_CHECK_VALUE(shape.size() >= 2 && shape.back() == codec.columns(), arguments.codes,
+                      ": expected codes of shape (..., ", codec.columns(), "), as ",
+                      arguments.codec, " has ", codec.columns(), " codebooks, but got shape ",
                       nlohmann::json(shape).dump());
     shape.pop_back();
   }
-  shape.push_back(stack.dim());
+  shape.push_back(codec.dim());
   return shape;
 }
 
 void run_decode(const DecodeArguments& arguments) {
   check_output(arguments.output, ".npy", {arguments.codes, arguments.codec});
   // The metric does not matter here, so a codec that does not say will do.
-  const auto stack = stack_of(io::load_codec_stack(arguments.codec));
+  const auto codec = load_codec(arguments.codec);
   const io::IndexSource codes(arguments.codes, arguments.key);
-  const auto columns = stack.columns(), dim = stack.dim();
-  const auto shape = decoded_shape(codes, stack, arguments);
+  const auto columns = codec->columns(), dim = codec->dim();
+  const auto shape = decoded_shape(codes, *codec, arguments);
   io::NpyWriter writer(arguments.output, at::kFloat, shape);
   const auto row_vectors = codes.row_length() / columns;
   const auto row_bytes =
@@ -77,8 +75,8 @@ void run_decode(const DecodeArguments& arguments) {
   for (int64_t first = 0; first < codes.rows(); first += block_rows) {
     const auto count = std::min(block_rows, codes.rows() - first);
     const auto block = codes.read(first, count).view({count * row_vectors, columns});
-    check_codes(arguments.codes, block, first * codes.row_length(), stack);
-    writer.append(functional::decode_stack(block, stack));
+    check_codes(arguments.codes, block, first * codes.row_length(), *codec);
+    writer.append(codec->decode(block));
     progress.update((first + count) * row_vectors);
   }
   writer.finish();

@@ -1,11 +1,10 @@
 // torchvq encode: vectors -> codes.
-#include <torchvq/functional/codebook_stack.h>
-#include <torchvq/io/codec.h>
 #include <torchvq/io/npy.h>
 
 #include <memory>
 
 #include "blocks.h"
+#include "codec.h"
 #include "commands.h"
 #include "options.h"
 #include "progress.h"
@@ -27,9 +26,10 @@ struct EncodeArguments {
 };
 
 constexpr auto kFooter = R"(
-Vectors of shape (..., dim) give codes in the smallest of uint8, uint16 and int32 that holds them. One codebook gives
-shape (...): the index of the nearest code, the lowest on a tie. Several give shape (..., groups * levels): the levels
-of group 0, then those of group 1, and so on. The choice is exact, so every machine writes the same codes.
+Vectors of shape (..., dim) give codes in the smallest of uint8, uint16, int32 and int64 that holds them. One codebook
+gives shape (...): the index of the nearest code, the lowest on a tie. Several give shape (..., groups * levels): the
+levels of group 0, then those of group 1, and so on. The choice is exact, so every machine writes the same codes; a
+codec without codebooks (fsq, lfq) projects in float64 before it rounds.
 
 --beam B keeps the B best ways through the levels instead of one: smaller errors, more work, the same number of bits.
 
@@ -40,23 +40,23 @@ Examples:
 
 at::ScalarType smallest_dtype(int64_t codebook_size) {
   if (codebook_size <= int64_t{1} << 8) return at::kByte;
-  return codebook_size <= int64_t{1} << 16 ? at::kUInt16 : at::kInt;
+  if (codebook_size <= int64_t{1} << 16) return at::kUInt16;
+  return codebook_size <= int64_t{1} << 31 ? at::kInt : at::kLong;
 }
 
 void run_encode(const EncodeArguments& arguments) {
   check_output(arguments.output, ".npy", {arguments.vectors, arguments.codec});
-  const auto stack = stack_of(io::load_codec_stack(arguments.codec, arguments.metric));
-  check_beam(arguments.beam, stack, arguments.codec);
+  const auto codec = load_codec(arguments.codec, {arguments.metric, arguments.beam});
   const BlockReader reader(arguments.vectors, arguments.key, arguments.memory);
-  check_dim(reader.source(), stack.dim(), arguments.codec);
+  check_dim(reader.source(), codec->dim(), arguments.codec);
   auto shape = reader.source().array().shape();
   shape.pop_back();
-  if (stack.columns() > 1) shape.push_back(stack.columns());
-  const auto dtype = smallest_dtype(stack.largest_codebook());
+  if (codec->columns() > 1) shape.push_back(codec->columns());
+  const auto dtype = smallest_dtype(codec->largest_codebook());
   io::NpyWriter writer(arguments.output, dtype, shape);
   Progress progress("encode", reader.rows(), arguments.common.quiet);
   reader.for_each([&](int64_t first, const at::Tensor& block) {
-    writer.append(functional::encode_stack(block, stack, arguments.beam).to(dtype));
+    writer.append(codec->encode(block).to(dtype));
     progress.update(first + block.size(0));
   });
   writer.finish();
@@ -68,8 +68,8 @@ void run_encode(const EncodeArguments& arguments) {
   report.add("vectors", "vectors", reader.rows());
   report.add("shape", "", shape);
   report.add("dtype", "dtype", std::string(c10::getDtypeNames(dtype).first));
-  add_stack(report, stack);
-  if (stack.columns() > 1) report.add("beam", "beam", arguments.beam);
+  codec->describe(report, true);
+  codec->describe_search(report);
   report.print(arguments.common);
 }
 

@@ -1,10 +1,8 @@
 // torchvq eval: how well a codec describes vectors.
-#include <torchvq/functional/evaluate_stack.h>
-#include <torchvq/io/codec.h>
-
 #include <memory>
 
 #include "blocks.h"
+#include "codec.h"
 #include "commands.h"
 #include "options.h"
 #include "progress.h"
@@ -41,15 +39,14 @@ Examples:
   torchvq eval codec.safetensors held_out.npy --json | jq .mse)";
 
 void run_eval(const EvalArguments& arguments) {
-  const auto stack = stack_of(io::load_codec_stack(arguments.codec, arguments.metric));
-  check_beam(arguments.beam, stack, arguments.codec);
+  const auto codec = load_codec(arguments.codec, {arguments.metric, arguments.beam});
   BlockReader reader(arguments.vectors, arguments.key, arguments.memory);
-  check_dim(reader.source(), stack.dim(), arguments.codec);
+  check_dim(reader.source(), codec->dim(), arguments.codec);
   TORCH_CHECK_VALUE(reader.rows() > 0, arguments.vectors,
                     ": expected at least 1 vector, but it holds none");
   Progress progress("eval", reader.rows(), arguments.common.quiet);
-  const auto result = functional::evaluate_stack(reader.blocks(), stack, arguments.beam,
-                                                 [&](int64_t rows) { progress.update(rows); });
+  const auto result =
+      codec->evaluate(reader.blocks(), [&](int64_t rows) { progress.update(rows); });
   progress.finish();
 
   Report report("eval");
@@ -57,12 +54,11 @@ void run_eval(const EvalArguments& arguments) {
   report.add("input", "", arguments.vectors);
   report.add("vectors", "vectors", reader.rows());
   report.add("dim", "dim", reader.dim());
-  add_stack(report, stack, false);
-  report.add("metric", "metric", stack.metric);
-  if (stack.columns() > 1) report.add("beam", "beam", arguments.beam);
+  codec->describe(report, false);
+  codec->describe_search(report);
   report.add("mse", "mse", result.error.mse());
   report.add("relative_error", "relative error", result.error.relative_error());
-  add_usage(report, stack, result.counts);
+  codec->add_usage(report, result.counts);
   report.print(arguments.common);
 }
 

@@ -3,6 +3,7 @@
 #include <torchvq/io/array_source.h>
 #include <torchvq/io/codec.h>
 #include <torchvq/io/safetensors.h>
+#include <torchvq/io/scalar_codec.h>
 
 #include <algorithm>
 #include <limits>
@@ -11,6 +12,7 @@
 #include "commands.h"
 #include "options.h"
 #include "report.h"
+#include "scalar.h"
 #include "stack.h"
 
 namespace torchvq::cli {
@@ -86,6 +88,16 @@ void inspect_codec(const std::string& path, const io::SafetensorsFile& file, Rep
   report.add("metadata", "", file.metadata());
 }
 
+void inspect_scalar_codec(const std::string& path, const io::SafetensorsFile& file,
+                          Report& report) {
+  const auto codec = io::load_scalar_codec(path);
+  report.add("kind", "kind", "codec");
+  add_scalar(report, codec);
+  report.add("dim", "dim", codec.dim);
+  add_scalar_usage(report, codec, {});
+  report.add("metadata", "", file.metadata());
+}
+
 void run_inspect(const InspectArguments& arguments) {
   Report report("inspect");
   report.add("file", "file", arguments.file);
@@ -93,7 +105,9 @@ void run_inspect(const InspectArguments& arguments) {
     inspect_array(arguments.file, report);
   } else {
     const io::SafetensorsFile file(arguments.file);
-    if (io::holds_codec(file)) {
+    if (io::holds_scalar_codec(file)) {
+      inspect_scalar_codec(arguments.file, file, report);
+    } else if (io::holds_codec(file)) {
       inspect_codec(arguments.file, file, report);
     } else {
       inspect_tensors(file, report);

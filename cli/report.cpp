@@ -22,6 +22,24 @@ std::string human(const nlohmann::ordered_json& value) {
   return text.data();
 }
 
+std::string share_of(const functional::CodebookUsage& usage) {
+  std::array<char, 96> text{};
+  std::snprintf(text.data(), text.size(), "%lld of %lld codes (%.4g %%)",
+                static_cast<long long>(usage.used_codes),
+                static_cast<long long>(usage.codebook_size), 100 * usage.usage);
+  return text.data();
+}
+
+nlohmann::ordered_json json_of(const functional::CodebookUsage& usage, const CodesOf& column) {
+  return {{"group", column.group},
+          {"level", column.level},
+          {"used_codes", usage.used_codes},
+          {"usage", usage.usage},
+          {"perplexity", usage.perplexity},
+          {"bits_per_vector", usage.bits_per_vector},
+          {"entropy_bits", usage.entropy_bits}};
+}
+
 }  // namespace
 
 Report::Report(const std::string& command) { json_["command"] = command; }
@@ -32,17 +50,29 @@ void Report::add(const std::string& key, const std::string& label, nlohmann::ord
   json_[key] = std::move(value);
 }
 
-void Report::add_usage(const functional::CodebookUsage& usage) {
-  std::array<char, 96> text{};
-  std::snprintf(text.data(), text.size(), "%lld of %lld codes (%.4g %%)",
-                static_cast<long long>(usage.used_codes),
-                static_cast<long long>(usage.codebook_size), 100 * usage.usage);
-  lines_.push_back({"usage", text.data()});
+void Report::add_single_usage(const functional::CodebookUsage& usage) {
+  add_line("usage", share_of(usage));
   json_["used_codes"] = usage.used_codes;
   json_["usage"] = usage.usage;
   add("perplexity", "perplexity", usage.perplexity);
   add("bits_per_vector", "bits per vector", usage.bits_per_vector);
   add("entropy_bits", "entropy", usage.entropy_bits, "bits per vector");
+}
+
+void Report::add_usage(const std::vector<CodesOf>& columns, const std::vector<at::Tensor>& counts) {
+  if (counts.size() == 1) return add_single_usage(functional::codebook_usage(counts[0]));
+  auto codes = nlohmann::ordered_json::array();
+  double bits = 0, entropy = 0;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const auto usage = functional::codebook_usage(counts[i]);
+    codes.push_back(json_of(usage, columns[i]));
+    add_line(columns[i].name, c10::str(share_of(usage), ", perplexity ", human(usage.perplexity)));
+    bits += usage.bits_per_vector;
+    entropy += usage.entropy_bits;
+  }
+  add("codes", "", codes);
+  add("bits_per_vector", "bits per vector", bits);
+  add("entropy_bits", "entropy", entropy, "bits per vector");
 }
 
 void Report::print(const CommonOptions& options) const {

@@ -2,8 +2,10 @@
 // scripts.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <torchvq/functional/usage.h>
 
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -11,6 +13,13 @@
 #include "options.h"
 
 namespace torchvq::cli {
+
+/// Which of a vector's codes a column holds, and what people call it.
+struct CodesOf {
+  std::string name;
+  int64_t group;
+  int64_t level;
+};
 
 class Report {
  public:
@@ -27,8 +36,9 @@ class Report {
     lines_.push_back({label, text});
   }
 
-  /// The measures that fit, eval and inspect share.
-  void add_usage(const functional::CodebookUsage& usage);
+  /// Use and cost of the codes, the measures that fit, eval and inspect share: counts of each
+  /// column (K,). Several columns get a line each.
+  void add_usage(const std::vector<CodesOf>& columns, const std::vector<at::Tensor>& counts);
 
   /// Throws IoError when standard output refuses.
   void print(const CommonOptions& options) const;
@@ -40,6 +50,8 @@ class Report {
   };
 
   nlohmann::ordered_json json_;
+  void add_single_usage(const functional::CodebookUsage& usage);
+
   std::vector<Line> lines_;
 };
 

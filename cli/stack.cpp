@@ -1,10 +1,8 @@
 #include "stack.h"
 
 #include <c10/util/Exception.h>
-#include <torchvq/functional/usage.h>
 
-#include <array>
-#include <cstdio>
+#include <vector>
 
 namespace torchvq::cli {
 namespace {
@@ -23,27 +21,9 @@ ordered_json sizes_of(const functional::CodebookStack& stack) {
   return uniform ? sizes[0] : sizes;
 }
 
-ordered_json json_of(const functional::CodebookUsage& usage, int64_t group, int64_t level) {
-  return {{"group", group},
-          {"level", level},
-          {"used_codes", usage.used_codes},
-          {"usage", usage.usage},
-          {"perplexity", usage.perplexity},
-          {"bits_per_vector", usage.bits_per_vector},
-          {"entropy_bits", usage.entropy_bits}};
-}
-
 std::string name_of(const functional::CodebookStack& stack, int64_t group, int64_t level) {
   auto name = "level " + std::to_string(level);
   return stack.groups.size() == 1 ? name : "group " + std::to_string(group) + " " + name;
-}
-
-std::string describe(const functional::CodebookUsage& usage) {
-  std::array<char, 128> text{};
-  std::snprintf(text.data(), text.size(), "%lld of %lld codes (%.4g %%), perplexity %.6g",
-                static_cast<long long>(usage.used_codes),
-                static_cast<long long>(usage.codebook_size), 100 * usage.usage, usage.perplexity);
-  return text.data();
 }
 
 }  // namespace
@@ -83,21 +63,12 @@ void add_stack(Report& report, const functional::CodebookStack& stack, bool show
 
 void add_usage(Report& report, const functional::CodebookStack& stack,
                const std::vector<at::Tensor>& counts) {
-  if (counts.size() == 1) return report.add_usage(functional::codebook_usage(counts[0]));
-  auto columns = ordered_json::array();
-  double bits = 0, entropy = 0;
-  for (size_t i = 0; i < counts.size(); ++i) {
-    const auto usage = functional::codebook_usage(counts[i]);
-    const auto column = static_cast<int64_t>(i);
+  std::vector<CodesOf> columns;
+  for (int64_t column = 0; column < stack.columns(); ++column) {
     const auto group = column / stack.levels(), level = column % stack.levels();
-    columns.push_back(json_of(usage, group, level));
-    report.add_line(name_of(stack, group, level), describe(usage));
-    bits += usage.bits_per_vector;
-    entropy += usage.entropy_bits;
+    columns.push_back({name_of(stack, group, level), group, level});
   }
-  report.add("codes", "", columns);
-  report.add("bits_per_vector", "bits per vector", bits);
-  report.add("entropy_bits", "entropy", entropy, "bits per vector");
+  report.add_usage(columns, counts);
 }
 
 }  // namespace torchvq::cli

@@ -38,6 +38,7 @@ set(TORCHVQ_SOURCES
   functional/far_vectors.cpp
   functional/far_vectors_gather.cpp
   functional/fit_codebook.cpp
+  functional/fit_scalar_codec.cpp
   functional/fit_stack.cpp
   functional/implicit_diversity_loss.cpp
   functional/layout.cpp
@@ -47,6 +48,7 @@ set(TORCHVQ_SOURCES
   functional/reconstruction_error.cpp
   functional/residual_blocks.cpp
   functional/sample_rows.cpp
+  functional/scalar_codec.cpp
   functional/spread_seeds.cpp
   functional/token_codes.cpp
   functional/usage.cpp
@@ -66,6 +68,7 @@ set(TORCHVQ_SOURCES
   io/safetensors_dtypes.cpp
   io/safetensors_header.cpp
   io/safetensors_writer.cpp
+  io/scalar_codec.cpp
   io/typed_sources.cpp
   io/unfinished_files.cpp
   kernels/cpu/cpu_level.cpp

@@ -42,10 +42,12 @@ def save_parts(folder: Path, x: Array, sizes: list[int]) -> None:
 
 
 OPTIONS = {
-    "one codebook": ["-k", "100"],
-    "cosine": ["-k", "50", "--metric", "cosine"],
-    "levels": ["-k", "32", "--levels", "3", "--beam", "4"],
-    "groups": ["-k", "16", "--levels", "2", "--groups", "2"],
+    "one codebook": ["-k", "100", "--iterations", "5"],
+    "cosine": ["-k", "50", "--metric", "cosine", "--iterations", "5"],
+    "levels": ["-k", "32", "--levels", "3", "--beam", "4", "--iterations", "5"],
+    "groups": ["-k", "16", "--levels", "2", "--groups", "2", "--iterations", "5"],
+    "fsq": ["--method", "fsq", "--quantizer-levels", "8,5,5", "--groups", "2"],
+    "lfq": ["--method", "lfq", "-k", "64"],
 }
 
 
@@ -53,7 +55,7 @@ OPTIONS = {
 @pytest.mark.parametrize("sizes", [[2000, 1000], [17, 0, 2983]], ids=["two", "three"])
 def test_processes_give_the_bits_of_one(tmp_path: Path, sizes: list[int], name: str) -> None:
     save_parts(tmp_path, clusters(3000, 8), sizes)
-    options = [*OPTIONS[name], "--iterations", "5"]
+    options = OPTIONS[name]
     one = run_json("fit", "x.npy", *options, "-o", "one.safetensors", cwd=tmp_path)
     result = torchrun(
         len(sizes), "fit", "part-{rank}.npy", *options, "-o", OUT, "--json", cwd=tmp_path

@@ -1,0 +1,59 @@
+// What encode, decode and eval do with a codec, whatever the method it was fitted by.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torchvq/functional/reconstruction_error.h>
+#include <torchvq/functional/vector_blocks.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "report.h"
+
+namespace torchvq::cli {
+
+/// What a codec makes of vectors.
+struct Evaluation {
+  std::vector<at::Tensor> counts;  // per column (K,); none where codes are too many to count
+  functional::ReconstructionError error;
+};
+
+class Codec {
+ public:
+  virtual ~Codec() = default;
+
+  virtual int64_t dim() const = 0;
+  /// Codes of a vector.
+  virtual int64_t columns() const = 0;
+  virtual int64_t codebook_size(int64_t column) const = 0;
+
+  /// (N, D), float32, to (N, columns), int64, and back.
+  virtual at::Tensor encode(const at::Tensor& block) const = 0;
+  virtual at::Tensor decode(const at::Tensor& codes) const = 0;
+  virtual Evaluation evaluate(const functional::VectorBlocks& vectors,
+                              const std::function<void(int64_t rows)>& progress) const = 0;
+
+  /// Codes, levels, groups; `show_size` false keeps the number of codes of one codebook to JSON,
+  /// for reports that tell it with the usage.
+  virtual void describe(Report& report, bool show_size) const = 0;
+  /// How the search is done: metric and beam.
+  virtual void describe_search(Report& report) const = 0;
+  virtual void add_usage(Report& report, const std::vector<at::Tensor>& counts) const = 0;
+
+  int64_t largest_codebook() const;
+};
+
+/// How to read and to search a codec.
+struct CodecOptions {
+  std::string metric;  // as load_codec(); empty takes the file's
+  int64_t beam = 1;
+};
+
+/// Throws as load_codec_stack() and load_scalar_codec(); c10::ValueError for a beam or a metric
+/// that the codec cannot have.
+std::unique_ptr<Codec> load_codec(const std::string& path, const CodecOptions& options = {});
+
+}  // namespace torchvq::cli

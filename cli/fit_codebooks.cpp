@@ -1,0 +1,129 @@
+// The method vq of torchvq fit: codebooks by k-means.
+#include <torchvq/functional/fit_stack.h>
+#include <torchvq/io/codec.h>
+
+#include <c10/util/StringUtil.h>
+
+#include <cmath>
+#include <memory>
+#include <utility>
+
+#include "fit_method.h"
+#include "progress.h"
+#include "stack.h"
+
+namespace torchvq::cli {
+namespace {
+
+constexpr int64_t kIterations = 25;
+
+functional::FitStackOptions stack_options(const FitOptions& given) {
+  functional::FitStackOptions options;
+  options.level.codebook_size = given.codebook_size;
+  options.level.iterations = given.iterations < 0 ? kIterations : given.iterations;
+  options.level.seed = given.seed;
+  options.level.metric = given.metric.empty() ? "euclidean" : given.metric;
+  options.levels = given.levels;
+  options.groups = given.groups;
+  options.beam = given.beam;
+  options.memory = given.memory;
+  return options;
+}
+
+io::CodecStack codec_of(const functional::FitStackOutput& fit) {
+  io::CodecStack codec;
+  size_t column = 0;
+  for (const auto& group : fit.stack.groups) {
+    auto& levels = codec.groups.emplace_back();
+    for (const auto& codebook : group) {
+      levels.push_back(io::make_codec(codebook, fit.counts[column++], fit.stack.metric));
+    }
+  }
+  return codec;
+}
+
+class FitCodebooks : public FitMethod {
+ public:
+  explicit FitCodebooks(functional::FitStackOptions options) : options_(std::move(options)) {}
+
+  void check(const BlockReader& reader) const override {
+    const auto& path = reader.source().array().path();
+    TORCH_CHECK_VALUE(reader.dim() % options_.groups == 0,
+                      "--groups: expected a divisor of the dimension ", reader.dim(), " of ", path,
+                      ", but got ", options_.groups);
+    TORCH_CHECK_VALUE(options_.level.metric == "euclidean" || columns() == 1,
+                      "--metric: expected euclidean with --levels or --groups above 1, but got ",
+                      options_.level.metric);
+    const auto paths = std::pow(static_cast<double>(options_.level.codebook_size),
+                                static_cast<double>(options_.levels));
+    TORCH_CHECK_VALUE(static_cast<double>(options_.beam) <= paths, "--beam: expected at most ",
+                      paths, ", the ways through the levels, but got ", options_.beam);
+  }
+
+  int64_t fewest_rows() const override { return options_.level.codebook_size; }
+  std::string fewest_rows_name() const override { return "codes"; }
+  // Levels keep what remains of the vectors instead.
+  bool keeps_vectors() const override { return columns() == 1; }
+
+  std::string options() const override {
+    const auto& level = options_.level;
+    return c10::str("--codebook-size ", level.codebook_size, " --levels ", options_.levels,
+                    " --groups ", options_.groups, " --beam ", options_.beam, " --metric ",
+                    level.metric, " --iterations ", level.iterations, " --seed ", level.seed);
+  }
+
+  void fit(const functional::VectorBlocks& vectors, bool quiet) override {
+    // Of each codebook one pass draws the sample, one counts; at the end one measures the result.
+    const auto passes = options_.level.iterations + 2;
+    Progress progress("fit", vectors.rows * (columns() * passes + 1), quiet);
+    const auto show = [&](int64_t column, int64_t pass, int64_t rows) {
+      progress.update((column * passes + pass) * vectors.rows + rows, note_of(column, pass));
+    };
+    fit_ = functional::fit_stack(vectors, options_, show);
+    progress.finish();
+  }
+
+  void save(io::OutputFile& file) const override { io::save_codec_stack(file, codec_of(fit_)); }
+
+  void describe(Report& report) const override {
+    add_stack(report, fit_.stack, false);
+    report.add("metric", "metric", options_.level.metric);
+  }
+
+  void add_result(Report& report) const override {
+    report.add("iterations", "iterations", fit_.iterations, fit_.converged ? "(settled)" : "");
+    report.add("converged", "", fit_.converged);
+    if (fit_.stack.columns() > 1) report.add("beam", "beam", options_.beam);
+    report.add("mse", "mse", fit_.evaluation.error.mse());
+    report.add("relative_error", "relative error", fit_.evaluation.error.relative_error());
+    add_usage(report, fit_.stack, fit_.evaluation.counts);
+  }
+
+ private:
+  int64_t columns() const { return options_.levels * options_.groups; }
+
+  std::string note_of(int64_t column, int64_t pass) const {
+    std::string note;
+    if (column == columns()) return "measuring";
+    if (options_.groups > 1) note += "group " + std::to_string(column / options_.levels) + " ";
+    if (columns() > 1) note += "level " + std::to_string(column % options_.levels) + " ";
+    const auto passes = options_.level.iterations;
+    if (pass == 0) return note + "sampling";
+    if (pass > passes) return note + "counting";
+    return note + "pass " + std::to_string(pass) + "/" + std::to_string(passes);
+  }
+
+  functional::FitStackOptions options_;
+  functional::FitStackOutput fit_;
+};
+
+}  // namespace
+
+std::unique_ptr<FitMethod> fit_codebooks(const FitOptions& options) {
+  TORCH_CHECK_VALUE(options.codebook_size >= 1, "--codebook-size is required");
+  TORCH_CHECK_VALUE(options.quantizer_levels.empty(),
+                    "--quantizer-levels: expected it with --method fsq alone");
+  return std::make_unique<FitCodebooks>(stack_options(options));
+}
+
+}  // namespace torchvq::cli

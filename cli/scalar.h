@@ -1,0 +1,19 @@
+// What commands share that use a codec of scalar levels or signs.
+#pragma once
+
+#include <torchvq/functional/scalar_codec.h>
+
+#include <vector>
+
+#include "report.h"
+
+namespace torchvq::cli {
+
+/// Reports the method, levels, codes and codebooks; as add_stack().
+void add_scalar(Report& report, const functional::ScalarCodec& codec, bool show_size = true);
+
+/// Reports use and cost of the codes, the use where there are counts.
+void add_scalar_usage(Report& report, const functional::ScalarCodec& codec,
+                      const std::vector<at::Tensor>& counts);
+
+}  // namespace torchvq::cli
