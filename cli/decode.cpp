@@ -28,7 +28,8 @@ struct DecodeArguments {
 constexpr auto kFooter = R"(
 Codes of any integer dtype give vectors of shape (..., dim), float32: codes of shape (...) where the codec has one
 codebook, (..., groups * levels) as `torchvq encode` writes them where it has several. The code -1 (a masked token, a
-dropped level) adds nothing, and makes a vector of fsq or lfq zero; any other code outside [0, codebook size) is an error.
+dropped level) adds nothing, and makes a vector of fsq or lfq zero; any other code outside [0, codebook size) is an
+error.
 
 Examples:
   torchvq decode codec.safetensors codes.npy -o decoded.npy
