@@ -1,7 +1,7 @@
-"""Trains wrapped.Model with Lightning under torchrun; each rank writes its state and inputs to `FOLDER/RANK.pt`.
+"""Trains a model with Lightning under torchrun; each rank writes its state and inputs to `FOLDER/RANK.pt`.
 
-`lightning_program.py FOLDER VALIDATE`: VALIDATE is `both` (Lightning's own loop, sanity steps included) or `rank0`
-(a hook on rank 0).
+`lightning_program.py FOLDER VALIDATE MODEL`: VALIDATE is `both` (Lightning's own loop, sanity steps included) or
+`rank0` (a hook on rank 0); MODEL is `codebooks` (wrapped.Model) or `scalar` (wrapped_scalar.ScalarModel).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 from wrapped import Inputs, Model, data, state_of
+from wrapped_scalar import ScalarModel
 
 from torchvq import verify_replicas
 
 
 class Lit(pl.LightningModule):
-    def __init__(self, validate: str) -> None:
+    def __init__(self, validate: str, model: str) -> None:
         super().__init__()
         # Before the process group exists, and seeded differently on each rank.
-        self.model = Model()
-        self.inputs = Inputs(self.model)
+        self.model = Model() if model == "codebooks" else ScalarModel()
         self.validate = validate
         self.validated = 0
         self.sent_in_validation: set[tuple[int, ...]] = set()
@@ -64,11 +64,12 @@ class Lit(pl.LightningModule):
 
 
 def main() -> None:
-    folder, validate = sys.argv[1:]
+    folder, validate, model = sys.argv[1:]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     torch.manual_seed(int(os.environ["RANK"]))
-    module = Lit(validate)
+    module = Lit(validate, model)
+    inputs = Inputs(module.model) if model == "codebooks" else None
     both = validate == "both"
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -88,8 +89,8 @@ def main() -> None:
     trainer.fit(module)
     assert verify_replicas(module) == []
     result = {
-        "state": state_of(module.model),
-        "inputs": module.inputs.given,
+        "state": module.model.state_dict() if inputs is None else state_of(module.model),
+        "inputs": module.model.depths if inputs is None else inputs.given,
         "validated": module.validated,
         "sent": module.sent_in_validation,
         "steps": trainer.global_step,

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,24 +15,41 @@ from wrapped import check_states
 PROGRAM = Path(__file__).with_name("lightning_program.py")
 
 
-@pytest.mark.parametrize("validate", ["both", "rank0"])
-def test_lightning(tmp_path: Path, validate: str) -> None:
+def train(folder: Path, validate: str, model: str) -> list[dict[str, Any]]:
+    """What each of the two ranks has written, and what holds whatever the model."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, str(PROGRAM), str(tmp_path), validate],
+        [*command, str(PROGRAM), str(folder), validate, model],
         capture_output=True,
         text=True,
         timeout=240,
         env=environment,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    results = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    results = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
     # Forwards of training: the ranks have unequal data, and stop together.
     assert [result["steps"] for result in results] == [12, 12]
     assert results[0]["validated"] > 2
     assert (results[1]["validated"] > 2) == (validate == "both")
     for result in results:
         assert result["sent"] <= {(0, 0, 0, 0)}
+    return results
+
+
+@pytest.mark.parametrize("validate", ["both", "rank0"])
+def test_lightning(tmp_path: Path, validate: str) -> None:
+    results = train(tmp_path, validate, "codebooks")
     # The ranks were seeded differently; rank 0's start is everybody's.
     check_states([(result["state"], result["inputs"]) for result in results], seed=0)
+
+
+@pytest.mark.parametrize("validate", ["both", "rank0"])
+def test_quantizers_without_codebooks(tmp_path: Path, validate: str) -> None:
+    first, second = train(tmp_path, validate, "scalar")
+    assert first["inputs"] == second["inputs"], "the ranks dropped different levels"
+    assert len({depths[0] for depths in first["inputs"]}) > 1
+    assert first["state"].keys() == second["state"].keys()
+    for name, value in first["state"].items():
+        assert torch.equal(value, second["state"][name]), name
+        assert value.isfinite().all(), name

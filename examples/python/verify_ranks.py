@@ -1,0 +1,79 @@
+"""Shows that ranks share one entropy loss: `torchrun --nproc-per-node 2 examples/python/verify_ranks.py`.
+
+Each rank has tokens of its own, of another number and another distribution. The entropy that every rank reports, and
+the gradient that DistributedDataParallel gives the encoder, are those of one process that has all the tokens.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import torchvq
+
+FEATURES, BITS = 16, 10
+
+
+def tokens_of(rank: int) -> Tensor:
+    """(1, N, FEATURES): ragged, and each rank's around a centre of its own."""
+    generator = torch.Generator().manual_seed(rank)
+    centre = 2 * torch.randn(FEATURES, generator=generator)
+    return centre + torch.randn(1, 200 + 100 * rank, FEATURES, generator=generator)
+
+
+class Model(nn.Module):
+    """An encoder and the entropies of its tokens."""
+
+    def __init__(self, sync: bool | None = None) -> None:
+        super().__init__()
+        self.encoder = nn.Linear(FEATURES, BITS)
+        self.lfq = torchvq.LFQ(
+            codebook_size=2**BITS, spherical=True, sync_codebook=sync
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        (_, _, loss), terms = self.lfq(
+            self.encoder(x), inv_temperature=4.0, return_loss_breakdown=True
+        )
+        return loss, terms.batch_entropy
+
+
+def step(model: nn.Module, x: Tensor) -> tuple[float, Tensor]:
+    """The batch entropy in bits, and the gradient of the encoder."""
+    loss, entropy = model(x)
+    loss.backward()
+    gradients = [parameter.grad.flatten() for parameter in model.parameters()]
+    return entropy.item() / torch.tensor(2.0).log().item(), torch.cat(gradients)
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    together = DistributedDataParallel(Model())
+    alone = Model(sync=False)
+    alone.load_state_dict(together.module.state_dict())
+
+    own, _ = step(alone, tokens_of(rank))
+    alone.zero_grad()
+    shared, averaged = step(together, tokens_of(rank))
+    whole, wanted = step(alone, torch.cat([tokens_of(other) for other in range(ranks)], 1))
+
+    reports: list[tuple[int, float, float]] = [(0, 0.0, 0.0)] * ranks
+    dist.all_gather_object(reports, (tokens_of(rank).shape[1], own, shared))
+    differing = torchvq.verify_replicas(together)
+    if rank == 0:
+        for other, (tokens, by_itself, reported) in enumerate(reports):
+            print(
+                f"rank {other}: {tokens} tokens, entropy of its own {by_itself:.4f} bits, reported {reported:.4f}"
+            )
+        print(f"one process with all tokens: {whole:.4f} bits")
+        error = (averaged - wanted).abs().max() / wanted.abs().max()
+        print(f"gradient under DistributedDataParallel: {error:.1e} from that of one process")
+        print("replicas differ in " + ", ".join(differing) if differing else "replicas are identical")
+        assert error < 1e-6 and abs(shared - whole) < 1e-5 and not differing
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
