@@ -42,8 +42,10 @@ set(TORCHVQ_SOURCES
   functional/losses.cpp
   functional/quantize.cpp
   functional/quantize_depth.cpp
+  functional/quantize_scalars.cpp
   functional/reconstruction_error.cpp
   functional/residual_blocks.cpp
+  functional/rotate_features.cpp
   functional/sample_rows.cpp
   functional/spread_seeds.cpp
   functional/token_codes.cpp
@@ -78,15 +80,18 @@ set(TORCHVQ_SOURCES
   modules/codebook.cpp
   modules/copy_tensors.cpp
   modules/diversity.cpp
+  modules/fsq.cpp
   modules/grouped_residual_vq.cpp
   modules/implicit_codebook.cpp
   modules/implicit_search.cpp
   modules/in_place.cpp
   modules/in_place_optimizer.cpp
+  modules/kept_buffers.cpp
   modules/layout.cpp
   modules/losses.cpp
   modules/optimizer_state.cpp
   modules/projection.cpp
+  modules/random_state.cpp
   modules/ranks.cpp
   modules/residual_beam.cpp
   modules/residual_evaluation.cpp
@@ -126,6 +131,7 @@ set(TORCHVQ_SOURCES
   ops/any/rotation_trick.cpp
   ops/any/sample_codes.cpp
   ops/any/scalar_decode.cpp
+  ops/any/scalar_noise.cpp
   ops/any/scalar_quantize.cpp
   ops/any/snapshot.cpp
   ops/any/straight_through.cpp
@@ -155,6 +161,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/residual_encode.cpp
   ops/autograd/rotation_trick.cpp
   ops/autograd/scalar_decode.cpp
+  ops/autograd/scalar_noise.cpp
   ops/autograd/scalar_quantize.cpp
   ops/autograd/snapshot.cpp
   ops/autograd/straight_through.cpp
@@ -185,6 +192,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/rotation_trick.cpp
   ops/cpu/sample_codes.cpp
   ops/cpu/scalar_decode.cpp
+  ops/cpu/scalar_noise.cpp
   ops/cpu/scalar_quantize.cpp
   ops/cpu/unit_vectors.cpp
   ops/dead_code_candidates.cpp
@@ -221,6 +229,7 @@ set(TORCHVQ_SOURCES
   ops/meta/rotation_trick.cpp
   ops/meta/sample_codes.cpp
   ops/meta/scalar_decode.cpp
+  ops/meta/scalar_noise.cpp
   ops/meta/scalar_quantize.cpp
   ops/meta/snapshot.cpp
   ops/meta/straight_through.cpp
@@ -238,11 +247,13 @@ set(TORCHVQ_SOURCES
   ops/rotation_trick.cpp
   ops/sample_codes.cpp
   ops/scalar_decode.cpp
+  ops/scalar_noise.cpp
   ops/scalar_quantize.cpp
   ops/snapshot.cpp
   ops/straight_through.cpp
   ops/sync_update_v.cpp
   ops/unit_vectors.cpp
+  options/fsq.cpp
   options/residual_vq.cpp
   options/vector_quantize.cpp
   version.cpp
