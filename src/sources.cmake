@@ -81,6 +81,7 @@ set(TORCHVQ_SOURCES
   modules/copy_tensors.cpp
   modules/diversity.cpp
   modules/fsq.cpp
+  modules/grouped_residual_fsq.cpp
   modules/grouped_residual_vq.cpp
   modules/implicit_codebook.cpp
   modules/implicit_search.cpp
@@ -96,9 +97,11 @@ set(TORCHVQ_SOURCES
   modules/residual_beam.cpp
   modules/residual_evaluation.cpp
   modules/residual_forward.cpp
+  modules/residual_fsq.cpp
   modules/residual_in_place.cpp
   modules/residual_learning.cpp
   modules/residual_levels.cpp
+  modules/residual_stack.cpp
   modules/residual_vq.cpp
   modules/search.cpp
   modules/state_dict.cpp
@@ -254,6 +257,7 @@ set(TORCHVQ_SOURCES
   ops/sync_update_v.cpp
   ops/unit_vectors.cpp
   options/fsq.cpp
+  options/residual_fsq.cpp
   options/residual_vq.cpp
   options/vector_quantize.cpp
   version.cpp

@@ -8,6 +8,7 @@
 #include <torchvq/kmeans.h>
 #include <torchvq/modules/fsq.h>
 #include <torchvq/modules/grouped_residual_vq.h>
+#include <torchvq/modules/residual_fsq.h>
 #include <torchvq/modules/residual_vq.h>
 #include <torchvq/modules/state_dict.h>
 #include <torchvq/modules/vector_quantize.h>
@@ -21,6 +22,7 @@
 #include <torchvq/ops/scalar_noise.h>
 #include <torchvq/ops/scalar_quantize.h>
 #include <torchvq/options/fsq.h>
+#include <torchvq/options/residual_fsq.h>
 #include <torchvq/options/residual_vq.h>
 #include <torchvq/options/vector_quantize.h>
 #include <torchvq/version.h>

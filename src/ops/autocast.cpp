@@ -68,6 +68,7 @@ constexpr const char* kOperators[] = {
     "scalar_noise",
     "scalar_quantize",
     "snapshot",
+    "soft_clamp",
     "state_hash",
     "straight_through",
     "sync_update_v",
