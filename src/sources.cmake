@@ -131,6 +131,7 @@ set(TORCHVQ_SOURCES
   ops/any/residual_beam_search.cpp
   ops/any/residual_decode.cpp
   ops/any/residual_encode.cpp
+  ops/any/residual_scalar_quantize.cpp
   ops/any/rotation_trick.cpp
   ops/any/sample_codes.cpp
   ops/any/scalar_decode.cpp
@@ -162,6 +163,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/residual_beam_search.cpp
   ops/autograd/residual_decode.cpp
   ops/autograd/residual_encode.cpp
+  ops/autograd/residual_scalar_quantize.cpp
   ops/autograd/rotation_trick.cpp
   ops/autograd/scalar_decode.cpp
   ops/autograd/scalar_noise.cpp
@@ -192,10 +194,12 @@ set(TORCHVQ_SOURCES
   ops/cpu/residual_beam_search.cpp
   ops/cpu/residual_decode.cpp
   ops/cpu/residual_encode.cpp
+  ops/cpu/residual_scalar_quantize.cpp
   ops/cpu/rotation_trick.cpp
   ops/cpu/sample_codes.cpp
   ops/cpu/scalar_decode.cpp
   ops/cpu/scalar_noise.cpp
+  ops/cpu/scalar_patterns.cpp
   ops/cpu/scalar_quantize.cpp
   ops/cpu/unit_vectors.cpp
   ops/dead_code_candidates.cpp
@@ -229,6 +233,7 @@ set(TORCHVQ_SOURCES
   ops/meta/residual_beam_search.cpp
   ops/meta/residual_decode.cpp
   ops/meta/residual_encode.cpp
+  ops/meta/residual_scalar_quantize.cpp
   ops/meta/rotation_trick.cpp
   ops/meta/sample_codes.cpp
   ops/meta/scalar_decode.cpp
@@ -247,6 +252,7 @@ set(TORCHVQ_SOURCES
   ops/residual_beam_search.cpp
   ops/residual_decode.cpp
   ops/residual_encode.cpp
+  ops/residual_scalar_quantize.cpp
   ops/rotation_trick.cpp
   ops/sample_codes.cpp
   ops/scalar_decode.cpp

@@ -18,6 +18,7 @@
 #include <torchvq/ops/residual_beam_search.h>
 #include <torchvq/ops/residual_decode.h>
 #include <torchvq/ops/residual_encode.h>
+#include <torchvq/ops/residual_scalar_quantize.h>
 #include <torchvq/ops/scalar_decode.h>
 #include <torchvq/ops/scalar_noise.h>
 #include <torchvq/ops/scalar_quantize.h>

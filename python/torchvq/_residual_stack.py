@@ -104,6 +104,10 @@ class ResidualStack(RandomState):
         """The sum of the codes with its gradient to the inputs, for "estimated"."""
         raise NotImplementedError
 
+    def plain_indices(self, indices: Tensor) -> Tensor:
+        """From the shape in which the family returns indices to (B, *, q)."""
+        return indices
+
     def encode_at_once(self, inputs: Tensor, depth: int | Tensor) -> tuple[Tensor, Tensor] | None:
         """The sum of the codes (B, N, D) and the indices (B, N, Q), where one operator does it; None where not."""
         return None
@@ -235,12 +239,13 @@ class ResidualStack(RandomState):
         q is the number of levels, or with ``quantize_dropout`` fewer: then zeros for the missing ones. -1 gives zeros.
         ValueError for another number of levels, IndexError for an index outside.
         """
-        codes = self._decode(indices)
+        codes = self._decode(self.plain_indices(indices))
         dropped = self.num_quantizers - len(codes)
         return torch.stack(codes + [torch.zeros_like(codes[0])] * dropped)
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout; zeros where all are -1."""
+        indices = self.plain_indices(indices)
         codes = self._decode(indices)
         total = torch.zeros_like(codes[0])
         for level in codes:

@@ -179,7 +179,7 @@ class FSQ(RandomState):
             tokens,
             self.levels,
             codebooks=self.num_codebooks,
-            bound=self._bound,
+            bound=self.bound_name,
             rotation=self._rotation,
             scale=scale,
             rng=None if rng is None else noise_rng(rng, everybody()),
@@ -194,7 +194,8 @@ class FSQ(RandomState):
         return Layout(self.dim, 1, False, self.channel_first or axes >= 4, None, owner="FSQ")
 
     @property
-    def _bound(self) -> str:
+    def bound_name(self) -> str:
+        """Of the levels, as operators call it."""
         name = "clamp" if self.bound_hard_clamp else "tanh"
         return f"symmetric_{name}" if self.preserve_symmetry else name
 
@@ -219,7 +220,7 @@ class FSQ(RandomState):
 
     def quantize(self, z: Tensor) -> Tensor:
         """The codes (*, D) of z (*, D) by the options, without noise and rotation."""
-        return self._codes_of(z, self._bound)
+        return self._codes_of(z, self.bound_name)
 
     def _codes_of(self, z: Tensor, bound: str) -> Tensor:
         codes, _ = _ops.scalar_quantize(z, self.levels, bound=bound)

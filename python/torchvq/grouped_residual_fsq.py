@@ -61,7 +61,7 @@ class GroupedResidualFSQ(GroupedStack[ResidualFSQ]):
             seed=rand_quantize_dropout_fixed_seed,
         )
         shaped = [
-            stack._shaped(result.indices)
+            stack.shaped_indices(result.indices)
             for stack, result in zip(self.stacks, results, strict=True)
         ]
         codes = tuple(result.all_codes for result in results if result.all_codes is not None)

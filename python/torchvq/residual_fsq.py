@@ -146,9 +146,9 @@ class ResidualFSQ(ResidualStack):
         )
         if result.all_codes is not None:
             return ScalarOutputWithCodes(
-                result.quantized, self._shaped(result.indices), result.all_codes
+                result.quantized, self.shaped_indices(result.indices), result.all_codes
             )
-        return ScalarOutput(result.quantized, self._shaped(result.indices))
+        return ScalarOutput(result.quantized, self.shaped_indices(result.indices))
 
     @property
     def quantizers(self) -> list[FSQ]:
@@ -174,25 +174,36 @@ class ResidualFSQ(ResidualStack):
         )
         return LevelChoice(codes, indices.squeeze(-1))
 
+    def encode_at_once(self, inputs: Tensor, depth: int | Tensor) -> tuple[Tensor, Tensor] | None:
+        first = self.quantizers[0]
+        if first.orthogonal_rotation or self.gradient != "attached" or not isinstance(depth, int):
+            return None
+        quantized, indices = _ops.residual_scalar_quantize(
+            inputs, self.levels, self.scales[:depth], bound=first.bound_name
+        )
+        dropped = self.num_quantizers - depth
+        if dropped > 0:
+            indices = torch.nn.functional.pad(indices, (0, dropped), value=-1)
+        return quantized, indices
+
     def decode_level(self, index: int, indices: Tensor) -> Tensor:
         return self.quantizers[index].decode_tokens(indices.unsqueeze(-1), scale=self.scales[index])
 
-    # The axis of codebooks that users may keep, as FSQ does ------------------------------------------------
+    def plain_indices(self, indices: Tensor) -> Tensor:
+        if not self.quantizers[0].keep_num_codebooks_dim or indices.dim() < 2:
+            return indices
+        expect(
+            "ResidualFSQ",
+            indices.shape[-2] == 1,
+            "indices",
+            "of one codebook on the axis before the last",
+            f"shape {list(indices.shape)}",
+        )
+        return indices.squeeze(-2)
 
-    def _shaped(self, indices: Tensor) -> Tensor:
+    def shaped_indices(self, indices: Tensor) -> Tensor:
+        """The inverse of ``plain_indices``."""
         return indices.unsqueeze(-2) if self.quantizers[0].keep_num_codebooks_dim else indices
-
-    def _decode(self, indices: Tensor) -> list[Tensor]:
-        if self.quantizers[0].keep_num_codebooks_dim and indices.dim() > 1:
-            expect(
-                "ResidualFSQ",
-                indices.shape[-2] == 1,
-                "indices",
-                "of one codebook on the axis before the last",
-                f"shape {list(indices.shape)}",
-            )
-            indices = indices.squeeze(-2)
-        return super()._decode(indices)
 
 
 def _scales(levels: Sequence[int], quantizers: int) -> Tensor:

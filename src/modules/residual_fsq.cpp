@@ -9,6 +9,7 @@
 
 #include <torchvq/functional/codebook.h>
 #include <torchvq/functional/quantize_scalars.h>
+#include <torchvq/ops/residual_scalar_quantize.h>
 
 #include "modules/copy_tensors.h"
 #include "modules/random_state.h"
@@ -126,6 +127,13 @@ detail::StackFamily ResidualFSQImpl::family(const std::optional<torch::Tensor>& 
         residual, scale, std::nullopt, noise_rng, index);
     return detail::LevelChoice{codes, indices.squeeze(-1), std::nullopt};
   };
+  if (own.attached && !noise_rng && !options.fsq().orthogonal_rotation()) {
+    own.at_once = [this, scales](const at::Tensor& inputs, int64_t depth) {
+      return ops::residual_scalar_quantize(inputs, options.levels(),
+                                           scales.narrow(0, 0, depth).to(inputs.device()),
+                                           levels[0]->bound_name());
+    };
+  }
   own.decode = [this, scales](int64_t index, const at::Tensor& indices) {
     const auto scale = scales[index].to(indices.device());
     return levels[static_cast<size_t>(index)]->decode_tokens(indices.unsqueeze(-1), scale);

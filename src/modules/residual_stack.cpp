@@ -1,5 +1,6 @@
 #include "modules/residual_stack.h"
 
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
@@ -16,8 +17,17 @@ namespace {
 
 struct Walk {
   at::Tensor total;
-  std::vector<LevelChoice> levels;
+  at::Tensor indices;               // (B, N, Q)
+  std::vector<LevelChoice> levels;  // none if one operator went through them
 };
+
+/// (B, N, Q): dropped levels have no index.
+at::Tensor indices_of(const std::vector<LevelChoice>& levels, int64_t all) {
+  std::vector<at::Tensor> indices;
+  for (const auto& level : levels) indices.push_back(level.indices);
+  indices.resize(static_cast<size_t>(all), at::full_like(indices[0], -1));
+  return at::stack(indices, -1);
+}
 
 Walk walk(const StackFamily& family, const at::Tensor& inputs,
           const std::optional<at::Tensor>& mask, int64_t depth) {
@@ -29,15 +39,14 @@ Walk walk(const StackFamily& family, const at::Tensor& inputs,
     total = total.add(codes);
     residual = residual.sub(family.attached ? codes : codes.detach());
   }
-  return {family.estimate ? family.estimate(inputs, total) : total, std::move(levels)};
+  return {family.estimate ? family.estimate(inputs, total) : total,
+          indices_of(levels, family.levels), std::move(levels)};
 }
 
-/// (B, N, Q): dropped levels have no index.
-at::Tensor indices_of(const std::vector<LevelChoice>& levels, int64_t all) {
-  std::vector<at::Tensor> indices;
-  for (const auto& level : levels) indices.push_back(level.indices);
-  indices.resize(static_cast<size_t>(all), at::full_like(indices[0], -1));
-  return at::stack(indices, -1);
+/// Dropped levels have no index.
+Walk walk_at_once(const StackFamily& family, const at::Tensor& inputs, int64_t depth) {
+  auto [total, indices] = family.at_once(inputs, depth);
+  return {total, at::constant_pad_nd(indices, {0, family.levels - depth}, -1), {}};
 }
 
 at::Tensor losses_of(const std::vector<LevelChoice>& levels, int64_t all) {
@@ -91,10 +100,12 @@ StackResult run_stack(const StackFamily& family, const at::Tensor& x,
     // Residual and sum stay in float32 between levels.
     inputs = inputs.to(at::kFloat);
   }
-  const auto found = walk(family, family.prepare ? family.prepare(inputs) : inputs, real, depth);
+  if (family.prepare) inputs = family.prepare(inputs);
+  const auto found = family.at_once && !all_codes ? walk_at_once(family, inputs, depth)
+                                                  : walk(family, inputs, real, depth);
   auto quantized = family.project_out ? apply_linear(family.project_out, found.total) : found.total;
   quantized = quantized.to(x.scalar_type());
-  auto indices = indices_of(found.levels, family.levels);
+  auto indices = found.indices;
   if (real) {
     quantized = F::fill_padding(quantized, *real);
     indices = indices.masked_fill(real->logical_not().unsqueeze(-1), -1);

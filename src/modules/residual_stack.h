@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -38,6 +39,9 @@ struct StackFamily {
   /// Levels see the gradient of what is left; the gain is then 1 - (1 - g_0) (1 - g_1) ..., g_n
   /// being that of level n. Otherwise gains add up, unless there is an estimate.
   bool attached = true;
+  /// The sum of the codes (B, N, D) of so many levels and their indices (B, N, depth) by one
+  /// operator; may be empty.
+  std::function<std::pair<at::Tensor, at::Tensor>(const at::Tensor&, int64_t)> at_once;
   /// The sum of the codes with its gradient to the inputs; may be empty.
   std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> estimate;
 };

@@ -58,6 +58,7 @@ constexpr const char* kOperators[] = {
     "residual_beam_search",
     "residual_decode",
     "residual_encode",
+    "residual_scalar_quantize",
     "rotate_features",
     "rotation_trick",
     "sample_codes",

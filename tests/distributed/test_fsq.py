@@ -11,7 +11,7 @@ import torchvq
 
 
 def steps(rank: int, kwargs: dict, grouped: bool) -> tuple[list[int], tuple[int, ...]]:
-    """Messages, and depths of twenty training steps; ranks are seeded differently and hold different numbers of tokens."""
+    """Depths of twenty training steps, and messages; ranks differ in seed and number of tokens."""
     torch.manual_seed(100 + rank)
     options = dict(levels=[5, 5, 5], num_quantizers=6, quantize_dropout=True, **kwargs)
     stack: torch.nn.Module

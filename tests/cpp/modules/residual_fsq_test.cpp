@@ -61,7 +61,7 @@ TEST(ResidualFSQTest, TheGainIsThatOfTheFunctionForAnyNumberOfLevels) {
     ResidualFSQ compatible(options(quantizers).vqp_compat(true));
     const auto twin = x.detach().clone().requires_grad_();
     compatible(twin).quantized.sum().backward();
-    EXPECT_GT(twin.grad().sum().item<double>(), x.grad().sum().item<double>() * quantizers * 0.9);
+    EXPECT_GT(twin.grad().sum().item<double>(), x.grad().sum().item<double>() * quantizers * 0.7);
   }
 }
 
