@@ -45,8 +45,10 @@ set(TORCHVQ_SOURCES
   functional/losses.cpp
   functional/quantize.cpp
   functional/quantize_depth.cpp
+  functional/quantize_scalars.cpp
   functional/reconstruction_error.cpp
   functional/residual_blocks.cpp
+  functional/rotate_features.cpp
   functional/sample_rows.cpp
   functional/scalar_codec.cpp
   functional/spread_seeds.cpp
@@ -83,22 +85,28 @@ set(TORCHVQ_SOURCES
   modules/codebook.cpp
   modules/copy_tensors.cpp
   modules/diversity.cpp
+  modules/fsq.cpp
+  modules/grouped_residual_fsq.cpp
   modules/grouped_residual_vq.cpp
   modules/implicit_codebook.cpp
   modules/implicit_search.cpp
   modules/in_place.cpp
   modules/in_place_optimizer.cpp
+  modules/kept_buffers.cpp
   modules/layout.cpp
   modules/losses.cpp
   modules/optimizer_state.cpp
   modules/projection.cpp
+  modules/random_state.cpp
   modules/ranks.cpp
   modules/residual_beam.cpp
   modules/residual_evaluation.cpp
   modules/residual_forward.cpp
+  modules/residual_fsq.cpp
   modules/residual_in_place.cpp
   modules/residual_learning.cpp
   modules/residual_levels.cpp
+  modules/residual_stack.cpp
   modules/residual_vq.cpp
   modules/search.cpp
   modules/state_dict.cpp
@@ -128,9 +136,11 @@ set(TORCHVQ_SOURCES
   ops/any/residual_beam_search.cpp
   ops/any/residual_decode.cpp
   ops/any/residual_encode.cpp
+  ops/any/residual_scalar_quantize.cpp
   ops/any/rotation_trick.cpp
   ops/any/sample_codes.cpp
   ops/any/scalar_decode.cpp
+  ops/any/scalar_noise.cpp
   ops/any/scalar_quantize.cpp
   ops/any/snapshot.cpp
   ops/any/straight_through.cpp
@@ -158,8 +168,10 @@ set(TORCHVQ_SOURCES
   ops/autograd/residual_beam_search.cpp
   ops/autograd/residual_decode.cpp
   ops/autograd/residual_encode.cpp
+  ops/autograd/residual_scalar_quantize.cpp
   ops/autograd/rotation_trick.cpp
   ops/autograd/scalar_decode.cpp
+  ops/autograd/scalar_noise.cpp
   ops/autograd/scalar_quantize.cpp
   ops/autograd/snapshot.cpp
   ops/autograd/straight_through.cpp
@@ -187,9 +199,12 @@ set(TORCHVQ_SOURCES
   ops/cpu/residual_beam_search.cpp
   ops/cpu/residual_decode.cpp
   ops/cpu/residual_encode.cpp
+  ops/cpu/residual_scalar_quantize.cpp
   ops/cpu/rotation_trick.cpp
   ops/cpu/sample_codes.cpp
   ops/cpu/scalar_decode.cpp
+  ops/cpu/scalar_noise.cpp
+  ops/cpu/scalar_patterns.cpp
   ops/cpu/scalar_quantize.cpp
   ops/cpu/unit_vectors.cpp
   ops/dead_code_candidates.cpp
@@ -223,9 +238,11 @@ set(TORCHVQ_SOURCES
   ops/meta/residual_beam_search.cpp
   ops/meta/residual_decode.cpp
   ops/meta/residual_encode.cpp
+  ops/meta/residual_scalar_quantize.cpp
   ops/meta/rotation_trick.cpp
   ops/meta/sample_codes.cpp
   ops/meta/scalar_decode.cpp
+  ops/meta/scalar_noise.cpp
   ops/meta/scalar_quantize.cpp
   ops/meta/snapshot.cpp
   ops/meta/straight_through.cpp
@@ -240,14 +257,18 @@ set(TORCHVQ_SOURCES
   ops/residual_beam_search.cpp
   ops/residual_decode.cpp
   ops/residual_encode.cpp
+  ops/residual_scalar_quantize.cpp
   ops/rotation_trick.cpp
   ops/sample_codes.cpp
   ops/scalar_decode.cpp
+  ops/scalar_noise.cpp
   ops/scalar_quantize.cpp
   ops/snapshot.cpp
   ops/straight_through.cpp
   ops/sync_update_v.cpp
   ops/unit_vectors.cpp
+  options/fsq.cpp
+  options/residual_fsq.cpp
   options/residual_vq.cpp
   options/vector_quantize.cpp
   version.cpp

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq import _checkpointing, _ranks
+from torchvq._random_state import fresh_rng
 from torchvq._ranks import ALONE, Ranks, Tokens
 from torchvq._replay import MAX_REPLAYS, Replay, fingerprint
 
@@ -111,7 +112,7 @@ class Codebook(nn.Module):
         self.register_buffer(
             "cooldown", torch.zeros(num_codebooks, codebook_size, dtype=torch.long)
         )
-        self.register_buffer("rng", _fresh_rng())
+        self.register_buffer("rng", fresh_rng())
         # Codes that the last training forward replaced; for ``stats``, and in no checkpoint.
         replaced = torch.zeros(num_codebooks, dtype=torch.long)
         self.register_buffer("replaced", replaced, persistent=False)
@@ -504,7 +505,7 @@ class Codebook(nn.Module):
         assert buffer is not None
         if name == "rng":
             # A seed drawn at construction stays; one that construction on the meta device could not hold is drawn now.
-            fresh = _fresh_rng() if buffer.is_meta else buffer
+            fresh = fresh_rng() if buffer.is_meta else buffer
             fresh[1] = 0
             self._buffers[name] = fresh.to(device)
         elif name in _AFFINE_FLAGS:
@@ -516,8 +517,3 @@ class Codebook(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         # A recorded step belongs to a backward pass of this very object.
         return {**self.__dict__, "_replays": deque(maxlen=MAX_REPLAYS)}
-
-
-def _fresh_rng() -> Tensor:
-    seed = torch.randint(2**62, (), device="cpu")
-    return torch.stack([seed, torch.zeros((), dtype=torch.long, device="cpu")])

@@ -58,6 +58,21 @@ class ResidualOutputWithCodes(NamedTuple):
     all_codes: Tensor | tuple[Tensor, ...]
 
 
+class ScalarOutput(NamedTuple):
+    """What a forward of a quantizer without a codebook to learn returns."""
+
+    quantized: Tensor
+    indices: Tensor | None
+
+
+class ScalarOutputWithCodes(NamedTuple):
+    """What a forward of a residual stack of them with ``return_all_codes=True`` returns."""
+
+    quantized: Tensor
+    indices: Tensor
+    all_codes: Tensor | tuple[Tensor, ...]
+
+
 #: What a forward of a residual stack returns; with ``indices=`` the plain pair, which holds no indices.
 ResidualResult = ResidualOutput | ResidualOutputWithCodes | tuple[Tensor, Tensor]
 
@@ -68,5 +83,7 @@ for _output in (
     QuantizeOutputWithBreakdown,
     ResidualOutput,
     ResidualOutputWithCodes,
+    ScalarOutput,
+    ScalarOutputWithCodes,
 ):
     _register_namedtuple(_output, serialized_type_name=f"torchvq.{_output.__name__}")

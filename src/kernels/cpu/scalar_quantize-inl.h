@@ -33,19 +33,46 @@ inline void store_some(T* to, V value, int64_t count) {
   memcpy(to, &value, sizeof(T) * static_cast<size_t>(count));
 }
 
+struct Level {
+  Ints number;
+  Floats code;
+};
+
+/// What is not finite has level -1 and code NaN.
+inline Level level_of(const ScalarPatterns& patterns, Floats value, int64_t place) {
+  Ints level{};
+  for (int64_t k = 0; k < patterns.change_count; ++k) {
+    level -= value >= load<Floats>(patterns.changes + k * patterns.period + place);
+  }
+  const Floats code = (__builtin_convertvector(level, Floats) * patterns.factor -
+                       load<Floats>(patterns.centre + place)) /
+                      load<Floats>(patterns.divisor + place);
+  const Floats nothing = value - value;  // NaN where the value is not finite
+  return {nothing == nothing ? level : Ints{} - 1, nothing == nothing ? code : nothing};
+}
+
 void quantize(const ScalarPatterns& patterns, const float* x, int64_t count, float* codes,
               int32_t* levels) {
   over_vectors(count, patterns.period, [&](int64_t at, int64_t place, int64_t wanted) {
-    const Floats value = load_some(x + at, wanted);
-    Ints level{};
-    for (int64_t k = 0; k < patterns.change_count; ++k) {
-      level -= value >= load<Floats>(patterns.changes + k * patterns.period + place);
+    const Level level = level_of(patterns, load_some(x + at, wanted), place);
+    store_some(codes + at, level.code, wanted);
+    store_some(levels + at, level.number, wanted);
+  });
+}
+
+void walk(const ScalarPatterns& patterns, const ScalarStack& stack, const float* x, int64_t count,
+          float* total, int32_t* levels) {
+  over_vectors(count, patterns.period, [&](int64_t at, int64_t place, int64_t wanted) {
+    Floats left = load_some(x + at, wanted), sum{};
+    for (int64_t q = 0; q < stack.quantizers; ++q) {
+      const Floats scale = load<Floats>(stack.scales + q * patterns.period + place);
+      const Level level = level_of(patterns, left / scale, place);
+      const Floats code = level.code * scale;
+      sum += code;
+      left -= code;
+      store_some(levels + q * count + at, level.number, wanted);
     }
-    const Floats code = (__builtin_convertvector(level, Floats) * patterns.factor -
-                         load<Floats>(patterns.centre + place)) /
-                        load<Floats>(patterns.divisor + place);
-    store_some(codes + at, value == value ? code : value, wanted);
-    store_some(levels + at, level, wanted);
+    store_some(total + at, sum, wanted);
   });
 }
 
@@ -78,14 +105,39 @@ inline Floats tanh_slope(Floats z) {
   return z == z ? slope : z;
 }
 
+/// The slope of the bound, which is 0 outside of a clamp.
+inline Floats bound_slope(bool tanh, Floats z) {
+  return tanh ? tanh_slope(z) : absolute(z) <= 1.0F ? Floats{} + 1.0F : Floats{};
+}
+
 void slope(const ScalarSlopes& slopes, const float* grad, const float* x, int64_t count,
            float* to) {
   over_vectors(count, slopes.period, [&](int64_t at, int64_t place, int64_t wanted) {
     const Floats z = load_some(x + at, wanted) + load<Floats>(slopes.shift + place);
-    const Floats inside = absolute(z) <= 1.0F ? Floats{} + 1.0F : Floats{};
-    const Floats bound = slopes.tanh ? tanh_slope(z) : inside;
-    const Floats result = load_some(grad + at, wanted) * load<Floats>(slopes.gain + place) * bound;
-    store_some(to + at, result, wanted);
+    const Floats gain = load<Floats>(slopes.gain + place) * bound_slope(slopes.tanh, z);
+    store_some(to + at, load_some(grad + at, wanted) * gain, wanted);
+  });
+}
+
+inline bool any_left(Floats values) {
+  bool any = false;
+  for (int lane = 0; lane < kLanes; ++lane) any |= values[lane] != 0.0F;
+  return any;
+}
+
+void walk_slope(const ScalarPatterns& patterns, const ScalarStack& stack, bool tanh,
+                const float* grad, const float* x, int64_t count, float* to) {
+  over_vectors(count, patterns.period, [&](int64_t at, int64_t place, int64_t wanted) {
+    Floats left = load_some(x + at, wanted), closed = Floats{} + 1.0F;
+    for (int64_t q = 0; q < stack.quantizers; ++q) {
+      const Floats scale = load<Floats>(stack.scales + q * patterns.period + place);
+      const Floats z = left / scale;
+      closed *= 1.0F - bound_slope(tanh, z);
+      // Inside the clamp the first level decides.
+      if (q + 1 == stack.quantizers || (!tanh && !any_left(closed))) break;
+      left -= level_of(patterns, z, place).code * scale;
+    }
+    store_some(to + at, load_some(grad + at, wanted) * (1.0F - closed), wanted);
   });
 }
 
@@ -95,6 +147,8 @@ ScalarQuantizeKernel TORCHVQ_LEVEL_NAME(scalar_quantize)() {
   ScalarQuantizeKernel table;
   table.quantize = quantize;
   table.slope = slope;
+  table.walk = walk;
+  table.walk_slope = walk_slope;
   return table;
 }
 

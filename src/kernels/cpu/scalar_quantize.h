@@ -30,14 +30,28 @@ struct ScalarSlopes {
   bool tanh;
 };
 
+/// Levels in sequence, each for what the ones before have left.
+struct ScalarStack {
+  int64_t quantizers;
+  const float* scales;  ///< (quantizers, period)
+};
+
 struct ScalarQuantizeKernel {
-  /// Levels and codes of `count` values, the first of which is the first feature of a row. NaN has
-  /// level 0 and code NaN.
+  /// Levels and codes of `count` values, the first of which is the first feature of a row. What is
+  /// not finite has level -1 and code NaN.
   void (*quantize)(const ScalarPatterns& patterns, const float* x, int64_t count, float* codes,
                    int32_t* levels);
   /// to = grad * gain * b'(x + shift), b being tanh or the clamp to [-1, 1].
   void (*slope)(const ScalarSlopes& slopes, const float* grad, const float* x, int64_t count,
                 float* to);
+  /// The sum of the codes of all levels, and their numbers (quantizers, count): level q of
+  /// left / scale[q], whose code times the scale is added to the sum and taken from what is left.
+  void (*walk)(const ScalarPatterns& patterns, const ScalarStack& stack, const float* x,
+               int64_t count, float* total, int32_t* levels);
+  /// to = grad * (1 - (1 - g_0) (1 - g_1) ...), g_q being the slope of the bound at left /
+  /// scale[q].
+  void (*walk_slope)(const ScalarPatterns& patterns, const ScalarStack& stack, bool tanh,
+                     const float* grad, const float* x, int64_t count, float* to);
 };
 
 ScalarQuantizeKernel scalar_quantize_default();

@@ -1,6 +1,7 @@
 #include "ops/scalar_quantize.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <tuple>
 
@@ -8,17 +9,22 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "kernels/cpu/scalar_quantize.h"
+#include "ops/cpu/scalar_patterns.h"
 
 namespace torchvq {
 namespace {
 
-constexpr int64_t kFeaturesPerTask = 8192;
-constexpr int64_t kBlockValues = 2048;  // whose levels stay in the first-level cache
-constexpr int64_t kMostCompared = 65;   // more levels than this are found by bisection
+using detail::kFeaturesPerTask;
 
 template <typename T>
 using Features = std::vector<std::shared_ptr<const detail::ScalarLevels<T>>>;
+
+/// A row that is not finite, so that it is seen.
+template <typename T>
+void mark_row(T* codes, size_t dim, int64_t* index) {
+  std::fill_n(codes, dim, std::numeric_limits<T>::quiet_NaN());
+  *index = 0;
+}
 
 /// One feature after the other, by bisection.
 template <typename T>
@@ -27,10 +33,9 @@ void quantize_row(const T* x, const Features<T>& features, const std::vector<int
   *index = 0;
   for (size_t j = 0; j < features.size(); ++j) {
     const auto& [changes, values] = *features[j];
-    const bool absent = x[j] != x[j];
-    const auto next = std::upper_bound(changes.begin(), changes.end(), x[j]);
-    const auto level = absent ? 0 : next - changes.begin();
-    codes[j] = absent ? x[j] : values[static_cast<size_t>(level)];
+    if (!std::isfinite(x[j])) return mark_row(codes, features.size(), index);
+    const auto level = std::upper_bound(changes.begin(), changes.end(), x[j]) - changes.begin();
+    codes[j] = values[static_cast<size_t>(level)];
     *index += level * basis[j];
   }
 }
@@ -52,56 +57,13 @@ void quantize_rows(const at::Tensor& x, at::IntArrayRef levels, detail::ScalarBo
   });
 }
 
-std::vector<float> repeated(const std::vector<float>& values) {
-  std::vector<float> pattern;
-  for (int64_t i = 0; i < kernels::kScalarRepeat; ++i) {
-    pattern.insert(pattern.end(), values.begin(), values.end());
-  }
-  return pattern;
-}
-
-/// What the kernel compares with, and how levels become codes.
-struct Patterns {
-  Patterns(at::IntArrayRef levels, detail::ScalarBound bound)
-      : period(static_cast<int64_t>(levels.size()) * kernels::kScalarRepeat),
-        most(*std::max_element(levels.begin(), levels.end()) - 1) {
-    std::vector<float> centres, divisors;
-    for (const int64_t count : levels) {
-      const auto rule = detail::scalar_rule(count, detail::is_symmetric(bound));
-      factor = static_cast<float>(rule.factor);
-      centres.push_back(static_cast<float>(rule.centre));
-      divisors.push_back(static_cast<float>(rule.divisor));
-    }
-    centre = repeated(centres);
-    divisor = repeated(divisors);
-    for (int64_t k = 0; k < most; ++k) {
-      std::vector<float> row;
-      for (const int64_t count : levels) {
-        const auto& known = detail::scalar_levels<float>(count, bound)->changes;
-        row.push_back(k + 1 < count ? known[static_cast<size_t>(k)]
-                                    : std::numeric_limits<float>::quiet_NaN());
-      }
-      const auto pattern = repeated(row);
-      changes.insert(changes.end(), pattern.begin(), pattern.end());
-    }
-  }
-
-  kernels::ScalarPatterns view() const {
-    return {period, changes.data(), most, factor, centre.data(), divisor.data()};
-  }
-
-  int64_t period, most;
-  float factor = 1;
-  std::vector<float> changes, centre, divisor;
-};
-
 void compare_rows(const at::Tensor& x, at::IntArrayRef levels, detail::ScalarBound bound,
                   at::Tensor& codes, at::Tensor& indices) {
-  const Patterns patterns(levels, bound);
+  const detail::ScalarPatternsStorage patterns(levels, bound);
   const auto kernel = kernels::scalar_quantize_kernel(kernels::cpu_level());
   const auto basis = detail::scalar_basis(levels);
   const auto dim = static_cast<int64_t>(levels.size());
-  const int64_t block = kBlockValues / dim + 1;
+  const int64_t block = detail::kBlockValues / dim + 1;
   const float* from = x.const_data_ptr<float>();
   float* to = codes.mutable_data_ptr<float>();
   int64_t* index = indices.mutable_data_ptr<int64_t>();
@@ -112,17 +74,12 @@ void compare_rows(const at::Tensor& x, at::IntArrayRef levels, detail::ScalarBou
       kernel.quantize(patterns.view(), from + row * dim, rows * dim, to + row * dim, level.data());
       const int32_t* digit = level.data();
       for (int64_t r = row; r < row + rows; ++r) {
-        int64_t sum = 0;
-        for (int64_t j = 0; j < dim; ++j) sum += *digit++ * basis[static_cast<size_t>(j)];
-        index[r] = sum;
+        index[r] = detail::index_of(digit, basis);
+        digit += dim;
+        if (index[r] < 0) mark_row(to + r * dim, static_cast<size_t>(dim), index + r);
       }
     }
   });
-}
-
-bool is_compared(at::IntArrayRef levels) {
-  return std::all_of(levels.begin(), levels.end(),
-                     [](int64_t count) { return count <= kMostCompared; });
 }
 
 std::tuple<at::Tensor, at::Tensor> scalar_quantize(const at::Tensor& x_, at::IntArrayRef levels,
@@ -133,7 +90,7 @@ std::tuple<at::Tensor, at::Tensor> scalar_quantize(const at::Tensor& x_, at::Int
   auto indices = at::empty(x.sizes().slice(0, x.dim() - 1), x.options().dtype(at::kLong));
   if (x.scalar_type() == at::kDouble) {
     quantize_rows<double>(x, levels, bound, codes, indices);
-  } else if (is_compared(levels)) {
+  } else if (detail::is_compared(levels)) {
     compare_rows(x, levels, bound, codes, indices);
   } else {
     quantize_rows<float>(x, levels, bound, codes, indices);
@@ -153,7 +110,7 @@ at::Tensor scalar_quantize_backward(const at::Tensor& grad_, const at::Tensor& x
     gains.push_back(static_cast<float>(formula.gain));
     shifts.push_back(static_cast<float>(formula.shift));
   }
-  const auto gain = repeated(gains), shift = repeated(shifts);
+  const auto gain = detail::repeated(gains), shift = detail::repeated(shifts);
   const kernels::ScalarSlopes slopes = {static_cast<int64_t>(gain.size()), gain.data(),
                                         shift.data(), detail::is_tanh(bound)};
   const auto kernel = kernels::scalar_quantize_kernel(kernels::cpu_level());

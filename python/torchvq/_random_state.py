@@ -1,0 +1,98 @@
+"""State that a module keeps beyond its parameters: a generator of random numbers, and float32 buffers."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchvq import _checkpointing
+from torchvq._replay import MAX_REPLAYS, fingerprint
+
+_ops = torch.ops.torchvq
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def fresh_rng() -> Tensor:
+    """Seed and step (2,) of the counter-based generator, the seed drawn from torch's."""
+    seed = torch.randint(2**62, (), device="cpu")
+    return torch.stack([seed, torch.zeros((), dtype=torch.long, device="cpu")])
+
+
+class RandomState(nn.Module):
+    """A module that may have a buffer ``rng``, (2,) int64: seed and step of the counter-based generator.
+
+    Its float buffers stay float32 (float64 once the module was made double) whatever ``.half()``, ``.bfloat16()``
+    or a wrapper does to the module. A checkpoint of the reference, which has no ``rng``, loads with strict=True.
+    """
+
+    rng: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._replays: deque[tuple[object, Tensor]] = deque(maxlen=MAX_REPLAYS)
+
+    def keep_rng(self) -> None:
+        """Registers the generator, for modules that draw."""
+        self.register_buffer("rng", fresh_rng())
+
+    def forget_rng(self) -> None:
+        """For a level whose stack draws for all levels."""
+        self._buffers.pop("rng", None)
+
+    @contextmanager
+    def step_of(self, x: Tensor) -> Iterator[Tensor]:
+        """The generator of one training forward of x; the step is counted when it ends.
+
+        The recomputation of a checkpointed forward gets what the forward got, and does not count.
+        """
+        rng, counts = self._rng_of(x)
+        yield rng
+        if counts:
+            _ops.advance_rng_(self.rng)
+
+    def _rng_of(self, x: Tensor) -> tuple[Tensor, bool]:
+        present: Tensor = self.rng.clone()
+        if torch.compiler.is_compiling():
+            return present, True
+        if _checkpointing.recomputing():
+            # Backward meets the regions last to first, which decides between equal inputs.
+            key = fingerprint(x)
+            found = next((replay for replay in reversed(self._replays) if replay[0] == key), None)
+            if found is None:
+                return present, True
+            self._replays.remove(found)
+            return found[1], False
+        if _checkpointing.will_recompute():
+            self._replays.append((fingerprint(x), present))
+        return present, True
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RandomState":
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and new.dtype in _HALF:
+                self._buffers[name] = old.to(new.device)
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        missing: list[str] = args[1]
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        if prefix + "rng" in missing and "rng" in self._buffers:
+            missing.remove(prefix + "rng")
+            # A seed drawn at construction stays; one that the meta device could not hold is drawn now.
+            rng = fresh_rng() if self.rng.is_meta else self.rng
+            rng[1] = 0
+            self._buffers["rng"] = rng
+        for name, buffer in self._buffers.items():
+            if buffer is not None and buffer.dtype in _HALF:
+                self._buffers[name] = buffer.float()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A recorded step belongs to a backward pass of this very object.
+        return {**self.__dict__, "_replays": deque(maxlen=MAX_REPLAYS)}

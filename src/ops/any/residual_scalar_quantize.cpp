@@ -1,0 +1,55 @@
+// Any device: level by level, the reference for the CPU kernel.
+#include "ops/residual_scalar_quantize.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/library.h>
+
+#include <torchvq/ops/scalar_quantize.h>
+
+#include "ops/scalar_quantize.h"
+
+namespace torchvq {
+namespace detail {
+
+std::tuple<at::Tensor, at::Tensor> residual_scalar_quantize_any(const at::Tensor& x,
+                                                                at::IntArrayRef levels,
+                                                                const at::Tensor& scales,
+                                                                std::string_view bound) {
+  check_residual_scalar_quantize(x, levels, scales, bound);
+  auto left = x.to(scalar_dtype(x)), total = at::zeros_like(left);
+  std::vector<at::Tensor> chosen;
+  for (const auto& scale : scales.to(left.scalar_type()).unbind(0)) {
+    const auto [codes, indices] = ops::scalar_quantize(left / scale, levels, std::string(bound));
+    const auto taken = codes * scale;
+    total = total + taken;
+    left = left - taken;
+    chosen.push_back(indices);
+  }
+  return {total, at::stack(chosen, -1)};
+}
+
+at::Tensor residual_scalar_quantize_backward_any(const at::Tensor& grad, const at::Tensor& x,
+                                                 at::IntArrayRef levels, const at::Tensor& scales,
+                                                 std::string_view bound) {
+  check_residual_scalar_quantize(x, levels, scales, bound);
+  auto left = x.to(scalar_dtype(x)), closed = at::ones_like(left);
+  const auto one = at::ones_like(left);
+  for (const auto& scale : scales.to(left.scalar_type()).unbind(0)) {
+    const auto z = left / scale;
+    closed = closed * (1 - scalar_quantize_backward_any(one, z, levels, bound));
+    left = left - ops::scalar_quantize(z, levels, std::string(bound)).first * scale;
+  }
+  return (grad * (1 - closed)).to(x.scalar_type());
+}
+
+}  // namespace detail
+
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("residual_scalar_quantize", detail::residual_scalar_quantize_any);
+  m.impl("residual_scalar_quantize_backward", detail::residual_scalar_quantize_backward_any);
+}
+
+}  // namespace torchvq
