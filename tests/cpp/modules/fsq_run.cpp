@@ -1,0 +1,150 @@
+// Runs an FSQ, or with num_quantizers=Q a ResidualFSQ, or with groups=G too a GroupedResidualFSQ,
+// on tensors from a file, for tests/python/test_fsq_cpp.py, which does the same in Python and
+// compares every bit.
+//
+//   fsq_run IN OUT levels=8,5,5 [option=value ...]
+//
+// IN has the state ("state.<name>"), "<i>.x", "<i>.weight" of the objective, perhaps "<i>.mask" and
+// "<i>.seed" (of the dropout) of each training step, and "eval.x".
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <torchvq/modules/residual_fsq.h>
+
+#include "modules/run_support.h"
+
+namespace torchvq::testing {
+namespace {
+
+template <typename T>
+std::vector<T> parse_list(const std::string& text) {
+  std::vector<T> values;
+  std::stringstream words(text);
+  for (std::string word; std::getline(words, word, ',');) {
+    parse(values.emplace_back(), word);
+  }
+  return values;
+}
+
+const Setters<FSQOptions> kOwn{
+    TORCHVQ_OPTION(dim),
+    TORCHVQ_OPTION(num_codebooks),
+    TORCHVQ_OPTION(channel_first),
+    TORCHVQ_OPTION(projection_has_bias),
+    TORCHVQ_OPTION(preserve_symmetry),
+    TORCHVQ_OPTION(bound_hard_clamp),
+};
+const Setters<FSQOptions> kShared{
+    TORCHVQ_OPTION(keep_num_codebooks_dim),
+    TORCHVQ_OPTION(noise_dropout),
+    TORCHVQ_OPTION(orthogonal_rotation),
+};
+const Setters<ResidualFSQOptions> kResidual{
+    TORCHVQ_OPTION(dim),
+    TORCHVQ_OPTION(num_quantizers),
+    TORCHVQ_OPTION(is_channel_first),
+    TORCHVQ_OPTION(quantize_dropout),
+    TORCHVQ_OPTION(quantize_dropout_cutoff_index),
+    TORCHVQ_OPTION(quantize_dropout_multiple_of),
+    TORCHVQ_OPTION(bound_hard_clamp),
+    TORCHVQ_OPTION(vqp_compat),
+    {"soft_clamp_input_value",
+     [](auto& options, const std::string& text) {
+       options.soft_clamp_input_value(parse_list<double>(text));
+     }},
+};
+
+using Words = std::map<std::string, std::string>;
+
+torch::Tensor decode(FSQ& fsq, const torch::Tensor& indices) {
+  return fsq->indices_to_codes(indices);
+}
+template <typename Stack>
+torch::Tensor decode(Stack& stack, const torch::Tensor& indices) {
+  return stack->get_output_from_indices(indices);
+}
+
+ScalarOutput call(FSQ& fsq, const torch::Tensor& x, const Given& in, const std::string& prefix) {
+  return fsq(x, in.find(prefix + "mask"));
+}
+template <typename Stack>
+ResidualFSQOutput call(Stack& stack, const torch::Tensor& x, const Given& in,
+                       const std::string& prefix) {
+  ResidualFSQForwardOptions options;
+  options.mask(in.find(prefix + "mask"));
+  if (const auto seed = in.find(prefix + "seed")) {
+    options.rand_quantize_dropout_fixed_seed(seed->item<int64_t>());
+  }
+  return stack(x, options);
+}
+
+template <typename Module>
+void run(Module module, const Given& in, const std::string& to) {
+  Tensors results;
+  load_state_dict(*module, in.state);
+  for (int step = 0; in.find(std::to_string(step) + ".x"); ++step) {
+    const auto prefix = std::to_string(step) + ".";
+    const auto x = in.tensors.at(prefix + "x").clone().requires_grad_();
+    const auto output = call(module, x, in, prefix);
+    results[prefix + "quantized"] = output.quantized.detach().clone();
+    results[prefix + "indices"] = output.indices;
+    (output.quantized * in.tensors.at(prefix + "weight")).sum().backward();
+    descend(*module, x, prefix, results);
+  }
+  module->eval();
+  const auto output = call(module, in.tensors.at("eval.x"), in, "eval.");
+  results["eval.quantized"] = output.quantized.detach().clone();
+  results["eval.indices"] = output.indices;
+  results["eval.decoded"] = decode(module, output.indices).detach().clone();
+  save(*module, results, to);
+}
+
+template <typename Options>
+void set(Options& options, const Setters<Options>& setters, const Words& words) {
+  for (const auto& [name, text] : words) {
+    if (setters.contains(name)) setters.at(name)(options, text);
+  }
+}
+
+void run(const std::string& from, const std::string& to, const Words& words) {
+  const Given in(from);
+  const auto levels = parse_list<int64_t>(words.at("levels"));
+  FSQOptions fsq(levels);
+  set(fsq, kShared, words);
+  if (!words.contains("num_quantizers")) {
+    set(fsq, kOwn, words);
+    return run(FSQ(fsq), in, to);
+  }
+  ResidualFSQOptions residual(levels, 1);
+  set(residual, kResidual, words);
+  residual.fsq(fsq);
+  if (!words.contains("groups")) {
+    return run(ResidualFSQ(residual), in, to);
+  }
+  run(GroupedResidualFSQ(GroupedResidualFSQOptions(*residual.dim(), residual)
+                             .groups(std::stoll(words.at("groups")))
+                             .accept_image_fmap(words.contains("accept_image_fmap"))),
+      in, to);
+}
+
+}  // namespace
+}  // namespace torchvq::testing
+
+int main(int argc, char** argv) {
+  at::set_num_threads(1);
+  try {
+    torchvq::testing::Words words;
+    for (int i = 3; i < argc; ++i) {
+      const std::string argument(argv[i]);
+      const auto split = argument.find('=');
+      words[argument.substr(0, split)] = argument.substr(split + 1);
+    }
+    torchvq::testing::run(argv[1], argv[2], words);
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
+  }
+  return 0;
+}
