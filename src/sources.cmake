@@ -39,6 +39,7 @@ set(TORCHVQ_SOURCES
   functional/fit_codebook.cpp
   functional/fit_stack.cpp
   functional/layout.cpp
+  functional/lookup_free.cpp
   functional/losses.cpp
   functional/quantize.cpp
   functional/quantize_depth.cpp
@@ -125,8 +126,11 @@ set(TORCHVQ_SOURCES
   ops/any/residual_encode.cpp
   ops/any/rotation_trick.cpp
   ops/any/sample_codes.cpp
+  ops/any/sample_token_mask.cpp
   ops/any/scalar_decode.cpp
   ops/any/scalar_quantize.cpp
+  ops/any/sign_entropy.cpp
+  ops/any/sign_quantize.cpp
   ops/any/snapshot.cpp
   ops/any/straight_through.cpp
   ops/any/sync_update_v.cpp
@@ -156,6 +160,8 @@ set(TORCHVQ_SOURCES
   ops/autograd/rotation_trick.cpp
   ops/autograd/scalar_decode.cpp
   ops/autograd/scalar_quantize.cpp
+  ops/autograd/sign_entropy.cpp
+  ops/autograd/sign_quantize.cpp
   ops/autograd/snapshot.cpp
   ops/autograd/straight_through.cpp
   ops/autograd/sync_update_v.cpp
@@ -186,6 +192,8 @@ set(TORCHVQ_SOURCES
   ops/cpu/sample_codes.cpp
   ops/cpu/scalar_decode.cpp
   ops/cpu/scalar_quantize.cpp
+  ops/cpu/sign_entropy.cpp
+  ops/cpu/sign_quantize.cpp
   ops/cpu/unit_vectors.cpp
   ops/dead_code_candidates.cpp
   ops/decode_sums.cpp
@@ -220,8 +228,11 @@ set(TORCHVQ_SOURCES
   ops/meta/residual_encode.cpp
   ops/meta/rotation_trick.cpp
   ops/meta/sample_codes.cpp
+  ops/meta/sample_token_mask.cpp
   ops/meta/scalar_decode.cpp
   ops/meta/scalar_quantize.cpp
+  ops/meta/sign_entropy.cpp
+  ops/meta/sign_quantize.cpp
   ops/meta/snapshot.cpp
   ops/meta/straight_through.cpp
   ops/meta/sync_update_v.cpp
@@ -237,8 +248,11 @@ set(TORCHVQ_SOURCES
   ops/residual_encode.cpp
   ops/rotation_trick.cpp
   ops/sample_codes.cpp
+  ops/sample_token_mask.cpp
   ops/scalar_decode.cpp
   ops/scalar_quantize.cpp
+  ops/sign_entropy.cpp
+  ops/sign_quantize.cpp
   ops/snapshot.cpp
   ops/straight_through.cpp
   ops/sync_update_v.cpp
