@@ -7,6 +7,7 @@ from torchvq._replicas import ReplicaDifference, verify_replicas
 from torchvq._stats import CodebookStats
 from torchvq._version import __version__
 from torchvq.grouped_residual_vq import GroupedResidualVQ
+from torchvq.lookup_free_quantization import LFQ
 from torchvq.monitor import Monitor
 from torchvq.outputs import LossBreakdown
 from torchvq.residual_vq import ResidualVQ
@@ -17,6 +18,7 @@ __all__ = [
     "CollapseLimits",
     "CollapseWarning",
     "GroupedResidualVQ",
+    "LFQ",
     "KmeansOutput",
     "LossBreakdown",
     "Monitor",

@@ -61,6 +61,22 @@ class ResidualOutputWithCodes(NamedTuple):
 #: What a forward of a residual stack returns; with ``indices=`` the plain pair, which holds no indices.
 ResidualResult = ResidualOutput | ResidualOutputWithCodes | tuple[Tensor, Tensor]
 
+class LookupFreeOutput(NamedTuple):
+    """What a forward of a lookup-free quantizer returns."""
+
+    quantized: Tensor
+    indices: Tensor
+    entropy_aux_loss: Tensor
+
+
+class LookupFreeLossBreakdown(NamedTuple):
+    """The terms of the loss of a lookup-free quantizer, unweighted; 0 in evaluation."""
+
+    per_sample_entropy: Tensor
+    batch_entropy: Tensor
+    commitment: Tensor
+
+
 # So that exported programs which return them can be saved.
 for _output in (
     LossBreakdown,
@@ -68,5 +84,7 @@ for _output in (
     QuantizeOutputWithBreakdown,
     ResidualOutput,
     ResidualOutputWithCodes,
+    LookupFreeOutput,
+    LookupFreeLossBreakdown,
 ):
     _register_namedtuple(_output, serialized_type_name=f"torchvq.{_output.__name__}")
