@@ -43,8 +43,10 @@ set(TORCHVQ_SOURCES
   functional/losses.cpp
   functional/quantize.cpp
   functional/quantize_depth.cpp
+  functional/quantize_scalars.cpp
   functional/reconstruction_error.cpp
   functional/residual_blocks.cpp
+  functional/rotate_features.cpp
   functional/sample_rows.cpp
   functional/spread_seeds.cpp
   functional/token_codes.cpp
@@ -79,15 +81,18 @@ set(TORCHVQ_SOURCES
   modules/codebook.cpp
   modules/copy_tensors.cpp
   modules/diversity.cpp
+  modules/fsq.cpp
   modules/grouped_residual_vq.cpp
   modules/implicit_codebook.cpp
   modules/implicit_search.cpp
   modules/in_place.cpp
   modules/in_place_optimizer.cpp
+  modules/kept_buffers.cpp
   modules/layout.cpp
   modules/losses.cpp
   modules/optimizer_state.cpp
   modules/projection.cpp
+  modules/random_state.cpp
   modules/ranks.cpp
   modules/residual_beam.cpp
   modules/residual_evaluation.cpp
@@ -128,6 +133,7 @@ set(TORCHVQ_SOURCES
   ops/any/sample_codes.cpp
   ops/any/sample_token_mask.cpp
   ops/any/scalar_decode.cpp
+  ops/any/scalar_noise.cpp
   ops/any/scalar_quantize.cpp
   ops/any/sign_entropy.cpp
   ops/any/sign_quantize.cpp
@@ -159,6 +165,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/residual_encode.cpp
   ops/autograd/rotation_trick.cpp
   ops/autograd/scalar_decode.cpp
+  ops/autograd/scalar_noise.cpp
   ops/autograd/scalar_quantize.cpp
   ops/autograd/sign_entropy.cpp
   ops/autograd/sign_quantize.cpp
@@ -191,6 +198,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/rotation_trick.cpp
   ops/cpu/sample_codes.cpp
   ops/cpu/scalar_decode.cpp
+  ops/cpu/scalar_noise.cpp
   ops/cpu/scalar_quantize.cpp
   ops/cpu/sign_entropy.cpp
   ops/cpu/sign_quantize.cpp
@@ -230,6 +238,7 @@ set(TORCHVQ_SOURCES
   ops/meta/sample_codes.cpp
   ops/meta/sample_token_mask.cpp
   ops/meta/scalar_decode.cpp
+  ops/meta/scalar_noise.cpp
   ops/meta/scalar_quantize.cpp
   ops/meta/sign_entropy.cpp
   ops/meta/sign_quantize.cpp
@@ -250,6 +259,7 @@ set(TORCHVQ_SOURCES
   ops/sample_codes.cpp
   ops/sample_token_mask.cpp
   ops/scalar_decode.cpp
+  ops/scalar_noise.cpp
   ops/scalar_quantize.cpp
   ops/sign_entropy.cpp
   ops/sign_quantize.cpp
@@ -257,6 +267,7 @@ set(TORCHVQ_SOURCES
   ops/straight_through.cpp
   ops/sync_update_v.cpp
   ops/unit_vectors.cpp
+  options/fsq.cpp
   options/residual_vq.cpp
   options/vector_quantize.cpp
   version.cpp

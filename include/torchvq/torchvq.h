@@ -6,6 +6,7 @@
 #include <torchvq/io/npy.h>
 #include <torchvq/io/safetensors.h>
 #include <torchvq/kmeans.h>
+#include <torchvq/modules/fsq.h>
 #include <torchvq/modules/grouped_residual_vq.h>
 #include <torchvq/modules/residual_vq.h>
 #include <torchvq/modules/state_dict.h>
@@ -17,7 +18,9 @@
 #include <torchvq/ops/residual_decode.h>
 #include <torchvq/ops/residual_encode.h>
 #include <torchvq/ops/scalar_decode.h>
+#include <torchvq/ops/scalar_noise.h>
 #include <torchvq/ops/scalar_quantize.h>
+#include <torchvq/options/fsq.h>
 #include <torchvq/options/residual_vq.h>
 #include <torchvq/options/vector_quantize.h>
 #include <torchvq/version.h>

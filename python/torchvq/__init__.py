@@ -6,6 +6,7 @@ from torchvq._library import cmake_prefix_path
 from torchvq._replicas import ReplicaDifference, verify_replicas
 from torchvq._stats import CodebookStats
 from torchvq._version import __version__
+from torchvq.finite_scalar_quantization import FSQ
 from torchvq.grouped_residual_vq import GroupedResidualVQ
 from torchvq.lookup_free_quantization import LFQ
 from torchvq.monitor import Monitor
@@ -14,6 +15,7 @@ from torchvq.residual_vq import ResidualVQ
 from torchvq.vector_quantize import VectorQuantize
 
 __all__ = [
+    "FSQ",
     "CodebookStats",
     "CollapseLimits",
     "CollapseWarning",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from torchvq._ranks import Ranks, group_of, noise_rng
+from torchvq._ranks import Ranks, group_of
 from torchvq.outputs import LookupFreeLossBreakdown
 
 if TYPE_CHECKING:
@@ -37,20 +37,9 @@ def shake_hands(quantizers: Sequence["LFQ"], ranks: Ranks) -> None:
     first = quantizers[0]
     if ranks.alone or first.replaying:
         return
-    state = [lfq.rng for lfq in quantizers if lfq.rng is not None]
+    state = [buffer for lfq in quantizers for buffer in lfq.replicated_state()]
     signature = "; ".join(lfq.signature for lfq in quantizers)
     _ops.handshake_(state, handle=first.handle, signature=signature, **ranks.named())
-
-
-def entropy_mask(lfq: "LFQ", mask: Tensor | None, tokens: int, ranks: Ranks) -> Tensor | None:
-    """Which tokens enter the entropies: all that are real, or a random part of them."""
-    if lfq.rng is None:
-        return mask
-    drawn = _ops.sample_token_mask(
-        noise_rng(lfq.rng, ranks), tokens, lfq.frac_per_sample_entropy, mask=mask
-    )
-    _ops.advance_rng_(lfq.rng)
-    return drawn
 
 
 def shared_totals(

@@ -4,14 +4,16 @@ import torch
 from torch import Tensor, nn
 
 
-def make_projections(dim: int, inner_dim: int, layernorm: bool) -> tuple[nn.Module, nn.Module]:
+def make_projections(
+    dim: int, inner_dim: int, layernorm: bool = False, bias: bool = True
+) -> tuple[nn.Module, nn.Module]:
     """The projections towards the codes and back; identities where the features are as many."""
     if inner_dim == dim:
         return nn.Identity(), nn.Identity()
-    project_in: nn.Module = nn.Linear(dim, inner_dim)
+    project_in: nn.Module = nn.Linear(dim, inner_dim, bias=bias)
     if layernorm:
         project_in = nn.Sequential(project_in, nn.LayerNorm(inner_dim))
-    return project_in, nn.Linear(inner_dim, dim)
+    return project_in, nn.Linear(inner_dim, dim, bias=bias)
 
 
 def project(projection: nn.Module, tokens: Tensor) -> Tensor:

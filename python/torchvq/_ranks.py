@@ -92,6 +92,13 @@ def noise_rng(rng: Tensor, ranks: Ranks) -> Tensor:
     return torch.stack([rng[0] + _rank_in(ranks.group) * 1099511627689, rng[1]])
 
 
+def everybody() -> Ranks:
+    """All ranks, for modules that learn nothing together but draw noise; alone where there is no group."""
+    if not dist.is_available() or not dist.is_initialized():
+        return ALONE
+    return Ranks(default_group())
+
+
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _rank_in(group: str) -> int:
     """The rank of this process in a group, as in C++, where there is no other."""

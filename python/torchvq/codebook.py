@@ -2,15 +2,18 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchvq import _ranks
+from torchvq import _checkpointing, _ranks
+from torchvq._random_state import fresh_rng
 from torchvq._ranks import ALONE, Ranks, Tokens
-from torchvq._replay import Replayable, fresh_rng
+from torchvq._replay import MAX_REPLAYS, Replay, fingerprint
 
 logger = logging.getLogger("torchvq")
 _ops = torch.ops.torchvq
@@ -30,7 +33,7 @@ EmaWeight = Tensor | float | Callable[[Tensor, Tensor], Tensor]
 Statistics = tuple[Tensor, Tensor, Tensor]  # counts, sums, exponents; see ops.code_statistics
 
 
-class Codebook(Replayable):
+class Codebook(nn.Module):
     """State of one or several codebooks (``H`` of them, each ``K`` codes of ``D`` features).
 
     ==================  ==========  =============================================================
@@ -118,6 +121,9 @@ class Codebook(Replayable):
         self._pending: Statistics | None = None
         self._initialised = not kmeans_init
         self._warned_uninitialised = False
+        self._replays: deque[Replay] = deque(maxlen=MAX_REPLAYS)
+        self._recording: Replay | None = None
+        self._replay: Replay | None = None
         # Told apart by handshakes from every other module, of this process and of others.
         self.handle: int = _ops.new_handle()
         self.signature = (
@@ -247,7 +253,8 @@ class Codebook(Replayable):
                 "VectorQuantize: the codebook is evaluated before k-means has initialised it; "
                 "its random codes are used. Run a training step, or load a checkpoint, first"
             )
-        self.record_state()
+        if self._recording is not None:
+            self._recording.capture(self)
 
     def _initialise(self, x: Tensor, mask: Tensor | None, ranks: Ranks, together: bool) -> None:
         embed = self.wide_embed()
@@ -406,10 +413,61 @@ class Codebook(Replayable):
         self._initialised = True
         self._pending = None
 
+    # Activation checkpointing ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def step_of(self, x: Tensor) -> Iterator[None]:
+        """Runs a training forward so that its recomputation in backward sees, and leaves, the right state.
+
+        The first run of a checkpointed region records the state it starts from; the second run works on that
+        record instead of the module's state, so codes, noise and gradients are the same and nothing is updated
+        twice.
+        """
+        if torch.compiler.is_compiling():
+            yield
+        elif _checkpointing.recomputing():
+            with self._replaying(x):
+                yield
+        else:
+            if _checkpointing.will_recompute():
+                self._recording = Replay(fingerprint(x))
+                self._replays.append(self._recording)
+            try:
+                yield
+            finally:
+                self._recording = None
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the running forward is the recomputation of a recorded one."""
+        return self._replay is not None
+
     def record_embed(self) -> None:
         """Tells a running record that the parameter has moved within the step: the search sees what it is now."""
         if self._recording is not None:
             self._recording.embed = self.embed.detach().clone()
+
+    def record_totals(self, totals: list[Tensor]) -> None:
+        """Keeps for a recomputation what ranks have added up."""
+        if self._recording is not None:
+            self._recording.totals = totals
+
+    def recorded_totals(self) -> list[Tensor]:
+        """What the recorded step has added up with the other ranks."""
+        assert self._replay is not None
+        return self._replay.totals
+
+    @contextmanager
+    def _replaying(self, x: Tensor) -> Iterator[None]:
+        # Backward meets the regions last to first, which decides between equal inputs.
+        key = fingerprint(x)
+        replay = next((replay for replay in reversed(self._replays) if replay.key == key), None)
+        if replay is None:
+            yield
+            return
+        self._replays.remove(replay)
+        with replay.installed(self):
+            yield
 
     # Casts, copies, checkpoints ----------------------------------------------------------------------------------
 
@@ -455,3 +513,7 @@ class Codebook(Replayable):
         else:
             fill = 1 if name.endswith("variance") else 0
             self._buffers[name] = torch.full(buffer.shape, fill, dtype=buffer.dtype, device=device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A recorded step belongs to a backward pass of this very object.
+        return {**self.__dict__, "_replays": deque(maxlen=MAX_REPLAYS)}

@@ -2,7 +2,8 @@
 
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +12,8 @@ from torchvq import _lookup_free
 from torchvq._layout import Layout
 from torchvq._lookup_free import Signs
 from torchvq._projection import project
-from torchvq._ranks import ALONE, Ranks, group_name
-from torchvq._replay import Replayable, fresh_rng
+from torchvq._random_state import RandomState
+from torchvq._ranks import ALONE, Ranks, group_name, noise_rng
 from torchvq.outputs import LookupFreeLossBreakdown, LookupFreeOutput
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class CosineSimLinear(nn.Module):
         return _ops.cosine_linear(x, self.weight, scale=self.scale)
 
 
-class LFQ(Replayable):
+class LFQ(RandomState):
     """Lookup-free quantization: each latent becomes its vector of signs, the bits of its index.
 
     Yu et al. 2023, arXiv:2310.05737; with ``spherical`` binary spherical quantization, Zhao et al. 2024,
@@ -96,7 +97,6 @@ class LFQ(Replayable):
     """
 
     mask: Tensor
-    rng: Tensor | None
 
     def __init__(
         self,
@@ -161,10 +161,9 @@ class LFQ(Replayable):
         self._make_projections(inner, scale if cosine_sim_project_in else None, projection_has_bias)
         self.register_buffer("mask", 2 ** torch.arange(bits - 1, -1, -1))
         if orthogonal_rotation:
-            rotation = torch.empty(bits, bits)
-            nn.init.orthogonal_(rotation)
-            self.register_buffer("orthogonal_rot", rotation)
-        self.register_buffer("rng", fresh_rng() if frac_per_sample_entropy < 1 else None)
+            self.register_buffer("orthogonal_rot", _ops.random_rotation(bits))
+        if frac_per_sample_entropy < 1:
+            self.keep_rng()
         self.handle: int = _ops.new_handle()
         self.signature = (
             f"LFQ of {num_codebooks} codebooks of {bits} bits, scale {codebook_scale}, spherical {spherical}, "
@@ -224,15 +223,17 @@ class LFQ(Replayable):
         layout = self._layout(x)
         layout.check(x)
         token_mask = _token_mask(layout, x, mask)
-        if not self.training or torch.compiler.is_compiling():
-            return self._forward(x, token_mask, inv_temperature, return_loss_breakdown)
-        with self.step_of(x):
-            return self._forward(x, token_mask, inv_temperature, return_loss_breakdown)
+        with self.step_of(x) if self.training else nullcontext() as rng:
+            return self._forward(x, token_mask, inv_temperature, return_loss_breakdown, rng)
 
     def _forward(
-        self, x: Tensor, token_mask: Tensor | None, inv_temperature: float, breakdown: bool
+        self,
+        x: Tensor,
+        token_mask: Tensor | None,
+        inv_temperature: float,
+        breakdown: bool,
+        rng: Tensor | None,
     ) -> LookupFreeOutput | tuple[LookupFreeOutput, LookupFreeLossBreakdown]:
-        self.record_state()
         layout = self._layout(x)
         ranks = _lookup_free.ranks_of(self)
         _lookup_free.shake_hands([self], ranks)
@@ -240,7 +241,7 @@ class LFQ(Replayable):
         if token_mask is not None:
             # Padding may hold anything, NaN included; zeros keep it out of every gradient.
             tokens = _ops.fill_masked(tokens, token_mask)
-        signs = self.quantize(tokens, token_mask, inv_temperature, ranks)
+        signs = self.quantize(tokens, token_mask, inv_temperature, rng, ranks)
         (totals,) = _lookup_free.shared_totals([self], [signs], ranks)
         loss, terms = _lookup_free.losses(self, signs, totals)
         output = project(self.project_out, self.output_codes(signs, tokens)).to(x.dtype)
@@ -260,9 +261,13 @@ class LFQ(Replayable):
         tokens: Tensor,
         token_mask: Tensor | None = None,
         inv_temperature: float = 100.0,
+        rng: Tensor | None = None,
         ranks: Ranks = ALONE,
     ) -> Signs:
-        """The part of ``forward`` before losses and output projection, for tokens (B, N, dim)."""
+        """The part of ``forward`` before losses and output projection, for tokens (B, N, dim).
+
+        ``rng`` draws the tokens that enter the entropies; without it all do.
+        """
         layout = self._layout(tokens)
         projected = project(self.project_in, tokens)
         if self.soft_clamp_input_value is not None:
@@ -277,8 +282,10 @@ class LFQ(Replayable):
         codes, indices = _ops.sign_quantize(latents, scale=self.code_value)
         mask = None if token_mask is None else layout.split_mask(token_mask)
         counted = mask
-        if self.training:
-            counted = _lookup_free.entropy_mask(self, mask, latents.shape[1], ranks)
+        if rng is not None:
+            counted = _ops.sample_token_mask(
+                noise_rng(rng, ranks), latents.shape[1], self.frac_per_sample_entropy, mask=mask
+            )
         return Signs(latents, codes, indices, mask, counted, inv_temperature)
 
     def output_codes(self, signs: Signs, tokens: Tensor) -> Tensor:
@@ -290,9 +297,14 @@ class LFQ(Replayable):
 
     def _join(self, codes: Tensor, batch: int, positions: int) -> Tensor:
         if self.orthogonal_rotation:
-            codes = _ops.rotate_features(codes, self.orthogonal_rot, back=True)
+            codes = _ops.rotate_features(codes, self.orthogonal_rot, inverse=True)
         layout = self._layout_of(channel_first=False)
         return layout.merge_heads(codes, batch, positions).flatten(2)
+
+    def replicated_state(self) -> list[Tensor]:
+        """What ranks have in common."""
+        names = ("rng", "orthogonal_rot")
+        return [buffer for name in names if (buffer := self._buffers.get(name)) is not None]
 
     def _layout(self, x: Tensor) -> Layout:
         maps = isinstance(x, Tensor) and x.dim() >= 4
@@ -341,7 +353,7 @@ class LFQ(Replayable):
             per_codebook, self.codebook_dim, scale=self.code_value, dtype=dtype
         )
         if self.orthogonal_rotation:
-            codes = _ops.rotate_features(codes, self.orthogonal_rot, back=True)
+            codes = _ops.rotate_features(codes, self.orthogonal_rot, inverse=True)
         output = codes.flatten(-2)
         if project_out and self.has_projections:
             output = project(self.project_out, output)
@@ -354,17 +366,6 @@ class LFQ(Replayable):
     def _parameter_dtype(self) -> torch.dtype:
         parameter = next(self.project_out.parameters(), None)
         return torch.float32 if parameter is None else parameter.dtype
-
-    # Checkpoints ---------------------------------------------------------------------------------------------
-
-    def _load_from_state_dict(
-        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
-    ) -> None:
-        missing: list[str] = args[1]
-        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
-        if prefix + "rng" in missing:
-            # The reference draws from torch's generator: the seed of construction stays.
-            missing.remove(prefix + "rng")
 
 
 def _bits(dim: int | None, codebook_size: int | None, num_codebooks: int) -> int:

@@ -58,6 +58,13 @@ class ResidualOutputWithCodes(NamedTuple):
     all_codes: Tensor | tuple[Tensor, ...]
 
 
+class ScalarOutput(NamedTuple):
+    """What a forward of a quantizer without a codebook to learn returns."""
+
+    quantized: Tensor
+    indices: Tensor | None
+
+
 #: What a forward of a residual stack returns; with ``indices=`` the plain pair, which holds no indices.
 ResidualResult = ResidualOutput | ResidualOutputWithCodes | tuple[Tensor, Tensor]
 
@@ -86,5 +93,6 @@ for _output in (
     ResidualOutputWithCodes,
     LookupFreeOutput,
     LookupFreeLossBreakdown,
+    ScalarOutput,
 ):
     _register_namedtuple(_output, serialized_type_name=f"torchvq.{_output.__name__}")

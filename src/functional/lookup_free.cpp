@@ -35,19 +35,6 @@ at::Tensor cosine_linear(const at::Tensor& x, const at::Tensor& weight, double s
   return ops::unit_vectors(x.to(dtype)).matmul(columns) * scale;
 }
 
-at::Tensor rotate_features(const at::Tensor& x, const at::Tensor& rotation, bool back) {
-  constexpr auto op = "rotate_features";
-  detail::check_floating(op, "x", x);
-  detail::check_rank(op, "rotation", rotation, 2, "(D, D)");
-  TORCH_CHECK_VALUE(x.dim() >= 1 && x.sym_size(-1) == rotation.sym_size(0) &&
-                        rotation.sym_size(0) == rotation.sym_size(1),
-                    op, ": expected rotation to be square, with the features of x, but got shape ",
-                    rotation.sym_sizes(), " for x of shape ", x.sym_sizes());
-  const auto dtype = detail::value_dtype(x, x);
-  const auto matrix = rotation.to(dtype);
-  return x.to(dtype).matmul(back ? matrix.t() : matrix);
-}
-
 at::Tensor lookup_free_loss(const at::Tensor& per_sample, const at::Tensor& batch,
                             const at::Tensor& commitment_loss, const LookupFreeWeights& weights) {
   auto entropy = per_sample - batch * weights.diversity_gamma;
@@ -74,8 +61,6 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def("on_sphere(Tensor x, float radius) -> Tensor", TORCH_FN(on_sphere));
   m.def("cosine_linear(Tensor x, Tensor weight, *, float scale) -> Tensor",
         TORCH_FN(cosine_linear));
-  m.def("rotate_features(Tensor x, Tensor rotation, *, bool back=False) -> Tensor",
-        TORCH_FN(rotate_features));
   m.def(
       "lookup_free_loss(Tensor per_sample, Tensor batch, Tensor commitment_loss, *, float "
       "entropy_weight, float diversity_gamma, float commitment_weight, float? "

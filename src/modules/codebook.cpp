@@ -7,8 +7,6 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/randint.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -24,17 +22,13 @@
 #include <torchvq/ops/unit_vectors.h>
 
 #include "modules/copy_tensors.h"
+#include "modules/random_state.h"
 #include "modules/ranks.h"
 
 namespace torchvq {
 namespace {
 
 torch::Tensor flag(bool value) { return at::scalar_tensor(value, at::kBool); }
-
-torch::Tensor fresh_rng() {
-  const auto seed = at::randint(int64_t{1} << 62, {}, at::kLong);
-  return at::stack({seed, at::zeros({}, at::kLong)});
-}
 
 }  // namespace
 
@@ -60,7 +54,7 @@ void CodebookImpl::reset() {
   }
   cooldown =
       register_buffer("cooldown", at::zeros({num_codebooks(), options.codebook_size()}, at::kLong));
-  rng = register_buffer("rng", fresh_rng());
+  rng = register_buffer("rng", detail::fresh_rng());
   if (!options.vq_bridge().is_empty() && owns_bridge_) {
     register_module("vq_bridge", options.vq_bridge().ptr());
   }
@@ -87,37 +81,6 @@ void CodebookImpl::pretty_print(std::ostream& stream) const {
   stream << "torchvq::Codebook(codebooks=" << num_codebooks()
          << ", codebook_size=" << options.codebook_size() << ", dim=" << embed.size(2)
          << ", metric=" << metric() << ")";
-}
-
-// Casts
-// -----------------------------------------------------------------------------------------------------
-
-template <typename Cast>
-void CodebookImpl::keep_state(const Cast& cast) {
-  std::vector<std::pair<torch::Tensor, torch::Tensor>> before;
-  for (auto& buffer : buffers(/*recurse=*/false)) {
-    before.emplace_back(buffer, buffer.variable_data());
-  }
-  cast();
-  for (auto& [buffer, old] : before) {
-    // libtorch's casts reach flags, counts and the generator's seed, too.
-    if (!old.is_floating_point() || buffer.scalar_type() == at::kHalf ||
-        buffer.scalar_type() == at::kBFloat16) {
-      buffer.set_data(old.to(buffer.device()));
-    }
-  }
-}
-
-void CodebookImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
-  keep_state([&] { torch::nn::Module::to(device, dtype, non_blocking); });
-}
-
-void CodebookImpl::to(torch::Dtype dtype, bool non_blocking) {
-  keep_state([&] { torch::nn::Module::to(dtype, non_blocking); });
-}
-
-void CodebookImpl::to(torch::Device device, bool non_blocking) {
-  torch::nn::Module::to(device, non_blocking);
 }
 
 // Reading

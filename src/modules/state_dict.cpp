@@ -72,6 +72,9 @@ State take(State& state, const std::string& prefix) {
   return taken;
 }
 
+/// The generator of a module that draws random numbers.
+bool is_rng(const std::string& name) { return name == "rng" || name.ends_with(".rng"); }
+
 /// For each codebook the optional state that the checkpoint lacks; throws where other names are
 /// missing or unknown, or shapes differ.
 using Missing = std::vector<std::pair<CodebookImpl*, std::vector<std::string>>>;
@@ -102,6 +105,7 @@ Missing check_names(torch::nn::Module& module, const State& own, const State& st
       }
     }
   });
+  std::erase_if(lacking, [](const auto& item) { return is_rng(item.first); });
   TORCH_CHECK_VALUE(lacking.empty(), "load_state_dict: expected ", lacking.begin()->first,
                     " to be in the state, but it is missing");
   return missing;
@@ -134,8 +138,14 @@ void load_state_dict(torch::nn::Module& module, const State& state) {
   }
   const auto own = tensors_of(module);
   const auto missing = check_names(module, own, left);
-  for (const auto& [name, value] : left) {
-    own.at(name).copy_(value);
+  for (const auto& [name, tensor] : own) {
+    const auto loaded = left.find(name);
+    if (loaded != left.end()) {
+      auto target = tensor;
+      target.copy_(loaded->second);
+    } else if (is_rng(name)) {
+      tensor.select(0, 1).zero_();  // the seed drawn at construction stays
+    }
   }
   for (const auto& [owner, values] : optimizers) {
     owner->load_in_place_optimizer_state(values);

@@ -36,6 +36,15 @@ void check_scalar_indices(const at::Tensor& level_indices, at::IntArrayRef level
       " features, one per number of levels, but got shape ", level_indices.sym_sizes());
 }
 
+void check_scalar_code_indices(const at::Tensor& codes, at::IntArrayRef levels) {
+  constexpr auto op = "scalar_code_indices";
+  check_floating(op, "codes", codes);
+  check_scalar_levels(op, levels, 2);
+  TORCH_CHECK_VALUE(codes.dim() >= 1 && codes.sym_size(-1) == static_cast<int64_t>(levels.size()),
+                    op, ": expected codes to have ", levels.size(),
+                    " features, one per number of levels, but got shape ", codes.sym_sizes());
+}
+
 }  // namespace detail
 
 namespace ops {
@@ -59,6 +68,12 @@ at::Tensor scalar_decode(const at::Tensor& indices, at::IntArrayRef levels, bool
   return op.call(indices, levels, symmetric, dtype);
 }
 
+at::Tensor scalar_code_indices(const at::Tensor& codes, at::IntArrayRef levels, bool symmetric) {
+  using Signature = at::Tensor(const at::Tensor&, at::IntArrayRef, bool);
+  static auto op = detail::op_handle<Signature>("torchvq::scalar_code_indices");
+  return op.call(codes, levels, symmetric);
+}
+
 }  // namespace ops
 
 }  // namespace torchvq
@@ -69,4 +84,5 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "scalar_decode(Tensor indices, int[] levels, *, bool symmetric=False, "
       "ScalarType dtype=float) -> Tensor");
+  m.def("scalar_code_indices(Tensor codes, int[] levels, *, bool symmetric=False) -> Tensor");
 }

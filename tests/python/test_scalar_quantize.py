@@ -148,10 +148,12 @@ def test_scalar_quantize_zero_goes_up_between_two_levels():
 
 
 def test_scalar_quantize_not_finite():
-    x = torch.tensor([[math.nan, 0.0], [math.inf, -math.inf]])
-    codes, indices = ops.scalar_quantize(x, [5, 3])
-    assert codes[0, 0].isnan() and codes[0, 1] == 0 and indices[0] == 5
-    assert codes[1].tolist() == [1, -1] and indices[1] == 4
+    x = torch.tensor([[math.nan, 0.0], [9.0, -9.0], [math.inf, 1.0], [1.0, -math.inf]])
+    for tokens in (x, x.double()):
+        for levels in ([5, 3], [5, 70]):
+            codes, indices = ops.scalar_quantize(tokens, levels)
+            assert codes[[0, 2, 3]].isnan().all() and indices[[0, 2, 3]].eq(0).all()
+            assert codes[1].tolist() == [1, -1] and indices[1] == 4
 
 
 def test_scalar_quantize_of_nothing():

@@ -1,4 +1,4 @@
-// What surrounds sign quantization in the lookup-free quantizers: clamp, projection, rotation, loss.
+// What surrounds sign quantization in the lookup-free quantizers: clamp, projection, loss.
 // Composites of differentiable operators.
 #pragma once
 
@@ -27,12 +27,6 @@ TORCHVQ_API at::Tensor on_sphere(const at::Tensor& x, double radius);
 /// @return        (..., D'), float64 if an argument is float64, otherwise float32.
 /// Throws         c10::ValueError for shapes that do not fit, c10::TypeError for bad dtypes.
 TORCHVQ_API at::Tensor cosine_linear(const at::Tensor& x, const at::Tensor& weight, double scale);
-
-/// x @ rotation, or with `back` x @ rotation^T: float64 for float64 x, otherwise float32.
-///
-/// @param rotation  (D, D), orthogonal.
-TORCHVQ_API at::Tensor rotate_features(const at::Tensor& x, const at::Tensor& rotation,
-                                       bool back = false);
 
 /// Weights of the loss of lookup-free quantization.
 struct LookupFreeWeights {

@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include <torch/nn/cloneable.h>
 #include <torch/nn/pimpl.h>
 
 #include <torchvq/distributed/ranks.h>
 #include <torchvq/export.h>
+#include <torchvq/modules/kept_buffers.h>
 #include <torchvq/options/vector_quantize.h>
 
 namespace torchvq {
@@ -22,7 +22,7 @@ namespace torchvq {
 /// Float state is float32 (float64 once the module was made double) whatever half-precision cast
 /// the module sees: moving averages stall in half precision. A parameter `embed` follows the
 /// module.
-class TORCHVQ_API CodebookImpl : public torch::nn::Cloneable<CodebookImpl> {
+class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
  public:
   /// Counts, sums and exponents of the tokens of each code, see ops/code_statistics.h.
   using Statistics = std::tuple<torch::Tensor, torch::Tensor, torch::Tensor>;
@@ -36,9 +36,6 @@ class TORCHVQ_API CodebookImpl : public torch::nn::Cloneable<CodebookImpl> {
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
   void load(torch::serialize::InputArchive& archive) override;
-  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
-  void to(torch::Dtype dtype, bool non_blocking = false) override;
-  void to(torch::Device device, bool non_blocking = false) override;
 
   /// The codes that search, output and decoding use (H, K, D): `embed`, bridged or affinely mapped.
   torch::Tensor codes();
@@ -156,8 +153,6 @@ class TORCHVQ_API CodebookImpl : public torch::nn::Cloneable<CodebookImpl> {
   void update_affine(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
                      const distributed::Ranks& ranks);
   void restore_default(const std::string& name);
-  template <typename Cast>
-  void keep_state(const Cast& cast);
 
   bool owns_bridge_;
   int64_t handle_;

@@ -42,4 +42,15 @@ TORCHVQ_API at::Tensor scalar_indices(const at::Tensor& level_indices, at::IntAr
 TORCHVQ_API at::Tensor scalar_decode(const at::Tensor& indices, at::IntArrayRef levels,
                                      bool symmetric = false, at::ScalarType dtype = at::kFloat);
 
+/// The indices of codes, the inverse of scalar_decode(): each feature counts as its nearest level.
+///
+/// @param codes      (*, D), floating point.
+/// @param symmetric  as for scalar_decode().
+/// @return           (*), int64; 0 where a feature is NaN.
+///
+/// Gradient     none.
+/// Throws       c10::ValueError for bad shapes and levels, c10::TypeError for bad dtypes.
+TORCHVQ_API at::Tensor scalar_code_indices(const at::Tensor& codes, at::IntArrayRef levels,
+                                           bool symmetric = false);
+
 }  // namespace torchvq::ops

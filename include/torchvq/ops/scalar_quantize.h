@@ -15,10 +15,11 @@ namespace torchvq::ops {
 /// With L levels, h = (L - 1) / 2, r = floor(L / 2), e = 1/2 for even L, else 0, level i of a
 /// feature z and its code are, by `bound`:
 ///
-///   tanh             i = round(1.001 h tanh(z + s) - e) + r, s = atanh(e / (1.001 h)); code = (i -
-///   r) / r clamp            the same with clamp(z + s, -1, 1) and s = e / (1.001 h) symmetric_tanh
-///   i = round(h (tanh(z) + 1));              code = i / h - 1 symmetric_clamp  i = round(h
-///   (clamp(z, -1, 1) + 1));      code = i / h - 1
+///   tanh             i = round(1.001 h tanh(z + s) - e) + r, s = atanh(e / (1.001 h));
+///                    code = (i - r) / r
+///   clamp            the same with clamp(z + s, -1, 1) and s = e / (1.001 h)
+///   symmetric_tanh   i = round(h (tanh(z) + 1)); code = i / h - 1
+///   symmetric_clamp  i = round(h (clamp(z, -1, 1) + 1)); code = i / h - 1
 ///
 /// What is halfway goes up. A row's index is sum over j of i[j] * product of levels before j: the
 /// first feature counts fastest.
@@ -32,11 +33,10 @@ namespace torchvq::ops {
 ///
 /// Gradient     of codes to x: as if nothing were rounded, so that of the bound. Not
 ///              differentiable again.
-/// Exactness    levels are found by comparing z with the numbers at which they change, computed
-/// once
-///              in float64, so indices depend on the value of z alone: not on dtype, device,
+/// Exactness    levels are found by comparing z with the numbers at which they change, so indices
+/// depend on the value of z alone: not on dtype, device,
 ///              threads or instruction set.
-/// Non-finite   infinities give the outermost levels; NaN gives code NaN and counts as level 0.
+/// Non-finite   a row with NaN or infinity has codes NaN and index 0.
 /// Empty        gives empty results.
 /// Throws       c10::ValueError for bad shapes, levels and bounds, c10::TypeError for bad dtypes.
 TORCHVQ_API std::pair<at::Tensor, at::Tensor> scalar_quantize(const at::Tensor& x,

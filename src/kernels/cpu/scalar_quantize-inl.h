@@ -44,8 +44,9 @@ void quantize(const ScalarPatterns& patterns, const float* x, int64_t count, flo
     const Floats code = (__builtin_convertvector(level, Floats) * patterns.factor -
                          load<Floats>(patterns.centre + place)) /
                         load<Floats>(patterns.divisor + place);
-    store_some(codes + at, value == value ? code : value, wanted);
-    store_some(levels + at, level, wanted);
+    const Floats nothing = value - value;  // NaN where the value is not finite
+    store_some(codes + at, nothing == nothing ? code : nothing, wanted);
+    store_some(levels + at, nothing == nothing ? level : Ints{} - 1, wanted);
   });
 }
 

@@ -31,8 +31,8 @@ struct ScalarSlopes {
 };
 
 struct ScalarQuantizeKernel {
-  /// Levels and codes of `count` values, the first of which is the first feature of a row. NaN has
-  /// level 0 and code NaN.
+  /// Levels and codes of `count` values, the first of which is the first feature of a row. What is
+  /// not finite has level -1 and code NaN.
   void (*quantize)(const ScalarPatterns& patterns, const float* x, int64_t count, float* codes,
                    int32_t* levels);
   /// to = grad * gain * b'(x + shift), b being tanh or the clamp to [-1, 1].

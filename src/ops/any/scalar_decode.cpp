@@ -1,4 +1,5 @@
-// Any device: plain ATen, the reference for the CPU kernels; scalar_decode has no other.
+// Any device: plain ATen, the reference for the CPU kernels; scalar_decode and
+// scalar_code_indices have no other.
 #include "ops/scalar_decode.h"
 
 #include <ATen/TensorOperators.h>
@@ -27,20 +28,41 @@ at::Tensor scalar_indices(const at::Tensor& level_indices, at::IntArrayRef level
   return (level_indices * basis).sum(-1).masked_fill(level_indices.lt(0).any(-1), -1);
 }
 
+/// code = (level * factor - centre) / divisor, as float64 (D,) each.
+struct Rules {
+  Rules(at::IntArrayRef levels, bool symmetric, const at::Tensor& like) {
+    std::vector<double> centres, divisors;
+    for (const int64_t count : levels) {
+      const auto rule = detail::scalar_rule(count, symmetric);
+      factor = rule.factor;
+      centres.push_back(rule.centre);
+      divisors.push_back(rule.divisor);
+    }
+    centre = at::tensor(centres, like.options().dtype(at::kDouble));
+    divisor = at::tensor(divisors, like.options().dtype(at::kDouble));
+  }
+
+  double factor = 1;
+  at::Tensor centre, divisor;
+};
+
 at::Tensor scalar_decode(const at::Tensor& indices, at::IntArrayRef levels, bool symmetric,
                          at::ScalarType dtype) {
   detail::check_scalar_decode(indices, levels, dtype);
-  std::vector<double> centres, divisors;
-  for (const int64_t count : levels) {
-    const auto rule = detail::scalar_rule(count, symmetric);
-    centres.push_back(rule.centre);
-    divisors.push_back(rule.divisor);
-  }
+  const Rules rules(levels, symmetric, indices);
   const auto digits = ops::scalar_level_indices(indices, levels);
-  const auto number = digits.to(at::kDouble) * (symmetric ? 2 : 1);
-  const auto codes =
-      (number - at::tensor(centres, number.options())) / at::tensor(divisors, number.options());
+  const auto codes = (digits.to(at::kDouble) * rules.factor - rules.centre) / rules.divisor;
   return codes.masked_fill(digits.lt(0), 0).to(dtype);
+}
+
+at::Tensor scalar_code_indices(const at::Tensor& codes, at::IntArrayRef levels, bool symmetric) {
+  detail::check_scalar_code_indices(codes, levels);
+  const Rules rules(levels, symmetric, codes);
+  const auto absent = codes.isnan().any(-1, /*keepdim=*/true);
+  const auto number = (codes.to(at::kDouble) * rules.divisor + rules.centre) / rules.factor;
+  const auto last = at::tensor(levels, codes.options().dtype(at::kDouble)) - 1;
+  const auto digits = number.round().clamp_min(0).minimum(last).masked_fill(absent, 0);
+  return ops::scalar_indices(digits.to(at::kLong), levels);
 }
 
 }  // namespace
@@ -49,6 +71,7 @@ TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
   m.impl("scalar_level_indices", scalar_level_indices);
   m.impl("scalar_indices", scalar_indices);
   m.impl("scalar_decode", scalar_decode);
+  m.impl("scalar_code_indices", scalar_code_indices);
 }
 
 }  // namespace torchvq

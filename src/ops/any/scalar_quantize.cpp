@@ -23,11 +23,9 @@ Column quantize_column(const at::Tensor& x, int64_t count, detail::ScalarBound b
   const auto known = detail::scalar_levels<T>(count, bound);
   const auto changes = at::tensor(known->changes, x.options());
   const auto table = at::tensor(known->codes, x.options());
-  const auto absent = x.isnan();
-  const auto levels =
-      at::bucketize(x, changes, /*out_int32=*/false, /*right=*/true).masked_fill_(absent, 0);
-  const auto codes = table.index_select(0, levels.reshape({-1})).view(levels.sizes());
-  return {codes.masked_fill(absent, std::numeric_limits<double>::quiet_NaN()), levels};
+  const auto found = at::bucketize(x, changes, /*out_int32=*/false, /*right=*/true);
+  const auto levels = found.clamp(0, count - 1);  // whatever NaN gives
+  return {table.index_select(0, levels.reshape({-1})).view(levels.sizes()), levels};
 }
 
 std::tuple<at::Tensor, at::Tensor> scalar_quantize(const at::Tensor& x_, at::IntArrayRef levels,
@@ -45,7 +43,10 @@ std::tuple<at::Tensor, at::Tensor> scalar_quantize(const at::Tensor& x_, at::Int
     indices.add_(column.levels * basis[j]);
     codes.push_back(column.codes);
   }
-  return {at::stack(codes, -1), indices};
+  const auto absent = x.isfinite().all(-1).logical_not_();
+  return {at::stack(codes, -1).masked_fill_(absent.unsqueeze(-1),
+                                            std::numeric_limits<double>::quiet_NaN()),
+          indices.masked_fill_(absent, 0)};
 }
 
 /// d code / d x where nothing is rounded.

@@ -9,4 +9,6 @@ TORCH_LIBRARY_IMPL(torchvq, Autograd, m) {
          torch::CppFunction::makeFromBoxedFunction<&torchvq::detail::run_without_gradient>());
   m.impl("scalar_indices",
          torch::CppFunction::makeFromBoxedFunction<&torchvq::detail::run_without_gradient>());
+  m.impl("scalar_code_indices",
+         torch::CppFunction::makeFromBoxedFunction<&torchvq::detail::run_without_gradient>());
 }

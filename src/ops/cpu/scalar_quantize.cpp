@@ -1,6 +1,7 @@
 #include "ops/scalar_quantize.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <tuple>
 
@@ -20,6 +21,13 @@ constexpr int64_t kMostCompared = 65;   // more levels than this are found by bi
 template <typename T>
 using Features = std::vector<std::shared_ptr<const detail::ScalarLevels<T>>>;
 
+/// A row that is not finite, so that it is seen.
+template <typename T>
+void mark_row(T* codes, size_t dim, int64_t* index) {
+  std::fill_n(codes, dim, std::numeric_limits<T>::quiet_NaN());
+  *index = 0;
+}
+
 /// One feature after the other, by bisection.
 template <typename T>
 void quantize_row(const T* x, const Features<T>& features, const std::vector<int64_t>& basis,
@@ -27,10 +35,9 @@ void quantize_row(const T* x, const Features<T>& features, const std::vector<int
   *index = 0;
   for (size_t j = 0; j < features.size(); ++j) {
     const auto& [changes, values] = *features[j];
-    const bool absent = x[j] != x[j];
-    const auto next = std::upper_bound(changes.begin(), changes.end(), x[j]);
-    const auto level = absent ? 0 : next - changes.begin();
-    codes[j] = absent ? x[j] : values[static_cast<size_t>(level)];
+    if (!std::isfinite(x[j])) return mark_row(codes, features.size(), index);
+    const auto level = std::upper_bound(changes.begin(), changes.end(), x[j]) - changes.begin();
+    codes[j] = values[static_cast<size_t>(level)];
     *index += level * basis[j];
   }
 }
@@ -113,8 +120,13 @@ void compare_rows(const at::Tensor& x, at::IntArrayRef levels, detail::ScalarBou
       const int32_t* digit = level.data();
       for (int64_t r = row; r < row + rows; ++r) {
         int64_t sum = 0;
-        for (int64_t j = 0; j < dim; ++j) sum += *digit++ * basis[static_cast<size_t>(j)];
+        int32_t signs = 0;
+        for (int64_t j = 0; j < dim; ++j, ++digit) {
+          sum += *digit * basis[static_cast<size_t>(j)];
+          signs |= *digit;
+        }
         index[r] = sum;
+        if (signs < 0) mark_row(to + r * dim, static_cast<size_t>(dim), index + r);
       }
     }
   });

@@ -28,12 +28,20 @@ at::Tensor scalar_indices(const at::Tensor& level_indices, at::IntArrayRef level
   return level_indices.new_empty_symint(sizes.slice(0, sizes.size() - 1));
 }
 
+at::Tensor scalar_code_indices(const at::Tensor& codes, at::IntArrayRef levels,
+                               bool /*symmetric*/) {
+  detail::check_scalar_code_indices(codes, levels);
+  const auto sizes = codes.sym_sizes();
+  return codes.new_empty_symint(sizes.slice(0, sizes.size() - 1), codes.options().dtype(at::kLong));
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(torchvq, Meta, m) {
   m.impl("scalar_level_indices", scalar_level_indices);
   m.impl("scalar_indices", scalar_indices);
   m.impl("scalar_decode", scalar_decode);
+  m.impl("scalar_code_indices", scalar_code_indices);
 }
 
 }  // namespace torchvq

@@ -1,0 +1,105 @@
+// FSQ: finite scalar quantization.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <torchvq/export.h>
+#include <torchvq/modules/kept_buffers.h>
+#include <torchvq/options/fsq.h>
+
+namespace torchvq {
+
+/// What a forward of a quantizer without a codebook to learn returns.
+struct ScalarOutput {
+  torch::Tensor quantized;  ///< the layout and dtype of the input
+  torch::Tensor indices;    ///< (B, *), with several codebooks (B, *, C); int64, -1 where masked;
+                            ///< undefined with return_indices(false)
+};
+
+/// Finite scalar quantization: every feature of a latent is rounded to one of a few levels.
+///
+/// Formula  see ops/scalar_quantize.h
+/// Paper    Mentzer et al. 2023, arXiv:2309.15505
+/// Parity   vector-quantize-pytorch, class FSQ; the same options, state names, numbers
+///
+/// Example:
+/// ```
+/// torchvq::FSQ quantizer(torchvq::FSQOptions({8, 5, 5, 5}).dim(256));
+/// auto output = quantizer(torch::randn({1, 1024, 256}));
+/// ```
+class TORCHVQ_API FSQImpl : public KeptBuffers<FSQImpl> {
+ public:
+  explicit FSQImpl(FSQOptions options);
+
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+
+  /// Quantizes z.
+  ///
+  /// @param z     (B, N, dim); (B, dim); images (B, dim, H, W) and videos (B, dim, T, H, W); with
+  ///              channel_first (B, dim, *). Any floating dtype.
+  /// @param mask  bool, one per position, true for real tokens. Outputs of the others are 0, their
+  ///              indices -1, and they have no gradient.
+  ///
+  /// Gradient     that of the bound, as if nothing were rounded.
+  /// Non-finite   a token with NaN or infinity gives NaN and index 0.
+  /// Distributed  nothing is communicated; noise differs between the ranks of the default group.
+  /// Throws       c10::ValueError for wrong shapes, c10::TypeError for wrong dtypes.
+  ScalarOutput forward(const torch::Tensor& z,
+                       const std::optional<torch::Tensor>& mask = std::nullopt);
+
+  /// The codes (*, D) of z (*, D) by the options, without noise and rotation.
+  torch::Tensor quantize(const torch::Tensor& z) const;
+  /// The codes (*, D) of z (*, D) by the formula of the FSQ paper, whatever the options say.
+  torch::Tensor bound(const torch::Tensor& z, bool hard_clamp = false) const;
+  /// The codes (*, D) of z (*, D), evenly spaced in [-1, 1], whatever the options say.
+  torch::Tensor symmetry_preserving_bound(const torch::Tensor& z, bool hard_clamp = false) const;
+
+  /// Indices (*) of codes (*, D), which lie in [-1, 1]; others count as the nearest.
+  torch::Tensor codes_to_indices(const torch::Tensor& zhat) const;
+  /// The level of each feature (*, D), int64, from 0, for indices (*).
+  torch::Tensor indices_to_level_indices(const torch::Tensor& indices) const;
+  /// The output of forward in evaluation for these indices, in its layout; -1 gives zeros. Indices
+  /// of three and more positions and batch axes give features on axis 1.
+  ///
+  /// Throws c10::IndexError for an index outside [-1, codebook_size()).
+  torch::Tensor indices_to_codes(const torch::Tensor& indices);
+  /// All codes (codebook_size(), D), before project_out, made at each call.
+  torch::Tensor implicit_codebook() const;
+
+  /// D.
+  int64_t codebook_dim() const { return static_cast<int64_t>(options.levels().size()); }
+  /// D * C.
+  int64_t effective_codebook_dim() const { return codebook_dim() * options.num_codebooks(); }
+  /// The product of the levels.
+  int64_t codebook_size() const;
+  /// Of the input.
+  int64_t dim() const { return options.dim().value_or(effective_codebook_dim()); }
+  bool keeps_num_codebooks_dim() const {
+    return options.keep_num_codebooks_dim().value_or(options.num_codebooks() > 1);
+  }
+  /// Of the levels, see ops/scalar_quantize.h.
+  std::string bound_name() const;
+
+  FSQOptions options;
+  torch::nn::Linear project_in{nullptr};  ///< empty without projection, as is the next
+  torch::nn::Linear project_out{nullptr};
+  torch::Tensor orthogonal_rot;  ///< (D, D) with orthogonal_rotation, else undefined
+  torch::Tensor rng;             ///< (2,), int64: seed and step, with noise_dropout, else undefined
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())})
+
+ private:
+  std::optional<torch::Tensor> rotation() const;
+};
+
+TORCH_MODULE(FSQ);
+
+}  // namespace torchvq

@@ -1,0 +1,39 @@
+// Buffers that casts to half precision leave alone: counts, seeds, and numbers that must stay
+// exact.
+#pragma once
+
+#include <functional>
+
+#include <torch/nn/cloneable.h>
+
+#include <torchvq/export.h>
+
+namespace torchvq {
+
+namespace detail {
+
+/// Runs a cast of a module. Its own buffers keep their dtype where that is none of floating point
+/// (libtorch casts those, too) or would become float16 or bfloat16.
+TORCHVQ_API void cast_keeping_buffers(torch::nn::Module& module, const std::function<void()>& cast);
+
+}  // namespace detail
+
+/// A module whose buffers are kept so.
+template <typename Derived>
+class KeptBuffers : public torch::nn::Cloneable<Derived> {
+ public:
+  using torch::nn::Module::to;
+
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override {
+    detail::cast_keeping_buffers(*this,
+                                 [&] { torch::nn::Module::to(device, dtype, non_blocking); });
+  }
+  void to(torch::Dtype dtype, bool non_blocking = false) override {
+    detail::cast_keeping_buffers(*this, [&] { torch::nn::Module::to(dtype, non_blocking); });
+  }
+  void to(torch::Device device, bool non_blocking = false) override {
+    torch::nn::Module::to(device, non_blocking);
+  }
+};
+
+}  // namespace torchvq

@@ -1,0 +1,66 @@
+// Options of FSQ. The names, meanings and defaults are those of the Python class.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <torch/arg.h>
+#include <torch/types.h>
+
+#include <torchvq/export.h>
+
+namespace torchvq {
+
+/// Options of an FSQ module.
+///
+/// Example:
+/// ```
+/// torchvq::FSQ quantizer(torchvq::FSQOptions({8, 5, 5, 5}).dim(256));
+/// ```
+struct TORCHVQ_API FSQOptions {
+  /// @param levels  numbers of levels of the D features of a code, each in [3, 65536], with
+  ///                preserve_symmetry from 2 on; their product is at most 2^62.
+  explicit FSQOptions(std::vector<int64_t> levels) : levels_(std::move(levels)) {}
+
+  /// Throws c10::ValueError for an option out of range, or options that exclude each other.
+  void validate() const;
+
+  /// Numbers of levels.
+  TORCH_ARG(std::vector<int64_t>, levels);
+  /// Features of the input. Where it differs from D * num_codebooks, project_in and project_out are
+  /// linear layers. Default: D * num_codebooks.
+  TORCH_ARG(std::optional<int64_t>, dim);
+  /// Codes per latent C; the features are split over them. Default: 1.
+  TORCH_ARG(int64_t, num_codebooks) = 1;
+  /// Indices have a last axis of C even if that is 1. Default: whether C is above 1.
+  TORCH_ARG(std::optional<bool>, keep_num_codebooks_dim);
+  /// Has no effect, as in vector-quantize-pytorch.
+  TORCH_ARG(std::optional<double>, scale);
+  /// Has no effect: quantization is exact in float32 for every dtype but float64.
+  TORCH_ARG(std::vector<torch::Dtype>, allowed_dtypes) = { torch::kFloat, torch::kDouble };
+  /// Features on axis 1. Inputs of 4 or more axes (images, videos) have them there in any case.
+  /// Default: false.
+  TORCH_ARG(bool, channel_first) = false;
+  /// Whether the projections add a bias. Default: true.
+  TORCH_ARG(bool, projection_has_bias) = true;
+  /// False leaves the indices undefined. Default: true.
+  TORCH_ARG(bool, return_indices) = true;
+  /// Has no effect: quantization never runs in half precision.
+  TORCH_ARG(bool, force_quantization_f32) = true;
+  /// Levels are evenly spaced in [-1, 1] (Parker et al. 2024, arXiv:2411.19842, eq. 1); otherwise
+  /// as in the FSQ paper. Default: false.
+  TORCH_ARG(bool, preserve_symmetry) = false;
+  /// Fraction of the elements of the codes, in [0, 1], that get noise in training, uniform in plus
+  /// and minus half a step, 1 / (L - 1). Indices are those of the codes without noise. Needs
+  /// preserve_symmetry. Default: 0.
+  TORCH_ARG(double, noise_dropout) = 0.0;
+  /// Bound by a clamp to [-1, 1] instead of tanh. Default: false.
+  TORCH_ARG(bool, bound_hard_clamp) = false;
+  /// Quantize along rotated axes: a random orthogonal matrix is applied before and undone after.
+  /// Default: false.
+  TORCH_ARG(bool, orthogonal_rotation) = false;
+};
+
+}  // namespace torchvq

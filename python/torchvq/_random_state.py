@@ -1,0 +1,128 @@
+"""State that a module keeps beyond its parameters: a generator of random numbers, and float32 buffers."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchvq import _checkpointing
+from torchvq._replay import MAX_REPLAYS, fingerprint
+
+_ops = torch.ops.torchvq
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def fresh_rng() -> Tensor:
+    """Seed and step (2,) of the counter-based generator, the seed drawn from torch's."""
+    seed = torch.randint(2**62, (), device="cpu")
+    return torch.stack([seed, torch.zeros((), dtype=torch.long, device="cpu")])
+
+
+class _Step:
+    """What a checkpointed forward drew from and what ranks added up in it, for its recomputation."""
+
+    def __init__(self, key: object, rng: Tensor | None) -> None:
+        self.key = key
+        self.rng = rng
+        self.totals: list[Tensor] = []
+
+
+class RandomState(nn.Module):
+    """A module that may have a buffer ``rng``, (2,) int64: seed and step of the counter-based generator.
+
+    Its float buffers stay float32 (float64 once the module was made double) whatever ``.half()``, ``.bfloat16()``
+    or a wrapper does to the module. A checkpoint of the reference, which has no ``rng``, loads with strict=True.
+    """
+
+    rng: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._replays: deque[_Step] = deque(maxlen=MAX_REPLAYS)
+        self._step: _Step | None = None
+        self._replaying = False
+
+    def keep_rng(self) -> None:
+        """Registers the generator, for modules that draw."""
+        self.register_buffer("rng", fresh_rng())
+
+    @contextmanager
+    def step_of(self, x: Tensor) -> Iterator[Any]:
+        """The generator of one training forward of x (None for modules without); the step is counted when it ends.
+
+        The recomputation of a checkpointed forward gets what the forward got, and does not count.
+        """
+        rng = self._buffers.get("rng")
+        present = None if rng is None else rng.clone()
+        if torch.compiler.is_compiling():
+            yield present
+        else:
+            self._step, self._replaying = self._step_for(x, present)
+            try:
+                yield present if self._step is None else self._step.rng
+            finally:
+                counts, self._step, self._replaying = not self._replaying, None, False
+            if not counts:
+                return
+        if rng is not None:
+            _ops.advance_rng_(rng)
+
+    def _step_for(self, x: Tensor, rng: Tensor | None) -> tuple[_Step | None, bool]:
+        """The record that this forward writes, or as a recomputation reads."""
+        if _checkpointing.recomputing():
+            # Backward meets the regions last to first, which decides between equal inputs.
+            key = fingerprint(x)
+            found = next((step for step in reversed(self._replays) if step.key == key), None)
+            if found is not None:
+                self._replays.remove(found)
+            return found, found is not None
+        if _checkpointing.will_recompute():
+            self._replays.append(_Step(fingerprint(x), rng))
+            return self._replays[-1], False
+        return None, False
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the running forward is the recomputation of a recorded one."""
+        return self._replaying
+
+    def record_totals(self, totals: list[Tensor]) -> None:
+        """Keeps for a recomputation what ranks have added up."""
+        if self._step is not None:
+            self._step.totals = totals
+
+    def recorded_totals(self) -> list[Tensor]:
+        """What the recorded step has added up with the other ranks."""
+        assert self._step is not None
+        return self._step.totals
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RandomState":
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, old in before.items():
+            new = self._buffers[name]
+            if old is not None and new is not None and new.dtype in _HALF:
+                self._buffers[name] = old.to(new.device)
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        missing: list[str] = args[1]
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        if prefix + "rng" in missing and "rng" in self._buffers:
+            missing.remove(prefix + "rng")
+            # A seed drawn at construction stays; one that the meta device could not hold is drawn now.
+            rng = fresh_rng() if self.rng.is_meta else self.rng
+            rng[1] = 0
+            self._buffers["rng"] = rng
+        for name, buffer in self._buffers.items():
+            if buffer is not None and buffer.dtype in _HALF:
+                self._buffers[name] = buffer.float()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A recorded step belongs to a backward pass of this very object.
+        return {**self.__dict__, "_replays": deque(maxlen=MAX_REPLAYS)}

@@ -1,0 +1,280 @@
+"""FSQ: finite scalar quantization."""
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from torchvq._layout import Layout
+from torchvq._projection import make_projections, project
+from torchvq._random_state import RandomState
+from torchvq._ranks import everybody, noise_rng
+from torchvq._scalar_options import check_levels, check_noise, expect, warn_of_rotation
+from torchvq.outputs import ScalarOutput
+
+_ops = torch.ops.torchvq
+
+
+class FSQ(RandomState):
+    """Finite scalar quantization: every feature of a latent is rounded to one of a few levels.
+
+    Mentzer et al. 2023, arXiv:2309.15505. The codebook is the product of the levels: nothing is learnt, nothing can
+    collapse, nothing is communicated. The formulas are those of ``include/torchvq/ops/scalar_quantize.h``.
+
+    Shapes: ``B`` batch, ``N`` positions, ``D`` = number of levels, ``C`` = ``num_codebooks``.
+
+    Args:
+        levels: numbers of levels ``L`` of the ``D`` features of a code, each in [3, 65536], with ``preserve_symmetry``
+            from 2 on; their product, the codebook size, is at most 2^62.
+        dim: features of the input. Default: ``D * C``. Where it differs, ``project_in`` and ``project_out`` are
+            linear layers.
+        num_codebooks: codes per latent ``C``; the features are split over them. Default: 1.
+        keep_num_codebooks_dim: indices have a last axis of ``C`` even if that is 1. Default: whether ``C`` is above 1.
+        scale: has no effect, as in the reference; kept in the attribute.
+        allowed_dtypes: has no effect: quantization is exact in float32 for every dtype but float64.
+        channel_first: features on axis 1. Inputs of 4 or more axes (images, videos) have them there in any case.
+            Default: False.
+        projection_has_bias: whether the projections add a bias. Default: True.
+        return_indices: False gives None in the place of indices. Default: True.
+        force_quantization_f32: has no effect: quantization never runs in half precision.
+        preserve_symmetry: levels are evenly spaced in [-1, 1] (Parker et al. 2024, arXiv:2411.19842, eq. 1); otherwise
+            as in the FSQ paper. Default: False.
+        noise_dropout: fraction of the elements of the codes, in [0, 1], that get noise in training, uniform in plus and
+            minus half a step, ``1 / (L - 1)``. Indices are those of the codes without noise. Needs
+            ``preserve_symmetry``. Default: 0.
+        bound_hard_clamp: bound by a clamp to [-1, 1] instead of tanh. Default: False.
+        orthogonal_rotation: quantize along rotated axes: a random orthogonal matrix, the buffer ``orthogonal_rot``
+            (D, D), is applied before and undone after. It stays float32. Default: False.
+
+    Raises:
+        ValueError: an option out of range, or options that exclude each other. TypeError: levels that are no integers.
+
+    Gradient: that of the bound, as if nothing were rounded; at noise the identity.
+
+    Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
+
+    Example:
+        >>> fsq = FSQ([8, 5, 5, 5], dim=256)
+        >>> quantized, indices = fsq(torch.randn(1, 1024, 256))
+        >>> quantized.shape, indices.shape, fsq.codebook_size
+        (torch.Size([1, 1024, 256]), torch.Size([1, 1024]), 1000)
+    """
+
+    def __init__(
+        self,
+        levels: Sequence[int],
+        dim: int | None = None,
+        num_codebooks: int = 1,
+        keep_num_codebooks_dim: bool | None = None,
+        scale: float | None = None,
+        allowed_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64),
+        channel_first: bool = False,
+        projection_has_bias: bool = True,
+        return_indices: bool = True,
+        force_quantization_f32: bool = True,
+        preserve_symmetry: bool = False,
+        noise_dropout: float = 0.0,
+        bound_hard_clamp: bool = False,
+        orthogonal_rotation: bool = False,
+    ) -> None:
+        super().__init__()
+        self.levels = check_levels("FSQ", levels, preserve_symmetry)
+        check_noise("FSQ", noise_dropout, preserve_symmetry)
+        expect("FSQ", num_codebooks >= 1, "num_codebooks", "at least 1", num_codebooks)
+        expect("FSQ", dim is None or dim >= 1, "dim", "at least 1", dim)
+        expect(
+            "FSQ",
+            num_codebooks == 1 or keep_num_codebooks_dim is not False,
+            "keep_num_codebooks_dim",
+            "None or True with several codebooks",
+            keep_num_codebooks_dim,
+        )
+        self.scale = scale
+        self.preserve_symmetry = preserve_symmetry
+        self.noise_dropout = noise_dropout
+        self.codebook_dim = len(self.levels)
+        self.num_codebooks = num_codebooks
+        self.effective_codebook_dim = self.codebook_dim * num_codebooks
+        self.keep_num_codebooks_dim = (
+            num_codebooks > 1 if keep_num_codebooks_dim is None else keep_num_codebooks_dim
+        )
+        self.dim = self.effective_codebook_dim if dim is None else dim
+        self.channel_first = channel_first
+        self.return_indices = return_indices
+        self.codebook_size = math.prod(self.levels)
+        self.allowed_dtypes = allowed_dtypes
+        self.force_quantization_f32 = force_quantization_f32
+        self.bound_hard_clamp = bound_hard_clamp
+        self.orthogonal_rotation = orthogonal_rotation
+
+        self.has_projections = self.dim != self.effective_codebook_dim
+        self.project_in, self.project_out = make_projections(
+            self.dim, self.effective_codebook_dim, bias=projection_has_bias
+        )
+        if orthogonal_rotation:
+            warn_of_rotation("FSQ", self.levels)
+            self.register_buffer("orthogonal_rot", _ops.random_rotation(self.codebook_dim))
+        if noise_dropout > 0:
+            self.keep_rng()
+
+    # Forward -----------------------------------------------------------------------------------------------
+
+    def forward(self, z: Tensor, *, mask: Tensor | None = None) -> ScalarOutput:
+        """Quantizes z.
+
+        Args:
+            z: (B, N, dim); (B, dim); images (B, dim, H, W) and videos (B, dim, T, H, W); with ``channel_first``
+                (B, dim, *). Any floating dtype.
+            mask: bool, one per position, True for real tokens. Outputs of the others are 0, their indices -1, and
+                they have no gradient.
+
+        Returns:
+            ``(quantized, indices)``, named: quantized in layout and dtype of z; indices int64 (B, *), with several
+            codebooks or ``keep_num_codebooks_dim`` (B, *, C). A token with NaN or infinity gives NaN and index 0.
+
+        Raises:
+            ValueError: wrong shapes. TypeError: wrong dtypes.
+        """
+        layout = self._layout_of(z.dim() if isinstance(z, Tensor) else 0)
+        layout.check(z)
+        real = layout.token_mask(z, mask, None)
+        tokens = layout.pack(z)
+        if real is not None:
+            # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+            tokens = _ops.fill_masked(tokens, real)
+        codes, indices = self._quantize(project(self.project_in, tokens), real)
+        quantized = project(self.project_out, codes).to(z.dtype)
+        if real is not None and self.has_projections:
+            quantized = _ops.fill_padding(quantized, real)
+        quantized = layout.unpack(quantized, z)
+        if not self.return_indices:
+            return ScalarOutput(quantized, None)
+        if not self.keep_num_codebooks_dim:
+            indices = indices.squeeze(-1)
+        return ScalarOutput(
+            quantized, _ops.unpack_positions(indices, z.shape, layout.channel_first)
+        )
+
+    def _quantize(self, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Codes (B, N, C * D) and indices (B, N, C) of projected tokens."""
+        noisy = self.training and self.noise_dropout > 0
+        with self.step_of(tokens) if noisy else nullcontext() as rng:
+            found = _ops.quantize_scalars(
+                tokens,
+                self.levels,
+                codebooks=self.num_codebooks,
+                bound=self._bound,
+                rotation=self._rotation,
+                rng=None if rng is None else noise_rng(rng, everybody()),
+                noise=self.noise_dropout,
+                mask=mask,
+            )
+        return cast(tuple[Tensor, Tensor], found)
+
+    def _layout_of(self, axes: int) -> Layout:
+        """Of inputs with so many axes."""
+        return Layout(self.dim, 1, False, self.channel_first or axes >= 4, None, owner="FSQ")
+
+    @property
+    def _bound(self) -> str:
+        name = "clamp" if self.bound_hard_clamp else "tanh"
+        return f"symmetric_{name}" if self.preserve_symmetry else name
+
+    @property
+    def _rotation(self) -> Tensor | None:
+        return self._buffers.get("orthogonal_rot")
+
+    # Steps of it, as the reference offers them -------------------------------------------------------------
+
+    def bound(self, z: Tensor, eps: float = 1e-3, hard_clamp: bool = False) -> Tensor:
+        """The codes (*, D) of z (*, D), by the formula of the FSQ paper, whatever the options say.
+
+        ``eps`` stretches the bound so that the outermost levels are reached; it must be 1e-3.
+        """
+        expect("FSQ.bound", eps == 1e-3, "eps", "1e-3", eps)
+        codes: Tensor = self._codes_of(z, "clamp" if hard_clamp else "tanh")
+        return codes
+
+    def symmetry_preserving_bound(self, z: Tensor, hard_clamp: bool = False) -> Tensor:
+        """The codes (*, D) of z (*, D), evenly spaced in [-1, 1], whatever the options say."""
+        return self._codes_of(z, "symmetric_clamp" if hard_clamp else "symmetric_tanh")
+
+    def quantize(self, z: Tensor) -> Tensor:
+        """The codes (*, D) of z (*, D) by the options, without noise and rotation."""
+        return self._codes_of(z, self._bound)
+
+    def _codes_of(self, z: Tensor, bound: str) -> Tensor:
+        codes, _ = _ops.scalar_quantize(z, self.levels, bound=bound)
+        return cast(Tensor, codes)
+
+    # Codes -------------------------------------------------------------------------------------------------
+
+    def codes_to_indices(self, zhat: Tensor) -> Tensor:
+        """Indices (*) of codes (*, D), which lie in [-1, 1]; others count as the nearest."""
+        indices: Tensor = _ops.scalar_code_indices(
+            zhat, self.levels, symmetric=self.preserve_symmetry
+        )
+        return indices
+
+    def indices_to_level_indices(self, indices: Tensor) -> Tensor:
+        """The level of each feature (*, D), int64, from 0, for indices (*). IndexError for an index outside."""
+        levels: Tensor = _ops.scalar_level_indices(indices, self.levels)
+        return levels
+
+    def indices_to_codes(self, indices: Tensor) -> Tensor:
+        """The output of ``forward`` in evaluation for these indices, in its layout; -1 gives zeros.
+
+        Args:
+            indices: int64, in the shape in which ``forward`` returns them. Those of three and more positions (images)
+                and with ``channel_first`` give features on axis 1.
+
+        Raises:
+            IndexError: an index outside [-1, codebook_size). TypeError: another dtype. ValueError: another number of
+                codebooks.
+        """
+        stacked = indices if self.keep_num_codebooks_dim else indices.unsqueeze(-1)
+        expect(
+            "FSQ.indices_to_codes",
+            stacked.dim() >= 1 and stacked.shape[-1] == self.num_codebooks,
+            "indices",
+            f"of shape (*, {self.num_codebooks})",
+            list(indices.shape),
+        )
+        codes = _ops.decode_scalars(
+            stacked, self.levels, self.preserve_symmetry, self._rotation, self._code_dtype
+        )
+        output = project(self.project_out, codes)
+        if self.has_projections:
+            # Masked tokens have no output; the bias of the projection would give them one.
+            output = output.masked_fill(stacked.lt(0).all(-1, keepdim=True), 0)
+        # (B, dim) has no position to move.
+        layout = self._layout_of(output.dim())
+        return layout.place_features(output) if output.dim() > 2 else output
+
+    @property
+    def _code_dtype(self) -> torch.dtype:
+        state = [*self.parameters(), *self.buffers()]
+        wide = any(tensor.dtype == torch.float64 for tensor in state)
+        return torch.float64 if wide else torch.float32
+
+    @property
+    def implicit_codebook(self) -> Tensor:
+        """All codes (codebook_size, D), before ``project_out``, made at each use."""
+        every = torch.arange(self.codebook_size, device=self._device).unsqueeze(-1)
+        codes: Tensor = _ops.decode_scalars(every, self.levels, self.preserve_symmetry)
+        return codes
+
+    @property
+    def _levels(self) -> Tensor:
+        return torch.tensor(self.levels, dtype=torch.int32, device=self._device)
+
+    @property
+    def _device(self) -> torch.device | None:
+        return next((t.device for t in [*self.parameters(), *self.buffers()]), None)
+
+    def extra_repr(self) -> str:
+        """Levels and number of codebooks."""
+        return f"levels={list(self.levels)}, num_codebooks={self.num_codebooks}"

@@ -1,0 +1,90 @@
+#include <torchvq/functional/quantize_scalars.h>
+
+#include <tuple>
+
+#include <torch/library.h>
+
+#include <torchvq/functional/rotate_features.h>
+#include <torchvq/ops/scalar_decode.h>
+#include <torchvq/ops/scalar_noise.h>
+#include <torchvq/ops/scalar_quantize.h>
+
+#include "detail/checks.h"
+
+namespace torchvq::functional {
+namespace {
+
+/// (*, C * D) to (*, C, D).
+at::Tensor by_codebook(const at::Tensor& tokens, int64_t codebooks, int64_t dim) {
+  TORCH_CHECK_VALUE(codebooks >= 1 && tokens.dim() >= 1 && tokens.sym_size(-1) == codebooks * dim,
+                    "quantize_scalars: expected tokens to have ", codebooks, " times ", dim,
+                    " features, one per codebook and number of levels, but got shape ",
+                    tokens.sym_sizes());
+  return tokens.unflatten(-1, {codebooks, dim});
+}
+
+}  // namespace
+
+QuantizeScalarsOutput quantize_scalars(const at::Tensor& tokens, at::IntArrayRef levels,
+                                       const QuantizeScalarsOptions& options) {
+  auto features = by_codebook(tokens, options.codebooks(), static_cast<int64_t>(levels.size()));
+  const auto& rotation = options.rotation();
+  if (rotation) features = rotate_features(features, *rotation);
+  auto [codes, indices] = ops::scalar_quantize(features, levels, options.bound());
+  if (options.rng() && options.noise() > 0) {
+    codes = ops::scalar_noise(codes, levels, *options.rng(), options.noise(), options.stream());
+  }
+  if (rotation) codes = rotate_features(codes, *rotation, /*inverse=*/true);
+  codes = codes.flatten(-2);
+  if (options.mask()) {
+    const auto absent = options.mask()->logical_not().unsqueeze(-1);
+    codes = codes.masked_fill(absent, 0);
+    indices = indices.masked_fill(absent, -1);
+  }
+  return {codes, indices};
+}
+
+at::Tensor decode_scalars(const at::Tensor& indices, at::IntArrayRef levels, bool symmetric,
+                          const std::optional<at::Tensor>& rotation, at::ScalarType dtype) {
+  TORCH_CHECK_VALUE(indices.dim() >= 1,
+                    "decode_scalars: expected indices to have a last axis of codebooks, but got "
+                    "shape ",
+                    indices.sym_sizes());
+  auto codes = ops::scalar_decode(indices, levels, symmetric, dtype);
+  if (rotation) codes = rotate_features(codes, *rotation, /*inverse=*/true);
+  return codes.flatten(-2);
+}
+
+namespace {
+
+std::tuple<at::Tensor, at::Tensor> quantize_scalars_op(
+    const at::Tensor& tokens, at::IntArrayRef levels, int64_t codebooks, std::string_view bound,
+    const std::optional<at::Tensor>& rotation, const std::optional<at::Tensor>& rng, double noise,
+    int64_t stream, const std::optional<at::Tensor>& mask) {
+  auto output = quantize_scalars(tokens, levels,
+                                 QuantizeScalarsOptions()
+                                     .codebooks(codebooks)
+                                     .bound(std::string(bound))
+                                     .rotation(rotation)
+                                     .rng(rng)
+                                     .noise(noise)
+                                     .stream(stream)
+                                     .mask(mask));
+  return {output.codes, output.indices};
+}
+
+}  // namespace
+
+}  // namespace torchvq::functional
+
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  m.def(
+      "quantize_scalars(Tensor tokens, int[] levels, *, int codebooks=1, str bound='tanh', "
+      "Tensor? rotation=None, Tensor? rng=None, float noise=0.0, int stream=0, "
+      "Tensor? mask=None) -> (Tensor codes, Tensor indices)",
+      torchvq::functional::quantize_scalars_op);
+  m.def(
+      "decode_scalars(Tensor indices, int[] levels, bool symmetric=False, "
+      "Tensor? rotation=None, ScalarType dtype=float) -> Tensor",
+      TORCH_FN(torchvq::functional::decode_scalars));
+}

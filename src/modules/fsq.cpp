@@ -1,0 +1,173 @@
+#include <torchvq/modules/fsq.h>
+
+#include <functional>
+#include <numeric>
+#include <ostream>
+
+#include <ATen/ops/arange.h>
+
+#include <torchvq/functional/codebook.h>
+#include <torchvq/functional/layout.h>
+#include <torchvq/functional/quantize_scalars.h>
+#include <torchvq/functional/rotate_features.h>
+#include <torchvq/ops/scalar_decode.h>
+#include <torchvq/ops/scalar_quantize.h>
+
+#include "modules/layout.h"
+#include "modules/projection.h"
+#include "modules/random_state.h"
+
+namespace torchvq {
+
+namespace F = functional;
+
+namespace {
+
+/// Of inputs with so many axes.
+detail::Layout layout_of(const FSQImpl& fsq, int64_t axes) {
+  return {.dim = fsq.dim(),
+          .heads = 1,
+          .separate = false,
+          .channel_first = fsq.options.channel_first() || axes >= 4,
+          .map_rank = 0,
+          .owner = "FSQ"};
+}
+
+torch::Tensor codes_of(const FSQImpl& fsq, const torch::Tensor& z, const char* bound) {
+  return ops::scalar_quantize(z, fsq.options.levels(), bound).first;
+}
+
+}  // namespace
+
+FSQImpl::FSQImpl(FSQOptions options_) : options(std::move(options_)) { reset(); }
+
+void FSQImpl::reset() {
+  options.validate();
+  const auto inner = effective_codebook_dim();
+  if (dim() != inner) {
+    const bool bias = options.projection_has_bias();
+    project_in = register_module(
+        "project_in", torch::nn::Linear(torch::nn::LinearOptions(dim(), inner).bias(bias)));
+    project_out = register_module(
+        "project_out", torch::nn::Linear(torch::nn::LinearOptions(inner, dim()).bias(bias)));
+  }
+  if (options.orthogonal_rotation()) {
+    orthogonal_rot = register_buffer("orthogonal_rot", F::random_rotation(codebook_dim()));
+  }
+  if (options.noise_dropout() > 0) {
+    rng = register_buffer("rng", detail::fresh_rng());
+  }
+}
+
+void FSQImpl::pretty_print(std::ostream& stream) const {
+  stream << "torchvq::FSQ(levels=" << at::IntArrayRef(options.levels()) << ", dim=" << dim()
+         << ", num_codebooks=" << options.num_codebooks() << ")";
+}
+
+// Forward
+// ---------------------------------------------------------------------------------------------------
+
+ScalarOutput FSQImpl::forward(const torch::Tensor& z, const std::optional<torch::Tensor>& mask) {
+  const auto layout = layout_of(*this, z.dim());
+  layout.check(z);
+  const auto real = layout.token_mask(z, mask, std::nullopt);
+  auto tokens = layout.pack(z);
+  if (real) {
+    // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+    tokens = F::fill_masked(tokens, *real);
+  }
+  if (project_in) {
+    tokens = detail::apply_linear(project_in, tokens);
+  }
+  auto call = F::QuantizeScalarsOptions()
+                  .codebooks(options.num_codebooks())
+                  .bound(bound_name())
+                  .rotation(rotation())
+                  .mask(real);
+  const bool noisy = is_training() && rng.defined();
+  if (noisy) {
+    call.rng(detail::rng_of_rank(rng)).noise(options.noise_dropout());
+  }
+  auto [codes, indices] = F::quantize_scalars(tokens, options.levels(), call);
+  if (noisy) {
+    F::advance_rng_(rng);
+  }
+  if (project_out) {
+    codes = detail::apply_linear(project_out, codes);
+  }
+  codes = codes.to(z.scalar_type());
+  if (real && project_out) {
+    codes = F::fill_padding(codes, *real);
+  }
+  const auto quantized = layout.unpack(codes, z);
+  if (!options.return_indices()) {
+    return {quantized, {}};
+  }
+  if (!keeps_num_codebooks_dim()) {
+    indices = indices.squeeze(-1);
+  }
+  return {quantized, F::unpack_positions(indices, z.sym_sizes(), layout.channel_first)};
+}
+
+std::string FSQImpl::bound_name() const {
+  const std::string name = options.bound_hard_clamp() ? "clamp" : "tanh";
+  return options.preserve_symmetry() ? "symmetric_" + name : name;
+}
+
+std::optional<torch::Tensor> FSQImpl::rotation() const {
+  return orthogonal_rot.defined() ? std::optional(orthogonal_rot) : std::nullopt;
+}
+
+torch::Tensor FSQImpl::quantize(const torch::Tensor& z) const {
+  return codes_of(*this, z, bound_name().c_str());
+}
+
+torch::Tensor FSQImpl::bound(const torch::Tensor& z, bool hard_clamp) const {
+  return codes_of(*this, z, hard_clamp ? "clamp" : "tanh");
+}
+
+torch::Tensor FSQImpl::symmetry_preserving_bound(const torch::Tensor& z, bool hard_clamp) const {
+  return codes_of(*this, z, hard_clamp ? "symmetric_clamp" : "symmetric_tanh");
+}
+
+// Codes
+// -----------------------------------------------------------------------------------------------------
+
+int64_t FSQImpl::codebook_size() const {
+  const auto& levels = options.levels();
+  return std::accumulate(levels.begin(), levels.end(), int64_t{1}, std::multiplies<>());
+}
+
+torch::Tensor FSQImpl::codes_to_indices(const torch::Tensor& zhat) const {
+  return ops::scalar_code_indices(zhat, options.levels(), options.preserve_symmetry());
+}
+
+torch::Tensor FSQImpl::indices_to_level_indices(const torch::Tensor& indices) const {
+  return ops::scalar_level_indices(indices, options.levels());
+}
+
+torch::Tensor FSQImpl::indices_to_codes(const torch::Tensor& indices) {
+  const auto stacked = keeps_num_codebooks_dim() ? indices : indices.unsqueeze(-1);
+  TORCH_CHECK_VALUE(stacked.dim() >= 1 && stacked.size(-1) == options.num_codebooks(),
+                    "FSQ.indices_to_codes: expected indices to be of shape (*, ",
+                    options.num_codebooks(), "), but got ", indices.sizes());
+  const bool wide = (project_out && project_out->weight.scalar_type() == at::kDouble) ||
+                    (orthogonal_rot.defined() && orthogonal_rot.scalar_type() == at::kDouble);
+  auto output = F::decode_scalars(stacked, options.levels(), options.preserve_symmetry(),
+                                  rotation(), wide ? at::kDouble : at::kFloat);
+  if (project_out) {
+    output = detail::apply_linear(project_out, output);
+    // Masked tokens have no output; the bias of the projection would give them one.
+    output = output.masked_fill(stacked.lt(0).all(-1, /*keepdim=*/true), 0);
+  }
+  // (B, dim) has no position to move.
+  return output.dim() > 2 ? layout_of(*this, output.dim()).place_features(output) : output;
+}
+
+torch::Tensor FSQImpl::implicit_codebook() const {
+  const auto device = project_in ? project_in->weight.device() : at::Device(at::kCPU);
+  const auto every = at::arange(codebook_size(), at::device(device).dtype(at::kLong));
+  return ops::scalar_decode(every, options.levels(), options.preserve_symmetry());
+}
+
+}  // namespace torchvq
