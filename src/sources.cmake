@@ -89,6 +89,7 @@ set(TORCHVQ_SOURCES
   modules/in_place_optimizer.cpp
   modules/kept_buffers.cpp
   modules/layout.cpp
+  modules/lfq.cpp
   modules/losses.cpp
   modules/optimizer_state.cpp
   modules/projection.cpp
@@ -268,6 +269,7 @@ set(TORCHVQ_SOURCES
   ops/sync_update_v.cpp
   ops/unit_vectors.cpp
   options/fsq.cpp
+  options/lfq.cpp
   options/residual_vq.cpp
   options/vector_quantize.cpp
   version.cpp

@@ -193,7 +193,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> detail::sign_entropy_
   const auto totals = totals_.has_value() ? *totals_ : sign_entropy_totals_any(x, sharpness, mask);
   const int64_t heads = x.size(0);
   auto per_sample = at::zeros({}, totals.options()), batch = at::zeros({}, totals.options());
-  const auto shape = wanted ? x.sizes() : at::IntArrayRef{0};
+  const auto shape = wanted ? x.sizes().vec() : std::vector<int64_t>{0};
   auto grad_per_sample = at::zeros(shape, totals.options());
   auto grad_batch = at::zeros(shape, totals.options());
   for (int64_t h = 0; h < heads; ++h) {

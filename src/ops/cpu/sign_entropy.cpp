@@ -284,7 +284,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> sign_entropy_forward(
   const auto x = x_.to(at::kFloat).contiguous();
   const auto totals =
       totals_.has_value() ? totals_->contiguous() : sign_entropy_totals(x, sharpness, mask);
-  const auto shape = wanted ? x.sizes() : at::IntArrayRef{0};
+  const auto shape = wanted ? x.sizes().vec() : std::vector<int64_t>{0};
   auto grad_per_sample = at::zeros(shape, x.options()), grad_batch = at::zeros(shape, x.options());
   const auto kernel = kernels::sign_entropy_kernel(kernels::cpu_level());
   const int64_t heads = x.size(0), dim = x.size(2), values = x.size(1) * dim;
