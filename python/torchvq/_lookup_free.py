@@ -95,9 +95,7 @@ def losses(
         entropy_weight=lfq.entropy_loss_weight,
         diversity_gamma=lfq.diversity_gamma,
         commitment_weight=lfq.commitment_loss_weight,
-        softplus_offset=lfq.entropy_loss_offset
-        if lfq.experimental_softplus_entropy_loss
-        else None,
+        softplus_offset=lfq.entropy_loss_offset if lfq.experimental_softplus_entropy_loss else None,
     )
     return loss, LookupFreeLossBreakdown(per_sample, batch, commitment)
 
@@ -115,8 +113,7 @@ def check_options(options: dict[str, object]) -> None:
     expect(_is_whole(codebooks, 1), "num_codebooks", "at least 1")
     expect(dim is None or _is_whole(dim, 1), "dim", "at least 1")
     expect(
-        size is None
-        or (_is_whole(size, 2) and size & (size - 1) == 0 and size <= 2**62),  # type: ignore[operator]
+        size is None or (_is_whole(size, 2) and size & (size - 1) == 0 and size <= 2**62),  # type: ignore[operator]
         "codebook_size",
         "a power of 2 from 2 to 2^62",
     )

@@ -149,7 +149,9 @@ class LFQ(RandomState):
         self.orthogonal_rotation = orthogonal_rotation
         self.sync_codebook = sync_codebook
         self.process_group = group_name(process_group)
-        self.activation = nn.Identity() if straight_through_activation is None else straight_through_activation
+        self.activation = (
+            nn.Identity() if straight_through_activation is None else straight_through_activation
+        )
 
         inner = bits * num_codebooks
         self.has_projections = self.dim != inner if has_projections is None else has_projections
@@ -157,7 +159,9 @@ class LFQ(RandomState):
             raise ValueError(
                 f"LFQ: expected dim to be {inner} (bits of all codebooks) without projections, but got {self.dim}"
             )
-        scale = codebook_scale if cosine_sim_project_in_scale is None else cosine_sim_project_in_scale
+        scale = (
+            codebook_scale if cosine_sim_project_in_scale is None else cosine_sim_project_in_scale
+        )
         self._make_projections(inner, scale if cosine_sim_project_in else None, projection_has_bias)
         self.register_buffer("mask", 2 ** torch.arange(bits - 1, -1, -1))
         if orthogonal_rotation:
@@ -190,7 +194,11 @@ class LFQ(RandomState):
     @property
     def code_value(self) -> float:
         """The magnitude of each feature of a code."""
-        return self.codebook_scale / math.sqrt(self.codebook_dim) if self.spherical else self.codebook_scale
+        return (
+            self.codebook_scale / math.sqrt(self.codebook_dim)
+            if self.spherical
+            else self.codebook_scale
+        )
 
     # Forward -------------------------------------------------------------------------------------------------
 
@@ -303,8 +311,8 @@ class LFQ(RandomState):
 
     def replicated_state(self) -> list[Tensor]:
         """What ranks have in common."""
-        names = ("rng", "orthogonal_rot")
-        return [buffer for name in names if (buffer := self._buffers.get(name)) is not None]
+        present = [self._buffers.get(name) for name in ("rng", "orthogonal_rot")]
+        return [buffer for buffer in present if buffer is not None]
 
     def _layout(self, x: Tensor) -> Layout:
         maps = isinstance(x, Tensor) and x.dim() >= 4

@@ -68,6 +68,7 @@ class ScalarOutput(NamedTuple):
 #: What a forward of a residual stack returns; with ``indices=`` the plain pair, which holds no indices.
 ResidualResult = ResidualOutput | ResidualOutputWithCodes | tuple[Tensor, Tensor]
 
+
 class LookupFreeOutput(NamedTuple):
     """What a forward of a lookup-free quantizer returns."""
 

@@ -154,8 +154,7 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
                                   const OptionalTensor& mask) {
   const auto layout = layout_of(*this, x.dim());
   layout.check(x);
-  const auto real =
-      layout.token_mask(x, per_position(x, layout.channel_first, mask), std::nullopt);
+  const auto real = layout.token_mask(x, per_position(x, layout.channel_first, mask), std::nullopt);
   const auto ranks = group();
   shake_hands(ranks);
   auto tokens = layout.pack(x);
@@ -239,8 +238,8 @@ void LFQImpl::add_losses(const Signs& signs, const std::string& group,
   if (!is_training()) return;
   auto& terms = output.loss_breakdown;
   std::tie(terms.per_sample_entropy, terms.batch_entropy) =
-      ops::sign_entropy(signs.latents, 4 * signs.inv_temperature * code_value(),
-                        signs.entropy_mask, shared_totals(signs, group));
+      ops::sign_entropy(signs.latents, 4 * signs.inv_temperature * code_value(), signs.entropy_mask,
+                        shared_totals(signs, group));
   if (options.commitment_loss_weight() > 0) {
     terms.commitment = ops::commitment_loss(signs.latents, signs.codes, signs.mask);
   }

@@ -25,9 +25,9 @@ void check_scale(const char* op, double scale) {
 void check_sign_quantize(const at::Tensor& x, double scale) {
   constexpr auto op = "sign_quantize";
   check_floating(op, "x", x);
-  TORCH_CHECK_VALUE(
-      x.dim() >= 1 && x.sym_size(-1) >= 1 && x.sym_size(-1) <= kMostSignBits, op,
-      ": expected x to have 1 to ", kMostSignBits, " features, but got shape ", x.sym_sizes());
+  TORCH_CHECK_VALUE(x.dim() >= 1 && x.sym_size(-1) >= 1 && x.sym_size(-1) <= kMostSignBits, op,
+                    ": expected x to have 1 to ", kMostSignBits, " features, but got shape ",
+                    x.sym_sizes());
   check_scale(op, scale);
 }
 

@@ -28,8 +28,8 @@ void LFQOptions::validate() const {
   expect(commitment_loss_weight() >= 0, "commitment_loss_weight", "0 or more",
          commitment_loss_weight());
   expect(diversity_gamma() >= 0, "diversity_gamma", "0 or more", diversity_gamma());
-  expect(frac_per_sample_entropy() > 0 && frac_per_sample_entropy() <= 1,
-         "frac_per_sample_entropy", "in (0, 1]", frac_per_sample_entropy());
+  expect(frac_per_sample_entropy() > 0 && frac_per_sample_entropy() <= 1, "frac_per_sample_entropy",
+         "in (0, 1]", frac_per_sample_entropy());
   expect(soft_clamp_input_value().value_or(codebook_scale()) >= codebook_scale(),
          "soft_clamp_input_value", "at least codebook_scale", soft_clamp_input_value().value_or(0));
   TORCH_CHECK_VALUE(keep_num_codebooks_dim().value_or(true) || num_codebooks() == 1,

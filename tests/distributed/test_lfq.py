@@ -55,7 +55,11 @@ def whole(shares: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def gradient_of(
-    rank: int | None, case: str, shares: tuple[int, ...], masked_rank: int | None, dtype: torch.dtype
+    rank: int | None,
+    case: str,
+    shares: tuple[int, ...],
+    masked_rank: int | None,
+    dtype: torch.dtype,
 ) -> Any:
     model = Encoded(case, sync_codebook=None if rank is not None else False).to(dtype)
     x, mask = whole(shares)
@@ -66,11 +70,15 @@ def gradient_of(
         x, mask = x.split(shares, 1)[rank], mask.split(shares, 1)[rank]
     loss = model(x, mask)
     loss.backward()
-    grads = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+    grads = {
+        n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()
+    }
     return loss.detach(), grads
 
 
-def assert_same(ranks: Ranks, case: str, shares: str, masked: int | None, dtype: torch.dtype, tolerance: float) -> None:
+def assert_same(
+    ranks: Ranks, case: str, shares: str, masked: int | None, dtype: torch.dtype, tolerance: float
+) -> None:
     parts = shares_of(shares, ranks.size)
     answers = ranks.run(gradient_of, case, parts, masked, dtype)
     loss, expected = gradient_of(None, case, parts, masked, dtype)

@@ -78,7 +78,9 @@ SAME = [
     row("soft clamp", soft_clamp_input_value=1.5),
     row("soft clamp of a projection", codebook_size=64, soft_clamp_input_value=2.0),
     row("cosine projection", codebook_size=16, cosine_sim_project_in=True),
-    row("cosine projection, scale", codebook_size=16, cosine_sim_project_in=True, codebook_scale=2.0),
+    row(
+        "cosine projection, scale", codebook_size=16, cosine_sim_project_in=True, codebook_scale=2.0
+    ),
     row(
         "cosine projection, own scale",
         codebook_size=16,
@@ -133,7 +135,9 @@ def by_enumeration(build, row):
     torch.testing.assert_close(terms[1].double(), batch, rtol=1e-5, atol=0)
     terms[1].backward()
     batch.backward()
-    torch.testing.assert_close(x.grad.double(), wide.grad, rtol=1e-3, atol=1e-5 * wide.grad.abs().max().item())
+    torch.testing.assert_close(
+        x.grad.double(), wide.grad, rtol=1e-3, atol=1e-5 * wide.grad.abs().max().item()
+    )
 
 
 def keep(step=0):
@@ -202,7 +206,12 @@ def not_finite_is_seen(build, row):
 
 
 RANDOM = [
-    Row("half of the tokens", dict(frac_per_sample_entropy=0.5), shape=(2, 2, DIM), oracle=some_of_the_tokens),
+    Row(
+        "half of the tokens",
+        dict(frac_per_sample_entropy=0.5),
+        shape=(2, 2, DIM),
+        oracle=some_of_the_tokens,
+    ),
 ]
 DIFFERENT = [
     Row(

@@ -47,7 +47,9 @@ def test_any_device_path_agrees_to_the_bit(dtype, generator):
     x = torch.randn(4, 6, 11, generator=generator).to(dtype).transpose(0, 1)
     x[0, 0, 3], x[1, 2, 0] = float("nan"), float("inf")
     for found, right in zip(any_path("sign_quantize")(x), ops.sign_quantize(x), strict=True):
-        assert torch.equal(found.nan_to_num(7.0), right.nan_to_num(7.0)) and found.dtype == right.dtype
+        assert (
+            torch.equal(found.nan_to_num(7.0), right.nan_to_num(7.0)) and found.dtype == right.dtype
+        )
     indices = torch.randint(-1, 2**11, (3, 4), generator=generator)
     assert torch.equal(any_path("sign_decode")(indices, 11), ops.sign_decode(indices, 11))
 

@@ -43,8 +43,8 @@ struct SignEntropyKernel {
   void (*logarithms)(const float* from, float scale, int64_t count, float* to);
   /// Gradient to the logits of `count` bits of the expectation of values (2^count, overwritten)
   /// under the distribution that made the pyramid, times `weight`.
-  void (*fold)(const float* on, const float* off, const float* pyramid, int64_t count,
-               float weight, float* values, float* to);
+  void (*fold)(const float* on, const float* off, const float* pyramid, int64_t count, float weight,
+               float* values, float* to);
 };
 
 SignEntropyKernel sign_entropy_default();

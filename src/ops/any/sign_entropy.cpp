@@ -109,8 +109,7 @@ void add_gradients(const at::Tensor& tokens, double sharpness, const at::Tensor&
       const auto a = pyramid(bits, group.first, group.high);
       const auto b = pyramid(bits, group.first + group.high, group.low());
       const auto from_high = fold(bits, a, group.first, b.back().mm(logarithms[g].t()));
-      const auto from_low =
-          fold(bits, b, group.first + group.high, a.back().mm(logarithms[g]));
+      const auto from_low = fold(bits, b, group.first + group.high, a.back().mm(logarithms[g]));
       grads.insert(grads.end(), from_high.begin(), from_high.end());
       grads.insert(grads.end(), from_low.begin(), from_low.end());
     }

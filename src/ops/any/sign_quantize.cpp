@@ -24,9 +24,10 @@ std::tuple<at::Tensor, at::Tensor> sign_quantize(const at::Tensor& x, double sca
   const auto set = x > 0;
   const auto absent = x.isfinite().logical_not().any(-1);
   const auto options = x.options().dtype(detail::value_dtype(x, x));
-  const auto codes = at::where(set, at::scalar_tensor(scale, options),
-                               at::scalar_tensor(-scale, options));
-  const auto indices = set.to(at::kLong).bitwise_left_shift(places(x.size(-1), x.options())).sum(-1);
+  const auto codes =
+      at::where(set, at::scalar_tensor(scale, options), at::scalar_tensor(-scale, options));
+  const auto indices =
+      set.to(at::kLong).bitwise_left_shift(places(x.size(-1), x.options())).sum(-1);
   return {codes.masked_fill(absent.unsqueeze(-1), std::numeric_limits<double>::quiet_NaN()),
           indices.masked_fill(absent, 0)};
 }

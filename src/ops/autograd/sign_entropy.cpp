@@ -35,8 +35,7 @@ struct SignEntropy : torch::autograd::Function<SignEntropy> {
 std::tuple<at::Tensor, at::Tensor> sign_entropy(const at::Tensor& x, double sharpness,
                                                 const std::optional<at::Tensor>& mask,
                                                 const std::optional<at::Tensor>& totals) {
-  const auto outputs =
-      SignEntropy::apply(x, sharpness, mask, totals, detail::wants_gradient(x));
+  const auto outputs = SignEntropy::apply(x, sharpness, mask, totals, detail::wants_gradient(x));
   return {outputs[0], outputs[1]};
 }
 

@@ -174,7 +174,8 @@ struct Half {
 };
 
 void add_half(const kernels::SignEntropyKernel& kernel, const Chunk& chunk, const Half& half,
-              const int64_t* rows, int64_t begin, int64_t end, int64_t dim, const Gradients& grads) {
+              const int64_t* rows, int64_t begin, int64_t end, int64_t dim,
+              const Gradients& grads) {
   const int64_t size = int64_t{1} << half.bits, others = int64_t{1} << half.other_bits;
   std::vector<float> expected(static_cast<size_t>((end - begin) * size));
   kernel.product({half.other + begin * chunk.stride() + others, 1, chunk.stride(), half.logarithms,
@@ -187,20 +188,16 @@ void add_half(const kernels::SignEntropyKernel& kernel, const Chunk& chunk, cons
 }
 
 void add_gradients(const kernels::SignEntropyKernel& kernel, const Chunk& chunk,
-                   const std::vector<SignGroup>& groups,
-                   const std::vector<Logarithms>& logarithms, const int64_t* rows, int64_t dim,
-                   const Gradients& grads) {
+                   const std::vector<SignGroup>& groups, const std::vector<Logarithms>& logarithms,
+                   const int64_t* rows, int64_t dim, const Gradients& grads) {
   for (size_t g = 0; g < groups.size(); ++g) {
     const auto& group = groups[g];
-    const Half high = {chunk.high(0, g), chunk.low(0, g),
-                       logarithms[g].transposed.const_data_ptr<float>(), group.first, group.high,
-                       group.low()};
-    const Half low = {chunk.low(0, g),
-                      chunk.high(0, g),
-                      logarithms[g].values.const_data_ptr<float>(),
-                      group.first + group.high,
-                      group.low(),
-                      group.high};
+    const Half high = {
+        chunk.high(0, g), chunk.low(0, g), logarithms[g].transposed.const_data_ptr<float>(),
+        group.first,      group.high,      group.low()};
+    const Half low = {
+        chunk.low(0, g),          chunk.high(0, g), logarithms[g].values.const_data_ptr<float>(),
+        group.first + group.high, group.low(),      group.high};
     at::parallel_for(0, chunk.count(), kProductsPerTask / group.size() / 4 * 4 + 4,
                      [&](int64_t begin, int64_t end) {
                        add_half(kernel, chunk, high, rows, begin, end, dim, grads);
@@ -265,9 +262,9 @@ void head_forward(const kernels::SignEntropyKernel& kernel, const float* x,
     entropies[1] += logarithms.back().entropy;
   }
   if (grads == nullptr || rows.empty()) return;
-  grads->weight = static_cast<float>(static_cast<double>(totals[codes + 2]) *
-                                     static_cast<double>(sharpness) /
-                                     (count * static_cast<double>(heads)));
+  grads->weight =
+      static_cast<float>(static_cast<double>(totals[codes + 2]) * static_cast<double>(sharpness) /
+                         (count * static_cast<double>(heads)));
   Chunk chunk(kernel, dim, std::min(static_cast<int64_t>(rows.size()), kTokensAtOnce));
   over_chunks(rows, x, sharpness, chunk, [&](const int64_t* at) {
     add_gradients(kernel, chunk, groups, logarithms, at, dim, *grads);
@@ -296,9 +293,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> sign_entropy_forward(
       grads.batch = grad_batch.mutable_data_ptr<float>() + h * values;
     }
     head_forward(kernel, x.const_data_ptr<float>() + h * values, live_rows(x, mask, h), dim,
-                 static_cast<float>(sharpness),
-                 totals.const_data_ptr<float>() + h * totals.size(1), heads,
-                 wanted ? &grads : nullptr, entropies);
+                 static_cast<float>(sharpness), totals.const_data_ptr<float>() + h * totals.size(1),
+                 heads, wanted ? &grads : nullptr, entropies);
   }
   const auto mean = [&](double sum) {
     return at::zeros({}, x.options()).fill_(heads == 0 ? 0 : sum / static_cast<double>(heads));
