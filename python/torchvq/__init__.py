@@ -16,11 +16,11 @@ from torchvq.vector_quantize import VectorQuantize
 
 __all__ = [
     "FSQ",
+    "LFQ",
     "CodebookStats",
     "CollapseLimits",
     "CollapseWarning",
     "GroupedResidualVQ",
-    "LFQ",
     "KmeansOutput",
     "LossBreakdown",
     "Monitor",

@@ -93,7 +93,7 @@ class LFQ(RandomState):
     Different from the reference: masks cover everything (outputs zero, indices -1, the same loss as without the
     padding); the logarithm is not clamped, so that large codebooks learn; entropies are those of the tokens of all
     ranks; a (B, dim) input is one token per item; -1 decodes to zeros and indices out of range raise; more than 24
-    bits share their entropy in groups (``torchvq.ops.sign_entropy``).
+    bits share their entropy in groups (operator ``sign_entropy``).
     """
 
     mask: Tensor

@@ -46,11 +46,9 @@ detail::Layout layout_of(const LFQImpl& lfq, int64_t axes) {
 OptionalTensor per_position(const torch::Tensor& x, bool channel_first,
                             const OptionalTensor& mask) {
   if (!mask || x.dim() < 3 || mask->sizes() != x.sizes().slice(0, 1)) return mask;
-  auto sizes = x.sizes().vec();
-  sizes.erase(channel_first ? sizes.begin() + 1 : sizes.end() - 1);
-  std::vector<int64_t> column(sizes.size(), 1);
-  column[0] = sizes[0];
-  return mask->reshape(column).expand(sizes);
+  std::vector<int64_t> column(static_cast<size_t>(x.dim() - 1), 1);
+  column[0] = x.size(0);
+  return mask->reshape(column).expand_as(x.select(channel_first ? 1 : -1, 0));
 }
 
 bool is_half(const torch::Tensor& x) {
