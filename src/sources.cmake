@@ -82,6 +82,7 @@ set(TORCHVQ_SOURCES
   modules/copy_tensors.cpp
   modules/diversity.cpp
   modules/fsq.cpp
+  modules/grouped_residual_fsq.cpp
   modules/grouped_residual_vq.cpp
   modules/implicit_codebook.cpp
   modules/implicit_search.cpp
@@ -98,9 +99,11 @@ set(TORCHVQ_SOURCES
   modules/residual_beam.cpp
   modules/residual_evaluation.cpp
   modules/residual_forward.cpp
+  modules/residual_fsq.cpp
   modules/residual_in_place.cpp
   modules/residual_learning.cpp
   modules/residual_levels.cpp
+  modules/residual_stack.cpp
   modules/residual_vq.cpp
   modules/search.cpp
   modules/state_dict.cpp
@@ -270,6 +273,7 @@ set(TORCHVQ_SOURCES
   ops/unit_vectors.cpp
   options/fsq.cpp
   options/lfq.cpp
+  options/residual_fsq.cpp
   options/residual_vq.cpp
   options/vector_quantize.cpp
   version.cpp

@@ -41,3 +41,11 @@ def close(name: str, value: Tensor, expected: Tensor, tolerance: float = 1e-3) -
     if not difference <= tolerance:
         raise AssertionError(f"{name} differ by {difference:.1e}")
     return difference
+
+
+def fraction_different(name: str, indices: Tensor, expected: Tensor, most: float = 1e-3) -> float:
+    """Of two answers that may part at the edge of a level only; an error when they part more often."""
+    fraction = float((indices != expected).double().mean())
+    if fraction > most:
+        raise AssertionError(f"{name}: {fraction:.1e} of the indices are others")
+    return fraction

@@ -7,10 +7,12 @@ from torchvq._replicas import ReplicaDifference, verify_replicas
 from torchvq._stats import CodebookStats
 from torchvq._version import __version__
 from torchvq.finite_scalar_quantization import FSQ
+from torchvq.grouped_residual_fsq import GroupedResidualFSQ
 from torchvq.grouped_residual_vq import GroupedResidualVQ
 from torchvq.lookup_free_quantization import LFQ
 from torchvq.monitor import Monitor
 from torchvq.outputs import LossBreakdown
+from torchvq.residual_fsq import ResidualFSQ
 from torchvq.residual_vq import ResidualVQ
 from torchvq.vector_quantize import VectorQuantize
 
@@ -20,11 +22,13 @@ __all__ = [
     "CodebookStats",
     "CollapseLimits",
     "CollapseWarning",
+    "GroupedResidualFSQ",
     "GroupedResidualVQ",
     "KmeansOutput",
     "LossBreakdown",
     "Monitor",
     "ReplicaDifference",
+    "ResidualFSQ",
     "ResidualVQ",
     "VectorQuantize",
     "__version__",

@@ -49,6 +49,10 @@ class RandomState(nn.Module):
         """Registers the generator, for modules that draw."""
         self.register_buffer("rng", fresh_rng())
 
+    def forget_rng(self) -> None:
+        """For a level whose stack draws for all levels."""
+        self._buffers.pop("rng", None)
+
     @contextmanager
     def step_of(self, x: Tensor) -> Iterator[Any]:
         """The generator of one training forward of x (None for modules without); the step is counted when it ends.

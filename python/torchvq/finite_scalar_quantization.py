@@ -145,7 +145,10 @@ class FSQ(RandomState):
         if real is not None:
             # Padding may hold anything, NaN included; zeros keep it out of every gradient.
             tokens = _ops.fill_masked(tokens, real)
-        codes, indices = self._quantize(project(self.project_in, tokens), real)
+        projected = project(self.project_in, tokens)
+        noisy = self.training and self.noise_dropout > 0
+        with self.step_of(projected) if noisy else nullcontext() as rng:
+            codes, indices = self.quantize_tokens(projected, mask=real, rng=rng)
         quantized = project(self.project_out, codes).to(z.dtype)
         if real is not None and self.has_projections:
             quantized = _ops.fill_padding(quantized, real)
@@ -158,20 +161,32 @@ class FSQ(RandomState):
             quantized, _ops.unpack_positions(indices, z.shape, layout.channel_first)
         )
 
-    def _quantize(self, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Codes (B, N, C * D) and indices (B, N, C) of projected tokens."""
-        noisy = self.training and self.noise_dropout > 0
-        with self.step_of(tokens) if noisy else nullcontext() as rng:
-            found = _ops.quantize_scalars(
-                tokens,
-                self.levels,
-                codebooks=self.num_codebooks,
-                bound=self._bound,
-                rotation=self._rotation,
-                rng=None if rng is None else noise_rng(rng, everybody()),
-                noise=self.noise_dropout,
-                mask=mask,
-            )
+    def quantize_tokens(
+        self,
+        tokens: Tensor,
+        *,
+        scale: Tensor | None = None,
+        mask: Tensor | None = None,
+        rng: Tensor | None = None,
+        stream: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """Codes (B, N, C * D) and indices (B, N, C) of projected tokens (B, N, C * D), for forward and for stacks.
+
+        With ``scale`` (D,) those of ``tokens / scale``, codes multiplied by it. ``rng`` draws the noise, if there is
+        any; ``stream`` separates levels.
+        """
+        found = _ops.quantize_scalars(
+            tokens,
+            self.levels,
+            codebooks=self.num_codebooks,
+            bound=self._bound,
+            rotation=self._rotation,
+            scale=scale,
+            rng=None if rng is None else noise_rng(rng, everybody()),
+            noise=self.noise_dropout,
+            stream=stream,
+            mask=mask,
+        )
         return cast(tuple[Tensor, Tensor], found)
 
     def _layout_of(self, axes: int) -> Layout:
@@ -243,9 +258,7 @@ class FSQ(RandomState):
             f"of shape (*, {self.num_codebooks})",
             list(indices.shape),
         )
-        codes = _ops.decode_scalars(
-            stacked, self.levels, self.preserve_symmetry, self._rotation, self._code_dtype
-        )
+        codes = self.decode_tokens(stacked)
         output = project(self.project_out, codes)
         if self.has_projections:
             # Masked tokens have no output; the bias of the projection would give them one.
@@ -253,6 +266,15 @@ class FSQ(RandomState):
         # (B, dim) has no position to move.
         layout = self._layout_of(output.dim())
         return layout.place_features(output) if output.dim() > 2 else output
+
+    def decode_tokens(self, indices: Tensor, *, scale: Tensor | None = None) -> Tensor:
+        """Codes (*, C * D) of indices (*, C), before ``project_out``; ``scale`` as in ``quantize_tokens``."""
+        wide = scale is not None and scale.dtype == torch.float64
+        dtype = torch.float64 if wide else self._code_dtype
+        codes: Tensor = _ops.decode_scalars(
+            indices, self.levels, self.preserve_symmetry, self._rotation, scale, dtype
+        )
+        return codes
 
     @property
     def _code_dtype(self) -> torch.dtype:

@@ -279,7 +279,9 @@ class LFQ(RandomState):
         layout = self._layout(tokens)
         projected = project(self.project_in, tokens)
         if self.soft_clamp_input_value is not None:
-            projected = _ops.soft_clamp(projected, self.soft_clamp_input_value)
+            projected = _ops.soft_clamp(
+                projected, projected.new_tensor(self.soft_clamp_input_value)
+            )
         latents = layout.split_heads(projected)
         if self.spherical:
             latents = _ops.on_sphere(latents, self.codebook_scale)

@@ -65,6 +65,14 @@ class ScalarOutput(NamedTuple):
     indices: Tensor | None
 
 
+class ScalarOutputWithCodes(NamedTuple):
+    """What a forward of a residual stack of them with ``return_all_codes=True`` returns."""
+
+    quantized: Tensor
+    indices: Tensor
+    all_codes: Tensor | tuple[Tensor, ...]
+
+
 #: What a forward of a residual stack returns; with ``indices=`` the plain pair, which holds no indices.
 ResidualResult = ResidualOutput | ResidualOutputWithCodes | tuple[Tensor, Tensor]
 
@@ -95,5 +103,6 @@ for _output in (
     LookupFreeOutput,
     LookupFreeLossBreakdown,
     ScalarOutput,
+    ScalarOutputWithCodes,
 ):
     _register_namedtuple(_output, serialized_type_name=f"torchvq.{_output.__name__}")

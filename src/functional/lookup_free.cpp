@@ -11,12 +11,6 @@
 
 namespace torchvq::functional {
 
-at::Tensor soft_clamp(const at::Tensor& x, double limit) {
-  detail::check_floating("soft_clamp", "x", x);
-  TORCH_CHECK_VALUE(limit > 0, "soft_clamp: expected limit to be positive, but got ", limit);
-  return (x / limit).tanh() * limit;
-}
-
 at::Tensor on_sphere(const at::Tensor& x, double radius) {
   const auto unit = ops::unit_vectors(x);
   return radius == 1 ? unit : unit * radius;
@@ -57,7 +51,6 @@ at::Tensor lookup_free_loss_op(const at::Tensor& per_sample, const at::Tensor& b
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   using namespace torchvq::functional;
-  m.def("soft_clamp(Tensor x, float limit) -> Tensor", TORCH_FN(soft_clamp));
   m.def("on_sphere(Tensor x, float radius) -> Tensor", TORCH_FN(on_sphere));
   m.def("cosine_linear(Tensor x, Tensor weight, *, float scale) -> Tensor",
         TORCH_FN(cosine_linear));

@@ -39,7 +39,10 @@ torch::Tensor codes_of(const FSQImpl& fsq, const torch::Tensor& z, const char* b
 
 }  // namespace
 
-FSQImpl::FSQImpl(FSQOptions options_) : options(std::move(options_)) { reset(); }
+FSQImpl::FSQImpl(FSQOptions options_, bool owns_rng)
+    : options(std::move(options_)), owns_rng_(owns_rng) {
+  reset();
+}
 
 void FSQImpl::reset() {
   options.validate();
@@ -54,7 +57,7 @@ void FSQImpl::reset() {
   if (options.orthogonal_rotation()) {
     orthogonal_rot = register_buffer("orthogonal_rot", F::random_rotation(codebook_dim()));
   }
-  if (options.noise_dropout() > 0) {
+  if (options.noise_dropout() > 0 && owns_rng_) {
     rng = register_buffer("rng", detail::fresh_rng());
   }
 }
@@ -79,16 +82,9 @@ ScalarOutput FSQImpl::forward(const torch::Tensor& z, const std::optional<torch:
   if (project_in) {
     tokens = detail::apply_linear(project_in, tokens);
   }
-  auto call = F::QuantizeScalarsOptions()
-                  .codebooks(options.num_codebooks())
-                  .bound(bound_name())
-                  .rotation(rotation())
-                  .mask(real);
   const bool noisy = is_training() && rng.defined();
-  if (noisy) {
-    call.rng(detail::rng_of_rank(rng)).noise(options.noise_dropout());
-  }
-  auto [codes, indices] = F::quantize_scalars(tokens, options.levels(), call);
+  const auto noise_rng = noisy ? std::optional(detail::rng_of_rank(rng)) : std::nullopt;
+  auto [codes, indices] = quantize_tokens(tokens, std::nullopt, real, noise_rng);
   if (noisy) {
     F::advance_rng_(rng);
   }
@@ -107,6 +103,24 @@ ScalarOutput FSQImpl::forward(const torch::Tensor& z, const std::optional<torch:
     indices = indices.squeeze(-1);
   }
   return {quantized, F::unpack_positions(indices, z.sym_sizes(), layout.channel_first)};
+}
+
+ScalarOutput FSQImpl::quantize_tokens(const torch::Tensor& tokens,
+                                      const std::optional<torch::Tensor>& scale,
+                                      const std::optional<torch::Tensor>& mask,
+                                      const std::optional<torch::Tensor>& noise_rng,
+                                      int64_t stream) const {
+  auto found = F::quantize_scalars(tokens, options.levels(),
+                                   F::QuantizeScalarsOptions()
+                                       .codebooks(options.num_codebooks())
+                                       .bound(bound_name())
+                                       .rotation(rotation())
+                                       .scale(scale)
+                                       .rng(noise_rng)
+                                       .noise(options.noise_dropout())
+                                       .stream(stream)
+                                       .mask(mask));
+  return {found.codes, found.indices};
 }
 
 std::string FSQImpl::bound_name() const {
@@ -151,10 +165,7 @@ torch::Tensor FSQImpl::indices_to_codes(const torch::Tensor& indices) {
   TORCH_CHECK_VALUE(stacked.dim() >= 1 && stacked.size(-1) == options.num_codebooks(),
                     "FSQ.indices_to_codes: expected indices to be of shape (*, ",
                     options.num_codebooks(), "), but got ", indices.sizes());
-  const bool wide = (project_out && project_out->weight.scalar_type() == at::kDouble) ||
-                    (orthogonal_rot.defined() && orthogonal_rot.scalar_type() == at::kDouble);
-  auto output = F::decode_scalars(stacked, options.levels(), options.preserve_symmetry(),
-                                  rotation(), wide ? at::kDouble : at::kFloat);
+  auto output = decode_tokens(stacked);
   if (project_out) {
     output = detail::apply_linear(project_out, output);
     // Masked tokens have no output; the bias of the projection would give them one.
@@ -162,6 +173,15 @@ torch::Tensor FSQImpl::indices_to_codes(const torch::Tensor& indices) {
   }
   // (B, dim) has no position to move.
   return output.dim() > 2 ? layout_of(*this, output.dim()).place_features(output) : output;
+}
+
+torch::Tensor FSQImpl::decode_tokens(const torch::Tensor& indices,
+                                     const std::optional<torch::Tensor>& scale) const {
+  const bool wide = (scale && scale->scalar_type() == at::kDouble) ||
+                    (project_out && project_out->weight.scalar_type() == at::kDouble) ||
+                    (orthogonal_rot.defined() && orthogonal_rot.scalar_type() == at::kDouble);
+  return F::decode_scalars(indices, options.levels(), options.preserve_symmetry(), rotation(),
+                           scale, wide ? at::kDouble : at::kFloat);
 }
 
 torch::Tensor FSQImpl::implicit_codebook() const {

@@ -5,6 +5,7 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <torchvq/distributed/all_reduce.h>
@@ -13,6 +14,7 @@
 #include <torchvq/functional/codebook.h>
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/lookup_free.h>
+#include <torchvq/functional/quantize_scalars.h>
 #include <torchvq/functional/rotate_features.h>
 #include <torchvq/ops/commitment_loss.h>
 #include <torchvq/ops/sample_token_mask.h>
@@ -183,7 +185,8 @@ LFQImpl::Signs LFQImpl::quantize(const torch::Tensor& tokens, const OptionalTens
   if (linear_in) projected = detail::apply_linear(linear_in, tokens);
   if (cosine_in) projected = cosine_in(tokens.to(cosine_in->weight.scalar_type()));
   if (options.soft_clamp_input_value()) {
-    projected = F::soft_clamp(projected, *options.soft_clamp_input_value());
+    const auto limit = at::scalar_tensor(*options.soft_clamp_input_value(), projected.options());
+    projected = F::soft_clamp(projected, limit);
   }
   const auto layout = layout_of(*this, tokens.dim());
   Signs signs;

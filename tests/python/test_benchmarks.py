@@ -21,6 +21,7 @@ SUITES = {
     "nearest_code",
     "vector_quantize",
     "residual",
+    "fsq",
     "kmeans",
     "memory",
     "small_calls",

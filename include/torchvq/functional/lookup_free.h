@@ -1,4 +1,4 @@
-// What surrounds sign quantization in the lookup-free quantizers: clamp, projection, loss.
+// What surrounds sign quantization in the lookup-free quantizers: sphere, projection, loss.
 // Composites of differentiable operators.
 #pragma once
 
@@ -9,11 +9,6 @@
 #include <torchvq/export.h>
 
 namespace torchvq::functional {
-
-/// Keeps values inside (-limit, limit): limit * tanh(x / limit), in the dtype of x.
-///
-/// Throws  c10::ValueError for a limit that is not positive, c10::TypeError for a bad dtype.
-TORCHVQ_API at::Tensor soft_clamp(const at::Tensor& x, double limit);
 
 /// Vectors of length `radius` in the direction of x (zero stays zero), float32 or float64.
 TORCHVQ_API at::Tensor on_sphere(const at::Tensor& x, double radius);

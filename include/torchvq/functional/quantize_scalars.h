@@ -24,6 +24,9 @@ struct QuantizeScalarsOptions {
   TORCH_ARG(std::string, bound) = "tanh";
   /// (D, D): levels are those of the rotated features. Default: none.
   TORCH_ARG(std::optional<at::Tensor>, rotation);
+  /// (C * D,) or (D,): tokens are divided by it and codes multiplied, for levels of a stack.
+  /// Default: none.
+  TORCH_ARG(std::optional<at::Tensor>, scale);
   /// (2,), int64: seed and step of the noise. Default: none, no noise.
   TORCH_ARG(std::optional<at::Tensor>, rng);
   /// Fraction of the elements that get noise, see ops/scalar_noise.h. Default: 0.
@@ -51,16 +54,25 @@ struct QuantizeScalarsOutput {
 TORCHVQ_API QuantizeScalarsOutput quantize_scalars(const at::Tensor& tokens, at::IntArrayRef levels,
                                                    const QuantizeScalarsOptions& options = {});
 
+/// limit * tanh(x / limit): x where it is small, and within the limits everywhere. NaN for
+/// infinity.
+///
+/// @param x      (*, D), floating point.
+/// @param limit  (D,) or (), floating point, above 0.
+TORCHVQ_API at::Tensor soft_clamp(const at::Tensor& x, const at::Tensor& limit);
+
 /// The codes of indices, equal to the bit to those that quantize_scalars() returned with them
 /// (without rotation; a matrix product may round otherwise for another number of tokens).
 ///
 /// @param indices   (*, C), int64; -1 gives zeros.
 /// @param rotation  (D, D), as for quantize_scalars().
+/// @param scale     as for quantize_scalars().
 /// @param dtype     of the codes, float32 or float64.
 /// @return          (*, C * D).
 TORCHVQ_API at::Tensor decode_scalars(const at::Tensor& indices, at::IntArrayRef levels,
                                       bool symmetric = false,
                                       const std::optional<at::Tensor>& rotation = std::nullopt,
+                                      const std::optional<at::Tensor>& scale = std::nullopt,
                                       at::ScalarType dtype = at::kFloat);
 
 }  // namespace torchvq::functional

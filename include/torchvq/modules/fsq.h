@@ -35,7 +35,8 @@ struct ScalarOutput {
 /// ```
 class TORCHVQ_API FSQImpl : public KeptBuffers<FSQImpl> {
  public:
-  explicit FSQImpl(FSQOptions options);
+  /// @param owns_rng  false: noise is drawn by the stack that this level belongs to.
+  explicit FSQImpl(FSQOptions options, bool owns_rng = true);
 
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
@@ -53,6 +54,22 @@ class TORCHVQ_API FSQImpl : public KeptBuffers<FSQImpl> {
   /// Throws       c10::ValueError for wrong shapes, c10::TypeError for wrong dtypes.
   ScalarOutput forward(const torch::Tensor& z,
                        const std::optional<torch::Tensor>& mask = std::nullopt);
+
+  /// Codes (B, N, C * D), float32 or float64, and indices (B, N, C) of projected tokens
+  /// (B, N, C * D), for forward and for stacks.
+  ///
+  /// @param scale   (D,): the result is that of tokens / scale, codes multiplied by it.
+  /// @param mask    (B, N), bool.
+  /// @param rng     (2,), draws the noise, if there is any.
+  /// @param stream  separates the noise of levels.
+  ScalarOutput quantize_tokens(const torch::Tensor& tokens,
+                               const std::optional<torch::Tensor>& scale = std::nullopt,
+                               const std::optional<torch::Tensor>& mask = std::nullopt,
+                               const std::optional<torch::Tensor>& rng = std::nullopt,
+                               int64_t stream = 0) const;
+  /// Codes (*, C * D) of indices (*, C), before project_out.
+  torch::Tensor decode_tokens(const torch::Tensor& indices,
+                              const std::optional<torch::Tensor>& scale = std::nullopt) const;
 
   /// The codes (*, D) of z (*, D) by the options, without noise and rotation.
   torch::Tensor quantize(const torch::Tensor& z) const;
@@ -98,6 +115,8 @@ class TORCHVQ_API FSQImpl : public KeptBuffers<FSQImpl> {
 
  private:
   std::optional<torch::Tensor> rotation() const;
+
+  bool owns_rng_;
 };
 
 TORCH_MODULE(FSQ);

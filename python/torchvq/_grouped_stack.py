@@ -1,0 +1,84 @@
+"""A residual stack for each group of features, for every family of ``ResidualStack``."""
+
+from typing import Generic, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from torchvq._residual_stack import ResidualStack, StackResult
+from torchvq._scalar_options import expect
+
+Stack = TypeVar("Stack", bound=ResidualStack)
+
+
+class GroupedStack(nn.Module, Generic[Stack]):
+    """Splits the features into groups, each with a stack of its own in ``rvqs``."""
+
+    def __init__(self, dim: int, groups: int, accept_image_fmap: bool) -> None:
+        super().__init__()
+        owner = type(self).__name__
+        expect(owner, groups >= 1, "groups", "at least 1", groups)
+        expect(owner, dim % groups == 0, "dim", f"a multiple of {groups} groups", dim)
+        self.dim = dim
+        self.groups = groups
+        self.accept_image_fmap = accept_image_fmap
+        self.rvqs = nn.ModuleList()
+
+    @property
+    def stacks(self) -> list[Stack]:
+        """``rvqs``, for those who read types."""
+        return cast(list[Stack], list(self.rvqs))
+
+    @property
+    def split_dim(self) -> int:
+        """The axis of the input on which the features lie."""
+        return 1 if self.stacks[0].layout.channel_first else -1
+
+    def run(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        return_all_codes: bool = False,
+        seed: int | None = None,
+    ) -> tuple[Tensor, list[StackResult]]:
+        """The joined output, and the results of the groups; all groups drop the same levels."""
+        owner = type(self).__name__
+        self.stacks[0].layout._replace(dim=self.dim, owner=owner).check(x)
+        expect(
+            owner,
+            not self.accept_image_fmap or x.dim() == 4,
+            "x",
+            "of shape (B, dim, H, W) with accept_image_fmap",
+            f"shape {list(x.shape)}",
+        )
+        depth = None
+        results = []
+        for stack, part in zip(self.stacks, x.chunk(self.groups, self.split_dim), strict=True):
+            result, depth = stack.run(
+                part, mask=mask, return_all_codes=return_all_codes, seed=seed, depth=depth
+            )
+            results.append(result)
+        return torch.cat([result.quantized for result in results], self.split_dim), results
+
+    def _split_indices(self, indices: Tensor) -> list[Tensor]:
+        given = indices.shape[0] if indices.dim() > 0 else 0
+        expect(
+            type(self).__name__,
+            given == self.groups,
+            "indices",
+            f"of {self.groups} groups on the first axis",
+            f"shape {list(indices.shape)}",
+        )
+        return list(indices.unbind(0))
+
+    def get_codes_from_indices(self, indices: Tensor) -> Tensor:
+        """Codes (G, Q, B, *, D) of indices (G, B, *, q), before ``project_out``."""
+        parts = zip(self.stacks, self._split_indices(indices), strict=True)
+        return torch.stack([stack.get_codes_from_indices(part) for stack, part in parts])
+
+    def get_output_from_indices(self, indices: Tensor) -> Tensor:
+        """The output of ``forward`` in evaluation for indices (G, B, *, q), in the same layout."""
+        parts = zip(self.stacks, self._split_indices(indices), strict=True)
+        outputs = [stack.get_output_from_indices(part) for stack, part in parts]
+        return torch.cat(outputs, self.split_dim if outputs[0].dim() > 2 else -1)

@@ -1,0 +1,270 @@
+"""The walk of a residual stack whose levels have no codebook to learn, from input to output and back from indices.
+
+A family says what one level does (``quantize_level``, ``decode_level``) and which gradient the stack has; layouts,
+masks, dropout of levels, decoding and groups (``_grouped_stack.py``) are here, once for all families.
+"""
+
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchvq._layout import Layout
+from torchvq._projection import make_projections, project
+from torchvq._random_state import RandomState
+from torchvq._residual_dropout import drawn_depth, seeded_depth
+from torchvq._scalar_options import expect
+
+_ops = torch.ops.torchvq
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class LevelChoice(NamedTuple):
+    """What one level makes of what the levels before have left."""
+
+    codes: Tensor  # (B, N, D), on the scale of the input of the stack
+    indices: Tensor  # (B, N)
+    loss: Tensor | None = None  # a scalar
+
+
+class StackResult(NamedTuple):
+    """What a stack makes of an input."""
+
+    quantized: Tensor  # the layout and dtype of the input
+    indices: Tensor  # (B, *, Q), -1 where masked or dropped
+    losses: Tensor | None  # (Q,), 0 where dropped; None where levels have none
+    all_codes: Tensor | None  # (Q, B, *, D) if asked for
+
+
+class ResidualStack(RandomState):
+    """Base of residual stacks: level after level quantizes what the levels before have left.
+
+    Attributes:
+        gradient: "attached": levels see the gradient of what is left; the gain from output to input is then
+            ``1 - (1 - g_0) (1 - g_1) ...``, ``g_n`` being the gain of level n: that of the levels as a function, never
+            above 1. "summed": they do not, and gains add up, as in the reference. "estimated": they do not, and
+            ``estimate`` gives the sum of the codes its gradient.
+    """
+
+    gradient = "attached"
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        inner_dim: int,
+        num_quantizers: int,
+        is_channel_first: bool,
+        quantize_dropout: bool,
+        quantize_dropout_cutoff_index: int,
+        quantize_dropout_multiple_of: int,
+        draws: bool = False,
+    ) -> None:
+        super().__init__()
+        owner = type(self).__name__
+        expect(owner, dim >= 1, "dim", "at least 1", dim)
+        expect(owner, num_quantizers >= 1, "num_quantizers", "at least 1", num_quantizers)
+        cutoff, last = quantize_dropout_cutoff_index, num_quantizers - 1
+        expect(
+            owner, 0 <= cutoff <= last, "quantize_dropout_cutoff_index", f"in [0, {last}]", cutoff
+        )
+        multiple = quantize_dropout_multiple_of
+        expect(owner, multiple >= 1, "quantize_dropout_multiple_of", "at least 1", multiple)
+        self.dim = dim
+        self.inner_dim = inner_dim
+        self.num_quantizers = num_quantizers
+        self.is_channel_first = is_channel_first
+        self.quantize_dropout = quantize_dropout and num_quantizers > 1
+        self.quantize_dropout_cutoff_index = cutoff
+        self.quantize_dropout_multiple_of = multiple
+        self.has_projections = inner_dim != dim
+        self.project_in, self.project_out = make_projections(dim, inner_dim)
+        self.draws = draws
+        if self.quantize_dropout or draws:
+            self.keep_rng()
+
+    # What a family says ------------------------------------------------------------------------------------
+
+    def prepare_inputs(self, inputs: Tensor) -> Tensor:
+        """From projected tokens (B, N, D), float32 or float64, to what the first level sees."""
+        return inputs
+
+    def quantize_level(
+        self, index: int, residual: Tensor, mask: Tensor | None, rng: Tensor | None
+    ) -> LevelChoice:
+        """Level ``index`` for (B, N, D). mask (B, N) is for losses only; ``rng`` draws for this level, if it does."""
+        raise NotImplementedError
+
+    def decode_level(self, index: int, indices: Tensor) -> Tensor:
+        """Codes (*, D) of indices (*) of a level, on the scale of the stack's input; -1 gives zeros."""
+        raise NotImplementedError
+
+    def estimate(self, inputs: Tensor, total: Tensor) -> Tensor:
+        """The sum of the codes with its gradient to the inputs, for "estimated"."""
+        raise NotImplementedError
+
+    def encode_at_once(self, inputs: Tensor, depth: int | Tensor) -> tuple[Tensor, Tensor] | None:
+        """The sum of the codes (B, N, D) and the indices (B, N, Q), where one operator does it; None where not."""
+        return None
+
+    # Forward -----------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        return_all_codes: bool = False,
+        seed: int | None = None,
+        depth: int | Tensor | None = None,
+    ) -> tuple[StackResult, int | Tensor]:
+        """forward of a family; for a group: uses ``depth`` levels, if given, and also returns how many were used."""
+        layout = self.layout
+        layout.check(x)
+        real = layout.token_mask(x, mask, None)
+        draws = self.training and (self.draws or (self.quantize_dropout and seed is None))
+        with self.step_of(x) if draws else nullcontext() as rng:
+            if depth is None:
+                depth = self._depth(seed, rng)
+            tokens = layout.pack(x)
+            if real is not None:
+                # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+                tokens = _ops.fill_masked(tokens, real)
+            inputs = project(self.project_in, tokens)
+            if inputs.dtype in _HALF:
+                # Residual and sum stay in float32 between levels.
+                inputs = inputs.float()
+            inputs = self.prepare_inputs(inputs)
+            result = self._walk(inputs, real, rng if self.draws else None, depth, return_all_codes)
+        return self._restore(x, real, *result), depth
+
+    def _walk(
+        self,
+        inputs: Tensor,
+        mask: Tensor | None,
+        rng: Tensor | None,
+        depth: int | Tensor,
+        return_all_codes: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        if not return_all_codes and rng is None:
+            found = self.encode_at_once(inputs, depth)
+            if found is not None:
+                return *found, None, None
+        residual, total = inputs, torch.zeros_like(inputs)
+        levels: list[LevelChoice] = []
+        for index in range(depth if isinstance(depth, int) else self.num_quantizers):
+            level = self.quantize_level(index, residual, mask, rng)
+            if not isinstance(depth, int):
+                level = _only_if(depth > index, level)
+            levels.append(level)
+            total = total + level.codes
+            attached = self.gradient == "attached"
+            residual = residual - (level.codes if attached else level.codes.detach())
+        if self.gradient == "estimated":
+            total = self.estimate(inputs, total)
+        return (total, *self._stacked(levels, return_all_codes))
+
+    def _stacked(
+        self, levels: list[LevelChoice], return_all_codes: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Indices (B, N, Q), losses (Q,) and codes (Q, B, N, D). Dropped levels have none: -1 and zeros."""
+        dropped = self.num_quantizers - len(levels)
+        chosen = [level.indices for level in levels]
+        indices = torch.stack(chosen + [torch.full_like(chosen[0], -1)] * dropped, -1)
+        losses = [level.loss for level in levels if level.loss is not None]
+        summed = None
+        if losses:
+            summed = torch.stack(losses + [losses[0].new_zeros(())] * dropped)
+        all_codes = None
+        if return_all_codes:
+            codes = [level.codes for level in levels]
+            all_codes = torch.stack(codes + [torch.zeros_like(codes[0])] * dropped)
+        return indices, summed, all_codes
+
+    def _restore(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        total: Tensor,
+        indices: Tensor,
+        losses: Tensor | None,
+        all_codes: Tensor | None,
+    ) -> StackResult:
+        layout = self.layout
+        quantized = project(self.project_out, total).to(x.dtype)
+        if mask is not None:
+            quantized = _ops.fill_padding(quantized, mask)
+            indices = indices.masked_fill(~mask.unsqueeze(-1), -1)
+        if all_codes is not None:
+            if mask is not None:
+                all_codes = _ops.fill_masked(all_codes, mask)
+            rows = [
+                _ops.unpack_positions(codes, x.shape, layout.channel_first) for codes in all_codes
+            ]
+            all_codes = torch.stack(rows)
+        return StackResult(
+            layout.unpack(quantized, x),
+            _ops.unpack_positions(indices, x.shape, layout.channel_first),
+            losses,
+            all_codes,
+        )
+
+    @property
+    def layout(self) -> Layout:
+        """Where batch, positions and features lie in inputs and outputs."""
+        return Layout(self.dim, 1, False, self.is_channel_first, None, owner=type(self).__name__)
+
+    def _depth(self, seed: int | None, rng: Tensor | None) -> int | Tensor:
+        """How many levels this forward uses."""
+        if not (self.training and self.quantize_dropout):
+            return self.num_quantizers
+        rule = self.quantize_dropout_cutoff_index, self.quantize_dropout_multiple_of
+        if seed is not None:
+            return seeded_depth(seed, self.num_quantizers, *rule)
+        assert rng is not None
+        # Of the step alone: ranks whose seeds differ drop the same levels, and nobody has to ask.
+        step = torch.stack([torch.zeros_like(rng[1]), rng[1]])
+        return drawn_depth(step, self.num_quantizers, *rule)
+
+    # Codes -------------------------------------------------------------------------------------------------
+
+    def get_codes_from_indices(self, indices: Tensor) -> Tensor:
+        """Codes (Q, B, *, D) of indices (B, *, q), before ``project_out``: features last in every layout.
+
+        q is the number of levels, or with ``quantize_dropout`` fewer: then zeros for the missing ones. -1 gives zeros.
+        ValueError for another number of levels, IndexError for an index outside.
+        """
+        codes = self._decode(indices)
+        dropped = self.num_quantizers - len(codes)
+        return torch.stack(codes + [torch.zeros_like(codes[0])] * dropped)
+
+    def get_output_from_indices(self, indices: Tensor) -> Tensor:
+        """The output of ``forward`` in evaluation for these indices, in the same layout; zeros where all are -1."""
+        codes = self._decode(indices)
+        total = torch.zeros_like(codes[0])
+        for level in codes:
+            total = total + level
+        output = project(self.project_out, total)
+        if self.has_projections:
+            # Masked tokens have no output; the bias of the projection would give them one.
+            output = output.masked_fill(indices.lt(0).all(-1, keepdim=True), 0)
+        # (B, dim) has no position to move.
+        return self.layout.place_features(output) if output.dim() > 2 else output
+
+    def _decode(self, indices: Tensor) -> list[Tensor]:
+        owner, levels = type(self).__name__, self.num_quantizers
+        given = indices.shape[-1] if indices.dim() > 0 else 0
+        fits = (1 if self.quantize_dropout else levels) <= given <= levels
+        condition = f"of {levels} levels on the last axis, or fewer with quantize_dropout"
+        expect(owner, fits, "indices", condition, f"shape {list(indices.shape)}")
+        return [self.decode_level(index, indices[..., index]) for index in range(given)]
+
+
+def _only_if(used: Tensor, level: LevelChoice) -> LevelChoice:
+    """A level of which only the device knows whether it is in use."""
+    return LevelChoice(
+        torch.where(used, level.codes, 0),
+        torch.where(used, level.indices, -1),
+        None if level.loss is None else torch.where(used, level.loss, 0),
+    )

@@ -1,0 +1,75 @@
+"""GroupedResidualFSQ: a residual stack of finite scalar quantizers for each group of features."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchvq._grouped_stack import GroupedStack
+from torchvq.outputs import ScalarOutput, ScalarOutputWithCodes
+from torchvq.residual_fsq import ResidualFSQ
+
+
+class GroupedResidualFSQ(GroupedStack[ResidualFSQ]):
+    """Splits the features into groups and gives each its own ``ResidualFSQ`` (HiFi-Codec, arXiv:2305.02765).
+
+    Shapes: as ``ResidualFSQ``, and ``G`` = ``groups``.
+
+    Args:
+        dim: features of the input, a multiple of ``groups``.
+        groups: residual stacks ``G``, at least 1. Default: 1.
+        accept_image_fmap: input is (B, dim, H, W). Default: False.
+        **kwargs: options of every ``ResidualFSQ``.
+
+    Raises:
+        ValueError: an option out of range, or options that exclude each other.
+
+    Example:
+        >>> rfsq = GroupedResidualFSQ(dim=256, groups=2, levels=[8, 5, 5, 3], num_quantizers=8)
+        >>> quantized, indices = rfsq(torch.randn(1, 1024, 256))
+        >>> quantized.shape, indices.shape
+        (torch.Size([1, 1024, 256]), torch.Size([2, 1, 1024, 8]))
+    """
+
+    def __init__(
+        self, *, dim: int, groups: int = 1, accept_image_fmap: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init__(dim, groups, accept_image_fmap)
+        if accept_image_fmap:
+            kwargs["is_channel_first"] = True
+        self.rvqs.extend(ResidualFSQ(dim=dim // groups, **kwargs) for _ in range(groups))
+        self.codebook_size = self.stacks[0].codebook_size
+
+    def forward(
+        self,
+        x: Tensor,
+        return_all_codes: bool = False,
+        *,
+        mask: Tensor | None = None,
+        rand_quantize_dropout_fixed_seed: int | None = None,
+    ) -> ScalarOutput | ScalarOutputWithCodes:
+        """Quantizes x; arguments as for ``ResidualFSQ.forward``.
+
+        Returns:
+            ``(quantized, indices)``, named: indices (G, B, *, Q). With ``return_all_codes`` also a tuple of the codes
+            (Q, B, *, D) of each group. All groups drop the same levels.
+        """
+        quantized, results = self.run(
+            x,
+            mask=mask,
+            return_all_codes=return_all_codes,
+            seed=rand_quantize_dropout_fixed_seed,
+        )
+        shaped = [
+            stack._shaped(result.indices)
+            for stack, result in zip(self.stacks, results, strict=True)
+        ]
+        codes = tuple(result.all_codes for result in results if result.all_codes is not None)
+        if return_all_codes:
+            return ScalarOutputWithCodes(quantized, torch.stack(shaped), codes)
+        return ScalarOutput(quantized, torch.stack(shaped))
+
+    @property
+    def codebooks(self) -> Tensor:
+        """All codes of each group and level before its scale, (G, Q, codebook_size, D), made at each use."""
+        return torch.stack([stack.codebooks for stack in self.stacks])

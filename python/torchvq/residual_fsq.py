@@ -1,0 +1,237 @@
+"""ResidualFSQ: finite scalar quantizers in sequence, each for what the ones before have left."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from torchvq._residual_stack import LevelChoice, ResidualStack
+from torchvq._scalar_options import check_levels, expect
+from torchvq.finite_scalar_quantization import FSQ
+from torchvq.outputs import ScalarOutput, ScalarOutputWithCodes
+
+_ops = torch.ops.torchvq
+# Options of FSQ that are the stack's own, and what to use instead.
+_OWN = {
+    "num_codebooks": "more quantizers, or groups",
+    "channel_first": "is_channel_first",
+    "return_indices": "the output without its indices",
+}
+
+
+class ResidualFSQ(ResidualStack):
+    """Residual finite scalar quantization: level after level quantizes what the levels before have left.
+
+    SoundStream (Zeghidour et al. 2021, arXiv:2107.03312) with the levels of FSQ (Mentzer et al. 2023,
+    arXiv:2309.15505), evenly spaced in [-1, 1] (Parker et al. 2024, arXiv:2411.19842). Level n works on a scale of
+    ``levels ** -n``. After level n, what is left of an input within ``L / (L - 1)`` is at most
+    ``L ** -n / (L - 1)``, with the hard clamp.
+
+    Shapes: ``B`` batch, ``N`` positions, ``Q`` = ``num_quantizers``, ``D`` = number of levels.
+
+    Args:
+        levels: numbers of levels ``L`` of the ``D`` features of a code, each in [2, 65536]; their product, the size
+            of one codebook, is at most 2^62.
+        num_quantizers: ``Q``, at least 1.
+        dim: features of the input. Default: ``D``. Where it differs, ``project_in`` and ``project_out`` are linear
+            layers around the stack.
+        is_channel_first: features on axis 1, whatever the number of positions axes. Default: False.
+        quantize_dropout: in training, use a random number of quantizers only. Default: False.
+        quantize_dropout_cutoff_index: the last one that is never dropped, counted from 0. Default: 0.
+        quantize_dropout_multiple_of: keep a multiple of this many (or all). Default: 1.
+        soft_clamp_input_value: the input of the first level is ``c tanh(x / c)``; a number, or one for each of the
+            ``D`` features. Only without ``bound_hard_clamp``. Default: none, but ``1 + 1 / (L - 1)`` with it.
+        bound_hard_clamp: levels bound by a clamp to [-1, 1] instead of tanh. Default: True.
+        **kwargs: options of every level, see ``FSQ``: ``noise_dropout``, ``orthogonal_rotation``,
+            ``keep_num_codebooks_dim``, and those without effect. ``vqp_compat=True`` gives the gradient of
+            ``vector_quantize_pytorch``, whose gain is the sum of those of the levels.
+
+    Raises:
+        ValueError: an option out of range, or options that exclude each other. TypeError: unknown options.
+
+    Gradient: that of the levels as a function, as if nothing were rounded: the gain is
+    ``1 - (1 - g_0) (1 - g_1) ...``, ``g_n`` being the slope of the bound of level n, times that of the soft clamp.
+    With the hard clamp 1 inside, for any number of levels.
+
+    Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
+
+    Example:
+        >>> rfsq = ResidualFSQ(dim=256, levels=[8, 5, 5, 3], num_quantizers=8)
+        >>> quantized, indices = rfsq(torch.randn(1, 1024, 256))
+        >>> quantized.shape, indices.shape
+        (torch.Size([1, 1024, 256]), torch.Size([1, 1024, 8]))
+    """
+
+    scales: Tensor
+    soft_clamp_input_value: Tensor | None
+
+    def __init__(
+        self,
+        *,
+        levels: Sequence[int],
+        num_quantizers: int,
+        dim: int | None = None,
+        is_channel_first: bool = False,
+        quantize_dropout: bool = False,
+        quantize_dropout_cutoff_index: int = 0,
+        quantize_dropout_multiple_of: int = 1,
+        soft_clamp_input_value: float | list[float] | Tensor | None = None,
+        bound_hard_clamp: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        vqp_compat = kwargs.pop("vqp_compat", False)
+        counts = check_levels(type(self).__name__, levels, symmetric=True)
+        for name, instead in _OWN.items():
+            given = kwargs.pop(name, None)
+            default = {"num_codebooks": (None, 1), "return_indices": (None, True)}.get(
+                name, (None, False)
+            )
+            expect("ResidualFSQ", given in default, name, f"left out (use {instead})", given)
+        super().__init__(
+            dim=len(counts) if dim is None else dim,
+            inner_dim=len(counts),
+            num_quantizers=num_quantizers,
+            is_channel_first=is_channel_first,
+            quantize_dropout=quantize_dropout,
+            quantize_dropout_cutoff_index=quantize_dropout_cutoff_index,
+            quantize_dropout_multiple_of=quantize_dropout_multiple_of,
+            draws=kwargs.get("noise_dropout", 0.0) > 0,
+        )
+        self.gradient = "summed" if vqp_compat else "attached"
+        self.levels = counts
+        self.codebook_size = math.prod(counts)
+        self.layers = nn.ModuleList(
+            FSQ(counts, preserve_symmetry=True, bound_hard_clamp=bound_hard_clamp, **kwargs)
+            for _ in range(num_quantizers)
+        )
+        for level in self.quantizers:
+            level.forget_rng()
+        self.register_buffer("scales", _scales(counts, num_quantizers), persistent=False)
+        limit = _soft_clamp(counts, soft_clamp_input_value, bound_hard_clamp)
+        self.register_buffer("soft_clamp_input_value", limit, persistent=False)
+
+    def forward(
+        self,
+        x: Tensor,
+        return_all_codes: bool = False,
+        rand_quantize_dropout_fixed_seed: int | None = None,
+        *,
+        mask: Tensor | None = None,
+    ) -> ScalarOutput | ScalarOutputWithCodes:
+        """Quantizes x.
+
+        Args:
+            x: (B, *, dim) with any number of position axes; with ``is_channel_first`` (B, dim, *). Any floating
+                dtype.
+            return_all_codes: append the codes of all levels, (Q, B, *, D); their sum over levels, projected, is the
+                output.
+            rand_quantize_dropout_fixed_seed: decides which levels are dropped, the same as in the reference. Default:
+                the number of the training step, so that ranks drop the same.
+            mask: bool, one per position, True for real tokens. Outputs of the others are 0, their indices -1, and
+                they have no gradient.
+
+        Returns:
+            ``(quantized, indices)``, named: indices int64 (B, *, Q), -1 where masked or dropped.
+
+        Raises:
+            ValueError: wrong shapes. TypeError: wrong dtypes.
+        """
+        result, _ = self.run(
+            x,
+            mask=mask,
+            return_all_codes=return_all_codes,
+            seed=rand_quantize_dropout_fixed_seed,
+        )
+        if result.all_codes is not None:
+            return ScalarOutputWithCodes(
+                result.quantized, self._shaped(result.indices), result.all_codes
+            )
+        return ScalarOutput(result.quantized, self._shaped(result.indices))
+
+    @property
+    def quantizers(self) -> list[FSQ]:
+        """``layers``, for those who read types."""
+        return cast(list[FSQ], list(self.layers))
+
+    @property
+    def codebooks(self) -> Tensor:
+        """All codes of each level before its scale, (Q, codebook_size, D), made at each use."""
+        return torch.stack([level.implicit_codebook for level in self.quantizers])
+
+    # What the stack asks of its family ---------------------------------------------------------------------
+
+    def prepare_inputs(self, inputs: Tensor) -> Tensor:
+        limit = self.soft_clamp_input_value
+        return inputs if limit is None else cast(Tensor, _ops.soft_clamp(inputs, limit))
+
+    def quantize_level(
+        self, index: int, residual: Tensor, mask: Tensor | None, rng: Tensor | None
+    ) -> LevelChoice:
+        codes, indices = self.quantizers[index].quantize_tokens(
+            residual, scale=self.scales[index], rng=rng, stream=index
+        )
+        return LevelChoice(codes, indices.squeeze(-1))
+
+    def decode_level(self, index: int, indices: Tensor) -> Tensor:
+        return self.quantizers[index].decode_tokens(indices.unsqueeze(-1), scale=self.scales[index])
+
+    # The axis of codebooks that users may keep, as FSQ does ------------------------------------------------
+
+    def _shaped(self, indices: Tensor) -> Tensor:
+        return indices.unsqueeze(-2) if self.quantizers[0].keep_num_codebooks_dim else indices
+
+    def _decode(self, indices: Tensor) -> list[Tensor]:
+        if self.quantizers[0].keep_num_codebooks_dim and indices.dim() > 1:
+            expect(
+                "ResidualFSQ",
+                indices.shape[-2] == 1,
+                "indices",
+                "of one codebook on the axis before the last",
+                f"shape {list(indices.shape)}",
+            )
+            indices = indices.squeeze(-2)
+        return super()._decode(indices)
+
+
+def _scales(levels: Sequence[int], quantizers: int) -> Tensor:
+    """(Q, D): what is left after a level is at most one L-th of what there was."""
+    return torch.tensor(
+        [[float(count) ** -index for count in levels] for index in range(quantizers)]
+    )
+
+
+def _soft_clamp(
+    levels: Sequence[int], value: float | list[float] | Tensor | None, hard: bool
+) -> Tensor | None:
+    expect(
+        "ResidualFSQ",
+        value is None or not hard,
+        "soft_clamp_input_value",
+        "left out with bound_hard_clamp",
+        value,
+    )
+    if hard:
+        return torch.tensor([1 + 1 / (count - 1) for count in levels])
+    if value is None:
+        return None
+    limit = torch.as_tensor(value, dtype=torch.float32)
+    fits = limit.dim() == 0 or limit.shape == (len(levels),)
+    expect(
+        "ResidualFSQ",
+        fits and bool((limit > 0).all()),
+        "soft_clamp_input_value",
+        f"a positive number, or {len(levels)} of them",
+        value,
+    )
+    return limit
+
+
+def __getattr__(name: str) -> Any:
+    # The reference keeps both classes in one module.
+    if name == "GroupedResidualFSQ":
+        from torchvq.grouped_residual_fsq import GroupedResidualFSQ
+
+        return GroupedResidualFSQ
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

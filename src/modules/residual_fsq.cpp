@@ -1,0 +1,194 @@
+#include <torchvq/modules/residual_fsq.h>
+
+#include <cmath>
+#include <ostream>
+
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <torchvq/functional/codebook.h>
+#include <torchvq/functional/quantize_scalars.h>
+
+#include "modules/copy_tensors.h"
+#include "modules/random_state.h"
+#include "modules/residual_stack.h"
+
+namespace torchvq {
+
+namespace F = functional;
+
+namespace {
+
+/// The options of a level: those given for all levels, with what the stack decides.
+FSQOptions level_options(const ResidualFSQOptions& options) {
+  auto own = options.fsq();
+  return own.levels(options.levels())
+      .dim(std::nullopt)
+      .preserve_symmetry(true)
+      .bound_hard_clamp(options.bound_hard_clamp())
+      .channel_first(false)
+      .return_indices(true);
+}
+
+/// (Q, D): what is left after a level is at most one L-th of what there was.
+torch::Tensor scales_of(const ResidualFSQOptions& options) {
+  std::vector<float> scales;
+  for (int64_t level = 0; level < options.num_quantizers(); ++level) {
+    for (const auto count : options.levels()) {
+      scales.push_back(
+          static_cast<float>(std::pow(static_cast<double>(count), -static_cast<double>(level))));
+    }
+  }
+  return at::tensor(scales).view({options.num_quantizers(), -1});
+}
+
+std::optional<torch::Tensor> soft_clamp_of(const ResidualFSQOptions& options) {
+  std::vector<float> limit;
+  if (options.bound_hard_clamp()) {
+    for (const auto count : options.levels()) {
+      limit.push_back(static_cast<float>(1 + 1 / static_cast<double>(count - 1)));
+    }
+  } else if (options.soft_clamp_input_value()) {
+    for (const auto value : *options.soft_clamp_input_value()) {
+      limit.push_back(static_cast<float>(value));
+    }
+  } else {
+    return std::nullopt;
+  }
+  return at::tensor(limit);
+}
+
+}  // namespace
+
+ResidualFSQImpl::ResidualFSQImpl(ResidualFSQOptions options_) : options(std::move(options_)) {
+  reset();
+}
+
+void ResidualFSQImpl::reset() {
+  options.validate();
+  const auto inner = static_cast<int64_t>(options.levels().size());
+  if (dim() != inner) {
+    project_in = register_module("project_in", torch::nn::Linear(dim(), inner));
+    project_out = register_module("project_out", torch::nn::Linear(inner, dim()));
+  }
+  levels.clear();
+  auto list = register_module("layers", torch::nn::ModuleList());
+  for (int64_t level = 0; level < options.num_quantizers(); ++level) {
+    levels.emplace_back(level_options(options), /*owns_rng=*/false);
+    list->push_back(levels.back());
+  }
+  if (drops() || options.fsq().noise_dropout() > 0) {
+    rng = register_buffer("rng", detail::fresh_rng());
+  }
+  scales_ = scales_of(options);
+  soft_clamp_ = soft_clamp_of(options);
+}
+
+void ResidualFSQImpl::pretty_print(std::ostream& stream) const {
+  stream << "torchvq::ResidualFSQ(levels=" << at::IntArrayRef(options.levels())
+         << ", num_quantizers=" << options.num_quantizers() << ", dim=" << dim() << ")";
+}
+
+std::shared_ptr<torch::nn::Module> ResidualFSQImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto copy = std::make_shared<ResidualFSQImpl>(options);
+  detail::copy_tensors(*this, *copy, device);
+  return copy;
+}
+
+bool ResidualFSQImpl::keeps_codebook_axis() const { return levels[0]->keeps_num_codebooks_dim(); }
+
+detail::StackFamily ResidualFSQImpl::family(const std::optional<torch::Tensor>& noise_rng) const {
+  detail::StackFamily own;
+  own.layout = {.dim = dim(),
+                .heads = 1,
+                .separate = false,
+                .channel_first = options.is_channel_first(),
+                .map_rank = 0,
+                .owner = "ResidualFSQ"};
+  own.levels = options.num_quantizers();
+  own.attached = !options.vqp_compat();
+  own.project_in = project_in;
+  own.project_out = project_out;
+  if (soft_clamp_) {
+    own.prepare = [this](const at::Tensor& inputs) {
+      return F::soft_clamp(inputs, soft_clamp_->to(inputs.device()));
+    };
+  }
+  // A module in float64 decodes in float64.
+  const bool wide = project_in && project_in->weight.scalar_type() == at::kDouble;
+  const auto scales = wide ? scales_.to(at::kDouble) : scales_;
+  own.quantize = [this, noise_rng, scales](int64_t index, const at::Tensor& residual,
+                                           const std::optional<at::Tensor>& /*mask*/) {
+    const auto scale = scales[index].to(residual.device());
+    const auto [codes, indices] = levels[static_cast<size_t>(index)]->quantize_tokens(
+        residual, scale, std::nullopt, noise_rng, index);
+    return detail::LevelChoice{codes, indices.squeeze(-1), std::nullopt};
+  };
+  own.decode = [this, scales](int64_t index, const at::Tensor& indices) {
+    const auto scale = scales[index].to(indices.device());
+    return levels[static_cast<size_t>(index)]->decode_tokens(indices.unsqueeze(-1), scale);
+  };
+  return own;
+}
+
+ResidualFSQOutput ResidualFSQImpl::forward(const torch::Tensor& x,
+                                           const ResidualFSQForwardOptions& call) {
+  std::optional<int64_t> depth;
+  return forward_to_depth(x, call, depth);
+}
+
+ResidualFSQOutput ResidualFSQImpl::forward_to_depth(const torch::Tensor& x,
+                                                    const ResidualFSQForwardOptions& call,
+                                                    std::optional<int64_t>& depth) {
+  const auto& seed = call.rand_quantize_dropout_fixed_seed();
+  const bool dropping = is_training() && drops();
+  const bool noisy = is_training() && options.fsq().noise_dropout() > 0;
+  if (!depth) {
+    const F::DepthRule rule{options.num_quantizers(), options.quantize_dropout_cutoff_index(),
+                            options.quantize_dropout_multiple_of()};
+    depth = dropping ? detail::stack_depth(seed, rng, rule) : options.num_quantizers();
+  }
+  const auto noise_rng = noisy ? std::optional(detail::rng_of_rank(rng)) : std::nullopt;
+  const auto found =
+      detail::run_stack(family(noise_rng), x, call.mask(), *depth, call.return_all_codes());
+  if (noisy || (dropping && !seed)) {
+    F::advance_rng_(rng);
+  }
+  return {found.quantized, keeps_codebook_axis() ? found.indices.unsqueeze(-2) : found.indices,
+          found.all_codes};
+}
+
+// Codes
+// -----------------------------------------------------------------------------------------------------
+
+namespace {
+
+/// Without the axis of codebooks that users may keep.
+torch::Tensor plain(const torch::Tensor& indices, bool has_axis) {
+  if (!has_axis || indices.dim() < 2) return indices;
+  TORCH_CHECK_VALUE(indices.size(-2) == 1,
+                    "ResidualFSQ: expected indices to be of one codebook on the axis before the "
+                    "last, but got shape ",
+                    indices.sizes());
+  return indices.squeeze(-2);
+}
+
+}  // namespace
+
+torch::Tensor ResidualFSQImpl::get_codes_from_indices(const torch::Tensor& indices) {
+  return detail::stack_codes(family(std::nullopt), plain(indices, keeps_codebook_axis()), drops());
+}
+
+torch::Tensor ResidualFSQImpl::get_output_from_indices(const torch::Tensor& indices) {
+  return detail::stack_output(family(std::nullopt), plain(indices, keeps_codebook_axis()), drops());
+}
+
+torch::Tensor ResidualFSQImpl::codebooks() const {
+  std::vector<torch::Tensor> codes;
+  for (const auto& level : levels) codes.push_back(level->implicit_codebook());
+  return at::stack(codes);
+}
+
+}  // namespace torchvq

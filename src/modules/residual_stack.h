@@ -1,0 +1,69 @@
+// The walk of a residual stack whose levels have no codebook to learn, from input to output and
+// back from indices. A family says what one level does; the rest is here, once for all families.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/modules/linear.h>
+
+#include <torchvq/functional/quantize_depth.h>
+
+#include "modules/layout.h"
+
+namespace torchvq::detail {
+
+/// What one level makes of what the levels before have left.
+struct LevelChoice {
+  at::Tensor codes;                ///< (B, N, D), on the scale of the input of the stack
+  at::Tensor indices;              ///< (B, N)
+  std::optional<at::Tensor> loss;  ///< a scalar
+};
+
+/// What a family of stacks is made of.
+struct StackFamily {
+  Layout layout;
+  int64_t levels;
+  torch::nn::Linear project_in{nullptr}, project_out{nullptr};  ///< empty without projection
+  /// From projected tokens (B, N, D), float32 or float64, to what the first level sees; may be
+  /// empty.
+  std::function<at::Tensor(const at::Tensor&)> prepare;
+  /// Level number, what is left (B, N, D), mask (B, N) for losses.
+  std::function<LevelChoice(int64_t, const at::Tensor&, const std::optional<at::Tensor>&)> quantize;
+  /// Codes (*, D) of indices (*) of a level, on the scale of the stack's input; -1 gives zeros.
+  std::function<at::Tensor(int64_t, const at::Tensor&)> decode;
+  /// Levels see the gradient of what is left; the gain is then 1 - (1 - g_0) (1 - g_1) ..., g_n
+  /// being that of level n. Otherwise gains add up, unless there is an estimate.
+  bool attached = true;
+  /// The sum of the codes with its gradient to the inputs; may be empty.
+  std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> estimate;
+};
+
+/// What a stack makes of an input.
+struct StackResult {
+  at::Tensor quantized;  ///< the layout and dtype of the input
+  at::Tensor indices;    ///< (B, *, Q), -1 where masked or dropped
+  at::Tensor losses;     ///< (Q,), 0 where dropped; undefined where levels have none
+  at::Tensor all_codes;  ///< (Q, B, *, D) if asked for, else undefined
+};
+
+/// The forward of a stack with `depth` of its levels.
+StackResult run_stack(const StackFamily& family, const at::Tensor& x,
+                      const std::optional<at::Tensor>& mask, int64_t depth, bool all_codes);
+
+/// Codes (Q, B, *, D) of indices (B, *, q); with `fewer` q may be below Q: then zeros for the
+/// missing levels.
+at::Tensor stack_codes(const StackFamily& family, const at::Tensor& indices, bool fewer);
+
+/// The output of run_stack() for indices (B, *, q), in the same layout; zeros where all are -1.
+at::Tensor stack_output(const StackFamily& family, const at::Tensor& indices, bool fewer);
+
+/// How many levels a training forward uses: as the seed says, or the step of `rng` (2,) alone, so
+/// that ranks whose seeds differ drop the same levels and nobody has to ask.
+int64_t stack_depth(const std::optional<int64_t>& seed, const at::Tensor& rng,
+                    const functional::DepthRule& rule);
+
+}  // namespace torchvq::detail
