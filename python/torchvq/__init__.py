@@ -8,11 +8,13 @@ from torchvq._stats import CodebookStats
 from torchvq._version import __version__
 from torchvq.finite_scalar_quantization import FSQ
 from torchvq.grouped_residual_fsq import GroupedResidualFSQ
+from torchvq.grouped_residual_lfq import GroupedResidualLFQ
 from torchvq.grouped_residual_vq import GroupedResidualVQ
 from torchvq.lookup_free_quantization import LFQ
 from torchvq.monitor import Monitor
 from torchvq.outputs import LossBreakdown
 from torchvq.residual_fsq import ResidualFSQ
+from torchvq.residual_lfq import ResidualLFQ
 from torchvq.residual_vq import ResidualVQ
 from torchvq.vector_quantize import VectorQuantize
 
@@ -23,12 +25,14 @@ __all__ = [
     "CollapseLimits",
     "CollapseWarning",
     "GroupedResidualFSQ",
+    "GroupedResidualLFQ",
     "GroupedResidualVQ",
     "KmeansOutput",
     "LossBreakdown",
     "Monitor",
     "ReplicaDifference",
     "ResidualFSQ",
+    "ResidualLFQ",
     "ResidualVQ",
     "VectorQuantize",
     "__version__",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from torchvq._random_state import RandomState
 from torchvq._ranks import Ranks, group_of
 from torchvq.outputs import LookupFreeLossBreakdown
 
@@ -32,35 +33,39 @@ def ranks_of(lfq: "LFQ", owner: str = "LFQ") -> Ranks:
     return Ranks(group, f"{owner}(dim={lfq.dim}, codebook_size={lfq.codebook_size})")
 
 
-def shake_hands(quantizers: Sequence["LFQ"], ranks: Ranks) -> None:
-    """Before the first synchronised step: ranks that do not fit together find out; they share one seed."""
-    first = quantizers[0]
-    if ranks.alone or first.replaying:
+def shake_hands(owner: RandomState, quantizers: Sequence["LFQ"], ranks: Ranks) -> None:
+    """Before the first synchronised step: ranks that do not fit together find out; they share one seed.
+
+    ``owner`` is the module whose forward runs: the quantizer, or the stack of them.
+    """
+    if ranks.alone or owner.replaying:
         return
     state = [buffer for lfq in quantizers for buffer in lfq.replicated_state()]
+    rng = owner._buffers.get("rng")
+    if rng is not None:
+        state.append(rng)
     signature = "; ".join(lfq.signature for lfq in quantizers)
-    _ops.handshake_(state, handle=first.handle, signature=signature, **ranks.named())
+    _ops.handshake_(state, handle=quantizers[0].handle, signature=signature, **ranks.named())
 
 
 def shared_totals(
-    quantizers: Sequence["LFQ"], signs: Sequence[Signs], ranks: Ranks
+    owner: RandomState, quantizers: Sequence["LFQ"], signs: Sequence[Signs], ranks: Ranks
 ) -> list[Tensor | None]:
     """Sums over the ranks for the entropies of each level: one all-reduce for all, None where nothing is shared.
 
     Levels of ``quantizers`` beyond ``signs`` were dropped, and take part with nothing, so that what ranks exchange
     does not depend on the depth.
     """
-    first = quantizers[0]
     if ranks.alone:
         return [None] * len(signs)
-    if first.replaying:
+    if owner.replaying:
         # The recomputation of a checkpointed step communicates nothing.
-        return list(first.recorded_totals())
+        return list(owner.recorded_totals())
     parts = [_totals(lfq, part) for lfq, part in zip(quantizers, signs, strict=False)]
     parts += [parts[0].new_zeros(parts[0].shape) for _ in quantizers[len(signs) :]]
     summed = _ops.all_reduce_statistics(torch.stack(parts), **ranks.named()).unbind()
     totals = list(summed[: len(signs)])
-    first.record_totals(totals)
+    owner.record_totals(totals)
     return list(totals)
 
 

@@ -97,6 +97,7 @@ class LFQ(RandomState):
     """
 
     mask: Tensor
+    _warns = True  # of latents that nothing bounds
 
     def __init__(
         self,
@@ -174,7 +175,7 @@ class LFQ(RandomState):
             f"fraction {frac_per_sample_entropy}"
         )
         bounded = spherical or cosine_sim_project_in or soft_clamp_input_value is not None
-        if commitment_loss_weight == 0 and entropy_loss_weight > 0 and not bounded:
+        if self._warns and commitment_loss_weight == 0 and entropy_loss_weight > 0 and not bounded:
             logger.warning(
                 "LFQ: commitment_loss_weight is 0, so nothing keeps latents from growing without bound; "
                 "set commitment_loss_weight (0.25 is a good start), soft_clamp_input_value or spherical=True"
@@ -244,13 +245,13 @@ class LFQ(RandomState):
     ) -> LookupFreeOutput | tuple[LookupFreeOutput, LookupFreeLossBreakdown]:
         layout = self._layout(x)
         ranks = _lookup_free.ranks_of(self)
-        _lookup_free.shake_hands([self], ranks)
+        _lookup_free.shake_hands(self, [self], ranks)
         tokens = layout.pack(x)
         if token_mask is not None:
             # Padding may hold anything, NaN included; zeros keep it out of every gradient.
             tokens = _ops.fill_masked(tokens, token_mask)
         signs = self.quantize(tokens, token_mask, inv_temperature, rng, ranks)
-        (totals,) = _lookup_free.shared_totals([self], [signs], ranks)
+        (totals,) = _lookup_free.shared_totals(self, [self], [signs], ranks)
         loss, terms = _lookup_free.losses(self, signs, totals)
         output = project(self.project_out, self.output_codes(signs, tokens)).to(x.dtype)
         indices = signs.indices
@@ -303,18 +304,19 @@ class LFQ(RandomState):
         codes = signs.codes
         if self.training:
             codes = _ops.straight_through(self.activation(signs.latents), codes)
-        return self._join(codes, tokens.shape[0], tokens.shape[1])
+        return self.join(codes, tokens.shape[0], tokens.shape[1])
 
-    def _join(self, codes: Tensor, batch: int, positions: int) -> Tensor:
+    def join(self, codes: Tensor, batch: int, positions: int) -> Tensor:
+        """Codes (C, T, D) as (B, N, C * D), rotated back."""
         if self.orthogonal_rotation:
             codes = _ops.rotate_features(codes, self.orthogonal_rot, inverse=True)
         layout = self._layout_of(channel_first=False)
         return layout.merge_heads(codes, batch, positions).flatten(2)
 
     def replicated_state(self) -> list[Tensor]:
-        """What ranks have in common."""
-        present = [self._buffers.get(name) for name in ("rng", "orthogonal_rot")]
-        return [buffer for buffer in present if buffer is not None]
+        """What ranks have in common, besides the generator."""
+        rotation = self._buffers.get("orthogonal_rot")
+        return [] if rotation is None else [rotation]
 
     def _layout(self, x: Tensor) -> Layout:
         maps = isinstance(x, Tensor) and x.dim() >= 4
