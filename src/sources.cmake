@@ -83,6 +83,7 @@ set(TORCHVQ_SOURCES
   modules/diversity.cpp
   modules/fsq.cpp
   modules/grouped_residual_fsq.cpp
+  modules/grouped_residual_lfq.cpp
   modules/grouped_residual_vq.cpp
   modules/implicit_codebook.cpp
   modules/implicit_search.cpp
@@ -103,6 +104,7 @@ set(TORCHVQ_SOURCES
   modules/residual_in_place.cpp
   modules/residual_learning.cpp
   modules/residual_levels.cpp
+  modules/residual_lfq.cpp
   modules/residual_stack.cpp
   modules/residual_vq.cpp
   modules/search.cpp
@@ -274,6 +276,7 @@ set(TORCHVQ_SOURCES
   options/fsq.cpp
   options/lfq.cpp
   options/residual_fsq.cpp
+  options/residual_lfq.cpp
   options/residual_vq.cpp
   options/vector_quantize.cpp
   version.cpp

@@ -10,6 +10,7 @@
 #include <torchvq/modules/grouped_residual_vq.h>
 #include <torchvq/modules/lfq.h>
 #include <torchvq/modules/residual_fsq.h>
+#include <torchvq/modules/residual_lfq.h>
 #include <torchvq/modules/residual_vq.h>
 #include <torchvq/modules/state_dict.h>
 #include <torchvq/modules/vector_quantize.h>
@@ -27,6 +28,7 @@
 #include <torchvq/options/fsq.h>
 #include <torchvq/options/lfq.h>
 #include <torchvq/options/residual_fsq.h>
+#include <torchvq/options/residual_lfq.h>
 #include <torchvq/options/residual_vq.h>
 #include <torchvq/options/vector_quantize.h>
 #include <torchvq/version.h>

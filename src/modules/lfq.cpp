@@ -72,19 +72,13 @@ torch::Tensor CosineSimLinearImpl::forward(const torch::Tensor& x) {
   return F::cosine_linear(x, weight, scale);
 }
 
-/// Tokens of a forward and what they became, one row per codebook.
-struct LFQImpl::Signs {
-  torch::Tensor latents, codes, indices;
-  OptionalTensor mask, entropy_mask;
-  double inv_temperature;
-};
-
-LFQImpl::LFQImpl(LFQOptions options_)
-    : options(std::move(options_)), handle_(distributed::new_handle()) {
+LFQImpl::LFQImpl(LFQOptions options_, bool is_level)
+    : options(std::move(options_)), is_level_(is_level), handle_(distributed::new_handle()) {
   reset();
   const bool bounded = options.spherical() || options.cosine_sim_project_in() ||
                        options.soft_clamp_input_value().has_value();
-  if (options.commitment_loss_weight() == 0 && options.entropy_loss_weight() > 0 && !bounded) {
+  if (!is_level_ && options.commitment_loss_weight() == 0 && options.entropy_loss_weight() > 0 &&
+      !bounded) {
     TORCH_WARN(
         "LFQ: commitment_loss_weight is 0, so nothing keeps latents from growing without bound; "
         "set commitment_loss_weight (0.25 is a good start), soft_clamp_input_value or spherical");
@@ -121,7 +115,8 @@ void LFQImpl::reset() {
   if (options.orthogonal_rotation()) {
     orthogonal_rot = register_buffer("orthogonal_rot", F::random_rotation(bits_));
   }
-  if (options.frac_per_sample_entropy() < 1) rng = register_buffer("rng", detail::fresh_rng());
+  if (options.frac_per_sample_entropy() < 1 && !is_level_)
+    rng = register_buffer("rng", detail::fresh_rng());
 }
 
 void LFQImpl::pretty_print(std::ostream& stream) const {
@@ -133,7 +128,7 @@ std::shared_ptr<torch::nn::Module> LFQImpl::clone(
     const std::optional<torch::Device>& device) const {
   auto own = options;
   own.straight_through_activation(own.straight_through_activation().clone(device));
-  auto copy = std::make_shared<LFQImpl>(std::move(own));
+  auto copy = std::make_shared<LFQImpl>(std::move(own), is_level_);
   detail::copy_tensors(*this, *copy, device);
   return copy;
 }
@@ -160,9 +155,14 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
   auto tokens = layout.pack(x);
   // Padding may hold anything, NaN included; zeros keep it out of every gradient.
   if (real) tokens = F::fill_masked(tokens, *real);
-  const auto signs = quantize(tokens, real, inv_temperature, ranks);
+  const auto signs = quantize(tokens, real, inv_temperature, draw_for(ranks));
+  if (is_training() && rng.defined()) F::advance_rng_(rng);
   LookupFreeOutput output;
-  add_losses(signs, ranks, output);
+  OptionalTensor totals;
+  if (!ranks.empty()) {
+    totals = distributed::all_reduce_statistics(own_totals(signs), {ranks, label()});
+  }
+  add_losses(signs, totals, output);
   auto codes = output_codes(signs, tokens);
   if (project_out) codes = detail::apply_linear(project_out, codes);
   codes = codes.to(x.scalar_type());
@@ -180,7 +180,7 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
 }
 
 LFQImpl::Signs LFQImpl::quantize(const torch::Tensor& tokens, const OptionalTensor& mask,
-                                 double inv_temperature, const std::string& group) {
+                                 double inv_temperature, const torch::Tensor& draw) {
   auto projected = tokens;
   if (linear_in) projected = detail::apply_linear(linear_in, tokens);
   if (cosine_in) projected = cosine_in(tokens.to(cosine_in->weight.scalar_type()));
@@ -201,13 +201,9 @@ LFQImpl::Signs LFQImpl::quantize(const torch::Tensor& tokens, const OptionalTens
   std::tie(signs.codes, signs.indices) = ops::sign_quantize(signs.latents, code_value());
   signs.mask = layout.split_mask(mask);
   signs.entropy_mask = signs.mask;
-  if (is_training() && rng.defined()) {
-    detail::Ranks ranks;
-    ranks.group_name = group;
-    signs.entropy_mask =
-        ops::sample_token_mask(detail::noise_rng(rng.clone(), ranks), signs.latents.size(1),
-                               options.frac_per_sample_entropy(), signs.mask);
-    F::advance_rng_(rng);
+  if (draw.defined()) {
+    signs.entropy_mask = ops::sample_token_mask(draw, signs.latents.size(1),
+                                                options.frac_per_sample_entropy(), signs.mask);
   }
   return signs;
 }
@@ -220,27 +216,29 @@ torch::Tensor LFQImpl::output_codes(const Signs& signs, const torch::Tensor& tok
         activation.is_empty() ? signs.latents : activation.forward<torch::Tensor>(signs.latents),
         codes);
   }
-  if (orthogonal_rot.defined()) codes = F::rotate_features(codes, orthogonal_rot, true);
-  return layout_of(*this, 3).merge_features(codes, tokens.size(0), tokens.size(1));
+  return join(codes, tokens);
 }
 
-OptionalTensor LFQImpl::shared_totals(const Signs& signs, const std::string& group) const {
-  if (group.empty()) return std::nullopt;
-  const auto own = ops::sign_entropy_totals(
-      signs.latents.detach(), 4 * signs.inv_temperature * code_value(), signs.entropy_mask);
-  return distributed::all_reduce_statistics(own, {group, label()});
+torch::Tensor LFQImpl::join(const torch::Tensor& codes, const torch::Tensor& tokens) const {
+  const auto back =
+      orthogonal_rot.defined() ? F::rotate_features(codes, orthogonal_rot, true) : codes;
+  return layout_of(*this, 3).merge_features(back, tokens.size(0), tokens.size(1));
 }
 
-void LFQImpl::add_losses(const Signs& signs, const std::string& group,
+torch::Tensor LFQImpl::own_totals(const Signs& signs) const {
+  return ops::sign_entropy_totals(signs.latents.detach(), 4 * signs.inv_temperature * code_value(),
+                                  signs.entropy_mask);
+}
+
+void LFQImpl::add_losses(const Signs& signs, const OptionalTensor& totals,
                          LookupFreeOutput& output) const {
   const auto zero = signs.latents.new_zeros({});
   output.entropy_aux_loss = zero;
   output.loss_breakdown = {zero, zero, zero};
   if (!is_training()) return;
   auto& terms = output.loss_breakdown;
-  std::tie(terms.per_sample_entropy, terms.batch_entropy) =
-      ops::sign_entropy(signs.latents, 4 * signs.inv_temperature * code_value(), signs.entropy_mask,
-                        shared_totals(signs, group));
+  std::tie(terms.per_sample_entropy, terms.batch_entropy) = ops::sign_entropy(
+      signs.latents, 4 * signs.inv_temperature * code_value(), signs.entropy_mask, totals);
   if (options.commitment_loss_weight() > 0) {
     terms.commitment = ops::commitment_loss(signs.latents, signs.codes, signs.mask);
   }
@@ -257,6 +255,13 @@ void LFQImpl::add_losses(const Signs& signs, const std::string& group,
 
 // Ranks
 // -----------------------------------------------------------------------------------------------------
+
+torch::Tensor LFQImpl::draw_for(const std::string& group) const {
+  if (!is_training() || !rng.defined()) return {};
+  detail::Ranks ranks;
+  ranks.group_name = group;
+  return detail::noise_rng(rng.clone(), ranks);
+}
 
 std::string LFQImpl::group() const {
   if (!is_training() || !options.sync_codebook().value_or(true)) return "";

@@ -29,6 +29,7 @@ Walk walk(const StackFamily& family, const at::Tensor& inputs,
     total = total.add(codes);
     residual = residual.sub(family.attached ? codes : codes.detach());
   }
+  if (family.finish) family.finish(levels);
   return {family.estimate ? family.estimate(inputs, total) : total, std::move(levels)};
 }
 

@@ -211,3 +211,46 @@ def own_group(rank: int) -> float:
 def test_a_group_of_its_own(two: Ranks) -> None:
     first, second = two.run(own_group)
     assert first == pytest.approx(second, rel=1e-12)
+
+
+# Stacks ----------------------------------------------------------------------------------------------------------
+
+
+def stack_of(rank: int | None, shares: tuple[int, ...], dropout: bool) -> Any:
+    from torchvq import ResidualLFQ
+
+    torch.manual_seed(4)
+    encoder = nn.Linear(DIM, DIM).double()
+    torch.manual_seed(5 if rank is None else 5 + 7 * rank)
+    stack = ResidualLFQ(
+        dim=DIM,
+        codebook_size=2**DIM,
+        num_quantizers=4,
+        commitment_loss_weight=0.25,
+        quantize_dropout=dropout,
+        sync_codebook=None if rank is not None else False,
+    )
+    x, mask = whole(shares)
+    if rank is not None:
+        x, mask = x.split(shares, 1)[rank], mask.split(shares, 1)[rank]
+    # The commitment loss is each rank's own; what ranks share is the entropy.
+    for level in stack.layers:
+        level.commitment_loss_weight = 0.0
+    stack(encoder(0.001 * x), mask)
+    torch.ops.torchvq.reset_traffic()
+    quantized, indices, losses = stack(encoder(0.001 * x), mask)
+    losses.sum().backward()
+    return torch.ops.torchvq.traffic()[:3], losses.detach(), encoder.weight.grad, indices
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("shares", ["even", "ragged", "one rank without tokens"])
+def test_stacks_send_once_for_all_levels(ranks: Ranks, shares: str, dropout: bool) -> None:
+    parts = shares_of(shares, ranks.size)
+    _, loss, right, _ = stack_of(None, parts, dropout)
+    answers = ranks.run(stack_of, parts, dropout)
+    for sent, own, _, _ in answers:
+        assert sent == (1, 0, 0)
+        torch.testing.assert_close(own, loss, rtol=1e-10, atol=1e-12)
+    average = sum(grad for _, _, grad, _ in answers) / ranks.size
+    torch.testing.assert_close(average, right, rtol=1e-6, atol=1e-9 * right.abs().max().item())

@@ -60,7 +60,8 @@ struct LookupFreeOutput {
 /// ```
 class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
  public:
-  explicit LFQImpl(LFQOptions options);
+  /// A level of a stack has no warning and no generator of its own.
+  explicit LFQImpl(LFQOptions options, bool is_level = false);
 
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
@@ -119,16 +120,27 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
                            {2, torch::nn::AnyValue(std::optional<torch::Tensor>())})
 
  private:
-  struct Signs;
+  friend class ResidualLFQImpl;
+  /// Tokens of a forward and what they became, one row per codebook.
+  struct Signs {
+    torch::Tensor latents, codes, indices;
+    std::optional<torch::Tensor> mask, entropy_mask;
+    double inv_temperature;
+  };
+  /// `draw` (2,) chooses the tokens that enter the entropies; undefined: all.
   Signs quantize(const torch::Tensor& tokens, const std::optional<torch::Tensor>& mask,
-                 double inv_temperature, const std::string& group);
+                 double inv_temperature, const torch::Tensor& draw);
   torch::Tensor output_codes(const Signs& signs, const torch::Tensor& tokens);
-  std::optional<torch::Tensor> shared_totals(const Signs& signs, const std::string& group) const;
-  void add_losses(const Signs& signs, const std::string& group, LookupFreeOutput& output) const;
+  torch::Tensor join(const torch::Tensor& codes, const torch::Tensor& tokens) const;
+  torch::Tensor own_totals(const Signs& signs) const;
+  void add_losses(const Signs& signs, const std::optional<torch::Tensor>& totals,
+                  LookupFreeOutput& output) const;
+  torch::Tensor draw_for(const std::string& group) const;
   std::string group() const;
   std::string label() const;
   void shake_hands(const std::string& group) const;
 
+  bool is_level_;
   int64_t bits_ = 0;
   int64_t handle_;
 };
