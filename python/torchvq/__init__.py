@@ -6,6 +6,7 @@ from torchvq._library import cmake_prefix_path
 from torchvq._replicas import ReplicaDifference, verify_replicas
 from torchvq._stats import CodebookStats
 from torchvq._version import __version__
+from torchvq.evo_lookup_free_quantization import EvoLFQ
 from torchvq.finite_scalar_quantization import FSQ
 from torchvq.grouped_residual_fsq import GroupedResidualFSQ
 from torchvq.grouped_residual_lfq import GroupedResidualLFQ
@@ -24,6 +25,7 @@ __all__ = [
     "CodebookStats",
     "CollapseLimits",
     "CollapseWarning",
+    "EvoLFQ",
     "GroupedResidualFSQ",
     "GroupedResidualLFQ",
     "GroupedResidualVQ",

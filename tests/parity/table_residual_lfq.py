@@ -121,14 +121,39 @@ def images(build, row):
 
 
 DIFFERENT = [
-    Row("gain", dict(entropy_loss_weight=0.0, vqp_compat=False), shape=(2, 5, 4), oracle=gain_of_one,
-        differs="B8: the gain is the number of levels"),
-    Row("mask", dict(commitment_loss_weight=0.1), shape=(2, 5, 4), oracle=masked_is_absent,
-        differs="B1, B38: padding is quantized, losses cancel"),
-    Row("spherical round trip", dict(spherical=True), shape=(2, 5, 4), oracle=round_trip,
-        differs="B19: decodes to the corners of the cube"),
-    Row("rotation round trip", dict(orthogonal_rotation=True), shape=(2, 5, 4), oracle=round_trip,
-        differs="B19: decodes without rotation"),
-    Row("one token per item", dict(dim=DIM), shape=(3, DIM), oracle=images,
-        differs="(B, dim) is refused"),
+    Row(
+        "gain",
+        dict(entropy_loss_weight=0.0, vqp_compat=False),
+        shape=(2, 5, 4),
+        oracle=gain_of_one,
+        differs="B8: the gain is the number of levels",
+    ),
+    Row(
+        "mask",
+        dict(commitment_loss_weight=0.1),
+        shape=(2, 5, 4),
+        oracle=masked_is_absent,
+        differs="B1, B38: padding is quantized, losses cancel",
+    ),
+    Row(
+        "spherical round trip",
+        dict(spherical=True),
+        shape=(2, 5, 4),
+        oracle=round_trip,
+        differs="B19: decodes to the corners of the cube",
+    ),
+    Row(
+        "rotation round trip",
+        dict(orthogonal_rotation=True),
+        shape=(2, 5, 4),
+        oracle=round_trip,
+        differs="B19: decodes without rotation",
+    ),
+    Row(
+        "one token per item",
+        dict(dim=DIM),
+        shape=(3, DIM),
+        oracle=images,
+        differs="(B, dim) is refused",
+    ),
 ]

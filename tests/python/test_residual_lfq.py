@@ -181,7 +181,9 @@ def test_state_of_the_reference_and_copies():
         stack = build(case, dim=7)
         stack.load_state_dict(reference.state_dict(), strict=True)
     x = data((1, 5, 7))
-    assert torch.equal(build("projected").eval()(x)[1], copy.deepcopy(build("projected")).eval()(x)[1])
+    assert torch.equal(
+        build("projected").eval()(x)[1], copy.deepcopy(build("projected")).eval()(x)[1]
+    )
     assert isinstance(stack.layers[1], LFQ)
 
 
