@@ -80,7 +80,7 @@ std::shared_ptr<torch::nn::Module> ResidualLFQImpl::clone(
 // Forward
 // ---------------------------------------------------------------------------------------------------
 
-detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Signs& signs) const {
+detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Signs& signs) {
   detail::StackFamily own;
   own.layout = {.dim = options.dim(),
                 .heads = 1,

@@ -84,7 +84,7 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
 
  private:
   using Signs = std::vector<LFQImpl::Signs>;
-  detail::StackFamily family(const torch::Tensor& draw, Signs& signs) const;
+  detail::StackFamily family(const torch::Tensor& draw, Signs& signs);
   std::vector<std::optional<torch::Tensor>> shared_totals(const Signs& signs) const;
   void shake_hands(const std::string& group) const;
   bool drops() const { return options.quantize_dropout() && options.num_quantizers() > 1; }
