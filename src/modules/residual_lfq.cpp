@@ -95,7 +95,7 @@ detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Signs& si
   const bool summed = options.vqp_compat();
   own.quantize = [this, draw, summed, &signs](int64_t index, const at::Tensor& residual,
                                               const OptionalTensor& mask) {
-    const auto& level = levels[static_cast<size_t>(index)];
+    auto& level = levels[static_cast<size_t>(index)];
     signs.push_back(level->quantize(residual, mask, 100.0, draw));
     const auto& found = signs.back();
     const auto codes =
