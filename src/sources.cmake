@@ -42,6 +42,7 @@ set(TORCHVQ_SOURCES
   functional/fit_stack.cpp
   functional/implicit_diversity_loss.cpp
   functional/layout.cpp
+  functional/lookup_free.cpp
   functional/losses.cpp
   functional/quantize.cpp
   functional/quantize_depth.cpp
@@ -87,6 +88,7 @@ set(TORCHVQ_SOURCES
   modules/diversity.cpp
   modules/fsq.cpp
   modules/grouped_residual_fsq.cpp
+  modules/grouped_residual_lfq.cpp
   modules/grouped_residual_vq.cpp
   modules/implicit_codebook.cpp
   modules/implicit_search.cpp
@@ -94,6 +96,7 @@ set(TORCHVQ_SOURCES
   modules/in_place_optimizer.cpp
   modules/kept_buffers.cpp
   modules/layout.cpp
+  modules/lfq.cpp
   modules/losses.cpp
   modules/optimizer_state.cpp
   modules/projection.cpp
@@ -106,6 +109,7 @@ set(TORCHVQ_SOURCES
   modules/residual_in_place.cpp
   modules/residual_learning.cpp
   modules/residual_levels.cpp
+  modules/residual_lfq.cpp
   modules/residual_stack.cpp
   modules/residual_vq.cpp
   modules/search.cpp
@@ -139,9 +143,12 @@ set(TORCHVQ_SOURCES
   ops/any/residual_scalar_quantize.cpp
   ops/any/rotation_trick.cpp
   ops/any/sample_codes.cpp
+  ops/any/sample_token_mask.cpp
   ops/any/scalar_decode.cpp
   ops/any/scalar_noise.cpp
   ops/any/scalar_quantize.cpp
+  ops/any/sign_entropy.cpp
+  ops/any/sign_quantize.cpp
   ops/any/snapshot.cpp
   ops/any/straight_through.cpp
   ops/any/sync_update_v.cpp
@@ -173,6 +180,8 @@ set(TORCHVQ_SOURCES
   ops/autograd/scalar_decode.cpp
   ops/autograd/scalar_noise.cpp
   ops/autograd/scalar_quantize.cpp
+  ops/autograd/sign_entropy.cpp
+  ops/autograd/sign_quantize.cpp
   ops/autograd/snapshot.cpp
   ops/autograd/straight_through.cpp
   ops/autograd/sync_update_v.cpp
@@ -206,6 +215,8 @@ set(TORCHVQ_SOURCES
   ops/cpu/scalar_noise.cpp
   ops/cpu/scalar_patterns.cpp
   ops/cpu/scalar_quantize.cpp
+  ops/cpu/sign_entropy.cpp
+  ops/cpu/sign_quantize.cpp
   ops/cpu/unit_vectors.cpp
   ops/dead_code_candidates.cpp
   ops/decode_sums.cpp
@@ -241,9 +252,12 @@ set(TORCHVQ_SOURCES
   ops/meta/residual_scalar_quantize.cpp
   ops/meta/rotation_trick.cpp
   ops/meta/sample_codes.cpp
+  ops/meta/sample_token_mask.cpp
   ops/meta/scalar_decode.cpp
   ops/meta/scalar_noise.cpp
   ops/meta/scalar_quantize.cpp
+  ops/meta/sign_entropy.cpp
+  ops/meta/sign_quantize.cpp
   ops/meta/snapshot.cpp
   ops/meta/straight_through.cpp
   ops/meta/sync_update_v.cpp
@@ -260,15 +274,20 @@ set(TORCHVQ_SOURCES
   ops/residual_scalar_quantize.cpp
   ops/rotation_trick.cpp
   ops/sample_codes.cpp
+  ops/sample_token_mask.cpp
   ops/scalar_decode.cpp
   ops/scalar_noise.cpp
   ops/scalar_quantize.cpp
+  ops/sign_entropy.cpp
+  ops/sign_quantize.cpp
   ops/snapshot.cpp
   ops/straight_through.cpp
   ops/sync_update_v.cpp
   ops/unit_vectors.cpp
   options/fsq.cpp
+  options/lfq.cpp
   options/residual_fsq.cpp
+  options/residual_lfq.cpp
   options/residual_vq.cpp
   options/vector_quantize.cpp
   version.cpp

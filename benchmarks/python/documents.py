@@ -94,6 +94,7 @@ def _table_of(name: str) -> Callable[[Document], str]:
         "kmeans": _kmeans,
         "small_calls": _small_calls,
         "residual": _residual,
+        "lookup_free": _lookup_free,
     }
     return own.get(name, _ratios)
 
@@ -110,6 +111,19 @@ def _ratios(document: Document) -> str:
         rows.append([case["name"], f"{first['seconds'] * 1e3:.3g}", *cells])
     first_name = next(iter(cases[0]["times"]))
     return _table(["case", f"{first_name}, ms", *(f"{name}, times" for name in names)], rows)
+
+
+def _lookup_free(document: Document) -> str:
+    """The ratios; then the memory of one step."""
+    names = ("torchvq", "plain torch", "reference")
+    rows = []
+    for case in document["cases"]:
+        if case["parameters"]["threads"] == 1:
+            peaks = case["checks"]["peak_bytes"]
+            cells = [f"{peaks[name] / MIB:.1f}" if name in peaks else "" for name in names]
+            rows.append([case["name"], *cells])
+    header = ["peak extra memory, MiB", *names]
+    return "\n".join([_ratios(document), _table(header, rows)])
 
 
 def _kmeans(document: Document) -> str:

@@ -8,7 +8,9 @@
 #include <torchvq/kmeans.h>
 #include <torchvq/modules/fsq.h>
 #include <torchvq/modules/grouped_residual_vq.h>
+#include <torchvq/modules/lfq.h>
 #include <torchvq/modules/residual_fsq.h>
+#include <torchvq/modules/residual_lfq.h>
 #include <torchvq/modules/residual_vq.h>
 #include <torchvq/modules/state_dict.h>
 #include <torchvq/modules/vector_quantize.h>
@@ -22,8 +24,12 @@
 #include <torchvq/ops/scalar_decode.h>
 #include <torchvq/ops/scalar_noise.h>
 #include <torchvq/ops/scalar_quantize.h>
+#include <torchvq/ops/sign_entropy.h>
+#include <torchvq/ops/sign_quantize.h>
 #include <torchvq/options/fsq.h>
+#include <torchvq/options/lfq.h>
 #include <torchvq/options/residual_fsq.h>
+#include <torchvq/options/residual_lfq.h>
 #include <torchvq/options/residual_vq.h>
 #include <torchvq/options/vector_quantize.h>
 #include <torchvq/version.h>

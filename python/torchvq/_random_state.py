@@ -21,6 +21,15 @@ def fresh_rng() -> Tensor:
     return torch.stack([seed, torch.zeros((), dtype=torch.long, device="cpu")])
 
 
+class _Step:
+    """What a checkpointed forward drew from and what ranks added up in it, for its recomputation."""
+
+    def __init__(self, key: object, rng: Tensor | None) -> None:
+        self.key = key
+        self.rng = rng
+        self.totals: list[Tensor] = []
+
+
 class RandomState(nn.Module):
     """A module that may have a buffer ``rng``, (2,) int64: seed and step of the counter-based generator.
 
@@ -32,7 +41,9 @@ class RandomState(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._replays: deque[tuple[object, Tensor]] = deque(maxlen=MAX_REPLAYS)
+        self._replays: deque[_Step] = deque(maxlen=MAX_REPLAYS)
+        self._step: _Step | None = None
+        self._replaying = False
 
     def keep_rng(self) -> None:
         """Registers the generator, for modules that draw."""
@@ -43,31 +54,54 @@ class RandomState(nn.Module):
         self._buffers.pop("rng", None)
 
     @contextmanager
-    def step_of(self, x: Tensor) -> Iterator[Tensor]:
-        """The generator of one training forward of x; the step is counted when it ends.
+    def step_of(self, x: Tensor) -> Iterator[Any]:
+        """The generator of one training forward of x (None for modules without); the step is counted when it ends.
 
         The recomputation of a checkpointed forward gets what the forward got, and does not count.
         """
-        rng, counts = self._rng_of(x)
-        yield rng
-        if counts:
-            _ops.advance_rng_(self.rng)
-
-    def _rng_of(self, x: Tensor) -> tuple[Tensor, bool]:
-        present: Tensor = self.rng.clone()
+        rng = self._buffers.get("rng")
+        present = None if rng is None else rng.clone()
         if torch.compiler.is_compiling():
-            return present, True
+            yield present
+        else:
+            self._step, self._replaying = self._step_for(x, present)
+            try:
+                yield present if self._step is None else self._step.rng
+            finally:
+                counts, self._step, self._replaying = not self._replaying, None, False
+            if not counts:
+                return
+        if rng is not None:
+            _ops.advance_rng_(rng)
+
+    def _step_for(self, x: Tensor, rng: Tensor | None) -> tuple[_Step | None, bool]:
+        """The record that this forward writes, or as a recomputation reads."""
         if _checkpointing.recomputing():
             # Backward meets the regions last to first, which decides between equal inputs.
             key = fingerprint(x)
-            found = next((replay for replay in reversed(self._replays) if replay[0] == key), None)
-            if found is None:
-                return present, True
-            self._replays.remove(found)
-            return found[1], False
+            found = next((step for step in reversed(self._replays) if step.key == key), None)
+            if found is not None:
+                self._replays.remove(found)
+            return found, found is not None
         if _checkpointing.will_recompute():
-            self._replays.append((fingerprint(x), present))
-        return present, True
+            self._replays.append(_Step(fingerprint(x), rng))
+            return self._replays[-1], False
+        return None, False
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the running forward is the recomputation of a recorded one."""
+        return self._replaying
+
+    def record_totals(self, totals: list[Tensor]) -> None:
+        """Keeps for a recomputation what ranks have added up."""
+        if self._step is not None:
+            self._step.totals = totals
+
+    def recorded_totals(self) -> list[Tensor]:
+        """What the recorded step has added up with the other ranks."""
+        assert self._step is not None
+        return self._step.totals
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RandomState":
         before = dict(self._buffers)

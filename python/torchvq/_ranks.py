@@ -12,6 +12,7 @@ if dist.is_available():
 
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook, Statistics
+    from torchvq.lookup_free_quantization import LFQ
     from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
@@ -46,7 +47,7 @@ def ranks_of(vq: "VectorQuantize", owner: str = "VectorQuantize") -> Ranks:
     return Ranks(group, label, vq.reduction)
 
 
-def group_of(vq: "VectorQuantize") -> str:
+def group_of(vq: "VectorQuantize | LFQ") -> str:
     """The name of the group of ranks that share a quantizer, in training; empty where it belongs to this process."""
     if vq.sync_codebook is False or not dist.is_available() or not dist.is_initialized():
         return ""

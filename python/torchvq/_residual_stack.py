@@ -5,7 +5,7 @@ masks, dropout of levels, decoding and groups (``_grouped_stack.py``) are here, 
 """
 
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class LevelChoice(NamedTuple):
     codes: Tensor  # (B, N, D), on the scale of the input of the stack
     indices: Tensor  # (B, N)
     loss: Tensor | None = None  # a scalar
+    detail: Any = None  # what the family's ``with_losses`` needs to know
 
 
 class StackResult(NamedTuple):
@@ -48,6 +49,7 @@ class ResidualStack(RandomState):
     """
 
     gradient = "attached"
+    communicates = False  # whether ranks exchange something in a training forward
 
     def __init__(
         self,
@@ -108,6 +110,10 @@ class ResidualStack(RandomState):
         """From the shape in which the family returns indices to (B, *, q)."""
         return indices
 
+    def with_losses(self, levels: list[LevelChoice], depth: int | Tensor) -> list[LevelChoice]:
+        """The levels with their losses, for families that compute those of all levels together."""
+        return levels
+
     def encode_at_once(self, inputs: Tensor, depth: int | Tensor) -> tuple[Tensor, Tensor] | None:
         """The sum of the codes (B, N, D) and the indices (B, N, Q), where one operator does it; None where not."""
         return None
@@ -127,8 +133,8 @@ class ResidualStack(RandomState):
         layout = self.layout
         layout.check(x)
         real = layout.token_mask(x, mask, None)
-        draws = self.training and (self.draws or (self.quantize_dropout and seed is None))
-        with self.step_of(x) if draws else nullcontext() as rng:
+        draws = self.draws or self.communicates or (self.quantize_dropout and seed is None)
+        with self.step_of(x) if self.training and draws else nullcontext() as rng:
             if depth is None:
                 depth = self._depth(seed, rng)
             tokens = layout.pack(x)
@@ -167,6 +173,7 @@ class ResidualStack(RandomState):
             residual = residual - (level.codes if attached else level.codes.detach())
         if self.gradient == "estimated":
             total = self.estimate(inputs, total)
+        levels = self.with_losses(levels, depth)
         return (total, *self._stacked(levels, return_all_codes))
 
     def _stacked(
@@ -268,8 +275,8 @@ class ResidualStack(RandomState):
 
 def _only_if(used: Tensor, level: LevelChoice) -> LevelChoice:
     """A level of which only the device knows whether it is in use."""
-    return LevelChoice(
-        torch.where(used, level.codes, 0),
-        torch.where(used, level.indices, -1),
-        None if level.loss is None else torch.where(used, level.loss, 0),
+    return level._replace(
+        codes=torch.where(used, level.codes, 0),
+        indices=torch.where(used, level.indices, -1),
+        loss=None if level.loss is None else torch.where(used, level.loss, 0),
     )

@@ -76,6 +76,23 @@ class ScalarOutputWithCodes(NamedTuple):
 #: What a forward of a residual stack returns; with ``indices=`` the plain pair, which holds no indices.
 ResidualResult = ResidualOutput | ResidualOutputWithCodes | tuple[Tensor, Tensor]
 
+
+class LookupFreeOutput(NamedTuple):
+    """What a forward of a lookup-free quantizer returns."""
+
+    quantized: Tensor
+    indices: Tensor
+    entropy_aux_loss: Tensor
+
+
+class LookupFreeLossBreakdown(NamedTuple):
+    """The terms of the loss of a lookup-free quantizer, unweighted; 0 in evaluation."""
+
+    per_sample_entropy: Tensor
+    batch_entropy: Tensor
+    commitment: Tensor
+
+
 # So that exported programs which return them can be saved.
 for _output in (
     LossBreakdown,
@@ -83,6 +100,8 @@ for _output in (
     QuantizeOutputWithBreakdown,
     ResidualOutput,
     ResidualOutputWithCodes,
+    LookupFreeOutput,
+    LookupFreeLossBreakdown,
     ScalarOutput,
     ScalarOutputWithCodes,
 ):

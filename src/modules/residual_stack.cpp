@@ -39,6 +39,7 @@ Walk walk(const StackFamily& family, const at::Tensor& inputs,
     total = total.add(codes);
     residual = residual.sub(family.attached ? codes : codes.detach());
   }
+  if (family.finish) family.finish(levels);
   return {family.estimate ? family.estimate(inputs, total) : total,
           indices_of(levels, family.levels), std::move(levels)};
 }

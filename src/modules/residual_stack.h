@@ -34,6 +34,9 @@ struct StackFamily {
   std::function<at::Tensor(const at::Tensor&)> prepare;
   /// Level number, what is left (B, N, D), mask (B, N) for losses.
   std::function<LevelChoice(int64_t, const at::Tensor&, const std::optional<at::Tensor>&)> quantize;
+  /// Given all levels in use, sets the losses of families that compute those together; may be
+  /// empty.
+  std::function<void(std::vector<LevelChoice>&)> finish;
   /// Codes (*, D) of indices (*) of a level, on the scale of the stack's input; -1 gives zeros.
   std::function<at::Tensor(int64_t, const at::Tensor&)> decode;
   /// Levels see the gradient of what is left; the gain is then 1 - (1 - g_0) (1 - g_1) ..., g_n

@@ -22,6 +22,7 @@ SUITES = {
     "vector_quantize",
     "residual",
     "fsq",
+    "lookup_free",
     "kmeans",
     "memory",
     "small_calls",

@@ -16,6 +16,7 @@ enum class RandomPurpose : int64_t {
   kOrthogonalSubset = 7,    ///< codes that enter the orthogonal loss
   kDirectionalReparam = 8,  ///< noise of the directional reparametrisation, per token
   kRandomProjection = 9,    ///< projections of the random-projection quantizer
+  kTokenSubset = 10,        ///< tokens that enter the entropy of lookup-free quantization
 };
 
 }  // namespace torchvq

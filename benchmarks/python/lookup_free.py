@@ -1,0 +1,128 @@
+"""LFQ: training steps (forward and backward), time and peak memory, against the reference and plain torch.
+
+`python lookup_free.py NAME BITS N` measures the memory of one step and prints bytes; run() starts these.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from memory import peak_over_now
+from torch import Tensor
+from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from harness import Case, Settings
+
+SHAPES = ((12, 1024), (16, 1024), (18, 1024))
+QUICK = ((8, 64),)
+OURS = "torchvq"
+CONTENDERS = (OURS, "plain torch", "reference")
+# Matrices N x 2^bits of more bytes than this, of which the others make several, are left out.
+MATRIX_LIMIT = 2**28
+SPREAD = 0.02  # of the latents: between sure and undecided bits
+
+
+def run(settings: Settings) -> None:
+    from harness import write
+
+    logging.disable(logging.WARNING)
+    shapes = QUICK if settings.quick else SHAPES
+    cases = [
+        _measure(*shape, threads, settings) for threads in settings.threads for shape in shapes
+    ]
+    write("lookup_free", cases, settings)
+
+
+def _measure(bits: int, n: int, threads: int, settings: Settings) -> Case:
+    import checks
+    from harness import Case, Contender, Target, compare
+
+    names = [name for name in CONTENDERS if name == OURS or n * 2**bits * 4 <= MATRIX_LIMIT]
+    steps = {name: step_of(name, bits, n) for name in names}
+    results = {name: step() for name, step in steps.items()}
+    # The reference clamps a logarithm at 1e-5, which shows in its gradient.
+    differences = {
+        name: checks.close("losses", loss, results[OURS][0], 1e-2)
+        for name, (loss, _) in results.items()
+    }
+    case = Case(
+        f"training N={n} bits={bits} threads={threads}",
+        dict(what="training step", N=n, bits=bits, threads=threads),
+        compare([Contender(name, step, threads) for name, step in steps.items()], settings),
+        {
+            "losses_differ_by": differences,
+            "peak_bytes": {name: _in_a_process(name, bits, n) for name in names},
+        },
+    )
+    if bits == 16:
+        case.expect("reference", 50.0, "reference's training step, 16 bits")
+    if bits == 18 and not settings.quick:
+        ratio = _in_a_process(OURS, 18, n) / _in_a_process("reference", 12, n)
+        text = "extra memory of 18 bits over the reference's of 12"
+        case.targets.append(Target(text, 1.0, ratio, case.name, at_most=True))
+    settings.report(case)
+    return case
+
+
+def step_of(name: str, bits: int, n: int) -> Callable[[], tuple[Tensor, Tensor]]:
+    """A training step: the loss and the gradient of the latents."""
+    x = torch.randn(1, n, bits, generator=torch.Generator().manual_seed(bits)) * SPREAD
+    x.requires_grad_()
+    loss_of = plain_loss(bits) if name == "plain torch" else _module(name, bits)
+
+    def step() -> tuple[Tensor, Tensor]:
+        loss = loss_of(x)
+        (grad,) = torch.autograd.grad(loss, x)
+        return loss.detach(), grad
+
+    return step
+
+
+def _module(name: str, bits: int) -> Callable[[Tensor], Tensor]:
+    if name == OURS:
+        from torchvq import LFQ
+    else:
+        from vector_quantize_pytorch import LFQ  # type: ignore[no-redef]
+    lfq = LFQ(codebook_size=2**bits, entropy_loss_weight=1.0, commitment_loss_weight=0.25)
+    return lambda x: lfq(x)[2]
+
+
+def plain_loss(bits: int) -> Callable[[Tensor], Tensor]:
+    """What one writes in torch: a softmax over all codes."""
+    places = torch.arange(bits - 1, -1, -1)
+    codes = ((torch.arange(2**bits)[:, None] >> places) & 1).float() * 2 - 1
+
+    def loss(x: Tensor) -> Tensor:
+        tokens = x[0]
+        log_p = (200 * tokens @ codes.T).log_softmax(-1)
+        p = log_p.exp()
+        mean = p.mean(0)
+        entropy = -(p * log_p).sum(-1).mean() + torch.xlogy(mean, mean).sum()
+        return entropy + 0.25 * F.mse_loss(tokens, tokens.detach().sign())
+
+    return loss
+
+
+def _in_a_process(name: str, bits: int, n: int) -> int:
+    command = [sys.executable, str(Path(__file__)), name, str(bits), str(n)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(answer.stdout)
+
+
+def _main(name: str, bits: str, n: str) -> None:
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    # Libraries load their parts at the first call; that is no part of a step.
+    step_of(name, 4, 16)()
+    print(peak_over_now(lambda: step_of(name, int(bits), int(n))()))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,150 @@
+// LFQ: lookup-free quantization, whose codes are the corners of a cube.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <torchvq/export.h>
+#include <torchvq/modules/kept_buffers.h>
+#include <torchvq/options/lfq.h>
+
+namespace torchvq {
+
+/// A projection by scaled cosines: scale * <x, w_j> / (|x| |w_j|), w_j the columns of `weight`.
+class TORCHVQ_API CosineSimLinearImpl : public torch::nn::Cloneable<CosineSimLinearImpl> {
+ public:
+  CosineSimLinearImpl(int64_t dim_in, int64_t dim_out, double scale = 1.0);
+
+  void reset() override;
+  /// (..., dim_in) to (..., dim_out): float32, or float64 for float64.
+  torch::Tensor forward(const torch::Tensor& x);
+
+  int64_t dim_in, dim_out;
+  double scale;
+  torch::Tensor weight;  ///< (dim_in, dim_out)
+};
+
+TORCH_MODULE(CosineSimLinear);
+
+/// The terms of the loss of a lookup-free quantizer, unweighted; 0 in evaluation.
+struct LookupFreeLossBreakdown {
+  torch::Tensor per_sample_entropy;
+  torch::Tensor batch_entropy;
+  torch::Tensor commitment;
+};
+
+/// What a forward of a lookup-free quantizer returns.
+struct LookupFreeOutput {
+  torch::Tensor quantized;         ///< the layout and dtype of the input
+  torch::Tensor indices;           ///< (B, *), with codebook axis (B, *, C); int64, -1 where masked
+  torch::Tensor entropy_aux_loss;  ///< scalar; 0 in evaluation
+  LookupFreeLossBreakdown loss_breakdown;
+};
+
+/// Lookup-free quantization: each latent becomes its vector of signs, the bits of its index.
+///
+/// Formula  ops/sign_quantize.h; loss: ops/sign_entropy.h, functional/lookup_free.h
+/// Paper    Yu et al. 2023, arXiv:2310.05737; spherical: Zhao et al. 2024, arXiv:2406.07548
+/// Parity   vector-quantize-pytorch, class LFQ; the same options, state names, numbers
+///
+/// Example:
+/// ```
+/// torchvq::LFQ quantizer(torchvq::LFQOptions().codebook_size(65536).spherical(true));
+/// auto output = quantizer(torch::randn({1, 1024, 16}));
+/// ```
+class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
+ public:
+  /// A level of a stack has no warning and no generator of its own.
+  explicit LFQImpl(LFQOptions options, bool is_level = false);
+
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+
+  /// Quantizes x.
+  ///
+  /// @param x                (B, *, dim), or channel-first (B, dim, *). Any floating dtype.
+  /// @param inv_temperature  of the soft assignment in the entropies, 0 or more.
+  /// @param mask             bool, (B, *) or (B,), true for real tokens. Outputs of the others are
+  ///                         0, their indices -1.
+  ///
+  /// Gradient     of quantized to the latents: that of the activation, identity by default, in
+  ///              training; none in evaluation.
+  /// Ties         a latent of 0 is a bit that is not set.
+  /// Empty        no tokens, or all masked: loss 0.
+  /// Non-finite   a token with NaN or infinity gives NaN and index 0.
+  /// Distributed  in training one all-reduce of 2^bits numbers; evaluation never communicates.
+  /// Throws       c10::ValueError for wrong shapes, c10::TypeError for wrong dtypes.
+  LookupFreeOutput forward(const torch::Tensor& x, double inv_temperature = 100.0,
+                           const std::optional<torch::Tensor>& mask = std::nullopt);
+
+  /// All codes (codebook_size(), D), made on demand, before rotation and projection.
+  torch::Tensor codebook() const;
+  /// Codes of bits (..., D), bool or any number, set where above 0; before rotation and projection.
+  torch::Tensor bits_to_codes(const torch::Tensor& bits) const;
+  /// The output of forward in evaluation for indices as it returns them; -1 gives zeros. Indices of
+  /// 3 axes and more, that of codebooks not counted, give features on axis 1 by default.
+  ///
+  /// Throws c10::IndexError for an index outside [-1, codebook_size()).
+  torch::Tensor indices_to_codes(const torch::Tensor& indices, bool project_out = true);
+
+  /// D, the bits of a code.
+  int64_t codebook_dim() const { return bits_; }
+  int64_t codebook_size() const { return int64_t{1} << bits_; }
+  /// Of the input.
+  int64_t dim() const { return options.dim().value_or(bits_ * options.num_codebooks()); }
+  bool has_projections() const;
+  bool keeps_num_codebooks_dim() const {
+    return options.keep_num_codebooks_dim().value_or(options.num_codebooks() > 1);
+  }
+  /// The magnitude of each feature of a code.
+  double code_value() const;
+
+  LFQOptions options;
+  torch::nn::Linear linear_in{nullptr};    ///< "project_in"; empty without
+  CosineSimLinear cosine_in{nullptr};      ///< "project_in" with cosine_sim_project_in
+  torch::nn::Linear project_out{nullptr};  ///< empty without projections
+  torch::Tensor bit_values;                ///< "mask", (D,), int64: the value of each bit
+  torch::Tensor orthogonal_rot;            ///< (D, D) with orthogonal_rotation, else undefined
+  torch::Tensor rng;  ///< (2,), int64, with frac_per_sample_entropy below 1, else undefined
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(100.0)},
+                           {2, torch::nn::AnyValue(std::optional<torch::Tensor>())})
+
+ private:
+  friend class ResidualLFQImpl;
+  /// Tokens of a forward and what they became, one row per codebook.
+  struct Signs {
+    torch::Tensor latents, codes, indices;
+    std::optional<torch::Tensor> mask, entropy_mask;
+    double inv_temperature;
+  };
+  /// `draw` (2,) chooses the tokens that enter the entropies; undefined: all.
+  Signs quantize(const torch::Tensor& tokens, const std::optional<torch::Tensor>& mask,
+                 double inv_temperature, const torch::Tensor& draw);
+  torch::Tensor output_codes(const Signs& signs, const torch::Tensor& tokens);
+  torch::Tensor join(const torch::Tensor& codes, const torch::Tensor& tokens) const;
+  torch::Tensor own_totals(const Signs& signs) const;
+  void add_losses(const Signs& signs, const std::optional<torch::Tensor>& totals,
+                  LookupFreeOutput& output) const;
+  torch::Tensor draw_for(const std::string& group) const;
+  std::string group() const;
+  std::string label() const;
+  void shake_hands(const std::string& group) const;
+
+  bool is_level_;
+  int64_t bits_ = 0;
+  int64_t handle_;
+};
+
+TORCH_MODULE(LFQ);
+
+}  // namespace torchvq

@@ -1,0 +1,130 @@
+// ResidualLFQ: lookup-free quantizers in sequence, each for what the ones before have left.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <torchvq/export.h>
+#include <torchvq/modules/kept_buffers.h>
+#include <torchvq/modules/lfq.h>
+#include <torchvq/options/residual_lfq.h>
+
+namespace torchvq {
+
+namespace detail {
+struct StackFamily;
+}
+
+/// What a forward of a stack of lookup-free quantizers returns. GroupedResidualLFQ has the groups G
+/// as first axis of everything but `quantized`.
+struct ResidualLFQOutput {
+  torch::Tensor quantized;  ///< the layout and dtype of the input
+  torch::Tensor indices;    ///< (B, *, Q), int64, -1 where masked or dropped
+  torch::Tensor loss;       ///< (Q,), 0 in evaluation and for dropped levels
+  torch::Tensor all_codes;  ///< (Q, B, *, D) if asked for, else undefined: features last in every
+                            ///< layout, zeros for padding; their sum, projected, is the output
+};
+
+/// Residual lookup-free quantization: level after level quantizes what the levels before left.
+///
+/// Formula  r_0 = project_in(x); q_n = 2^-n sign(r_n); r_{n+1} = r_n - q_n;
+///          output = project_out(q_0 + q_1 + ...)
+/// Paper    Zeghidour et al. 2021, arXiv:2107.03312; Yu et al. 2023, arXiv:2310.05737
+/// Parity   vector-quantize-pytorch, class ResidualLFQ; the same options, state names, numbers
+///
+/// Example:
+/// ```
+/// torchvq::ResidualLFQ quantizer(torchvq::ResidualLFQOptions(256, 8, 256));
+/// auto output = quantizer(torch::randn({1, 1024, 256}));
+/// ```
+class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
+ public:
+  explicit ResidualLFQImpl(ResidualLFQOptions options);
+
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+
+  /// Quantizes x: (B, *, dim) with any number of position axes; with is_channel_first (B, dim, *).
+  ///
+  /// Gradient     straight-through to the projected input, once for all levels, through the
+  ///              activation of the first; losses of every level reach the input, too.
+  /// Non-finite   a token with NaN or infinity gives NaN and index 0.
+  /// Distributed  in training one all-reduce for the entropies of all levels; ranks drop the same
+  ///              levels; evaluation never communicates.
+  /// Throws       c10::ValueError for wrong shapes, c10::TypeError for wrong dtypes.
+  ResidualLFQOutput forward(const torch::Tensor& x, const ResidualLFQForwardOptions& call = {});
+  /// forward for a group: uses `depth` levels if it is given, else puts there how many were used.
+  ResidualLFQOutput forward_to_depth(const torch::Tensor& x, const ResidualLFQForwardOptions& call,
+                                     std::optional<int64_t>& depth);
+
+  /// Codes (Q, B, *, D) of indices (B, *, q), before project_out. q is the number of levels, or
+  /// with quantize_dropout fewer: then zeros for the missing ones. -1 gives zeros.
+  torch::Tensor get_codes_from_indices(const torch::Tensor& indices);
+  /// The output of forward in evaluation for these indices, in the same layout; zeros where all
+  /// indices are -1.
+  torch::Tensor get_output_from_indices(const torch::Tensor& indices);
+  /// All codes of each level (Q, codebook_size, D), made at each call; before rotation.
+  torch::Tensor codebooks() const;
+
+  ResidualLFQOptions options;
+  torch::nn::Linear project_in{nullptr};  ///< empty without projection, as is the next
+  torch::nn::Linear project_out{nullptr};
+  std::vector<LFQ> levels;  ///< registered as "layers"
+  torch::Tensor rng;  ///< (2,), int64, with dropout or frac_per_sample_entropy, else undefined
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(ResidualLFQForwardOptions())})
+
+ private:
+  using Signs = std::vector<LFQImpl::Signs>;
+  detail::StackFamily family(const torch::Tensor& draw, Signs& signs);
+  std::vector<std::optional<torch::Tensor>> shared_totals(const Signs& signs) const;
+  void shake_hands(const std::string& group) const;
+  bool drops() const { return options.quantize_dropout() && options.num_quantizers() > 1; }
+};
+
+TORCH_MODULE(ResidualLFQ);
+
+/// Splits the features into groups and gives each its own ResidualLFQ.
+///
+/// Paper    Yang et al. 2023, HiFi-Codec, arXiv:2305.02765
+/// Parity   vector-quantize-pytorch, class GroupedResidualLFQ
+class TORCHVQ_API GroupedResidualLFQImpl : public torch::nn::Cloneable<GroupedResidualLFQImpl> {
+ public:
+  explicit GroupedResidualLFQImpl(GroupedResidualLFQOptions options);
+
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+
+  /// As ResidualLFQImpl::forward; all groups drop the same levels.
+  ResidualLFQOutput forward(const torch::Tensor& x, const ResidualLFQForwardOptions& call = {});
+  /// Codes (G, Q, B, *, D) of indices (G, B, *, q); see ResidualLFQImpl.
+  torch::Tensor get_codes_from_indices(const torch::Tensor& indices);
+  /// The output of forward in evaluation for indices (G, B, *, q), in the same layout.
+  torch::Tensor get_output_from_indices(const torch::Tensor& indices);
+  /// (G, Q, codebook_size, D), made at each call.
+  torch::Tensor codebooks() const;
+
+  GroupedResidualLFQOptions options;
+  std::vector<ResidualLFQ> rvqs;  ///< registered under this name
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(ResidualLFQForwardOptions())})
+
+ private:
+  int64_t split_dim() const;
+  std::vector<torch::Tensor> split_indices(const torch::Tensor& indices) const;
+};
+
+TORCH_MODULE(GroupedResidualLFQ);
+
+}  // namespace torchvq

@@ -1,0 +1,89 @@
+// Options of ResidualLFQ and GroupedResidualLFQ. The names, meanings and defaults are those of the
+// Python classes.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include <torch/arg.h>
+#include <torch/types.h>
+
+#include <torchvq/export.h>
+#include <torchvq/options/lfq.h>
+
+namespace torchvq {
+
+/// Options of a ResidualLFQ module.
+///
+/// Example:
+/// ```
+/// torchvq::ResidualLFQ quantizer(torchvq::ResidualLFQOptions(256, 8, 256));
+/// ```
+struct TORCHVQ_API ResidualLFQOptions {
+  /// @param dim             features of the input. Where it differs from the bits of a code,
+  ///                        project_in and project_out are linear layers.
+  /// @param num_quantizers  Q, at least 1.
+  /// @param codebook_size   codes per level, a power of 2 up to 2^62.
+  ResidualLFQOptions(int64_t dim, int64_t num_quantizers, int64_t codebook_size)
+      : dim_(dim), num_quantizers_(num_quantizers), codebook_size_(codebook_size) {}
+
+  /// Throws c10::ValueError for an option out of range, or options that exclude each other.
+  void validate() const;
+
+  /// Features of the input.
+  TORCH_ARG(int64_t, dim);
+  /// Quantizers in sequence Q.
+  TORCH_ARG(int64_t, num_quantizers);
+  /// Codes per level.
+  TORCH_ARG(int64_t, codebook_size);
+  /// Features on axis 1, whatever the number of position axes. Default: false.
+  TORCH_ARG(bool, is_channel_first) = false;
+  /// In training, use a random number of quantizers only. Default: false.
+  TORCH_ARG(bool, quantize_dropout) = false;
+  /// The last one that is never dropped, counted from 0. Default: 0.
+  TORCH_ARG(int64_t, quantize_dropout_cutoff_index) = 0;
+  /// Keep a multiple of this many (or all), at least 1. Default: 1.
+  TORCH_ARG(int64_t, quantize_dropout_multiple_of) = 1;
+  /// Keeps the latents of level n inside +- value * 2^-n; at least 1. Default: none.
+  TORCH_ARG(std::optional<double>, soft_clamp_input_value);
+  /// The gradient of vector-quantize-pytorch, whose gain is the number of levels. Default: false.
+  TORCH_ARG(bool, vqp_compat) = false;
+  /// Options of every level: weights of the losses, frac_per_sample_entropy (the same tokens for
+  /// all levels), spherical, orthogonal_rotation, straight_through_activation, sync_codebook,
+  /// process_group. Shape, scale, clamp and layout are those of the stack, whatever is set here.
+  TORCH_ARG(LFQOptions, lfq);
+};
+
+/// Options of one call of ResidualLFQImpl::forward and GroupedResidualLFQImpl::forward.
+struct TORCHVQ_API ResidualLFQForwardOptions {
+  /// (B, *), bool, true for real tokens. Outputs of the others are 0, their indices -1.
+  TORCH_ARG(std::optional<torch::Tensor>, mask);
+  /// Fill ResidualLFQOutput::all_codes. Default: false.
+  TORCH_ARG(bool, return_all_codes) = false;
+  /// Decides which levels are dropped, the same as in Python and in vector-quantize-pytorch.
+  /// Default: the number of the training step, so that ranks drop the same.
+  TORCH_ARG(std::optional<int64_t>, rand_quantize_dropout_fixed_seed);
+};
+
+/// Options of a GroupedResidualLFQ module.
+struct TORCHVQ_API GroupedResidualLFQOptions {
+  /// @param dim   features of the input, a multiple of groups.
+  /// @param rlfq  options of every stack; its dim is set by the groups.
+  GroupedResidualLFQOptions(int64_t dim, ResidualLFQOptions rlfq)
+      : dim_(dim), rlfq_(std::move(rlfq)) {}
+
+  /// Throws c10::ValueError as ResidualLFQOptions::validate() does.
+  void validate() const;
+
+  /// Features of the input.
+  TORCH_ARG(int64_t, dim);
+  /// Residual stacks G, at least 1; each has its share of the features. Default: 1.
+  TORCH_ARG(int64_t, groups) = 1;
+  /// Input is (B, dim, H, W). Default: false.
+  TORCH_ARG(bool, accept_image_fmap) = false;
+  /// Options of every stack.
+  TORCH_ARG(ResidualLFQOptions, rlfq);
+};
+
+}  // namespace torchvq

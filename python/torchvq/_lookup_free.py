@@ -1,0 +1,149 @@
+"""The steps of lookup-free quantization that one quantizer and a stack of them share."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchvq._random_state import RandomState
+from torchvq._ranks import Ranks, group_of
+from torchvq.outputs import LookupFreeLossBreakdown
+
+if TYPE_CHECKING:
+    from torchvq.lookup_free_quantization import LFQ
+
+_ops = torch.ops.torchvq
+
+
+class Signs(NamedTuple):
+    """Tokens of a forward and what they became, one row per codebook."""
+
+    latents: Tensor  # (C, T, D), float32 or float64
+    codes: Tensor  # (C, T, D)
+    indices: Tensor  # (C, T)
+    mask: Tensor | None  # (C, T)
+    entropy_mask: Tensor | None  # tokens that enter the entropies
+    inv_temperature: float
+
+
+def ranks_of(lfq: "LFQ", owner: str = "LFQ") -> Ranks:
+    """Decided at each call, because modules are often built before their group exists. Evaluation is always alone."""
+    group = group_of(lfq) if lfq.training else ""
+    return Ranks(group, f"{owner}(dim={lfq.dim}, codebook_size={lfq.codebook_size})")
+
+
+def shake_hands(owner: RandomState, quantizers: Sequence["LFQ"], ranks: Ranks) -> None:
+    """Before the first synchronised step: ranks that do not fit together find out; they share one seed.
+
+    ``owner`` is the module whose forward runs: the quantizer, or the stack of them.
+    """
+    if ranks.alone or owner.replaying:
+        return
+    state = [buffer for lfq in quantizers for buffer in lfq.replicated_state()]
+    rng = owner._buffers.get("rng")
+    if rng is not None:
+        state.append(rng)
+    signature = "; ".join(lfq.signature for lfq in quantizers)
+    _ops.handshake_(state, handle=quantizers[0].handle, signature=signature, **ranks.named())
+
+
+def shared_totals(
+    owner: RandomState, quantizers: Sequence["LFQ"], signs: Sequence[Signs], ranks: Ranks
+) -> list[Tensor | None]:
+    """Sums over the ranks for the entropies of each level: one all-reduce for all, None where nothing is shared.
+
+    Levels of ``quantizers`` beyond ``signs`` were dropped, and take part with nothing, so that what ranks exchange
+    does not depend on the depth.
+    """
+    if ranks.alone:
+        return [None] * len(signs)
+    if owner.replaying:
+        # The recomputation of a checkpointed step communicates nothing.
+        return list(owner.recorded_totals())
+    parts = [_totals(lfq, part) for lfq, part in zip(quantizers, signs, strict=False)]
+    parts += [parts[0].new_zeros(parts[0].shape) for _ in quantizers[len(signs) :]]
+    summed = _ops.all_reduce_statistics(torch.stack(parts), **ranks.named()).unbind()
+    totals = list(summed[: len(signs)])
+    owner.record_totals(totals)
+    return list(totals)
+
+
+def _totals(lfq: "LFQ", signs: Signs) -> Tensor:
+    return _ops.sign_entropy_totals(
+        signs.latents.detach(),
+        sharpness=4 * signs.inv_temperature * lfq.code_value,
+        mask=signs.entropy_mask,
+    )
+
+
+def losses(
+    lfq: "LFQ", signs: Signs, totals: Tensor | None
+) -> tuple[Tensor, LookupFreeLossBreakdown]:
+    """The weighted loss and its terms; zeros in evaluation."""
+    zero = signs.latents.new_zeros(())
+    if not lfq.training:
+        return zero, LookupFreeLossBreakdown(zero, zero, zero)
+    per_sample, batch = _ops.sign_entropy(
+        signs.latents,
+        sharpness=4 * signs.inv_temperature * lfq.code_value,
+        mask=signs.entropy_mask,
+        totals=totals,
+    )
+    commitment = zero
+    if lfq.commitment_loss_weight > 0:
+        commitment = _ops.commitment_loss(signs.latents, signs.codes, mask=signs.mask)
+    loss = _ops.lookup_free_loss(
+        per_sample,
+        batch,
+        commitment,
+        entropy_weight=lfq.entropy_loss_weight,
+        diversity_gamma=lfq.diversity_gamma,
+        commitment_weight=lfq.commitment_loss_weight,
+        softplus_offset=lfq.entropy_loss_offset if lfq.experimental_softplus_entropy_loss else None,
+    )
+    return loss, LookupFreeLossBreakdown(per_sample, batch, commitment)
+
+
+def check_options(options: dict[str, object]) -> None:
+    """Raises ValueError for options of LFQ that are out of range or at odds."""
+
+    def expect(holds: bool, name: str, condition: str) -> None:
+        if not holds:
+            raise ValueError(f"LFQ: expected {name} to be {condition}, but got {options[name]}")
+
+    dim, size, codebooks = options["dim"], options["codebook_size"], options["num_codebooks"]
+    if dim is None and size is None:
+        raise ValueError("LFQ: expected dim or codebook_size to be given, but got neither")
+    expect(_is_whole(codebooks, 1), "num_codebooks", "at least 1")
+    expect(dim is None or _is_whole(dim, 1), "dim", "at least 1")
+    expect(
+        size is None or (_is_whole(size, 2) and size & (size - 1) == 0 and size <= 2**62),  # type: ignore[operator]
+        "codebook_size",
+        "a power of 2 from 2 to 2^62",
+    )
+    if size is None:
+        expect(dim <= 62, "dim", "at most 62 where codebook_size is not given")  # type: ignore[operator]
+    for name in ("codebook_scale",):
+        expect(_is_number(options[name]) and options[name] > 0, name, "above 0")  # type: ignore[operator]
+    for name in ("entropy_loss_weight", "commitment_loss_weight", "diversity_gamma"):
+        expect(_is_number(options[name]) and options[name] >= 0, name, "0 or more")  # type: ignore[operator]
+    expect(0 < options["frac_per_sample_entropy"] <= 1, "frac_per_sample_entropy", "in (0, 1]")  # type: ignore[operator]
+    clamp = options["soft_clamp_input_value"]
+    expect(
+        clamp is None or clamp >= options["codebook_scale"],  # type: ignore[operator]
+        "soft_clamp_input_value",
+        "at least codebook_scale",
+    )
+    if options["keep_num_codebooks_dim"] is False and codebooks > 1:  # type: ignore[operator]
+        raise ValueError(
+            "LFQ: expected keep_num_codebooks_dim to be True or None with several codebooks, but got False"
+        )
+
+
+def _is_whole(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and value == value and abs(value) != float("inf")

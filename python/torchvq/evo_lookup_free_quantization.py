@@ -1,0 +1,308 @@
+"""EvoLFQ: evolutionary search over the bits of lookup-free codes, between an encoder and a decoder."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchvq._random_state import RandomState
+from torchvq._scalar_options import expect
+from torchvq.lookup_free_quantization import LFQ
+from torchvq.outputs import LookupFreeLossBreakdown
+
+_ops = torch.ops.torchvq
+_NOISE = 6  # RandomPurpose::kNoise
+#: From decoded candidates and their bits to one number per candidate; larger is fitter.
+Fitness = Callable[[Tensor, Tensor], Tensor]
+
+
+class Return(NamedTuple):
+    """What a forward returns."""
+
+    reconstructed: Tensor
+    indices: Tensor
+    entropy_aux_loss: Tensor
+
+
+class Result(NamedTuple):
+    """One generation: the population that follows it, and the fittest candidate met so far."""
+
+    pop_bits: Tensor
+    best_gene: Tensor
+    best_fitness: float
+    best_decoded: Tensor | None
+
+
+class EvoLFQ(RandomState):
+    """A genetic algorithm on the bits of an autoencoder's lookup-free codes.
+
+    Candidates are bits (*, C * D) of all positions, features last in every layout, 0 and 1 or, with ``is_sign``, -1
+    and 1. A generation keeps the fittest and fills up with mutated crossovers of tournament winners (Goldberg and Deb
+    1991, A comparative analysis of selection schemes; Syswerda 1989, Uniform crossover). Nothing here has a gradient;
+    ``forward`` is the autoencoder, to be trained before.
+
+    Args:
+        encoder: module from data to the input of ``lfq``.
+        decoder: module from the output of ``lfq`` to data.
+        lfq: the quantizer. Default: an ``LFQ`` made of the following.
+        dim, codebook_size, num_codebooks: see ``LFQ``.
+        pop_size: candidates ``P`` of a population, above elitism_count. Default: 64.
+        mutation_rate: probability, in [0, 1], that a bit flips. Default: 0.02.
+        tournament_size: candidates that compete to be a parent, at least 1. Default: 2.
+        elitism_count: fittest candidates that survive as they are, 0 or more. Default: 1.
+        generations: of ``evolve``. Default: 50.
+        **lfq_kwargs: more options of ``LFQ``.
+
+    State: that of its modules, and ``rng`` (2,), seed and step of the counter-based generator: a search that resumes
+    from a checkpoint goes on with the same bits. The seed is drawn at construction. Every draw counts a step.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        lfq: LFQ | None = None,
+        *,
+        dim: int | None = None,
+        codebook_size: int | None = None,
+        num_codebooks: int = 1,
+        pop_size: int = 64,
+        mutation_rate: float = 0.02,
+        tournament_size: int = 2,
+        elitism_count: int = 1,
+        generations: int = 50,
+        **lfq_kwargs: Any,
+    ) -> None:
+        super().__init__()
+        expect("EvoLFQ", elitism_count >= 0, "elitism_count", "0 or more", elitism_count)
+        expect("EvoLFQ", pop_size > elitism_count, "pop_size", "above elitism_count", pop_size)
+        expect("EvoLFQ", 0 <= mutation_rate <= 1, "mutation_rate", "in [0, 1]", mutation_rate)
+        expect("EvoLFQ", tournament_size >= 1, "tournament_size", "at least 1", tournament_size)
+        expect("EvoLFQ", generations >= 0, "generations", "0 or more", generations)
+        self.encoder = encoder
+        self.decoder = decoder
+        self.lfq = (
+            LFQ(dim=dim, codebook_size=codebook_size, num_codebooks=num_codebooks, **lfq_kwargs)
+            if lfq is None
+            else lfq
+        )
+        self.pop_size = pop_size
+        self.mutation_rate = mutation_rate
+        self.tournament_size = tournament_size
+        self.elitism_count = elitism_count
+        self.generations = generations
+        self.keep_rng()
+
+    # The autoencoder -----------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Return | tuple[Return, LookupFreeLossBreakdown]:
+        """decoder(lfq(encoder(x))); arguments beyond x as for ``LFQ.forward``.
+
+        Returns:
+            ``(reconstructed, indices, entropy_aux_loss)``, named, with ``return_loss_breakdown`` and its terms.
+        """
+        found = self.lfq(self.encoder(x), **kwargs)
+        with_terms = kwargs.get("return_loss_breakdown", False)
+        quantized, indices, loss = found[0] if with_terms else found
+        result = Return(self.decoder(quantized), indices, loss)
+        return (result, found[1]) if with_terms else result
+
+    @torch.no_grad()
+    def encode(self, x: Tensor, return_signs: bool = False) -> Tensor:
+        """Bits (B, *, C * D), float32, of data: 0 and 1, with ``return_signs`` -1 and 1."""
+        with self._evaluating():
+            indices = self.lfq(self.encoder(x))[1]
+        if not self.lfq.keep_num_codebooks_dim:
+            indices = indices.unsqueeze(-1)
+        signs: Tensor = _ops.sign_decode(indices, self.lfq.codebook_dim).flatten(-2)
+        return signs if return_signs else _as_bits(signs)
+
+    def decode_bits(self, bits: Tensor) -> Tensor:
+        """Data of bits (B, *, C * D), set where above 0."""
+        lfq = self.lfq
+        features = lfq.num_codebooks * lfq.codebook_dim
+        fits = bits.dim() >= 1 and bits.shape[-1] == features
+        expect("EvoLFQ", fits, "bits", f"of {features} features", f"shape {list(bits.shape)}")
+        split = bits.float().reshape(*bits.shape[:-1], lfq.num_codebooks, lfq.codebook_dim)
+        _, indices = _ops.sign_quantize(split)
+        if not lfq.keep_num_codebooks_dim:
+            indices = indices.squeeze(-1)
+        decoded: Tensor = self.decoder(lfq.indices_to_codes(indices))
+        return decoded
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        modules = [module for module in self.modules() if module.training]
+        self.eval()
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.training = True
+
+    # Populations ---------------------------------------------------------------------------------------------
+
+    def init_random_population(
+        self,
+        pop_size: int | None = None,
+        shape: tuple[int, ...] | None = None,
+        device: torch.device | str | None = None,
+        is_sign: bool = False,
+    ) -> Tensor:
+        """Fair random bits (P, *shape); shape ends with the C * D features, which it is by default."""
+        features = self.lfq.num_codebooks * self.lfq.codebook_dim
+        size = (self.pop_size if pop_size is None else pop_size, *(shape or (features,)))
+        bits = self._flips(size, 0.5).float()
+        bits = bits if device is None else bits.to(device)
+        return _as_signs(bits) if is_sign else bits
+
+    def init_population_from_data(
+        self,
+        x: Tensor,
+        pop_size: int | None = None,
+        mutation_rate: float | None = None,
+        is_sign: bool = False,
+    ) -> Tensor:
+        """(P, *, C * D): the bits of the batch over and over, all but the first round of them mutated."""
+        bits = self.encode(x, return_signs=is_sign)
+        size = self.pop_size if pop_size is None else pop_size
+        expect("EvoLFQ", len(bits) > 0, "x", "a batch of at least 1", f"shape {list(x.shape)}")
+        rows = torch.arange(size, device=bits.device)
+        population = bits[rows % len(bits)]
+        fresh = (rows < len(bits)).view(-1, *[1] * (bits.dim() - 1))
+        return torch.where(fresh, population, self.mutate(population, mutation_rate, is_sign))
+
+    def mutate(
+        self, population: Tensor, mutation_rate: float | None = None, is_sign: bool = False
+    ) -> Tensor:
+        """The population with each bit flipped with the probability mutation_rate."""
+        rate = self.mutation_rate if mutation_rate is None else mutation_rate
+        expect("EvoLFQ", 0 <= rate <= 1, "mutation_rate", "in [0, 1]", rate)
+        flips = self._flips(population.shape, rate).to(population.device)
+        return torch.where(flips, -population if is_sign else 1 - population, population)
+
+    def tournament_selection(
+        self, population: Tensor, fitnesses: Tensor, tournament_size: int | None = None
+    ) -> Tensor:
+        """As many parents as candidates: each the fittest of tournament_size that are drawn with replacement."""
+        size = self.tournament_size if tournament_size is None else tournament_size
+        expect("EvoLFQ", size >= 1, "tournament_size", "at least 1", size)
+        count = len(population)
+        drawn = (self._uniform((count, size)) * count).long().to(fitnesses.device)
+        winners = drawn.gather(1, _comparable(fitnesses)[drawn].argmax(1, keepdim=True))
+        return population[winners.squeeze(1).to(population.device)]
+
+    def uniform_crossover(self, parent1: Tensor, parent2: Tensor) -> Tensor:
+        """Each bit from one parent or the other, by a fair coin."""
+        return torch.where(self._flips(parent1.shape, 0.5).to(parent1.device), parent1, parent2)
+
+    # Evolution -----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(
+        self,
+        pop_bits: Tensor,
+        fitness_fn: Fitness,
+        tournament_size: int | None = None,
+        mutation_rate: float | None = None,
+        elitism_count: int | None = None,
+        is_sign: bool = False,
+        batch_size: int | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """One generation.
+
+        Args:
+            pop_bits: (P, *, C * D).
+            fitness_fn: from decoded candidates (P, ...) and their bits to (P,); NaN counts as least fit. Called
+                without gradient, with all modules in evaluation.
+            tournament_size, mutation_rate, elitism_count: override the options.
+            is_sign: bits are -1 and 1.
+            batch_size: candidates that are decoded and scored at once. Default: all.
+
+        Returns:
+            The next population, survivors first, the fittest of them leading; and the fitness (P,) of this one.
+        """
+        elite = self.elitism_count if elitism_count is None else elitism_count
+        count = len(pop_bits)
+        expect("EvoLFQ", 0 <= elite < count, "elitism_count", f"in [0, {count})", elite)
+        fitnesses = self._fitness(pop_bits, fitness_fn, batch_size)
+        survivors = pop_bits[_comparable(fitnesses).argsort(descending=True, stable=True)[:elite]]
+        first = self.tournament_selection(pop_bits, fitnesses, tournament_size)
+        second = self.tournament_selection(pop_bits, fitnesses, tournament_size)
+        children = self.mutate(self.uniform_crossover(first, second), mutation_rate, is_sign)
+        return torch.cat([survivors, children[elite:]]), fitnesses
+
+    def evolve(
+        self,
+        fitness_fn: Fitness,
+        pop_bits: Tensor | None = None,
+        pop_size: int | None = None,
+        shape: tuple[int, ...] | None = None,
+        generations: int | None = None,
+        is_sign: bool = False,
+        return_best_decoded: bool = False,
+        **step_kwargs: Any,
+    ) -> Iterator[Result]:
+        """Yields one ``Result`` per generation.
+
+        Args:
+            fitness_fn: as for ``step``.
+            pop_bits: the population to begin with. Default: a random one of ``pop_size`` and ``shape``.
+            generations: how many. Default: the option.
+            return_best_decoded: decode the fittest candidate in each generation.
+            **step_kwargs: further arguments of ``step``.
+        """
+        if pop_bits is None:
+            expect("EvoLFQ", shape is not None, "shape", "given without pop_bits", shape)
+            pop_bits = self.init_random_population(pop_size, shape, is_sign=is_sign)
+        best_gene, best_fitness = pop_bits[0], -float("inf")
+        for _ in range(self.generations if generations is None else generations):
+            following, fitnesses = self.step(pop_bits, fitness_fn, is_sign=is_sign, **step_kwargs)
+            fittest = int(_comparable(fitnesses).argmax())
+            if float(_comparable(fitnesses)[fittest]) > best_fitness:
+                best_gene, best_fitness = pop_bits[fittest], float(fitnesses[fittest])
+            pop_bits = following
+            decoded = self._decoded(best_gene[None])[0] if return_best_decoded else None
+            yield Result(pop_bits, best_gene, best_fitness, decoded)
+
+    def _fitness(self, bits: Tensor, fitness_fn: Fitness, batch_size: int | None) -> Tensor:
+        parts = torch.split(bits, len(bits) if batch_size is None else batch_size)
+        with self._evaluating():
+            scores = [fitness_fn(self.decode_bits(part), part) for part in parts]
+        fitnesses = torch.cat(scores)
+        shape = list(fitnesses.shape)
+        expect("EvoLFQ", shape == [len(bits)], "fitness_fn", f"of shape [{len(bits)}]", shape)
+        return fitnesses
+
+    @torch.no_grad()
+    def _decoded(self, bits: Tensor) -> Tensor:
+        with self._evaluating():
+            return self.decode_bits(bits)
+
+    def _uniform(self, size: tuple[int, ...] | torch.Size) -> Tensor:
+        drawn: Tensor = _ops.random_uniform(self.rng, _NOISE, size)
+        _ops.advance_rng_(self.rng)
+        return drawn
+
+    def _flips(self, size: tuple[int, ...] | torch.Size, probability: float) -> Tensor:
+        # Uniform numbers lie inside (0, 1), so that 0 and 1 mean never and always.
+        return self._uniform(size) < probability
+
+    @property
+    def device(self) -> torch.device:
+        """Where the codes are."""
+        return self.lfq.mask.device
+
+
+def _as_bits(signs: Tensor) -> Tensor:
+    return signs.gt(0).float()
+
+
+def _as_signs(bits: Tensor) -> Tensor:
+    return bits * 2 - 1
+
+
+def _comparable(fitnesses: Tensor) -> Tensor:
+    return fitnesses.nan_to_num(nan=-float("inf"), posinf=float("inf"), neginf=-float("inf"))

@@ -1,0 +1,67 @@
+"""GroupedResidualLFQ: a ResidualLFQ for each group of features."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchvq._grouped_stack import GroupedStack
+from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
+from torchvq.residual_lfq import ResidualLFQ
+
+
+class GroupedResidualLFQ(GroupedStack[ResidualLFQ]):
+    """Splits the features into groups and gives each its own ``ResidualLFQ``.
+
+    HiFi-Codec (Yang et al. 2023, arXiv:2305.02765) with lookup-free quantizers.
+
+    Args:
+        dim: features of the input, a multiple of groups.
+        groups: residual stacks ``G``, at least 1. Default: 1.
+        accept_image_fmap: input is (B, dim, H, W). Default: False.
+        **kwargs: options of every stack, see ``ResidualLFQ``.
+
+    Example:
+        >>> rlfq = GroupedResidualLFQ(dim=256, groups=2, codebook_size=256, num_quantizers=8, spherical=True)
+        >>> quantized, indices, losses = rlfq(torch.randn(1, 1024, 256))
+        >>> quantized.shape, indices.shape, losses.shape
+        (torch.Size([1, 1024, 256]), torch.Size([2, 1, 1024, 8]), torch.Size([2, 8]))
+    """
+
+    def __init__(
+        self, *, dim: int, groups: int = 1, accept_image_fmap: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init__(dim, groups, accept_image_fmap)
+        if accept_image_fmap:
+            kwargs["is_channel_first"] = True
+        self.rvqs.extend(ResidualLFQ(dim=dim // groups, **kwargs) for _ in range(groups))
+        self.codebook_size = self.stacks[0].codebook_size
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        return_all_codes: bool = False,
+        *,
+        rand_quantize_dropout_fixed_seed: int | None = None,
+    ) -> ResidualOutput | ResidualOutputWithCodes:
+        """Quantizes x; arguments as for ``ResidualLFQ.forward``.
+
+        Returns:
+            ``(quantized, indices, loss)``, named: indices (G, B, *, Q), loss (G, Q). With ``return_all_codes`` also a
+            tuple of the codes (Q, B, *, D) of each group. All groups drop the same levels.
+        """
+        quantized, results = self.run(
+            x, mask=mask, return_all_codes=return_all_codes, seed=rand_quantize_dropout_fixed_seed
+        )
+        indices = torch.stack([result.indices for result in results])
+        losses = torch.stack([result.losses for result in results if result.losses is not None])
+        codes = tuple(result.all_codes for result in results if result.all_codes is not None)
+        if return_all_codes:
+            return ResidualOutputWithCodes(quantized, indices, losses, codes)
+        return ResidualOutput(quantized, indices, losses)
+
+    @property
+    def codebooks(self) -> Tensor:
+        """All codes of each group and level, (G, Q, codebook_size, D), made at each use."""
+        return torch.stack([stack.codebooks for stack in self.stacks])

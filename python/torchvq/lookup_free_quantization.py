@@ -1,0 +1,394 @@
+"""LFQ: lookup-free quantization, whose codes are the corners of a cube."""
+
+import logging
+import math
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from torchvq import _lookup_free
+from torchvq._layout import Layout
+from torchvq._lookup_free import Signs
+from torchvq._projection import project
+from torchvq._random_state import RandomState
+from torchvq._ranks import ALONE, Ranks, group_name, noise_rng
+from torchvq.outputs import LookupFreeLossBreakdown, LookupFreeOutput
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+logger = logging.getLogger("torchvq")
+_ops = torch.ops.torchvq
+_HALF = (torch.float16, torch.bfloat16)
+
+#: The names under which the reference has them.
+Return = LookupFreeOutput
+LossBreakdown = LookupFreeLossBreakdown
+
+
+class CosineSimLinear(nn.Module):
+    """A projection by scaled cosines: ``scale * <x, w_j> / (|x| |w_j|)``.
+
+    Args:
+        dim_in: features of the input.
+        dim_out: features of the output, ``w_j`` being the columns of ``weight`` (dim_in, dim_out).
+        scale: factor of the cosines. Default: 1.
+    """
+
+    def __init__(self, dim_in: int, dim_out: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+        self.weight = nn.Parameter(torch.randn(dim_in, dim_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., dim_in) to (..., dim_out): float32, or float64 for float64."""
+        return _ops.cosine_linear(x, self.weight, scale=self.scale)
+
+
+class LFQ(RandomState):
+    """Lookup-free quantization: each latent becomes its vector of signs, the bits of its index.
+
+    Yu et al. 2023, arXiv:2310.05737; with ``spherical`` binary spherical quantization, Zhao et al. 2024,
+    arXiv:2406.07548. No codebook is stored or searched; an entropy loss makes tokens sure of their code and spreads
+    them over all codes. Its cost is that of a matrix product of 2^bits per token, and its memory 2^bits.
+
+    Shapes: ``B`` batch, ``*`` positions, ``C`` = ``num_codebooks``, ``D`` = log2(codebook_size) bits.
+
+    Args:
+        dim: features of the input. Default: ``C * D``.
+        codebook_size: codes per codebook, a power of 2 up to 2^62. Default: 2^dim.
+        entropy_loss_weight: weight of ``per_sample_entropy - diversity_gamma * batch_entropy``. Default: 0.1.
+        commitment_loss_weight: weight of the mean squared distance between latents and codes. Default: 0, which
+            lets latents grow without bound unless something else holds them; the constructor warns.
+        diversity_gamma: weight of the batch entropy. Default: 1.
+        straight_through_activation: module through which the gradient of the output reaches the latents; training
+            only. Default: identity.
+        num_codebooks: the features are split over them, the first features being codebook 0. Default: 1.
+        keep_num_codebooks_dim: indices keep the axis of codebooks. Default: with several codebooks, where False is an
+            error.
+        codebook_scale: codes are +- this in each feature, or of this length with ``spherical``. Default: 1.
+        frac_per_sample_entropy: fraction, in (0, 1], of the tokens of a training batch that enter both entropies,
+            chosen anew in each step. Default: 1.
+        has_projections: linear maps to and from the ``C * D`` features. Default: where dim differs from C * D.
+        projection_has_bias: of those. Default: True.
+        soft_clamp_input_value: keeps projected latents inside +- this by tanh; at least codebook_scale. Default: none.
+        cosine_sim_project_in: project_in is a ``CosineSimLinear``. Default: False.
+        cosine_sim_project_in_scale: its scale. Default: codebook_scale.
+        channel_first: features on axis 1. Default: for inputs of 4 axes or more.
+        experimental_softplus_entropy_loss: the loss is softplus(entropy loss + ``entropy_loss_offset``), positive.
+            Default: False.
+        entropy_loss_offset: as said. Default: 5.
+        spherical: latents are projected to the sphere of radius codebook_scale and codes lie on it. Default: False.
+        force_quantization_f32: kept for compatibility; arithmetic is float32 (float64 for float64) either way.
+        orthogonal_rotation: quantize latents rotated by a fixed random matrix, the buffer ``orthogonal_rot``, and
+            rotate codes back. Default: False.
+        sync_codebook: whether ranks share the entropies in training. Default: with more than one rank.
+        process_group: group of those ranks, or its name. Default: the default group.
+
+    State: ``mask`` (D,), the value of each bit; ``project_in.*``, ``project_out.*``, ``orthogonal_rot`` (D, D); with
+    ``frac_per_sample_entropy`` below 1 also ``rng`` (2,), which checkpoints of the reference lack.
+
+    Different from the reference: masks cover everything (outputs zero, indices -1, the same loss as without the
+    padding); the logarithm is not clamped, so that large codebooks learn; entropies are those of the tokens of all
+    ranks; a (B, dim) input is one token per item; -1 decodes to zeros and indices out of range raise; more than 24
+    bits share their entropy in groups (operator ``sign_entropy``).
+    """
+
+    mask: Tensor
+    _warns = True  # of latents that nothing bounds
+
+    def __init__(
+        self,
+        *,
+        dim: int | None = None,
+        codebook_size: int | None = None,
+        entropy_loss_weight: float = 0.1,
+        commitment_loss_weight: float = 0.0,
+        diversity_gamma: float = 1.0,
+        straight_through_activation: nn.Module | None = None,
+        num_codebooks: int = 1,
+        keep_num_codebooks_dim: bool | None = None,
+        codebook_scale: float = 1.0,
+        frac_per_sample_entropy: float = 1.0,
+        has_projections: bool | None = None,
+        projection_has_bias: bool = True,
+        soft_clamp_input_value: float | None = None,
+        cosine_sim_project_in: bool = False,
+        cosine_sim_project_in_scale: float | None = None,
+        channel_first: bool | None = None,
+        experimental_softplus_entropy_loss: bool = False,
+        entropy_loss_offset: float = 5.0,
+        spherical: bool = False,
+        force_quantization_f32: bool = True,
+        orthogonal_rotation: bool = False,
+        sync_codebook: bool | None = None,
+        process_group: "ProcessGroup | str | None" = None,
+    ) -> None:
+        super().__init__()
+        _lookup_free.check_options(dict(locals()))
+        bits = _bits(dim, codebook_size, num_codebooks)
+        self.codebook_size = 2**bits
+        self.codebook_dim = bits
+        self.num_codebooks = num_codebooks
+        self.dim = bits * num_codebooks if dim is None else dim
+        self.keep_num_codebooks_dim = (
+            num_codebooks > 1 if keep_num_codebooks_dim is None else keep_num_codebooks_dim
+        )
+        self.entropy_loss_weight = entropy_loss_weight
+        self.commitment_loss_weight = commitment_loss_weight
+        self.diversity_gamma = diversity_gamma
+        self.codebook_scale = codebook_scale
+        self.frac_per_sample_entropy = frac_per_sample_entropy
+        self.soft_clamp_input_value = soft_clamp_input_value
+        self.channel_first = channel_first
+        self.experimental_softplus_entropy_loss = experimental_softplus_entropy_loss
+        self.entropy_loss_offset = entropy_loss_offset
+        self.spherical = spherical
+        self.force_quantization_f32 = force_quantization_f32
+        self.orthogonal_rotation = orthogonal_rotation
+        self.sync_codebook = sync_codebook
+        self.process_group = group_name(process_group)
+        self.activation = (
+            nn.Identity() if straight_through_activation is None else straight_through_activation
+        )
+
+        inner = bits * num_codebooks
+        self.has_projections = self.dim != inner if has_projections is None else has_projections
+        if not self.has_projections and self.dim != inner:
+            raise ValueError(
+                f"LFQ: expected dim to be {inner} (bits of all codebooks) without projections, but got {self.dim}"
+            )
+        scale = (
+            codebook_scale if cosine_sim_project_in_scale is None else cosine_sim_project_in_scale
+        )
+        self._make_projections(inner, scale if cosine_sim_project_in else None, projection_has_bias)
+        self.register_buffer("mask", 2 ** torch.arange(bits - 1, -1, -1))
+        if orthogonal_rotation:
+            self.register_buffer("orthogonal_rot", _ops.random_rotation(bits))
+        if frac_per_sample_entropy < 1:
+            self.keep_rng()
+        self.handle: int = _ops.new_handle()
+        self.signature = (
+            f"LFQ of {num_codebooks} codebooks of {bits} bits, scale {codebook_scale}, spherical {spherical}, "
+            f"fraction {frac_per_sample_entropy}"
+        )
+        bounded = spherical or cosine_sim_project_in or soft_clamp_input_value is not None
+        if self._warns and commitment_loss_weight == 0 and entropy_loss_weight > 0 and not bounded:
+            logger.warning(
+                "LFQ: commitment_loss_weight is 0, so nothing keeps latents from growing without bound; "
+                "set commitment_loss_weight (0.25 is a good start), soft_clamp_input_value or spherical=True"
+            )
+
+    def _make_projections(self, inner: int, cosine_scale: float | None, bias: bool) -> None:
+        self.project_in: nn.Module = nn.Identity()
+        self.project_out: nn.Module = nn.Identity()
+        if not self.has_projections:
+            return
+        if cosine_scale is not None:
+            self.project_in = CosineSimLinear(self.dim, inner, cosine_scale)
+        else:
+            self.project_in = nn.Linear(self.dim, inner, bias=bias)
+        self.project_out = nn.Linear(inner, self.dim, bias=bias)
+
+    @property
+    def code_value(self) -> float:
+        """The magnitude of each feature of a code."""
+        return (
+            self.codebook_scale / math.sqrt(self.codebook_dim)
+            if self.spherical
+            else self.codebook_scale
+        )
+
+    # Forward -------------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        x: Tensor,
+        inv_temperature: float = 100.0,
+        return_loss_breakdown: bool = False,
+        mask: Tensor | None = None,
+    ) -> LookupFreeOutput | tuple[LookupFreeOutput, LookupFreeLossBreakdown]:
+        """Quantizes x.
+
+        Args:
+            x: (B, *, dim), or (B, dim, *) channel-first: images and volumes unless ``channel_first=False``. Any
+                floating dtype.
+            inv_temperature: of the soft assignment in the entropies, 0 or more; larger is sharper.
+            return_loss_breakdown: append a ``LossBreakdown`` of the unweighted terms, zeros in evaluation.
+            mask: bool, one per position (B, *), or per item (B,), True for real tokens. Padding takes no part in
+                anything; its output is zero, its index -1.
+
+        Returns:
+            ``(quantized, indices, entropy_aux_loss)``, named. quantized has layout and dtype of x, indices are int64
+            (B, *), with codebook axis (B, *, C). The gradient of quantized to the latents is that of the activation,
+            identity by default, in training; none in evaluation. No tokens, or all masked: loss 0. A token with NaN
+            or infinity gives NaN and index 0. A latent of 0 is a bit that is not set.
+
+        Raises:
+            ValueError: wrong shapes. TypeError: wrong dtypes.
+        """
+        layout = self._layout(x)
+        layout.check(x)
+        token_mask = _token_mask(layout, x, mask)
+        with self.step_of(x) if self.training else nullcontext() as rng:
+            return self._forward(x, token_mask, inv_temperature, return_loss_breakdown, rng)
+
+    def _forward(
+        self,
+        x: Tensor,
+        token_mask: Tensor | None,
+        inv_temperature: float,
+        breakdown: bool,
+        rng: Tensor | None,
+    ) -> LookupFreeOutput | tuple[LookupFreeOutput, LookupFreeLossBreakdown]:
+        layout = self._layout(x)
+        ranks = _lookup_free.ranks_of(self)
+        _lookup_free.shake_hands(self, [self], ranks)
+        tokens = layout.pack(x)
+        if token_mask is not None:
+            # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+            tokens = _ops.fill_masked(tokens, token_mask)
+        signs = self.quantize(tokens, token_mask, inv_temperature, rng, ranks)
+        (totals,) = _lookup_free.shared_totals(self, [self], [signs], ranks)
+        loss, terms = _lookup_free.losses(self, signs, totals)
+        output = project(self.project_out, self.output_codes(signs, tokens)).to(x.dtype)
+        indices = signs.indices
+        if token_mask is not None:
+            output = _ops.fill_padding(output, token_mask)
+            assert signs.mask is not None
+            indices = indices.masked_fill(signs.mask.logical_not(), -1)
+        indices = layout.restore_positions(indices, x)
+        if self.keep_num_codebooks_dim and self.num_codebooks == 1:
+            indices = indices.unsqueeze(-1)
+        result = LookupFreeOutput(layout.unpack(output, x), indices, loss)
+        return (result, terms) if breakdown else result
+
+    def quantize(
+        self,
+        tokens: Tensor,
+        token_mask: Tensor | None = None,
+        inv_temperature: float = 100.0,
+        rng: Tensor | None = None,
+        ranks: Ranks = ALONE,
+    ) -> Signs:
+        """The part of ``forward`` before losses and output projection, for tokens (B, N, dim).
+
+        ``rng`` draws the tokens that enter the entropies; without it all do.
+        """
+        layout = self._layout(tokens)
+        projected = project(self.project_in, tokens)
+        if self.soft_clamp_input_value is not None:
+            projected = _ops.soft_clamp(
+                projected, projected.new_tensor(self.soft_clamp_input_value)
+            )
+        latents = layout.split_heads(projected)
+        if self.spherical:
+            latents = _ops.on_sphere(latents, self.codebook_scale)
+        if self.orthogonal_rotation:
+            latents = _ops.rotate_features(latents, self.orthogonal_rot)
+        elif latents.dtype in _HALF:
+            latents = latents.float()
+        codes, indices = _ops.sign_quantize(latents, scale=self.code_value)
+        mask = None if token_mask is None else layout.split_mask(token_mask)
+        counted = mask
+        if rng is not None:
+            counted = _ops.sample_token_mask(
+                noise_rng(rng, ranks), latents.shape[1], self.frac_per_sample_entropy, mask=mask
+            )
+        return Signs(latents, codes, indices, mask, counted, inv_temperature)
+
+    def output_codes(self, signs: Signs, tokens: Tensor) -> Tensor:
+        """Codes of tokens (B, N, dim) as (B, N, C * D), with their gradient to the latents in training."""
+        codes = signs.codes
+        if self.training:
+            codes = _ops.straight_through(self.activation(signs.latents), codes)
+        return self.join(codes, tokens.shape[0], tokens.shape[1])
+
+    def join(self, codes: Tensor, batch: int, positions: int) -> Tensor:
+        """Codes (C, T, D) as (B, N, C * D), rotated back."""
+        if self.orthogonal_rotation:
+            codes = _ops.rotate_features(codes, self.orthogonal_rot, inverse=True)
+        layout = self._layout_of(channel_first=False)
+        return layout.merge_heads(codes, batch, positions).flatten(2)
+
+    def replicated_state(self) -> list[Tensor]:
+        """What ranks have in common, besides the generator."""
+        rotation = self._buffers.get("orthogonal_rot")
+        return [] if rotation is None else [rotation]
+
+    def _layout(self, x: Tensor) -> Layout:
+        maps = isinstance(x, Tensor) and x.dim() >= 4
+        return self._layout_of(maps if self.channel_first is None else self.channel_first)
+
+    def _layout_of(self, channel_first: bool) -> Layout:
+        return Layout(self.dim, self.num_codebooks, True, channel_first, None, "LFQ")
+
+    # Codes ---------------------------------------------------------------------------------------------------
+
+    @property
+    def codebook(self) -> Tensor:
+        """All codes (codebook_size, D), made on demand, before rotation and projection."""
+        every = torch.arange(self.codebook_size, device=self.mask.device)
+        return _ops.sign_decode(every, self.codebook_dim, scale=self.code_value)
+
+    def bits_to_codes(self, bits: Tensor) -> Tensor:
+        """Codes of bits (..., D), bool or any number, set where above 0; before rotation and projection."""
+        return _ops.sign_quantize(bits.float(), scale=self.code_value)[0]
+
+    def indices_to_codes(self, indices: Tensor, project_out: bool = True) -> Tensor:
+        """The output of ``forward`` in evaluation for these indices.
+
+        Args:
+            indices: int64, in any shape that ``forward`` returns, or without batch. -1 gives zeros.
+            project_out: otherwise the codes of all codebooks side by side, before ``project_out``.
+
+        Returns:
+            (B, *, dim), or with the features on axis 1 where forward would have them there (with
+            ``channel_first=None`` for indices of 3 axes or more, that of codebooks not counted).
+
+        Raises:
+            IndexError: for an index outside [-1, codebook_size).
+        """
+        if self.keep_num_codebooks_dim:
+            if indices.dim() == 0 or indices.shape[-1] != self.num_codebooks:
+                raise ValueError(
+                    f"LFQ: expected indices to have {self.num_codebooks} codebooks on the last axis, "
+                    f"but got shape {list(indices.shape)}"
+                )
+            per_codebook = indices
+        else:
+            per_codebook = indices.unsqueeze(-1)
+        dtype = torch.float64 if self._parameter_dtype() == torch.float64 else torch.float32
+        codes = _ops.sign_decode(
+            per_codebook, self.codebook_dim, scale=self.code_value, dtype=dtype
+        )
+        if self.orthogonal_rotation:
+            codes = _ops.rotate_features(codes, self.orthogonal_rot, inverse=True)
+        output = codes.flatten(-2)
+        if project_out and self.has_projections:
+            output = project(self.project_out, output)
+            absent = (per_codebook < 0).all(-1, keepdim=True)
+            output = output.masked_fill(absent, 0)
+        positions = per_codebook.dim() - 1
+        maps = positions >= 3 if self.channel_first is None else self.channel_first
+        return output.movedim(-1, 1) if maps and output.dim() > 2 else output
+
+    def _parameter_dtype(self) -> torch.dtype:
+        parameter = next(self.project_out.parameters(), None)
+        return torch.float32 if parameter is None else parameter.dtype
+
+
+def _bits(dim: int | None, codebook_size: int | None, num_codebooks: int) -> int:
+    if codebook_size is not None:
+        return codebook_size.bit_length() - 1
+    assert dim is not None
+    return dim
+
+
+def _token_mask(layout: Layout, x: Tensor, mask: Tensor | None) -> Tensor | None:
+    positions = layout.positions(x)
+    if mask is not None and positions and mask.shape == x.shape[:1]:
+        mask = mask.reshape(-1, *[1] * len(positions)).expand(-1, *positions)
+    return layout.token_mask(x, mask, None)

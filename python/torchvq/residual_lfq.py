@@ -1,0 +1,218 @@
+"""ResidualLFQ: lookup-free quantizers in sequence, each for what the ones before have left."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from torchvq import _lookup_free
+from torchvq._lookup_free import Signs
+from torchvq._residual_stack import LevelChoice, ResidualStack
+from torchvq._scalar_options import expect
+from torchvq.lookup_free_quantization import LFQ
+from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
+
+_ops = torch.ops.torchvq
+# Options of LFQ that are the stack's own, and what to use instead.
+_OWN = {
+    "num_codebooks": "more quantizers, or groups",
+    "codebook_scale": "nothing, levels halve it",
+    "channel_first": "is_channel_first",
+    "has_projections": "dim",
+    "keep_num_codebooks_dim": "nothing",
+}
+
+
+class _Level(LFQ):
+    """A level: its stack has warned already."""
+
+    _warns = False
+
+    def _get_name(self) -> str:
+        return "LFQ"
+
+
+class ResidualLFQ(ResidualStack):
+    """Residual lookup-free quantization: level after level quantizes what the levels before have left.
+
+    SoundStream (Zeghidour et al. 2021, arXiv:2107.03312) with the sign codes of LFQ (Yu et al. 2023,
+    arXiv:2310.05737), halved from level to level: of an input inside plus and minus 2, at most ``2^(1 - Q)`` is left.
+
+    Shapes: ``B`` batch, ``N`` positions, ``Q`` = ``num_quantizers``, ``D`` = log2(codebook_size) bits.
+
+    Args:
+        dim: features of the input. Where it differs from D, ``project_in`` and ``project_out`` are linear layers.
+        num_quantizers: ``Q``, at least 1.
+        codebook_size: codes per level, a power of 2 up to 2^62.
+        quantize_dropout: in training, use a random number of quantizers only. Default: False.
+        quantize_dropout_cutoff_index: the last one that is never dropped, counted from 0. Default: 0.
+        quantize_dropout_multiple_of: keep a multiple of this many (or all). Default: 1.
+        soft_clamp_input_value: keeps the latents of level n inside plus and minus ``value * 2^-n``; at least 1.
+            Default: none.
+        is_channel_first: features on axis 1, whatever the number of position axes. Default: False.
+        **kwargs: options of every level, see ``LFQ``: weights of the losses, ``frac_per_sample_entropy`` (the same
+            tokens for all levels), ``spherical``, ``orthogonal_rotation``, ``straight_through_activation``,
+            ``sync_codebook``, ``process_group``. ``vqp_compat=True`` gives the gradient of
+            ``vector_quantize_pytorch``, whose gain is the number of levels.
+
+    Raises:
+        ValueError: an option out of range, or options that exclude each other. TypeError: unknown options.
+
+    Gradient: straight-through: the output's goes to the projected input once, through the activation of the first
+    level, whatever the number of levels. The losses of every level reach the input, too.
+
+    Distributed: entropies of all levels are those of the tokens of all ranks, with one all-reduce per step; ranks
+    drop the same levels; evaluation never communicates.
+
+    Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
+
+    Example:
+        >>> rlfq = ResidualLFQ(dim=256, codebook_size=256, num_quantizers=8, commitment_loss_weight=0.25)
+        >>> quantized, indices, losses = rlfq(torch.randn(1, 1024, 256))
+        >>> quantized.shape, indices.shape, losses.shape
+        (torch.Size([1, 1024, 256]), torch.Size([1, 1024, 8]), torch.Size([8]))
+    """
+
+    communicates = True
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_quantizers: int,
+        codebook_size: int,
+        quantize_dropout: bool = False,
+        quantize_dropout_cutoff_index: int = 0,
+        quantize_dropout_multiple_of: int = 1,
+        soft_clamp_input_value: float | None = None,
+        is_channel_first: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        vqp_compat = kwargs.pop("vqp_compat", False)
+        for name, instead in _OWN.items():
+            given = kwargs.pop(name, None)
+            left_out = given is None or (name == "num_codebooks" and given == 1) or given is False
+            expect("ResidualLFQ", left_out, name, f"left out (use {instead})", given)
+        options = dict(kwargs, codebook_size=codebook_size)
+        first = LFQ(**options, soft_clamp_input_value=soft_clamp_input_value)
+        super().__init__(
+            dim=dim,
+            inner_dim=first.codebook_dim,
+            num_quantizers=num_quantizers,
+            is_channel_first=is_channel_first,
+            quantize_dropout=quantize_dropout,
+            quantize_dropout_cutoff_index=quantize_dropout_cutoff_index,
+            quantize_dropout_multiple_of=quantize_dropout_multiple_of,
+            draws=first.frac_per_sample_entropy < 1,
+        )
+        self.gradient = "summed" if vqp_compat else "estimated"
+        self.codebook_size = codebook_size
+        self.soft_clamp_input_value = soft_clamp_input_value
+        self.layers = nn.ModuleList()
+        for index in range(num_quantizers):
+            scale = 2.0**-index
+            clamp = None if soft_clamp_input_value is None else soft_clamp_input_value * scale
+            level = _Level(**options, codebook_scale=scale, soft_clamp_input_value=clamp)
+            level.forget_rng()
+            self.layers.append(level)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        return_all_codes: bool = False,
+        rand_quantize_dropout_fixed_seed: int | None = None,
+    ) -> ResidualOutput | ResidualOutputWithCodes:
+        """Quantizes x.
+
+        Args:
+            x: (B, *, dim) with any number of position axes; with ``is_channel_first`` (B, dim, *). Any floating
+                dtype.
+            mask: bool, one per position, True for real tokens. Padding takes no part in anything; its output is
+                zero, its indices -1.
+            return_all_codes: append the codes of all levels, (Q, B, *, D); their sum over levels, projected, is the
+                output.
+            rand_quantize_dropout_fixed_seed: decides which levels are dropped, the same as in the reference. Default:
+                the number of the training step, so that ranks drop the same.
+
+        Returns:
+            ``(quantized, indices, loss)``, named: indices int64 (B, *, Q), -1 where masked or dropped; loss (Q,), 0
+            in evaluation and for dropped levels.
+
+        Raises:
+            ValueError: wrong shapes. TypeError: wrong dtypes.
+        """
+        result, _ = self.run(
+            x, mask=mask, return_all_codes=return_all_codes, seed=rand_quantize_dropout_fixed_seed
+        )
+        assert result.losses is not None
+        if result.all_codes is not None:
+            return ResidualOutputWithCodes(
+                result.quantized, result.indices, result.losses, result.all_codes
+            )
+        return ResidualOutput(result.quantized, result.indices, result.losses)
+
+    @property
+    def quantizers(self) -> list[LFQ]:
+        """``layers``, for those who read types."""
+        return cast(list[LFQ], list(self.layers))
+
+    @property
+    def codebooks(self) -> Tensor:
+        """All codes of each level, (Q, codebook_size, D), made at each use; before rotation."""
+        return torch.stack([level.codebook for level in self.quantizers])
+
+    # What the stack asks of its family ---------------------------------------------------------------------
+
+    def quantize_level(
+        self, index: int, residual: Tensor, mask: Tensor | None, rng: Tensor | None
+    ) -> LevelChoice:
+        level = self.quantizers[index]
+        ranks = _lookup_free.ranks_of(level, "ResidualLFQ")
+        signs = level.quantize(residual, mask, rng=rng, ranks=ranks)
+        batch, positions = residual.shape[:2]
+        if self.gradient == "summed":
+            codes = level.output_codes(signs, residual)
+        else:
+            codes = level.join(signs.codes, batch, positions)
+        return LevelChoice(codes, signs.indices.view(batch, positions), detail=signs)
+
+    def estimate(self, inputs: Tensor, total: Tensor) -> Tensor:
+        if not self.training:
+            return total
+        return cast(Tensor, _ops.straight_through(self.quantizers[0].activation(inputs), total))
+
+    def with_losses(self, levels: list[LevelChoice], depth: int | Tensor) -> list[LevelChoice]:
+        ranks = _lookup_free.ranks_of(self.quantizers[0], "ResidualLFQ")
+        _lookup_free.shake_hands(self, self.quantizers, ranks)
+        signs: list[Signs] = [level.detail for level in levels]
+        totals = _lookup_free.shared_totals(self, self.quantizers, signs, ranks)
+        finished = []
+        for index, (level, own) in enumerate(zip(levels, totals, strict=True)):
+            loss, _ = _lookup_free.losses(self.quantizers[index], level.detail, own)
+            if not isinstance(depth, int):
+                loss = torch.where(depth > index, loss, 0)
+            finished.append(level._replace(loss=loss))
+        return finished
+
+    def decode_level(self, index: int, indices: Tensor) -> Tensor:
+        level = self.quantizers[index]
+        wide = any(parameter.dtype == torch.float64 for parameter in self.parameters())
+        codes = _ops.sign_decode(
+            indices,
+            level.codebook_dim,
+            scale=level.code_value,
+            dtype=torch.float64 if wide else torch.float32,
+        )
+        if level.orthogonal_rotation:
+            codes = _ops.rotate_features(codes, level.orthogonal_rot, inverse=True)
+        return cast(Tensor, codes)
+
+
+def __getattr__(name: str) -> Any:
+    # The reference keeps both classes in one module.
+    if name == "GroupedResidualLFQ":
+        from torchvq.grouped_residual_lfq import GroupedResidualLFQ
+
+        return GroupedResidualLFQ
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

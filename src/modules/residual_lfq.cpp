@@ -1,0 +1,215 @@
+#include <torchvq/modules/residual_lfq.h>
+
+#include <cmath>
+#include <ostream>
+
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <torchvq/distributed/all_reduce.h>
+#include <torchvq/distributed/replicas.h>
+#include <torchvq/functional/codebook.h>
+#include <torchvq/functional/rotate_features.h>
+#include <torchvq/ops/sign_quantize.h>
+#include <torchvq/ops/straight_through.h>
+
+#include "modules/copy_tensors.h"
+#include "modules/random_state.h"
+#include "modules/ranks.h"
+#include "modules/residual_stack.h"
+
+namespace torchvq {
+
+namespace F = functional;
+using OptionalTensor = std::optional<torch::Tensor>;
+
+namespace {
+
+/// The options of a level: those given for all levels, with what the stack decides.
+LFQOptions level_options(const ResidualLFQOptions& options, int64_t level) {
+  const double scale = std::pow(2.0, -static_cast<double>(level));
+  auto own = options.lfq();
+  own.dim(std::nullopt)
+      .codebook_size(options.codebook_size())
+      .codebook_scale(scale)
+      .has_projections(std::nullopt)
+      .keep_num_codebooks_dim(std::nullopt)
+      .channel_first(std::nullopt);
+  const auto clamp = options.soft_clamp_input_value();
+  return own.soft_clamp_input_value(clamp ? std::optional(*clamp * scale) : std::nullopt);
+}
+
+}  // namespace
+
+ResidualLFQImpl::ResidualLFQImpl(ResidualLFQOptions options_) : options(std::move(options_)) {
+  reset();
+}
+
+void ResidualLFQImpl::reset() {
+  options.validate();
+  levels.clear();
+  auto list = register_module("layers", torch::nn::ModuleList());
+  for (int64_t level = 0; level < options.num_quantizers(); ++level) {
+    levels.emplace_back(level_options(options, level), /*is_level=*/true);
+    list->push_back(levels.back());
+  }
+  const auto inner = levels[0]->codebook_dim();
+  if (options.dim() != inner) {
+    project_in = register_module("project_in", torch::nn::Linear(options.dim(), inner));
+    project_out = register_module("project_out", torch::nn::Linear(inner, options.dim()));
+  }
+  if (drops() || options.lfq().frac_per_sample_entropy() < 1) {
+    rng = register_buffer("rng", detail::fresh_rng());
+  }
+}
+
+void ResidualLFQImpl::pretty_print(std::ostream& stream) const {
+  stream << "torchvq::ResidualLFQ(dim=" << options.dim()
+         << ", codebook_size=" << options.codebook_size()
+         << ", num_quantizers=" << options.num_quantizers() << ")";
+}
+
+std::shared_ptr<torch::nn::Module> ResidualLFQImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto copy = std::make_shared<ResidualLFQImpl>(options);
+  detail::copy_tensors(*this, *copy, device);
+  return copy;
+}
+
+// Forward
+// ---------------------------------------------------------------------------------------------------
+
+detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Signs& signs) {
+  detail::StackFamily own;
+  own.layout = {.dim = options.dim(),
+                .heads = 1,
+                .separate = false,
+                .channel_first = options.is_channel_first(),
+                .map_rank = 0,
+                .owner = "ResidualLFQ"};
+  own.levels = options.num_quantizers();
+  own.attached = false;
+  own.project_in = project_in;
+  own.project_out = project_out;
+  const bool summed = options.vqp_compat();
+  own.quantize = [this, draw, summed, &signs](int64_t index, const at::Tensor& residual,
+                                              const OptionalTensor& mask) {
+    auto& level = levels[static_cast<size_t>(index)];
+    signs.push_back(level->quantize(residual, mask, 100.0, draw));
+    const auto& found = signs.back();
+    const auto codes =
+        summed ? level->output_codes(found, residual) : level->join(found.codes, residual);
+    return detail::LevelChoice{codes, found.indices.view({residual.size(0), residual.size(1)}),
+                               std::nullopt};
+  };
+  own.finish = [this, &signs](std::vector<detail::LevelChoice>& chosen) {
+    const auto totals = shared_totals(signs);
+    for (size_t index = 0; index < chosen.size(); ++index) {
+      LookupFreeOutput output;
+      levels[index]->add_losses(signs[index], totals[index], output);
+      chosen[index].loss = output.entropy_aux_loss;
+    }
+  };
+  if (!summed && is_training()) {
+    own.estimate = [this](const at::Tensor& inputs, const at::Tensor& total) {
+      auto& activation = levels[0]->options.straight_through_activation();
+      return ops::straight_through(
+          activation.is_empty() ? inputs : activation.forward<torch::Tensor>(inputs), total);
+    };
+  }
+  own.decode = [this](int64_t index, const at::Tensor& indices) {
+    const auto& level = *levels[static_cast<size_t>(index)];
+    // A module in float64 decodes in float64.
+    const bool wide = project_out && project_out->weight.scalar_type() == at::kDouble;
+    const auto codes = ops::sign_decode(indices, level.codebook_dim(), level.code_value(),
+                                        wide ? at::kDouble : at::kFloat);
+    return level.orthogonal_rot.defined() ? F::rotate_features(codes, level.orthogonal_rot, true)
+                                          : codes;
+  };
+  return own;
+}
+
+std::vector<OptionalTensor> ResidualLFQImpl::shared_totals(const Signs& signs) const {
+  std::vector<OptionalTensor> totals(signs.size());
+  const auto group = levels[0]->group();
+  if (group.empty()) return totals;
+  shake_hands(group);
+  std::vector<torch::Tensor> parts;
+  for (size_t index = 0; index < signs.size(); ++index) {
+    parts.push_back(levels[index]->own_totals(signs[index]));
+  }
+  // Dropped levels take part with nothing, so that what ranks exchange does not depend on the
+  // depth.
+  parts.resize(levels.size(), at::zeros_like(parts[0]));
+  const auto summed =
+      distributed::all_reduce_statistics(at::stack(parts), {group, levels[0]->label()}).unbind();
+  for (size_t index = 0; index < signs.size(); ++index) totals[index] = summed[index];
+  return totals;
+}
+
+void ResidualLFQImpl::shake_hands(const std::string& group) const {
+  distributed::HandshakeOptions call;
+  call.group_name = group;
+  call.label = levels[0]->label();
+  call.handle = levels[0]->handle_;
+  call.signature =
+      "ResidualLFQ of " + std::to_string(options.num_quantizers()) + " levels, " + call.label;
+  std::vector<torch::Tensor> state;
+  if (rng.defined()) state.push_back(rng);
+  for (const auto& level : levels) {
+    if (level->orthogonal_rot.defined()) state.push_back(level->orthogonal_rot);
+  }
+  distributed::handshake_(state, call);
+}
+
+ResidualLFQOutput ResidualLFQImpl::forward(const torch::Tensor& x,
+                                           const ResidualLFQForwardOptions& call) {
+  std::optional<int64_t> depth;
+  return forward_to_depth(x, call, depth);
+}
+
+ResidualLFQOutput ResidualLFQImpl::forward_to_depth(const torch::Tensor& x,
+                                                    const ResidualLFQForwardOptions& call,
+                                                    std::optional<int64_t>& depth) {
+  const auto& seed = call.rand_quantize_dropout_fixed_seed();
+  const bool dropping = is_training() && drops();
+  const bool drawing = is_training() && options.lfq().frac_per_sample_entropy() < 1;
+  if (!depth) {
+    const F::DepthRule rule{options.num_quantizers(), options.quantize_dropout_cutoff_index(),
+                            options.quantize_dropout_multiple_of()};
+    depth = dropping ? detail::stack_depth(seed, rng, rule) : options.num_quantizers();
+  }
+  torch::Tensor draw;
+  if (drawing) {
+    detail::Ranks ranks;
+    ranks.group_name = levels[0]->group();
+    draw = detail::noise_rng(rng.clone(), ranks);
+  }
+  Signs signs;
+  const auto found =
+      detail::run_stack(family(draw, signs), x, call.mask(), *depth, call.return_all_codes());
+  if (drawing || (dropping && !seed)) F::advance_rng_(rng);
+  return {found.quantized, found.indices, found.losses, found.all_codes};
+}
+
+// Codes
+// -----------------------------------------------------------------------------------------------------
+
+torch::Tensor ResidualLFQImpl::get_codes_from_indices(const torch::Tensor& indices) {
+  Signs none;
+  return detail::stack_codes(family({}, none), indices, drops());
+}
+
+torch::Tensor ResidualLFQImpl::get_output_from_indices(const torch::Tensor& indices) {
+  Signs none;
+  return detail::stack_output(family({}, none), indices, drops());
+}
+
+torch::Tensor ResidualLFQImpl::codebooks() const {
+  std::vector<torch::Tensor> codes;
+  for (const auto& level : levels) codes.push_back(level->codebook());
+  return at::stack(codes);
+}
+
+}  // namespace torchvq

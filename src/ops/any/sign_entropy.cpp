@@ -1,0 +1,227 @@
+// Any device: plain ATen, the reference for the CPU kernel, and what that takes for float64.
+#include "ops/sign_entropy.h"
+
+#include <algorithm>
+#include <limits>
+#include <tuple>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/log1p.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/library.h>
+
+#include "detail/precision.h"
+
+namespace torchvq {
+namespace {
+
+constexpr int64_t kTokensAtOnce = 1024;
+using detail::SignGroup;
+
+struct Bits {
+  at::Tensor on, off, entropy, slope;
+
+  Bits(const at::Tensor& x, double sharpness) {
+    const auto z = x * sharpness;
+    const auto size = z.abs().clamp_max(x.scalar_type() == at::kDouble ? 700.0 : 87.0);
+    const auto e = (-size).exp();
+    const auto likely = (e + 1).reciprocal();
+    const auto unlikely = e * likely;
+    const auto set = z > 0;
+    on = at::where(set, likely, unlikely);
+    off = at::where(set, unlikely, likely);
+    entropy = e.log1p() + size * unlikely;
+    slope = at::where(set, -size, size) * (likely * unlikely);
+  }
+};
+
+/// The probabilities of all values of the last k bits, k = 0 ... number of bits.
+std::vector<at::Tensor> pyramid(const Bits& bits, int64_t first, int64_t count) {
+  std::vector<at::Tensor> levels{at::ones({bits.on.size(0), 1}, bits.on.options())};
+  for (int64_t bit = first + count - 1; bit >= first; --bit) {
+    const auto off = bits.off.select(1, bit).unsqueeze(1), on = bits.on.select(1, bit).unsqueeze(1);
+    levels.push_back(at::cat({levels.back() * off, levels.back() * on}, 1));
+  }
+  return levels;
+}
+
+/// The real tokens of a head (n, D), in the dtype of the entropies.
+at::Tensor live_tokens(const at::Tensor& x, const std::optional<at::Tensor>& mask, int64_t head) {
+  const auto tokens = x.select(0, head).to(detail::value_dtype(x, x));
+  if (!mask.has_value()) return tokens;
+  return tokens.index({mask->dim() == 2 ? mask->select(0, head) : *mask});
+}
+
+template <typename Body>
+void over_chunks(const at::Tensor& tokens, const Body& body) {
+  for (int64_t begin = 0; begin < tokens.size(0); begin += kTokensAtOnce) {
+    body(begin, std::min(kTokensAtOnce, tokens.size(0) - begin));
+  }
+}
+
+/// Gradient to the logits of a half's bits of the mean of `values` (n, 2^count).
+std::vector<at::Tensor> fold(const Bits& bits, const std::vector<at::Tensor>& levels, int64_t first,
+                             at::Tensor values) {
+  std::vector<at::Tensor> grads;
+  const auto count = static_cast<int64_t>(levels.size()) - 1;
+  for (int64_t bit = first; bit < first + count; ++bit) {
+    const int64_t half = values.size(1) / 2;
+    const auto lower = values.narrow(1, 0, half), upper = values.narrow(1, half, half);
+    const auto on = bits.on.select(1, bit), off = bits.off.select(1, bit);
+    const auto& rest = levels[static_cast<size_t>(count - 1 - (bit - first))];
+    grads.push_back(on * off * (rest * (upper - lower)).sum(1));
+    values = lower * off.unsqueeze(1) + upper * on.unsqueeze(1);
+  }
+  return grads;
+}
+
+/// log P less its mean under P (2^high, 2^low), and the entropy of P.
+std::pair<at::Tensor, at::Tensor> centred_logarithm(const at::Tensor& sums, const at::Tensor& count,
+                                                    const SignGroup& group) {
+  const auto mean = sums / count;
+  const double smallest = mean.scalar_type() == at::kDouble
+                              ? std::numeric_limits<double>::min()
+                              : static_cast<double>(std::numeric_limits<float>::min());
+  const auto logarithm = mean.clamp_min(smallest).log();
+  const auto entropy = -(mean * logarithm).sum(at::IntArrayRef{}, false, detail::sum_dtype(mean));
+  const int64_t rows = int64_t{1} << group.high;
+  return {(logarithm + entropy.to(logarithm)).view({rows, -1}), entropy.to(logarithm)};
+}
+
+struct Head {
+  at::Tensor per_sample, batch, grad_per_sample, grad_batch;
+};
+
+void add_gradients(const at::Tensor& tokens, double sharpness, const at::Tensor& weight,
+                   const std::vector<SignGroup>& groups, const std::vector<at::Tensor>& logarithms,
+                   Head& head) {
+  over_chunks(tokens, [&](int64_t begin, int64_t length) {
+    const Bits bits(tokens.narrow(0, begin, length), sharpness);
+    std::vector<at::Tensor> grads;
+    for (size_t g = 0; g < groups.size(); ++g) {
+      const auto& group = groups[g];
+      const auto a = pyramid(bits, group.first, group.high);
+      const auto b = pyramid(bits, group.first + group.high, group.low());
+      const auto from_high = fold(bits, a, group.first, b.back().mm(logarithms[g].t()));
+      const auto from_low = fold(bits, b, group.first + group.high, a.back().mm(logarithms[g]));
+      grads.insert(grads.end(), from_high.begin(), from_high.end());
+      grads.insert(grads.end(), from_low.begin(), from_low.end());
+    }
+    for (size_t bit = 0; bit < grads.size(); ++bit) grads[bit] = grads[bit].unsqueeze(1);
+    head.grad_batch.narrow(0, begin, length).copy_(at::cat(grads, 1) * -weight);
+    head.grad_per_sample.narrow(0, begin, length).copy_(bits.slope * weight);
+  });
+}
+
+Head one_head(const at::Tensor& tokens, double sharpness, const at::Tensor& totals, int64_t heads,
+              bool wanted) {
+  const int64_t dim = tokens.size(1), codes = totals.size(0) - 3;
+  const auto groups = detail::sign_groups(dim);
+  const auto count = totals.select(0, codes + 1);
+  const auto live = count > 0;
+  const auto divisor = count.clamp_min(1);
+  Head head;
+  head.per_sample = totals.select(0, codes) / divisor;
+  head.batch = at::zeros({}, totals.options());
+  std::vector<at::Tensor> logarithms;
+  for (const auto& group : groups) {
+    auto [logarithm, entropy] =
+        centred_logarithm(totals.narrow(0, group.offset, group.size()), divisor, group);
+    head.batch = head.batch + entropy;
+    logarithms.push_back(std::move(logarithm));
+  }
+  head.batch = at::where(live, head.batch, 0.0);
+  if (wanted) {
+    head.grad_per_sample = at::zeros_like(tokens);
+    head.grad_batch = at::zeros_like(tokens);
+    const auto weight =
+        totals.select(0, codes + 2) * (sharpness / static_cast<double>(heads)) / divisor;
+    add_gradients(tokens, sharpness, weight, groups, logarithms, head);
+  }
+  return head;
+}
+
+/// Gradients of the real tokens, in their places; zero for the others.
+void place(at::Tensor target, const at::Tensor& grads, const std::optional<at::Tensor>& mask,
+           int64_t head) {
+  if (!mask.has_value()) {
+    target.copy_(grads);
+    return;
+  }
+  target.index_put_({mask->dim() == 2 ? mask->select(0, head) : *mask}, grads);
+}
+
+}  // namespace
+
+at::Tensor detail::sign_entropy_totals_any(const at::Tensor& x, double sharpness,
+                                           const std::optional<at::Tensor>& mask) {
+  check_sign_entropy(x, sharpness, mask);
+  const int64_t size = sign_totals_size(x.size(2));
+  const auto options = x.options().dtype(value_dtype(x, x));
+  auto totals = at::zeros({x.size(0), size}, options);
+  for (int64_t h = 0; h < x.size(0); ++h) {
+    const auto tokens = live_tokens(x, mask, h);
+    const auto row = totals.select(0, h);
+    auto entropy = at::zeros({}, options.dtype(sum_dtype(x)));
+    over_chunks(tokens, [&](int64_t begin, int64_t length) {
+      const Bits bits(tokens.narrow(0, begin, length), sharpness);
+      entropy += bits.entropy.sum(at::IntArrayRef{}, false, sum_dtype(x));
+      for (const auto& group : sign_groups(x.size(2))) {
+        const auto a = pyramid(bits, group.first, group.high).back();
+        const auto b = pyramid(bits, group.first + group.high, group.low()).back();
+        row.narrow(0, group.offset, group.size()).add_(a.t().mm(b).flatten());
+      }
+    });
+    row.select(0, size - 3).copy_(entropy);
+    row.select(0, size - 2).fill_(tokens.size(0));
+    row.select(0, size - 1).fill_(1);
+  }
+  return totals;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> detail::sign_entropy_forward_any(
+    const at::Tensor& x, double sharpness, const std::optional<at::Tensor>& mask,
+    const std::optional<at::Tensor>& totals_, bool wanted) {
+  check_sign_entropy(x, sharpness, mask, totals_);
+  const auto totals = totals_.has_value() ? *totals_ : sign_entropy_totals_any(x, sharpness, mask);
+  const int64_t heads = x.size(0);
+  auto per_sample = at::zeros({}, totals.options()), batch = at::zeros({}, totals.options());
+  const auto shape = wanted ? x.sizes().vec() : std::vector<int64_t>{0};
+  auto grad_per_sample = at::zeros(shape, totals.options());
+  auto grad_batch = at::zeros(shape, totals.options());
+  for (int64_t h = 0; h < heads; ++h) {
+    const auto head =
+        one_head(live_tokens(x, mask, h), sharpness, totals.select(0, h), heads, wanted);
+    per_sample += head.per_sample / heads;
+    batch += head.batch / heads;
+    if (!wanted) continue;
+    place(grad_per_sample.select(0, h), head.grad_per_sample, mask, h);
+    place(grad_batch.select(0, h), head.grad_batch, mask, h);
+  }
+  return {per_sample, batch, grad_per_sample, grad_batch};
+}
+
+namespace {
+
+std::tuple<at::Tensor, at::Tensor> sign_entropy(const at::Tensor& x, double sharpness,
+                                                const std::optional<at::Tensor>& mask,
+                                                const std::optional<at::Tensor>& totals) {
+  const auto found = detail::sign_entropy_forward_any(x, sharpness, mask, totals, false);
+  return {std::get<0>(found), std::get<1>(found)};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("sign_entropy", sign_entropy);
+  m.impl("sign_entropy_totals", detail::sign_entropy_totals_any);
+  m.impl("sign_entropy_forward", detail::sign_entropy_forward_any);
+}
+
+}  // namespace torchvq

@@ -1,0 +1,320 @@
+// Float32 on CPU; float64 takes the any-device road.
+#include "ops/sign_entropy.h"
+
+#include <algorithm>
+#include <memory>
+#include <tuple>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include "detail/precision.h"
+#include "kernels/cpu/sign_entropy.h"
+
+namespace torchvq {
+namespace {
+
+using detail::SignGroup;
+constexpr int64_t kTokensAtOnce = kernels::kProductBlock;
+constexpr int64_t kProductsPerTask = 1 << 18;
+constexpr int64_t kCodesPerTask = 4096;
+
+/// Tokens of a head that are real.
+std::vector<int64_t> live_rows(const at::Tensor& x, const std::optional<at::Tensor>& mask,
+                               int64_t head) {
+  std::vector<int64_t> rows;
+  const int64_t tokens = x.size(1);
+  const bool* real = nullptr;
+  at::Tensor held;
+  if (mask.has_value()) {
+    held = (mask->dim() == 2 ? mask->select(0, head) : *mask).contiguous();
+    real = held.const_data_ptr<bool>();
+  }
+  rows.reserve(static_cast<size_t>(tokens));
+  for (int64_t n = 0; n < tokens; ++n) {
+    if (real == nullptr || real[n]) rows.push_back(n);
+  }
+  return rows;
+}
+
+/// Bits of some tokens: their distributions, and those of the halves of each group.
+class Chunk {
+ public:
+  Chunk(const kernels::SignEntropyKernel& kernel, int64_t dim, int64_t most)
+      : kernel_(kernel), groups_(detail::sign_groups(dim)), dim_(dim) {
+    for (const auto& group : groups_) {
+      places_.push_back(stride_);
+      stride_ += (int64_t{2} << group.high) + (int64_t{2} << group.low());
+    }
+    const auto values = static_cast<size_t>(most * dim);
+    for (auto* buffer : {&x_, &on_, &off_, &entropy_, &slope_}) buffer->resize(values);
+    token_entropy_.resize(static_cast<size_t>(most));
+    pyramids_.reset(new float[static_cast<size_t>(most * stride_)]);
+  }
+
+  void read(const float* x, const int64_t* rows, int64_t count, float sharpness) {
+    count_ = count;
+    at::parallel_for(0, count, kProductsPerTask / stride_ / 8 + 1, [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin; n < end; ++n) {
+        std::copy_n(x + rows[n] * dim_, dim_, x_.data() + n * dim_);
+      }
+      const int64_t first = begin * dim_;
+      kernel_.bits(x_.data() + first, sharpness, (end - begin) * dim_,
+                   {on_.data() + first, off_.data() + first, entropy_.data() + first,
+                    slope_.data() + first});
+      for (int64_t n = begin; n < end; ++n) read_token(n);
+    });
+  }
+
+  int64_t count() const { return count_; }
+  int64_t stride() const { return stride_; }
+  const float* on(int64_t n, int64_t bit) const { return on_.data() + n * dim_ + bit; }
+  const float* off(int64_t n, int64_t bit) const { return off_.data() + n * dim_ + bit; }
+  const float* slope(int64_t n) const { return slope_.data() + n * dim_; }
+  double token_entropy(int64_t n) const { return token_entropy_[static_cast<size_t>(n)]; }
+  /// Pyramids of half A and half B of group g.
+  const float* high(int64_t n, size_t g) const { return pyramid(n, g); }
+  const float* low(int64_t n, size_t g) const {
+    return pyramid(n, g) + (int64_t{2} << groups_[g].high);
+  }
+
+ private:
+  float* pyramid(int64_t n, size_t g) const { return pyramids_.get() + n * stride_ + places_[g]; }
+
+  void read_token(int64_t n) {
+    double sum = 0;
+    for (int64_t bit = 0; bit < dim_; ++bit) {
+      sum += static_cast<double>(entropy_[static_cast<size_t>(n * dim_ + bit)]);
+    }
+    token_entropy_[static_cast<size_t>(n)] = sum;
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      const auto& group = groups_[g];
+      const int64_t middle = group.first + group.high;
+      float* first = pyramid(n, g);
+      kernel_.pyramid(on(n, group.first), off(n, group.first), group.high, first);
+      kernel_.pyramid(on(n, middle), off(n, middle), group.low(),
+                      first + (int64_t{2} << group.high));
+    }
+  }
+
+  const kernels::SignEntropyKernel& kernel_;
+  const std::vector<SignGroup> groups_;
+  std::vector<int64_t> places_;
+  const int64_t dim_;
+  int64_t stride_ = 0, count_ = 0;
+  std::vector<float> x_, on_, off_, entropy_, slope_;
+  std::vector<double> token_entropy_;
+  std::unique_ptr<float[]> pyramids_;
+};
+
+/// sums (2^high, 2^low) of a group += A^T B.
+void add_products(const kernels::SignEntropyKernel& kernel, const Chunk& chunk, size_t g,
+                  const SignGroup& group, float* sums) {
+  const int64_t rows = int64_t{1} << group.high, columns = int64_t{1} << group.low();
+  const int64_t grain = kProductsPerTask / (chunk.count() * columns) / 4 * 4 + 4;
+  at::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+    kernel.product({chunk.high(0, g) + rows + begin, chunk.stride(), 1, chunk.low(0, g) + columns,
+                    chunk.stride(), sums + begin * columns, columns, chunk.count(), end - begin,
+                    columns});
+  });
+}
+
+template <typename Body>
+void over_chunks(const std::vector<int64_t>& rows, const float* x, float sharpness, Chunk& chunk,
+                 const Body& body) {
+  const auto count = static_cast<int64_t>(rows.size());
+  for (int64_t begin = 0; begin < count; begin += kTokensAtOnce) {
+    chunk.read(x, rows.data() + begin, std::min(kTokensAtOnce, count - begin), sharpness);
+    body(rows.data() + begin);
+  }
+}
+
+/// The logarithms of a group's mean distribution less their mean, and its entropy.
+struct Logarithms {
+  at::Tensor values, transposed;  // (2^high, 2^low)
+  double entropy = 0;
+
+  Logarithms(const kernels::SignEntropyKernel& kernel, const float* sums, float scale,
+             const SignGroup& group, bool wanted) {
+    const int64_t codes = group.size(), blocks = (codes + kCodesPerTask - 1) / kCodesPerTask;
+    values = at::empty({int64_t{1} << group.high, int64_t{1} << group.low()}, at::kFloat);
+    float* to = values.mutable_data_ptr<float>();
+    std::vector<double> parts(static_cast<size_t>(blocks));
+    at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t block = begin; block < end; ++block) {
+        const int64_t first = block * kCodesPerTask, last = std::min(codes, first + kCodesPerTask);
+        kernel.logarithms(sums + first, scale, last - first, to + first);
+        double part = 0;
+        for (int64_t i = first; i < last; ++i) {
+          part -= static_cast<double>(sums[i] * scale) * static_cast<double>(to[i]);
+        }
+        parts[static_cast<size_t>(block)] = part;
+      }
+    });
+    for (const double part : parts) entropy += part;
+    if (!wanted) return;
+    values.add_(entropy);
+    transposed = values.t().contiguous();
+  }
+};
+
+/// Gradients of one head.
+struct Gradients {
+  float *per_sample, *batch;
+  float weight;
+};
+
+/// The gradient of a group's entropy to the bits of one half of it, for tokens begin ... end:
+/// `other` has the distributions of the other half, `own` the pyramids of this one.
+struct Half {
+  const float *own, *other, *logarithms;
+  int64_t first, bits, other_bits;
+};
+
+void add_half(const kernels::SignEntropyKernel& kernel, const Chunk& chunk, const Half& half,
+              const int64_t* rows, int64_t begin, int64_t end, int64_t dim,
+              const Gradients& grads) {
+  const int64_t size = int64_t{1} << half.bits, others = int64_t{1} << half.other_bits;
+  std::vector<float> expected(static_cast<size_t>((end - begin) * size));
+  kernel.product({half.other + begin * chunk.stride() + others, 1, chunk.stride(), half.logarithms,
+                  size, expected.data(), size, others, end - begin, size});
+  for (int64_t n = begin; n < end; ++n) {
+    kernel.fold(chunk.on(n, half.first), chunk.off(n, half.first), half.own + n * chunk.stride(),
+                half.bits, -grads.weight, expected.data() + (n - begin) * size,
+                grads.batch + rows[n] * dim + half.first);
+  }
+}
+
+void add_gradients(const kernels::SignEntropyKernel& kernel, const Chunk& chunk,
+                   const std::vector<SignGroup>& groups, const std::vector<Logarithms>& logarithms,
+                   const int64_t* rows, int64_t dim, const Gradients& grads) {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const auto& group = groups[g];
+    const Half high = {
+        chunk.high(0, g), chunk.low(0, g), logarithms[g].transposed.const_data_ptr<float>(),
+        group.first,      group.high,      group.low()};
+    const Half low = {
+        chunk.low(0, g),          chunk.high(0, g), logarithms[g].values.const_data_ptr<float>(),
+        group.first + group.high, group.low(),      group.high};
+    at::parallel_for(0, chunk.count(), kProductsPerTask / group.size() / 4 * 4 + 4,
+                     [&](int64_t begin, int64_t end) {
+                       add_half(kernel, chunk, high, rows, begin, end, dim, grads);
+                       add_half(kernel, chunk, low, rows, begin, end, dim, grads);
+                     });
+  }
+  for (int64_t n = 0; n < chunk.count(); ++n) {
+    for (int64_t bit = 0; bit < dim; ++bit) {
+      grads.per_sample[rows[n] * dim + bit] = chunk.slope(n)[bit] * grads.weight;
+    }
+  }
+}
+
+void head_totals(const kernels::SignEntropyKernel& kernel, const float* x,
+                 const std::vector<int64_t>& rows, int64_t dim, float sharpness, float* totals) {
+  const auto groups = detail::sign_groups(dim);
+  const auto count = static_cast<int64_t>(rows.size());
+  Chunk chunk(kernel, dim, std::min(count, kTokensAtOnce));
+  double entropy = 0;
+  over_chunks(rows, x, sharpness, chunk, [&](const int64_t* /*rows*/) {
+    for (int64_t n = 0; n < chunk.count(); ++n) entropy += chunk.token_entropy(n);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      add_products(kernel, chunk, g, groups[g], totals + groups[g].offset);
+    }
+  });
+  const int64_t codes = detail::sign_totals_size(dim) - 3;
+  totals[codes] = static_cast<float>(entropy);
+  totals[codes + 1] = static_cast<float>(count);
+  totals[codes + 2] = 1;
+}
+
+at::Tensor sign_entropy_totals(const at::Tensor& x_, double sharpness,
+                               const std::optional<at::Tensor>& mask) {
+  detail::check_sign_entropy(x_, sharpness, mask);
+  if (x_.scalar_type() == at::kDouble) {
+    return detail::sign_entropy_totals_any(x_, sharpness, mask);
+  }
+  const auto x = x_.to(at::kFloat).contiguous();
+  const auto kernel = kernels::sign_entropy_kernel(kernels::cpu_level());
+  auto totals = at::zeros({x.size(0), detail::sign_totals_size(x.size(2))}, x.options());
+  for (int64_t h = 0; h < x.size(0); ++h) {
+    head_totals(kernel, x.const_data_ptr<float>() + h * x.size(1) * x.size(2),
+                live_rows(x, mask, h), x.size(2), static_cast<float>(sharpness),
+                totals.mutable_data_ptr<float>() + h * totals.size(1));
+  }
+  return totals;
+}
+
+/// Entropies of a head, added to `entropies`, and its gradients.
+void head_forward(const kernels::SignEntropyKernel& kernel, const float* x,
+                  const std::vector<int64_t>& rows, int64_t dim, float sharpness,
+                  const float* totals, int64_t heads, Gradients* grads, double* entropies) {
+  const auto groups = detail::sign_groups(dim);
+  const int64_t codes = detail::sign_totals_size(dim) - 3;
+  const auto count = static_cast<double>(totals[codes + 1]);
+  if (count == 0) return;
+  entropies[0] += static_cast<double>(totals[codes]) / count;
+  std::vector<Logarithms> logarithms;
+  for (const auto& group : groups) {
+    logarithms.emplace_back(kernel, totals + group.offset, static_cast<float>(1 / count), group,
+                            grads != nullptr);
+    entropies[1] += logarithms.back().entropy;
+  }
+  if (grads == nullptr || rows.empty()) return;
+  grads->weight =
+      static_cast<float>(static_cast<double>(totals[codes + 2]) * static_cast<double>(sharpness) /
+                         (count * static_cast<double>(heads)));
+  Chunk chunk(kernel, dim, std::min(static_cast<int64_t>(rows.size()), kTokensAtOnce));
+  over_chunks(rows, x, sharpness, chunk, [&](const int64_t* at) {
+    add_gradients(kernel, chunk, groups, logarithms, at, dim, *grads);
+  });
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> sign_entropy_forward(
+    const at::Tensor& x_, double sharpness, const std::optional<at::Tensor>& mask,
+    const std::optional<at::Tensor>& totals_, bool wanted) {
+  detail::check_sign_entropy(x_, sharpness, mask, totals_);
+  if (x_.scalar_type() == at::kDouble) {
+    return detail::sign_entropy_forward_any(x_, sharpness, mask, totals_, wanted);
+  }
+  const auto x = x_.to(at::kFloat).contiguous();
+  const auto totals =
+      totals_.has_value() ? totals_->contiguous() : sign_entropy_totals(x, sharpness, mask);
+  const auto shape = wanted ? x.sizes().vec() : std::vector<int64_t>{0};
+  auto grad_per_sample = at::zeros(shape, x.options()), grad_batch = at::zeros(shape, x.options());
+  const auto kernel = kernels::sign_entropy_kernel(kernels::cpu_level());
+  const int64_t heads = x.size(0), dim = x.size(2), values = x.size(1) * dim;
+  double entropies[2] = {0, 0};
+  for (int64_t h = 0; h < heads; ++h) {
+    Gradients grads = {};
+    if (wanted) {
+      grads.per_sample = grad_per_sample.mutable_data_ptr<float>() + h * values;
+      grads.batch = grad_batch.mutable_data_ptr<float>() + h * values;
+    }
+    head_forward(kernel, x.const_data_ptr<float>() + h * values, live_rows(x, mask, h), dim,
+                 static_cast<float>(sharpness), totals.const_data_ptr<float>() + h * totals.size(1),
+                 heads, wanted ? &grads : nullptr, entropies);
+  }
+  const auto mean = [&](double sum) {
+    return at::zeros({}, x.options()).fill_(heads == 0 ? 0 : sum / static_cast<double>(heads));
+  };
+  return {mean(entropies[0]), mean(entropies[1]), grad_per_sample, grad_batch};
+}
+
+std::tuple<at::Tensor, at::Tensor> sign_entropy(const at::Tensor& x, double sharpness,
+                                                const std::optional<at::Tensor>& mask,
+                                                const std::optional<at::Tensor>& totals) {
+  const auto found = sign_entropy_forward(x, sharpness, mask, totals, false);
+  return {std::get<0>(found), std::get<1>(found)};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, CPU, m) {
+  m.impl("sign_entropy", sign_entropy);
+  m.impl("sign_entropy_totals", sign_entropy_totals);
+  m.impl("sign_entropy_forward", sign_entropy_forward);
+}
+
+}  // namespace torchvq

@@ -1,0 +1,225 @@
+"""ResidualLFQ and GroupedResidualLFQ (python/torchvq/residual_lfq.py) beyond parity."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from lookup_free_oracle import entropies
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from torchvq import LFQ, GroupedResidualLFQ, ResidualLFQ
+
+BASE = dict(dim=4, codebook_size=16, num_quantizers=3, commitment_loss_weight=0.25)
+CASES = {
+    "plain": {},
+    "projected": dict(dim=7),
+    "spherical": dict(spherical=True),
+    "rotated": dict(orthogonal_rotation=True),
+    "clamped": dict(soft_clamp_input_value=1.5),
+    "subset": dict(frac_per_sample_entropy=0.5),
+    "dropout": dict(quantize_dropout=True),
+}
+
+
+def build(case="plain", **options):
+    torch.manual_seed(1)
+    return ResidualLFQ(**{**BASE, **CASES[case], **options})
+
+
+def grouped(**options):
+    torch.manual_seed(1)
+    return GroupedResidualLFQ(**{**BASE, "dim": 8, "groups": 2, **options})
+
+
+def data(shape, scale=0.7, seed=2):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 5), (2, 3, 4), (1, 2, 3, 2)], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_indices_decode_to_the_output(case, shape):
+    stack = build(case).eval()
+    x = data((*shape, stack.dim))
+    quantized, indices, losses, codes = stack(x, return_all_codes=True)
+    assert indices.shape == (*shape, 3) and losses.tolist() == [0, 0, 0]
+    torch.testing.assert_close(stack.get_output_from_indices(indices), quantized)
+    torch.testing.assert_close(stack.get_codes_from_indices(indices), codes)
+
+
+def test_by_hand():
+    x = data((2, 50, 4))
+    residual, total = x.double(), 0
+    quantized, indices, _ = build().eval()(x)
+    for level in range(3):
+        codes = torch.where(residual > 0, 2.0**-level, -(2.0**-level))
+        bits = (residual > 0).long() @ torch.tensor([8, 4, 2, 1])
+        assert torch.equal(bits, indices[..., level])
+        residual, total = residual - codes, total + codes
+    assert torch.equal(quantized.double(), total)
+    inside = x.abs() < 2
+    assert (quantized - x)[inside].abs().max() <= 2.0**-2 + 1e-6
+
+
+def test_losses_of_levels_by_enumeration():
+    x = data((1, 20, 4), 0.01).double().requires_grad_()
+    stack = build(entropy_loss_weight=0.7)
+    losses = stack(x)[2]
+    wide = x.detach().requires_grad_()
+    residual, right = wide, []
+    for level in range(3):
+        scale = 2.0**-level
+        codes = torch.where(residual > 0, scale, -scale).double()
+        per_sample, batch = entropies(residual, 400.0 * scale)
+        right.append(0.7 * (per_sample - batch) + 0.25 * (residual - codes).square().mean())
+        residual = residual - codes
+    torch.testing.assert_close(losses, torch.stack(right))
+    losses.sum().backward()
+    torch.stack(right).sum().backward()
+    torch.testing.assert_close(x.grad, wide.grad, rtol=1e-7, atol=1e-10)
+
+
+def test_gain_is_one():
+    for module in (build(entropy_loss_weight=0.0), grouped(entropy_loss_weight=0.0)):
+        x = data((2, 5, module.dim)).requires_grad_()
+        module(x)[0].sum().backward()
+        assert torch.equal(x.grad, torch.ones_like(x))
+    x = data((2, 5, 4)).requires_grad_()
+    build(straight_through_activation=nn.Tanh())(x)[0].sum().backward()
+    torch.testing.assert_close(x.grad, 1 - x.detach().tanh() ** 2)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_masked_is_absent(case):
+    stack, again = build(case), build(case)
+    x = data((2, 6, stack.dim))
+    mask = torch.rand(2, 6, generator=torch.Generator().manual_seed(4)) < 0.6
+    x[~mask] = float("nan")
+    quantized, indices, losses = stack(x, mask)
+    rest = again(x[mask].unsqueeze(0))
+    torch.testing.assert_close(losses, rest[2], rtol=1e-5, atol=1e-7)
+    assert torch.equal(indices[mask], rest[1][0])
+    assert quantized[~mask].eq(0).all() and indices[~mask].eq(-1).all()
+
+
+def test_no_tokens():
+    nothing = torch.zeros(2, 6, dtype=torch.bool)
+    for x, mask in ((torch.empty(2, 0, 4), None), (data((2, 6, 4)), nothing)):
+        assert build()(x, mask)[2].tolist() == [0, 0, 0]
+
+
+def test_dropout_drops_the_same_levels_in_all_groups():
+    module = grouped(quantize_dropout=True, num_quantizers=6)
+    depths = set()
+    for _ in range(30):
+        _, indices, losses = module(data((1, 3, 8)))
+        used = indices.ge(0).all(2).all(1)
+        assert torch.equal(used[0], used[1]) and losses[~used].eq(0).all()
+        depths.add(int(used[0].sum()))
+    assert len(depths) > 3
+    assert module.eval()(data((1, 3, 8)))[1].ge(0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("case", CASES)
+def test_precision(case, dtype):
+    x = data((2, 9, build(case).dim)).to(dtype)
+    stack = build(case)
+    quantized, indices, _ = stack(x)
+    assert quantized.dtype == dtype
+    assert torch.equal(indices, build(case)(x.float())[1])
+    cast = build(case).to(dtype)
+    leaf = x.clone().requires_grad_()
+    quantized, _, losses = cast(leaf)
+    (quantized.float().sum() + losses.sum()).backward()
+    assert quantized.dtype == dtype and leaf.grad.isfinite().all() and losses.isfinite().all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_compiles(case):
+    torch._dynamo.reset()
+    eager, module = build(case), build(case)
+    step = torch.compile(module, fullgraph=True, backend="aot_eager")
+    for seed in (1, 2):
+        a, b = (data((2, 5, eager.dim), seed=seed).requires_grad_() for _ in range(2))
+        right, found = eager(a), step(b)
+        assert all(map(torch.equal, right, found))
+        (right[0].sum() + right[2].sum()).backward()
+        (found[0].sum() + found[2].sum()).backward()
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("case", ["subset", "dropout"])
+def test_checkpointing(case):
+    plain, again = build(case), build(case)
+    a, b = (data((2, 9, 4)).requires_grad_() for _ in range(2))
+    right = plain(a)
+    found = checkpoint(again, b, use_reentrant=False)
+    (right[0].sum() + right[2].sum()).backward()
+    (found[0].sum() + found[2].sum()).backward()
+    assert torch.equal(a.grad, b.grad) and torch.equal(plain.rng, again.rng)
+
+
+def test_images_of_groups():
+    module = grouped(accept_image_fmap=True)
+    x = data((2, 8, 3, 4))
+    quantized, indices, losses = module(x)
+    assert quantized.shape == x.shape and indices.shape == (2, 2, 3, 4, 3)
+    assert losses.shape == (2, 3)
+    torch.testing.assert_close(module.get_output_from_indices(indices), quantized)
+    first = build(is_channel_first=True)(x[:, :4])
+    assert first[0].shape == (2, 4, 3, 4)
+
+
+def test_state_of_the_reference_and_copies():
+    from vector_quantize_pytorch import ResidualLFQ as Reference
+
+    reference = Reference(**{**BASE, "dim": 7})
+    for case in ("projected", "subset"):
+        stack = build(case, dim=7)
+        stack.load_state_dict(reference.state_dict(), strict=True)
+    x = data((1, 5, 7))
+    assert torch.equal(
+        build("projected").eval()(x)[1], copy.deepcopy(build("projected")).eval()(x)[1]
+    )
+    assert isinstance(stack.layers[1], LFQ)
+
+
+def test_module_path_of_the_reference():
+    from torchvq import residual_lfq
+
+    assert residual_lfq.GroupedResidualLFQ is GroupedResidualLFQ
+
+
+def test_one_warning_for_a_stack(caplog):
+    with caplog.at_level("WARNING", "torchvq"):
+        ResidualLFQ(dim=4, codebook_size=16, num_quantizers=5)
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(codebook_size=10), "power of 2"),
+        (dict(num_codebooks=2), "num_codebooks"),
+        (dict(codebook_scale=2.0), "codebook_scale"),
+        (dict(num_quantizers=0), "num_quantizers"),
+        (dict(quantize_dropout_cutoff_index=3), "cutoff"),
+        (dict(soft_clamp_input_value=0.5), "soft_clamp"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(ValueError, match=message):
+        build(**options)
+
+
+def test_calls_are_checked():
+    stack = build()
+    with pytest.raises(ValueError, match="features"):
+        stack(torch.zeros(2, 3, 5))
+    with pytest.raises(IndexError, match="expected indices"):
+        stack.get_output_from_indices(torch.full((1, 2, 3), 16))
+    with pytest.raises(ValueError, match="levels on the last axis"):
+        stack.get_output_from_indices(torch.zeros(1, 2, 4, dtype=torch.long))
