@@ -27,6 +27,7 @@ set(TORCHVQ_SOURCES
   distributed/synced_replace_dead_codes_.cpp
   distributed/synced_usage.cpp
   functional/add_over_group_.cpp
+  functional/binary_codes.cpp
   functional/codebook.cpp
   functional/codebook_stack.cpp
   functional/estimate.cpp
@@ -75,6 +76,7 @@ set(TORCHVQ_SOURCES
   kernels/cpu/nearest_code_wide.cpp
   kernels/cpu/residual_beam.cpp
   kmeans.cpp
+  modules/binary_mapper.cpp
   modules/codebook.cpp
   modules/copy_tensors.cpp
   modules/diversity.cpp
@@ -85,6 +87,7 @@ set(TORCHVQ_SOURCES
   modules/in_place_optimizer.cpp
   modules/layout.cpp
   modules/losses.cpp
+  modules/noisy_module.cpp
   modules/optimizer_state.cpp
   modules/projection.cpp
   modules/ranks.cpp
@@ -99,6 +102,7 @@ set(TORCHVQ_SOURCES
   modules/state_dict.cpp
   modules/stats.cpp
   modules/vector_quantize.cpp
+  ops/any/binary_codes.cpp
   ops/any/code_exponents.cpp
   ops/any/code_logits.cpp
   ops/any/code_statistics.cpp
@@ -132,6 +136,7 @@ set(TORCHVQ_SOURCES
   ops/any/sync_update_v.cpp
   ops/any/unit_vectors.cpp
   ops/autocast.cpp
+  ops/autograd/binary_codes.cpp
   ops/autograd/code_exponents.cpp
   ops/autograd/code_statistics.cpp
   ops/autograd/codebook_diversity_loss.cpp
@@ -160,12 +165,14 @@ set(TORCHVQ_SOURCES
   ops/autograd/straight_through.cpp
   ops/autograd/sync_update_v.cpp
   ops/autograd/unit_vectors.cpp
+  ops/binary_codes.cpp
   ops/code_exponents.cpp
   ops/code_statistics.cpp
   ops/codebook_diversity_loss.cpp
   ops/commitment_cross_entropy.cpp
   ops/commitment_loss.cpp
   ops/count_codes_.cpp
+  ops/cpu/binary_codes.cpp
   ops/cpu/code_exponents.cpp
   ops/cpu/code_statistics.cpp
   ops/cpu/commitment_loss.cpp
@@ -195,6 +202,7 @@ set(TORCHVQ_SOURCES
   ops/gumbel_straight_through.cpp
   ops/kmeans.cpp
   ops/lookup_codes.cpp
+  ops/meta/binary_codes.cpp
   ops/meta/code_exponents.cpp
   ops/meta/code_statistics.cpp
   ops/meta/codebook_diversity_loss.cpp
@@ -243,6 +251,7 @@ set(TORCHVQ_SOURCES
   ops/straight_through.cpp
   ops/sync_update_v.cpp
   ops/unit_vectors.cpp
+  options/binary_mapper.cpp
   options/residual_vq.cpp
   options/vector_quantize.cpp
   version.cpp

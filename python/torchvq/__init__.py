@@ -6,6 +6,7 @@ from torchvq._library import cmake_prefix_path
 from torchvq._replicas import ReplicaDifference, verify_replicas
 from torchvq._stats import CodebookStats
 from torchvq._version import __version__
+from torchvq.binary_mapper import BinaryMapper
 from torchvq.grouped_residual_vq import GroupedResidualVQ
 from torchvq.monitor import Monitor
 from torchvq.outputs import LossBreakdown
@@ -13,6 +14,7 @@ from torchvq.residual_vq import ResidualVQ
 from torchvq.vector_quantize import VectorQuantize
 
 __all__ = [
+    "BinaryMapper",
     "CodebookStats",
     "CollapseLimits",
     "CollapseWarning",

@@ -61,8 +61,26 @@ class ResidualOutputWithCodes(NamedTuple):
 #: What a forward of a residual stack returns; with ``indices=`` the plain pair, which holds no indices.
 ResidualResult = ResidualOutput | ResidualOutputWithCodes | tuple[Tensor, Tensor]
 
+
+class BinaryMapperOutput(NamedTuple):
+    """What a forward of BinaryMapper returns."""
+
+    one_hot: Tensor
+    aux_kl_loss: Tensor
+
+
+class BinaryMapperOutputWithIndices(NamedTuple):
+    """What a forward of BinaryMapper with ``return_indices=True`` returns."""
+
+    one_hot: Tensor
+    indices: Tensor
+    aux_kl_loss: Tensor
+
+
 # So that exported programs which return them can be saved.
 for _output in (
+    BinaryMapperOutput,
+    BinaryMapperOutputWithIndices,
     LossBreakdown,
     QuantizeOutput,
     QuantizeOutputWithBreakdown,

@@ -8,6 +8,7 @@
 
 #include <torchvq/modules/codebook.h>
 #include <torchvq/modules/in_place_optimizer.h>
+#include <torchvq/modules/noisy_module.h>
 #include <torchvq/modules/vector_quantize.h>
 
 namespace torchvq {
@@ -102,6 +103,9 @@ Missing check_names(torch::nn::Module& module, const State& own, const State& st
       }
     }
   });
+  for (const auto& [prefix, owner] : modules_of<NoisyModule>(module)) {
+    lacking.erase(prefix + "rng");
+  }
   TORCH_CHECK_VALUE(lacking.empty(), "load_state_dict: expected ", lacking.begin()->first,
                     " to be in the state, but it is missing");
   return missing;
@@ -134,6 +138,9 @@ void load_state_dict(torch::nn::Module& module, const State& state) {
   }
   const auto own = tensors_of(module);
   const auto missing = check_names(module, own, left);
+  for (const auto& [prefix, owner] : modules_of<NoisyModule>(module)) {
+    owner->rng.select(0, 1).zero_();  // the seed stays, where the state has none
+  }
   for (const auto& [name, value] : left) {
     own.at(name).copy_(value);
   }

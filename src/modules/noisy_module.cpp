@@ -1,0 +1,30 @@
+#include <torchvq/modules/noisy_module.h>
+
+#include <ATen/ops/randint.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+
+#include <torchvq/functional/codebook.h>
+
+#include "modules/ranks.h"
+
+namespace torchvq {
+
+void NoisyModule::register_rng(torch::nn::Module& module) {
+  const auto seed = at::randint(int64_t{1} << 62, {}, at::kLong);
+  rng = module.register_buffer("rng", at::stack({seed, at::zeros({}, at::kLong)}));
+}
+
+torch::Tensor NoisyModule::take_rng(const torch::Tensor& x,
+                                    const std::optional<torch::Tensor>& mask,
+                                    const std::string& group_name) {
+  const auto taken = rng.clone();
+  if (x.numel() > 0) {
+    functional::advance_rng_(rng, mask);
+  }
+  detail::Ranks ranks;
+  ranks.group_name = group_name;
+  return detail::noise_rng(taken, ranks);
+}
+
+}  // namespace torchvq
