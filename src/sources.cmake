@@ -2,6 +2,7 @@
 set(TORCHVQ_SOURCES
   detail/codebook_average.cpp
   detail/dead_codes.cpp
+  detail/distribution.cpp
   detail/exponents.cpp
   detail/fixed_point.cpp
   detail/kmeans_lloyd.cpp
@@ -39,8 +40,10 @@ set(TORCHVQ_SOURCES
   functional/far_vectors_gather.cpp
   functional/fit_codebook.cpp
   functional/fit_stack.cpp
+  functional/latent_codes.cpp
   functional/layout.cpp
   functional/losses.cpp
+  functional/moment_loss.cpp
   functional/quantize.cpp
   functional/quantize_depth.cpp
   functional/reconstruction_error.cpp
@@ -85,6 +88,7 @@ set(TORCHVQ_SOURCES
   modules/implicit_search.cpp
   modules/in_place.cpp
   modules/in_place_optimizer.cpp
+  modules/latent_quantize.cpp
   modules/layout.cpp
   modules/losses.cpp
   modules/noisy_module.cpp
@@ -117,6 +121,7 @@ set(TORCHVQ_SOURCES
   ops/any/ema_update_.cpp
   ops/any/gumbel_straight_through.cpp
   ops/any/kmeans.cpp
+  ops/any/latent_quantize.cpp
   ops/any/lookup_codes.cpp
   ops/any/nearest_code.cpp
   ops/any/orthogonal_loss.cpp
@@ -130,10 +135,12 @@ set(TORCHVQ_SOURCES
   ops/any/rotation_trick.cpp
   ops/any/sample_codes.cpp
   ops/any/scalar_decode.cpp
+  ops/any/scalar_perturb.cpp
   ops/any/scalar_quantize.cpp
   ops/any/snapshot.cpp
   ops/any/straight_through.cpp
   ops/any/sync_update_v.cpp
+  ops/any/token_moments.cpp
   ops/any/unit_vectors.cpp
   ops/autocast.cpp
   ops/autograd/binary_codes.cpp
@@ -150,6 +157,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/ema_update_.cpp
   ops/autograd/gumbel_straight_through.cpp
   ops/autograd/kmeans.cpp
+  ops/autograd/latent_quantize.cpp
   ops/autograd/lookup_codes.cpp
   ops/autograd/nearest_code.cpp
   ops/autograd/orthogonal_loss.cpp
@@ -160,10 +168,12 @@ set(TORCHVQ_SOURCES
   ops/autograd/residual_encode.cpp
   ops/autograd/rotation_trick.cpp
   ops/autograd/scalar_decode.cpp
+  ops/autograd/scalar_perturb.cpp
   ops/autograd/scalar_quantize.cpp
   ops/autograd/snapshot.cpp
   ops/autograd/straight_through.cpp
   ops/autograd/sync_update_v.cpp
+  ops/autograd/token_moments.cpp
   ops/autograd/unit_vectors.cpp
   ops/binary_codes.cpp
   ops/code_exponents.cpp
@@ -181,6 +191,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/directional_reparam.cpp
   ops/cpu/ema_finish_.cpp
   ops/cpu/ema_update_.cpp
+  ops/cpu/latent_quantize.cpp
   ops/cpu/lookup_codes.cpp
   ops/cpu/nearest_code.cpp
   ops/cpu/random_normal.cpp
@@ -192,7 +203,9 @@ set(TORCHVQ_SOURCES
   ops/cpu/rotation_trick.cpp
   ops/cpu/sample_codes.cpp
   ops/cpu/scalar_decode.cpp
+  ops/cpu/scalar_perturb.cpp
   ops/cpu/scalar_quantize.cpp
+  ops/cpu/token_moments.cpp
   ops/cpu/unit_vectors.cpp
   ops/dead_code_candidates.cpp
   ops/decode_sums.cpp
@@ -201,6 +214,7 @@ set(TORCHVQ_SOURCES
   ops/ema_update_.cpp
   ops/gumbel_straight_through.cpp
   ops/kmeans.cpp
+  ops/latent_quantize.cpp
   ops/lookup_codes.cpp
   ops/meta/binary_codes.cpp
   ops/meta/code_exponents.cpp
@@ -216,6 +230,7 @@ set(TORCHVQ_SOURCES
   ops/meta/ema_update_.cpp
   ops/meta/gumbel_straight_through.cpp
   ops/meta/kmeans.cpp
+  ops/meta/latent_quantize.cpp
   ops/meta/lookup_codes.cpp
   ops/meta/nearest_code.cpp
   ops/meta/orthogonal_loss.cpp
@@ -229,10 +244,12 @@ set(TORCHVQ_SOURCES
   ops/meta/rotation_trick.cpp
   ops/meta/sample_codes.cpp
   ops/meta/scalar_decode.cpp
+  ops/meta/scalar_perturb.cpp
   ops/meta/scalar_quantize.cpp
   ops/meta/snapshot.cpp
   ops/meta/straight_through.cpp
   ops/meta/sync_update_v.cpp
+  ops/meta/token_moments.cpp
   ops/meta/unit_vectors.cpp
   ops/nearest_code.cpp
   ops/orthogonal_loss.cpp
@@ -246,12 +263,15 @@ set(TORCHVQ_SOURCES
   ops/rotation_trick.cpp
   ops/sample_codes.cpp
   ops/scalar_decode.cpp
+  ops/scalar_perturb.cpp
   ops/scalar_quantize.cpp
   ops/snapshot.cpp
   ops/straight_through.cpp
   ops/sync_update_v.cpp
+  ops/token_moments.cpp
   ops/unit_vectors.cpp
   options/binary_mapper.cpp
+  options/latent_quantize.cpp
   options/residual_vq.cpp
   options/vector_quantize.cpp
   version.cpp

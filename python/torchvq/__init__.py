@@ -7,19 +7,23 @@ from torchvq._replicas import ReplicaDifference, verify_replicas
 from torchvq._stats import CodebookStats
 from torchvq._version import __version__
 from torchvq.binary_mapper import BinaryMapper
+from torchvq.finite_scalar_perturbation import FSP
 from torchvq.grouped_residual_vq import GroupedResidualVQ
+from torchvq.latent_quantization import LatentQuantize
 from torchvq.monitor import Monitor
 from torchvq.outputs import LossBreakdown
 from torchvq.residual_vq import ResidualVQ
 from torchvq.vector_quantize import VectorQuantize
 
 __all__ = [
+    "FSP",
     "BinaryMapper",
     "CodebookStats",
     "CollapseLimits",
     "CollapseWarning",
     "GroupedResidualVQ",
     "KmeansOutput",
+    "LatentQuantize",
     "LossBreakdown",
     "Monitor",
     "ReplicaDifference",

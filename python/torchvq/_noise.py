@@ -1,7 +1,7 @@
 """State of modules that draw noise: a seed and a step of the counter-based generator, part of the checkpoint."""
 
 from collections import deque
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,41 @@ from torchvq._ranks import Ranks, noise_rng
 from torchvq._replay import MAX_REPLAYS, fingerprint
 
 _ops = torch.ops.torchvq
+
+
+_T = TypeVar("_T")
+
+
+class StepRecords(Generic[_T]):
+    """What forwards of checkpointed regions have worked with, for their recomputation in backward."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[tuple[torch.Size, int], _T]] = deque(maxlen=MAX_REPLAYS)
+
+    def keep(self, x: Tensor, item: _T) -> None:
+        """Keeps an item where the running forward on x will be recomputed."""
+        if not torch.compiler.is_compiling() and _checkpointing.will_recompute():
+            self._kept.append((fingerprint(x), item))
+
+    def take(self, x: Tensor) -> _T | None:
+        """What was kept, where the running forward on x is a recomputation; else None."""
+        if torch.compiler.is_compiling() or not _checkpointing.recomputing():
+            return None
+        # Backward meets the regions last to first, which decides between equal inputs.
+        key = fingerprint(x)
+        for place in range(len(self._kept) - 1, -1, -1):
+            if self._kept[place][0] == key:
+                item = self._kept[place][1]
+                del self._kept[place]
+                return item
+        return None
+
+    def __deepcopy__(self, memo: object) -> "StepRecords[_T]":
+        # A recorded step belongs to a backward pass of one object.
+        return StepRecords()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_kept": deque(maxlen=MAX_REPLAYS)}
 
 
 class NoisyModule(nn.Module):
@@ -25,34 +60,21 @@ class NoisyModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("rng", fresh_rng())
-        self._drawn: deque[tuple[tuple[torch.Size, int], Tensor]] = deque(maxlen=MAX_REPLAYS)
+        self._drawn: StepRecords[Tensor] = StepRecords()
 
     def take_rng(self, x: Tensor, mask: Tensor | None, ranks: Ranks) -> Tensor:
         """What this forward draws from; counts a step unless there are no tokens.
 
         The recomputation of a checkpointed forward gets what the forward got, and counts nothing.
         """
-        compiling = torch.compiler.is_compiling()
-        if not compiling and _checkpointing.recomputing():
-            recorded = self._recorded(x)
-            if recorded is not None:
-                return noise_rng(recorded, ranks)
+        recorded = self._drawn.take(x)
+        if recorded is not None:
+            return noise_rng(recorded, ranks)
         rng = self.rng.clone()
-        if not compiling and _checkpointing.will_recompute():
-            self._drawn.append((fingerprint(x), rng))
+        self._drawn.keep(x, rng)
         if x.numel() > 0:
             _ops.advance_rng_(self.rng, mask)
         return noise_rng(rng, ranks)
-
-    def _recorded(self, x: Tensor) -> Tensor | None:
-        # Backward meets the regions last to first, which decides between equal inputs.
-        key = fingerprint(x)
-        for place in range(len(self._drawn) - 1, -1, -1):
-            if self._drawn[place][0] == key:
-                rng = self._drawn[place][1]
-                del self._drawn[place]
-                return rng
-        return None
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
@@ -65,10 +87,6 @@ class NoisyModule(nn.Module):
             fresh = fresh_rng() if self.rng.is_meta else self.rng
             fresh[1] = 0
             self.rng = fresh
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A recorded step belongs to a backward pass of this very object.
-        return {**self.__dict__, "_drawn": deque(maxlen=MAX_REPLAYS)}
 
 
 def fresh_rng() -> Tensor:

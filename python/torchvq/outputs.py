@@ -1,6 +1,6 @@
 """Named results of the quantizers: they unpack like tuples and are read by name."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils._pytree import _register_namedtuple
@@ -77,10 +77,20 @@ class BinaryMapperOutputWithIndices(NamedTuple):
     aux_kl_loss: Tensor
 
 
+class FSPOutput(NamedTuple):
+    """What a forward of FSP returns."""
+
+    quantized: Tensor
+    indices: Tensor
+    norm_loss: Tensor
+    other_info: dict[str, Any]
+
+
 # So that exported programs which return them can be saved.
 for _output in (
     BinaryMapperOutput,
     BinaryMapperOutputWithIndices,
+    FSPOutput,
     LossBreakdown,
     QuantizeOutput,
     QuantizeOutputWithBreakdown,

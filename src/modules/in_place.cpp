@@ -13,7 +13,7 @@ namespace torchvq::detail {
 
 namespace F = functional;
 
-void average_gradients(const CodebookImpl& codebook, const at::Tensor& tokens,
+void average_gradients(const std::vector<at::Tensor>& learned, const at::Tensor& tokens,
                        const std::optional<at::Tensor>& mask, const distributed::Ranks& ranks) {
   if (ranks.alone()) {
     return;
@@ -21,7 +21,7 @@ void average_gradients(const CodebookImpl& codebook, const at::Tensor& tokens,
   const auto number = mask ? mask->sum().to(tokens.scalar_type()).reshape({1})
                            : tokens.new_full({1}, tokens.size(0) * tokens.size(1));
   std::vector<at::Tensor> parameters, parts{number};
-  for (const auto& parameter : codebook.learned_parameters()) {
+  for (const auto& parameter : learned) {
     if (parameter.grad().defined()) {
       parameters.push_back(parameter);
       parts.push_back(number.mul(parameter.grad().flatten().to(tokens.scalar_type())));
@@ -50,7 +50,7 @@ at::Tensor in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
                                   F::QuantizeOptions().estimator("none"));
   const auto loss = ops::commitment_loss(chosen.inputs, chosen.codes, mask);
   loss.backward();
-  average_gradients(*vq.codebook_state, target, mask, ranks);
+  average_gradients(vq.codebook_state->learned_parameters(), target, mask, ranks);
   if (!vq.options.manual_in_place_optimizer_update()) {
     vq.update_in_place_optimizer();
   }
