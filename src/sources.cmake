@@ -83,6 +83,7 @@ set(TORCHVQ_SOURCES
   modules/codebook.cpp
   modules/copy_tensors.cpp
   modules/diversity.cpp
+  modules/fsp.cpp
   modules/grouped_residual_vq.cpp
   modules/implicit_codebook.cpp
   modules/implicit_search.cpp
@@ -105,6 +106,7 @@ set(TORCHVQ_SOURCES
   modules/search.cpp
   modules/state_dict.cpp
   modules/stats.cpp
+  modules/vector_norm.cpp
   modules/vector_quantize.cpp
   ops/any/binary_codes.cpp
   ops/any/code_exponents.cpp
@@ -271,6 +273,7 @@ set(TORCHVQ_SOURCES
   ops/token_moments.cpp
   ops/unit_vectors.cpp
   options/binary_mapper.cpp
+  options/fsp.cpp
   options/latent_quantize.cpp
   options/residual_vq.cpp
   options/vector_quantize.cpp

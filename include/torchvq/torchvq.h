@@ -7,6 +7,7 @@
 #include <torchvq/io/safetensors.h>
 #include <torchvq/kmeans.h>
 #include <torchvq/modules/binary_mapper.h>
+#include <torchvq/modules/fsp.h>
 #include <torchvq/modules/grouped_residual_vq.h>
 #include <torchvq/modules/latent_quantize.h>
 #include <torchvq/modules/residual_vq.h>
@@ -21,8 +22,11 @@
 #include <torchvq/ops/residual_decode.h>
 #include <torchvq/ops/residual_encode.h>
 #include <torchvq/ops/scalar_decode.h>
+#include <torchvq/ops/scalar_perturb.h>
 #include <torchvq/ops/scalar_quantize.h>
+#include <torchvq/ops/token_moments.h>
 #include <torchvq/options/binary_mapper.h>
+#include <torchvq/options/fsp.h>
 #include <torchvq/options/latent_quantize.h>
 #include <torchvq/options/residual_vq.h>
 #include <torchvq/options/vector_quantize.h>

@@ -33,6 +33,9 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> scalar_perturb_any(
     double quantize_rate, std::string_view cdf, std::string_view form, double eps,
     const std::optional<at::Tensor>& mask);
 
+/// F(x), element by element, contiguous for contiguous x.
+at::Tensor cumulative_any(Distribution kind, const at::Tensor& x);
+
 /// float64 for float64 x, otherwise float32.
 at::ScalarType perturb_dtype(const at::Tensor& x);
 

@@ -33,23 +33,6 @@ using OptionalTensor = std::optional<at::Tensor>;
 const double kRoot12 = std::sqrt(12.0);
 constexpr double kPi = 3.14159265358979323846;
 
-at::Tensor cumulative_of(Distribution kind, const at::Tensor& x) {
-  switch (kind) {
-    case Distribution::kTanh:
-      return (x.tanh() + 1) / 2;
-    case Distribution::kSigmoid:
-      return x.sigmoid();
-    case Distribution::kNormal:
-      return at::special_ndtr(x);
-    case Distribution::kLaplace: {
-      const auto half = x.abs().neg().exp() / 2;
-      return at::where(x.lt(0), half, 1 - half);
-    }
-    default:
-      return x.atan() / kPi + 0.5;
-  }
-}
-
 at::Tensor quantile_of(Distribution kind, const at::Tensor& u) {
   switch (kind) {
     case Distribution::kTanh:
@@ -124,6 +107,23 @@ std::pair<at::Tensor, at::Tensor> quantize(const at::Tensor& x, at::IntArrayRef 
 
 }  // namespace
 
+at::Tensor detail::cumulative_any(Distribution kind, const at::Tensor& x) {
+  switch (kind) {
+    case Distribution::kTanh:
+      return (x.tanh() + 1) / 2;
+    case Distribution::kSigmoid:
+      return x.sigmoid();
+    case Distribution::kNormal:
+      return at::special_ndtr(x);
+    case Distribution::kLaplace: {
+      const auto half = x.abs().neg().exp() / 2;
+      return at::where(x.lt(0), half, 1 - half);
+    }
+    default:
+      return x.atan() / kPi + 0.5;
+  }
+}
+
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> detail::scalar_perturb_any(
     const at::Tensor& x_, at::IntArrayRef levels, const OptionalTensor& rng, double quantize_rate,
     std::string_view cdf, std::string_view form, double eps, const OptionalTensor& mask) {
@@ -136,7 +136,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> detail::scalar_pertur
   auto acceptance = at::ones({}, x.options());
   if (rng && quantize_rate < 1) {
     const auto counts = at::tensor(levels, x.options());
-    const auto u = cumulative_of(kind.cdf, x);
+    const auto u = cumulative_any(kind.cdf, x);
     const auto moved = u + ((uniform(*rng, x, mask, 0) - 0.5) / counts).to(u.scalar_type());
     const auto inside = moved.ge(0).logical_and(moved.le(1));
     auto perturbed = at::ones_like(inside);

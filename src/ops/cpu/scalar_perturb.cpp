@@ -77,8 +77,7 @@ struct Perturbation {
     return (u - static_cast<T>(0.5)) * static_cast<T>(kRoot12);
   }
 
-  T perturbed(size_t j, T x, double offset, Tally& tally) const {
-    const T u = detail::cumulative(kind.cdf, x);
+  T perturbed(size_t j, T u, double offset, Tally& tally) const {
     const auto count = static_cast<double>(features[j].codes.size());
     const T moved = u + static_cast<T>(offset / count);
     const bool inside = moved >= 0 && moved <= 1;
@@ -88,8 +87,8 @@ struct Perturbation {
   }
 
   /// One token; returns its index.
-  int64_t token(const T* x, const Noise* noise, int64_t number, T* codes, int64_t* levels,
-                Tally& tally) const {
+  int64_t token(const T* x, const T* u, const Noise* noise, int64_t number, T* codes,
+                int64_t* levels, Tally& tally) const {
     const auto dim = static_cast<int64_t>(features.size());
     if (!std::all_of(x, x + dim, [](T value) { return std::isfinite(value); })) {
       std::fill_n(codes, dim, std::numeric_limits<T>::quiet_NaN());
@@ -104,7 +103,7 @@ struct Perturbation {
       index += levels[j] * basis[f];
       codes[j] = noise == nullptr || noise->quantizes(position)
                      ? features[f].codes[static_cast<size_t>(levels[j])]
-                     : perturbed(f, x[j], noise->offset(position), tally);
+                     : perturbed(f, u[j], noise->offset(position), tally);
     }
     return index;
   }
@@ -132,6 +131,9 @@ struct Outputs {
 template <typename T>
 Tally perturb_tokens(const at::Tensor& x, const Perturbation<T>& perturbation, const Noise* noise,
                      const bool* mask, Outputs& outputs) {
+  // The tensor library's functions work on whole vectors, several times as fast as one by one.
+  const auto acts = noise == nullptr ? x : detail::cumulative_any(perturbation.kind.cdf, x);
+  const T* u = acts.template const_data_ptr<T>();
   const int64_t tokens = outputs.indices.numel(), dim = x.size(-1);
   const auto numbers = token_numbers(mask, tokens);
   const T* from = x.const_data_ptr<T>();
@@ -150,7 +152,7 @@ Tally perturb_tokens(const at::Tensor& x, const Perturbation<T>& perturbation, c
           continue;
         }
         indices[i] =
-            perturbation.token(from + i * dim, noise, numbers[static_cast<size_t>(i)],
+            perturbation.token(from + i * dim, u + i * dim, noise, numbers[static_cast<size_t>(i)],
                                codes + i * dim, levels + i * dim, tallies[static_cast<size_t>(b)]);
       }
     }
