@@ -28,6 +28,7 @@ SUITES = (
     "residual",
     "kmeans",
     "memory",
+    "scalar_modules",
     "small_calls",
     "threads",
 )

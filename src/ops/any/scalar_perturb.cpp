@@ -142,6 +142,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> detail::scalar_pertur
     auto perturbed = at::ones_like(inside);
     if (quantize_rate > 0) perturbed = uniform(*rng, x, mask, 1).ge(quantize_rate);
     codes = at::where(perturbed, of_form(at::where(inside, moved, u), kind, eps), codes);
+    perturbed = perturbed.logical_and(absent.logical_not().unsqueeze(-1));
     if (mask) perturbed = perturbed.logical_and(mask->unsqueeze(-1));
     const auto number = perturbed.sum();
     const auto kept = perturbed.logical_and(inside).sum();
