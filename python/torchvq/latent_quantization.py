@@ -1,6 +1,6 @@
 """LatentQuantize: a small learnt codebook of numbers for every feature."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 
 import torch
@@ -262,7 +262,7 @@ class LatentQuantize(nn.Module):
 
     def _split(self, tokens: Tensor) -> Tensor:
         """(B, N, C * D) to (B, N, C, D)."""
-        return tokens.unflatten(-1, (self.num_codebooks, self.codebook_dim))
+        return tokens.reshape(*tokens.shape[:-1], self.num_codebooks, self.codebook_dim)
 
     def _restore(self, indices: Tensor, z: Tensor) -> Tensor:
         """(B, N, C) to the positions of z."""
@@ -281,6 +281,9 @@ class FixedValues(nn.Module):
 
     def __getitem__(self, index: int) -> Tensor:
         return list(self.buffers())[index]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self.buffers()
 
     def __len__(self) -> int:
         return len(self._buffers)

@@ -42,15 +42,16 @@ Distribution parse_distribution(const char* op, std::string_view name) {
   if (name == "normal") return Distribution::kNormal;
   if (name == "laplace") return Distribution::kLaplace;
   TORCH_CHECK_VALUE(name == "cauchy", op,
-                    ": expected cdf to be tanh, sigmoid, normal, laplace or cauchy, but got ", name);
+                    ": expected cdf to be tanh, sigmoid, normal, laplace or cauchy, but got ",
+                    name);
   return Distribution::kCauchy;
 }
 
 CodeForm parse_code_form(const char* op, std::string_view name) {
   if (name == "act") return CodeForm::kAct;
   if (name == "unit") return CodeForm::kUnit;
-  TORCH_CHECK_VALUE(name == "inverse", op,
-                    ": expected form to be act, unit or inverse, but got ", name);
+  TORCH_CHECK_VALUE(name == "inverse", op, ": expected form to be act, unit or inverse, but got ",
+                    name);
   return CodeForm::kInverse;
 }
 

@@ -34,9 +34,8 @@ at::Tensor squared_differences(const char* op, const at::Tensor& a, const at::Te
                                std::string_view reduce) {
   detail::check_floating(op, "z", a);
   detail::check_floating(op, "zhat", b);
-  TORCH_CHECK_VALUE(a.sym_sizes() == b.sym_sizes(), op,
-                    ": expected zhat to have the shape of z, ", a.sym_sizes(), ", but got ",
-                    b.sym_sizes());
+  TORCH_CHECK_VALUE(a.sym_sizes() == b.sym_sizes(), op, ": expected zhat to have the shape of z, ",
+                    a.sym_sizes(), ", but got ", b.sym_sizes());
   TORCH_CHECK_VALUE(reduce == "mean" || reduce == "sum" || reduce == "none", op,
                     ": expected reduce to be mean, sum or none, but got ", reduce);
   const auto dtype = detail::value_dtype(a, b);

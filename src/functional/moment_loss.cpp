@@ -125,7 +125,6 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       TORCH_FN(moment_loss));
   m.def("gather_moments(Tensor moments, *, str group_name, str label) -> Tensor",
         TORCH_FN(gather_moments));
-  m.def(
-      "attach_moments(Tensor gathered, Tensor moments, *, str group_name, str label) -> Tensor",
-      TORCH_FN(attach_moments));
+  m.def("attach_moments(Tensor gathered, Tensor moments, *, str group_name, str label) -> Tensor",
+        TORCH_FN(attach_moments));
 }

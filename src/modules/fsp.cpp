@@ -70,10 +70,9 @@ ops::PerturbOptions FSPImpl::perturbation(double eps) const {
 F::MomentLoss FSPImpl::norm(const torch::Tensor& latents, const OptionalTensor& mask) const {
   const auto moments = ops::token_moments(is_training() ? latents : latents.detach(), mask);
   const auto shared = ranks();
-  const auto rows =
-      shared.group_name.empty()
-          ? moments.unsqueeze(0)
-          : F::attach_moments(F::gather_moments(moments, shared), moments, shared);
+  const auto rows = shared.group_name.empty()
+                        ? moments.unsqueeze(0)
+                        : F::attach_moments(F::gather_moments(moments, shared), moments, shared);
   return F::moment_loss(rows, detail::vector_norm(options.vector_norm()));
 }
 
@@ -105,9 +104,9 @@ FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call
   };
   const auto dtype = found.codes.scalar_type();
   const auto statistic = [&](const torch::Tensor& value) { return value.detach().to(dtype); };
-  return {layout.unpack(output, z),     place(found.indices),        moments.loss.to(dtype),
-          place(found.level_indices),   statistic(moments.mean),     statistic(moments.variance),
-          statistic(moments.skewness),  statistic(moments.kurtosis), found.acceptance};
+  return {layout.unpack(output, z),    place(found.indices),        moments.loss.to(dtype),
+          place(found.level_indices),  statistic(moments.mean),     statistic(moments.variance),
+          statistic(moments.skewness), statistic(moments.kurtosis), found.acceptance};
 }
 
 torch::Tensor FSPImpl::indices_to_codes(const torch::Tensor& indices, double eps) {

@@ -126,9 +126,8 @@ std::vector<torch::Tensor> LatentQuantizeImpl::values_of_step(const torch::Tenso
     ranks.label = kName;
     const auto dim = static_cast<int64_t>(options.levels().size());
     const auto rows = target.reshape({1, -1, dim});
-    detail::average_gradients(
-        own, target.scalar_type() == at::kDouble ? rows : rows.to(at::kFloat),
-        mask ? OptionalTensor(mask->reshape({1, -1})) : std::nullopt, ranks);
+    detail::average_gradients(own, target.scalar_type() == at::kDouble ? rows : rows.to(at::kFloat),
+                              mask ? OptionalTensor(mask->reshape({1, -1})) : std::nullopt, ranks);
     update_in_place_optimizer();
   }
   for (auto& one : own) {

@@ -5,7 +5,9 @@
 namespace torchvq::detail {
 namespace {
 
-functional::MomentTargets variance_of(double target) { return {{0, target, 0, 0}, {0.1, 0.07, 0, 0}}; }
+functional::MomentTargets variance_of(double target) {
+  return {{0, target, 0, 0}, {0.1, 0.07, 0, 0}};
+}
 
 }  // namespace
 

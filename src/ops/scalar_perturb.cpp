@@ -21,8 +21,7 @@ PerturbKind check_kind(const char* op, std::string_view cdf, std::string_view fo
   return {parse_distribution(op, cdf), parse_code_form(op, form)};
 }
 
-void check_features(const char* op, const char* name, const at::Tensor& x,
-                    at::IntArrayRef levels) {
+void check_features(const char* op, const char* name, const at::Tensor& x, at::IntArrayRef levels) {
   check_floating(op, name, x);
   check_scalar_levels(op, levels, 2);
   TORCH_CHECK_VALUE(x.dim() >= 1 && x.sym_size(-1) == static_cast<int64_t>(levels.size()), op,
@@ -95,8 +94,8 @@ at::Tensor scalar_centroids(const at::Tensor& indices, at::IntArrayRef levels,
 }
 
 at::Tensor scalar_act_levels(const at::Tensor& act, at::IntArrayRef levels) {
-  static auto op =
-      detail::op_handle<at::Tensor(const at::Tensor&, at::IntArrayRef)>("torchvq::scalar_act_levels");
+  static auto op = detail::op_handle<at::Tensor(const at::Tensor&, at::IntArrayRef)>(
+      "torchvq::scalar_act_levels");
   return op.call(act, levels);
 }
 
@@ -110,7 +109,9 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "str cdf='tanh', str form='unit', float eps=1e-6, Tensor? mask=None) "
       "-> (Tensor codes, Tensor level_indices, Tensor indices, Tensor acceptance)");
   // The gradient of x; private, called by autograd alone.
-  m.def("scalar_perturb_backward(Tensor grad, Tensor x, Tensor indices, str cdf, str form) -> Tensor");
+  m.def(
+      "scalar_perturb_backward(Tensor grad, Tensor x, Tensor indices, str cdf, str form) -> "
+      "Tensor");
   m.def(
       "scalar_centroids(Tensor indices, int[] levels, *, str cdf='tanh', str form='unit', "
       "float eps=1e-6, ScalarType dtype=float) -> Tensor");

@@ -17,8 +17,8 @@ TORCHVQ_API ops::LatentQuantizeResult latent_quantize(
     const at::Tensor& x, at::TensorList values, double commitment = 0.0, double quantization = 0.0,
     const std::optional<at::Tensor>& mask = std::nullopt);
 
-/// The values that features with these levels begin with: evenly spaced, float32, from -1/2 to 1/2 for
-/// an odd number L, from -1/2 to 1/2 - 1/L for an even one.
+/// The values that features with these levels begin with: evenly spaced, float32, from -1/2 to 1/2
+/// for an odd number L, from -1/2 to 1/2 - 1/L for an even one.
 ///
 /// Throws  c10::ValueError for levels that are not in [2, 65536] or whose product exceeds 2^62.
 TORCHVQ_API std::vector<at::Tensor> latent_values(at::IntArrayRef levels);

@@ -55,8 +55,8 @@ class TORCHVQ_API LatentQuantizeImpl : public torch::nn::Cloneable<LatentQuantiz
   /// @param mask  bool (B, *), true for real tokens.
   ///
   /// Gradient     of the output to z as it is; of the loss to z and the values.
-  /// Non-finite   a token with NaN or infinity gives NaN and index 0, and does not reach the values.
-  /// Throws       c10::ValueError, c10::TypeError for bad arguments.
+  /// Non-finite   a token with NaN or infinity gives NaN and index 0, and does not reach the
+  /// values. Throws       c10::ValueError, c10::TypeError for bad arguments.
   LatentQuantizeOutput forward(const torch::Tensor& z,
                                const std::optional<torch::Tensor>& mask = std::nullopt);
 

@@ -22,20 +22,20 @@ struct PerturbResult {
   at::Tensor codes;          ///< (*, D), float64 for float64 x, otherwise float32; 0 where masked
   at::Tensor level_indices;  ///< (*, D), int64; -1 where masked
   at::Tensor indices;        ///< (*), int64; -1 where masked
-  at::Tensor acceptance;     ///< scalar: the fraction of perturbations that were kept; 1 without any
+  at::Tensor acceptance;  ///< scalar: the fraction of perturbations that were kept; 1 without any
 };
 
 /// Perturbs activations by up to half a bin, or moves them to the centres of their bins.
 ///
-/// Formula      u = F(x), F a distribution function; level i = floor(u L), index = sum over j of i_j *
-///              product of levels before j. A feature is quantized with probability quantize_rate, and
-///              always without rng: u' = (i + 1/2) / L. Otherwise u' = u + e, e uniform in
+/// Formula      u = F(x), F a distribution function; level i = floor(u L), index = sum over j of
+/// i_j *
+///              product of levels before j. A feature is quantized with probability quantize_rate,
+///              and always without rng: u' = (i + 1/2) / L. Otherwise u' = u + e, e uniform in
 ///              +- 1 / (2 L); where that leaves [0, 1], u' = u.
 ///              F, by `cdf`: tanh (tanh x + 1) / 2; sigmoid 1 / (1 + exp(-x)); normal
-///              (1 + erf(x / sqrt 2)) / 2; laplace exp(x) / 2 below 0, 1 - exp(-x) / 2 above; cauchy
-///              atan(x) / pi + 1/2.
-///              code, by `form`: act u'; unit sqrt(12) (u' - 1/2), whose variance is 1 for uniform u';
-///              inverse F^-1(u') with u' kept in [eps, 1 - eps].
+///              (1 + erf(x / sqrt 2)) / 2; laplace exp(x) / 2 below 0, 1 - exp(-x) / 2 above;
+///              cauchy atan(x) / pi + 1/2. code, by `form`: act u'; unit sqrt(12) (u' - 1/2), whose
+///              variance is 1 for uniform u'; inverse F^-1(u') with u' kept in [eps, 1 - eps].
 /// Paper        Zhai et al. 2026, VP-VAE: Rethinking Vector Quantization via Adaptive Vector
 ///              Perturbation, arXiv:2602.17133 (FSP)
 ///
@@ -43,12 +43,15 @@ struct PerturbResult {
 /// @param levels         each in [2, 65536]; product at most 2^62.
 /// @param rng            (2,), int64, see random_uniform.h; empty: quantize everything.
 /// @param quantize_rate  in [0, 1].
-/// @param mask           (*), bool, true for real tokens. The draws of a token depend on the number of
+/// @param mask           (*), bool, true for real tokens. The draws of a token depend on the number
+/// of
 ///                       real tokens before it, so that padding changes nothing.
 ///
-/// Gradient     of codes to x: as if nothing were moved, dF/dx times the form's scale; for `inverse`
+/// Gradient     of codes to x: as if nothing were moved, dF/dx times the form's scale; for
+/// `inverse`
 ///              the identity. Not differentiable again.
-/// Exactness    levels are found by comparing x with the numbers at which they change, computed once in
+/// Exactness    levels are found by comparing x with the numbers at which they change, computed
+/// once in
 ///              long double, so indices depend on the value of x alone.
 /// Non-finite   a token with NaN or infinity gives codes NaN and index 0.
 /// Throws       c10::ValueError, c10::TypeError for bad arguments.
@@ -68,7 +71,8 @@ TORCHVQ_API at::Tensor scalar_centroids(const at::Tensor& indices, at::IntArrayR
                                         const PerturbOptions& options = {},
                                         at::ScalarType dtype = at::kFloat);
 
-/// The levels of activations: floor(act * L), int64, kept in [0, L - 1]; NaN is level 0. No gradient.
+/// The levels of activations: floor(act * L), int64, kept in [0, L - 1]; NaN is level 0. No
+/// gradient.
 ///
 /// @param act  (*, D), floating point, D the number of levels.
 TORCHVQ_API at::Tensor scalar_act_levels(const at::Tensor& act, at::IntArrayRef levels);

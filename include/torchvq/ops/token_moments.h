@@ -40,7 +40,8 @@ struct MomentLoss {
 
 /// sum over k of weight_k * mean over features of (statistic_k - target_k)^2.
 ///
-/// Variance is unbiased, sum / (n - 1); skewness and kurtosis are those of (x - mean) / sqrt(variance
+/// Variance is unbiased, sum / (n - 1); skewness and kurtosis are those of (x - mean) /
+/// sqrt(variance
 /// + 1e-8), kurtosis minus 3. Below 2 tokens there is no variance: those terms are 0. No tokens: 0.
 ///
 /// @param moments  (W, 1 + 4 D): a row of token_moments() for each of W parts of the tokens.
@@ -50,8 +51,9 @@ TORCHVQ_API MomentLoss moment_loss(const at::Tensor& moments, const MomentTarget
 TORCHVQ_API at::Tensor gather_moments(const at::Tensor& moments,
                                       const distributed::SyncOptions& options);
 
-/// What gather_moments() returned, with the gradient of this rank's own row, times the number of ranks,
-/// so that data-parallel wrappers, which average gradients, give that of one process on all tokens.
+/// What gather_moments() returned, with the gradient of this rank's own row, times the number of
+/// ranks, so that data-parallel wrappers, which average gradients, give that of one process on all
+/// tokens.
 TORCHVQ_API at::Tensor attach_moments(const at::Tensor& gathered, const at::Tensor& moments,
                                       const distributed::SyncOptions& options);
 

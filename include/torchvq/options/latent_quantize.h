@@ -41,10 +41,11 @@ struct TORCHVQ_API LatentQuantizeOptions {
   TORCH_ARG(int64_t, num_codebooks) = 1;
   /// Indices have a last axis for the codebooks with one codebook too. Default: with several.
   TORCH_ARG(std::optional<bool>, keep_num_codebooks_dim);
-  /// The values are parameters; otherwise they stay as they are, and out of the state. Default: true.
+  /// The values are parameters; otherwise they stay as they are, and out of the state. Default:
+  /// true.
   TORCH_ARG(bool, optimize_values) = true;
-  /// Optimizer of the values that makes a step towards the latents inside each training forward; see
-  /// VectorQuantizeOptions. Default: none.
+  /// Optimizer of the values that makes a step towards the latents inside each training forward;
+  /// see VectorQuantizeOptions. Default: none.
   TORCH_ARG(CodebookOptimizer, in_place_codebook_optimizer);
   /// Features on axis 1; otherwise on the last. Default: true.
   TORCH_ARG(bool, channel_first) = true;

@@ -76,8 +76,7 @@ at::Tensor uniform(const at::Tensor& rng, const at::Tensor& x, const OptionalTen
   const auto tokens = mask ? mask->flatten().cumsum(0, at::kLong).sub_(1).view(shape)
                            : at::arange(x.numel() / dim, options).view(shape);
   const auto positions = tokens.unsqueeze(-1) * dim + at::arange(dim, options);
-  const auto key =
-      detail::random_key(rng, static_cast<int64_t>(RandomPurpose::kNoise), stream);
+  const auto key = detail::random_key(rng, static_cast<int64_t>(RandomPurpose::kNoise), stream);
   return detail::uniform_from_bits(detail::random_bits(key, positions), 24);
 }
 

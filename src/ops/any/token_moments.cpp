@@ -21,9 +21,10 @@ at::Tensor without_padding(const at::Tensor& rows, const OptionalTensor& mask) {
 
 at::Tensor token_moments(const at::Tensor& x, const OptionalTensor& mask) {
   detail::check_token_moments(x, mask);
-  const auto rows = without_padding(
-      x.to(detail::sum_dtype(x)).reshape({x.numel() / std::max<int64_t>(x.size(-1), 1), x.size(-1)}),
-      mask);
+  const auto rows =
+      without_padding(x.to(detail::sum_dtype(x))
+                          .reshape({x.numel() / std::max<int64_t>(x.size(-1), 1), x.size(-1)}),
+                      mask);
   const auto count = mask ? mask->sum().to(rows.scalar_type()).reshape({1})
                           : at::full({1}, static_cast<double>(rows.size(0)), rows.options());
   const auto mean = rows.sum(0) / count.clamp_min(1);

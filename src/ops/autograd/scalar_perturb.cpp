@@ -42,7 +42,11 @@ struct ScalarPerturb : torch::autograd::Function<ScalarPerturb> {
     const auto none = at::Tensor();
     return {op.call(grads[0], saved[0], saved[1], ctx->saved_data["cdf"].toStringRef(),
                     ctx->saved_data["form"].toStringRef()),
-            none, none, none, none, none};
+            none,
+            none,
+            none,
+            none,
+            none};
   }
 };
 

@@ -24,8 +24,8 @@ struct TokenMoments : torch::autograd::Function<TokenMoments> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     detail::check_once_differentiable("token_moments");
-    using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&,
-                                 const OptionalTensor&);
+    using Signature =
+        at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, const OptionalTensor&);
     static auto op = detail::op_handle<Signature>("torchvq::token_moments_backward");
     const auto saved = ctx->get_saved_variables();
     const auto mask = saved[2].defined() ? OptionalTensor(saved[2]) : std::nullopt;

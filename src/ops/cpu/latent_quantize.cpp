@@ -113,9 +113,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> latent_quantize(
   const auto mask = mask_ ? mask_->contiguous() : at::Tensor();
   const auto* real = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
   auto codes = at::empty(x.sizes(), x.options());
-  auto indices = at::empty(x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)),
-                           x.options().dtype(at::kLong));
-  const auto run = x.scalar_type() == at::kDouble ? quantize_tokens<double> : quantize_tokens<float>;
+  auto indices =
+      at::empty(x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)), x.options().dtype(at::kLong));
+  const auto run =
+      x.scalar_type() == at::kDouble ? quantize_tokens<double> : quantize_tokens<float>;
   const auto [squares, tokens] =
       run(x, values.const_data_ptr<double>(), Features(levels), real, codes, indices);
   const auto number = static_cast<double>(std::max<int64_t>(tokens * x.size(-1), 1));
@@ -189,9 +190,12 @@ std::tuple<at::Tensor, at::Tensor> latent_quantize_backward(
   const Slopes slopes{scale * commitment, scale * -quantization};
   const auto run = [&](auto zero) {
     using T = decltype(zero);
-    const Backward<T> backward{straight.const_data_ptr<T>(), x.const_data_ptr<T>(),
-                               codes.const_data_ptr<T>(),    index,
-                               slopes,                       grad_x.mutable_data_ptr<T>()};
+    const Backward<T> backward{straight.const_data_ptr<T>(),
+                               x.const_data_ptr<T>(),
+                               codes.const_data_ptr<T>(),
+                               index,
+                               slopes,
+                               grad_x.mutable_data_ptr<T>()};
     run_backward(backward, indices.numel(), levels.vec(), grad_values);
   };
   dtype == at::kDouble ? run(0.0) : run(0.0F);

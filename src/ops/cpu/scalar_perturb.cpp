@@ -182,14 +182,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> scalar_perturb(
   std::optional<Noise> noise;
   if (rng && quantize_rate < 1) noise = make_noise(*rng, quantize_rate);
   const auto* drawn = noise ? &*noise : nullptr;
-  const Tally tally = x.scalar_type() == at::kDouble
-                          ? perturb_tokens(x, Perturbation<double>(levels, kind, eps), drawn, real,
-                                           outputs)
-                          : perturb_tokens(x, Perturbation<float>(levels, kind, eps), drawn, real,
-                                           outputs);
-  const double acceptance = tally.perturbed == 0 ? 1.0
-                                                 : static_cast<double>(tally.kept) /
-                                                       static_cast<double>(tally.perturbed);
+  const Tally tally =
+      x.scalar_type() == at::kDouble
+          ? perturb_tokens(x, Perturbation<double>(levels, kind, eps), drawn, real, outputs)
+          : perturb_tokens(x, Perturbation<float>(levels, kind, eps), drawn, real, outputs);
+  const double acceptance =
+      tally.perturbed == 0 ? 1.0
+                           : static_cast<double>(tally.kept) / static_cast<double>(tally.perturbed);
   return {outputs.codes, outputs.levels, outputs.indices,
           at::scalar_tensor(acceptance, x.options())};
 }
@@ -205,9 +204,8 @@ void multiply_slopes(const at::Tensor& grad, const at::Tensor& x, const at::Tens
   at::parallel_for(0, indices.numel(), kFeaturesPerTask / dim + 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       for (int64_t at = i * dim; at < (i + 1) * dim; ++at) {
-        const T slope = kind.form == CodeForm::kInverse
-                            ? T(1)
-                            : detail::density(kind.cdf, from[at]) * scale;
+        const T slope =
+            kind.form == CodeForm::kInverse ? T(1) : detail::density(kind.cdf, from[at]) * scale;
         to[at] = index[i] < 0 ? T(0) : slopes[at] * slope;
       }
     }

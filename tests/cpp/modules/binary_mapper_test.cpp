@@ -4,7 +4,6 @@
 #include <torchvq/modules/binary_mapper.h>
 #include <torchvq/modules/state_dict.h>
 
-
 namespace torchvq {
 namespace {
 
