@@ -23,6 +23,7 @@ SUITES = {
     "residual",
     "kmeans",
     "memory",
+    "scalar_modules",
     "small_calls",
     "threads",
 }
