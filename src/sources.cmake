@@ -2,6 +2,7 @@
 set(TORCHVQ_SOURCES
   detail/codebook_average.cpp
   detail/dead_codes.cpp
+  detail/distribution.cpp
   detail/exponents.cpp
   detail/fixed_point.cpp
   detail/kmeans_lloyd.cpp
@@ -28,6 +29,7 @@ set(TORCHVQ_SOURCES
   distributed/synced_usage.cpp
   functional/add_over_group_.cpp
   functional/average_gradients.cpp
+  functional/binary_codes.cpp
   functional/codebook.cpp
   functional/codebook_stack.cpp
   functional/estimate.cpp
@@ -41,9 +43,11 @@ set(TORCHVQ_SOURCES
   functional/fit_scalar_codec.cpp
   functional/fit_stack.cpp
   functional/implicit_diversity_loss.cpp
+  functional/latent_codes.cpp
   functional/layout.cpp
   functional/lookup_free.cpp
   functional/losses.cpp
+  functional/moment_loss.cpp
   functional/quantize.cpp
   functional/quantize_depth.cpp
   functional/quantize_scalars.cpp
@@ -83,9 +87,11 @@ set(TORCHVQ_SOURCES
   kernels/cpu/nearest_code_wide.cpp
   kernels/cpu/residual_beam.cpp
   kmeans.cpp
+  modules/binary_mapper.cpp
   modules/codebook.cpp
   modules/copy_tensors.cpp
   modules/diversity.cpp
+  modules/fsp.cpp
   modules/fsq.cpp
   modules/grouped_residual_fsq.cpp
   modules/grouped_residual_lfq.cpp
@@ -95,9 +101,11 @@ set(TORCHVQ_SOURCES
   modules/in_place.cpp
   modules/in_place_optimizer.cpp
   modules/kept_buffers.cpp
+  modules/latent_quantize.cpp
   modules/layout.cpp
   modules/lfq.cpp
   modules/losses.cpp
+  modules/noisy_module.cpp
   modules/optimizer_state.cpp
   modules/projection.cpp
   modules/random_state.cpp
@@ -115,7 +123,9 @@ set(TORCHVQ_SOURCES
   modules/search.cpp
   modules/state_dict.cpp
   modules/stats.cpp
+  modules/vector_norm.cpp
   modules/vector_quantize.cpp
+  ops/any/binary_codes.cpp
   ops/any/code_exponents.cpp
   ops/any/code_logits.cpp
   ops/any/code_statistics.cpp
@@ -130,6 +140,7 @@ set(TORCHVQ_SOURCES
   ops/any/ema_update_.cpp
   ops/any/gumbel_straight_through.cpp
   ops/any/kmeans.cpp
+  ops/any/latent_quantize.cpp
   ops/any/lookup_codes.cpp
   ops/any/nearest_code.cpp
   ops/any/orthogonal_loss.cpp
@@ -146,14 +157,17 @@ set(TORCHVQ_SOURCES
   ops/any/sample_token_mask.cpp
   ops/any/scalar_decode.cpp
   ops/any/scalar_noise.cpp
+  ops/any/scalar_perturb.cpp
   ops/any/scalar_quantize.cpp
   ops/any/sign_entropy.cpp
   ops/any/sign_quantize.cpp
   ops/any/snapshot.cpp
   ops/any/straight_through.cpp
   ops/any/sync_update_v.cpp
+  ops/any/token_moments.cpp
   ops/any/unit_vectors.cpp
   ops/autocast.cpp
+  ops/autograd/binary_codes.cpp
   ops/autograd/code_exponents.cpp
   ops/autograd/code_statistics.cpp
   ops/autograd/codebook_diversity_loss.cpp
@@ -167,6 +181,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/ema_update_.cpp
   ops/autograd/gumbel_straight_through.cpp
   ops/autograd/kmeans.cpp
+  ops/autograd/latent_quantize.cpp
   ops/autograd/lookup_codes.cpp
   ops/autograd/nearest_code.cpp
   ops/autograd/orthogonal_loss.cpp
@@ -179,19 +194,23 @@ set(TORCHVQ_SOURCES
   ops/autograd/rotation_trick.cpp
   ops/autograd/scalar_decode.cpp
   ops/autograd/scalar_noise.cpp
+  ops/autograd/scalar_perturb.cpp
   ops/autograd/scalar_quantize.cpp
   ops/autograd/sign_entropy.cpp
   ops/autograd/sign_quantize.cpp
   ops/autograd/snapshot.cpp
   ops/autograd/straight_through.cpp
   ops/autograd/sync_update_v.cpp
+  ops/autograd/token_moments.cpp
   ops/autograd/unit_vectors.cpp
+  ops/binary_codes.cpp
   ops/code_exponents.cpp
   ops/code_statistics.cpp
   ops/codebook_diversity_loss.cpp
   ops/commitment_cross_entropy.cpp
   ops/commitment_loss.cpp
   ops/count_codes_.cpp
+  ops/cpu/binary_codes.cpp
   ops/cpu/code_exponents.cpp
   ops/cpu/code_statistics.cpp
   ops/cpu/commitment_loss.cpp
@@ -200,6 +219,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/directional_reparam.cpp
   ops/cpu/ema_finish_.cpp
   ops/cpu/ema_update_.cpp
+  ops/cpu/latent_quantize.cpp
   ops/cpu/lookup_codes.cpp
   ops/cpu/nearest_code.cpp
   ops/cpu/random_normal.cpp
@@ -214,9 +234,11 @@ set(TORCHVQ_SOURCES
   ops/cpu/scalar_decode.cpp
   ops/cpu/scalar_noise.cpp
   ops/cpu/scalar_patterns.cpp
+  ops/cpu/scalar_perturb.cpp
   ops/cpu/scalar_quantize.cpp
   ops/cpu/sign_entropy.cpp
   ops/cpu/sign_quantize.cpp
+  ops/cpu/token_moments.cpp
   ops/cpu/unit_vectors.cpp
   ops/dead_code_candidates.cpp
   ops/decode_sums.cpp
@@ -225,7 +247,9 @@ set(TORCHVQ_SOURCES
   ops/ema_update_.cpp
   ops/gumbel_straight_through.cpp
   ops/kmeans.cpp
+  ops/latent_quantize.cpp
   ops/lookup_codes.cpp
+  ops/meta/binary_codes.cpp
   ops/meta/code_exponents.cpp
   ops/meta/code_statistics.cpp
   ops/meta/codebook_diversity_loss.cpp
@@ -239,6 +263,7 @@ set(TORCHVQ_SOURCES
   ops/meta/ema_update_.cpp
   ops/meta/gumbel_straight_through.cpp
   ops/meta/kmeans.cpp
+  ops/meta/latent_quantize.cpp
   ops/meta/lookup_codes.cpp
   ops/meta/nearest_code.cpp
   ops/meta/orthogonal_loss.cpp
@@ -255,12 +280,14 @@ set(TORCHVQ_SOURCES
   ops/meta/sample_token_mask.cpp
   ops/meta/scalar_decode.cpp
   ops/meta/scalar_noise.cpp
+  ops/meta/scalar_perturb.cpp
   ops/meta/scalar_quantize.cpp
   ops/meta/sign_entropy.cpp
   ops/meta/sign_quantize.cpp
   ops/meta/snapshot.cpp
   ops/meta/straight_through.cpp
   ops/meta/sync_update_v.cpp
+  ops/meta/token_moments.cpp
   ops/meta/unit_vectors.cpp
   ops/nearest_code.cpp
   ops/orthogonal_loss.cpp
@@ -277,14 +304,19 @@ set(TORCHVQ_SOURCES
   ops/sample_token_mask.cpp
   ops/scalar_decode.cpp
   ops/scalar_noise.cpp
+  ops/scalar_perturb.cpp
   ops/scalar_quantize.cpp
   ops/sign_entropy.cpp
   ops/sign_quantize.cpp
   ops/snapshot.cpp
   ops/straight_through.cpp
   ops/sync_update_v.cpp
+  ops/token_moments.cpp
   ops/unit_vectors.cpp
+  options/binary_mapper.cpp
+  options/fsp.cpp
   options/fsq.cpp
+  options/latent_quantize.cpp
   options/lfq.cpp
   options/residual_fsq.cpp
   options/residual_lfq.cpp

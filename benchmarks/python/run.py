@@ -30,6 +30,7 @@ SUITES = (
     "lookup_free",
     "kmeans",
     "memory",
+    "scalar_modules",
     "small_calls",
     "threads",
 )

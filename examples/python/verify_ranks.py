@@ -27,9 +27,7 @@ class Model(nn.Module):
     def __init__(self, sync: bool | None = None) -> None:
         super().__init__()
         self.encoder = nn.Linear(FEATURES, BITS)
-        self.lfq = torchvq.LFQ(
-            codebook_size=2**BITS, spherical=True, sync_codebook=sync
-        )
+        self.lfq = torchvq.LFQ(codebook_size=2**BITS, spherical=True, sync_codebook=sync)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         (_, _, loss), terms = self.lfq(
@@ -70,7 +68,9 @@ def main() -> None:
         print(f"one process with all tokens: {whole:.4f} bits")
         error = (averaged - wanted).abs().max() / wanted.abs().max()
         print(f"gradient under DistributedDataParallel: {error:.1e} from that of one process")
-        print("replicas differ in " + ", ".join(differing) if differing else "replicas are identical")
+        print(
+            "replicas differ in " + ", ".join(differing) if differing else "replicas are identical"
+        )
         assert error < 1e-6 and abs(shared - whole) < 1e-5 and not differing
     dist.destroy_process_group()
 

@@ -12,6 +12,10 @@ from torchvq.grouped_residual_fsq import GroupedResidualFSQ
 from torchvq.grouped_residual_lfq import GroupedResidualLFQ
 from torchvq.grouped_residual_vq import GroupedResidualVQ
 from torchvq.lookup_free_quantization import LFQ
+from torchvq.binary_mapper import BinaryMapper
+from torchvq.finite_scalar_perturbation import FSP
+from torchvq.grouped_residual_vq import GroupedResidualVQ
+from torchvq.latent_quantization import LatentQuantize
 from torchvq.monitor import Monitor
 from torchvq.outputs import LossBreakdown
 from torchvq.residual_fsq import ResidualFSQ
@@ -22,6 +26,8 @@ from torchvq.vector_quantize import VectorQuantize
 __all__ = [
     "FSQ",
     "LFQ",
+    "FSP",
+    "BinaryMapper",
     "CodebookStats",
     "CollapseLimits",
     "CollapseWarning",
@@ -30,6 +36,7 @@ __all__ = [
     "GroupedResidualLFQ",
     "GroupedResidualVQ",
     "KmeansOutput",
+    "LatentQuantize",
     "LossBreakdown",
     "Monitor",
     "ReplicaDifference",

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchvq._ranks import Ranks
 
 if TYPE_CHECKING:
-    from torchvq.codebook import Codebook
+    from torchvq.latent_quantization import LatentQuantize
     from torchvq.residual_vq import ResidualVQ
     from torchvq.vector_quantize import VectorQuantize
 
@@ -29,7 +29,7 @@ def own_backward() -> Iterator[None]:
 
 
 def average_gradients(
-    codebook: "Codebook", tokens: Tensor, mask: Tensor | None, ranks: Ranks
+    codebook: nn.Module, tokens: Tensor, mask: Tensor | None, ranks: Ranks
 ) -> None:
     """The gradient of a mean over the tokens (H, T, D) of all ranks, from those of the ranks' own means."""
     if ranks.alone:
@@ -65,7 +65,7 @@ def in_place_step(
 _PREFIX = "in_place_codebook_optimizer."
 
 
-def keep_optimizer_in_checkpoint(vq: "VectorQuantize | ResidualVQ") -> None:
+def keep_optimizer_in_checkpoint(vq: "LatentQuantize | ResidualVQ | VectorQuantize") -> None:
     """Adds what the optimizer has accumulated to the state dict, as tensors ``<prefix><parameter>.<name>``.
 
     Its options are the constructor's. A checkpoint without these keys, as the reference writes, loads all the same;
@@ -80,7 +80,10 @@ def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _save(
-    vq: "VectorQuantize | ResidualVQ", state_dict: dict[str, Tensor], prefix: str, *_: object
+    vq: "LatentQuantize | ResidualVQ | VectorQuantize",
+    state_dict: dict[str, Tensor],
+    prefix: str,
+    *_: object,
 ) -> None:
     optimizer = vq.in_place_codebook_optimizer
     assert optimizer is not None
@@ -92,7 +95,10 @@ def _save(
 
 
 def _load(
-    vq: "VectorQuantize | ResidualVQ", state_dict: dict[str, Tensor], prefix: str, *_: object
+    vq: "LatentQuantize | ResidualVQ | VectorQuantize",
+    state_dict: dict[str, Tensor],
+    prefix: str,
+    *_: object,
 ) -> None:
     optimizer = vq.in_place_codebook_optimizer
     assert optimizer is not None

@@ -49,9 +49,14 @@ def ranks_of(vq: "VectorQuantize", owner: str = "VectorQuantize") -> Ranks:
 
 def group_of(vq: "VectorQuantize | LFQ") -> str:
     """The name of the group of ranks that share a quantizer, in training; empty where it belongs to this process."""
-    if vq.sync_codebook is False or not dist.is_available() or not dist.is_initialized():
+    if vq.sync_codebook is False or not distributed_training():
         return ""
     return default_group() if vq.process_group is None else vq.process_group
+
+
+def distributed_training() -> bool:
+    """Whether there is a process group at all; asked at each call, because modules are often built before it."""
+    return dist.is_available() and dist.is_initialized()
 
 
 def default_group() -> str:

@@ -1,6 +1,6 @@
 """Named results of the quantizers: they unpack like tuples and are read by name."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils._pytree import _register_namedtuple
@@ -93,8 +93,35 @@ class LookupFreeLossBreakdown(NamedTuple):
     commitment: Tensor
 
 
+class BinaryMapperOutput(NamedTuple):
+    """What a forward of BinaryMapper returns."""
+
+    one_hot: Tensor
+    aux_kl_loss: Tensor
+
+
+class BinaryMapperOutputWithIndices(NamedTuple):
+    """What a forward of BinaryMapper with ``return_indices=True`` returns."""
+
+    one_hot: Tensor
+    indices: Tensor
+    aux_kl_loss: Tensor
+
+
+class FSPOutput(NamedTuple):
+    """What a forward of FSP returns."""
+
+    quantized: Tensor
+    indices: Tensor
+    norm_loss: Tensor
+    other_info: dict[str, Any]
+
+
 # So that exported programs which return them can be saved.
 for _output in (
+    BinaryMapperOutput,
+    BinaryMapperOutputWithIndices,
+    FSPOutput,
     LossBreakdown,
     QuantizeOutput,
     QuantizeOutputWithBreakdown,

@@ -12,13 +12,13 @@ namespace torchvq::detail {
 
 namespace F = functional;
 
-void average_gradients(const CodebookImpl& codebook, const at::Tensor& tokens,
+void average_gradients(const std::vector<at::Tensor>& learned, const at::Tensor& tokens,
                        const std::optional<at::Tensor>& mask, const distributed::Ranks& ranks) {
   if (ranks.alone()) {
     return;
   }
   std::vector<at::Tensor> parameters, gradients;
-  for (const auto& parameter : codebook.learned_parameters()) {
+  for (const auto& parameter : learned) {
     if (parameter.grad().defined()) {
       parameters.push_back(parameter);
       gradients.push_back(parameter.grad());
@@ -39,7 +39,7 @@ at::Tensor in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
                                   F::QuantizeOptions().estimator("none"));
   const auto loss = ops::commitment_loss(chosen.inputs, chosen.codes, mask);
   loss.backward();
-  average_gradients(*vq.codebook_state, target, mask, ranks);
+  average_gradients(vq.codebook_state->learned_parameters(), target, mask, ranks);
   if (!vq.options.manual_in_place_optimizer_update()) {
     vq.update_in_place_optimizer();
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include <torchvq/distributed/ranks.h>
 #include <torchvq/modules/vector_quantize.h>
@@ -10,7 +11,7 @@ namespace torchvq::detail {
 
 /// The gradient of a mean over the tokens (H, T, D) of all ranks, from those of the ranks' own
 /// means.
-void average_gradients(const CodebookImpl& codebook, const at::Tensor& tokens,
+void average_gradients(const std::vector<at::Tensor>& learned, const at::Tensor& tokens,
                        const std::optional<at::Tensor>& mask, const distributed::Ranks& ranks);
 
 /// One step towards the tokens (H, T, D) of this batch; returns the loss it went down.

@@ -28,7 +28,7 @@ void step_shared_optimizer(ResidualVQImpl& rvq, const at::Tensor& inputs, const 
       residual = residual.sub(chosen.codes.detach());
     }
   }
-  average_gradients(codebook, residual, mask, request.ranks);
+  average_gradients(codebook.learned_parameters(), residual, mask, request.ranks);
   if (!rvq.options.vq().manual_in_place_optimizer_update()) {
     rvq.update_in_place_optimizer();
   }

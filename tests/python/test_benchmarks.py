@@ -25,6 +25,7 @@ SUITES = {
     "lookup_free",
     "kmeans",
     "memory",
+    "scalar_modules",
     "small_calls",
     "threads",
 }

@@ -1,0 +1,78 @@
+// FSP: finite scalars that training perturbs and evaluation moves to bin centres.
+#pragma once
+
+#include <optional>
+
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <torchvq/export.h>
+#include <torchvq/modules/kept_buffers.h>
+#include <torchvq/modules/noisy_module.h>
+#include <torchvq/ops/scalar_perturb.h>
+#include <torchvq/ops/token_moments.h>
+#include <torchvq/options/fsp.h>
+
+namespace torchvq {
+
+/// What a forward returns.
+struct FSPOutput {
+  torch::Tensor quantized;      ///< the layout and dtype of the input; 0 where masked
+  torch::Tensor indices;        ///< (B, *), int64, -1 where masked
+  torch::Tensor norm_loss;      ///< scalar, with gradient in training alone
+  torch::Tensor level_indices;  ///< (B, *, D), int64
+  torch::Tensor mean, variance, skewness, kurtosis;  ///< (D), of the latents
+  torch::Tensor p_accept_prob;  ///< scalar: the fraction of perturbations made; 1 without any
+};
+
+/// Finite scalar perturbation.
+///
+/// Formula  see ops/scalar_perturb.h and ops/token_moments.h
+/// Paper    Zhai et al. 2026, VP-VAE, arXiv:2602.17133
+/// Parity   vector-quantize-pytorch, class FSP; the same options, state names, numbers
+///
+/// Example:
+/// ```
+/// torchvq::FSP quantizer(torchvq::FSPOptions({8, 5, 5, 5}));
+/// auto output = quantizer(torch::randn({1, 1024, 4}));
+/// ```
+class TORCHVQ_API FSPImpl : public KeptBuffers<FSPImpl>, public NoisyModule {
+ public:
+  explicit FSPImpl(FSPOptions options);
+
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+
+  /// @param z  (B, *, dim), or with channel_first (B, dim, *).
+  ///
+  /// Distributed  in training the moments are those of all ranks' tokens: one all-reduce.
+  /// Throws       c10::ValueError, c10::TypeError for bad arguments.
+  FSPOutput forward(const torch::Tensor& z, const FSPForwardOptions& options = {});
+
+  /// What forward returns in evaluation for these indices (B, *); -1 gives zeros.
+  torch::Tensor indices_to_codes(const torch::Tensor& indices, double eps = 1e-6);
+  /// The centres of the bins of indices (*): (*, D).
+  torch::Tensor indices_to_act_value(const torch::Tensor& indices) const;
+  /// Indices (*) to levels (*, D), and back.
+  torch::Tensor indices_to_level_indices(const torch::Tensor& indices) const;
+  torch::Tensor level_indices_to_indices(const torch::Tensor& level_indices) const;
+
+  FSPOptions options;
+  torch::nn::Linear project_in{nullptr};  ///< empty without projection, as is the next
+  torch::nn::Linear project_out{nullptr};
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(FSPForwardOptions())})
+
+ private:
+  distributed::SyncOptions ranks() const;
+  ops::PerturbOptions perturbation(double eps) const;
+  functional::MomentLoss norm(const torch::Tensor& latents,
+                              const std::optional<torch::Tensor>& mask) const;
+};
+
+TORCH_MODULE(FSP);
+
+}  // namespace torchvq

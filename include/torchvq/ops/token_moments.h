@@ -1,0 +1,60 @@
+// Moments of tokens, feature by feature, and a loss that pulls them to given values.
+#pragma once
+
+#include <array>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+#include <torchvq/distributed/sync.h>
+#include <torchvq/export.h>
+
+namespace torchvq::ops {
+
+/// Central sums of the tokens: [n, mean (D), M2 (D), M3 (D), M4 (D)], M_k = sum (x - mean)^k.
+///
+/// @param x     (*, D), floating point.
+/// @param mask  (*), bool, true for real tokens.
+/// @return      (1 + 4 D), float64 (float32 on MPS); all 0 without tokens.
+///
+/// Gradient     to x; finite for a feature whose values are all equal.
+/// Determinism  the same bits for any number of threads.
+TORCHVQ_API at::Tensor token_moments(const at::Tensor& x,
+                                     const std::optional<at::Tensor>& mask = std::nullopt);
+
+}  // namespace torchvq::ops
+
+namespace torchvq::functional {
+
+/// What moment_loss() pulls mean, variance, skewness and excess kurtosis to, and how strongly.
+struct MomentTargets {
+  std::array<double, 4> targets;
+  std::array<double, 4> weights;
+};
+
+/// What moment_loss() returns; statistics (D) of all tokens.
+struct MomentLoss {
+  at::Tensor loss;  ///< scalar, dtype of the moments
+  at::Tensor mean, variance, skewness, kurtosis;
+};
+
+/// sum over k of weight_k * mean over features of (statistic_k - target_k)^2.
+///
+/// Variance is unbiased, sum / (n - 1); skewness and kurtosis are those of (x - mean) /
+/// sqrt(variance
+/// + 1e-8), kurtosis minus 3. Below 2 tokens there is no variance: those terms are 0. No tokens: 0.
+///
+/// @param moments  (W, 1 + 4 D): a row of token_moments() for each of W parts of the tokens.
+TORCHVQ_API MomentLoss moment_loss(const at::Tensor& moments, const MomentTargets& targets);
+
+/// The moments of all ranks, one row each: one all-reduce, no gradient.
+TORCHVQ_API at::Tensor gather_moments(const at::Tensor& moments,
+                                      const distributed::SyncOptions& options);
+
+/// What gather_moments() returned, with the gradient of this rank's own row, times the number of
+/// ranks, so that data-parallel wrappers, which average gradients, give that of one process on all
+/// tokens.
+TORCHVQ_API at::Tensor attach_moments(const at::Tensor& gathered, const at::Tensor& moments,
+                                      const distributed::SyncOptions& options);
+
+}  // namespace torchvq::functional

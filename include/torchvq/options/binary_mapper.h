@@ -1,0 +1,54 @@
+// Options of BinaryMapper. The names, meanings and defaults are those of the Python class.
+#pragma once
+
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+
+#include <torchvq/export.h>
+
+namespace torchvq {
+
+/// Options of a BinaryMapper module.
+///
+/// Example:
+/// ```
+/// torchvq::BinaryMapper mapper(torchvq::BinaryMapperOptions(8).kl_loss_threshold(0.7));
+/// ```
+struct TORCHVQ_API BinaryMapperOptions {
+  explicit BinaryMapperOptions(int64_t bits = 1) : bits_(bits) {}
+
+  /// Throws c10::ValueError for an option out of range.
+  void validate() const;
+
+  /// Number of logits H, 1 to 30.
+  TORCH_ARG(int64_t, bits);
+  /// Nats per token that the divergence from the uniform distribution may have for free.
+  /// Default: log 2.
+  TORCH_ARG(double, kl_loss_threshold) = 0.69314718055994531;
+  /// With vqp_compat whether evaluation takes the likelier bits; without, it does in any case.
+  /// Default: false.
+  TORCH_ARG(bool, deterministic_on_eval) = false;
+  /// As vector-quantize-pytorch: evaluation draws unless deterministic_on_eval, and the gradient
+  /// ignores the temperature. Default: false.
+  TORCH_ARG(bool, vqp_compat) = false;
+};
+
+/// What one forward is asked for.
+struct TORCHVQ_API BinaryMapperForwardOptions {
+  /// Of the draws and of the gradient, 0 or more. Default: 1.
+  TORCH_ARG(double, temperature) = 1.0;
+  /// Whether the output has the gradient of the codes' probabilities. Default: in training.
+  TORCH_ARG(std::optional<bool>, straight_through);
+  /// Whether to compute the loss; otherwise it is 0. Default: in training.
+  TORCH_ARG(std::optional<bool>, calc_aux_loss);
+  /// Take the likelier bits instead of drawing. Default: in evaluation.
+  TORCH_ARG(std::optional<bool>, deterministic);
+  /// The mean of the loss over tokens; otherwise one value per token. Default: true.
+  TORCH_ARG(bool, reduce_aux_kl_loss) = true;
+  /// (*), bool, true for real tokens. Default: all.
+  TORCH_ARG(std::optional<at::Tensor>, mask);
+};
+
+}  // namespace torchvq

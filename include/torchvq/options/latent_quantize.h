@@ -1,0 +1,54 @@
+// Options of LatentQuantize. The names, meanings and defaults are those of the Python class.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <torch/arg.h>
+
+#include <torchvq/export.h>
+#include <torchvq/options/vector_quantize.h>
+
+namespace torchvq {
+
+/// Options of a LatentQuantize module.
+///
+/// Example:
+/// ```
+/// torchvq::LatentQuantize quantizer(torchvq::LatentQuantizeOptions({5, 5, 8}, 16));
+/// ```
+struct TORCHVQ_API LatentQuantizeOptions {
+  /// @param levels  how many values each feature has, each 2 to 65536, product at most 2^62.
+  /// @param dim     features of the input, at least 1.
+  LatentQuantizeOptions(std::vector<int64_t> levels, int64_t dim)
+      : levels_(std::move(levels)), dim_(dim) {}
+  /// The same number of levels for each of `codebook_dim` features.
+  LatentQuantizeOptions(int64_t levels, int64_t dim, int64_t codebook_dim)
+      : levels_(static_cast<size_t>(codebook_dim), levels), dim_(dim) {}
+
+  /// Throws c10::ValueError for an option out of range.
+  void validate() const;
+
+  TORCH_ARG(std::vector<int64_t>, levels);
+  TORCH_ARG(int64_t, dim);
+  /// Finite, 0 or more. Default: 0.1.
+  TORCH_ARG(double, commitment_loss_weight) = 0.1;
+  /// Finite, 0 or more. Default: 0.1.
+  TORCH_ARG(double, quantization_loss_weight) = 0.1;
+  /// Codes per token; they share the values. Default: 1.
+  TORCH_ARG(int64_t, num_codebooks) = 1;
+  /// Indices have a last axis for the codebooks with one codebook too. Default: with several.
+  TORCH_ARG(std::optional<bool>, keep_num_codebooks_dim);
+  /// The values are parameters; otherwise they stay as they are, and out of the state. Default:
+  /// true.
+  TORCH_ARG(bool, optimize_values) = true;
+  /// Optimizer of the values that makes a step towards the latents inside each training forward;
+  /// see VectorQuantizeOptions. Default: none.
+  TORCH_ARG(CodebookOptimizer, in_place_codebook_optimizer);
+  /// Features on axis 1; otherwise on the last. Default: true.
+  TORCH_ARG(bool, channel_first) = true;
+};
+
+}  // namespace torchvq

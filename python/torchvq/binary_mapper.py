@@ -1,0 +1,180 @@
+"""BinaryMapper: bits drawn from logits, as one-hot codes with a gradient."""
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from torchvq._noise import NoisyModule
+from torchvq._ranks import ALONE, Ranks, default_group, distributed_training
+from torchvq.outputs import BinaryMapperOutput, BinaryMapperOutputWithIndices
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_ops = torch.ops.torchvq
+_LOG_2 = math.log(2)
+
+
+class BinaryMapper(NoisyModule):
+    """Maps ``bits`` logits to one of ``2**bits`` one-hot codes, the latent variable of the Free Transformer.
+
+    Training draws each bit by its probability; the gradient is that of the codes' probabilities (Fleuret 2025,
+    arXiv:2510.17558, section 3.4). Bit h counts ``2**h`` in the index.
+
+    Args:
+        bits: number of logits ``H``, 1 to 30. Default: 1.
+        kl_loss_threshold: nats per token that the divergence from the uniform distribution may have for free.
+            ``kappa`` in the paper. Default: log 2, one bit.
+        deterministic_on_eval: kept for code that sets it. Evaluation takes the likelier bits whatever it says, unless
+            a call asks for draws with ``deterministic=False``; with ``vqp_compat=True`` it decides, as it did.
+            Default: False.
+        vqp_compat: as ``vector_quantize_pytorch``: evaluation draws unless ``deterministic_on_eval``, and the gradient
+            ignores the temperature. Default: False.
+
+    Raises:
+        ValueError: an option out of range.
+
+    State: ``rng`` (2,), int64, seed and step of the draws; a checkpoint without it loads with ``strict=True``.
+    """
+
+    def __init__(
+        self,
+        bits: int = 1,
+        kl_loss_threshold: float = _LOG_2,
+        deterministic_on_eval: bool = False,
+        *,
+        vqp_compat: bool = False,
+    ) -> None:
+        super().__init__()
+        if not 1 <= bits <= 30:
+            raise ValueError(f"BinaryMapper: expected bits to be in [1, 30], but got {bits}")
+        if math.isnan(kl_loss_threshold):
+            raise ValueError("BinaryMapper: expected kl_loss_threshold to be a number, but got nan")
+        self.bits = bits
+        self.num_codes = 2**bits
+        self.kl_loss_threshold = kl_loss_threshold
+        self.deterministic_on_eval = deterministic_on_eval
+        self.vqp_compat = vqp_compat
+
+    def extra_repr(self) -> str:
+        """The options, for ``print``."""
+        return f"bits={self.bits}, kl_loss_threshold={self.kl_loss_threshold:g}"
+
+    def forward(
+        self,
+        logits: Tensor,
+        temperature: float = 1.0,
+        straight_through: bool | None = None,
+        calc_aux_loss: bool | None = None,
+        deterministic: bool | None = None,
+        return_indices: bool = False,
+        reduce_aux_kl_loss: bool = True,
+        *,
+        mask: Tensor | None = None,
+    ) -> BinaryMapperOutput | BinaryMapperOutputWithIndices:
+        """One-hot codes of logits.
+
+        Args:
+            logits: (*, bits), any floating dtype.
+            temperature: of the draws and of the gradient, 0 or more; the probability of a bit is sigmoid(logit /
+                temperature). 0 takes the likelier bits, and gives no gradient.
+            straight_through: whether the output has the gradient of the codes' probabilities. Default: in training.
+            calc_aux_loss: whether to compute the loss; otherwise it is 0. Default: in training.
+            deterministic: take the likelier bits (a logit above 0) instead of drawing. Default: in evaluation.
+            return_indices: whether to return the indices as well.
+            reduce_aux_kl_loss: the mean of the loss over tokens; otherwise one value per token (*).
+            mask: (*), bool, True for real tokens. Padding takes no part in anything: its code is zeros, its index -1.
+
+        Returns:
+            ``(one_hot, aux_kl_loss)`` or ``(one_hot, indices, aux_kl_loss)``, named. one_hot is (*, 2**bits) of the
+            dtype of logits, zeros and ones to the bit; indices (*), int64. The loss is
+            max(0, KL(codes | uniform) - kl_loss_threshold), float32 (float64 for float64). No tokens: 0. A token with
+            NaN or infinity gives NaN and index 0.
+
+        Raises:
+            ValueError: wrong shapes or temperature. TypeError: wrong dtypes.
+        """
+        self._check(logits, mask)
+        straight_through = self.training if straight_through is None else straight_through
+        calc_aux_loss = self.training if calc_aux_loss is None else calc_aux_loss
+        if deterministic is None:
+            deterministic = not self.training and (
+                self.deterministic_on_eval or not self.vqp_compat
+            )
+        rng = None if deterministic else self.take_rng(logits, mask, self._ranks())
+        indices = _ops.binary_sample(logits, rng, temperature=temperature, mask=mask)
+        one_hot = _ops.binary_one_hot(
+            logits if straight_through else logits.detach(),
+            indices,
+            temperature=1.0 if self.vqp_compat else temperature,
+        )
+        loss = self._aux_loss(logits, reduce_aux_kl_loss, mask) if calc_aux_loss else None
+        if loss is None:
+            loss = torch.zeros((), device=logits.device, dtype=_loss_dtype(logits))
+        if return_indices:
+            return BinaryMapperOutputWithIndices(one_hot, indices, loss)
+        return BinaryMapperOutput(one_hot, loss)
+
+    def binary_entropy(self, logits: Tensor) -> Tensor:
+        """Entropy of the codes in nats: (*) for logits (*, bits), with gradient."""
+        self._check(logits, None)
+        return _ops.binary_entropy(logits)
+
+    def calc_aux_loss(self, logits: Tensor, reduce_aux_kl_loss: bool = True) -> Tensor:
+        """The loss of ``forward`` alone."""
+        self._check(logits, None)
+        return self._aux_loss(logits, reduce_aux_kl_loss, None)
+
+    def log_prob(
+        self,
+        logits: Tensor,
+        *,
+        indices: Tensor | None = None,
+        one_hot: Tensor | None = None,
+        sum_bits: bool = True,
+    ) -> Tensor:
+        """Log-probability of codes, given by index (*) or one-hot (*, 2**bits): (*), or (*, bits) per bit.
+
+        Gradient to the logits. Index -1 has log-probability 0.
+        """
+        self._check(logits, None)
+        return _ops.binary_log_prob(logits, indices, one_hot, sum_bits)
+
+    def _aux_loss(self, logits: Tensor, reduce: bool, mask: Tensor | None) -> Tensor:
+        return _ops.binary_kl_loss(
+            logits, threshold=self.kl_loss_threshold, mask=mask, reduce=reduce
+        )
+
+    def _ranks(self) -> Ranks:
+        """Ranks hold different tokens, so they draw different bits."""
+        if not (self.training and distributed_training()):
+            return ALONE
+        return Ranks(default_group(), "BinaryMapper")
+
+    def _check(self, logits: Tensor, mask: Tensor | None) -> None:
+        if not isinstance(logits, Tensor) or not logits.is_floating_point():
+            got = logits.dtype if isinstance(logits, Tensor) else type(logits).__name__
+            raise TypeError(
+                f"BinaryMapper: expected logits to be a floating-point tensor, but got {got}"
+            )
+        if logits.dim() < 1 or logits.shape[-1] != self.bits:
+            raise ValueError(
+                f"BinaryMapper: expected logits to have shape (*, {self.bits}), but got {list(logits.shape)}"
+            )
+        if mask is not None:
+            _check_mask(mask, logits.shape[:-1])
+
+
+def _check_mask(mask: Tensor, shape: "Sequence[int]") -> None:
+    if mask.dtype != torch.bool:
+        raise TypeError(f"BinaryMapper: expected mask to be bool, but got {mask.dtype}")
+    if mask.shape != torch.Size(shape):
+        raise ValueError(
+            f"BinaryMapper: expected mask to have shape {list(shape)}, but got {list(mask.shape)}"
+        )
+
+
+def _loss_dtype(logits: Tensor) -> torch.dtype:
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32

@@ -1,0 +1,296 @@
+"""FSP: finite scalars that training perturbs by a bin's width and evaluation moves to bin centres."""
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from torchvq._layout import Layout
+from torchvq._noise import NoisyModule, StepRecords
+from torchvq._projection import project
+from torchvq._ranks import ALONE, Ranks, default_group, distributed_training, group_name
+from torchvq.outputs import FSPOutput
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_ops = torch.ops.torchvq
+
+ACTIVATIONS = ("tanh", "sigmoid", "normal", "laplace", "cauchy")
+_EPS = 1e-6
+
+
+class MomentTargets(NamedTuple):
+    """What a norm pulls mean, variance, skewness and excess kurtosis to, and how strongly."""
+
+    targets: list[float]
+    weights: list[float]
+
+
+VECTOR_NORMS = {
+    "none": MomentTargets([0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]),
+    "var": MomentTargets([0.0, 1.0, 0.0, 0.0], [0.1, 0.07, 0.0, 0.0]),
+    "kurt": MomentTargets([0.0, 1.0, 0.0, 0.0], [0.1, 0.07, 0.06, 0.05]),
+    "var_tanh": MomentTargets([0.0, 0.8225, 0.0, 0.0], [0.1, 0.07, 0.0, 0.0]),
+    "var_sigmoid": MomentTargets([0.0, 3.29, 0.0, 0.0], [0.1, 0.07, 0.0, 0.0]),
+    "var_laplace": MomentTargets([0.0, 2.0, 0.0, 0.0], [0.1, 0.07, 0.0, 0.0]),
+}
+
+
+class FSP(NoisyModule):
+    """Finite scalar perturbation: every feature has a few levels, which training replaces by noise.
+
+    An activation that is a distribution function makes features about uniform on [0, 1], cut into ``L`` bins. Training
+    adds noise of half a bin's width; evaluation takes the centres of the bins, the best codes for a uniform
+    distribution (Zhai et al. 2026, VP-VAE, arXiv:2602.17133). No codebook is learnt, none collapses.
+
+    Args:
+        levels: bins of each feature, each 2 to 65536, product at most 2**62.
+        dim: features of the input. Where it differs from the number of levels, ``project_in`` and ``project_out`` are
+            linear layers, otherwise identities. Default: the number of levels.
+        channel_first: features on axis 1; otherwise on the last. Default: False.
+        projection_has_bias: whether the projections have a bias. Default: True.
+        act_name: the distribution: tanh (logistic of scale 1/2), sigmoid (logistic), normal, laplace or cauchy.
+            Default: "tanh".
+        quantize_rate: the probability, for each feature of each token, of being quantized in training instead of
+            perturbed, in [0, 1]. Default: 0.
+        need_inv_act: whether codes go through the inverse of the activation, back to the scale of the input; the
+            gradient is then passed on as it is. Default: False: codes are sqrt(12) (u - 1/2), of variance 1.
+        vector_norm: which moments of the latents the loss pulls to those of the distribution: none, var, kurt,
+            var_tanh, var_sigmoid or var_laplace. Default: "var_tanh".
+        sync_statistics: whether ranks that train together take the moments over the tokens of all. None or True: in
+            training, where a process group has several ranks. False: never. Default: None.
+        process_group: those ranks: a group, or its name. Default: all.
+
+    Raises:
+        ValueError: an option out of range.
+
+    Exactness: indices are found by comparing latents with the numbers at which levels change, so they depend on the
+        value of the latent alone: not on dtype, device, threads.
+
+    State: ``rng`` (2,), int64, seed and step of the noise; a checkpoint without it loads with ``strict=True``.
+
+    Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
+
+    Example:
+        >>> quantizer = FSP(levels=[8, 5, 5, 5])
+        >>> quantized, indices, loss, info = quantizer(torch.randn(1, 1024, 4))
+        >>> quantized.shape, indices.shape, loss.shape
+        (torch.Size([1, 1024, 4]), torch.Size([1, 1024]), torch.Size([]))
+    """
+
+    def __init__(
+        self,
+        levels: list[int] | tuple[int, ...],
+        dim: int | None = None,
+        channel_first: bool = False,
+        projection_has_bias: bool = True,
+        act_name: str = "tanh",
+        quantize_rate: float = 0.0,
+        need_inv_act: bool = False,
+        vector_norm: str = "var_tanh",
+        *,
+        sync_statistics: bool | None = None,
+        process_group: "ProcessGroup | str | None" = None,
+    ) -> None:
+        super().__init__()
+        self.levels = _check_levels(levels)
+        self.dim = len(self.levels) if dim is None else dim
+        _check_options(self.dim, act_name, quantize_rate, vector_norm)
+        self.codebook_dim = len(self.levels)
+        self.codebook_size = prod(self.levels)
+        self.channel_first = channel_first
+        self.act_name = act_name
+        self.quantize_rate = quantize_rate
+        self.need_inv_act = need_inv_act
+        self.vector_norm = vector_norm
+        self.sync_statistics = sync_statistics
+        self.process_group = group_name(process_group)
+        self.has_projections = self.dim != self.codebook_dim
+        self.project_in: nn.Module = nn.Identity()
+        self.project_out: nn.Module = nn.Identity()
+        if self.has_projections:
+            self.project_in = nn.Linear(self.dim, self.codebook_dim, bias=projection_has_bias)
+            self.project_out = nn.Linear(self.codebook_dim, self.dim, bias=projection_has_bias)
+        self._gathered: StepRecords[Tensor] = StepRecords()
+
+    def extra_repr(self) -> str:
+        """The options, for ``print``."""
+        return (
+            f"levels={self.levels}, dim={self.dim}, act_name={self.act_name!r}, "
+            f"need_inv_act={self.need_inv_act}, quantize_rate={self.quantize_rate}, "
+            f"vector_norm={self.vector_norm!r}"
+        )
+
+    def forward(
+        self, z: Tensor, eps: float | None = None, *, mask: Tensor | None = None
+    ) -> FSPOutput:
+        """Perturbs z in training, quantizes it in evaluation.
+
+        Args:
+            z: (B, *, dim), or with ``channel_first`` (B, dim, *), or a vector (dim,); any floating dtype.
+            eps: with ``need_inv_act``, activations are kept in [eps, 1 - eps] before the inverse. Default: 1e-6.
+            mask: bool (B, *), True for real tokens. Padding takes no part in anything; its output is 0, its index -1.
+
+        Returns:
+            ``(quantized, indices, norm_loss, other_info)``, named: the layout and dtype of z; int64 (B, *), of the bins
+            that z lies in, whatever the noise; a scalar, with gradient in training alone. ``other_info`` holds
+            ``level_indices`` (B, *, D), int64; ``norm_info`` with ``mean``, ``variance``, ``skewness`` and
+            ``kurtosis`` (D) of the latents; in training with ``quantize_rate`` below 1 ``p_accept_prob``, the fraction
+            of perturbations that stayed inside [0, 1] and so were made.
+
+            No tokens: loss 0. One token: no variance, so the mean alone counts. A token with NaN or infinity gives NaN
+            and index 0.
+
+        Raises:
+            ValueError: wrong shapes. TypeError: wrong dtypes.
+        """
+        if z.dim() == 1 and not self.channel_first:
+            return _only(self.forward(z.unsqueeze(0), eps, mask=mask))
+        layout = self._layout
+        layout.check(z)
+        token_mask = layout.token_mask(z, mask, None)
+        tokens = layout.pack(z)
+        if token_mask is not None:
+            tokens = _ops.fill_masked(tokens, token_mask)
+        latents = project(self.project_in, tokens)
+        ranks = self._ranks()
+        draws = self.training and self.quantize_rate < 1
+        codes, level_indices, indices, acceptance = _ops.scalar_perturb(
+            latents,
+            self.levels,
+            self.take_rng(latents, token_mask, ranks) if draws else None,
+            quantize_rate=self.quantize_rate,
+            cdf=self.act_name,
+            form=self._form,
+            eps=_EPS if eps is None else eps,
+            mask=token_mask,
+        )
+        loss, norm_info = self._norm(latents, token_mask, ranks)
+        output = project(self.project_out, codes).to(z.dtype)
+        if token_mask is not None:
+            output = _ops.fill_padding(output, token_mask)
+        info: dict[str, Any] = {
+            "level_indices": _ops.unpack_positions(level_indices, z.shape, self.channel_first),
+            "norm_info": norm_info,
+        }
+        if draws:
+            info["p_accept_prob"] = acceptance
+        return FSPOutput(
+            layout.unpack(output, z),
+            _ops.unpack_positions(indices, z.shape, self.channel_first),
+            loss,
+            info,
+        )
+
+    # Codes -----------------------------------------------------------------------------------------------------
+
+    def quantize_act_value(self, act_z: Tensor, eps: float = _EPS) -> tuple[Tensor, Tensor]:
+        """(centres, levels int64) of activations (*, D) in [0, 1]; ``eps`` is not used. No gradient."""
+        level_indices = _ops.scalar_act_levels(act_z, self.levels)
+        return self.indices_to_act_value(self.level_indices_to_indices(level_indices)).to(
+            act_z.dtype
+        ), level_indices
+
+    def level_indices_to_indices(self, level_indices: Tensor) -> Tensor:
+        """Levels (*, D) to indices (*); the first feature counts fastest. -1 gives -1."""
+        return _ops.scalar_indices(level_indices.long(), self.levels)
+
+    def indices_to_level_indices(self, indices: Tensor) -> Tensor:
+        """Indices (*) to levels (*, D); -1 gives -1."""
+        return _ops.scalar_level_indices(_integers(indices), self.levels)
+
+    def indices_to_act_value(self, indices: Tensor) -> Tensor:
+        """Indices (*) to activations (*, D), the centres of the bins."""
+        return _ops.scalar_centroids(_integers(indices), self.levels, cdf=self.act_name, form="act")
+
+    def indices_to_codes(self, indices: Tensor, eps: float = _EPS) -> Tensor:
+        """What ``forward`` returns in evaluation for these indices; -1 gives zeros.
+
+        Args:
+            indices: integer (B, *) as ``forward`` returns them.
+            eps: as for ``forward``.
+
+        IndexError for an index outside of [-1, K).
+        """
+        indices = _integers(indices)
+        codes = _ops.scalar_centroids(
+            indices, self.levels, cdf=self.act_name, form=self._form, eps=eps
+        )
+        if self.has_projections:
+            codes = project(self.project_out, codes)
+            # Masked tokens have no output; the bias of the projection would give them one.
+            codes = codes.masked_fill(indices.lt(0).unsqueeze(-1), 0)
+        return codes.movedim(-1, 1) if self.channel_first and indices.dim() > 0 else codes
+
+    # Stages of forward -------------------------------------------------------------------------------------------
+
+    def _norm(
+        self, latents: Tensor, mask: Tensor | None, ranks: Ranks
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        norm = VECTOR_NORMS[self.vector_norm]
+        moments = _ops.token_moments(latents if self.training else latents.detach(), mask=mask)
+        rows = moments.unsqueeze(0) if ranks.alone else self._shared(latents, moments, ranks)
+        loss, *statistics = _ops.moment_loss(rows, norm.targets, norm.weights)
+        dtype = torch.float64 if latents.dtype == torch.float64 else torch.float32
+        names = ("mean", "variance", "skewness", "kurtosis")
+        values = (statistic.detach().to(dtype) for statistic in statistics)
+        return loss.to(dtype), dict(zip(names, values, strict=True))
+
+    def _shared(self, latents: Tensor, moments: Tensor, ranks: Ranks) -> Tensor:
+        """The moments of all ranks; the recomputation of a checkpointed step communicates nothing."""
+        gathered = self._gathered.take(latents)
+        if gathered is None:
+            gathered = _ops.gather_moments(moments, **ranks.named())
+            self._gathered.keep(latents, gathered)
+        return _ops.attach_moments(gathered, moments, **ranks.named())
+
+    def _ranks(self) -> Ranks:
+        if not self.training or self.sync_statistics is False or not distributed_training():
+            return ALONE
+        group = default_group() if self.process_group is None else self.process_group
+        return Ranks(group, f"FSP(dim={self.dim}, codebook_size={self.codebook_size})")
+
+    @property
+    def _form(self) -> str:
+        return "inverse" if self.need_inv_act else "unit"
+
+    @property
+    def _layout(self) -> Layout:
+        return Layout(self.dim, 1, False, self.channel_first, None, "FSP")
+
+
+def _only(output: FSPOutput) -> FSPOutput:
+    """The output for one vector, without the batch of one that it went through."""
+    info = dict(output.other_info, level_indices=output.other_info["level_indices"].squeeze(0))
+    return FSPOutput(output.quantized.squeeze(0), output.indices.squeeze(0), output.norm_loss, info)
+
+
+def _integers(indices: Tensor) -> Tensor:
+    if indices.dtype == torch.bool or indices.is_floating_point() or indices.is_complex():
+        raise TypeError(f"FSP: expected indices to be integers, but got {indices.dtype}")
+    return indices.long()
+
+
+def _check_levels(levels: Sequence[int]) -> list[int]:
+    found = [int(count) for count in levels]
+    if not found or min(found) < 2 or max(found) > 65536 or prod(found) > 2**62:
+        raise ValueError(
+            f"FSP: expected levels to be in [2, 65536] with a product of at most 2^62, but got {list(levels)}"
+        )
+    return found
+
+
+def _check_options(dim: int, act_name: str, quantize_rate: float, vector_norm: str) -> None:
+    if dim < 1:
+        raise ValueError(f"FSP: expected dim to be at least 1, but got {dim}")
+    if act_name not in ACTIVATIONS:
+        raise ValueError(f"FSP: expected act_name to be one of {ACTIVATIONS}, but got {act_name}")
+    if not 0 <= quantize_rate <= 1:
+        raise ValueError(f"FSP: expected quantize_rate to be in [0, 1], but got {quantize_rate}")
+    if vector_norm not in VECTOR_NORMS:
+        raise ValueError(
+            f"FSP: expected vector_norm to be one of {tuple(VECTOR_NORMS)}, but got {vector_norm}"
+        )

@@ -1,0 +1,323 @@
+"""LatentQuantize: a small learnt codebook of numbers for every feature."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import prod
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from torchvq import _checkpointing
+from torchvq._in_place import average_gradients, keep_optimizer_in_checkpoint, own_backward
+from torchvq._layout import Layout
+from torchvq._noise import StepRecords
+from torchvq._projection import make_projections, project
+from torchvq._ranks import ALONE, Ranks, default_group, distributed_training
+from torchvq.outputs import QuantizeOutput
+
+_ops = torch.ops.torchvq
+
+
+class LatentQuantize(nn.Module):
+    """Every feature of a latent takes the nearest of a few values of its own, which are learnt.
+
+    Hsu et al. 2023, Disentanglement via Latent Quantization, arXiv:2305.18378. The gradient passes from output to
+    input as it is; the quantization loss pulls values to the latents, the commitment loss latents to their values.
+    The paper adds strong weight decay on encoder and decoder.
+
+    Args:
+        levels: how many values each feature has, each 2 to 65536, product at most 2**62; or one number for all
+            features.
+        dim: features of the input, at least 1.
+        commitment_loss_weight: 0 or more; None is 0. Default: 0.1.
+        quantization_loss_weight: 0 or more; None is 0. Default: 0.1.
+        num_codebooks: codes per token, each of ``codebook_dim`` features; they share the values. Default: 1.
+        codebook_dim: features of a code. Default (-1): the length of ``levels``; with one number ``dim`` over
+            ``num_codebooks``. Where ``num_codebooks * codebook_dim`` differs from ``dim``, ``project_in`` and
+            ``project_out`` are linear layers, otherwise identities.
+        keep_num_codebooks_dim: whether indices have a last axis for the codebooks, with one codebook too; with
+            several they always have. Default: with several codebooks.
+        optimize_values: whether the values are parameters; otherwise they stay as they are, and out of the state
+            dict. Default: True.
+        in_place_codebook_optimizer: called with the values, returns an optimizer that makes a step towards the
+            latents inside each training forward, over the latents of all ranks. The returned loss then has no
+            gradient to the values. Default: none.
+        channel_first: features on axis 1 (B, dim, *); otherwise on the last. Default: True.
+
+    Values start evenly spaced: from -1/2 to 1/2 for odd levels, from -1/2 to 1/2 - 1/L for even.
+
+    Raises:
+        ValueError: an option out of range.
+
+    Shapes: ``D`` = ``codebook_dim``, ``C`` = ``num_codebooks``.
+
+    Differences from ``vector_quantize_pytorch`` (``docs/migrating.md``): values get their gradient, the losses pull the
+    side that their name says, indices are those of learnt values, masks.
+
+    Example:
+        >>> quantizer = LatentQuantize(levels=[5, 5, 8], dim=16)
+        >>> quantized, indices, loss = quantizer(torch.randn(1, 16, 32, 32))
+        >>> quantized.shape, indices.shape, loss.shape
+        (torch.Size([1, 16, 32, 32]), torch.Size([1, 32, 32]), torch.Size([]))
+    """
+
+    values_per_latent: "nn.ParameterList | FixedValues"
+
+    def __init__(
+        self,
+        levels: list[int] | int,
+        dim: int,
+        commitment_loss_weight: float | None = 0.1,
+        quantization_loss_weight: float | None = 0.1,
+        num_codebooks: int = 1,
+        codebook_dim: int = -1,
+        keep_num_codebooks_dim: bool | None = None,
+        optimize_values: bool | None = True,
+        in_place_codebook_optimizer: Callable[..., Optimizer] | None = None,
+        *,
+        channel_first: bool = True,
+    ) -> None:
+        super().__init__()
+        _check_counts(dim, num_codebooks)
+        self.levels = _resolve_levels(levels, dim, num_codebooks, codebook_dim)
+        initial = _ops.latent_values(self.levels)
+        self.dim = dim
+        self.commitment_loss_weight = _weight("commitment_loss_weight", commitment_loss_weight)
+        self.quantization_loss_weight = _weight(
+            "quantization_loss_weight", quantization_loss_weight
+        )
+        self.num_codebooks = num_codebooks
+        self.codebook_dim = len(self.levels)
+        self.effective_codebook_dim = self.codebook_dim * num_codebooks
+        self.codebook_size = prod(self.levels)
+        self.keep_num_codebooks_dim = bool(keep_num_codebooks_dim) or num_codebooks > 1
+        self.optimize_values = bool(optimize_values)
+        self.channel_first = channel_first
+        self.has_projections = self.effective_codebook_dim != dim
+        self.project_in, self.project_out = make_projections(
+            dim, self.effective_codebook_dim, layernorm=False
+        )
+        self.values_per_latent = (
+            nn.ParameterList(nn.Parameter(own) for own in initial)
+            if self.optimize_values
+            else FixedValues(initial)
+        )
+        self._stepped: StepRecords[list[Tensor]] = StepRecords()
+        self.in_place_codebook_optimizer: Optimizer | None = None
+        if in_place_codebook_optimizer is not None:
+            if not self.optimize_values:
+                raise ValueError(
+                    "LatentQuantize: expected optimize_values with in_place_codebook_optimizer, but got False"
+                )
+            self.in_place_codebook_optimizer = in_place_codebook_optimizer(
+                self.values_per_latent.parameters()
+            )
+            keep_optimizer_in_checkpoint(self)
+
+    def extra_repr(self) -> str:
+        """The options, for ``print``."""
+        return (
+            f"levels={self.levels}, dim={self.dim}, num_codebooks={self.num_codebooks}, "
+            f"optimize_values={self.optimize_values}"
+        )
+
+    def forward(self, z: Tensor, *, mask: Tensor | None = None) -> QuantizeOutput:
+        """Quantizes z.
+
+        Args:
+            z: (B, dim, *), or with ``channel_first=False`` (B, *, dim); any floating dtype.
+            mask: bool (B, *), True for real tokens. Padding takes no part in anything; its output is 0, its index -1.
+
+        Returns:
+            ``(quantized, indices, loss)``, named: the layout and dtype of z; int64 (B, *), with several codebooks
+            (B, *, C); a scalar, 0 in evaluation. No tokens, or all masked: loss 0. A token with NaN or infinity gives
+            NaN and index 0, and does not reach the values.
+
+        Raises:
+            ValueError: wrong shapes. TypeError: wrong dtypes.
+        """
+        layout = self._layout
+        layout.check(z)
+        token_mask = layout.token_mask(z, mask, None)
+        tokens = layout.pack(z)
+        if token_mask is not None:
+            tokens = _ops.fill_masked(tokens, token_mask)
+        latents = self._split(project(self.project_in, tokens))
+        code_mask = None
+        if token_mask is not None:
+            code_mask = token_mask.unsqueeze(-1).expand(latents.shape[:-1])
+        values = self._values_of_step(latents, code_mask)
+        codes, indices, loss = _ops.latent_quantize_features(
+            latents,
+            values,
+            commitment=self.commitment_loss_weight if self.training else 0.0,
+            quantization=self.quantization_loss_weight if self.training else 0.0,
+            mask=code_mask,
+        )
+        if not self.training:
+            loss = torch.zeros_like(loss)
+        output = project(self.project_out, codes.flatten(2)).to(z.dtype)
+        if token_mask is not None:
+            output = _ops.fill_padding(output, token_mask)
+        return QuantizeOutput(layout.unpack(output, z), self._restore(indices, z), loss)
+
+    # Codes -----------------------------------------------------------------------------------------------------
+
+    @property
+    def implicit_codebook(self) -> Tensor:
+        """All codes (K, D), made at each call."""
+        device = self.values_per_latent[0].device
+        return _ops.latent_decode(
+            torch.arange(self.codebook_size, device=device), list(self.values_per_latent)
+        )
+
+    def quantize(self, z: Tensor) -> Tensor:
+        """Codes (*, D) of latents (*, D); the gradient passes to z as it is."""
+        return _ops.latent_quantize_features(z, list(self.values_per_latent))[0]
+
+    def codes_to_indices(self, zhat: Tensor) -> Tensor:
+        """Indices (*), int64, of codes (*, D), each number being counted as the nearest of its values."""
+        return _ops.latent_quantize_features(zhat.detach(), list(self.values_per_latent))[1]
+
+    def indices_to_codes(self, indices: Tensor, project_out: bool = True) -> Tensor:
+        """Codes of indices as ``forward`` returns them, in its layout; -1 gives zeros.
+
+        Args:
+            indices: integer, (B, *), or (B, *, C) with an axis for the codebooks.
+            project_out: whether to return what ``forward`` does, or the codes before ``project_out``.
+
+        Gradient to the values. IndexError for an index outside of [-1, K).
+        """
+        if indices.dtype == torch.bool or indices.is_floating_point() or indices.is_complex():
+            raise TypeError(
+                f"LatentQuantize: expected indices to be integers, but got {indices.dtype}"
+            )
+        if not self.keep_num_codebooks_dim:
+            indices = indices.unsqueeze(-1)
+        if indices.dim() < 2 or indices.shape[-1] != self.num_codebooks:
+            raise ValueError(
+                f"LatentQuantize: expected indices to have shape (B, *) and {self.num_codebooks} codebooks, "
+                f"but got shape {list(indices.shape)}"
+            )
+        codes = _ops.latent_decode(indices.long(), list(self.values_per_latent)).flatten(-2)
+        if project_out and self.has_projections:
+            codes = project(self.project_out, codes)
+            # Masked tokens have no output; the bias of the projection would give them one.
+            codes = codes.masked_fill(indices.lt(0).all(-1, keepdim=True), 0)
+        return codes.movedim(-1, 1) if self.channel_first else codes
+
+    def commitment_loss(self, z: Tensor, zhat: Tensor, reduce: str = "mean") -> Tensor:
+        """Mean of (z - zhat)^2, which pulls z: zhat counts as a constant. ``reduce``: mean, sum or none."""
+        return _ops.latent_commitment_loss(z, zhat, reduce)
+
+    def quantization_loss(self, z: Tensor, zhat: Tensor, reduce: str = "mean") -> Tensor:
+        """Mean of (z - zhat)^2, which pulls zhat: z counts as a constant. ``reduce``: mean, sum or none.
+
+        ``indices_to_codes(indices, project_out=False)`` gives a zhat whose gradient reaches the values.
+        """
+        return _ops.latent_quantization_loss(z, zhat, reduce)
+
+    # Values ----------------------------------------------------------------------------------------------------
+
+    def update_in_place_optimizer(self) -> None:
+        """Steps the values' own optimizer, then clears its gradients; nothing happens without one."""
+        if self.in_place_codebook_optimizer is not None:
+            self.in_place_codebook_optimizer.step()
+            self.in_place_codebook_optimizer.zero_grad()
+
+    def _values_of_step(self, latents: Tensor, mask: Tensor | None) -> list[Tensor]:
+        """The values that this forward quantizes to; an in-place optimizer has moved them first."""
+        values = list(self.values_per_latent)
+        if self.in_place_codebook_optimizer is None or not self.training:
+            return values
+        recorded = self._stepped.take(latents)
+        if recorded is not None:
+            return recorded
+        if not _checkpointing.recomputing():
+            self._step_in_place(latents.detach(), values, mask)
+        stepped = [own.detach().clone() for own in values]
+        self._stepped.keep(latents, stepped)
+        return stepped
+
+    def _step_in_place(self, latents: Tensor, values: list[Tensor], mask: Tensor | None) -> None:
+        with own_backward():
+            loss = _ops.latent_quantize_features(latents, values, quantization=1.0, mask=mask)[2]
+            loss.backward()
+        rows = latents.to(loss.dtype).reshape(1, -1, self.codebook_dim)
+        row_mask = None if mask is None else mask.reshape(1, -1)
+        average_gradients(self.values_per_latent, rows, row_mask, self._ranks())
+        self.update_in_place_optimizer()
+
+    def _ranks(self) -> Ranks:
+        if not distributed_training():
+            return ALONE
+        label = f"LatentQuantize(dim={self.dim}, codebook_size={self.codebook_size})"
+        return Ranks(default_group(), label)
+
+    # Layout ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _layout(self) -> Layout:
+        return Layout(self.dim, 1, False, self.channel_first, None, "LatentQuantize")
+
+    def _split(self, tokens: Tensor) -> Tensor:
+        """(B, N, C * D) to (B, N, C, D)."""
+        return tokens.reshape(*tokens.shape[:-1], self.num_codebooks, self.codebook_dim)
+
+    def _restore(self, indices: Tensor, z: Tensor) -> Tensor:
+        """(B, N, C) to the positions of z."""
+        if not self.keep_num_codebooks_dim:
+            indices = indices.squeeze(-1)
+        return _ops.unpack_positions(indices, z.shape, self.channel_first)
+
+
+class FixedValues(nn.Module):
+    """Values that do not learn: they follow the module to its device and are in no checkpoint."""
+
+    def __init__(self, values: Iterable[Tensor]) -> None:
+        super().__init__()
+        for index, own in enumerate(values):
+            self.register_buffer(str(index), own, persistent=False)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return list(self.buffers())[index]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self.buffers()
+
+    def __len__(self) -> int:
+        return len(self._buffers)
+
+
+def _check_counts(dim: int, num_codebooks: int) -> None:
+    for name, value in (("dim", dim), ("num_codebooks", num_codebooks)):
+        if value < 1:
+            raise ValueError(f"LatentQuantize: expected {name} to be at least 1, but got {value}")
+
+
+def _resolve_levels(
+    levels: Sequence[int] | int, dim: int, num_codebooks: int, codebook_dim: int
+) -> list[int]:
+    if codebook_dim != -1 and codebook_dim < 1:
+        raise ValueError(
+            f"LatentQuantize: expected codebook_dim to be -1 or at least 1, but got {codebook_dim}"
+        )
+    if isinstance(levels, int):
+        count = max(dim // num_codebooks, 1) if codebook_dim == -1 else codebook_dim
+        return [levels] * count
+    resolved = [int(count) for count in levels]
+    if codebook_dim not in (-1, len(resolved)):
+        raise ValueError(
+            f"LatentQuantize: expected codebook_dim to be the number of levels, {len(resolved)}, "
+            f"but got {codebook_dim}"
+        )
+    return resolved
+
+
+def _weight(name: str, value: float | None) -> float:
+    weight = 0.0 if value is None else float(value)
+    if not 0 <= weight < float("inf"):
+        raise ValueError(
+            f"LatentQuantize: expected {name} to be finite and 0 or more, but got {value}"
+        )
+    return weight

@@ -1,0 +1,91 @@
+#include "detail/distribution.h"
+
+#include <algorithm>
+#include <limits>
+
+#include <c10/util/Exception.h>
+
+namespace torchvq::detail {
+namespace {
+
+constexpr long double kPi = 3.14159265358979323846L;
+
+/// By bisection: the C library has no inverse of erf.
+long double normal_quantile(long double u) {
+  if (u > 0.5L) return -normal_quantile(1 - u);
+  long double low = -40, high = 0;
+  for (int step = 0; step < 72; ++step) {
+    const long double middle = (low + high) / 2;
+    (cumulative(Distribution::kNormal, middle) < u ? low : high) = middle;
+  }
+  return (low + high) / 2;
+}
+
+/// The smallest T that is not below `value`.
+template <typename T>
+T round_up(long double value) {
+  const auto rounded = static_cast<T>(value);
+  return rounded < value ? std::nextafter(rounded, std::numeric_limits<T>::infinity()) : rounded;
+}
+
+long double code_of(long double u, Distribution kind, CodeForm form, long double eps) {
+  if (form == CodeForm::kAct) return u;
+  if (form == CodeForm::kUnit) return std::sqrt(12.0L) * (u - 0.5L);
+  return quantile(kind, std::clamp(u, eps, 1 - eps));
+}
+
+}  // namespace
+
+Distribution parse_distribution(const char* op, std::string_view name) {
+  if (name == "tanh") return Distribution::kTanh;
+  if (name == "sigmoid") return Distribution::kSigmoid;
+  if (name == "normal") return Distribution::kNormal;
+  if (name == "laplace") return Distribution::kLaplace;
+  TORCH_CHECK_VALUE(name == "cauchy", op,
+                    ": expected cdf to be tanh, sigmoid, normal, laplace or cauchy, but got ",
+                    name);
+  return Distribution::kCauchy;
+}
+
+CodeForm parse_code_form(const char* op, std::string_view name) {
+  if (name == "act") return CodeForm::kAct;
+  if (name == "unit") return CodeForm::kUnit;
+  TORCH_CHECK_VALUE(name == "inverse", op, ": expected form to be act, unit or inverse, but got ",
+                    name);
+  return CodeForm::kInverse;
+}
+
+long double quantile(Distribution kind, long double u) {
+  switch (kind) {
+    case Distribution::kTanh:
+      return std::log(u / (1 - u)) / 2;
+    case Distribution::kSigmoid:
+      return std::log(u / (1 - u));
+    case Distribution::kNormal:
+      return normal_quantile(u);
+    case Distribution::kLaplace:
+      return u < 0.5L ? std::log(2 * u) : -std::log(2 * (1 - u));
+    default:
+      return std::tan(kPi * (u - 0.5L));
+  }
+}
+
+template <typename T>
+PerturbLevels<T> perturb_levels(int64_t levels, Distribution kind, CodeForm form, double eps) {
+  PerturbLevels<T> made;
+  const auto count = static_cast<long double>(levels);
+  for (int64_t i = 0; i < levels; ++i) {
+    const auto centre = (static_cast<long double>(i) + 0.5L) / count;
+    made.codes.push_back(static_cast<T>(code_of(centre, kind, form, eps)));
+    if (i + 1 == levels) break;
+    // The middle exactly: a quotient of long doubles may miss 0.
+    const auto edge = static_cast<long double>(i + 1) / count;
+    made.changes.push_back(2 * (i + 1) == levels ? T(0) : round_up<T>(quantile(kind, edge)));
+  }
+  return made;
+}
+
+template PerturbLevels<float> perturb_levels<float>(int64_t, Distribution, CodeForm, double);
+template PerturbLevels<double> perturb_levels<double>(int64_t, Distribution, CodeForm, double);
+
+}  // namespace torchvq::detail

@@ -1,0 +1,72 @@
+// The distribution functions of finite scalar perturbation, their quantiles and densities.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace torchvq::detail {
+
+enum class Distribution { kTanh, kSigmoid, kNormal, kLaplace, kCauchy };
+enum class CodeForm { kAct, kUnit, kInverse };
+
+/// Throw c10::ValueError for a name that is none.
+Distribution parse_distribution(const char* op, std::string_view name);
+CodeForm parse_code_form(const char* op, std::string_view name);
+
+/// F(x).
+template <typename T>
+T cumulative(Distribution kind, T x) {
+  switch (kind) {
+    case Distribution::kTanh:
+      return (std::tanh(x) + 1) / 2;
+    case Distribution::kSigmoid:
+      return 1 / (1 + std::exp(-x));
+    case Distribution::kNormal:
+      return std::erfc(-x * static_cast<T>(0.70710678118654752440L)) / 2;
+    case Distribution::kLaplace:
+      return x < 0 ? std::exp(x) / 2 : 1 - std::exp(-x) / 2;
+    default:
+      return std::atan(x) * static_cast<T>(0.31830988618379067154L) + static_cast<T>(0.5);
+  }
+}
+
+/// dF / dx.
+template <typename T>
+T density(Distribution kind, T x) {
+  const T size = std::fabs(x);
+  switch (kind) {
+    case Distribution::kTanh: {
+      const T e = std::exp(-2 * size);
+      return 2 * e / ((1 + e) * (1 + e));
+    }
+    case Distribution::kSigmoid: {
+      const T e = std::exp(-size);
+      return e / ((1 + e) * (1 + e));
+    }
+    case Distribution::kNormal:
+      return std::exp(-x * x / 2) * static_cast<T>(0.39894228040143267794L);
+    case Distribution::kLaplace:
+      return std::exp(-size) / 2;
+    default:
+      return static_cast<T>(0.31830988618379067154L) / (1 + x * x);
+  }
+}
+
+/// F^-1(u) for u in (0, 1).
+long double quantile(Distribution kind, long double u);
+
+/// One feature: level i holds from changes[i - 1], included, to changes[i].
+template <typename T>
+struct PerturbLevels {
+  std::vector<T> changes;  ///< rising, one fewer than levels
+  std::vector<T> codes;    ///< of the centres of the bins
+};
+
+template <typename T>
+PerturbLevels<T> perturb_levels(int64_t levels, Distribution kind, CodeForm form, double eps);
+
+}  // namespace torchvq::detail

@@ -1,0 +1,133 @@
+#include <torchvq/modules/fsp.h>
+
+#include <ostream>
+#include <utility>
+
+#include <torchvq/distributed/ranks.h>
+#include <torchvq/functional/layout.h>
+#include <torchvq/ops/scalar_decode.h>
+
+#include "modules/layout.h"
+#include "modules/projection.h"
+#include "modules/vector_norm.h"
+
+namespace torchvq {
+
+namespace F = functional;
+using OptionalTensor = std::optional<torch::Tensor>;
+
+namespace {
+
+int64_t features_of(const FSPOptions& options) {
+  return static_cast<int64_t>(options.levels().size());
+}
+
+detail::Layout layout_of(const FSPOptions& options) {
+  return {.dim = options.dim().value_or(features_of(options)),
+          .heads = 1,
+          .separate = false,
+          .channel_first = options.channel_first(),
+          .map_rank = 0,
+          .owner = "FSP"};
+}
+
+}  // namespace
+
+FSPImpl::FSPImpl(FSPOptions options_) : options(std::move(options_)) { reset(); }
+
+void FSPImpl::reset() {
+  options.validate();
+  register_rng(*this);
+  const int64_t features = features_of(options), dim = options.dim().value_or(features);
+  if (dim != features) {
+    const auto linear = [&](int64_t in, int64_t out) {
+      return torch::nn::Linear(
+          torch::nn::LinearOptions(in, out).bias(options.projection_has_bias()));
+    };
+    project_in = register_module("project_in", linear(dim, features));
+    project_out = register_module("project_out", linear(features, dim));
+  }
+}
+
+void FSPImpl::pretty_print(std::ostream& stream) const {
+  stream << "torchvq::FSP(levels=" << at::IntArrayRef(options.levels())
+         << ", act_name=" << options.act_name() << ", vector_norm=" << options.vector_norm() << ")";
+}
+
+distributed::SyncOptions FSPImpl::ranks() const {
+  distributed::SyncOptions found;
+  if (is_training() && options.sync_statistics().value_or(true)) {
+    found.group_name = options.process_group().value_or(distributed::default_group());
+    found.label = "FSP";
+  }
+  return found;
+}
+
+ops::PerturbOptions FSPImpl::perturbation(double eps) const {
+  return {options.act_name(), options.need_inv_act() ? "inverse" : "unit", eps};
+}
+
+F::MomentLoss FSPImpl::norm(const torch::Tensor& latents, const OptionalTensor& mask) const {
+  const auto moments = ops::token_moments(is_training() ? latents : latents.detach(), mask);
+  const auto shared = ranks();
+  const auto rows = shared.group_name.empty()
+                        ? moments.unsqueeze(0)
+                        : F::attach_moments(F::gather_moments(moments, shared), moments, shared);
+  return F::moment_loss(rows, detail::vector_norm(options.vector_norm()));
+}
+
+FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call) {
+  const auto layout = layout_of(options);
+  layout.check(z);
+  const auto real = layout.token_mask(z, call.mask(), std::nullopt);
+  auto latents = layout.pack(z);
+  if (real) {
+    latents = F::fill_masked(latents, *real);
+  }
+  if (project_in) {
+    latents = detail::apply_linear(project_in, latents);
+  }
+  OptionalTensor draws;
+  if (is_training() && options.quantize_rate() < 1) {
+    draws = take_rng(latents, real, ranks().group_name);
+  }
+  const auto found = ops::scalar_perturb(latents, options.levels(), draws, options.quantize_rate(),
+                                         perturbation(call.eps()), real);
+  const auto moments = norm(latents, real);
+  auto output = project_out ? detail::apply_linear(project_out, found.codes) : found.codes;
+  output = output.to(z.scalar_type());
+  if (real) {
+    output = F::fill_padding(output, *real);
+  }
+  const auto place = [&](const torch::Tensor& values) {
+    return F::unpack_positions(values, z.sym_sizes(), options.channel_first());
+  };
+  const auto dtype = found.codes.scalar_type();
+  const auto statistic = [&](const torch::Tensor& value) { return value.detach().to(dtype); };
+  return {layout.unpack(output, z),    place(found.indices),        moments.loss.to(dtype),
+          place(found.level_indices),  statistic(moments.mean),     statistic(moments.variance),
+          statistic(moments.skewness), statistic(moments.kurtosis), found.acceptance};
+}
+
+torch::Tensor FSPImpl::indices_to_codes(const torch::Tensor& indices, double eps) {
+  auto codes = ops::scalar_centroids(indices, options.levels(), perturbation(eps));
+  if (project_out) {
+    // Masked tokens have no output; the bias of the projection would give them one.
+    codes = detail::apply_linear(project_out, codes).masked_fill(indices.lt(0).unsqueeze(-1), 0);
+  }
+  return options.channel_first() && indices.dim() > 0 ? codes.movedim(-1, 1) : codes;
+}
+
+torch::Tensor FSPImpl::indices_to_act_value(const torch::Tensor& indices) const {
+  return ops::scalar_centroids(indices, options.levels(), {options.act_name(), "act", 1e-6});
+}
+
+torch::Tensor FSPImpl::indices_to_level_indices(const torch::Tensor& indices) const {
+  return ops::scalar_level_indices(indices, options.levels());
+}
+
+torch::Tensor FSPImpl::level_indices_to_indices(const torch::Tensor& level_indices) const {
+  return ops::scalar_indices(level_indices, options.levels());
+}
+
+}  // namespace torchvq

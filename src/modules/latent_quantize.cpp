@@ -1,0 +1,212 @@
+#include <torchvq/modules/latent_quantize.h>
+
+#include <numeric>
+#include <ostream>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <torchvq/functional/latent_codes.h>
+#include <torchvq/functional/layout.h>
+
+#include "modules/copy_tensors.h"
+#include "modules/in_place.h"
+#include "modules/layout.h"
+#include "modules/projection.h"
+
+namespace torchvq {
+
+namespace F = functional;
+using OptionalTensor = std::optional<torch::Tensor>;
+
+namespace {
+
+constexpr auto kName = "LatentQuantize";
+
+detail::Layout layout_of(const LatentQuantizeOptions& options) {
+  return {.dim = options.dim(),
+          .heads = 1,
+          .separate = false,
+          .channel_first = options.channel_first(),
+          .map_rank = 0,
+          .owner = kName};
+}
+
+int64_t inner_dim(const LatentQuantizeOptions& options) {
+  return static_cast<int64_t>(options.levels().size()) * options.num_codebooks();
+}
+
+}  // namespace
+
+LatentQuantizeImpl::LatentQuantizeImpl(LatentQuantizeOptions options_)
+    : options(std::move(options_)) {
+  reset();
+}
+
+void LatentQuantizeImpl::reset() {
+  options.validate();
+  const int64_t inner = inner_dim(options);
+  if (inner != options.dim()) {
+    project_in = register_module("project_in", torch::nn::Linear(options.dim(), inner));
+    project_out = register_module("project_out", torch::nn::Linear(inner, options.dim()));
+  }
+  const auto initial = F::latent_values(options.levels());
+  if (!options.optimize_values()) {
+    fixed_ = initial;
+    return;
+  }
+  values_per_latent = register_module("values_per_latent", torch::nn::ParameterList());
+  for (const auto& own : initial) {
+    values_per_latent->append(own.clone().requires_grad_());
+  }
+  if (options.in_place_codebook_optimizer()) {
+    in_place_optimizer_ = options.in_place_codebook_optimizer()(values());
+  }
+}
+
+void LatentQuantizeImpl::pretty_print(std::ostream& stream) const {
+  stream << "torchvq::LatentQuantize(levels=" << at::IntArrayRef(options.levels())
+         << ", dim=" << options.dim() << ", num_codebooks=" << options.num_codebooks() << ")";
+}
+
+std::shared_ptr<torch::nn::Module> LatentQuantizeImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto copy = std::make_shared<LatentQuantizeImpl>(options);
+  detail::copy_tensors(*this, *copy, device);
+  copy->load_in_place_optimizer_state(in_place_optimizer_state());
+  return copy;
+}
+
+void LatentQuantizeImpl::save(torch::serialize::OutputArchive& archive) const {
+  torch::nn::Module::save(archive);
+  save_in_place_optimizer(archive);
+}
+
+void LatentQuantizeImpl::load(torch::serialize::InputArchive& archive) {
+  const auto state = read_in_place_optimizer(archive);
+  torch::nn::Module::load(archive);
+  load_in_place_optimizer_state(state);
+}
+
+std::vector<torch::Tensor> LatentQuantizeImpl::values() const {
+  if (!values_per_latent) {
+    return fixed_;
+  }
+  return values_per_latent->parameters();
+}
+
+int64_t LatentQuantizeImpl::codebook_size() const {
+  const auto& levels = options.levels();
+  return std::accumulate(levels.begin(), levels.end(), int64_t{1}, std::multiplies<>());
+}
+
+bool LatentQuantizeImpl::keeps_codebooks() const {
+  return options.keep_num_codebooks_dim().value_or(false) || options.num_codebooks() > 1;
+}
+
+// Forward
+// -----------------------------------------------------------------------------------------------
+
+std::vector<torch::Tensor> LatentQuantizeImpl::values_of_step(const torch::Tensor& latents,
+                                                              const OptionalTensor& mask) {
+  auto own = values();
+  for (auto& one : own) {
+    one = one.to(latents.device());
+  }
+  if (!in_place_optimizer_ || !is_training()) {
+    return own;
+  }
+  {
+    at::AutoGradMode enable_grad(true);
+    const auto target = latents.detach();
+    F::latent_quantize(target, own, /*commitment=*/0, /*quantization=*/1, mask).loss.backward();
+    distributed::Ranks ranks;
+    ranks.group_name = distributed::default_group();
+    ranks.label = kName;
+    const auto dim = static_cast<int64_t>(options.levels().size());
+    const auto rows = target.reshape({1, -1, dim});
+    detail::average_gradients(own, target.scalar_type() == at::kDouble ? rows : rows.to(at::kFloat),
+                              mask ? OptionalTensor(mask->reshape({1, -1})) : std::nullopt, ranks);
+    update_in_place_optimizer();
+  }
+  for (auto& one : own) {
+    one = one.detach();
+  }
+  return own;
+}
+
+LatentQuantizeOutput LatentQuantizeImpl::forward(const torch::Tensor& z,
+                                                 const OptionalTensor& mask) {
+  const auto layout = layout_of(options);
+  layout.check(z);
+  const auto real = layout.token_mask(z, mask, std::nullopt);
+  auto tokens = layout.pack(z);
+  if (real) {
+    tokens = F::fill_masked(tokens, *real);
+  }
+  if (project_in) {
+    tokens = detail::apply_linear(project_in, tokens);
+  }
+  const auto latents = tokens.unflatten(
+      -1, {options.num_codebooks(), static_cast<int64_t>(options.levels().size())});
+  OptionalTensor code_mask;
+  if (real) {
+    code_mask = real->unsqueeze(-1).expand(
+        latents.sizes().slice(0, static_cast<size_t>(latents.dim() - 1)));
+  }
+  const bool learns = is_training();
+  const auto found = F::latent_quantize(latents, values_of_step(latents, code_mask),
+                                        learns ? options.commitment_loss_weight() : 0,
+                                        learns ? options.quantization_loss_weight() : 0, code_mask);
+  auto output = found.codes.flatten(2);
+  if (project_out) {
+    output = detail::apply_linear(project_out, output);
+  }
+  output = output.to(z.scalar_type());
+  if (real) {
+    output = F::fill_padding(output, *real);
+  }
+  const auto indices = keeps_codebooks() ? found.indices : found.indices.squeeze(-1);
+  return {layout.unpack(output, z),
+          F::unpack_positions(indices, z.sym_sizes(), options.channel_first()),
+          learns ? found.loss : at::zeros_like(found.loss)};
+}
+
+// Codes
+// -----------------------------------------------------------------------------------------------
+
+torch::Tensor LatentQuantizeImpl::quantize(const torch::Tensor& z) const {
+  return F::latent_quantize(z, values()).codes;
+}
+
+torch::Tensor LatentQuantizeImpl::codes_to_indices(const torch::Tensor& zhat) const {
+  return F::latent_quantize(zhat.detach(), values()).indices;
+}
+
+torch::Tensor LatentQuantizeImpl::indices_to_codes(const torch::Tensor& indices_,
+                                                   bool with_projection) {
+  const auto indices = keeps_codebooks() ? indices_ : indices_.unsqueeze(-1);
+  TORCH_CHECK_VALUE(indices.dim() >= 2 && indices.size(-1) == options.num_codebooks(), kName,
+                    ": expected indices to have shape (B, *) and ", options.num_codebooks(),
+                    " codebooks, but got shape ", indices_.sizes());
+  auto codes = F::latent_decode(indices, values()).flatten(-2);
+  if (with_projection && project_out) {
+    // Masked tokens have no output; the bias of the projection would give them one.
+    codes = detail::apply_linear(project_out, codes)
+                .masked_fill(indices.lt(0).all(-1, /*keepdim=*/true), 0);
+  }
+  return options.channel_first() ? codes.movedim(-1, 1) : codes;
+}
+
+torch::Tensor LatentQuantizeImpl::commitment_loss(const torch::Tensor& z,
+                                                  const torch::Tensor& zhat) const {
+  return F::latent_commitment_loss(z, zhat);
+}
+
+torch::Tensor LatentQuantizeImpl::quantization_loss(const torch::Tensor& z,
+                                                    const torch::Tensor& zhat) const {
+  return F::latent_quantization_loss(z, zhat);
+}
+
+}  // namespace torchvq

@@ -1,0 +1,214 @@
+// Any device: plain ATen, the reference for the CPU kernel.
+#include "ops/scalar_perturb.h"
+
+#include <cmath>
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bucketize.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/special_ndtr.h>
+#include <ATen/ops/special_ndtri.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/where.h>
+#include <torch/library.h>
+#include <torchvq/ops/random_purpose.h>
+#include <torchvq/ops/scalar_decode.h>
+
+#include "detail/random_tensor.h"
+#include "detail/scalar_levels.h"
+
+namespace torchvq {
+namespace {
+
+using detail::CodeForm;
+using detail::Distribution;
+using OptionalTensor = std::optional<at::Tensor>;
+
+const double kRoot12 = std::sqrt(12.0);
+constexpr double kPi = 3.14159265358979323846;
+
+at::Tensor quantile_of(Distribution kind, const at::Tensor& u) {
+  switch (kind) {
+    case Distribution::kTanh:
+      return u.logit() / 2;
+    case Distribution::kSigmoid:
+      return u.logit();
+    case Distribution::kNormal:
+      return at::special_ndtri(u);
+    case Distribution::kLaplace:
+      return at::where(u.lt(0.5), (2 * u).log(), -(2 * (1 - u)).log());
+    default:
+      return ((u - 0.5) * kPi).tan();
+  }
+}
+
+at::Tensor density_of(Distribution kind, const at::Tensor& x) {
+  switch (kind) {
+    case Distribution::kTanh: {
+      const auto e = (x.abs() * -2).exp();
+      return 2 * e / (1 + e).square();
+    }
+    case Distribution::kSigmoid: {
+      const auto e = x.abs().neg().exp();
+      return e / (1 + e).square();
+    }
+    case Distribution::kNormal:
+      return (x.square() / -2).exp() / std::sqrt(2 * kPi);
+    case Distribution::kLaplace:
+      return x.abs().neg().exp() / 2;
+    default:
+      return (1 + x.square()).reciprocal() / kPi;
+  }
+}
+
+/// Uniform numbers for each feature; tokens are numbered without padding.
+at::Tensor uniform(const at::Tensor& rng, const at::Tensor& x, const OptionalTensor& mask,
+                   int64_t stream) {
+  const int64_t dim = x.size(-1);
+  const auto shape = x.sizes().slice(0, static_cast<size_t>(x.dim() - 1));
+  const auto options = x.options().dtype(at::kLong);
+  const auto tokens = mask ? mask->flatten().cumsum(0, at::kLong).sub_(1).view(shape)
+                           : at::arange(x.numel() / dim, options).view(shape);
+  const auto positions = tokens.unsqueeze(-1) * dim + at::arange(dim, options);
+  const auto key = detail::random_key(rng, static_cast<int64_t>(RandomPurpose::kNoise), stream);
+  return detail::uniform_from_bits(detail::random_bits(key, positions), 24);
+}
+
+at::Tensor of_form(const at::Tensor& u, detail::PerturbKind kind, double eps) {
+  if (kind.form == CodeForm::kAct) return u;
+  if (kind.form == CodeForm::kUnit) return (u - 0.5) * kRoot12;
+  return quantile_of(kind.cdf, u.clamp(eps, 1 - eps));
+}
+
+/// (codes, levels) of bin centres, feature by feature.
+template <typename T>
+std::pair<at::Tensor, at::Tensor> quantize(const at::Tensor& x, at::IntArrayRef levels,
+                                           detail::PerturbKind kind, double eps) {
+  std::vector<at::Tensor> codes, numbers;
+  for (size_t j = 0; j < levels.size(); ++j) {
+    const auto known = detail::perturb_levels<T>(levels[j], kind.cdf, kind.form, eps);
+    const auto column = x.select(-1, static_cast<int64_t>(j)).contiguous();
+    const auto level = at::bucketize(column, at::tensor(known.changes, x.options()),
+                                     /*out_int32=*/false, /*right=*/true);
+    numbers.push_back(level);
+    codes.push_back(at::tensor(known.codes, x.options())
+                        .index_select(0, level.clamp_max(levels[j] - 1).reshape({-1}))
+                        .view(level.sizes()));
+  }
+  return {at::stack(codes, -1), at::stack(numbers, -1)};
+}
+
+}  // namespace
+
+at::Tensor detail::cumulative_any(Distribution kind, const at::Tensor& x) {
+  switch (kind) {
+    case Distribution::kTanh:
+      return (x.tanh() + 1) / 2;
+    case Distribution::kSigmoid:
+      return x.sigmoid();
+    case Distribution::kNormal:
+      return at::special_ndtr(x);
+    case Distribution::kLaplace: {
+      const auto half = x.abs().neg().exp() / 2;
+      return at::where(x.lt(0), half, 1 - half);
+    }
+    default:
+      return x.atan() / kPi + 0.5;
+  }
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> detail::scalar_perturb_any(
+    const at::Tensor& x_, at::IntArrayRef levels, const OptionalTensor& rng, double quantize_rate,
+    std::string_view cdf, std::string_view form, double eps, const OptionalTensor& mask) {
+  const auto kind =
+      detail::check_scalar_perturb(x_, levels, rng, quantize_rate, cdf, form, eps, mask);
+  const auto absent = x_.isfinite().all(-1).logical_not();
+  const auto x = x_.to(detail::perturb_dtype(x_)).masked_fill(absent.unsqueeze(-1), 0);
+  auto [codes, numbers] = x.scalar_type() == at::kDouble ? quantize<double>(x, levels, kind, eps)
+                                                         : quantize<float>(x, levels, kind, eps);
+  auto acceptance = at::ones({}, x.options());
+  if (rng && quantize_rate < 1) {
+    const auto counts = at::tensor(levels, x.options());
+    const auto u = cumulative_any(kind.cdf, x);
+    const auto moved = u + ((uniform(*rng, x, mask, 0) - 0.5) / counts).to(u.scalar_type());
+    const auto inside = moved.ge(0).logical_and(moved.le(1));
+    auto perturbed = at::ones_like(inside);
+    if (quantize_rate > 0) perturbed = uniform(*rng, x, mask, 1).ge(quantize_rate);
+    codes = at::where(perturbed, of_form(at::where(inside, moved, u), kind, eps), codes);
+    perturbed = perturbed.logical_and(absent.logical_not().unsqueeze(-1));
+    if (mask) perturbed = perturbed.logical_and(mask->unsqueeze(-1));
+    const auto number = perturbed.sum();
+    const auto kept = perturbed.logical_and(inside).sum();
+    acceptance = ((kept + number.eq(0)) / number.clamp_min(1)).to(x.scalar_type());
+  }
+  numbers.masked_fill_(absent.unsqueeze(-1), 0);
+  codes.masked_fill_(absent.unsqueeze(-1), std::numeric_limits<double>::quiet_NaN());
+  if (mask) {
+    const auto padding = mask->logical_not().unsqueeze(-1);
+    numbers.masked_fill_(padding, -1);
+    codes.masked_fill_(padding, 0);
+  }
+  return {codes, numbers, ops::scalar_indices(numbers, levels), acceptance};
+}
+
+namespace {
+
+at::Tensor scalar_perturb_backward(const at::Tensor& grad, const at::Tensor& x,
+                                   const at::Tensor& indices, std::string_view cdf_name,
+                                   std::string_view form_name) {
+  constexpr auto op = "scalar_perturb";
+  const auto form = detail::parse_code_form(op, form_name);
+  const auto dtype = detail::perturb_dtype(x);
+  auto slope = grad.to(dtype);
+  if (form != CodeForm::kInverse) {
+    const double scale = form == CodeForm::kUnit ? kRoot12 : 1.0;
+    slope = slope * density_of(detail::parse_distribution(op, cdf_name), x.to(dtype)) * scale;
+  }
+  return slope.masked_fill(indices.lt(0).unsqueeze(-1), 0).to(x.scalar_type());
+}
+
+template <typename T>
+at::Tensor centroids(const at::Tensor& digits, at::IntArrayRef levels, detail::PerturbKind kind,
+                     double eps, const at::TensorOptions& options) {
+  std::vector<at::Tensor> columns;
+  for (size_t j = 0; j < levels.size(); ++j) {
+    const auto known = detail::perturb_levels<T>(levels[j], kind.cdf, kind.form, eps);
+    const auto level = digits.select(-1, static_cast<int64_t>(j)).clamp_min(0);
+    columns.push_back(
+        at::tensor(known.codes, options).index_select(0, level.reshape({-1})).view(level.sizes()));
+  }
+  return at::stack(columns, -1).masked_fill_(digits.lt(0), 0);
+}
+
+at::Tensor scalar_centroids(const at::Tensor& indices, at::IntArrayRef levels, std::string_view cdf,
+                            std::string_view form, double eps, at::ScalarType dtype) {
+  const auto kind = detail::check_scalar_centroids(indices, levels, cdf, form, eps, dtype);
+  const auto digits = ops::scalar_level_indices(indices, levels);
+  const auto options = indices.options().dtype(dtype);
+  return dtype == at::kDouble ? centroids<double>(digits, levels, kind, eps, options)
+                              : centroids<float>(digits, levels, kind, eps, options);
+}
+
+at::Tensor scalar_act_levels(const at::Tensor& act, at::IntArrayRef levels) {
+  detail::check_scalar_act_levels(act, levels);
+  const auto counts = at::tensor(levels, act.options().dtype(at::kLong));
+  const auto level = (act.to(at::kDouble) * counts).floor().nan_to_num(0).clamp(0, 65535);
+  return level.to(at::kLong).minimum(counts - 1);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("scalar_perturb", detail::scalar_perturb_any);
+  m.impl("scalar_perturb_backward", scalar_perturb_backward);
+  m.impl("scalar_centroids", scalar_centroids);
+  m.impl("scalar_act_levels", scalar_act_levels);
+}
+
+}  // namespace torchvq

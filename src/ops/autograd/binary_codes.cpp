@@ -1,0 +1,90 @@
+#include "ops/binary_codes.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <torchvq/ops/binary_codes.h>
+
+#include "detail/no_gradient.h"
+#include "detail/once_differentiable.h"
+#include "detail/op_handle.h"
+#include "detail/precision.h"
+
+namespace torchvq {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+using OptionalTensor = std::optional<at::Tensor>;
+
+struct BinaryOneHot : torch::autograd::Function<BinaryOneHot> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits,
+                            const at::Tensor& indices, double temperature) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({logits, indices});
+    ctx->saved_data["temperature"] = temperature;
+    return ops::binary_one_hot(logits, indices, temperature);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    detail::check_once_differentiable("binary_one_hot");
+    using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&, double);
+    static auto op = detail::op_handle<Signature>("torchvq::binary_one_hot_backward");
+    const auto saved = ctx->get_saved_variables();
+    const auto temperature = ctx->saved_data["temperature"].toDouble();
+    return {op.call(grads[0], saved[0], saved[1], temperature), at::Tensor(), at::Tensor()};
+  }
+};
+
+at::Tensor binary_one_hot(const at::Tensor& logits, const at::Tensor& indices, double temperature) {
+  return BinaryOneHot::apply(logits, indices, temperature);
+}
+
+/// The derivative of log 2 - H(sigmoid(l)) is l p (1 - p).
+struct BinaryKlLoss : torch::autograd::Function<BinaryKlLoss> {
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits, double threshold,
+                            const OptionalTensor& mask, bool reduce) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    ctx->save_for_backward({logits, mask.value_or(at::Tensor())});
+    ctx->saved_data["threshold"] = threshold;
+    ctx->saved_data["reduce"] = reduce;
+    return ops::binary_kl_loss(logits, threshold, mask, reduce);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    detail::check_once_differentiable("binary_kl_loss");
+    const auto saved = ctx->get_saved_variables();
+    const auto &logits = saved[0], &mask = saved[1];
+    const auto threshold = ctx->saved_data["threshold"].toDouble();
+    const auto real = mask.defined() ? OptionalTensor(mask) : std::nullopt;
+    const auto loss = ops::binary_kl_loss(logits, threshold, real, /*reduce=*/false);
+    auto grad = grads[0];
+    if (ctx->saved_data["reduce"].toBool()) {
+      grad = mask.defined() ? grad / mask.sum().clamp_min(1) : grad / at::Scalar(loss.sym_numel());
+    }
+    const auto l = logits.to(detail::sum_dtype(logits));
+    const auto p = l.sigmoid();
+    // Not a product with 0: padding may hold NaN.
+    const auto slope = (l * p * (1 - p)).masked_fill(loss.eq(0).unsqueeze(-1), 0);
+    const auto result = slope * grad.to(l.scalar_type()).unsqueeze(-1);
+    return {result.to(logits.scalar_type()), at::Tensor(), at::Tensor(), at::Tensor()};
+  }
+};
+
+at::Tensor binary_kl_loss(const at::Tensor& logits, double threshold, const OptionalTensor& mask,
+                          bool reduce) {
+  return BinaryKlLoss::apply(logits, threshold, mask, reduce);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, Autograd, m) {
+  m.impl("binary_sample",
+         torch::CppFunction::makeFromBoxedFunction<&detail::run_without_gradient>());
+  m.impl("binary_one_hot", binary_one_hot);
+  m.impl("binary_kl_loss", binary_kl_loss);
+}
+
+}  // namespace torchvq

@@ -1,0 +1,236 @@
+#include "ops/scalar_perturb.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <tuple>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <torch/library.h>
+#include <torchvq/ops/random_purpose.h>
+
+#include "detail/scalar_levels.h"
+#include "kernels/random.h"
+
+namespace torchvq {
+namespace {
+
+using detail::CodeForm;
+using OptionalTensor = std::optional<at::Tensor>;
+
+constexpr int64_t kFeaturesPerTask = 4096;
+const double kRoot12 = std::sqrt(12.0);
+
+/// The draws of one call; without, everything is quantized.
+struct Noise {
+  uint64_t move, choose;
+  double rate;
+
+  bool quantizes(uint64_t position) const {
+    return rate > 0 &&
+           kernels::uniform_from_bits(kernels::random_bits(choose, position), 24) < rate;
+  }
+  double offset(uint64_t position) const {
+    return kernels::uniform_from_bits(kernels::random_bits(move, position), 24) - 0.5;
+  }
+};
+
+Noise make_noise(const at::Tensor& rng_, double rate) {
+  const auto rng = rng_.contiguous();
+  const auto* state = rng.const_data_ptr<int64_t>();
+  const auto key = [&](uint64_t stream) {
+    return kernels::random_key(static_cast<uint64_t>(state[0]), static_cast<uint64_t>(state[1]),
+                               static_cast<uint64_t>(RandomPurpose::kNoise), stream);
+  };
+  return {key(0), key(1), rate};
+}
+
+/// What became of the perturbations.
+struct Tally {
+  int64_t perturbed = 0, kept = 0;
+};
+
+template <typename T>
+struct Perturbation {
+  Perturbation(at::IntArrayRef levels, detail::PerturbKind kind_, double eps)
+      : kind(kind_), basis(detail::scalar_basis(levels)) {
+    for (const int64_t count : levels) {
+      features.push_back(detail::perturb_levels<T>(count, kind.cdf, kind.form, eps));
+    }
+  }
+
+  int64_t level(size_t j, T x) const {
+    const auto& changes = features[j].changes;
+    if (changes.size() > 32) {
+      return std::upper_bound(changes.begin(), changes.end(), x) - changes.begin();
+    }
+    int64_t found = 0;
+    for (const T change : changes) found += x >= change ? 1 : 0;
+    return found;
+  }
+
+  T of_form(T u) const {
+    if (kind.form == CodeForm::kAct) return u;
+    return (u - static_cast<T>(0.5)) * static_cast<T>(kRoot12);
+  }
+
+  T perturbed(size_t j, T u, double offset, Tally& tally) const {
+    const auto count = static_cast<double>(features[j].codes.size());
+    const T moved = u + static_cast<T>(offset / count);
+    const bool inside = moved >= 0 && moved <= 1;
+    ++tally.perturbed;
+    tally.kept += inside ? 1 : 0;
+    return of_form(inside ? moved : u);
+  }
+
+  /// One token; returns its index.
+  int64_t token(const T* x, const T* u, const Noise* noise, int64_t number, T* codes,
+                int64_t* levels, Tally& tally) const {
+    const auto dim = static_cast<int64_t>(features.size());
+    if (!std::all_of(x, x + dim, [](T value) { return std::isfinite(value); })) {
+      std::fill_n(codes, dim, std::numeric_limits<T>::quiet_NaN());
+      std::fill_n(levels, dim, 0);
+      return 0;
+    }
+    int64_t index = 0;
+    for (int64_t j = 0; j < dim; ++j) {
+      const auto f = static_cast<size_t>(j);
+      const auto position = static_cast<uint64_t>(number * dim + j);
+      levels[j] = level(f, x[j]);
+      index += levels[j] * basis[f];
+      codes[j] = noise == nullptr || noise->quantizes(position)
+                     ? features[f].codes[static_cast<size_t>(levels[j])]
+                     : perturbed(f, u[j], noise->offset(position), tally);
+    }
+    return index;
+  }
+
+  detail::PerturbKind kind;
+  std::vector<int64_t> basis;
+  std::vector<detail::PerturbLevels<T>> features;
+};
+
+/// How many real tokens come before each.
+std::vector<int64_t> token_numbers(const bool* mask, int64_t tokens) {
+  std::vector<int64_t> numbers(static_cast<size_t>(tokens));
+  int64_t count = 0;
+  for (int64_t i = 0; i < tokens; ++i) {
+    numbers[static_cast<size_t>(i)] = count;
+    count += mask == nullptr || mask[i] ? 1 : 0;
+  }
+  return numbers;
+}
+
+struct Outputs {
+  at::Tensor codes, levels, indices;
+};
+
+template <typename T>
+Tally perturb_tokens(const at::Tensor& x, const Perturbation<T>& perturbation, const Noise* noise,
+                     const bool* mask, Outputs& outputs) {
+  // The tensor library's functions work on whole vectors, several times as fast as one by one.
+  const auto acts = noise == nullptr ? x : detail::cumulative_any(perturbation.kind.cdf, x);
+  const T* u = acts.template const_data_ptr<T>();
+  const int64_t tokens = outputs.indices.numel(), dim = x.size(-1);
+  const auto numbers = token_numbers(mask, tokens);
+  const T* from = x.const_data_ptr<T>();
+  T* codes = outputs.codes.mutable_data_ptr<T>();
+  auto* levels = outputs.levels.mutable_data_ptr<int64_t>();
+  auto* indices = outputs.indices.mutable_data_ptr<int64_t>();
+  const int64_t block = kFeaturesPerTask / dim + 1, blocks = (tokens + block - 1) / block;
+  std::vector<Tally> tallies(static_cast<size_t>(blocks));
+  at::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) {
+    for (int64_t b = first; b < last; ++b) {
+      for (int64_t i = b * block; i < std::min(tokens, (b + 1) * block); ++i) {
+        if (mask != nullptr && !mask[i]) {
+          std::fill_n(codes + i * dim, dim, T(0));
+          std::fill_n(levels + i * dim, dim, -1);
+          indices[i] = -1;
+          continue;
+        }
+        indices[i] =
+            perturbation.token(from + i * dim, u + i * dim, noise, numbers[static_cast<size_t>(i)],
+                               codes + i * dim, levels + i * dim, tallies[static_cast<size_t>(b)]);
+      }
+    }
+  });
+  Tally total;
+  for (const auto& tally : tallies) {
+    total.perturbed += tally.perturbed;
+    total.kept += tally.kept;
+  }
+  return total;
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> scalar_perturb(
+    const at::Tensor& x_, at::IntArrayRef levels, const OptionalTensor& rng, double quantize_rate,
+    std::string_view cdf, std::string_view form, double eps, const OptionalTensor& mask_) {
+  const auto kind =
+      detail::check_scalar_perturb(x_, levels, rng, quantize_rate, cdf, form, eps, mask_);
+  if (kind.form == CodeForm::kInverse) {
+    return detail::scalar_perturb_any(x_, levels, rng, quantize_rate, cdf, form, eps, mask_);
+  }
+  const auto x = x_.to(detail::perturb_dtype(x_)).contiguous();
+  const auto mask = mask_ ? mask_->contiguous() : at::Tensor();
+  const auto* real = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
+  const auto whole = x.options().dtype(at::kLong);
+  Outputs outputs{at::empty(x.sizes(), x.options()), at::empty(x.sizes(), whole),
+                  at::empty(x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)), whole)};
+  std::optional<Noise> noise;
+  if (rng && quantize_rate < 1) noise = make_noise(*rng, quantize_rate);
+  const auto* drawn = noise ? &*noise : nullptr;
+  const Tally tally =
+      x.scalar_type() == at::kDouble
+          ? perturb_tokens(x, Perturbation<double>(levels, kind, eps), drawn, real, outputs)
+          : perturb_tokens(x, Perturbation<float>(levels, kind, eps), drawn, real, outputs);
+  const double acceptance =
+      tally.perturbed == 0 ? 1.0
+                           : static_cast<double>(tally.kept) / static_cast<double>(tally.perturbed);
+  return {outputs.codes, outputs.levels, outputs.indices,
+          at::scalar_tensor(acceptance, x.options())};
+}
+
+template <typename T>
+void multiply_slopes(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& indices,
+                     detail::PerturbKind kind, at::Tensor& result) {
+  const int64_t dim = x.size(-1);
+  const T *slopes = grad.const_data_ptr<T>(), *from = x.const_data_ptr<T>();
+  const auto* index = indices.const_data_ptr<int64_t>();
+  T* to = result.mutable_data_ptr<T>();
+  const auto scale = static_cast<T>(kind.form == CodeForm::kUnit ? kRoot12 : 1.0);
+  at::parallel_for(0, indices.numel(), kFeaturesPerTask / dim + 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t at = i * dim; at < (i + 1) * dim; ++at) {
+        const T slope =
+            kind.form == CodeForm::kInverse ? T(1) : detail::density(kind.cdf, from[at]) * scale;
+        to[at] = index[i] < 0 ? T(0) : slopes[at] * slope;
+      }
+    }
+  });
+}
+
+at::Tensor scalar_perturb_backward(const at::Tensor& grad, const at::Tensor& x_,
+                                   const at::Tensor& indices_, std::string_view cdf,
+                                   std::string_view form) {
+  constexpr auto op = "scalar_perturb";
+  const detail::PerturbKind kind{detail::parse_distribution(op, cdf),
+                                 detail::parse_code_form(op, form)};
+  const auto dtype = detail::perturb_dtype(x_);
+  const auto x = x_.to(dtype).contiguous(), indices = indices_.contiguous();
+  auto result = at::empty(x.sizes(), x.options());
+  const auto run = dtype == at::kDouble ? multiply_slopes<double> : multiply_slopes<float>;
+  run(grad.to(dtype).contiguous(), x, indices, kind, result);
+  return result.to(x_.scalar_type());
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, CPU, m) {
+  m.impl("scalar_perturb", scalar_perturb);
+  m.impl("scalar_perturb_backward", scalar_perturb_backward);
+}
+
+}  // namespace torchvq

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+#include <ATen/core/Tensor.h>
+
+namespace torchvq::detail {
+
+/// Called by every kernel.
+void check_latent_quantize(const at::Tensor& x, const at::Tensor& values, at::IntArrayRef levels,
+                           double commitment, double quantization,
+                           const std::optional<at::Tensor>& mask);
+
+/// The sum of levels.
+int64_t count_values(at::IntArrayRef levels);
+
+/// float64 for float64 x, otherwise float32.
+at::ScalarType latent_dtype(const at::Tensor& x);
+
+}  // namespace torchvq::detail

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <tuple>
+
+#include <ATen/core/Tensor.h>
+
+#include "detail/distribution.h"
+
+namespace torchvq::detail {
+
+/// What the strings of a call mean.
+struct PerturbKind {
+  Distribution cdf;
+  CodeForm form;
+};
+
+/// Called by every kernel.
+PerturbKind check_scalar_perturb(const at::Tensor& x, at::IntArrayRef levels,
+                                 const std::optional<at::Tensor>& rng, double quantize_rate,
+                                 std::string_view cdf, std::string_view form, double eps,
+                                 const std::optional<at::Tensor>& mask);
+PerturbKind check_scalar_centroids(const at::Tensor& indices, at::IntArrayRef levels,
+                                   std::string_view cdf, std::string_view form, double eps,
+                                   at::ScalarType dtype);
+void check_scalar_act_levels(const at::Tensor& act, at::IntArrayRef levels);
+
+/// The kernel for any device; the CPU kernel takes it for codes of the form `inverse`.
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> scalar_perturb_any(
+    const at::Tensor& x, at::IntArrayRef levels, const std::optional<at::Tensor>& rng,
+    double quantize_rate, std::string_view cdf, std::string_view form, double eps,
+    const std::optional<at::Tensor>& mask);
+
+/// F(x), element by element, contiguous for contiguous x.
+at::Tensor cumulative_any(Distribution kind, const at::Tensor& x);
+
+/// float64 for float64 x, otherwise float32.
+at::ScalarType perturb_dtype(const at::Tensor& x);
+
+}  // namespace torchvq::detail

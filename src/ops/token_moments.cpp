@@ -1,0 +1,36 @@
+#include "ops/token_moments.h"
+
+#include <torch/library.h>
+
+#include <torchvq/ops/token_moments.h>
+
+#include "detail/op_handle.h"
+#include "detail/token_checks.h"
+
+namespace torchvq {
+
+void detail::check_token_moments(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
+  constexpr auto op = "token_moments";
+  check_floating(op, "x", x);
+  TORCH_CHECK_VALUE(x.dim() >= 1, op, ": expected x to have shape (*, D), but got a scalar");
+  if (!mask) return;
+  check_dtype(op, "mask", *mask, at::kBool);
+  const auto tokens = x.sym_sizes().slice(0, static_cast<size_t>(x.dim() - 1));
+  TORCH_CHECK_VALUE(mask->sym_sizes() == tokens, op, ": expected mask to have shape ", tokens,
+                    ", that of x without features, but got ", mask->sym_sizes());
+  check_same_device(op, "x", x, "mask", *mask);
+}
+
+at::Tensor ops::token_moments(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
+  using Signature = at::Tensor(const at::Tensor&, const std::optional<at::Tensor>&);
+  static auto op = detail::op_handle<Signature>("torchvq::token_moments");
+  return op.call(x, mask);
+}
+
+}  // namespace torchvq
+
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  m.def("token_moments(Tensor x, *, Tensor? mask=None) -> Tensor");
+  // The gradient of x; private, called by autograd alone.
+  m.def("token_moments_backward(Tensor grad, Tensor x, Tensor moments, Tensor? mask) -> Tensor");
+}

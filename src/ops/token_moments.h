@@ -1,0 +1,12 @@
+#pragma once
+
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+namespace torchvq::detail {
+
+/// Called by every kernel.
+void check_token_moments(const at::Tensor& x, const std::optional<at::Tensor>& mask);
+
+}  // namespace torchvq::detail
