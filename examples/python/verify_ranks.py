@@ -71,7 +71,9 @@ def main() -> None:
         print(
             "replicas differ in " + ", ".join(differing) if differing else "replicas are identical"
         )
-        assert error < 1e-6 and abs(shared - whole) < 1e-5 and not differing
+        assert error < 1e-6
+        assert abs(shared - whole) < 1e-5
+        assert not differing
     dist.destroy_process_group()
 
 

@@ -6,16 +6,15 @@ from torchvq._library import cmake_prefix_path
 from torchvq._replicas import ReplicaDifference, verify_replicas
 from torchvq._stats import CodebookStats
 from torchvq._version import __version__
+from torchvq.binary_mapper import BinaryMapper
 from torchvq.evo_lookup_free_quantization import EvoLFQ
+from torchvq.finite_scalar_perturbation import FSP
 from torchvq.finite_scalar_quantization import FSQ
 from torchvq.grouped_residual_fsq import GroupedResidualFSQ
 from torchvq.grouped_residual_lfq import GroupedResidualLFQ
 from torchvq.grouped_residual_vq import GroupedResidualVQ
-from torchvq.lookup_free_quantization import LFQ
-from torchvq.binary_mapper import BinaryMapper
-from torchvq.finite_scalar_perturbation import FSP
-from torchvq.grouped_residual_vq import GroupedResidualVQ
 from torchvq.latent_quantization import LatentQuantize
+from torchvq.lookup_free_quantization import LFQ
 from torchvq.monitor import Monitor
 from torchvq.outputs import LossBreakdown
 from torchvq.residual_fsq import ResidualFSQ
@@ -24,9 +23,9 @@ from torchvq.residual_vq import ResidualVQ
 from torchvq.vector_quantize import VectorQuantize
 
 __all__ = [
+    "FSP",
     "FSQ",
     "LFQ",
-    "FSP",
     "BinaryMapper",
     "CodebookStats",
     "CollapseLimits",

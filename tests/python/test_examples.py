@@ -68,6 +68,17 @@ def photos(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["ten_lines.py", "drop_in.py"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_verify_ranks(ranks: int) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = run(*torchrun, f"--nproc-per-node={ranks}", EXAMPLES / "verify_ranks.py")
+    assert done.returncode == 0, done.stderr
+    whole = re.search(r"one process with all tokens: (\S+) bits", done.stdout)
+    assert whole, done.stdout
+    assert len(re.findall(f"reported {whole[1]}", done.stdout)) == ranks
+    assert "replicas are identical" in done.stdout
+
+
 def test_script_runs(name: str) -> None:
     done = run(sys.executable, EXAMPLES / name)
     assert done.returncode == 0, done.stderr
