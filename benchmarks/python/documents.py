@@ -16,6 +16,7 @@ from harness import Target, read_json
 
 LEARNING = "learning_vector_quantize"
 LEARNING_RESIDUAL = "learning_residual"
+LEARNING_LFQ = "learning_lfq"
 MIB = 2**20
 # Columns of the tables, and the ratio under which a column is found in the JSON.
 ORDER = ("reference", "plain torch", "GEMM", "faiss", "faiss tables", "one thread")
@@ -56,6 +57,10 @@ def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
             "stacks_machine": _machine([document]),
         }
         fill(docs / "learning.md", parts)
+    signs = results / f"{LEARNING_LFQ}.json"
+    if signs.exists():
+        document = read_json(signs)
+        fill(docs / "learning.md", {"lfq": _signs(document), "lfq_machine": _machine([document])})
 
 
 def fill(file: Path, tables: dict[str, str]) -> None:
@@ -191,6 +196,23 @@ def _stacks(document: Document) -> str:
         )
     header = ["data", "settings", "who", "beam", "error over faiss", "use, first level", "last"]
     return _table([*header, "two ranks alike"], rows)
+
+
+def _signs(document: Document) -> str:
+    rows = [
+        [
+            run["name"],
+            run["who"],
+            f"{run['error']:.5f}",
+            str(run["codes"]),
+            f"{run['entropy_bits']:.2f}",
+            f"{run['soft_entropy_bits']:.2f}",
+            f"{run['gradient']:.2g}",
+        ]
+        for run in document["runs"]
+    ]
+    header = ["settings", "who", "mean squared error", "codes in use", "entropy, bits"]
+    return _table([*header, "batch entropy in training, bits", "norm of its gradient"], rows)
 
 
 def _small_calls(document: Document) -> str:

@@ -114,6 +114,15 @@ def test_residual_learning_is_the_same_on_two_ranks(tmp_path: Path) -> None:
     assert all(0.5 < entry["error_over_faiss"] < 20 for entry in runs)
 
 
+@pytest.mark.slow
+def test_lfq_learning_runs(tmp_path: Path) -> None:
+    done = script("learning_lfq.py", "--quick", "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    runs = json.loads((tmp_path / "learning_lfq.json").read_text())["runs"]
+    assert [run["who"] for run in runs] == ["ours", "reference", "ours"]
+    assert runs[0]["gradient"] > 0
+
+
 def test_check_rejects_a_code_that_is_not_the_nearest(generator: torch.Generator) -> None:
     x = torch.randn(32, 4, generator=generator)
     codes = torch.randn(8, 4, generator=generator)
