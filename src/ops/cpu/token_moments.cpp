@@ -65,18 +65,30 @@ at::Tensor token_moments(const at::Tensor& x_, const OptionalTensor& mask_) {
   return moments;
 }
 
-/// d M_k / d x, times the gradient of M_k, added over k.
+/// The slope at x is a polynomial in x - mean; its coefficients, four for each feature.
 struct Slopes {
-  const double *grad, *moments;
-  int64_t dim;
+  Slopes(const double* grad, const double* moments, int64_t dim_)
+      : dim(dim_), mean(moments + 1), coefficients(static_cast<size_t>(4 * dim_)) {
+    const double count = std::max(moments[0], 1.0);
+    for (int64_t j = 0; j < dim; ++j) {
+      const auto part = [&](const double* of, int64_t k) { return of[1 + k * dim + j]; };
+      double* own = coefficients.data() + 4 * j;
+      own[0] = (part(grad, 0) - 3 * part(grad, 2) * part(moments, 1) -
+                4 * part(grad, 3) * part(moments, 2)) /
+               count;
+      for (int64_t k = 1; k < 4; ++k) own[k] = static_cast<double>(k + 1) * part(grad, k);
+    }
+  }
 
   double at(int64_t j, double x) const {
-    const double count = std::max(moments[0], 1.0), rest = x - moments[1 + j];
-    const auto part = [&](const double* of, int64_t k) { return of[1 + k * dim + j]; };
-    return part(grad, 0) / count + part(grad, 1) * 2 * rest +
-           part(grad, 2) * 3 * (rest * rest - part(moments, 1) / count) +
-           part(grad, 3) * 4 * (rest * rest * rest - part(moments, 2) / count);
+    const double* own = coefficients.data() + 4 * j;
+    const double rest = x - mean[j];
+    return own[0] + rest * (own[1] + rest * (own[2] + rest * own[3]));
   }
+
+  int64_t dim;
+  const double* mean;
+  std::vector<double> coefficients;
 };
 
 template <typename T>
@@ -103,7 +115,7 @@ at::Tensor token_moments_backward(const at::Tensor& grad_, const at::Tensor& x_,
   const auto mask = mask_ ? mask_->contiguous() : at::Tensor();
   const auto* real = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
   auto result = at::empty(x.sizes(), x.options());
-  const Slopes slopes{grad.const_data_ptr<double>(), moments.const_data_ptr<double>(), x.size(-1)};
+  const Slopes slopes(grad.const_data_ptr<double>(), moments.const_data_ptr<double>(), x.size(-1));
   (wide ? fill_slopes<double> : fill_slopes<float>)(x, real, slopes, result);
   return result.to(x_.scalar_type());
 }
