@@ -165,7 +165,7 @@ TEST(LFQTest, HalfPrecisionKeepsTokens) {
 }
 
 TEST(LFQTest, OptionsAndCallsAreChecked) {
-  EXPECT_THROW(LFQ(LFQOptions()), c10::ValueError);
+  EXPECT_THROW(LFQ{LFQOptions()}, c10::ValueError);
   EXPECT_THROW(LFQ(options().codebook_size(100)), c10::ValueError);
   EXPECT_THROW(LFQ(options().num_codebooks(0)), c10::ValueError);
   EXPECT_THROW(LFQ(options().frac_per_sample_entropy(0)), c10::ValueError);
