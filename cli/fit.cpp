@@ -70,12 +70,13 @@ class Fit {
 
   void run() {
     const auto shard = processes_.agree([this] { return prepare(); });
-    auto vectors = reader_->blocks();
+    auto vectors = reader().blocks();
     vectors.shard = shard;
+    streams_ = reader().streams();
     check_rows(vectors.all_rows());
     method_->fit(vectors, arguments_.common.quiet || !processes_.first());
     processes_.on_first([&] {
-      method_->save(*file_);
+      method_->save(file_.value());
       report(vectors);
     });
   }
@@ -83,18 +84,21 @@ class Fit {
  private:
   using Clock = std::chrono::steady_clock;
 
+  // Opened by prepare(), whose errors the other processes hear.
+  BlockReader& reader() { return reader_.value(); }
+
   ShardNote prepare() {
     if (processes_.first()) check_output(arguments_.output, ".safetensors", {path_});
     const bool slices = path_ == arguments_.vectors;
     reader_.emplace(path_, arguments_.key, arguments_.fit.memory, slices ? processes_.rank() : 0,
                     slices ? processes_.size() : 1, method_->keeps_vectors());
-    method_->check(*reader_);
+    method_->check(reader());
     // Opened before the work, so that a place that cannot be written is known now.
     if (processes_.first()) {
-      if (processes_.alone()) check_rows(reader_->rows());
+      if (processes_.alone()) check_rows(reader().rows());
       file_.emplace(arguments_.output);
     }
-    return {reader_->rows(), reader_->dim(), method_->options()};
+    return {reader().rows(), reader().dim(), method_->options()};
   }
 
   void check_rows(int64_t rows) const {
@@ -114,7 +118,7 @@ class Fit {
     report.add("dim", "dim", vectors.dim);
     method_->describe(report);
     report.add("seed", "", arguments_.fit.seed);
-    report.add("streamed", "", reader_->streams());
+    report.add("streamed", "", streams_);
     report.add("processes", processes_.size() > 1 ? "processes" : "", processes_.size());
     method_->add_result(report);
     report.add("seconds", "time", seconds.count(), "s");
@@ -127,6 +131,7 @@ class Fit {
   std::unique_ptr<FitMethod> method_;
   Clock::time_point start_ = Clock::now();
   std::optional<BlockReader> reader_;
+  bool streams_ = false;
   std::optional<io::OutputFile> file_;
 };
 

@@ -108,14 +108,14 @@ class FitScalar : public FitMethod {
 
 }  // namespace
 
-std::unique_ptr<FitMethod> fit_scalar(const FitOptions& given) {
-  check_unused(given);
-  functional::FitScalarOptions options;
-  options.method = given.method;
-  options.levels = given.method == "fsq" ? fsq_levels(given) : lfq_levels(given);
-  options.num_codebooks = given.groups;
-  options.seed = given.seed;
-  return std::make_unique<FitScalar>(std::move(options));
+std::unique_ptr<FitMethod> fit_scalar(const FitOptions& options) {
+  check_unused(options);
+  functional::FitScalarOptions fit;
+  fit.method = options.method;
+  fit.levels = options.method == "fsq" ? fsq_levels(options) : lfq_levels(options);
+  fit.num_codebooks = options.groups;
+  fit.seed = options.seed;
+  return std::make_unique<FitScalar>(std::move(fit));
 }
 
 }  // namespace torchvq::cli

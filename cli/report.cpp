@@ -60,7 +60,10 @@ void Report::add_single_usage(const functional::CodebookUsage& usage) {
 }
 
 void Report::add_usage(const std::vector<CodesOf>& columns, const std::vector<at::Tensor>& counts) {
-  if (counts.size() == 1) return add_single_usage(functional::codebook_usage(counts[0]));
+  if (counts.size() == 1) {
+    add_single_usage(functional::codebook_usage(counts[0]));
+    return;
+  }
   auto codes = nlohmann::ordered_json::array();
   double bits = 0, entropy = 0;
   for (size_t i = 0; i < counts.size(); ++i) {

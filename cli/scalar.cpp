@@ -25,6 +25,7 @@ void add_scalar_usage(Report& report, const functional::ScalarCodec& codec,
     return;
   }
   std::vector<CodesOf> columns;
+  columns.reserve(counts.size());
   for (int64_t c = 0; c < codec.num_codebooks; ++c) {
     columns.push_back({"group " + std::to_string(c), c, 0});
   }

@@ -78,7 +78,7 @@ def run(who: str, options: dict[str, float], steps: int, tokens: int) -> dict[st
         "error": float((decoded - test).double().square().mean()),
         "codes": len(counts),
         "entropy_bits": float(-(share * share.log2()).sum()),
-        "soft_entropy_bits": float(batch_entropy) / math.log(2),
+        "soft_entropy_bits": float(batch_entropy.detach()) / math.log(2),
         "gradient": float(gradient.norm()),
     }
 

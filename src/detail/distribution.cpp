@@ -2,23 +2,23 @@
 
 #include <algorithm>
 #include <limits>
+#include <numbers>
 
 #include <c10/util/Exception.h>
 
 namespace torchvq::detail {
 namespace {
 
-constexpr long double kPi = 3.14159265358979323846L;
-
 /// By bisection: the C library has no inverse of erf.
 long double normal_quantile(long double u) {
-  if (u > 0.5L) return -normal_quantile(1 - u);
+  const long double tail = std::min(u, 1 - u);
   long double low = -40, high = 0;
   for (int step = 0; step < 72; ++step) {
     const long double middle = (low + high) / 2;
-    (cumulative(Distribution::kNormal, middle) < u ? low : high) = middle;
+    (cumulative(Distribution::kNormal, middle) < tail ? low : high) = middle;
   }
-  return (low + high) / 2;
+  const long double found = (low + high) / 2;
+  return u > 0.5L ? -found : found;
 }
 
 /// The smallest T that is not below `value`.
@@ -66,7 +66,7 @@ long double quantile(Distribution kind, long double u) {
     case Distribution::kLaplace:
       return u < 0.5L ? std::log(2 * u) : -std::log(2 * (1 - u));
     default:
-      return std::tan(kPi * (u - 0.5L));
+      return std::tan(std::numbers::pi_v<long double> * (u - 0.5L));
   }
 }
 

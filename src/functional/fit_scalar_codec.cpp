@@ -16,6 +16,7 @@
 #include <torchvq/ops/scalar_quantize.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 
@@ -28,7 +29,8 @@ namespace {
 constexpr int64_t kSample = 65536;
 // Standard deviations of a projected feature among which the best is chosen. tanh has its bends
 // near 1.
-constexpr double kNarrowest = 0.4, kWidest = 2.6, kStep = 1.1;
+constexpr double kNarrowest = 0.4, kStep = 1.1;
+constexpr int kWidths = 20;
 // Directions with less of the largest variance than this are noise of the sum.
 constexpr double kFlat = 1e-12;
 constexpr double kRidge = 1e-9;
@@ -65,8 +67,9 @@ at::Tensor order_of(const std::vector<int64_t>& levels, int64_t num_codebooks) {
   std::vector<int64_t> by_levels(static_cast<size_t>(features)), direction(by_levels.size());
   std::iota(by_levels.begin(), by_levels.end(), 0);
   const auto level_of = [&](int64_t f) { return levels[static_cast<size_t>(f) % levels.size()]; };
-  std::stable_sort(by_levels.begin(), by_levels.end(),
-                   [&](int64_t a, int64_t b) { return level_of(a) > level_of(b); });
+  std::sort(by_levels.begin(), by_levels.end(), [&](int64_t a, int64_t b) {
+    return level_of(a) != level_of(b) ? level_of(a) > level_of(b) : a < b;
+  });
   for (size_t rank = 0; rank < by_levels.size(); ++rank)
     direction[static_cast<size_t>(by_levels[rank])] = static_cast<int64_t>(rank);
   return at::tensor(direction, at::kLong);
@@ -130,7 +133,8 @@ Maps fit_fsq(const at::Tensor& centred, const FitScalarOptions& options) {
   const auto unit = basis.mul(scale).index_select(1, order).contiguous();
   const auto z = centred.mm(unit);
   Maps best;
-  for (double width = kNarrowest; width < kWidest; width *= kStep) {
+  for (int i = 0; i < kWidths; ++i) {
+    const double width = kNarrowest * std::pow(kStep, i);
     const auto split = z.mul(width).view(
         {z.size(0), options.num_codebooks, static_cast<int64_t>(options.levels.size())});
     const auto codes = ops::scalar_quantize(split, options.levels).first;

@@ -14,9 +14,7 @@
 
 namespace torchvq {
 
-BinaryMapperImpl::BinaryMapperImpl(BinaryMapperOptions options_) : options(std::move(options_)) {
-  reset();
-}
+BinaryMapperImpl::BinaryMapperImpl(BinaryMapperOptions options_) : options(options_) { reset(); }
 
 void BinaryMapperImpl::reset() {
   options.validate();

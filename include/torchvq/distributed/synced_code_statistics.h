@@ -22,18 +22,18 @@ struct SyncedStatistics {
 struct SyncedStatisticsOptions : SyncOptions {
   /// Masks (H, N) or (N,), true for real tokens: none, one for all levels, or one per level.
   /// Default: none.
-  std::vector<at::Tensor> mask = {};
+  std::vector<at::Tensor> mask;
   /// Codebook of each level, for stacks whose levels share codebooks. Default: level i has codebook
   /// i.
-  std::vector<int64_t> codebooks = {};
+  std::vector<int64_t> codebooks;
   /// Replicated tensors that the ranks compare in the same all-reduce, by hash (cluster_size,
   /// cooldown, embed, ...).
-  std::vector<at::Tensor> state = {};
+  std::vector<at::Tensor> state;
   /// (2,), int64: seed and step, compared like state and named in errors. Default: undefined.
-  at::Tensor rng = {};
+  at::Tensor rng;
   /// Whatever else the ranks must have in common (options of the module), compared and quoted in
   /// errors.
-  std::string signature = {};
+  std::string signature;
   /// "exact", or "float": half the bytes, bits that depend on the backend and on the number of
   /// ranks.
   std::string reduction = "exact";

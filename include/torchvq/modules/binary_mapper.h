@@ -42,12 +42,12 @@ class TORCHVQ_API BinaryMapperImpl : public KeptBuffers<BinaryMapperImpl>, publi
   void pretty_print(std::ostream& stream) const override;
 
   /// @param logits   (*, H), floating point.
-  /// @param options  what this call asks for.
+  /// @param call     what this call asks for.
   ///
   /// Empty        loss 0. Non-finite: a token with NaN or infinity gives NaN and index 0.
   /// Throws       c10::ValueError, c10::TypeError for bad arguments.
   BinaryMapperOutput forward(const torch::Tensor& logits,
-                             const BinaryMapperForwardOptions& options = {});
+                             const BinaryMapperForwardOptions& call = {});
 
   /// Entropy of the codes in nats: (*) for logits (*, H).
   torch::Tensor binary_entropy(const torch::Tensor& logits) const;

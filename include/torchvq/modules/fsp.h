@@ -45,11 +45,12 @@ class TORCHVQ_API FSPImpl : public KeptBuffers<FSPImpl>, public NoisyModule {
   void reset() override;
   void pretty_print(std::ostream& stream) const override;
 
-  /// @param z  (B, *, dim), or with channel_first (B, dim, *).
+  /// @param z     (B, *, dim), or with channel_first (B, dim, *).
+  /// @param call  what this call asks for.
   ///
   /// Distributed  in training the moments are those of all ranks' tokens: one all-reduce.
   /// Throws       c10::ValueError, c10::TypeError for bad arguments.
-  FSPOutput forward(const torch::Tensor& z, const FSPForwardOptions& options = {});
+  FSPOutput forward(const torch::Tensor& z, const FSPForwardOptions& call = {});
 
   /// What forward returns in evaluation for these indices (B, *); -1 gives zeros.
   torch::Tensor indices_to_codes(const torch::Tensor& indices, double eps = 1e-6);

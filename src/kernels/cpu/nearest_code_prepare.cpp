@@ -44,7 +44,7 @@ class SeenCodes {
   bool equal(int32_t a, int32_t b) const {
     const float* left = task_.codebook + a * task_.dim;
     return std::equal(left, left + task_.dim, task_.codebook + b * task_.dim) &&
-           (!task_.bias || task_.bias[a] == task_.bias[b]);
+           (task_.bias == nullptr || task_.bias[a] == task_.bias[b]);
   }
 
   const NearestCodeTask& task_;

@@ -124,7 +124,7 @@ void NearestCodeSearch::search_nearest(Block& block) const {
   for (int64_t row = 0; row < block.count; ++row) {
     const size_t before = block.open.size();
     if (!settle_special(row, block)) settle_winner(row, block);
-    opened += block.open.size() > before;
+    if (block.open.size() > before) ++opened;
     if (static_cast<int64_t>(block.open.size()) == scan_.tile_rows) settle_open_rows(block);
   }
   settle_open_rows(block);

@@ -147,7 +147,7 @@ inline void product_scalars(const SignProduct& p, int64_t row, int64_t column, i
 
 void product(const SignProduct& p) {
   constexpr int64_t kTileRows = 4;
-  constexpr int64_t kTileColumns = 2 * kLanes;
+  constexpr int64_t kTileColumns = int64_t{2} * kLanes;
   const int64_t tiled = p.columns / kTileColumns * kTileColumns;
   for (int64_t begin = 0; begin < p.depth; begin += kProductBlock) {
     const int64_t end = p.depth - begin < kProductBlock ? p.depth : begin + kProductBlock;

@@ -26,10 +26,10 @@ constexpr int kRegisters = 16;
 
 template <typename T, int count>
 struct VectorOf {
-  typedef T type __attribute__((vector_size(count * sizeof(T))));
+  using type __attribute__((vector_size(count * sizeof(T)))) = T;
 };
 template <typename T, int count>
-using Vector = typename VectorOf<T, count>::type;
+using Vector = VectorOf<T, count>::type;
 
 using Floats = Vector<float, kLanes>;
 using Ints = Vector<int32_t, kLanes>;
