@@ -86,6 +86,9 @@ for dtype in DTYPES:
         f"binary_cast_{dtype}": Binary(dict(bits=4), (3, 7, 4), cast=dtype, dtype=dtype),
         f"latent_{dtype}": Latent(PROJECTED, (2, 5, 7), True, dtype=dtype),
         f"latent_cast_{dtype}": Latent(PROJECTED, (2, 5, 7), cast=dtype, dtype=dtype),
+        f"latent_fixed_cast_{dtype}": Latent(
+            dict(dim=5, optimize_values=False), (2, 5, 7), cast=dtype, dtype=dtype
+        ),
         f"latent_in_place_cast_{dtype}": Latent(
             dict(**PROJECTED, **IN_PLACE),
             (2, 5, 30),
