@@ -47,7 +47,6 @@ set(TORCHVQ_SOURCES
   functional/layout.cpp
   functional/lookup_free.cpp
   functional/losses.cpp
-  functional/moment_loss.cpp
   functional/quantize.cpp
   functional/quantize_depth.cpp
   functional/quantize_scalars.cpp
@@ -56,6 +55,7 @@ set(TORCHVQ_SOURCES
   functional/rotate_features.cpp
   functional/sample_rows.cpp
   functional/scalar_codec.cpp
+  functional/shared_moments.cpp
   functional/spread_seeds.cpp
   functional/token_codes.cpp
   functional/usage.cpp
@@ -142,6 +142,7 @@ set(TORCHVQ_SOURCES
   ops/any/kmeans.cpp
   ops/any/latent_quantize.cpp
   ops/any/lookup_codes.cpp
+  ops/any/moment_loss.cpp
   ops/any/nearest_code.cpp
   ops/any/orthogonal_loss.cpp
   ops/any/random_normal.cpp
@@ -183,6 +184,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/kmeans.cpp
   ops/autograd/latent_quantize.cpp
   ops/autograd/lookup_codes.cpp
+  ops/autograd/moment_loss.cpp
   ops/autograd/nearest_code.cpp
   ops/autograd/orthogonal_loss.cpp
   ops/autograd/replace_dead_codes_.cpp
@@ -221,6 +223,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/ema_update_.cpp
   ops/cpu/latent_quantize.cpp
   ops/cpu/lookup_codes.cpp
+  ops/cpu/moment_loss.cpp
   ops/cpu/nearest_code.cpp
   ops/cpu/random_normal.cpp
   ops/cpu/random_uniform.cpp
@@ -265,6 +268,7 @@ set(TORCHVQ_SOURCES
   ops/meta/kmeans.cpp
   ops/meta/latent_quantize.cpp
   ops/meta/lookup_codes.cpp
+  ops/meta/moment_loss.cpp
   ops/meta/nearest_code.cpp
   ops/meta/orthogonal_loss.cpp
   ops/meta/random_normal.cpp
@@ -289,6 +293,7 @@ set(TORCHVQ_SOURCES
   ops/meta/sync_update_v.cpp
   ops/meta/token_moments.cpp
   ops/meta/unit_vectors.cpp
+  ops/moment_loss.cpp
   ops/nearest_code.cpp
   ops/orthogonal_loss.cpp
   ops/random_normal.cpp

@@ -236,7 +236,7 @@ class FSP(NoisyModule):
         loss, *statistics = _ops.moment_loss(rows, norm.targets, norm.weights)
         dtype = torch.float64 if latents.dtype == torch.float64 else torch.float32
         names = ("mean", "variance", "skewness", "kurtosis")
-        values = (statistic.detach().to(dtype) for statistic in statistics)
+        values = (statistic.to(dtype) for statistic in statistics)
         return loss.to(dtype), dict(zip(names, values, strict=True))
 
     def _shared(self, latents: Tensor, moments: Tensor, ranks: Ranks) -> Tensor:

@@ -41,7 +41,9 @@ class LatentQuantize(nn.Module):
             dict. Default: True.
         in_place_codebook_optimizer: called with the values, returns an optimizer that makes a step towards the
             latents inside each training forward, over the latents of all ranks. The returned loss then has no
-            gradient to the values. Default: none.
+            gradient to the values. ``torch.compile`` runs that step as it is, between two graphs, so training with
+            ``fullgraph=True`` is refused; evaluation, and everything without this optimizer, is one graph.
+            Default: none.
         channel_first: features on axis 1 (B, dim, *); otherwise on the last. Default: True.
 
     Values start evenly spaced: from -1/2 to 1/2 for odd levels, from -1/2 to 1/2 - 1/L for even.
@@ -230,12 +232,19 @@ class LatentQuantize(nn.Module):
         values = list(self.values_per_latent)
         if self.in_place_codebook_optimizer is None or not self.training:
             return values
+        return self._stepped_values(latents, mask)
+
+    @torch.compiler.disable(  # type: ignore[no-untyped-call,untyped-decorator]
+        reason="LatentQuantize: in_place_codebook_optimizer makes its step outside of graphs"
+    )
+    def _stepped_values(self, latents: Tensor, mask: Tensor | None) -> list[Tensor]:
         recorded = self._stepped.take(latents)
         if recorded is not None:
             return recorded
         if not _checkpointing.recomputing():
+            values = list(self.values_per_latent)
             self._step_in_place(latents.detach(), values, mask)
-        stepped = [own.detach().clone() for own in values]
+        stepped = [own.detach().clone() for own in self.values_per_latent]
         self._stepped.keep(latents, stepped)
         return stepped
 

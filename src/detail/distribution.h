@@ -34,28 +34,6 @@ T cumulative(Distribution kind, T x) {
   }
 }
 
-/// dF / dx.
-template <typename T>
-T density(Distribution kind, T x) {
-  const T size = std::fabs(x);
-  switch (kind) {
-    case Distribution::kTanh: {
-      const T e = std::exp(-2 * size);
-      return 2 * e / ((1 + e) * (1 + e));
-    }
-    case Distribution::kSigmoid: {
-      const T e = std::exp(-size);
-      return e / ((1 + e) * (1 + e));
-    }
-    case Distribution::kNormal:
-      return std::exp(-x * x / 2) * static_cast<T>(0.39894228040143267794L);
-    case Distribution::kLaplace:
-      return std::exp(-size) / 2;
-    default:
-      return static_cast<T>(0.31830988618379067154L) / (1 + x * x);
-  }
-}
-
 /// F^-1(u) for u in (0, 1).
 long double quantile(Distribution kind, long double u);
 

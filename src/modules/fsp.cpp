@@ -103,7 +103,7 @@ FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call
     return F::unpack_positions(values, z.sym_sizes(), options.channel_first());
   };
   const auto dtype = found.codes.scalar_type();
-  const auto statistic = [&](const torch::Tensor& value) { return value.detach().to(dtype); };
+  const auto statistic = [&](const torch::Tensor& value) { return value.to(dtype); };
   return {layout.unpack(output, z),    place(found.indices),        moments.loss.to(dtype),
           place(found.level_indices),  statistic(moments.mean),     statistic(moments.variance),
           statistic(moments.skewness), statistic(moments.kurtosis), found.acceptance};

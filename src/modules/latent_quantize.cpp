@@ -74,8 +74,24 @@ std::shared_ptr<torch::nn::Module> LatentQuantizeImpl::clone(
     const std::optional<torch::Device>& device) const {
   auto copy = std::make_shared<LatentQuantizeImpl>(options);
   detail::copy_tensors(*this, *copy, device);
+  copy->fixed_ = fixed_;
   copy->load_in_place_optimizer_state(in_place_optimizer_state());
   return copy;
+}
+
+void LatentQuantizeImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
+  torch::nn::Module::to(device, dtype, non_blocking);
+  for (auto& own : fixed_) own = own.to(device, dtype, non_blocking);
+}
+
+void LatentQuantizeImpl::to(torch::Dtype dtype, bool non_blocking) {
+  torch::nn::Module::to(dtype, non_blocking);
+  for (auto& own : fixed_) own = own.to(dtype, non_blocking);
+}
+
+void LatentQuantizeImpl::to(torch::Device device, bool non_blocking) {
+  torch::nn::Module::to(device, non_blocking);
+  for (auto& own : fixed_) own = own.to(device, own.scalar_type(), non_blocking);
 }
 
 void LatentQuantizeImpl::save(torch::serialize::OutputArchive& archive) const {

@@ -18,6 +18,11 @@ ops = torch.ops.torchvq
 LEVELS = [4, 3, 6]
 
 
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+
+
 def problem(generator, dtype=torch.float32, shape=(5, 41)):
     x = torch.randn(*shape, 3, generator=generator).to(dtype)
     return x, torch.randn(sum(LEVELS), generator=generator).to(
@@ -254,6 +259,46 @@ def test_compiled_is_eager(name, generator):
         (out.quantized.square().sum() + out.loss).backward()
         results.append([*out, tokens.grad, *(p.grad for p in owner.parameters())])
     torch.testing.assert_close(*results)
+
+
+def momentum(parameters):
+    return torch.optim.SGD(parameters, lr=0.4, momentum=0.9)
+
+
+@pytest.mark.parametrize("name", ["plain", "codebooks_projections"])
+def test_compiled_in_place_steps_are_eager_ones(name, generator):
+    options = dict(CONFIGURATIONS[name], in_place_codebook_optimizer=momentum)
+    torch.manual_seed(0)
+    eager = LatentQuantize(**options)
+    torch.manual_seed(0)
+    module = LatentQuantize(**options)
+    compiled = torch.compile(module, backend="aot_eager")
+    first = copy.deepcopy(eager.state_dict())
+    for _ in range(3):
+        x = input_for(eager, (2, 6), generator)
+        mask = torch.rand(2, 6, generator=generator) < 0.7
+        results = []
+        for call in (eager, compiled):
+            tokens = x.clone().requires_grad_()
+            out = call(tokens, mask=mask)
+            (out.quantized.square().sum() + out.loss).backward()
+            results.append([*out, tokens.grad])
+        torch.testing.assert_close(*results, rtol=0, atol=0)
+    for key, value in eager.state_dict().items():
+        assert torch.equal(module.state_dict()[key], value)
+    assert not torch.equal(first["values_per_latent.0"], eager.values_per_latent[0])
+
+
+def test_one_graph_with_an_in_place_optimizer_is_refused_in_training_alone(generator):
+    module = LatentQuantize(LEVELS, 3, in_place_codebook_optimizer=momentum)
+    before = copy.deepcopy(module.state_dict())
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 3, 9, generator=generator)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="in_place_codebook_optimizer"):
+        compiled(x)
+    torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
+    module.eval()
+    torch.testing.assert_close(compiled(x)[:], module(x)[:], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

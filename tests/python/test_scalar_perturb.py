@@ -150,6 +150,53 @@ def test_moment_loss_of_parts_is_that_of_the_whole(generator):
         torch.testing.assert_close(grad, leaf.grad)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_moment_loss_paths_agree(dtype, generator):
+    targets = [0.1, 0.9, 0.2, -0.3]
+    x = torch.randn(90, 3, generator=generator) * 2 + 1
+    for weights in ([0.1, 0.07, 0.06, 0.05], [0.1, 0.07, 0.0, 0.0], [0.0] * 4):
+        for sizes in ([90], [1, 60, 29], [0, 90], [0, 1], [0, 0]):
+            parts = x[: sum(sizes)].split(sizes)
+            rows = torch.stack([ops.token_moments(part) for part in parts]).to(dtype)
+            args = (rows, targets, weights)
+            for a, b in zip(ops.moment_loss(*args), any_path("moment_loss")(*args), strict=True):
+                torch.testing.assert_close(a, b)
+            slopes = (torch.tensor(1.3, dtype=dtype), *args)
+            found = ops.moment_loss_backward(*slopes)
+            assert found.isfinite().all()
+            torch.testing.assert_close(found, any_path("moment_loss_backward")(*slopes))
+
+
+def test_moment_loss_gradient(generator):
+    weights, targets = [0.1, 0.07, 0.06, 0.05], [0.1, 0.9, 0.2, -0.3]
+    parts = (torch.randn(90, 3, generator=generator) * 2 + 1).double().split([1, 60, 29])
+    rows = torch.stack([ops.token_moments(part) for part in parts])
+    counts = rows[:, :1]
+
+    def loss(numbers):
+        return ops.moment_loss(torch.cat([counts, numbers], 1), targets, weights)[0]
+
+    assert torch.autograd.gradcheck(loss, (rows[:, 1:].clone().requires_grad_(),))
+    leaf = rows.clone().requires_grad_()
+    torch.library.opcheck(ops.moment_loss.default, (leaf, targets, weights))
+    assert not any(s.requires_grad for s in ops.moment_loss(leaf, targets, weights)[1:])
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (dict(moments=torch.zeros(2, 6)), ValueError, "moments"),
+        (dict(moments=torch.zeros(5)), ValueError, "moments"),
+        (dict(moments=torch.zeros(1, 5).long()), TypeError, "moments"),
+        (dict(weights=[0.1]), ValueError, "weights"),
+    ],
+)
+def test_moment_loss_refuses(change, error, words):
+    args = dict(moments=torch.zeros(1, 5), targets=[0.0] * 4, weights=[0.1] * 4) | change
+    with pytest.raises(error, match=words):
+        ops.moment_loss(**args)
+
+
 def test_scalar_perturb_opcheck(generator):
     x = torch.randn(3, 4, 3, generator=generator, requires_grad=True)
     torch.library.opcheck(ops.scalar_perturb.default, (x, LEVELS, RNG), dict(quantize_rate=0.5))

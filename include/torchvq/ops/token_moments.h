@@ -45,6 +45,8 @@ struct MomentLoss {
 /// + 1e-8), kurtosis minus 3. Below 2 tokens there is no variance: those terms are 0. No tokens: 0.
 ///
 /// @param moments  (W, 1 + 4 D): a row of token_moments() for each of W parts of the tokens.
+///
+/// Gradient  of the loss to moments, counts excepted; the statistics have none.
 TORCHVQ_API MomentLoss moment_loss(const at::Tensor& moments, const MomentTargets& targets);
 
 /// The moments of all ranks, one row each: one all-reduce, no gradient.

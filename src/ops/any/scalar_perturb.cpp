@@ -109,7 +109,7 @@ std::pair<at::Tensor, at::Tensor> quantize(const at::Tensor& x, at::IntArrayRef 
 at::Tensor detail::cumulative_any(Distribution kind, const at::Tensor& x) {
   switch (kind) {
     case Distribution::kTanh:
-      return (x.tanh() + 1) / 2;
+      return x.tanh().add_(1).div_(2);
     case Distribution::kSigmoid:
       return x.sigmoid();
     case Distribution::kNormal:
@@ -119,7 +119,7 @@ at::Tensor detail::cumulative_any(Distribution kind, const at::Tensor& x) {
       return at::where(x.lt(0), half, 1 - half);
     }
     default:
-      return x.atan() / kPi + 0.5;
+      return x.atan().div_(kPi).add_(0.5);
   }
 }
 

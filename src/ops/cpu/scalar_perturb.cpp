@@ -19,6 +19,7 @@ namespace torchvq {
 namespace {
 
 using detail::CodeForm;
+using detail::Distribution;
 using OptionalTensor = std::optional<at::Tensor>;
 
 constexpr int64_t kFeaturesPerTask = 4096;
@@ -193,23 +194,60 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> scalar_perturb(
           at::scalar_tensor(acceptance, x.options())};
 }
 
-template <typename T>
-void multiply_slopes(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& indices,
-                     detail::PerturbKind kind, at::Tensor& result) {
-  const int64_t dim = x.size(-1);
-  const T *slopes = grad.const_data_ptr<T>(), *from = x.const_data_ptr<T>();
+/// The exponential in the density at x, by the tensor library, which works on whole vectors.
+at::Tensor exponential(Distribution kind, const at::Tensor& x) {
+  switch (kind) {
+    case Distribution::kTanh:
+      return x.abs().mul_(-2).exp_();
+    case Distribution::kNormal:
+      return x.square().div_(-2).exp_();
+    case Distribution::kCauchy:
+      return x;
+    default:
+      return x.abs().neg_().exp_();
+  }
+}
+
+/// One loop per distribution, so that it is one over vectors: density(e) is the slope at x, where e
+/// is what exponential() gives for x.
+template <typename T, typename Density>
+void multiply_slopes(const at::Tensor& grad, const at::Tensor& exponentials,
+                     const at::Tensor& indices, at::Tensor& result, const Density& density) {
+  const int64_t dim = grad.size(-1);
+  const T *slopes = grad.const_data_ptr<T>(), *from = exponentials.const_data_ptr<T>();
   const auto* index = indices.const_data_ptr<int64_t>();
   T* to = result.mutable_data_ptr<T>();
-  const auto scale = static_cast<T>(kind.form == CodeForm::kUnit ? kRoot12 : 1.0);
   at::parallel_for(0, indices.numel(), kFeaturesPerTask / dim + 1, [&](int64_t begin, int64_t end) {
+    for (int64_t at = begin * dim; at < end * dim; ++at) to[at] = slopes[at] * density(from[at]);
     for (int64_t i = begin; i < end; ++i) {
-      for (int64_t at = i * dim; at < (i + 1) * dim; ++at) {
-        const T slope =
-            kind.form == CodeForm::kInverse ? T(1) : detail::density(kind.cdf, from[at]) * scale;
-        to[at] = index[i] < 0 ? T(0) : slopes[at] * slope;
-      }
+      if (index[i] < 0) std::fill_n(to + i * dim, dim, T(0));
     }
   });
+}
+
+template <typename T>
+void choose_slopes(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& indices,
+                   detail::PerturbKind kind, at::Tensor& result) {
+  const auto scale = static_cast<T>(kind.form == CodeForm::kUnit ? kRoot12 : 1.0);
+  const auto run = [&](const auto& density) {
+    multiply_slopes<T>(grad, exponential(kind.cdf, x), indices, result, density);
+  };
+  if (kind.form == CodeForm::kInverse) {
+    return multiply_slopes<T>(grad, x, indices, result, [](T) { return T(1); });
+  }
+  switch (kind.cdf) {
+    case Distribution::kTanh:
+      return run([=](T e) { return 2 * e / ((1 + e) * (1 + e)) * scale; });
+    case Distribution::kSigmoid:
+      return run([=](T e) { return e / ((1 + e) * (1 + e)) * scale; });
+    case Distribution::kNormal:
+      return run([=](T e) { return e * static_cast<T>(0.39894228040143267794L) * scale; });
+    case Distribution::kLaplace:
+      return run([=](T e) { return e / 2 * scale; });
+    default:
+      return run(
+          [=](T x) { return static_cast<T>(0.31830988618379067154L) / (1 + x * x) * scale; });
+  }
 }
 
 at::Tensor scalar_perturb_backward(const at::Tensor& grad, const at::Tensor& x_,
@@ -221,7 +259,7 @@ at::Tensor scalar_perturb_backward(const at::Tensor& grad, const at::Tensor& x_,
   const auto dtype = detail::perturb_dtype(x_);
   const auto x = x_.to(dtype).contiguous(), indices = indices_.contiguous();
   auto result = at::empty(x.sizes(), x.options());
-  const auto run = dtype == at::kDouble ? multiply_slopes<double> : multiply_slopes<float>;
+  const auto run = dtype == at::kDouble ? choose_slopes<double> : choose_slopes<float>;
   run(grad.to(dtype).contiguous(), x, indices, kind, result);
   return result.to(x_.scalar_type());
 }

@@ -1,0 +1,22 @@
+#pragma once
+
+#include <tuple>
+
+#include <ATen/core/Tensor.h>
+
+namespace torchvq::detail {
+
+/// Keeps skewness, kurtosis and their gradient finite where a feature is constant.
+constexpr double kLeastVariance = 1e-8;
+
+/// Loss, mean, variance, skewness, kurtosis.
+using MomentLossTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+/// Called by every kernel.
+void check_moment_loss(const at::Tensor& moments, at::ArrayRef<double> targets,
+                       at::ArrayRef<double> weights);
+
+/// How many tokens there have to be for statistic k.
+constexpr int64_t least_tokens(int64_t k) { return k == 0 ? 1 : 2; }
+
+}  // namespace torchvq::detail
