@@ -36,6 +36,7 @@ set(TORCHVQ_SOURCES
   functional/evaluate.cpp
   functional/evaluate_codebook.cpp
   functional/evaluate_stack.cpp
+  functional/evolution.cpp
   functional/exact_sum.cpp
   functional/far_vectors.cpp
   functional/far_vectors_gather.cpp
@@ -91,6 +92,7 @@ set(TORCHVQ_SOURCES
   modules/codebook.cpp
   modules/copy_tensors.cpp
   modules/diversity.cpp
+  modules/evo_lfq.cpp
   modules/fsp.cpp
   modules/fsq.cpp
   modules/grouped_residual_fsq.cpp
@@ -319,6 +321,7 @@ set(TORCHVQ_SOURCES
   ops/token_moments.cpp
   ops/unit_vectors.cpp
   options/binary_mapper.cpp
+  options/evo_lfq.cpp
   options/fsp.cpp
   options/fsq.cpp
   options/latent_quantize.cpp

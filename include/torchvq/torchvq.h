@@ -7,6 +7,7 @@
 #include <torchvq/io/safetensors.h>
 #include <torchvq/kmeans.h>
 #include <torchvq/modules/binary_mapper.h>
+#include <torchvq/modules/evo_lfq.h>
 #include <torchvq/modules/fsp.h>
 #include <torchvq/modules/fsq.h>
 #include <torchvq/modules/grouped_residual_vq.h>
@@ -34,6 +35,7 @@
 #include <torchvq/ops/sign_quantize.h>
 #include <torchvq/ops/token_moments.h>
 #include <torchvq/options/binary_mapper.h>
+#include <torchvq/options/evo_lfq.h>
 #include <torchvq/options/fsp.h>
 #include <torchvq/options/fsq.h>
 #include <torchvq/options/latent_quantize.h>

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from torchvq._random_state import RandomState
+from torchvq._random_state import Step
 from torchvq._ranks import Ranks, group_of
 from torchvq.outputs import LookupFreeLossBreakdown
 
@@ -33,40 +33,53 @@ def ranks_of(lfq: "LFQ", owner: str = "LFQ") -> Ranks:
     return Ranks(group, f"{owner}(dim={lfq.dim}, codebook_size={lfq.codebook_size})")
 
 
-def shake_hands(owner: RandomState, quantizers: Sequence["LFQ"], ranks: Ranks) -> None:
-    """Before the first synchronised step: ranks that do not fit together find out; they share one seed.
+class Pending(NamedTuple):
+    """A forward of one quantizer, or of a stack of them, whose losses wait for what the other ranks know."""
 
-    ``owner`` is the module whose forward runs: the quantizer, or the stack of them.
-    """
-    if ranks.alone or owner.replaying:
+    quantizers: Sequence["LFQ"]
+    signs: Sequence[Signs]  # of the quantizers in use, which are the first ones
+    step: Step | None  # the record of a checkpointed forward
+
+
+def shake_hands(quantizers: Sequence["LFQ"], rng: Tensor | None, ranks: Ranks) -> None:
+    """Before the first synchronised step: ranks that do not fit together find out; they share one seed."""
+    if ranks.alone:
         return
     state = [buffer for lfq in quantizers for buffer in lfq.replicated_state()]
-    rng = owner._buffers.get("rng")
     if rng is not None:
         state.append(rng)
     signature = "; ".join(lfq.signature for lfq in quantizers)
     _ops.handshake_(state, handle=quantizers[0].handle, signature=signature, **ranks.named())
 
 
-def shared_totals(
-    owner: RandomState, quantizers: Sequence["LFQ"], signs: Sequence[Signs], ranks: Ranks
-) -> list[Tensor | None]:
-    """Sums over the ranks for the entropies of each level: one all-reduce for all, None where nothing is shared.
+def shared_totals(stacks: Sequence[Pending], ranks: Ranks) -> list[list[Tensor | None]]:
+    """Sums over the ranks for the entropies, by stack and level: one all-reduce for all, None where nothing is shared.
 
-    Levels of ``quantizers`` beyond ``signs`` were dropped, and take part with nothing, so that what ranks exchange
-    does not depend on the depth.
+    Quantizers beyond ``signs`` were dropped, and take part with nothing, so that what ranks exchange does not depend
+    on the depth.
     """
     if ranks.alone:
-        return [None] * len(signs)
-    if owner.replaying:
+        return [[None] * len(stack.signs) for stack in stacks]
+    recorded = [stack.step for stack in stacks if stack.step is not None]
+    if recorded and recorded[0].replayed:
         # The recomputation of a checkpointed step communicates nothing.
-        return list(owner.recorded_totals())
-    parts = [_totals(lfq, part) for lfq, part in zip(quantizers, signs, strict=False)]
-    parts += [parts[0].new_zeros(parts[0].shape) for _ in quantizers[len(signs) :]]
+        return [list(step.totals) for step in recorded]
+    parts = [part for stack in stacks for part in _own_totals(stack)]
     summed = _ops.all_reduce_statistics(torch.stack(parts), **ranks.named()).unbind()
-    totals = list(summed[: len(signs)])
-    owner.record_totals(totals)
-    return list(totals)
+    totals = []
+    for stack in stacks:
+        own, summed = summed[: len(stack.signs)], summed[len(stack.quantizers) :]
+        if stack.step is not None:
+            stack.step.totals = list(own)
+        totals.append(list(own))
+    return totals
+
+
+def _own_totals(stack: Pending) -> list[Tensor]:
+    totals = [
+        _totals(lfq, signs) for lfq, signs in zip(stack.quantizers, stack.signs, strict=False)
+    ]
+    return totals + [torch.zeros_like(totals[0])] * (len(stack.quantizers) - len(totals))
 
 
 def _totals(lfq: "LFQ", signs: Signs) -> Tensor:

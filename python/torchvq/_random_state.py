@@ -21,13 +21,14 @@ def fresh_rng() -> Tensor:
     return torch.stack([seed, torch.zeros((), dtype=torch.long, device="cpu")])
 
 
-class _Step:
+class Step:
     """What a checkpointed forward drew from and what ranks added up in it, for its recomputation."""
 
     def __init__(self, key: object, rng: Tensor | None) -> None:
         self.key = key
         self.rng = rng
         self.totals: list[Tensor] = []
+        self.replayed = False  # whether its recomputation has begun
 
 
 class RandomState(nn.Module):
@@ -41,9 +42,8 @@ class RandomState(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._replays: deque[_Step] = deque(maxlen=MAX_REPLAYS)
-        self._step: _Step | None = None
-        self._replaying = False
+        self._replays: deque[Step] = deque(maxlen=MAX_REPLAYS)
+        self._step: Step | None = None
 
     def keep_rng(self) -> None:
         """Registers the generator, for modules that draw."""
@@ -54,8 +54,8 @@ class RandomState(nn.Module):
         self._buffers.pop("rng", None)
 
     @contextmanager
-    def step_of(self, x: Tensor) -> Iterator[Any]:
-        """The generator of one training forward of x (None for modules without); the step is counted when it ends.
+    def step_of(self, x: Tensor, *, draws: bool = True) -> Iterator[Any]:
+        """The generator of one training forward of x (None for modules without); a step that draws counts when it ends.
 
         The recomputation of a checkpointed forward gets what the forward got, and does not count.
         """
@@ -64,17 +64,17 @@ class RandomState(nn.Module):
         if torch.compiler.is_compiling():
             yield present
         else:
-            self._step, self._replaying = self._step_for(x, present)
+            step = self._step = self._step_for(x, present)
             try:
-                yield present if self._step is None else self._step.rng
+                yield present if step is None else step.rng
             finally:
-                counts, self._step, self._replaying = not self._replaying, None, False
-            if not counts:
+                self._step = None
+            if step is not None and step.replayed:
                 return
-        if rng is not None:
+        if rng is not None and draws:
             _ops.advance_rng_(rng)
 
-    def _step_for(self, x: Tensor, rng: Tensor | None) -> tuple[_Step | None, bool]:
+    def _step_for(self, x: Tensor, rng: Tensor | None) -> Step | None:
         """The record that this forward writes, or as a recomputation reads."""
         if _checkpointing.recomputing():
             # Backward meets the regions last to first, which decides between equal inputs.
@@ -82,26 +82,17 @@ class RandomState(nn.Module):
             found = next((step for step in reversed(self._replays) if step.key == key), None)
             if found is not None:
                 self._replays.remove(found)
-            return found, found is not None
+                found.replayed = True
+            return found
         if _checkpointing.will_recompute():
-            self._replays.append(_Step(fingerprint(x), rng))
-            return self._replays[-1], False
-        return None, False
+            self._replays.append(Step(fingerprint(x), rng))
+            return self._replays[-1]
+        return None
 
     @property
-    def replaying(self) -> bool:
-        """Whether the running forward is the recomputation of a recorded one."""
-        return self._replaying
-
-    def record_totals(self, totals: list[Tensor]) -> None:
-        """Keeps for a recomputation what ranks have added up."""
-        if self._step is not None:
-            self._step.totals = totals
-
-    def recorded_totals(self) -> list[Tensor]:
-        """What the recorded step has added up with the other ranks."""
-        assert self._step is not None
-        return self._step.totals
+    def recorded_step(self) -> Step | None:
+        """The record of the running forward, if it is checkpointed."""
+        return self._step
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RandomState":
         before = dict(self._buffers)

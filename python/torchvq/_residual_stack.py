@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchvq._layout import Layout
 from torchvq._projection import make_projections, project
-from torchvq._random_state import RandomState
+from torchvq._random_state import RandomState, Step
 from torchvq._residual_dropout import drawn_depth, seeded_depth
 from torchvq._scalar_options import expect
 
@@ -25,8 +25,7 @@ class LevelChoice(NamedTuple):
 
     codes: Tensor  # (B, N, D), on the scale of the input of the stack
     indices: Tensor  # (B, N)
-    loss: Tensor | None = None  # a scalar
-    detail: Any = None  # what the family's ``with_losses`` needs to know
+    detail: Any = None  # what the family needs to know for its losses
 
 
 class StackResult(NamedTuple):
@@ -34,8 +33,10 @@ class StackResult(NamedTuple):
 
     quantized: Tensor  # the layout and dtype of the input
     indices: Tensor  # (B, *, Q), -1 where masked or dropped
-    losses: Tensor | None  # (Q,), 0 where dropped; None where levels have none
     all_codes: Tensor | None  # (Q, B, *, D) if asked for
+    details: list[Any]  # of the levels in use
+    depth: int | Tensor  # how many those are; where only the device knows, all are walked
+    step: Step | None  # the record of a checkpointed forward
 
 
 class ResidualStack(RandomState):
@@ -110,9 +111,8 @@ class ResidualStack(RandomState):
         """From the shape in which the family returns indices to (B, *, q)."""
         return indices
 
-    def with_losses(self, levels: list[LevelChoice], depth: int | Tensor) -> list[LevelChoice]:
-        """The levels with their losses, for families that compute those of all levels together."""
-        return levels
+    def shake_hands(self) -> None:
+        """What ranks do before a training forward, where they exchange something."""
 
     def encode_at_once(self, inputs: Tensor, depth: int | Tensor) -> tuple[Tensor, Tensor] | None:
         """The sum of the codes (B, N, D) and the indices (B, N, Q), where one operator does it; None where not."""
@@ -133,8 +133,11 @@ class ResidualStack(RandomState):
         layout = self.layout
         layout.check(x)
         real = layout.token_mask(x, mask, None)
-        draws = self.draws or self.communicates or (self.quantize_dropout and seed is None)
-        with self.step_of(x) if self.training and draws else nullcontext() as rng:
+        if self.training and self.communicates:
+            self.shake_hands()
+        draws = self.draws or (self.quantize_dropout and seed is None)
+        steps = self.training and (draws or self.communicates)
+        with self.step_of(x, draws=draws) if steps else nullcontext() as rng:
             if depth is None:
                 depth = self._depth(seed, rng)
             tokens = layout.pack(x)
@@ -146,8 +149,12 @@ class ResidualStack(RandomState):
                 # Residual and sum stay in float32 between levels.
                 inputs = inputs.float()
             inputs = self.prepare_inputs(inputs)
-            result = self._walk(inputs, real, rng if self.draws else None, depth, return_all_codes)
-        return self._restore(x, real, *result), depth
+            total, indices, codes, details = self._walk(
+                inputs, real, rng if self.draws else None, depth, return_all_codes
+            )
+            step = self.recorded_step
+        restored = self._restore(x, real, total, indices, codes)
+        return StackResult(*restored, details, depth, step), depth
 
     def _walk(
         self,
@@ -156,11 +163,11 @@ class ResidualStack(RandomState):
         rng: Tensor | None,
         depth: int | Tensor,
         return_all_codes: bool,
-    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor | None, list[Any]]:
         if not return_all_codes and rng is None:
             found = self.encode_at_once(inputs, depth)
             if found is not None:
-                return *found, None, None
+                return *found, None, []
         residual, total = inputs, torch.zeros_like(inputs)
         levels: list[LevelChoice] = []
         for index in range(depth if isinstance(depth, int) else self.num_quantizers):
@@ -173,25 +180,21 @@ class ResidualStack(RandomState):
             residual = residual - (level.codes if attached else level.codes.detach())
         if self.gradient == "estimated":
             total = self.estimate(inputs, total)
-        levels = self.with_losses(levels, depth)
-        return (total, *self._stacked(levels, return_all_codes))
+        details = [level.detail for level in levels]
+        return (total, *self._stacked(levels, return_all_codes), details)
 
     def _stacked(
         self, levels: list[LevelChoice], return_all_codes: bool
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Indices (B, N, Q), losses (Q,) and codes (Q, B, N, D). Dropped levels have none: -1 and zeros."""
+    ) -> tuple[Tensor, Tensor | None]:
+        """Indices (B, N, Q) and codes (Q, B, N, D). Dropped levels have none: -1 and zeros."""
         dropped = self.num_quantizers - len(levels)
         chosen = [level.indices for level in levels]
         indices = torch.stack(chosen + [torch.full_like(chosen[0], -1)] * dropped, -1)
-        losses = [level.loss for level in levels if level.loss is not None]
-        summed = None
-        if losses:
-            summed = torch.stack(losses + [losses[0].new_zeros(())] * dropped)
         all_codes = None
         if return_all_codes:
             codes = [level.codes for level in levels]
             all_codes = torch.stack(codes + [torch.zeros_like(codes[0])] * dropped)
-        return indices, summed, all_codes
+        return indices, all_codes
 
     def _restore(
         self,
@@ -199,9 +202,8 @@ class ResidualStack(RandomState):
         mask: Tensor | None,
         total: Tensor,
         indices: Tensor,
-        losses: Tensor | None,
         all_codes: Tensor | None,
-    ) -> StackResult:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         layout = self.layout
         quantized = project(self.project_out, total).to(x.dtype)
         if mask is not None:
@@ -214,12 +216,8 @@ class ResidualStack(RandomState):
                 _ops.unpack_positions(codes, x.shape, layout.channel_first) for codes in all_codes
             ]
             all_codes = torch.stack(rows)
-        return StackResult(
-            layout.unpack(quantized, x),
-            _ops.unpack_positions(indices, x.shape, layout.channel_first),
-            losses,
-            all_codes,
-        )
+        indices = _ops.unpack_positions(indices, x.shape, layout.channel_first)
+        return layout.unpack(quantized, x), indices, all_codes
 
     @property
     def layout(self) -> Layout:
@@ -278,5 +276,4 @@ def _only_if(used: Tensor, level: LevelChoice) -> LevelChoice:
     return level._replace(
         codes=torch.where(used, level.codes, 0),
         indices=torch.where(used, level.indices, -1),
-        loss=None if level.loss is None else torch.where(used, level.loss, 0),
     )

@@ -13,7 +13,6 @@ from torchvq.lookup_free_quantization import LFQ
 from torchvq.outputs import LookupFreeLossBreakdown
 
 _ops = torch.ops.torchvq
-_NOISE = 6  # RandomPurpose::kNoise
 #: From decoded candidates and their bits to one number per candidate; larger is fitter.
 Fitness = Callable[[Tensor, Tensor], Tensor]
 
@@ -116,8 +115,8 @@ class EvoLFQ(RandomState):
             indices = self.lfq(self.encoder(x))[1]
         if not self.lfq.keep_num_codebooks_dim:
             indices = indices.unsqueeze(-1)
-        signs: Tensor = _ops.sign_decode(indices, self.lfq.codebook_dim).flatten(-2)
-        return signs if return_signs else _as_bits(signs)
+        bits: Tensor = _ops.indices_to_bits(indices, self.lfq.codebook_dim, is_sign=return_signs)
+        return bits
 
     def decode_bits(self, bits: Tensor) -> Tensor:
         """Data of bits (B, *, C * D), set where above 0."""
@@ -125,8 +124,7 @@ class EvoLFQ(RandomState):
         features = lfq.num_codebooks * lfq.codebook_dim
         fits = bits.dim() >= 1 and bits.shape[-1] == features
         expect("EvoLFQ", fits, "bits", f"of {features} features", f"shape {list(bits.shape)}")
-        split = bits.float().reshape(*bits.shape[:-1], lfq.num_codebooks, lfq.codebook_dim)
-        _, indices = _ops.sign_quantize(split)
+        indices = _ops.bits_to_indices(bits, lfq.codebook_dim)
         if not lfq.keep_num_codebooks_dim:
             indices = indices.squeeze(-1)
         decoded: Tensor = self.decoder(lfq.indices_to_codes(indices))
@@ -154,9 +152,8 @@ class EvoLFQ(RandomState):
         """Fair random bits (P, *shape); shape ends with the C * D features, which it is by default."""
         features = self.lfq.num_codebooks * self.lfq.codebook_dim
         size = (self.pop_size if pop_size is None else pop_size, *(shape or (features,)))
-        bits = self._flips(size, 0.5).float()
-        bits = bits if device is None else bits.to(device)
-        return _as_signs(bits) if is_sign else bits
+        bits = self._drawn(_ops.random_bits(self.rng, size, is_sign=is_sign))
+        return bits if device is None else bits.to(device)
 
     def init_population_from_data(
         self,
@@ -168,35 +165,26 @@ class EvoLFQ(RandomState):
         """(P, *, C * D): the bits of the batch over and over, all but the first round of them mutated."""
         bits = self.encode(x, return_signs=is_sign)
         size = self.pop_size if pop_size is None else pop_size
-        expect("EvoLFQ", len(bits) > 0, "x", "a batch of at least 1", f"shape {list(x.shape)}")
-        rows = torch.arange(size, device=bits.device)
-        population = bits[rows % len(bits)]
-        fresh = (rows < len(bits)).view(-1, *[1] * (bits.dim() - 1))
-        return torch.where(fresh, population, self.mutate(population, mutation_rate, is_sign))
+        rate = self.mutation_rate if mutation_rate is None else mutation_rate
+        return self._drawn(_ops.grow_population(bits, self.rng, size, rate, is_sign=is_sign))
 
     def mutate(
         self, population: Tensor, mutation_rate: float | None = None, is_sign: bool = False
     ) -> Tensor:
         """The population with each bit flipped with the probability mutation_rate."""
         rate = self.mutation_rate if mutation_rate is None else mutation_rate
-        expect("EvoLFQ", 0 <= rate <= 1, "mutation_rate", "in [0, 1]", rate)
-        flips = self._flips(population.shape, rate).to(population.device)
-        return torch.where(flips, -population if is_sign else 1 - population, population)
+        return self._drawn(_ops.mutate_bits(population, self.rng, rate, is_sign=is_sign))
 
     def tournament_selection(
         self, population: Tensor, fitnesses: Tensor, tournament_size: int | None = None
     ) -> Tensor:
         """As many parents as candidates: each the fittest of tournament_size that are drawn with replacement."""
         size = self.tournament_size if tournament_size is None else tournament_size
-        expect("EvoLFQ", size >= 1, "tournament_size", "at least 1", size)
-        count = len(population)
-        drawn = (self._uniform((count, size)) * count).long().to(fitnesses.device)
-        winners = drawn.gather(1, _comparable(fitnesses)[drawn].argmax(1, keepdim=True))
-        return population[winners.squeeze(1).to(population.device)]
+        return self._drawn(_ops.select_parents(population, fitnesses, self.rng, size))
 
     def uniform_crossover(self, parent1: Tensor, parent2: Tensor) -> Tensor:
         """Each bit from one parent or the other, by a fair coin."""
-        return torch.where(self._flips(parent1.shape, 0.5).to(parent1.device), parent1, parent2)
+        return self._drawn(_ops.cross_bits(parent1, parent2, self.rng))
 
     # Evolution -----------------------------------------------------------------------------------------------
 
@@ -228,7 +216,7 @@ class EvoLFQ(RandomState):
         count = len(pop_bits)
         expect("EvoLFQ", 0 <= elite < count, "elitism_count", f"in [0, {count})", elite)
         fitnesses = self._fitness(pop_bits, fitness_fn, batch_size)
-        survivors = pop_bits[_comparable(fitnesses).argsort(descending=True, stable=True)[:elite]]
+        survivors = pop_bits[_ops.fittest_first(fitnesses)[:elite].to(pop_bits.device)]
         first = self.tournament_selection(pop_bits, fitnesses, tournament_size)
         second = self.tournament_selection(pop_bits, fitnesses, tournament_size)
         children = self.mutate(self.uniform_crossover(first, second), mutation_rate, is_sign)
@@ -260,8 +248,9 @@ class EvoLFQ(RandomState):
         best_gene, best_fitness = pop_bits[0], -float("inf")
         for _ in range(self.generations if generations is None else generations):
             following, fitnesses = self.step(pop_bits, fitness_fn, is_sign=is_sign, **step_kwargs)
-            fittest = int(_comparable(fitnesses).argmax())
-            if float(_comparable(fitnesses)[fittest]) > best_fitness:
+            fittest = int(_ops.fittest_first(fitnesses)[0])
+            # NaN compares as not above.
+            if float(fitnesses[fittest]) > best_fitness:
                 best_gene, best_fitness = pop_bits[fittest], float(fitnesses[fittest])
             pop_bits = following
             decoded = self._decoded(best_gene[None])[0] if return_best_decoded else None
@@ -281,28 +270,12 @@ class EvoLFQ(RandomState):
         with self._evaluating():
             return self.decode_bits(bits)
 
-    def _uniform(self, size: tuple[int, ...] | torch.Size) -> Tensor:
-        drawn: Tensor = _ops.random_uniform(self.rng, _NOISE, size)
+    def _drawn(self, result: Tensor) -> Tensor:
+        """Counts a draw."""
         _ops.advance_rng_(self.rng)
-        return drawn
-
-    def _flips(self, size: tuple[int, ...] | torch.Size, probability: float) -> Tensor:
-        # Uniform numbers lie inside (0, 1), so that 0 and 1 mean never and always.
-        return self._uniform(size) < probability
+        return result
 
     @property
     def device(self) -> torch.device:
         """Where the codes are."""
         return self.lfq.mask.device
-
-
-def _as_bits(signs: Tensor) -> Tensor:
-    return signs.gt(0).float()
-
-
-def _as_signs(bits: Tensor) -> Tensor:
-    return bits * 2 - 1
-
-
-def _comparable(fitnesses: Tensor) -> Tensor:
-    return fitnesses.nan_to_num(nan=-float("inf"), posinf=float("inf"), neginf=-float("inf"))

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchvq._grouped_stack import GroupedStack
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
-from torchvq.residual_lfq import ResidualLFQ
+from torchvq.residual_lfq import ResidualLFQ, losses_of
 
 
 class GroupedResidualLFQ(GroupedStack[ResidualLFQ]):
@@ -49,13 +49,14 @@ class GroupedResidualLFQ(GroupedStack[ResidualLFQ]):
 
         Returns:
             ``(quantized, indices, loss)``, named: indices (G, B, *, Q), loss (G, Q). With ``return_all_codes`` also a
-            tuple of the codes (Q, B, *, D) of each group. All groups drop the same levels.
+            tuple of the codes (Q, B, *, D) of each group. All groups drop the same levels, and ranks share the
+            entropies of all groups in one all-reduce.
         """
         quantized, results = self.run(
             x, mask=mask, return_all_codes=return_all_codes, seed=rand_quantize_dropout_fixed_seed
         )
         indices = torch.stack([result.indices for result in results])
-        losses = torch.stack([result.losses for result in results if result.losses is not None])
+        losses = torch.stack(losses_of(self.stacks, results))
         codes = tuple(result.all_codes for result in results if result.all_codes is not None)
         if return_all_codes:
             return ResidualOutputWithCodes(quantized, indices, losses, codes)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from torchvq import _lookup_free
 from torchvq._layout import Layout
-from torchvq._lookup_free import Signs
+from torchvq._lookup_free import Pending, Signs
 from torchvq._projection import project
 from torchvq._random_state import RandomState
 from torchvq._ranks import ALONE, Ranks, group_name, noise_rng
@@ -245,13 +245,15 @@ class LFQ(RandomState):
     ) -> LookupFreeOutput | tuple[LookupFreeOutput, LookupFreeLossBreakdown]:
         layout = self._layout(x)
         ranks = _lookup_free.ranks_of(self)
-        _lookup_free.shake_hands(self, [self], ranks)
+        _lookup_free.shake_hands([self], self._buffers.get("rng"), ranks)
         tokens = layout.pack(x)
         if token_mask is not None:
             # Padding may hold anything, NaN included; zeros keep it out of every gradient.
             tokens = _ops.fill_masked(tokens, token_mask)
         signs = self.quantize(tokens, token_mask, inv_temperature, rng, ranks)
-        (totals,) = _lookup_free.shared_totals(self, [self], [signs], ranks)
+        ((totals,),) = _lookup_free.shared_totals(
+            [Pending([self], [signs], self.recorded_step)], ranks
+        )
         loss, terms = _lookup_free.losses(self, signs, totals)
         output = project(self.project_out, self.output_codes(signs, tokens)).to(x.dtype)
         indices = signs.indices

@@ -1,13 +1,14 @@
 """ResidualLFQ: lookup-free quantizers in sequence, each for what the ones before have left."""
 
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from torchvq import _lookup_free
-from torchvq._lookup_free import Signs
-from torchvq._residual_stack import LevelChoice, ResidualStack
+from torchvq._lookup_free import Pending
+from torchvq._residual_stack import LevelChoice, ResidualStack, StackResult
 from torchvq._scalar_options import expect
 from torchvq.lookup_free_quantization import LFQ
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
@@ -145,12 +146,12 @@ class ResidualLFQ(ResidualStack):
         result, _ = self.run(
             x, mask=mask, return_all_codes=return_all_codes, seed=rand_quantize_dropout_fixed_seed
         )
-        assert result.losses is not None
+        (losses,) = losses_of([self], [result])
         if result.all_codes is not None:
             return ResidualOutputWithCodes(
-                result.quantized, result.indices, result.losses, result.all_codes
+                result.quantized, result.indices, losses, result.all_codes
             )
-        return ResidualOutput(result.quantized, result.indices, result.losses)
+        return ResidualOutput(result.quantized, result.indices, losses)
 
     @property
     def quantizers(self) -> list[LFQ]:
@@ -182,18 +183,20 @@ class ResidualLFQ(ResidualStack):
             return total
         return cast(Tensor, _ops.straight_through(self.quantizers[0].activation(inputs), total))
 
-    def with_losses(self, levels: list[LevelChoice], depth: int | Tensor) -> list[LevelChoice]:
+    def shake_hands(self) -> None:
         ranks = _lookup_free.ranks_of(self.quantizers[0], "ResidualLFQ")
-        _lookup_free.shake_hands(self, self.quantizers, ranks)
-        signs: list[Signs] = [level.detail for level in levels]
-        totals = _lookup_free.shared_totals(self, self.quantizers, signs, ranks)
-        finished = []
-        for index, (level, own) in enumerate(zip(levels, totals, strict=True)):
-            loss, _ = _lookup_free.losses(self.quantizers[index], level.detail, own)
-            if not isinstance(depth, int):
-                loss = torch.where(depth > index, loss, 0)
-            finished.append(level._replace(loss=loss))
-        return finished
+        _lookup_free.shake_hands(self.quantizers, self._buffers.get("rng"), ranks)
+
+    def losses_of(self, result: StackResult, totals: list[Tensor | None]) -> Tensor:
+        """The losses (Q,) of a forward, 0 for levels that it dropped."""
+        losses = []
+        for index, (signs, own) in enumerate(zip(result.details, totals, strict=True)):
+            loss, _ = _lookup_free.losses(self.quantizers[index], signs, own)
+            if not isinstance(result.depth, int):
+                loss = torch.where(result.depth > index, loss, 0)
+            losses.append(loss)
+        dropped = self.num_quantizers - len(losses)
+        return torch.stack(losses + [losses[0].new_zeros(())] * dropped)
 
     def decode_level(self, index: int, indices: Tensor) -> Tensor:
         level = self.quantizers[index]
@@ -207,6 +210,20 @@ class ResidualLFQ(ResidualStack):
         if level.orthogonal_rotation:
             codes = _ops.rotate_features(codes, level.orthogonal_rot, inverse=True)
         return cast(Tensor, codes)
+
+
+def losses_of(stacks: Sequence[ResidualLFQ], results: Sequence[StackResult]) -> list[Tensor]:
+    """The losses (Q,) of each stack; ranks share the entropies of all levels of all stacks in one all-reduce."""
+    ranks = _lookup_free.ranks_of(stacks[0].quantizers[0], "ResidualLFQ")
+    pending = [
+        Pending(stack.quantizers, result.details, result.step)
+        for stack, result in zip(stacks, results, strict=True)
+    ]
+    totals = _lookup_free.shared_totals(pending, ranks)
+    return [
+        stack.losses_of(result, own)
+        for stack, result, own in zip(stacks, results, totals, strict=True)
+    ]
 
 
 def __getattr__(name: str) -> Any:

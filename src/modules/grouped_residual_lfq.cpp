@@ -68,10 +68,14 @@ ResidualLFQOutput GroupedResidualLFQImpl::forward(const torch::Tensor& x,
                               .owner = kOwner};
   layout.check(x);
   const auto parts = x.chunk(options.groups(), split_dim());
-  std::vector<torch::Tensor> quantized, indices, losses, codes;
+  std::vector<ResidualLFQImpl::Pending> stacks;
   std::optional<int64_t> depth;
   for (size_t group = 0; group < rvqs.size(); ++group) {
-    auto result = rvqs[group]->forward_to_depth(parts[group], call, depth);
+    stacks.push_back(rvqs[group]->start(parts[group], call, depth));
+  }
+  ResidualLFQImpl::finish(stacks);
+  std::vector<torch::Tensor> quantized, indices, losses, codes;
+  for (auto& [stack, result, signs] : stacks) {
     quantized.push_back(std::move(result.quantized));
     indices.push_back(std::move(result.indices));
     losses.push_back(std::move(result.loss));

@@ -75,10 +75,13 @@ torch::Tensor CosineSimLinearImpl::forward(const torch::Tensor& x) {
 LFQImpl::LFQImpl(LFQOptions options_, bool is_level)
     : options(std::move(options_)), is_level_(is_level), handle_(distributed::new_handle()) {
   reset();
+  if (!is_level_) warn_if_unbounded();
+}
+
+void LFQImpl::warn_if_unbounded() const {
   const bool bounded = options.spherical() || options.cosine_sim_project_in() ||
                        options.soft_clamp_input_value().has_value();
-  if (!is_level_ && options.commitment_loss_weight() == 0 && options.entropy_loss_weight() > 0 &&
-      !bounded) {
+  if (options.commitment_loss_weight() == 0 && options.entropy_loss_weight() > 0 && !bounded) {
     TORCH_WARN(
         "LFQ: commitment_loss_weight is 0, so nothing keeps latents from growing without bound; "
         "set commitment_loss_weight (0.25 is a good start), soft_clamp_input_value or spherical");

@@ -125,7 +125,7 @@ detail::StackFamily ResidualFSQImpl::family(const std::optional<torch::Tensor>& 
     const auto scale = scales[index].to(residual.device());
     const auto [codes, indices] = levels[static_cast<size_t>(index)]->quantize_tokens(
         residual, scale, std::nullopt, noise_rng, index);
-    return detail::LevelChoice{codes, indices.squeeze(-1), std::nullopt};
+    return detail::LevelChoice{codes, indices.squeeze(-1)};
   };
   if (own.attached && !noise_rng && !options.fsq().orthogonal_rotation()) {
     own.at_once = [this, scales](const at::Tensor& inputs, int64_t depth) {

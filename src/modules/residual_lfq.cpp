@@ -1,5 +1,6 @@
 #include <torchvq/modules/residual_lfq.h>
 
+#include <algorithm>
 #include <cmath>
 #include <ostream>
 
@@ -44,6 +45,7 @@ LFQOptions level_options(const ResidualLFQOptions& options, int64_t level) {
 
 ResidualLFQImpl::ResidualLFQImpl(ResidualLFQOptions options_) : options(std::move(options_)) {
   reset();
+  levels[0]->warn_if_unbounded();
 }
 
 void ResidualLFQImpl::reset() {
@@ -80,14 +82,18 @@ std::shared_ptr<torch::nn::Module> ResidualLFQImpl::clone(
 // Forward
 // ---------------------------------------------------------------------------------------------------
 
+detail::Layout ResidualLFQImpl::layout() const {
+  return {.dim = options.dim(),
+          .heads = 1,
+          .separate = false,
+          .channel_first = options.is_channel_first(),
+          .map_rank = 0,
+          .owner = "ResidualLFQ"};
+}
+
 detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Signs& signs) {
   detail::StackFamily own;
-  own.layout = {.dim = options.dim(),
-                .heads = 1,
-                .separate = false,
-                .channel_first = options.is_channel_first(),
-                .map_rank = 0,
-                .owner = "ResidualLFQ"};
+  own.layout = layout();
   own.levels = options.num_quantizers();
   own.attached = false;
   own.project_in = project_in;
@@ -100,16 +106,7 @@ detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Signs& si
     const auto& found = signs.back();
     const auto codes =
         summed ? level->output_codes(found, residual) : level->join(found.codes, residual);
-    return detail::LevelChoice{codes, found.indices.view({residual.size(0), residual.size(1)}),
-                               std::nullopt};
-  };
-  own.finish = [this, &signs](std::vector<detail::LevelChoice>& chosen) {
-    const auto totals = shared_totals(signs);
-    for (size_t index = 0; index < chosen.size(); ++index) {
-      LookupFreeOutput output;
-      levels[index]->add_losses(signs[index], totals[index], output);
-      chosen[index].loss = output.entropy_aux_loss;
-    }
+    return detail::LevelChoice{codes, found.indices.view({residual.size(0), residual.size(1)})};
   };
   if (!summed && is_training()) {
     own.estimate = [this](const at::Tensor& inputs, const at::Tensor& total) {
@@ -130,24 +127,6 @@ detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Signs& si
   return own;
 }
 
-std::vector<OptionalTensor> ResidualLFQImpl::shared_totals(const Signs& signs) const {
-  std::vector<OptionalTensor> totals(signs.size());
-  const auto group = levels[0]->group();
-  if (group.empty()) return totals;
-  shake_hands(group);
-  std::vector<torch::Tensor> parts;
-  for (size_t index = 0; index < signs.size(); ++index) {
-    parts.push_back(levels[index]->own_totals(signs[index]));
-  }
-  // Dropped levels take part with nothing, so that what ranks exchange does not depend on the
-  // depth.
-  parts.resize(levels.size(), at::zeros_like(parts[0]));
-  const auto summed =
-      distributed::all_reduce_statistics(at::stack(parts), {group, levels[0]->label()}).unbind();
-  for (size_t index = 0; index < signs.size(); ++index) totals[index] = summed[index];
-  return totals;
-}
-
 void ResidualLFQImpl::shake_hands(const std::string& group) const {
   distributed::HandshakeOptions call;
   call.group_name = group;
@@ -166,12 +145,18 @@ void ResidualLFQImpl::shake_hands(const std::string& group) const {
 ResidualLFQOutput ResidualLFQImpl::forward(const torch::Tensor& x,
                                            const ResidualLFQForwardOptions& call) {
   std::optional<int64_t> depth;
-  return forward_to_depth(x, call, depth);
+  std::vector<Pending> stacks{start(x, call, depth)};
+  finish(stacks);
+  return stacks[0].output;
 }
 
-ResidualLFQOutput ResidualLFQImpl::forward_to_depth(const torch::Tensor& x,
-                                                    const ResidualLFQForwardOptions& call,
-                                                    std::optional<int64_t>& depth) {
+ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
+                                                const ResidualLFQForwardOptions& call,
+                                                std::optional<int64_t>& depth) {
+  layout().check(x);
+  const auto group = levels[0]->group();
+  // Before anything is drawn or rotated, so that ranks start alike.
+  if (!group.empty()) shake_hands(group);
   const auto& seed = call.rand_quantize_dropout_fixed_seed();
   const bool dropping = is_training() && drops();
   const bool drawing = is_training() && options.lfq().frac_per_sample_entropy() < 1;
@@ -183,14 +168,62 @@ ResidualLFQOutput ResidualLFQImpl::forward_to_depth(const torch::Tensor& x,
   torch::Tensor draw;
   if (drawing) {
     detail::Ranks ranks;
-    ranks.group_name = levels[0]->group();
+    ranks.group_name = group;
     draw = detail::noise_rng(rng.clone(), ranks);
   }
-  Signs signs;
-  const auto found =
-      detail::run_stack(family(draw, signs), x, call.mask(), *depth, call.return_all_codes());
+  Pending pending{.stack = this, .output = {}, .signs = {}};
+  const auto found = detail::run_stack(family(draw, pending.signs), x, call.mask(), *depth,
+                                       call.return_all_codes());
   if (drawing || (dropping && !seed)) F::advance_rng_(rng);
-  return {found.quantized, found.indices, found.losses, found.all_codes};
+  pending.output = {found.quantized, found.indices, {}, found.all_codes};
+  return pending;
+}
+
+// Losses
+// ----------------------------------------------------------------------------------------------------
+
+std::vector<torch::Tensor> ResidualLFQImpl::own_totals(const Signs& signs) const {
+  std::vector<torch::Tensor> totals;
+  for (size_t index = 0; index < signs.size(); ++index) {
+    totals.push_back(levels[index]->own_totals(signs[index]));
+  }
+  // Dropped levels take part with nothing, so that what ranks exchange does not depend on the
+  // depth.
+  totals.resize(levels.size(), at::zeros_like(totals[0]));
+  return totals;
+}
+
+torch::Tensor ResidualLFQImpl::losses(const Signs& signs,
+                                      const std::vector<OptionalTensor>& totals) const {
+  std::vector<torch::Tensor> losses;
+  for (size_t index = 0; index < signs.size(); ++index) {
+    LookupFreeOutput output;
+    levels[index]->add_losses(signs[index], totals[index], output);
+    losses.push_back(output.entropy_aux_loss);
+  }
+  losses.resize(levels.size(), at::zeros_like(losses[0]).detach());
+  return at::stack(losses);
+}
+
+void ResidualLFQImpl::finish(std::vector<Pending>& stacks) {
+  const auto& first = *stacks[0].stack->levels[0];
+  const auto count = stacks[0].stack->levels.size();
+  std::vector<OptionalTensor> totals(stacks.size() * count);
+  if (const auto group = first.group(); !group.empty()) {
+    std::vector<torch::Tensor> parts;
+    for (const auto& pending : stacks) {
+      for (auto& part : pending.stack->own_totals(pending.signs)) parts.push_back(std::move(part));
+    }
+    const auto summed =
+        distributed::all_reduce_statistics(at::stack(parts), {group, first.label()}).unbind();
+    std::copy(summed.begin(), summed.end(), totals.begin());
+  }
+  auto next = totals.cbegin();
+  for (auto& pending : stacks) {
+    const auto own = next;
+    next += static_cast<std::ptrdiff_t>(count);
+    pending.output.loss = pending.stack->losses(pending.signs, {own, next});
+  }
 }
 
 // Codes

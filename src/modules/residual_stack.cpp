@@ -39,7 +39,6 @@ Walk walk(const StackFamily& family, const at::Tensor& inputs,
     total = total.add(codes);
     residual = residual.sub(family.attached ? codes : codes.detach());
   }
-  if (family.finish) family.finish(levels);
   return {family.estimate ? family.estimate(inputs, total) : total,
           indices_of(levels, family.levels), std::move(levels)};
 }
@@ -48,16 +47,6 @@ Walk walk(const StackFamily& family, const at::Tensor& inputs,
 Walk walk_at_once(const StackFamily& family, const at::Tensor& inputs, int64_t depth) {
   auto [total, indices] = family.at_once(inputs, depth);
   return {total, at::constant_pad_nd(indices, {0, family.levels - depth}, -1), {}};
-}
-
-at::Tensor losses_of(const std::vector<LevelChoice>& levels, int64_t all) {
-  std::vector<at::Tensor> losses;
-  for (const auto& level : levels) {
-    if (level.loss) losses.push_back(*level.loss);
-  }
-  if (losses.empty()) return {};
-  losses.resize(static_cast<size_t>(all), at::zeros_like(losses[0]).detach());
-  return at::stack(losses);
 }
 
 at::Tensor codes_of(const StackFamily& family, const std::vector<LevelChoice>& levels,
@@ -113,7 +102,6 @@ StackResult run_stack(const StackFamily& family, const at::Tensor& x,
   }
   return {layout.unpack(quantized, x),
           F::unpack_positions(indices, x.sym_sizes(), layout.channel_first),
-          losses_of(found.levels, family.levels),
           all_codes ? codes_of(family, found.levels, x, real) : at::Tensor()};
 }
 

@@ -19,9 +19,8 @@ namespace torchvq::detail {
 
 /// What one level makes of what the levels before have left.
 struct LevelChoice {
-  at::Tensor codes;                ///< (B, N, D), on the scale of the input of the stack
-  at::Tensor indices;              ///< (B, N)
-  std::optional<at::Tensor> loss;  ///< a scalar
+  at::Tensor codes;    ///< (B, N, D), on the scale of the input of the stack
+  at::Tensor indices;  ///< (B, N)
 };
 
 /// What a family of stacks is made of.
@@ -34,9 +33,6 @@ struct StackFamily {
   std::function<at::Tensor(const at::Tensor&)> prepare;
   /// Level number, what is left (B, N, D), mask (B, N) for losses.
   std::function<LevelChoice(int64_t, const at::Tensor&, const std::optional<at::Tensor>&)> quantize;
-  /// Given all levels in use, sets the losses of families that compute those together; may be
-  /// empty.
-  std::function<void(std::vector<LevelChoice>&)> finish;
   /// Codes (*, D) of indices (*) of a level, on the scale of the stack's input; -1 gives zeros.
   std::function<at::Tensor(int64_t, const at::Tensor&)> decode;
   /// Levels see the gradient of what is left; the gain is then 1 - (1 - g_0) (1 - g_1) ..., g_n
@@ -53,7 +49,6 @@ struct StackFamily {
 struct StackResult {
   at::Tensor quantized;  ///< the layout and dtype of the input
   at::Tensor indices;    ///< (B, *, Q), -1 where masked or dropped
-  at::Tensor losses;     ///< (Q,), 0 where dropped; undefined where levels have none
   at::Tensor all_codes;  ///< (Q, B, *, D) if asked for, else undefined
 };
 

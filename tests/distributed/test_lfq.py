@@ -216,41 +216,68 @@ def test_a_group_of_its_own(two: Ranks) -> None:
 # Stacks ----------------------------------------------------------------------------------------------------------
 
 
-def stack_of(rank: int | None, shares: tuple[int, ...], dropout: bool) -> Any:
-    from torchvq import ResidualLFQ
+def stack_of(
+    rank: int | None, shares: tuple[int, ...], options: dict[str, Any], again: bool = False
+) -> Any:
+    from torchvq import GroupedResidualLFQ, ResidualLFQ
 
     torch.manual_seed(4)
     encoder = nn.Linear(DIM, DIM).double()
     torch.manual_seed(5 if rank is None else 5 + 7 * rank)
-    stack = ResidualLFQ(
+    groups = options.get("groups", 1)
+    stack = (GroupedResidualLFQ if groups > 1 else ResidualLFQ)(
         dim=DIM,
-        codebook_size=2**DIM,
+        codebook_size=2 ** (DIM // groups),
         num_quantizers=4,
         commitment_loss_weight=0.25,
-        quantize_dropout=dropout,
         sync_codebook=None if rank is not None else False,
+        **options,
     )
     x, mask = whole(shares)
     if rank is not None:
         x, mask = x.split(shares, 1)[rank], mask.split(shares, 1)[rank]
     # The commitment loss is each rank's own; what ranks share is the entropy.
-    for level in stack.layers:
-        level.commitment_loss_weight = 0.0
+    for module in stack.modules():
+        if isinstance(module, LFQ):
+            module.commitment_loss_weight = 0.0
     stack(encoder(0.001 * x), mask)
     torch.ops.torchvq.reset_traffic()
-    quantized, indices, losses = stack(encoder(0.001 * x), mask)
+    if again:
+        quantized, indices, losses = torch.utils.checkpoint.checkpoint(
+            stack, encoder(0.001 * x), mask, use_reentrant=False
+        )
+    else:
+        quantized, indices, losses = stack(encoder(0.001 * x), mask)
     losses.sum().backward()
     return torch.ops.torchvq.traffic()[:3], losses.detach(), encoder.weight.grad, indices
 
 
-@pytest.mark.parametrize("dropout", [False, True])
+STACKS: dict[str, dict[str, Any]] = {
+    "stack": {},
+    "dropout": dict(quantize_dropout=True),
+    "rotated": dict(orthogonal_rotation=True),
+    "groups": dict(groups=2),
+    "groups with dropout": dict(groups=2, quantize_dropout=True),
+}
+
+
+@pytest.mark.parametrize("options", STACKS)
 @pytest.mark.parametrize("shares", ["even", "ragged", "one rank without tokens"])
-def test_stacks_send_once_for_all_levels(ranks: Ranks, shares: str, dropout: bool) -> None:
+def test_stacks_send_once_for_all_levels(ranks: Ranks, shares: str, options: str) -> None:
     parts = shares_of(shares, ranks.size)
-    _, loss, right, _ = stack_of(None, parts, dropout)
-    answers = ranks.run(stack_of, parts, dropout)
+    _, loss, right, _ = stack_of(None, parts, STACKS[options])
+    answers = ranks.run(stack_of, parts, STACKS[options])
     for sent, own, _, _ in answers:
         assert sent == (1, 0, 0)
         torch.testing.assert_close(own, loss, rtol=1e-10, atol=1e-12)
     average = sum(grad for _, _, grad, _ in answers) / ranks.size
     torch.testing.assert_close(average, right, rtol=1e-6, atol=1e-9 * right.abs().max().item())
+
+
+@pytest.mark.parametrize("options", STACKS)
+def test_recomputed_stacks_send_once_and_find_the_same(two: Ranks, options: str) -> None:
+    plain = two.run(stack_of, (20, 40), STACKS[options])
+    again = two.run(stack_of, (20, 40), STACKS[options], True)
+    for (_, loss, grad, _), (sent, own, found, _) in zip(plain, again, strict=True):
+        assert sent == (1, 0, 0)
+        assert torch.equal(own, loss) and torch.equal(found, grad)

@@ -139,6 +139,7 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
   std::string group() const;
   std::string label() const;
   void shake_hands(const std::string& group) const;
+  void warn_if_unbounded() const;
 
   bool is_level_;
   int64_t bits_ = 0;

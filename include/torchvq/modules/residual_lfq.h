@@ -17,8 +17,9 @@
 namespace torchvq {
 
 namespace detail {
+struct Layout;
 struct StackFamily;
-}
+}  // namespace detail
 
 /// What a forward of a stack of lookup-free quantizers returns. GroupedResidualLFQ has the groups G
 /// as first axis of everything but `quantized`.
@@ -60,9 +61,6 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
   ///              levels; evaluation never communicates.
   /// Throws       c10::ValueError for wrong shapes, c10::TypeError for wrong dtypes.
   ResidualLFQOutput forward(const torch::Tensor& x, const ResidualLFQForwardOptions& call = {});
-  /// forward for a group: uses `depth` levels if it is given, else puts there how many were used.
-  ResidualLFQOutput forward_to_depth(const torch::Tensor& x, const ResidualLFQForwardOptions& call,
-                                     std::optional<int64_t>& depth);
 
   /// Codes (Q, B, *, D) of indices (B, *, q), before project_out. q is the number of levels, or
   /// with quantize_dropout fewer: then zeros for the missing ones. -1 gives zeros.
@@ -83,9 +81,24 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(ResidualLFQForwardOptions())})
 
  private:
+  friend class GroupedResidualLFQImpl;
   using Signs = std::vector<LFQImpl::Signs>;
+  /// A forward of a stack whose losses wait for what the other ranks, and other groups, know.
+  struct Pending {
+    ResidualLFQImpl* stack;
+    ResidualLFQOutput output;
+    Signs signs;
+  };
+  /// Uses `depth` levels if it is given, else puts there how many were used.
+  Pending start(const torch::Tensor& x, const ResidualLFQForwardOptions& call,
+                std::optional<int64_t>& depth);
+  /// Fills in the losses: one all-reduce for all levels of all stacks.
+  static void finish(std::vector<Pending>& stacks);
+  detail::Layout layout() const;
   detail::StackFamily family(const torch::Tensor& draw, Signs& signs);
-  std::vector<std::optional<torch::Tensor>> shared_totals(const Signs& signs) const;
+  std::vector<torch::Tensor> own_totals(const Signs& signs) const;
+  torch::Tensor losses(const Signs& signs,
+                       const std::vector<std::optional<torch::Tensor>>& totals) const;
   void shake_hands(const std::string& group) const;
   bool drops() const { return options.quantize_dropout() && options.num_quantizers() > 1; }
 };
@@ -105,7 +118,7 @@ class TORCHVQ_API GroupedResidualLFQImpl : public torch::nn::Cloneable<GroupedRe
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
-  /// As ResidualLFQImpl::forward; all groups drop the same levels.
+  /// As ResidualLFQImpl::forward; all groups drop the same levels, and share its all-reduce.
   ResidualLFQOutput forward(const torch::Tensor& x, const ResidualLFQForwardOptions& call = {});
   /// Codes (G, Q, B, *, D) of indices (G, B, *, q); see ResidualLFQImpl.
   torch::Tensor get_codes_from_indices(const torch::Tensor& indices);

@@ -17,6 +17,7 @@ enum class RandomPurpose : int64_t {
   kDirectionalReparam = 8,  ///< noise of the directional reparametrisation, per token
   kRandomProjection = 9,    ///< projections of the random-projection quantizer
   kTokenSubset = 10,        ///< tokens that enter the entropy of lookup-free quantization
+  kEvolution = 11,          ///< bits, flips and tournaments of EvoLFQ
 };
 
 }  // namespace torchvq

@@ -1,0 +1,76 @@
+// Runs an EvoLFQ on tensors from a file, for tests/python/test_lfq_cpp.py, which does the same in
+// Python and compares every bit.
+//
+//   evo_lfq_run IN OUT codebooks=2 is_sign=False
+//
+// IN has the state ("state.<name>") and "x" (B, *, 6).
+#include <cmath>
+#include <iostream>
+#include <string>
+
+#include <torchvq/modules/evo_lfq.h>
+
+#include "modules/run_support.h"
+
+namespace torchvq::testing {
+namespace {
+
+torch::Tensor fitness_of(const torch::Tensor& decoded, const torch::Tensor& bits) {
+  const auto set = bits.flatten(1).gt(0).sum(-1).to(at::kFloat);
+  return at::where(set.remainder(5) == 0, std::nan(""), set - decoded.flatten(1).abs().amax(-1));
+}
+
+void run(const std::string& from, const std::string& to, int64_t codebooks, bool is_sign) {
+  const Given in(from);
+  const auto lfq = LFQOptions()
+                       .dim(8)
+                       .codebook_size(int64_t{1} << (8 / codebooks))
+                       .num_codebooks(codebooks)
+                       .commitment_loss_weight(0.25);
+  EvoLFQ evo(torch::nn::AnyModule(torch::nn::Linear(6, 8)),
+             torch::nn::AnyModule(torch::nn::Linear(8, 6)),
+             EvoLFQOptions(lfq).pop_size(12).elitism_count(2).tournament_size(3));
+  load_state_dict(*evo, in.state);
+  const auto x = in.tensors.at("x");
+  Tensors results;
+  const auto output = evo(x, 3.0);
+  results["reconstructed"] = output.reconstructed.detach().clone();
+  results["indices"] = output.indices.clone();
+  results["loss"] = output.entropy_aux_loss.detach().clone();
+  (output.reconstructed.square().mean() + output.entropy_aux_loss).backward();
+  for (const auto& item : evo->named_parameters()) {
+    results["gradient." + item.key()] = item.value().grad().clone();
+  }
+  results["bits"] = evo->encode(x, is_sign).clone();
+  results["decoded"] = evo->decode_bits(results["bits"]).detach().clone();
+  results["grown"] = evo->init_population_from_data(x, 7, 0.3, is_sign).clone();
+  EvoLFQEvolveOptions call;
+  call.shape({{5, 8}}).generations(6).return_best_decoded(true);
+  call.step(EvoLFQStepOptions().mutation_rate(0.1).batch_size(5).is_sign(is_sign));
+  int generation = 0;
+  evo->evolve(fitness_of, call, [&](const EvoLFQGeneration& found) {
+    const auto prefix = std::to_string(generation++) + ".";
+    results[prefix + "pop_bits"] = found.pop_bits.clone();
+    results[prefix + "best_gene"] = found.best_gene.clone();
+    results[prefix + "best_decoded"] = found.best_decoded.clone();
+    results[prefix + "best_fitness"] = torch::tensor(found.best_fitness, torch::kDouble);
+    return true;
+  });
+  save(*evo, results, to);
+}
+
+}  // namespace
+}  // namespace torchvq::testing
+
+int main(int argc, char** argv) {
+  at::set_num_threads(1);
+  if (argc != 5) return 2;
+  try {
+    const auto codebooks = std::stoll(std::string(argv[3]).substr(sizeof("codebooks=") - 1));
+    torchvq::testing::run(argv[1], argv[2], codebooks, std::string(argv[4]) == "is_sign=True");
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << "\n";
+    return 1;
+  }
+  return 0;
+}
