@@ -91,10 +91,10 @@ void LFQImpl::warn_if_unbounded() const {
 void LFQImpl::reset() {
   options.validate();
   bits_ = 0;
-  if (options.codebook_size()) {
-    while ((int64_t{1} << bits_) < *options.codebook_size()) ++bits_;
+  if (const auto size = options.codebook_size()) {
+    while ((int64_t{1} << bits_) < *size) ++bits_;
   } else {
-    bits_ = *options.dim();
+    bits_ = options.dim().value_or(0);
   }
   const int64_t inner = bits_ * options.num_codebooks();
   TORCH_CHECK_VALUE(has_projections() || dim() == inner, "LFQ: expected dim to be ", inner,
@@ -170,10 +170,8 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
   if (project_out) codes = detail::apply_linear(project_out, codes);
   codes = codes.to(x.scalar_type());
   auto indices = signs.indices;
-  if (real) {
-    codes = F::fill_padding(codes, *real);
-    indices = indices.masked_fill(signs.mask->logical_not(), -1);
-  }
+  if (real) codes = F::fill_padding(codes, *real);
+  if (signs.mask) indices = indices.masked_fill(signs.mask->logical_not(), -1);
   output.quantized = layout.unpack(codes, x);
   output.indices = layout.restore_positions(indices, x);
   if (keeps_num_codebooks_dim() && options.num_codebooks() == 1) {
@@ -187,9 +185,8 @@ LFQImpl::Signs LFQImpl::quantize(const torch::Tensor& tokens, const OptionalTens
   auto projected = tokens;
   if (linear_in) projected = detail::apply_linear(linear_in, tokens);
   if (cosine_in) projected = cosine_in(tokens.to(cosine_in->weight.scalar_type()));
-  if (options.soft_clamp_input_value()) {
-    const auto limit = at::scalar_tensor(*options.soft_clamp_input_value(), projected.options());
-    projected = F::soft_clamp(projected, limit);
+  if (const auto limit = options.soft_clamp_input_value()) {
+    projected = F::soft_clamp(projected, at::scalar_tensor(*limit, projected.options()));
   }
   const auto layout = layout_of(*this, tokens.dim());
   Signs signs;
