@@ -1,7 +1,7 @@
 """What LFQ with 2^18 codes learns on patches, with and without its entropy loss, and what the reference learns.
 
-`python benchmarks/python/learning_lfq.py` takes some ten minutes on two idle cores, most of it the reference's, which
-needs gigabytes: tokens * 2^18 numbers, several times. Use and entropy are those of 65536 test tokens; `gradient` is
+`python benchmarks/python/learning_lfq.py` takes some minutes on two idle cores, most of it the reference's, which
+needs tokens * 2^18 numbers, several times. Use and entropy are those of 65536 test tokens; `gradient` is
 that of the batch entropy to the latents of a batch, as the trained network gives them.
 """
 
@@ -90,7 +90,7 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file")
     arguments = parser.parse_args()
-    steps, tokens = (2, 8) if arguments.quick else (200, 128)
+    steps, tokens = (2, 8) if arguments.quick else (60, 32)
     runs: list[dict[str, Any]] = []
     for who, name, options in ROWS:
         runs.append({"who": who, "name": name, **run(who, options, steps, tokens)})
