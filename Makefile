@@ -54,7 +54,7 @@ test: build $(STAMPS)/test $(STAMPS)/demo ## Run all tests: C++, Python, consume
 	$(call say,C++ tests)
 	@tools/run_ctest.sh dev $(JOBS)
 	$(call say,Python tests against the installed package)
-	@$(VENV)/bin/python -m pytest -q -n $(JOBS) $(PYTEST_ARGS) $(wildcard tests/python tests/parity tests/distributed)
+	@$(VENV)/bin/python -m pytest -q -n $(JOBS) $(PYTEST_ARGS) $(wildcard tests/python tests/matrix tests/parity tests/distributed)
 	$(call say,Consumer projects: find_package and add_subdirectory)
 	@tests/consumer/run.sh $(VENV_ABS)/bin/python $(JOBS)
 	@if [ -e examples/python/demo/demo.py ]; then $(MAKE) --no-print-directory demo-smoke; fi

@@ -1,6 +1,5 @@
 """State that a module keeps beyond its parameters: a generator of random numbers, and float32 buffers."""
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchvq import _checkpointing
-from torchvq._replay import MAX_REPLAYS, fingerprint
+from torchvq._replay import StepRecords
 
 _ops = torch.ops.torchvq
 _HALF = (torch.float16, torch.bfloat16)
@@ -24,8 +22,7 @@ def fresh_rng() -> Tensor:
 class Step:
     """What a checkpointed forward drew from and what ranks added up in it, for its recomputation."""
 
-    def __init__(self, key: object, rng: Tensor | None) -> None:
-        self.key = key
+    def __init__(self, rng: Tensor | None) -> None:
         self.rng = rng
         self.totals: list[Tensor] = []
         self.replayed = False  # whether its recomputation has begun
@@ -42,7 +39,7 @@ class RandomState(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self._replays: deque[Step] = deque(maxlen=MAX_REPLAYS)
+        self._records: StepRecords[Step] = StepRecords()
         self._step: Step | None = None
 
     def keep_rng(self) -> None:
@@ -76,18 +73,12 @@ class RandomState(nn.Module):
 
     def _step_for(self, x: Tensor, rng: Tensor | None) -> Step | None:
         """The record that this forward writes, or as a recomputation reads."""
-        if _checkpointing.recomputing():
-            # Backward meets the regions last to first, which decides between equal inputs.
-            key = fingerprint(x)
-            found = next((step for step in reversed(self._replays) if step.key == key), None)
-            if found is not None:
-                self._replays.remove(found)
-                found.replayed = True
+        found = self._records.take(x)
+        if found is not None:
+            found.replayed = True
             return found
-        if _checkpointing.will_recompute():
-            self._replays.append(Step(fingerprint(x), rng))
-            return self._replays[-1]
-        return None
+        step = Step(rng)
+        return step if self._records.keep(x, step) else None
 
     @property
     def recorded_step(self) -> Step | None:
@@ -117,7 +108,3 @@ class RandomState(nn.Module):
         for name, buffer in self._buffers.items():
             if buffer is not None and buffer.dtype in _HALF:
                 self._buffers[name] = buffer.float()
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A recorded step belongs to a backward pass of this very object.
-        return {**self.__dict__, "_replays": deque(maxlen=MAX_REPLAYS)}

@@ -1,17 +1,23 @@
-"""What a codebook keeps of a checkpointed step, so that its recomputation in backward finds the state it began with."""
+"""What modules keep of a checkpointed step, so that its recomputation in backward finds what the step began with."""
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from torchvq import _checkpointing
 
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook
 
 # Replays wait for a backward pass that may never come, so their number is bounded.
 MAX_REPLAYS = 32
+
+
+_T = TypeVar("_T")
 
 
 class Replay:
@@ -52,3 +58,37 @@ def fingerprint(x: Tensor) -> tuple[torch.Size, int]:
     rows = torch.hash_tensor(x.detach().flatten(0, -2), dim=-1).view(torch.int64)
     places = torch.arange(rows.numel(), device=rows.device).mul_(2).add_(1)
     return x.shape, int(rows.mul(places).sum())
+
+
+class StepRecords(Generic[_T]):
+    """What forwards of checkpointed regions have worked with, for their recomputation in backward."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[tuple[torch.Size, int], _T]] = deque(maxlen=MAX_REPLAYS)
+
+    def keep(self, x: Tensor, item: _T) -> bool:
+        """Keeps an item where the running forward on x will be recomputed, and says whether it did."""
+        keeps = not torch.compiler.is_compiling() and _checkpointing.will_recompute()
+        if keeps:
+            self._kept.append((fingerprint(x), item))
+        return keeps
+
+    def take(self, x: Tensor) -> _T | None:
+        """What was kept, where the running forward on x is a recomputation; else None."""
+        if torch.compiler.is_compiling() or not _checkpointing.recomputing():
+            return None
+        # Backward meets the regions last to first, which decides between equal inputs.
+        key = fingerprint(x)
+        for place in range(len(self._kept) - 1, -1, -1):
+            if self._kept[place][0] == key:
+                item = self._kept[place][1]
+                del self._kept[place]
+                return item
+        return None
+
+    def __deepcopy__(self, memo: object) -> "StepRecords[_T]":
+        # A recorded step belongs to a backward pass of one object.
+        return StepRecords()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_kept": deque(maxlen=MAX_REPLAYS)}

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from torchvq._layout import Layout
-from torchvq._noise import NoisyModule, StepRecords
+from torchvq._noise import NoisyModule
 from torchvq._projection import project
 from torchvq._ranks import ALONE, Ranks, default_group, distributed_training, group_name
+from torchvq._replay import StepRecords
 from torchvq.outputs import FSPOutput
 
 if TYPE_CHECKING:

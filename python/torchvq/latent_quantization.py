@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 from torchvq import _checkpointing
 from torchvq._in_place import average_gradients, keep_optimizer_in_checkpoint, own_backward
 from torchvq._layout import Layout
-from torchvq._noise import StepRecords
 from torchvq._projection import make_projections, project
 from torchvq._ranks import ALONE, Ranks, default_group, distributed_training
+from torchvq._replay import StepRecords
 from torchvq.outputs import QuantizeOutput
 
 _ops = torch.ops.torchvq

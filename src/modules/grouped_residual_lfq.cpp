@@ -7,12 +7,20 @@
 #include <torchvq/modules/residual_lfq.h>
 
 #include "modules/copy_tensors.h"
-#include "modules/layout.h"
+#include "modules/groups.h"
 
 namespace torchvq {
 namespace {
 
-constexpr auto kOwner = "GroupedResidualLFQ";
+/// Of the input of all groups.
+detail::Layout layout_of(const GroupedResidualLFQImpl& grouped) {
+  return {.dim = grouped.options.dim(),
+          .heads = 1,
+          .separate = false,
+          .channel_first = grouped.rvqs[0]->options.is_channel_first(),
+          .map_rank = grouped.options.accept_image_fmap() ? 4 : 0,
+          .owner = "GroupedResidualLFQ"};
+}
 
 }  // namespace
 
@@ -46,28 +54,11 @@ std::shared_ptr<torch::nn::Module> GroupedResidualLFQImpl::clone(
   return copy;
 }
 
-int64_t GroupedResidualLFQImpl::split_dim() const {
-  return rvqs[0]->options.is_channel_first() ? 1 : -1;
-}
-
-std::vector<torch::Tensor> GroupedResidualLFQImpl::split_indices(
-    const torch::Tensor& indices) const {
-  TORCH_CHECK_VALUE(indices.dim() > 0 && indices.size(0) == options.groups(), kOwner,
-                    ": expected indices to have ", options.groups(),
-                    " groups on the first axis, but got shape ", indices.sizes());
-  return indices.unbind(0);
-}
-
 ResidualLFQOutput GroupedResidualLFQImpl::forward(const torch::Tensor& x,
                                                   const ResidualLFQForwardOptions& call) {
-  const detail::Layout layout{.dim = options.dim(),
-                              .heads = 1,
-                              .separate = false,
-                              .channel_first = split_dim() == 1,
-                              .map_rank = options.accept_image_fmap() ? 4 : 0,
-                              .owner = kOwner};
+  const auto layout = layout_of(*this);
   layout.check(x);
-  const auto parts = x.chunk(options.groups(), split_dim());
+  const auto parts = x.chunk(options.groups(), detail::feature_axis(layout));
   std::vector<ResidualLFQImpl::Pending> stacks;
   std::optional<int64_t> depth;
   for (size_t group = 0; group < rvqs.size(); ++group) {
@@ -81,32 +72,20 @@ ResidualLFQOutput GroupedResidualLFQImpl::forward(const torch::Tensor& x,
     losses.push_back(std::move(result.loss));
     codes.push_back(std::move(result.all_codes));
   }
-  return {at::cat(quantized, split_dim()), at::stack(indices), at::stack(losses),
+  return {at::cat(quantized, detail::feature_axis(layout)), at::stack(indices), at::stack(losses),
           call.return_all_codes() ? at::stack(codes) : torch::Tensor()};
 }
 
 torch::Tensor GroupedResidualLFQImpl::get_codes_from_indices(const torch::Tensor& indices) {
-  const auto parts = split_indices(indices);
-  std::vector<torch::Tensor> codes;
-  for (size_t group = 0; group < rvqs.size(); ++group) {
-    codes.push_back(rvqs[group]->get_codes_from_indices(parts[group]));
-  }
-  return at::stack(codes);
+  return detail::codes_of_groups(rvqs, indices, layout_of(*this));
 }
 
 torch::Tensor GroupedResidualLFQImpl::get_output_from_indices(const torch::Tensor& indices) {
-  const auto parts = split_indices(indices);
-  std::vector<torch::Tensor> outputs;
-  for (size_t group = 0; group < rvqs.size(); ++group) {
-    outputs.push_back(rvqs[group]->get_output_from_indices(parts[group]));
-  }
-  return at::cat(outputs, outputs[0].dim() > 2 ? split_dim() : -1);
+  return detail::output_of_groups(rvqs, indices, layout_of(*this));
 }
 
 torch::Tensor GroupedResidualLFQImpl::codebooks() const {
-  std::vector<torch::Tensor> codes;
-  for (const auto& rvq : rvqs) codes.push_back(rvq->codebooks());
-  return at::stack(codes);
+  return detail::codebooks_of_groups(rvqs);
 }
 
 }  // namespace torchvq

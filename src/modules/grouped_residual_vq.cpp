@@ -6,10 +6,22 @@
 #include <ATen/ops/stack.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+#include "modules/groups.h"
 #include "modules/residual_levels.h"
 #include "modules/stats.h"
 
 namespace torchvq {
+namespace {
+
+/// Of the input of all groups.
+detail::Layout layout_of(const GroupedResidualVQImpl& grouped) {
+  auto layout = detail::layout_of(*grouped.rvqs[0]);
+  layout.dim = grouped.options.dim();
+  layout.owner = "GroupedResidualVQ";
+  return layout;
+}
+
+}  // namespace
 
 GroupedResidualVQImpl::GroupedResidualVQImpl(GroupedResidualVQOptions options_)
     : options(std::move(options_)) {
@@ -46,27 +58,13 @@ std::shared_ptr<torch::nn::Module> GroupedResidualVQImpl::clone(
   return copy;
 }
 
-int64_t GroupedResidualVQImpl::split_dim() const {
-  return detail::layout_of(*rvqs[0]).channel_first ? 1 : -1;
-}
-
-std::vector<torch::Tensor> GroupedResidualVQImpl::split_indices(
-    const torch::Tensor& indices) const {
-  TORCH_CHECK_VALUE(indices.dim() > 0 && indices.size(0) == options.groups(),
-                    "GroupedResidualVQ: expected indices to have ", options.groups(),
-                    " groups on the first axis, but got shape ", indices.sizes());
-  return indices.unbind(0);
-}
-
 ResidualVQOutput GroupedResidualVQImpl::forward(const torch::Tensor& x,
                                                 const ResidualVQForwardOptions& call) {
-  auto layout = detail::layout_of(*rvqs[0]);
-  layout.dim = options.dim();
-  layout.owner = "GroupedResidualVQ";
+  const auto layout = layout_of(*this);
   layout.check(x);
-  const auto targets =
-      call.indices() ? split_indices(*call.indices()) : std::vector<torch::Tensor>();
-  const auto parts = x.chunk(options.groups(), split_dim());
+  const auto targets = call.indices() ? detail::split_groups(*call.indices(), rvqs.size(), layout)
+                                      : std::vector<torch::Tensor>();
+  const auto parts = x.chunk(options.groups(), detail::feature_axis(layout));
   std::vector<torch::Tensor> quantized, indices, loss, codes;
   std::optional<int64_t> depth;
   for (size_t group = 0; group < rvqs.size(); ++group) {
@@ -80,7 +78,7 @@ ResidualVQOutput GroupedResidualVQImpl::forward(const torch::Tensor& x,
     loss.push_back(std::move(result.loss));
     codes.push_back(std::move(result.all_codes));
   }
-  return {at::cat(quantized, split_dim()), at::stack(indices), at::stack(loss),
+  return {at::cat(quantized, detail::feature_axis(layout)), at::stack(indices), at::stack(loss),
           call.return_all_codes() ? at::stack(codes) : torch::Tensor()};
 }
 
@@ -101,21 +99,11 @@ std::vector<std::vector<CodebookStats>> GroupedResidualVQImpl::stats(bool synced
 }
 
 torch::Tensor GroupedResidualVQImpl::get_codes_from_indices(const torch::Tensor& indices) {
-  const auto parts = split_indices(indices);
-  std::vector<torch::Tensor> codes;
-  for (size_t group = 0; group < rvqs.size(); ++group) {
-    codes.push_back(rvqs[group]->get_codes_from_indices(parts[group]));
-  }
-  return at::stack(codes);
+  return detail::codes_of_groups(rvqs, indices, layout_of(*this));
 }
 
 torch::Tensor GroupedResidualVQImpl::get_output_from_indices(const torch::Tensor& indices) {
-  const auto parts = split_indices(indices);
-  std::vector<torch::Tensor> outputs;
-  for (size_t group = 0; group < rvqs.size(); ++group) {
-    outputs.push_back(rvqs[group]->get_output_from_indices(parts[group]));
-  }
-  return at::cat(outputs, outputs[0].dim() > 2 ? split_dim() : -1);
+  return detail::output_of_groups(rvqs, indices, layout_of(*this));
 }
 
 }  // namespace torchvq

@@ -49,10 +49,6 @@ class TORCHVQ_API GroupedResidualVQImpl : public torch::nn::Cloneable<GroupedRes
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(ResidualVQForwardOptions())})
-
- private:
-  int64_t split_dim() const;
-  std::vector<torch::Tensor> split_indices(const torch::Tensor& indices) const;
 };
 
 TORCH_MODULE(GroupedResidualVQ);

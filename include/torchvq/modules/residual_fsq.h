@@ -123,10 +123,6 @@ class TORCHVQ_API GroupedResidualFSQImpl : public torch::nn::Cloneable<GroupedRe
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(ResidualFSQForwardOptions())})
-
- private:
-  int64_t split_dim() const;
-  std::vector<torch::Tensor> split_indices(const torch::Tensor& indices) const;
 };
 
 TORCH_MODULE(GroupedResidualFSQ);

@@ -132,10 +132,6 @@ class TORCHVQ_API GroupedResidualLFQImpl : public torch::nn::Cloneable<GroupedRe
 
  protected:
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(ResidualLFQForwardOptions())})
-
- private:
-  int64_t split_dim() const;
-  std::vector<torch::Tensor> split_indices(const torch::Tensor& indices) const;
 };
 
 TORCH_MODULE(GroupedResidualLFQ);
