@@ -1,11 +1,14 @@
-"""The matrices run one after the other in a process: one thread each, warnings are errors."""
+"""What every matrix shares: one thread, and cells of the tables in docs/matrices.md."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+
+Cell = Callable[[str, str, str, "str | float"], None]
 
 
 @pytest.fixture(autouse=True)
@@ -14,3 +17,17 @@ def few_threads() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def cell(record_property: Callable[[str, object], None]) -> Cell:
+    """`cell(table, row, column, value)`: what `tools/matrix_tables.py` reads from the JUnit report of a run.
+
+    A text stands as it is; of several numbers in one cell the largest does. Cells of a test that fails say so.
+    Put them first in the test, so that a failure finds them.
+    """
+
+    def put(table: str, row: str, column: str, value: str | float = "yes") -> None:
+        record_property("cell", json.dumps([table, row, column, value]))
+
+    return put

@@ -1,0 +1,87 @@
+"""Writes the tables of docs/matrices.md from a JUnit report of the matrices, so that no cell is typed.
+
+pytest tests/matrix --junitxml build/matrix.xml && python tools/matrix_tables.py build/matrix.xml
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+FAILS = "**fails**"
+Tables = dict[str, dict[str, dict[str, "str | float"]]]
+
+
+def read(report: Path) -> Tables:
+    """Table, row, column: the cells of all tests."""
+    tables: Tables = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        failed = case.find("failure") is not None or case.find("error") is not None
+        for found in case.iter("property"):
+            if found.get("name") != "cell":
+                continue
+            table, row, column, value = json.loads(found.get("value", ""))
+            cells = tables.setdefault(table, {}).setdefault(row, {})
+            cells[column] = _merged(cells.get(column), FAILS if failed else value)
+    return tables
+
+
+def _merged(before: str | float | None, value: str | float) -> str | float:
+    if before is None or before == value or value == FAILS:
+        return value
+    if before == FAILS:
+        return before
+    if isinstance(before, str) or isinstance(value, str):
+        raise ValueError(
+            f"matrix_tables: expected one value for a cell, but got {before!r}, {value!r}"
+        )
+    return max(before, value)
+
+
+def table(rows: dict[str, dict[str, str | float]]) -> str:
+    """Markdown, rows and columns in the order of the tests."""
+    columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
+    lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for row, cells in rows.items():
+        values = [_text(cells.get(column, "–")) for column in columns]
+        lines.append(f"| {row} | " + " | ".join(values) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _text(value: str | float) -> str:
+    return (
+        value
+        if isinstance(value, str)
+        else f"{value:.1e}"
+        if 0 < abs(value) < 0.01
+        else f"{value:.3g}"
+    )
+
+
+def fill(page: Path, tables: Tables) -> None:
+    """Replaces what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`."""
+    text = page.read_text()
+    for name, rows in tables.items():
+        pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+        if not pattern.search(text):
+            raise ValueError(f"{page}: expected the markers of table {name}, but found none")
+        made = table(rows)
+        text = pattern.sub(lambda match, made=made: match[1] + made + match[2], text)
+    page.write_text(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("report", type=Path, help="JUnit XML of a run of tests/matrix")
+    parser.add_argument(
+        "--page", type=Path, default=Path(__file__).parent.parent / "docs" / "matrices.md"
+    )
+    options = parser.parse_args()
+    fill(options.page, read(options.report))
+
+
+if __name__ == "__main__":
+    main()
