@@ -46,7 +46,7 @@ def table(rows: dict[str, dict[str, str | float]]) -> str:
     columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
     lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for row, cells in rows.items():
-        values = [_text(cells.get(column, "–")) for column in columns]
+        values = [_text(cells.get(column, "-")) for column in columns]
         lines.append(f"| {row} | " + " | ".join(values) + " |")
     return "\n".join(lines) + "\n"
 
