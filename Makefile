@@ -7,6 +7,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= $(shell nproc)
+FUZZ_SECONDS ?= 60
 TORCH := 2.13.0
 
 SHELL := /bin/bash
@@ -102,6 +103,24 @@ asan: $(STAMPS)/build ## Run the C++ tests under AddressSanitizer and UndefinedB
 	@tools/configure.sh asan $(VENV_ABS)/bin/python
 	@cmake --build --preset asan -j $(JOBS)
 	@tools/run_ctest.sh asan $(JOBS)
+
+.PHONY: tsan
+tsan: $(STAMPS)/build ## Run the C++ tests of threads and ranks under ThreadSanitizer (needs Clang and its OpenMP)
+	$(call say,Building with ThreadSanitizer in build-tsan/)
+	@tools/configure.sh tsan $(VENV_ABS)/bin/python
+	@cmake --build --preset tsan -j $(JOBS)
+	@tools/run_ctest.sh tsan 1
+
+.PHONY: fuzz
+fuzz: $(STAMPS)/build ## Run the fuzzers of the file readers, FUZZ_SECONDS (60) each (needs Clang)
+	$(call say,Building the fuzzers in build-fuzz/)
+	@tools/configure.sh fuzz $(VENV_ABS)/bin/python
+	@cmake --build --preset fuzz -j $(JOBS)
+	$(call say,Fuzzing for $(FUZZ_SECONDS) s each)
+	@tools/fuzz.sh $(FUZZ_SECONDS)
+
+.PHONY: sanitize
+sanitize: asan tsan fuzz ## All three of the above
 
 .PHONY: coverage
 coverage: build $(STAMPS)/test ## Measure which lines the tests run, C++ and Python

@@ -3,6 +3,8 @@
 # Sets TORCHVQ_TORCH_LIBRARY_DIR, the folder of libtorch.so, for the RPATH of what we install.
 find_package(Python3 QUIET COMPONENTS Interpreter)
 if(NOT TARGET torch)
+  # Torch's targets are needed by whoever adds us as a subdirectory, above this folder.
+  set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL TRUE)
   # A tree first configured with one Python and then with another must not keep the torch of the first: CMake caches
   # the place of every package and library that it has found.
   if(DEFINED TORCHVQ_TORCH_PYTHON AND NOT TORCHVQ_TORCH_PYTHON STREQUAL "${Python3_EXECUTABLE}")
@@ -27,5 +29,6 @@ if(NOT TARGET torch)
     find_package(Torch REQUIRED)
   endif()
   set(TORCHVQ_TORCH_PYTHON "${Python3_EXECUTABLE}" CACHE INTERNAL "The Python whose torch was found")
+  unset(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL)
 endif()
 get_filename_component(TORCHVQ_TORCH_LIBRARY_DIR "${TORCH_LIBRARY}" DIRECTORY)

@@ -6,6 +6,15 @@ preset=$1 python=$2
 
 header() { [[ -e /usr/include/$1 || -e /usr/local/include/$1 ]]; }
 
+case $preset in
+  tsan | fuzz)
+    if ! command -v clang++ >/dev/null; then
+      echo "Stopped: the preset $preset needs Clang (Debian: clang libclang-rt-14-dev, for tsan also libomp-14-dev)"
+      exit 1
+    fi
+    ;;
+esac
+
 options=("-DPython3_EXECUTABLE=$python")
 if ! header gtest/gtest.h; then options+=(-DTORCHVQ_BUILD_TESTS=OFF); fi
 if ! header benchmark/benchmark.h; then options+=(-DTORCHVQ_BUILD_BENCHMARKS=OFF); fi

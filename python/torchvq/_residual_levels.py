@@ -25,6 +25,8 @@ from torchvq._in_place import average_gradients, own_backward
 from torchvq._losses import Choice
 from torchvq._ranks import Ranks, Tokens, advance_rng, collect, noise_rng, replace_dead_codes
 from torchvq._residual_beam import level_mask, prepare_levels, search_paths
+from torchvq._residual_engine import Passed, only_if, reach
+from torchvq._residual_engine import walk as walk_levels
 from torchvq._search import choose, estimator, prepare
 from torchvq.vector_quantize import VectorQuantize
 
@@ -74,34 +76,30 @@ class Walk(NamedTuple):
 
 def walk(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Walk:
     """Searches level after level. inputs: (H, T, D), projected, float32 or float64."""
-    residual, total = inputs, torch.zeros_like(inputs)
     # The sum of the levels' own outputs, where it is these that have a gradient.
     sums_outputs = rvq.estimates_levels or rvq.implicit_neural_codebook
-    summed = torch.zeros_like(inputs) if sums_outputs else total
-    levels: list[Level] = []
+    summed = torch.zeros_like(inputs)
     paths = None
     if request.beam > 1:
         prepare_levels(rvq, inputs, request)
         paths = search_paths(rvq, inputs, request)
-    for index in range(_reach(rvq, request)):
+
+    def choose(index: int, residual: Tensor, total: Tensor) -> tuple[Level, Passed]:
+        nonlocal summed
         implicit = None
         if index > 0 and rvq.implicit_neural_codebook:
             implicit = Implicit(rvq.mlp(index), _condition(rvq, inputs, total, summed))
         picked = None if paths is None else paths[index]
         level = _choose_level(rvq, index, residual, implicit, request, picked)
-        output = _zero_unless(level.used, level.choice.quantized)
-        # Nobody else holds the sum; in place it stays in the cache.
-        total = total + level.codes if level.codes.requires_grad else total.add_(level.codes)
+        output = only_if(level.used, level.choice.quantized)
         if sums_outputs:
             summed = summed + output
-        residual = residual - _taken(output, rvq.quant_grad_frac if rvq.training else 0.0)
-        levels.append(level)
+        taken = _taken(output, rvq.quant_grad_frac if rvq.training else 0.0)
+        return level, Passed(level.codes, taken)
+
+    total, levels = walk_levels(inputs, reach(request.depth, rvq.num_quantizers), choose)
     output = summed if rvq.estimates_levels else _estimate_stack(rvq, inputs, total, request.ranks)
     return Walk(output, levels)
-
-
-def _reach(rvq: "ResidualVQ", request: Request) -> int:
-    return request.depth if isinstance(request.depth, int) else rvq.num_quantizers
 
 
 def _condition(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, summed: Tensor) -> Tensor:
@@ -116,10 +114,6 @@ def _taken(output: Tensor, fraction: float) -> Tensor:
     if fraction == 0:
         return output.detach()
     return output if fraction == 1 else output * fraction + output.detach() * (1 - fraction)
-
-
-def _zero_unless(used: Tensor | None, value: Tensor) -> Tensor:
-    return value if used is None else torch.where(used, value, 0)
 
 
 def _choose_level(
@@ -169,7 +163,7 @@ def _choose_level(
             gradient=gradient,
             rng=noise_rng(rng, request.ranks),
         )
-    codes = _zero_unless(used, choice.chosen.codes)
+    codes = only_if(used, choice.chosen.codes)
     return Level(vq, call, choice, codes, implicit, used)
 
 
@@ -182,7 +176,7 @@ def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: Request) -
     real = None if request.mask is None else rvq.layout.split_mask(request.mask)
     residual = inputs.detach()
     with own_backward():
-        for index in range(_reach(rvq, request)):
+        for index in range(reach(request.depth, rvq.num_quantizers)):
             mask = real
             if not isinstance(request.depth, int):
                 used = (request.depth > index).expand(residual.shape[:2])
@@ -271,7 +265,7 @@ def level_loss(level: Level, found: LevelLoss) -> Tensor:
     chosen = level.choice.chosen
     orthogonal = _losses.orthogonal(level.vq, chosen.indices)
     terms = _losses.breakdown(chosen.inputs, *found, orthogonal, level.choice.in_place)
-    return _zero_unless(level.used, _losses.total(level.vq, terms, level.call))
+    return only_if(level.used, _losses.total(level.vq, terms, level.call))
 
 
 def learn(rvq: "ResidualVQ", levels: list[Level], request: Request) -> list[Tensor]:

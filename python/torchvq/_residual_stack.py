@@ -14,10 +14,17 @@ from torchvq._layout import Layout
 from torchvq._projection import make_projections, project
 from torchvq._random_state import RandomState, Step
 from torchvq._residual_dropout import drawn_depth, seeded_depth
+from torchvq._residual_engine import (
+    Passed,
+    enter,
+    leave,
+    only_if,
+    reach,
+    restore_codes,
+    walk,
+    with_dropped,
+)
 from torchvq._scalar_options import expect
-
-_ops = torch.ops.torchvq
-_HALF = (torch.float16, torch.bfloat16)
 
 
 class LevelChoice(NamedTuple):
@@ -140,15 +147,7 @@ class ResidualStack(RandomState):
         with self.step_of(x, draws=draws) if steps else nullcontext() as rng:
             if depth is None:
                 depth = self._depth(seed, rng)
-            tokens = layout.pack(x)
-            if real is not None:
-                # Padding may hold anything, NaN included; zeros keep it out of every gradient.
-                tokens = _ops.fill_masked(tokens, real)
-            inputs = project(self.project_in, tokens)
-            if inputs.dtype in _HALF:
-                # Residual and sum stay in float32 between levels.
-                inputs = inputs.float()
-            inputs = self.prepare_inputs(inputs)
+            inputs = self.prepare_inputs(enter(x, real, layout, self.project_in))
             total, indices, codes, details = self._walk(
                 inputs, real, rng if self.draws else None, depth, return_all_codes
             )
@@ -168,33 +167,27 @@ class ResidualStack(RandomState):
             found = self.encode_at_once(inputs, depth)
             if found is not None:
                 return *found, None, []
-        residual, total = inputs, torch.zeros_like(inputs)
-        levels: list[LevelChoice] = []
-        for index in range(depth if isinstance(depth, int) else self.num_quantizers):
+
+        def choose(index: int, residual: Tensor, _: Tensor) -> tuple[LevelChoice, Passed]:
             level = self.quantize_level(index, residual, mask, rng)
             if not isinstance(depth, int):
-                level = _only_if(depth > index, level)
-            levels.append(level)
-            total = total + level.codes
-            attached = self.gradient == "attached"
-            residual = residual - (level.codes if attached else level.codes.detach())
+                used = depth > index
+                level = level._replace(
+                    codes=only_if(used, level.codes), indices=only_if(used, level.indices, -1)
+                )
+            taken = level.codes if self.gradient == "attached" else level.codes.detach()
+            return level, Passed(level.codes, taken)
+
+        total, levels = walk(inputs, reach(depth, self.num_quantizers), choose)
         if self.gradient == "estimated":
             total = self.estimate(inputs, total)
-        details = [level.detail for level in levels]
-        return (total, *self._stacked(levels, return_all_codes), details)
-
-    def _stacked(
-        self, levels: list[LevelChoice], return_all_codes: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """Indices (B, N, Q) and codes (Q, B, N, D). Dropped levels have none: -1 and zeros."""
-        dropped = self.num_quantizers - len(levels)
-        chosen = [level.indices for level in levels]
-        indices = torch.stack(chosen + [torch.full_like(chosen[0], -1)] * dropped, -1)
-        all_codes = None
+        # Dropped levels have no index and no code.
+        every = self.num_quantizers
+        indices = torch.stack(with_dropped([level.indices for level in levels], every, -1), -1)
+        codes = None
         if return_all_codes:
-            codes = [level.codes for level in levels]
-            all_codes = torch.stack(codes + [torch.zeros_like(codes[0])] * dropped)
-        return indices, all_codes
+            codes = torch.stack(with_dropped([level.codes for level in levels], every, 0))
+        return total, indices, codes, [level.detail for level in levels]
 
     def _restore(
         self,
@@ -205,19 +198,13 @@ class ResidualStack(RandomState):
         all_codes: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         layout = self.layout
-        quantized = project(self.project_out, total).to(x.dtype)
+        quantized = leave(total, x, mask, layout, self.project_out)
         if mask is not None:
-            quantized = _ops.fill_padding(quantized, mask)
             indices = indices.masked_fill(~mask.unsqueeze(-1), -1)
         if all_codes is not None:
-            if mask is not None:
-                all_codes = _ops.fill_masked(all_codes, mask)
-            rows = [
-                _ops.unpack_positions(codes, x.shape, layout.channel_first) for codes in all_codes
-            ]
-            all_codes = torch.stack(rows)
-        indices = _ops.unpack_positions(indices, x.shape, layout.channel_first)
-        return layout.unpack(quantized, x), indices, all_codes
+            all_codes = torch.stack([restore_codes(codes, x, mask, layout) for codes in all_codes])
+        indices = torch.ops.torchvq.unpack_positions(indices, x.shape, layout.channel_first)
+        return quantized, indices, all_codes
 
     @property
     def layout(self) -> Layout:
@@ -245,8 +232,7 @@ class ResidualStack(RandomState):
         ValueError for another number of levels, IndexError for an index outside.
         """
         codes = self._decode(self.plain_indices(indices))
-        dropped = self.num_quantizers - len(codes)
-        return torch.stack(codes + [torch.zeros_like(codes[0])] * dropped)
+        return torch.stack(with_dropped(codes, self.num_quantizers, 0))
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout; zeros where all are -1."""
@@ -269,11 +255,3 @@ class ResidualStack(RandomState):
         condition = f"of {levels} levels on the last axis, or fewer with quantize_dropout"
         expect(owner, fits, "indices", condition, f"shape {list(indices.shape)}")
         return [self.decode_level(index, indices[..., index]) for index in range(given)]
-
-
-def _only_if(used: Tensor, level: LevelChoice) -> LevelChoice:
-    """A level of which only the device knows whether it is in use."""
-    return level._replace(
-        codes=torch.where(used, level.codes, 0),
-        indices=torch.where(used, level.indices, -1),
-    )

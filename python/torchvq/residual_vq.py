@@ -15,6 +15,7 @@ from torchvq._projection import make_projections, project
 from torchvq._ranks import ranks_of, shake_hands
 from torchvq._residual_at_once import decode_sum, encode_at_once, encodes_at_once
 from torchvq._residual_dropout import drawn_depth, seeded_depth
+from torchvq._residual_engine import enter, leave, restore_codes, with_dropped
 from torchvq._residual_levels import (
     Request,
     Walk,
@@ -39,7 +40,6 @@ from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualRes
 from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
-_HALF = (torch.float16, torch.bfloat16)
 
 
 class ResidualVQ(nn.Module):
@@ -271,10 +271,7 @@ class ResidualVQ(nn.Module):
                 begin_step(self._codebooks())
             if depth is None:
                 depth = self._depth(seed)
-            tokens = layout.pack(x)
-            if token_mask is not None:
-                # Padding may hold anything, NaN included; zeros keep it out of every gradient.
-                tokens = _ops.fill_masked(tokens, token_mask)
+            tokens = enter(x, token_mask, layout, self.project_in)
             request = Request(
                 mask=token_mask,
                 batch=tokens.shape[:2],
@@ -285,10 +282,7 @@ class ResidualVQ(nn.Module):
                 ranks=ranks,
                 beam=beam,
             )
-            inputs = layout.split_heads(project(self.project_in, tokens))
-            if inputs.dtype in _HALF:
-                # Residual and sum stay in float32 between levels.
-                inputs = inputs.float()
+            inputs = layout.split_heads(tokens)
             if not return_all_codes and encodes_at_once(self, request):
                 encoded = encode_at_once(self, inputs, request)
                 if encoded is not None:
@@ -309,8 +303,7 @@ class ResidualVQ(nn.Module):
         if self.training:
             count_codes(self.levels, [level.choice.chosen.indices for level in stack.levels])
             count_step(stack.levels, self.shared_codebook, counts, request.ranks)
-        dropped = self.num_quantizers - len(losses)
-        return torch.stack(losses + [losses[0].new_zeros(())] * dropped)
+        return torch.stack(with_dropped(losses, self.num_quantizers, 0))
 
     def _searched_result(
         self, codes: Tensor, indices: Tensor, x: Tensor, request: Request
@@ -325,15 +318,17 @@ class ResidualVQ(nn.Module):
         quantized = self._restore(stack.output, x, request)
         if request.targets is not None:
             return quantized, loss.sum()
-        layout, levels = self.layout, stack.levels
-        dropped = self.num_quantizers - len(levels)
+        layout, levels, every = self.layout, stack.levels, self.num_quantizers
         chosen = [layout.restore_positions(level.choice.chosen.indices, x) for level in levels]
-        indices = torch.stack(chosen + [torch.full_like(chosen[0], -1)] * dropped, -1)
+        # Dropped levels have no index and no code.
+        indices = torch.stack(with_dropped(chosen, every, -1), -1)
         if not return_all_codes:
             return ResidualOutput(quantized, indices, loss)
-        codes = [self._code_rows(level.codes, x, request) for level in levels]
-        all_codes = torch.stack(codes + [torch.zeros_like(codes[0])] * dropped)
-        return ResidualOutputWithCodes(quantized, indices, loss, all_codes)
+        rows = [layout.merge_heads(level.codes, *request.batch).flatten(2) for level in levels]
+        codes = [restore_codes(row, x, request.mask, layout) for row in rows]
+        return ResidualOutputWithCodes(
+            quantized, indices, loss, torch.stack(with_dropped(codes, every, 0))
+        )
 
     # Stages of forward ---------------------------------------------------------------------------------------
 
@@ -414,18 +409,10 @@ class ResidualVQ(nn.Module):
     def _restore(self, output: Tensor, x: Tensor, request: Request) -> Tensor:
         layout = self.layout
         merged = layout.merge_heads(output, *request.batch).flatten(2)
-        restored = project(self.project_out, merged).to(x.dtype)
-        if request.mask is not None:
-            padding = None if self.return_zeros_for_masked_padding else layout.pack(x)
-            restored = _ops.fill_padding(restored, request.mask, padding)
-        return layout.unpack(restored, x)
-
-    def _code_rows(self, codes: Tensor, x: Tensor, request: Request) -> Tensor:
-        """Codes of one level (B, *, D), zeros for padding."""
-        merged = self.layout.merge_heads(codes, *request.batch).flatten(2)
-        if request.mask is not None:
-            merged = _ops.fill_masked(merged, request.mask)
-        return _ops.unpack_positions(merged, x.shape, self.layout.channel_first)
+        padding = None
+        if request.mask is not None and not self.return_zeros_for_masked_padding:
+            padding = layout.pack(x)
+        return leave(merged, x, request.mask, layout, self.project_out, padding)
 
     # Codes -----------------------------------------------------------------------------------------------------
 
@@ -454,9 +441,7 @@ class ResidualVQ(nn.Module):
         Raises:
             ValueError: for another number of levels. IndexError: for an index outside [-1, K).
         """
-        codes = self._decode(indices)
-        missing = self.num_quantizers - len(codes)
-        return torch.stack(codes + [torch.zeros_like(codes[0])] * missing)
+        return torch.stack(with_dropped(self._decode(indices), self.num_quantizers, 0))
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout.

@@ -38,12 +38,6 @@ at::Tensor codes_of(const at::Tensor& indices, const ScalarCodec& codec) {
 
 }  // namespace
 
-int64_t ScalarCodec::codebook_size() const {
-  int64_t size = 1;
-  for (const auto level : levels) size *= level;
-  return size;
-}
-
 at::Tensor encode_scalar(const at::Tensor& x, const ScalarCodec& codec) {
   TORCH_CHECK_VALUE(x.dim() == 2 && x.size(1) == codec.dim,
                     "encode_scalar: expected x to have shape (N, ", codec.dim, "), but got ",

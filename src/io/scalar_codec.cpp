@@ -4,6 +4,7 @@
 #include <torchvq/io/scalar_codec.h>
 #include <torchvq/version.h>
 
+#include <bit>
 #include <charconv>
 #include <map>
 #include <string>
@@ -62,11 +63,11 @@ int64_t number_of(const std::string& path, const Metadata& metadata, const std::
 }
 
 std::vector<int64_t> signs_of(const std::string& path, int64_t codebook_size) {
-  std::vector<int64_t> levels;
-  for (int64_t size = 1; size < codebook_size; size *= 2) levels.push_back(2);
-  TORCH_CHECK_VALUE(!levels.empty() && int64_t{1} << levels.size() == codebook_size, path,
-                    ": expected codebook_size to be a power of two, but got ", codebook_size);
-  return levels;
+  const auto size = static_cast<uint64_t>(codebook_size);
+  TORCH_CHECK_VALUE(std::has_single_bit(size) && codebook_size >= 2 && codebook_size <= kMostCodes,
+                    path, ": expected codebook_size to be a power of two from 2 to 2^62, but got ",
+                    codebook_size);
+  return std::vector<int64_t>(std::countr_zero(size), 2);
 }
 
 void check_levels(const std::string& path, const functional::ScalarCodec& codec) {
@@ -137,6 +138,10 @@ functional::ScalarCodec load_scalar_codec(const std::string& path) {
                                        : numbers_of(path, metadata, "levels");
   check_levels(path, codec);
   codec.num_codebooks = number_of(path, metadata, "num_codebooks");
+  TORCH_CHECK_VALUE(
+      codec.num_codebooks <= kMostCodes / static_cast<int64_t>(codec.levels.size()), path,
+      ": expected num_codebooks to be of codebooks that fit in memory, but got ",
+      codec.num_codebooks);
   codec.dim = number_of(path, metadata, "dim");
   const auto features = codec.features(), dim = codec.dim;
   if (codec.method == "lfq" || features != dim) {

@@ -25,7 +25,11 @@ struct TORCHVQ_API ScalarCodec {
   at::Tensor in_weight, in_bias, out_weight, out_bias;
 
   int64_t features() const { return num_codebooks * static_cast<int64_t>(levels.size()); }
-  int64_t codebook_size() const;
+  int64_t codebook_size() const {
+    int64_t size = 1;
+    for (const auto level : levels) size *= level;
+    return size;
+  }
 };
 
 /// Codes of vectors: `in_weight x + in_bias`, rounded.

@@ -1,0 +1,54 @@
+// fuzz_seeds FOLDER: writes small valid files of every kind, which the fuzzers damage.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/ones.h>
+#include <torchvq/io/codec.h>
+#include <torchvq/io/npy.h>
+#include <torchvq/io/safetensors.h>
+#include <torchvq/io/scalar_codec.h>
+
+#include <cstdio>
+#include <string>
+
+namespace {
+
+namespace io = torchvq::io;
+
+void write_arrays(const std::string& folder) {
+  io::save_npy(folder + "/floats.npy", at::arange(12, at::kFloat).view({3, 4}));
+  io::save_npy(folder + "/codes.npy", at::arange(6).view({2, 3}));
+  io::save_safetensors(
+      folder + "/tensors.safetensors",
+      {{"a", at::arange(12, at::kFloat).view({3, 4})}, {"b", at::arange(3, at::kHalf)}},
+      {{"key", "value"}});
+}
+
+void write_codecs(const std::string& folder) {
+  const auto codec =
+      io::make_codec(at::arange(6, at::kFloat).view({3, 2}), at::arange(3), "euclidean");
+  io::save_codec(folder + "/codec.safetensors", codec);
+  io::save_codec_stack(folder + "/stack.safetensors", {.groups = {{codec, codec}, {codec, codec}}});
+  for (const auto* method : {"fsq", "lfq"}) {
+    torchvq::functional::ScalarCodec scalar;
+    scalar.method = method;
+    scalar.levels = {2, 2};
+    scalar.dim = 3;
+    scalar.in_weight = at::ones({2, 3});
+    scalar.in_bias = at::ones({2});
+    scalar.out_weight = at::ones({3, 2});
+    scalar.out_bias = at::ones({3});
+    io::OutputFile file(folder + "/" + method + ".safetensors");
+    io::save_scalar_codec(file, scalar);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) {
+    std::fprintf(stderr, "usage: fuzz_seeds FOLDER\n");
+    return 2;
+  }
+  write_arrays(argv[1]);
+  write_codecs(argv[1]);
+  return 0;
+}
