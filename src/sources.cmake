@@ -113,6 +113,7 @@ set(TORCHVQ_SOURCES
   modules/random_state.cpp
   modules/ranks.cpp
   modules/residual_beam.cpp
+  modules/residual_engine.cpp
   modules/residual_evaluation.cpp
   modules/residual_forward.cpp
   modules/residual_fsq.cpp

@@ -138,10 +138,10 @@ functional::ScalarCodec load_scalar_codec(const std::string& path) {
                                        : numbers_of(path, metadata, "levels");
   check_levels(path, codec);
   codec.num_codebooks = number_of(path, metadata, "num_codebooks");
-  TORCH_CHECK_VALUE(
-      codec.num_codebooks <= kMostCodes / static_cast<int64_t>(codec.levels.size()), path,
-      ": expected num_codebooks to be of codebooks that fit in memory, but got ",
-      codec.num_codebooks);
+  TORCH_CHECK_VALUE(codec.num_codebooks <= kMostCodes / static_cast<int64_t>(codec.levels.size()),
+                    path,
+                    ": expected num_codebooks to be of codebooks that fit in memory, but got ",
+                    codec.num_codebooks);
   codec.dim = number_of(path, metadata, "dim");
   const auto features = codec.features(), dim = codec.dim;
   if (codec.method == "lfq" || features != dim) {

@@ -3,16 +3,11 @@
 #include <utility>
 #include <vector>
 
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros_like.h>
-
-#include <torchvq/functional/layout.h>
 #include <torchvq/functional/quantize_depth.h>
 
-#include "modules/projection.h"
 #include "modules/ranks.h"
 #include "modules/residual_beam.h"
+#include "modules/residual_engine.h"
 #include "modules/residual_evaluation.h"
 #include "modules/residual_levels.h"
 #include "modules/search.h"
@@ -53,29 +48,11 @@ int64_t depth_of(const ResidualVQImpl& rvq, std::optional<int64_t> seed) {
 torch::Tensor restore(ResidualVQImpl& rvq, const torch::Tensor& output, const torch::Tensor& x,
                       const Request& request) {
   const auto layout = detail::layout_of(rvq);
-  auto restored = layout.merge_features(output, request.batch, request.tokens);
-  if (rvq.project_out) {
-    restored = detail::apply_linear(rvq.project_out, restored);
-  }
-  restored = restored.to(x.scalar_type());
-  if (request.mask) {
-    const auto padding = rvq.options.return_zeros_for_masked_padding()
-                             ? std::nullopt
-                             : std::optional(layout.pack(x));
-    restored = F::fill_padding(restored, *request.mask, padding);
-  }
-  return layout.unpack(restored, x);
-}
-
-/// Codes of one level (B, *, D), zeros for padding.
-torch::Tensor code_rows(const ResidualVQImpl& rvq, const torch::Tensor& codes,
-                        const torch::Tensor& x, const Request& request) {
-  const auto layout = detail::layout_of(rvq);
-  auto merged = layout.merge_features(codes, request.batch, request.tokens);
-  if (request.mask) {
-    merged = F::fill_masked(merged, *request.mask);
-  }
-  return F::unpack_positions(merged, x.sym_sizes(), layout.channel_first);
+  const auto padding = request.mask && !rvq.options.return_zeros_for_masked_padding()
+                           ? std::optional(layout.pack(x))
+                           : std::nullopt;
+  return detail::leave_stack(layout.merge_features(output, request.batch, request.tokens), x,
+                             request.mask, layout, rvq.project_out, padding);
 }
 
 /// Nearest codes level by level, nothing scored, nothing learnt: the pass of most evaluations.
@@ -101,19 +78,18 @@ ResidualVQOutput result_of(ResidualVQImpl& rvq, const detail::Walk& walk, const 
   const auto layout = detail::layout_of(rvq);
   std::vector<torch::Tensor> indices, codes;
   for (const auto& level : walk.levels) {
-    indices.push_back(layout.restore_positions(level.choice.chosen.indices, x));
+    const auto& chosen = level.choice.chosen;
+    indices.push_back(layout.restore_positions(chosen.indices, x));
     if (all_codes) {
-      codes.push_back(code_rows(rvq, level.choice.chosen.codes, x, request));
+      const auto rows = layout.merge_features(chosen.codes, request.batch, request.tokens);
+      codes.push_back(detail::restore_codes(rows, x, request.mask, layout));
     }
   }
-  // Dropped levels have no index and no code.
-  indices.resize(rvq.levels.size(), at::full_like(indices[0], -1));
-  if (all_codes) {
-    codes.resize(rvq.levels.size(), torch::zeros_like(codes[0]));
-  }
-  return {restore(rvq, walk.output, x, request), at::stack(indices, -1),
+  const auto every = rvq.num_quantizers();
+  return {restore(rvq, walk.output, x, request),
+          detail::stack_levels(std::move(indices), every, -1, -1),
           request.targets.empty() ? loss : loss.sum(),
-          all_codes ? at::stack(codes) : torch::Tensor()};
+          all_codes ? detail::stack_levels(std::move(codes), every, 0) : torch::Tensor()};
 }
 
 }  // namespace
@@ -149,18 +125,10 @@ ResidualVQOutput ResidualVQImpl::forward_to_depth(const torch::Tensor& x,
     depth = depth_of(*this, call.rand_quantize_dropout_fixed_seed());
   }
   request.depth = *depth;
-  auto tokens = layout.pack(x);
+  const auto tokens = detail::enter_stack(x, request.mask, layout, project_in);
   request.batch = tokens.size(0);
   request.tokens = tokens.size(1);
-  if (request.mask) {
-    // Padding may hold anything, NaN included; zeros keep it out of every gradient.
-    tokens = F::fill_masked(tokens, *request.mask);
-  }
-  auto inputs = layout.split_heads(project_in ? detail::apply_linear(project_in, tokens) : tokens);
-  if (inputs.scalar_type() == at::kHalf || inputs.scalar_type() == at::kBFloat16) {
-    // Residual and sum stay in float32 between levels.
-    inputs = inputs.to(at::kFloat);
-  }
+  const auto inputs = layout.split_heads(tokens);
   const bool plain = !is_training() && request.targets.empty() && request.beam == 1 &&
                      !options.implicit_neural_codebook() && !call.return_all_codes();
   if (plain) {

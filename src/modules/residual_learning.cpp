@@ -3,11 +3,11 @@
 #include <utility>
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/stack.h>
 
 #include "modules/diversity.h"
 #include "modules/losses.h"
 #include "modules/ranks.h"
+#include "modules/residual_engine.h"
 #include "modules/residual_levels.h"
 #include "modules/stats.h"
 
@@ -196,8 +196,7 @@ at::Tensor learn(ResidualVQImpl& rvq, const Walk& walk, const Request& request) 
     keep_uses(rvq, levels);
     count_step(rvq, levels, counts, request.ranks);
   }
-  losses.resize(rvq.levels.size(), losses[0].new_zeros({}));
-  return at::stack(losses);
+  return stack_levels(std::move(losses), rvq.num_quantizers(), 0);
 }
 
 }  // namespace torchvq::detail

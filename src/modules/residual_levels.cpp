@@ -8,6 +8,7 @@
 
 #include "modules/ranks.h"
 #include "modules/residual_beam.h"
+#include "modules/residual_engine.h"
 #include "modules/residual_in_place.h"
 #include "modules/search.h"
 
@@ -119,9 +120,8 @@ std::vector<Codebook> codebooks_of(const ResidualVQImpl& rvq) {
 }
 
 Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request) {
-  auto residual = inputs, total = at::zeros_like(inputs);
   // The sum of the levels' own outputs, where it is these that have a gradient.
-  auto summed = total;
+  auto summed = at::zeros_like(inputs);
   std::vector<at::Tensor> paths;
   if (request.beam > 1) {
     prepare_levels(rvq, inputs, request);
@@ -130,7 +130,8 @@ Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request)
   const bool by_levels = estimates_levels(rvq);
   const double fraction = rvq.is_training() ? gradient_fraction(rvq) : 0;
   Walk result;
-  for (int64_t index = 0; index < request.depth; ++index) {
+  const auto choose = [&](int64_t index, const at::Tensor& residual,
+                          const at::Tensor& total) -> Passed {
     std::optional<Implicit> implicit;
     if (index > 0 && rvq.options.implicit_neural_codebook()) {
       // Its value must be what decoding finds, so no estimator with noise.
@@ -140,11 +141,13 @@ Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request)
     }
     auto level = choose_level(rvq, index, residual, std::move(implicit), request,
                               paths.empty() ? std::nullopt : OptionalTensor(paths[index]));
-    total = total.add(level.choice.chosen.codes);
-    summed = summed.add(level.choice.quantized);
-    residual = residual.sub(taken(level.choice.quantized, fraction));
+    const auto& output = level.choice.quantized;
+    summed = summed.add(output);
+    Passed passed{level.choice.chosen.codes, taken(output, fraction)};
     result.levels.push_back(std::move(level));
-  }
+    return passed;
+  };
+  const auto total = walk_levels(inputs, request.depth, choose);
   result.output = by_levels ? summed : estimate_stack(rvq, inputs, total, request.ranks);
   return result;
 }

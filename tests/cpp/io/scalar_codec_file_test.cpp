@@ -15,8 +15,11 @@ using torchvq::testing::TempDir;
 using Metadata = std::map<std::string, std::string>;
 
 Metadata lookup_free(const std::string& codebook_size, const std::string& num_codebooks) {
-  return {{"format_version", "1"},          {"class", "LFQ"}, {"codebook_size", codebook_size},
-          {"num_codebooks", num_codebooks}, {"dim", "3"}};
+  return {{"format_version", "1"},
+          {"class", "LFQ"},
+          {"codebook_size", codebook_size},
+          {"num_codebooks", num_codebooks},
+          {"dim", "3"}};
 }
 
 TEST(ScalarCodecFileTest, NumbersAtTheEndOfTheirTypeAreRefused) {
