@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from typing import Any
 
@@ -304,3 +305,17 @@ def test_bad_groups_and_calls():
         with pytest.raises(error):
             call()
     assert module.rng[1] == 0
+
+
+@pytest.mark.parametrize("levels", [[5, 3], [4, 4], [8, 2], [7]])
+def test_no_path_through_the_levels_is_nearer_than_the_greedy_one(levels: list[int]) -> None:
+    """With the hard clamp there is nothing for a beam to find: all paths are enumerated."""
+    module = ResidualFSQ(levels=levels, num_quantizers=2).eval()
+    x = torch.randn(1, 500, len(levels))
+    clamped = module.prepare_inputs(x)[0].double()
+    codes = range(module.codebook_size)
+    paths = torch.tensor(list(itertools.product(codes, codes)))
+    outputs = module.get_output_from_indices(paths.unsqueeze(0))[0].double()
+    nearest = torch.cdist(clamped, outputs).min(1).values
+    found = (module(x).quantized[0].double() - clamped).norm(dim=-1)
+    torch.testing.assert_close(found, nearest, rtol=0, atol=1e-6)

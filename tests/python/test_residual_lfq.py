@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -223,3 +224,16 @@ def test_calls_are_checked():
         stack.get_output_from_indices(torch.full((1, 2, 3), 16))
     with pytest.raises(ValueError, match="levels on the last axis"):
         stack.get_output_from_indices(torch.zeros(1, 2, 4, dtype=torch.long))
+
+
+def test_no_path_through_the_levels_is_nearer_than_the_greedy_one() -> None:
+    """Signs of what is left are a binary expansion: there is nothing for a beam to find. All paths are enumerated."""
+    module = ResidualLFQ(
+        dim=3, codebook_size=8, num_quantizers=3, commitment_loss_weight=0.25
+    ).eval()
+    x = torch.randn(1, 500, 3)
+    paths = torch.tensor(list(itertools.product(range(8), repeat=3)))
+    outputs = module.get_output_from_indices(paths.unsqueeze(0))[0].double()
+    nearest = torch.cdist(x[0].double(), outputs).min(1).values
+    found = (module(x).quantized[0].double() - x[0].double()).norm(dim=-1)
+    torch.testing.assert_close(found, nearest, rtol=0, atol=1e-6)
