@@ -60,7 +60,12 @@ def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
     signs = results / f"{LEARNING_LFQ}.json"
     if signs.exists():
         document = read_json(signs)
-        fill(docs / "learning.md", {"lfq": _signs(document), "lfq_machine": _machine([document])})
+        parts = {
+            "lfq": _signs(document),
+            "lfq_small": _small_latents(document),
+            "lfq_machine": _machine([document]),
+        }
+        fill(docs / "learning.md", parts)
 
 
 def fill(file: Path, tables: dict[str, str]) -> None:
@@ -213,6 +218,21 @@ def _signs(document: Document) -> str:
     ]
     header = ["settings", "who", "mean squared error", "codes in use", "entropy, bits"]
     return _table([*header, "batch entropy in training, bits", "norm of its gradient"], rows)
+
+
+def _small_latents(document: Document) -> str:
+    rows = [
+        [
+            row["who"],
+            str(row["steps"]),
+            f"{row['first_gradient']:.2g}",
+            f"{row['codes_before']} → {row['codes']}",
+            f"{row['entropy_bits_before']:.2f} → {row['entropy_bits']:.2f}",
+        ]
+        for row in document["small"]
+    ]
+    header = ["who", "steps", "gradient norm of the first", "codes in use"]
+    return _table([*header, "entropy of their use, bits"], rows)
 
 
 def _small_calls(document: Document) -> str:

@@ -2,7 +2,8 @@
 
 `python benchmarks/python/learning_lfq.py` takes some minutes on two idle cores, most of it the reference's, which
 needs tokens * 2^18 numbers, several times. Use and entropy are those of 65536 test tokens; `gradient` is
-that of the batch entropy to the latents of a batch, as the trained network gives them.
+that of the batch entropy to the latents of a batch, as the trained network gives them. Before that, the
+entropy loss alone from small latents, where the reference's has no gradient.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ BITS = 18
 # Soft enough that tokens are not sure of their bits from the first step on.
 INVERSE_TEMPERATURE = 2.0
 OPTIONS = dict(codebook_size=2**BITS, commitment_loss_weight=0.25)
+# Of the last layer of the encoder, where latents start small. A step of the reference takes seconds.
+SMALL = 0.02
+SMALL_STEPS = {"ours": 200, "reference": 40}
+SMALL_TOKENS = 128
 ROWS: list[tuple[str, str, dict[str, float]]] = [
     ("ours", "entropy loss 0.1", {"entropy_loss_weight": 0.1}),
     ("reference", "entropy loss 0.1", {"entropy_loss_weight": 0.1}),
@@ -54,8 +59,7 @@ def entropy_of(lfq: nn.Module, latent: Tensor) -> Tensor:
 
 
 def run(who: str, options: dict[str, float], steps: int, tokens: int) -> dict[str, float]:
-    data = images.patches(images.load()[0][:8192])
-    test = images.patches(images.load(test=True)[0][:4096])
+    data, test = _pictures(8192, 4096)
     torch.manual_seed(0)
     make: Any = Reference if who == "reference" else torchvq.LFQ
     model = Autoencoder(make(dim=BITS, **OPTIONS, **options), data.shape[1])
@@ -83,6 +87,55 @@ def run(who: str, options: dict[str, float], steps: int, tokens: int) -> dict[st
     }
 
 
+def use_of(lfq: nn.Module, latent: Tensor) -> tuple[int, float]:
+    """Codes in use, and the entropy of their use in bits."""
+    with torch.no_grad():
+        indices = lfq.eval()(latent[None])[1]
+    lfq.train()
+    counts = indices.flatten().unique(return_counts=True)[1].double()
+    share = counts / counts.sum()
+    return len(counts), float(-(share * share.log2()).sum())
+
+
+def run_small(who: str, steps: int) -> dict[str, float]:
+    """The entropy loss alone, from latents so small that no code has a probability above 1e-5."""
+    train, test = (patches[patches.std(1) > 0.15] for patches in _pictures(2048, 1024))
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Linear(train.shape[1], 128), nn.GELU(), nn.Linear(128, BITS))
+    with torch.no_grad():
+        for parameter in encoder[-1].parameters():
+            parameter.mul_(SMALL)
+    make: Any = Reference if who == "reference" else torchvq.LFQ
+    lfq = make(dim=BITS, codebook_size=2**BITS, entropy_loss_weight=1.0, diversity_gamma=2.0)
+    optimizer = torch.optim.Adam(encoder.parameters(), 1e-3)
+    batches = torch.Generator().manual_seed(0)
+    codes_before, entropy_before = use_of(lfq, encoder(test))
+    first = 0.0
+    for step in range(steps):
+        x = train[torch.randint(len(train), (SMALL_TOKENS,), generator=batches)]
+        optimizer.zero_grad()
+        lfq(encoder(x)[None], inv_temperature=1.0)[2].backward()
+        if step == 0:
+            first = sum(float(p.grad.square().sum()) for p in encoder.parameters()) ** 0.5
+        optimizer.step()
+    codes, entropy = use_of(lfq, encoder(test))
+    return {
+        "steps": steps,
+        "first_gradient": first,
+        "codes_before": codes_before,
+        "codes": codes,
+        "entropy_bits_before": entropy_before,
+        "entropy_bits": entropy,
+    }
+
+
+def _pictures(train: int, test: int) -> tuple[Tensor, Tensor]:
+    return (
+        images.patches(images.load()[0][:train]),
+        images.patches(images.load(test=True)[0][:test]),
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -91,19 +144,30 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file")
     arguments = parser.parse_args()
     steps, tokens = (2, 8) if arguments.quick else (60, 32)
+    small: list[dict[str, Any]] = []
+    for who, most in SMALL_STEPS.items():
+        row = run_small(who, 2 if arguments.quick else most)
+        small.append({"who": who, **row})
+        _say(small[-1])
     runs: list[dict[str, Any]] = []
     for who, name, options in ROWS:
         runs.append({"who": who, "name": name, **run(who, options, steps, tokens)})
-        print("  " + ", ".join(f"{key} {value}" for key, value in runs[-1].items()), flush=True)
-        document = dict(
-            name=NAME,
-            quick=arguments.quick,
-            machine=machine(),
-            steps=steps,
-            tokens=tokens,
-            runs=runs,
-        )
-        write_json(arguments.output / f"{NAME}.json", document)
+        _say(runs[-1])
+    document = dict(
+        name=NAME,
+        quick=arguments.quick,
+        machine=machine(),
+        steps=steps,
+        tokens=tokens,
+        runs=runs,
+        small=small,
+        small_tokens=SMALL_TOKENS,
+    )
+    write_json(arguments.output / f"{NAME}.json", document)
+
+
+def _say(row: dict[str, Any]) -> None:
+    print("  " + ", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
 
 
 if __name__ == "__main__":
