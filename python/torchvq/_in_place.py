@@ -71,12 +71,41 @@ def keep_optimizer_in_checkpoint(vq: "LatentQuantize | ResidualVQ | VectorQuanti
     Its options are the constructor's. A checkpoint without these keys, as the reference writes, loads all the same;
     the optimizer then goes on with what it has.
     """
+    optimizer = vq.in_place_codebook_optimizer
+    assert optimizer is not None
+    names = {id(parameter): name for name, parameter in vq.named_parameters()}
+    vq.in_place_parameter_names = [
+        names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]
+    ]
     vq.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
     vq.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def _parameters(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> list[Tensor]:
+    """The parameters of a module's own optimizer, which are those that the module has now.
+
+    Loading by assignment, `to_empty` and `fully_shard` put other tensors in their place.
+    """
+    optimizer = owner.in_place_codebook_optimizer
+    assert optimizer is not None
+    names = iter(owner.in_place_parameter_names)
+    for group in optimizer.param_groups:
+        for place, old in enumerate(group["params"]):
+            present = owner.get_parameter(next(names))
+            if present is not old:
+                group["params"][place] = present
+                if old in optimizer.state:
+                    optimizer.state[present] = optimizer.state.pop(old)
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def step_in_place_optimizer(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> None:
+    """A step of the module's own optimizer, which then forgets the gradients; nothing without one."""
+    optimizer = owner.in_place_codebook_optimizer
+    if optimizer is not None:
+        _parameters(owner)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def _save(
@@ -87,7 +116,7 @@ def _save(
 ) -> None:
     optimizer = vq.in_place_codebook_optimizer
     assert optimizer is not None
-    for index, parameter in enumerate(_parameters(optimizer)):
+    for index, parameter in enumerate(_parameters(vq)):
         for name, value in optimizer.state.get(parameter, {}).items():
             if value is not None:
                 tensor = torch.as_tensor(value).detach()
@@ -102,7 +131,7 @@ def _load(
 ) -> None:
     optimizer = vq.in_place_codebook_optimizer
     assert optimizer is not None
-    parameters = _parameters(optimizer)
+    parameters = _parameters(vq)
     # Taken out, so that loading does not find them unexpected.
     for key in [key for key in state_dict if key.startswith(prefix + _PREFIX)]:
         index, name = key[len(prefix + _PREFIX) :].split(".", 1)

@@ -485,8 +485,10 @@ class Codebook(nn.Module):
     ) -> None:
         missing: list[str] = args[1]
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        # Savers that drop second names of one tensor leave a shared codebook under the first of its names only.
+        elsewhere = not any(key.startswith(prefix) for key in state_dict)
         for name in (*_ADDED_STATE, *_AFFINE_STATE, *_AFFINE_FLAGS):
-            if prefix + name in missing and name in self._buffers:
+            if prefix + name in missing and name in self._buffers and not elsewhere:
                 missing.remove(prefix + name)
                 self._restore_default(name)
                 if prefix + name.removesuffix("_needs_init") in state_dict:
