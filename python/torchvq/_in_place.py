@@ -23,9 +23,27 @@ def _keep(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def own_backward() -> Iterator[None]:
-    """For a backward here and now: checkpointing must not drop what it saves, or it would recompute the region."""
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_keep, _keep):
+    """For a backward here and now, in inference mode as well.
+
+    Checkpointing must not drop what it saves, or it would recompute the region.
+    """
+    hooks = torch.autograd.graph.saved_tensors_hooks(_keep, _keep)
+    with torch.inference_mode(False), torch.enable_grad(), hooks:
         yield
+
+
+def target_of(tokens: Tensor) -> Tensor:
+    """What a step of an own optimizer goes towards; a backward cannot save tensors of inference mode."""
+    return tokens.clone() if tokens.is_inference() else tokens.detach()
+
+
+def learns_in_place(
+    owner: "LatentQuantize | ResidualVQ | VectorQuantize", codebook: nn.Module
+) -> bool:
+    """Whether a training forward steps the module's own optimizer: not after `requires_grad_(False)`."""
+    if owner.in_place_codebook_optimizer is None or not owner.training:
+        return False
+    return any(parameter.requires_grad for parameter in codebook.parameters())
 
 
 def average_gradients(
@@ -49,7 +67,7 @@ def in_place_step(
     if state.replaying:
         return projected.new_zeros(())
     with own_backward():
-        target = projected.detach()
+        target = target_of(projected)
         _, _, codes, inputs = _ops.quantize(target, codebook, state.rng, estimator="none")
         loss: Tensor = _ops.commitment_loss(inputs, codes, mask=mask)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -91,7 +109,9 @@ def _parameters(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> list[T
     names = iter(owner.in_place_parameter_names)
     for group in optimizer.param_groups:
         for place, old in enumerate(group["params"]):
-            present = owner.get_parameter(next(names))
+            path, _, name = next(names).rpartition(".")
+            # No `get_parameter`: `torch.func.functional_call` puts plain tensors there.
+            present = getattr(owner.get_submodule(path), name)
             if present is not old:
                 group["params"][place] = present
                 if old in optimizer.state:

@@ -12,8 +12,10 @@ from torchvq._constants import ConstantBuffers, materialise_constants, to_defaul
 from torchvq._in_place import (
     average_gradients,
     keep_optimizer_in_checkpoint,
+    learns_in_place,
     own_backward,
     step_in_place_optimizer,
+    target_of,
 )
 from torchvq._layout import Layout
 from torchvq._projection import make_projections, project
@@ -237,7 +239,7 @@ class LatentQuantize(nn.Module):
     def _values_of_step(self, latents: Tensor, mask: Tensor | None) -> list[Tensor]:
         """The values that this forward quantizes to; an in-place optimizer has moved them first."""
         values = list(self.values_per_latent)
-        if self.in_place_codebook_optimizer is None or not self.training:
+        if not learns_in_place(self, self.values_per_latent):
             return values
         return self._stepped_values(latents, mask)
 
@@ -250,13 +252,14 @@ class LatentQuantize(nn.Module):
             return recorded
         if not _checkpointing.recomputing():
             values = list(self.values_per_latent)
-            self._step_in_place(latents.detach(), values, mask)
+            self._step_in_place(latents, values, mask)
         stepped = [own.detach().clone() for own in self.values_per_latent]
         self._stepped.keep(latents, stepped)
         return stepped
 
     def _step_in_place(self, latents: Tensor, values: list[Tensor], mask: Tensor | None) -> None:
         with own_backward():
+            latents = target_of(latents)
             loss = _ops.latent_quantize_features(latents, values, quantization=1.0, mask=mask)[2]
             loss.backward()
         rows = latents.to(loss.dtype).reshape(1, -1, self.codebook_dim)
