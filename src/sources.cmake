@@ -8,6 +8,7 @@ set(TORCHVQ_SOURCES
   detail/kmeans_lloyd.cpp
   detail/kmeans_seeding.cpp
   detail/no_gradient.cpp
+  detail/once_differentiable.cpp
   detail/random_tensor.cpp
   detail/root.cpp
   detail/row_keys.cpp

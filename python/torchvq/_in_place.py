@@ -23,9 +23,27 @@ def _keep(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def own_backward() -> Iterator[None]:
-    """For a backward here and now: checkpointing must not drop what it saves, or it would recompute the region."""
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_keep, _keep):
+    """For a backward here and now, in inference mode as well.
+
+    Checkpointing must not drop what it saves, or it would recompute the region.
+    """
+    hooks = torch.autograd.graph.saved_tensors_hooks(_keep, _keep)
+    with torch.inference_mode(False), torch.enable_grad(), hooks:
         yield
+
+
+def target_of(tokens: Tensor) -> Tensor:
+    """What a step of an own optimizer goes towards; a backward cannot save tensors of inference mode."""
+    return tokens.clone() if tokens.is_inference() else tokens.detach()
+
+
+def learns_in_place(
+    owner: "LatentQuantize | ResidualVQ | VectorQuantize", codebook: nn.Module
+) -> bool:
+    """Whether a training forward steps the module's own optimizer: not after `requires_grad_(False)`."""
+    if owner.in_place_codebook_optimizer is None or not owner.training:
+        return False
+    return any(parameter.requires_grad for parameter in codebook.parameters())
 
 
 def average_gradients(
@@ -49,7 +67,7 @@ def in_place_step(
     if state.replaying:
         return projected.new_zeros(())
     with own_backward():
-        target = projected.detach()
+        target = target_of(projected)
         _, _, codes, inputs = _ops.quantize(target, codebook, state.rng, estimator="none")
         loss: Tensor = _ops.commitment_loss(inputs, codes, mask=mask)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -71,12 +89,43 @@ def keep_optimizer_in_checkpoint(vq: "LatentQuantize | ResidualVQ | VectorQuanti
     Its options are the constructor's. A checkpoint without these keys, as the reference writes, loads all the same;
     the optimizer then goes on with what it has.
     """
+    optimizer = vq.in_place_codebook_optimizer
+    assert optimizer is not None
+    names = {id(parameter): name for name, parameter in vq.named_parameters()}
+    vq.in_place_parameter_names = [
+        names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]
+    ]
     vq.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
     vq.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def _parameters(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> list[Tensor]:
+    """The parameters of a module's own optimizer, which are those that the module has now.
+
+    Loading by assignment, `to_empty` and `fully_shard` put other tensors in their place.
+    """
+    optimizer = owner.in_place_codebook_optimizer
+    assert optimizer is not None
+    names = iter(owner.in_place_parameter_names)
+    for group in optimizer.param_groups:
+        for place, old in enumerate(group["params"]):
+            path, _, name = next(names).rpartition(".")
+            # No `get_parameter`: `torch.func.functional_call` puts plain tensors there.
+            present = getattr(owner.get_submodule(path), name)
+            if present is not old:
+                group["params"][place] = present
+                if old in optimizer.state:
+                    optimizer.state[present] = optimizer.state.pop(old)
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def step_in_place_optimizer(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> None:
+    """A step of the module's own optimizer, which then forgets the gradients; nothing without one."""
+    optimizer = owner.in_place_codebook_optimizer
+    if optimizer is not None:
+        _parameters(owner)
+        optimizer.step()
+        optimizer.zero_grad()
 
 
 def _save(
@@ -87,7 +136,7 @@ def _save(
 ) -> None:
     optimizer = vq.in_place_codebook_optimizer
     assert optimizer is not None
-    for index, parameter in enumerate(_parameters(optimizer)):
+    for index, parameter in enumerate(_parameters(vq)):
         for name, value in optimizer.state.get(parameter, {}).items():
             if value is not None:
                 tensor = torch.as_tensor(value).detach()
@@ -102,7 +151,7 @@ def _load(
 ) -> None:
     optimizer = vq.in_place_codebook_optimizer
     assert optimizer is not None
-    parameters = _parameters(optimizer)
+    parameters = _parameters(vq)
     # Taken out, so that loading does not find them unexpected.
     for key in [key for key in state_dict if key.startswith(prefix + _PREFIX)]:
         index, name = key[len(prefix + _PREFIX) :].split(".", 1)

@@ -22,8 +22,13 @@ def project(projection: nn.Module, tokens: Tensor) -> Tensor:
         parameter = next(layer.parameters(), None)
         if parameter is not None:
             # Autocast leaves float64 and the layer norm on CPU as they are, on either side.
-            decides = torch.is_autocast_enabled(tokens.device.type) and isinstance(layer, nn.Linear)
+            decides = _autocasts(tokens) and isinstance(layer, nn.Linear)
             if not decides or torch.float64 in (tokens.dtype, parameter.dtype):
                 tokens = tokens.to(parameter.dtype)
         tokens = layer(tokens)
     return tokens
+
+
+def _autocasts(tokens: Tensor) -> bool:
+    # The meta device has no autocast, and asking for it is an error.
+    return not tokens.is_meta and torch.is_autocast_enabled(tokens.device.type)

@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from torchvq._constants import ConstantBuffers
 from torchvq._replay import StepRecords
 
 _ops = torch.ops.torchvq
@@ -16,7 +17,10 @@ _HALF = (torch.float16, torch.bfloat16)
 def fresh_rng() -> Tensor:
     """Seed and step (2,) of the counter-based generator, the seed drawn from torch's."""
     seed = torch.randint(2**62, (), device="cpu")
-    return torch.stack([seed, torch.zeros((), dtype=torch.long, device="cpu")])
+    rng = torch.stack([seed, torch.zeros((), dtype=torch.long, device="cpu")])
+    device = torch.get_default_device()
+    # The meta device could not hold a seed.
+    return rng if device.type == "meta" else rng.to(device)
 
 
 class Step:
@@ -28,7 +32,7 @@ class Step:
         self.replayed = False  # whether its recomputation has begun
 
 
-class RandomState(nn.Module):
+class RandomState(ConstantBuffers):
     """A module that may have a buffer ``rng``, (2,) int64: seed and step of the counter-based generator.
 
     Its float buffers stay float32 (float64 once the module was made double) whatever ``.half()``, ``.bfloat16()``
@@ -87,7 +91,7 @@ class RandomState(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RandomState":
         before = dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         for name, old in before.items():
             new = self._buffers[name]
             if old is not None and new is not None and new.dtype in _HALF:

@@ -86,8 +86,6 @@ def shake_hands(codebooks: Sequence["Codebook"], ranks: Ranks) -> None:
     state = [tensor for codebook in codebooks for tensor in codebook.replicated_state()]
     signature = "; ".join(codebook.signature for codebook in codebooks)
     _ops.handshake_(state, handle=codebooks[0].handle, signature=signature, **ranks.named())
-    for codebook in codebooks:
-        codebook.state_may_have_come()
 
 
 def noise_rng(rng: Tensor, ranks: Ranks) -> Tensor:

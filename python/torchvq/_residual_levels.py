@@ -21,7 +21,7 @@ from torchvq._implicit_codebook import (
     implicit_cross_entropy,
     implicit_diversity,
 )
-from torchvq._in_place import average_gradients, own_backward
+from torchvq._in_place import average_gradients, learns_in_place, own_backward, target_of
 from torchvq._losses import Choice
 from torchvq._ranks import Ranks, Tokens, advance_rng, collect, noise_rng, replace_dead_codes
 from torchvq._residual_beam import level_mask, prepare_levels, search_paths
@@ -171,11 +171,11 @@ def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: Request) -
     """One step of a shared codebook's own optimizer towards the residuals of all levels."""
     first = rvq.levels[0]
     codebook = first._codebook
-    if rvq.in_place_codebook_optimizer is None or not rvq.training or codebook.replaying:
+    if not learns_in_place(rvq, codebook) or codebook.replaying:
         return
     real = None if request.mask is None else rvq.layout.split_mask(request.mask)
-    residual = inputs.detach()
     with own_backward():
+        residual = target_of(inputs)
         for index in range(reach(request.depth, rvq.num_quantizers)):
             mask = real
             if not isinstance(request.depth, int):

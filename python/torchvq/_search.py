@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchvq._call import Call
-from torchvq._in_place import in_place_step
+from torchvq._in_place import in_place_step, learns_in_place
 from torchvq._losses import Choice, Chosen
 from torchvq._ranks import Ranks, noise_rng
 
@@ -38,7 +38,7 @@ def choose(
     """
     codebook = codes_to_search(vq, call, tokens, projected.dtype)
     in_place = None
-    if vq.training and vq.in_place_codebook_optimizer is not None and not call.frozen:
+    if learns_in_place(vq, vq._codebook) and not call.frozen:
         in_place = in_place_step(vq, projected, codebook, mask, call.ranks)
         codebook = codes_to_search(vq, call, tokens, projected.dtype)
     sampling = vq.training and vq.stochastic_sample_codes

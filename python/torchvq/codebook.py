@@ -120,6 +120,7 @@ class Codebook(nn.Module):
 
         self._pending: Statistics | None = None
         self._initialised = not kmeans_init
+        self._initialised_flag: Tensor | None = None  # the buffer that says so
         self._warned_uninitialised = False
         self._replays: deque[Replay] = deque(maxlen=MAX_REPLAYS)
         self._recording: Replay | None = None
@@ -161,6 +162,16 @@ class Codebook(nn.Module):
     @property
     def initialised(self) -> bool:
         """Whether the codes are set: False only between construction with k-means and the first training step."""
+        if torch.compiler.is_compiling():
+            # Graphs cannot read it, and are guarded by what is known already.
+            return self._initialised
+        # Others may write to the flag (a broadcast of buffers, an average of models), or put another in its place
+        # (torch.func.functional_call).
+        flag = self._buffers["initted"]
+        if flag is not self._initialised_flag and type(flag) is Tensor and not flag.is_meta:
+            self._initialised = bool(flag)
+            # Nobody takes back that codes are set, so this is read once.
+            self._initialised_flag = flag if self._initialised else None
         return self._initialised
 
     def codes(self) -> Tensor:
@@ -216,11 +227,6 @@ class Codebook(nn.Module):
             names += [*_AFFINE_STATE, *_AFFINE_FLAGS]
         return {name: getattr(self, name) for name in names}
 
-    def state_may_have_come(self) -> None:
-        """After a handshake, which may have brought the state of rank 0."""
-        if not self._initialised and not torch.compiler.is_compiling():
-            self._initialised = bool(self.initted)
-
     def _affine_state(self) -> list[Tensor]:
         return [getattr(self, name) for name in _AFFINE_STATE]
 
@@ -243,11 +249,11 @@ class Codebook(nn.Module):
         if self._replay is not None:
             return
         if training:
-            if not self._initialised and (not ranks.alone or x.shape[1] > 0):
+            if not self.initialised and (not ranks.alone or x.shape[1] > 0):
                 self._initialise(x, mask, ranks, sync_kmeans)
             if self.affine_param:
                 self._update_affine(x, mask, ranks if sync_affine else ALONE)
-        elif not self._initialised and not self._warned_uninitialised:
+        elif not self.initialised and not self._warned_uninitialised:
             self._warned_uninitialised = True
             logger.warning(
                 "VectorQuantize: the codebook is evaluated before k-means has initialised it; "
@@ -273,7 +279,8 @@ class Codebook(nn.Module):
             _ops.broadcast_state_(state, **ranks.named())
         self.store_embed(embed)
         # Without a single real token the codes are still to be initialised. Compiled code cannot ask.
-        self._initialised = True if torch.compiler.is_compiling() else bool(self.initted)
+        if torch.compiler.is_compiling():
+            self._initialised = True
 
     def _update_affine(self, x: Tensor, mask: Tensor | None, ranks: Ranks) -> None:
         tokens = _ops.update_affine_(
@@ -485,8 +492,10 @@ class Codebook(nn.Module):
     ) -> None:
         missing: list[str] = args[1]
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        # Savers that drop second names of one tensor leave a shared codebook under the first of its names only.
+        elsewhere = not any(key.startswith(prefix) for key in state_dict)
         for name in (*_ADDED_STATE, *_AFFINE_STATE, *_AFFINE_FLAGS):
-            if prefix + name in missing and name in self._buffers:
+            if prefix + name in missing and name in self._buffers and not elsewhere:
                 missing.remove(prefix + name)
                 self._restore_default(name)
                 if prefix + name.removesuffix("_needs_init") in state_dict:
@@ -496,8 +505,8 @@ class Codebook(nn.Module):
             if buffer is not None and buffer.dtype in _HALF:
                 self._buffers[name] = buffer.float()
         self._pending = None
-        if not self.initted.is_meta:
-            self._initialised = bool(self.initted)
+        self._initialised_flag = None
+        self._initialised = self.initialised  # read now, for compilers
 
     def _restore_default(self, name: str) -> None:
         device = self.cluster_size.device

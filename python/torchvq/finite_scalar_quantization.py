@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from torchvq._constants import to_default_device
 from torchvq._layout import Layout
 from torchvq._projection import make_projections, project
 from torchvq._random_state import RandomState
@@ -116,7 +117,8 @@ class FSQ(RandomState):
         )
         if orthogonal_rotation:
             warn_of_rotation("FSQ", self.levels)
-            self.register_buffer("orthogonal_rot", _ops.random_rotation(self.codebook_dim))
+            rotation = _ops.random_rotation(self.codebook_dim)
+            self.register_buffer("orthogonal_rot", to_default_device(rotation))
         if noise_dropout > 0:
             self.keep_rng()
 

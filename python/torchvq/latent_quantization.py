@@ -8,7 +8,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchvq import _checkpointing
-from torchvq._in_place import average_gradients, keep_optimizer_in_checkpoint, own_backward
+from torchvq._constants import ConstantBuffers, materialise_constants, to_default_device
+from torchvq._in_place import (
+    average_gradients,
+    keep_optimizer_in_checkpoint,
+    learns_in_place,
+    own_backward,
+    step_in_place_optimizer,
+    target_of,
+)
 from torchvq._layout import Layout
 from torchvq._projection import make_projections, project
 from torchvq._ranks import ALONE, Ranks, default_group, distributed_training
@@ -64,6 +72,7 @@ class LatentQuantize(nn.Module):
     """
 
     values_per_latent: "nn.ParameterList | FixedValues"
+    in_place_parameter_names: list[str]
 
     def __init__(
         self,
@@ -82,7 +91,7 @@ class LatentQuantize(nn.Module):
         super().__init__()
         _check_counts(dim, num_codebooks)
         self.levels = _resolve_levels(levels, dim, num_codebooks, codebook_dim)
-        initial = _ops.latent_values(self.levels)
+        initial: list[Tensor] = _ops.latent_values(self.levels)
         self.dim = dim
         self.commitment_loss_weight = _weight("commitment_loss_weight", commitment_loss_weight)
         self.quantization_loss_weight = _weight(
@@ -100,10 +109,12 @@ class LatentQuantize(nn.Module):
             dim, self.effective_codebook_dim, layernorm=False
         )
         self.values_per_latent = (
-            nn.ParameterList(nn.Parameter(own) for own in initial)
+            nn.ParameterList(nn.Parameter(to_default_device(own)) for own in initial)
             if self.optimize_values
             else FixedValues(initial)
         )
+        if not self.optimize_values:
+            self.register_load_state_dict_post_hook(materialise_constants)  # type: ignore[no-untyped-call]
         self._stepped: StepRecords[list[Tensor]] = StepRecords()
         self.in_place_codebook_optimizer: Optimizer | None = None
         if in_place_codebook_optimizer is not None:
@@ -223,14 +234,12 @@ class LatentQuantize(nn.Module):
 
     def update_in_place_optimizer(self) -> None:
         """Steps the values' own optimizer, then clears its gradients; nothing happens without one."""
-        if self.in_place_codebook_optimizer is not None:
-            self.in_place_codebook_optimizer.step()
-            self.in_place_codebook_optimizer.zero_grad()
+        step_in_place_optimizer(self)
 
     def _values_of_step(self, latents: Tensor, mask: Tensor | None) -> list[Tensor]:
         """The values that this forward quantizes to; an in-place optimizer has moved them first."""
         values = list(self.values_per_latent)
-        if self.in_place_codebook_optimizer is None or not self.training:
+        if not learns_in_place(self, self.values_per_latent):
             return values
         return self._stepped_values(latents, mask)
 
@@ -243,13 +252,14 @@ class LatentQuantize(nn.Module):
             return recorded
         if not _checkpointing.recomputing():
             values = list(self.values_per_latent)
-            self._step_in_place(latents.detach(), values, mask)
+            self._step_in_place(latents, values, mask)
         stepped = [own.detach().clone() for own in self.values_per_latent]
         self._stepped.keep(latents, stepped)
         return stepped
 
     def _step_in_place(self, latents: Tensor, values: list[Tensor], mask: Tensor | None) -> None:
         with own_backward():
+            latents = target_of(latents)
             loss = _ops.latent_quantize_features(latents, values, quantization=1.0, mask=mask)[2]
             loss.backward()
         rows = latents.to(loss.dtype).reshape(1, -1, self.codebook_dim)
@@ -280,13 +290,13 @@ class LatentQuantize(nn.Module):
         return _ops.unpack_positions(indices, z.shape, self.channel_first)
 
 
-class FixedValues(nn.Module):
+class FixedValues(ConstantBuffers):
     """Values that do not learn: they follow the module to its device and are in no checkpoint."""
 
     def __init__(self, values: Iterable[Tensor]) -> None:
         super().__init__()
         for index, own in enumerate(values):
-            self.register_buffer(str(index), own, persistent=False)
+            self.keep_constant(str(index), own)
 
     def __getitem__(self, index: int) -> Tensor:
         return list(self.buffers())[index]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq import _lookup_free
+from torchvq._constants import to_default_device
 from torchvq._layout import Layout
 from torchvq._lookup_free import Pending, Signs
 from torchvq._projection import project
@@ -166,7 +167,7 @@ class LFQ(RandomState):
         self._make_projections(inner, scale if cosine_sim_project_in else None, projection_has_bias)
         self.register_buffer("mask", 2 ** torch.arange(bits - 1, -1, -1))
         if orthogonal_rotation:
-            self.register_buffer("orthogonal_rot", _ops.random_rotation(bits))
+            self.register_buffer("orthogonal_rot", to_default_device(_ops.random_rotation(bits)))
         if frac_per_sample_entropy < 1:
             self.keep_rng()
         self.handle: int = _ops.new_handle()

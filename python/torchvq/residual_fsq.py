@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from torchvq._constants import materialise_constants
 from torchvq._residual_stack import LevelChoice, ResidualStack
 from torchvq._scalar_options import check_levels, expect
 from torchvq.finite_scalar_quantization import FSQ
@@ -108,9 +109,10 @@ class ResidualFSQ(ResidualStack):
         )
         for level in self.quantizers:
             level.forget_rng()
-        self.register_buffer("scales", _scales(counts, num_quantizers), persistent=False)
+        self.keep_constant("scales", _scales(counts, num_quantizers))
         limit = _soft_clamp(counts, soft_clamp_input_value, bound_hard_clamp)
-        self.register_buffer("soft_clamp_input_value", limit, persistent=False)
+        self.keep_constant("soft_clamp_input_value", limit)
+        self.register_load_state_dict_post_hook(materialise_constants)  # type: ignore[no-untyped-call]
 
     def forward(
         self,
@@ -209,7 +211,8 @@ class ResidualFSQ(ResidualStack):
 def _scales(levels: Sequence[int], quantizers: int) -> Tensor:
     """(Q, D): what is left after a level is at most one L-th of what there was."""
     return torch.tensor(
-        [[float(count) ** -index for count in levels] for index in range(quantizers)]
+        [[float(count) ** -index for count in levels] for index in range(quantizers)],
+        device="cpu",
     )
 
 
@@ -224,10 +227,10 @@ def _soft_clamp(
         value,
     )
     if hard:
-        return torch.tensor([1 + 1 / (count - 1) for count in levels])
+        return torch.tensor([1 + 1 / (count - 1) for count in levels], device="cpu")
     if value is None:
         return None
-    limit = torch.as_tensor(value, dtype=torch.float32)
+    limit = torch.as_tensor(value, dtype=torch.float32, device="cpu")
     fits = limit.dim() == 0 or limit.shape == (len(levels),)
     expect(
         "ResidualFSQ",

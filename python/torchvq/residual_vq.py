@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchvq._implicit_codebook import MLP
-from torchvq._in_place import keep_optimizer_in_checkpoint
+from torchvq._in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
 from torchvq._layout import Layout
 from torchvq._projection import make_projections, project
 from torchvq._ranks import ranks_of, shake_hands
@@ -99,6 +99,8 @@ class ResidualVQ(nn.Module):
         (torch.Size([1, 1024, 256]), torch.Size([1, 1024, 8]), torch.Size([8]))
     """
 
+    in_place_parameter_names: list[str]
+
     def __init__(
         self,
         *,
@@ -155,6 +157,8 @@ class ResidualVQ(nn.Module):
         self.project_in, self.project_out = make_projections(dim, inner_dim, layernorm=False)
         self.in_place_codebook_optimizer: Optimizer | None = None
         self.layers = nn.ModuleList(self._make_levels(inner_dim, vq_kwargs))
+        if self.in_place_codebook_optimizer is not None:
+            keep_optimizer_in_checkpoint(self)
         self.mlps: nn.ModuleList | tuple[None, ...] = (None,) * (self.num_quantizers - 1)
         if implicit_neural_codebook:
             self.mlps = nn.ModuleList(
@@ -187,7 +191,6 @@ class ResidualVQ(nn.Module):
                 level._codebook = levels[0]._codebook
         if make_optimizer is not None:
             self.in_place_codebook_optimizer = make_optimizer(levels[0]._codebook.parameters())
-            keep_optimizer_in_checkpoint(self)
         return levels
 
     # Forward -----------------------------------------------------------------------------------------------
@@ -495,9 +498,7 @@ class ResidualVQ(nn.Module):
         """Steps the codebooks' own optimizers, then clears their gradients; nothing happens without any."""
         for level in self.levels:
             level.update_in_place_optimizer()
-        if self.in_place_codebook_optimizer is not None:
-            self.in_place_codebook_optimizer.step()
-            self.in_place_codebook_optimizer.zero_grad()
+        step_in_place_optimizer(self)
 
 
 def __getattr__(name: str) -> Any:

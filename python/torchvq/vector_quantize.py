@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torchvq import _losses
 from torchvq._call import Call, check_topk
 from torchvq._diversity import shared_totals
-from torchvq._in_place import keep_optimizer_in_checkpoint
+from torchvq._in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
 from torchvq._layout import Layout
 from torchvq._options import check_vector_quantize, codebook_options
 from torchvq._projection import make_projections, project
@@ -134,6 +134,7 @@ class VectorQuantize(nn.Module):
     """
 
     step_counts: Tensor
+    in_place_parameter_names: list[str]
 
     def __init__(
         self,
@@ -539,10 +540,7 @@ class VectorQuantize(nn.Module):
 
     def update_in_place_optimizer(self) -> None:
         """Steps the codebook's own optimizer, then clears its gradients; nothing happens without one."""
-        if self.in_place_codebook_optimizer is None:
-            return
-        self.in_place_codebook_optimizer.step()
-        self.in_place_codebook_optimizer.zero_grad()
+        step_in_place_optimizer(self)
 
     def maybe_split_heads_from_input(self, x: Tensor) -> Tensor:
         """(B, N, heads * D) to (heads, B, N, D), with shared codes (1, B * heads, N, D); as it is with one head."""

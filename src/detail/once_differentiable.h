@@ -2,16 +2,10 @@
 // second derivative would silently be zero. Say so instead.
 #pragma once
 
-#include <ATen/core/grad_mode.h>
-#include <c10/util/Exception.h>
-
 namespace torchvq::detail {
 
-/// Call in backward. Gradient mode is on there only under create_graph=True.
-inline void check_once_differentiable(const char* op) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!at::GradMode::is_enabled(), op,
-                              ": expected backward to run with create_graph=False, but got True; "
-                              "the gradient of this operator has no derivative of its own");
-}
+/// Call in backward. Refuses to be differentiated itself: under create_graph=True, or where a
+/// transform of torch.func (grad, vjp, jacrev) stands inside another one.
+void check_once_differentiable(const char* op);
 
 }  // namespace torchvq::detail

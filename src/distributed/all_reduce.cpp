@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "detail/checks.h"
+#include "detail/differentiable.h"
 #include "detail/no_gradient.h"
 #include "detail/op_handle.h"
 #include "distributed/group.h"
@@ -74,7 +75,7 @@ class SumOverRanks : public torch::autograd::Function<SumOverRanks> {
 
 at::Tensor differentiable_autograd(const at::Tensor& x, std::string_view group_name,
                                    std::string_view label) {
-  return SumOverRanks::apply(x, std::string(group_name), std::string(label));
+  return detail::differentiable<SumOverRanks>(x, std::string(group_name), std::string(label));
 }
 
 }  // namespace

@@ -27,7 +27,8 @@ at::Tensor random_rotation(int64_t dim) {
   const at::NoGradGuard no_grad;
   const auto [q, r] = at::linalg_qr(at::randn({dim, dim}));
   // The signs of r's diagonal are a convention of the library; without them q is uniform.
-  return q * r.diagonal().sign();
+  // LAPACK works by columns; savers of tensors want rows.
+  return (q * r.diagonal().sign()).contiguous();
 }
 
 }  // namespace torchvq::functional

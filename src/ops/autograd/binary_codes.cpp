@@ -7,6 +7,7 @@
 
 #include <torchvq/ops/binary_codes.h>
 
+#include "detail/differentiable.h"
 #include "detail/no_gradient.h"
 #include "detail/once_differentiable.h"
 #include "detail/op_handle.h"
@@ -39,7 +40,7 @@ struct BinaryOneHot : torch::autograd::Function<BinaryOneHot> {
 };
 
 at::Tensor binary_one_hot(const at::Tensor& logits, const at::Tensor& indices, double temperature) {
-  return BinaryOneHot::apply(logits, indices, temperature);
+  return detail::differentiable<BinaryOneHot>(logits, indices, temperature);
 }
 
 /// The derivative of log 2 - H(sigmoid(l)) is l p (1 - p).
@@ -75,7 +76,7 @@ struct BinaryKlLoss : torch::autograd::Function<BinaryKlLoss> {
 
 at::Tensor binary_kl_loss(const at::Tensor& logits, double threshold, const OptionalTensor& mask,
                           bool reduce) {
-  return BinaryKlLoss::apply(logits, threshold, mask, reduce);
+  return detail::differentiable<BinaryKlLoss>(logits, threshold, mask, reduce);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "detail/differentiable.h"
 #include "detail/precision.h"
 
 namespace torchvq {
@@ -45,7 +46,7 @@ struct CommitmentLoss : torch::autograd::Function<CommitmentLoss> {
 
 at::Tensor commitment_loss(const at::Tensor& x, const at::Tensor& codes,
                            const std::optional<at::Tensor>& mask) {
-  return CommitmentLoss::apply(x, codes, mask);
+  return detail::differentiable<CommitmentLoss>(x, codes, mask);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "detail/differentiable.h"
 #include "detail/once_differentiable.h"
 
 namespace torchvq {
@@ -32,7 +33,7 @@ struct DirectionalReparam : torch::autograd::Function<DirectionalReparam> {
 
 at::Tensor directional_reparam(const at::Tensor& x, const at::Tensor& codes,
                                const at::Tensor& noise, double variance) {
-  return DirectionalReparam::apply(x, codes, noise, variance);
+  return detail::differentiable<DirectionalReparam>(x, codes, noise, variance);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <torch/library.h>
 #include <torchvq/ops/snapshot.h>
 
+#include "detail/differentiable.h"
 #include "detail/once_differentiable.h"
 
 namespace torchvq {
@@ -48,8 +49,8 @@ at::Tensor gumbel_straight_through(const at::Tensor& x, const at::Tensor& codebo
                                    c10::string_view metric) {
   const bool wants_gradient =
       at::GradMode::is_enabled() && (x.requires_grad() || codebook.requires_grad());
-  return GumbelStraightThrough::apply(x, codebook, indices, temperature, std::string(metric),
-                                      wants_gradient);
+  return detail::differentiable<GumbelStraightThrough>(x, codebook, indices, temperature,
+                                                       std::string(metric), wants_gradient);
 }
 
 }  // namespace

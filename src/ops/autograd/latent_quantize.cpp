@@ -6,6 +6,7 @@
 
 #include <torchvq/ops/latent_quantize.h>
 
+#include "detail/differentiable.h"
 #include "detail/once_differentiable.h"
 #include "detail/op_handle.h"
 
@@ -52,7 +53,8 @@ struct LatentQuantize : torch::autograd::Function<LatentQuantize> {
 std::tuple<at::Tensor, at::Tensor, at::Tensor> latent_quantize(
     const at::Tensor& x, const at::Tensor& values, at::IntArrayRef levels, double commitment,
     double quantization, const OptionalTensor& mask) {
-  const auto found = LatentQuantize::apply(x, values, levels, commitment, quantization, mask);
+  const auto found =
+      detail::differentiable<LatentQuantize>(x, values, levels, commitment, quantization, mask);
   return {found[0], found[1], found[2]};
 }
 

@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "detail/differentiable.h"
+
 namespace torchvq {
 namespace {
 
@@ -33,7 +35,7 @@ struct LookupCodes : torch::autograd::Function<LookupCodes> {
 };
 
 at::Tensor lookup_codes(const at::Tensor& codebook, const at::Tensor& indices) {
-  return LookupCodes::apply(codebook, indices);
+  return detail::differentiable<LookupCodes>(codebook, indices);
 }
 
 }  // namespace

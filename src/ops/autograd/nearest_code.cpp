@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "detail/differentiable.h"
+
 #include "ops/nearest_code.h"
 
 namespace torchvq {
@@ -145,8 +147,8 @@ detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& c
                                      .return_distances(return_distances));
     return {std::move(out.indices), std::move(out.codes), std::move(out.distances)};
   }
-  auto out = NearestCode::apply(x, codebook, bias, std::string(metric), topk, return_codes,
-                                return_distances);
+  auto out = detail::differentiable<NearestCode>(x, codebook, bias, std::string(metric), topk,
+                                                 return_codes, return_distances);
   return {std::move(out[0]), std::move(out[1]), std::move(out[2])};
 }
 

@@ -11,6 +11,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "detail/differentiable.h"
 #include "detail/once_differentiable.h"
 
 namespace torchvq::detail {
@@ -56,7 +57,7 @@ template <typename Leaf>
 at::Tensor loss_with_precomputed_gradients(const char* op, const std::optional<at::Tensor>& x,
                                            const at::Tensor& codebook, const Leaf& leaf) {
   const std::array<bool, 2> wanted{x.has_value() && wants_gradient(*x), wants_gradient(codebook)};
-  return PrecomputedGradients::apply(x, codebook, op, wanted, leaf);
+  return detail::differentiable<PrecomputedGradients>(x, codebook, op, wanted, leaf);
 }
 
 }  // namespace torchvq::detail

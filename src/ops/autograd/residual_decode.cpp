@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "detail/differentiable.h"
+
 namespace torchvq {
 namespace {
 
@@ -46,7 +48,7 @@ struct ResidualDecode : torch::autograd::Function<ResidualDecode> {
 };
 
 at::Tensor residual_decode(const at::Tensor& indices, at::TensorList codebooks) {
-  return ResidualDecode::apply(indices, codebooks);
+  return detail::differentiable<ResidualDecode>(indices, codebooks);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <torchvq/ops/residual_scalar_quantize.h>
 
+#include "detail/differentiable.h"
 #include "detail/once_differentiable.h"
 #include "detail/op_handle.h"
 
@@ -49,7 +50,7 @@ std::tuple<at::Tensor, at::Tensor> residual_scalar_quantize(const at::Tensor& x,
                                                             at::IntArrayRef levels,
                                                             const at::Tensor& scales,
                                                             std::string_view bound) {
-  const auto outputs = ResidualScalarQuantize::apply(x, levels, scales, bound);
+  const auto outputs = detail::differentiable<ResidualScalarQuantize>(x, levels, scales, bound);
   return {outputs[0], outputs[1]};
 }
 

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "detail/differentiable.h"
 #include "detail/once_differentiable.h"
 
 namespace torchvq {
@@ -28,7 +29,7 @@ struct RotationTrick : torch::autograd::Function<RotationTrick> {
 };
 
 at::Tensor rotation_trick(const at::Tensor& x, const at::Tensor& codes) {
-  return RotationTrick::apply(x, codes);
+  return detail::differentiable<RotationTrick>(x, codes);
 }
 
 }  // namespace

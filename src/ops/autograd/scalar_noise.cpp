@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "detail/differentiable.h"
+
 namespace torchvq {
 namespace {
 
@@ -25,7 +27,7 @@ struct ScalarNoise : torch::autograd::Function<ScalarNoise> {
 
 at::Tensor scalar_noise(const at::Tensor& codes, at::IntArrayRef levels, const at::Tensor& rng,
                         double fraction, int64_t stream) {
-  return ScalarNoise::apply(codes, levels, rng, fraction, stream);
+  return detail::differentiable<ScalarNoise>(codes, levels, rng, fraction, stream);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include <torchvq/ops/scalar_perturb.h>
 
+#include "detail/differentiable.h"
 #include "detail/no_gradient.h"
 #include "detail/once_differentiable.h"
 #include "detail/op_handle.h"
@@ -54,7 +55,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> scalar_perturb(
     const at::Tensor& x, at::IntArrayRef levels, const OptionalTensor& rng, double quantize_rate,
     std::string_view cdf, std::string_view form, double eps, const OptionalTensor& mask) {
   const ops::PerturbOptions options{std::string(cdf), std::string(form), eps};
-  const auto found = ScalarPerturb::apply(x, levels, rng, quantize_rate, options, mask);
+  const auto found =
+      detail::differentiable<ScalarPerturb>(x, levels, rng, quantize_rate, options, mask);
   return {found[0], found[1], found[2], found[3]};
 }
 

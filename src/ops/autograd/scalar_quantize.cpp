@@ -8,6 +8,7 @@
 
 #include <torchvq/ops/scalar_quantize.h>
 
+#include "detail/differentiable.h"
 #include "detail/once_differentiable.h"
 #include "detail/op_handle.h"
 
@@ -48,7 +49,7 @@ struct ScalarQuantize : torch::autograd::Function<ScalarQuantize> {
 
 std::tuple<at::Tensor, at::Tensor> scalar_quantize(const at::Tensor& x, at::IntArrayRef levels,
                                                    std::string_view bound) {
-  const auto outputs = ScalarQuantize::apply(x, levels, bound);
+  const auto outputs = detail::differentiable<ScalarQuantize>(x, levels, bound);
   return {outputs[0], outputs[1]};
 }
 

@@ -2,6 +2,7 @@
 
 #include <torch/library.h>
 
+#include "detail/differentiable.h"
 #include "detail/no_gradient.h"
 #include "ops/autograd/precomputed_gradients.h"
 
@@ -35,7 +36,8 @@ struct SignEntropy : torch::autograd::Function<SignEntropy> {
 std::tuple<at::Tensor, at::Tensor> sign_entropy(const at::Tensor& x, double sharpness,
                                                 const std::optional<at::Tensor>& mask,
                                                 const std::optional<at::Tensor>& totals) {
-  const auto outputs = SignEntropy::apply(x, sharpness, mask, totals, detail::wants_gradient(x));
+  const auto outputs =
+      detail::differentiable<SignEntropy>(x, sharpness, mask, totals, detail::wants_gradient(x));
   return {outputs[0], outputs[1]};
 }
 

@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "detail/differentiable.h"
+
 namespace torchvq {
 namespace {
 
@@ -21,7 +23,9 @@ struct Snapshot : torch::autograd::Function<Snapshot> {
   }
 };
 
-at::Tensor snapshot(const at::Tensor& codebook) { return Snapshot::apply(codebook); }
+at::Tensor snapshot(const at::Tensor& codebook) {
+  return detail::differentiable<Snapshot>(codebook);
+}
 
 }  // namespace
 

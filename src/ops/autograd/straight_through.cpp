@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "detail/differentiable.h"
+
 namespace torchvq {
 namespace {
 
@@ -24,7 +26,7 @@ struct StraightThrough : torch::autograd::Function<StraightThrough> {
 };
 
 at::Tensor straight_through(const at::Tensor& x, const at::Tensor& codes) {
-  return StraightThrough::apply(x, codes);
+  return detail::differentiable<StraightThrough>(x, codes);
 }
 
 }  // namespace

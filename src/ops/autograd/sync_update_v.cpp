@@ -5,6 +5,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "detail/differentiable.h"
+
 namespace torchvq {
 namespace {
 
@@ -24,7 +26,7 @@ struct SyncUpdateV : torch::autograd::Function<SyncUpdateV> {
 };
 
 at::Tensor sync_update_v(const at::Tensor& quantized, double v) {
-  return SyncUpdateV::apply(quantized, v);
+  return detail::differentiable<SyncUpdateV>(quantized, v);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "detail/differentiable.h"
 #include "detail/once_differentiable.h"
 #include "detail/op_handle.h"
 
@@ -34,7 +35,7 @@ struct TokenMoments : torch::autograd::Function<TokenMoments> {
 };
 
 at::Tensor token_moments(const at::Tensor& x, const OptionalTensor& mask) {
-  return TokenMoments::apply(x, mask);
+  return detail::differentiable<TokenMoments>(x, mask);
 }
 
 }  // namespace

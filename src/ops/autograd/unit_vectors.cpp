@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "detail/differentiable.h"
+
 namespace torchvq {
 namespace {
 
@@ -28,7 +30,7 @@ struct UnitVectors : torch::autograd::Function<UnitVectors> {
   }
 };
 
-at::Tensor unit_vectors(const at::Tensor& x) { return UnitVectors::apply(x); }
+at::Tensor unit_vectors(const at::Tensor& x) { return detail::differentiable<UnitVectors>(x); }
 
 }  // namespace
 

@@ -1,0 +1,69 @@
+// Calls an autograd function from an Autograd kernel, under the transforms of torch.func as well.
+//
+// `Function::apply` refuses to run under torch.func (grad, vjp, jacrev), because a call past the
+// dispatcher would be differentiated at the wrong level without a word. Our functions are called by
+// Autograd kernels alone: the dispatcher has entered a level before it calls the kernel, and what
+// `forward` calls goes through it to the next. So the check is all that stands between, and it is
+// set aside until `forward` begins.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+#include <ATen/FuncTorchTLS.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+namespace torchvq::detail {
+
+/// Holds the transforms of this thread back, from construction to `resume`.
+class TransformsHeldBack {
+ public:
+  TransformsHeldBack() : held_(std::move(at::functorch::functorchTLSAccessor())) {
+    innermost() = this;
+  }
+  ~TransformsHeldBack() { resume(); }
+  TransformsHeldBack(const TransformsHeldBack&) = delete;
+  TransformsHeldBack& operator=(const TransformsHeldBack&) = delete;
+  TransformsHeldBack(TransformsHeldBack&&) = delete;
+  TransformsHeldBack& operator=(TransformsHeldBack&&) = delete;
+
+  void resume() {
+    if (innermost() != this) return;
+    innermost() = nullptr;
+    at::functorch::functorchTLSAccessor() = std::move(held_);
+  }
+
+  /// Of this thread; null where `forward` is not about to begin.
+  static TransformsHeldBack*& innermost() {
+    static thread_local TransformsHeldBack* instance = nullptr;
+    return instance;
+  }
+
+ private:
+  std::unique_ptr<at::functorch::FuncTorchTLSBase> held_;
+};
+
+/// `F` with a forward that begins by letting the transforms go on.
+template <typename F>
+struct UnderTransforms : torch::autograd::Function<UnderTransforms<F>> {
+  template <typename... Args>
+  static auto forward(torch::autograd::AutogradContext* ctx, Args&&... args) {
+    if (auto* held = TransformsHeldBack::innermost()) held->resume();
+    return F::forward(ctx, std::forward<Args>(args)...);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
+                                                 const torch::autograd::variable_list& gradients) {
+    return F::backward(ctx, gradients);
+  }
+};
+
+/// `F::apply`, for Autograd kernels.
+template <typename F, typename... Args>
+auto differentiable(Args&&... args) {
+  if (!at::functorch::functorchTLSAccessor()) return F::apply(std::forward<Args>(args)...);
+  TransformsHeldBack held;
+  return UnderTransforms<F>::apply(std::forward<Args>(args)...);
+}
+
+}  // namespace torchvq::detail

@@ -1,0 +1,141 @@
+"""A model around one row of the matrix, and the steps that wrappers train it by; runs on a rank."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from classes import DIM, ROWS, build, data, forward
+from torch import Tensor, nn
+
+import torchvq
+
+# Batches of the two ranks, step by step: ragged, and one of them empty.
+BATCHES = [(3, 4), (2, 1), (0, 3), (4, 4)]
+
+
+class Around(nn.Module):
+    """Encoder, a quantizer, decoder; remembers dtypes and what it gave."""
+
+    def __init__(self, row: str, seed: int, quantizer: nn.Module | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.axis = ROWS[row].channel_axis
+        self.encoder = nn.Linear(DIM, DIM)
+        self.quantizer = build(row, seed) if quantizer is None else quantizer
+        width = 2**DIM if ROWS[row].name == "BinaryMapper" else DIM
+        self.decoder = nn.Linear(width, DIM)
+        self.given = self.output = torch.float32
+        self.wide = (
+            False  # whether the quantizer is given float32, whatever the encoder computes in
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        latent = self.encoder(x.movedim(self.axis, -1)).movedim(-1, self.axis)
+        seen = forward(self.quantizer, latent.float() if self.wide else latent)
+        self.output = seen.quantized.dtype
+        decoded = self.decoder(seen.quantized.to(latent.dtype).movedim(self.axis, -1))
+        return decoded.float().square().mean(-1).sum() / 50 + seen.loss.float().sum()
+
+
+def batch(row: str, step: int, rank: int) -> Tensor:
+    return data(row, 10 * step + rank, BATCHES[step % len(BATCHES)][rank])
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint holds, whole where it is split over ranks."""
+    return {
+        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
+        for name, value in model.state_dict().items()
+    }
+
+
+def every_row(function: Callable[..., Any], rank: int, *args: Any) -> dict[str, Any]:
+    """What a function of (rank, row, ...) answers or how it fails, for every row."""
+    answers: dict[str, Any] = {}
+    for row in ROWS:
+        try:
+            answers[row] = function(rank, row, *args)
+        except Exception:
+            answers[row] = traceback.format_exc()
+    return answers
+
+
+def data_parallel(rank: int, row: str) -> dict[str, Any]:
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = Around(row, seed=rank)
+    # A rotation is drawn at construction, and FSQ exchanges nothing: DDP's broadcast makes it one.
+    # Values with an optimizer of their own get no gradient from outside.
+    unused = row == "latent_in_place"
+    parallel = DistributedDataParallel(
+        model, broadcast_buffers=row == "fsq_rotation", find_unused_parameters=unused
+    )
+    optimizer = torch.optim.SGD(parallel.parameters(), 0.02)
+    gradients = []
+    for step in range(4):
+        parallel(batch(row, step, rank)).backward()
+        gradients += [p.grad.clone() for p in parallel.parameters() if p.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+        if rank == 0:
+            torch.ops.torchvq.reset_traffic()
+            model.eval()(data(row, 99))
+            model.train()
+            assert torch.ops.torchvq.traffic() == (0, 0, 0, 0)
+    found = torchvq.verify_replicas(parallel, raise_on_difference=False)
+    assert found == [], found
+    return {"state": state_of(model), "gradients": gradients}
+
+
+def fully_sharded(rank: int, row: str, cast: bool) -> dict[str, Any]:
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_model_state_dict,
+        set_model_state_dict,
+    )
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    model = Around(row, seed=0)
+    # EvoLFQ hands its input to an encoder that is the user's.
+    model.wide = ROWS[row].name != "EvoLFQ"
+    mesh = init_device_mesh("cpu", (2,))
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    own = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=cast)
+    fully_shard(model.encoder, mesh=mesh, mp_policy=policy)
+    fully_shard(model.quantizer, mesh=mesh, mp_policy=own)
+    fully_shard(model.decoder, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    losses = []
+    for step in range(4):
+        loss = model(batch(row, step, rank))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert torchvq.verify_replicas(model) == []
+    options = StateDictOptions(full_state_dict=True)
+    whole = {
+        name: value.clone() for name, value in get_model_state_dict(model, options=options).items()
+    }
+    set_model_state_dict(model, dict(whole), options=options)
+    model.eval()
+    with torch.no_grad():
+        evaluated = model(data(row, 99))
+    return {
+        "state": state_of(model),
+        "whole": whole,
+        "losses": losses,
+        "output": model.output,
+        "evaluated": evaluated,
+    }
+
+
+def on_rank(rank: int, name: str, *args: Any) -> dict[str, Any]:
+    return every_row(
+        {"data_parallel": data_parallel, "fully_sharded": fully_sharded}[name], rank, *args
+    )

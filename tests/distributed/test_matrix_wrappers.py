@@ -1,0 +1,87 @@
+"""Every class in DistributedDataParallel and in FSDP2 on two ranks: they train, stay replicas, and save."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import matrix_model
+import pytest
+import torch
+from classes import ROWS
+from matrix_model import Around
+from ranks import Ranks
+
+Pool = Callable[[int], Ranks]
+# Statistics of `affine_param` are a rank's own without `sync_affine_param`.
+OWN = ("batch_mean", "batch_variance", "codebook_mean", "codebook_variance")
+every_row = pytest.mark.parametrize("row", ROWS)
+
+
+@pytest.fixture(scope="module")
+def data_parallel(pool: Pool) -> list[dict[str, Any]]:
+    return pool(2).run(matrix_model.on_rank, "data_parallel")
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["cast", "no_cast"])
+def fully_sharded(pool: Pool, request: pytest.FixtureRequest) -> tuple[bool, list[dict[str, Any]]]:
+    return request.param, pool(2).run(matrix_model.on_rank, "fully_sharded", request.param)
+
+
+def of_row(answers: list[dict[str, Any]], row: str) -> tuple[Any, Any]:
+    for answer in answers:
+        if isinstance(answer[row], str):
+            pytest.fail(answer[row], pytrace=False)
+    first, second = (answer[row] for answer in answers)
+    return first, second
+
+
+def assert_replicas(state: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
+    assert state.keys() == other.keys()
+    for name, value in state.items():
+        assert value.isfinite().all(), name
+        # The noise of a rank's tokens is its own, and so may be the seed and the step of modules that only draw it.
+        if not name.endswith(OWN) and name != "quantizer.rng" and name != "quantizer.lfq.rng":
+            assert torch.equal(value, other[name]), name
+
+
+def put(record: Callable[[str, object], None], row: str, column: str) -> None:
+    record("cell", json.dumps(["frameworks", row, column, "yes"]))
+
+
+@every_row
+def test_ddp(
+    row: str, data_parallel: list[dict[str, Any]], record_property: Callable[[str, object], None]
+) -> None:
+    put(record_property, row, "DDP")
+    first, second = of_row(data_parallel, row)
+    assert_replicas(first["state"], second["state"])
+    for a, b in zip(first["gradients"], second["gradients"], strict=True):
+        assert torch.equal(a, b) and a.isfinite().all()
+
+
+@every_row
+def test_fsdp2_in_bfloat16(
+    row: str,
+    fully_sharded: tuple[bool, list[dict[str, Any]]],
+    record_property: Callable[[str, object], None],
+) -> None:
+    put(record_property, row, "FSDP2")
+    cast, answers = fully_sharded
+    first, second = of_row(answers, row)
+    assert_replicas(first["state"], second["state"])
+    for name, value in first["state"].items():
+        assert value.dtype not in (torch.bfloat16, torch.float16), name
+        assert torch.equal(value, first["whole"][name]), name
+    # The output has the dtype of the input: the policy decides which that is.
+    narrow = cast or ROWS[row].name == "EvoLFQ"
+    assert first["output"] == (torch.bfloat16 if narrow else torch.float32)
+    assert torch.tensor(first["losses"]).isfinite().all()
+    assert torch.equal(first["evaluated"], second["evaluated"])
+    # What was saved is a model without any wrapper.
+    plain = Around(row, seed=5)
+    plain.load_state_dict(first["whole"], strict=True)
+    plain.eval()
+    with torch.no_grad():
+        assert plain(matrix_model.data(row, 99)).isfinite()
