@@ -15,7 +15,15 @@ from conftest import Cell
 from torch import Tensor, nn
 
 # One of each kind: learned codes, a stack with them, gradients of codes, scalars, signs, values that are learned.
-INDUCTOR = ["vq_dead_codes", "residual_vq", "vq_learnable", "fsq", "lfq_part_of_tokens", "latent"]
+# LFQ's entropy sees latents through a sharpness of hundreds, so that rounding is too large to judge in float32.
+INDUCTOR = {
+    "vq_dead_codes": torch.float32,
+    "vq_learnable": torch.float32,
+    "residual_vq": torch.float32,
+    "fsq": torch.float32,
+    "lfq_part_of_tokens": torch.float64,
+    "latent": torch.float32,
+}
 # The same kinds, in a model, in all modes of gradients, and copied.
 AROUND = ["vq_dead_codes", "residual_vq_dropout", "vq_learnable", "fsq_symmetric", "lfq", "latent"]
 # Sizes that are not those of another axis, or compilers would take them for one.
@@ -42,8 +50,7 @@ def bit_for_bit(a: Tensor, b: Tensor) -> None:
 
 
 def nearly(a: Tensor, b: Tensor) -> None:
-    """Within the rounding of float32 where generated code adds in another order."""
-    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
 class Counted:
@@ -166,16 +173,17 @@ def test_one_graph_serves_all_sizes(row: str, cell: Cell) -> None:
 def test_inductor(row: str, cell: Cell) -> None:
     """Generated code: fused reductions, recomputation in backward, updates in place."""
     cell("compile", row, "inductor", "yes")
-    eager, module = classes.build(row), classes.build(row)
+    dtype = INDUCTOR[row]
+    eager, module = classes.build(row).to(dtype), classes.build(row).to(dtype)
     compiled = torch.compile(module, fullgraph=True, dynamic=False)
     for step in range(3):
-        x = classes.data(row, step)
+        x = classes.data(row, step, dtype=dtype)
         expected = train_step(eager, eager, x.clone())
         compare(train_step(compiled, module, x), expected, nearly)
         compare_state(module, eager, nearly)
     eager, module = eager.eval(), deepcopy(eager).eval()
     compiled = torch.compile(module, fullgraph=True, dynamic=False)
-    x = classes.data(row, 9)
+    x = classes.data(row, 9, dtype=dtype)
     with torch.no_grad():
         compare(classes.forward(compiled, x), classes.forward(eager, x), nearly)
 
