@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchvq import ops
+from torchvq.outputs import exportable
 
 
 class KmeansOutput(NamedTuple):
@@ -15,6 +16,9 @@ class KmeansOutput(NamedTuple):
 
     codebook: Tensor
     counts: Tensor
+
+
+exportable(KmeansOutput)
 
 
 def kmeans(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvq._random_state import RandomState
 from torchvq._scalar_options import expect
 from torchvq.lookup_free_quantization import LFQ
-from torchvq.outputs import LookupFreeLossBreakdown
+from torchvq.outputs import LookupFreeLossBreakdown, exportable
 
 _ops = torch.ops.torchvq
 #: From decoded candidates and their bits to one number per candidate; larger is fitter.
@@ -23,6 +23,9 @@ class Return(NamedTuple):
     reconstructed: Tensor
     indices: Tensor
     entropy_aux_loss: Tensor
+
+
+exportable(Return)
 
 
 class Result(NamedTuple):

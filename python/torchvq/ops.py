@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import torchvq._library  # noqa: F401  (registers the operators)
+from torchvq.outputs import exportable
 
 
 class NearestCodeOutput(NamedTuple):
@@ -17,6 +18,9 @@ class NearestCodeOutput(NamedTuple):
     indices: Tensor
     codes: Tensor
     distances: Tensor
+
+
+exportable(NearestCodeOutput)
 
 
 def lookup_codes(codebook: Tensor, indices: Tensor) -> Tensor:

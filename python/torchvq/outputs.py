@@ -117,7 +117,11 @@ class FSPOutput(NamedTuple):
     other_info: dict[str, Any]
 
 
-# So that exported programs which return them can be saved.
+def exportable(output: type) -> None:
+    """Lets exported programs that return this named tuple be saved."""
+    _register_namedtuple(output, serialized_type_name=f"torchvq.{output.__name__}")
+
+
 for _output in (
     BinaryMapperOutput,
     BinaryMapperOutputWithIndices,
@@ -132,4 +136,4 @@ for _output in (
     ScalarOutput,
     ScalarOutputWithCodes,
 ):
-    _register_namedtuple(_output, serialized_type_name=f"torchvq.{_output.__name__}")
+    exportable(_output)

@@ -1,0 +1,100 @@
+"""torch.export of every class in evaluation: tokens and outputs are those of eager execution, at all sizes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import classes
+import pytest
+import torch
+from classes import ROWS, Seen
+from conftest import Cell
+from torch import Tensor, nn
+
+# Sizes of batch, length (height), width: other than the exported ones, and one of a single vector.
+SIZES = [(6, 11, 5), (1, 1, 1), (2, 13, 7)]
+# Their output is not a function of indices.
+NO_DECODE = {"binary_mapper"}
+DYNAMIC = torch.export.Dim.DYNAMIC
+
+
+class Encode(nn.Module):
+    """Vectors to tokens."""
+
+    def __init__(self, quantizer: nn.Module) -> None:
+        super().__init__()
+        self.quantizer = quantizer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return classes.forward(self.quantizer, x).indices
+
+
+class Decode(Encode):
+    """Tokens to vectors."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        decoded = classes.decode(self.quantizer, x)
+        assert decoded is not None
+        return decoded
+
+
+def trained(row: str) -> nn.Module:
+    """A module in evaluation that has seen data, as those that are exported have."""
+    module = classes.build(row)
+    classes.forward(module, classes.data(row))
+    return module.eval()
+
+
+def sized(row: str, sizes: tuple[int, ...]) -> Tensor:
+    """Input with the sizes of all axes but the channels'."""
+    left = list(sizes)
+    axis = ROWS[row].channel_axis % len(ROWS[row].shape)
+    shape = [size if at == axis else left.pop(0) for at, size in enumerate(ROWS[row].shape)]
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1))
+
+
+def exported(module: nn.Module, x: Tensor, fixed: set[int], path: Path) -> nn.Module:
+    """The program that comes back from a file; all axes of its input but the fixed ones are free."""
+    free = {axis: DYNAMIC for axis in range(x.dim()) if axis not in fixed}
+    program = torch.export.export(module, (x,), dynamic_shapes=(free,))
+    torch.export.save(program, path)
+    return torch.export.load(path).module()
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_export(row: str, cell: Cell, tmp_path: Path) -> None:
+    cell("export", row, "export")
+    module, x = trained(row), classes.data(row, 1)
+    program = exported(module, x, {ROWS[row].channel_axis % x.dim()}, tmp_path / "module.pt2")
+    before = classes.state(module)
+    for sizes in SIZES:
+        x = sized(row, sizes)
+        for a, b in zip(classes.forward(program, x), classes.forward(module, x), strict=True):
+            assert torch.equal(a, b)
+    torch.testing.assert_close(classes.state(module), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_encoders(row: str, cell: Cell, tmp_path: Path) -> None:
+    cell("export", row, "encode")
+    module, x = Encode(trained(row)), classes.data(row, 1)
+    program = exported(module, x, {ROWS[row].channel_axis % x.dim()}, tmp_path / "encode.pt2")
+    for sizes in SIZES:
+        x = sized(row, sizes)
+        assert torch.equal(program(x), module(x))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row not in NO_DECODE])
+def test_decoders(row: str, cell: Cell, tmp_path: Path) -> None:
+    cell("export", row, "decode")
+    quantizer = trained(row)
+    encode, decode = Encode(quantizer), Decode(quantizer)
+    indices = encode(classes.data(row, 1))
+    # Axes of levels and codebooks belong to the module; they stand where another batch leaves them the same.
+    other = encode(sized(row, SIZES[0]))
+    fixed = {axis for axis in range(indices.dim()) if indices.shape[axis] == other.shape[axis]}
+    program = exported(decode, indices, fixed, tmp_path / "decode.pt2")
+    for sizes in SIZES:
+        indices = encode(sized(row, sizes))
+        assert torch.equal(program(indices), decode(indices))
