@@ -1,16 +1,16 @@
 """State that a module keeps beyond its parameters: a generator of random numbers, and float32 buffers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from torchvq._replay import StepRecords
+from torchvq._wide_buffers import HALF, WideBuffers
 
 _ops = torch.ops.torchvq
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def fresh_rng() -> Tensor:
@@ -28,7 +28,7 @@ class Step:
         self.replayed = False  # whether its recomputation has begun
 
 
-class RandomState(nn.Module):
+class RandomState(WideBuffers):
     """A module that may have a buffer ``rng``, (2,) int64: seed and step of the counter-based generator.
 
     Its float buffers stay float32 (float64 once the module was made double) whatever ``.half()``, ``.bfloat16()``
@@ -85,15 +85,6 @@ class RandomState(nn.Module):
         """The record of the running forward, if it is checkpointed."""
         return self._step
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RandomState":
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, old in before.items():
-            new = self._buffers[name]
-            if old is not None and new is not None and new.dtype in _HALF:
-                self._buffers[name] = old.to(new.device)
-        return self
-
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
@@ -106,5 +97,5 @@ class RandomState(nn.Module):
             rng[1] = 0
             self._buffers["rng"] = rng
         for name, buffer in self._buffers.items():
-            if buffer is not None and buffer.dtype in _HALF:
+            if buffer is not None and buffer.dtype in HALF:
                 self._buffers[name] = buffer.float()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchvq import _joined
 from torchvq._layout import Layout
 from torchvq._projection import make_projections, project
 from torchvq._random_state import RandomState, Step
@@ -193,7 +194,7 @@ class ResidualStack(RandomState):
         all_codes = None
         if return_all_codes:
             codes = [level.codes for level in levels]
-            all_codes = torch.stack(codes + [torch.zeros_like(codes[0])] * dropped)
+            all_codes = _joined.stack(codes + [torch.zeros_like(codes[0])] * dropped)
         return indices, all_codes
 
     def _restore(
@@ -215,7 +216,7 @@ class ResidualStack(RandomState):
             rows = [
                 _ops.unpack_positions(codes, x.shape, layout.channel_first) for codes in all_codes
             ]
-            all_codes = torch.stack(rows)
+            all_codes = _joined.stack(rows)
         indices = _ops.unpack_positions(indices, x.shape, layout.channel_first)
         return layout.unpack(quantized, x), indices, all_codes
 
@@ -246,7 +247,7 @@ class ResidualStack(RandomState):
         """
         codes = self._decode(self.plain_indices(indices))
         dropped = self.num_quantizers - len(codes)
-        return torch.stack(codes + [torch.zeros_like(codes[0])] * dropped)
+        return _joined.stack(codes + [torch.zeros_like(codes[0])] * dropped)
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout; zeros where all are -1."""

@@ -13,6 +13,7 @@ from torchvq._layout import Layout
 from torchvq._projection import make_projections, project
 from torchvq._ranks import ALONE, Ranks, default_group, distributed_training
 from torchvq._replay import StepRecords
+from torchvq._wide_buffers import WideBuffers
 from torchvq.outputs import QuantizeOutput
 
 _ops = torch.ops.torchvq
@@ -280,7 +281,7 @@ class LatentQuantize(nn.Module):
         return _ops.unpack_positions(indices, z.shape, self.channel_first)
 
 
-class FixedValues(nn.Module):
+class FixedValues(WideBuffers):
     """Values that do not learn: they follow the module to its device and are in no checkpoint."""
 
     def __init__(self, values: Iterable[Tensor]) -> None:

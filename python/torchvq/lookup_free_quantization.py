@@ -281,6 +281,9 @@ class LFQ(RandomState):
         """
         layout = self._layout(tokens)
         projected = project(self.project_in, tokens)
+        if projected.dtype in _HALF:
+            # What makes latents of the projection, and the losses, is float32 arithmetic.
+            projected = projected.float()
         if self.soft_clamp_input_value is not None:
             projected = _ops.soft_clamp(
                 projected, projected.new_tensor(self.soft_clamp_input_value)
@@ -290,8 +293,6 @@ class LFQ(RandomState):
             latents = _ops.on_sphere(latents, self.codebook_scale)
         if self.orthogonal_rotation:
             latents = _ops.rotate_features(latents, self.orthogonal_rot)
-        elif latents.dtype in _HALF:
-            latents = latents.float()
         codes, indices = _ops.sign_quantize(latents, scale=self.code_value)
         mask = None if token_mask is None else layout.split_mask(token_mask)
         counted = mask

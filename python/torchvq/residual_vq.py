@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchvq import _joined
 from torchvq._implicit_codebook import MLP
 from torchvq._in_place import keep_optimizer_in_checkpoint
 from torchvq._layout import Layout
@@ -332,7 +333,7 @@ class ResidualVQ(nn.Module):
         if not return_all_codes:
             return ResidualOutput(quantized, indices, loss)
         codes = [self._code_rows(level.codes, x, request) for level in levels]
-        all_codes = torch.stack(codes + [torch.zeros_like(codes[0])] * dropped)
+        all_codes = _joined.stack(codes + [torch.zeros_like(codes[0])] * dropped)
         return ResidualOutputWithCodes(quantized, indices, loss, all_codes)
 
     # Stages of forward ---------------------------------------------------------------------------------------
@@ -439,7 +440,7 @@ class ResidualVQ(nn.Module):
         """The codes of all levels: (Q, K, D), or a tuple of (K, D) where levels differ in size; with one codebook
         per head (Q, H, K, D). Of an implicit codebook the base codes."""
         codes = tuple(level.codebook for level in self.levels)
-        return torch.stack(codes) if self.uniform_codebook_size else codes
+        return _joined.stack(codes) if self.uniform_codebook_size else codes
 
     def get_codes_from_indices(self, indices: Tensor) -> Tensor:
         """Codes of indices, level by level.
@@ -456,7 +457,7 @@ class ResidualVQ(nn.Module):
         """
         codes = self._decode(indices)
         missing = self.num_quantizers - len(codes)
-        return torch.stack(codes + [torch.zeros_like(codes[0])] * missing)
+        return _joined.stack(codes + [torch.zeros_like(codes[0])] * missing)
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout.
@@ -464,7 +465,7 @@ class ResidualVQ(nn.Module):
         Zeros where all indices are -1.
         """
         if self.implicit_neural_codebook:
-            total, *others = self._decode(indices)
+            total, *others = map(_widened, self._decode(indices))
             for codes in others:
                 total = total + codes
         else:
@@ -490,7 +491,7 @@ class ResidualVQ(nn.Module):
             if total is not None and self.implicit_neural_codebook:
                 made = self.mlp(number).rows(codes, total)
                 codes = made.masked_fill((rows < 0).unsqueeze(-1), 0)
-            total = codes if total is None else total + codes
+            total = _widened(codes) if total is None else total + codes
             # Heads of separate codebooks are the first axis, those of a shared one lie with the tokens.
             by_token = codes.transpose(0, 1) if layout.separate else codes
             decoded.append(by_token.reshape(*positions, codes.shape[-1] * self.heads))
@@ -513,6 +514,11 @@ class ResidualVQ(nn.Module):
         if self.in_place_codebook_optimizer is not None:
             self.in_place_codebook_optimizer.step()
             self.in_place_codebook_optimizer.zero_grad()
+
+
+def _widened(codes: Tensor) -> Tensor:
+    """Levels add up in float32 at least, as in the forward."""
+    return codes.float() if codes.dtype in _HALF else codes
 
 
 def __getattr__(name: str) -> Any:

@@ -6,10 +6,15 @@
 namespace torchvq::detail {
 
 at::Tensor apply_linear(const torch::nn::Linear& layer, const at::Tensor& tokens) {
-  const auto dtype = layer->weight.scalar_type();
-  const bool decides = at::autocast::is_autocast_enabled(tokens.device().type()) &&
-                       tokens.scalar_type() != torch::kDouble && dtype != torch::kDouble;
-  return at::linear(decides ? tokens : tokens.to(dtype), layer->weight, layer->bias);
+  return at::linear(for_weight(layer->weight, tokens), layer->weight, layer->bias);
+}
+
+at::Tensor for_weight(const at::Tensor& weight, const at::Tensor& tokens) {
+  const auto dtype = weight.scalar_type();
+  if (!at::autocast::is_autocast_enabled(tokens.device().type()) || dtype == at::kDouble) {
+    return tokens.to(dtype);
+  }
+  return tokens.scalar_type() == at::kDouble ? tokens.to(at::kFloat) : tokens;
 }
 
 }  // namespace torchvq::detail

@@ -17,6 +17,7 @@
 #include "modules/residual_levels.h"
 #include "modules/search.h"
 #include "modules/stats.h"
+#include "modules/joined.h"
 
 namespace torchvq {
 
@@ -113,7 +114,7 @@ ResidualVQOutput result_of(ResidualVQImpl& rvq, const detail::Walk& walk, const 
   }
   return {restore(rvq, walk.output, x, request), at::stack(indices, -1),
           request.targets.empty() ? loss : loss.sum(),
-          all_codes ? at::stack(codes) : torch::Tensor()};
+          all_codes ? detail::stacked(codes) : torch::Tensor()};
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <torchvq/functional/layout.h>
 
 #include "modules/projection.h"
+#include "modules/joined.h"
 
 namespace torchvq::detail {
 
@@ -57,7 +58,7 @@ at::Tensor codes_of(const StackFamily& family, const std::vector<LevelChoice>& l
     codes.push_back(F::unpack_positions(rows, x.sym_sizes(), family.layout.channel_first));
   }
   codes.resize(static_cast<size_t>(family.levels), at::zeros_like(codes[0]).detach());
-  return at::stack(codes);
+  return detail::stacked(codes);
 }
 
 std::vector<at::Tensor> decode(const StackFamily& family, const at::Tensor& indices, bool fewer) {
@@ -108,7 +109,7 @@ StackResult run_stack(const StackFamily& family, const at::Tensor& x,
 at::Tensor stack_codes(const StackFamily& family, const at::Tensor& indices, bool fewer) {
   auto codes = decode(family, indices, fewer);
   codes.resize(static_cast<size_t>(family.levels), at::zeros_like(codes[0]));
-  return at::stack(codes);
+  return detail::stacked(codes);
 }
 
 at::Tensor stack_output(const StackFamily& family, const at::Tensor& indices, bool fewer) {
