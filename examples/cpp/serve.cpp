@@ -24,8 +24,8 @@ torch::Tensor load(const std::string& path) {
   TORCH_CHECK_VALUE(extension == ".safetensors",
                     "expected INPUT to end in .npy or .safetensors, but got ", path);
   const torchvq::io::SafetensorsFile file(path);
-  TORCH_CHECK_VALUE(file.entries().size() == 1, "expected ", path,
-                    " to hold one tensor, but got ", file.entries().size());
+  TORCH_CHECK_VALUE(file.entries().size() == 1, "expected ", path, " to hold one tensor, but got ",
+                    file.entries().size());
   return file.tensor(file.entries().begin()->first);
 }
 

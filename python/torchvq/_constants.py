@@ -5,13 +5,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from torchvq._wide_buffers import WideBuffers
+
 
 def to_default_device(value: Tensor) -> Tensor:
     """To where `with torch.device(...)` has constructors put their tensors; operators of ours do not hear of it."""
     return value.to(torch.get_default_device())
 
 
-class ConstantBuffers(nn.Module):
+class ConstantBuffers(WideBuffers):
     """A module that may have constant buffers, which follow it to its device and dtype.
 
     Nobody can load them, so they are written again wherever PyTorch leaves tensors without values: `to_empty`, and
@@ -41,7 +43,7 @@ class ConstantBuffers(nn.Module):
                     self._buffers[name] = value.to(device, buffer.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ConstantBuffers":
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(fn, recurse)
         self.restore_constants()
         return self
 

@@ -2,9 +2,9 @@
 
 from typing import Generic, TypeVar, cast
 
-import torch
 from torch import Tensor, nn
 
+from torchvq import _joined
 from torchvq._residual_stack import ResidualStack, StackResult
 from torchvq._scalar_options import expect
 
@@ -59,7 +59,7 @@ class GroupedStack(nn.Module, Generic[Stack]):
                 part, mask=mask, return_all_codes=return_all_codes, seed=seed, depth=depth
             )
             results.append(result)
-        return torch.cat([result.quantized for result in results], self.split_dim), results
+        return _joined.cat([result.quantized for result in results], self.split_dim), results
 
     def _split_indices(self, indices: Tensor) -> list[Tensor]:
         given = indices.shape[0] if indices.dim() > 0 else 0
@@ -75,10 +75,10 @@ class GroupedStack(nn.Module, Generic[Stack]):
     def get_codes_from_indices(self, indices: Tensor) -> Tensor:
         """Codes (G, Q, B, *, D) of indices (G, B, *, q), before ``project_out``."""
         parts = zip(self.stacks, self._split_indices(indices), strict=True)
-        return torch.stack([stack.get_codes_from_indices(part) for stack, part in parts])
+        return _joined.stack([stack.get_codes_from_indices(part) for stack, part in parts])
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for indices (G, B, *, q), in the same layout."""
         parts = zip(self.stacks, self._split_indices(indices), strict=True)
         outputs = [stack.get_output_from_indices(part) for stack, part in parts]
-        return torch.cat(outputs, self.split_dim if outputs[0].dim() > 2 else -1)
+        return _joined.cat(outputs, self.split_dim if outputs[0].dim() > 2 else -1)

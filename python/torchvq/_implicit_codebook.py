@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from torchvq import _joined
 from torchvq._call import Call
 from torchvq._estimators import estimate
 from torchvq._losses import Choice, Chosen
@@ -39,7 +40,7 @@ class MLP(nn.Module):
     def rows(self, codes: Tensor, condition: Tensor) -> Tensor:
         """Codes (..., D), each made for its own condition (..., D)."""
         both = torch.broadcast_tensors(condition, codes)  # type: ignore[no-untyped-call]
-        h = project(self.proj_in, torch.cat(both, -1))
+        h = project(self.proj_in, _joined.cat(both, -1))
         for layer in self.layers:
             h = h + layer(h)
         return h.to(codes.dtype)

@@ -19,16 +19,23 @@ def make_projections(
 def project(projection: nn.Module, tokens: Tensor) -> Tensor:
     """Applies a projection in its own dtype, whatever dtype the tokens have; autocast, when on, decides itself."""
     for layer in projection if isinstance(projection, nn.Sequential) else (projection,):
-        parameter = next(layer.parameters(), None)
-        if parameter is not None:
-            # Autocast leaves float64 and the layer norm on CPU as they are, on either side.
-            decides = _autocasts(tokens) and isinstance(layer, nn.Linear)
-            if not decides or torch.float64 in (tokens.dtype, parameter.dtype):
-                tokens = tokens.to(parameter.dtype)
-        tokens = layer(tokens)
+        # Autocast on CPU leaves the layer norm as it is.
+        tokens = layer(_for_weight(layer, tokens, isinstance(layer, nn.Linear)))
     return tokens
 
 
-def _autocasts(tokens: Tensor) -> bool:
+def in_dtype_of(network: nn.Module, x: Tensor) -> Tensor:
+    """x in the dtype of a user's network, or in one from which autocast goes on. Integers stay."""
+    return _for_weight(network, x, True) if x.is_floating_point() else x
+
+
+def _for_weight(layer: nn.Module, x: Tensor, autocast_knows: bool) -> Tensor:
+    weight = next((own for own in layer.parameters() if own.is_floating_point()), None)
+    if weight is None:
+        return x
+    # Autocast leaves float64 as it is, on either side.
     # The meta device has no autocast, and asking for it is an error.
-    return not tokens.is_meta and torch.is_autocast_enabled(tokens.device.type)
+    autocast = autocast_knows and not x.is_meta and torch.is_autocast_enabled(x.device.type)
+    if not autocast or weight.dtype == torch.float64:
+        return x.to(weight.dtype)
+    return x.float() if x.dtype == torch.float64 else x

@@ -1,6 +1,6 @@
 """State that a module keeps beyond its parameters: a generator of random numbers, and float32 buffers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,9 +9,9 @@ from torch import Tensor
 
 from torchvq._constants import ConstantBuffers
 from torchvq._replay import StepRecords
+from torchvq._wide_buffers import HALF
 
 _ops = torch.ops.torchvq
-_HALF = (torch.float16, torch.bfloat16)
 
 
 def fresh_rng() -> Tensor:
@@ -89,15 +89,6 @@ class RandomState(ConstantBuffers):
         """The record of the running forward, if it is checkpointed."""
         return self._step
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "RandomState":
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)
-        for name, old in before.items():
-            new = self._buffers[name]
-            if old is not None and new is not None and new.dtype in _HALF:
-                self._buffers[name] = old.to(new.device)
-        return self
-
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
@@ -110,5 +101,5 @@ class RandomState(ConstantBuffers):
             rng[1] = 0
             self._buffers["rng"] = rng
         for name, buffer in self._buffers.items():
-            if buffer is not None and buffer.dtype in _HALF:
+            if buffer is not None and buffer.dtype in HALF:
                 self._buffers[name] = buffer.float()

@@ -9,11 +9,12 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from torchvq import _joined
 from torchvq._layout import Layout
 from torchvq._projection import project
+from torchvq._wide_buffers import HALF
 
 _ops = torch.ops.torchvq
-_HALF = (torch.float16, torch.bfloat16)
 LevelT = TypeVar("LevelT")
 
 
@@ -32,7 +33,7 @@ def enter(x: Tensor, mask: Tensor | None, layout: Layout, project_in: nn.Module)
         tokens = _ops.fill_masked(tokens, mask)
     inputs = project(project_in, tokens)
     # Residual and sum stay in float32 between levels.
-    return inputs.float() if inputs.dtype in _HALF else inputs
+    return inputs.float() if inputs.dtype in HALF else inputs
 
 
 def walk(
@@ -83,9 +84,10 @@ def restore_codes(codes: Tensor, x: Tensor, mask: Tensor | None, layout: Layout)
     return _ops.unpack_positions(codes, x.shape, layout.channel_first)
 
 
-def with_dropped(levels: list[Tensor], count: int, missing: float) -> list[Tensor]:
-    """One tensor for each of ``count`` levels; those that were dropped are filled with ``missing``."""
-    return levels + [torch.full_like(levels[0], missing)] * (count - len(levels))
+def stack_levels(levels: list[Tensor], count: int, missing: float, dim: int = 0) -> Tensor:
+    """One tensor for each of ``count`` levels, stacked; those that were dropped are filled with ``missing``."""
+    dropped = [torch.full_like(levels[0], missing)] * (count - len(levels))
+    return _joined.stack(levels + dropped, dim)
 
 
 def reach(depth: int | Tensor, levels: int) -> int:

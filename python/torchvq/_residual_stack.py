@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchvq import _joined
 from torchvq._layout import Layout
 from torchvq._projection import make_projections, project
 from torchvq._random_state import RandomState, Step
@@ -21,8 +22,8 @@ from torchvq._residual_engine import (
     only_if,
     reach,
     restore_codes,
+    stack_levels,
     walk,
-    with_dropped,
 )
 from torchvq._scalar_options import expect
 
@@ -183,10 +184,10 @@ class ResidualStack(RandomState):
             total = self.estimate(inputs, total)
         # Dropped levels have no index and no code.
         every = self.num_quantizers
-        indices = torch.stack(with_dropped([level.indices for level in levels], every, -1), -1)
+        indices = stack_levels([level.indices for level in levels], every, -1, -1)
         codes = None
         if return_all_codes:
-            codes = torch.stack(with_dropped([level.codes for level in levels], every, 0))
+            codes = stack_levels([level.codes for level in levels], every, 0)
         return total, indices, codes, [level.detail for level in levels]
 
     def _restore(
@@ -202,7 +203,9 @@ class ResidualStack(RandomState):
         if mask is not None:
             indices = indices.masked_fill(~mask.unsqueeze(-1), -1)
         if all_codes is not None:
-            all_codes = torch.stack([restore_codes(codes, x, mask, layout) for codes in all_codes])
+            all_codes = _joined.stack(
+                [restore_codes(codes, x, mask, layout) for codes in all_codes]
+            )
         indices = torch.ops.torchvq.unpack_positions(indices, x.shape, layout.channel_first)
         return quantized, indices, all_codes
 
@@ -232,7 +235,7 @@ class ResidualStack(RandomState):
         ValueError for another number of levels, IndexError for an index outside.
         """
         codes = self._decode(self.plain_indices(indices))
-        return torch.stack(with_dropped(codes, self.num_quantizers, 0))
+        return stack_levels(codes, self.num_quantizers, 0)
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout; zeros where all are -1."""

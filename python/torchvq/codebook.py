@@ -14,6 +14,7 @@ from torchvq import _checkpointing, _ranks
 from torchvq._random_state import fresh_rng
 from torchvq._ranks import ALONE, Ranks, Tokens
 from torchvq._replay import MAX_REPLAYS, Replay, fingerprint
+from torchvq._wide_buffers import HALF, WideBuffers
 
 logger = logging.getLogger("torchvq")
 _ops = torch.ops.torchvq
@@ -27,13 +28,12 @@ _AFFINE_FLAGS = (
     "codebook_mean_needs_init",
     "codebook_variance_needs_init",
 )
-_HALF = (torch.float16, torch.bfloat16)
 
 EmaWeight = Tensor | float | Callable[[Tensor, Tensor], Tensor]
 Statistics = tuple[Tensor, Tensor, Tensor]  # counts, sums, exponents; see ops.code_statistics
 
 
-class Codebook(nn.Module):
+class Codebook(WideBuffers):
     """State of one or several codebooks (``H`` of them, each ``K`` codes of ``D`` features).
 
     ==================  ==========  =============================================================
@@ -196,7 +196,7 @@ class Codebook(nn.Module):
     def wide_embed(self) -> Tensor:
         """The codes in the dtype of the moving averages, to be written; ``store_embed`` completes the write."""
         embed = self.embed.detach()
-        if embed.dtype not in _HALF:
+        if embed.dtype not in HALF:
             return embed
         return _ops.wide_codes(
             embed, self.cluster_size, self.embed_avg, eps=self.eps, metric=self.metric
@@ -204,7 +204,7 @@ class Codebook(nn.Module):
 
     def store_embed(self, wide: Tensor) -> None:
         """Writes back what was made of ``wide_embed``."""
-        if self.embed.dtype in _HALF:
+        if self.embed.dtype in HALF:
             # The operators write float state; a parameter in half precision gets it rounded.
             self.embed.detach().copy_(wide)
 
@@ -478,15 +478,6 @@ class Codebook(nn.Module):
 
     # Casts, copies, checkpoints ----------------------------------------------------------------------------------
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Codebook":
-        before = dict(self._buffers)
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, old in before.items():
-            new = self._buffers[name]
-            if old is not None and new is not None and new.dtype in _HALF:
-                self._buffers[name] = old.to(new.device)
-        return self
-
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
@@ -502,7 +493,7 @@ class Codebook(nn.Module):
                     # The reference has no flag for statistics that it creates in its first step.
                     self._buffers[name] = torch.zeros_like(self.initted)
         for name, buffer in self._buffers.items():
-            if buffer is not None and buffer.dtype in _HALF:
+            if buffer is not None and buffer.dtype in HALF:
                 self._buffers[name] = buffer.float()
         self._pending = None
         self._initialised_flag = None

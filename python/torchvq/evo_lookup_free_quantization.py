@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from torchvq._projection import in_dtype_of
 from torchvq._random_state import RandomState
 from torchvq._scalar_options import expect
 from torchvq.lookup_free_quantization import LFQ
@@ -102,20 +103,22 @@ class EvoLFQ(RandomState):
     def forward(self, x: Tensor, **kwargs: Any) -> Return | tuple[Return, LookupFreeLossBreakdown]:
         """decoder(lfq(encoder(x))); arguments beyond x as for ``LFQ.forward``.
 
+        Each network gets its input in the dtype of its own weights, and the result is what the decoder returns.
+
         Returns:
             ``(reconstructed, indices, entropy_aux_loss)``, named, with ``return_loss_breakdown`` and its terms.
         """
-        found = self.lfq(self.encoder(x), **kwargs)
+        found = self.lfq(self._encoded(x), **kwargs)
         with_terms = kwargs.get("return_loss_breakdown", False)
         quantized, indices, loss = found[0] if with_terms else found
-        result = Return(self.decoder(quantized), indices, loss)
+        result = Return(self._data_of(quantized), indices, loss)
         return (result, found[1]) if with_terms else result
 
     @torch.no_grad()
     def encode(self, x: Tensor, return_signs: bool = False) -> Tensor:
         """Bits (B, *, C * D), float32, of data: 0 and 1, with ``return_signs`` -1 and 1."""
         with self._evaluating():
-            indices = self.lfq(self.encoder(x))[1]
+            indices = self.lfq(self._encoded(x))[1]
         if not self.lfq.keep_num_codebooks_dim:
             indices = indices.unsqueeze(-1)
         bits: Tensor = _ops.indices_to_bits(indices, self.lfq.codebook_dim, is_sign=return_signs)
@@ -130,8 +133,13 @@ class EvoLFQ(RandomState):
         indices = _ops.bits_to_indices(bits, lfq.codebook_dim)
         if not lfq.keep_num_codebooks_dim:
             indices = indices.squeeze(-1)
-        decoded: Tensor = self.decoder(lfq.indices_to_codes(indices))
-        return decoded
+        return self._data_of(lfq.indices_to_codes(indices))
+
+    def _encoded(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.encoder(in_dtype_of(self.encoder, x)))
+
+    def _data_of(self, codes: Tensor) -> Tensor:
+        return cast(Tensor, self.decoder(in_dtype_of(self.decoder, codes)))
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

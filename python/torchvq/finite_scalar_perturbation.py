@@ -217,8 +217,14 @@ class FSP(NoisyModule):
         IndexError for an index outside of [-1, K).
         """
         indices = _integers(indices)
+        wide = any(parameter.dtype == torch.float64 for parameter in self.parameters())
         codes = _ops.scalar_centroids(
-            indices, self.levels, cdf=self.act_name, form=self._form, eps=eps
+            indices,
+            self.levels,
+            cdf=self.act_name,
+            form=self._form,
+            eps=eps,
+            dtype=torch.float64 if wide else torch.float32,
         )
         if self.has_projections:
             codes = project(self.project_out, codes)

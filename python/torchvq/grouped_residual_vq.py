@@ -5,6 +5,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from torchvq import _joined
 from torchvq._stats import CodebookStats, read_stats
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
 from torchvq.residual_vq import ResidualVQ
@@ -96,7 +97,7 @@ class GroupedResidualVQ(nn.Module):
             )
             results.append(result)
         quantized, *others = zip(*results, strict=True)
-        joined = torch.cat(quantized, self.split_dim)
+        joined = _joined.cat(quantized, self.split_dim)
         if indices is not None:
             return joined, torch.stack(others[0])
         chosen, loss = torch.stack(others[0]), torch.stack(others[1])
@@ -142,16 +143,16 @@ class GroupedResidualVQ(nn.Module):
         """The codes of all groups and levels: (G, Q, K, D), or tuples where levels differ in size."""
         codes = tuple(rvq.codebooks for rvq in self.stacks)
         if self.stacks[0].uniform_codebook_size:
-            return torch.stack(cast(tuple[Tensor, ...], codes))
+            return _joined.stack(cast(tuple[Tensor, ...], codes))
         return cast(tuple[tuple[Tensor, ...], ...], codes)
 
     def get_codes_from_indices(self, indices: Tensor) -> Tensor:
         """Codes of indices (G, B, *, q): (G, Q, B, *, D); see ``ResidualVQ.get_codes_from_indices``."""
         parts = zip(self.stacks, self._split_indices(indices), strict=True)
-        return torch.stack([rvq.get_codes_from_indices(part) for rvq, part in parts])
+        return _joined.stack([rvq.get_codes_from_indices(part) for rvq, part in parts])
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for indices (G, B, *, q), in the same layout."""
         parts = zip(self.stacks, self._split_indices(indices), strict=True)
         outputs = [rvq.get_output_from_indices(part) for rvq, part in parts]
-        return torch.cat(outputs, self.split_dim if outputs[0].dim() > 2 else -1)
+        return _joined.cat(outputs, self.split_dim if outputs[0].dim() > 2 else -1)

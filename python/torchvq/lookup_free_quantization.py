@@ -15,6 +15,7 @@ from torchvq._lookup_free import Pending, Signs
 from torchvq._projection import project
 from torchvq._random_state import RandomState
 from torchvq._ranks import ALONE, Ranks, group_name, noise_rng
+from torchvq._wide_buffers import HALF
 from torchvq.outputs import LookupFreeLossBreakdown, LookupFreeOutput
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("torchvq")
 _ops = torch.ops.torchvq
-_HALF = (torch.float16, torch.bfloat16)
 
 #: The names under which the reference has them.
 Return = LookupFreeOutput
@@ -282,6 +282,9 @@ class LFQ(RandomState):
         """
         layout = self._layout(tokens)
         projected = project(self.project_in, tokens)
+        if projected.dtype in HALF:
+            # What makes latents of the projection, and the losses, is float32 arithmetic.
+            projected = projected.float()
         if self.soft_clamp_input_value is not None:
             projected = _ops.soft_clamp(
                 projected, projected.new_tensor(self.soft_clamp_input_value)
@@ -291,8 +294,6 @@ class LFQ(RandomState):
             latents = _ops.on_sphere(latents, self.codebook_scale)
         if self.orthogonal_rotation:
             latents = _ops.rotate_features(latents, self.orthogonal_rot)
-        elif latents.dtype in _HALF:
-            latents = latents.float()
         codes, indices = _ops.sign_quantize(latents, scale=self.code_value)
         mask = None if token_mask is None else layout.split_mask(token_mask)
         counted = mask

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchvq import _joined
 from torchvq._implicit_codebook import MLP
 from torchvq._in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
 from torchvq._layout import Layout
@@ -15,7 +16,7 @@ from torchvq._projection import make_projections, project
 from torchvq._ranks import ranks_of, shake_hands
 from torchvq._residual_at_once import decode_sum, encode_at_once, encodes_at_once
 from torchvq._residual_dropout import drawn_depth, seeded_depth
-from torchvq._residual_engine import enter, leave, restore_codes, with_dropped
+from torchvq._residual_engine import enter, leave, restore_codes, stack_levels
 from torchvq._residual_levels import (
     Request,
     Walk,
@@ -35,6 +36,7 @@ from torchvq._residual_options import (
 )
 from torchvq._stats import CodebookStats, begin_step, read_stats
 from torchvq._stats import count_step as count_codes
+from torchvq._wide_buffers import HALF
 from torchvq.codebook import Codebook
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
 from torchvq.vector_quantize import VectorQuantize
@@ -306,7 +308,7 @@ class ResidualVQ(nn.Module):
         if self.training:
             count_codes(self.levels, [level.choice.chosen.indices for level in stack.levels])
             count_step(stack.levels, self.shared_codebook, counts, request.ranks)
-        return torch.stack(with_dropped(losses, self.num_quantizers, 0))
+        return stack_levels(losses, self.num_quantizers, 0)
 
     def _searched_result(
         self, codes: Tensor, indices: Tensor, x: Tensor, request: Request
@@ -324,14 +326,12 @@ class ResidualVQ(nn.Module):
         layout, levels, every = self.layout, stack.levels, self.num_quantizers
         chosen = [layout.restore_positions(level.choice.chosen.indices, x) for level in levels]
         # Dropped levels have no index and no code.
-        indices = torch.stack(with_dropped(chosen, every, -1), -1)
+        indices = stack_levels(chosen, every, -1, -1)
         if not return_all_codes:
             return ResidualOutput(quantized, indices, loss)
         rows = [layout.merge_heads(level.codes, *request.batch).flatten(2) for level in levels]
         codes = [restore_codes(row, x, request.mask, layout) for row in rows]
-        return ResidualOutputWithCodes(
-            quantized, indices, loss, torch.stack(with_dropped(codes, every, 0))
-        )
+        return ResidualOutputWithCodes(quantized, indices, loss, stack_levels(codes, every, 0))
 
     # Stages of forward ---------------------------------------------------------------------------------------
 
@@ -429,7 +429,7 @@ class ResidualVQ(nn.Module):
         """The codes of all levels: (Q, K, D), or a tuple of (K, D) where levels differ in size; with one codebook
         per head (Q, H, K, D). Of an implicit codebook the base codes."""
         codes = tuple(level.codebook for level in self.levels)
-        return torch.stack(codes) if self.uniform_codebook_size else codes
+        return _joined.stack(codes) if self.uniform_codebook_size else codes
 
     def get_codes_from_indices(self, indices: Tensor) -> Tensor:
         """Codes of indices, level by level.
@@ -444,7 +444,7 @@ class ResidualVQ(nn.Module):
         Raises:
             ValueError: for another number of levels. IndexError: for an index outside [-1, K).
         """
-        return torch.stack(with_dropped(self._decode(indices), self.num_quantizers, 0))
+        return stack_levels(self._decode(indices), self.num_quantizers, 0)
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout.
@@ -452,7 +452,7 @@ class ResidualVQ(nn.Module):
         Zeros where all indices are -1.
         """
         if self.implicit_neural_codebook:
-            total, *others = self._decode(indices)
+            total, *others = map(_widened, self._decode(indices))
             for codes in others:
                 total = total + codes
         else:
@@ -478,7 +478,7 @@ class ResidualVQ(nn.Module):
             if total is not None and self.implicit_neural_codebook:
                 made = self.mlp(number).rows(codes, total)
                 codes = made.masked_fill((rows < 0).unsqueeze(-1), 0)
-            total = codes if total is None else total + codes
+            total = _widened(codes) if total is None else total + codes
             # Heads of separate codebooks are the first axis, those of a shared one lie with the tokens.
             by_token = codes.transpose(0, 1) if layout.separate else codes
             decoded.append(by_token.reshape(*positions, codes.shape[-1] * self.heads))
@@ -499,6 +499,11 @@ class ResidualVQ(nn.Module):
         for level in self.levels:
             level.update_in_place_optimizer()
         step_in_place_optimizer(self)
+
+
+def _widened(codes: Tensor) -> Tensor:
+    """Levels add up in float32 at least, as in the forward."""
+    return codes.float() if codes.dtype in HALF else codes
 
 
 def __getattr__(name: str) -> Any:

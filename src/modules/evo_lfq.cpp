@@ -11,6 +11,7 @@
 #include <torchvq/functional/evolution.h>
 
 #include "modules/copy_tensors.h"
+#include "modules/projection.h"
 #include "modules/random_state.h"
 
 namespace torchvq {
@@ -36,6 +37,17 @@ class Evaluating {
  private:
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> before_;
 };
+
+/// A user's network on x as its weights take it; integers stay.
+torch::Tensor run(torch::nn::AnyModule& network, const torch::Tensor& x) {
+  if (x.is_floating_point()) {
+    for (const auto& weight : network.ptr()->parameters()) {
+      if (!weight.is_floating_point()) continue;
+      return network.forward<torch::Tensor>(detail::for_weight(weight, x));
+    }
+  }
+  return network.forward<torch::Tensor>(x);
+}
 
 }  // namespace
 
@@ -75,15 +87,15 @@ std::shared_ptr<torch::nn::Module> EvoLFQImpl::clone(
 
 EvoLFQOutput EvoLFQImpl::forward(const torch::Tensor& x, double inv_temperature,
                                  const std::optional<torch::Tensor>& mask) {
-  auto found = lfq(encoder.forward<torch::Tensor>(x), inv_temperature, mask);
-  return {decoder.forward<torch::Tensor>(found.quantized), found.indices, found.entropy_aux_loss,
+  auto found = lfq(run(encoder, x), inv_temperature, mask);
+  return {run(decoder, found.quantized), found.indices, found.entropy_aux_loss,
           found.loss_breakdown};
 }
 
 torch::Tensor EvoLFQImpl::encode(const torch::Tensor& x, bool return_signs) {
   const at::NoGradGuard no_grad;
   const Evaluating evaluating(*this);
-  auto indices = lfq(encoder.forward<torch::Tensor>(x)).indices;
+  auto indices = lfq(run(encoder, x)).indices;
   if (!lfq->keeps_num_codebooks_dim()) indices = indices.unsqueeze(-1);
   return F::indices_to_bits(indices, lfq->codebook_dim(), return_signs);
 }
@@ -94,7 +106,7 @@ torch::Tensor EvoLFQImpl::decode_bits(const torch::Tensor& bits) {
                     features, " features, but got shape ", bits.sizes());
   auto indices = F::bits_to_indices(bits, lfq->codebook_dim());
   if (!lfq->keeps_num_codebooks_dim()) indices = indices.squeeze(-1);
-  return decoder.forward<torch::Tensor>(lfq->indices_to_codes(indices));
+  return run(decoder, lfq->indices_to_codes(indices));
 }
 
 torch::Tensor EvoLFQImpl::decoded(const torch::Tensor& bits) {

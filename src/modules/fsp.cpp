@@ -110,7 +110,9 @@ FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call
 }
 
 torch::Tensor FSPImpl::indices_to_codes(const torch::Tensor& indices, double eps) {
-  auto codes = ops::scalar_centroids(indices, options.levels(), perturbation(eps));
+  const bool wide = project_out && project_out->weight.scalar_type() == at::kDouble;
+  auto codes = ops::scalar_centroids(indices, options.levels(), perturbation(eps),
+                                     wide ? at::kDouble : at::kFloat);
   if (project_out) {
     // Masked tokens have no output; the bias of the projection would give them one.
     codes = detail::apply_linear(project_out, codes).masked_fill(indices.lt(0).unsqueeze(-1), 0);

@@ -1,6 +1,5 @@
 #include <ostream>
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 #include <torch/nn/modules/container/modulelist.h>
 
@@ -8,6 +7,7 @@
 
 #include "modules/copy_tensors.h"
 #include "modules/groups.h"
+#include "modules/joined.h"
 
 namespace torchvq {
 namespace {
@@ -67,8 +67,8 @@ ResidualFSQOutput GroupedResidualFSQImpl::forward(const torch::Tensor& x,
     indices.push_back(std::move(result.indices));
     codes.push_back(std::move(result.all_codes));
   }
-  return {at::cat(quantized, detail::feature_axis(layout)), at::stack(indices),
-          call.return_all_codes() ? at::stack(codes) : torch::Tensor()};
+  return {detail::joined(quantized, detail::feature_axis(layout)), at::stack(indices),
+          call.return_all_codes() ? detail::stacked(codes) : torch::Tensor()};
 }
 
 torch::Tensor GroupedResidualFSQImpl::get_codes_from_indices(const torch::Tensor& indices) {

@@ -1,6 +1,5 @@
 #include <ostream>
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 #include <torch/nn/modules/container/modulelist.h>
 
@@ -8,6 +7,7 @@
 
 #include "modules/copy_tensors.h"
 #include "modules/groups.h"
+#include "modules/joined.h"
 
 namespace torchvq {
 namespace {
@@ -72,8 +72,8 @@ ResidualLFQOutput GroupedResidualLFQImpl::forward(const torch::Tensor& x,
     losses.push_back(std::move(result.loss));
     codes.push_back(std::move(result.all_codes));
   }
-  return {at::cat(quantized, detail::feature_axis(layout)), at::stack(indices), at::stack(losses),
-          call.return_all_codes() ? at::stack(codes) : torch::Tensor()};
+  return {detail::joined(quantized, detail::feature_axis(layout)), at::stack(indices),
+          at::stack(losses), call.return_all_codes() ? detail::stacked(codes) : torch::Tensor()};
 }
 
 torch::Tensor GroupedResidualLFQImpl::get_codes_from_indices(const torch::Tensor& indices) {

@@ -4,10 +4,9 @@
 
 #include <vector>
 
-#include <ATen/ops/cat.h>
-#include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 
+#include "modules/joined.h"
 #include "modules/layout.h"
 
 namespace torchvq::detail {
@@ -31,7 +30,7 @@ at::Tensor codes_of_groups(Stacks& stacks, const at::Tensor& indices, const Layo
   std::vector<at::Tensor> codes;
   for (size_t group = 0; group < stacks.size(); ++group)
     codes.push_back(stacks[group]->get_codes_from_indices(parts[group]));
-  return at::stack(codes);
+  return stacked(codes);
 }
 
 /// The output of all groups for indices (G, B, *, q), features side by side.
@@ -42,7 +41,7 @@ at::Tensor output_of_groups(Stacks& stacks, const at::Tensor& indices, const Lay
   for (size_t group = 0; group < stacks.size(); ++group)
     outputs.push_back(stacks[group]->get_output_from_indices(parts[group]));
   // (B, dim) has no position before or behind the features.
-  return at::cat(outputs, outputs[0].dim() > 2 ? feature_axis(layout) : -1);
+  return joined(outputs, outputs[0].dim() > 2 ? feature_axis(layout) : -1);
 }
 
 /// (G, Q, codebook_size, D).
@@ -50,7 +49,7 @@ template <typename Stacks>
 at::Tensor codebooks_of_groups(const Stacks& stacks) {
   std::vector<at::Tensor> codebooks;
   for (const auto& stack : stacks) codebooks.push_back(stack->codebooks());
-  return at::stack(codebooks);
+  return stacked(codebooks);
 }
 
 }  // namespace torchvq::detail

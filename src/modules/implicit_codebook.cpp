@@ -3,7 +3,6 @@
 #include <ostream>
 
 #include <ATen/ops/broadcast_tensors.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/silu.h>
 #include <torch/nn/modules/activation.h>
@@ -11,6 +10,7 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include "modules/copy_tensors.h"
+#include "modules/joined.h"
 #include "modules/projection.h"
 
 namespace torchvq {
@@ -51,7 +51,7 @@ torch::Tensor ImplicitCodebookImpl::forward(const torch::Tensor& codes,
 torch::Tensor ImplicitCodebookImpl::rows(const torch::Tensor& codes,
                                          const torch::Tensor& condition) {
   const auto both = at::broadcast_tensors({condition, codes});
-  auto h = detail::apply_linear(proj_in, at::cat(both, -1));
+  auto h = detail::apply_linear(proj_in, detail::joined(both, -1));
   for (const auto& [up, down] : layers_) {
     const auto hidden = at::silu(at::linear(h, up->weight, up->bias));
     h = h.add(at::linear(hidden, down->weight, down->bias));

@@ -37,6 +37,11 @@ int64_t inner_dim(const LatentQuantizeOptions& options) {
   return static_cast<int64_t>(options.levels().size()) * options.num_codebooks();
 }
 
+/// The dtype that fixed values get in a cast: half precision would change them.
+torch::Dtype wide(const torch::Tensor& own, torch::Dtype dtype) {
+  return dtype == at::kHalf || dtype == at::kBFloat16 ? own.scalar_type() : dtype;
+}
+
 }  // namespace
 
 LatentQuantizeImpl::LatentQuantizeImpl(LatentQuantizeOptions options_)
@@ -81,12 +86,12 @@ std::shared_ptr<torch::nn::Module> LatentQuantizeImpl::clone(
 
 void LatentQuantizeImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
   torch::nn::Module::to(device, dtype, non_blocking);
-  for (auto& own : fixed_) own = own.to(device, dtype, non_blocking);
+  for (auto& own : fixed_) own = own.to(device, wide(own, dtype), non_blocking);
 }
 
 void LatentQuantizeImpl::to(torch::Dtype dtype, bool non_blocking) {
   torch::nn::Module::to(dtype, non_blocking);
-  for (auto& own : fixed_) own = own.to(dtype, non_blocking);
+  for (auto& own : fixed_) own = own.to(wide(own, dtype), non_blocking);
 }
 
 void LatentQuantizeImpl::to(torch::Device device, bool non_blocking) {

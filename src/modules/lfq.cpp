@@ -185,6 +185,8 @@ LFQImpl::Signs LFQImpl::quantize(const torch::Tensor& tokens, const OptionalTens
   auto projected = tokens;
   if (linear_in) projected = detail::apply_linear(linear_in, tokens);
   if (cosine_in) projected = cosine_in(tokens.to(cosine_in->weight.scalar_type()));
+  // What makes latents of the projection, and the losses, is float32 arithmetic.
+  if (is_half(projected)) projected = projected.to(at::kFloat);
   if (const auto limit = options.soft_clamp_input_value()) {
     projected = F::soft_clamp(projected, at::scalar_tensor(*limit, projected.options()));
   }
@@ -195,8 +197,6 @@ LFQImpl::Signs LFQImpl::quantize(const torch::Tensor& tokens, const OptionalTens
   if (options.spherical()) signs.latents = F::on_sphere(signs.latents, options.codebook_scale());
   if (orthogonal_rot.defined()) {
     signs.latents = F::rotate_features(signs.latents, orthogonal_rot);
-  } else if (is_half(signs.latents)) {
-    signs.latents = signs.latents.to(at::kFloat);
   }
   std::tie(signs.codes, signs.indices) = ops::sign_quantize(signs.latents, code_value());
   signs.mask = layout.split_mask(mask);

@@ -6,12 +6,18 @@
 namespace torchvq::detail {
 
 at::Tensor apply_linear(const torch::nn::Linear& layer, const at::Tensor& tokens) {
-  const auto dtype = layer->weight.scalar_type();
+  return at::linear(for_weight(layer->weight, tokens), layer->weight, layer->bias);
+}
+
+at::Tensor for_weight(const at::Tensor& weight, const at::Tensor& tokens) {
+  const auto dtype = weight.scalar_type();
   // The meta device has no autocast, and asking for it is an error.
-  const bool decides = !tokens.is_meta() &&
-                       at::autocast::is_autocast_enabled(tokens.device().type()) &&
-                       tokens.scalar_type() != torch::kDouble && dtype != torch::kDouble;
-  return at::linear(decides ? tokens : tokens.to(dtype), layer->weight, layer->bias);
+  const bool autocast =
+      !tokens.is_meta() && at::autocast::is_autocast_enabled(tokens.device().type());
+  if (!autocast || dtype == at::kDouble) {
+    return tokens.to(dtype);
+  }
+  return tokens.scalar_type() == at::kDouble ? tokens.to(at::kFloat) : tokens;
 }
 
 }  // namespace torchvq::detail

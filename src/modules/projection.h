@@ -11,4 +11,7 @@ namespace torchvq::detail {
 /// into product and sum: half precision would be rounded twice, where Python rounds once.
 at::Tensor apply_linear(const torch::nn::Linear& layer, const at::Tensor& tokens);
 
+/// Tokens in the dtype of a weight, or in one from which autocast goes on.
+at::Tensor for_weight(const at::Tensor& weight, const at::Tensor& tokens);
+
 }  // namespace torchvq::detail

@@ -1,11 +1,11 @@
 #include "modules/residual_engine.h"
 
 #include <ATen/ops/full_like.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <torchvq/functional/layout.h>
 
+#include "modules/joined.h"
 #include "modules/projection.h"
 
 namespace torchvq::detail {
@@ -56,7 +56,7 @@ at::Tensor stack_levels(std::vector<at::Tensor> levels, int64_t count, int64_t m
                         int64_t dim) {
   const auto dropped = at::full_like(levels[0], missing).detach();
   levels.resize(static_cast<size_t>(count), dropped);
-  return at::stack(levels, dim);
+  return stacked(levels, dim);
 }
 
 }  // namespace torchvq::detail

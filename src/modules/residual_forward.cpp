@@ -5,6 +5,7 @@
 
 #include <torchvq/functional/quantize_depth.h>
 
+#include "modules/joined.h"
 #include "modules/ranks.h"
 #include "modules/residual_beam.h"
 #include "modules/residual_engine.h"

@@ -11,6 +11,7 @@
 #include <torchvq/ops/lookup_codes.h>
 
 #include "modules/copy_tensors.h"
+#include "modules/joined.h"
 #include "modules/projection.h"
 #include "modules/residual_levels.h"
 #include "modules/stats.h"
@@ -141,6 +142,16 @@ std::vector<CodebookStats> ResidualVQImpl::stats(bool synced) const {
 // Codes
 // -----------------------------------------------------------------------------------------------------
 
+namespace {
+
+/// Levels add up in float32 at least, as in the forward.
+torch::Tensor widened(const torch::Tensor& codes) {
+  const auto dtype = codes.scalar_type();
+  return dtype == at::kHalf || dtype == at::kBFloat16 ? codes.to(at::kFloat) : codes;
+}
+
+}  // namespace
+
 std::vector<torch::Tensor> ResidualVQImpl::codebooks() {
   std::vector<torch::Tensor> codes;
   for (auto& level : levels) {
@@ -166,7 +177,7 @@ std::vector<torch::Tensor> ResidualVQImpl::decode(const torch::Tensor& indices) 
       const auto made = mlps[number - 1]->rows(codes, total);
       codes = made.masked_fill(rows.lt(0).unsqueeze(-1), 0);
     }
-    total = total.defined() ? total.add(codes) : codes;
+    total = total.defined() ? total.add(codes) : widened(codes);
     decoded.push_back(layout.join_heads(codes, own.sizes()));
   }
   return decoded;
@@ -175,12 +186,12 @@ std::vector<torch::Tensor> ResidualVQImpl::decode(const torch::Tensor& indices) 
 torch::Tensor ResidualVQImpl::get_codes_from_indices(const torch::Tensor& indices) {
   auto codes = decode(indices);
   codes.resize(levels.size(), torch::zeros_like(codes[0]));
-  return at::stack(codes);
+  return detail::stacked(codes);
 }
 
 torch::Tensor ResidualVQImpl::get_output_from_indices(const torch::Tensor& indices) {
   const auto codes = decode(indices);
-  auto output = codes[0];
+  auto output = widened(codes[0]);
   for (size_t number = 1; number < codes.size(); ++number) {
     output = output.add(codes[number]);
   }

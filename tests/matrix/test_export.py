@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import classes
 import pytest
 import torch
-from classes import ROWS, Seen
+from classes import ROWS
 from conftest import Cell
 from torch import Tensor, nn
 

@@ -1,0 +1,26 @@
+"""Tensors side by side, whatever autocast makes of that: it refuses a half precision that is not its own."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """``torch.cat`` in the tensors' own dtype."""
+    with _without_autocast(tensors[0]):
+        return torch.cat(list(tensors), dim)
+
+
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """``torch.stack`` in the tensors' own dtype."""
+    with _without_autocast(tensors[0]):
+        return torch.stack(list(tensors), dim)
+
+
+def _without_autocast(like: Tensor) -> AbstractContextManager[object]:
+    device = like.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return nullcontext()
+    return torch.autocast(device, enabled=False)

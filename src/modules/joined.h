@@ -1,0 +1,25 @@
+// Tensors side by side, whatever autocast makes of that: it refuses a half precision that is not
+// its own.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+namespace torchvq::detail {
+
+/// `at::cat` in the tensors' own dtype.
+inline at::Tensor joined(at::TensorList tensors, int64_t dim = 0) {
+  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  return at::cat(tensors, dim);
+}
+
+/// `at::stack` in the tensors' own dtype.
+inline at::Tensor stacked(at::TensorList tensors, int64_t dim = 0) {
+  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  return at::stack(tensors, dim);
+}
+
+}  // namespace torchvq::detail
