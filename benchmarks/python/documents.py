@@ -17,6 +17,7 @@ from harness import Target, read_json
 LEARNING = "learning_vector_quantize"
 LEARNING_RESIDUAL = "learning_residual"
 LEARNING_LFQ = "learning_lfq"
+LEARNING_SCALAR = "learning_scalar"
 MIB = 2**20
 # Columns of the tables, and the ratio under which a column is found in the JSON.
 ORDER = ("reference", "plain torch", "GEMM", "faiss", "faiss tables", "one thread")
@@ -65,6 +66,11 @@ def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
             "lfq_small": _small_latents(document),
             "lfq_machine": _machine([document]),
         }
+        fill(docs / "learning.md", parts)
+    scalar = results / f"{LEARNING_SCALAR}.json"
+    if scalar.exists():
+        document = read_json(scalar)
+        parts = {"scalar": _scalar(document), "scalar_machine": _machine([document])}
         fill(docs / "learning.md", parts)
 
 
@@ -218,6 +224,22 @@ def _signs(document: Document) -> str:
     ]
     header = ["settings", "who", "mean squared error", "codes in use", "entropy, bits"]
     return _table([*header, "batch entropy in training, bits", "norm of its gradient"], rows)
+
+
+def _scalar(document: Document) -> str:
+    rows = [
+        [
+            run["name"],
+            run["who"],
+            f"{run['psnr']:.2f}",
+            f"{run['use']:.1%}",
+            f"{run['perplexity']:.0f}",
+            f"{run['latent']:.2g}",
+        ]
+        for run in document["runs"]
+    ]
+    header = ["settings", "library", "PSNR, dB", "use", "perplexity", "size of latents"]
+    return _table(header, rows)
 
 
 def _small_latents(document: Document) -> str:

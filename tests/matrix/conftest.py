@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-
-Cell = Callable[[str, str, str, "str | float"], None]
+from cells import Cell
 
 
 @pytest.fixture(autouse=True)

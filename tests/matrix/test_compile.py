@@ -10,8 +10,8 @@ import classes
 import pytest
 import torch
 import torch._dynamo.testing
+from cells import Cell
 from classes import ROWS, Seen
-from conftest import Cell
 from torch import Tensor, nn
 
 # One of each kind: learned codes, a stack with them, gradients of codes, scalars, signs, values that are learned.

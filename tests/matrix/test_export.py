@@ -7,8 +7,8 @@ from pathlib import Path
 import classes
 import pytest
 import torch
+from cells import Cell
 from classes import ROWS
-from conftest import Cell
 from torch import Tensor, nn
 
 # Sizes of batch, length (height), width: other than the exported ones, and one of a single vector.

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 import torch
+from cells import Cell
 from classes import ROWS, build, data, decode, forward
-from conftest import Cell
 from float32_twin import HALF, MADE_BY_NETWORK, Twins, difference
 from torch import Tensor, nn
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from cells import Cell
 from classes import ROWS, build, data, forward, learns, state
-from conftest import Cell
 from float32_twin import Twins, difference
 from torch import nn
 

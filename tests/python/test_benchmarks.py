@@ -118,9 +118,20 @@ def test_residual_learning_is_the_same_on_two_ranks(tmp_path: Path) -> None:
 def test_lfq_learning_runs(tmp_path: Path) -> None:
     done = script("learning_lfq.py", "--quick", "--output", tmp_path)
     assert done.returncode == 0, done.stderr
-    runs = json.loads((tmp_path / "learning_lfq.json").read_text())["runs"]
+    document = json.loads((tmp_path / "learning_lfq.json").read_text())
+    runs, (ours, reference) = document["runs"], document["small"]
     assert [run["who"] for run in runs] == ["ours", "reference", "ours"]
     assert runs[0]["gradient"] > 0
+    # Where the latents are small, what the reference has is the rounding of a constant.
+    assert ours["first_gradient"] > 1e3 * reference["first_gradient"]
+
+
+def test_scalar_learning_runs(tmp_path: Path) -> None:
+    done = script("learning_scalar.py", "--quick", "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    runs = json.loads((tmp_path / "learning_scalar.json").read_text())["runs"]
+    assert {run["who"] for run in runs} == {"ours", "reference"}
+    assert all(run["psnr"] > 0 for run in runs)
 
 
 def test_check_rejects_a_code_that_is_not_the_nearest(generator: torch.Generator) -> None:
