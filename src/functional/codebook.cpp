@@ -1,5 +1,7 @@
 #include <torchvq/functional/codebook.h>
 
+#include <limits>
+
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/where.h>
@@ -100,8 +102,12 @@ at::Tensor update_affine_(at::Tensor mean, at::Tensor variance, at::Tensor mean_
   const auto shift = ops::decode_sums(sums[0], exponents[0], at::kDouble).div(divisor);
   const auto second = ops::decode_sums(sums[1], exponents[1], at::kDouble).div(divisor);
   const auto any = counts[0].gt(0).all();
-  average_(mean, mean_needs_init, centre.add(shift), any, decay);
-  average_(variance, variance_needs_init, second.sub(shift.square()).clamp_min(0), any, decay);
+  // Numbers beyond the range of the state end at it.
+  const double most = mean.scalar_type() == at::kDouble
+                          ? std::numeric_limits<double>::max()
+                          : static_cast<double>(std::numeric_limits<float>::max());
+  average_(mean, mean_needs_init, centre.add(shift).clamp(-most, most), any, decay);
+  average_(variance, variance_needs_init, second.sub(shift.square()).clamp(0, most), any, decay);
   return counts[0];
 }
 

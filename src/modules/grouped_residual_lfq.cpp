@@ -72,8 +72,8 @@ ResidualLFQOutput GroupedResidualLFQImpl::forward(const torch::Tensor& x,
     losses.push_back(std::move(result.loss));
     codes.push_back(std::move(result.all_codes));
   }
-  return {detail::joined(quantized, detail::feature_axis(layout)), at::stack(indices), at::stack(losses),
-          call.return_all_codes() ? detail::stacked(codes) : torch::Tensor()};
+  return {detail::joined(quantized, detail::feature_axis(layout)), at::stack(indices),
+          at::stack(losses), call.return_all_codes() ? detail::stacked(codes) : torch::Tensor()};
 }
 
 torch::Tensor GroupedResidualLFQImpl::get_codes_from_indices(const torch::Tensor& indices) {

@@ -6,9 +6,9 @@
 #include <torch/nn/modules/container/modulelist.h>
 
 #include "modules/groups.h"
+#include "modules/joined.h"
 #include "modules/residual_levels.h"
 #include "modules/stats.h"
-#include "modules/joined.h"
 
 namespace torchvq {
 namespace {
@@ -78,8 +78,8 @@ ResidualVQOutput GroupedResidualVQImpl::forward(const torch::Tensor& x,
     loss.push_back(std::move(result.loss));
     codes.push_back(std::move(result.all_codes));
   }
-  return {detail::joined(quantized, detail::feature_axis(layout)), at::stack(indices), at::stack(loss),
-          call.return_all_codes() ? detail::stacked(codes) : torch::Tensor()};
+  return {detail::joined(quantized, detail::feature_axis(layout)), at::stack(indices),
+          at::stack(loss), call.return_all_codes() ? detail::stacked(codes) : torch::Tensor()};
 }
 
 std::vector<std::vector<CodebookStats>> GroupedResidualVQImpl::stats(bool synced) const {

@@ -6,8 +6,8 @@
 
 #include <c10/util/Exception.h>
 
-#include "modules/layout.h"
 #include "modules/joined.h"
+#include "modules/layout.h"
 
 namespace torchvq::detail {
 

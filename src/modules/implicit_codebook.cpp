@@ -10,8 +10,8 @@
 #include <torch/nn/modules/container/sequential.h>
 
 #include "modules/copy_tensors.h"
-#include "modules/projection.h"
 #include "modules/joined.h"
+#include "modules/projection.h"
 
 namespace torchvq {
 

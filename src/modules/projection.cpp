@@ -11,7 +11,10 @@ at::Tensor apply_linear(const torch::nn::Linear& layer, const at::Tensor& tokens
 
 at::Tensor for_weight(const at::Tensor& weight, const at::Tensor& tokens) {
   const auto dtype = weight.scalar_type();
-  if (!at::autocast::is_autocast_enabled(tokens.device().type()) || dtype == at::kDouble) {
+  // The meta device knows no autocast, and asking raises.
+  const bool autocast =
+      !tokens.is_meta() && at::autocast::is_autocast_enabled(tokens.device().type());
+  if (!autocast || dtype == at::kDouble) {
     return tokens.to(dtype);
   }
   return tokens.scalar_type() == at::kDouble ? tokens.to(at::kFloat) : tokens;

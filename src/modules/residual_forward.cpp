@@ -10,6 +10,7 @@
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/quantize_depth.h>
 
+#include "modules/joined.h"
 #include "modules/projection.h"
 #include "modules/ranks.h"
 #include "modules/residual_beam.h"
@@ -17,7 +18,6 @@
 #include "modules/residual_levels.h"
 #include "modules/search.h"
 #include "modules/stats.h"
-#include "modules/joined.h"
 
 namespace torchvq {
 

@@ -7,8 +7,8 @@
 
 #include <torchvq/functional/layout.h>
 
-#include "modules/projection.h"
 #include "modules/joined.h"
+#include "modules/projection.h"
 
 namespace torchvq::detail {
 

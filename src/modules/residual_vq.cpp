@@ -11,10 +11,10 @@
 #include <torchvq/ops/lookup_codes.h>
 
 #include "modules/copy_tensors.h"
+#include "modules/joined.h"
 #include "modules/projection.h"
 #include "modules/residual_levels.h"
 #include "modules/stats.h"
-#include "modules/joined.h"
 
 namespace torchvq {
 namespace {

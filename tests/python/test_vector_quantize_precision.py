@@ -8,7 +8,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from torch import nn
-from vector_quantize_cases import CASES, DIM, LEARNABLE, build, data, same, state, train_step
+from vector_quantize_cases import CASES, DIM, LEARNABLE, build, data, same, train_step
 
 from torchvq import VectorQuantize
 
