@@ -43,7 +43,6 @@ SPOILERS: dict[str, Callable[[Tensor], Tensor]] = {
     "bool": lambda x: x.bool(),
     "complex": lambda x: x.cfloat(),
     "meta": lambda x: x.to("meta"),
-    "sparse": lambda x: x.to_sparse(),
     "out of range": lambda x: x + 2**40 if x.dtype == torch.int64 else x * float("inf") if x.is_floating_point() else x,
     "negative": lambda x: x - 2**40 if x.dtype == torch.int64 else -x if x.dtype != torch.bool else ~x,
 }  # fmt: skip
