@@ -43,6 +43,13 @@ void average_(at::Tensor& state, at::Tensor& needs_init, const at::Tensor& value
   needs_init.logical_and_(any.logical_not());
 }
 
+/// The largest number of the state.
+double largest(const at::Tensor& state) {
+  return state.scalar_type() == at::kDouble
+             ? std::numeric_limits<double>::max()
+             : static_cast<double>(std::numeric_limits<float>::max());
+}
+
 }  // namespace
 
 void initialise_codebook_(at::Tensor initted, at::Tensor cluster_size, at::Tensor embed_avg,
@@ -60,7 +67,9 @@ void initialise_codebook_(at::Tensor initted, at::Tensor cluster_size, at::Tenso
   const auto any = counts.sum().gt(0);
   const auto size = counts.to(cluster_size.scalar_type());
   assign_where_(embed, any, centres);
-  assign_where_(embed_avg, any, centres.to(embed_avg.scalar_type()).mul(size.unsqueeze(-1)));
+  const double most = largest(embed_avg);
+  const auto sums = centres.to(embed_avg.scalar_type()).mul(size.unsqueeze(-1));
+  assign_where_(embed_avg, any, sums.clamp(-most, most));
   assign_where_(cluster_size, any, size);
   initted.logical_or_(any);
 }
@@ -103,9 +112,7 @@ at::Tensor update_affine_(at::Tensor mean, at::Tensor variance, at::Tensor mean_
   const auto second = ops::decode_sums(sums[1], exponents[1], at::kDouble).div(divisor);
   const auto any = counts[0].gt(0).all();
   // Numbers beyond the range of the state end at it.
-  const double most = mean.scalar_type() == at::kDouble
-                          ? std::numeric_limits<double>::max()
-                          : static_cast<double>(std::numeric_limits<float>::max());
+  const double most = largest(mean);
   average_(mean, mean_needs_init, centre.add(shift).clamp(-most, most), any, decay);
   average_(variance, variance_needs_init, second.sub(shift.square()).clamp(0, most), any, decay);
   return counts[0];

@@ -74,3 +74,16 @@ def test_spoiled_tensors(operator: str, fuzz: Fuzz, cell: Cell) -> None:
         if outcome == "crash" or outcome.startswith("not permitted") or "INTERNAL ASSERT" in outcome
     }
     assert not bad
+
+
+def test_codes_beyond_32_bits_are_refused() -> None:
+    """Kernels number codes in 32 bits, tokens in 64; neither tensor here has memory of that size."""
+    for device in ("meta", "cpu"):
+        codebook = torch.zeros(1, device=device).expand(1, 2**31, 1)
+        with pytest.raises(ValueError, match="codebook to have at most 2\\^30 codes"):
+            torch.ops.torchvq.nearest_code(torch.zeros(1, 1, 1, device=device), codebook)
+    x = torch.empty(1, 2**33, 4, device="meta")
+    assert torch.ops.torchvq.nearest_code(x, torch.empty(1, 5, 4, device="meta"))[0].shape == (
+        1,
+        2**33,
+    )

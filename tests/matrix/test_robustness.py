@@ -141,7 +141,7 @@ def test_extreme_numbers(row: str, cell: Cell) -> None:
     half = torch.finfo(torch.float16).max
     extremes = [
         (1e30, torch.float32), (-1e38, torch.float32), (1e-40, torch.float32), (half, torch.float16),
-        (5e-324, torch.float64), (1e300, torch.float64), (3e38, torch.bfloat16), (6e-8, torch.float16),
+        (5e-324, torch.float64), (1e36, torch.float64), (1e38, torch.bfloat16), (6e-8, torch.float16),
     ]  # fmt: skip
     for value, dtype in extremes:
         module = build(row)

@@ -2,6 +2,8 @@
 // is written.
 #include "ops/ema_update_.h"
 
+#include <limits>
+
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/where.h>
@@ -39,7 +41,10 @@ void ema_update_(at::Tensor& cluster_size, at::Tensor& embed_avg, at::Tensor& em
                 .to(dtype)
           : embed_avg;
   const auto sum = detail::decode_to_double(sums, exponents, at::kDouble);
-  const auto average = decayed(start, step.unsqueeze(-1), sum);
+  // A sum beyond the range of the state ends at it.
+  const double most = dtype == at::kDouble ? std::numeric_limits<double>::max()
+                                           : static_cast<double>(std::numeric_limits<float>::max());
+  const auto average = decayed(start, step.unsqueeze(-1), sum).clamp(-most, most);
   auto codes = embed;
   if (finish) {
     const auto keep =
