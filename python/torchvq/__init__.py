@@ -3,6 +3,7 @@
 from torchvq._collapse import CollapseLimits, CollapseWarning
 from torchvq._kmeans import KmeansOutput, kmeans
 from torchvq._library import cmake_prefix_path
+from torchvq._precision_report import Precision, precision_report
 from torchvq._replicas import ReplicaDifference, verify_replicas
 from torchvq._stats import CodebookStats
 from torchvq._version import __version__
@@ -38,6 +39,7 @@ __all__ = [
     "LatentQuantize",
     "LossBreakdown",
     "Monitor",
+    "Precision",
     "ReplicaDifference",
     "ResidualFSQ",
     "ResidualLFQ",
@@ -46,5 +48,6 @@ __all__ = [
     "__version__",
     "cmake_prefix_path",
     "kmeans",
+    "precision_report",
     "verify_replicas",
 ]

@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+from torchvq._projection import autocast_is_on
+
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """``torch.cat`` in the tensors' own dtype."""
@@ -21,6 +23,4 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 def _without_autocast(like: Tensor) -> AbstractContextManager[object]:
     device = like.device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return nullcontext()
-    return torch.autocast(device, enabled=False)
+    return torch.autocast(device, enabled=False) if autocast_is_on(device) else nullcontext()

@@ -29,13 +29,17 @@ def in_dtype_of(network: nn.Module, x: Tensor) -> Tensor:
     return _for_weight(network, x, True) if x.is_floating_point() else x
 
 
+def autocast_is_on(device: str) -> bool:
+    """Whether autocast casts on a type of device; the meta device knows none, and asking raises."""
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
 def _for_weight(layer: nn.Module, x: Tensor, autocast_knows: bool) -> Tensor:
     weight = next((own for own in layer.parameters() if own.is_floating_point()), None)
     if weight is None:
         return x
     # Autocast leaves float64 as it is, on either side.
-    # The meta device has no autocast, and asking for it is an error.
-    autocast = autocast_knows and not x.is_meta and torch.is_autocast_enabled(x.device.type)
+    autocast = autocast_knows and autocast_is_on(x.device.type)
     if not autocast or weight.dtype == torch.float64:
         return x.to(weight.dtype)
     return x.float() if x.dtype == torch.float64 else x

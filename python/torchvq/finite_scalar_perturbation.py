@@ -148,7 +148,7 @@ class FSP(NoisyModule):
         Raises:
             ValueError: wrong shapes. TypeError: wrong dtypes.
         """
-        if z.dim() == 1 and not self.channel_first:
+        if isinstance(z, Tensor) and z.dim() == 1 and not self.channel_first:
             return _only(self.forward(z.unsqueeze(0), eps, mask=mask))
         layout = self._layout
         layout.check(z)

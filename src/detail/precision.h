@@ -2,6 +2,9 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/scalar_tensor.h>
+
+#include <limits>
 
 namespace torchvq::detail {
 
@@ -14,6 +17,19 @@ inline at::ScalarType value_dtype(const at::Tensor& a, const at::Tensor& b) {
 /// Dtype of sums, distances and probabilities inside: float64 wherever the device has it.
 inline at::ScalarType sum_dtype(const at::Tensor& tensor) {
   return tensor.device().type() == at::kMPS ? at::kFloat : at::kDouble;
+}
+
+/// The largest number of a state in float64 or float32.
+inline double largest(at::ScalarType dtype) {
+  return dtype == at::kDouble ? std::numeric_limits<double>::max()
+                              : static_cast<double>(std::numeric_limits<float>::max());
+}
+
+/// A scalar tensor of a sum in float64. Beyond the range of the options' dtype it is infinite,
+/// where `at::scalar_tensor` raises an error.
+inline at::Tensor rounded_scalar(double value, const at::TensorOptions& options) {
+  return at::scalar_tensor(value, options.dtype(at::kDouble))
+      .to(c10::typeMetaToScalarType(options.dtype()));
 }
 
 }  // namespace torchvq::detail

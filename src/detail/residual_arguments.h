@@ -18,7 +18,13 @@ inline void check_residual_arguments(const char* op, const at::Tensor& x, at::Te
                     x.sym_sizes());
   TORCH_CHECK_VALUE(!codebooks.empty(), op,
                     ": expected codebooks to have at least 1 level, but got none");
-  for (const auto& codebook : codebooks) check_codebook_of(op, codebook, x);
+  for (const auto& codebook : codebooks) {
+    check_codebook_of(op, codebook, x);
+    // Kernels number codes, and their places in padded panels, in 32 bits.
+    TORCH_CHECK_VALUE(codebook.sym_size(-2) <= (int64_t{1} << 30), op,
+                      ": expected codebooks to have at most 2^30 codes, but got shape ",
+                      codebook.sym_sizes());
+  }
   check_mask(op, mask, x);
   if (!depth) return;
   check_dtype(op, "depth", *depth, at::kLong);

@@ -11,6 +11,7 @@
 #include <torchvq/ops/decode_sums.h>
 
 #include "detail/checks.h"
+#include "detail/precision.h"
 
 namespace torchvq::functional {
 namespace {
@@ -58,7 +59,9 @@ void initialise_codebook_(at::Tensor initted, at::Tensor cluster_size, at::Tenso
   const auto any = counts.sum().gt(0);
   const auto size = counts.to(cluster_size.scalar_type());
   assign_where_(embed, any, centres);
-  assign_where_(embed_avg, any, centres.to(embed_avg.scalar_type()).mul(size.unsqueeze(-1)));
+  const double most = detail::largest(embed_avg.scalar_type());
+  const auto sums = centres.to(embed_avg.scalar_type()).mul(size.unsqueeze(-1));
+  assign_where_(embed_avg, any, sums.clamp(-most, most));
   assign_where_(cluster_size, any, size);
   initted.logical_or_(any);
 }
@@ -100,8 +103,10 @@ at::Tensor update_affine_(at::Tensor mean, at::Tensor variance, at::Tensor mean_
   const auto shift = ops::decode_sums(sums[0], exponents[0], at::kDouble).div(divisor);
   const auto second = ops::decode_sums(sums[1], exponents[1], at::kDouble).div(divisor);
   const auto any = counts[0].gt(0).all();
-  average_(mean, mean_needs_init, centre.add(shift), any, decay);
-  average_(variance, variance_needs_init, second.sub(shift.square()).clamp_min(0), any, decay);
+  // Numbers beyond the range of the state end at it.
+  const double most = detail::largest(mean.scalar_type());
+  average_(mean, mean_needs_init, centre.add(shift).clamp(-most, most), any, decay);
+  average_(variance, variance_needs_init, second.sub(shift.square()).clamp(0, most), any, decay);
   return counts[0];
 }
 

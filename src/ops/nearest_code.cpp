@@ -63,6 +63,10 @@ void check_nearest_code(const at::Tensor& x, const at::Tensor& codebook, std::st
   TORCH_CHECK_VALUE(metric == "euclidean" || metric == "cosine", kOp,
                     ": expected metric to be \"euclidean\" or \"cosine\", but got \"", metric,
                     "\"");
+  // Kernels number codes, and their places in padded panels, in 32 bits.
+  TORCH_CHECK_VALUE(codebook.sym_size(-2) <= (int64_t{1} << 30), kOp,
+                    ": expected codebook to have at most 2^30 codes, but got shape ",
+                    codebook.sym_sizes());
   if (bias) check_bias(x, codebook, *bias);
   if (topk) {
     TORCH_CHECK_VALUE(*topk >= 1 && codebook.sym_size(-2) >= *topk, kOp,

@@ -10,6 +10,7 @@
 #include "detail/codebook_average.h"
 #include "detail/codebook_state.h"
 #include "detail/fixed_point.h"
+#include "detail/precision.h"
 
 namespace torchvq {
 namespace {
@@ -39,7 +40,9 @@ void ema_update_(at::Tensor& cluster_size, at::Tensor& embed_avg, at::Tensor& em
                 .to(dtype)
           : embed_avg;
   const auto sum = detail::decode_to_double(sums, exponents, at::kDouble);
-  const auto average = decayed(start, step.unsqueeze(-1), sum);
+  // A sum beyond the range of the state ends at it.
+  const double most = detail::largest(dtype);
+  const auto average = decayed(start, step.unsqueeze(-1), sum).clamp(-most, most);
   auto codes = embed;
   if (finish) {
     const auto keep =

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <torch/library.h>
 
 #include "detail/precision.h"
@@ -49,7 +48,8 @@ at::Tensor commitment_loss(const at::Tensor& x_, const at::Tensor& codes_,
   const double total = dtype == at::kDouble ? total_difference<double>(x, codes, real)
                                             : total_difference<float>(x, codes, real);
   const auto count = count_tokens(real, x.size(0) * x.size(1)) * x.size(2);
-  return at::scalar_tensor(count == 0 ? 0.0 : total / static_cast<double>(count), x.options());
+  const double mean = count == 0 ? 0.0 : total / static_cast<double>(count);
+  return detail::rounded_scalar(mean, x.options());
 }
 
 }  // namespace

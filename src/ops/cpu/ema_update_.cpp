@@ -1,5 +1,7 @@
 #include "ops/ema_update_.h"
 
+#include <algorithm>
+#include <limits>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -44,8 +46,10 @@ void update_row(const Update& update, int64_t slot, double before, double after,
   for (int64_t d = 0; d < update.dim; ++d) {
     const T start =
         update.from_codebook ? static_cast<T>(static_cast<double>(code[d]) * before) : average[d];
-    average[d] = static_cast<T>(
+    const auto next = static_cast<T>(
         kernels::decayed(start, weight, decoded(update, slot, slot * update.dim + d)));
+    // A sum beyond the range of the state ends at it.
+    average[d] = std::clamp(next, std::numeric_limits<T>::lowest(), std::numeric_limits<T>::max());
   }
   const bool keep =
       update.counts[slot] == 0 && static_cast<double>(size) < detail::kSmallestUpdatedCluster;

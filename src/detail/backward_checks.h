@@ -1,0 +1,15 @@
+// Arguments of backward operators, which autograd makes and anyone may call.
+#pragma once
+
+#include "detail/checks.h"
+
+namespace torchvq::detail {
+
+inline void check_same_shape(const char* op, const char* a_name, const at::Tensor& a,
+                             const char* b_name, const at::Tensor& b) {
+  TORCH_CHECK_VALUE(a.sizes() == b.sizes(), op, ": expected ", a_name, " to have the shape of ",
+                    b_name, ", but got ", a.sizes(), " and ", b.sizes());
+  check_same_device(op, a_name, a, b_name, b);
+}
+
+}  // namespace torchvq::detail
