@@ -54,13 +54,14 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 
 def every_row(function: Callable[..., Any], rank: int, *args: Any) -> dict[str, Any]:
     """What a function of (rank, row, ...) answers or how it fails, for every row."""
-    answers: dict[str, Any] = {}
-    for row in ROWS:
+
+    def answer(row: str) -> Any:
         try:
-            answers[row] = function(rank, row, *args)
+            return function(rank, row, *args)
         except Exception:
-            answers[row] = traceback.format_exc()
-    return answers
+            return traceback.format_exc()
+
+    return {row: answer(row) for row in ROWS}
 
 
 def data_parallel(rank: int, row: str) -> dict[str, Any]:
