@@ -136,6 +136,12 @@ def fully_sharded(rank: int, row: str, cast: bool) -> dict[str, Any]:
     }
 
 
+def rotations_differ(rank: int) -> list[str]:
+    """Ranks that drew rotations of their own, and do not know it."""
+    found = torchvq.verify_replicas(build("fsq_rotation", rank), raise_on_difference=False)
+    return [str(difference) for difference in found]
+
+
 def on_rank(rank: int, name: str, *args: Any) -> dict[str, Any]:
     return every_row(
         {"data_parallel": data_parallel, "fully_sharded": fully_sharded}[name], rank, *args

@@ -61,6 +61,11 @@ def test_ddp(
         assert torch.equal(a, b) and a.isfinite().all()
 
 
+def test_rotations_that_differ_are_found(two: Ranks) -> None:
+    for found in two.run(matrix_model.rotations_differ):
+        assert found == ["orthogonal_rot: ranks 0 | 1"]
+
+
 @every_row
 def test_fsdp2_in_bfloat16(
     row: str,
