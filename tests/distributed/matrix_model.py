@@ -19,12 +19,14 @@ BATCHES = [(3, 4), (2, 1), (0, 3), (4, 4)]
 class Around(nn.Module):
     """Encoder, a quantizer, decoder; remembers dtypes and what it gave."""
 
-    def __init__(self, row: str, seed: int, quantizer: nn.Module | None = None) -> None:
+    def __init__(self, row: str, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.axis = ROWS[row].channel_axis
         self.encoder = nn.Linear(DIM, DIM)
-        self.quantizer = build(row, seed) if quantizer is None else quantizer
+        # Statistics of the affine map are a rank's own otherwise.
+        more = {"sync_affine_param": True} if row == "vq_affine" else {}
+        self.quantizer = build(row, seed, **more)
         width = 2**DIM if ROWS[row].name == "BinaryMapper" else DIM
         self.decoder = nn.Linear(width, DIM)
         self.given = self.output = torch.float32
