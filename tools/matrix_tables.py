@@ -15,10 +15,11 @@ FAILS = "**fails**"
 Tables = dict[str, dict[str, dict[str, "str | float"]]]
 
 
-def read(report: Path) -> Tables:
+def read(reports: list[Path]) -> Tables:
     """Table, row, column: the cells of all tests."""
     tables: Tables = {}
-    for case in ElementTree.parse(report).iter("testcase"):
+    cases = [case for report in reports for case in ElementTree.parse(report).iter("testcase")]
+    for case in cases:
         failed = case.find("failure") is not None or case.find("error") is not None
         for found in case.iter("property"):
             if found.get("name") != "cell":
@@ -75,12 +76,12 @@ def fill(page: Path, tables: Tables) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("report", type=Path, help="JUnit XML of a run of tests/matrix")
+    parser.add_argument("reports", type=Path, nargs="+", help="JUnit XML of runs of the matrices")
     parser.add_argument(
         "--page", type=Path, default=Path(__file__).parent.parent / "docs" / "matrices.md"
     )
     options = parser.parse_args()
-    fill(options.page, read(options.report))
+    fill(options.page, read(options.reports))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,16 @@ def own_backward() -> Iterator[None]:
         yield
 
 
+def accumulate_gradients(loss: Tensor, codebook: nn.Module) -> None:
+    """What ``loss.backward()`` does to the parameters, but past the hooks by which wrappers count their gradients."""
+    parameters = [parameter for parameter in codebook.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            before = parameter.grad
+            parameter.grad = gradient if before is None else before + gradient
+
+
 def target_of(tokens: Tensor) -> Tensor:
     """What a step of an own optimizer goes towards; a backward cannot save tensors of inference mode."""
     return tokens.clone() if tokens.is_inference() else tokens.detach()
@@ -70,7 +80,7 @@ def in_place_step(
         target = target_of(projected)
         _, _, codes, inputs = _ops.quantize(target, codebook, state.rng, estimator="none")
         loss: Tensor = _ops.commitment_loss(inputs, codes, mask=mask)
-        loss.backward()  # type: ignore[no-untyped-call]
+        accumulate_gradients(loss, state)
     average_gradients(state, target, mask, ranks)
     if not vq.manual_in_place_optimizer_update:
         vq.update_in_place_optimizer()

@@ -7,8 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from torchvq._ranks import group_name, group_of
+from torchvq._ranks import everybody, group_name, group_of
 from torchvq.codebook import Codebook
+from torchvq.finite_scalar_quantization import FSQ
+from torchvq.lookup_free_quantization import LFQ
 from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
@@ -45,8 +47,8 @@ def verify_replicas(
 
     Every rank of the group must call it, in training or not. It sends hashes, 8 bytes per tensor (two all-gathers per
     process group), and changes nothing. Compared are the codes, moving averages, cooldowns and the generator of each
-    codebook, and the statistics of ``affine_param`` where they are synchronised. Left out are quantizers with
-    ``sync_codebook=False``, and parameters that FSDP has split over the ranks, which have no replicas.
+    codebook, the statistics of ``affine_param`` where they are synchronised, and rotations of FSQ and LFQ. Left out are
+    quantizers with ``sync_codebook=False``, and parameters that FSDP has split over the ranks, which have no replicas.
 
     Args:
         module: any module; a wrapper (DDP, a compiled module) is fine.
@@ -79,6 +81,12 @@ def _by_group(module: nn.Module, asked: str | None) -> dict[str, list[_Entry]]:
     groups: dict[str, list[_Entry]] = {}
     seen: set[Codebook] = set()
     for name, vq in module.named_modules():
+        if isinstance(vq, FSQ | LFQ):
+            own = group_of(vq) if isinstance(vq, LFQ) else everybody().group
+            rotation = vq._buffers.get("orthogonal_rot")
+            if own and rotation is not None:
+                entry = _Entry(name, "orthogonal_rot", rotation)
+                groups.setdefault(asked or own, []).append(entry)
         if not isinstance(vq, VectorQuantize) or vq._codebook in seen:
             continue
         own = group_of(vq)

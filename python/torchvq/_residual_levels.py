@@ -21,7 +21,13 @@ from torchvq._implicit_codebook import (
     implicit_cross_entropy,
     implicit_diversity,
 )
-from torchvq._in_place import average_gradients, learns_in_place, own_backward, target_of
+from torchvq._in_place import (
+    accumulate_gradients,
+    average_gradients,
+    learns_in_place,
+    own_backward,
+    target_of,
+)
 from torchvq._losses import Choice
 from torchvq._ranks import Ranks, Tokens, advance_rng, collect, noise_rng, replace_dead_codes
 from torchvq._residual_beam import level_mask, prepare_levels, search_paths
@@ -185,7 +191,7 @@ def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: Request) -
                 residual, codebook.codes(), codebook.rng, metric=codebook.metric, estimator="none"
             )
             loss: Tensor = _ops.commitment_loss(compared, codes, mask=mask)
-            loss.backward()  # type: ignore[no-untyped-call]
+            accumulate_gradients(loss, codebook)
             residual = residual - codes.detach()
     average_gradients(codebook, residual, real, request.ranks)
     if not first.manual_in_place_optimizer_update:

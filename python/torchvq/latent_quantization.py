@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torchvq import _checkpointing
 from torchvq._constants import ConstantBuffers, materialise_constants, to_default_device
 from torchvq._in_place import (
+    accumulate_gradients,
     average_gradients,
     keep_optimizer_in_checkpoint,
     learns_in_place,
@@ -261,7 +262,7 @@ class LatentQuantize(nn.Module):
         with own_backward():
             latents = target_of(latents)
             loss = _ops.latent_quantize_features(latents, values, quantization=1.0, mask=mask)[2]
-            loss.backward()
+            accumulate_gradients(loss, self.values_per_latent)
         rows = latents.to(loss.dtype).reshape(1, -1, self.codebook_dim)
         row_mask = None if mask is None else mask.reshape(1, -1)
         average_gradients(self.values_per_latent, rows, row_mask, self._ranks())

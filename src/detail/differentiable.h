@@ -13,6 +13,8 @@
 #include <ATen/FuncTorchTLS.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "detail/once_differentiable.h"
+
 namespace torchvq::detail {
 
 /// Holds the transforms of this thread back, from construction to `resume`.
@@ -49,13 +51,18 @@ struct UnderTransforms : torch::autograd::Function<UnderTransforms<F>> {
   template <typename... Args>
   static auto forward(torch::autograd::AutogradContext* ctx, Args&&... args) {
     if (auto* held = TransformsHeldBack::innermost()) held->resume();
+    ctx->saved_data[kTransforms] = differentiating_transforms();
     return F::forward(ctx, std::forward<Args>(args)...);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
                                                  const torch::autograd::variable_list& gradients) {
+    const BackwardOfTransforms scope(ctx->saved_data.at(kTransforms).toInt());
     return F::backward(ctx, gradients);
   }
+
+ private:
+  static constexpr auto kTransforms = "torchvq.transforms";
 };
 
 /// `F::apply`, for Autograd kernels.

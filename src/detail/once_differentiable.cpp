@@ -1,6 +1,7 @@
 #include "detail/once_differentiable.h"
 
 #include <algorithm>
+#include <utility>
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/functorch/DynamicLayer.h>
@@ -9,7 +10,13 @@
 namespace torchvq::detail {
 namespace {
 
-/// How many transforms of torch.func that differentiate are running, one inside the other.
+int64_t& transforms_of_backward() {
+  static thread_local int64_t transforms = 0;
+  return transforms;
+}
+
+}  // namespace
+
 int64_t differentiating_transforms() {
   const auto& layers = at::functorch::getDynamicLayerStack();
   return std::count_if(layers.begin(), layers.end(), [](const auto& layer) {
@@ -18,11 +25,13 @@ int64_t differentiating_transforms() {
   });
 }
 
-}  // namespace
+BackwardOfTransforms::BackwardOfTransforms(int64_t transforms)
+    : before_(std::exchange(transforms_of_backward(), transforms)) {}
+
+BackwardOfTransforms::~BackwardOfTransforms() { transforms_of_backward() = before_; }
 
 void check_once_differentiable(const char* op) {
-  // A single transform runs its backward with create_graph=True, though nobody can ask for more.
-  const bool twice = at::GradMode::is_enabled() && differentiating_transforms() != 1;
+  const bool twice = at::GradMode::is_enabled() && transforms_of_backward() != 1;
   TORCH_CHECK_NOT_IMPLEMENTED(!twice, op,
                               ": expected backward to run with create_graph=False, but got True; "
                               "the gradient of this operator has no derivative of its own");

@@ -1,4 +1,4 @@
-"""Every class once in one LightningModule, in a precision of Lightning; under torchrun each rank writes `FOLDER/RANK.pt`.
+"""Every class once in one LightningModule, in a precision of Lightning; each rank writes `FOLDER/RANK.pt`.
 
 `lightning_matrix.py FOLDER PRECISION DEVICES`
 """

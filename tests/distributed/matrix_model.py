@@ -19,12 +19,14 @@ BATCHES = [(3, 4), (2, 1), (0, 3), (4, 4)]
 class Around(nn.Module):
     """Encoder, a quantizer, decoder; remembers dtypes and what it gave."""
 
-    def __init__(self, row: str, seed: int, quantizer: nn.Module | None = None) -> None:
+    def __init__(self, row: str, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.axis = ROWS[row].channel_axis
         self.encoder = nn.Linear(DIM, DIM)
-        self.quantizer = build(row, seed) if quantizer is None else quantizer
+        # Statistics of the affine map are a rank's own otherwise.
+        more = {"sync_affine_param": True} if row == "vq_affine" else {}
+        self.quantizer = build(row, seed, **more)
         width = 2**DIM if ROWS[row].name == "BinaryMapper" else DIM
         self.decoder = nn.Linear(width, DIM)
         self.given = self.output = torch.float32
@@ -54,13 +56,14 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 
 def every_row(function: Callable[..., Any], rank: int, *args: Any) -> dict[str, Any]:
     """What a function of (rank, row, ...) answers or how it fails, for every row."""
-    answers: dict[str, Any] = {}
-    for row in ROWS:
+
+    def answer(row: str) -> Any:
         try:
-            answers[row] = function(rank, row, *args)
+            return function(rank, row, *args)
         except Exception:
-            answers[row] = traceback.format_exc()
-    return answers
+            return traceback.format_exc()
+
+    return {row: answer(row) for row in ROWS}
 
 
 def data_parallel(rank: int, row: str) -> dict[str, Any]:
@@ -133,6 +136,12 @@ def fully_sharded(rank: int, row: str, cast: bool) -> dict[str, Any]:
         "output": model.output,
         "evaluated": evaluated,
     }
+
+
+def rotations_differ(rank: int) -> list[str]:
+    """Ranks that drew rotations of their own, and do not know it."""
+    found = torchvq.verify_replicas(build("fsq_rotation", rank), raise_on_difference=False)
+    return [str(difference) for difference in found]
 
 
 def on_rank(rank: int, name: str, *args: Any) -> dict[str, Any]:

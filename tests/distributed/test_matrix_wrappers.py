@@ -14,8 +14,6 @@ from matrix_model import Around
 from ranks import Ranks
 
 Pool = Callable[[int], Ranks]
-# Statistics of `affine_param` are a rank's own without `sync_affine_param`.
-OWN = ("batch_mean", "batch_variance", "codebook_mean", "codebook_variance")
 every_row = pytest.mark.parametrize("row", ROWS)
 
 
@@ -42,7 +40,7 @@ def assert_replicas(state: dict[str, torch.Tensor], other: dict[str, torch.Tenso
     for name, value in state.items():
         assert value.isfinite().all(), name
         # The noise of a rank's tokens is its own, and so may be the seed and the step of modules that only draw it.
-        if not name.endswith(OWN) and name != "quantizer.rng" and name != "quantizer.lfq.rng":
+        if name not in ("quantizer.rng", "quantizer.lfq.rng"):
             assert torch.equal(value, other[name]), name
 
 
@@ -59,6 +57,11 @@ def test_ddp(
     assert_replicas(first["state"], second["state"])
     for a, b in zip(first["gradients"], second["gradients"], strict=True):
         assert torch.equal(a, b) and a.isfinite().all()
+
+
+def test_rotations_that_differ_are_found(two: Ranks) -> None:
+    for found in two.run(matrix_model.rotations_differ):
+        assert found == ["orthogonal_rot: ranks 0 | 1"]
 
 
 @every_row

@@ -1,9 +1,8 @@
-"""What frameworks do to a training step: accumulation, activation checkpointing, averages of models, hooks, torch.func."""
+"""What frameworks do to a training step: accumulation, recomputation, averages of models, hooks."""
 
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,6 @@ from framework_steps import (
     train,
 )
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
@@ -179,86 +177,6 @@ def test_an_average_does_not_initialise_again() -> None:
 def test_decay_is_checked() -> None:
     with pytest.raises(ValueError, match=r"expected decay to be in \[0, 1\], but got 1.5"):
         ema_multi_avg_fn(1.5)
-
-
-# torch.func --------------------------------------------------------------------------------------------------------
-
-
-def tensors_of(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    parameters = {name: p.detach().clone() for name, p in module.named_parameters()}
-    return parameters, {name: b.detach().clone() for name, b in module.named_buffers()}
-
-
-@every_row
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
-def test_functional_call(row: str, training: bool, cell: Cell) -> None:
-    """With the tensors of another module it is that module, and leaves its own alone."""
-    cell("frameworks", row, "functional_call")
-    plain, module = build(row).train(training), build(row, seed=7).train(training)
-    before, x = state(module), data(row).requires_grad_()
-    parameters, buffers = tensors_of(plain)
-    for parameter in parameters.values():
-        parameter.requires_grad_()
-
-    def call(x: Tensor) -> Any:
-        # With `tie_weights` PyTorch puts back wrong tensors where one module has several names.
-        tie = "shared" not in row
-        return functional_call(module, (parameters, buffers), (x,), tie_weights=tie)
-
-    found, expected = forward(call, x), forward(plain, x)
-    assert_same([t.detach() for t in found], [t.detach() for t in expected])
-    if training:
-        objective(found).backward()
-        objective(expected).backward()
-        for name, parameter in plain.named_parameters():
-            assert same(gradient(parameters[name]), gradient(parameter)), name
-    assert_same_state(module, before)
-    for name, buffer in plain.named_buffers():
-        assert same(buffers[name], buffer), name
-    # Nothing was learnt by the module itself, so that its own first step is that of its twin.
-    twin = build(row, seed=7)
-    assert_same(train(module.train(), row, [3]), train(twin, row, [3]))
-    assert_same_state(module, state(twin))
-
-
-@every_row
-def test_torch_func_grad(row: str, cell: Cell) -> None:
-    """`torch.func.grad` with respect to parameters and input is the gradient of autograd."""
-    cell("frameworks", row, "torch.func.grad")
-    module = build(row)
-    train(module, row, [0])
-    twin = copy.deepcopy(module)
-    parameters, buffers = tensors_of(module)
-
-    def loss_of(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
-        own = {name: buffer.clone() for name, buffer in buffers.items()}
-        return objective(forward(lambda x: functional_call(module, (parameters, own), (x,)), x))
-
-    by_parameters, by_input = torch.func.grad(loss_of, argnums=(0, 1))(parameters, data(row, 1))
-    x = data(row, 1).requires_grad_()
-    objective(forward(twin, x)).backward()
-    torch.testing.assert_close(by_input, gradient(x), rtol=1e-5, atol=1e-6)
-    for name, parameter in twin.named_parameters():
-        torch.testing.assert_close(by_parameters[name], gradient(parameter), rtol=1e-5, atol=1e-6)
-
-
-@every_row
-def test_vmap_in_evaluation(row: str, cell: Cell) -> None:
-    """A module mapped over a further axis is the module on each slice, or an error that names the operator."""
-    module = build(row).eval()
-    x = torch.stack([data(row, step) for step in range(2)])
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of operators that are mapped by a loop
-        expected = [forward(module, part) for part in x]
-        try:
-            found = torch.vmap(lambda part: tuple(forward(module, part)))(x)
-        except RuntimeError as error:
-            assert "Batching rule not implemented for torchvq::" in str(error)
-            cell("frameworks", row, "vmap", "error")
-            return
-    cell("frameworks", row, "vmap")
-    for part, others in zip(found, zip(*expected, strict=True), strict=True):
-        torch.testing.assert_close(part, torch.stack(others), rtol=1e-6, atol=1e-6)
 
 
 # Hooks and parametrizations ----------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 import torchvq  # noqa: F401  (registers the operators)
 
@@ -38,3 +40,14 @@ def any_path(op: str) -> Callable[..., Any]:
 def cuda_required() -> bool:
     """True where a missing GPU is a failure and not a reason to skip (GPU runners set the variable)."""
     return os.environ.get(FAIL_WITHOUT_CUDA, "0") not in ("", "0")
+
+
+def assert_cpp_state_loads(module: nn.Module, found: dict[str, Tensor]) -> None:
+    """What C++ has saved as `state.<name>` loads strictly into such a module, all of it."""
+    state = {n.removeprefix("state."): t for n, t in found.items() if n.startswith("state.")}
+    fresh = copy.deepcopy(module)
+    for tensor in fresh.state_dict().values():
+        tensor.zero_()
+    fresh.load_state_dict(state, strict=True)
+    for name, value in fresh.state_dict().items():
+        assert torch.equal(value.nan_to_num(7), state[name].nan_to_num(7)), name

@@ -78,6 +78,27 @@ def test_verify_ranks(ranks: int) -> None:
     assert "replicas are identical" in done.stdout
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_profile_of_a_step(ranks: int, tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    start = [sys.executable] if ranks == 1 else [*torchrun, f"--nproc-per-node={ranks}"]
+    small = ["--steps", 2, "--batch", 2, "--size", 16, "--dim", 8, "--levels", 2, "--codes", 16]
+    trace = tmp_path / "trace.json"
+    done = run(*start, EXAMPLES / "profile_step.py", *small, "--bf16", "--trace", trace)
+    assert done.returncode == 0, done.stderr
+    lines = re.findall(r"^\| (.+?) \| ([\d.]+) % \|$", done.stdout, re.M)
+    shares = {name: float(share) for name, share in lines}
+    # Rounded to a tenth of a percent each.
+    assert sum(shares.values()) == pytest.approx(100, abs=0.5)
+    quantizer = {"quantizer: search", "quantizer: statistics and update", "losses"}
+    present = quantizer | {"encoder and decoder", "casts", "backward", "optimizer"}
+    assert shares.keys() == present | {"collectives", "rest"}
+    present |= {"collectives"} if ranks > 1 else set()
+    assert all(shares[part] > 0 for part in present), shares
+    # Two ranks wait for each other inside the quantizer, under a name of its own.
+    assert ("torchvq::collective" in trace.read_text()) == (ranks > 1)
+
+
 @pytest.mark.parametrize("name", ["ten_lines.py", "drop_in.py"])
 def test_script_runs(name: str) -> None:
     done = run(sys.executable, EXAMPLES / name)

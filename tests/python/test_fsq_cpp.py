@@ -15,6 +15,7 @@ from torch import Tensor
 from vector_quantize_cases import same
 
 import torchvq
+from support import assert_cpp_state_loads
 
 STEPS = 4
 LEVELS = [8, 5, 4]
@@ -144,3 +145,4 @@ def test_cpp_equals_python(case: str, tmp_path: Path) -> None:
     assert actual.keys() == expected.keys()
     different = [name for name in expected if not same(actual[name], expected[name])]
     assert not different, f"C++ differs: {different}"
+    assert_cpp_state_loads(module, actual)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vector_quantize_cases import same
 
 import torchvq
+from support import assert_cpp_state_loads
 
 STEPS = 4
 BITS: dict[str, Any] = dict(codebook_size=16)
@@ -216,6 +217,7 @@ def test_cpp_equals_python(case: str, tmp_path: Path) -> None:
     assert actual.keys() == expected.keys()
     different = [name for name in expected if not same(actual[name], expected[name])]
     assert not different, f"C++ differs: {different}"
+    assert_cpp_state_loads(module, actual)
 
 
 @pytest.mark.parametrize(
@@ -300,3 +302,4 @@ def test_evolution_in_cpp_equals_python(codebooks: int, is_sign: bool, tmp_path:
     assert actual.keys() == expected.keys()
     different = [name for name in expected if not same(actual[name], expected[name])]
     assert not different, f"C++ differs: {different}"
+    assert_cpp_state_loads(evo, actual)

@@ -16,6 +16,8 @@ from residual_vq_cases import CODES, DIM, LEVELS, STACKS, build, data, layout_of
 from torch import Tensor
 from vector_quantize_cases import Bridge, same
 
+from support import assert_cpp_state_loads
+
 STEPS = 4
 LEARNABLE = STACKS["learnable"]
 # Configurations beyond those that every test of the stacks runs through.
@@ -199,6 +201,7 @@ def assert_alike(
     assert actual.keys() - own == expected.keys() - own
     different = [name for name in expected if not same(actual[name], expected[name])]
     assert not different, f"C++ differs: {different}"
+    assert_cpp_state_loads(stack, actual)
     changed = [
         name
         for name in given

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vector_quantize_cases import same
 
 import torchvq
+from support import assert_cpp_state_loads
 
 STEPS = 4
 LEVELS = [8, 5, 4]
@@ -256,6 +257,7 @@ def test_cpp_equals_python(name: str, tmp_path: Path) -> None:
     assert actual.keys() == expected.keys()
     different = [name for name in expected if not same(actual[name], expected[name])]
     assert not different, f"C++ differs: {different}"
+    assert_cpp_state_loads(module, actual)
     if "rng" in module.state_dict():
         assert actual["state.rng"].dtype == torch.int64
         draws = case.options.get("quantize_rate", 0) < 1 and not case.call.get("deterministic")

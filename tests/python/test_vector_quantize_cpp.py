@@ -26,6 +26,7 @@ from vector_quantize_cases import (
     state,
 )
 
+from support import assert_cpp_state_loads
 from torchvq import VectorQuantize
 
 STEPS = 4
@@ -171,6 +172,7 @@ def assert_alike(
     assert actual.keys() - own == expected.keys() - own
     different = [name for name in expected if not same(actual[name], expected[name])]
     assert not different, f"C++ differs: {different}"
+    assert_cpp_state_loads(module, actual)
     changed = [
         name
         for name in given

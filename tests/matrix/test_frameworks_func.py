@@ -1,0 +1,138 @@
+"""Every class under torch.func: functional_call, grad, jacrev, vmap."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from classes import ROWS, build, data, forward, state
+from framework_steps import assert_same, assert_same_state, gradient, objective, same, train
+from torch import Tensor, nn
+from torch.func import functional_call
+
+Cell = Any
+every_row = pytest.mark.parametrize("row", ROWS)
+
+
+def tensors_of(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    parameters = {name: p.detach().clone() for name, p in module.named_parameters()}
+    return parameters, {name: b.detach().clone() for name, b in module.named_buffers()}
+
+
+@every_row
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+def test_functional_call(row: str, training: bool, cell: Cell) -> None:
+    """With the tensors of another module it is that module, and leaves its own alone."""
+    cell("frameworks", row, "functional_call")
+    plain, module = build(row).train(training), build(row, seed=7).train(training)
+    before, x = state(module), data(row).requires_grad_()
+    parameters, buffers = tensors_of(plain)
+    for parameter in parameters.values():
+        parameter.requires_grad_()
+
+    def call(x: Tensor) -> Any:
+        # With `tie_weights` PyTorch puts back wrong tensors where one module has several names.
+        tie = "shared" not in row
+        return functional_call(module, (parameters, buffers), (x,), tie_weights=tie)
+
+    found, expected = forward(call, x), forward(plain, x)
+    assert_same([t.detach() for t in found], [t.detach() for t in expected])
+    if training:
+        objective(found).backward()
+        objective(expected).backward()
+        for name, parameter in plain.named_parameters():
+            assert same(gradient(parameters[name]), gradient(parameter)), name
+    assert_same_state(module, before)
+    for name, buffer in plain.named_buffers():
+        assert same(buffers[name], buffer), name
+    # Nothing was learnt by the module itself, so that its own first step is that of its twin.
+    twin = build(row, seed=7)
+    assert_same(train(module.train(), row, [3]), train(twin, row, [3]))
+    assert_same_state(module, state(twin))
+
+
+@every_row
+def test_torch_func_grad(row: str, cell: Cell) -> None:
+    """`torch.func.grad` with respect to parameters and input is the gradient of autograd."""
+    in_place = row == "latent_in_place"
+    cell("frameworks", row, "torch.func.grad", "error" if in_place else "yes")
+    module = build(row)
+    train(module, row, [0])
+    twin = copy.deepcopy(module)
+    parameters, buffers = tensors_of(module)
+
+    def loss_of(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        own = {name: buffer.clone() for name, buffer in buffers.items()}
+        return objective(forward(lambda x: functional_call(module, (parameters, own), (x,)), x))
+
+    if in_place:
+        # Its own optimizer makes a backward inside of forward, which transforms cannot look into.
+        with pytest.raises(RuntimeError, match="don't yet support saved tensor hooks"):
+            torch.func.grad(loss_of)(parameters, data(row, 1))
+        return
+    by_parameters, by_input = torch.func.grad(loss_of, argnums=(0, 1))(parameters, data(row, 1))
+    x = data(row, 1).requires_grad_()
+    objective(forward(twin, x)).backward()
+    torch.testing.assert_close(by_input, gradient(x), rtol=1e-5, atol=1e-6)
+    for name, parameter in twin.named_parameters():
+        torch.testing.assert_close(by_parameters[name], gradient(parameter), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("row", ["fsq", "lfq", "latent", "residual_fsq"])
+def test_a_second_derivative_is_refused(row: str) -> None:
+    """Not silently zero: neither by transforms nor by autograd."""
+    module = build(row)
+
+    def slope(x: Tensor) -> Tensor:
+        return torch.func.grad(lambda x: objective(forward(module, x)).square())(x).sum()
+
+    with pytest.raises(
+        NotImplementedError, match="the gradient of this operator has no derivative"
+    ):
+        torch.func.grad(slope)(data(row))
+    x = data(row).requires_grad_()
+    with pytest.raises(
+        NotImplementedError, match="the gradient of this operator has no derivative"
+    ):
+        torch.autograd.grad(objective(forward(module, x)), x, create_graph=True)
+
+
+@pytest.mark.parametrize("row", ["fsq", "residual_fsq", "latent"])
+def test_jacrev(row: str) -> None:
+    """Row by row the Jacobian of autograd; within another transform an error."""
+    module, x = build(row), data(row)[:1, :2]
+
+    def summed(x: Tensor) -> Tensor:
+        return forward(module, x).quantized.sum((0, 1))
+
+    expected = torch.autograd.functional.jacobian(summed, x)
+    torch.testing.assert_close(torch.func.jacrev(summed)(x), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(
+        NotImplementedError, match="the gradient of this operator has no derivative"
+    ):
+        torch.func.jacrev(torch.func.jacrev(lambda x: summed(x).square()))(x)
+
+
+@every_row
+def test_vmap_in_evaluation(row: str, cell: Cell) -> None:
+    """A module mapped over a further axis is the module on each slice, or an error that names the operator."""
+    module, error = build(row).eval(), ""
+    x = torch.stack([data(row, step) for step in range(2)])
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of operators that are mapped by a loop
+        expected = [forward(module, part) for part in x]
+        try:
+            found = torch.vmap(lambda part: tuple(forward(module, part)))(x)
+        except RuntimeError as raised:
+            error = str(raised)
+    if error:
+        # Operators with lists of tensors.
+        assert "Batching rule not implemented for torchvq::" in error
+        cell("frameworks", row, "vmap", "error")
+        return
+    cell("frameworks", row, "vmap")
+    for part, others in zip(found, zip(*expected, strict=True), strict=True):
+        torch.testing.assert_close(part, torch.stack(others), rtol=1e-6, atol=1e-6)

@@ -1,0 +1,78 @@
+"""Checkpoints of the reference load strictly into every class that it has, and evaluation agrees."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import vector_quantize_pytorch
+from classes import DIM, ROWS, build, data, forward
+from torch import nn
+
+Cell = Any
+
+# Rows whose checkpoints load, but whose evaluation has nothing to be compared with; the parity tests hold numbers.
+CANNOT = {
+    "residual_vq_beam": "the reference scores paths otherwise",
+    "residual_vq_image": "the reference's forward fails",
+    "vq_affine": "the reference moves its statistics in evaluation",
+    "latent_in_place": "the reference's forward fails",
+    "binary_mapper": "the reference draws in evaluation",
+}
+
+
+def reference(row: str) -> nn.Module | None:
+    """The reference's module with the options of a row; None where it has no such class or option."""
+    name, options = ROWS[row].name, ROWS[row].options
+    made = getattr(vector_quantize_pytorch, name, None)
+    if made is None:
+        return None
+    torch.manual_seed(3)
+    options = {key: value for key, value in options.items() if key != "channel_first"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if name == "EvoLFQ":
+            return made(nn.Linear(DIM, DIM), nn.Linear(DIM, DIM), **options)
+        return made(**options)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_reference_checkpoint(row: str, cell: Cell, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    theirs = reference(row)
+    if theirs is None:
+        cell("frameworks", row, "reference checkpoint", "-")
+        return
+    cell("frameworks", row, "reference checkpoint")
+    x = data(row)
+    # A step of its own, so that what it creates late is in the checkpoint.
+    if row not in CANNOT:
+        theirs(layout(row, x))
+    module = build(row, seed=9)
+    result = module.load_state_dict(copy.deepcopy(theirs.state_dict()), strict=True)
+    assert not result.missing_keys and not result.unexpected_keys
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(module.state_dict()[name], value), name
+    if row in CANNOT:
+        return
+    with torch.no_grad():
+        found = forward(module.eval(), data(row, 1))
+        expected = theirs.eval()(layout(row, data(row, 1)))
+    indices = expected[1]
+    agree = found.indices.reshape(-1) == indices.reshape(-1)
+    # The reference rounds distances in float32; a near tie may fall the other way.
+    assert agree.float().mean() > 0.97, f"{(~agree).sum()} of {agree.numel()} indices differ"
+    if agree.all():
+        quantized = layout(row, expected[0], back=True)
+        torch.testing.assert_close(found.quantized, quantized, rtol=1e-5, atol=1e-5)
+
+
+def layout(row: str, x: torch.Tensor, back: bool = False) -> torch.Tensor:
+    """The reference's LatentQuantize has features on axis 1."""
+    if ROWS[row].name == "LatentQuantize" and ROWS[row].channel_axis == -1:
+        return x.movedim(1, -1) if back else x.movedim(-1, 1)
+    return x
