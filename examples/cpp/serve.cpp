@@ -24,13 +24,15 @@ torch::Tensor load(const std::string& path) {
   TORCH_CHECK_VALUE(extension == ".safetensors",
                     "expected INPUT to end in .npy or .safetensors, but got ", path);
   const torchvq::io::SafetensorsFile file(path);
-  TORCH_CHECK_VALUE(file.entries().size() == 1, "expected ", path,
-                    " to hold one tensor, but got ", file.entries().size());
+  TORCH_CHECK_VALUE(file.entries().size() == 1, "expected ", path, " to hold one tensor, but got ",
+                    file.entries().size());
   return file.tensor(file.entries().begin()->first);
 }
 
 void serve(const std::string& package, const std::string& input, const std::string& output) {
   const torch::NoGradGuard no_grad;
+  TORCH_CHECK_VALUE(std::filesystem::is_regular_file(package),
+                    "expected PACKAGE to be a file, but got ", package);
   // A package that calls operators of torchvq finds them registered, because this program is linked
   // with the library; without it, loading or the first run fails with the name of the operator.
   torch::inductor::AOTIModelPackageLoader model(package);

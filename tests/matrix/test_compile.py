@@ -108,7 +108,9 @@ def compare(actual: list[Tensor] | Seen, expected: list[Tensor] | Seen, close: C
 def compare_state(module: nn.Module, eager: nn.Module, close: Close) -> None:
     # Buffers that no checkpoint holds, such as counts of a step, are state as well.
     for name, tensor in [*eager.named_buffers(), *eager.named_parameters()]:
-        close(module.get_parameter(name) if tensor.requires_grad else module.get_buffer(name), tensor)
+        close(
+            module.get_parameter(name) if tensor.requires_grad else module.get_buffer(name), tensor
+        )
 
 
 def train(
@@ -244,7 +246,9 @@ def test_copies_of_a_compiled_module(row: str) -> None:
     """A copy learns by itself, compiled as well; the original stays where it was."""
     eager, compiled = classes.build(row), torch.compile(classes.build(row), backend="aot_eager")
     x = classes.data(row)
-    compare(train_step(compiled, compiled, x.clone()), train_step(eager, eager, x.clone()), bit_for_bit)
+    compare(
+        train_step(compiled, compiled, x.clone()), train_step(eager, eager, x.clone()), bit_for_bit
+    )
     before = classes.state(compiled)
     copy = deepcopy(compiled)
     assert type(copy) is type(compiled)
