@@ -12,6 +12,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <string>
@@ -56,6 +57,9 @@ int main(int count, char** arguments) {
     std::fputs("usage: serve PACKAGE.pt2 INPUT OUTPUT.npy\n", stderr);
     return 2;
   }
+  // Generated code trusts its inputs otherwise: other sizes than the exported ones read foreign
+  // memory.
+  setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", /*overwrite=*/0);
   try {
     serve(arguments[1], arguments[2], arguments[3]);
     return 0;

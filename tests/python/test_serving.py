@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,13 +50,17 @@ def served(model: nn.Module, example: Tensor, inputs: list[Tensor], folder: Path
 
 @pytest.mark.parametrize("kind", QUANTIZERS)
 def test_tokens_of_the_program_are_those_of_python(kind: str, tmp_path: Path) -> None:
-    """Bit for bit, for other batches and lengths than the exported ones."""
+    """Bit for bit, for other batches and lengths than the exported ones; what was fixed is checked."""
     encode, _ = train(kind, steps=3)
     inputs = [signals(7, seed=8), signals(1, seed=9)[:, :1]]
     for x, tokens in zip(inputs, served(encode, signals(4, 7), inputs, tmp_path), strict=True):
         expected = encode(x)
         assert expected.unique().numel() > 3 or x.numel() == 32
         assert tokens.dtype == torch.int64 and torch.equal(tokens, expected)
+    for wrong, words in ((inputs[0][..., :31], "expected: 32"), (inputs[0].double(), "dtype")):
+        np.save(tmp_path / "wrong.npy", wrong.numpy())
+        done = run(tmp_path / "model.pt2", tmp_path / "wrong.npy", tmp_path / "none.npy")
+        assert done.returncode == 1 and re.search(f"serve: .*{words}", done.stderr)
 
 
 def test_frames_of_the_program_are_those_of_python(tmp_path: Path) -> None:
