@@ -185,6 +185,9 @@ def _scalars(x: _Value, levels: Sequence[int], bound: str) -> tuple[_Value, _Val
     return _without(codes, rows), op.Where(rows, _constant(torch.tensor(0)), indices)
 
 
+_DOUBLE = 11  # onnx.TensorProto.DOUBLE
+
+
 # Operators -----------------------------------------------------------------------------------------------------------
 
 
@@ -272,6 +275,7 @@ def _residual_scalar_quantize(
 def _scalar_decode(
     indices: _Value, levels: Sequence[int], symmetric: bool = False, dtype: int | None = None
 ) -> _Value:
+    _only("scalar_decode", float64=dtype == _DOUBLE)
     op = _opset()
     digits = _digits(indices, levels)
     zero = _constant(torch.tensor(0))
@@ -298,6 +302,7 @@ def _sign_quantize(x: _Value, scale: float = 1.0) -> tuple[_Value, _Value]:
 def _sign_decode(
     indices: _Value, bits: int, scale: float = 1.0, dtype: int | None = None
 ) -> _Value:
+    _only("sign_decode", float64=dtype == _DOUBLE)
     op = _opset()
     # From the last place to the first: indices count the first bit most.
     digits = op.Gather(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import classes
+import onnxruntime
 import pytest
 import torch
 from classes import ROWS
@@ -13,8 +14,6 @@ from test_export import NO_DECODE, SIZES, Decode, Encode, sized, trained
 from torch import Tensor, nn
 
 import torchvq.onnx
-
-onnxruntime = pytest.importorskip("onnxruntime")
 
 # Operators without a translation, which the error names.
 NO_ENCODE = {
@@ -63,3 +62,11 @@ def test_decoders(row: str, cell: Cell, tmp_path: Path) -> None:
         return
     inputs = [encode(sized(row, sizes)) for sizes in SIZES]
     run(decode, indices, fixed, tmp_path / "decode.onnx", inputs)
+
+
+@pytest.mark.parametrize("row", ["fsq", "lfq"])
+def test_float64_is_refused(row: str, tmp_path: Path) -> None:
+    module = trained(row).double()
+    indices = Encode(module)(classes.data(row, 1, dtype=torch.float64))
+    with pytest.raises(Exception, match=r"expected s.*_decode without float64"):
+        run(Decode(module), indices, set(), tmp_path / "decode.onnx", [])
