@@ -19,6 +19,7 @@ COLOURS = {
     "faiss search": "#009E73",
     "faiss tables": "#8DC63F",
     "plain torch": "#E69F00",
+    "compiled": "#CC79A7",
     "GEMM": "#CC79A7",
     "one thread": "#0072B2",
 }

@@ -20,7 +20,7 @@ LEARNING_LFQ = "learning_lfq"
 LEARNING_SCALAR = "learning_scalar"
 MIB = 2**20
 # Columns of the tables, and the ratio under which a column is found in the JSON.
-ORDER = ("reference", "plain torch", "GEMM", "faiss", "faiss tables", "one thread")
+ORDER = ("reference", "compiled", "plain torch", "GEMM", "faiss", "faiss tables", "one thread")
 
 Document = dict[str, Any]
 # Heading of a column: the key of its values, and how they are written.

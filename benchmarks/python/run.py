@@ -29,6 +29,7 @@ SUITES = (
     "fsq",
     "lookup_free",
     "kmeans",
+    "compiled",
     "memory",
     "scalar_modules",
     "small_calls",

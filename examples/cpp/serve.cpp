@@ -12,6 +12,7 @@
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <string>
@@ -31,6 +32,8 @@ torch::Tensor load(const std::string& path) {
 
 void serve(const std::string& package, const std::string& input, const std::string& output) {
   const torch::NoGradGuard no_grad;
+  TORCH_CHECK_VALUE(std::filesystem::is_regular_file(package),
+                    "expected PACKAGE to be a file, but got ", package);
   // A package that calls operators of torchvq finds them registered, because this program is linked
   // with the library; without it, loading or the first run fails with the name of the operator.
   torch::inductor::AOTIModelPackageLoader model(package);
@@ -54,6 +57,9 @@ int main(int count, char** arguments) {
     std::fputs("usage: serve PACKAGE.pt2 INPUT OUTPUT.npy\n", stderr);
     return 2;
   }
+  // Generated code trusts its inputs otherwise: other sizes than the exported ones read foreign
+  // memory.
+  setenv("AOTI_RUNTIME_CHECK_INPUTS", "1", /*overwrite=*/0);
   try {
     serve(arguments[1], arguments[2], arguments[3]);
     return 0;

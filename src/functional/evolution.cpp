@@ -17,13 +17,14 @@ namespace torchvq::functional {
 
 namespace {
 
-at::Tensor uniform(const at::Tensor& rng, at::IntArrayRef size) {
-  return ops::random_uniform(rng, RandomPurpose::kEvolution, c10::fromIntArrayRefSlow(size));
+// Sizes are symbolic throughout: one compiled graph serves populations of any size.
+at::Tensor uniform(const at::Tensor& rng, c10::SymIntArrayRef size) {
+  return ops::random_uniform(rng, RandomPurpose::kEvolution, size);
 }
 
 /// Uniform numbers lie inside (0, 1), so that 0 and 1 mean never and always.
 at::Tensor flips(const at::Tensor& rng, const at::Tensor& bits, double rate) {
-  return uniform(rng, bits.sizes()).lt(rate).to(bits.device());
+  return uniform(rng, bits.sym_sizes()).lt(rate).to(bits.device());
 }
 
 at::Tensor comparable(const at::Tensor& fitnesses) {
@@ -43,14 +44,14 @@ at::Tensor indices_to_bits(const at::Tensor& indices, int64_t num_bits, bool is_
 }
 
 at::Tensor bits_to_indices(const at::Tensor& bits, int64_t num_bits) {
-  TORCH_CHECK_VALUE(num_bits >= 1 && bits.dim() >= 1 && bits.size(-1) % num_bits == 0,
+  TORCH_CHECK_VALUE(num_bits >= 1 && bits.dim() >= 1 && bits.sym_size(-1) % num_bits == 0,
                     "bits_to_indices: expected bits to be a multiple of ", num_bits,
-                    " features, but got shape ", bits.sizes());
+                    " features, but got shape ", bits.sym_sizes());
   return ops::sign_quantize(bits.to(at::kFloat).unflatten(-1, {-1, num_bits})).second;
 }
 
 at::Tensor random_bits(const at::Tensor& rng, at::IntArrayRef size, bool is_sign) {
-  return as_bits(uniform(rng, size).lt(0.5), is_sign);
+  return as_bits(uniform(rng, c10::fromIntArrayRefSlow(size)).lt(0.5), is_sign);
 }
 
 at::Tensor mutate_bits(const at::Tensor& bits, const at::Tensor& rng, double rate, bool is_sign) {
@@ -61,21 +62,22 @@ at::Tensor mutate_bits(const at::Tensor& bits, const at::Tensor& rng, double rat
 
 at::Tensor grow_population(const at::Tensor& bits, const at::Tensor& rng, int64_t size, double rate,
                            bool is_sign) {
-  TORCH_CHECK_VALUE(bits.dim() >= 1 && bits.size(0) > 0,
+  TORCH_CHECK_VALUE(bits.dim() >= 1 && bits.sym_size(0) > 0,
                     "grow_population: expected bits to be a batch of at least 1, but got shape ",
-                    bits.sizes());
+                    bits.sym_sizes());
+  const at::Scalar given = bits.sym_size(0);
   const auto rows = at::arange(size, bits.options().dtype(at::kLong));
-  const auto population = bits.index_select(0, rows.remainder(bits.size(0)));
+  const auto population = bits.index_select(0, rows.remainder(given));
   std::vector<int64_t> column(static_cast<size_t>(bits.dim()), 1);
   column[0] = size;
-  const auto fresh = rows.lt(bits.size(0)).view(column);
+  const auto fresh = rows.lt(given).view(column);
   return at::where(fresh, population, mutate_bits(population, rng, rate, is_sign));
 }
 
 at::Tensor cross_bits(const at::Tensor& first, const at::Tensor& second, const at::Tensor& rng) {
-  TORCH_CHECK_VALUE(first.sizes() == second.sizes(),
-                    "cross_bits: expected parents to be of one shape, but got ", first.sizes(),
-                    " and ", second.sizes());
+  TORCH_CHECK_VALUE(first.sym_sizes() == second.sym_sizes(),
+                    "cross_bits: expected parents to be of one shape, but got ", first.sym_sizes(),
+                    " and ", second.sym_sizes());
   return at::where(flips(rng, first, 0.5), first, second);
 }
 
@@ -88,14 +90,15 @@ at::Tensor select_parents(const at::Tensor& population, const at::Tensor& fitnes
                           const at::Tensor& rng, int64_t tournament_size) {
   constexpr auto op = "select_parents";
   detail::check_rank(op, "fitnesses", fitnesses, 1, "(P,)");
-  TORCH_CHECK_VALUE(population.dim() >= 1 && population.size(0) == fitnesses.size(0), op,
+  TORCH_CHECK_VALUE(population.dim() >= 1 && population.sym_size(0) == fitnesses.sym_size(0), op,
                     ": expected population to be one row per fitness, but got shapes ",
-                    population.sizes(), " and ", fitnesses.sizes());
+                    population.sym_sizes(), " and ", fitnesses.sym_sizes());
   TORCH_CHECK_VALUE(tournament_size >= 1, op,
                     ": expected tournament_size to be at least 1, but got ", tournament_size);
-  const auto count = population.size(0);
-  const auto drawn =
-      (uniform(rng, {count, tournament_size}) * count).to(at::kLong).to(fitnesses.device());
+  const auto count = population.sym_size(0);
+  const auto drawn = (uniform(rng, {count, tournament_size}) * at::Scalar(count))
+                         .to(at::kLong)
+                         .to(fitnesses.device());
   const auto best = comparable(fitnesses).index({drawn}).argmax(1, /*keepdim=*/true);
   const auto winners = drawn.gather(1, best).squeeze(1);
   return population.index_select(0, winners.to(population.device()));

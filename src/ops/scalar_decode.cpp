@@ -63,7 +63,8 @@ at::Tensor scalar_indices(const at::Tensor& level_indices, at::IntArrayRef level
 
 at::Tensor scalar_decode(const at::Tensor& indices, at::IntArrayRef levels, bool symmetric,
                          at::ScalarType dtype) {
-  using Signature = at::Tensor(const at::Tensor&, at::IntArrayRef, bool, at::ScalarType);
+  using Signature =
+      at::Tensor(const at::Tensor&, at::IntArrayRef, bool, std::optional<at::ScalarType>);
   static auto op = detail::op_handle<Signature>("torchvq::scalar_decode");
   return op.call(indices, levels, symmetric, dtype);
 }
@@ -81,8 +82,10 @@ at::Tensor scalar_code_indices(const at::Tensor& codes, at::IntArrayRef levels, 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def("scalar_level_indices(Tensor indices, int[] levels) -> Tensor");
   m.def("scalar_indices(Tensor level_indices, int[] levels) -> Tensor");
+  // Without a default in numbers: packages of AOTInductor take the default of a ScalarType for an
+  // int and fail to load.
   m.def(
       "scalar_decode(Tensor indices, int[] levels, *, bool symmetric=False, "
-      "ScalarType dtype=float) -> Tensor");
+      "ScalarType? dtype=None) -> Tensor");
   m.def("scalar_code_indices(Tensor codes, int[] levels, *, bool symmetric=False) -> Tensor");
 }

@@ -88,7 +88,7 @@ PerturbResult scalar_perturb(const at::Tensor& x, at::IntArrayRef levels,
 at::Tensor scalar_centroids(const at::Tensor& indices, at::IntArrayRef levels,
                             const PerturbOptions& options, at::ScalarType dtype) {
   using Signature = at::Tensor(const at::Tensor&, at::IntArrayRef, std::string_view,
-                               std::string_view, double, at::ScalarType);
+                               std::string_view, double, std::optional<at::ScalarType>);
   static auto op = detail::op_handle<Signature>("torchvq::scalar_centroids");
   return op.call(indices, levels, options.cdf, options.form, options.eps, dtype);
 }
@@ -114,6 +114,6 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "Tensor");
   m.def(
       "scalar_centroids(Tensor indices, int[] levels, *, str cdf='tanh', str form='unit', "
-      "float eps=1e-6, ScalarType dtype=float) -> Tensor");
+      "float eps=1e-6, ScalarType? dtype=None) -> Tensor");
   m.def("scalar_act_levels(Tensor act, int[] levels) -> Tensor");
 }

@@ -55,7 +55,7 @@ std::pair<at::Tensor, at::Tensor> sign_quantize(const at::Tensor& x, double scal
 
 at::Tensor sign_decode(const at::Tensor& indices, int64_t bits, double scale,
                        at::ScalarType dtype) {
-  using Signature = at::Tensor(const at::Tensor&, int64_t, double, at::ScalarType);
+  using Signature = at::Tensor(const at::Tensor&, int64_t, double, std::optional<at::ScalarType>);
   static auto op = detail::op_handle<Signature>("torchvq::sign_decode");
   return op.call(indices, bits, scale, dtype);
 }
@@ -67,6 +67,6 @@ at::Tensor sign_decode(const at::Tensor& indices, int64_t bits, double scale,
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def("sign_quantize(Tensor x, *, float scale=1.0) -> (Tensor codes, Tensor indices)");
   m.def(
-      "sign_decode(Tensor indices, int bits, *, float scale=1.0, ScalarType dtype=float) "
+      "sign_decode(Tensor indices, int bits, *, float scale=1.0, ScalarType? dtype=None) "
       "-> Tensor");
 }

@@ -8,7 +8,7 @@ import classes
 import pytest
 import torch
 from cells import Cell
-from classes import ROWS
+from classes import ROWS, Seen
 from torch import Tensor, nn
 
 # Sizes of batch, length (height), width: other than the exported ones, and one of a single vector.
@@ -97,3 +97,57 @@ def test_decoders(row: str, cell: Cell, tmp_path: Path) -> None:
     for sizes in SIZES:
         indices = encode(sized(row, sizes))
         assert torch.equal(program(indices), decode(indices))
+
+
+class Together(nn.Module):
+    """Many quantizers in one program, because compiling takes long: outputs, tokens, and what tokens decode to."""
+
+    def __init__(self, rows: list[str]) -> None:
+        super().__init__()
+        self.rows = rows
+        self.quantizers = nn.ModuleList(trained(row) for row in rows)
+
+    def forward(self, tokens: Tensor, images: Tensor) -> list[tuple[Tensor, ...]]:
+        return [
+            self.of(row, module, tokens if ROWS[row].shape == classes.TOKENS else images)
+            for row, module in zip(self.rows, self.quantizers, strict=True)
+        ]
+
+    def of(self, row: str, module: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+        seen: Seen = classes.forward(module, x)
+        decoded = seen.quantized if row in NO_DECODE else classes.decode(module, seen.indices)
+        assert decoded is not None
+        return seen.quantized, seen.indices, decoded
+
+
+LEARNED = [row for row in ROWS if "vq" in row]
+FIXED = [row for row in ROWS if row not in LEARNED]
+
+
+# Minutes where the compiler has to share the machine.
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("rows", [LEARNED, FIXED], ids=["learned", "fixed"])
+def test_packages(rows: list[str], cell: Cell, tmp_path: Path) -> None:
+    """Machine code by AOTInductor, loaded from its file."""
+    for row in rows:
+        cell("export", row, "AOTInductor")
+    module = Together(rows)
+    example = (torch.randn(classes.TOKENS), torch.randn(classes.IMAGES))
+    free = ({0: DYNAMIC, 1: DYNAMIC}, {0: DYNAMIC, 2: DYNAMIC, 3: DYNAMIC})
+    with torch.no_grad():
+        program = torch.export.export(module, example, dynamic_shapes=free)
+        path = torch._inductor.aoti_compile_and_package(
+            program, package_path=str(tmp_path / "quantizers.pt2")
+        )
+    package = torch._inductor.aoti_load_package(path)
+    failed = []
+    for batch, first, second in SIZES:
+        tokens = torch.randn(batch, first, classes.DIM)
+        images = torch.randn(batch, classes.DIM, first, second)
+        with torch.no_grad():
+            pairs = zip(package(tokens, images), module(tokens, images), strict=True)
+        for row, (actual, expected) in zip(rows, pairs, strict=True):
+            same = torch.equal(actual[1], expected[1])
+            near = all(map(torch.allclose, (actual[0], actual[2]), (expected[0], expected[2])))
+            failed += [] if same and near else [(row, batch, first, second)]
+    assert not failed

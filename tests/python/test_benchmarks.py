@@ -23,6 +23,7 @@ SUITES = {
     "residual",
     "fsq",
     "lookup_free",
+    "compiled",
     "kmeans",
     "memory",
     "scalar_modules",

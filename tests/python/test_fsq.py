@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import pickle
 from typing import Any
 
@@ -243,18 +242,6 @@ def test_compiles_in_one_graph(case):
             assert torch.equal(twin.state_dict()[name], value), name
     twin.eval(), module.eval()
     assert torch.equal(compiled(x).indices, module(x).indices)
-
-
-@pytest.mark.parametrize("case", ["plain", "several", "image", "rotated"])
-def test_exports(case):
-    module, x = make(case)
-    exported = torch.export.export(module.eval(), (x,))
-    file = io.BytesIO()
-    torch.export.save(exported, file)
-    file.seek(0)
-    found, expected = torch.export.load(file).module()(x), module(x)
-    assert torch.equal(found.indices, expected.indices)
-    torch.testing.assert_close(found.quantized, expected.quantized)
 
 
 # State ---------------------------------------------------------------------------------------------------------

@@ -366,7 +366,7 @@ def test_compiles_without_graph_breaks(case):
     assert torch.equal(eager.rng, module.rng)
 
 
-@pytest.mark.parametrize("case", ["plain", "projected_codebooks", "rotated"])
+@pytest.mark.parametrize("case", ["rotated"])  # others are rows of tests/matrix
 def test_exports(case, tmp_path):
     lfq = build(case).eval()
     x = data((2, 9, lfq.dim))

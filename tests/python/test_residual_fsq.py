@@ -231,7 +231,7 @@ def test_compiles_in_one_graph(case):
             assert torch.equal(twin.state_dict()[name], value), name
 
 
-@pytest.mark.parametrize("case", ["plain", "image", "groups"])
+@pytest.mark.parametrize("case", ["image"])  # others are rows of tests/matrix
 def test_exports(case):
     module, x = make(case)
     exported = torch.export.export(module.eval(), (x,)).module()

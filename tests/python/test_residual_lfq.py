@@ -138,7 +138,8 @@ def test_precision(case, dtype):
     assert quantized.dtype == dtype and leaf.grad.isfinite().all() and losses.isfinite().all()
 
 
-@pytest.mark.parametrize("case", CASES)
+# Others are rows of tests/matrix.
+@pytest.mark.parametrize("case", ["spherical", "rotated", "clamped", "subset"])
 def test_compiles(case):
     torch._dynamo.reset()
     eager, module = build(case), build(case)

@@ -50,11 +50,3 @@ def test_codes_that_need_a_gradient_get_it():
     assert all(level._codebook.embed.grad is not None for level in stack.levels)
     with torch.no_grad():
         assert torch.equal(stack(data(stack)).quantized, output.quantized)
-
-
-def test_evaluation_compiles_in_one_graph():
-    stack = build("default").eval()
-    x = data(stack)
-    with torch.no_grad():
-        compiled = torch.compile(stack, fullgraph=True, backend="aot_eager")
-        same(compiled(x), stack(x))

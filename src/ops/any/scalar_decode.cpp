@@ -47,7 +47,8 @@ struct Rules {
 };
 
 at::Tensor scalar_decode(const at::Tensor& indices, at::IntArrayRef levels, bool symmetric,
-                         at::ScalarType dtype) {
+                         std::optional<at::ScalarType> wanted) {
+  const auto dtype = wanted.value_or(at::kFloat);
   detail::check_scalar_decode(indices, levels, dtype);
   const Rules rules(levels, symmetric, indices);
   const auto digits = ops::scalar_level_indices(indices, levels);

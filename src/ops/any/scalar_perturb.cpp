@@ -187,7 +187,9 @@ at::Tensor centroids(const at::Tensor& digits, at::IntArrayRef levels, detail::P
 }
 
 at::Tensor scalar_centroids(const at::Tensor& indices, at::IntArrayRef levels, std::string_view cdf,
-                            std::string_view form, double eps, at::ScalarType dtype) {
+                            std::string_view form, double eps,
+                            std::optional<at::ScalarType> wanted) {
+  const auto dtype = wanted.value_or(at::kFloat);
   const auto kind = detail::check_scalar_centroids(indices, levels, cdf, form, eps, dtype);
   const auto digits = ops::scalar_level_indices(indices, levels);
   const auto options = indices.options().dtype(dtype);

@@ -33,7 +33,8 @@ std::tuple<at::Tensor, at::Tensor> sign_quantize(const at::Tensor& x, double sca
 }
 
 at::Tensor sign_decode(const at::Tensor& indices, int64_t bits, double scale,
-                       at::ScalarType dtype) {
+                       std::optional<at::ScalarType> wanted) {
+  const auto dtype = wanted.value_or(at::kFloat);
   detail::check_sign_decode(indices, bits, scale, dtype);
   const auto shifted =
       indices.unsqueeze(-1).bitwise_right_shift(places(bits, indices.options())).bitwise_and(1);

@@ -53,7 +53,8 @@ std::tuple<at::Tensor, at::Tensor> sign_quantize(const at::Tensor& x_, double sc
 }
 
 at::Tensor sign_decode(const at::Tensor& indices_, int64_t bits, double scale,
-                       at::ScalarType dtype) {
+                       std::optional<at::ScalarType> wanted) {
+  const auto dtype = wanted.value_or(at::kFloat);
   detail::check_sign_decode(indices_, bits, scale, dtype);
   const auto indices = indices_.contiguous();
   auto sizes = indices.sizes().vec();

@@ -15,7 +15,8 @@ at::Tensor scalar_level_indices(const at::Tensor& indices, at::IntArrayRef level
 }
 
 at::Tensor scalar_decode(const at::Tensor& indices, at::IntArrayRef levels, bool /*symmetric*/,
-                         at::ScalarType dtype) {
+                         std::optional<at::ScalarType> wanted) {
+  const auto dtype = wanted.value_or(at::kFloat);
   detail::check_scalar_decode(indices, levels, dtype);
   auto sizes = indices.sym_sizes().vec();
   sizes.emplace_back(static_cast<int64_t>(levels.size()));

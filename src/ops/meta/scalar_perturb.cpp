@@ -28,7 +28,9 @@ at::Tensor scalar_perturb_backward(const at::Tensor& /*grad*/, const at::Tensor&
 }
 
 at::Tensor scalar_centroids(const at::Tensor& indices, at::IntArrayRef levels, std::string_view cdf,
-                            std::string_view form, double eps, at::ScalarType dtype) {
+                            std::string_view form, double eps,
+                            std::optional<at::ScalarType> wanted) {
+  const auto dtype = wanted.value_or(at::kFloat);
   detail::check_scalar_centroids(indices, levels, cdf, form, eps, dtype);
   auto sizes = indices.sym_sizes().vec();
   sizes.emplace_back(static_cast<int64_t>(levels.size()));

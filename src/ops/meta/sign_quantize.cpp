@@ -18,7 +18,8 @@ std::tuple<at::Tensor, at::Tensor> sign_quantize(const at::Tensor& x, double sca
 }
 
 at::Tensor sign_decode(const at::Tensor& indices, int64_t bits, double scale,
-                       at::ScalarType dtype) {
+                       std::optional<at::ScalarType> wanted) {
+  const auto dtype = wanted.value_or(at::kFloat);
   detail::check_sign_decode(indices, bits, scale, dtype);
   std::vector<c10::SymInt> sizes(indices.sym_sizes().begin(), indices.sym_sizes().end());
   sizes.emplace_back(bits);

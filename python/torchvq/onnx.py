@@ -1,0 +1,352 @@
+"""ONNX: what the operators of evaluation are in ONNX, for ``torch.onnx.export`` (docs/serving.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import torchvq._library  # noqa: F401  (registers the operators)
+from torchvq._onnx_tables import level_codes, level_thresholds, place_values
+
+_ops = torch.ops.torchvq
+
+__all__ = ["export", "translations"]
+
+# Annotations of the translations are read by the exporter at run time; there, a tensor is whatever is not a number.
+_Value = Any
+
+
+def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """The ``custom_translation_table`` of ``torch.onnx.export(..., dynamo=True)``.
+
+    It holds the operators that ``VectorQuantize``, ``ResidualVQ`` (without beam), FSQ, LFQ, their residual and grouped
+    stacks and the decoder of ``LatentQuantize`` evaluate with. Scalars, signs and all decoding give the same bits as
+    torchvq. The search of codebooks is float32 arithmetic of the runtime: where two codes are equally near but for
+    rounding, another may be chosen than the exact search chooses.
+
+    Raises:
+        ImportError: onnxscript is not installed.
+    """
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            "torchvq.onnx: expected onnxscript to be installed (pip install onnx onnxscript), but got "
+            f"{error}"
+        ) from error
+    table = {getattr(_ops, name).default: function for name, function in _TABLE.items()}
+    # Of ATen, for the shortlists of implicit codebooks, which the exporter does not know.
+    return table | {torch.ops.aten.sort.stable: _stable_sort}
+
+
+def export(
+    model: torch.nn.Module | torch.export.ExportedProgram,
+    args: tuple[Any, ...],
+    path: str,
+    **options: Any,
+) -> Any:
+    """``torch.onnx.export`` of a model in evaluation, with ``translations()``.
+
+    Args:
+        model: a module or an exported program with operators of torchvq in it.
+        args: example inputs.
+        path: the ``.onnx`` file to write.
+        **options: further arguments of ``torch.onnx.export``, such as ``dynamic_shapes``.
+
+    Returns:
+        What ``torch.onnx.export`` returns.
+
+    Raises:
+        ValueError: the model uses an operator without a translation; names it. ImportError: onnxscript is missing.
+    """
+    table = translations()
+    shapes = options.pop("dynamic_shapes", None)
+    with torch.no_grad():
+        program = (
+            model
+            if isinstance(model, torch.export.ExportedProgram)
+            else torch.export.export(model, args, dynamic_shapes=shapes)
+        ).run_decompositions()
+    used = {node.target for node in program.graph.nodes if node.op == "call_function"}
+    missing = sorted(
+        str(target) for target in used if str(target).startswith("torchvq.") and target not in table
+    )
+    if missing:
+        raise ValueError(
+            "torchvq.onnx: expected operators that ONNX has a translation for (docs/serving.md lists them), but got "
+            + ", ".join(missing)
+        )
+    return torch.onnx.export(
+        program, (), path, dynamo=True, custom_translation_table=table, **options
+    )
+
+
+# Parts of graphs ---------------------------------------------------------------------------------------------------
+
+
+def _opset() -> Any:
+    from onnxscript import opset18
+
+    return opset18
+
+
+def _constant(tensor: Tensor) -> _Value:
+    import onnx_ir
+
+    return _opset().Constant(value=onnx_ir.tensor(tensor.numpy()))
+
+
+def _float(x: _Value) -> _Value:
+    return _opset().Cast(x, to=1)
+
+
+def _gather(codebook: _Value, indices: _Value) -> _Value:
+    """Codes (H, N, D) of indices (H, N); zeros for -1."""
+    op = _opset()
+    zero = _constant(torch.tensor(0))
+    last = _constant(torch.tensor([-1]))
+    codes = op.GatherND(codebook, op.Unsqueeze(op.Max(indices, zero), last), batch_dims=1)
+    absent = op.Unsqueeze(op.Less(indices, zero), last)
+    return op.Where(absent, op.CastLike(_constant(torch.tensor(0.0)), codes), codes)
+
+
+def _infinite_rows(x: _Value) -> _Value:
+    op = _opset()
+    bad = op.Or(op.IsNaN(x), op.IsInf(x))
+    return op.Cast(
+        op.ReduceMax(op.Cast(bad, to=6), _constant(torch.tensor([-1])), keepdims=0), to=9
+    )
+
+
+def _unit(x: _Value) -> _Value:
+    op = _opset()
+    norm = op.ReduceL2(x, _constant(torch.tensor([-1])), keepdims=1)
+    one = _constant(torch.tensor(1.0))
+    return op.Div(x, op.Where(op.Equal(norm, _constant(torch.tensor(0.0))), one, norm))
+
+
+def _nearest(x: _Value, codebook: _Value, metric: str) -> _Value:
+    """Indices (H, N). Without the mean of the codes, so that an offset of all costs no digits."""
+    op = _opset()
+    if metric == "cosine":
+        x, codebook = _unit(x), _unit(codebook)
+    mean = op.ReduceMean(codebook, _constant(torch.tensor([-2])), keepdims=1)
+    x, codebook = op.Sub(x, mean), op.Sub(codebook, mean)
+    squares = op.ReduceSumSquare(codebook, _constant(torch.tensor([-1])), keepdims=0)
+    norms = op.Unsqueeze(
+        op.Mul(squares, _constant(torch.tensor(0.5))), _constant(torch.tensor([-2]))
+    )
+    products = op.MatMul(x, op.Transpose(codebook, perm=[0, 2, 1]))
+    found = op.ArgMin(op.Sub(norms, products), axis=-1, keepdims=0)
+    return op.Where(_infinite_rows(x), _constant(torch.tensor(0)), found)
+
+
+def _without(codes: _Value, rows: _Value) -> _Value:
+    """Codes, NaN in the rows whose input was not finite."""
+    op = _opset()
+    nan = op.CastLike(_constant(torch.tensor(float("nan"))), codes)
+    return op.Where(op.Unsqueeze(rows, _constant(torch.tensor([-1]))), nan, codes)
+
+
+def _digits(indices: _Value, levels: Sequence[int]) -> _Value:
+    """Level of each feature (..., D); -1 for the index -1."""
+    op = _opset()
+    last = _constant(torch.tensor([-1]))
+    places, counts = _constant(place_values(levels)), _constant(torch.tensor(levels))
+    wide = op.Unsqueeze(op.Max(indices, _constant(torch.tensor(0))), last)
+    digits = op.Mod(op.Div(wide, places), counts)
+    absent = op.Unsqueeze(op.Less(indices, _constant(torch.tensor(0))), last)
+    return op.Where(absent, _constant(torch.tensor(-1)), digits)
+
+
+def _table(digits: _Value, codes: Tensor) -> _Value:
+    """Codes (..., D) of levels (..., D), from a table (D, L)."""
+    op = _opset()
+    features = _constant(torch.arange(len(codes)))
+    column = op.Expand(features, op.Shape(digits))
+    last = _constant(torch.tensor([-1]))
+    pairs = op.Concat(op.Unsqueeze(column, last), op.Unsqueeze(digits, last), axis=-1)
+    return op.GatherND(_constant(codes), pairs)
+
+
+def _scalars(x: _Value, levels: Sequence[int], bound: str) -> tuple[_Value, _Value]:
+    op = _opset()
+    wide = op.Unsqueeze(x, _constant(torch.tensor([-1])))
+    reached = op.Cast(op.GreaterOrEqual(wide, _constant(level_thresholds(levels, bound))), to=7)
+    digits = op.ReduceSum(reached, _constant(torch.tensor([-1])), keepdims=0)
+    indices = op.ReduceSum(
+        op.Mul(digits, _constant(place_values(levels))), _constant(torch.tensor([-1])), keepdims=0
+    )
+    rows = _infinite_rows(x)
+    codes = _table(digits, level_codes(levels, bound.startswith("symmetric")))
+    return _without(codes, rows), op.Where(rows, _constant(torch.tensor(0)), indices)
+
+
+_DOUBLE = 11  # onnx.TensorProto.DOUBLE
+
+
+# Operators -----------------------------------------------------------------------------------------------------------
+
+
+def _only(op: str, **unsupported: object) -> None:
+    for name, value in unsupported.items():
+        if value not in (None, False):
+            raise NotImplementedError(
+                f"torchvq.onnx: expected {op} without {name}, but got {value}; see docs/serving.md"
+            )
+
+
+def _lookup_codes(codebook: _Value, indices: _Value) -> _Value:
+    return _gather(codebook, indices)
+
+
+def _nearest_code(
+    x: _Value,
+    codebook: _Value,
+    metric: str = "euclidean",
+    bias: _Value = None,
+    topk: int | None = None,
+    return_codes: bool = False,
+    return_distances: bool = False,
+) -> tuple[_Value, ...]:
+    _only("nearest_code", bias=bias, topk=topk, return_distances=return_distances)
+    wide, table = _float(x), _float(codebook)
+    indices = _nearest(wide, table, metric)
+    empty = _constant(torch.zeros(0))
+    codes = _without(_gather(table, indices), _infinite_rows(wide)) if return_codes else empty
+    return indices, codes, empty
+
+
+def _residual_encode(
+    x: _Value,
+    codebooks: Sequence[Any],
+    metric: str = "euclidean",
+    depth: _Value = None,
+    mask: _Value = None,
+) -> tuple[_Value, _Value]:
+    _only("residual_encode", depth=depth, mask=mask)
+    op = _opset()
+    left = wide = _float(x)
+    chosen, total = [], None
+    for codebook in codebooks:
+        table = _float(codebook)
+        indices = _nearest(left, table, metric)
+        codes = _gather(table, indices)
+        total = codes if total is None else op.Add(total, codes)
+        left = op.Sub(left, codes)
+        chosen.append(op.Unsqueeze(indices, _constant(torch.tensor([-1]))))
+    return _without(total, _infinite_rows(wide)), op.Concat(*chosen, axis=-1)
+
+
+def _residual_decode(indices: _Value, codebooks: Sequence[Any]) -> _Value:
+    op = _opset()
+    total = None
+    for level, codebook in enumerate(codebooks):
+        codes = _gather(codebook, op.Gather(indices, _constant(torch.tensor(level)), axis=-1))
+        total = codes if total is None else op.Add(total, codes)
+    return total
+
+
+def _scalar_quantize(
+    x: _Value, levels: Sequence[int], bound: str = "tanh"
+) -> tuple[_Value, _Value]:
+    return _scalars(_float(x), levels, bound)
+
+
+def _residual_scalar_quantize(
+    x: _Value, levels: Sequence[int], scales: _Value, bound: str = "symmetric_clamp"
+) -> tuple[_Value, _Value]:
+    op = _opset()
+    left = _float(x)
+    total, chosen = None, []
+    for level in range(scales.shape[0]):
+        scale = op.Gather(scales, _constant(torch.tensor(level)), axis=0)
+        codes, indices = _scalars(op.Div(left, scale), levels, bound)
+        taken = op.Mul(codes, scale)
+        total = taken if total is None else op.Add(total, taken)
+        left = op.Sub(left, taken)
+        chosen.append(op.Unsqueeze(indices, _constant(torch.tensor([-1]))))
+    return total, op.Concat(*chosen, axis=-1)
+
+
+def _scalar_decode(
+    indices: _Value, levels: Sequence[int], symmetric: bool = False, dtype: int | None = None
+) -> _Value:
+    _only("scalar_decode", float64=dtype == _DOUBLE)
+    op = _opset()
+    digits = _digits(indices, levels)
+    zero = _constant(torch.tensor(0))
+    codes = _table(op.Max(digits, zero), level_codes(levels, bool(symmetric)))
+    return op.Where(op.Less(digits, zero), _constant(torch.tensor(0.0)), codes)
+
+
+def _scalar_level_indices(indices: _Value, levels: Sequence[int]) -> _Value:
+    return _digits(indices, levels)
+
+
+def _sign_quantize(x: _Value, scale: float = 1.0) -> tuple[_Value, _Value]:
+    op = _opset()
+    wide = _float(x)
+    bits = op.Greater(wide, _constant(torch.tensor(0.0)))
+    codes = op.Where(bits, _constant(torch.tensor(scale)), _constant(torch.tensor(-scale)))
+    places = _constant(place_values([2] * x.shape[-1]).flip(0).contiguous())
+    last = _constant(torch.tensor([-1]))
+    indices = op.ReduceSum(op.Mul(op.Cast(bits, to=7), places), last, keepdims=0)
+    rows = _infinite_rows(wide)
+    return _without(codes, rows), op.Where(rows, _constant(torch.tensor(0)), indices)
+
+
+def _sign_decode(
+    indices: _Value, bits: int, scale: float = 1.0, dtype: int | None = None
+) -> _Value:
+    _only("sign_decode", float64=dtype == _DOUBLE)
+    op = _opset()
+    # From the last place to the first: indices count the first bit most.
+    digits = op.Gather(
+        _digits(indices, [2] * bits), _constant(torch.arange(bits - 1, -1, -1)), axis=-1
+    )
+    codes = op.Where(
+        op.Equal(digits, _constant(torch.tensor(1))),
+        _constant(torch.tensor(scale)),
+        _constant(torch.tensor(-scale)),
+    )
+    return op.Where(
+        op.Less(digits, _constant(torch.tensor(0))), _constant(torch.tensor(0.0)), codes
+    )
+
+
+def _snapshot(codebook: _Value) -> _Value:
+    return _opset().Identity(codebook)
+
+
+def _stable_sort(
+    x: _Value, stable: bool = True, dim: int = -1, descending: bool = False
+) -> tuple[_Value, _Value]:
+    op = _opset()
+    length = op.Gather(op.Shape(x), _constant(torch.tensor([dim])), axis=0)
+    # Among equals, TopK gives the lower index first.
+    values, indices = op.TopK(x, length, axis=dim, largest=int(descending), sorted=1)
+    return values, indices
+
+
+def _unit_vectors(x: _Value) -> _Value:
+    return _unit(_float(x))
+
+
+_TABLE: dict[str, Callable[..., Any]] = {
+    "lookup_codes": _lookup_codes,
+    "nearest_code": _nearest_code,
+    "residual_decode": _residual_decode,
+    "residual_encode": _residual_encode,
+    "residual_scalar_quantize": _residual_scalar_quantize,
+    "scalar_decode": _scalar_decode,
+    "scalar_level_indices": _scalar_level_indices,
+    "scalar_quantize": _scalar_quantize,
+    "sign_decode": _sign_decode,
+    "sign_quantize": _sign_quantize,
+    "snapshot": _snapshot,
+    "unit_vectors": _unit_vectors,
+}

@@ -1,0 +1,214 @@
+"""torch.library.opcheck of the operators that no test of their own checks, and that none is left out."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchvq  # noqa: F401  (registers the operators)
+
+ops = torch.ops.torchvq
+TESTS = Path(__file__).resolve().parents[1]
+
+
+def operators() -> set[str]:
+    """Those with a tensor among their arguments; the others are plain functions."""
+    return {
+        schema.name.removeprefix("torchvq::")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("torchvq::")
+        and any("Tensor" in str(argument.type) for argument in schema.arguments)
+    }
+
+
+def checked_in(file: Path) -> set[str]:
+    """Operators that functions which call opcheck name, themselves or through what they use of their file."""
+    module = ast.parse(file.read_text())
+    parts: dict[str, str] = {}
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef):
+            parts[node.name] = ast.unparse(node)
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            parts[node.targets[0].id] = ast.unparse(node)
+    calling = [set(re.findall(r"\w+", part)) for part in parts.values() if "opcheck(" in part]
+    used = [re.findall(r"\w+", parts[name]) for words in calling for name in words & parts.keys()]
+    return set().union(*calling, *used) & operators()
+
+
+def checked() -> set[str]:
+    files = [file for file in TESTS.rglob("test_*.py") if "opcheck(" in file.read_text()]
+    return set().union(*(checked_in(file) for file in files if file != Path(__file__).resolve()))
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def integers(high: int, *shape: int) -> Tensor:
+    return torch.randint(high, shape, generator=torch.Generator().manual_seed(0))
+
+
+def rng() -> Tensor:
+    return torch.tensor([5, 2])
+
+
+X, CODEBOOK, INDICES = normal(2, 9, 4), normal(2, 7, 4, seed=1), integers(7, 2, 9)
+MASK = normal(2, 9, seed=2) > -0.5
+BITS = (normal(6, 5, 8) > 0).float()
+VALUES = [torch.linspace(-1, 1, count) for count in (5, 4)]
+LATENTS, LATENT_CODES = normal(9, 2), normal(9, 2, seed=1)
+MOMENTS = dict(group_name="", label="quantizer")
+COSINE = dict(temperature=1.0, metric="cosine")
+
+
+def statistics(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    x = normal(2, 9, 4, seed=seed)
+    return tuple(ops.code_statistics(x, INDICES, ops.code_exponents(CODEBOOK)))
+
+
+def affine() -> tuple[Tensor, ...]:
+    return normal(2, 1, 4), normal(2, 1, 4).abs(), normal(2, 1, 4), normal(2, 1, 4).abs()
+
+
+# Operator (a suffix after the space tells cases apart): arguments, options.
+TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    # Evolution over bits.
+    "random_bits": ((rng(), [3, 8]), {}),
+    "mutate_bits": ((BITS, rng(), 0.3), {}),
+    "mutate_bits signs": ((BITS * 2 - 1, rng(), 0.3), dict(is_sign=True)),
+    "grow_population": ((BITS, rng(), 11, 0.3), {}),
+    "cross_bits": ((BITS, 1 - BITS, rng()), {}),
+    "fittest_first": ((normal(6),), {}),
+    "select_parents": ((BITS, normal(6), rng(), 2), {}),
+    "bits_to_indices": ((BITS, 4), {}),
+    "indices_to_bits": ((integers(16, 6, 5, 2), 4), {}),
+    "indices_to_bits signs": ((integers(16, 6, 5, 2), 4), dict(is_sign=True)),
+    # Layouts and masks.
+    "pack_tokens": ((normal(2, 4, 3, 5), True), {}),
+    "unpack_tokens": ((X, [2, 4, 3, 3], True), {}),
+    "unpack_positions": ((INDICES, [2, 4, 3, 3], True), {}),
+    "split_heads": ((X, 2, True), {}),
+    "split_mask": ((MASK, 2, True), {}),
+    "split_indices": ((integers(7, 2, 9, 2), 2, True), {}),
+    "merge_heads": ((normal(2, 18, 2), 2, 9, 2, True), {}),
+    "lens_to_mask": ((torch.tensor([3, 9]), 9), {}),
+    "fill_masked": ((X, MASK), {}),
+    "fill_padding": ((X, MASK), {}),
+    "fill_padding input": ((X, MASK, X + 1), {}),
+    "has_tokens": ((X, MASK), {}),
+    "advance_rng_": ((rng(), MASK), {}),
+    # Codebooks.
+    "quantize": ((X, CODEBOOK, rng()), {}),
+    "quantize gumbel": ((X, CODEBOOK, rng()), dict(estimator="gumbel", temperature=0.5)),
+    "evaluate": ((X, CODEBOOK[:1], rng()), dict(mask=MASK)),
+    "unit_vectors": ((X,), {}),
+    "affine_codes": ((CODEBOOK, *affine()), {}),
+    "affine_inputs": ((X, *affine()), {}),
+    "update_affine_": (
+        (
+            *(torch.zeros(2, 1, 4), torch.ones(2, 1, 4)),
+            *(torch.tensor([True]), torch.tensor([True]), X),
+        ),
+        dict(mask=MASK, decay=0.9),
+    ),
+    "initialise_codebook_": (
+        (torch.tensor([False]), torch.ones(2, 7), CODEBOOK.clone(), CODEBOOK.clone(), X, rng()),
+        {},
+    ),
+    "merge_statistics": ((*statistics(0), *statistics(1)), {}),
+    "wide_codes": ((CODEBOOK, torch.ones(2, 7), CODEBOOK.clone()), {}),
+    "average_gradients": (([CODEBOOK], X), dict(mask=MASK)),
+    # Losses.
+    "weighted_loss": (([normal(), normal()], [0.5, 2.0], True), {}),
+    "candidate_commitment_loss": ((X, normal(2, 9, 3, 4)), dict(mask=MASK)),
+    "implicit_diversity_loss": ((X.unsqueeze(2), normal(2, 9, 3, 4)), dict(temperature=1.0)),
+    "gather_moments": ((normal(3, 4),), MOMENTS),
+    "attach_moments": ((normal(3, 4), normal(3, 4)), MOMENTS),
+    "lookup_free_loss": (
+        (normal().abs(), normal().abs(), normal().abs()),
+        dict(entropy_weight=0.1, diversity_gamma=1.0, commitment_weight=0.25),
+    ),
+    "vqp_rotation_trick": ((X, X + 1), {}),
+    "vqp_masked_commitment": ((X, X + 1, MASK), {}),
+    "vqp_diversity_loss": (
+        (X, CODEBOOK),
+        dict(batch=3, tokens=3, heads=2, separate=True, **COSINE),
+    ),
+    # Scalars and signs.
+    "quantize_scalars": ((normal(2, 9, 2), [5, 4]), {}),
+    "quantize_scalars noise": (
+        (normal(2, 9, 2), [5, 4]),
+        dict(bound="symmetric_tanh", rng=rng(), noise=0.5, mask=MASK),
+    ),
+    "decode_scalars": ((integers(20, 2, 9, 1), [5, 4]), {}),
+    "rotate_features": ((X, torch.linalg.qr(normal(4, 4))[0]), {}),
+    "soft_clamp": ((X, torch.tensor(3.0)), {}),
+    "on_sphere": ((X, 1.0), {}),
+    "cosine_linear": ((X, normal(4, 5)), dict(scale=2.0)),
+    "latent_decode": ((integers(20, 9), VALUES), {}),
+    "latent_quantize_features": ((LATENTS, VALUES), dict(commitment=0.1, quantization=0.1)),
+    "latent_commitment_loss": ((LATENTS, LATENT_CODES), {}),
+    "latent_quantization_loss": ((LATENTS, LATENT_CODES), {}),
+    "latent_quantize_backward": (
+        (LATENTS, normal(), LATENTS, LATENT_CODES, integers(4, 9, 2), [5, 4], 0.1, 0.1),
+        {},
+    ),
+    "binary_entropy": ((X,), {}),
+    "binary_log_prob": ((X, integers(16, 2, 9)), {}),
+    # Gradients, which autograd alone calls.
+    "binary_one_hot_backward": ((normal(2, 9, 16), X, integers(16, 2, 9), 0.5), {}),
+    "scalar_quantize_backward": ((X, X, [5, 4, 3, 3], "tanh"), {}),
+    "residual_scalar_quantize_backward": (
+        (X, X, [5, 4, 3, 3], torch.tensor([[1.0] * 4, [0.2] * 4]), "symmetric_clamp"),
+        {},
+    ),
+    "scalar_perturb_backward": ((X, X, integers(9, 2, 9), "tanh", "unit"), {}),
+    "token_moments_backward": ((normal(17), X, ops.token_moments(X), MASK), {}),
+    "moment_loss_backward": ((normal(), ops.token_moments(X)[None], [0.0] * 4, [1.0] * 4), {}),
+    "sign_entropy_forward": ((X,), dict(sharpness=4.0, mask=MASK, wanted=True)),
+}
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_opcheck(case: str) -> None:
+    arguments, options = TABLE[case]
+    torch.library.opcheck(getattr(ops, case.split(" ")[0]).default, arguments, options)
+
+
+def test_every_operator_is_checked() -> None:
+    table = {case.split(" ")[0] for case in TABLE}
+    assert operators() - checked() - table == set()
+    assert table <= operators()
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_evolution_compiles(dynamic: bool) -> None:
+    """A generation as one graph, for any size of the population."""
+
+    def generation(population: Tensor, fitnesses: Tensor, rng: Tensor) -> tuple[Tensor, ...]:
+        parents = ops.select_parents(population, fitnesses, rng, 2)
+        children = ops.mutate_bits(ops.cross_bits(parents, population, rng), rng, 0.3)
+        grown = ops.grow_population(children, rng, 11, 0.5)
+        indices = ops.bits_to_indices(grown, 4)
+        return (
+            *(parents, children, grown, indices, ops.fittest_first(fitnesses)),
+            *(ops.indices_to_bits(indices, 4, is_sign=True), ops.random_bits(rng, [3, 8])),
+        )
+
+    torch._dynamo.reset()
+    compiled = torch.compile(generation, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for size in (6, 7) if dynamic else (6,):
+        bits, fitnesses = (normal(size, 5, 8) > 0).float(), normal(size)
+        if dynamic:
+            torch._dynamo.mark_dynamic(bits, 0)
+            torch._dynamo.mark_dynamic(fitnesses, 0)
+        for a, b in zip(
+            compiled(bits, fitnesses, rng()), generation(bits, fitnesses, rng()), strict=True
+        ):
+            assert torch.equal(a, b)
