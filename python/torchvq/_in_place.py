@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq._ranks import Ranks
+from torchvq._sharded import keep_in_shards
 
 if TYPE_CHECKING:
     from torchvq.latent_quantization import LatentQuantize
@@ -136,6 +137,8 @@ def step_in_place_optimizer(owner: "LatentQuantize | ResidualVQ | VectorQuantize
         _parameters(owner)
         optimizer.step()
         optimizer.zero_grad()
+        for part in owner.modules():
+            keep_in_shards(part)
 
 
 def _save(

@@ -14,6 +14,7 @@ from torchvq import _checkpointing, _ranks
 from torchvq._random_state import fresh_rng
 from torchvq._ranks import ALONE, Ranks, Tokens
 from torchvq._replay import MAX_REPLAYS, Replay, fingerprint
+from torchvq._sharded import keep_in_shards
 from torchvq._wide_buffers import HALF, WideBuffers
 
 logger = logging.getLogger("torchvq")
@@ -207,6 +208,8 @@ class Codebook(WideBuffers):
         if self.embed.dtype in HALF:
             # The operators write float state; a parameter in half precision gets it rounded.
             self.embed.detach().copy_(wide)
+        if isinstance(self.embed, nn.Parameter):
+            keep_in_shards(self)
 
     def exponents(self) -> Tensor:
         """The scale in which tokens are added up, from replicated state."""
