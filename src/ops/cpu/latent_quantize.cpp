@@ -178,6 +178,7 @@ std::tuple<at::Tensor, at::Tensor> latent_quantize_backward(
     const at::Tensor& grad_codes, const at::Tensor& grad_loss, const at::Tensor& x_,
     const at::Tensor& codes_, const at::Tensor& indices_, at::IntArrayRef levels, double commitment,
     double quantization) {
+  detail::check_latent_quantize_backward(grad_codes, grad_loss, x_, codes_, indices_, levels);
   const auto dtype = detail::latent_dtype(x_);
   const auto x = x_.to(dtype).contiguous(), codes = codes_.contiguous();
   const auto straight = grad_codes.to(dtype).contiguous(), indices = indices_.contiguous();

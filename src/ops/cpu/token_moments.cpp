@@ -109,6 +109,7 @@ void fill_slopes(const at::Tensor& x, const bool* mask, const Slopes& slopes, at
 
 at::Tensor token_moments_backward(const at::Tensor& grad_, const at::Tensor& x_,
                                   const at::Tensor& moments, const OptionalTensor& mask_) {
+  detail::check_token_moments_backward(grad_, x_, moments, mask_);
   const bool wide = x_.scalar_type() == at::kDouble;
   const auto x = x_.to(wide ? at::kDouble : at::kFloat).contiguous();
   const auto grad = grad_.to(at::kDouble).contiguous();
