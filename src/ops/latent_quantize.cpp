@@ -38,6 +38,27 @@ void check_latent_quantize(const at::Tensor& x, const at::Tensor& values, at::In
   check_same_device(op, "x", x, "mask", *mask);
 }
 
+void check_latent_quantize_backward(const at::Tensor& grad_codes, const at::Tensor& grad_loss,
+                                    const at::Tensor& x, const at::Tensor& codes,
+                                    const at::Tensor& indices, at::IntArrayRef levels) {
+  constexpr auto op = "latent_quantize_backward";
+  check_floating(op, "x", x);
+  check_scalar_levels(op, levels, 2);
+  check_dtype(op, "codes", codes, latent_dtype(x));
+  check_dtype(op, "indices", indices, at::kLong);
+  TORCH_CHECK_VALUE(x.dim() >= 1 && x.sym_size(-1) == static_cast<int64_t>(levels.size()), op,
+                    ": expected x to have ", levels.size(),
+                    " features, one per number of levels, but got shape ", x.sym_sizes());
+  TORCH_CHECK_VALUE(codes.sym_sizes() == x.sym_sizes() && grad_codes.sym_sizes() == x.sym_sizes(),
+                    op, ": expected codes and grad_codes to have the shape of x, ", x.sym_sizes(),
+                    ", but got ", codes.sym_sizes(), " and ", grad_codes.sym_sizes());
+  const auto tokens = x.sym_sizes().slice(0, static_cast<size_t>(x.dim() - 1));
+  TORCH_CHECK_VALUE(indices.sym_sizes() == tokens, op, ": expected indices to have shape ", tokens,
+                    ", that of x without features, but got ", indices.sym_sizes());
+  TORCH_CHECK_VALUE(grad_loss.dim() == 0, op, ": expected grad_loss to be a scalar, but got shape ",
+                    grad_loss.sym_sizes());
+}
+
 int64_t count_values(at::IntArrayRef levels) {
   return std::accumulate(levels.begin(), levels.end(), int64_t{0});
 }

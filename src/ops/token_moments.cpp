@@ -21,6 +21,19 @@ void detail::check_token_moments(const at::Tensor& x, const std::optional<at::Te
   check_same_device(op, "x", x, "mask", *mask);
 }
 
+void detail::check_token_moments_backward(const at::Tensor& grad, const at::Tensor& x,
+                                          const at::Tensor& moments,
+                                          const std::optional<at::Tensor>& mask) {
+  constexpr auto op = "token_moments_backward";
+  check_token_moments(x, mask);
+  check_dtype(op, "moments", moments, at::kDouble);
+  const auto size = 1 + 4 * x.sym_size(-1);
+  TORCH_CHECK_VALUE(moments.dim() == 1 && moments.sym_size(0) == size && grad.dim() == 1 &&
+                        grad.sym_size(0) == size,
+                    op, ": expected moments and grad to have shape [", size, "], but got ",
+                    moments.sym_sizes(), " and ", grad.sym_sizes());
+}
+
 at::Tensor ops::token_moments(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
   using Signature = at::Tensor(const at::Tensor&, const std::optional<at::Tensor>&);
   static auto op = detail::op_handle<Signature>("torchvq::token_moments");

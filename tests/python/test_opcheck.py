@@ -156,7 +156,7 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "latent_commitment_loss": ((LATENTS, LATENT_CODES), {}),
     "latent_quantization_loss": ((LATENTS, LATENT_CODES), {}),
     "latent_quantize_backward": (
-        (LATENTS, normal(), LATENTS, LATENT_CODES, integers(4, 9, 2), [5, 4], 0.1, 0.1),
+        (LATENTS, normal(), LATENTS, LATENT_CODES, integers(20, 9), [5, 4], 0.1, 0.1),
         {},
     ),
     "binary_entropy": ((X,), {}),
@@ -212,3 +212,14 @@ def test_evolution_compiles(dynamic: bool) -> None:
             compiled(bits, fitnesses, rng()), generation(bits, fitnesses, rng()), strict=True
         ):
             assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("case", "position"), [("token_moments_backward", 0), ("latent_quantize_backward", 4)]
+)
+def test_gradients_check_their_shapes(case: str, position: int) -> None:
+    """They read memory by pointers."""
+    arguments = list(TABLE[case][0])
+    arguments[position] = arguments[position][:-1]
+    with pytest.raises(ValueError, match=f"{case}: expected"):
+        getattr(ops, case)(*arguments)

@@ -10,7 +10,6 @@
 #include <ATen/ops/scalar_tensor.h>
 #include <torch/library.h>
 
-#include "detail/backward_checks.h"
 #include "detail/precision.h"
 #include "detail/scalar_levels.h"
 
@@ -180,19 +179,8 @@ std::tuple<at::Tensor, at::Tensor> latent_quantize_backward(
     const at::Tensor& grad_codes, const at::Tensor& grad_loss, const at::Tensor& x_,
     const at::Tensor& codes_, const at::Tensor& indices_, at::IntArrayRef levels, double commitment,
     double quantization) {
-  constexpr auto op = "latent_quantize_backward";
+  detail::check_latent_quantize_backward(grad_codes, grad_loss, x_, codes_, indices_, levels);
   const auto dtype = detail::latent_dtype(x_);
-  detail::check_floating(op, "x", x_);
-  detail::check_same_shape(op, "grad_codes", grad_codes, "x", x_);
-  detail::check_same_shape(op, "codes", codes_, "x", x_);
-  detail::check_dtype(op, "codes", codes_, dtype);
-  detail::check_dtype(op, "indices", indices_, at::kLong);
-  const auto features = static_cast<int64_t>(levels.size());
-  TORCH_CHECK_VALUE(x_.dim() >= 1 && x_.size(-1) == features && features > 0, op,
-                    ": expected x to have ", features, " features, but got shape ", x_.sizes());
-  detail::check_same_shape(op, "indices", indices_, "one feature of x", x_.select(-1, 0));
-  TORCH_CHECK_VALUE(grad_loss.numel() == 1, op,
-                    ": expected grad_loss to be a scalar, but got shape ", grad_loss.sizes());
   const auto x = x_.to(dtype).contiguous(), codes = codes_.contiguous();
   const auto straight = grad_codes.to(dtype).contiguous(), indices = indices_.contiguous();
   auto grad_x = at::empty(x.sizes(), x.options());

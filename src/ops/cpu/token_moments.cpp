@@ -8,8 +8,6 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "detail/backward_checks.h"
-
 namespace torchvq {
 namespace {
 
@@ -111,14 +109,7 @@ void fill_slopes(const at::Tensor& x, const bool* mask, const Slopes& slopes, at
 
 at::Tensor token_moments_backward(const at::Tensor& grad_, const at::Tensor& x_,
                                   const at::Tensor& moments_, const OptionalTensor& mask_) {
-  constexpr auto op = "token_moments_backward";
-  detail::check_token_moments(x_, mask_);
-  TORCH_CHECK_VALUE(moments_.dim() == 1 && moments_.size(0) == 1 + 4 * x_.size(-1), op,
-                    ": expected moments to have size ", 1 + 4 * x_.size(-1), ", but got shape ",
-                    moments_.sizes());
-  detail::check_same_shape(op, "grad", grad_, "moments", moments_);
-  detail::check_dtype(op, "moments", moments_, at::kDouble);
-  detail::check_same_device(op, "x", x_, "moments", moments_);
+  detail::check_token_moments_backward(grad_, x_, moments_, mask_);
   const bool wide = x_.scalar_type() == at::kDouble;
   const auto x = x_.to(wide ? at::kDouble : at::kFloat).contiguous();
   const auto moments = moments_.contiguous();

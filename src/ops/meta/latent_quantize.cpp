@@ -19,9 +19,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> latent_quantize(
 }
 
 std::tuple<at::Tensor, at::Tensor> latent_quantize_backward(
-    const at::Tensor& /*grad_codes*/, const at::Tensor& /*grad_loss*/, const at::Tensor& x,
-    const at::Tensor& codes, const at::Tensor& /*indices*/, at::IntArrayRef levels,
+    const at::Tensor& grad_codes, const at::Tensor& grad_loss, const at::Tensor& x,
+    const at::Tensor& codes, const at::Tensor& indices, at::IntArrayRef levels,
     double /*commitment*/, double /*quantization*/) {
+  detail::check_latent_quantize_backward(grad_codes, grad_loss, x, codes, indices, levels);
   return {x.new_empty_symint(x.sym_sizes()),
           codes.new_empty_symint({c10::SymInt(detail::count_values(levels))})};
 }

@@ -12,9 +12,10 @@ at::Tensor token_moments(const at::Tensor& x, const std::optional<at::Tensor>& m
   return x.new_empty_symint({x.sym_size(-1) * 4 + 1}, x.options().dtype(detail::sum_dtype(x)));
 }
 
-at::Tensor token_moments_backward(const at::Tensor& /*grad*/, const at::Tensor& x,
-                                  const at::Tensor& /*moments*/,
-                                  const std::optional<at::Tensor>& /*mask*/) {
+at::Tensor token_moments_backward(const at::Tensor& grad, const at::Tensor& x,
+                                  const at::Tensor& moments,
+                                  const std::optional<at::Tensor>& mask) {
+  detail::check_token_moments_backward(grad, x, moments, mask);
   return x.new_empty_symint(x.sym_sizes());
 }
 
