@@ -44,6 +44,10 @@ void check_latent_quantize_backward(const at::Tensor& grad_codes, const at::Tens
   constexpr auto op = "latent_quantize_backward";
   check_floating(op, "x", x);
   check_scalar_levels(op, levels, 2);
+  check_same_device(op, "x", x, "codes", codes);
+  check_same_device(op, "x", x, "grad_codes", grad_codes);
+  check_same_device(op, "x", x, "grad_loss", grad_loss);
+  check_same_device(op, "x", x, "indices", indices);
   check_dtype(op, "codes", codes, latent_dtype(x));
   check_dtype(op, "indices", indices, at::kLong);
   TORCH_CHECK_VALUE(x.dim() >= 1 && x.sym_size(-1) == static_cast<int64_t>(levels.size()), op,

@@ -27,6 +27,8 @@ void detail::check_token_moments_backward(const at::Tensor& grad, const at::Tens
   constexpr auto op = "token_moments_backward";
   check_token_moments(x, mask);
   check_dtype(op, "moments", moments, at::kDouble);
+  check_same_device(op, "x", x, "moments", moments);
+  check_same_device(op, "x", x, "grad", grad);
   const auto size = 1 + 4 * x.sym_size(-1);
   TORCH_CHECK_VALUE(moments.dim() == 1 && moments.sym_size(0) == size && grad.dim() == 1 &&
                         grad.sym_size(0) == size,
