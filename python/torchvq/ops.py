@@ -9,6 +9,17 @@ import torch
 from torch import Tensor
 
 import torchvq._library  # noqa: F401  (registers the operators)
+from torchvq._scalar_ops import (  # noqa: F401  (the operators without a codebook)
+    ScalarCodes,
+    SignEntropy,
+    residual_scalar_quantize,
+    scalar_decode,
+    scalar_quantize,
+    sign_decode,
+    sign_entropy,
+    sign_entropy_totals,
+    sign_quantize,
+)
 from torchvq.outputs import exportable
 
 
