@@ -256,7 +256,7 @@ class Codebook(WideBuffers):
                 self._initialise(x, mask, ranks, sync_kmeans)
             if self.affine_param:
                 self._update_affine(x, mask, ranks if sync_affine else ALONE)
-        elif not self.initialised and not self._warned_uninitialised:
+        elif not (self.initialised or self._warned_uninitialised or torch.compiler.is_compiling()):
             self._warned_uninitialised = True
             logger.warning(
                 "VectorQuantize: the codebook is evaluated before k-means has initialised it; "
@@ -284,6 +284,8 @@ class Codebook(WideBuffers):
         # Without a single real token the codes are still to be initialised. Compiled code cannot ask.
         if torch.compiler.is_compiling():
             self._initialised = True
+        else:
+            self._initialised = self.initialised  # read now, for compilers
 
     def _update_affine(self, x: Tensor, mask: Tensor | None, ranks: Ranks) -> None:
         tokens = _ops.update_affine_(

@@ -94,8 +94,12 @@ void Group::run(const at::Tensor& tensor, const char* what, Start start) const {
   const at::NoGradGuard no_grad;
   // The wait, under a name that profilers show.
   RECORD_FUNCTION("torchvq::collective", std::vector<c10::IValue>{});
+  // A tensor of our own, which Python does not know: Gloo's thread drops what it was given when it
+  // gets to it, and would wait for Python's lock, held by a main thread that destroys the group and
+  // waits for Gloo's.
+  const auto own = tensor.detach();
   try {
-    start(*impl_->group)->wait();
+    start(*impl_->group, own)->wait();
   } catch (const std::exception& error) {
     C10_THROW_ERROR(
         DistBackendError,
@@ -108,8 +112,8 @@ void Group::run(const at::Tensor& tensor, const char* what, Start start) const {
 void Group::sum_(const at::Tensor& tensor, const char* what) const {
   if (alone()) return;
   count_collective(Collective::kAllReduce, static_cast<int64_t>(tensor.nbytes()));
-  run(tensor, what, [&](c10d::ProcessGroup& group) {
-    std::vector<at::Tensor> tensors{tensor};
+  run(tensor, what, [&](c10d::ProcessGroup& group, const at::Tensor& own) {
+    std::vector<at::Tensor> tensors{own};
     return group.allreduce(tensors, {});
   });
 }
@@ -117,8 +121,8 @@ void Group::sum_(const at::Tensor& tensor, const char* what) const {
 void Group::max_(const at::Tensor& tensor, const char* what) const {
   if (alone()) return;
   count_collective(Collective::kAllReduce, static_cast<int64_t>(tensor.nbytes()));
-  run(tensor, what, [&](c10d::ProcessGroup& group) {
-    std::vector<at::Tensor> tensors{tensor};
+  run(tensor, what, [&](c10d::ProcessGroup& group, const at::Tensor& own) {
+    std::vector<at::Tensor> tensors{own};
     c10d::AllreduceOptions options;
     options.reduceOp = c10d::ReduceOp::MAX;
     return group.allreduce(tensors, options);
@@ -131,9 +135,9 @@ at::Tensor Group::all_gather(const at::Tensor& tensor, const char* what) const {
   auto shape = tensor.sizes().vec();
   shape.insert(shape.begin(), size_);
   auto all = at::empty(shape, tensor.options());
-  run(tensor, what, [&](c10d::ProcessGroup& group) {
+  run(tensor, what, [&](c10d::ProcessGroup& group, const at::Tensor& own) {
     std::vector<std::vector<at::Tensor>> outputs{all.unbind(0)};
-    std::vector<at::Tensor> inputs{tensor};
+    std::vector<at::Tensor> inputs{own};
     return group.allgather(outputs, inputs);
   });
   return all;
@@ -142,8 +146,8 @@ at::Tensor Group::all_gather(const at::Tensor& tensor, const char* what) const {
 void Group::broadcast_(const at::Tensor& tensor, const char* what) const {
   if (alone()) return;
   count_collective(Collective::kBroadcast, static_cast<int64_t>(tensor.nbytes()));
-  run(tensor, what, [&](c10d::ProcessGroup& group) {
-    std::vector<at::Tensor> tensors{tensor};
+  run(tensor, what, [&](c10d::ProcessGroup& group, const at::Tensor& own) {
+    std::vector<at::Tensor> tensors{own};
     return group.broadcast(tensors, {});
   });
 }

@@ -171,6 +171,15 @@ def test_one_graph_serves_all_sizes(row: str, cell: Cell) -> None:
     assert evaluation.graphs == 1
 
 
+def test_evaluation_before_codes_are_set() -> None:
+    """k-means has not come yet: the random codes serve, and no graph breaks for a warning."""
+    module = classes.build("vq_kmeans").eval()
+    eager = deepcopy(module)
+    compiled = Counted("vq_kmeans", module)
+    with torch.no_grad():
+        evaluate((compiled.call, module, eager), [classes.data("vq_kmeans")])
+
+
 @pytest.mark.parametrize("row", INDUCTOR)
 def test_inductor(row: str, cell: Cell) -> None:
     """Generated code: fused reductions, recomputation in backward, updates in place."""
