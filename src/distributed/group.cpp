@@ -19,15 +19,17 @@ namespace {
 using GroupPointer = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 GroupPointer resolve(const std::string& name, const std::string& label) {
+  GroupPointer group;
   try {
-    auto group = c10d::resolve_process_group(name);
-    if (group) return group;
+    group = c10d::resolve_process_group(name);
   } catch (const std::exception&) {
     // Said below, in the caller's words.
+    group.reset();
   }
-  TORCH_CHECK_VALUE(false, label,
+  TORCH_CHECK_VALUE(group, label,
                     ": expected group_name to be the name of a living process group, but got \"",
                     name, "\"; was the group destroyed, or never made on this rank?");
+  return group;
 }
 
 /// The message alone: the C++ backtrace of c10::Error::what() helps no one here.
