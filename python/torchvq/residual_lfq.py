@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from torchvq import _lookup_free
 from torchvq._lookup_free import Pending
+from torchvq._residual_engine import stack_levels
 from torchvq._residual_stack import LevelChoice, ResidualStack, StackResult
 from torchvq._scalar_options import expect
 from torchvq.lookup_free_quantization import LFQ
@@ -195,8 +196,7 @@ class ResidualLFQ(ResidualStack):
             if not isinstance(result.depth, int):
                 loss = torch.where(result.depth > index, loss, 0)
             losses.append(loss)
-        dropped = self.num_quantizers - len(losses)
-        return torch.stack(losses + [losses[0].new_zeros(())] * dropped)
+        return stack_levels(losses, self.num_quantizers, 0)
 
     def decode_level(self, index: int, indices: Tensor) -> Tensor:
         level = self.quantizers[index]

@@ -10,19 +10,6 @@
 #include "modules/joined.h"
 
 namespace torchvq {
-namespace {
-
-/// Of the input of all groups.
-detail::Layout layout_of(const GroupedResidualFSQImpl& grouped) {
-  return {.dim = grouped.options.dim(),
-          .heads = 1,
-          .separate = false,
-          .channel_first = grouped.rvqs[0]->options.is_channel_first(),
-          .map_rank = grouped.options.accept_image_fmap() ? 4 : 0,
-          .owner = "GroupedResidualFSQ"};
-}
-
-}  // namespace
 
 GroupedResidualFSQImpl::GroupedResidualFSQImpl(GroupedResidualFSQOptions options_)
     : options(std::move(options_)) {
@@ -56,7 +43,7 @@ std::shared_ptr<torch::nn::Module> GroupedResidualFSQImpl::clone(
 
 ResidualFSQOutput GroupedResidualFSQImpl::forward(const torch::Tensor& x,
                                                   const ResidualFSQForwardOptions& call) {
-  const auto layout = layout_of(*this);
+  const auto layout = detail::layout_of_groups(*this, "GroupedResidualFSQ");
   layout.check(x);
   const auto parts = x.chunk(options.groups(), detail::feature_axis(layout));
   std::vector<torch::Tensor> quantized, indices, codes;
@@ -72,11 +59,13 @@ ResidualFSQOutput GroupedResidualFSQImpl::forward(const torch::Tensor& x,
 }
 
 torch::Tensor GroupedResidualFSQImpl::get_codes_from_indices(const torch::Tensor& indices) {
-  return detail::codes_of_groups(rvqs, indices, layout_of(*this));
+  return detail::codes_of_groups(rvqs, indices,
+                                 detail::layout_of_groups(*this, "GroupedResidualFSQ"));
 }
 
 torch::Tensor GroupedResidualFSQImpl::get_output_from_indices(const torch::Tensor& indices) {
-  return detail::output_of_groups(rvqs, indices, layout_of(*this));
+  return detail::output_of_groups(rvqs, indices,
+                                  detail::layout_of_groups(*this, "GroupedResidualFSQ"));
 }
 
 torch::Tensor GroupedResidualFSQImpl::codebooks() const {

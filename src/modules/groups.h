@@ -11,6 +11,17 @@
 
 namespace torchvq::detail {
 
+/// Of the input of all groups.
+template <typename Grouped>
+Layout layout_of_groups(const Grouped& grouped, const char* owner) {
+  return {.dim = grouped.options.dim(),
+          .heads = 1,
+          .separate = false,
+          .channel_first = grouped.rvqs[0]->options.is_channel_first(),
+          .map_rank = grouped.options.accept_image_fmap() ? 4 : 0,
+          .owner = owner};
+}
+
 /// The axis of the features in the input of a layout.
 inline int64_t feature_axis(const Layout& layout) { return layout.channel_first ? 1 : -1; }
 
@@ -23,23 +34,31 @@ inline std::vector<at::Tensor> split_groups(const at::Tensor& indices, size_t gr
   return indices.unbind(0);
 }
 
+/// What `decode` makes of each group's stack and its part of the indices.
+template <typename Stacks, typename Decode>
+std::vector<at::Tensor> each_group(Stacks& stacks, const at::Tensor& indices, const Layout& layout,
+                                   const Decode& decode) {
+  const auto parts = split_groups(indices, stacks.size(), layout);
+  std::vector<at::Tensor> decoded;
+  for (size_t group = 0; group < stacks.size(); ++group)
+    decoded.push_back(decode(stacks[group], parts[group]));
+  return decoded;
+}
+
 /// Codes (G, Q, B, *, D) of indices (G, B, *, q), a group's stack after the other.
 template <typename Stacks>
 at::Tensor codes_of_groups(Stacks& stacks, const at::Tensor& indices, const Layout& layout) {
-  const auto parts = split_groups(indices, stacks.size(), layout);
-  std::vector<at::Tensor> codes;
-  for (size_t group = 0; group < stacks.size(); ++group)
-    codes.push_back(stacks[group]->get_codes_from_indices(parts[group]));
-  return stacked(codes);
+  return stacked(each_group(stacks, indices, layout, [](auto& stack, const at::Tensor& own) {
+    return stack->get_codes_from_indices(own);
+  }));
 }
 
 /// The output of all groups for indices (G, B, *, q), features side by side.
 template <typename Stacks>
 at::Tensor output_of_groups(Stacks& stacks, const at::Tensor& indices, const Layout& layout) {
-  const auto parts = split_groups(indices, stacks.size(), layout);
-  std::vector<at::Tensor> outputs;
-  for (size_t group = 0; group < stacks.size(); ++group)
-    outputs.push_back(stacks[group]->get_output_from_indices(parts[group]));
+  const auto outputs = each_group(stacks, indices, layout, [](auto& stack, const at::Tensor& own) {
+    return stack->get_output_from_indices(own);
+  });
   // (B, dim) has no position before or behind the features.
   return joined(outputs, outputs[0].dim() > 2 ? feature_axis(layout) : -1);
 }

@@ -120,14 +120,15 @@ std::vector<Codebook> codebooks_of(const ResidualVQImpl& rvq) {
 }
 
 Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request) {
+  const bool by_levels = estimates_levels(rvq);
   // The sum of the levels' own outputs, where it is these that have a gradient.
-  auto summed = at::zeros_like(inputs);
+  const bool sums_outputs = by_levels || rvq.options.implicit_neural_codebook();
+  auto summed = sums_outputs ? at::zeros_like(inputs) : at::Tensor();
   std::vector<at::Tensor> paths;
   if (request.beam > 1) {
     prepare_levels(rvq, inputs, request);
     paths = search_paths(rvq, inputs, request);
   }
-  const bool by_levels = estimates_levels(rvq);
   const double fraction = rvq.is_training() ? gradient_fraction(rvq) : 0;
   Walk result;
   const auto choose = [&](int64_t index, const at::Tensor& residual,
@@ -142,7 +143,7 @@ Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request)
     auto level = choose_level(rvq, index, residual, std::move(implicit), request,
                               paths.empty() ? std::nullopt : OptionalTensor(paths[index]));
     const auto& output = level.choice.quantized;
-    summed = summed.add(output);
+    if (sums_outputs) summed = summed.add(output);
     Passed passed{level.choice.chosen.codes, taken(output, fraction)};
     result.levels.push_back(std::move(level));
     return passed;

@@ -18,6 +18,7 @@
 #include "modules/copy_tensors.h"
 #include "modules/random_state.h"
 #include "modules/ranks.h"
+#include "modules/residual_engine.h"
 #include "modules/residual_stack.h"
 
 namespace torchvq {
@@ -201,8 +202,7 @@ torch::Tensor ResidualLFQImpl::losses(const Signs& signs,
     levels[index]->add_losses(signs[index], totals[index], output);
     losses.push_back(output.entropy_aux_loss);
   }
-  losses.resize(levels.size(), at::zeros_like(losses[0]).detach());
-  return at::stack(losses);
+  return detail::stack_levels(std::move(losses), static_cast<int64_t>(levels.size()), 0);
 }
 
 void ResidualLFQImpl::finish(std::vector<Pending>& stacks) {

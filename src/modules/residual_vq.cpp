@@ -4,15 +4,14 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/zeros_like.h>
 #include <torch/nn/modules/container/modulelist.h>
 
 #include <torchvq/functional/layout.h>
 #include <torchvq/ops/lookup_codes.h>
 
 #include "modules/copy_tensors.h"
-#include "modules/joined.h"
 #include "modules/projection.h"
+#include "modules/residual_engine.h"
 #include "modules/residual_levels.h"
 #include "modules/stats.h"
 
@@ -184,9 +183,7 @@ std::vector<torch::Tensor> ResidualVQImpl::decode(const torch::Tensor& indices) 
 }
 
 torch::Tensor ResidualVQImpl::get_codes_from_indices(const torch::Tensor& indices) {
-  auto codes = decode(indices);
-  codes.resize(levels.size(), torch::zeros_like(codes[0]));
-  return detail::stacked(codes);
+  return detail::stack_levels(decode(indices), num_quantizers(), 0);
 }
 
 torch::Tensor ResidualVQImpl::get_output_from_indices(const torch::Tensor& indices) {

@@ -4,6 +4,7 @@
 
 #include <torchvq/ops/residual_scalar_quantize.h>
 
+#include "detail/backward_checks.h"
 #include "detail/checks.h"
 #include "detail/op_handle.h"
 
@@ -27,6 +28,15 @@ ScalarBound check_residual_scalar_quantize(const at::Tensor& x, at::IntArrayRef 
   TORCH_CHECK_VALUE(scales.dim() == 2 && scales.sym_size(0) >= 1 && scales.sym_size(1) == dim, op,
                     ": expected scales to have shape (Q, ", dim, "), Q at least 1, but got shape ",
                     scales.sym_sizes());
+  return bound;
+}
+
+ScalarBound check_residual_scalar_quantize_backward(const at::Tensor& grad, const at::Tensor& x,
+                                                    at::IntArrayRef levels,
+                                                    const at::Tensor& scales,
+                                                    std::string_view bound_name) {
+  const auto bound = check_residual_scalar_quantize(x, levels, scales, bound_name);
+  check_same_shape("residual_scalar_quantize_backward", "grad", grad, "x", x);
   return bound;
 }
 

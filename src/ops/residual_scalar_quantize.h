@@ -12,6 +12,10 @@ namespace torchvq::detail {
 /// Called by every kernel; returns the bound by name.
 ScalarBound check_residual_scalar_quantize(const at::Tensor& x, at::IntArrayRef levels,
                                            const at::Tensor& scales, std::string_view bound);
+ScalarBound check_residual_scalar_quantize_backward(const at::Tensor& grad, const at::Tensor& x,
+                                                    at::IntArrayRef levels,
+                                                    const at::Tensor& scales,
+                                                    std::string_view bound);
 
 /// On any device; the CPU kernels take them for what they do not serve.
 std::tuple<at::Tensor, at::Tensor> residual_scalar_quantize_any(const at::Tensor& x,

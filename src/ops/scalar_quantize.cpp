@@ -6,6 +6,7 @@
 
 #include <torchvq/ops/scalar_quantize.h>
 
+#include "detail/backward_checks.h"
 #include "detail/checks.h"
 #include "detail/op_handle.h"
 
@@ -22,6 +23,13 @@ ScalarBound check_scalar_quantize(const at::Tensor& x, at::IntArrayRef levels,
   TORCH_CHECK_VALUE(x.dim() >= 1 && x.sym_size(-1) == static_cast<int64_t>(levels.size()), op,
                     ": expected x to have ", levels.size(),
                     " features, one per number of levels, but got shape ", x.sym_sizes());
+  return bound;
+}
+
+ScalarBound check_scalar_quantize_backward(const at::Tensor& grad, const at::Tensor& x,
+                                           at::IntArrayRef levels, std::string_view bound_name) {
+  const auto bound = check_scalar_quantize(x, levels, bound_name);
+  check_same_shape("scalar_quantize_backward", "grad", grad, "x", x);
   return bound;
 }
 

@@ -11,6 +11,8 @@ namespace torchvq::detail {
 /// Called by every kernel; returns the bound by name.
 ScalarBound check_scalar_quantize(const at::Tensor& x, at::IntArrayRef levels,
                                   std::string_view bound);
+ScalarBound check_scalar_quantize_backward(const at::Tensor& grad, const at::Tensor& x,
+                                           at::IntArrayRef levels, std::string_view bound);
 
 /// float64 for float64 x, otherwise float32.
 at::ScalarType scalar_dtype(const at::Tensor& x);

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-import torch
 from ranks import Ranks
 
 
@@ -41,11 +40,3 @@ def ranks(request: pytest.FixtureRequest, pool: Callable[[int], Ranks]) -> Ranks
 @pytest.fixture
 def two(pool: Callable[[int], Ranks]) -> Ranks:
     return pool(2)
-
-
-@pytest.fixture(autouse=True)
-def few_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import pytest
@@ -13,15 +12,8 @@ from float32_twin import HALF, MADE_BY_NETWORK, Twins, difference
 from torch import Tensor, nn
 
 import torchvq
+from support import CASTS, DTYPES
 
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-CASTS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "none": lambda module: module,
-    "half": nn.Module.half,
-    "bfloat16": nn.Module.bfloat16,
-    "double": nn.Module.double,
-    "to": lambda module: module.to(torch.bfloat16),
-}
 AUTOCAST = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TABLE = "precision"
 LOSS = 1e-5

@@ -6,7 +6,6 @@ import importlib
 import os
 
 import pytest
-import torch
 
 
 def pytest_generate_tests(metafunc):
@@ -31,11 +30,3 @@ def subject(request):
         if os.environ.get("TORCHVQ_REQUIRE_PARITY") == "1":
             raise
         pytest.skip(f"{request.param} cannot be imported: {error}")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

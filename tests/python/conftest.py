@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,15 +15,6 @@ import support
 def generator() -> torch.Generator:
     """A generator for the test's data; torch itself is seeded as well, for every test."""
     return support.seed_everything()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def few_threads() -> Iterator[None]:
-    """pytest runs in several processes: one thread each, so that they do not fight for the cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])

@@ -13,6 +13,15 @@ from torch import Tensor, nn
 import torchvq  # noqa: F401  (registers the operators)
 
 FAIL_WITHOUT_CUDA = "TORCHVQ_FAIL_WITHOUT_CUDA"
+# What users give to a module, and what they make of it.
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+CASTS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "none": lambda module: module,
+    "half": nn.Module.half,
+    "bfloat16": nn.Module.bfloat16,
+    "double": nn.Module.double,
+    "to": lambda module: module.to(torch.bfloat16),
+}
 
 
 def seed_everything(seed: int = 0) -> torch.Generator:

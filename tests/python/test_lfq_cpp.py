@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,14 +93,6 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
 # Features on axis 1, so that masks have the other axes.
 FIRST = {"image", "channel_first", "stack_image", "groups_image"}
 DTYPES = {"bfloat16": torch.bfloat16, "half": torch.float16, "double": torch.float64}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def with_defaults(options: dict[str, Any]) -> dict[str, Any]:

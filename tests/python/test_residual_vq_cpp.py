@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +69,6 @@ CALLS: dict[str, tuple[str, str]] = {
     "seed_groups": ("groups_dropout", "seed"),
 }
 CODES_CASES = ["default", "image", "sizes", "dropout", "groups", "implicit_heads", "beam"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

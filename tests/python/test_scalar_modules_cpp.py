@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -101,14 +101,6 @@ for dtype in DTYPES:
         f"fsp_{dtype}": Perturbed(NARROW, (2, 7, 6), True, dtype=dtype),
         f"fsp_cast_{dtype}": Perturbed(NARROW, (2, 7, 6), cast=dtype, dtype=dtype),
     }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

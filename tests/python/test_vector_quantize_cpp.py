@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +56,6 @@ CALLS: dict[str, tuple[str, str]] = {
     "weight": ("default", "ema_update_weight"),
 }
 CASTS = {"bfloat16": torch.bfloat16, "half": torch.half, "double": torch.double}
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def program() -> Path:

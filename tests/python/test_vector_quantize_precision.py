@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
 
 import pytest
 import torch
-from torch import nn
 from vector_quantize_cases import CASES, DIM, LEARNABLE, build, data, same, train_step
 
+from support import CASTS, DTYPES
 from torchvq import VectorQuantize
 
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-CASTS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "none": lambda module: module,
-    "half": nn.Module.half,
-    "bfloat16": nn.Module.bfloat16,
-    "double": nn.Module.double,
-    "to": lambda module: module.to(torch.bfloat16),
-}
 # Places where dtypes meet that no row of tests/matrix/test_precision.py has.
 MIXED = [
     "layer_norm", "image_projections", "affine_heads", "affine_kmeans_dead_codes", "learnable_heads", "bridge",

@@ -34,7 +34,7 @@ std::tuple<at::Tensor, at::Tensor> residual_scalar_quantize_any(const at::Tensor
 at::Tensor residual_scalar_quantize_backward_any(const at::Tensor& grad, const at::Tensor& x,
                                                  at::IntArrayRef levels, const at::Tensor& scales,
                                                  std::string_view bound) {
-  check_residual_scalar_quantize(x, levels, scales, bound);
+  check_residual_scalar_quantize_backward(grad, x, levels, scales, bound);
   auto left = x.to(scalar_dtype(x)), closed = at::ones_like(left);
   const auto one = at::ones_like(left);
   for (const auto& scale : scales.to(left.scalar_type()).unbind(0)) {

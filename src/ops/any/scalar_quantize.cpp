@@ -68,7 +68,7 @@ at::Tensor slope(const at::Tensor& x, at::IntArrayRef levels, detail::ScalarBoun
 at::Tensor detail::scalar_quantize_backward_any(const at::Tensor& grad, const at::Tensor& x,
                                                 at::IntArrayRef levels,
                                                 std::string_view bound_name) {
-  const auto bound = detail::check_scalar_quantize(x, levels, bound_name);
+  const auto bound = detail::check_scalar_quantize_backward(grad, x, levels, bound_name);
   const auto wide = x.to(detail::scalar_dtype(x));
   return (grad * slope(wide, levels, bound)).to(x.scalar_type());
 }

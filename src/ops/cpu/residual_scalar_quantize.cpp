@@ -7,7 +7,6 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "detail/backward_checks.h"
 #include "ops/cpu/scalar_patterns.h"
 
 namespace torchvq {
@@ -86,8 +85,8 @@ std::tuple<at::Tensor, at::Tensor> residual_scalar_quantize(const at::Tensor& x_
 at::Tensor residual_scalar_quantize_backward(const at::Tensor& grad_, const at::Tensor& x_,
                                              at::IntArrayRef levels, const at::Tensor& scales,
                                              std::string_view bound_name) {
-  const auto bound = detail::check_residual_scalar_quantize(x_, levels, scales, bound_name);
-  detail::check_same_shape("residual_scalar_quantize_backward", "grad", grad_, "x", x_);
+  const auto bound =
+      detail::check_residual_scalar_quantize_backward(grad_, x_, levels, scales, bound_name);
   if (!is_served(x_, levels)) {
     return detail::residual_scalar_quantize_backward_any(grad_, x_, levels, scales, bound_name);
   }

@@ -9,7 +9,6 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "detail/backward_checks.h"
 #include "ops/cpu/scalar_patterns.h"
 
 namespace torchvq {
@@ -101,8 +100,7 @@ std::tuple<at::Tensor, at::Tensor> scalar_quantize(const at::Tensor& x_, at::Int
 
 at::Tensor scalar_quantize_backward(const at::Tensor& grad_, const at::Tensor& x_,
                                     at::IntArrayRef levels, std::string_view bound_name) {
-  const auto bound = detail::check_scalar_quantize(x_, levels, bound_name);
-  detail::check_same_shape("scalar_quantize_backward", "grad", grad_, "x", x_);
+  const auto bound = detail::check_scalar_quantize_backward(grad_, x_, levels, bound_name);
   if (x_.scalar_type() == at::kDouble) {
     return detail::scalar_quantize_backward_any(grad_, x_, levels, bound_name);
   }

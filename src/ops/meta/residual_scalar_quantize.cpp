@@ -18,10 +18,10 @@ std::tuple<at::Tensor, at::Tensor> residual_scalar_quantize(const at::Tensor& x,
   return {quantized, x.new_empty_symint(sizes, x.options().dtype(at::kLong))};
 }
 
-at::Tensor residual_scalar_quantize_backward(const at::Tensor& /*grad*/, const at::Tensor& x,
+at::Tensor residual_scalar_quantize_backward(const at::Tensor& grad, const at::Tensor& x,
                                              at::IntArrayRef levels, const at::Tensor& scales,
                                              std::string_view bound) {
-  detail::check_residual_scalar_quantize(x, levels, scales, bound);
+  detail::check_residual_scalar_quantize_backward(grad, x, levels, scales, bound);
   return x.new_empty_symint(x.sym_sizes());
 }
 

@@ -17,7 +17,7 @@ std::tuple<at::Tensor, at::Tensor> scalar_quantize(const at::Tensor& x, at::IntA
 
 at::Tensor scalar_quantize_backward(const at::Tensor& grad, const at::Tensor& x,
                                     at::IntArrayRef levels, std::string_view bound) {
-  detail::check_scalar_quantize(x, levels, bound);
+  detail::check_scalar_quantize_backward(grad, x, levels, bound);
   return x.new_empty_symint(x.sym_sizes());
 }
 
