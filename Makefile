@@ -105,11 +105,11 @@ asan: $(STAMPS)/build ## Run the C++ tests under AddressSanitizer and UndefinedB
 	@tools/run_ctest.sh asan $(JOBS)
 
 .PHONY: tsan
-tsan: $(STAMPS)/build ## Run the C++ tests of threads and ranks under ThreadSanitizer (needs Clang and its OpenMP)
+tsan: $(STAMPS)/build ## Run the C++ tests under ThreadSanitizer (needs Clang and its OpenMP)
 	$(call say,Building with ThreadSanitizer in build-tsan/)
 	@tools/configure.sh tsan $(VENV_ABS)/bin/python
 	@cmake --build --preset tsan -j $(JOBS)
-	@tools/run_ctest.sh tsan 1
+	@tools/run_ctest.sh tsan $(JOBS)
 
 .PHONY: fuzz
 fuzz: $(STAMPS)/build ## Run the fuzzers of the file readers, FUZZ_SECONDS (60) each (needs Clang)

@@ -29,7 +29,7 @@ struct VectorOf {
   using type __attribute__((vector_size(count * sizeof(T)))) = T;
 };
 template <typename T, int count>
-using Vector = VectorOf<T, count>::type;
+using Vector = typename VectorOf<T, count>::type;
 
 using Floats = Vector<float, kLanes>;
 using Ints = Vector<int32_t, kLanes>;
