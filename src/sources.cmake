@@ -33,6 +33,7 @@ set(TORCHVQ_SOURCES
   functional/binary_codes.cpp
   functional/codebook.cpp
   functional/codebook_stack.cpp
+  functional/distribution.cpp
   functional/estimate.cpp
   functional/evaluate.cpp
   functional/evaluate_codebook.cpp

@@ -1,6 +1,7 @@
 """FSP: finite scalars that training perturbs by a bin's width and evaluation moves to bin centres."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -38,6 +39,28 @@ VECTOR_NORMS = {
     "var_sigmoid": MomentTargets([0.0, 3.29, 0.0, 0.0], [0.1, 0.07, 0.0, 0.0]),
     "var_laplace": MomentTargets([0.0, 2.0, 0.0, 0.0], [0.1, 0.07, 0.0, 0.0]),
 }
+
+
+def build_cdf_act(act_name: str) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """A distribution function and its inverse, as functions of tensors of any shape and floating dtype.
+
+    Args:
+        act_name: ``tanh``, ``sigmoid``, ``normal``, ``laplace`` or ``cauchy``, as for ``FSP``.
+
+    Returns:
+        ``F``, from any number to [0, 1], and its inverse: infinite at 0 and 1, NaN outside. Both have a gradient, and
+        give float64 for float64, otherwise float32.
+
+    ValueError for another name.
+    """
+    if act_name not in ACTIVATIONS:
+        raise ValueError(
+            f"build_cdf_act: expected act_name to be one of {ACTIVATIONS}, but got {act_name}"
+        )
+    return (
+        partial(_ops.distribution_cdf, cdf=act_name),
+        partial(_ops.distribution_quantile, cdf=act_name),
+    )
 
 
 class FSP(NoisyModule):
@@ -185,6 +208,16 @@ class FSP(NoisyModule):
             loss,
             info,
         )
+
+    @property
+    def act_func(self) -> Callable[[Tensor], Tensor]:
+        """The activation: the distribution function ``act_name``."""
+        return build_cdf_act(self.act_name)[0]
+
+    @property
+    def inv_act_func(self) -> Callable[[Tensor], Tensor]:
+        """The inverse of the activation."""
+        return build_cdf_act(self.act_name)[1]
 
     # Codes -----------------------------------------------------------------------------------------------------
 

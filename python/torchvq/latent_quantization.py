@@ -41,8 +41,8 @@ class LatentQuantize(nn.Module):
         commitment_loss_weight: 0 or more; None is 0. Default: 0.1.
         quantization_loss_weight: 0 or more; None is 0. Default: 0.1.
         num_codebooks: codes per token, each of ``codebook_dim`` features; they share the values. Default: 1.
-        codebook_dim: features of a code. Default (-1): the length of ``levels``; with one number ``dim`` over
-            ``num_codebooks``. Where ``num_codebooks * codebook_dim`` differs from ``dim``, ``project_in`` and
+        codebook_dim: features of a code. Default (-1): the length of ``levels``; with one number it is needed.
+            Where ``num_codebooks * codebook_dim`` differs from ``dim``, ``project_in`` and
             ``project_out`` are linear layers, otherwise identities.
         keep_num_codebooks_dim: whether indices have a last axis for the codebooks, with one codebook too; with
             several they always have. Default: with several codebooks.
@@ -59,6 +59,7 @@ class LatentQuantize(nn.Module):
 
     Raises:
         ValueError: an option out of range.
+        RuntimeError: one number of levels and no ``codebook_dim``.
 
     Shapes: ``D`` = ``codebook_dim``, ``C`` = ``num_codebooks``.
 
@@ -91,7 +92,7 @@ class LatentQuantize(nn.Module):
     ) -> None:
         super().__init__()
         _check_counts(dim, num_codebooks)
-        self.levels = _resolve_levels(levels, dim, num_codebooks, codebook_dim)
+        self.levels = _resolve_levels(levels, codebook_dim)
         initial: list[Tensor] = _ops.latent_values(self.levels)
         self.dim = dim
         self.commitment_loss_weight = _weight("commitment_loss_weight", commitment_loss_weight)
@@ -315,16 +316,18 @@ def _check_counts(dim: int, num_codebooks: int) -> None:
             raise ValueError(f"LatentQuantize: expected {name} to be at least 1, but got {value}")
 
 
-def _resolve_levels(
-    levels: Sequence[int] | int, dim: int, num_codebooks: int, codebook_dim: int
-) -> list[int]:
+def _resolve_levels(levels: Sequence[int] | int, codebook_dim: int) -> list[int]:
     if codebook_dim != -1 and codebook_dim < 1:
         raise ValueError(
             f"LatentQuantize: expected codebook_dim to be -1 or at least 1, but got {codebook_dim}"
         )
     if isinstance(levels, int):
-        count = max(dim // num_codebooks, 1) if codebook_dim == -1 else codebook_dim
-        return [levels] * count
+        if codebook_dim == -1:
+            # The exception that users of the reference catch.
+            raise RuntimeError(
+                f"LatentQuantize: expected codebook_dim to be given with one number of levels, {levels}, but got none"
+            )
+        return [levels] * codebook_dim
     resolved = [int(count) for count in levels]
     if codebook_dim not in (-1, len(resolved)):
         raise ValueError(

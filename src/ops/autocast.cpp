@@ -48,6 +48,8 @@ constexpr const char* kOperators[] = {
     "decode_scalars",
     "decode_sums",
     "directional_reparam",
+    "distribution_cdf",
+    "distribution_quantile",
     "ema_finish_",
     "ema_update_",
     "evaluate",

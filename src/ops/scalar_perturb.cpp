@@ -6,6 +6,7 @@
 
 #include <torchvq/ops/scalar_perturb.h>
 
+#include "detail/backward_checks.h"
 #include "detail/op_handle.h"
 #include "detail/random_tensor.h"
 #include "detail/scalar_levels.h"
@@ -48,6 +49,19 @@ PerturbKind check_scalar_perturb(const at::Tensor& x, at::IntArrayRef levels,
     check_same_device(op, "x", x, "mask", *mask);
   }
   return check_kind(op, cdf, form, eps);
+}
+
+PerturbKind check_scalar_perturb_backward(const at::Tensor& grad, const at::Tensor& x,
+                                          const at::Tensor& indices, std::string_view cdf,
+                                          std::string_view form) {
+  constexpr auto op = "scalar_perturb_backward";
+  check_floating(op, "x", x);
+  TORCH_CHECK_VALUE(x.dim() >= 1 && x.sym_size(-1) > 0, op,
+                    ": expected x to have features, but got shape ", x.sym_sizes());
+  check_same_shape(op, "grad", grad, "x", x);
+  check_dtype(op, "indices", indices, at::kLong);
+  check_same_shape(op, "indices", indices, "one feature of x", x.select(-1, 0));
+  return {parse_distribution(op, cdf), parse_code_form(op, form)};
 }
 
 PerturbKind check_scalar_centroids(const at::Tensor& indices, at::IntArrayRef levels,

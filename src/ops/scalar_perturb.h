@@ -22,6 +22,9 @@ PerturbKind check_scalar_perturb(const at::Tensor& x, at::IntArrayRef levels,
                                  const std::optional<at::Tensor>& rng, double quantize_rate,
                                  std::string_view cdf, std::string_view form, double eps,
                                  const std::optional<at::Tensor>& mask);
+PerturbKind check_scalar_perturb_backward(const at::Tensor& grad, const at::Tensor& x,
+                                          const at::Tensor& indices, std::string_view cdf,
+                                          std::string_view form);
 PerturbKind check_scalar_centroids(const at::Tensor& indices, at::IntArrayRef levels,
                                    std::string_view cdf, std::string_view form, double eps,
                                    at::ScalarType dtype);
@@ -33,8 +36,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> scalar_perturb_any(
     double quantize_rate, std::string_view cdf, std::string_view form, double eps,
     const std::optional<at::Tensor>& mask);
 
-/// F(x), element by element, contiguous for contiguous x.
+/// F(x), element by element, contiguous for contiguous x, and its inverse; autograd sees through
+/// both.
 at::Tensor cumulative_any(Distribution kind, const at::Tensor& x);
+at::Tensor quantile_any(Distribution kind, const at::Tensor& u);
 
 /// float64 for float64 x, otherwise float32.
 at::ScalarType perturb_dtype(const at::Tensor& x);

@@ -7,11 +7,13 @@ import math
 import pickle
 
 import pytest
+import scipy.stats
 import torch
 from torch.utils.checkpoint import checkpoint
 
 from torchvq import FSP
 from torchvq.finite_scalar_perturbation import FSP as ByPath
+from torchvq.finite_scalar_perturbation import build_cdf_act
 
 LEVELS = [8, 5, 4]
 CONFIGURATIONS = {
@@ -174,3 +176,38 @@ def test_copies_pickles_paths_and_strict_loading(generator):
 def test_bad_arguments_are_refused(call, error):
     with pytest.raises(error, match="expected"):
         call()
+
+
+DISTRIBUTIONS = {
+    "tanh": scipy.stats.logistic(scale=0.5),
+    "sigmoid": scipy.stats.logistic(),
+    "normal": scipy.stats.norm(),
+    "laplace": scipy.stats.laplace(),
+    "cauchy": scipy.stats.cauchy(),
+}
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_activations_are_distribution_functions(name: str) -> None:
+    """F, its inverse and its density against SciPy, out to the tails."""
+    act, inverse = build_cdf_act(name)
+    known = DISTRIBUTIONS[name]
+    x = torch.linspace(-6, 6, 101, dtype=torch.float64, requires_grad=True)
+    u = act(x)
+    torch.testing.assert_close(u.detach(), torch.from_numpy(known.cdf(x.detach())))
+    torch.testing.assert_close(inverse(u), x)
+    (slope,) = torch.autograd.grad(u.sum(), x)
+    torch.testing.assert_close(slope, torch.from_numpy(known.pdf(x.detach())))
+    level = torch.linspace(0.01, 0.99, 99, dtype=torch.float64, requires_grad=True)
+    (rate,) = torch.autograd.grad(inverse(level).sum(), level)
+    torch.testing.assert_close(rate, 1 / torch.from_numpy(known.pdf(inverse(level).detach())))
+    ends = inverse(torch.tensor([0.0, 1.0, -0.1, 1.1]))
+    assert ends[0] == -math.inf and ends[1] == math.inf and ends[2:].isnan().all()
+    assert act(torch.zeros(2, 3, dtype=torch.bfloat16)).dtype == torch.float32
+    module = FSP(LEVELS, act_name=name)
+    assert torch.equal(module.act_func(x), u) and torch.equal(module.inv_act_func(u), inverse(u))
+
+
+def test_an_unknown_activation_is_refused() -> None:
+    with pytest.raises(ValueError, match="build_cdf_act: expected act_name to be one of"):
+        build_cdf_act("relu")

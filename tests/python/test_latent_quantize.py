@@ -420,6 +420,7 @@ def test_copies_pickles_and_paths(generator):
         (lambda: LatentQuantize(LEVELS, 3, num_codebooks=0), ValueError),
         (lambda: LatentQuantize(LEVELS, 3, codebook_dim=2), ValueError),
         (lambda: LatentQuantize(4, 3, codebook_dim=0), ValueError),
+        (lambda: LatentQuantize(4, 3), RuntimeError),
         (lambda: LatentQuantize(LEVELS, 3, commitment_loss_weight=-1), ValueError),
         (lambda: LatentQuantize(LEVELS, 3, quantization_loss_weight=math.nan), ValueError),
         (

@@ -147,6 +147,8 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         dict(bound="symmetric_tanh", rng=rng(), noise=0.5, mask=MASK),
     ),
     "decode_scalars": ((integers(20, 2, 9, 1), [5, 4]), {}),
+    "distribution_cdf": ((X, "laplace"), {}),
+    "distribution_quantile": ((torch.sigmoid(X), "laplace"), {}),
     "rotate_features": ((X, torch.linalg.qr(normal(4, 4))[0]), {}),
     "soft_clamp": ((X, torch.tensor(3.0)), {}),
     "on_sphere": ((X, 1.0), {}),

@@ -26,7 +26,7 @@ struct TORCHVQ_API LatentQuantizeOptions {
       : levels_(std::move(levels)), dim_(dim) {}
   /// The same number of levels for each of `codebook_dim` features.
   LatentQuantizeOptions(int64_t levels, int64_t dim, int64_t codebook_dim)
-      : levels_(static_cast<size_t>(codebook_dim), levels), dim_(dim) {}
+      : levels_(codebook_dim > 0 ? static_cast<size_t>(codebook_dim) : 0, levels), dim_(dim) {}
 
   /// Throws c10::ValueError for an option out of range.
   void validate() const;

@@ -33,21 +33,6 @@ using OptionalTensor = std::optional<at::Tensor>;
 const double kRoot12 = std::sqrt(12.0);
 constexpr double kPi = 3.14159265358979323846;
 
-at::Tensor quantile_of(Distribution kind, const at::Tensor& u) {
-  switch (kind) {
-    case Distribution::kTanh:
-      return u.logit() / 2;
-    case Distribution::kSigmoid:
-      return u.logit();
-    case Distribution::kNormal:
-      return at::special_ndtri(u);
-    case Distribution::kLaplace:
-      return at::where(u.lt(0.5), (2 * u).log(), -(2 * (1 - u)).log());
-    default:
-      return ((u - 0.5) * kPi).tan();
-  }
-}
-
 at::Tensor density_of(Distribution kind, const at::Tensor& x) {
   switch (kind) {
     case Distribution::kTanh: {
@@ -83,7 +68,7 @@ at::Tensor uniform(const at::Tensor& rng, const at::Tensor& x, const OptionalTen
 at::Tensor of_form(const at::Tensor& u, detail::PerturbKind kind, double eps) {
   if (kind.form == CodeForm::kAct) return u;
   if (kind.form == CodeForm::kUnit) return (u - 0.5) * kRoot12;
-  return quantile_of(kind.cdf, u.clamp(eps, 1 - eps));
+  return detail::quantile_any(kind.cdf, u.clamp(eps, 1 - eps));
 }
 
 /// (codes, levels) of bin centres, feature by feature.
@@ -109,7 +94,7 @@ std::pair<at::Tensor, at::Tensor> quantize(const at::Tensor& x, at::IntArrayRef 
 at::Tensor detail::cumulative_any(Distribution kind, const at::Tensor& x) {
   switch (kind) {
     case Distribution::kTanh:
-      return x.tanh().add_(1).div_(2);
+      return x.mul(2).sigmoid_();
     case Distribution::kSigmoid:
       return x.sigmoid();
     case Distribution::kNormal:
@@ -120,6 +105,26 @@ at::Tensor detail::cumulative_any(Distribution kind, const at::Tensor& x) {
     }
     default:
       return x.atan().div_(kPi).add_(0.5);
+  }
+}
+
+at::Tensor detail::quantile_any(Distribution kind, const at::Tensor& u) {
+  switch (kind) {
+    case Distribution::kTanh:
+      return u.logit() / 2;
+    case Distribution::kSigmoid:
+      return u.logit();
+    case Distribution::kNormal:
+      return at::special_ndtri(u);
+    case Distribution::kLaplace:
+      return at::where(u.lt(0.5), (2 * u).log(), -(2 * (1 - u)).log());
+    default: {
+      // Near the ends the tangent of u - 1/2 has no digits left.
+      const auto low = u.lt(0.5);
+      const auto tail = at::where(low, u, 1 - u);
+      const auto far = (tail * kPi).tan().reciprocal();
+      return at::where(tail.lt(0.25), at::where(low, -far, far), ((u - 0.5) * kPi).tan());
+    }
   }
 }
 
@@ -160,15 +165,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> detail::scalar_pertur
 namespace {
 
 at::Tensor scalar_perturb_backward(const at::Tensor& grad, const at::Tensor& x,
-                                   const at::Tensor& indices, std::string_view cdf_name,
-                                   std::string_view form_name) {
-  constexpr auto op = "scalar_perturb";
-  const auto form = detail::parse_code_form(op, form_name);
+                                   const at::Tensor& indices, std::string_view cdf,
+                                   std::string_view form) {
+  const auto kind = detail::check_scalar_perturb_backward(grad, x, indices, cdf, form);
   const auto dtype = detail::perturb_dtype(x);
   auto slope = grad.to(dtype);
-  if (form != CodeForm::kInverse) {
-    const double scale = form == CodeForm::kUnit ? kRoot12 : 1.0;
-    slope = slope * density_of(detail::parse_distribution(op, cdf_name), x.to(dtype)) * scale;
+  if (kind.form != CodeForm::kInverse) {
+    const double scale = kind.form == CodeForm::kUnit ? kRoot12 : 1.0;
+    slope = slope * density_of(kind.cdf, x.to(dtype)) * scale;
   }
   return slope.masked_fill(indices.lt(0).unsqueeze(-1), 0).to(x.scalar_type());
 }

@@ -12,7 +12,6 @@
 #include <torch/library.h>
 #include <torchvq/ops/random_purpose.h>
 
-#include "detail/backward_checks.h"
 #include "detail/scalar_levels.h"
 #include "kernels/random.h"
 
@@ -254,16 +253,8 @@ void choose_slopes(const at::Tensor& grad, const at::Tensor& x, const at::Tensor
 at::Tensor scalar_perturb_backward(const at::Tensor& grad, const at::Tensor& x_,
                                    const at::Tensor& indices_, std::string_view cdf,
                                    std::string_view form) {
-  constexpr auto op = "scalar_perturb";
-  const detail::PerturbKind kind{detail::parse_distribution(op, cdf),
-                                 detail::parse_code_form(op, form)};
+  const auto kind = detail::check_scalar_perturb_backward(grad, x_, indices_, cdf, form);
   const auto dtype = detail::perturb_dtype(x_);
-  detail::check_floating(op, "x", x_);
-  TORCH_CHECK_VALUE(x_.dim() >= 1 && x_.size(-1) > 0, op,
-                    ": expected x to have features, but got shape ", x_.sizes());
-  detail::check_same_shape(op, "grad", grad, "x", x_);
-  detail::check_dtype(op, "indices", indices_, at::kLong);
-  detail::check_same_shape(op, "indices", indices_, "one feature of x", x_.select(-1, 0));
   const auto x = x_.to(dtype).contiguous(), indices = indices_.contiguous();
   auto result = at::empty(x.sizes(), x.options());
   const auto run = dtype == at::kDouble ? choose_slopes<double> : choose_slopes<float>;

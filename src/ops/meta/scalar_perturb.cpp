@@ -21,9 +21,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> scalar_perturb(
           x.new_empty_symint(c10::SymIntArrayRef(), values)};
 }
 
-at::Tensor scalar_perturb_backward(const at::Tensor& /*grad*/, const at::Tensor& x,
-                                   const at::Tensor& /*indices*/, std::string_view /*cdf*/,
-                                   std::string_view /*form*/) {
+at::Tensor scalar_perturb_backward(const at::Tensor& grad, const at::Tensor& x,
+                                   const at::Tensor& indices, std::string_view cdf,
+                                   std::string_view form) {
+  detail::check_scalar_perturb_backward(grad, x, indices, cdf, form);
   return x.new_empty_symint(x.sym_sizes());
 }
 

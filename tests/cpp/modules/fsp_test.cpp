@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <torchvq/functional/distribution.h>
 #include <torchvq/modules/fsp.h>
 #include <torchvq/modules/state_dict.h>
 
@@ -28,6 +29,17 @@ TEST(FSPTest, EvaluationTakesTheCentresOfTheBins) {
   EXPECT_TRUE(at::equal(module->indices_to_codes(output.indices), output.quantized));
   EXPECT_TRUE(at::equal(module->level_indices_to_indices(output.level_indices), output.indices));
   EXPECT_FALSE(output.norm_loss.requires_grad());
+}
+
+TEST(FSPTest, QuantilesInvertTheDistributionFunctions) {
+  const auto x = at::linspace(-5, 5, 41, at::kDouble);
+  for (const auto* name : {"tanh", "sigmoid", "normal", "laplace", "cauchy"}) {
+    const auto u = functional::distribution_cdf(x, name);
+    EXPECT_TRUE(at::allclose(functional::distribution_quantile(u, name), x, 1e-6)) << name;
+    EXPECT_NEAR(u[20].item<double>(), 0.5, 1e-15) << name;
+  }
+  EXPECT_TRUE(at::allclose(functional::distribution_cdf(x, "tanh"), (x.tanh() + 1) / 2));
+  EXPECT_THROW(functional::distribution_cdf(x, "relu"), c10::ValueError);
 }
 
 TEST(FSPTest, TrainingPerturbsByHalfABin) {

@@ -96,6 +96,7 @@ TEST(LatentQuantizeTest, EvaluationHasNoLossAndFixedValuesNoState) {
 TEST(LatentQuantizeTest, BadArgumentsAreRefused) {
   EXPECT_THROW(LatentQuantize(Options({}, 3)), c10::ValueError);
   EXPECT_THROW(LatentQuantize(Options({1, 3}, 3)), c10::ValueError);
+  EXPECT_THROW(LatentQuantize(Options(5, 16, -1)), c10::ValueError);
   EXPECT_THROW(LatentQuantize(options().commitment_loss_weight(-1)), c10::ValueError);
   LatentQuantize module(options());
   EXPECT_THROW(module(at::zeros({2, 4, 5})), c10::ValueError);

@@ -1,0 +1,35 @@
+#include <torchvq/functional/distribution.h>
+
+#include <torch/library.h>
+
+#include "detail/checks.h"
+#include "ops/scalar_perturb.h"
+
+namespace torchvq::functional {
+
+at::Tensor distribution_cdf(const at::Tensor& x, std::string_view cdf) {
+  constexpr auto op = "distribution_cdf";
+  detail::check_floating(op, "x", x);
+  const auto kind = detail::parse_distribution(op, cdf);
+  return detail::cumulative_any(kind, x.to(detail::perturb_dtype(x)));
+}
+
+at::Tensor distribution_quantile(const at::Tensor& u, std::string_view cdf) {
+  constexpr auto op = "distribution_quantile";
+  detail::check_floating(op, "u", u);
+  const auto kind = detail::parse_distribution(op, cdf);
+  const auto wide = u.to(detail::perturb_dtype(u));
+  // The tangent of the Cauchy distribution comes back from beyond its ends.
+  return detail::quantile_any(kind, wide)
+      .masked_fill(wide.ge(0).logical_and(wide.le(1)).logical_not(),
+                   std::numeric_limits<double>::quiet_NaN());
+}
+
+}  // namespace torchvq::functional
+
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  m.def("distribution_cdf(Tensor x, str cdf) -> Tensor",
+        TORCH_FN(torchvq::functional::distribution_cdf));
+  m.def("distribution_quantile(Tensor u, str cdf) -> Tensor",
+        TORCH_FN(torchvq::functional::distribution_quantile));
+}
