@@ -173,6 +173,7 @@ set(TORCHVQ_SOURCES
   ops/any/token_moments.cpp
   ops/any/unit_vectors.cpp
   ops/autocast.cpp
+  ops/vmap.cpp
   ops/autograd/binary_codes.cpp
   ops/autograd/code_exponents.cpp
   ops/autograd/code_statistics.cpp

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from torchvq._ranks import Ranks
 from torchvq._sharded import keep_in_shards
+from torchvq._transforms import is_mapped
 
 if TYPE_CHECKING:
     from torchvq.latent_quantization import LatentQuantize
@@ -54,6 +55,11 @@ def learns_in_place(
     """Whether a training forward steps the module's own optimizer: not after `requires_grad_(False)`."""
     if owner.in_place_codebook_optimizer is None or not owner.training:
         return False
+    if any(is_mapped(parameter) for parameter in codebook.parameters()):
+        raise RuntimeError(
+            f"{type(owner).__name__}: expected no torch.vmap over parameters with in_place_codebook_optimizer, "
+            "whose steps are the module's own, but got mapped parameters"
+        )
     return any(parameter.requires_grad for parameter in codebook.parameters())
 
 

@@ -15,6 +15,7 @@ from torchvq._random_state import fresh_rng
 from torchvq._ranks import ALONE, Ranks, Tokens
 from torchvq._replay import MAX_REPLAYS, Replay, fingerprint
 from torchvq._sharded import keep_in_shards
+from torchvq._transforms import is_mapped, shared_flag
 from torchvq._wide_buffers import HALF, WideBuffers
 
 logger = logging.getLogger("torchvq")
@@ -169,6 +170,8 @@ class Codebook(WideBuffers):
         # Others may write to the flag (a broadcast of buffers, an average of models), or put another in its place
         # (torch.func.functional_call).
         flag = self._buffers["initted"]
+        if flag is not None and is_mapped(flag):
+            return shared_flag(flag)
         if flag is not self._initialised_flag and type(flag) is Tensor and not flag.is_meta:
             self._initialised = bool(flag)
             # Nobody takes back that codes are set, so this is read once.

@@ -1,9 +1,8 @@
-"""Every class under torch.func: functional_call, grad, jacrev, vmap."""
+"""Every class under torch.func: functional_call, grad, jacrev, vmap, ensembles."""
 
 from __future__ import annotations
 
 import copy
-import warnings
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from classes import ROWS, build, data, forward, state
 from framework_steps import assert_same, assert_same_state, gradient, objective, same, train
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, stack_module_state
 
 Cell = Any
 every_row = pytest.mark.parametrize("row", ROWS)
@@ -116,23 +115,96 @@ def test_jacrev(row: str) -> None:
         torch.func.jacrev(torch.func.jacrev(lambda x: summed(x).square()))(x)
 
 
+def steps(row: str, count: int = 3) -> Tensor:
+    return torch.stack([data(row, step) for step in range(count)])
+
+
 @every_row
 def test_vmap_in_evaluation(row: str, cell: Cell) -> None:
-    """A module mapped over a further axis is the module on each slice, or an error that names the operator."""
-    module, error = build(row).eval(), ""
-    x = torch.stack([data(row, step) for step in range(2)])
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of operators that are mapped by a loop
-        expected = [forward(module, part) for part in x]
-        try:
-            found = torch.vmap(lambda part: tuple(forward(module, part)))(x)
-        except RuntimeError as raised:
-            error = str(raised)
-    if error:
-        # Operators with lists of tensors.
-        assert "Batching rule not implemented for torchvq::" in error
-        cell("frameworks", row, "vmap", "error")
-        return
+    """A module mapped over a further axis is the module on each slice."""
     cell("frameworks", row, "vmap")
+    module, x = build(row).eval(), steps(row)
+    with torch.no_grad():
+        expected = [forward(module, part) for part in x]
+        found = torch.vmap(lambda part: tuple(forward(module, part)))(x)
     for part, others in zip(found, zip(*expected, strict=True), strict=True):
         torch.testing.assert_close(part, torch.stack(others), rtol=1e-6, atol=1e-6)
+
+
+@every_row
+def test_gradients_of_each_sample(row: str, cell: Cell) -> None:
+    """`vmap(grad(...))` gives the gradients of each sample by itself, of input and parameters."""
+    cell("frameworks", row, "gradients per sample")
+    module, x = build(row).eval(), steps(row)
+    parameters, _ = tensors_of(module)
+
+    def loss_of(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        tie = "shared" not in row
+        return objective(
+            forward(lambda x: functional_call(module, parameters, (x,), tie_weights=tie), x)
+        )
+
+    gradients = torch.func.grad(loss_of, argnums=(0, 1))
+    by_parameters, by_input = torch.vmap(gradients, in_dims=(None, 0))(parameters, x)
+    for index, part in enumerate(x):
+        own_parameters, own_input = gradients(parameters, part)
+        torch.testing.assert_close(by_input[index], own_input, rtol=1e-5, atol=1e-6)
+        for name, own in own_parameters.items():
+            torch.testing.assert_close(by_parameters[name][index], own, rtol=1e-5, atol=1e-6)
+
+
+@every_row
+def test_an_ensemble_trains_under_vmap(row: str, cell: Cell) -> None:
+    """Modules stacked by `stack_module_state` take the step, and get the state, that each takes alone."""
+    in_place = row == "latent_in_place"
+    cell("frameworks", row, "ensemble", "error" if in_place else "yes")
+    modules, x = [build(row, seed=seed) for seed in range(3)], steps(row)
+    base = copy.deepcopy(modules[0])
+    parameters, buffers = stack_module_state(modules)
+
+    def step(parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor) -> Any:
+        tie = "shared" not in row
+        return tuple(
+            forward(
+                lambda x: functional_call(base, (parameters, buffers), (x,), tie_weights=tie), x
+            )
+        )
+
+    if in_place:
+        with pytest.raises(RuntimeError, match="LatentQuantize: expected no torch"):
+            torch.vmap(step)(parameters, buffers, x)
+        return
+    with torch.no_grad():
+        found = torch.vmap(step)(parameters, buffers, x)
+        expected = [forward(module, part) for module, part in zip(modules, x, strict=True)]
+    for part, others in zip(found, zip(*expected, strict=True), strict=True):
+        torch.testing.assert_close(part, torch.stack(others), rtol=1e-5, atol=1e-6)
+    for index, module in enumerate(modules):
+        for name, buffer in module.named_buffers():
+            torch.testing.assert_close(buffers[name][index], buffer, rtol=1e-5, atol=1e-6)
+
+
+def test_training_under_vmap_needs_a_state_for_each_slice() -> None:
+    """One state cannot take the steps of several slices: an error, and nothing written."""
+    module = build("vq")
+    before = state(module)
+    with pytest.raises(RuntimeError, match="ema_update_: expected cluster_size to be mapped"):
+        torch.vmap(lambda x: tuple(forward(module, x)))(steps("vq"))
+    assert_same_state(module, before)
+
+
+def test_an_ensemble_of_initialised_and_other_codebooks_is_refused() -> None:
+    modules = [build("vq_kmeans", seed=seed) for seed in range(2)]
+    forward(modules[0], data("vq_kmeans"))
+    base = copy.deepcopy(modules[0])
+    with pytest.raises(RuntimeError, match="expected either all codebooks under"):
+        torch.vmap(
+            lambda p, b, x: tuple(forward(lambda x: functional_call(base, (p, b), (x,)), x))
+        )(*stack_module_state(modules), steps("vq_kmeans", 2))
+
+
+def test_vmap_over_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="nearest_code: expected the axis that vmap maps to have"):
+        torch.vmap(lambda x: torch.ops.torchvq.nearest_code(x, torch.zeros(1, 3, 2))[0])(
+            torch.zeros(0, 1, 4, 2)
+        )

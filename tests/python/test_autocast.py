@@ -1,4 +1,4 @@
-"""Autocast stops at every operator: the list in src/ops/autocast.cpp against the registered schemas."""
+"""Autocast stops at every operator, and vmap maps each: src/ops/operators.h against the registered schemas."""
 
 from __future__ import annotations
 
@@ -33,13 +33,17 @@ def operators() -> list[str]:
 
     What ends in _forward or _backward is a part of another operator, called behind its shield and by autograd.
     """
+    return [name for name in all_operators() if not name.endswith(("_forward", "_backward"))]
+
+
+def all_operators() -> list[str]:
     names = {
         schema.name.removeprefix("torchvq::")
         for schema in torch._C._jit_get_all_schemas()
         if schema.name.startswith("torchvq::")
         and any("Tensor" in str(argument.type) for argument in schema.arguments)
     }
-    return sorted(name for name in names if not name.endswith(("_forward", "_backward")))
+    return sorted(names)
 
 
 @pytest.mark.parametrize("key", KEYS)
@@ -50,3 +54,8 @@ def test_every_operator_is_shielded_or_has_a_reason(key: str) -> None:
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"torchvq::{name}", key)
     }
     assert set(operators()) - shielded == set(UNSHIELDED)
+
+
+@pytest.mark.parametrize("name", all_operators())
+def test_vmap_maps_every_operator(name: str) -> None:
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"torchvq::{name}", "FuncTorchBatched")

@@ -1,0 +1,142 @@
+// torch.vmap: every operator runs slice by slice.
+//
+// PyTorch's own loop warns at each operator and refuses lists of tensors, which residual stacks are
+// made of.
+#include <string>
+#include <vector>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/functorch/DynamicLayer.h>
+#include <ATen/functorch/PlumbingHelper.h>
+#include <ATen/ops/stack.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/library.h>
+
+#include "ops/operators.h"
+
+namespace torchvq {
+namespace {
+
+namespace functorch = at::functorch;
+
+/// The name that messages begin with.
+std::string name_of(const c10::FunctionSchema& schema) {
+  return schema.name().substr(schema.name().find("::") + 2);
+}
+
+/// A tensor of the call, without the axis that is mapped.
+struct Mapped {
+  at::Tensor tensor;
+  std::optional<int64_t> axis;  ///< none: the same for every slice
+
+  at::Tensor slice(int64_t index) const { return axis ? tensor.select(*axis, index) : tensor; }
+};
+
+/// The arguments of a call: `values[i]` where argument i holds tensors, otherwise the argument
+/// itself.
+class Arguments {
+ public:
+  Arguments(const c10::FunctionSchema& schema, const torch::jit::Stack& stack, int64_t level)
+      : schema_(schema), given_(torch::jit::last(stack, schema.arguments().size()).vec()) {
+    for (size_t i = 0; i < given_.size(); ++i) values_.push_back(unwrap(i, level));
+  }
+
+  int64_t slices() const { return slices_; }
+
+  torch::jit::Stack slice(int64_t index) const {
+    torch::jit::Stack stack;
+    for (size_t i = 0; i < given_.size(); ++i) {
+      const auto& values = values_[i];
+      if (given_[i].isTensorList()) {
+        c10::List<at::Tensor> list;
+        for (const auto& value : values) list.push_back(value.slice(index));
+        stack.emplace_back(std::move(list));
+      } else {
+        stack.push_back(values.empty() ? given_[i] : c10::IValue(values[0].slice(index)));
+      }
+    }
+    return stack;
+  }
+
+ private:
+  std::vector<Mapped> unwrap(size_t i, int64_t level) {
+    std::vector<at::Tensor> tensors;
+    if (given_[i].isTensorList()) {
+      tensors = given_[i].toTensorVector();
+    } else if (given_[i].isTensor() && given_[i].toTensor().defined()) {
+      tensors = {given_[i].toTensor()};
+    }
+    const auto& argument = schema_.arguments()[i];
+    const bool written = argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+    std::vector<Mapped> found;
+    for (const auto& tensor : tensors) {
+      auto [value, axis] = functorch::unwrapTensorAtLevel(tensor, level);
+      TORCH_CHECK(
+          axis || !written, name_of(schema_), ": expected ", argument.name(),
+          " to be mapped by vmap, because it is written to, but got the same tensor for all");
+      if (axis) slices_ = value.size(*axis);
+      found.push_back({std::move(value), axis});
+    }
+    return found;
+  }
+
+  const c10::FunctionSchema& schema_;
+  std::vector<c10::IValue> given_;
+  std::vector<std::vector<Mapped>> values_;
+  int64_t slices_ = 0;
+};
+
+at::Tensor joined(const std::vector<at::Tensor>& slices, int64_t level) {
+  return slices[0].defined() ? functorch::makeBatched(at::stack(slices), 0, level) : at::Tensor();
+}
+
+/// Result `number` of all slices, as one.
+c10::IValue joined(const std::vector<torch::jit::Stack>& results, size_t number, int64_t level) {
+  std::vector<at::Tensor> slices;
+  if (results[0][number].isTensor()) {
+    for (const auto& result : results) slices.push_back(result[number].toTensor());
+    return joined(slices, level);
+  }
+  c10::List<at::Tensor> list;
+  for (size_t i = 0; i < results[0][number].toTensorVector().size(); ++i) {
+    slices.clear();
+    for (const auto& result : results) slices.push_back(result[number].toTensorVector()[i]);
+    list.push_back(joined(slices, level));
+  }
+  return list;
+}
+
+void map_slices(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
+                torch::jit::Stack* stack) {
+  const c10::impl::ExcludeDispatchKeyGuard guard(c10::DispatchKey::FuncTorchBatched);
+  const auto& schema = op.schema();
+  const int64_t level = functorch::maybeCurrentDynamicLayer()->layerId();
+  const Arguments arguments(schema, *stack, level);
+  TORCH_CHECK_VALUE(arguments.slices() > 0, name_of(schema),
+                    ": expected the axis that vmap maps to have elements, but got none");
+  std::vector<torch::jit::Stack> results;
+  for (int64_t index = 0; index < arguments.slices(); ++index) {
+    results.push_back(arguments.slice(index));
+    op.callBoxed(results.back());
+  }
+  torch::jit::drop(*stack, schema.arguments().size());
+  for (size_t number = 0; number < schema.returns().size(); ++number) {
+    stack->push_back(joined(results, number, level));
+  }
+}
+
+template <size_t count>
+void map(torch::Library& m, const char* const (&names)[count]) {
+  for (const auto* name : names) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&map_slices>());
+  }
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, FuncTorchBatched, m) {
+  map(m, detail::kComputingOperators);
+  map(m, detail::kOtherOperators);
+}
+
+}  // namespace torchvq
