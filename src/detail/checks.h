@@ -7,15 +7,23 @@
 
 namespace torchvq::detail {
 
+/// Kernels read rows; sparse and MKL-DNN tensors have none.
+inline void check_strided(const char* op, const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK_TYPE(tensor.layout() == at::kStrided, op, ": expected ", name,
+                   " to be a dense tensor, but got layout ", tensor.layout());
+}
+
 inline void check_floating(const char* op, const char* name, const at::Tensor& tensor) {
   TORCH_CHECK_TYPE(at::isFloatingType(tensor.scalar_type()), op, ": expected ", name,
                    " to be floating point, but got ", tensor.scalar_type());
+  check_strided(op, name, tensor);
 }
 
 inline void check_dtype(const char* op, const char* name, const at::Tensor& tensor,
                         at::ScalarType dtype) {
   TORCH_CHECK_TYPE(tensor.scalar_type() == dtype, op, ": expected ", name, " to be ", dtype,
                    ", but got ", tensor.scalar_type());
+  check_strided(op, name, tensor);
 }
 
 /// `shape` spells the axes for the reader, for example "(H, N, D)".

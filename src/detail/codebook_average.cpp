@@ -6,6 +6,7 @@
 #include <ATen/ops/where.h>
 
 #include "detail/exponents.h"
+#include "detail/precision.h"
 #include "detail/root.h"
 #include "kernels/cpu/codebook_average.h"
 
@@ -67,7 +68,9 @@ at::Tensor unit_rows_by_operators(const at::Tensor& rows) {
 at::Tensor codes_from_averages(const at::Tensor& embed, const at::Tensor& embed_avg,
                                const at::Tensor& sizes, const at::Tensor& keep, bool unit) {
   const auto stays = keep.logical_or(sizes.gt(0).logical_not()).unsqueeze(-1);
-  auto codes = embed_avg.to(at::kDouble).div(sizes.unsqueeze(-1)).to(embed.scalar_type());
+  const double most = largest(embed.scalar_type());
+  auto codes = embed_avg.to(at::kDouble).div(sizes.unsqueeze(-1)).clamp(-most, most);
+  codes = codes.to(embed.scalar_type());
   if (unit) codes = unit_rows(codes).to(embed.scalar_type());
   return at::where(stays, embed, codes);
 }

@@ -6,6 +6,7 @@
 #include <ATen/ops/where.h>
 
 #include "detail/codebook_average.h"
+#include "detail/precision.h"
 #include "detail/row_keys.h"
 
 namespace torchvq::detail {
@@ -76,14 +77,17 @@ at::Tensor replace_codes(const CodebookState& state, const at::Tensor& dead, con
   const auto turn = dead.cumsum(1) - 1;
   const auto taken = dead.logical_and(turn.lt(usable.sum(1, /*keepdim=*/true)));
   const auto slot = turn.clamp(0, keys.size(1) - 1);
-  const auto codes =
-      gather_rows(rows, positions.gather(1, order.gather(1, slot))).to(state.embed.scalar_type());
+  // float64 tokens may lie beyond the range of the state.
+  const double most = largest(state.embed.scalar_type());
+  const auto codes = gather_rows(rows, positions.gather(1, order.gather(1, slot)))
+                         .clamp(-most, most)
+                         .to(state.embed.scalar_type());
 
   const auto reset_cluster_size = reset_cluster_size_.to(state.cluster_size.scalar_type());
   const auto fresh = taken.unsqueeze(-1);
   state.embed.copy_(at::where(fresh, codes, state.embed));
-  state.embed_avg.copy_(
-      at::where(fresh, codes * reset_cluster_size.unsqueeze(-1), state.embed_avg));
+  state.embed_avg.copy_(at::where(
+      fresh, (codes * reset_cluster_size.unsqueeze(-1)).clamp(-most, most), state.embed_avg));
   state.cluster_size.copy_(at::where(taken, reset_cluster_size, state.cluster_size));
   state.cooldown.masked_fill_(taken, cooldown_steps);
   return taken.sum(1);

@@ -136,13 +136,14 @@ at::Tensor Group::all_gather(const at::Tensor& tensor, const char* what) const {
   count_collective(Collective::kAllGather, static_cast<int64_t>(tensor.nbytes()));
   auto shape = tensor.sizes().vec();
   shape.insert(shape.begin(), size_);
-  auto all = at::empty(shape, tensor.options());
+  const auto all = at::empty(shape, tensor.options());
   run(tensor, what, [&](c10d::ProcessGroup& group, const at::Tensor& own) {
     std::vector<std::vector<at::Tensor>> outputs{all.unbind(0)};
     std::vector<at::Tensor> inputs{own};
     return group.allgather(outputs, inputs);
   });
-  return all;
+  // As in run(): the parts that Gloo's thread still holds know `all`, which Python must not.
+  return all.detach();
 }
 
 void Group::broadcast_(const at::Tensor& tensor, const char* what) const {

@@ -115,6 +115,12 @@ ROWS: dict[str, Row] = {
     "binary_mapper": Row("BinaryMapper", dict(bits=DIM)),
 }
 """The configurations, by name."""
+# Rows whose options act in training alone: in evaluation their graph is that of another row.
+TRAIN_OTHERWISE = {
+    "vq_learnable", "vq_kmeans", "vq_dead_codes", "vq_orthogonal", "vq_diversity", "vq_cross_entropy", "vq_directional",
+    "residual_vq_dropout", "residual_fsq_dropout", "residual_lfq_dropout", "lfq_softplus", "lfq_part_of_tokens",
+    "fsp_kurt", "latent_fixed", "latent_in_place",
+}  # fmt: skip
 
 
 def build(row: str, seed: int = 0, **more: Any) -> nn.Module:

@@ -43,6 +43,7 @@ SPOILERS: dict[str, Callable[[Tensor], Tensor]] = {
     "bool": lambda x: x.bool(),
     "complex": lambda x: x.cfloat(),
     "meta": lambda x: x.to("meta"),
+    "sparse": lambda x: x.to_sparse(),
     "out of range": lambda x: x + 2**40 if x.dtype == torch.int64 else x * float("inf") if x.is_floating_point() else x,
     "negative": lambda x: x - 2**40 if x.dtype == torch.int64 else -x if x.dtype != torch.bool else ~x,
 }  # fmt: skip
@@ -123,6 +124,7 @@ def _use_helpers() -> None:
     evo.init_population_from_data(data("evo_lfq")[:, 0], 6)
     fsp, x = build("fsp"), torch.rand(5, 3)
     fsp.quantize_act_value(x)
+    fsp.inv_act_func(fsp.act_func(x))
     fsq = build("fsq")
     fsq.codes_to_indices(x)
     fsq.indices_to_level_indices(torch.arange(4))

@@ -137,11 +137,12 @@ def test_non_finite_tokens_count_as_masked(row: str, cell: Cell) -> None:
 @pytest.mark.parametrize("row", ROWS)
 def test_extreme_numbers(row: str, cell: Cell) -> None:
     """No error, indices of codes, and a finite state; outputs of codes stay finite where no projection overflows."""
-    cell(TABLE, row, "5e-324 to 1e38", "finite state")
+    cell(TABLE, row, "5e-324 to 1e300", "finite state")
     half = torch.finfo(torch.float16).max
     extremes = [
         (1e30, torch.float32), (-1e38, torch.float32), (1e-40, torch.float32), (half, torch.float16),
-        (5e-324, torch.float64), (1e36, torch.float64), (1e38, torch.bfloat16), (6e-8, torch.float16),
+        (1e300, torch.float64), (5e-324, torch.float64), (1e36, torch.float64), (1e38, torch.bfloat16),
+        (6e-8, torch.float16),
     ]  # fmt: skip
     for value, dtype in extremes:
         module = build(row)
@@ -151,8 +152,9 @@ def test_extreme_numbers(row: str, cell: Cell) -> None:
             assert (found.indices >= -1).all()
             if abs(value) < 1e5:  # beyond that squares may overflow
                 assert found.loss.isfinite().all(), value
-        after = forward(module.eval(), data(row))
-        assert after.quantized.isfinite().all(), value
+        if abs(value) < 1e200:  # codes at the end of their range may add up to more
+            after = forward(module.eval(), data(row))
+            assert after.quantized.isfinite().all(), value
 
 
 @pytest.mark.parametrize("training", MODES, ids=["train", "eval"])

@@ -46,8 +46,10 @@ inline double decayed(double average, double weight, double value) {
 /// embed = average / size, and a unit vector if `unit`.
 template <typename T>
 void write_code(const T* average, double size, bool unit, int64_t dim, T* embed) {
+  // A code beyond the range of the state ends at it.
+  constexpr double kMost = std::numeric_limits<T>::max();
   for (int64_t d = 0; d < dim; ++d)
-    embed[d] = static_cast<T>(static_cast<double>(average[d]) / size);
+    embed[d] = static_cast<T>(std::clamp(static_cast<double>(average[d]) / size, -kMost, kMost));
   if (!unit) return;
   const double norm = norm_in_order(embed, dim);
   if (!(norm > 0)) return;

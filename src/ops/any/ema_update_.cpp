@@ -34,14 +34,15 @@ void ema_update_(at::Tensor& cluster_size, at::Tensor& embed_avg, at::Tensor& em
   const auto idle = counts.sum(-1, /*keepdim=*/true).eq(0);
   const auto step = given * (1.0 - decay);
   const auto size = decayed(cluster_size, step, counts.to(at::kDouble));
+  // A sum beyond the range of the state ends at it.
+  const double most = detail::largest(dtype);
   const auto start =
       from_codebook
           ? (embed.to(at::kDouble) * detail::smoothed_sizes(cluster_size, eps).unsqueeze(-1))
+                .clamp(-most, most)
                 .to(dtype)
           : embed_avg;
   const auto sum = detail::decode_to_double(sums, exponents, at::kDouble);
-  // A sum beyond the range of the state ends at it.
-  const double most = detail::largest(dtype);
   const auto average = decayed(start, step.unsqueeze(-1), sum).clamp(-most, most);
   auto codes = embed;
   if (finish) {

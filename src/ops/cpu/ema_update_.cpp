@@ -43,13 +43,16 @@ void update_row(const Update& update, int64_t slot, double before, double after,
   const double weight = update.weights[slot];
   T* average = embed_avg + slot * update.dim;
   T* code = embed + slot * update.dim;
+  // A sum beyond the range of the state ends at it.
+  constexpr T kMost = std::numeric_limits<T>::max();
   for (int64_t d = 0; d < update.dim; ++d) {
     const T start =
-        update.from_codebook ? static_cast<T>(static_cast<double>(code[d]) * before) : average[d];
+        update.from_codebook
+            ? std::clamp(static_cast<T>(static_cast<double>(code[d]) * before), -kMost, kMost)
+            : average[d];
     const auto next = static_cast<T>(
         kernels::decayed(start, weight, decoded(update, slot, slot * update.dim + d)));
-    // A sum beyond the range of the state ends at it.
-    average[d] = std::clamp(next, std::numeric_limits<T>::lowest(), std::numeric_limits<T>::max());
+    average[d] = std::clamp(next, -kMost, kMost);
   }
   const bool keep =
       update.counts[slot] == 0 && static_cast<double>(size) < detail::kSmallestUpdatedCluster;
