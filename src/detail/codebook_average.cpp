@@ -68,9 +68,7 @@ at::Tensor unit_rows_by_operators(const at::Tensor& rows) {
 at::Tensor codes_from_averages(const at::Tensor& embed, const at::Tensor& embed_avg,
                                const at::Tensor& sizes, const at::Tensor& keep, bool unit) {
   const auto stays = keep.logical_or(sizes.gt(0).logical_not()).unsqueeze(-1);
-  const double most = largest(embed.scalar_type());
-  auto codes = embed_avg.to(at::kDouble).div(sizes.unsqueeze(-1)).clamp(-most, most);
-  codes = codes.to(embed.scalar_type());
+  auto codes = narrowed(embed_avg.to(at::kDouble).div(sizes.unsqueeze(-1)), embed.scalar_type());
   if (unit) codes = unit_rows(codes).to(embed.scalar_type());
   return at::where(stays, embed, codes);
 }

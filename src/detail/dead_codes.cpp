@@ -77,14 +77,12 @@ at::Tensor replace_codes(const CodebookState& state, const at::Tensor& dead, con
   const auto turn = dead.cumsum(1) - 1;
   const auto taken = dead.logical_and(turn.lt(usable.sum(1, /*keepdim=*/true)));
   const auto slot = turn.clamp(0, keys.size(1) - 1);
-  // float64 tokens may lie beyond the range of the state.
-  const double most = largest(state.embed.scalar_type());
-  const auto codes = gather_rows(rows, positions.gather(1, order.gather(1, slot)))
-                         .clamp(-most, most)
-                         .to(state.embed.scalar_type());
+  const auto codes = narrowed(gather_rows(rows, positions.gather(1, order.gather(1, slot))),
+                              state.embed.scalar_type());
 
   const auto reset_cluster_size = reset_cluster_size_.to(state.cluster_size.scalar_type());
   const auto fresh = taken.unsqueeze(-1);
+  const double most = largest(state.embed_avg.scalar_type());
   state.embed.copy_(at::where(fresh, codes, state.embed));
   state.embed_avg.copy_(at::where(
       fresh, (codes * reset_cluster_size.unsqueeze(-1)).clamp(-most, most), state.embed_avg));

@@ -58,9 +58,7 @@ void initialise_codebook_(at::Tensor initted, at::Tensor cluster_size, at::Tenso
   const auto [found, counts] = distributed::synced_kmeans(x, embed.size(1), rng, kmeans);
   const auto any = counts.sum().gt(0);
   const auto size = counts.to(cluster_size.scalar_type());
-  // Centres of float64 tokens may lie beyond the codebook's range.
-  const double far = detail::largest(embed.scalar_type());
-  const auto centres = found.clamp(-far, far);
+  const auto centres = detail::narrowed(found, embed.scalar_type());
   assign_where_(embed, any, centres);
   const double most = detail::largest(embed_avg.scalar_type());
   const auto sums = centres.to(embed_avg.scalar_type()).mul(size.unsqueeze(-1));

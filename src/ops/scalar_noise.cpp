@@ -18,6 +18,7 @@ void check_scalar_noise(const at::Tensor& codes, at::IntArrayRef levels, const a
   constexpr auto op = "scalar_noise";
   TORCH_CHECK_TYPE(codes.scalar_type() == at::kFloat || codes.scalar_type() == at::kDouble, op,
                    ": expected codes to be float32 or float64, but got ", codes.scalar_type());
+  check_strided(op, "codes", codes);
   check_scalar_levels(op, levels, 2);
   check_rng(op, rng);
   TORCH_CHECK_VALUE(codes.dim() >= 1 && codes.sym_size(-1) == static_cast<int64_t>(levels.size()),
