@@ -9,6 +9,7 @@ import argparse
 import json
 import re
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
 from pathlib import Path
 
 FAILS = "**fails**"
@@ -42,14 +43,24 @@ def _merged(before: str | float | None, value: str | float) -> str | float:
     return max(before, value)
 
 
-def table(rows: dict[str, dict[str, str | float]]) -> str:
-    """Markdown, rows and columns in the order of the tests."""
-    columns = list(dict.fromkeys(column for cells in rows.values() for column in cells))
+def table(rows: dict[str, dict[str, str | float]], before: str = "") -> str:
+    """Markdown. What the table before had keeps its place, because parallel runs report in any order."""
+    columns = _in_order((column for cells in rows.values() for column in cells), _cells(before, 0))
     lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
-    for row, cells in rows.items():
-        values = [_text(cells.get(column, "-")) for column in columns]
+    for row in _in_order(rows, [_cells(before, at)[0] for at in range(2, before.count("\n"))]):
+        values = [_text(rows[row].get(column, "-")) for column in columns]
         lines.append(f"| {row} | " + " | ".join(values) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _cells(text: str, line: int) -> list[str]:
+    """Of one line of a table."""
+    return [cell.strip() for cell in text.split("\n")[line].strip("|").split("|")]
+
+
+def _in_order(names: Iterable[str], before: list[str]) -> list[str]:
+    places = {name: place for place, name in enumerate(before)}
+    return sorted(dict.fromkeys(names), key=lambda name: places.get(name, len(places)))
 
 
 def _text(value: str | float) -> str:
@@ -66,11 +77,12 @@ def fill(page: Path, tables: Tables) -> None:
     """Replaces what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`."""
     text = page.read_text()
     for name, rows in tables.items():
-        pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-        if not pattern.search(text):
+        pattern = re.compile(rf"(<!-- begin {name} -->\n)(.*?)(<!-- end {name} -->)", re.DOTALL)
+        found = pattern.search(text)
+        if not found:
             raise ValueError(f"{page}: expected the markers of table {name}, but found none")
-        made = table(rows)
-        text = pattern.sub(lambda match, made=made: match[1] + made + match[2], text)
+        made = table(rows, found[2])
+        text = text[: found.start(2)] + made + text[found.end(2) :]
     page.write_text(text)
 
 
