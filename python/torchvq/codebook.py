@@ -170,9 +170,9 @@ class Codebook(WideBuffers):
         # Others may write to the flag (a broadcast of buffers, an average of models), or put another in its place
         # (torch.func.functional_call).
         flag = self._buffers["initted"]
-        if flag is not None and is_mapped(flag):
-            return shared_flag(flag)
         if flag is not self._initialised_flag and type(flag) is Tensor and not flag.is_meta:
+            if is_mapped(flag):
+                return shared_flag(flag)
             self._initialised = bool(flag)
             # Nobody takes back that codes are set, so this is read once.
             self._initialised_flag = flag if self._initialised else None

@@ -1,5 +1,7 @@
 #include <torchvq/functional/distribution.h>
 
+#include <limits>
+
 #include <torch/library.h>
 
 #include "detail/checks.h"

@@ -2,6 +2,7 @@
 //
 // PyTorch's own loop warns at each operator and refuses lists of tensors, which residual stacks are
 // made of.
+#include <optional>
 #include <string>
 #include <vector>
 

@@ -119,7 +119,6 @@ ROWS: dict[str, Row] = {
 TRAIN_OTHERWISE = {
     "vq_learnable", "vq_kmeans", "vq_dead_codes", "vq_orthogonal", "vq_diversity", "vq_cross_entropy", "vq_directional",
     "residual_vq_dropout", "residual_fsq_dropout", "residual_lfq_dropout", "lfq_softplus", "lfq_part_of_tokens",
-    "fsp_kurt", "latent_fixed", "latent_in_place",
 }  # fmt: skip
 
 

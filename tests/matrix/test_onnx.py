@@ -19,9 +19,10 @@ import torchvq.onnx
 NO_ENCODE = {
     "residual_vq_beam": "residual_beam_search",
     "fsp": "scalar_perturb",
+    "fsp_kurt": "scalar_perturb",
     "binary_mapper": "binary_sample",
 } | {row: "latent_quantize" for row in ROWS if row.startswith("latent")}
-NO_CENTROIDS = {"fsp": "scalar_centroids"}
+NO_CENTROIDS = {"fsp": "scalar_centroids", "fsp_kurt": "scalar_centroids"}
 EVALUATED = [row for row in ROWS if row not in TRAIN_OTHERWISE]
 
 

@@ -37,11 +37,10 @@ void ema_update_(at::Tensor& cluster_size, at::Tensor& embed_avg, at::Tensor& em
   // A sum beyond the range of the state ends at it.
   const double most = detail::largest(dtype);
   const auto start =
-      from_codebook
-          ? (embed.to(at::kDouble) * detail::smoothed_sizes(cluster_size, eps).unsqueeze(-1))
-                .clamp(-most, most)
-                .to(dtype)
-          : embed_avg;
+      from_codebook ? detail::narrowed(embed.to(at::kDouble) *
+                                           detail::smoothed_sizes(cluster_size, eps).unsqueeze(-1),
+                                       dtype)
+                    : embed_avg;
   const auto sum = detail::decode_to_double(sums, exponents, at::kDouble);
   const auto average = decayed(start, step.unsqueeze(-1), sum).clamp(-most, most);
   auto codes = embed;
