@@ -111,6 +111,8 @@ void map_slices(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
                 torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard guard(c10::DispatchKey::FuncTorchBatched);
   const auto& schema = op.schema();
+  // The dispatcher calls this inside of vmap alone.
+  // NOLINTNEXTLINE(bugprone-unchecked-optional-access)
   const int64_t level = functorch::maybeCurrentDynamicLayer()->layerId();
   const Arguments arguments(schema, *stack, level);
   TORCH_CHECK_VALUE(arguments.slices() > 0, name_of(schema),
