@@ -12,8 +12,6 @@
 namespace torchvq::detail {
 namespace {
 
-constexpr auto kPurpose = RandomPurpose::kDeadCodeCandidates;
-
 at::Tensor gather_rows(const at::Tensor& rows, const at::Tensor& positions) {
   return rows.gather(1, positions.unsqueeze(-1).expand({-1, -1, rows.size(2)}));
 }
@@ -34,7 +32,8 @@ std::pair<at::Tensor, at::Tensor> select_candidates(const at::Tensor& x, const a
   const auto rows = rows_as_codes(x, unit);
   auto usable = usable_rows(rows, mask);
   if (unit) usable = usable.logical_and(rows.ne(0).any(-1));
-  const auto keys = row_keys(rows, rng, kPurpose).masked_fill_(usable.logical_not(), kNoKey);
+  const auto keys = row_keys(rows, rng, RandomPurpose::kDeadCodeCandidates)
+                        .masked_fill_(usable.logical_not(), kNoKey);
   const auto [distinct, positions] = sort_distinct(keys);
   auto [best, order] = at::sort(distinct, /*stable=*/true, /*dim=*/1, /*descending=*/false);
   const int64_t found = std::min(count, x.size(1));
@@ -68,7 +67,8 @@ at::Tensor replace_codes(const CodebookState& state, const at::Tensor& dead, con
   // Keys of rows as the state holds them; keys of the candidates themselves belong to the same
   // dtype.
   const auto live_keys =
-      row_keys(state.embed.to(rows.scalar_type()), rng, kPurpose).masked_fill_(dead, kNoKey);
+      row_keys(state.embed.to(rows.scalar_type()), rng, RandomPurpose::kDeadCodeCandidates)
+          .masked_fill_(dead, kNoKey);
   const auto usable = distinct.ne(kNoKey).logical_and(occurs(distinct, live_keys).logical_not());
   const auto order =
       std::get<1>(at::sort(usable.to(at::kInt), /*stable=*/true, /*dim=*/1, /*descending=*/true));

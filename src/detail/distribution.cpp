@@ -6,6 +6,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "detail/round_up.h"
+
 namespace torchvq::detail {
 namespace {
 
@@ -22,12 +24,6 @@ long double normal_quantile(long double u) {
 }
 
 /// The smallest T that is not below `value`.
-template <typename T>
-T round_up(long double value) {
-  const auto rounded = static_cast<T>(value);
-  return rounded < value ? std::nextafter(rounded, std::numeric_limits<T>::infinity()) : rounded;
-}
-
 long double code_of(long double u, Distribution kind, CodeForm form, long double eps) {
   if (form == CodeForm::kAct) return u;
   if (form == CodeForm::kUnit) return std::sqrt(12.0L) * (u - 0.5L);

@@ -19,7 +19,6 @@
 namespace torchvq::detail {
 namespace {
 
-constexpr auto kPurpose = RandomPurpose::kKmeansSeeding;
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
 /// Proposals of a round; the cost of a round grows with the square.
@@ -27,8 +26,9 @@ constexpr int64_t kMinPool = 64;
 constexpr int64_t kMaxPool = 1024;
 
 at::Tensor uniform_of_keys(const at::Tensor& keys, const at::Tensor& rng, int64_t stream) {
-  return uniform_from_bits(mix_bits(keys + random_key(rng, static_cast<int64_t>(kPurpose), stream)),
-                           53);
+  return uniform_from_bits(
+      mix_bits(keys + random_key(rng, static_cast<int64_t>(RandomPurpose::kKmeansSeeding), stream)),
+      53);
 }
 
 /// Squared distances to the nearest of `codes`; unit vectors have 2 - 2 cos.
@@ -86,7 +86,7 @@ Points usable_points(const at::Tensor& x, const std::optional<at::Tensor>& mask,
   const auto rows = rows_as_codes(x.unsqueeze(0), unit);
   auto usable = usable_rows(rows, mask);
   if (unit) usable = usable.logical_and(rows.ne(0).any(-1));
-  const auto keys = row_keys(rows, rng, kPurpose)[0];
+  const auto keys = row_keys(rows, rng, RandomPurpose::kKmeansSeeding)[0];
   const auto present = usable[0].nonzero().squeeze(1);
   auto [sorted, order] =
       at::sort(keys.index_select(0, present), /*stable=*/true, /*dim=*/0, /*descending=*/false);

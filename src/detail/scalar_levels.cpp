@@ -8,6 +8,8 @@
 
 #include <c10/util/Exception.h>
 
+#include "detail/round_up.h"
+
 namespace torchvq::detail {
 namespace {
 
@@ -29,12 +31,6 @@ long double change_after(int64_t i, int64_t levels, ScalarBound bound) {
 }
 
 /// The smallest T that is not below `value`.
-template <typename T>
-T round_up(long double value) {
-  const auto rounded = static_cast<T>(value);
-  return rounded < value ? std::nextafter(rounded, std::numeric_limits<T>::infinity()) : rounded;
-}
-
 }  // namespace
 
 ScalarBound scalar_bound(const char* op, std::string_view name) {

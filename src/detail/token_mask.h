@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -21,6 +22,17 @@ inline void check_token_mask(const char* op, const std::optional<at::Tensor>& ma
   if (per_head) check_size(op, "mask", *mask, 0, x.sym_size(0), "heads of x");
   check_size(op, "mask", *mask, per_head ? 1 : 0, x.sym_size(1), "tokens of x");
   check_same_device(op, "x", x, "mask", *mask);
+}
+
+/// How many real tokens stand before each: tokens outside the mask take no random numbers.
+inline std::vector<int64_t> token_numbers(const bool* mask, int64_t tokens) {
+  std::vector<int64_t> numbers(static_cast<size_t>(tokens));
+  int64_t count = 0;
+  for (int64_t i = 0; i < tokens; ++i) {
+    numbers[static_cast<size_t>(i)] = count;
+    count += mask == nullptr || mask[i] ? 1 : 0;
+  }
+  return numbers;
 }
 
 }  // namespace torchvq::detail

@@ -14,7 +14,7 @@
 namespace torchvq::distributed {
 namespace {
 
-using Signature = at::Tensor(const at::Tensor&, std::string_view, std::string_view);
+using AllReduceSignature = at::Tensor(const at::Tensor&, std::string_view, std::string_view);
 
 at::Tensor sum(const at::Tensor& x, std::string_view group_name, std::string_view label,
                const char* what) {
@@ -48,7 +48,7 @@ at::Tensor differentiable_meta(const at::Tensor& x, std::string_view group_name,
 
 at::Tensor call_differentiable(const at::Tensor& x, std::string_view group_name,
                                std::string_view label) {
-  static auto op = detail::op_handle<Signature>("torchvq::all_reduce_differentiable");
+  static auto op = detail::op_handle<AllReduceSignature>("torchvq::all_reduce_differentiable");
   return op.call(x, group_name, label);
 }
 
@@ -81,7 +81,7 @@ at::Tensor differentiable_autograd(const at::Tensor& x, std::string_view group_n
 }  // namespace
 
 at::Tensor all_reduce_statistics(const at::Tensor& x, const SyncOptions& options) {
-  static auto op = detail::op_handle<Signature>("torchvq::all_reduce_statistics");
+  static auto op = detail::op_handle<AllReduceSignature>("torchvq::all_reduce_statistics");
   return op.call(x, options.group_name, options.label);
 }
 

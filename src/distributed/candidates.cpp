@@ -5,13 +5,10 @@
 #include <ATen/ops/sort.h>
 
 #include "detail/row_keys.h"
+#include "distributed/bytes.h"
 
 namespace torchvq::distributed {
 namespace {
-
-at::Tensor as_bytes(const at::Tensor& tensor) {
-  return tensor.contiguous().reshape({-1}).view(at::kByte);
-}
 
 /// Cuts one tensor like `model` out of the bytes of each rank (W, B), ranks side by side on axis 1.
 at::Tensor side_by_side(const at::Tensor& bytes, int64_t& begin, const at::Tensor& model) {

@@ -11,6 +11,7 @@
 #include <torchvq/ops/code_exponents.h>
 
 #include "detail/row_keys.h"
+#include "distributed/padded.h"
 
 namespace torchvq::distributed {
 namespace {
@@ -44,14 +45,6 @@ FarPoints farthest(const FarPoints& points, int64_t limit) {
   }
   const auto positions = distinct.nonzero().squeeze(1);
   return select(sorted, positions.narrow(0, 0, std::min(limit, positions.size(0))));
-}
-
-at::Tensor padded(const at::Tensor& values, int64_t size, int64_t fill) {
-  auto shape = values.sizes().vec();
-  shape[0] = size;
-  auto result = values.new_full(shape, fill);
-  result.narrow(0, 0, values.size(0)).copy_(values);
-  return result;
 }
 
 /// One all-gather of `limit` points per rank, as bytes: keys, distances, rows.

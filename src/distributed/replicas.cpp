@@ -16,6 +16,7 @@
 #include "detail/no_gradient.h"
 #include "detail/op_handle.h"
 #include "distributed/agreement.h"
+#include "distributed/bytes.h"
 #include "distributed/fingerprint.h"
 #include "distributed/group.h"
 
@@ -24,10 +25,6 @@ namespace {
 
 at::Device device_of(at::TensorList state) {
   return state.empty() ? at::Device(at::kCPU) : state[0].device();
-}
-
-at::Tensor as_bytes(const at::Tensor& tensor) {
-  return tensor.contiguous().reshape({-1}).view(at::kByte);
 }
 
 /// One broadcast of all tensors as bytes.

@@ -62,11 +62,11 @@ SyncedStatistics synced_code_statistics(at::TensorList x, at::TensorList indices
 
 namespace {
 
-StatisticsLists meta(at::TensorList x, at::TensorList indices, at::TensorList exponents,
-                     at::TensorList mask, at::IntArrayRef codebooks, at::TensorList state,
-                     const std::optional<at::Tensor>& rng, std::string_view /*signature*/,
-                     std::string_view reduction, std::string_view /*group_name*/,
-                     std::string_view /*label*/) {
+StatisticsLists synced_code_statistics_meta(
+    at::TensorList x, at::TensorList indices, at::TensorList exponents, at::TensorList mask,
+    at::IntArrayRef codebooks, at::TensorList state, const std::optional<at::Tensor>& rng,
+    std::string_view /*signature*/, std::string_view reduction, std::string_view /*group_name*/,
+    std::string_view /*label*/) {
   check_synced_code_statistics(x, indices, exponents, mask, codebooks, state, rng, reduction);
   const Levels levels{x, mask, codebooks};
   std::vector<at::Tensor> counts(exponents.size()), sums(exponents.size()), used(exponents.size());
@@ -95,7 +95,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
 }
 
 TORCH_LIBRARY_IMPL(torchvq, Meta, m) {
-  m.impl("synced_code_statistics", torchvq::distributed::meta);
+  m.impl("synced_code_statistics", torchvq::distributed::synced_code_statistics_meta);
 }
 
 TORCH_LIBRARY_IMPL(torchvq, Autograd, m) {

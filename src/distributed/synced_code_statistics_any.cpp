@@ -133,11 +133,12 @@ SyncedStatistics reduce(const Group& group, const Tokens& tokens, at::TensorList
   return own;
 }
 
-StatisticsLists run(at::TensorList x, at::TensorList indices, at::TensorList exponents,
-                    at::TensorList mask, at::IntArrayRef codebooks, at::TensorList state,
-                    const std::optional<at::Tensor>& rng_, std::string_view signature,
-                    std::string_view reduction, std::string_view group_name,
-                    std::string_view label) {
+StatisticsLists synced_code_statistics_any(at::TensorList x, at::TensorList indices,
+                                           at::TensorList exponents, at::TensorList mask,
+                                           at::IntArrayRef codebooks, at::TensorList state,
+                                           const std::optional<at::Tensor>& rng_,
+                                           std::string_view signature, std::string_view reduction,
+                                           std::string_view group_name, std::string_view label) {
   check_synced_code_statistics(x, indices, exponents, mask, codebooks, state, rng_, reduction);
   const auto rng = rng_.value_or(at::Tensor());
   const Tokens tokens{{x, mask, codebooks}, indices};
@@ -156,5 +157,5 @@ StatisticsLists run(at::TensorList x, at::TensorList indices, at::TensorList exp
 }  // namespace torchvq::distributed
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
-  m.impl("synced_code_statistics", torchvq::distributed::run);
+  m.impl("synced_code_statistics", torchvq::distributed::synced_code_statistics_any);
 }

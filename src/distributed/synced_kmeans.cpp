@@ -16,6 +16,7 @@
 #include "detail/row_keys.h"
 #include "distributed/group.h"
 #include "distributed/kmeans_step.h"
+#include "distributed/padded.h"
 #include "ops/kmeans.h"
 
 namespace torchvq::distributed {
@@ -59,15 +60,6 @@ struct Sample {
   /// Tokens were left out, perhaps.
   bool full;
 };
-
-at::Tensor padded(const at::Tensor& values, int64_t size, int64_t fill) {
-  auto shape = values.sizes().vec();
-  shape[0] = size;
-  auto result = values.new_full(shape, fill);
-  const int64_t count = std::min(size, values.size(0));
-  result.narrow(0, 0, count).copy_(values.narrow(0, 0, count));
-  return result;
-}
 
 detail::Points merge(const at::Tensor& keys, const at::Tensor& rows, const at::Tensor& counts,
                      int64_t head) {
@@ -121,12 +113,14 @@ at::Tensor count_tokens(const std::vector<detail::Points>& own, const at::Tensor
 }
 
 using Result = std::tuple<at::Tensor, at::Tensor>;
-using Signature = Result(const at::Tensor&, int64_t, const at::Tensor&, int64_t, std::string_view,
-                         const std::optional<at::Tensor>&, std::string_view, std::string_view);
+using SyncedKmeansSignature = Result(const at::Tensor&, int64_t, const at::Tensor&, int64_t,
+                                     std::string_view, const std::optional<at::Tensor>&,
+                                     std::string_view, std::string_view);
 
-Result any(const at::Tensor& x, int64_t codebook_size, const at::Tensor& rng, int64_t iterations,
-           std::string_view metric, const std::optional<at::Tensor>& mask,
-           std::string_view group_name, std::string_view label) {
+Result synced_kmeans_any(const at::Tensor& x, int64_t codebook_size, const at::Tensor& rng,
+                         int64_t iterations, std::string_view metric,
+                         const std::optional<at::Tensor>& mask, std::string_view group_name,
+                         std::string_view label) {
   const bool unit = detail::check_kmeans(x, codebook_size, rng, iterations, metric, mask);
   const SyncOptions sync{std::string(group_name), std::string(label)};
   const Group group(group_name, {sync.label, rng});
@@ -156,9 +150,10 @@ Result any(const at::Tensor& x, int64_t codebook_size, const at::Tensor& rng, in
   return {codebook, counts};
 }
 
-Result meta(const at::Tensor& x, int64_t codebook_size, const at::Tensor& rng, int64_t iterations,
-            std::string_view metric, const std::optional<at::Tensor>& mask,
-            std::string_view /*group_name*/, std::string_view /*label*/) {
+Result synced_kmeans_meta(const at::Tensor& x, int64_t codebook_size, const at::Tensor& rng,
+                          int64_t iterations, std::string_view metric,
+                          const std::optional<at::Tensor>& mask, std::string_view /*group_name*/,
+                          std::string_view /*label*/) {
   detail::check_kmeans(x, codebook_size, rng, iterations, metric, mask);
   const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto heads = x.sym_size(0);
@@ -171,7 +166,7 @@ Result meta(const at::Tensor& x, int64_t codebook_size, const at::Tensor& rng, i
 std::pair<at::Tensor, at::Tensor> synced_kmeans(const at::Tensor& x, int64_t codebook_size,
                                                 const at::Tensor& rng,
                                                 const SyncedKmeansOptions& options) {
-  static auto op = detail::op_handle<Signature>("torchvq::synced_kmeans");
+  static auto op = detail::op_handle<SyncedKmeansSignature>("torchvq::synced_kmeans");
   auto [codebook, counts] = op.call(x, codebook_size, rng, options.iterations, options.metric,
                                     options.mask, options.group_name, options.label);
   return {std::move(codebook), std::move(counts)};
@@ -188,10 +183,12 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
 }
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
-  m.impl("synced_kmeans", torchvq::distributed::any);
+  m.impl("synced_kmeans", torchvq::distributed::synced_kmeans_any);
 }
 
-TORCH_LIBRARY_IMPL(torchvq, Meta, m) { m.impl("synced_kmeans", torchvq::distributed::meta); }
+TORCH_LIBRARY_IMPL(torchvq, Meta, m) {
+  m.impl("synced_kmeans", torchvq::distributed::synced_kmeans_meta);
+}
 
 TORCH_LIBRARY_IMPL(torchvq, Autograd, m) {
   m.impl("synced_kmeans",

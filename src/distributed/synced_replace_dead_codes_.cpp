@@ -15,7 +15,7 @@
 namespace torchvq::distributed {
 namespace {
 
-constexpr auto kOp = "synced_replace_dead_codes_";
+constexpr auto kSyncedReplaceDeadCodes = "synced_replace_dead_codes_";
 
 /// The tensors of an operator call.
 struct Arguments {
@@ -45,11 +45,11 @@ bool check(const Arguments& arguments, std::string_view metric) {
        {arguments.states.embed_avg.size(), arguments.states.cluster_size.size(),
         arguments.states.cooldown.size(), arguments.counts.size(), arguments.rng.size()}) {
     TORCH_CHECK_VALUE(
-        size == number, kOp,
+        size == number, kSyncedReplaceDeadCodes,
         ": expected embed, embed_avg, cluster_size, cooldown, counts and rng to hold ", number,
         " tensors each (codebooks), but got ", size);
   }
-  check_levels(kOp, arguments.levels, number);
+  check_levels(kSyncedReplaceDeadCodes, arguments.levels, number);
   bool unit = false;
   for (size_t level = 0; level < arguments.levels.size(); ++level) {
     const auto c = arguments.levels.codebook(level);
@@ -136,16 +136,21 @@ at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
 // Kernels
 // -----------------------------------------------------------------------------------------------------------
 
-using Signature = at::Tensor(at::TensorList, at::TensorList, at::TensorList, at::TensorList,
-                             at::TensorList, at::TensorList, at::TensorList, at::TensorList,
-                             at::IntArrayRef, double, double, double, int64_t, std::string_view,
-                             std::string_view, std::string_view);
+using SyncedReplaceDeadCodesSignature = at::Tensor(at::TensorList, at::TensorList, at::TensorList,
+                                                   at::TensorList, at::TensorList, at::TensorList,
+                                                   at::TensorList, at::TensorList, at::IntArrayRef,
+                                                   double, double, double, int64_t,
+                                                   std::string_view, std::string_view,
+                                                   std::string_view);
 
-at::Tensor any(at::TensorList embed, at::TensorList embed_avg, at::TensorList cluster_size,
-               at::TensorList cooldown, at::TensorList x, at::TensorList counts, at::TensorList rng,
-               at::TensorList mask, at::IntArrayRef codebooks, double threshold,
-               double threshold_fraction, double reset_cluster_size, int64_t cooldown_steps,
-               std::string_view metric, std::string_view group_name, std::string_view label) {
+at::Tensor synced_replace_dead_codes_any(at::TensorList embed, at::TensorList embed_avg,
+                                         at::TensorList cluster_size, at::TensorList cooldown,
+                                         at::TensorList x, at::TensorList counts,
+                                         at::TensorList rng, at::TensorList mask,
+                                         at::IntArrayRef codebooks, double threshold,
+                                         double threshold_fraction, double reset_cluster_size,
+                                         int64_t cooldown_steps, std::string_view metric,
+                                         std::string_view group_name, std::string_view label) {
   const Arguments arguments{{embed, embed_avg, cluster_size, cooldown},
                             {x, mask, codebooks},
                             counts,
@@ -155,12 +160,12 @@ at::Tensor any(at::TensorList embed, at::TensorList embed_avg, at::TensorList cl
   return replace(Group(group_name, {std::string(label), rng[0]}), arguments, unit);
 }
 
-at::Tensor meta(at::TensorList embed, at::TensorList embed_avg, at::TensorList cluster_size,
-                at::TensorList cooldown, at::TensorList x, at::TensorList counts,
-                at::TensorList rng, at::TensorList mask, at::IntArrayRef codebooks,
-                double threshold, double threshold_fraction, double reset_cluster_size,
-                int64_t cooldown_steps, std::string_view metric, std::string_view /*group_name*/,
-                std::string_view /*label*/) {
+at::Tensor synced_replace_dead_codes_meta(
+    at::TensorList embed, at::TensorList embed_avg, at::TensorList cluster_size,
+    at::TensorList cooldown, at::TensorList x, at::TensorList counts, at::TensorList rng,
+    at::TensorList mask, at::IntArrayRef codebooks, double threshold, double threshold_fraction,
+    double reset_cluster_size, int64_t cooldown_steps, std::string_view metric,
+    std::string_view /*group_name*/, std::string_view /*label*/) {
   check({{embed, embed_avg, cluster_size, cooldown},
          {x, mask, codebooks},
          counts,
@@ -177,7 +182,8 @@ at::Tensor meta(at::TensorList embed, at::TensorList embed_avg, at::TensorList c
 at::Tensor synced_replace_dead_codes_(const CodebookStates& states, at::TensorList x,
                                       at::TensorList counts, at::TensorList rng,
                                       const SyncedDeadCodeOptions& options) {
-  static auto op = detail::op_handle<Signature>("torchvq::synced_replace_dead_codes_");
+  static auto op =
+      detail::op_handle<SyncedReplaceDeadCodesSignature>("torchvq::synced_replace_dead_codes_");
   const auto& dead = options.dead;
   return op.call(states.embed, states.embed_avg, states.cluster_size, states.cooldown, x, counts,
                  rng, options.mask, options.codebooks, dead.threshold, dead.threshold_fraction,
@@ -198,11 +204,11 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
 }
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
-  m.impl("synced_replace_dead_codes_", torchvq::distributed::any);
+  m.impl("synced_replace_dead_codes_", torchvq::distributed::synced_replace_dead_codes_any);
 }
 
 TORCH_LIBRARY_IMPL(torchvq, Meta, m) {
-  m.impl("synced_replace_dead_codes_", torchvq::distributed::meta);
+  m.impl("synced_replace_dead_codes_", torchvq::distributed::synced_replace_dead_codes_meta);
 }
 
 TORCH_LIBRARY_IMPL(torchvq, Autograd, m) {

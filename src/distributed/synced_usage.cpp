@@ -15,7 +15,7 @@
 namespace torchvq::distributed {
 namespace {
 
-constexpr auto kOp = "synced_usage";
+constexpr auto kSyncedUsage = "synced_usage";
 /// Below this ema_update_() leaves a code's row as it is.
 constexpr double kIdle = 1e-2;
 
@@ -24,20 +24,20 @@ void check(at::TensorList counts, at::TensorList cluster_size, at::TensorList re
   for (const auto size :
        {cluster_size.size(), replaced.size(), threshold.size(), fraction.size()}) {
     TORCH_CHECK_VALUE(
-        size == counts.size() && size > 0, kOp,
+        size == counts.size() && size > 0, kSyncedUsage,
         ": expected counts, cluster_size, replaced, threshold and threshold_fraction to have one "
         "entry per level each, but got ",
         counts.size(), ", ", cluster_size.size(), ", ", replaced.size(), ", ", threshold.size(),
         " and ", fraction.size());
   }
   for (size_t level = 0; level < counts.size(); ++level) {
-    detail::check_dtype(kOp, "counts", counts[level], at::kLong);
-    detail::check_dtype(kOp, "replaced", replaced[level], at::kLong);
-    detail::check_floating(kOp, "cluster_size", cluster_size[level]);
-    detail::check_rank(kOp, "counts", counts[level], 2, "(H, K)");
-    detail::check_rank(kOp, "cluster_size", cluster_size[level], 2, "(H, K)");
+    detail::check_dtype(kSyncedUsage, "counts", counts[level], at::kLong);
+    detail::check_dtype(kSyncedUsage, "replaced", replaced[level], at::kLong);
+    detail::check_floating(kSyncedUsage, "cluster_size", cluster_size[level]);
+    detail::check_rank(kSyncedUsage, "counts", counts[level], 2, "(H, K)");
+    detail::check_rank(kSyncedUsage, "cluster_size", cluster_size[level], 2, "(H, K)");
     for (int64_t axis = 0; axis < 2; ++axis) {
-      detail::check_size(kOp, "cluster_size", cluster_size[level], axis,
+      detail::check_size(kSyncedUsage, "cluster_size", cluster_size[level], axis,
                          counts[level].sym_size(axis), "as counts");
     }
   }
@@ -91,9 +91,10 @@ struct LevelView {
   }
 };
 
-at::Tensor any(at::TensorList counts, at::TensorList cluster_size, at::TensorList replaced,
-               at::ArrayRef<double> threshold, at::ArrayRef<double> fraction,
-               std::string_view group_name, std::string_view label) {
+at::Tensor synced_usage_any(at::TensorList counts, at::TensorList cluster_size,
+                            at::TensorList replaced, at::ArrayRef<double> threshold,
+                            at::ArrayRef<double> fraction, std::string_view group_name,
+                            std::string_view label) {
   check(counts, cluster_size, replaced, threshold, fraction);
   const Group group(group_name, {std::string(label), {}});
   auto tokens = flat(counts, at::kLong);
@@ -117,22 +118,24 @@ at::Tensor any(at::TensorList counts, at::TensorList cluster_size, at::TensorLis
   return table.to(counts[0].device());
 }
 
-at::Tensor meta(at::TensorList counts, at::TensorList cluster_size, at::TensorList replaced,
-                at::ArrayRef<double> threshold, at::ArrayRef<double> fraction,
-                std::string_view /*group_name*/, std::string_view /*label*/) {
+at::Tensor synced_usage_meta(at::TensorList counts, at::TensorList cluster_size,
+                             at::TensorList replaced, at::ArrayRef<double> threshold,
+                             at::ArrayRef<double> fraction, std::string_view /*group_name*/,
+                             std::string_view /*label*/) {
   check(counts, cluster_size, replaced, threshold, fraction);
   return counts[0].new_empty({static_cast<int64_t>(counts.size()), kUsageColumns},
                              counts[0].options().dtype(at::kDouble));
 }
 
-using Signature = at::Tensor(at::TensorList, at::TensorList, at::TensorList, at::ArrayRef<double>,
-                             at::ArrayRef<double>, std::string_view, std::string_view);
+using SyncedUsageSignature = at::Tensor(at::TensorList, at::TensorList, at::TensorList,
+                                        at::ArrayRef<double>, at::ArrayRef<double>,
+                                        std::string_view, std::string_view);
 
 }  // namespace
 
 at::Tensor synced_usage(at::TensorList counts, at::TensorList cluster_size, at::TensorList replaced,
                         const UsageOptions& options) {
-  static auto op = detail::op_handle<Signature>("torchvq::synced_usage");
+  static auto op = detail::op_handle<SyncedUsageSignature>("torchvq::synced_usage");
   return op.call(counts, cluster_size, replaced, options.threshold, options.threshold_fraction,
                  options.group_name, options.label);
 }
@@ -147,10 +150,12 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
 }
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
-  m.impl("synced_usage", torchvq::distributed::any);
+  m.impl("synced_usage", torchvq::distributed::synced_usage_any);
 }
 
-TORCH_LIBRARY_IMPL(torchvq, Meta, m) { m.impl("synced_usage", torchvq::distributed::meta); }
+TORCH_LIBRARY_IMPL(torchvq, Meta, m) {
+  m.impl("synced_usage", torchvq::distributed::synced_usage_meta);
+}
 
 TORCH_LIBRARY_IMPL(torchvq, Autograd, m) {
   m.impl("synced_usage",

@@ -15,9 +15,11 @@ at::Tensor number_of(const at::Tensor& tokens, const std::optional<at::Tensor>& 
   return tokens.new_ones({}).mul(tokens.sym_size(0) * tokens.sym_size(1)).reshape({1});
 }
 
-std::vector<at::Tensor> run(at::TensorList gradients, const at::Tensor& tokens,
-                            const std::optional<at::Tensor>& mask, std::string_view group_name,
-                            std::string_view label) {
+std::vector<at::Tensor> average_gradients_over_group(at::TensorList gradients,
+                                                     const at::Tensor& tokens,
+                                                     const std::optional<at::Tensor>& mask,
+                                                     std::string_view group_name,
+                                                     std::string_view label) {
   return average_gradients(gradients, tokens, mask, {std::string(group_name), std::string(label)});
 }
 
@@ -52,5 +54,5 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "average_gradients(Tensor[] gradients, Tensor tokens, *, Tensor? mask=None, "
       "str group_name=\"\", str label=\"quantizer\") -> Tensor[]",
-      TORCH_FN(torchvq::functional::run));
+      TORCH_FN(torchvq::functional::average_gradients_over_group));
 }

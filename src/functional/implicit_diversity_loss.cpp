@@ -11,9 +11,10 @@
 namespace torchvq::functional {
 namespace {
 
-at::Tensor run(const at::Tensor& x, const at::Tensor& codes, double temperature,
-               const std::optional<at::Tensor>& mask, std::string_view group_name,
-               std::string_view label) {
+at::Tensor implicit_diversity_loss_over_group(const at::Tensor& x, const at::Tensor& codes,
+                                              double temperature,
+                                              const std::optional<at::Tensor>& mask,
+                                              std::string_view group_name, std::string_view label) {
   return implicit_diversity_loss(x, codes, temperature, mask,
                                  {std::string(group_name), std::string(label)});
 }
@@ -45,5 +46,5 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "implicit_diversity_loss(Tensor x, Tensor codes, *, float temperature, Tensor? mask=None, "
       "str group_name=\"\", str label=\"quantizer\") -> Tensor",
-      TORCH_FN(torchvq::functional::run));
+      TORCH_FN(torchvq::functional::implicit_diversity_loss_over_group));
 }

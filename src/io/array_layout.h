@@ -9,6 +9,9 @@
 
 namespace torchvq::io {
 
+/// No array of a file that a reader takes has more.
+constexpr size_t kMostAxes = 64;
+
 struct ArrayLayout {
   c10::ScalarType dtype = c10::ScalarType::Float;
   std::vector<int64_t> shape;

@@ -15,8 +15,7 @@
 namespace torchvq::io {
 namespace {
 
-constexpr auto kFormatVersion = "1";
-const std::string kEmbed = "_codebook.embed";
+constexpr auto kCodecVersion = "1";
 
 // The Python module of a stack.
 std::string class_of(size_t groups, size_t levels) {
@@ -31,8 +30,8 @@ std::string find_metadata(const SafetensorsFile& file, const std::string& key) {
 
 void check_metadata(const std::string& path, const SafetensorsFile& file) {
   const auto version = find_metadata(file, "format_version");
-  TORCH_CHECK_VALUE(version.empty() || version == kFormatVersion, path,
-                    ": expected codec format version ", kFormatVersion, ", but got ", version);
+  TORCH_CHECK_VALUE(version.empty() || version == kCodecVersion, path,
+                    ": expected codec format version ", kCodecVersion, ", but got ", version);
   const auto type = find_metadata(file, "class");
   TORCH_CHECK_VALUE(type.empty() || type == "VectorQuantize" || type == "ResidualVQ" ||
                         type == "GroupedResidualVQ",
@@ -175,7 +174,7 @@ void save_codec_stack(OutputFile& file, const CodecStack& stack) {
   const auto& first = stack.groups[0][0];
   const auto dim = first.codebook.size(1) * static_cast<int64_t>(groups);
   std::map<std::string, std::string> metadata = {{"format", "pt"},
-                                                 {"format_version", kFormatVersion},
+                                                 {"format_version", kCodecVersion},
                                                  {"class", class_of(groups, levels)},
                                                  {"codebook_size", sizes_of(stack)},
                                                  {"dim", std::to_string(dim)},

@@ -10,8 +10,7 @@
 namespace torchvq::io {
 namespace {
 
-const std::string kEmbed = "_codebook.embed";
-constexpr int64_t kMostLevels = 1 << 20;
+constexpr int64_t kMostQuantizers = 1 << 20;
 
 bool take_end(std::string& text, const std::string& end) {
   if (text.size() < end.size() || !text.ends_with(end)) return false;
@@ -89,7 +88,7 @@ CodecKeys find_codec_keys(const std::string& path, const SafetensorsFile& file) 
                     quantizers.size());
   const auto levels = found.rbegin()->first.second + 1;
   const auto groups = found.rbegin()->first.first + 1;
-  TORCH_CHECK_VALUE(levels <= kMostLevels && groups <= kMostLevels &&
+  TORCH_CHECK_VALUE(levels <= kMostQuantizers && groups <= kMostQuantizers &&
                         static_cast<int64_t>(found.size()) == groups * levels,
                     path, ": expected every level of every group, but it holds ", found.size(),
                     " codebooks, the last of which is level ", levels - 1, " of group ",

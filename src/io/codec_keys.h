@@ -8,6 +8,9 @@
 
 namespace torchvq::io {
 
+/// The codes of a level, behind its key.
+inline const std::string kEmbed = "_codebook.embed";
+
 /// What stands before `_codebook.embed` and its neighbours for each level of each group, prefix of
 /// a larger model's state included; one entry, one level for a VectorQuantize.
 using CodecKeys = std::vector<std::vector<std::string>>;

@@ -19,14 +19,14 @@ static_assert(std::endian::native == std::endian::little,
 constexpr std::string_view kMagic = "\x93NUMPY";
 // Arrays of plain numbers need some hundred bytes; the bound keeps a damaged length from costing
 // memory.
-constexpr size_t kLongestHeader = 65535;
+constexpr size_t kLongestNpyHeader = 65535;
 
 struct DtypeName {
   std::string_view name;
   c10::ScalarType dtype;
 };
 
-constexpr std::array<DtypeName, 12> kDtypes = {{
+constexpr std::array<DtypeName, 12> kNpyDtypes = {{
     {"f2", c10::ScalarType::Half},
     {"f4", c10::ScalarType::Float},
     {"f8", c10::ScalarType::Double},
@@ -44,7 +44,7 @@ constexpr std::array<DtypeName, 12> kDtypes = {{
 void parse_descr(const std::string& path, const std::string& descr, ArrayLayout& layout) {
   const bool has_order = !descr.empty() && std::strchr("<>=|", descr[0]) != nullptr;
   const std::string_view name = std::string_view(descr).substr(has_order ? 1 : 0);
-  for (const auto& known : kDtypes) {
+  for (const auto& known : kNpyDtypes) {
     if (name != known.name) continue;
     layout.dtype = known.dtype;
     layout.swapped = descr[0] == '>' && c10::elementSize(known.dtype) > 1;
@@ -73,8 +73,9 @@ std::string read_dictionary(const InputFile& file, ArrayLayout& layout) {
   size_t length = start[8] | static_cast<size_t>(start[9]) << 8;
   if (major > 1)
     length |= static_cast<size_t>(start[10]) << 16 | static_cast<size_t>(start[11]) << 24;
-  TORCH_CHECK_VALUE(length <= kLongestHeader, file.path(), ": expected a .npy header of at most ",
-                    kLongestHeader, " bytes, but it claims ", length);
+  TORCH_CHECK_VALUE(length <= kLongestNpyHeader, file.path(),
+                    ": expected a .npy header of at most ", kLongestNpyHeader,
+                    " bytes, but it claims ", length);
   std::string text(length, '\0');
   TORCH_CHECK_VALUE(file.read(static_cast<int64_t>(prefix), text.data(), length) == length,
                     file.path(), ": expected a whole .npy header, but the file ends after ",
@@ -94,7 +95,7 @@ void check_size(const InputFile& file, const ArrayLayout& layout) {
 }
 
 const char* descr_of(c10::ScalarType dtype) {
-  for (const auto& known : kDtypes) {
+  for (const auto& known : kNpyDtypes) {
     if (known.dtype == dtype) return known.name.data();
   }
   TORCH_CHECK_TYPE(
@@ -128,8 +129,8 @@ std::string make_npy_header(c10::ScalarType dtype, const std::vector<int64_t>& s
   constexpr size_t kPrefix = 10, kAlignment = 64;
   text.append(kAlignment - 1 - (kPrefix + text.size()) % kAlignment, ' ');
   text += '\n';
-  TORCH_CHECK_VALUE(text.size() <= kLongestHeader, "save_npy: expected fewer dimensions, but got ",
-                    shape.size());
+  TORCH_CHECK_VALUE(text.size() <= kLongestNpyHeader,
+                    "save_npy: expected fewer dimensions, but got ", shape.size());
   std::string header(kMagic);
   header +=
       {'\x01', '\x00', static_cast<char>(text.size() & 0xff), static_cast<char>(text.size() >> 8)};

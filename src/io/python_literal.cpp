@@ -5,11 +5,12 @@
 #include <limits>
 #include <string_view>
 
+#include "io/array_layout.h"
+
 namespace torchvq::io {
 namespace {
 
 // numpy itself stops at 64 axes.
-constexpr size_t kMostAxes = 64;
 
 class Parser {
  public:

@@ -8,7 +8,7 @@ namespace {
 
 using c10::ScalarType;
 
-constexpr std::array<std::pair<std::string_view, ScalarType>, 15> kDtypes = {{
+constexpr std::array<std::pair<std::string_view, ScalarType>, 15> kSafetensorsDtypes = {{
     {"F64", ScalarType::Double},
     {"F32", ScalarType::Float},
     {"F16", ScalarType::Half},
@@ -29,14 +29,14 @@ constexpr std::array<std::pair<std::string_view, ScalarType>, 15> kDtypes = {{
 }  // namespace
 
 std::optional<ScalarType> safetensors_dtype(std::string_view name) {
-  for (const auto& [known, dtype] : kDtypes) {
+  for (const auto& [known, dtype] : kSafetensorsDtypes) {
     if (name == known) return dtype;
   }
   return std::nullopt;
 }
 
 std::string_view safetensors_name(ScalarType dtype) {
-  for (const auto& [name, known] : kDtypes) {
+  for (const auto& [name, known] : kSafetensorsDtypes) {
     if (dtype == known) return name;
   }
   return {};

@@ -17,8 +17,7 @@ using nlohmann::json;
 
 constexpr int64_t kLengthBytes = 8;
 // The bound of the format's own implementation.
-constexpr uint64_t kLongestHeader = 100'000'000;
-constexpr size_t kMostAxes = 64;
+constexpr uint64_t kLongestSafetensorsHeader = 100'000'000;
 
 uint64_t header_length(const InputFile& file) {
   std::array<unsigned char, kLengthBytes> bytes{};
@@ -32,9 +31,9 @@ uint64_t header_length(const InputFile& file) {
 std::string header_text(const InputFile& file) {
   const auto length = header_length(file);
   // What is no safetensors file claims a length that none has.
-  TORCH_CHECK_VALUE(length <= kLongestHeader, file.path(),
-                    ": expected a safetensors file, with a header of at most ", kLongestHeader,
-                    " bytes, but its first bytes claim ", length);
+  TORCH_CHECK_VALUE(length <= kLongestSafetensorsHeader, file.path(),
+                    ": expected a safetensors file, with a header of at most ",
+                    kLongestSafetensorsHeader, " bytes, but its first bytes claim ", length);
   TORCH_CHECK_VALUE(static_cast<int64_t>(length) <= file.size() - kLengthBytes, file.path(),
                     ": expected a safetensors header of ", length,
                     " bytes, but the file ends after ", file.size());
@@ -155,7 +154,7 @@ void check_coverage(const InputFile& file, const std::map<std::string, Safetenso
 
 bool looks_like_safetensors(const InputFile& file) {
   char brace = 0;
-  return file.size() > kLengthBytes && header_length(file) <= kLongestHeader &&
+  return file.size() > kLengthBytes && header_length(file) <= kLongestSafetensorsHeader &&
          file.read(kLengthBytes, &brace, 1) == 1 && brace == '{';
 }
 

@@ -15,7 +15,7 @@
 namespace torchvq::io {
 namespace {
 
-constexpr auto kFormatVersion = "1";
+constexpr auto kScalarCodecVersion = "1";
 constexpr int64_t kMostLevels = 65536;
 constexpr int64_t kMostCodes = int64_t{1} << 62;
 using Metadata = std::map<std::string, std::string>;
@@ -111,7 +111,7 @@ void save_scalar_codec(OutputFile& file, const functional::ScalarCodec& codec) {
   }
   const bool signs = codec.method == "lfq";
   Metadata metadata = {{"format", "pt"},
-                       {"format_version", kFormatVersion},
+                       {"format_version", kScalarCodecVersion},
                        {"class", signs ? "LFQ" : "FSQ"},
                        {"codebook_size", std::to_string(codec.codebook_size())},
                        {"num_codebooks", std::to_string(codec.num_codebooks)},
@@ -130,8 +130,8 @@ functional::ScalarCodec load_scalar_codec(const std::string& path) {
   const auto& metadata = file.metadata();
   TORCH_CHECK_VALUE(holds_scalar_codec(file), path, ": expected a codec of class FSQ or LFQ");
   const auto version = find(path, metadata, "format_version");
-  TORCH_CHECK_VALUE(version == kFormatVersion, path, ": expected codec format version ",
-                    kFormatVersion, ", but got ", version);
+  TORCH_CHECK_VALUE(version == kScalarCodecVersion, path, ": expected codec format version ",
+                    kScalarCodecVersion, ", but got ", version);
   functional::ScalarCodec codec;
   codec.method = find(path, metadata, "class") == "LFQ" ? "lfq" : "fsq";
   codec.levels = codec.method == "lfq" ? signs_of(path, number_of(path, metadata, "codebook_size"))

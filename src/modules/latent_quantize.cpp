@@ -22,7 +22,7 @@ using OptionalTensor = std::optional<torch::Tensor>;
 
 namespace {
 
-constexpr auto kName = "LatentQuantize";
+constexpr auto kLatentQuantize = "LatentQuantize";
 
 detail::Layout layout_of(const LatentQuantizeOptions& options) {
   return {.dim = options.dim(),
@@ -30,7 +30,7 @@ detail::Layout layout_of(const LatentQuantizeOptions& options) {
           .separate = false,
           .channel_first = options.channel_first(),
           .map_rank = 0,
-          .owner = kName};
+          .owner = kLatentQuantize};
 }
 
 int64_t inner_dim(const LatentQuantizeOptions& options) {
@@ -144,7 +144,7 @@ std::vector<torch::Tensor> LatentQuantizeImpl::values_of_step(const torch::Tenso
     F::latent_quantize(target, own, /*commitment=*/0, /*quantization=*/1, mask).loss.backward();
     distributed::Ranks ranks;
     ranks.group_name = distributed::default_group();
-    ranks.label = kName;
+    ranks.label = kLatentQuantize;
     const auto dim = static_cast<int64_t>(options.levels().size());
     const auto rows = target.reshape({1, -1, dim});
     detail::average_gradients(own, target.scalar_type() == at::kDouble ? rows : rows.to(at::kFloat),
@@ -208,9 +208,9 @@ torch::Tensor LatentQuantizeImpl::codes_to_indices(const torch::Tensor& zhat) co
 torch::Tensor LatentQuantizeImpl::indices_to_codes(const torch::Tensor& indices_,
                                                    bool with_projection) {
   const auto indices = keeps_codebooks() ? indices_ : indices_.unsqueeze(-1);
-  TORCH_CHECK_VALUE(indices.dim() >= 2 && indices.size(-1) == options.num_codebooks(), kName,
-                    ": expected indices to have shape (B, *) and ", options.num_codebooks(),
-                    " codebooks, but got shape ", indices_.sizes());
+  TORCH_CHECK_VALUE(indices.dim() >= 2 && indices.size(-1) == options.num_codebooks(),
+                    kLatentQuantize, ": expected indices to have shape (B, *) and ",
+                    options.num_codebooks(), " codebooks, but got shape ", indices_.sizes());
   auto codes = F::latent_decode(indices, values()).flatten(-2);
   if (with_projection && project_out) {
     // Masked tokens have no output; the bias of the projection would give them one.

@@ -20,8 +20,8 @@ bool have_gradient(at::TensorList codebooks) {
 }
 
 /// Level by level, because residual_encode() has no gradient.
-Encoded walk_levels(const at::Tensor& x, at::TensorList codebooks, const std::string& metric,
-                    const std::optional<at::Tensor>& mask) {
+Encoded encode_differentiably(const at::Tensor& x, at::TensorList codebooks,
+                              const std::string& metric, const std::optional<at::Tensor>& mask) {
   const auto options = ops::NearestCodeOptions().metric(metric).return_codes(true);
   auto residual = x;
   at::Tensor total;
@@ -44,7 +44,7 @@ Encoded walk_levels(const at::Tensor& x, at::TensorList codebooks, const std::st
 Encoded encode_levels(const at::Tensor& x, at::TensorList codebooks, const std::string& metric,
                       const std::optional<at::Tensor>& mask) {
   if (have_gradient(codebooks)) {
-    return walk_levels(x, codebooks, metric, mask);
+    return encode_differentiably(x, codebooks, metric, mask);
   }
   const auto options = ops::ResidualEncodeOptions().metric(metric).mask(mask);
   const auto found = ops::residual_encode(x, codebooks, options);

@@ -15,14 +15,14 @@ namespace F = functional;
 
 namespace {
 
-struct Walk {
+struct StackWalk {
   at::Tensor total;
   at::Tensor indices;             // (B, N, Q)
   std::vector<at::Tensor> codes;  // none if one operator went through the levels
 };
 
-Walk walk(const StackFamily& family, const at::Tensor& inputs,
-          const std::optional<at::Tensor>& mask, int64_t depth) {
+StackWalk walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
+                         const std::optional<at::Tensor>& mask, int64_t depth) {
   std::vector<at::Tensor> codes, indices;
   auto total = walk_levels(
       inputs, depth,
@@ -37,7 +37,7 @@ Walk walk(const StackFamily& family, const at::Tensor& inputs,
 }
 
 /// Dropped levels have no index.
-Walk walk_at_once(const StackFamily& family, const at::Tensor& inputs, int64_t depth) {
+StackWalk walk_at_once(const StackFamily& family, const at::Tensor& inputs, int64_t depth) {
   auto [total, indices] = family.at_once(inputs, depth);
   return {total, at::constant_pad_nd(indices, {0, family.levels - depth}, -1), {}};
 }
@@ -65,7 +65,7 @@ StackResult run_stack(const StackFamily& family, const at::Tensor& x,
   auto inputs = enter_stack(x, real, layout, family.project_in);
   if (family.prepare) inputs = family.prepare(inputs);
   auto found = family.at_once && !all_codes ? walk_at_once(family, inputs, depth)
-                                            : walk(family, inputs, real, depth);
+                                            : walk_levels_of(family, inputs, real, depth);
   auto indices = found.indices;
   if (real) indices = indices.masked_fill(real->logical_not().unsqueeze(-1), -1);
   for (auto& codes : found.codes) codes = restore_codes(codes, x, real, layout);

@@ -27,7 +27,7 @@ using OptionalTensor = std::optional<torch::Tensor>;
 
 namespace {
 
-constexpr auto kName = "VectorQuantize";
+constexpr auto kVectorQuantize = "VectorQuantize";
 
 detail::Call make_call(const VectorQuantizeImpl& vq, const torch::Tensor& x,
                        const VectorQuantizeForwardOptions& call) {
@@ -35,7 +35,7 @@ detail::Call make_call(const VectorQuantizeImpl& vq, const torch::Tensor& x,
   const auto topk = call.topk();
   return {
       .targets = call.indices(),
-      .mask = detail::layout_of(options, kName).token_mask(x, call.mask(), call.lens()),
+      .mask = detail::layout_of(options, kVectorQuantize).token_mask(x, call.mask(), call.lens()),
       .topk = topk ? std::optional(std::min(*topk, options.codebook_size())) : std::nullopt,
       .temperature = call.sample_codebook_temp().value_or(options.sample_codebook_temp()),
       .frozen = call.freeze_codebook().value_or(options.freeze_codebook()),
@@ -43,7 +43,7 @@ detail::Call make_call(const VectorQuantizeImpl& vq, const torch::Tensor& x,
       .ema_update = call.ema_update().value_or(vq.resolved().ema_update),
       .accumulate = call.accum_ema_update(),
       .weight = call.ema_update_weight(),
-      .ranks = detail::ranks_of(vq, kName),
+      .ranks = detail::ranks_of(vq, kVectorQuantize),
   };
 }
 
@@ -131,7 +131,7 @@ VectorQuantizeImpl::borrowed_modules() const {
 
 VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
                                                  const VectorQuantizeForwardOptions& call_options) {
-  const auto layout = detail::layout_of(options, kName);
+  const auto layout = detail::layout_of(options, kVectorQuantize);
   layout.check(x);
   check_topk(call_options.topk());
   const auto call = make_call(*this, x, call_options);
@@ -200,7 +200,7 @@ torch::Tensor VectorQuantizeImpl::project(const torch::Tensor& tokens) {
     // Autocast may have given the projection another dtype, and the norm takes none but its own.
     projected = project_in_norm(projected.to(project_in_norm->weight.scalar_type()));
   }
-  return detail::layout_of(options, kName).split_heads(projected);
+  return detail::layout_of(options, kVectorQuantize).split_heads(projected);
 }
 
 torch::Tensor VectorQuantizeImpl::project_back(const torch::Tensor& tokens) {
@@ -210,7 +210,7 @@ torch::Tensor VectorQuantizeImpl::project_back(const torch::Tensor& tokens) {
 torch::Tensor VectorQuantizeImpl::restore(const torch::Tensor& quantized,
                                           const torch::Tensor& tokens, const torch::Tensor& x,
                                           const OptionalTensor& mask) {
-  const auto layout = detail::layout_of(options, kName);
+  const auto layout = detail::layout_of(options, kVectorQuantize);
   auto merged = layout.merge_heads(quantized, tokens.size(0), tokens.size(1));
   // (B, N, heads, D) to (B, N, heads * D); with candidates (B, N, 1, k, D) to (B, N, k, D).
   merged = quantized.dim() == 3 ? merged.flatten(2) : merged.squeeze(2);
@@ -240,13 +240,13 @@ void VectorQuantizeImpl::set_codebook(const torch::Tensor& codes) {
 }
 
 torch::Tensor VectorQuantizeImpl::decode(const torch::Tensor& indices) {
-  const auto layout = detail::layout_of(options, kName);
+  const auto layout = detail::layout_of(options, kVectorQuantize);
   return layout.join_heads(
       ops::lookup_codes(codebook_state->codes(), layout.split_indices(indices)), indices.sizes());
 }
 
 torch::Tensor VectorQuantizeImpl::get_codes_from_indices(const torch::Tensor& indices) {
-  return detail::layout_of(options, kName).place_features(decode(indices));
+  return detail::layout_of(options, kVectorQuantize).place_features(decode(indices));
 }
 
 torch::Tensor VectorQuantizeImpl::get_output_from_indices(const torch::Tensor& indices) {
@@ -256,7 +256,7 @@ torch::Tensor VectorQuantizeImpl::get_output_from_indices(const torch::Tensor& i
     const auto absent = options.heads() == 1 ? indices.lt(0) : indices.lt(0).all(-1);
     output = output.masked_fill(absent.unsqueeze(-1), 0);
   }
-  return detail::layout_of(options, kName).place_features(output);
+  return detail::layout_of(options, kVectorQuantize).place_features(output);
 }
 
 CodebookStats VectorQuantizeImpl::stats(bool synced) const {
@@ -272,13 +272,13 @@ void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch:
     return;
   }
   at::NoGradGuard no_grad;
-  const auto layout = detail::layout_of(options, kName);
+  const auto layout = detail::layout_of(options, kVectorQuantize);
   const auto real = layout.split_mask(layout.token_mask(x, mask, std::nullopt));
   auto inputs = project(layout.pack(x));
   if (options.use_cosine_sim()) {
     inputs = ops::unit_vectors(inputs);
   }
-  const auto ranks = detail::ranks_of(*this, kName);
+  const auto ranks = detail::ranks_of(*this, kVectorQuantize);
   detail::shake_hands({codebook_state}, ranks);
   codebook_state->learn(inputs, layout.split_indices(indices), real, /*ema_update=*/true,
                         /*accumulate=*/false, std::nullopt, ranks);
@@ -286,12 +286,12 @@ void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch:
 
 void VectorQuantizeImpl::expire_codes_(const torch::Tensor& x) {
   at::NoGradGuard no_grad;
-  auto inputs = detail::layout_of(options, kName).split_heads(x);
+  auto inputs = detail::layout_of(options, kVectorQuantize).split_heads(x);
   if (options.use_cosine_sim()) {
     inputs = ops::unit_vectors(inputs);
   }
   codebook_state->replace_dead_codes(inputs, torch::zeros_like(codebook_state->cooldown),
-                                     std::nullopt, detail::ranks_of(*this, kName));
+                                     std::nullopt, detail::ranks_of(*this, kVectorQuantize));
   F::advance_rng_(codebook_state->rng);
 }
 

@@ -12,39 +12,39 @@ namespace torchvq {
 namespace detail {
 namespace {
 
-constexpr auto kOp = "ema_update_";
+constexpr auto kEmaUpdate = "ema_update_";
 
 void check_weight(const at::Tensor& weight, const at::Tensor& cluster_size) {
-  check_floating(kOp, "weight", weight);
+  check_floating(kEmaUpdate, "weight", weight);
   bool fits = weight.dim() <= 2;
   for (int64_t axis = 1; fits && axis <= weight.dim(); ++axis) {
     fits = weight.sym_size(-axis) == 1 || weight.sym_size(-axis) == cluster_size.sym_size(-axis);
   }
-  TORCH_CHECK_VALUE(fits, kOp, ": expected weight to broadcast to ", cluster_size.sym_sizes(),
-                    " (H, K), but got shape ", weight.sym_sizes());
-  check_same_device(kOp, "embed", cluster_size, "weight", weight);
+  TORCH_CHECK_VALUE(fits, kEmaUpdate, ": expected weight to broadcast to ",
+                    cluster_size.sym_sizes(), " (H, K), but got shape ", weight.sym_sizes());
+  check_same_device(kEmaUpdate, "embed", cluster_size, "weight", weight);
 }
 
 }  // namespace
 
 bool check_ema_update_(const at::Tensor& cluster_size, const at::Tensor& embed_avg,
                        const at::Tensor& embed, const EmaUpdateArguments& arguments) {
-  check_codebook_state(kOp, cluster_size, embed_avg, embed);
-  check_dtype(kOp, "counts", arguments.counts, at::kLong);
-  check_rank(kOp, "counts", arguments.counts, 2, "(H, K)");
-  check_sums(kOp, arguments.sums, arguments.exponents);
+  check_codebook_state(kEmaUpdate, cluster_size, embed_avg, embed);
+  check_dtype(kEmaUpdate, "counts", arguments.counts, at::kLong);
+  check_rank(kEmaUpdate, "counts", arguments.counts, 2, "(H, K)");
+  check_sums(kEmaUpdate, arguments.sums, arguments.exponents);
   for (int64_t axis = 0; axis < 3; ++axis) {
-    check_size(kOp, "sums", arguments.sums, axis + 1, embed.sym_size(axis), "as embed");
+    check_size(kEmaUpdate, "sums", arguments.sums, axis + 1, embed.sym_size(axis), "as embed");
     if (axis < 2)
-      check_size(kOp, "counts", arguments.counts, axis, embed.sym_size(axis), "as embed");
+      check_size(kEmaUpdate, "counts", arguments.counts, axis, embed.sym_size(axis), "as embed");
   }
-  check_same_device(kOp, "embed", embed, "counts", arguments.counts);
-  check_same_device(kOp, "embed", embed, "sums", arguments.sums);
-  TORCH_CHECK_VALUE(arguments.decay >= 0 && arguments.decay <= 1, kOp,
+  check_same_device(kEmaUpdate, "embed", embed, "counts", arguments.counts);
+  check_same_device(kEmaUpdate, "embed", embed, "sums", arguments.sums);
+  TORCH_CHECK_VALUE(arguments.decay >= 0 && arguments.decay <= 1, kEmaUpdate,
                     ": expected decay to be in [0, 1], but got ", arguments.decay);
-  check_eps(kOp, arguments.eps);
+  check_eps(kEmaUpdate, arguments.eps);
   if (arguments.weight.has_value()) check_weight(*arguments.weight, cluster_size);
-  return check_metric(kOp, arguments.metric);
+  return check_metric(kEmaUpdate, arguments.metric);
 }
 
 }  // namespace detail

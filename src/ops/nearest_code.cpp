@@ -13,40 +13,40 @@ namespace detail {
 
 namespace {
 
-constexpr auto kOp = "nearest_code";
+constexpr auto kNearestCode = "nearest_code";
 
 void check_codebook(const at::Tensor& x, const at::Tensor& codebook) {
-  TORCH_CHECK_VALUE(x.dim() == 2 || x.dim() == 3, kOp,
+  TORCH_CHECK_VALUE(x.dim() == 2 || x.dim() == 3, kNearestCode,
                     ": expected x to have 2 or 3 dimensions (N, D) or (H, N, D), but got shape ",
                     x.sym_sizes());
   TORCH_CHECK_VALUE(
-      codebook.dim() == 2 || codebook.dim() == 3, kOp,
+      codebook.dim() == 2 || codebook.dim() == 3, kNearestCode,
       ": expected codebook to have 2 or 3 dimensions (K, D) or (H, K, D), but got shape ",
       codebook.sym_sizes());
-  check_size(kOp, "codebook", codebook, -1, x.sym_size(-1), "dim of x");
-  TORCH_CHECK_VALUE(x.sym_size(-1) >= 1, kOp, ": expected x to have at least 1 dim, but got shape ",
-                    x.sym_sizes());
-  TORCH_CHECK_VALUE(codebook.sym_size(-2) >= 1, kOp,
+  check_size(kNearestCode, "codebook", codebook, -1, x.sym_size(-1), "dim of x");
+  TORCH_CHECK_VALUE(x.sym_size(-1) >= 1, kNearestCode,
+                    ": expected x to have at least 1 dim, but got shape ", x.sym_sizes());
+  TORCH_CHECK_VALUE(codebook.sym_size(-2) >= 1, kNearestCode,
                     ": expected codebook to have at least 1 code, but got shape ",
                     codebook.sym_sizes());
   if (codebook.dim() == 3) {
     const auto heads = x.dim() == 3 ? x.sym_size(0) : c10::SymInt(1);
-    TORCH_CHECK_VALUE(codebook.sym_size(0) == 1 || codebook.sym_size(0) == heads, kOp,
+    TORCH_CHECK_VALUE(codebook.sym_size(0) == 1 || codebook.sym_size(0) == heads, kNearestCode,
                       ": expected codebook to have 1 or ", heads, " heads, but got shape ",
                       codebook.sym_sizes());
   }
 }
 
 void check_bias(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& bias) {
-  check_floating(kOp, "bias", bias);
-  check_same_device(kOp, "codebook", codebook, "bias", bias);
-  TORCH_CHECK_VALUE(bias.dim() == 1 || bias.dim() == 2, kOp,
+  check_floating(kNearestCode, "bias", bias);
+  check_same_device(kNearestCode, "codebook", codebook, "bias", bias);
+  TORCH_CHECK_VALUE(bias.dim() == 1 || bias.dim() == 2, kNearestCode,
                     ": expected bias to have 1 or 2 dimensions (K,) or (H, K), but got shape ",
                     bias.sym_sizes());
-  check_size(kOp, "bias", bias, -1, codebook.sym_size(-2), "codes of codebook");
+  check_size(kNearestCode, "bias", bias, -1, codebook.sym_size(-2), "codes of codebook");
   if (bias.dim() == 2) {
     const auto heads = x.dim() == 3 ? x.sym_size(0) : c10::SymInt(1);
-    TORCH_CHECK_VALUE(bias.sym_size(0) == 1 || bias.sym_size(0) == heads, kOp,
+    TORCH_CHECK_VALUE(bias.sym_size(0) == 1 || bias.sym_size(0) == heads, kNearestCode,
                       ": expected bias to have 1 or ", heads, " heads, but got shape ",
                       bias.sym_sizes());
   }
@@ -56,20 +56,20 @@ void check_bias(const at::Tensor& x, const at::Tensor& codebook, const at::Tenso
 
 void check_nearest_code(const at::Tensor& x, const at::Tensor& codebook, std::string_view metric,
                         const std::optional<at::Tensor>& bias, std::optional<int64_t> topk) {
-  check_floating(kOp, "x", x);
-  check_floating(kOp, "codebook", codebook);
+  check_floating(kNearestCode, "x", x);
+  check_floating(kNearestCode, "codebook", codebook);
   check_codebook(x, codebook);
-  check_same_device(kOp, "x", x, "codebook", codebook);
-  TORCH_CHECK_VALUE(metric == "euclidean" || metric == "cosine", kOp,
+  check_same_device(kNearestCode, "x", x, "codebook", codebook);
+  TORCH_CHECK_VALUE(metric == "euclidean" || metric == "cosine", kNearestCode,
                     ": expected metric to be \"euclidean\" or \"cosine\", but got \"", metric,
                     "\"");
   // Kernels number codes, and their places in padded panels, in 32 bits.
-  TORCH_CHECK_VALUE(codebook.sym_size(-2) <= (int64_t{1} << 30), kOp,
+  TORCH_CHECK_VALUE(codebook.sym_size(-2) <= (int64_t{1} << 30), kNearestCode,
                     ": expected codebook to have at most 2^30 codes, but got shape ",
                     codebook.sym_sizes());
   if (bias) check_bias(x, codebook, *bias);
   if (topk) {
-    TORCH_CHECK_VALUE(*topk >= 1 && codebook.sym_size(-2) >= *topk, kOp,
+    TORCH_CHECK_VALUE(*topk >= 1 && codebook.sym_size(-2) >= *topk, kNearestCode,
                       ": expected topk to be in [1, ", codebook.sym_size(-2), "], but got ", *topk);
   }
 }

@@ -18,14 +18,14 @@ namespace detail {
 
 namespace {
 
-constexpr auto kOp = "residual_beam_search";
+constexpr auto kResidualBeamSearch = "residual_beam_search";
 
 void check_weights(at::ArrayRef<double> weights, size_t levels) {
-  TORCH_CHECK_VALUE(weights.empty() || weights.size() == levels, kOp,
+  TORCH_CHECK_VALUE(weights.empty() || weights.size() == levels, kResidualBeamSearch,
                     ": expected weights to be none or one for each of ", levels,
                     " levels, but got ", weights.size());
   for (const double weight : weights) {
-    TORCH_CHECK_VALUE(std::isfinite(weight) && weight >= 0, kOp,
+    TORCH_CHECK_VALUE(std::isfinite(weight) && weight >= 0, kResidualBeamSearch,
                       ": expected weights to be finite and non-negative, but got ", weight);
   }
 }
@@ -36,8 +36,9 @@ void check_residual_beam_search(const at::Tensor& x, at::TensorList codebooks, i
                                 const std::optional<at::Tensor>& mask,
                                 const std::optional<at::Tensor>& depth,
                                 at::ArrayRef<double> weights) {
-  check_residual_arguments(kOp, x, codebooks, depth, mask);
-  TORCH_CHECK_VALUE(beam >= 1, kOp, ": expected beam to be at least 1, but got ", beam);
+  check_residual_arguments(kResidualBeamSearch, x, codebooks, depth, mask);
+  TORCH_CHECK_VALUE(beam >= 1, kResidualBeamSearch, ": expected beam to be at least 1, but got ",
+                    beam);
   check_weights(weights, codebooks.size());
 }
 
@@ -49,7 +50,7 @@ BeamProblem::BeamProblem(const at::Tensor& x_, at::TensorList codebooks_, int64_
   const auto dtype = residual_dtype(x_, codebooks_);
   x = x_.to(dtype).contiguous();
   heads = x.size(0), tokens = x.size(1), dim = x.size(2);
-  const auto used = static_cast<size_t>(levels_in_use(kOp, depth, levels));
+  const auto used = static_cast<size_t>(levels_in_use(kResidualBeamSearch, depth, levels));
   for (size_t n = 0; n < used; ++n) {
     codebooks.push_back(codebooks_[n].to(dtype).contiguous());
   }

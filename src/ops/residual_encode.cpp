@@ -13,15 +13,15 @@ namespace detail {
 
 namespace {
 
-constexpr auto kOp = "residual_encode";
+constexpr auto kResidualEncode = "residual_encode";
 
 }  // namespace
 
 void check_residual_encode(const at::Tensor& x, at::TensorList codebooks, std::string_view metric,
                            const std::optional<at::Tensor>& depth,
                            const std::optional<at::Tensor>& mask) {
-  check_residual_arguments(kOp, x, codebooks, depth, mask);
-  parse_metric(kOp, metric);
+  check_residual_arguments(kResidualEncode, x, codebooks, depth, mask);
+  parse_metric(kResidualEncode, metric);
 }
 
 ResidualEncodeProblem::ResidualEncodeProblem(const at::Tensor& x_, at::TensorList codebooks_,
@@ -32,10 +32,10 @@ ResidualEncodeProblem::ResidualEncodeProblem(const at::Tensor& x_, at::TensorLis
   const auto dtype = residual_dtype(x_, codebooks_);
   x = x_.to(dtype).contiguous();
   if (mask_) mask = mask_->contiguous();
-  cosine = parse_metric(kOp, metric) == Metric::kCosine;
+  cosine = parse_metric(kResidualEncode, metric) == Metric::kCosine;
   heads = x.size(0), tokens = x.size(1), dim = x.size(2);
   levels = static_cast<int64_t>(codebooks_.size());
-  const auto used = static_cast<size_t>(levels_in_use(kOp, depth, levels));
+  const auto used = static_cast<size_t>(levels_in_use(kResidualEncode, depth, levels));
   for (size_t n = 0; n < used; ++n) codebooks.push_back(codebooks_[n].to(dtype).contiguous());
 }
 

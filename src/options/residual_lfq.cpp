@@ -2,26 +2,24 @@
 
 #include <c10/util/Exception.h>
 
+#include "options/expect.h"
+
 namespace torchvq {
 namespace {
 
-template <typename T>
-void expect(bool holds, const char* name, const char* condition, const T& value) {
-  TORCH_CHECK_VALUE(holds, "ResidualLFQOptions: expected ", name, " to be ", condition,
-                    ", but got ", value);
-}
+constexpr detail::ExpectOption expect_residual_lfq{"ResidualLFQOptions"};
 
 }  // namespace
 
 void ResidualLFQOptions::validate() const {
-  expect(dim() >= 1, "dim", "at least 1", dim());
-  expect(num_quantizers() >= 1, "num_quantizers", "at least 1", num_quantizers());
+  expect_residual_lfq(dim() >= 1, "dim", "at least 1", dim());
+  expect_residual_lfq(num_quantizers() >= 1, "num_quantizers", "at least 1", num_quantizers());
   const auto cutoff = quantize_dropout_cutoff_index();
-  expect(cutoff >= 0 && cutoff < num_quantizers(), "quantize_dropout_cutoff_index",
-         "in [0, num_quantizers)", cutoff);
-  expect(quantize_dropout_multiple_of() >= 1, "quantize_dropout_multiple_of", "at least 1",
-         quantize_dropout_multiple_of());
-  expect(lfq().num_codebooks() == 1, "num_codebooks", "1", lfq().num_codebooks());
+  expect_residual_lfq(cutoff >= 0 && cutoff < num_quantizers(), "quantize_dropout_cutoff_index",
+                      "in [0, num_quantizers)", cutoff);
+  expect_residual_lfq(quantize_dropout_multiple_of() >= 1, "quantize_dropout_multiple_of",
+                      "at least 1", quantize_dropout_multiple_of());
+  expect_residual_lfq(lfq().num_codebooks() == 1, "num_codebooks", "1", lfq().num_codebooks());
   LFQOptions(lfq())
       .dim(std::nullopt)
       .codebook_size(codebook_size())

@@ -6,73 +6,73 @@
 #include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
 
+#include "options/expect.h"
+
 namespace torchvq {
 namespace {
 
-template <typename T>
-void expect(bool holds, const char* name, const std::string& condition, const T& value) {
-  TORCH_CHECK_VALUE(holds, "ResidualVQOptions: expected ", name, " to be ", condition, ", but got ",
-                    value);
-}
+constexpr detail::ExpectOption expect_residual_vq{"ResidualVQOptions"};
 
 std::vector<int64_t> resolve_sizes(const ResidualVQOptions& o) {
   const auto& [sizes, each] = o.codebook_size();
   if (!each) {
     const auto levels = o.num_quantizers().value_or(0);
-    expect(levels >= 1, "num_quantizers", "at least 1", levels);
+    expect_residual_vq(levels >= 1, "num_quantizers", "at least 1", levels);
     return std::vector<int64_t>(levels, sizes[0]);
   }
   const auto levels = static_cast<int64_t>(sizes.size());
-  expect(levels >= 1, "codebook_size", "a size or at least one of them", c10::IntArrayRef(sizes));
-  expect(o.num_quantizers().value_or(levels) == levels, "num_quantizers",
-         "the number of codebook sizes, " + std::to_string(levels),
-         o.num_quantizers().value_or(levels));
+  expect_residual_vq(levels >= 1, "codebook_size", "a size or at least one of them",
+                     c10::IntArrayRef(sizes));
+  expect_residual_vq(o.num_quantizers().value_or(levels) == levels, "num_quantizers",
+                     "the number of codebook sizes, " + std::to_string(levels),
+                     o.num_quantizers().value_or(levels));
   const bool alike = std::all_of(sizes.begin(), sizes.end(),
                                  [&, first = sizes[0]](int64_t size) { return size == first; });
-  expect(!o.shared_codebook() || alike, "codebook_size", "one size where the codebook is shared",
-         c10::IntArrayRef(sizes));
+  expect_residual_vq(!o.shared_codebook() || alike, "codebook_size",
+                     "one size where the codebook is shared", c10::IntArrayRef(sizes));
   return sizes;
 }
 
 void check_ranges(const ResidualVQOptions& o, int64_t levels) {
-  expect(o.dim() >= 1, "dim", "at least 1", o.dim());
-  expect(o.heads() >= 1, "heads", "at least 1", o.heads());
+  expect_residual_vq(o.dim() >= 1, "dim", "at least 1", o.dim());
+  expect_residual_vq(o.heads() >= 1, "heads", "at least 1", o.heads());
   const auto cutoff = o.quantize_dropout_cutoff_index();
-  expect(0 <= cutoff && cutoff < levels, "quantize_dropout_cutoff_index",
-         "in [0, " + std::to_string(levels - 1) + "]", cutoff);
-  expect(o.quantize_dropout_multiple_of() >= 1, "quantize_dropout_multiple_of", "at least 1",
-         o.quantize_dropout_multiple_of());
-  expect(o.quant_grad_frac() >= 0 && o.quant_grad_frac() <= 1, "quant_grad_frac", "in [0, 1]",
-         o.quant_grad_frac());
-  expect(o.mlp_kwargs().dim_hidden().value_or(1) >= 1, "mlp_kwargs.dim_hidden", "at least 1",
-         o.mlp_kwargs().dim_hidden().value_or(1));
-  expect(o.mlp_kwargs().depth() >= 0, "mlp_kwargs.depth", "0 or more", o.mlp_kwargs().depth());
+  expect_residual_vq(0 <= cutoff && cutoff < levels, "quantize_dropout_cutoff_index",
+                     "in [0, " + std::to_string(levels - 1) + "]", cutoff);
+  expect_residual_vq(o.quantize_dropout_multiple_of() >= 1, "quantize_dropout_multiple_of",
+                     "at least 1", o.quantize_dropout_multiple_of());
+  expect_residual_vq(o.quant_grad_frac() >= 0 && o.quant_grad_frac() <= 1, "quant_grad_frac",
+                     "in [0, 1]", o.quant_grad_frac());
+  expect_residual_vq(o.mlp_kwargs().dim_hidden().value_or(1) >= 1, "mlp_kwargs.dim_hidden",
+                     "at least 1", o.mlp_kwargs().dim_hidden().value_or(1));
+  expect_residual_vq(o.mlp_kwargs().depth() >= 0, "mlp_kwargs.depth", "0 or more",
+                     o.mlp_kwargs().depth());
 }
 
 void check_combinations(const ResidualVQOptions& o) {
   const bool learns = o.implicit_neural_codebook() || o.diveq();
   constexpr auto condition = "off with implicit_neural_codebook and diveq";
-  expect(!learns || !o.vq().use_cosine_sim(), "use_cosine_sim", condition, true);
-  expect(!learns || !o.vq().straight_through(), "straight_through", condition, true);
-  expect(!o.implicit_neural_codebook() || !o.vq().in_place_codebook_optimizer(),
-         "in_place_codebook_optimizer", "none with implicit_neural_codebook", "one");
+  expect_residual_vq(!learns || !o.vq().use_cosine_sim(), "use_cosine_sim", condition, true);
+  expect_residual_vq(!learns || !o.vq().straight_through(), "straight_through", condition, true);
+  expect_residual_vq(!o.implicit_neural_codebook() || !o.vq().in_place_codebook_optimizer(),
+                     "in_place_codebook_optimizer", "none with implicit_neural_codebook", "one");
 }
 
 void check_beam(const ResidualVQOptions& o, int64_t levels) {
   const std::pair<const char*, std::optional<int64_t>> sizes[] = {
       {"beam_size", o.beam_size()}, {"eval_beam_size", o.eval_beam_size()}};
   for (const auto& [name, size] : sizes) {
-    expect(size.value_or(1) >= 1, name, "at least 1", size.value_or(1));
-    expect(size.value_or(1) == 1 || !o.implicit_neural_codebook(), name,
-           "1 or none with implicit_neural_codebook", size.value_or(1));
+    expect_residual_vq(size.value_or(1) >= 1, name, "at least 1", size.value_or(1));
+    expect_residual_vq(size.value_or(1) == 1 || !o.implicit_neural_codebook(), name,
+                       "1 or none with implicit_neural_codebook", size.value_or(1));
   }
   if (const auto& weights = o.beam_score_quantizer_weights()) {
     const bool usable = std::all_of(weights->begin(), weights->end(), [](double weight) {
       return weight >= 0 && std::isfinite(weight);
     });
-    expect(usable && static_cast<int64_t>(weights->size()) == levels,
-           "beam_score_quantizer_weights", std::to_string(levels) + " finite, non-negative numbers",
-           c10::ArrayRef<double>(*weights));
+    expect_residual_vq(
+        usable && static_cast<int64_t>(weights->size()) == levels, "beam_score_quantizer_weights",
+        std::to_string(levels) + " finite, non-negative numbers", c10::ArrayRef<double>(*weights));
   }
 }
 

@@ -2,14 +2,12 @@
 
 #include <c10/util/Exception.h>
 
+#include "options/expect.h"
+
 namespace torchvq {
 namespace {
 
-template <typename T>
-void expect(bool holds, const char* name, const char* condition, const T& value) {
-  TORCH_CHECK_VALUE(holds, "VectorQuantizeOptions: expected ", name, " to be ", condition,
-                    ", but got ", value);
-}
+constexpr detail::ExpectOption expect_vector_quantize{"VectorQuantizeOptions"};
 
 void exclude(bool both, const char* pair) {
   TORCH_CHECK_VALUE(!both, "VectorQuantizeOptions: expected not both of ", pair, ", but got both");
@@ -21,41 +19,43 @@ void require(bool met, const char* requirement) {
 }
 
 void check_ranges(const VectorQuantizeOptions& o) {
-  expect(o.dim() >= 1, "dim", "at least 1", o.dim());
-  expect(o.codebook_size() >= 1, "codebook_size", "at least 1", o.codebook_size());
-  expect(o.codebook_dim().value_or(1) >= 1, "codebook_dim", "at least 1",
-         o.codebook_dim().value_or(1));
-  expect(o.heads() >= 1, "heads", "at least 1", o.heads());
-  expect(o.orthogonal_reg_max_codes().value_or(1) >= 1, "orthogonal_reg_max_codes", "at least 1",
-         o.orthogonal_reg_max_codes().value_or(1));
-  expect(o.decay() >= 0 && o.decay() <= 1, "decay", "in [0, 1]", o.decay());
-  expect(o.affine_param_batch_decay() >= 0 && o.affine_param_batch_decay() <= 1,
-         "affine_param_batch_decay", "in [0, 1]", o.affine_param_batch_decay());
-  expect(o.affine_param_codebook_decay() >= 0 && o.affine_param_codebook_decay() <= 1,
-         "affine_param_codebook_decay", "in [0, 1]", o.affine_param_codebook_decay());
-  expect(o.sync_update_v() >= 0 && o.sync_update_v() <= 1, "sync_update_v", "in [0, 1]",
-         o.sync_update_v());
-  expect(o.eps() > 0, "eps", "above 0", o.eps());
-  expect(o.reduction() == "exact" || o.reduction() == "float", "reduction", "exact or float",
-         o.reduction());
+  expect_vector_quantize(o.dim() >= 1, "dim", "at least 1", o.dim());
+  expect_vector_quantize(o.codebook_size() >= 1, "codebook_size", "at least 1", o.codebook_size());
+  expect_vector_quantize(o.codebook_dim().value_or(1) >= 1, "codebook_dim", "at least 1",
+                         o.codebook_dim().value_or(1));
+  expect_vector_quantize(o.heads() >= 1, "heads", "at least 1", o.heads());
+  expect_vector_quantize(o.orthogonal_reg_max_codes().value_or(1) >= 1, "orthogonal_reg_max_codes",
+                         "at least 1", o.orthogonal_reg_max_codes().value_or(1));
+  expect_vector_quantize(o.decay() >= 0 && o.decay() <= 1, "decay", "in [0, 1]", o.decay());
+  expect_vector_quantize(o.affine_param_batch_decay() >= 0 && o.affine_param_batch_decay() <= 1,
+                         "affine_param_batch_decay", "in [0, 1]", o.affine_param_batch_decay());
+  expect_vector_quantize(
+      o.affine_param_codebook_decay() >= 0 && o.affine_param_codebook_decay() <= 1,
+      "affine_param_codebook_decay", "in [0, 1]", o.affine_param_codebook_decay());
+  expect_vector_quantize(o.sync_update_v() >= 0 && o.sync_update_v() <= 1, "sync_update_v",
+                         "in [0, 1]", o.sync_update_v());
+  expect_vector_quantize(o.eps() > 0, "eps", "above 0", o.eps());
+  expect_vector_quantize(o.reduction() == "exact" || o.reduction() == "float", "reduction",
+                         "exact or float", o.reduction());
 }
 
 void check_not_negative(const VectorQuantizeOptions& o) {
   constexpr auto condition = "0 or more";
-  expect(o.kmeans_iters() >= 0, "kmeans_iters", condition, o.kmeans_iters());
-  expect(o.threshold_ema_dead_code() >= 0, "threshold_ema_dead_code", condition,
-         o.threshold_ema_dead_code());
-  expect(o.dead_code_threshold_fraction() >= 0, "dead_code_threshold_fraction", condition,
-         o.dead_code_threshold_fraction());
-  expect(o.directional_reparam_variance() >= 0, "directional_reparam_variance", condition,
-         o.directional_reparam_variance());
-  expect(o.commitment_weight() >= 0, "commitment_weight", condition, o.commitment_weight());
-  expect(o.orthogonal_reg_weight() >= 0, "orthogonal_reg_weight", condition,
-         o.orthogonal_reg_weight());
-  expect(o.codebook_diversity_loss_weight() >= 0, "codebook_diversity_loss_weight", condition,
-         o.codebook_diversity_loss_weight());
-  expect(o.codebook_diversity_temperature() >= 0, "codebook_diversity_temperature", condition,
-         o.codebook_diversity_temperature());
+  expect_vector_quantize(o.kmeans_iters() >= 0, "kmeans_iters", condition, o.kmeans_iters());
+  expect_vector_quantize(o.threshold_ema_dead_code() >= 0, "threshold_ema_dead_code", condition,
+                         o.threshold_ema_dead_code());
+  expect_vector_quantize(o.dead_code_threshold_fraction() >= 0, "dead_code_threshold_fraction",
+                         condition, o.dead_code_threshold_fraction());
+  expect_vector_quantize(o.directional_reparam_variance() >= 0, "directional_reparam_variance",
+                         condition, o.directional_reparam_variance());
+  expect_vector_quantize(o.commitment_weight() >= 0, "commitment_weight", condition,
+                         o.commitment_weight());
+  expect_vector_quantize(o.orthogonal_reg_weight() >= 0, "orthogonal_reg_weight", condition,
+                         o.orthogonal_reg_weight());
+  expect_vector_quantize(o.codebook_diversity_loss_weight() >= 0, "codebook_diversity_loss_weight",
+                         condition, o.codebook_diversity_loss_weight());
+  expect_vector_quantize(o.codebook_diversity_temperature() >= 0, "codebook_diversity_temperature",
+                         condition, o.codebook_diversity_temperature());
 }
 
 void check_combinations(const VectorQuantizeOptions& o,

@@ -20,10 +20,10 @@ namespace torchvq {
 namespace {
 
 using detail::CodeLogits;
-using Losses = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using DiversityLosses = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 /// One head. Tokens outside the mask are read as zero and weigh nothing.
-struct Head {
+struct DiversityHead {
   const CodeLogits& scores;
   const at::Tensor &x, &counted;  // (N, D), (N,)
   double temperature;
@@ -74,7 +74,7 @@ struct Mean {
   at::Tensor ranks;   // (), or undefined for one
 };
 
-Mean own_mean(const Head& head, const at::TensorOptions& options) {
+Mean own_mean(const DiversityHead& head, const at::TensorOptions& options) {
   const auto tokens = head.counted.sum().to(options.dtype());
   auto log_p = (head.log_totals(options) - tokens.log()).masked_fill_(tokens.eq(0), 0);
   return {std::move(log_p), tokens, {}};
@@ -104,18 +104,19 @@ at::Tensor codebook_diversity_totals(const at::Tensor& x, const at::Tensor& code
   for (int64_t h = 0; h < x.size(0); ++h) {
     const CodeLogits scores(codebook[h], metric);
     const auto rows = x[h], head_counted = counted[h];
-    const Head head{scores, rows, head_counted, temperature, detail::tokens_per_block(codebook)};
+    const DiversityHead head{scores, rows, head_counted, temperature,
+                             detail::tokens_per_block(codebook)};
     totals[h].narrow(0, 0, codes).copy_(head.log_totals(options).exp());
     totals[h][codes].copy_(head_counted.sum());
   }
   return totals;
 }
 
-Losses codebook_diversity_loss_forward(const at::Tensor& x, const at::Tensor& codebook,
-                                       double temperature, c10::string_view metric_name,
-                                       const std::optional<at::Tensor>& mask,
-                                       const std::optional<at::Tensor>& totals,
-                                       std::array<bool, 2> wanted) {
+DiversityLosses codebook_diversity_loss_forward(const at::Tensor& x, const at::Tensor& codebook,
+                                                double temperature, c10::string_view metric_name,
+                                                const std::optional<at::Tensor>& mask,
+                                                const std::optional<at::Tensor>& totals,
+                                                std::array<bool, 2> wanted) {
   const auto metric =
       detail::check_codebook_diversity_loss(x, codebook, temperature, metric_name, mask, totals);
   const auto options = x.options().dtype(detail::sum_dtype(x));
@@ -127,7 +128,8 @@ Losses codebook_diversity_loss_forward(const at::Tensor& x, const at::Tensor& co
   for (int64_t h = 0; h < x.size(0); ++h) {
     const CodeLogits scores(codebook[h], metric);
     const auto rows = x[h], head_counted = counted[h];
-    const Head head{scores, rows, head_counted, temperature, detail::tokens_per_block(codebook)};
+    const DiversityHead head{scores, rows, head_counted, temperature,
+                             detail::tokens_per_block(codebook)};
     const auto mean = totals.has_value() ? shared_mean((*totals)[h].to(options.dtype()))
                                          : own_mean(head, options);
     loss.add_((mean.log_p.exp() * mean.log_p).sum() / heads);

@@ -17,7 +17,7 @@ namespace torchvq {
 namespace {
 
 using detail::CodeLogits;
-using Losses = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using CrossEntropyLosses = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
 /// Other devices report a bad target in gather, without a synchronisation here.
 void check_range(const at::Tensor& targets, int64_t codebook_size) {
@@ -29,7 +29,7 @@ void check_range(const at::Tensor& targets, int64_t codebook_size) {
 }
 
 /// One head: returns the sum of the losses; writes the gradients of loss / count.
-struct Head {
+struct CrossEntropyHead {
   const CodeLogits& scores;
   const at::Tensor &x, &targets, &counted, &weight;  // (N, D), (N,), (N,), ()
   at::Tensor grad_x, grad_codes;                     // undefined where not wanted
@@ -54,10 +54,11 @@ struct Head {
   }
 };
 
-Losses commitment_cross_entropy_forward(const at::Tensor& x, const at::Tensor& codebook,
-                                        const at::Tensor& targets, c10::string_view metric_name,
-                                        const std::optional<at::Tensor>& mask,
-                                        std::array<bool, 2> wanted) {
+CrossEntropyLosses commitment_cross_entropy_forward(const at::Tensor& x, const at::Tensor& codebook,
+                                                    const at::Tensor& targets,
+                                                    c10::string_view metric_name,
+                                                    const std::optional<at::Tensor>& mask,
+                                                    std::array<bool, 2> wanted) {
   const auto metric =
       detail::check_commitment_cross_entropy(x, codebook, targets, metric_name, mask);
   check_range(targets, codebook.size(1));
@@ -69,7 +70,7 @@ Losses commitment_cross_entropy_forward(const at::Tensor& x, const at::Tensor& c
   for (int64_t h = 0; h < x.size(0); ++h) {
     const CodeLogits scores(codebook[h], metric);
     const auto rows = x[h], head_targets = targets[h], head_counted = counted[h];
-    Head head{scores, rows, head_targets, head_counted, weight, {}, {}};
+    CrossEntropyHead head{scores, rows, head_targets, head_counted, weight, {}, {}};
     if (wanted[0]) head.grad_x = grads.x[h];
     if (wanted[1]) head.grad_codes = at::zeros(codebook[h].sizes(), options);
     const int64_t tokens = x.size(1), block = detail::tokens_per_block(codebook);

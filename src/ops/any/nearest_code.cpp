@@ -28,7 +28,7 @@ namespace {
 using detail::NearestCodeProblem;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int64_t kChunkScores = int64_t{1} << 22;  // scores alive at a time
+constexpr int64_t kSearchChunkScores = int64_t{1} << 22;  // scores alive at a time
 
 /// The matrix product may round its inputs to TensorFloat32 or bfloat16 when the user allows that;
 /// the bound below assumes float32 arithmetic, so it then runs in float64.
@@ -234,7 +234,7 @@ detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& c
   auto distances =
       at::empty(return_distances ? at::IntArrayRef{heads, tokens, k} : at::IntArrayRef{0}, options);
 
-  const int64_t step = std::max<int64_t>(1, kChunkScores / std::max(problem.size, dim * k));
+  const int64_t step = std::max<int64_t>(1, kSearchChunkScores / std::max(problem.size, dim * k));
   for (int64_t head = 0; head < heads && tokens > 0; ++head) {
     const Codes prepared(problem, head);
     for (int64_t begin = 0; begin < tokens; begin += step) {

@@ -22,8 +22,8 @@ namespace {
 
 using detail::BeamProblem;
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int64_t kChunkScores = int64_t{1} << 21;  // scores alive at a time
+constexpr double kUnreachable = std::numeric_limits<double>::infinity();
+constexpr int64_t kBeamChunkScores = int64_t{1} << 21;  // scores alive at a time
 
 /// The codes of one level and head.
 struct Level {
@@ -63,7 +63,7 @@ at::Tensor exact_scores(int64_t dim, const at::Tensor& before, const Level& leve
     score.add_(difference * difference);
   }
   if (level.adds) score = before + score * level.weight;
-  return score.masked_fill_(score.isfinite().logical_not(), kInfinity);
+  return score.masked_fill_(score.isfinite().logical_not(), kUnreachable);
 }
 
 /// Flat extensions (t, count), best first, by the contract's scores of all extensions.
@@ -73,7 +73,7 @@ at::Tensor decide(const Paths& paths, const Level& level, int64_t count) {
       level.codes.size(1), paths.score.unsqueeze(-1).expand({t, w, k}).contiguous(), level,
       [&](int64_t d) { return paths.residual.select(-1, d).unsqueeze(-1); },
       [&](int64_t d) { return level.columns.select(0, d); });
-  const auto excluded = scores.masked_fill(level.excluded, kInfinity).view({t, w * k});
+  const auto excluded = scores.masked_fill(level.excluded, kUnreachable).view({t, w * k});
   const std::optional<bool> stable = true;
   return std::get<1>(excluded.sort(stable, -1, /*descending=*/false)).narrow(-1, 0, count);
 }
@@ -86,8 +86,8 @@ std::tuple<at::Tensor, at::Tensor> screen(const Paths& paths, const Level& level
   auto scores = at::matmul(wide, level.finite.t()).mul_(-2);
   scores.add_(lengths.unsqueeze(-1)).add_(level.squares);
   if (level.adds) scores.mul_(level.weight).add_(paths.score.unsqueeze(-1));
-  scores.masked_fill_(level.excluded, kInfinity);
-  scores.masked_fill_(paths.score.isinf().unsqueeze(-1), kInfinity);
+  scores.masked_fill_(level.excluded, kUnreachable);
+  scores.masked_fill_(paths.score.isinf().unsqueeze(-1), kUnreachable);
 
   const int64_t all = w * k, taken = std::min(count + 1, all);
   const auto [values, places] = scores.view({t, all}).topk(taken, -1, /*largest=*/false);
@@ -122,7 +122,7 @@ Paths extend(const Paths& paths, const Level& level, int64_t count) {
       dim, paths.score.gather(1, parent), level, [&](int64_t d) { return residual.select(-1, d); },
       [&](int64_t d) { return codes.select(-1, d); });
   next.score.masked_fill_(level.excluded.index_select(0, code.flatten()).view({t, count}),
-                          kInfinity);
+                          kUnreachable);
   next.residual = residual - codes;
   const int64_t before = paths.indices.size(2);
   const auto history = paths.indices.gather(1, parent.unsqueeze(-1).expand({t, count, before}));
@@ -165,7 +165,7 @@ at::Tensor detail::beam_search_any(const BeamProblem& problem) {
     widest = std::max(widest, paths * std::max(codes.size(1), problem.dim));
     paths = std::min(problem.beam, paths * codes.size(1));
   }
-  const int64_t step = std::max<int64_t>(1, kChunkScores / widest);
+  const int64_t step = std::max<int64_t>(1, kBeamChunkScores / widest);
   for (int64_t head = 0; head < problem.heads && problem.tokens > 0; ++head) {
     std::vector<Level> levels;
     for (size_t n = 0; n < problem.codebooks.size(); ++n) levels.emplace_back(problem, head, n);

@@ -94,13 +94,13 @@ std::pair<at::Tensor, at::Tensor> centred_logarithm(const at::Tensor& sums, cons
   return {(logarithm + entropy.to(logarithm)).view({rows, -1}), entropy.to(logarithm)};
 }
 
-struct Head {
+struct EntropyHead {
   at::Tensor per_sample, batch, grad_per_sample, grad_batch;
 };
 
 void add_gradients(const at::Tensor& tokens, double sharpness, const at::Tensor& weight,
                    const std::vector<SignGroup>& groups, const std::vector<at::Tensor>& logarithms,
-                   Head& head) {
+                   EntropyHead& head) {
   over_chunks(tokens, [&](int64_t begin, int64_t length) {
     const Bits bits(tokens.narrow(0, begin, length), sharpness);
     std::vector<at::Tensor> grads;
@@ -119,14 +119,14 @@ void add_gradients(const at::Tensor& tokens, double sharpness, const at::Tensor&
   });
 }
 
-Head one_head(const at::Tensor& tokens, double sharpness, const at::Tensor& totals, int64_t heads,
-              bool wanted) {
+EntropyHead one_head(const at::Tensor& tokens, double sharpness, const at::Tensor& totals,
+                     int64_t heads, bool wanted) {
   const int64_t dim = tokens.size(1), codes = totals.size(0) - 3;
   const auto groups = detail::sign_groups(dim);
   const auto count = totals.select(0, codes + 1);
   const auto live = count > 0;
   const auto divisor = count.clamp_min(1);
-  Head head;
+  EntropyHead head;
   head.per_sample = totals.select(0, codes) / divisor;
   head.batch = at::zeros({}, totals.options());
   std::vector<at::Tensor> logarithms;

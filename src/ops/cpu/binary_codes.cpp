@@ -12,6 +12,7 @@
 #include <torch/library.h>
 #include <torchvq/ops/random_purpose.h>
 
+#include "detail/token_mask.h"
 #include "kernels/random.h"
 
 namespace torchvq {
@@ -39,16 +40,6 @@ struct Draws {
 };
 
 /// How many real tokens come before each.
-std::vector<int64_t> token_numbers(const bool* mask, int64_t tokens) {
-  std::vector<int64_t> numbers(static_cast<size_t>(tokens));
-  int64_t count = 0;
-  for (int64_t i = 0; i < tokens; ++i) {
-    numbers[static_cast<size_t>(i)] = count;
-    count += mask == nullptr || mask[i] ? 1 : 0;
-  }
-  return numbers;
-}
-
 template <typename T>
 int64_t draw_token(const T* logits, int64_t bits, const Draws* draws, int64_t number) {
   int64_t index = 0;
@@ -66,7 +57,7 @@ template <typename T>
 void draw_tokens(const at::Tensor& logits, const Draws* draws, const bool* mask,
                  at::Tensor& indices) {
   const int64_t bits = logits.size(-1), tokens = indices.numel();
-  const auto numbers = token_numbers(mask, tokens);
+  const auto numbers = detail::token_numbers(mask, tokens);
   const auto* from = logits.const_data_ptr<T>();
   auto* to = indices.mutable_data_ptr<int64_t>();
   at::parallel_for(0, tokens, kBitsPerTask / bits + 1, [&](int64_t begin, int64_t end) {

@@ -18,7 +18,7 @@
 namespace torchvq {
 namespace {
 
-constexpr int64_t kElementsPerTask = 1 << 16;
+constexpr int64_t kSummedPerTask = 1 << 16;
 
 /// Tokens and codes of all heads in one numbering: row = h * N + n, slot = h * K + k.
 struct Tokens {
@@ -48,7 +48,7 @@ void fill_slots(const at::Tensor& indices, const bool* mask, int64_t size,
 template <typename T>
 void fill_exponents(const T* x, int64_t dim, Tokens& tokens) {
   const auto rows = static_cast<int64_t>(tokens.slots.size());
-  at::parallel_for(0, rows, std::max<int64_t>(1, kElementsPerTask / dim),
+  at::parallel_for(0, rows, std::max<int64_t>(1, kSummedPerTask / dim),
                    [&](int64_t begin, int64_t end) {
                      for (int64_t row = begin; row < end; ++row) {
                        if (tokens.slots[row] < 0) continue;
@@ -129,7 +129,7 @@ void add_tokens(const T* x, int64_t dim, const Order& order, const at::Tensor& u
   auto* first = sums.mutable_data_ptr<int64_t>();
   const int64_t word = used.numel() * dim, total = static_cast<int64_t>(order.rows.size());
   at::parallel_for(
-      0, total, std::max<int64_t>(1, kElementsPerTask / dim), [&](int64_t begin, int64_t end) {
+      0, total, std::max<int64_t>(1, kSummedPerTask / dim), [&](int64_t begin, int64_t end) {
         const auto& starts = order.starts;
         auto slot = std::upper_bound(starts.begin(), starts.end(), begin) - starts.begin() - 1;
         for (int64_t at = begin; at < end; ++slot) {

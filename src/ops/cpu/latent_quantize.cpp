@@ -19,15 +19,15 @@ namespace {
 using OptionalTensor = std::optional<at::Tensor>;
 
 // Blocks are the same for any number of threads, and so is the order of additions.
-constexpr int64_t kTokensPerBlock = 1024;
+constexpr int64_t kLatentsPerBlock = 1024;
 
-int64_t count_blocks(int64_t tokens) { return (tokens + kTokensPerBlock - 1) / kTokensPerBlock; }
+int64_t count_blocks(int64_t tokens) { return (tokens + kLatentsPerBlock - 1) / kLatentsPerBlock; }
 
 template <typename Body>
 void over_blocks(int64_t tokens, const Body& body) {
   at::parallel_for(0, count_blocks(tokens), 1, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
-      body(block, block * kTokensPerBlock, std::min(tokens, (block + 1) * kTokensPerBlock));
+      body(block, block * kLatentsPerBlock, std::min(tokens, (block + 1) * kLatentsPerBlock));
     }
   });
 }
@@ -44,8 +44,8 @@ int64_t nearest_level(const double* values, int64_t count, double x) {
 }
 
 /// The features of a token, all levels laid end to end.
-struct Features {
-  explicit Features(at::IntArrayRef levels_)
+struct LatentLevels {
+  explicit LatentLevels(at::IntArrayRef levels_)
       : levels(levels_.vec()), basis(detail::scalar_basis(levels_)) {}
 
   /// Writes the codes of one token; returns its index and adds to `squares`.
@@ -76,7 +76,7 @@ struct Features {
 /// Returns the sum of squared differences over real tokens, and their number.
 template <typename T>
 std::pair<double, int64_t> quantize_tokens(const at::Tensor& x, const double* values,
-                                           const Features& features, const bool* mask,
+                                           const LatentLevels& features, const bool* mask,
                                            at::Tensor& codes, at::Tensor& indices) {
   const int64_t tokens = indices.numel();
   const auto dim = static_cast<int64_t>(features.levels.size());
@@ -119,14 +119,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> latent_quantize(
   const auto run =
       x.scalar_type() == at::kDouble ? quantize_tokens<double> : quantize_tokens<float>;
   const auto [squares, tokens] =
-      run(x, values.const_data_ptr<double>(), Features(levels), real, codes, indices);
+      run(x, values.const_data_ptr<double>(), LatentLevels(levels), real, codes, indices);
   const auto number = static_cast<double>(std::max<int64_t>(tokens * x.size(-1), 1));
   return {codes, indices,
           detail::rounded_scalar(squares / number * (commitment + quantization), x.options())};
 }
 
 /// What backward multiplies the differences by.
-struct Slopes {
+struct LatentSlopes {
   double to_x, to_values;
 };
 
@@ -134,7 +134,7 @@ template <typename T>
 struct Backward {
   const T *straight, *x, *codes;
   const int64_t* indices;
-  Slopes slopes;
+  LatentSlopes slopes;
   T* grad_x;
 
   /// One token; adds to the sums of differences per value.
@@ -189,7 +189,7 @@ std::tuple<at::Tensor, at::Tensor> latent_quantize_backward(
   const auto padding = std::count(index, index + indices.numel(), -1);
   const auto number = std::max<int64_t>((indices.numel() - padding) * x.size(-1), 1);
   const double scale = grad_loss.item<double>() * 2 / static_cast<double>(number);
-  const Slopes slopes{scale * commitment, scale * -quantization};
+  const LatentSlopes slopes{scale * commitment, scale * -quantization};
   const auto run = [&](auto zero) {
     using T = decltype(zero);
     const Backward<T> backward{straight.const_data_ptr<T>(),

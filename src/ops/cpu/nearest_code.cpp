@@ -11,15 +11,12 @@
 #include "kernels/cpu/nearest_code_few_rows.h"
 #include "kernels/cpu/nearest_code_search.h"
 #include "kernels/cpu/nearest_code_wide.h"
+#include "ops/cpu/in_parallel.h"
 
 namespace torchvq {
 namespace {
 
 using detail::NearestCodeProblem;
-
-void in_parallel(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
-  at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { body(begin, end); });
-}
 
 /// Rows per task, such that a task is worth the tens of microseconds of handing it to a thread.
 int64_t row_grain(const NearestCodeProblem& problem) {
@@ -60,9 +57,10 @@ void find_indices(const NearestCodeProblem& problem, int64_t head, int64_t* indi
     const kernels::NearestCodeTask task = {data.codebook,  data.bias, problem.size,  problem.dim,
                                            problem.cosine, problem.k, problem.tokens};
     if (kernels::has_few_rows(task) &&
-        kernels::nearest_code_few_rows(task, level, in_parallel, data.x, indices))
+        kernels::nearest_code_few_rows(task, level, detail::in_parallel, data.x, indices))
       return;
-    search_head(kernels::NearestCodeSearch(task, level, in_parallel), problem, data.x, indices);
+    search_head(kernels::NearestCodeSearch(task, level, detail::in_parallel), problem, data.x,
+                indices);
   }
 }
 

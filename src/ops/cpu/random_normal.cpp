@@ -5,21 +5,15 @@
 #include <torch/library.h>
 
 #include "kernels/random.h"
+#include "ops/cpu/random_key.h"
 
 namespace torchvq {
 namespace {
 
-uint64_t read_key(const at::Tensor& rng_, int64_t purpose, int64_t stream) {
-  const auto rng = rng_.contiguous();
-  const auto* state = rng.const_data_ptr<int64_t>();
-  return kernels::random_key(static_cast<uint64_t>(state[0]), static_cast<uint64_t>(state[1]),
-                             static_cast<uint64_t>(purpose), static_cast<uint64_t>(stream));
-}
-
 at::Tensor random_normal(const at::Tensor& rng, int64_t purpose, c10::SymIntArrayRef size,
                          std::optional<at::ScalarType> dtype, int64_t stream) {
   const auto result = detail::check_random_normal(rng, size, dtype);
-  const auto key = read_key(rng, purpose, stream);
+  const auto key = detail::read_key(rng, purpose, stream);
 
   const bool wide = result == at::kDouble;
   auto values = at::empty(C10_AS_INTARRAYREF_SLOW(size),

@@ -12,15 +12,12 @@
 #include "kernels/cpu/nearest_code_search.h"
 #include "kernels/cpu/nearest_code_wide.h"
 #include "kernels/cpu/residual_encode.h"
+#include "ops/cpu/in_parallel.h"
 
 namespace torchvq {
 namespace {
 
 using detail::ResidualEncodeProblem;
-
-void in_parallel(int64_t count, int64_t grain, const std::function<void(int64_t, int64_t)>& body) {
-  at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) { body(begin, end); });
-}
 
 kernels::NearestCodeTask float_task(const ResidualEncodeProblem& problem, const float* codes,
                                     int64_t size) {
@@ -37,8 +34,8 @@ class FewRowsSearch {
     auto task = task_;
     task.rows = count;
     const auto level = kernels::cpu_level();
-    if (kernels::nearest_code_few_rows(task, level, in_parallel, x, indices)) return;
-    kernels::NearestCodeSearch(task, level, in_parallel).search(x, count, indices);
+    if (kernels::nearest_code_few_rows(task, level, detail::in_parallel, x, indices)) return;
+    kernels::NearestCodeSearch(task, level, detail::in_parallel).search(x, count, indices);
   }
 
  private:
@@ -48,7 +45,8 @@ class FewRowsSearch {
 class PackedSearch : public kernels::NearestCodeSearch {
  public:
   PackedSearch(const ResidualEncodeProblem& problem, const float* codes, int64_t size)
-      : NearestCodeSearch(float_task(problem, codes, size), kernels::cpu_level(), in_parallel) {}
+      : NearestCodeSearch(float_task(problem, codes, size), kernels::cpu_level(),
+                          detail::in_parallel) {}
 };
 
 class WideSearch : public kernels::NearestCodeWideSearch {

@@ -11,7 +11,7 @@
 namespace torchvq {
 namespace {
 
-constexpr int64_t kFeaturesPerTask = 8192;
+constexpr int64_t kDecodedPerTask = 8192;
 
 at::Tensor scalar_level_indices(const at::Tensor& indices_, at::IntArrayRef levels) {
   detail::check_scalar_level_indices(indices_, levels);
@@ -24,7 +24,7 @@ at::Tensor scalar_level_indices(const at::Tensor& indices_, at::IntArrayRef leve
   const auto* from = indices.const_data_ptr<int64_t>();
   auto* to = digits.mutable_data_ptr<int64_t>();
   std::atomic<int64_t> wrong{-1};
-  at::parallel_for(0, indices.numel(), kFeaturesPerTask / dim + 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, indices.numel(), kDecodedPerTask / dim + 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       if (from[row] < -1 || from[row] >= most) wrong = row;
       int64_t rest = from[row];
@@ -48,7 +48,7 @@ at::Tensor scalar_indices(const at::Tensor& level_indices_, at::IntArrayRef leve
   const auto* from = digits.const_data_ptr<int64_t>();
   auto* to = indices.mutable_data_ptr<int64_t>();
   std::atomic<int64_t> wrong{-1};
-  at::parallel_for(0, indices.numel(), kFeaturesPerTask / dim + 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, indices.numel(), kDecodedPerTask / dim + 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       bool absent = false;
       int64_t index = 0;

@@ -10,7 +10,7 @@
 namespace torchvq {
 namespace {
 
-constexpr int64_t kElementsPerTask = 4096;
+constexpr int64_t kMovedPerTask = 4096;
 
 template <typename T>
 void move_codes(const at::Tensor& codes, at::IntArrayRef levels, uint64_t key, int64_t threshold,
@@ -19,7 +19,7 @@ void move_codes(const at::Tensor& codes, at::IntArrayRef levels, uint64_t key, i
   const auto dim = static_cast<int64_t>(levels.size());
   const T* from = codes.const_data_ptr<T>();
   T* to = moved.mutable_data_ptr<T>();
-  at::parallel_for(0, codes.numel(), kElementsPerTask, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, codes.numel(), kMovedPerTask, [&](int64_t begin, int64_t end) {
     int64_t feature = begin % dim;
     for (int64_t i = begin; i < end; ++i) {
       const uint64_t bits = kernels::random_bits(key, static_cast<uint64_t>(i));

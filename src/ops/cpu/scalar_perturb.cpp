@@ -13,6 +13,7 @@
 #include <torchvq/ops/random_purpose.h>
 
 #include "detail/scalar_levels.h"
+#include "detail/token_mask.h"
 #include "kernels/random.h"
 
 namespace torchvq {
@@ -22,7 +23,7 @@ using detail::CodeForm;
 using detail::Distribution;
 using OptionalTensor = std::optional<at::Tensor>;
 
-constexpr int64_t kFeaturesPerTask = 4096;
+constexpr int64_t kPerturbedPerTask = 4096;
 const double kRoot12 = std::sqrt(12.0);
 
 /// The draws of one call; without, everything is quantized.
@@ -115,16 +116,6 @@ struct Perturbation {
 };
 
 /// How many real tokens come before each.
-std::vector<int64_t> token_numbers(const bool* mask, int64_t tokens) {
-  std::vector<int64_t> numbers(static_cast<size_t>(tokens));
-  int64_t count = 0;
-  for (int64_t i = 0; i < tokens; ++i) {
-    numbers[static_cast<size_t>(i)] = count;
-    count += mask == nullptr || mask[i] ? 1 : 0;
-  }
-  return numbers;
-}
-
 struct Outputs {
   at::Tensor codes, levels, indices;
 };
@@ -136,12 +127,12 @@ Tally perturb_tokens(const at::Tensor& x, const Perturbation<T>& perturbation, c
   const auto acts = noise == nullptr ? x : detail::cumulative_any(perturbation.kind.cdf, x);
   const T* u = acts.template const_data_ptr<T>();
   const int64_t tokens = outputs.indices.numel(), dim = x.size(-1);
-  const auto numbers = token_numbers(mask, tokens);
+  const auto numbers = detail::token_numbers(mask, tokens);
   const T* from = x.const_data_ptr<T>();
   T* codes = outputs.codes.mutable_data_ptr<T>();
   auto* levels = outputs.levels.mutable_data_ptr<int64_t>();
   auto* indices = outputs.indices.mutable_data_ptr<int64_t>();
-  const int64_t block = kFeaturesPerTask / dim + 1, blocks = (tokens + block - 1) / block;
+  const int64_t block = kPerturbedPerTask / dim + 1, blocks = (tokens + block - 1) / block;
   std::vector<Tally> tallies(static_cast<size_t>(blocks));
   at::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) {
     for (int64_t b = first; b < last; ++b) {
@@ -217,12 +208,14 @@ void multiply_slopes(const at::Tensor& grad, const at::Tensor& exponentials,
   const T *slopes = grad.const_data_ptr<T>(), *from = exponentials.const_data_ptr<T>();
   const auto* index = indices.const_data_ptr<int64_t>();
   T* to = result.mutable_data_ptr<T>();
-  at::parallel_for(0, indices.numel(), kFeaturesPerTask / dim + 1, [&](int64_t begin, int64_t end) {
-    for (int64_t at = begin * dim; at < end * dim; ++at) to[at] = slopes[at] * density(from[at]);
-    for (int64_t i = begin; i < end; ++i) {
-      if (index[i] < 0) std::fill_n(to + i * dim, dim, T(0));
-    }
-  });
+  at::parallel_for(0, indices.numel(), kPerturbedPerTask / dim + 1,
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t at = begin * dim; at < end * dim; ++at)
+                       to[at] = slopes[at] * density(from[at]);
+                     for (int64_t i = begin; i < end; ++i) {
+                       if (index[i] < 0) std::fill_n(to + i * dim, dim, T(0));
+                     }
+                   });
 }
 
 template <typename T>

@@ -17,7 +17,7 @@ namespace {
 using detail::kFeaturesPerTask;
 
 template <typename T>
-using Features = std::vector<std::shared_ptr<const detail::ScalarLevels<T>>>;
+using LevelTables = std::vector<std::shared_ptr<const detail::ScalarLevels<T>>>;
 
 /// A row that is not finite, so that it is seen.
 template <typename T>
@@ -28,7 +28,7 @@ void mark_row(T* codes, size_t dim, int64_t* index) {
 
 /// One feature after the other, by bisection.
 template <typename T>
-void quantize_row(const T* x, const Features<T>& features, const std::vector<int64_t>& basis,
+void quantize_row(const T* x, const LevelTables<T>& features, const std::vector<int64_t>& basis,
                   T* codes, int64_t* index) {
   *index = 0;
   for (size_t j = 0; j < features.size(); ++j) {
@@ -43,7 +43,7 @@ void quantize_row(const T* x, const Features<T>& features, const std::vector<int
 template <typename T>
 void quantize_rows(const at::Tensor& x, at::IntArrayRef levels, detail::ScalarBound bound,
                    at::Tensor& codes, at::Tensor& indices) {
-  Features<T> features;
+  LevelTables<T> features;
   for (const int64_t count : levels) features.push_back(detail::scalar_levels<T>(count, bound));
   const auto basis = detail::scalar_basis(levels);
   const auto dim = static_cast<int64_t>(levels.size());

@@ -19,7 +19,7 @@ namespace {
 using detail::SignGroup;
 constexpr int64_t kTokensAtOnce = kernels::kProductBlock;
 constexpr int64_t kProductsPerTask = 1 << 18;
-constexpr int64_t kCodesPerTask = 4096;
+constexpr int64_t kEntropyCodesPerTask = 4096;
 
 /// Tokens of a head that are real.
 std::vector<int64_t> live_rows(const at::Tensor& x, const std::optional<at::Tensor>& mask,
@@ -138,13 +138,15 @@ struct Logarithms {
 
   Logarithms(const kernels::SignEntropyKernel& kernel, const float* sums, float scale,
              const SignGroup& group, bool wanted) {
-    const int64_t codes = group.size(), blocks = (codes + kCodesPerTask - 1) / kCodesPerTask;
+    const int64_t codes = group.size(),
+                  blocks = (codes + kEntropyCodesPerTask - 1) / kEntropyCodesPerTask;
     values = at::empty({int64_t{1} << group.high, int64_t{1} << group.low()}, at::kFloat);
     float* to = values.mutable_data_ptr<float>();
     std::vector<double> parts(static_cast<size_t>(blocks));
     at::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
-        const int64_t first = block * kCodesPerTask, last = std::min(codes, first + kCodesPerTask);
+        const int64_t first = block * kEntropyCodesPerTask,
+                      last = std::min(codes, first + kEntropyCodesPerTask);
         kernel.logarithms(sums + first, scale, last - first, to + first);
         double part = 0;
         for (int64_t i = first; i < last; ++i) {

@@ -14,7 +14,7 @@
 namespace torchvq {
 namespace {
 
-constexpr int64_t kFeaturesPerTask = 16384;
+constexpr int64_t kSignsPerTask = 16384;
 
 template <typename T>
 int64_t quantize_row(const T* x, int64_t dim, T scale, T* codes) {
@@ -41,13 +41,12 @@ std::tuple<at::Tensor, at::Tensor> sign_quantize(const at::Tensor& x_, double sc
     const auto* from = x.const_data_ptr<scalar_t>();
     auto* to = codes.mutable_data_ptr<scalar_t>();
     auto* index = indices.mutable_data_ptr<int64_t>();
-    at::parallel_for(
-        0, indices.numel(), kFeaturesPerTask / dim + 1, [&](int64_t begin, int64_t end) {
-          for (int64_t row = begin; row < end; ++row) {
-            index[row] =
-                quantize_row(from + row * dim, dim, static_cast<scalar_t>(scale), to + row * dim);
-          }
-        });
+    at::parallel_for(0, indices.numel(), kSignsPerTask / dim + 1, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        index[row] =
+            quantize_row(from + row * dim, dim, static_cast<scalar_t>(scale), to + row * dim);
+      }
+    });
   });
   return {codes, indices};
 }
@@ -66,17 +65,16 @@ at::Tensor sign_decode(const at::Tensor& indices_, int64_t bits, double scale,
   AT_DISPATCH_FLOATING_TYPES(dtype, "sign_decode", [&] {
     auto* to = codes.mutable_data_ptr<scalar_t>();
     const auto value = static_cast<scalar_t>(scale);
-    at::parallel_for(0, indices.numel(), kFeaturesPerTask / bits + 1,
-                     [&](int64_t begin, int64_t end) {
-                       for (int64_t row = begin; row < end; ++row) {
-                         const int64_t index = from[row];
-                         if (index < -1 || index >= most) wrong = row;
-                         for (int64_t d = 0; d < bits; ++d) {
-                           const bool set = (index >> (bits - 1 - d)) & 1;
-                           to[row * bits + d] = index < 0 ? scalar_t{0} : set ? value : -value;
-                         }
-                       }
-                     });
+    at::parallel_for(0, indices.numel(), kSignsPerTask / bits + 1, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        const int64_t index = from[row];
+        if (index < -1 || index >= most) wrong = row;
+        for (int64_t d = 0; d < bits; ++d) {
+          const bool set = (index >> (bits - 1 - d)) & 1;
+          to[row * bits + d] = index < 0 ? scalar_t{0} : set ? value : -value;
+        }
+      }
+    });
   });
   TORCH_CHECK_INDEX(wrong < 0, "sign_decode: expected indices to be in [-1, ", most, "), but got ",
                     from[wrong < 0 ? 0 : wrong.load()]);

@@ -14,16 +14,17 @@ namespace {
 using OptionalTensor = std::optional<at::Tensor>;
 
 // Blocks are the same for any number of threads, and so is the order of additions.
-constexpr int64_t kTokensPerBlock = 1024;
+constexpr int64_t kMomentTokensPerBlock = 1024;
 
 /// Sums of `width` numbers over the tokens: body(token, sums) adds one token.
 template <typename Body>
 std::vector<double> add_up(int64_t tokens, const bool* mask, int64_t width, const Body& body) {
-  const int64_t blocks = (tokens + kTokensPerBlock - 1) / kTokensPerBlock;
+  const int64_t blocks = (tokens + kMomentTokensPerBlock - 1) / kMomentTokensPerBlock;
   std::vector<double> parts(static_cast<size_t>(blocks * width));
   at::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) {
     for (int64_t b = first; b < last; ++b) {
-      for (int64_t i = b * kTokensPerBlock; i < std::min(tokens, (b + 1) * kTokensPerBlock); ++i) {
+      for (int64_t i = b * kMomentTokensPerBlock;
+           i < std::min(tokens, (b + 1) * kMomentTokensPerBlock); ++i) {
         if (mask == nullptr || mask[i]) body(i, parts.data() + b * width);
       }
     }
@@ -66,8 +67,8 @@ at::Tensor token_moments(const at::Tensor& x_, const OptionalTensor& mask_) {
 }
 
 /// The slope at x is a polynomial in x - mean; its coefficients, four for each feature.
-struct Slopes {
-  Slopes(const double* grad, const double* moments, int64_t dim_)
+struct MomentSlopes {
+  MomentSlopes(const double* grad, const double* moments, int64_t dim_)
       : dim(dim_), mean(moments + 1), coefficients(static_cast<size_t>(4 * dim_)) {
     const double count = std::max(moments[0], 1.0);
     for (int64_t j = 0; j < dim; ++j) {
@@ -92,11 +93,12 @@ struct Slopes {
 };
 
 template <typename T>
-void fill_slopes(const at::Tensor& x, const bool* mask, const Slopes& slopes, at::Tensor& result) {
+void fill_slopes(const at::Tensor& x, const bool* mask, const MomentSlopes& slopes,
+                 at::Tensor& result) {
   const T* from = x.const_data_ptr<T>();
   T* to = result.mutable_data_ptr<T>();
   const int64_t dim = slopes.dim, tokens = dim == 0 ? 0 : x.numel() / dim;
-  at::parallel_for(0, tokens, kTokensPerBlock, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, tokens, kMomentTokensPerBlock, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const bool real = mask == nullptr || mask[i];
       for (int64_t j = 0; j < dim; ++j) {
@@ -117,7 +119,8 @@ at::Tensor token_moments_backward(const at::Tensor& grad_, const at::Tensor& x_,
   const auto mask = mask_ ? mask_->contiguous() : at::Tensor();
   const auto* real = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
   auto result = at::empty(x.sizes(), x.options());
-  const Slopes slopes(grad.const_data_ptr<double>(), moments.const_data_ptr<double>(), x.size(-1));
+  const MomentSlopes slopes(grad.const_data_ptr<double>(), moments.const_data_ptr<double>(),
+                            x.size(-1));
   (wide ? fill_slopes<double> : fill_slopes<float>)(x, real, slopes, result);
   return result.to(x_.scalar_type());
 }

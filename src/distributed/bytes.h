@@ -1,0 +1,12 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace torchvq::distributed {
+
+/// The elements of a tensor, one after the other, as bytes.
+inline at::Tensor as_bytes(const at::Tensor& tensor) {
+  return tensor.contiguous().reshape({-1}).view(at::kByte);
+}
+
+}  // namespace torchvq::distributed

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+
+namespace torchvq::distributed {
+
+/// The first `size` rows of `values`, followed by rows of `fill` where there are fewer: ranks send
+/// tensors of one shape.
+inline at::Tensor padded(const at::Tensor& values, int64_t size, int64_t fill) {
+  auto shape = values.sizes().vec();
+  shape[0] = size;
+  auto result = values.new_full(shape, fill);
+  const int64_t count = std::min(size, values.size(0));
+  result.narrow(0, 0, count).copy_(values.narrow(0, 0, count));
+  return result;
+}
+
+}  // namespace torchvq::distributed

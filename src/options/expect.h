@@ -1,0 +1,20 @@
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <string>
+
+namespace torchvq::detail {
+
+/// Checks of one class of options, by the name that errors call it.
+struct ExpectOption {
+  const char* owner;
+
+  template <typename T>
+  void operator()(bool holds, const char* name, const std::string& condition,
+                  const T& value) const {
+    TORCH_CHECK_VALUE(holds, owner, ": expected ", name, " to be ", condition, ", but got ", value);
+  }
+};
+
+}  // namespace torchvq::detail
