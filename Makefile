@@ -6,7 +6,7 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-JOBS ?= $(shell nproc)
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 FUZZ_SECONDS ?= 60
 TORCH := 2.13.0
 
@@ -26,9 +26,7 @@ export VIRTUAL_ENV := $(VENV_ABS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONPATH PYTHONHOME
 
-# Twice quiet: errors only. What pip would say of its own configuration is of no use here.
-PIP := $(VENV_ABS)/bin/python -m pip -qq
-NEEDS := $(patsubst requirements/%.txt,$(STAMPS)/%,$(wildcard requirements/[bdlt]*.txt))
+PIP_INSTALL := tools/pip_install.sh $(VENV_ABS)/bin/python
 say = @printf '\033[1m==>\033[0m %s\n' '$(1)'
 
 ##@ Everyday
@@ -39,19 +37,22 @@ help: ## List these targets
 	  /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: debian $(STAMPS)/build $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/lint ## Make .venv with everything that the other targets need
+setup: debian $(STAMPS)/build $(STAMPS)/package $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/lint ## Make .venv with everything that the other targets need
 	$(call say,Ready: . $(VENV)/bin/activate)
 
 .PHONY: build
 build: compile $(STAMPS)/installed ## Compile everything and install the package into .venv
 
+# The package as it lies in the checkout, with the library just compiled: what the demo does not need is not built.
+DEMO := PYTHONPATH=python $(VENV)/bin/python examples/python/demo/demo.py
+
 .PHONY: demo
-demo: build $(STAMPS)/demo ## Train a VQ autoencoder on real images and write a page about it to demo-output/
+demo: compile-demo ## Train a VQ autoencoder on real images and write a page about it to demo-output/
 	$(call say,Demo: training on images; results go to demo-output/)
-	@$(VENV)/bin/python examples/python/demo/demo.py --output demo-output $(DEMO_ARGS)
+	@$(DEMO) --show --output demo-output $(DEMO_ARGS)
 
 .PHONY: test
-test: build $(STAMPS)/test $(STAMPS)/demo ## Run all tests: C++, Python, consumer projects, demo
+test: build $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/mnist ## Run all tests: C++, Python, consumer projects, demo
 	$(call say,C++ tests)
 	@tools/run_ctest.sh dev $(JOBS)
 	$(call say,Python tests against the installed package)
@@ -101,21 +102,21 @@ format: $(STAMPS)/lint ## Format C++ and Python sources in place
 asan: $(STAMPS)/build ## Run the C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	$(call say,Building with sanitizers in build-asan/)
 	@tools/configure.sh asan $(VENV_ABS)/bin/python
-	@cmake --build --preset asan -j $(JOBS)
+	@tools/compile.sh asan $(JOBS)
 	@tools/run_ctest.sh asan $(JOBS)
 
 .PHONY: tsan
 tsan: $(STAMPS)/build ## Run the C++ tests under ThreadSanitizer (needs Clang and its OpenMP)
 	$(call say,Building with ThreadSanitizer in build-tsan/)
 	@tools/configure.sh tsan $(VENV_ABS)/bin/python
-	@cmake --build --preset tsan -j $(JOBS)
+	@tools/compile.sh tsan $(JOBS)
 	@tools/run_ctest.sh tsan $(JOBS)
 
 .PHONY: fuzz
 fuzz: $(STAMPS)/build ## Run the fuzzers of the file readers, FUZZ_SECONDS (60) each (needs Clang)
 	$(call say,Building the fuzzers in build-fuzz/)
 	@tools/configure.sh fuzz $(VENV_ABS)/bin/python
-	@cmake --build --preset fuzz -j $(JOBS)
+	@tools/compile.sh fuzz $(JOBS)
 	$(call say,Fuzzing for $(FUZZ_SECONDS) s each)
 	@tools/fuzz.sh $(FUZZ_SECONDS)
 
@@ -126,7 +127,7 @@ sanitize: asan tsan fuzz ## All three of the above
 coverage: build $(STAMPS)/test ## Measure which lines the tests run, C++ and Python
 	$(call say,Building with line counts in build-coverage/)
 	@tools/configure.sh coverage $(VENV_ABS)/bin/python
-	@cmake --build --preset coverage -j $(JOBS)
+	@tools/compile.sh coverage $(JOBS)
 	@tools/coverage.sh $(JOBS)
 
 .PHONY: clean
@@ -141,57 +142,84 @@ distclean: clean ## Remove .venv as well
 # Steps of the above -----------------------------------------------------------------------------------------------
 
 .PHONY: demo-smoke
-demo-smoke: build $(STAMPS)/demo
+demo-smoke: compile-demo
 	$(call say,Demo, a few steps of it)
-	@$(VENV)/bin/python examples/python/demo/demo.py --smoke --output build/demo-smoke
+	@$(DEMO) --smoke --output build/demo-smoke
+
+.PHONY: compile-demo
+compile-demo: $(STAMPS)/compiler $(STAMPS)/demo $(STAMPS)/pictures build/build.ninja
+	$(call say,Compiling the library on $(JOBS) cores)
+	@tools/compile.sh dev $(JOBS) torchvq decode_tokens
 
 .PHONY: debian
 debian: | $(STAMPS)/venv
-	$(call say,Looking for Debian packages (requirements/debian.txt))
-	@rm -f $(STAMPS)/debian && tools/install_debian.sh $(STAMPS)/debian
+	$(call say,Looking for Debian packages (requirements/debian*.txt))
+	@rm -f $(STAMPS)/debian && tools/install_debian.sh $(STAMPS)/debian requirements/debian*.txt
 
 $(STAMPS)/venv:
 	$(call say,Making $(VENV))
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo 'Stopped: $(PYTHON) is older than 3.11; name a newer one with PYTHON=...'; exit 1; }
-	@$(PYTHON) -m venv $(VENV) || \
-	  { echo 'Stopped: $(PYTHON) cannot make a virtual environment (Debian: apt-get install python3-venv)'; exit 1; }
+	@tools/make_venv.sh $(PYTHON) $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
 # torch first and alone: the packages that depend on it must find it and not choose another.
 $(STAMPS)/torch: requirements/constraints.txt | $(STAMPS)/venv
 	$(call say,Installing torch $(TORCH) (a few minutes the first time))
-	@$(PIP) install torch==$(TORCH) -c requirements/constraints.txt
+	@$(PIP_INSTALL) torch==$(TORCH) -c requirements/constraints.txt
 	@touch $@
 
 $(STAMPS)/%: requirements/%.txt requirements/constraints.txt $(STAMPS)/torch
 	$(call say,Installing what $* needs (requirements/$*.txt))
-	@$(PIP) install -r $< -c requirements/constraints.txt
+	@$(PIP_INSTALL) -r $< -c requirements/constraints.txt
 	@touch $@
 
 # A look at a dozen files each time, and nothing said when all are there.
 $(STAMPS)/debian: FORCE | $(STAMPS)/venv
-	@tools/install_debian.sh $@
+	@tools/install_debian.sh $@ requirements/debian*.txt
+
+$(STAMPS)/debian-demo: FORCE | $(STAMPS)/venv
+	@tools/install_debian.sh $@ requirements/debian-demo.txt
+
+$(STAMPS)/compiler: cmake/cxx20_probe.cpp | $(STAMPS)/debian-demo
+	@tools/check_compiler.sh
+	@touch $@
+
+# The demo's pictures where Debian's package is not.
+$(STAMPS)/pictures: | $(STAMPS)/debian-demo
+	@[ -e /usr/share/datasets/fashion-mnist ] || $(MAKE) --no-print-directory $(STAMPS)/mnist
+	@touch $@
+
+$(STAMPS)/mnist: requirements/mnist.txt | $(STAMPS)/demo
+	$(call say,Installing a sample of MNIST (requirements/mnist.txt))
+	@$(PIP_INSTALL) --no-deps -r $<
+	@touch $@
+
+# What is built depends on what this machine has; rewritten only when that changes.
+$(STAMPS)/options: FORCE | $(STAMPS)/venv
+	@tools/configure.sh --options >$@.new; cmp -s $@.new $@ || cp $@.new $@; rm $@.new
 
 .PHONY: FORCE
 FORCE:
 
-build/build.ninja: CMakePresets.json tools/configure.sh $(STAMPS)/debian | $(STAMPS)/build
+# For anything asked for that is neither a target nor a file.
+.DEFAULT:
+	@echo 'Stopped: there is no target $@; `make` lists those there are' >&2; exit 1
+
+build/build.ninja: CMakePresets.json tools/configure.sh $(STAMPS)/options | $(STAMPS)/build
 	$(call say,Configuring build/)
 	@tools/configure.sh dev $(VENV_ABS)/bin/python
 	@touch $@
 
 .PHONY: compile
-compile: build/build.ninja
+compile: $(STAMPS)/debian build/build.ninja
 	$(call say,Compiling on $(JOBS) cores)
-	@cmake --build --preset dev -j $(JOBS)
+	@tools/compile.sh dev $(JOBS)
 
 # pip builds the wheel from the tree that `compile` has just finished, so this only copies files.
 PACKAGE := $(shell find python/torchvq include -type f -not -path '*/lib/*' -not -path '*/__pycache__/*') \
   pyproject.toml VERSION README.md LICENSE build/src/libtorchvq.so $(wildcard build/cli/torchvq)
-$(STAMPS)/installed: $(PACKAGE) | compile
+$(STAMPS)/installed: $(PACKAGE) | compile $(STAMPS)/package
 	$(call say,Installing the package into $(VENV))
-	@$(PIP) install --no-build-isolation --no-deps .
+	@$(PIP_INSTALL) --no-build-isolation --no-deps .
 	@touch $@
 
 build/src/libtorchvq.so: | compile

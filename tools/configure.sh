@@ -1,10 +1,25 @@
 #!/usr/bin/env bash
 # configure.sh PRESET PYTHON: configures a build tree, and leaves out what this machine has no packages for.
+# configure.sh --options: what that comes to, for `make` to see when it changes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-preset=$1 python=$2
+source tools/stop.sh
 
 header() { [[ -e /usr/include/$1 || -e /usr/local/include/$1 ]]; }
+
+options=()
+if ! header gtest/gtest.h; then options+=(-DTORCHVQ_BUILD_TESTS=OFF); fi
+if ! header benchmark/benchmark.h; then options+=(-DTORCHVQ_BUILD_BENCHMARKS=OFF); fi
+if header CLI/CLI.hpp; then
+  options+=(-DTORCHVQ_BUILD_CLI=ON)
+else
+  options+=(-DTORCHVQ_BUILD_CLI=OFF)
+fi
+if [[ $1 == --options ]]; then
+  echo "${options[@]}"
+  exit 0
+fi
+preset=$1 python=$2
 
 case $preset in
   tsan | fuzz)
@@ -15,20 +30,16 @@ case $preset in
     ;;
 esac
 
-options=("-DPython3_EXECUTABLE=$python")
-if ! header gtest/gtest.h; then options+=(-DTORCHVQ_BUILD_TESTS=OFF); fi
-if ! header benchmark/benchmark.h; then options+=(-DTORCHVQ_BUILD_BENCHMARKS=OFF); fi
-if header CLI/CLI.hpp; then
-  options+=(-DTORCHVQ_BUILD_CLI=ON)
-else
-  options+=(-DTORCHVQ_BUILD_CLI=OFF)
-fi
-
-# What CMake has to say is of interest when it fails; its summary line always is.
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
-if ! cmake --preset "$preset" "${options[@]}" >"$log" 2>&1; then
+# What CMake has to say is of interest when it fails; its summary line always is. Our own errors are sentences.
+log=$(mktemp --suffix=-cmake.log)
+if ! cmake --preset "$preset" "-DPython3_EXECUTABLE=$python" "${options[@]}" >"$log" 2>&1; then
+  if grep -q 'torchvq: expected' "$log"; then
+    stop "$(grep -A5 -m1 'torchvq: expected' "$log" | sed '/^ *$/,$d' | xargs -0 echo | tr -s ' \n' ' ') ($log)"
+  elif grep -q 'No space left on device' "$log"; then
+    stop "the disk is full; make room for $PWD, and repeat"
+  fi
   cat "$log" >&2
-  exit 1
+  stop "CMake could not configure the build, as shown above"
 fi
 grep -- '-- torchvq' "$log"
+rm "$log"

@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# install_debian.sh RECORD: installs the Debian packages of requirements/debian.txt where that is possible, and
-# otherwise says which are missing and what stays possible without each. Exits 0 either way, unless there is no compiler.
+# install_debian.sh RECORD LIST...: installs the Debian packages in the lists where that is possible, and otherwise
+# says which are missing and what stays possible without each. Exits 0 either way, unless there is no compiler.
 #
-# RECORD keeps the names of what is missing and is rewritten only when they change: the build depends on it, and what
-# could not be installed is not tried again at every `make` (but `make setup` does).
+# RECORD keeps the names of what is missing: what could not be installed is not tried again at every `make` (but
+# `make setup` does).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 record=$1
+shift
 
-mapfile -t wanted < <(grep -v '^#' requirements/debian.txt)
+mapfile -t wanted < <(cat "$@" | grep -v '^#')
 
 # A package counts as present when what we need of it is there, however it came to be installed.
 present() {
@@ -66,11 +67,11 @@ if ((${#missing[@]})) && [[ "${missing[*]}" != "$(cat "$record" 2>/dev/null)" ]]
   fi
 fi
 
-if [[ ! -e $record || "${missing[*]}" != "$(cat "$record")" ]]; then echo "${missing[*]}" >"$record"; fi
+echo "${missing[*]}" >"$record"
+if ! present g++; then
+  echo "Stopped: no C++ compiler found; install one (Debian: apt-get install g++), or name yours with CXX=..." >&2
+  exit 1
+fi
 if ((${#missing[@]} == 0)); then exit 0; fi
 echo "Missing Debian packages (install them with: sudo apt-get install ${missing[*]})"
 for package in "${missing[@]}"; do printf '  %-22s %s\n' "$package" "$(without "$package")"; done
-if ! present g++; then
-  echo "Stopped: there is no C++ compiler."
-  exit 1
-fi

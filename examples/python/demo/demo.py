@@ -7,8 +7,10 @@ python examples/python/demo/demo.py --data ~/Pictures  your own
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
+import webbrowser
 from pathlib import Path
 
 from errors import DemoError
@@ -29,6 +31,7 @@ def arguments() -> argparse.Namespace:
     add("--seed", type=int, default=0, help="of everything random (0)")
     add("--threads", type=at_least(1), help="(all cores)")
     add("--decoder", type=Path, metavar="FILE", help="the C++ example decode_tokens, if elsewhere")
+    add("--show", action="store_true", help="open the page, where there is a browser for it")
     add("--smoke", action="store_true", help="a few seconds' worth, to see whether all works")
     return parser.parse_args()
 
@@ -107,14 +110,21 @@ def run(args: argparse.Namespace) -> None:
         print(f"  {value:>10}  {name}")
     if result.cpp is None:
         print(
-            "  C++ decoder not built; `make build` builds it, and the page will show its pictures"
+            "  C++ decoder not built; `make demo` builds it, and the page will show its pictures"
         )
     else:
         print(
             f"  {result.cpp.pictures_difference:>10.3g}  largest difference between C++ and Python pixels "
             f"(code vectors: {result.cpp.codes_difference:.3g})"
         )
-    print(f"\nThe page: {page}")
+    print(f"\nThe page: {page.resolve().as_uri()}")
+    if args.show and sys.stdout.isatty() and has_display():
+        webbrowser.open(page.resolve().as_uri())
+
+
+def has_display() -> bool:
+    """Without one, `webbrowser` would open a text browser in the terminal that the demo runs in."""
+    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 def make_folder(folder: Path) -> None:

@@ -194,7 +194,7 @@ def cpp(result: Result, folder: Path) -> Section:
     if result.cpp is None:
         return Section(
             title,
-            "Not shown in this run: the C++ example was not built. `make build` builds it "
+            "Not shown in this run: the C++ example was not built. `make demo` builds it "
             "(or cmake with -DTORCHVQ_BUILD_EXAMPLES=ON), and the next run of this demo will find it.",
         )
     trip = result.cpp

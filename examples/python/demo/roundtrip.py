@@ -31,7 +31,7 @@ class RoundTrip:
 
 
 def find_decoder(given: Path | None) -> Path | None:
-    """The program decode_tokens: as given, as built by `make build`, or on the path."""
+    """The program decode_tokens: as given, as built by `make demo`, or on the path."""
     if given is not None:
         if not given.is_file():
             raise DemoError(f"expected --decoder to be a program, but there is no file {given}")

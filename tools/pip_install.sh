@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# pip_install.sh PYTHON ARGUMENT...: `pip install ARGUMENT...`, silent when it works. When not, one sentence with the
+# remedy; what pip has said is kept in a file.
+set -euo pipefail
+source "$(dirname "$0")/stop.sh"
+python=$1
+shift
+log=$(mktemp --suffix=-pip.log)
+# Quiet, or the log of a build would be the whole output of ninja.
+if "$python" -m pip -q install "$@" >"$log" 2>&1; then
+  rm "$log"
+  exit 0
+fi
+said() { grep -qiE "$1" "$log"; }
+kept="what pip said is in $log"
+what=()
+for argument; do [[ $argument == -* || $argument == *constraints.txt ]] || what+=("$argument"); done
+if said 'No space left on device|Errno 28'; then
+  stop "the disk is full; make room for $("$python" -c 'import sys; print(sys.prefix)') and for ${TMPDIR:-/tmp}, and repeat"
+elif said 'Read-only file system|Permission denied'; then
+  stop "pip cannot write to $("$python" -c 'import sys; print(sys.prefix)'); make it writable, or name another place with VENV=... ($kept)"
+elif said 'NewConnectionError|ConnectTimeout|ConnectionError|ProxyError|SSLError|name resolution|Network is unreachable'; then
+  stop "pip reaches no package index for ${what[*]}; connect to the network, or set PIP_INDEX_URL or HTTPS_PROXY ($kept)"
+elif said 'torchvq: expected'; then
+  stop "$(grep -A4 -m1 'torchvq: expected' "$log" | sed '/^ *$/,$d' | tr -s ' \n' ' ' | sed 's/^ *//; s/ *$//') ($kept)"
+elif said 'No matching distribution'; then
+  stop "pip finds no $(grep -oP -m1 'No matching distribution found for \K\S+' "$log") for Python $("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); name another Python with PYTHON=..., after \`make distclean\` ($kept)"
+fi
+stop "pip could not install ${what[*]}: $(grep -m1 '^ *\(ERROR\|error\): ' "$log" | sed 's/^ *//' || echo 'it gave no reason') ($kept)"
