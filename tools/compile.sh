@@ -13,23 +13,29 @@ targets=()
 if (($#)); then targets=(--target "$@"); fi
 
 say() { # DONE/ALL
-  local done=${1%/*} all=${1#*/} rest=
-  if ((done)); then rest=", about $((SECONDS * (all - done) / done)) s to go"; fi
-  local line="  compiled $done of $all: $((100 * done / all)) % in $SECONDS s$rest"
+  local done=${1%/*} all=${1#*/} line="  the first files, for $SECONDS s"
+  if ((done)); then line="  $((100 * done / all)) %: $done of $all steps in $SECONDS s"; fi
+  # The first steps are the longest, and would foretell too much.
+  if ((8 * done > all && done < all)); then line+=", about $((SECONDS * (all - done) / done)) s to go"; fi
   if [[ -t 1 ]]; then printf '\r\033[K%s' "$line"; else echo "$line"; fi
 }
 
 # Reads what ninja prints. Its status lines are counted, all others are passed on.
 report() {
-  local line state= spoke=0 every=15
+  local part= line state=0/0 spoke=0 every=15 status
   if [[ -t 1 ]]; then every=1; fi
   while true; do
-    if IFS= read -r -t 1 line; then
+    status=0
+    IFS= read -r -t 1 line || status=$?
+    line=$part$line part=
+    if ((status == 0)); then
       if [[ $line =~ ^\[([0-9]+/[0-9]+)\]\  ]]; then state=${BASH_REMATCH[1]}; elif [[ $line != ninja:\ no\ work* ]]; then echo "$line"; fi
-    elif (($? <= 128)); then
+    elif ((status > 128)); then
+      part=$line # a line of which the rest is still to come
+    else
       break
     fi
-    if [[ $state ]] && ((SECONDS - spoke >= every)); then
+    if ((SECONDS - spoke >= every)); then
       spoke=$SECONDS
       say "$state"
     fi

@@ -109,9 +109,7 @@ def run(args: argparse.Namespace) -> None:
     ):
         print(f"  {value:>10}  {name}")
     if result.cpp is None:
-        print(
-            "  C++ decoder not built; `make demo` builds it, and the page will show its pictures"
-        )
+        print("  C++ decoder not built; `make demo` builds it, and the page will show its pictures")
     else:
         print(
             f"  {result.cpp.pictures_difference:>10.3g}  largest difference between C++ and Python pixels "
