@@ -61,7 +61,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_run_writes_json_and_a_chart_for_every_suite(results: Path) -> None:
     for name in SUITES:
         document = json.loads((results / f"{name}.json").read_text())
@@ -71,7 +70,6 @@ def test_run_writes_json_and_a_chart_for_every_suite(results: Path) -> None:
         assert (results / f"{name}.png").stat().st_size > 1000
 
 
-@pytest.mark.slow
 def test_write_docs_fills_the_tables_and_repeats_itself(results: Path, tmp_path: Path) -> None:
     for name in ("benchmarks.md", "learning.md", "choosing.md"):
         shutil.copyfile(ROOT / "docs" / name, tmp_path / name)
@@ -90,7 +88,6 @@ def test_run_names_the_suites_when_one_is_unknown() -> None:
     assert "no suite fastest_code; there are nearest_code" in done.stderr
 
 
-@pytest.mark.slow
 def test_learning_resumes_where_it_was_interrupted(tmp_path: Path) -> None:
     options = ("--quick", "--only", "stream", "--output", tmp_path)
     assert script("learning.py", *options).returncode == 0
@@ -106,7 +103,6 @@ def test_learning_resumes_where_it_was_interrupted(tmp_path: Path) -> None:
     assert runs[-1] == lost
 
 
-@pytest.mark.slow
 def test_residual_learning_is_the_same_on_two_ranks(tmp_path: Path) -> None:
     done = script("learning_residual.py", "--quick", "--only", "patches", "--output", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -115,7 +111,6 @@ def test_residual_learning_is_the_same_on_two_ranks(tmp_path: Path) -> None:
     assert all(0.5 < entry["error_over_faiss"] < 20 for entry in runs)
 
 
-@pytest.mark.slow
 def test_lfq_learning_runs(tmp_path: Path) -> None:
     done = script("learning_lfq.py", "--quick", "--output", tmp_path)
     assert done.returncode == 0, done.stderr
