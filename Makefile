@@ -36,7 +36,7 @@ say = @printf '\033[1m==>\033[0m %s\n' '$(1)'
 .PHONY: help
 help: ## List these targets
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
-	  /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	  /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: debian $(STAMPS)/build $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/lint ## Make .venv with everything that the other targets need
@@ -56,7 +56,12 @@ test: run-tests ## Run the tests: C++, Python, consumer projects, demo
 
 .PHONY: test-all
 test-all: CONSUMER_OPTIONS := --compile
-test-all: run-tests test-processors ## The same with every row of every table, and as other processors round (an hour)
+test-all: run-tests test-processors ## The same with every row of every table, and as other processors compute (an hour)
+
+.PHONY: test-processors
+test-processors: build $(STAMPS)/test ## Run the tests that compute as other processors would compute them
+	$(call say,Python tests as on other processors)
+	@tools/test_processors.sh $(VENV)/bin/python $(JOBS)
 
 .PHONY: bench
 bench: build $(STAMPS)/test $(STAMPS)/demo ## Run the benchmarks; results go to benchmarks/results/

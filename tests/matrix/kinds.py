@@ -15,7 +15,6 @@ KINDS = [
     "grouped_residual_vq", "fsq_symmetric", "residual_fsq_dropout", "grouped_residual_fsq", "lfq_part_of_tokens",
     "residual_lfq_dropout", "grouped_residual_lfq", "evo_lfq", "fsp", "latent", "latent_in_place", "binary_mapper",
 ]  # fmt: skip
-assert {ROWS[row].name for row in KINDS} == {row.name for row in ROWS.values()}
 
 
 def exhaustive(value: Any) -> Any:
@@ -24,4 +23,9 @@ def exhaustive(value: Any) -> Any:
 
 
 def one_of_each(rows: Iterable[str] = ROWS) -> list[Any]:
-    return [row if row in KINDS else exhaustive(row) for row in rows]
+    """All rows; `make test` runs those of KINDS, and the first of a class that has none there."""
+    rows = list(rows)
+    chosen = {row: ROWS[row].name for row in rows if row in KINDS}
+    first = {ROWS[row].name: row for row in reversed(rows)}
+    chosen |= {row: name for name, row in first.items() if name not in chosen.values()}
+    return [row if row in chosen else exhaustive(row) for row in rows]
