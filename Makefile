@@ -34,7 +34,7 @@ say = @printf '\033[1m==>\033[0m %s\n' '$(1)'
 .PHONY: help
 help: ## List these targets
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} \
-	  /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	  /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
 setup: debian $(STAMPS)/build $(STAMPS)/package $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/lint ## Make .venv with everything that the other targets need
@@ -52,15 +52,17 @@ demo: compile-demo ## Train a VQ autoencoder on real images and write a page abo
 	@$(DEMO) --show --output demo-output $(DEMO_ARGS)
 
 .PHONY: test
-test: build $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/mnist ## Run all tests: C++, Python, consumer projects, demo
-	$(call say,C++ tests)
-	@tools/run_ctest.sh dev $(JOBS)
-	$(call say,Python tests against the installed package)
-	@$(VENV)/bin/python -m pytest -q -n $(JOBS) $(PYTEST_ARGS) $(wildcard tests/python tests/matrix tests/parity tests/distributed)
-	$(call say,Consumer projects: find_package and add_subdirectory)
-	@tests/consumer/run.sh $(VENV_ABS)/bin/python $(JOBS)
-	@if [ -e examples/python/demo/demo.py ]; then $(MAKE) --no-print-directory demo-smoke; fi
-	$(call say,All tests passed)
+test: PYTEST_SELECTION := -m 'not exhaustive'
+test: run-tests ## Run the tests: C++, Python, consumer projects, demo
+
+.PHONY: test-all
+test-all: CONSUMER_OPTIONS := --compile
+test-all: run-tests test-processors ## The same with every row of every table, and as other processors compute (an hour)
+
+.PHONY: test-processors
+test-processors: build $(STAMPS)/test ## Run the tests that compute as other processors would compute them
+	$(call say,Python tests as on other processors)
+	@tools/test_processors.sh $(VENV)/bin/python $(JOBS)
 
 .PHONY: bench
 bench: build $(STAMPS)/test $(STAMPS)/demo ## Run the benchmarks; results go to benchmarks/results/
@@ -140,6 +142,21 @@ distclean: clean ## Remove .venv as well
 	rm -rf $(VENV)
 
 # Steps of the above -----------------------------------------------------------------------------------------------
+
+# JUnit reports of all of it are in build/reports/. With worksteal a worker keeps to tests of a file, and what a file
+# sets up is set up once.
+PYTEST := $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal
+.PHONY: run-tests
+run-tests: build $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/mnist
+	$(call say,C++ tests)
+	@tools/run_ctest.sh dev $(JOBS)
+	$(call say,Python tests against the installed package)
+	@$(PYTEST) $(PYTEST_SELECTION) --junitxml build/reports/python.xml $(PYTEST_ARGS) \
+	  tests/python tests/matrix tests/parity tests/distributed
+	$(call say,Consumer projects: find_package and add_subdirectory)
+	@tests/consumer/run.sh $(VENV_ABS)/bin/python $(JOBS) $(CONSUMER_OPTIONS)
+	@$(MAKE) --no-print-directory demo-smoke
+	$(call say,All tests passed)
 
 .PHONY: demo-smoke
 demo-smoke: compile-demo

@@ -10,13 +10,18 @@ import pytest
 # Outputs of an operator that share memory: torch.compile warns on a user's machine and raises
 # where CI is set. Read when torch is imported, here and in the processes that tests start.
 os.environ["TORCHINDUCTOR_ERROR_ON_CUSTOM_OP_ALIASING"] = "1"
+# pytest runs in several processes, which must not fight for the cores, nor must the programs that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+
+if os.environ.get("TORCHVQ_OTHER_ROUNDING") == "1":
+    import other_rounding  # noqa: F401  (wraps torch's kernels)
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """pytest runs in several processes, which must not fight for the cores; a test may ask for more threads."""
+    """A test may ask for more threads; the next one starts with one again."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

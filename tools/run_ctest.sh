@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # run_ctest.sh PRESET JOBS: the C++ tests of a build tree; the summary when they pass, and all that failed says when not.
+# Leaves a JUnit report, reports/cpp.xml in the tree.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset=$1 jobs=$2
 tree=build
 if [[ $preset != dev ]]; then tree=build-$preset; fi
 if ! grep -q 'TORCHVQ_BUILD_TESTS:BOOL=ON' "$tree/CMakeCache.txt"; then
-  echo 'left out: GoogleTest is missing (Debian: libgtest-dev)'
-  exit 0
+  echo 'Stopped: the C++ tests need GoogleTest, and there is none (Debian: apt-get install libgtest-dev, then make again)'
+  exit 1
 fi
 if [[ $preset == tsan ]]; then
   # Without it the sanitizer does not know when threads wait for each other, and reports what is none.
@@ -19,7 +20,9 @@ if [[ $preset == tsan ]]; then
   fi
 fi
 log=$tree/ctest.log
+report=$PWD/$tree/reports/cpp.xml
+mkdir -p "${report%/*}"
 status=0
-ctest --preset "$preset" -j "$jobs" >"$log" 2>&1 || status=$?
+ctest --preset "$preset" -j "$jobs" --output-junit "$report" >"$log" 2>&1 || status=$?
 if ((status)); then grep -v -E '^ *Start +[0-9]|  Passed +[0-9.]+ sec$' "$log"; else tail -n 3 "$log"; fi
 exit "$status"

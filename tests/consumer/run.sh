@@ -1,10 +1,13 @@
 #!/usr/bin/env bash
-# run.sh PYTHON JOBS: builds the consumer project against the wheel installed for PYTHON, against an installed prefix,
-# and with the checkout as a subdirectory, and runs its programs. Expects the tree in build/ to be built.
+# run.sh PYTHON JOBS [--compile]: builds the consumer project against the wheel installed for PYTHON, against an installed
+# prefix, and with the checkout as a subdirectory, and runs its programs. Expects the tree in build/ to be built.
+#
+# As a subdirectory the library is configured, linked and used by the project; its objects are those of build/, once it
+# is shown that the project would compile them by the same commands (reuse_objects.py). --compile does compile them.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
-python=$1 jobs=$2
+python=$1 jobs=$2 compile=${3-}
 work=$root/build/consumer
 mkdir -p "$work"
 
@@ -37,7 +40,9 @@ mv "$work/prefix" "$work/moved"
 
 consume from_wheel -DCMAKE_PREFIX_PATH="$wheel"
 consume from_prefix -DCMAKE_PREFIX_PATH="$work/moved;$torch"
-# The objects of the library come from ccache where there is one: flags and headers are those of build/.
-launcher=()
-if command -v ccache >/dev/null; then launcher=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache); fi
-consume as_subdirectory -DTORCHVQ_SOURCE_DIR="$root" -DCMAKE_PREFIX_PATH="$torch" "${launcher[@]}"
+launcher="$python;$here/reuse_objects.py;$root/build;$work/as_subdirectory/torchvq"
+if [[ $compile == --compile ]]; then launcher=; fi
+# As build/ has it, whatever the default.
+unity=$(sed -n 's/^\(TORCHVQ_UNITY:BOOL=.*\)/-D\1/p' "$root/build/CMakeCache.txt")
+consume as_subdirectory -DTORCHVQ_SOURCE_DIR="$root" -DCMAKE_PREFIX_PATH="$torch" \
+  -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" ${unity:+"$unity"}

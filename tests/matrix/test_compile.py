@@ -12,6 +12,7 @@ import torch
 import torch._dynamo.testing
 from cells import Cell
 from classes import ROWS, Seen
+from kinds import one_of_each
 from torch import Tensor, nn
 
 # One of each kind: learned codes, a stack with them, gradients of codes, scalars, signs, values that are learned.
@@ -132,7 +133,7 @@ def evaluate(calls: tuple[Callable[..., Any], nn.Module, nn.Module], inputs: lis
         compare_state(module, eager, bit_for_bit)
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", one_of_each())
 def test_training(row: str, cell: Cell) -> None:
     """Forward and backward as one graph without breaks, run op by op: the same bits."""
     cell("compile", row, "train", "in parts" if row in BREAKS else "yes")
@@ -143,7 +144,7 @@ def test_training(row: str, cell: Cell) -> None:
         assert compiled.graphs == 1 + (row in STARTS)
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", one_of_each())
 def test_evaluation(row: str, cell: Cell) -> None:
     cell("compile", row, "eval")
     eager = classes.build(row)
@@ -155,7 +156,7 @@ def test_evaluation(row: str, cell: Cell) -> None:
     assert compiled.graphs == 1
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", one_of_each())
 def test_one_graph_serves_all_sizes(row: str, cell: Cell) -> None:
     cell("compile", row, "dynamic")
     eager, module = classes.build(row), classes.build(row)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from cells import Cell
 from classes import ROWS, Seen
+from kinds import one_of_each
 from torch import Tensor, nn
 
 # Sizes of batch, length (height), width: other than the exported ones, and one of a single vector.
@@ -61,7 +62,7 @@ def exported(module: nn.Module, x: Tensor, fixed: set[int], path: Path) -> nn.Mo
     return torch.export.load(path).module()
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", one_of_each())
 def test_export(row: str, cell: Cell, tmp_path: Path) -> None:
     cell("export", row, "export")
     module, x = trained(row), classes.data(row, 1)
@@ -74,7 +75,7 @@ def test_export(row: str, cell: Cell, tmp_path: Path) -> None:
     torch.testing.assert_close(classes.state(module), before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", one_of_each())
 def test_encoders(row: str, cell: Cell, tmp_path: Path) -> None:
     cell("export", row, "encode")
     module, x = Encode(trained(row)), classes.data(row, 1)
@@ -84,7 +85,7 @@ def test_encoders(row: str, cell: Cell, tmp_path: Path) -> None:
         assert torch.equal(program(x), module(x))
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row not in NO_DECODE])
+@pytest.mark.parametrize("row", one_of_each(row for row in ROWS if row not in NO_DECODE))
 def test_decoders(row: str, cell: Cell, tmp_path: Path) -> None:
     cell("export", row, "decode")
     quantizer = trained(row)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from cells import Cell
 from classes import ROWS, TRAIN_OTHERWISE
+from kinds import one_of_each
 from test_export import NO_DECODE, SIZES, Decode, Encode, sized, trained
 from torch import Tensor, nn
 
@@ -37,7 +38,7 @@ def run(module: nn.Module, x: Tensor, fixed: set[int], path: Path, inputs: list[
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("row", EVALUATED)
+@pytest.mark.parametrize("row", one_of_each(EVALUATED))
 def test_encoders(row: str, cell: Cell, tmp_path: Path) -> None:
     cell("onnx", row, "encode", "no" if row in NO_ENCODE else "yes")
     module, x = Encode(trained(row)), classes.data(row, 1)
@@ -50,7 +51,7 @@ def test_encoders(row: str, cell: Cell, tmp_path: Path) -> None:
     run(module, x, fixed, tmp_path / "encode.onnx", inputs)
 
 
-@pytest.mark.parametrize("row", [row for row in EVALUATED if row not in NO_DECODE])
+@pytest.mark.parametrize("row", one_of_each(row for row in EVALUATED if row not in NO_DECODE))
 def test_decoders(row: str, cell: Cell, tmp_path: Path) -> None:
     cell("onnx", row, "decode", "no" if row in NO_CENTROIDS else "yes")
     quantizer = trained(row)

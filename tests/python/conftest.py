@@ -28,6 +28,20 @@ def any_path() -> Callable[[str], Callable[..., Any]]:
     return support.any_path
 
 
+@pytest.fixture(
+    params=["aot_eager_decomp_partition", pytest.param("inductor", marks=pytest.mark.exhaustive)],
+    ids=["partitioned", "inductor"],
+)
+def compiler(request: pytest.FixtureRequest) -> str:
+    """A backend that recomputes in backward what inductor recomputes, without generated code; and inductor.
+
+    Generated code takes seconds a graph. `make test` has it for one graph of each kind, in test_snapshot.py and
+    tests/matrix.
+    """
+    torch._dynamo.reset()
+    return request.param
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",

@@ -40,7 +40,7 @@ def gradients(loss, x, codebook):
     return torch.autograd.grad(loss(x, codebook), (x, codebook))
 
 
-def compiled_token_gradient(loss, x, codebook):
+def compiled_token_gradient(loss, x, codebook, compiler):
     """Gradient to x alone, compiled, with a plain codebook buffer overwritten in place after the loss."""
     buffer = codebook.clone()
 
@@ -50,6 +50,6 @@ def compiled_token_gradient(loss, x, codebook):
         return value
 
     x = x.clone().requires_grad_()
-    torch.compile(step, fullgraph=True)(x, buffer).backward()
+    torch.compile(step, fullgraph=True, backend=compiler)(x, buffer).backward()
     assert not torch.equal(buffer, codebook)
     return x.grad

@@ -52,18 +52,23 @@ def script(name: str, *options: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that a quick run of everything has filled."""
+def results(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """The folder that a quick run of some suites has filled."""
     folder = tmp_path_factory.mktemp("results")
-    done = script("run.py", "--quick", "--output", folder)
+    done = script("run.py", "--quick", "--only", ",".join(request.param), "--output", folder)
     assert done.returncode == 0, done.stderr
     assert "targets met" in done.stdout
     return folder
 
 
-@pytest.mark.slow
+all_suites = pytest.param(sorted(SUITES), marks=pytest.mark.exhaustive, id="all")
+
+
+@pytest.mark.parametrize("results", [["nearest_code"], all_suites], indirect=True, scope="module")
 def test_run_writes_json_and_a_chart_for_every_suite(results: Path) -> None:
-    for name in SUITES:
+    names = {path.stem for path in results.glob("*.json")}
+    assert names in ({"nearest_code"}, SUITES)
+    for name in names:
         document = json.loads((results / f"{name}.json").read_text())
         assert document["quick"] is True
         assert {"cpu", "cores", "torch", "commit"} <= document["machine"].keys()
@@ -71,7 +76,7 @@ def test_run_writes_json_and_a_chart_for_every_suite(results: Path) -> None:
         assert (results / f"{name}.png").stat().st_size > 1000
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("results", [all_suites], indirect=True, scope="module")
 def test_write_docs_fills_the_tables_and_repeats_itself(results: Path, tmp_path: Path) -> None:
     for name in ("benchmarks.md", "learning.md", "choosing.md"):
         shutil.copyfile(ROOT / "docs" / name, tmp_path / name)
@@ -90,7 +95,7 @@ def test_run_names_the_suites_when_one_is_unknown() -> None:
     assert "no suite fastest_code; there are nearest_code" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_learning_resumes_where_it_was_interrupted(tmp_path: Path) -> None:
     options = ("--quick", "--only", "stream", "--output", tmp_path)
     assert script("learning.py", *options).returncode == 0
@@ -106,7 +111,7 @@ def test_learning_resumes_where_it_was_interrupted(tmp_path: Path) -> None:
     assert runs[-1] == lost
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_residual_learning_is_the_same_on_two_ranks(tmp_path: Path) -> None:
     done = script("learning_residual.py", "--quick", "--only", "patches", "--output", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -115,7 +120,7 @@ def test_residual_learning_is_the_same_on_two_ranks(tmp_path: Path) -> None:
     assert all(0.5 < entry["error_over_faiss"] < 20 for entry in runs)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_lfq_learning_runs(tmp_path: Path) -> None:
     done = script("learning_lfq.py", "--quick", "--output", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -127,6 +132,7 @@ def test_lfq_learning_runs(tmp_path: Path) -> None:
     assert ours["first_gradient"] > 1e3 * reference["first_gradient"]
 
 
+@pytest.mark.exhaustive
 def test_scalar_learning_runs(tmp_path: Path) -> None:
     done = script("learning_scalar.py", "--quick", "--output", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -197,12 +197,12 @@ def test_codebook_diversity_loss_of_half_tokens_is_float32(dtype, generator):
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_codebook_diversity_loss_compiled_gradient_uses_the_codebook_of_the_forward(
-    metric, generator
+    metric, generator, compiler
 ):
     x, codebook, mask = make_tokens(generator)
     loss = lambda x, c: op(x, c, temperature=3.0, metric=metric, mask=mask)  # noqa: E731
     expected, _ = gradients(loss, x, codebook)
-    assert torch.equal(compiled_token_gradient(loss, x, codebook), expected)
+    assert torch.equal(compiled_token_gradient(loss, x, codebook, compiler), expected)
 
 
 def test_codebook_diversity_loss_refuses_a_second_derivative(generator):

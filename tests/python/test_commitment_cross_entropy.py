@@ -196,12 +196,12 @@ def test_commitment_cross_entropy_scales_the_loss_before_rounding_half_gradients
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_commitment_cross_entropy_compiled_gradient_uses_the_codebook_of_the_forward(
-    metric, generator
+    metric, generator, compiler
 ):
     x, codebook, targets, mask = make_arguments(generator)
     loss = lambda x, c: op(x, c, targets, metric=metric, mask=mask)  # noqa: E731
     expected, _ = gradients(loss, x, codebook)
-    assert torch.equal(compiled_token_gradient(loss, x, codebook), expected)
+    assert torch.equal(compiled_token_gradient(loss, x, codebook, compiler), expected)
 
 
 def test_commitment_cross_entropy_gradient_survives_an_update_in_place(generator):

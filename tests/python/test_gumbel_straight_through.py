@@ -173,12 +173,12 @@ def test_gumbel_straight_through_accepts_half_tokens_and_float_codes(dtype, gene
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_gumbel_straight_through_compiled_gradient_uses_the_codebook_of_the_forward(
-    metric, generator
+    metric, generator, compiler
 ):
     x, codebook, indices, upstream = make_arguments(generator)
     loss = lambda x, c: (op(x, c, indices, temperature=0.5, metric=metric) * upstream).sum()  # noqa: E731
     expected, _ = gradients(x, codebook, indices, upstream, temperature=0.5, metric=metric)
-    assert torch.equal(compiled_token_gradient(loss, x, codebook), expected)
+    assert torch.equal(compiled_token_gradient(loss, x, codebook, compiler), expected)
 
 
 def test_gumbel_straight_through_gradient_survives_an_update_in_place(generator):

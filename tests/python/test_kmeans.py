@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import faiss
 import pytest
 import torch
 
@@ -181,7 +182,6 @@ def test_kmeans_at_any_scale_and_offset(scale, offset, generator):
 
 
 def test_kmeans_error_is_at_most_that_of_faiss(generator):
-    faiss = pytest.importorskip("faiss")
     for x in (
         mixture(generator, points=6000, dim=8, centres=150),
         torch.randn(6000, 8, generator=generator),

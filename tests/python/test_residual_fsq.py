@@ -219,11 +219,10 @@ def test_checkpointed_steps_are_plain_steps(case, reentrant):
 
 
 @pytest.mark.parametrize("case", ["projected", "image", "noisy_dropout", "groups_dropout"])
-def test_compiles_in_one_graph(case):
-    torch._dynamo.reset()
+def test_compiles_in_one_graph(case, compiler):
     module, x = make(case)
     twin = copy.deepcopy(module)
-    compiled = torch.compile(twin, fullgraph=True)
+    compiled = torch.compile(twin, fullgraph=True, backend=compiler)
     for _ in range(3):
         for found, expected in zip(train_step(compiled, x), train_step(module, x), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

@@ -158,7 +158,7 @@ def test_residual_scalar_quantize_second_derivative_is_refused():
         torch.autograd.grad(quantized.sum(), x, create_graph=True)
 
 
-def test_residual_scalar_quantize_compiles(generator):
+def test_residual_scalar_quantize_compiles(generator, compiler):
     def step(x):
         quantized, indices = ops.residual_scalar_quantize(x, [8, 5], scales)
         return quantized * 2, indices
@@ -166,7 +166,7 @@ def test_residual_scalar_quantize_compiles(generator):
     scales = scales_of([8, 5], 3)
     x = torch.randn(6, 2, generator=generator)
     eager, compiled = x.clone().requires_grad_(), x.clone().requires_grad_()
-    expected, found = step(eager), torch.compile(step, fullgraph=True)(compiled)
+    expected, found = step(eager), torch.compile(step, fullgraph=True, backend=compiler)(compiled)
     assert torch.equal(expected[0], found[0]) and torch.equal(expected[1], found[1])
     expected[0].sum().backward()
     found[0].sum().backward()

@@ -177,7 +177,7 @@ def test_rotation_trick_refuses_a_second_derivative(generator):
         torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
-def test_rotation_trick_compiled_gradient_uses_the_codes_of_the_forward(generator):
+def test_rotation_trick_compiled_gradient_uses_the_codes_of_the_forward(generator, compiler):
     x, codebook, upstream = make_tokens(generator, shape=(1, 9, 5))
     indices = torch.randint(0, 9, (1, 9), generator=generator)
 
@@ -188,7 +188,7 @@ def test_rotation_trick_compiled_gradient_uses_the_codes_of_the_forward(generato
 
     expected = gradient(x, ops.lookup_codes(codebook, indices), upstream)
     leaf = x.clone().requires_grad_()
-    torch.compile(step, fullgraph=True)(leaf, codebook).backward(upstream)
+    torch.compile(step, fullgraph=True, backend=compiler)(leaf, codebook).backward(upstream)
     assert torch.equal(leaf.grad, expected)
 
 

@@ -242,7 +242,7 @@ def test_scalar_quantize_opcheck(generator):
     torch.library.opcheck(ops.scalar_indices.default, (torch.zeros(4, 2, dtype=torch.long), [5, 3]))
 
 
-def test_scalar_quantize_compiles(generator):
+def test_scalar_quantize_compiles(generator, compiler):
     def step(x):
         codes, indices = ops.scalar_quantize(x, [8, 5])
         return codes * 2, ops.scalar_decode(indices, [8, 5])
@@ -250,7 +250,7 @@ def test_scalar_quantize_compiles(generator):
     x = torch.randn(6, 2, generator=generator)
     eager, compiled = x.clone().requires_grad_(), x.clone().requires_grad_()
     expected_codes, decoded = step(eager)
-    found, decoded_too = torch.compile(step, fullgraph=True)(compiled)
+    found, decoded_too = torch.compile(step, fullgraph=True, backend=compiler)(compiled)
     assert torch.equal(expected_codes, found) and torch.equal(decoded, decoded_too)
     expected_codes.sum().backward()
     found.sum().backward()

@@ -199,7 +199,7 @@ def test_errors(change, error, message, path):
         PATHS[path](arguments.pop("x"), **arguments, wanted=False)
 
 
-def test_opcheck_and_compile(generator):
+def test_opcheck_and_compile(generator, compiler):
     x = tokens(generator, (2, 20, 5)).requires_grad_()
     mask = torch.rand(2, 20, generator=generator) > 0.3
     torch.library.opcheck(ops.sign_entropy.default, (x,), {"sharpness": 400.0, "mask": mask})
@@ -212,7 +212,7 @@ def test_opcheck_and_compile(generator):
         return per_sample - 2 * batch
 
     expected = torch.autograd.grad(loss(x), x)[0]
-    found = torch.autograd.grad(torch.compile(loss, fullgraph=True)(x), x)[0]
+    found = torch.autograd.grad(torch.compile(loss, fullgraph=True, backend=compiler)(x), x)[0]
     assert torch.equal(expected, found)
 
 

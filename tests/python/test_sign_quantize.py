@@ -89,7 +89,7 @@ def test_errors(call, error, message):
         call()
 
 
-def test_opcheck_and_compile(generator):
+def test_opcheck_and_compile(generator, compiler):
     x = torch.randn(3, 5, 4, generator=generator)
     torch.library.opcheck(ops.sign_quantize.default, (x,), {"scale": 0.5})
     torch.library.opcheck(ops.sign_decode.default, (torch.arange(16), 4))
@@ -101,7 +101,7 @@ def test_opcheck_and_compile(generator):
         codes, indices = ops.sign_quantize(x)
         return codes, ops.sign_decode(indices, 4)
 
-    codes, decoded = torch.compile(step, fullgraph=True)(x)
+    codes, decoded = torch.compile(step, fullgraph=True, backend=compiler)(x)
     assert torch.equal(codes, decoded) and torch.equal(codes, step(x)[0])
 
 
