@@ -7,8 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-if dist.is_available():
-    from torch._C._distributed_c10d import _resolve_process_group
+from torchvq._torch_private import constant_in_graphs, rank_in
 
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook, Statistics
@@ -103,10 +102,10 @@ def everybody() -> Ranks:
     return Ranks(default_group())
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@constant_in_graphs
 def _rank_in(group: str) -> int:
     """The rank of this process in a group, as in C++, where there is no other."""
-    return dist.get_rank(_resolve_process_group(group))  # type: ignore[arg-type]
+    return rank_in(group)
 
 
 class Tokens(NamedTuple):

@@ -1,18 +1,16 @@
 """Tensors under torch.vmap, whose numbers Python cannot read."""
 
-import torch
 from torch import Tensor
 
+from torchvq._torch_private import is_mapped, unmapped
 
-def is_mapped(tensor: Tensor) -> bool:
-    """Whether the tensor stands for slices that may differ."""
-    return torch._C._functorch.is_batchedtensor(tensor)
+__all__ = ["is_mapped", "shared_flag"]
 
 
 def shared_flag(flag: Tensor) -> bool:
     """A flag that all slices of a mapped tensor have in common."""
     while is_mapped(flag):
-        flag = torch._C._functorch.get_unwrapped(flag)
+        flag = unmapped(flag)
     if bool(flag.any()) != bool(flag.all()):
         raise RuntimeError(
             "VectorQuantize: expected either all codebooks under torch.vmap to be initialised or none, but got some"

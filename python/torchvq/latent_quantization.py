@@ -22,6 +22,7 @@ from torchvq._layout import Layout
 from torchvq._projection import make_projections, project
 from torchvq._ranks import ALONE, Ranks, default_group, distributed_training
 from torchvq._replay import StepRecords
+from torchvq._torch_private import outside_graphs
 from torchvq.outputs import QuantizeOutput
 
 _ops = torch.ops.torchvq
@@ -245,9 +246,7 @@ class LatentQuantize(nn.Module):
             return values
         return self._stepped_values(latents, mask)
 
-    @torch.compiler.disable(  # type: ignore[no-untyped-call,untyped-decorator]
-        reason="LatentQuantize: in_place_codebook_optimizer makes its step outside of graphs"
-    )
+    @outside_graphs("LatentQuantize: in_place_codebook_optimizer makes its step outside of graphs")
     def _stepped_values(self, latents: Tensor, mask: Tensor | None) -> list[Tensor]:
         recorded = self._stepped.take(latents)
         if recorded is not None:

@@ -13,10 +13,9 @@ from torch import nn
 from torchvq._collapse import CollapseLimits, CollapseWarning, LevelWatch
 from torchvq._ranks import group_of
 from torchvq._stats import CodebookStats, read_stats
+from torchvq._torch_private import WRAPPER_NAMES
 from torchvq.vector_quantize import VectorQuantize
 
-# What wrappers put into the names of what they wrap.
-_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _PANELS = {
     "perplexity": "perplexity",
     "usage": "codes in use, %",
@@ -177,7 +176,7 @@ def _quantizers(module: nn.Module) -> dict[str, VectorQuantize]:
     prefix = "module." if [name for name, _ in module.named_children()] == ["module"] else ""
     for name, part in module.named_modules():
         if isinstance(part, VectorQuantize):
-            own = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+            own = ".".join(part for part in name.split(".") if part not in WRAPPER_NAMES)
             found[own.removeprefix(prefix) or "quantizer"] = part
     return found
 

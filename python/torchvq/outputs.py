@@ -3,7 +3,8 @@
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.utils._pytree import _register_namedtuple
+
+from torchvq._torch_private import register_namedtuple
 
 
 class LossBreakdown(NamedTuple):
@@ -119,7 +120,7 @@ class FSPOutput(NamedTuple):
 
 def exportable(output: type) -> None:
     """Lets exported programs that return this named tuple be saved."""
-    _register_namedtuple(output, serialized_type_name=f"torchvq.{output.__name__}")
+    register_namedtuple(output, f"torchvq.{output.__name__}")
 
 
 for _output in (

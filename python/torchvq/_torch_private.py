@@ -1,0 +1,231 @@
+"""The private parts of torch that the package leans on, each by name and with what is lost without it.
+
+A torch that has moved one still imports the package: what needs the part says so when it is used, or, where every
+forward would ask for it, one warning at import says what not to do.
+"""
+
+import functools
+import importlib
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.distributed as dist
+import torch.utils.checkpoint
+from torch import Tensor, nn
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+class Part(NamedTuple):
+    """A private name of torch, and what does not work in a torch without it."""
+
+    module: str
+    name: str
+    without: str
+
+    def get(self) -> Any:
+        """What the name stands for. NotImplementedError: nothing, in this torch."""
+        try:
+            found: Any = importlib.import_module(self.module)
+            for name in self.name.split("."):
+                found = getattr(found, name)
+        except (ImportError, AttributeError):
+            raise NotImplementedError(
+                f"torchvq: expected torch {torch.__version__} to have {self.module}.{self.name}, but it has not; "
+                f"{self.without}"
+            ) from None
+        return found
+
+    def get_or(self, instead: Callable[..., Any]) -> Any:
+        """The same, or after a warning what serves instead."""
+        try:
+            return self.get()
+        except NotImplementedError as lost:
+            warnings.warn(str(lost), RuntimeWarning, stacklevel=2)
+            return instead
+
+
+RESOLVE_GROUP = Part(
+    "torch._C._distributed_c10d",
+    "_resolve_process_group",
+    "noise that differs from rank to rank cannot be drawn",
+)
+REGISTER_NAMEDTUPLE = Part(
+    "torch.utils._pytree",
+    "_register_namedtuple",
+    "exported programs that return torchvq's named tuples cannot be saved",
+)
+IS_BATCHED = Part(
+    "torch._C._functorch", "is_batchedtensor", "torch.vmap of modules that train does not work"
+)
+UNWRAPPED = Part(
+    "torch._C._functorch", "get_unwrapped", "torch.vmap of modules that train does not work"
+)
+GRAPH_TASK = Part(
+    "torch._C",
+    "_current_graph_task_id",
+    "quantizers inside torch.utils.checkpoint learn from each step twice",
+)
+SAVED_TENSOR_HOOKS = Part(
+    "torch._C._autograd",
+    "_top_saved_tensors_default_hooks",
+    "quantizers inside torch.utils.checkpoint learn from each step twice",
+)
+CHECKPOINT_FORWARD = Part(
+    "torch.utils.checkpoint",
+    "CheckpointFunction.forward.__code__",
+    "quantizers inside torch.utils.checkpoint(use_reentrant=True) cannot train",
+)
+FSDP_STATES = Part(
+    "torch.distributed._composable_state",
+    "_module_state_mapping",
+    "codebooks that fully_shard shards cannot learn",
+)
+FSDP_STATE = Part(
+    "torch.distributed.fsdp._fully_shard._fsdp_state",
+    "FSDPState",
+    "codebooks that fully_shard shards cannot learn",
+)
+PLACE_OF_SHARD = Part(
+    "torch.distributed.tensor._utils",
+    "compute_local_shape_and_global_offset",
+    "codebooks that fully_shard shards cannot learn",
+)
+
+PARTS = (
+    RESOLVE_GROUP,
+    REGISTER_NAMEDTUPLE,
+    IS_BATCHED,
+    UNWRAPPED,
+    GRAPH_TASK,
+    SAVED_TENSOR_HOOKS,
+    CHECKPOINT_FORWARD,
+    FSDP_STATES,
+    FSDP_STATE,
+    PLACE_OF_SHARD,
+)
+
+#: What wrappers of torch put into the names of what they wrap.
+WRAPPER_NAMES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
+# Compiling ---------------------------------------------------------------------------------------------------------
+
+
+def constant_in_graphs(function: _Function) -> _Function:
+    """``torch.compiler.assume_constant_result``, which would load the compiler with the package."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def outside_graphs(reason: str) -> Callable[[_Function], _Function]:
+    """``torch.compiler.disable``, which would load the compiler with the package."""
+
+    def decorate(function: _Function) -> _Function:
+        disabled: Callable[..., Any] | None = None
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal disabled
+            if disabled is None:
+                # Whoever compiles has loaded the compiler.
+                if "torch._dynamo" not in sys.modules:
+                    return function(*args, **kwargs)
+                disabled = torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call]
+            return disabled(*args, **kwargs)
+
+        # What the compiler looks for where it comes upon the call, to end its graph there.
+        call._torchdynamo_disable = True  # type: ignore[attr-defined]
+        call._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+# Named tuples ------------------------------------------------------------------------------------------------------
+
+
+def register_namedtuple(output: type, name: str) -> None:
+    """Lets exported programs that return this named tuple be saved, under a name of ours."""
+    _register_namedtuple(output, serialized_type_name=name)
+
+
+_register_namedtuple = REGISTER_NAMEDTUPLE.get_or(lambda output, serialized_type_name: None)
+
+# torch.vmap --------------------------------------------------------------------------------------------------------
+
+is_mapped: Callable[[Tensor], bool] = IS_BATCHED.get_or(lambda tensor: False)
+"""Whether the tensor stands for slices that may differ."""
+
+
+def unmapped(tensor: Tensor) -> Tensor:
+    """The slices of a mapped tensor, as one tensor."""
+    return UNWRAPPED.get()(tensor)
+
+
+# torch.utils.checkpoint --------------------------------------------------------------------------------------------
+
+_graph_task = GRAPH_TASK.get_or(lambda: -1)
+_top_hooks = SAVED_TENSOR_HOOKS.get_or(lambda ignore_is_tracing: None)
+
+
+def inside_backward() -> bool:
+    """True while autograd runs a backward pass in this thread."""
+    return bool(_graph_task() != -1)
+
+
+def checkpoint_drops_saved_tensors() -> bool:
+    """True in the first forward of a region of ``checkpoint(use_reentrant=False)``."""
+    hooks = _top_hooks(True)
+    return hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__
+
+
+def inside_reentrant_checkpoint() -> bool:
+    """True in the first forward of a region of ``checkpoint(use_reentrant=True)``."""
+    # It leaves no trace but its frame: it runs the region without gradient from CheckpointFunction.forward. Only
+    # training forwards without gradient come here, so the walk is rare.
+    forward = CHECKPOINT_FORWARD.get()
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code is forward:
+            return True
+        frame = frame.f_back
+    return False
+
+
+# Process groups and FSDP2 ------------------------------------------------------------------------------------------
+
+
+def rank_in(group: str) -> int:
+    """The rank of this process in the group of that name."""
+    return dist.get_rank(RESOLVE_GROUP.get()(group))
+
+
+def shards_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Names of the parameters of this module itself that ``fully_shard`` shards, and the shards (DTensor)."""
+    # PyTorch has no public way from a gathered parameter to its shard.
+    states, fsdp = FSDP_STATES.get(), FSDP_STATE.get()
+    for reference in list(states.values()):
+        state = reference()
+        for group in _parameter_groups(state) if isinstance(state, fsdp) else ():
+            for parameter in group.fsdp_params:
+                if parameter._module_info.module is module:
+                    yield parameter._module_info.param_name, parameter.sharded_param
+
+
+def _parameter_groups(state: Any) -> list[Any]:
+    # One group at most until torch 2.11.
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is not None:
+        return list(groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def place_of_shard(shard: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The sizes of a shard, and where in the whole it begins."""
+    compute = PLACE_OF_SHARD.get()
+    return compute(shard.shape, shard.device_mesh, shard.placements)

@@ -1,0 +1,266 @@
+"""The private parts of torch: each is there and does what the package takes it for, and is missed in plain words."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch._dynamo.testing
+import torch.distributed as dist
+import torch.distributed.fsdp
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from torchvq import _torch_private as private
+
+NAMES = [f"{part.module}.{part.name}" for part in private.PARTS]
+
+
+@pytest.fixture
+def group(tmp_path):
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+# Each part is there --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", private.PARTS, ids=NAMES)
+def test_part_is_in_this_torch(part):
+    assert part.get() is not None
+
+
+def test_every_part_is_listed():
+    named = {part for part in vars(private).values() if isinstance(part, private.Part)}
+    assert named == set(private.PARTS)
+
+
+def test_no_other_module_of_the_package_names_a_private_part_of_torch():
+    folder = Path(private.__file__).parent
+    # Foreach functions have an underscore, and a page in the manual.
+    pattern = re.compile(
+        r"\btorch\.(?:\w+\.)*_(?!_version__|foreach_)\w+"
+        r"|from torch\b[\w.]* import .*\b_\w+|import torch\b[\w.]*\._"
+    )
+    for path in folder.glob("*.py"):
+        if path.name != "_torch_private.py":
+            assert not pattern.findall(path.read_text(encoding="utf-8")), path.name
+
+
+# Each part does what it is taken for ---------------------------------------------------------------------------------
+
+
+def test_constant_in_graphs_is_what_torch_makes_of_it():
+    def ours() -> int:
+        return 1
+
+    def theirs() -> int:
+        return 1
+
+    private.constant_in_graphs(ours)
+    torch.compiler.assume_constant_result(theirs)
+    assert vars(ours) == vars(theirs)
+
+
+def test_constant_in_graphs_is_run_and_not_traced():
+    @private.constant_in_graphs
+    def untraceable() -> int:
+        return sys._getframe().f_lineno
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def add(x: Tensor) -> Tensor:
+        return x + untraceable()
+
+    assert add(torch.zeros(1)).item() == untraceable()
+
+
+def graphs_of(disable: Any) -> tuple[int, Tensor]:
+    """How many graphs a function has that calls a disabled one in its middle, and what it returns, twice."""
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounter()
+
+    @disable
+    def middle(x: Tensor) -> Tensor:
+        assert not torch.compiler.is_compiling()
+        return x * 3 if x.sum() > 0 else x
+
+    @torch.compile(backend=counter)
+    def run(x: Tensor) -> Tensor:
+        return middle(x + 1) - 1
+
+    results = torch.stack([run(torch.ones(2)), run(-torch.ones(2))])
+    return counter.frame_count, results
+
+
+@pytest.mark.filterwarnings("error")
+def test_outside_graphs_breaks_the_graph_where_torch_would():
+    ours, theirs = (
+        graphs_of(disable)
+        for disable in (private.outside_graphs("said"), torch.compiler.disable(reason="said"))
+    )
+    assert ours[0] == theirs[0] == 2
+    assert torch.equal(ours[1], theirs[1])
+
+
+def test_outside_graphs_gives_its_reason_where_one_graph_is_asked_for():
+    @private.outside_graphs("the reason that we gave")
+    def middle(x: Tensor) -> Tensor:
+        return x * 3
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def run(x: Tensor) -> Tensor:
+        return middle(x)
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="the reason that we gave"):
+        run(torch.ones(2))
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+def test_registered_named_tuples_are_saved_with_exported_programs(tmp_path):
+    private.register_namedtuple(Pair, "torchvq.tests.Pair")
+
+    class Both(nn.Module):
+        def forward(self, x: Tensor) -> Pair:
+            return Pair(x, x + 1)
+
+    torch.export.save(torch.export.export(Both(), (torch.ones(2),)), tmp_path / "both.pt2")
+    out = torch.export.load(tmp_path / "both.pt2").module()(torch.ones(2))
+    assert isinstance(out, Pair)
+    assert out.second.tolist() == [2, 2]
+
+
+def test_mapped_tensors_are_told_from_others_and_unwrapped():
+    seen = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.extend([private.is_mapped(x), private.unmapped(x).shape])
+        return x
+
+    torch.vmap(look)(torch.ones(3, 2))
+    assert seen == [True, (3, 2)]
+    assert not private.is_mapped(torch.ones(3))
+
+
+class Recorder(nn.Module):
+    """What the package would say of each of its forwards."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[bool, bool, bool]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled():
+            kept = private.checkpoint_drops_saved_tensors(), False
+        else:
+            kept = False, private.inside_reentrant_checkpoint()
+        self.seen.append((private.inside_backward(), *kept))
+        return x.square()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_both_forwards_of_a_checkpointed_region_are_recognised(reentrant):
+    recorder = Recorder()
+    x = torch.ones(2, requires_grad=True)
+    checkpoint(recorder, x, use_reentrant=reentrant).sum().backward()
+    first, again = recorder.seen
+    assert first == (False, not reentrant, reentrant)
+    assert again[0]
+    recorder(x)
+    with torch.no_grad():
+        recorder(x)
+    assert recorder.seen[2:] == [(False, False, False)] * 2
+
+
+def test_other_hooks_of_saved_tensors_are_no_checkpoint():
+    with torch.autograd.graph.save_on_cpu():
+        assert not private.checkpoint_drops_saved_tensors()
+
+
+def test_rank_in_a_group_of_that_name(group):
+    assert private.rank_in(dist.group.WORLD.group_name) == 0
+
+
+def test_shards_of_a_gathered_parameter(group):
+    mesh = dist.init_device_mesh("cpu", (1,))
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+    shards = dict(private.shards_of(model[1]))
+    assert sorted(shards) == ["bias", "weight"]
+    assert shards["weight"] is dict(model[1].named_parameters())["weight"]
+    sizes, starts = private.place_of_shard(shards["weight"])
+    assert (tuple(sizes), tuple(starts)) == ((2, 3), (0, 0))
+
+
+def test_wrappers_of_torch_put_these_names():
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    compiled = torch.compile(nn.Linear(1, 1), backend="eager")
+    checkpointed = checkpoint_wrapper(nn.Linear(1, 1))
+    names = {name for module in (compiled, checkpointed) for name, _ in module.named_children()}
+    assert {*names, torch.distributed.fsdp.fully_sharded_data_parallel.FSDP_WRAPPED_MODULE} == set(
+        private.WRAPPER_NAMES
+    )
+
+
+# Each part is missed in plain words ----------------------------------------------------------------------------------
+
+
+def another_copy() -> ModuleType:
+    """The module as a torch would import it that has moved something."""
+    spec = importlib.util.spec_from_file_location("torch_private_copy", private.__file__)
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    return copy
+
+
+@pytest.mark.filterwarnings("ignore:torchvq. expected torch:RuntimeWarning")
+@pytest.mark.parametrize("part", private.PARTS, ids=NAMES)
+def test_part_that_has_moved_is_named_and_the_module_still_imports(part, monkeypatch):
+    *path, last = part.name.split(".")
+    owner = importlib.import_module(part.module)
+    for name in path:
+        owner = getattr(owner, name)
+    # A code object cannot be deleted; the function that has it can.
+    if last == "__code__":
+        monkeypatch.setattr(torch.utils.checkpoint, "CheckpointFunction", None)
+    else:
+        monkeypatch.delattr(owner, last)
+    moved = another_copy()
+    lost = next(one for one in moved.PARTS if one.name == part.name)
+    with pytest.raises(NotImplementedError) as caught:
+        lost.get()
+    assert f"{part.module}.{part.name}" in str(caught.value)
+    assert torch.__version__ in str(caught.value)
+    assert str(caught.value).endswith(part.without)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        private.REGISTER_NAMEDTUPLE,
+        private.IS_BATCHED,
+        private.GRAPH_TASK,
+        private.SAVED_TENSOR_HOOKS,
+    ],
+    ids=lambda part: part.name,
+)
+def test_part_that_every_forward_asks_for_is_missed_once_at_import(part, monkeypatch):
+    monkeypatch.delattr(importlib.import_module(part.module), part.name)
+    with pytest.warns(RuntimeWarning, match=part.without.replace("(", r"\(")) as warned:
+        moved = another_copy()
+    assert len(warned) == 1
+    assert moved.is_mapped(torch.ones(1)) is False
+    assert moved.inside_backward() is False
+    assert moved.checkpoint_drops_saved_tensors() is False
