@@ -3,10 +3,12 @@
 #   PYTHON=python3.12   the Python that .venv is made from (default python3, 3.11 or newer)
 #   VENV=DIR            another virtual environment than .venv
 #   JOBS=N              compile and test on N cores (default: all)
+#   UNITY=0             compile file by file, for work on one of them (default: a dozen files of a folder at a time)
 
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
+UNITY ?= 1
 FUZZ_SECONDS ?= 60
 TORCH := 2.13.0
 
@@ -24,6 +26,7 @@ STAMPS := $(VENV)/.torchvq
 export PATH := $(VENV_ABS)/bin:$(PATH)
 export VIRTUAL_ENV := $(VENV_ABS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export UNITY
 unexport PYTHONPATH PYTHONHOME
 
 PIP_INSTALL := tools/pip_install.sh $(VENV_ABS)/bin/python
@@ -74,12 +77,14 @@ bench: build $(STAMPS)/test $(STAMPS)/demo ## Run the benchmarks; results go to 
 ##@ Before a commit
 
 .PHONY: lint
-lint: lint-fast ## Check formats, types, sizes, kernels, and the C++ files that changed
+lint: lint-fast file-commands ## Check formats, types, sizes, kernels, that each C++ file compiles alone, and those that changed
+	$(call say,Every source of the library by itself)
+	@tools/check_standalone.sh $(JOBS)
 	$(call say,clang-tidy on changed files)
 	@tools/tidy.sh $(JOBS)
 
 .PHONY: lint-all
-lint-all: lint-fast ## The same, with clang-tidy on the whole tree (slow)
+lint-all: lint-fast file-commands ## The same, with clang-tidy on the whole tree (slow)
 	$(call say,clang-tidy on all files)
 	@tools/tidy.sh $(JOBS) --all
 
@@ -167,6 +172,10 @@ demo-smoke: compile-demo
 compile-demo: $(STAMPS)/compiler $(STAMPS)/demo $(STAMPS)/pictures build/build.ninja
 	$(call say,Compiling the library on $(JOBS) cores)
 	@tools/compile.sh dev $(JOBS) torchvq decode_tokens
+
+.PHONY: file-commands
+file-commands: $(STAMPS)/build
+	@tools/configure.sh files $(VENV_ABS)/bin/python >/dev/null
 
 .PHONY: debian
 debian: | $(STAMPS)/venv

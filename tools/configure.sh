@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# configure.sh PRESET PYTHON: configures a build tree, and leaves out what this machine has no packages for.
+# configure.sh PRESET PYTHON: configures a build tree, and leaves out what this machine has no packages for. With UNITY=0
+# in the environment sources compile one by one.
 # configure.sh --options: what that comes to, for `make` to see when it changes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,6 +9,7 @@ source tools/stop.sh
 header() { [[ -e /usr/include/$1 || -e /usr/local/include/$1 ]]; }
 
 options=()
+if [[ ${UNITY:-1} == 0 ]]; then options+=(-DTORCHVQ_UNITY=OFF); else options+=(-DTORCHVQ_UNITY=ON); fi
 if ! header gtest/gtest.h; then options+=(-DTORCHVQ_BUILD_TESTS=OFF); fi
 if ! header benchmark/benchmark.h; then options+=(-DTORCHVQ_BUILD_BENCHMARKS=OFF); fi
 if header CLI/CLI.hpp; then
@@ -20,6 +22,7 @@ if [[ $1 == --options ]]; then
   exit 0
 fi
 preset=$1 python=$2
+if [[ $preset == files ]]; then options+=(-DTORCHVQ_UNITY=OFF); fi
 
 case $preset in
   tsan | fuzz)

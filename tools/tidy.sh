@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tidy.sh JOBS [--all]: clang-tidy on the C++ files that changed against the main branch, or on all of them.
 #
-# On the main branch itself, "changed" is against the commit before. A changed header stands for the sources of the
+# Expects build-files/ to be configured. On the main branch itself, "changed" is against the commit before. A changed header stands for the sources of the
 # same name: src/ops/foo.h for every foo.cpp. Headers are checked through the sources that include them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -26,7 +26,7 @@ changed() {
 
 compiled=$(python3 -c '
 import json, os
-print("\n".join(os.path.relpath(entry["file"]) for entry in json.load(open("build/compile_commands.json"))))' | sort -u)
+print("\n".join(os.path.relpath(entry["file"]) for entry in json.load(open("build-files/compile_commands.json"))))' | sort -u)
 
 if [[ ${2:-} == --all ]]; then
   wanted=$compiled
@@ -48,4 +48,4 @@ fi
 echo "  $(wc -l <<<"$wanted") files"
 # Without OpenMP and precompiled headers: those are GCC's, and clang reads the text instead.
 # clang-tidy counts what it has suppressed on standard error; that is no news.
-xargs -P "$jobs" -n 1 clang-tidy --quiet -p build --extra-arg=-fno-openmp --extra-arg=-Wno-ignored-gch <<<"$wanted" 2> >(grep -v -E 'warnings? (generated|treated)|^Suppressed|^Use -(header|system)' >&2)
+xargs -P "$jobs" -n 1 clang-tidy --quiet -p build-files --extra-arg=-fno-openmp --extra-arg=-Wno-ignored-gch <<<"$wanted" 2> >(grep -v -E 'warnings? (generated|treated)|^Suppressed|^Use -(header|system)' >&2)

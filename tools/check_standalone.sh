@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# check_standalone.sh JOBS: compiles each source of the library by itself, without writing objects. The build compiles
+# many at a time (src/unity.cmake), where a source can lean on what its neighbours include; this finds it. Expects
+# build-files/ to be configured.
+#
+# Sources that have passed are not compiled again until they, or any header, change.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+jobs=$1
+tree=build-files
+passed=$tree/standalone
+mkdir -p "$passed"
+
+ninja -C "$tree" src/CMakeFiles/torchvq.dir/cmake_pch.hxx.gch >"$tree/pch.log" || { cat "$tree/pch.log"; exit 1; }
+
+# One line per source: its name, a tab, and the command that compiles it without writing anything.
+commands=$(python3 - "$tree" <<'PYTHON'
+import json, os, re, sys
+
+tree = sys.argv[1]
+for entry in json.load(open(f"{tree}/compile_commands.json")):
+    name = os.path.relpath(entry["file"])
+    if name.startswith("src/"):
+        print(name, re.sub(r" -o \S+ -c ", " -fsyntax-only ", entry["command"]), sep="\t")
+PYTHON
+)
+
+newest_header=$(find src include "$tree/include" -name '*.h' -printf '%T@ %p\n' | sort -rn | head -n 1 | cut -d' ' -f2)
+
+# check NAME<tab>COMMAND
+check() {
+  local name=${1%%$'\t'*} command=${1#*$'\t'}
+  local record=$passed/${name//\//_}
+  if [[ $record -nt $name && $record -nt $newest_header ]]; then return; fi
+  (cd "$tree" && eval "$command") && touch "$record"
+}
+export -f check
+export passed tree newest_header
+
+xargs -d '\n' -P "$jobs" -I{} bash -c 'check "$1"' _ {} <<<"$commands" ||
+  { echo 'A source does not compile by itself; `make UNITY=0` builds file by file'; exit 1; }
+echo "  $(wc -l <<<"$commands") sources compile by themselves"
