@@ -25,7 +25,7 @@ struct DecodeArguments {
   int64_t memory = kDefaultMemory;
 };
 
-constexpr auto kFooter = R"(
+constexpr auto kDecodeFooter = R"(
 Codes of any integer dtype give vectors of shape (..., dim), float32: codes of shape (...) where the codec has one
 codebook, (..., groups * levels) as `torchvq encode` writes them where it has several. The code -1 (a masked token, a
 dropped level) adds nothing, and makes a vector of fsq or lfq zero; any other code outside [0, codebook size) is an
@@ -105,7 +105,7 @@ void add_decode(CLI::App& program, Run& run) {
   add_key_option(*command, arguments->key);
   add_memory_option(*command, arguments->memory);
   add_common_options(*command, arguments->common);
-  command->footer(kFooter);
+  command->footer(kDecodeFooter);
   command->callback([&run, arguments] { run = [arguments] { run_decode(*arguments); }; });
 }
 

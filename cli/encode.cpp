@@ -25,7 +25,7 @@ struct EncodeArguments {
   int64_t memory = kDefaultMemory;
 };
 
-constexpr auto kFooter = R"(
+constexpr auto kEncodeFooter = R"(
 Vectors of shape (..., dim) give codes in the smallest of uint8, uint16, int32 and int64 that holds them. One codebook
 gives shape (...): the index of the nearest code, the lowest on a tie. Several give shape (..., groups * levels): the
 levels of group 0, then those of group 1, and so on. The choice is exact, so every machine writes the same codes; a
@@ -86,7 +86,7 @@ void add_encode(CLI::App& program, Run& run) {
   add_metric_override(*command, arguments->metric);
   add_memory_option(*command, arguments->memory);
   add_common_options(*command, arguments->common);
-  command->footer(kFooter);
+  command->footer(kEncodeFooter);
   command->callback([&run, arguments] { run = [arguments] { run_encode(*arguments); }; });
 }
 

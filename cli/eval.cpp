@@ -22,7 +22,7 @@ struct EvalArguments {
   int64_t memory = kDefaultMemory;
 };
 
-constexpr auto kFooter = R"(
+constexpr auto kEvalFooter = R"(
   mse              mean squared difference between vectors and their codes, per element
   relative error   sum of squared differences / sum of squared elements
   usage            codes that at least one vector chose
@@ -74,7 +74,7 @@ void add_eval(CLI::App& program, Run& run) {
   add_metric_override(*command, arguments->metric);
   add_memory_option(*command, arguments->memory);
   add_common_options(*command, arguments->common);
-  command->footer(kFooter);
+  command->footer(kEvalFooter);
   command->callback([&run, arguments] { run = [arguments] { run_eval(*arguments); }; });
 }
 

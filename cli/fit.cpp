@@ -28,7 +28,7 @@ struct FitArguments {
 
 constexpr int64_t kMostCodebooks = 4096;
 
-constexpr auto kFooter = R"(
+constexpr auto kFitFooter = R"(
 The codebook is fitted with k-means on all vectors: starting from k-means on a sample, each pass moves every code to
 the mean of its vectors, until no code moves or --iterations are done. The result depends on the vectors, the seed
 and the options above, not on --memory or --threads.
@@ -200,7 +200,7 @@ void add_fit(CLI::App& program, Run& run) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
       ->option_text("SECONDS");
   add_common_options(*command, arguments->common);
-  command->footer(kFooter);
+  command->footer(kFitFooter);
   command->callback([&run, arguments] { run = [arguments] { run_fit(*arguments); }; });
 }
 

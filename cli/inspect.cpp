@@ -25,7 +25,7 @@ struct InspectArguments {
   std::string file;
 };
 
-constexpr auto kFooter = R"(
+constexpr auto kInspectFooter = R"(
 A codec: its size, levels, groups, metric, and how the codes were used when it was fitted. Another
 .safetensors file: its tensors. A .npy file: its array.
 
@@ -126,7 +126,7 @@ void add_inspect(CLI::App& program, Run& run) {
       ->required()
       ->option_text("FILE (required)");
   add_common_options(*command, arguments->common);
-  command->footer(kFooter);
+  command->footer(kInspectFooter);
   command->callback([&run, arguments] { run = [arguments] { run_inspect(*arguments); }; });
 }
 

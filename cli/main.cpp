@@ -12,7 +12,7 @@
 namespace torchvq::cli {
 namespace {
 
-constexpr auto kFooter = R"(Examples:
+constexpr auto kProgramFooter = R"(Examples:
   torchvq fit vectors.npy --codebook-size 1024 -o codec.safetensors
   torchvq encode codec.safetensors vectors.npy -o codes.npy
   torchvq decode codec.safetensors codes.npy -o decoded.npy
@@ -50,7 +50,7 @@ int run_program(int argc, char** argv) {
       "torchvq");
   program.set_version_flag("--version", "torchvq " TORCHVQ_VERSION, "Print the version");
   program.set_help_flag("-h,--help", "Print this help");
-  program.footer(kFooter);
+  program.footer(kProgramFooter);
   program.get_formatter()->column_width(30);
   program.require_subcommand(1);
   Run run;

@@ -36,8 +36,10 @@ def cli_path() -> Path:
     )
 
 
-def io_convert_path() -> Path:
-    return find_program("TORCHVQ_IO_CONVERT", ROOT / "build/tests/cpp/io_convert")
+def cpp_command(name: str, *arguments: str | Path) -> list[str]:
+    """Runs the C++ side of a comparison (tests/cpp/run.h)."""
+    program = find_program("TORCHVQ_RUN", ROOT / "build/tests/cpp/torchvq_run")
+    return [str(program), name, *map(str, arguments)]
 
 
 def run(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from cli_support import ROOT, find_program
+from cli_support import cpp_command
 from torch import Tensor
 from vector_quantize_cases import same
 
@@ -121,10 +121,9 @@ def test_cpp_equals_python(case: str, tmp_path: Path) -> None:
         given |= {f"{step}.{name}": value for name, value in named.items()}
     given = {name: value.contiguous() for name, value in (given | {"eval.x": x}).items()}
     safetensors.torch.save_file(given, tmp_path / "in.safetensors")
-    program = find_program("TORCHVQ_FSQ_RUN", ROOT / "build/tests/cpp/fsq_run")
     files = [tmp_path / "in.safetensors", tmp_path / "out.safetensors"]
     result = subprocess.run(
-        [program, *files, *words_of(options)],
+        cpp_command("fsq", *files, *words_of(options)),
         capture_output=True,
         text=True,
         check=False,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from cli_support import ROOT, find_program
+from cli_support import cpp_command
 from torch import Tensor, nn
 from vector_quantize_cases import same
 
@@ -178,10 +178,9 @@ def run_program(
 ) -> tuple[Any, str]:
     """The tensors that the program writes, and what it says on stderr."""
     safetensors.torch.save_file(given, folder / "in.safetensors")
-    program = find_program(f"TORCHVQ_{name.upper()}", ROOT / "build/tests/cpp" / name)
     files = [folder / "in.safetensors", folder / "out.safetensors"]
     result = subprocess.run(
-        [program, *files, *words_of(options)],
+        cpp_command(name, *files, *words_of(options)),
         capture_output=True,
         text=True,
         check=False,
@@ -203,7 +202,7 @@ def test_cpp_equals_python(case: str, tmp_path: Path) -> None:
     options = with_defaults(CASES[case][0])
     module, steps = build(options), inputs_of(case)
     x = steps[0]["x"] * 0.9
-    actual, _ = run_program("lfq_run", given_to_cpp(module, steps, x), options, tmp_path)
+    actual, _ = run_program("lfq", given_to_cpp(module, steps, x), options, tmp_path)
     expected = run_python(module, steps, x)
     assert actual.keys() == expected.keys()
     different = [name for name in expected if not same(actual[name], expected[name])]
@@ -231,7 +230,7 @@ def test_both_warn_of_latents_that_run_away(
         module = build(options)
     assert caplog.text.count("growing without bound") == warnings
     given = given_to_cpp(module, [], torch.zeros(1, 2, options["dim"]))
-    _, said = run_program("lfq_run", given, options, tmp_path)
+    _, said = run_program("lfq", given, options, tmp_path)
     assert said.count("growing without bound") == warnings
 
 
@@ -287,7 +286,7 @@ def test_evolution_in_cpp_equals_python(codebooks: int, is_sign: bool, tmp_path:
     x = torch.randn(3, 5, 6)
     given = {f"state.{name}": value.clone() for name, value in evo.state_dict().items()}
     actual = run_program(
-        "evo_lfq_run", given | {"x": x}, {"codebooks": codebooks, "is_sign": is_sign}, tmp_path
+        "evo_lfq", given | {"x": x}, {"codebooks": codebooks, "is_sign": is_sign}, tmp_path
     )[0]
     expected = evolve_in_python(evo, x, is_sign)
     assert actual.keys() == expected.keys()

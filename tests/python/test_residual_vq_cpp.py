@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from cli_support import ROOT, find_program
+from cli_support import cpp_command
 from residual_vq_cases import CODES, DIM, LEVELS, STACKS, build, data, layout_of, mask_of, state
 from torch import Tensor
 from vector_quantize_cases import Bridge, same
@@ -156,10 +156,13 @@ def run_python(
 def run_cpp(words: list[str], tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
     contiguous = {name: value.detach().clone().contiguous() for name, value in tensors.items()}
     safetensors.torch.save_file(contiguous, folder / "in.safetensors")
-    program = find_program("TORCHVQ_RESIDUAL_VQ_RUN", ROOT / "build/tests/cpp/residual_vq_run")
     files = [folder / "in.safetensors", folder / "out.safetensors"]
     result = subprocess.run(
-        [program, *files, *words], capture_output=True, text=True, check=False, timeout=120
+        cpp_command("residual_vq", *files, *words),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert result.returncode == 0, result.stderr
     return safetensors.torch.load_file(folder / "out.safetensors")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import safetensors.torch
 import torch
-from cli_support import ROOT, find_program
+from cli_support import cpp_command
 from torch import Tensor, nn
 from vector_quantize_cases import same
 
@@ -225,10 +225,13 @@ def run_cpp(case: Case, given: dict[str, Tensor], folder: Path) -> dict[str, Ten
     safetensors.torch.save_file(
         {name: value.contiguous() for name, value in given.items()}, folder / "in.safetensors"
     )
-    program = find_program("TORCHVQ_SCALAR_RUN", ROOT / "build/tests/cpp/scalar_run")
     files = [folder / "in.safetensors", folder / "out.safetensors"]
     result = subprocess.run(
-        [program, *files, *words_of(case)], capture_output=True, text=True, check=False, timeout=120
+        cpp_command("scalar", *files, *words_of(case)),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert result.returncode == 0, result.stderr
     return safetensors.torch.load_file(folder / "out.safetensors")

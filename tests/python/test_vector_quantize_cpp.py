@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from cli_support import ROOT, find_program
+from cli_support import cpp_command
 from torch import Tensor
 from vector_quantize_cases import (
     CASES,
@@ -56,10 +56,6 @@ CALLS: dict[str, tuple[str, str]] = {
     "weight": ("default", "ema_update_weight"),
 }
 CASTS = {"bfloat16": torch.bfloat16, "half": torch.half, "double": torch.double}
-
-
-def program() -> Path:
-    return find_program("TORCHVQ_VECTOR_QUANTIZE_RUN", ROOT / "build/tests/cpp/vector_quantize_run")
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -133,7 +129,11 @@ def run_cpp(options: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -
     words = [f"{name}={value}" for name, value in options.items()]
     files = [folder / "in.safetensors", folder / "out.safetensors"]
     result = subprocess.run(
-        [program(), *files, *words], capture_output=True, text=True, check=False, timeout=120
+        cpp_command("vector_quantize", *files, *words),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert result.returncode == 0, result.stderr
     return safetensors.torch.load_file(folder / "out.safetensors")

@@ -18,7 +18,7 @@
 #include "distributed/fingerprint.h"
 #include "distributed/ranks.h"
 
-namespace torchvq::distributed {
+namespace torchvq::distributed::engine_test {
 namespace {
 
 using testing::on_ranks;
@@ -160,4 +160,4 @@ TEST(Engine, HashesByOperatorsEqualThoseOfTheCpu) {
 }
 
 }  // namespace
-}  // namespace torchvq::distributed
+}  // namespace torchvq::distributed::engine_test

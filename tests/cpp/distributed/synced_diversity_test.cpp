@@ -15,7 +15,7 @@
 #include "distributed/ranks.h"
 #include "distributed/synced_modules_support.h"
 
-namespace torchvq {
+namespace torchvq::synced_diversity_test {
 namespace {
 
 using testing::Batch;
@@ -165,4 +165,4 @@ TEST(SyncedDiversityTest, OfAStackIsOneAllReduce) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::synced_diversity_test

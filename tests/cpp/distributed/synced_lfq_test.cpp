@@ -14,7 +14,7 @@
 #include "distributed/ranks.h"
 #include "distributed/synced_modules_support.h"
 
-namespace torchvq {
+namespace torchvq::synced_lfq_test {
 namespace {
 
 using testing::Batch;
@@ -174,4 +174,4 @@ TEST(SyncedLFQTest, AStepIsOneAllReduceAndEvaluationIsSilent) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::synced_lfq_test

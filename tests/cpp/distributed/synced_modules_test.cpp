@@ -18,7 +18,7 @@
 #include "distributed/ranks.h"
 #include "distributed/synced_modules_support.h"
 
-namespace torchvq {
+namespace torchvq::synced_modules_test {
 namespace {
 
 using testing::Batch;
@@ -360,4 +360,4 @@ TEST(SyncedModulesTest, ReductionsOfAnotherNameAreRefused) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::synced_modules_test

@@ -14,7 +14,7 @@
 #include "distributed/ranks.h"
 #include "distributed/synced_modules_support.h"
 
-namespace torchvq {
+namespace torchvq::synced_stats_test {
 namespace {
 
 using testing::batch_of;
@@ -139,4 +139,4 @@ TEST(SyncedStatsTest, AreThoseOfOneProcess) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::synced_stats_test

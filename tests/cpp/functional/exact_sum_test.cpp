@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-namespace torchvq::functional {
+namespace torchvq::functional::exact_sum_test {
 namespace {
 
 TEST(ExactSumTest, LosesNothingHoweverUnlikeTheNumbers) {
@@ -64,4 +64,4 @@ TEST(ExactSumTest, InfinityAndNanStay) {
 }
 
 }  // namespace
-}  // namespace torchvq::functional
+}  // namespace torchvq::functional::exact_sum_test

@@ -7,7 +7,7 @@
 
 #include "expect_throw.h"
 
-namespace torchvq::functional {
+namespace torchvq::functional::fit_codebook_test {
 namespace {
 
 using torchvq::testing::expect_throw_with;
@@ -142,4 +142,4 @@ TEST(FitCodebookTest, RefusesBadOptions) {
 }
 
 }  // namespace
-}  // namespace torchvq::functional
+}  // namespace torchvq::functional::fit_codebook_test

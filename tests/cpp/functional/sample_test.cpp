@@ -5,7 +5,7 @@
 #include "functional/far_vectors.h"
 #include "functional/sample_rows.h"
 
-namespace torchvq::functional {
+namespace torchvq::functional::sample_test {
 namespace {
 
 at::Tensor rng(int64_t seed) { return at::tensor({seed, int64_t{0}}, at::kLong); }
@@ -64,4 +64,4 @@ TEST(FarVectorsTest, IgnoresVectorsOnTheirCode) {
 }
 
 }  // namespace
-}  // namespace torchvq::functional
+}  // namespace torchvq::functional::sample_test

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace torchvq::functional {
+namespace torchvq::functional::scalar_codec_test {
 namespace {
 
 VectorBlocks blocks_of(const at::Tensor& x, int64_t block_rows) {
@@ -96,4 +96,4 @@ TEST(ScalarCodecTest, Errors) {
 }
 
 }  // namespace
-}  // namespace torchvq::functional
+}  // namespace torchvq::functional::scalar_codec_test

@@ -7,7 +7,7 @@
 
 #include "expect_throw.h"
 
-namespace torchvq::functional {
+namespace torchvq::functional::usage_test {
 namespace {
 
 using torchvq::testing::expect_throw_with;
@@ -75,4 +75,4 @@ TEST(ReconstructionErrorTest, NothingIsNaNAndShapesMustAgree) {
 }
 
 }  // namespace
-}  // namespace torchvq::functional
+}  // namespace torchvq::functional::usage_test

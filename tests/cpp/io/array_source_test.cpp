@@ -12,7 +12,7 @@
 #include "expect_throw.h"
 #include "io/temp_dir.h"
 
-namespace torchvq::io {
+namespace torchvq::io::array_source_test {
 namespace {
 
 using torchvq::testing::expect_throw_with;
@@ -139,4 +139,4 @@ TEST(IndexSourceTest, ReadsEveryIntegerDtypeAndShape) {
 }
 
 }  // namespace
-}  // namespace torchvq::io
+}  // namespace torchvq::io::array_source_test

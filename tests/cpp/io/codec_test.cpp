@@ -9,7 +9,7 @@
 #include "expect_throw.h"
 #include "io/temp_dir.h"
 
-namespace torchvq::io {
+namespace torchvq::io::codec_test {
 namespace {
 
 using torchvq::testing::expect_throw_with;
@@ -161,4 +161,4 @@ TEST_F(CodecTest, RefusesStacksThatAreNone) {
 }
 
 }  // namespace
-}  // namespace torchvq::io
+}  // namespace torchvq::io::codec_test

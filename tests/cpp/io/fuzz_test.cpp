@@ -13,7 +13,7 @@
 
 #include "io/temp_dir.h"
 
-namespace torchvq::io {
+namespace torchvq::io::fuzz_test {
 namespace {
 
 using torchvq::testing::read_bytes;
@@ -104,4 +104,4 @@ TEST(FuzzTest, Codec) {
 }
 
 }  // namespace
-}  // namespace torchvq::io
+}  // namespace torchvq::io::fuzz_test

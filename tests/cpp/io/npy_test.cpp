@@ -11,7 +11,7 @@
 #include "expect_throw.h"
 #include "io/temp_dir.h"
 
-namespace torchvq::io {
+namespace torchvq::io::npy_test {
 namespace {
 
 using torchvq::testing::expect_throw_with;
@@ -208,4 +208,4 @@ TEST_F(NpyTest, StreamsPieces) {
 }
 
 }  // namespace
-}  // namespace torchvq::io
+}  // namespace torchvq::io::npy_test

@@ -11,7 +11,7 @@
 #include "expect_throw.h"
 #include "io/temp_dir.h"
 
-namespace torchvq::io {
+namespace torchvq::io::output_file_test {
 namespace {
 
 namespace fs = std::filesystem;
@@ -119,4 +119,4 @@ TEST(OutputFileTest, ASignalHandlerCanRemoveWhatIsUnfinished) {
 }
 
 }  // namespace
-}  // namespace torchvq::io
+}  // namespace torchvq::io::output_file_test

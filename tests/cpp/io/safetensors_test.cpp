@@ -9,7 +9,7 @@
 #include "expect_throw.h"
 #include "io/temp_dir.h"
 
-namespace torchvq::io {
+namespace torchvq::io::safetensors_test {
 namespace {
 
 using torchvq::testing::expect_throw_with;
@@ -179,4 +179,4 @@ TEST_F(SafetensorsTest, RefusesWhatTheFormatCannotHold) {
 }
 
 }  // namespace
-}  // namespace torchvq::io
+}  // namespace torchvq::io::safetensors_test

@@ -7,7 +7,7 @@
 #include "expect_throw.h"
 #include "io/temp_dir.h"
 
-namespace torchvq::io {
+namespace torchvq::io::scalar_codec_file_test {
 namespace {
 
 using torchvq::testing::expect_throw_with;
@@ -36,4 +36,4 @@ TEST(ScalarCodecFileTest, NumbersAtTheEndOfTheirTypeAreRefused) {
 }
 
 }  // namespace
-}  // namespace torchvq::io
+}  // namespace torchvq::io::scalar_codec_file_test

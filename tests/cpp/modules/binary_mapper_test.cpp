@@ -4,7 +4,7 @@
 #include <torchvq/modules/binary_mapper.h>
 #include <torchvq/modules/state_dict.h>
 
-namespace torchvq {
+namespace torchvq::binary_mapper_test {
 namespace {
 
 using Call = BinaryMapperForwardOptions;
@@ -98,4 +98,4 @@ TEST(BinaryMapperTest, BadArgumentsAreRefused) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::binary_mapper_test

@@ -1,18 +1,17 @@
 // Runs an EvoLFQ on tensors from a file, for tests/python/test_lfq_cpp.py, which does the same in
 // Python and compares every bit.
 //
-//   evo_lfq_run IN OUT codebooks=2 is_sign=False
+//   torchvq_run evo_lfq IN OUT codebooks=2 is_sign=False
 //
 // IN has the state ("state.<name>") and "x" (B, *, 6).
 #include <cmath>
-#include <iostream>
 #include <string>
 
 #include <torchvq/modules/evo_lfq.h>
 
 #include "modules/run_support.h"
 
-namespace torchvq::testing {
+namespace torchvq::testing::evo_lfq_run {
 namespace {
 
 torch::Tensor fitness_of(const torch::Tensor& decoded, const torch::Tensor& bits) {
@@ -20,8 +19,12 @@ torch::Tensor fitness_of(const torch::Tensor& decoded, const torch::Tensor& bits
   return at::where(set.remainder(5) == 0, std::nan(""), set - decoded.flatten(1).abs().amax(-1));
 }
 
-void run(const std::string& from, const std::string& to, int64_t codebooks, bool is_sign) {
+void run(const std::string& from, const std::string& to, const Words& words) {
   const Given in(from);
+  int64_t codebooks = 0;
+  bool is_sign = false;
+  parse(codebooks, words.at("codebooks"));
+  parse(is_sign, words.at("is_sign"));
   const auto lfq = LFQOptions()
                        .dim(8)
                        .codebook_size(int64_t{1} << (8 / codebooks))
@@ -60,17 +63,9 @@ void run(const std::string& from, const std::string& to, int64_t codebooks, bool
 }
 
 }  // namespace
-}  // namespace torchvq::testing
+}  // namespace torchvq::testing::evo_lfq_run
 
-int main(int argc, char** argv) {
-  at::set_num_threads(1);
-  if (argc != 5) return 2;
-  try {
-    const auto codebooks = std::stoll(std::string(argv[3]).substr(sizeof("codebooks=") - 1));
-    torchvq::testing::run(argv[1], argv[2], codebooks, std::string(argv[4]) == "is_sign=True");
-  } catch (const std::exception& error) {
-    std::cerr << error.what() << "\n";
-    return 1;
-  }
-  return 0;
+void torchvq::testing::run_evo_lfq(const std::string& from, const std::string& to,
+                                   const Words& words) {
+  evo_lfq_run::run(from, to, words);
 }

@@ -9,7 +9,7 @@
 #include <torchvq/modules/evo_lfq.h>
 #include <torchvq/modules/state_dict.h>
 
-namespace torchvq {
+namespace torchvq::evo_lfq_test {
 namespace {
 
 EvoLFQOptions options() {
@@ -120,4 +120,4 @@ TEST(EvoLFQTest, OptionsAndArgumentsAreChecked) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::evo_lfq_test

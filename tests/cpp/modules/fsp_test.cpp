@@ -7,7 +7,7 @@
 #include <torchvq/modules/fsp.h>
 #include <torchvq/modules/state_dict.h>
 
-namespace torchvq {
+namespace torchvq::fsp_test {
 namespace {
 
 using Call = FSPForwardOptions;
@@ -119,4 +119,4 @@ TEST(FSPTest, BadArgumentsAreRefused) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::fsp_test

@@ -2,12 +2,10 @@
 // on tensors from a file, for tests/python/test_fsq_cpp.py, which does the same in Python and
 // compares every bit.
 //
-//   fsq_run IN OUT levels=8,5,5 [option=value ...]
+//   torchvq_run fsq IN OUT levels=8,5,5 [option=value ...]
 //
 // IN has the state ("state.<name>"), "<i>.x", "<i>.weight" of the objective, perhaps "<i>.mask" and
 // "<i>.seed" (of the dropout) of each training step, and "eval.x".
-#include <iostream>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -15,18 +13,8 @@
 
 #include "modules/run_support.h"
 
-namespace torchvq::testing {
+namespace torchvq::testing::fsq_run {
 namespace {
-
-template <typename T>
-std::vector<T> parse_list(const std::string& text) {
-  std::vector<T> values;
-  std::stringstream words(text);
-  for (std::string word; std::getline(words, word, ',');) {
-    parse(values.emplace_back(), word);
-  }
-  return values;
-}
 
 const Setters<FSQOptions> kOwn{
     TORCHVQ_OPTION(dim),
@@ -50,13 +38,8 @@ const Setters<ResidualFSQOptions> kResidual{
     TORCHVQ_OPTION(quantize_dropout_multiple_of),
     TORCHVQ_OPTION(bound_hard_clamp),
     TORCHVQ_OPTION(vqp_compat),
-    {"soft_clamp_input_value",
-     [](auto& options, const std::string& text) {
-       options.soft_clamp_input_value(parse_list<double>(text));
-     }},
+    TORCHVQ_OPTION(soft_clamp_input_value),
 };
-
-using Words = std::map<std::string, std::string>;
 
 torch::Tensor decode(FSQ& fsq, const torch::Tensor& indices) {
   return fsq->indices_to_codes(indices);
@@ -101,16 +84,10 @@ void run(Module module, const Given& in, const std::string& to) {
   save(*module, results, to);
 }
 
-template <typename Options>
-void set(Options& options, const Setters<Options>& setters, const Words& words) {
-  for (const auto& [name, text] : words) {
-    if (setters.contains(name)) setters.at(name)(options, text);
-  }
-}
-
 void run(const std::string& from, const std::string& to, const Words& words) {
   const Given in(from);
-  const auto levels = parse_list<int64_t>(words.at("levels"));
+  std::vector<int64_t> levels;
+  parse(levels, words.at("levels"));
   FSQOptions fsq(levels);
   set(fsq, kShared, words);
   if (!words.contains("num_quantizers")) {
@@ -130,21 +107,8 @@ void run(const std::string& from, const std::string& to, const Words& words) {
 }
 
 }  // namespace
-}  // namespace torchvq::testing
+}  // namespace torchvq::testing::fsq_run
 
-int main(int argc, char** argv) {
-  at::set_num_threads(1);
-  try {
-    torchvq::testing::Words words;
-    for (int i = 3; i < argc; ++i) {
-      const std::string argument(argv[i]);
-      const auto split = argument.find('=');
-      words[argument.substr(0, split)] = argument.substr(split + 1);
-    }
-    torchvq::testing::run(argv[1], argv[2], words);
-  } catch (const std::exception& error) {
-    std::cerr << error.what() << "\n";
-    return 1;
-  }
-  return 0;
+void torchvq::testing::run_fsq(const std::string& from, const std::string& to, const Words& words) {
+  fsq_run::run(from, to, words);
 }

@@ -9,7 +9,7 @@
 
 #include "expect_throw.h"
 
-namespace torchvq {
+namespace torchvq::fsq_test {
 namespace {
 
 using namespace torchvq::testing;
@@ -194,4 +194,4 @@ TEST(FSQTest, SaysWhatItIs) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::fsq_test

@@ -4,7 +4,7 @@
 #include <torchvq/modules/latent_quantize.h>
 #include <torchvq/modules/state_dict.h>
 
-namespace torchvq {
+namespace torchvq::latent_quantize_test {
 namespace {
 
 using Options = LatentQuantizeOptions;
@@ -105,4 +105,4 @@ TEST(LatentQuantizeTest, BadArgumentsAreRefused) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::latent_quantize_test

@@ -2,18 +2,17 @@
 // on tensors from a file, for tests/python/test_lfq_cpp.py, which does the same in Python and
 // compares every bit.
 //
-//   lfq_run IN OUT [option=value ...]
+//   torchvq_run lfq IN OUT [option=value ...]
 //
 // IN has the state ("state.<name>"), "<i>.x", "<i>.weight" of the objective, perhaps "<i>.mask" and
 // "<i>.seed" (of the dropout) of each training step, and "eval.x".
-#include <iostream>
 #include <string>
 
 #include <torchvq/modules/residual_lfq.h>
 
 #include "modules/run_support.h"
 
-namespace torchvq::testing {
+namespace torchvq::testing::lfq_run {
 namespace {
 
 const Setters<LFQOptions> kOwn{
@@ -51,8 +50,6 @@ const Setters<ResidualLFQOptions> kResidual{
     TORCHVQ_OPTION(soft_clamp_input_value),
     TORCHVQ_OPTION(vqp_compat),
 };
-
-using Words = std::map<std::string, std::string>;
 
 torch::Tensor decode(LFQ& lfq, const torch::Tensor& indices) {
   return lfq->indices_to_codes(indices);
@@ -114,13 +111,6 @@ void run(Module module, const Given& in, const std::string& to, const Words& wor
   save(*module, results, to);
 }
 
-template <typename Options>
-void set(Options& options, const Setters<Options>& setters, const Words& words) {
-  for (const auto& [name, text] : words) {
-    if (setters.contains(name)) setters.at(name)(options, text);
-  }
-}
-
 void run(const std::string& from, const std::string& to, const Words& words) {
   const Given in(from);
   LFQOptions lfq;
@@ -145,21 +135,8 @@ void run(const std::string& from, const std::string& to, const Words& words) {
 }
 
 }  // namespace
-}  // namespace torchvq::testing
+}  // namespace torchvq::testing::lfq_run
 
-int main(int argc, char** argv) {
-  at::set_num_threads(1);
-  try {
-    torchvq::testing::Words words;
-    for (int i = 3; i < argc; ++i) {
-      const std::string argument(argv[i]);
-      const auto split = argument.find('=');
-      words[argument.substr(0, split)] = argument.substr(split + 1);
-    }
-    torchvq::testing::run(argv[1], argv[2], words);
-  } catch (const std::exception& error) {
-    std::cerr << error.what() << "\n";
-    return 1;
-  }
-  return 0;
+void torchvq::testing::run_lfq(const std::string& from, const std::string& to, const Words& words) {
+  lfq_run::run(from, to, words);
 }

@@ -12,7 +12,7 @@
 #include <torchvq/ops/sign_entropy.h>
 #include <torchvq/ops/sign_quantize.h>
 
-namespace torchvq {
+namespace torchvq::lfq_test {
 namespace {
 
 constexpr int64_t kBits = 5;
@@ -179,4 +179,4 @@ TEST(LFQTest, OptionsAndCallsAreChecked) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::lfq_test

@@ -11,7 +11,7 @@
 
 #include "expect_throw.h"
 
-namespace torchvq {
+namespace torchvq::residual_fsq_test {
 namespace {
 
 using namespace torchvq::testing;
@@ -202,4 +202,4 @@ TEST(ResidualFSQTest, SaysWhatItIs) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::residual_fsq_test

@@ -9,7 +9,7 @@
 #include <torchvq/modules/residual_lfq.h>
 #include <torchvq/modules/state_dict.h>
 
-namespace torchvq {
+namespace torchvq::residual_lfq_test {
 namespace {
 
 ResidualLFQOptions options() {
@@ -124,4 +124,4 @@ TEST(ResidualLFQTest, OptionsAreChecked) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::residual_lfq_test

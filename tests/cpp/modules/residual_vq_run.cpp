@@ -1,13 +1,11 @@
 // Trains a ResidualVQ, or with groups=G a GroupedResidualVQ, on tensors from a file, for
 // tests/python/test_residual_vq_cpp.py, which does the same in Python and compares every bit.
 //
-//   residual_vq_run IN OUT dim=8 num_quantizers=3 codebook_size=16 [option=value ...]
+//   torchvq_run residual_vq IN OUT dim=8 num_quantizers=3 codebook_size=16 [option=value ...]
 //
-// Files as for vector_quantize_run; a step may have "<i>.mask", "<i>.indices" (targets) and
+// Files as for vector_quantize; a step may have "<i>.mask", "<i>.indices" (targets) and
 // "<i>.seed" (of the dropout). codebook_size=4,16,7 gives each level its own. beam=B overrides
 // beam_size in every call, codes=1 asks for all codes.
-#include <iostream>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -16,28 +14,16 @@
 
 #include "modules/run_support.h"
 
-namespace torchvq::testing {
+namespace torchvq::testing::residual_vq_run {
+namespace {
 
-template <typename T>
-std::vector<T> parse_list(const std::string& text) {
-  std::vector<T> values;
-  std::stringstream words(text);
-  for (std::string word; std::getline(words, word, ',');) {
-    parse(values.emplace_back(), word);
-  }
-  return values;
-}
+using testing::parse;
 
 void parse(CodebookSizes& field, const std::string& text) {
-  const auto sizes = parse_list<int64_t>(text);
+  std::vector<int64_t> sizes;
+  parse(sizes, text);
   field = text.find(',') == std::string::npos ? CodebookSizes(sizes[0]) : CodebookSizes(sizes);
 }
-
-void parse(std::optional<std::vector<double>>& field, const std::string& text) {
-  field = parse_list<double>(text);
-}
-
-namespace {
 
 const Setters<ResidualVQOptions> kResidualOptions{
     TORCHVQ_OPTION(dim),
@@ -71,12 +57,9 @@ struct Arguments {
   ResidualVQForwardOptions call;
 };
 
-Arguments parse_arguments(int count, char** values) {
+Arguments parse_arguments(const Words& words) {
   Arguments arguments;
-  for (int i = 0; i < count; ++i) {
-    const std::string argument(values[i]);
-    const auto split = argument.find('=');
-    const auto name = argument.substr(0, split), text = argument.substr(split + 1);
+  for (const auto& [name, text] : words) {
     if (name == "groups") {
       parse(arguments.groups, text);
     } else if (name == "beam") {
@@ -132,8 +115,9 @@ void run(Stack stack, const Given& in, const ResidualVQForwardOptions& call,
   save(*stack, results, to);
 }
 
-void run(const std::string& from, const std::string& to, const Arguments& arguments) {
+void run(const std::string& from, const std::string& to, const Words& words) {
   const Given in(from);
+  const auto arguments = parse_arguments(words);
   if (arguments.groups == 0) {
     run(ResidualVQ(arguments.options), in, arguments.call, to);
   } else {
@@ -146,16 +130,9 @@ void run(const std::string& from, const std::string& to, const Arguments& argume
 }
 
 }  // namespace
-}  // namespace torchvq::testing
+}  // namespace torchvq::testing::residual_vq_run
 
-int main(int argc, char** argv) {
-  using namespace torchvq::testing;
-  at::set_num_threads(1);
-  try {
-    run(argv[1], argv[2], parse_arguments(argc - 3, argv + 3));
-  } catch (const std::exception& error) {
-    std::cerr << error.what() << "\n";
-    return 1;
-  }
-  return 0;
+void torchvq::testing::run_residual_vq(const std::string& from, const std::string& to,
+                                       const Words& words) {
+  residual_vq_run::run(from, to, words);
 }

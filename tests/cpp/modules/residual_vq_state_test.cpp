@@ -5,7 +5,7 @@
 
 #include "modules/residual_vq_support.h"
 
-namespace torchvq {
+namespace torchvq::residual_vq_state_test {
 namespace {
 
 using namespace torchvq::testing;
@@ -155,4 +155,4 @@ TEST(ResidualVQStateTest, ModulesSayWhatTheyAre) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::residual_vq_state_test

@@ -2,7 +2,7 @@
 
 #include "expect_throw.h"
 
-namespace torchvq {
+namespace torchvq::residual_vq_test {
 namespace {
 
 using namespace torchvq::testing;
@@ -285,4 +285,4 @@ TEST(ResidualVQTest, WrongCallsAreNamedAndLeaveTheState) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::residual_vq_test

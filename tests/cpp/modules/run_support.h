@@ -1,16 +1,20 @@
-// Options and tensors by name, for the programs whose results Python tests compare with Python's.
+// Options and tensors by name, for the modules whose results Python tests compare with Python's.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <optional>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include <torch/torch.h>
 
 #include <torchvq/io/safetensors.h>
 #include <torchvq/modules/state_dict.h>
 #include <torchvq/options/vector_quantize.h>
+
+#include "run.h"
 
 namespace torchvq::testing {
 
@@ -26,6 +30,15 @@ inline void parse(int64_t& field, const std::string& text) { field = std::stoll(
 inline void parse(double& field, const std::string& text) { field = std::stod(text); }
 
 inline void parse(std::string& field, const std::string& text) { field = text; }
+
+/// Parts that commas separate.
+template <typename T>
+void parse(std::vector<T>& field, const std::string& text) {
+  std::stringstream words(text);
+  for (std::string word; std::getline(words, word, ',');) {
+    parse(field.emplace_back(), word);
+  }
+}
 
 template <typename T>
 void parse(std::optional<T>& field, const std::string& text) {
@@ -55,6 +68,14 @@ inline void parse(CodebookOptimizer& field, const std::string& /*text*/) {
 
 template <typename Options>
 using Setters = std::map<std::string, std::function<void(Options&, const std::string&)>>;
+
+/// Sets the options that are among the words, and leaves the other words alone.
+template <typename Options>
+void set(Options& options, const Setters<Options>& setters, const Words& words) {
+  for (const auto& [name, text] : words) {
+    if (setters.contains(name)) setters.at(name)(options, text);
+  }
+}
 
 #define TORCHVQ_OPTION(name) \
   {#name, [](auto& options, const std::string& text) { parse(options.name(), text); }}

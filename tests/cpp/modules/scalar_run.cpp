@@ -1,12 +1,10 @@
 // Trains a BinaryMapper, LatentQuantize or FSP on tensors from a file, for
 // tests/python/test_scalar_modules_cpp.py, which does the same in Python and compares every bit.
 //
-//   scalar_run IN OUT class=FSP levels=8,5,5 [option=value ...] [cast=half]
+//   torchvq_run scalar IN OUT class=FSP levels=8,5,5 [option=value ...] [cast=half]
 //
 // Options are those of the constructor and of forward. IN has the state ("state.<name>"), "<i>.x",
 // "<i>.weight" of the objective and perhaps "<i>.mask" of each training step, and "eval.x".
-#include <iostream>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <variant>
@@ -18,7 +16,7 @@
 
 #include "modules/run_support.h"
 
-namespace torchvq::testing {
+namespace torchvq::testing::scalar_run {
 namespace {
 
 const Setters<BinaryMapperOptions> kBinaryMapper{
@@ -52,8 +50,6 @@ const Setters<FSPForwardOptions> kFSPCall{TORCHVQ_OPTION(eps)};
 // Words
 // -----------------------------------------------------------------------------------------------
 
-using Words = std::map<std::string, std::string>;
-
 std::string take(Words& words, const std::string& name) {
   const auto node = words.extract(name);
   return node ? node.mapped() : std::string();
@@ -66,13 +62,6 @@ Options with(Options options, const Setters<Options>& setters, Words& words) {
     if (words.contains(name)) setter(options, take(words, name));
   }
   return options;
-}
-
-std::vector<int64_t> parse_levels(const std::string& text) {
-  std::vector<int64_t> levels;
-  std::stringstream words(text);
-  for (std::string word; std::getline(words, word, ',');) levels.push_back(std::stoll(word));
-  return levels;
 }
 
 // Modules
@@ -169,7 +158,8 @@ void run(Subject subject, const std::string& cast, const Given& in, const std::s
 void run(const std::string& from, const std::string& to, Words words) {
   const Given in(from);
   const auto name = take(words, "class"), cast = take(words, "cast");
-  const auto levels = parse_levels(take(words, "levels"));
+  std::vector<int64_t> levels;
+  parse(levels, take(words, "levels"));
   const auto finish = [&](auto subject) {
     TORCH_CHECK_VALUE(words.empty(), "scalar_run: no such option: ", words.begin()->first);
     run(std::move(subject), cast, in, to);
@@ -189,21 +179,9 @@ void run(const std::string& from, const std::string& to, Words words) {
 }
 
 }  // namespace
-}  // namespace torchvq::testing
+}  // namespace torchvq::testing::scalar_run
 
-int main(int argc, char** argv) {
-  at::set_num_threads(1);
-  try {
-    torchvq::testing::Words words;
-    for (int i = 3; i < argc; ++i) {
-      const std::string argument(argv[i]);
-      const auto split = argument.find('=');
-      words[argument.substr(0, split)] = argument.substr(split + 1);
-    }
-    torchvq::testing::run(argv[1], argv[2], words);
-  } catch (const std::exception& error) {
-    std::cerr << error.what() << "\n";
-    return 1;
-  }
-  return 0;
+void torchvq::testing::run_scalar(const std::string& from, const std::string& to,
+                                  const Words& words) {
+  scalar_run::run(from, to, words);
 }

@@ -14,7 +14,7 @@
 #include <torchvq/modules/residual_fsq.h>
 #include <torchvq/modules/residual_lfq.h>
 
-namespace torchvq {
+namespace torchvq::threads_test {
 namespace {
 
 constexpr int kThreads = 4;
@@ -159,4 +159,4 @@ TEST(ThreadsTest, ScalarsAndSigns) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::threads_test

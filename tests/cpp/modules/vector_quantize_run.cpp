@@ -1,34 +1,29 @@
 // Trains a VectorQuantize on tensors from a file, for tests/python/test_vector_quantize_cpp.py,
 // which does the same in Python and compares every bit.
 //
-//   vector_quantize_run IN OUT dim=8 codebook_size=16 [option=value ...] [cast=bfloat16]
+//   torchvq_run vector_quantize IN OUT dim=8 codebook_size=16 [option=value ...] [cast=bfloat16]
 //
 // IN and OUT are safetensors files. IN holds the state ("state.<name>") and for each training step
 // i the input "<i>.x", the gradient of the output "<i>.weight", and maybe "<i>.mask", "<i>.indices"
 // (targets) and "<i>.ema_update_weight"; "eval.x" is quantized at the end. OUT holds what each step
 // returned, its gradients, and the state after the last.
-#include <iostream>
 #include <string>
 
 #include <torchvq/modules/vector_quantize.h>
 
 #include "modules/run_support.h"
 
+namespace torchvq::testing::vector_quantize_run {
 namespace {
-
-using namespace torchvq::testing;
 
 struct Arguments {
   torchvq::VectorQuantizeOptions options{1};
   std::optional<torch::Dtype> cast;
 };
 
-Arguments parse_arguments(int count, char** values) {
+Arguments parse_arguments(const Words& words) {
   Arguments arguments;
-  for (int i = 0; i < count; ++i) {
-    const std::string argument(values[i]);
-    const auto split = argument.find('=');
-    const auto name = argument.substr(0, split), text = argument.substr(split + 1);
+  for (const auto& [name, text] : words) {
     if (name == "cast") {
       arguments.cast = dtype_of(text);
     } else {
@@ -65,8 +60,9 @@ void train(torchvq::VectorQuantize& module, const Given& in, const std::string& 
   descend(*module, x, prefix, results);
 }
 
-void run(const std::string& from, const std::string& to, const Arguments& arguments) {
+void run(const std::string& from, const std::string& to, const Words& words) {
   const Given in(from);
+  const auto arguments = parse_arguments(words);
   Tensors results;
   torchvq::VectorQuantize module(arguments.options);
   if (arguments.cast) {
@@ -84,14 +80,9 @@ void run(const std::string& from, const std::string& to, const Arguments& argume
 }
 
 }  // namespace
+}  // namespace torchvq::testing::vector_quantize_run
 
-int main(int argc, char** argv) {
-  at::set_num_threads(1);
-  try {
-    run(argv[1], argv[2], parse_arguments(argc - 3, argv + 3));
-  } catch (const std::exception& error) {
-    std::cerr << error.what() << "\n";
-    return 1;
-  }
-  return 0;
+void torchvq::testing::run_vector_quantize(const std::string& from, const std::string& to,
+                                           const Words& words) {
+  vector_quantize_run::run(from, to, words);
 }

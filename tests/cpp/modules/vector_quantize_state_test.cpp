@@ -7,7 +7,7 @@
 #include "expect_throw.h"
 #include "modules/vector_quantize_support.h"
 
-namespace torchvq {
+namespace torchvq::vector_quantize_state_test {
 namespace {
 
 using namespace torchvq::testing;
@@ -245,4 +245,4 @@ TEST(VectorQuantizeStateTest, CastParametersAreHalfAndTheirAveragesAreNot) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::vector_quantize_state_test

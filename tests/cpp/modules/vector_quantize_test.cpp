@@ -2,7 +2,7 @@
 
 #include "expect_throw.h"
 
-namespace torchvq {
+namespace torchvq::vector_quantize_test {
 namespace {
 
 using namespace torchvq::testing;
@@ -345,4 +345,4 @@ TEST(VectorQuantizeTest, WrongCallsAreNamedAndLeaveTheState) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::vector_quantize_test

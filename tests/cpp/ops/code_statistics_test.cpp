@@ -14,7 +14,7 @@
 #include "kernels/exponents.h"
 #include "kernels/fixed_point.h"
 
-namespace torchvq {
+namespace torchvq::code_statistics_test {
 namespace {
 
 using testing::expect_throw_with;
@@ -108,4 +108,4 @@ TEST(CodeStatisticsTest, BadArgumentsAreNamed) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::code_statistics_test

@@ -7,7 +7,7 @@
 
 #include "expect_throw.h"
 
-namespace torchvq {
+namespace torchvq::count_codes_test {
 namespace {
 
 using torchvq::testing::expect_throw_with;
@@ -57,4 +57,4 @@ TEST(SyncedUsageTest, AgreesWithCodebookUsage) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::count_codes_test

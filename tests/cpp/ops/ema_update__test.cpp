@@ -15,7 +15,7 @@
 #include "expect_throw.h"
 #include "kernels/cpu/codebook_average.h"
 
-namespace torchvq {
+namespace torchvq::ema_update__test {
 namespace {
 
 using testing::expect_throw_with;
@@ -91,4 +91,4 @@ TEST(EmaUpdateTest, BadArgumentsAreNamed) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::ema_update__test

@@ -20,7 +20,7 @@
 #include "expect_throw.h"
 #include "kernels/cpu/lanes.h"
 
-namespace torchvq {
+namespace torchvq::gradient_estimators_test {
 namespace {
 
 using testing::expect_throw_with;
@@ -140,4 +140,4 @@ TEST(SampleCodesTest, TemperatureZeroTakesTheNearest) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::gradient_estimators_test

@@ -10,7 +10,7 @@
 
 #include "expect_throw.h"
 
-namespace torchvq {
+namespace torchvq::kmeans_test {
 namespace {
 
 /// 8 well separated clusters of 50 points each.
@@ -68,4 +68,4 @@ TEST(KmeansTest, BadArgumentsAreNamed) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::kmeans_test

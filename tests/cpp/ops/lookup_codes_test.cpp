@@ -9,7 +9,7 @@
 
 #include "expect_throw.h"
 
-namespace torchvq {
+namespace torchvq::lookup_codes_test {
 namespace {
 
 using testing::expect_throw_with;
@@ -113,4 +113,4 @@ TEST(LookupCodesTest, BadArgumentsAreNamed) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::lookup_codes_test

@@ -14,7 +14,7 @@
 
 #include "expect_throw.h"
 
-namespace torchvq {
+namespace torchvq::losses_test {
 namespace {
 
 using testing::expect_throw_with;
@@ -101,4 +101,4 @@ TEST(OrthogonalLossTest, NeedsRandomStateForASubset) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::losses_test

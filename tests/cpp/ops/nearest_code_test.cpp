@@ -15,7 +15,7 @@
 #include "expect_throw.h"
 #include "kernels/cpu/cpu_level.h"
 
-namespace torchvq {
+namespace torchvq::nearest_code_test {
 namespace {
 
 using kernels::CpuLevel;
@@ -214,4 +214,4 @@ TEST(NearestCodeTest, BadArgumentsAreReported) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::nearest_code_test

@@ -9,7 +9,7 @@
 #include "expect_throw.h"
 #include "kernels/random.h"
 
-namespace torchvq {
+namespace torchvq::random_normal_test {
 namespace {
 
 TEST(RandomNormalTest, SeriesMatchTheLibraryFunctions) {
@@ -42,4 +42,4 @@ TEST(RandomNormalTest, BadArgumentsAreNamed) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::random_normal_test

@@ -8,7 +8,7 @@
 #include "expect_throw.h"
 #include "kernels/random.h"
 
-namespace torchvq {
+namespace torchvq::random_uniform_test {
 namespace {
 
 using testing::expect_throw_with;
@@ -68,4 +68,4 @@ TEST(RandomUniformTest, BadArgumentsAreNamed) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::random_uniform_test

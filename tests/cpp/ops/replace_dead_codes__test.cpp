@@ -11,7 +11,7 @@
 #include "detail/row_keys.h"
 #include "expect_throw.h"
 
-namespace torchvq {
+namespace torchvq::replace_dead_codes__test {
 namespace {
 
 struct State {
@@ -84,4 +84,4 @@ TEST(ReplaceDeadCodesTest, BadArgumentsAreNamed) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::replace_dead_codes__test

@@ -17,7 +17,7 @@
 #include "expect_throw.h"
 #include "kernels/cpu/cpu_level.h"
 
-namespace torchvq {
+namespace torchvq::residual_test {
 namespace {
 
 using kernels::CpuLevel;
@@ -173,4 +173,4 @@ TEST(ResidualTest, BadArgumentsAreNamed) {
 }
 
 }  // namespace
-}  // namespace torchvq
+}  // namespace torchvq::residual_test

@@ -1,7 +1,7 @@
 // Copies arrays from file to file through the library's readers and writers, for
 // tests/python/test_io.py.
 //
-//   io_convert IN OUT [IN OUT ...]
+//   torchvq_run convert IN OUT [IN OUT ...]
 //
 // The format of IN is recognised, that of OUT is its ending. A .npy array becomes the tensor
 // "array" in .safetensors. One line per pair on standard output: "ok", or "error: " and the
@@ -14,6 +14,9 @@
 #include <map>
 #include <string>
 
+#include "run.h"
+
+namespace torchvq::testing {
 namespace {
 
 using namespace torchvq::io;
@@ -42,14 +45,15 @@ void convert(const std::string& from, const std::string& to) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  for (int i = 1; i + 1 < argc; i += 2) {
+void convert_files(const std::vector<std::string>& paths) {
+  for (size_t index = 0; index + 1 < paths.size(); index += 2) {
     try {
-      convert(argv[i], argv[i + 1]);
+      convert(paths[index], paths[index + 1]);
       std::cout << "ok\n";
     } catch (const c10::Error& error) {
       std::cout << "error: " << error.what_without_backtrace() << "\n";
     }
   }
-  return 0;
 }
+
+}  // namespace torchvq::testing

@@ -1,0 +1,24 @@
+// What `torchvq_run` runs for Python tests: modules, on tensors from a file, and the file formats.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace torchvq::testing {
+
+/// The arguments "name=text".
+using Words = std::map<std::string, std::string>;
+
+// A module of each kind, on the tensors of the safetensors file `from`; the source says of which.
+void run_evo_lfq(const std::string& from, const std::string& to, const Words& words);
+void run_fsq(const std::string& from, const std::string& to, const Words& words);
+void run_lfq(const std::string& from, const std::string& to, const Words& words);
+void run_residual_vq(const std::string& from, const std::string& to, const Words& words);
+void run_scalar(const std::string& from, const std::string& to, const Words& words);
+void run_vector_quantize(const std::string& from, const std::string& to, const Words& words);
+
+/// Copies the first file to the second, the third to the fourth, and so on.
+void convert_files(const std::vector<std::string>& paths);
+
+}  // namespace torchvq::testing
