@@ -37,7 +37,7 @@ esac
 log=$(mktemp --suffix=-cmake.log)
 if ! cmake --preset "$preset" "-DPython3_EXECUTABLE=$python" "${options[@]}" >"$log" 2>&1; then
   if grep -q 'torchvq: expected' "$log"; then
-    stop "$(grep -A5 -m1 'torchvq: expected' "$log" | sed '/^ *$/,$d' | xargs -0 echo | tr -s ' \n' ' ') ($log)"
+    stop "$(our_sentence "$log") (all that CMake said is in $log)"
   elif grep -q 'No space left on device' "$log"; then
     stop "the disk is full; make room for $PWD, and repeat"
   fi

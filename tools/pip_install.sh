@@ -22,7 +22,7 @@ elif said 'Read-only file system|Permission denied'; then
 elif said 'NewConnectionError|ConnectTimeout|ConnectionError|ProxyError|SSLError|name resolution|Network is unreachable'; then
   stop "pip reaches no package index for ${what[*]}; connect to the network, or set PIP_INDEX_URL or HTTPS_PROXY ($kept)"
 elif said 'torchvq: expected'; then
-  stop "$(grep -A4 -m1 'torchvq: expected' "$log" | sed '/^ *$/,$d' | tr -s ' \n' ' ' | sed 's/^ *//; s/ *$//') ($kept)"
+  stop "$(our_sentence "$log") ($kept)"
 elif said 'No matching distribution'; then
   stop "pip finds no $(grep -oP -m1 'No matching distribution found for \K\S+' "$log") for Python $("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); name another Python with PYTHON=..., after \`make distclean\` ($kept)"
 fi

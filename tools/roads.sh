@@ -13,108 +13,134 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source=$PWD
 roads=("$@")
-if ((${#roads[@]} == 0)); then roads=(demo pip cpp prefix subdirectory); fi
-work=$(mktemp -d --suffix=-roads)
+if ((${#roads[@]} == 0)); then roads=(demo pip cli wheel prefix subdirectory); fi
+# The same folder each time, for the cache of the compiler: its units name their sources by full paths.
+work=${TMPDIR:-/tmp}/torchvq-roads-$UID
+log=$work.log
+exec {lock}>"$work.lock"
+flock -n "$lock" || { echo "Stopped: the roads are already being gone in $work" >&2 && exit 1; }
 trap 'rm -rf "$work"' EXIT
-clone=$work/torchvq
+app=$work/app
+clone=$app/torchvq
 
-# PATH as it is before any virtual environment.
-path=$(tr : '\n' <<<"$PATH" | while read -r folder; do if [[ ! -e $folder/../pyvenv.cfg ]]; then echo "$folder"; fi; done | paste -sd:)
+# PATH as it is outside of any virtual environment, and the variables of a shell that has nothing else.
+path=$(tr : '\n' <<<"$PATH" | while read -r folder; do [[ -e $folder/../pyvenv.cfg ]] || echo "$folder"; done | paste -sd:)
+variables=("HOME=$HOME" "CCACHE_BASEDIR=$clone")
 
-# The environment of a newcomer's shell; PATH comes first.
-empty=(env -i "HOME=$HOME" "CCACHE_BASEDIR=$clone")
-
+# block HEADING LANGUAGE: of README.md as it is cloned. typed: the commands of a block that shows them with their output.
 block() { python3 "$source/tools/code_blocks.py" "$clone/README.md" "$1" "$2"; }
+typed() { sed -n 's/^\$ //p'; }
 
 # in_shell FOLDER: runs the commands on standard input, as typed one after the other; the environment in $work/env is
-# active where there is one.
+# active where there is one. For packages of the system somebody would say yes, and look for newer lists when asked to.
 in_shell() {
   local before=$path
   if [[ -e $work/env ]]; then before=$work/env/bin:$path; fi
-  (cd "$1" && "${empty[@]}" PATH="$before" bash -euo pipefail)
+  {
+    declare -f sudo
+    cat
+  } | (cd "$1" && env -i "${variables[@]}" "PATH=$before" bash -euo pipefail)
+}
+sudo() {
+  local root=()
+  if ((EUID != 0)); then root=(command sudo -n); fi
+  "${root[@]}" "$@" -y -qq || { "${root[@]}" apt-get update -qq && "${root[@]}" "$@" -y -qq; }
 }
 
-fresh_environment() {
-  "${empty[@]}" PATH="$path" python3 -m venv "$work/env"
-}
+fresh_environment() { echo "python3 -m venv '$work/env'" | in_shell /; }
 
+# install_as_told [PATTERN]: README's section Install, without the lines of a pattern.
 install_as_told() {
   fresh_environment
-  block Install sh | in_shell "$clone"
+  block Install console | typed | in_shell "$clone"
+  block Install sh | grep -v -- "${1:-^$}" | in_shell "$clone"
 }
 
-# The project of README's section C++ in $1, built by the commands on standard input.
-cpp_project() {
-  mkdir -p "$1"
-  block 'C++' cpp >"$1/main.cpp"
-  in_shell "$1"
-  "${empty[@]}" PATH="$path" "$1/build/my_program"
+# The torch of the environment lies in its folder as LibTorch does where it was unpacked.
+name_libtorch() {
+  variables+=("LIBTORCH=$(echo 'python -c "import torch; print(torch.__path__[0])"' | in_shell /)")
 }
 
-expect() { # FILE TEXT
-  grep -qF -- "$2" "$1" || { echo "expected '$2' in $1"; cat "$1"; return 1; }
+# cpp_program HEADING: the program of README's section C++, with the CMakeLists.txt of a section, built by the commands on
+# standard input.
+cpp_program() {
+  block "$1" cmake >"$app/CMakeLists.txt"
+  block C++ cpp >"$app/main.cpp"
+  in_shell "$app"
+  "$app/build/my_program" | grep -xF '[8, 1024]'
+}
+
+same() { # WHAT IS SHOWN, WHAT CAME
+  diff --label README.md "$1" --label 'what came' "$2"
 }
 
 road_demo() {
   echo 'make demo DEMO_ARGS=--smoke' | in_shell "$clone"
-  expect "$clone/demo-output/index.html" 'The same tokens, decoded in C++'
-  expect "$clone/demo-output/index.html" 'decoded 24 pictures'
+  grep -qF 'decoded 24 pictures' "$clone/demo-output/index.html"
+  grep -qF '<td>pixels that differ in the files</td><td>0</td>' "$clone/demo-output/index.html"
 }
 
-# What is shown and what comes are compared to the letter.
 road_pip() {
-  install_as_told
+  fresh_environment
+  block 'Ten lines' sh | in_shell "$clone"
   block 'Ten lines' python >"$work/ten_lines.py"
   echo "python $work/ten_lines.py" | in_shell "$work" >"$work/said"
-  diff <(block 'Ten lines' text) "$work/said"
+  same <(block 'Ten lines' text) "$work/said"
   block Python python >"$work/example.py"
   echo "python $work/example.py" | in_shell "$work"
-  mkdir "$work/cli"
-  block 'Command line' console | sed -n 's/^\$ //p' | in_shell "$work/cli" >"$work/said"
-  diff <(block 'Command line' console | grep -v '^\$ ') "$work/said"
-  echo 'torchvq --version && torchvq --help >/dev/null && torchvq fit --help >/dev/null' | in_shell "$work"
-  echo 'pip uninstall -y -q torchvq && ! python -c "import torchvq" 2>/dev/null && ! command -v torchvq' | in_shell "$work"
+  echo 'pip uninstall -y -q torchvq; ! python -c "import torchvq" 2>/dev/null' | in_shell "$work"
 }
 
-road_cpp() {
+road_cli() {
   install_as_told
-  mkdir "$work/app"
-  block 'C++' cmake >"$work/app/CMakeLists.txt"
-  block 'C++' sh | cpp_project "$work/app"
+  mkdir "$work/cli"
+  block 'Command line' console | typed | in_shell "$work/cli" >"$work/said"
+  same <(block 'Command line' console | grep -v '^\$ ') "$work/said"
+  echo 'torchvq --version; torchvq --help; torchvq fit --help' | in_shell "$work/cli"
+  echo 'pip uninstall -y -q torchvq; ! command -v torchvq' | in_shell "$work/cli"
+}
+
+road_wheel() {
+  install_as_told
+  block C++ sh | cpp_program C++
 }
 
 road_prefix() {
-  fresh_environment
-  block Install sh | grep -v -- '--no-build-isolation' | in_shell "$clone"
-  block 'Without Python' sh | in_shell "$clone"
-  mkdir "$work/app"
-  block 'C++' cmake >"$work/app/CMakeLists.txt"
-  block 'A prefix' sh | cpp_project "$work/app"
+  install_as_told no-build-isolation
+  name_libtorch
+  variables+=("PREFIX=$work/prefix")
+  block 'A prefix' sh | in_shell "$clone"
+  echo 'cmake -B build -DCMAKE_PREFIX_PATH="$PREFIX;$LIBTORCH"; cmake --build build' | cpp_program C++
 }
 
+# The project compiles the library in a folder of its own, where no cached object fits. Objects of the same commands are
+# taken instead, and another command is an error (tests/consumer/reuse_objects.py).
 road_subdirectory() {
-  fresh_environment
-  block Install sh | grep -v -- '--no-build-isolation' | in_shell "$clone"
-  mkdir "$work/app"
-  ln -s "$clone" "$work/app/torchvq"
-  block 'A subdirectory' cmake >"$work/app/CMakeLists.txt"
-  block 'A subdirectory' sh | cpp_project "$work/app"
+  install_as_told no-build-isolation
+  name_libtorch
+  local build="'$clone/build'"
+  echo "cmake -G Ninja -S '$clone' -B $build -DCMAKE_BUILD_TYPE=Release; cmake --build $build --target torchvq" | in_shell /
+  local reuse="$work/env/bin/python;$clone/tests/consumer/reuse_objects.py;$clone/build;$app/build/torchvq"
+  variables+=("CMAKE_CXX_COMPILER_LAUNCHER=$reuse")
+  block 'A subdirectory' sh | cpp_program 'A subdirectory'
 }
 
 for road in "${roads[@]}"; do
   printf '\033[1m==>\033[0m A way in: %s\n' "$road"
   SECONDS=0
-  rm -rf "${work:?}"/*
+  rm -rf "$work"
+  mkdir -p "$app"
   git clone -q "$source" "$clone"
   # Not as a condition, which would switch errexit off inside.
   set +e
-  (set -e && "road_$road") >"$work.log" 2>&1
+  (set -e && "road_$road") >"$log" 2>&1
   status=$?
   set -e
   if ((status)); then
-    cat "$work.log"
-    echo "  $road: FAILED (log: $work.log)"
+    cat "$log"
+    echo "  $road: FAILED (log: $log)"
     exit 1
   fi
   echo "  $road: passed in $SECONDS s"
 done
+rm -f "$log"

@@ -1,0 +1,64 @@
+"""The first page: its Python runs as it stands, and says what the page says; its links lead somewhere.
+
+Its other blocks are run by tools/roads.sh, each in an environment of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from code_blocks import blocks_of, code_blocks  # noqa: E402
+
+README = (ROOT / "README.md").read_text()
+PYTHON = [text for _, language, text in blocks_of(README) if language == "python"]
+
+
+def said_by(code: str, capsys: pytest.CaptureFixture[str]) -> str:
+    exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("number", range(len(PYTHON)))
+def test_python_runs(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    said_by(PYTHON[number], capsys)
+
+
+def test_the_ten_lines_print_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,), (shown,) = (code_blocks(README, "Ten lines", kind) for kind in ("python", "text"))
+    assert said_by(code, capsys) == shown
+    assert (ROOT / "examples" / "python" / "ten_lines.py").read_text().endswith('"""\n\n' + code)
+
+
+@pytest.mark.parametrize("page", ["README.md", "HACKING.md", "examples/README.md"])
+def test_links_lead_to_files(page: str) -> None:
+    path = ROOT / page
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text())
+    assert links
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_blocks_of_a_page() -> None:
+    page = "# One\n\n```sh\n# no heading\nls\n```\n\n## Two\n\n```\nplain\n```\n```sh\nid\n```\n"
+    assert list(blocks_of(page)) == [
+        ("One", "sh", "# no heading\nls\n"),
+        ("Two", "", "plain\n"),
+        ("Two", "sh", "id\n"),
+    ]
+    with pytest.raises(SystemExit, match="expected cpp below `Two`"):
+        code_blocks(page, "Two", "cpp")
+
+
+def test_the_roads_know_the_page() -> None:
+    """Each block that tools/roads.sh cuts out is there; the script itself runs in CI."""
+    script = (ROOT / "tools" / "roads.sh").read_text()
+    wanted = re.findall(r"block ('[^']+'|[\w+]+) (sh|console|cmake|cpp|python|text)\b", script)
+    assert len(wanted) > 8
+    for heading, language in wanted:
+        assert code_blocks(README, heading.strip("'"), language)
