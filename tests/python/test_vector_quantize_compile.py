@@ -150,6 +150,7 @@ def test_traced_training_and_evaluation_are_those_of_eager(row: str) -> None:
     assert_same_state(traced, state(eager))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("row", INDUCTOR)
 def test_compiled_training_and_evaluation_are_those_of_eager(row: str) -> None:
     eager, compiled = make(row), make(row)
