@@ -15,6 +15,8 @@ from classes import ROWS, Seen
 from kinds import exhaustive, one_of_each
 from torch import Tensor, nn
 
+from support import bit_for_bit
+
 # One of each kind: learned codes, a stack with them, gradients of codes, scalars, signs, values that are learned.
 # LFQ's entropy sees latents through a sharpness of hundreds, so that rounding is too large to judge in float32.
 INDUCTOR = {
@@ -46,10 +48,6 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.utils.counters.clear()
     yield
     torch._dynamo.reset()
-
-
-def bit_for_bit(a: Tensor, b: Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def nearly(a: Tensor, b: Tensor) -> None:

@@ -26,6 +26,7 @@ from vector_quantize_cases import (
     train_step,
 )
 
+from support import bit_for_bit
 from torchvq import VectorQuantize
 
 # Everything that changes what a graph holds. Each row: options, and arguments of forward.
@@ -130,10 +131,6 @@ def assert_same_steps(actual: list[Step], expected: list[Step], close: Callable[
         assert a.parameters.keys() == b.parameters.keys()
         for name, gradient in b.parameters.items():
             close(a.parameters[name], gradient)
-
-
-def bit_for_bit(a: Tensor, b: Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def nearly(a: Tensor, b: Tensor) -> None:
