@@ -52,7 +52,9 @@ class Ranks:
     def __init__(self, size: int) -> None:
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
-        context = mp.get_context("spawn")
+        # Forked from a process that has imported these and done nothing else.
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["torch.distributed", "torchvq"])
         pipes = [context.Pipe() for _ in range(size)]
         store = str(Path(self._folder.name) / "store")
         self._pipes = [ours for ours, _ in pipes]

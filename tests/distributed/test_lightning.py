@@ -37,13 +37,17 @@ def train(folder: Path, validate: str, model: str) -> list[dict[str, Any]]:
     return results
 
 
-@pytest.mark.parametrize("validate", ["both", "rank0"])
+on_rank_0 = pytest.param("rank0", marks=pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize("validate", ["both", on_rank_0])
 def test_lightning(tmp_path: Path, validate: str) -> None:
     results = train(tmp_path, validate, "codebooks")
     # The ranks were seeded differently; rank 0's start is everybody's.
     check_states([(result["state"], result["inputs"]) for result in results], seed=0)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("validate", ["both", "rank0"])
 def test_quantizers_without_codebooks(tmp_path: Path, validate: str) -> None:
     first, second = train(tmp_path, validate, "scalar")

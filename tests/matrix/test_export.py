@@ -127,9 +127,10 @@ FIXED = [row for row in ROWS if row not in LEARNED]
 
 # Minutes where the compiler has to share the machine.
 @pytest.mark.timeout(900)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rows", [LEARNED, FIXED], ids=["learned", "fixed"])
 def test_packages(rows: list[str], cell: Cell, tmp_path: Path) -> None:
-    """Machine code by AOTInductor, loaded from its file."""
+    """Machine code by AOTInductor, loaded from its file; `make test` has a package of tests/python/test_serving.py."""
     for row in rows:
         cell("export", row, "AOTInductor")
     module = Together(rows)

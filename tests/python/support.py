@@ -51,6 +51,26 @@ def cuda_required() -> bool:
     return os.environ.get(FAIL_WITHOUT_CUDA, "0") not in ("", "0")
 
 
+def bit_for_bit(actual: Tensor, expected: Tensor) -> None:
+    """For numbers that nothing but our operators has computed."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+def assert_close_to_rounding(actual: Tensor, expected: Tensor, roundings: int = 16) -> None:
+    """Equal but for rounding by torch: for numbers with products, sums, norms or exponentials of torch behind them.
+
+    In which order these add up, and which library does, depends on the processor and on the way a tensor came there
+    (a compiler's, a mask's, a batch's). Terms may cancel, so the unit is the last place of the largest number. Where
+    nothing but our operators computes, the bits are equal on every machine, and torch.equal is what to claim.
+    """
+    if not expected.is_floating_point():
+        assert torch.equal(actual, expected)
+        return
+    unit = roundings * torch.finfo(expected.dtype).eps
+    largest = expected.detach().nan_to_num(0, 0, 0).abs().max().item() if expected.numel() else 0
+    torch.testing.assert_close(actual, expected, rtol=unit, atol=unit * largest, equal_nan=True)
+
+
 def assert_cpp_state_loads(module: nn.Module, found: dict[str, Tensor]) -> None:
     """What C++ has saved as `state.<name>` loads strictly into such a module, all of it."""
     state = {n.removeprefix("state."): t for n, t in found.items() if n.startswith("state.")}

@@ -11,6 +11,7 @@ from lookup_free_oracle import entropies
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from support import assert_close_to_rounding, bit_for_bit
 from torchvq import LFQ, GroupedResidualLFQ, ResidualLFQ
 
 BASE = dict(dim=4, codebook_size=16, num_quantizers=3, commitment_loss_weight=0.25)
@@ -147,7 +148,10 @@ def test_compiles(case):
     for seed in (1, 2):
         a, b = (data((2, 5, eager.dim), seed=seed).requires_grad_() for _ in range(2))
         right, found = eager(a), step(b)
-        assert all(map(torch.equal, right, found))
+        # A rotation is a product of torch, which a compiler may hand over in another layout.
+        same = assert_close_to_rounding if case == "rotated" else bit_for_bit
+        for one, other in zip(found, right, strict=True):
+            same(one, other)
         (right[0].sum() + right[2].sum()).backward()
         (found[0].sum() + found[2].sum()).backward()
         torch.testing.assert_close(a.grad, b.grad)

@@ -20,6 +20,11 @@ sys.path.insert(0, str(ROOT / "examples" / "python"))
 
 from export_tokenizer import QUANTIZERS, package, signals, train  # noqa: E402
 
+# Compiling one takes long.
+OTHERS = [
+    pytest.param(kind, marks=pytest.mark.exhaustive) for kind in QUANTIZERS if kind != "residual_vq"
+]
+
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     if not SERVE.is_file():
@@ -48,7 +53,7 @@ def served(model: nn.Module, example: Tensor, inputs: list[Tensor], folder: Path
     return outputs
 
 
-@pytest.mark.parametrize("kind", QUANTIZERS)
+@pytest.mark.parametrize("kind", ["residual_vq", *OTHERS])
 def test_tokens_of_the_program_are_those_of_python(kind: str, tmp_path: Path) -> None:
     """Bit for bit, for other batches and lengths than the exported ones; what was fixed is checked."""
     encode, _ = train(kind, steps=3)
@@ -63,6 +68,7 @@ def test_tokens_of_the_program_are_those_of_python(kind: str, tmp_path: Path) ->
         assert done.returncode == 1 and re.search(f"serve: .*{words}", done.stderr)
 
 
+@pytest.mark.exhaustive
 def test_frames_of_the_program_are_those_of_python(tmp_path: Path) -> None:
     encode, decode = train("residual_vq", steps=3)
     inputs = [encode(signals(5, seed=8)), torch.full((1, 2, 3), -1)]

@@ -26,6 +26,7 @@ from vector_quantize_cases import (
     train_step,
 )
 
+from support import bit_for_bit
 from torchvq import VectorQuantize
 
 # Everything that changes what a graph holds. Each row: options, and arguments of forward.
@@ -132,10 +133,6 @@ def assert_same_steps(actual: list[Step], expected: list[Step], close: Callable[
             close(a.parameters[name], gradient)
 
 
-def bit_for_bit(a: Tensor, b: Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=0, atol=0)
-
-
 def nearly(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
@@ -150,6 +147,7 @@ def test_traced_training_and_evaluation_are_those_of_eager(row: str) -> None:
     assert_same_state(traced, state(eager))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("row", INDUCTOR)
 def test_compiled_training_and_evaluation_are_those_of_eager(row: str) -> None:
     eager, compiled = make(row), make(row)
