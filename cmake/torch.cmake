@@ -1,34 +1,32 @@
-# Finds LibTorch: the one that CMAKE_PREFIX_PATH leads to, else that of the Python that runs the build.
+# Finds LibTorch: the one that CMAKE_PREFIX_PATH leads to, else that of the Python that runs the build. The first of
+# them decides, and nothing of it is cached: a tree configured with another Python must not keep the torch of the first.
 #
-# Sets TORCHVQ_TORCH_LIBRARY_DIR, the folder of libtorch.so, for the RPATH of what we install.
+# Sets TORCHVQ_TORCH_ROOT, TORCHVQ_TORCH_VERSION (2.13.0) and TORCHVQ_TORCH_MINOR (2.13).
+include(${CMAKE_CURRENT_LIST_DIR}/libtorch.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/torch_versions.cmake)
 find_package(Python3 QUIET COMPONENTS Interpreter)
-if(NOT TARGET torch)
-  # Torch's targets are needed by whoever adds us as a subdirectory, above this folder.
-  set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL TRUE)
-  # A tree first configured with one Python and then with another must not keep the torch of the first: CMake caches
-  # the place of every package and library that it has found.
-  if(DEFINED TORCHVQ_TORCH_PYTHON AND NOT TORCHVQ_TORCH_PYTHON STREQUAL "${Python3_EXECUTABLE}")
-    foreach(stale Torch_DIR Caffe2_DIR TORCH_LIBRARY c10_LIBRARY)
-      unset(${stale} CACHE)
-    endforeach()
-  endif()
-  find_package(Torch QUIET)
-  if(NOT Torch_FOUND)
-    # find_spec does not import torch, which would cost seconds.
-    execute_process(
-      COMMAND ${Python3_EXECUTABLE} -c
-        "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0] + '/share/cmake')"
-      OUTPUT_VARIABLE TORCHVQ_TORCH_PREFIX OUTPUT_STRIP_TRAILING_WHITESPACE
-      RESULT_VARIABLE TORCHVQ_TORCH_RESULT ERROR_QUIET)
-    if(NOT Python3_FOUND OR NOT TORCHVQ_TORCH_RESULT EQUAL 0)
-      message(FATAL_ERROR
-        "torchvq: expected torch to be importable by Python (\"${Python3_EXECUTABLE}\"), or CMAKE_PREFIX_PATH to "
-        "lead to LibTorch, but found neither; run `make setup`, or pass -DPython3_EXECUTABLE=...")
-    endif()
-    list(APPEND CMAKE_PREFIX_PATH ${TORCHVQ_TORCH_PREFIX})
-    find_package(Torch REQUIRED)
-  endif()
-  set(TORCHVQ_TORCH_PYTHON "${Python3_EXECUTABLE}" CACHE INTERNAL "The Python whose torch was found")
-  unset(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL)
+
+set(torch_of_python)
+if(Python3_FOUND)
+  # find_spec does not import torch, which would cost seconds.
+  execute_process(
+    COMMAND ${Python3_EXECUTABLE} -c
+      "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"
+    OUTPUT_VARIABLE torch_of_python OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 endif()
-get_filename_component(TORCHVQ_TORCH_LIBRARY_DIR "${TORCH_LIBRARY}" DIRECTORY)
+torchvq_find_libtorch(TORCHVQ_TORCH_ROOT ${torch_of_python})
+if(NOT TORCHVQ_TORCH_ROOT)
+  message(FATAL_ERROR
+    "torchvq: expected torch to be importable by Python (\"${Python3_EXECUTABLE}\"), or CMAKE_PREFIX_PATH to "
+    "lead to LibTorch, but found neither; run `make setup`, or pass -DPython3_EXECUTABLE=...")
+endif()
+
+torchvq_libtorch_version(TORCHVQ_TORCH_VERSION "${TORCHVQ_TORCH_ROOT}")
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" TORCHVQ_TORCH_MINOR "${TORCHVQ_TORCH_VERSION}")
+if(NOT TORCHVQ_TORCH_MINOR IN_LIST TORCHVQ_TORCH_VERSIONS)
+  list(JOIN TORCHVQ_TORCH_VERSIONS ", " supported)
+  message(FATAL_ERROR
+    "torchvq: expected torch to be one of ${supported}, but found ${TORCHVQ_TORCH_VERSION} in ${TORCHVQ_TORCH_ROOT}; "
+    "install one of these, or lead CMAKE_PREFIX_PATH to it")
+endif()
+torchvq_add_libtorch("${TORCHVQ_TORCH_ROOT}")

@@ -4,6 +4,7 @@
 #include <string>
 
 #include <torch/library.h>
+#include <torch/version.h>
 
 void torchvq_register_operators() {}
 
@@ -11,7 +12,7 @@ namespace {
 
 std::string version() { return TORCHVQ_VERSION; }
 
-std::string torch_version() { return TORCHVQ_TORCH_VERSION; }
+std::string torch_version() { return TORCH_VERSION; }
 
 }  // namespace
 

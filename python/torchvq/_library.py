@@ -1,7 +1,7 @@
 """Loads libtorchvq, which registers every operator under ``torch.ops.torchvq``.
 
-The versions are compared before the library is loaded: one built against another torch fails with
-an undefined symbol, or loads and crashes later. A sentence that says what to do is better.
+A library built for another minor version of torch fails to load with an undefined symbol, or loads and crashes later.
+So there is one library for each, and a sentence that says what to do where there is none.
 """
 
 from __future__ import annotations
@@ -11,56 +11,43 @@ from pathlib import Path
 
 import torch
 
-_PACKAGE = Path(__file__).resolve().parent
-_REBUILD = (
-    "build it again with `pip install --no-build-isolation --force-reinstall --no-deps .` "
-    "in its source folder"
-)
+from torchvq._torch_builds import folder_for, minor
 
 #: For ``-DCMAKE_PREFIX_PATH``: leads ``find_package(torchvq)`` to the library of this package.
-cmake_prefix_path: str = str(_PACKAGE / "share" / "cmake")
+cmake_prefix_path: str = str(Path(__file__).resolve().parent / "share" / "cmake")
 
 
 def _library_path() -> Path:
     # Another build of the library, for example the one that counts coverage (`make coverage`).
     override = os.environ.get("TORCHVQ_LIBRARY")
-    library = Path(override) if override else _PACKAGE / "lib" / "libtorchvq.so"
-    if not library.exists():
+    if not override:
+        return folder_for(torch.__version__) / "libtorchvq.so"
+    if not Path(override).exists():
         raise ImportError(
-            f"torchvq: expected the compiled library to be at {library}, but it is missing; "
-            "build it with `make build`, or install it with `pip install --no-build-isolation .`"
+            f"torchvq: expected TORCHVQ_LIBRARY to be a file, but got {override}, which is missing"
         )
-    return library
+    return Path(override)
 
 
-def _minor(version: str) -> list[str]:
-    return version.split("+")[0].split(".")[:2]
-
-
-def _check_torch(built: str, present: str) -> None:
-    """Raises ImportError when library and process disagree about the minor version of torch."""
-    if _minor(built) != _minor(present):
-        series = ".".join(_minor(built))
-        raise ImportError(
-            f"torchvq: expected torch {series}, against which its library was built, "
-            f"but found torch {present}; install it with `pip install 'torch=={series}.*'`, "
-            f"or keep torch {present} and {_REBUILD}"
-        )
-
-
-def _load() -> None:
-    library = _library_path()
-    # Absent in a checkout that is used in place, where the build itself has looked for torch.
-    record = library.with_name("torch_version.txt")
-    if record.exists():
-        _check_torch(record.read_text(encoding="utf-8").strip(), torch.__version__)
+def _load(library: Path) -> None:
     try:
         torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
     except OSError as error:
         raise ImportError(
-            f"torchvq: expected {library} to load into torch {torch.__version__}, "
-            f"but it did not: {error}; {_REBUILD}"
+            f"torchvq: expected {library} to load into torch {torch.__version__}, but it did not: {error}; "
+            "build it again with `pip install --no-build-isolation --force-reinstall --no-deps .` "
+            "in its source folder"
         ) from error
+    _check_torch(torch.ops.torchvq.torch_version(), torch.__version__)
 
 
-_load()
+def _check_torch(built: str, present: str) -> None:
+    """Raises ImportError when library and process disagree about the minor version of torch."""
+    if minor(built) != minor(present):
+        raise ImportError(
+            f"torchvq: expected the library of torch {minor(present)}, but TORCHVQ_LIBRARY was built against {built}; "
+            "lead TORCHVQ_LIBRARY to another, or unset it"
+        )
+
+
+_load(_library_path())

@@ -1,5 +1,6 @@
 #include "distributed/group.h"
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,13 @@ GroupPointer resolve(const std::string& name, const std::string& label) {
 std::string message_of(const std::exception& error) {
   const auto* known = dynamic_cast<const c10::Error*>(&error);
   return known != nullptr ? known->what_without_backtrace() : error.what();
+}
+
+/// Of the group's methods, this list is in every torch that we support.
+bool sends(const c10d::ProcessGroup& group, c10::DeviceType type) {
+  const auto devices = group.getDeviceTypes();
+  return std::any_of(devices.begin(), devices.end(),
+                     [type](const c10::Device& device) { return device.type() == type; });
 }
 
 constexpr auto kReasons =
@@ -83,9 +91,8 @@ std::string Group::subject() const {
 
 void Group::check_device(const at::Tensor& tensor) const {
   auto& group = *impl_->group;
-  const auto type = tensor.device().type();
   TORCH_CHECK(
-      !group.hasBackends() || group.hasBackendForDeviceType(type), subject(), ": process group \"",
+      !group.hasBackends() || sends(group, tensor.device().type()), subject(), ": process group \"",
       name_, "\" (", group.getBackendName(), ") cannot send tensors on ", tensor.device(),
       "; move the module to a device of the group, or pass a process_group that supports this one");
 }
