@@ -27,7 +27,7 @@ struct Arguments {
   std::string data = "/usr/share/datasets/fashion-mnist";
   std::string output = "vqvae.safetensors";
   int64_t steps = 1200;
-  int64_t batch = 128;
+  int64_t batch = 64;
   int64_t codebook_size = 512;
   int64_t seed = 0;
 };
@@ -92,7 +92,7 @@ torch::Tensor to_unit(const torch::Tensor& pictures) { return pictures.to(torch:
 
 /// The learning rate: a warm-up, then half a cosine.
 double rate_at(int64_t step, int64_t steps) {
-  constexpr double peak = 2e-3;
+  constexpr double peak = 4e-3;
   const int64_t warm_up = std::clamp<int64_t>(steps / 10, 1, 100);
   if (step < warm_up) {
     return peak * static_cast<double>(step + 1) / static_cast<double>(warm_up);
@@ -103,7 +103,7 @@ double rate_at(int64_t step, int64_t steps) {
 }
 
 void train(VQAutoencoder& model, const torch::Tensor& pictures, const Arguments& arguments) {
-  torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(2e-3));
+  torch::optim::Adam optimizer(model->parameters(), torch::optim::AdamOptions(4e-3));
   const double variance =
       to_unit(pictures.slice(0, 0, 4096)).var(/*unbiased=*/false).item<double>();
   const int64_t report_every = std::max<int64_t>(arguments.steps / 20, 1);

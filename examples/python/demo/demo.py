@@ -25,7 +25,7 @@ def arguments() -> argparse.Namespace:
     add("--data", type=Path, metavar="DIR", help="folder of your own pictures")
     add("--output", type=Path, metavar="DIR", default=Path("demo-output"), help="(demo-output)")
     add("--steps", type=at_least(1), default=1200, help="training steps (1200)")
-    add("--batch", type=at_least(1), help="pictures per step (128 of 28 x 28, or as many pixels)")
+    add("--batch", type=at_least(1), help="pictures per step (64 of 28 x 28, or as many pixels)")
     add("--codebook-size", type=at_least(1), default=512, help="number of codes (512)")
     add("--size", type=at_least(16), default=64, help="side of your pictures, in pixels (64)")
     add("--seed", type=int, default=0, help="of everything random (0)")
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
     if args.smoke:
         args.steps = min(args.steps, 12)
         pictures.train, pictures.test = pictures.train[:512], pictures.test[:64]
-    batch = args.batch or max(128 * 28**2 // pictures.size**2, 4)
+    batch = args.batch or max(64 * 28**2 // pictures.size**2, 4)
     print(
         f"{pictures.name} ({pictures.source}): {len(pictures.train)} pictures to learn from, "
         f"{len(pictures.test)} to judge by, {pictures.size} x {pictures.size}, "

@@ -37,7 +37,7 @@ class ResidualBlock(nn.Module):
 
 
 class VQAutoencoder(nn.Module):
-    """A VQ-VAE (van den Oord et al. 2017, arXiv:1711.00937) small enough for two cores and two minutes."""
+    """A VQ-VAE (van den Oord et al. 2017, arXiv:1711.00937) small enough for two cores and a minute."""
 
     def __init__(
         self,

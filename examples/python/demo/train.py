@@ -97,9 +97,10 @@ class Window:
 
 
 def train(
-    model: VQAutoencoder, pictures: Pictures, steps: int, batch: int, seed: int, rate: float = 2e-3
+    model: VQAutoencoder, pictures: Pictures, steps: int, batch: int, seed: int, rate: float = 4e-3
 ) -> History:
     """Adam with a warm-up and a cosine decay; one entry of history in ten steps, a test in every twentieth part."""
+    model.to(memory_format=torch.channels_last)  # in which convolutions take less time
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: pace(step, steps))
@@ -125,6 +126,7 @@ def train(
                 history.test_step.append(step)
                 history.test_psnr.append(judge(model, sample).psnr)
             progress.advance()
+    model.to(memory_format=torch.contiguous_format)
     return history
 
 
