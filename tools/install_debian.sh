@@ -6,8 +6,12 @@
 # `make setup` does).
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source tools/stop.sh
 record=$1
 shift
+if [[ ${CXX:-} ]] && ! command -v ${CXX%% *} >/dev/null; then
+  stop "expected CXX to name a C++ compiler, but there is no $CXX; install it, or leave CXX out"
+fi
 
 mapfile -t wanted < <(cat "$@" | grep -v '^#')
 
@@ -68,10 +72,7 @@ if ((${#missing[@]})) && [[ "${missing[*]}" != "$(cat "$record" 2>/dev/null)" ]]
 fi
 
 echo "${missing[*]}" >"$record"
-if ! present g++; then
-  echo "Stopped: no C++ compiler found; install one (Debian: apt-get install g++), or name yours with CXX=..." >&2
-  exit 1
-fi
+present g++ || stop "no C++ compiler found; install one (Debian: apt-get install g++), or name yours with CXX=..."
 if ((${#missing[@]} == 0)); then exit 0; fi
 echo "Missing Debian packages (install them with: sudo apt-get install ${missing[*]})"
 for package in "${missing[@]}"; do printf '  %-22s %s\n' "$package" "$(without "$package")"; done

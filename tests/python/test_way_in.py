@@ -120,6 +120,12 @@ def test_no_compiler(bare: Path, tmp_path: Path) -> None:
     assert "no C++ compiler found; install one (Debian: apt-get install g++)" in sentence(done)
 
 
+def test_compiler_that_is_not_there(tmp_path: Path) -> None:
+    lists = ROOT / "requirements" / "debian-demo.txt"
+    done = run(TOOLS / "install_debian.sh", tmp_path / "record", lists, CXX="no-such-c++")
+    assert "expected CXX to name a C++ compiler, but there is no no-such-c++" in sentence(done)
+
+
 def old_compiler(folder: Path) -> Path:
     refuse = "echo \"c++: error: unrecognized command line option '-std=c++20'\" >&2; exit 1"
     known = f'[[ " $* " == *" -std=c++20 "* ]] && {{ {refuse}; }}\nexec c++ "$@"'
