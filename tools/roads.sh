@@ -31,15 +31,14 @@ variables=("HOME=$HOME" "CCACHE_BASEDIR=$clone")
 block() { python3 "$source/tools/code_blocks.py" "$clone/README.md" "$1" "$2"; }
 typed() { sed -n 's/^\$ //p'; }
 
-# in_shell FOLDER: runs the commands on standard input, as typed one after the other; the environment in $work/env is
-# active where there is one. For packages of the system somebody would say yes, and look for newer lists when asked to.
+# in_shell FOLDER: runs the commands on standard input, as typed one after the other, in the active environment if any.
+# For packages of the system somebody would say yes, and look for newer lists when asked to.
+active=
 in_shell() {
-  local before=$path
-  if [[ -e $work/env ]]; then before=$work/env/bin:$path; fi
   {
     declare -f sudo
     cat
-  } | (cd "$1" && env -i "${variables[@]}" "PATH=$before" bash -euo pipefail)
+  } | (cd "$1" && env -i "${variables[@]}" "PATH=${active:+$active/bin:}$path" bash -euo pipefail)
 }
 sudo() {
   local root=()
@@ -47,7 +46,10 @@ sudo() {
   "${root[@]}" "$@" -y -qq || { "${root[@]}" apt-get update -qq && "${root[@]}" "$@" -y -qq; }
 }
 
-fresh_environment() { echo "python3 -m venv '$work/env'" | in_shell /; }
+fresh_environment() {
+  echo 'python3 -m venv .venv' | in_shell "$clone"
+  active=$clone/.venv
+}
 
 # install_as_told [PATTERN]: README's section Install, without the lines of a pattern.
 install_as_told() {
@@ -58,7 +60,7 @@ install_as_told() {
 
 # The torch of the environment lies in its folder as LibTorch does where it was unpacked.
 name_libtorch() {
-  variables+=("LIBTORCH=$(echo 'python -c "import torch; print(torch.__path__[0])"' | in_shell /)")
+  variables+=("LIBTORCH=$(echo 'python -c "import torch; print(torch.__path__[0])"' | in_shell /)" "PREFIX=$work/prefix")
 }
 
 # cpp_program HEADING: the program of README's section C++, with the CMakeLists.txt of a section, built by the commands on
@@ -108,7 +110,8 @@ road_wheel() {
 road_prefix() {
   install_as_told no-build-isolation
   name_libtorch
-  variables+=("PREFIX=$work/prefix")
+  active=
+  block 'A prefix' console | typed | in_shell "$clone"
   block 'A prefix' sh | in_shell "$clone"
   echo 'cmake -B build -DCMAKE_PREFIX_PATH="$PREFIX;$LIBTORCH"; cmake --build build' | cpp_program C++
 }
@@ -120,7 +123,7 @@ road_subdirectory() {
   name_libtorch
   local build="'$clone/build'"
   echo "cmake -G Ninja -S '$clone' -B $build -DCMAKE_BUILD_TYPE=Release; cmake --build $build --target torchvq" | in_shell /
-  local reuse="$work/env/bin/python;$clone/tests/consumer/reuse_objects.py;$clone/build;$app/build/torchvq"
+  local reuse="$active/bin/python;$clone/tests/consumer/reuse_objects.py;$clone/build;$app/build/torchvq"
   variables+=("CMAKE_CXX_COMPILER_LAUNCHER=$reuse")
   block 'A subdirectory' sh | cpp_program 'A subdirectory'
 }
