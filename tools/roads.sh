@@ -105,6 +105,11 @@ road_cli() {
 road_wheel() {
   install_as_told
   block C++ sh | cpp_program C++
+  # examples/README.md: the folder of programs, as a project of its own; one of them, for all take torch's headers.
+  cp -r "$clone/examples/cpp" "$work/cpp"
+  in_shell "$work" <<<'cmake -S cpp -B build -DCMAKE_PREFIX_PATH="$(python -c "import torchvq; print(torchvq.cmake_prefix_path)")"
+    cmake --build build --target residual_vq
+    build/residual_vq residual_vq.safetensors | grep "bit for bit"'
 }
 
 road_prefix() {
