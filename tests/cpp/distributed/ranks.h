@@ -8,7 +8,6 @@
 #include <thread>
 #include <vector>
 
-#include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
