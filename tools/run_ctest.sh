@@ -24,5 +24,10 @@ report=$PWD/$tree/reports/cpp.xml
 mkdir -p "${report%/*}"
 status=0
 ctest --preset "$preset" -j "$jobs" --output-junit "$report" >"$log" 2>&1 || status=$?
-if ((status)); then grep -v -E '^ *Start +[0-9]|  Passed +[0-9.]+ sec$' "$log"; else tail -n 3 "$log"; fi
+# The log of a source that failed has its other tests as well: a line when one begins, the next when it has passed.
+if ((status)); then
+  sed -E '/^\[ RUN  /{N;/\n\[ +OK \]/d}' "$log" | grep -v -E '^ *Start +[0-9]|  Passed +[0-9.]+ sec$'
+else
+  tail -n 3 "$log"
+fi
 exit "$status"

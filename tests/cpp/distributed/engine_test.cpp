@@ -4,7 +4,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <torchvq/distributed/all_reduce.h>
 #include <torchvq/distributed/replicas.h>

@@ -8,7 +8,6 @@
 #include <thread>
 #include <vector>
 
-#include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -27,6 +26,7 @@ class Member {
     auto options = c10d::ProcessGroupGloo::Options::create(std::chrono::milliseconds(5000));
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1"));
     const auto gloo = c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
+    wait_for_all(*store, rank, size);
     group_ = c10::make_intrusive<c10d::ProcessGroup>(store, rank, size);
     group_->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
     group_->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, gloo);
@@ -39,6 +39,15 @@ class Member {
   [[nodiscard]] const std::string& name() const { return name_; }
 
  private:
+  /// A rank that is done at once must not leave while others still connect to it.
+  static void wait_for_all(c10d::Store& store, int rank, int size) {
+    const auto key = [](int of) { return "connected" + std::to_string(of); };
+    store.set(key(rank), std::vector<uint8_t>{1});
+    for (int other = 0; other < size; ++other) {
+      store.wait({key(other)}, std::chrono::milliseconds(5000));
+    }
+  }
+
   std::string name_;
   c10::intrusive_ptr<c10d::ProcessGroup> group_;
 };

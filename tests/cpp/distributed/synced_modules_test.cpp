@@ -9,7 +9,8 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
 
 #include <torchvq/distributed/ranks.h>
 #include <torchvq/modules/grouped_residual_vq.h>

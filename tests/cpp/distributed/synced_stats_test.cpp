@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <torchvq/modules/grouped_residual_vq.h>
 #include <torchvq/modules/state_dict.h>

@@ -4,7 +4,9 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
 
 #include <torchvq/modules/evo_lfq.h>
 #include <torchvq/modules/state_dict.h>

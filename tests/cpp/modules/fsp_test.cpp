@@ -1,7 +1,7 @@
 #include <cmath>
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <torch/torch.h>
 
 #include <torchvq/functional/distribution.h>
 #include <torchvq/modules/fsp.h>

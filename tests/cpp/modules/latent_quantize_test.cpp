@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/optim/adam.h>
+#include <torch/types.h>
 
 #include <torchvq/modules/latent_quantize.h>
 #include <torchvq/modules/state_dict.h>

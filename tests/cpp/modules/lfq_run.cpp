@@ -8,6 +8,8 @@
 // "<i>.seed" (of the dropout) of each training step, and "eval.x".
 #include <string>
 
+#include <torch/nn/modules/activation.h>
+
 #include <torchvq/modules/residual_lfq.h>
 
 #include "modules/run_support.h"

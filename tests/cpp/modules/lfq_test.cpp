@@ -4,7 +4,8 @@
 
 #include <gtest/gtest.h>
 #include <torch/nn/modules/activation.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/utils.h>
 
 #include <torchvq/functional/lookup_free.h>
 #include <torchvq/modules/lfq.h>

@@ -5,7 +5,7 @@
 #include <sstream>
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <torchvq/modules/state_dict.h>
 

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <torchvq/modules/residual_lfq.h>
 #include <torchvq/modules/state_dict.h>

@@ -3,6 +3,10 @@
 #include <set>
 #include <sstream>
 
+#include <torch/nn/cloneable.h>
+#include <torch/optim/adam.h>
+#include <torch/serialize.h>
+
 #include "modules/residual_vq_support.h"
 
 namespace torchvq::residual_vq_state_test {

@@ -8,7 +8,11 @@
 #include <string>
 #include <vector>
 
-#include <torch/torch.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
 
 #include <torchvq/io/safetensors.h>
 #include <torchvq/modules/state_dict.h>

@@ -3,7 +3,7 @@
 #include <thread>
 
 #include <gtest/gtest.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <torchvq/modules/binary_mapper.h>
 #include <torchvq/modules/fsp.h>

@@ -6,7 +6,7 @@
 
 #include <gtest/gtest.h>
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <torchvq/modules/state_dict.h>
 #include <torchvq/modules/vector_quantize.h>

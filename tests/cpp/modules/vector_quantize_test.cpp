@@ -1,5 +1,9 @@
 #include "modules/vector_quantize_support.h"
 
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/functional/normalization.h>
+#include <torch/optim/sgd.h>
+
 #include "expect_throw.h"
 
 namespace torchvq::vector_quantize_test {
