@@ -2,10 +2,16 @@
 //
 //   torchvq_run fsq IN OUT levels=8,5,5 [option=value ...]      also evo_lfq, lfq, residual_vq, ...
 //   torchvq_run convert IN OUT [IN OUT ...]
+//   torchvq_run serve              arguments of such runs from standard input, and what came of
+//   them to standard output
 #include "run.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <exception>
 #include <iostream>
+#include <sstream>
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
@@ -34,18 +40,51 @@ void run(const std::string& name, const std::vector<std::string>& arguments) {
   kModules.at(name)(arguments[0], arguments[1], words);
 }
 
-}  // namespace
-}  // namespace torchvq::testing
-
-int main(int argc, char** argv) {
-  at::set_num_threads(1);
+int run_or_say(const std::vector<std::string>& arguments) {
   try {
-    const std::vector<std::string> arguments(argv + 1, argv + argc);
     TORCH_CHECK_VALUE(!arguments.empty(), "torchvq_run: expected a name");
-    torchvq::testing::run(arguments[0], {arguments.begin() + 1, arguments.end()});
+    run(arguments[0], {arguments.begin() + 1, arguments.end()});
   } catch (const std::exception& error) {
     std::cerr << error.what() << "\n";
     return 1;
   }
   return 0;
+}
+
+std::vector<std::string> split_at_tabs(const std::string& line) {
+  std::vector<std::string> words;
+  std::istringstream stream(line);
+  for (std::string word; std::getline(stream, word, '\t');) words.push_back(word);
+  return words;
+}
+
+// Loading libtorch takes longer than most runs: each is a fork of this process, which has loaded it
+// and done nothing else. A line is the file that standard error goes to and the arguments,
+// separated by tabs; the answer is the status.
+int serve() {
+  for (std::string line; std::getline(std::cin, line);) {
+    auto words = split_at_tabs(line);
+    const auto child = fork();
+    if (child == 0) {
+      if (!std::freopen(words.at(0).c_str(), "w", stderr)) _exit(2);
+      words.erase(words.begin());
+      const auto status = run_or_say(words);
+      std::cerr.flush();
+      _exit(status);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    std::cout << (WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status)) << std::endl;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace torchvq::testing
+
+int main(int argc, char** argv) {
+  at::set_num_threads(1);
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (arguments == std::vector<std::string>{"serve"}) return torchvq::testing::serve();
+  return torchvq::testing::run_or_say(arguments);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import safetensors.torch
+from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,10 +39,33 @@ def cli_path() -> Path:
     )
 
 
-def cpp_command(name: str, *arguments: str | Path) -> list[str]:
-    """Runs the C++ side of a comparison (tests/cpp/run.h)."""
-    program = find_program("TORCHVQ_RUN", ROOT / "build/tests/cpp/torchvq_run")
-    return [str(program), name, *map(str, arguments)]
+def cpp_program() -> Path:
+    """The C++ side of comparisons (tests/cpp/run.cpp)."""
+    return find_program("TORCHVQ_RUN", ROOT / "build/tests/cpp/torchvq_run")
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """One process for all runs, because starting it takes longer than most."""
+    return subprocess.Popen(
+        [str(cpp_program()), "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def run_cpp_module(
+    name: str, given: dict[str, Tensor], words: list[str], folder: Path
+) -> dict[str, Tensor]:
+    """What the C++ module of that name makes of the tensors; standard error is in `said` of the folder."""
+    contiguous = {key: value.detach().clone().contiguous() for key, value in given.items()}
+    safetensors.torch.save_file(contiguous, folder / "in.safetensors")
+    said, files = folder / "said", [folder / "in.safetensors", folder / "out.safetensors"]
+    server = _server()
+    assert server.stdin is not None and server.stdout is not None
+    server.stdin.write("\t".join(map(str, (said, name, *files, *words))) + "\n")
+    server.stdin.flush()
+    status = server.stdout.readline()
+    assert status == "0\n", f"torchvq_run {name}: status {status}{said.read_text()}"
+    return safetensors.torch.load_file(folder / "out.safetensors")
 
 
 def run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import resource
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -27,11 +28,19 @@ def vectors(tmp_path: Path) -> Array:
     return x
 
 
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A codec that is fitted to the vectors."""
+    place = tmp_path_factory.mktemp("fitted")
+    np.save(place / "x.npy", clusters(3000, 8))
+    run_json("fit", "x.npy", "-k", "32", "-o", "codec.safetensors", cwd=place)
+    return place / "codec.safetensors"
+
+
 @pytest.fixture
-def codec(tmp_path: Path, vectors: Array) -> Array:
-    """Fits codec.safetensors; returns the codebook."""
-    run_json("fit", "x.npy", "-k", "32", "-o", "codec.safetensors", cwd=tmp_path)
-    return codebook_of(tmp_path / "codec.safetensors")
+def codec(tmp_path: Path, vectors: Array, fitted: Path) -> Array:
+    """Has codec.safetensors and the vectors in the test's folder; the codebook."""
+    return codebook_of(Path(shutil.copy(fitted, tmp_path / "codec.safetensors")))
 
 
 def codebook_of(path: Path) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -22,13 +23,20 @@ EVAL = ["eval", "codec.safetensors", "x.npy"]
 USERS_OF_VECTORS = [FIT, ENCODE, EVAL]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """x.npy, a codec fitted to it, and codes.npy: a file that must survive every failure."""
-    np.save(tmp_path / "x.npy", clusters(100, 4))
-    assert run("fit", "x.npy", "-k", "8", "-o", "codec.safetensors", cwd=tmp_path).returncode == 0
-    np.save(tmp_path / "codes.npy", np.arange(8))
-    return tmp_path
+    place = tmp_path_factory.mktemp("made")
+    np.save(place / "x.npy", clusters(100, 4))
+    assert run("fit", "x.npy", "-k", "8", "-o", "codec.safetensors", cwd=place).returncode == 0
+    np.save(place / "codes.npy", np.arange(8))
+    return place
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """The test's own copy of it."""
+    return Path(shutil.copytree(made, tmp_path, dirs_exist_ok=True))
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
-from cli_support import cpp_command
+from cli_support import run_cpp_module
 from torch import Tensor
 from vector_quantize_cases import same
 
@@ -119,18 +117,7 @@ def test_cpp_equals_python(case: str, tmp_path: Path) -> None:
     given = {f"state.{name}": value.clone() for name, value in module.state_dict().items()}
     for step, named in enumerate(steps):
         given |= {f"{step}.{name}": value for name, value in named.items()}
-    given = {name: value.contiguous() for name, value in (given | {"eval.x": x}).items()}
-    safetensors.torch.save_file(given, tmp_path / "in.safetensors")
-    files = [tmp_path / "in.safetensors", tmp_path / "out.safetensors"]
-    result = subprocess.run(
-        cpp_command("fsq", *files, *words_of(options)),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    actual = safetensors.torch.load_file(tmp_path / "out.safetensors")
+    actual = run_cpp_module("fsq", given | {"eval.x": x}, words_of(options), tmp_path)
     expected = run_python(module, steps, x)
     assert actual.keys() == expected.keys()
     different = [name for name in expected if not same(actual[name], expected[name])]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from cli_support import Array, cpp_command
+from cli_support import Array, cpp_program
 
 NUMPY_DTYPES = [
     "?",
@@ -38,7 +38,7 @@ TORCH_DTYPES = [
 
 def convert(*paths: Path) -> list[str]:
     """Runs the C++ helper on pairs (from, to)."""
-    command = cpp_command("convert", *paths)
+    command = [cpp_program(), "convert", *paths]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=True
     ).stdout.splitlines()

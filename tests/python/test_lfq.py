@@ -12,6 +12,7 @@ from lookup_free_oracle import all_bits, assert_near, entropies
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from support import assert_close_to_rounding, bit_for_bit
 from torchvq import LFQ
 from torchvq.lookup_free_quantization import CosineSimLinear, LossBreakdown, Return
 
@@ -359,10 +360,12 @@ def test_compiles_without_graph_breaks(case):
     for seed in (1, 2):
         a, b = (data((2, 9, eager.dim), seed=seed).requires_grad_() for _ in range(2))
         right, found = eager(a, mask=mask), step(b, mask=mask)
-        assert all(map(torch.equal, found, right))
         (right[0].sum() + right[2]).backward()
         (found[0].sum() + found[2]).backward()
-        assert torch.equal(a.grad, b.grad)
+        # A rotation is a product of torch, which a compiler may hand over in another layout.
+        same = assert_close_to_rounding if case == "rotated" else bit_for_bit
+        for one, other in zip((*found, b.grad), (*right, a.grad), strict=True):
+            same(one.detach(), other.detach())
     assert torch.equal(eager.rng, module.rng)
 
 

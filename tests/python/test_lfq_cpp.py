@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
-from cli_support import cpp_command
+from cli_support import run_cpp_module
 from torch import Tensor, nn
 from vector_quantize_cases import same
 
@@ -173,28 +171,11 @@ def run_python(module: Any, steps: list[dict[str, Any]], x: Tensor) -> dict[str,
     return results | {f"state.{name}": value for name, value in module.state_dict().items()}
 
 
-def run_program(
-    name: str, given: dict[str, Tensor], options: dict[str, Any], folder: Path
-) -> tuple[Any, str]:
-    """The tensors that the program writes, and what it says on stderr."""
-    safetensors.torch.save_file(given, folder / "in.safetensors")
-    files = [folder / "in.safetensors", folder / "out.safetensors"]
-    result = subprocess.run(
-        cpp_command(name, *files, *words_of(options)),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    return safetensors.torch.load_file(folder / "out.safetensors"), result.stderr
-
-
 def given_to_cpp(module: Any, steps: list[dict[str, Any]], x: Tensor) -> dict[str, Tensor]:
     given = {f"state.{name}": value.clone() for name, value in module.state_dict().items()}
     for step, named in enumerate(steps):
         given |= {f"{step}.{name}": value for name, value in named.items()}
-    return {name: value.contiguous() for name, value in (given | {"eval.x": x}).items()}
+    return given | {"eval.x": x}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -202,7 +183,8 @@ def test_cpp_equals_python(case: str, tmp_path: Path) -> None:
     options = with_defaults(CASES[case][0])
     module, steps = build(options), inputs_of(case)
     x = steps[0]["x"] * 0.9
-    actual, _ = run_program("lfq", given_to_cpp(module, steps, x), options, tmp_path)
+    given = given_to_cpp(module, steps, x)
+    actual = run_cpp_module("lfq", given, words_of(options), tmp_path)
     expected = run_python(module, steps, x)
     assert actual.keys() == expected.keys()
     different = [name for name in expected if not same(actual[name], expected[name])]
@@ -230,8 +212,8 @@ def test_both_warn_of_latents_that_run_away(
         module = build(options)
     assert caplog.text.count("growing without bound") == warnings
     given = given_to_cpp(module, [], torch.zeros(1, 2, options["dim"]))
-    _, said = run_program("lfq", given, options, tmp_path)
-    assert said.count("growing without bound") == warnings
+    run_cpp_module("lfq", given, words_of(options), tmp_path)
+    assert (tmp_path / "said").read_text().count("growing without bound") == warnings
 
 
 # EvoLFQ ----------------------------------------------------------------------------------------------------------
@@ -285,9 +267,8 @@ def test_evolution_in_cpp_equals_python(codebooks: int, is_sign: bool, tmp_path:
     )
     x = torch.randn(3, 5, 6)
     given = {f"state.{name}": value.clone() for name, value in evo.state_dict().items()}
-    actual = run_program(
-        "evo_lfq", given | {"x": x}, {"codebooks": codebooks, "is_sign": is_sign}, tmp_path
-    )[0]
+    words = words_of({"codebooks": codebooks, "is_sign": is_sign})
+    actual = run_cpp_module("evo_lfq", given | {"x": x}, words, tmp_path)
     expected = evolve_in_python(evo, x, is_sign)
     assert actual.keys() == expected.keys()
     different = [name for name in expected if not same(actual[name], expected[name])]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
-from cli_support import cpp_command
+from cli_support import run_cpp_module
 from residual_vq_cases import CODES, DIM, LEVELS, STACKS, build, data, layout_of, mask_of, state
 from torch import Tensor
 from vector_quantize_cases import Bridge, same
@@ -153,21 +151,6 @@ def run_python(
     return results | {f"state.{name}": value for name, value in stack.state_dict().items()}
 
 
-def run_cpp(words: list[str], tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    contiguous = {name: value.detach().clone().contiguous() for name, value in tensors.items()}
-    safetensors.torch.save_file(contiguous, folder / "in.safetensors")
-    files = [folder / "in.safetensors", folder / "out.safetensors"]
-    result = subprocess.run(
-        cpp_command("residual_vq", *files, *words),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    return safetensors.torch.load_file(folder / "out.safetensors")
-
-
 def tensors_of(step: dict[str, Any]) -> dict[str, Tensor]:
     named = dict(step)
     seed = named.pop("rand_quantize_dropout_fixed_seed", None)
@@ -188,7 +171,7 @@ def assert_alike(
     for i, step in enumerate(inputs):
         given |= {f"{i}.{name}": value for name, value in tensors_of(step).items()}
     words = words_of(options_of(case)) + (["codes=1"] if codes else [])
-    actual = run_cpp(words, {**given, "eval.x": x}, folder)
+    actual = run_cpp_module("residual_vq", {**given, "eval.x": x}, words, folder)
     expected = run_python(stack, inputs, x, {"return_all_codes": True} if codes else {})
 
     own = {name for name in actual if kind == "indices" and name.endswith(".indices")}
@@ -229,7 +212,8 @@ def test_seeds_mean_in_cpp_what_they_mean_in_python(tmp_path: Path) -> None:
     given = {f"state.{name}": value for name, value in state(stack).items()}
     for i, seed in enumerate(seeds):
         given |= {f"{i}.x": x, f"{i}.weight": x, f"{i}.seed": torch.tensor(seed)}
-    results = run_cpp(words_of(options_of("multiple")), {**given, "eval.x": x}, tmp_path)
+    words = words_of(options_of("multiple"))
+    results = run_cpp_module("residual_vq", {**given, "eval.x": x}, words, tmp_path)
     for i, seed in enumerate(seeds):
         depth = random.Random(seed).randrange(1, 8) + 1
         expected = min(-(-depth // 3) * 3, 8)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -10,9 +9,8 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
-import safetensors.torch
 import torch
-from cli_support import cpp_command
+from cli_support import run_cpp_module
 from torch import Tensor, nn
 from vector_quantize_cases import same
 
@@ -221,22 +219,6 @@ def run_python(
     return results
 
 
-def run_cpp(case: Case, given: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    safetensors.torch.save_file(
-        {name: value.contiguous() for name, value in given.items()}, folder / "in.safetensors"
-    )
-    files = [folder / "in.safetensors", folder / "out.safetensors"]
-    result = subprocess.run(
-        cpp_command("scalar", *files, *words_of(case)),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    return safetensors.torch.load_file(folder / "out.safetensors")
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_cpp_equals_python(name: str, tmp_path: Path) -> None:
     case = CASES[name]
@@ -247,7 +229,7 @@ def test_cpp_equals_python(name: str, tmp_path: Path) -> None:
     for step, named in enumerate(steps):
         given |= {f"{step}.{name}": value for name, value in named.items()}
     x = steps[0]["x"] * 0.9
-    actual = run_cpp(case, {**given, "eval.x": x}, tmp_path)
+    actual = run_cpp_module("scalar", {**given, "eval.x": x}, words_of(case), tmp_path)
     expected = run_python(module, case, steps, x)
     assert actual.keys() == expected.keys()
     different = [name for name in expected if not same(actual[name], expected[name])]

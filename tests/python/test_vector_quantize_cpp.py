@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
-from cli_support import cpp_command
+from cli_support import run_cpp_module
 from torch import Tensor
 from vector_quantize_cases import (
     CASES,
@@ -123,22 +121,6 @@ def run_python(
     return results | {f"state.{name}": value for name, value in module.state_dict().items()}
 
 
-def run_cpp(options: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> dict[str, Tensor]:
-    contiguous = {name: value.detach().clone().contiguous() for name, value in tensors.items()}
-    safetensors.torch.save_file(contiguous, folder / "in.safetensors")
-    words = [f"{name}={value}" for name, value in options.items()]
-    files = [folder / "in.safetensors", folder / "out.safetensors"]
-    result = subprocess.run(
-        cpp_command("vector_quantize", *files, *words),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    return safetensors.torch.load_file(folder / "out.safetensors")
-
-
 def assert_alike(
     case: str,
     folder: Path,
@@ -156,7 +138,8 @@ def assert_alike(
     given = {f"state.{name}": value for name, value in state(module).items()}
     given |= {f"{i}.{name}": value for i, step in enumerate(steps) for name, value in step.items()}
     options = options_for(case) | ({} if cast is None else {"cast": cast})
-    actual = run_cpp(options, {**given, "eval.x": x}, folder)
+    words = [f"{name}={value}" for name, value in options.items()]
+    actual = run_cpp_module("vector_quantize", {**given, "eval.x": x}, words, folder)
     expected = run_python(module, steps, x)
 
     own = {name for name in actual if kind == "indices" and name.endswith(".indices")}
