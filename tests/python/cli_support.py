@@ -14,6 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 ROOT = Path(__file__).resolve().parents[2]
+#: The build tree; `make TORCH=2.15.0` has another than the usual.
+BUILD = ROOT / os.environ.get("TORCHVQ_BUILD", "build")
 
 Array = npt.NDArray[Any]
 
@@ -32,13 +34,13 @@ def find_program(variable: str, *places: Path) -> Path:
 
 def cli_path() -> Path:
     return find_program(
-        "TORCHVQ_CLI", ROOT / "build/cli/torchvq", Path(sys.executable).parent / "torchvq"
+        "TORCHVQ_CLI", BUILD / "cli/torchvq", Path(sys.executable).parent / "torchvq"
     )
 
 
 def cpp_command(name: str, *arguments: str | Path) -> list[str]:
     """Runs the C++ side of a comparison (tests/cpp/run.h)."""
-    program = find_program("TORCHVQ_RUN", ROOT / "build/tests/cpp/torchvq_run")
+    program = find_program("TORCHVQ_RUN", BUILD / "tests/cpp/torchvq_run")
     return [str(program), name, *map(str, arguments)]
 
 
