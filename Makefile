@@ -82,6 +82,17 @@ bench: build $(STAMPS)/test $(STAMPS)/demo ## Run the benchmarks; results go to 
 	@for script in $(wildcard benchmarks/python/run.py); do \
 	  printf '\033[1m==>\033[0m %s\n' $$script; $(VENV)/bin/python $$script $(BENCH_ARGS); done
 
+.PHONY: wheel
+TORCHES ?= $(TORCH)
+wheel: $(STAMPS)/wheel $(STAMPS)/debian ## Build one wheel in dist/ with a library for each version in TORCHES="2.13.0 2.15.0"
+	$(call say,One wheel for torch $(TORCHES))
+	@$(VENV)/bin/python tools/build_wheel.py --jobs $(JOBS) --torch $(TORCHES)
+
+.PHONY: check-wheel
+check-wheel: wheel ## Install that wheel into a clean environment and use it as README says
+	$(call say,The wheel in a clean environment)
+	@tools/check_wheel.sh $(PYTHON) $(TORCH)
+
 ##@ Before a commit
 
 .PHONY: lint
@@ -156,8 +167,8 @@ distclean: clean ## Remove .venv as well, and those of other versions of torch
 
 # Steps of the above -----------------------------------------------------------------------------------------------
 
-# JUnit reports of all of it are in reports/ of the build tree. With worksteal a worker keeps to tests of a file, and what a file
-# sets up is set up once.
+# JUnit reports of all of it are in reports/ of the build tree. With worksteal a worker keeps to tests of a file, and
+# what a file sets up is set up once.
 PYTEST := $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal
 .PHONY: run-tests
 run-tests: build $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/mnist
@@ -169,6 +180,7 @@ run-tests: build $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/mnist
 	$(call say,Consumer projects: find_package and add_subdirectory)
 	@tests/consumer/run.sh $(VENV_ABS)/bin/python $(JOBS) $(CONSUMER_OPTIONS)
 	@$(MAKE) --no-print-directory demo-smoke
+	@$(VENV)/bin/python tools/versions_table.py record $(BUILD)/reports
 	$(call say,All tests passed)
 
 .PHONY: demo-smoke

@@ -39,11 +39,17 @@ rm -rf "$work/prefix" "$work/moved"
 cmake --install "$build" --prefix "$work/prefix" --component development >"$work/install.log"
 mv "$work/prefix" "$work/moved"
 
-consume from_wheel -DCMAKE_PREFIX_PATH="$wheel"
+# Of a CUDA build of torch, find_package(Torch) needs a CUDA toolkit; find_package(torchvq) does not.
+before=() after=()
+if [[ $(ask 'import torch; print(torch.version.cuda)') == None ]] || command -v nvcc >/dev/null; then
+  before=(-DFIND_TORCH=before) after=(-DFIND_TORCH=after)
+fi
+
+consume from_wheel -DCMAKE_PREFIX_PATH="$wheel;$torch" "${before[@]}"
 consume from_prefix -DCMAKE_PREFIX_PATH="$work/moved;$torch"
 launcher="$python;$here/reuse_objects.py;$build;$work/as_subdirectory/torchvq"
 if [[ $compile == --compile ]]; then launcher=; fi
 # As build/ has it, whatever the default.
 unity=$(sed -n 's/^\(TORCHVQ_UNITY:BOOL=.*\)/-D\1/p' "$build/CMakeCache.txt")
 consume as_subdirectory -DTORCHVQ_SOURCE_DIR="$root" -DCMAKE_PREFIX_PATH="$torch" \
-  -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" ${unity:+"$unity"}
+  "${after[@]}" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" ${unity:+"$unity"}
