@@ -1,16 +1,24 @@
 # The one front door. `make` lists what there is; every target does the set-up it needs, and repeats quickly.
 #
 #   PYTHON=python3.12   the Python that .venv is made from (default python3, 3.11 or newer)
-#   VENV=DIR            another virtual environment than .venv
+#   TORCH=2.15.0        another version of torch; its environment is .venv-torch2.15.0, its build tree build-torch2.15.0
+#   VENV=DIR            another virtual environment
 #   JOBS=N              compile and test on N cores (default: all)
 #   UNITY=0             compile file by file, for work on one of them (default: a dozen files of a folder at a time)
 
 PYTHON ?= python3
-VENV ?= .venv
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 UNITY ?= 1
 FUZZ_SECONDS ?= 60
-TORCH := 2.13.0
+DEFAULT_TORCH := 2.13.0
+TORCH ?= $(DEFAULT_TORCH)
+
+# Versions of torch do not disturb each other: a change of TORCH installs and compiles nothing again.
+OF_TORCH := $(if $(filter-out $(DEFAULT_TORCH),$(TORCH)),-torch$(TORCH))
+VENV ?= .venv$(OF_TORCH)
+BUILD := build$(OF_TORCH)
+# For scripts and tests that look for what was built.
+export TORCHVQ_BUILD := $(BUILD)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -73,6 +81,17 @@ bench: build $(STAMPS)/test $(STAMPS)/demo ## Run the benchmarks; results go to 
 	@tools/run_benchmarks.sh
 	@for script in $(wildcard benchmarks/python/run.py); do \
 	  printf '\033[1m==>\033[0m %s\n' $$script; $(VENV)/bin/python $$script $(BENCH_ARGS); done
+
+.PHONY: wheel
+TORCHES ?= $(TORCH)
+wheel: $(STAMPS)/wheel $(STAMPS)/debian ## Build one wheel in dist/ with a library for each version in TORCHES="2.13.0 2.15.0"
+	$(call say,One wheel for torch $(TORCHES))
+	@$(VENV)/bin/python tools/build_wheel.py --jobs $(JOBS) --torch $(TORCHES)
+
+.PHONY: check-wheel
+check-wheel: wheel ## Install that wheel into a clean environment and use it as README says
+	$(call say,The wheel in a clean environment)
+	@tools/check_wheel.sh $(PYTHON) $(TORCH)
 
 ##@ Before a commit
 
@@ -143,33 +162,34 @@ clean: ## Remove build trees and results, keep .venv
 	  $(STAMPS)/installed
 
 .PHONY: distclean
-distclean: clean ## Remove .venv as well
-	rm -rf $(VENV)
+distclean: clean ## Remove .venv as well, and those of other versions of torch
+	rm -rf $(VENV) .venv-torch*
 
 # Steps of the above -----------------------------------------------------------------------------------------------
 
-# JUnit reports of all of it are in build/reports/. With worksteal a worker keeps to tests of a file, and what a file
-# sets up is set up once.
+# JUnit reports of all of it are in reports/ of the build tree. With worksteal a worker keeps to tests of a file, and
+# what a file sets up is set up once.
 PYTEST := $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal
 .PHONY: run-tests
 run-tests: build $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/mnist
 	$(call say,C++ tests)
 	@tools/run_ctest.sh dev $(JOBS)
 	$(call say,Python tests against the installed package)
-	@$(PYTEST) $(PYTEST_SELECTION) --junitxml build/reports/python.xml $(PYTEST_ARGS) \
+	@$(PYTEST) $(PYTEST_SELECTION) --junitxml $(BUILD)/reports/python.xml $(PYTEST_ARGS) \
 	  tests/python tests/matrix tests/parity tests/distributed
 	$(call say,Consumer projects: find_package and add_subdirectory)
 	@tests/consumer/run.sh $(VENV_ABS)/bin/python $(JOBS) $(CONSUMER_OPTIONS)
 	@$(MAKE) --no-print-directory demo-smoke
+	@$(VENV)/bin/python tools/versions_table.py record $(BUILD)/reports
 	$(call say,All tests passed)
 
 .PHONY: demo-smoke
 demo-smoke: compile-demo
 	$(call say,Demo, a few steps of it)
-	@$(DEMO) --smoke --output build/demo-smoke
+	@$(DEMO) --smoke --output $(BUILD)/demo-smoke
 
 .PHONY: compile-demo
-compile-demo: $(STAMPS)/compiler $(STAMPS)/demo $(STAMPS)/pictures build/build.ninja
+compile-demo: $(STAMPS)/compiler $(STAMPS)/demo $(STAMPS)/pictures $(BUILD)/build.ninja
 	$(call say,Compiling the library on $(JOBS) cores)
 	@tools/compile.sh dev $(JOBS) torchvq decode_tokens
 
@@ -230,22 +250,22 @@ FORCE:
 .DEFAULT:
 	@echo 'Stopped: there is no target $@; `make` lists those there are' >&2; exit 1
 
-build/build.ninja: CMakePresets.json tools/configure.sh $(STAMPS)/options | $(STAMPS)/build
-	$(call say,Configuring build/)
+$(BUILD)/build.ninja: CMakePresets.json tools/configure.sh $(STAMPS)/options | $(STAMPS)/build
+	$(call say,Configuring $(BUILD)/)
 	@tools/configure.sh dev $(VENV_ABS)/bin/python
 	@touch $@
 
 .PHONY: compile
-compile: $(STAMPS)/debian build/build.ninja
+compile: $(STAMPS)/debian $(BUILD)/build.ninja
 	$(call say,Compiling on $(JOBS) cores)
 	@tools/compile.sh dev $(JOBS)
 
 # pip builds the wheel from the tree that `compile` has just finished, so this only copies files.
 PACKAGE := $(shell find python/torchvq include -type f -not -path '*/lib/*' -not -path '*/__pycache__/*') \
-  pyproject.toml VERSION README.md LICENSE build/src/libtorchvq.so $(wildcard build/cli/torchvq)
+  pyproject.toml VERSION README.md LICENSE $(BUILD)/src/libtorchvq.so $(wildcard $(BUILD)/cli/torchvq)
 $(STAMPS)/installed: $(PACKAGE) | compile $(STAMPS)/package
 	$(call say,Installing the package into $(VENV))
-	@$(PIP_INSTALL) --no-build-isolation --no-deps .
+	@$(PIP_INSTALL) --no-build-isolation --no-deps -C build-dir=$(BUILD) .
 	@touch $@
 
-build/src/libtorchvq.so: | compile
+$(BUILD)/src/libtorchvq.so: | compile

@@ -68,6 +68,8 @@ function(torchvq_add_libtorch root)
   set_target_properties(torchvq::libtorch PROPERTIES
     INTERFACE_INCLUDE_DIRECTORIES "${root}/include;${root}/include/torch/csrc/api/include"
     INTERFACE_COMPILE_DEFINITIONS "${definitions}"
+    # A program is linked where the libraries of CUDA that libtorch_cuda takes are not to be found, too.
+    INTERFACE_LINK_OPTIONS "LINKER:--allow-shlib-undefined"
     # Nobody refers to libtorch: it is there to load the backends that this torch has, CUDA's for one.
     INTERFACE_LINK_LIBRARIES
       "-Wl,--push-state,--no-as-needed,\"${torch_file}\",--pop-state;${torch_cpu_file};${c10_file}")

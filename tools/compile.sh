@@ -7,8 +7,8 @@ cd "$(dirname "$0")/.."
 source tools/stop.sh
 preset=$1 jobs=$2
 shift 2
-tree=build
-if [[ $preset != dev ]]; then tree=build-$preset; fi
+tree=${TORCHVQ_BUILD:-build} what=("$tree")
+if [[ $preset != dev ]]; then tree=build-$preset what=(--preset "$preset"); fi
 targets=()
 if (($#)); then targets=(--target "$@"); fi
 
@@ -46,7 +46,7 @@ report() {
 
 SECONDS=0
 log=$tree/compile.log
-if NINJA_STATUS='[%f/%t] ' cmake --build --preset "$preset" -j "$jobs" "${targets[@]}" 2>&1 | tee "$log" | report; then exit 0; fi
+if NINJA_STATUS='[%f/%t] ' cmake --build "${what[@]}" -j "$jobs" "${targets[@]}" 2>&1 | tee "$log" | report; then exit 0; fi
 if grep -q 'No space left on device' "$log"; then
   stop "the disk is full; make room for $PWD/$tree and for ${TMPDIR:-/tmp}, and repeat"
 elif grep -q 'Killed signal\|out of memory\|std::bad_alloc' "$log"; then

@@ -22,6 +22,8 @@ if [[ $1 == --options ]]; then
   exit 0
 fi
 preset=$1 python=$2
+tree=()
+if [[ $preset == dev ]]; then tree=(-B "${TORCHVQ_BUILD:-build}"); fi
 if [[ $preset == files ]]; then options+=(-DTORCHVQ_UNITY=OFF); fi
 
 case $preset in
@@ -35,7 +37,7 @@ esac
 
 # What CMake has to say is of interest when it fails; its summary line always is. Our own errors are sentences.
 log=$(mktemp --suffix=-cmake.log)
-if ! cmake --preset "$preset" "-DPython3_EXECUTABLE=$python" "${options[@]}" >"$log" 2>&1; then
+if ! cmake --preset "$preset" "${tree[@]}" "-DPython3_EXECUTABLE=$python" "${options[@]}" >"$log" 2>&1; then
   if grep -q 'torchvq: expected' "$log"; then
     stop "$(our_sentence "$log") (all that CMake said is in $log)"
   elif grep -q 'No space left on device' "$log"; then

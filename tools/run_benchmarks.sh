@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 results=benchmarks/results/cpp
 mkdir -p "$results"
 found=0
-for program in build/benchmarks/cpp/*_benchmark; do
+for program in "${TORCHVQ_BUILD:-build}"/benchmarks/cpp/*_benchmark; do
   if [[ ! -x $program ]]; then continue; fi
   found=1
   name=$(basename "$program")

@@ -4,8 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset=$1 jobs=$2
-tree=build
-if [[ $preset != dev ]]; then tree=build-$preset; fi
+tree=${TORCHVQ_BUILD:-build} what=(--test-dir "$tree" --output-on-failure)
+if [[ $preset != dev ]]; then tree=build-$preset what=(--preset "$preset"); fi
 if ! grep -q 'TORCHVQ_BUILD_TESTS:BOOL=ON' "$tree/CMakeCache.txt"; then
   echo 'Stopped: the C++ tests need GoogleTest, and there is none (Debian: apt-get install libgtest-dev, then make again)'
   exit 1
@@ -23,7 +23,7 @@ log=$tree/ctest.log
 report=$PWD/$tree/reports/cpp.xml
 mkdir -p "${report%/*}"
 status=0
-ctest --preset "$preset" -j "$jobs" --output-junit "$report" >"$log" 2>&1 || status=$?
+ctest "${what[@]}" -j "$jobs" --output-junit "$report" >"$log" 2>&1 || status=$?
 # The log of a source that failed has its other tests as well: a line when one begins, the next when it has passed.
 if ((status)); then
   sed -E '/^\[ RUN  /{N;/\n\[ +OK \]/d}' "$log" | grep -v -E '^ *Start +[0-9]|  Passed +[0-9.]+ sec$'

@@ -21,6 +21,6 @@ for number in "${!settings[@]}"; do
   more=()
   if [[ ${settings[number]} == *OTHER_ROUNDING* ]]; then more=(--ignore-glob='tests/python/test_*_cpp.py'); fi
   env "${setting[@]}" "$python" -m pytest -q -n "$jobs" --dist worksteal -m 'not exhaustive' "${apart[@]}" "${more[@]}" \
-    --junitxml "build/reports/processor_$number.xml" tests/python tests/matrix tests/parity || status=$?
+    --junitxml "${TORCHVQ_BUILD:-build}/reports/processor_$number.xml" tests/python tests/matrix tests/parity || status=$?
 done
 exit "$status"

@@ -8,7 +8,8 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 python=$1 jobs=$2 compile=${3-}
-work=$root/build/consumer
+build=$root/${TORCHVQ_BUILD:-build}
+work=$build/consumer
 mkdir -p "$work"
 
 # From another folder, so that Python does not see the checkout.
@@ -35,14 +36,20 @@ consume() {
 
 # A prefix that has moved since it was installed: no path of this machine may be left in it.
 rm -rf "$work/prefix" "$work/moved"
-cmake --install "$root/build" --prefix "$work/prefix" --component development >"$work/install.log"
+cmake --install "$build" --prefix "$work/prefix" --component development >"$work/install.log"
 mv "$work/prefix" "$work/moved"
 
-consume from_wheel -DCMAKE_PREFIX_PATH="$wheel"
+# Of a CUDA build of torch, find_package(Torch) needs a CUDA toolkit; find_package(torchvq) does not.
+before=() after=()
+if [[ $(ask 'import torch; print(torch.version.cuda)') == None ]] || command -v nvcc >/dev/null; then
+  before=(-DFIND_TORCH=before) after=(-DFIND_TORCH=after)
+fi
+
+consume from_wheel -DCMAKE_PREFIX_PATH="$wheel;$torch" "${before[@]}"
 consume from_prefix -DCMAKE_PREFIX_PATH="$work/moved;$torch"
-launcher="$python;$here/reuse_objects.py;$root/build;$work/as_subdirectory/torchvq"
+launcher="$python;$here/reuse_objects.py;$build;$work/as_subdirectory/torchvq"
 if [[ $compile == --compile ]]; then launcher=; fi
 # As build/ has it, whatever the default.
-unity=$(sed -n 's/^\(TORCHVQ_UNITY:BOOL=.*\)/-D\1/p' "$root/build/CMakeCache.txt")
+unity=$(sed -n 's/^\(TORCHVQ_UNITY:BOOL=.*\)/-D\1/p' "$build/CMakeCache.txt")
 consume as_subdirectory -DTORCHVQ_SOURCE_DIR="$root" -DCMAKE_PREFIX_PATH="$torch" \
-  -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" ${unity:+"$unity"}
+  "${after[@]}" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" ${unity:+"$unity"}

@@ -17,6 +17,8 @@ import safetensors.torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
+#: The build tree; `make TORCH=2.15.0` has another than the usual.
+BUILD = ROOT / os.environ.get("TORCHVQ_BUILD", "build")
 
 Array = npt.NDArray[Any]
 
@@ -35,13 +37,13 @@ def find_program(variable: str, *places: Path) -> Path:
 
 def cli_path() -> Path:
     return find_program(
-        "TORCHVQ_CLI", ROOT / "build/cli/torchvq", Path(sys.executable).parent / "torchvq"
+        "TORCHVQ_CLI", BUILD / "cli/torchvq", Path(sys.executable).parent / "torchvq"
     )
 
 
 def cpp_program() -> Path:
     """The C++ side of comparisons (tests/cpp/run.cpp)."""
-    return find_program("TORCHVQ_RUN", ROOT / "build/tests/cpp/torchvq_run")
+    return find_program("TORCHVQ_RUN", BUILD / "tests/cpp/torchvq_run")
 
 
 @functools.cache

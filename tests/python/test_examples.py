@@ -11,14 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cli_support import BUILD, ROOT
 from PIL import Image
 from safetensors.torch import load_file
 
 import torchvq
 
-ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "python"
-PROGRAMS = ROOT / "build" / "examples" / "cpp"
+PROGRAMS = BUILD / "examples" / "cpp"
 sys.path.insert(0, str(EXAMPLES / "demo"))
 
 from model import VQAutoencoder  # noqa: E402

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from cli_support import BUILD, ROOT
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-ROOT = Path(__file__).resolve().parents[2]
-SERVE = ROOT / "build" / "examples" / "cpp" / "serve"
+SERVE = BUILD / "examples" / "cpp" / "serve"
 sys.path.insert(0, str(ROOT / "examples" / "python"))
 
 from export_tokenizer import QUANTIZERS, package, signals, train  # noqa: E402

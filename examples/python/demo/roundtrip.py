@@ -36,7 +36,9 @@ def find_decoder(given: Path | None) -> Path | None:
         if not given.is_file():
             raise DemoError(f"expected --decoder to be a program, but there is no file {given}")
         return given.resolve()
-    built = CHECKOUT / "build" / "examples" / "cpp" / "decode_tokens"
+    built = (
+        CHECKOUT / os.environ.get("TORCHVQ_BUILD", "build") / "examples" / "cpp" / "decode_tokens"
+    )
     if built.is_file():
         return built
     found = shutil.which("decode_tokens")
