@@ -1,3 +1,5 @@
+#include <set>
+
 #include "modules/residual_vq_support.h"
 
 #include "expect_throw.h"
