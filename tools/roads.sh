@@ -35,10 +35,9 @@ typed() { sed -n 's/^\$ //p'; }
 # For packages of the system somebody would say yes, and look for newer lists when asked to.
 active=
 in_shell() {
-  {
-    declare -f sudo
-    cat
-  } | (cd "$1" && env -i "${variables[@]}" "PATH=${active:+$active/bin:}$path" bash -euo pipefail)
+  local commands
+  commands=$(declare -f sudo && cat)
+  (cd "$1" && env -i "${variables[@]}" "PATH=${active:+$active/bin:}$path" bash -euo pipefail -c "$commands" </dev/null)
 }
 sudo() {
   local root=()
