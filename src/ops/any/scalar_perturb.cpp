@@ -100,8 +100,10 @@ at::Tensor detail::cumulative_any(Distribution kind, const at::Tensor& x) {
     case Distribution::kNormal:
       return at::special_ndtr(x);
     case Distribution::kLaplace: {
-      const auto half = x.abs().neg().exp() / 2;
-      return at::where(x.lt(0), half, 1 - half);
+      // Not -|x|, whose slope at 0 is 0: there is a density of 1/2.
+      const auto below = x.lt(0);
+      const auto half = at::where(below, x, -x).exp() / 2;
+      return at::where(below, half, 1 - half);
     }
     default:
       return x.atan().div_(kPi).add_(0.5);
