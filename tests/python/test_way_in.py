@@ -37,7 +37,7 @@ def run(
     *command: object, path: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """A command; programs in `path` stand before all others."""
-    environment = os.environ | {"LC_ALL": "C", "MAKEFLAGS": ""} | variables
+    environment = os.environ | {"LC_ALL": "C", "MAKEFLAGS": "", "TORCHVQ_BUILD": ""} | variables
     if path is not None:
         environment["PATH"] = f"{path}:{environment['PATH']}"
     return subprocess.run(
