@@ -17,8 +17,9 @@ void print_failure(const std::string& message);
 /// Prints what went wrong and returns the exit code for it.
 int report_failure(const std::exception& error);
 
-/// On SIGINT, SIGTERM, SIGHUP and SIGPIPE removes unfinished files and ends as the signal would; on
-/// SIGBUS (an input file was cut while it was mapped) says so and exits with kExitBadInput.
+/// On SIGINT, SIGTERM, SIGHUP and, in a process alone, SIGPIPE removes unfinished files and ends as
+/// the signal would; on SIGBUS (an input file was cut while it was mapped) says so and exits with
+/// kExitBadInput.
 void install_signal_handlers();
 
 }  // namespace torchvq::cli

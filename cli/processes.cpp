@@ -6,6 +6,7 @@
 #include <torchvq/distributed/sync.h>
 
 #include <algorithm>
+#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <optional>
@@ -103,7 +104,11 @@ Processes::Processes(std::chrono::seconds timeout) {
   if (!variable("RANK") || !variable("WORLD_SIZE") || !distributed::enabled()) return;
   size_ = number("WORLD_SIZE", 1, kMostProcesses);
   rank_ = number("RANK", 0, size_ - 1);
-  if (size_ > 1) group_.reset(new Group{GlooGroup(read_rendezvous(rank_, size_, timeout))});
+  if (size_ == 1) return;
+  // The end of another process is an error of the connection, with a message, and not our end too
+  // (as in Python).
+  std::signal(SIGPIPE, SIG_IGN);
+  group_.reset(new Group{GlooGroup(read_rendezvous(rank_, size_, timeout))});
 }
 
 Processes::~Processes() = default;
