@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from kinds import exhaustive
 from ranks import Ranks
 from shards import codebook, concatenated, group_name, make_shard
 from torch import Tensor
@@ -90,7 +91,7 @@ def train(rank: int, size: int, backend: str | None):
     return {name: buffer.clone() for name, buffer in step.named_buffers()}, gradients
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", exhaustive("inductor")])
 def test_compiled_steps_on_two_ranks_are_the_eager_steps_of_one_process(two: Ranks, backend: str):
     wanted, _ = train(0, 1, None)
     eager = two.run(train, 2, None)
