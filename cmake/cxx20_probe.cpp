@@ -1,5 +1,5 @@
-// What the library takes from C++20, for a compiler that has less to be told so in a sentence (cmake/compiler.cmake,
-// tools/check_compiler.sh).
+// What the library takes from C++20, for a compiler that has less to be told so in a sentence
+// (cmake/compiler.cmake, tools/check_compiler.sh).
 #include <bit>
 #include <concepts>
 #include <map>
