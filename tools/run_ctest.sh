@@ -21,6 +21,7 @@ if [[ $preset == tsan ]]; then
 fi
 log=$tree/ctest.log
 report=$PWD/$tree/reports/cpp.xml
+rm -rf "${report%.xml}"
 mkdir -p "${report%/*}"
 status=0
 ctest "${what[@]}" -j "$jobs" --output-junit "$report" >"$log" 2>&1 || status=$?
