@@ -4,7 +4,7 @@
 
 BUILD is the tree of `make build`, INSIDE the folder where the project builds the same library. A command for a file in
 INSIDE must be, but for that folder, one of BUILD's: then its object is the same too, and is copied. Anything else is an
-error that names the difference. Files of the project itself are compiled.
+error that names the difference. Files of the project itself are compiled, and those by which CMake tries the compiler.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def main() -> None:
     build, inside = (Path(folder).resolve() for folder in sys.argv[1:3])
     command, depfile = without_dependencies(sys.argv[3:])
     target = output(command)
-    if not Path(target).resolve().is_relative_to(inside):
+    # CMake tries the compiler from within the folder, the build compiles from above it.
+    probe = Path.cwd().is_relative_to(inside)
+    if probe or not Path(target).resolve().is_relative_to(inside):
         os.execvp(sys.argv[3], sys.argv[3:])
     wanted = as_in(build, inside, command)
     found = commands(build).get(output(wanted))
