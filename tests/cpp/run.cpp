@@ -28,7 +28,10 @@ const std::map<std::string, RunModule> kModules{
 };
 
 void run(const std::string& name, const std::vector<std::string>& arguments) {
-  if (name == "convert") return convert_files(arguments);
+  if (name == "convert") {
+    convert_files(arguments);
+    return;
+  }
   TORCH_CHECK_VALUE(kModules.contains(name), "torchvq_run: no such module: ", name);
   TORCH_CHECK_VALUE(arguments.size() >= 2, "torchvq_run: expected IN and OUT");
   Words words;
@@ -74,7 +77,8 @@ int serve() {
     }
     int status = 0;
     waitpid(child, &status, 0);
-    std::cout << (WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status)) << std::endl;
+    std::cout << (WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status)) << '\n'
+              << std::flush;
   }
   return 0;
 }
