@@ -13,6 +13,7 @@ set(TORCHVQ_SOURCES
   detail/root.cpp
   detail/row_keys.cpp
   detail/scalar_levels.cpp
+  detail/unused_codes.cpp
   distributed/agreement.cpp
   distributed/all_reduce.cpp
   distributed/candidates.cpp

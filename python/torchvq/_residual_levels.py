@@ -82,6 +82,7 @@ class Walk(NamedTuple):
 
 def walk(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Walk:
     """Searches level after level. inputs: (H, T, D), projected, float32 or float64."""
+    compared = _balanced(rvq, inputs, request)
     # The sum of the levels' own outputs, where it is these that have a gradient.
     sums_outputs = rvq.estimates_levels or rvq.implicit_neural_codebook
     summed = torch.zeros_like(inputs)
@@ -103,9 +104,23 @@ def walk(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Walk:
         taken = _taken(output, rvq.quant_grad_frac if rvq.training else 0.0)
         return level, Passed(level.codes, taken)
 
-    total, levels = walk_levels(inputs, reach(request.depth, rvq.num_quantizers), choose)
+    total, levels = walk_levels(compared, reach(request.depth, rvq.num_quantizers), choose)
     output = summed if rvq.estimates_levels else _estimate_stack(rvq, inputs, total, request.ranks)
     return Walk(output, levels)
+
+
+def _balanced(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Tensor:
+    """The inputs as the levels' losses see them: their gradient is divided by the levels in use.
+
+    The losses of all levels add up in the encoder, where the reconstruction arrives once. In the reference it
+    arrives once per level, and ``commitment_weight`` is tuned for that balance.
+    """
+    if not rvq.training or rvq.estimates_levels or request.targets is not None:
+        return inputs
+    depth = request.depth
+    # A depth that the device knows alone may be 0, where no loss is left to balance.
+    share = 1 / depth if isinstance(depth, int) else 1 / depth.clamp_min(1)
+    return inputs if share == 1 else _ops.straight_through(inputs * share, inputs.detach())
 
 
 def _condition(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, summed: Tensor) -> Tensor:

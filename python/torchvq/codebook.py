@@ -21,6 +21,9 @@ from torchvq._wide_buffers import HALF, WideBuffers
 logger = logging.getLogger("torchvq")
 _ops = torch.ops.torchvq
 
+# Enough for a replaced code to catch its tokens; longer starves codebooks whose data drifts (docs/learning.md).
+_MOST_COOLDOWN_STEPS = 3
+
 # State that this package adds to the reference's; a checkpoint without it loads with the defaults.
 _ADDED_STATE = ("rng", "cooldown")
 _AFFINE_STATE = ("batch_mean", "batch_variance", "codebook_mean", "codebook_variance")
@@ -156,10 +159,10 @@ class Codebook(WideBuffers):
 
     @property
     def cooldown_steps(self) -> int:
-        """Steps a replaced code is left alone: the time constant of the moving average."""
+        """Steps a replaced code is left alone: the time constant of the moving average, at most 3."""
         if self.vqp_compat:
             return 0
-        return math.ceil(1 / max(1 - self.decay, 1e-3))
+        return min(_MOST_COOLDOWN_STEPS, math.ceil(1 / max(1 - self.decay, 1e-3)))
 
     @property
     def initialised(self) -> bool:
@@ -414,7 +417,15 @@ class Codebook(WideBuffers):
     def update_ema(self) -> None:
         """Sets the codes from the moving averages: the second half of a step with ``manual_ema_update``."""
         embed = self.wide_embed()
-        _ops.ema_finish_(embed, self.cluster_size, self.embed_avg, eps=self.eps, metric=self.metric)
+        _ops.ema_finish_(
+            embed,
+            self.cluster_size,
+            self.embed_avg,
+            # The reference's unused codes are recomputed like all others, and so drift to the origin.
+            decay=1.0 if self.vqp_compat else self.decay,
+            eps=self.eps,
+            metric=self.metric,
+        )
         self.store_embed(embed)
 
     def set_codes(self, codes: Tensor) -> None:

@@ -124,8 +124,9 @@ def ema_update_(
     State is float32 or float64: ``cluster_size`` (H, K), ``embed_avg`` and ``embed`` (H, K, D); statistics are those
     of :func:`code_statistics`. ``weight`` scales ``1 - decay`` and broadcasts to (H, K). ``from_codebook`` starts
     from ``embed`` instead of ``embed_avg`` (after an optimiser's step). ``finish=False`` leaves ``embed`` to
-    :func:`ema_finish_`. Idle codes keep their row once their size is below 1e-2, and a head without tokens is
-    left as it is.
+    :func:`ema_finish_`. An unused code, without tokens here and with a size below ``min(1e-2, (1 - decay) / 2)``,
+    moves towards one of the heaviest codes by ``(1 - decay) * weight`` of the way, one unused code to each. A head
+    without tokens is left as it is.
     """
     torch.ops.torchvq.ema_update_(
         cluster_size,
@@ -148,11 +149,17 @@ def ema_finish_(
     cluster_size: Tensor,
     embed_avg: Tensor,
     *,
+    decay: float = 0.8,
     eps: float = 1e-5,
     metric: str = "euclidean",
 ) -> None:
-    """Recomputes ``embed`` from the averages, in place: Laplace smoothing, and unit norm for cosine."""
-    torch.ops.torchvq.ema_finish_(embed, cluster_size, embed_avg, eps=eps, metric=metric)
+    """Recomputes ``embed`` from the averages, in place: Laplace smoothing, and unit norm for cosine.
+
+    Unused codes, of a size below ``min(1e-2, (1 - decay) / 2)``, move to heavy ones as in :func:`ema_update_`.
+    """
+    torch.ops.torchvq.ema_finish_(
+        embed, cluster_size, embed_avg, decay=decay, eps=eps, metric=metric
+    )
 
 
 def straight_through(x: Tensor, codes: Tensor) -> Tensor:

@@ -10,11 +10,6 @@
 
 namespace torchvq::detail {
 
-/// A code with fewer tokens than this (in the moving average) is not recomputed unless it was just
-/// used: smoothing by eps = 1e-5 would change it by more than 0.1 % an update, always toward the
-/// origin.
-constexpr double kSmallestUpdatedCluster = 1e-2;
-
 inline void check_codebook_state(const char* op, const at::Tensor& cluster_size,
                                  const at::Tensor& embed_avg, const at::Tensor& embed) {
   const auto dtype = embed.scalar_type();
@@ -47,6 +42,11 @@ inline bool check_metric(const char* op, std::string_view metric) {
                     ": expected metric to be \"euclidean\" or \"cosine\", but got \"", metric,
                     "\"");
   return metric == "cosine";
+}
+
+inline void check_decay(const char* op, double decay) {
+  TORCH_CHECK_VALUE(decay >= 0 && decay <= 1, op, ": expected decay to be in [0, 1], but got ",
+                    decay);
 }
 
 inline void check_eps(const char* op, double eps) {

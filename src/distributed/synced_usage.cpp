@@ -16,7 +16,7 @@ namespace torchvq::distributed {
 namespace {
 
 constexpr auto kSyncedUsage = "synced_usage";
-/// Below this ema_update_() leaves a code's row as it is.
+/// Below this ema_update_() takes a code for unused, at a decay of 0.98 or less.
 constexpr double kIdle = 1e-2;
 
 void check(at::TensorList counts, at::TensorList cluster_size, at::TensorList replaced,

@@ -28,6 +28,10 @@
 namespace torchvq {
 namespace {
 
+/// Enough for a replaced code to catch its tokens; longer starves codebooks whose data drifts
+/// (docs/learning.md).
+constexpr int64_t kMostCooldownSteps = 3;
+
 torch::Tensor flag(bool value) { return at::scalar_tensor(value, at::kBool); }
 
 }  // namespace
@@ -95,9 +99,11 @@ bool CodebookImpl::learns_by_gradient() const {
 }
 
 int64_t CodebookImpl::cooldown_steps() const {
-  return options.vqp_compat()
-             ? 0
-             : static_cast<int64_t>(std::ceil(1 / std::max(1 - options.decay(), 1e-3)));
+  if (options.vqp_compat()) {
+    return 0;
+  }
+  const double time_constant = std::ceil(1 / std::max(1 - options.decay(), 1e-3));
+  return std::min(kMostCooldownSteps, static_cast<int64_t>(time_constant));
 }
 
 std::string CodebookImpl::metric() const {
@@ -302,7 +308,10 @@ void CodebookImpl::replace_dead_codes(const torch::Tensor& x, const torch::Tenso
 
 void CodebookImpl::update_ema() {
   const auto wide = wide_embed();
-  ops::ema_finish_(wide, cluster_size, embed_avg, options.eps(), metric());
+  // The reference's unused codes are recomputed like all others, and so drift to the origin.
+  const double decay = options.vqp_compat() ? 1 : options.decay();
+  ops::ema_finish_(wide, cluster_size, embed_avg,
+                   {.decay = decay, .eps = options.eps(), .metric = metric()});
   store_embed(wide);
 }
 

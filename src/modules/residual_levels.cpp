@@ -60,6 +60,18 @@ at::Tensor estimate_stack(const ResidualVQImpl& rvq, const at::Tensor& inputs,
                          .sync_update_v(rvq.is_training() ? first.options.sync_update_v() : 0));
 }
 
+/// The inputs as the levels' losses see them: their gradient is divided by the levels in use. The
+/// losses of all levels add up in the encoder, where the reconstruction arrives once. In the
+/// reference it arrives once per level, and commitment_weight is tuned for that balance.
+at::Tensor balanced(const ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request) {
+  const bool alone = request.depth <= 1 || !request.targets.empty();
+  if (!rvq.is_training() || estimates_levels(rvq) || alone) {
+    return inputs;
+  }
+  const double share = 1.0 / static_cast<double>(request.depth);
+  return ops::straight_through(inputs.mul(share), inputs.detach());
+}
+
 Call level_call(const ResidualVQImpl& rvq, int64_t index, const Request& request) {
   const auto& vq = *rvq.levels[index];
   return {
@@ -148,7 +160,7 @@ Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request)
     result.levels.push_back(std::move(level));
     return passed;
   };
-  const auto total = walk_levels(inputs, request.depth, choose);
+  const auto total = walk_levels(balanced(rvq, inputs, request), request.depth, choose);
   result.output = by_levels ? summed : estimate_stack(rvq, inputs, total, request.ranks);
   return result;
 }

@@ -11,9 +11,11 @@ namespace torchvq {
 namespace detail {
 
 bool check_ema_finish_(const at::Tensor& embed, const at::Tensor& cluster_size,
-                       const at::Tensor& embed_avg, double eps, std::string_view metric) {
+                       const at::Tensor& embed_avg, double decay, double eps,
+                       std::string_view metric) {
   constexpr auto op = "ema_finish_";
   check_codebook_state(op, cluster_size, embed_avg, embed);
+  check_decay(op, decay);
   check_eps(op, eps);
   return check_metric(op, metric);
 }
@@ -23,11 +25,11 @@ bool check_ema_finish_(const at::Tensor& embed, const at::Tensor& cluster_size,
 namespace ops {
 
 void ema_finish_(at::Tensor embed, const at::Tensor& cluster_size, const at::Tensor& embed_avg,
-                 double eps, const std::string& metric) {
+                 const EmaFinishOptions& options) {
   using Signature =
-      void(at::Tensor&, const at::Tensor&, const at::Tensor&, double, std::string_view);
+      void(at::Tensor&, const at::Tensor&, const at::Tensor&, double, double, std::string_view);
   static auto op = detail::op_handle<Signature>("torchvq::ema_finish_");
-  op.call(embed, cluster_size, embed_avg, eps, metric);
+  op.call(embed, cluster_size, embed_avg, options.decay, options.eps, options.metric);
 }
 
 }  // namespace ops
@@ -36,6 +38,6 @@ void ema_finish_(at::Tensor embed, const at::Tensor& cluster_size, const at::Ten
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
-      "ema_finish_(Tensor(a!) embed, Tensor cluster_size, Tensor embed_avg, *, float eps, "
-      "str metric=\"euclidean\") -> ()");
+      "ema_finish_(Tensor(a!) embed, Tensor cluster_size, Tensor embed_avg, *, float decay, float "
+      "eps, str metric=\"euclidean\") -> ()");
 }

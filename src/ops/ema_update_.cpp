@@ -40,8 +40,7 @@ bool check_ema_update_(const at::Tensor& cluster_size, const at::Tensor& embed_a
   }
   check_same_device(kEmaUpdate, "embed", embed, "counts", arguments.counts);
   check_same_device(kEmaUpdate, "embed", embed, "sums", arguments.sums);
-  TORCH_CHECK_VALUE(arguments.decay >= 0 && arguments.decay <= 1, kEmaUpdate,
-                    ": expected decay to be in [0, 1], but got ", arguments.decay);
+  check_decay(kEmaUpdate, arguments.decay);
   check_eps(kEmaUpdate, arguments.eps);
   if (arguments.weight.has_value()) check_weight(*arguments.weight, cluster_size);
   return check_metric(kEmaUpdate, arguments.metric);

@@ -61,13 +61,24 @@ def expected_update(state, statistics, decay, eps, metric, weight=None, from_cod
             average[h][k] = [
                 a + w * (s - a) for a, s in zip(average[h][k], sums[h][k], strict=True)
             ]
+        limit = min(1e-2, (1 - decay) / 2)
+        unused = [k for k in range(CODES) if counts[h][k] == 0 and size[h][k] < limit]
         for k, s in enumerate(smooth(size[h])):
-            if counts[h][k] == 0 and size[h][k] < 1e-2:
-                continue
-            row = [a / s for a in average[h][k]]
-            norm = math.sqrt(math.fsum(v * v for v in row)) if metric == "cosine" else 1
-            embed[h][k] = [v / (norm or 1) for v in row]
+            if k not in unused:
+                embed[h][k] = as_code([a / s for a in average[h][k]], metric)
+        used = sorted(set(range(CODES)) - set(unused), key=lambda k: (-size[h][k], k))
+        for rank, k in enumerate(unused):
+            step = min(max((1 - decay) * weights[h][k], 0), 1)
+            target = embed[h][used[rank % len(used)]]
+            embed[h][k] = as_code(
+                [v + step * (t - v) for v, t in zip(embed[h][k], target, strict=True)], metric
+            )
     return tuple(torch.tensor(t, dtype=torch.float64) for t in (size, average, embed))
+
+
+def as_code(row, metric):
+    norm = math.sqrt(math.fsum(v * v for v in row)) if metric == "cosine" else 1
+    return [v / (norm or 1) for v in row]
 
 
 def check(state, expected, dtype):
@@ -117,7 +128,7 @@ def test_ema_update_paths_give_the_same_bits(dtype, metric, generator):
         update(
             *own, *statistics, decay=0.9, eps=1e-5, metric=metric, from_codebook=True, finish=False
         )
-        finish(own[2], own[0], own[1], eps=1e-5, metric=metric)
+        finish(own[2], own[0], own[1], decay=0.9, eps=1e-5, metric=metric)
         results.append(own)
     for a, b in zip(*results, strict=True):
         assert torch.equal(a, b)
@@ -150,15 +161,75 @@ def test_ema_update_matches_the_reference(ema, metric, weight, generator):
             torch.testing.assert_close(ours, getattr(book, name).detach(), rtol=2e-6, atol=1e-6)
 
 
-def test_ema_update_unused_codes_do_not_drift(ema, generator):
-    """Defect B32: at decay 0.8 an idle code halves within some 50 steps, if smoothing applies to it."""
-    state = make_state(generator)
-    state[1].copy_(state[2] * state[0][..., None])
+UNUSED = {"few": [2, 7], "most": [0, 1, 2, 4, 5, 7], "none": []}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("metric", ["euclidean", "cosine"])
+@pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS.keys())
+@pytest.mark.parametrize("unused", UNUSED.values(), ids=UNUSED.keys())
+def test_ema_update_draws_unused_codes_to_heavy_ones(
+    ema, dtype, metric, weight, unused, generator
+):
+    state, statistics = make_state(generator, dtype), make_statistics(generator, dtype)
+    # Equal sizes among the heavy ones: the lower index comes first.
+    state[0][:, [3, 6]] = 50
+    statistics[0][:, [*unused, 3, 6]] = 0
+    statistics[1][:, :, [*unused, 3, 6]] = 0
+    state[0][:, unused] = 5e-3
+    expected = expected_update(state, statistics, 0.8, 1e-5, metric, weight)
     before = state[2].clone()
-    for _ in range(200):
-        ema[0](*state, *make_statistics(generator, codes=CODES - 2), decay=0.8, eps=1e-5)
-    assert state[0][:, -2:].max() < 1e-15
-    torch.testing.assert_close(state[2][:, -2:], before[:, -2:], rtol=5e-3, atol=0)
+    ema[0](*state, *statistics, decay=0.8, eps=1e-5, metric=metric, weight=weight)
+    check(state, expected, dtype)
+    if unused and weight is None:
+        assert not torch.equal(state[2][:, unused], before[:, unused])
+
+
+def test_ema_update_unused_codes_share_the_tokens_of_heavy_ones(ema, generator):
+    """Eight of nine codes where no token is: in the reference they stay unused, here all are used."""
+    centres = torch.randn(4, DIM, generator=generator)
+    state = make_state(generator)
+    state[2][:, 1:] += 100
+    state[1].copy_(state[2] * state[0][..., None])
+    for _ in range(100):
+        picks = torch.randint(0, 4, (TOKENS,), generator=generator)
+        noise = 0.3 * torch.randn(HEADS, TOKENS, DIM, generator=generator)
+        x = centres[picks] + noise
+        indices = ops.nearest_code(x, state[2])[0]
+        statistics = ops.code_statistics(x, indices, ops.code_exponents(state[2]))
+        ema[0](*state, *statistics, decay=0.8, eps=1e-5)
+    assert (state[0] > 0.01).all()
+
+
+def test_ema_update_without_a_step_draws_nothing(ema, generator):
+    state = make_state(generator)
+    state[0][:, 4] = 0
+    before = state[2].clone()
+    statistics = make_statistics(generator, codes=4)
+    ema[0](*state, *statistics, decay=0.8, eps=1e-5, weight=torch.tensor(0.0))
+    assert torch.equal(state[2][:, 4], before[:, 4])
+
+
+def test_ema_finish_recomputes_what_one_token_used(ema, generator):
+    """With a decay above 0.99 one token leaves less than 0.01 in the average."""
+    state = make_state(generator)
+    state[0].fill_(1.0), state[0][:, 4].zero_(), state[1][:, 4].zero_()
+    token = torch.ones(HEADS, 1, DIM)
+    indices = torch.full((HEADS, 1), 4)
+    statistics = ops.code_statistics(token, indices, ops.code_exponents(state[2]))
+    ema[0](*state, *statistics, decay=0.999, eps=0.0, finish=False)
+    ema[1](state[2], state[0], state[1], decay=0.999, eps=0.0)
+    torch.testing.assert_close(state[2][:, 4], token[:, 0])
+
+
+def test_ema_finish_without_decay_recomputes_every_code(ema, generator):
+    """What the reference does, whose unused codes drift to the origin."""
+    state = make_state(generator)
+    state[0][:, 4] = 1e-6
+    state[1][:, 4] = state[2][:, 4] * 1e-6
+    before = state[2][:, 4].clone()
+    ema[1](state[2], state[0], state[1], decay=1.0, eps=1e-5)
+    assert (state[2][:, 4].norm(dim=-1) < before.norm(dim=-1) / 5).all()
 
 
 def test_ema_update_without_tokens_leaves_a_head_alone(ema, generator):
@@ -188,7 +259,7 @@ def test_ema_finish_completes_an_update_of_the_averages(ema, metric, generator):
     ema[0](*one, *statistics, decay=0.8, eps=1e-5, metric=metric)
     ema[0](*two, *statistics, decay=0.8, eps=1e-5, metric=metric, finish=False)
     assert torch.equal(two[2], state[2]) and torch.equal(two[1], one[1])
-    ema[1](two[2], two[0], two[1], eps=1e-5, metric=metric)
+    ema[1](two[2], two[0], two[1], decay=0.8, eps=1e-5, metric=metric)
     assert torch.equal(two[2], one[2])
 
 
@@ -199,7 +270,7 @@ def test_ema_update_of_zero_averages_stays_finite(ema, generator):
     assert state[2].abs().max() == 0 or torch.isfinite(state[2]).all()
     state[0].zero_()
     before = state[2].clone()
-    ema[1](state[2], state[0], state[1], eps=0.0)
+    ema[1](state[2], state[0], state[1], decay=0.8, eps=0.0)
     assert torch.equal(state[2], before)
 
 
@@ -235,7 +306,7 @@ def test_ema_update_opcheck_and_compile(generator):
         ops.ema_update_.default, (*state, *statistics), keywords, test_utils=tests
     )
     torch.library.opcheck(
-        ops.ema_finish_.default, (state[2], state[0], state[1]), {"eps": 1e-5}, test_utils=tests
+        ops.ema_finish_.default, (state[2], state[0], state[1]), keywords, test_utils=tests
     )
 
     def step(size, average, embed):

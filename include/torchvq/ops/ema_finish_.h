@@ -9,23 +9,32 @@
 
 namespace torchvq::ops {
 
+/// Options of ema_finish_().
+struct EmaFinishOptions {
+  /// Decay of the averages, in [0, 1]: unused codes move by 1 - decay of their way. 1 recomputes
+  /// every code from its averages, unused or not. Default: 0.8.
+  double decay = 0.8;
+  /// Laplace smoothing of the cluster sizes, finite, >= 0. Default: 1e-5.
+  double eps = 1e-5;
+  /// "euclidean" or "cosine". Default: "euclidean".
+  std::string metric = "euclidean";
+};
+
 /// Recomputes the codes from the moving averages.
 ///
 /// Formula      smoothed = (cluster_size + eps) / (total + K * eps) * total, total = sum of
 /// cluster_size over the head
 ///              embed = embed_avg / smoothed;  cosine: embed /= ||embed||, a zero code stays zero
-///              A code with cluster_size < 1e-2 keeps its embed: eps would pull it to the origin.
+///              An unused code, cluster_size < min(1e-2, (1 - decay) / 2), moves to one of the
+///              heaviest codes instead, as ema_update_() says.
 /// Paper        van den Oord et al. 2017, arXiv:1711.00937, appendix A.1
 ///
 /// @param embed         (H, K, D), float32 or float64; changed in place.
 /// @param cluster_size  (H, K), dtype of embed.
 /// @param embed_avg     (H, K, D), dtype of embed.
-/// @param eps           Laplace smoothing, finite, >= 0. Default: 1e-5.
-/// @param metric        "euclidean" or "cosine". Default: "euclidean".
 ///
 /// Gradient, precision, determinism and errors as for ema_update_().
 TORCHVQ_API void ema_finish_(at::Tensor embed, const at::Tensor& cluster_size,
-                             const at::Tensor& embed_avg, double eps = 1e-5,
-                             const std::string& metric = "euclidean");
+                             const at::Tensor& embed_avg, const EmaFinishOptions& options = {});
 
 }  // namespace torchvq::ops

@@ -40,9 +40,15 @@ struct EmaUpdateOptions {
 ///              smoothed, with the cluster sizes before the update
 /// Paper        van den Oord et al. 2017, arXiv:1711.00937, appendix A.1
 /// Parity       vector-quantize-pytorch, class VectorQuantize, to 1e-6, except:
-///              a code without tokens in this batch whose cluster_size has fallen below 1e-2 keeps
-///              its embed (there it drifts to the origin, because eps outweighs the cluster size),
-///              and a head without a single token in this batch is left as it is.
+///              an unused code, one without tokens in this batch whose cluster_size has fallen
+///              below min(1e-2, (1 - decay) / 2), moves towards a heavy code (there it drifts to
+///              the origin, because eps outweighs the cluster size), and a head without a single
+///              token in this batch is left as it is.
+/// Unused codes embed += clamp(w, 0, 1) * (target - embed), cosine: made a unit vector; the targets
+///              are the codes in use in the order of their cluster_size, then of their index, one
+///              for each unused code in the order of its index, and from the first again when
+///              there are fewer. Near a heavy code it catches some of its tokens, so the two share
+///              them. No random number and no message: all ranks do the same.
 ///
 /// @param cluster_size  (H, K), float32 or float64; changed in place, as are embed_avg and embed.
 /// @param embed_avg     (H, K, D), dtype of cluster_size.

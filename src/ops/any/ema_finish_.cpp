@@ -1,20 +1,28 @@
 // Any device: plain ATen, the reference for the CPU kernel.
 #include "ops/ema_finish_.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full_like.h>
 #include <torch/library.h>
 
 #include "detail/codebook_average.h"
 #include "detail/codebook_state.h"
+#include "detail/unused_codes.h"
+#include "kernels/cpu/unused_codes.h"
 
 namespace torchvq {
 namespace {
 
 void ema_finish_(at::Tensor& embed, const at::Tensor& cluster_size, const at::Tensor& embed_avg,
-                 double eps, std::string_view metric) {
-  const bool unit = detail::check_ema_finish_(embed, cluster_size, embed_avg, eps, metric);
-  const auto keep = cluster_size.lt(detail::kSmallestUpdatedCluster);
-  embed.copy_(detail::codes_from_averages(embed, embed_avg,
-                                          detail::smoothed_sizes(cluster_size, eps), keep, unit));
+                 double decay, double eps, std::string_view metric) {
+  const bool unit = detail::check_ema_finish_(embed, cluster_size, embed_avg, decay, eps, metric);
+  const auto unused = cluster_size.lt(kernels::unused_below(decay));
+  const auto codes = detail::codes_from_averages(
+      embed, embed_avg, detail::smoothed_sizes(cluster_size, eps), unused, unit);
+  const auto known = detail::order_free_totals(cluster_size.to(at::kDouble)).gt(0);
+  const auto step = at::full_like(cluster_size, 1 - decay, at::kDouble);
+  embed.copy_(
+      detail::draw_unused_codes(codes, cluster_size, unused.logical_and(known), step, unit));
 }
 
 }  // namespace

@@ -11,6 +11,8 @@
 #include "detail/codebook_state.h"
 #include "detail/fixed_point.h"
 #include "detail/precision.h"
+#include "detail/unused_codes.h"
+#include "kernels/cpu/unused_codes.h"
 
 namespace torchvq {
 namespace {
@@ -45,10 +47,13 @@ void ema_update_(at::Tensor& cluster_size, at::Tensor& embed_avg, at::Tensor& em
   const auto average = decayed(start, step.unsqueeze(-1), sum).clamp(-most, most);
   auto codes = embed;
   if (finish) {
-    const auto keep =
-        counts.eq(0).logical_and(size.lt(detail::kSmallestUpdatedCluster)).logical_or(idle);
+    const auto unused = counts.eq(0).logical_and(size.lt(kernels::unused_below(decay)));
+    codes = detail::codes_from_averages(embed, average, detail::smoothed_sizes(size, eps),
+                                        unused.logical_or(idle), unit);
+    const auto known =
+        detail::order_free_totals(size.to(at::kDouble)).gt(0).logical_and(idle.logical_not());
     codes =
-        detail::codes_from_averages(embed, average, detail::smoothed_sizes(size, eps), keep, unit);
+        detail::draw_unused_codes(codes, size, unused.logical_and(known), step.clamp(0, 1), unit);
   }
   embed.copy_(codes);
   embed_avg.copy_(at::where(idle.unsqueeze(-1), embed_avg, average));

@@ -10,6 +10,7 @@
 
 #include "detail/codebook_state.h"
 #include "kernels/cpu/codebook_average.h"
+#include "kernels/cpu/unused_codes.h"
 #include "kernels/fixed_point.h"
 
 namespace torchvq {
@@ -25,6 +26,7 @@ struct Update {
   int64_t size;
   int64_t dim;
   double eps;
+  double unused_below;
   bool unit;
   bool from_codebook;
   bool finish;
@@ -38,7 +40,7 @@ double decoded(const Update& update, int64_t slot, int64_t at) {
 
 /// Averages and code of one row. `before` and `after` are the smoothed sizes around the update.
 template <typename T>
-void update_row(const Update& update, int64_t slot, double before, double after, T size,
+void update_row(const Update& update, int64_t slot, double before, double after, bool unused,
                 T* embed_avg, T* embed) {
   const double weight = update.weights[slot];
   T* average = embed_avg + slot * update.dim;
@@ -54,9 +56,7 @@ void update_row(const Update& update, int64_t slot, double before, double after,
         kernels::decayed(start, weight, decoded(update, slot, slot * update.dim + d)));
     average[d] = std::clamp(next, -kMost, kMost);
   }
-  const bool keep =
-      update.counts[slot] == 0 && static_cast<double>(size) < detail::kSmallestUpdatedCluster;
-  if (update.finish && !keep && after > 0)
+  if (update.finish && !unused && after > 0)
     kernels::write_code(average, after, update.unit, update.dim, code);
 }
 
@@ -66,11 +66,14 @@ void update_head(const Update& update, int64_t head, T* cluster_size, T* embed_a
   const double mass = static_cast<double>(update.size) * update.eps;
   const double total_before = kernels::order_free_total(cluster_size + first, update.size);
   std::vector<double> before(update.size);
+  std::vector<bool> unused(update.size);
   for (int64_t slot = first; slot < last; ++slot) {
     before[slot - first] =
         kernels::smoothed_size(cluster_size[slot], update.eps, total_before, total_before + mass);
     cluster_size[slot] = static_cast<T>(kernels::decayed(cluster_size[slot], update.weights[slot],
                                                          static_cast<double>(update.counts[slot])));
+    unused[slot - first] =
+        update.counts[slot] == 0 && static_cast<double>(cluster_size[slot]) < update.unused_below;
   }
   const double total = kernels::order_free_total(cluster_size + first, update.size);
   at::parallel_for(
@@ -78,10 +81,14 @@ void update_head(const Update& update, int64_t head, T* cluster_size, T* embed_a
         for (int64_t slot = begin; slot < end; ++slot) {
           const double after =
               kernels::smoothed_size(cluster_size[slot], update.eps, total, total + mass);
-          update_row(update, slot, before[slot - first], after, cluster_size[slot], embed_avg,
+          update_row(update, slot, before[slot - first], after, unused[slot - first], embed_avg,
                      embed);
         }
       });
+  if (!update.finish || !(total > 0)) return;
+  const auto step = [&](int64_t k) { return std::clamp(update.weights[first + k], 0.0, 1.0); };
+  kernels::draw_unused_codes(cluster_size + first, unused, step, update.unit, update.dim,
+                             embed + first * update.dim);
 }
 
 /// A head without tokens stays as it is.
@@ -136,6 +143,7 @@ void ema_update_(at::Tensor& cluster_size, at::Tensor& embed_avg, at::Tensor& em
                       embed.size(1),
                       embed.size(2),
                       eps,
+                      kernels::unused_below(decay),
                       unit,
                       from_codebook,
                       finish};

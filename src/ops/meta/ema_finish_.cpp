@@ -6,8 +6,8 @@ namespace torchvq {
 namespace {
 
 void ema_finish_(at::Tensor& embed, const at::Tensor& cluster_size, const at::Tensor& embed_avg,
-                 double eps, std::string_view metric) {
-  detail::check_ema_finish_(embed, cluster_size, embed_avg, eps, metric);
+                 double decay, double eps, std::string_view metric) {
+  detail::check_ema_finish_(embed, cluster_size, embed_avg, decay, eps, metric);
 }
 
 }  // namespace

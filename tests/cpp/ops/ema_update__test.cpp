@@ -62,6 +62,20 @@ TEST(EmaUpdateTest, TwoHalvesEqualTheWhole) {
   EXPECT_TRUE(at::equal(whole.embed, halves.embed));
 }
 
+TEST(EmaUpdateTest, UnusedCodesMoveToTheHeaviest) {
+  State state;
+  state.cluster_size = at::tensor({1e-3F, 3.0F, 1.0F}).unsqueeze(0);
+  const auto x = at::tensor({4.0F, 2.0F}).reshape({1, 1, 2});
+  const auto [counts, sums, exponents] =
+      ops::code_statistics(x, at::tensor({1}, at::kLong).unsqueeze(0), at::zeros({1, 3}, at::kInt));
+  state.embed[0][0].fill_(-1.0F);
+  ops::ema_update_(state.cluster_size, state.embed_avg, state.embed, counts, sums, exponents,
+                   {.decay = 0.5, .eps = 0});
+  const auto heaviest = at::tensor({6.5F / 2, 2.5F / 2});
+  EXPECT_TRUE(at::equal(state.embed[0][1], heaviest));
+  EXPECT_TRUE(at::equal(state.embed[0][0], (heaviest - 1) / 2));
+}
+
 TEST(EmaUpdateTest, TotalHasNoOrder) {
   std::vector<float> sizes(1001);
   for (size_t i = 0; i < sizes.size(); ++i)

@@ -1,0 +1,13 @@
+// kernels/cpu/unused_codes.h in tensor operators: the same bits on any device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+namespace torchvq::detail {
+
+/// The codes (H, K, D) with those that are unused drawn to the heaviest ones by `step`, float64,
+/// (H, K) or a shape that broadcasts to it. `sizes` and `unused` are (H, K).
+at::Tensor draw_unused_codes(const at::Tensor& codes, const at::Tensor& sizes,
+                             const at::Tensor& unused, const at::Tensor& step, bool unit);
+
+}  // namespace torchvq::detail

@@ -1,0 +1,65 @@
+// Codes that no token has used for a while. Torch-free. The twin in tensor operators is
+// src/detail/unused_codes.cpp: same operations in the same order.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "kernels/root.h"
+
+namespace torchvq::kernels {
+
+/// The moving average of its tokens below which a code is unused. One token of weight 1 lifts it
+/// above, so whatever was used in this step is not; and an average this small would be pulled to
+/// the origin by the smoothing.
+constexpr double unused_below(double decay) { return std::min(1e-2, (1 - decay) / 2); }
+
+/// Positions of codes in use, the heaviest first and of equal ones the first: at most `most`.
+template <typename T>
+std::vector<int64_t> heaviest_codes(const T* sizes, const std::vector<bool>& unused, int64_t most) {
+  std::vector<int64_t> used;
+  for (int64_t k = 0; k < static_cast<int64_t>(unused.size()); ++k)
+    if (!unused[k]) used.push_back(k);
+  const auto end = used.begin() + std::min<int64_t>(most, static_cast<int64_t>(used.size()));
+  std::partial_sort(used.begin(), end, used.end(), [&](int64_t a, int64_t b) {
+    return sizes[a] > sizes[b] || (sizes[a] == sizes[b] && a < b);
+  });
+  used.erase(end, used.end());
+  return used;
+}
+
+/// code += step * (target - code), and a unit vector if `unit`.
+template <typename T>
+void draw_code(const T* target, double step, bool unit, int64_t dim, T* code) {
+  constexpr double kMost = std::numeric_limits<T>::max();
+  for (int64_t d = 0; d < dim; ++d) {
+    const auto from = static_cast<double>(code[d]);
+    const double next = from + step * (static_cast<double>(target[d]) - from);
+    code[d] = static_cast<T>(std::clamp(next, -kMost, kMost));
+  }
+  if (!unit) return;
+  const double norm = norm_in_order(code, dim);
+  if (!(norm > 0)) return;
+  for (int64_t d = 0; d < dim; ++d) code[d] = static_cast<T>(static_cast<double>(code[d]) / norm);
+}
+
+/// Draws the unused codes of one head to its heaviest codes, one to each; when there are more
+/// unused codes than codes in use, the heaviest get another one. `step(k)` is the share of the way.
+template <typename T, typename Step>
+void draw_unused_codes(const T* sizes, const std::vector<bool>& unused, const Step& step, bool unit,
+                       int64_t dim, T* codes) {
+  const int64_t count = std::count(unused.begin(), unused.end(), true);
+  if (count == 0) return;
+  const auto heaviest = heaviest_codes(sizes, unused, count);
+  if (heaviest.empty()) return;
+  size_t rank = 0;
+  for (int64_t k = 0; k < static_cast<int64_t>(unused.size()); ++k) {
+    if (!unused[k]) continue;
+    const int64_t target = heaviest[rank++ % heaviest.size()];
+    draw_code(codes + target * dim, step(k), unit, dim, codes + k * dim);
+  }
+}
+
+}  // namespace torchvq::kernels
