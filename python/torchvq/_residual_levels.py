@@ -95,7 +95,7 @@ def walk(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Walk:
         nonlocal summed
         implicit = None
         if index > 0 and rvq.implicit_neural_codebook:
-            implicit = Implicit(rvq.mlp(index), _condition(rvq, inputs, total, summed))
+            implicit = Implicit(rvq.mlp(index), _condition(rvq, compared, total, summed))
         picked = None if paths is None else paths[index]
         level = _choose_level(rvq, index, residual, implicit, request, picked)
         output = only_if(level.used, level.choice.quantized)
@@ -110,17 +110,27 @@ def walk(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Walk:
 
 
 def _balanced(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Tensor:
-    """The inputs as the levels' losses see them: their gradient is divided by the levels in use.
+    """The inputs as the levels' losses see them: their gradient is divided by the gain of one estimator per level.
 
-    The losses of all levels add up in the encoder, where the reconstruction arrives once. In the reference it
-    arrives once per level, and ``commitment_weight`` is tuned for that balance.
+    The losses of all levels add up in the encoder, where the reconstruction arrives once. With one estimator per
+    level, as in the reference, it arrives ``sum((1 - quant_grad_frac)**n)`` times, so once per level by default, and
+    ``commitment_weight`` is tuned for that balance.
     """
     if not rvq.training or rvq.estimates_levels or request.targets is not None:
         return inputs
-    depth = request.depth
+    gain = _gain_of_levels(request.depth, 1 - rvq.quant_grad_frac)
+    if not isinstance(gain, Tensor) and gain == 1:
+        return inputs
+    return _ops.straight_through(inputs * (1 / gain), inputs.detach())
+
+
+def _gain_of_levels(depth: int | Tensor, handed_on: float) -> float | Tensor:
+    """``sum(handed_on**n)`` over the levels in use."""
+    if isinstance(depth, int):
+        return sum(handed_on**index for index in range(depth))
     # A depth that the device knows alone may be 0, where no loss is left to balance.
-    share = 1 / depth if isinstance(depth, int) else 1 / depth.clamp_min(1)
-    return inputs if share == 1 else _ops.straight_through(inputs * share, inputs.detach())
+    depth = depth.clamp_min(1)
+    return depth if handed_on == 1 else (1 - handed_on**depth) / (1 - handed_on)
 
 
 def _condition(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, summed: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 #include "modules/residual_levels.h"
 
+#include <cmath>
+
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -60,16 +62,21 @@ at::Tensor estimate_stack(const ResidualVQImpl& rvq, const at::Tensor& inputs,
                          .sync_update_v(rvq.is_training() ? first.options.sync_update_v() : 0));
 }
 
-/// The inputs as the levels' losses see them: their gradient is divided by the levels in use. The
-/// losses of all levels add up in the encoder, where the reconstruction arrives once. In the
-/// reference it arrives once per level, and commitment_weight is tuned for that balance.
+/// The inputs as the levels' losses see them: their gradient is divided by the gain of one
+/// estimator per level. The losses of all levels add up in the encoder, where the reconstruction
+/// arrives once. With one estimator per level, as in the reference, it arrives
+/// sum((1 - quant_grad_frac)^n) times, so once per level by default, and commitment_weight is tuned
+/// for that balance.
 at::Tensor balanced(const ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request) {
-  const bool alone = request.depth <= 1 || !request.targets.empty();
-  if (!rvq.is_training() || estimates_levels(rvq) || alone) {
+  if (!rvq.is_training() || estimates_levels(rvq) || !request.targets.empty()) {
     return inputs;
   }
-  const double share = 1.0 / static_cast<double>(request.depth);
-  return ops::straight_through(inputs.mul(share), inputs.detach());
+  double gain = 0;
+  for (int64_t index = 0; index < request.depth; ++index) {
+    gain += std::pow(1 - gradient_fraction(rvq), index);
+  }
+  return gain == 1 || gain == 0 ? inputs
+                                : ops::straight_through(inputs.mul(1 / gain), inputs.detach());
 }
 
 Call level_call(const ResidualVQImpl& rvq, int64_t index, const Request& request) {
@@ -141,6 +148,7 @@ Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request)
     prepare_levels(rvq, inputs, request);
     paths = search_paths(rvq, inputs, request);
   }
+  const auto compared = balanced(rvq, inputs, request);
   const double fraction = rvq.is_training() ? gradient_fraction(rvq) : 0;
   Walk result;
   const auto choose = [&](int64_t index, const at::Tensor& residual,
@@ -149,7 +157,7 @@ Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request)
     if (index > 0 && rvq.options.implicit_neural_codebook()) {
       // Its value must be what decoding finds, so no estimator with noise.
       const auto condition =
-          by_levels || !rvq.is_training() ? summed : ops::straight_through(inputs, total);
+          by_levels || !rvq.is_training() ? summed : ops::straight_through(compared, total);
       implicit = Implicit{rvq.mlps[index - 1].get(), condition};
     }
     auto level = choose_level(rvq, index, residual, std::move(implicit), request,
@@ -160,7 +168,7 @@ Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request)
     result.levels.push_back(std::move(level));
     return passed;
   };
-  const auto total = walk_levels(balanced(rvq, inputs, request), request.depth, choose);
+  const auto total = walk_levels(compared, request.depth, choose);
   result.output = by_levels ? summed : estimate_stack(rvq, inputs, total, request.ranks);
   return result;
 }

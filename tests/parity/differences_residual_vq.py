@@ -88,7 +88,7 @@ DIFFERENT = [
         "commitment beside a gain of one",
         STRAIGHT,
         differs="B8: gain of the number of levels",
-        oracle=oracle.commitment_at_full_weight,
+        oracle=oracle.commitment_divided_by_levels,
     ),
     row(
         "gradient of an implicit codebook's condition",

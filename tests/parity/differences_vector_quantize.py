@@ -310,10 +310,10 @@ DIFFERENT = [
         oracle=oracle.used_codes_are_not_replaced,
     ),
     Row(
-        "idle codes stay",
+        "unused codes do not fade",
         dict(ema_update=True),
         differs="B32: unused codes drift to zero",
-        oracle=oracle.idle_codes_stay,
+        oracle=oracle.unused_codes_do_not_fade,
     ),
     # layouts
     *(

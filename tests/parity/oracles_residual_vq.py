@@ -81,17 +81,22 @@ def one_rotation(build, row):
     close(gradient, gain * rotated, 1e-4)
 
 
-def commitment_at_full_weight(build, row):
-    """The commitment gradient of every level reaches the input at weight one, beside an output of gain one."""
+def commitment_divided_by_levels(build, row):
+    """The balance of the reference, where the output has a gain of as many as there are levels: beside an output of
+    gain one each level's commitment reaches the input divided by their number. The loss itself is not divided.
+    """
     module, x = build(), row.input(0)
     residuals, chosen, _ = greedy(x, codes_of(module))
     quantized, _, loss = module(x)
     (gradient,) = torch.autograd.grad(quantized.sum() + loss.sum(), x)
-    close(gradient, 1 + (2 * (residuals - chosen) / x.numel()).sum(0))
+    close(gradient, 1 + (2 * (residuals - chosen) / x.numel()).mean(0))
+    close(loss, (residuals - chosen).pow(2).flatten(1).mean(1))
 
 
 def implicit_condition_gain(build, row):
-    """B8: what conditions a level has the gradient of the input once, not once for each level before it."""
+    """B8: what conditions a level has the gradient of the input once, not once for each level before it; as every loss
+    of a stack it is divided by the levels.
+    """
     module, x = build(), row.input(0)
     loss = module(x)[2][-1]
     (gradient,) = torch.autograd.grad(loss, x)
@@ -110,7 +115,7 @@ def implicit_condition_gain(build, row):
         last = (picked - residual).pow(2).mean()
         total = total + picked.detach()
         residual = residual - picked.detach()
-    close(gradient, torch.autograd.grad(last, exact)[0], 1e-4)
+    close(gradient, torch.autograd.grad(last, exact)[0] / len(codes), 1e-4)
 
 
 # --- outputs --------------------------------------------------------------------------------------
