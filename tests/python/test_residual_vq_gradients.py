@@ -56,13 +56,45 @@ def test_rotation_is_the_same_for_any_split_into_levels() -> None:
 def test_fraction_weakens_the_commitment_of_later_levels(fraction: float) -> None:
     stack = build("default", rotation_trick=False, quant_grad_frac=fraction)
     plain = build("default", rotation_trick=False)
+    # What the output of one estimator per level gains, by which the losses are divided.
+    gain = sum((1 - fraction) ** level for level in range(len(plain.layers)))
     for level in range(3):
         gradients = []
         for module in (stack, plain):
             x = data(module).requires_grad_()
             loss = copy.deepcopy(module)(x)[2][level]
             gradients.append(torch.autograd.grad(loss, x)[0])
-        torch.testing.assert_close(gradients[0], gradients[1] * (1 - fraction) ** level)
+        balanced = gradients[1] * len(plain.layers) / gain
+        torch.testing.assert_close(gradients[0], balanced * (1 - fraction) ** level)
+
+
+@pytest.mark.parametrize("levels", [1, 2, 4])
+@pytest.mark.parametrize("fraction", [0.0, 0.25, 1.0])
+def test_losses_and_output_have_the_balance_of_one_estimator_per_level(
+    levels: int, fraction: float
+) -> None:
+    """Oracle: ``vqp_compat``, which walks with one estimator per level; its gradients are longer, and parallel."""
+    options = dict(rotation_trick=False, quant_grad_frac=fraction, num_quantizers=levels)
+    gradients = []
+    for compatible in (False, True):
+        stack = build("default", **options, vqp_compat=compatible)
+        x = data(stack).requires_grad_()
+        quantized, _, loss = stack(x)
+        gradients.append(torch.autograd.grad(quantized.square().sum() + 50 * loss.sum(), x)[0])
+    gain = sum((1 - fraction) ** level for level in range(levels))
+    torch.testing.assert_close(gradients[0] * gain, gradients[1])
+
+
+def test_losses_of_targets_have_the_gradient_of_their_value() -> None:
+    """Where the loss is all that is wanted there is nothing to balance it with."""
+    stack = build("default", rotation_trick=False).double()
+    x = data(stack)[:1, :3].double().requires_grad_()
+    targets = torch.zeros(1, 3, len(stack.layers), dtype=torch.long)
+
+    def loss(x):
+        return stack(x, indices=targets, freeze_codebook=True)[1]
+
+    assert torch.autograd.gradcheck(loss, (x,), eps=1e-6, atol=1e-7)
 
 
 # Freezing also stops k-means' first update, affine statistics, and the codebook's gradient, which is part of an
@@ -101,12 +133,25 @@ def test_replacing_dead_codes_changes_no_gradient_of_the_step(case: str) -> None
 @pytest.mark.parametrize("case", ["default", "learnable", "implicit"])
 def test_losses_pass_finite_differences(case: str) -> None:
     stack = build(case, rotation_trick=False).double()
+    levels = len(stack.layers)
 
-    def loss(x):
-        return stack(x, freeze_codebook=True)[2][0]
+    class Loss(torch.autograd.Function):
+        """Its backward takes back the division by the levels."""
+
+        @staticmethod
+        def forward(ctx, x):
+            with torch.enable_grad():
+                leaf = x.detach().requires_grad_()
+                loss = stack(leaf, freeze_codebook=True)[2][0]
+            (ctx.gradient,) = torch.autograd.grad(loss, leaf)
+            return loss.detach()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * ctx.gradient * levels
 
     x = data(stack)[:1, :3].double().requires_grad_()
-    assert torch.autograd.gradcheck(loss, (x,), eps=1e-6, atol=1e-7)
+    assert torch.autograd.gradcheck(Loss.apply, (x,), eps=1e-6, atol=1e-7)
 
 
 def test_learnable_codes_get_the_gradient_of_their_own_level() -> None:
