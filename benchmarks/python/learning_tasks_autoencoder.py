@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -28,7 +29,7 @@ PROJECTED: Options = dict(codebook_dim=8)
 HEADS: Options = dict(heads=4, separate_codebook_per_head=True)
 
 
-def _in_place(optimizer: type[torch.optim.Optimizer], rate: float) -> Options:
+def _in_place(optimizer: Callable[..., torch.optim.Optimizer], rate: float) -> Options:
     return LEARNABLE | dict(in_place_codebook_optimizer=partial(optimizer, lr=rate))
 
 
@@ -73,6 +74,12 @@ STACKS: dict[str, Options] = {
     "shared codebook": dict(shared_codebook=True),
     "commitment 0.25": dict(commitment_weight=0.25),
 }
+# Around what is recommended, by ours alone.
+NEARBY: dict[str, Options] = {
+    "recommended, decay 0.8": RECOMMENDED | dict(decay=0.8),
+    "recommended, decay 0.99": RECOMMENDED | dict(decay=0.99),
+    "recommended, no k-means": RECOMMENDED | dict(kmeans_init=False),
+}
 # Rows that ours runs twice: with its own gradient through the levels, and with the reference's.
 COMPATIBLE = ("defaults", "k-means, threshold 2", "commitment 0.25")
 GROUPED: dict[str, Options] = {
@@ -111,12 +118,15 @@ def rows() -> list[Row]:
 
 
 def _vector() -> list[Row]:
-    base = dict(dim=DIM, codebook_size=CODES)
-    return [
-        _row(f"VectorQuantize: {name}", "VectorQuantize", base | options, family, CODES)
+    kind, base = "VectorQuantize", dict(dim=DIM, codebook_size=CODES)
+    rows = [
+        _row(f"{kind}: {name}", kind, base | options, family, CODES)
         for family, settings in VECTOR.items()
         for name, options in settings.items()
     ]
+    for name, options in NEARBY.items():
+        rows.append(Row(TASK, f"{kind}: {name}", kind, base | options, None, kind))
+    return rows
 
 
 def _stacked() -> list[Row]:
@@ -127,17 +137,8 @@ def _stacked() -> list[Row]:
     ]
     for name in COMPATIBLE:
         options = base | STACKS[name] | dict(vqp_compat=True)
-        rows.append(
-            Row(
-                TASK,
-                f"{kind}: {name}, vqp_compat",
-                kind,
-                options,
-                None,
-                kind,
-                against=f"{kind}: {name}",
-            )
-        )
+        own = f"{kind}: {name}, vqp_compat"
+        rows.append(Row(TASK, own, kind, options, None, kind, against=f"{kind}: {name}"))
     return rows
 
 
@@ -160,7 +161,7 @@ def _scalar() -> list[Row]:
 
 def _row(name: str, kind: str, options: Options, family: str, codes: int) -> Row:
     ours, theirs = both(options, TOKENS, codes)
-    return Row(TASK, name, kind, ours, theirs, family, recommended="recommended" in name)
+    return Row(TASK, name, kind, ours, theirs, family, recommended=name.endswith("recommended"))
 
 
 class Quantizer(nn.Module):
@@ -242,7 +243,7 @@ def run(row: Row, who: str, seed: int, quick: bool) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _tokens(quantizer: nn.Module, latents: Tensor, cosine: bool) -> Tensor:
+def _tokens(quantizer: Any, latents: Tensor, cosine: bool) -> Tensor:
     """What the codebook saw of the latents."""
     tokens: Tensor = latents.movedim(1, -1).reshape(-1, DIM)
     tokens = quantizer.project_in(tokens)
@@ -254,7 +255,7 @@ def evaluate(model: Autoencoder, row: Row, test_set: Tensor) -> dict[str, Any]:
     """Error of the images and use of the codes, on images that training has not seen."""
     model.eval()
     error, firsts, lasts = 0.0, [], []
-    for x in test_set.split(256):
+    for x in torch.split(test_set, 256):
         output, indices, _, _ = model(x)
         error += float(F.mse_loss(output, x, reduction="sum"))
         first, last = levels_of(row, indices)

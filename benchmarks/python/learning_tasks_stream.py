@@ -44,6 +44,7 @@ THRESHOLDS: dict[str, Options] = {
 # A stack of the reference costs a second per ten steps on embeddings at full size.
 STACK_LEVELS, STACK_CODES, STACK_BATCH = 8, 256, 512
 STACK_STEPS = {"patches": 400, "embeddings": 150}
+BEAM_STEPS = 130
 STACKS: dict[str, Options] = {
     "recommended": RECOMMENDED,
     "defaults": {},
@@ -62,25 +63,49 @@ def rows() -> list[Row]:
 
 
 def _flat() -> Iterator[Row]:
-    """Every pair of settings once at least, not the full product; and what is recommended, at each size of batch."""
+    """What is recommended, every pair of settings once at least, and what docs/choosing.md shows at each ratio."""
+    found: dict[str, Row] = {}
+    for data, ratio, options in [*_recommended(), *_pairs(), *_shown()]:
+        row = _flat_row(data, ratio, options)
+        found.setdefault(row.name, row)
+    yield from found.values()
+
+
+def _recommended() -> Iterator[tuple[str, float, Options]]:
     for ratio in RATIOS:
         for data in DIMS:
-            yield _flat_row(data, ratio, "recommended", RECOMMENDED)
-    for t, (threshold, dead) in enumerate(THRESHOLDS.items()):
+            yield data, ratio, RECOMMENDED
+
+
+def _pairs() -> Iterator[tuple[str, float, Options]]:
+    """A Latin square: thresholds by decays, with ratios and k-means so that each of them meets each."""
+    for t, dead in enumerate(THRESHOLDS.values()):
         for d, decay in enumerate(DECAYS):
-            # A Latin square of thresholds and decays gives each of them each ratio.
-            for data, ratio, kmeans in (
-                ("patches", RATIOS[(t + d) % 3], (t + d) % 2 == 0),
-                ("embeddings", RATIOS[(t + 2 * d + 1) % 3], (t + d) % 2 == 1),
-            ):
-                options = dead | dict(decay=decay, kmeans_init=kmeans)
-                if options == RECOMMENDED:
-                    continue
-                start = "k-means, " if kmeans else ""
-                yield _flat_row(data, ratio, f"{start}decay {decay}, {threshold}", options)
+            even = (t + d) % 2 == 0
+            yield "patches", RATIOS[(t + d) % 3], dead | dict(decay=decay, kmeans_init=even)
+            ratio = RATIOS[(t + 2 * d + 1) % 3]
+            yield "embeddings", ratio, dead | dict(decay=decay, kmeans_init=not even)
 
 
-def _flat_row(data: str, ratio: float, name: str, options: Options) -> Row:
+def _shown() -> Iterator[tuple[str, float, Options]]:
+    for ratio in RATIOS:
+        for decay in DECAYS:
+            yield "patches", ratio, RECOMMENDED | dict(decay=decay)
+        popular = THRESHOLDS["threshold 2"] | dict(kmeans_init=True, decay=0.8)
+        yield "patches", ratio, popular
+
+
+def _name(options: Options) -> str:
+    if options == RECOMMENDED:
+        return "recommended"
+    dead = {k: v for k, v in options.items() if k not in ("kmeans_init", "decay")}
+    threshold = next(name for name, value in THRESHOLDS.items() if value == dead)
+    start = "k-means, " if options["kmeans_init"] else ""
+    return f"{start}decay {options['decay']}, {threshold}"
+
+
+def _flat_row(data: str, ratio: float, options: Options) -> Row:
+    name = _name(options)
     # Large batches get a quarter of the codes, so that the steps stay as many.
     codes = CODES[data] // (4 if ratio == 8 else 1)
     batch = int(codes * ratio)
@@ -100,22 +125,22 @@ def _flat_row(data: str, ratio: float, name: str, options: Options) -> Row:
 
 
 def _stacked() -> Iterator[Row]:
-    for data, dim in DIMS.items():
-        base = dict(dim=dim, codebook_size=STACK_CODES, num_quantizers=STACK_LEVELS)
-        setting = dict(data=data, codes=STACK_CODES, levels=STACK_LEVELS)
-        setting |= dict(batch=STACK_BATCH, steps=STACK_STEPS[data])
+    for data in DIMS:
         for name, options in STACKS.items():
-            ours, theirs = both(base | options, STACK_BATCH, STACK_CODES)
-            yield Row(
-                RESIDUAL,
-                f"{data}: {name}",
-                "ResidualVQ",
-                ours,
-                theirs,
-                data,
-                name == "recommended",
-                setting=setting,
-            )
+            yield _stack(data, data, name, options, STACK_STEPS[data])
+    # Four times the price of a greedy step, so fewer of them, and a family of its own.
+    beam = RECOMMENDED | dict(beam_size=2)
+    yield _stack("patches", "patches, beam 2", "recommended", beam, BEAM_STEPS)
+
+
+def _stack(data: str, family: str, name: str, options: Options, steps: int) -> Row:
+    base = dict(dim=DIMS[data], codebook_size=STACK_CODES, num_quantizers=STACK_LEVELS)
+    ours, theirs = both(base | options, STACK_BATCH, STACK_CODES)
+    setting = dict(data=data, codes=STACK_CODES, levels=STACK_LEVELS)
+    setting |= dict(batch=STACK_BATCH, steps=steps)
+    full = f"{family}: {name}"
+    best = name == "recommended"
+    return Row(RESIDUAL, full, "ResidualVQ", ours, theirs, family, best, setting=setting)
 
 
 @cache
@@ -206,7 +231,7 @@ def evaluate(quantizer: nn.Module, row: Row, test: Tensor) -> dict[str, Any]:
     """Error and use on tokens that training has not seen, by the quantizer's own search."""
     quantizer.eval()
     error, firsts, lasts = 0.0, [], []
-    for tokens in test.split(2048):
+    for tokens in torch.split(test, 2048):
         quantized, indices = quantizer(tokens[None])[:2]
         error += float((quantized[0] - tokens).double().square().sum())
         first, last = levels_of(row, indices)
