@@ -223,13 +223,13 @@ def _cells(line: Line, measured: bool) -> list[str]:
     found = line.difference
     sides = (OURS, REFERENCE)
     cells = [line.row.name]
-    cells += [_number(line.mean(who), line.metric.form) for who in sides]
+    cells += [number(line.mean(who), line.metric.form) for who in sides]
     cells.append(str(found) if found else "")
     if measured:
-        cells += [_number(line.over_yardstick(who), "{:.3f}") for who in sides]
+        cells += [number(line.over_yardstick(who), "{:.3f}") for who in sides]
     cells += [_use(line, who) for who in sides]
-    cells += [_number(line.mean(who, "perplexity"), "{:.0f}") for who in sides]
-    cells += [_number(line.mean(who, "replaced"), "{:.2%}") for who in sides]
+    cells += [number(line.mean(who, "perplexity"), "{:.0f}") for who in sides]
+    cells += [number(line.mean(who, "replaced"), "{:.2%}") for who in sides]
     return [*cells, line.verdict]
 
 
@@ -239,7 +239,7 @@ def _use(line: Line, who: str) -> str:
     return ", ".join(f"{part:.1%}" for part in parts if part is not None)
 
 
-def _number(value: float | None, form: str) -> str:
+def number(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
 
 
