@@ -4,7 +4,7 @@
 `--resume` continues a file that an interrupted one has left. To try another build of the library, run what is ours into
 another folder and compare it with the reference's runs of the first:
 
-    TORCHVQ_LIBRARY=build/libtorchvq.so PYTHONPATH=python python benchmarks/python/learning_table.py --who ours \
+    TORCHVQ_LIBRARY=build/src/libtorchvq.so PYTHONPATH=python python benchmarks/python/learning_table.py --who ours \
         --rows recommended --output /tmp/try --baseline benchmarks/results/learning_table.json
 """
 

@@ -17,7 +17,7 @@ TASK = "autoencoder"
 DIM, BATCH = 32, 32
 # 28 x 28 pixels become 7 x 7 tokens.
 TOKENS = 49 * BATCH
-CODES, LEVELS, LEVEL_CODES = 512, 4, 256
+CODES, LEVELS, LEVEL_CODES, HEAD_CODES = 512, 4, 256, 128
 SCALAR_LEVELS = [8, 8, 8]
 STEPS, QUICK_STEPS, WATCHED = 300, 4, 20
 
@@ -26,7 +26,8 @@ KMEANS: Options = dict(kmeans_init=True)
 LEARNABLE: Options = dict(learnable_codebook=True, ema_update=False)
 COSINE: Options = dict(use_cosine_sim=True)
 PROJECTED: Options = dict(codebook_dim=8)
-HEADS: Options = dict(heads=4, separate_codebook_per_head=True)
+# Four books of 512 codes would take the reference half a minute.
+HEADS: Options = dict(heads=4, separate_codebook_per_head=True, codebook_size=HEAD_CODES)
 
 
 def _in_place(optimizer: Callable[..., torch.optim.Optimizer], rate: float) -> Options:
@@ -120,7 +121,7 @@ def rows() -> list[Row]:
 def _vector() -> list[Row]:
     kind, base = "VectorQuantize", dict(dim=DIM, codebook_size=CODES)
     rows = [
-        _row(f"{kind}: {name}", kind, base | options, family, CODES)
+        _row(f"{kind}: {name}", kind, base | options, family, options.get("codebook_size", CODES))
         for family, settings in VECTOR.items()
         for name, options in settings.items()
     ]
