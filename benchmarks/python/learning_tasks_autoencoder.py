@@ -19,6 +19,7 @@ DIM, BATCH = 32, 32
 TOKENS = 49 * BATCH
 CODES, LEVELS, LEVEL_CODES, HEAD_CODES = 512, 4, 256, 128
 SCALAR_LEVELS = [8, 8, 8]
+STACKED_LFQ_CODES = 64
 STEPS, QUICK_STEPS, WATCHED = 300, 4, 20
 
 THRESHOLD: Options = dict(threshold_ema_dead_code=2)
@@ -155,7 +156,10 @@ def _grouped() -> list[Row]:
 def _scalar() -> list[Row]:
     found = []
     for kind, name, more in SCALAR:
-        sizes: Options = dict(codebook_size=CODES) if "LFQ" in kind else dict(levels=SCALAR_LEVELS)
+        sizes: Options = dict(levels=SCALAR_LEVELS)
+        if "LFQ" in kind:
+            # The entropy loss costs tokens times codes at every level.
+            sizes = dict(codebook_size=CODES if kind == "LFQ" else STACKED_LFQ_CODES)
         found.append(_row(f"{kind}: {name}", kind, dict(dim=DIM) | sizes | more, kind, CODES))
     return found
 
