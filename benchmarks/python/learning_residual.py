@@ -19,9 +19,9 @@ import faiss
 import torch
 import torch.multiprocessing as mp
 from harness import RESULTS, Target, machine, read_json, target_as_json, write_json
-from learning_autoencoder import RECOMMENDED
 from learning_measures import usage
 from learning_residual_data import load
+from learning_rows import RECOMMENDED
 from torch import Tensor
 from vector_quantize_pytorch import ResidualVQ as Reference
 

@@ -6,7 +6,7 @@
     python benchmarks/python/run.py --write-docs             # put results into docs/, measuring nothing
 
 Correctness is checked before anything is timed. Each suite writes <suite>.json and draws <suite>.png.
-What is learnt, and how well, is measured by learning.py.
+What is learnt, and how well, is measured by learning_table.py.
 """
 
 from __future__ import annotations

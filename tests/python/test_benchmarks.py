@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -96,22 +95,6 @@ def test_run_names_the_suites_when_one_is_unknown() -> None:
 
 
 @pytest.mark.exhaustive
-def test_learning_resumes_where_it_was_interrupted(tmp_path: Path) -> None:
-    options = ("--quick", "--only", "stream", "--output", tmp_path)
-    assert script("learning.py", *options).returncode == 0
-    file = tmp_path / "learning_vector_quantize.json"
-    document = json.loads(file.read_text())
-    lost = document["runs"].pop()
-    document["runs"][0]["use"] = 0.123
-    file.write_text(json.dumps(document))
-    done = script("learning.py", *options, "--resume")
-    assert done.returncode == 0, done.stderr
-    runs = json.loads(file.read_text())["runs"]
-    assert runs[0]["use"] == 0.123
-    assert runs[-1] == lost
-
-
-@pytest.mark.exhaustive
 def test_residual_learning_is_the_same_on_two_ranks(tmp_path: Path) -> None:
     done = script("learning_residual.py", "--quick", "--only", "patches", "--output", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -130,15 +113,6 @@ def test_lfq_learning_runs(tmp_path: Path) -> None:
     assert runs[0]["gradient"] > 0
     # Where the latents are small, what the reference has is the rounding of a constant.
     assert ours["first_gradient"] > 1e3 * reference["first_gradient"]
-
-
-@pytest.mark.exhaustive
-def test_scalar_learning_runs(tmp_path: Path) -> None:
-    done = script("learning_scalar.py", "--quick", "--output", tmp_path)
-    assert done.returncode == 0, done.stderr
-    runs = json.loads((tmp_path / "learning_scalar.json").read_text())["runs"]
-    assert {run["who"] for run in runs} == {"ours", "reference"}
-    assert all(run["psnr"] > 0 for run in runs)
 
 
 def test_check_rejects_a_code_that_is_not_the_nearest(generator: torch.Generator) -> None:
@@ -191,18 +165,3 @@ def test_fill_replaces_between_markers_only(tmp_path: Path) -> None:
     assert file.read_text() == "before\n<!-- begin a -->\nnew \\1\n<!-- end a -->\nafter\n"
     with pytest.raises(ValueError, match="begin b"):
         documents.fill(file, {"b": "new"})
-
-
-def _row(name: str, who: str, **values: Any) -> dict[str, Any]:
-    return dict(what="autoencoder", name=name, who=who, use=1.0, replaced=0.0) | values
-
-
-def test_learning_targets_miss_a_row_below_the_reference() -> None:
-    import learning
-
-    def met(psnr: float) -> list[bool]:
-        ours, reference = (_row("defaults", who, psnr=psnr) for who in ("ours", "reference"))
-        return [target.met for target in learning.targets([ours, reference | {"psnr": 20.0}])]
-
-    assert met(19.8) == [True]
-    assert met(19.6) == [False]
