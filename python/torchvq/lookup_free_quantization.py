@@ -179,7 +179,8 @@ class LFQ(RandomState):
         if self._warns and commitment_loss_weight == 0 and entropy_loss_weight > 0 and not bounded:
             logger.warning(
                 "LFQ: commitment_loss_weight is 0, so nothing keeps latents from growing without bound; "
-                "set commitment_loss_weight (0.25 is a good start), soft_clamp_input_value or spherical=True"
+                "start with spherical=True, commitment_loss_weight=1 and entropy_loss_weight=0.02 "
+                "(torchvq.recommended('LFQ')), or set one of the first two or soft_clamp_input_value"
             )
 
     def _make_projections(self, inner: int, cosine_scale: float | None, bias: bool) -> None:

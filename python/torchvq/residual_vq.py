@@ -88,8 +88,10 @@ class ResidualVQ(nn.Module):
         ValueError: an option out of range, or options that exclude each other.
 
     Gradient: one estimator between latent and sum of codes, so the straight-through gain is 1 for any number of
-    levels; the rotation trick rotates from the sum of codes to the latent. Commitment losses reach the encoder at
-    full weight.
+    levels; the rotation trick rotates from the sum of codes to the latent. The losses' gradient to the encoder is
+    divided by the levels in use (with ``quant_grad_frac`` f by ``sum (1 - f)**n``): with one estimator per level,
+    as in the reference, the output's would be that many times larger, and their balance is the same. The loss
+    values and the gradients of codes are not divided.
 
     Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``; ``vqp_compat=True`` restores
     its gradient (one estimator per level, gain Q) and its Q updates of a shared codebook.

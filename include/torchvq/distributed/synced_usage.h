@@ -24,8 +24,8 @@ enum UsageColumn : int64_t {
 /// Options of synced_usage(), besides those of every synchronised function.
 struct UsageOptions : SyncOptions {
   /// Per level, see ops/replace_dead_codes_.h: a code is dead below the larger of `threshold` and
-  /// `threshold_fraction` times the mean of its head; where both are 0, below 0.01 (it keeps its
-  /// row then, see ops/ema_update_.h).
+  /// `threshold_fraction` times the mean of its head; where both are 0, below 0.01 (unused,
+  /// see ops/ema_update_.h).
   std::vector<double> threshold = {};
   std::vector<double> threshold_fraction = {};
 };

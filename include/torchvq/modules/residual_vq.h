@@ -64,7 +64,9 @@ class TORCHVQ_API ResidualVQImpl : public torch::nn::Cloneable<ResidualVQImpl>,
   /// @param options  what this call asks for beyond the module's options.
   ///
   /// Gradient     one estimator between latent and sum of codes, so the straight-through gain is 1
-  ///              for any number of levels. Commitment losses reach the encoder at full weight.
+  ///              for any number of levels. The losses' gradient to the encoder is divided by the
+  ///              levels in use (with quant_grad_frac f by the sum of (1 - f)^n), the gain that one
+  ///              estimator per level has in the reference, so their balance is the reference's.
   /// Empty        no tokens, or all masked: loss 0, nothing updated.
   /// Non-finite   a token with NaN or infinity gives NaN and index 0, and does not reach the
   ///              codebooks.

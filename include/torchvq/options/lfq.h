@@ -14,7 +14,7 @@ namespace torchvq {
 ///
 /// Example:
 /// ```
-/// const auto options = torchvq::LFQOptions().codebook_size(65536).commitment_loss_weight(0.25);
+/// const auto options = torchvq::LFQOptions().codebook_size(65536).spherical(true);
 /// torchvq::LFQ quantizer(options);
 /// ```
 struct TORCHVQ_API LFQOptions {

@@ -1,0 +1,127 @@
+"""torchvq.recommended: settings that construct, that learn, and that the documentation repeats."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+import torchvq
+from torchvq._recommended import _PRESETS
+
+ROOT = Path(__file__).parents[2]
+STACK = {"num_quantizers": 3}
+MORE = {
+    "ResidualVQ": STACK,
+    "GroupedResidualVQ": {**STACK, "groups": 2},
+    "ResidualLFQ": STACK,
+    "GroupedResidualLFQ": {**STACK, "groups": 2},
+    "ResidualFSQ": STACK,
+    "GroupedResidualFSQ": {**STACK, "groups": 2},
+}
+
+
+def codes_of(settings: dict) -> int:
+    if "levels" in settings:
+        return math.prod(settings["levels"])
+    return settings.get("codebook_size") or 2 ** settings["bits"]
+
+
+@pytest.mark.parametrize("name", sorted(set(_PRESETS) - {"EvoLFQ", "BinaryMapper"}))
+def test_a_module_of_it_trains(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    kind = getattr(torchvq, name)
+    settings = torchvq.recommended(kind, bits=6)
+    caplog.set_level(logging.WARNING)
+    module = kind(dim=16, **settings, **MORE.get(name, {}))
+    x = torch.randn(2, 16, 16, requires_grad=True)
+    quantized = module(x)[0]
+    quantized.square().sum().backward()
+    assert x.grad.abs().sum() > 0
+    # What is recommended is not warned of.
+    assert not caplog.records
+
+
+def test_those_that_need_other_modules_construct() -> None:
+    identity = torch.nn.Identity()
+    settings = torchvq.recommended("EvoLFQ", bits=4)
+    assert torchvq.EvoLFQ(identity, identity, dim=16, **settings).lfq.spherical
+    assert torchvq.BinaryMapper(**torchvq.recommended("BinaryMapper", bits=5)).bits == 5
+
+
+@pytest.mark.parametrize("name", sorted(_PRESETS))
+def test_its_size_is_near_the_bits(name: str) -> None:
+    for bits in range(3, 19):
+        assert abs(math.log2(codes_of(torchvq.recommended(name, bits=bits))) - bits) < 0.1
+
+
+def test_names() -> None:
+    same = torchvq.recommended(torchvq.VectorQuantize, bits=10)
+    assert torchvq.recommended("vq") == torchvq.recommended("vectorquantize") == same
+    assert torchvq.recommended("bsq") == torchvq.recommended("LFQ")
+
+
+def test_each_call_returns_settings_of_its_own() -> None:
+    torchvq.recommended("fsq")["levels"].append(2)
+    torchvq.recommended("vq")["decay"] = 0.5
+    assert torchvq.recommended("fsq")["levels"] == [8, 5, 5, 5]
+    assert torchvq.recommended("vq")["decay"] != 0.5
+
+
+@pytest.mark.parametrize("bits", [0, -1, 63])
+def test_bits_out_of_range(bits: int) -> None:
+    with pytest.raises(ValueError, match=r"recommended: expected bits to be in \[1, 62\], but got"):
+        torchvq.recommended("vq", bits=bits)
+
+
+def test_levels_out_of_range() -> None:
+    with pytest.raises(ValueError, match=r"expected bits to be in \[3, 18\], but got 19"):
+        torchvq.recommended("fsq", bits=19)
+
+
+def test_unknown_quantizer() -> None:
+    with pytest.raises(ValueError, match="expected quantizer to be one of .*, but got 'PQ'"):
+        torchvq.recommended("PQ")
+
+
+def calls_in(page: str) -> list[ast.Call]:
+    """Calls of quantizers in the page's blocks of Python."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    nodes = [node for block in blocks for node in ast.walk(ast.parse(block))]
+    return [
+        node
+        for node in nodes
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in _PRESETS
+    ]
+
+
+def test_choosing_md_repeats_it() -> None:
+    """Each class is shown once with what is recommended, first of all its blocks."""
+    first: dict[str, dict] = {}
+    for call in calls_in("docs/choosing.md"):
+        written = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+        first.setdefault(call.func.id, written)
+    assert {"VectorQuantize", "ResidualVQ", "FSQ", "LFQ"} <= first.keys()
+    for name, written in first.items():
+        size, settings = _PRESETS[name]
+        given = {key: written.get(key) for key in settings}
+        assert given == settings, f"docs/choosing.md shows other settings of {name}"
+        assert size in written
+
+
+@pytest.mark.parametrize(
+    "file", ["python/torchvq/lookup_free_quantization.py", "src/modules/lfq.cpp"]
+)
+def test_the_warning_of_lfq_says_it(file: str) -> None:
+    text = re.sub(r'"\s*\n\s*"', "", (ROOT / file).read_text())
+    warning = re.search(r"LFQ: commitment_loss_weight is 0,[^;]*;([^\n]*)", text).group(1)
+    settings = torchvq.recommended("LFQ")
+    for name in ("commitment_loss_weight", "entropy_loss_weight"):
+        assert re.search(rf"{name}[ =]{settings[name]:g}\b", warning)
+    assert settings["spherical"] and "spherical" in warning
