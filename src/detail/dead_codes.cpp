@@ -1,6 +1,9 @@
 #include "detail/dead_codes.h"
 
+#include <limits>
+
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/argsort.h>
 #include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/where.h>
@@ -21,6 +24,16 @@ at::Tensor occurs(const at::Tensor& keys, const at::Tensor& others) {
   const auto sorted = std::get<0>(at::sort(others, /*dim=*/1));
   const auto at_least = at::searchsorted(sorted, keys.contiguous()).clamp_max(others.size(1) - 1);
   return sorted.gather(1, at_least).eq(keys);
+}
+
+/// The `count` (H, 1) codes of the smallest size among the dead ones (H, K); of equal ones the
+/// first. By index alone the last codes would never have their turn where tokens are few.
+at::Tensor smallest_of(const at::Tensor& dead, const at::Tensor& sizes, const at::Tensor& count) {
+  const auto alive = dead.logical_not();
+  const auto order = at::argsort(sizes.masked_fill(alive, std::numeric_limits<double>::infinity()),
+                                 /*stable=*/true, /*dim=*/1);
+  const auto place = at::argsort(order, /*stable=*/true, /*dim=*/1);
+  return dead.logical_and(place.lt(count));
 }
 
 }  // namespace
@@ -73,10 +86,9 @@ at::Tensor replace_codes(const CodebookState& state, const at::Tensor& dead, con
   const auto order =
       std::get<1>(at::sort(usable.to(at::kInt), /*stable=*/true, /*dim=*/1, /*descending=*/true));
 
-  // The j-th dead code takes the j-th usable candidate.
-  const auto turn = dead.cumsum(1) - 1;
-  const auto taken = dead.logical_and(turn.lt(usable.sum(1, /*keepdim=*/true)));
-  const auto slot = turn.clamp(0, keys.size(1) - 1);
+  const auto taken = smallest_of(dead, state.cluster_size, usable.sum(1, /*keepdim=*/true));
+  // The j-th of them takes the j-th usable candidate.
+  const auto slot = (taken.cumsum(1) - 1).clamp(0, keys.size(1) - 1);
   const auto codes = narrowed(gather_rows(rows, positions.gather(1, order.gather(1, slot))),
                               state.embed.scalar_type());
 

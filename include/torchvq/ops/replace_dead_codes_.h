@@ -33,10 +33,10 @@ struct DeadCodeOptions {
 /// Formula      dead[k] = cluster_size[k] < threshold and counts[k] == 0 and cooldown[k] == 0
 ///              candidates: distinct usable tokens by rising key, key = hash(bits of the vector,
 ///              seed, step, head), without those that equal a live code. Dead codes take them in
-///              the order of their index; where there are fewer candidates than dead codes, the
-///              rest stay. A replaced code: embed = token, cluster_size = reset_cluster_size,
-///              embed_avg = token * reset_cluster_size, cooldown = cooldown_steps. Other cooldowns
-///              fall by 1 to 0.
+///              the order of their index; where there are fewer candidates than dead codes, those
+///              with the smallest cluster_size take them and the rest stay. A replaced code: embed
+///              = token, cluster_size = reset_cluster_size, embed_avg = token * reset_cluster_size,
+///              cooldown = cooldown_steps. Other cooldowns fall by 1 to 0.
 /// Paper        Zeghidour et al. 2021, SoundStream, arXiv:2107.03312, section III-C
 ///
 /// @param embed         (H, K, D), float32 or float64; changed in place, as are the next three.
