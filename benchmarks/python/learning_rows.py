@@ -15,9 +15,8 @@ import torchvq
 OURS, REFERENCE, YARDSTICK = "ours", "reference", "faiss"
 # The share of an even use of the codes under which a code counts as unused.
 FRACTION = 0.1
-RECOMMENDED: dict[str, Any] = dict(
-    kmeans_init=True, decay=0.95, dead_code_threshold_fraction=FRACTION
-)
+RECOMMENDED: dict[str, Any] = torchvq.recommended("vq")
+del RECOMMENDED["codebook_size"]
 
 Options = dict[str, Any]
 
@@ -45,6 +44,13 @@ class Row:
         found = self.ours if who == OURS else self.reference
         assert found is not None, f"{self.name}: expected a row that {who} has"
         return found
+
+
+def recommended(tokens: int, codes: int) -> Options:
+    """What is recommended for one codebook and so many tokens a step, without its size."""
+    settings = torchvq.recommended("vq", bits=codes.bit_length() - 1, tokens=tokens)
+    del settings["codebook_size"]
+    return settings
 
 
 def both(options: Options, tokens: int, codes: int) -> tuple[Options, Options]:

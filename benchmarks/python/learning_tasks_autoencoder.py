@@ -9,7 +9,17 @@ from typing import Any
 import images
 import torch
 from learning_measures import codes_of, psnr, replaced_share, usage
-from learning_rows import RECOMMENDED, Options, Row, both, codes_in, levels_of, make, seeded
+from learning_rows import (
+    RECOMMENDED,
+    Options,
+    Row,
+    both,
+    codes_in,
+    levels_of,
+    make,
+    recommended,
+    seeded,
+)
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,13 +41,16 @@ PROJECTED: Options = dict(codebook_dim=8)
 HEADS: Options = dict(heads=4, separate_codebook_per_head=True, codebook_size=HEAD_CODES)
 
 
+FITTED = recommended(TOKENS, CODES)
+
+
 def _in_place(optimizer: Callable[..., torch.optim.Optimizer], rate: float) -> Options:
     return LEARNABLE | dict(in_place_codebook_optimizer=partial(optimizer, lr=rate))
 
 
 VECTOR: dict[str, dict[str, Options]] = {
     "VectorQuantize": {
-        "recommended": RECOMMENDED,
+        "recommended": FITTED,
         "defaults": {},
         "k-means": KMEANS,
         "k-means, threshold 2": KMEANS | THRESHOLD,
@@ -52,17 +65,17 @@ VECTOR: dict[str, dict[str, Options]] = {
         "commitment 0.25": dict(commitment_weight=0.25),
     },
     "VectorQuantize, cosine": {
-        "cosine, recommended": COSINE | RECOMMENDED,
+        "cosine, recommended": COSINE | FITTED,
         "cosine": COSINE,
         "cosine, k-means, threshold 2": COSINE | KMEANS | THRESHOLD,
     },
     "VectorQuantize, 8 of 32 features": {
-        "codebook_dim 8, recommended": PROJECTED | RECOMMENDED,
+        "codebook_dim 8, recommended": PROJECTED | FITTED,
         "codebook_dim 8": PROJECTED,
         "codebook_dim 8, threshold 2": PROJECTED | THRESHOLD,
     },
     "VectorQuantize, 4 heads": {
-        "4 heads, recommended": HEADS | RECOMMENDED,
+        "4 heads, recommended": HEADS | recommended(TOKENS, HEAD_CODES),
         "4 heads": HEADS,
     },
 }

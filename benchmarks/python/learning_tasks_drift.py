@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from learning_measures import codes_of
-from learning_rows import RECOMMENDED, Options, Row, both, make, seeded
+from learning_rows import RECOMMENDED, Options, Row, both, make, recommended, seeded
 from learning_tasks_stream import DIMS, QUICK_STEPS, error_of, evaluate, learn, tokens_of
 from torch import Tensor, nn
 
@@ -43,6 +43,8 @@ def _drift() -> Iterator[Row]:
     for move in ("turn", "jump"):
         for codes, steps in SIZES.items():
             for name, options in SETTINGS.items():
+                if name == "recommended":
+                    options = recommended(BATCH, codes)
                 yield _row(DRIFT, f"{move}, {codes} codes", name, options, codes, steps, move)
 
 

@@ -27,6 +27,7 @@ _FSQ_LEVELS = {
 
 # Codes start where the data is, averages last some 20 steps, and codes that hardly anything uses move.
 _AVERAGES = {"kmeans_init": True, "decay": 0.95, "dead_code_threshold_fraction": 0.1}
+_TOKENS_OF_AVERAGE = 40
 # The sphere holds the latents, and keeps the entropies of all sizes alike.
 _SIGNS = {"spherical": True, "entropy_loss_weight": 0.02, "commitment_loss_weight": 1.0}
 
@@ -53,7 +54,9 @@ _SHORT = {"vq": "VectorQuantize", "rvq": "ResidualVQ", "bsq": "LFQ", "latent": "
 _NAMES = {name.lower(): name for name in _PRESETS} | _SHORT
 
 
-def recommended(quantizer: str | type[nn.Module], *, bits: int = 10) -> dict[str, Any]:
+def recommended(
+    quantizer: str | type[nn.Module], *, bits: int = 10, tokens: int | None = None
+) -> dict[str, Any]:
     """Keyword arguments to begin with, for a quantizer of this package.
 
     The defaults of the classes are those of vector-quantize-pytorch; these are the settings that learnt best in the
@@ -64,6 +67,8 @@ def recommended(quantizer: str | type[nn.Module], *, bits: int = 10) -> dict[str
             ResidualVQ, LFQ on the sphere and LatentQuantize.
         bits: bits of a token, for stacks of a token and level. Sizes that are no power of two come near: 3 to 18 for
             those that take ``levels``. Default: 10.
+        tokens: tokens of a training step, of all ranks, for VectorQuantize: ``decay`` is then such that a code's
+            average holds some 40 of its tokens, within [0.9, 0.99]. Default: unknown, decay 0.95.
 
     Returns:
         A new dict: ``codebook_size``, ``levels`` or ``bits``, and the settings that differ from the defaults.
@@ -81,7 +86,18 @@ def recommended(quantizer: str | type[nn.Module], *, bits: int = 10) -> dict[str
             f"recommended: expected quantizer to be one of {', '.join(_PRESETS)}, but got {name!r}"
         )
     size, settings = _PRESETS[found]
-    return {size: _size(size, bits), **settings}
+    result = {size: _size(size, bits), **settings}
+    if tokens is not None:
+        if found != "VectorQuantize" or tokens < 1:
+            raise ValueError(
+                f"recommended: expected tokens to be at least 1, and for VectorQuantize, but got {tokens} for {found}"
+            )
+        result["decay"] = _decay(tokens / result[_CODEBOOK])
+    return result
+
+
+def _decay(tokens_per_code: float) -> float:
+    return round(min(max(1 - tokens_per_code / _TOKENS_OF_AVERAGE, 0.9), 0.99), 3)
 
 
 def _size(size: str, bits: int) -> int | list[int]:

@@ -4,7 +4,7 @@ A family (``ResidualVQ``; ``ResidualFSQ`` and ``ResidualLFQ`` by ``_residual_sta
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,28 @@ def walk(
         residual = residual - taken
         chosen.append(level)
     return total, chosen
+
+
+def balanced(inputs: Tensor, depth: int | Tensor, handed_on: float = 1.0) -> Tensor:
+    """The inputs of a stack with one estimator, as the losses of its levels see them.
+
+    The losses of all levels add up in the encoder, where the output's gradient arrives once. With one estimator per
+    level, as in the reference, it arrives ``sum(handed_on**n)`` times, so once per level where a level hands on all of
+    its gradient, and users weigh the losses for that balance. So the gradient of the losses is divided by it.
+    """
+    gain = _gain_of_levels(depth, handed_on)
+    if not isinstance(gain, Tensor) and gain in (0, 1):
+        return inputs
+    return cast(Tensor, _ops.straight_through(inputs * (1 / gain), inputs.detach()))
+
+
+def _gain_of_levels(depth: int | Tensor, handed_on: float) -> float | Tensor:
+    """``sum(handed_on**n)`` over the levels in use."""
+    if isinstance(depth, int):
+        return sum(handed_on**index for index in range(depth))
+    # A depth that the device knows alone may be 0, where no loss is left to balance.
+    depth = depth.clamp_min(1)
+    return depth if handed_on == 1 else (1 - handed_on**depth) / (1 - handed_on)
 
 
 def leave(

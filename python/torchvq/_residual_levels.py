@@ -31,7 +31,7 @@ from torchvq._in_place import (
 from torchvq._losses import Choice
 from torchvq._ranks import Ranks, Tokens, advance_rng, collect, noise_rng, replace_dead_codes
 from torchvq._residual_beam import level_mask, prepare_levels, search_paths
-from torchvq._residual_engine import Passed, only_if, reach
+from torchvq._residual_engine import Passed, balanced, only_if, reach
 from torchvq._residual_engine import walk as walk_levels
 from torchvq._search import choose, estimator, prepare
 from torchvq.vector_quantize import VectorQuantize
@@ -110,27 +110,10 @@ def walk(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Walk:
 
 
 def _balanced(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Tensor:
-    """The inputs as the levels' losses see them: their gradient is divided by the gain of one estimator per level.
-
-    The losses of all levels add up in the encoder, where the reconstruction arrives once. With one estimator per
-    level, as in the reference, it arrives ``sum((1 - quant_grad_frac)**n)`` times, so once per level by default, and
-    ``commitment_weight`` is tuned for that balance.
-    """
+    """The inputs as the levels' losses see them."""
     if not rvq.training or rvq.estimates_levels or request.targets is not None:
         return inputs
-    gain = _gain_of_levels(request.depth, 1 - rvq.quant_grad_frac)
-    if not isinstance(gain, Tensor) and gain == 1:
-        return inputs
-    return _ops.straight_through(inputs * (1 / gain), inputs.detach())
-
-
-def _gain_of_levels(depth: int | Tensor, handed_on: float) -> float | Tensor:
-    """``sum(handed_on**n)`` over the levels in use."""
-    if isinstance(depth, int):
-        return sum(handed_on**index for index in range(depth))
-    # A depth that the device knows alone may be 0, where no loss is left to balance.
-    depth = depth.clamp_min(1)
-    return depth if handed_on == 1 else (1 - handed_on**depth) / (1 - handed_on)
+    return balanced(inputs, request.depth, 1 - rvq.quant_grad_frac)
 
 
 def _condition(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, summed: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from torchvq._random_state import RandomState, Step
 from torchvq._residual_dropout import drawn_depth, seeded_depth
 from torchvq._residual_engine import (
     Passed,
+    balanced,
     enter,
     leave,
     only_if,
@@ -179,7 +180,9 @@ class ResidualStack(RandomState):
             taken = level.codes if self.gradient == "attached" else level.codes.detach()
             return level, Passed(level.codes, taken)
 
-        total, levels = walk(inputs, reach(depth, self.num_quantizers), choose)
+        estimated = self.training and self.gradient == "estimated"
+        compared = balanced(inputs, depth) if estimated else inputs
+        total, levels = walk(compared, reach(depth, self.num_quantizers), choose)
         if self.gradient == "estimated":
             total = self.estimate(inputs, total)
         # Dropped levels have no index and no code.

@@ -1,7 +1,5 @@
 #include "modules/residual_levels.h"
 
-#include <cmath>
-
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -62,21 +60,13 @@ at::Tensor estimate_stack(const ResidualVQImpl& rvq, const at::Tensor& inputs,
                          .sync_update_v(rvq.is_training() ? first.options.sync_update_v() : 0));
 }
 
-/// The inputs as the levels' losses see them: their gradient is divided by the gain of one
-/// estimator per level. The losses of all levels add up in the encoder, where the reconstruction
-/// arrives once. With one estimator per level, as in the reference, it arrives
-/// sum((1 - quant_grad_frac)^n) times, so once per level by default, and commitment_weight is tuned
-/// for that balance.
-at::Tensor balanced(const ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request) {
+/// The inputs as the levels' losses see them.
+at::Tensor compared_inputs(const ResidualVQImpl& rvq, const at::Tensor& inputs,
+                           const Request& request) {
   if (!rvq.is_training() || estimates_levels(rvq) || !request.targets.empty()) {
     return inputs;
   }
-  double gain = 0;
-  for (int64_t index = 0; index < request.depth; ++index) {
-    gain += std::pow(1 - gradient_fraction(rvq), index);
-  }
-  return gain == 1 || gain == 0 ? inputs
-                                : ops::straight_through(inputs.mul(1 / gain), inputs.detach());
+  return balanced(inputs, request.depth, 1 - gradient_fraction(rvq));
 }
 
 Call level_call(const ResidualVQImpl& rvq, int64_t index, const Request& request) {
@@ -148,7 +138,7 @@ Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request)
     prepare_levels(rvq, inputs, request);
     paths = search_paths(rvq, inputs, request);
   }
-  const auto compared = balanced(rvq, inputs, request);
+  const auto compared = compared_inputs(rvq, inputs, request);
   const double fraction = rvq.is_training() ? gradient_fraction(rvq) : 0;
   Walk result;
   const auto choose = [&](int64_t index, const at::Tensor& residual,

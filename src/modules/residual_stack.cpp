@@ -24,8 +24,9 @@ struct StackWalk {
 StackWalk walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
                          const std::optional<at::Tensor>& mask, int64_t depth) {
   std::vector<at::Tensor> codes, indices;
+  // With an estimate the levels' own gradients are those of their losses.
   auto total = walk_levels(
-      inputs, depth,
+      family.estimate ? balanced(inputs, depth) : inputs, depth,
       [&](int64_t index, const at::Tensor& residual, const at::Tensor& /*total*/) -> Passed {
         auto level = family.quantize(index, residual, mask);
         codes.push_back(level.codes);

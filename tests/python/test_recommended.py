@@ -72,6 +72,17 @@ def test_each_call_returns_settings_of_its_own() -> None:
     assert torchvq.recommended("vq")["decay"] != 0.5
 
 
+def test_decay_follows_the_tokens_of_a_step() -> None:
+    decays = [torchvq.recommended("vq", bits=10, tokens=n)["decay"] for n in (1, 1024, 2048, 10**6)]
+    assert decays == [0.99, 0.975, 0.95, 0.9]
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("vq", 0), ("fsq", 64), ("rvq", 64)])
+def test_tokens_that_mean_nothing(name: str, tokens: int) -> None:
+    with pytest.raises(ValueError, match="recommended: expected tokens to be at least 1, and for"):
+        torchvq.recommended(name, tokens=tokens)
+
+
 @pytest.mark.parametrize("bits", [0, -1, 63])
 def test_bits_out_of_range(bits: int) -> None:
     with pytest.raises(ValueError, match=r"recommended: expected bits to be in \[1, 62\], but got"):
@@ -84,7 +95,7 @@ def test_levels_out_of_range() -> None:
 
 
 def test_unknown_quantizer() -> None:
-    with pytest.raises(ValueError, match="expected quantizer to be one of .*, but got 'PQ'"):
+    with pytest.raises(ValueError, match=r"expected quantizer to be one of .*, but got 'PQ'"):
         torchvq.recommended("PQ")
 
 

@@ -80,7 +80,20 @@ def test_losses_of_levels_by_enumeration():
     torch.testing.assert_close(losses, torch.stack(right))
     losses.sum().backward()
     torch.stack(right).sum().backward()
-    torch.testing.assert_close(x.grad, wide.grad, rtol=1e-7, atol=1e-10)
+    # Divided by the levels: what the output gains where each level has an estimator of its own.
+    torch.testing.assert_close(x.grad, wide.grad / 3, rtol=1e-7, atol=1e-10)
+
+
+def test_losses_and_output_have_the_balance_of_one_estimator_per_level():
+    """Oracle: ``vqp_compat``, whose gradients are longer by the number of levels, and parallel."""
+    gradients = []
+    for compatible in (False, True):
+        stack = build(entropy_loss_weight=0.7, vqp_compat=compatible)
+        x = data((1, 20, 4)).requires_grad_()
+        quantized, _, losses = stack(x)
+        (quantized.square().sum() + 50 * losses.sum()).backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(gradients[0] * 3, gradients[1])
 
 
 def test_gain_is_one():
