@@ -84,12 +84,12 @@ bench: build $(STAMPS)/test $(STAMPS)/demo ## Run the benchmarks; results go to 
 
 .PHONY: wheel
 TORCHES ?= $(TORCH)
-wheel: $(STAMPS)/wheel $(STAMPS)/debian ## Build one wheel in dist/ with a library for each version in TORCHES="2.13.0 2.15.0"
+wheel: $(STAMPS)/wheel $(STAMPS)/build $(STAMPS)/package $(STAMPS)/debian ## Build one wheel in dist/ with a library for each version in TORCHES="2.13.0 2.15.0"
 	$(call say,One wheel for torch $(TORCHES))
 	@$(VENV)/bin/python tools/build_wheel.py --jobs $(JOBS) --torch $(TORCHES)
 
 .PHONY: check-wheel
-check-wheel: wheel ## Install that wheel into a clean environment and use it as README says
+check-wheel: ## Install that wheel beside torch, version TORCH, in a clean environment, and use it as README says
 	$(call say,The wheel in a clean environment)
 	@tools/check_wheel.sh $(PYTHON) $(TORCH)
 
@@ -97,13 +97,15 @@ check-wheel: wheel ## Install that wheel into a clean environment and use it as 
 
 .PHONY: lint
 lint: lint-fast file-commands ## Check formats, types, sizes, kernels, that each C++ file compiles alone, and those that changed
-	$(call say,Every source of the library by itself)
-	@tools/check_standalone.sh $(JOBS)
+	$(call say,Every source of the library and the command line by itself)
+	@tools/check_standalone.sh $(JOBS) src cli
 	$(call say,clang-tidy on changed files)
 	@tools/tidy.sh $(JOBS)
 
 .PHONY: lint-all
-lint-all: lint-fast file-commands ## The same, with clang-tidy on the whole tree (slow)
+lint-all: lint-fast file-commands ## The same with the C++ tests, and with clang-tidy on the whole tree (slow)
+	$(call say,Every source of the library and the command line and the tests by itself)
+	@tools/check_standalone.sh $(JOBS) src cli tests/cpp
 	$(call say,clang-tidy on all files)
 	@tools/tidy.sh $(JOBS) --all
 

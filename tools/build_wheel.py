@@ -2,9 +2,10 @@
 
 python tools/build_wheel.py --torch 2.13.0 2.15.0 --output dist
 
-Each version is built in build/wheel/<version>, with an environment of its own, from the same sources. The wheels
-differ in lib/torch2.13/ and share/cmake/torchvq/torch2.13/ alone, which is checked, so one holds them all. Its tag says
-what it needs of glibc and libstdc++ (auditwheel); libraries that torch ships are torch's to bring.
+Each version is built in build-wheel<version>/, from the same sources, with the torch of this Python where it is that
+version and else with an environment of its own. The wheels differ in lib/torch2.13/ and share/cmake/torchvq/torch2.13/
+alone, which is checked, so one holds them all. Its tag says what it needs of glibc and libstdc++ (auditwheel);
+libraries that torch ships are torch's to bring.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import venv
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,26 +35,30 @@ def run(*command: object, **variables: str) -> None:
         sys.exit(f"{done.stdout}{done.stderr}\nStopped: `{' '.join(words)}` failed as shown above")
 
 
-def build(version: str, work: Path, jobs: int) -> Path:
-    """The wheel for one version of torch."""
-    environment, tree, out = work / "venv", work / "tree", work / "dist"
-    python = environment / "bin/python"
-    if not (work / "ready").exists():
+def environment(version: str, folder: Path) -> Path:
+    """A Python beside which the package can be built for a version of torch."""
+    if metadata.version("torch").split("+")[0] == version:
+        return Path(sys.executable)
+    python = folder / "bin/python"
+    ready = folder / "ready"
+    if not ready.exists():
         print(f"  torch {version}: an environment", flush=True)
-        venv.create(environment, clear=True, with_pip=True)
+        venv.create(folder, clear=True, with_pip=True)
+        pip = [python, "-m", "pip", "-q", "install"]
         # What is compiled and linked takes torch's headers and three libraries, and nothing that torch depends on.
-        run(python, "-m", "pip", "-q", "install", "--no-deps", f"torch=={version}")
+        run(*pip, "--no-deps", f"torch=={version}")
         needs = [f"-r{ROOT / 'requirements' / name}.txt" for name in ("build", "package")]
-        run(
-            python,
-            "-m",
-            "pip",
-            "-q",
-            "install",
-            *needs,
-            f"-c{ROOT / 'requirements/constraints.txt'}",
-        )
-        (work / "ready").touch()
+        run(*pip, *needs, f"-c{ROOT / 'requirements/constraints.txt'}")
+        ready.touch()
+    return python
+
+
+def build(version: str, jobs: int) -> Path:
+    """The wheel for one version of torch."""
+    # Beside build/, so that sources and headers have the same relative paths for ccache.
+    tree = ROOT / f"build-wheel{version}"
+    out = tree / "dist"
+    python = environment(version, tree / "venv")
     print(f"  torch {version}: compiling", flush=True)
     shutil.rmtree(out, ignore_errors=True)
     defined = {"TORCHVQ_RELOCATABLE": "ON", "TORCHVQ_BUILD_CLI": "ON", "Python3_EXECUTABLE": python}
@@ -102,16 +108,16 @@ def requirement(versions: list[str]) -> str:
 
 def narrow(folder: Path, versions: list[str]) -> None:
     """Has pip refuse a torch that the wheel has no library for."""
-    metadata = next(folder.glob("*.dist-info")) / "METADATA"
+    described = next(folder.glob("*.dist-info")) / "METADATA"
     text, count = re.subn(
         r"^Requires-Dist: torch\b.*$",
         f"Requires-Dist: {requirement(versions)}",
-        metadata.read_text(encoding="utf-8"),
+        described.read_text(encoding="utf-8"),
         flags=re.MULTILINE,
     )
     if count != 1:
-        sys.exit(f"Stopped: expected one requirement of torch in {metadata}, but found {count}")
-    metadata.write_text(text, encoding="utf-8")
+        sys.exit(f"Stopped: expected one requirement of torch in {described}, but found {count}")
+    described.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
@@ -120,8 +126,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "dist")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
-    work = ROOT / "build/wheel"
-    wheels = [build(version, work / version, arguments.jobs) for version in arguments.torch]
+    work = ROOT / "build-wheel"
+    wheels = [build(version, arguments.jobs) for version in arguments.torch]
     folders = [unpack(wheel, work / f"files-{at}") for at, wheel in enumerate(wheels)]
     merge(folders[0], folders[1:])
     narrow(folders[0], arguments.torch)

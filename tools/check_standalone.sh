@@ -1,31 +1,33 @@
 #!/usr/bin/env bash
-# check_standalone.sh JOBS: compiles each source of the library by itself, without writing objects. The build compiles
-# many at a time (src/unity.cmake), where a source can lean on what its neighbours include; this finds it. Expects
-# build-files/ to be configured.
+# check_standalone.sh JOBS FOLDER...: compiles each source of these folders by itself, without writing objects. The build
+# compiles many at a time (cmake/units.cmake), where a source can lean on what its neighbours include; this finds it.
+# Expects build-files/ to be configured.
 #
 # Sources that have passed are not compiled again until they, or any header, change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=$1
+shift
 tree=build-files
 passed=$tree/standalone
 mkdir -p "$passed"
 
-ninja -C "$tree" src/CMakeFiles/torchvq.dir/cmake_pch.hxx.gch >"$tree/pch.log" || { cat "$tree/pch.log"; exit 1; }
-
 # One line per source: its name, a tab, and the command that compiles it without writing anything.
-commands=$(python3 - "$tree" <<'PYTHON'
+commands=$(python3 - "$tree" "$@" <<'PYTHON'
 import json, os, re, sys
 
-tree = sys.argv[1]
+tree, *folders = sys.argv[1:]
 for entry in json.load(open(f"{tree}/compile_commands.json")):
     name = os.path.relpath(entry["file"])
-    if name.startswith("src/"):
+    if name.startswith(tuple(f"{folder}/" for folder in folders)):
         print(name, re.sub(r" -o \S+ -c ", " -fsyntax-only ", entry["command"]), sep="\t")
 PYTHON
 )
 
-newest_header=$(find src include "$tree/include" -name '*.h' -printf '%T@ %p\n' | sort -rn | head -n 1 | cut -d' ' -f2)
+precompiled=$(grep -o " -include $PWD/$tree/[^ ]*" <<<"$commands" | sed "s|.*/$tree/||; s|\$|.gch|" | sort -u)
+ninja -C "$tree" $precompiled >"$tree/pch.log" || { cat "$tree/pch.log"; exit 1; }
+
+newest_header=$(find "$@" src include "$tree/include" -name '*.h' -printf '%T@ %p\n' | sort -rn | head -n 1 | cut -d' ' -f2)
 
 # check NAME<tab>COMMAND
 check() {

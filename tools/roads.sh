@@ -7,14 +7,13 @@
 #
 # Shared are the packages of the system and two caches. pip's holds files as downloaded; each road still has to ask for all
 # that it needs. ccache's holds objects by everything that goes into them (compiler, flags, the text of every header): a
-# road with another flag or header compiles anew, and one without a header fails, cached objects or not. All clones lie
-# at the same path, one after the other, so that the library is compiled once, by the first road.
+# road with another flag or header compiles anew, and one without a header fails, cached objects or not. So the library
+# is compiled once, by the first road (cmake/ccache.cmake).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source=$PWD
 roads=("$@")
 if ((${#roads[@]} == 0)); then roads=(demo pip cli wheel prefix subdirectory); fi
-# The same folder each time, for the cache of the compiler: its units name their sources by full paths.
 work=${TMPDIR:-/tmp}/torchvq-roads-$UID
 log=$work.log
 exec {lock}>"$work.lock"
@@ -25,7 +24,7 @@ clone=$app/torchvq
 
 # PATH as it is outside of any virtual environment, and the variables of a shell that has nothing else.
 path=$(tr : '\n' <<<"$PATH" | while read -r folder; do [[ -e $folder/../pyvenv.cfg ]] || echo "$folder"; done | paste -sd:)
-variables=("HOME=$HOME" "CCACHE_BASEDIR=$clone")
+variables=("HOME=$HOME")
 
 # block HEADING LANGUAGE: of README.md as it is cloned. typed: the commands of a block that shows them with their output.
 block() { python3 "$source/tools/code_blocks.py" "$clone/README.md" "$1" "$2"; }

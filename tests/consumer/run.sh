@@ -39,9 +39,15 @@ rm -rf "$work/prefix" "$work/moved"
 cmake --install "$build" --prefix "$work/prefix" --component development >"$work/install.log"
 mv "$work/prefix" "$work/moved"
 
-# Of a CUDA build of torch, find_package(Torch) needs a CUDA toolkit; find_package(torchvq) does not.
+# Of a CUDA build of torch, find_package(Torch) needs all of a CUDA toolkit; find_package(torchvq) does not.
+finds_torch() {
+  mkdir -p "$work/finds_torch"
+  printf '%s\n' 'cmake_minimum_required(VERSION 3.24)' 'project(finds_torch LANGUAGES CXX)' 'find_package(Torch REQUIRED)' \
+    >"$work/finds_torch/CMakeLists.txt"
+  cmake -G Ninja -S "$work/finds_torch" -B "$work/finds_torch/build" -DCMAKE_PREFIX_PATH="$torch" >"$work/finds_torch.log" 2>&1
+}
 before=() after=()
-if [[ $(ask 'import torch; print(torch.version.cuda)') == None ]] || command -v nvcc >/dev/null; then
+if [[ $(ask 'import torch; print(torch.version.cuda)') == None ]] || finds_torch; then
   before=(-DFIND_TORCH=before) after=(-DFIND_TORCH=after)
 fi
 

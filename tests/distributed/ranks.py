@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -116,7 +117,9 @@ def outcome(function: Callable[..., Any], *args: Any) -> str:
 
 def stderr_of(function: Callable[..., Any], *args: Any) -> str:
     """What the function wrote to the process's standard error, C++ included."""
-    with tempfile.TemporaryFile() as file:
+    # Ranks live as long as many tests, and Python says a warning only once.
+    with tempfile.TemporaryFile() as file, warnings.catch_warnings():
+        warnings.simplefilter("always")
         before = os.dup(2)
         os.dup2(file.fileno(), 2)
         try:

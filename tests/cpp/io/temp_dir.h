@@ -1,7 +1,9 @@
 // A directory that ends with the test, and files as plain bytes.
 #pragma once
 
+#include <ftw.h>
 #include <gtest/gtest.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <filesystem>
@@ -19,8 +21,11 @@ class TempDir {
     root_ = pattern;
   }
   ~TempDir() {
-    std::error_code ignored;
-    std::filesystem::remove_all(root_, ignored);
+    // CUDA builds of torch 2.11 export a std::filesystem::remove_all of their own, which crashes.
+    const auto remove = [](const char* path, const struct stat*, int, FTW*) {
+      return ::remove(path);
+    };
+    ::nftw(root_.c_str(), remove, 16, FTW_DEPTH | FTW_PHYS);
   }
   TempDir(const TempDir&) = delete;
   TempDir& operator=(const TempDir&) = delete;
