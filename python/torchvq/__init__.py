@@ -4,6 +4,7 @@ from torchvq._collapse import CollapseLimits, CollapseWarning
 from torchvq._kmeans import KmeansOutput, kmeans
 from torchvq._library import cmake_prefix_path
 from torchvq._precision_report import Precision, precision_report
+from torchvq._refine import Refinement, refine
 from torchvq._replicas import ReplicaDifference, verify_replicas
 from torchvq._stats import CodebookStats
 from torchvq._version import __version__
@@ -40,6 +41,7 @@ __all__ = [
     "LossBreakdown",
     "Monitor",
     "Precision",
+    "Refinement",
     "ReplicaDifference",
     "ResidualFSQ",
     "ResidualLFQ",
@@ -49,5 +51,6 @@ __all__ = [
     "cmake_prefix_path",
     "kmeans",
     "precision_report",
+    "refine",
     "verify_replicas",
 ]
