@@ -1,4 +1,4 @@
-"""Joint refinement of residual codebooks. Oracles: least squares by numpy on one-hot designs, the forward of the module."""
+"""Joint refinement of residual codebooks. Oracles: numpy's least squares on one-hot designs, the forward of a module."""
 
 from __future__ import annotations
 
