@@ -36,6 +36,10 @@ and the options above, not on --memory or --threads.
 --levels Q fits Q codebooks, each to what the ones before have left of the vectors: Q codes describe a vector.
 --groups G splits the features into G equal parts, each with levels of its own: G * Q codes describe a vector.
 
+--refine N then fits all levels of a group together: up to N times, vectors are encoded with a beam of 5, or --beam
+where that is wider, and the codebooks set to the least-squares codes for what was found. It takes three times as long
+as a pass of k-means each, and lowers the error of the same bits by a tenth and more, most of all with a beam.
+
 --method fsq rounds features to --quantizer-levels (finite scalar quantization), --method lfq takes the signs of
 log2(codebook size) features (lookup-free quantization): no codebook, but linear maps from and to the vectors, fitted
 in closed form on a sample of 65536. --groups G gives G codes per vector, all from one map. The codec holds the state
@@ -52,6 +56,7 @@ torchvq.ResidualVQ(dim, num_quantizers, codebook_size), with --groups that of to
 Examples:
   torchvq fit vectors.npy --codebook-size 1024 -o codec.safetensors
   torchvq fit vectors.npy --codebook-size 256 --levels 8 --beam 8 -o residual.safetensors
+  torchvq fit vectors.npy --codebook-size 256 --levels 8 --refine 16 -o refined.safetensors
   torchvq fit vectors.npy --codebook-size 256 --levels 4 --groups 2 -o grouped.safetensors
   torchvq fit vectors.npy --method fsq --quantizer-levels 8,5,5,5 --groups 2 -o fsq.safetensors
   torchvq fit vectors.npy --method lfq --codebook-size 65536 -o lfq.safetensors
@@ -182,6 +187,11 @@ void add_fit(CLI::App& program, Run& run) {
   add_output_option(*command, arguments->output, "Codec to write (.safetensors)");
   add_method_options(*command, fit);
   add_beam_option(*command, fit.beam);
+  command
+      ->add_option("--refine", fit.refine,
+                   "Most joint refits of all levels after k-means (default: 0, none)")
+      ->check(CLI::Range(int64_t{0}, int64_t{1000000}))
+      ->option_text("N");
   command
       ->add_option("--metric", fit.metric,
                    "euclidean, or cosine for unit vectors (default: euclidean)")

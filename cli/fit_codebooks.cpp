@@ -4,6 +4,7 @@
 
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <utility>
@@ -26,6 +27,7 @@ functional::FitStackOptions stack_options(const FitOptions& given) {
   options.levels = given.levels;
   options.groups = given.groups;
   options.beam = given.beam;
+  options.refine = given.refine;
   options.memory = given.memory;
   return options;
 }
@@ -54,6 +56,9 @@ class FitCodebooks : public FitMethod {
     TORCH_CHECK_VALUE(options_.level.metric == "euclidean" || columns() == 1,
                       "--metric: expected euclidean with --levels or --groups above 1, but got ",
                       options_.level.metric);
+    TORCH_CHECK_VALUE(options_.level.metric == "euclidean" || options_.refine == 0,
+                      "--metric: expected euclidean with --refine, but got ",
+                      options_.level.metric);
     const auto paths = std::pow(static_cast<double>(options_.level.codebook_size),
                                 static_cast<double>(options_.levels));
     TORCH_CHECK_VALUE(static_cast<double>(options_.beam) <= paths, "--beam: expected at most ",
@@ -68,16 +73,20 @@ class FitCodebooks : public FitMethod {
   std::string options() const override {
     const auto& level = options_.level;
     return c10::str("--codebook-size ", level.codebook_size, " --levels ", options_.levels,
-                    " --groups ", options_.groups, " --beam ", options_.beam, " --metric ",
-                    level.metric, " --iterations ", level.iterations, " --seed ", level.seed);
+                    " --groups ", options_.groups, " --beam ", options_.beam, " --refine ",
+                    options_.refine, " --metric ", level.metric, " --iterations ", level.iterations,
+                    " --seed ", level.seed);
   }
 
   void fit(const functional::VectorBlocks& vectors, bool quiet) override {
     // Of each codebook one pass draws the sample, one counts; at the end one measures the result.
     const auto passes = options_.level.iterations + 2;
-    Progress progress("fit", vectors.rows * (columns() * passes + 1), quiet);
+    const auto all = columns() * passes + refined() * searches() + 1;
+    Progress progress("fit", vectors.rows * all, quiet);
     const auto show = [&](int64_t column, int64_t pass, int64_t rows) {
-      progress.update((column * passes + pass) * vectors.rows + rows, note_of(column, pass));
+      const auto after = std::max<int64_t>(column - columns(), 0);
+      const auto before = (column - after) * passes + after * searches();
+      progress.update((before + pass) * vectors.rows + rows, note_of(column, pass));
     };
     fit_ = functional::fit_stack(vectors, options_, show);
     progress.finish();
@@ -93,6 +102,7 @@ class FitCodebooks : public FitMethod {
   void add_result(Report& report) const override {
     report.add("iterations", "iterations", fit_.iterations, fit_.converged ? "(settled)" : "");
     report.add("converged", "", fit_.converged);
+    if (options_.refine > 0) add_refits(report);
     if (fit_.stack.columns() > 1) report.add("beam", "beam", options_.beam);
     report.add("mse", "mse", fit_.evaluation.error.mse());
     report.add("relative_error", "relative error", fit_.evaluation.error.relative_error());
@@ -102,15 +112,31 @@ class FitCodebooks : public FitMethod {
  private:
   int64_t columns() const { return options_.levels * options_.groups; }
 
+  // Groups that are refined, and searches of each at most.
+  int64_t refined() const { return options_.refine > 0 ? options_.groups : 0; }
+  int64_t searches() const { return options_.refine + 2; }
+
+  void add_refits(Report& report) const {
+    report.add("refits", "refits", fit_.refits);
+    report.add("mse_before_refits", "mse before refits", fit_.mse_before_refits);
+    report.add("mse_after_refits", "mse after refits", fit_.mse_after_refits);
+  }
+
   std::string note_of(int64_t column, int64_t pass) const {
     std::string note;
-    if (column == columns()) return "measuring";
+    if (column == columns() + refined()) return "measuring";
+    if (column >= columns()) return refining_note(column - columns(), pass);
     if (options_.groups > 1) note += "group " + std::to_string(column / options_.levels) + " ";
     if (columns() > 1) note += "level " + std::to_string(column % options_.levels) + " ";
     const auto passes = options_.level.iterations;
     if (pass == 0) return note + "sampling";
     if (pass > passes) return note + "counting";
     return note + "pass " + std::to_string(pass) + "/" + std::to_string(passes);
+  }
+
+  std::string refining_note(int64_t group, int64_t search) const {
+    const auto note = "refining, search " + std::to_string(search + 1);
+    return options_.groups > 1 ? "group " + std::to_string(group) + " " + note : note;
   }
 
   functional::FitStackOptions options_;

@@ -22,6 +22,7 @@ struct FitOptions {
   int64_t levels = 1;
   int64_t groups = 1;
   int64_t beam = 1;
+  int64_t refine = 0;
   std::string metric;
   int64_t iterations = -1;
   int64_t seed = 0;

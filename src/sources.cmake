@@ -47,14 +47,21 @@ set(TORCHVQ_SOURCES
   functional/fit_scalar_codec.cpp
   functional/fit_stack.cpp
   functional/implicit_diversity_loss.cpp
+  functional/joint_statistics.cpp
   functional/latent_codes.cpp
   functional/layout.cpp
   functional/lookup_free.cpp
   functional/losses.cpp
+  functional/noisy_codebooks.cpp
   functional/quantize.cpp
   functional/quantize_depth.cpp
   functional/quantize_scalars.cpp
   functional/reconstruction_error.cpp
+  functional/refine_codebooks.cpp
+  functional/refine_heads.cpp
+  functional/refine_operator.cpp
+  functional/refine_options.cpp
+  functional/refit_codebooks.cpp
   functional/residual_blocks.cpp
   functional/rotate_features.cpp
   functional/sample_rows.cpp
@@ -115,6 +122,7 @@ set(TORCHVQ_SOURCES
   modules/projection.cpp
   modules/random_state.cpp
   modules/ranks.cpp
+  modules/refine.cpp
   modules/residual_beam.cpp
   modules/residual_engine.cpp
   modules/residual_evaluation.cpp

@@ -16,6 +16,7 @@ from harness import Target, read_json
 
 LEARNING = "learning_table"
 LEARNING_RESIDUAL = "learning_residual"
+LEARNING_REFINE = "learning_refine"
 LEARNING_LFQ = "learning_lfq"
 MIB = 2**20
 # Columns of the tables, and the ratio under which a column is found in the JSON.
@@ -47,6 +48,15 @@ def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
             "stacks": _stacks(document),
             "stacks_targets": _targets([document]),
             "stacks_machine": _machine([document]),
+        }
+        fill(docs / "learning.md", parts)
+    refined = results / f"{LEARNING_REFINE}.json"
+    if refined.exists():
+        document = read_json(refined)
+        parts = {
+            "refined": _refined(document),
+            "refined_targets": _targets([document]),
+            "refined_machine": _machine([document]),
         }
         fill(docs / "learning.md", parts)
     signs = results / f"{LEARNING_LFQ}.json"
@@ -193,6 +203,19 @@ def _stacks(document: Document) -> str:
         )
     header = ["data", "settings", "who", "beam", "error over faiss", "use, first level", "last"]
     return _table([*header, "two ranks alike"], rows)
+
+
+def _refined(document: Document) -> str:
+    """The error over that of faiss, by the beam that encodes."""
+    beams = ("1", "5", "16")
+    rows = []
+    for run in document["runs"]:
+        ratios = run["error_over_faiss"]
+        cells = [f"{ratios[beam]:.3f}" if beam in ratios else "" for beam in beams]
+        seconds = f"{run['seconds']:.0f}" if "seconds" in run else ""
+        rows.append([run["data"], run["name"], run["who"], *cells, seconds])
+    header = ["data", "settings", "who", *(f"beam {beam}" for beam in beams), "seconds"]
+    return _table(header, rows)
 
 
 def _signs(document: Document) -> str:

@@ -13,6 +13,7 @@
 #include <torchvq/modules/grouped_residual_vq.h>
 #include <torchvq/modules/latent_quantize.h>
 #include <torchvq/modules/lfq.h>
+#include <torchvq/modules/refine.h>
 #include <torchvq/modules/residual_fsq.h>
 #include <torchvq/modules/residual_lfq.h>
 #include <torchvq/modules/residual_vq.h>

@@ -5,6 +5,7 @@ from torchvq._kmeans import KmeansOutput, kmeans
 from torchvq._library import cmake_prefix_path
 from torchvq._precision_report import Precision, precision_report
 from torchvq._recommended import recommended
+from torchvq._refine import Refinement, refine
 from torchvq._replicas import ReplicaDifference, verify_replicas
 from torchvq._stats import CodebookStats
 from torchvq._version import __version__
@@ -41,6 +42,7 @@ __all__ = [
     "LossBreakdown",
     "Monitor",
     "Precision",
+    "Refinement",
     "ReplicaDifference",
     "ResidualFSQ",
     "ResidualLFQ",
@@ -51,5 +53,6 @@ __all__ = [
     "kmeans",
     "precision_report",
     "recommended",
+    "refine",
     "verify_replicas",
 ]

@@ -439,6 +439,16 @@ class Codebook(WideBuffers):
         self._initialised = True
         self._pending = None
 
+    def move_codes(self, codes: Tensor) -> None:
+        """Sets the codes of a codebook in use: averages follow, how often each is used stays as it was."""
+        with torch.no_grad():
+            wide = self.wide_embed()
+            wide.copy_(codes)
+            self.store_embed(wide)
+            averages = _ops.averages_of_codes(wide, self.cluster_size, eps=self.eps)
+            self.embed_avg.copy_(averages)
+        self._pending = None
+
     # Activation checkpointing ----------------------------------------------------------------------------------
 
     @contextmanager

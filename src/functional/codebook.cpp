@@ -11,6 +11,7 @@
 #include <torchvq/ops/decode_sums.h>
 
 #include "detail/checks.h"
+#include "detail/codebook_average.h"
 #include "detail/precision.h"
 
 namespace torchvq::functional {
@@ -111,6 +112,14 @@ at::Tensor update_affine_(at::Tensor mean, at::Tensor variance, at::Tensor mean_
   return counts[0];
 }
 
+at::Tensor averages_of_codes(const at::Tensor& embed, const at::Tensor& cluster_size, double eps) {
+  at::NoGradGuard no_grad;
+  const auto sizes = detail::smoothed_sizes(cluster_size.detach(), eps);
+  const auto averages = embed.detach().to(at::kDouble).mul(sizes.unsqueeze(-1));
+  const double most = detail::largest(cluster_size.scalar_type());
+  return averages.clamp(-most, most).to(cluster_size.scalar_type());
+}
+
 at::Tensor has_tokens(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
   return counted_rows(x, mask).squeeze(-1).any(1, /*keepdim=*/true);
 }
@@ -187,6 +196,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "group_name='', "
       "str label='quantizer') -> Tensor tokens",
       update_affine_op);
+  m.def("averages_of_codes(Tensor embed, Tensor cluster_size, *, float eps=1e-5) -> Tensor",
+        TORCH_FN(averages_of_codes));
   m.def("has_tokens(Tensor x, Tensor? mask=None) -> Tensor", TORCH_FN(has_tokens));
   m.def(
       "merge_statistics(Tensor counts_a, Tensor sums_a, Tensor exponents_a, Tensor counts_b, "

@@ -1,5 +1,8 @@
 #include <c10/util/Exception.h>
 #include <torchvq/functional/fit_stack.h>
+#include <torchvq/functional/refine_codebooks.h>
+
+#include <algorithm>
 
 #include "functional/residual_blocks.h"
 
@@ -17,6 +20,11 @@ void check(const VectorBlocks& vectors, const FitStackOptions& options) {
   TORCH_CHECK_VALUE(vectors.dim % options.groups == 0,
                     "fit_stack: expected groups to divide the dimension ", vectors.dim,
                     ", but got ", options.groups);
+  TORCH_CHECK_VALUE(options.refine >= 0, "fit_stack: expected refine to be at least 0, but got ",
+                    options.refine);
+  TORCH_CHECK_VALUE(options.level.metric == "euclidean" || options.refine == 0,
+                    "fit_stack: expected metric to be euclidean for refine above 0, but got ",
+                    options.level.metric);
   TORCH_CHECK_VALUE(options.level.metric == "euclidean" || options.levels * options.groups == 1,
                     "fit_stack: expected metric to be euclidean for several codebooks, but got ",
                     options.level.metric);
@@ -39,7 +47,8 @@ class StackFitter {
 
   FitStackOutput run() {
     for (int64_t g = 0; g < options_.groups; ++g) fit_group(g);
-    const auto columns = options_.groups * options_.levels;
+    if (options_.refine > 0) refine_groups();
+    const auto columns = options_.groups * (options_.levels + (options_.refine > 0 ? 1 : 0));
     output_.evaluation = evaluate_stack(vectors_, output_.stack, options_.beam,
                                         [&](int64_t rows) { report(columns, 0, rows); });
     return std::move(output_);
@@ -63,6 +72,37 @@ class StackFitter {
       levels.push_back(fit.codebook);
       if (q + 1 < options_.levels) residual.take_off(fit.codebook);
     }
+  }
+
+  void refine_groups() {
+    const auto options = RefineCodebooksOptions()
+                             .iterations(options_.refine)
+                             .beam(std::max(options_.beam, kRefineBeam))
+                             .seed(options_.level.seed)
+                             .label("fit_stack");
+    double before = 0, after = 0;
+    for (int64_t g = 0; g < options_.groups; ++g) {
+      const auto found = refine_group(g, options);
+      before += found.error_before;
+      after += found.error_after;
+      output_.refits = std::max(output_.refits, found.iterations);
+    }
+    const auto elements = static_cast<double>(vectors_.all_rows() * vectors_.dim);
+    output_.mse_before_refits = before / elements;
+    output_.mse_after_refits = after / elements;
+  }
+
+  RefineCodebooksOutput refine_group(int64_t group, const RefineCodebooksOptions& options) {
+    const auto dim = vectors_.dim / options_.groups;
+    ResidualBlocks part(vectors_, group * dim, dim, options_.memory);
+    auto& levels = output_.stack.groups[static_cast<size_t>(group)];
+    const auto column = options_.groups * options_.levels + group;
+    auto found = refine_codebooks(part.blocks(), levels, options,
+                                  [&](int64_t pass, int64_t rows) { report(column, pass, rows); });
+    levels = found.codebooks;
+    const auto first = output_.counts.begin() + group * options_.levels;
+    std::copy(found.counts.begin(), found.counts.end(), first);
+    return found;
   }
 
   void report(int64_t column, int64_t pass, int64_t rows) const {

@@ -325,6 +325,15 @@ void CodebookImpl::set_codes(const torch::Tensor& codes) {
   pending_.reset();
 }
 
+void CodebookImpl::move_codes(const torch::Tensor& codes) {
+  at::NoGradGuard no_grad;
+  const auto wide = wide_embed();
+  wide.copy_(codes);
+  store_embed(wide);
+  embed_avg.copy_(functional::averages_of_codes(wide, cluster_size, options.eps()));
+  pending_.reset();
+}
+
 // Copies and checkpoints
 // ----------------------------------------------------------------------------------------------
 

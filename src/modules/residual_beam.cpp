@@ -8,11 +8,8 @@
 #include "modules/search.h"
 
 namespace torchvq::detail {
-namespace {
 
-/// What the score of a path weighs each level's remainder by; none: the last remainder is the
-/// score.
-std::vector<double> weights_of(const ResidualVQImpl& rvq, int64_t depth) {
+std::vector<double> beam_weights_of(const ResidualVQImpl& rvq, int64_t depth) {
   std::vector<double> weights;
   if (const auto& given = rvq.options.beam_score_quantizer_weights()) {
     weights = *given;
@@ -23,8 +20,6 @@ std::vector<double> weights_of(const ResidualVQImpl& rvq, int64_t depth) {
   return weights;
 }
 
-}  // namespace
-
 std::vector<at::Tensor> search_paths(ResidualVQImpl& rvq, const at::Tensor& inputs,
                                      const Request& request) {
   std::vector<at::Tensor> codebooks;
@@ -34,7 +29,7 @@ std::vector<at::Tensor> search_paths(ResidualVQImpl& rvq, const at::Tensor& inpu
   const auto indices = ops::residual_beam_search(inputs.detach(), codebooks, request.beam,
                                                  ops::ResidualBeamSearchOptions()
                                                      .mask(layout_of(rvq).split_mask(request.mask))
-                                                     .weights(weights_of(rvq, request.depth)));
+                                                     .weights(beam_weights_of(rvq, request.depth)));
   return indices.clamp_min(0).unbind(-1);
 }
 

@@ -15,6 +15,10 @@ std::vector<at::Tensor> search_paths(ResidualVQImpl& rvq, const at::Tensor& inpu
 /// precedes the search of all levels, so each level sees what the nearest codes have left.
 void prepare_levels(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request);
 
+/// What the score of a path weighs each level's remainder by; none: the last remainder is the
+/// score.
+std::vector<double> beam_weights_of(const ResidualVQImpl& rvq, int64_t depth);
+
 /// How many paths a forward keeps. Throws c10::ValueError for a size that the options exclude.
 int64_t beam_of(const ResidualVQImpl& rvq, std::optional<int64_t> size);
 

@@ -104,6 +104,16 @@ def test_residual_learning_is_the_same_on_two_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.exhaustive
+def test_refined_stacks_are_measured(tmp_path: Path) -> None:
+    options = ("--quick", "--only", "patches", "--output", tmp_path)
+    done = script("learning_refine.py", *options)
+    assert done.returncode == 0, done.stderr
+    runs = json.loads((tmp_path / "learning_refine.json").read_text())["runs"]
+    assert [run["name"] for run in runs][:2] == ["trained", "refined"]
+    assert all(run["train_error"] <= run["train_error_before"] for run in runs[1:-1])
+
+
+@pytest.mark.exhaustive
 def test_lfq_learning_runs(tmp_path: Path) -> None:
     done = script("learning_lfq.py", "--quick", "--output", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -73,6 +73,18 @@ TORCHVQ_API at::Tensor update_affine_(at::Tensor mean, at::Tensor variance,
                                       const at::Tensor& x, const std::optional<at::Tensor>& mask,
                                       double decay, const distributed::SyncOptions& sync = {});
 
+/// The averages of which ema_finish_() makes these codes, up to rounding: what stands behind codes
+/// that did not come from averages.
+///
+/// Formula   embed * smoothed sizes, see ops/ema_finish_.h
+///
+/// @param embed         (H, K, D), floating point.
+/// @param cluster_size  (H, K), float32 or float64.
+/// @param eps           as for ema_finish_().
+/// @return              (H, K, D), dtype of cluster_size. No gradient.
+TORCHVQ_API at::Tensor averages_of_codes(const at::Tensor& embed, const at::Tensor& cluster_size,
+                                         double eps);
+
 /// (H, 1) bool: which heads have a row of x (H, T, D) that is finite and not masked.
 TORCHVQ_API at::Tensor has_tokens(const at::Tensor& x,
                                   const std::optional<at::Tensor>& mask = std::nullopt);

@@ -30,6 +30,8 @@ class TORCHVQ_API ReconstructionError {
   void set_words(const at::Tensor& words);
 
   int64_t vectors() const { return vectors_; }
+  /// Sum over vectors of ||x - decoded||^2.
+  double squared_error() const { return squared_error_.value(); }
   double mse() const;
   double relative_error() const;
 

@@ -78,6 +78,8 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
 
   /// Sets the codes and the averages behind them, so that the next update keeps what it was given.
   void set_codes(const torch::Tensor& codes);
+  /// Sets the codes of a codebook in use: averages follow, how often each is used stays as it was.
+  void move_codes(const torch::Tensor& codes);
 
   /// Takes over the state of a codebook of the same options, statistics in waiting included.
   void copy_state(const CodebookImpl& other, const std::optional<torch::Device>& device);

@@ -5,11 +5,13 @@
 //
 // Files as for vector_quantize; a step may have "<i>.mask", "<i>.indices" (targets) and
 // "<i>.seed" (of the dropout). codebook_size=4,16,7 gives each level its own. beam=B overrides
-// beam_size in every call, codes=1 asks for all codes.
+// beam_size in every call, codes=1 asks for all codes, refine=N refits up to N times for
+// "refine.x" (and "refine.mask") after the last step.
 #include <string>
 #include <vector>
 
 #include <torchvq/modules/grouped_residual_vq.h>
+#include <torchvq/modules/refine.h>
 #include <torchvq/modules/residual_vq.h>
 
 #include "modules/run_support.h"
@@ -55,6 +57,7 @@ struct Arguments {
   ResidualVQOptions options{1};
   int64_t groups = 0;
   ResidualVQForwardOptions call;
+  int64_t refine = 0;
 };
 
 Arguments parse_arguments(const Words& words) {
@@ -64,6 +67,8 @@ Arguments parse_arguments(const Words& words) {
       parse(arguments.groups, text);
     } else if (name == "beam") {
       parse(arguments.call.beam_size(), text);
+    } else if (name == "refine") {
+      parse(arguments.refine, text);
     } else if (name == "codes") {
       arguments.call.return_all_codes(true);
     } else if (kResidualOptions.contains(name)) {
@@ -100,13 +105,22 @@ void train(Stack& stack, const Given& in, const std::string& prefix, ResidualVQF
 }
 
 template <typename Stack>
-void run(Stack stack, const Given& in, const ResidualVQForwardOptions& call,
-         const std::string& to) {
+void refine_stack(Stack& stack, const Given& in, int64_t refits, Tensors& results) {
+  const auto options = functional::RefineCodebooksOptions().iterations(refits);
+  const auto found = refine(stack, in.tensors.at("refine.x"), in.find("refine.mask"), options);
+  results["refine.errors"] = torch::tensor({found.error_before, found.error_after}, torch::kDouble);
+  results["refine.iterations"] = torch::tensor(found.iterations);
+}
+
+template <typename Stack>
+void run(Stack stack, const Given& in, const Arguments& arguments, const std::string& to) {
+  const auto& call = arguments.call;
   Tensors results;
   load_state_dict(*stack, in.state);
   for (int step = 0; in.find(std::to_string(step) + ".x"); ++step) {
     train(stack, in, std::to_string(step) + ".", call, results);
   }
+  if (arguments.refine > 0) refine_stack(stack, in, arguments.refine, results);
   stack->eval();
   const auto output = stack(in.tensors.at("eval.x"), call);
   record(results, "eval.", output);
@@ -119,13 +133,13 @@ void run(const std::string& from, const std::string& to, const Words& words) {
   const Given in(from);
   const auto arguments = parse_arguments(words);
   if (arguments.groups == 0) {
-    run(ResidualVQ(arguments.options), in, arguments.call, to);
+    run(ResidualVQ(arguments.options), in, arguments, to);
   } else {
     run(GroupedResidualVQ(GroupedResidualVQOptions(arguments.options.dim())
                               .groups(arguments.groups)
                               .accept_image_fmap(arguments.options.accept_image_fmap())
                               .rvq(arguments.options)),
-        in, arguments.call, to);
+        in, arguments, to);
   }
 }
 

@@ -1,0 +1,143 @@
+"""What joint refinement adds to residual stacks, against quantizers of faiss with as many bits: residual, local search.
+
+`python benchmarks/python/learning_refine.py` takes half an hour on two idle cores. Every run is written as it ends;
+`--resume` continues a file that an interrupted one has left. Stacks are those of learning_residual.py, refined on the
+tokens that they were trained on and measured on others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import faiss
+import torch
+from harness import RESULTS, Target, machine, read_json, target_as_json, write_json
+from learning_residual import BEAM, CODES, DATA, LEVELS, faiss_result, rows, train
+from learning_residual_data import load
+from torch import Tensor, nn
+
+import torchvq
+
+NAME = "learning_refine"
+BEAMS = (1, BEAM, 16)
+START = "recommended, decay 0.99"
+# The test error with a beam of 5 over that of faiss's beam-5 quantizer: the goals of the design.
+GOALS = {"patches": 0.85, "embeddings": 0.95}
+# Of our rows: how the trained stack is refined.
+REFINED: dict[str, dict[str, Any] | None] = {
+    "trained": None,
+    "refined": dict(iterations=16),
+    "refined without noise": dict(iterations=16, noise=0.0),
+    "refined with a beam of 16": dict(iterations=16, beam_size=16),
+}
+LOCAL_SEARCH = "local search"
+
+
+@cache
+def trained(name: str, quick: bool, seed: int) -> nn.Module:
+    (row,) = [row for row in rows() if (row.name, row.beam) == (START, BEAM)]
+    return train(row, load(name, quick)[0], quick, seed, 0, 1).eval()
+
+
+def error(found: Tensor, tokens: Tensor) -> float:
+    return float((found - tokens).double().square().mean())
+
+
+@torch.no_grad()
+def ours(settings: str, name: str, quick: bool, seed: int) -> dict[str, Any]:
+    """Test errors of a stack, by the beam that encodes, and what the refinement says of the training tokens."""
+    tokens, test = load(name, quick)
+    stack = trained(name, quick, seed)
+    state = {key: value.clone() for key, value in stack.state_dict().items()}
+    result: dict[str, Any] = {}
+    options = REFINED[settings]
+    if options is not None:
+        start = time.perf_counter()
+        refined = torchvq.refine(stack, tokens[None], **options)
+        result = dict(
+            train_error_before=refined.error_before,
+            train_error=refined.error_after,
+            refits=refined.iterations,
+            seconds=time.perf_counter() - start,
+        )
+    result["errors"] = {
+        str(beam): error(stack(test[None], beam_size=beam)[0][0], test) for beam in BEAMS
+    }
+    stack.load_state_dict(state)
+    return result
+
+
+def local_search(name: str, quick: bool) -> dict[str, Any]:
+    """faiss's LocalSearchQuantizer: least squares as here, and codes by iterated conditional modes."""
+    tokens, test = load(name, quick)
+    quantizer = faiss.LocalSearchQuantizer(tokens.shape[1], LEVELS, CODES.bit_length() - 1)
+    start = time.perf_counter()
+    quantizer.train(tokens.numpy())
+    seconds = time.perf_counter() - start
+    decoded = quantizer.decode(quantizer.compute_codes(test.numpy()))
+    # It has no beam: its search goes over all levels again and again.
+    return {
+        "errors": {str(BEAM): error(torch.from_numpy(decoded), test)},
+        "seconds": seconds,
+    }
+
+
+def run(settings: str, who: str, name: str, quick: bool, seed: int) -> dict[str, Any]:
+    result = local_search(name, quick) if who == "faiss" else ours(settings, name, quick, seed)
+    baseline = faiss_result(name, quick, BEAM)[0]
+    errors = result.pop("errors")
+    return {
+        **result,
+        "error_over_faiss": {beam: value / baseline for beam, value in errors.items()},
+    }
+
+
+def targets(runs: list[dict[str, Any]]) -> list[Target]:
+    """The goals of the design, for the recommended refinement."""
+    ratios = {
+        (entry["data"], entry["name"]): entry["error_over_faiss"][str(BEAM)] for entry in runs
+    }
+    found = []
+    for name, goal in GOALS.items():
+        own = ratios.get((name, "refined"))
+        if own is None:
+            continue
+        found.append(Target("error over faiss beam 5", goal, own, f"{name}, refined", True))
+        if (name, LOCAL_SEARCH) in ratios:
+            other = own / ratios[name, LOCAL_SEARCH]
+            found.append(Target("error over LocalSearchQuantizer", 1.0, other, name, True))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--quick", action="store_true", help="see that it runs; the numbers are noise"
+    )
+    parser.add_argument("--only", choices=DATA, help="one kind of data; default: both")
+    parser.add_argument("--resume", action="store_true", help="keep the runs that the file holds")
+    parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the JSON file")
+    arguments = parser.parse_args()
+    file = arguments.output / f"{NAME}.json"
+    runs = read_json(file)["runs"] if arguments.resume and file.exists() else []
+    wanted = [(settings, "ours") for settings in REFINED] + [(LOCAL_SEARCH, "faiss")]
+    for name in [arguments.only] if arguments.only else DATA:
+        for settings, who in wanted:
+            key = dict(data=name, name=settings, who=who, seed=0)
+            if any(all(old.get(k) == value for k, value in key.items()) for old in runs):
+                continue
+            runs.append({**key, **run(settings, who, name, arguments.quick, 0)})
+            document = dict(name=NAME, quick=arguments.quick, machine=machine(), runs=runs)
+            document["targets"] = [target_as_json(target) for target in targets(runs)]
+            write_json(file, document)
+            print("  " + ", ".join(f"{k} {v}" for k, v in runs[-1].items()), flush=True)
+    for target in targets(runs):
+        print(f"  {target}")
+
+
+if __name__ == "__main__":
+    main()

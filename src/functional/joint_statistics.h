@@ -1,0 +1,51 @@
+// What a joint refit of codebooks needs to know of vectors and their codes: exact integers.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "distributed/group.h"
+
+namespace torchvq::functional {
+
+/// The exponent in which vectors of magnitudes up to `largest` are added up: none raises it, so
+/// that sums do not depend on what is added when.
+int64_t exponent_for(double largest);
+
+/// Fixed-point sums (1, 1, K, D) of the rows of x (N, D) by code (N,), see ops/code_statistics.h.
+at::Tensor sums_of_codes(const at::Tensor& x, const at::Tensor& codes, int64_t size,
+                         int64_t exponent);
+
+/// Such sums as float64 (K, D).
+at::Tensor decoded_sums(const at::Tensor& sums, int64_t exponent);
+
+/// How often codes of two levels meet, and the sum of the vectors of each code.
+class JointStatistics {
+ public:
+  /// @param sizes     codes of each level.
+  /// @param exponent  see exponent_for().
+  JointStatistics(std::vector<int64_t> sizes, int64_t dim, int64_t exponent, at::Device device);
+
+  /// @param x      (N, D), finite.
+  /// @param codes  (N, Q), int64.
+  void add(const at::Tensor& x, const at::Tensor& codes);
+
+  /// Replaces all by the sums over all ranks.
+  void add_over(const distributed::Group& group);
+
+  int64_t levels() const { return static_cast<int64_t>(sizes_.size()); }
+  /// Vectors that have code k of level p and code l of level q >= p: (K_p, K_q), int64.
+  at::Tensor pairs(int64_t p, int64_t q) const;
+  /// The sum of the vectors of each code of a level: (K, D), float64.
+  at::Tensor sums(int64_t level) const;
+
+ private:
+  std::vector<int64_t> sizes_;
+  int64_t exponent_;
+  std::vector<at::Tensor> pairs_;  // of levels (0, 0), (0, 1), ..., (1, 1), ...
+  std::vector<at::Tensor> sums_;
+};
+
+}  // namespace torchvq::functional

@@ -1,0 +1,27 @@
+// refine_codebooks() of tokens in memory, with several codebooks side by side.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <torchvq/functional/refine_codebooks.h>
+
+namespace torchvq::functional {
+
+struct RefinedHeads {
+  std::vector<at::Tensor> codebooks;  ///< of each level (H, K_n, D), dtype as given
+  std::vector<RefineCodebooksOutput> heads;
+};
+
+/// @param x          (H, T, D), floating point; rows that are not finite are left out.
+/// @param codebooks  Q of (H, K_n, D), floating point.
+/// @param mask       (H, T) or (T,), bool, true for real tokens.
+/// @param group_name see Shard::group_name.
+RefinedHeads refine_heads(const at::Tensor& x, at::TensorList codebooks,
+                          const std::optional<at::Tensor>& mask,
+                          const RefineCodebooksOptions& options, const std::string& group_name);
+
+}  // namespace torchvq::functional

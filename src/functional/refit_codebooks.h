@@ -1,0 +1,43 @@
+// The least-squares half of refine_codebooks().
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <torchvq/functional/vector_blocks.h>
+
+#include "distributed/group.h"
+#include "functional/joint_statistics.h"
+
+namespace torchvq::functional {
+
+/// Codebooks (K, D), and which of them each level uses.
+struct LevelCodebooks {
+  std::vector<at::Tensor> distinct;
+  std::vector<int64_t> of_level;
+
+  std::vector<at::Tensor> levels() const;
+  /// Codes of all distinct codebooks together.
+  int64_t unknowns() const;
+};
+
+/// Bytes that refit_jointly() needs.
+int64_t joint_refit_bytes(const LevelCodebooks& codebooks);
+
+/// The codebooks that minimise the squared error and `ridge` times their squared distance to
+/// `codebooks`. Rank 0 computes them for all.
+std::vector<at::Tensor> refit_jointly(const JointStatistics& statistics,
+                                      const LevelCodebooks& codebooks, double ridge,
+                                      const distributed::Group& group);
+
+/// Towards the same minimum, one level after the other, each exactly. The levels are distinct.
+///
+/// @param codes  of each block (rows, Q), int32.
+std::vector<at::Tensor> refit_by_level(const VectorBlocks& vectors,
+                                       const std::vector<at::Tensor>& codes,
+                                       const LevelCodebooks& codebooks, double largest,
+                                       double ridge, const distributed::Group& group);
+
+}  // namespace torchvq::functional
