@@ -1,6 +1,8 @@
 // Ranks as threads of one program, joined by Gloo over a hash store.
 #pragma once
 
+#include <stdlib.h>
+
 #include <chrono>
 #include <exception>
 #include <functional>
@@ -57,6 +59,9 @@ using Body = std::function<void(int rank, const std::string& group_name)>;
 /// Runs the body on `size` ranks; returns what each threw, or "".
 inline std::vector<std::string> on_ranks(int size, const Body& body) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
+  // torch's recorder of collectives expects one rank per process: until torch 2.11, threads race in
+  // it.
+  ::setenv("TORCH_FR_BUFFER_SIZE", "0", 0);
   std::vector<std::string> errors(size);
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
