@@ -1,4 +1,4 @@
-"""Joint refinement of residual codebooks. Oracles: numpy's least squares on one-hot designs, the forward of a module."""
+"""Joint refinement of residual codebooks. Oracles: numpy's least squares on one-hot designs, a module's forward."""
 
 from __future__ import annotations
 
