@@ -168,9 +168,7 @@ UNUSED = {"few": [2, 7], "most": [0, 1, 2, 4, 5, 7], "none": []}
 @pytest.mark.parametrize("metric", ["euclidean", "cosine"])
 @pytest.mark.parametrize("weight", WEIGHTS.values(), ids=WEIGHTS.keys())
 @pytest.mark.parametrize("unused", UNUSED.values(), ids=UNUSED.keys())
-def test_ema_update_draws_unused_codes_to_heavy_ones(
-    ema, dtype, metric, weight, unused, generator
-):
+def test_ema_update_draws_unused_codes_to_heavy_ones(ema, dtype, metric, weight, unused, generator):
     state, statistics = make_state(generator, dtype), make_statistics(generator, dtype)
     # Equal sizes among the heavy ones: the lower index comes first.
     state[0][:, [3, 6]] = 50
