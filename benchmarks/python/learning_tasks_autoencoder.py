@@ -23,6 +23,8 @@ from learning_rows import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import torchvq
+
 TASK = "autoencoder"
 DIM, BATCH = 32, 32
 # 28 x 28 pixels become 7 x 7 tokens.
@@ -111,11 +113,7 @@ SCALAR: list[tuple[str, str, Options]] = [
         dict(commitment_loss_weight=0.25, entropy_loss_weight=0.02),
     ),
     ("LFQ", "spherical", dict(spherical=True)),
-    (
-        "LFQ",
-        "spherical, commitment 1, entropy 0.02",
-        dict(spherical=True, commitment_loss_weight=1.0, entropy_loss_weight=0.02),
-    ),
+    ("LFQ", "recommended", torchvq.recommended("lfq", bits=9)),
     ("ResidualLFQ", "defaults", dict(num_quantizers=LEVELS)),
     ("ResidualLFQ", "commitment 0.25", dict(num_quantizers=LEVELS, commitment_loss_weight=0.25)),
     ("FSQ", "defaults", {}),

@@ -29,7 +29,7 @@ _FSQ_LEVELS = {
 _AVERAGES = {"kmeans_init": True, "decay": 0.95, "dead_code_threshold_fraction": 0.1}
 _TOKENS_OF_AVERAGE = 40
 # The sphere holds the latents, and keeps the entropies of all sizes alike.
-_SIGNS = {"spherical": True, "entropy_loss_weight": 0.02, "commitment_loss_weight": 1.0}
+_SIGNS = {"spherical": True, "entropy_loss_weight": 0.005, "commitment_loss_weight": 0.1}
 
 _CODEBOOK = "codebook_size"
 _LEVELS = "levels"

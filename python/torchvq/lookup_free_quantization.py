@@ -179,7 +179,7 @@ class LFQ(RandomState):
         if self._warns and commitment_loss_weight == 0 and entropy_loss_weight > 0 and not bounded:
             logger.warning(
                 "LFQ: commitment_loss_weight is 0, so nothing keeps latents from growing without bound; "
-                "start with spherical=True, commitment_loss_weight=1 and entropy_loss_weight=0.02 "
+                "start with spherical=True, commitment_loss_weight=0.1 and entropy_loss_weight=0.005 "
                 "(torchvq.recommended('LFQ')), or set one of the first two or soft_clamp_input_value"
             )
 
