@@ -1,7 +1,6 @@
 """The state of a codebook and its life: initialisation, moving averages, dead codes, casts, checkpoints."""
 
 import logging
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,8 +20,9 @@ from torchvq._wide_buffers import HALF, WideBuffers
 logger = logging.getLogger("torchvq")
 _ops = torch.ops.torchvq
 
-# Enough for a replaced code to catch its tokens; longer starves codebooks whose data drifts (docs/learning.md).
-_MOST_COOLDOWN_STEPS = 3
+# One step to catch its tokens; longer starves codebooks whose threshold is above the fair share
+# (docs/design/statistics.md).
+_COOLDOWN_STEPS = 1
 
 # State that this package adds to the reference's; a checkpoint without it loads with the defaults.
 _ADDED_STATE = ("rng", "cooldown")
@@ -159,10 +159,8 @@ class Codebook(WideBuffers):
 
     @property
     def cooldown_steps(self) -> int:
-        """Steps a replaced code is left alone: the time constant of the moving average, at most 3."""
-        if self.vqp_compat:
-            return 0
-        return min(_MOST_COOLDOWN_STEPS, math.ceil(1 / max(1 - self.decay, 1e-3)))
+        """Steps a replaced code is left alone."""
+        return 0 if self.vqp_compat else _COOLDOWN_STEPS
 
     @property
     def initialised(self) -> bool:

@@ -59,8 +59,7 @@ class VectorQuantize(nn.Module):
         use_cosine_sim: compare by cosine; latents and codes become unit vectors (arXiv:2110.04627). Default: False.
         layernorm_after_project_in: layer norm behind ``project_in``, where there is a projection. Default: False.
         threshold_ema_dead_code: a code whose moving average of tokens per step is below this is replaced by a token
-            of the batch, unless it was used in this step or is in its cool-down of
-            ``min(3, ceil(1 / (1 - decay)))`` steps.
+            of the batch, unless it was used in this step or replaced in the one before.
             Default: 0, never.
         channel_last: features on the last axis; otherwise on axis 1. Default: True.
         accept_image_fmap: input is (B, dim, H, W). Default: False.

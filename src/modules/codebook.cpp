@@ -28,9 +28,9 @@
 namespace torchvq {
 namespace {
 
-/// Enough for a replaced code to catch its tokens; longer starves codebooks whose data drifts
-/// (docs/learning.md).
-constexpr int64_t kMostCooldownSteps = 3;
+/// One step to catch its tokens; longer starves codebooks whose threshold is above the fair share
+/// (docs/design/statistics.md).
+constexpr int64_t kCooldownSteps = 1;
 
 torch::Tensor flag(bool value) { return at::scalar_tensor(value, at::kBool); }
 
@@ -98,13 +98,7 @@ bool CodebookImpl::learns_by_gradient() const {
   return options.validate().learnable_codebook || options.orthogonal_reg_weight() > 0;
 }
 
-int64_t CodebookImpl::cooldown_steps() const {
-  if (options.vqp_compat()) {
-    return 0;
-  }
-  const double time_constant = std::ceil(1 / std::max(1 - options.decay(), 1e-3));
-  return std::min(kMostCooldownSteps, static_cast<int64_t>(time_constant));
-}
+int64_t CodebookImpl::cooldown_steps() const { return options.vqp_compat() ? 0 : kCooldownSteps; }
 
 std::string CodebookImpl::metric() const {
   return options.use_cosine_sim() ? "cosine" : "euclidean";

@@ -60,7 +60,8 @@ def test_rows_have_names_of_their_own_and_families_one_recommendation() -> None:
 def test_streams_cover_every_pair_of_settings() -> None:
     found = []
     for row in ROWS:
-        if row.task == "stream":
+        # What is recommended goes by the tokens of a step, not by the lists of settings.
+        if row.task == "stream" and not row.recommended:
             options, setting = row.options(OURS), row.setting
             threshold = (
                 options.get("threshold_ema_dead_code"),
