@@ -158,6 +158,8 @@ def _by_hand() -> None:
         codes, sums, counts, cooldown, keys, rows, hits, rng, threshold=2.0, reset_cluster_size=1.0, cooldown_steps=1
     )  # fmt: skip
     _ops.merge_statistics(*statistics, *statistics)
+    _ops.averages_of_codes(codes, counts)
+    _ops.refine_codebooks(x, [codes], beam=1, iterations=1)
     _ops.synced_kmeans(x, 2, rng)
     _ops.synced_code_statistics(
         [x], [indices], [_ops.code_exponents(codes)], mask=[], state=[codes]

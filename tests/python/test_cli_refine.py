@@ -67,7 +67,7 @@ def test_neither_memory_nor_threads_nor_processes_change_a_byte(
     options = (*STACK, "--groups", "2", "--refine", "4")
     fit(tmp_path, *options)
     wanted = (tmp_path / CODEC).read_bytes()
-    for other in (("--threads", "1"), ("--threads", "3"), ("--memory", "16K")):
+    for other in (("--threads", "1"), ("--threads", "3"), ("--memory", "1M")):
         fit(tmp_path, *options, *other)
         assert (tmp_path / CODEC).read_bytes() == wanted
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
