@@ -193,6 +193,11 @@ void add_fit(CLI::App& program, Run& run) {
       ->check(CLI::Range(int64_t{0}, int64_t{1000000}))
       ->option_text("N");
   command
+      ->add_option("--refine-noise", fit.refine_noise,
+                   "Noise of the codes in those refits, for 12 of them and more: 0.3 (default: 0)")
+      ->check(CLI::Range(0.0, 100.0))
+      ->option_text("X");
+  command
       ->add_option("--metric", fit.metric,
                    "euclidean, or cosine for unit vectors (default: euclidean)")
       ->check(CLI::IsMember({"euclidean", "cosine"}))

@@ -28,6 +28,7 @@ functional::FitStackOptions stack_options(const FitOptions& given) {
   options.groups = given.groups;
   options.beam = given.beam;
   options.refine = given.refine;
+  options.refine_noise = given.refine_noise;
   options.memory = given.memory;
   return options;
 }
@@ -74,8 +75,8 @@ class FitCodebooks : public FitMethod {
     const auto& level = options_.level;
     return c10::str("--codebook-size ", level.codebook_size, " --levels ", options_.levels,
                     " --groups ", options_.groups, " --beam ", options_.beam, " --refine ",
-                    options_.refine, " --metric ", level.metric, " --iterations ", level.iterations,
-                    " --seed ", level.seed);
+                    options_.refine, " --refine-noise ", options_.refine_noise, " --metric ",
+                    level.metric, " --iterations ", level.iterations, " --seed ", level.seed);
   }
 
   void fit(const functional::VectorBlocks& vectors, bool quiet) override {

@@ -23,6 +23,7 @@ struct FitOptions {
   int64_t groups = 1;
   int64_t beam = 1;
   int64_t refine = 0;
+  double refine_noise = 0;
   std::string metric;
   int64_t iterations = -1;
   int64_t seed = 0;

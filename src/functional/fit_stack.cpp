@@ -78,6 +78,7 @@ class StackFitter {
     const auto options = RefineCodebooksOptions()
                              .iterations(options_.refine)
                              .beam(std::max(options_.beam, kRefineBeam))
+                             .noise(options_.refine_noise)
                              .seed(options_.level.seed)
                              .label("fit_stack");
     double before = 0, after = 0;

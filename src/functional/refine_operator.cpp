@@ -77,7 +77,7 @@ RefinedTensors refine_meta(const at::Tensor& x, at::TensorList codebooks,
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "refine_codebooks(Tensor x, Tensor[] codebooks, *, Tensor? mask=None, int beam=5, "
-      "int iterations=10, float tolerance=1e-3, float noise=0.3, int seed=0, float ridge=8., "
+      "int iterations=10, float tolerance=1e-3, float noise=0., int seed=0, float ridge=8., "
       "float[] weights=[], int memory=1073741824, str group_name='', "
       "str label='refine_codebooks') -> (Tensor[] codebooks, Tensor errors, Tensor counts)");
 }

@@ -64,7 +64,7 @@ def test_the_codec_is_what_python_refines(tmp_path: Path, vectors: Array) -> Non
 def test_neither_memory_nor_threads_nor_processes_change_a_byte(
     tmp_path: Path, vectors: Array
 ) -> None:
-    options = (*STACK, "--groups", "2", "--refine", "4")
+    options = (*STACK, "--groups", "2", "--refine", "4", "--refine-noise", "0.2")
     fit(tmp_path, *options)
     wanted = (tmp_path / CODEC).read_bytes()
     for other in (("--threads", "1"), ("--threads", "3"), ("--memory", "1M")):

@@ -174,7 +174,7 @@ def test_bits_depend_on_neither_order_nor_threads() -> None:
             torch.set_num_threads(count)
             generator = torch.Generator().manual_seed(order)
             rows = torch.randperm(len(x), generator=generator)
-            results.append(ops.refine_codebooks(x[rows][None], codebooks, iterations=4))
+            results.append(ops.refine_codebooks(x[rows][None], codebooks, iterations=4, noise=0.3))
     finally:
         torch.set_num_threads(threads)
     for codes, errors, counts in results[1:]:

@@ -23,6 +23,7 @@ struct FitStackOptions {
   /// Most joint refits of the levels of each group afterwards (refine_codebooks.h), which search
   /// with a beam of kRefineBeam, or `beam` where that is wider. 0: none.
   int64_t refine = 0;
+  double refine_noise = 0;  // RefineCodebooksOptions::noise
   /// Bytes for what the levels before have left of the vectors. Where that does not fit, it is
   /// computed anew in every pass: slower, the same result.
   int64_t memory = int64_t{1} << 30;

@@ -29,9 +29,10 @@ struct RefineCodebooksOptions {
   TORCH_ARG(double, ridge) = 8;
   /// Noise that codes get in the first three quarters of the searches, in standard deviations of
   /// each feature over the codes of a level (or three times the root mean squared error before,
-  /// where that is less); it falls to 0. It leads out of the nearest minimum. At least 0; with 0
-  /// every search is the ordinary one. Default: 0.3.
-  TORCH_ARG(double, noise) = 0.3;
+  /// where that is less); it falls to 0. With 12 refits and more it leads out of the nearest
+  /// minimum; with few it may end above where it began, and then nothing is changed. At least 0;
+  /// with 0 every search is the ordinary one. Default: 0.
+  TORCH_ARG(double, noise) = 0;
   /// Of the noise. Default: 0.
   TORCH_ARG(int64_t, seed) = 0;
   /// A weight for each level, or none; see ops/residual_beam_search.h. Default: none.
