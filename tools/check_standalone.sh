@@ -24,8 +24,10 @@ for entry in json.load(open(f"{tree}/compile_commands.json")):
 PYTHON
 )
 
-precompiled=$(grep -o " -include $PWD/$tree/[^ ]*" <<<"$commands" | sed "s|.*/$tree/||; s|\$|.gch|" | sort -u)
-ninja -C "$tree" $precompiled >"$tree/pch.log" || { cat "$tree/pch.log"; exit 1; }
+precompiled=$(sed -n "s|.* -include $PWD/$tree/\([^ ]*\) .*|\1.gch|p" <<<"$commands" | sort -u)
+if [[ $precompiled ]]; then
+  ninja -C "$tree" $precompiled >"$tree/pch.log" || { cat "$tree/pch.log"; exit 1; }
+fi
 
 newest_header=$(find "$@" src include "$tree/include" -name '*.h' -printf '%T@ %p\n' | sort -rn | head -n 1 | cut -d' ' -f2)
 
