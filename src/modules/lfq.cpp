@@ -84,9 +84,8 @@ void LFQImpl::warn_if_unbounded() const {
   if (options.commitment_loss_weight() == 0 && options.entropy_loss_weight() > 0 && !bounded) {
     TORCH_WARN(
         "LFQ: commitment_loss_weight is 0, so nothing keeps latents from growing without bound; "
-        "start with spherical, commitment_loss_weight 0.1 and entropy_loss_weight 0.005, or set one "
-        "of "
-        "the first two or soft_clamp_input_value");
+        "start with spherical, commitment_loss_weight 0.1 and entropy_loss_weight 0.005, or set "
+        "one of the first two or soft_clamp_input_value");
   }
 }
 
