@@ -90,6 +90,7 @@ class Fit {
   using Clock = std::chrono::steady_clock;
 
   // Opened by prepare(), whose errors the other processes hear.
+  // NOLINTNEXTLINE(bugprone-unchecked-optional-access)
   BlockReader& reader() { return reader_.value(); }
 
   ShardNote prepare() {

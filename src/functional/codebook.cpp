@@ -78,6 +78,7 @@ at::Tensor affine_codes(const at::Tensor& embed, const at::Tensor& batch_mean,
 at::Tensor affine_inputs(const at::Tensor& x, const at::Tensor& batch_mean,
                          const at::Tensor& batch_variance, const at::Tensor& codebook_mean,
                          const at::Tensor& codebook_variance) {
+  // The way back.  NOLINTNEXTLINE(readability-suspicious-call-argument)
   return affine_codes(x, codebook_mean, codebook_variance, batch_mean, batch_variance);
 }
 

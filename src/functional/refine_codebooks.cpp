@@ -39,7 +39,7 @@ struct Search {
 struct Best {
   LevelCodebooks codebooks;
   std::vector<at::Tensor> counts;
-  double error;
+  double error = 0;
 };
 
 // Levels that are the same tensor have one codebook.
@@ -80,8 +80,7 @@ class Refiner {
     share_codebooks();
     largest_ = largest_magnitude();
     const auto refits = improve();
-    const auto& best = *best_;
-    return {best.codebooks.levels(), best.counts, before_, best.error, rows_, refits};
+    return {best_.codebooks.levels(), best_.counts, before_, best_.error, rows_, refits};
   }
 
  private:
@@ -136,7 +135,7 @@ class Refiner {
     const auto annealed = annealed_refits(options_);
     auto found = search(codebooks_, annealed == 0 && options_.iterations() > 0);
     before_ = found.error.squared_error();
-    best_ = Best{codebooks_, found.counts, before_};
+    best_ = {codebooks_, found.counts, before_};
     double last = before_;
     for (int64_t refit = 0; refit < options_.iterations(); ++refit) {
       if (refit < annealed) found = search(noisy(refit, annealed), true);
@@ -144,7 +143,7 @@ class Refiner {
       if (refit + 1 < annealed) continue;
       found = search(codebooks_, refit + 1 < options_.iterations());
       const auto error = found.error.squared_error();
-      if (error < best_->error) best_ = Best{codebooks_, found.counts, error};
+      if (error < best_.error) best_ = {codebooks_, found.counts, error};
       // What noise has stirred up takes a refit without it to settle.
       const bool settled = refit >= annealed && error >= last * (1 - options_.tolerance());
       if (settled) return refit + 1;
@@ -241,7 +240,7 @@ class Refiner {
   double largest_ = 0;
   double before_ = 0;
   int64_t searches_ = 0;
-  std::optional<Best> best_;
+  Best best_;
 };
 
 }  // namespace

@@ -55,8 +55,10 @@ RefinedTensors refine_op(const at::Tensor& x, at::TensorList codebooks,
 }
 
 RefinedTensors refine_meta(const at::Tensor& x, at::TensorList codebooks,
-                           const std::optional<at::Tensor>& mask, int64_t, int64_t, double, double,
-                           int64_t, double, at::ArrayRef<double>, int64_t, std::string_view,
+                           const std::optional<at::Tensor>& mask, int64_t /*beam*/,
+                           int64_t /*iterations*/, double /*tolerance*/, double /*noise*/,
+                           int64_t /*seed*/, double /*ridge*/, at::ArrayRef<double> /*weights*/,
+                           int64_t /*memory*/, std::string_view /*group_name*/,
                            std::string_view label) {
   check_refined(x, codebooks, mask, std::string(label));
   std::vector<at::Tensor> levels;
