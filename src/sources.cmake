@@ -334,6 +334,7 @@ set(TORCHVQ_SOURCES
   ops/token_moments.cpp
   ops/unit_vectors.cpp
   options/binary_mapper.cpp
+  options/by_name.cpp
   options/evo_lfq.cpp
   options/fsp.cpp
   options/fsq.cpp
@@ -342,6 +343,8 @@ set(TORCHVQ_SOURCES
   options/residual_fsq.cpp
   options/residual_lfq.cpp
   options/residual_vq.cpp
+  options/text.cpp
+  options/text_of_structs.cpp
   options/vector_quantize.cpp
   version.cpp
 )

@@ -36,6 +36,7 @@
 #include <torchvq/ops/sign_quantize.h>
 #include <torchvq/ops/token_moments.h>
 #include <torchvq/options/binary_mapper.h>
+#include <torchvq/options/by_name.h>
 #include <torchvq/options/evo_lfq.h>
 #include <torchvq/options/fsp.h>
 #include <torchvq/options/fsq.h>

@@ -1,12 +1,12 @@
 """A residual stack for each group of features, for every family of ``ResidualStack``."""
 
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from torch import Tensor, nn
 
 from torchvq import _joined
+from torchvq._options import check_options, expect
 from torchvq._residual_stack import ResidualStack, StackResult
-from torchvq._scalar_options import expect
 
 Stack = TypeVar("Stack", bound=ResidualStack)
 
@@ -14,11 +14,12 @@ Stack = TypeVar("Stack", bound=ResidualStack)
 class GroupedStack(nn.Module, Generic[Stack]):
     """Splits the features into groups, each with a stack of its own in ``rvqs``."""
 
-    def __init__(self, dim: int, groups: int, accept_image_fmap: bool) -> None:
+    def __init__(
+        self, owner: str, dim: int, groups: int, accept_image_fmap: bool, options: dict[str, Any]
+    ) -> None:
         super().__init__()
-        owner = type(self).__name__
-        expect(owner, groups >= 1, "groups", "at least 1", groups)
-        expect(owner, dim % groups == 0, "dim", f"a multiple of {groups} groups", dim)
+        own: dict[str, Any] = dict(dim=dim, groups=groups, accept_image_fmap=accept_image_fmap)
+        check_options(owner, own | options)
         self.dim = dim
         self.groups = groups
         self.accept_image_fmap = accept_image_fmap

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchvq import _joined
 from torchvq._layout import Layout
+from torchvq._options import expect
 from torchvq._projection import make_projections, project
 from torchvq._random_state import RandomState, Step
 from torchvq._residual_dropout import drawn_depth, seeded_depth
@@ -26,7 +27,6 @@ from torchvq._residual_engine import (
     stack_levels,
     walk,
 )
-from torchvq._scalar_options import expect
 
 
 class LevelChoice(NamedTuple):
@@ -74,22 +74,13 @@ class ResidualStack(RandomState):
         draws: bool = False,
     ) -> None:
         super().__init__()
-        owner = type(self).__name__
-        expect(owner, dim >= 1, "dim", "at least 1", dim)
-        expect(owner, num_quantizers >= 1, "num_quantizers", "at least 1", num_quantizers)
-        cutoff, last = quantize_dropout_cutoff_index, num_quantizers - 1
-        expect(
-            owner, 0 <= cutoff <= last, "quantize_dropout_cutoff_index", f"in [0, {last}]", cutoff
-        )
-        multiple = quantize_dropout_multiple_of
-        expect(owner, multiple >= 1, "quantize_dropout_multiple_of", "at least 1", multiple)
         self.dim = dim
         self.inner_dim = inner_dim
         self.num_quantizers = num_quantizers
         self.is_channel_first = is_channel_first
         self.quantize_dropout = quantize_dropout and num_quantizers > 1
-        self.quantize_dropout_cutoff_index = cutoff
-        self.quantize_dropout_multiple_of = multiple
+        self.quantize_dropout_cutoff_index = quantize_dropout_cutoff_index
+        self.quantize_dropout_multiple_of = quantize_dropout_multiple_of
         self.has_projections = inner_dim != dim
         self.project_in, self.project_out = make_projections(dim, inner_dim)
         self.draws = draws

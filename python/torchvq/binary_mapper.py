@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchvq._noise import NoisyModule
+from torchvq._options import check_options
 from torchvq._ranks import ALONE, Ranks, default_group, distributed_training
 from torchvq.outputs import BinaryMapperOutput, BinaryMapperOutputWithIndices
 
@@ -48,10 +49,7 @@ class BinaryMapper(NoisyModule):
         vqp_compat: bool = False,
     ) -> None:
         super().__init__()
-        if not 1 <= bits <= 30:
-            raise ValueError(f"BinaryMapper: expected bits to be in [1, 30], but got {bits}")
-        if math.isnan(kl_loss_threshold):
-            raise ValueError("BinaryMapper: expected kl_loss_threshold to be a number, but got nan")
+        check_options("BinaryMapper", locals())
         self.bits = bits
         self.num_codes = 2**bits
         self.kl_loss_threshold = kl_loss_threshold

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from torchvq._options import check_options, expect
 from torchvq._projection import in_dtype_of
 from torchvq._random_state import RandomState
-from torchvq._scalar_options import expect
 from torchvq.lookup_free_quantization import LFQ
 from torchvq.outputs import LookupFreeLossBreakdown, exportable
 
@@ -79,18 +79,20 @@ class EvoLFQ(RandomState):
         **lfq_kwargs: Any,
     ) -> None:
         super().__init__()
-        expect("EvoLFQ", elitism_count >= 0, "elitism_count", "0 or more", elitism_count)
-        expect("EvoLFQ", pop_size > elitism_count, "pop_size", "above elitism_count", pop_size)
-        expect("EvoLFQ", 0 <= mutation_rate <= 1, "mutation_rate", "in [0, 1]", mutation_rate)
-        expect("EvoLFQ", tournament_size >= 1, "tournament_size", "at least 1", tournament_size)
-        expect("EvoLFQ", generations >= 0, "generations", "0 or more", generations)
+        lfq_kwargs |= dict(dim=dim, codebook_size=codebook_size, num_codebooks=num_codebooks)
+        search: dict[str, Any] = dict(
+            pop_size=pop_size,
+            mutation_rate=mutation_rate,
+            tournament_size=tournament_size,
+            elitism_count=elitism_count,
+            generations=generations,
+        )
+        # A quantizer that is given has been checked, and what would make another is not looked at.
+        size = lfq_kwargs if lfq is None else dict(codebook_size=lfq.codebook_size)
+        check_options("EvoLFQ", search | size)
         self.encoder = encoder
         self.decoder = decoder
-        self.lfq = (
-            LFQ(dim=dim, codebook_size=codebook_size, num_codebooks=num_codebooks, **lfq_kwargs)
-            if lfq is None
-            else lfq
-        )
+        self.lfq = LFQ(**lfq_kwargs) if lfq is None else lfq
         self.pop_size = pop_size
         self.mutation_rate = mutation_rate
         self.tournament_size = tournament_size

@@ -1,6 +1,6 @@
 """FSP: finite scalars that training perturbs by a bin's width and evaluation moves to bin centres."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchvq._layout import Layout
 from torchvq._noise import NoisyModule
+from torchvq._options import check_options
 from torchvq._projection import project
 from torchvq._ranks import ALONE, Ranks, default_group, distributed_training, group_name
 from torchvq._replay import StepRecords
@@ -120,9 +121,9 @@ class FSP(NoisyModule):
         process_group: "ProcessGroup | str | None" = None,
     ) -> None:
         super().__init__()
-        self.levels = _check_levels(levels)
+        check_options("FSP", locals())
+        self.levels = [int(count) for count in levels]
         self.dim = len(self.levels) if dim is None else dim
-        _check_options(self.dim, act_name, quantize_rate, vector_norm)
         self.codebook_dim = len(self.levels)
         self.codebook_size = prod(self.levels)
         self.channel_first = channel_first
@@ -312,25 +313,3 @@ def _integers(indices: Tensor) -> Tensor:
     if indices.dtype == torch.bool or indices.is_floating_point() or indices.is_complex():
         raise TypeError(f"FSP: expected indices to be integers, but got {indices.dtype}")
     return indices.long()
-
-
-def _check_levels(levels: Sequence[int]) -> list[int]:
-    found = [int(count) for count in levels]
-    if not found or min(found) < 2 or max(found) > 65536 or prod(found) > 2**62:
-        raise ValueError(
-            f"FSP: expected levels to be in [2, 65536] with a product of at most 2^62, but got {list(levels)}"
-        )
-    return found
-
-
-def _check_options(dim: int, act_name: str, quantize_rate: float, vector_norm: str) -> None:
-    if dim < 1:
-        raise ValueError(f"FSP: expected dim to be at least 1, but got {dim}")
-    if act_name not in ACTIVATIONS:
-        raise ValueError(f"FSP: expected act_name to be one of {ACTIVATIONS}, but got {act_name}")
-    if not 0 <= quantize_rate <= 1:
-        raise ValueError(f"FSP: expected quantize_rate to be in [0, 1], but got {quantize_rate}")
-    if vector_norm not in VECTOR_NORMS:
-        raise ValueError(
-            f"FSP: expected vector_norm to be one of {tuple(VECTOR_NORMS)}, but got {vector_norm}"
-        )

@@ -1,6 +1,7 @@
 """FSQ: finite scalar quantization."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import cast
@@ -10,10 +11,10 @@ from torch import Tensor
 
 from torchvq._constants import to_default_device
 from torchvq._layout import Layout
+from torchvq._options import check_options, expect
 from torchvq._projection import make_projections, project
 from torchvq._random_state import RandomState
 from torchvq._ranks import everybody, noise_rng
-from torchvq._scalar_options import check_levels, check_noise, expect, warn_of_rotation
 from torchvq.outputs import ScalarOutput
 
 _ops = torch.ops.torchvq
@@ -82,17 +83,8 @@ class FSQ(RandomState):
         orthogonal_rotation: bool = False,
     ) -> None:
         super().__init__()
-        self.levels = check_levels("FSQ", levels, preserve_symmetry)
-        check_noise("FSQ", noise_dropout, preserve_symmetry)
-        expect("FSQ", num_codebooks >= 1, "num_codebooks", "at least 1", num_codebooks)
-        expect("FSQ", dim is None or dim >= 1, "dim", "at least 1", dim)
-        expect(
-            "FSQ",
-            num_codebooks == 1 or keep_num_codebooks_dim is not False,
-            "keep_num_codebooks_dim",
-            "None or True with several codebooks",
-            keep_num_codebooks_dim,
-        )
+        check_options("FSQ", locals())
+        self.levels = tuple(int(count) for count in levels)
         self.scale = scale
         self.preserve_symmetry = preserve_symmetry
         self.noise_dropout = noise_dropout
@@ -116,7 +108,7 @@ class FSQ(RandomState):
             self.dim, self.effective_codebook_dim, bias=projection_has_bias
         )
         if orthogonal_rotation:
-            warn_of_rotation("FSQ", self.levels)
+            _warn_of_rotation(self.levels)
             rotation = _ops.random_rotation(self.codebook_dim)
             self.register_buffer("orthogonal_rot", to_default_device(rotation))
         if noise_dropout > 0:
@@ -303,3 +295,12 @@ class FSQ(RandomState):
     def extra_repr(self) -> str:
         """Levels and number of codebooks."""
         return f"levels={list(self.levels)}, num_codebooks={self.num_codebooks}"
+
+
+def _warn_of_rotation(levels: Sequence[int]) -> None:
+    """Rotated features are alike, levels of different numbers are not."""
+    if len(set(levels)) > 1:
+        warnings.warn(
+            f"FSQ: orthogonal_rotation mixes features that have different numbers of levels, {list(levels)}",
+            stacklevel=3,
+        )

@@ -34,7 +34,7 @@ class GroupedResidualFSQ(GroupedStack[ResidualFSQ]):
     def __init__(
         self, *, dim: int, groups: int = 1, accept_image_fmap: bool = False, **kwargs: Any
     ) -> None:
-        super().__init__(dim, groups, accept_image_fmap)
+        super().__init__("GroupedResidualFSQ", dim, groups, accept_image_fmap, kwargs)
         if accept_image_fmap:
             kwargs["is_channel_first"] = True
         self.rvqs.extend(ResidualFSQ(dim=dim // groups, **kwargs) for _ in range(groups))

@@ -31,7 +31,7 @@ class GroupedResidualLFQ(GroupedStack[ResidualLFQ]):
     def __init__(
         self, *, dim: int, groups: int = 1, accept_image_fmap: bool = False, **kwargs: Any
     ) -> None:
-        super().__init__(dim, groups, accept_image_fmap)
+        super().__init__("GroupedResidualLFQ", dim, groups, accept_image_fmap, kwargs)
         if accept_image_fmap:
             kwargs["is_channel_first"] = True
         self.rvqs.extend(ResidualLFQ(dim=dim // groups, **kwargs) for _ in range(groups))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq import _joined
+from torchvq._options import check_options
 from torchvq._stats import CodebookStats, read_stats
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
 from torchvq.residual_vq import ResidualVQ
@@ -36,14 +37,8 @@ class GroupedResidualVQ(nn.Module):
         self, *, dim: int, groups: int = 1, accept_image_fmap: bool = False, **kwargs: Any
     ) -> None:
         super().__init__()
-        if groups < 1:
-            raise ValueError(
-                f"GroupedResidualVQ: expected groups to be at least 1, but got {groups}"
-            )
-        if dim % groups != 0:
-            raise ValueError(
-                f"GroupedResidualVQ: expected dim to be a multiple of {groups} groups, but got {dim}"
-            )
+        own: dict[str, Any] = dict(dim=dim, groups=groups, accept_image_fmap=accept_image_fmap)
+        check_options("GroupedResidualVQ", own | kwargs)
         self.dim = dim
         self.groups = groups
         self.accept_image_fmap = accept_image_fmap

@@ -1,7 +1,8 @@
 """LatentQuantize: a small learnt codebook of numbers for every feature."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from torchvq._in_place import (
     target_of,
 )
 from torchvq._layout import Layout
+from torchvq._options import check_options, expect
 from torchvq._projection import make_projections, project
 from torchvq._ranks import ALONE, Ranks, default_group, distributed_training
 from torchvq._replay import StepRecords
@@ -92,14 +94,24 @@ class LatentQuantize(nn.Module):
         channel_first: bool = True,
     ) -> None:
         super().__init__()
-        _check_counts(dim, num_codebooks)
-        self.levels = _resolve_levels(levels, codebook_dim)
+        # Python alone has codebook_dim, one number of levels, and None for zero and False.
+        options: dict[str, Any] = dict(
+            levels=_resolve_levels(levels, codebook_dim),
+            dim=dim,
+            commitment_loss_weight=_or_zero(commitment_loss_weight),
+            quantization_loss_weight=_or_zero(quantization_loss_weight),
+            num_codebooks=num_codebooks,
+            keep_num_codebooks_dim=keep_num_codebooks_dim,
+            optimize_values=_or_zero(optimize_values),
+            in_place_codebook_optimizer=in_place_codebook_optimizer,
+            channel_first=channel_first,
+        )
+        check_options("LatentQuantize", options)
+        self.levels = [int(count) for count in options["levels"]]
+        self.commitment_loss_weight = float(options["commitment_loss_weight"])
+        self.quantization_loss_weight = float(options["quantization_loss_weight"])
         initial: list[Tensor] = _ops.latent_values(self.levels)
         self.dim = dim
-        self.commitment_loss_weight = _weight("commitment_loss_weight", commitment_loss_weight)
-        self.quantization_loss_weight = _weight(
-            "quantization_loss_weight", quantization_loss_weight
-        )
         self.num_codebooks = num_codebooks
         self.codebook_dim = len(self.levels)
         self.effective_codebook_dim = self.codebook_dim * num_codebooks
@@ -121,10 +133,6 @@ class LatentQuantize(nn.Module):
         self._stepped: StepRecords[list[Tensor]] = StepRecords()
         self.in_place_codebook_optimizer: Optimizer | None = None
         if in_place_codebook_optimizer is not None:
-            if not self.optimize_values:
-                raise ValueError(
-                    "LatentQuantize: expected optimize_values with in_place_codebook_optimizer, but got False"
-                )
             self.in_place_codebook_optimizer = in_place_codebook_optimizer(
                 self.values_per_latent.parameters()
             )
@@ -309,37 +317,23 @@ class FixedValues(ConstantBuffers):
         return len(self._buffers)
 
 
-def _check_counts(dim: int, num_codebooks: int) -> None:
-    for name, value in (("dim", dim), ("num_codebooks", num_codebooks)):
-        if value < 1:
-            raise ValueError(f"LatentQuantize: expected {name} to be at least 1, but got {value}")
-
-
-def _resolve_levels(levels: Sequence[int] | int, codebook_dim: int) -> list[int]:
-    if codebook_dim != -1 and codebook_dim < 1:
-        raise ValueError(
-            f"LatentQuantize: expected codebook_dim to be -1 or at least 1, but got {codebook_dim}"
-        )
-    if isinstance(levels, int):
+def _resolve_levels(levels: Iterable[int] | int, codebook_dim: int) -> list[int]:
+    """One number for each feature; ``codebook_dim`` is an option of Python's alone."""
+    given = codebook_dim == -1 or codebook_dim >= 1
+    expect("LatentQuantize", given, "codebook_dim", "-1 or at least 1", codebook_dim)
+    if not isinstance(levels, Iterable):
         if codebook_dim == -1:
             # The exception that users of the reference catch.
             raise RuntimeError(
                 f"LatentQuantize: expected codebook_dim to be given with one number of levels, {levels}, but got none"
             )
         return [levels] * codebook_dim
-    resolved = [int(count) for count in levels]
-    if codebook_dim not in (-1, len(resolved)):
-        raise ValueError(
-            f"LatentQuantize: expected codebook_dim to be the number of levels, {len(resolved)}, "
-            f"but got {codebook_dim}"
-        )
-    return resolved
+    levels = list(levels)
+    fits = codebook_dim in (-1, len(levels))
+    condition = f"the number of levels, {len(levels)}"
+    expect("LatentQuantize", fits, "codebook_dim", condition, codebook_dim)
+    return levels
 
 
-def _weight(name: str, value: float | None) -> float:
-    weight = 0.0 if value is None else float(value)
-    if not 0 <= weight < float("inf"):
-        raise ValueError(
-            f"LatentQuantize: expected {name} to be finite and 0 or more, but got {value}"
-        )
-    return weight
+def _or_zero(value: float | None) -> float:
+    return 0 if value is None else value

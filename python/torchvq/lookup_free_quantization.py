@@ -12,6 +12,7 @@ from torchvq import _lookup_free
 from torchvq._constants import to_default_device
 from torchvq._layout import Layout
 from torchvq._lookup_free import Pending, Signs
+from torchvq._options import check_options
 from torchvq._projection import project
 from torchvq._random_state import RandomState
 from torchvq._ranks import ALONE, Ranks, group_name, noise_rng
@@ -128,7 +129,7 @@ class LFQ(RandomState):
         process_group: "ProcessGroup | str | None" = None,
     ) -> None:
         super().__init__()
-        _lookup_free.check_options(dict(locals()))
+        check_options("LFQ", locals())
         bits = _bits(dim, codebook_size, num_codebooks)
         self.codebook_size = 2**bits
         self.codebook_dim = bits
@@ -157,10 +158,6 @@ class LFQ(RandomState):
 
         inner = bits * num_codebooks
         self.has_projections = self.dim != inner if has_projections is None else has_projections
-        if not self.has_projections and self.dim != inner:
-            raise ValueError(
-                f"LFQ: expected dim to be {inner} (bits of all codebooks) without projections, but got {self.dim}"
-            )
         scale = (
             codebook_scale if cosine_sim_project_in_scale is None else cosine_sim_project_in_scale
         )

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from torchvq._constants import materialise_constants
+from torchvq._options import check_options, expect
 from torchvq._residual_stack import LevelChoice, ResidualStack
-from torchvq._scalar_options import check_levels, expect
 from torchvq.finite_scalar_quantization import FSQ
 from torchvq.outputs import ScalarOutput, ScalarOutputWithCodes
 
@@ -82,14 +82,16 @@ class ResidualFSQ(ResidualStack):
         bound_hard_clamp: bool = True,
         **kwargs: Any,
     ) -> None:
-        vqp_compat = kwargs.pop("vqp_compat", False)
-        counts = check_levels(type(self).__name__, levels, symmetric=True)
+        options = {name: value for name, value in locals().items() if name != "kwargs"}
         for name, instead in _OWN.items():
             given = kwargs.pop(name, None)
             default = {"num_codebooks": (None, 1), "return_indices": (None, True)}.get(
                 name, (None, False)
             )
             expect("ResidualFSQ", given in default, name, f"left out (use {instead})", given)
+        check_options("ResidualFSQ", options | kwargs)
+        vqp_compat = kwargs.pop("vqp_compat", False)
+        counts = tuple(int(count) for count in levels)
         super().__init__(
             dim=len(counts) if dim is None else dim,
             inner_dim=len(counts),
@@ -219,27 +221,12 @@ def _scales(levels: Sequence[int], quantizers: int) -> Tensor:
 def _soft_clamp(
     levels: Sequence[int], value: float | list[float] | Tensor | None, hard: bool
 ) -> Tensor | None:
-    expect(
-        "ResidualFSQ",
-        value is None or not hard,
-        "soft_clamp_input_value",
-        "left out with bound_hard_clamp",
-        value,
-    )
     if hard:
         return torch.tensor([1 + 1 / (count - 1) for count in levels], device="cpu")
     if value is None:
         return None
     limit = torch.as_tensor(value, dtype=torch.float32, device="cpu")
-    fits = limit.dim() == 0 or limit.shape == (len(levels),)
-    expect(
-        "ResidualFSQ",
-        fits and bool((limit > 0).all()),
-        "soft_clamp_input_value",
-        f"a positive number, or {len(levels)} of them",
-        value,
-    )
-    return limit
+    return limit.reshape(()) if limit.numel() == 1 else limit
 
 
 def __getattr__(name: str) -> Any:

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from torchvq import _lookup_free
 from torchvq._lookup_free import Pending
+from torchvq._options import check_options, expect
 from torchvq._residual_engine import stack_levels
 from torchvq._residual_stack import LevelChoice, ResidualStack, StackResult
-from torchvq._scalar_options import expect
 from torchvq.lookup_free_quantization import LFQ
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
 
@@ -90,11 +90,13 @@ class ResidualLFQ(ResidualStack):
         is_channel_first: bool = False,
         **kwargs: Any,
     ) -> None:
-        vqp_compat = kwargs.pop("vqp_compat", False)
+        own = {name: value for name, value in locals().items() if name != "kwargs"}
         for name, instead in _OWN.items():
             given = kwargs.pop(name, None)
             left_out = given is None or (name == "num_codebooks" and given == 1) or given is False
             expect("ResidualLFQ", left_out, name, f"left out (use {instead})", given)
+        check_options("ResidualLFQ", own | kwargs)
+        vqp_compat = kwargs.pop("vqp_compat", False)
         options = dict(kwargs, codebook_size=codebook_size)
         first = LFQ(**options, soft_clamp_input_value=soft_clamp_input_value)
         super().__init__(

@@ -12,9 +12,11 @@ from torchvq import _joined
 from torchvq._implicit_codebook import MLP
 from torchvq._in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
 from torchvq._layout import Layout
+from torchvq._options import check_options
 from torchvq._projection import make_projections, project
 from torchvq._ranks import ranks_of, shake_hands
 from torchvq._residual_at_once import decode_sum, encode_at_once, encodes_at_once
+from torchvq._residual_calls import check_beam, check_beam_training, check_levels
 from torchvq._residual_dropout import drawn_depth, seeded_depth
 from torchvq._residual_engine import enter, leave, restore_codes, stack_levels
 from torchvq._residual_levels import (
@@ -25,14 +27,6 @@ from torchvq._residual_levels import (
     level_loss,
     search_losses,
     walk,
-)
-from torchvq._residual_options import (
-    check_beam,
-    check_beam_options,
-    check_beam_training,
-    check_levels,
-    check_residual,
-    resolve_codebook_sizes,
 )
 from torchvq._stats import CodebookStats, begin_step, read_stats
 from torchvq._stats import count_step as count_codes
@@ -129,10 +123,8 @@ class ResidualVQ(nn.Module):
         **vq_kwargs: Any,
     ) -> None:
         super().__init__()
-        options = {name: value for name, value in locals().items() if name != "self"}
-        sizes = resolve_codebook_sizes(num_quantizers, codebook_size, shared_codebook)
-        check_residual(len(sizes), options)
-        check_beam_options(len(sizes), options)
+        options = {name: value for name, value in locals().items() if name != "vq_kwargs"}
+        sizes = tuple(check_options("ResidualVQ", options | vq_kwargs))
 
         self.dim = dim
         self.heads = heads

@@ -12,7 +12,7 @@ from torchvq._call import Call, check_topk
 from torchvq._diversity import shared_totals
 from torchvq._in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
 from torchvq._layout import Layout
-from torchvq._options import check_vector_quantize, codebook_options
+from torchvq._options import check_options
 from torchvq._projection import make_projections, project
 from torchvq._ranks import ALONE, advance_rng, group_name, ranks_of, shake_hands
 from torchvq._search import choose, prepare, stored_codes
@@ -189,10 +189,8 @@ class VectorQuantize(nn.Module):
         vqp_compat: bool = False,
     ) -> None:
         super().__init__()
-        options = {
-            name: value for name, value in locals().items() if name not in ("self", "__class__")
-        }
-        resolved = check_vector_quantize(options)
+        # What the defaults that depend on other options come to.
+        rotates, moves, learns = map(bool, check_options("VectorQuantize", locals()))
 
         self.dim = dim
         self.codebook_size = codebook_size
@@ -222,16 +220,16 @@ class VectorQuantize(nn.Module):
         self.stochastic_sample_codes = stochastic_sample_codes
         self.sample_codebook_temp = sample_codebook_temp
         self.straight_through = straight_through
-        self.rotation_trick = resolved.rotation_trick
+        self.rotation_trick = rotates
         self.directional_reparam = directional_reparam
         self.directional_reparam_variance = directional_reparam_variance
-        self.learnable_codebook = resolved.learnable_codebook
+        self.learnable_codebook = learns
         self.sync_update_v = sync_update_v
         self.return_zeros_for_masked_padding = return_zeros_for_masked_padding
         self.route_gradients_to_input = route_gradients_to_input
         self.manual_in_place_optimizer_update = manual_in_place_optimizer_update
         self.vqp_compat = vqp_compat
-        self._ema_update = resolved.ema_update
+        self._ema_update = moves
 
         codebook_dim = dim if codebook_dim is None else codebook_dim
         inner_dim = codebook_dim * heads
@@ -244,8 +242,20 @@ class VectorQuantize(nn.Module):
             codebook_dim,
             codebook_size,
             heads if separate_codebook_per_head else 1,
-            parameter=resolved.learnable_codebook or self.has_codebook_orthogonal_loss,
-            **codebook_options(options),
+            parameter=learns or self.has_codebook_orthogonal_loss,
+            decay=decay,
+            eps=eps,
+            use_cosine_sim=use_cosine_sim,
+            kmeans_init=kmeans_init,
+            kmeans_iters=kmeans_iters,
+            threshold_ema_dead_code=threshold_ema_dead_code,
+            dead_code_threshold_fraction=dead_code_threshold_fraction,
+            manual_ema_update=manual_ema_update,
+            vq_bridge=vq_bridge,
+            affine_param=affine_param,
+            affine_param_batch_decay=affine_param_batch_decay,
+            affine_param_codebook_decay=affine_param_codebook_decay,
+            vqp_compat=vqp_compat,
         )
         keep_counts(self)
         self.in_place_codebook_optimizer: Optimizer | None = None

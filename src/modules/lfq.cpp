@@ -98,8 +98,6 @@ void LFQImpl::reset() {
     bits_ = options.dim().value_or(0);
   }
   const int64_t inner = bits_ * options.num_codebooks();
-  TORCH_CHECK_VALUE(has_projections() || dim() == inner, "LFQ: expected dim to be ", inner,
-                    " (bits of all codebooks) without projections, but got ", dim());
   if (has_projections()) {
     const bool bias = options.projection_has_bias();
     if (options.cosine_sim_project_in()) {
@@ -281,7 +279,9 @@ void LFQImpl::shake_hands(const std::string& group) const {
   call.label = label();
   call.handle = handle_;
   call.signature = label() + ", " + std::to_string(options.num_codebooks()) + " codebooks, scale " +
-                   std::to_string(options.codebook_scale());
+                   std::to_string(options.codebook_scale()) + ", spherical " +
+                   std::to_string(options.spherical()) + ", fraction " +
+                   std::to_string(options.frac_per_sample_entropy());
   std::vector<torch::Tensor> state;
   for (const auto& tensor : {rng, orthogonal_rot}) {
     if (tensor.defined()) state.push_back(tensor);

@@ -2,15 +2,34 @@
 
 #include <cmath>
 
-#include <c10/util/Exception.h>
+#include "options/expect.h"
+#include "options/tables.h"
 
 namespace torchvq {
+namespace {
+
+constexpr detail::ExpectOption expect_binary_mapper{"BinaryMapper"};
+
+}  // namespace
 
 void BinaryMapperOptions::validate() const {
-  TORCH_CHECK_VALUE(bits() >= 1 && bits() <= 30,
-                    "BinaryMapper: expected bits to be in [1, 30], but got ", bits());
-  TORCH_CHECK_VALUE(!std::isnan(kl_loss_threshold()),
-                    "BinaryMapper: expected kl_loss_threshold to be a number, but got nan");
+  expect_binary_mapper(bits() >= 1 && bits() <= 30, "bits", "in [1, 30]", bits());
+  expect_binary_mapper(!std::isnan(kl_loss_threshold()), "kl_loss_threshold", "a number",
+                       kl_loss_threshold());
+}
+
+template <>
+const detail::OptionTable<BinaryMapperOptions>& detail::option_table() {
+  static const OptionTable<BinaryMapperOptions> table{.owner = "BinaryMapper",
+                                                      .defaults = BinaryMapperOptions(),
+                                                      .required = {},
+                                                      .rows = {
+                                                          TORCHVQ_OPTION(bits),
+                                                          TORCHVQ_OPTION(kl_loss_threshold),
+                                                          TORCHVQ_OPTION(deterministic_on_eval),
+                                                          TORCHVQ_OPTION(vqp_compat),
+                                                      }};
+  return table;
 }
 
 }  // namespace torchvq

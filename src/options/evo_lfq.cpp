@@ -1,13 +1,12 @@
 #include <torchvq/options/evo_lfq.h>
 
-#include <c10/util/Exception.h>
-
 #include "options/expect.h"
+#include "options/tables.h"
 
 namespace torchvq {
 namespace {
 
-constexpr detail::ExpectOption expect_evo_lfq{"EvoLFQOptions"};
+constexpr detail::ExpectOption expect_evo_lfq{"EvoLFQ"};
 
 }  // namespace
 
@@ -19,6 +18,21 @@ void EvoLFQOptions::validate() const {
                  mutation_rate());
   expect_evo_lfq(tournament_size() >= 1, "tournament_size", "at least 1", tournament_size());
   expect_evo_lfq(generations() >= 0, "generations", "0 or more", generations());
+}
+
+template <>
+const detail::OptionTable<EvoLFQOptions>& detail::option_table() {
+  static const OptionRows<EvoLFQOptions> own{
+      TORCHVQ_OPTION(pop_size),      TORCHVQ_OPTION(mutation_rate), TORCHVQ_OPTION(tournament_size),
+      TORCHVQ_OPTION(elitism_count), TORCHVQ_OPTION(generations),
+  };
+  static const OptionTable<EvoLFQOptions> table{
+      .owner = "EvoLFQ",
+      .defaults = EvoLFQOptions(LFQOptions()),
+      .required = {},
+      .rows = with_part(own, option_table<LFQOptions>().rows,
+                        [](auto& options) -> auto& { return options.lfq(); })};
+  return table;
 }
 
 }  // namespace torchvq

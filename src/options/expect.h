@@ -4,16 +4,19 @@
 
 #include <string>
 
+#include "options/text.h"
+
 namespace torchvq::detail {
 
-/// Checks of one class of options, by the name that errors call it.
+/// Checks of one class of options, by the name of the class.
 struct ExpectOption {
   const char* owner;
 
   template <typename T>
   void operator()(bool holds, const char* name, const std::string& condition,
                   const T& value) const {
-    TORCH_CHECK_VALUE(holds, owner, ": expected ", name, " to be ", condition, ", but got ", value);
+    TORCH_CHECK_VALUE(holds, owner, ": expected ", name, " to be ", condition, ", but got ",
+                      option_text(value));
   }
 };
 

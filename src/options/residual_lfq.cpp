@@ -1,22 +1,22 @@
 #include <torchvq/options/residual_lfq.h>
 
-#include <c10/util/Exception.h>
-
 #include "options/expect.h"
+#include "options/tables.h"
 
 namespace torchvq {
 namespace {
 
-constexpr detail::ExpectOption expect_residual_lfq{"ResidualLFQOptions"};
+constexpr detail::ExpectOption expect_residual_lfq{"ResidualLFQ"};
+constexpr detail::ExpectOption expect_grouped_residual_lfq{"GroupedResidualLFQ"};
 
 }  // namespace
 
 void ResidualLFQOptions::validate() const {
   expect_residual_lfq(dim() >= 1, "dim", "at least 1", dim());
   expect_residual_lfq(num_quantizers() >= 1, "num_quantizers", "at least 1", num_quantizers());
-  const auto cutoff = quantize_dropout_cutoff_index();
-  expect_residual_lfq(cutoff >= 0 && cutoff < num_quantizers(), "quantize_dropout_cutoff_index",
-                      "in [0, num_quantizers)", cutoff);
+  const auto cutoff = quantize_dropout_cutoff_index(), last = num_quantizers() - 1;
+  expect_residual_lfq(cutoff >= 0 && cutoff <= last, "quantize_dropout_cutoff_index",
+                      "in [0, " + std::to_string(last) + "]", cutoff);
   expect_residual_lfq(quantize_dropout_multiple_of() >= 1, "quantize_dropout_multiple_of",
                       "at least 1", quantize_dropout_multiple_of());
   expect_residual_lfq(lfq().num_codebooks() == 1, "num_codebooks", "1", lfq().num_codebooks());
@@ -30,12 +30,44 @@ void ResidualLFQOptions::validate() const {
 
 void GroupedResidualLFQOptions::validate() const {
   rlfq().validate();
-  TORCH_CHECK_VALUE(groups() >= 1,
-                    "GroupedResidualLFQOptions: expected groups to be at least 1, but got ",
-                    groups());
-  TORCH_CHECK_VALUE(dim() >= 1 && dim() % groups() == 0,
-                    "GroupedResidualLFQOptions: expected dim to be a multiple of ", groups(),
-                    " groups, but got ", dim());
+  expect_grouped_residual_lfq(groups() >= 1, "groups", "at least 1", groups());
+  expect_grouped_residual_lfq(dim() >= 1 && dim() % groups() == 0, "dim",
+                              "a multiple of " + std::to_string(groups()) + " groups", dim());
+}
+
+template <>
+const detail::OptionTable<ResidualLFQOptions>& detail::option_table() {
+  static const OptionRows<ResidualLFQOptions> own{
+      TORCHVQ_OPTION(dim),
+      TORCHVQ_OPTION(num_quantizers),
+      TORCHVQ_OPTION(codebook_size),
+      TORCHVQ_OPTION(is_channel_first),
+      TORCHVQ_OPTION(quantize_dropout),
+      TORCHVQ_OPTION(quantize_dropout_cutoff_index),
+      TORCHVQ_OPTION(quantize_dropout_multiple_of),
+      TORCHVQ_OPTION(soft_clamp_input_value),
+      TORCHVQ_OPTION(vqp_compat),
+  };
+  static const OptionTable<ResidualLFQOptions> table{
+      .owner = "ResidualLFQ",
+      .defaults = ResidualLFQOptions(1, 1, 2),
+      .required = {"dim", "num_quantizers", "codebook_size"},
+      .rows = with_part(own, option_table<LFQOptions>().rows,
+                        [](auto& options) -> auto& { return options.lfq(); })};
+  return table;
+}
+
+template <>
+const detail::OptionTable<GroupedResidualLFQOptions>& detail::option_table() {
+  static const OptionRows<GroupedResidualLFQOptions> own{
+      TORCHVQ_OPTION(dim), TORCHVQ_OPTION(groups), TORCHVQ_OPTION(accept_image_fmap)};
+  static const OptionTable<GroupedResidualLFQOptions> table{
+      .owner = "GroupedResidualLFQ",
+      .defaults = GroupedResidualLFQOptions(1, ResidualLFQOptions(1, 1, 2)),
+      .required = {"dim", "num_quantizers", "codebook_size"},
+      .rows = with_part(own, option_table<ResidualLFQOptions>().rows,
+                        [](auto& options) -> auto& { return options.rlfq(); })};
+  return table;
 }
 
 }  // namespace torchvq

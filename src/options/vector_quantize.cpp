@@ -3,29 +3,29 @@
 #include <c10/util/Exception.h>
 
 #include "options/expect.h"
+#include "options/tables.h"
 
 namespace torchvq {
 namespace {
 
-constexpr detail::ExpectOption expect_vector_quantize{"VectorQuantizeOptions"};
+constexpr detail::ExpectOption expect_vector_quantize{"VectorQuantize"};
 
 void exclude(bool both, const char* pair) {
-  TORCH_CHECK_VALUE(!both, "VectorQuantizeOptions: expected not both of ", pair, ", but got both");
+  TORCH_CHECK_VALUE(!both, "VectorQuantize: expected not both of ", pair, ", but got both");
 }
 
 void require(bool met, const char* requirement) {
-  TORCH_CHECK_VALUE(met, "VectorQuantizeOptions: expected options to fit together, but ",
-                    requirement);
+  TORCH_CHECK_VALUE(met, "VectorQuantize: expected options to fit together, but ", requirement);
 }
 
 void check_ranges(const VectorQuantizeOptions& o) {
   expect_vector_quantize(o.dim() >= 1, "dim", "at least 1", o.dim());
   expect_vector_quantize(o.codebook_size() >= 1, "codebook_size", "at least 1", o.codebook_size());
   expect_vector_quantize(o.codebook_dim().value_or(1) >= 1, "codebook_dim", "at least 1",
-                         o.codebook_dim().value_or(1));
+                         o.codebook_dim());
   expect_vector_quantize(o.heads() >= 1, "heads", "at least 1", o.heads());
   expect_vector_quantize(o.orthogonal_reg_max_codes().value_or(1) >= 1, "orthogonal_reg_max_codes",
-                         "at least 1", o.orthogonal_reg_max_codes().value_or(1));
+                         "at least 1", o.orthogonal_reg_max_codes());
   expect_vector_quantize(o.decay() >= 0 && o.decay() <= 1, "decay", "in [0, 1]", o.decay());
   expect_vector_quantize(o.affine_param_batch_decay() >= 0 && o.affine_param_batch_decay() <= 1,
                          "affine_param_batch_decay", "in [0, 1]", o.affine_param_batch_decay());
@@ -98,6 +98,65 @@ ResolvedVectorQuantizeOptions VectorQuantizeOptions::validate() const {
   };
   check_combinations(*this, resolved);
   return resolved;
+}
+
+template <>
+const detail::OptionTable<VectorQuantizeOptions>& detail::option_table() {
+  static const OptionTable<VectorQuantizeOptions> table{
+      .owner = "VectorQuantize",
+      .defaults = VectorQuantizeOptions(1),
+      .required = {"dim"},
+      .rows = {
+          TORCHVQ_OPTION(dim),
+          TORCHVQ_OPTION(codebook_size),
+          TORCHVQ_OPTION(codebook_dim),
+          TORCHVQ_OPTION(heads),
+          TORCHVQ_OPTION(separate_codebook_per_head),
+          TORCHVQ_OPTION(layernorm_after_project_in),
+          TORCHVQ_OPTION(channel_last),
+          TORCHVQ_OPTION(accept_image_fmap),
+          TORCHVQ_OPTION(accept_3d_fmap),
+          TORCHVQ_OPTION(return_zeros_for_masked_padding),
+          TORCHVQ_OPTION(use_cosine_sim),
+          TORCHVQ_OPTION(stochastic_sample_codes),
+          TORCHVQ_OPTION(sample_codebook_temp),
+          TORCHVQ_OPTION(rotation_trick),
+          TORCHVQ_OPTION(straight_through),
+          TORCHVQ_OPTION(directional_reparam),
+          TORCHVQ_OPTION(directional_reparam_variance),
+          TORCHVQ_OPTION(sync_update_v),
+          TORCHVQ_OPTION(route_gradients_to_input),
+          TORCHVQ_OPTION(commitment_weight),
+          TORCHVQ_OPTION(commitment_use_cross_entropy_loss),
+          TORCHVQ_OPTION(orthogonal_reg_weight),
+          TORCHVQ_OPTION(orthogonal_reg_active_codes_only),
+          TORCHVQ_OPTION(orthogonal_reg_max_codes),
+          TORCHVQ_OPTION(codebook_diversity_loss_weight),
+          TORCHVQ_OPTION(codebook_diversity_temperature),
+          TORCHVQ_OPTION(decay),
+          TORCHVQ_OPTION(eps),
+          TORCHVQ_OPTION(freeze_codebook),
+          TORCHVQ_OPTION(ema_update),
+          TORCHVQ_OPTION(manual_ema_update),
+          TORCHVQ_OPTION(learnable_codebook),
+          TORCHVQ_OPTION(in_place_codebook_optimizer),
+          TORCHVQ_OPTION(manual_in_place_optimizer_update),
+          TORCHVQ_OPTION(vq_bridge),
+          TORCHVQ_OPTION(kmeans_init),
+          TORCHVQ_OPTION(kmeans_iters),
+          TORCHVQ_OPTION(threshold_ema_dead_code),
+          TORCHVQ_OPTION(dead_code_threshold_fraction),
+          TORCHVQ_OPTION(vqp_compat),
+          TORCHVQ_OPTION(affine_param),
+          TORCHVQ_OPTION(affine_param_batch_decay),
+          TORCHVQ_OPTION(affine_param_codebook_decay),
+          TORCHVQ_OPTION(sync_codebook),
+          TORCHVQ_OPTION(sync_kmeans),
+          TORCHVQ_OPTION(sync_affine_param),
+          TORCHVQ_OPTION(process_group),
+          TORCHVQ_OPTION(reduction),
+      }};
+  return table;
 }
 
 }  // namespace torchvq

@@ -318,12 +318,12 @@ def test_noise_moves_no_code_beyond_its_indices():
 @pytest.mark.parametrize(
     ("kwargs", "error", "text"),
     [
-        (dict(levels=[]), ValueError, "levels to be numbers"),
-        (dict(levels=[1, 3]), ValueError, "levels to be numbers"),
+        (dict(levels=[]), ValueError, "at least one number of levels"),
+        (dict(levels=[1, 3]), ValueError, r"levels to be in \[3, 65536\]"),
         (dict(levels=[2]), ValueError, "preserve_symmetry"),
         (dict(levels=[8.5]), TypeError, "list of integers"),
         (dict(levels=7), TypeError, "list of integers"),
-        (dict(levels=[65536] * 4), ValueError, r"product up to 2\^62"),
+        (dict(levels=[65536] * 4), ValueError, r"at most 2\^62"),
         (dict(levels=[5], num_codebooks=0), ValueError, "num_codebooks"),
         (dict(levels=[5], dim=0), ValueError, "dim"),
         (dict(levels=[5], noise_dropout=0.5), ValueError, "noise_dropout"),

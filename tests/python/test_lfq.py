@@ -449,7 +449,7 @@ def test_cosine_projection():
         (dict(dim=None), "dim or codebook_size"),
         (dict(codebook_size=100), "power of 2"),
         (dict(codebook_size=1), "power of 2"),
-        (dict(codebook_size=2**63), "power of 2"),
+        (dict(codebook_size=2**62 + 1), "power of 2"),
         (dict(dim=63), "at most 62"),
         (dict(dim=0), "dim to be at least 1"),
         (dict(num_codebooks=0), "num_codebooks to be at least 1"),

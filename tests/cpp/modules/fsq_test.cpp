@@ -173,7 +173,9 @@ TEST(FSQTest, ClonesAndStateKeepWhatThereIs) {
 }
 
 TEST(FSQTest, BadOptionsAndInputsAreRefused) {
-  expect_throw_with<c10::ValueError>([] { FSQ(FSQOptions({2, 3})); }, "levels to be in [3");
+  expect_throw_with<c10::ValueError>(
+      [] { FSQ(FSQOptions({2, 3})); },
+      "levels to be 3 or more without preserve_symmetry, but got [2, 3]");
   expect_throw_with<c10::ValueError>([] { FSQ{FSQOptions{std::vector<int64_t>()}}; },
                                      "at least one");
   expect_throw_with<c10::ValueError>([] { FSQ(FSQOptions({5}).noise_dropout(0.5)); },

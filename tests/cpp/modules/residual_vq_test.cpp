@@ -241,7 +241,7 @@ TEST(ResidualVQTest, WrongOptionsAreNamed) {
   const auto refuse = [](const StackOptions& wrong, const std::string& fragment) {
     expect_throw_with<c10::ValueError>([&] { ResidualVQ stack(wrong); }, fragment);
   };
-  refuse(StackOptions(kDim), "expected num_quantizers to be at least 1, but got 0");
+  refuse(StackOptions(kDim), "ResidualVQ: expected num_quantizers to be at least 1, but got None");
   refuse(stack_options().codebook_size({4, 5}), "num_quantizers to be the number of codebook");
   refuse(StackOptions(kDim).codebook_size({4, 5}).shared_codebook(true), "codebook is shared");
   refuse(stack_options().quantize_dropout_cutoff_index(3), "in [0, 2], but got 3");

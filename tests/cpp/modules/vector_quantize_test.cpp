@@ -310,7 +310,7 @@ TEST(VectorQuantizeTest, WrongOptionsAreNamed) {
   const auto refuse = [](const Options& wrong, const std::string& fragment) {
     expect_throw_with<c10::ValueError>([&] { VectorQuantize module(wrong); }, fragment);
   };
-  refuse(Options(0), "expected dim to be at least 1, but got 0");
+  refuse(Options(0), "VectorQuantize: expected dim to be at least 1, but got 0");
   refuse(options().decay(1.2), "expected decay to be in [0, 1], but got 1.2");
   refuse(options().heads(0), "expected heads to be at least 1");
   refuse(options().eps(0), "expected eps to be above 0");

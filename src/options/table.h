@@ -1,0 +1,72 @@
+// One table per class of options: every option by its name, as text and back. What reads options by
+// name (Python's constructors, test programs) reads this, so that no list of them stands elsewhere.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "options/text.h"
+
+namespace torchvq::detail {
+
+template <typename Options>
+struct OptionRow {
+  std::string name;
+  /// Sets the option; returns what kind of value it takes where the text is of another.
+  std::function<std::string(Options&, const std::string& text)> set;
+  std::function<std::string(const Options&)> write;
+};
+
+template <typename Options>
+using OptionRows = std::vector<OptionRow<Options>>;
+
+template <typename Options>
+struct OptionTable {
+  const char* owner;  ///< the class, as users call it
+  Options defaults;   ///< but of what is required
+  std::vector<std::string> required;
+  OptionRows<Options> rows;
+};
+
+/// Defined beside each class's validate(); tables.h declares all.
+template <typename Options>
+const OptionTable<Options>& option_table();
+
+template <typename T>
+std::string set_option_text(T& field, const std::string& text) {
+  return OptionText<T>::read(text, field) ? std::string() : OptionText<T>::kind();
+}
+
+/// A row, by the name of the option's accessors.
+#define TORCHVQ_OPTION(name)                                        \
+  {#name,                                                           \
+   [](auto& options, const std::string& text) {                     \
+     return torchvq::detail::set_option_text(options.name(), text); \
+   },                                                               \
+   [](const auto& options) { return torchvq::detail::option_text(options.name()); }}
+
+/// `rows`, and those of a part of the options under names that are still free: `part` leads from
+/// options to it, const or not. `fixed` are names that nobody sets.
+template <typename Options, typename PartOptions, typename Part>
+OptionRows<Options> with_part(OptionRows<Options> rows, const OptionRows<PartOptions>& more,
+                              Part part, const std::vector<std::string>& fixed = {},
+                              const std::string& prefix = "") {
+  const auto taken = [&](const std::string& name) {
+    return std::find(fixed.begin(), fixed.end(), name) != fixed.end() ||
+           std::any_of(rows.begin(), rows.end(), [&](const auto& row) { return row.name == name; });
+  };
+  for (const auto& row : more) {
+    if (taken(prefix + row.name)) continue;
+    rows.push_back({prefix + row.name,
+                    [row, part](Options& options, const std::string& text) {
+                      return row.set(part(options), text);
+                    },
+                    [row, part](const Options& options) { return row.write(part(options)); }});
+  }
+  return rows;
+}
+
+}  // namespace torchvq::detail

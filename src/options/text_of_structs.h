@@ -1,0 +1,52 @@
+// Options that are more than numbers and names: as text they are given or not.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <torch/nn/modules/container/any.h>
+#include <torch/types.h>
+
+#include <torchvq/options/residual_vq.h>
+#include <torchvq/options/vector_quantize.h>
+
+#include "options/text.h"
+
+namespace torchvq::detail {
+
+/// "None" takes the module away; all else puts one that changes nothing in its place, so that
+/// checks see that there is one.
+template <>
+struct OptionText<torch::nn::AnyModule> {
+  static std::string kind() { return "a module or None"; }
+  static bool read(const std::string& text, torch::nn::AnyModule& field);
+  static std::string write(const torch::nn::AnyModule& module) {
+    return module.is_empty() ? "None" : "given";
+  }
+};
+
+/// The same; what stands for the optimizer throws when it is called.
+template <>
+struct OptionText<CodebookOptimizer> {
+  static std::string kind() { return "a function or None"; }
+  static bool read(const std::string& text, CodebookOptimizer& field);
+  static std::string write(const CodebookOptimizer& make) { return make ? "given" : "None"; }
+};
+
+template <>
+struct OptionText<std::vector<torch::Dtype>> {
+  static std::string kind() { return "a list of dtypes"; }
+  static bool read(const std::string& text, std::vector<torch::Dtype>& field);
+  static std::string write(const std::vector<torch::Dtype>& dtypes);
+};
+
+template <>
+struct OptionText<CodebookSizes> {
+  static std::string kind() { return "an integer of 64 bits or a list of them"; }
+  static bool read(const std::string& text, CodebookSizes& field);
+  static std::string write(const CodebookSizes& sizes) {
+    return sizes.each ? option_text(sizes.sizes) : option_text(sizes.sizes[0]);
+  }
+};
+
+}  // namespace torchvq::detail

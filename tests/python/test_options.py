@@ -1,0 +1,325 @@
+"""One table of options for both languages: names, defaults, documentation, and the errors of bad values.
+
+Oracles are Python's signatures and docstrings and the headers of C++, each read as it is written.
+"""
+
+from __future__ import annotations
+
+import ast
+import enum
+import inspect
+import itertools
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import torchvq
+from torchvq import FSP, FSQ, LFQ, LatentQuantize, ResidualFSQ, ResidualVQ, VectorQuantize
+
+ops = torch.ops.torchvq
+HEADERS = Path(__file__).resolve().parents[2] / "include/torchvq/options"
+
+# Classes, and whose options their **kwargs are.
+CLASSES: dict[str, str | None] = {
+    "BinaryMapper": None,
+    "EvoLFQ": "LFQ",
+    "FSP": None,
+    "FSQ": None,
+    "GroupedResidualFSQ": "ResidualFSQ",
+    "GroupedResidualLFQ": "ResidualLFQ",
+    "GroupedResidualVQ": "ResidualVQ",
+    "LFQ": None,
+    "LatentQuantize": None,
+    "ResidualFSQ": "FSQ",
+    "ResidualLFQ": "LFQ",
+    "ResidualVQ": "VectorQuantize",
+    "VectorQuantize": None,
+}
+NETWORKS = "C++ names the keys of mlp_kwargs"
+COMPATIBLE = "Python takes it out of **kwargs"
+SYMMETRIC = "levels of a stack always are, so Python's FSQ gets it twice, which is an error"
+NO_DEFAULT = "C++ sets it by name and has 512; Python wants it, as the reference does"
+# Where the languages differ on purpose: a name that one of them has, or another default.
+DIFFERENCES = {
+    ("EvoLFQ", "encoder"): "a module, which is no option in C++",
+    ("EvoLFQ", "decoder"): "a module, which is no option in C++",
+    ("EvoLFQ", "lfq"): "a module; in C++ its options",
+    ("GroupedResidualFSQ", "preserve_symmetry"): SYMMETRIC,
+    ("GroupedResidualFSQ", "vqp_compat"): COMPATIBLE,
+    ("GroupedResidualLFQ", "vqp_compat"): COMPATIBLE,
+    ("GroupedResidualVQ", "codebook_size"): NO_DEFAULT,
+    ("GroupedResidualVQ", "mlp_kwargs"): NETWORKS,
+    ("GroupedResidualVQ", "mlp_kwargs.depth"): NETWORKS,
+    ("GroupedResidualVQ", "mlp_kwargs.dim_hidden"): NETWORKS,
+    ("LatentQuantize", "codebook_dim"): "C++ has a constructor for one number of levels",
+    ("ResidualFSQ", "preserve_symmetry"): SYMMETRIC,
+    ("ResidualFSQ", "vqp_compat"): COMPATIBLE,
+    ("ResidualLFQ", "vqp_compat"): COMPATIBLE,
+    ("ResidualVQ", "codebook_size"): NO_DEFAULT,
+    ("ResidualVQ", "mlp_kwargs"): NETWORKS,
+    ("ResidualVQ", "mlp_kwargs.depth"): NETWORKS,
+    ("ResidualVQ", "mlp_kwargs.dim_hidden"): NETWORKS,
+    ("VectorQuantize", "codebook_size"): NO_DEFAULT,
+}
+# Defaults that docstrings say in other words than the signature.
+IN_WORDS = {
+    ("BinaryMapper", "kl_loss_threshold"): ("log 2", math.log(2)),
+    ("ResidualVQ", "beam_size"): ("1", None),
+}
+REQUIRED = inspect.Parameter.empty
+
+
+def signature_of(name: str) -> dict[str, Any]:
+    """The options that a class itself names, with their defaults."""
+    parameters = inspect.signature(getattr(torchvq, name)).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}
+
+
+def python_options(name: str) -> dict[str, Any]:
+    levels = CLASSES[name]
+    return (python_options(levels) if levels else {}) | signature_of(name)
+
+
+def value_of(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def cpp_options(name: str) -> dict[str, Any]:
+    lines = (line.partition("=") for line in ops.list_options(name))
+    return {option: value_of(text) if equals else REQUIRED for option, equals, text in lines}
+
+
+def in_text(value: Any) -> Any:
+    """Defaults that are dtypes, as C++ writes them."""
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else value
+
+
+# Names and defaults ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_signatures_and_the_table_agree(name: str) -> None:
+    python, cpp = python_options(name), cpp_options(name)
+    different = python.keys() ^ cpp.keys()
+    different |= {
+        option for option in python.keys() & cpp.keys() if in_text(python[option]) != cpp[option]
+    }
+    assert different == {option for owner, option in DIFFERENCES if owner == name}
+
+
+def fields_of(struct: str) -> dict[str, str | None]:
+    """Names and defaults of the TORCH_ARG lines of a struct."""
+    text = "".join(header.read_text() for header in sorted(HEADERS.glob("*.h")))
+    start = text.index(f"struct TORCHVQ_API {struct} {{")
+    body = re.sub(r"//[^\n]*", "", text[start : text.index("\n};", start)])
+    fields = re.findall(r"TORCH_ARG\((.*?),\s*(\w+)\)\s*(?:=\s*([^;]+))?;", body, re.DOTALL)
+    assert len(fields) == body.count("TORCH_ARG")
+    return {name: default or None for _, name, default in fields}
+
+
+# Options of parts, whose own fields are in the table.
+PARTS = {"fsq", "lfq", "mlp_kwargs", "rfsq", "rlfq", "rvq", "vq"}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_table_has_every_field_of_the_struct(name: str) -> None:
+    assert fields_of(f"{name}Options").keys() - PARTS <= cpp_options(name).keys()
+
+
+def documented_options(name: str) -> dict[str, str]:
+    """Names in the section Args of a docstring, and what is said of them."""
+    doc = inspect.getdoc(getattr(torchvq, name)) or ""
+    section = doc[doc.index("\nArgs:\n") + len("\nArgs:\n") :]
+    section = re.split(r"\n\n|\n(?=\S)", section)[0]
+    entries = re.split(r"\n?^    (?=\S)", section, flags=re.MULTILINE)[1:]
+    found = {}
+    for entry in entries:
+        names, _, words = entry.partition(": ")
+        found |= {each.strip(): " ".join(words.split()) for each in names.split(",")}
+    return found
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_docstrings_name_every_option_and_its_default(name: str) -> None:
+    said = documented_options(name)
+    for option, default in signature_of(name).items():
+        assert option in said
+        words = re.search(r"Default: (.+?)\.(?:\s|$)", said[option])
+        if words is None:
+            continue
+        if (name, option) in IN_WORDS:
+            start, value = IN_WORDS[name, option]
+            assert words[1].startswith(start) and default == value, option
+            continue
+        literal = value_of(re.split("[,:]", words[1])[0])
+        depends = ", but " in words[1]
+        assert default == (None if depends or isinstance(literal, str) else literal) or (
+            default == literal
+        ), option
+
+
+@pytest.mark.parametrize("header", ["fsq", "lfq", "residual_fsq", "residual_vq", "vector_quantize"])
+def test_headers_document_every_option(header: str) -> None:
+    lines = (HEADERS / f"{header}.h").read_text().splitlines()
+    for above, line in itertools.pairwise(lines):
+        if "TORCH_ARG(" in line:
+            assert above.lstrip().startswith("///"), line
+
+
+# Arguments of a call, which are no options of a class: C++ has structs for them.
+CALLS: dict[str, tuple[Callable[..., Any], set[str]]] = {
+    "VectorQuantizeForwardOptions": (VectorQuantize.forward, {"x", "return_loss_breakdown"}),
+    "ResidualVQForwardOptions": (ResidualVQ.forward, {"x"}),
+}
+
+
+@pytest.mark.parametrize("struct", CALLS)
+def test_calls_take_the_same_arguments_in_both_languages(struct: str) -> None:
+    forward, only_python = CALLS[struct]
+    parameters = dict(inspect.signature(forward).parameters)
+    python = {name: p.default for name, p in parameters.items() if name != "self"}
+    cpp = fields_of(struct)
+    assert python.keys() - only_python == cpp.keys()
+    for name, default in cpp.items():
+        assert {"true": True, "false": False, None: None}[default] == python[name], name
+
+
+# The operators ---------------------------------------------------------------------------------------------------
+
+GIVEN = {"dim": "8", "levels": "[8, 5]", "num_quantizers": "2", "codebook_size": "16"}
+
+
+def check(name: str, options: dict[str, str]) -> list[int]:
+    return ops.check_options(name, list(options), list(options.values()))
+
+
+def given_to(name: str) -> dict[str, str]:
+    return {option: text for option, text in GIVEN.items() if option in cpp_options(name)}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_defaults_are_read_back_and_valid(name: str) -> None:
+    lines = (line.partition("=") for line in ops.list_options(name))
+    check(name, {option: text for option, equals, text in lines if equals} | given_to(name))
+
+
+# Any text will do, or any name: what they name is looked for later.
+ANY_TEXT = {
+    "in_place_codebook_optimizer",
+    "process_group",
+    "straight_through_activation",
+    "vq_bridge",
+}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_text_of_another_kind_is_refused_by_name(name: str) -> None:
+    # A stack leaves to its levels which names there are.
+    names = {"reduction"} if name.endswith("ResidualVQ") else set()
+    for option in cpp_options(name).keys() - ANY_TEXT - names:
+        message = rf"^\w+: expected {re.escape(option)} to be .+, but got \(nothing$"
+        with pytest.raises((TypeError, ValueError), match=message):
+            check(name, given_to(name) | {option: "(nothing"})
+
+
+def test_open_options_are_resolved() -> None:
+    assert check("VectorQuantize", {"dim": "8"}) == [1, 1, 0]
+    assert check("VectorQuantize", {"dim": "1"}) == [0, 1, 0]
+    assert check("VectorQuantize", {"dim": "8", "vq_bridge": "given"}) == [1, 0, 1]
+    assert check("ResidualVQ", {"dim": "8", "codebook_size": "[4, 16]"}) == [4, 16]
+    sizes = {"dim": "8", "codebook_size": "4", "num_quantizers": "3"}
+    assert check("ResidualVQ", sizes) == [4, 4, 4]
+    assert check("FSQ", {"levels": "[8, 5]"}) == []
+
+
+BAD_VALUES = [
+    (TypeError, "VectorQuantize: expected decay to be a number, but got x", dict(decay="x")),
+    (TypeError, "expected codebook_size to be an integer of 64 bits, but got 1.5", dict(codebook_size="1.5")),
+    (TypeError, "expected codebook_size to be an integer of 64 bits, but got 1e400", dict(codebook_size="1e400")),
+    (TypeError, "expected dim to be an integer of 64 bits, but got None", dict(dim="None")),
+    (TypeError, "expected heads to be an integer of 64 bits, but got ", dict(heads="")),
+    (TypeError, "expected kmeans_init to be True or False, but got yes", dict(kmeans_init="yes")),
+    (TypeError, "an unknown one, speed", dict(speed="1")),
+    (ValueError, r"VectorQuantize: expected decay to be in \[0, 1\], but got nan", dict(decay="nan")),
+    (ValueError, r"expected decay to be in \[0, 1\], but got -inf", dict(decay="-inf")),
+    (ValueError, r"expected eps to be above 0, but got -1e-06", dict(eps="-0.000001")),
+    (ValueError, "expected reduction to be exact or float, but got int8", dict(reduction="int8")),
+    (ValueError, "expected not both of affine_param and use_cosine_sim", dict(affine_param="True", use_cosine_sim="1")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "message", "options"), BAD_VALUES)
+def test_bad_values_are_named(error: type[Exception], message: str, options: Any) -> None:
+    with pytest.raises(error, match=message):
+        check("VectorQuantize", {"dim": "8"} | options)
+
+
+def test_bad_calls_of_the_operators_are_refused() -> None:
+    with pytest.raises(TypeError, match="FSQ: expected levels to be given, but got none"):
+        check("FSQ", {})
+    with pytest.raises(ValueError, match=r"to be that of a quantizer class, but got Quantizer"):
+        ops.list_options("Quantizer")
+    with pytest.raises(ValueError, match="expected values to be 2, one for each name, but got 1"):
+        ops.check_options("FSQ", ["levels", "dim"], ["[8]"])
+
+
+# Python's values -------------------------------------------------------------------------------------------------
+
+
+class Code(str, enum.Enum):
+    """Names of options as some configurations have them."""
+
+    EXACT = "exact"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(dim=np.int64(8), codebook_size=np.int32(16), decay=np.float32(0.5)),
+        dict(decay=torch.tensor(0.5), heads=torch.tensor(2), kmeans_init=np.bool_(False)),
+        dict(decay=1, eps=1, use_cosine_sim=0, reduction=Code.EXACT),
+        dict(sample_codebook_temp=math.inf, orthogonal_reg_max_codes=np.int64(4)),
+    ],
+)
+def test_numbers_of_numpy_and_tensors_are_options(options: dict[str, Any]) -> None:
+    module = VectorQuantize(**{"dim": 8, "codebook_size": 16} | options)
+    assert module(torch.zeros(1, 3, 8)).indices.shape[:2] == (1, 3)
+
+
+def test_lists_of_every_kind_are_levels() -> None:
+    for levels in (np.array([8, 5]), torch.tensor([8, 5]), (8, np.int64(5)), [8, torch.tensor(5)]):
+        assert FSQ(levels).codebook_size == FSP(levels).codebook_size == 40
+        assert LatentQuantize(levels, 2).codebook_size == 40
+    assert ResidualVQ(dim=8, codebook_size=np.int64(4), num_quantizers=2).codebook_sizes == (4, 4)
+    limit = torch.tensor([2.0, 1.5])
+    soft = dict(bound_hard_clamp=False, soft_clamp_input_value=limit)
+    stack = ResidualFSQ(levels=[8, 5], num_quantizers=2, **soft)
+    assert torch.equal(stack.soft_clamp_input_value, limit)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: VectorQuantize(8, 16, decay=2), r"VectorQuantize: .* \[0, 1\], but got 2.0"),
+        (lambda: LFQ(dim=8, codebook_scale=math.inf), "LFQ: expected codebook_scale to be .* inf"),
+        (lambda: LFQ(dim=8, diversity_gamma=math.inf), "LFQ: expected diversity_gamma .* inf"),
+        (
+            lambda: ResidualVQ(
+                dim=8, codebook_size=4, num_quantizers=2, mlp_kwargs=dict(dim_hidden=0)
+            ),
+            "ResidualVQ: expected mlp_kwargs.dim_hidden to be at least 1, but got 0",
+        ),
+    ],
+)
+def test_python_raises_what_cpp_raises(build: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build()
