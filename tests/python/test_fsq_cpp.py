@@ -61,10 +61,7 @@ def build(options: dict[str, Any]) -> Any:
 
 
 def words_of(options: dict[str, Any]) -> list[str]:
-    return [
-        f"{name}={','.join(map(str, value)) if isinstance(value, list) else value}"
-        for name, value in {"levels": LEVELS, **options}.items()
-    ]
+    return [f"{name}={value}" for name, value in {"levels": LEVELS, **options}.items()]
 
 
 def inputs_of(case: str) -> list[dict[str, Any]]:

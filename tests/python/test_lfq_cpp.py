@@ -254,9 +254,7 @@ def evolve_in_python(evo: Any, x: Tensor, is_sign: bool) -> dict[str, Tensor]:
 @pytest.mark.parametrize("codebooks", [1, 2])
 def test_evolution_in_cpp_equals_python(codebooks: int, is_sign: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    evo = torchvq.EvoLFQ(
-        nn.Linear(6, 8),
-        nn.Linear(8, 6),
+    options = dict(
         dim=8,
         codebook_size=2 ** (8 // codebooks),
         num_codebooks=codebooks,
@@ -265,9 +263,10 @@ def test_evolution_in_cpp_equals_python(codebooks: int, is_sign: bool, tmp_path:
         elitism_count=2,
         tournament_size=3,
     )
+    evo = torchvq.EvoLFQ(nn.Linear(6, 8), nn.Linear(8, 6), **options)
     x = torch.randn(3, 5, 6)
     given = {f"state.{name}": value.clone() for name, value in evo.state_dict().items()}
-    words = words_of({"codebooks": codebooks, "is_sign": is_sign})
+    words = words_of(options | {"is_sign": is_sign})
     actual = run_cpp_module("evo_lfq", given | {"x": x}, words, tmp_path)
     expected = evolve_in_python(evo, x, is_sign)
     assert actual.keys() == expected.keys()

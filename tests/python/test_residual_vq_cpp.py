@@ -91,13 +91,10 @@ def make(case: str) -> Any:
 
 def words_of(options: dict[str, Any]) -> list[str]:
     """The options as the C++ program reads them."""
-    flat = {name: value for name, value in options.items() if value is not None}
+    flat = dict(options)
     for name, value in flat.pop("mlp_kwargs", {}).items():
-        flat[f"mlp_{name}"] = value
-    return [
-        f"{name}={','.join(map(str, value)) if isinstance(value, (tuple, list)) else value}"
-        for name, value in flat.items()
-    ]
+        flat[f"mlp_kwargs.{name}"] = value
+    return [f"{name}={value}" for name, value in flat.items()]
 
 
 def arguments_of(stack: Any, step: int, kind: str | None) -> dict[str, Any]:

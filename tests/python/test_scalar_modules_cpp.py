@@ -122,10 +122,7 @@ def words_of(case: Case) -> list[str]:
     words = {"class": case.name, **named_options(case), **case.call}
     if case.cast:
         words["cast"] = case.cast
-    return [
-        f"{name}={','.join(map(str, value)) if isinstance(value, list) else value}"
-        for name, value in words.items()
-    ]
+    return [f"{name}={value}" for name, value in words.items()]
 
 
 def positions_of(case: Case) -> tuple[int, ...]:

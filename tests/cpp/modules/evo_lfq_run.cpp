@@ -1,7 +1,7 @@
 // Runs an EvoLFQ on tensors from a file, for tests/python/test_lfq_cpp.py, which does the same in
 // Python and compares every bit.
 //
-//   torchvq_run evo_lfq IN OUT codebooks=2 is_sign=False
+//   torchvq_run evo_lfq IN OUT is_sign=False dim=8 [option=value ...]
 //
 // IN has the state ("state.<name>") and "x" (B, *, 6).
 #include <cmath>
@@ -19,20 +19,14 @@ torch::Tensor fitness_of(const torch::Tensor& decoded, const torch::Tensor& bits
   return at::where(set.remainder(5) == 0, std::nan(""), set - decoded.flatten(1).abs().amax(-1));
 }
 
-void run(const std::string& from, const std::string& to, const Words& words) {
+void run(const std::string& from, const std::string& to, Words words) {
   const Given in(from);
-  int64_t codebooks = 0;
-  bool is_sign = false;
-  parse(codebooks, words.at("codebooks"));
-  parse(is_sign, words.at("is_sign"));
-  const auto lfq = LFQOptions()
-                       .dim(8)
-                       .codebook_size(int64_t{1} << (8 / codebooks))
-                       .num_codebooks(codebooks)
-                       .commitment_loss_weight(0.25);
+  const bool is_sign = take_flag(words, "is_sign");
+  EvoLFQOptions options{LFQOptions()};
+  take_options(options, words);
+  expect_none_left(words);
   EvoLFQ evo(torch::nn::AnyModule(torch::nn::Linear(6, 8)),
-             torch::nn::AnyModule(torch::nn::Linear(8, 6)),
-             EvoLFQOptions(lfq).pop_size(12).elitism_count(2).tournament_size(3));
+             torch::nn::AnyModule(torch::nn::Linear(8, 6)), options);
   load_state_dict(*evo, in.state);
   const auto x = in.tensors.at("x");
   Tensors results;

@@ -2,7 +2,7 @@
 // on tensors from a file, for tests/python/test_fsq_cpp.py, which does the same in Python and
 // compares every bit.
 //
-//   torchvq_run fsq IN OUT levels=8,5,5 [option=value ...]
+//   torchvq_run fsq IN OUT levels=[8,5,5] [option=value ...]
 //
 // IN has the state ("state.<name>"), "<i>.x", "<i>.weight" of the objective, perhaps "<i>.mask" and
 // "<i>.seed" (of the dropout) of each training step, and "eval.x".
@@ -15,31 +15,6 @@
 
 namespace torchvq::testing::fsq_run {
 namespace {
-
-const Setters<FSQOptions> kOwn{
-    TORCHVQ_OPTION(dim),
-    TORCHVQ_OPTION(num_codebooks),
-    TORCHVQ_OPTION(channel_first),
-    TORCHVQ_OPTION(projection_has_bias),
-    TORCHVQ_OPTION(preserve_symmetry),
-    TORCHVQ_OPTION(bound_hard_clamp),
-};
-const Setters<FSQOptions> kShared{
-    TORCHVQ_OPTION(keep_num_codebooks_dim),
-    TORCHVQ_OPTION(noise_dropout),
-    TORCHVQ_OPTION(orthogonal_rotation),
-};
-const Setters<ResidualFSQOptions> kResidual{
-    TORCHVQ_OPTION(dim),
-    TORCHVQ_OPTION(num_quantizers),
-    TORCHVQ_OPTION(is_channel_first),
-    TORCHVQ_OPTION(quantize_dropout),
-    TORCHVQ_OPTION(quantize_dropout_cutoff_index),
-    TORCHVQ_OPTION(quantize_dropout_multiple_of),
-    TORCHVQ_OPTION(bound_hard_clamp),
-    TORCHVQ_OPTION(vqp_compat),
-    TORCHVQ_OPTION(soft_clamp_input_value),
-};
 
 torch::Tensor decode(FSQ& fsq, const torch::Tensor& indices) {
   return fsq->indices_to_codes(indices);
@@ -84,26 +59,24 @@ void run(Module module, const Given& in, const std::string& to) {
   save(*module, results, to);
 }
 
-void run(const std::string& from, const std::string& to, const Words& words) {
+void run(const std::string& from, const std::string& to, Words words) {
   const Given in(from);
-  std::vector<int64_t> levels;
-  parse(levels, words.at("levels"));
-  FSQOptions fsq(levels);
-  set(fsq, kShared, words);
   if (!words.contains("num_quantizers")) {
-    set(fsq, kOwn, words);
-    return run(FSQ(fsq), in, to);
+    FSQOptions options{std::vector<int64_t>()};
+    take_options(options, words);
+    expect_none_left(words);
+    return run(FSQ(options), in, to);
   }
-  ResidualFSQOptions residual(levels, 1);
-  set(residual, kResidual, words);
-  residual.fsq(fsq);
   if (!words.contains("groups")) {
-    return run(ResidualFSQ(residual), in, to);
+    ResidualFSQOptions options({}, 1);
+    take_options(options, words);
+    expect_none_left(words);
+    return run(ResidualFSQ(options), in, to);
   }
-  run(GroupedResidualFSQ(GroupedResidualFSQOptions(*residual.dim(), residual)
-                             .groups(std::stoll(words.at("groups")))
-                             .accept_image_fmap(words.contains("accept_image_fmap"))),
-      in, to);
+  GroupedResidualFSQOptions options(1, ResidualFSQOptions({}, 1));
+  take_options(options, words);
+  expect_none_left(words);
+  run(GroupedResidualFSQ(options), in, to);
 }
 
 }  // namespace

@@ -17,42 +17,6 @@
 namespace torchvq::testing::lfq_run {
 namespace {
 
-const Setters<LFQOptions> kOwn{
-    TORCHVQ_OPTION(dim),
-    TORCHVQ_OPTION(codebook_size),
-    TORCHVQ_OPTION(num_codebooks),
-    TORCHVQ_OPTION(keep_num_codebooks_dim),
-    TORCHVQ_OPTION(channel_first),
-    TORCHVQ_OPTION(codebook_scale),
-    TORCHVQ_OPTION(has_projections),
-    TORCHVQ_OPTION(projection_has_bias),
-    TORCHVQ_OPTION(cosine_sim_project_in),
-    TORCHVQ_OPTION(cosine_sim_project_in_scale),
-    TORCHVQ_OPTION(soft_clamp_input_value),
-};
-const Setters<LFQOptions> kShared{
-    TORCHVQ_OPTION(entropy_loss_weight),
-    TORCHVQ_OPTION(commitment_loss_weight),
-    TORCHVQ_OPTION(diversity_gamma),
-    TORCHVQ_OPTION(frac_per_sample_entropy),
-    TORCHVQ_OPTION(experimental_softplus_entropy_loss),
-    TORCHVQ_OPTION(entropy_loss_offset),
-    TORCHVQ_OPTION(spherical),
-    TORCHVQ_OPTION(orthogonal_rotation),
-    {"straight_through_activation",
-     [](auto& options, const std::string& /*text*/) {
-       options.straight_through_activation(torch::nn::AnyModule(torch::nn::Tanh()));
-     }},
-};
-const Setters<ResidualLFQOptions> kResidual{
-    TORCHVQ_OPTION(is_channel_first),
-    TORCHVQ_OPTION(quantize_dropout),
-    TORCHVQ_OPTION(quantize_dropout_cutoff_index),
-    TORCHVQ_OPTION(quantize_dropout_multiple_of),
-    TORCHVQ_OPTION(soft_clamp_input_value),
-    TORCHVQ_OPTION(vqp_compat),
-};
-
 torch::Tensor decode(LFQ& lfq, const torch::Tensor& indices) {
   return lfq->indices_to_codes(indices);
 }
@@ -94,9 +58,9 @@ void record(const Output& output, const std::string& prefix, Tensors& results) {
 }
 
 template <typename Module>
-void run(Module module, const Given& in, const std::string& to, const Words& words) {
+void run(Module module, const Given& in, const std::string& to, const std::string& dtype) {
   Tensors results;
-  if (words.contains("dtype")) module->to(dtype_of(words.at("dtype")));
+  if (!dtype.empty()) module->to(dtype_of(dtype));
   load_state_dict(*module, in.state);
   for (int step = 0; in.find(std::to_string(step) + ".x"); ++step) {
     const auto prefix = std::to_string(step) + ".";
@@ -113,27 +77,37 @@ void run(Module module, const Given& in, const std::string& to, const Words& wor
   save(*module, results, to);
 }
 
-void run(const std::string& from, const std::string& to, const Words& words) {
+void use_tanh(LFQOptions& options) {
+  auto& activation = options.straight_through_activation();
+  if (!activation.is_empty()) activation = torch::nn::AnyModule(torch::nn::Tanh());
+}
+
+/// The stack's dim is its group's, where there are groups.
+GroupedResidualLFQOptions grouped_options(Words& words) {
+  GroupedResidualLFQOptions options(1, ResidualLFQOptions(1, 1, 2));
+  take_options(options, words);
+  use_tanh(options.rlfq().lfq());
+  options.rlfq().dim(options.dim());
+  return options;
+}
+
+void run(const std::string& from, const std::string& to, Words words) {
   const Given in(from);
-  LFQOptions lfq;
-  set(lfq, kShared, words);
+  const auto dtype = take(words, "dtype");
   if (!words.contains("num_quantizers")) {
-    set(lfq, kOwn, words);
-    return run(LFQ(lfq), in, to, words);
+    LFQOptions lfq;
+    take_options(lfq, words);
+    expect_none_left(words);
+    use_tanh(lfq);
+    return run(LFQ(lfq), in, to, dtype);
   }
-  const auto number = [&](const char* name) { return std::stoll(words.at(name)); };
-  const auto dim = number("dim");
-  const auto groups = words.contains("groups") ? number("groups") : 1;
-  ResidualLFQOptions residual(dim / groups, number("num_quantizers"), number("codebook_size"));
-  set(residual, kResidual, words);
-  residual.lfq(lfq);
-  if (!words.contains("groups")) {
-    return run(ResidualLFQ(residual), in, to, words);
+  const bool groups = words.contains("groups");
+  const auto options = grouped_options(words);
+  expect_none_left(words);
+  if (!groups) {
+    return run(ResidualLFQ(options.rlfq()), in, to, dtype);
   }
-  run(GroupedResidualLFQ(GroupedResidualLFQOptions(dim, residual)
-                             .groups(groups)
-                             .accept_image_fmap(words.contains("accept_image_fmap"))),
-      in, to, words);
+  run(GroupedResidualLFQ(options), in, to, dtype);
 }
 
 }  // namespace

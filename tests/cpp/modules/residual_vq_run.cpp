@@ -4,11 +4,10 @@
 //   torchvq_run residual_vq IN OUT dim=8 num_quantizers=3 codebook_size=16 [option=value ...]
 //
 // Files as for vector_quantize; a step may have "<i>.mask", "<i>.indices" (targets) and
-// "<i>.seed" (of the dropout). codebook_size=4,16,7 gives each level its own. beam=B overrides
+// "<i>.seed" (of the dropout). codebook_size=[4, 16, 7] gives each level its own. beam=B overrides
 // beam_size in every call, codes=1 asks for all codes, refine=N refits up to N times for
 // "refine.x" (and "refine.mask") after the last step.
 #include <string>
-#include <vector>
 
 #include <torchvq/modules/grouped_residual_vq.h>
 #include <torchvq/modules/refine.h>
@@ -19,40 +18,6 @@
 namespace torchvq::testing::residual_vq_run {
 namespace {
 
-using testing::parse;
-
-void parse(CodebookSizes& field, const std::string& text) {
-  std::vector<int64_t> sizes;
-  parse(sizes, text);
-  field = text.find(',') == std::string::npos ? CodebookSizes(sizes[0]) : CodebookSizes(sizes);
-}
-
-const Setters<ResidualVQOptions> kResidualOptions{
-    TORCHVQ_OPTION(dim),
-    TORCHVQ_OPTION(num_quantizers),
-    TORCHVQ_OPTION(codebook_size),
-    TORCHVQ_OPTION(codebook_dim),
-    TORCHVQ_OPTION(heads),
-    TORCHVQ_OPTION(accept_image_fmap),
-    TORCHVQ_OPTION(return_zeros_for_masked_padding),
-    TORCHVQ_OPTION(shared_codebook),
-    TORCHVQ_OPTION(diveq),
-    TORCHVQ_OPTION(quant_grad_frac),
-    TORCHVQ_OPTION(quantize_dropout),
-    TORCHVQ_OPTION(quantize_dropout_cutoff_index),
-    TORCHVQ_OPTION(quantize_dropout_multiple_of),
-    TORCHVQ_OPTION(implicit_neural_codebook),
-    TORCHVQ_OPTION(beam_size),
-    TORCHVQ_OPTION(eval_beam_size),
-    TORCHVQ_OPTION(beam_score_quantizer_weights),
-    {"mlp_depth",
-     [](auto& options, const std::string& text) { parse(options.mlp_kwargs().depth(), text); }},
-    {"mlp_dim_hidden",
-     [](auto& options, const std::string& text) {
-       parse(options.mlp_kwargs().dim_hidden(), text);
-     }},
-};
-
 struct Arguments {
   ResidualVQOptions options{1};
   int64_t groups = 0;
@@ -60,23 +25,21 @@ struct Arguments {
   int64_t refine = 0;
 };
 
-Arguments parse_arguments(const Words& words) {
+Arguments parse_arguments(Words words) {
   Arguments arguments;
-  for (const auto& [name, text] : words) {
-    if (name == "groups") {
-      parse(arguments.groups, text);
-    } else if (name == "beam") {
-      parse(arguments.call.beam_size(), text);
-    } else if (name == "refine") {
-      parse(arguments.refine, text);
-    } else if (name == "codes") {
-      arguments.call.return_all_codes(true);
-    } else if (kResidualOptions.contains(name)) {
-      kResidualOptions.at(name)(arguments.options, text);
-    } else {
-      kVectorQuantizeOptions.at(name)(arguments.options.vq(), text);
-    }
-  }
+  const auto number = [&](const char* name) {
+    const auto text = take(words, name);
+    return text.empty() ? 0 : std::stoll(text);
+  };
+  arguments.groups = number("groups");
+  arguments.refine = number("refine");
+  if (const auto beam = number("beam")) arguments.call.beam_size(beam);
+  arguments.call.return_all_codes(!take(words, "codes").empty());
+  take_options(arguments.options, words);
+  expect_none_left(words);
+  auto& vq = arguments.options.vq();
+  if (vq.in_place_codebook_optimizer()) vq.in_place_codebook_optimizer(sgd());
+  if (!vq.vq_bridge().is_empty()) vq.vq_bridge(torch::nn::AnyModule(Bridge()));
   return arguments;
 }
 

@@ -1,11 +1,10 @@
 // Options and tensors by name, for the modules whose results Python tests compare with Python's.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <optional>
-#include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <torch/nn/cloneable.h>
@@ -16,6 +15,7 @@
 
 #include <torchvq/io/safetensors.h>
 #include <torchvq/modules/state_dict.h>
+#include <torchvq/options/by_name.h>
 #include <torchvq/options/vector_quantize.h>
 
 #include "run.h"
@@ -29,28 +29,6 @@ constexpr double kLearningRate = 0.1;
 // Options by name
 // ---------------------------------------------------------------------------------------------
 
-inline void parse(bool& field, const std::string& text) { field = text == "True"; }
-inline void parse(int64_t& field, const std::string& text) { field = std::stoll(text); }
-inline void parse(double& field, const std::string& text) { field = std::stod(text); }
-
-inline void parse(std::string& field, const std::string& text) { field = text; }
-
-/// Parts that commas separate.
-template <typename T>
-void parse(std::vector<T>& field, const std::string& text) {
-  std::stringstream words(text);
-  for (std::string word; std::getline(words, word, ',');) {
-    parse(field.emplace_back(), word);
-  }
-}
-
-template <typename T>
-void parse(std::optional<T>& field, const std::string& text) {
-  T value{};
-  parse(value, text);
-  field = value;
-}
-
 struct BridgeImpl : torch::nn::Cloneable<BridgeImpl> {
   BridgeImpl() { reset(); }
   void reset() override { linear = register_module("linear", torch::nn::Linear(8, 8)); }
@@ -59,75 +37,31 @@ struct BridgeImpl : torch::nn::Cloneable<BridgeImpl> {
 };
 TORCH_MODULE(Bridge);
 
-inline void parse(torch::nn::AnyModule& field, const std::string& /*text*/) {
-  field = torch::nn::AnyModule(Bridge());
-}
-
-inline void parse(CodebookOptimizer& field, const std::string& /*text*/) {
-  field = [](std::vector<torch::Tensor> parameters) {
+inline CodebookOptimizer sgd() {
+  return [](std::vector<torch::Tensor> parameters) {
     return std::make_shared<torch::optim::SGD>(std::move(parameters),
                                                torch::optim::SGDOptions(0.1).momentum(0.9));
   };
 }
 
+/// Sets the options that are among the words and takes those words; the others are left.
 template <typename Options>
-using Setters = std::map<std::string, std::function<void(Options&, const std::string&)>>;
-
-/// Sets the options that are among the words, and leaves the other words alone.
-template <typename Options>
-void set(Options& options, const Setters<Options>& setters, const Words& words) {
-  for (const auto& [name, text] : words) {
-    if (setters.contains(name)) setters.at(name)(options, text);
-  }
+void take_options(Options& options, Words& words) {
+  std::erase_if(words,
+                [&](const auto& word) { return set_option(options, word.first, word.second); });
 }
 
-#define TORCHVQ_OPTION(name) \
-  {#name, [](auto& options, const std::string& text) { parse(options.name(), text); }}
+/// Takes a word, empty where it is not there.
+inline std::string take(Words& words, const std::string& name) {
+  const auto node = words.extract(name);
+  return node ? node.mapped() : std::string();
+}
 
-inline const Setters<VectorQuantizeOptions> kVectorQuantizeOptions{
-    TORCHVQ_OPTION(dim),
-    TORCHVQ_OPTION(codebook_size),
-    TORCHVQ_OPTION(codebook_dim),
-    TORCHVQ_OPTION(heads),
-    TORCHVQ_OPTION(separate_codebook_per_head),
-    TORCHVQ_OPTION(layernorm_after_project_in),
-    TORCHVQ_OPTION(channel_last),
-    TORCHVQ_OPTION(accept_image_fmap),
-    TORCHVQ_OPTION(accept_3d_fmap),
-    TORCHVQ_OPTION(return_zeros_for_masked_padding),
-    TORCHVQ_OPTION(use_cosine_sim),
-    TORCHVQ_OPTION(stochastic_sample_codes),
-    TORCHVQ_OPTION(sample_codebook_temp),
-    TORCHVQ_OPTION(rotation_trick),
-    TORCHVQ_OPTION(straight_through),
-    TORCHVQ_OPTION(directional_reparam),
-    TORCHVQ_OPTION(directional_reparam_variance),
-    TORCHVQ_OPTION(sync_update_v),
-    TORCHVQ_OPTION(route_gradients_to_input),
-    TORCHVQ_OPTION(commitment_weight),
-    TORCHVQ_OPTION(commitment_use_cross_entropy_loss),
-    TORCHVQ_OPTION(orthogonal_reg_weight),
-    TORCHVQ_OPTION(orthogonal_reg_active_codes_only),
-    TORCHVQ_OPTION(orthogonal_reg_max_codes),
-    TORCHVQ_OPTION(codebook_diversity_loss_weight),
-    TORCHVQ_OPTION(codebook_diversity_temperature),
-    TORCHVQ_OPTION(decay),
-    TORCHVQ_OPTION(eps),
-    TORCHVQ_OPTION(freeze_codebook),
-    TORCHVQ_OPTION(ema_update),
-    TORCHVQ_OPTION(manual_ema_update),
-    TORCHVQ_OPTION(learnable_codebook),
-    TORCHVQ_OPTION(in_place_codebook_optimizer),
-    TORCHVQ_OPTION(vq_bridge),
-    TORCHVQ_OPTION(kmeans_init),
-    TORCHVQ_OPTION(kmeans_iters),
-    TORCHVQ_OPTION(threshold_ema_dead_code),
-    TORCHVQ_OPTION(dead_code_threshold_fraction),
-    TORCHVQ_OPTION(affine_param),
-    TORCHVQ_OPTION(affine_param_batch_decay),
-    TORCHVQ_OPTION(affine_param_codebook_decay),
-    TORCHVQ_OPTION(vqp_compat),
-};
+inline bool take_flag(Words& words, const std::string& name) { return take(words, name) == "True"; }
+
+inline void expect_none_left(const Words& words) {
+  TORCH_CHECK_VALUE(words.empty(), "torchvq_run: no such option: ", words.begin()->first);
+}
 
 inline torch::Dtype dtype_of(const std::string& text) {
   return text == "bfloat16" ? torch::kBFloat16 : text == "half" ? torch::kHalf : torch::kDouble;

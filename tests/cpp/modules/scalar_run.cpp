@@ -1,7 +1,7 @@
 // Trains a BinaryMapper, LatentQuantize or FSP on tensors from a file, for
 // tests/python/test_scalar_modules_cpp.py, which does the same in Python and compares every bit.
 //
-//   torchvq_run scalar IN OUT class=FSP levels=8,5,5 [option=value ...] [cast=half]
+//   torchvq_run scalar IN OUT class=FSP levels=[8,5,5] [option=value ...] [cast=half]
 //
 // Options are those of the constructor and of forward. IN has the state ("state.<name>"), "<i>.x",
 // "<i>.weight" of the objective and perhaps "<i>.mask" of each training step, and "eval.x".
@@ -19,49 +19,32 @@
 namespace torchvq::testing::scalar_run {
 namespace {
 
-const Setters<BinaryMapperOptions> kBinaryMapper{
-    TORCHVQ_OPTION(bits),
-    TORCHVQ_OPTION(kl_loss_threshold),
-    TORCHVQ_OPTION(deterministic_on_eval),
-    TORCHVQ_OPTION(vqp_compat),
-};
-const Setters<BinaryMapperForwardOptions> kBinaryMapperCall{
-    TORCHVQ_OPTION(temperature),        TORCHVQ_OPTION(straight_through),
-    TORCHVQ_OPTION(calc_aux_loss),      TORCHVQ_OPTION(deterministic),
-    TORCHVQ_OPTION(reduce_aux_kl_loss),
-};
-const Setters<LatentQuantizeOptions> kLatentQuantize{
-    TORCHVQ_OPTION(dim),
-    TORCHVQ_OPTION(commitment_loss_weight),
-    TORCHVQ_OPTION(quantization_loss_weight),
-    TORCHVQ_OPTION(num_codebooks),
-    TORCHVQ_OPTION(keep_num_codebooks_dim),
-    TORCHVQ_OPTION(optimize_values),
-    TORCHVQ_OPTION(in_place_codebook_optimizer),
-    TORCHVQ_OPTION(channel_first),
-};
-const Setters<FSPOptions> kFSP{
-    TORCHVQ_OPTION(dim),         TORCHVQ_OPTION(channel_first), TORCHVQ_OPTION(projection_has_bias),
-    TORCHVQ_OPTION(act_name),    TORCHVQ_OPTION(quantize_rate), TORCHVQ_OPTION(need_inv_act),
-    TORCHVQ_OPTION(vector_norm),
-};
-const Setters<FSPForwardOptions> kFSPCall{TORCHVQ_OPTION(eps)};
-
 // Words
 // -----------------------------------------------------------------------------------------------
 
-std::string take(Words& words, const std::string& name) {
-  const auto node = words.extract(name);
-  return node ? node.mapped() : std::string();
+template <typename Options>
+Options with(Options options, Words& words) {
+  take_options(options, words);
+  return options;
 }
 
-/// Takes the words that name options.
-template <typename Options>
-Options with(Options options, const Setters<Options>& setters, Words& words) {
-  for (const auto& [name, setter] : setters) {
-    if (words.contains(name)) setter(options, take(words, name));
-  }
-  return options;
+BinaryMapperForwardOptions binary_mapper_call(Words& words) {
+  BinaryMapperForwardOptions call;
+  const auto flag = [&](const char* name, auto&& field) {
+    if (words.contains(name)) field = take_flag(words, name);
+  };
+  flag("straight_through", call.straight_through());
+  flag("calc_aux_loss", call.calc_aux_loss());
+  flag("deterministic", call.deterministic());
+  flag("reduce_aux_kl_loss", call.reduce_aux_kl_loss());
+  if (words.contains("temperature")) call.temperature(std::stod(take(words, "temperature")));
+  return call;
+}
+
+FSPForwardOptions fsp_call(Words& words) {
+  FSPForwardOptions call;
+  if (words.contains("eps")) call.eps(std::stod(take(words, "eps")));
+  return call;
 }
 
 // Modules
@@ -158,23 +141,20 @@ void run(Subject subject, const std::string& cast, const Given& in, const std::s
 void run(const std::string& from, const std::string& to, Words words) {
   const Given in(from);
   const auto name = take(words, "class"), cast = take(words, "cast");
-  std::vector<int64_t> levels;
-  parse(levels, take(words, "levels"));
   const auto finish = [&](auto subject) {
-    TORCH_CHECK_VALUE(words.empty(), "scalar_run: no such option: ", words.begin()->first);
+    expect_none_left(words);
     run(std::move(subject), cast, in, to);
   };
   if (name == "BinaryMapper") {
-    const auto options = with(BinaryMapperOptions(), kBinaryMapper, words);
-    const auto call = with(BinaryMapperForwardOptions(), kBinaryMapperCall, words);
-    finish(Binary{BinaryMapper(options), call});
+    const auto options = with(BinaryMapperOptions(), words);
+    finish(Binary{BinaryMapper(options), binary_mapper_call(words)});
   } else if (name == "LatentQuantize") {
-    finish(
-        Latent{LatentQuantize(with(LatentQuantizeOptions(levels, 1), kLatentQuantize, words)), {}});
+    auto options = with(LatentQuantizeOptions(std::vector<int64_t>(), 1), words);
+    if (options.in_place_codebook_optimizer()) options.in_place_codebook_optimizer(sgd());
+    finish(Latent{LatentQuantize(options), {}});
   } else {
-    const auto options = with(FSPOptions(levels), kFSP, words);
-    const auto call = with(FSPForwardOptions(), kFSPCall, words);
-    finish(Perturbed{FSP(options), call});
+    const auto options = with(FSPOptions({}), words);
+    finish(Perturbed{FSP(options), fsp_call(words)});
   }
 }
 

@@ -16,23 +16,6 @@
 namespace torchvq::testing::vector_quantize_run {
 namespace {
 
-struct Arguments {
-  torchvq::VectorQuantizeOptions options{1};
-  std::optional<torch::Dtype> cast;
-};
-
-Arguments parse_arguments(const Words& words) {
-  Arguments arguments;
-  for (const auto& [name, text] : words) {
-    if (name == "cast") {
-      arguments.cast = dtype_of(text);
-    } else {
-      kVectorQuantizeOptions.at(name)(arguments.options, text);
-    }
-  }
-  return arguments;
-}
-
 // Training
 // ----------------------------------------------------------------------------------------------------
 
@@ -60,14 +43,17 @@ void train(torchvq::VectorQuantize& module, const Given& in, const std::string& 
   descend(*module, x, prefix, results);
 }
 
-void run(const std::string& from, const std::string& to, const Words& words) {
+void run(const std::string& from, const std::string& to, Words words) {
   const Given in(from);
-  const auto arguments = parse_arguments(words);
+  const auto cast = take(words, "cast");
+  torchvq::VectorQuantizeOptions options(1);
+  take_options(options, words);
+  expect_none_left(words);
+  if (options.in_place_codebook_optimizer()) options.in_place_codebook_optimizer(sgd());
+  if (!options.vq_bridge().is_empty()) options.vq_bridge(torch::nn::AnyModule(Bridge()));
   Tensors results;
-  torchvq::VectorQuantize module(arguments.options);
-  if (arguments.cast) {
-    module->to(*arguments.cast);
-  }
+  torchvq::VectorQuantize module(options);
+  if (!cast.empty()) module->to(dtype_of(cast));
   torchvq::load_state_dict(*module, in.state);
   for (int step = 0; in.find(std::to_string(step) + ".x"); ++step) {
     train(module, in, std::to_string(step) + ".", results);
