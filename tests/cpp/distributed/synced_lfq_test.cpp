@@ -173,5 +173,18 @@ TEST(SyncedLFQTest, AStepIsOneAllReduceAndEvaluationIsSilent) {
   }
 }
 
+TEST(SyncedLFQTest, RanksWithOtherOptionsFindOut) {
+  const std::vector<Model> models{cases().at("default")(group_of(0)),
+                                  cases().at("spherical")(group_of(1))};
+  const auto errors = on_ranks(2, [&](int rank, const std::string&) {
+    const auto own = static_cast<size_t>(rank);
+    step_of(models[own], batch_of(0, 2)[own]);
+  });
+  for (const auto& error : errors) {
+    EXPECT_NE(error.find("spherical 1"), std::string::npos) << error;
+    EXPECT_NE(error.find("spherical 0"), std::string::npos) << error;
+  }
+}
+
 }  // namespace
 }  // namespace torchvq::synced_lfq_test
