@@ -56,6 +56,7 @@ set(TORCHVQ_SOURCES
   functional/quantize.cpp
   functional/quantize_depth.cpp
   functional/quantize_scalars.cpp
+  functional/random_projection.cpp
   functional/reconstruction_error.cpp
   functional/refine_codebooks.cpp
   functional/refine_heads.cpp
@@ -120,6 +121,7 @@ set(TORCHVQ_SOURCES
   modules/noisy_module.cpp
   modules/optimizer_state.cpp
   modules/projection.cpp
+  modules/random_projection_quantizer.cpp
   modules/random_state.cpp
   modules/ranks.cpp
   modules/refine.cpp
@@ -339,6 +341,7 @@ set(TORCHVQ_SOURCES
   options/fsq.cpp
   options/latent_quantize.cpp
   options/lfq.cpp
+  options/random_projection_quantizer.cpp
   options/residual_fsq.cpp
   options/residual_lfq.cpp
   options/residual_vq.cpp

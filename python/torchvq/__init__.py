@@ -20,9 +20,11 @@ from torchvq.latent_quantization import LatentQuantize
 from torchvq.lookup_free_quantization import LFQ
 from torchvq.monitor import Monitor
 from torchvq.outputs import LossBreakdown
+from torchvq.random_projection_quantizer import RandomProjectionQuantizer
 from torchvq.residual_fsq import ResidualFSQ
 from torchvq.residual_lfq import ResidualLFQ
 from torchvq.residual_vq import ResidualVQ
+from torchvq.sequential import Sequential
 from torchvq.vector_quantize import VectorQuantize
 
 __all__ = [
@@ -42,11 +44,13 @@ __all__ = [
     "LossBreakdown",
     "Monitor",
     "Precision",
+    "RandomProjectionQuantizer",
     "Refinement",
     "ReplicaDifference",
     "ResidualFSQ",
     "ResidualLFQ",
     "ResidualVQ",
+    "Sequential",
     "VectorQuantize",
     "__version__",
     "cmake_prefix_path",

@@ -1,0 +1,24 @@
+#include <torchvq/options/random_projection_quantizer.h>
+
+#include <c10/util/Exception.h>
+
+#include "options/expect.h"
+
+namespace torchvq {
+namespace {
+
+constexpr detail::ExpectOption expect_random_projection{"RandomProjectionQuantizerOptions"};
+
+}  // namespace
+
+void RandomProjectionQuantizerOptions::validate() const {
+  expect_random_projection(dim() >= 1, "dim", "at least 1", dim());
+  expect_random_projection(codebook_size() >= 1, "codebook_size", "at least 1", codebook_size());
+  expect_random_projection(codebook_dim() >= 1, "codebook_dim", "at least 1", codebook_dim());
+  expect_random_projection(num_codebooks() >= 1, "num_codebooks", "at least 1", num_codebooks());
+  TORCH_CHECK_VALUE(!accept_image_fmap() || !accept_3d_fmap(),
+                    "RandomProjectionQuantizerOptions: expected not both of accept_image_fmap and "
+                    "accept_3d_fmap, but got both");
+}
+
+}  // namespace torchvq
