@@ -134,9 +134,11 @@ set(TORCHVQ_SOURCES
   modules/residual_learning.cpp
   modules/residual_levels.cpp
   modules/residual_lfq.cpp
+  modules/residual_sim_vq.cpp
   modules/residual_stack.cpp
   modules/residual_vq.cpp
   modules/search.cpp
+  modules/sim_vq.cpp
   modules/state_dict.cpp
   modules/stats.cpp
   modules/vector_norm.cpp
@@ -345,6 +347,7 @@ set(TORCHVQ_SOURCES
   options/residual_fsq.cpp
   options/residual_lfq.cpp
   options/residual_vq.cpp
+  options/sim_vq.cpp
   options/vector_quantize.cpp
   version.cpp
 )

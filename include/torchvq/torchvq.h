@@ -17,8 +17,10 @@
 #include <torchvq/modules/refine.h>
 #include <torchvq/modules/residual_fsq.h>
 #include <torchvq/modules/residual_lfq.h>
+#include <torchvq/modules/residual_sim_vq.h>
 #include <torchvq/modules/residual_vq.h>
 #include <torchvq/modules/sequential.h>
+#include <torchvq/modules/sim_vq.h>
 #include <torchvq/modules/state_dict.h>
 #include <torchvq/modules/vector_quantize.h>
 #include <torchvq/ops/binary_codes.h>
@@ -47,5 +49,6 @@
 #include <torchvq/options/residual_fsq.h>
 #include <torchvq/options/residual_lfq.h>
 #include <torchvq/options/residual_vq.h>
+#include <torchvq/options/sim_vq.h>
 #include <torchvq/options/vector_quantize.h>
 #include <torchvq/version.h>

@@ -23,8 +23,10 @@ from torchvq.outputs import LossBreakdown
 from torchvq.random_projection_quantizer import RandomProjectionQuantizer
 from torchvq.residual_fsq import ResidualFSQ
 from torchvq.residual_lfq import ResidualLFQ
+from torchvq.residual_sim_vq import ResidualSimVQ
 from torchvq.residual_vq import ResidualVQ
 from torchvq.sequential import Sequential
+from torchvq.sim_vq import SimVQ
 from torchvq.vector_quantize import VectorQuantize
 
 __all__ = [
@@ -49,8 +51,10 @@ __all__ = [
     "ReplicaDifference",
     "ResidualFSQ",
     "ResidualLFQ",
+    "ResidualSimVQ",
     "ResidualVQ",
     "Sequential",
+    "SimVQ",
     "VectorQuantize",
     "__version__",
     "cmake_prefix_path",

@@ -16,7 +16,9 @@ from torchvq.lookup_free_quantization import LFQ
 from torchvq.random_projection_quantizer import RandomProjectionQuantizer
 from torchvq.residual_fsq import ResidualFSQ
 from torchvq.residual_lfq import ResidualLFQ
+from torchvq.residual_sim_vq import ResidualSimVQ
 from torchvq.residual_vq import ResidualVQ
+from torchvq.sim_vq import SimVQ
 from torchvq.vector_quantize import VectorQuantize
 
 _QUANTIZERS = (
@@ -32,7 +34,9 @@ _QUANTIZERS = (
     RandomProjectionQuantizer,
     ResidualFSQ,
     ResidualLFQ,
+    ResidualSimVQ,
     ResidualVQ,
+    SimVQ,
     VectorQuantize,
 )
 

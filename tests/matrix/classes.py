@@ -117,6 +117,11 @@ ROWS: dict[str, Row] = {
         "LatentQuantize", channel_first=False, in_place_codebook_optimizer=torch.optim.SGD
     ),
     "binary_mapper": Row("BinaryMapper", dict(bits=DIM)),
+    "sim_vq": _coded("SimVQ"),
+    "sim_vq_image": _coded("SimVQ", IMAGES, 1, channel_first=True, frozen_codebook_dim=4),
+    "residual_sim_vq": _coded("ResidualSimVQ", **STACK),
+    "residual_sim_vq_dropout": _coded("ResidualSimVQ", **DROPOUT),
+    "residual_sim_vq_heads": _coded("ResidualSimVQ", **STACK, heads=2),
     "random_projection": _coded("RandomProjectionQuantizer", codebook_dim=4),
     "sequential": _coded("Sequential"),
 }
@@ -124,7 +129,8 @@ ROWS: dict[str, Row] = {
 # Rows whose options act in training alone: in evaluation their graph is that of another row.
 TRAIN_OTHERWISE = {
     "vq_learnable", "vq_kmeans", "vq_dead_codes", "vq_orthogonal", "vq_diversity", "vq_cross_entropy", "vq_directional",
-    "residual_vq_dropout", "residual_fsq_dropout", "residual_lfq_dropout", "lfq_softplus", "lfq_part_of_tokens",
+    "residual_vq_dropout", "residual_fsq_dropout", "residual_lfq_dropout", "residual_sim_vq_dropout", "lfq_softplus",
+    "lfq_part_of_tokens",
 }  # fmt: skip
 
 

@@ -23,12 +23,14 @@ CANNOT = {
     "latent_in_place": "the reference's forward fails",
     "binary_mapper": "the reference draws in evaluation",
 }
+# Options that the reference's constructor refuses.
+REFUSED = {"residual_sim_vq_heads"}
 
 
 def reference(row: str) -> nn.Module | None:
     """The reference's module with the options of a row; None where it has no such class or option."""
     name, options = ROWS[row].name, ROWS[row].options
-    if not hasattr(vector_quantize_pytorch, name):
+    if not hasattr(vector_quantize_pytorch, name) or row in REFUSED:
         return None
     torch.manual_seed(3)
     if name == "LatentQuantize":

@@ -28,6 +28,7 @@ IN_PARTS = (
     "grouped_residual_vq",
     "grouped_residual_fsq",
     "grouped_residual_lfq",
+    "residual_sim_vq_heads",
 )
 # Losses with a part that no token has: the likeness of codes, the softplus of an offset.
 CONSTANT_LOSS = ("vq_orthogonal", "lfq_softplus")

@@ -53,6 +53,7 @@ def test_several_codebooks(codebooks, reference, subject):
 QUANTIZERS = {
     "VectorQuantize": (dict(dim=8, codebook_size=16), dict(freeze_codebook=True)),
     "ResidualVQ": (dict(dim=8, codebook_size=16, num_quantizers=2), dict(return_all_codes=True)),
+    "SimVQ": (dict(dim=8, codebook_size=16), {}),
     "FSQ": (dict(levels=[5, 5, 3], dim=8), {}),
     "LFQ": (dict(dim=8, codebook_size=256, commitment_loss_weight=0.25), {}),
 }

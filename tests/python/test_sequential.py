@@ -22,6 +22,12 @@ QUANTIZERS = {
         dict(return_all_codes=True),
         "quantized",
     ),
+    "sim_vq": (lambda: torchvq.SimVQ(8, 16), {}, "quantized"),
+    "residual_sim_vq": (
+        lambda: torchvq.ResidualSimVQ(dim=8, codebook_size=16, num_quantizers=2),
+        {},
+        "quantized",
+    ),
     "fsq": (lambda: torchvq.FSQ([5, 5], dim=8), {}, "quantized"),
     "lfq": (lambda: torchvq.LFQ(dim=8, spherical=True), {}, "quantized"),
     "fsp": (lambda: torchvq.FSP([5, 5], dim=8), {}, "quantized"),
