@@ -56,6 +56,7 @@ set(TORCHVQ_SOURCES
   functional/quantize.cpp
   functional/quantize_depth.cpp
   functional/quantize_scalars.cpp
+  functional/random_projection.cpp
   functional/reconstruction_error.cpp
   functional/refine_codebooks.cpp
   functional/refine_heads.cpp
@@ -120,6 +121,7 @@ set(TORCHVQ_SOURCES
   modules/noisy_module.cpp
   modules/optimizer_state.cpp
   modules/projection.cpp
+  modules/random_projection_quantizer.cpp
   modules/random_state.cpp
   modules/ranks.cpp
   modules/refine.cpp
@@ -132,9 +134,11 @@ set(TORCHVQ_SOURCES
   modules/residual_learning.cpp
   modules/residual_levels.cpp
   modules/residual_lfq.cpp
+  modules/residual_sim_vq.cpp
   modules/residual_stack.cpp
   modules/residual_vq.cpp
   modules/search.cpp
+  modules/sim_vq.cpp
   modules/state_dict.cpp
   modules/stats.cpp
   modules/vector_norm.cpp
@@ -340,9 +344,11 @@ set(TORCHVQ_SOURCES
   options/fsq.cpp
   options/latent_quantize.cpp
   options/lfq.cpp
+  options/random_projection_quantizer.cpp
   options/residual_fsq.cpp
   options/residual_lfq.cpp
   options/residual_vq.cpp
+  options/sim_vq.cpp
   options/text.cpp
   options/text_of_structs.cpp
   options/vector_quantize.cpp

@@ -13,10 +13,14 @@
 #include <torchvq/modules/grouped_residual_vq.h>
 #include <torchvq/modules/latent_quantize.h>
 #include <torchvq/modules/lfq.h>
+#include <torchvq/modules/random_projection_quantizer.h>
 #include <torchvq/modules/refine.h>
 #include <torchvq/modules/residual_fsq.h>
 #include <torchvq/modules/residual_lfq.h>
+#include <torchvq/modules/residual_sim_vq.h>
 #include <torchvq/modules/residual_vq.h>
+#include <torchvq/modules/sequential.h>
+#include <torchvq/modules/sim_vq.h>
 #include <torchvq/modules/state_dict.h>
 #include <torchvq/modules/vector_quantize.h>
 #include <torchvq/ops/binary_codes.h>
@@ -42,8 +46,10 @@
 #include <torchvq/options/fsq.h>
 #include <torchvq/options/latent_quantize.h>
 #include <torchvq/options/lfq.h>
+#include <torchvq/options/random_projection_quantizer.h>
 #include <torchvq/options/residual_fsq.h>
 #include <torchvq/options/residual_lfq.h>
 #include <torchvq/options/residual_vq.h>
+#include <torchvq/options/sim_vq.h>
 #include <torchvq/options/vector_quantize.h>
 #include <torchvq/version.h>

@@ -20,9 +20,13 @@ from torchvq.latent_quantization import LatentQuantize
 from torchvq.lookup_free_quantization import LFQ
 from torchvq.monitor import Monitor
 from torchvq.outputs import LossBreakdown
+from torchvq.random_projection_quantizer import RandomProjectionQuantizer
 from torchvq.residual_fsq import ResidualFSQ
 from torchvq.residual_lfq import ResidualLFQ
+from torchvq.residual_sim_vq import ResidualSimVQ
 from torchvq.residual_vq import ResidualVQ
+from torchvq.sequential import Sequential
+from torchvq.sim_vq import SimVQ
 from torchvq.vector_quantize import VectorQuantize
 
 __all__ = [
@@ -42,11 +46,15 @@ __all__ = [
     "LossBreakdown",
     "Monitor",
     "Precision",
+    "RandomProjectionQuantizer",
     "Refinement",
     "ReplicaDifference",
     "ResidualFSQ",
     "ResidualLFQ",
+    "ResidualSimVQ",
     "ResidualVQ",
+    "Sequential",
+    "SimVQ",
     "VectorQuantize",
     "__version__",
     "cmake_prefix_path",

@@ -11,16 +11,17 @@ from torchvq._projection import autocast_is_on
 
 def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """``torch.cat`` in the tensors' own dtype."""
-    with _without_autocast(tensors[0]):
+    with without_autocast(tensors[0]):
         return torch.cat(list(tensors), dim)
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     """``torch.stack`` in the tensors' own dtype."""
-    with _without_autocast(tensors[0]):
+    with without_autocast(tensors[0]):
         return torch.stack(list(tensors), dim)
 
 
-def _without_autocast(like: Tensor) -> AbstractContextManager[object]:
+def without_autocast(like: Tensor) -> AbstractContextManager[object]:
+    """Autocast off on the device of a tensor, where it is on."""
     device = like.device.type
     return torch.autocast(device, enabled=False) if autocast_is_on(device) else nullcontext()

@@ -107,6 +107,9 @@ def _now(x: Tensor) -> float:
 
 def _parts(result: Any) -> tuple[Tensor, Tensor | None, Tensor]:
     """Output, indices, and the sum of the losses, of any class."""
+    if isinstance(result, Tensor):  # indices, and nothing else
+        nothing = torch.zeros((), device=result.device)
+        return nothing, result, nothing
     output, *others = result
     losses = [each for each in others if isinstance(each, Tensor) and each.is_floating_point()]
     indices = [each for each in others if isinstance(each, Tensor) and each.dtype == torch.long]

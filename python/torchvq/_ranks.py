@@ -12,6 +12,7 @@ from torchvq._torch_private import constant_in_graphs, rank_in
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook, Statistics
     from torchvq.lookup_free_quantization import LFQ
+    from torchvq.sim_vq import SimVQ
     from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
@@ -46,7 +47,7 @@ def ranks_of(vq: "VectorQuantize", owner: str = "VectorQuantize") -> Ranks:
     return Ranks(group, label, vq.reduction)
 
 
-def group_of(vq: "VectorQuantize | LFQ") -> str:
+def group_of(vq: "VectorQuantize | LFQ | SimVQ") -> str:
     """The name of the group of ranks that share a quantizer, in training; empty where it belongs to this process."""
     if vq.sync_codebook is False or not distributed_training():
         return ""

@@ -60,6 +60,7 @@ class ResidualStack(RandomState):
 
     gradient = "attached"
     communicates = False  # whether ranks exchange something in a training forward
+    heads = 1  # codes per latent and level; levels see each head as a token
 
     def __init__(
         self,
@@ -114,6 +115,16 @@ class ResidualStack(RandomState):
     def shake_hands(self) -> None:
         """What ranks do before a training forward, where they exchange something."""
 
+    def pick_codes(self, inputs: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Indices (B, N, Q), where the codes of all levels are chosen before the walk (a beam); None where not."""
+        return None
+
+    def take_level(
+        self, index: int, residual: Tensor, mask: Tensor | None, indices: Tensor
+    ) -> LevelChoice:
+        """``quantize_level`` with codes (B, N) that are already chosen."""
+        raise NotImplementedError
+
     def encode_at_once(self, inputs: Tensor, depth: int | Tensor) -> tuple[Tensor, Tensor] | None:
         """The sum of the codes (B, N, D) and the indices (B, N, Q), where one operator does it; None where not."""
         return None
@@ -141,12 +152,37 @@ class ResidualStack(RandomState):
             if depth is None:
                 depth = self._depth(seed, rng)
             inputs = self.prepare_inputs(enter(x, real, layout, self.project_in))
+            rows, row_mask = self._split_heads(inputs, real)
             total, indices, codes, details = self._walk(
-                inputs, real, rng if self.draws else None, depth, return_all_codes
+                rows, row_mask, rng if self.draws else None, depth, return_all_codes
             )
+            total, indices, codes = self._merge_heads(total, indices, codes)
             step = self.recorded_step
         restored = self._restore(x, real, total, indices, codes)
         return StackResult(*restored, details, depth, step), depth
+
+    def _split_heads(self, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Tokens (B, N, heads * D) as (B, N * heads, D), and the mask of those."""
+        if self.heads == 1:
+            return inputs, mask
+        if mask is not None:
+            mask = mask.repeat_interleave(self.heads, 1)
+        batch, positions, features = inputs.shape
+        rows = inputs.reshape(batch, positions * self.heads, features // self.heads)
+        return rows, mask
+
+    def _merge_heads(
+        self, total: Tensor, indices: Tensor, codes: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The inverse of ``_split_heads``; indices (B, N, heads, Q)."""
+        if self.heads == 1:
+            return total, indices, codes
+        batch, rows, features = total.shape
+        positions = rows // self.heads
+        if codes is not None:
+            codes = codes.reshape(codes.shape[0], batch, positions, self.heads * features)
+        total = total.reshape(batch, positions, self.heads * features)
+        return total, indices.reshape(batch, positions, self.heads, indices.shape[-1]), codes
 
     def _walk(
         self,
@@ -161,8 +197,13 @@ class ResidualStack(RandomState):
             if found is not None:
                 return *found, None, []
 
+        picked = self.pick_codes(inputs, mask)
+
         def choose(index: int, residual: Tensor, _: Tensor) -> tuple[LevelChoice, Passed]:
-            level = self.quantize_level(index, residual, mask, rng)
+            if picked is None:
+                level = self.quantize_level(index, residual, mask, rng)
+            else:
+                level = self.take_level(index, residual, mask, picked[..., index])
             if not isinstance(depth, int):
                 used = depth > index
                 level = level._replace(
@@ -195,7 +236,8 @@ class ResidualStack(RandomState):
         layout = self.layout
         quantized = leave(total, x, mask, layout, self.project_out)
         if mask is not None:
-            indices = indices.masked_fill(~mask.unsqueeze(-1), -1)
+            absent = mask.logical_not().view(*mask.shape, *[1] * (indices.dim() - 2))
+            indices = indices.masked_fill(absent, -1)
         if all_codes is not None:
             all_codes = _joined.stack(
                 [restore_codes(codes, x, mask, layout) for codes in all_codes]
@@ -251,4 +293,10 @@ class ResidualStack(RandomState):
         fits = (1 if self.quantize_dropout else levels) <= given <= levels
         condition = f"of {levels} levels on the last axis, or fewer with quantize_dropout"
         expect(owner, fits, "indices", condition, f"shape {list(indices.shape)}")
-        return [self.decode_level(index, indices[..., index]) for index in range(given)]
+        codes = [self.decode_level(index, indices[..., index]) for index in range(given)]
+        if self.heads == 1:
+            return codes
+        among = indices.dim() > 1 and indices.shape[-2] == self.heads
+        condition = f"of {self.heads} heads on the axis before the last"
+        expect(owner, among, "indices", condition, f"shape {list(indices.shape)}")
+        return [level.flatten(-2) for level in codes]

@@ -113,7 +113,7 @@ detail::StackFamily ResidualFSQImpl::family(const std::optional<torch::Tensor>& 
   own.project_in = project_in;
   own.project_out = project_out;
   if (soft_clamp_) {
-    own.prepare = [this](const at::Tensor& inputs) {
+    own.prepare = [this](const at::Tensor& inputs, const auto& /*mask*/) {
       return F::soft_clamp(inputs, soft_clamp_->to(inputs.device()));
     };
   }

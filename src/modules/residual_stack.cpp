@@ -43,15 +43,30 @@ StackWalk walk_at_once(const StackFamily& family, const at::Tensor& inputs, int6
   return {total, at::constant_pad_nd(indices, {0, family.levels - depth}, -1), {}};
 }
 
+/// Tokens (B, N, heads * D) as (B, N * heads, D): levels see each head as a token.
+at::Tensor split_stack_heads(const at::Tensor& inputs, int64_t heads) {
+  return heads == 1 ? inputs : inputs.unflatten(-1, {heads, -1}).flatten(1, 2);
+}
+
+/// Values of such tokens (B, N * heads, D) side by side again.
+at::Tensor merge_stack_heads(const at::Tensor& values, int64_t heads) {
+  return heads == 1 ? values : values.unflatten(1, {-1, heads}).flatten(2);
+}
+
 std::vector<at::Tensor> decode(const StackFamily& family, const at::Tensor& indices, bool fewer) {
   const auto given = indices.dim() > 0 ? indices.size(-1) : 0;
   TORCH_CHECK_VALUE(given <= family.levels && given >= (fewer ? 1 : family.levels),
                     family.layout.owner, ": expected indices to be of ", family.levels,
                     " levels on the last axis, or fewer with quantize_dropout, but got shape ",
                     indices.sizes());
+  const auto heads = family.layout.heads;
+  TORCH_CHECK_VALUE(heads == 1 || (indices.dim() > 1 && indices.size(-2) == heads),
+                    family.layout.owner, ": expected indices to be of ", heads,
+                    " heads on the axis before the last, but got shape ", indices.sizes());
   std::vector<at::Tensor> codes;
   for (int64_t index = 0; index < given; ++index) {
-    codes.push_back(family.decode(index, indices.select(-1, index)));
+    const auto level = family.decode(index, indices.select(-1, index));
+    codes.push_back(heads == 1 ? level : level.flatten(-2));
   }
   return codes;
 }
@@ -64,12 +79,20 @@ StackResult run_stack(const StackFamily& family, const at::Tensor& x,
   layout.check(x);
   const auto real = layout.token_mask(x, mask, std::nullopt);
   auto inputs = enter_stack(x, real, layout, family.project_in);
-  if (family.prepare) inputs = family.prepare(inputs);
+  const auto heads = layout.heads;
+  inputs = split_stack_heads(inputs, heads);
+  auto rows = real;
+  if (real && heads > 1) rows = real->repeat_interleave(heads, 1);
+  if (family.prepare) inputs = family.prepare(inputs, rows);
   auto found = family.at_once && !all_codes ? walk_at_once(family, inputs, depth)
-                                            : walk_levels_of(family, inputs, real, depth);
+                                            : walk_levels_of(family, inputs, rows, depth);
   auto indices = found.indices;
-  if (real) indices = indices.masked_fill(real->logical_not().unsqueeze(-1), -1);
-  for (auto& codes : found.codes) codes = restore_codes(codes, x, real, layout);
+  if (rows) indices = indices.masked_fill(rows->logical_not().unsqueeze(-1), -1);
+  if (heads > 1) indices = indices.unflatten(1, {-1, heads});
+  found.total = merge_stack_heads(found.total, heads);
+  for (auto& codes : found.codes) {
+    codes = restore_codes(merge_stack_heads(codes, heads), x, real, layout);
+  }
   return {leave_stack(found.total, x, real, layout, family.project_out),
           F::unpack_positions(indices, x.sym_sizes(), layout.channel_first),
           all_codes ? stack_levels(std::move(found.codes), family.levels, 0) : at::Tensor()};

@@ -28,9 +28,9 @@ struct StackFamily {
   Layout layout;
   int64_t levels;
   torch::nn::Linear project_in{nullptr}, project_out{nullptr};  ///< empty without projection
-  /// From projected tokens (B, N, D), float32 or float64, to what the first level sees; may be
-  /// empty.
-  std::function<at::Tensor(const at::Tensor&)> prepare;
+  /// From projected tokens (B, N, D), float32 or float64, and their mask to what the first level
+  /// sees; may be empty. With several heads N counts each as a token, here and below.
+  std::function<at::Tensor(const at::Tensor&, const std::optional<at::Tensor>&)> prepare;
   /// Level number, what is left (B, N, D), mask (B, N) for losses.
   std::function<LevelChoice(int64_t, const at::Tensor&, const std::optional<at::Tensor>&)> quantize;
   /// Codes (*, D) of indices (*) of a level, on the scale of the stack's input; -1 gives zeros.

@@ -65,6 +65,7 @@ constexpr const char* kComputingOperators[] = {
     "orthogonal_loss",
     "quantize",
     "quantize_scalars",
+    "random_projection",
     "refine_codebooks",
     "replace_dead_codes_",
     "replace_with_candidates_",

@@ -77,8 +77,9 @@ std::map<std::string, ClassByName> classes_of() {
 const ClassByName& class_by_name(const char* function, const std::string& owner) {
   static const auto classes =
       classes_of<BinaryMapperOptions, EvoLFQOptions, FSPOptions, FSQOptions, LatentQuantizeOptions,
-                 LFQOptions, ResidualFSQOptions, GroupedResidualFSQOptions, ResidualLFQOptions,
-                 GroupedResidualLFQOptions, ResidualVQOptions, GroupedResidualVQOptions,
+                 LFQOptions, RandomProjectionQuantizerOptions, ResidualFSQOptions,
+                 GroupedResidualFSQOptions, ResidualLFQOptions, GroupedResidualLFQOptions,
+                 ResidualVQOptions, GroupedResidualVQOptions, ResidualSimVQOptions, SimVQOptions,
                  VectorQuantizeOptions>();
   const auto found = classes.find(owner);
   TORCH_CHECK_VALUE(found != classes.end(), function,
@@ -100,6 +101,10 @@ bool set_option(Options& options, const std::string& name, const std::string& te
   return true;
 }
 
+template TORCHVQ_API bool set_option(RandomProjectionQuantizerOptions&, const std::string&,
+                                     const std::string&);
+template TORCHVQ_API bool set_option(ResidualSimVQOptions&, const std::string&, const std::string&);
+template TORCHVQ_API bool set_option(SimVQOptions&, const std::string&, const std::string&);
 template TORCHVQ_API bool set_option(BinaryMapperOptions&, const std::string&, const std::string&);
 template TORCHVQ_API bool set_option(EvoLFQOptions&, const std::string&, const std::string&);
 template TORCHVQ_API bool set_option(FSPOptions&, const std::string&, const std::string&);

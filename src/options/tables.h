@@ -7,9 +7,11 @@
 #include <torchvq/options/fsq.h>
 #include <torchvq/options/latent_quantize.h>
 #include <torchvq/options/lfq.h>
+#include <torchvq/options/random_projection_quantizer.h>
 #include <torchvq/options/residual_fsq.h>
 #include <torchvq/options/residual_lfq.h>
 #include <torchvq/options/residual_vq.h>
+#include <torchvq/options/sim_vq.h>
 #include <torchvq/options/vector_quantize.h>
 
 #include "options/table.h"
@@ -41,6 +43,12 @@ template <>
 const OptionTable<ResidualVQOptions>& option_table();
 template <>
 const OptionTable<GroupedResidualVQOptions>& option_table();
+template <>
+const OptionTable<RandomProjectionQuantizerOptions>& option_table();
+template <>
+const OptionTable<SimVQOptions>& option_table();
+template <>
+const OptionTable<ResidualSimVQOptions>& option_table();
 template <>
 const OptionTable<VectorQuantizeOptions>& option_table();
 

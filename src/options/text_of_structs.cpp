@@ -33,6 +33,12 @@ bool OptionText<CodebookOptimizer>::read(const std::string& text, CodebookOptimi
   return true;
 }
 
+bool OptionText<TensorFunction>::read(const std::string& text, TensorFunction& field) {
+  field = nullptr;
+  if (text != "None") field = [](torch::Tensor tensor) { return tensor; };
+  return true;
+}
+
 bool OptionText<std::vector<torch::Dtype>>::read(const std::string& text,
                                                  std::vector<torch::Dtype>& field) {
   const auto words = split_list(text);

@@ -1,6 +1,7 @@
 // Options that are more than numbers and names: as text they are given or not.
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,16 @@ struct OptionText<CodebookOptimizer> {
   static std::string kind() { return "a function or None"; }
   static bool read(const std::string& text, CodebookOptimizer& field);
   static std::string write(const CodebookOptimizer& make) { return make ? "given" : "None"; }
+};
+
+using TensorFunction = std::function<torch::Tensor(torch::Tensor)>;
+
+/// The same; what stands for the function changes nothing.
+template <>
+struct OptionText<TensorFunction> {
+  static std::string kind() { return "a function or None"; }
+  static bool read(const std::string& text, TensorFunction& field);
+  static std::string write(const TensorFunction& function) { return function ? "given" : "None"; }
 };
 
 template <>

@@ -22,9 +22,13 @@ namespace {
 using RunModule = void (*)(const std::string& from, const std::string& to, const Words& words);
 
 const std::map<std::string, RunModule> kModules{
-    {"evo_lfq", run_evo_lfq}, {"fsq", run_fsq},
-    {"lfq", run_lfq},         {"residual_vq", run_residual_vq},
-    {"scalar", run_scalar},   {"vector_quantize", run_vector_quantize},
+    {"evo_lfq", run_evo_lfq},
+    {"fsq", run_fsq},
+    {"lfq", run_lfq},
+    {"residual_vq", run_residual_vq},
+    {"scalar", run_scalar},
+    {"sim_vq", run_sim_vq},
+    {"vector_quantize", run_vector_quantize},
 };
 
 void run(const std::string& name, const std::vector<std::string>& arguments) {

@@ -16,6 +16,7 @@ void run_fsq(const std::string& from, const std::string& to, const Words& words)
 void run_lfq(const std::string& from, const std::string& to, const Words& words);
 void run_residual_vq(const std::string& from, const std::string& to, const Words& words);
 void run_scalar(const std::string& from, const std::string& to, const Words& words);
+void run_sim_vq(const std::string& from, const std::string& to, const Words& words);
 void run_vector_quantize(const std::string& from, const std::string& to, const Words& words);
 
 /// Copies the first file to the second, the third to the fourth, and so on.

@@ -70,11 +70,14 @@ def data_parallel(rank: int, row: str) -> dict[str, Any]:
     from torch.nn.parallel import DistributedDataParallel
 
     model = Around(row, seed=rank)
-    # A rotation is drawn at construction, and FSQ exchanges nothing: DDP's broadcast makes it one.
+    # Rotations and projections are drawn at construction, and these classes exchange nothing: DDP's broadcast makes
+    # them one.
     # Values with an optimizer of their own get no gradient from outside.
     unused = row == "latent_in_place"
     parallel = DistributedDataParallel(
-        model, broadcast_buffers=row == "fsq_rotation", find_unused_parameters=unused
+        model,
+        broadcast_buffers=row in ("fsq_rotation", "random_projection"),
+        find_unused_parameters=unused,
     )
     optimizer = torch.optim.SGD(parallel.parameters(), 0.02)
     gradients = []

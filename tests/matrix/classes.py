@@ -56,6 +56,10 @@ def _lfq(name: str = "LFQ", shape: tuple[int, ...] = TOKENS, axis: int = -1, **o
     return Row(name, more | options, shape, axis)
 
 
+def _coded(name: str, shape: tuple[int, ...] = TOKENS, axis: int = -1, **options: Any) -> Row:
+    return Row(name, dict(dim=DIM, codebook_size=CODES) | options, shape, axis)
+
+
 STACK: dict[str, Any] = dict(num_quantizers=3)
 GROUPS: dict[str, Any] = dict(num_quantizers=2, groups=2)
 DROPOUT: dict[str, Any] = dict(num_quantizers=4, quantize_dropout=True)
@@ -113,22 +117,39 @@ ROWS: dict[str, Row] = {
         "LatentQuantize", channel_first=False, in_place_codebook_optimizer=torch.optim.SGD
     ),
     "binary_mapper": Row("BinaryMapper", dict(bits=DIM)),
+    "sim_vq": _coded("SimVQ"),
+    "sim_vq_image": _coded("SimVQ", IMAGES, 1, channel_first=True, frozen_codebook_dim=4),
+    "residual_sim_vq": _coded("ResidualSimVQ", **STACK),
+    "residual_sim_vq_dropout": _coded("ResidualSimVQ", **DROPOUT),
+    "residual_sim_vq_heads": _coded("ResidualSimVQ", **STACK, heads=2),
+    "random_projection": _coded("RandomProjectionQuantizer", codebook_dim=4),
+    "sequential": _coded("Sequential"),
 }
 """The configurations, by name."""
 # Rows whose options act in training alone: in evaluation their graph is that of another row.
 TRAIN_OTHERWISE = {
     "vq_learnable", "vq_kmeans", "vq_dead_codes", "vq_orthogonal", "vq_diversity", "vq_cross_entropy", "vq_directional",
-    "residual_vq_dropout", "residual_fsq_dropout", "residual_lfq_dropout", "lfq_softplus", "lfq_part_of_tokens",
+    "residual_vq_dropout", "residual_fsq_dropout", "residual_lfq_dropout", "residual_sim_vq_dropout", "lfq_softplus",
+    "lfq_part_of_tokens",
 }  # fmt: skip
+
+
+def construct(package: Any, name: str, options: dict[str, Any]) -> nn.Module:
+    """A class of a package with its options, among the modules of the user's own where it wants such."""
+    if name == "EvoLFQ":
+        return package.EvoLFQ(nn.Linear(DIM, DIM), nn.Linear(DIM, DIM), **options)
+    if name == "Sequential":
+        return package.Sequential(nn.Identity(), package.VectorQuantize(**options), nn.ReLU())
+    return getattr(package, name)(**options)
 
 
 def build(row: str, seed: int = 0, **more: Any) -> nn.Module:
     """The module of a row, the same for the same seed, with codes of the size of the data."""
     torch.manual_seed(seed)
-    name, options = ROWS[row].name, ROWS[row].options | more
+    name = ROWS[row].name
+    module = construct(torchvq, name, ROWS[row].options | more)
     if name == "EvoLFQ":
-        return torchvq.EvoLFQ(nn.Linear(DIM, DIM), nn.Linear(DIM, DIM), **options)
-    module: nn.Module = getattr(torchvq, name)(**options)
+        return module
     for part in module.modules():
         if isinstance(part, torchvq.VectorQuantize) and part._codebook.initted.item():
             codes = torch.randn(part._codebook.embed.shape)
@@ -149,14 +170,22 @@ def forward(call: Callable[..., Any], x: Tensor, **kwargs: Any) -> Seen:
     if isinstance(result, (torchvq.outputs.BinaryMapperOutput,)):
         # Its codes are one-hot.
         return Seen(result.one_hot, result.one_hot.argmax(-1), result.aux_kl_loss)
+    if isinstance(result, Tensor):
+        # Indices alone: the input stands for the output that there is not, NaN where a token is not finite.
+        real = result.ge(0).unsqueeze(-1)
+        return Seen(
+            torch.where(real, x + 0 * x.sum(-1, keepdim=True), 0), result, x.new_zeros(()).float()
+        )
     quantized, indices, *rest = result
     return Seen(quantized, indices, rest[0] if rest else quantized.new_zeros(()).float())
 
 
 def decode(module: nn.Module, indices: Tensor) -> Tensor | None:
     """The output for indices; None for a class whose output is not a function of them."""
-    if isinstance(module, torchvq.BinaryMapper):
+    if isinstance(module, (torchvq.BinaryMapper, torchvq.RandomProjectionQuantizer)):
         return None
+    if isinstance(module, torchvq.Sequential):
+        return module.fns[2](module.quantizer.get_output_from_indices(indices))
     if isinstance(module, torchvq.EvoLFQ):
         return module.decoder(module.lfq.indices_to_codes(indices))
     if hasattr(module, "get_output_from_indices"):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import classes
 import torch
-from classes import DIM, ROWS, Seen, data, forward
+from classes import ROWS, Seen, data, forward
 from torch import Tensor, nn
 
 import torchvq
@@ -14,11 +15,7 @@ import torchvq
 
 def construct(row: str) -> nn.Module:
     """The bare constructor's module: for devices on which nothing can be read or written."""
-    name, options = ROWS[row].name, ROWS[row].options
-    if name == "EvoLFQ":
-        return torchvq.EvoLFQ(nn.Linear(DIM, DIM), nn.Linear(DIM, DIM), **options)
-    module: nn.Module = getattr(torchvq, name)(**options)
-    return module
+    return classes.construct(torchvq, ROWS[row].name, ROWS[row].options)
 
 
 def objective(seen: Seen) -> Tensor:

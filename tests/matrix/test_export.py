@@ -15,7 +15,7 @@ from torch import Tensor, nn
 # Sizes of batch, length (height), width: other than the exported ones, and one of a single vector.
 SIZES = [(6, 11, 5), (1, 1, 1), (2, 13, 7)]
 # Their output is not a function of indices.
-NO_DECODE = {"binary_mapper"}
+NO_DECODE = {"binary_mapper", "random_projection"}
 DYNAMIC = torch.export.Dim.DYNAMIC
 
 

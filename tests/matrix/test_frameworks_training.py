@@ -195,7 +195,8 @@ def test_hooks_see_what_passes(row: str, cell: Cell) -> None:
     assert_same_state(module, plain.state_dict())
 
 
-@every_row
+# Indices alone have no backward that a hook could see.
+@pytest.mark.parametrize("row", [row for row in ROWS if row != "random_projection"])
 def test_full_backward_hooks(row: str) -> None:
     plain, module = build(row), build(row)
     seen: list[Tensor] = []

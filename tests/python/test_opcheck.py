@@ -150,6 +150,7 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "distribution_cdf": ((X, "laplace"), {}),
     "distribution_quantile": ((torch.sigmoid(X), "laplace"), {}),
     "rotate_features": ((X, torch.linalg.qr(normal(4, 4))[0]), {}),
+    "random_projection": ((X, normal(2, 4, 3)), {}),
     "soft_clamp": ((X, torch.tensor(3.0)), {}),
     "on_sphere": ((X, 1.0), {}),
     "cosine_linear": ((X, normal(4, 5)), dict(scale=2.0)),

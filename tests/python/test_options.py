@@ -36,14 +36,19 @@ CLASSES: dict[str, str | None] = {
     "GroupedResidualVQ": "ResidualVQ",
     "LFQ": None,
     "LatentQuantize": None,
+    "RandomProjectionQuantizer": None,
     "ResidualFSQ": "FSQ",
     "ResidualLFQ": "LFQ",
+    "ResidualSimVQ": "SimVQ",
     "ResidualVQ": "VectorQuantize",
+    "SimVQ": None,
     "VectorQuantize": None,
 }
 NETWORKS = "C++ names the keys of mlp_kwargs"
 COMPATIBLE = "Python takes it out of **kwargs"
 SYMMETRIC = "levels of a stack always are, so Python's FSQ gets it twice, which is an error"
+LAYOUT = "Python takes it out of **kwargs, whose rest is VectorQuantize's"
+IDENTITY = "Python has a function, C++ none"
 NO_DEFAULT = "C++ sets it by name and has 512; Python wants it, as the reference does"
 # Where the languages differ on purpose: a name that one of them has, or another default.
 DIFFERENCES = {
@@ -58,6 +63,9 @@ DIFFERENCES = {
     ("GroupedResidualVQ", "mlp_kwargs.depth"): NETWORKS,
     ("GroupedResidualVQ", "mlp_kwargs.dim_hidden"): NETWORKS,
     ("LatentQuantize", "codebook_dim"): "C++ has a constructor for one number of levels",
+    ("RandomProjectionQuantizer", "accept_3d_fmap"): LAYOUT,
+    ("RandomProjectionQuantizer", "accept_image_fmap"): LAYOUT,
+    ("RandomProjectionQuantizer", "channel_last"): LAYOUT,
     ("ResidualFSQ", "preserve_symmetry"): SYMMETRIC,
     ("ResidualFSQ", "vqp_compat"): COMPATIBLE,
     ("ResidualLFQ", "vqp_compat"): COMPATIBLE,
@@ -65,6 +73,8 @@ DIFFERENCES = {
     ("ResidualVQ", "mlp_kwargs"): NETWORKS,
     ("ResidualVQ", "mlp_kwargs.depth"): NETWORKS,
     ("ResidualVQ", "mlp_kwargs.dim_hidden"): NETWORKS,
+    ("ResidualSimVQ", "init_fn"): IDENTITY,
+    ("SimVQ", "init_fn"): IDENTITY,
     ("VectorQuantize", "codebook_size"): NO_DEFAULT,
 }
 # Defaults that docstrings say in other words than the signature.

@@ -1,0 +1,33 @@
+// Projections that nobody learns, to the spaces of several codebooks.
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+#include <torchvq/export.h>
+
+namespace torchvq::functional {
+
+/// Tokens in the spaces of all codebooks, side by side.
+///
+/// Formula   y[..., c, :] = n(x) projections[c]; n is the layer norm without weights (eps 1e-5), or
+///           the identity
+/// Paper     Chiu et al. 2022, BEST-RQ, arXiv:2202.01855, section 3.1
+///
+/// @param x            (*, D), floating point.
+/// @param projections  (C, D, E), floating point; as wide as x, or narrower, it is taken as x is.
+/// @param norm         whether to normalise x first.
+/// @return             (*, C * E), float32 (float64 for float64 x) whatever autocast says.
+///
+/// Gradient     to both.
+/// Non-finite   a row of x with a NaN or infinity gives NaN, others do not see it.
+/// Throws       c10::ValueError for bad shapes, c10::TypeError for bad dtypes.
+TORCHVQ_API at::Tensor random_projection(const at::Tensor& x, const at::Tensor& projections,
+                                         bool norm = true);
+
+/// Random projections (C, D, E), float32, from torch's generator: normal with the variance
+/// 2 / (D + E) of Xavier's rule, as in the paper.
+TORCHVQ_API at::Tensor random_projections(int64_t codebooks, int64_t dim, int64_t codebook_dim);
+
+}  // namespace torchvq::functional

@@ -1,0 +1,122 @@
+// SimVQ: frozen codes that a learnt transform puts where the latents are.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <torch/nn/modules/common.h>
+#include <torch/nn/modules/container/any.h>
+#include <torch/nn/pimpl.h>
+
+#include <torchvq/export.h>
+#include <torchvq/modules/kept_buffers.h>
+#include <torchvq/options/sim_vq.h>
+
+namespace torchvq {
+
+namespace detail {
+struct Layout;
+}  // namespace detail
+
+/// What a forward of SimVQ returns.
+struct SimVQOutput {
+  torch::Tensor quantized;  ///< the layout and dtype of the input; 0 where masked
+  torch::Tensor indices;    ///< (B, *), int64; -1 where masked
+  torch::Tensor loss;       ///< scalar, float32 (float64 for float64 input); with gradient in
+                            ///< training alone
+};
+
+/// Vector quantization by frozen codes that a learnt transform moves, all of them at every step.
+///
+/// Formula  codebook = transform(frozen_codebook); index = argmin_k |x - codebook[k]|^2;
+///          loss = w (|sg(x) - code|^2 + w_in |x - sg(code)|^2), means over tokens and features
+/// Paper    Zhu et al. 2024, SimVQ, arXiv:2411.02038
+/// Parity   vector-quantize-pytorch, class SimVQ; the same options, state names, numbers
+///
+/// Example:
+/// ```
+/// torchvq::SimVQ quantizer(torchvq::SimVQOptions(512, 1024));
+/// auto output = quantizer(torch::randn({1, 1024, 512}));
+/// ```
+class TORCHVQ_API SimVQImpl : public KeptBuffers<SimVQImpl> {
+ public:
+  explicit SimVQImpl(SimVQOptions options);
+
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+
+  /// Quantizes x.
+  ///
+  /// @param x     (B, *, dim) with any number of position axes; with channel_first (B, dim, *). Any
+  ///              floating dtype.
+  /// @param mask  bool, one per position, true for real tokens.
+  ///
+  /// Gradient     of the output to x by the estimator, in training; of the loss to x and to the
+  ///              transform. In evaluation that of the output goes to the transform.
+  /// Ties         the lowest index wins.
+  /// Empty        no tokens, or all masked: loss 0.
+  /// Non-finite   a token with NaN or infinity gives NaN and index 0.
+  /// Distributed  before the first training step ranks take rank 0's frozen codes; nothing else is
+  ///              communicated.
+  /// Throws       c10::ValueError for wrong shapes, c10::TypeError for wrong dtypes.
+  SimVQOutput forward(const torch::Tensor& x,
+                      const std::optional<torch::Tensor>& mask = std::nullopt);
+
+  /// The codes (K, dim), made of the frozen ones at each call; gradient to the transform. In its
+  /// dtype, a linear layer of half precision in float32.
+  torch::Tensor codebook();
+  /// The output of forward in evaluation for these indices (B, *), in the same layout; -1 gives
+  /// zeros.
+  ///
+  /// Throws c10::IndexError for an index outside [-1, K).
+  torch::Tensor indices_to_codes(const torch::Tensor& indices);
+
+  /// What tokens became.
+  struct Choice {
+    torch::Tensor quantized;  ///< (1, T, D), the codes' values with the estimator's gradient
+    torch::Tensor indices;    ///< (1, T); -1 where masked
+    torch::Tensor codes;      ///< (1, T, D), with gradient to the transform
+    torch::Tensor inputs;     ///< (1, T, D), float32 or float64
+  };
+  /// The search, for forward and for stacks.
+  ///
+  /// @param tokens     (1, T, D).
+  /// @param mask       (1, T), bool.
+  /// @param estimator  see functional/quantize.h.
+  /// @param picked     (1, T): codes that are already chosen; nothing is searched then.
+  Choice choose(const torch::Tensor& tokens, const std::optional<torch::Tensor>& mask,
+                const std::string& estimator,
+                const std::optional<torch::Tensor>& picked = std::nullopt);
+  /// The codes (1, K, D) for tokens of a dtype.
+  torch::Tensor codes_for(at::ScalarType dtype);
+  /// The loss of a choice.
+  torch::Tensor loss_of(const Choice& choice, const std::optional<torch::Tensor>& mask) const;
+  /// The name of the gradient of the output, see functional/quantize.h.
+  std::string estimator() const;
+  /// The group of ranks that train together, in training; else "".
+  std::string group() const;
+  /// Of this module in the handshake of ranks.
+  int64_t handle() const { return handle_; }
+
+  SimVQOptions options;
+  torch::Tensor frozen_codebook;        ///< (K, frozen_codebook_dim), registered under this name
+  torch::nn::AnyModule code_transform;  ///< registered under this name
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())})
+
+ private:
+  detail::Layout layout() const;
+  void shake_hands(const std::string& group) const;
+
+  int64_t handle_;
+};
+
+TORCH_MODULE(SimVQ);
+
+}  // namespace torchvq

@@ -1,0 +1,176 @@
+"""RandomProjectionQuantizer: targets for masked prediction from a quantizer that nobody trains."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from torchvq._constants import to_default_device
+from torchvq._layout import Layout
+from torchvq._projection import project
+from torchvq._options import check_options, expect
+from torchvq._search import stored_codes
+from torchvq._wide_buffers import HALF, WideBuffers
+from torchvq.vector_quantize import VectorQuantize
+
+_ops = torch.ops.torchvq
+_LAYOUT = {"accept_image_fmap", "accept_3d_fmap", "channel_last"}
+# Options of VectorQuantize that are the class's own, or mean that codes move; and what to do instead.
+_OWN = {
+    "heads": "use num_codebooks",
+    "separate_codebook_per_head": "each codebook has its own codes",
+    "use_cosine_sim": "codes are compared by direction",
+    "kmeans_init": "nothing learns",
+    "vq_bridge": "nothing learns",
+    "affine_param": "nothing learns",
+    "learnable_codebook": "nothing learns",
+    "directional_reparam": "nothing learns",
+    "orthogonal_reg_weight": "nothing learns",
+}
+
+
+class RandomProjectionQuantizer(WideBuffers):
+    """Nearest codes, by direction, of randomly projected tokens: targets for masked prediction (BEST-RQ).
+
+    Each token is normalised, projected by a random matrix and replaced by the number of the random code that has the
+    nearest direction (Chiu et al. 2022, arXiv:2202.01855); with several codebooks by one number of each (Zhang et al.
+    2023, USM, arXiv:2303.01037). Projections and codes stay as they were drawn.
+
+    Shapes: ``B`` batch, ``N`` positions, ``C`` = ``num_codebooks``, ``K`` = ``codebook_size``.
+
+    Args:
+        dim: features of the input, at least 1.
+        codebook_size: codes of a codebook ``K``, at least 1.
+        codebook_dim: features of a projection, at least 1; of a code where there is one codebook.
+        num_codebooks: ``C``, at least 1; each has a projection and codes of its own. With several a second random
+            layer, ``vq.project_in``, leads from the projections of all to codes of ``C * codebook_dim`` features in
+            each codebook, as in ``vector_quantize_pytorch``, whose checkpoints hold it. Default: 1.
+        norm: normalise each token (layer norm without weights) before it is projected. Default: True.
+        **kwargs: layout: ``channel_last``, ``accept_image_fmap``, ``accept_3d_fmap`` as for ``VectorQuantize``. Its
+            options of learning are taken and have no effect; those that would change codes by themselves are refused.
+
+    Raises:
+        ValueError: an option out of range, or one that this class decides. TypeError: unknown options.
+
+    Gradient: none to what is returned but that of the cross-entropy to the input. No parameter of the module requires
+        one.
+
+    Dtypes: indices are int64; projection, comparison and cross-entropy are float32 (float64 for float64 input) under
+        any autocast or module cast; the second layer, where there is one, runs as ``project_in`` of ``VectorQuantize``.
+
+    Distributed: nothing is communicated. Ranks have the same projections and codes where they were built from the same
+        seed, or wrapped in DistributedDataParallel, which sends those of rank 0.
+
+    State: ``rand_projs`` (C, dim, codebook_dim) and that of the ``VectorQuantize`` ``vq`` that holds the codes.
+
+    Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
+
+    Example:
+        >>> targets = RandomProjectionQuantizer(dim=512, num_codebooks=16, codebook_dim=256, codebook_size=1024)
+        >>> targets(torch.randn(1, 1024, 512)).shape
+        torch.Size([1, 1024, 16])
+    """
+
+    rand_projs: Tensor
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        codebook_size: int,
+        codebook_dim: int,
+        num_codebooks: int = 1,
+        norm: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        owner = type(self).__name__
+        own = {name: value for name, value in locals().items() if name not in ("owner", "kwargs")}
+        layout = {name: kwargs.pop(name) for name in _LAYOUT & kwargs.keys()}
+        check_options("RandomProjectionQuantizer", own | layout)
+        for name, instead in _OWN.items():
+            given = kwargs.get(name)
+            expect(owner, given in (None, False), name, f"left out ({instead})", given)
+            kwargs.pop(name, None)
+        self.dim = dim
+        self.codebook_size = codebook_size
+        self.codebook_dim = codebook_dim
+        self.num_codebooks = num_codebooks
+        self.norm = norm
+        self.accept_image_fmap = layout.get("accept_image_fmap", False)
+        self.accept_3d_fmap = layout.get("accept_3d_fmap", False)
+        self.channel_last = layout.get("channel_last", True)
+        projections = _ops.random_projections(num_codebooks, dim, codebook_dim)
+        self.register_buffer("rand_projs", to_default_device(projections))
+        self.vq = VectorQuantize(
+            dim=codebook_dim * num_codebooks,
+            codebook_size=codebook_size,
+            heads=num_codebooks,
+            separate_codebook_per_head=True,
+            use_cosine_sim=True,
+            **kwargs,
+        )
+        self.vq.requires_grad_(False)
+        if isinstance(self.vq.project_in, nn.Linear):
+            # Directions are compared, which an offset would make alike.
+            nn.init.zeros_(self.vq.project_in.bias)
+
+    def extra_repr(self) -> str:
+        """The options, for ``print``."""
+        return f"dim={self.dim}, num_codebooks={self.num_codebooks}, norm={self.norm}"
+
+    def forward(
+        self, x: Tensor, indices: Tensor | None = None, *, mask: Tensor | None = None
+    ) -> Tensor:
+        """The indices of x, or the cross-entropy of x towards indices.
+
+        Args:
+            x: (B, *, dim) with any number of position axes; with ``channel_last=False`` (B, dim, *); or as the map
+                options say. Any floating dtype.
+            indices: targets in the shape of what this returns without them, to score instead of choosing; -1 is left
+                out.
+            mask: bool, one per position, True for real tokens. Padding takes no part in anything; its index is -1.
+
+        Returns:
+            Indices int64, (B, *), with several codebooks (B, *, C); of two nearest codes the lower. With ``indices``
+            the cross-entropy of the similarities towards them, the mean over tokens and codebooks, a scalar with
+            gradient to x; no tokens: 0. A token with NaN or infinity gets index 0.
+
+        Raises:
+            ValueError: wrong shapes. TypeError: wrong dtypes. IndexError: a target outside [-1, K).
+        """
+        layout = self._layout
+        layout.check(x)
+        token_mask = layout.token_mask(x, mask, None)
+        tokens = layout.pack(x)
+        head_mask = None
+        if token_mask is not None:
+            # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+            tokens = _ops.fill_masked(tokens, token_mask)
+            head_mask = layout.split_mask(token_mask)
+        spread = _ops.random_projection(tokens, self.rand_projs, self.norm)
+        projected = layout.split_heads(project(self.vq.project_in, spread))
+        projected = projected.float() if projected.dtype in HALF else projected
+        # The search is called, and not the forward of the VectorQuantize, which learns in training.
+        codes = stored_codes(self.vq, projected.dtype)
+        if indices is not None:
+            loss = _ops.commitment_cross_entropy(
+                projected, codes, layout.split_indices(indices), metric="cosine", mask=head_mask
+            )
+            return cast(Tensor, _ops.weighted_loss([loss], [1.0], self.training))
+        found = _ops.nearest_code(projected.detach(), codes, metric="cosine")[0]
+        if head_mask is not None:
+            found = found.masked_fill(head_mask.logical_not(), -1)
+        return layout.restore_positions(found, x)
+
+    @property
+    def _layout(self) -> Layout:
+        image, volume = self.accept_image_fmap, self.accept_3d_fmap
+        return Layout(
+            self.dim,
+            self.num_codebooks,
+            True,
+            image or volume or not self.channel_last,
+            5 if volume else 4 if image else None,
+            type(self).__name__,
+        )

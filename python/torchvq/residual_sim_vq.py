@@ -1,0 +1,250 @@
+"""ResidualSimVQ: SimVQ levels in sequence, each for what the ones before have left."""
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from torchvq import _joined
+from torchvq._estimators import estimate
+from torchvq._residual_engine import only_if, stack_levels
+from torchvq._residual_stack import LevelChoice, ResidualStack, StackResult
+from torchvq._options import check_options
+from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
+from torchvq.sim_vq import SimChoice, SimVQ, shake_hands
+
+_ops = torch.ops.torchvq
+
+
+class ResidualSimVQ(ResidualStack):
+    """Residual vector quantization by frozen codes that learnt transforms move.
+
+    SoundStream (Zeghidour et al. 2021, arXiv:2107.03312) with the codes of SimVQ (Zhu et al. 2024, arXiv:2411.02038):
+    level after level quantizes what the levels before have left.
+
+    Shapes: ``B`` batch, ``N`` positions, ``Q`` = ``num_quantizers``, ``K`` = ``codebook_size``.
+
+    Args:
+        dim: features of the input, a multiple of ``heads``.
+        num_quantizers: ``Q``, at least 1.
+        codebook_size: codes per level ``K``, at least 1.
+        heads: codes per latent and level, all from the level's one codebook; the features are split over them, the
+            first being head 0. Default: 1.
+        quantize_dropout: in training, use a random number of quantizers only. Default: False.
+        quantize_dropout_cutoff_index: the last one that is never dropped, counted from 0. Default: 0.
+        quantize_dropout_multiple_of: keep a multiple of this many (or all). Default: 1.
+        channel_first: features on axis 1, whatever the number of position axes. Default: False.
+        rotation_trick: rotate and scale the gradient from the sum of the codes to the latent (arXiv:2410.06424), with a
+            bounded gain; otherwise it is copied. Default: True.
+        eval_beam_size: paths kept between levels in evaluation, at least 1. Default: none, the nearest code of each
+            level.
+        **sim_vq_kwargs: options of every level, see ``SimVQ``: ``codebook_transform`` (one module is shared by all
+            levels), ``init_fn``, ``frozen_codebook_dim``, both weights of the loss, ``sync_codebook``,
+            ``process_group``. ``vqp_compat=True`` gives the gradient of ``vector_quantize_pytorch``, whose gain is the
+            number of levels.
+
+    Raises:
+        ValueError: an option out of range, or options that exclude each other. TypeError: unknown options.
+
+    Gradient: one estimator between the input and the sum of the codes, so the gain is that of one level, whatever their
+        number. The losses of every level reach its transform, and the input divided by the levels in use, which is the
+        balance that one estimator per level has. See docs/design/residual.md.
+
+        Transforms of dropped levels get a gradient of zero.
+
+    Distributed: before the first training step ranks take rank 0's frozen codes; they drop the same levels. Evaluation
+        never communicates.
+
+    Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
+
+    Example:
+        >>> residual_sim_vq = ResidualSimVQ(dim=512, num_quantizers=4, codebook_size=1024)
+        >>> quantized, indices, losses = residual_sim_vq(torch.randn(1, 1024, 512))
+        >>> quantized.shape, indices.shape, losses.shape
+        (torch.Size([1, 1024, 512]), torch.Size([1, 1024, 4]), torch.Size([4]))
+    """
+
+    communicates = True
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_quantizers: int,
+        codebook_size: int,
+        heads: int = 1,
+        quantize_dropout: bool = False,
+        quantize_dropout_cutoff_index: int = 0,
+        quantize_dropout_multiple_of: int = 1,
+        channel_first: bool = False,
+        rotation_trick: bool = True,
+        eval_beam_size: int | None = None,
+        **sim_vq_kwargs: Any,
+    ) -> None:
+        own = {name: value for name, value in locals().items() if name != "sim_vq_kwargs"}
+        check_options("ResidualSimVQ", own | sim_vq_kwargs)
+        super().__init__(
+            dim=dim,
+            inner_dim=dim,
+            num_quantizers=num_quantizers,
+            is_channel_first=channel_first,
+            quantize_dropout=quantize_dropout,
+            quantize_dropout_cutoff_index=quantize_dropout_cutoff_index,
+            quantize_dropout_multiple_of=quantize_dropout_multiple_of,
+        )
+        self.gradient = "summed" if sim_vq_kwargs.get("vqp_compat") else "estimated"
+        self.heads = heads
+        self.channel_first = channel_first
+        self.rotation_trick = rotation_trick
+        self.eval_beam_size = eval_beam_size
+        self.layers = nn.ModuleList(
+            SimVQ(
+                dim=dim // heads,
+                codebook_size=codebook_size,
+                rotation_trick=rotation_trick,
+                **sim_vq_kwargs,
+            )
+            for _ in range(num_quantizers)
+        )
+
+    def forward(
+        self,
+        x: Tensor,
+        return_all_codes: bool = False,
+        rand_quantize_dropout_fixed_seed: int | None = None,
+        *,
+        mask: Tensor | None = None,
+    ) -> ResidualOutput | ResidualOutputWithCodes:
+        """Quantizes x.
+
+        Args:
+            x: (B, *, dim) with any number of position axes; with ``channel_first`` (B, dim, *). Any floating dtype.
+            return_all_codes: append the codes of all levels, (Q, B, *, dim), with ``channel_first`` (Q, B, dim, *);
+                their sum over levels is the output.
+            rand_quantize_dropout_fixed_seed: decides which levels are dropped, the same as in the reference. Default:
+                the number of the training step, so that ranks drop the same.
+            mask: bool, one per position, True for real tokens. Padding takes no part in anything; its output is zero,
+                its indices -1.
+
+        Returns:
+            ``(quantized, indices, loss)``, named: indices int64 (B, *, Q), with several heads (B, *, heads, Q), -1
+            where masked or dropped; loss (Q,), 0 for dropped levels, with gradient in training alone.
+
+        Raises:
+            ValueError: wrong shapes. TypeError: wrong dtypes.
+        """
+        result, _ = self.run(
+            x, mask=mask, return_all_codes=return_all_codes, seed=rand_quantize_dropout_fixed_seed
+        )
+        losses = self._losses(result)
+        if result.all_codes is not None:
+            return ResidualOutputWithCodes(
+                result.quantized, result.indices, losses, self._placed(result.all_codes)
+            )
+        return ResidualOutput(result.quantized, result.indices, losses)
+
+    @property
+    def quantizers(self) -> list[SimVQ]:
+        """``layers``, for those who read types."""
+        return cast(list[SimVQ], list(self.layers))
+
+    @property
+    def codebook_size(self) -> int:
+        """Codes per level."""
+        return self.quantizers[0].codebook_size
+
+    @property
+    def codebook_dim(self) -> int:
+        """Features of a code."""
+        return self.quantizers[0].dim
+
+    @property
+    def codebooks(self) -> Tensor:
+        """The codes of each level, (Q, codebook_size, codebook_dim), made at each use."""
+        return _joined.stack([level.codebook for level in self.quantizers])
+
+    # What the stack asks of its family ---------------------------------------------------------------------
+
+    def quantize_level(
+        self, index: int, residual: Tensor, mask: Tensor | None, rng: Tensor | None
+    ) -> LevelChoice:
+        return self._level(index, residual, mask, None)
+
+    def take_level(
+        self, index: int, residual: Tensor, mask: Tensor | None, indices: Tensor
+    ) -> LevelChoice:
+        return self._level(index, residual, mask, indices)
+
+    def _level(
+        self, index: int, residual: Tensor, mask: Tensor | None, picked: Tensor | None
+    ) -> LevelChoice:
+        level = self.quantizers[index]
+        summed = self.gradient == "summed"
+        choice = level.choose(
+            residual.flatten(0, 1).unsqueeze(0),
+            None if mask is None else mask.reshape(1, -1),
+            level.estimator if summed else "none",
+            None if picked is None else picked.reshape(1, -1),
+        )
+        codes = choice.quantized if summed else choice.codes
+        if self.training and not summed:
+            # Codes learn by the losses alone.
+            codes = codes.detach()
+        return LevelChoice(
+            codes.view_as(residual), choice.indices.view(residual.shape[:2]), detail=(choice, mask)
+        )
+
+    def pick_codes(self, inputs: Tensor, mask: Tensor | None) -> Tensor | None:
+        if self.training or self.eval_beam_size in (None, 1):
+            return None
+        rows = inputs.detach().flatten(0, 1).unsqueeze(0)
+        paths = _ops.residual_beam_search(
+            rows,
+            [level.codes_for(rows.dtype).detach() for level in self.quantizers],
+            self.eval_beam_size,
+            mask=None if mask is None else mask.reshape(1, -1),
+        )
+        # Of padding any valid code.
+        return cast(Tensor, paths.clamp_min(0).view(*inputs.shape[:2], -1))
+
+    def estimate(self, inputs: Tensor, total: Tensor) -> Tensor:
+        rng = torch.zeros(2, dtype=torch.long, device=inputs.device)
+        rows = inputs.flatten(0, 1).unsqueeze(0), total.flatten(0, 1).unsqueeze(0)
+        name = self.quantizers[0].estimator
+        return estimate(*rows, name, rng, variance=0.0, sync_update_v=0.0).view_as(inputs)
+
+    def shake_hands(self) -> None:
+        shake_hands(self.quantizers, self._buffers.get("rng"), "ResidualSimVQ")
+
+    def get_codes_from_indices(self, indices: Tensor) -> Tensor:
+        """Codes (Q, B, *, dim), with ``channel_first`` (Q, B, dim, *), of indices (B, *, q), or (B, *, heads, q).
+
+        q is the number of levels, or with ``quantize_dropout`` fewer: then zeros for the missing ones. -1 gives zeros.
+        ValueError for another number of levels, IndexError for an index outside.
+        """
+        return self._placed(super().get_codes_from_indices(indices))
+
+    def _placed(self, codes: Tensor) -> Tensor:
+        """Codes (Q, B, *, dim) with the features where the layout has them; (B, dim) has no position to move."""
+        return codes.movedim(-1, 2) if self.channel_first and codes.dim() > 3 else codes
+
+    def decode_level(self, index: int, indices: Tensor) -> Tensor:
+        return self.quantizers[index].indices_to_codes(indices)
+
+    def _losses(self, result: StackResult) -> Tensor:
+        """The losses (Q,) of a forward, 0 for levels that it dropped."""
+        depth, losses = result.depth, []
+        for index, (choice, mask) in enumerate(result.details):
+            loss = self._loss(index, choice, mask)
+            losses.append(loss if isinstance(depth, int) else only_if(depth > index, loss))
+        if losses and self.training:
+            # Graphs compute all levels, and wrappers wait for a gradient of every parameter: that of nothing is zero.
+            nothing = result.details[0][0].inputs[:, :0].detach()
+            losses += [
+                self._loss(index, self.quantizers[index].choose(nothing, None, "none"), None)
+                for index in range(len(losses), self.num_quantizers)
+            ]
+        return stack_levels(losses, self.num_quantizers, 0)
+
+    def _loss(self, index: int, choice: SimChoice, mask: Tensor | None) -> Tensor:
+        return self.quantizers[index].loss_of(choice, None if mask is None else mask.reshape(1, -1))

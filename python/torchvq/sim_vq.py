@@ -1,0 +1,288 @@
+"""SimVQ: frozen codes that a learnt transform puts where the latents are."""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+from torchvq._joined import without_autocast
+from torchvq._layout import Layout
+from torchvq._projection import in_dtype_of
+from torchvq._ranks import Ranks, group_name, group_of
+from torchvq._options import check_options
+from torchvq._wide_buffers import HALF, WideBuffers
+from torchvq.outputs import QuantizeOutput
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_ops = torch.ops.torchvq
+
+
+def _identity(codes: Tensor) -> Tensor:
+    return codes
+
+
+class SimChoice(NamedTuple):
+    """What tokens became."""
+
+    quantized: Tensor  # (1, T, D), the codes' values with the estimator's gradient
+    indices: Tensor  # (1, T), -1 where masked
+    codes: Tensor  # (1, T, D), with gradient to the transform
+    inputs: Tensor  # (1, T, D), float32 or float64
+
+
+class SimVQ(WideBuffers):
+    """Vector quantization by frozen codes that a learnt transform moves, all of them at every step.
+
+    The codes are ``codebook_transform(frozen_codebook)``. Each latent is replaced by its nearest code; the transform
+    learns from the latents that chose any code, so that codes which nobody chose move as well and the codebook does not
+    collapse (Zhu et al. 2024, arXiv:2411.02038).
+
+    Shapes: ``B`` batch, ``N`` positions, ``K`` = ``codebook_size``.
+
+    Args:
+        dim: features of the input and of a code, at least 1.
+        codebook_size: number of codes ``K``, at least 1.
+        codebook_transform: module from frozen codes (K, frozen_codebook_dim) to codes (K, dim). Default: a linear layer
+            without bias.
+        init_fn: from the frozen codes as they are drawn, normal with the variance ``1 / frozen_codebook_dim``, to those
+            that are kept. Default: the same.
+        channel_first: features on axis 1, whatever the number of position axes. Default: False.
+        rotation_trick: rotate and scale the gradient from code to latent (arXiv:2410.06424), with a bounded gain;
+            otherwise it is copied. Default: True.
+        input_to_quantize_commit_loss_weight: weight of the half of the loss that pulls latents to codes, relative to
+            the half that pulls codes to latents; 0 or more. ``beta`` in the paper. Default: 0.25.
+        commitment_weight: weight of both halves, 0 or more. Default: 1.
+        frozen_codebook_dim: features of a frozen code, at least 1. Default: ``dim``.
+        sync_codebook: whether ranks that train together take rank 0's frozen codes before their first step; the
+            gradient of the transform is the business of who wraps the model. False: no communication. Default: wherever
+            there is a process group.
+        process_group: those ranks: a group, or its name. Default: all.
+        vqp_compat: the rotation of ``vector_quantize_pytorch``, whose gain near zero is not bounded. Default: False.
+
+    Raises:
+        ValueError: an option out of range.
+
+    Gradient: of the output to the input by the estimator, in training; in evaluation to the transform. Of the loss to
+        both.
+
+    Dtypes: the output has the dtype of the input, indices are int64; distances and losses are float32 (float64 for
+        float64 input). The transform runs in its own dtype, outside of autocast, so that codes decode to the bit; a
+        linear layer of half precision multiplies in float32. The frozen codes stay float32 under any cast.
+
+    State: ``frozen_codebook`` (K, frozen_codebook_dim), a buffer, and that of ``code_transform``.
+
+    Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
+
+    Example:
+        >>> sim_vq = SimVQ(dim=512, codebook_size=1024)
+        >>> quantized, indices, loss = sim_vq(torch.randn(1, 1024, 512))
+        >>> quantized.shape, indices.shape, loss.shape
+        (torch.Size([1, 1024, 512]), torch.Size([1, 1024]), torch.Size([]))
+    """
+
+    frozen_codebook: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        codebook_size: int,
+        codebook_transform: nn.Module | None = None,
+        init_fn: Callable[[Tensor], Tensor] = _identity,
+        channel_first: bool = False,
+        rotation_trick: bool = True,
+        input_to_quantize_commit_loss_weight: float = 0.25,
+        commitment_weight: float = 1.0,
+        frozen_codebook_dim: int | None = None,
+        *,
+        sync_codebook: bool | None = None,
+        process_group: "ProcessGroup | str | None" = None,
+        vqp_compat: bool = False,
+    ) -> None:
+        super().__init__()
+        check_options("SimVQ", locals())
+        width = dim if frozen_codebook_dim is None else frozen_codebook_dim
+        self.dim = dim
+        self.codebook_size = codebook_size
+        self.channel_first = channel_first
+        self.rotation_trick = rotation_trick
+        self.input_to_quantize_commit_loss_weight = input_to_quantize_commit_loss_weight
+        self.commitment_weight = commitment_weight
+        self.sync_codebook = sync_codebook
+        self.process_group = group_name(process_group)
+        self.vqp_compat = vqp_compat
+        frozen = init_fn(torch.randn(codebook_size, width) / math.sqrt(width))
+        shape = [codebook_size, width]
+        if list(frozen.shape) != shape:
+            raise ValueError(
+                f"SimVQ: expected init_fn to return codes of shape {shape}, but got {list(frozen.shape)}"
+            )
+        self.register_buffer("frozen_codebook", frozen.detach())
+        self.code_transform = (
+            nn.Linear(width, dim, bias=False) if codebook_transform is None else codebook_transform
+        )
+        self.handle: int = _ops.new_handle()
+
+    def extra_repr(self) -> str:
+        """The options, for ``print``."""
+        return f"dim={self.dim}, codebook_size={self.codebook_size}"
+
+    # Codes -------------------------------------------------------------------------------------------------
+
+    @property
+    def codebook(self) -> Tensor:
+        """The codes (K, dim), made of the frozen ones at each use; gradient to the transform."""
+        transform, frozen = self.code_transform, self.frozen_codebook
+        # Codes are what decoding makes again, outside of autocast perhaps.
+        with without_autocast(frozen):
+            if type(transform) is nn.Linear and transform.weight.dtype in HALF:
+                bias = None if transform.bias is None else transform.bias.float()
+                codes = nn.functional.linear(frozen.float(), transform.weight.float(), bias)
+            else:
+                codes = transform(in_dtype_of(transform, frozen))
+        shape = (self.codebook_size, self.dim)
+        if codes.shape != shape:
+            raise ValueError(
+                f"SimVQ: expected codebook_transform to return codes of shape {list(shape)}, "
+                f"but got {list(codes.shape)}"
+            )
+        return codes
+
+    def codes_for(self, dtype: torch.dtype) -> Tensor:
+        """The codes (1, K, D) for tokens of a dtype."""
+        codes = self.codebook.unsqueeze(0)
+        # The input decides how wide the arithmetic is, not a module that was made double.
+        narrow = codes.dtype == torch.float64 != dtype
+        return codes.float() if narrow or codes.dtype in HALF else codes
+
+    def indices_to_codes(self, indices: Tensor) -> Tensor:
+        """The output of ``forward`` in evaluation for these indices, in the same layout.
+
+        Args:
+            indices: int64 (B, *). -1 gives zeros.
+
+        Returns:
+            (B, *, dim), with ``channel_first`` (B, dim, *); float32, or float64 for a double module.
+
+        Raises:
+            IndexError: for an index outside [-1, K).
+        """
+        layout = self._layout
+        every = self.codebook
+        codes = _ops.lookup_codes(
+            (every.float() if every.dtype in HALF else every).unsqueeze(0),
+            layout.split_indices(indices),
+        )
+        output = codes.reshape(*indices.shape, self.dim)
+        # (B, dim) has no position to move.
+        return layout.place_features(output) if output.dim() > 2 else output
+
+    # Forward -----------------------------------------------------------------------------------------------
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None) -> QuantizeOutput:
+        """Quantizes x.
+
+        Args:
+            x: (B, *, dim) with any number of position axes; with ``channel_first`` (B, dim, *). Any floating dtype.
+            mask: bool, one per position, True for real tokens. Padding takes no part in anything; its output is zero,
+                its index -1.
+
+        Returns:
+            ``(quantized, indices, loss)``, named: indices int64 (B, *), of two nearest codes the lower; loss a scalar,
+            with gradient in training alone. No tokens, or all masked: loss 0. A token with NaN or infinity gives NaN
+            and index 0.
+
+        Raises:
+            ValueError: wrong shapes. TypeError: wrong dtypes.
+        """
+        layout = self._layout
+        layout.check(x)
+        token_mask = layout.token_mask(x, mask, None)
+        self.shake_hands()
+        tokens = layout.pack(x)
+        rows = None
+        if token_mask is not None:
+            # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+            tokens = _ops.fill_masked(tokens, token_mask)
+            rows = layout.split_mask(token_mask)
+        choice = self.choose(layout.split_heads(tokens), rows, self.estimator)
+        output = layout.merge_heads(choice.quantized, tokens.shape[0], tokens.shape[1])
+        output = output.flatten(2).to(x.dtype)
+        if token_mask is not None:
+            output = _ops.fill_padding(output, token_mask)
+        return QuantizeOutput(
+            layout.unpack(output, x),
+            layout.restore_positions(choice.indices, x),
+            self.loss_of(choice, rows),
+        )
+
+    @property
+    def estimator(self) -> str:
+        """The operators' name of the gradient of the output."""
+        if not self.training:
+            return "none"
+        if not self.rotation_trick:
+            return "straight_through"
+        return "vqp_rotation_trick" if self.vqp_compat else "rotation_trick"
+
+    def choose(
+        self, tokens: Tensor, mask: Tensor | None, estimator: str, picked: Tensor | None = None
+    ) -> SimChoice:
+        """The search, for ``forward`` and for stacks.
+
+        Args:
+            tokens: (1, T, D).
+            mask: (1, T).
+            estimator: the gradient of the output.
+            picked: (1, T), codes that are already chosen; nothing is searched then.
+        """
+        # Nothing is drawn.
+        rng = torch.zeros(2, dtype=torch.long, device=tokens.device)
+        return SimChoice(
+            *_ops.quantize(
+                tokens,
+                self.codes_for(tokens.dtype),
+                rng,
+                mask=mask,
+                estimator=estimator,
+                chosen=picked,
+            )
+        )
+
+    def loss_of(self, choice: SimChoice, mask: Tensor | None) -> Tensor:
+        """Both halves of the loss, weighted."""
+        inputs, codes = choice.inputs, choice.codes
+        if not self.training:
+            # A number to look at.
+            inputs, codes = inputs.detach(), codes.detach()
+        pulls_codes = _ops.commitment_loss(inputs.detach(), codes, mask=mask)
+        pulls_inputs = _ops.commitment_loss(inputs, codes.detach(), mask=mask)
+        weight = self.commitment_weight
+        weights = [weight, weight * self.input_to_quantize_commit_loss_weight]
+        return cast(Tensor, _ops.weighted_loss([pulls_codes, pulls_inputs], weights, self.training))
+
+    def shake_hands(self) -> None:
+        """Before the first step that ranks take together: they find out whether they fit, and start alike."""
+        shake_hands([self], None, "SimVQ")
+
+    @property
+    def _layout(self) -> Layout:
+        return Layout(self.dim, 1, False, self.channel_first, None, "SimVQ")
+
+
+def shake_hands(levels: list[SimVQ], rng: Tensor | None, owner: str) -> None:
+    """The handshake of one quantizer, or of the levels of a stack and its generator."""
+    first = levels[0]
+    group = group_of(first) if first.training else ""
+    if not group:
+        return
+    size = f"dim={first.dim}, codebook_size={first.codebook_size}"
+    ranks = Ranks(group, f"{owner}({size})")
+    state = [level.frozen_codebook for level in levels]
+    if rng is not None:
+        state.append(rng)
+    signature = f"{owner} of {len(levels)} levels, {size}"
+    _ops.handshake_(state, handle=first.handle, signature=signature, **ranks.named())

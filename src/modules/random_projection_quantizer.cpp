@@ -1,0 +1,95 @@
+#include <torchvq/modules/random_projection_quantizer.h>
+
+#include <ostream>
+#include <utility>
+
+#include <torchvq/functional/layout.h>
+#include <torchvq/functional/losses.h>
+#include <torchvq/functional/random_projection.h>
+#include <torchvq/ops/commitment_cross_entropy.h>
+#include <torchvq/ops/nearest_code.h>
+
+#include "modules/copy_tensors.h"
+#include "modules/layout.h"
+#include "modules/projection.h"
+#include "modules/search.h"
+
+namespace torchvq {
+
+namespace F = functional;
+
+RandomProjectionQuantizerImpl::RandomProjectionQuantizerImpl(
+    RandomProjectionQuantizerOptions options_)
+    : options(std::move(options_)) {
+  reset();
+}
+
+void RandomProjectionQuantizerImpl::reset() {
+  options.validate();
+  const auto codebooks = options.num_codebooks();
+  rand_projs = register_buffer(
+      "rand_projs", F::random_projections(codebooks, options.dim(), options.codebook_dim()));
+  vq =
+      register_module("vq", VectorQuantize(VectorQuantizeOptions(options.codebook_dim() * codebooks)
+                                               .codebook_size(options.codebook_size())
+                                               .heads(codebooks)
+                                               .separate_codebook_per_head(true)
+                                               .use_cosine_sim(true)));
+  for (auto& parameter : vq->parameters()) parameter.requires_grad_(false);
+  // Directions are compared, which an offset would make alike.
+  if (vq->project_in) vq->project_in->bias.zero_();
+}
+
+void RandomProjectionQuantizerImpl::pretty_print(std::ostream& stream) const {
+  stream << "torchvq::RandomProjectionQuantizer(dim=" << options.dim()
+         << ", codebook_size=" << options.codebook_size()
+         << ", codebook_dim=" << options.codebook_dim()
+         << ", num_codebooks=" << options.num_codebooks() << ")";
+}
+
+std::shared_ptr<torch::nn::Module> RandomProjectionQuantizerImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto copy = std::make_shared<RandomProjectionQuantizerImpl>(options);
+  detail::copy_tensors(*this, *copy, device);
+  return copy;
+}
+
+detail::Layout RandomProjectionQuantizerImpl::layout() const {
+  const bool image = options.accept_image_fmap(), volume = options.accept_3d_fmap();
+  return {.dim = options.dim(),
+          .heads = options.num_codebooks(),
+          .separate = true,
+          .channel_first = image || volume || !options.channel_last(),
+          .map_rank = volume  ? 5
+                      : image ? 4
+                              : 0,
+          .owner = "RandomProjectionQuantizer"};
+}
+
+torch::Tensor RandomProjectionQuantizerImpl::forward(
+    const torch::Tensor& x, const RandomProjectionQuantizerForwardOptions& call) {
+  const auto places = layout();
+  places.check(x);
+  const auto real = places.token_mask(x, call.mask(), std::nullopt);
+  auto tokens = places.pack(x);
+  // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+  if (real) tokens = F::fill_masked(tokens, *real);
+  auto spread = F::random_projection(tokens, rand_projs, options.norm());
+  if (vq->project_in) spread = detail::apply_linear(vq->project_in, spread);
+  const bool half = spread.scalar_type() == at::kHalf || spread.scalar_type() == at::kBFloat16;
+  const auto projected = places.split_heads(half ? spread.to(at::kFloat) : spread);
+  const auto mask = places.split_mask(real);
+  const auto codes = detail::stored_codes(*vq, projected.scalar_type());
+  if (call.indices()) {
+    const auto targets = places.split_indices(*call.indices());
+    const auto loss = ops::commitment_cross_entropy(projected, codes, targets, "cosine", mask);
+    return F::weighted_loss({loss}, {1.0}, is_training());
+  }
+  const auto nearest =
+      ops::nearest_code(projected.detach(), codes, ops::NearestCodeOptions().metric("cosine"));
+  auto indices = nearest.indices;
+  if (mask) indices = indices.masked_fill(mask->logical_not(), -1);
+  return places.restore_positions(indices, x);
+}
+
+}  // namespace torchvq

@@ -1,0 +1,224 @@
+#include <torchvq/modules/residual_sim_vq.h>
+
+#include <ostream>
+#include <utility>
+
+#include <ATen/ops/zeros.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <torchvq/distributed/replicas.h>
+#include <torchvq/functional/codebook.h>
+#include <torchvq/functional/estimate.h>
+#include <torchvq/ops/residual_beam_search.h>
+
+#include "modules/copy_tensors.h"
+#include "modules/joined.h"
+#include "modules/random_state.h"
+#include "modules/residual_engine.h"
+#include "modules/residual_stack.h"
+
+namespace torchvq {
+
+namespace F = functional;
+using OptionalTensor = std::optional<torch::Tensor>;
+
+namespace {
+
+/// (B, N, D) as (1, B * N, D), which operators take.
+torch::Tensor rows_of(const torch::Tensor& tokens) { return tokens.flatten(0, 1).unsqueeze(0); }
+
+OptionalTensor rows_of(const OptionalTensor& mask) {
+  return mask ? OptionalTensor(mask->reshape({1, -1})) : std::nullopt;
+}
+
+/// Codes (Q, B, *, dim) with the features where the layout has them; (B, dim) has no position to
+/// move.
+torch::Tensor placed(const torch::Tensor& codes, bool channel_first) {
+  return channel_first && codes.dim() > 3 ? codes.movedim(-1, 2) : codes;
+}
+
+SimVQOptions level_options(const ResidualSimVQOptions& options, bool first) {
+  auto own = options.sim_vq();
+  own.dim(options.dim() / options.heads())
+      .codebook_size(options.codebook_size())
+      .rotation_trick(options.rotation_trick())
+      .channel_first(false);
+  auto& transform = own.codebook_transform();
+  if (!first && !transform.is_empty()) transform = transform.clone();
+  return own;
+}
+
+}  // namespace
+
+/// What one forward passes from level to level beside the engine.
+struct ResidualSimVQImpl::Walk {
+  OptionalTensor picked;  // (B, N, Q)
+  std::vector<SimVQImpl::Choice> choices;
+  OptionalTensor mask;  // (1, B * N)
+};
+
+ResidualSimVQImpl::ResidualSimVQImpl(ResidualSimVQOptions options_) : options(std::move(options_)) {
+  reset();
+}
+
+void ResidualSimVQImpl::reset() {
+  options.validate();
+  levels.clear();
+  auto list = register_module("layers", torch::nn::ModuleList());
+  for (int64_t level = 0; level < options.num_quantizers(); ++level) {
+    levels.emplace_back(level_options(options, level == 0));
+    list->push_back(levels.back());
+  }
+  if (drops()) rng = register_buffer("rng", detail::fresh_rng());
+}
+
+void ResidualSimVQImpl::pretty_print(std::ostream& stream) const {
+  stream << "torchvq::ResidualSimVQ(dim=" << options.dim()
+         << ", codebook_size=" << options.codebook_size()
+         << ", num_quantizers=" << options.num_quantizers() << ", heads=" << options.heads() << ")";
+}
+
+std::shared_ptr<torch::nn::Module> ResidualSimVQImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto own = options;
+  own.sim_vq().init_fn({});
+  auto& transform = own.sim_vq().codebook_transform();
+  if (!transform.is_empty()) transform = transform.clone(device);
+  auto copy = std::make_shared<ResidualSimVQImpl>(std::move(own));
+  detail::copy_tensors(*this, *copy, device);
+  return copy;
+}
+
+// Forward
+// ---------------------------------------------------------------------------------------------------
+
+detail::Layout ResidualSimVQImpl::layout() const {
+  return {.dim = options.dim(),
+          .heads = options.heads(),
+          .separate = false,
+          .channel_first = options.channel_first(),
+          .map_rank = 0,
+          .owner = "ResidualSimVQ"};
+}
+
+detail::StackFamily ResidualSimVQImpl::family(Walk& walk) {
+  detail::StackFamily own;
+  own.layout = layout();
+  own.levels = options.num_quantizers();
+  own.attached = false;
+  const bool training = is_training(), summed = options.sim_vq().vqp_compat();
+  const auto beam = options.eval_beam_size().value_or(1);
+  own.prepare = [this, training, beam, &walk](const at::Tensor& inputs,
+                                              const OptionalTensor& mask) {
+    walk.mask = rows_of(mask);
+    if (training || beam == 1) return inputs;
+    std::vector<at::Tensor> codebooks;
+    for (auto& level : levels) {
+      codebooks.push_back(level->codes_for(inputs.scalar_type()).detach());
+    }
+    const auto paths = ops::residual_beam_search(rows_of(inputs.detach()), codebooks, beam,
+                                                 ops::ResidualBeamSearchOptions().mask(walk.mask));
+    // Of padding any valid code.
+    walk.picked = paths.clamp_min(0).view({inputs.size(0), inputs.size(1), -1});
+    return inputs;
+  };
+  own.quantize = [this, training, summed, &walk](int64_t index, const at::Tensor& residual,
+                                                 const OptionalTensor& /*mask*/) {
+    auto& level = levels[static_cast<size_t>(index)];
+    OptionalTensor picked;
+    if (walk.picked) picked = walk.picked->select(-1, index).reshape({1, -1});
+    walk.choices.push_back(
+        level->choose(rows_of(residual), walk.mask, summed ? level->estimator() : "none", picked));
+    const auto& found = walk.choices.back();
+    auto codes = summed ? found.quantized : found.codes;
+    // Codes learn by the losses alone.
+    if (training && !summed) codes = codes.detach();
+    return detail::LevelChoice{codes.view_as(residual),
+                               found.indices.view({residual.size(0), residual.size(1)})};
+  };
+  if (!summed && training) {
+    own.estimate = [this](const at::Tensor& inputs, const at::Tensor& total) {
+      const auto draws = at::zeros({2}, inputs.options().dtype(at::kLong).requires_grad(false));
+      return F::estimate(rows_of(inputs), rows_of(total), draws,
+                         F::EstimateOptions().estimator(levels[0]->estimator()))
+          .view_as(inputs);
+    };
+  }
+  own.decode = [this](int64_t index, const at::Tensor& indices) {
+    return levels[static_cast<size_t>(index)]->indices_to_codes(indices);
+  };
+  return own;
+}
+
+ResidualSimVQOutput ResidualSimVQImpl::forward(const torch::Tensor& x,
+                                               const ResidualSimVQForwardOptions& call) {
+  layout().check(x);
+  const auto group = levels[0]->group();
+  // Before anything is drawn, so that ranks start alike.
+  if (!group.empty()) shake_hands(group);
+  const auto& seed = call.rand_quantize_dropout_fixed_seed();
+  const bool dropping = is_training() && drops();
+  auto depth = options.num_quantizers();
+  if (dropping) {
+    depth = detail::stack_depth(seed, rng,
+                                {options.num_quantizers(), options.quantize_dropout_cutoff_index(),
+                                 options.quantize_dropout_multiple_of()});
+  }
+  Walk walk;
+  const auto found =
+      detail::run_stack(family(walk), x, call.mask(), depth, call.return_all_codes());
+  if (dropping && !seed) F::advance_rng_(rng);
+  auto codes = found.all_codes;
+  if (codes.defined()) codes = placed(codes, options.channel_first());
+  return {found.quantized, found.indices, losses(walk), codes};
+}
+
+torch::Tensor ResidualSimVQImpl::losses(const Walk& walk) {
+  std::vector<torch::Tensor> losses;
+  for (size_t index = 0; index < walk.choices.size(); ++index) {
+    losses.push_back(levels[index]->loss_of(walk.choices[index], walk.mask));
+  }
+  if (is_training()) {
+    // Those that average gradients wait for one of every parameter: that of nothing is zero.
+    const auto nothing = walk.choices[0].inputs.narrow(1, 0, 0).detach();
+    for (size_t index = losses.size(); index < levels.size(); ++index) {
+      const auto none = levels[index]->choose(nothing, std::nullopt, "none");
+      losses.push_back(levels[index]->loss_of(none, std::nullopt));
+    }
+  }
+  return detail::stack_levels(std::move(losses), options.num_quantizers(), 0);
+}
+
+void ResidualSimVQImpl::shake_hands(const std::string& group) const {
+  distributed::HandshakeOptions call;
+  call.group_name = group;
+  call.label = "ResidualSimVQ(dim=" + std::to_string(options.dim()) +
+               ", codebook_size=" + std::to_string(options.codebook_size()) + ")";
+  call.handle = levels[0]->handle();
+  call.signature = call.label + " of " + std::to_string(options.num_quantizers()) + " levels";
+  std::vector<torch::Tensor> state;
+  if (rng.defined()) state.push_back(rng);
+  for (const auto& level : levels) state.push_back(level->frozen_codebook);
+  distributed::handshake_(state, call);
+}
+
+// Codes
+// -----------------------------------------------------------------------------------------------------
+
+torch::Tensor ResidualSimVQImpl::get_codes_from_indices(const torch::Tensor& indices) {
+  Walk none;
+  return placed(detail::stack_codes(family(none), indices, drops()), options.channel_first());
+}
+
+torch::Tensor ResidualSimVQImpl::get_output_from_indices(const torch::Tensor& indices) {
+  Walk none;
+  return detail::stack_output(family(none), indices, drops());
+}
+
+torch::Tensor ResidualSimVQImpl::codebooks() {
+  std::vector<torch::Tensor> codes;
+  for (auto& level : levels) codes.push_back(level->codebook());
+  return detail::stacked(codes);
+}
+
+}  // namespace torchvq
