@@ -13,6 +13,7 @@ set(TORCHVQ_SOURCES
   detail/root.cpp
   detail/row_keys.cpp
   detail/scalar_levels.cpp
+  detail/untouched_zeros.cpp
   detail/unused_codes.cpp
   distributed/agreement.cpp
   distributed/all_reduce.cpp
@@ -50,12 +51,15 @@ set(TORCHVQ_SOURCES
   functional/joint_statistics.cpp
   functional/latent_codes.cpp
   functional/layout.cpp
+  functional/learn_codebooks.cpp
+  functional/learn_operators.cpp
   functional/lookup_free.cpp
   functional/losses.cpp
   functional/noisy_codebooks.cpp
   functional/quantize.cpp
   functional/quantize_depth.cpp
   functional/quantize_scalars.cpp
+  functional/quantizer_losses.cpp
   functional/random_projection.cpp
   functional/reconstruction_error.cpp
   functional/refine_codebooks.cpp
@@ -71,6 +75,8 @@ set(TORCHVQ_SOURCES
   functional/spread_seeds.cpp
   functional/token_codes.cpp
   functional/usage.cpp
+  functional/vector_quantize.cpp
+  functional/vector_quantize_operator.cpp
   functional/vqp_compat.cpp
   functional/wide_codes.cpp
   io/array_layout.cpp
@@ -141,6 +147,7 @@ set(TORCHVQ_SOURCES
   modules/sim_vq.cpp
   modules/state_dict.cpp
   modules/stats.cpp
+  modules/step.cpp
   modules/vector_norm.cpp
   modules/vector_quantize.cpp
   ops/any/binary_codes.cpp

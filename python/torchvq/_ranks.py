@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvq._torch_private import constant_in_graphs, rank_in
 
 if TYPE_CHECKING:
-    from torchvq.codebook import Codebook, Statistics
+    from torchvq.codebook import Codebook
     from torchvq.lookup_free_quantization import LFQ
     from torchvq.sim_vq import SimVQ
     from torchvq.vector_quantize import VectorQuantize
@@ -107,99 +107,6 @@ def everybody() -> Ranks:
 def _rank_in(group: str) -> int:
     """The rank of this process in a group, as in C++, where there is no other."""
     return rank_in(group)
-
-
-class Tokens(NamedTuple):
-    """The tokens of one level and the codebook that they teach."""
-
-    codebook: "Codebook"
-    x: Tensor  # (H, T, D), in the space of the raw codes
-    indices: Tensor  # (H, T)
-    mask: Tensor | None
-
-
-def collect(levels: Sequence[Tokens], ranks: Ranks) -> list["Statistics"]:
-    """Statistics of the tokens of all ranks, one all-reduce for all levels."""
-    if ranks.alone:
-        return [
-            _ops.code_statistics(
-                level.x, level.indices, level.codebook.exponents(), mask=level.mask
-            )
-            for level in levels
-        ]
-    first = levels[0].codebook
-    counts, sums, exponents = _ops.synced_code_statistics(
-        [level.x for level in levels],
-        [level.indices for level in levels],
-        [level.codebook.exponents() for level in levels],
-        mask=_masks(levels),
-        state=[tensor for level in levels for tensor in level.codebook.compared_state()],
-        rng=first.rng,
-        signature="; ".join(level.codebook.signature for level in levels),
-        reduction=ranks.reduction,
-        **ranks.named(),
-    )
-    return list(zip(counts, sums, exponents, strict=True))
-
-
-def replace_dead_codes(levels: Sequence[Tokens], counts: Sequence[Tensor], ranks: Ranks) -> None:
-    """Puts tokens of this step, of all ranks, in the place of codes that fell out of use."""
-    first = levels[0].codebook
-    if not first.has_dead_code_replacement:
-        return
-    wide = [level.codebook.wide_embed() for level in levels]
-    options = {
-        "threshold": first.threshold_ema_dead_code,
-        "threshold_fraction": first.dead_code_threshold_fraction,
-        "reset_cluster_size": first.reset_cluster_size,
-        "cooldown_steps": first.cooldown_steps,
-        "metric": first.metric,
-    }
-    if ranks.alone:
-        for embed, level, used in zip(wide, levels, counts, strict=True):
-            state = level.codebook
-            replaced = _ops.replace_dead_codes_(
-                embed,
-                state.embed_avg,
-                state.cluster_size,
-                state.cooldown,
-                level.x,
-                used,
-                state.rng,
-                mask=level.mask,
-                **options,
-            )
-            state.replaced.add_(replaced)
-    else:
-        states = [level.codebook for level in levels]
-        replaced = _ops.synced_replace_dead_codes_(
-            wide,
-            [state.embed_avg for state in states],
-            [state.cluster_size for state in states],
-            [state.cooldown for state in states],
-            [level.x for level in levels],
-            list(counts),
-            [state.rng for state in states],
-            mask=_masks(levels),
-            **options,
-            **ranks.named(),
-        )
-        for state, heads in zip(
-            states, replaced.split([state.num_codebooks for state in states]), strict=True
-        ):
-            state.replaced.add_(heads)
-    for embed, level in zip(wide, levels, strict=True):
-        level.codebook.store_embed(embed)
-
-
-def _masks(levels: Sequence[Tokens]) -> list[Tensor]:
-    """One mask per level, or none at all."""
-    if all(level.mask is None for level in levels):
-        return []
-    return [
-        torch.ones_like(level.indices, dtype=torch.bool) if level.mask is None else level.mask
-        for level in levels
-    ]
 
 
 def advance_rng(

@@ -28,8 +28,9 @@ from torchvq._in_place import (
     own_backward,
     target_of,
 )
+from torchvq._learning import learn_together
 from torchvq._losses import Choice
-from torchvq._ranks import Ranks, Tokens, advance_rng, collect, noise_rng, replace_dead_codes
+from torchvq._ranks import Ranks, advance_rng, noise_rng
 from torchvq._residual_beam import level_mask, prepare_levels, search_paths
 from torchvq._residual_engine import Passed, balanced, only_if, reach
 from torchvq._residual_engine import walk as walk_levels
@@ -292,28 +293,12 @@ def learn(rvq: "ResidualVQ", levels: list[Level], request: Request) -> list[Tens
         return []
     if rvq.shared_codebook:
         return _learn_in_turn(levels) if first.vq.vqp_compat else _learn_once(levels)
-    tokens = [_tokens(level) for level in levels]
-    # Levels that are not in use take part with nothing: what ranks exchange must not depend on the depth.
-    unused = [_no_tokens(vq, tokens[0]) for vq in rvq.levels[len(levels) :]]
-    statistics = collect(tokens + unused, request.ranks)[: len(levels)]
-    for level, found in zip(levels, statistics, strict=True):
-        level.vq._codebook.absorb(found, ema_update=level.call.ema_update)
-    counts = [found[0] for found in statistics]
-    protecting = [
-        level.vq._codebook.protecting(used) for level, used in zip(levels, counts, strict=True)
-    ]
-    replace_dead_codes(tokens, protecting, request.ranks)
-    return counts
-
-
-def _tokens(level: Level) -> Tokens:
-    chosen = level.choice.chosen
-    return level.vq._codebook.tokens(chosen.inputs, chosen.indices, chosen.mask)
-
-
-def _no_tokens(vq: VectorQuantize, like: Tokens) -> Tokens:
-    mask = None if like.mask is None else like.mask[:, :0]
-    return Tokens(vq._codebook, like.x[:, :0], like.indices[:, :0], mask)
+    return learn_together(
+        [vq._codebook for vq in rvq.levels],
+        [level.choice.chosen for level in levels],
+        first.call.ema_update,
+        request.ranks,
+    )
 
 
 def _learn_in_turn(levels: list[Level]) -> list[Tensor]:

@@ -2,16 +2,16 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchvq import _checkpointing, _ranks
+from torchvq import _checkpointing
 from torchvq._random_state import fresh_rng
-from torchvq._ranks import ALONE, Ranks, Tokens
+from torchvq._ranks import ALONE, Ranks
 from torchvq._replay import MAX_REPLAYS, Replay, fingerprint
 from torchvq._sharded import keep_in_shards
 from torchvq._transforms import is_mapped, shared_flag
@@ -19,10 +19,6 @@ from torchvq._wide_buffers import HALF, WideBuffers
 
 logger = logging.getLogger("torchvq")
 _ops = torch.ops.torchvq
-
-# One step to catch its tokens; longer starves codebooks whose threshold is above the fair share
-# (docs/design/statistics.md).
-_COOLDOWN_STEPS = 1
 
 # State that this package adds to the reference's; a checkpoint without it loads with the defaults.
 _ADDED_STATE = ("rng", "cooldown")
@@ -158,11 +154,6 @@ class Codebook(WideBuffers):
         return self.threshold_ema_dead_code > 0 or self.dead_code_threshold_fraction > 0
 
     @property
-    def cooldown_steps(self) -> int:
-        """Steps a replaced code is left alone."""
-        return 0 if self.vqp_compat else _COOLDOWN_STEPS
-
-    @property
     def initialised(self) -> bool:
         """Whether the codes are set: False only between construction with k-means and the first training step."""
         if torch.compiler.is_compiling():
@@ -195,7 +186,7 @@ class Codebook(WideBuffers):
                 )
             embed = bridged
         if self.affine_param:
-            return _ops.affine_codes(embed, *self._affine_state())
+            return _ops.affine_codes(embed, *self.affine_state())
         return embed
 
     def wide_embed(self) -> Tensor:
@@ -212,20 +203,23 @@ class Codebook(WideBuffers):
         if self.embed.dtype in HALF:
             # The operators write float state; a parameter in half precision gets it rounded.
             self.embed.detach().copy_(wide)
+        self.keep_in_shards()
+
+    def keep_in_shards(self) -> None:
+        """To be called after a write to the codes, which may be a parameter that FSDP2 shards."""
         if isinstance(self.embed, nn.Parameter):
             keep_in_shards(self)
 
-    def exponents(self) -> Tensor:
-        """The scale in which tokens are added up, from replicated state."""
-        return _ops.code_exponents(self.wide_embed())
-
-    def compared_state(self) -> list[Tensor]:
-        """What ranks compare in each step, besides generator and codes."""
-        return [self.cluster_size, self.embed_avg, self.cooldown]
-
     def replicated_state(self) -> list[Tensor]:
         """All that ranks have in common, but for statistics of the affine map, which may be a rank's own."""
-        return [self.initted, *self.compared_state(), self.embed.detach(), self.rng]
+        return [
+            self.initted,
+            self.cluster_size,
+            self.embed_avg,
+            self.cooldown,
+            self.embed.detach(),
+            self.rng,
+        ]
 
     def replicas(self, affine: bool) -> dict[str, Tensor]:
         """By name what ranks have in common, with the statistics of the affine map if they are."""
@@ -234,7 +228,8 @@ class Codebook(WideBuffers):
             names += [*_AFFINE_STATE, *_AFFINE_FLAGS]
         return {name: getattr(self, name) for name in names}
 
-    def _affine_state(self) -> list[Tensor]:
+    def affine_state(self) -> list[Tensor]:
+        """Mean and variance of the data and of the codes, for codes that are mapped to the data."""
         return [getattr(self, name) for name in _AFFINE_STATE]
 
     # Learning ------------------------------------------------------------------------------------------------
@@ -340,61 +335,77 @@ class Codebook(WideBuffers):
         """
         if self._replay is not None or not self.learns(ema_update or accumulate):
             return None
-        tokens = self.tokens(x, indices, mask)
-        (statistics,) = _ranks.collect([tokens], ranks)
-        counts = statistics[0]
-        statistics = self.with_pending(statistics)
-        if accumulate:
-            self._pending = statistics
-            return counts
-        self.absorb(statistics, ema_update=ema_update, weight=weight)
-        self.replace_dead_codes(tokens, statistics[0], ranks)
-        return counts
+        taught = dict(rng=[self.rng], x=[self.raw_inputs(x)], indices=[indices])
+        taught["mask"] = [] if mask is None else [mask]
+        counts: Tensor | None = None
+        statistics: Sequence[Tensor] = []
+        if accumulate or callable(weight) or self.has_pending:
+            found = _ops.collect_statistics(self.state(), **taught, **self.collecting(ranks))
+            counts, sums, exponents = (of_all[0] for of_all in found)
+            statistics = self._with_pending((counts, sums, exponents))
+            if accumulate:
+                self._pending = statistics
+                return counts
+        learnt = _ops.learn_codebooks_(
+            self.state(),
+            **taught,
+            statistics=statistics,
+            **self.collecting(ranks),
+            **self.learning(ema_update, weight, statistics),
+        )
+        self.keep_in_shards()
+        return learnt[0] if counts is None else counts
 
     def learns(self, ema_update: bool) -> bool:
         """Whether a training step needs statistics."""
         return ema_update or self.has_dead_code_replacement
 
-    def tokens(self, x: Tensor, indices: Tensor, mask: Tensor | None) -> Tokens:
-        """Tokens in the space of the raw codes, in which averages are kept."""
-        x = x.detach()
-        if self.affine_param:
-            x = _ops.affine_inputs(x, *self._affine_state())
-        return Tokens(self, x, indices, mask)
+    def state(self) -> list[Tensor]:
+        """What training changes, as operators take it."""
+        return [self.embed, self.cluster_size, self.embed_avg, self.cooldown, self.replaced]
 
-    def with_pending(self, statistics: Statistics) -> Statistics:
-        """Adds what earlier steps have left for this one."""
+    def collecting(self, ranks: Ranks) -> dict[str, Any]:
+        """The arguments by which operators collect statistics."""
+        arguments = dict(eps=self.eps, metric=self.metric)
+        if not ranks.alone:
+            arguments |= ranks.named()
+            arguments |= dict(reduction=ranks.reduction, signature=self.signature)
+        return arguments
+
+    def learning(
+        self, ema_update: bool, weight: EmaWeight | None = None, statistics: Sequence[Tensor] = ()
+    ) -> dict[str, Any]:
+        """The arguments by which operators learn; a weight that is a function sees the statistics."""
+        arguments: dict[str, Any] = dict(
+            decay=self.decay,
+            ema_update=ema_update,
+            manual_ema_update=self.manual_ema_update,
+            by_gradient=isinstance(self.embed, nn.Parameter),
+            vqp_compat=self.vqp_compat,
+        )
+        if self.has_dead_code_replacement:
+            arguments |= self._thresholds()
+        if weight is not None:
+            arguments["weight"] = self._weight(weight, statistics)
+        return arguments
+
+    def raw_inputs(self, x: Tensor) -> Tensor:
+        """Tokens in the space of the raw codes, in which averages are kept; no gradient."""
+        x = x.detach()
+        return _ops.affine_inputs(x, *self.affine_state()) if self.affine_param else x
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether earlier steps have left statistics for this one."""
+        return self._pending is not None
+
+    def _with_pending(self, statistics: Statistics) -> Statistics:
         if self._pending is not None:
             statistics = _ops.merge_statistics(*self._pending, *statistics)
             self._pending = None
         return statistics
 
-    def absorb(
-        self, statistics: Statistics, *, ema_update: bool, weight: EmaWeight | None = None
-    ) -> None:
-        """Moves averages and codes by what was collected."""
-        embed = self.wide_embed()
-        finish = ema_update and not self.manual_ema_update
-        by_gradient = isinstance(self.embed, nn.Parameter)
-        _ops.ema_update_(
-            self.cluster_size,
-            self.embed_avg,
-            embed,
-            *statistics,
-            decay=self.decay,
-            eps=self.eps,
-            metric=self.metric,
-            weight=self._weight(weight, statistics),
-            from_codebook=by_gradient and ema_update and not self.vqp_compat,
-            finish=finish and not self.vqp_compat,
-        )
-        self.store_embed(embed)
-        if finish and self.vqp_compat:
-            self.update_ema()
-
-    def _weight(self, weight: EmaWeight | None, statistics: Statistics) -> Tensor | None:
-        if weight is None:
-            return None
+    def _weight(self, weight: EmaWeight, statistics: Sequence[Tensor]) -> Tensor:
         if callable(weight):
             counts, sums, exponents = statistics
             dtype = self.cluster_size.dtype
@@ -403,14 +414,28 @@ class Codebook(WideBuffers):
             weight, dtype=self.cluster_size.dtype, device=self.cluster_size.device
         )
 
-    def replace_dead_codes(self, tokens: Tokens, counts: Tensor, ranks: Ranks = ALONE) -> None:
-        """Puts tokens of this step in the place of codes that fell out of use."""
-        _ranks.replace_dead_codes([tokens], [self.protecting(counts)], ranks)
+    def expire_codes(self, x: Tensor, ranks: Ranks) -> None:
+        """Puts tokens (H, T, D) in the place of codes that fell out of use, without learning from them."""
+        if not self.has_dead_code_replacement:
+            return
+        _ops.expire_codes_(
+            self.state(),
+            [self.rng],
+            [self.raw_inputs(x)],
+            eps=self.eps,
+            metric=self.metric,
+            vqp_compat=self.vqp_compat,
+            **self._thresholds(),
+            **ranks.named(),
+        )
+        self.keep_in_shards()
 
-    def protecting(self, counts: Tensor) -> Tensor:
-        """Tokens per code, for the rule that a code in use is not replaced."""
-        # In the reference a code may be replaced in the very step that used it.
-        return torch.zeros_like(counts) if self.vqp_compat else counts
+    def _thresholds(self) -> dict[str, float]:
+        return dict(
+            threshold=self.threshold_ema_dead_code,
+            threshold_fraction=self.dead_code_threshold_fraction,
+            reset_cluster_size=self.reset_cluster_size,
+        )
 
     def update_ema(self) -> None:
         """Sets the codes from the moving averages: the second half of a step with ``manual_ema_update``."""
@@ -487,9 +512,8 @@ class Codebook(WideBuffers):
             self._recording.totals = totals
 
     def recorded_totals(self) -> list[Tensor]:
-        """What the recorded step has added up with the other ranks."""
-        assert self._replay is not None
-        return self._replay.totals
+        """What the recorded step has added up with the other ranks; nothing in the first run of a step."""
+        return [] if self._replay is None else self._replay.totals
 
     @contextmanager
     def _replaying(self, x: Tensor) -> Iterator[None]:

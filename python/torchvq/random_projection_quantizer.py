@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from torchvq._constants import to_default_device
 from torchvq._layout import Layout
-from torchvq._projection import project
 from torchvq._options import check_options, expect
+from torchvq._projection import project
 from torchvq._search import stored_codes
 from torchvq._wide_buffers import HALF, WideBuffers
 from torchvq.vector_quantize import VectorQuantize

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from torchvq import _joined
 from torchvq._estimators import estimate
+from torchvq._options import check_options
 from torchvq._residual_engine import only_if, stack_levels
 from torchvq._residual_stack import LevelChoice, ResidualStack, StackResult
-from torchvq._options import check_options
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
 from torchvq.sim_vq import SimChoice, SimVQ, shake_hands
 

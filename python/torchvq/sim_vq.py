@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from torchvq._joined import without_autocast
 from torchvq._layout import Layout
+from torchvq._options import check_options
 from torchvq._projection import in_dtype_of
 from torchvq._ranks import Ranks, group_name, group_of
-from torchvq._options import check_options
 from torchvq._wide_buffers import HALF, WideBuffers
 from torchvq.outputs import QuantizeOutput
 

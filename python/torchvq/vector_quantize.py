@@ -7,16 +7,20 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchvq import _losses
 from torchvq._call import Call, check_topk
-from torchvq._diversity import shared_totals
-from torchvq._in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
+from torchvq._in_place import (
+    in_place_step,
+    keep_optimizer_in_checkpoint,
+    learns_in_place,
+    step_in_place_optimizer,
+)
 from torchvq._layout import Layout
 from torchvq._options import check_options
 from torchvq._projection import make_projections, project
-from torchvq._ranks import ALONE, advance_rng, group_name, ranks_of, shake_hands
-from torchvq._search import choose, prepare, stored_codes
-from torchvq._stats import CodebookStats, begin_step, count_step, keep_counts, read_stats
+from torchvq._ranks import ALONE, group_name, ranks_of, shake_hands
+from torchvq._search import codes_to_search, prepare, stored_codes
+from torchvq._stats import CodebookStats, keep_counts, read_stats
+from torchvq._step import step
 from torchvq.codebook import Codebook, EmaWeight
 from torchvq.outputs import (
     LossBreakdown,
@@ -333,11 +337,10 @@ class VectorQuantize(nn.Module):
             ranks=ranks_of(self),
         )
         if torch.compiler.is_compiling() or not self.training:
-            quantized, chosen, breakdown = self._forward(x, call)
+            quantized, chosen, loss, breakdown = self._forward(x, call)
         else:
             with self._codebook.step_of(x):
-                quantized, chosen, breakdown = self._forward(x, call)
-        loss = _losses.total(self, breakdown, call)
+                quantized, chosen, loss, breakdown = self._forward(x, call)
         if indices is not None:
             return (quantized, loss, breakdown) if return_loss_breakdown else (quantized, loss)
         if return_loss_breakdown:
@@ -363,11 +366,11 @@ class VectorQuantize(nn.Module):
         )
         if return_loss_breakdown:
             return QuantizeOutputWithBreakdown(
-                quantized, indices, loss, _losses.breakdown(loss, *[None] * 4)
+                quantized, indices, loss, LossBreakdown(loss, loss, loss, loss)
             )
         return QuantizeOutput(quantized, indices, loss)
 
-    def _forward(self, x: Tensor, call: Call) -> tuple[Tensor, Tensor, LossBreakdown]:
+    def _forward(self, x: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor, LossBreakdown]:
         layout = self._layout
         tokens = layout.pack(x)
         head_mask = None
@@ -379,35 +382,22 @@ class VectorQuantize(nn.Module):
         shake_hands([self._codebook], call.ranks)
         prepare(self, projected, head_mask, call.frozen, call.ranks)
 
-        if self.training:
-            begin_step([self._codebook])
-        choice = choose(self, projected, tokens, head_mask, call)
-        chosen = choice.chosen
-        commitment = _losses.commitment(self, chosen, call)
-        (totals,) = shared_totals([self], [chosen], call.ranks)
-        diversity = _losses.diversity(self, chosen, totals)
-        counts = None
-        if self.training and not call.frozen and call.topk is None:
-            counts = self._codebook.learn(
-                chosen.inputs,
-                chosen.indices,
-                head_mask,
-                ema_update=call.ema_update,
-                accumulate=call.accumulate,
-                weight=call.weight,
-                ranks=call.ranks,
-            )
-        orthogonal = _losses.orthogonal(self, chosen.indices)
-        if self.training:
-            count_step([self], [] if call.topk is not None else [chosen.indices])
-            advance_rng(self._codebook.rng, counts, head_mask, projected, call.ranks)
-
-        if commitment is not None and commitment.dim() > 0:
-            commitment = layout.restore_positions(commitment, x)
+        searched = codes_to_search(self, call, tokens, projected.dtype)
+        in_place = None
+        if learns_in_place(self, self._codebook) and not call.frozen:
+            in_place = in_place_step(self, projected, searched, head_mask, call.ranks)
+            searched = codes_to_search(self, call, tokens, projected.dtype)
+        found = step(self, projected, searched, tokens, head_mask, call, in_place)
+        loss, breakdown = found.loss, found.breakdown
+        if loss.dim() > 0:  # of candidates
+            loss = layout.restore_positions(loss, x)
+            commitment = layout.restore_positions(breakdown.commitment, x)
+            breakdown = breakdown._replace(commitment=commitment)
         return (
-            self._restore(choice.quantized, tokens, x, call.mask),
-            layout.restore_positions(chosen.indices, x),
-            _losses.breakdown(chosen.inputs, commitment, diversity, orthogonal, choice.in_place),
+            self._restore(found.quantized, tokens, x, call.mask),
+            layout.restore_positions(found.indices, x),
+            loss,
+            breakdown,
         )
 
     # Stages of forward ---------------------------------------------------------------------------------------
@@ -543,9 +533,7 @@ class VectorQuantize(nn.Module):
         """
         with torch.no_grad():
             inputs = self._metric_space(self._layout.split_heads(x))
-            counts = torch.zeros_like(self._codebook.cooldown)
-            tokens = self._codebook.tokens(inputs, counts, None)
-            self._codebook.replace_dead_codes(tokens, counts, ranks_of(self))
+            self._codebook.expire_codes(inputs, ranks_of(self))
             _ops.advance_rng_(self._codebook.rng)
 
     def update_in_place_optimizer(self) -> None:

@@ -15,9 +15,7 @@
 #include <torchvq/distributed/replicas.h>
 #include <torchvq/functional/codebook.h>
 #include <torchvq/functional/wide_codes.h>
-#include <torchvq/ops/code_exponents.h>
 #include <torchvq/ops/ema_finish_.h>
-#include <torchvq/ops/ema_update_.h>
 #include <torchvq/ops/snapshot.h>
 #include <torchvq/ops/unit_vectors.h>
 
@@ -27,10 +25,6 @@
 
 namespace torchvq {
 namespace {
-
-/// One step to catch its tokens; longer starves codebooks whose threshold is above the fair share
-/// (docs/design/statistics.md).
-constexpr int64_t kCooldownSteps = 1;
 
 torch::Tensor flag(bool value) { return at::scalar_tensor(value, at::kBool); }
 
@@ -98,8 +92,6 @@ bool CodebookImpl::learns_by_gradient() const {
   return options.validate().learnable_codebook || options.orthogonal_reg_weight() > 0;
 }
 
-int64_t CodebookImpl::cooldown_steps() const { return options.vqp_compat() ? 0 : kCooldownSteps; }
-
 std::string CodebookImpl::metric() const {
   return options.use_cosine_sim() ? "cosine" : "euclidean";
 }
@@ -127,10 +119,8 @@ torch::Tensor CodebookImpl::codes() {
 }
 
 torch::Tensor CodebookImpl::wide_embed() const {
-  if (embed.scalar_type() == embed_avg.scalar_type()) {
-    return embed.detach();
-  }
-  return functional::wide_codes(embed.detach(), cluster_size, embed_avg, options.eps(), metric());
+  return functional::wide_embed({embed, cluster_size, embed_avg, cooldown, {}, rng}, options.eps(),
+                                metric());
 }
 
 void CodebookImpl::store_embed(const torch::Tensor& wide) {
@@ -139,8 +129,6 @@ void CodebookImpl::store_embed(const torch::Tensor& wide) {
     embed.detach().copy_(wide);
   }
 }
-
-torch::Tensor CodebookImpl::exponents() const { return ops::code_exponents(wide_embed()); }
 
 std::vector<torch::Tensor> CodebookImpl::learned_parameters() const {
   auto found = parameters();
@@ -161,10 +149,6 @@ CodebookImpl::borrowed_modules() const {
 
 // What ranks have in common
 // -----------------------------------------------------------------------------------
-
-std::vector<torch::Tensor> CodebookImpl::compared_state() const {
-  return {cluster_size, embed_avg, cooldown};
-}
 
 std::vector<torch::Tensor> CodebookImpl::replicated_state() const {
   return {initted, cluster_size, embed_avg, cooldown, embed.detach(), rng};
@@ -237,12 +221,41 @@ bool CodebookImpl::learns(bool ema_update) const {
   return ema_update || has_dead_code_replacement();
 }
 
+std::vector<torch::Tensor> CodebookImpl::affine_state() const {
+  return {batch_mean, batch_variance, codebook_mean, codebook_variance};
+}
+
 torch::Tensor CodebookImpl::raw_inputs(const torch::Tensor& x) const {
   const auto inputs = x.detach();
   return options.affine_param() ? functional::affine_inputs(inputs, batch_mean, batch_variance,
                                                             codebook_mean, codebook_variance)
                                 : inputs;
 }
+
+functional::CodebookState CodebookImpl::state() {
+  if (!replaced.defined()) begin_step();
+  replaced = replaced.to(embed.device());
+  return {embed, cluster_size, embed_avg, cooldown, replaced, rng};
+}
+
+functional::LearnCodebooksOptions CodebookImpl::learning(bool ema_update,
+                                                         const distributed::Ranks& ranks) const {
+  return functional::LearnCodebooksOptions()
+      .decay(options.decay())
+      .eps(options.eps())
+      .metric(metric())
+      .ema_update(ema_update)
+      .manual_ema_update(options.manual_ema_update())
+      .by_gradient(learns_by_gradient())
+      .threshold(options.threshold_ema_dead_code())
+      .threshold_fraction(options.dead_code_threshold_fraction())
+      .reset_cluster_size(options.threshold_ema_dead_code())
+      .vqp_compat(options.vqp_compat())
+      .ranks(ranks)
+      .signature(ranks.alone() ? "" : signature());
+}
+
+void CodebookImpl::begin_step() { replaced = at::zeros_like(cooldown.select(1, 0)); }
 
 std::optional<torch::Tensor> CodebookImpl::learn(const torch::Tensor& x,
                                                  const torch::Tensor& indices,
@@ -253,51 +266,29 @@ std::optional<torch::Tensor> CodebookImpl::learn(const torch::Tensor& x,
   if (!learns(ema_update || accumulate)) {
     return std::nullopt;
   }
-  const detail::Tokens tokens{this, raw_inputs(x), indices, mask};
-  auto statistics = detail::collect({tokens}, ranks)[0];
-  const auto counts = std::get<0>(statistics);
+  const auto how = learning(ema_update, ranks);
+  const std::vector<functional::TaughtTokens> tokens{{raw_inputs(x), indices, mask}};
+  if (!accumulate && !pending_) {
+    return functional::learn_codebooks_({state()}, tokens, how, weight)[0];
+  }
+  const auto [counts, sums, exponents] = functional::collect_statistics({state()}, tokens, how)[0];
+  auto statistics = Statistics(counts, sums, exponents);
   if (pending_) {
     statistics = std::apply(functional::merge_statistics, std::tuple_cat(*pending_, statistics));
     pending_.reset();
   }
   if (accumulate) {
     pending_ = statistics;
-    return counts;
+  } else {
+    const auto& [all_counts, all_sums, common] = statistics;
+    functional::absorb_statistics_({state()}, tokens, {{all_counts, all_sums, common}}, how,
+                                   weight);
   }
-  absorb(statistics, ema_update, weight);
-  detail::replace_dead_codes({tokens}, {protecting(std::get<0>(statistics))}, ranks);
   return counts;
 }
 
-void CodebookImpl::absorb(const Statistics& statistics, bool ema_update,
-                          const std::optional<torch::Tensor>& weight) {
-  const auto& [counts, sums, exponents] = statistics;
-  const auto wide = wide_embed();
-  const bool finish = ema_update && !options.manual_ema_update();
-  const bool compat = options.vqp_compat();
-  ops::ema_update_(
-      cluster_size, embed_avg, wide, counts, sums, exponents,
-      {.decay = options.decay(),
-       .eps = options.eps(),
-       .metric = metric(),
-       .weight = weight ? std::optional(weight->to(cluster_size.options())) : std::nullopt,
-       .from_codebook = learns_by_gradient() && ema_update && !compat,
-       .finish = finish && !compat});
-  store_embed(wide);
-  if (finish && compat) {
-    update_ema();
-  }
-}
-
-torch::Tensor CodebookImpl::protecting(const torch::Tensor& counts) const {
-  // In the reference a code may be replaced in the very step that used it.
-  return options.vqp_compat() ? at::zeros_like(counts) : counts;
-}
-
-void CodebookImpl::replace_dead_codes(const torch::Tensor& x, const torch::Tensor& counts,
-                                      const std::optional<torch::Tensor>& mask,
-                                      const distributed::Ranks& ranks) {
-  detail::replace_dead_codes({{this, raw_inputs(x), counts, mask}}, {protecting(counts)}, ranks);
+void CodebookImpl::expire_codes(const torch::Tensor& x, const distributed::Ranks& ranks) {
+  functional::expire_codes_({state()}, {raw_inputs(x)}, learning(/*ema_update=*/false, ranks));
 }
 
 void CodebookImpl::update_ema() {

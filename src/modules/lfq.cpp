@@ -16,6 +16,7 @@
 #include <torchvq/functional/lookup_free.h>
 #include <torchvq/functional/quantize_scalars.h>
 #include <torchvq/functional/rotate_features.h>
+#include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/commitment_loss.h>
 #include <torchvq/ops/sample_token_mask.h>
 #include <torchvq/ops/sign_entropy.h>
@@ -259,7 +260,7 @@ torch::Tensor LFQImpl::draw_for(const std::string& group) const {
   if (!is_training() || !rng.defined()) return {};
   detail::Ranks ranks;
   ranks.group_name = group;
-  return detail::noise_rng(rng.clone(), ranks);
+  return functional::noise_rng(rng.clone(), ranks);
 }
 
 std::string LFQImpl::group() const {

@@ -1,6 +1,7 @@
 #include <torchvq/modules/noisy_module.h>
 
 #include <torchvq/functional/codebook.h>
+#include <torchvq/functional/vector_quantize.h>
 
 #include "modules/random_state.h"
 #include "modules/ranks.h"
@@ -20,7 +21,7 @@ torch::Tensor NoisyModule::take_rng(const torch::Tensor& x,
   }
   detail::Ranks ranks;
   ranks.group_name = group_name;
-  return detail::noise_rng(taken, ranks);
+  return functional::noise_rng(taken, ranks);
 }
 
 }  // namespace torchvq

@@ -1,5 +1,7 @@
 #include "modules/random_state.h"
 
+#include <torchvq/functional/vector_quantize.h>
+
 #include <ATen/ops/randint.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
@@ -16,7 +18,7 @@ at::Tensor fresh_rng() {
 at::Tensor rng_of_rank(const at::Tensor& rng) {
   Ranks ranks;
   ranks.group_name = distributed::default_group();
-  return noise_rng(rng.clone(), ranks);
+  return functional::noise_rng(rng.clone(), ranks);
 }
 
 }  // namespace torchvq::detail

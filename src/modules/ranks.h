@@ -24,25 +24,6 @@ Ranks ranks_of(const VectorQuantizeImpl& vq, const std::string& owner);
 /// alike.
 void shake_hands(const std::vector<Codebook>& codebooks, const Ranks& ranks);
 
-/// What draws per token use: ranks hold different tokens, so they draw different numbers.
-at::Tensor noise_rng(const at::Tensor& rng, const Ranks& ranks);
-
-/// The tokens of one level and the codebook that they teach.
-struct Tokens {
-  CodebookImpl* codebook;
-  at::Tensor x;        ///< (H, T, D), in the space of the raw codes
-  at::Tensor indices;  ///< (H, T)
-  std::optional<at::Tensor> mask;
-};
-
-/// Statistics of the tokens of all ranks, one all-reduce for all levels.
-std::vector<CodebookImpl::Statistics> collect(const std::vector<Tokens>& levels,
-                                              const Ranks& ranks);
-
-/// Puts tokens of this step, of all ranks, in the place of codes that fell out of use.
-void replace_dead_codes(const std::vector<Tokens>& levels, const std::vector<at::Tensor>& counts,
-                        const Ranks& ranks);
-
 /// Counts a step, so that the next draws are new ones; a step without tokens on any rank does not
 /// count.
 ///

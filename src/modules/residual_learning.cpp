@@ -70,18 +70,6 @@ at::Tensor level_loss(const Level& level, LossBreakdown terms) {
   return total(*level.vq, breakdown(chosen.inputs, std::move(terms)), level.call);
 }
 
-Tokens tokens_of(const Level& level) {
-  const auto& chosen = level.choice.chosen;
-  auto& codebook = *level.vq->codebook_state;
-  return {&codebook, codebook.raw_inputs(chosen.inputs), chosen.indices, chosen.mask};
-}
-
-Tokens no_tokens(CodebookImpl& codebook, const Tokens& like) {
-  const auto none = [](const at::Tensor& tensor) { return tensor.slice(1, 0, 0); };
-  return {&codebook, none(like.x), none(like.indices),
-          like.mask ? std::optional(none(*like.mask)) : std::nullopt};
-}
-
 /// As in the reference, a shared codebook moves once for each level.
 std::vector<at::Tensor> learn_in_turn(const std::vector<Level>& levels) {
   std::vector<at::Tensor> counts;
@@ -119,26 +107,24 @@ std::vector<at::Tensor> learn_once(const std::vector<Level>& levels) {
 /// Each level its own codebook, one exchange for all.
 std::vector<at::Tensor> learn_together(ResidualVQImpl& rvq, const std::vector<Level>& levels,
                                        const Request& request) {
-  std::vector<Tokens> tokens;
+  std::vector<functional::CodebookState> states;
+  std::string signature;
+  // Codebooks of levels that are not in use take part with nothing: what ranks exchange must not
+  // depend on the depth.
+  for (const auto& level : rvq.levels) {
+    auto& codebook = *level->codebook_state.ptr();
+    states.push_back(codebook.state());
+    signature += (signature.empty() ? "" : "; ") + codebook.signature();
+  }
+  std::vector<functional::TaughtTokens> tokens;
   for (const auto& level : levels) {
-    tokens.push_back(tokens_of(level));
+    const auto& chosen = level.choice.chosen;
+    tokens.push_back(
+        {level.vq->codebook_state->raw_inputs(chosen.inputs), chosen.indices, chosen.mask});
   }
-  auto all = tokens;
-  // Levels that are not in use take part with nothing: what ranks exchange must not depend on the
-  // depth.
-  for (size_t index = levels.size(); index < rvq.levels.size(); ++index) {
-    all.push_back(no_tokens(*rvq.levels[index]->codebook_state, tokens[0]));
-  }
-  const auto statistics = collect(all, request.ranks);
-  std::vector<at::Tensor> counts, protecting;
-  for (size_t index = 0; index < levels.size(); ++index) {
-    auto& codebook = *levels[index].vq->codebook_state;
-    codebook.absorb(statistics[index], levels[index].call.ema_update);
-    counts.push_back(std::get<0>(statistics[index]));
-    protecting.push_back(codebook.protecting(counts.back()));
-  }
-  replace_dead_codes(tokens, protecting, request.ranks);
-  return counts;
+  const auto& first = levels[0];
+  auto options = first.vq->codebook_state->learning(first.call.ema_update, request.ranks);
+  return functional::learn_codebooks_(states, tokens, options.signature(signature));
 }
 
 /// Moves the averages and codes of all levels, and replaces dead codes, by what the search has

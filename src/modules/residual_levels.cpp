@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <torchvq/functional/estimate.h>
+#include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/straight_through.h>
 
 #include "modules/ranks.h"
@@ -53,7 +54,7 @@ at::Tensor estimate_stack(const ResidualVQImpl& rvq, const at::Tensor& inputs,
                           const at::Tensor& total, const Ranks& ranks) {
   const auto& first = *rvq.levels[0];
   const bool diveq = rvq.options.diveq() && rvq.is_training();
-  return F::estimate(inputs, total, noise_rng(first.codebook_state->rng, ranks),
+  return F::estimate(inputs, total, functional::noise_rng(first.codebook_state->rng, ranks),
                      F::EstimateOptions()
                          .estimator(diveq ? "directional_reparam" : estimator_of(first))
                          .variance(first.options.directional_reparam_variance())
@@ -104,7 +105,7 @@ Level choose_level(ResidualVQImpl& rvq, int64_t index, const at::Tensor& residua
   const auto estimator = own ? estimator_of(vq) : "none";
   const auto rng = level_rng(rvq, index);
   auto choice = implicit ? choose_implicit(vq, *implicit, residual, tokens, mask, call, estimator,
-                                           noise_rng(rng, request.ranks))
+                                           functional::noise_rng(rng, request.ranks))
                          : choose(vq, residual, tokens, mask, call,
                                   {.estimator = estimator, .rng = rng, .picked = picked});
   return {&vq, call, std::move(choice), std::move(implicit)};

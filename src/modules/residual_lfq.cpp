@@ -12,6 +12,7 @@
 #include <torchvq/distributed/replicas.h>
 #include <torchvq/functional/codebook.h>
 #include <torchvq/functional/rotate_features.h>
+#include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/sign_quantize.h>
 #include <torchvq/ops/straight_through.h>
 
@@ -170,7 +171,7 @@ ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
   if (drawing) {
     detail::Ranks ranks;
     ranks.group_name = group;
-    draw = detail::noise_rng(rng.clone(), ranks);
+    draw = functional::noise_rng(rng.clone(), ranks);
   }
   Pending pending{.stack = this, .output = {}, .signs = {}};
   const auto found = detail::run_stack(family(draw, pending.signs), x, call.mask(), *depth,

@@ -1,6 +1,7 @@
 #include "modules/search.h"
 
 #include <torchvq/functional/quantize.h>
+#include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/snapshot.h>
 
 #include "modules/in_place.h"
@@ -65,7 +66,7 @@ Choice choose(VectorQuantizeImpl& vq, const at::Tensor& projected, const at::Ten
     codebook = codes_to_search(vq, call, tokens, projected.scalar_type());
   }
   const bool sampling = vq.is_training() && vq.options.stochastic_sample_codes();
-  const auto rng = noise_rng(options.rng.value_or(vq.codebook_state->rng), call.ranks);
+  const auto rng = functional::noise_rng(options.rng.value_or(vq.codebook_state->rng), call.ranks);
   auto [quantized, indices, codes, inputs] =
       F::quantize(projected, codebook, rng, mask,
                   F::QuantizeOptions()

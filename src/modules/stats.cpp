@@ -30,7 +30,7 @@ CodebookStats stats_of(const double* row) {
 
 void begin_step(const std::vector<Codebook>& codebooks) {
   for (const auto& codebook : codebooks) {
-    codebook.ptr()->replaced.reset();
+    codebook.ptr()->begin_step();
   }
 }
 

@@ -12,13 +12,14 @@
 #include <torchvq/ops/unit_vectors.h>
 
 #include "modules/copy_tensors.h"
-#include "modules/diversity.h"
+#include "modules/in_place.h"
 #include "modules/layout.h"
 #include "modules/losses.h"
 #include "modules/projection.h"
 #include "modules/ranks.h"
 #include "modules/search.h"
 #include "modules/stats.h"
+#include "modules/step.h"
 
 namespace torchvq {
 
@@ -145,33 +146,23 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
   detail::shake_hands({codebook_state}, call.ranks);
   detail::prepare(*this, projected, real, call.frozen, call.ranks);
 
-  if (is_training()) {
-    detail::begin_step({codebook_state});
-  }
-  const auto choice = detail::choose(*this, projected, tokens, real, call);
-  const auto& chosen = choice.chosen;
+  auto searched = detail::codes_to_search(*this, call, tokens, projected.scalar_type());
   LossBreakdown terms;
-  terms.commitment = detail::commitment(*this, chosen, call);
-  const auto totals = detail::shared_totals({this}, {chosen}, call.ranks);
-  terms.codebook_diversity = detail::diversity(*this, chosen, totals[0]);
-  OptionalTensor counts;
-  if (is_training() && !call.frozen && !call.topk) {
-    counts = codebook_state->learn(chosen.inputs, chosen.indices, real, call.ema_update,
-                                   call.accumulate, call.weight, call.ranks);
+  if (is_training() && has_in_place_optimizer() && !call.frozen) {
+    terms.inplace_optimize = detail::in_place_step(*this, projected, searched, real, call.ranks);
+    searched = detail::codes_to_search(*this, call, tokens, projected.scalar_type());
   }
-  terms.orthogonal_reg = detail::orthogonal(*this, chosen.indices);
-  terms.inplace_optimize = choice.in_place;
-  if (is_training()) {
-    detail::keep_counts({this},
-                        call.topk ? std::vector<at::Tensor>() : std::vector{chosen.indices});
-    detail::advance_rng(codebook_state->rng, counts, real, projected, call.ranks);
+  auto step = detail::step(*this, projected, searched, tokens, real, call);
+  if (step.loss.dim() > 0) {  // of candidates
+    step.loss = layout.restore_positions(step.loss, x);
+    step.commitment = layout.restore_positions(step.commitment, x);
   }
-  terms = detail::breakdown(chosen.inputs, terms);
-  if (terms.commitment.dim() > 0) {
-    terms.commitment = layout.restore_positions(terms.commitment, x);
-  }
-  return {restore(choice.quantized, tokens, x, call.mask),
-          layout.restore_positions(chosen.indices, x), detail::total(*this, terms, call), terms};
+  terms.commitment = step.commitment;
+  terms.codebook_diversity = step.diversity;
+  terms.orthogonal_reg = step.orthogonal;
+  return {restore(step.found.quantized, tokens, x, call.mask),
+          layout.restore_positions(step.found.indices, x), step.loss,
+          detail::breakdown(step.found.inputs, terms)};
 }
 
 // Stages of forward
@@ -290,8 +281,7 @@ void VectorQuantizeImpl::expire_codes_(const torch::Tensor& x) {
   if (options.use_cosine_sim()) {
     inputs = ops::unit_vectors(inputs);
   }
-  codebook_state->replace_dead_codes(inputs, torch::zeros_like(codebook_state->cooldown),
-                                     std::nullopt, detail::ranks_of(*this, kVectorQuantize));
+  codebook_state->expire_codes(inputs, detail::ranks_of(*this, kVectorQuantize));
   F::advance_rng_(codebook_state->rng);
 }
 

@@ -72,6 +72,12 @@ def statistics(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(ops.code_statistics(x, INDICES, ops.code_exponents(CODEBOOK)))
 
 
+def state() -> list[Tensor]:
+    """Of a codebook, as the operators that learn take it."""
+    sizes = torch.full((2, 7), 0.3)
+    return [CODEBOOK.clone(), sizes, CODEBOOK * 0.3, integers(1, 2, 7), integers(1, 2)]
+
+
 def affine() -> tuple[Tensor, ...]:
     return normal(2, 1, 4), normal(2, 1, 4).abs(), normal(2, 1, 4), normal(2, 1, 4).abs()
 
@@ -123,6 +129,31 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     ),
     "merge_statistics": ((*statistics(0), *statistics(1)), {}),
     "wide_codes": ((CODEBOOK, torch.ones(2, 7), CODEBOOK.clone()), {}),
+    "collect_statistics": (([*state()], [rng()], [X], [INDICES]), dict(mask=[MASK])),
+    "learn_codebooks_": (
+        ([*state(), *state()], [rng(), rng()], [X], [INDICES]),
+        dict(mask=[MASK], statistics=[], threshold=0.5, reset_cluster_size=0.5),
+    ),
+    "learn_codebooks_ statistics": (
+        (state(), [rng()], [X], [INDICES]),
+        dict(mask=[], statistics=[*statistics(0)], weight=normal(2, 7).abs()),
+    ),
+    "expire_codes_": ((state(), [rng()], [X]), dict(threshold=0.5, reset_cluster_size=0.5)),
+    "finish_step_": (
+        ([integers(1, 2, 7)], [INDICES], [rng()]),
+        dict(counts=[], masks=[MASK]),
+    ),
+    "vector_quantize_": (
+        (X, CODEBOOK.clone(), state(), rng(), integers(1, 2, 7)),
+        dict(mask=MASK, affine=[], totals=[], training=True, learns=True, finishes=True),
+    ),
+    "vector_quantize_ losses": (
+        (X, CODEBOOK.clone(), state(), rng(), integers(1, 2, 7)),
+        dict(
+            **dict(affine=[*affine()], totals=[], training=True, estimator="rotation_trick"),
+            **dict(diversity_weight=0.1, orthogonal_weight=0.1, pulls_codes=True, learns=True),
+        ),
+    ),
     "average_gradients": (([CODEBOOK], X), dict(mask=MASK)),
     # Losses.
     "weighted_loss": (([normal(), normal()], [0.5, 2.0], True), {}),

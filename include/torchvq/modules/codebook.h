@@ -11,6 +11,7 @@
 
 #include <torchvq/distributed/ranks.h>
 #include <torchvq/export.h>
+#include <torchvq/functional/learn_codebooks.h>
 #include <torchvq/modules/kept_buffers.h>
 #include <torchvq/options/vector_quantize.h>
 
@@ -68,11 +69,9 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
                                      const std::optional<torch::Tensor>& weight = std::nullopt,
                                      const distributed::Ranks& ranks = {});
 
-  /// Puts tokens of this step in the place of codes that fell out of use.
-  void replace_dead_codes(const torch::Tensor& x, const torch::Tensor& counts,
-                          const std::optional<torch::Tensor>& mask,
-                          const distributed::Ranks& ranks = {});
-
+  /// Puts tokens x (H, T, D) in the place of codes that fell out of use, without learning from
+  /// them.
+  void expire_codes(const torch::Tensor& x, const distributed::Ranks& ranks = {});
   /// Sets the codes from the moving averages: the second half of a step with manual_ema_update.
   void update_ema();
 
@@ -89,20 +88,25 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   /// Whether state may be missing in a checkpoint: what this library adds to the reference's.
   static bool is_optional_state(const std::string& name);
 
-  // Phases of learn(), for stacks whose levels learn together
-  // ---------------------------------------------------------
+  // Learning as functional/learn_codebooks.h takes it, for stacks whose levels learn together
+  // -----------------------------------------------------------------------------------------
 
+  /// What training changes.
+  functional::CodebookState state();
+  /// Its options; the signature is this codebook's alone.
+  functional::LearnCodebooksOptions learning(bool ema_update,
+                                             const distributed::Ranks& ranks) const;
   /// Whether a training step needs statistics.
   bool learns(bool ema_update) const;
+  /// Whether earlier steps have left statistics for this one.
+  bool has_pending() const { return pending_.has_value(); }
+  /// Forgets what the step before has replaced, in a new tensor, so that a copy of the module keeps
+  /// its own.
+  void begin_step();
+  /// Mean and variance of the data and of the codes, with affine_param.
+  std::vector<torch::Tensor> affine_state() const;
   /// Tokens in the space of the raw codes, in which averages are kept; no gradient.
   torch::Tensor raw_inputs(const torch::Tensor& x) const;
-  /// Moves averages and codes by what was collected.
-  void absorb(const Statistics& statistics, bool ema_update,
-              const std::optional<torch::Tensor>& weight = std::nullopt);
-  /// Tokens per code, for the rule that a code in use is not replaced.
-  torch::Tensor protecting(const torch::Tensor& counts) const;
-  /// The scale in which tokens are added up, from replicated state.
-  torch::Tensor exponents() const;
   /// The codes in the dtype of the averages, to be written; store_embed() completes the write.
   torch::Tensor wide_embed() const;
   void store_embed(const torch::Tensor& wide);
@@ -110,8 +114,6 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   // What ranks have in common
   // -------------------------
 
-  /// What ranks compare in each step, besides generator and codes.
-  std::vector<torch::Tensor> compared_state() const;
   /// All that ranks have in common, but for statistics of the affine map, which may be a rank's
   /// own.
   std::vector<torch::Tensor> replicated_state() const;
@@ -125,8 +127,6 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   bool learns_by_gradient() const;
   std::string metric() const;
   int64_t num_codebooks() const;
-  /// Steps a replaced code is left alone: the time constant of the moving average.
-  int64_t cooldown_steps() const;
   /// The parameters, those of a bridge that another codebook registers included.
   std::vector<torch::Tensor> learned_parameters() const;
   /// Modules that belong to this one but are registered by another, by the name they have here.

@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/cpu/code_rows.h"
 #include "kernels/root.h"
 
 namespace torchvq::kernels {
@@ -45,6 +46,20 @@ void draw_code(const T* target, double step, bool unit, int64_t dim, T* code) {
   for (int64_t d = 0; d < dim; ++d) code[d] = static_cast<T>(static_cast<double>(code[d]) / norm);
 }
 
+inline void draw_code(const float* target, double step, bool unit, int64_t dim,
+                      const CodeRowsKernel& rows, float* code) {
+  if (unit) {
+    draw_code(target, step, unit, dim, code);
+  } else {
+    rows.draw(target, step, dim, code);
+  }
+}
+
+inline void draw_code(const double* target, double step, bool unit, int64_t dim,
+                      const CodeRowsKernel& /*rows*/, double* code) {
+  draw_code(target, step, unit, dim, code);
+}
+
 /// Draws the unused codes of one head to its heaviest codes, one to each; when there are more
 /// unused codes than codes in use, the heaviest get another one. `step(k)` is the share of the way.
 template <typename T, typename Step>
@@ -54,11 +69,12 @@ void draw_unused_codes(const T* sizes, const std::vector<bool>& unused, const St
   if (count == 0) return;
   const auto heaviest = heaviest_codes(sizes, unused, count);
   if (heaviest.empty()) return;
+  const auto rows = code_rows_kernel(cpu_level());
   size_t rank = 0;
   for (int64_t k = 0; k < static_cast<int64_t>(unused.size()); ++k) {
     if (!unused[k]) continue;
     const int64_t target = heaviest[rank++ % heaviest.size()];
-    draw_code(codes + target * dim, step(k), unit, dim, codes + k * dim);
+    draw_code(codes + target * dim, step(k), unit, dim, rows, codes + k * dim);
   }
 }
 

@@ -11,6 +11,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "detail/untouched_zeros.h"
 #include "kernels/cpu/fixed_point_sum.h"
 #include "kernels/cpu/row_magnitude.h"
 #include "kernels/exponents.h"
@@ -19,6 +20,10 @@ namespace torchvq {
 namespace {
 
 constexpr int64_t kSummedPerTask = 1 << 16;
+// A page that is touched for the first time costs as much as zeros in so many.
+constexpr int64_t kPagesOfZeros = 4;
+constexpr int64_t kPageBytes = 4096;
+constexpr int64_t kManyBytes = 1 << 20;
 
 /// Tokens and codes of all heads in one numbering: row = h * N + n, slot = h * K + k.
 struct Tokens {
@@ -96,6 +101,13 @@ Order sort_by_slot(const Tokens& tokens, at::Tensor& counts) {
   return order;
 }
 
+/// Whether most sums are left zero: few tokens, and nobody reads the sums of codes without.
+bool touches_little(const Order& order, int64_t slots, int64_t dim) {
+  const int64_t row = dim * static_cast<int64_t>(sizeof(int64_t)), bytes = slots * row;
+  const int64_t touched = static_cast<int64_t>(order.rows.size()) * (row / kPageBytes + 2);
+  return bytes >= kManyBytes && touched * kPagesOfZeros < bytes / kPageBytes;
+}
+
 void add_atomically(const std::vector<int64_t>& from, int64_t* to) {
   for (size_t d = 0; d < from.size(); ++d) {
     if (from[d] != 0) std::atomic_ref<int64_t>(to[d]).fetch_add(from[d], std::memory_order_relaxed);
@@ -163,8 +175,9 @@ detail::CodeStatistics code_statistics(const at::Tensor& x_, const at::Tensor& i
     fill_exponents(data, dim, tokens);
     raise_exponents(tokens, exponents, used);
     const auto order = sort_by_slot(tokens, counts);
-    auto sums =
-        at::zeros({detail::sum_words(x.scalar_type()), heads, size, dim}, indices.options());
+    const std::vector<int64_t> shape{detail::sum_words(x.scalar_type()), heads, size, dim};
+    auto sums = touches_little(order, counts.numel(), dim) ? detail::untouched_zeros(shape)
+                                                           : at::zeros(shape, indices.options());
     add_tokens(data, dim, order, used, sums);
     return {counts, sums, used};
   };

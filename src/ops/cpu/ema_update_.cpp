@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <type_traits>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -9,6 +10,7 @@
 #include <torch/library.h>
 
 #include "detail/codebook_state.h"
+#include "kernels/cpu/code_rows.h"
 #include "kernels/cpu/codebook_average.h"
 #include "kernels/cpu/unused_codes.h"
 #include "kernels/fixed_point.h"
@@ -36,6 +38,11 @@ double decoded(const Update& update, int64_t slot, int64_t at) {
   if (update.rests == nullptr)
     return kernels::decode_sum<double>(update.sums[at], update.exponents[slot]);
   return kernels::decode_sum_pair(update.sums[at], update.rests[at], update.exponents[slot]);
+}
+
+/// A row without tokens whose code follows its average, and is no unit vector.
+bool only_decays(const Update& update, int64_t slot) {
+  return update.counts[slot] == 0 && !update.from_codebook && !update.unit;
 }
 
 /// Averages and code of one row. `before` and `after` are the smoothed sizes around the update.
@@ -76,13 +83,23 @@ void update_head(const Update& update, int64_t head, T* cluster_size, T* embed_a
         update.counts[slot] == 0 && static_cast<double>(cluster_size[slot]) < update.unused_below;
   }
   const double total = kernels::order_free_total(cluster_size + first, update.size);
+  const auto rows = kernels::code_rows_kernel(kernels::cpu_level());
   at::parallel_for(
       first, last, std::max<int64_t>(1, 16384 / update.dim), [&](int64_t begin, int64_t end) {
         for (int64_t slot = begin; slot < end; ++slot) {
           const double after =
               kernels::smoothed_size(cluster_size[slot], update.eps, total, total + mass);
-          update_row(update, slot, before[slot - first], after, unused[slot - first], embed_avg,
-                     embed);
+          const bool idle = unused[slot - first];
+          if constexpr (std::is_same_v<T, float>) {
+            if (only_decays(update, slot)) {
+              float* code =
+                  update.finish && !idle && after > 0 ? embed + slot * update.dim : nullptr;
+              rows.decay(update.weights[slot], after, update.dim, embed_avg + slot * update.dim,
+                         code);
+              continue;
+            }
+          }
+          update_row(update, slot, before[slot - first], after, idle, embed_avg, embed);
         }
       });
   if (!update.finish || !(total > 0)) return;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -14,6 +15,7 @@
 
 #include "expect_throw.h"
 #include "kernels/cpu/codebook_average.h"
+#include "kernels/cpu/cpu_level.h"
 
 namespace torchvq::ema_update__test {
 namespace {
@@ -49,6 +51,52 @@ TEST(EmaUpdateTest, CosineCodesAreUnitVectors) {
   ops::ema_update_(state.cluster_size, state.embed_avg, state.embed, counts, sums, exponents,
                    {.metric = "cosine"});
   EXPECT_TRUE(at::allclose(state.embed.norm(2, -1), at::ones({1, 3})));
+}
+
+/// Floats of all magnitudes, with zeros of both signs, the largest and the smallest.
+at::Tensor hostile_floats(at::IntArrayRef sizes) {
+  auto x = at::randint(std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max(),
+                       sizes, at::kInt)
+               .view(at::kFloat)
+               .nan_to_num(1.0, 3.0, -3.0);
+  const auto special = at::tensor({0.0F, -0.0F, 3.4028235e38F, -3.4028235e38F, 1e-45F});
+  x.flatten().slice(0, 0, 5).copy_(special);
+  return x;
+}
+
+/// A codebook of which one code gets a token; of the others some are in use, some are not.
+State hostile_state(double magnitude) {
+  constexpr int64_t kCodes = 300, kDim = 67;
+  State state;
+  state.cluster_size = at::rand({1, kCodes}).mul(magnitude);
+  state.cluster_size.slice(1, 200).zero_();
+  state.embed_avg = hostile_floats({1, kCodes, kDim});
+  state.embed = hostile_floats({1, kCodes, kDim});
+  return state;
+}
+
+TEST(EmaUpdateTest, CodesWithoutTokensHaveTheSameBitsOnEveryInstructionSet) {
+  using kernels::CpuLevel;
+  at::manual_seed(0);
+  // Bits, so that a zero has its sign.
+  const auto bits = [](const at::Tensor& x) { return x.view(at::kInt); };
+  for (const double magnitude : {1e-30, 1e-3, 1.0, 1e3, 1e30}) {
+    const auto start = hostile_state(magnitude);
+    const auto [counts, sums, exponents] = ops::code_statistics(
+        at::ones({1, 1, 67}), at::zeros({1, 1}, at::kLong), at::zeros({1, 300}, at::kInt));
+    std::vector<State> found;
+    for (const auto level : {CpuLevel::kDefault, CpuLevel::kAvx2, CpuLevel::kAvx512}) {
+      kernels::limit_cpu_level(level);
+      found.push_back({start.cluster_size.clone(), start.embed_avg.clone(), start.embed.clone()});
+      auto& own = found.back();
+      ops::ema_update_(own.cluster_size, own.embed_avg, own.embed, counts, sums, exponents);
+    }
+    kernels::limit_cpu_level(kernels::best_cpu_level());
+    for (const auto& own : found) {
+      EXPECT_TRUE(at::equal(bits(own.embed_avg), bits(found[0].embed_avg))) << magnitude;
+      EXPECT_TRUE(at::equal(bits(own.embed), bits(found[0].embed))) << magnitude;
+    }
+  }
 }
 
 TEST(EmaUpdateTest, TwoHalvesEqualTheWhole) {

@@ -1,0 +1,114 @@
+// What a training step changes in codebooks: statistics of its tokens, moving averages, codes, dead
+// codes. One call serves a codebook or all levels of a stack.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+
+#include <torchvq/distributed/ranks.h>
+#include <torchvq/export.h>
+
+namespace torchvq::functional {
+
+/// The state of a codebook that training changes.
+struct CodebookState {
+  at::Tensor embed;         ///< (H, K, D), floating point: the codes
+  at::Tensor cluster_size;  ///< (H, K), float32 or float64
+  at::Tensor embed_avg;     ///< (H, K, D), dtype of cluster_size
+  at::Tensor cooldown;      ///< (H, K), int64
+  at::Tensor replaced;      ///< (H,), int64: codes replaced since it was set to zero
+  at::Tensor rng;           ///< (2,), int64: seed and step; read, not changed
+};
+
+/// The tokens that teach one codebook, in the space in which its averages are kept.
+struct TaughtTokens {
+  at::Tensor x;                    ///< (H, T, D), floating point, without gradient
+  at::Tensor indices;              ///< (H, T), int64: the code of each; -1 counts nowhere
+  std::optional<at::Tensor> mask;  ///< (H, T), bool
+};
+
+/// Tokens of each code, of all ranks; see ops/code_statistics.h.
+struct CodeStatistics {
+  at::Tensor counts;     ///< (H, K), int64
+  at::Tensor sums;       ///< (W, H, K, D), int64
+  at::Tensor exponents;  ///< (H, K), int32
+};
+
+/// Options of the functions below, for all codebooks of a call alike.
+struct LearnCodebooksOptions {
+  /// Whether dead codes are replaced.
+  [[nodiscard]] bool replaces() const { return threshold() > 0 || threshold_fraction() > 0; }
+  /// Whether a step needs statistics at all.
+  [[nodiscard]] bool learns() const { return ema_update() || replaces(); }
+
+  /// Decay of the moving averages, in [0, 1]. Default: 0.8.
+  TORCH_ARG(double, decay) = 0.8;
+  /// Laplace smoothing of the cluster sizes. Default: 1e-5.
+  TORCH_ARG(double, eps) = 1e-5;
+  /// "euclidean" or "cosine". Default: "euclidean".
+  TORCH_ARG(std::string, metric) = "euclidean";
+  /// Whether the codes follow the averages. Without, and without dead-code replacement, nothing is
+  /// learnt. Default: true.
+  TORCH_ARG(bool, ema_update) = true;
+  /// The averages move now, the codes when the caller says so. Default: false.
+  TORCH_ARG(bool, manual_ema_update) = false;
+  /// The codes are parameters that an optimizer moves between steps. Default: false.
+  TORCH_ARG(bool, by_gradient) = false;
+  /// See ops/replace_dead_codes_.h. Default: 0, never.
+  TORCH_ARG(double, threshold) = 0;
+  TORCH_ARG(double, threshold_fraction) = 0;
+  TORCH_ARG(double, reset_cluster_size) = 0;
+  /// The reference's rules for dead and unused codes. Default: false.
+  TORCH_ARG(bool, vqp_compat) = false;
+  /// Who learns together. Default: this process alone.
+  TORCH_ARG(distributed::Ranks, ranks);
+  /// What the ranks must have in common besides, quoted in errors. Default: "".
+  TORCH_ARG(std::string, signature);
+};
+
+/// Statistics of the tokens of all ranks: one all-reduce for all codebooks.
+///
+/// @param tokens  one for each state, or fewer: the codebooks of levels that are not in use take
+///                part with no tokens, because what ranks exchange must not depend on the depth.
+/// @return        one for each of `tokens`.
+TORCHVQ_API std::vector<CodeStatistics> collect_statistics(const std::vector<CodebookState>& states,
+                                                           const std::vector<TaughtTokens>& tokens,
+                                                           const LearnCodebooksOptions& options);
+
+/// Moves averages and codes by statistics, then puts tokens of this step, of all ranks, in the
+/// place of codes that fell out of use.
+///
+/// @param weight  (K,), (H, K) or scalar: multiplies 1 - decay. Default: 1.
+TORCHVQ_API void absorb_statistics_(const std::vector<CodebookState>& states,
+                                    const std::vector<TaughtTokens>& tokens,
+                                    const std::vector<CodeStatistics>& statistics,
+                                    const LearnCodebooksOptions& options,
+                                    const std::optional<at::Tensor>& weight = std::nullopt);
+
+/// Both, one after the other: all that a training step changes.
+///
+/// @return  tokens of this step per code (H, K), of all ranks, for each of `tokens`; none where
+///          nothing is learnt.
+///
+/// Gradient     none.
+/// Determinism  that of its parts: the same bits whatever the number of ranks and threads.
+/// Throws       as ops/code_statistics.h, ema_update_.h and replace_dead_codes_.h, and on all ranks
+///              where they disagree.
+TORCHVQ_API std::vector<at::Tensor> learn_codebooks_(
+    const std::vector<CodebookState>& states, const std::vector<TaughtTokens>& tokens,
+    const LearnCodebooksOptions& options, const std::optional<at::Tensor>& weight = std::nullopt);
+
+/// Puts tokens (H, T, D) of this rank and the others in the place of dead codes, without learning
+/// from them.
+TORCHVQ_API void expire_codes_(const std::vector<CodebookState>& states, at::TensorList x,
+                               const LearnCodebooksOptions& options);
+
+/// The codes in the dtype of the averages, to be written.
+TORCHVQ_API at::Tensor wide_embed(const CodebookState& state, double eps,
+                                  const std::string& metric);
+
+}  // namespace torchvq::functional

@@ -1,0 +1,76 @@
+// One forward of VectorQuantize between its projections: search, losses, learning.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+
+#include <torchvq/export.h>
+#include <torchvq/functional/learn_codebooks.h>
+#include <torchvq/functional/quantize.h>
+#include <torchvq/functional/quantizer_losses.h>
+
+namespace torchvq::functional {
+
+/// What a forward is given besides the tokens.
+struct VectorQuantizeArguments {
+  at::Tensor codebook;             ///< (H, K, D), or codes of each token (H, T, K, D)
+  std::optional<at::Tensor> mask;  ///< (H, T), bool
+  /// (H, T), int64: codes to score; the loss is then the cross-entropy towards them.
+  std::optional<at::Tensor> targets;
+  std::optional<at::Tensor> weight;  ///< see learn_codebooks_()
+  /// Mean and variance of the data, then of the codes, (H, 1, D), of codes that are mapped to the
+  /// data (affine_codes()); else none.
+  std::vector<at::Tensor> affine;
+  at::Tensor step_counts;  ///< (H, K), int64: gets the tokens of each code
+};
+
+/// Options of vector_quantize_().
+struct VectorQuantizeStepOptions {
+  TORCH_ARG(QuantizeOptions, search);
+  TORCH_ARG(QuantizerLossOptions, losses);
+  TORCH_ARG(LearnCodebooksOptions, learning);
+  /// Whether the codebook learns from the tokens. Default: false.
+  TORCH_ARG(bool, learns) = false;
+  /// Whether the step ends here: uses are counted, and the next draws are new ones. Default: false.
+  TORCH_ARG(bool, finishes) = false;
+};
+
+/// Result of vector_quantize_().
+struct VectorQuantizeStep {
+  QuantizeOutput found;
+  at::Tensor loss;                   ///< the weighted sum of the terms, or the cross-entropy alone
+  at::Tensor commitment;             ///< 0 where there is no such term
+  at::Tensor diversity;              ///< 0 where there is no such term
+  at::Tensor orthogonal;             ///< 0 where there is no such term
+  std::optional<at::Tensor> totals;  ///< what the ranks have added up for the diversity loss
+};
+
+/// Searches, scores, and, where the options say so, learns.
+///
+/// @param x       (H, T, D), floating point: projected tokens, heads split.
+/// @param state   of the codebook; changed where it learns.
+/// @param totals  what the ranks added up in the forward that this one repeats. Default: none.
+TORCHVQ_API VectorQuantizeStep
+vector_quantize_(const at::Tensor& x, const CodebookState& state,
+                 const VectorQuantizeArguments& arguments, const VectorQuantizeStepOptions& options,
+                 const std::optional<at::Tensor>& totals = std::nullopt);
+
+/// Ends a training step: counts the uses of codes, and the step, so that the next draws are new.
+///
+/// @param step_counts  (H, K) of each codebook, int64; get the tokens of each code.
+/// @param indices      (H, T) of each level in use, fewer than codebooks where levels were dropped.
+/// @param rng          (2,) of each level in use, or of the one codebook that all share.
+/// @param counts       tokens per code of all ranks, for each rng, or none where nothing was
+///                     learnt: then a mask (H, T), bool, says for each whether there were tokens.
+TORCHVQ_API void finish_step_(at::TensorList step_counts, at::TensorList indices,
+                              at::TensorList rng, at::TensorList counts, at::TensorList masks,
+                              bool alone);
+
+/// Seed and step (2,) for draws per token: ranks hold different tokens, so they draw different
+/// numbers.
+TORCHVQ_API at::Tensor noise_rng(const at::Tensor& rng, const distributed::SyncOptions& sync);
+
+}  // namespace torchvq::functional

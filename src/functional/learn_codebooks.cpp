@@ -1,0 +1,268 @@
+#include <torchvq/functional/learn_codebooks.h>
+
+#include <algorithm>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <torchvq/distributed/synced_code_statistics.h>
+#include <torchvq/distributed/synced_replace_dead_codes_.h>
+#include <torchvq/functional/wide_codes.h>
+#include <torchvq/ops/code_exponents.h>
+#include <torchvq/ops/code_statistics.h>
+#include <torchvq/ops/ema_finish_.h>
+#include <torchvq/ops/ema_update_.h>
+#include <torchvq/ops/replace_dead_codes_.h>
+
+namespace torchvq::functional {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+// One step to catch its tokens; longer starves codebooks whose threshold is above the fair share
+// (docs/design/statistics.md).
+constexpr int64_t kCooldownSteps = 1;
+
+/// Codes to be written. Operators write float state; a parameter in half precision gets it rounded.
+class WideCodes {
+ public:
+  WideCodes(const std::vector<CodebookState>& states, const LearnCodebooksOptions& options)
+      : states_(states) {
+    for (const auto& state : states) {
+      codes_.push_back(wide_embed(state, options.eps(), options.metric()));
+    }
+  }
+
+  const Tensors& codes() const { return codes_; }
+
+  /// Writes the codes of the first `count` codebooks.
+  void store(size_t count) const {
+    for (size_t i = 0; i < count; ++i) {
+      const auto& embed = states_[i].embed;
+      if (embed.scalar_type() != codes_[i].scalar_type()) embed.detach().copy_(codes_[i]);
+    }
+  }
+
+ private:
+  const std::vector<CodebookState>& states_;
+  Tensors codes_;
+};
+
+/// What levels that are not in use take part with.
+TaughtTokens no_tokens(const TaughtTokens& like) {
+  const auto none = [](const at::Tensor& tensor) { return tensor.slice(1, 0, 0); };
+  return {none(like.x), none(like.indices),
+          like.mask ? std::optional(none(*like.mask)) : std::nullopt};
+}
+
+/// One mask for each codebook, or none at all.
+Tensors masks_of(const std::vector<TaughtTokens>& tokens) {
+  const auto masked = [](const TaughtTokens& level) { return level.mask.has_value(); };
+  Tensors masks;
+  if (std::any_of(tokens.begin(), tokens.end(), masked)) {
+    for (const auto& level : tokens) {
+      masks.push_back(level.mask ? *level.mask : at::ones_like(level.indices, at::kBool));
+    }
+  }
+  return masks;
+}
+
+Tensors member_of(const std::vector<CodebookState>& states, at::Tensor CodebookState::* member) {
+  Tensors found;
+  found.reserve(states.size());
+  for (const auto& state : states) found.push_back(state.*member);
+  return found;
+}
+
+std::vector<CodeStatistics> collect_own(const std::vector<TaughtTokens>& tokens,
+                                        const Tensors& wide) {
+  std::vector<CodeStatistics> found;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    auto [counts, sums, exponents] = ops::code_statistics(
+        tokens[i].x, tokens[i].indices, ops::code_exponents(wide[i]), tokens[i].mask);
+    found.push_back({std::move(counts), std::move(sums), std::move(exponents)});
+  }
+  return found;
+}
+
+std::vector<CodeStatistics> collect_synced(const std::vector<CodebookState>& states,
+                                           const std::vector<TaughtTokens>& tokens,
+                                           const Tensors& wide,
+                                           const LearnCodebooksOptions& options) {
+  auto all = tokens;
+  while (all.size() < states.size()) all.push_back(no_tokens(tokens[0]));
+  distributed::SyncedStatisticsOptions synced;
+  static_cast<distributed::SyncOptions&>(synced) = options.ranks();
+  synced.mask = masks_of(all);
+  synced.rng = states[0].rng;
+  synced.signature = options.signature();
+  synced.reduction = options.ranks().reduction;
+  Tensors x, indices, exponents;
+  for (size_t i = 0; i < all.size(); ++i) {
+    x.push_back(all[i].x);
+    indices.push_back(all[i].indices);
+    exponents.push_back(ops::code_exponents(wide[i]));
+    for (const auto& tensor : {states[i].cluster_size, states[i].embed_avg, states[i].cooldown}) {
+      synced.state.push_back(tensor);
+    }
+  }
+  const auto found = distributed::synced_code_statistics(x, indices, exponents, synced);
+  std::vector<CodeStatistics> statistics;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    statistics.push_back({found.counts[i], found.sums[i], found.exponents[i]});
+  }
+  return statistics;
+}
+
+std::vector<CodeStatistics> collect(const std::vector<CodebookState>& states,
+                                    const std::vector<TaughtTokens>& tokens, const Tensors& wide,
+                                    const LearnCodebooksOptions& options) {
+  return options.ranks().alone() ? collect_own(tokens, wide)
+                                 : collect_synced(states, tokens, wide, options);
+}
+
+void average(const CodebookState& state, const CodeStatistics& statistics, const at::Tensor& wide,
+             const LearnCodebooksOptions& options, const std::optional<at::Tensor>& weight) {
+  const bool finish = options.ema_update() && !options.manual_ema_update();
+  const bool compat = options.vqp_compat();
+  ops::ema_update_(
+      state.cluster_size, state.embed_avg, wide, statistics.counts, statistics.sums,
+      statistics.exponents,
+      {.decay = options.decay(),
+       .eps = options.eps(),
+       .metric = options.metric(),
+       .weight = weight ? std::optional(weight->to(state.cluster_size.options())) : std::nullopt,
+       .from_codebook = options.by_gradient() && options.ema_update() && !compat,
+       .finish = finish && !compat});
+  if (finish && compat) {
+    // The reference's unused codes are recomputed like all others, and so drift to the origin.
+    ops::ema_finish_(wide, state.cluster_size, state.embed_avg,
+                     {.decay = 1, .eps = options.eps(), .metric = options.metric()});
+  }
+}
+
+ops::DeadCodeOptions dead_code_options(const LearnCodebooksOptions& options) {
+  return {.threshold = options.threshold(),
+          .threshold_fraction = options.threshold_fraction(),
+          .reset_cluster_size = options.reset_cluster_size(),
+          .cooldown_steps = options.vqp_compat() ? 0 : kCooldownSteps,
+          .metric = options.metric()};
+}
+
+void replace_synced(const std::vector<CodebookState>& states,
+                    const std::vector<TaughtTokens>& tokens, const Tensors& wide,
+                    const Tensors& counts, const LearnCodebooksOptions& options) {
+  distributed::SyncedDeadCodeOptions synced;
+  static_cast<distributed::SyncOptions&>(synced) = options.ranks();
+  synced.mask = masks_of(tokens);
+  synced.dead = dead_code_options(options);
+  Tensors x;
+  for (const auto& level : tokens) x.push_back(level.x);
+  const auto embed_avg = member_of(states, &CodebookState::embed_avg);
+  const auto cluster_size = member_of(states, &CodebookState::cluster_size);
+  const auto cooldown = member_of(states, &CodebookState::cooldown);
+  const auto replaced =
+      distributed::synced_replace_dead_codes_({wide, embed_avg, cluster_size, cooldown}, x, counts,
+                                              member_of(states, &CodebookState::rng), synced);
+  int64_t from = 0;
+  for (const auto& state : states) {
+    const int64_t heads = state.replaced.size(0);
+    state.replaced.add_(replaced.slice(0, from, from + heads));
+    from += heads;
+  }
+}
+
+/// Puts tokens in the place of codes that fell out of use.
+void replace(const std::vector<CodebookState>& states, const std::vector<TaughtTokens>& tokens,
+             const Tensors& wide, Tensors counts, const LearnCodebooksOptions& options) {
+  if (options.vqp_compat()) {
+    // In the reference a code may be replaced in the very step that used it.
+    for (auto& own : counts) own = at::zeros_like(own);
+  }
+  if (!options.ranks().alone()) {
+    replace_synced(states, tokens, wide, counts, options);
+    return;
+  }
+  for (size_t i = 0; i < states.size(); ++i) {
+    const auto& state = states[i];
+    state.replaced.add_(ops::replace_dead_codes_(wide[i], state.embed_avg, state.cluster_size,
+                                                 state.cooldown, tokens[i].x, counts[i], state.rng,
+                                                 tokens[i].mask, dead_code_options(options)));
+  }
+}
+
+Tensors counts_of(const std::vector<CodeStatistics>& statistics) {
+  Tensors counts;
+  for (const auto& own : statistics) counts.push_back(own.counts);
+  return counts;
+}
+
+void absorb(const std::vector<CodebookState>& states, const std::vector<TaughtTokens>& tokens,
+            const std::vector<CodeStatistics>& statistics, const Tensors& wide,
+            const LearnCodebooksOptions& options, const std::optional<at::Tensor>& weight) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    average(states[i], statistics[i], wide[i], options, weight);
+  }
+  if (options.replaces()) {
+    const auto used = static_cast<std::ptrdiff_t>(tokens.size());
+    replace({states.begin(), states.begin() + used}, tokens, {wide.begin(), wide.begin() + used},
+            counts_of(statistics), options);
+  }
+}
+
+}  // namespace
+
+at::Tensor wide_embed(const CodebookState& state, double eps, const std::string& metric) {
+  const auto embed = state.embed.detach();
+  if (embed.scalar_type() == state.embed_avg.scalar_type()) return embed;
+  return wide_codes(embed, state.cluster_size, state.embed_avg, eps, metric);
+}
+
+std::vector<CodeStatistics> collect_statistics(const std::vector<CodebookState>& states,
+                                               const std::vector<TaughtTokens>& tokens,
+                                               const LearnCodebooksOptions& options) {
+  const at::NoGradGuard no_grad;
+  return collect(states, tokens, WideCodes(states, options).codes(), options);
+}
+
+void absorb_statistics_(const std::vector<CodebookState>& states,
+                        const std::vector<TaughtTokens>& tokens,
+                        const std::vector<CodeStatistics>& statistics,
+                        const LearnCodebooksOptions& options,
+                        const std::optional<at::Tensor>& weight) {
+  const at::NoGradGuard no_grad;
+  const WideCodes wide(states, options);
+  absorb(states, tokens, statistics, wide.codes(), options, weight);
+  wide.store(tokens.size());
+}
+
+std::vector<at::Tensor> learn_codebooks_(const std::vector<CodebookState>& states,
+                                         const std::vector<TaughtTokens>& tokens,
+                                         const LearnCodebooksOptions& options,
+                                         const std::optional<at::Tensor>& weight) {
+  if (!options.learns()) return {};
+  const at::NoGradGuard no_grad;
+  const WideCodes wide(states, options);
+  const auto statistics = collect(states, tokens, wide.codes(), options);
+  absorb(states, tokens, statistics, wide.codes(), options, weight);
+  wide.store(tokens.size());
+  return counts_of(statistics);
+}
+
+void expire_codes_(const std::vector<CodebookState>& states, at::TensorList x,
+                   const LearnCodebooksOptions& options) {
+  if (!options.replaces()) return;
+  const at::NoGradGuard no_grad;
+  const WideCodes wide(states, options);
+  std::vector<TaughtTokens> tokens;
+  Tensors unused;
+  for (size_t i = 0; i < states.size(); ++i) {
+    tokens.push_back({x[i], {}, std::nullopt});
+    unused.push_back(at::zeros_like(states[i].cooldown));
+  }
+  replace(states, tokens, wide.codes(), unused, options);
+  wide.store(states.size());
+}
+
+}  // namespace torchvq::functional

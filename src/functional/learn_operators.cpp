@@ -1,0 +1,161 @@
+// The operators of learn_codebooks.h and vector_quantize.h. A codebook's state is a list of five
+// tensors: embed, cluster_size, embed_avg, cooldown, replaced.
+#include <string_view>
+#include <tuple>
+
+#include <torch/library.h>
+
+#include <torchvq/functional/learn_codebooks.h>
+#include <torchvq/functional/vector_quantize.h>
+
+namespace torchvq::functional {
+namespace {
+
+using TensorLists =
+    std::tuple<std::vector<at::Tensor>, std::vector<at::Tensor>, std::vector<at::Tensor>>;
+
+constexpr size_t kStateTensors = 5;
+
+std::vector<CodebookState> states_of(at::TensorList state, at::TensorList rng) {
+  TORCH_CHECK_VALUE(state.size() == kStateTensors * rng.size() && !rng.empty(),
+                    "learn_codebooks_: expected state to hold ", kStateTensors,
+                    " tensors for each of ", rng.size(), " generators, but got ", state.size());
+  std::vector<CodebookState> states;
+  for (size_t i = 0; i < rng.size(); ++i) {
+    const auto own = state.slice(i * kStateTensors, kStateTensors);
+    states.push_back({own[0], own[1], own[2], own[3], own[4], rng[i]});
+  }
+  return states;
+}
+
+std::vector<TaughtTokens> taught(at::TensorList x, at::TensorList indices, at::TensorList mask) {
+  TORCH_CHECK_VALUE(x.size() == indices.size() && (mask.empty() || mask.size() == x.size()),
+                    "learn_codebooks_: expected indices, and mask where there is one, for each of ",
+                    x.size(), " levels, but got ", indices.size(), " and ", mask.size());
+  std::vector<TaughtTokens> tokens;
+  for (size_t i = 0; i < x.size(); ++i) {
+    tokens.push_back({x[i], indices[i], mask.empty() ? std::nullopt : std::optional(mask[i])});
+  }
+  return tokens;
+}
+
+LearnCodebooksOptions learning_options(double decay, double eps, std::string_view metric,
+                                       bool ema_update, bool manual_ema_update, bool by_gradient,
+                                       double threshold, double threshold_fraction,
+                                       double reset_cluster_size, bool vqp_compat,
+                                       std::string_view reduction, std::string_view signature,
+                                       std::string_view group_name, std::string_view label) {
+  distributed::Ranks ranks;
+  ranks.group_name = group_name;
+  ranks.label = label;
+  ranks.reduction = reduction;
+  return LearnCodebooksOptions()
+      .decay(decay)
+      .eps(eps)
+      .metric(std::string(metric))
+      .ema_update(ema_update)
+      .manual_ema_update(manual_ema_update)
+      .by_gradient(by_gradient)
+      .threshold(threshold)
+      .threshold_fraction(threshold_fraction)
+      .reset_cluster_size(reset_cluster_size)
+      .vqp_compat(vqp_compat)
+      .ranks(std::move(ranks))
+      .signature(std::string(signature));
+}
+
+TensorLists collect_op(at::TensorList state, at::TensorList rng, at::TensorList x,
+                       at::TensorList indices, at::TensorList mask, double eps,
+                       std::string_view metric, std::string_view reduction,
+                       std::string_view signature, std::string_view group_name,
+                       std::string_view label) {
+  auto options = LearnCodebooksOptions()
+                     .eps(eps)
+                     .metric(std::string(metric))
+                     .signature(std::string(signature));
+  options.ranks().group_name = group_name;
+  options.ranks().label = label;
+  options.ranks().reduction = reduction;
+  TensorLists found;
+  auto& [counts, sums, exponents] = found;
+  for (auto& own : collect_statistics(states_of(state, rng), taught(x, indices, mask), options)) {
+    counts.push_back(std::move(own.counts));
+    sums.push_back(std::move(own.sums));
+    exponents.push_back(std::move(own.exponents));
+  }
+  return found;
+}
+
+std::vector<CodeStatistics> statistics_of(at::TensorList given, size_t levels) {
+  TORCH_CHECK_VALUE(given.size() == 3 * levels,
+                    "learn_codebooks_: expected statistics to hold 3 tensors for each of ", levels,
+                    " levels, but got ", given.size());
+  std::vector<CodeStatistics> statistics;
+  for (size_t i = 0; i < levels; ++i) {
+    statistics.push_back({given[3 * i], given[3 * i + 1], given[3 * i + 2]});
+  }
+  return statistics;
+}
+
+std::vector<at::Tensor> learn_op(at::TensorList state, at::TensorList rng, at::TensorList x,
+                                 at::TensorList indices, at::TensorList mask,
+                                 at::TensorList statistics, const std::optional<at::Tensor>& weight,
+                                 double decay, double eps, std::string_view metric, bool ema_update,
+                                 bool manual_ema_update, bool by_gradient, double threshold,
+                                 double threshold_fraction, double reset_cluster_size,
+                                 bool vqp_compat, std::string_view reduction,
+                                 std::string_view signature, std::string_view group_name,
+                                 std::string_view label) {
+  const auto options = learning_options(
+      decay, eps, metric, ema_update, manual_ema_update, by_gradient, threshold, threshold_fraction,
+      reset_cluster_size, vqp_compat, reduction, signature, group_name, label);
+  const auto states = states_of(state, rng);
+  const auto tokens = taught(x, indices, mask);
+  if (statistics.empty()) return learn_codebooks_(states, tokens, options, weight);
+  absorb_statistics_(states, tokens, statistics_of(statistics, tokens.size()), options, weight);
+  return {};
+}
+
+void expire_op(at::TensorList state, at::TensorList rng, at::TensorList x, double eps,
+               std::string_view metric, double threshold, double threshold_fraction,
+               double reset_cluster_size, bool vqp_compat, std::string_view group_name,
+               std::string_view label) {
+  auto options = LearnCodebooksOptions()
+                     .eps(eps)
+                     .metric(std::string(metric))
+                     .threshold(threshold)
+                     .threshold_fraction(threshold_fraction)
+                     .reset_cluster_size(reset_cluster_size)
+                     .vqp_compat(vqp_compat);
+  options.ranks().group_name = group_name;
+  options.ranks().label = label;
+  expire_codes_(states_of(state, rng), x, options);
+}
+
+}  // namespace
+}  // namespace torchvq::functional
+
+// Of several codebooks the state is one list; levels without tokens are not in use.
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  m.def(
+      "collect_statistics(Tensor[] state, Tensor[] rng, Tensor[] x, Tensor[] indices, *, "
+      "Tensor[] mask, float eps=1e-5, str metric='euclidean', str reduction='exact', "
+      "str signature='', str group_name='', str label='quantizer') "
+      "-> (Tensor[] counts, Tensor[] sums, Tensor[] exponents)",
+      torchvq::functional::collect_op);
+  m.def(
+      "learn_codebooks_(Tensor(a!)[] state, Tensor[] rng, Tensor[] x, Tensor[] indices, *, "
+      "Tensor[] mask, Tensor[] statistics, Tensor? weight=None, float decay=0.8, "
+      "float eps=1e-5, str metric='euclidean', bool ema_update=True, "
+      "bool manual_ema_update=False, bool by_gradient=False, float threshold=0., "
+      "float threshold_fraction=0., float reset_cluster_size=0., bool vqp_compat=False, "
+      "str reduction='exact', str signature='', str group_name='', str label='quantizer') "
+      "-> Tensor[] counts",
+      torchvq::functional::learn_op);
+  m.def(
+      "expire_codes_(Tensor(a!)[] state, Tensor[] rng, Tensor[] x, *, float eps=1e-5, "
+      "str metric='euclidean', float threshold=0., float threshold_fraction=0., "
+      "float reset_cluster_size=0., bool vqp_compat=False, str group_name='', "
+      "str label='quantizer') -> ()",
+      torchvq::functional::expire_op);
+}

@@ -1,0 +1,86 @@
+#include <torchvq/functional/quantizer_losses.h>
+
+#include <ATen/ops/cat.h>
+
+#include <torchvq/distributed/all_reduce.h>
+#include <torchvq/functional/losses.h>
+#include <torchvq/functional/vqp_compat.h>
+#include <torchvq/ops/codebook_diversity_loss.h>
+#include <torchvq/ops/commitment_cross_entropy.h>
+#include <torchvq/ops/commitment_loss.h>
+#include <torchvq/ops/orthogonal_loss.h>
+
+namespace torchvq::functional {
+
+at::Tensor commitment_term(const SearchedTokens& searched, const std::optional<at::Tensor>& targets,
+                           const QuantizerLossOptions& options) {
+  const auto& [inputs, codebook, mask, found, indices] = searched;
+  if (targets) {
+    return ops::commitment_cross_entropy(inputs, codebook, *targets, options.metric(), mask);
+  }
+  if (options.commitment_weight() == 0) return {};
+  const auto codes = options.pulls_codes() ? found : found.detach();
+  if (codes.dim() == 4) return candidate_commitment_loss(inputs, codes, mask);
+  if (!options.training()) return {};
+  if (options.commitment_use_cross_entropy_loss()) {
+    return ops::commitment_cross_entropy(inputs, codebook, indices, options.metric(), mask);
+  }
+  const auto& before = options.vqp_compat();
+  if (before && before->mask && before->heads == 1 && !before->projected) {
+    return vqp_masked_commitment(before->tokens, codes.view_symint(before->tokens.sym_sizes()),
+                                 *before->mask);
+  }
+  return ops::commitment_loss(inputs, codes, mask);
+}
+
+at::Tensor diversity_term(const SearchedTokens& searched, const std::optional<at::Tensor>& totals,
+                          const QuantizerLossOptions& options) {
+  if (!options.training() || options.diversity_weight() == 0) return {};
+  const auto temperature = options.diversity_temperature();
+  if (const auto& before = options.vqp_compat()) {
+    return vqp_diversity_loss(searched.inputs, searched.codebook, before->tokens.sym_size(0),
+                              before->tokens.sym_size(1), before->heads, before->separate,
+                              temperature, options.metric());
+  }
+  return ops::codebook_diversity_loss(searched.inputs, searched.codebook, temperature,
+                                      options.metric(), searched.mask, totals);
+}
+
+std::vector<std::optional<at::Tensor>> shared_totals(at::TensorList codebooks,
+                                                     const std::vector<SearchedTokens>& searched,
+                                                     const QuantizerLossOptions& options,
+                                                     const distributed::SyncOptions& sync) {
+  std::vector<std::optional<at::Tensor>> totals(searched.size());
+  if (sync.group_name.empty() || !options.shares_diversity()) return totals;
+  std::vector<at::Tensor> parts, flat;
+  std::vector<int64_t> sizes;
+  for (size_t level = 0; level < codebooks.size(); ++level) {
+    if (level < searched.size()) {
+      const auto& own = searched[level];
+      parts.push_back(ops::codebook_diversity_totals(own.inputs.detach(), own.codebook.detach(),
+                                                     options.diversity_temperature(),
+                                                     options.metric(), own.mask));
+    } else {
+      const auto& codes = codebooks[level];
+      parts.push_back(parts[0].new_zeros({codes.size(0), codes.size(1) + 2}));
+    }
+    flat.push_back(parts.back().flatten());
+    sizes.push_back(parts.back().numel());
+  }
+  const auto summed =
+      distributed::all_reduce_statistics(at::cat(flat), sync).split_with_sizes(sizes);
+  for (size_t level = 0; level < searched.size(); ++level) {
+    totals[level] = summed[level].view(parts[level].sizes());
+  }
+  return totals;
+}
+
+at::Tensor orthogonal_term(const at::Tensor& embed, const at::Tensor& indices,
+                           const at::Tensor& rng, const QuantizerLossOptions& options) {
+  if (!options.training() || options.orthogonal_weight() == 0) return {};
+  const auto active =
+      options.orthogonal_active_codes_only() ? std::optional(indices) : std::nullopt;
+  return ops::orthogonal_loss(embed, active, options.orthogonal_max_codes(), rng);
+}
+
+}  // namespace torchvq::functional

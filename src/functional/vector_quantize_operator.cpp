@@ -1,0 +1,108 @@
+// The operators of vector_quantize.h. The state is that of learn_codebooks_().
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include <torch/library.h>
+
+#include <torchvq/functional/vector_quantize.h>
+
+namespace torchvq::functional {
+namespace {
+
+using StepTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
+                               at::Tensor, at::Tensor, std::vector<at::Tensor>>;
+
+StepTensors step_op(
+    const at::Tensor& x, const at::Tensor& codebook, at::TensorList state, at::Tensor rng,
+    const at::Tensor& step_counts, const std::optional<at::Tensor>& mask,
+    const std::optional<at::Tensor>& targets, const std::optional<at::Tensor>& weight,
+    at::TensorList affine, at::TensorList totals, const std::optional<at::Tensor>& tokens,
+    const std::optional<at::Tensor>& token_mask, int64_t heads, bool separate, bool projected,
+    bool training, bool learns, bool finishes, std::string_view metric, std::string_view estimator,
+    std::optional<int64_t> topk, std::optional<double> temperature, double gradient_temperature,
+    double variance, double sync_update_v, double commitment_weight,
+    bool commitment_use_cross_entropy_loss, bool pulls_codes, double diversity_weight,
+    double diversity_temperature, double orthogonal_weight, bool orthogonal_active_codes_only,
+    std::optional<int64_t> orthogonal_max_codes, double decay, double eps, bool ema_update,
+    bool manual_ema_update, bool by_gradient, double threshold, double threshold_fraction,
+    double reset_cluster_size, bool vqp_compat, std::string_view reduction,
+    std::string_view signature, std::string_view group_name, std::string_view label) {
+  VectorQuantizeStepOptions options;
+  options.learns(learns).finishes(finishes);
+  options.search()
+      .topk(topk)
+      .metric(std::string(metric))
+      .estimator(std::string(estimator))
+      .temperature(temperature)
+      .gradient_temperature(gradient_temperature)
+      .variance(variance)
+      .sync_update_v(sync_update_v);
+  options.losses()
+      .training(training)
+      .metric(std::string(metric))
+      .commitment_weight(commitment_weight)
+      .commitment_use_cross_entropy_loss(commitment_use_cross_entropy_loss)
+      .pulls_codes(pulls_codes)
+      .diversity_weight(diversity_weight)
+      .diversity_temperature(diversity_temperature)
+      .orthogonal_weight(orthogonal_weight)
+      .orthogonal_active_codes_only(orthogonal_active_codes_only)
+      .orthogonal_max_codes(orthogonal_max_codes);
+  if (tokens) {
+    options.losses().vqp_compat(TokensBefore{*tokens, token_mask, heads, separate, projected});
+  }
+  options.learning()
+      .decay(decay)
+      .eps(eps)
+      .metric(std::string(metric))
+      .ema_update(ema_update)
+      .manual_ema_update(manual_ema_update)
+      .by_gradient(by_gradient)
+      .threshold(threshold)
+      .threshold_fraction(threshold_fraction)
+      .reset_cluster_size(reset_cluster_size)
+      .vqp_compat(vqp_compat)
+      .signature(std::string(signature));
+  auto& ranks = options.learning().ranks();
+  ranks.group_name = group_name;
+  ranks.label = label;
+  ranks.reduction = reduction;
+  const CodebookState own{state[0], state[1], state[2], state[3], state[4], std::move(rng)};
+  auto step = vector_quantize_(x, own, {codebook, mask, targets, weight, affine.vec(), step_counts},
+                               options, totals.empty() ? std::nullopt : std::optional(totals[0]));
+  std::vector<at::Tensor> shared;
+  if (step.totals) shared.push_back(*step.totals);
+  auto& found = step.found;
+  return {std::move(found.quantized), std::move(found.indices),   std::move(found.inputs),
+          std::move(step.loss),       std::move(step.commitment), std::move(step.diversity),
+          std::move(step.orthogonal), std::move(shared)};
+}
+
+}  // namespace
+}  // namespace torchvq::functional
+
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  m.def(
+      "vector_quantize_(Tensor x, Tensor codebook, Tensor(a!)[] state, Tensor(b!) rng, "
+      "Tensor(c!) step_counts, *, Tensor? mask=None, Tensor? targets=None, Tensor? weight=None, "
+      "Tensor[] affine, Tensor[] totals, Tensor? tokens=None, Tensor? token_mask=None, "
+      "int heads=1, bool separate=False, bool projected=False, bool training=False, "
+      "bool learns=False, bool finishes=False, str metric='euclidean', str estimator='none', "
+      "int? topk=None, float? temperature=None, float gradient_temperature=1., "
+      "float variance=0.005, float sync_update_v=0., float commitment_weight=1., "
+      "bool commitment_use_cross_entropy_loss=False, bool pulls_codes=False, "
+      "float diversity_weight=0., float diversity_temperature=100., float orthogonal_weight=0., "
+      "bool orthogonal_active_codes_only=False, int? orthogonal_max_codes=None, "
+      "float decay=0.8, float eps=1e-5, bool ema_update=True, bool manual_ema_update=False, "
+      "bool by_gradient=False, float threshold=0., float threshold_fraction=0., "
+      "float reset_cluster_size=0., bool vqp_compat=False, str reduction='exact', "
+      "str signature='', str group_name='', str label='quantizer') "
+      "-> (Tensor quantized, Tensor indices, Tensor inputs, Tensor loss, Tensor commitment, "
+      "Tensor diversity, Tensor orthogonal, Tensor[] totals)",
+      torchvq::functional::step_op);
+  m.def(
+      "finish_step_(Tensor(a!)[] step_counts, Tensor[] indices, Tensor(b!)[] rng, *, "
+      "Tensor[] counts, Tensor[] masks, bool alone=True) -> ()",
+      torchvq::functional::finish_step_);
+}
