@@ -392,7 +392,7 @@ class VectorQuantize(nn.Module):
         if loss.dim() > 0:  # of candidates
             loss = layout.restore_positions(loss, x)
             commitment = layout.restore_positions(breakdown.commitment, x)
-            breakdown = breakdown._replace(commitment=commitment)
+            breakdown = LossBreakdown(commitment, *breakdown[1:])
         return (
             self._restore(found.quantized, tokens, x, call.mask),
             layout.restore_positions(found.indices, x),

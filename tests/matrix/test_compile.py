@@ -212,7 +212,7 @@ class Autoencoder(nn.Module):
 
     def forward(self, x: Tensor) -> Seen:
         seen = classes.forward(self.quantizer, torch.tanh(self.encoder(x)))
-        return seen._replace(quantized=self.decoder(seen.quantized))
+        return Seen(self.decoder(seen.quantized), seen.indices, seen.loss)
 
 
 @pytest.mark.parametrize("row", AROUND)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,7 +64,8 @@ def test_tokens_of_the_program_are_those_of_python(kind: str, tmp_path: Path) ->
     for wrong, words in ((inputs[0][..., :31], "expected: 32"), (inputs[0].double(), "dtype")):
         np.save(tmp_path / "wrong.npy", wrong.numpy())
         done = run(tmp_path / "model.pt2", tmp_path / "wrong.npy", tmp_path / "none.npy")
-        assert done.returncode == 1 and re.search(f"serve: .*{words}", done.stderr)
+        # Of torch 2.11 the words stand before the program's own line.
+        assert done.returncode == 1 and "serve: " in done.stderr and words in done.stderr
 
 
 @pytest.mark.exhaustive
