@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchvq import _losses
 from torchvq._call import Call
 from torchvq._ranks import advance_rng
 from torchvq._search import estimator
@@ -43,8 +44,10 @@ def step(
         mask: (H, T).
         in_place: the loss that the codebook's own optimizer has gone down, if it has one.
     """
+    if not vq.training:
+        return _evaluate(vq, projected, searched, tokens, mask, call)
     codebook = vq._codebook
-    steps = vq.training and not codebook.replaying
+    steps = not codebook.replaying
     learns = steps and not call.frozen and call.topk is None
     # Statistics that are kept for later, or that a function of the caller weighs, lie between two operators.
     apart = learns and (call.accumulate or callable(call.weight) or codebook.has_pending)
@@ -76,32 +79,50 @@ def step(
     )
 
 
+def _evaluate(
+    vq: "VectorQuantize",
+    projected: Tensor,
+    searched: Tensor,
+    tokens: Tensor,
+    mask: Tensor | None,
+    call: Call,
+) -> Step:
+    """Changes no state, so that codebooks that several models share can be mapped over."""
+    quantized, indices, codes, inputs = _ops.quantize(
+        projected,
+        searched,
+        vq._codebook.rng,
+        mask=mask,
+        topk=call.topk,
+        metric=vq._codebook.metric,
+        estimator="none",
+    )
+    chosen = _losses.Chosen(tokens, inputs, searched, mask, codes, indices)
+    terms = _losses.breakdown(inputs, _losses.commitment(vq, chosen, call), None, None, None)
+    return Step(quantized, indices, _losses.total(vq, terms, call), terms)
+
+
 def _arguments(vq: "VectorQuantize", tokens: Tensor, call: Call, apart: bool) -> dict[str, Any]:
     """What the search and the losses need to know; what is as by default is left out."""
     codebook = vq._codebook
-    sampling = vq.training and vq.stochastic_sample_codes
+    sampling = vq.stochastic_sample_codes
     arguments: dict[str, Any] = dict(
-        training=vq.training,
-        metric=codebook.metric,
+        codebook.collecting(call.ranks),
+        training=True,
         estimator=estimator(vq),
         topk=call.topk,
         temperature=call.temperature if sampling else None,
         gradient_temperature=call.temperature,
         commitment_weight=vq.commitment_weight if vq.has_commitment_loss else 0.0,
+        commitment_use_cross_entropy_loss=vq.commitment_use_cross_entropy_loss,
         pulls_codes=vq.learnable_codebook and not call.frozen,
+        variance=vq.directional_reparam_variance,
+        sync_update_v=vq.sync_update_v,
         affine=codebook.affine_state() if codebook.affine_param else [],
         totals=codebook.recorded_totals(),
     )
     if call.targets is not None:
         arguments["targets"] = vq._layout.split_indices(call.targets)
-    if not vq.training:
-        return arguments
-    arguments |= call.ranks.named()
-    arguments |= dict(
-        variance=vq.directional_reparam_variance,
-        sync_update_v=vq.sync_update_v,
-        commitment_use_cross_entropy_loss=vq.commitment_use_cross_entropy_loss,
-    )
     if vq.has_codebook_diversity_loss:
         arguments |= dict(
             diversity_weight=vq.codebook_diversity_loss_weight,

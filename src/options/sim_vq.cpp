@@ -1,6 +1,7 @@
 #include <torchvq/options/sim_vq.h>
 
 #include <cmath>
+#include <string>
 
 #include <c10/util/Exception.h>
 
@@ -33,9 +34,9 @@ void ResidualSimVQOptions::validate() const {
   expect_residual_sim_vq(num_quantizers() >= 1, "num_quantizers", "at least 1", num_quantizers());
   expect_residual_sim_vq(heads() >= 1 && dim() % heads() == 0, "heads",
                          "at least 1 and a divisor of dim", heads());
-  const auto cutoff = quantize_dropout_cutoff_index();
-  expect_residual_sim_vq(cutoff >= 0 && cutoff < num_quantizers(), "quantize_dropout_cutoff_index",
-                         "in [0, num_quantizers)", cutoff);
+  const auto cutoff = quantize_dropout_cutoff_index(), last = num_quantizers() - 1;
+  expect_residual_sim_vq(cutoff >= 0 && cutoff <= last, "quantize_dropout_cutoff_index",
+                         "in [0, " + std::to_string(last) + "]", cutoff);
   expect_residual_sim_vq(quantize_dropout_multiple_of() >= 1, "quantize_dropout_multiple_of",
                          "at least 1", quantize_dropout_multiple_of());
   const auto beam = eval_beam_size().value_or(1);

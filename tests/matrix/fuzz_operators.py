@@ -158,6 +158,18 @@ def _by_hand() -> None:
         codes, sums, counts, cooldown, keys, rows, hits, rng, threshold=2.0, reset_cluster_size=1.0, cooldown_steps=1
     )  # fmt: skip
     _ops.merge_statistics(*statistics, *statistics)
+    state = [codes, counts, sums, cooldown, torch.zeros(1, dtype=torch.long)]
+    _ops.expire_codes_(state, [rng], [x], threshold=0.5, reset_cluster_size=0.5)
+    _ops.finish_step_([cooldown], [indices], [rng], counts=[], masks=[])
+    means = [torch.zeros(1, 1, 4), torch.ones(1, 1, 4)] * 2
+    _ops.affine_inputs(x, *means)
+    _ops.candidate_commitment_loss(x, x.unsqueeze(2))
+    _ops.codebook_diversity_loss(x, codes, temperature=1.0, metric="euclidean")
+    _ops.commitment_cross_entropy(x, codes, indices, metric="euclidean")
+    _ops.orthogonal_loss(codes)
+    _ops.vqp_diversity_loss(
+        x, codes, batch=1, tokens=6, heads=1, separate=False, temperature=1.0, metric="euclidean"
+    )
     _ops.averages_of_codes(codes, counts)
     _ops.refine_codebooks(x, [codes], beam=1, iterations=1)
     _ops.synced_kmeans(x, 2, rng)

@@ -191,7 +191,7 @@ def test_training_under_vmap_needs_a_state_for_each_slice() -> None:
     """One state cannot take the steps of several slices: an error, and nothing written."""
     module = build("vq")
     before = state(module)
-    with pytest.raises(RuntimeError, match="ema_update_: expected cluster_size to be mapped"):
+    with pytest.raises(RuntimeError, match="vector_quantize_: expected state to be mapped"):
         torch.vmap(lambda x: tuple(forward(module, x)))(steps("vq"))
     assert_same_state(module, before)
 

@@ -21,6 +21,7 @@ import torch
 
 import torchvq
 from torchvq import FSP, FSQ, LFQ, LatentQuantize, ResidualFSQ, ResidualVQ, VectorQuantize
+from torchvq.sim_vq import _identity
 
 ops = torch.ops.torchvq
 HEADERS = Path(__file__).resolve().parents[2] / "include/torchvq/options"
@@ -81,6 +82,7 @@ DIFFERENCES = {
 IN_WORDS = {
     ("BinaryMapper", "kl_loss_threshold"): ("log 2", math.log(2)),
     ("ResidualVQ", "beam_size"): ("1", None),
+    ("SimVQ", "init_fn"): ("the same", _identity),
 }
 REQUIRED = inspect.Parameter.empty
 
@@ -137,7 +139,7 @@ def fields_of(struct: str) -> dict[str, str | None]:
 
 
 # Options of parts, whose own fields are in the table.
-PARTS = {"fsq", "lfq", "mlp_kwargs", "rfsq", "rlfq", "rvq", "vq"}
+PARTS = {"fsq", "lfq", "mlp_kwargs", "rfsq", "rlfq", "rvq", "sim_vq", "vq"}
 
 
 @pytest.mark.parametrize("name", CLASSES)
@@ -205,7 +207,13 @@ def test_calls_take_the_same_arguments_in_both_languages(struct: str) -> None:
 
 # The operators ---------------------------------------------------------------------------------------------------
 
-GIVEN = {"dim": "8", "levels": "[8, 5]", "num_quantizers": "2", "codebook_size": "16"}
+GIVEN = {
+    "dim": "8",
+    "levels": "[8, 5]",
+    "num_quantizers": "2",
+    "codebook_size": "16",
+    "codebook_dim": "4",
+}
 
 
 def check(name: str, options: dict[str, str]) -> list[int]:
@@ -224,6 +232,8 @@ def test_defaults_are_read_back_and_valid(name: str) -> None:
 
 # Any text will do, or any name: what they name is looked for later.
 ANY_TEXT = {
+    "codebook_transform",
+    "init_fn",
     "in_place_codebook_optimizer",
     "process_group",
     "straight_through_activation",

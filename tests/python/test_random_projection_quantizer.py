@@ -168,7 +168,7 @@ def test_operator_takes_no_tokens_strides_and_refuses_the_rest():
         (dict(heads=2), r"expected heads to be left out \(use num_codebooks\), but got 2"),
         (
             dict(accept_image_fmap=True, accept_3d_fmap=True),
-            "expected accept_3d_fmap to be off with accept_image_fmap",
+            "expected not both of accept_image_fmap and accept_3d_fmap",
         ),
     ],
 )
