@@ -161,6 +161,16 @@ def test_a_training_step_is_one_all_reduce(two: Ranks, case: str) -> None:
         assert counted[4] == counted[5] == (0, 0, 0, 0)
 
 
+@pytest.mark.parametrize("case", ["default", "residual"])
+def test_float_reduction_sends_less(two: Ranks, case: str) -> None:
+    exact, reduced = (
+        two.run(traffic, case, {"threshold_ema_dead_code": 0, "reduction": reduction})
+        for reduction in ("exact", "float")
+    )
+    for counted, fewer in zip(exact, reduced, strict=True):
+        assert 0 < fewer[2][3] < 0.75 * counted[2][3]  # headers and counts stay whole
+
+
 @pytest.mark.parametrize(
     "options", [{"sync_codebook": False}, {"decay": 0.5, "sync_codebook": False}]
 )
