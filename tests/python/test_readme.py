@@ -44,6 +44,21 @@ def test_links_lead_to_files(page: str) -> None:
     assert [link for link in links if not (path.parent / link).exists()] == []
 
 
+def test_the_walk_of_a_forward_is_a_way_down() -> None:
+    """Files of `Life of a forward` are there, and each is used by one that stands above it."""
+    page = (ROOT / "HACKING.md").read_text()
+    walk = page[page.index("## Life of a forward") : page.index("## Add an operator")]
+    files = [Path(name) for name in re.findall(r"`((?:python|src)/[\w/]+\.(?:py|cpp))`", walk)]
+    assert len(files) >= 8
+    above = ""
+    for file in files:
+        text = (ROOT / file).read_text()
+        names = {file.stem, file.stem.strip("_"), f"{file.stem}_"}
+        first = file.stem == "vector_quantize" and "functional" not in file.parts
+        assert first or any(re.search(rf"\b{name}\b", above) for name in names), file
+        above += text
+
+
 def test_blocks_of_a_page() -> None:
     page = "# One\n\n```sh\n# no heading\nls\n```\n\n## Two\n\n```\nplain\n```\n```sh\nid\n```\n"
     assert list(blocks_of(page)) == [
