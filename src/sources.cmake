@@ -78,6 +78,7 @@ set(TORCHVQ_SOURCES
   functional/vector_quantize.cpp
   functional/vector_quantize_operator.cpp
   functional/vqp_compat.cpp
+  functional/vqp_kmeans.cpp
   functional/wide_codes.cpp
   io/array_layout.cpp
   io/array_source.cpp
@@ -359,5 +360,6 @@ set(TORCHVQ_SOURCES
   options/text.cpp
   options/text_of_structs.cpp
   options/vector_quantize.cpp
+  options/vqp_compat.cpp
   version.cpp
 )

@@ -97,12 +97,18 @@ def losses(
     zero = signs.latents.new_zeros(())
     if not lfq.training:
         return zero, LookupFreeLossBreakdown(zero, zero, zero)
-    per_sample, batch = _ops.sign_entropy(
-        signs.latents,
-        sharpness=4 * signs.inv_temperature * lfq.code_value,
-        mask=signs.entropy_mask,
-        totals=totals,
-    )
+    sharpness = 4 * signs.inv_temperature * lfq.code_value
+    if lfq.vqp_compat:
+        per_sample, batch = _ops.vqp_sign_entropy(
+            signs.latents,
+            sharpness=sharpness,
+            masked=signs.mask is not None,
+            mask=signs.entropy_mask,
+        )
+    else:
+        per_sample, batch = _ops.sign_entropy(
+            signs.latents, sharpness=sharpness, mask=signs.entropy_mask, totals=totals
+        )
     commitment = zero
     if lfq.commitment_loss_weight > 0:
         commitment = _ops.commitment_loss(signs.latents, signs.codes, mask=signs.mask)

@@ -17,7 +17,8 @@ def check_beam(name: str, size: int | None, implicit: bool) -> None:
 def check_beam_training(vq_kwargs_conflicts: dict[str, bool], beam: int) -> None:
     """Raises ValueError where a training step with a beam would have to choose codes in two ways."""
     for name, given in vq_kwargs_conflicts.items():
-        expect(_OWNER, not given, name, f"off in training with beam_size {beam}", True)
+        instead = "use eval_beam_size for a beam in evaluation alone"
+        expect(_OWNER, not given, name, f"off in training with beam_size {beam} ({instead})", True)
 
 
 def check_levels(indices: Tensor, levels: int, fewer: bool) -> None:

@@ -338,5 +338,5 @@ def count_step(levels: list[Level], shared: bool, counts: list[Tensor], ranks: R
     """The next draws are new ones."""
     for index, level in enumerate(levels[:1] if shared else levels):
         chosen = level.choice.chosen
-        used = counts[index] if counts else None
+        used = counts[index] if index < len(counts) else None
         advance_rng(level.vq._codebook.rng, used, chosen.mask, chosen.inputs, ranks)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from torchvq._compat import vqp_compat_of
 from torchvq._noise import NoisyModule
 from torchvq._options import check_options
 from torchvq._ranks import ALONE, Ranks, default_group, distributed_training
@@ -28,11 +29,10 @@ class BinaryMapper(NoisyModule):
         bits: number of logits ``H``, 1 to 30. Default: 1.
         kl_loss_threshold: nats per token that the divergence from the uniform distribution may have for free.
             ``kappa`` in the paper. Default: log 2, one bit.
-        deterministic_on_eval: kept for code that sets it. Evaluation takes the likelier bits whatever it says, unless
-            a call asks for draws with ``deterministic=False``; with ``vqp_compat=True`` it decides, as it did.
-            Default: False.
+        deterministic_on_eval: whether evaluation takes the likelier bits instead of drawing, unless a call says
+            otherwise. Default: True, but False with ``vqp_compat``.
         vqp_compat: as ``vector_quantize_pytorch``: evaluation draws unless ``deterministic_on_eval``, and the gradient
-            ignores the temperature. Default: False.
+            ignores the temperature. Default: what ``TORCHVQ_COMPAT`` says.
 
     Raises:
         ValueError: an option out of range.
@@ -44,17 +44,19 @@ class BinaryMapper(NoisyModule):
         self,
         bits: int = 1,
         kl_loss_threshold: float = _LOG_2,
-        deterministic_on_eval: bool = False,
+        deterministic_on_eval: bool | None = None,
         *,
-        vqp_compat: bool = False,
+        vqp_compat: bool | None = None,
     ) -> None:
         super().__init__()
         check_options("BinaryMapper", locals())
         self.bits = bits
         self.num_codes = 2**bits
         self.kl_loss_threshold = kl_loss_threshold
-        self.deterministic_on_eval = deterministic_on_eval
-        self.vqp_compat = vqp_compat
+        self.vqp_compat = vqp_compat_of(vqp_compat)
+        self.deterministic_on_eval = (
+            not self.vqp_compat if deterministic_on_eval is None else bool(deterministic_on_eval)
+        )
 
     def extra_repr(self) -> str:
         """The options, for ``print``."""
@@ -98,9 +100,7 @@ class BinaryMapper(NoisyModule):
         straight_through = self.training if straight_through is None else straight_through
         calc_aux_loss = self.training if calc_aux_loss is None else calc_aux_loss
         if deterministic is None:
-            deterministic = not self.training and (
-                self.deterministic_on_eval or not self.vqp_compat
-            )
+            deterministic = not self.training and self.deterministic_on_eval
         rng = None if deterministic else self.take_rng(logits, mask, self._ranks())
         indices = _ops.binary_sample(logits, rng, temperature=temperature, mask=mask)
         one_hot = _ops.binary_one_hot(

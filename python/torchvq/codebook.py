@@ -274,6 +274,7 @@ class Codebook(WideBuffers):
             mask=mask,
             iterations=self.kmeans_iters,
             metric=self.metric,
+            vqp_compat=self.vqp_compat,
             **(ranks if together else ALONE).named(),
         )
         if not together and not ranks.alone:
@@ -455,6 +456,9 @@ class Codebook(WideBuffers):
         """Sets the codes and the averages behind them, so that the next update keeps what it was given."""
         with torch.no_grad():
             self.embed.copy_(codes)
+            if self.vqp_compat:
+                # The reference's averages stay, and take the codes back.
+                return
             self.embed_avg.copy_(self.embed)
             self.cluster_size.fill_(1)
             self.cooldown.zero_()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from torchvq._compat import as_returned, vqp_compat_of
 from torchvq._layout import Layout
 from torchvq._noise import NoisyModule
 from torchvq._options import check_options
@@ -86,8 +87,11 @@ class FSP(NoisyModule):
         vector_norm: which moments of the latents the loss pulls to those of the distribution: none, var, kurt,
             var_tanh, var_sigmoid or var_laplace. Default: "var_tanh".
         sync_statistics: whether ranks that train together take the moments over the tokens of all. None or True: in
-            training, where a process group has several ranks. False: never. Default: None.
+            training, where a process group has several ranks; None: never with ``vqp_compat``. False: never. Default:
+            None.
         process_group: those ranks: a group, or its name. Default: all.
+        vqp_compat: as ``vector_quantize_pytorch``: moments of each rank's own tokens, unless ``sync_statistics``; int32
+            indices, where the codebook has less than 2^31 codes. Default: what ``TORCHVQ_COMPAT`` says.
 
     Raises:
         ValueError: an option out of range.
@@ -119,6 +123,7 @@ class FSP(NoisyModule):
         *,
         sync_statistics: bool | None = None,
         process_group: "ProcessGroup | str | None" = None,
+        vqp_compat: bool | None = None,
     ) -> None:
         super().__init__()
         check_options("FSP", locals())
@@ -131,7 +136,10 @@ class FSP(NoisyModule):
         self.quantize_rate = quantize_rate
         self.need_inv_act = need_inv_act
         self.vector_norm = vector_norm
-        self.sync_statistics = sync_statistics
+        self.vqp_compat = vqp_compat_of(vqp_compat)
+        self.sync_statistics = (
+            False if sync_statistics is None and self.vqp_compat else sync_statistics
+        )
         self.process_group = group_name(process_group)
         self.has_projections = self.dim != self.codebook_dim
         self.project_in: nn.Module = nn.Identity()
@@ -205,10 +213,13 @@ class FSP(NoisyModule):
             info["p_accept_prob"] = acceptance
         return FSPOutput(
             layout.unpack(output, z),
-            _ops.unpack_positions(indices, z.shape, self.channel_first),
+            self._as_returned(_ops.unpack_positions(indices, z.shape, self.channel_first)),
             loss,
             info,
         )
+
+    def _as_returned(self, indices: Tensor) -> Tensor:
+        return as_returned(indices, self.vqp_compat, self.codebook_size)
 
     @property
     def act_func(self) -> Callable[[Tensor], Tensor]:
@@ -231,7 +242,7 @@ class FSP(NoisyModule):
 
     def level_indices_to_indices(self, level_indices: Tensor) -> Tensor:
         """Levels (*, D) to indices (*); the first feature counts fastest. -1 gives -1."""
-        return _ops.scalar_indices(level_indices.long(), self.levels)
+        return self._as_returned(_ops.scalar_indices(level_indices.long(), self.levels))
 
     def indices_to_level_indices(self, indices: Tensor) -> Tensor:
         """Indices (*) to levels (*, D); -1 gives -1."""

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from torchvq._compat import as_returned, vqp_compat_of, wide_indices
 from torchvq._constants import to_default_device
 from torchvq._layout import Layout
 from torchvq._options import check_options, expect
@@ -37,8 +38,8 @@ class FSQ(RandomState):
         keep_num_codebooks_dim: indices have a last axis of ``C`` even if that is 1. Default: whether ``C`` is above 1.
         scale: has no effect, as in the reference; kept in the attribute.
         allowed_dtypes: has no effect: quantization is exact in float32 for every dtype but float64.
-        channel_first: features on axis 1. Inputs of 4 or more axes (images, videos) have them there in any case.
-            Default: False.
+        channel_first: features on axis 1; otherwise on the last. Default: for inputs of 4 axes or more (images,
+            videos), which with ``vqp_compat`` have them there whatever is said.
         projection_has_bias: whether the projections add a bias. Default: True.
         return_indices: False gives None in the place of indices. Default: True.
         force_quantization_f32: has no effect: quantization never runs in half precision.
@@ -50,6 +51,9 @@ class FSQ(RandomState):
         bound_hard_clamp: bound by a clamp to [-1, 1] instead of tanh. Default: False.
         orthogonal_rotation: quantize along rotated axes: a random orthogonal matrix, the buffer ``orthogonal_rot``
             (D, D), is applied before and undone after. It stays float32. Default: False.
+        vqp_compat: as ``vector_quantize_pytorch``: with any ``noise_dropout`` above 0, noise of up to 1/2 on half of
+            the elements, whatever their levels; int32 indices, where the codebook has less than 2^31 codes. Default:
+            what ``TORCHVQ_COMPAT`` says.
 
     Raises:
         ValueError: an option out of range, or options that exclude each other. TypeError: levels that are no integers.
@@ -73,7 +77,7 @@ class FSQ(RandomState):
         keep_num_codebooks_dim: bool | None = None,
         scale: float | None = None,
         allowed_dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float64),
-        channel_first: bool = False,
+        channel_first: bool | None = None,
         projection_has_bias: bool = True,
         return_indices: bool = True,
         force_quantization_f32: bool = True,
@@ -81,9 +85,12 @@ class FSQ(RandomState):
         noise_dropout: float = 0.0,
         bound_hard_clamp: bool = False,
         orthogonal_rotation: bool = False,
+        *,
+        vqp_compat: bool | None = None,
     ) -> None:
         super().__init__()
         check_options("FSQ", locals())
+        self.vqp_compat = vqp_compat_of(vqp_compat)
         self.levels = tuple(int(count) for count in levels)
         self.scale = scale
         self.preserve_symmetry = preserve_symmetry
@@ -121,7 +128,7 @@ class FSQ(RandomState):
 
         Args:
             z: (B, N, dim); (B, dim); images (B, dim, H, W) and videos (B, dim, T, H, W); with ``channel_first``
-                (B, dim, *). Any floating dtype.
+                (B, dim, *), with ``channel_first=False`` (B, *, dim). Any floating dtype.
             mask: bool, one per position, True for real tokens. Outputs of the others are 0, their indices -1, and
                 they have no gradient.
 
@@ -151,9 +158,8 @@ class FSQ(RandomState):
             return ScalarOutput(quantized, None)
         if not self.keep_num_codebooks_dim:
             indices = indices.squeeze(-1)
-        return ScalarOutput(
-            quantized, _ops.unpack_positions(indices, z.shape, layout.channel_first)
-        )
+        indices = _ops.unpack_positions(indices, z.shape, layout.channel_first)
+        return ScalarOutput(quantized, self._as_returned(indices))
 
     def quantize_tokens(
         self,
@@ -180,12 +186,19 @@ class FSQ(RandomState):
             noise=self.noise_dropout,
             stream=stream,
             mask=mask,
+            vqp_noise=self.vqp_compat,
         )
         return cast(tuple[Tensor, Tensor], found)
 
+    def _as_returned(self, indices: Tensor) -> Tensor:
+        return as_returned(indices, self.vqp_compat, self.codebook_size)
+
     def _layout_of(self, axes: int) -> Layout:
         """Of inputs with so many axes."""
-        return Layout(self.dim, 1, False, self.channel_first or axes >= 4, None, owner="FSQ")
+        first = self.channel_first
+        if first is None or (self.vqp_compat and not first):
+            first = axes >= 4
+        return Layout(self.dim, 1, False, first, None, owner="FSQ")
 
     @property
     def bound_name(self) -> str:
@@ -227,12 +240,12 @@ class FSQ(RandomState):
         indices: Tensor = _ops.scalar_code_indices(
             zhat, self.levels, symmetric=self.preserve_symmetry
         )
-        return indices
+        return self._as_returned(indices)
 
     def indices_to_level_indices(self, indices: Tensor) -> Tensor:
         """The level of each feature (*, D), int64, from 0, for indices (*). IndexError for an index outside."""
-        levels: Tensor = _ops.scalar_level_indices(indices, self.levels)
-        return levels
+        levels: Tensor = _ops.scalar_level_indices(wide_indices(indices), self.levels)
+        return self._as_returned(levels)
 
     def indices_to_codes(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in its layout; -1 gives zeros.
@@ -267,7 +280,7 @@ class FSQ(RandomState):
         wide = scale is not None and scale.dtype == torch.float64
         dtype = torch.float64 if wide else self._code_dtype
         codes: Tensor = _ops.decode_scalars(
-            indices, self.levels, self.preserve_symmetry, self._rotation, scale, dtype
+            wide_indices(indices), self.levels, self.preserve_symmetry, self._rotation, scale, dtype
         )
         return codes
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchvq import _checkpointing
+from torchvq._compat import as_returned, vqp_compat_of
 from torchvq._constants import ConstantBuffers, materialise_constants, to_default_device
 from torchvq._in_place import (
     accumulate_gradients,
@@ -57,6 +58,9 @@ class LatentQuantize(nn.Module):
             ``fullgraph=True`` is refused; evaluation, and everything without this optimizer, is one graph.
             Default: none.
         channel_first: features on axis 1 (B, dim, *); otherwise on the last. Default: True.
+        vqp_compat: as ``vector_quantize_pytorch``: the loss is between input and output, its two terms pull the side
+            that the other should, values never learn; int32 indices, where the codebook has less than 2^31 codes.
+            Default: what ``TORCHVQ_COMPAT`` says.
 
     Values start evenly spaced: from -1/2 to 1/2 for odd levels, from -1/2 to 1/2 - 1/L for even.
 
@@ -92,6 +96,7 @@ class LatentQuantize(nn.Module):
         in_place_codebook_optimizer: Callable[..., Optimizer] | None = None,
         *,
         channel_first: bool = True,
+        vqp_compat: bool | None = None,
     ) -> None:
         super().__init__()
         # Python alone has codebook_dim, one number of levels, and None for zero and False.
@@ -105,11 +110,13 @@ class LatentQuantize(nn.Module):
             optimize_values=_or_zero(optimize_values),
             in_place_codebook_optimizer=in_place_codebook_optimizer,
             channel_first=channel_first,
+            vqp_compat=vqp_compat,
         )
         check_options("LatentQuantize", options)
         self.levels = [int(count) for count in options["levels"]]
         self.commitment_loss_weight = float(options["commitment_loss_weight"])
         self.quantization_loss_weight = float(options["quantization_loss_weight"])
+        self.vqp_compat = vqp_compat_of(vqp_compat)
         initial: list[Tensor] = _ops.latent_values(self.levels)
         self.dim = dim
         self.num_codebooks = num_codebooks
@@ -167,6 +174,7 @@ class LatentQuantize(nn.Module):
         if token_mask is not None:
             tokens = _ops.fill_masked(tokens, token_mask)
         latents = self._split(project(self.project_in, tokens))
+        learns = self.training and not self.vqp_compat
         code_mask = None
         if token_mask is not None:
             code_mask = token_mask.unsqueeze(-1).expand(latents.shape[:-1])
@@ -174,13 +182,22 @@ class LatentQuantize(nn.Module):
         codes, indices, loss = _ops.latent_quantize_features(
             latents,
             values,
-            commitment=self.commitment_loss_weight if self.training else 0.0,
-            quantization=self.quantization_loss_weight if self.training else 0.0,
+            commitment=self.commitment_loss_weight if learns else 0.0,
+            quantization=self.quantization_loss_weight if learns else 0.0,
             mask=code_mask,
         )
+        output = project(self.project_out, codes.flatten(2))
         if not self.training:
             loss = torch.zeros_like(loss)
-        output = project(self.project_out, codes.flatten(2)).to(z.dtype)
+        elif self.vqp_compat:
+            loss = _ops.vqp_latent_loss(
+                tokens,
+                output,
+                commitment=self.commitment_loss_weight,
+                quantization=self.quantization_loss_weight,
+                mask=token_mask,
+            )
+        output = output.to(z.dtype)
         if token_mask is not None:
             output = _ops.fill_padding(output, token_mask)
         return QuantizeOutput(layout.unpack(output, z), self._restore(indices, z), loss)
@@ -201,7 +218,8 @@ class LatentQuantize(nn.Module):
 
     def codes_to_indices(self, zhat: Tensor) -> Tensor:
         """Indices (*), int64, of codes (*, D), each number being counted as the nearest of its values."""
-        return _ops.latent_quantize_features(zhat.detach(), list(self.values_per_latent))[1]
+        indices = _ops.latent_quantize_features(zhat.detach(), list(self.values_per_latent))[1]
+        return as_returned(indices, self.vqp_compat, self.codebook_size)
 
     def indices_to_codes(self, indices: Tensor, project_out: bool = True) -> Tensor:
         """Codes of indices as ``forward`` returns them, in its layout; -1 gives zeros.
@@ -232,14 +250,20 @@ class LatentQuantize(nn.Module):
 
     def commitment_loss(self, z: Tensor, zhat: Tensor, reduce: str = "mean") -> Tensor:
         """Mean of (z - zhat)^2, which pulls z: zhat counts as a constant. ``reduce``: mean, sum or none."""
-        return _ops.latent_commitment_loss(z, zhat, reduce)
+        pulls_zhat = self.vqp_compat
+        return (_ops.latent_quantization_loss if pulls_zhat else _ops.latent_commitment_loss)(
+            z, zhat, reduce
+        )
 
     def quantization_loss(self, z: Tensor, zhat: Tensor, reduce: str = "mean") -> Tensor:
         """Mean of (z - zhat)^2, which pulls zhat: z counts as a constant. ``reduce``: mean, sum or none.
 
         ``indices_to_codes(indices, project_out=False)`` gives a zhat whose gradient reaches the values.
         """
-        return _ops.latent_quantization_loss(z, zhat, reduce)
+        pulls_z = self.vqp_compat
+        return (_ops.latent_commitment_loss if pulls_z else _ops.latent_quantization_loss)(
+            z, zhat, reduce
+        )
 
     # Values ----------------------------------------------------------------------------------------------------
 
@@ -250,6 +274,8 @@ class LatentQuantize(nn.Module):
     def _values_of_step(self, latents: Tensor, mask: Tensor | None) -> list[Tensor]:
         """The values that this forward quantizes to; an in-place optimizer has moved them first."""
         values = list(self.values_per_latent)
+        if self.vqp_compat:
+            values = [own.detach() for own in values]
         if not learns_in_place(self, self.values_per_latent):
             return values
         return self._stepped_values(latents, mask)
@@ -296,7 +322,8 @@ class LatentQuantize(nn.Module):
         """(B, N, C) to the positions of z."""
         if not self.keep_num_codebooks_dim:
             indices = indices.squeeze(-1)
-        return _ops.unpack_positions(indices, z.shape, self.channel_first)
+        indices = _ops.unpack_positions(indices, z.shape, self.channel_first)
+        return as_returned(indices, self.vqp_compat, self.codebook_size)
 
 
 class FixedValues(ConstantBuffers):

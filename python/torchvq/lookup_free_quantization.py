@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq import _lookup_free
+from torchvq._compat import vqp_compat_of
 from torchvq._constants import to_default_device
 from torchvq._layout import Layout
 from torchvq._lookup_free import Pending, Signs
@@ -86,8 +87,12 @@ class LFQ(RandomState):
         force_quantization_f32: kept for compatibility; arithmetic is float32 (float64 for float64) either way.
         orthogonal_rotation: quantize latents rotated by a fixed random matrix, the buffer ``orthogonal_rot``, and
             rotate codes back. Default: False.
-        sync_codebook: whether ranks share the entropies in training. Default: with more than one rank.
+        sync_codebook: whether ranks share the entropies in training. Default: with more than one rank; never with
+            ``vqp_compat``.
         process_group: group of those ranks, or its name. Default: the default group.
+        vqp_compat: as ``vector_quantize_pytorch``: logarithms of the entropies are clamped at 1e-5; with a mask the
+            batch entropy is that of the tokens, so that the two cancel, and padding keeps its output and index. Takes
+            memory for tokens times codes. Default: what ``TORCHVQ_COMPAT`` says.
 
     State: ``mask`` (D,), the value of each bit; ``project_in.*``, ``project_out.*``, ``orthogonal_rot`` (D, D); with
     ``frac_per_sample_entropy`` below 1 also ``rng`` (2,), which checkpoints of the reference lack.
@@ -127,6 +132,7 @@ class LFQ(RandomState):
         orthogonal_rotation: bool = False,
         sync_codebook: bool | None = None,
         process_group: "ProcessGroup | str | None" = None,
+        vqp_compat: bool | None = None,
     ) -> None:
         super().__init__()
         check_options("LFQ", locals())
@@ -150,7 +156,8 @@ class LFQ(RandomState):
         self.spherical = spherical
         self.force_quantization_f32 = force_quantization_f32
         self.orthogonal_rotation = orthogonal_rotation
-        self.sync_codebook = sync_codebook
+        self.vqp_compat = vqp_compat_of(vqp_compat)
+        self.sync_codebook = False if sync_codebook is None and self.vqp_compat else sync_codebook
         self.process_group = group_name(process_group)
         self.activation = (
             nn.Identity() if straight_through_activation is None else straight_through_activation
@@ -246,9 +253,11 @@ class LFQ(RandomState):
         ranks = _lookup_free.ranks_of(self)
         _lookup_free.shake_hands([self], self._buffers.get("rng"), ranks)
         tokens = layout.pack(x)
-        if token_mask is not None:
+        # The reference quantizes padding as well.
+        real = None if self.vqp_compat else token_mask
+        if real is not None:
             # Padding may hold anything, NaN included; zeros keep it out of every gradient.
-            tokens = _ops.fill_masked(tokens, token_mask)
+            tokens = _ops.fill_masked(tokens, real)
         signs = self.quantize(tokens, token_mask, inv_temperature, rng, ranks)
         ((totals,),) = _lookup_free.shared_totals(
             [Pending([self], [signs], self.recorded_step)], ranks
@@ -256,8 +265,8 @@ class LFQ(RandomState):
         loss, terms = _lookup_free.losses(self, signs, totals)
         output = project(self.project_out, self.output_codes(signs, tokens)).to(x.dtype)
         indices = signs.indices
-        if token_mask is not None:
-            output = _ops.fill_padding(output, token_mask)
+        if real is not None:
+            output = _ops.fill_padding(output, real)
             assert signs.mask is not None
             indices = indices.masked_fill(signs.mask.logical_not(), -1)
         indices = layout.restore_positions(indices, x)

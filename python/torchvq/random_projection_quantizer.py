@@ -5,6 +5,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from torchvq._compat import vqp_compat_of
 from torchvq._constants import to_default_device
 from torchvq._layout import Layout
 from torchvq._options import check_options, expect
@@ -46,6 +47,8 @@ class RandomProjectionQuantizer(WideBuffers):
             layer, ``vq.project_in``, leads from the projections of all to codes of ``C * codebook_dim`` features in
             each codebook, as in ``vector_quantize_pytorch``, whose checkpoints hold it. Default: 1.
         norm: normalise each token (layer norm without weights) before it is projected. Default: True.
+        vqp_compat: as ``vector_quantize_pytorch``: the layers of several codebooks begin with offsets and require a
+            gradient. Default: what ``TORCHVQ_COMPAT`` says.
         **kwargs: layout: ``channel_last``, ``accept_image_fmap``, ``accept_3d_fmap`` as for ``VectorQuantize``. Its
             options of learning are taken and have no effect; those that would change codes by themselves are refused.
 
@@ -53,7 +56,7 @@ class RandomProjectionQuantizer(WideBuffers):
         ValueError: an option out of range, or one that this class decides. TypeError: unknown options.
 
     Gradient: none to what is returned but that of the cross-entropy to the input. No parameter of the module requires
-        one.
+        one (but with ``vqp_compat``).
 
     Dtypes: indices are int64; projection, comparison and cross-entropy are float32 (float64 for float64 input) under
         any autocast or module cast; the second layer, where there is one, runs as ``project_in`` of ``VectorQuantize``.
@@ -81,6 +84,7 @@ class RandomProjectionQuantizer(WideBuffers):
         codebook_dim: int,
         num_codebooks: int = 1,
         norm: bool = True,
+        vqp_compat: bool | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__()
@@ -97,6 +101,7 @@ class RandomProjectionQuantizer(WideBuffers):
         self.codebook_dim = codebook_dim
         self.num_codebooks = num_codebooks
         self.norm = norm
+        self.vqp_compat = vqp_compat_of(vqp_compat)
         self.accept_image_fmap = layout.get("accept_image_fmap", False)
         self.accept_3d_fmap = layout.get("accept_3d_fmap", False)
         self.channel_last = layout.get("channel_last", True)
@@ -108,8 +113,11 @@ class RandomProjectionQuantizer(WideBuffers):
             heads=num_codebooks,
             separate_codebook_per_head=True,
             use_cosine_sim=True,
+            vqp_compat=vqp_compat,
             **kwargs,
         )
+        if self.vqp_compat:
+            return
         self.vq.requires_grad_(False)
         if isinstance(self.vq.project_in, nn.Linear):
             # Directions are compared, which an offset would make alike.

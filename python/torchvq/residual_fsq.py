@@ -7,6 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from torchvq._compat import as_returned, vqp_compat_of
 from torchvq._constants import materialise_constants
 from torchvq._options import check_options, expect
 from torchvq._residual_stack import LevelChoice, ResidualStack
@@ -47,7 +48,7 @@ class ResidualFSQ(ResidualStack):
         bound_hard_clamp: levels bound by a clamp to [-1, 1] instead of tanh. Default: True.
         **kwargs: options of every level, see ``FSQ``: ``noise_dropout``, ``orthogonal_rotation``,
             ``keep_num_codebooks_dim``, and those without effect. ``vqp_compat=True`` gives the gradient of
-            ``vector_quantize_pytorch``, whose gain is the sum of those of the levels.
+            ``vector_quantize_pytorch``, whose gain is the sum of those of the levels, its noise and int32 indices.
 
     Raises:
         ValueError: an option out of range, or options that exclude each other. TypeError: unknown options.
@@ -90,7 +91,7 @@ class ResidualFSQ(ResidualStack):
             )
             expect("ResidualFSQ", given in default, name, f"left out (use {instead})", given)
         check_options("ResidualFSQ", options | kwargs)
-        vqp_compat = kwargs.pop("vqp_compat", False)
+        vqp_compat = vqp_compat_of(kwargs.pop("vqp_compat", None))
         counts = tuple(int(count) for count in levels)
         super().__init__(
             dim=len(counts) if dim is None else dim,
@@ -102,11 +103,18 @@ class ResidualFSQ(ResidualStack):
             quantize_dropout_multiple_of=quantize_dropout_multiple_of,
             draws=kwargs.get("noise_dropout", 0.0) > 0,
         )
+        self.vqp_compat = vqp_compat
         self.gradient = "summed" if vqp_compat else "attached"
         self.levels = counts
         self.codebook_size = math.prod(counts)
         self.layers = nn.ModuleList(
-            FSQ(counts, preserve_symmetry=True, bound_hard_clamp=bound_hard_clamp, **kwargs)
+            FSQ(
+                counts,
+                preserve_symmetry=True,
+                bound_hard_clamp=bound_hard_clamp,
+                vqp_compat=vqp_compat,
+                **kwargs,
+            )
             for _ in range(num_quantizers)
         )
         for level in self.quantizers:
@@ -148,11 +156,13 @@ class ResidualFSQ(ResidualStack):
             return_all_codes=return_all_codes,
             seed=rand_quantize_dropout_fixed_seed,
         )
+        indices = self.shaped_indices(result.indices)
+        returned = as_returned(indices, self.vqp_compat, self.codebook_size)
         if result.all_codes is not None:
-            return ScalarOutputWithCodes(
-                result.quantized, self.shaped_indices(result.indices), result.all_codes
-            )
-        return ScalarOutput(result.quantized, self.shaped_indices(result.indices))
+            # The reference's codes of the levels have no gradient, and no noise.
+            codes = self.get_codes_from_indices(indices) if self.vqp_compat else result.all_codes
+            return ScalarOutputWithCodes(result.quantized, returned, codes)
+        return ScalarOutput(result.quantized, returned)
 
     @property
     def quantizers(self) -> list[FSQ]:

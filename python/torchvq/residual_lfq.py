@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq import _lookup_free
+from torchvq._compat import vqp_compat_of
 from torchvq._lookup_free import Pending
 from torchvq._options import check_options, expect
 from torchvq._residual_engine import stack_levels
@@ -55,7 +56,7 @@ class ResidualLFQ(ResidualStack):
         **kwargs: options of every level, see ``LFQ``: weights of the losses, ``frac_per_sample_entropy`` (the same
             tokens for all levels), ``spherical``, ``orthogonal_rotation``, ``straight_through_activation``,
             ``sync_codebook``, ``process_group``. ``vqp_compat=True`` gives the gradient of
-            ``vector_quantize_pytorch``, whose gain is the number of levels.
+            ``vector_quantize_pytorch``, whose gain is the number of levels, and its entropies.
 
     Raises:
         ValueError: an option out of range, or options that exclude each other. TypeError: unknown options.
@@ -96,8 +97,8 @@ class ResidualLFQ(ResidualStack):
             left_out = given is None or (name == "num_codebooks" and given == 1) or given is False
             expect("ResidualLFQ", left_out, name, f"left out (use {instead})", given)
         check_options("ResidualLFQ", own | kwargs)
-        vqp_compat = kwargs.pop("vqp_compat", False)
-        options = dict(kwargs, codebook_size=codebook_size)
+        vqp_compat = vqp_compat_of(kwargs.pop("vqp_compat", None))
+        options = dict(kwargs, codebook_size=codebook_size, vqp_compat=vqp_compat)
         first = LFQ(**options, soft_clamp_input_value=soft_clamp_input_value)
         super().__init__(
             dim=dim,

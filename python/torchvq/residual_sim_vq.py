@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq import _joined
+from torchvq._compat import vqp_compat_of
 from torchvq._estimators import estimate
 from torchvq._options import check_options
 from torchvq._residual_engine import only_if, stack_levels
@@ -92,7 +93,8 @@ class ResidualSimVQ(ResidualStack):
             quantize_dropout_cutoff_index=quantize_dropout_cutoff_index,
             quantize_dropout_multiple_of=quantize_dropout_multiple_of,
         )
-        self.gradient = "summed" if sim_vq_kwargs.get("vqp_compat") else "estimated"
+        self.vqp_compat = vqp_compat_of(sim_vq_kwargs.pop("vqp_compat", None))
+        self.gradient = "summed" if self.vqp_compat else "estimated"
         self.heads = heads
         self.channel_first = channel_first
         self.rotation_trick = rotation_trick
@@ -102,6 +104,7 @@ class ResidualSimVQ(ResidualStack):
                 dim=dim // heads,
                 codebook_size=codebook_size,
                 rotation_trick=rotation_trick,
+                vqp_compat=self.vqp_compat,
                 **sim_vq_kwargs,
             )
             for _ in range(num_quantizers)
@@ -138,9 +141,13 @@ class ResidualSimVQ(ResidualStack):
         )
         losses = self._losses(result)
         if result.all_codes is not None:
-            return ResidualOutputWithCodes(
-                result.quantized, result.indices, losses, self._placed(result.all_codes)
+            # The reference's have a gradient to the transforms.
+            codes = (
+                self.get_codes_from_indices(result.indices)
+                if self.vqp_compat
+                else self._placed(result.all_codes)
             )
+            return ResidualOutputWithCodes(result.quantized, result.indices, losses, codes)
         return ResidualOutput(result.quantized, result.indices, losses)
 
     @property

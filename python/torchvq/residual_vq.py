@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchvq import _joined
+from torchvq._compat import vqp_compat_of
 from torchvq._implicit_codebook import MLP
 from torchvq._in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
 from torchvq._layout import Layout
@@ -88,7 +89,7 @@ class ResidualVQ(nn.Module):
     values and the gradients of codes are not divided.
 
     Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``; ``vqp_compat=True`` restores
-    its gradient (one estimator per level, gain Q) and its Q updates of a shared codebook.
+    its gradient (one estimator per level, gain Q), its Q updates of a shared codebook, and the others marked there.
 
     Example:
         >>> rvq = ResidualVQ(dim=256, num_quantizers=8, codebook_size=1024)
@@ -143,7 +144,7 @@ class ResidualVQ(nn.Module):
         self.quantize_dropout = quantize_dropout and len(sizes) > 1
         self.quantize_dropout_cutoff_index = quantize_dropout_cutoff_index
         self.quantize_dropout_multiple_of = quantize_dropout_multiple_of
-        self.vqp_compat = vq_kwargs.get("vqp_compat", False)
+        self.vqp_compat = vqp_compat_of(vq_kwargs.get("vqp_compat"))
         self.beam_size = beam_size
         self.eval_beam_size = beam_size if eval_beam_size is None else eval_beam_size
         self.beam_score_quantizer_weights = beam_score_quantizer_weights
@@ -162,7 +163,7 @@ class ResidualVQ(nn.Module):
             )
 
     def _make_levels(self, inner_dim: int, vq_kwargs: dict[str, Any]) -> list[VectorQuantize]:
-        kwargs = dict(vq_kwargs)
+        kwargs = dict(vq_kwargs, vqp_compat=self.vqp_compat)
         if self.implicit_neural_codebook or self.diveq:
             kwargs |= {"learnable_codebook": True, "ema_update": False}
         if self.diveq:
@@ -170,6 +171,8 @@ class ResidualVQ(nn.Module):
         make_optimizer = None
         if self.shared_codebook:
             make_optimizer = kwargs.pop("in_place_codebook_optimizer", None)
+        if self.vqp_compat:
+            kwargs |= self._as_in_the_reference()
         levels = [
             VectorQuantize(
                 dim=inner_dim,
@@ -188,6 +191,15 @@ class ResidualVQ(nn.Module):
         if make_optimizer is not None:
             self.in_place_codebook_optimizer = make_optimizer(levels[0]._codebook.parameters())
         return levels
+
+    def _as_in_the_reference(self) -> dict[str, Any]:
+        """Options that a stack of the reference takes and does not obey."""
+        options: dict[str, Any] = {"freeze_codebook": False}
+        if self.diveq:
+            options["directional_reparam_variance"] = 0.005
+        if self.shared_codebook:
+            options |= {"manual_ema_update": False, "manual_in_place_optimizer_update": True}
+        return options
 
     # Forward -----------------------------------------------------------------------------------------------
 
@@ -295,13 +307,16 @@ class ResidualVQ(nn.Module):
         found = search_losses(self, stack.levels, request.ranks)
         counts: list[Tensor] = []
         if self.training and not request.frozen:
-            counts = learn(self, stack.levels, request)
+            # The reference's other levels do not learn under a beam.
+            first_only = self.vqp_compat and request.beam > 1
+            counts = learn(self, stack.levels[:1] if first_only else stack.levels, request)
         losses = [
             level_loss(level, terms) for level, terms in zip(stack.levels, found, strict=True)
         ]
         if self.training:
             count_codes(self.levels, [level.choice.chosen.indices for level in stack.levels])
-            count_step(stack.levels, self.shared_codebook, counts, request.ranks)
+            if not request.frozen or self._draws:
+                count_step(stack.levels, self.shared_codebook, counts, request.ranks)
         return stack_levels(losses, self.num_quantizers, 0)
 
     def _searched_result(
@@ -323,6 +338,10 @@ class ResidualVQ(nn.Module):
         indices = stack_levels(chosen, every, -1, -1)
         if not return_all_codes:
             return ResidualOutput(quantized, indices, loss)
+        if self.vqp_compat:
+            # The reference looks codes up when they have moved, with their gradient.
+            codes_of_levels = self.get_codes_from_indices(indices)
+            return ResidualOutputWithCodes(quantized, indices, loss, codes_of_levels)
         rows = [layout.merge_heads(level.codes, *request.batch).flatten(2) for level in levels]
         codes = [restore_codes(row, x, request.mask, layout) for row in rows]
         return ResidualOutputWithCodes(quantized, indices, loss, stack_levels(codes, every, 0))
@@ -356,6 +375,14 @@ class ResidualVQ(nn.Module):
         first = self.levels[0]
         by_codes = first.straight_through and not first.route_gradients_to_input
         return self.training and not self.diveq and (self.vqp_compat or by_codes)
+
+    @property
+    def _draws(self) -> bool:
+        """Whether a frozen stack takes numbers from its generators."""
+        first = self.levels[0]
+        noisy = first.stochastic_sample_codes or first.directional_reparam or self.diveq
+        some_codes = first.has_codebook_orthogonal_loss and first.orthogonal_reg_max_codes
+        return bool(noisy or self.quantize_dropout or some_codes)
 
     def _codebooks(self) -> list[Codebook]:
         levels = self.levels[:1] if self.shared_codebook else self.levels

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from torchvq._compat import vqp_compat_of
 from torchvq._joined import without_autocast
 from torchvq._layout import Layout
 from torchvq._options import check_options
@@ -61,7 +62,8 @@ class SimVQ(WideBuffers):
             gradient of the transform is the business of who wraps the model. False: no communication. Default: wherever
             there is a process group.
         process_group: those ranks: a group, or its name. Default: all.
-        vqp_compat: the rotation of ``vector_quantize_pytorch``, whose gain near zero is not bounded. Default: False.
+        vqp_compat: the rotation of ``vector_quantize_pytorch``, whose gain near zero is not bounded. Default:
+            what ``TORCHVQ_COMPAT`` says.
 
     Raises:
         ValueError: an option out of range.
@@ -100,7 +102,7 @@ class SimVQ(WideBuffers):
         *,
         sync_codebook: bool | None = None,
         process_group: "ProcessGroup | str | None" = None,
-        vqp_compat: bool = False,
+        vqp_compat: bool | None = None,
     ) -> None:
         super().__init__()
         check_options("SimVQ", locals())
@@ -113,7 +115,7 @@ class SimVQ(WideBuffers):
         self.commitment_weight = commitment_weight
         self.sync_codebook = sync_codebook
         self.process_group = group_name(process_group)
-        self.vqp_compat = vqp_compat
+        self.vqp_compat = vqp_compat_of(vqp_compat)
         frozen = init_fn(torch.randn(codebook_size, width) / math.sqrt(width))
         shape = [codebook_size, width]
         if list(frozen.shape) != shape:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchvq._call import Call, check_topk
+from torchvq._compat import vqp_compat_of
 from torchvq._in_place import (
     in_place_step,
     keep_optimizer_in_checkpoint,
@@ -115,8 +116,8 @@ class VectorQuantize(nn.Module):
         process_group: the ranks that learn together: a group, or its name. Default: all.
         reduction: how their statistics are added up: "exact", or "float" with half the bytes, for slow networks, and
             bits that depend on the number of ranks. Default: "exact".
-        vqp_compat: the numbers of ``vector_quantize_pytorch`` where this class differs on purpose: masked commitment,
-            diversity over positions, rotation near zero, dead codes and unused codes. Default: False.
+        vqp_compat: the numbers of ``vector_quantize_pytorch`` where this class differs on purpose and training depends
+            on it; ``docs/migrating.md`` has the list. Default: what ``TORCHVQ_COMPAT`` says.
 
     Raises:
         ValueError: an option out of range, or options that exclude each other.
@@ -190,7 +191,7 @@ class VectorQuantize(nn.Module):
         dead_code_threshold_fraction: float = 0.0,
         process_group: "ProcessGroup | str | None" = None,
         reduction: str = "exact",
-        vqp_compat: bool = False,
+        vqp_compat: bool | None = None,
     ) -> None:
         super().__init__()
         # What the defaults that depend on other options come to.
@@ -232,7 +233,7 @@ class VectorQuantize(nn.Module):
         self.return_zeros_for_masked_padding = return_zeros_for_masked_padding
         self.route_gradients_to_input = route_gradients_to_input
         self.manual_in_place_optimizer_update = manual_in_place_optimizer_update
-        self.vqp_compat = vqp_compat
+        self.vqp_compat = vqp_compat_of(vqp_compat)
         self._ema_update = moves
 
         codebook_dim = dim if codebook_dim is None else codebook_dim
@@ -259,7 +260,7 @@ class VectorQuantize(nn.Module):
             affine_param=affine_param,
             affine_param_batch_decay=affine_param_batch_decay,
             affine_param_codebook_decay=affine_param_codebook_decay,
-            vqp_compat=vqp_compat,
+            vqp_compat=self.vqp_compat,
         )
         keep_counts(self)
         self.in_place_codebook_optimizer: Optimizer | None = None

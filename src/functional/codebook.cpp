@@ -7,6 +7,7 @@
 
 #include <torchvq/distributed/synced_code_statistics.h>
 #include <torchvq/distributed/synced_kmeans.h>
+#include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/code_exponents.h>
 #include <torchvq/ops/decode_sums.h>
 
@@ -56,7 +57,11 @@ void initialise_codebook_(at::Tensor initted, at::Tensor cluster_size, at::Tenso
   kmeans.iterations = options.iterations();
   kmeans.metric = options.metric();
   kmeans.mask = mask;
-  const auto [found, counts] = distributed::synced_kmeans(x, embed.size(1), rng, kmeans);
+  const bool compat = options.vqp_compat() && options.group_name().empty();
+  auto [found, counts] =
+      compat ? vqp_kmeans(x, embed.size(1), mask, options.iterations(), options.metric())
+             : distributed::synced_kmeans(x, embed.size(1), rng, kmeans);
+  if (compat) found = found.mul(counts.gt(0).unsqueeze(-1));
   const auto any = counts.sum().gt(0);
   const auto size = counts.to(cluster_size.scalar_type());
   const auto centres = detail::narrowed(found, embed.scalar_type());
@@ -154,13 +159,14 @@ void initialise_codebook_op(at::Tensor initted, at::Tensor cluster_size, at::Ten
                             at::Tensor embed, const at::Tensor& x, const at::Tensor& rng,
                             const std::optional<at::Tensor>& mask, int64_t iterations,
                             std::string_view metric, std::string_view group_name,
-                            std::string_view label) {
+                            std::string_view label, bool vqp_compat) {
   torchvq::functional::initialise_codebook_(initted, cluster_size, embed_avg, embed, x, rng, mask,
                                             torchvq::functional::InitialiseCodebookOptions()
                                                 .iterations(iterations)
                                                 .metric(std::string(metric))
                                                 .group_name(std::string(group_name))
-                                                .label(std::string(label)));
+                                                .label(std::string(label))
+                                                .vqp_compat(vqp_compat));
 }
 
 at::Tensor update_affine_op(at::Tensor mean, at::Tensor variance, at::Tensor mean_needs_init,
@@ -181,7 +187,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "Tensor(d!) embed, "
       "Tensor x, Tensor rng, *, Tensor? mask=None, int iterations=10, str metric='euclidean', str "
       "group_name='', "
-      "str label='quantizer') -> ()",
+      "str label='quantizer', bool vqp_compat=False) -> ()",
       initialise_codebook_op);
   m.def(
       "affine_codes(Tensor embed, Tensor batch_mean, Tensor batch_variance, Tensor codebook_mean, "

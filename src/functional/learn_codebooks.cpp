@@ -4,6 +4,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <torchvq/distributed/synced_code_statistics.h>
@@ -136,9 +137,12 @@ void average(const CodebookState& state, const CodeStatistics& statistics, const
        .from_codebook = options.by_gradient() && options.ema_update() && !compat,
        .finish = finish && !compat});
   if (finish && compat) {
-    // The reference's unused codes are recomputed like all others, and so drift to the origin.
+    // The reference's unused codes are recomputed like all others, and so drift to the origin; but
+    // a step without tokens, as of a level that was dropped, changes nothing.
+    const auto before = wide.clone();
     ops::ema_finish_(wide, state.cluster_size, state.embed_avg,
                      {.decay = 1, .eps = options.eps(), .metric = options.metric()});
+    wide.copy_(at::where(statistics.counts.sum().gt(0), wide, before));
   }
 }
 

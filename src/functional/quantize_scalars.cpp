@@ -1,6 +1,7 @@
 #include <torchvq/functional/quantize_scalars.h>
 
 #include <tuple>
+#include <vector>
 
 #include <torch/library.h>
 
@@ -23,6 +24,16 @@ at::Tensor by_codebook(const at::Tensor& tokens, int64_t codebooks, int64_t dim)
   return tokens.unflatten(-1, {codebooks, dim});
 }
 
+at::Tensor add_noise(const at::Tensor& codes, at::IntArrayRef levels,
+                     const QuantizeScalarsOptions& options) {
+  if (!options.vqp_noise()) {
+    return ops::scalar_noise(codes, levels, *options.rng(), options.noise(), options.stream());
+  }
+  // Half a step of three levels is 1/2.
+  const std::vector<int64_t> threes(levels.size(), 3);
+  return ops::scalar_noise(codes, threes, *options.rng(), 0.5, options.stream());
+}
+
 }  // namespace
 
 QuantizeScalarsOutput quantize_scalars(const at::Tensor& tokens, at::IntArrayRef levels,
@@ -35,7 +46,7 @@ QuantizeScalarsOutput quantize_scalars(const at::Tensor& tokens, at::IntArrayRef
   if (rotation) features = rotate_features(features, *rotation);
   auto [codes, indices] = ops::scalar_quantize(features, levels, options.bound());
   if (options.rng() && options.noise() > 0) {
-    codes = ops::scalar_noise(codes, levels, *options.rng(), options.noise(), options.stream());
+    codes = add_noise(codes, levels, options);
   }
   if (rotation) codes = rotate_features(codes, *rotation, /*inverse=*/true);
   codes = codes.flatten(-2);
@@ -76,7 +87,7 @@ std::tuple<at::Tensor, at::Tensor> quantize_scalars_op(
     const at::Tensor& tokens, at::IntArrayRef levels, int64_t codebooks, std::string_view bound,
     const std::optional<at::Tensor>& rotation, const std::optional<at::Tensor>& scale,
     const std::optional<at::Tensor>& rng, double noise, int64_t stream,
-    const std::optional<at::Tensor>& mask) {
+    const std::optional<at::Tensor>& mask, bool vqp_noise) {
   auto output = quantize_scalars(tokens, levels,
                                  QuantizeScalarsOptions()
                                      .codebooks(codebooks)
@@ -86,7 +97,8 @@ std::tuple<at::Tensor, at::Tensor> quantize_scalars_op(
                                      .rng(rng)
                                      .noise(noise)
                                      .stream(stream)
-                                     .mask(mask));
+                                     .mask(mask)
+                                     .vqp_noise(vqp_noise));
   return {output.codes, output.indices};
 }
 
@@ -98,7 +110,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "quantize_scalars(Tensor tokens, int[] levels, *, int codebooks=1, str bound='tanh', "
       "Tensor? rotation=None, Tensor? scale=None, Tensor? rng=None, float noise=0.0, int stream=0, "
-      "Tensor? mask=None) -> (Tensor codes, Tensor indices)",
+      "Tensor? mask=None, bool vqp_noise=False) -> (Tensor codes, Tensor indices)",
       torchvq::functional::quantize_scalars_op);
   m.def("soft_clamp(Tensor x, Tensor limit) -> Tensor", TORCH_FN(torchvq::functional::soft_clamp));
   m.def(

@@ -42,15 +42,25 @@ std::vector<at::Tensor> learn(const SearchedTokens& searched, const CodebookStat
                           arguments.weight);
 }
 
+/// Whether a step took numbers from the generator, or may have: one that learns draws tokens for
+/// codes. A frozen step that draws nothing leaves the generator as it is.
+bool draws(const VectorQuantizeStepOptions& options) {
+  return options.learns() || options.search().temperature() ||
+         options.search().estimator() == "directional_reparam" ||
+         (options.losses().orthogonal_weight() > 0 && options.losses().orthogonal_max_codes());
+}
+
 void finish(const at::Tensor& x, const SearchedTokens& searched, const CodebookState& state,
             const VectorQuantizeArguments& arguments, const std::vector<at::Tensor>& counts,
-            bool alone) {
-  std::vector<at::Tensor> indices, masks;
+            const VectorQuantizeStepOptions& options) {
+  const bool alone = options.learning().ranks().alone();
+  std::vector<at::Tensor> indices, masks, rng;
+  if (draws(options)) rng.push_back(state.rng);
   // Candidates are no choice.
   if (searched.indices.dim() == 2) indices.push_back(searched.indices);
   if (searched.mask) masks.push_back(*searched.mask);
   if (counts.empty() && alone && x.sym_size(1) == 0) masks = {x.new_zeros({1}, at::kBool)};
-  finish_step_({arguments.step_counts}, indices, {state.rng}, counts, masks, alone);
+  finish_step_({arguments.step_counts}, indices, rng, counts, masks, alone);
 }
 
 }  // namespace
@@ -75,7 +85,7 @@ VectorQuantizeStep vector_quantize_(const at::Tensor& x, const CodebookState& st
   const auto counts = learn(searched, state, arguments, options);
   step.orthogonal =
       or_zero(orthogonal_term(state.embed, searched.indices, state.rng, losses), zero);
-  if (options.finishes()) finish(x, searched, state, arguments, counts, ranks.alone());
+  if (options.finishes()) finish(x, searched, state, arguments, counts, options);
   step.loss = weighted_sum(step, arguments.targets.has_value(), losses);
   return step;
 }

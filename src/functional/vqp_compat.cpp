@@ -1,9 +1,15 @@
 #include <torchvq/functional/vqp_compat.h>
 
+#include <limits>
+#include <tuple>
+
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cdist.h>
+#include <ATen/ops/ones_like.h>
 #include <torch/library.h>
 
 #include <torchvq/functional/layout.h>
+#include <torchvq/ops/sign_quantize.h>
 #include <torchvq/ops/snapshot.h>
 
 namespace torchvq::functional {
@@ -14,6 +20,11 @@ constexpr double kMinProbability = 1e-5;
 
 at::Tensor bounded_norm(const at::Tensor& rows) {
   return rows.norm(2, -1, /*keepdim=*/true).clamp_min(kMinNorm);
+}
+
+/// Of the last axis.
+at::Tensor clamped_entropy(const at::Tensor& probability) {
+  return probability.mul(probability.clamp_min(kMinProbability).log()).sum(-1).neg();
 }
 
 at::Tensor row_dot(const at::Tensor& a, const at::Tensor& b) {
@@ -52,6 +63,48 @@ at::Tensor vqp_masked_commitment(const at::Tensor& tokens, const at::Tensor& cod
   return squares.sum().div(real.sum().mul(tokens.sym_size(2)));
 }
 
+std::pair<at::Tensor, at::Tensor> vqp_sign_entropy(const at::Tensor& latents, double sharpness,
+                                                   const std::optional<at::Tensor>& mask,
+                                                   bool masked) {
+  const int64_t bits = latents.size(-1);
+  const auto every = at::arange(int64_t{1} << bits, latents.options().dtype(at::kLong));
+  const auto corners = ops::sign_decode(every, bits, 1.0).to(latents.scalar_type());
+  const auto probability = latents.matmul(corners.t()).mul(sharpness / 2).softmax(-1);
+  const auto weight = mask ? mask->to(latents.scalar_type()) : at::ones_like(latents.select(-1, 0));
+  const auto tokens = weight.sum(-1, /*keepdim=*/true).clamp_min(1);
+  const auto mean = [&](const at::Tensor& of_tokens) {
+    return of_tokens.mul(weight).div(tokens).sum(-1).mean();
+  };
+  const auto own = mean(clamped_entropy(probability));
+  if (masked) return {own, own};
+  const auto average = probability.mul(weight.div(tokens).unsqueeze(-1)).sum(1);
+  return {own, clamped_entropy(average).mean()};
+}
+
+at::Tensor vqp_latent_loss(const at::Tensor& z, const at::Tensor& quantized, double commitment,
+                           double quantization, const std::optional<at::Tensor>& mask) {
+  const auto apart = [&](const at::Tensor& a, const at::Tensor& b) {
+    const auto squares = a.sub(b).square();
+    if (!mask) return squares.sum().div(squares.sym_numel().max(1));
+    const auto real = mask->unsqueeze(-1);
+    return squares.masked_fill(real.logical_not(), 0)
+        .sum()
+        .div(real.sum().mul(z.sym_size(-1)).clamp_min(1));
+  };
+  return apart(z.detach(), quantized)
+      .mul(commitment)
+      .add(apart(z, quantized.detach()).mul(quantization));
+}
+
+at::Tensor vqp_indices(const at::Tensor& indices, int64_t codebook_size) {
+  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  return codebook_size <= most ? indices.to(at::kInt) : indices;
+}
+
+at::Tensor wide_indices(const at::Tensor& indices) {
+  return indices.scalar_type() == at::kInt ? indices.to(at::kLong) : indices;
+}
+
 }  // namespace torchvq::functional
 
 namespace {
@@ -62,6 +115,12 @@ at::Tensor vqp_diversity_loss_op(const at::Tensor& inputs, const at::Tensor& cod
   return torchvq::functional::vqp_diversity_loss(inputs, codebook, std::move(batch),
                                                  std::move(tokens), heads, separate, temperature,
                                                  std::string(metric));
+}
+
+std::tuple<at::Tensor, at::Tensor> vqp_sign_entropy_op(const at::Tensor& latents, double sharpness,
+                                                       bool masked,
+                                                       const std::optional<at::Tensor>& mask) {
+  return torchvq::functional::vqp_sign_entropy(latents, sharpness, mask, masked);
 }
 
 }  // namespace
@@ -76,4 +135,13 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       vqp_diversity_loss_op);
   m.def("vqp_masked_commitment(Tensor tokens, Tensor codes, Tensor mask) -> Tensor",
         TORCH_FN(vqp_masked_commitment));
+  m.def(
+      "vqp_sign_entropy(Tensor latents, *, float sharpness, bool masked, Tensor? mask=None) -> "
+      "(Tensor, Tensor)",
+      vqp_sign_entropy_op);
+  m.def(
+      "vqp_latent_loss(Tensor z, Tensor quantized, *, float commitment, float quantization, "
+      "Tensor? mask=None) -> Tensor",
+      TORCH_FN(vqp_latent_loss));
+  m.def("vqp_indices(Tensor indices, int codebook_size) -> Tensor", TORCH_FN(vqp_indices));
 }

@@ -27,8 +27,8 @@ void BinaryMapperImpl::pretty_print(std::ostream& stream) const {
 }
 
 bool BinaryMapperImpl::is_deterministic(const BinaryMapperForwardOptions& call) const {
-  return call.deterministic().value_or(!is_training() &&
-                                       (options.deterministic_on_eval() || !options.vqp_compat()));
+  return call.deterministic().value_or(
+      !is_training() && options.deterministic_on_eval().value_or(!options.vqp_compat()));
 }
 
 BinaryMapperOutput BinaryMapperImpl::forward(const torch::Tensor& logits,

@@ -191,8 +191,10 @@ void CodebookImpl::prepare(const torch::Tensor& x, const std::optional<torch::Te
 void CodebookImpl::initialise(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
                               const distributed::Ranks& ranks) {
   const auto wide = wide_embed();
-  auto kmeans =
-      functional::InitialiseCodebookOptions().iterations(options.kmeans_iters()).metric(metric());
+  auto kmeans = functional::InitialiseCodebookOptions()
+                    .iterations(options.kmeans_iters())
+                    .metric(metric())
+                    .vqp_compat(options.vqp_compat());
   if (options.sync_kmeans()) {
     kmeans.group_name(ranks.group_name).label(ranks.label);
   }
@@ -303,6 +305,8 @@ void CodebookImpl::update_ema() {
 void CodebookImpl::set_codes(const torch::Tensor& codes) {
   at::NoGradGuard no_grad;
   embed.copy_(codes);
+  // The reference's averages stay, and take the codes back.
+  if (options.vqp_compat()) return;
   embed_avg.copy_(embed);
   cluster_size.fill_(1);
   cooldown.zero_();

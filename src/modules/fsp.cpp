@@ -1,10 +1,13 @@
 #include <torchvq/modules/fsp.h>
 
+#include <functional>
+#include <numeric>
 #include <ostream>
 #include <utility>
 
 #include <torchvq/distributed/ranks.h>
 #include <torchvq/functional/layout.h>
+#include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/scalar_decode.h>
 
 #include "modules/layout.h"
@@ -20,6 +23,12 @@ namespace {
 
 int64_t features_of(const FSPOptions& options) {
   return static_cast<int64_t>(options.levels().size());
+}
+
+torch::Tensor as_returned(const FSPOptions& options, const torch::Tensor& indices) {
+  const auto& levels = options.levels();
+  const auto size = std::accumulate(levels.begin(), levels.end(), int64_t{1}, std::multiplies<>());
+  return options.vqp_compat() ? F::vqp_indices(indices, size) : indices;
 }
 
 detail::Layout layout_of(const FSPOptions& options) {
@@ -56,7 +65,7 @@ void FSPImpl::pretty_print(std::ostream& stream) const {
 
 distributed::SyncOptions FSPImpl::ranks() const {
   distributed::SyncOptions found;
-  if (is_training() && options.sync_statistics().value_or(true)) {
+  if (is_training() && options.sync_statistics().value_or(!options.vqp_compat())) {
     found.group_name = options.process_group().value_or(distributed::default_group());
     found.label = "FSP";
   }
@@ -104,14 +113,21 @@ FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call
   };
   const auto dtype = found.codes.scalar_type();
   const auto statistic = [&](const torch::Tensor& value) { return value.to(dtype); };
-  return {layout.unpack(output, z),    place(found.indices),        moments.loss.to(dtype),
-          place(found.level_indices),  statistic(moments.mean),     statistic(moments.variance),
-          statistic(moments.skewness), statistic(moments.kurtosis), found.acceptance};
+  const auto indices = as_returned(options, place(found.indices));
+  return {layout.unpack(output, z),
+          indices,
+          moments.loss.to(dtype),
+          place(found.level_indices),
+          statistic(moments.mean),
+          statistic(moments.variance),
+          statistic(moments.skewness),
+          statistic(moments.kurtosis),
+          found.acceptance};
 }
 
 torch::Tensor FSPImpl::indices_to_codes(const torch::Tensor& indices, double eps) {
   const bool wide = project_out && project_out->weight.scalar_type() == at::kDouble;
-  auto codes = ops::scalar_centroids(indices, options.levels(), perturbation(eps),
+  auto codes = ops::scalar_centroids(F::wide_indices(indices), options.levels(), perturbation(eps),
                                      wide ? at::kDouble : at::kFloat);
   if (project_out) {
     // Masked tokens have no output; the bias of the projection would give them one.
@@ -121,15 +137,17 @@ torch::Tensor FSPImpl::indices_to_codes(const torch::Tensor& indices, double eps
 }
 
 torch::Tensor FSPImpl::indices_to_act_value(const torch::Tensor& indices) const {
-  return ops::scalar_centroids(indices, options.levels(), {options.act_name(), "act", 1e-6});
+  return ops::scalar_centroids(F::wide_indices(indices), options.levels(),
+                               {options.act_name(), "act", 1e-6});
 }
 
 torch::Tensor FSPImpl::indices_to_level_indices(const torch::Tensor& indices) const {
-  return ops::scalar_level_indices(indices, options.levels());
+  return ops::scalar_level_indices(F::wide_indices(indices), options.levels());
 }
 
 torch::Tensor FSPImpl::level_indices_to_indices(const torch::Tensor& level_indices) const {
-  return ops::scalar_indices(level_indices, options.levels());
+  return as_returned(options,
+                     ops::scalar_indices(F::wide_indices(level_indices), options.levels()));
 }
 
 }  // namespace torchvq

@@ -10,6 +10,7 @@
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/quantize_scalars.h>
 #include <torchvq/functional/rotate_features.h>
+#include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/scalar_decode.h>
 #include <torchvq/ops/scalar_quantize.h>
 
@@ -23,14 +24,24 @@ namespace F = functional;
 
 namespace {
 
+bool features_first(const FSQOptions& options, int64_t axes) {
+  const bool map = axes >= 4;
+  return options.vqp_compat() ? options.channel_first().value_or(false) || map
+                              : options.channel_first().value_or(map);
+}
+
 /// Of inputs with so many axes.
 detail::Layout layout_of(const FSQImpl& fsq, int64_t axes) {
   return {.dim = fsq.dim(),
           .heads = 1,
           .separate = false,
-          .channel_first = fsq.options.channel_first() || axes >= 4,
+          .channel_first = features_first(fsq.options, axes),
           .map_rank = 0,
           .owner = "FSQ"};
+}
+
+torch::Tensor as_returned(const FSQImpl& fsq, const torch::Tensor& indices) {
+  return fsq.options.vqp_compat() ? F::vqp_indices(indices, fsq.codebook_size()) : indices;
 }
 
 torch::Tensor codes_of(const FSQImpl& fsq, const torch::Tensor& z, const char* bound) {
@@ -102,7 +113,8 @@ ScalarOutput FSQImpl::forward(const torch::Tensor& z, const std::optional<torch:
   if (!keeps_num_codebooks_dim()) {
     indices = indices.squeeze(-1);
   }
-  return {quantized, F::unpack_positions(indices, z.sym_sizes(), layout.channel_first)};
+  return {quantized,
+          as_returned(*this, F::unpack_positions(indices, z.sym_sizes(), layout.channel_first))};
 }
 
 ScalarOutput FSQImpl::quantize_tokens(const torch::Tensor& tokens,
@@ -119,7 +131,8 @@ ScalarOutput FSQImpl::quantize_tokens(const torch::Tensor& tokens,
                                        .rng(noise_rng)
                                        .noise(options.noise_dropout())
                                        .stream(stream)
-                                       .mask(mask));
+                                       .mask(mask)
+                                       .vqp_noise(options.vqp_compat()));
   return {found.codes, found.indices};
 }
 
@@ -153,11 +166,12 @@ int64_t FSQImpl::codebook_size() const {
 }
 
 torch::Tensor FSQImpl::codes_to_indices(const torch::Tensor& zhat) const {
-  return ops::scalar_code_indices(zhat, options.levels(), options.preserve_symmetry());
+  return as_returned(*this,
+                     ops::scalar_code_indices(zhat, options.levels(), options.preserve_symmetry()));
 }
 
 torch::Tensor FSQImpl::indices_to_level_indices(const torch::Tensor& indices) const {
-  return ops::scalar_level_indices(indices, options.levels());
+  return as_returned(*this, ops::scalar_level_indices(F::wide_indices(indices), options.levels()));
 }
 
 torch::Tensor FSQImpl::indices_to_codes(const torch::Tensor& indices) {
@@ -180,8 +194,8 @@ torch::Tensor FSQImpl::decode_tokens(const torch::Tensor& indices,
   const bool wide = (scale && scale->scalar_type() == at::kDouble) ||
                     (project_out && project_out->weight.scalar_type() == at::kDouble) ||
                     (orthogonal_rot.defined() && orthogonal_rot.scalar_type() == at::kDouble);
-  return F::decode_scalars(indices, options.levels(), options.preserve_symmetry(), rotation(),
-                           scale, wide ? at::kDouble : at::kFloat);
+  return F::decode_scalars(F::wide_indices(indices), options.levels(), options.preserve_symmetry(),
+                           rotation(), scale, wide ? at::kDouble : at::kFloat);
 }
 
 torch::Tensor FSQImpl::implicit_codebook() const {

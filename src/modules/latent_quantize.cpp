@@ -9,6 +9,7 @@
 
 #include <torchvq/functional/latent_codes.h>
 #include <torchvq/functional/layout.h>
+#include <torchvq/functional/vqp_compat.h>
 
 #include "modules/copy_tensors.h"
 #include "modules/in_place.h"
@@ -135,6 +136,11 @@ std::vector<torch::Tensor> LatentQuantizeImpl::values_of_step(const torch::Tenso
   for (auto& one : own) {
     one = one.to(latents.device());
   }
+  if (options.vqp_compat()) {
+    for (auto& one : own) {
+      one = one.detach();
+    }
+  }
   if (!in_place_optimizer_ || !is_training()) {
     return own;
   }
@@ -166,6 +172,7 @@ LatentQuantizeOutput LatentQuantizeImpl::forward(const torch::Tensor& z,
   if (real) {
     tokens = F::fill_masked(tokens, *real);
   }
+  const auto given = tokens;
   if (project_in) {
     tokens = detail::apply_linear(project_in, tokens);
   }
@@ -176,19 +183,27 @@ LatentQuantizeOutput LatentQuantizeImpl::forward(const torch::Tensor& z,
     code_mask = real->unsqueeze(-1).expand(
         latents.sizes().slice(0, static_cast<size_t>(latents.dim() - 1)));
   }
-  const bool learns = is_training();
-  const auto found = F::latent_quantize(latents, values_of_step(latents, code_mask),
-                                        learns ? options.commitment_loss_weight() : 0,
-                                        learns ? options.quantization_loss_weight() : 0, code_mask);
+  const bool learns = is_training(), compat = options.vqp_compat();
+  const double commitment = options.commitment_loss_weight();
+  const double quantization = options.quantization_loss_weight();
+  auto found = F::latent_quantize(latents, values_of_step(latents, code_mask),
+                                  learns && !compat ? commitment : 0,
+                                  learns && !compat ? quantization : 0, code_mask);
   auto output = found.codes.flatten(2);
   if (project_out) {
     output = detail::apply_linear(project_out, output);
+  }
+  if (learns && compat) {
+    found.loss = F::vqp_latent_loss(given, output, commitment, quantization, real);
   }
   output = output.to(z.scalar_type());
   if (real) {
     output = F::fill_padding(output, *real);
   }
-  const auto indices = keeps_codebooks() ? found.indices : found.indices.squeeze(-1);
+  auto indices = keeps_codebooks() ? found.indices : found.indices.squeeze(-1);
+  if (compat) {
+    indices = F::vqp_indices(indices, codebook_size());
+  }
   return {layout.unpack(output, z),
           F::unpack_positions(indices, z.sym_sizes(), options.channel_first()),
           learns ? found.loss : at::zeros_like(found.loss)};
@@ -202,7 +217,8 @@ torch::Tensor LatentQuantizeImpl::quantize(const torch::Tensor& z) const {
 }
 
 torch::Tensor LatentQuantizeImpl::codes_to_indices(const torch::Tensor& zhat) const {
-  return F::latent_quantize(zhat.detach(), values()).indices;
+  const auto indices = F::latent_quantize(zhat.detach(), values()).indices;
+  return options.vqp_compat() ? F::vqp_indices(indices, codebook_size()) : indices;
 }
 
 torch::Tensor LatentQuantizeImpl::indices_to_codes(const torch::Tensor& indices_,
@@ -211,7 +227,7 @@ torch::Tensor LatentQuantizeImpl::indices_to_codes(const torch::Tensor& indices_
   TORCH_CHECK_VALUE(indices.dim() >= 2 && indices.size(-1) == options.num_codebooks(),
                     kLatentQuantize, ": expected indices to have shape (B, *) and ",
                     options.num_codebooks(), " codebooks, but got shape ", indices_.sizes());
-  auto codes = F::latent_decode(indices, values()).flatten(-2);
+  auto codes = F::latent_decode(F::wide_indices(indices), values()).flatten(-2);
   if (with_projection && project_out) {
     // Masked tokens have no output; the bias of the projection would give them one.
     codes = detail::apply_linear(project_out, codes)
@@ -222,11 +238,14 @@ torch::Tensor LatentQuantizeImpl::indices_to_codes(const torch::Tensor& indices_
 
 torch::Tensor LatentQuantizeImpl::commitment_loss(const torch::Tensor& z,
                                                   const torch::Tensor& zhat) const {
+  // The reference's two pull the side that the other should.
+  if (options.vqp_compat()) return F::latent_quantization_loss(z, zhat);
   return F::latent_commitment_loss(z, zhat);
 }
 
 torch::Tensor LatentQuantizeImpl::quantization_loss(const torch::Tensor& z,
                                                     const torch::Tensor& zhat) const {
+  if (options.vqp_compat()) return F::latent_commitment_loss(z, zhat);
   return F::latent_quantization_loss(z, zhat);
 }
 

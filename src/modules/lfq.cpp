@@ -17,6 +17,7 @@
 #include <torchvq/functional/quantize_scalars.h>
 #include <torchvq/functional/rotate_features.h>
 #include <torchvq/functional/vector_quantize.h>
+#include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/commitment_loss.h>
 #include <torchvq/ops/sample_token_mask.h>
 #include <torchvq/ops/sign_entropy.h>
@@ -157,7 +158,7 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
   shake_hands(ranks);
   auto tokens = layout.pack(x);
   // Padding may hold anything, NaN included; zeros keep it out of every gradient.
-  if (real) tokens = F::fill_masked(tokens, *real);
+  if (real && !options.vqp_compat()) tokens = F::fill_masked(tokens, *real);
   const auto signs = quantize(tokens, real, inv_temperature, draw_for(ranks));
   if (is_training() && rng.defined()) F::advance_rng_(rng);
   LookupFreeOutput output;
@@ -170,8 +171,11 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
   if (project_out) codes = detail::apply_linear(project_out, codes);
   codes = codes.to(x.scalar_type());
   auto indices = signs.indices;
-  if (real) codes = F::fill_padding(codes, *real);
-  if (signs.mask) indices = indices.masked_fill(signs.mask->logical_not(), -1);
+  // The reference quantizes padding as well.
+  if (real && !options.vqp_compat()) {
+    codes = F::fill_padding(codes, *real);
+    indices = indices.masked_fill(signs.mask->logical_not(), -1);
+  }
   output.quantized = layout.unpack(codes, x);
   output.indices = layout.restore_positions(indices, x);
   if (keeps_num_codebooks_dim() && options.num_codebooks() == 1) {
@@ -237,8 +241,12 @@ void LFQImpl::add_losses(const Signs& signs, const OptionalTensor& totals,
   output.loss_breakdown = {zero, zero, zero};
   if (!is_training()) return;
   auto& terms = output.loss_breakdown;
-  std::tie(terms.per_sample_entropy, terms.batch_entropy) = ops::sign_entropy(
-      signs.latents, 4 * signs.inv_temperature * code_value(), signs.entropy_mask, totals);
+  const double sharpness = 4 * signs.inv_temperature * code_value();
+  std::tie(terms.per_sample_entropy, terms.batch_entropy) =
+      options.vqp_compat()
+          ? F::vqp_sign_entropy(signs.latents, sharpness, signs.entropy_mask,
+                                signs.mask.has_value())
+          : ops::sign_entropy(signs.latents, sharpness, signs.entropy_mask, totals);
   if (options.commitment_loss_weight() > 0) {
     terms.commitment = ops::commitment_loss(signs.latents, signs.codes, signs.mask);
   }
@@ -264,7 +272,7 @@ torch::Tensor LFQImpl::draw_for(const std::string& group) const {
 }
 
 std::string LFQImpl::group() const {
-  if (!is_training() || !options.sync_codebook().value_or(true)) return "";
+  if (!is_training() || !options.sync_codebook().value_or(!options.vqp_compat())) return "";
   return options.process_group().value_or(distributed::default_group());
 }
 

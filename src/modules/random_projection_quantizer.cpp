@@ -35,6 +35,7 @@ void RandomProjectionQuantizerImpl::reset() {
                                                .heads(codebooks)
                                                .separate_codebook_per_head(true)
                                                .use_cosine_sim(true)));
+  if (options.vqp_compat()) return;
   for (auto& parameter : vq->parameters()) parameter.requires_grad_(false);
   // Directions are compared, which an offset would make alike.
   if (vq->project_in) vq->project_in->bias.zero_();

@@ -69,7 +69,8 @@ int64_t beam_of(const ResidualVQImpl& rvq, std::optional<int64_t> size) {
   const int64_t beam = size.value_or(1);
   const auto refuse = [&](bool given, const char* name) {
     TORCH_CHECK_VALUE(!(given && beam > 1 && rvq.is_training()), "ResidualVQ: expected ", name,
-                      " to be off in training with beam_size ", beam, ", but got true");
+                      " to be off in training with beam_size ", beam,
+                      " (use eval_beam_size for a beam in evaluation alone), but got True");
   };
   refuse(options.vq().stochastic_sample_codes(), "stochastic_sample_codes");
   refuse(static_cast<bool>(options.vq().in_place_codebook_optimizer()),

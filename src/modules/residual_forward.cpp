@@ -112,7 +112,7 @@ ResidualVQOutput ResidualVQImpl::forward_to_depth(const torch::Tensor& x,
       .tokens = 0,
       .targets = targets_of(*this, call),
       .temperature = call.sample_codebook_temp(),
-      .frozen = call.freeze_codebook() || options.vq().freeze_codebook(),
+      .frozen = call.freeze_codebook() || levels[0]->options.freeze_codebook(),
       .depth = 0,
       .ranks = detail::ranks_of(*levels[0], "ResidualVQ"),
       .beam = detail::beam_of(*this, call.beam_size()),
@@ -137,7 +137,12 @@ ResidualVQOutput ResidualVQImpl::forward_to_depth(const torch::Tensor& x,
   }
   const auto walk = detail::walk(*this, inputs, request);
   const auto loss = detail::learn(*this, walk, request);
-  return result_of(*this, walk, loss, x, request, call.return_all_codes());
+  auto result = result_of(*this, walk, loss, x, request, call.return_all_codes());
+  if (call.return_all_codes() && options.vq().vqp_compat()) {
+    // The reference looks codes up when they have moved, with their gradient.
+    result.all_codes = get_codes_from_indices(result.indices);
+  }
+  return result;
 }
 
 }  // namespace torchvq

@@ -9,6 +9,7 @@
 
 #include <torchvq/functional/codebook.h>
 #include <torchvq/functional/quantize_scalars.h>
+#include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/residual_scalar_quantize.h>
 
 #include "modules/copy_tensors.h"
@@ -29,7 +30,8 @@ FSQOptions level_options(const ResidualFSQOptions& options) {
       .preserve_symmetry(true)
       .bound_hard_clamp(options.bound_hard_clamp())
       .channel_first(false)
-      .return_indices(true);
+      .return_indices(true)
+      .vqp_compat(options.vqp_compat());
 }
 
 /// (Q, D): what is left after a level is at most one L-th of what there was.
@@ -164,8 +166,13 @@ ResidualFSQOutput ResidualFSQImpl::forward_to_depth(const torch::Tensor& x,
   if (noisy || (dropping && !seed)) {
     F::advance_rng_(rng);
   }
-  return {found.quantized, keeps_codebook_axis() ? found.indices.unsqueeze(-2) : found.indices,
-          found.all_codes};
+  auto indices = keeps_codebook_axis() ? found.indices.unsqueeze(-2) : found.indices;
+  auto all_codes = found.all_codes;
+  if (options.vqp_compat()) {
+    if (call.return_all_codes()) all_codes = get_codes_from_indices(indices);
+    indices = F::vqp_indices(indices, levels[0]->codebook_size());
+  }
+  return {found.quantized, indices, all_codes};
 }
 
 // Codes

@@ -135,6 +135,10 @@ std::vector<at::Tensor> update(ResidualVQImpl& rvq, const std::vector<Level>& le
   if (!first.vq->codebook_state->learns(first.call.ema_update)) {
     return {};
   }
+  if (first.vq->options.vqp_compat() && request.beam > 1 && levels.size() > 1) {
+    // The reference's other levels do not learn under a beam.
+    return update(rvq, {first}, request);
+  }
   if (!rvq.options.shared_codebook()) {
     return learn_together(rvq, levels, request);
   }
@@ -160,9 +164,21 @@ void count_step(const ResidualVQImpl& rvq, const std::vector<Level>& levels,
   const size_t codebooks = rvq.options.shared_codebook() ? 1 : levels.size();
   for (size_t index = 0; index < codebooks; ++index) {
     const auto& chosen = levels[index].choice.chosen;
-    const auto used = counts.empty() ? std::nullopt : std::optional(counts[index]);
+    const auto used = index < counts.size() ? std::optional(counts[index]) : std::nullopt;
     advance_rng(levels[index].vq->codebook_state->rng, used, chosen.mask, chosen.inputs, ranks);
   }
+}
+
+}  // namespace
+
+namespace {
+
+/// Whether a frozen stack takes numbers from its generators.
+bool draws(const ResidualVQImpl& rvq) {
+  const auto& vq = rvq.options.vq();
+  return rvq.options.quantize_dropout() || rvq.options.diveq() || vq.stochastic_sample_codes() ||
+         vq.directional_reparam() ||
+         (vq.orthogonal_reg_weight() > 0 && vq.orthogonal_reg_max_codes());
 }
 
 }  // namespace
@@ -180,7 +196,7 @@ at::Tensor learn(ResidualVQImpl& rvq, const Walk& walk, const Request& request) 
   }
   if (rvq.is_training()) {
     keep_uses(rvq, levels);
-    count_step(rvq, levels, counts, request.ranks);
+    if (!request.frozen || draws(rvq)) count_step(rvq, levels, counts, request.ranks);
   }
   return stack_levels(std::move(losses), rvq.num_quantizers(), 0);
 }

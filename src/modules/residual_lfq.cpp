@@ -38,7 +38,8 @@ LFQOptions level_options(const ResidualLFQOptions& options, int64_t level) {
       .codebook_scale(scale)
       .has_projections(std::nullopt)
       .keep_num_codebooks_dim(std::nullopt)
-      .channel_first(std::nullopt);
+      .channel_first(std::nullopt)
+      .vqp_compat(options.vqp_compat());
   const auto clamp = options.soft_clamp_input_value();
   return own.soft_clamp_input_value(clamp ? std::optional(*clamp * scale) : std::nullopt);
 }

@@ -169,7 +169,11 @@ ResidualSimVQOutput ResidualSimVQImpl::forward(const torch::Tensor& x,
       detail::run_stack(family(walk), x, call.mask(), depth, call.return_all_codes());
   if (dropping && !seed) F::advance_rng_(rng);
   auto codes = found.all_codes;
-  if (codes.defined()) codes = placed(codes, options.channel_first());
+  if (codes.defined()) {
+    // The reference's have a gradient to the transforms.
+    codes = options.sim_vq().vqp_compat() ? get_codes_from_indices(found.indices)
+                                          : placed(codes, options.channel_first());
+  }
   return {found.quantized, found.indices, losses(walk), codes};
 }
 

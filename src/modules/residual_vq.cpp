@@ -18,6 +18,8 @@
 namespace torchvq {
 namespace {
 
+constexpr double kVqpVariance = 0.005;
+
 /// The options of a level: those given for all levels, with what the stack decides.
 VectorQuantizeOptions level_options(const ResidualVQOptions& options, int64_t size, int64_t inner) {
   auto own = options.vq();
@@ -35,6 +37,14 @@ VectorQuantizeOptions level_options(const ResidualVQOptions& options, int64_t si
   }
   if (options.shared_codebook()) {
     own.in_place_codebook_optimizer(nullptr);  // it is the stack's
+  }
+  if (own.vqp_compat()) {
+    // What the reference makes of these in a stack.
+    own.freeze_codebook(false);
+    if (options.diveq()) own.directional_reparam_variance(kVqpVariance);
+    if (options.shared_codebook()) {
+      own.manual_ema_update(false).manual_in_place_optimizer_update(true);
+    }
   }
   return own;
 }

@@ -27,7 +27,7 @@ const detail::OptionTable<BinaryMapperOptions>& detail::option_table() {
                                                           TORCHVQ_OPTION(bits),
                                                           TORCHVQ_OPTION(kl_loss_threshold),
                                                           TORCHVQ_OPTION(deterministic_on_eval),
-                                                          TORCHVQ_OPTION(vqp_compat),
+                                                          TORCHVQ_COMPAT_OPTION,
                                                       }};
   return table;
 }

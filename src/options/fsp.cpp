@@ -43,6 +43,7 @@ const detail::OptionTable<FSPOptions>& detail::option_table() {
                                                  TORCHVQ_OPTION(vector_norm),
                                                  TORCHVQ_OPTION(sync_statistics),
                                                  TORCHVQ_OPTION(process_group),
+                                                 TORCHVQ_COMPAT_OPTION,
                                              }};
   return table;
 }

@@ -50,6 +50,7 @@ const detail::OptionTable<FSQOptions>& detail::option_table() {
                                                  TORCHVQ_OPTION(noise_dropout),
                                                  TORCHVQ_OPTION(bound_hard_clamp),
                                                  TORCHVQ_OPTION(orthogonal_rotation),
+                                                 TORCHVQ_COMPAT_OPTION,
                                              }};
   return table;
 }

@@ -44,6 +44,7 @@ const detail::OptionTable<LatentQuantizeOptions>& detail::option_table() {
           TORCHVQ_OPTION(optimize_values),
           TORCHVQ_OPTION(in_place_codebook_optimizer),
           TORCHVQ_OPTION(channel_first),
+          TORCHVQ_COMPAT_OPTION,
       }};
   return table;
 }

@@ -81,6 +81,7 @@ const detail::OptionTable<LFQOptions>& detail::option_table() {
                                                  TORCHVQ_OPTION(cosine_sim_project_in_scale),
                                                  TORCHVQ_OPTION(sync_codebook),
                                                  TORCHVQ_OPTION(process_group),
+                                                 TORCHVQ_COMPAT_OPTION,
                                              }};
   return table;
 }

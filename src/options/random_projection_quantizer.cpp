@@ -37,6 +37,7 @@ const detail::OptionTable<RandomProjectionQuantizerOptions>& detail::option_tabl
           TORCHVQ_OPTION(channel_last),
           TORCHVQ_OPTION(accept_image_fmap),
           TORCHVQ_OPTION(accept_3d_fmap),
+          TORCHVQ_COMPAT_OPTION,
       }};
   return table;
 }

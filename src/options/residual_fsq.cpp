@@ -59,7 +59,7 @@ const detail::OptionTable<ResidualFSQOptions>& detail::option_table() {
       TORCHVQ_OPTION(quantize_dropout_multiple_of),
       TORCHVQ_OPTION(soft_clamp_input_value),
       TORCHVQ_OPTION(bound_hard_clamp),
-      TORCHVQ_OPTION(vqp_compat),
+      TORCHVQ_COMPAT_OPTION,
   };
   static const OptionTable<ResidualFSQOptions> table{
       .owner = "ResidualFSQ",

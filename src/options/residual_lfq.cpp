@@ -46,7 +46,7 @@ const detail::OptionTable<ResidualLFQOptions>& detail::option_table() {
       TORCHVQ_OPTION(quantize_dropout_cutoff_index),
       TORCHVQ_OPTION(quantize_dropout_multiple_of),
       TORCHVQ_OPTION(soft_clamp_input_value),
-      TORCHVQ_OPTION(vqp_compat),
+      TORCHVQ_COMPAT_OPTION,
   };
   static const OptionTable<ResidualLFQOptions> table{
       .owner = "ResidualLFQ",

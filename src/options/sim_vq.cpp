@@ -62,7 +62,7 @@ const detail::OptionTable<SimVQOptions>& detail::option_table() {
           TORCHVQ_OPTION(frozen_codebook_dim),
           TORCHVQ_OPTION(sync_codebook),
           TORCHVQ_OPTION(process_group),
-          TORCHVQ_OPTION(vqp_compat),
+          TORCHVQ_COMPAT_OPTION,
       }};
   return table;
 }

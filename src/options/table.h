@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include <torchvq/options/vqp_compat.h>
 
 #include "options/text.h"
 
@@ -47,6 +50,23 @@ std::string set_option_text(T& field, const std::string& text) {
      return torchvq::detail::set_option_text(options.name(), text); \
    },                                                               \
    [](const auto& options) { return torchvq::detail::option_text(options.name()); }}
+
+/// vqp_compat, whose None is what the environment says.
+#define TORCHVQ_COMPAT_OPTION                                                        \
+  {"vqp_compat",                                                                     \
+   [](auto& options, const std::string& text) {                                      \
+     std::optional<bool> value;                                                      \
+     const auto kind = torchvq::detail::set_option_text(value, text);                \
+     if (kind.empty()) {                                                             \
+       options.vqp_compat(value.value_or(torchvq::vqp_compat_by_default()));         \
+     }                                                                               \
+     return kind;                                                                    \
+   },                                                                                \
+   [](const auto& options) {                                                         \
+     const bool given = options.vqp_compat();                                        \
+     return torchvq::detail::option_text(                                            \
+         given == torchvq::vqp_compat_by_default() ? std::optional<bool>() : given); \
+   }}
 
 /// `rows`, and those of a part of the options under names that are still free: `part` leads from
 /// options to it, const or not. `fixed` are names that nobody sets.

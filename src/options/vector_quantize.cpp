@@ -146,7 +146,7 @@ const detail::OptionTable<VectorQuantizeOptions>& detail::option_table() {
           TORCHVQ_OPTION(kmeans_iters),
           TORCHVQ_OPTION(threshold_ema_dead_code),
           TORCHVQ_OPTION(dead_code_threshold_fraction),
-          TORCHVQ_OPTION(vqp_compat),
+          TORCHVQ_COMPAT_OPTION,
           TORCHVQ_OPTION(affine_param),
           TORCHVQ_OPTION(affine_param_batch_decay),
           TORCHVQ_OPTION(affine_param_codebook_decay),

@@ -46,7 +46,6 @@ CLASSES: dict[str, str | None] = {
     "VectorQuantize": None,
 }
 NETWORKS = "C++ names the keys of mlp_kwargs"
-COMPATIBLE = "Python takes it out of **kwargs"
 SYMMETRIC = "levels of a stack always are, so Python's FSQ gets it twice, which is an error"
 LAYOUT = "Python takes it out of **kwargs, whose rest is VectorQuantize's"
 IDENTITY = "Python has a function, C++ none"
@@ -57,8 +56,6 @@ DIFFERENCES = {
     ("EvoLFQ", "decoder"): "a module, which is no option in C++",
     ("EvoLFQ", "lfq"): "a module; in C++ its options",
     ("GroupedResidualFSQ", "preserve_symmetry"): SYMMETRIC,
-    ("GroupedResidualFSQ", "vqp_compat"): COMPATIBLE,
-    ("GroupedResidualLFQ", "vqp_compat"): COMPATIBLE,
     ("GroupedResidualVQ", "codebook_size"): NO_DEFAULT,
     ("GroupedResidualVQ", "mlp_kwargs"): NETWORKS,
     ("GroupedResidualVQ", "mlp_kwargs.depth"): NETWORKS,
@@ -68,8 +65,6 @@ DIFFERENCES = {
     ("RandomProjectionQuantizer", "accept_image_fmap"): LAYOUT,
     ("RandomProjectionQuantizer", "channel_last"): LAYOUT,
     ("ResidualFSQ", "preserve_symmetry"): SYMMETRIC,
-    ("ResidualFSQ", "vqp_compat"): COMPATIBLE,
-    ("ResidualLFQ", "vqp_compat"): COMPATIBLE,
     ("ResidualVQ", "codebook_size"): NO_DEFAULT,
     ("ResidualVQ", "mlp_kwargs"): NETWORKS,
     ("ResidualVQ", "mlp_kwargs.depth"): NETWORKS,
@@ -82,6 +77,7 @@ DIFFERENCES = {
 IN_WORDS = {
     ("BinaryMapper", "kl_loss_threshold"): ("log 2", math.log(2)),
     ("ResidualVQ", "beam_size"): ("1", None),
+    ("BinaryMapper", "deterministic_on_eval"): ("True", None),
     ("SimVQ", "init_fn"): ("the same", _identity),
 }
 REQUIRED = inspect.Parameter.empty

@@ -88,7 +88,8 @@ def test_losses_and_output_have_the_balance_of_one_estimator_per_level():
     """Oracle: ``vqp_compat``, whose gradients are longer by the number of levels, and parallel."""
     gradients = []
     for compatible in (False, True):
-        stack = build(entropy_loss_weight=0.7, vqp_compat=compatible)
+        # Without entropies, whose logarithms vqp_compat clamps.
+        stack = build(entropy_loss_weight=0.0, vqp_compat=compatible)
         x = data((1, 20, 4)).requires_grad_()
         quantized, _, losses = stack(x)
         (quantized.square().sum() + 50 * losses.sum()).backward()

@@ -38,7 +38,11 @@ def test_indices_of_training_decode_with_the_codes_before_the_update(case: str) 
     torch.testing.assert_close(twin.get_output_from_indices(indices), quantized, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("case", sorted(STACKS.keys() - BESIDE))
+# The reference looks codes up after the update.
+COMPATIBLE = {"compatible", "compatible_shared"}
+
+
+@pytest.mark.parametrize("case", sorted(STACKS.keys() - BESIDE - COMPATIBLE))
 def test_codes_of_training_sum_to_the_output(case: str) -> None:
     stack = build(case)
     x = data(stack)

@@ -24,6 +24,9 @@ struct InitialiseCodebookOptions {
   TORCH_ARG(std::string, group_name) = "";
   /// The quantizer's name in errors. Default: "quantizer".
   TORCH_ARG(std::string, label) = "quantizer";
+  /// Clusters may end without tokens, at the origin, as in vector-quantize-pytorch; alone only.
+  /// Default: false.
+  TORCH_ARG(bool, vqp_compat) = false;
 };
 
 /// Sets a codebook to the k-means centres of the first training tokens.

@@ -31,6 +31,9 @@ struct QuantizeScalarsOptions {
   TORCH_ARG(std::optional<at::Tensor>, rng);
   /// Fraction of the elements that get noise, see ops/scalar_noise.h. Default: 0.
   TORCH_ARG(double, noise) = 0.0;
+  /// Noise above 0 is up to 1/2 on half of the elements, as in vector-quantize-pytorch. Default:
+  /// false.
+  TORCH_ARG(bool, vqp_noise) = false;
   /// Separates the noise of levels of a stack. Default: 0.
   TORCH_ARG(int64_t, stream) = 0;
   /// (B, N), bool: tokens that are quantized; the others have codes 0 and indices -1. Default: all.

@@ -3,7 +3,10 @@
 // says so.
 #pragma once
 
+#include <cstdint>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 
@@ -34,5 +37,41 @@ TORCHVQ_API at::Tensor vqp_diversity_loss(const at::Tensor& inputs, const at::Te
 /// @param tokens, codes  (B, N, D).    @param mask  (B, N), bool.
 TORCHVQ_API at::Tensor vqp_masked_commitment(const at::Tensor& tokens, const at::Tensor& codes,
                                              const at::Tensor& mask);
+
+/// The entropies of lookup-free quantization over all codes, in memory for tokens times codes, with
+/// logarithms clamped at 1e-5.
+///
+/// @param latents    (C, T, D).
+/// @param sharpness  log-odds of a bit are this times the latent, as for ops::sign_entropy().
+/// @param mask       (C, T), bool: tokens that count. Default: all.
+/// @param masked     whether padding was named: the second entropy is then the first, as if no
+///                   average were taken.
+/// @return           that of the tokens and that of their average, scalars; 0 without tokens.
+TORCHVQ_API std::pair<at::Tensor, at::Tensor> vqp_sign_entropy(
+    const at::Tensor& latents, double sharpness, const std::optional<at::Tensor>& mask,
+    bool masked);
+
+/// The loss of latent quantization between what comes in and what goes out, projections included;
+/// the commitment pulls the output, the quantization loss the input.
+///
+/// @param z, quantized  (B, N, dim).    @param mask  (B, N), bool, true for real tokens.
+TORCHVQ_API at::Tensor vqp_latent_loss(const at::Tensor& z, const at::Tensor& quantized,
+                                       double commitment, double quantization,
+                                       const std::optional<at::Tensor>& mask);
+
+/// k-means from tokens drawn by torch's generator, in which clusters that lose their tokens end
+/// without any.
+///
+/// @param x     (H, T, D).    @param mask  (H, T), bool, true for real tokens.
+/// @return      centres (H, K, D), and the tokens (H, K), int64, of the last assignment.
+TORCHVQ_API std::pair<at::Tensor, at::Tensor> vqp_kmeans(const at::Tensor& x, int64_t codes,
+                                                         const std::optional<at::Tensor>& mask,
+                                                         int64_t iterations,
+                                                         const std::string& metric);
+
+/// Indices as int32 where a codebook of that size allows it, otherwise as they are.
+/// wide_indices() is the way back.
+TORCHVQ_API at::Tensor vqp_indices(const at::Tensor& indices, int64_t codebook_size);
+TORCHVQ_API at::Tensor wide_indices(const at::Tensor& indices);
 
 }  // namespace torchvq::functional

@@ -7,6 +7,7 @@
 #include <torch/arg.h>
 
 #include <torchvq/export.h>
+#include <torchvq/options/vqp_compat.h>
 
 namespace torchvq {
 
@@ -27,12 +28,12 @@ struct TORCHVQ_API BinaryMapperOptions {
   /// Nats per token that the divergence from the uniform distribution may have for free.
   /// Default: log 2.
   TORCH_ARG(double, kl_loss_threshold) = 0.69314718055994531;
-  /// With vqp_compat whether evaluation takes the likelier bits; without, it does in any case.
-  /// Default: false.
-  TORCH_ARG(bool, deterministic_on_eval) = false;
+  /// Whether evaluation takes the likelier bits instead of drawing. Default: true, but false with
+  /// vqp_compat.
+  TORCH_ARG(std::optional<bool>, deterministic_on_eval);
   /// As vector-quantize-pytorch: evaluation draws unless deterministic_on_eval, and the gradient
-  /// ignores the temperature. Default: false.
-  TORCH_ARG(bool, vqp_compat) = false;
+  /// ignores the temperature. Default: what TORCHVQ_COMPAT says.
+  TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
 };
 
 /// What one forward is asked for.

@@ -11,6 +11,7 @@
 #include <torch/arg.h>
 
 #include <torchvq/export.h>
+#include <torchvq/options/vqp_compat.h>
 
 namespace torchvq {
 
@@ -45,10 +46,13 @@ struct TORCHVQ_API FSPOptions {
   /// Default: "var_tanh".
   TORCH_ARG(std::string, vector_norm) = "var_tanh";
   /// Whether ranks that train together take the moments over the tokens of all. Default: in
-  /// training, where the group has several ranks.
+  /// training, where the group has several ranks; never with vqp_compat.
   TORCH_ARG(std::optional<bool>, sync_statistics);
   /// Those ranks, by the name of their group. Default: distributed::default_group().
   TORCH_ARG(std::optional<std::string>, process_group);
+  /// As vector-quantize-pytorch: moments of each rank's own tokens, unless sync_statistics; int32
+  /// indices, where the codebook has less than 2^31 codes. Default: what TORCHVQ_COMPAT says.
+  TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
 };
 
 /// What one forward is asked for.

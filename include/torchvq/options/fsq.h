@@ -10,6 +10,7 @@
 #include <torch/types.h>
 
 #include <torchvq/export.h>
+#include <torchvq/options/vqp_compat.h>
 
 namespace torchvq {
 
@@ -40,9 +41,9 @@ struct TORCHVQ_API FSQOptions {
   TORCH_ARG(std::optional<double>, scale);
   /// Has no effect: quantization is exact in float32 for every dtype but float64.
   TORCH_ARG(std::vector<torch::Dtype>, allowed_dtypes) = { torch::kFloat, torch::kDouble };
-  /// Features on axis 1. Inputs of 4 or more axes (images, videos) have them there in any case.
-  /// Default: false.
-  TORCH_ARG(bool, channel_first) = false;
+  /// Features on axis 1; otherwise on the last. Default: for inputs of 4 axes or more (images,
+  /// videos), which with vqp_compat have them there in any case.
+  TORCH_ARG(std::optional<bool>, channel_first);
   /// Whether the projections add a bias. Default: true.
   TORCH_ARG(bool, projection_has_bias) = true;
   /// False leaves the indices undefined. Default: true.
@@ -61,6 +62,10 @@ struct TORCHVQ_API FSQOptions {
   /// Quantize along rotated axes: a random orthogonal matrix is applied before and undone after.
   /// Default: false.
   TORCH_ARG(bool, orthogonal_rotation) = false;
+  /// As vector-quantize-pytorch: noise of up to 1/2 on half of the elements, whatever noise_dropout
+  /// above 0 and the levels are; int32 indices, where the codebook has less than 2^31 codes.
+  /// Default: what TORCHVQ_COMPAT says.
+  TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
 };
 
 }  // namespace torchvq

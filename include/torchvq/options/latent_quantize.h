@@ -10,6 +10,7 @@
 
 #include <torchvq/export.h>
 #include <torchvq/options/vector_quantize.h>
+#include <torchvq/options/vqp_compat.h>
 
 namespace torchvq {
 
@@ -49,6 +50,10 @@ struct TORCHVQ_API LatentQuantizeOptions {
   TORCH_ARG(CodebookOptimizer, in_place_codebook_optimizer);
   /// Features on axis 1; otherwise on the last. Default: true.
   TORCH_ARG(bool, channel_first) = true;
+  /// As vector-quantize-pytorch: the loss is between input and output, its two terms pull the side
+  /// that the other should, the values never learn; int32 indices, where the codebook has less than
+  /// 2^31 codes. Default: what TORCHVQ_COMPAT says.
+  TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
 };
 
 }  // namespace torchvq

@@ -7,6 +7,7 @@
 #include <torch/nn/modules/container/any.h>
 
 #include <torchvq/export.h>
+#include <torchvq/options/vqp_compat.h>
 
 namespace torchvq {
 
@@ -71,10 +72,15 @@ struct TORCHVQ_API LFQOptions {
   /// Its scale. Default: codebook_scale.
   TORCH_ARG(std::optional<double>, cosine_sim_project_in_scale);
 
-  /// Whether ranks share the entropies in training. Default: with more than one rank.
+  /// Whether ranks share the entropies in training. Default: with more than one rank; never with
+  /// vqp_compat.
   TORCH_ARG(std::optional<bool>, sync_codebook);
   /// Name of the group of those ranks. Default: that of distributed::set_default_group().
   TORCH_ARG(std::optional<std::string>, process_group);
+  /// As vector-quantize-pytorch: logarithms of the entropies are clamped at 1e-5, with a mask the
+  /// batch entropy is that of the tokens, so that the two cancel, and padding keeps its output and
+  /// index. Takes memory for tokens times codes. Default: what TORCHVQ_COMPAT says.
+  TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
 };
 
 }  // namespace torchvq

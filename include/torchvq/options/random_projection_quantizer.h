@@ -9,6 +9,7 @@
 #include <torch/arg.h>
 
 #include <torchvq/export.h>
+#include <torchvq/options/vqp_compat.h>
 
 namespace torchvq {
 
@@ -47,6 +48,9 @@ struct TORCHVQ_API RandomProjectionQuantizerOptions {
   TORCH_ARG(bool, accept_image_fmap) = false;
   /// Input is (B, dim, T, H, W). Default: false.
   TORCH_ARG(bool, accept_3d_fmap) = false;
+  /// As vector-quantize-pytorch: the layers of several codebooks begin with offsets and require a
+  /// gradient. Default: what TORCHVQ_COMPAT says.
+  TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
 };
 
 /// Options of one call of RandomProjectionQuantizerImpl::forward.

@@ -12,6 +12,7 @@
 
 #include <torchvq/export.h>
 #include <torchvq/options/fsq.h>
+#include <torchvq/options/vqp_compat.h>
 
 namespace torchvq {
 
@@ -51,9 +52,9 @@ struct TORCHVQ_API ResidualFSQOptions {
   TORCH_ARG(std::optional<std::vector<double>>, soft_clamp_input_value);
   /// Levels bound by a clamp to [-1, 1] instead of tanh. Default: true.
   TORCH_ARG(bool, bound_hard_clamp) = true;
-  /// The gradient of vector-quantize-pytorch, whose gain is the sum of those of the levels.
-  /// Default: false.
-  TORCH_ARG(bool, vqp_compat) = false;
+  /// The numbers of vector-quantize-pytorch: its gradient, whose gain is the sum of those of the
+  /// levels, its noise (see FSQOptions), int32 indices. Default: what TORCHVQ_COMPAT says.
+  TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
   /// Options of every level: noise_dropout, orthogonal_rotation, keep_num_codebooks_dim. Levels,
   /// bound, symmetry and layout are those of the stack, whatever is set here.
   TORCH_ARG(FSQOptions, fsq) = FSQOptions(std::vector<int64_t>());

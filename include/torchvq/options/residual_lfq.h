@@ -11,6 +11,7 @@
 
 #include <torchvq/export.h>
 #include <torchvq/options/lfq.h>
+#include <torchvq/options/vqp_compat.h>
 
 namespace torchvq {
 
@@ -47,8 +48,9 @@ struct TORCHVQ_API ResidualLFQOptions {
   TORCH_ARG(int64_t, quantize_dropout_multiple_of) = 1;
   /// Keeps the latents of level n inside +- value * 2^-n; at least 1. Default: none.
   TORCH_ARG(std::optional<double>, soft_clamp_input_value);
-  /// The gradient of vector-quantize-pytorch, whose gain is the number of levels. Default: false.
-  TORCH_ARG(bool, vqp_compat) = false;
+  /// The numbers of vector-quantize-pytorch: its gradient, whose gain is the number of levels, and
+  /// its entropies (see LFQOptions). Default: what TORCHVQ_COMPAT says.
+  TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
   /// Options of every level: weights of the losses, frac_per_sample_entropy (the same tokens for
   /// all levels), spherical, orthogonal_rotation, straight_through_activation, sync_codebook,
   /// process_group. Shape, scale, clamp and layout are those of the stack, whatever is set here.

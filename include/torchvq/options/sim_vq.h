@@ -12,6 +12,7 @@
 #include <torch/types.h>
 
 #include <torchvq/export.h>
+#include <torchvq/options/vqp_compat.h>
 
 namespace torchvq {
 
@@ -56,8 +57,8 @@ struct TORCHVQ_API SimVQOptions {
   /// The group of those ranks, as registered with c10d. Default: distributed::default_group().
   TORCH_ARG(std::optional<std::string>, process_group);
   /// The rotation of vector-quantize-pytorch, whose gain near zero is not bounded; in a stack its
-  /// gradient, whose gain is the number of levels. Default: false.
-  TORCH_ARG(bool, vqp_compat) = false;
+  /// gradient, whose gain is the number of levels. Default: what TORCHVQ_COMPAT says.
+  TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
 };
 
 /// Options of a ResidualSimVQ module.

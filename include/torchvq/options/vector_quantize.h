@@ -11,6 +11,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <torchvq/export.h>
+#include <torchvq/options/vqp_compat.h>
 
 namespace torchvq {
 
@@ -158,10 +159,10 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// The same as a fraction of the fair share of tokens per code, which does not depend on the
   /// batch size. Default: 0, never.
   TORCH_ARG(double, dead_code_threshold_fraction) = 0.0;
-  /// The numbers of vector-quantize-pytorch where this library differs on purpose: masked
-  /// commitment, diversity over positions, rotation near zero, dead codes and unused codes
-  /// (docs/migrating.md). For comparing with old curves. Default: false.
-  TORCH_ARG(bool, vqp_compat) = false;
+  /// The numbers of vector-quantize-pytorch where this library differs on purpose and training
+  /// depends on it; docs/migrating.md has the list. For comparing with old curves. Default: what
+  /// TORCHVQ_COMPAT says.
+  TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
 
   // Affine codes
   // -----------------------------------------------------------------------------------------

@@ -1,0 +1,143 @@
+"""Which differences touch a module with these options; those that are not here depend on how it is called."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Options = Mapping[str, Any]
+
+
+def always(options: Options) -> bool:
+    """Whatever the options are."""
+    return True
+
+
+def _projected(o: Options) -> bool:
+    heads = o["heads"]
+    inner = heads * (o["dim"] if o["codebook_dim"] is None else o["codebook_dim"])
+    return bool(inner != o["dim"])
+
+
+def _rotates(o: Options) -> bool:
+    plain = not (o["directional_reparam"] or o["straight_through"] or o["dim"] == 1)
+    return bool(plain if o["rotation_trick"] is None else o["rotation_trick"])
+
+
+def _moves(o: Options) -> bool:
+    learnt = o["learnable_codebook"] or o["directional_reparam"] or o["vq_bridge"] is not None
+    return bool(not learnt if o["ema_update"] is None else o["ema_update"])
+
+
+def _replaces(o: Options) -> bool:
+    return bool(o["threshold_ema_dead_code"] > 0)
+
+
+def _cross_entropy(o: Options) -> bool:
+    return bool(
+        _moves(o)
+        and (
+            o["commitment_use_cross_entropy_loss"]
+            or o["codebook_diversity_loss_weight"] > 0
+            or (o["straight_through"] and not o["route_gradients_to_input"])
+        )
+    )
+
+
+def _decodes_otherwise(o: Options) -> bool:
+    first = not o["channel_last"] or o["accept_image_fmap"] or o["accept_3d_fmap"]
+    shared = o["heads"] > 1 and not o["separate_codebook_per_head"]
+    return bool(shared or o["affine_param"] or o["vq_bridge"] or (first and _projected(o)))
+
+
+def _frozen(o: Options) -> bool:
+    return bool(o["freeze_codebook"])
+
+
+TOUCHES: dict[str, Callable[[Options], Any]] = {
+    "unused-codes": _moves,
+    "rotation-near-zero": _rotates,
+    "diversity-loss": lambda o: o["codebook_diversity_loss_weight"] > 0,
+    "dead-codes": _replaces,
+    "kmeans": lambda o: o["kmeans_init"],
+    "orthogonal-ema": lambda o: _moves(o) and o["orthogonal_reg_weight"] > 0,
+    "mixed-gradient": _cross_entropy,
+    "training-output": always,
+    "search": always,
+    "input-dtype": _projected,
+    "lengths-channel-first": lambda o: not o["channel_last"],
+    "cross-entropy-shapes": lambda o: o["commitment_use_cross_entropy_loss"],
+    "sync-alone": lambda o: bool(o["sync_codebook"] or o["sync_affine_param"]),
+    "affine-statistics": lambda o: o["affine_param"],
+    "kmeans-evaluation": lambda o: o["kmeans_init"],
+    "decode": _decodes_otherwise,
+    "codebook-bridge": lambda o: bool(o["vq_bridge"] or o["affine_param"]),
+    "stack-gradient": lambda o: o["num_quantizers"] != 1,
+    "stack-losses": lambda o: o["num_quantizers"] != 1,
+    "grad-frac": lambda o: o["quant_grad_frac"] > 0,
+    "shared-codebook": lambda o: o["shared_codebook"],
+    "shared-dead-codes": lambda o: o["shared_codebook"] and _replaces(o),
+    "stack-frozen": _frozen,
+    "diveq-variance": lambda o: o["diveq"] and o["directional_reparam_variance"] != 0.005,
+    "beam-score": lambda o: (o["beam_size"] or 1) > 1,
+    "beam-training": lambda o: (o["beam_size"] or 1) > 1,
+    "implicit-condition": lambda o: o["implicit_neural_codebook"],
+    "stack-masked-cosine": lambda o: o["use_cosine_sim"],
+    "stack-kmeans": lambda o: o["kmeans_init"],
+    "stack-kmeans-evaluation": lambda o: o["kmeans_init"],
+    "beam-sampling": lambda o: (o["beam_size"] or 1) > 1 and o["stochastic_sample_codes"],
+    "beam-evaluation": lambda o: (o["beam_size"] or 1) > 1,
+    "beam-zero": lambda o: o["eval_beam_size"] is not None or (o["beam_size"] or 1) < 1,
+    "beam-large": lambda o: (o["beam_size"] or 1) > 1,
+    "diveq-evaluation": lambda o: o["diveq"],
+    "stack-heads": lambda o: o["heads"] > 1,
+    "stack-decode": lambda o: bool(o["affine_param"] or o["vq_bridge"]),
+    "stack-padding": _projected,
+    "stack-search": always,
+    "stack-input-dtype": _projected,
+    "stack-depth": lambda o: o["quantize_dropout"],
+    "sim-stack-gradient": lambda o: o.get("num_quantizers", 1) > 1,
+    "sim-stack-losses": lambda o: o.get("num_quantizers", 1) > 1,
+    "sim-rotation": lambda o: o["rotation_trick"],
+    "sim-search": always,
+    "sim-evaluation": always,
+    "sim-depth": lambda o: bool(o.get("quantize_dropout")),
+    "sim-heads": lambda o: o.get("heads", 1) > 1,
+    "projection-layers": lambda o: o.get("num_codebooks", 1) > 1,
+    "fsq-noise": lambda o: o["noise_dropout"] > 0,
+    "fsq-int32": always,
+    "fsq-channel-last": lambda o: o["channel_first"] is False,
+    "fsq-noise-source": lambda o: o["noise_dropout"] > 0,
+    "fsq-table": always,
+    "fsq-rotation": lambda o: o["orthogonal_rotation"],
+    "rfsq-gradient": lambda o: o["num_quantizers"] > 1,
+    "rfsq-noise": lambda o: o["noise_dropout"] > 0,
+    "rfsq-int32": always,
+    "rfsq-channel-first": lambda o: o["is_channel_first"],
+    "rfsq-groups-images": lambda o: bool(o.get("accept_image_fmap")),
+    "rfsq-rotation": lambda o: o["orthogonal_rotation"],
+    "rfsq-table": always,
+    "rfsq-seed": lambda o: o["quantize_dropout"],
+    "binary-evaluation": lambda o: not o["deterministic_on_eval"],
+    "binary-output": always,
+    "latent-values": lambda o: bool(o["optimize_values"]),
+    "latent-commitment": always,
+    "latent-projected": always,
+    "latent-int32": always,
+    "latent-in-place": lambda o: o["in_place_codebook_optimizer"] is not None,
+    "latent-weights": lambda o: (
+        o["commitment_loss_weight"] is None or o["quantization_loss_weight"] is None
+    ),
+    "fsp-ranks": always,
+    "fsp-int32": always,
+    "fsp-evaluation": always,
+    "fsp-eps": lambda o: o["need_inv_act"],
+    "lfq-clamp": lambda o: o["entropy_loss_weight"] > 0,
+    "lfq-stack-gradient": lambda o: o.get("num_quantizers", 1) > 1,
+    "lfq-ranks": lambda o: o["entropy_loss_weight"] > 0,
+    "lfq-memory": lambda o: o["entropy_loss_weight"] > 0,
+    "lfq-fraction": lambda o: o["frac_per_sample_entropy"] < 1,
+    "lfq-channel-last": lambda o: o.get("channel_first") is False,
+    "lfq-spherical-bits": lambda o: o["spherical"],
+    "lfq-stack-decode": lambda o: (
+        o.get("num_quantizers", 1) > 1 and (o["spherical"] or o["orthogonal_rotation"])
+    ),
+}
