@@ -102,7 +102,8 @@ class FSQ(RandomState):
             num_codebooks > 1 if keep_num_codebooks_dim is None else keep_num_codebooks_dim
         )
         self.dim = self.effective_codebook_dim if dim is None else dim
-        self.channel_first = channel_first
+        self.channel_first = bool(channel_first)
+        self._layout_is_said = channel_first is not None and not self.vqp_compat
         self.return_indices = return_indices
         self.codebook_size = math.prod(self.levels)
         self.allowed_dtypes = allowed_dtypes
@@ -195,9 +196,7 @@ class FSQ(RandomState):
 
     def _layout_of(self, axes: int) -> Layout:
         """Of inputs with so many axes."""
-        first = self.channel_first
-        if first is None or (self.vqp_compat and not first):
-            first = axes >= 4
+        first = self.channel_first or (axes >= 4 and not self._layout_is_said)
         return Layout(self.dim, 1, False, first, None, owner="FSQ")
 
     @property

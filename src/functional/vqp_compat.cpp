@@ -60,7 +60,7 @@ at::Tensor vqp_masked_commitment(const at::Tensor& tokens, const at::Tensor& cod
                                  const at::Tensor& mask) {
   const auto real = mask.unsqueeze(-1);
   const auto squares = codes.sub(tokens).square().masked_fill(real.logical_not(), 0);
-  return squares.sum().div(real.sum().mul(tokens.sym_size(2)));
+  return squares.sum().div(real.sum().clamp_min(1).mul(tokens.sym_size(2)));
 }
 
 std::pair<at::Tensor, at::Tensor> vqp_sign_entropy(const at::Tensor& latents, double sharpness,

@@ -1,5 +1,5 @@
-"""Which package is compared with the reference: torchvq, and the reference itself as a check of the
-harness.
+"""Which package is compared with the reference: torchvq, torchvq under the switch, and the reference itself as a check
+of the harness.
 """
 
 import importlib
@@ -10,9 +10,11 @@ import pytest
 
 def pytest_generate_tests(metafunc):
     if "subject" in metafunc.fixturenames:
-        metafunc.parametrize(
-            "subject", ["torchvq", "vector_quantize_pytorch"], indirect=True, scope="session"
-        )
+        subjects = ["torchvq", SWITCHED, "vector_quantize_pytorch"]
+        metafunc.parametrize("subject", subjects, indirect=True, scope="session")
+
+
+SWITCHED = "torchvq, switched"
 
 
 def package(name: str) -> ModuleType:
@@ -30,4 +32,9 @@ def reference():
 
 @pytest.fixture(scope="session")
 def subject(request):
-    return package(request.param)
+    with pytest.MonkeyPatch.context() as environment:
+        if request.param == SWITCHED:
+            environment.setenv("TORCHVQ_COMPAT", "1")
+        else:
+            environment.delenv("TORCHVQ_COMPAT", raising=False)
+        yield package("torchvq" if request.param == SWITCHED else request.param)

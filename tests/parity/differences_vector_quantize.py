@@ -393,33 +393,33 @@ DIFFERENT = [
     ),
 ]
 
-# Where old curves matter, vqp_compat=True brings the reference's numbers back.
+# Where old curves matter, the switch brings the reference's numbers back.
 COMPATIBLE = [
-    Row("compatible, masked cosine", dict(use_cosine_sim=True, vqp_compat=True), **MASKED),
+    Row("compatible, masked cosine", dict(use_cosine_sim=True), **MASKED),
     Row(
         "compatible, diversity of an image",
-        frozen(vqp_compat=True, **DIVERSITY, **IMAGE),
+        frozen(**DIVERSITY, **IMAGE),
         shape=(2, DIM, 3, 4),
         forward=BREAKDOWN,
     ),
-    Row("compatible, rotation near zero", dict(vqp_compat=True), data=lambda x: x * 1e-7, steps=1),
+    Row("compatible, rotation near zero", {}, data=lambda x: x * 1e-7, steps=1),
     Row(
         "compatible, dead code",
-        dict(threshold_ema_dead_code=2, vqp_compat=True),
+        dict(threshold_ema_dead_code=2),
         shape=(1, 1, DIM),
         steps=1,
         prepare=one_dead_code,
     ),
     Row(
         "compatible, dead code, cosine",
-        dict(threshold_ema_dead_code=2, use_cosine_sim=True, vqp_compat=True),
+        dict(threshold_ema_dead_code=2, use_cosine_sim=True),
         shape=(1, 1, DIM),
         steps=1,
         prepare=one_dead_code,
     ),
     Row(
         "compatible, dead code, learnable",
-        dict(threshold_ema_dead_code=2, vqp_compat=True, **LEARNABLE),
+        dict(threshold_ema_dead_code=2, **LEARNABLE),
         shape=(1, 1, DIM),
         steps=1,
         prepare=one_dead_code,

@@ -9,6 +9,11 @@ of three:
 * random: an oracle states what holds whatever was drawn, and both packages must satisfy it;
 * different on purpose: the row names the reason, and the oracle decides instead of the reference.
 
+Every row runs twice, with `vqp_compat` (by `TORCHVQ_COMPAT`) and without. With it equal rows are equal without
+exception. Without it a row that differs names its line of docs/migrating.md (`lines.py`), and what differs. A row
+that is different on purpose names its line as well: where the switch restores that, the oracle must reject torchvq
+under it, and the numbers are the reference's; elsewhere it must accept torchvq both ways.
+
 A new class brings a table, a `Table` with its outputs named, and a short test file; see those of
 VectorQuantize. Every test also runs with the reference in torchvq's place, which checks the rows
 themselves: equal rows must be equal, and every claimed difference must be one.
@@ -16,18 +21,24 @@ themselves: equal rows must be equal, and every claimed difference must be one.
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import os
+import traceback
 import warnings
 import zlib
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .lines import BY_CHANCE, LINES, RAISES, UNLIKE, line_named
+
+REFERENCE = "vector_quantize_pytorch"
 RELATIVE_TOLERANCE = 1e-5
 LEARNING_RATE = 0.1
 
@@ -91,8 +102,6 @@ class Table:
 
     def build(self, package: ModuleType, row: Row) -> nn.Module:
         kwargs = {**self.defaults, **row.constructor_kwargs()}
-        if is_reference(package):
-            kwargs.pop("vqp_compat", None)  # the reference is always compatible with itself
         torch.manual_seed(zlib.crc32(row.id.encode()))
         return getattr(package, self.class_name)(**kwargs)
 
@@ -104,7 +113,12 @@ class Table:
 
 
 def is_reference(package: ModuleType) -> bool:
-    return package.__name__ == "vector_quantize_pytorch"
+    return package.__name__ == REFERENCE
+
+
+def is_switched() -> bool:
+    """Whether torchvq is to give the reference's numbers."""
+    return os.environ.get("TORCHVQ_COMPAT") == "1"
 
 
 # --- running --------------------------------------------------------------------------------------
@@ -189,18 +203,44 @@ class Tie(Exception):
 def assert_same_behaviour(
     table: Table, row: Row, reference: ModuleType, subject: ModuleType
 ) -> None:
+    unlike = UNLIKE.get((table.class_name, row.id))
+    if unlike is None or is_switched() or subject.__name__ != "torchvq":
+        assert_same_numbers(table, row, reference, subject)
+        return
+    # The first step alone: what differs there moves all that follows.
+    first = replace(row, steps=min(row.steps, 1), evaluate=False, probes={}, after_step=None)
+    assert line_named(unlike.line).restored, f"{row.id}: nothing restores {unlike.line}"
+    assert_same_numbers(table, first, reference, subject, apart=unlike.names)
+    try:
+        assert_same_numbers(table, row, reference, subject)
+    except AssertionError:
+        return
+    raise AssertionError(f"{row.id}: nothing differs ({unlike.line})")
+
+
+def assert_same_numbers(
+    table: Table,
+    row: Row,
+    reference: ModuleType,
+    subject: ModuleType,
+    apart: tuple[str, ...] = (),
+) -> None:
     expected_module = table.build_prepared(reference, row)
     actual_module = table.build(subject, row)
     assert_same_structure(expected_module, actual_module)
     actual_module.load_state_dict(deepcopy(expected_module.state_dict()), strict=True)
     try:
-        follow_both(table, row, expected_module, actual_module)
+        follow_both(table, row, expected_module, actual_module, apart)
     except Tie as tie:
         warnings.warn(f"{row.id}: compared up to a tie ({tie})", stacklevel=1)
 
 
 def follow_both(
-    table: Table, row: Row, expected_module: nn.Module, actual_module: nn.Module
+    table: Table,
+    row: Row,
+    expected_module: nn.Module,
+    actual_module: nn.Module,
+    apart: tuple[str, ...] = (),
 ) -> None:
     optimizers = optimizer_for(expected_module), optimizer_for(actual_module)
     phases = [(True, step) for step in range(row.steps)] + [(False, row.steps)] * row.evaluate
@@ -210,7 +250,12 @@ def follow_both(
         for module, optimizer in zip((expected_module, actual_module), optimizers, strict=False):
             module.train(training)
             pair.append(record_step(table, row, module, step, optimizer))
-        expected, actual = pair
+        expected, actual = (
+            {name: value for name, value in seen.items() if not name.startswith(apart)}
+            if apart
+            else seen
+            for seen in pair
+        )
         where = f"{row.id}, {'training step' if training else 'eval after step'} {step}"
         assert_same_indices(table, row, expected_module, before, expected, actual, step, where)
         assert_same_values(expected, actual, where, row.tolerance)
@@ -316,8 +361,13 @@ def assert_same_signature(expected: Callable, actual: Callable) -> None:
     theirs = inspect.signature(expected).parameters
     for (name, parameter), position in zip(theirs.items(), range(len(theirs)), strict=False):
         assert name in ours, f"parameter {name} is missing"
-        assert ours[name].default == parameter.default, f"default of {name} is {ours[name].default}"
-        assert list(ours).index(name) == position, f"parameter {name} is out of order"
+        default = ours[name].default
+        # None is whatever the reference does, unless it is said: False then is an answer.
+        assert default == parameter.default or (default, parameter.default) == (None, False), (
+            f"default of {name} is {default}"
+        )
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:  # which is last in any case
+            assert list(ours).index(name) == position, f"parameter {name} is out of order"
     for name, parameter in ours.items():
         if name not in theirs:
             assert parameter.kind is inspect.Parameter.KEYWORD_ONLY, (
@@ -336,20 +386,45 @@ def describe(tensor: Tensor) -> str:
 
 
 def assert_oracle_decides(table: Table, row: Row, subject: ModuleType) -> None:
-    """The oracle accepts torchvq. Where we differ it must reject the reference, or there is no
-    difference to claim.
+    """The oracle accepts torchvq. Where we differ it must reject the reference, or there is no difference to claim; so
+    it must torchvq under the switch, where the row's line says that this restores the reference's numbers.
     """
 
     def build() -> nn.Module:
         return table.build_prepared(subject, row)
 
-    if row.differs is None or not is_reference(subject):
+    if row.differs is None:
         row.oracle(build, row)
         return
+    where = (table.class_name, row.id)
+    assert where in LINES, f"{row.id}: names no line of docs/migrating.md"
+    line = line_named(LINES[where])
+    if is_reference(subject):
+        assert_rejected(build, row, RAISES.get(where))
+    elif is_switched() and line.restored:
+        assert_rejected(build, row, RAISES.get(where))
+        if where not in BY_CHANCE:
+            plain = replace(row, oracle=None, differs=None)
+            assert_same_numbers(table, plain, importlib.import_module(REFERENCE), subject)
+    else:
+        row.oracle(build, row)
+
+
+def assert_rejected(build: Callable[[], nn.Module], row: Row, raises: str | None) -> None:
+    """The oracle says no; an exception of the module itself counts only if it is the one that the row names."""
     try:
         row.oracle(build, row)
-    except Exception:
+    except Exception as error:
+        found = f"{type(error).__name__}: {str(error).strip()}"
+        if isinstance(error, AssertionError) and not raised_in_the_reference(error):
+            assert raises is None, f"{row.id}: expected {raises}, but the oracle decided"
+            return
+        assert raises is not None, f"{row.id}: the oracle could not decide: {found}"
+        assert found.startswith(raises), f"{row.id}: expected {raises}, but got {found}"
         return
-    raise AssertionError(
-        f"{row.id}: the oracle accepts the reference, so nothing differs ({row.differs})"
-    )
+    raise AssertionError(f"{row.id}: the oracle accepts it, so nothing differs ({row.differs})")
+
+
+def raised_in_the_reference(error: Exception) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(f"{REFERENCE}/" in frame.filename for frame in frames)

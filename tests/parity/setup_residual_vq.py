@@ -66,7 +66,6 @@ GROUPED = Table(
 
 # --- shorthand ------------------------------------------------------------------------------------
 
-COMPATIBLE = dict(vqp_compat=True)
 LEARNABLE = dict(learnable_codebook=True, ema_update=False)
 STRAIGHT = dict(rotation_trick=False)
 # One gradient in both packages: the gain is 1 and levels after the first have no commitment gradient.

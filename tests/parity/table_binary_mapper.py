@@ -64,9 +64,7 @@ SAME = [
     Row("no loss", forward=asked(calc_aux_loss=False), **SHAPE),
     Row("loss and gradient in evaluation too", forward=asked(calc_aux_loss=True), **SHAPE),
     Row("no gradient", forward=asked(straight_through=False), input_grad=False, **SHAPE),
-    Row(
-        "temperature in vqp_compat", dict(vqp_compat=True), forward=asked(temperature=0.5), **SHAPE
-    ),
+    Row("temperature of the gradient", forward=asked(temperature=0.5), **SHAPE),
     Row("large logits", forward=DETERMINISTIC, data=lambda x: x * 20, **SHAPE),
 ]
 

@@ -27,7 +27,6 @@ GROUPED = Table(
     "GroupedResidualFSQ", dict(dim=2 * DIM, groups=2, levels=LEVELS, num_quantizers=3), name_outputs
 )
 
-COMPATIBLE = dict(vqp_compat=True)
 SOFT = dict(bound_hard_clamp=False)
 DROPOUT = dict(num_quantizers=4, quantize_dropout=True)
 CODES_TOO = dict(return_all_codes=True)
@@ -63,8 +62,8 @@ def row(name: str, kwargs=None, shape=(2, 6, DIM), **more) -> Row:
 
 
 def compatible(name: str, kwargs=None, **more) -> Row:
-    """The reference's gradient, with vqp_compat."""
-    return row(f"compatible, {name}", {**(kwargs or {}), **COMPATIBLE}, input_grad=True, **more)
+    """With the input's gradient, which is the reference's under the switch alone."""
+    return row(f"compatible, {name}", kwargs or {}, input_grad=True, **more)
 
 
 SAME = [

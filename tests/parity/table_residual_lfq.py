@@ -1,5 +1,5 @@
 """ResidualLFQ and GroupedResidualLFQ rows. Small latents keep the reference's probabilities above its clamp; its
-gradient, with a gain of the number of levels, is that of ``vqp_compat``.
+gradient, with a gain of the number of levels, is that of the switch.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def codes(module, seen):
 
 TABLE = Table(
     class_name="ResidualLFQ",
-    defaults=dict(dim=4, codebook_size=CODES, num_quantizers=LEVELS, vqp_compat=True),
+    defaults=dict(dim=4, codebook_size=CODES, num_quantizers=LEVELS),
     outputs=name_outputs,
 )
 GROUPED = Table(
     class_name="GroupedResidualLFQ",
-    defaults=dict(dim=8, codebook_size=CODES, num_quantizers=LEVELS, groups=2, vqp_compat=True),
+    defaults=dict(dim=8, codebook_size=CODES, num_quantizers=LEVELS, groups=2),
     outputs=name_outputs,
 )
 PROBES = {"decode": decoded, "codes": codes}
@@ -123,7 +123,7 @@ def images(build, row):
 DIFFERENT = [
     Row(
         "gain",
-        dict(entropy_loss_weight=0.0, vqp_compat=False),
+        dict(entropy_loss_weight=0.0),
         shape=(2, 5, 4),
         oracle=gain_of_one,
         differs="B8: the gain is the number of levels",

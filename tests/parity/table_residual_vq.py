@@ -2,7 +2,7 @@
 
 docs/design/reference-behaviour-residual.md says what each option does. The gradient of a stack differs on purpose
 (B8), so rows that compare gradients are compatible ones; rows called plain compare all the rest, or options under
-which the two gradients agree, without vqp_compat.
+which the two gradients agree.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import torch
 from .harness import Row
 from .setup_residual_vq import (
     CODES_TOO,
-    COMPATIBLE,
     DIM,
     DROPOUT,
     GAIN_ONE,
@@ -33,14 +32,12 @@ from .setup_residual_vq import (
 
 
 def compatible(name: str, kwargs=None, **row) -> Row:
-    """The reference's gradient, with vqp_compat."""
-    if callable(kwargs):
-        return Row(name, lambda: {**kwargs(), **COMPATIBLE}, **row)
-    return Row(name, {**(kwargs or {}), **COMPATIBLE}, **row)
+    """With the input's gradient, which is the reference's under the switch alone."""
+    return Row(name, kwargs or {}, **row)
 
 
 def plain(name: str, kwargs=None, **row) -> Row:
-    """Without vqp_compat; the input has no gradient unless asked for."""
+    """The input has no gradient unless asked for."""
     return Row(f"plain, {name}", kwargs or {}, **{"input_grad": False, **row})
 
 
@@ -76,7 +73,7 @@ SAME = [
     ),
     compatible("small inputs", data=lambda x: x * 3e-2),
     compatible("large inputs", data=lambda x: x * 1e2),
-    # outputs, losses and state without vqp_compat
+    # outputs, losses and state
     plain("defaults", probes=READ),
     plain("two levels", dict(num_quantizers=2), probes=READ),
     plain("eight levels", dict(num_quantizers=8), probes=dict(codebooks=codebooks)),

@@ -1,4 +1,4 @@
-"""SimVQ and ResidualSimVQ rows. A stack's gradient, with a gain of the number of levels, is that of ``vqp_compat``."""
+"""SimVQ and ResidualSimVQ rows. A stack's gradient, with a gain of the number of levels, is that of the switch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TABLE = Table(
 )
 STACK = Table(
     class_name="ResidualSimVQ",
-    defaults=dict(dim=DIM, codebook_size=CODES, num_quantizers=LEVELS, vqp_compat=True),
+    defaults=dict(dim=DIM, codebook_size=CODES, num_quantizers=LEVELS),
     outputs=name_outputs,
 )
 
@@ -208,9 +208,7 @@ DIFFERENT = [
     different("evaluation", losses_ask_for_a_gradient_in_training_alone, "gate 13"),
 ]
 DIFFERENT_STACK = [
-    different(
-        "gain", gain_of_one, "B8: the number of levels", rotation_trick=False, vqp_compat=False
-    ),
+    different("gain", gain_of_one, "B8: the number of levels", rotation_trick=False),
     different("mask", masked_is_absent, "B38: takes no mask"),
     different("no tokens", no_tokens_have_a_loss_of_zero, "a mean of nothing is NaN"),
 ]
