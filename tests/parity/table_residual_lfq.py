@@ -40,8 +40,8 @@ GROUPED = Table(
     outputs=name_outputs,
 )
 PROBES = {"decode": decoded, "codes": codes}
-# Levels below the first see latents of their own size: nearly sure bits, and a clamped logarithm.
-ROUGH = 2e-4
+# Two entropies nearly cancel.
+ROUGH = 2e-5
 
 
 def row(name, shape=(2, 5, 4), forward=None, **kwargs):

@@ -1,0 +1,186 @@
+"""``python -m torchvq.migrate``: what changes for a model of ``vector_quantize_pytorch``, and the model in torchvq."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from torchvq.migrate._convert import (
+    Found,
+    MigrationError,
+    agreement,
+    converted,
+    model_of_call,
+    model_of_file,
+)
+from torchvq.migrate.differences import as_text, touching
+
+_DESCRIPTION = """\
+Says what changes when a model of vector_quantize_pytorch moves to torchvq, converts its quantizers with their options
+and state, and compares both on random tokens.
+
+  python -m torchvq.migrate model.py --output model.safetensors
+      model.py is run; `model` in it (or --name) is a module, or a function without arguments that returns one. Every
+      quantizer in it is converted. The file written is the state dict of the whole model.
+  python -m torchvq.migrate checkpoint.pt --build 'ResidualVQ(dim=256, num_quantizers=8, codebook_size=1024)'
+      A state dict does not say how its module was built, so --build does; --prefix are the letters before its keys.
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the program; the exit status is 1 where tokens differ by more than ties, 2 for errors."""
+    given = _parser().parse_args(arguments)
+    if given.differences:
+        print(as_text(), end="")
+        return 0
+    try:
+        return _run(given)
+    except MigrationError as error:
+        print(f"torchvq.migrate: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m torchvq.migrate",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "path", nargs="?", help="a Python file (it is run), or a state dict (.pt, .safetensors)"
+    )
+    parser.add_argument(
+        "--name", default="model", help="what the Python file calls the model (default: model)"
+    )
+    parser.add_argument(
+        "--build", help="the constructor call of the module that a state dict is of"
+    )
+    parser.add_argument(
+        "--prefix", default="", help="of its keys in the state dict, such as 'encoder.vq.'"
+    )
+    parser.add_argument(
+        "--compat", action="store_true", help="convert with vqp_compat=True: the old numbers"
+    )
+    parser.add_argument(
+        "--output",
+        help="write the converted state dict: .safetensors, or anything else by torch.save",
+    )
+    parser.add_argument(
+        "--differences", action="store_true", help="print the tables of docs/migrating.md, and end"
+    )
+    return parser
+
+
+def _run(given: argparse.Namespace) -> int:
+    if given.path is None:
+        raise MigrationError("expected a Python file or a state dict, but got none (see --help)")
+    if not Path(given.path).is_file():
+        raise MigrationError(f"expected {given.path} to be a file, but there is none")
+    state: dict[str, Any]
+    if given.path.endswith(".py"):
+        model, found = model_of_file(given.path, given.name)
+        state, prefix = dict(model.state_dict()), ""
+    else:
+        state, prefix = _read_state(given.path), given.prefix
+        model, found = _built(given.build, given.path, state, prefix)
+    if not found:
+        raise MigrationError(
+            f"expected quantizers of vector_quantize_pytorch in {given.path}, but found none"
+        )
+    holds = True
+    for quantizer in found:
+        ours, agrees = _report(quantizer, True if given.compat else None)
+        holds &= agrees
+        path = prefix + (f"{quantizer.path}." if quantizer.path else "")
+        state |= {path + name: value for name, value in ours.state_dict().items()}
+    if given.output is not None:
+        _write(state, given.output)
+    return 0 if holds else 1
+
+
+def _built(
+    call: str | None, path: str, state: Mapping[str, Any], prefix: str
+) -> tuple[nn.Module, list[Found]]:
+    own = {
+        name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)
+    }
+    if call is None:
+        raise MigrationError(
+            f"{path}: a state dict does not say how its module was built; say it with --build, such as "
+            f"--build 'VectorQuantize(dim=256, codebook_size=512)'. {_hint(state)}"
+        )
+    model, found = model_of_call(call)
+    try:
+        model.load_state_dict(own, strict=True)
+    except RuntimeError as error:
+        raise MigrationError(
+            f"{path}: the keys after {prefix!r} are not those of {call}: {error}"
+        ) from error
+    return model, found
+
+
+def _hint(state: Mapping[str, Any]) -> str:
+    codes = {
+        name: list(value.shape) for name, value in state.items() if name.endswith("_codebook.embed")
+    }
+    return f"Its codebooks: {codes}" if codes else "No key in it ends with _codebook.embed"
+
+
+def _report(found: Found, compat: bool | None) -> tuple[nn.Module, bool]:
+    print(f"{found.path or 'the model'}: {found.call()}")
+    certain, possible = touching(found.name, found.with_defaults())
+    print("  differences with these options:")
+    for line in certain:
+        answer = "vqp_compat=True restores it" if line.restored else f"no switch: {line.switch[4:]}"
+        print(f"    {line.key}: {line.situation}: {line.theirs} -> {line.ours} ({answer})")
+    print(f"  differences by how it is called: {', '.join(line.key for line in possible)}")
+    ours = converted(found, compat)
+    print(f"  converted: {len(ours.state_dict())} tensors, keys and shapes as they were")
+    agrees = agreement(found, ours)
+    output = (
+        "" if agrees.difference is None else f", outputs differ by at most {agrees.difference:.2g}"
+    )
+    print(f"  on random input: {agrees.equal} of {agrees.tokens} tokens equal{output}")
+    return ours, agrees.holds
+
+
+def _read_state(path: str) -> dict[str, Any]:
+    if path.endswith(".safetensors"):
+        from safetensors.torch import load_file
+
+        return dict(load_file(path))
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise MigrationError(
+            f"{path}: expected a state dict that torch.load reads with weights_only=True: {error}"
+        ) from error
+    if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
+        state = state["state_dict"]
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise MigrationError(f"{path}: expected a state dict, but got {type(state).__name__}")
+    return dict(state)
+
+
+def _write(state: Mapping[str, Any], path: str) -> None:
+    if path.endswith(".safetensors"):
+        from safetensors.torch import save_file
+
+        # Codebooks that levels share are one tensor under several names, which the format does not know.
+        tensors = {
+            name: value.detach().clone().contiguous()
+            for name, value in state.items()
+            if isinstance(value, Tensor)
+        }
+        save_file(tensors, path)
+    else:
+        torch.save(dict(state), path)
+    print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,243 @@
+"""Modules of the reference as modules of torchvq: the options they were built with, their state, and a comparison."""
+
+import ast
+import copy
+import importlib
+import inspect
+import runpy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import torchvq
+
+REFERENCE = "vector_quantize_pytorch"
+_TOKENS = 512
+
+
+class MigrationError(Exception):
+    """What a user can do something about."""
+
+
+@dataclass
+class Found:
+    """A quantizer of the reference and how it was built."""
+
+    path: str  # in the model, "" for the model itself
+    module: nn.Module
+    options: dict[str, Any] = field(default_factory=dict)  # as they were given
+
+    @property
+    def name(self) -> str:
+        """Its class."""
+        return type(self.module).__name__
+
+    def with_defaults(self) -> dict[str, Any]:
+        """All options, those of the levels of a stack included, and under "given" the names of those that were."""
+        options: dict[str, Any] = {}
+        for cls in (_levels_of(self.name), self.name):
+            if cls is not None:
+                options |= _defaults(getattr(_reference(), cls))
+        return options | self.options | {"given": frozenset(self.options)}
+
+    def call(self) -> str:
+        """The constructor call as Python writes it."""
+        return (
+            f"{self.name}({', '.join(f'{name}={value!r}' for name, value in self.options.items())})"
+        )
+
+
+class Agreement(NamedTuple):
+    """What the two make of the same random tokens in evaluation."""
+
+    tokens: int
+    equal: int
+    difference: float | None  # largest of an output whose token is equal; None: no output
+
+    @property
+    def holds(self) -> bool:
+        """Whether all but ties are equal."""
+        near = self.difference is None or self.difference < 1e-4
+        return self.equal >= 0.99 * self.tokens and near
+
+
+# Finding ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def recorded_options() -> Iterator[dict[int, dict[str, Any]]]:
+    """While it is open, the options of every quantizer of the reference that is built, by ``id``."""
+    found: dict[int, dict[str, Any]] = {}
+    classes = {name: getattr(_reference(), name) for name in _names()}
+    originals = {name: cls.__init__ for name, cls in classes.items()}
+
+    def recording(original: Any) -> Any:
+        def __init__(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+            bound = inspect.signature(original).bind(self, *args, **kwargs)
+            given = dict(list(bound.arguments.items())[1:])
+            for name, parameter in inspect.signature(original).parameters.items():
+                if parameter.kind is parameter.VAR_KEYWORD:
+                    given |= given.pop(name, {})
+            found.setdefault(id(self), copy.deepcopy(given))
+            original(self, *args, **kwargs)
+
+        return __init__
+
+    for name, cls in classes.items():
+        cls.__init__ = recording(originals[name])
+    try:
+        yield found
+    finally:
+        for name, cls in classes.items():
+            cls.__init__ = originals[name]
+
+
+def model_of_file(path: str, name: str) -> tuple[nn.Module, list[Found]]:
+    """Runs a Python file; ``name`` in it is a module, or a function without arguments that returns one."""
+    with recorded_options() as options:
+        variables = runpy.run_path(path)
+        if name not in variables:
+            raise MigrationError(
+                f"{path}: expected a module or a function named {name} (--name), but there is none"
+            )
+        model = variables[name]
+        if not isinstance(model, nn.Module) and callable(model):
+            model = model()
+    if not isinstance(model, nn.Module):
+        raise MigrationError(
+            f"{path}: expected {name} to be a module, but got {type(model).__name__}"
+        )
+    return model, quantizers_of(model, options)
+
+
+def model_of_call(text: str) -> tuple[nn.Module, list[Found]]:
+    """Builds what a constructor call with literal options says: ``ResidualVQ(dim=8, ...)``."""
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError(text)
+        name = call.func.id
+        args = [ast.literal_eval(value) for value in call.args]
+        options = {str(word.arg): ast.literal_eval(word.value) for word in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise MigrationError(
+            f"--build: expected a call like VectorQuantize(dim=256), but got {text}"
+        ) from error
+    if name not in _names():
+        raise MigrationError(f"--build: expected one of {', '.join(_names())}, but got {name}")
+    with recorded_options() as recorded:
+        model = getattr(_reference(), name)(*args, **options)
+    return model, quantizers_of(model, recorded)
+
+
+def quantizers_of(model: nn.Module, options: Mapping[int, dict[str, Any]]) -> list[Found]:
+    """The outermost quantizers of the reference in a model."""
+    found: list[Found] = []
+    for path, module in model.named_modules():
+        inside = any(path.startswith(f"{other.path}.") or other.path == "" for other in found)
+        if not inside and type(module).__name__ in _names() and id(module) in options:
+            found.append(Found(path, module, options[id(module)]))
+    return found
+
+
+# Converting ------------------------------------------------------------------------------------------------------
+
+
+def converted(found: Found, compat: bool | None = None) -> nn.Module:
+    """The same quantizer in torchvq, with the same options and state."""
+    cls = getattr(torchvq, found.name, None)
+    if cls is None:
+        raise MigrationError(f"torchvq has no {found.name}")
+    options = copy.deepcopy(found.options)
+    if compat is not None:
+        options["vqp_compat"] = compat
+    ours: nn.Module = cls(**options)
+    state = {name: value.detach().clone() for name, value in found.module.state_dict().items()}
+    ours.load_state_dict(state, strict=True)
+    return ours.train(found.module.training)
+
+
+def agreement(found: Found, ours: nn.Module) -> Agreement:
+    """Both on the same random tokens, in evaluation."""
+    options = found.with_defaults()
+    x = torch.randn(_shape_of(found.module, options), generator=torch.Generator().manual_seed(0))
+    keywords = (
+        {"deterministic": True, "return_indices": True} if found.name == "BinaryMapper" else {}
+    )
+    results = []
+    for module in (found.module, ours):
+        twin = copy.deepcopy(module).float().eval()
+        with torch.no_grad():
+            results.append(twin(x, **keywords))
+    if isinstance(results[0], Tensor):  # indices alone
+        equal = results[0] == results[1]
+        return Agreement(equal.numel(), int(equal.sum()), None)
+    (theirs, their_indices), (output, indices) = (_parts(result) for result in results)
+    difference = (theirs - output).abs().max().item()
+    if their_indices is None or indices is None:
+        return Agreement(0, 0, difference)
+    equal = their_indices.long() == indices.long()
+    if not equal.all() and difference > 0:
+        # Where tokens differ, so do outputs: those are counted as tokens.
+        same = torch.isclose(theirs, output, rtol=0, atol=1e-4)
+        difference = (theirs - output).abs()[same].max().item() if same.any() else difference
+    return Agreement(equal.numel(), int(equal.sum()), difference)
+
+
+def _parts(result: Any) -> tuple[Tensor, Tensor | None]:
+    indices = result[1]
+    return result[0], indices if isinstance(indices, Tensor) else None
+
+
+def _shape_of(module: nn.Module, options: Mapping[str, Any]) -> tuple[int, ...]:
+    dim = options.get("bits") or options.get("dim") or int(getattr(module, "dim", 0))
+    if options.get("accept_3d_fmap"):
+        return (1, dim, 8, 8, 8)
+    if options.get("accept_image_fmap"):
+        return (2, dim, 16, 16)
+    named = options.get("channel_first") or options.get("is_channel_first")
+    first = named or options.get("channel_last") is False or "quantization_loss_weight" in options
+    return (2, dim, _TOKENS // 2) if first else (2, _TOKENS // 2, dim)
+
+
+# The reference ---------------------------------------------------------------------------------------------------
+
+
+def _reference() -> Any:
+    try:
+        return importlib.import_module(REFERENCE)
+    except ImportError as error:
+        raise MigrationError(
+            f"{REFERENCE} is needed: pip install vector-quantize-pytorch"
+        ) from error
+
+
+def _names() -> list[str]:
+    """The quantizers: not what only holds one."""
+    public = vars(_reference()).items()
+    modules = [name for name, cls in public if isinstance(cls, type) and issubclass(cls, nn.Module)]
+    return [name for name in modules if name not in ("Sequential", "EvoLFQ")]
+
+
+def _levels_of(name: str) -> str | None:
+    if name.startswith("Grouped"):
+        return name.removeprefix("Grouped")
+    return {
+        "ResidualVQ": "VectorQuantize",
+        "ResidualFSQ": "FSQ",
+        "ResidualLFQ": "LFQ",
+        "ResidualSimVQ": "SimVQ",
+    }.get(name)
+
+
+def _defaults(cls: type) -> dict[str, Any]:
+    parameters = list(inspect.signature(cls).parameters.values())
+    own = {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}
+    levels = _levels_of(cls.__name__)
+    inner = _defaults(getattr(_reference(), levels)) if levels else {}
+    empty = inspect.Parameter.empty
+    return inner | {name: None if value is empty else value for name, value in own.items()}
