@@ -425,8 +425,8 @@ RAISES = {
     ): "ValueError: Default process group has not been initi",
 }
 
-# Rows whose numbers are drawn, or hang on rounding, or whose input is the oracle's own: the oracle rejects torchvq under
-# the switch, and no numbers are compared.
+# Rows whose numbers are drawn, or hang on rounding, or whose input is the oracle's own: the oracle rejects torchvq
+# under the switch, and no numbers are compared.
 BY_CHANCE = {
     ("BinaryMapper", "evaluation"),
     ("BinaryMapper", "temperature"),
