@@ -296,7 +296,7 @@ def lfq_fraction():
 
 
 def lfq_channel_last():
-    with pytest.raises(Exception, match="dimension"):
+    with pytest.raises(Exception, match="rearrange-reduction pattern"):
         reference.LFQ(**SIGNS, channel_first=False)(tokens(2, 3, 4, 10))
     assert torchvq.LFQ(**SIGNS, channel_first=False)(tokens(2, 3, 4, 10))[1].shape == (2, 3, 4)
 
@@ -321,6 +321,29 @@ def without_the_switch(monkeypatch):
 @pytest.mark.parametrize("key", CHECKS)
 def test_what_the_line_says(key):
     CHECKS[key]()
+
+
+def test_unused_codes_shrink_under_the_switch_as_in_the_reference():
+    """Thirty steps of tokens near half of the codes: what happens to the other half."""
+    norms, theirs = {}, reference.VectorQuantize(dim=8, codebook_size=16, decay=0.5)
+    with torch.no_grad():
+        theirs._codebook.embed[:, :8] += 20
+        theirs._codebook.embed_avg.copy_(theirs._codebook.embed)
+    modules = {
+        "reference": theirs,
+        "switched": switched("VectorQuantize", dim=8, codebook_size=16, decay=0.5),
+        "plain": torchvq.VectorQuantize(dim=8, codebook_size=16, decay=0.5),
+    }
+    start = copy.deepcopy(theirs.state_dict())
+    for name, module in modules.items():
+        module.load_state_dict(start)
+        for step in range(30):
+            module.train()(tokens(2, 40, 8, seed=step) + 20)
+        norms[name] = module._codebook.embed[0, 8:].norm(dim=-1)
+    before = start["_codebook.embed"][0, 8:].norm(dim=-1)
+    assert (norms["reference"] < 0.1 * before).all()
+    torch.testing.assert_close(norms["switched"], norms["reference"], rtol=1e-4, atol=1e-6)
+    assert (norms["plain"] > 1.1 * before).all()  # they have moved to the tokens
 
 
 def test_every_line_is_checked():

@@ -164,7 +164,7 @@ def converted(found: Found, compat: bool | None = None) -> nn.Module:
 def agreement(found: Found, ours: nn.Module) -> Agreement:
     """Both on the same random tokens, in evaluation."""
     options = found.with_defaults()
-    x = torch.randn(_shape_of(found.module, options), generator=torch.Generator().manual_seed(0))
+    x = torch.randn(_shape_of(options), generator=torch.Generator().manual_seed(0))
     keywords = (
         {"deterministic": True, "return_indices": True} if found.name == "BinaryMapper" else {}
     )
@@ -193,8 +193,18 @@ def _parts(result: Any) -> tuple[Tensor, Tensor | None]:
     return result[0], indices if isinstance(indices, Tensor) else None
 
 
-def _shape_of(module: nn.Module, options: Mapping[str, Any]) -> tuple[int, ...]:
-    dim = options.get("bits") or options.get("dim") or int(getattr(module, "dim", 0))
+def _own_dim(options: Mapping[str, Any]) -> int:
+    """Features of an input where nobody says how many: those of the codes."""
+    own = (
+        len(options["levels"])
+        if "levels" in options
+        else int(options["codebook_size"]).bit_length() - 1
+    )
+    return own * (options.get("num_codebooks") or 1)
+
+
+def _shape_of(options: Mapping[str, Any]) -> tuple[int, ...]:
+    dim = options.get("bits") or options.get("dim") or _own_dim(options)
     if options.get("accept_3d_fmap"):
         return (1, dim, 8, 8, 8)
     if options.get("accept_image_fmap"):

@@ -1,0 +1,177 @@
+"""``python -m torchvq.migrate`` on real configurations: a tokenizer in a file, checkpoints, and what it refuses.
+
+Oracle: the reference with the same weights on the same tokens.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import vector_quantize_pytorch as reference
+from safetensors.torch import load_file
+
+import torchvq
+from torchvq.migrate.__main__ import main
+
+CODEC = """
+import torch
+from torch import nn
+from vector_quantize_pytorch import FSQ, ResidualVQ
+
+
+class Codec(nn.Module):
+    def __init__(self, codes=32):
+        super().__init__()
+        self.encoder = nn.Conv1d(1, 16, 4, 4)
+        self.quantizer = ResidualVQ(
+            dim=16, num_quantizers=3, codebook_size=codes, codebook_dim=8, quantize_dropout=True, decay=0.9
+        )
+        self.coarse = FSQ([8, 5, 5], dim=16)
+
+
+def model():
+    torch.manual_seed(3)
+    return Codec()
+"""
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    status = main([str(argument) for argument in arguments])
+    return status, *capsys.readouterr()
+
+
+def test_a_model_in_a_file(tmp_path: Path, capsys) -> None:
+    """A neural codec: residual codebooks with projections and dropout, and a scalar quantizer."""
+    (tmp_path / "model.py").write_text(CODEC)
+    written = tmp_path / "model.safetensors"
+    status, said, _ = run(capsys, tmp_path / "model.py", "--output", written)
+    assert status == 0
+    assert (
+        "quantizer: ResidualVQ(dim=16, num_quantizers=3, codebook_size=32, codebook_dim=8" in said
+    )
+    assert "stack-gradient:" in said and "stack-depth:" in said and "fsq-int32:" in said
+    assert "shared-codebook:" not in said and "beam-score:" not in said
+    assert "768 of 768 tokens equal" in said or "1536 of 1536 tokens equal" in said
+    ours = torchvq.ResidualVQ(
+        dim=16, num_quantizers=3, codebook_size=32, codebook_dim=8, quantize_dropout=True, decay=0.9
+    )
+    state = load_file(written)
+    assert "encoder.weight" in state and "coarse.project_in.weight" in state
+    prefix = "quantizer."
+    ours.load_state_dict(
+        {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}, strict=True
+    )
+    scope: dict = {}
+    exec(CODEC, scope)
+    theirs = scope["model"]().quantizer.eval()
+    x = torch.randn(2, 50, 16, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(ours.eval()(x)[1], theirs(x)[1])
+
+
+def test_a_trained_checkpoint(tmp_path: Path, capsys) -> None:
+    """Image tokens with a cosine codebook, as a training framework saves them."""
+    options = dict(
+        dim=16, codebook_size=64, codebook_dim=8, use_cosine_sim=True, accept_image_fmap=True
+    )
+    torch.manual_seed(0)
+    theirs = reference.VectorQuantize(**options)
+    for step in range(3):
+        theirs(torch.randn(2, 16, 8, 8, generator=torch.Generator().manual_seed(step)))
+    state = {f"net.vq.{name}": value for name, value in theirs.state_dict().items()}
+    torch.save({"state_dict": {**state, "net.head.weight": torch.ones(2)}}, tmp_path / "last.ckpt")
+    call = f"VectorQuantize({', '.join(f'{k}={v!r}' for k, v in options.items())})"
+    written = tmp_path / "ours.pt"
+    status, said, _ = run(
+        capsys, tmp_path / "last.ckpt", "--build", call, "--prefix", "net.vq.", "--output", written
+    )
+    assert status == 0 and "512 of 512 tokens equal" in said and "unused-codes:" in said
+    found = torch.load(written, weights_only=True)
+    assert torch.equal(found["net.head.weight"], torch.ones(2))
+    ours = torchvq.VectorQuantize(**options)
+    ours.load_state_dict(
+        {k.removeprefix("net.vq."): v for k, v in found.items() if k.startswith("net.vq.")},
+        strict=True,
+    )
+    x = torch.randn(2, 16, 8, 8, generator=torch.Generator().manual_seed(9))
+    torch.testing.assert_close(ours.eval()(x)[0], theirs.eval()(x)[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_lookup_free_module_with_the_switch(tmp_path: Path, capsys) -> None:
+    """Video tokens by signs; the module itself is in the file."""
+    (tmp_path / "signs.py").write_text(
+        "from vector_quantize_pytorch import LFQ\n"
+        "tokenizer = LFQ(codebook_size=2**10, dim=16, entropy_loss_weight=0.02, commitment_loss_weight=0.25)\n"
+    )
+    status, said, _ = run(capsys, tmp_path / "signs.py", "--name", "tokenizer", "--compat")
+    assert status == 0 and "512 of 512 tokens equal" in said
+    assert "lfq-clamp:" in said and "vqp_compat=True restores it" in said
+
+
+@pytest.mark.parametrize(
+    ("call", "options"),
+    [
+        ("FSP", dict(levels=[8, 5, 4])),
+        ("BinaryMapper", dict(bits=4)),
+        ("LatentQuantize", dict(levels=[5, 5, 8], dim=6)),
+        ("SimVQ", dict(dim=8, codebook_size=32)),
+        ("ResidualSimVQ", dict(dim=8, codebook_size=32, num_quantizers=2)),
+        ("ResidualFSQ", dict(levels=[5, 5], num_quantizers=2)),
+        ("ResidualLFQ", dict(dim=6, codebook_size=16, num_quantizers=2)),
+        ("GroupedResidualVQ", dict(dim=8, groups=2, codebook_size=16, num_quantizers=2)),
+        (
+            "RandomProjectionQuantizer",
+            dict(dim=8, codebook_size=16, codebook_dim=4, num_codebooks=2),
+        ),
+    ],
+)
+def test_every_other_class(call: str, options: dict, tmp_path: Path, capsys) -> None:
+    torch.save(getattr(reference, call)(**options).state_dict(), tmp_path / "state.pt")
+    text = f"{call}({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+    status, said, _ = run(capsys, tmp_path / "state.pt", "--build", text)
+    equal, _, total = said.split("on random input: ")[1].partition(" tokens")[0].split()[0:3]
+    assert status == 0 and int(equal) >= 0.99 * int(total) > 100
+
+
+def test_tokens_that_differ_are_reported(tmp_path: Path, capsys, monkeypatch) -> None:
+    torch.save(reference.FSQ([8, 5]).state_dict(), tmp_path / "state.pt")
+    monkeypatch.setattr(torchvq.FSQ, "bound_name", "symmetric_tanh")
+    status, said, _ = run(capsys, tmp_path / "state.pt", "--build", "FSQ([8, 5])")
+    assert status == 1 and "512 of 512" not in said
+
+
+BAD = [
+    ([], "expected a Python file or a state dict"),
+    (["nothing.pt"], "to be a file, but there is none"),
+    (["state.pt"], r"say it with --build.*_codebook.embed': \[1, 16, 8\]"),
+    (["state.pt", "--build", "VectorQuantize(8"], "expected a call like"),
+    (
+        ["state.pt", "--build", "Quantizer(dim=8)"],
+        "expected one of VectorQuantize, .* but got Quantizer",
+    ),
+    (["state.pt", "--build", "VectorQuantize(dim=4, codebook_size=16)"], "are not those of"),
+    (["model.py"], "expected a module or a function named model"),
+    (["model.py", "--name", "number"], "expected number to be a module, but got int"),
+    (["model.py", "--name", "plain"], "expected quantizers of vector_quantize_pytorch"),
+    (["text.pt"], "weights_only=True"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD, ids=range(len(BAD)))
+def test_errors_say_what_to_do(
+    arguments: list[str], message: str, tmp_path: Path, capsys, monkeypatch
+) -> None:
+    import re
+
+    monkeypatch.chdir(tmp_path)
+    torch.save(reference.VectorQuantize(dim=8, codebook_size=16).state_dict(), "state.pt")
+    Path("model.py").write_text("from torch import nn\nnumber = 3\nplain = nn.Linear(2, 2)\n")
+    Path("text.pt").write_text("no checkpoint")
+    status, _, said = run(capsys, *arguments)
+    assert status == 2 and re.search(message, said.replace("\n", " ")), said
+
+
+def test_the_tables_of_the_page(capsys) -> None:
+    status, said, _ = run(capsys, "--differences")
+    assert status == 0 and said.startswith("## ResidualVQ and GroupedResidualVQ")

@@ -1,0 +1,120 @@
+"""The switch itself: where it comes from, and that every class has it. What it restores is in tests/parity."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import torchvq
+
+CLASSES = {
+    "BinaryMapper": dict(bits=3),
+    "EvoLFQ": dict(encoder=torch.nn.Linear(4, 4), decoder=torch.nn.Linear(4, 4), dim=4),
+    "FSP": dict(levels=[5, 4]),
+    "FSQ": dict(levels=[5, 4]),
+    "GroupedResidualFSQ": dict(dim=4, groups=2, levels=[5, 4], num_quantizers=2),
+    "GroupedResidualLFQ": dict(dim=4, groups=2, codebook_size=4, num_quantizers=2),
+    "GroupedResidualVQ": dict(dim=4, groups=2, codebook_size=4, num_quantizers=2),
+    "LFQ": dict(dim=4),
+    "LatentQuantize": dict(levels=[5, 4], dim=2),
+    "RandomProjectionQuantizer": dict(dim=4, codebook_size=4, codebook_dim=4),
+    "ResidualFSQ": dict(levels=[5, 4], num_quantizers=2),
+    "ResidualLFQ": dict(dim=4, codebook_size=16, num_quantizers=2),
+    "ResidualSimVQ": dict(dim=4, codebook_size=4, num_quantizers=2),
+    "ResidualVQ": dict(dim=4, codebook_size=4, num_quantizers=2),
+    "SimVQ": dict(dim=4, codebook_size=4),
+    "VectorQuantize": dict(dim=4, codebook_size=4),
+}
+
+
+def switches(module: torch.nn.Module) -> set[bool]:
+    """What a module and all parts of it have."""
+    parts = (part for part in module.modules() if hasattr(part, "vqp_compat"))
+    return {part.vqp_compat for part in parts}
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_environment_is_the_default_and_the_keyword_wins(name: str, monkeypatch) -> None:
+    cls, options = getattr(torchvq, name), CLASSES[name]
+    for said, default in (("1", True), ("0", False), ("", False)):
+        monkeypatch.setenv("TORCHVQ_COMPAT", said)
+        assert switches(cls(**options)) == {default}
+        for given in (True, False):
+            assert switches(cls(**options, vqp_compat=given)) == {given}
+        assert switches(cls(**options, vqp_compat=None)) == {default}
+    monkeypatch.delenv("TORCHVQ_COMPAT")
+    assert switches(cls(**options)) == {False}
+
+
+def test_every_class_is_here_and_has_the_option() -> None:
+    assert CLASSES.keys() <= set(torchvq.__all__)
+    for name in CLASSES:
+        assert "vqp_compat=None" in torch.ops.torchvq.list_options(name)
+
+
+@pytest.mark.parametrize("said", ["yes", "2", "true"])
+def test_other_words_are_refused(said: str, monkeypatch) -> None:
+    monkeypatch.setenv("TORCHVQ_COMPAT", said)
+    with pytest.raises(ValueError, match=f"TORCHVQ_COMPAT: expected .* 0 or 1, but got {said}"):
+        torchvq.FSQ([5, 4])
+    with pytest.raises(TypeError, match="expected vqp_compat to be True or False or None"):
+        torchvq.FSQ([5, 4], vqp_compat="yes")
+
+
+def test_a_whole_process() -> None:
+    """The variable is read when modules are built, in C++ as well, from which this default comes."""
+    code = "import torch, torchvq; print(torchvq.FSQ([5, 4])(torch.zeros(1, 2, 2))[1].dtype)"
+    environment = {**os.environ, "TORCHVQ_COMPAT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "torch.int32"
+
+
+def test_evaluation_draws_where_it_is_said() -> None:
+    logits = torch.zeros(200, 3)
+    for compat in (False, True):
+        mapper = torchvq.BinaryMapper(3, deterministic_on_eval=False, vqp_compat=compat).eval()
+        assert mapper(logits, return_indices=True)[1].unique().numel() == 8
+        mapper = torchvq.BinaryMapper(3, deterministic_on_eval=True, vqp_compat=compat).eval()
+        assert mapper(logits, return_indices=True)[1].unique().tolist() == [0]
+    assert torchvq.BinaryMapper(3).eval()(logits, return_indices=True)[1].unique().tolist() == [0]
+
+
+FROZEN = {
+    "VectorQuantize": [
+        {},
+        dict(threshold_ema_dead_code=2),
+        dict(learnable_codebook=True, ema_update=False),
+    ],
+    "ResidualVQ": [
+        {},
+        dict(threshold_ema_dead_code=2),
+        dict(shared_codebook=True),
+        dict(beam_size=2),
+    ],
+    "GroupedResidualVQ": [{}, dict(use_cosine_sim=True)],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "more"), [(name, more) for name in FROZEN for more in FROZEN[name]], ids=str
+)
+def test_what_is_frozen_and_draws_nothing_changes_no_state(name: str, more: dict) -> None:
+    module = getattr(torchvq, name)(**CLASSES[name], **more, freeze_codebook=True).train()
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    for _ in range(2):
+        module(torch.randn(2, 9, 4))
+    for key, value in module.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+def test_what_is_frozen_and_draws_draws_anew() -> None:
+    options = dict(CLASSES["VectorQuantize"], codebook_size=64, stochastic_sample_codes=True)
+    module = torchvq.VectorQuantize(**options, freeze_codebook=True).train()
+    x = torch.randn(2, 50, 4)
+    assert not torch.equal(module(x)[1], module(x)[1])
