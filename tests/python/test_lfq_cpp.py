@@ -44,6 +44,8 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
     "spherical": (dict(dim=5, spherical=True, codebook_scale=1.5), (2, 7, 5), "mask"),
     "rotated": (dict(dim=5, orthogonal_rotation=True), (2, 7, 5), ""),
     "fraction": (dict(dim=5, **FRACTION), (2, 17, 5), "mask"),
+    "compatible": (dict(dim=5, vqp_compat=True), (2, 7, 5), ""),
+    "compatible_mask": (dict(BITS, dim=6, vqp_compat=True), (2, 7, 6), "mask"),
     "softplus": (
         dict(dim=5, experimental_softplus_entropy_loss=True, entropy_loss_offset=2.0),
         (2, 7, 5),

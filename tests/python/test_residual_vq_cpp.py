@@ -41,6 +41,9 @@ MORE: dict[str, dict[str, Any]] = {
     "beam_shared": dict(beam_size=3, shared_codebook=True),
     "beam_dropout": dict(beam_size=3, quantize_dropout=True),
     "beam_compatible": dict(beam_size=3, vqp_compat=True),
+    "compatible_diveq": dict(vqp_compat=True, diveq=True, directional_reparam_variance=0.1),
+    "compatible_frozen": dict(vqp_compat=True, freeze_codebook=True),
+    "compatible_manual": dict(vqp_compat=True, shared_codebook=True, manual_ema_update=True),
     "beam_groups": dict(beam_size=3, groups=2),
     "implicit_wide": dict(
         implicit_neural_codebook=True, mlp_kwargs=dict(depth=1, dim_hidden=12), num_quantizers=4

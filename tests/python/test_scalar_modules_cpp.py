@@ -57,7 +57,10 @@ CASES: dict[str, Case] = {
     "binary_likelier": Binary(dict(bits=1), (9, 1), call=dict(deterministic=True)),
     "binary_drawn": Binary(dict(bits=6), (20, 6), call=dict(deterministic=False)),
     "binary_vector": Binary(dict(bits=6), (6,)),
+    "binary_draws": Binary(dict(bits=6, deterministic_on_eval=False), (20, 6)),
     "latent": Latent(dict(dim=3), (2, 3, 7)),
+    "latent_compatible": Latent(dict(dim=3, vqp_compat=True), (2, 3, 7), True),
+    "latent_compatible_projected": Latent(dict(**PROJECTED, vqp_compat=True), (2, 5, 3, 4), True),
     "latent_mask": Latent(dict(dim=3, channel_first=False), (2, 7, 3), True),
     "latent_projected": Latent(PROJECTED, (2, 5, 3, 4), True),
     "latent_weights": Latent(
@@ -68,6 +71,7 @@ CASES: dict[str, Case] = {
     "latent_in_place": Latent(dict(dim=3, **IN_PLACE), (2, 3, 30)),
     "latent_in_place_mask": Latent(dict(**PROJECTED, **IN_PLACE), (2, 5, 30), True),
     "fsp": Perturbed({}, (2, 7, 3)),
+    "fsp_compatible": Perturbed(dict(vqp_compat=True), (2, 7, 3)),
     "fsp_mask": Perturbed(dict(dim=6, projection_has_bias=False), (2, 7, 6), True),
     "fsp_image": Perturbed(dict(dim=6, channel_first=True), (2, 6, 3, 4), True),
     "fsp_rate": Perturbed(NARROW, (2, 30, 6)),
@@ -235,5 +239,5 @@ def test_cpp_equals_python(name: str, tmp_path: Path) -> None:
     if "rng" in module.state_dict():
         assert actual["state.rng"].dtype == torch.int64
         draws = case.options.get("quantize_rate", 0) < 1 and not case.call.get("deterministic")
-        late = name == "binary_drawn" or "compatible" in name  # evaluation draws, too
+        late = name in ("binary_drawn", "binary_draws", "binary_compatible")  # evaluation draws, too
         assert actual["state.rng"][1] == (case.steps + late if draws else 0)

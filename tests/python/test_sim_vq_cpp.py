@@ -71,6 +71,7 @@ CASES: dict[str, Case] = {
     "random": random(),
     "random_codebooks": random(more="mask", num_codebooks=3),
     "random_no_norm": random(norm=False),
+    "random_compatible": random(num_codebooks=3, vqp_compat=True),
     "random_channel_first": random((2, 6, 9), "mask", channel_last=False, num_codebooks=2),
     "random_image": random((2, 6, 3, 4), accept_image_fmap=True),
 } | {

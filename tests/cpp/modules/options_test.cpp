@@ -1,4 +1,5 @@
 // Options by name: text to options and back, checks of a class, errors.
+#include <cstdlib>
 #include <limits>
 #include <string>
 #include <vector>
@@ -7,6 +8,7 @@
 
 #include <torchvq/modules/lfq.h>
 #include <torchvq/modules/residual_vq.h>
+#include <torchvq/options/binary_mapper.h>
 #include <torchvq/options/by_name.h>
 #include <torchvq/options/residual_fsq.h>
 #include <torchvq/options/vector_quantize.h>
@@ -66,10 +68,30 @@ TEST(OptionsTest, AStackPassesNamesOnToItsLevels) {
 TEST(OptionsTest, ListsSayDefaultsAndWhatMustBeGiven) {
   const auto lines = list_options("LatentQuantize");
   EXPECT_EQ(lines,
-            (std::vector<std::string>{"levels", "dim", "commitment_loss_weight=0.1",
-                                      "quantization_loss_weight=0.1", "num_codebooks=1",
-                                      "keep_num_codebooks_dim=None", "optimize_values=True",
-                                      "in_place_codebook_optimizer=None", "channel_first=True"}));
+            (std::vector<std::string>{
+                "levels", "dim", "commitment_loss_weight=0.1", "quantization_loss_weight=0.1",
+                "num_codebooks=1", "keep_num_codebooks_dim=None", "optimize_values=True",
+                "in_place_codebook_optimizer=None", "channel_first=True", "vqp_compat=None"}));
+}
+
+TEST(OptionsTest, EnvironmentIsTheDefaultOfTheSwitchAndTheOptionWins) {
+  const auto say = [](const char* value) { ASSERT_EQ(setenv("TORCHVQ_COMPAT", value, 1), 0); };
+  say("1");
+  EXPECT_TRUE(VectorQuantizeOptions(8).vqp_compat());
+  EXPECT_TRUE(FSQOptions({8, 5}).vqp_compat());
+  EXPECT_TRUE(ResidualVQOptions(8).vq().vqp_compat());
+  EXPECT_FALSE(LFQOptions().vqp_compat(false).vqp_compat());
+  VectorQuantizeOptions options(8);
+  options.vqp_compat(false);
+  set_option(options, "vqp_compat", "None");
+  EXPECT_TRUE(options.vqp_compat());
+  say("0");
+  EXPECT_FALSE(VectorQuantizeOptions(8).vqp_compat());
+  say("on");
+  expect_throw_with<c10::ValueError>([] { (void)vqp_compat_by_default(); },
+                                     "expected the environment variable to be 0 or 1, but got on");
+  unsetenv("TORCHVQ_COMPAT");
+  EXPECT_FALSE(BinaryMapperOptions().vqp_compat());
 }
 
 TEST(OptionsTest, WrongTextIsNamed) {
