@@ -110,8 +110,11 @@ constexpr const char* kComputingOperators[] = {
     "update_affine_",
     "vector_quantize_",
     "vqp_diversity_loss",
+    "vqp_indices",
+    "vqp_latent_loss",
     "vqp_masked_commitment",
     "vqp_rotation_trick",
+    "vqp_sign_entropy",
     "weighted_loss",
     "wide_codes",
 };

@@ -167,6 +167,9 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     ),
     "vqp_rotation_trick": ((X, X + 1), {}),
     "vqp_masked_commitment": ((X, X + 1, MASK), {}),
+    "vqp_sign_entropy": ((X,), dict(sharpness=2.0, masked=False, mask=MASK)),
+    "vqp_latent_loss": ((X, X + 1), dict(commitment=0.1, quantization=0.3, mask=MASK)),
+    "vqp_indices": ((integers(20, 2, 9), 20), {}),
     "vqp_diversity_loss": (
         (X, CODEBOOK),
         dict(batch=3, tokens=3, heads=2, separate=True, **COSINE),
@@ -176,6 +179,10 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "quantize_scalars noise": (
         (normal(2, 9, 2), [5, 4]),
         dict(bound="symmetric_tanh", rng=rng(), noise=0.5, mask=MASK),
+    ),
+    "quantize_scalars vqp_noise": (
+        (normal(2, 9, 2), [5, 4]),
+        dict(bound="symmetric_tanh", rng=rng(), noise=0.5, vqp_noise=True),
     ),
     "decode_scalars": ((integers(20, 2, 9, 1), [5, 4]), {}),
     "distribution_cdf": ((X, "laplace"), {}),
