@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import pkgutil
 from pathlib import Path
 
 import pytest
@@ -344,6 +346,22 @@ def test_unused_codes_shrink_under_the_switch_as_in_the_reference():
     assert (norms["reference"] < 0.1 * before).all()
     torch.testing.assert_close(norms["switched"], norms["reference"], rtol=1e-4, atol=1e-6)
     assert (norms["plain"] > 1.1 * before).all()  # they have moved to the tokens
+
+
+def test_names_are_where_the_page_says():
+    for _, name, _ in pkgutil.iter_modules(reference.__path__):
+        theirs = importlib.import_module(f"vector_quantize_pytorch.{name}")
+        public = [key for key in vars(theirs) if hasattr(reference, key) and key in vars(torchvq)]
+        ours = importlib.import_module(f"torchvq.{name}") if public else None
+        for key in public:
+            if getattr(getattr(theirs, key), "__module__", None) == theirs.__name__:
+                assert getattr(ours, key) is getattr(torchvq, key), f"{name}.{key}"
+    assert torchvq.residual_vq.MLP and torchvq.lookup_free_quantization.CosineSimLinear
+    assert (
+        torchvq.vector_quantize_pytorch.Codebook and torchvq.vector_quantize_pytorch.LossBreakdown
+    )
+    for name in ("rotation_trick", "sample_codes", "orthogonal_loss"):
+        assert f"torch.ops.torchvq.{name}`" in PAGE.read_text() and hasattr(torch.ops.torchvq, name)
 
 
 def test_every_line_is_checked():

@@ -362,3 +362,26 @@ def test_bad_calls():
 def test_unequal_levels_under_rotation_warn():
     with pytest.warns(UserWarning, match="different numbers of levels"):
         FSQ(LEVELS, orthogonal_rotation=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "first"),
+    [
+        ({}, True),
+        (dict(channel_first=False), False),
+        (dict(channel_first=True), True),
+        (dict(channel_first=False, vqp_compat=True), True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("places", [(4, 5), (2, 4, 5)], ids=["image", "video"])
+def test_the_layout_of_maps_is_the_one_that_is_said(options, first, places):
+    """Oracle: the same latents as a sequence."""
+    fsq = FSQ([8, 5, 5], **options)
+    tokens = torch.randn(2, *places, 3, generator=torch.Generator().manual_seed(0))
+    quantized, indices = fsq(tokens.movedim(-1, 1) if first else tokens)
+    expected = FSQ([8, 5, 5])(tokens.flatten(1, -2))
+    right = expected.quantized.view_as(tokens)
+    assert torch.equal(quantized, right.movedim(-1, 1) if first else right)
+    assert torch.equal(indices.long(), expected.indices.view(2, *places))
+    assert torch.equal(fsq.indices_to_codes(indices), quantized)

@@ -239,5 +239,9 @@ def test_cpp_equals_python(name: str, tmp_path: Path) -> None:
     if "rng" in module.state_dict():
         assert actual["state.rng"].dtype == torch.int64
         draws = case.options.get("quantize_rate", 0) < 1 and not case.call.get("deterministic")
-        late = name in ("binary_drawn", "binary_draws", "binary_compatible")  # evaluation draws, too
+        late = name in (
+            "binary_drawn",
+            "binary_draws",
+            "binary_compatible",
+        )  # evaluation draws, too
         assert actual["state.rng"][1] == (case.steps + late if draws else 0)
