@@ -351,11 +351,14 @@ def test_unused_codes_shrink_under_the_switch_as_in_the_reference():
 def test_names_are_where_the_page_says():
     for _, name, _ in pkgutil.iter_modules(reference.__path__):
         theirs = importlib.import_module(f"vector_quantize_pytorch.{name}")
-        public = [key for key in vars(theirs) if hasattr(reference, key) and key in vars(torchvq)]
-        ours = importlib.import_module(f"torchvq.{name}") if public else None
-        for key in public:
-            if getattr(getattr(theirs, key), "__module__", None) == theirs.__name__:
-                assert getattr(ours, key) is getattr(torchvq, key), f"{name}.{key}"
+        own = [
+            key
+            for key in torchvq.__all__
+            if getattr(vars(theirs).get(key), "__module__", "") == theirs.__name__
+        ]
+        for key in own:
+            ours = importlib.import_module(f"torchvq.{name}")
+            assert getattr(ours, key) is getattr(torchvq, key), f"{name}.{key}"
     assert torchvq.residual_vq.MLP and torchvq.lookup_free_quantization.CosineSimLinear
     assert (
         torchvq.vector_quantize_pytorch.Codebook and torchvq.vector_quantize_pytorch.LossBreakdown
