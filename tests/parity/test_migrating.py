@@ -354,7 +354,7 @@ def test_names_are_where_the_page_says():
         own = [
             key
             for key in torchvq.__all__
-            if getattr(vars(theirs).get(key), "__module__", "") == theirs.__name__
+            if hasattr(reference, key) and getattr(reference, key).__module__ == theirs.__name__
         ]
         for key in own:
             ours = importlib.import_module(f"torchvq.{name}")
