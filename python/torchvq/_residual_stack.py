@@ -59,6 +59,7 @@ class ResidualStack(RandomState):
     """
 
     gradient = "attached"
+    vqp_compat = False
     communicates = False  # whether ranks exchange something in a training forward
     heads = 1  # codes per latent and level; levels see each head as a token
 
@@ -158,8 +159,11 @@ class ResidualStack(RandomState):
             )
             total, indices, codes = self._merge_heads(total, indices, codes)
             step = self.recorded_step
-        restored = self._restore(x, real, total, indices, codes)
-        return StackResult(*restored, details, depth, step), depth
+        quantized, indices, codes = self._restore(x, real, total, indices, codes)
+        if codes is not None and self.vqp_compat:
+            # The reference looks them up: they have the gradient of decoding, and no noise.
+            codes = stack_levels(self._decode(indices), self.num_quantizers, 0)
+        return StackResult(quantized, indices, codes, details, depth, step), depth
 
     def _split_heads(self, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Tokens (B, N, heads * D) as (B, N * heads, D), and the mask of those."""

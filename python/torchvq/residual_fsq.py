@@ -157,12 +157,9 @@ class ResidualFSQ(ResidualStack):
             seed=rand_quantize_dropout_fixed_seed,
         )
         indices = self.shaped_indices(result.indices)
-        returned = as_returned(indices, self.vqp_compat, self.codebook_size)
         if result.all_codes is not None:
-            # The reference's codes of the levels have no gradient, and no noise.
-            codes = self.get_codes_from_indices(indices) if self.vqp_compat else result.all_codes
-            return ScalarOutputWithCodes(result.quantized, returned, codes)
-        return ScalarOutput(result.quantized, returned)
+            return ScalarOutputWithCodes(result.quantized, indices, result.all_codes)
+        return ScalarOutput(result.quantized, indices)
 
     @property
     def quantizers(self) -> list[FSQ]:
@@ -216,8 +213,9 @@ class ResidualFSQ(ResidualStack):
         return indices.squeeze(-2)
 
     def shaped_indices(self, indices: Tensor) -> Tensor:
-        """The inverse of ``plain_indices``."""
-        return indices.unsqueeze(-2) if self.quantizers[0].keep_num_codebooks_dim else indices
+        """The inverse of ``plain_indices``, in the dtype in which they are returned."""
+        shaped = indices.unsqueeze(-2) if self.quantizers[0].keep_num_codebooks_dim else indices
+        return as_returned(shaped, self.vqp_compat, self.codebook_size)
 
 
 def _scales(levels: Sequence[int], quantizers: int) -> Tensor:

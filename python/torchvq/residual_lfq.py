@@ -110,6 +110,7 @@ class ResidualLFQ(ResidualStack):
             quantize_dropout_multiple_of=quantize_dropout_multiple_of,
             draws=first.frac_per_sample_entropy < 1,
         )
+        self.vqp_compat = vqp_compat
         self.gradient = "summed" if vqp_compat else "estimated"
         self.codebook_size = codebook_size
         self.soft_clamp_input_value = soft_clamp_input_value

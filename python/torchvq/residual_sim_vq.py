@@ -141,12 +141,7 @@ class ResidualSimVQ(ResidualStack):
         )
         losses = self._losses(result)
         if result.all_codes is not None:
-            # The reference's have a gradient to the transforms.
-            codes = (
-                self.get_codes_from_indices(result.indices)
-                if self.vqp_compat
-                else self._placed(result.all_codes)
-            )
+            codes = self._placed(result.all_codes)
             return ResidualOutputWithCodes(result.quantized, result.indices, losses, codes)
         return ResidualOutput(result.quantized, result.indices, losses)
 

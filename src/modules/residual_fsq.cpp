@@ -112,6 +112,7 @@ detail::StackFamily ResidualFSQImpl::family(const std::optional<torch::Tensor>& 
                 .owner = "ResidualFSQ"};
   own.levels = options.num_quantizers();
   own.attached = !options.vqp_compat();
+  own.vqp_compat = options.vqp_compat();
   own.project_in = project_in;
   own.project_out = project_out;
   if (soft_clamp_) {
@@ -167,12 +168,8 @@ ResidualFSQOutput ResidualFSQImpl::forward_to_depth(const torch::Tensor& x,
     F::advance_rng_(rng);
   }
   auto indices = keeps_codebook_axis() ? found.indices.unsqueeze(-2) : found.indices;
-  auto all_codes = found.all_codes;
-  if (options.vqp_compat()) {
-    if (call.return_all_codes()) all_codes = get_codes_from_indices(indices);
-    indices = F::vqp_indices(indices, levels[0]->codebook_size());
-  }
-  return {found.quantized, indices, all_codes};
+  if (options.vqp_compat()) indices = F::vqp_indices(indices, levels[0]->codebook_size());
+  return {found.quantized, indices, found.all_codes};
 }
 
 // Codes

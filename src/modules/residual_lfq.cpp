@@ -99,6 +99,7 @@ detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Signs& si
   own.layout = layout();
   own.levels = options.num_quantizers();
   own.attached = false;
+  own.vqp_compat = options.vqp_compat();
   own.project_in = project_in;
   own.project_out = project_out;
   const bool summed = options.vqp_compat();

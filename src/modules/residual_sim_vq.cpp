@@ -106,6 +106,7 @@ detail::StackFamily ResidualSimVQImpl::family(Walk& walk) {
   own.layout = layout();
   own.levels = options.num_quantizers();
   own.attached = false;
+  own.vqp_compat = options.sim_vq().vqp_compat();
   const bool training = is_training(), summed = options.sim_vq().vqp_compat();
   const auto beam = options.eval_beam_size().value_or(1);
   own.prepare = [this, training, beam, &walk](const at::Tensor& inputs,
@@ -169,11 +170,7 @@ ResidualSimVQOutput ResidualSimVQImpl::forward(const torch::Tensor& x,
       detail::run_stack(family(walk), x, call.mask(), depth, call.return_all_codes());
   if (dropping && !seed) F::advance_rng_(rng);
   auto codes = found.all_codes;
-  if (codes.defined()) {
-    // The reference's have a gradient to the transforms.
-    codes = options.sim_vq().vqp_compat() ? get_codes_from_indices(found.indices)
-                                          : placed(codes, options.channel_first());
-  }
+  if (codes.defined()) codes = placed(codes, options.channel_first());
   return {found.quantized, found.indices, losses(walk), codes};
 }
 

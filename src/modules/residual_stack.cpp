@@ -93,9 +93,14 @@ StackResult run_stack(const StackFamily& family, const at::Tensor& x,
   for (auto& codes : found.codes) {
     codes = restore_codes(merge_stack_heads(codes, heads), x, real, layout);
   }
-  return {leave_stack(found.total, x, real, layout, family.project_out),
-          F::unpack_positions(indices, x.sym_sizes(), layout.channel_first),
-          all_codes ? stack_levels(std::move(found.codes), family.levels, 0) : at::Tensor()};
+  indices = F::unpack_positions(indices, x.sym_sizes(), layout.channel_first);
+  at::Tensor codes;
+  if (all_codes) {
+    // The reference looks them up: they have the gradient of decoding, and no noise.
+    codes = family.vqp_compat ? stack_codes(family, indices, /*fewer=*/true)
+                              : stack_levels(std::move(found.codes), family.levels, 0);
+  }
+  return {leave_stack(found.total, x, real, layout, family.project_out), indices, codes};
 }
 
 at::Tensor stack_codes(const StackFamily& family, const at::Tensor& indices, bool fewer) {

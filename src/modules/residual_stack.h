@@ -38,6 +38,8 @@ struct StackFamily {
   /// Levels see the gradient of what is left; the gain is then 1 - (1 - g_0) (1 - g_1) ..., g_n
   /// being that of level n. Otherwise gains add up, unless there is an estimate.
   bool attached = true;
+  /// Codes of all levels are decoded from the indices, as in vector-quantize-pytorch.
+  bool vqp_compat = false;
   /// The sum of the codes (B, N, D) of so many levels and their indices (B, N, depth) by one
   /// operator; may be empty.
   std::function<std::pair<at::Tensor, at::Tensor>(const at::Tensor&, int64_t)> at_once;

@@ -113,6 +113,12 @@ def rfsq_all_codes():
         codes = stack(tokens(1, 6, 2).requires_grad_(), return_all_codes=True)[-1]
         gradients.append(codes.requires_grad)
     assert gradients == [False, True, False]
+    groups = dict(dim=6, groups=2, levels=[5, 5, 3], num_quantizers=2)
+    for package in (reference.GroupedResidualFSQ, lambda **o: switched("GroupedResidualFSQ", **o)):
+        _, indices, codes = package(**groups)(
+            tokens(1, 6, 6).requires_grad_(), return_all_codes=True
+        )
+        assert indices.dtype == torch.int32 and not any(part.requires_grad for part in codes)
 
 
 def sim_all_codes():
