@@ -1,5 +1,7 @@
 // k-means as vector-quantize-pytorch begins a codebook: clusters that lose their tokens keep their
 // centre while it runs, and end without tokens.
+#include <vector>
+
 #include <ATen/ops/bincount.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/randint.h>

@@ -591,6 +591,22 @@ UNLIKE: dict[tuple[str, str], Unlike] = {
         ("quantized", "indices", "loss", "grad.", "state."),
         "beam, by default",
     ),
+    **_rows(
+        "ResidualVQ",
+        "beam-score",
+        ("quantized", "indices", "loss", "grad.", "state."),
+        "beam, averages",
+    ),
+    **_rows("ResidualVQ", "all-codes", ("all_codes", "grad.input"), "all codes after the update"),
+    **_rows("ResidualVQ", "stack-gradient", ("grad.input",), "all codes, learnable"),
+    **_rows(
+        "LFQ",
+        "lfq-mask",
+        ("quantized", "indices", "loss", "breakdown", "grad."),
+        "masked",
+        "masked codebooks",
+    ),
+    **_rows("LFQ", "lfq-clamp", ("loss", "breakdown", "grad."), "sure tokens"),
     **_rows("ResidualVQ", "stack-masked-cosine", ("loss", "grad.input"), "masked, cosine"),
     **_rows("ResidualVQ", "diversity-loss", ("loss", "grad.input"), "diversity, frozen"),
     **_rows(

@@ -54,8 +54,20 @@ PROBES = {"decode": decoded, "decode inside": decoded_inside, "bits": codes_of_b
 WITHOUT_BITS = {"decode": decoded, "decode inside": decoded_inside}
 HALF = dict(dtype=torch.bfloat16, tolerance=1e-2)
 
+
+def keep(step=0):
+    return torch.tensor([[True, False, True, True, False, True], [True] * 5 + [False]])
+
+
+def masked(step):
+    return dict(MILD, mask=keep())
+
+
 SAME = [
     row("defaults", commitment_loss_weight=0.0),
+    row("masked", forward=masked),
+    row("masked codebooks", forward=masked, codebook_size=16, num_codebooks=2),
+    Row("sure tokens", {}, forward=dict(return_loss_breakdown=True)),
     row("commitment"),
     Row("inverse temperature of 100", {}, data=tiny, forward=dict(return_loss_breakdown=True)),
     Row("without breakdown", {}, data=tiny, tolerance=2e-5),
@@ -138,10 +150,6 @@ def by_enumeration(build, row):
     torch.testing.assert_close(
         x.grad.double(), wide.grad, rtol=1e-3, atol=1e-5 * wide.grad.abs().max().item()
     )
-
-
-def keep(step=0):
-    return torch.tensor([[True, False, True, True, False, True], [True] * 5 + [False]])
 
 
 def mask_is_absence(build, row):

@@ -54,6 +54,11 @@ SAME = [
         "beam, weighted", {**BEAM, "beam_score_quantizer_weights": [0.1, 2.0, 0.5]}, evaluate=False
     ),
     compatible("beam of the call", BEAM, evaluate=False, forward=dict(beam_size=6)),
+    compatible("beam, averages", dict(beam_size=4), evaluate=False),
+    compatible("all codes after the update", forward=dict(return_all_codes=True)),
+    compatible(
+        "all codes, learnable", LEARNABLE, forward=dict(return_all_codes=True, freeze_codebook=True)
+    ),
     compatible("beam, by default", dict(beam_size=4, **LEARNABLE), evaluate=False),
     compatible("beam, masked", BEAM, evaluate=False, forward=masked),
     # gradients of the stack
