@@ -60,6 +60,7 @@ set(TORCHVQ_SOURCES
   functional/quantize_depth.cpp
   functional/quantize_scalars.cpp
   functional/quantizer_losses.cpp
+  functional/quantizer_losses_operator.cpp
   functional/random_projection.cpp
   functional/reconstruction_error.cpp
   functional/refine_codebooks.cpp
@@ -71,6 +72,7 @@ set(TORCHVQ_SOURCES
   functional/rotate_features.cpp
   functional/sample_rows.cpp
   functional/scalar_codec.cpp
+  functional/scales.cpp
   functional/shared_moments.cpp
   functional/spread_seeds.cpp
   functional/token_codes.cpp
@@ -109,13 +111,13 @@ set(TORCHVQ_SOURCES
   modules/binary_mapper.cpp
   modules/codebook.cpp
   modules/copy_tensors.cpp
-  modules/diversity.cpp
   modules/evo_lfq.cpp
   modules/fsp.cpp
   modules/fsq.cpp
   modules/grouped_residual_fsq.cpp
   modules/grouped_residual_lfq.cpp
   modules/grouped_residual_vq.cpp
+  modules/hierarchical_vq.cpp
   modules/implicit_codebook.cpp
   modules/implicit_search.cpp
   modules/in_place.cpp
@@ -144,6 +146,7 @@ set(TORCHVQ_SOURCES
   modules/residual_sim_vq.cpp
   modules/residual_stack.cpp
   modules/residual_vq.cpp
+  modules/scale_walk.cpp
   modules/search.cpp
   modules/sim_vq.cpp
   modules/state_dict.cpp
@@ -350,6 +353,7 @@ set(TORCHVQ_SOURCES
   options/evo_lfq.cpp
   options/fsp.cpp
   options/fsq.cpp
+  options/hierarchical_vq.cpp
   options/latent_quantize.cpp
   options/lfq.cpp
   options/random_projection_quantizer.cpp

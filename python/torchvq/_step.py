@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchvq import _losses
 from torchvq._call import Call
-from torchvq._ranks import advance_rng
-from torchvq._search import estimator
-from torchvq._stats import begin_step, count_step
+from torchvq._layout import Layout
+from torchvq._losses import loss_options, orthogonal_loss, search_losses
+from torchvq._search import choose, codes_of_step, estimator, prepare, stored_codes
+from torchvq._stats import begin_step, finish_step
 from torchvq.outputs import LossBreakdown
 
 if TYPE_CHECKING:
@@ -19,58 +19,59 @@ _ops = torch.ops.torchvq
 
 
 class Step(NamedTuple):
-    """What a forward has found."""
+    """What a forward has found, in the layout that it was given."""
 
-    quantized: Tensor  # (H, T, D), or (H, T, k, D), with the estimator's gradient
-    indices: Tensor  # (H, T), or (H, T, k)
-    loss: Tensor  # a scalar; of candidates (H, T, k)
+    quantized: Tensor  # with the estimator's gradient
+    indices: Tensor
+    loss: Tensor  # a scalar; one for each of candidates
     breakdown: LossBreakdown
 
 
 def step(
-    vq: "VectorQuantize",
-    projected: Tensor,
-    searched: Tensor,
-    tokens: Tensor,
-    mask: Tensor | None,
-    call: Call,
-    in_place: Tensor | None,
+    vq: "VectorQuantize", x: Tensor, before: Tensor | None, call: Call, layout: Layout
 ) -> Step:
-    """Searches, scores and learns.
+    """Initialises where that is due, searches, scores and learns.
 
     Args:
-        projected: (H, T, D), the same tokens as ``tokens`` (B, N, dim).
-        searched: (H, K, D) the codes, or (H, T, K, D) codes of each token.
-        mask: (H, T).
-        in_place: the loss that the codebook's own optimizer has gone down, if it has one.
+        x: as the layout says; projected where there is a projection.
+        before: (B, N, dim), the tokens before the projection, masked ones zero; None without.
     """
     if not vq.training:
-        return _evaluate(vq, projected, searched, tokens, mask, call)
+        return _evaluate(vq, x, before, call, layout)
     codebook = vq._codebook
+    searched, in_place = _prepare(vq, x, call, layout)
     steps = not codebook.replaying
     learns = steps and not call.frozen and call.topk is None
     # Statistics that are kept for later, or that a function of the caller weighs, lie between two operators.
     apart = learns and (call.accumulate or callable(call.weight) or codebook.has_pending)
-    arguments = _arguments(vq, tokens, call, apart)
+    arguments = _arguments(vq, call, apart)
     if learns and not apart:
         arguments |= codebook.learning(call.ema_update, call.weight)
-    *found, totals = _ops.vector_quantize_(
-        projected,
+    if vq.vqp_compat:
+        arguments |= dict(vqp_compat=True, tokens=before)
+    *found, inputs, chosen, totals = _ops.vector_quantize_(
+        x,
         searched,
         codebook.state(),
         codebook.rng,
         vq.step_counts,
-        mask=mask,
+        mask=call.mask,
+        heads=layout.heads,
+        separate=layout.separate,
+        channel_first=layout.channel_first,
+        zeros_for_masked=vq.return_zeros_for_masked_padding,
         learns=learns and not apart,
         finishes=steps and not apart,
         **arguments,
     )
-    quantized, indices, inputs, loss, commitment, diversity, orthogonal = found
+    quantized, indices, loss, commitment, diversity, orthogonal = found
     codebook.record_totals(totals)
     if apart:
-        orthogonal = _learn_apart(vq, inputs, indices, mask, call)
-        if call.targets is None:
-            loss = loss + vq.orthogonal_reg_weight * orthogonal
+        _learn_apart(vq, inputs, chosen, call)
+        if vq.has_codebook_orthogonal_loss:
+            orthogonal = orthogonal_loss(vq, chosen)
+            if call.targets is None:
+                loss = loss + vq.orthogonal_reg_weight * orthogonal
     elif learns:
         codebook.keep_in_shards()
     in_place = inputs.new_zeros(()) if in_place is None else in_place
@@ -79,77 +80,76 @@ def step(
     )
 
 
+def _prepare(
+    vq: "VectorQuantize", x: Tensor, call: Call, layout: Layout
+) -> tuple[Tensor, Tensor | None]:
+    """What precedes the search: the codes, and the loss that their own optimizer has gone down, if it has one."""
+    codebook = vq._codebook
+    learning = not (call.frozen and codebook.initialised)
+    looks = learning and (codebook.affine_param or not codebook.initialised)
+    if not looks and call.transform is None and vq.in_place_codebook_optimizer is None:
+        # Nobody looks at the tokens before the search: its operator splits them.
+        prepare(vq, x, None, call.frozen, call.ranks)
+        return stored_codes(vq, x.dtype), None
+    tokens, projected, mask = layout.split_tokens(x, call.mask)
+    prepare(vq, projected, mask, call.frozen, call.ranks)
+    return codes_of_step(vq, projected, tokens, mask, call)
+
+
 def _evaluate(
-    vq: "VectorQuantize",
-    projected: Tensor,
-    searched: Tensor,
-    tokens: Tensor,
-    mask: Tensor | None,
-    call: Call,
+    vq: "VectorQuantize", x: Tensor, before: Tensor | None, call: Call, layout: Layout
 ) -> Step:
     """Changes no state, so that codebooks that several models share can be mapped over."""
-    quantized, indices, codes, inputs = _ops.quantize(
-        projected,
-        searched,
-        vq._codebook.rng,
-        mask=mask,
-        topk=call.topk,
-        metric=vq._codebook.metric,
-        estimator="none",
+    tokens, projected, mask = layout.split_tokens(x, call.mask)
+    prepare(vq, projected, mask, call.frozen, call.ranks)
+    quantized, chosen, _ = choose(vq, projected, tokens if before is None else before, mask, call)
+    commitment, zero = search_losses(vq, chosen, call, loss_options(vq, call))
+    weight = vq.commitment_weight if call.targets is None else 1.0
+    loss = _ops.weighted_loss([commitment], [weight], False)
+    if loss.dim() > 0:  # of candidates
+        loss = layout.restore_positions(loss, x)
+        commitment = layout.restore_positions(commitment, x)
+    merged = layout.merge_heads(quantized, tokens.shape[0], tokens.shape[1])
+    # (B, N, heads, D) to (B, N, heads * D); with candidates (B, N, 1, k, D) to (B, N, k, D).
+    merged = (merged.flatten(2) if quantized.dim() == 3 else merged.squeeze(2)).to(x.dtype)
+    if call.mask is not None:
+        padding = None if vq.return_zeros_for_masked_padding else layout.pack(x)
+        merged = _ops.fill_padding(merged, call.mask, padding)
+    return Step(
+        layout.unpack(merged, x),
+        layout.restore_positions(chosen.indices, x),
+        loss,
+        LossBreakdown(commitment, zero, zero, zero),
     )
-    chosen = _losses.Chosen(tokens, inputs, searched, mask, codes, indices)
-    terms = _losses.breakdown(inputs, _losses.commitment(vq, chosen, call), None, None, None)
-    return Step(quantized, indices, _losses.total(vq, terms, call), terms)
 
 
-def _arguments(vq: "VectorQuantize", tokens: Tensor, call: Call, apart: bool) -> dict[str, Any]:
+def _arguments(vq: "VectorQuantize", call: Call, apart: bool) -> dict[str, Any]:
     """What the search and the losses need to know; what is as by default is left out."""
     codebook = vq._codebook
-    sampling = vq.stochastic_sample_codes
     arguments: dict[str, Any] = dict(
-        codebook.collecting(call.ranks),
-        training=True,
+        codebook.collecting(call.ranks) | loss_options(vq, call),
         estimator=estimator(vq),
         topk=call.topk,
-        temperature=call.temperature if sampling else None,
+        temperature=call.temperature if vq.stochastic_sample_codes else None,
         gradient_temperature=call.temperature,
-        commitment_weight=vq.commitment_weight if vq.has_commitment_loss else 0.0,
-        commitment_use_cross_entropy_loss=vq.commitment_use_cross_entropy_loss,
-        pulls_codes=vq.learnable_codebook and not call.frozen,
         variance=vq.directional_reparam_variance,
         sync_update_v=vq.sync_update_v,
         affine=codebook.affine_state() if codebook.affine_param else [],
         totals=codebook.recorded_totals(),
     )
-    if call.targets is not None:
-        arguments["targets"] = vq._layout.split_indices(call.targets)
-    if vq.has_codebook_diversity_loss:
-        arguments |= dict(
-            diversity_weight=vq.codebook_diversity_loss_weight,
-            diversity_temperature=vq.codebook_diversity_temperature,
-        )
     if vq.has_codebook_orthogonal_loss and not apart:
         arguments |= dict(
             orthogonal_weight=vq.orthogonal_reg_weight,
             orthogonal_active_codes_only=vq.orthogonal_reg_active_codes_only,
             orthogonal_max_codes=vq.orthogonal_reg_max_codes,
         )
-    if vq.vqp_compat:
-        arguments |= dict(
-            tokens=tokens,
-            token_mask=call.mask,
-            heads=vq.heads,
-            separate=vq.separate_codebook_per_head,
-            projected=vq.has_projections,
-        )
     return arguments
 
 
-def _learn_apart(
-    vq: "VectorQuantize", inputs: Tensor, indices: Tensor, mask: Tensor | None, call: Call
-) -> Tensor:
-    """The second half of the operator, with Python in the middle. Returns the orthogonal loss, which comes last."""
+def _learn_apart(vq: "VectorQuantize", inputs: Tensor, indices: Tensor, call: Call) -> None:
+    """The second half of the operator, with Python in the middle."""
     codebook = vq._codebook
+    mask = None if call.mask is None else vq._layout.split_mask(call.mask)
     begin_step([codebook])
     counts = codebook.learn(
         inputs,
@@ -160,14 +160,4 @@ def _learn_apart(
         weight=call.weight,
         ranks=call.ranks,
     )
-    orthogonal = inputs.new_zeros(())
-    if vq.has_codebook_orthogonal_loss:
-        orthogonal = _ops.orthogonal_loss(
-            codebook.embed,
-            indices=indices if vq.orthogonal_reg_active_codes_only else None,
-            max_codes=vq.orthogonal_reg_max_codes,
-            rng=codebook.rng,
-        )
-    count_step([vq], [indices])
-    advance_rng(codebook.rng, counts, mask, inputs, call.ranks)
-    return orthogonal
+    finish_step([vq], [indices], [] if counts is None else [counts], [mask], call.ranks)

@@ -172,8 +172,7 @@ ResidualFSQOutput ResidualFSQImpl::forward_to_depth(const torch::Tensor& x,
   return {found.quantized, indices, found.all_codes};
 }
 
-// Codes
-// -----------------------------------------------------------------------------------------------------
+// Codes -------------------------------------------------------------------------------------------
 
 namespace {
 

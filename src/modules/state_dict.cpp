@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <torchvq/modules/codebook.h>
+#include <torchvq/modules/hierarchical_vq.h>
 #include <torchvq/modules/in_place_optimizer.h>
 #include <torchvq/modules/vector_quantize.h>
 
@@ -119,7 +120,7 @@ State state_dict(const torch::nn::Module& module) {
   auto state = tensors_of(root);
   for (const auto& [prefix, owner] : modules_of<InPlaceOptimizer>(root)) {
     for (const auto& [name, value] : owner->in_place_optimizer_state()) {
-      state[prefix + std::string(kOptimizer) + name] = value;
+      state[std::string(prefix).append(kOptimizer).append(name)] = value;
     }
   }
   return state;
@@ -155,6 +156,9 @@ void load_state_dict(torch::nn::Module& module, const State& state) {
   }
   for (const auto& [prefix, quantizer] : modules_of<VectorQuantizeImpl>(module)) {
     quantizer->step_counts.reset();
+  }
+  for (const auto& [prefix, quantizer] : modules_of<HierarchicalVQImpl>(module)) {
+    quantizer->step_counts.clear();
   }
 }
 

@@ -14,12 +14,12 @@
 #include "modules/copy_tensors.h"
 #include "modules/in_place.h"
 #include "modules/layout.h"
-#include "modules/losses.h"
 #include "modules/projection.h"
 #include "modules/ranks.h"
 #include "modules/search.h"
 #include "modules/stats.h"
 #include "modules/step.h"
+#include "ops/unit_vectors.h"
 
 namespace torchvq {
 
@@ -127,8 +127,7 @@ VectorQuantizeImpl::borrowed_modules() const {
   return {{"_codebook", borrowed_.ptr()}};
 }
 
-// Forward
-// ---------------------------------------------------------------------------------------------------
+// Forward -----------------------------------------------------------------------------------------
 
 VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
                                                  const VectorQuantizeForwardOptions& call_options) {
@@ -136,37 +135,28 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
   layout.check(x);
   check_topk(call_options.topk());
   const auto call = make_call(*this, x, call_options);
-  auto tokens = layout.pack(x);
-  if (call.mask) {
-    // Padding may hold anything, NaN included; zeros keep it out of every gradient.
-    tokens = F::fill_masked(tokens, *call.mask);
-  }
-  const auto real = layout.split_mask(call.mask);
-  const auto projected = project(tokens);
   detail::shake_hands({codebook_state}, call.ranks);
-  detail::prepare(*this, projected, real, call.frozen, call.ranks);
-
-  auto searched = detail::codes_to_search(*this, call, tokens, projected.scalar_type());
-  LossBreakdown terms;
-  if (is_training() && has_in_place_optimizer() && !call.frozen) {
-    terms.inplace_optimize = detail::in_place_step(*this, projected, searched, real, call.ranks);
-    searched = detail::codes_to_search(*this, call, tokens, projected.scalar_type());
+  if (!project_in) {
+    const auto found = detail::step(*this, x, std::nullopt, call, detail::token_layout(options));
+    return {found.quantized, found.indices, found.loss, found.breakdown};
   }
-  auto step = detail::step(*this, projected, searched, tokens, real, call);
-  if (step.loss.dim() > 0) {  // of candidates
-    step.loss = layout.restore_positions(step.loss, x);
-    step.commitment = layout.restore_positions(step.commitment, x);
+  const auto packed = layout.pack(x);
+  // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+  const auto tokens = call.mask ? F::fill_masked(packed, *call.mask) : packed;
+  // The codes go to project_out unrounded.
+  const auto projected = project(tokens);
+  const auto inner = detail::token_layout(options).channel_first(false).zeros_for_masked(true);
+  auto [quantized, indices, loss, terms] =
+      detail::step(*this, projected.to(detail::compute_dtype(projected)), tokens, call, inner);
+  if (loss.dim() > 0) {  // of candidates
+    loss = layout.unpack_positions(loss, x);
+    terms.commitment = layout.unpack_positions(terms.commitment, x);
   }
-  terms.commitment = step.commitment;
-  terms.codebook_diversity = step.diversity;
-  terms.orthogonal_reg = step.orthogonal;
-  return {restore(step.found.quantized, tokens, x, call.mask),
-          layout.restore_positions(step.found.indices, x), step.loss,
-          detail::breakdown(step.found.inputs, terms)};
+  return {restore(quantized, packed, x, call.mask), layout.unpack_positions(indices, x), loss,
+          terms};
 }
 
-// Stages of forward
-// -----------------------------------------------------------------------------------------
+// Stages of forward -------------------------------------------------------------------------------
 
 void VectorQuantizeImpl::check_topk(std::optional<int64_t> topk) const {
   TORCH_CHECK_VALUE(
@@ -191,31 +181,25 @@ torch::Tensor VectorQuantizeImpl::project(const torch::Tensor& tokens) {
     // Autocast may have given the projection another dtype, and the norm takes none but its own.
     projected = project_in_norm(projected.to(project_in_norm->weight.scalar_type()));
   }
-  return detail::layout_of(options, kVectorQuantize).split_heads(projected);
+  return projected;
 }
 
-torch::Tensor VectorQuantizeImpl::project_back(const torch::Tensor& tokens) {
-  return project_out ? detail::apply_linear(project_out, tokens) : tokens;
+torch::Tensor VectorQuantizeImpl::project_back(const torch::Tensor& codes) {
+  return project_out ? detail::apply_linear(project_out, codes) : codes;
 }
 
-torch::Tensor VectorQuantizeImpl::restore(const torch::Tensor& quantized,
-                                          const torch::Tensor& tokens, const torch::Tensor& x,
-                                          const OptionalTensor& mask) {
-  const auto layout = detail::layout_of(options, kVectorQuantize);
-  auto merged = layout.merge_heads(quantized, tokens.size(0), tokens.size(1));
-  // (B, N, heads, D) to (B, N, heads * D); with candidates (B, N, 1, k, D) to (B, N, k, D).
-  merged = quantized.dim() == 3 ? merged.flatten(2) : merged.squeeze(2);
-  auto output = project_back(merged).to(x.scalar_type());
+torch::Tensor VectorQuantizeImpl::restore(const torch::Tensor& codes, const torch::Tensor& packed,
+                                          const torch::Tensor& x, const OptionalTensor& mask) {
+  auto output = project_back(codes).to(x.scalar_type());
   if (mask) {
     const auto padding =
-        options.return_zeros_for_masked_padding() ? std::nullopt : OptionalTensor(layout.pack(x));
+        options.return_zeros_for_masked_padding() ? std::nullopt : OptionalTensor(packed);
     output = F::fill_padding(output, *mask, padding);
   }
-  return layout.unpack(output, x);
+  return detail::layout_of(options, kVectorQuantize).unpack(output, x);
 }
 
-// Codes
-// -----------------------------------------------------------------------------------------------------
+// Codes -------------------------------------------------------------------------------------------
 
 torch::Tensor VectorQuantizeImpl::codebook() {
   const auto codes = codebook_state->codes();
@@ -254,8 +238,7 @@ CodebookStats VectorQuantizeImpl::stats(bool synced) const {
   return detail::read_stats({this}, synced)[0];
 }
 
-// Learning outside of forward
-// -------------------------------------------------------------------------------
+// Learning outside of forward ---------------------------------------------------------------------
 
 void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch::Tensor& indices,
                                             const OptionalTensor& mask) {
@@ -265,7 +248,7 @@ void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch:
   at::NoGradGuard no_grad;
   const auto layout = detail::layout_of(options, kVectorQuantize);
   const auto real = layout.split_mask(layout.token_mask(x, mask, std::nullopt));
-  auto inputs = project(layout.pack(x));
+  auto inputs = layout.split_heads(project(layout.pack(x)));
   if (options.use_cosine_sim()) {
     inputs = ops::unit_vectors(inputs);
   }

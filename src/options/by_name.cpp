@@ -12,8 +12,7 @@
 namespace torchvq {
 namespace {
 
-// What open options resolve to
-// ------------------------------------------------------------------------------------------------
+// What open options resolve to --------------------------------------------------------------------
 
 template <typename Options>
 std::vector<int64_t> resolved(const Options& options) {
@@ -23,13 +22,23 @@ std::vector<int64_t> resolved(const Options& options) {
 
 std::vector<int64_t> resolved(const VectorQuantizeOptions& options) {
   const auto found = options.validate();
-  return {found.rotation_trick, found.ema_update, found.learnable_codebook};
+  return {static_cast<int64_t>(found.rotation_trick), static_cast<int64_t>(found.ema_update),
+          static_cast<int64_t>(found.learnable_codebook)};
 }
 
 std::vector<int64_t> resolved(const ResidualVQOptions& options) { return options.validate(); }
 
-// A class
-// ------------------------------------------------------------------------------------------------
+/// Codes of each scale, then the grid of each scale, then its convolution.
+std::vector<int64_t> resolved(const HierarchicalVQOptions& options) {
+  const auto found = options.validate();
+  auto numbers = found.sizes;
+  for (const auto& shape : found.shapes) numbers.insert(numbers.end(), shape.begin(), shape.end());
+  const auto& convolutions = found.convolutions;
+  numbers.insert(numbers.end(), convolutions.begin(), convolutions.end());
+  return numbers;
+}
+
+// A class -----------------------------------------------------------------------------------------
 
 template <typename Options>
 std::vector<int64_t> check_class(const std::vector<std::string>& names,
@@ -60,8 +69,7 @@ std::vector<std::string> list_class() {
   return lines;
 }
 
-// All classes
-// ------------------------------------------------------------------------------------------------
+// All classes -------------------------------------------------------------------------------------
 
 struct ClassByName {
   decltype(&check_class<VectorQuantizeOptions>) check;
@@ -76,11 +84,11 @@ std::map<std::string, ClassByName> classes_of() {
 
 const ClassByName& class_by_name(const char* function, const std::string& owner) {
   static const auto classes =
-      classes_of<BinaryMapperOptions, EvoLFQOptions, FSPOptions, FSQOptions, LatentQuantizeOptions,
-                 LFQOptions, RandomProjectionQuantizerOptions, ResidualFSQOptions,
-                 GroupedResidualFSQOptions, ResidualLFQOptions, GroupedResidualLFQOptions,
-                 ResidualVQOptions, GroupedResidualVQOptions, ResidualSimVQOptions, SimVQOptions,
-                 VectorQuantizeOptions>();
+      classes_of<BinaryMapperOptions, EvoLFQOptions, FSPOptions, FSQOptions, HierarchicalVQOptions,
+                 LatentQuantizeOptions, LFQOptions, RandomProjectionQuantizerOptions,
+                 ResidualFSQOptions, GroupedResidualFSQOptions, ResidualLFQOptions,
+                 GroupedResidualLFQOptions, ResidualVQOptions, GroupedResidualVQOptions,
+                 ResidualSimVQOptions, SimVQOptions, VectorQuantizeOptions>();
   const auto found = classes.find(owner);
   TORCH_CHECK_VALUE(found != classes.end(), function,
                     ": expected name to be that of a quantizer class, but got ", owner);
@@ -109,6 +117,8 @@ template TORCHVQ_API bool set_option(BinaryMapperOptions&, const std::string&, c
 template TORCHVQ_API bool set_option(EvoLFQOptions&, const std::string&, const std::string&);
 template TORCHVQ_API bool set_option(FSPOptions&, const std::string&, const std::string&);
 template TORCHVQ_API bool set_option(FSQOptions&, const std::string&, const std::string&);
+template TORCHVQ_API bool set_option(HierarchicalVQOptions&, const std::string&,
+                                     const std::string&);
 template TORCHVQ_API bool set_option(LatentQuantizeOptions&, const std::string&,
                                      const std::string&);
 template TORCHVQ_API bool set_option(LFQOptions&, const std::string&, const std::string&);

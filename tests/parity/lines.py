@@ -26,6 +26,17 @@ def line_named(key: str) -> Difference:
 
 # The rows of each class, by line.
 ROWS = {
+    "HierarchicalVQ": {
+        "scales-shared": ["one update"],
+        "scales-kmeans": ["k-means"],
+        "scales-dropped": ["dropped", "dropped, own"],
+        "scales-indices": ["targets"],
+        "scales-nan": ["NaN in padding"],
+        "scales-absent": ["absent"],
+        "scales-half": ["half precision"],
+        "scales-frozen": ["frozen"],
+        "scales-orthogonal": ["orthogonal"],
+    },
     "FSQ": {
         "fsq-noise": ["noise of half a step", "a tenth of the elements", "all elements"],
         "fsq-table": ["sixteen features"],
@@ -248,6 +259,12 @@ LINES = {
 
 # What the reference raises where the oracle cannot even ask; any other exception is not the one that the line means.
 RAISES = {
+    (
+        "HierarchicalVQ",
+        "targets",
+    ): "AssertionError: reconstruction-from-indices path not implemented",
+    ("HierarchicalVQ", "half precision"): "RuntimeError: Input type (c10::BFloat16) and bias type",
+    ("HierarchicalVQ", "frozen"): "TypeError: HierarchicalVQ.forward() got an unexpected keyword",
     ("FSQ", "sixteen features"): "RuntimeError: ",
     ("FSQ", "single latents"): "EinopsError: Error while processing rearrange-reduction patte",
     ("FSQ", "masked"): "TypeError: FSQ.forward() got an unexpected keyword argument",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import pkgutil
 from pathlib import Path
 
@@ -262,6 +263,46 @@ def sequential_projection():
     assert ours.shape == (2, 7)
 
 
+# HierarchicalVQ ------------------------------------------------------------------------------------------------------
+
+SCALES = dict(dim=8, codebook_size=16, scales=(1, 2, 3, 4), kmeans_init=False)
+
+
+def scales_convolutions():
+    without = []
+    for package in BOTH:
+        torch.manual_seed(0)
+        module = package.HierarchicalVQ(**SCALES, share_quant_resi=0, nested_dropout=1.0).train()
+        quantized, _, loss = module(tokens(3, 8, 6).requires_grad_())
+        (quantized.sum() + loss.sum()).backward()
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        without.append(any(p.grad is None for p in parameters))
+    assert without == [True, False]
+
+
+def scales_drawn():
+    def output(module):
+        return module.train()(tokens(3, 8, 6))[0]
+
+    options = dict(SCALES, nested_dropout=1.0)
+    assert by_seed(reference.HierarchicalVQ(**options), output)
+    assert not by_seed(torchvq.HierarchicalVQ(**options), output)
+
+
+def scales_mask():
+    takes = [
+        "mask" in inspect.signature(p.HierarchicalVQ.get_output_from_indices).parameters
+        for p in BOTH
+    ]
+    assert takes == [False, True]
+
+
+def scales_nothing():
+    with pytest.raises(RuntimeError):
+        reference.HierarchicalVQ(**SCALES)(tokens(3, 8, 0))
+    assert torchvq.HierarchicalVQ(**SCALES)(tokens(3, 8, 0))[0].shape == (3, 8, 0)
+
+
 # LFQ -----------------------------------------------------------------------------------------------------------------
 
 SIGNS = dict(dim=10, codebook_size=2**10, commitment_loss_weight=0.25)
@@ -312,12 +353,37 @@ def lfq_channel_last():
 CHECKS = {
     check.__name__.replace("_", "-"): check
     for check in (
-        beam_training, beam_sampling, beam_evaluation, beam_zero, beam_large, stack_depth, sim_depth, rfsq_all_codes,
-        sim_all_codes, sim_stack_losses, sim_heads, training_output, kmeans_evaluation, fsq_channel_last,
-        fsq_noise_source, latent_int32, fsp_int32, fsp_ranks, fsp_eps, projection_layers, sequential_projection,
-        lfq_ranks, lfq_memory, lfq_fraction, lfq_channel_last,
+        beam_training,
+        beam_sampling,
+        beam_evaluation,
+        beam_zero,
+        beam_large,
+        stack_depth,
+        sim_depth,
+        rfsq_all_codes,
+        sim_all_codes,
+        sim_stack_losses,
+        sim_heads,
+        training_output,
+        kmeans_evaluation,
+        fsq_channel_last,
+        fsq_noise_source,
+        latent_int32,
+        fsp_int32,
+        fsp_ranks,
+        fsp_eps,
+        projection_layers,
+        sequential_projection,
+        scales_convolutions,
+        scales_drawn,
+        scales_mask,
+        scales_nothing,
+        lfq_ranks,
+        lfq_memory,
+        lfq_fraction,
+        lfq_channel_last,
     )
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)

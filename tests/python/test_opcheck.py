@@ -144,18 +144,33 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         dict(counts=[], masks=[MASK]),
     ),
     "vector_quantize_": (
-        (X, CODEBOOK.clone(), state(), rng(), integers(1, 2, 7)),
-        dict(mask=MASK, affine=[], totals=[], training=True, learns=True, finishes=True),
+        (normal(2, 8, 9), CODEBOOK.clone(), state(), rng(), integers(1, 2, 7)),
+        dict(
+            **dict(mask=MASK, heads=2, separate=True, channel_first=True, zeros_for_masked=False),
+            **dict(affine=[], totals=[], training=True, learns=True, finishes=True),
+        ),
     ),
     "vector_quantize_ losses": (
-        (X, CODEBOOK.clone(), state(), rng(), integers(1, 2, 7)),
+        (normal(2, 9, 8), CODEBOOK.clone(), state(), rng(), integers(1, 2, 7)),
         dict(
-            **dict(affine=[*affine()], totals=[], training=True, estimator="rotation_trick"),
+            **dict(
+                heads=2,
+                separate=True,
+                affine=[*affine()],
+                totals=[],
+                training=True,
+                estimator="rotation_trick",
+            ),
             **dict(diversity_weight=0.1, orthogonal_weight=0.1, pulls_codes=True, learns=True),
         ),
     ),
     "average_gradients": (([CODEBOOK], X), dict(mask=MASK)),
     # Losses.
+    "search_losses": (
+        (X, CODEBOOK, normal(2, 9, 4), INDICES),
+        dict(mask=MASK, training=True, pulls_codes=True, diversity_weight=0.1),
+    ),
+    "shared_diversity_totals": (([CODEBOOK, CODEBOOK], [X], [CODEBOOK]), dict(masks=[MASK])),
     "weighted_loss": (([normal(), normal()], [0.5, 2.0], True), {}),
     "candidate_commitment_loss": ((X, normal(2, 9, 3, 4)), dict(mask=MASK)),
     "implicit_diversity_loss": ((X.unsqueeze(2), normal(2, 9, 3, 4)), dict(temperature=1.0)),
@@ -189,6 +204,10 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "distribution_quantile": ((torch.sigmoid(X), "laplace"), {}),
     "rotate_features": ((X, torch.linalg.qr(normal(4, 4))[0]), {}),
     "random_projection": ((X, normal(2, 4, 3)), {}),
+    "pool_scale": ((normal(2, 4, 5, 3), [2, 2]), dict(mask=torch.ones(2, 5, 3).bool())),
+    "pool_scale_mask": ((torch.ones(2, 5).bool(), [2]), {}),
+    "spread_scale": ((normal(2, 4, 3), [2, 2], [5, 3], normal(3, 3, 3, 3), normal(3), 0.5), {}),
+    "drawn_scales": ((torch.tensor([1, 2]), 4, 0.5, 1), {}),
     "soft_clamp": ((X, torch.tensor(3.0)), {}),
     "on_sphere": ((X, 1.0), {}),
     "cosine_linear": ((X, normal(4, 5)), dict(scale=2.0)),

@@ -53,6 +53,12 @@ def _frozen(o: Options) -> bool:
 
 
 TOUCHES: dict[str, Callable[[Options], Any]] = {
+    "scales-shared": lambda o: o["shared_codebook"],
+    "scales-kmeans": lambda o: o["kmeans_init"],
+    "scales-dropped": lambda o: o["nested_dropout"] > 0,
+    "scales-convolutions": lambda o: o["nested_dropout"] > 0,
+    "scales-drawn": lambda o: o["nested_dropout"] > 0,
+    "scales-orthogonal": lambda o: o["shared_codebook"] and o["orthogonal_reg_weight"] > 0,
     "unused-codes": _moves,
     "rotation-near-zero": _rotates,
     "diversity-loss": lambda o: o["codebook_diversity_loss_weight"] > 0,
