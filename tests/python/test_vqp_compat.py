@@ -19,6 +19,7 @@ CLASSES = {
     "GroupedResidualFSQ": dict(dim=4, groups=2, levels=[5, 4], num_quantizers=2),
     "GroupedResidualLFQ": dict(dim=4, groups=2, codebook_size=4, num_quantizers=2),
     "GroupedResidualVQ": dict(dim=4, groups=2, codebook_size=4, num_quantizers=2),
+    "HierarchicalVQ": dict(dim=4, codebook_size=4, scales=(1, 2)),
     "LFQ": dict(dim=4),
     "LatentQuantize": dict(levels=[5, 4], dim=2),
     "RandomProjectionQuantizer": dict(dim=4, codebook_size=4, codebook_dim=4),
