@@ -60,6 +60,7 @@ set(TORCHVQ_SOURCES
   functional/quantize_depth.cpp
   functional/quantize_scalars.cpp
   functional/quantizer_losses.cpp
+  functional/quantizer_losses_operator.cpp
   functional/random_projection.cpp
   functional/reconstruction_error.cpp
   functional/refine_codebooks.cpp
@@ -108,7 +109,6 @@ set(TORCHVQ_SOURCES
   modules/binary_mapper.cpp
   modules/codebook.cpp
   modules/copy_tensors.cpp
-  modules/diversity.cpp
   modules/evo_lfq.cpp
   modules/fsp.cpp
   modules/fsq.cpp

@@ -1,4 +1,4 @@
-"""Keeps files small: over 500 lines is worth a second look, over 800 fails (docs/design/style.md)."""
+"""Keeps files small: over 500 lines is worth a second look, over 800 fails."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import torch
 from contenders import faiss_nearest, ours_nearest, plain_nearest, quantizers, tokens_and_codes
 from harness import OURS, Case, Contender, Settings, Target, compare, write
 
-# N, K, D; those of design/performance.md, then the small batches.
+# N, K, D; those of docs/design/search.md, then the small batches.
 SHAPES = (
     (8192, 1024, 8),
     (8192, 1024, 64),

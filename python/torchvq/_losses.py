@@ -1,12 +1,13 @@
-"""The terms of the loss of VectorQuantize, each None where the module or the call does without it."""
+"""The losses of VectorQuantize, and of each level of a stack of them."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchvq._call import Call
-from torchvq.outputs import LossBreakdown
+from torchvq._ranks import Ranks
 
 if TYPE_CHECKING:
     from torchvq.vector_quantize import VectorQuantize
@@ -33,83 +34,108 @@ class Choice(NamedTuple):
     in_place: Tensor | None
 
 
-def commitment(vq: "VectorQuantize", chosen: Chosen, call: Call) -> Tensor | None:
-    """The distance of tokens and codes; with targets the cross-entropy towards them; with topk one per candidate."""
-    inputs, codebook, mask, metric = (
-        chosen.inputs,
-        chosen.codebook,
-        chosen.mask,
-        vq._codebook.metric,
+class Terms(NamedTuple):
+    """What a loss is made of before the codes change, each 0 where there is no such term."""
+
+    commitment: Tensor  # a scalar; of candidates (H, T, k)
+    diversity: Tensor
+
+
+def loss_options(vq: "VectorQuantize", tokens: Tensor, call: Call) -> dict[str, Any]:
+    """What the operators that score a search need to know; what is as by default is left out. tokens: (B, N, dim)."""
+    options: dict[str, Any] = dict(
+        training=vq.training,
+        metric=vq._codebook.metric,
+        commitment_weight=vq.commitment_weight if vq.has_commitment_loss else 0.0,
+        commitment_use_cross_entropy_loss=vq.commitment_use_cross_entropy_loss,
+        pulls_codes=vq.learnable_codebook and not call.frozen,
     )
     if call.targets is not None:
-        targets = vq._layout.split_indices(call.targets)
-        return _ops.commitment_cross_entropy(inputs, codebook, targets, metric=metric, mask=mask)
-    if not vq.has_commitment_loss:
-        return None
-    codes = chosen.codes
-    if not vq.learnable_codebook or call.frozen:
-        codes = codes.detach()
-    if call.topk is not None:
-        return _ops.candidate_commitment_loss(inputs, codes, mask=mask)
-    if not vq.training:
-        return None
-    if vq.commitment_use_cross_entropy_loss:
-        return _ops.commitment_cross_entropy(
-            inputs, codebook, chosen.indices, metric=metric, mask=mask
+        options["targets"] = vq._layout.split_indices(call.targets)
+    if vq.has_codebook_diversity_loss:
+        options |= dict(
+            diversity_weight=vq.codebook_diversity_loss_weight,
+            diversity_temperature=vq.codebook_diversity_temperature,
         )
-    if vq.vqp_compat and call.mask is not None and vq.heads == 1 and not vq.has_projections:
-        tokens = chosen.tokens
-        return _ops.vqp_masked_commitment(tokens, codes.view(tokens.shape), call.mask)
-    return _ops.commitment_loss(inputs, codes, mask=mask)
-
-
-def diversity(vq: "VectorQuantize", chosen: Chosen, totals: Tensor | None = None) -> Tensor | None:
-    """Minus the entropy of the mean code distribution, over the ranks whose ``totals`` are given."""
-    if not (vq.training and vq.has_codebook_diversity_loss):
-        return None
-    temperature, metric = vq.codebook_diversity_temperature, vq._codebook.metric
     if vq.vqp_compat:
-        return _ops.vqp_diversity_loss(
-            chosen.inputs,
-            chosen.codebook,
-            batch=chosen.tokens.shape[0],
-            tokens=chosen.tokens.shape[1],
+        options |= dict(
+            tokens=tokens,
+            token_mask=call.mask,
             heads=vq.heads,
             separate=vq.separate_codebook_per_head,
-            temperature=temperature,
-            metric=metric,
+            projected=vq.has_projections,
         )
-    return _ops.codebook_diversity_loss(
+    return options
+
+
+def search_losses(chosen: Chosen, options: dict[str, Any], totals: Tensor | None = None) -> Terms:
+    """Commitment and diversity, which are about the codes that were searched.
+
+    Args:
+        totals: sums of all ranks for the diversity loss; see ``shared_totals``.
+    """
+    commitment, diversity = _ops.search_losses(
         chosen.inputs,
         chosen.codebook,
-        temperature=temperature,
-        metric=metric,
+        chosen.codes,
+        chosen.indices,
         mask=chosen.mask,
         totals=totals,
+        **options,
     )
+    return Terms(commitment, diversity)
 
 
-def orthogonal(vq: "VectorQuantize", indices: Tensor) -> Tensor | None:
+def shared_totals(
+    quantizers: Sequence["VectorQuantize"], chosen: Sequence[Chosen], ranks: Ranks
+) -> list[Tensor | None]:
+    """Sums over the ranks for the diversity loss of each level: one all-reduce for all, None where nothing is shared.
+
+    Args:
+        quantizers: all levels of a stack; those beyond ``chosen`` were dropped, and take part with nothing, so that
+            what ranks exchange does not depend on the depth.
+        chosen: what each level in use has searched.
+    """
+    first = quantizers[0]
+    if ranks.alone or not first.has_codebook_diversity_loss or first.vqp_compat:
+        return [None] * len(chosen)
+    codebook = first._codebook
+    if codebook.replaying:
+        # The recomputation of a checkpointed step communicates nothing.
+        return list(codebook.recorded_totals())
+    totals: list[Tensor] = _ops.shared_diversity_totals(
+        [vq._codebook.embed.detach() for vq in quantizers],
+        [part.inputs for part in chosen],
+        [part.codebook for part in chosen],
+        masks=[part.mask for part in chosen if part.mask is not None],
+        temperature=first.codebook_diversity_temperature,
+        metric=codebook.metric,
+        **ranks.named(),
+    )
+    codebook.record_totals(totals)
+    return list(totals)
+
+
+def orthogonal_loss(vq: "VectorQuantize", indices: Tensor) -> Tensor:
     """The likeness of the codes to each other, as they are after this step."""
-    if not (vq.training and vq.has_codebook_orthogonal_loss):
-        return None
-    return _ops.orthogonal_loss(
+    loss: Tensor = _ops.orthogonal_loss(
         vq._codebook.embed,
         indices=indices if vq.orthogonal_reg_active_codes_only else None,
         max_codes=vq.orthogonal_reg_max_codes,
         rng=vq._codebook.rng,
     )
+    return loss
 
 
-def breakdown(inputs: Tensor, *terms: Tensor | None) -> LossBreakdown:
-    """The terms by name, 0 for those that are absent."""
-    zero = inputs.new_zeros(())
-    return LossBreakdown(*(zero if term is None else term for term in terms))
-
-
-def total(vq: "VectorQuantize", terms: LossBreakdown, call: Call) -> Tensor:
-    """The weighted sum; with targets the cross-entropy alone."""
+def level_loss(vq: "VectorQuantize", chosen: Chosen, terms: Terms, call: Call) -> Tensor:
+    """The weighted loss of one level of a stack, a scalar, when its codebook has learnt; with targets the
+    cross-entropy alone.
+    """
+    parts, weights = [*terms], [vq.commitment_weight, vq.codebook_diversity_loss_weight]
     if call.targets is not None:
-        return _ops.weighted_loss([terms.commitment], [1.0], vq.training)
-    weights = [vq.commitment_weight, vq.codebook_diversity_loss_weight, vq.orthogonal_reg_weight]
-    return _ops.weighted_loss(list(terms[:3]), weights, vq.training)
+        parts, weights = [terms.commitment], [1.0]
+    elif vq.training and vq.has_codebook_orthogonal_loss:
+        parts.append(orthogonal_loss(vq, chosen.indices))
+        weights.append(vq.orthogonal_reg_weight)
+    loss: Tensor = _ops.weighted_loss(parts, weights, vq.training)
+    return loss

@@ -107,16 +107,3 @@ def everybody() -> Ranks:
 def _rank_in(group: str) -> int:
     """The rank of this process in a group, as in C++, where there is no other."""
     return rank_in(group)
-
-
-def advance_rng(
-    rng: Tensor, counts: Tensor | None, mask: Tensor | None, x: Tensor, ranks: Ranks
-) -> None:
-    """Counts a step, so that the next draws are new ones; a step without tokens on any rank does not count."""
-    if counts is not None:
-        _ops.advance_rng_(rng, counts > 0)
-    elif not ranks.alone:
-        # Nothing was exchanged, so nobody knows of the others' tokens: all count.
-        _ops.advance_rng_(rng)
-    elif x.shape[1] > 0:
-        _ops.advance_rng_(rng, mask)

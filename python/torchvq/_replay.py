@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,74 @@ def fingerprint(x: Tensor) -> tuple[torch.Size, int]:
     rows = torch.hash_tensor(x.detach().flatten(0, -2), dim=-1).view(torch.int64)
     places = torch.arange(rows.numel(), device=rows.device).mul_(2).add_(1)
     return x.shape, int(rows.mul(places).sum())
+
+
+class Replayed:
+    """A codebook whose steps may lie in checkpointed regions."""
+
+    embed: Tensor
+
+    def _forget_replays(self) -> None:
+        self._replays: deque[Replay] = deque(maxlen=MAX_REPLAYS)
+        self._recording: Replay | None = None
+        self._replay: Replay | None = None
+
+    @contextmanager
+    def step_of(self, x: Tensor) -> Iterator[None]:
+        """Runs a training forward so that its recomputation in backward sees, and leaves, the right state.
+
+        The first run of a checkpointed region records the state it starts from; the second run works on that
+        record instead of the module's state, so codes, noise and gradients are the same and nothing is updated
+        twice.
+        """
+        if torch.compiler.is_compiling():
+            yield
+        elif _checkpointing.recomputing():
+            with self._replaying(x):
+                yield
+        else:
+            if _checkpointing.will_recompute():
+                self._recording = Replay(fingerprint(x))
+                self._replays.append(self._recording)
+            try:
+                yield
+            finally:
+                self._recording = None
+
+    @property
+    def replaying(self) -> bool:
+        """Whether the running forward is the recomputation of a recorded one."""
+        return self._replay is not None
+
+    def record_embed(self) -> None:
+        """Tells a running record that the parameter has moved within the step: the search sees what it is now."""
+        if self._recording is not None:
+            self._recording.embed = self.embed.detach().clone()
+
+    def record_totals(self, totals: list[Tensor]) -> None:
+        """Keeps for a recomputation what ranks have added up."""
+        if self._recording is not None:
+            self._recording.totals = totals
+
+    def recorded_totals(self) -> list[Tensor]:
+        """What the recorded step has added up with the other ranks; nothing in the first run of a step."""
+        return [] if self._replay is None else self._replay.totals
+
+    @contextmanager
+    def _replaying(self, x: Tensor) -> Iterator[None]:
+        # Backward meets the regions last to first, which decides between equal inputs.
+        key = fingerprint(x)
+        replay = next((replay for replay in reversed(self._replays) if replay.key == key), None)
+        if replay is None:
+            yield
+            return
+        self._replays.remove(replay)
+        with replay.installed(cast("Codebook", self)):
+            yield
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A recorded step belongs to a backward pass of this very object.
+        return {**self.__dict__, "_replays": deque(maxlen=MAX_REPLAYS)}
 
 
 class StepRecords(Generic[_T]):

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from torchvq import _losses
 from torchvq._call import Call
-from torchvq._diversity import shared_totals
 from torchvq._estimators import estimate
 from torchvq._implicit_codebook import (
     MLP,
@@ -29,8 +28,8 @@ from torchvq._in_place import (
     target_of,
 )
 from torchvq._learning import learn_together
-from torchvq._losses import Choice
-from torchvq._ranks import Ranks, advance_rng, noise_rng
+from torchvq._losses import Choice, Terms
+from torchvq._ranks import Ranks, noise_rng
 from torchvq._residual_beam import level_mask, prepare_levels, search_paths
 from torchvq._residual_engine import Passed, balanced, only_if, reach
 from torchvq._residual_engine import walk as walk_levels
@@ -235,52 +234,39 @@ def _estimate_stack(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, ranks: Ran
 # After the search ------------------------------------------------------------------------------------------
 
 
-class LevelLoss(NamedTuple):
-    """The loss of a level as far as it is known before the codes change."""
-
-    commitment: Tensor | None
-    diversity: Tensor | None
-
-
-def search_losses(rvq: "ResidualVQ", levels: list[Level], ranks: Ranks) -> list[LevelLoss]:
-    """Commitment and diversity of each level, which are about the codes that were searched."""
+def search_losses(rvq: "ResidualVQ", levels: list[Level], ranks: Ranks) -> list[Terms]:
+    """The losses of each level as far as they are known before the codes change."""
     # Levels whose codes are made for each token share their own way; the first has a plain codebook.
     plain = 1 if rvq.implicit_neural_codebook else len(rvq.levels)
     chosen = [level.choice.chosen for level in levels[:plain]]
-    totals = shared_totals(rvq.levels[:plain], chosen, ranks)
+    totals = _losses.shared_totals(rvq.levels[:plain], chosen, ranks)
     totals += [None] * (len(levels) - len(totals))
-    return [_search_loss(level, total) for level, total in zip(levels, totals, strict=True)]
+    return [_search_losses(level, total) for level, total in zip(levels, totals, strict=True)]
 
 
-def _search_loss(level: Level, totals: Tensor | None) -> LevelLoss:
+def _search_losses(level: Level, totals: Tensor | None) -> Terms:
     vq, call, chosen, implicit = level.vq, level.call, level.choice.chosen, level.implicit
+    options = _losses.loss_options(vq, chosen.tokens, call)
     if implicit is None:
-        return LevelLoss(
-            _losses.commitment(vq, chosen, call), _losses.diversity(vq, chosen, totals)
-        )
-    commitment: Tensor | None
+        return _losses.search_losses(chosen, options, totals)
     by_entropy = vq.training and vq.has_commitment_loss and vq.commitment_use_cross_entropy_loss
-    if call.targets is not None:
-        targets = vq._layout.split_indices(call.targets)
+    targets = options.pop("targets", chosen.indices if by_entropy else None)
+    options["diversity_weight"] = 0.0
+    if targets is not None:
+        options["commitment_weight"] = 0.0
+    commitment, diversity = _losses.search_losses(chosen, options)
+    if targets is not None:
         commitment = implicit_cross_entropy(*implicit, chosen, targets)
-    elif by_entropy:
-        commitment = implicit_cross_entropy(*implicit, chosen, chosen.indices)
-    else:
-        commitment = _losses.commitment(vq, chosen, call)
-    diversity = None
     if vq.training and vq.has_codebook_diversity_loss:
         diversity = implicit_diversity(
             *implicit, chosen, vq.codebook_diversity_temperature, call.ranks
         )
-    return LevelLoss(commitment, diversity)
+    return Terms(commitment, diversity)
 
 
-def level_loss(level: Level, found: LevelLoss) -> Tensor:
+def level_loss(level: Level, terms: Terms) -> Tensor:
     """The weighted loss of one level, a scalar; call it after ``learn``."""
-    chosen = level.choice.chosen
-    orthogonal = _losses.orthogonal(level.vq, chosen.indices)
-    terms = _losses.breakdown(chosen.inputs, *found, orthogonal, level.choice.in_place)
-    return only_if(level.used, _losses.total(level.vq, terms, level.call))
+    return only_if(level.used, _losses.level_loss(level.vq, level.choice.chosen, terms, level.call))
 
 
 def learn(rvq: "ResidualVQ", levels: list[Level], request: Request) -> list[Tensor]:
@@ -332,11 +318,3 @@ def _learn_once(levels: list[Level]) -> list[Tensor]:
         ranks=first.call.ranks,
     )
     return [] if counts is None else [counts]
-
-
-def count_step(levels: list[Level], shared: bool, counts: list[Tensor], ranks: Ranks) -> None:
-    """The next draws are new ones."""
-    for index, level in enumerate(levels[:1] if shared else levels):
-        chosen = level.choice.chosen
-        used = counts[index] if counts else None
-        advance_rng(level.vq._codebook.rng, used, chosen.mask, chosen.inputs, ranks)

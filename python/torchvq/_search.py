@@ -27,7 +27,7 @@ def choose(
     rng: Tensor | None = None,
     picked: Tensor | None = None,
 ) -> Choice:
-    """The step of the codebook's own optimizer, if any, and the search. Learning comes after.
+    """The codes of a step, and the search in them. Learning comes after.
 
     Args:
         projected: (H, T, D), what is searched for; the same tokens as ``tokens`` (B, N, dim).
@@ -36,11 +36,7 @@ def choose(
         rng: (2,), for sampling and noise; default: the codebook's.
         picked: (H, T), codes that are already chosen; nothing is searched then.
     """
-    codebook = codes_to_search(vq, call, tokens, projected.dtype)
-    in_place = None
-    if learns_in_place(vq, vq._codebook) and not call.frozen:
-        in_place = in_place_step(vq, projected, codebook, mask, call.ranks)
-        codebook = codes_to_search(vq, call, tokens, projected.dtype)
+    codebook, in_place = codes_of_step(vq, projected, tokens, mask, call)
     sampling = vq.training and vq.stochastic_sample_codes
     quantized, indices, codes, inputs = _ops.quantize(
         projected,
@@ -90,6 +86,19 @@ def codes_to_search(vq: "VectorQuantize", call: Call, tokens: Tensor, dtype: tor
     return codes.reshape(
         heads, tokens.shape[0] * tokens.shape[1] * vq.heads // heads, *codes.shape[3:]
     )
+
+
+def codes_of_step(
+    vq: "VectorQuantize", projected: Tensor, tokens: Tensor, mask: Tensor | None, call: Call
+) -> tuple[Tensor, Tensor | None]:
+    """The codes for tokens (B, N, dim), projected to (H, T, D), after the step of the codebook's own optimizer, if it
+    has one; and the loss that this has gone down.
+    """
+    codebook = codes_to_search(vq, call, tokens, projected.dtype)
+    if not learns_in_place(vq, vq._codebook) or call.frozen:
+        return codebook, None
+    in_place = in_place_step(vq, projected, codebook, mask, call.ranks)
+    return codes_to_search(vq, call, tokens, projected.dtype), in_place
 
 
 def stored_codes(vq: "VectorQuantize", dtype: torch.dtype) -> Tensor:

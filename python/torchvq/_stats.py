@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from torchvq._ranks import group_of
+from torchvq._ranks import Ranks, group_of
 
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook
@@ -56,11 +56,35 @@ def begin_step(codebooks: Sequence["Codebook"]) -> None:
             codebook.replaced.zero_()
 
 
-def count_step(quantizers: Sequence["VectorQuantize"], indices: Sequence[Tensor]) -> None:
-    """Keeps the tokens per code of a training forward: indices (H, T) per level, fewer where levels were dropped."""
+def finish_step(
+    quantizers: Sequence["VectorQuantize"],
+    indices: Sequence[Tensor],
+    counts: Sequence[Tensor],
+    masks: Sequence[Tensor | None],
+    ranks: Ranks,
+) -> None:
+    """Ends a training step: keeps the tokens per code, and counts the step, so that the next draws are new ones.
+
+    Args:
+        quantizers: all levels of a stack.
+        indices: (H, T) for each level in use, which are fewer where levels were dropped.
+        counts: tokens per code of all ranks for each codebook in use, which may be one for all levels; none where
+            nothing was learnt. A step without tokens on any rank is not counted.
+        masks: (H, T) for each level in use.
+    """
     if quantizers[0]._codebook.replaying:
         return
-    _ops.count_codes_([vq.step_counts for vq in quantizers], [i.detach() for i in indices])
+    rng = [vq._codebook.rng for vq in quantizers[: len(indices)]]
+    if any(own is rng[0] for own in rng[1:]):
+        rng = rng[:1]
+    _ops.finish_step_(
+        [vq.step_counts for vq in quantizers],
+        indices,
+        rng,
+        counts=counts,
+        masks=[mask for mask in masks if mask is not None],
+        alone=ranks.alone,
+    )
 
 
 def read_stats(quantizers: Sequence["VectorQuantize"], synced: bool) -> list[CodebookStats]:

@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchvq import _losses
 from torchvq._call import Call
-from torchvq._ranks import advance_rng
-from torchvq._search import estimator
-from torchvq._stats import begin_step, count_step
+from torchvq._losses import loss_options, orthogonal_loss, search_losses
+from torchvq._search import choose, codes_of_step, estimator
+from torchvq._stats import begin_step, finish_step
 from torchvq.outputs import LossBreakdown
 
 if TYPE_CHECKING:
@@ -28,25 +27,18 @@ class Step(NamedTuple):
 
 
 def step(
-    vq: "VectorQuantize",
-    projected: Tensor,
-    searched: Tensor,
-    tokens: Tensor,
-    mask: Tensor | None,
-    call: Call,
-    in_place: Tensor | None,
+    vq: "VectorQuantize", projected: Tensor, tokens: Tensor, mask: Tensor | None, call: Call
 ) -> Step:
     """Searches, scores and learns.
 
     Args:
         projected: (H, T, D), the same tokens as ``tokens`` (B, N, dim).
-        searched: (H, K, D) the codes, or (H, T, K, D) codes of each token.
         mask: (H, T).
-        in_place: the loss that the codebook's own optimizer has gone down, if it has one.
     """
     if not vq.training:
-        return _evaluate(vq, projected, searched, tokens, mask, call)
+        return _evaluate(vq, projected, tokens, mask, call)
     codebook = vq._codebook
+    searched, in_place = codes_of_step(vq, projected, tokens, mask, call)
     steps = not codebook.replaying
     learns = steps and not call.frozen and call.topk is None
     # Statistics that are kept for later, or that a function of the caller weighs, lie between two operators.
@@ -68,9 +60,11 @@ def step(
     quantized, indices, inputs, loss, commitment, diversity, orthogonal = found
     codebook.record_totals(totals)
     if apart:
-        orthogonal = _learn_apart(vq, inputs, indices, mask, call)
-        if call.targets is None:
-            loss = loss + vq.orthogonal_reg_weight * orthogonal
+        _learn_apart(vq, inputs, indices, mask, call)
+        if vq.has_codebook_orthogonal_loss:
+            orthogonal = orthogonal_loss(vq, indices)
+            if call.targets is None:
+                loss = loss + vq.orthogonal_reg_weight * orthogonal
     elif learns:
         codebook.keep_in_shards()
     in_place = inputs.new_zeros(()) if in_place is None else in_place
@@ -80,75 +74,43 @@ def step(
 
 
 def _evaluate(
-    vq: "VectorQuantize",
-    projected: Tensor,
-    searched: Tensor,
-    tokens: Tensor,
-    mask: Tensor | None,
-    call: Call,
+    vq: "VectorQuantize", projected: Tensor, tokens: Tensor, mask: Tensor | None, call: Call
 ) -> Step:
     """Changes no state, so that codebooks that several models share can be mapped over."""
-    quantized, indices, codes, inputs = _ops.quantize(
-        projected,
-        searched,
-        vq._codebook.rng,
-        mask=mask,
-        topk=call.topk,
-        metric=vq._codebook.metric,
-        estimator="none",
-    )
-    chosen = _losses.Chosen(tokens, inputs, searched, mask, codes, indices)
-    terms = _losses.breakdown(inputs, _losses.commitment(vq, chosen, call), None, None, None)
-    return Step(quantized, indices, _losses.total(vq, terms, call), terms)
+    quantized, chosen, _ = choose(vq, projected, tokens, mask, call)
+    commitment, zero = search_losses(chosen, loss_options(vq, tokens, call))
+    weight = vq.commitment_weight if call.targets is None else 1.0
+    loss = _ops.weighted_loss([commitment], [weight], False)
+    return Step(quantized, chosen.indices, loss, LossBreakdown(commitment, zero, zero, zero))
 
 
 def _arguments(vq: "VectorQuantize", tokens: Tensor, call: Call, apart: bool) -> dict[str, Any]:
     """What the search and the losses need to know; what is as by default is left out."""
     codebook = vq._codebook
-    sampling = vq.stochastic_sample_codes
     arguments: dict[str, Any] = dict(
-        codebook.collecting(call.ranks),
-        training=True,
+        codebook.collecting(call.ranks) | loss_options(vq, tokens, call),
         estimator=estimator(vq),
         topk=call.topk,
-        temperature=call.temperature if sampling else None,
+        temperature=call.temperature if vq.stochastic_sample_codes else None,
         gradient_temperature=call.temperature,
-        commitment_weight=vq.commitment_weight if vq.has_commitment_loss else 0.0,
-        commitment_use_cross_entropy_loss=vq.commitment_use_cross_entropy_loss,
-        pulls_codes=vq.learnable_codebook and not call.frozen,
         variance=vq.directional_reparam_variance,
         sync_update_v=vq.sync_update_v,
         affine=codebook.affine_state() if codebook.affine_param else [],
         totals=codebook.recorded_totals(),
     )
-    if call.targets is not None:
-        arguments["targets"] = vq._layout.split_indices(call.targets)
-    if vq.has_codebook_diversity_loss:
-        arguments |= dict(
-            diversity_weight=vq.codebook_diversity_loss_weight,
-            diversity_temperature=vq.codebook_diversity_temperature,
-        )
     if vq.has_codebook_orthogonal_loss and not apart:
         arguments |= dict(
             orthogonal_weight=vq.orthogonal_reg_weight,
             orthogonal_active_codes_only=vq.orthogonal_reg_active_codes_only,
             orthogonal_max_codes=vq.orthogonal_reg_max_codes,
         )
-    if vq.vqp_compat:
-        arguments |= dict(
-            tokens=tokens,
-            token_mask=call.mask,
-            heads=vq.heads,
-            separate=vq.separate_codebook_per_head,
-            projected=vq.has_projections,
-        )
     return arguments
 
 
 def _learn_apart(
     vq: "VectorQuantize", inputs: Tensor, indices: Tensor, mask: Tensor | None, call: Call
-) -> Tensor:
-    """The second half of the operator, with Python in the middle. Returns the orthogonal loss, which comes last."""
+) -> None:
+    """The second half of the operator, with Python in the middle."""
     codebook = vq._codebook
     begin_step([codebook])
     counts = codebook.learn(
@@ -160,14 +122,4 @@ def _learn_apart(
         weight=call.weight,
         ranks=call.ranks,
     )
-    orthogonal = inputs.new_zeros(())
-    if vq.has_codebook_orthogonal_loss:
-        orthogonal = _ops.orthogonal_loss(
-            codebook.embed,
-            indices=indices if vq.orthogonal_reg_active_codes_only else None,
-            max_codes=vq.orthogonal_reg_max_codes,
-            rng=codebook.rng,
-        )
-    count_step([vq], [indices])
-    advance_rng(codebook.rng, counts, mask, inputs, call.ranks)
-    return orthogonal
+    finish_step([vq], [indices], [] if counts is None else [counts], [mask], call.ranks)

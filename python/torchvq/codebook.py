@@ -1,18 +1,15 @@
 """The state of a codebook and its life: initialisation, moving averages, dead codes, casts, checkpoints."""
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchvq import _checkpointing
 from torchvq._random_state import fresh_rng
 from torchvq._ranks import ALONE, Ranks
-from torchvq._replay import MAX_REPLAYS, Replay, fingerprint
+from torchvq._replay import Replayed
 from torchvq._sharded import keep_in_shards
 from torchvq._transforms import is_mapped, shared_flag
 from torchvq._wide_buffers import HALF, WideBuffers
@@ -34,7 +31,7 @@ EmaWeight = Tensor | float | Callable[[Tensor, Tensor], Tensor]
 Statistics = tuple[Tensor, Tensor, Tensor]  # counts, sums, exponents; see ops.code_statistics
 
 
-class Codebook(WideBuffers):
+class Codebook(Replayed, WideBuffers):
     """State of one or several codebooks (``H`` of them, each ``K`` codes of ``D`` features).
 
     ==================  ==========  =============================================================
@@ -123,9 +120,7 @@ class Codebook(WideBuffers):
         self._initialised = not kmeans_init
         self._initialised_flag: Tensor | None = None  # the buffer that says so
         self._warned_uninitialised = False
-        self._replays: deque[Replay] = deque(maxlen=MAX_REPLAYS)
-        self._recording: Replay | None = None
-        self._replay: Replay | None = None
+        self._forget_replays()
         # Told apart by handshakes from every other module, of this process and of others.
         self.handle: int = _ops.new_handle()
         self.signature = (
@@ -212,14 +207,7 @@ class Codebook(WideBuffers):
 
     def replicated_state(self) -> list[Tensor]:
         """All that ranks have in common, but for statistics of the affine map, which may be a rank's own."""
-        return [
-            self.initted,
-            self.cluster_size,
-            self.embed_avg,
-            self.cooldown,
-            self.embed.detach(),
-            self.rng,
-        ]
+        return [tensor.detach() for tensor in self.replicas(affine=False).values()]
 
     def replicas(self, affine: bool) -> dict[str, Tensor]:
         """By name what ranks have in common, with the statistics of the affine map if they are."""
@@ -472,61 +460,6 @@ class Codebook(WideBuffers):
             self.embed_avg.copy_(averages)
         self._pending = None
 
-    # Activation checkpointing ----------------------------------------------------------------------------------
-
-    @contextmanager
-    def step_of(self, x: Tensor) -> Iterator[None]:
-        """Runs a training forward so that its recomputation in backward sees, and leaves, the right state.
-
-        The first run of a checkpointed region records the state it starts from; the second run works on that
-        record instead of the module's state, so codes, noise and gradients are the same and nothing is updated
-        twice.
-        """
-        if torch.compiler.is_compiling():
-            yield
-        elif _checkpointing.recomputing():
-            with self._replaying(x):
-                yield
-        else:
-            if _checkpointing.will_recompute():
-                self._recording = Replay(fingerprint(x))
-                self._replays.append(self._recording)
-            try:
-                yield
-            finally:
-                self._recording = None
-
-    @property
-    def replaying(self) -> bool:
-        """Whether the running forward is the recomputation of a recorded one."""
-        return self._replay is not None
-
-    def record_embed(self) -> None:
-        """Tells a running record that the parameter has moved within the step: the search sees what it is now."""
-        if self._recording is not None:
-            self._recording.embed = self.embed.detach().clone()
-
-    def record_totals(self, totals: list[Tensor]) -> None:
-        """Keeps for a recomputation what ranks have added up."""
-        if self._recording is not None:
-            self._recording.totals = totals
-
-    def recorded_totals(self) -> list[Tensor]:
-        """What the recorded step has added up with the other ranks; nothing in the first run of a step."""
-        return [] if self._replay is None else self._replay.totals
-
-    @contextmanager
-    def _replaying(self, x: Tensor) -> Iterator[None]:
-        # Backward meets the regions last to first, which decides between equal inputs.
-        key = fingerprint(x)
-        replay = next((replay for replay in reversed(self._replays) if replay.key == key), None)
-        if replay is None:
-            yield
-            return
-        self._replays.remove(replay)
-        with replay.installed(self):
-            yield
-
     # Casts, copies, checkpoints ----------------------------------------------------------------------------------
 
     def _load_from_state_dict(
@@ -564,7 +497,3 @@ class Codebook(WideBuffers):
         else:
             fill = 1 if name.endswith("variance") else 0
             self._buffers[name] = torch.full(buffer.shape, fill, dtype=buffer.dtype, device=device)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A recorded step belongs to a backward pass of this very object.
-        return {**self.__dict__, "_replays": deque(maxlen=MAX_REPLAYS)}

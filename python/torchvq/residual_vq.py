@@ -22,14 +22,12 @@ from torchvq._residual_engine import enter, leave, restore_codes, stack_levels
 from torchvq._residual_levels import (
     Request,
     Walk,
-    count_step,
     learn,
     level_loss,
     search_losses,
     walk,
 )
-from torchvq._stats import CodebookStats, begin_step, read_stats
-from torchvq._stats import count_step as count_codes
+from torchvq._stats import CodebookStats, begin_step, finish_step, read_stats
 from torchvq._wide_buffers import HALF
 from torchvq.codebook import Codebook
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
@@ -300,8 +298,9 @@ class ResidualVQ(nn.Module):
             level_loss(level, terms) for level, terms in zip(stack.levels, found, strict=True)
         ]
         if self.training:
-            count_codes(self.levels, [level.choice.chosen.indices for level in stack.levels])
-            count_step(stack.levels, self.shared_codebook, counts, request.ranks)
+            chosen = [level.choice.chosen for level in stack.levels]
+            indices, masks = [part.indices for part in chosen], [part.mask for part in chosen]
+            finish_step(self.levels, indices, counts, masks, request.ranks)
         return stack_levels(losses, self.num_quantizers, 0)
 
     def _searched_result(

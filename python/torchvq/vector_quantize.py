@@ -8,17 +8,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchvq._call import Call, check_topk
-from torchvq._in_place import (
-    in_place_step,
-    keep_optimizer_in_checkpoint,
-    learns_in_place,
-    step_in_place_optimizer,
-)
+from torchvq._in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
 from torchvq._layout import Layout
 from torchvq._options import check_options
 from torchvq._projection import make_projections, project
 from torchvq._ranks import ALONE, group_name, ranks_of, shake_hands
-from torchvq._search import codes_to_search, prepare, stored_codes
+from torchvq._search import prepare, stored_codes
 from torchvq._stats import CodebookStats, keep_counts, read_stats
 from torchvq._step import step
 from torchvq.codebook import Codebook, EmaWeight
@@ -382,12 +377,7 @@ class VectorQuantize(nn.Module):
         shake_hands([self._codebook], call.ranks)
         prepare(self, projected, head_mask, call.frozen, call.ranks)
 
-        searched = codes_to_search(self, call, tokens, projected.dtype)
-        in_place = None
-        if learns_in_place(self, self._codebook) and not call.frozen:
-            in_place = in_place_step(self, projected, searched, head_mask, call.ranks)
-            searched = codes_to_search(self, call, tokens, projected.dtype)
-        found = step(self, projected, searched, tokens, head_mask, call, in_place)
+        found = step(self, projected, tokens, head_mask, call)
         loss, breakdown = found.loss, found.breakdown
         if loss.dim() > 0:  # of candidates
             loss = layout.restore_positions(loss, x)

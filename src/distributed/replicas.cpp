@@ -109,8 +109,7 @@ at::Tensor step_of(at::TensorList state) {
   return {};
 }
 
-// Kernels
-// -----------------------------------------------------------------------------------------------------------
+// Kernels -----------------------------------------------------------------------------------------
 
 at::Tensor state_hash_any(at::TensorList state) { return fingerprint(state, device_of(state)); }
 

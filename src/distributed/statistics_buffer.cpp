@@ -48,8 +48,7 @@ class Unpacker {
   int64_t at_ = 0;
 };
 
-// Integers in floating point: limbs of 12 bits, whose sums over 4096 ranks are exact in float32.
-// --------------------
+// Integers in floating point: limbs of 12 bits, whose sums over 4096 ranks are exact in float32. ---
 
 constexpr int64_t kLimbBits = 12;
 constexpr int64_t kLimbs = 3;

@@ -133,8 +133,7 @@ at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
   return at::cat(replaced);
 }
 
-// Kernels
-// -----------------------------------------------------------------------------------------------------------
+// Kernels -----------------------------------------------------------------------------------------
 
 using SyncedReplaceDeadCodesSignature = at::Tensor(at::TensorList, at::TensorList, at::TensorList,
                                                    at::TensorList, at::TensorList, at::TensorList,

@@ -1,4 +1,4 @@
-// The operators of learn_codebooks.h and vector_quantize.h. A codebook's state is a list of five
+// The operators of learn_codebooks.h. A codebook's state is a list of five
 // tensors: embed, cluster_size, embed_avg, cooldown, replaced.
 #include <string_view>
 #include <tuple>
@@ -6,7 +6,8 @@
 #include <torch/library.h>
 
 #include <torchvq/functional/learn_codebooks.h>
-#include <torchvq/functional/vector_quantize.h>
+
+#include "functional/operator_options.h"
 
 namespace torchvq::functional {
 namespace {
@@ -39,43 +40,13 @@ std::vector<TaughtTokens> taught(at::TensorList x, at::TensorList indices, at::T
   return tokens;
 }
 
-LearnCodebooksOptions learning_options(double decay, double eps, std::string_view metric,
-                                       bool ema_update, bool manual_ema_update, bool by_gradient,
-                                       double threshold, double threshold_fraction,
-                                       double reset_cluster_size, bool vqp_compat,
-                                       std::string_view reduction, std::string_view signature,
-                                       std::string_view group_name, std::string_view label) {
-  distributed::Ranks ranks;
-  ranks.group_name = group_name;
-  ranks.label = label;
-  ranks.reduction = reduction;
-  return LearnCodebooksOptions()
-      .decay(decay)
-      .eps(eps)
-      .metric(std::string(metric))
-      .ema_update(ema_update)
-      .manual_ema_update(manual_ema_update)
-      .by_gradient(by_gradient)
-      .threshold(threshold)
-      .threshold_fraction(threshold_fraction)
-      .reset_cluster_size(reset_cluster_size)
-      .vqp_compat(vqp_compat)
-      .ranks(std::move(ranks))
-      .signature(std::string(signature));
-}
-
 TensorLists collect_op(at::TensorList state, at::TensorList rng, at::TensorList x,
                        at::TensorList indices, at::TensorList mask, double eps,
                        std::string_view metric, std::string_view reduction,
                        std::string_view signature, std::string_view group_name,
                        std::string_view label) {
-  auto options = LearnCodebooksOptions()
-                     .eps(eps)
-                     .metric(std::string(metric))
-                     .signature(std::string(signature));
-  options.ranks().group_name = group_name;
-  options.ranks().label = label;
-  options.ranks().reduction = reduction;
+  const auto options = codebook_options(eps, metric, ranks_named(group_name, label, reduction))
+                           .signature(std::string(signature));
   TensorLists found;
   auto& [counts, sums, exponents] = found;
   for (auto& own : collect_statistics(states_of(state, rng), taught(x, indices, mask), options)) {
@@ -106,9 +77,9 @@ std::vector<at::Tensor> learn_op(at::TensorList state, at::TensorList rng, at::T
                                  bool vqp_compat, std::string_view reduction,
                                  std::string_view signature, std::string_view group_name,
                                  std::string_view label) {
-  const auto options = learning_options(
-      decay, eps, metric, ema_update, manual_ema_update, by_gradient, threshold, threshold_fraction,
-      reset_cluster_size, vqp_compat, reduction, signature, group_name, label);
+  auto options = codebook_options(eps, metric, ranks_named(group_name, label, reduction));
+  averages(options, decay, ema_update, manual_ema_update, by_gradient, signature);
+  dead_codes(options, threshold, threshold_fraction, reset_cluster_size, vqp_compat);
   const auto states = states_of(state, rng);
   const auto tokens = taught(x, indices, mask);
   if (statistics.empty()) return learn_codebooks_(states, tokens, options, weight);
@@ -120,15 +91,8 @@ void expire_op(at::TensorList state, at::TensorList rng, at::TensorList x, doubl
                std::string_view metric, double threshold, double threshold_fraction,
                double reset_cluster_size, bool vqp_compat, std::string_view group_name,
                std::string_view label) {
-  auto options = LearnCodebooksOptions()
-                     .eps(eps)
-                     .metric(std::string(metric))
-                     .threshold(threshold)
-                     .threshold_fraction(threshold_fraction)
-                     .reset_cluster_size(reset_cluster_size)
-                     .vqp_compat(vqp_compat);
-  options.ranks().group_name = group_name;
-  options.ranks().label = label;
+  auto options = codebook_options(eps, metric, ranks_named(group_name, label));
+  dead_codes(options, threshold, threshold_fraction, reset_cluster_size, vqp_compat);
   expire_codes_(states_of(state, rng), x, options);
 }
 

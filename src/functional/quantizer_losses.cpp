@@ -1,5 +1,7 @@
 #include <torchvq/functional/quantizer_losses.h>
 
+#include <utility>
+
 #include <ATen/ops/cat.h>
 
 #include <torchvq/distributed/all_reduce.h>
@@ -11,7 +13,9 @@
 #include <torchvq/ops/orthogonal_loss.h>
 
 namespace torchvq::functional {
+namespace {
 
+/// Undefined where there is no such term.
 at::Tensor commitment_term(const SearchedTokens& searched, const std::optional<at::Tensor>& targets,
                            const QuantizerLossOptions& options) {
   const auto& [inputs, codebook, mask, found, indices] = searched;
@@ -33,6 +37,7 @@ at::Tensor commitment_term(const SearchedTokens& searched, const std::optional<a
   return ops::commitment_loss(inputs, codes, mask);
 }
 
+/// Undefined where there is no such term.
 at::Tensor diversity_term(const SearchedTokens& searched, const std::optional<at::Tensor>& totals,
                           const QuantizerLossOptions& options) {
   if (!options.training() || options.diversity_weight() == 0) return {};
@@ -44,6 +49,18 @@ at::Tensor diversity_term(const SearchedTokens& searched, const std::optional<at
   }
   return ops::codebook_diversity_loss(searched.inputs, searched.codebook, temperature,
                                       options.metric(), searched.mask, totals);
+}
+
+}  // namespace
+
+QuantizerLosses search_losses(const SearchedTokens& searched,
+                              const std::optional<at::Tensor>& targets,
+                              const std::optional<at::Tensor>& totals,
+                              const QuantizerLossOptions& options) {
+  const auto zero = searched.inputs.new_zeros({});
+  const auto or_zero = [&](at::Tensor term) { return term.defined() ? std::move(term) : zero; };
+  return {or_zero(commitment_term(searched, targets, options)),
+          or_zero(diversity_term(searched, totals, options)), zero};
 }
 
 std::vector<std::optional<at::Tensor>> shared_totals(at::TensorList codebooks,
@@ -81,6 +98,15 @@ at::Tensor orthogonal_term(const at::Tensor& embed, const at::Tensor& indices,
   const auto active =
       options.orthogonal_active_codes_only() ? std::optional(indices) : std::nullopt;
   return ops::orthogonal_loss(embed, active, options.orthogonal_max_codes(), rng);
+}
+
+at::Tensor total_loss(const QuantizerLosses& losses, bool targets,
+                      const QuantizerLossOptions& options) {
+  if (targets) return weighted_loss({losses.commitment}, {1.0}, options.training());
+  return weighted_loss(
+      {losses.commitment, losses.diversity, losses.orthogonal},
+      {options.commitment_weight(), options.diversity_weight(), options.orthogonal_weight()},
+      options.training());
 }
 
 }  // namespace torchvq::functional

@@ -6,7 +6,6 @@
 #include <ATen/ops/stack.h>
 
 #include <torchvq/functional/codebook.h>
-#include <torchvq/functional/losses.h>
 #include <torchvq/ops/count_codes_.h>
 
 #include "distributed/group.h"
@@ -16,19 +15,6 @@ namespace {
 
 // A prime below 2^40: seeds of levels, which are consecutive, stay apart.
 constexpr int64_t kSeedsApart = 1099511627689;
-
-at::Tensor or_zero(const at::Tensor& term, const at::Tensor& zero) {
-  return term.defined() ? term : zero;
-}
-
-at::Tensor weighted_sum(const VectorQuantizeStep& step, bool targets,
-                        const QuantizerLossOptions& losses) {
-  if (targets) return weighted_loss({step.commitment}, {1.0}, losses.training());
-  return weighted_loss(
-      {step.commitment, step.diversity, step.orthogonal},
-      {losses.commitment_weight(), losses.diversity_weight(), losses.orthogonal_weight()},
-      losses.training());
-}
 
 std::vector<at::Tensor> learn(const SearchedTokens& searched, const CodebookState& state,
                               const VectorQuantizeArguments& arguments,
@@ -40,17 +26,6 @@ std::vector<at::Tensor> learn(const SearchedTokens& searched, const CodebookStat
   }
   return learn_codebooks_({state}, {{taught, searched.indices, searched.mask}}, options.learning(),
                           arguments.weight);
-}
-
-void finish(const at::Tensor& x, const SearchedTokens& searched, const CodebookState& state,
-            const VectorQuantizeArguments& arguments, const std::vector<at::Tensor>& counts,
-            bool alone) {
-  std::vector<at::Tensor> indices, masks;
-  // Candidates are no choice.
-  if (searched.indices.dim() == 2) indices.push_back(searched.indices);
-  if (searched.mask) masks.push_back(*searched.mask);
-  if (counts.empty() && alone && x.sym_size(1) == 0) masks = {x.new_zeros({1}, at::kBool)};
-  finish_step_({arguments.step_counts}, indices, {state.rng}, counts, masks, alone);
 }
 
 }  // namespace
@@ -69,14 +44,17 @@ VectorQuantizeStep vector_quantize_(const at::Tensor& x, const CodebookState& st
                                 step.found.codes, step.found.indices};
   step.totals = totals ? totals : shared_totals({state.embed}, {searched}, losses, ranks)[0];
 
-  const auto zero = searched.inputs.new_zeros({});
-  step.commitment = or_zero(commitment_term(searched, arguments.targets, losses), zero);
-  step.diversity = or_zero(diversity_term(searched, step.totals, losses), zero);
+  step.terms = search_losses(searched, arguments.targets, step.totals, losses);
   const auto counts = learn(searched, state, arguments, options);
-  step.orthogonal =
-      or_zero(orthogonal_term(state.embed, searched.indices, state.rng, losses), zero);
-  if (options.finishes()) finish(x, searched, state, arguments, counts, ranks.alone());
-  step.loss = weighted_sum(step, arguments.targets.has_value(), losses);
+  const auto orthogonal = orthogonal_term(state.embed, searched.indices, state.rng, losses);
+  if (orthogonal.defined()) step.terms.orthogonal = orthogonal;
+  if (options.finishes()) {
+    std::vector<at::Tensor> masks;
+    if (searched.mask) masks.push_back(*searched.mask);
+    finish_step_({arguments.step_counts}, {searched.indices}, {state.rng}, counts, masks,
+                 ranks.alone());
+  }
+  step.loss = total_loss(step.terms, arguments.targets.has_value(), losses);
   return step;
 }
 
@@ -84,16 +62,17 @@ void finish_step_(at::TensorList step_counts, at::TensorList indices, at::Tensor
                   at::TensorList counts, at::TensorList masks, bool alone) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> chosen;
-  for (const auto& level : indices) chosen.push_back(level.detach());
+  for (const auto& level : indices) {
+    if (level.dim() == 2) chosen.push_back(level.detach());
+  }
   ops::count_codes_(step_counts, chosen);
   for (size_t i = 0; i < rng.size(); ++i) {
     if (!counts.empty()) {
       advance_rng_(rng[i], counts[i].gt(0));
-    } else if (alone && !masks.empty()) {
-      advance_rng_(rng[i], masks[i]);
-    } else {
-      // With ranks nothing was exchanged, so nobody knows of the others' tokens: all count.
+    } else if (!alone) {
       advance_rng_(rng[i]);
+    } else if (indices[i].sym_size(1) > 0) {
+      advance_rng_(rng[i], masks.empty() ? std::nullopt : std::optional(masks[i]));
     }
   }
 }

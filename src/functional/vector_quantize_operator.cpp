@@ -7,6 +7,8 @@
 
 #include <torchvq/functional/vector_quantize.h>
 
+#include "functional/operator_options.h"
+
 namespace torchvq::functional {
 namespace {
 
@@ -38,45 +40,25 @@ StepTensors step_op(
       .gradient_temperature(gradient_temperature)
       .variance(variance)
       .sync_update_v(sync_update_v);
+  options.losses() = search_loss_options(
+      tokens, token_mask, heads, separate, projected, training, metric, commitment_weight,
+      commitment_use_cross_entropy_loss, pulls_codes, diversity_weight, diversity_temperature);
   options.losses()
-      .training(training)
-      .metric(std::string(metric))
-      .commitment_weight(commitment_weight)
-      .commitment_use_cross_entropy_loss(commitment_use_cross_entropy_loss)
-      .pulls_codes(pulls_codes)
-      .diversity_weight(diversity_weight)
-      .diversity_temperature(diversity_temperature)
       .orthogonal_weight(orthogonal_weight)
       .orthogonal_active_codes_only(orthogonal_active_codes_only)
       .orthogonal_max_codes(orthogonal_max_codes);
-  if (tokens) {
-    options.losses().vqp_compat(TokensBefore{*tokens, token_mask, heads, separate, projected});
-  }
-  options.learning()
-      .decay(decay)
-      .eps(eps)
-      .metric(std::string(metric))
-      .ema_update(ema_update)
-      .manual_ema_update(manual_ema_update)
-      .by_gradient(by_gradient)
-      .threshold(threshold)
-      .threshold_fraction(threshold_fraction)
-      .reset_cluster_size(reset_cluster_size)
-      .vqp_compat(vqp_compat)
-      .signature(std::string(signature));
-  auto& ranks = options.learning().ranks();
-  ranks.group_name = group_name;
-  ranks.label = label;
-  ranks.reduction = reduction;
+  options.learning() = codebook_options(eps, metric, ranks_named(group_name, label, reduction));
+  averages(options.learning(), decay, ema_update, manual_ema_update, by_gradient, signature);
+  dead_codes(options.learning(), threshold, threshold_fraction, reset_cluster_size, vqp_compat);
   const CodebookState own{state[0], state[1], state[2], state[3], state[4], std::move(rng)};
   auto step = vector_quantize_(x, own, {codebook, mask, targets, weight, affine.vec(), step_counts},
                                options, totals.empty() ? std::nullopt : std::optional(totals[0]));
   std::vector<at::Tensor> shared;
   if (step.totals) shared.push_back(*step.totals);
-  auto& found = step.found;
-  return {std::move(found.quantized), std::move(found.indices),   std::move(found.inputs),
-          std::move(step.loss),       std::move(step.commitment), std::move(step.diversity),
-          std::move(step.orthogonal), std::move(shared)};
+  auto& [quantized, indices, codes, inputs] = step.found;
+  auto& [commitment, diversity, orthogonal] = step.terms;
+  return {std::move(quantized),  std::move(indices),   std::move(inputs),     std::move(step.loss),
+          std::move(commitment), std::move(diversity), std::move(orthogonal), std::move(shared)};
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <torchvq/distributed/ranks.h>
+#include <torchvq/functional/quantizer_losses.h>
 
 namespace torchvq::detail {
 
@@ -26,13 +27,8 @@ struct Call {
 };
 
 /// What the search compared, and what it chose.
-struct Chosen {
-  at::Tensor tokens;               ///< (B, N, dim), before the projection
-  at::Tensor inputs;               ///< (H, T, D), what was compared with the codes
-  at::Tensor codebook;             ///< (H, K, D), or codes of each token (H, T, K, D)
-  std::optional<at::Tensor> mask;  ///< (H, T)
-  at::Tensor codes;                ///< (H, T, D), or (H, T, k, D)
-  at::Tensor indices;              ///< (H, T), or (H, T, k)
+struct Chosen : functional::SearchedTokens {
+  at::Tensor tokens;  ///< (B, N, dim), before the projection
 };
 
 /// What a search leaves: the output, and what losses and learning need.

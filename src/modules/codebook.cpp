@@ -81,8 +81,7 @@ void CodebookImpl::pretty_print(std::ostream& stream) const {
          << ", metric=" << metric() << ")";
 }
 
-// Reading
-// ---------------------------------------------------------------------------------------------------
+// Reading -----------------------------------------------------------------------------------------
 
 bool CodebookImpl::has_dead_code_replacement() const {
   return options.threshold_ema_dead_code() > 0 || options.dead_code_threshold_fraction() > 0;
@@ -147,8 +146,7 @@ CodebookImpl::borrowed_modules() const {
   return {{"vq_bridge", options.vq_bridge().ptr()}};
 }
 
-// What ranks have in common
-// -----------------------------------------------------------------------------------
+// What ranks have in common -----------------------------------------------------------------------
 
 std::vector<torch::Tensor> CodebookImpl::replicated_state() const {
   return {initted, cluster_size, embed_avg, cooldown, embed.detach(), rng};
@@ -165,8 +163,7 @@ std::string CodebookImpl::signature() const {
   return text.str();
 }
 
-// Learning
-// --------------------------------------------------------------------------------------------------
+// Learning ----------------------------------------------------------------------------------------
 
 void CodebookImpl::prepare(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
                            bool training, const distributed::Ranks& ranks) {
@@ -319,8 +316,7 @@ void CodebookImpl::move_codes(const torch::Tensor& codes) {
   pending_.reset();
 }
 
-// Copies and checkpoints
-// ----------------------------------------------------------------------------------------------
+// Copies and checkpoints --------------------------------------------------------------------------
 
 std::shared_ptr<torch::nn::Module> CodebookImpl::clone(
     const std::optional<torch::Device>& device) const {

@@ -82,8 +82,7 @@ std::shared_ptr<torch::nn::Module> EvoLFQImpl::clone(
   return copy;
 }
 
-// The autoencoder
-// -------------------------------------------------------------------------------------------
+// The autoencoder ---------------------------------------------------------------------------------
 
 EvoLFQOutput EvoLFQImpl::forward(const torch::Tensor& x, double inv_temperature,
                                  const std::optional<torch::Tensor>& mask) {
@@ -115,8 +114,7 @@ torch::Tensor EvoLFQImpl::decoded(const torch::Tensor& bits) {
   return decode_bits(bits);
 }
 
-// Populations
-// -----------------------------------------------------------------------------------------------
+// Populations -------------------------------------------------------------------------------------
 
 torch::Tensor EvoLFQImpl::drawn(torch::Tensor result) {
   F::advance_rng_(rng);
@@ -161,8 +159,7 @@ torch::Tensor EvoLFQImpl::uniform_crossover(const torch::Tensor& parent1,
   return drawn(F::cross_bits(parent1, parent2, rng));
 }
 
-// Evolution
-// -------------------------------------------------------------------------------------------------
+// Evolution ---------------------------------------------------------------------------------------
 
 torch::Tensor EvoLFQImpl::fitness_of(const torch::Tensor& bits, const Fitness& fitness_fn,
                                      std::optional<int64_t> batch_size) {

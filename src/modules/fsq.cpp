@@ -67,8 +67,7 @@ void FSQImpl::pretty_print(std::ostream& stream) const {
          << ", num_codebooks=" << options.num_codebooks() << ")";
 }
 
-// Forward
-// ---------------------------------------------------------------------------------------------------
+// Forward -----------------------------------------------------------------------------------------
 
 ScalarOutput FSQImpl::forward(const torch::Tensor& z, const std::optional<torch::Tensor>& mask) {
   const auto layout = layout_of(*this, z.dim());
@@ -144,8 +143,7 @@ torch::Tensor FSQImpl::symmetry_preserving_bound(const torch::Tensor& z, bool ha
   return codes_of(*this, z, hard_clamp ? "symmetric_clamp" : "symmetric_tanh");
 }
 
-// Codes
-// -----------------------------------------------------------------------------------------------------
+// Codes -------------------------------------------------------------------------------------------
 
 int64_t FSQImpl::codebook_size() const {
   const auto& levels = options.levels();

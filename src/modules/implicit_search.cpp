@@ -75,7 +75,7 @@ Choice choose_implicit(VectorQuantizeImpl& vq, const Implicit& implicit, const a
                       .estimator(estimator)
                       .variance(vq.options.directional_reparam_variance())
                       .sync_update_v(vq.is_training() ? vq.options.sync_update_v() : 0));
-  return {quantized, {tokens, residual, base, mask, codes, indices}, {}};
+  return {quantized, {{residual, base, mask, codes, indices}, tokens}, {}};
 }
 
 at::Tensor implicit_cross_entropy(const Implicit& implicit, const Chosen& chosen,

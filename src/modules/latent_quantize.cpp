@@ -126,8 +126,7 @@ bool LatentQuantizeImpl::keeps_codebooks() const {
   return options.keep_num_codebooks_dim().value_or(false) || options.num_codebooks() > 1;
 }
 
-// Forward
-// -----------------------------------------------------------------------------------------------
+// Forward -----------------------------------------------------------------------------------------
 
 std::vector<torch::Tensor> LatentQuantizeImpl::values_of_step(const torch::Tensor& latents,
                                                               const OptionalTensor& mask) {
@@ -194,8 +193,7 @@ LatentQuantizeOutput LatentQuantizeImpl::forward(const torch::Tensor& z,
           learns ? found.loss : at::zeros_like(found.loss)};
 }
 
-// Codes
-// -----------------------------------------------------------------------------------------------
+// Codes -------------------------------------------------------------------------------------------
 
 torch::Tensor LatentQuantizeImpl::quantize(const torch::Tensor& z) const {
   return F::latent_quantize(z, values()).codes;

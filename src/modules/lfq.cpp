@@ -145,8 +145,7 @@ double LFQImpl::code_value() const {
   return options.spherical() ? scale / std::sqrt(static_cast<double>(bits_)) : scale;
 }
 
-// Forward
-// ---------------------------------------------------------------------------------------------------
+// Forward -----------------------------------------------------------------------------------------
 
 LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature,
                                   const OptionalTensor& mask) {
@@ -253,8 +252,7 @@ void LFQImpl::add_losses(const Signs& signs, const OptionalTensor& totals,
       F::lookup_free_loss(terms.per_sample_entropy, terms.batch_entropy, terms.commitment, weights);
 }
 
-// Ranks
-// -----------------------------------------------------------------------------------------------------
+// Ranks -------------------------------------------------------------------------------------------
 
 torch::Tensor LFQImpl::draw_for(const std::string& group) const {
   if (!is_training() || !rng.defined()) return {};
@@ -290,8 +288,7 @@ void LFQImpl::shake_hands(const std::string& group) const {
   distributed::handshake_(state, call);
 }
 
-// Codes
-// -----------------------------------------------------------------------------------------------------
+// Codes -------------------------------------------------------------------------------------------
 
 torch::Tensor LFQImpl::codebook() const {
   const auto every = at::arange(codebook_size(), bit_values.options());

@@ -1,23 +1,11 @@
 #include "modules/ranks.h"
 
-#include <algorithm>
-
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/stack.h>
-
 #include <torchvq/distributed/replicas.h>
-#include <torchvq/distributed/synced_code_statistics.h>
-#include <torchvq/distributed/synced_replace_dead_codes_.h>
-#include <torchvq/functional/codebook.h>
-#include <torchvq/ops/code_statistics.h>
-#include <torchvq/ops/replace_dead_codes_.h>
 
 #include "distributed/group.h"
 
 namespace torchvq::detail {
 namespace {
-
-using OptionalTensor = std::optional<at::Tensor>;
 
 void append(std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {
   to.insert(to.end(), from.begin(), from.end());
@@ -60,18 +48,6 @@ void shake_hands(const std::vector<Codebook>& codebooks, const Ranks& ranks) {
     options.signature += (options.signature.empty() ? "" : "; ") + codebook->signature();
   }
   distributed::handshake_(state, options);
-}
-
-void advance_rng(const at::Tensor& rng, const OptionalTensor& counts, const OptionalTensor& mask,
-                 const at::Tensor& x, const Ranks& ranks) {
-  if (counts) {
-    functional::advance_rng_(rng, counts->gt(0));
-  } else if (!ranks.alone()) {
-    // Nothing was exchanged, so nobody knows of the others' tokens: all count.
-    functional::advance_rng_(rng);
-  } else if (x.size(1) > 0) {
-    functional::advance_rng_(rng, mask);
-  }
 }
 
 }  // namespace torchvq::detail

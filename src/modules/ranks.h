@@ -24,12 +24,4 @@ Ranks ranks_of(const VectorQuantizeImpl& vq, const std::string& owner);
 /// alike.
 void shake_hands(const std::vector<Codebook>& codebooks, const Ranks& ranks);
 
-/// Counts a step, so that the next draws are new ones; a step without tokens on any rank does not
-/// count.
-///
-/// @param counts  tokens per code of all ranks, where they are known.
-/// @param mask, x  (H, T), (H, T, D): the tokens of this rank.
-void advance_rng(const at::Tensor& rng, const std::optional<at::Tensor>& counts,
-                 const std::optional<at::Tensor>& mask, const at::Tensor& x, const Ranks& ranks);
-
 }  // namespace torchvq::detail

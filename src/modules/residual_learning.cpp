@@ -1,73 +1,75 @@
 // What the levels of a residual stack learn: losses, one exchange of statistics, updates.
-#include <functional>
 #include <utility>
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/zeros_like.h>
 
-#include "modules/diversity.h"
+#include <torchvq/functional/vector_quantize.h>
+
 #include "modules/losses.h"
-#include "modules/ranks.h"
 #include "modules/residual_engine.h"
 #include "modules/residual_levels.h"
-#include "modules/stats.h"
 
 namespace torchvq::detail {
 namespace {
 
-/// Commitment and diversity, which are about the codes that were searched.
-LossBreakdown search_loss(const Level& level, const std::optional<at::Tensor>& totals) {
+namespace F = functional;
+using distributed::Ranks;
+
+/// The losses of a level whose codes are made for each token.
+F::QuantizerLosses implicit_losses(const Level& level, const F::QuantizerLossOptions& options) {
   const auto& [vq, call, choice, implicit] = level;
   const auto& chosen = choice.chosen;
-  LossBreakdown terms;
-  if (!implicit) {
-    terms.commitment = commitment(*vq, chosen, call);
-    terms.codebook_diversity = diversity(*vq, chosen, totals);
-    return terms;
+  const bool by_entropy = options.training() && options.commitment_weight() > 0 &&
+                          options.commitment_use_cross_entropy_loss();
+  auto targets = targets_of(*vq, call);
+  if (!targets && by_entropy) targets = chosen.indices;
+  auto own = options;
+  own.diversity_weight(0);
+  if (targets) own.commitment_weight(0);
+  auto losses = F::search_losses(chosen, std::nullopt, std::nullopt, own);
+  if (targets) losses.commitment = implicit_cross_entropy(*implicit, chosen, *targets);
+  if (options.training() && options.diversity_weight() > 0) {
+    losses.diversity =
+        implicit_diversity(*implicit, chosen, options.diversity_temperature(), call.ranks);
   }
-  const bool by_entropy = vq->is_training() && vq->has_commitment_loss() &&
-                          vq->options.commitment_use_cross_entropy_loss();
-  if (call.targets) {
-    const auto targets = layout_of(vq->options, "ResidualVQ").split_indices(*call.targets);
-    terms.commitment = implicit_cross_entropy(*implicit, chosen, targets);
-  } else if (by_entropy) {
-    terms.commitment = implicit_cross_entropy(*implicit, chosen, chosen.indices);
-  } else {
-    terms.commitment = commitment(*vq, chosen, call);
-  }
-  if (vq->is_training() && vq->options.codebook_diversity_loss_weight() > 0) {
-    terms.codebook_diversity = implicit_diversity(
-        *implicit, chosen, vq->options.codebook_diversity_temperature(), call.ranks);
-  }
-  return terms;
+  return losses;
 }
 
-std::vector<LossBreakdown> search_losses(const ResidualVQImpl& rvq,
-                                         const std::vector<Level>& levels, const Ranks& ranks) {
+/// The losses of all levels as far as they are known before the codes change.
+std::vector<F::QuantizerLosses> search_losses(const ResidualVQImpl& rvq,
+                                              const std::vector<Level>& levels,
+                                              const std::vector<F::QuantizerLossOptions>& options,
+                                              const Ranks& ranks) {
   // Levels whose codes are made for each token share their own way; the first has a plain codebook.
   const size_t plain = rvq.options.implicit_neural_codebook() ? 1 : rvq.levels.size();
-  std::vector<const VectorQuantizeImpl*> sharing;
-  std::vector<std::reference_wrapper<const Chosen>> chosen;
+  std::vector<at::Tensor> codebooks;
+  std::vector<F::SearchedTokens> searched;
   for (size_t index = 0; index < plain; ++index) {
-    sharing.push_back(rvq.levels[index].get());
-    if (index < levels.size()) {
-      chosen.emplace_back(levels[index].choice.chosen);
-    }
+    codebooks.push_back(rvq.levels[index]->codebook_state->embed);
+    if (index < levels.size()) searched.push_back(levels[index].choice.chosen);
   }
-  auto totals = shared_totals(sharing, chosen, ranks);
+  auto totals = F::shared_totals(codebooks, searched, options[0], ranks);
   totals.resize(levels.size());
-  std::vector<LossBreakdown> found;
+  std::vector<F::QuantizerLosses> found;
   for (size_t index = 0; index < levels.size(); ++index) {
-    found.push_back(search_loss(levels[index], totals[index]));
+    const auto& level = levels[index];
+    found.push_back(level.implicit
+                        ? implicit_losses(level, options[index])
+                        : F::search_losses(level.choice.chosen, targets_of(*level.vq, level.call),
+                                           totals[index], options[index]));
   }
   return found;
 }
 
 /// The weighted loss of one level, a scalar, when its codebook has learnt.
-at::Tensor level_loss(const Level& level, LossBreakdown terms) {
-  const auto& chosen = level.choice.chosen;
-  terms.orthogonal_reg = orthogonal(*level.vq, chosen.indices);
-  terms.inplace_optimize = level.choice.in_place;
-  return total(*level.vq, breakdown(chosen.inputs, std::move(terms)), level.call);
+at::Tensor level_loss(const Level& level, F::QuantizerLosses losses,
+                      const F::QuantizerLossOptions& options) {
+  const auto& codebook = *level.vq->codebook_state;
+  const auto orthogonal =
+      F::orthogonal_term(codebook.embed, level.choice.chosen.indices, codebook.rng, options);
+  if (orthogonal.defined()) losses.orthogonal = orthogonal;
+  return F::total_loss(losses, level.call.targets.has_value(), options);
 }
 
 /// As in the reference, a shared codebook moves once for each level.
@@ -107,7 +109,7 @@ std::vector<at::Tensor> learn_once(const std::vector<Level>& levels) {
 /// Each level its own codebook, one exchange for all.
 std::vector<at::Tensor> learn_together(ResidualVQImpl& rvq, const std::vector<Level>& levels,
                                        const Request& request) {
-  std::vector<functional::CodebookState> states;
+  std::vector<F::CodebookState> states;
   std::string signature;
   // Codebooks of levels that are not in use take part with nothing: what ranks exchange must not
   // depend on the depth.
@@ -116,7 +118,7 @@ std::vector<at::Tensor> learn_together(ResidualVQImpl& rvq, const std::vector<Le
     states.push_back(codebook.state());
     signature += (signature.empty() ? "" : "; ") + codebook.signature();
   }
-  std::vector<functional::TaughtTokens> tokens;
+  std::vector<F::TaughtTokens> tokens;
   for (const auto& level : levels) {
     const auto& chosen = level.choice.chosen;
     tokens.push_back(
@@ -124,7 +126,7 @@ std::vector<at::Tensor> learn_together(ResidualVQImpl& rvq, const std::vector<Le
   }
   const auto& first = levels[0];
   auto options = first.vq->codebook_state->learning(first.call.ema_update, request.ranks);
-  return functional::learn_codebooks_(states, tokens, options.signature(signature));
+  return F::learn_codebooks_(states, tokens, options.signature(signature));
 }
 
 /// Moves the averages and codes of all levels, and replaces dead codes, by what the search has
@@ -141,47 +143,44 @@ std::vector<at::Tensor> update(ResidualVQImpl& rvq, const std::vector<Level>& le
   return first.vq->options.vqp_compat() ? learn_in_turn(levels) : learn_once(levels);
 }
 
-/// Keeps the tokens per code of all levels for stats().
-void keep_uses(const ResidualVQImpl& rvq, const std::vector<Level>& levels) {
-  std::vector<VectorQuantizeImpl*> all;
+/// Counts the uses of codes, for stats(), and the step.
+void finish_step(ResidualVQImpl& rvq, const std::vector<Level>& levels,
+                 const std::vector<at::Tensor>& counts, const Ranks& ranks) {
+  std::vector<at::Tensor> uses, indices, rng, masks;
   for (const auto& level : rvq.levels) {
-    all.push_back(level.ptr().get());
+    // A new tensor, so that a copy of the module keeps what it has.
+    level.ptr()->step_counts = at::zeros_like(level->codebook_state->cooldown);
+    uses.push_back(level->step_counts);
   }
-  std::vector<at::Tensor> indices;
   for (const auto& level : levels) {
-    indices.push_back(level.choice.chosen.indices);
+    const auto& chosen = level.choice.chosen;
+    indices.push_back(chosen.indices);
+    if (chosen.mask) masks.push_back(*chosen.mask);
+    if (rng.empty() || !rvq.options.shared_codebook()) {
+      rng.push_back(level.vq->codebook_state->rng);
+    }
   }
-  keep_counts(all, indices);
-}
-
-/// The next draws are new ones.
-void count_step(const ResidualVQImpl& rvq, const std::vector<Level>& levels,
-                const std::vector<at::Tensor>& counts, const Ranks& ranks) {
-  const size_t codebooks = rvq.options.shared_codebook() ? 1 : levels.size();
-  for (size_t index = 0; index < codebooks; ++index) {
-    const auto& chosen = levels[index].choice.chosen;
-    const auto used = counts.empty() ? std::nullopt : std::optional(counts[index]);
-    advance_rng(levels[index].vq->codebook_state->rng, used, chosen.mask, chosen.inputs, ranks);
-  }
+  F::finish_step_(uses, indices, rng, counts, masks, ranks.alone());
 }
 
 }  // namespace
 
 at::Tensor learn(ResidualVQImpl& rvq, const Walk& walk, const Request& request) {
   const auto& levels = walk.levels;
-  auto found = search_losses(rvq, levels, request.ranks);
+  std::vector<F::QuantizerLossOptions> options;
+  for (const auto& level : levels) {
+    options.push_back(loss_options(*level.vq, level.choice.chosen.tokens, level.call));
+  }
+  auto found = search_losses(rvq, levels, options, request.ranks);
   std::vector<at::Tensor> counts;
   if (rvq.is_training() && !request.frozen) {
     counts = update(rvq, levels, request);
   }
   std::vector<at::Tensor> losses;
   for (size_t index = 0; index < levels.size(); ++index) {
-    losses.push_back(level_loss(levels[index], std::move(found[index])));
+    losses.push_back(level_loss(levels[index], std::move(found[index]), options[index]));
   }
-  if (rvq.is_training()) {
-    keep_uses(rvq, levels);
-    count_step(rvq, levels, counts, request.ranks);
-  }
+  if (rvq.is_training()) finish_step(rvq, levels, counts, request.ranks);
   return stack_levels(std::move(losses), rvq.num_quantizers(), 0);
 }
 

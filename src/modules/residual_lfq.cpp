@@ -81,8 +81,7 @@ std::shared_ptr<torch::nn::Module> ResidualLFQImpl::clone(
   return copy;
 }
 
-// Forward
-// ---------------------------------------------------------------------------------------------------
+// Forward -----------------------------------------------------------------------------------------
 
 detail::Layout ResidualLFQImpl::layout() const {
   return {.dim = options.dim(),
@@ -181,8 +180,7 @@ ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
   return pending;
 }
 
-// Losses
-// ----------------------------------------------------------------------------------------------------
+// Losses ------------------------------------------------------------------------------------------
 
 std::vector<torch::Tensor> ResidualLFQImpl::own_totals(const Signs& signs) const {
   std::vector<torch::Tensor> totals;
@@ -227,8 +225,7 @@ void ResidualLFQImpl::finish(std::vector<Pending>& stacks) {
   }
 }
 
-// Codes
-// -----------------------------------------------------------------------------------------------------
+// Codes -------------------------------------------------------------------------------------------
 
 torch::Tensor ResidualLFQImpl::get_codes_from_indices(const torch::Tensor& indices) {
   Signs none;

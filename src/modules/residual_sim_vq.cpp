@@ -89,8 +89,7 @@ std::shared_ptr<torch::nn::Module> ResidualSimVQImpl::clone(
   return copy;
 }
 
-// Forward
-// ---------------------------------------------------------------------------------------------------
+// Forward -----------------------------------------------------------------------------------------
 
 detail::Layout ResidualSimVQImpl::layout() const {
   return {.dim = options.dim(),
@@ -202,8 +201,7 @@ void ResidualSimVQImpl::shake_hands(const std::string& group) const {
   distributed::handshake_(state, call);
 }
 
-// Codes
-// -----------------------------------------------------------------------------------------------------
+// Codes -------------------------------------------------------------------------------------------
 
 torch::Tensor ResidualSimVQImpl::get_codes_from_indices(const torch::Tensor& indices) {
   Walk none;

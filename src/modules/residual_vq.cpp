@@ -89,8 +89,7 @@ void ResidualVQImpl::pretty_print(std::ostream& stream) const {
          << ")";
 }
 
-// Copies and checkpoints
-// -----------------------------------------------------------------------------------
+// Copies and checkpoints --------------------------------------------------------------------------
 
 std::shared_ptr<torch::nn::Module> ResidualVQImpl::clone(
     const std::optional<torch::Device>& device) const {
@@ -138,8 +137,7 @@ std::vector<CodebookStats> ResidualVQImpl::stats(bool synced) const {
   return detail::read_stats(all, synced);
 }
 
-// Codes
-// -----------------------------------------------------------------------------------------------------
+// Codes -------------------------------------------------------------------------------------------
 
 namespace {
 

@@ -57,28 +57,37 @@ at::Tensor codes_to_search(VectorQuantizeImpl& vq, const Call& call, const at::T
   return codes.reshape({heads, rows, codes.size(3), codes.size(4)});
 }
 
+CodesOfStep codes_of_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
+                          const at::Tensor& tokens, const OptionalTensor& mask, const Call& call) {
+  const auto codebook = codes_to_search(vq, call, tokens, projected.scalar_type());
+  if (!vq.is_training() || !vq.has_in_place_optimizer() || call.frozen) return {codebook, {}};
+  const auto in_place = in_place_step(vq, projected, codebook, mask, call.ranks);
+  return {codes_to_search(vq, call, tokens, projected.scalar_type()), in_place};
+}
+
+F::QuantizeOptions search_options(const VectorQuantizeImpl& vq, const Call& call,
+                                  const std::string& estimator) {
+  const auto& options = vq.options;
+  const bool sampling = vq.is_training() && options.stochastic_sample_codes();
+  return F::QuantizeOptions()
+      .topk(call.topk)
+      .metric(vq.codebook_state->metric())
+      .estimator(estimator)
+      .temperature(sampling ? std::optional(call.temperature) : std::nullopt)
+      .gradient_temperature(call.temperature)
+      .variance(options.directional_reparam_variance())
+      .sync_update_v(vq.is_training() ? options.sync_update_v() : 0);
+}
+
 Choice choose(VectorQuantizeImpl& vq, const at::Tensor& projected, const at::Tensor& tokens,
               const OptionalTensor& mask, const Call& call, const SearchOptions& options) {
-  auto codebook = codes_to_search(vq, call, tokens, projected.scalar_type());
-  at::Tensor in_place;
-  if (vq.is_training() && vq.has_in_place_optimizer() && !call.frozen) {
-    in_place = in_place_step(vq, projected, codebook, mask, call.ranks);
-    codebook = codes_to_search(vq, call, tokens, projected.scalar_type());
-  }
-  const bool sampling = vq.is_training() && vq.options.stochastic_sample_codes();
-  const auto rng = functional::noise_rng(options.rng.value_or(vq.codebook_state->rng), call.ranks);
+  const auto [codebook, in_place] = codes_of_step(vq, projected, tokens, mask, call);
+  const auto rng = F::noise_rng(options.rng.value_or(vq.codebook_state->rng), call.ranks);
   auto [quantized, indices, codes, inputs] =
       F::quantize(projected, codebook, rng, mask,
-                  F::QuantizeOptions()
-                      .topk(call.topk)
-                      .metric(vq.codebook_state->metric())
-                      .estimator(options.estimator ? *options.estimator : estimator_of(vq))
-                      .temperature(sampling ? std::optional(call.temperature) : std::nullopt)
-                      .gradient_temperature(call.temperature)
-                      .variance(vq.options.directional_reparam_variance())
-                      .sync_update_v(vq.is_training() ? vq.options.sync_update_v() : 0)
+                  search_options(vq, call, options.estimator.value_or(estimator_of(vq)))
                       .chosen(options.picked));
-  return {quantized, {tokens, inputs, codebook, mask, codes, indices}, in_place};
+  return {quantized, {{inputs, codebook, mask, codes, indices}, tokens}, in_place};
 }
 
 }  // namespace torchvq::detail

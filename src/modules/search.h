@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include <torchvq/functional/quantize.h>
 #include <torchvq/modules/vector_quantize.h>
 
 #include "modules/call.h"
@@ -24,6 +25,22 @@ at::Tensor stored_codes(VectorQuantizeImpl& vq, at::ScalarType dtype);
 at::Tensor codes_to_search(VectorQuantizeImpl& vq, const Call& call, const at::Tensor& tokens,
                            at::ScalarType dtype);
 
+/// The codes that a step searches.
+struct CodesOfStep {
+  at::Tensor codebook;  ///< (H, K, D), or codes of each token (H, T, K, D)
+  at::Tensor in_place;  ///< the loss that the codebook's own optimizer has gone down; or undefined
+};
+
+/// The codes for tokens (B, N, dim), projected to (H, T, D), after the step of the codebook's own
+/// optimizer, if it has one.
+CodesOfStep codes_of_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
+                          const at::Tensor& tokens, const std::optional<at::Tensor>& mask,
+                          const Call& call);
+
+/// How a call searches, with the gradient that the estimator of this name gives.
+functional::QuantizeOptions search_options(const VectorQuantizeImpl& vq, const Call& call,
+                                           const std::string& estimator);
+
 /// Whatever a level of a stack has of its own in a search.
 struct SearchOptions {
   std::optional<std::string> estimator;  ///< default: the module's own
@@ -31,7 +48,7 @@ struct SearchOptions {
   std::optional<at::Tensor> picked;      ///< (H, T), codes already chosen; nothing is searched then
 };
 
-/// The step of the codebook's own optimizer, if any, and the search. Learning comes after.
+/// The codes of a step, and the search in them. Learning comes after.
 ///
 /// @param projected  (H, T, D), what is searched for; the same tokens as `tokens` (B, N, dim).
 /// @param mask       (H, T).

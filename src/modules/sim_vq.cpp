@@ -89,8 +89,7 @@ std::shared_ptr<torch::nn::Module> SimVQImpl::clone(
   return copy;
 }
 
-// Codes
-// -----------------------------------------------------------------------------------------------------
+// Codes -------------------------------------------------------------------------------------------
 
 torch::Tensor SimVQImpl::codebook() {
   // Codes are what decoding makes again, outside of autocast perhaps.
@@ -124,8 +123,7 @@ torch::Tensor SimVQImpl::indices_to_codes(const torch::Tensor& indices) {
   return output.dim() > 2 ? layout().place_features(output) : output;
 }
 
-// Forward
-// ---------------------------------------------------------------------------------------------------
+// Forward -----------------------------------------------------------------------------------------
 
 detail::Layout SimVQImpl::layout() const {
   return {.dim = options.dim(),
@@ -180,8 +178,7 @@ SimVQOutput SimVQImpl::forward(const torch::Tensor& x, const OptionalTensor& mas
           loss_of(choice, rows)};
 }
 
-// Ranks
-// -----------------------------------------------------------------------------------------------------
+// Ranks -------------------------------------------------------------------------------------------
 
 std::string SimVQImpl::group() const {
   if (!is_training() || !options.sync_codebook().value_or(true)) return "";

@@ -3,7 +3,6 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <torchvq/distributed/synced_usage.h>
-#include <torchvq/ops/count_codes_.h>
 
 #include "modules/ranks.h"
 
@@ -31,22 +30,6 @@ CodebookStats stats_of(const double* row) {
 void begin_step(const std::vector<Codebook>& codebooks) {
   for (const auto& codebook : codebooks) {
     codebook.ptr()->begin_step();
-  }
-}
-
-void keep_counts(const std::vector<VectorQuantizeImpl*>& levels,
-                 const std::vector<at::Tensor>& indices) {
-  // New tensors, so that a copy of the module keeps what it has.
-  std::vector<at::Tensor> counts, chosen;
-  for (const auto* level : levels) {
-    counts.push_back(at::zeros_like(level->codebook_state->cooldown));
-  }
-  for (const auto& level : indices) {
-    chosen.push_back(level.detach());
-  }
-  ops::count_codes_(counts, chosen);
-  for (size_t index = 0; index < levels.size(); ++index) {
-    levels[index]->step_counts = counts[index];
   }
 }
 

@@ -10,12 +10,6 @@ namespace torchvq::detail {
 /// Forgets what the step before has replaced.
 void begin_step(const std::vector<Codebook>& codebooks);
 
-/// Keeps the tokens per code of a training forward.
-///
-/// @param indices  (H, T) per level, fewer where levels were dropped: those count nothing.
-void keep_counts(const std::vector<VectorQuantizeImpl*>& levels,
-                 const std::vector<at::Tensor>& indices);
-
 /// Statistics of quantizers that share a process group: at most one all-reduce for all of them.
 std::vector<CodebookStats> read_stats(const std::vector<const VectorQuantizeImpl*>& levels,
                                       bool synced);

@@ -14,7 +14,6 @@
 #include "modules/copy_tensors.h"
 #include "modules/in_place.h"
 #include "modules/layout.h"
-#include "modules/losses.h"
 #include "modules/projection.h"
 #include "modules/ranks.h"
 #include "modules/search.h"
@@ -127,8 +126,7 @@ VectorQuantizeImpl::borrowed_modules() const {
   return {{"_codebook", borrowed_.ptr()}};
 }
 
-// Forward
-// ---------------------------------------------------------------------------------------------------
+// Forward -----------------------------------------------------------------------------------------
 
 VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
                                                  const VectorQuantizeForwardOptions& call_options) {
@@ -146,27 +144,16 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
   detail::shake_hands({codebook_state}, call.ranks);
   detail::prepare(*this, projected, real, call.frozen, call.ranks);
 
-  auto searched = detail::codes_to_search(*this, call, tokens, projected.scalar_type());
-  LossBreakdown terms;
-  if (is_training() && has_in_place_optimizer() && !call.frozen) {
-    terms.inplace_optimize = detail::in_place_step(*this, projected, searched, real, call.ranks);
-    searched = detail::codes_to_search(*this, call, tokens, projected.scalar_type());
+  auto [quantized, indices, loss, terms] = detail::step(*this, projected, tokens, real, call);
+  if (loss.dim() > 0) {  // of candidates
+    loss = layout.restore_positions(loss, x);
+    terms.commitment = layout.restore_positions(terms.commitment, x);
   }
-  auto step = detail::step(*this, projected, searched, tokens, real, call);
-  if (step.loss.dim() > 0) {  // of candidates
-    step.loss = layout.restore_positions(step.loss, x);
-    step.commitment = layout.restore_positions(step.commitment, x);
-  }
-  terms.commitment = step.commitment;
-  terms.codebook_diversity = step.diversity;
-  terms.orthogonal_reg = step.orthogonal;
-  return {restore(step.found.quantized, tokens, x, call.mask),
-          layout.restore_positions(step.found.indices, x), step.loss,
-          detail::breakdown(step.found.inputs, terms)};
+  return {restore(quantized, tokens, x, call.mask), layout.restore_positions(indices, x), loss,
+          terms};
 }
 
-// Stages of forward
-// -----------------------------------------------------------------------------------------
+// Stages of forward -------------------------------------------------------------------------------
 
 void VectorQuantizeImpl::check_topk(std::optional<int64_t> topk) const {
   TORCH_CHECK_VALUE(
@@ -214,8 +201,7 @@ torch::Tensor VectorQuantizeImpl::restore(const torch::Tensor& quantized,
   return layout.unpack(output, x);
 }
 
-// Codes
-// -----------------------------------------------------------------------------------------------------
+// Codes -------------------------------------------------------------------------------------------
 
 torch::Tensor VectorQuantizeImpl::codebook() {
   const auto codes = codebook_state->codes();
@@ -254,8 +240,7 @@ CodebookStats VectorQuantizeImpl::stats(bool synced) const {
   return detail::read_stats({this}, synced)[0];
 }
 
-// Learning outside of forward
-// -------------------------------------------------------------------------------
+// Learning outside of forward ---------------------------------------------------------------------
 
 void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch::Tensor& indices,
                                             const OptionalTensor& mask) {

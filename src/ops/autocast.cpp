@@ -1,6 +1,6 @@
 // Autocast stops at this library's door, for every device type.
 //
-// Distances, statistics and losses are float32 whatever surrounds them (docs/design/numerics.md).
+// Distances, statistics and losses are float32 whatever surrounds them (docs/dtype_policy.md).
 // Operators here have kernels that call ATen; without this shield autocast would reach those calls
 // and turn a matrix product of distances into bfloat16. Every operator gets one boxed kernel that
 // switches autocast off and calls the operator again.

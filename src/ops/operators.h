@@ -95,6 +95,8 @@ constexpr const char* kComputingOperators[] = {
     "sign_decode",
     "sign_entropy",
     "sign_entropy_totals",
+    "search_losses",
+    "shared_diversity_totals",
     "sign_quantize",
     "snapshot",
     "soft_clamp",

@@ -12,8 +12,7 @@
 namespace torchvq {
 namespace {
 
-// What open options resolve to
-// ------------------------------------------------------------------------------------------------
+// What open options resolve to --------------------------------------------------------------------
 
 template <typename Options>
 std::vector<int64_t> resolved(const Options& options) {
@@ -28,8 +27,7 @@ std::vector<int64_t> resolved(const VectorQuantizeOptions& options) {
 
 std::vector<int64_t> resolved(const ResidualVQOptions& options) { return options.validate(); }
 
-// A class
-// ------------------------------------------------------------------------------------------------
+// A class -----------------------------------------------------------------------------------------
 
 template <typename Options>
 std::vector<int64_t> check_class(const std::vector<std::string>& names,
@@ -60,8 +58,7 @@ std::vector<std::string> list_class() {
   return lines;
 }
 
-// All classes
-// ------------------------------------------------------------------------------------------------
+// All classes -------------------------------------------------------------------------------------
 
 struct ClassByName {
   decltype(&check_class<VectorQuantizeOptions>) check;

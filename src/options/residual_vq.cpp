@@ -92,8 +92,7 @@ void GroupedResidualVQOptions::validate() const {
          dim());
 }
 
-// By name
-// ------------------------------------------------------------------------------------------------
+// By name -----------------------------------------------------------------------------------------
 
 template <>
 const detail::OptionTable<ResidualVQOptions>& detail::option_table() {

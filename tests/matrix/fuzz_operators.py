@@ -161,6 +161,8 @@ def _by_hand() -> None:
     state = [codes, counts, sums, cooldown, torch.zeros(1, dtype=torch.long)]
     _ops.expire_codes_(state, [rng], [x], threshold=0.5, reset_cluster_size=0.5)
     _ops.finish_step_([cooldown], [indices], [rng], counts=[], masks=[])
+    _ops.shared_diversity_totals([codes], [x], [codes], masks=[])
+    _ops.search_losses(x, codes, x, indices, training=True, diversity_weight=0.1)
     means = [torch.zeros(1, 1, 4), torch.ones(1, 1, 4)] * 2
     _ops.affine_inputs(x, *means)
     _ops.candidate_commitment_loss(x, x.unsqueeze(2))

@@ -156,6 +156,11 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     ),
     "average_gradients": (([CODEBOOK], X), dict(mask=MASK)),
     # Losses.
+    "search_losses": (
+        (X, CODEBOOK, normal(2, 9, 4), INDICES),
+        dict(mask=MASK, training=True, pulls_codes=True, diversity_weight=0.1),
+    ),
+    "shared_diversity_totals": (([CODEBOOK, CODEBOOK], [X], [CODEBOOK]), dict(masks=[MASK])),
     "weighted_loss": (([normal(), normal()], [0.5, 2.0], True), {}),
     "candidate_commitment_loss": ((X, normal(2, 9, 3, 4)), dict(mask=MASK)),
     "implicit_diversity_loss": ((X.unsqueeze(2), normal(2, 9, 3, 4)), dict(temperature=1.0)),

@@ -59,17 +59,23 @@ struct QuantizerLossOptions {
   TORCH_ARG(std::optional<TokensBefore>, vqp_compat);
 };
 
-/// The distance of tokens and codes, a scalar; of candidates one for each, (H, T, k); with targets
-/// (H, T) the cross-entropy of the distances towards them. Undefined where there is no such term.
-TORCHVQ_API at::Tensor commitment_term(const SearchedTokens& searched,
-                                       const std::optional<at::Tensor>& targets,
-                                       const QuantizerLossOptions& options);
+/// The terms, each 0 where there is no such term.
+struct QuantizerLosses {
+  at::Tensor commitment;
+  at::Tensor diversity;
+  at::Tensor orthogonal;
+};
 
-/// Minus the entropy of the mean code distribution, over the ranks whose totals are given.
-/// Undefined where there is no such term.
-TORCHVQ_API at::Tensor diversity_term(const SearchedTokens& searched,
-                                      const std::optional<at::Tensor>& totals,
-                                      const QuantizerLossOptions& options);
+/// The terms that are about the codes as they were searched; the orthogonal one comes after the
+/// codes have learnt, and is 0 here.
+///
+/// Commitment is the distance of tokens and codes, a scalar; of candidates one for each, (H, T, k);
+/// with targets (H, T) the cross-entropy of the distances towards them. Diversity is minus the
+/// entropy of the mean code distribution, over the ranks whose totals are given.
+TORCHVQ_API QuantizerLosses search_losses(const SearchedTokens& searched,
+                                          const std::optional<at::Tensor>& targets,
+                                          const std::optional<at::Tensor>& totals,
+                                          const QuantizerLossOptions& options);
 
 /// What ranks add up for the diversity loss: one all-reduce for all codebooks. None for each where
 /// nothing is shared.
@@ -84,5 +90,9 @@ TORCHVQ_API std::vector<std::optional<at::Tensor>> shared_totals(
 /// there is no such term.
 TORCHVQ_API at::Tensor orthogonal_term(const at::Tensor& embed, const at::Tensor& indices,
                                        const at::Tensor& rng, const QuantizerLossOptions& options);
+
+/// The weighted sum; with targets the cross-entropy alone.
+TORCHVQ_API at::Tensor total_loss(const QuantizerLosses& losses, bool targets,
+                                  const QuantizerLossOptions& options);
 
 }  // namespace torchvq::functional

@@ -41,10 +41,8 @@ struct VectorQuantizeStepOptions {
 /// Result of vector_quantize_().
 struct VectorQuantizeStep {
   QuantizeOutput found;
-  at::Tensor loss;                   ///< the weighted sum of the terms, or the cross-entropy alone
-  at::Tensor commitment;             ///< 0 where there is no such term
-  at::Tensor diversity;              ///< 0 where there is no such term
-  at::Tensor orthogonal;             ///< 0 where there is no such term
+  at::Tensor loss;  ///< the weighted sum of the terms, or the cross-entropy alone
+  QuantizerLosses terms;
   std::optional<at::Tensor> totals;  ///< what the ranks have added up for the diversity loss
 };
 
@@ -61,10 +59,14 @@ vector_quantize_(const at::Tensor& x, const CodebookState& state,
 /// Ends a training step: counts the uses of codes, and the step, so that the next draws are new.
 ///
 /// @param step_counts  (H, K) of each codebook, int64; get the tokens of each code.
-/// @param indices      (H, T) of each level in use, fewer than codebooks where levels were dropped.
+/// @param indices      (H, T) of each level in use, fewer than codebooks where levels were dropped;
+///                     of candidates (H, T, k), which are no choice and count nowhere.
 /// @param rng          (2,) of each level in use, or of the one codebook that all share.
 /// @param counts       tokens per code of all ranks, for each rng, or none where nothing was
-///                     learnt: then a mask (H, T), bool, says for each whether there were tokens.
+/// learnt.
+///                     A step without a token on any rank is not counted; where nothing was learnt
+///                     nobody knows of the others' tokens, so with ranks every step is.
+/// @param masks        (H, T), bool, for each level in use, or none.
 TORCHVQ_API void finish_step_(at::TensorList step_counts, at::TensorList indices,
                               at::TensorList rng, at::TensorList counts, at::TensorList masks,
                               bool alone);

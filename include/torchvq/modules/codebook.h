@@ -88,8 +88,7 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   /// Whether state may be missing in a checkpoint: what this library adds to the reference's.
   static bool is_optional_state(const std::string& name);
 
-  // Learning as functional/learn_codebooks.h takes it, for stacks whose levels learn together
-  // -----------------------------------------------------------------------------------------
+  // Learning as functional/learn_codebooks.h takes it, for stacks whose levels learn together -----
 
   /// What training changes.
   functional::CodebookState state();
@@ -111,8 +110,7 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   torch::Tensor wide_embed() const;
   void store_embed(const torch::Tensor& wide);
 
-  // What ranks have in common
-  // -------------------------
+  // What ranks have in common ---------------------------------------------------------------------
 
   /// All that ranks have in common, but for statistics of the affine map, which may be a rank's
   /// own.

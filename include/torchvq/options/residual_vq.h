@@ -49,8 +49,7 @@ struct TORCHVQ_API ResidualVQOptions {
   /// @return  the codebook size of every level.
   std::vector<int64_t> validate() const;
 
-  // Shape
-  // ------------------------------------------------------------------------------------------------
+  // Shape -----------------------------------------------------------------------------------------
 
   /// Features of the input, at least 1.
   TORCH_ARG(int64_t, dim);
@@ -68,8 +67,7 @@ struct TORCHVQ_API ResidualVQOptions {
   /// Masked outputs are zero; otherwise the input. Default: true.
   TORCH_ARG(bool, return_zeros_for_masked_padding) = true;
 
-  // Levels
-  // -----------------------------------------------------------------------------------------------
+  // Levels ----------------------------------------------------------------------------------------
 
   /// Options of every level. dim, codebook_size, codebook_dim, heads, accept_image_fmap and
   /// return_zeros_for_masked_padding are those of the stack, whatever is set here.
@@ -86,8 +84,7 @@ struct TORCHVQ_API ResidualVQOptions {
   /// commitment loss is weakened by one minus that per level before it. Default: 0.
   TORCH_ARG(double, quant_grad_frac) = 0.0;
 
-  // Quantizer dropout
-  // ------------------------------------------------------------------------------------
+  // Quantizer dropout -----------------------------------------------------------------------------
 
   /// In training, use a random number of levels only. Default: false.
   TORCH_ARG(bool, quantize_dropout) = false;
@@ -96,8 +93,7 @@ struct TORCHVQ_API ResidualVQOptions {
   /// Keep a multiple of this many levels (or all), at least 1. Default: 1.
   TORCH_ARG(int64_t, quantize_dropout_multiple_of) = 1;
 
-  // Implicit codebooks
-  // -----------------------------------------------------------------------------------
+  // Implicit codebooks ----------------------------------------------------------------------------
 
   /// QINCo (arXiv:2401.14732): a network makes the codes of each level but the first, for each
   /// token, from what the levels before have decoded. Codes and networks learn by gradient.
@@ -106,8 +102,7 @@ struct TORCHVQ_API ResidualVQOptions {
   /// Those networks.
   TORCH_ARG(ImplicitCodebookOptions, mlp_kwargs);
 
-  // Beam search
-  // ------------------------------------------------------------------------------------------
+  // Beam search -----------------------------------------------------------------------------------
 
   /// Paths through the levels that the search keeps, at least 1; the path that leaves least in the
   /// end is taken. 1 takes the nearest code of each level. Larger is better and slower. Default: 1.

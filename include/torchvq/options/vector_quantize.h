@@ -40,8 +40,7 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// resolves the open ones.
   ResolvedVectorQuantizeOptions validate() const;
 
-  // Shape
-  // ------------------------------------------------------------------------------------------------
+  // Shape -----------------------------------------------------------------------------------------
 
   /// Features of the input, at least 1.
   TORCH_ARG(int64_t, dim);
@@ -66,8 +65,7 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// Masked outputs are zero; otherwise the input. Default: true.
   TORCH_ARG(bool, return_zeros_for_masked_padding) = true;
 
-  // Search
-  // -----------------------------------------------------------------------------------------------
+  // Search ----------------------------------------------------------------------------------------
 
   /// Compare by cosine; latents and codes become unit vectors (arXiv:2110.04627). Default: false.
   TORCH_ARG(bool, use_cosine_sim) = false;
@@ -76,8 +74,7 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// That temperature; 0 or less takes the nearest code. Default: 1.
   TORCH_ARG(double, sample_codebook_temp) = 1.0;
 
-  // Gradient of the output
-  // ---------------------------------------------------------------------------------
+  // Gradient of the output ------------------------------------------------------------------------
 
   /// Rotate and scale the gradient from code to latent (arXiv:2410.06424), with a bounded gain;
   /// otherwise it is copied. Default: true, but false with directional_reparam.
@@ -95,8 +92,7 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// The output sends its gradient to the input. Default: true.
   TORCH_ARG(bool, route_gradients_to_input) = true;
 
-  // Losses
-  // -----------------------------------------------------------------------------------------------
+  // Losses ----------------------------------------------------------------------------------------
 
   /// Weight of the commitment loss, 0 or more; beta in the paper. Default: 1.
   TORCH_ARG(double, commitment_weight) = 1.0;
@@ -115,8 +111,7 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// Multiplies the logits of that distribution, 0 or more. Default: 100.
   TORCH_ARG(double, codebook_diversity_temperature) = 100.0;
 
-  // Learning of the codebook
-  // -------------------------------------------------------------------------------
+  // Learning of the codebook ----------------------------------------------------------------------
 
   /// Decay of the moving averages, in [0, 1]; larger is slower. gamma in the paper. Default: 0.8.
   TORCH_ARG(double, decay) = 0.8;
@@ -144,8 +139,7 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// Module from codes (H, K, D) to the codes in use, of the same shape (FVQ). Default: none.
   TORCH_ARG(torch::nn::AnyModule, vq_bridge);
 
-  // Initialisation and dead codes
-  // ---------------------------------------------------------------------------
+  // Initialisation and dead codes -----------------------------------------------------------------
 
   /// Initialise the codes by k-means on the first training tokens (SoundStream, arXiv:2107.03312).
   /// Default: false.
@@ -163,8 +157,7 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// (docs/migrating.md). For comparing with old curves. Default: false.
   TORCH_ARG(bool, vqp_compat) = false;
 
-  // Affine codes
-  // -----------------------------------------------------------------------------------------
+  // Affine codes ----------------------------------------------------------------------------------
 
   /// Map the codes to mean and variance of the data (arXiv:2305.08842). Default: false.
   TORCH_ARG(bool, affine_param) = false;
@@ -173,8 +166,7 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// Decay of the codes' statistics, in [0, 1]. Default: 0.9.
   TORCH_ARG(double, affine_param_codebook_decay) = 0.9;
 
-  // Several processes
-  // --------------------------------------------------------------------------------------
+  // Several processes -----------------------------------------------------------------------------
 
   /// Whether ranks learn one codebook, from the tokens of all: to the bit what one process learns
   /// from the whole batch. None or true: in training, where the group has several ranks. false: no

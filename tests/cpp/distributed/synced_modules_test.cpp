@@ -111,8 +111,7 @@ State state_of(const Model& model) {
   return copy;
 }
 
-// Data
-// ------------------------------------------------------------------------------------------------------
+// Data --------------------------------------------------------------------------------------------
 
 /// Ranks that were seeded differently; the first is seeded like the oracle.
 std::vector<Model> models_of(const Make& make, int size) {
@@ -167,8 +166,7 @@ TEST_P(SyncedModules, LearnWhatOneProcessLearns) {
 
 INSTANTIATE_TEST_SUITE_P(Ranks, SyncedModules, ::testing::Values(2, 3));
 
-// Communication
-// -------------------------------------------------------------------------------------------------
+// Communication -----------------------------------------------------------------------------------
 
 TEST(SyncedModulesTest, AStepIsOneAllReduceAndEvaluationIsSilent) {
   const auto stack =
@@ -282,8 +280,7 @@ TEST(SyncedModulesTest, TheOwnOptimizerOfACodebookStepsAlike) {
   }
 }
 
-// Faults
-// ---------------------------------------------------------------------------------------------------
+// Faults ------------------------------------------------------------------------------------------
 
 TEST(SyncedModulesTest, UnequalCodebooksAreASentenceOnEveryRank) {
   const std::vector<Make> makes = {single([](auto&) {}), residual([](auto&) {}),
@@ -336,8 +333,7 @@ TEST(SyncedModulesTest, ARankThatEvaluatesIsAnErrorWithAReason) {
   EXPECT_EQ(errors[1], "");
 }
 
-// Groups
-// ---------------------------------------------------------------------------------------------------
+// Groups ------------------------------------------------------------------------------------------
 
 TEST(SyncedModulesTest, TheDefaultGroupIsAskedForAtEachTrainingStep) {
   const auto model = cases().at("default")(std::nullopt);

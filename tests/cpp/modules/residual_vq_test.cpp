@@ -209,8 +209,7 @@ TEST(ResidualVQTest, TrainingLowersTheError) {
   EXPECT_LT(error(stack).item<float>(), 0.5 * error(random).item<float>());
 }
 
-// Groups
-// ----------------------------------------------------------------------------------------------------
+// Groups ------------------------------------------------------------------------------------------
 
 TEST(GroupedResidualVQTest, EachGroupIsAStackOfItsOwnFeatures) {
   GroupedResidualVQ groups(GroupedResidualVQOptions(kDim).groups(2).rvq(stack_options()));
@@ -234,8 +233,7 @@ TEST(GroupedResidualVQTest, EachGroupIsAStackOfItsOwnFeatures) {
   EXPECT_TRUE(at::equal(groups->get_output_from_indices(evaluated.indices), evaluated.quantized));
 }
 
-// Errors
-// ----------------------------------------------------------------------------------------------------
+// Errors ------------------------------------------------------------------------------------------
 
 TEST(ResidualVQTest, WrongOptionsAreNamed) {
   const auto refuse = [](const StackOptions& wrong, const std::string& fragment) {

@@ -26,8 +26,7 @@ using Tensors = std::map<std::string, torch::Tensor>;
 
 constexpr double kLearningRate = 0.1;
 
-// Options by name
-// ---------------------------------------------------------------------------------------------
+// Options by name ---------------------------------------------------------------------------------
 
 struct BridgeImpl : torch::nn::Cloneable<BridgeImpl> {
   BridgeImpl() { reset(); }
@@ -67,8 +66,7 @@ inline torch::Dtype dtype_of(const std::string& text) {
   return text == "bfloat16" ? torch::kBFloat16 : text == "half" ? torch::kHalf : torch::kDouble;
 }
 
-// Tensors
-// -----------------------------------------------------------------------------------------------------
+// Tensors -----------------------------------------------------------------------------------------
 
 /// What a program is given: "state.<name>" and all else.
 struct Given {

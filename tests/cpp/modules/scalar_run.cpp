@@ -19,8 +19,7 @@
 namespace torchvq::testing::scalar_run {
 namespace {
 
-// Words
-// -----------------------------------------------------------------------------------------------
+// Words -------------------------------------------------------------------------------------------
 
 template <typename Options>
 Options with(Options options, Words& words) {
@@ -47,8 +46,7 @@ FSPForwardOptions fsp_call(Words& words) {
   return call;
 }
 
-// Modules
-// -----------------------------------------------------------------------------------------------
+// Modules -----------------------------------------------------------------------------------------
 
 template <typename Module, typename Call>
 struct Subject {
@@ -108,8 +106,7 @@ Output others(Perturbed& subject, const torch::Tensor& /*x*/, const torch::Tenso
           {"again", fsp->level_indices_to_indices(levels)}};
 }
 
-// Training
-// -----------------------------------------------------------------------------------------------
+// Training ----------------------------------------------------------------------------------------
 
 void record(Tensors& results, const std::string& prefix, const Output& output) {
   for (const auto& [name, value] : output) results[prefix + name] = value.detach().clone();

@@ -16,8 +16,7 @@
 namespace torchvq::testing::vector_quantize_run {
 namespace {
 
-// Training
-// ----------------------------------------------------------------------------------------------------
+// Training ----------------------------------------------------------------------------------------
 
 void record(Tensors& results, const std::string& prefix,
             const torchvq::VectorQuantizeOutput& output) {

@@ -16,8 +16,7 @@ constexpr int64_t kCodes = 16;
 
 Options options() { return Options(kDim).codebook_size(kCodes); }
 
-// Forward
-// -----------------------------------------------------------------------------------------------
+// Forward -----------------------------------------------------------------------------------------
 
 TEST(VectorQuantizeTest, BuilderKeepsWhatItIsGiven) {
   const auto built = Options(4).codebook_size(7).decay(0.9).heads(2).rotation_trick(false);
@@ -165,8 +164,7 @@ TEST(VectorQuantizeTest, TargetsAreScoredByCrossEntropyInEvaluationToo) {
   EXPECT_TRUE(at::allclose(output.loss, expected, 1e-4));
 }
 
-// Learning
-// ----------------------------------------------------------------------------------------------
+// Learning ----------------------------------------------------------------------------------------
 
 TEST(VectorQuantizeTest, KmeansInitialisesFromTheFirstTrainingTokens) {
   auto module = make(options().kmeans_init(true));
@@ -303,8 +301,7 @@ TEST(VectorQuantizeTest, AThousandStepsLowerTheError) {
   }
 }
 
-// Errors
-// ------------------------------------------------------------------------------------------------
+// Errors ------------------------------------------------------------------------------------------
 
 TEST(VectorQuantizeTest, WrongOptionsAreNamed) {
   const auto refuse = [](const Options& wrong, const std::string& fragment) {

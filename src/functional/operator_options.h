@@ -1,0 +1,72 @@
+// From the flat arguments of operators to the options of the functions behind them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include <torchvq/distributed/ranks.h>
+#include <torchvq/functional/learn_codebooks.h>
+#include <torchvq/functional/quantizer_losses.h>
+
+namespace torchvq::functional {
+
+inline distributed::Ranks ranks_named(std::string_view group_name, std::string_view label,
+                                      std::string_view reduction = "exact") {
+  distributed::Ranks ranks;
+  ranks.group_name = group_name;
+  ranks.label = label;
+  ranks.reduction = reduction;
+  return ranks;
+}
+
+/// What every operator that reads or writes codebooks is told about them.
+inline LearnCodebooksOptions codebook_options(double eps, std::string_view metric,
+                                              distributed::Ranks ranks) {
+  return LearnCodebooksOptions().eps(eps).metric(std::string(metric)).ranks(std::move(ranks));
+}
+
+/// Who replaces which codes.
+inline LearnCodebooksOptions& dead_codes(LearnCodebooksOptions& options, double threshold,
+                                         double threshold_fraction, double reset_cluster_size,
+                                         bool vqp_compat) {
+  return options.threshold(threshold)
+      .threshold_fraction(threshold_fraction)
+      .reset_cluster_size(reset_cluster_size)
+      .vqp_compat(vqp_compat);
+}
+
+/// How the averages move.
+inline LearnCodebooksOptions& averages(LearnCodebooksOptions& options, double decay,
+                                       bool ema_update, bool manual_ema_update, bool by_gradient,
+                                       std::string_view signature) {
+  return options.decay(decay)
+      .ema_update(ema_update)
+      .manual_ema_update(manual_ema_update)
+      .by_gradient(by_gradient)
+      .signature(std::string(signature));
+}
+
+/// The terms that are about the codes as they were searched.
+inline QuantizerLossOptions search_loss_options(
+    const std::optional<at::Tensor>& tokens, const std::optional<at::Tensor>& token_mask,
+    int64_t heads, bool separate, bool projected, bool training, std::string_view metric,
+    double commitment_weight, bool commitment_use_cross_entropy_loss, bool pulls_codes,
+    double diversity_weight, double diversity_temperature) {
+  auto options = QuantizerLossOptions()
+                     .training(training)
+                     .metric(std::string(metric))
+                     .commitment_weight(commitment_weight)
+                     .commitment_use_cross_entropy_loss(commitment_use_cross_entropy_loss)
+                     .pulls_codes(pulls_codes)
+                     .diversity_weight(diversity_weight)
+                     .diversity_temperature(diversity_temperature);
+  if (tokens) {
+    options.vqp_compat(TokensBefore{*tokens, token_mask, heads, separate, projected});
+  }
+  return options;
+}
+
+}  // namespace torchvq::functional
