@@ -11,7 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,14 @@ class Ranks:
 
     def collect(self, ranks: range | None = None) -> list[Any]:
         return self._answers(range(self.size) if ranks is None else ranks)
+
+    def first(self, ranks: set[int]) -> tuple[int, Any]:
+        """Which of these ranks answers first, and what."""
+        ready = wait([self._pipes[rank] for rank in ranks], ANSWER_TIMEOUT)
+        if not ready:
+            raise RankError(f"of ranks {ranks} none answers")
+        rank = next(rank for rank in ranks if self._pipes[rank] in ready)
+        return rank, self._answers(range(rank, rank + 1))[0]
 
     def _answers(self, ranks: range) -> list[Any]:
         answers = []
