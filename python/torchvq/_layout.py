@@ -100,7 +100,20 @@ class Layout(NamedTuple):
         merged = self.merge_heads(values, x.shape[0], tokens)
         if self.heads == 1:
             merged = merged.squeeze(2)
-        return _ops.unpack_positions(merged, x.shape, self.channel_first)
+        return self.unpack_positions(merged, x)
+
+    def split_tokens(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """x and its mask (B, N) as tokens (B, N, dim) and as a search takes them, (H, T, D) and (H, T)."""
+        tokens = self.pack(x)
+        if mask is None:
+            return tokens, self.split_heads(tokens), None
+        # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+        tokens = _ops.fill_masked(tokens, mask)
+        return tokens, self.split_heads(tokens), self.split_mask(mask)
+
+    def unpack_positions(self, values: Tensor, x: Tensor) -> Tensor:
+        """Values per token (B, N, ...) in the layout of x: (B, *, ...)."""
+        return _ops.unpack_positions(values, x.shape, self.channel_first)
 
     def place_features(self, values: Tensor) -> Tensor:
         """Values with the features last, to the place where this layout has them."""

@@ -41,8 +41,8 @@ class Terms(NamedTuple):
     diversity: Tensor
 
 
-def loss_options(vq: "VectorQuantize", tokens: Tensor, call: Call) -> dict[str, Any]:
-    """What the operators that score a search need to know; what is as by default is left out. tokens: (B, N, dim)."""
+def loss_options(vq: "VectorQuantize", call: Call) -> dict[str, Any]:
+    """What the operators that score a search need to know; what is as by default is left out."""
     options: dict[str, Any] = dict(
         training=vq.training,
         metric=vq._codebook.metric,
@@ -57,23 +57,30 @@ def loss_options(vq: "VectorQuantize", tokens: Tensor, call: Call) -> dict[str, 
             diversity_weight=vq.codebook_diversity_loss_weight,
             diversity_temperature=vq.codebook_diversity_temperature,
         )
+    return options
+
+
+def search_losses(
+    vq: "VectorQuantize",
+    chosen: Chosen,
+    call: Call,
+    options: dict[str, Any],
+    totals: Tensor | None = None,
+) -> Terms:
+    """Commitment and diversity, which are about the codes that were searched.
+
+    Args:
+        options: ``loss_options``.
+        totals: sums of all ranks for the diversity loss; see ``shared_totals``.
+    """
     if vq.vqp_compat:
         options |= dict(
-            tokens=tokens,
+            tokens=chosen.tokens,
             token_mask=call.mask,
             heads=vq.heads,
             separate=vq.separate_codebook_per_head,
             projected=vq.has_projections,
         )
-    return options
-
-
-def search_losses(chosen: Chosen, options: dict[str, Any], totals: Tensor | None = None) -> Terms:
-    """Commitment and diversity, which are about the codes that were searched.
-
-    Args:
-        totals: sums of all ranks for the diversity loss; see ``shared_totals``.
-    """
     commitment, diversity = _ops.search_losses(
         chosen.inputs,
         chosen.codebook,

@@ -24,6 +24,16 @@ def project(projection: nn.Module, tokens: Tensor) -> Tensor:
     return tokens
 
 
+def projects_nothing(projection: nn.Module) -> bool:
+    """Whether a projection can be left out: an identity at which nobody listens."""
+    return type(projection) is nn.Identity and not (
+        projection._forward_hooks
+        or projection._forward_pre_hooks
+        or projection._backward_hooks
+        or projection._backward_pre_hooks
+    )
+
+
 def in_dtype_of(network: nn.Module, x: Tensor) -> Tensor:
     """x in the dtype of a user's network, or in one from which autocast goes on. Integers stay."""
     return _for_weight(network, x, True) if x.is_floating_point() else x

@@ -246,15 +246,15 @@ def search_losses(rvq: "ResidualVQ", levels: list[Level], ranks: Ranks) -> list[
 
 def _search_losses(level: Level, totals: Tensor | None) -> Terms:
     vq, call, chosen, implicit = level.vq, level.call, level.choice.chosen, level.implicit
-    options = _losses.loss_options(vq, chosen.tokens, call)
+    options = _losses.loss_options(vq, call)
     if implicit is None:
-        return _losses.search_losses(chosen, options, totals)
+        return _losses.search_losses(vq, chosen, call, options, totals)
     by_entropy = vq.training and vq.has_commitment_loss and vq.commitment_use_cross_entropy_loss
     targets = options.pop("targets", chosen.indices if by_entropy else None)
     options["diversity_weight"] = 0.0
     if targets is not None:
         options["commitment_weight"] = 0.0
-    commitment, diversity = _losses.search_losses(chosen, options)
+    commitment, diversity = _losses.search_losses(vq, chosen, call, options)
     if targets is not None:
         commitment = implicit_cross_entropy(*implicit, chosen, targets)
     if vq.training and vq.has_codebook_diversity_loss:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from torchvq._call import Call
+from torchvq._layout import Layout
 from torchvq._losses import loss_options, orthogonal_loss, search_losses
-from torchvq._search import choose, codes_of_step, estimator
+from torchvq._search import choose, codes_of_step, estimator, prepare, stored_codes
 from torchvq._stats import begin_step, finish_step
 from torchvq.outputs import LossBreakdown
 
@@ -18,51 +19,57 @@ _ops = torch.ops.torchvq
 
 
 class Step(NamedTuple):
-    """What a forward has found."""
+    """What a forward has found, in the layout that it was given."""
 
-    quantized: Tensor  # (H, T, D), or (H, T, k, D), with the estimator's gradient
-    indices: Tensor  # (H, T), or (H, T, k)
-    loss: Tensor  # a scalar; of candidates (H, T, k)
+    quantized: Tensor  # with the estimator's gradient
+    indices: Tensor
+    loss: Tensor  # a scalar; one for each of candidates
     breakdown: LossBreakdown
 
 
 def step(
-    vq: "VectorQuantize", projected: Tensor, tokens: Tensor, mask: Tensor | None, call: Call
+    vq: "VectorQuantize", x: Tensor, before: Tensor | None, call: Call, layout: Layout
 ) -> Step:
-    """Searches, scores and learns.
+    """Initialises where that is due, searches, scores and learns.
 
     Args:
-        projected: (H, T, D), the same tokens as ``tokens`` (B, N, dim).
-        mask: (H, T).
+        x: as the layout says; projected where there is a projection.
+        before: (B, N, dim), the tokens before the projection, masked ones zero; None without.
     """
     if not vq.training:
-        return _evaluate(vq, projected, tokens, mask, call)
+        return _evaluate(vq, x, before, call, layout)
     codebook = vq._codebook
-    searched, in_place = codes_of_step(vq, projected, tokens, mask, call)
+    searched, in_place = _prepare(vq, x, call, layout)
     steps = not codebook.replaying
     learns = steps and not call.frozen and call.topk is None
     # Statistics that are kept for later, or that a function of the caller weighs, lie between two operators.
     apart = learns and (call.accumulate or callable(call.weight) or codebook.has_pending)
-    arguments = _arguments(vq, tokens, call, apart)
+    arguments = _arguments(vq, call, apart)
     if learns and not apart:
         arguments |= codebook.learning(call.ema_update, call.weight)
-    *found, totals = _ops.vector_quantize_(
-        projected,
+    if vq.vqp_compat:
+        arguments |= dict(vqp_compat=True, tokens=before)
+    *found, inputs, chosen, totals = _ops.vector_quantize_(
+        x,
         searched,
         codebook.state(),
         codebook.rng,
         vq.step_counts,
-        mask=mask,
+        mask=call.mask,
+        heads=layout.heads,
+        separate=layout.separate,
+        channel_first=layout.channel_first,
+        zeros_for_masked=vq.return_zeros_for_masked_padding,
         learns=learns and not apart,
         finishes=steps and not apart,
         **arguments,
     )
-    quantized, indices, inputs, loss, commitment, diversity, orthogonal = found
+    quantized, indices, loss, commitment, diversity, orthogonal = found
     codebook.record_totals(totals)
     if apart:
-        _learn_apart(vq, inputs, indices, mask, call)
+        _learn_apart(vq, inputs, chosen, call)
         if vq.has_codebook_orthogonal_loss:
-            orthogonal = orthogonal_loss(vq, indices)
+            orthogonal = orthogonal_loss(vq, chosen)
             if call.targets is None:
                 loss = loss + vq.orthogonal_reg_weight * orthogonal
     elif learns:
@@ -73,22 +80,54 @@ def step(
     )
 
 
+def _prepare(
+    vq: "VectorQuantize", x: Tensor, call: Call, layout: Layout
+) -> tuple[Tensor, Tensor | None]:
+    """What precedes the search: the codes, and the loss that their own optimizer has gone down, if it has one."""
+    codebook = vq._codebook
+    learning = not (call.frozen and codebook.initialised)
+    looks = learning and (codebook.affine_param or not codebook.initialised)
+    if not looks and call.transform is None and vq.in_place_codebook_optimizer is None:
+        # Nobody looks at the tokens before the search: its operator splits them.
+        prepare(vq, x, None, call.frozen, call.ranks)
+        return stored_codes(vq, x.dtype), None
+    tokens, projected, mask = layout.split_tokens(x, call.mask)
+    prepare(vq, projected, mask, call.frozen, call.ranks)
+    return codes_of_step(vq, projected, tokens, mask, call)
+
+
 def _evaluate(
-    vq: "VectorQuantize", projected: Tensor, tokens: Tensor, mask: Tensor | None, call: Call
+    vq: "VectorQuantize", x: Tensor, before: Tensor | None, call: Call, layout: Layout
 ) -> Step:
     """Changes no state, so that codebooks that several models share can be mapped over."""
-    quantized, chosen, _ = choose(vq, projected, tokens, mask, call)
-    commitment, zero = search_losses(chosen, loss_options(vq, tokens, call))
+    tokens, projected, mask = layout.split_tokens(x, call.mask)
+    prepare(vq, projected, mask, call.frozen, call.ranks)
+    quantized, chosen, _ = choose(vq, projected, tokens if before is None else before, mask, call)
+    commitment, zero = search_losses(vq, chosen, call, loss_options(vq, call))
     weight = vq.commitment_weight if call.targets is None else 1.0
     loss = _ops.weighted_loss([commitment], [weight], False)
-    return Step(quantized, chosen.indices, loss, LossBreakdown(commitment, zero, zero, zero))
+    if loss.dim() > 0:  # of candidates
+        loss = layout.restore_positions(loss, x)
+        commitment = layout.restore_positions(commitment, x)
+    merged = layout.merge_heads(quantized, tokens.shape[0], tokens.shape[1])
+    # (B, N, heads, D) to (B, N, heads * D); with candidates (B, N, 1, k, D) to (B, N, k, D).
+    merged = (merged.flatten(2) if quantized.dim() == 3 else merged.squeeze(2)).to(x.dtype)
+    if call.mask is not None:
+        padding = None if vq.return_zeros_for_masked_padding else layout.pack(x)
+        merged = _ops.fill_padding(merged, call.mask, padding)
+    return Step(
+        layout.unpack(merged, x),
+        layout.restore_positions(chosen.indices, x),
+        loss,
+        LossBreakdown(commitment, zero, zero, zero),
+    )
 
 
-def _arguments(vq: "VectorQuantize", tokens: Tensor, call: Call, apart: bool) -> dict[str, Any]:
+def _arguments(vq: "VectorQuantize", call: Call, apart: bool) -> dict[str, Any]:
     """What the search and the losses need to know; what is as by default is left out."""
     codebook = vq._codebook
     arguments: dict[str, Any] = dict(
-        codebook.collecting(call.ranks) | loss_options(vq, tokens, call),
+        codebook.collecting(call.ranks) | loss_options(vq, call),
         estimator=estimator(vq),
         topk=call.topk,
         temperature=call.temperature if vq.stochastic_sample_codes else None,
@@ -107,11 +146,10 @@ def _arguments(vq: "VectorQuantize", tokens: Tensor, call: Call, apart: bool) ->
     return arguments
 
 
-def _learn_apart(
-    vq: "VectorQuantize", inputs: Tensor, indices: Tensor, mask: Tensor | None, call: Call
-) -> None:
+def _learn_apart(vq: "VectorQuantize", inputs: Tensor, indices: Tensor, call: Call) -> None:
     """The second half of the operator, with Python in the middle."""
     codebook = vq._codebook
+    mask = None if call.mask is None else vq._layout.split_mask(call.mask)
     begin_step([codebook])
     counts = codebook.learn(
         inputs,

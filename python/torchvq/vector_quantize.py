@@ -11,11 +11,12 @@ from torchvq._call import Call, check_topk
 from torchvq._in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
 from torchvq._layout import Layout
 from torchvq._options import check_options
-from torchvq._projection import make_projections, project
+from torchvq._projection import make_projections, project, projects_nothing
 from torchvq._ranks import ALONE, group_name, ranks_of, shake_hands
 from torchvq._search import prepare, stored_codes
 from torchvq._stats import CodebookStats, keep_counts, read_stats
-from torchvq._step import step
+from torchvq._step import Step, step
+from torchvq._wide_buffers import HALF
 from torchvq.codebook import Codebook, EmaWeight
 from torchvq.outputs import (
     LossBreakdown,
@@ -314,7 +315,11 @@ class VectorQuantize(nn.Module):
         layout.check(x)
         token_mask = layout.token_mask(x, mask, lens)
         asked = indices is not None or topk is not None or codebook_transform_fn is not None
-        if not (self.training or asked or self.has_projections):
+        if (
+            not (self.training or asked)
+            and projects_nothing(self.project_in)
+            and projects_nothing(self.project_out)
+        ):
             return self._evaluate(x, token_mask, return_loss_breakdown)
         check_topk(self, topk)
         call = Call(
@@ -365,30 +370,29 @@ class VectorQuantize(nn.Module):
             )
         return QuantizeOutput(quantized, indices, loss)
 
-    def _forward(self, x: Tensor, call: Call) -> tuple[Tensor, Tensor, Tensor, LossBreakdown]:
+    def _forward(self, x: Tensor, call: Call) -> Step:
         layout = self._layout
-        tokens = layout.pack(x)
-        head_mask = None
-        if call.mask is not None:
-            # Padding may hold anything, NaN included; zeros keep it out of every gradient.
-            tokens = _ops.fill_masked(tokens, call.mask)
-            head_mask = layout.split_mask(call.mask)
-        projected = layout.split_heads(project(self.project_in, tokens))
         shake_hands([self._codebook], call.ranks)
-        prepare(self, projected, head_mask, call.frozen, call.ranks)
-
-        found = step(self, projected, tokens, head_mask, call)
+        if projects_nothing(self.project_in) and projects_nothing(self.project_out):
+            return step(self, x, None, call, layout)
+        packed = layout.pack(x)
+        # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+        tokens = packed if call.mask is None else _ops.fill_masked(packed, call.mask)
+        projected = project(self.project_in, tokens)
+        if projected.dtype in HALF:
+            projected = projected.float()  # the codes go to project_out unrounded
+        found = step(self, projected, tokens, call, layout._replace(channel_first=False))
+        output = project(self.project_out, found.quantized).to(x.dtype)
+        if call.mask is not None:
+            padding = None if self.return_zeros_for_masked_padding else packed
+            output = _ops.fill_padding(output, call.mask, padding)
         loss, breakdown = found.loss, found.breakdown
         if loss.dim() > 0:  # of candidates
-            loss = layout.restore_positions(loss, x)
-            commitment = layout.restore_positions(breakdown.commitment, x)
+            loss = layout.unpack_positions(loss, x)
+            commitment = layout.unpack_positions(breakdown.commitment, x)
             breakdown = LossBreakdown(commitment, *breakdown[1:])
-        return (
-            self._restore(found.quantized, tokens, x, call.mask),
-            layout.restore_positions(found.indices, x),
-            loss,
-            breakdown,
-        )
+        indices = layout.unpack_positions(found.indices, x)
+        return Step(layout.unpack(output, x), indices, loss, breakdown)
 
     # Stages of forward ---------------------------------------------------------------------------------------
 
@@ -405,18 +409,6 @@ class VectorQuantize(nn.Module):
             self._channel_first,
             5 if self.accept_3d_fmap else 4 if self.accept_image_fmap else None,
         )
-
-    def _restore(self, quantized: Tensor, tokens: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Quantized heads in the layout and dtype of x, with padding filled in."""
-        layout = self._layout
-        merged = layout.merge_heads(quantized, tokens.shape[0], tokens.shape[1])
-        # (B, N, heads, D) to (B, N, heads * D); with candidates (B, N, 1, k, D) to (B, N, k, D).
-        merged = merged.flatten(2) if quantized.dim() == 3 else merged.squeeze(2)
-        output = project(self.project_out, merged).to(x.dtype)
-        if mask is not None:
-            padding = None if self.return_zeros_for_masked_padding else layout.pack(x)
-            output = _ops.fill_padding(output, mask, padding)
-        return layout.unpack(output, x)
 
     # Codes -----------------------------------------------------------------------------------------------------
 

@@ -115,6 +115,37 @@ at::Tensor lens_to_mask(const at::Tensor& lens, SymInt length) {
   return position.unsqueeze(0).lt(lens.unsqueeze(1));
 }
 
+SplitTokens split_tokens(const at::Tensor& x, const std::optional<at::Tensor>& mask,
+                         const TokenLayout& layout) {
+  const auto packed = pack_tokens(x, layout.channel_first());
+  // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+  const auto filled = mask ? fill_masked(packed, *mask) : packed;
+  SplitTokens split{packed, filled, split_heads(filled, layout.heads(), layout.separate()), {}};
+  if (mask) split.mask = split_mask(*mask, layout.heads(), layout.separate());
+  return split;
+}
+
+at::Tensor restore_tokens(const at::Tensor& codes, const at::Tensor& packed, const at::Tensor& x,
+                          const std::optional<at::Tensor>& mask, const TokenLayout& layout) {
+  auto output =
+      merge_heads(codes, packed.sym_size(0), packed.sym_size(1), layout.heads(), layout.separate());
+  // (B, N, heads, D) to (B, N, heads * D); with candidates (B, N, 1, k, D) to (B, N, k, D).
+  output = (codes.dim() == 3 ? output.flatten(2) : output.squeeze(2)).to(x.scalar_type());
+  if (mask) {
+    const auto padding = layout.zeros_for_masked() ? std::nullopt : std::optional(packed);
+    output = fill_padding(output, *mask, padding);
+  }
+  return unpack_tokens(output, x.sym_sizes(), layout.channel_first());
+}
+
+at::Tensor restore_positions(const at::Tensor& values, const at::Tensor& packed,
+                             const at::Tensor& x, const TokenLayout& layout) {
+  auto merged = merge_heads(values, packed.sym_size(0), packed.sym_size(1), layout.heads(),
+                            layout.separate());
+  if (layout.heads() == 1) merged = merged.squeeze(2);
+  return unpack_positions(merged, x.sym_sizes(), layout.channel_first());
+}
+
 }  // namespace torchvq::functional
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {

@@ -1,8 +1,6 @@
 // From the flat arguments of operators to the options of the functions behind them.
 #pragma once
 
-#include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -50,23 +48,19 @@ inline LearnCodebooksOptions& averages(LearnCodebooksOptions& options, double de
 }
 
 /// The terms that are about the codes as they were searched.
-inline QuantizerLossOptions search_loss_options(
-    const std::optional<at::Tensor>& tokens, const std::optional<at::Tensor>& token_mask,
-    int64_t heads, bool separate, bool projected, bool training, std::string_view metric,
-    double commitment_weight, bool commitment_use_cross_entropy_loss, bool pulls_codes,
-    double diversity_weight, double diversity_temperature) {
-  auto options = QuantizerLossOptions()
-                     .training(training)
-                     .metric(std::string(metric))
-                     .commitment_weight(commitment_weight)
-                     .commitment_use_cross_entropy_loss(commitment_use_cross_entropy_loss)
-                     .pulls_codes(pulls_codes)
-                     .diversity_weight(diversity_weight)
-                     .diversity_temperature(diversity_temperature);
-  if (tokens) {
-    options.vqp_compat(TokensBefore{*tokens, token_mask, heads, separate, projected});
-  }
-  return options;
+inline QuantizerLossOptions search_loss_options(bool training, std::string_view metric,
+                                                double commitment_weight,
+                                                bool commitment_use_cross_entropy_loss,
+                                                bool pulls_codes, double diversity_weight,
+                                                double diversity_temperature) {
+  return QuantizerLossOptions()
+      .training(training)
+      .metric(std::string(metric))
+      .commitment_weight(commitment_weight)
+      .commitment_use_cross_entropy_loss(commitment_use_cross_entropy_loss)
+      .pulls_codes(pulls_codes)
+      .diversity_weight(diversity_weight)
+      .diversity_temperature(diversity_temperature);
 }
 
 }  // namespace torchvq::functional

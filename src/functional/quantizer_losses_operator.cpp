@@ -22,11 +22,11 @@ std::tuple<at::Tensor, at::Tensor> losses_op(
     int64_t heads, bool separate, bool projected, bool training, std::string_view metric,
     double commitment_weight, bool commitment_use_cross_entropy_loss, bool pulls_codes,
     double diversity_weight, double diversity_temperature) {
-  auto losses = search_losses(
-      {inputs, codebook, mask, codes, indices}, targets, totals,
-      search_loss_options(tokens, token_mask, heads, separate, projected, training, metric,
-                          commitment_weight, commitment_use_cross_entropy_loss, pulls_codes,
-                          diversity_weight, diversity_temperature));
+  auto options =
+      search_loss_options(training, metric, commitment_weight, commitment_use_cross_entropy_loss,
+                          pulls_codes, diversity_weight, diversity_temperature);
+  if (tokens) options.vqp_compat(TokensBefore{*tokens, token_mask, heads, separate, projected});
+  auto losses = search_losses({inputs, codebook, mask, codes, indices}, targets, totals, options);
   return {std::move(losses.commitment), std::move(losses.diversity)};
 }
 

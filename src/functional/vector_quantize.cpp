@@ -28,20 +28,33 @@ std::vector<at::Tensor> learn(const SearchedTokens& searched, const CodebookStat
                           arguments.weight);
 }
 
+/// The reference's losses see the tokens before a projection, which are these where there is none.
+QuantizerLossOptions with_tokens(QuantizerLossOptions losses, const SplitTokens& split,
+                                 const std::optional<at::Tensor>& mask) {
+  auto& before = losses.vqp_compat();
+  if (before && !before->tokens.defined()) {
+    before->tokens = split.filled;
+    before->mask = mask;
+  }
+  return losses;
+}
+
 }  // namespace
 
 VectorQuantizeStep vector_quantize_(const at::Tensor& x, const CodebookState& state,
                                     const VectorQuantizeArguments& arguments,
                                     const VectorQuantizeStepOptions& options,
                                     const std::optional<at::Tensor>& totals) {
-  const auto& losses = options.losses();
+  const auto& layout = options.layout();
   const auto& ranks = options.learning().ranks();
+  const auto split = split_tokens(x, arguments.mask, layout);
+  const auto losses = with_tokens(options.losses(), split, arguments.mask);
   if (options.finishes()) state.replaced.zero_();
+  const auto found = quantize(split.tokens, arguments.codebook, noise_rng(state.rng, ranks),
+                              split.mask, options.search());
   VectorQuantizeStep step;
-  step.found = quantize(x, arguments.codebook, noise_rng(state.rng, ranks), arguments.mask,
-                        options.search());
-  const SearchedTokens searched{step.found.inputs, arguments.codebook, arguments.mask,
-                                step.found.codes, step.found.indices};
+  step.searched = {found.inputs, arguments.codebook, split.mask, found.codes, found.indices};
+  const auto& searched = step.searched;
   step.totals = totals ? totals : shared_totals({state.embed}, {searched}, losses, ranks)[0];
 
   step.terms = search_losses(searched, arguments.targets, step.totals, losses);
@@ -55,6 +68,12 @@ VectorQuantizeStep vector_quantize_(const at::Tensor& x, const CodebookState& st
                  ranks.alone());
   }
   step.loss = total_loss(step.terms, arguments.targets.has_value(), losses);
+  if (step.loss.dim() > 0) {  // of candidates
+    step.loss = restore_positions(step.loss, split.packed, x, layout);
+    step.terms.commitment = restore_positions(step.terms.commitment, split.packed, x, layout);
+  }
+  step.quantized = restore_tokens(found.quantized, split.packed, x, arguments.mask, layout);
+  step.indices = restore_positions(found.indices, split.packed, x, layout);
   return step;
 }
 

@@ -13,17 +13,17 @@ namespace torchvq::functional {
 namespace {
 
 using StepTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
-                               at::Tensor, at::Tensor, std::vector<at::Tensor>>;
+                               at::Tensor, at::Tensor, at::Tensor, std::vector<at::Tensor>>;
 
 StepTensors step_op(
     const at::Tensor& x, const at::Tensor& codebook, at::TensorList state, at::Tensor rng,
     const at::Tensor& step_counts, const std::optional<at::Tensor>& mask,
     const std::optional<at::Tensor>& targets, const std::optional<at::Tensor>& weight,
     at::TensorList affine, at::TensorList totals, const std::optional<at::Tensor>& tokens,
-    const std::optional<at::Tensor>& token_mask, int64_t heads, bool separate, bool projected,
-    bool training, bool learns, bool finishes, std::string_view metric, std::string_view estimator,
-    std::optional<int64_t> topk, std::optional<double> temperature, double gradient_temperature,
-    double variance, double sync_update_v, double commitment_weight,
+    const std::optional<at::Tensor>& token_mask, int64_t heads, bool separate, bool channel_first,
+    bool zeros_for_masked, bool training, bool learns, bool finishes, std::string_view metric,
+    std::string_view estimator, std::optional<int64_t> topk, std::optional<double> temperature,
+    double gradient_temperature, double variance, double sync_update_v, double commitment_weight,
     bool commitment_use_cross_entropy_loss, bool pulls_codes, double diversity_weight,
     double diversity_temperature, double orthogonal_weight, bool orthogonal_active_codes_only,
     std::optional<int64_t> orthogonal_max_codes, double decay, double eps, bool ema_update,
@@ -40,9 +40,18 @@ StepTensors step_op(
       .gradient_temperature(gradient_temperature)
       .variance(variance)
       .sync_update_v(sync_update_v);
-  options.losses() = search_loss_options(
-      tokens, token_mask, heads, separate, projected, training, metric, commitment_weight,
-      commitment_use_cross_entropy_loss, pulls_codes, diversity_weight, diversity_temperature);
+  options.layout()
+      .heads(heads)
+      .separate(separate)
+      .channel_first(channel_first)
+      .zeros_for_masked(zeros_for_masked);
+  options.losses() =
+      search_loss_options(training, metric, commitment_weight, commitment_use_cross_entropy_loss,
+                          pulls_codes, diversity_weight, diversity_temperature);
+  if (vqp_compat) {
+    options.losses().vqp_compat(TokensBefore{tokens.value_or(at::Tensor()), token_mask, heads,
+                                             separate, tokens.has_value()});
+  }
   options.losses()
       .orthogonal_weight(orthogonal_weight)
       .orthogonal_active_codes_only(orthogonal_active_codes_only)
@@ -55,10 +64,11 @@ StepTensors step_op(
                                options, totals.empty() ? std::nullopt : std::optional(totals[0]));
   std::vector<at::Tensor> shared;
   if (step.totals) shared.push_back(*step.totals);
-  auto& [quantized, indices, codes, inputs] = step.found;
   auto& [commitment, diversity, orthogonal] = step.terms;
-  return {std::move(quantized),  std::move(indices),   std::move(inputs),     std::move(step.loss),
-          std::move(commitment), std::move(diversity), std::move(orthogonal), std::move(shared)};
+  auto& searched = step.searched;
+  return {std::move(step.quantized),  std::move(step.indices),     std::move(step.loss),
+          std::move(commitment),      std::move(diversity),        std::move(orthogonal),
+          std::move(searched.inputs), std::move(searched.indices), std::move(shared)};
 }
 
 }  // namespace
@@ -69,7 +79,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "vector_quantize_(Tensor x, Tensor codebook, Tensor(a!)[] state, Tensor(b!) rng, "
       "Tensor(c!) step_counts, *, Tensor? mask=None, Tensor? targets=None, Tensor? weight=None, "
       "Tensor[] affine, Tensor[] totals, Tensor? tokens=None, Tensor? token_mask=None, "
-      "int heads=1, bool separate=False, bool projected=False, bool training=False, "
+      "int heads=1, bool separate=False, bool channel_first=False, bool zeros_for_masked=True, "
+      "bool training=False, "
       "bool learns=False, bool finishes=False, str metric='euclidean', str estimator='none', "
       "int? topk=None, float? temperature=None, float gradient_temperature=1., "
       "float variance=0.005, float sync_update_v=0., float commitment_weight=1., "
@@ -80,8 +91,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "bool by_gradient=False, float threshold=0., float threshold_fraction=0., "
       "float reset_cluster_size=0., bool vqp_compat=False, str reduction='exact', "
       "str signature='', str group_name='', str label='quantizer') "
-      "-> (Tensor quantized, Tensor indices, Tensor inputs, Tensor loss, Tensor commitment, "
-      "Tensor diversity, Tensor orthogonal, Tensor[] totals)",
+      "-> (Tensor quantized, Tensor indices, Tensor loss, Tensor commitment, Tensor diversity, "
+      "Tensor orthogonal, Tensor inputs, Tensor chosen, Tensor[] totals)",
       torchvq::functional::step_op);
   m.def(
       "finish_step_(Tensor(a!)[] step_counts, Tensor[] indices, Tensor(b!)[] rng, *, "

@@ -24,6 +24,14 @@ Layout layout_of(const VectorQuantizeOptions& options, std::string owner) {
           .owner = std::move(owner)};
 }
 
+F::TokenLayout token_layout(const VectorQuantizeOptions& options) {
+  return F::TokenLayout()
+      .heads(options.heads())
+      .separate(options.separate_codebook_per_head())
+      .channel_first(layout_of(options, "").channel_first)
+      .zeros_for_masked(options.return_zeros_for_masked_padding());
+}
+
 void Layout::check(const at::Tensor& x) const {
   check_floating(owner.c_str(), "x", x);
   const auto* shape = map_rank == 5   ? "(B, dim, T, H, W)"
@@ -96,7 +104,11 @@ at::Tensor Layout::restore_positions(const at::Tensor& values, const at::Tensor&
   if (heads == 1) {
     merged = merged.squeeze(2);
   }
-  return F::unpack_positions(merged, x.sym_sizes(), channel_first);
+  return unpack_positions(merged, x);
+}
+
+at::Tensor Layout::unpack_positions(const at::Tensor& values, const at::Tensor& x) const {
+  return F::unpack_positions(values, x.sym_sizes(), channel_first);
 }
 
 at::Tensor Layout::join_heads(const at::Tensor& codes, at::IntArrayRef indices) const {

@@ -9,6 +9,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <torchvq/functional/layout.h>
+
 namespace torchvq {
 
 struct VectorQuantizeOptions;
@@ -48,6 +50,8 @@ struct Layout {
   at::Tensor restore_positions(const at::Tensor& values, const at::Tensor& x) const;
   /// Code vectors (H, T, D) of indices in the shape that forward returns: (B, *, heads * D).
   at::Tensor join_heads(const at::Tensor& codes, at::IntArrayRef indices) const;
+  /// Values per token (B, N, ...) in the layout of x: (B, *, ...).
+  at::Tensor unpack_positions(const at::Tensor& values, const at::Tensor& x) const;
   /// Values with the features last, to the place where this layout has them.
   at::Tensor place_features(const at::Tensor& values) const;
 
@@ -55,6 +59,9 @@ struct Layout {
   /// Batch and position axes of x.
   std::vector<int64_t> token_shape(const at::Tensor& x) const;
 };
+
+/// The part of it that functions know, and how padding is filled.
+functional::TokenLayout token_layout(const VectorQuantizeOptions& options);
 
 /// Of a VectorQuantize with these options.
 Layout layout_of(const VectorQuantizeOptions& options, std::string owner);

@@ -6,8 +6,8 @@ namespace torchvq::detail {
 
 namespace F = functional;
 
-F::QuantizerLossOptions loss_options(const VectorQuantizeImpl& vq, const at::Tensor& tokens,
-                                     const Call& call) {
+F::QuantizerLossOptions loss_options(const VectorQuantizeImpl& vq,
+                                     const std::optional<at::Tensor>& tokens, const Call& call) {
   const auto& options = vq.options;
   auto losses = F::QuantizerLossOptions()
                     .training(vq.is_training())
@@ -21,7 +21,7 @@ F::QuantizerLossOptions loss_options(const VectorQuantizeImpl& vq, const at::Ten
                     .orthogonal_active_codes_only(options.orthogonal_reg_active_codes_only())
                     .orthogonal_max_codes(options.orthogonal_reg_max_codes());
   if (options.vqp_compat()) {
-    losses.vqp_compat(F::TokensBefore{tokens, call.mask, options.heads(),
+    losses.vqp_compat(F::TokensBefore{tokens.value_or(at::Tensor()), call.mask, options.heads(),
                                       options.separate_codebook_per_head(),
                                       !vq.project_in.is_empty()});
   }

@@ -9,9 +9,10 @@
 
 namespace torchvq::detail {
 
-/// @param tokens  (B, N, dim), before the projection.
+/// @param tokens  (B, N, dim), before the projection; none where vector_quantize_() is given them.
 functional::QuantizerLossOptions loss_options(const VectorQuantizeImpl& vq,
-                                              const at::Tensor& tokens, const Call& call);
+                                              const std::optional<at::Tensor>& tokens,
+                                              const Call& call);
 
 /// The targets of a call as (H, T), int64; none where nothing is scored.
 std::optional<at::Tensor> targets_of(const VectorQuantizeImpl& vq, const Call& call);

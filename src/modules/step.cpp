@@ -17,11 +17,10 @@ std::vector<at::Tensor> tensors(const std::optional<at::Tensor>& tensor) {
 }
 
 /// The second half of a step whose statistics are kept for later, or were: they lie in between.
-void learn_apart(VectorQuantizeImpl& vq, F::VectorQuantizeStep& found,
-                 const std::optional<at::Tensor>& mask, const Call& call,
+void learn_apart(VectorQuantizeImpl& vq, F::VectorQuantizeStep& found, const Call& call,
                  const F::QuantizerLossOptions& losses) {
   auto& codebook = *vq.codebook_state;
-  const auto& [quantized, indices, codes, inputs] = found.found;
+  const auto& [inputs, codes_searched, mask, codes, indices] = found.searched;
   const auto counts = codebook.learn(inputs, indices, mask, call.ema_update, call.accumulate,
                                      call.weight, call.ranks);
   if (losses.orthogonal_weight() > 0) {
@@ -36,10 +35,12 @@ void learn_apart(VectorQuantizeImpl& vq, F::VectorQuantizeStep& found,
 
 }  // namespace
 
-Step step(VectorQuantizeImpl& vq, const at::Tensor& projected, const at::Tensor& tokens,
-          const std::optional<at::Tensor>& mask, const Call& call) {
-  const auto [codebook, in_place] = codes_of_step(vq, projected, tokens, mask, call);
+Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::Tensor>& before,
+          const Call& call, const F::TokenLayout& layout) {
   auto& own = *vq.codebook_state;
+  const auto split = F::split_tokens(x, call.mask, layout);
+  prepare(vq, split.tokens, split.mask, call.frozen, call.ranks);
+  const auto [codebook, in_place] = codes_of_step(vq, split.tokens, split.packed, split.mask, call);
   const bool training = vq.is_training();
   const bool learns = training && !call.frozen && !call.topk;
   const bool apart = learns && (call.accumulate || own.has_pending());
@@ -48,22 +49,23 @@ Step step(VectorQuantizeImpl& vq, const at::Tensor& projected, const at::Tensor&
     // A new tensor, so that a copy of the module keeps what it has.
     vq.step_counts = at::zeros_like(own.cooldown);
   }
-  const auto losses = loss_options(vq, tokens, call);
-  F::VectorQuantizeArguments arguments{codebook,    mask, targets_of(vq, call),
-                                       call.weight, {},   vq.step_counts};
+  const auto losses = loss_options(vq, before, call);
+  F::VectorQuantizeArguments arguments{codebook,    call.mask, targets_of(vq, call),
+                                       call.weight, {},        vq.step_counts};
   if (vq.options.affine_param()) arguments.affine = own.affine_state();
   auto first = losses;
   if (apart) first.orthogonal_weight(0);
-  auto found = F::vector_quantize_(projected, own.state(), arguments,
+  auto found = F::vector_quantize_(x, own.state(), arguments,
                                    F::VectorQuantizeStepOptions()
+                                       .layout(layout)
                                        .search(search_options(vq, call, estimator_of(vq)))
                                        .losses(first)
                                        .learning(own.learning(call.ema_update, call.ranks))
                                        .learns(learns && !apart)
                                        .finishes(training && !apart));
-  if (apart) learn_apart(vq, found, mask, call, losses);
+  if (apart) learn_apart(vq, found, call, losses);
   auto& [commitment, diversity, orthogonal] = found.terms;
-  return {found.found.quantized, found.found.indices, found.loss,
+  return {found.quantized, found.indices, found.loss,
           LossBreakdown{commitment, diversity, orthogonal,
                         in_place.defined() ? in_place : found.loss.new_zeros({})}};
 }

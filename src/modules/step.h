@@ -1,25 +1,28 @@
 // One forward of VectorQuantize between its projections.
 #pragma once
 
+#include <optional>
+
+#include <torchvq/functional/layout.h>
 #include <torchvq/modules/vector_quantize.h>
 
 #include "modules/call.h"
 
 namespace torchvq::detail {
 
-/// What a forward has found.
+/// What a forward has found, in the layout that it was given.
 struct Step {
-  at::Tensor quantized;     ///< (H, T, D), or (H, T, k, D), with the estimator's gradient
-  at::Tensor indices;       ///< (H, T), or (H, T, k)
-  at::Tensor loss;          ///< a scalar; of candidates (H, T, k)
+  at::Tensor quantized;  ///< with the estimator's gradient
+  at::Tensor indices;
+  at::Tensor loss;          ///< a scalar; one for each of candidates
   LossBreakdown breakdown;  ///< 0 for terms that are absent
 };
 
-/// Searches, scores and learns.
+/// Initialises where that is due, searches, scores and learns.
 ///
-/// @param projected  (H, T, D), the same tokens as `tokens` (B, N, dim).
-/// @param mask       (H, T).
-Step step(VectorQuantizeImpl& vq, const at::Tensor& projected, const at::Tensor& tokens,
-          const std::optional<at::Tensor>& mask, const Call& call);
+/// @param x       as the layout says; projected where there is a projection.
+/// @param before  (B, N, dim), the tokens before the projection, masked ones zero; none without.
+Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::Tensor>& before,
+          const Call& call, const functional::TokenLayout& layout);
 
 }  // namespace torchvq::detail

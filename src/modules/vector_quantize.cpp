@@ -19,6 +19,7 @@
 #include "modules/search.h"
 #include "modules/stats.h"
 #include "modules/step.h"
+#include "ops/unit_vectors.h"
 
 namespace torchvq {
 
@@ -134,22 +135,24 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
   layout.check(x);
   check_topk(call_options.topk());
   const auto call = make_call(*this, x, call_options);
-  auto tokens = layout.pack(x);
-  if (call.mask) {
-    // Padding may hold anything, NaN included; zeros keep it out of every gradient.
-    tokens = F::fill_masked(tokens, *call.mask);
-  }
-  const auto real = layout.split_mask(call.mask);
-  const auto projected = project(tokens);
   detail::shake_hands({codebook_state}, call.ranks);
-  detail::prepare(*this, projected, real, call.frozen, call.ranks);
-
-  auto [quantized, indices, loss, terms] = detail::step(*this, projected, tokens, real, call);
-  if (loss.dim() > 0) {  // of candidates
-    loss = layout.restore_positions(loss, x);
-    terms.commitment = layout.restore_positions(terms.commitment, x);
+  if (!project_in) {
+    const auto found = detail::step(*this, x, std::nullopt, call, detail::token_layout(options));
+    return {found.quantized, found.indices, found.loss, found.breakdown};
   }
-  return {restore(quantized, tokens, x, call.mask), layout.restore_positions(indices, x), loss,
+  const auto packed = layout.pack(x);
+  // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+  const auto tokens = call.mask ? F::fill_masked(packed, *call.mask) : packed;
+  // The codes go to project_out unrounded.
+  const auto projected = project(tokens);
+  const auto inner = detail::token_layout(options).channel_first(false).zeros_for_masked(true);
+  auto [quantized, indices, loss, terms] =
+      detail::step(*this, projected.to(detail::compute_dtype(projected)), tokens, call, inner);
+  if (loss.dim() > 0) {  // of candidates
+    loss = layout.unpack_positions(loss, x);
+    terms.commitment = layout.unpack_positions(terms.commitment, x);
+  }
+  return {restore(quantized, packed, x, call.mask), layout.unpack_positions(indices, x), loss,
           terms};
 }
 
@@ -178,27 +181,22 @@ torch::Tensor VectorQuantizeImpl::project(const torch::Tensor& tokens) {
     // Autocast may have given the projection another dtype, and the norm takes none but its own.
     projected = project_in_norm(projected.to(project_in_norm->weight.scalar_type()));
   }
-  return detail::layout_of(options, kVectorQuantize).split_heads(projected);
+  return projected;
 }
 
-torch::Tensor VectorQuantizeImpl::project_back(const torch::Tensor& tokens) {
-  return project_out ? detail::apply_linear(project_out, tokens) : tokens;
+torch::Tensor VectorQuantizeImpl::project_back(const torch::Tensor& codes) {
+  return project_out ? detail::apply_linear(project_out, codes) : codes;
 }
 
-torch::Tensor VectorQuantizeImpl::restore(const torch::Tensor& quantized,
-                                          const torch::Tensor& tokens, const torch::Tensor& x,
-                                          const OptionalTensor& mask) {
-  const auto layout = detail::layout_of(options, kVectorQuantize);
-  auto merged = layout.merge_heads(quantized, tokens.size(0), tokens.size(1));
-  // (B, N, heads, D) to (B, N, heads * D); with candidates (B, N, 1, k, D) to (B, N, k, D).
-  merged = quantized.dim() == 3 ? merged.flatten(2) : merged.squeeze(2);
-  auto output = project_back(merged).to(x.scalar_type());
+torch::Tensor VectorQuantizeImpl::restore(const torch::Tensor& codes, const torch::Tensor& packed,
+                                          const torch::Tensor& x, const OptionalTensor& mask) {
+  auto output = project_back(codes).to(x.scalar_type());
   if (mask) {
     const auto padding =
-        options.return_zeros_for_masked_padding() ? std::nullopt : OptionalTensor(layout.pack(x));
+        options.return_zeros_for_masked_padding() ? std::nullopt : OptionalTensor(packed);
     output = F::fill_padding(output, *mask, padding);
   }
-  return layout.unpack(output, x);
+  return detail::layout_of(options, kVectorQuantize).unpack(output, x);
 }
 
 // Codes -------------------------------------------------------------------------------------------
@@ -250,7 +248,7 @@ void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch:
   at::NoGradGuard no_grad;
   const auto layout = detail::layout_of(options, kVectorQuantize);
   const auto real = layout.split_mask(layout.token_mask(x, mask, std::nullopt));
-  auto inputs = project(layout.pack(x));
+  auto inputs = layout.split_heads(project(layout.pack(x)));
   if (options.use_cosine_sim()) {
     inputs = ops::unit_vectors(inputs);
   }

@@ -144,13 +144,23 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         dict(counts=[], masks=[MASK]),
     ),
     "vector_quantize_": (
-        (X, CODEBOOK.clone(), state(), rng(), integers(1, 2, 7)),
-        dict(mask=MASK, affine=[], totals=[], training=True, learns=True, finishes=True),
+        (normal(2, 8, 9), CODEBOOK.clone(), state(), rng(), integers(1, 2, 7)),
+        dict(
+            **dict(mask=MASK, heads=2, separate=True, channel_first=True, zeros_for_masked=False),
+            **dict(affine=[], totals=[], training=True, learns=True, finishes=True),
+        ),
     ),
     "vector_quantize_ losses": (
-        (X, CODEBOOK.clone(), state(), rng(), integers(1, 2, 7)),
+        (normal(2, 9, 8), CODEBOOK.clone(), state(), rng(), integers(1, 2, 7)),
         dict(
-            **dict(affine=[*affine()], totals=[], training=True, estimator="rotation_trick"),
+            **dict(
+                heads=2,
+                separate=True,
+                affine=[*affine()],
+                totals=[],
+                training=True,
+                estimator="rotation_trick",
+            ),
             **dict(diversity_weight=0.1, orthogonal_weight=0.1, pulls_codes=True, learns=True),
         ),
     ),

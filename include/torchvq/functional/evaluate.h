@@ -8,6 +8,7 @@
 #include <torch/arg.h>
 
 #include <torchvq/export.h>
+#include <torchvq/functional/layout.h>
 
 namespace torchvq::functional {
 
@@ -15,14 +16,8 @@ namespace torchvq::functional {
 struct EvaluateOptions {
   /// Distance: "euclidean" or "cosine". Default: "euclidean".
   TORCH_ARG(std::string, metric) = "euclidean";
-  /// Codes per token; the features are split over them. Default: 1.
-  TORCH_ARG(int64_t, heads) = 1;
-  /// One codebook per head instead of one for all. Default: false.
-  TORCH_ARG(bool, separate) = false;
-  /// The features of x are on axis 1 instead of the last. Default: false.
-  TORCH_ARG(bool, channel_first) = false;
-  /// Masked tokens give zeros instead of themselves. Default: true.
-  TORCH_ARG(bool, zeros_for_masked) = true;
+  /// Where features and heads lie in x.
+  TORCH_ARG(TokenLayout, layout);
 };
 
 /// Result of evaluate().

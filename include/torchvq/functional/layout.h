@@ -5,11 +5,13 @@
 // All are views or copies: the gradient is that of a permutation.
 #pragma once
 
+#include <optional>
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymIntArrayRef.h>
-#include <torchvq/export.h>
+#include <torch/arg.h>
 
-#include <optional>
+#include <torchvq/export.h>
 
 namespace torchvq::functional {
 
@@ -66,5 +68,40 @@ TORCHVQ_API at::Tensor fill_padding(const at::Tensor& output, const at::Tensor& 
 /// @param length  N, the number of positions.
 /// @return        (B, N), bool.
 TORCHVQ_API at::Tensor lens_to_mask(const at::Tensor& lens, c10::SymInt length);
+
+/// Where features and heads lie in what a forward is given and returns.
+struct TokenLayout {
+  /// Codes per token; the features are split over them. Default: 1.
+  TORCH_ARG(int64_t, heads) = 1;
+  /// One codebook per head instead of one for all. Default: false.
+  TORCH_ARG(bool, separate) = false;
+  /// The features of x are on axis 1 instead of the last. Default: false.
+  TORCH_ARG(bool, channel_first) = false;
+  /// Masked tokens give zeros instead of themselves. Default: true.
+  TORCH_ARG(bool, zeros_for_masked) = true;
+};
+
+/// An input as a search takes it.
+struct SplitTokens {
+  at::Tensor packed;               ///< (B, N, heads * D), as they came
+  at::Tensor filled;               ///< the same with zeros for masked tokens
+  at::Tensor tokens;               ///< (H, T, D), with zeros for masked tokens
+  std::optional<at::Tensor> mask;  ///< (H, T), bool
+};
+
+/// From an input (B, *, heads * D), or as the layout says, and a mask (B, N) of its tokens.
+TORCHVQ_API SplitTokens split_tokens(const at::Tensor& x, const std::optional<at::Tensor>& mask,
+                                     const TokenLayout& layout);
+
+/// Codes (H, T, D), or of candidates (H, T, k, D), in layout and dtype of x, whose tokens are
+/// `packed`; padding as the layout says.
+TORCHVQ_API at::Tensor restore_tokens(const at::Tensor& codes, const at::Tensor& packed,
+                                      const at::Tensor& x, const std::optional<at::Tensor>& mask,
+                                      const TokenLayout& layout);
+
+/// Values per token (H, T), or of candidates (H, T, k), as the positions of x: (B, *), with several
+/// heads (B, *, heads), with candidates (B, *, k).
+TORCHVQ_API at::Tensor restore_positions(const at::Tensor& values, const at::Tensor& packed,
+                                         const at::Tensor& x, const TokenLayout& layout);
 
 }  // namespace torchvq::functional

@@ -24,7 +24,7 @@ struct SearchedTokens {
 
 /// The tokens as they came, which the reference's rules need.
 struct TokensBefore {
-  at::Tensor tokens;               ///< (B, N, dim), before the projection
+  at::Tensor tokens;               ///< (B, N, dim), before the projection, masked tokens zero
   std::optional<at::Tensor> mask;  ///< (B, N), bool
   int64_t heads = 1;
   bool separate = false;

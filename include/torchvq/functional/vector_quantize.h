@@ -8,6 +8,7 @@
 #include <torch/arg.h>
 
 #include <torchvq/export.h>
+#include <torchvq/functional/layout.h>
 #include <torchvq/functional/learn_codebooks.h>
 #include <torchvq/functional/quantize.h>
 #include <torchvq/functional/quantizer_losses.h>
@@ -17,7 +18,7 @@ namespace torchvq::functional {
 /// What a forward is given besides the tokens.
 struct VectorQuantizeArguments {
   at::Tensor codebook;             ///< (H, K, D), or codes of each token (H, T, K, D)
-  std::optional<at::Tensor> mask;  ///< (H, T), bool
+  std::optional<at::Tensor> mask;  ///< (B, N), bool
   /// (H, T), int64: codes to score; the loss is then the cross-entropy towards them.
   std::optional<at::Tensor> targets;
   std::optional<at::Tensor> weight;  ///< see learn_codebooks_()
@@ -29,6 +30,8 @@ struct VectorQuantizeArguments {
 
 /// Options of vector_quantize_().
 struct VectorQuantizeStepOptions {
+  /// Where features and heads lie in x.
+  TORCH_ARG(TokenLayout, layout);
   TORCH_ARG(QuantizeOptions, search);
   TORCH_ARG(QuantizerLossOptions, losses);
   TORCH_ARG(LearnCodebooksOptions, learning);
@@ -40,15 +43,17 @@ struct VectorQuantizeStepOptions {
 
 /// Result of vector_quantize_().
 struct VectorQuantizeStep {
-  QuantizeOutput found;
-  at::Tensor loss;  ///< the weighted sum of the terms, or the cross-entropy alone
+  at::Tensor quantized;  ///< as x: its layout and dtype; of candidates (B, *, k, heads * D)
+  at::Tensor indices;    ///< (B, *), with several heads (B, *, heads), of candidates (B, *, k)
+  at::Tensor loss;  ///< the weighted sum of the terms, or the cross-entropy alone; or (B, *, k)
   QuantizerLosses terms;
+  SearchedTokens searched;           ///< what the search compared, and what it chose, as it saw it
   std::optional<at::Tensor> totals;  ///< what the ranks have added up for the diversity loss
 };
 
 /// Searches, scores, and, where the options say so, learns.
 ///
-/// @param x       (H, T, D), floating point: projected tokens, heads split.
+/// @param x       (B, *, heads * D), or as the layout says, floating point: projected tokens.
 /// @param state   of the codebook; changed where it learns.
 /// @param totals  what the ranks added up in the forward that this one repeats. Default: none.
 TORCHVQ_API VectorQuantizeStep

@@ -135,8 +135,8 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
  private:
   void check_topk(std::optional<int64_t> topk) const;
   torch::Tensor project(const torch::Tensor& tokens);
-  torch::Tensor project_back(const torch::Tensor& tokens);
-  torch::Tensor restore(const torch::Tensor& quantized, const torch::Tensor& tokens,
+  torch::Tensor project_back(const torch::Tensor& codes);
+  torch::Tensor restore(const torch::Tensor& codes, const torch::Tensor& packed,
                         const torch::Tensor& x, const std::optional<torch::Tensor>& mask);
   torch::Tensor decode(const torch::Tensor& indices);
 
