@@ -54,19 +54,50 @@ inline float within_range(float value) {
   return value < -kMostFloat ? -kMostFloat : value > kMostFloat ? kMostFloat : value;
 }
 
+// The instructions give the second of two numbers that do not compare, so that NaN passes.
+#if defined(__AVX512F__)
+inline HalfFloats within_range(HalfFloats value) {
+  const __m256 least = _mm256_set1_ps(-kMostFloat), most = _mm256_set1_ps(kMostFloat);
+  const __m256 above = _mm256_max_ps(least, reinterpret_cast<__m256>(value));
+  return reinterpret_cast<HalfFloats>(_mm256_min_ps(most, above));
+}
+
+inline Doubles within_range(Doubles value) {
+  constexpr __mmask8 kAllLanes = 0xFF;  // without it GCC 12 warns of its own header
+  const __m512d least = _mm512_set1_pd(-kMostCode), most = _mm512_set1_pd(kMostCode);
+  const __m512d above = _mm512_maskz_max_pd(kAllLanes, least, reinterpret_cast<__m512d>(value));
+  return reinterpret_cast<Doubles>(_mm512_maskz_min_pd(kAllLanes, most, above));
+}
+#elif defined(__AVX2__)
+inline HalfFloats within_range(HalfFloats value) {
+  const __m128 least = _mm_set1_ps(-kMostFloat), most = _mm_set1_ps(kMostFloat);
+  const __m128 above = _mm_max_ps(least, reinterpret_cast<__m128>(value));
+  return reinterpret_cast<HalfFloats>(_mm_min_ps(most, above));
+}
+
+inline Doubles within_range(Doubles value) {
+  const __m256d least = _mm256_set1_pd(-kMostCode), most = _mm256_set1_pd(kMostCode);
+  const __m256d above = _mm256_max_pd(least, reinterpret_cast<__m256d>(value));
+  return reinterpret_cast<Doubles>(_mm256_min_pd(most, above));
+}
+#else
 inline HalfFloats within_range(HalfFloats value) {
   value = value < -kMostFloat ? HalfFloats{} - kMostFloat : value;
   return value > kMostFloat ? HalfFloats{} + kMostFloat : value;
 }
+
+inline Doubles within_range(Doubles value) {
+  value = value < -kMostCode ? Doubles{} - kMostCode : value;
+  return value > kMostCode ? Doubles{} + kMostCode : value;
+}
+#endif
 
 inline float narrow(double value) {
   return (float)(value < -kMostCode ? -kMostCode : value > kMostCode ? kMostCode : value);
 }
 
 inline HalfFloats narrow(Doubles value) {
-  value = value < -kMostCode ? Doubles{} - kMostCode : value;
-  value = value > kMostCode ? Doubles{} + kMostCode : value;
-  return __builtin_convertvector(value, HalfFloats);
+  return __builtin_convertvector(within_range(value), HalfFloats);
 }
 
 template <typename Number>
@@ -74,24 +105,45 @@ inline Number towards(Number from, Number share, Number target) {
   return from + share * (target - from);
 }
 
+/// towards() zero: the same bits with an operation less.
+template <typename Number>
+inline Number shrunk(Number from, Number share) {
+  return from - share * from;
+}
+
 constexpr int64_t kWidth = kLanes / 2;
 
+inline HalfFloats decayed(const float* average, Doubles weights) {
+  return within_range(__builtin_convertvector(shrunk(widen(average), weights), HalfFloats));
+}
+
+void decay_average(double weight, int64_t dim, float* average) {
+  const int64_t wide = dim / kWidth * kWidth;
+  const Doubles weights = Doubles{} + weight;
+  for (int64_t d = 0; d < wide; d += kWidth) store(average + d, decayed(average + d, weights));
+  for (int64_t d = wide; d < dim; ++d) {
+    average[d] = within_range((float)shrunk((double)average[d], weight));
+  }
+}
+
 void decay(double weight, double size, int64_t dim, float* average, float* code) {
+  if (code == nullptr) {
+    decay_average(weight, dim, average);
+    return;
+  }
   const bool plain = !(size > kLeastDivisor && size < kMostDivisor);
-  const int64_t wide = plain && code != nullptr ? 0 : dim / kWidth * kWidth;
+  const int64_t wide = plain ? 0 : dim / kWidth * kWidth;
   const Doubles weights = Doubles{} + weight, divisor = Doubles{} + size;
   const Doubles reciprocal = Doubles{} + 1.0 / size;
   for (int64_t d = 0; d < wide; d += kWidth) {
-    const HalfFloats next = within_range(
-        __builtin_convertvector(towards(widen(average + d), weights, Doubles{}), HalfFloats));
+    const HalfFloats next = decayed(average + d, weights);
     store(average + d, next);
-    if (code == nullptr) continue;
     const Doubles exact = __builtin_convertvector(next, Doubles);
     store(code + d, narrow(quotient(exact, divisor, reciprocal)));
   }
   for (int64_t d = wide; d < dim; ++d) {
-    average[d] = within_range((float)towards((double)average[d], weight, 0.0));
-    if (code != nullptr) code[d] = narrow((double)average[d] / size);
+    average[d] = within_range((float)shrunk((double)average[d], weight));
+    code[d] = narrow((double)average[d] / size);
   }
 }
 
@@ -106,8 +158,27 @@ void draw(const float* target, double step, int64_t dim, float* code) {
   }
 }
 
+int32_t largest_bits(const float* row, int64_t dim) {
+  constexpr int32_t kMagnitude = 0x7FFFFFFF;
+  const int64_t wide = dim / kLanes * kLanes;
+  Ints most{};
+  for (int64_t d = 0; d < wide; d += kLanes) {
+    const Ints bits = load<Ints>(row + d) & kMagnitude;
+    most = bits > most ? bits : most;
+  }
+  int32_t largest = 0;
+  for (int l = 0; l < kLanes; ++l) largest = most[l] > largest ? most[l] : largest;
+  for (int64_t d = wide; d < dim; ++d) {
+    int32_t bits;
+    memcpy(&bits, row + d, sizeof bits);
+    bits &= kMagnitude;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+
 }  // namespace
 
-CodeRowsKernel TORCHVQ_LEVEL_NAME(code_rows)() { return {decay, draw}; }
+CodeRowsKernel TORCHVQ_LEVEL_NAME(code_rows)() { return {decay, draw, largest_bits}; }
 
 }  // namespace torchvq::kernels

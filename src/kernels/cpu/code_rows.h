@@ -1,5 +1,5 @@
-// What a step does to codes without tokens, the most of them where tokens are few. float32 state;
-// in float64, each element rounded once and kept in the range of float: the bits of
+// What a step does to every code, tokens or not: where tokens are few, most of its time. float32
+// state; averages and codes in float64, each element rounded once and kept in the range of float: the bits of
 // codebook_average.h and unused_codes.h.
 #pragma once
 
@@ -14,6 +14,8 @@ struct CodeRowsKernel {
   void (*decay)(double weight, double size, int64_t dim, float* average, float* code);
   /// code += step * (target - code).
   void (*draw)(const float* target, double step, int64_t dim, float* code);
+  /// The largest magnitude of a row, as the bits of a float, which order as magnitudes do.
+  int32_t (*largest_bits)(const float* row, int64_t dim);
 };
 
 CodeRowsKernel code_rows_default();

@@ -36,30 +36,42 @@ inline Words mix(Words hash, Floats value) {
   return hash ^ (hash >> 15);
 }
 
-void code_facts(const CodeList& codes, int64_t begin, int64_t end, float* squares, uint32_t* hash) {
+/// Squared norms and hashes of `count` codes from k on, together: each is a chain of operations that
+/// wait for each other.
+template <int count>
+void facts_of(const CodeList& codes, int64_t k, float* squares, uint32_t* hash) {
   const int64_t dim = codes.dim, left = dim % kLanes;
   const Ints mask = first_lanes(left);
+  const float* code = codes.codebook + k * dim;
+  Floats sum[count] = {};
+  Words lanes[count] = {};
+  int64_t d = 0;
+  for (; d + kLanes <= dim; d += kLanes) {
+    for (int i = 0; i < count; ++i) {
+      const Floats value = load<Floats>(code + i * dim + d);
+      sum[i] += value * value;
+      lanes[i] = mix(lanes[i], value);
+    }
+  }
   Words weights{};
   for (int l = 0; l < kLanes; ++l) weights[l] = (2 * l + 1) * 0x85EBCA6Bu;
-  for (int64_t k = begin; k < end; ++k) {
-    const float* code = codes.codebook + k * dim;
-    Floats sum = Floats{};
-    Words lanes = Words{};
-    int64_t d = 0;
-    for (; d + kLanes <= dim; d += kLanes) {
-      const Floats value = load<Floats>(code + d);
-      sum += value * value;
-      lanes = mix(lanes, value);
-    }
+  for (int i = 0; i < count; ++i) {
     if (left > 0) {
-      const Floats value = load_partly(code + d, codes.end, left, mask);
-      sum += value * value;
-      lanes = mix(lanes, value);
+      const Floats value = load_partly(code + i * dim + d, codes.end, left, mask);
+      sum[i] += value * value;
+      lanes[i] = mix(lanes[i], value);
     }
-    lanes *= weights;
-    squares[k] = sum_lanes<float, kLanes>(sum);
-    hash[k] = sum_lanes<uint32_t, kLanes>(lanes ^ (lanes >> 13));
+    lanes[i] *= weights;
+    squares[k + i] = sum_lanes<float, kLanes>(sum[i]);
+    hash[k + i] = sum_lanes<uint32_t, kLanes>(lanes[i] ^ (lanes[i] >> 13));
   }
+}
+
+void code_facts(const CodeList& codes, int64_t begin, int64_t end, float* squares, uint32_t* hash) {
+  constexpr int kTogether = 4;
+  int64_t k = begin;
+  for (; k + kTogether <= end; k += kTogether) facts_of<kTogether>(codes, k, squares, hash);
+  for (; k < end; ++k) facts_of<1>(codes, k, squares, hash);
 }
 
 void add_codes(const CodeList& codes, int64_t begin, int64_t end, float* sum) {

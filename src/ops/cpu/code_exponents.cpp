@@ -1,8 +1,12 @@
 #include "ops/code_exponents.h"
 
+#include <bit>
+#include <cmath>
+
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "kernels/cpu/code_rows.h"
 #include "kernels/cpu/row_magnitude.h"
 #include "kernels/exponents.h"
 
@@ -11,13 +15,23 @@ namespace {
 
 int64_t floor_divide(int64_t a, int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
 
+kernels::RowMagnitude magnitude_of(const double* row, int64_t dim) {
+  return kernels::row_magnitude(row, dim);
+}
+
+kernels::RowMagnitude magnitude_of(const float* row, int64_t dim) {
+  static const auto rows = kernels::code_rows_kernel(kernels::cpu_level());
+  const auto largest = std::bit_cast<float>(rows.largest_bits(row, dim));
+  return {largest, std::isfinite(largest)};
+}
+
 /// One head: `exponents` first holds each code's own exponent, INT32_MIN for codes that have none.
 template <typename T>
 void fill_head(const T* codebook, int64_t size, int64_t dim, int32_t* exponents) {
   constexpr auto kNone = std::numeric_limits<int32_t>::min();
   int64_t sum = 0, counted = 0;
   for (int64_t k = 0; k < size; ++k) {
-    const auto magnitude = kernels::row_magnitude(codebook + k * dim, dim);
+    const auto magnitude = magnitude_of(codebook + k * dim, dim);
     const bool counts = magnitude.finite && magnitude.value > 0;
     exponents[k] = counts ? kernels::exponent_of(magnitude.value) : kNone;
     sum += counts ? exponents[k] : 0;
