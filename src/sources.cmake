@@ -71,6 +71,7 @@ set(TORCHVQ_SOURCES
   functional/rotate_features.cpp
   functional/sample_rows.cpp
   functional/scalar_codec.cpp
+  functional/scales.cpp
   functional/shared_moments.cpp
   functional/spread_seeds.cpp
   functional/token_codes.cpp
@@ -349,6 +350,7 @@ set(TORCHVQ_SOURCES
   options/evo_lfq.cpp
   options/fsp.cpp
   options/fsq.cpp
+  options/hierarchical_vq.cpp
   options/latent_quantize.cpp
   options/lfq.cpp
   options/random_projection_quantizer.cpp

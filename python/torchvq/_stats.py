@@ -65,14 +65,22 @@ def count_step(quantizers: Sequence["VectorQuantize"], indices: Sequence[Tensor]
 
 def read_stats(quantizers: Sequence["VectorQuantize"], synced: bool) -> list[CodebookStats]:
     """Statistics of quantizers that share a process group: at most one all-reduce for all of them."""
-    codebooks = [vq._codebook for vq in quantizers]
+    group = group_of(quantizers[0]) if synced else ""
+    counts = [vq.step_counts for vq in quantizers]
+    return stats_of(counts, [vq._codebook for vq in quantizers], group)
+
+
+def stats_of(
+    counts: Sequence[Tensor], codebooks: Sequence["Codebook"], group: str
+) -> list[CodebookStats]:
+    """Statistics of the tokens per code (H, K) of each codebook, of the ranks of a group; none: this rank's."""
     table = _ops.synced_usage(
-        [vq.step_counts for vq in quantizers],
+        counts,
         [codebook.cluster_size for codebook in codebooks],
         [codebook.replaced for codebook in codebooks],
         threshold=[float(codebook.threshold_ema_dead_code) for codebook in codebooks],
         threshold_fraction=[float(c.dead_code_threshold_fraction) for c in codebooks],
-        group_name=group_of(quantizers[0]) if synced else "",
+        group_name=group,
         label="stats",
     )
     return [
