@@ -116,6 +116,7 @@ set(TORCHVQ_SOURCES
   modules/grouped_residual_fsq.cpp
   modules/grouped_residual_lfq.cpp
   modules/grouped_residual_vq.cpp
+  modules/hierarchical_vq.cpp
   modules/implicit_codebook.cpp
   modules/implicit_search.cpp
   modules/in_place.cpp
@@ -144,6 +145,7 @@ set(TORCHVQ_SOURCES
   modules/residual_sim_vq.cpp
   modules/residual_stack.cpp
   modules/residual_vq.cpp
+  modules/scale_walk.cpp
   modules/search.cpp
   modules/sim_vq.cpp
   modules/state_dict.cpp

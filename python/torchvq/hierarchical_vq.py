@@ -238,8 +238,8 @@ class HierarchicalVQ(nn.Module):
 
         Returns:
             ``(quantized, indices, loss)``, named: indices a tuple of int64 (B, *shape) for each scale, -1 where
-            dropped; loss a scalar, the mean over the scales in use; 0 in evaluation. No positions, or all masked: loss 0,
-            nothing updated. A token with NaN or infinity gives NaN and index 0, and does not reach the codebook.
+            dropped; loss a scalar, the mean over the scales in use; 0 in evaluation. No positions, or all masked: loss
+            0, nothing updated. A token with NaN or infinity gives NaN and index 0, and does not reach the codebook.
 
         Raises:
             ValueError: wrong shapes or arguments at odds. TypeError: wrong dtypes. IndexError: a target out of range.
