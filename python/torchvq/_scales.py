@@ -211,14 +211,14 @@ def _together(chosen: Sequence[Chosen]) -> Chosen:
 
     So the tokens of several ranks, one after the other, are those of the whole batch.
     """
-    first = chosen[0]
-    batch = first.tokens.shape[0]
 
     def joined(parts: list[Tensor]) -> Tensor:
-        return _as_one(torch.cat([part.reshape(batch, -1, *part.shape[2:]) for part in parts], 1))
+        grids = [scale.tokens.shape[:2] for scale in chosen]
+        rows = [p.reshape(*grid, *p.shape[2:]) for p, grid in zip(parts, grids, strict=True)]
+        return _as_one(torch.cat(rows, 1))
 
     masks = [part.mask for part in chosen if part.mask is not None]
-    return first._replace(
+    return chosen[0]._replace(
         inputs=joined([part.inputs.detach() for part in chosen]),
         indices=joined([part.indices for part in chosen]),
         mask=joined(masks) if masks else None,

@@ -1,5 +1,6 @@
 """HierarchicalVQ: residual quantization from coarse to fine, scale after scale of one map."""
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, cast
@@ -474,7 +475,7 @@ class HierarchicalVQ(nn.Module):
     def _decode_scale(self, index: int, found: Tensor, full: Sequence[int]) -> Tensor:
         codes = _ops.lookup_codes(self.levels[index]._codebook.codes(), found.reshape(1, -1))
         wide = codes.float() if codes.dtype in HALF else codes
-        tokens = wide.view(found.shape[0], -1, self.dim)
+        tokens = wide.view(found.shape[0], math.prod(found.shape[1:]), self.dim)
         taken: Tensor = self.choose_phi(index)(tokens, self.level_shapes[index], full)
         absent = (found < 0).flatten(1).all(1)
         return taken.masked_fill(absent.view(-1, *[1] * (self.spatial_dims + 1)), 0)

@@ -108,16 +108,15 @@ at::Tensor loss_of(const Scale& scale) {
 /// The tokens of all scales as those of one step, sample by sample: so the tokens of several ranks,
 /// one after the other, are those of the whole batch.
 F::TaughtTokens together(const std::vector<Scale>& scales) {
-  const auto batch = scales[0].choice.chosen.tokens.size(0);
-  const auto rows = [&](const at::Tensor& part) {
-    auto shape = part.sizes().vec();
-    shape[1] = batch == 0 ? 0 : shape[1] / batch;
-    shape[0] = batch;
-    return part.reshape(shape);
-  };
   std::vector<at::Tensor> inputs, indices, masks;
   for (const auto& scale : scales) {
     const auto& chosen = scale.choice.chosen;
+    const auto rows = [&](const at::Tensor& part) {
+      auto shape = part.sizes().vec();
+      shape[0] = chosen.tokens.size(0);
+      shape[1] = chosen.tokens.size(1);
+      return part.reshape(shape);
+    };
     inputs.push_back(rows(chosen.inputs.detach()));
     indices.push_back(rows(chosen.indices));
     if (chosen.mask) masks.push_back(rows(*chosen.mask));

@@ -22,6 +22,7 @@ struct ScaleSizes {
   ScaleSizes(std::initializer_list<int64_t> list) {
     for (const auto size : list) each.push_back({size});
   }
+  ScaleSizes(std::initializer_list<std::vector<int64_t>> list) : each(list) {}
   ScaleSizes(const std::vector<int64_t>& list) {  // NOLINT(google-explicit-constructor)
     for (const auto size : list) each.push_back({size});
   }
