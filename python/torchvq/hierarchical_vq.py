@@ -220,6 +220,7 @@ class HierarchicalVQ(nn.Module):
         lens: Tensor | None = None,
         sample_codebook_temp: float | None = None,
         return_cutoff: bool = False,
+        *,
         freeze_codebook: bool | None = None,
     ) -> HierarchicalResult:
         """Quantizes x; in training also updates the codebook.
@@ -434,6 +435,7 @@ class HierarchicalVQ(nn.Module):
         self,
         indices: Sequence[Tensor],
         full_shape: Sequence[int] | None = None,
+        *,
         mask: Tensor | None = None,
     ) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout.

@@ -139,7 +139,7 @@ def test_channel_last_is_the_same_with_other_axes():
     assert torch.equal(first.quantized.movedim(1, -1), last.quantized)
     assert all(torch.equal(a, b) for a, b in zip(first.indices, last.indices, strict=True))
     assert torch.equal(first.loss, last.loss)
-    decoded = build(2, channel_first=False).get_output_from_indices(last.indices, (5, 4), mask)
+    decoded = build(2, channel_first=False).get_output_from_indices(last.indices, (5, 4), mask=mask)
     assert torch.equal(decoded, last.quantized)
 
 
@@ -168,7 +168,7 @@ def test_decoding_is_the_output(name, axes):
                 if name in ("rotation", "compatible") and training:
                     # Scales search codes that have moved; the rotated value is that of the code, rounded.
                     continue
-                decoded = before.get_output_from_indices(found.indices, full, mask)
+                decoded = before.get_output_from_indices(found.indices, full, mask=mask)
                 assert torch.equal(decoded, found.quantized)
 
 
