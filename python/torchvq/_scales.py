@@ -165,18 +165,17 @@ def _prepare_shared(hvq: "HierarchicalVQ", maps: Tensor, request: Request) -> No
     first_step = vq.training and not (vq._codebook.initialised or vq._codebook.replaying)
     shapes = hvq.level_shapes if first_step and not hvq.vqp_compat else hvq.level_shapes[:1]
     tokens, masks = [], []
-    with torch.no_grad():
-        residual = maps
-        for index, shape in enumerate(shapes):
-            pooled = _ops.pool_scale(residual, list(shape), mask=request.mask)
-            tokens.append(pooled)
-            if request.mask is not None:
-                masks.append(_ops.pool_scale_mask(request.mask, list(shape)))
-            if index + 1 < len(shapes):
-                # Without codes yet, a scale leaves what it would leave if its tokens were codes.
-                residual = residual - hvq.choose_phi(index)(pooled, shape, maps.shape[2:])
-        mask = torch.cat(masks, 1).view(1, -1) if masks else None
-        prepare(vq, _as_one(torch.cat(tokens, 1)), mask, request.frozen, request.ranks)
+    residual = maps.detach()
+    for index, shape in enumerate(shapes):
+        pooled = _ops.pool_scale(residual, list(shape), mask=request.mask)
+        tokens.append(pooled)
+        if request.mask is not None:
+            masks.append(_ops.pool_scale_mask(request.mask, list(shape)))
+        if index + 1 < len(shapes):
+            # Without codes yet, a scale leaves what it would leave if its tokens were codes.
+            residual = (residual - hvq.choose_phi(index)(pooled, shape, maps.shape[2:])).detach()
+    mask = torch.cat(masks, 1).view(1, -1) if masks else None
+    prepare(vq, _as_one(torch.cat(tokens, 1)), mask, request.frozen, request.ranks)
 
 
 def _loss(scale: Scale, commitment: Tensor | None) -> Tensor:

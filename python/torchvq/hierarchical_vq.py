@@ -251,35 +251,29 @@ class HierarchicalVQ(nn.Module):
         token_mask = layout.token_mask(x, mask, lens)
         targets = self._targets(indices, x)
         first = self.levels[0]
-        codebooks = self._codebooks()
+        frozen = first.freeze_codebook if freeze_codebook is None else freeze_codebook
         with ExitStack() as steps:
             if self.training and not torch.compiler.is_compiling():
-                for codebook in codebooks:
+                for codebook in self._codebooks():
                     steps.enter_context(codebook.step_of(x))
-            steps.enter_context(without_autocast(x))
-            ranks = ranks_of(first, "HierarchicalVQ")
-            # Before the depth is drawn, so that ranks draw the same.
-            shake_hands(codebooks, ranks)
-            if self.training:
-                begin_step(codebooks)
-            request = Request(
-                mask=self._map_mask(x, token_mask),
-                targets=targets,
-                temperature=sample_codebook_temp,
-                frozen=first.freeze_codebook if freeze_codebook is None else freeze_codebook,
-                depth=self._depth(),
-                ranks=ranks,
-            )
-            done = walk(self, self._maps(x, token_mask), request)
-            if self.training:
-                count_step(self, done, ranks)
-            loss = self._loss(done, request.depth)
-            quantized = self._restore(done.output, x, token_mask)
+            # Decoding happens outside of autocast, perhaps.
+            with without_autocast(x):
+                request = Request(
+                    mask=self._map_mask(x, token_mask),
+                    targets=targets,
+                    temperature=sample_codebook_temp,
+                    frozen=frozen,
+                    depth=self.num_levels,
+                    ranks=ranks_of(first, "HierarchicalVQ"),
+                )
+                done, depth = self._walk(self._maps(x, token_mask), request)
+                loss = self._loss(done, depth)
+                quantized = self._restore(done.output, x, token_mask)
         if targets is not None:
             return quantized, loss
         found = self._indices(done, x.shape[0])
         if return_cutoff:
-            return HierarchicalOutputWithCutoff(quantized, found, loss, self._cutoff(request.depth))
+            return HierarchicalOutputWithCutoff(quantized, found, loss, self._cutoff(depth))
         return HierarchicalOutput(quantized, found, loss)
 
     # Stages of forward ---------------------------------------------------------------------------------------
@@ -328,6 +322,19 @@ class HierarchicalVQ(nn.Module):
             if x.shape[0] == 0 or 0 not in positions
             else x.new_ones(x.shape[0], *positions, dtype=torch.bool)
         )
+
+    def _walk(self, maps: Tensor, request: Request) -> tuple[ScaleWalk, int | Tensor]:
+        """The walk, and how many scales it used."""
+        codebooks = self._codebooks()
+        # Before the depth is drawn, so that ranks draw the same.
+        shake_hands(codebooks, request.ranks)
+        if self.training:
+            begin_step(codebooks)
+        depth = self._depth()
+        done = walk(self, maps, request._replace(depth=depth))
+        if self.training:
+            count_step(self, done, request.ranks)
+        return done, depth
 
     def _depth(self) -> int | Tensor:
         """How many scales this forward uses: a number where reading it costs nothing."""

@@ -7,13 +7,11 @@
 #include <ATen/ops/adaptive_avg_pool1d.h>
 #include <ATen/ops/adaptive_avg_pool2d.h>
 #include <ATen/ops/adaptive_avg_pool3d.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/conv1d.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/conv3d.h>
 #include <ATen/ops/lerp.h>
-#include <ATen/ops/upsample_bilinear2d.h>
-#include <ATen/ops/upsample_linear1d.h>
-#include <ATen/ops/upsample_trilinear3d.h>
 #include <ATen/ops/where.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -59,10 +57,31 @@ at::Tensor real_fraction(const at::Tensor& mask, at::IntArrayRef size, at::Scala
   return average_cells(mask.unsqueeze(1).to(dtype), size);
 }
 
-at::Tensor interpolate(const at::Tensor& grid, c10::SymIntArrayRef full) {
-  if (full.size() == 1) return at::upsample_linear1d_symint(grid, full, false);
-  return full.size() == 2 ? at::upsample_bilinear2d_symint(grid, full, false)
-                          : at::upsample_trilinear3d_symint(grid, full, false);
+/// The weights of linear interpolation along one axis: (full, cells).
+at::Tensor interpolation(int64_t cells, const c10::SymInt& full, const at::TensorOptions& options) {
+  const auto wide = options.dtype(at::kDouble).requires_grad(false);
+  const auto steps = at::arange(c10::Scalar(full), wide).add(0.5);
+  // Of the middle of each position, in cells counted from the middle of the first.
+  const auto places = steps.mul(cells).div(c10::Scalar(full)).sub(0.5).clamp(0, cells - 1);
+  const auto apart = places.unsqueeze(1).sub(at::arange(cells, wide)).abs();
+  return apart.neg().add(1).clamp_min(0).to(options.dtype());
+}
+
+/// By products, which compilers and devices round as they do others, and whose gradient adds up in
+/// the same order every time: torch's own interpolation does neither.
+at::Tensor interpolate(const at::Tensor& grid, at::IntArrayRef size, c10::SymIntArrayRef full) {
+  auto map = grid;
+  for (auto axis = static_cast<int64_t>(size.size()) - 1; axis >= 0; --axis) {
+    if (size[axis] == 1) {
+      auto shape = map.sym_sizes().vec();
+      shape[axis + 2] = full[axis];
+      map = map.expand_symint(shape);
+      continue;
+    }
+    const auto weights = interpolation(size[axis], full[axis], grid.options());
+    map = map.movedim(axis + 2, -1).contiguous().matmul(weights.t()).movedim(-1, axis + 2);
+  }
+  return map.contiguous();
 }
 
 at::Tensor convolve(const at::Tensor& map, const at::Tensor& weight, const at::Tensor& bias) {
@@ -127,7 +146,9 @@ at::Tensor spread_scale(const at::Tensor& tokens, at::IntArrayRef size, c10::Sym
   std::vector<c10::SymInt> shape{tokens.sym_size(0), tokens.sym_size(2)};
   shape.insert(shape.end(), full.begin(), full.end());
   const auto dtype = tokens.scalar_type();
-  const auto wide = weight.to(dtype), offset = bias.to(dtype);
+  // In one order of memory, whatever that of the module is: convolutions round otherwise in
+  // another.
+  const auto wide = weight.to(dtype).contiguous(), offset = bias.to(dtype);
   if (std::any_of(shape.begin(), shape.end(), [](const auto& n) { return n == 0; })) {
     // Wrappers wait for a gradient of the weights all the same.
     const auto nothing = wide.sum().add(offset.sum()).mul(0);
@@ -135,7 +156,7 @@ at::Tensor spread_scale(const at::Tensor& tokens, at::IntArrayRef size, c10::Sym
   }
   std::vector<c10::SymInt> grid{tokens.sym_size(0), tokens.sym_size(2)};
   grid.insert(grid.end(), size.begin(), size.end());
-  const auto map = interpolate(tokens.transpose(1, 2).contiguous().view_symint(grid), full);
+  const auto map = interpolate(tokens.transpose(1, 2).contiguous().view_symint(grid), size, full);
   return at::lerp(map, convolve(map, wide, offset), ratio);
 }
 
