@@ -42,7 +42,6 @@ class Scale(NamedTuple):
     vq: VectorQuantize
     call: Call
     choice: Choice
-    used: Tensor | None  # () bool; None: in use
 
 
 class ScaleWalk(NamedTuple):
@@ -71,18 +70,19 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: Request) -> ScaleWalk:
         scales.append(scale)
         commitments.append(_losses.commitment(scale.vq, scale.choice.chosen, scale.call))
         taken = _spread(hvq, index, scale, maps)
+        used = _used(request, index)
         if in_turn:
             counts += _learn([scale], [scale.vq], request)
-            losses.append(_loss(scale, commitments[-1]))
-        used = scale.used
-        if in_turn and isinstance(request.depth, Tensor):
-            used = request.depth > index
-        if not in_turn or isinstance(request.depth, Tensor) or index < request.depth:
+            losses.append(only_if(used, _loss(scale, commitments[-1])))
+        if not isinstance(request.depth, int) or index < request.depth:
             total = total + only_if(used, taken)
         residual = residual - taken
     if not in_turn:
         counts = _learn(scales, hvq.levels, request)
-        losses = [_loss(*found) for found in zip(scales, commitments, strict=True)]
+        losses = [
+            only_if(_used(request, index), _loss(*found))
+            for index, found in enumerate(zip(scales, commitments, strict=True))
+        ]
     return ScaleWalk(total, scales, losses, counts)
 
 
@@ -91,12 +91,16 @@ def count_step(hvq: "HierarchicalVQ", done: ScaleWalk, ranks: Ranks) -> None:
     if hvq.levels[0]._codebook.replaying:
         return
     chosen = [scale.choice.chosen for scale in done.scales]
-    _ops.count_codes_(hvq.counts_of_scales(), [part.indices.detach() for part in chosen])
+    uses = hvq.counts_of_scales()
+    indices = [part.indices for part in chosen]
     if hvq.shared_codebook:
         counts = done.counts[0] if done.counts else None
         together = _together(chosen)
+        # The quantizer itself, which a Monitor watches, has the tokens of all scales.
+        _ops.count_codes_([hvq.levels[0].step_counts, *uses], [together.indices, *indices])
         advance_rng(hvq.levels[0]._codebook.rng, counts, together.mask, together.inputs, ranks)
         return
+    _ops.count_codes_(uses, indices)
     for index, scale in enumerate(done.scales):
         counts = done.counts[index] if done.counts else None
         part = chosen[index]
@@ -109,7 +113,7 @@ def count_step(hvq: "HierarchicalVQ", done: ScaleWalk, ranks: Ranks) -> None:
 def _choose_scale(hvq: "HierarchicalVQ", index: int, residual: Tensor, request: Request) -> Scale:
     vq, shape = hvq.levels[index], list(hvq.level_shapes[index])
     tokens = _ops.pool_scale(residual, shape, mask=request.mask)
-    real, used = _real(hvq, index, tokens, request)
+    real = _real(hvq, index, tokens, request)
     call = Call(
         targets=None if request.targets is None else request.targets[index],
         mask=real,
@@ -129,21 +133,23 @@ def _choose_scale(hvq: "HierarchicalVQ", index: int, residual: Tensor, request: 
     if hvq.shared_codebook and index > 0:
         # Scales that share a codebook draw different numbers from it.
         rng = torch.stack([rng[0] + index, rng[1]])
-    return Scale(vq, call, choose(vq, projected, tokens, mask, call, rng=rng), used)
+    return Scale(vq, call, choose(vq, projected, tokens, mask, call, rng=rng))
 
 
-def _real(
-    hvq: "HierarchicalVQ", index: int, tokens: Tensor, request: Request
-) -> tuple[Tensor | None, Tensor | None]:
-    """Which tokens of a scale (B, L) take part, and whether the scale does, where only the device knows."""
+def _used(request: Request, index: int) -> Tensor | None:
+    """Whether a scale is in use, () bool, where only the device knows."""
+    return None if isinstance(request.depth, int) else request.depth > index
+
+
+def _real(hvq: "HierarchicalVQ", index: int, tokens: Tensor, request: Request) -> Tensor | None:
+    """Which tokens of a scale (B, L) take part."""
     real = None
     if request.mask is not None:
         real = _ops.pool_scale_mask(request.mask, list(hvq.level_shapes[index]))
-    if isinstance(request.depth, int) or hvq.vqp_compat:
-        return real, None
-    used = request.depth > index
-    everywhere = used.expand(tokens.shape[:2])
-    return everywhere if real is None else real & used, used
+    used = _used(request, index)
+    if used is None or hvq.vqp_compat:
+        return real
+    return used.expand(tokens.shape[:2]) if real is None else real & used
 
 
 def _spread(hvq: "HierarchicalVQ", index: int, scale: Scale, maps: Tensor) -> Tensor:
@@ -183,7 +189,7 @@ def _loss(scale: Scale, commitment: Tensor | None) -> Tensor:
     chosen = scale.choice.chosen
     orthogonal = _losses.orthogonal(scale.vq, chosen.indices)
     terms = _losses.breakdown(chosen.inputs, commitment, None, orthogonal, None)
-    return only_if(scale.used, _losses.total(scale.vq, terms, scale.call))
+    return _losses.total(scale.vq, terms, scale.call)
 
 
 def _learn(

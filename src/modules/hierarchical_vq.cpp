@@ -176,6 +176,7 @@ std::shared_ptr<torch::nn::Module> HierarchicalVQImpl::clone(
   detail::copy_tensors(*this, *copy, device);
   for (size_t index = 0; index < vqs.size(); ++index) {
     copy->vqs[index]->codebook_state->copy_state(*vqs[index]->codebook_state, device);
+    copy->vqs[index]->step_counts = vqs[index]->step_counts;
   }
   copy->step_counts = step_counts;
   return copy;
@@ -184,6 +185,7 @@ std::shared_ptr<torch::nn::Module> HierarchicalVQImpl::clone(
 void HierarchicalVQImpl::load(torch::serialize::InputArchive& archive) {
   torch::nn::Module::load(archive);
   step_counts.clear();
+  for (const auto& vq : vqs) vq.ptr()->step_counts.reset();
 }
 
 VectorQuantizeImpl& HierarchicalVQImpl::get_vq(int64_t scale) const {

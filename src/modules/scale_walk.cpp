@@ -164,8 +164,13 @@ void count_step(HierarchicalVQImpl& hvq, const std::vector<Scale>& scales, const
   for (const auto& scale : scales) indices.push_back(scale.choice.chosen.indices.detach());
   ops::count_codes_(uses, indices);
   hvq.step_counts = std::move(uses);
+  for (size_t index = 0; index < hvq.vqs.size(); ++index) {
+    hvq.vqs[index]->step_counts = hvq.step_counts[index];
+  }
   if (hvq.options.shared_codebook()) {
     const auto all = together(scales);
+    // The quantizer itself has the tokens of all scales.
+    hvq.vqs[0]->step_counts = at::stack(hvq.step_counts).sum(0);
     advance_rng(hvq.get_vq(0).codebook_state->rng,
                 counts.empty() ? std::nullopt : std::optional(counts[0]), all.mask, all.x, ranks);
     return;

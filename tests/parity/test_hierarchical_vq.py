@@ -3,9 +3,10 @@
 import inspect
 
 import pytest
+import torch
 
-from .harness import assert_oracle_decides, assert_same_behaviour, assert_same_signature
-from .table_hierarchical_vq import DIFFERENT, SAME, TABLE
+from .harness import Row, assert_oracle_decides, assert_same_behaviour, assert_same_signature
+from .table_hierarchical_vq import DIFFERENT, DIM, SAME, TABLE
 
 
 def by_id(row):
@@ -15,6 +16,35 @@ def by_id(row):
 @pytest.mark.parametrize("row", SAME, ids=by_id)
 def test_same_numbers_as_the_reference(row, reference, subject):
     assert_same_behaviour(TABLE, row, reference, subject)
+
+
+def without_the_last_scale(module):
+    """The depth that each package would draw from a generator of its own."""
+    module.sample_nested_cutoff = lambda device: module.num_levels - 2
+    module._depth = lambda: module.num_levels - 1
+    return module.train()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, dict(shared_codebook=False), dict(rotation_trick=True, scales=(1, 2, 3, 6))],
+    ids=["plain", "own", "rotation"],
+)
+def test_dropped_scales_as_in_the_reference(options, reference, subject):
+    row = Row("dropped", dict(nested_dropout=1.0) | options, shape=(3, DIM, 6))
+    theirs = without_the_last_scale(TABLE.build_prepared(reference, row))
+    ours = without_the_last_scale(TABLE.build(subject, row))
+    ours.load_state_dict(theirs.state_dict())
+    for step in range(3):
+        expected = theirs(row.input(step), return_cutoff=True)
+        found = ours(row.input(step), return_cutoff=True)
+        assert found[3] == expected[3]
+        assert all(torch.equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
+        torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found[2], expected[2], rtol=1e-5, atol=1e-5)
+        state = ours.state_dict()
+        for name, value in theirs.state_dict().items():
+            torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("row", DIFFERENT, ids=by_id)

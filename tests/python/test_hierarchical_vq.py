@@ -428,6 +428,42 @@ def test_autocast_changes_nothing():
     assert torch.equal(found.loss, expected.loss)
 
 
+# Compilers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(codes=False),
+        dict(nested_dropout=0.7),
+        dict(nested_dropout=0.7, vqp_compat=True),
+        dict(nested_dropout=0.7, shared_codebook=False, share_quant_resi=0),
+    ],
+    ids=["kmeans", "dropout", "compatible", "own"],
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_compiled_is_eager(options, masked):
+    """Graphs compute dropped scales for nothing."""
+    torch._dynamo.reset()
+    eager = build(**options)
+    module = copy.deepcopy(eager)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    for step in range(6):
+        mask = half_real(3, 6, seed=step) if masked else None
+        x, y = (data(3, DIM, 6, seed=step).requires_grad_() for _ in range(2))
+        expected, found = eager(x, mask=mask), compiled(y, mask=mask)
+        (expected.quantized.square().sum() + expected.loss).backward()
+        (found.quantized.square().sum() + found.loss).backward()
+        assert all(torch.equal(a, b) for a, b in zip(found.indices, expected.indices, strict=True))
+        assert torch.equal(found.quantized, expected.quantized)
+        assert_close_to_rounding(found.loss, expected.loss)
+        assert_close_to_rounding(y.grad, x.grad)
+        for name, value in eager.state_dict().items():
+            assert torch.equal(module.state_dict()[name], value), name
+        for a, b in zip(module.parameters(), eager.parameters(), strict=True):
+            assert_close_to_rounding(a.grad, b.grad)
+
+
 # Statistics, parts, errors --------------------------------------------------------------------------------------------
 
 
@@ -437,6 +473,9 @@ def test_statistics_of_each_scale():
     for stats, indices in zip(module.stats(), found.indices, strict=True):
         assert stats.tokens == indices.numel()
         assert stats.usage == pytest.approx(indices.unique().numel() / CODES)
+    every = torch.cat([indices.flatten() for indices in found.indices])
+    assert module.vq.stats().tokens == every.numel()
+    assert module.vq.stats().usage == pytest.approx(every.unique().numel() / CODES)
     module.load_state_dict(copy.deepcopy(module.state_dict()))
     assert [stats.tokens for stats in module.stats()] == [0, 0, 0]
     assert not any("counts" in name for name in module.state_dict())

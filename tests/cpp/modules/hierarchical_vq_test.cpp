@@ -92,6 +92,7 @@ TEST(HierarchicalVQTest, LearnsOncePerForward) {
   ASSERT_EQ(stats.size(), 3);
   EXPECT_EQ(stats[0].tokens, 2);
   EXPECT_EQ(stats[2].tokens, 32);
+  EXPECT_EQ(module->vqs[0]->stats().tokens, 42);
 }
 
 TEST(HierarchicalVQTest, KmeansSeesAllScales) {
