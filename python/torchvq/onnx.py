@@ -41,7 +41,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     # Of ATen, for the shortlists of implicit codebooks, which the exporter does not know.
     table[torch.ops.aten.sort.stable] = _stable_sort
     # For scales of a map, where the exporter takes sizes that are open for those of the example.
-    return table | dict.fromkeys(_POOLS, _average_cells)
+    return table | {getattr(torch.ops.aten, name).default: _average_cells for name in _POOLS}
 
 
 def export(
@@ -359,10 +359,8 @@ def _average_cells(x: _Value, output_size: Sequence[int]) -> _Value:
     return x
 
 
-_POOLS = (
-    torch.ops.aten._adaptive_avg_pool2d.default,
-    torch.ops.aten._adaptive_avg_pool3d.default,
-)
+# ATen's names of adaptive averages in graphs.
+_POOLS = ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 
 
 _TABLE: dict[str, Callable[..., Any]] = {
