@@ -33,7 +33,7 @@ namespace {
 constexpr auto kHierarchicalVQ = "HierarchicalVQ";
 constexpr int64_t kScaleKernel = 3;
 
-detail::Layout layout_of(const HierarchicalVQOptions& options) {
+detail::Layout scale_layout(const HierarchicalVQOptions& options) {
   return {.dim = options.dim(),
           .heads = 1,
           .separate = false,
@@ -53,17 +53,17 @@ std::vector<int64_t> with_batch(int64_t batch, at::IntArrayRef positions) {
   return shape;
 }
 
-bool is_half(const torch::Tensor& tensor) {
+bool is_half_precision(const torch::Tensor& tensor) {
   return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
 }
 
 /// (B, D, *S), float32 or float64, zeros for padding.
 torch::Tensor maps_of(const HierarchicalVQOptions& options, const torch::Tensor& x,
                       const OptionalTensor& mask) {
-  auto tokens = layout_of(options).pack(x);
+  auto tokens = scale_layout(options).pack(x);
   // Padding may hold anything, NaN included; zeros keep it out of every gradient.
   if (mask) tokens = F::fill_masked(tokens, *mask);
-  if (is_half(tokens)) tokens = tokens.to(at::kFloat);
+  if (is_half_precision(tokens)) tokens = tokens.to(at::kFloat);
   auto shape = with_batch(options.dim(), positions_of(options, x));
   shape.insert(shape.begin(), x.size(0));
   return tokens.transpose(1, 2).reshape(shape);
@@ -81,7 +81,7 @@ OptionalTensor map_mask(const HierarchicalVQOptions& options, const torch::Tenso
 }
 
 /// How many scales this forward uses.
-int64_t depth_of(const HierarchicalVQImpl& hvq) {
+int64_t scales_in_use(const HierarchicalVQImpl& hvq) {
   const auto& options = hvq.options;
   if (!hvq.is_training() || options.nested_dropout() <= 0) return hvq.num_levels();
   return F::drawn_scales(hvq.get_vq(0).codebook_state->rng, hvq.num_levels(),
@@ -89,11 +89,11 @@ int64_t depth_of(const HierarchicalVQImpl& hvq) {
       .item<int64_t>();
 }
 
-torch::Tensor restore(const HierarchicalVQOptions& options, const torch::Tensor& output,
-                      const torch::Tensor& x, const OptionalTensor& mask) {
+torch::Tensor restore_map(const HierarchicalVQOptions& options, const torch::Tensor& output,
+                          const torch::Tensor& x, const OptionalTensor& mask) {
   auto tokens = output.flatten(2).transpose(1, 2).to(x.scalar_type());
   if (mask) tokens = F::fill_padding(tokens.contiguous(), *mask);
-  return layout_of(options).unpack(tokens, x);
+  return scale_layout(options).unpack(tokens, x);
 }
 
 }  // namespace
@@ -200,7 +200,7 @@ ScalePhi HierarchicalVQImpl::choose_phi(int64_t scale) const {
 // ------------------------------------------------------------------------------------------------
 
 void HierarchicalVQImpl::check(const torch::Tensor& x) const {
-  layout_of(options).check(x);
+  scale_layout(options).check(x);
   TORCH_CHECK_VALUE(x.dim() == options.spatial_dims() + 2, "HierarchicalVQ: expected x to have ",
                     options.spatial_dims(), " axes of positions, but got shape ", x.sizes());
 }
@@ -219,7 +219,7 @@ void HierarchicalVQImpl::check_indices(const std::vector<torch::Tensor>& indices
 HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
                                                  const HierarchicalVQForwardOptions& call) {
   check(x);
-  const auto mask = layout_of(options).token_mask(x, call.mask(), call.lens());
+  const auto mask = scale_layout(options).token_mask(x, call.mask(), call.lens());
   if (call.indices()) check_indices(*call.indices(), x.size(0));
   // Decoding happens outside of autocast, perhaps.
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
@@ -229,7 +229,7 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
   // Before the depth is drawn, so that ranks draw the same.
   detail::shake_hands(codebooks, ranks);
   if (is_training()) detail::begin_step(codebooks);
-  const auto depth = depth_of(*this);
+  const auto depth = scales_in_use(*this);
   const auto done =
       detail::walk_scales(*this, maps_of(options, x, mask),
                           {.mask = map_mask(options, x, mask),
@@ -238,7 +238,8 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
                            .frozen = call.freeze_codebook().value_or(options.freeze_codebook()),
                            .depth = depth,
                            .ranks = ranks});
-  HierarchicalVQOutput output{restore(options, done.output, x, mask), {}, done.loss, std::nullopt};
+  HierarchicalVQOutput output{
+      restore_map(options, done.output, x, mask), {}, done.loss, std::nullopt};
   if (depth < num_levels()) output.cutoff = depth - 1;
   for (int64_t scale = 0; scale < num_levels(); ++scale) {
     const auto shape = with_batch(x.size(0), resolved_.shapes[scale]);
@@ -256,7 +257,7 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
 torch::Tensor HierarchicalVQImpl::decode_scale(int64_t scale, const torch::Tensor& indices,
                                                at::IntArrayRef full) {
   auto codes = ops::lookup_codes(get_vq(scale).codebook_state->codes(), indices.reshape({1, -1}));
-  if (is_half(codes)) codes = codes.to(at::kFloat);
+  if (is_half_precision(codes)) codes = codes.to(at::kFloat);
   const auto& shape = resolved_.shapes[scale];
   int64_t cells = 1;
   for (const auto size : shape) cells *= size;

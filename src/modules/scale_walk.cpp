@@ -154,8 +154,8 @@ Counts learn_scales(const std::vector<Scale>& scales,
 }
 
 /// Keeps the tokens per code of each scale; the next draws are new ones.
-void count_step(HierarchicalVQImpl& hvq, const std::vector<Scale>& scales, const Counts& counts,
-                const distributed::Ranks& ranks) {
+void count_scales(HierarchicalVQImpl& hvq, const std::vector<Scale>& scales, const Counts& counts,
+                  const distributed::Ranks& ranks) {
   std::vector<at::Tensor> uses, indices;
   for (int64_t index = 0; index < hvq.num_levels(); ++index) {
     // New tensors, so that a copy of the module keeps what it has.
@@ -230,7 +230,7 @@ ScaleWalk walk_scales(HierarchicalVQImpl& hvq, const at::Tensor& maps,
     counts = learn_scales(scales, quantizers, request);
     for (const auto& scale : scales) losses.push_back(loss_of(scale));
   }
-  if (hvq.is_training()) count_step(hvq, scales, counts, request.ranks);
+  if (hvq.is_training()) count_scales(hvq, scales, counts, request.ranks);
   ScaleWalk done{output, {}, mean_loss(hvq, losses, request.depth)};
   for (const auto& scale : scales) done.indices.push_back(scale.choice.chosen.indices);
   return done;
