@@ -72,6 +72,7 @@ set(TORCHVQ_SOURCES
   functional/rotate_features.cpp
   functional/sample_rows.cpp
   functional/scalar_codec.cpp
+  functional/scales.cpp
   functional/shared_moments.cpp
   functional/spread_seeds.cpp
   functional/token_codes.cpp
@@ -115,6 +116,7 @@ set(TORCHVQ_SOURCES
   modules/grouped_residual_fsq.cpp
   modules/grouped_residual_lfq.cpp
   modules/grouped_residual_vq.cpp
+  modules/hierarchical_vq.cpp
   modules/implicit_codebook.cpp
   modules/implicit_search.cpp
   modules/in_place.cpp
@@ -143,6 +145,7 @@ set(TORCHVQ_SOURCES
   modules/residual_sim_vq.cpp
   modules/residual_stack.cpp
   modules/residual_vq.cpp
+  modules/scale_walk.cpp
   modules/search.cpp
   modules/sim_vq.cpp
   modules/state_dict.cpp
@@ -349,6 +352,7 @@ set(TORCHVQ_SOURCES
   options/evo_lfq.cpp
   options/fsp.cpp
   options/fsq.cpp
+  options/hierarchical_vq.cpp
   options/latent_quantize.cpp
   options/lfq.cpp
   options/random_projection_quantizer.cpp

@@ -11,6 +11,7 @@
 #include <torchvq/modules/fsp.h>
 #include <torchvq/modules/fsq.h>
 #include <torchvq/modules/grouped_residual_vq.h>
+#include <torchvq/modules/hierarchical_vq.h>
 #include <torchvq/modules/latent_quantize.h>
 #include <torchvq/modules/lfq.h>
 #include <torchvq/modules/random_projection_quantizer.h>
@@ -44,6 +45,7 @@
 #include <torchvq/options/evo_lfq.h>
 #include <torchvq/options/fsp.h>
 #include <torchvq/options/fsq.h>
+#include <torchvq/options/hierarchical_vq.h>
 #include <torchvq/options/latent_quantize.h>
 #include <torchvq/options/lfq.h>
 #include <torchvq/options/random_projection_quantizer.h>

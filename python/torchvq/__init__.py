@@ -16,6 +16,7 @@ from torchvq.finite_scalar_quantization import FSQ
 from torchvq.grouped_residual_fsq import GroupedResidualFSQ
 from torchvq.grouped_residual_lfq import GroupedResidualLFQ
 from torchvq.grouped_residual_vq import GroupedResidualVQ
+from torchvq.hierarchical_vq import HierarchicalVQ
 from torchvq.latent_quantization import LatentQuantize
 from torchvq.lookup_free_quantization import LFQ
 from torchvq.monitor import Monitor
@@ -41,6 +42,7 @@ __all__ = [
     "GroupedResidualFSQ",
     "GroupedResidualLFQ",
     "GroupedResidualVQ",
+    "HierarchicalVQ",
     "KmeansOutput",
     "LatentQuantize",
     "LossBreakdown",

@@ -62,6 +62,7 @@ def finish_step(
     counts: Sequence[Tensor],
     masks: Sequence[Tensor | None],
     ranks: Ranks,
+    uses: Sequence[Tensor] | None = None,
 ) -> None:
     """Ends a training step: keeps the tokens per code, and counts the step, so that the next draws are new ones.
 
@@ -71,6 +72,7 @@ def finish_step(
         counts: tokens per code of all ranks for each codebook in use, which may be one for all levels; none where
             nothing was learnt. A step without tokens on any rank is not counted.
         masks: (H, T) for each level in use.
+        uses: what gets the tokens per code of each level. Default: the quantizers' ``step_counts``.
     """
     if quantizers[0]._codebook.replaying:
         return
@@ -78,7 +80,7 @@ def finish_step(
     if any(own is rng[0] for own in rng[1:]):
         rng = rng[:1]
     _ops.finish_step_(
-        [vq.step_counts for vq in quantizers],
+        [vq.step_counts for vq in quantizers] if uses is None else uses,
         indices,
         rng,
         counts=counts,
@@ -89,14 +91,22 @@ def finish_step(
 
 def read_stats(quantizers: Sequence["VectorQuantize"], synced: bool) -> list[CodebookStats]:
     """Statistics of quantizers that share a process group: at most one all-reduce for all of them."""
-    codebooks = [vq._codebook for vq in quantizers]
+    group = group_of(quantizers[0]) if synced else ""
+    counts = [vq.step_counts for vq in quantizers]
+    return stats_of(counts, [vq._codebook for vq in quantizers], group)
+
+
+def stats_of(
+    counts: Sequence[Tensor], codebooks: Sequence["Codebook"], group: str
+) -> list[CodebookStats]:
+    """Statistics of the tokens per code (H, K) of each codebook, of the ranks of a group; none: this rank's."""
     table = _ops.synced_usage(
-        [vq.step_counts for vq in quantizers],
+        counts,
         [codebook.cluster_size for codebook in codebooks],
         [codebook.replaced for codebook in codebooks],
         threshold=[float(codebook.threshold_ema_dead_code) for codebook in codebooks],
         threshold_fraction=[float(c.dead_code_threshold_fraction) for c in codebooks],
-        group_name=group_of(quantizers[0]) if synced else "",
+        group_name=group,
         label="stats",
     )
     return [

@@ -39,7 +39,9 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
         ) from error
     table = {getattr(_ops, name).default: function for name, function in _TABLE.items()}
     # Of ATen, for the shortlists of implicit codebooks, which the exporter does not know.
-    return table | {torch.ops.aten.sort.stable: _stable_sort}
+    table[torch.ops.aten.sort.stable] = _stable_sort
+    # For scales of a map, where the exporter takes sizes that are open for those of the example.
+    return table | {getattr(torch.ops.aten, name).default: _average_cells for name in _POOLS}
 
 
 def export(
@@ -334,6 +336,31 @@ def _stable_sort(
 
 def _unit_vectors(x: _Value) -> _Value:
     return _unit(_float(x))
+
+
+def _average_cells(x: _Value, output_size: Sequence[int]) -> _Value:
+    """Averages over the cells of a grid along the last axes, one after the other, by products with 1 / size and 0."""
+    op = _opset()
+    axes = len(output_size)
+    # The first of these axes comes last, is averaged, and so on: in the end they are in order again.
+    turned = [0, 1, *range(3, axes + 2), 2]
+    for cells in output_size:
+        x = op.Transpose(x, perm=turned)
+        size = op.Gather(op.Shape(x), _constant(torch.tensor(axes + 1)), axis=0)
+        count, cell = _constant(torch.tensor(cells)), _constant(torch.arange(cells))
+        start = op.Div(op.Mul(cell, size), count)
+        after = op.Mul(op.Add(cell, _constant(torch.tensor(1))), size)
+        end = op.Div(op.Add(after, _constant(torch.tensor(cells - 1))), count)
+        first, second = _constant(torch.tensor(0)), _constant(torch.tensor(1))
+        position = op.Unsqueeze(op.Range(first, size, second), _constant(torch.tensor([1])))
+        inside = op.And(op.GreaterOrEqual(position, start), op.Less(position, end))
+        length = op.Cast(op.Sub(end, start), to=1)
+        x = op.MatMul(x, op.CastLike(op.Div(op.Cast(inside, to=1), length), x))
+    return x
+
+
+# ATen's names of adaptive averages in graphs.
+_POOLS = ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 
 
 _TABLE: dict[str, Callable[..., Any]] = {

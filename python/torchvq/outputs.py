@@ -59,6 +59,27 @@ class ResidualOutputWithCodes(NamedTuple):
     all_codes: Tensor | tuple[Tensor, ...]
 
 
+class HierarchicalOutput(NamedTuple):
+    """What a forward of HierarchicalVQ returns."""
+
+    quantized: Tensor
+    indices: tuple[Tensor, ...]
+    loss: Tensor
+
+
+class HierarchicalOutputWithCutoff(NamedTuple):
+    """What a forward of HierarchicalVQ with ``return_cutoff=True`` returns."""
+
+    quantized: Tensor
+    indices: tuple[Tensor, ...]
+    loss: Tensor
+    cutoff: int | Tensor | None
+
+
+#: What a forward of HierarchicalVQ returns; with ``indices=`` the plain pair, which holds no indices.
+HierarchicalResult = HierarchicalOutput | HierarchicalOutputWithCutoff | tuple[Tensor, Tensor]
+
+
 class ScalarOutput(NamedTuple):
     """What a forward of a quantizer without a codebook to learn returns."""
 
@@ -127,6 +148,8 @@ for _output in (
     BinaryMapperOutput,
     BinaryMapperOutputWithIndices,
     FSPOutput,
+    HierarchicalOutput,
+    HierarchicalOutputWithCutoff,
     LossBreakdown,
     QuantizeOutput,
     QuantizeOutputWithBreakdown,

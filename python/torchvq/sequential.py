@@ -11,6 +11,7 @@ from torchvq.finite_scalar_quantization import FSQ
 from torchvq.grouped_residual_fsq import GroupedResidualFSQ
 from torchvq.grouped_residual_lfq import GroupedResidualLFQ
 from torchvq.grouped_residual_vq import GroupedResidualVQ
+from torchvq.hierarchical_vq import HierarchicalVQ
 from torchvq.latent_quantization import LatentQuantize
 from torchvq.lookup_free_quantization import LFQ
 from torchvq.random_projection_quantizer import RandomProjectionQuantizer
@@ -29,6 +30,7 @@ _QUANTIZERS = (
     GroupedResidualFSQ,
     GroupedResidualLFQ,
     GroupedResidualVQ,
+    HierarchicalVQ,
     LatentQuantize,
     LFQ,
     RandomProjectionQuantizer,

@@ -28,6 +28,14 @@ F::QuantizerLossOptions loss_options(const VectorQuantizeImpl& vq,
   return losses;
 }
 
+at::Tensor level_loss(const VectorQuantizeImpl& vq, const Chosen& chosen, const Call& call,
+                      F::QuantizerLosses losses, const F::QuantizerLossOptions& options) {
+  const auto& codebook = *vq.codebook_state;
+  const auto orthogonal = F::orthogonal_term(codebook.embed, chosen.indices, codebook.rng, options);
+  if (orthogonal.defined()) losses.orthogonal = orthogonal;
+  return F::total_loss(losses, call.targets.has_value(), options);
+}
+
 std::optional<at::Tensor> targets_of(const VectorQuantizeImpl& vq, const Call& call) {
   if (!call.targets) return std::nullopt;
   return layout_of(vq.options, "VectorQuantize").split_indices(*call.targets);

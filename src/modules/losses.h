@@ -14,6 +14,11 @@ functional::QuantizerLossOptions loss_options(const VectorQuantizeImpl& vq,
                                               const std::optional<at::Tensor>& tokens,
                                               const Call& call);
 
+/// The weighted loss of one level of a stack, a scalar, when its codebook has learnt.
+at::Tensor level_loss(const VectorQuantizeImpl& vq, const Chosen& chosen, const Call& call,
+                      functional::QuantizerLosses losses,
+                      const functional::QuantizerLossOptions& options);
+
 /// The targets of a call as (H, T), int64; none where nothing is scored.
 std::optional<at::Tensor> targets_of(const VectorQuantizeImpl& vq, const Call& call);
 

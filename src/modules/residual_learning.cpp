@@ -62,16 +62,6 @@ std::vector<F::QuantizerLosses> search_losses(const ResidualVQImpl& rvq,
   return found;
 }
 
-/// The weighted loss of one level, a scalar, when its codebook has learnt.
-at::Tensor level_loss(const Level& level, F::QuantizerLosses losses,
-                      const F::QuantizerLossOptions& options) {
-  const auto& codebook = *level.vq->codebook_state;
-  const auto orthogonal =
-      F::orthogonal_term(codebook.embed, level.choice.chosen.indices, codebook.rng, options);
-  if (orthogonal.defined()) losses.orthogonal = orthogonal;
-  return F::total_loss(losses, level.call.targets.has_value(), options);
-}
-
 /// As in the reference, a shared codebook moves once for each level.
 std::vector<at::Tensor> learn_in_turn(const std::vector<Level>& levels) {
   std::vector<at::Tensor> counts;
@@ -178,7 +168,8 @@ at::Tensor learn(ResidualVQImpl& rvq, const Walk& walk, const Request& request) 
   }
   std::vector<at::Tensor> losses;
   for (size_t index = 0; index < levels.size(); ++index) {
-    losses.push_back(level_loss(levels[index], std::move(found[index]), options[index]));
+    const auto& [vq, call, choice, implicit] = levels[index];
+    losses.push_back(level_loss(*vq, choice.chosen, call, std::move(found[index]), options[index]));
   }
   if (rvq.is_training()) finish_step(rvq, levels, counts, request.ranks);
   return stack_levels(std::move(losses), rvq.num_quantizers(), 0);

@@ -7,6 +7,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <torchvq/modules/codebook.h>
+#include <torchvq/modules/hierarchical_vq.h>
 #include <torchvq/modules/in_place_optimizer.h>
 #include <torchvq/modules/vector_quantize.h>
 
@@ -155,6 +156,9 @@ void load_state_dict(torch::nn::Module& module, const State& state) {
   }
   for (const auto& [prefix, quantizer] : modules_of<VectorQuantizeImpl>(module)) {
     quantizer->step_counts.reset();
+  }
+  for (const auto& [prefix, quantizer] : modules_of<HierarchicalVQImpl>(module)) {
+    quantizer->step_counts.clear();
   }
 }
 

@@ -16,7 +16,7 @@ at::Tensor counter(const at::Tensor& kept, const at::Tensor& like) {
   return kept.defined() ? kept.to(like.device()) : at::zeros_like(like);
 }
 
-CodebookStats stats_of(const double* row) {
+CodebookStats row_of(const double* row) {
   return {.usage = row[UsageColumn::kUsage],
           .perplexity = row[UsageColumn::kPerplexity],
           .dead = static_cast<int64_t>(row[UsageColumn::kDead]),
@@ -33,26 +33,38 @@ void begin_step(const std::vector<Codebook>& codebooks) {
   }
 }
 
-std::vector<CodebookStats> read_stats(const std::vector<const VectorQuantizeImpl*>& levels,
-                                      bool synced) {
-  std::vector<at::Tensor> counts, cluster_size, replaced;
+std::vector<CodebookStats> stats_of(const std::vector<at::Tensor>& counts,
+                                    const std::vector<const CodebookImpl*>& codebooks,
+                                    const std::string& group) {
+  std::vector<at::Tensor> uses, cluster_size, replaced;
   distributed::UsageOptions options;
-  for (const auto* level : levels) {
-    const auto& state = *level->codebook_state;
-    counts.push_back(counter(level->step_counts, state.cooldown));
+  for (size_t index = 0; index < codebooks.size(); ++index) {
+    const auto& state = *codebooks[index];
+    uses.push_back(counter(counts[index], state.cooldown));
     cluster_size.push_back(state.cluster_size);
     replaced.push_back(counter(state.replaced, state.cooldown.select(1, 0)));
     options.threshold.push_back(state.options.threshold_ema_dead_code());
     options.threshold_fraction.push_back(state.options.dead_code_threshold_fraction());
   }
-  options.group_name = synced ? group_of(*levels[0]) : "";
+  options.group_name = group;
   options.label = "stats";
-  const auto table = distributed::synced_usage(counts, cluster_size, replaced, options);
+  const auto table = distributed::synced_usage(uses, cluster_size, replaced, options);
   std::vector<CodebookStats> stats;
   for (int64_t level = 0; level < table.size(0); ++level) {
-    stats.push_back(stats_of(table.select(0, level).const_data_ptr<double>()));
+    stats.push_back(row_of(table.select(0, level).const_data_ptr<double>()));
   }
   return stats;
+}
+
+std::vector<CodebookStats> read_stats(const std::vector<const VectorQuantizeImpl*>& levels,
+                                      bool synced) {
+  std::vector<at::Tensor> counts;
+  std::vector<const CodebookImpl*> codebooks;
+  for (const auto* level : levels) {
+    counts.push_back(level->step_counts);
+    codebooks.push_back(level->codebook_state.get());
+  }
+  return stats_of(counts, codebooks, synced ? group_of(*levels[0]) : "");
 }
 
 }  // namespace torchvq::detail

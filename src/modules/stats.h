@@ -1,6 +1,7 @@
 // What a training step leaves for statistics of use, and how they are read.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include <torchvq/modules/vector_quantize.h>
@@ -9,6 +10,12 @@ namespace torchvq::detail {
 
 /// Forgets what the step before has replaced.
 void begin_step(const std::vector<Codebook>& codebooks);
+
+/// Statistics of the tokens per code (H, K) of each codebook, of the ranks of a group; "": this
+/// rank's. Counts that are undefined are 0.
+std::vector<CodebookStats> stats_of(const std::vector<at::Tensor>& counts,
+                                    const std::vector<const CodebookImpl*>& codebooks,
+                                    const std::string& group);
 
 /// Statistics of quantizers that share a process group: at most one all-reduce for all of them.
 std::vector<CodebookStats> read_stats(const std::vector<const VectorQuantizeImpl*>& levels,

@@ -27,6 +27,16 @@ std::vector<int64_t> resolved(const VectorQuantizeOptions& options) {
 
 std::vector<int64_t> resolved(const ResidualVQOptions& options) { return options.validate(); }
 
+/// Codes of each scale, then the grid of each scale, then its convolution.
+std::vector<int64_t> resolved(const HierarchicalVQOptions& options) {
+  const auto found = options.validate();
+  auto numbers = found.sizes;
+  for (const auto& shape : found.shapes) numbers.insert(numbers.end(), shape.begin(), shape.end());
+  const auto& convolutions = found.convolutions;
+  numbers.insert(numbers.end(), convolutions.begin(), convolutions.end());
+  return numbers;
+}
+
 // A class -----------------------------------------------------------------------------------------
 
 template <typename Options>
@@ -73,11 +83,11 @@ std::map<std::string, ClassByName> classes_of() {
 
 const ClassByName& class_by_name(const char* function, const std::string& owner) {
   static const auto classes =
-      classes_of<BinaryMapperOptions, EvoLFQOptions, FSPOptions, FSQOptions, LatentQuantizeOptions,
-                 LFQOptions, RandomProjectionQuantizerOptions, ResidualFSQOptions,
-                 GroupedResidualFSQOptions, ResidualLFQOptions, GroupedResidualLFQOptions,
-                 ResidualVQOptions, GroupedResidualVQOptions, ResidualSimVQOptions, SimVQOptions,
-                 VectorQuantizeOptions>();
+      classes_of<BinaryMapperOptions, EvoLFQOptions, FSPOptions, FSQOptions, HierarchicalVQOptions,
+                 LatentQuantizeOptions, LFQOptions, RandomProjectionQuantizerOptions,
+                 ResidualFSQOptions, GroupedResidualFSQOptions, ResidualLFQOptions,
+                 GroupedResidualLFQOptions, ResidualVQOptions, GroupedResidualVQOptions,
+                 ResidualSimVQOptions, SimVQOptions, VectorQuantizeOptions>();
   const auto found = classes.find(owner);
   TORCH_CHECK_VALUE(found != classes.end(), function,
                     ": expected name to be that of a quantizer class, but got ", owner);
@@ -106,6 +116,8 @@ template TORCHVQ_API bool set_option(BinaryMapperOptions&, const std::string&, c
 template TORCHVQ_API bool set_option(EvoLFQOptions&, const std::string&, const std::string&);
 template TORCHVQ_API bool set_option(FSPOptions&, const std::string&, const std::string&);
 template TORCHVQ_API bool set_option(FSQOptions&, const std::string&, const std::string&);
+template TORCHVQ_API bool set_option(HierarchicalVQOptions&, const std::string&,
+                                     const std::string&);
 template TORCHVQ_API bool set_option(LatentQuantizeOptions&, const std::string&,
                                      const std::string&);
 template TORCHVQ_API bool set_option(LFQOptions&, const std::string&, const std::string&);

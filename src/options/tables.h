@@ -5,6 +5,7 @@
 #include <torchvq/options/evo_lfq.h>
 #include <torchvq/options/fsp.h>
 #include <torchvq/options/fsq.h>
+#include <torchvq/options/hierarchical_vq.h>
 #include <torchvq/options/latent_quantize.h>
 #include <torchvq/options/lfq.h>
 #include <torchvq/options/random_projection_quantizer.h>
@@ -27,6 +28,8 @@ template <>
 const OptionTable<FSPOptions>& option_table();
 template <>
 const OptionTable<FSQOptions>& option_table();
+template <>
+const OptionTable<HierarchicalVQOptions>& option_table();
 template <>
 const OptionTable<LatentQuantizeOptions>& option_table();
 template <>

@@ -75,4 +75,34 @@ bool OptionText<CodebookSizes>::read(const std::string& text, CodebookSizes& fie
   return true;
 }
 
+bool OptionText<ScaleSizes>::read(const std::string& text, ScaleSizes& field) {
+  const auto words = split_list(text);
+  if (!words) return false;
+  std::vector<std::vector<int64_t>> scales;
+  // A list inside has come apart at its commas.
+  std::string inside;
+  for (const auto& word : *words) {
+    inside += (inside.empty() ? "" : ", ") + word;
+    const bool open = inside.front() == '[' || inside.front() == '(';
+    if (open && inside.back() != ']' && inside.back() != ')') continue;
+    std::vector<int64_t> sizes(1);
+    const bool read = open ? OptionText<std::vector<int64_t>>::read(inside, sizes)
+                           : OptionText<int64_t>::read(inside, sizes[0]);
+    if (!read) return false;
+    scales.push_back(std::move(sizes));
+    inside.clear();
+  }
+  if (!inside.empty()) return false;
+  field = ScaleSizes(std::move(scales));
+  return true;
+}
+
+std::string OptionText<ScaleSizes>::write(const ScaleSizes& scales) {
+  std::vector<std::string> words;
+  for (const auto& sizes : scales.each) {
+    words.push_back(sizes.size() == 1 ? option_text(sizes[0]) : option_text(sizes));
+  }
+  return join_list(words);
+}
+
 }  // namespace torchvq::detail

@@ -8,6 +8,7 @@
 #include <torch/nn/modules/container/any.h>
 #include <torch/types.h>
 
+#include <torchvq/options/hierarchical_vq.h>
 #include <torchvq/options/residual_vq.h>
 #include <torchvq/options/vector_quantize.h>
 
@@ -58,6 +59,14 @@ struct OptionText<CodebookSizes> {
   static std::string write(const CodebookSizes& sizes) {
     return sizes.each ? option_text(sizes.sizes) : option_text(sizes.sizes[0]);
   }
+};
+
+/// Each scale a number, or a list of them.
+template <>
+struct OptionText<ScaleSizes> {
+  static std::string kind() { return "a list of integers, or of lists of them"; }
+  static bool read(const std::string& text, ScaleSizes& field);
+  static std::string write(const ScaleSizes& scales);
 };
 
 }  // namespace torchvq::detail

@@ -24,6 +24,7 @@ using RunModule = void (*)(const std::string& from, const std::string& to, const
 const std::map<std::string, RunModule> kModules{
     {"evo_lfq", run_evo_lfq},
     {"fsq", run_fsq},
+    {"hierarchical_vq", run_hierarchical_vq},
     {"lfq", run_lfq},
     {"residual_vq", run_residual_vq},
     {"scalar", run_scalar},

@@ -13,6 +13,7 @@ using Words = std::map<std::string, std::string>;
 // A module of each kind, on the tensors of the safetensors file `from`; the source says of which.
 void run_evo_lfq(const std::string& from, const std::string& to, const Words& words);
 void run_fsq(const std::string& from, const std::string& to, const Words& words);
+void run_hierarchical_vq(const std::string& from, const std::string& to, const Words& words);
 void run_lfq(const std::string& from, const std::string& to, const Words& words);
 void run_residual_vq(const std::string& from, const std::string& to, const Words& words);
 void run_scalar(const std::string& from, const std::string& to, const Words& words);

@@ -6,6 +6,7 @@ comes out: output, indices, loss, and the output that the indices decode to.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -61,6 +62,7 @@ def _coded(name: str, shape: tuple[int, ...] = TOKENS, axis: int = -1, **options
 
 
 STACK: dict[str, Any] = dict(num_quantizers=3)
+SCALES: dict[str, Any] = dict(kmeans_init=False, threshold_ema_dead_code=0)
 GROUPS: dict[str, Any] = dict(num_quantizers=2, groups=2)
 DROPOUT: dict[str, Any] = dict(num_quantizers=4, quantize_dropout=True)
 LEARNABLE: dict[str, Any] = dict(learnable_codebook=True, ema_update=False)
@@ -124,13 +126,25 @@ ROWS: dict[str, Row] = {
     "residual_sim_vq_heads": _coded("ResidualSimVQ", **STACK, heads=2),
     "random_projection": _coded("RandomProjectionQuantizer", codebook_dim=4),
     "sequential": _coded("Sequential"),
+    "hierarchical_vq": _coded(
+        "HierarchicalVQ", IMAGES, 1, **SCALES, scales=(1, 2, (3, 4)), accept_image_fmap=True
+    ),
+    "hierarchical_vq_dropout": _coded(
+        "HierarchicalVQ",
+        **SCALES,
+        scales=(1, 3, 6, LENGTH),
+        channel_first=False,
+        shared_codebook=False,
+        share_quant_resi=2,
+        nested_dropout=0.6,
+    ),
 }
 """The configurations, by name."""
 # Rows whose options act in training alone: in evaluation their graph is that of another row.
 TRAIN_OTHERWISE = {
     "vq_learnable", "vq_kmeans", "vq_dead_codes", "vq_orthogonal", "vq_diversity", "vq_cross_entropy", "vq_directional",
     "residual_vq_dropout", "residual_fsq_dropout", "residual_lfq_dropout", "residual_sim_vq_dropout", "lfq_softplus",
-    "lfq_part_of_tokens",
+    "lfq_part_of_tokens", "hierarchical_vq_dropout",
 }  # fmt: skip
 
 
@@ -177,6 +191,9 @@ def forward(call: Callable[..., Any], x: Tensor, **kwargs: Any) -> Seen:
             torch.where(real, x + 0 * x.sum(-1, keepdim=True), 0), result, x.new_zeros(()).float()
         )
     quantized, indices, *rest = result
+    if isinstance(indices, tuple):
+        # Of all scales, one after the other.
+        indices = torch.cat([scale.flatten(1) for scale in indices], 1)
     return Seen(quantized, indices, rest[0] if rest else quantized.new_zeros(()).float())
 
 
@@ -186,6 +203,12 @@ def decode(module: nn.Module, indices: Tensor) -> Tensor | None:
         return None
     if isinstance(module, torchvq.Sequential):
         return module.fns[2](module.quantizer.get_output_from_indices(indices))
+    if isinstance(module, torchvq.HierarchicalVQ):
+        shapes = module.level_shapes
+        scales = indices.split([math.prod(shape) for shape in shapes], 1)
+        return module.get_output_from_indices(
+            [scale.unflatten(1, shape) for scale, shape in zip(scales, shapes, strict=True)]
+        )
     if isinstance(module, torchvq.EvoLFQ):
         return module.decoder(module.lfq.indices_to_codes(indices))
     if hasattr(module, "get_output_from_indices"):

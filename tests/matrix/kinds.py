@@ -14,7 +14,8 @@ KINDS = [
     "vq_dead_codes", "vq_kmeans", "vq_learnable", "vq_image", "residual_vq_dropout", "residual_vq_implicit",
     "grouped_residual_vq", "fsq_symmetric", "residual_fsq_dropout", "grouped_residual_fsq", "lfq_part_of_tokens",
     "residual_lfq_dropout", "grouped_residual_lfq", "evo_lfq", "fsp", "latent", "latent_in_place", "binary_mapper",
-    "sim_vq_image", "residual_sim_vq_dropout", "random_projection", "sequential",
+    "sim_vq_image", "residual_sim_vq_dropout", "random_projection", "sequential", "hierarchical_vq",
+    "hierarchical_vq_dropout",
 ]  # fmt: skip
 
 

@@ -30,6 +30,9 @@ IN_PARTS = (
     "grouped_residual_lfq",
     "residual_sim_vq_heads",
 )
+# Rows whose tokens are averages over positions: what is not finite reaches its whole sample.
+BY_SAMPLE = ("hierarchical_vq", "hierarchical_vq_dropout")
+BY_TOKEN = [row for row in ROWS if row not in BY_SAMPLE]
 # Losses with a part that no token has: the likeness of codes, the softplus of an offset.
 CONSTANT_LOSS = ("vq_orthogonal", "lfq_softplus")
 # Draws of a training step, and counters of it, which move although nothing is learnt.
@@ -90,7 +93,7 @@ def test_wrong_arguments(row: str, training: bool, cell: Cell) -> None:
         raises(module, lambda wrong=wrong: module(x, mask=wrong), TypeError)
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("row", BY_TOKEN)
 def test_non_finite_tokens_stay_alone(row: str, cell: Cell) -> None:
     cell(TABLE, row, "NaN and infinity", "that token alone")
     where = (1, 2) if len(ROWS[row].shape) == 3 else (1, 2, 3)
@@ -119,6 +122,23 @@ def index_of(module: nn.Module, indices: Tensor, *index: int) -> Tensor:
     return indices[(slice(None), *index)] if hasattr(module, "rvqs") else indices[index]
 
 
+@pytest.mark.parametrize("row", BY_SAMPLE)
+def test_non_finite_samples_stay_alone(row: str, cell: Cell) -> None:
+    cell(TABLE, row, "NaN and infinity", "that sample alone")
+    for value in NON_FINITE:
+        x, clean = data(row), data(row)
+        x[1].flatten()[2] = value
+        for training in MODES:
+            module, other = build(row).train(training), build(row).train(training)
+            found, expected = forward(module, x), forward(other, clean)
+            assert all(tensor.isfinite().all() for tensor in state(module).values())
+            assert found.quantized[1].isnan().all() and found.indices[1].le(0).all()
+            others = [0, 2]
+            assert found.quantized[others].isfinite().all()
+            if not training:
+                assert torch.equal(found.quantized[others], expected.quantized[others])
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_non_finite_tokens_count_as_masked(row: str, cell: Cell) -> None:
     """The state after a training step is that of the same step with the token masked."""
@@ -126,6 +146,8 @@ def test_non_finite_tokens_count_as_masked(row: str, cell: Cell) -> None:
         x = data(row)
         tokens_last(row, x)[1].flatten(0, -2)[2] = value
         mask = tokens_last(row, x).isfinite().all(-1)
+        if row in BY_SAMPLE:
+            mask[1] = False
         module, other = build(row), build(row)
         forward(module, x)
         forward(other, x, mask=mask)
@@ -278,6 +300,10 @@ def test_more_elements_than_32_bits_count(row: str, cell: Cell) -> None:
     found = forward(module, torch.empty(shape, device="meta"))
     assert found.quantized.shape[0] == 2**20
     assert found.quantized.dim() == small.quantized.dim()
+    if row in BY_SAMPLE:
+        assert found.indices.shape == (2**20, *small.indices.shape[1:])
+        assert list(found.quantized.shape) == shape
+        return
     tokens = torch.Size(shape).numel() // DIM
     per_token = small.indices.numel() // (torch.Size(ROWS[row].shape).numel() // DIM)
     assert found.indices.numel() == tokens * per_token

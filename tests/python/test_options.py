@@ -20,7 +20,16 @@ import pytest
 import torch
 
 import torchvq
-from torchvq import FSP, FSQ, LFQ, LatentQuantize, ResidualFSQ, ResidualVQ, VectorQuantize
+from torchvq import (
+    FSP,
+    FSQ,
+    LFQ,
+    HierarchicalVQ,
+    LatentQuantize,
+    ResidualFSQ,
+    ResidualVQ,
+    VectorQuantize,
+)
 from torchvq.sim_vq import _identity
 
 ops = torch.ops.torchvq
@@ -35,6 +44,7 @@ CLASSES: dict[str, str | None] = {
     "GroupedResidualFSQ": "ResidualFSQ",
     "GroupedResidualLFQ": "ResidualLFQ",
     "GroupedResidualVQ": "ResidualVQ",
+    "HierarchicalVQ": None,
     "LFQ": None,
     "LatentQuantize": None,
     "RandomProjectionQuantizer": None,
@@ -191,6 +201,7 @@ def test_headers_document_every_option(header: str) -> None:
 CALLS: dict[str, tuple[Callable[..., Any], set[str]]] = {
     "VectorQuantizeForwardOptions": (VectorQuantize.forward, {"x", "return_loss_breakdown"}),
     "ResidualVQForwardOptions": (ResidualVQ.forward, {"x"}),
+    "HierarchicalVQForwardOptions": (HierarchicalVQ.forward, {"x", "return_cutoff"}),
 }
 
 
@@ -213,6 +224,7 @@ GIVEN = {
     "num_quantizers": "2",
     "codebook_size": "16",
     "codebook_dim": "4",
+    "scales": "[1, 2]",
 }
 
 
@@ -259,6 +271,10 @@ def test_open_options_are_resolved() -> None:
     sizes = {"dim": "8", "codebook_size": "4", "num_quantizers": "3"}
     assert check("ResidualVQ", sizes) == [4, 4, 4]
     assert check("FSQ", {"levels": "[8, 5]"}) == []
+    # Codes of each scale, its grid, its convolution.
+    image = {"dim": "8", "codebook_size": "4", "accept_image_fmap": "True"}
+    scales = {"scales": "[1, (2, 3), [4, 4]]", "share_quant_resi": "2"}
+    assert check("HierarchicalVQ", image | scales) == [4, 4, 4, 1, 1, 2, 3, 4, 4, 0, 0, 1]
 
 
 BAD_VALUES = [

@@ -28,6 +28,13 @@ QUANTIZERS = {
         {},
         "quantized",
     ),
+    "hierarchical_vq": (
+        lambda: torchvq.HierarchicalVQ(
+            dim=8, codebook_size=16, scales=(1, 5), channel_first=False, kmeans_init=False
+        ),
+        dict(return_cutoff=True),
+        "quantized",
+    ),
     "fsq": (lambda: torchvq.FSQ([5, 5], dim=8), {}, "quantized"),
     "lfq": (lambda: torchvq.LFQ(dim=8, spherical=True), {}, "quantized"),
     "fsp": (lambda: torchvq.FSP([5, 5], dim=8), {}, "quantized"),

@@ -1,0 +1,155 @@
+// HierarchicalVQ: residual quantization from coarse to fine, scale after scale of one map.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
+#include <torch/nn/pimpl.h>
+
+#include <torchvq/export.h>
+#include <torchvq/modules/vector_quantize.h>
+#include <torchvq/options/hierarchical_vq.h>
+
+namespace torchvq {
+
+/// The convolution between the scales and their map: weight (D, D, 3, ...) and bias (D,), drawn as
+/// those of torch's own.
+class TORCHVQ_API ScaleConvolutionImpl : public torch::nn::Cloneable<ScaleConvolutionImpl> {
+ public:
+  /// @param dim   features.
+  /// @param axes  of positions, 1 to 3.
+  ScaleConvolutionImpl(int64_t dim, int64_t axes);
+
+  void reset() override;
+
+  torch::Tensor weight, bias;
+
+ private:
+  int64_t dim_, axes_;
+};
+
+TORCH_MODULE(ScaleConvolution);
+
+/// What makes the map of a scale's tokens; see functional::spread_scale.
+class TORCHVQ_API ScalePhiImpl : public torch::nn::Cloneable<ScalePhiImpl> {
+ public:
+  ScalePhiImpl(int64_t dim, int64_t axes, double ratio);
+
+  void reset() override;
+
+  /// Tokens (B, L, D) of a grid of that shape, as a map (B, D, *full).
+  torch::Tensor forward(const torch::Tensor& tokens, at::IntArrayRef shape, at::IntArrayRef full);
+
+  ScaleConvolution conv{nullptr};
+
+ private:
+  int64_t dim_, axes_;
+  double ratio_;
+};
+
+TORCH_MODULE(ScalePhi);
+
+/// What a forward of HierarchicalVQ returns.
+struct HierarchicalVQOutput {
+  torch::Tensor quantized;             ///< the layout and dtype of the input
+  std::vector<torch::Tensor> indices;  ///< (B, *shape) of each scale, int64; -1 where masked or
+                                       ///< dropped
+  torch::Tensor loss;             ///< the mean over the scales in use, a scalar; 0 in evaluation
+  std::optional<int64_t> cutoff;  ///< the last scale in use; none where none was dropped
+};
+
+/// Residual quantization from coarse to fine: each scale quantizes an average of what the coarser
+/// ones left.
+///
+/// Formula  r_0 = x; q_n = nearest codes of the averages of r_n over the cells of scale n;
+///          m_n = phi_n(q_n, interpolated); r_{n+1} = r_n - m_n; output = m_0 + m_1 + ...
+/// Paper    Tian et al. 2024, VAR, arXiv:2404.02905
+/// Parity   vector-quantize-pytorch, class HierarchicalVQ; the same options, state names, numbers
+/// State    state_dict.h, or torch::save and torch::load
+///
+/// Example:
+/// ```
+/// torchvq::HierarchicalVQ quantizer(
+///     torchvq::HierarchicalVQOptions(32, 4096, {1, 2, 4, 8, 16}).accept_image_fmap(true));
+/// auto output = quantizer(torch::randn({2, 32, 16, 16}));
+/// ```
+class TORCHVQ_API HierarchicalVQImpl : public torch::nn::Cloneable<HierarchicalVQImpl> {
+ public:
+  explicit HierarchicalVQImpl(HierarchicalVQOptions options);
+
+  void reset() override;
+  void pretty_print(std::ostream& stream) const override;
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+  /// Quantizes x; in training also updates the codebook.
+  ///
+  /// @param x     (B, dim, *S), without channel_first (B, *S, dim); S of any size, any floating
+  ///              dtype.
+  /// @param call  what this call asks for beyond the module's options.
+  ///
+  /// Gradient     that of the walk with each code in the place of its token, scale by scale: of the
+  ///              output and of the loss to x and to the convolutions. In evaluation to the
+  ///              convolutions alone.
+  /// Empty        no positions, or all masked: loss 0, nothing updated.
+  /// Non-finite   a token with NaN or infinity gives NaN and index 0, and does not reach the
+  ///              codebook.
+  /// Distributed  as VectorQuantize, one update from the tokens of all scales and ranks.
+  /// Throws       c10::ValueError for wrong shapes or arguments at odds, c10::TypeError for wrong
+  ///              dtypes, c10::IndexError for a target out of range.
+  HierarchicalVQOutput forward(const torch::Tensor& x,
+                               const HierarchicalVQForwardOptions& call = {});
+
+  /// The output of forward in evaluation for these indices, in the same layout; float32, or float64
+  /// for a double module.
+  ///
+  /// @param indices     (B, *shape) of each scale; -1 is the code 0, a scale that is -1 as a whole
+  ///                    adds nothing.
+  /// @param full_shape  positions of the input, which indices do not know. Default: those of the
+  ///                    last scale.
+  /// @param mask        (B, *full_shape), what forward was given.
+  ///
+  /// Throws c10::ValueError for other shapes, c10::IndexError for an index outside [-1, K).
+  torch::Tensor get_output_from_indices(
+      const std::vector<torch::Tensor>& indices,
+      const std::optional<std::vector<int64_t>>& full_shape = std::nullopt,
+      const std::optional<torch::Tensor>& mask = std::nullopt);
+
+  /// How each scale used its codes; see VectorQuantizeImpl::stats. One all-reduce for all scales if
+  /// `synced`. A dropped scale has no tokens; scales that share a codebook have its dead and
+  /// replaced codes each.
+  std::vector<CodebookStats> stats(bool synced = false) const;
+
+  int64_t num_levels() const { return static_cast<int64_t>(resolved_.shapes.size()); }
+  const ResolvedHierarchicalVQOptions& resolved() const { return resolved_; }
+  /// The quantizer of a scale.
+  VectorQuantizeImpl& get_vq(int64_t scale) const;
+  /// What makes the map of a scale's tokens.
+  ScalePhi choose_phi(int64_t scale) const;
+
+  HierarchicalVQOptions options;
+  std::vector<VectorQuantize> vqs;  ///< one, registered as "vq", or those of the scales, "vqs.N"
+  std::vector<ScalePhi> phis;       ///< one, registered as "phi_shared", or several, "phi_levels.N"
+  std::vector<torch::Tensor>
+      step_counts;  ///< (1, K) for each scale: this rank's tokens of each code in the last training
+                    ///< forward; empty before the first; not part of the state
+
+ protected:
+  FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(HierarchicalVQForwardOptions())})
+
+ private:
+  void check(const torch::Tensor& x) const;
+  void check_indices(const std::vector<torch::Tensor>& indices, int64_t batch) const;
+  torch::Tensor decode_scale(int64_t scale, const torch::Tensor& indices, at::IntArrayRef full);
+
+  ResolvedHierarchicalVQOptions resolved_;
+};
+
+TORCH_MODULE(HierarchicalVQ);
+
+}  // namespace torchvq

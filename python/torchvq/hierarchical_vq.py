@@ -1,0 +1,498 @@
+"""HierarchicalVQ: residual quantization from coarse to fine, scale after scale of one map."""
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from torchvq._joined import without_autocast
+from torchvq._layout import Layout
+from torchvq._options import check_options, expect
+from torchvq._phi import Phi
+from torchvq._ranks import group_of, ranks_of, shake_hands
+from torchvq._scales import Request, ScaleWalk, finish_scales, walk
+from torchvq._stats import CodebookStats, begin_step, stats_of
+from torchvq._transforms import is_mapped
+from torchvq._wide_buffers import HALF
+from torchvq.codebook import Codebook
+from torchvq.outputs import HierarchicalOutput, HierarchicalOutputWithCutoff, HierarchicalResult
+from torchvq.vector_quantize import VectorQuantize
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_ops = torch.ops.torchvq
+
+
+class HierarchicalVQ(nn.Module):
+    """Residual quantization from coarse to fine: each scale quantizes an average of what the coarser ones left.
+
+    The quantizer of VAR (Tian et al. 2024, arXiv:2404.02905). The tokens of scale n are averages over the cells of a
+    grid; their codes, interpolated to the size of the input and smoothed by a convolution, are taken from it; the
+    output is the sum of all that was taken. An image of 16 x 16 becomes 1, 4, 9 ... 256 tokens.
+
+    Shapes: ``B`` batch, ``*S`` positions (one axis; of images two, of volumes three), ``Q`` scales, ``K`` codes.
+
+    Args:
+        dim: features of the input and of a code, at least 1.
+        codebook_size: number of codes ``K``, at least 1; with ``shared_codebook=False`` perhaps one for each scale.
+        scales: the grid of each scale, coarsest first: a number for all axes, or one per axis; none smaller along any
+            axis than the one before.
+        shared_codebook: one codebook for all scales. Default: True.
+        channel_first: features on axis 1, otherwise on the last. Default: True.
+        sync_codebook: see ``VectorQuantize``. Default: None.
+        decay: see ``VectorQuantize``; one update per forward, from the tokens of all scales. Default: 0.99.
+        commitment_weight: see ``VectorQuantize``. Default: 1.
+        rotation_trick: see ``VectorQuantize``. Default: False.
+        kmeans_init: initialise the codes by k-means on the first training tokens of all scales (of each, without
+            ``shared_codebook``). Default: True.
+        kmeans_iters: Lloyd iterations of that, 0 or more. Default: 10.
+        threshold_ema_dead_code: see ``VectorQuantize``. Default: 2.
+        stochastic_sample_codes: see ``VectorQuantize``. Default: False.
+        sample_codebook_temp: see ``VectorQuantize``. Default: 0.1.
+        orthogonal_reg_weight: see ``VectorQuantize``. Default: 0.
+        orthogonal_reg_max_codes: see ``VectorQuantize``. Default: 128.
+        orthogonal_reg_active_codes_only: see ``VectorQuantize``. Default: False.
+        quant_resi: what the convolution has of a scale's map, its absolute value; finite. Default: 0.5.
+        share_quant_resi: number of convolutions: 1 for all scales, several spread evenly over them, below 1 or from
+            ``Q`` on one for each. Default: 1.
+        nested_dropout: probability that a training forward drops the last scales, in [0, 1]. Default: 0.
+        nested_dropout_min_levels: scales that are never dropped, at least 1. Default: 1.
+        accept_image_fmap: input is (B, dim, H, W). Default: False.
+        accept_3d_fmap: input is (B, dim, T, H, W). Default: False.
+        use_cosine_sim: see ``VectorQuantize``. Default: False.
+        freeze_codebook: see ``VectorQuantize``. Default: False.
+        dead_code_threshold_fraction: see ``VectorQuantize``. Default: 0.
+        process_group: see ``VectorQuantize``. Default: all.
+        reduction: see ``VectorQuantize``. Default: "exact".
+        vqp_compat: the order of ``vector_quantize_pytorch``: k-means on the coarsest scale, an update after each scale,
+            dropped scales that teach and have indices; and what it means for ``VectorQuantize``. Default: False.
+
+    Raises:
+        ValueError: an option out of range, or options that exclude each other.
+
+    Gradient: that of the walk with each code in the place of its token, scale by scale: of the output and of the loss
+        to the input and to the convolutions. In evaluation to the convolutions alone.
+
+    Dtypes: the output has the dtype of the input, indices are int64. The walk is float32 (float64 for float64 input)
+        whatever autocast or a cast of the module says.
+
+    State: ``vq._codebook.*``, or ``vqs.N._codebook.*`` without ``shared_codebook``; ``phi_shared.conv.*``, or
+        ``phi_levels.N.conv.*``.
+
+    Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
+
+    Example:
+        >>> hvq = HierarchicalVQ(dim=32, codebook_size=4096, scales=(1, 2, 4, 8, 16), accept_image_fmap=True)
+        >>> quantized, indices, loss = hvq(torch.randn(2, 32, 16, 16))
+        >>> quantized.shape, [tuple(scale.shape) for scale in indices], loss.shape
+        (torch.Size([2, 32, 16, 16]), [(2, 1, 1), (2, 2, 2), (2, 4, 4), (2, 8, 8), (2, 16, 16)], torch.Size([]))
+    """
+
+    scale_counts: Tensor
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        codebook_size: int | Sequence[int],
+        scales: Sequence[int | Sequence[int]],
+        shared_codebook: bool = True,
+        channel_first: bool = True,
+        sync_codebook: bool | None = None,
+        decay: float = 0.99,
+        commitment_weight: float = 1.0,
+        rotation_trick: bool = False,
+        kmeans_init: bool = True,
+        kmeans_iters: int = 10,
+        threshold_ema_dead_code: float = 2,
+        stochastic_sample_codes: bool = False,
+        sample_codebook_temp: float = 0.1,
+        orthogonal_reg_weight: float = 0.0,
+        orthogonal_reg_max_codes: int | None = 128,
+        orthogonal_reg_active_codes_only: bool = False,
+        quant_resi: float = 0.5,
+        share_quant_resi: int = 1,
+        nested_dropout: float = 0.0,
+        nested_dropout_min_levels: int = 1,
+        accept_image_fmap: bool = False,
+        accept_3d_fmap: bool = False,
+        use_cosine_sim: bool = False,
+        freeze_codebook: bool = False,
+        dead_code_threshold_fraction: float = 0.0,
+        process_group: "ProcessGroup | str | None" = None,
+        reduction: str = "exact",
+        vqp_compat: bool = False,
+    ) -> None:
+        super().__init__()
+        resolved = check_options("HierarchicalVQ", locals())
+        count, axes = len(scales), 3 if accept_3d_fmap else 2 if accept_image_fmap else 1
+        sizes, grids = resolved[:count], resolved[count : count * (axes + 1)]
+
+        self.dim = dim
+        self.spatial_dims = axes
+        self.channel_first = channel_first
+        self.level_shapes = tuple(tuple(grids[n * axes : (n + 1) * axes]) for n in range(count))
+        self.num_levels = count
+        self.codebook_sizes = tuple(sizes)
+        self.shared_codebook = shared_codebook
+        self.nested_dropout = nested_dropout
+        self.nested_dropout_min_levels = nested_dropout_min_levels
+        self.vqp_compat = vqp_compat
+        self._convolutions = resolved[count * (axes + 1) :]
+
+        quantizers = [
+            VectorQuantize(
+                dim=dim,
+                codebook_size=size,
+                sync_codebook=sync_codebook,
+                decay=decay,
+                commitment_weight=commitment_weight,
+                rotation_trick=rotation_trick,
+                kmeans_init=kmeans_init,
+                kmeans_iters=kmeans_iters,
+                threshold_ema_dead_code=threshold_ema_dead_code,
+                stochastic_sample_codes=stochastic_sample_codes,
+                sample_codebook_temp=sample_codebook_temp,
+                orthogonal_reg_weight=orthogonal_reg_weight,
+                orthogonal_reg_max_codes=orthogonal_reg_max_codes,
+                orthogonal_reg_active_codes_only=orthogonal_reg_active_codes_only,
+                use_cosine_sim=use_cosine_sim,
+                freeze_codebook=freeze_codebook,
+                dead_code_threshold_fraction=dead_code_threshold_fraction,
+                process_group=process_group,
+                reduction=reduction,
+                vqp_compat=vqp_compat,
+            )
+            for size in (sizes[:1] if shared_codebook else sizes)
+        ]
+        self.vq = quantizers[0] if shared_codebook else None
+        self.vqs = None if shared_codebook else nn.ModuleList(quantizers)
+        shared = share_quant_resi == 1
+        self.phi_shared = Phi(dim, axes, quant_resi) if shared else None
+        self.phi_levels = (
+            None
+            if shared
+            else nn.ModuleList(
+                Phi(dim, axes, quant_resi) for _ in range(max(self._convolutions) + 1)
+            )
+        )
+        if shared_codebook:
+            self._keep_counts()
+            self.register_load_state_dict_post_hook(_forget_counts)  # type: ignore[no-untyped-call]
+
+    def extra_repr(self) -> str:
+        """The options, for ``print``."""
+        return f"dim={self.dim}, scales={self.level_shapes}, codebook_sizes={self.codebook_sizes}"
+
+    # Forward -----------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        x: Tensor,
+        indices: Sequence[Tensor] | None = None,
+        mask: Tensor | None = None,
+        lens: Tensor | None = None,
+        sample_codebook_temp: float | None = None,
+        return_cutoff: bool = False,
+        *,
+        freeze_codebook: bool | None = None,
+    ) -> HierarchicalResult:
+        """Quantizes x; in training also updates the codebook.
+
+        Args:
+            x: (B, dim, *S), without ``channel_first`` (B, *S, dim); S of any size. Any floating dtype.
+            indices: codes to score, one tensor for each scale in the shape that is returned: the result is then
+                ``(quantized, loss)``, loss being the mean over scales of the cross-entropies of the distances towards
+                them. Each scale sees what the choices of the scales before have left. -1 is left out.
+            mask: bool (B, *S), True for real positions. Averages are over real positions; a cell without any has the
+                index -1. Outputs of padding are 0.
+            lens: (B,) integer, lengths of sequences, instead of mask.
+            sample_codebook_temp: overrides the option for this call.
+            return_cutoff: append the last scale in use, None where none was dropped. Where only the device knows it, a
+                0-d tensor, ``Q - 1`` where none was dropped.
+            freeze_codebook: overrides the option for this call.
+
+        Returns:
+            ``(quantized, indices, loss)``, named: indices a tuple of int64 (B, *shape) for each scale, -1 where
+            dropped; loss a scalar, the mean over the scales in use; 0 in evaluation. No positions, or all masked: loss
+            0, nothing updated. A token with NaN or infinity gives NaN and index 0, and does not reach the codebook.
+
+        Raises:
+            ValueError: wrong shapes or arguments at odds. TypeError: wrong dtypes. IndexError: a target out of range.
+        """
+        self._check(x)
+        layout = self._layout
+        token_mask = layout.token_mask(x, mask, lens)
+        targets = self._targets(indices, x)
+        first = self.levels[0]
+        frozen = first.freeze_codebook if freeze_codebook is None else freeze_codebook
+        with ExitStack() as steps:
+            if self.training and not torch.compiler.is_compiling():
+                for codebook in self._codebooks():
+                    steps.enter_context(codebook.step_of(x))
+            # Decoding happens outside of autocast, perhaps.
+            with without_autocast(x):
+                request = Request(
+                    mask=self._map_mask(x, token_mask),
+                    targets=targets,
+                    temperature=sample_codebook_temp,
+                    frozen=frozen,
+                    depth=self.num_levels,
+                    ranks=ranks_of(first, "HierarchicalVQ"),
+                )
+                done, depth = self._walk(self._maps(x, token_mask), request)
+                loss = self._loss(done, depth)
+                quantized = self._restore(done.output, x, token_mask)
+        if targets is not None:
+            return quantized, loss
+        found = self._indices(done, x.shape[0])
+        if return_cutoff:
+            return HierarchicalOutputWithCutoff(quantized, found, loss, self._cutoff(depth))
+        return HierarchicalOutput(quantized, found, loss)
+
+    # Stages of forward ---------------------------------------------------------------------------------------
+
+    @property
+    def _layout(self) -> Layout:
+        return Layout(self.dim, 1, False, self.channel_first, None, "HierarchicalVQ")
+
+    def _check(self, x: Tensor) -> None:
+        self._layout.check(x)
+        if x.dim() != self.spatial_dims + 2:
+            raise ValueError(
+                f"HierarchicalVQ: expected x to have {self.spatial_dims} axes of positions, "
+                f"but got shape {list(x.shape)}"
+            )
+
+    def _targets(self, indices: Sequence[Tensor] | None, x: Tensor) -> tuple[Tensor, ...] | None:
+        if indices is None:
+            return None
+        self._check_indices(indices, x.shape[0])
+        return tuple(indices)
+
+    def _check_indices(self, indices: Sequence[Tensor], batch: int) -> None:
+        shapes = [[batch, *shape] for shape in self.level_shapes]
+        got = [list(scale.shape) for scale in indices]
+        fits = got == shapes
+        expect("HierarchicalVQ", fits, "indices", f"tensors of the shapes {shapes}", got)
+
+    def _maps(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, D, *S), float32 or float64, zeros for padding."""
+        layout = self._layout
+        tokens = layout.pack(x)
+        if mask is not None:
+            # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+            tokens = _ops.fill_masked(tokens, mask)
+        wide = tokens.float() if tokens.dtype in HALF else tokens
+        return wide.transpose(1, 2).reshape(x.shape[0], self.dim, *layout.positions(x))
+
+    def _map_mask(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
+        positions = self._layout.positions(x)
+        if mask is not None:
+            return mask.view(x.shape[0], *positions)
+        # Without positions no cell has a real one.
+        return (
+            None
+            if x.shape[0] == 0 or 0 not in positions
+            else x.new_ones(x.shape[0], *positions, dtype=torch.bool)
+        )
+
+    def _walk(self, maps: Tensor, request: Request) -> tuple[ScaleWalk, int | Tensor]:
+        """The walk, and how many scales it used."""
+        codebooks = self._codebooks()
+        # Before the depth is drawn, so that ranks draw the same.
+        shake_hands(codebooks, request.ranks)
+        if self.training:
+            begin_step(codebooks)
+        depth = self._depth()
+        done = walk(self, maps, request._replace(depth=depth))
+        if self.training:
+            finish_scales(self, done, request.ranks)
+        return done, depth
+
+    def _depth(self) -> int | Tensor:
+        """How many scales this forward uses: a number where reading it costs nothing."""
+        if not (self.training and self.nested_dropout > 0):
+            return self.num_levels
+        depth: Tensor = _ops.drawn_scales(
+            self.levels[0]._codebook.rng,
+            self.num_levels,
+            self.nested_dropout,
+            self.nested_dropout_min_levels,
+        )
+        if torch.compiler.is_compiling() or is_mapped(depth) or depth.device.type != "cpu":
+            return depth
+        return int(depth)
+
+    def _cutoff(self, depth: int | Tensor) -> int | Tensor | None:
+        if isinstance(depth, Tensor):
+            return depth - 1
+        return None if depth == self.num_levels else depth - 1
+
+    def _loss(self, done: ScaleWalk, depth: int | Tensor) -> Tensor:
+        """The mean over the scales in use."""
+        used = done.losses[:depth] if isinstance(depth, int) else done.losses
+        loss = sum(used[1:], used[0]) / depth
+        if not self.training or not isinstance(depth, int):
+            return loss
+        # Wrappers wait for a gradient of every parameter: a sum over nothing has it.
+        for index in range(depth, self.num_levels):
+            for weight in self.choose_phi(index).parameters():
+                loss = loss + weight.flatten()[:0].sum()
+        return loss
+
+    def _restore(self, output: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
+        tokens = output.flatten(2).transpose(1, 2).to(x.dtype)
+        if mask is not None:
+            tokens = _ops.fill_padding(tokens.contiguous(), mask)
+        return self._layout.unpack(tokens, x)
+
+    def _indices(self, done: ScaleWalk, batch: int) -> tuple[Tensor, ...]:
+        chosen = [scale.choice.chosen.indices for scale in done.scales]
+        shapes = self.level_shapes
+        found = [part.view(batch, *shape) for part, shape in zip(chosen, shapes, strict=False)]
+        # Dropped scales have no index.
+        dropped = [chosen[0].new_full((batch, *shape), -1) for shape in shapes[len(found) :]]
+        return (*found, *dropped)
+
+    # Parts -------------------------------------------------------------------------------------------------
+
+    @property
+    def scales(self) -> tuple[int | tuple[int, ...], ...]:
+        """The grid of each scale: a number where it is the same along all axes."""
+        return tuple(shape[0] if len(set(shape)) == 1 else shape for shape in self.level_shapes)
+
+    @property
+    def levels(self) -> list[VectorQuantize]:
+        """The quantizer of each scale: the same for all, or its own."""
+        if self.vqs is None:
+            return [cast(VectorQuantize, self.vq)] * self.num_levels
+        return cast(list[VectorQuantize], list(self.vqs))
+
+    def _codebooks(self) -> list[Codebook]:
+        levels = self.levels[:1] if self.shared_codebook else self.levels
+        return [level._codebook for level in levels]
+
+    def get_vq(self, level_index: int) -> VectorQuantize:
+        """The quantizer of a scale."""
+        return self.levels[level_index]
+
+    def choose_phi(self, level_index: int) -> Phi:
+        """What makes the map of a scale's tokens."""
+        if self.phi_levels is None:
+            return cast(Phi, self.phi_shared)
+        return cast(Phi, self.phi_levels[self._convolutions[level_index]])
+
+    def pool_residual(
+        self, t: Tensor, level_shape: Sequence[int], mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Averages of a map (B, D, *S) over the cells of a grid, (B, D, *shape); and which are real, (B, *shape)."""
+        shape = list(level_shape)
+        tokens = _ops.pool_scale(t, shape, mask=mask)
+        pooled = tokens.transpose(1, 2).reshape(*t.shape[:2], *shape)
+        if mask is None:
+            return pooled, None
+        return pooled, _ops.pool_scale_mask(mask, shape).view(t.shape[0], *shape)
+
+    def upsample_to_full(self, q: Tensor, full_shape: Sequence[int], level_index: int) -> Tensor:
+        """The map (B, D, *full_shape) of a grid of codes (B, D, *shape) of a scale."""
+        tokens = q.flatten(2).transpose(1, 2).contiguous()
+        spread: Tensor = self.choose_phi(level_index)(tokens, q.shape[2:], full_shape)
+        return spread
+
+    def sample_nested_cutoff(self, device: object = None) -> int | None:
+        """The last scale that the next training forward uses; None: all. ``device`` is not needed."""
+        depth = _ops.drawn_scales(
+            self.levels[0]._codebook.rng,
+            self.num_levels,
+            self.nested_dropout,
+            self.nested_dropout_min_levels,
+        )
+        return cast("int | None", self._cutoff(int(depth)))
+
+    # Codes -----------------------------------------------------------------------------------------------------
+
+    def get_output_from_indices(
+        self,
+        indices: Sequence[Tensor],
+        full_shape: Sequence[int] | None = None,
+        *,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """The output of ``forward`` in evaluation for these indices, in the same layout.
+
+        Args:
+            indices: int64 (B, *shape) for each scale. -1 is the code 0; a scale that is -1 as a whole adds nothing.
+            full_shape: positions of the input, which indices do not know. Default: those of the last scale.
+            mask: bool (B, *full_shape), what forward was given; the output of padding is 0.
+
+        Returns:
+            (B, dim, *full_shape), without ``channel_first`` (B, *full_shape, dim); float32, or float64 for a double
+            module.
+
+        Raises:
+            ValueError: for other shapes. IndexError: for an index outside [-1, K).
+        """
+        batch = indices[0].shape[0] if len(indices) > 0 and indices[0].dim() > 0 else 0
+        self._check_indices(indices, batch)
+        full = tuple(self.level_shapes[-1] if full_shape is None else full_shape)
+        fits = len(full) == self.spatial_dims
+        expect("HierarchicalVQ", fits, "full_shape", f"{self.spatial_dims} numbers", list(full))
+        total: Tensor | None = None
+        for index, found in enumerate(indices):
+            taken = self._decode_scale(index, found, full)
+            total = torch.zeros_like(taken) + taken if total is None else total + taken
+        assert total is not None
+        if mask is not None:
+            expected = [batch, *full]
+            expect(
+                "HierarchicalVQ",
+                list(mask.shape) == expected,
+                "mask",
+                f"of shape {expected}",
+                list(mask.shape),
+            )
+            total = total.masked_fill(mask.logical_not().unsqueeze(1), 0)
+        return total if self.channel_first else total.movedim(1, -1)
+
+    def _decode_scale(self, index: int, found: Tensor, full: Sequence[int]) -> Tensor:
+        codes = _ops.lookup_codes(self.levels[index]._codebook.codes(), found.reshape(1, -1))
+        wide = codes.float() if codes.dtype in HALF else codes
+        tokens = wide.view(found.shape[0], math.prod(found.shape[1:]), self.dim)
+        taken: Tensor = self.choose_phi(index)(tokens, self.level_shapes[index], full)
+        absent = (found < 0).flatten(1).all(1)
+        return taken.masked_fill(absent.view(-1, *[1] * (self.spatial_dims + 1)), 0)
+
+    # Statistics ------------------------------------------------------------------------------------------------
+
+    def _keep_counts(self) -> None:
+        """Tokens of each code in the last training forward of this rank, (Q, 1, K), of scales with one codebook."""
+        counts = self.levels[0].step_counts
+        self.register_buffer(
+            "scale_counts", counts.new_zeros(self.num_levels, *counts.shape), persistent=False
+        )
+
+    def counts_of_scales(self) -> list[Tensor]:
+        """Tokens of each code in the last training forward of this rank, (1, K) for each scale."""
+        if self.shared_codebook:
+            return list(self.scale_counts.unbind(0))
+        return [level.step_counts for level in self.levels]
+
+    def stats(self, synced: bool = False) -> tuple[CodebookStats, ...]:
+        """How each scale used its codes in the last training forward; see ``VectorQuantize.stats``.
+
+        One all-reduce for all scales if ``synced``. A scale that was dropped has no tokens. Scales that share a
+        codebook have its dead and replaced codes each.
+        """
+        levels = self.levels
+        group = group_of(levels[0]) if synced else ""
+        return tuple(stats_of(self.counts_of_scales(), [vq._codebook for vq in levels], group))
+
+
+def _forget_counts(hvq: HierarchicalVQ, _: object = None) -> None:
+    """Another state has had no step yet."""
+    hvq._keep_counts()

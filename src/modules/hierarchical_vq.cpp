@@ -1,0 +1,302 @@
+#include <torchvq/modules/hierarchical_vq.h>
+
+#include <algorithm>
+#include <cmath>
+#include <ostream>
+#include <utility>
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/nn/init.h>
+#include <torch/nn/modules/container/modulelist.h>
+
+#include <torchvq/functional/layout.h>
+#include <torchvq/functional/scales.h>
+#include <torchvq/ops/lookup_codes.h>
+
+#include "modules/copy_tensors.h"
+#include "modules/layout.h"
+#include "modules/ranks.h"
+#include "modules/scale_walk.h"
+#include "modules/stats.h"
+
+namespace torchvq {
+
+namespace F = functional;
+using OptionalTensor = std::optional<torch::Tensor>;
+
+namespace {
+
+constexpr auto kHierarchicalVQ = "HierarchicalVQ";
+constexpr int64_t kScaleKernel = 3;
+
+detail::Layout scale_layout(const HierarchicalVQOptions& options) {
+  return {.dim = options.dim(),
+          .heads = 1,
+          .separate = false,
+          .channel_first = options.channel_first(),
+          .map_rank = 0,
+          .owner = kHierarchicalVQ};
+}
+
+std::vector<int64_t> positions_of(const HierarchicalVQOptions& options, const torch::Tensor& x) {
+  const auto sizes = x.sizes();
+  return options.channel_first() ? sizes.slice(2).vec() : sizes.slice(1, sizes.size() - 2).vec();
+}
+
+std::vector<int64_t> with_batch(int64_t batch, at::IntArrayRef positions) {
+  std::vector<int64_t> shape{batch};
+  shape.insert(shape.end(), positions.begin(), positions.end());
+  return shape;
+}
+
+bool is_half_precision(const torch::Tensor& tensor) {
+  return tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16;
+}
+
+/// (B, D, *S), float32 or float64, zeros for padding.
+torch::Tensor maps_of(const HierarchicalVQOptions& options, const torch::Tensor& x,
+                      const OptionalTensor& mask) {
+  auto tokens = scale_layout(options).pack(x);
+  // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+  if (mask) tokens = F::fill_masked(tokens, *mask);
+  if (is_half_precision(tokens)) tokens = tokens.to(at::kFloat);
+  auto shape = with_batch(options.dim(), positions_of(options, x));
+  shape.insert(shape.begin(), x.size(0));
+  return tokens.transpose(1, 2).reshape(shape);
+}
+
+/// (B, *S) of (B, N). Without positions no cell has a real one.
+OptionalTensor map_mask(const HierarchicalVQOptions& options, const torch::Tensor& x,
+                        const OptionalTensor& mask) {
+  const auto positions = positions_of(options, x);
+  const auto shape = with_batch(x.size(0), positions);
+  if (mask) return mask->view(shape);
+  const bool empty = std::find(positions.begin(), positions.end(), 0) != positions.end();
+  if (x.size(0) == 0 || !empty) return std::nullopt;
+  return at::ones(shape, x.options().dtype(at::kBool).requires_grad(false));
+}
+
+/// How many scales this forward uses.
+int64_t scales_in_use(const HierarchicalVQImpl& hvq) {
+  const auto& options = hvq.options;
+  if (!hvq.is_training() || options.nested_dropout() <= 0) return hvq.num_levels();
+  return F::drawn_scales(hvq.get_vq(0).codebook_state->rng, hvq.num_levels(),
+                         options.nested_dropout(), options.nested_dropout_min_levels())
+      .item<int64_t>();
+}
+
+torch::Tensor restore_map(const HierarchicalVQOptions& options, const torch::Tensor& output,
+                          const torch::Tensor& x, const OptionalTensor& mask) {
+  auto tokens = output.flatten(2).transpose(1, 2).to(x.scalar_type());
+  if (mask) tokens = F::fill_padding(tokens.contiguous(), *mask);
+  return scale_layout(options).unpack(tokens, x);
+}
+
+}  // namespace
+
+// Convolutions ------------------------------------------------------------------------------------
+
+ScaleConvolutionImpl::ScaleConvolutionImpl(int64_t dim, int64_t axes) : dim_(dim), axes_(axes) {
+  reset();
+}
+
+void ScaleConvolutionImpl::reset() {
+  std::vector<int64_t> shape(axes_ + 2, kScaleKernel);
+  shape[0] = shape[1] = dim_;
+  weight = register_parameter("weight", torch::empty(shape));
+  bias = register_parameter("bias", torch::empty({dim_}));
+  torch::nn::init::kaiming_uniform_(weight, std::sqrt(5.0));
+  const auto inputs = static_cast<double>(weight[0].numel());
+  torch::nn::init::uniform_(bias, -1 / std::sqrt(inputs), 1 / std::sqrt(inputs));
+}
+
+ScalePhiImpl::ScalePhiImpl(int64_t dim, int64_t axes, double ratio)
+    : dim_(dim), axes_(axes), ratio_(ratio) {
+  reset();
+}
+
+void ScalePhiImpl::reset() { conv = register_module("conv", ScaleConvolution(dim_, axes_)); }
+
+torch::Tensor ScalePhiImpl::forward(const torch::Tensor& tokens, at::IntArrayRef shape,
+                                    at::IntArrayRef full) {
+  return F::spread_scale(tokens, shape, c10::fromIntArrayRefSlow(full), conv->weight, conv->bias,
+                         ratio_);
+}
+
+// Construction ------------------------------------------------------------------------------------
+
+HierarchicalVQImpl::HierarchicalVQImpl(HierarchicalVQOptions options_)
+    : options(std::move(options_)) {
+  reset();
+}
+
+void HierarchicalVQImpl::reset() {
+  resolved_ = options.validate();
+  vqs.clear();
+  phis.clear();
+  step_counts.clear();
+  if (options.shared_codebook()) {
+    vqs.push_back(register_module("vq", VectorQuantize(options.vq(resolved_.sizes[0]))));
+  } else {
+    const auto list = register_module("vqs", torch::nn::ModuleList());
+    for (const auto size : resolved_.sizes) {
+      vqs.emplace_back(options.vq(size));
+      list->push_back(vqs.back());
+    }
+  }
+  const auto make = [&] {
+    return ScalePhi(options.dim(), options.spatial_dims(), std::abs(options.quant_resi()));
+  };
+  if (options.share_quant_resi() == 1) {
+    phis.push_back(register_module("phi_shared", make()));
+    return;
+  }
+  const auto list = register_module("phi_levels", torch::nn::ModuleList());
+  const auto last = *std::max_element(resolved_.convolutions.begin(), resolved_.convolutions.end());
+  for (int64_t index = 0; index <= last; ++index) {
+    phis.push_back(make());
+    list->push_back(phis.back());
+  }
+}
+
+void HierarchicalVQImpl::pretty_print(std::ostream& stream) const {
+  stream << "torchvq::HierarchicalVQ(dim=" << options.dim() << ", scales=" << num_levels()
+         << ", codebook_size=" << resolved_.sizes[0] << ")";
+}
+
+std::shared_ptr<torch::nn::Module> HierarchicalVQImpl::clone(
+    const std::optional<torch::Device>& device) const {
+  auto copy = std::make_shared<HierarchicalVQImpl>(options);
+  detail::copy_tensors(*this, *copy, device);
+  for (size_t index = 0; index < vqs.size(); ++index) {
+    copy->vqs[index]->codebook_state->copy_state(*vqs[index]->codebook_state, device);
+    copy->vqs[index]->step_counts = vqs[index]->step_counts;
+  }
+  copy->step_counts = step_counts;
+  return copy;
+}
+
+void HierarchicalVQImpl::load(torch::serialize::InputArchive& archive) {
+  torch::nn::Module::load(archive);
+  step_counts.clear();
+  for (const auto& vq : vqs) vq.ptr()->step_counts.reset();
+}
+
+VectorQuantizeImpl& HierarchicalVQImpl::get_vq(int64_t scale) const {
+  return *vqs[options.shared_codebook() ? 0 : scale].ptr();
+}
+
+ScalePhi HierarchicalVQImpl::choose_phi(int64_t scale) const {
+  return phis[resolved_.convolutions[scale]];
+}
+
+// Forward -----------------------------------------------------------------------------------------
+
+void HierarchicalVQImpl::check(const torch::Tensor& x) const {
+  scale_layout(options).check(x);
+  TORCH_CHECK_VALUE(x.dim() == options.spatial_dims() + 2, "HierarchicalVQ: expected x to have ",
+                    options.spatial_dims(), " axes of positions, but got shape ", x.sizes());
+}
+
+void HierarchicalVQImpl::check_indices(const std::vector<torch::Tensor>& indices,
+                                       int64_t batch) const {
+  bool fits = static_cast<int64_t>(indices.size()) == num_levels();
+  for (int64_t scale = 0; fits && scale < num_levels(); ++scale) {
+    fits = indices[scale].sizes() == at::IntArrayRef(with_batch(batch, resolved_.shapes[scale]));
+  }
+  TORCH_CHECK_VALUE(fits, "HierarchicalVQ: expected indices to be tensors of the shapes (", batch,
+                    ", *shape) of ", num_levels(), " scales, but got ", indices.size(),
+                    " tensors of other shapes");
+}
+
+HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
+                                                 const HierarchicalVQForwardOptions& call) {
+  check(x);
+  const auto mask = scale_layout(options).token_mask(x, call.mask(), call.lens());
+  if (call.indices()) check_indices(*call.indices(), x.size(0));
+  // Decoding happens outside of autocast, perhaps.
+  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  std::vector<Codebook> codebooks;
+  for (const auto& vq : vqs) codebooks.push_back(vq->codebook_state);
+  const auto ranks = detail::ranks_of(get_vq(0), kHierarchicalVQ);
+  // Before the depth is drawn, so that ranks draw the same.
+  detail::shake_hands(codebooks, ranks);
+  if (is_training()) detail::begin_step(codebooks);
+  const auto depth = scales_in_use(*this);
+  const auto done =
+      detail::walk_scales(*this, maps_of(options, x, mask),
+                          {.mask = map_mask(options, x, mask),
+                           .targets = call.indices().value_or(std::vector<torch::Tensor>()),
+                           .temperature = call.sample_codebook_temp(),
+                           .frozen = call.freeze_codebook().value_or(options.freeze_codebook()),
+                           .depth = depth,
+                           .ranks = ranks});
+  HierarchicalVQOutput output{
+      restore_map(options, done.output, x, mask), {}, done.loss, std::nullopt};
+  if (depth < num_levels()) output.cutoff = depth - 1;
+  for (int64_t scale = 0; scale < num_levels(); ++scale) {
+    const auto shape = with_batch(x.size(0), resolved_.shapes[scale]);
+    const bool searched = scale < static_cast<int64_t>(done.indices.size());
+    // Dropped scales have no index.
+    output.indices.push_back(searched ? done.indices[scale].view(shape)
+                                      : at::full(shape, -1, done.indices[0].options()));
+  }
+  return output;
+}
+
+// Codes -------------------------------------------------------------------------------------------
+
+torch::Tensor HierarchicalVQImpl::decode_scale(int64_t scale, const torch::Tensor& indices,
+                                               at::IntArrayRef full) {
+  auto codes = ops::lookup_codes(get_vq(scale).codebook_state->codes(), indices.reshape({1, -1}));
+  if (is_half_precision(codes)) codes = codes.to(at::kFloat);
+  const auto& shape = resolved_.shapes[scale];
+  int64_t cells = 1;
+  for (const auto size : shape) cells *= size;
+  const auto tokens = codes.view({indices.size(0), cells, options.dim()});
+  const auto taken = choose_phi(scale)(tokens, shape, full);
+  auto absent = indices.lt(0).flatten(1).all(1);
+  std::vector<int64_t> lone(full.size() + 2, 1);
+  lone[0] = -1;
+  return taken.masked_fill(absent.view(lone), 0);
+}
+
+torch::Tensor HierarchicalVQImpl::get_output_from_indices(
+    const std::vector<torch::Tensor>& indices,
+    const std::optional<std::vector<int64_t>>& full_shape, const OptionalTensor& mask) {
+  const auto batch = !indices.empty() && indices[0].dim() > 0 ? indices[0].size(0) : 0;
+  check_indices(indices, batch);
+  const auto full = full_shape.value_or(resolved_.shapes.back());
+  TORCH_CHECK_VALUE(static_cast<int64_t>(full.size()) == options.spatial_dims(),
+                    "HierarchicalVQ: expected full_shape to be ", options.spatial_dims(),
+                    " numbers, but got ", full);
+  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  torch::Tensor total;
+  for (int64_t scale = 0; scale < num_levels(); ++scale) {
+    const auto taken = decode_scale(scale, indices[scale], full);
+    total = (total.defined() ? total : at::zeros_like(taken)).add(taken);
+  }
+  if (mask) {
+    const auto expected = with_batch(batch, full);
+    TORCH_CHECK_VALUE(mask->sizes() == at::IntArrayRef(expected),
+                      "HierarchicalVQ: expected mask to be of shape ", expected, ", but got ",
+                      mask->sizes());
+    total = total.masked_fill(mask->logical_not().unsqueeze(1), 0);
+  }
+  return options.channel_first() ? total : total.movedim(1, -1);
+}
+
+std::vector<CodebookStats> HierarchicalVQImpl::stats(bool synced) const {
+  std::vector<const CodebookImpl*> codebooks;
+  for (int64_t scale = 0; scale < num_levels(); ++scale) {
+    codebooks.push_back(get_vq(scale).codebook_state.get());
+  }
+  const auto counts = step_counts.empty() ? std::vector<torch::Tensor>(num_levels()) : step_counts;
+  return detail::stats_of(counts, codebooks, synced ? detail::group_of(get_vq(0)) : "");
+}
+
+}  // namespace torchvq

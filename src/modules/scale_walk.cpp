@@ -1,0 +1,230 @@
+#include "modules/scale_walk.h"
+
+#include <string>
+#include <utility>
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <torchvq/functional/layout.h>
+#include <torchvq/functional/learn_codebooks.h>
+#include <torchvq/functional/scales.h>
+#include <torchvq/functional/vector_quantize.h>
+
+#include "modules/losses.h"
+#include "modules/ranks.h"
+#include "modules/search.h"
+
+namespace torchvq::detail {
+namespace {
+
+namespace F = functional;
+using Counts = std::vector<at::Tensor>;
+
+/// What one scale chose.
+struct Scale {
+  VectorQuantizeImpl* vq;
+  Call call;
+  Choice choice;
+  F::QuantizerLossOptions options;
+  F::QuantizerLosses losses;
+};
+
+/// (B, L, ...) to (1, B * L, ...), as codebooks take tokens.
+at::Tensor as_one(const at::Tensor& rows) { return rows.flatten(0, 1).unsqueeze(0); }
+
+/// k-means, on the first training tokens, of all scales at once: one image has few on the coarsest.
+void prepare_shared(HierarchicalVQImpl& hvq, const at::Tensor& maps, const ScaleRequest& request) {
+  const at::NoGradGuard no_grad;
+  auto& vq = hvq.get_vq(0);
+  const bool first_step = hvq.is_training() && !vq.codebook_state->initted.item<bool>();
+  const int64_t scales = first_step && !hvq.options.vqp_compat() ? hvq.num_levels() : 1;
+  std::vector<at::Tensor> tokens, masks;
+  auto residual = maps;
+  for (int64_t index = 0; index < scales; ++index) {
+    const auto& shape = hvq.resolved().shapes[index];
+    tokens.push_back(F::pool_scale(residual, shape, request.mask));
+    if (request.mask) masks.push_back(F::pool_scale_mask(*request.mask, shape));
+    if (index + 1 < scales) {
+      // Without codes yet, a scale leaves what it would leave if its tokens were codes.
+      residual = residual.sub(hvq.choose_phi(index)(tokens.back(), shape, maps.sizes().slice(2)));
+    }
+  }
+  const auto mask = masks.empty() ? std::nullopt : std::optional(at::cat(masks, 1).view({1, -1}));
+  prepare(vq, as_one(at::cat(tokens, 1)), mask, request.frozen, request.ranks);
+}
+
+Scale choose_scale(HierarchicalVQImpl& hvq, int64_t index, const at::Tensor& residual,
+                   const ScaleRequest& request) {
+  auto& vq = hvq.get_vq(index);
+  const auto& shape = hvq.resolved().shapes[index];
+  const auto tokens = F::pool_scale(residual, shape, request.mask);
+  std::optional<at::Tensor> real, mask;
+  if (request.mask) {
+    real = F::pool_scale_mask(*request.mask, shape);
+    mask = real->view({1, -1});
+  }
+  const auto& targets = request.targets;
+  Call call{.targets = targets.empty() ? std::nullopt : std::optional(targets[index]),
+            .mask = real,
+            .topk = std::nullopt,
+            .temperature = request.temperature.value_or(vq.options.sample_codebook_temp()),
+            .frozen = request.frozen,
+            .transform = {},
+            .ema_update = vq.resolved().ema_update,
+            .accumulate = false,
+            .weight = std::nullopt,
+            .ranks = request.ranks};
+  const auto projected = as_one(tokens);
+  const bool shared = hvq.options.shared_codebook();
+  if (!shared) prepare(vq, projected, mask, request.frozen, request.ranks);
+  auto rng = vq.codebook_state->rng;
+  // Scales that share a codebook draw different numbers from it.
+  if (shared && index > 0) rng = at::stack({rng[0].add(index), rng[1]});
+  auto choice = choose(vq, projected, tokens, mask, call,
+                       {.estimator = std::nullopt, .rng = rng, .picked = std::nullopt});
+  auto options = loss_options(vq, tokens, call);
+  auto losses = F::search_losses(choice.chosen, targets_of(vq, call), std::nullopt, options);
+  return {&vq, std::move(call), std::move(choice), std::move(options), std::move(losses)};
+}
+
+/// The map of a scale's codes; cells that are masked have the code 0.
+at::Tensor spread(const HierarchicalVQImpl& hvq, int64_t index, const Scale& scale,
+                  const at::Tensor& maps) {
+  auto codes = scale.choice.quantized.view(scale.choice.chosen.tokens.sizes());
+  if (scale.call.mask) codes = F::fill_masked(codes, *scale.call.mask);
+  return hvq.choose_phi(index)(codes, hvq.resolved().shapes[index], maps.sizes().slice(2));
+}
+
+/// The weighted loss of one scale, a scalar, when its codebook has learnt.
+at::Tensor loss_of(const Scale& scale) {
+  return level_loss(*scale.vq, scale.choice.chosen, scale.call, scale.losses, scale.options);
+}
+
+/// The tokens of all scales as those of one step, sample by sample: so the tokens of several ranks,
+/// one after the other, are those of the whole batch.
+F::TaughtTokens together(const std::vector<Scale>& scales) {
+  std::vector<at::Tensor> inputs, indices, masks;
+  for (const auto& scale : scales) {
+    const auto& chosen = scale.choice.chosen;
+    const auto rows = [&](const at::Tensor& part) {
+      auto shape = part.sizes().vec();
+      shape[0] = chosen.tokens.size(0);
+      shape[1] = chosen.tokens.size(1);
+      return part.reshape(shape);
+    };
+    inputs.push_back(rows(chosen.inputs.detach()));
+    indices.push_back(rows(chosen.indices));
+    if (chosen.mask) masks.push_back(rows(*chosen.mask));
+  }
+  return {as_one(at::cat(inputs, 1)), as_one(at::cat(indices, 1)),
+          masks.empty() ? std::nullopt : std::optional(as_one(at::cat(masks, 1)))};
+}
+
+/// One update of the codebooks of `quantizers`; those that no scale has used take part with
+/// nothing. Returns the tokens per code of each, of all ranks; nothing if nothing is learnt.
+Counts learn_scales(const std::vector<Scale>& scales,
+                    const std::vector<VectorQuantizeImpl*>& quantizers,
+                    const ScaleRequest& request) {
+  const auto& first = *quantizers[0];
+  const bool moves = first.resolved().ema_update;
+  if (!first.is_training() || request.frozen || !first.codebook_state->learns(moves)) return {};
+  std::vector<F::CodebookState> states;
+  std::string signature;
+  for (const auto* vq : quantizers) {
+    auto& codebook = *vq->codebook_state.ptr();
+    states.push_back(codebook.state());
+    signature += (signature.empty() ? "" : "; ") + codebook.signature();
+  }
+  std::vector<F::TaughtTokens> tokens;
+  if (quantizers.size() == 1) {
+    tokens.push_back(together(scales));
+  } else {
+    for (const auto& scale : scales) {
+      const auto& chosen = scale.choice.chosen;
+      tokens.push_back({chosen.inputs.detach(), chosen.indices, chosen.mask});
+    }
+  }
+  auto options = first.codebook_state->learning(moves, request.ranks);
+  return F::learn_codebooks_(states, tokens, options.signature(signature));
+}
+
+/// Counts the uses of codes, for stats(), and the step.
+void finish_scales(HierarchicalVQImpl& hvq, const std::vector<Scale>& scales, const Counts& counts,
+                   const distributed::Ranks& ranks) {
+  std::vector<at::Tensor> uses, indices, rng, masks;
+  for (int64_t index = 0; index < hvq.num_levels(); ++index) {
+    // New tensors, so that a copy of the module keeps what it has.
+    uses.push_back(at::zeros_like(hvq.get_vq(index).codebook_state->cooldown));
+  }
+  for (const auto& scale : scales) {
+    const auto& chosen = scale.choice.chosen;
+    indices.push_back(chosen.indices);
+    if (chosen.mask) masks.push_back(*chosen.mask);
+    if (rng.empty() || !hvq.options.shared_codebook()) rng.push_back(scale.vq->codebook_state->rng);
+  }
+  F::finish_step_(uses, indices, rng, counts, masks, ranks.alone());
+  hvq.step_counts = std::move(uses);
+  for (size_t index = 0; index < hvq.vqs.size(); ++index) {
+    hvq.vqs[index]->step_counts = hvq.step_counts[index];
+  }
+  // The quantizer itself has the tokens of all scales.
+  if (hvq.options.shared_codebook()) hvq.vqs[0]->step_counts = at::stack(hvq.step_counts).sum(0);
+}
+
+/// The mean over the scales in use.
+at::Tensor mean_loss(const HierarchicalVQImpl& hvq, const std::vector<at::Tensor>& losses,
+                     int64_t depth) {
+  auto loss = losses[0];
+  for (int64_t index = 1; index < depth; ++index) loss = loss.add(losses[index]);
+  loss = loss.div(depth);
+  if (!hvq.is_training()) return loss;
+  // Whoever waits for a gradient of every parameter gets one of dropped scales: that of a sum over
+  // nothing.
+  for (int64_t index = depth; index < hvq.num_levels(); ++index) {
+    for (const auto& weight : hvq.choose_phi(index)->parameters()) {
+      loss = loss.add(weight.flatten().slice(0, 0, 0).sum());
+    }
+  }
+  return loss;
+}
+
+}  // namespace
+
+ScaleWalk walk_scales(HierarchicalVQImpl& hvq, const at::Tensor& maps,
+                      const ScaleRequest& request) {
+  const bool in_turn = hvq.is_training() && hvq.options.vqp_compat();
+  // The reference's dropped scales search and teach like the others.
+  const auto walked = in_turn ? hvq.num_levels() : request.depth;
+  if (hvq.options.shared_codebook()) prepare_shared(hvq, maps, request);
+  auto residual = maps, output = at::zeros_like(maps);
+  std::vector<Scale> scales;
+  std::vector<at::Tensor> losses;
+  Counts counts;
+  for (int64_t index = 0; index < walked; ++index) {
+    scales.push_back(choose_scale(hvq, index, residual, request));
+    const auto& scale = scales.back();
+    const auto taken = spread(hvq, index, scale, maps);
+    if (in_turn) {
+      const auto learnt = learn_scales({scale}, {scale.vq}, request);
+      counts.insert(counts.end(), learnt.begin(), learnt.end());
+      losses.push_back(loss_of(scale));
+    }
+    if (index < request.depth) output = output.add(taken);
+    residual = residual.sub(taken);
+  }
+  if (!in_turn) {
+    std::vector<VectorQuantizeImpl*> quantizers;
+    for (const auto& vq : hvq.vqs) quantizers.push_back(vq.ptr().get());
+    counts = learn_scales(scales, quantizers, request);
+    for (const auto& scale : scales) losses.push_back(loss_of(scale));
+  }
+  if (hvq.is_training()) finish_scales(hvq, scales, counts, request.ranks);
+  ScaleWalk done{output, {}, mean_loss(hvq, losses, request.depth)};
+  for (const auto& scale : scales) done.indices.push_back(scale.choice.chosen.indices);
+  return done;
+}
+
+}  // namespace torchvq::detail

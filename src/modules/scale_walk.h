@@ -1,0 +1,36 @@
+// The walk of HierarchicalVQ through its scales, and what the codebooks learn from it afterwards.
+// docs/design/hierarchical.md has the decisions.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <torchvq/modules/hierarchical_vq.h>
+
+#include "modules/call.h"
+
+namespace torchvq::detail {
+
+/// What one forward was asked for.
+struct ScaleRequest {
+  std::optional<at::Tensor> mask;   ///< (B, *S)
+  std::vector<at::Tensor> targets;  ///< per scale, (B, *shape); or none
+  std::optional<double> temperature;
+  bool frozen;
+  int64_t depth;  ///< scales in use
+  distributed::Ranks ranks;
+};
+
+/// The whole walk.
+struct ScaleWalk {
+  at::Tensor output;                ///< (B, D, *S)
+  std::vector<at::Tensor> indices;  ///< (1, B * L) of each scale that was searched
+  at::Tensor loss;                  ///< the mean over the scales in use
+};
+
+/// Searches scale after scale; in training the codebooks learn, and the step is counted.
+///
+/// @param maps  (B, D, *S), float32 or float64.
+ScaleWalk walk_scales(HierarchicalVQImpl& hvq, const at::Tensor& maps, const ScaleRequest& request);
+
+}  // namespace torchvq::detail

@@ -1,0 +1,101 @@
+"""HierarchicalVQ against the reference."""
+
+import inspect
+
+import pytest
+import torch
+
+from .harness import Row, assert_oracle_decides, assert_same_behaviour, assert_same_signature
+from .table_hierarchical_vq import DIFFERENT, DIM, SAME, TABLE
+
+
+def by_id(row):
+    return row.id
+
+
+@pytest.mark.parametrize("row", SAME, ids=by_id)
+def test_same_numbers_as_the_reference(row, reference, subject):
+    assert_same_behaviour(TABLE, row, reference, subject)
+
+
+def without_the_last_scale(module):
+    """The depth that each package would draw from a generator of its own."""
+    module.sample_nested_cutoff = lambda device: module.num_levels - 2
+    module._depth = lambda: module.num_levels - 1
+    return module.train()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, dict(shared_codebook=False), dict(rotation_trick=True, scales=(1, 2, 3, 6))],
+    ids=["plain", "own", "rotation"],
+)
+def test_dropped_scales_as_in_the_reference(options, reference, subject):
+    row = Row("dropped", dict(nested_dropout=1.0) | options, shape=(3, DIM, 6))
+    theirs = without_the_last_scale(TABLE.build_prepared(reference, row))
+    ours = without_the_last_scale(TABLE.build(subject, row))
+    ours.load_state_dict(theirs.state_dict())
+    for step in range(3):
+        expected = theirs(row.input(step), return_cutoff=True)
+        found = ours(row.input(step), return_cutoff=True)
+        assert found[3] == expected[3]
+        assert all(torch.equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
+        torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found[2], expected[2], rtol=1e-5, atol=1e-5)
+        state = ours.state_dict()
+        for name, value in theirs.state_dict().items():
+            torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("row", DIFFERENT, ids=by_id)
+def test_right_where_the_reference_is_not(row, subject):
+    assert_oracle_decides(TABLE, row, subject)
+
+
+@pytest.mark.parametrize("method", ["forward", "get_output_from_indices", "choose_phi", "get_vq"])
+def test_same_signature(method, reference, subject):
+    theirs, ours = reference.HierarchicalVQ, subject.HierarchicalVQ
+    assert_same_signature(getattr(theirs, method), getattr(ours, method))
+
+
+def test_same_options(reference, subject):
+    theirs = inspect.signature(reference.HierarchicalVQ.__init__).parameters
+    ours = inspect.signature(subject.HierarchicalVQ.__init__).parameters
+    for option, parameter in theirs.items():
+        assert ours[option].kind == parameter.kind
+        assert ours[option].default == parameter.default
+
+
+@pytest.mark.parametrize("convolutions", range(2, 16))
+def test_same_convolution_of_each_scale(convolutions, reference, subject):
+    for scales in (*range(1, 20), 23, 27, 39, 45, 53):
+        options = dict(
+            dim=1, codebook_size=1, scales=range(1, scales + 1), share_quant_resi=convolutions
+        )
+        theirs, ours = (
+            [list(m.phi_levels).index(m.choose_phi(n)) for n in range(scales)]
+            for m in (
+                package.HierarchicalVQ(**{**options, "scales": tuple(options["scales"])})
+                for package in (reference, subject)
+            )
+        )
+        assert theirs == ours
+
+
+def test_same_refusals(reference, subject):
+    for bad in (
+        dict(scales=(2, 1)),
+        dict(scales=()),
+        dict(scales=(0, 1)),
+        dict(scales=((1, 4), (2, 2)), accept_image_fmap=True),
+        dict(codebook_size=(4, 5)),
+        dict(codebook_size=(4, 4, 4)),
+        dict(nested_dropout=1.1),
+        dict(nested_dropout=-0.1),
+        dict(nested_dropout_min_levels=0),
+        dict(accept_image_fmap=True, accept_3d_fmap=True),
+    ):
+        options = dict(dim=4, codebook_size=4, scales=(1, 2)) | bad
+        for package in (reference, subject):
+            with pytest.raises((AssertionError, ValueError)):
+                package.HierarchicalVQ(**options)
