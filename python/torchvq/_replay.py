@@ -31,6 +31,7 @@ class Replay:
         self.buffers: dict[str, Tensor | None] = {}
         self.embed: Tensor | None = None
         self.totals: list[Tensor] = []
+        self.searched: list[Tensor] = []
 
     def capture(self, codebook: "Codebook") -> None:
         """Keeps the state as it is when the search begins."""
@@ -39,6 +40,13 @@ class Replay:
         }
         if isinstance(codebook.embed, nn.Parameter):
             self.embed = codebook.embed.detach().clone()
+
+    def put_codes(self, codes: Tensor) -> None:
+        """Other codes for the rest of the recomputation."""
+        if self.embed is None:
+            self.buffers["embed"] = codes
+        else:
+            self.embed = codes
 
     @contextmanager
     def installed(self, codebook: "Codebook") -> Iterator[None]:

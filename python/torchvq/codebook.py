@@ -506,6 +506,13 @@ class Codebook(WideBuffers):
         if self._recording is not None:
             self._recording.embed = self.embed.detach().clone()
 
+    def search_in_turn(self, number: int) -> None:
+        """Keeps, or puts back, the codes of one of several searches in a step that moves codes between them."""
+        if self._replay is not None:
+            self._replay.put_codes(self._replay.searched[number])
+        elif self._recording is not None:
+            self._recording.searched.append(self.embed.detach().clone())
+
     def record_totals(self, totals: list[Tensor]) -> None:
         """Keeps for a recomputation what ranks have added up."""
         if self._recording is not None:
