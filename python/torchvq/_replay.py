@@ -31,6 +31,7 @@ class Replay:
         self.buffers: dict[str, Tensor | None] = {}
         self.embed: Tensor | None = None
         self.totals: list[Tensor] = []
+        self.searched: list[Tensor] = []
 
     def capture(self, codebook: "Codebook") -> None:
         """Keeps the state as it is when the search begins."""
@@ -39,6 +40,13 @@ class Replay:
         }
         if isinstance(codebook.embed, nn.Parameter):
             self.embed = codebook.embed.detach().clone()
+
+    def put_codes(self, codes: Tensor) -> None:
+        """Other codes for the rest of the recomputation."""
+        if self.embed is None:
+            self.buffers["embed"] = codes
+        else:
+            self.embed = codes
 
     @contextmanager
     def installed(self, codebook: "Codebook") -> Iterator[None]:
@@ -101,6 +109,13 @@ class Replayed:
         """Tells a running record that the parameter has moved within the step: the search sees what it is now."""
         if self._recording is not None:
             self._recording.embed = self.embed.detach().clone()
+
+    def search_in_turn(self, number: int) -> None:
+        """Keeps, or puts back, the codes of one of several searches in a step that moves codes between them."""
+        if self._replay is not None:
+            self._replay.put_codes(self._replay.searched[number])
+        elif self._recording is not None:
+            self._recording.searched.append(self.embed.detach().clone())
 
     def record_totals(self, totals: list[Tensor]) -> None:
         """Keeps for a recomputation what ranks have added up."""

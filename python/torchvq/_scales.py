@@ -67,6 +67,8 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: Request) -> ScaleWalk:
     losses: list[Tensor] = []
     counts: list[Tensor] = []
     for index in range(walked):
+        if in_turn and hvq.shared_codebook:
+            hvq.levels[0]._codebook.search_in_turn(index)
         scale = _choose_scale(hvq, index, residual, request)
         scales.append(scale)
         terms.append(_search_losses(scale))
@@ -161,19 +163,29 @@ def _prepare_shared(hvq: "HierarchicalVQ", maps: Tensor, request: Request) -> No
     """k-means, on the first training tokens, of all scales at once: one image has few on the coarsest."""
     vq = hvq.levels[0]
     first_step = vq.training and not (vq._codebook.initialised or vq._codebook.replaying)
-    shapes = hvq.level_shapes if first_step and not hvq.vqp_compat else hvq.level_shapes[:1]
-    tokens, masks = [], []
-    residual = maps.detach()
-    for index, shape in enumerate(shapes):
-        pooled = _ops.pool_scale(residual, list(shape), mask=request.mask)
-        tokens.append(pooled)
-        if request.mask is not None:
-            masks.append(_ops.pool_scale_mask(request.mask, list(shape)))
-        if index + 1 < len(shapes):
-            # Without codes yet, a scale leaves what it would leave if its tokens were codes.
-            residual = (residual - hvq.choose_phi(index)(pooled, shape, maps.shape[2:])).detach()
-    mask = torch.cat(masks, 1).view(1, -1) if masks else None
+    if first_step and not hvq.vqp_compat:
+        # The recomputation of a checkpointed step does without, so nothing may be saved for backward.
+        with torch.no_grad():
+            tokens = _tokens_without_codes(hvq, maps, request)
+        shapes = hvq.level_shapes
+    else:
+        shapes = hvq.level_shapes[:1]
+        tokens = [_ops.pool_scale(maps.detach(), list(shapes[0]), mask=request.mask)]
+    mask = None
+    if request.mask is not None:
+        masks = [_ops.pool_scale_mask(request.mask, list(shape)) for shape in shapes]
+        mask = torch.cat(masks, 1).view(1, -1)
     prepare(vq, _as_one(torch.cat(tokens, 1)), mask, request.frozen, request.ranks)
+
+
+def _tokens_without_codes(hvq: "HierarchicalVQ", maps: Tensor, request: Request) -> list[Tensor]:
+    """What the tokens of each scale were if those of the coarser ones were codes themselves: (B, L, D)."""
+    residual = maps
+    tokens = []
+    for index, shape in enumerate(hvq.level_shapes):
+        tokens.append(_ops.pool_scale(residual, list(shape), mask=request.mask))
+        residual = residual - hvq.choose_phi(index)(tokens[-1], shape, maps.shape[2:])
+    return tokens
 
 
 def _search_losses(scale: Scale) -> Terms:

@@ -31,7 +31,7 @@ void check_scale_tensor(const char* op, const char* name, const at::Tensor& tens
 }
 
 int64_t check_grid(const char* op, at::IntArrayRef size) {
-  const bool usable = size.size() >= 1 && size.size() <= 3 &&
+  const bool usable = !size.empty() && size.size() <= 3 &&
                       std::all_of(size.begin(), size.end(), [](int64_t n) { return n >= 1; });
   TORCH_CHECK_VALUE(usable, op, ": expected size to be one to three numbers, each at least 1, ",
                     "but got ", size);

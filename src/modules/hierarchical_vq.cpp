@@ -140,7 +140,7 @@ void HierarchicalVQImpl::reset() {
   phis.clear();
   step_counts.clear();
   if (options.shared_codebook()) {
-    vqs.push_back(register_module("vq", VectorQuantize(options.vq(resolved_.sizes[0]))));
+    vqs.emplace_back(register_module("vq", VectorQuantize(options.vq(resolved_.sizes[0]))));
   } else {
     const auto list = register_module("vqs", torch::nn::ModuleList());
     for (const auto size : resolved_.sizes) {
@@ -152,7 +152,7 @@ void HierarchicalVQImpl::reset() {
     return ScalePhi(options.dim(), options.spatial_dims(), std::abs(options.quant_resi()));
   };
   if (options.share_quant_resi() == 1) {
-    phis.push_back(register_module("phi_shared", make()));
+    phis.emplace_back(register_module("phi_shared", make()));
     return;
   }
   const auto list = register_module("phi_levels", torch::nn::ModuleList());

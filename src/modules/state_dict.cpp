@@ -120,7 +120,7 @@ State state_dict(const torch::nn::Module& module) {
   auto state = tensors_of(root);
   for (const auto& [prefix, owner] : modules_of<InPlaceOptimizer>(root)) {
     for (const auto& [name, value] : owner->in_place_optimizer_state()) {
-      state[prefix + std::string(kOptimizer) + name] = value;
+      state[std::string(prefix).append(kOptimizer).append(name)] = value;
     }
   }
   return state;

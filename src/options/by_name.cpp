@@ -22,7 +22,8 @@ std::vector<int64_t> resolved(const Options& options) {
 
 std::vector<int64_t> resolved(const VectorQuantizeOptions& options) {
   const auto found = options.validate();
-  return {found.rotation_trick, found.ema_update, found.learnable_codebook};
+  return {static_cast<int64_t>(found.rotation_trick), static_cast<int64_t>(found.ema_update),
+          static_cast<int64_t>(found.learnable_codebook)};
 }
 
 std::vector<int64_t> resolved(const ResidualVQOptions& options) { return options.validate(); }

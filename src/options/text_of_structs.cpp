@@ -15,7 +15,8 @@ namespace {
 
 constexpr std::string_view kDtypePrefix = "torch.";
 
-std::shared_ptr<torch::optim::Optimizer> no_optimizer(const std::vector<torch::Tensor>&) {
+std::shared_ptr<torch::optim::Optimizer> no_optimizer(
+    const std::vector<torch::Tensor>& /*parameters*/) {
   TORCH_CHECK_VALUE(false, "set_option: expected in_place_codebook_optimizer to be set to a ",
                     "function, but got text");
   return nullptr;

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scales_oracle import expected_walk
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import torchvq
 from support import assert_close_to_rounding
@@ -365,7 +366,43 @@ def test_autocast_changes_nothing():
     assert torch.equal(found.loss, expected.loss)
 
 
-# Compilers -----------------------------------------------------------------------------------------------------------
+# Checkpoints of activations, compilers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(nested_dropout=0.7),
+        dict(nested_dropout=0.7, shared_codebook=False),
+        dict(stochastic_sample_codes=True),
+        dict(orthogonal_reg_weight=0.5),
+        dict(vqp_compat=True),
+    ],
+    ids=str,
+)
+def test_recomputed_is_plain(options, reentrant):
+    """From the first step on, which initialises the codes."""
+    plain = build(codes=False, **options)
+    module = copy.deepcopy(plain)
+
+    def forward(x):
+        found = module(x)
+        return found.quantized, found.loss
+
+    for step in range(4):
+        x, y = (data(3, DIM, 6, seed=step).requires_grad_() for _ in range(2))
+        expected = plain(x)
+        quantized, loss = checkpoint(forward, y, use_reentrant=reentrant)
+        (expected.quantized.square().sum() + expected.loss).backward()
+        (quantized.square().sum() + loss).backward()
+        assert torch.equal(quantized, expected.quantized) and torch.equal(loss, expected.loss)
+        assert torch.equal(y.grad, x.grad)
+        for name, value in plain.state_dict().items():
+            assert torch.equal(module.state_dict()[name], value), name
+        for a, b in zip(module.parameters(), plain.parameters(), strict=True):
+            assert (a.grad is None and b.grad is None) or torch.equal(a.grad, b.grad)
 
 
 @pytest.mark.parametrize(
