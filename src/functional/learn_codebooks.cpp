@@ -196,6 +196,12 @@ void replace(const std::vector<CodebookState>& states, const std::vector<TaughtT
   }
 }
 
+/// A step without a token on any rank changes nothing: its tick of the cool-down is made up for.
+void keep_cooldown(const CodebookState& state, const at::Tensor& counts) {
+  const auto nothing = counts.sum().eq(0);
+  state.cooldown.add_(state.cooldown.gt(0).logical_and(nothing));
+}
+
 Tensors counts_of(const std::vector<CodeStatistics>& statistics) {
   Tensors counts;
   for (const auto& own : statistics) counts.push_back(own.counts);
@@ -209,6 +215,7 @@ void absorb(const std::vector<CodebookState>& states, const std::vector<TaughtTo
     average(states[i], statistics[i], wide[i], options, weight);
   }
   if (options.replaces()) {
+    for (size_t i = 0; i < tokens.size(); ++i) keep_cooldown(states[i], statistics[i].counts);
     const auto used = static_cast<std::ptrdiff_t>(tokens.size());
     replace({states.begin(), states.begin() + used}, tokens, {wide.begin(), wide.begin() + used},
             counts_of(statistics), options);

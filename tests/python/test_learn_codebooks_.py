@@ -167,3 +167,16 @@ def test_codes_without_tokens_have_the_bits_of_float64(
         atol=1e-45,
     )
     assert torch.equal(embed[0, followed].signbit(), codes[0, followed].signbit())
+
+
+@pytest.mark.parametrize("absent", ["masked", "none"])
+def test_a_step_without_tokens_changes_nothing(absent: str) -> None:
+    own, rng = state(0), torch.tensor([3, 4])
+    own[3][:, ::2] = 3  # replaced a while ago
+    before = [tensor.clone() for tensor in own]
+    x, indices = tokens(1, TOKENS if absent == "masked" else 0)
+    mask = [torch.zeros(HEADS, TOKENS, dtype=torch.bool)] if absent == "masked" else []
+    rules = dict(threshold=1.5, reset_cluster_size=1.5)
+    ops.learn_codebooks_(own, [rng], [x], [indices], mask=mask, statistics=[], **rules)
+    for a, b in zip(own, before, strict=True):
+        assert torch.equal(a, b)
