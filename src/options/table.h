@@ -51,22 +51,19 @@ std::string set_option_text(T& field, const std::string& text) {
    },                                                               \
    [](const auto& options) { return torchvq::detail::option_text(options.name()); }}
 
-/// vqp_compat, whose None is what the environment says.
-#define TORCHVQ_COMPAT_OPTION                                                        \
-  {"vqp_compat",                                                                     \
-   [](auto& options, const std::string& text) {                                      \
-     std::optional<bool> value;                                                      \
-     const auto kind = torchvq::detail::set_option_text(value, text);                \
-     if (kind.empty()) {                                                             \
-       options.vqp_compat(value.value_or(torchvq::vqp_compat_by_default()));         \
-     }                                                                               \
-     return kind;                                                                    \
-   },                                                                                \
-   [](const auto& options) {                                                         \
-     const bool given = options.vqp_compat();                                        \
-     return torchvq::detail::option_text(                                            \
-         given == torchvq::vqp_compat_by_default() ? std::optional<bool>() : given); \
-   }}
+/// vqp_compat, whose None is what the environment says when options are made; so its default is
+/// None, whatever a table made earlier holds.
+#define TORCHVQ_COMPAT_OPTION                                                \
+  {"vqp_compat",                                                             \
+   [](auto& options, const std::string& text) {                              \
+     std::optional<bool> value;                                              \
+     const auto kind = torchvq::detail::set_option_text(value, text);        \
+     if (kind.empty()) {                                                     \
+       options.vqp_compat(value.value_or(torchvq::vqp_compat_by_default())); \
+     }                                                                       \
+     return kind;                                                            \
+   },                                                                        \
+   [](const auto& /*options*/) { return std::string("None"); }}
 
 /// `rows`, and those of a part of the options under names that are still free: `part` leads from
 /// options to it, const or not. `fixed` are names that nobody sets.
