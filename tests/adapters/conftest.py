@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -16,12 +16,12 @@ def _empty(name: str, **contents: Any) -> types.ModuleType:
 
 
 class _BaseModel(nn.Module):
-    INTERN: list[str] = []
-    EXTERN: list[str] = []
+    INTERN: ClassVar[list[str]] = []
+    EXTERN: ClassVar[list[str]] = []
 
 
-# encodec imports torchaudio to resample files, descript-audio-codec imports audiotools to read them. Builds of torchaudio
-# are for one version of torch each, and the tests have tensors: modules of the name are enough.
+# encodec imports torchaudio to resample files, descript-audio-codec imports audiotools to read them. Builds of
+# torchaudio are for one version of torch each, and the tests have tensors: modules of the name are enough.
 if "transformers" not in sys.modules:
     import transformers  # noqa: F401  (before: it asks for torchaudio's version where there is one)
 _empty("torchaudio")

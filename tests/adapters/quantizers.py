@@ -51,7 +51,16 @@ class Case:
 def randomise(module: nn.Module) -> nn.Module:
     """Random codes and weights: many packages begin with zeros, which say nothing about a search."""
     for name, tensor in [*module.named_buffers(), *module.named_parameters()]:
-        if name.endswith(("embed", "embed_avg", "embed_sum", "embedding_sum", "codebook.weight", "embedding.weight")):
+        if name.endswith(
+            (
+                "embed",
+                "embed_avg",
+                "embed_sum",
+                "embedding_sum",
+                "codebook.weight",
+                "embedding.weight",
+            )
+        ):
             tensor.data.normal_()
         if name.endswith("inited") or name.endswith("initialized"):
             tensor.data.fill_(1)
@@ -171,7 +180,11 @@ def mimi() -> Case:
     from transformers.models.mimi import modeling_mimi as m
 
     config = m.MimiConfig(
-        codebook_size=32, codebook_dim=16, vector_quantization_hidden_dimension=16, hidden_size=24, num_quantizers=6
+        codebook_size=32,
+        codebook_dim=16,
+        vector_quantization_hidden_dimension=16,
+        hidden_size=24,
+        num_quantizers=6,
     )
 
     def stacks(q: Any, x: Tensor, tokens: list[Tensor]) -> list[Stack]:
@@ -208,7 +221,11 @@ def moshi_package() -> Case:
     from moshi.quantization import SplitResidualVectorQuantizer
 
     def build() -> nn.Module:
-        return randomise(SplitResidualVectorQuantizer(n_q=6, dimension=16, input_dimension=24, output_dimension=24, bins=32))
+        return randomise(
+            SplitResidualVectorQuantizer(
+                n_q=6, dimension=16, input_dimension=24, output_dimension=24, bins=32
+            )
+        )
 
     def stacks(q: Any, x: Tensor, tokens: list[Tensor]) -> list[Stack]:
         return [
@@ -271,7 +288,11 @@ def chameleon() -> Case:
 
     config = m.ChameleonVQVAEConfig(num_embeddings=32, embed_dim=16)
     return Case(
-        lambda: randomise(m.ChameleonVQVAEVectorQuantizer(config)), 16, lambda q, x: [q(x)[2]], picture, image=True
+        lambda: randomise(m.ChameleonVQVAEVectorQuantizer(config)),
+        16,
+        lambda q, x: [q(x)[2]],
+        picture,
+        image=True,
     )
 
 
@@ -280,7 +301,11 @@ def janus() -> Case:
 
     config = m.JanusVQVAEConfig(num_embeddings=32, embed_dim=16)
     return Case(
-        lambda: randomise(m.JanusVQVAEVectorQuantizer(config)), 16, lambda q, x: [q(x)[2]], picture, image=True
+        lambda: randomise(m.JanusVQVAEVectorQuantizer(config)),
+        16,
+        lambda q, x: [q(x)[2]],
+        picture,
+        image=True,
     )
 
 
@@ -302,7 +327,11 @@ def emu3() -> Case:
 
     config = m.Emu3VQVAEConfig(codebook_size=32, embed_dim=16)
     return Case(
-        lambda: randomise(m.Emu3VQVAEVectorQuantizer(config)), 16, lambda q, x: [q(x[:, None])], picture, image=True
+        lambda: randomise(m.Emu3VQVAEVectorQuantizer(config)),
+        16,
+        lambda q, x: [q(x[:, None])],
+        picture,
+        image=True,
     )
 
 
@@ -310,7 +339,11 @@ def diffusers_package() -> Case:
     from diffusers.models.autoencoders.vae import VectorQuantizer
 
     return Case(
-        lambda: randomise(VectorQuantizer(32, 16, 0.25)), 16, lambda q, x: [q(x)[2][2]], picture, image=True
+        lambda: randomise(VectorQuantizer(32, 16, 0.25)),
+        16,
+        lambda q, x: [q(x)[2][2]],
+        picture,
+        image=True,
     )
 
 

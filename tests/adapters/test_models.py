@@ -19,7 +19,9 @@ Run = Callable[[Any, Tensor], tuple[Tensor, ...]]
 def encodec() -> tuple[nn.Module, Tensor, Run]:
     from transformers import EncodecConfig, EncodecModel
 
-    config = EncodecConfig(num_filters=4, hidden_size=16, codebook_dim=16, codebook_size=32, target_bandwidths=[3.0])
+    config = EncodecConfig(
+        num_filters=4, hidden_size=16, codebook_dim=16, codebook_size=32, target_bandwidths=[3.0]
+    )
 
     def run(model: Any, sound: Tensor) -> tuple[Tensor, ...]:
         codes = model.encode(sound).audio_codes
@@ -55,7 +57,13 @@ def dac() -> tuple[nn.Module, Tensor, Run]:
     def run(model: Any, sound: Tensor) -> tuple[Tensor, ...]:
         found = model.encode(sound)
         decoded = model.decode(audio_codes=found.audio_codes).audio_values
-        return found.audio_codes, found.quantized_representation, found.projected_latents, found.loss, decoded
+        return (
+            found.audio_codes,
+            found.quantized_representation,
+            found.projected_latents,
+            found.loss,
+            decoded,
+        )
 
     return DacModel(config), torch.randn(2, 1, 1600), run
 
@@ -63,7 +71,13 @@ def dac() -> tuple[nn.Module, Tensor, Run]:
 def images(name: str, config: str, **options: Any) -> tuple[nn.Module, Tensor, Run]:
     import transformers
 
-    shape = dict(base_channels=32, channel_multiplier=[1, 2], num_res_blocks=1, embed_dim=16, latent_channels=32)
+    shape = dict(
+        base_channels=32,
+        channel_multiplier=[1, 2],
+        num_res_blocks=1,
+        embed_dim=16,
+        latent_channels=32,
+    )
     model = getattr(transformers, name)(getattr(transformers, config)(**shape, **options))
 
     def run(model: Any, image: Tensor) -> tuple[Tensor, ...]:
@@ -84,7 +98,9 @@ def janus() -> tuple[nn.Module, Tensor, Run]:
 
 
 def emu3() -> tuple[nn.Module, Tensor, Run]:
-    model, _, _ = images("Emu3VQVAE", "Emu3VQVAEConfig", codebook_size=32, attn_resolutions=[1], hidden_size=32)
+    model, _, _ = images(
+        "Emu3VQVAE", "Emu3VQVAEConfig", codebook_size=32, attn_resolutions=[1], hidden_size=64
+    )
     clip = torch.randn(1, 4, 3, 32, 32)
 
     def run(model: Any, clip: Tensor) -> tuple[Tensor, ...]:
@@ -99,11 +115,22 @@ def emu3() -> tuple[nn.Module, Tensor, Run]:
 def diffusers_package() -> tuple[nn.Module, Tensor, Run]:
     from diffusers import VQModel
 
-    model = VQModel(block_out_channels=(32,), num_vq_embeddings=32, norm_num_groups=8, vq_embed_dim=8, latent_channels=8)
+    model = VQModel(
+        block_out_channels=(32,),
+        num_vq_embeddings=32,
+        norm_num_groups=8,
+        vq_embed_dim=8,
+        latent_channels=8,
+    )
 
     def run(model: Any, image: Tensor) -> tuple[Tensor, ...]:
         latents = model.encode(image).latents
-        return latents, model.decode(latents).sample, model(image).sample, model.quantize(latents)[2][2]
+        return (
+            latents,
+            model.decode(latents).sample,
+            model(image).sample,
+            model.quantize(latents)[2][2],
+        )
 
     return model, torch.randn(2, 3, 16, 16), run
 
@@ -125,7 +152,12 @@ def dac_package() -> tuple[nn.Module, Tensor, Run]:
     from dac.model import DAC
 
     model = DAC(
-        encoder_dim=4, encoder_rates=[2, 4], decoder_dim=64, decoder_rates=[4, 2], n_codebooks=4, codebook_size=32
+        encoder_dim=4,
+        encoder_rates=[2, 4],
+        decoder_dim=64,
+        decoder_rates=[4, 2],
+        n_codebooks=4,
+        codebook_size=32,
     )
 
     def run(model: Any, sound: Tensor) -> tuple[Tensor, ...]:
@@ -158,7 +190,9 @@ MODELS = (
 
 @torch.no_grad()
 @pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
-def test_an_adapted_model_gives_what_it_gave(make: Callable[[], tuple[nn.Module, Tensor, Run]]) -> None:
+def test_an_adapted_model_gives_what_it_gave(
+    make: Callable[[], tuple[nn.Module, Tensor, Run]],
+) -> None:
     torch.manual_seed(0)
     model, x, run = make()
     model, x = randomise(model).double(), x.double()

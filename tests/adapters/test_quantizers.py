@@ -45,8 +45,12 @@ def test_tokens_and_outputs_in_float64_are_the_originals(case: Case, frames: int
     original, adapted = pair(case, torch.float64)
     x = case.latents(frames).double()
     tokens = case.encode(original, x)
-    if "Mimi" in type(original).__name__:  # it compares float32 copies even so: near ties of float32 may differ
-        assert all(bool((gap <= bound).all()) for gap, bound in map(gaps, case.stacks(original, x, tokens)))
+    if (
+        "Mimi" in type(original).__name__
+    ):  # it compares float32 copies even so: near ties of float32 may differ
+        assert all(
+            bool((gap <= bound).all()) for gap, bound in map(gaps, case.stacks(original, x, tokens))
+        )
     assert same(case.encode(adapted, x), tokens)
     if case.decode is not None:
         assert torch.equal(case.decode(adapted, tokens), case.decode(original, tokens))
@@ -85,11 +89,19 @@ def test_outputs_in_float32_are_the_originals(case: Case) -> None:
     assert same(case.encode(adapted, x), tokens)
     if case.decode is not None:
         ours, theirs = case.decode(adapted, tokens), case.decode(original, tokens)
-        assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype and ours.stride() == theirs.stride()
+        assert (
+            torch.equal(ours, theirs)
+            and ours.dtype == theirs.dtype
+            and ours.stride() == theirs.stride()
+        )
     else:
         inputs = x[:, None] if "Emu3" in type(original).__name__ else x
         for ours, theirs in zip(tensors(adapted(inputs)), tensors(original(inputs)), strict=True):
-            assert torch.equal(ours, theirs) and ours.dtype == theirs.dtype and ours.stride() == theirs.stride()
+            assert (
+                torch.equal(ours, theirs)
+                and ours.dtype == theirs.dtype
+                and ours.stride() == theirs.stride()
+            )
 
 
 @torch.no_grad()
@@ -200,7 +212,9 @@ def test_training_is_the_originals(case: Case) -> None:
     assert all(map(torch.equal, *outputs)) and len(outputs[0]) == len(outputs[1]) > 0
     for one, other in zip(*gradients, strict=True):
         assert (one is None) == (other is None) and (one is None or torch.equal(one, other))
-    for one, other in zip(original.state_dict().values(), adapted.state_dict().values(), strict=True):
+    for one, other in zip(
+        original.state_dict().values(), adapted.state_dict().values(), strict=True
+    ):
         assert torch.equal(one, other)
 
 
@@ -237,7 +251,9 @@ def test_describe_adapt_restore(case: Case) -> None:
     assert [type(m) for m in original.modules()] == classes
     assert adapters.adapt(original) is original and adapters.adapt(original) is original
     again = adapters.describe(original)
-    assert all(row.adapted for row in again) and [row[:3] for row in again] == [row[:3] for row in found]
+    assert all(row.adapted for row in again) and [row[:3] for row in again] == [
+        row[:3] for row in found
+    ]
     assert all(isinstance(m, c) for m, c in zip(original.modules(), classes, strict=True))
     assert adapters.restore(original) is original
     assert [type(m) for m in original.modules()] == classes
@@ -247,7 +263,9 @@ def test_describe_adapt_restore(case: Case) -> None:
 def test_copies_and_pickles(case: Case) -> None:
     adapted = adapters.adapt(case.build())
     others = [copy.deepcopy(adapted)]
-    if "snac" not in type(adapted).__module__:  # torch pickles no parametrized module, adapted or not
+    if (
+        "snac" not in type(adapted).__module__
+    ):  # torch pickles no parametrized module, adapted or not
         file = io.BytesIO()
         torch.save(adapted, file)
         file.seek(0)

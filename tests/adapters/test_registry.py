@@ -38,7 +38,9 @@ def test_the_example_of_an_adapter() -> None:
     model = nn.Sequential(quantizer.double())
     before = model(x)
     adapters.adapt(model)
-    assert type(quantizer) is not names["MyQuantizer"] and isinstance(quantizer, names["MyQuantizer"])
+    assert type(quantizer) is not names["MyQuantizer"] and isinstance(
+        quantizer, names["MyQuantizer"]
+    )
     assert torch.equal(model(x), before)
     adapters.restore(model)
     assert type(quantizer) is names["MyQuantizer"]
@@ -84,7 +86,9 @@ def test_subclasses_are_adapted_unless_they_define_the_method_anew() -> None:
 def test_a_model_without_known_quantizers_is_left_as_it_is() -> None:
     model = nn.Sequential(nn.Linear(2, 2), Overrides())
     assert adapters.describe(model) == []
-    with pytest.raises(ValueError, match=r"adapt: expected model to have a quantizer with an adapter .*Sequential"):
+    with pytest.raises(
+        ValueError, match=r"adapt: expected model to have a quantizer with an adapter .*Sequential"
+    ):
         adapters.adapt(model)
     assert [type(m) for m in model] == [nn.Linear, Overrides]
     assert adapters.restore(model) is model
@@ -92,14 +96,18 @@ def test_a_model_without_known_quantizers_is_left_as_it_is() -> None:
 
 @pytest.mark.parametrize("call", [adapters.adapt, adapters.restore, adapters.describe])
 def test_what_is_no_module_is_refused(call: Any) -> None:
-    with pytest.raises(TypeError, match=f"{call.__name__}: expected model to be a torch.nn.Module, but got str"):
+    with pytest.raises(
+        TypeError, match=f"{call.__name__}: expected model to be a torch.nn.Module, but got str"
+    ):
         call("model")
 
 
 def test_what_is_no_adapter_is_refused() -> None:
-    with pytest.raises(TypeError, match="register: expected a subclass of torchvq.adapters.Adapter"):
+    with pytest.raises(TypeError, match=r"register: expected a subclass of .*Adapter"):
         adapters.register("a.B")(nn.Linear)  # type: ignore[type-var]
-    with pytest.raises(TypeError, match="register: expected Nothing to define a method, but got none"):
+    with pytest.raises(
+        TypeError, match="register: expected Nothing to define a method, but got none"
+    ):
 
         @adapters.register("a.B")
         class Nothing(adapters.Adapter):
@@ -118,6 +126,8 @@ def test_the_table_of_the_docs_names_every_adapter() -> None:
     from torchvq.adapters._registry import _adapters
 
     text = DOCS.read_text(encoding="utf-8")
-    ours = [name for name, adapter in _adapters.items() if adapter.__module__.startswith("torchvq.")]
+    ours = [
+        name for name, adapter in _adapters.items() if adapter.__module__.startswith("torchvq.")
+    ]
     assert len(ours) > 10
     assert [name for name in ours if f"`{name.rsplit('.', 1)[1]}`" not in text] == []

@@ -1,8 +1,8 @@
 """Tokenizers of other packages with torchvq's search: exact, and faster (docs/adapters.md).
 
-    from torchvq import adapters
+from torchvq import adapters
 
-    adapters.adapt(model)  # an EncodecModel, a MimiModel, a DAC, a VQModel, ...
+adapters.adapt(model)  # an EncodecModel, a MimiModel, a DAC, a VQModel, ...
 """
 
 from torchvq.adapters import _factorised, _images, _residual  # noqa: F401  (they register)

@@ -37,7 +37,9 @@ def describe(model: nn.Module) -> list[Found]:
     for path, module, target in _quantizers(_checked("describe", model)):
         adapter = next(base for base in target.__mro__[1:] if issubclass(base, Adapter))
         kind, by = original_class(module), f"{adapter.__module__}.{adapter.__qualname__}"
-        rows.append(Found(path, f"{kind.__module__}.{kind.__qualname__}", by, isinstance(module, Adapter)))
+        rows.append(
+            Found(path, f"{kind.__module__}.{kind.__qualname__}", by, isinstance(module, Adapter))
+        )
     return rows
 
 
@@ -78,7 +80,7 @@ def restore(model: _Model) -> _Model:
     """
     for module in _checked("restore", model).modules():
         if isinstance(module, Adapter):
-            module.__class__ = original_class(module)
+            module.__class__ = original_class(module)  # type: ignore[assignment]
     return model
 
 
@@ -91,5 +93,7 @@ def _quantizers(model: nn.Module) -> Iterator[tuple[str, nn.Module, type[nn.Modu
 
 def _checked(what: str, model: _Model) -> _Model:
     if not isinstance(model, nn.Module):
-        raise TypeError(f"{what}: expected model to be a torch.nn.Module, but got {type(model).__name__}")
+        raise TypeError(
+            f"{what}: expected model to be a torch.nn.Module, but got {type(model).__name__}"
+        )
     return model

@@ -27,12 +27,12 @@ class Adapter(nn.Module):
     @property
     def original(self) -> Any:
         """The module with its own methods: ``self.original.encode(x)`` is what it did before."""
-        return super(Adapter, self)
+        return super()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles name the original class: the joined one cannot be imported."""
-        _, _, *state = super().__reduce_ex__(protocol)
-        return (_rebuild, (original_class(self),), *state)
+        reduced: Any = super().__reduce_ex__(protocol)
+        return (_rebuild, (original_class(self),), *reduced[2:])
 
 
 def register(target: type[nn.Module] | str) -> Callable[[_Adapter], _Adapter]:
@@ -50,9 +50,13 @@ def register(target: type[nn.Module] | str) -> Callable[[_Adapter], _Adapter]:
 
     def add(adapter: _Adapter) -> _Adapter:
         if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
-            raise TypeError(f"register: expected a subclass of torchvq.adapters.Adapter, but got {adapter!r}")
+            raise TypeError(
+                f"register: expected a subclass of torchvq.adapters.Adapter, but got {adapter!r}"
+            )
         if not _methods(adapter):
-            raise TypeError(f"register: expected {adapter.__name__} to define a method, but got none")
+            raise TypeError(
+                f"register: expected {adapter.__name__} to define a method, but got none"
+            )
         _adapters[name] = adapter
         return adapter
 
@@ -72,10 +76,7 @@ def adapted_class(original: type[nn.Module]) -> type[nn.Module] | None:
 
 def original_class(module: nn.Module) -> type[nn.Module]:
     """The class of a module before it was adapted, or as it is."""
-    found: type[nn.Module] = type(module)
-    while issubclass(found, Adapter):
-        found = found._torchvq_original  # type: ignore[assignment]
-    return found
+    return vars(type(module)).get("_torchvq_original", type(module))
 
 
 def _adapter_of(original: type[nn.Module]) -> type[Adapter] | None:

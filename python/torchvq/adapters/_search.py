@@ -10,7 +10,9 @@ from torch import Tensor
 _ops = torch.ops.torchvq
 
 
-def nearest(x: Tensor, codebook: Tensor, *, metric: str = "euclidean", bias: Tensor | None = None) -> Tensor:
+def nearest(
+    x: Tensor, codebook: Tensor, *, metric: str = "euclidean", bias: Tensor | None = None
+) -> Tensor:
     """Indices (*), int64, of the codes nearest to the vectors of ``x`` (*, D), exactly.
 
     Args:
