@@ -70,16 +70,17 @@ def randomise(module: nn.Module) -> nn.Module:
 def gaps(stack: Stack) -> tuple[Tensor, Tensor]:
     """How much farther than the nearest code each chosen code is, and what float32 may get wrong: (tokens, levels).
 
-    Distances by brute force in float64, of the residual as the package's dtype has it. The bound is that of a squared
-    distance by expansion, its D products added up in any order.
+    Distances by brute force in float64, of the residual, or its unit vector, as the package's dtype has it. The bound is
+    that of a squared distance by expansion, its D products added up in any order.
     """
     found, allowed = [], []
     residual = stack.x
     for level, tokens in zip(stack.levels, stack.tokens, strict=True):
         latents = level.into(residual)
-        x, codes = latents.flatten(0, -2).double(), level.codes.double()
+        x, codes = latents.flatten(0, -2), level.codes
         if level.cosine:
             x, codes = functional.normalize(x), functional.normalize(codes)
+        x, codes = x.double(), codes.double()
         distances = (x[:, None] - codes).square().sum(-1)
         chosen = distances.gather(1, tokens.reshape(-1, 1)).squeeze(1)
         found.append(chosen - distances.min(1).values)

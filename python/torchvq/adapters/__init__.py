@@ -8,7 +8,7 @@ adapters.adapt(model)  # an EncodecModel, a MimiModel, a DAC, a VQModel, ...
 from torchvq.adapters import _factorised, _images, _residual  # noqa: F401  (they register)
 from torchvq.adapters._exchange import Found, adapt, describe, restore
 from torchvq.adapters._registry import Adapter, register
-from torchvq.adapters._search import nearest, residual_nearest, residual_sum
+from torchvq.adapters._search import nearest, nearest_by_angle, residual_nearest, residual_sum
 
 __all__ = [
     "Adapter",
@@ -16,6 +16,7 @@ __all__ = [
     "adapt",
     "describe",
     "nearest",
+    "nearest_by_angle",
     "register",
     "residual_nearest",
     "residual_sum",

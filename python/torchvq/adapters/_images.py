@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from torchvq.adapters._registry import Adapter, register
-from torchvq.adapters._search import nearest
+from torchvq.adapters._search import nearest, nearest_by_angle
 
 _TRANSFORMERS = "transformers.models"
 
@@ -38,9 +38,10 @@ class UnitImageQuantizer(Adapter):
     beta: float
 
     def forward(self, hidden_state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        hidden = functional.normalize(hidden_state.permute(0, 2, 3, 1).contiguous(), dim=-1)
+        latents = hidden_state.permute(0, 2, 3, 1).contiguous()
+        indices = nearest_by_angle(latents, self.embedding.weight)
+        hidden = functional.normalize(latents, dim=-1)
         codes = functional.normalize(self.embedding.weight, dim=-1)
-        indices = nearest(hidden, codes)
         chosen = functional.embedding(indices, codes)
         to_encoder, to_codes = _losses(hidden, chosen)
         return _straight(hidden, chosen), to_encoder + self.beta * to_codes, indices.flatten()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 _ops = torch.ops.torchvq
 
@@ -28,6 +29,25 @@ def nearest(
             x.reshape(-1, x.shape[-1]), codebook, metric=metric, bias=bias, return_codes=False
         )[0]
     return found.view(x.shape[:-1])
+
+
+def nearest_by_angle(x: Tensor, codebook: Tensor, *, zero_code: float = 0.0) -> Tensor:
+    """Indices (*) of the codes (K, D) whose unit vectors are nearest to those of ``x`` (*, D).
+
+    Unit vectors are those that torch's ``normalize`` makes, in float32 or float64; among them the search is exact.
+    Their squared distances, and not their cosines, are compared: where vectors are close, cosines in float32 say little.
+    ``zero_code`` is added to the distance of codes of zeros, which have no direction and the distance 1.
+    """
+    wide = torch.promote_types(codebook.dtype, torch.float32)
+    bias = None
+    with torch.no_grad():
+        # One feature without a zero shows that there is no such code, at a third of the cost; compilers, and devices
+        # that would have to wait, do without the question.
+        ask = codebook.is_cpu and not torch.compiler.is_compiling()
+        if zero_code and not (ask and bool(codebook[:, 0].all())):
+            bias = codebook.any(1).logical_not().to(wide) * zero_code
+        units = functional.normalize(x.to(wide), dim=-1), functional.normalize(codebook.to(wide))
+    return nearest(*units, bias=bias)
 
 
 def residual_nearest(x: Tensor, codebooks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
