@@ -70,8 +70,8 @@ def randomise(module: nn.Module) -> nn.Module:
 def gaps(stack: Stack) -> tuple[Tensor, Tensor]:
     """How much farther than the nearest code each chosen code is, and what float32 may get wrong: (tokens, levels).
 
-    Distances by brute force in float64, of the residual, or its unit vector, as the package's dtype has it. The bound is
-    that of a squared distance by expansion, its D products added up in any order.
+    Distances by brute force in float64, of the residual, or its unit vector, as the package's dtype has it. The bound
+    is that of a squared distance by expansion, its D products added up in any order.
     """
     found, allowed = [], []
     residual = stack.x

@@ -287,3 +287,12 @@ def test_copies_and_pickles(case: Case) -> None:
     for other in others:
         assert [type(m) for m in other.modules()] == [type(m) for m in adapted.modules()]
         assert same(case.encode(other, x), case.encode(adapted, x))
+
+
+@torch.no_grad()
+def test_compiles_to_one_graph(case: Case) -> None:
+    adapted = adapters.adapt(case.build())
+    x = case.latents(8)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: case.encode(adapted, x), backend="eager", fullgraph=True)
+    assert same(compiled(x), case.encode(adapted, x))

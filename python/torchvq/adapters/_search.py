@@ -35,7 +35,8 @@ def nearest_by_angle(x: Tensor, codebook: Tensor, *, zero_code: float = 0.0) -> 
     """Indices (*) of the codes (K, D) whose unit vectors are nearest to those of ``x`` (*, D).
 
     Unit vectors are those that torch's ``normalize`` makes, in float32 or float64; among them the search is exact.
-    Their squared distances, and not their cosines, are compared: where vectors are close, cosines in float32 say little.
+    Their squared distances, and not their cosines, are compared: where vectors are close, cosines in float32 say
+    little.
     ``zero_code`` is added to the distance of codes of zeros, which have no direction and the distance 1.
     """
     wide = torch.promote_types(codebook.dtype, torch.float32)
