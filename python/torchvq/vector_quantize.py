@@ -415,8 +415,8 @@ class VectorQuantize(nn.Module):
 
     @property
     def codebook(self) -> Tensor:
-        """The codes that decoding uses: (K, D), or (H, K, D) with one codebook per head. Assigning sets the codes and
-        their moving averages, and marks the codebook initialised."""
+        """The codes that decoding uses: (K, D), or (H, K, D) with one codebook per head. Assigning, a
+        buffer or a parameter as well, sets the codes and their moving averages, and marks the codebook initialised."""
         codes = self._codebook.codes()
         return codes if self.separate_codebook_per_head else codes.squeeze(0)
 
@@ -428,6 +428,20 @@ class VectorQuantize(nn.Module):
                 f"VectorQuantize: expected codebook to have shape {list(embed.shape)}, but got {list(codes.shape)}"
             )
         self._codebook.set_codes(codes)
+
+    # torch registers what is assigned as a buffer or a parameter, and refuses a name that is a property.
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        if name == "codebook" and tensor is not None:
+            self.codebook = tensor.detach()
+        else:
+            super().register_buffer(name, tensor, persistent)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        if name == "codebook" and param is not None:
+            self.codebook = param.detach()
+        else:
+            super().register_parameter(name, param)
 
     def get_codes_from_indices(self, indices: Tensor) -> Tensor:
         """Code vectors of indices, before ``project_out``.

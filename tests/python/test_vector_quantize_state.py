@@ -278,6 +278,24 @@ def test_repr_names_the_parts() -> None:
     assert "VectorQuantize" in text and "project_in" in text and "Codebook" in text
 
 
+@pytest.mark.parametrize(
+    "kind", [Tensor.clone, nn.Parameter, nn.Buffer], ids=["tensor", "parameter", "buffer"]
+)
+@pytest.mark.parametrize("learnable", [False, True])
+def test_a_codebook_is_assigned_from_any_tensor(kind: Any, learnable: bool) -> None:
+    module = VectorQuantize(DIM, CODES, learnable_codebook=learnable, ema_update=not learnable)
+    names = list(module.state_dict())
+    codes = torch.randn(CODES, DIM)
+    given = kind(codes.clone())
+    module.codebook = given
+    assert torch.equal(module.codebook, codes) and list(module.state_dict()) == names
+    with torch.no_grad():
+        given.zero_()  # a copy was taken
+    assert torch.equal(module.codebook, codes)
+    with pytest.raises(ValueError, match="VectorQuantize: expected codebook to have shape"):
+        module.codebook = kind(torch.zeros(1, 1))
+
+
 def test_codebook_assignment_is_checkpointed() -> None:
     module = build("kmeans")
     codes = torch.randn(CODES, DIM)

@@ -1,0 +1,99 @@
+"""Finding the quantizers of a model, exchanging them, putting them back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeVar
+
+from torch import nn
+
+from torchvq.adapters._registry import Adapter, adapted_class, original_class
+
+_Model = TypeVar("_Model", bound=nn.Module)
+
+
+class Found(NamedTuple):
+    """A quantizer of a model: one row of :func:`describe`."""
+
+    path: str
+    """Where it is, ``"quantizer.layers.0.codebook"``; empty for the model itself."""
+    kind: str
+    """The qualified name of its class."""
+    adapter: str
+    """The qualified name of the adapter for it."""
+    adapted: bool
+    """Whether it is adapted now."""
+
+
+def describe(model: nn.Module) -> list[Found]:
+    """The quantizers of a model that have an adapter, in the order of ``named_modules``; changes nothing.
+
+    An empty list: the model has none that is known here.
+
+    Raises:
+        TypeError: when the model is no ``torch.nn.Module``.
+    """
+    rows = []
+    for path, module, target in _quantizers(_checked("describe", model)):
+        adapter = next(base for base in target.__mro__[1:] if issubclass(base, Adapter))
+        kind, by = original_class(module), f"{adapter.__module__}.{adapter.__qualname__}"
+        rows.append(
+            Found(path, f"{kind.__module__}.{kind.__qualname__}", by, isinstance(module, Adapter))
+        )
+    return rows
+
+
+def adapt(model: _Model) -> _Model:
+    """Exchanges the quantizers of a model for ours, in place.
+
+    In evaluation they search by :func:`torchvq.ops.nearest_code` and :func:`torchvq.ops.residual_encode`: exact in
+    float32, in float64 for float64, and in float32 for half precision. In training they do what they did before.
+    Parameters, buffers, names, hooks, dtypes and devices stay as they are: a module gets another class, which is a
+    subclass of its own. A second call changes nothing.
+
+    Args:
+        model: Any ``torch.nn.Module``, a quantizer itself included.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        ValueError: when no quantizer with an adapter is found; nothing is changed then.
+        TypeError: when the model is no ``torch.nn.Module``.
+    """
+    found = list(_quantizers(_checked("adapt", model)))
+    if not found:
+        raise ValueError(
+            "adapt: expected model to have a quantizer with an adapter (torchvq.adapters.register adds one), "
+            f"but got {type(model).__module__}.{type(model).__qualname__} without"
+        )
+    for _, module, target in found:
+        module.__class__ = target
+    return model
+
+
+def restore(model: _Model) -> _Model:
+    """Puts back what :func:`adapt` has exchanged, in place; a model without is left as it is.
+
+    Raises:
+        TypeError: when the model is no ``torch.nn.Module``.
+    """
+    for module in _checked("restore", model).modules():
+        if isinstance(module, Adapter):
+            module.__class__ = original_class(module)  # type: ignore[assignment]
+    return model
+
+
+def _quantizers(model: nn.Module) -> Iterator[tuple[str, nn.Module, type[nn.Module]]]:
+    for path, module in model.named_modules():
+        target = adapted_class(original_class(module))
+        if target is not None:
+            yield path, module, target
+
+
+def _checked(what: str, model: _Model) -> _Model:
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"{what}: expected model to be a torch.nn.Module, but got {type(model).__name__}"
+        )
+    return model

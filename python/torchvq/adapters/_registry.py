@@ -1,0 +1,132 @@
+"""Which adapter is for which class, and classes made of both (docs/adapters.md)."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import nn
+
+_Adapter = TypeVar("_Adapter", bound="type[Adapter]")
+
+# By qualified name, so that nobody's package is imported before its user imports it.
+_adapters: dict[str, type[Adapter]] = {}
+_joined: dict[tuple[type[nn.Module], type[Adapter]], type[nn.Module]] = {}
+
+
+class Adapter(nn.Module):
+    """What a quantizer does differently once it is adapted; the base of every adapter.
+
+    An adapter has no state and no constructor. The methods that it defines take the place of the methods of the same
+    name while the module is in evaluation; in training the module's own run. ``self`` is the module itself, with
+    all its parameters, buffers and other methods.
+    """
+
+    @property
+    def original(self) -> Any:
+        """The module with its own methods: ``self.original.encode(x)`` is what it did before."""
+        return super()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles name the original class: the joined one cannot be imported."""
+        reduced: Any = super().__reduce_ex__(protocol)
+        return (_rebuild, (original_class(self),), *reduced[2:])
+
+
+def register(target: type[nn.Module] | str) -> Callable[[_Adapter], _Adapter]:
+    """Decorates an :class:`Adapter`: it is for quantizers of this class.
+
+    Args:
+        target: The class of the quantizers, or its qualified name, ``"package.module.Class"``, which imports nothing.
+            Later registrations replace earlier ones. Subclasses are adapted as well unless they define one of the
+            adapter's methods anew.
+
+    Raises:
+        TypeError: when what is decorated is no subclass of :class:`Adapter`, or defines no method.
+    """
+    name = target if isinstance(target, str) else _name(target)
+
+    def add(adapter: _Adapter) -> _Adapter:
+        if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
+            raise TypeError(
+                f"register: expected a subclass of torchvq.adapters.Adapter, but got {adapter!r}"
+            )
+        if not _methods(adapter):
+            raise TypeError(
+                f"register: expected {adapter.__name__} to define a method, but got none"
+            )
+        _adapters[name] = adapter
+        return adapter
+
+    return add
+
+
+def adapted_class(original: type[nn.Module]) -> type[nn.Module] | None:
+    """The class that a module of class ``original`` gets, or None where no adapter is for it."""
+    adapter = _adapter_of(original)
+    if adapter is None:
+        return None
+    key = (original, adapter)
+    if key not in _joined:
+        _joined[key] = _join(original, adapter)
+    return _joined[key]
+
+
+def original_class(module: nn.Module) -> type[nn.Module]:
+    """The class of a module before it was adapted, or as it is."""
+    return vars(type(module)).get("_torchvq_original", type(module))
+
+
+def _adapter_of(original: type[nn.Module]) -> type[Adapter] | None:
+    defined: set[str] = set()
+    for base in original.__mro__:
+        adapter = _adapters.get(_name(base))
+        if adapter is not None:
+            return None if defined & set(_methods(adapter)) else adapter
+        defined |= set(vars(base))
+    return None
+
+
+def _join(original: type[nn.Module], adapter: type[Adapter]) -> type[nn.Module]:
+    body: dict[str, Any] = {
+        name: _in_evaluation(method, getattr(original, name))
+        for name, method in _methods(adapter).items()
+        if hasattr(original, name)
+    }
+    # By its name a module is known to its package: in repr, in lists of what may not be split.
+    body |= dict(
+        _torchvq_original=original, __module__=original.__module__, __doc__=original.__doc__
+    )
+    return type(original.__name__, (adapter, original), body)
+
+
+def _in_evaluation(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        chosen = original if self.training else method
+        return chosen(self, *args, **kwargs)
+
+    return call
+
+
+def _methods(adapter: type[Adapter]) -> dict[str, Callable[..., Any]]:
+    """What an adapter defines, its bases below `Adapter` included."""
+    found: dict[str, Callable[..., Any]] = {}
+    for base in reversed(adapter.__mro__[: adapter.__mro__.index(Adapter)]):
+        found |= {
+            name: value
+            for name, value in vars(base).items()
+            if isinstance(value, types.FunctionType) and not name.startswith("__")
+        }
+    return found
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _rebuild(original: type[nn.Module]) -> nn.Module:
+    cls = adapted_class(original) or original
+    return cls.__new__(cls)

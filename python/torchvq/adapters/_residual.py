@@ -1,0 +1,155 @@
+"""Residual quantizers with Euclidean codebooks: EnCodec, Mimi, X-Codec and what is built like them.
+
+A stack of levels is one call of `residual_encode` or `residual_decode`. What reaches a level by another road (a loop
+of the package's own, a level between projections) meets the exact search of its codebook.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor, nn
+
+from torchvq.adapters._registry import Adapter, register
+from torchvq.adapters._search import nearest, residual_nearest, residual_sum
+
+_TRANSFORMERS = "transformers.models"
+
+
+@register(f"{_TRANSFORMERS}.encodec.modeling_encodec.EncodecEuclideanCodebook")
+@register(f"{_TRANSFORMERS}.mimi.modeling_mimi.MimiEuclideanCodebook")
+@register(f"{_TRANSFORMERS}.xcodec.modeling_xcodec.XcodecEuclideanCodebook")
+@register(
+    f"{_TRANSFORMERS}.higgs_audio_v2_tokenizer.modeling_higgs_audio_v2_tokenizer"
+    ".HiggsAudioV2TokenizerEuclideanCodebook"
+)
+@register("encodec.quantization.core_vq.EuclideanCodebook")
+class Codebook(Adapter):
+    """The search of one codebook."""
+
+    embed: Tensor
+
+    def quantize(self, hidden_states: Tensor) -> Tensor:
+        return nearest(hidden_states, self.embed)
+
+
+@register("moshi.quantization.core_vq.EuclideanCodebook")
+class MoshiCodebook(Adapter):
+    """The search of one codebook."""
+
+    embedding: Tensor
+
+    def _quantize(self, x: Tensor) -> Tensor:
+        return nearest(x, self.embedding)
+
+
+@register(f"{_TRANSFORMERS}.encodec.modeling_encodec.EncodecResidualVectorQuantizer")
+class EncodecStack(Adapter):
+    """All levels of an EncodecModel."""
+
+    layers: nn.ModuleList
+    get_num_quantizers_for_bandwidth: Any
+
+    def encode(self, embeddings: Tensor, bandwidth: float | None = None) -> Tensor:
+        levels = self.get_num_quantizers_for_bandwidth(bandwidth)
+        return residual_nearest(embeddings, _embeds(self.layers)[:levels])[1]
+
+    def decode(self, codes: Tensor) -> Tensor:
+        if len(codes) == 0:
+            return self.original.decode(codes)
+        return residual_sum(codes, _embeds(self.layers)[: len(codes)])
+
+
+@register(f"{_TRANSFORMERS}.xcodec.modeling_xcodec.XcodecResidualVectorQuantization")
+class XcodecStack(Adapter):
+    """All levels of an XcodecModel."""
+
+    quantizers: nn.ModuleList
+    get_num_quantizers_for_bandwidth: Any
+
+    def encode(self, embeddings: Tensor, bandwidth: float | None = None) -> Tensor:
+        levels = self.get_num_quantizers_for_bandwidth(bandwidth)
+        return residual_nearest(embeddings, _embeds(self.quantizers)[:levels])[1]
+
+    def decode(self, codes: Tensor) -> Tensor:
+        if len(codes) == 0:
+            return self.original.decode(codes)
+        return residual_sum(codes, _embeds(self.quantizers)[: len(codes)])
+
+
+@register(f"{_TRANSFORMERS}.mimi.modeling_mimi.MimiResidualVectorQuantizer")
+class MimiStack(Adapter):
+    """All levels of one of the two stacks of a MimiModel, semantic and acoustic."""
+
+    layers: nn.ModuleList
+    input_proj: Any
+    output_proj: Any
+    num_quantizers: int
+
+    def encode(self, embeddings: Tensor, num_quantizers: int | None = None) -> Tensor:
+        levels = self.num_quantizers if num_quantizers is None else num_quantizers
+        if levels < 1:
+            return self.original.encode(embeddings, num_quantizers)
+        if self.input_proj is not None:
+            embeddings = self.input_proj(embeddings)
+        return residual_nearest(embeddings, _embeds(self.layers)[:levels])[1]
+
+    def decode(self, codes: Tensor) -> Tensor:
+        levels = codes.shape[1]
+        if levels == 0:
+            return self.original.decode(codes)
+        total = residual_sum(codes.transpose(0, 1), _embeds(self.layers)[:levels])
+        return total if self.output_proj is None else self.output_proj(total)
+
+
+class _Stack(Adapter):
+    """All levels of a stack whose levels may have projections of their own; those go the package's way."""
+
+    layers: nn.ModuleList
+
+    def encode(self, x: Tensor, n_q: int | None = None) -> Tensor:
+        codebooks = self.codes_of_levels()
+        if codebooks is None:
+            return self.original.encode(x, n_q)
+        return residual_nearest(x, codebooks[: n_q or len(codebooks)])[1]
+
+    def codes_of_levels(self) -> list[Tensor] | None:
+        """The codes of all levels, or None where a level has projections."""
+        plain = all(
+            isinstance(layer.project_in, nn.Identity) and isinstance(layer.project_out, nn.Identity)
+            for layer in self.layers
+        )
+        return [self.codes_of(layer) for layer in self.layers] if plain else None
+
+    def codes_of(self, layer: Any) -> Tensor:
+        return layer._codebook.embed
+
+
+@register("encodec.quantization.core_vq.ResidualVectorQuantization")
+class EncodecPackageStack(_Stack):
+    """All levels of an EncodecModel of the package encodec."""
+
+    def decode(self, q_indices: Tensor) -> Tensor:
+        codebooks = self.codes_of_levels()
+        if codebooks is None or len(q_indices) == 0:
+            return self.original.decode(q_indices)
+        return residual_sum(q_indices, codebooks[: len(q_indices)])
+
+
+@register("moshi.quantization.core_vq.ResidualVectorQuantization")
+class MoshiStack(_Stack):
+    """All levels of one of the two stacks of Mimi in the package moshi."""
+
+    def decode(self, codes: Tensor) -> Tensor:
+        codebooks = self.codes_of_levels()
+        if codebooks is None or len(codes) == 0:
+            return self.original.decode(codes)
+        return residual_sum(codes, codebooks[: len(codes)])
+
+    def codes_of(self, layer: Any) -> Tensor:
+        return layer._codebook.embedding
+
+
+def _embeds(layers: Iterable[Any]) -> list[Tensor]:
+    return [layer.codebook.embed for layer in layers]

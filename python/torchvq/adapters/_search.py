@@ -1,0 +1,85 @@
+"""What adapters are made of: searches and sums in the layouts of tokenizers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_ops = torch.ops.torchvq
+
+
+def nearest(
+    x: Tensor, codebook: Tensor, *, metric: str = "euclidean", bias: Tensor | None = None
+) -> Tensor:
+    """Indices (*), int64, of the codes nearest to the vectors of ``x`` (*, D), exactly.
+
+    Args:
+        x: Floating point, any strides; half precision is compared in float32.
+        codebook: (K, D).
+        metric: ``"euclidean"`` or ``"cosine"``.
+        bias: (K,), added to the distance of each code; see :func:`torchvq.ops.nearest_code`.
+
+    No gradient. Ties: the lowest index. Empty: no indices.
+    """
+    with torch.no_grad():
+        found: Tensor = _ops.nearest_code(
+            x.reshape(-1, x.shape[-1]), codebook, metric=metric, bias=bias, return_codes=False
+        )[0]
+    return found.view(x.shape[:-1])
+
+
+def nearest_by_angle(x: Tensor, codebook: Tensor, *, zero_code: float = 0.0) -> Tensor:
+    """Indices (*) of the codes (K, D) whose unit vectors are nearest to those of ``x`` (*, D).
+
+    Unit vectors are those that torch's ``normalize`` makes, in float32 or float64; among them the search is exact.
+    Their squared distances, and not their cosines, are compared: where vectors are close, cosines in float32 say
+    little.
+    ``zero_code`` is added to the distance of codes of zeros, which have no direction and the distance 1.
+    """
+    wide = torch.promote_types(codebook.dtype, torch.float32)
+    bias = None
+    with torch.no_grad():
+        # One feature without a zero shows that there is no such code, at a third of the cost; compilers, and devices
+        # that would have to wait, do without the question.
+        ask = codebook.is_cpu and not torch.compiler.is_compiling()
+        if zero_code and not (ask and bool(codebook[:, 0].all())):
+            bias = codebook.any(1).logical_not().to(wide) * zero_code
+        units = functional.normalize(x.to(wide), dim=-1), functional.normalize(codebook.to(wide))
+    return nearest(*units, bias=bias)
+
+
+def residual_nearest(x: Tensor, codebooks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The nearest code of every level, of what the levels before have left of ``x`` (B, D, T).
+
+    Args:
+        x: Features on axis 1, floating point; half precision is computed in float32.
+        codebooks: Q >= 1 of (K_q, D).
+
+    Returns:
+        The sum of the codes, (B, D, T), float32 or float64, and indices (Q, B, T), int64. No gradient. Ties: the lowest
+        index. Empty: no indices.
+    """
+    batch, features, time = x.shape
+    tokens = x.detach().transpose(1, 2).reshape(1, batch * time, features)
+    with torch.no_grad():
+        codes, indices = _ops.residual_encode(tokens, [c.unsqueeze(0) for c in codebooks])
+    levels: Tensor = indices.view(batch, time, -1).permute(2, 0, 1).contiguous()
+    return codes.view(batch, time, features).transpose(1, 2), levels
+
+
+def residual_sum(indices: Tensor, codebooks: Sequence[Tensor]) -> Tensor:
+    """The sum (B, D, T) of the codes of all levels, added up in order.
+
+    Args:
+        indices: (Q, B, T), integers; -1 adds nothing.
+        codebooks: Q >= 1 of (K_q, D), whose dtype is that of the result; half precision is added up in float32.
+
+    Gradient to the codebooks. IndexError for an index outside [-1, K).
+    """
+    levels, batch, time = indices.shape
+    rows = indices.long().permute(1, 2, 0).reshape(1, batch * time, levels)
+    total: Tensor = _ops.residual_decode(rows, [c.unsqueeze(0) for c in codebooks])
+    return total.view(batch, time, -1).transpose(1, 2)

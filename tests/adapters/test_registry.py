@@ -1,0 +1,133 @@
+"""Adapters of one's own, as docs/adapters.md shows them; models that nobody knows."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchvq import adapters
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "adapters.md"
+
+
+def examples() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)
+
+
+def test_the_first_example_adapts_a_model() -> None:
+    from transformers import EncodecConfig, EncodecModel
+
+    names: dict[str, Any] = {"model": EncodecModel(EncodecConfig(num_filters=4))}
+    exec(examples()[0], names)
+    assert all(row.adapted for row in adapters.describe(names["model"]))
+
+
+@torch.no_grad()
+def test_the_example_of_an_adapter() -> None:
+    names: dict[str, Any] = {"__name__": "shown"}
+    exec(examples()[1], names)
+    quantizer = names["MyQuantizer"]().eval()
+    x = torch.randn(100, 8, dtype=torch.float64)
+    model = nn.Sequential(quantizer.double())
+    before = model(x)
+    adapters.adapt(model)
+    assert type(quantizer) is not names["MyQuantizer"] and isinstance(
+        quantizer, names["MyQuantizer"]
+    )
+    assert torch.equal(model(x), before)
+    adapters.restore(model)
+    assert type(quantizer) is names["MyQuantizer"]
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.codes = nn.Parameter(torch.randn(4, 2))
+
+    def encode(self, x: Tensor) -> Tensor:
+        return torch.cdist(x, self.codes).argmin(-1)
+
+    def forward(self, x: Tensor) -> str:
+        return "original"
+
+
+class Inherits(Plain):
+    pass
+
+
+class Overrides(Plain):
+    def forward(self, x: Tensor) -> str:
+        return "its own"
+
+
+@adapters.register(Plain)
+class PlainAdapter(adapters.Adapter):
+    def forward(self, x: Tensor) -> str:
+        return f"adapted {self.original.forward(x)}"
+
+
+def test_subclasses_are_adapted_unless_they_define_the_method_anew() -> None:
+    model = nn.ModuleList([Plain(), Inherits(), Overrides()])
+    assert [row.path for row in adapters.describe(model)] == ["0", "1"]
+    adapters.adapt(model.eval())
+    x = torch.randn(3, 2)
+    assert [m(x) for m in model] == ["adapted original", "adapted original", "its own"]
+    assert [m(x) for m in model.train()] == ["original", "original", "its own"]
+    assert [m(x) for m in adapters.restore(model).eval()] == ["original", "original", "its own"]
+
+
+def test_a_model_without_known_quantizers_is_left_as_it_is() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), Overrides())
+    assert adapters.describe(model) == []
+    with pytest.raises(
+        ValueError, match=r"adapt: expected model to have a quantizer with an adapter .*Sequential"
+    ):
+        adapters.adapt(model)
+    assert [type(m) for m in model] == [nn.Linear, Overrides]
+    assert adapters.restore(model) is model
+
+
+@pytest.mark.parametrize("call", [adapters.adapt, adapters.restore, adapters.describe])
+def test_what_is_no_module_is_refused(call: Any) -> None:
+    with pytest.raises(
+        TypeError, match=f"{call.__name__}: expected model to be a torch.nn.Module, but got str"
+    ):
+        call("model")
+
+
+def test_what_is_no_adapter_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"register: expected a subclass of .*Adapter"):
+        adapters.register("a.B")(nn.Linear)  # type: ignore[type-var]
+    with pytest.raises(
+        TypeError, match="register: expected Nothing to define a method, but got none"
+    ):
+
+        @adapters.register("a.B")
+        class Nothing(adapters.Adapter):
+            pass
+
+
+def test_importing_adapters_imports_none_of_the_packages() -> None:
+    code = (
+        "import sys, torchvq.adapters; "
+        "assert not {'transformers', 'diffusers', 'encodec', 'dac', 'moshi', 'snac'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_table_of_the_docs_names_every_adapter() -> None:
+    from torchvq.adapters._registry import _adapters
+
+    text = DOCS.read_text(encoding="utf-8")
+    ours = [
+        name for name, adapter in _adapters.items() if adapter.__module__.startswith("torchvq.")
+    ]
+    assert len(ours) > 10
+    assert [name for name in ours if f"`{name.rsplit('.', 1)[1]}`" not in text] == []
