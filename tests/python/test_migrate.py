@@ -70,6 +70,16 @@ def test_a_model_in_a_file(tmp_path: Path, capsys) -> None:
     assert torch.equal(ours.eval()(x)[1], theirs(x)[1])
 
 
+def test_codes_before_k_means_are_not_compared(tmp_path: Path, capsys) -> None:
+    """They are all zero, and every token is as near to one as to another."""
+    call = "VectorQuantize(dim=8, codebook_size=16, kmeans_init=True)"
+    text = f"from vector_quantize_pytorch import VectorQuantize\nmodel = {call}\n"
+    (tmp_path / "model.py").write_text(text)
+    status, said, _ = run(capsys, tmp_path / "model.py")
+    assert status == 0
+    assert "not compared: k-means has not set the codes yet" in said and "tokens equal" not in said
+
+
 def test_a_trained_checkpoint(tmp_path: Path, capsys) -> None:
     """Image tokens with a cosine codebook, as a training framework saves them."""
     options = dict(

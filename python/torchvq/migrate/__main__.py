@@ -140,6 +140,9 @@ def _report(found: Found, compat: bool | None) -> tuple[nn.Module, bool]:
     print(f"  differences by how it is called: {', '.join(line.key for line in possible)}")
     ours = converted(found, compat)
     print(f"  converted: {len(ours.state_dict())} tensors, keys and shapes as they were")
+    if not all(value for name, value in ours.state_dict().items() if name.endswith("initted")):
+        print("  not compared: k-means has not set the codes yet")
+        return ours, True
     agrees = agreement(found, ours)
     output = (
         "" if agrees.difference is None else f", outputs differ by at most {agrees.difference:.2g}"
