@@ -59,7 +59,7 @@ void initialise_codebook_(at::Tensor initted, at::Tensor cluster_size, at::Tenso
   kmeans.mask = mask;
   const bool compat = options.vqp_compat() && options.group_name().empty();
   auto [found, counts] =
-      compat ? vqp_kmeans(x, embed.size(1), mask, options.iterations(), options.metric())
+      compat ? vqp_kmeans(x, embed.size(1), rng, mask, options.iterations(), options.metric())
              : distributed::synced_kmeans(x, embed.size(1), rng, kmeans);
   if (compat) found = found.mul(counts.gt(0).unsqueeze(-1));
   const auto any = counts.sum().gt(0);

@@ -1,17 +1,19 @@
 // k-means as vector-quantize-pytorch begins a codebook: clusters that lose their tokens keep their
 // centre while it runs, and end without tokens.
+#include <utility>
 #include <vector>
 
-#include <ATen/ops/bincount.h>
-#include <ATen/ops/index_select.h>
-#include <ATen/ops/randint.h>
-#include <ATen/ops/randperm.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/nearest_code.h>
+#include <torchvq/ops/random_uniform.h>
 #include <torchvq/ops/unit_vectors.h>
 
 namespace torchvq::functional {
@@ -19,20 +21,38 @@ namespace {
 
 using Clusters = std::pair<at::Tensor, at::Tensor>;
 
-/// Of rows (T, D), T above 0.
-Clusters clusters_of(const at::Tensor& rows, int64_t codes, int64_t iterations,
-                     const std::string& metric) {
-  const auto tokens = rows.size(0);
-  const auto integers = rows.options().dtype(at::kLong);
-  const auto picked = tokens >= codes ? at::randperm(tokens, integers).narrow(0, 0, codes)
-                                      : at::randint(tokens, {codes}, integers);
+/// Where rows (T) counted are drawn from, at random: T rows without repetition, those that count
+/// first, then `codes` of them with repetition where fewer count.
+at::Tensor seeds(const at::Tensor& counted, int64_t codes, const at::Tensor& rng, int64_t head) {
+  const auto draw = [&](c10::SymInt size, int64_t stream) {
+    return ops::random_uniform(rng, RandomPurpose::kKmeansSeeding, {std::move(size)}, at::kDouble,
+                               2 * head + stream);
+  };
+  const auto order = at::where(counted, draw(counted.sym_size(0), 0), 2.0).argsort();
+  const auto count = counted.sum();
+  const auto repeated = draw(codes, 1).mul(count).to(at::kLong);
+  const auto place = at::where(count.ge(codes), at::arange(codes, count.options()), repeated);
+  const auto last = (count - 1).clamp_min(0);
+  return order.index_select(0, at::minimum(place, last));
+}
+
+/// Of rows (T, D), T above 0, of which those that do not count are zeros.
+Clusters clusters_of(const at::Tensor& rows, const at::Tensor& counted, const at::Tensor& picked,
+                     int64_t iterations, const std::string& metric) {
+  const auto weights = counted.to(at::kLong);
+  const auto codes = picked.size(0);
+  const auto none = at::zeros({codes}, weights.options());
+  const auto tokens = [&](const at::Tensor& clusters) {
+    return none.index_add(0, clusters, weights);
+  };
   auto centres = rows.index_select(0, picked);
-  auto counts = at::bincount(picked, {}, tokens).index_select(0, picked);
+  auto counts = at::zeros_like(weights).index_add(0, picked, at::ones_like(picked));
+  counts = counts.index_select(0, picked).mul(counted.any());
   for (int64_t step = 0; step < iterations; ++step) {
     const auto nearest = ops::nearest_code(rows.unsqueeze(0), centres.unsqueeze(0),
                                            ops::NearestCodeOptions().metric(metric));
     const auto indices = nearest.indices.squeeze(0);
-    counts = at::bincount(indices, {}, codes);
+    counts = tokens(indices);
     const auto sums = at::zeros_like(centres).index_add(0, indices, rows);
     const auto used = counts.gt(0).unsqueeze(-1);
     centres = at::where(used, sums.div(counts.clamp_min(1).unsqueeze(-1)), centres);
@@ -43,17 +63,20 @@ Clusters clusters_of(const at::Tensor& rows, int64_t codes, int64_t iterations,
 
 }  // namespace
 
-Clusters vqp_kmeans(const at::Tensor& x, int64_t codes, const std::optional<at::Tensor>& mask,
-                    int64_t iterations, const std::string& metric) {
+Clusters vqp_kmeans(const at::Tensor& x, int64_t codes, const at::Tensor& rng,
+                    const std::optional<at::Tensor>& mask, int64_t iterations,
+                    const std::string& metric) {
+  if (x.sym_size(1) == 0) {
+    return {x.new_zeros_symint({x.sym_size(0), codes, x.sym_size(2)}),
+            at::zeros({x.size(0), codes}, x.options().dtype(at::kLong))};
+  }
   std::vector<at::Tensor> centres, counts;
   for (int64_t head = 0; head < x.size(0); ++head) {
     auto counted = x[head].isfinite().all(-1);
     if (mask) counted = counted.logical_and((*mask)[head]);
-    auto rows = x[head].index_select(0, counted.nonzero().squeeze(-1));
+    auto rows = at::where(counted.unsqueeze(-1), x[head], 0);
     if (metric == "cosine") rows = ops::unit_vectors(rows);
-    auto found = rows.size(0) > 0 ? clusters_of(rows, codes, iterations, metric)
-                                  : Clusters{x.new_zeros({codes, x.size(-1)}),
-                                             x.new_zeros({codes}, x.options().dtype(at::kLong))};
+    auto found = clusters_of(rows, counted, seeds(counted, codes, rng, head), iterations, metric);
     centres.push_back(std::move(found.first));
     counts.push_back(std::move(found.second));
   }

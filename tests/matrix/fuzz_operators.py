@@ -161,6 +161,11 @@ def _by_hand() -> None:
     state = [codes, counts, sums, cooldown, torch.zeros(1, dtype=torch.long)]
     _ops.expire_codes_(state, [rng], [x], threshold=0.5, reset_cluster_size=0.5)
     _ops.finish_step_([cooldown], [indices], [rng], counts=[], masks=[])
+    mask = torch.ones(1, 6, dtype=torch.bool)
+    _ops.fill_masked(x, mask)
+    _ops.fill_padding(x, mask)
+    _ops.split_mask(mask, 1, False)
+    _ops.pool_scale_mask(mask, [2])
     _ops.shared_diversity_totals([codes], [x], [codes], masks=[])
     _ops.search_losses(x, codes, x, indices, training=True, diversity_weight=0.1)
     means = [torch.zeros(1, 1, 4), torch.ones(1, 1, 4)] * 2

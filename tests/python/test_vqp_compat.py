@@ -119,3 +119,27 @@ def test_what_is_frozen_and_draws_draws_anew() -> None:
     module = torchvq.VectorQuantize(**options, freeze_codebook=True).train()
     x = torch.randn(2, 50, 4)
     assert not torch.equal(module(x)[1], module(x)[1])
+
+
+@pytest.mark.parametrize("count", [9, 60], ids=["fewer tokens than codes", "more"])
+def test_k_means_draws_from_the_module_alone(count: int) -> None:
+    """As many distinct tokens as there are, none of the padding, and the same again in a compiled step."""
+    options = dict(dim=6, codebook_size=16, kmeans_init=True, vqp_compat=True, decay=1.0)
+    x = torch.randn(2, count, 6, generator=torch.Generator().manual_seed(1))
+    mask = torch.arange(count) < torch.tensor([count, count - 4])[:, None]
+    states = []
+    for wrap in (
+        lambda module: module,
+        lambda module: torch.compile(module, fullgraph=True, backend="aot_eager"),
+    ):
+        torch.manual_seed(0)
+        module = torchvq.VectorQuantize(**options).train()
+        before = torch.get_rng_state()
+        wrap(module)(x.masked_fill(~mask.unsqueeze(-1), 1e3), mask=mask)
+        assert torch.equal(torch.get_rng_state(), before)
+        states.append({name: value.clone() for name, value in module.state_dict().items()})
+    for name, value in states[0].items():
+        assert torch.equal(states[1][name], value), name
+    codes, sizes = states[0]["_codebook.embed"][0], states[0]["_codebook.cluster_size"][0]
+    assert codes.abs().max() < 10 and sizes.sum() == mask.sum()
+    assert codes[sizes == 0].eq(0).all() and codes[sizes > 0].any(-1).all()

@@ -59,12 +59,13 @@ TORCHVQ_API at::Tensor vqp_latent_loss(const at::Tensor& z, const at::Tensor& qu
                                        double commitment, double quantization,
                                        const std::optional<at::Tensor>& mask);
 
-/// k-means from tokens drawn by torch's generator, in which clusters that lose their tokens end
-/// without any.
+/// k-means from tokens drawn at random, in which clusters that lose their tokens end without any.
 ///
 /// @param x     (H, T, D).    @param mask  (H, T), bool, true for real tokens.
+/// @param rng   (2,), int64: seed and step.
 /// @return      centres (H, K, D), and the tokens (H, K), int64, of the last assignment.
 TORCHVQ_API std::pair<at::Tensor, at::Tensor> vqp_kmeans(const at::Tensor& x, int64_t codes,
+                                                         const at::Tensor& rng,
                                                          const std::optional<at::Tensor>& mask,
                                                          int64_t iterations,
                                                          const std::string& metric);
