@@ -1,7 +1,5 @@
 #include <torchvq/functional/quantizer_losses.h>
 
-#include <utility>
-
 #include <ATen/ops/cat.h>
 
 #include <torchvq/distributed/all_reduce.h>
@@ -58,7 +56,7 @@ QuantizerLosses search_losses(const SearchedTokens& searched,
                               const std::optional<at::Tensor>& totals,
                               const QuantizerLossOptions& options) {
   const auto zero = searched.inputs.new_zeros({});
-  const auto or_zero = [&](at::Tensor term) { return term.defined() ? std::move(term) : zero; };
+  const auto or_zero = [&](const at::Tensor& term) { return term.defined() ? term : zero; };
   return {or_zero(commitment_term(searched, targets, options)),
           or_zero(diversity_term(searched, totals, options)), zero};
 }
