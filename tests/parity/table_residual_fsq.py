@@ -125,7 +125,8 @@ GROUPED_SAME = [
     row("groups, all codes", shape=WIDE, forward=CODES_TOO),
     row("groups, tanh", SOFT, shape=WIDE),
     compatible("groups", shape=WIDE),
-    compatible("groups, projected", dict(dim=8), shape=(2, 6, 8)),
+    # Of projections that an optimizer has moved, rounding decides at the edges of levels.
+    compatible("groups, projected", dict(dim=8), shape=(2, 6, 8), steps=1, evaluate=False),
 ]
 
 DIFFERENT = [

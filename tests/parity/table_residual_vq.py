@@ -199,7 +199,8 @@ SAME = [
 GROUPED_SAME = [
     compatible("groups", probes=READ),
     compatible("one group", dict(groups=1), probes=READ),
-    compatible("four groups", dict(groups=4), probes=READ),
+    # Two features a group: a rotation between opposite vectors magnifies what a processor rounds.
+    compatible("four groups", dict(groups=4), probes=READ, tolerance=1e-4),
     compatible("groups, straight-through", STRAIGHT),
     compatible(
         "groups, projected", dict(codebook_dim=3), probes=dict(codebooks=codebooks, decoded=decode)
