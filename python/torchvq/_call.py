@@ -27,6 +27,29 @@ class Call(NamedTuple):
     ranks: Ranks = ALONE
 
 
+def level_call(
+    vq: "VectorQuantize",
+    targets: Tensor | None,
+    mask: Tensor | None,
+    temperature: float | None,
+    frozen: bool,
+    ranks: Ranks,
+) -> Call:
+    """What a stack asks of one of its levels."""
+    return Call(
+        targets=targets,
+        mask=mask,
+        topk=None,
+        temperature=vq.sample_codebook_temp if temperature is None else temperature,
+        frozen=frozen,
+        transform=None,
+        ema_update=vq.ema_update,
+        accumulate=False,
+        weight=None,
+        ranks=ranks,
+    )
+
+
 def check_topk(vq: "VectorQuantize", topk: int | None) -> None:
     """Raises ValueError where candidates cannot be had."""
     if topk is None:

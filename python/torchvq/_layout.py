@@ -94,13 +94,27 @@ class Layout(NamedTuple):
 
     def restore_positions(self, values: Tensor, x: Tensor) -> Tensor:
         """Values per token (H, T) or (H, T, k) in the layout of x; several heads on the last axis."""
-        tokens = 1
-        for size in self.positions(x):
-            tokens = tokens * size
-        merged = self.merge_heads(values, x.shape[0], tokens)
-        if self.heads == 1:
-            merged = merged.squeeze(2)
-        return self.unpack_positions(merged, x)
+        return _ops.restore_positions(
+            values,
+            x,
+            heads=self.heads,
+            separate=self.separate,
+            channel_first=self.channel_first,
+        )
+
+    def restore_tokens(
+        self, codes: Tensor, x: Tensor, mask: Tensor | None, zeros_for_masked: bool
+    ) -> Tensor:
+        """Codes (H, T, D) or (H, T, k, D) in layout and dtype of x; padding is zeros or x."""
+        return _ops.restore_tokens(
+            codes,
+            x,
+            mask=mask,
+            heads=self.heads,
+            separate=self.separate,
+            channel_first=self.channel_first,
+            zeros_for_masked=zeros_for_masked,
+        )
 
     def split_tokens(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """x and its mask (B, N) as tokens (B, N, dim) and as a search takes them, (H, T, D) and (H, T)."""

@@ -24,13 +24,17 @@ def project(projection: nn.Module, tokens: Tensor) -> Tensor:
     return tokens
 
 
-def projects_nothing(projection: nn.Module) -> bool:
-    """Whether a projection can be left out: an identity at which nobody listens."""
-    return type(projection) is nn.Identity and not (
-        projection._forward_hooks
-        or projection._forward_pre_hooks
-        or projection._backward_hooks
-        or projection._backward_pre_hooks
+def projects_nothing(*projections: nn.Module) -> bool:
+    """Whether projections can be left out: identities at which nobody listens."""
+    return all(
+        type(projection) is nn.Identity
+        and not (
+            projection._forward_hooks
+            or projection._forward_pre_hooks
+            or projection._backward_hooks
+            or projection._backward_pre_hooks
+        )
+        for projection in projections
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torchvq import _losses
-from torchvq._call import Call
+from torchvq._call import Call, level_call
 from torchvq._estimators import estimate
 from torchvq._implicit_codebook import (
     MLP,
@@ -141,18 +141,8 @@ def _choose_level(
     vq = rvq.levels[index]
     used = None if isinstance(request.depth, int) else request.depth > index
     mask, head_mask = level_mask(rvq, request, index)
-    call = Call(
-        targets=None if request.targets is None else request.targets[index],
-        mask=mask,
-        topk=None,
-        temperature=vq.sample_codebook_temp if request.temperature is None else request.temperature,
-        frozen=request.frozen,
-        transform=None,
-        ema_update=vq.ema_update,
-        accumulate=False,
-        weight=None,
-        ranks=request.ranks,
-    )
+    targets = None if request.targets is None else request.targets[index]
+    call = level_call(vq, targets, mask, request.temperature, request.frozen, request.ranks)
     if picked is None and (index == 0 or not rvq.shared_codebook):
         prepare(vq, residual, head_mask, call.frozen, request.ranks)
     if index == 0 and rvq.shared_codebook and not request.frozen:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchvq import _losses
-from torchvq._call import Call
+from torchvq._call import Call, level_call
 from torchvq._learning import learn_together
 from torchvq._losses import Choice, Chosen, Terms
 from torchvq._ranks import Ranks
@@ -108,18 +108,8 @@ def _choose_scale(hvq: "HierarchicalVQ", index: int, residual: Tensor, request: 
     vq, shape = hvq.levels[index], list(hvq.level_shapes[index])
     tokens = _ops.pool_scale(residual, shape, mask=request.mask)
     real = _real(hvq, index, tokens, request)
-    call = Call(
-        targets=None if request.targets is None else request.targets[index],
-        mask=real,
-        topk=None,
-        temperature=vq.sample_codebook_temp if request.temperature is None else request.temperature,
-        frozen=request.frozen,
-        transform=None,
-        ema_update=vq.ema_update,
-        accumulate=False,
-        weight=None,
-        ranks=request.ranks,
-    )
+    targets = None if request.targets is None else request.targets[index]
+    call = level_call(vq, targets, real, request.temperature, request.frozen, request.ranks)
     projected, mask = _as_one(tokens), None if real is None else real.view(1, -1)
     if not hvq.shared_codebook:
         prepare(vq, projected, mask, request.frozen, request.ranks)

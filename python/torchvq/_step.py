@@ -109,14 +109,8 @@ def _evaluate(
     if loss.dim() > 0:  # of candidates
         loss = layout.restore_positions(loss, x)
         commitment = layout.restore_positions(commitment, x)
-    merged = layout.merge_heads(quantized, tokens.shape[0], tokens.shape[1])
-    # (B, N, heads, D) to (B, N, heads * D); with candidates (B, N, 1, k, D) to (B, N, k, D).
-    merged = (merged.flatten(2) if quantized.dim() == 3 else merged.squeeze(2)).to(x.dtype)
-    if call.mask is not None:
-        padding = None if vq.return_zeros_for_masked_padding else layout.pack(x)
-        merged = _ops.fill_padding(merged, call.mask, padding)
     return Step(
-        layout.unpack(merged, x),
+        layout.restore_tokens(quantized, x, call.mask, vq.return_zeros_for_masked_padding),
         layout.restore_positions(chosen.indices, x),
         loss,
         LossBreakdown(commitment, zero, zero, zero),

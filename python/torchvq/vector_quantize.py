@@ -316,11 +316,7 @@ class VectorQuantize(nn.Module):
         layout.check(x)
         token_mask = layout.token_mask(x, mask, lens)
         asked = indices is not None or topk is not None or codebook_transform_fn is not None
-        if (
-            not (self.training or asked)
-            and projects_nothing(self.project_in)
-            and projects_nothing(self.project_out)
-        ):
+        if not (self.training or asked) and projects_nothing(self.project_in, self.project_out):
             return self._evaluate(x, token_mask, return_loss_breakdown)
         check_topk(self, topk)
         call = Call(
@@ -374,7 +370,7 @@ class VectorQuantize(nn.Module):
     def _forward(self, x: Tensor, call: Call) -> Step:
         layout = self._layout
         shake_hands([self._codebook], call.ranks)
-        if projects_nothing(self.project_in) and projects_nothing(self.project_out):
+        if projects_nothing(self.project_in, self.project_out):
             return step(self, x, None, call, layout)
         packed = layout.pack(x)
         # Padding may hold anything, NaN included; zeros keep it out of every gradient.

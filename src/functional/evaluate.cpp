@@ -15,9 +15,8 @@ EvaluateOutput evaluate(const at::Tensor& x, const at::Tensor& codebook, const a
   const auto split = split_tokens(x, mask, layout);
   const auto found = quantize(split.tokens, codebook, rng, split.mask,
                               QuantizeOptions().metric(options.metric()).estimator("none"));
-  return {restore_tokens(found.quantized, split.packed, x, mask, layout),
-          restore_positions(found.indices, split.packed, x, layout),
-          at::zeros({}, found.inputs.options())};
+  return {restore_tokens(found.quantized, x, mask, layout),
+          restore_positions(found.indices, x, layout), at::zeros({}, found.inputs.options())};
 }
 
 namespace {

@@ -115,6 +115,18 @@ at::Tensor lens_to_mask(const at::Tensor& lens, SymInt length) {
   return position.unsqueeze(0).lt(lens.unsqueeze(1));
 }
 
+namespace {
+
+/// (H, T, ...) to (B, N, heads, ...).
+at::Tensor merge_heads_of(const at::Tensor& values, const at::Tensor& x,
+                          const TokenLayout& layout) {
+  SymInt tokens = 1;
+  for (const auto& size : position_sizes(x.sym_sizes(), layout.channel_first())) tokens *= size;
+  return merge_heads(values, x.sym_size(0), tokens, layout.heads(), layout.separate());
+}
+
+}  // namespace
+
 SplitTokens split_tokens(const at::Tensor& x, const std::optional<at::Tensor>& mask,
                          const TokenLayout& layout) {
   const auto packed = pack_tokens(x, layout.channel_first());
@@ -125,26 +137,47 @@ SplitTokens split_tokens(const at::Tensor& x, const std::optional<at::Tensor>& m
   return split;
 }
 
-at::Tensor restore_tokens(const at::Tensor& codes, const at::Tensor& packed, const at::Tensor& x,
+at::Tensor restore_tokens(const at::Tensor& codes, const at::Tensor& x,
                           const std::optional<at::Tensor>& mask, const TokenLayout& layout) {
-  auto output =
-      merge_heads(codes, packed.sym_size(0), packed.sym_size(1), layout.heads(), layout.separate());
+  auto output = merge_heads_of(codes, x, layout);
   // (B, N, heads, D) to (B, N, heads * D); with candidates (B, N, 1, k, D) to (B, N, k, D).
   output = (codes.dim() == 3 ? output.flatten(2) : output.squeeze(2)).to(x.scalar_type());
   if (mask) {
-    const auto padding = layout.zeros_for_masked() ? std::nullopt : std::optional(packed);
+    const auto padding = layout.zeros_for_masked()
+                             ? std::nullopt
+                             : std::optional(pack_tokens(x, layout.channel_first()));
     output = fill_padding(output, *mask, padding);
   }
   return unpack_tokens(output, x.sym_sizes(), layout.channel_first());
 }
 
-at::Tensor restore_positions(const at::Tensor& values, const at::Tensor& packed,
-                             const at::Tensor& x, const TokenLayout& layout) {
-  auto merged = merge_heads(values, packed.sym_size(0), packed.sym_size(1), layout.heads(),
-                            layout.separate());
+at::Tensor restore_positions(const at::Tensor& values, const at::Tensor& x,
+                             const TokenLayout& layout) {
+  auto merged = merge_heads_of(values, x, layout);
   if (layout.heads() == 1) merged = merged.squeeze(2);
   return unpack_positions(merged, x.sym_sizes(), layout.channel_first());
 }
+
+namespace {
+
+at::Tensor restore_tokens_op(const at::Tensor& codes, const at::Tensor& x,
+                             const std::optional<at::Tensor>& mask, int64_t heads, bool separate,
+                             bool channel_first, bool zeros_for_masked) {
+  return restore_tokens(codes, x, mask,
+                        TokenLayout()
+                            .heads(heads)
+                            .separate(separate)
+                            .channel_first(channel_first)
+                            .zeros_for_masked(zeros_for_masked));
+}
+
+at::Tensor restore_positions_op(const at::Tensor& values, const at::Tensor& x, int64_t heads,
+                                bool separate, bool channel_first) {
+  return restore_positions(
+      values, x, TokenLayout().heads(heads).separate(separate).channel_first(channel_first));
+}
+
+}  // namespace
 
 }  // namespace torchvq::functional
 
@@ -165,5 +198,13 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def("fill_masked(Tensor tokens, Tensor mask) -> Tensor", TORCH_FN(fill_masked));
   m.def("fill_padding(Tensor output, Tensor mask, Tensor? padding=None) -> Tensor",
         TORCH_FN(fill_padding));
+  m.def(
+      "restore_tokens(Tensor codes, Tensor x, *, Tensor? mask=None, int heads=1, "
+      "bool separate=False, bool channel_first=False, bool zeros_for_masked=True) -> Tensor",
+      TORCH_FN(restore_tokens_op));
+  m.def(
+      "restore_positions(Tensor values, Tensor x, *, int heads=1, bool separate=False, "
+      "bool channel_first=False) -> Tensor",
+      TORCH_FN(restore_positions_op));
   m.def("lens_to_mask(Tensor lens, SymInt length) -> Tensor", TORCH_FN(lens_to_mask));
 }

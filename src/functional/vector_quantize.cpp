@@ -77,11 +77,11 @@ VectorQuantizeStep vector_quantize_(const at::Tensor& x, const CodebookState& st
   }
   step.loss = total_loss(step.terms, arguments.targets.has_value(), losses);
   if (step.loss.dim() > 0) {  // of candidates
-    step.loss = restore_positions(step.loss, split.packed, x, layout);
-    step.terms.commitment = restore_positions(step.terms.commitment, split.packed, x, layout);
+    step.loss = restore_positions(step.loss, x, layout);
+    step.terms.commitment = restore_positions(step.terms.commitment, x, layout);
   }
-  step.quantized = restore_tokens(found.quantized, split.packed, x, arguments.mask, layout);
-  step.indices = restore_positions(found.indices, split.packed, x, layout);
+  step.quantized = restore_tokens(found.quantized, x, arguments.mask, layout);
+  step.indices = restore_positions(found.indices, x, layout);
   return step;
 }
 

@@ -95,16 +95,8 @@ at::Tensor Layout::merge_features(const at::Tensor& values, int64_t batch, int64
 }
 
 at::Tensor Layout::restore_positions(const at::Tensor& values, const at::Tensor& x) const {
-  int64_t tokens = 1;
-  const auto shape = token_shape(x);
-  for (size_t axis = 1; axis < shape.size(); ++axis) {
-    tokens *= shape[axis];
-  }
-  auto merged = merge_heads(values, x.size(0), tokens);
-  if (heads == 1) {
-    merged = merged.squeeze(2);
-  }
-  return unpack_positions(merged, x);
+  return F::restore_positions(
+      values, x, F::TokenLayout().heads(heads).separate(separate).channel_first(channel_first));
 }
 
 at::Tensor Layout::unpack_positions(const at::Tensor& values, const at::Tensor& x) const {

@@ -70,28 +70,16 @@ at::Tensor compared_inputs(const ResidualVQImpl& rvq, const at::Tensor& inputs,
   return balanced(inputs, request.depth, 1 - gradient_fraction(rvq));
 }
 
-Call level_call(const ResidualVQImpl& rvq, int64_t index, const Request& request) {
-  const auto& vq = *rvq.levels[index];
-  return {
-      .targets = request.targets.empty() ? std::nullopt : OptionalTensor(request.targets[index]),
-      .mask = request.mask,
-      .topk = std::nullopt,
-      .temperature = request.temperature.value_or(vq.options.sample_codebook_temp()),
-      .frozen = request.frozen,
-      .transform = {},
-      .ema_update = vq.resolved().ema_update,
-      .accumulate = false,
-      .weight = std::nullopt,
-      .ranks = request.ranks};
-}
-
 Level choose_level(ResidualVQImpl& rvq, int64_t index, const at::Tensor& residual,
                    std::optional<Implicit> implicit, const Request& request,
                    const OptionalTensor& picked) {
   auto& vq = *rvq.levels[index];
   const auto layout = layout_of(rvq);
   const auto mask = layout.split_mask(request.mask);
-  const auto call = level_call(rvq, index, request);
+  const auto targets =
+      request.targets.empty() ? std::nullopt : OptionalTensor(request.targets[index]);
+  const auto call =
+      level_call(vq, targets, request.mask, request.temperature, request.frozen, request.ranks);
   const bool shared = rvq.options.shared_codebook();
   if (!picked && (index == 0 || !shared)) {
     prepare(vq, residual, mask, call.frozen, request.ranks);

@@ -66,17 +66,9 @@ Scale choose_scale(HierarchicalVQImpl& hvq, int64_t index, const at::Tensor& res
     real = F::pool_scale_mask(*request.mask, shape);
     mask = real->view({1, -1});
   }
-  const auto& targets = request.targets;
-  Call call{.targets = targets.empty() ? std::nullopt : std::optional(targets[index]),
-            .mask = real,
-            .topk = std::nullopt,
-            .temperature = request.temperature.value_or(vq.options.sample_codebook_temp()),
-            .frozen = request.frozen,
-            .transform = {},
-            .ema_update = vq.resolved().ema_update,
-            .accumulate = false,
-            .weight = std::nullopt,
-            .ranks = request.ranks};
+  const auto targets =
+      request.targets.empty() ? std::nullopt : std::optional(request.targets[index]);
+  auto call = level_call(vq, targets, real, request.temperature, request.frozen, request.ranks);
   const auto projected = as_one(tokens);
   const bool shared = hvq.options.shared_codebook();
   if (!shared) prepare(vq, projected, mask, request.frozen, request.ranks);

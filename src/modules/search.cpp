@@ -12,6 +12,21 @@ namespace torchvq::detail {
 namespace F = functional;
 using OptionalTensor = std::optional<at::Tensor>;
 
+Call level_call(const VectorQuantizeImpl& vq, const OptionalTensor& targets,
+                const OptionalTensor& mask, std::optional<double> temperature, bool frozen,
+                const distributed::Ranks& ranks) {
+  return {.targets = targets,
+          .mask = mask,
+          .topk = std::nullopt,
+          .temperature = temperature.value_or(vq.options.sample_codebook_temp()),
+          .frozen = frozen,
+          .transform = {},
+          .ema_update = vq.resolved().ema_update,
+          .accumulate = false,
+          .weight = std::nullopt,
+          .ranks = ranks};
+}
+
 void prepare(VectorQuantizeImpl& vq, const at::Tensor& x, const OptionalTensor& mask, bool frozen,
              const distributed::Ranks& ranks) {
   const bool learning = vq.is_training() && !(frozen && vq.codebook_state->initialised());

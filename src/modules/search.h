@@ -11,6 +11,13 @@
 
 namespace torchvq::detail {
 
+/// What a stack asks of one of its levels.
+///
+/// @param targets  in the shape of forward's indices.    @param mask  (B, N).
+Call level_call(const VectorQuantizeImpl& vq, const std::optional<at::Tensor>& targets,
+                const std::optional<at::Tensor>& mask, std::optional<double> temperature,
+                bool frozen, const distributed::Ranks& ranks);
+
 /// What precedes the search for tokens (H, T, D); a frozen codebook is initialised all the same.
 void prepare(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::Tensor>& mask,
              bool frozen, const distributed::Ranks& ranks);

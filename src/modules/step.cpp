@@ -33,14 +33,25 @@ void learn_apart(VectorQuantizeImpl& vq, F::VectorQuantizeStep& found, const Cal
                   call.ranks.alone());
 }
 
+/// What precedes the search.
+CodesOfStep prepared_codes(VectorQuantizeImpl& vq, const at::Tensor& x, const Call& call,
+                           const F::TokenLayout& layout) {
+  const auto& codebook = *vq.codebook_state;
+  const bool looks = !codebook.initialised() || vq.options.affine_param() || call.transform ||
+                     vq.has_in_place_optimizer();
+  // Mostly nobody looks at the tokens before the search, which splits them itself.
+  if (!looks) return {stored_codes(vq, x.scalar_type()), {}};
+  const auto split = F::split_tokens(x, call.mask, layout);
+  prepare(vq, split.tokens, split.mask, call.frozen, call.ranks);
+  return codes_of_step(vq, split.tokens, split.packed, split.mask, call);
+}
+
 }  // namespace
 
 Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::Tensor>& before,
           const Call& call, const F::TokenLayout& layout) {
   auto& own = *vq.codebook_state;
-  const auto split = F::split_tokens(x, call.mask, layout);
-  prepare(vq, split.tokens, split.mask, call.frozen, call.ranks);
-  const auto [codebook, in_place] = codes_of_step(vq, split.tokens, split.packed, split.mask, call);
+  const auto [codebook, in_place] = prepared_codes(vq, x, call, layout);
   const bool training = vq.is_training();
   const bool learns = training && !call.frozen && !call.topk;
   const bool apart = learns && (call.accumulate || own.has_pending());

@@ -145,6 +145,8 @@ constexpr const char* kOtherOperators[] = {
     "random_normal",
     "random_uniform",
     "residual_scalar_quantize_backward",
+    "restore_positions",
+    "restore_tokens",
     "rotation_trick_backward",
     "scalar_perturb_backward",
     "scalar_quantize_backward",

@@ -14,6 +14,8 @@ UNSHIELDED = {
     "pack_tokens": LAYOUT,
     "unpack_tokens": LAYOUT,
     "unpack_positions": LAYOUT,
+    "restore_positions": LAYOUT,
+    "restore_tokens": LAYOUT,
     "split_heads": LAYOUT,
     "merge_heads": LAYOUT,
     "split_mask": LAYOUT,

@@ -102,6 +102,18 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "split_heads": ((X, 2, True), {}),
     "split_mask": ((MASK, 2, True), {}),
     "split_indices": ((integers(7, 2, 9, 2), 2, True), {}),
+    "restore_positions": (
+        (integers(7, 2, 9), normal(3, 8, 3)),
+        dict(heads=2, separate=True, channel_first=True),
+    ),
+    "restore_tokens": (
+        (X, normal(3, 8, 3)),
+        dict(heads=2, separate=True, channel_first=True, mask=integers(2, 3, 3) > 0),
+    ),
+    "restore_tokens padding": (
+        (X[:1], normal(1, 9, 4)),
+        dict(zeros_for_masked=False, mask=MASK[:1]),
+    ),
     "merge_heads": ((normal(2, 18, 2), 2, 9, 2, True), {}),
     "lens_to_mask": ((torch.tensor([3, 9]), 9), {}),
     "fill_masked": ((X, MASK), {}),

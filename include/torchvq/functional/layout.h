@@ -93,15 +93,15 @@ struct SplitTokens {
 TORCHVQ_API SplitTokens split_tokens(const at::Tensor& x, const std::optional<at::Tensor>& mask,
                                      const TokenLayout& layout);
 
-/// Codes (H, T, D), or of candidates (H, T, k, D), in layout and dtype of x, whose tokens are
-/// `packed`; padding as the layout says.
-TORCHVQ_API at::Tensor restore_tokens(const at::Tensor& codes, const at::Tensor& packed,
-                                      const at::Tensor& x, const std::optional<at::Tensor>& mask,
+/// Codes (H, T, D), or of candidates (H, T, k, D), in layout and dtype of x; padding as the layout
+/// says.
+TORCHVQ_API at::Tensor restore_tokens(const at::Tensor& codes, const at::Tensor& x,
+                                      const std::optional<at::Tensor>& mask,
                                       const TokenLayout& layout);
 
 /// Values per token (H, T), or of candidates (H, T, k), as the positions of x: (B, *), with several
 /// heads (B, *, heads), with candidates (B, *, k).
-TORCHVQ_API at::Tensor restore_positions(const at::Tensor& values, const at::Tensor& packed,
-                                         const at::Tensor& x, const TokenLayout& layout);
+TORCHVQ_API at::Tensor restore_positions(const at::Tensor& values, const at::Tensor& x,
+                                         const TokenLayout& layout);
 
 }  // namespace torchvq::functional
