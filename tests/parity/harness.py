@@ -36,7 +36,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .lines import BY_CHANCE, LINES, RAISES, UNLIKE, line_named
+from .exceptions import BY_CHANCE, RAISES
+from .lines import LINES, line_named
+from .unlike import UNLIKE
 
 REFERENCE = "vector_quantize_pytorch"
 RELATIVE_TOLERANCE = 1e-5

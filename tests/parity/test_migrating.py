@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torchvq
 from torchvq.migrate.differences import as_text, sections
 
-from .lines import LINES, UNLIKE, lines
+from .lines import LINES, lines
+from .unlike import UNLIKE
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/migrating.md"
 BOTH = (reference, torchvq)
