@@ -103,6 +103,7 @@ set(TORCHVQ_SOURCES
   kernels/cpu/fixed_point_sum.cpp
   kernels/cpu/nearest_code_decide.cpp
   kernels/cpu/nearest_code_few_rows.cpp
+  kernels/cpu/nearest_code_unpacked.cpp
   kernels/cpu/nearest_code_prepare.cpp
   kernels/cpu/nearest_code_search.cpp
   kernels/cpu/nearest_code_wide.cpp

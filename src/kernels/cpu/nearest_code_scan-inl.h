@@ -114,6 +114,7 @@ int64_t state_bytes(int64_t row_count) {
 }  // namespace torchvq::kernels
 
 #include "kernels/cpu/nearest_code_coarse-inl.h"
+#include "kernels/cpu/nearest_code_unpacked-inl.h"
 
 namespace torchvq::kernels {
 namespace {
@@ -257,6 +258,7 @@ NearestCodeScan TORCHVQ_LEVEL_NAME(nearest_code_scan)() {
   table.largest = largest;
   table.at_least = at_least;
   set_coarse(table);
+  set_unpacked(table);
   return table;
 }
 

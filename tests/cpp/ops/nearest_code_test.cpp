@@ -110,6 +110,13 @@ TEST_P(NearestCodeLevelTest, OddNumbersOfRows) {
   EXPECT_EQ(to_vector(nearest_code(x, codebook).indices), expected_indices(x, codebook));
 }
 
+TEST_P(NearestCodeLevelTest, OddNumbersOfRowsAndCodesWithManyDimensions) {
+  const auto x = at::randn({size(), 24}), codebook = at::randn({2 * size() + 1, 24});
+  EXPECT_EQ(to_vector(nearest_code(x, codebook).indices), expected_indices(x, codebook));
+  EXPECT_EQ(to_vector(nearest_code(x, codebook, NearestCodeOptions().metric("cosine")).indices),
+            expected_indices(x, codebook, true));
+}
+
 TEST_P(NearestCodeLevelTest, RowsBetweenTwoCodesFarFromZero) {
   const auto codebook = at::randn({70, 24}).mul_(0.1).add_(1000);
   const auto left = at::randint(70, {size()}, at::kLong),
