@@ -29,12 +29,18 @@ struct CodeList {
   int64_t count;
 };
 
-/// Codes [first, first + count) of a codebook as they lie in memory. The score of a row, <row, code> *
-/// scale - offset.
+/// Codes [first, first + count) of a codebook as they lie in memory. The score of a row is
+/// <row, code> * scale + (norm of the row) * slope - offset: with what it can be too small by.
 struct UnpackedCodes {
   const float* values;  ///< of code `first`
   int64_t first, count, dim;
-  const float *scales, *offsets;  ///< (count,)
+  const float *scales, *slopes, *offsets;  ///< (count,)
+};
+
+/// Rows in panels of pack_codes, their norms rounded up; panels and norms are padded with zeros.
+struct UnpackedRows {
+  const float *panels, *norms;
+  int64_t count;
 };
 
 struct NearestCodeScan {
@@ -95,17 +101,16 @@ struct NearestCodeScan {
   void (*score_row)(const float* row, int64_t dim, const float* codebook, int64_t size,
                     int64_t begin, int64_t end, float* scores);
 
-  /// For some hundred rows, packed by pack_codes into panels: scans a range of codes and keeps the bests in
-  /// `state`, of state_bytes(panels * vectors). Positions are indices of codes.
+  /// For some hundred rows: scans a range of codes and keeps the bests in `state`, of
+  /// state_bytes(panels * vectors). Positions are indices of codes.
   void (*start_unpacked)(int64_t row_count, void* state);
-  void (*scan_unpacked)(const UnpackedCodes& codes, const float* panels, int64_t row_count,
-                        void* state);
+  void (*scan_unpacked)(const UnpackedCodes& codes, const UnpackedRows& rows, void* state);
   void (*finish_unpacked)(int64_t row_count, const void* state, ScanResult* results);
   /// The scores of up to `lanes` rows, those of code k at scores[k * lanes].
-  void (*score_unpacked)(const UnpackedCodes& codes, const float* panel, float* scores);
-  /// Squared norms of `count` codes, and of their differences from `center`.
+  void (*score_unpacked)(const UnpackedCodes& codes, const UnpackedRows& rows, float* scores);
+  /// Norms of `count` codes, and the squared norms of their differences from `center`.
   void (*unpacked_norms)(const float* codes, int64_t count, int64_t dim, const float* center,
-                         float* squares, float* distances);
+                         float* norms, float* distances);
 
   /// Largest of `count` values; NaN is passed over; -infinity if there is none.
   float (*largest)(const float* values, int64_t count);

@@ -52,42 +52,43 @@ inline void multiply_codes(const float* code, int64_t dim, const float* panel, c
 }
 
 template <int vectors, typename Take>
-void multiply_panel(const UnpackedCodes& codes, const float* panel, const Take& take) {
+void multiply_panel(const UnpackedCodes& codes, const float* panel, const float* norms,
+                    const Take& take) {
   constexpr int kTogether = kCodesOfTile<vectors>;
+  const auto score = [&](int64_t k, int v, Floats product) {
+    const Floats reach = load<Floats>(norms + v * kLanes) * codes.slopes[k] - codes.offsets[k];
+    take(k, v, product * codes.scales[k] + reach);
+  };
   int64_t k = 0;
   for (; k + kTogether <= codes.count; k += kTogether) {
     multiply_codes<vectors, kTogether>(
-        codes.values + k * codes.dim, codes.dim, panel, [&](int c, int v, Floats product) {
-          take(k + c, v, product * codes.scales[k + c] - codes.offsets[k + c]);
-        });
+        codes.values + k * codes.dim, codes.dim, panel,
+        [&](int c, int v, Floats product) { score(k + c, v, product); });
   }
   for (; k < codes.count; ++k) {
     multiply_codes<vectors, 1>(codes.values + k * codes.dim, codes.dim, panel,
-                               [&](int, int v, Floats product) {
-                                 take(k, v, product * codes.scales[k] - codes.offsets[k]);
-                               });
+                               [&](int, int v, Floats product) { score(k, v, product); });
   }
 }
 
 template <typename Take>
-void multiply_vectors(const UnpackedCodes& codes, const float* panel, int64_t vectors,
-                      const Take& take) {
-  if (vectors == 1) return multiply_panel<1>(codes, panel, take);
+void multiply_vectors(const UnpackedCodes& codes, const float* panel, const float* norms,
+                      int64_t vectors, const Take& take) {
+  if (vectors == 1) return multiply_panel<1>(codes, panel, norms, take);
   if constexpr (kVectors >= 4) {
-    if (vectors == 3) return multiply_panel<3>(codes, panel, take);
-    if (vectors == 4) return multiply_panel<4>(codes, panel, take);
+    if (vectors == 3) return multiply_panel<3>(codes, panel, norms, take);
+    if (vectors == 4) return multiply_panel<4>(codes, panel, norms, take);
   }
-  multiply_panel<2>(codes, panel, take);
+  multiply_panel<2>(codes, panel, norms, take);
 }
 
-void scan_unpacked(const UnpackedCodes& codes, const float* panels, int64_t row_count,
-                   void* state) {
+void scan_unpacked(const UnpackedCodes& codes, const UnpackedRows& rows, void* state) {
   auto* const states = static_cast<RowState*>(state);
-  for (int64_t row = 0; row < row_count; row += kPanel) {
-    const int64_t left = row_count - row < kPanel ? row_count - row : kPanel;
+  for (int64_t row = 0; row < rows.count; row += kPanel) {
+    const int64_t left = rows.count - row < kPanel ? rows.count - row : kPanel;
     RowState* const first = states + row / kLanes;
-    multiply_vectors(codes, panels + row * codes.dim, (left + kLanes - 1) / kLanes,
-                     [&](int64_t k, int v, Floats score) {
+    multiply_vectors(codes, rows.panels + row * codes.dim, rows.norms + row,
+                     (left + kLanes - 1) / kLanes, [&](int64_t k, int v, Floats score) {
                        take(first[v], score, Ints{} + static_cast<int32_t>(codes.first + k));
                      });
   }
@@ -107,8 +108,8 @@ void finish_unpacked(int64_t row_count, const void* state, ScanResult* results) 
   }
 }
 
-void score_unpacked(const UnpackedCodes& codes, const float* panel, float* scores) {
-  multiply_vectors(codes, panel, 1, [&](int64_t k, int, Floats score) {
+void score_unpacked(const UnpackedCodes& codes, const UnpackedRows& rows, float* scores) {
+  multiply_vectors(codes, rows.panels, rows.norms, 1, [&](int64_t k, int, Floats score) {
     store(scores + (codes.first + k) * kLanes, score);
   });
 }
@@ -141,13 +142,14 @@ void norms_of(const float* code, int64_t dim, const float* center, float* square
 }
 
 void unpacked_norms(const float* codes, int64_t count, int64_t dim, const float* center,
-                    float* squares, float* distances) {
+                    float* norms, float* distances) {
   constexpr int kTogether = 4;
   int64_t k = 0;
   for (; k + kTogether <= count; k += kTogether) {
-    norms_of<kTogether>(codes + k * dim, dim, center, squares + k, distances + k);
+    norms_of<kTogether>(codes + k * dim, dim, center, norms + k, distances + k);
   }
-  for (; k < count; ++k) norms_of<1>(codes + k * dim, dim, center, squares + k, distances + k);
+  for (; k < count; ++k) norms_of<1>(codes + k * dim, dim, center, norms + k, distances + k);
+  for (int64_t i = 0; i < count; ++i) norms[i] = sqrtf(norms[i]);
 }
 
 void set_unpacked(NearestCodeScan& table) {
