@@ -168,6 +168,7 @@ set(TORCHVQ_SOURCES
   ops/any/directional_reparam.cpp
   ops/any/ema_finish_.cpp
   ops/any/ema_update_.cpp
+  ops/any/ema_update_tokens_.cpp
   ops/any/gumbel_straight_through.cpp
   ops/any/kmeans.cpp
   ops/any/latent_quantize.cpp
@@ -211,6 +212,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/directional_reparam.cpp
   ops/autograd/ema_finish_.cpp
   ops/autograd/ema_update_.cpp
+  ops/autograd/ema_update_tokens_.cpp
   ops/autograd/gumbel_straight_through.cpp
   ops/autograd/kmeans.cpp
   ops/autograd/latent_quantize.cpp
@@ -252,6 +254,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/directional_reparam.cpp
   ops/cpu/ema_finish_.cpp
   ops/cpu/ema_update_.cpp
+  ops/cpu/ema_update_tokens_.cpp
   ops/cpu/latent_quantize.cpp
   ops/cpu/lookup_codes.cpp
   ops/cpu/moment_loss.cpp
@@ -279,6 +282,7 @@ set(TORCHVQ_SOURCES
   ops/directional_reparam.cpp
   ops/ema_finish_.cpp
   ops/ema_update_.cpp
+  ops/ema_update_tokens_.cpp
   ops/gumbel_straight_through.cpp
   ops/kmeans.cpp
   ops/latent_quantize.cpp
@@ -295,6 +299,7 @@ set(TORCHVQ_SOURCES
   ops/meta/directional_reparam.cpp
   ops/meta/ema_finish_.cpp
   ops/meta/ema_update_.cpp
+  ops/meta/ema_update_tokens_.cpp
   ops/meta/gumbel_straight_through.cpp
   ops/meta/kmeans.cpp
   ops/meta/latent_quantize.cpp
