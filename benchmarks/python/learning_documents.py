@@ -19,7 +19,7 @@ CHOOSING = ("VectorQuantize", "VectorQuantize, cosine")
 def tables(
     runs: list[dict[str, Any]], rows: Iterable[Row], machine: str, write: Write
 ) -> tuple[Parts, Parts]:
-    """Those of learning.md, `learning_table_<task>` and three about all tasks, and that of choosing.md."""
+    """Those of learning.md, `learning_table_<task>` and four about all tasks, and that of choosing.md."""
     table = report.lines(runs, rows, [])
     learning = {
         f"learning_table_{task.replace(' ', '_')}": write(*report.task_table(table, task))
@@ -27,6 +27,7 @@ def tables(
     }
     learning["learning_table_recommended"] = write(*report.family_table(report.families(table)))
     learning["learning_table_verdicts"] = write(*_verdicts(table))
+    learning["learning_table_chance"] = report.chance(table)
     learning["learning_table_machine"] = machine
     return learning, {"choosing_vector_quantize": _choosing(table, write)}
 

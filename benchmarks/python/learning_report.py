@@ -121,10 +121,13 @@ class Line:
         return found.verdict if found else ""
 
     def mean(self, who: str, key: str = "") -> float | None:
-        runs = self.ours if who == OURS else self.reference
-        values = [
-            run[key or self.metric.key] for run in runs.values() if (key or self.metric.key) in run
-        ]
+        """Over the pairs, where there are any: some seeds may have run in one library alone."""
+        runs, others = self.ours, self.reference
+        if who != OURS:
+            runs, others = others, runs
+        seeds = runs.keys() & others.keys() or runs.keys()
+        wanted = key or self.metric.key
+        values = [runs[seed][wanted] for seed in sorted(seeds) if wanted in runs[seed]]
         return statistics.mean(values) if values else None
 
     def over_yardstick(self, who: str) -> float | None:
@@ -210,7 +213,7 @@ def task_table(table: list[Line], task: str) -> tuple[list[str], list[list[str]]
     chosen = [line for line in table if line.row.task == task]
     metric = metric_of(task)
     value = "PSNR, dB" if metric.key == "psnr" else metric.key
-    header = ["row", f"{value}, ours", "reference", f"ours less reference, {metric.unit}"]
+    header = ["row", f"{value}, ours", "reference", f"ours less reference, {metric.unit}", "pairs"]
     measured = any(line.yardstick for line in chosen)
     if measured:
         header += ["over faiss, ours", "reference"]
@@ -224,7 +227,7 @@ def _cells(line: Line, measured: bool) -> list[str]:
     sides = (OURS, REFERENCE)
     cells = [line.row.name]
     cells += [number(line.mean(who), line.metric.form) for who in sides]
-    cells.append(str(found) if found else "")
+    cells += [str(found), str(found.seeds)] if found else ["", ""]
     if measured:
         cells += [number(line.over_yardstick(who), "{:.3f}") for who in sides]
     cells += [_use(line, who) for who in sides]
@@ -273,6 +276,35 @@ def verdicts(table: list[Line]) -> str:
         f"{counts[kind]} {kind}"
         for kind in ("better", "alike", "worse", "failed")
         if kind in counts
+    )
+
+
+def beyond(bound: float, freedom: int) -> float:
+    """The chance that Student's t is above the bound: Simpson's rule over its angle, tan = t / sqrt(freedom)."""
+    steps, start = 1000, math.atan(bound / math.sqrt(freedom))
+    width = (math.pi / 2 - start) / steps
+    # The density in the angle is a power of its cosine.
+    heights = [math.cos(start + i * width) ** (freedom - 1) for i in range(steps + 1)]
+    area = sum((4 if i % 2 else 2) * height for i, height in enumerate(heights[1:-1], 1))
+    area = (area + heights[0] + heights[-1]) * width / 3
+    scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - math.log(math.pi) / 2
+    return area * math.exp(scale)
+
+
+def chance(table: list[Line]) -> str:
+    """How many rows are worse by their error, and how many would be if all that are not better were alike."""
+    found = [
+        line.difference
+        for line in table
+        # Not those that lend the reference's runs from another row, which would count twice.
+        if line.verdict != "better" and not line.row.against and line.difference is not None
+    ]
+    found = [one for one in found if one.seeds > 1]
+    expected = sum(beyond(ERRORS, one.seeds - 1) for one in found)
+    worse = sum("2 s.e." in one.worse for one in found)
+    return (
+        f"Of the {len(found)} rows that are not better, {worse} are worse by twice their error; chance alone would put "
+        f"{expected:.1f} there."
     )
 
 

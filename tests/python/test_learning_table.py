@@ -152,9 +152,11 @@ def test_verdict_is_that_of_paired_differences(ours: list[float], verdict: str) 
 
 
 def test_pairs_are_seeds_that_both_have() -> None:
-    found = line_of([18.0, 19.0, 30.0], [18.5, 19.5]).difference
+    line = line_of([18.0, 19.0, 30.0], [18.5, 19.5])
+    found = line.difference
     assert found is not None
     assert (found.mean, found.seeds) == (-0.5, 2)
+    assert (line.mean(OURS), line.mean(REFERENCE)) == (18.5, 19.0)
 
 
 def test_errors_compare_as_ratios() -> None:
@@ -164,6 +166,35 @@ def test_errors_compare_as_ratios() -> None:
     assert found.mean == pytest.approx(2)
     assert found.worse == ["1 %"]
     assert math.isnan(found.error)
+
+
+@pytest.mark.parametrize(
+    ("bound", "freedom", "chance"),
+    # Critical values as printed in tables of Student's distribution.
+    [
+        (6.314, 1, 0.05),
+        (2.353, 3, 0.05),
+        (2.132, 4, 0.05),
+        (3.747, 4, 0.01),
+        (1.833, 9, 0.05),
+        (0.0, 3, 0.5),
+    ],
+)
+def test_chance_is_that_of_the_tables(bound: float, freedom: int, chance: float) -> None:
+    assert report.beyond(bound, freedom) == pytest.approx(chance, rel=1e-3)
+
+
+def test_rows_worse_by_chance_are_counted_among_those_not_better() -> None:
+    names = [row.name for row in ROWS if row.task == "autoencoder" and row.reference][:3]
+    runs = []
+    for name, ours in zip(
+        names, ([17.9, 18.9, 19.9], [17.8, 19.1, 20.1], [18.5, 19.5, 20.5]), strict=True
+    ):
+        runs += runs_of(name, OURS, ours) + runs_of(name, REFERENCE, [18.0, 19.0, 20.0])
+    said = report.chance(report.lines(runs, [row_of("autoencoder", name) for name in names], []))
+    # Worse, alike and better, of three pairs each: twice 0.0918.
+    assert said.startswith("Of the 2 rows that are not better, 1 are worse")
+    assert said.endswith("would put 0.2 there.")
 
 
 def test_baseline_lends_what_is_not_ours() -> None:
