@@ -5,7 +5,7 @@
 
 #include <torchvq/distributed/sync.h>
 
-#include "detail/kmeans.h"
+#include "ops/kmeans_steps.h"
 #include "distributed/group.h"
 
 namespace torchvq::distributed {

@@ -10,7 +10,7 @@
 #include <ATen/ops/stack.h>
 #include <torch/library.h>
 
-#include "detail/kmeans.h"
+#include "ops/kmeans_steps.h"
 #include "detail/no_gradient.h"
 #include "detail/op_handle.h"
 #include "detail/row_keys.h"

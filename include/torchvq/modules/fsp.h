@@ -12,6 +12,7 @@
 #include <torchvq/modules/kept_buffers.h>
 #include <torchvq/modules/noisy_module.h>
 #include <torchvq/ops/scalar_perturb.h>
+#include <torchvq/distributed/ranks.h>
 #include <torchvq/ops/token_moments.h>
 #include <torchvq/options/fsp.h>
 
@@ -70,7 +71,7 @@ class TORCHVQ_API FSPImpl : public KeptBuffers<FSPImpl>, public NoisyModule {
  private:
   distributed::SyncOptions ranks() const;
   ops::PerturbOptions perturbation(double eps) const;
-  functional::MomentLoss norm(const torch::Tensor& latents,
+  ops::MomentLoss norm(const torch::Tensor& latents,
                               const std::optional<torch::Tensor>& mask) const;
 };
 

@@ -17,7 +17,7 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <torch/library.h>
-#include <torchvq/ops/random_purpose.h>
+#include <torchvq/random_purpose.h>
 #include <torchvq/ops/scalar_decode.h>
 
 #include "detail/random_tensor.h"
