@@ -16,8 +16,7 @@ namespace {
 
 class StackCodec : public Codec {
  public:
-  StackCodec(fit::CodebookStack stack, int64_t beam)
-      : stack_(std::move(stack)), beam_(beam) {}
+  StackCodec(fit::CodebookStack stack, int64_t beam) : stack_(std::move(stack)), beam_(beam) {}
 
   int64_t dim() const override { return stack_.dim(); }
   int64_t columns() const override { return stack_.columns(); }

@@ -47,8 +47,7 @@ void add_beam_option(CLI::App& command, int64_t& beam) {
       ->option_text("N");
 }
 
-void check_beam(int64_t beam, const fit::CodebookStack& stack,
-                const std::string& codec_path) {
+void check_beam(int64_t beam, const fit::CodebookStack& stack, const std::string& codec_path) {
   const auto paths = stack.paths();
   TORCH_CHECK_VALUE(beam <= paths, "--beam: expected at most ", paths,
                     ", the ways through the levels of ", codec_path, ", but got ", beam);

@@ -18,8 +18,7 @@ fit::CodebookStack stack_of(const io::CodecStack& codec);
 void add_beam_option(CLI::App& command, int64_t& beam);
 
 /// Throws c10::ValueError for a beam wider than all paths: nothing would be left to search.
-void check_beam(int64_t beam, const fit::CodebookStack& stack,
-                const std::string& codec_path);
+void check_beam(int64_t beam, const fit::CodebookStack& stack, const std::string& codec_path);
 
 /// Reports how many codes, levels and groups there are; `show_size` false keeps the number of codes
 /// of one codebook to JSON, for reports that tell it with the usage.

@@ -9,8 +9,8 @@
 
 namespace torchvq::fit {
 
-EvaluateCodebookOutput evaluate_codebook(const functional::VectorBlocks& vectors, const at::Tensor& codebook_,
-                                         const std::string& metric,
+EvaluateCodebookOutput evaluate_codebook(const functional::VectorBlocks& vectors,
+                                         const at::Tensor& codebook_, const std::string& metric,
                                          const std::function<void(int64_t rows)>& progress) {
   const bool cosine = metric == "cosine";
   const auto codebook = cosine ? ops::unit_vectors(codebook_) : codebook_;

@@ -9,8 +9,8 @@
 
 namespace torchvq::fit {
 
-EvaluateStackOutput evaluate_stack(const functional::VectorBlocks& vectors, const CodebookStack& stack_,
-                                   int64_t beam,
+EvaluateStackOutput evaluate_stack(const functional::VectorBlocks& vectors,
+                                   const CodebookStack& stack_, int64_t beam,
                                    const std::function<void(int64_t rows)>& progress) {
   const bool cosine = stack_.metric == "cosine";
   auto stack = stack_;

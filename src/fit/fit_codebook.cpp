@@ -216,8 +216,8 @@ class Fitter {
 
 }  // namespace
 
-FitCodebookOutput fit_codebook(const functional::VectorBlocks& vectors, const FitCodebookOptions& options,
-                               const FitProgress& progress) {
+FitCodebookOutput fit_codebook(const functional::VectorBlocks& vectors,
+                               const FitCodebookOptions& options, const FitProgress& progress) {
   check(vectors, options);
   return Fitter(vectors, options, progress).run();
 }

@@ -152,7 +152,8 @@ Maps fit_lfq(const at::Tensor& centred, const FitScalarOptions& options) {
   return best;
 }
 
-at::Tensor read_sample(const functional::VectorBlocks& vectors, int64_t seed, const distributed::Group& group,
+at::Tensor read_sample(const functional::VectorBlocks& vectors, int64_t seed,
+                       const distributed::Group& group,
                        const std::function<void(int64_t rows)>& progress) {
   const auto rows = vectors.all_rows(), before = vectors.shard.first_row;
   const auto size = std::min(rows, kSample);
@@ -208,7 +209,8 @@ void set_maps(ScalarCodec& codec, const at::Tensor& flat) {
 
 }  // namespace
 
-FitScalarOutput fit_scalar_codec(const functional::VectorBlocks& vectors, const FitScalarOptions& options,
+FitScalarOutput fit_scalar_codec(const functional::VectorBlocks& vectors,
+                                 const FitScalarOptions& options,
                                  const std::function<void(int64_t pass, int64_t rows)>& progress) {
   check(vectors, options);
   const auto show = [&](int64_t pass) {

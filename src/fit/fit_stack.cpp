@@ -93,7 +93,8 @@ class StackFitter {
     output_.mse_after_refits = after / elements;
   }
 
-  functional::RefineCodebooksOutput refine_group(int64_t group, const functional::RefineCodebooksOptions& options) {
+  functional::RefineCodebooksOutput refine_group(
+      int64_t group, const functional::RefineCodebooksOptions& options) {
     const auto dim = vectors_.dim / options_.groups;
     ResidualBlocks part(vectors_, group * dim, dim, options_.memory);
     auto& levels = output_.stack.groups[static_cast<size_t>(group)];

@@ -13,8 +13,8 @@ at::Tensor left_by(const at::Tensor& x, const at::Tensor& codebook) {
 
 }  // namespace
 
-ResidualBlocks::ResidualBlocks(const functional::VectorBlocks& vectors, int64_t first_dim, int64_t dim,
-                               int64_t memory)
+ResidualBlocks::ResidualBlocks(const functional::VectorBlocks& vectors, int64_t first_dim,
+                               int64_t dim, int64_t memory)
     : vectors_(vectors), first_dim_(first_dim), dim_(dim) {
   const auto row_bytes = dim * static_cast<int64_t>(sizeof(float));
   if (vectors.rows > memory / row_bytes) return;

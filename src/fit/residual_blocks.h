@@ -14,7 +14,8 @@ namespace torchvq::fit {
 /// computed at each read otherwise; the bits are the same.
 class ResidualBlocks {
  public:
-  ResidualBlocks(const functional::VectorBlocks& vectors, int64_t first_dim, int64_t dim, int64_t memory);
+  ResidualBlocks(const functional::VectorBlocks& vectors, int64_t first_dim, int64_t dim,
+                 int64_t memory);
 
   /// Valid while this object lives; reads change with take_off().
   functional::VectorBlocks blocks();

@@ -57,7 +57,8 @@ at::Tensor decode_scalar(const at::Tensor& codes, const ScalarCodec& codec) {
       .masked_fill_(codes.lt(0).any(1, /*keepdim=*/true), 0);
 }
 
-EvaluateScalarOutput evaluate_scalar(const functional::VectorBlocks& vectors, const ScalarCodec& codec,
+EvaluateScalarOutput evaluate_scalar(const functional::VectorBlocks& vectors,
+                                     const ScalarCodec& codec,
                                      const std::function<void(int64_t rows)>& progress) {
   const auto size = codec.codebook_size();
   const auto counted = size <= kMostCounted ? size : 0;

@@ -5,9 +5,7 @@
 namespace torchvq::functional {
 namespace {
 
-ops::MomentTargets variance_of(double target) {
-  return {{0, target, 0, 0}, {0.1, 0.07, 0, 0}};
-}
+ops::MomentTargets variance_of(double target) { return {{0, target, 0, 0}, {0.1, 0.07, 0, 0}}; }
 
 }  // namespace
 

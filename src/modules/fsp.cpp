@@ -10,9 +10,9 @@
 #include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/scalar_decode.h>
 
+#include <torchvq/functional/shared_moments.h>
 #include "modules/layout.h"
 #include "modules/projection.h"
-#include <torchvq/functional/shared_moments.h>
 
 #include "functional/vector_norm.h"
 

@@ -13,7 +13,7 @@
 namespace torchvq::fit {
 
 struct EvaluateCodebookOutput {
-  at::Tensor counts;          // (K,), int64: vectors per code
+  at::Tensor counts;                      // (K,), int64: vectors per code
   functional::ReconstructionError error;  // between vectors and their nearest codes
 };
 

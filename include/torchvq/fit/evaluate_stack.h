@@ -15,8 +15,8 @@
 namespace torchvq::fit {
 
 struct EvaluateStackOutput {
-  std::vector<at::Tensor> counts;  // per column of the codes (K,), int64: vectors per code
-  functional::ReconstructionError error;       // between vectors and decode_stack(encode_stack(vectors))
+  std::vector<at::Tensor> counts;         // per column of the codes (K,), int64: vectors per code
+  functional::ReconstructionError error;  // between vectors and decode_stack(encode_stack(vectors))
 };
 
 /// Encodes and decodes all vectors, and adds up counts and errors. With the cosine metric vectors
@@ -28,7 +28,7 @@ struct EvaluateStackOutput {
 /// Determinism  the same bits for any block size, number of threads, and split into shards.
 /// Throws       as encode_stack().
 TORCHVQ_API EvaluateStackOutput
-evaluate_stack(const functional::VectorBlocks& vectors, const CodebookStack& stack, int64_t beam = 1,
-               const std::function<void(int64_t rows)>& progress = nullptr);
+evaluate_stack(const functional::VectorBlocks& vectors, const CodebookStack& stack,
+               int64_t beam = 1, const std::function<void(int64_t rows)>& progress = nullptr);
 
 }  // namespace torchvq::fit

@@ -55,7 +55,8 @@ using FitStackProgress = std::function<void(int64_t column, int64_t pass, int64_
 /// Throws       as fit_codebook(); c10::ValueError for levels, groups or beam < 1, groups that do
 ///              not divide the dimension, the cosine metric with several codebooks or refine > 0,
 ///              and refine < 0.
-TORCHVQ_API FitStackOutput fit_stack(const functional::VectorBlocks& vectors, const FitStackOptions& options,
+TORCHVQ_API FitStackOutput fit_stack(const functional::VectorBlocks& vectors,
+                                     const FitStackOptions& options,
                                      const FitStackProgress& progress = nullptr);
 
 }  // namespace torchvq::fit

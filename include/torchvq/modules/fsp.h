@@ -8,11 +8,11 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
+#include <torchvq/distributed/ranks.h>
 #include <torchvq/export.h>
 #include <torchvq/modules/kept_buffers.h>
 #include <torchvq/modules/noisy_module.h>
 #include <torchvq/ops/scalar_perturb.h>
-#include <torchvq/distributed/ranks.h>
 #include <torchvq/ops/token_moments.h>
 #include <torchvq/options/fsp.h>
 
@@ -72,7 +72,7 @@ class TORCHVQ_API FSPImpl : public KeptBuffers<FSPImpl>, public NoisyModule {
   distributed::SyncOptions ranks() const;
   ops::PerturbOptions perturbation(double eps) const;
   ops::MomentLoss norm(const torch::Tensor& latents,
-                              const std::optional<torch::Tensor>& mask) const;
+                       const std::optional<torch::Tensor>& mask) const;
 };
 
 TORCH_MODULE(FSP);

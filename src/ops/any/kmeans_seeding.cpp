@@ -12,9 +12,9 @@
 #include <ATen/ops/unique_consecutive.h>
 #include <ATen/ops/where.h>
 
-#include "ops/kmeans_steps.h"
 #include "detail/random_tensor.h"
 #include "detail/row_keys.h"
+#include "ops/kmeans_steps.h"
 
 namespace torchvq::detail {
 namespace {

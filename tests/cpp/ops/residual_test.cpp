@@ -88,7 +88,7 @@ void expect_paths(const at::Tensor& indices, const Stack& stack, int64_t beam) {
 class ResidualLevelTest : public ::testing::TestWithParam<CpuLevel> {
  protected:
   void SetUp() override { kernels::limit_cpu_level(GetParam()); }
-  void TearDown() override { kernels::limit_cpu_level(CpuLevel::kAvx512); }
+  void TearDown() override { kernels::limit_cpu_level(CpuLevel::kAmx); }
 };
 
 TEST_P(ResidualLevelTest, EncodeTakesTheNearestCodeOfEachLevel) {
@@ -113,11 +113,11 @@ TEST_P(ResidualLevelTest, BeamOverManyTokensUsesProductsOfCodebooks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Levels, ResidualLevelTest,
-                         ::testing::Values(CpuLevel::kDefault, CpuLevel::kAvx2, CpuLevel::kAvx512),
+                         ::testing::Values(CpuLevel::kDefault, CpuLevel::kAvx2, CpuLevel::kAvx512,
+                                           CpuLevel::kAmx),
                          [](const auto& info) {
-                           return std::string(info.param == CpuLevel::kDefault ? "default"
-                                              : info.param == CpuLevel::kAvx2  ? "avx2"
-                                                                               : "avx512");
+                           const char* names[] = {"default", "avx2", "avx512", "amx"};
+                           return std::string(names[static_cast<int>(info.param)]);
                          });
 
 TEST(ResidualEncodeTest, MaskAndDepthGiveMinusOneAndZeros) {
