@@ -1,4 +1,4 @@
-"""Includes of the library go down only (HACKING.md, "Map of the tree"): a folder includes what stands below it, or itself."""
+"""Includes of the library go down only (HACKING.md, "Map of the tree"): a folder includes itself and what is below."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ MAY_INCLUDE_TORCH = {Path("src/kernels/cpu/cpu_level.cpp")}
 
 def sources() -> list[tuple[Path, str]]:
     """Every source of a layer, and the layer's name."""
-    found = []
-    for root in ROOTS:
-        for layer in LAYERS:
-            for path in sorted((root / layer).rglob("*")):
-                if path.suffix in {".h", ".cpp", ".cu"}:
-                    found.append((path, layer))
-    return found
+    return [
+        (path, layer)
+        for root in ROOTS
+        for layer in LAYERS
+        for path in sorted((root / layer).rglob("*"))
+        if path.suffix in {".h", ".cpp", ".cu"}
+    ]
 
 
 def faults_of(path: Path, layer: str) -> list[str]:

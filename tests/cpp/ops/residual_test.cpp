@@ -112,13 +112,15 @@ TEST_P(ResidualLevelTest, BeamOverManyTokensUsesProductsOfCodebooks) {
   expect_paths(ops::residual_beam_search(stack.x, stack.codebooks, 5), stack, 5);
 }
 
+std::string level_name(const ::testing::TestParamInfo<CpuLevel>& info) {
+  const char* names[] = {"default", "avx2", "avx512", "amx"};
+  return names[static_cast<int>(info.param)];
+}
+
 INSTANTIATE_TEST_SUITE_P(Levels, ResidualLevelTest,
                          ::testing::Values(CpuLevel::kDefault, CpuLevel::kAvx2, CpuLevel::kAvx512,
                                            CpuLevel::kAmx),
-                         [](const auto& info) {
-                           const char* names[] = {"default", "avx2", "avx512", "amx"};
-                           return std::string(names[static_cast<int>(info.param)]);
-                         });
+                         level_name);
 
 TEST(ResidualEncodeTest, MaskAndDepthGiveMinusOneAndZeros) {
   const auto stack = make_stack(6, 4, {5, 5, 5});
