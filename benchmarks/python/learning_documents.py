@@ -27,7 +27,7 @@ def tables(
     }
     learning["learning_table_recommended"] = write(*report.family_table(report.families(table)))
     learning["learning_table_verdicts"] = write(*_verdicts(table))
-    learning["learning_table_chance"] = report.chance(table)
+    learning["learning_table_chance"] = report.chance(table) + "\n"
     learning["learning_table_machine"] = machine
     return learning, {"choosing_vector_quantize": _choosing(table, write)}
 
