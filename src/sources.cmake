@@ -56,6 +56,7 @@ set(TORCHVQ_SOURCES
   functional/lookup_free.cpp
   functional/losses.cpp
   functional/noisy_codebooks.cpp
+  functional/projected_codec.cpp
   functional/quantize.cpp
   functional/quantize_depth.cpp
   functional/quantize_scalars.cpp
@@ -91,6 +92,7 @@ set(TORCHVQ_SOURCES
   io/npy.cpp
   io/npy_header.cpp
   io/output_file.cpp
+  io/projected_codec.cpp
   io/python_literal.cpp
   io/safetensors.cpp
   io/safetensors_dtypes.cpp
