@@ -12,7 +12,6 @@
 
 #include <algorithm>
 
-
 namespace torchvq::functional {
 namespace {
 
@@ -74,8 +73,7 @@ at::Tensor encode_projected(const at::Tensor& x, const ProjectedCodec& codec) {
                     x.sizes());
   const auto wide = x.to(at::kDouble);
   std::vector<at::Tensor> codes;
-  for (const auto& stack : codec.stacks)
-    codes.push_back(encode_levels(wide, stack, codec.metric));
+  for (const auto& stack : codec.stacks) codes.push_back(encode_levels(wide, stack, codec.metric));
   return at::cat(codes, 1);
 }
 

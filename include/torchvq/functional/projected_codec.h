@@ -36,8 +36,9 @@ struct ProjectedStack {
 /// Stacks that describe the same vector; what they say is added up.
 struct TORCHVQ_API ProjectedCodec {
   std::vector<ProjectedStack> stacks;
-  std::string metric = "euclidean";  // "cosine": codes are chosen by angle, and looked up as they are
-  int64_t dim = 0;                   // features of a vector
+  std::string metric =
+      "euclidean";  // "cosine": codes are chosen by angle, and looked up as they are
+  int64_t dim = 0;  // features of a vector
 
   /// Codes of a vector: the levels of stack 0, then those of stack 1, ...
   int64_t columns() const;
