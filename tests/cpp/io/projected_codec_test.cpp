@@ -128,12 +128,12 @@ TEST(ProjectedCodecTest, DamagedFilesAreRefused) {
   refused({{book, codes}}, {{"format_version", "2"}}, "format version 1, but got 2");
   refused({{book, codes}}, {{"dim", "-3"}}, "expected dim to be");
   refused({{book, codes}}, {{"metric", "dot"}}, "expected metric to be");
-  refused({{book, codes}}, {{"dim", "4"}}, "to be floating point of shape [1,-1,4]");
+  refused({{book, codes}}, {{"dim", "4"}}, "to be floating point of shape (1, -1, 4)");
   refused({{"a", codes}}, {}, "at least one codebook");
   refused({{book, codes}, {"a", codes}}, {}, "but 1 are no part of one");
   refused({{book, codes * std::numeric_limits<float>::quiet_NaN()}}, {}, "holds NaN or infinity");
   refused({{book, codes}, {"stacks.0.layers.0.project_in.weight", at::ones({3, 2})}}, {},
-          "project_in.weight to be floating point of shape [-1,3]");
+          "project_in.weight to be floating point of shape (-1, 3)");
   refused({{book, codes},
            {"stacks.0.layers.0.project_in.weight", at::ones({3, 3})},
            {"stacks.0.project_in.weight", at::ones({3, 3})},
