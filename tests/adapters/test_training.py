@@ -121,7 +121,9 @@ def check_same(
 @pytest.mark.parametrize("make", [encodec, dac, dac_of_transformers], ids=lambda f: f.__name__)
 def test_training_makes_the_steps_of_the_original(make: Callable[..., Any]) -> None:
     torch.manual_seed(0)
-    with torch.no_grad():  # or weights that torch computes at once from their norms cannot be copied
+    with (
+        torch.no_grad()
+    ):  # or weights that torch computes at once from their norms cannot be copied
         model, sounds, loss = make()
     adapted = check_same(model, sounds, loss)
     # What was trained is searched afterwards, by both.
@@ -131,6 +133,8 @@ def test_training_makes_the_steps_of_the_original(make: Callable[..., Any]) -> N
 
 
 def _rank(rank: int, folder: str) -> None:
+    import conftest  # noqa: F401  (encodec imports torchaudio, of which this process needs the name)
+
     try:
         torch.set_num_threads(1)
         dist.init_process_group(
