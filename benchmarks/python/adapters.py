@@ -102,11 +102,12 @@ def table(document: dict[str, Any]) -> str:
         if given["threads"] != most:
             continue
         ours, theirs = (case["times"][name] for name in (OURS, ORIGINAL))
-        held = [f"{checks['peak_bytes'][n] / 2**20:.1f}" if checks["peak_bytes"] else "" for n in (ORIGINAL, OURS)]  # fmt: skip
-        cells = [
-            given["model"], given["part"], given["size"], f"{theirs['seconds'] * 1e3:.2f}",
-            f"{ours['seconds'] * 1e3:.2f}", f"{theirs['ratio']:.2f}", f"{checks['differ']} of {checks['tokens']}", *held,
-        ]  # fmt: skip
+        peak = checks["peak_bytes"]
+        held = [f"{peak[name] / 2**20:.1f}" if peak else "" for name in (ORIGINAL, OURS)]
+        times = [f"{time['seconds'] * 1e3:.2f}" for time in (theirs, ours)]
+        differ = f"{checks['differ']} of {checks['tokens']}"
+        place = [given[key] for key in ("model", "part", "size")]
+        cells = [*place, *times, f"{theirs['ratio']:.2f}", differ, *held]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + f"\n\n{most} threads, {document['machine']['cpu']}."
 
