@@ -31,9 +31,10 @@ class Measured:
     def make(self) -> tuple[nn.Module, Tensor]:
         torch.manual_seed(0)
         module = self.build().eval()
-        for name, codes in module.named_buffers():
-            if name.endswith(("embed", "embed_sum")):
-                codes.normal_()
+        # Codes as large as latents: those that packages begin with are zeros, or so small that all are near ties.
+        for name, codes in [*module.named_buffers(), *module.named_parameters()]:
+            if name.endswith(("embed", "embed_sum", "embedding.weight")):
+                codes.detach().normal_()
         return module, torch.randn(self.shape)
 
 
