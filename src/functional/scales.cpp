@@ -75,7 +75,7 @@ at::Tensor cell_positions(int64_t cells, const c10::SymInt& full,
   const auto whole = options.dtype(at::kLong).requires_grad(false);
   const auto cell = at::arange(cells, whole).unsqueeze(1);
   const auto position = at::arange(c10::Scalar(full), whole);
-  const c10::Scalar count(full);
+  const auto count = position.slice(0, -1).add(1);  // full, as compilers can multiply it
   const auto begins = position.add(1).mul(cells).gt(cell.mul(count));
   const auto ends = position.mul(cells).lt(cell.add(1).mul(count));
   return begins.logical_and(ends).to(options.dtype());
@@ -89,14 +89,15 @@ at::Tensor average_cells(const at::Tensor& map, at::IntArrayRef size) {
     std::copy(size.begin(), size.end(), shape.begin() + 2);
     return map.new_zeros_symint(shape);
   }
-  auto grid = map;
+  // In float64, so that no order of additions shows: a compiler adds up products with a single cell in another.
+  auto grid = map.to(at::kDouble);
   for (auto axis = static_cast<int64_t>(size.size()) - 1; axis >= 0; --axis) {
-    const auto own = cell_positions(size[axis], map.sym_size(axis + 2), map.options());
+    const auto own = cell_positions(size[axis], map.sym_size(axis + 2), grid.options());
     auto counts = own.sum(1);
     for (auto after = axis + 3; after < map.dim(); ++after) counts = counts.unsqueeze(-1);
     grid = along_axis(grid, axis + 2, own).div(counts);
   }
-  return grid.contiguous();
+  return grid.to(map.scalar_type()).contiguous();
 }
 
 /// The fraction of each cell that is real: (B, *S) to (B, 1, *size).
