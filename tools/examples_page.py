@@ -1,0 +1,119 @@
+"""Brings what the examples have written into docs/: files to docs/examples/, tables into docs/examples.md.
+
+python tools/examples_page.py examples-output   after `make examples`
+python tools/examples_page.py                   the tables alone, from what lies in docs/examples/
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+RESULTS = DOCS / "examples"
+SOUNDS = ("speech.wav", "speech_1kbps.wav", "speech_2kbps.wav", "speech_3kbps.wav")
+
+Record = dict[str, Any]
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+def image_autoencoders(record: Record) -> str:
+    header = ["quantizer", "PSNR, dB", "codes", "used", "perplexity", "seconds of training"]
+    return table(
+        header,
+        [
+            [
+                name,
+                f"{row['psnr']:.2f}",
+                f"{row['codes']}",
+                f"{row['used']:.1%}",
+                f"{row['perplexity']:.0f}",
+                f"{row['seconds']:.0f}",
+            ]
+            for name, row in record["table"].items()
+        ],
+    )
+
+
+def hierarchical(record: Record) -> str:
+    rows = record["table"]
+    cells = [
+        [f"{r['scales']}", f"{r['tokens']}", f"{r['bits']:.0f}", f"{r['psnr']:.2f}"] for r in rows
+    ]
+    return table(["scales", "tokens", "bits", "PSNR, dB"], cells)
+
+
+def audio_codec(record: Record) -> str:
+    rows = [row for row in record["table"] if row["levels"] in (1, 2, 4, 6, 8, 12)]
+    cells = [[f"{r['kbps']:g}", f"{r['si_sdr']:.1f}", f"{r['log_mel']:.1f}"] for r in rows]
+    return table(["kbit/s", "SI-SDR, dB", "log-mel error, dB"], cells)
+
+
+def generate(record: Record) -> str:
+    rows = [
+        ["PSNR of the tokenizer on unseen pictures", f"{record['psnr']:.2f} dB"],
+        ["bits per token of unseen pictures, by the transformer", f"{record['bits']:.2f}"],
+        ["the same by how frequent each token is, context unknown", f"{record['bits_alone']:.2f}"],
+    ]
+    return table(["what", "value"], rows)
+
+
+TABLES = {
+    "image_autoencoders": image_autoencoders,
+    "hierarchical": hierarchical,
+    "audio_codec": audio_codec,
+    "generate": generate,
+}
+
+
+def machine(record: Record) -> str:
+    run = record["run"]
+    threads = "one thread" if run["threads"] == 1 else f"{run['threads']} threads"
+    return (
+        f"Measured at commit {run['commit']} in {run['seconds']} s on {threads} of an {run['processor']}, "
+        f"torch {run['torch']}.\n"
+    )
+
+
+def fill(text: str, name: str, record: Record) -> str:
+    """The page with the table of an example between its markers."""
+    pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
+    content = TABLES[name](record) + "\n" + machine(record)
+    text, found = pattern.subn(lambda match: match[1] + content + match[2], text)
+    if found != 1:
+        raise ValueError(
+            f"expected docs/examples.md to have the markers of {name} once, but found {found}"
+        )
+    return text
+
+
+def collect(output: Path) -> None:
+    """Pictures, sounds and figures of the runs under a folder; models stay where they are."""
+    RESULTS.mkdir(exist_ok=True)
+    for name in TABLES:
+        files = [f"{name}.json", f"{name}.png", *(SOUNDS if name == "audio_codec" else ())]
+        for file in files:
+            if (output / name / file).exists():
+                shutil.copyfile(output / name / file, RESULTS / file)
+
+
+def main() -> None:
+    if len(sys.argv) > 1:
+        collect(Path(sys.argv[1]))
+    page = DOCS / "examples.md"
+    text = page.read_text()
+    for name in TABLES:
+        text = fill(text, name, json.loads((RESULTS / f"{name}.json").read_text()))
+    page.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
