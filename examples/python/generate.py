@@ -3,8 +3,8 @@
 python examples/python/generate.py --output generated
 
 trains the demo's tokenizer (49 tokens of 512 codes per picture), then the transformer on the tokens of all pictures,
-one token after the other and told what the picture shows. It writes `generate.png` (a row of new pictures for each class),
-`generate.json` and a safetensors file for each of the two models.
+one token after the other and told what the picture shows. It writes `generate.png` (a row of new pictures for each
+class), `generate.json` and a safetensors file for each of the two models.
 """
 
 import math

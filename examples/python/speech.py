@@ -42,16 +42,24 @@ def read_wav(path: Path) -> Tensor:
         raise DemoError(f"cannot read {path}: {error}") from None
     if form != (RATE, 1, 2):
         raise DemoError(f"expected {path} to be 8 kHz, mono, 16 bits, but got {form}")
+    return from_samples(content)
+
+
+def from_samples(content: bytes) -> Tensor:
     return torch.from_numpy(np.frombuffer(content, "<i2").astype(np.float32) / 32768)
 
 
-def write_wav(path: Path, sound: Tensor) -> None:
+def to_samples(sound: Tensor) -> bytes:
     samples = (sound * 32768).round().clamp(-32768, 32767).to(torch.int16)
+    return samples.numpy().astype("<i2").tobytes()
+
+
+def write_wav(path: Path, sound: Tensor) -> None:
     with wave.open(str(path), "wb") as file:
         file.setnchannels(1)
         file.setsampwidth(2)
         file.setframerate(RATE)
-        file.writeframes(samples.numpy().astype("<i2").tobytes())
+        file.writeframes(to_samples(sound))
 
 
 def pack(tokens: Tensor, bits: int) -> bytes:
@@ -67,15 +75,16 @@ def unpack(content: bytes, bits: int) -> Tensor:
     return (digits[: count * bits].view(count, bits) << torch.arange(bits)).sum(-1)
 
 
-def si_sdr(restored: Tensor, sound: Tensor, floor: float = 1e-9) -> Tensor:
-    """dB of the sound over what is wrong, at the volume that fits best (Le Roux et al. 2019, arXiv:1811.02508).
+def si_sdr(restored: Tensor, sound: Tensor) -> Tensor:
+    """dB of the sound over what is wrong, at the volume that fits best (Le Roux et al. 2019, arXiv:1811.02508)."""
+    power = sound.square().mean(-1, keepdim=True) + 1e-9
+    return snr(restored, (restored * sound).mean(-1, keepdim=True) / power * sound, 1e-9)
 
-    Both have at least the mean square `floor`, so that in silence nothing can be very wrong.
-    """
-    power = sound.square().mean(-1, keepdim=True) + floor
-    wanted = (restored * sound).mean(-1, keepdim=True) / power * sound
-    wrong = (wanted - restored).square().mean(-1) + floor
-    return 10 * ((wanted.square().mean(-1) + floor) / wrong).log10()
+
+def snr(restored: Tensor, sound: Tensor, floor: float = 1e-6) -> Tensor:
+    """dB of the sound over what is wrong. Both have at least the power `floor`: in silence nothing is very wrong."""
+    wrong = (sound - restored).square().mean(-1)
+    return 10 * ((sound.square().mean(-1) + floor) / (wrong + floor)).log10()
 
 
 def mel_error(restored: Tensor, sound: Tensor) -> Tensor:
@@ -112,7 +121,7 @@ def spectrograms(sounds: dict[str, Tensor], path: Path) -> Path:
     )
     for ax, (name, sound) in zip(axes, sounds.items(), strict=True):
         ax.specgram(
-            sound.numpy(), NFFT=256, Fs=RATE / 1000, noverlap=192, vmin=-110, vmax=-40, cmap="magma"
+            sound.numpy(), NFFT=256, Fs=RATE / 1000, noverlap=192, vmin=-95, vmax=-20, cmap="magma"
         )
         ax.set_ylabel(f"{name}\n(kHz)")
         ax.grid(False)
