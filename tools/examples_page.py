@@ -53,8 +53,19 @@ def hierarchical(record: Record) -> str:
 
 def audio_codec(record: Record) -> str:
     rows = [row for row in record["table"] if row["levels"] in (1, 2, 4, 6, 8, 12)]
-    cells = [[f"{r['kbps']:g}", f"{r['si_sdr']:.1f}", f"{r['log_mel']:.1f}"] for r in rows]
-    return table(["kbit/s", "SI-SDR, dB", "log-mel error, dB"], cells)
+    return sounds([{"codec": "this one", **row} for row in rows])
+
+
+def other_codecs(record: Record) -> str:
+    return sounds(record["table"])
+
+
+def sounds(rows: list[Record]) -> str:
+    header = ["codec", "kbit/s", "SI-SDR, dB", "log-mel error, dB"]
+    cells = [
+        [r["codec"], f"{r['kbps']:g}", f"{r['si_sdr']:.1f}", f"{r['log_mel']:.1f}"] for r in rows
+    ]
+    return table(header, cells)
 
 
 def generate(record: Record) -> str:
@@ -70,6 +81,7 @@ TABLES = {
     "image_autoencoders": image_autoencoders,
     "hierarchical": hierarchical,
     "audio_codec": audio_codec,
+    "other_codecs": other_codecs,
     "generate": generate,
 }
 
@@ -98,11 +110,10 @@ def fill(text: str, name: str, record: Record) -> str:
 def collect(output: Path) -> None:
     """Pictures, sounds and figures of the runs under a folder; models stay where they are."""
     RESULTS.mkdir(exist_ok=True)
-    for name in TABLES:
-        files = [f"{name}.json", f"{name}.png", *(SOUNDS if name == "audio_codec" else ())]
-        for file in files:
-            if (output / name / file).exists():
-                shutil.copyfile(output / name / file, RESULTS / file)
+    wanted = [f"{name}.{kind}" for name in TABLES for kind in ("json", "png")]
+    for file in (*wanted, *SOUNDS):
+        for found in output.glob(f"*/{file}"):
+            shutil.copyfile(found, RESULTS / file)
 
 
 def main() -> None:
