@@ -26,21 +26,11 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def image_autoencoders(record: Record) -> str:
-    header = ["quantizer", "PSNR, dB", "codes", "used", "perplexity", "seconds of training"]
-    return table(
-        header,
-        [
-            [
-                name,
-                f"{row['psnr']:.2f}",
-                f"{row['codes']}",
-                f"{row['used']:.1%}",
-                f"{row['perplexity']:.0f}",
-                f"{row['seconds']:.0f}",
-            ]
-            for name, row in record["table"].items()
-        ],
-    )
+    cells = [
+        [name, f"{r['psnr']:.2f}", f"{r['codes']}", f"{r['used']:.1%}", f"{r['perplexity']:.0f}"]
+        for name, r in record["table"].items()
+    ]
+    return table(["quantizer", "PSNR, dB", "codes", "used", "perplexity"], cells)
 
 
 def hierarchical(record: Record) -> str:
@@ -90,8 +80,8 @@ def machine(record: Record) -> str:
     run = record["run"]
     threads = "one thread" if run["threads"] == 1 else f"{run['threads']} threads"
     return (
-        f"Measured at commit {run['commit']} in {run['seconds']} s on {threads} of an {run['processor']}, "
-        f"torch {run['torch']}.\n"
+        f"Measured at commit {run['commit']}: {run['processor_seconds']} s of processor time on {threads} of an "
+        f"{run['processor']}, torch {run['torch']}.\n"
     )
 
 

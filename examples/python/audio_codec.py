@@ -9,7 +9,6 @@ recording at 1 kbit/s and all of them one at 6. It writes a held-out sentence at
 """
 
 import math
-import time
 from pathlib import Path
 
 import torch
@@ -27,12 +26,16 @@ EMPHASIS = 0.8  # of treble, which is faint and yet tells one vowel from another
 SHOWN = (2, 4, 6, 12)  # levels of the files that are written: 1, 2, 3 and 6 kbit/s
 
 
+def kbps(levels: int) -> float:
+    return levels * BITS * RATE / HOP / 1000
+
+
 def mdct() -> tuple[Tensor, Tensor]:
     """Bases (HOP, 1, 2 HOP) of the MDCT, whose overlapping frames add up to the sound, with emphasis and without it."""
-    time, bin = torch.arange(2 * HOP) + 0.5, torch.arange(HOP)[:, None] + 0.5
-    waves = torch.cos(math.pi / HOP * (time + HOP / 2) * bin) * math.sqrt(2 / HOP)
-    windowed = waves * torch.sin(math.pi / (2 * HOP) * time)
-    weight = 8 * (1 - 2 * EMPHASIS * torch.cos(math.pi / HOP * bin) + EMPHASIS**2).sqrt()
+    place, band = torch.arange(2 * HOP) + 0.5, torch.arange(HOP)[:, None] + 0.5
+    waves = torch.cos(math.pi / HOP * (place + HOP / 2) * band) * math.sqrt(2 / HOP)
+    windowed = waves * torch.sin(math.pi / (2 * HOP) * place)
+    weight = 8 * (1 - 2 * EMPHASIS * torch.cos(math.pi / HOP * band) + EMPHASIS**2).sqrt()
     return (windowed * weight).unsqueeze(1), (windowed / weight).unsqueeze(1)
 
 
@@ -126,16 +129,18 @@ def train(codec: Codec, speech: Tensor, steps: int) -> list[float]:
 def judge(codec: Codec, clips: list[Tensor]) -> list[dict[str, float]]:
     """Means over all seconds of unseen clips, for each number of levels."""
     codec.eval()
-    table = []
-    for levels in range(1, LEVELS + 1):
-        sums = torch.zeros(2)
-        for clip in clips:
-            restored = codec.decode(codec.encode(clip[None]), levels)[0, : len(clip)]
-            sums += len(clip) * torch.stack([si_sdr(restored, clip), mel_error(restored, clip)])
-        ratio, error = (sums / sum(map(len, clips))).tolist()
-        rate = levels * BITS * RATE / HOP / 1000
-        table.append({"levels": levels, "kbps": rate, "si_sdr": ratio, "log_mel": error})
-    return table
+    sums = torch.zeros(LEVELS, 2)
+    for clip in clips:
+        tokens = codec.encode(clip[None])
+        for levels in range(1, LEVELS + 1):
+            restored = codec.decode(tokens, levels)[0, : len(clip)]
+            measured = torch.stack([si_sdr(restored, clip), mel_error(restored, clip)])
+            sums[levels - 1] += measured * len(clip)
+    means = (sums / sum(map(len, clips))).tolist()
+    return [
+        {"levels": levels, "kbps": kbps(levels), "si_sdr": ratio, "log_mel": error}
+        for levels, (ratio, error) in enumerate(means, start=1)
+    ]
 
 
 @torch.no_grad()
@@ -145,7 +150,7 @@ def write_sentence(codec: Codec, sound: Tensor, folder: Path) -> None:
     sounds = {"original": sound}
     write_wav(folder / "speech.wav", sound)
     for levels in SHOWN:
-        name = f"{levels * BITS * RATE / HOP / 1000:g}kbps"
+        name = f"{kbps(levels):g}kbps"
         file = folder / f"speech_{name}.bin"
         file.write_bytes(pack(tokens[0, :, :levels], BITS))
         received = unpack(file.read_bytes(), BITS).view(1, -1, levels)
@@ -156,8 +161,7 @@ def write_sentence(codec: Codec, sound: Tensor, folder: Path) -> None:
 
 
 def run() -> None:
-    said = options(__doc__.split("\n")[0], 2400, "folder of 8 kHz WAV files (Debian's)")
-    started = time.monotonic()
+    said = options(__doc__.split("\n")[0], 1600, "folder of 8 kHz WAV files (Debian's)")
     clips, unseen = read_speech(said.data)
     speech = torch.cat(clips)
     print(f"{len(speech) / RATE / 60:.0f} minutes of speech to learn from", flush=True)
@@ -174,7 +178,7 @@ def run() -> None:
     save_file(codec.state_dict(), said.output / "audio_codec.safetensors")
     seconds = len(speech) / RATE
     shown = losses[:: max(said.steps // 50, 1)]
-    write_record(said.output, "audio_codec", started, speech=seconds, table=table, losses=shown)
+    write_record(said.output, "audio_codec", speech=seconds, table=table, losses=shown)
 
 
 if __name__ == "__main__":

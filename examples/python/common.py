@@ -86,14 +86,15 @@ def descend(
     return losses
 
 
-def write_record(folder: Path, name: str, started: float, **figures: Any) -> None:
+def write_record(folder: Path, name: str, **figures: Any) -> None:
     """NAME.json: the figures of a run, and where and how they came about."""
     run = {
         "commit": commit(),
         "processor": processor(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
-        "seconds": round(time.monotonic() - started),
+        # Not those of the clock, which another program on the same machine makes more of.
+        "processor_seconds": round(time.process_time()),
     }
     (folder / f"{name}.json").write_text(json.dumps({"run": run, **figures}, indent=1) + "\n")
 

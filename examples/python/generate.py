@@ -8,7 +8,6 @@ class), `generate.json` and a safetensors file for each of the two models.
 """
 
 import math
-import time
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +30,7 @@ CLOTHES = [
     "bag",
     "boot",
 ]
-CODES, BATCH, TOKENIZER_STEPS = 512, 64, 1200
+CODES, BATCH, TOKENIZER_STEPS = 512, 64, 800
 
 
 class Block(nn.Module):
@@ -109,8 +108,7 @@ def bits_alone(tokens: Tensor, unseen: Tensor) -> float:
 
 
 def run() -> None:
-    said = options(__doc__.split("\n")[0], 2500, "folder of pictures (Fashion-MNIST, or MNIST)")
-    started = time.monotonic()
+    said = options(__doc__.split("\n")[0], 1500, "folder of pictures (Fashion-MNIST, or MNIST)")
     images = pictures(said)
     tokenizer = VQAutoencoder(images.channels, codebook_size=CODES)
     train(tokenizer, images, min(said.steps, TOKENIZER_STEPS), BATCH, said.seed)
@@ -139,7 +137,7 @@ def run() -> None:
     save_file(writer.state_dict(), said.output / "writer.safetensors")
     figures = {"psnr": quality.psnr, "bits": bits, "bits_alone": bits_alone(seen, unseen)}
     shown = losses[:: max(said.steps // 50, 1)]
-    write_record(said.output, "generate", started, source=images.name, **figures, losses=shown)
+    write_record(said.output, "generate", source=images.name, **figures, losses=shown)
 
 
 if __name__ == "__main__":

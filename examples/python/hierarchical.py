@@ -7,7 +7,6 @@ by number of scales) and `hierarchical.safetensors`.
 """
 
 import math
-import time
 from collections.abc import Sequence
 
 import torch
@@ -81,8 +80,7 @@ def judge(model: CoarseToFine, images: Pictures) -> list[dict[str, float]]:
 
 
 def run() -> None:
-    said = options(__doc__.split("\n")[0], 2000, "folder of pictures (Fashion-MNIST, or MNIST)")
-    started = time.monotonic()
+    said = options(__doc__.split("\n")[0], 1200, "folder of pictures (Fashion-MNIST, or MNIST)")
     images = pictures(said)
     model = CoarseToFine(images.channels)
     losses = train(model, images, said.steps)
@@ -97,9 +95,7 @@ def run() -> None:
     rows_of_pictures([*rows, ("original", sample)], said.output / "hierarchical.png")
     save_file(model.state_dict(), said.output / "hierarchical.safetensors")
     shown = losses[:: max(said.steps // 50, 1)]
-    write_record(
-        said.output, "hierarchical", started, source=images.name, table=table, losses=shown
-    )
+    write_record(said.output, "hierarchical", source=images.name, table=table, losses=shown)
 
 
 if __name__ == "__main__":

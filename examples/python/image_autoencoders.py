@@ -82,7 +82,6 @@ def judge(model: Autoencoder, images: Pictures) -> dict[str, float]:
 
 def run() -> None:
     said = options(__doc__.split("\n")[0], 1500, "folder of pictures (Fashion-MNIST, or MNIST)")
-    started = time.monotonic()
     images = pictures(said)
     sample = to_unit(images.test[:12])
     rows, table = [("original", sample)], {}
@@ -90,19 +89,21 @@ def run() -> None:
         print(f"{name}:", flush=True)
         torch.manual_seed(said.seed)
         model = Autoencoder(images.channels, quantizer())
-        begun = time.monotonic()
+        begun = time.process_time()
         losses = train(model, images, said.steps)
-        seconds = time.monotonic() - begun
+        seconds = time.process_time() - begun
         shown = losses[:: max(said.steps // 50, 1)]
-        table[name] = {**judge(model, images), "seconds": seconds, "losses": shown}
+        table[name] = {**judge(model, images), "processor_seconds": seconds, "losses": shown}
         with torch.no_grad():
             rows.append((name, model.decode(model(sample)[1])))
         save_file(model.state_dict(), said.output / f"{name}.safetensors")
         print(
-            "{psnr:.2f} dB, {used:.0%} of {codes} codes used, {seconds:.0f} s".format(**table[name])
+            "{psnr:.2f} dB, {used:.0%} of {codes} codes used, {processor_seconds:.0f} s".format(
+                **table[name]
+            )
         )
     rows_of_pictures(rows, said.output / "image_autoencoders.png")
-    write_record(said.output, "image_autoencoders", started, source=images.name, table=table)
+    write_record(said.output, "image_autoencoders", source=images.name, table=table)
 
 
 if __name__ == "__main__":

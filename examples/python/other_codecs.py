@@ -7,7 +7,6 @@ writes `other_codecs.json`, in the form of the table in `audio_codec.json`.
 
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,7 +72,6 @@ def measures(restored: Tensor, sound: Tensor) -> Tensor:
 
 def run() -> None:
     said = options(__doc__.split("\n")[0], 0, "folder of 8 kHz WAV files (Debian's recordings)")
-    started = time.monotonic()
     _, unseen = read_speech(said.data)
     unseen = unseen[:2] if said.smoke else unseen
     table = []
@@ -85,7 +83,7 @@ def run() -> None:
         ratio, error = (sums / sum(map(len, unseen))).tolist()
         table.append({"codec": name, "kbps": kbps, "si_sdr": ratio, "log_mel": error})
         print("{codec} at {kbps:g} kbit/s: {si_sdr:.1f} dB, {log_mel:.1f} dB".format(**table[-1]))
-    write_record(said.output, "other_codecs", started, table=table)
+    write_record(said.output, "other_codecs", table=table)
 
 
 if __name__ == "__main__":
