@@ -30,7 +30,7 @@ CLOTHES = [
     "bag",
     "boot",
 ]
-CODES, BATCH, TOKENIZER_STEPS = 512, 64, 800
+CODES, BATCH, TOKENIZER_STEPS = 512, 64, 600
 
 
 class Block(nn.Module):
@@ -108,7 +108,7 @@ def bits_alone(tokens: Tensor, unseen: Tensor) -> float:
 
 
 def run() -> None:
-    said = options(__doc__.split("\n")[0], 1500, "folder of pictures (Fashion-MNIST, or MNIST)")
+    said = options(__doc__.split("\n")[0], 1000, "folder of pictures (Fashion-MNIST, or MNIST)")
     images = pictures(said)
     tokenizer = VQAutoencoder(images.channels, codebook_size=CODES)
     train(tokenizer, images, min(said.steps, TOKENIZER_STEPS), BATCH, said.seed)

@@ -34,7 +34,7 @@ from model import VQAutoencoder  # noqa: E402
 
 def run(name: str, *options: object) -> subprocess.CompletedProcess[str]:
     package = str(Path(torchvq.__file__).parents[1])
-    command = [sys.executable, EXAMPLES / f"{name}.py", "--smoke", "--threads", 1, *options]
+    command = [sys.executable, EXAMPLES / f"{name}.py", "--threads", 1, *options]
     return subprocess.run(
         [str(part) for part in command],
         env=os.environ | {"PYTHONPATH": package, "OMP_NUM_THREADS": "1"},
@@ -46,7 +46,8 @@ def run(name: str, *options: object) -> subprocess.CompletedProcess[str]:
 
 
 def record_of(name: str, folder: Path, *options: object) -> dict[str, Any]:
-    """Runs an example, and reads the figures that it wrote."""
+    """Runs an example, a dozen steps if nothing else is said, and reads the figures that it wrote."""
+    options = options or ("--smoke",)
     done = run(name, "--output", folder, *options)
     assert done.returncode == 0, done.stderr
     picture = Image.open(folder / f"{name}.png")
@@ -141,8 +142,9 @@ def test_writer_sees_nothing_of_what_follows() -> None:
 
 
 def test_audio_codec(tmp_path: Path, recordings: Path) -> None:
-    record = record_of("audio_codec", tmp_path, "--data", recordings)
-    assert falls(record["losses"])
+    record = record_of("audio_codec", tmp_path, "--steps", 60, "--data", recordings)
+    # The first step has codes made of its own tokens; how many levels a step has is drawn.
+    assert sum(record["losses"][-15:]) < sum(record["losses"][1:16])
     # Of 20 recordings every 16th is for judging, the first and the 17th, and silence is for neither.
     assert record["speech"] == pytest.approx(18 * 1.5)
     rows = record["table"]
