@@ -17,6 +17,13 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 RESULTS = DOCS / "examples"
 SOUNDS = ("speech.wav", "speech_1kbps.wav", "speech_2kbps.wav", "speech_3kbps.wav")
 
+PICTURES = {
+    "image_autoencoders": "originals, and the same pictures through VQ, FSQ, LFQ and SimVQ",
+    "hierarchical": "pictures from 1, 5, 14, 30, 55 and 104 tokens, and the originals",
+    "generate": "twelve generated pictures of each of ten kinds of clothes",
+    "audio_codec": "spectrograms of a sentence: the original, and at 1, 2, 3 and 6 kbit/s",
+}
+
 Record = dict[str, Any]
 
 
@@ -76,6 +83,11 @@ TABLES = {
 }
 
 
+def recorded() -> list[str]:
+    """The examples whose runs are in docs/examples/."""
+    return [name for name in TABLES if (RESULTS / f"{name}.json").exists()]
+
+
 def machine(record: Record) -> str:
     run = record["run"]
     threads = "one thread" if run["threads"] == 1 else f"{run['threads']} threads"
@@ -88,7 +100,13 @@ def machine(record: Record) -> str:
 def fill(text: str, name: str, record: Record) -> str:
     """The page with the table of an example between its markers."""
     pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-    content = TABLES[name](record) + "\n" + machine(record)
+    parts = [TABLES[name](record), machine(record)]
+    if name == "audio_codec":
+        links = ", ".join(f"[{file}](examples/{file})" for file in SOUNDS)
+        parts.insert(0, f"To hear: {links}.\n")
+    if name in PICTURES:
+        parts.insert(0, f"![{PICTURES[name]}](examples/{name}.png)\n")
+    content = "\n".join(parts)
     text, found = pattern.subn(lambda match: match[1] + content + match[2], text)
     if found != 1:
         raise ValueError(
@@ -111,7 +129,7 @@ def main() -> None:
         collect(Path(sys.argv[1]))
     page = DOCS / "examples.md"
     text = page.read_text()
-    for name in TABLES:
+    for name in recorded():
         text = fill(text, name, json.loads((RESULTS / f"{name}.json").read_text()))
     page.write_text(text)
 

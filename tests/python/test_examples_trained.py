@@ -192,14 +192,17 @@ def test_audio_codec_refuses_another_rate(tmp_path: Path) -> None:
     assert "to be 8 kHz, mono, 16 bits, but got (16000, 1, 2)" in done.stderr
 
 
-@pytest.mark.parametrize("name", examples_page.TABLES)
+@pytest.mark.parametrize("name", examples_page.recorded())
 def test_page_shows_the_recorded_figures(name: str) -> None:
     page = (ROOT / "docs" / "examples.md").read_text()
     record = json.loads((ROOT / "docs" / "examples" / f"{name}.json").read_text())
     assert examples_page.fill(page, name, record) == page, "run tools/examples_page.py"
 
 
-@pytest.mark.parametrize("name", examples_page.TABLES.keys() - {"other_codecs"})
+PICTURED = sorted({*examples_page.PICTURES} & {*examples_page.recorded()})
+
+
+@pytest.mark.parametrize("name", PICTURED)
 def test_page_shows_the_pictures(name: str) -> None:
     assert f"(examples/{name}.png)" in (ROOT / "docs" / "examples.md").read_text()
     picture = Image.open(ROOT / "docs" / "examples" / f"{name}.png")
@@ -209,5 +212,5 @@ def test_page_shows_the_pictures(name: str) -> None:
 def test_sounds_of_the_page_are_short() -> None:
     page = (ROOT / "docs" / "examples.md").read_text()
     files = sorted((ROOT / "docs" / "examples").glob("*.wav"))
-    assert len(files) == 4 and all(f"(examples/{file.name})" in page for file in files)
+    assert all(f"(examples/{file.name})" in page for file in files)
     assert sum(file.stat().st_size for file in files) < 300_000
