@@ -91,7 +91,8 @@ def run() -> None:
         tokens = model(sample)[1]
         for row in table:
             print("{scales} scales, {tokens} tokens, {bits:.0f} bits: {psnr:.2f} dB".format(**row))
-            rows.append((f"{row['tokens']} token{'s' * (row['tokens'] > 1)}", model.decode(tokens, row["scales"])))
+            label = "1 token" if row["tokens"] == 1 else f"{row['tokens']} tokens"
+            rows.append((label, model.decode(tokens, row["scales"])))
     rows_of_pictures([*rows, ("original", sample)], said.output / "hierarchical.png")
     save_file(model.state_dict(), said.output / "hierarchical.safetensors")
     shown = losses[:: max(said.steps // 50, 1)]
