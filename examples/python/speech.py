@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from common import DemoError
 from figures import plt, save
+from PIL import Image
 from torch import Tensor
 
 RATE = 8000  # samples per second
@@ -126,4 +127,7 @@ def spectrograms(sounds: dict[str, Tensor], path: Path) -> Path:
         ax.set_ylabel(f"{name}\n(kHz)")
         ax.grid(False)
     axes[-1].set_xlabel("milliseconds")
-    return save(figure, path)
+    save(figure, path)
+    # A third of the size: neighbours of noise have little in common, and few colours say as much.
+    Image.open(path).convert("RGB").quantize(48).save(path, optimize=True)
+    return path
