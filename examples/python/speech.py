@@ -128,6 +128,6 @@ def spectrograms(sounds: dict[str, Tensor], path: Path) -> Path:
         ax.grid(False)
     axes[-1].set_xlabel("milliseconds")
     save(figure, path)
-    # A third of the size: neighbours of noise have little in common, and few colours say as much.
+    # A quarter of the size: neighbours of noise have little in common, and few colours say as much.
     Image.open(path).convert("RGB").quantize(48).save(path, optimize=True)
     return path
