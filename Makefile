@@ -64,6 +64,12 @@ demo: compile-demo ## Train a VQ autoencoder on real images and write a page abo
 	$(call say,Demo: training on images; results go to demo-output/)
 	@$(DEMO) --show --output demo-output $(DEMO_ARGS)
 
+.PHONY: examples
+EXAMPLES := image_autoencoders hierarchical generate audio_codec
+examples: compile-demo $(STAMPS)/debian ## Train the models of docs/examples.md; pictures and sounds go to examples-output/ (half an hour)
+	@for name in $(EXAMPLES); do printf '\033[1m==>\033[0m %s\n' $$name; \
+	  PYTHONPATH=python $(VENV)/bin/python examples/python/$$name.py --output examples-output/$$name $(EXAMPLES_ARGS); done
+
 .PHONY: test
 test: PYTEST_SELECTION := -m 'not exhaustive'
 test: run-tests ## Run the tests: C++, Python, consumer projects, demo
@@ -168,7 +174,7 @@ coverage: build $(STAMPS)/test ## Measure which lines the tests run, C++ and Pyt
 
 .PHONY: clean
 clean: ## Remove build trees and results, keep .venv
-	rm -rf build build-* dist demo-output .coverage .pytest_cache .mypy_cache .ruff_cache python/torchvq/lib \
+	rm -rf build build-* dist demo-output examples-output .coverage .pytest_cache .mypy_cache .ruff_cache python/torchvq/lib \
 	  $(STAMPS)/installed
 
 .PHONY: distclean
