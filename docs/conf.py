@@ -15,7 +15,6 @@ extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "sphinx.ext.mathjax",
     "sphinxcontrib.bibtex",
     "cpp_headers",
     "docstrings",
@@ -35,12 +34,10 @@ myst_enable_extensions = ["colon_fence", "deflist"]
 suppress_warnings = ["myst.xref_ambiguous"]
 # In docstrings `name` is code.
 default_role = "literal"
-pygments_style = "sphinx"
-pygments_dark_style = "monokai"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
-autodoc_default_options = {"members": True, "inherited-members": "Module"}
+autodoc_default_options = {"members": True, "inherited-members": "Module", "exclude-members": "extra_repr"}
 autodoc_preserve_defaults = True
 napoleon_use_rtype = False
 napoleon_use_ivar = True

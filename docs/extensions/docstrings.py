@@ -36,12 +36,12 @@ def fields(lines: list[str]) -> list[str]:
 
 
 def starred(line: str) -> str:
-    """A line in which the `*` of a shape such as (B, *, dim) is no mark."""
+    """A line in which the `*` of a shape such as (B, *, dim) is no mark, and a page of docs/ a link."""
     if line.lstrip().startswith((">>>", "...")):
         return line
     parts = line.split("`")
     parts[::2] = [re.sub(r"(?<![*\\\w])\*(?!\*)", r"\\*", part) for part in parts[::2]]
-    return "`".join(parts)
+    return re.sub(r"``docs/([\w/-]+)\.md``", r":doc:`/\1`", "`".join(parts))
 
 
 def _process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
