@@ -68,7 +68,7 @@ def objective(quantized):
 
 
 # %% torch.func
-x = torch.randn(2, 4, 8)
+x = torch.randn(3, 4, 8)
 parameters = dict(model.quantizer.named_parameters())
 quantizer = torchvq.VectorQuantize(8, 16, codebook_dim=4)
 parameters = dict(quantizer.named_parameters())
