@@ -37,7 +37,11 @@ default_role = "literal"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
-autodoc_default_options = {"members": True, "inherited-members": "Module", "exclude-members": "extra_repr"}
+autodoc_default_options = {
+    "members": True,
+    "inherited-members": "Module",
+    "exclude-members": "extra_repr",
+}
 autodoc_preserve_defaults = True
 napoleon_use_rtype = False
 napoleon_use_ivar = True

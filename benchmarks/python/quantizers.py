@@ -3,8 +3,8 @@
 python benchmarks/python/quantizers.py                 # some ten minutes on one core
 python benchmarks/python/run.py --write-docs           # puts the results into docs/which.md
 
-The task: an autoencoder of 7 x 7 patches of Fashion-MNIST, two linear layers on each side of the quantizer, trained with it.
-Time and memory are those of the quantizer alone, on one thread.
+The task: an autoencoder of 7 x 7 patches of Fashion-MNIST, two linear layers on each side of the
+quantizer, trained with it. Time and memory are those of the quantizer alone, on one thread.
 """
 
 from __future__ import annotations
@@ -199,7 +199,9 @@ def print_memory(place: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, help="folder of the JSON file")
-    parser.add_argument("--quick", action="store_true", help="see that it runs; the numbers are noise")
+    parser.add_argument(
+        "--quick", action="store_true", help="see that it runs; the numbers are noise"
+    )
     parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)

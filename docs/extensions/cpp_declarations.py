@@ -167,7 +167,7 @@ class _Scope:
         head = _without_initialisers(head)
         flat = _without_template_arguments(head)
         call = re.search(r"([\w~]+|operator\s*\S+?)\s*\(", flat)
-        if call and not 0 <= flat.find("=") < call.start() or "operator" in head:
+        if (call and not 0 <= flat.find("=") < call.start()) or "operator" in head:
             assert call
             return Declaration("function", self._named(head, call.start(1)), comment)
         head = re.sub(r"(?<![= ])\{[^{}=]*\}$", "", head)

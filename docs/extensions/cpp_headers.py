@@ -15,13 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cpp_declarations import Declaration, declarations_of
 from docutils import nodes
-from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util import logging
 from sphinx.util.docutils import SphinxDirective
-
-from cpp_declarations import Declaration, declarations_of
 
 ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = ROOT / "include" / "torchvq"
@@ -52,14 +50,24 @@ def comment_as_rst(lines: list[str]) -> Iterator[str]:
         place += 1
         if line.strip().startswith("```"):
             end = next(i for i in range(place, len(lines)) if lines[i].strip() == "```")
-            yield from ("", ".. code-block:: cpp", "", *("   " + code for code in lines[place:end]), "")
+            yield from (
+                "",
+                ".. code-block:: cpp",
+                "",
+                *("   " + code for code in lines[place:end]),
+                "",
+            )
             place = end + 1
-        elif found := re.match(r"(@param +\w+|@return|[A-Z][a-z]+(?:-[a-z]+)?)(?:  +|(?<=n) +(?=\S))(.*)", line):
+        elif found := re.match(
+            r"(@param +\w+|@return|[A-Z][a-z]+(?:-[a-z]+)?)(?:  +|(?<=n) +(?=\S))(.*)", line
+        ):
             if found[1][0] != "@" and "  " not in line[: found.start(2)]:
                 yield escaped(line)
                 continue
             more = []
-            while place < len(lines) and (lines[place].startswith("   ") or _goes_on(lines, place, found)):
+            while place < len(lines) and (
+                lines[place].startswith("   ") or _goes_on(lines, place, found)
+            ):
                 more.append(lines[place])
                 place += 1
             yield from _field(found[1], found[2], more)

@@ -1,4 +1,4 @@
-"""Docstrings of the package as Sphinx reads them: `Gradient: ...` paragraphs become fields, with what is indented below them.
+"""Docstrings of the package as Sphinx reads them: `Gradient: ...` paragraphs become fields, with what is below them.
 
 Sections such as `Args:` are left to sphinx.ext.napoleon, which runs before.
 """

@@ -1,6 +1,6 @@
 """A picture of each class, drawn by the class itself: two features, its codes, and the region of each.
 
-`python docs/extensions/pictures.py FOLDER` draws them all; a build of the site does where they are older than this file.
+`python docs/extensions/pictures.py FOLDER` draws them all; a build of the site does so where they are older.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import matplotlib
 import numpy as np
 import torch
+from docutils import nodes
+from sphinx.util.docutils import SphinxDirective
 from torch import Tensor, nn
 
 import torchvq
-from docutils import nodes
-from sphinx.util.docutils import SphinxDirective
 
 matplotlib.use("svg")
 # The same file from the same picture; text as text.
@@ -70,9 +70,7 @@ def show_regions(axes: Any, indices: Tensor) -> None:
     _, names = torch.unique(flat, dim=0, return_inverse=True)
     colours = np.random.default_rng(4).uniform(0.72, 1.0, (int(names.max()) + 1, 3))
     pixels = colours[names.reshape(SIDE, SIDE).numpy()]
-    axes.imshow(
-        pixels, origin="lower", extent=(-EDGE, EDGE, -EDGE, EDGE), interpolation="nearest"
-    )
+    axes.imshow(pixels, origin="lower", extent=(-EDGE, EDGE, -EDGE, EDGE), interpolation="nearest")
 
 
 def show_codes(axes: Any, codes: Tensor, size: float = 26, color: str = CODE) -> None:
@@ -322,9 +320,8 @@ class PictureDirective(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         name = self.arguments[0]
         says = " ".join((PICTURES[name].__doc__ or "").split())
-        return self.parse_text_to_nodes(
-            f"```{{figure}} /{FOLDER}/{name}.svg\n:alt: {name}: what a picture of it shows\n:width: 300px\n\n{says}\n```\n"
-        )
+        figure = f"```{{figure}} /{FOLDER}/{name}.svg\n:alt: codes of {name}\n:width: 300px\n"
+        return self.parse_text_to_nodes(f"{figure}\n{says}\n```\n")
 
 
 def setup(app: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Commands that pages show: those of `torchvq` run, and print what is shown; the others are run elsewhere, and this says where."""
+"""Commands that pages show: those of `torchvq` run and print what is shown; where the others run is said here."""
 
 from __future__ import annotations
 

@@ -37,7 +37,9 @@ def unit(blocks: list[tuple[str, str]]) -> str:
         is_whole = re.search(r"^(int|void|auto) \w+\(.*\{$", code, re.MULTILINE)
         body = code if is_whole else f"void run() {{\n{BEFORE.get(name, '')}{code}}}\n"
         bodies.append(f"namespace block_{place} {{  // {name}\n{body}}}\n")
-    return "\n".join(["#include <torch/torch.h>", "#include <torchvq/torchvq.h>", *includes, *bodies])
+    return "\n".join(
+        ["#include <torch/torch.h>", "#include <torchvq/torchvq.h>", *includes, *bodies]
+    )
 
 
 @pytest.mark.timeout(900)

@@ -1,8 +1,8 @@
 import os
 
 import torch
+
 import torchvq
-from torch.nn.parallel import DistributedDataParallel
 
 torch.distributed.init_process_group(
     "gloo", init_method=f"file://{os.path.abspath('group')}", rank=0, world_size=1

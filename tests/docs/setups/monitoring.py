@@ -1,4 +1,5 @@
 import torch
+
 import torchvq
 
 vq = torchvq.VectorQuantize(dim=8, codebook_size=16)

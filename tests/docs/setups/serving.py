@@ -1,5 +1,6 @@
 import torch
 from torch import nn
+
 from torchvq import FSQ
 
 encoder, decoder = nn.Linear(8, 16), nn.Linear(16, 8)
