@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import statistics
 import subprocess
 import sys
@@ -198,11 +199,11 @@ def print_memory(place: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, help="folder of the JSON file")
-    parser.add_argument(
-        "--quick", action="store_true", help="see that it runs; the numbers are noise"
-    )
-    parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("--only", default="", help="a regular expression that names of rows are searched for")
+    add("--output", type=Path, help="folder of the JSON file")
+    add("--quick", action="store_true", help="see that it runs; the numbers are noise")
+    add("--memory-of", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.memory_of is not None:
@@ -211,6 +212,8 @@ def main() -> None:
 
     rows = []
     for place, (name, make, bits) in enumerate(ROWS):
+        if not re.search(options.only, name):
+            continue
         seeds = range(1 if options.quick else SEEDS)
         learnt = [learn(make, seed, 5 if options.quick else STEPS) for seed in seeds]
         row: dict[str, Any] = dict(name=name, bits=bits, learnt=learnt, bytes=memory(place))

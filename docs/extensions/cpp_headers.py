@@ -72,12 +72,13 @@ def comment_as_rst(lines: list[str]) -> Iterator[str]:
                 place += 1
             yield from _field(found[1], found[2], more)
         else:
-            yield escaped(line.strip() if line.startswith("  ") else line)
+            # A sum that goes on in the next line is no list.
+            yield re.sub(r"^\+ ", r"\+ ", escaped(line.strip()))
 
 
 def _goes_on(lines: list[str], place: int, found: re.Match[str]) -> bool:
     """clang-format breaks long lines of a field without their indent."""
-    return bool(re.match(r"[a-z(<]", lines[place])) and not lines[place].startswith("@")
+    return bool(re.match(r"[a-z(<+]", lines[place])) and not lines[place].startswith("@")
 
 
 def _field(name: str, text: str, more: list[str]) -> Iterator[str]:
