@@ -94,7 +94,8 @@ def test_write_docs_fills_the_tables_and_repeats_itself(results: Path, tmp_path:
 def test_the_quantizers_reach_their_page(rows: str, tmp_path: Path) -> None:
     done = script("quantizers.py", "--quick", "--only", rows, "--output", tmp_path)
     assert done.returncode == 0, done.stderr
-    shutil.copyfile(ROOT / "docs" / "which.md", tmp_path / "which.md")
+    for name in ("benchmarks.md", "which.md"):
+        shutil.copyfile(ROOT / "docs" / name, tmp_path / name)
     documents.write(tmp_path, tmp_path, ())
     page = (tmp_path / "which.md").read_text()
     assert "| FSQ | 9.97 | " in page
