@@ -130,8 +130,9 @@ lint-fast: build $(STAMPS)/lint ## The same without clang-tidy (seconds)
 	@ruff check --quiet . && ruff format --check --quiet . || { echo 'ruff: run `make format`'; exit 1; }
 	$(call say,mypy --strict on the package)
 	@mypy
-	$(call say,File sizes, and kernels of every operator)
+	$(call say,File sizes, layers, and kernels of every operator)
 	@$(VENV)/bin/python tools/check_sizes.py
+	@$(VENV)/bin/python tools/check_layers.py
 	@$(VENV)/bin/python tools/check_kernels.py
 
 .PHONY: format

@@ -1,7 +1,7 @@
 // Vectors from a file in blocks, within the memory that the user grants.
 #pragma once
 
-#include <torchvq/functional/fit_codebook.h>
+#include <torchvq/fit/fit_codebook.h>
 #include <torchvq/io/array_source.h>
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 #include "codec.h"
 
-#include <torchvq/functional/evaluate_stack.h>
-#include <torchvq/functional/scalar_codec.h>
+#include <torchvq/fit/evaluate_stack.h>
+#include <torchvq/fit/scalar_codec.h>
 #include <torchvq/io/codec.h>
 #include <torchvq/io/scalar_codec.h>
 
@@ -16,21 +16,20 @@ namespace {
 
 class StackCodec : public Codec {
  public:
-  StackCodec(functional::CodebookStack stack, int64_t beam)
-      : stack_(std::move(stack)), beam_(beam) {}
+  StackCodec(fit::CodebookStack stack, int64_t beam) : stack_(std::move(stack)), beam_(beam) {}
 
   int64_t dim() const override { return stack_.dim(); }
   int64_t columns() const override { return stack_.columns(); }
   int64_t codebook_size(int64_t column) const override { return stack_.codebook(column).size(0); }
   at::Tensor encode(const at::Tensor& block) const override {
-    return functional::encode_stack(block, stack_, beam_);
+    return fit::encode_stack(block, stack_, beam_);
   }
   at::Tensor decode(const at::Tensor& codes) const override {
-    return functional::decode_stack(codes, stack_);
+    return fit::decode_stack(codes, stack_);
   }
   Evaluation evaluate(const functional::VectorBlocks& vectors,
                       const std::function<void(int64_t rows)>& progress) const override {
-    auto result = functional::evaluate_stack(vectors, stack_, beam_, progress);
+    auto result = fit::evaluate_stack(vectors, stack_, beam_, progress);
     return {std::move(result.counts), result.error};
   }
   void describe(Report& report, bool show_size) const override {
@@ -45,26 +44,26 @@ class StackCodec : public Codec {
   }
 
  private:
-  functional::CodebookStack stack_;
+  fit::CodebookStack stack_;
   int64_t beam_;
 };
 
 class ScalarLevelsCodec : public Codec {
  public:
-  explicit ScalarLevelsCodec(functional::ScalarCodec codec) : codec_(std::move(codec)) {}
+  explicit ScalarLevelsCodec(fit::ScalarCodec codec) : codec_(std::move(codec)) {}
 
   int64_t dim() const override { return codec_.dim; }
   int64_t columns() const override { return codec_.num_codebooks; }
   int64_t codebook_size(int64_t /*column*/) const override { return codec_.codebook_size(); }
   at::Tensor encode(const at::Tensor& block) const override {
-    return functional::encode_scalar(block, codec_);
+    return fit::encode_scalar(block, codec_);
   }
   at::Tensor decode(const at::Tensor& codes) const override {
-    return functional::decode_scalar(codes, codec_);
+    return fit::decode_scalar(codes, codec_);
   }
   Evaluation evaluate(const functional::VectorBlocks& vectors,
                       const std::function<void(int64_t rows)>& progress) const override {
-    auto result = functional::evaluate_scalar(vectors, codec_, progress);
+    auto result = fit::evaluate_scalar(vectors, codec_, progress);
     return {std::move(result.counts), result.error};
   }
   void describe(Report& report, bool show_size) const override {
@@ -76,7 +75,7 @@ class ScalarLevelsCodec : public Codec {
   }
 
  private:
-  functional::ScalarCodec codec_;
+  fit::ScalarCodec codec_;
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 // The method vq of torchvq fit: codebooks by k-means.
-#include <torchvq/functional/fit_stack.h>
+#include <torchvq/fit/fit_stack.h>
 #include <torchvq/io/codec.h>
 
 #include <c10/util/StringUtil.h>
@@ -18,8 +18,8 @@ namespace {
 
 constexpr int64_t kIterations = 25;
 
-functional::FitStackOptions stack_options(const FitOptions& given) {
-  functional::FitStackOptions options;
+fit::FitStackOptions stack_options(const FitOptions& given) {
+  fit::FitStackOptions options;
   options.level.codebook_size = given.codebook_size;
   options.level.iterations = given.iterations < 0 ? kIterations : given.iterations;
   options.level.seed = given.seed;
@@ -33,7 +33,7 @@ functional::FitStackOptions stack_options(const FitOptions& given) {
   return options;
 }
 
-io::CodecStack codec_of(const functional::FitStackOutput& fit) {
+io::CodecStack codec_of(const fit::FitStackOutput& fit) {
   io::CodecStack codec;
   size_t column = 0;
   for (const auto& group : fit.stack.groups) {
@@ -47,7 +47,7 @@ io::CodecStack codec_of(const functional::FitStackOutput& fit) {
 
 class FitCodebooks : public FitMethod {
  public:
-  explicit FitCodebooks(functional::FitStackOptions options) : options_(std::move(options)) {}
+  explicit FitCodebooks(fit::FitStackOptions options) : options_(std::move(options)) {}
 
   void check(const BlockReader& reader) const override {
     const auto& path = reader.source().array().path();
@@ -89,7 +89,7 @@ class FitCodebooks : public FitMethod {
       const auto before = (column - after) * passes + after * searches();
       progress.update((before + pass) * vectors.rows + rows, note_of(column, pass));
     };
-    fit_ = functional::fit_stack(vectors, options_, show);
+    fit_ = fit::fit_stack(vectors, options_, show);
     progress.finish();
   }
 
@@ -140,8 +140,8 @@ class FitCodebooks : public FitMethod {
     return options_.groups > 1 ? "group " + std::to_string(group) + " " + note : note;
   }
 
-  functional::FitStackOptions options_;
-  functional::FitStackOutput fit_;
+  fit::FitStackOptions options_;
+  fit::FitStackOutput fit_;
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 // The methods fsq and lfq of torchvq fit: projections around scalar levels and signs.
-#include <torchvq/functional/fit_scalar_codec.h>
+#include <torchvq/fit/fit_scalar_codec.h>
 #include <torchvq/io/scalar_codec.h>
 
 #include <c10/util/StringUtil.h>
@@ -62,7 +62,7 @@ void check_unused(const FitOptions& given) {
 
 class FitScalar : public FitMethod {
  public:
-  explicit FitScalar(functional::FitScalarOptions options) : options_(std::move(options)) {}
+  explicit FitScalar(fit::FitScalarOptions options) : options_(std::move(options)) {}
 
   void check(const BlockReader& reader) const override {
     const auto features = options_.num_codebooks * static_cast<int64_t>(options_.levels.size());
@@ -87,7 +87,7 @@ class FitScalar : public FitMethod {
 
   void fit(const functional::VectorBlocks& vectors, bool quiet) override {
     Progress progress("fit", 2 * vectors.rows, quiet);
-    fit_ = functional::fit_scalar_codec(vectors, options_, [&](int64_t pass, int64_t rows) {
+    fit_ = fit::fit_scalar_codec(vectors, options_, [&](int64_t pass, int64_t rows) {
       progress.update(pass * vectors.rows + rows, pass == 0 ? "sampling" : "measuring");
     });
     progress.finish();
@@ -104,15 +104,15 @@ class FitScalar : public FitMethod {
   }
 
  private:
-  functional::FitScalarOptions options_;
-  functional::FitScalarOutput fit_;
+  fit::FitScalarOptions options_;
+  fit::FitScalarOutput fit_;
 };
 
 }  // namespace
 
 std::unique_ptr<FitMethod> fit_scalar(const FitOptions& options) {
   check_unused(options);
-  functional::FitScalarOptions fit;
+  fit::FitScalarOptions fit;
   fit.method = options.method;
   fit.levels = options.method == "fsq" ? fsq_levels(options) : lfq_levels(options);
   fit.num_codebooks = options.groups;

@@ -60,7 +60,7 @@ void inspect_tensors(const io::SafetensorsFile& file, Report& report) {
   report.add("metadata", "", file.metadata());
 }
 
-void add_norms(const functional::CodebookStack& stack, Report& report) {
+void add_norms(const fit::CodebookStack& stack, Report& report) {
   double smallest = std::numeric_limits<double>::infinity(), largest = 0;
   for (int64_t i = 0; i < stack.columns(); ++i) {
     const auto norms = stack.codebook(i).norm(2, 1);

@@ -6,17 +6,17 @@
 
 namespace torchvq::cli {
 
-void add_scalar(Report& report, const functional::ScalarCodec& codec, bool show_size) {
+void add_scalar(Report& report, const fit::ScalarCodec& codec, bool show_size) {
   report.add("method", "method", codec.method);
   if (codec.method == "fsq") report.add("quantizer_levels", "quantizer levels", codec.levels);
   const bool single = codec.num_codebooks == 1;
-  const bool counted = codec.codebook_size() <= functional::kMostCounted;
+  const bool counted = codec.codebook_size() <= fit::kMostCounted;
   report.add("codebook_size", single && counted && !show_size ? "" : "codebook size",
              codec.codebook_size());
   report.add("groups", single ? "" : "groups", codec.num_codebooks);
 }
 
-void add_scalar_usage(Report& report, const functional::ScalarCodec& codec,
+void add_scalar_usage(Report& report, const fit::ScalarCodec& codec,
                       const std::vector<at::Tensor>& counts) {
   if (counts.empty()) {
     const auto bits = std::log2(static_cast<double>(codec.codebook_size()));

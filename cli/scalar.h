@@ -1,7 +1,7 @@
 // What commands share that use a codec of scalar levels or signs.
 #pragma once
 
-#include <torchvq/functional/scalar_codec.h>
+#include <torchvq/fit/scalar_codec.h>
 
 #include <vector>
 
@@ -10,10 +10,10 @@
 namespace torchvq::cli {
 
 /// Reports the method, levels, codes and codebooks; as add_stack().
-void add_scalar(Report& report, const functional::ScalarCodec& codec, bool show_size = true);
+void add_scalar(Report& report, const fit::ScalarCodec& codec, bool show_size = true);
 
 /// Reports use and cost of the codes, the use where there are counts.
-void add_scalar_usage(Report& report, const functional::ScalarCodec& codec,
+void add_scalar_usage(Report& report, const fit::ScalarCodec& codec,
                       const std::vector<at::Tensor>& counts);
 
 }  // namespace torchvq::cli

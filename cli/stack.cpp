@@ -11,7 +11,7 @@ using nlohmann::ordered_json;
 
 constexpr int64_t kWidestBeam = 65536;
 
-ordered_json sizes_of(const functional::CodebookStack& stack) {
+ordered_json sizes_of(const fit::CodebookStack& stack) {
   auto sizes = ordered_json::array();
   bool uniform = true;
   for (int64_t i = 0; i < stack.columns(); ++i) {
@@ -21,15 +21,15 @@ ordered_json sizes_of(const functional::CodebookStack& stack) {
   return uniform ? sizes[0] : sizes;
 }
 
-std::string name_of(const functional::CodebookStack& stack, int64_t group, int64_t level) {
+std::string name_of(const fit::CodebookStack& stack, int64_t group, int64_t level) {
   auto name = "level " + std::to_string(level);
   return stack.groups.size() == 1 ? name : "group " + std::to_string(group) + " " + name;
 }
 
 }  // namespace
 
-functional::CodebookStack stack_of(const io::CodecStack& codec) {
-  functional::CodebookStack stack;
+fit::CodebookStack stack_of(const io::CodecStack& codec) {
+  fit::CodebookStack stack;
   stack.metric = codec.groups[0][0].metric;
   for (const auto& group : codec.groups) {
     stack.groups.emplace_back();
@@ -47,21 +47,20 @@ void add_beam_option(CLI::App& command, int64_t& beam) {
       ->option_text("N");
 }
 
-void check_beam(int64_t beam, const functional::CodebookStack& stack,
-                const std::string& codec_path) {
+void check_beam(int64_t beam, const fit::CodebookStack& stack, const std::string& codec_path) {
   const auto paths = stack.paths();
   TORCH_CHECK_VALUE(beam <= paths, "--beam: expected at most ", paths,
                     ", the ways through the levels of ", codec_path, ", but got ", beam);
 }
 
-void add_stack(Report& report, const functional::CodebookStack& stack, bool show_size) {
+void add_stack(Report& report, const fit::CodebookStack& stack, bool show_size) {
   const bool single = stack.columns() == 1;
   report.add("codebook_size", single && !show_size ? "" : "codebook size", sizes_of(stack));
   report.add("levels", single ? "" : "levels", stack.levels());
   report.add("groups", stack.groups.size() == 1 ? "" : "groups", stack.groups.size());
 }
 
-void add_usage(Report& report, const functional::CodebookStack& stack,
+void add_usage(Report& report, const fit::CodebookStack& stack,
                const std::vector<at::Tensor>& counts) {
   std::vector<CodesOf> columns;
   for (int64_t column = 0; column < stack.columns(); ++column) {

@@ -1,7 +1,7 @@
 // What commands share that use a codec of one codebook or of many.
 #pragma once
 
-#include <torchvq/functional/codebook_stack.h>
+#include <torchvq/fit/codebook_stack.h>
 #include <torchvq/io/codec.h>
 
 #include <string>
@@ -12,21 +12,20 @@
 
 namespace torchvq::cli {
 
-functional::CodebookStack stack_of(const io::CodecStack& codec);
+fit::CodebookStack stack_of(const io::CodecStack& codec);
 
 /// --beam: paths that the search keeps.
 void add_beam_option(CLI::App& command, int64_t& beam);
 
 /// Throws c10::ValueError for a beam wider than all paths: nothing would be left to search.
-void check_beam(int64_t beam, const functional::CodebookStack& stack,
-                const std::string& codec_path);
+void check_beam(int64_t beam, const fit::CodebookStack& stack, const std::string& codec_path);
 
 /// Reports how many codes, levels and groups there are; `show_size` false keeps the number of codes
 /// of one codebook to JSON, for reports that tell it with the usage.
-void add_stack(Report& report, const functional::CodebookStack& stack, bool show_size = true);
+void add_stack(Report& report, const fit::CodebookStack& stack, bool show_size = true);
 
 /// Reports use and cost of the codes; counts of each column. Several columns get a line each.
-void add_usage(Report& report, const functional::CodebookStack& stack,
+void add_usage(Report& report, const fit::CodebookStack& stack,
                const std::vector<at::Tensor>& counts);
 
 }  // namespace torchvq::cli

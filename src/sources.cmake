@@ -5,8 +5,6 @@ set(TORCHVQ_SOURCES
   detail/distribution.cpp
   detail/exponents.cpp
   detail/fixed_point.cpp
-  detail/kmeans_lloyd.cpp
-  detail/kmeans_seeding.cpp
   detail/no_gradient.cpp
   detail/once_differentiable.cpp
   detail/random_tensor.cpp
@@ -30,23 +28,27 @@ set(TORCHVQ_SOURCES
   distributed/synced_kmeans.cpp
   distributed/synced_replace_dead_codes_.cpp
   distributed/synced_usage.cpp
-  functional/add_over_group_.cpp
+  fit/add_over_group_.cpp
+  fit/codebook_stack.cpp
+  fit/evaluate_codebook.cpp
+  fit/evaluate_stack.cpp
+  fit/far_vectors.cpp
+  fit/far_vectors_gather.cpp
+  fit/fit_codebook.cpp
+  fit/fit_scalar_codec.cpp
+  fit/fit_stack.cpp
+  fit/residual_blocks.cpp
+  fit/sample_rows.cpp
+  fit/scalar_codec.cpp
+  fit/spread_seeds.cpp
   functional/average_gradients.cpp
   functional/binary_codes.cpp
   functional/codebook.cpp
-  functional/codebook_stack.cpp
   functional/distribution.cpp
   functional/estimate.cpp
   functional/evaluate.cpp
-  functional/evaluate_codebook.cpp
-  functional/evaluate_stack.cpp
   functional/evolution.cpp
   functional/exact_sum.cpp
-  functional/far_vectors.cpp
-  functional/far_vectors_gather.cpp
-  functional/fit_codebook.cpp
-  functional/fit_scalar_codec.cpp
-  functional/fit_stack.cpp
   functional/implicit_diversity_loss.cpp
   functional/joint_statistics.cpp
   functional/latent_codes.cpp
@@ -68,15 +70,12 @@ set(TORCHVQ_SOURCES
   functional/refine_operator.cpp
   functional/refine_options.cpp
   functional/refit_codebooks.cpp
-  functional/residual_blocks.cpp
   functional/rotate_features.cpp
-  functional/sample_rows.cpp
-  functional/scalar_codec.cpp
   functional/scales.cpp
   functional/shared_moments.cpp
-  functional/spread_seeds.cpp
   functional/token_codes.cpp
   functional/usage.cpp
+  functional/vector_norm.cpp
   functional/vector_quantize.cpp
   functional/vector_quantize_operator.cpp
   functional/vqp_compat.cpp
@@ -105,6 +104,7 @@ set(TORCHVQ_SOURCES
   kernels/cpu/nearest_code_few_rows.cpp
   kernels/cpu/nearest_code_prepare.cpp
   kernels/cpu/nearest_code_search.cpp
+  kernels/cpu/nearest_code_unpacked.cpp
   kernels/cpu/nearest_code_wide.cpp
   kernels/cpu/residual_beam.cpp
   kmeans.cpp
@@ -152,7 +152,6 @@ set(TORCHVQ_SOURCES
   modules/state_dict.cpp
   modules/stats.cpp
   modules/step.cpp
-  modules/vector_norm.cpp
   modules/vector_quantize.cpp
   ops/any/binary_codes.cpp
   ops/any/code_exponents.cpp
@@ -167,8 +166,11 @@ set(TORCHVQ_SOURCES
   ops/any/directional_reparam.cpp
   ops/any/ema_finish_.cpp
   ops/any/ema_update_.cpp
+  ops/any/ema_update_tokens_.cpp
   ops/any/gumbel_straight_through.cpp
   ops/any/kmeans.cpp
+  ops/any/kmeans_lloyd.cpp
+  ops/any/kmeans_seeding.cpp
   ops/any/latent_quantize.cpp
   ops/any/lookup_codes.cpp
   ops/any/moment_loss.cpp
@@ -197,7 +199,6 @@ set(TORCHVQ_SOURCES
   ops/any/token_moments.cpp
   ops/any/unit_vectors.cpp
   ops/autocast.cpp
-  ops/vmap.cpp
   ops/autograd/binary_codes.cpp
   ops/autograd/code_exponents.cpp
   ops/autograd/code_statistics.cpp
@@ -210,6 +211,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/directional_reparam.cpp
   ops/autograd/ema_finish_.cpp
   ops/autograd/ema_update_.cpp
+  ops/autograd/ema_update_tokens_.cpp
   ops/autograd/gumbel_straight_through.cpp
   ops/autograd/kmeans.cpp
   ops/autograd/latent_quantize.cpp
@@ -251,6 +253,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/directional_reparam.cpp
   ops/cpu/ema_finish_.cpp
   ops/cpu/ema_update_.cpp
+  ops/cpu/ema_update_tokens_.cpp
   ops/cpu/latent_quantize.cpp
   ops/cpu/lookup_codes.cpp
   ops/cpu/moment_loss.cpp
@@ -278,6 +281,7 @@ set(TORCHVQ_SOURCES
   ops/directional_reparam.cpp
   ops/ema_finish_.cpp
   ops/ema_update_.cpp
+  ops/ema_update_tokens_.cpp
   ops/gumbel_straight_through.cpp
   ops/kmeans.cpp
   ops/latent_quantize.cpp
@@ -294,6 +298,7 @@ set(TORCHVQ_SOURCES
   ops/meta/directional_reparam.cpp
   ops/meta/ema_finish_.cpp
   ops/meta/ema_update_.cpp
+  ops/meta/ema_update_tokens_.cpp
   ops/meta/gumbel_straight_through.cpp
   ops/meta/kmeans.cpp
   ops/meta/latent_quantize.cpp
@@ -348,6 +353,7 @@ set(TORCHVQ_SOURCES
   ops/sync_update_v.cpp
   ops/token_moments.cpp
   ops/unit_vectors.cpp
+  ops/vmap.cpp
   options/binary_mapper.cpp
   options/by_name.cpp
   options/evo_lfq.cpp

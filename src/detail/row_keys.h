@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <torchvq/ops/random_purpose.h>
+#include <torchvq/random_purpose.h>
 
 namespace torchvq::detail {
 

@@ -5,8 +5,8 @@
 
 #include <torchvq/distributed/sync.h>
 
-#include "detail/kmeans.h"
 #include "distributed/group.h"
+#include "ops/kmeans_steps.h"
 
 namespace torchvq::distributed {
 

@@ -10,7 +10,6 @@
 #include <ATen/ops/stack.h>
 #include <torch/library.h>
 
-#include "detail/kmeans.h"
 #include "detail/no_gradient.h"
 #include "detail/op_handle.h"
 #include "detail/row_keys.h"
@@ -18,6 +17,7 @@
 #include "distributed/kmeans_step.h"
 #include "distributed/padded.h"
 #include "ops/kmeans.h"
+#include "ops/kmeans_steps.h"
 
 namespace torchvq::distributed {
 namespace {

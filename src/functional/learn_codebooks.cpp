@@ -14,6 +14,7 @@
 #include <torchvq/ops/code_statistics.h>
 #include <torchvq/ops/ema_finish_.h>
 #include <torchvq/ops/ema_update_.h>
+#include <torchvq/ops/ema_update_tokens_.h>
 #include <torchvq/ops/replace_dead_codes_.h>
 
 namespace torchvq::functional {
@@ -123,27 +124,28 @@ std::vector<CodeStatistics> collect(const std::vector<CodebookState>& states,
                                  : collect_synced(states, tokens, wide, options);
 }
 
-void average(const CodebookState& state, const CodeStatistics& statistics, const at::Tensor& wide,
-             const LearnCodebooksOptions& options, const std::optional<at::Tensor>& weight) {
+ops::EmaUpdateOptions average_options(const CodebookState& state,
+                                      const LearnCodebooksOptions& options,
+                                      const std::optional<at::Tensor>& weight) {
   const bool finish = options.ema_update() && !options.manual_ema_update();
   const bool compat = options.vqp_compat();
-  ops::ema_update_(
-      state.cluster_size, state.embed_avg, wide, statistics.counts, statistics.sums,
-      statistics.exponents,
-      {.decay = options.decay(),
-       .eps = options.eps(),
-       .metric = options.metric(),
-       .weight = weight ? std::optional(weight->to(state.cluster_size.options())) : std::nullopt,
-       .from_codebook = options.by_gradient() && options.ema_update() && !compat,
-       .finish = finish && !compat});
-  if (finish && compat) {
-    // The reference's unused codes are recomputed like all others, and so drift to the origin; but
-    // a step without tokens, as of a level that was dropped, changes nothing.
-    const auto before = wide.clone();
-    ops::ema_finish_(wide, state.cluster_size, state.embed_avg,
-                     {.decay = 1, .eps = options.eps(), .metric = options.metric()});
-    wide.copy_(at::where(statistics.counts.sum().gt(0), wide, before));
-  }
+  return {.decay = options.decay(),
+          .eps = options.eps(),
+          .metric = options.metric(),
+          .weight = weight ? std::optional(weight->to(state.cluster_size.options())) : std::nullopt,
+          .from_codebook = options.by_gradient() && options.ema_update() && !compat,
+          .finish = finish && !compat};
+}
+
+/// The reference's unused codes are recomputed like all others, and so drift to the origin; but a
+/// step without tokens, as of a level that was dropped, changes nothing.
+void finish_compatibly(const CodebookState& state, const at::Tensor& counts, const at::Tensor& wide,
+                       const LearnCodebooksOptions& options) {
+  if (!options.vqp_compat() || !options.ema_update() || options.manual_ema_update()) return;
+  const auto before = wide.clone();
+  ops::ema_finish_(wide, state.cluster_size, state.embed_avg,
+                   {.decay = 1, .eps = options.eps(), .metric = options.metric()});
+  wide.copy_(at::where(counts.sum().gt(0), wide, before));
 }
 
 ops::DeadCodeOptions dead_code_options(const LearnCodebooksOptions& options) {
@@ -202,24 +204,51 @@ void keep_cooldown(const CodebookState& state, const at::Tensor& counts) {
   state.cooldown.add_(state.cooldown.gt(0).logical_and(nothing));
 }
 
-Tensors counts_of(const std::vector<CodeStatistics>& statistics) {
+/// What follows once averages and codes have moved: `counts` for each of the tokens.
+void finish(const std::vector<CodebookState>& states, const std::vector<TaughtTokens>& tokens,
+            const Tensors& wide, const Tensors& counts, const LearnCodebooksOptions& options) {
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    finish_compatibly(states[i], counts[i], wide[i], options);
+  }
+  if (!options.replaces()) return;
+  for (size_t i = 0; i < tokens.size(); ++i) keep_cooldown(states[i], counts[i]);
+  const auto used = static_cast<std::ptrdiff_t>(tokens.size());
+  replace({states.begin(), states.begin() + used}, tokens, {wide.begin(), wide.begin() + used},
+          counts, options);
+}
+
+/// Moves averages and codes by statistics; returns their counts.
+Tensors absorb(const std::vector<CodebookState>& states, const std::vector<TaughtTokens>& tokens,
+               const std::vector<CodeStatistics>& statistics, const Tensors& wide,
+               const LearnCodebooksOptions& options, const std::optional<at::Tensor>& weight) {
   Tensors counts;
-  for (const auto& own : statistics) counts.push_back(own.counts);
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const auto& own = statistics[i];
+    ops::ema_update_(states[i].cluster_size, states[i].embed_avg, wide[i], own.counts, own.sums,
+                     own.exponents, average_options(states[i], options, weight));
+    counts.push_back(own.counts);
+  }
+  finish(states, tokens, wide, counts, options);
   return counts;
 }
 
-void absorb(const std::vector<CodebookState>& states, const std::vector<TaughtTokens>& tokens,
-            const std::vector<CodeStatistics>& statistics, const Tensors& wide,
-            const LearnCodebooksOptions& options, const std::optional<at::Tensor>& weight) {
+/// The same of a process alone, from the tokens.
+Tensors absorb_tokens(const std::vector<CodebookState>& states,
+                      const std::vector<TaughtTokens>& tokens, const Tensors& wide,
+                      const LearnCodebooksOptions& options,
+                      const std::optional<at::Tensor>& weight) {
+  Tensors sizes, averages, codes, x, indices;
   for (size_t i = 0; i < tokens.size(); ++i) {
-    average(states[i], statistics[i], wide[i], options, weight);
+    sizes.push_back(states[i].cluster_size);
+    averages.push_back(states[i].embed_avg);
+    codes.push_back(wide[i]);
+    x.push_back(tokens[i].x);
+    indices.push_back(tokens[i].indices);
   }
-  if (options.replaces()) {
-    for (size_t i = 0; i < tokens.size(); ++i) keep_cooldown(states[i], statistics[i].counts);
-    const auto used = static_cast<std::ptrdiff_t>(tokens.size());
-    replace({states.begin(), states.begin() + used}, tokens, {wide.begin(), wide.begin() + used},
-            counts_of(statistics), options);
-  }
+  const auto counts = ops::ema_update_tokens_(sizes, averages, codes, x, indices, masks_of(tokens),
+                                              average_options(states[0], options, weight));
+  finish(states, tokens, wide, counts, options);
+  return counts;
 }
 
 }  // namespace
@@ -255,10 +284,13 @@ std::vector<at::Tensor> learn_codebooks_(const std::vector<CodebookState>& state
   if (!options.learns()) return {};
   const at::NoGradGuard no_grad;
   const WideCodes wide(states, options);
-  const auto statistics = collect(states, tokens, wide.codes(), options);
-  absorb(states, tokens, statistics, wide.codes(), options, weight);
+  const auto counts =
+      options.ranks().alone()
+          ? absorb_tokens(states, tokens, wide.codes(), options, weight)
+          : absorb(states, tokens, collect_synced(states, tokens, wide.codes(), options),
+                   wide.codes(), options, weight);
   wide.store(tokens.size());
-  return counts_of(statistics);
+  return counts;
 }
 
 void expire_codes_(const std::vector<CodebookState>& states, at::TensorList x,

@@ -1,4 +1,4 @@
-#include <torchvq/ops/token_moments.h>
+#include <torchvq/functional/shared_moments.h>
 
 #include <string>
 #include <string_view>

@@ -70,7 +70,7 @@ std::vector<int64_t> signs_of(const std::string& path, int64_t codebook_size) {
   return std::vector<int64_t>(std::countr_zero(size), 2);
 }
 
-void check_levels(const std::string& path, const functional::ScalarCodec& codec) {
+void check_levels(const std::string& path, const fit::ScalarCodec& codec) {
   int64_t size = 1;
   for (const auto level : codec.levels) {
     TORCH_CHECK_VALUE(level >= 2 && level <= kMostLevels && size <= kMostCodes / level, path,
@@ -101,7 +101,7 @@ at::Tensor powers_of_two(int64_t count) {
 
 }  // namespace
 
-void save_scalar_codec(OutputFile& file, const functional::ScalarCodec& codec) {
+void save_scalar_codec(OutputFile& file, const fit::ScalarCodec& codec) {
   std::map<std::string, at::Tensor> tensors;
   if (codec.in_weight.defined()) {
     tensors = {{"project_in.weight", codec.in_weight},
@@ -125,14 +125,14 @@ void save_scalar_codec(OutputFile& file, const functional::ScalarCodec& codec) {
   save_safetensors(file, tensors, metadata);
 }
 
-functional::ScalarCodec load_scalar_codec(const std::string& path) {
+fit::ScalarCodec load_scalar_codec(const std::string& path) {
   const SafetensorsFile file(path);
   const auto& metadata = file.metadata();
   TORCH_CHECK_VALUE(holds_scalar_codec(file), path, ": expected a codec of class FSQ or LFQ");
   const auto version = find(path, metadata, "format_version");
   TORCH_CHECK_VALUE(version == kScalarCodecVersion, path, ": expected codec format version ",
                     kScalarCodecVersion, ", but got ", version);
-  functional::ScalarCodec codec;
+  fit::ScalarCodec codec;
   codec.method = find(path, metadata, "class") == "LFQ" ? "lfq" : "fsq";
   codec.levels = codec.method == "lfq" ? signs_of(path, number_of(path, metadata, "codebook_size"))
                                        : numbers_of(path, metadata, "levels");

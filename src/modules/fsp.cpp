@@ -10,9 +10,11 @@
 #include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/scalar_decode.h>
 
+#include <torchvq/functional/shared_moments.h>
 #include "modules/layout.h"
 #include "modules/projection.h"
-#include "modules/vector_norm.h"
+
+#include "functional/vector_norm.h"
 
 namespace torchvq {
 
@@ -76,13 +78,13 @@ ops::PerturbOptions FSPImpl::perturbation(double eps) const {
   return {options.act_name(), options.need_inv_act() ? "inverse" : "unit", eps};
 }
 
-F::MomentLoss FSPImpl::norm(const torch::Tensor& latents, const OptionalTensor& mask) const {
+ops::MomentLoss FSPImpl::norm(const torch::Tensor& latents, const OptionalTensor& mask) const {
   const auto moments = ops::token_moments(is_training() ? latents : latents.detach(), mask);
   const auto shared = ranks();
   const auto rows = shared.group_name.empty()
                         ? moments.unsqueeze(0)
                         : F::attach_moments(F::gather_moments(moments, shared), moments, shared);
-  return F::moment_loss(rows, detail::vector_norm(options.vector_norm()));
+  return ops::moment_loss(rows, F::vector_norm(options.vector_norm()));
 }
 
 FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call) {

@@ -14,18 +14,18 @@ namespace {
 
 constexpr auto kEmaUpdate = "ema_update_";
 
-void check_weight(const at::Tensor& weight, const at::Tensor& cluster_size) {
-  check_floating(kEmaUpdate, "weight", weight);
+}  // namespace
+
+void check_weight(const char* op, const at::Tensor& weight, const at::Tensor& cluster_size) {
+  check_floating(op, "weight", weight);
   bool fits = weight.dim() <= 2;
   for (int64_t axis = 1; fits && axis <= weight.dim(); ++axis) {
     fits = weight.sym_size(-axis) == 1 || weight.sym_size(-axis) == cluster_size.sym_size(-axis);
   }
-  TORCH_CHECK_VALUE(fits, kEmaUpdate, ": expected weight to broadcast to ",
-                    cluster_size.sym_sizes(), " (H, K), but got shape ", weight.sym_sizes());
-  check_same_device(kEmaUpdate, "embed", cluster_size, "weight", weight);
+  TORCH_CHECK_VALUE(fits, op, ": expected weight to broadcast to ", cluster_size.sym_sizes(),
+                    " (H, K), but got shape ", weight.sym_sizes());
+  check_same_device(op, "embed", cluster_size, "weight", weight);
 }
-
-}  // namespace
 
 bool check_ema_update_(const at::Tensor& cluster_size, const at::Tensor& embed_avg,
                        const at::Tensor& embed, const EmaUpdateArguments& arguments) {
@@ -42,7 +42,7 @@ bool check_ema_update_(const at::Tensor& cluster_size, const at::Tensor& embed_a
   check_same_device(kEmaUpdate, "embed", embed, "sums", arguments.sums);
   check_decay(kEmaUpdate, arguments.decay);
   check_eps(kEmaUpdate, arguments.eps);
-  if (arguments.weight.has_value()) check_weight(*arguments.weight, cluster_size);
+  if (arguments.weight.has_value()) check_weight(kEmaUpdate, *arguments.weight, cluster_size);
   return check_metric(kEmaUpdate, arguments.metric);
 }
 

@@ -1,4 +1,4 @@
-// Argument checks of ema_update_, called by every kernel.
+// Argument checks of ema_update_, called by every kernel, and of ema_update_tokens_.
 #pragma once
 
 #include <optional>
@@ -18,6 +18,9 @@ struct EmaUpdateArguments {
   std::string_view metric;
   const std::optional<at::Tensor>& weight;
 };
+
+/// A factor of 1 - decay that broadcasts to (H, K).
+void check_weight(const char* op, const at::Tensor& weight, const at::Tensor& cluster_size);
 
 /// Returns whether the metric is cosine.
 bool check_ema_update_(const at::Tensor& cluster_size, const at::Tensor& embed_avg,

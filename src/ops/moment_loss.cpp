@@ -20,8 +20,7 @@ void detail::check_moment_loss(const at::Tensor& moments, at::ArrayRef<double> t
                     weights.size());
 }
 
-functional::MomentLoss functional::moment_loss(const at::Tensor& moments,
-                                               const MomentTargets& wanted) {
+ops::MomentLoss ops::moment_loss(const at::Tensor& moments, const MomentTargets& wanted) {
   using Signature =
       detail::MomentLossTensors(const at::Tensor&, at::ArrayRef<double>, at::ArrayRef<double>);
   static auto op = detail::op_handle<Signature>("torchvq::moment_loss");

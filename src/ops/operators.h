@@ -40,6 +40,7 @@ constexpr const char* kComputingOperators[] = {
     "distribution_quantile",
     "ema_finish_",
     "ema_update_",
+    "ema_update_tokens_",
     "evaluate",
     "expire_codes_",
     "finish_step_",

@@ -1,7 +1,7 @@
 #include <torchvq/options/fsp.h>
 
 #include "detail/scalar_levels.h"
-#include "modules/vector_norm.h"
+#include "functional/vector_norm.h"
 #include "options/expect.h"
 #include "options/tables.h"
 
@@ -24,7 +24,7 @@ void FSPOptions::validate() const {
              quantize_rate());
   expect_fsp(is_distribution(act_name()), "act_name", "tanh, sigmoid, normal, laplace or cauchy",
              act_name());
-  detail::vector_norm(vector_norm());
+  functional::vector_norm(vector_norm());
 }
 
 template <>

@@ -28,7 +28,7 @@ void write_codecs(const std::string& folder) {
   io::save_codec(folder + "/codec.safetensors", codec);
   io::save_codec_stack(folder + "/stack.safetensors", {.groups = {{codec, codec}, {codec, codec}}});
   for (const auto* method : {"fsq", "lfq"}) {
-    torchvq::functional::ScalarCodec scalar;
+    torchvq::fit::ScalarCodec scalar;
     scalar.method = method;
     scalar.levels = {2, 2};
     scalar.dim = 3;

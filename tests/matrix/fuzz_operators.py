@@ -158,6 +158,10 @@ def _by_hand() -> None:
         codes, sums, counts, cooldown, keys, rows, hits, rng, threshold=2.0, reset_cluster_size=1.0, cooldown_steps=1
     )  # fmt: skip
     _ops.merge_statistics(*statistics, *statistics)
+    _ops.ema_update_(counts, sums, codes, *statistics, decay=0.8, eps=1e-5)
+    _ops.ema_update_tokens_(
+        [counts], [sums], [codes], [cooldown], [x], [indices], mask=[], decay=0.8, eps=1e-5
+    )
     state = [codes, counts, sums, cooldown, torch.zeros(1, dtype=torch.long)]
     _ops.expire_codes_(state, [rng], [x], threshold=0.5, reset_cluster_size=0.5)
     _ops.finish_step_([cooldown], [indices], [rng], counts=[], masks=[])

@@ -28,7 +28,9 @@ SHAPES = {
     "offset_1e6": (512, 32),
 }
 DEFAULT_SHAPE = (512, 16)
-VARIANTS = [(level, threads) for level in ("avx512", "avx2", "default") for threads in (1, 2)]
+VARIANTS = [
+    (level, threads) for level in ("amx", "avx512", "avx2", "default") for threads in (1, 2)
+]
 ORACLE_ROWS = 2000
 
 WORKER = """

@@ -180,3 +180,22 @@ def test_a_step_without_tokens_changes_nothing(absent: str) -> None:
     ops.learn_codebooks_(own, [rng], [x], [indices], mask=mask, statistics=[], **rules)
     for a, b in zip(own, before, strict=True):
         assert torch.equal(a, b)
+
+
+def test_a_bad_index_of_a_later_codebook_changes_no_codebook() -> None:
+    first, second = state(0), state(1)
+    rng = torch.tensor([3, 4])
+    x, indices = tokens(1)
+    bad = indices.clone()
+    bad[1, 7] = SIZE
+    with pytest.raises(IndexError, match=r"expected indices to be in \[-1, 13\), but got 13"):
+        ops.learn_codebooks_(
+            [*first, *second], [rng, rng], [x, x], [indices, bad], mask=[], statistics=[]
+        )
+    for found, before in ((first, state(0)), (second, state(1))):
+        assert all(torch.equal(a, b) for a, b in zip(found, before, strict=True))
+    mask = torch.ones(HEADS, TOKENS, dtype=torch.bool)
+    mask[1, 7] = False
+    ops.learn_codebooks_(
+        [*first, *second], [rng, rng], [x, x], [indices, bad], mask=[mask, mask], statistics=[]
+    )

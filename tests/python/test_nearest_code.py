@@ -233,7 +233,7 @@ def test_nearest_code_any_path_heeds_reduced_precision(generator):
         torch.set_float32_matmul_precision(before)
 
 
-LEVELS = ["default", "avx2", "avx512"]
+LEVELS = ["default", "avx2", "avx512", "amx"]
 PROGRAM = """
 import hashlib, sys, torch
 from torchvq.ops import nearest_code
@@ -259,7 +259,7 @@ def run_program(program, *arguments, **environment):
 
 def test_nearest_code_is_the_same_on_every_instruction_set(tmp_path, generator):
     # Made here, once: torch.randn itself gives other numbers under another ATEN_CPU_CAPABILITY.
-    sizes = ((5, 50, 9), (200, 300, 20), (250, 130, 37))
+    sizes = ((5, 50, 9), (200, 300, 20), (250, 130, 37), (230, 90, 65), (300, 70, 130))
     cases = [
         tuple(kind(*size, generator)) for kind in nearest_code_rows.KINDS.values() for size in sizes
     ]
@@ -284,7 +284,7 @@ def test_nearest_code_rejects_an_unknown_level():
     result = run_program(program, TORCHVQ_SIMD_LEVEL="sse9")
     assert result.returncode == 1
     assert (
-        "ValueError: torchvq: expected TORCHVQ_SIMD_LEVEL to be default, avx2 or avx512, but got sse9"
+        "ValueError: torchvq: expected TORCHVQ_SIMD_LEVEL to be default, avx2, avx512 or amx, but got sse9"
         in result.stderr
     )
 

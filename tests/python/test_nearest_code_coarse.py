@@ -1,4 +1,7 @@
-"""nearest_code where screening works in 16-bit integers: many rows, one code each, more than a few dimensions."""
+"""nearest_code where screening works in integers: many rows, one code each, more than a few dimensions.
+
+From 65 dimensions on, processors with tiles (AMX) use them; TORCHVQ_SIMD_LEVEL=avx512 shows the other road.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ def assert_nearest(x, codes, metric="euclidean"):
 
 
 @pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("size", [(250, 130, 37), (700, 65, 24), (400, 20, 300)])
+@pytest.mark.parametrize(
+    "size", [(250, 130, 37), (700, 65, 24), (400, 20, 300), (193, 150, 65), (225, 40, 128)]
+)
 @pytest.mark.parametrize("kind", nearest_code_rows.KINDS)
 def test_nearest_code_is_exact_on_adversarial_rows(kind, size, metric, generator):
     x, codes = nearest_code_rows.KINDS[kind](*size, generator)
@@ -25,7 +30,7 @@ def test_nearest_code_is_exact_on_adversarial_rows(kind, size, metric, generator
 
 
 @pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("dim", [24, 31, 33, 130])
+@pytest.mark.parametrize("dim", [24, 31, 33, 65, 130, 192])
 @pytest.mark.parametrize("distance", [0.0, 1e-6, 1e-4, 1e-2])
 def test_nearest_code_is_exact_where_integers_cannot_tell(distance, dim, metric, generator):
     """Rows beside the middle of two codes, by less and by more than what rounding to integers hides."""

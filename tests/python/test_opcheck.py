@@ -223,6 +223,17 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "soft_clamp": ((X, torch.tensor(3.0)), {}),
     "on_sphere": ((X, 1.0), {}),
     "cosine_linear": ((X, normal(4, 5)), dict(scale=2.0)),
+    "ema_update_tokens_": (
+        (
+            [torch.rand(2, 7)],
+            [CODEBOOK * 0.3],
+            [CODEBOOK.clone()],
+            [integers(1, 2, 7)],
+            [X],
+            [INDICES],
+        ),
+        dict(decay=0.8, eps=1e-5, mask=[MASK]),
+    ),
     "latent_decode": ((integers(20, 9), VALUES), {}),
     "latent_quantize_features": ((LATENTS, VALUES), dict(commitment=0.1, quantization=0.1)),
     "latent_commitment_loss": ((LATENTS, LATENT_CODES), {}),

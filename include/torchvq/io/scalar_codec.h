@@ -2,7 +2,7 @@
 #pragma once
 
 #include <torchvq/export.h>
-#include <torchvq/functional/scalar_codec.h>
+#include <torchvq/fit/scalar_codec.h>
 #include <torchvq/io/output_file.h>
 #include <torchvq/io/safetensors.h>
 
@@ -18,12 +18,12 @@ namespace torchvq::io {
 /// Python   fsq = torchvq.FSQ(levels, dim=D, num_codebooks=C)
 ///          lfq = torchvq.LFQ(dim=D, codebook_size=K, num_codebooks=C, has_projections=True)
 ///          fsq.load_state_dict(safetensors.torch.load_file("codec.safetensors"))
-TORCHVQ_API void save_scalar_codec(OutputFile& file, const functional::ScalarCodec& codec);
+TORCHVQ_API void save_scalar_codec(OutputFile& file, const fit::ScalarCodec& codec);
 
 /// Reads such a file.
 ///
 /// Throws       IoError when the file cannot be read; c10::ValueError when it is none, or damaged.
-TORCHVQ_API functional::ScalarCodec load_scalar_codec(const std::string& path);
+TORCHVQ_API fit::ScalarCodec load_scalar_codec(const std::string& path);
 
 /// Whether the metadata of a file says that it is one.
 TORCHVQ_API bool holds_scalar_codec(const SafetensorsFile& file);

@@ -8,6 +8,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
+#include <torchvq/distributed/ranks.h>
 #include <torchvq/export.h>
 #include <torchvq/modules/kept_buffers.h>
 #include <torchvq/modules/noisy_module.h>
@@ -70,8 +71,8 @@ class TORCHVQ_API FSPImpl : public KeptBuffers<FSPImpl>, public NoisyModule {
  private:
   distributed::SyncOptions ranks() const;
   ops::PerturbOptions perturbation(double eps) const;
-  functional::MomentLoss norm(const torch::Tensor& latents,
-                              const std::optional<torch::Tensor>& mask) const;
+  ops::MomentLoss norm(const torch::Tensor& latents,
+                       const std::optional<torch::Tensor>& mask) const;
 };
 
 TORCH_MODULE(FSP);

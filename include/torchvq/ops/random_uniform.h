@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <torchvq/export.h>
-#include <torchvq/ops/random_purpose.h>
+#include <torchvq/random_purpose.h>
 
 namespace torchvq::ops {
 

@@ -6,7 +6,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <torchvq/distributed/sync.h>
 #include <torchvq/export.h>
 
 namespace torchvq::ops {
@@ -21,10 +20,6 @@ namespace torchvq::ops {
 /// Determinism  the same bits for any number of threads.
 TORCHVQ_API at::Tensor token_moments(const at::Tensor& x,
                                      const std::optional<at::Tensor>& mask = std::nullopt);
-
-}  // namespace torchvq::ops
-
-namespace torchvq::functional {
 
 /// What moment_loss() pulls mean, variance, skewness and excess kurtosis to, and how strongly.
 struct MomentTargets {
@@ -49,14 +44,4 @@ struct MomentLoss {
 /// Gradient  of the loss to moments, counts excepted; the statistics have none.
 TORCHVQ_API MomentLoss moment_loss(const at::Tensor& moments, const MomentTargets& targets);
 
-/// The moments of all ranks, one row each: one all-reduce, no gradient.
-TORCHVQ_API at::Tensor gather_moments(const at::Tensor& moments,
-                                      const distributed::SyncOptions& options);
-
-/// What gather_moments() returned, with the gradient of this rank's own row, times the number of
-/// ranks, so that data-parallel wrappers, which average gradients, give that of one process on all
-/// tokens.
-TORCHVQ_API at::Tensor attach_moments(const at::Tensor& gathered, const at::Tensor& moments,
-                                      const distributed::SyncOptions& options);
-
-}  // namespace torchvq::functional
+}  // namespace torchvq::ops

@@ -113,22 +113,41 @@ inline Number shrunk(Number from, Number share) {
 
 constexpr int64_t kWidth = kLanes / 2;
 
-inline HalfFloats decayed(const float* average, Doubles weights) {
-  return within_range(__builtin_convertvector(shrunk(widen(average), weights), HalfFloats));
-}
+/// The average of a code without tokens: every sum is zero.
+struct NoSums {
+  Doubles next(int64_t, Doubles average, Doubles weight) const { return shrunk(average, weight); }
+  double next(int64_t, double average, double weight) const { return shrunk(average, weight); }
+};
 
-void decay_average(double weight, int64_t dim, float* average) {
+struct Sums {
+  const double* values;
+
+  Doubles next(int64_t d, Doubles average, Doubles weight) const {
+    return towards(average, weight, load<Doubles>(values + d));
+  }
+  double next(int64_t d, double average, double weight) const {
+    return towards(average, weight, values[d]);
+  }
+};
+
+template <typename Values>
+void move_average(const Values& sums, double weight, int64_t dim, float* average) {
   const int64_t wide = dim / kWidth * kWidth;
   const Doubles weights = Doubles{} + weight;
-  for (int64_t d = 0; d < wide; d += kWidth) store(average + d, decayed(average + d, weights));
+  for (int64_t d = 0; d < wide; d += kWidth) {
+    const Doubles next = sums.next(d, widen(average + d), weights);
+    store(average + d, within_range(__builtin_convertvector(next, HalfFloats)));
+  }
   for (int64_t d = wide; d < dim; ++d) {
-    average[d] = within_range((float)shrunk((double)average[d], weight));
+    average[d] = within_range((float)sums.next(d, (double)average[d], weight));
   }
 }
 
-void decay(double weight, double size, int64_t dim, float* average, float* code) {
+template <typename Values>
+void move_row(const Values& sums, double weight, double size, int64_t dim, float* average,
+              float* code) {
   if (code == nullptr) {
-    decay_average(weight, dim, average);
+    move_average(sums, weight, dim, average);
     return;
   }
   const bool plain = !(size > kLeastDivisor && size < kMostDivisor);
@@ -136,15 +155,24 @@ void decay(double weight, double size, int64_t dim, float* average, float* code)
   const Doubles weights = Doubles{} + weight, divisor = Doubles{} + size;
   const Doubles reciprocal = Doubles{} + 1.0 / size;
   for (int64_t d = 0; d < wide; d += kWidth) {
-    const HalfFloats next = decayed(average + d, weights);
+    const Doubles exact = sums.next(d, widen(average + d), weights);
+    const HalfFloats next = within_range(__builtin_convertvector(exact, HalfFloats));
     store(average + d, next);
-    const Doubles exact = __builtin_convertvector(next, Doubles);
-    store(code + d, narrow(quotient(exact, divisor, reciprocal)));
+    store(code + d, narrow(quotient(__builtin_convertvector(next, Doubles), divisor, reciprocal)));
   }
   for (int64_t d = wide; d < dim; ++d) {
-    average[d] = within_range((float)shrunk((double)average[d], weight));
+    average[d] = within_range((float)sums.next(d, (double)average[d], weight));
     code[d] = narrow((double)average[d] / size);
   }
+}
+
+void decay(double weight, double size, int64_t dim, float* average, float* code) {
+  move_row(NoSums{}, weight, size, dim, average, code);
+}
+
+void move(const double* sums, double weight, double size, int64_t dim, float* average,
+          float* code) {
+  move_row(Sums{sums}, weight, size, dim, average, code);
 }
 
 void draw(const float* target, double step, int64_t dim, float* code) {
@@ -179,6 +207,6 @@ int32_t largest_bits(const float* row, int64_t dim) {
 
 }  // namespace
 
-CodeRowsKernel TORCHVQ_LEVEL_NAME(code_rows)() { return {decay, draw, largest_bits}; }
+CodeRowsKernel TORCHVQ_LEVEL_NAME(code_rows)() { return {decay, move, draw, largest_bits}; }
 
 }  // namespace torchvq::kernels

@@ -12,6 +12,9 @@ namespace torchvq::kernels {
 struct CodeRowsKernel {
   /// average += weight * (0 - average); code = average / size, unless `code` is null.
   void (*decay)(double weight, double size, int64_t dim, float* average, float* code);
+  /// The same with tokens: average += weight * (sums - average).
+  void (*move)(const double* sums, double weight, double size, int64_t dim, float* average,
+               float* code);
   /// code += step * (target - code).
   void (*draw)(const float* target, double step, int64_t dim, float* code);
   /// The largest magnitude of a row, as the bits of a float, which order as magnitudes do.

@@ -8,14 +8,20 @@
 #include <ATen/Version.h>
 #include <c10/util/Exception.h>
 
+#if defined(TORCHVQ_HAVE_X86_LEVELS) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace torchvq::kernels {
 namespace {
 
-std::atomic<CpuLevel> level_limit = CpuLevel::kAvx512;
+std::atomic<CpuLevel> level_limit = CpuLevel::kAmx;
 
 CpuLevel torch_level() {
   const auto capability = at::get_cpu_capability();
-  if (capability == "AVX512") return CpuLevel::kAvx512;
+  if (capability == "AVX512") return CpuLevel::kAmx;
   if (capability == "AVX2") return CpuLevel::kAvx2;
   return CpuLevel::kDefault;
 }
@@ -23,13 +29,28 @@ CpuLevel torch_level() {
 CpuLevel requested_level() {
   const char* value = std::getenv("TORCHVQ_SIMD_LEVEL");
   const std::string name = value ? value : "";
-  if (name.empty() || name == "avx512") return CpuLevel::kAvx512;
+  if (name.empty() || name == "amx") return CpuLevel::kAmx;
+  if (name == "avx512") return CpuLevel::kAvx512;
   if (name == "avx2") return CpuLevel::kAvx2;
-  TORCH_CHECK_VALUE(name == "default",
-                    "torchvq: expected TORCHVQ_SIMD_LEVEL to be default, avx2 or avx512, but got ",
-                    name);
+  TORCH_CHECK_VALUE(
+      name == "default",
+      "torchvq: expected TORCHVQ_SIMD_LEVEL to be default, avx2, avx512 or amx, but got ", name);
   return CpuLevel::kDefault;
 }
+
+#if defined(TORCHVQ_HAVE_X86_LEVELS) && defined(__linux__)
+/// Whether there are tiles of 8-bit integers, and Linux lets this process use them: it asks to be asked.
+bool ask_for_amx() {
+  constexpr unsigned kTile = 1U << 24, kInt8 = 1U << 25;  // of leaf 7, edx
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) return false;
+  if ((d & kTile) == 0 || (d & kInt8) == 0) return false;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#elif defined(TORCHVQ_HAVE_X86_LEVELS)
+bool ask_for_amx() { return false; }
+#endif
 
 }  // namespace
 
@@ -40,7 +61,9 @@ CpuLevel best_cpu_level() {
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return CpuLevel::kDefault;
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw");
-  return avx512 ? CpuLevel::kAvx512 : CpuLevel::kAvx2;
+  if (!avx512) return CpuLevel::kAvx2;
+  static const bool amx = ask_for_amx();
+  return amx ? CpuLevel::kAmx : CpuLevel::kAvx512;
 #else
   return CpuLevel::kDefault;
 #endif

@@ -6,14 +6,15 @@
 
 namespace torchvq::kernels {
 
-enum class CpuLevel { kDefault = 0, kAvx2 = 1, kAvx512 = 2 };
+/// kAmx is kAvx512 with tiles of 8-bit integers: few kernels have a use for them.
+enum class CpuLevel { kDefault = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
 
 /// What this build and this machine have, whatever the environment says.
 TORCHVQ_API CpuLevel best_cpu_level();
 
 /// The level to use: best_cpu_level(), bounded by two environment variables that are read once:
-/// ATEN_CPU_CAPABILITY, which bounds all of torch, and TORCHVQ_SIMD_LEVEL (default, avx2 or
-/// avx512), which bounds torchvq alone. Throws c10::ValueError for another value of
+/// ATEN_CPU_CAPABILITY, which bounds all of torch, and TORCHVQ_SIMD_LEVEL (default, avx2,
+/// avx512 or amx), which bounds torchvq alone. Throws c10::ValueError for another value of
 /// TORCHVQ_SIMD_LEVEL.
 TORCHVQ_API CpuLevel cpu_level();
 
@@ -24,7 +25,7 @@ TORCHVQ_API void limit_cpu_level(CpuLevel limit);
 // The function that `name` stands for at `level`: name_default, name_avx2 or name_avx512.
 #if defined(TORCHVQ_HAVE_X86_LEVELS)
 #define TORCHVQ_AT_LEVEL(level, name)                               \
-  ((level) == ::torchvq::kernels::CpuLevel::kAvx512 ? name##_avx512 \
+  ((level) >= ::torchvq::kernels::CpuLevel::kAvx512 ? name##_avx512 \
    : (level) == ::torchvq::kernels::CpuLevel::kAvx2 ? name##_avx2   \
                                                     : name##_default)
 #else

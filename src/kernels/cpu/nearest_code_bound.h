@@ -46,7 +46,8 @@ inline ScoreError score_error(int64_t dim, double norm, double offset, double sh
               tiny * (1 + norm)};
 }
 
-constexpr double kCoarseNorm = 32700;  // of scaled rows and codes: what 16-bit integers hold
+// Of scaled rows and codes: 16-bit integers hold it, and so do two digits in [-128, 127].
+constexpr double kCoarseNorm = 32600;
 
 /// Norm of the difference between a scaled vector and its integers, as a fraction of kCoarseNorm.
 /// square: of that difference, summed in float32 from float32 products; each is off by at most

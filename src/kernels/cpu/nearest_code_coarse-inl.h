@@ -36,9 +36,12 @@ inline Ints rounded_with_error(Floats value, Floats& error) {
   return result;
 }
 
+/// A pair of dimensions to a word.
+int64_t coarse_words(int64_t dim) { return (dim + 1) / 2; }
+
 float coarse_codes(const float* panels, int64_t panel_count, int64_t dim, int64_t depth,
                    float scale, int32_t* to) {
-  const int64_t pairs = (dim + 1) / 2;
+  const int64_t pairs = coarse_words(dim);
   Floats largest{};
   for (int64_t panel = 0; panel < panel_count; ++panel, panels += depth * kPanel) {
     for (int64_t j = 0; j < kPanel; j += kLanes) {
@@ -59,7 +62,7 @@ float coarse_codes(const float* panels, int64_t panel_count, int64_t dim, int64_
 void coarse_rows(const float* rows, int64_t row_count, int64_t dim, int64_t depth,
                  const float* scales, int32_t* to, float* errors) {
   using Shorts = Vector<int16_t, kLanes>;
-  const int64_t pairs = (dim + 1) / 2;
+  const int64_t pairs = coarse_words(dim);
   for (int64_t r = 0; r < row_count; ++r, rows += depth, to += pairs) {
     int16_t numbers[kLanes + 2] = {};
     to[pairs - 1] = 0;
@@ -155,6 +158,7 @@ inline bool coarse_pays() {
 #endif  // TORCHVQ_COARSE
 
 void set_coarse(NearestCodeScan& table) {
+  table.coarse_words = coarse_words;
   table.coarse_codes = coarse_codes;
   table.coarse_rows = coarse_rows;
 #if defined(TORCHVQ_COARSE)

@@ -6,7 +6,7 @@
 namespace torchvq::kernels {
 namespace {
 
-constexpr int64_t kFewRows = 16;  // packing costs as much as some 17 rows of 64 features, 35 of 512
+constexpr int64_t kFewRows = 9;      // more: nearest_code_unpacked
 constexpr int64_t kGrain = 1 << 16;  // products per thread
 constexpr int64_t kCodes = 64;       // taken by all rows in turn while they are in cache
 

@@ -19,6 +19,7 @@ constexpr double kFar = 16;         // a norm beyond this many medians is left o
 constexpr int64_t kLongestOwnError = 1 << 20;  // beyond, an error may not be a float32 number
 constexpr int64_t kRowsWorthCoarse = 192;      // packing codes once more is then paid back
 constexpr int64_t kFewestCoarse = 24, kMostCoarse = 1 << 14;  // dimensions
+constexpr int64_t kFewestTiled = 65;  // dimensions: a single tile of depth costs more than it saves
 constexpr double kWide = 4;  // norms beyond this many medians get error bounds of their own
 
 /// Finds codes that were seen before: equal values (0 equals -0) and equal bias.
@@ -51,6 +52,10 @@ class SeenCodes {
   std::vector<int32_t> slots_;
 };
 
+CpuLevel screening_level(const NearestCodeTask& task, CpuLevel level) {
+  return task.dim < kFewestTiled ? std::min(level, CpuLevel::kAvx512) : level;
+}
+
 double median(std::vector<double> values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
@@ -62,7 +67,7 @@ double median(std::vector<double> values) {
 NearestCodeSearch::NearestCodeSearch(const NearestCodeTask& task, CpuLevel level,
                                      const ParallelFor& parallel_for)
     : task_(task),
-      scan_(nearest_code_scan(level)),
+      scan_(nearest_code_scan(screening_level(task, level))),
       exact_(nearest_code_exact(level)),
       center_(task.dim + kMostLanes) {
   std::fill_n(center_.data(), center_.size(), 0.0f);
@@ -84,7 +89,7 @@ void NearestCodeSearch::make_coarse() {
   if (!(norm > 1e-12 && norm < 1e12)) return;
   coarse_scale_ = static_cast<float>(kCoarseNorm / (norm * (1 + 1e-6)));
   coarse_norm_ = norm;
-  coarse_ = AlignedBuffer<int32_t>(panel_count_ * scan_.panel * ((task_.dim + 1) / 2));
+  coarse_ = AlignedBuffer<int32_t>(panel_count_ * scan_.panel * scan_.coarse_words(task_.dim));
   coarse_rounding_ = coarse_rounding(scan_.coarse_codes(panels_.data(), panel_count_, task_.dim,
                                                         depth_, coarse_scale_, coarse_.data()));
   coarse_pays_.store(true, std::memory_order_relaxed);

@@ -106,6 +106,16 @@ void scan(const float* rows, int64_t row_count, const float* panels, const float
   for (int64_t r = 0; r < row_count; ++r) results[r] = finish(states[r]);
 }
 
+int64_t rivals(const void* state, int64_t row, float limit, int32_t* positions) {
+  const RowState& own = static_cast<const RowState*>(state)[row];
+  int64_t found = 0;
+  for (int l = 0; l < kLanes; ++l) {
+    if (own.runner_up[l] >= limit) return -1;
+    if (own.best[l] >= limit) positions[found++] = own.position[l] + l;
+  }
+  return found;
+}
+
 int64_t state_bytes(int64_t row_count) {
   return row_count * static_cast<int64_t>(sizeof(RowState));
 }
@@ -114,6 +124,10 @@ int64_t state_bytes(int64_t row_count) {
 }  // namespace torchvq::kernels
 
 #include "kernels/cpu/nearest_code_coarse-inl.h"
+#if defined(__AVX512F__)
+#include "kernels/cpu/nearest_code_amx-inl.h"
+#endif
+#include "kernels/cpu/nearest_code_unpacked-inl.h"
 
 namespace torchvq::kernels {
 namespace {
@@ -252,12 +266,22 @@ NearestCodeScan TORCHVQ_LEVEL_NAME(nearest_code_scan)() {
   table.pack_unit_rows = pack_unit_rows;
   table.scan = scan;
   table.state_bytes = state_bytes;
+  table.rivals = rivals;
   table.score = score;
   table.score_row = score_row;
   table.largest = largest;
   table.at_least = at_least;
   set_coarse(table);
+  set_unpacked(table);
   return table;
 }
+
+#if defined(__AVX512F__)
+NearestCodeScan nearest_code_scan_amx() {
+  auto table = nearest_code_scan_avx512();
+  set_amx(table);
+  return table;
+}
+#endif
 
 }  // namespace torchvq::kernels

@@ -29,6 +29,20 @@ struct CodeList {
   int64_t count;
 };
 
+/// Codes [first, first + count) of a codebook as they lie in memory. The score of a row is
+/// <row, code> * scale + (norm of the row) * slope - offset: with what it can be too small by.
+struct UnpackedCodes {
+  const float* values;  ///< of code `first`
+  int64_t first, count, dim;
+  const float *scales, *slopes, *offsets;  ///< (count,)
+};
+
+/// Rows in panels of pack_codes, their norms rounded up; panels and norms are padded with zeros.
+struct UnpackedRows {
+  const float *panels, *norms;
+  int64_t count;
+};
+
 struct NearestCodeScan {
   int32_t lanes, vectors, panel, tile_rows;
 
@@ -62,6 +76,10 @@ struct NearestCodeScan {
   void (*scan)(const float* rows, int64_t row_count, const float* panels, const float* half_norms,
                int64_t panel_count, int64_t depth, bool groups, void* state, ScanResult* results);
   int64_t (*state_bytes)(int64_t row_count);
+  /// After a scan without groups: writes the positions, at most `lanes`, of all codes whose scores are
+  /// at least `limit`, in any order, and returns how many; -1 where the state of the row does not
+  /// know them all, because two of them came by in one lane.
+  int64_t (*rivals)(const void* state, int64_t row, float limit, int32_t* positions);
 
   /// Scores of tile_rows packed rows against all panels: scores[r * panel_count * panel +
   /// position].
@@ -69,14 +87,15 @@ struct NearestCodeScan {
                 int64_t panel_count, int64_t depth, float* scores);
 
   /// Coarse screening, null where it does not pay. Packed rows and panels times a scale, rounded to
-  /// 16-bit integers: they and the root of the sum of their squares must stay below 2^15. The pair
-  /// of values 2p, 2p + 1 of a row lies at [row * pairs + p], that of code j of a panel at
-  /// [(panel * pairs + p) * kPanel + j]; pairs = (dim + 1) / 2. A score is the sum of the products,
-  /// which has no error, times units[row], less half_norm. What rounding has cost is the squared
-  /// norm of the difference, in scaled units: errors[row], and the largest of the codes.
+  /// 16-bit integers: they and the root of the sum of their squares must stay below kCoarseNorm. A
+  /// row or code takes coarse_words(dim) words, laid out as the instructions want them; rows are read
+  /// up to a multiple of 32. A score is the sum of the products, which has no error, times units[row],
+  /// less half_norm. What rounding has cost is the squared norm of the difference, in scaled units:
+  /// errors[row], and the largest of the codes.
   void (*coarse_scan)(const int32_t* rows, const float* units, int64_t row_count,
-                      const int32_t* panels, const float* half_norms, int64_t panel_count,
-                      int64_t pairs, void* state, ScanResult* results);
+                      const int32_t* codes, const float* half_norms, int64_t panel_count,
+                      int64_t words, void* state, ScanResult* results);
+  int64_t (*coarse_words)(int64_t dim);
   float (*coarse_codes)(const float* panels, int64_t panel_count, int64_t dim, int64_t depth,
                         float scale, int32_t* to);
   void (*coarse_rows)(const float* rows, int64_t row_count, int64_t dim, int64_t depth,
@@ -87,6 +106,17 @@ struct NearestCodeScan {
   void (*score_row)(const float* row, int64_t dim, const float* codebook, int64_t size,
                     int64_t begin, int64_t end, float* scores);
 
+  /// For some hundred rows: scans a range of codes and keeps the bests in `state`, of
+  /// state_bytes(panels * vectors). Positions are indices of codes.
+  void (*start_unpacked)(int64_t row_count, void* state);
+  void (*scan_unpacked)(const UnpackedCodes& codes, const UnpackedRows& rows, void* state);
+  void (*finish_unpacked)(int64_t row_count, const void* state, ScanResult* results);
+  /// The scores of up to `lanes` rows, those of code k at scores[k * lanes].
+  void (*score_unpacked)(const UnpackedCodes& codes, const UnpackedRows& rows, float* scores);
+  /// Norms of `count` codes, and the squared norms of their differences from `center`.
+  void (*unpacked_norms)(const float* codes, int64_t count, int64_t dim, const float* center,
+                         float* norms, float* distances);
+
   /// Largest of `count` values; NaN is passed over; -infinity if there is none.
   float (*largest)(const float* values, int64_t count);
   /// Writes the places of the values that are at least `limit`, in order; returns how many.
@@ -96,8 +126,12 @@ struct NearestCodeScan {
 NearestCodeScan nearest_code_scan_default();
 NearestCodeScan nearest_code_scan_avx2();
 NearestCodeScan nearest_code_scan_avx512();
+NearestCodeScan nearest_code_scan_amx();
 
 inline NearestCodeScan nearest_code_scan(CpuLevel level) {
+#if defined(TORCHVQ_HAVE_X86_LEVELS)
+  if (level == CpuLevel::kAmx) return nearest_code_scan_amx();
+#endif
   return TORCHVQ_AT_LEVEL(level, nearest_code_scan)();
 }
 

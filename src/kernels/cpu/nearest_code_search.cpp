@@ -7,13 +7,22 @@
 #include <utility>
 
 namespace torchvq::kernels {
+namespace {
+
+constexpr int64_t kCoarseRows = 32;  // read together by coarse_scan
+
+int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+}  // namespace
 
 /// Rows that are searched together, and the memory that takes; one per call of search().
 struct NearestCodeSearch::Block {
   Block(const NearestCodeSearch& search, int64_t rows)
       : packed(rows * search.depth_),
         state(search.task_.k == 1 ? search.scan_.state_bytes(rows) : 0),
-        coarse(search.coarse_.size() > 0 ? rows * ((search.task_.dim + 1) / 2) : 0),
+        coarse(search.coarse_.size() > 0
+                   ? round_up(rows, kCoarseRows) * search.scan_.coarse_words(search.task_.dim)
+                   : 0),
         open_rows(search.scan_.tile_rows * search.depth_),
         scores(search.scan_.tile_rows * search.panel_count_ * search.scan_.panel),
         decision(search.task_, search.exact_),
@@ -59,8 +68,6 @@ constexpr int64_t kBlockRows = 96;  // running bests that stay in the first-leve
 // Norms whose scales are far from the ends of float32.
 constexpr double kSmallestCoarse = 1e-12, kLargestCoarse = 1e12;
 constexpr int64_t kCoarseTrial = 8;  // open rows that say nothing yet
-
-int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 }  // namespace
 
@@ -147,8 +154,8 @@ void NearestCodeSearch::scan_coarsely(Block& block) const {
   scan_.coarse_rows(block.packed.data(), padded, task_.dim, depth_, block.scales.data(),
                     block.coarse.data(), block.errors.data());
   scan_.coarse_scan(block.coarse.data(), block.units.data(), padded, coarse_.data(),
-                    half_norms_.data(), panel_count_, (task_.dim + 1) / 2, block.state.data(),
-                    block.results.data());
+                    half_norms_.data(), panel_count_, scan_.coarse_words(task_.dim),
+                    block.state.data(), block.results.data());
 }
 
 double NearestCodeSearch::reach(int64_t position, const Block& block, int64_t row) const {
@@ -197,6 +204,7 @@ void NearestCodeSearch::settle_winner(int64_t row, Block& block) const {
   if (set_aside_may_win(block.norms[row], limit)) {
     decide_among_all(row, block);
   } else if (result.runner_up >= limit) {
+    if (!groups && settle_rivals(row, limit, block)) return;
     std::memcpy(block.open_rows.data() + static_cast<int64_t>(block.open.size()) * depth_,
                 block.packed.data() + row * depth_, sizeof(float) * static_cast<size_t>(depth_));
     block.open.push_back(row);
@@ -212,6 +220,19 @@ void NearestCodeSearch::settle_winner(int64_t row, Block& block) const {
     block.decision.decide(block.x + row * task_.dim, block.candidates, codes_.excluded,
                           block.indices + row * task_.k);
   }
+}
+
+/// A close call whose rivals the scan has kept by position. False where it has not.
+bool NearestCodeSearch::settle_rivals(int64_t row, double limit, Block& block) const {
+  const int64_t found =
+      scan_.rivals(block.state.data(), row, round_down(limit), block.places.data());
+  if (found < 0) return false;
+  block.candidates.clear();
+  for (int64_t i = 0; i < found; ++i) block.candidates.push_back(codes_.screened[block.places[i]]);
+  std::sort(block.candidates.begin(), block.candidates.end());
+  block.decision.decide(block.x + row * task_.dim, block.candidates, codes_.excluded,
+                        block.indices + row * task_.k);
+  return true;
 }
 
 void NearestCodeSearch::settle_open_rows(Block& block) const {

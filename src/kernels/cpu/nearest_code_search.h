@@ -56,6 +56,7 @@ class NearestCodeSearch {
   void scan_coarsely(Block& block) const;
   void search_several(Block& block) const;
   void settle_winner(int64_t row, Block& block) const;
+  bool settle_rivals(int64_t row, double limit, Block& block) const;
   void settle_open_rows(Block& block) const;
   void settle_several(int64_t row, const float* scores, Block& block) const;
   bool settle_special(int64_t row, Block& block) const;

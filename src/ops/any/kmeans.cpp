@@ -5,7 +5,7 @@
 #include <ATen/ops/stack.h>
 #include <torch/library.h>
 
-#include "detail/kmeans.h"
+#include "ops/kmeans_steps.h"
 
 namespace torchvq {
 namespace {

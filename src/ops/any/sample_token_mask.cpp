@@ -6,7 +6,7 @@
 #include <ATen/ops/ones.h>
 #include <torch/library.h>
 
-#include <torchvq/ops/random_purpose.h>
+#include <torchvq/random_purpose.h>
 
 #include "detail/random_tensor.h"
 

@@ -7,7 +7,7 @@
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 
-#include <torchvq/ops/random_purpose.h>
+#include <torchvq/random_purpose.h>
 
 #include "detail/random_tensor.h"
 

@@ -17,8 +17,8 @@
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <torch/library.h>
-#include <torchvq/ops/random_purpose.h>
 #include <torchvq/ops/scalar_decode.h>
+#include <torchvq/random_purpose.h>
 
 #include "detail/random_tensor.h"
 #include "detail/scalar_levels.h"

@@ -20,9 +20,9 @@ using torch::autograd::variable_list;
 
 struct MomentLoss : torch::autograd::Function<MomentLoss> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& moments,
-                               const functional::MomentTargets& wanted) {
+                               const ops::MomentTargets& wanted) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    const auto found = functional::moment_loss(moments, wanted);
+    const auto found = ops::moment_loss(moments, wanted);
     ctx->save_for_backward({moments});
     ctx->saved_data["targets"] = at::ArrayRef<double>(wanted.targets).vec();
     ctx->saved_data["weights"] = at::ArrayRef<double>(wanted.weights).vec();
@@ -45,7 +45,7 @@ struct MomentLoss : torch::autograd::Function<MomentLoss> {
 detail::MomentLossTensors moment_loss(const at::Tensor& moments, at::ArrayRef<double> targets,
                                       at::ArrayRef<double> weights) {
   detail::check_moment_loss(moments, targets, weights);
-  functional::MomentTargets wanted{};
+  ops::MomentTargets wanted{};
   std::copy(targets.begin(), targets.end(), wanted.targets.begin());
   std::copy(weights.begin(), weights.end(), wanted.weights.begin());
   const auto found = detail::differentiable<MomentLoss>(moments, wanted);

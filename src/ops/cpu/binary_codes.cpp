@@ -10,7 +10,7 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
-#include <torchvq/ops/random_purpose.h>
+#include <torchvq/random_purpose.h>
 
 #include "detail/token_mask.h"
 #include "kernels/random.h"

@@ -8,8 +8,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "kernels/cpu/nearest_code_few_rows.h"
 #include "kernels/cpu/nearest_code_search.h"
+#include "kernels/cpu/nearest_code_unpacked.h"
 #include "kernels/cpu/nearest_code_wide.h"
 #include "ops/cpu/in_parallel.h"
 
@@ -56,8 +56,8 @@ void find_indices(const NearestCodeProblem& problem, int64_t head, int64_t* indi
     const HeadData<float> data(problem, head);
     const kernels::NearestCodeTask task = {data.codebook,  data.bias, problem.size,  problem.dim,
                                            problem.cosine, problem.k, problem.tokens};
-    if (kernels::has_few_rows(task) &&
-        kernels::nearest_code_few_rows(task, level, detail::in_parallel, data.x, indices))
+    if (kernels::worth_unpacked(task) &&
+        kernels::nearest_code_unpacked(task, level, detail::in_parallel, data.x, indices))
       return;
     search_head(kernels::NearestCodeSearch(task, level, detail::in_parallel), problem, data.x,
                 indices);

@@ -8,8 +8,8 @@
 #include <ATen/ops/full.h>
 #include <torch/library.h>
 
-#include "kernels/cpu/nearest_code_few_rows.h"
 #include "kernels/cpu/nearest_code_search.h"
+#include "kernels/cpu/nearest_code_unpacked.h"
 #include "kernels/cpu/nearest_code_wide.h"
 #include "kernels/cpu/residual_encode.h"
 #include "ops/cpu/in_parallel.h"
@@ -24,17 +24,17 @@ kernels::NearestCodeTask float_task(const ResidualEncodeProblem& problem, const 
   return {codes, nullptr, size, problem.dim, problem.cosine, 1, problem.tokens};
 }
 
-/// Distances to the codes as they lie: for few rows, where packing costs more than it saves.
-class FewRowsSearch {
+/// The codes as they lie: for few rows, where packing costs more than it saves.
+class UnpackedSearch {
  public:
-  FewRowsSearch(const ResidualEncodeProblem& problem, const float* codes, int64_t size)
+  UnpackedSearch(const ResidualEncodeProblem& problem, const float* codes, int64_t size)
       : task_(float_task(problem, codes, size)) {}
 
   void search(const float* x, int64_t count, int64_t* indices) const {
     auto task = task_;
     task.rows = count;
     const auto level = kernels::cpu_level();
-    if (kernels::nearest_code_few_rows(task, level, detail::in_parallel, x, indices)) return;
+    if (kernels::nearest_code_unpacked(task, level, detail::in_parallel, x, indices)) return;
     kernels::NearestCodeSearch(task, level, detail::in_parallel).search(x, count, indices);
   }
 
@@ -56,9 +56,9 @@ class WideSearch : public kernels::NearestCodeWideSearch {
                               kernels::cpu_level()) {}
 };
 
-bool has_few_rows(const ResidualEncodeProblem& problem) {
+bool worth_unpacked(const ResidualEncodeProblem& problem) {
   return problem.x.scalar_type() == at::kFloat &&
-         kernels::has_few_rows(float_task(problem, nullptr, 0));
+         kernels::worth_unpacked(float_task(problem, nullptr, 0));
 }
 
 /// The levels of one head, each codebook packed once; levels may share one.
@@ -110,7 +110,7 @@ void encode_heads(const ResidualEncodeProblem& problem, at::Tensor& quantized,
     const auto encode = [&](int64_t begin, int64_t end) {
       kernels::ResidualEncode<T, Search>(searches.levels, dim).encode(x, mask, begin, end, to);
     };
-    if constexpr (std::is_same_v<Search, FewRowsSearch>) {
+    if constexpr (std::is_same_v<Search, UnpackedSearch>) {
       encode(0, tokens);
     } else {
       at::parallel_for(0, tokens, row_grain(problem), encode);
@@ -129,8 +129,8 @@ detail::ResidualEncodeTensors residual_encode(const at::Tensor& x, at::TensorLis
   if (indices.numel() == 0) return {quantized, indices};
   if (problem.x.scalar_type() == at::kDouble) {
     encode_heads<double, WideSearch>(problem, quantized, indices);
-  } else if (has_few_rows(problem)) {
-    encode_heads<float, FewRowsSearch>(problem, quantized, indices);
+  } else if (worth_unpacked(problem)) {
+    encode_heads<float, UnpackedSearch>(problem, quantized, indices);
   } else {
     encode_heads<float, PackedSearch>(problem, quantized, indices);
   }

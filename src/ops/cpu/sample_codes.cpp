@@ -2,7 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <torch/library.h>
-#include <torchvq/ops/random_purpose.h>
+#include <torchvq/random_purpose.h>
 
 #include "kernels/cpu/sample_codes.h"
 #include "ops/any/score_blocks.h"

@@ -5,7 +5,7 @@
 #include <torch/library.h>
 
 #include "kernels/random.h"
-#include "torchvq/ops/random_purpose.h"
+#include "torchvq/random_purpose.h"
 
 namespace torchvq {
 namespace {

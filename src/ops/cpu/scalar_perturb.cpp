@@ -10,7 +10,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <torch/library.h>
-#include <torchvq/ops/random_purpose.h>
+#include <torchvq/random_purpose.h>
 
 #include "detail/scalar_levels.h"
 #include "detail/token_mask.h"

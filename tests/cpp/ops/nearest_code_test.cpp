@@ -74,7 +74,7 @@ std::vector<int64_t> to_vector(const at::Tensor& indices) {
 class LevelGuard {
  public:
   explicit LevelGuard(CpuLevel level) { kernels::limit_cpu_level(level); }
-  ~LevelGuard() { kernels::limit_cpu_level(CpuLevel::kAvx512); }
+  ~LevelGuard() { kernels::limit_cpu_level(CpuLevel::kAmx); }
 };
 
 /// A level that the machine lacks runs as the best one it has: the same answers are due.
@@ -110,6 +110,13 @@ TEST_P(NearestCodeLevelTest, OddNumbersOfRows) {
   EXPECT_EQ(to_vector(nearest_code(x, codebook).indices), expected_indices(x, codebook));
 }
 
+TEST_P(NearestCodeLevelTest, OddNumbersOfRowsAndCodesWithManyDimensions) {
+  const auto x = at::randn({size(), 24}), codebook = at::randn({2 * size() + 1, 24});
+  EXPECT_EQ(to_vector(nearest_code(x, codebook).indices), expected_indices(x, codebook));
+  EXPECT_EQ(to_vector(nearest_code(x, codebook, NearestCodeOptions().metric("cosine")).indices),
+            expected_indices(x, codebook, true));
+}
+
 TEST_P(NearestCodeLevelTest, RowsBetweenTwoCodesFarFromZero) {
   const auto codebook = at::randn({70, 24}).mul_(0.1).add_(1000);
   const auto left = at::randint(70, {size()}, at::kLong),
@@ -132,15 +139,16 @@ TEST_P(NearestCodeLevelTest, TopkBeginsWithTheNearestAndRepeatsNothing) {
 }
 
 std::string level_and_size(const ::testing::TestParamInfo<NearestCodeLevelTest::ParamType>& info) {
-  const char* names[] = {"Default", "Avx2", "Avx512"};
+  const char* names[] = {"Default", "Avx2", "Avx512", "Amx"};
   return names[static_cast<int>(std::get<0>(info.param))] + std::to_string(std::get<1>(info.param));
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    LevelsAndSizes, NearestCodeLevelTest,
-    ::testing::Combine(::testing::Values(CpuLevel::kDefault, CpuLevel::kAvx2, CpuLevel::kAvx512),
-                       ::testing::Values(0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 63, 64, 65, 333)),
-    level_and_size);
+INSTANTIATE_TEST_SUITE_P(LevelsAndSizes, NearestCodeLevelTest,
+                         ::testing::Combine(::testing::Values(CpuLevel::kDefault, CpuLevel::kAvx2,
+                                                              CpuLevel::kAvx512, CpuLevel::kAmx),
+                                            ::testing::Values(0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17,
+                                                              63, 64, 65, 333)),
+                         level_and_size);
 
 TEST(NearestCodeTest, TiesPickLowestIndex) {
   const auto codebook = at::tensor({3.f, 1.f, -1.f, 1.f}).unsqueeze(1);

@@ -88,7 +88,7 @@ void expect_paths(const at::Tensor& indices, const Stack& stack, int64_t beam) {
 class ResidualLevelTest : public ::testing::TestWithParam<CpuLevel> {
  protected:
   void SetUp() override { kernels::limit_cpu_level(GetParam()); }
-  void TearDown() override { kernels::limit_cpu_level(CpuLevel::kAvx512); }
+  void TearDown() override { kernels::limit_cpu_level(CpuLevel::kAmx); }
 };
 
 TEST_P(ResidualLevelTest, EncodeTakesTheNearestCodeOfEachLevel) {
@@ -112,13 +112,15 @@ TEST_P(ResidualLevelTest, BeamOverManyTokensUsesProductsOfCodebooks) {
   expect_paths(ops::residual_beam_search(stack.x, stack.codebooks, 5), stack, 5);
 }
 
+std::string level_name(const ::testing::TestParamInfo<CpuLevel>& info) {
+  const char* names[] = {"default", "avx2", "avx512", "amx"};
+  return names[static_cast<int>(info.param)];
+}
+
 INSTANTIATE_TEST_SUITE_P(Levels, ResidualLevelTest,
-                         ::testing::Values(CpuLevel::kDefault, CpuLevel::kAvx2, CpuLevel::kAvx512),
-                         [](const auto& info) {
-                           return std::string(info.param == CpuLevel::kDefault ? "default"
-                                              : info.param == CpuLevel::kAvx2  ? "avx2"
-                                                                               : "avx512");
-                         });
+                         ::testing::Values(CpuLevel::kDefault, CpuLevel::kAvx2, CpuLevel::kAvx512,
+                                           CpuLevel::kAmx),
+                         level_name);
 
 TEST(ResidualEncodeTest, MaskAndDepthGiveMinusOneAndZeros) {
   const auto stack = make_stack(6, 4, {5, 5, 5});

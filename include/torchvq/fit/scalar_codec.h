@@ -1,0 +1,69 @@
+// Quantizers without a codebook around vectors: a projection, scalar levels or signs, and back.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torchvq/export.h>
+#include <torchvq/functional/reconstruction_error.h>
+#include <torchvq/functional/vector_blocks.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace torchvq::fit {
+
+/// What torchvq.FSQ(levels, dim, num_codebooks) and torchvq.LFQ(dim, codebook_size, num_codebooks)
+/// keep in evaluation.
+struct TORCHVQ_API ScalarCodec {
+  std::string method = "fsq";   // "fsq": rounded features; "lfq": their signs
+  std::vector<int64_t> levels;  // of the features of one codebook; all 2 for lfq
+  int64_t num_codebooks = 1;    // codes of a vector
+  int64_t dim = 0;              // features of a vector
+  /// (F, D), (F,), (D, F), (D,) float32, F = num_codebooks * levels.size(). Undefined for fsq with
+  /// F = D, which takes vectors as they are.
+  at::Tensor in_weight, in_bias, out_weight, out_bias;
+
+  int64_t features() const { return num_codebooks * static_cast<int64_t>(levels.size()); }
+  int64_t codebook_size() const {
+    int64_t size = 1;
+    for (const auto level : levels) size *= level;
+    return size;
+  }
+};
+
+/// Codes of vectors: `in_weight x + in_bias`, rounded.
+///
+/// @param x  (N, D), floating point, finite.
+/// @return   (N, num_codebooks), int64 in [0, codebook_size).
+///
+/// Precision  the projection is float64, so that neither block size nor the order of a sum shows
+///            but in a feature that lies within 1e-13 of where its level changes. The module, in
+///            float32, may differ there by 1e-6.
+/// Throws     c10::ValueError for another dimension.
+TORCHVQ_API at::Tensor encode_scalar(const at::Tensor& x, const ScalarCodec& codec);
+
+/// Vectors of codes, `out_weight code + out_bias`.
+///
+/// @param codes  (N, num_codebooks), int64 in [0, codebook_size); a vector with a -1 is a masked
+///               token.
+/// @return       (N, D), float32; masked tokens are zero.
+///
+/// Throws     c10::IndexError for a code out of range, c10::ValueError for another shape.
+TORCHVQ_API at::Tensor decode_scalar(const at::Tensor& codes, const ScalarCodec& codec);
+
+struct EvaluateScalarOutput {
+  /// Per codebook (K,), int64: vectors per code. Empty where K is above kMostCounted.
+  std::vector<at::Tensor> counts;
+  functional::ReconstructionError error;
+};
+
+/// Codes that are counted one by one.
+constexpr int64_t kMostCounted = int64_t{1} << 24;
+
+/// Encodes and decodes all vectors, and adds up counts and errors.
+TORCHVQ_API EvaluateScalarOutput
+evaluate_scalar(const functional::VectorBlocks& vectors, const ScalarCodec& codec,
+                const std::function<void(int64_t rows)>& progress = nullptr);
+
+}  // namespace torchvq::fit

@@ -1,0 +1,35 @@
+// What the levels so far have left of vectors that come in blocks.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torchvq/functional/vector_blocks.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace torchvq::fit {
+
+/// The features [first_dim, first_dim + dim) of `vectors`, less the nearest codes of each level
+/// that was taken off. Remainders are kept in memory where they fit into `memory` bytes, and
+/// computed at each read otherwise; the bits are the same.
+class ResidualBlocks {
+ public:
+  ResidualBlocks(const functional::VectorBlocks& vectors, int64_t first_dim, int64_t dim,
+                 int64_t memory);
+
+  /// Valid while this object lives; reads change with take_off().
+  functional::VectorBlocks blocks();
+
+  void take_off(const at::Tensor& codebook);
+
+ private:
+  at::Tensor read(int64_t first, int64_t count);
+
+  const functional::VectorBlocks& vectors_;
+  int64_t first_dim_;
+  int64_t dim_;
+  std::vector<at::Tensor> levels_;
+  std::vector<at::Tensor> kept_;  // one per block, or none at all
+};
+
+}  // namespace torchvq::fit

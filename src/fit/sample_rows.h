@@ -1,0 +1,27 @@
+// Which rows a sample takes: the same ones for any split of the rows into blocks.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace torchvq::fit {
+
+/// `size` of `rows` rows: one from each of `size` equal stretches, drawn with `rng` (as in
+/// random_uniform()). A sample spread so evenly covers files that are sorted, too.
+class SampledRows {
+ public:
+  SampledRows(int64_t rows, int64_t size, const at::Tensor& rng);
+
+  /// How many sampled rows lie before `row`.
+  int64_t before(int64_t row) const;
+
+  /// The sampled rows of [first, first + count), counted from `first`; int64.
+  at::Tensor within(int64_t first, int64_t count) const;
+
+ private:
+  std::vector<int64_t> rows_;  // ascending
+};
+
+}  // namespace torchvq::fit

@@ -1,0 +1,86 @@
+#include <torchvq/fit/scalar_codec.h>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/bincount.h>
+#include <ATen/ops/zeros.h>
+#include <torchvq/ops/scalar_decode.h>
+#include <torchvq/ops/scalar_quantize.h>
+
+#include <algorithm>
+
+#include "distributed/group.h"
+#include "fit/add_over_group_.h"
+
+namespace torchvq::fit {
+namespace {
+
+at::Tensor project(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
+  const auto wide = x.to(at::kDouble);
+  if (!weight.defined()) return wide;
+  return at::addmm(bias.to(at::kDouble), wide, weight.to(at::kDouble).t());
+}
+
+at::Tensor split_features(const at::Tensor& z, const ScalarCodec& codec) {
+  return z.view({z.size(0), codec.num_codebooks, static_cast<int64_t>(codec.levels.size())});
+}
+
+/// How the classes number codes: the first feature of FSQ counts fastest, that of LFQ slowest.
+at::Tensor number_signs(const at::Tensor& z, const ScalarCodec& codec) {
+  return ops::scalar_indices(z.gt(0).to(at::kLong).flip({-1}), codec.levels);
+}
+
+at::Tensor codes_of(const at::Tensor& indices, const ScalarCodec& codec) {
+  if (codec.method == "fsq")
+    return ops::scalar_decode(indices, codec.levels, /*symmetric=*/false, at::kDouble);
+  return ops::scalar_decode(indices, codec.levels, /*symmetric=*/true, at::kDouble).flip({-1});
+}
+
+}  // namespace
+
+at::Tensor encode_scalar(const at::Tensor& x, const ScalarCodec& codec) {
+  TORCH_CHECK_VALUE(x.dim() == 2 && x.size(1) == codec.dim,
+                    "encode_scalar: expected x to have shape (N, ", codec.dim, "), but got ",
+                    x.sizes());
+  const auto z = split_features(project(x, codec.in_weight, codec.in_bias), codec);
+  if (codec.method == "lfq") return number_signs(z, codec);
+  return ops::scalar_quantize(z, codec.levels).second;
+}
+
+at::Tensor decode_scalar(const at::Tensor& codes, const ScalarCodec& codec) {
+  TORCH_CHECK_VALUE(codes.dim() == 2 && codes.size(1) == codec.num_codebooks,
+                    "decode_scalar: expected codes to have shape (N, ", codec.num_codebooks,
+                    "), but got ", codes.sizes());
+  const auto z = codes_of(codes, codec).reshape({codes.size(0), codec.features()});
+  return project(z, codec.out_weight, codec.out_bias)
+      .to(at::kFloat)
+      .masked_fill_(codes.lt(0).any(1, /*keepdim=*/true), 0);
+}
+
+EvaluateScalarOutput evaluate_scalar(const functional::VectorBlocks& vectors,
+                                     const ScalarCodec& codec,
+                                     const std::function<void(int64_t rows)>& progress) {
+  const auto size = codec.codebook_size();
+  const auto counted = size <= kMostCounted ? size : 0;
+  EvaluateScalarOutput output;
+  auto counts = at::zeros({codec.num_codebooks, counted}, at::kLong);
+  for (int64_t first = 0; first < vectors.rows; first += vectors.block_rows) {
+    const auto count = std::min(vectors.block_rows, vectors.rows - first);
+    const auto x = vectors.read(first, count);
+    const auto codes = encode_scalar(x, codec);
+    output.error.add(x, decode_scalar(codes, codec));
+    for (int64_t c = 0; counted > 0 && c < codec.num_codebooks; ++c)
+      counts[c].add_(at::bincount(codes.select(1, c), {}, counted));
+    if (progress) progress(first + count);
+  }
+  const distributed::Group group(vectors.shard.group_name, {"evaluate_scalar", {}});
+  auto flat = counts.view({-1});
+  add_over_group_(group, flat, output.error);
+  if (counted > 0) {
+    for (int64_t c = 0; c < codec.num_codebooks; ++c)
+      output.counts.push_back(flat.narrow(0, c * counted, counted));
+  }
+  return output;
+}
+
+}  // namespace torchvq::fit

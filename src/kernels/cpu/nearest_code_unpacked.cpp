@@ -1,0 +1,265 @@
+#include "kernels/cpu/nearest_code_unpacked.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "kernels/cpu/nearest_code_few_rows.h"
+
+namespace torchvq::kernels {
+namespace {
+
+constexpr int64_t kMostRows = 191;   // more: packing is paid back by coarse screening
+constexpr int64_t kFewestDims = 16;  // fewer: taking the bests costs more than packing
+constexpr int64_t kMostDims = 1 << 14;
+constexpr int64_t kGrain = 1 << 16;      // products per thread
+constexpr int64_t kMostRanges = 16;      // of codes, with winners of their own
+constexpr int64_t kBlockCodes = 96;      // multiplied by all panels while they are in cache
+constexpr int64_t kMostLanes = 16;       // of any instruction set
+constexpr double kSmallestNorm = 1e-12;  // below, the square of a norm may have underflowed
+constexpr double kLargeNorm = 0x1p60;    // the square is below kLargeSquare
+constexpr double kSlack = kReach / 2;
+
+class UnpackedSearch {
+ public:
+  UnpackedSearch(const NearestCodeTask& task, CpuLevel level, const float* x)
+      : task_(task),
+        x_(x),
+        scan_(nearest_code_scan(level)),
+        center_(task.dim + kMostLanes),
+        padded_((task.rows + scan_.panel - 1) / scan_.panel * scan_.panel),
+        panels_(padded_ * task.dim),
+        squares_(padded_),
+        norms_(padded_),
+        scales_(task.size),
+        slopes_(task.size),
+        intercepts_(task.size),
+        offsets_(task.size),
+        exact_(nearest_code_exact(level)),
+        decision_(task, exact_),
+        scan_error_(chain_error(task.dim + 16, kFloatUnit)),
+        decision_error_(chain_error(task.dim + 16, kDoubleUnit)),
+        tiny_(kFloatTiny * static_cast<double>(task.dim + 16)) {}
+
+  bool search(const ParallelFor& parallel_for, int64_t* indices) {
+    center_rows();
+    pack_rows();
+    if (!rows_usable()) return false;
+    scan(parallel_for);
+    return codes_usable_ && settle(indices);
+  }
+
+ private:
+  /// Distances do not depend on the centre, and their error grows with the distance of the rows from it.
+  void center_rows() {
+    std::fill_n(center_.data(), center_.size(), 0.0F);
+    if (task_.cosine) return;
+    for (int64_t row = 0; row < task_.rows; ++row) {
+      const float* const values = x_ + row * task_.dim;
+      for (int64_t d = 0; d < task_.dim; ++d) center_[d] += values[d];
+    }
+    const auto share = static_cast<float>(1.0 / static_cast<double>(task_.rows));
+    for (int64_t d = 0; d < task_.dim; ++d) center_[d] *= share;
+  }
+
+  void pack_rows() {
+    std::vector<int32_t> every(static_cast<size_t>(task_.rows));
+    std::iota(every.begin(), every.end(), 0);
+    const CodeList rows = {x_, x_ + task_.rows * task_.dim, task_.dim, every.data(), task_.rows};
+    const auto pack = task_.cosine ? scan_.pack_unit_codes : scan_.pack_codes;
+    pack(rows, center_.data(), task_.dim, 0, padded_ / scan_.panel, panels_.data(),
+         squares_.data());
+  }
+
+  /// Whether float32 holds the rows; then their norms are known.
+  bool rows_usable() {
+    std::fill_n(norms_.data(), norms_.size(), 0.0F);
+    double square = 0;
+    for (int64_t d = 0; d < task_.dim; ++d) {
+      square += static_cast<double>(center_[d]) * static_cast<double>(center_[d]);
+    }
+    shift_ = std::sqrt(square);
+    bool usable = square < kLargeSquare;
+    for (int64_t row = 0; row < task_.rows; ++row) {
+      usable = usable && squares_[row] < kLargeSquare;
+      norms_[row] = static_cast<float>(std::sqrt(squares_[row]) * (1 + 1e-6));
+    }
+    return usable;
+  }
+
+  /// Each range of codes has a winner of its own, so that a row's best and second best are mostly known by
+  /// index.
+  void scan(const ParallelFor& parallel_for) {
+    const int64_t blocks = (task_.size + kBlockCodes - 1) / kBlockCodes;
+    const int64_t share = (blocks + kMostRanges - 1) / kMostRanges;
+    ranges_ = (blocks + share - 1) / share;
+    std::vector<char> usable(static_cast<size_t>(ranges_), 1);
+    results_.resize(static_cast<size_t>(ranges_ * task_.rows));
+    const int64_t products = task_.dim * task_.rows * share * kBlockCodes;
+    parallel_for(ranges_, 1 + kGrain / products, [&](int64_t begin, int64_t end) {
+      AlignedBuffer<char> state(scan_.state_bytes(padded_ / scan_.lanes));
+      for (int64_t range = begin; range < end; ++range) {
+        scan_.start_unpacked(task_.rows, state.data());
+        for (int64_t block = range * share; block < std::min((range + 1) * share, blocks);
+             ++block) {
+          scan_block(block * kBlockCodes, state.data(), usable[static_cast<size_t>(range)]);
+        }
+        scan_.finish_unpacked(task_.rows, state.data(), results_.data() + range * task_.rows);
+      }
+    });
+    codes_usable_ = std::all_of(usable.begin(), usable.end(), [](char own) { return own != 0; });
+  }
+
+  UnpackedCodes codes(int64_t first, int64_t count) const {
+    return {task_.codebook + first * task_.dim,
+            first,
+            count,
+            task_.dim,
+            scales_.data() + first,
+            slopes_.data() + first,
+            offsets_.data() + first};
+  }
+
+  void scan_block(int64_t first, void* state, char& usable) {
+    const int64_t count = std::min(kBlockCodes, task_.size - first);
+    usable = usable && measure(first, count);
+    if (usable) {
+      scan_.scan_unpacked(codes(first, count), {panels_.data(), norms_.data(), task_.rows}, state);
+    }
+  }
+
+  /// Scales, offsets and errors of a block of codes. False for codes that float32 cannot hold.
+  bool measure(int64_t first, int64_t count) {
+    float norms[kBlockCodes];
+    float* const offsets = offsets_.data() + first;
+    scan_.unpacked_norms(task_.codebook + first * task_.dim, count, task_.dim, center_.data(),
+                         norms, offsets);
+    bool usable = true;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t k = first + i;
+      const auto bias = static_cast<float>(task_.bias_of(k));
+      const float norm = norms[i], half = task_.cosine ? 0.0F : offsets[i] / 2;
+      usable = usable && norm < kLargeNorm && half < kLargeSquare &&
+               std::abs(bias) < kLargeSquare && (!task_.cosine || norm > kSmallestNorm);
+      scales_[k] = task_.cosine ? 1 / norm : 1.0F;
+      const ScoreError error =
+          error_of(task_.cosine ? 1.0 : norm * (1 + 1e-3), half + std::abs(bias));
+      slopes_[k] = static_cast<float>(error.slope);
+      intercepts_[k] = static_cast<float>(error.intercept);
+      offsets_[k] = half + bias - intercepts_[k];
+    }
+    return usable;
+  }
+
+  /// How far the score of a code can lie from the one that decides, up to a constant of the row: the
+  /// products of a centred row with a code that is not, and, in float64, of neither centred.
+  ScoreError error_of(double norm, double offset) const {
+    // A cosine code is divided by a norm that has an error of its own.
+    const double products = (task_.cosine ? 2.0 : 1.0) * scan_error_ * norm;
+    return {kSlack * (products + decision_error_ * norm + tiny_),
+            kSlack * (scan_error_ * offset + decision_error_ * (norm * (norm + shift_) + offset) +
+                      tiny_ * (1 + norm))};
+  }
+
+  bool settle(int64_t* indices) {
+    for (int64_t row = 0; row < task_.rows; ++row) settle_row(row, indices);
+    if (static_cast<int64_t>(open_.size()) > 2 + task_.rows / 8) return false;
+    for (size_t first = 0; first < open_.size(); first += static_cast<size_t>(scan_.lanes)) {
+      decide(first, std::min(first + static_cast<size_t>(scan_.lanes), open_.size()), indices);
+    }
+    return true;
+  }
+
+  /// Scores say at most how good a code may be; what the best of them is at least is the limit for the others.
+  void settle_row(int64_t row, int64_t* indices) {
+    const auto of_range = [&](int64_t range) -> const ScanResult& {
+      return results_[static_cast<size_t>(range * task_.rows + row)];
+    };
+    const ScanResult* best = &of_range(0);
+    float runner_up = -HUGE_VALF;
+    for (int64_t range = 0; range < ranges_; ++range) {
+      if (of_range(range).best > best->best) best = &of_range(range);
+      runner_up = std::max(runner_up, of_range(range).runner_up);
+    }
+    const double norm = norms_[row], slope = slopes_[best->position];
+    const double limit = best->best - 2 * (slope * norm + intercepts_[best->position]);
+    if (runner_up >= limit) {
+      open_.push_back(row);
+      limits_.push_back(limit);
+      return;
+    }
+    candidates_.clear();
+    for (int64_t range = 0; range < ranges_; ++range) {
+      if (of_range(range).best >= limit) candidates_.push_back(of_range(range).position);
+    }
+    if (candidates_.size() == 1) {
+      indices[row] = candidates_[0];
+    } else {
+      decision_.decide(x_ + row * task_.dim, candidates_, {}, indices + row);
+    }
+  }
+
+  /// Scores the rows open_[first .. last) once more, and lets the exact scores of their candidates decide.
+  void decide(size_t first, size_t last, int64_t* indices) {
+    AlignedBuffer<float> panel(scan_.panel * task_.dim), scores(scan_.lanes * task_.size);
+    AlignedBuffer<float> norms(scan_.panel);
+    std::fill_n(panel.data(), panel.size(), 0.0F);
+    std::fill_n(norms.data(), norms.size(), 0.0F);
+    for (size_t i = first; i < last; ++i) {
+      const int64_t row = open_[i];
+      const float* const from =
+          panels_.data() + row / scan_.panel * scan_.panel * task_.dim + row % scan_.panel;
+      norms[static_cast<int64_t>(i - first)] = norms_[row];
+      for (int64_t d = 0; d < task_.dim; ++d) {
+        panel[d * scan_.panel + static_cast<int64_t>(i - first)] = from[d * scan_.panel];
+      }
+    }
+    scan_.score_unpacked(codes(0, task_.size),
+                         {panel.data(), norms.data(), static_cast<int64_t>(last - first)},
+                         scores.data());
+    for (size_t i = first; i < last; ++i) {
+      candidates_.clear();
+      for (int64_t k = 0; k < task_.size; ++k) {
+        if (scores[k * scan_.lanes + static_cast<int64_t>(i - first)] >= limits_[i]) {
+          candidates_.push_back(static_cast<int32_t>(k));
+        }
+      }
+      decision_.decide(x_ + open_[i] * task_.dim, candidates_, {}, indices + open_[i]);
+    }
+  }
+
+  const NearestCodeTask& task_;
+  const float* x_;
+  NearestCodeScan scan_;
+  AlignedBuffer<float> center_;
+  int64_t padded_;
+  AlignedBuffer<float> panels_;
+  AlignedBuffer<double> squares_;
+  AlignedBuffer<float> norms_;  ///< of the rows
+  double shift_ = 0;            ///< of their centre from the origin
+  AlignedBuffer<float> scales_, slopes_, intercepts_, offsets_;
+  bool codes_usable_ = true;
+  int64_t ranges_ = 0;
+  std::vector<ScanResult> results_;  ///< (ranges, rows)
+  NearestCodeExact exact_;
+  NearestCodeDecision decision_;
+  double scan_error_, decision_error_, tiny_;
+  std::vector<int32_t> candidates_;
+  std::vector<int64_t> open_;   ///< rows whose second best is not known by index,
+  std::vector<double> limits_;  ///< and what a candidate's score must reach
+};
+
+}  // namespace
+
+bool worth_unpacked(const NearestCodeTask& task) {
+  return has_few_rows(task) || (task.k == 1 && task.rows <= kMostRows && task.dim >= kFewestDims &&
+                                task.dim <= kMostDims);
+}
+
+bool nearest_code_unpacked(const NearestCodeTask& task, CpuLevel level,
+                           const ParallelFor& parallel_for, const float* x, int64_t* indices) {
+  if (has_few_rows(task)) return nearest_code_few_rows(task, level, parallel_for, x, indices);
+  return UnpackedSearch(task, level, x).search(parallel_for, indices);
+}
+
+}  // namespace torchvq::kernels

@@ -1,0 +1,133 @@
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/topk.h>
+#include <ATen/ops/unique_consecutive.h>
+#include <ATen/ops/where.h>
+
+#include "detail/random_tensor.h"
+#include "detail/row_keys.h"
+#include "ops/kmeans_steps.h"
+
+namespace torchvq::detail {
+namespace {
+
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+/// Proposals of a round; the cost of a round grows with the square.
+constexpr int64_t kMinPool = 64;
+constexpr int64_t kMaxPool = 1024;
+
+at::Tensor uniform_of_keys(const at::Tensor& keys, const at::Tensor& rng, int64_t stream) {
+  return uniform_from_bits(
+      mix_bits(keys + random_key(rng, static_cast<int64_t>(RandomPurpose::kKmeansSeeding), stream)),
+      53);
+}
+
+/// Squared distances to the nearest of `codes`; unit vectors have 2 - 2 cos.
+at::Tensor squared_distances(const at::Tensor& rows, const at::Tensor& codes, bool unit) {
+  const auto distances = assign(rows, codes, unit).second.to(at::kDouble);
+  return unit ? distances * 2.0 : distances;
+}
+
+/// Times of an exponential race, one per point: the m smallest are a weighted sample without
+/// replacement (Efraimidis, Spirakis 2006). The randomness of a point comes from its key, so it
+/// goes with the point.
+at::Tensor race_times(const Sample& sample, const at::Tensor& weights, const at::Tensor& rng,
+                      int64_t round) {
+  const auto times = log_of_uniform(uniform_of_keys(sample.keys, rng, round)).neg() / weights;
+  return at::where(weights.gt(0), times, kNever);
+}
+
+/// Proposals of one round: more as seeds are many and a new one changes few distances.
+int64_t pool_size(int64_t seeds, int64_t free) {
+  const int64_t wanted = std::clamp<int64_t>(seeds, kMinPool, kMaxPool);
+  return seeds == 0 ? 1 : std::min(free, wanted);
+}
+
+double squared_distance(const double* a, const double* b, int64_t dim) {
+  double sum = 0;
+  for (int64_t d = 0; d < dim; ++d) sum += (a[d] - b[d]) * (a[d] - b[d]);
+  return sum;
+}
+
+/// Turns proposals drawn by the distances before the round into seeds drawn one after the other:
+/// each is accepted with probability distance now / distance before, which is rejection sampling
+/// for the distances now. Positions of the accepted ones, at most `limit`; the first always is.
+std::vector<int64_t> accept(const at::Tensor& rows_, const at::Tensor& distances_,
+                            const at::Tensor& chances_, int64_t limit) {
+  const auto rows = rows_.to(at::kDouble).cpu().contiguous();
+  const auto distances = distances_.cpu().contiguous(), chances = chances_.cpu().contiguous();
+  const auto* row = rows.const_data_ptr<double>();
+  const auto* before = distances.const_data_ptr<double>();
+  const auto* chance = chances.const_data_ptr<double>();
+  const int64_t dim = rows.size(1);
+  std::vector<int64_t> accepted;
+  for (int64_t i = 0; i < rows.size(0) && static_cast<int64_t>(accepted.size()) < limit; ++i) {
+    double now = before[i];
+    for (const auto other : accepted)
+      now = std::min(now, squared_distance(row + i * dim, row + other * dim, dim));
+    if (accepted.empty() || !(chance[i] * before[i] > now)) accepted.push_back(i);
+  }
+  return accepted;
+}
+
+}  // namespace
+
+Points usable_points(const at::Tensor& x, const std::optional<at::Tensor>& mask,
+                     const at::Tensor& rng, bool unit) {
+  const auto rows = rows_as_codes(x.unsqueeze(0), unit);
+  auto usable = usable_rows(rows, mask);
+  if (unit) usable = usable.logical_and(rows.ne(0).any(-1));
+  const auto keys = row_keys(rows, rng, RandomPurpose::kKmeansSeeding)[0];
+  const auto present = usable[0].nonzero().squeeze(1);
+  auto [sorted, order] =
+      at::sort(keys.index_select(0, present), /*stable=*/true, /*dim=*/0, /*descending=*/false);
+  // Adding 0 turns -0 into +0: the two have one key, and it must not matter which stands for both.
+  return {rows[0].index_select(0, present.index_select(0, order)).add_(0), sorted};
+}
+
+Sample distinct_points(const Points& points, int64_t size) {
+  const auto [keys, inverse, multiplicity] =
+      at::unique_consecutive(points.keys, /*return_inverse=*/false, /*return_counts=*/true);
+  const int64_t count = std::min(size, keys.size(0));
+  const auto first = (multiplicity.cumsum(0) - multiplicity).narrow(0, 0, count);
+  return {points.rows.index_select(0, first), keys.narrow(0, 0, count),
+          multiplicity.narrow(0, 0, count).to(at::kDouble)};
+}
+
+at::Tensor spread_seeds(const Sample& sample, int64_t codebook_size, const at::Tensor& rng,
+                        bool unit) {
+  auto seeds = sample.rows.new_empty({codebook_size, sample.rows.size(1)});
+  auto weights = sample.weights;
+  auto distance = at::full_like(weights, kNever);
+  auto free = at::ones_like(sample.keys, sample.keys.options().dtype(at::kBool));
+  for (int64_t count = 0, round = 0; count < codebook_size; ++round) {
+    const int64_t size = pool_size(count, sample.rows.size(0) - count);
+    const auto pool =
+        std::get<1>(at::topk(race_times(sample, weights, rng, round), size, 0, /*largest=*/false));
+    const auto rows = sample.rows.index_select(0, pool), keys = sample.keys.index_select(0, pool);
+    const auto chances = uniform_of_keys(keys, rng, -1 - round);
+    const auto accepted =
+        accept(rows, distance.index_select(0, pool), chances, codebook_size - count);
+    const auto chosen = pool.index_select(0, at::tensor(accepted, at::kLong).to(pool.device()));
+    const auto fresh = sample.rows.index_select(0, chosen);
+    seeds.narrow(0, count, fresh.size(0)).copy_(fresh);
+    count += fresh.size(0);
+    if (count == codebook_size) break;
+    free.index_fill_(0, chosen, false);
+    distance = at::minimum(distance, squared_distances(sample.rows, fresh, unit));
+    // Points that are no seed keep a weight above 0, so that there are always enough of them.
+    weights = at::where(free, (distance * sample.weights).clamp_min(1e-300), 0.0);
+  }
+  return seeds;
+}
+
+}  // namespace torchvq::detail
