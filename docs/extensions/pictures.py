@@ -266,7 +266,8 @@ def sequential(axes: Any) -> None:
     arrow = dict(arrowstyle="->", color=TOKEN)
     for start, end in ((2.4, 2.1), (1.9, 1.1), (0.9, 0.1), (-0.1, -0.4)):
         axes.annotate("", (0, end - 0.2), (0, start - 0.2), arrowprops=arrow, zorder=0)
-    axes.annotate("indices, loss", (1.25, 0.8), (0.55, 0.8), arrowprops=arrow, va="center")
+    axes.annotate("", (1.3, 0.8), (0.5, 0.8), arrowprops=arrow)
+    axes.text(1.35, 0.8, "indices,\nloss", va="center")
     axes.set_xlim(-1, 2.2)
     axes.set_ylim(-0.7, 2.4)
 
