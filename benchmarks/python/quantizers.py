@@ -90,12 +90,16 @@ ROWS: list[Row] = [
     ),
     ("BinaryMapper", lambda d: Coded(d, 10), 10),
     ("HierarchicalVQ", lambda d: AsMaps(d), 30 * 8 / SIDE**2),
-    ("ResidualVQ", lambda d: torchvq.ResidualVQ(dim=d, **STACK, **best("rvq", 8, beam_size=None)), 32),
-    ("ResidualVQ, beam 5", lambda d: torchvq.ResidualVQ(dim=d, **STACK, **best("rvq", 8)), 32),
+    ("ResidualVQ", lambda d: torchvq.ResidualVQ(dim=d, **STACK, **best("rvq", 8)), 32),
+    (
+        "ResidualVQ, beam 5",
+        lambda d: torchvq.ResidualVQ(dim=d, **STACK, **best("rvq", 8, beam_size=5)),
+        32,
+    ),
     (
         "GroupedResidualVQ, 2 groups",
         lambda d: torchvq.GroupedResidualVQ(
-            dim=d, groups=2, num_quantizers=2, **best("rvq", 8, beam_size=None)
+            dim=d, groups=2, num_quantizers=2, **best("rvq", 8)
         ),
         32,
     ),
