@@ -2,6 +2,8 @@ import subprocess
 
 import numpy as np
 
+import torchvq
+
 np.save("vectors.npy", np.random.default_rng(0).normal(size=(3000, 49)).astype("f4"))
 for options in (
     "--codebook-size 1024 -o codec.safetensors",

@@ -1,6 +1,7 @@
 import os
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 import torchvq
 
