@@ -50,7 +50,7 @@ help: ## List these targets
 	  /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: setup
-setup: debian $(STAMPS)/build $(STAMPS)/package $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/lint ## Make .venv with everything that the other targets need
+setup: debian $(STAMPS)/build $(STAMPS)/package $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/docs $(STAMPS)/lint ## Make .venv with everything that the other targets need
 	$(call say,Ready: . $(VENV)/bin/activate)
 
 .PHONY: build
@@ -63,6 +63,12 @@ DEMO := PYTHONPATH=python $(VENV)/bin/python examples/python/demo/demo.py
 demo: compile-demo ## Train a VQ autoencoder on real images and write a page about it to demo-output/
 	$(call say,Demo: training on images; results go to demo-output/)
 	@$(DEMO) --show --output demo-output $(DEMO_ARGS)
+
+.PHONY: examples
+EXAMPLES := image_autoencoders hierarchical generate audio_codec
+examples: compile-demo $(STAMPS)/debian ## Train the models of docs/examples.md; pictures and sounds go to examples-output/ (half an hour)
+	@for name in $(EXAMPLES); do printf '\033[1m==>\033[0m %s\n' $$name; \
+	  PYTHONPATH=python $(VENV)/bin/python examples/python/$$name.py --output examples-output/$$name $(EXAMPLES_ARGS); done
 
 .PHONY: test
 test: PYTEST_SELECTION := -m 'not exhaustive'
@@ -88,6 +94,12 @@ bench: build $(STAMPS)/test $(STAMPS)/demo ## Run the benchmarks; results go to 
 	@tools/run_benchmarks.sh
 	@for script in $(wildcard benchmarks/python/run.py); do \
 	  printf '\033[1m==>\033[0m %s\n' $$script; $(VENV)/bin/python $$script $(BENCH_ARGS); done
+
+.PHONY: docs
+docs: build $(STAMPS)/demo $(STAMPS)/docs ## Build the documentation site, build/site/index.html, and check its links
+	$(call say,The site)
+	@$(VENV)/bin/python -m sphinx -q -W --keep-going -d $(BUILD)/site-doctrees docs $(BUILD)/site
+	@$(VENV)/bin/python tools/check_site.py $(BUILD)/site
 
 .PHONY: wheel
 TORCHES ?= $(TORCH)
@@ -168,7 +180,7 @@ coverage: build $(STAMPS)/test ## Measure which lines the tests run, C++ and Pyt
 
 .PHONY: clean
 clean: ## Remove build trees and results, keep .venv
-	rm -rf build build-* dist demo-output .coverage .pytest_cache .mypy_cache .ruff_cache python/torchvq/lib \
+	rm -rf build build-* dist demo-output examples-output .coverage .pytest_cache .mypy_cache .ruff_cache python/torchvq/lib \
 	  $(STAMPS)/installed
 
 .PHONY: distclean
@@ -186,7 +198,7 @@ run-tests: build $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/mnist
 	@tools/run_ctest.sh dev $(JOBS)
 	$(call say,Python tests against the installed package)
 	@$(PYTEST) $(PYTEST_SELECTION) --junitxml $(BUILD)/reports/python.xml $(PYTEST_ARGS) \
-	  tests/python tests/matrix tests/parity tests/distributed
+	  tests/python tests/matrix tests/parity tests/distributed tests/docs
 	$(call say,Consumer projects: find_package and add_subdirectory)
 	@tests/consumer/run.sh $(VENV_ABS)/bin/python $(JOBS) $(CONSUMER_OPTIONS)
 	@$(MAKE) --no-print-directory demo-smoke

@@ -1,13 +1,16 @@
 #include "codec.h"
 
 #include <torchvq/fit/evaluate_stack.h>
+#include <torchvq/fit/projected_codec.h>
 #include <torchvq/fit/scalar_codec.h>
 #include <torchvq/io/codec.h>
+#include <torchvq/io/projected_codec.h>
 #include <torchvq/io/scalar_codec.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "projected.h"
 #include "scalar.h"
 #include "stack.h"
 
@@ -78,6 +81,47 @@ class ScalarLevelsCodec : public Codec {
   fit::ScalarCodec codec_;
 };
 
+class ProjectedLevelsCodec : public Codec {
+ public:
+  explicit ProjectedLevelsCodec(fit::ProjectedCodec codec) : codec_(std::move(codec)) {}
+
+  int64_t dim() const override { return codec_.dim; }
+  int64_t columns() const override { return codec_.columns(); }
+  int64_t codebook_size(int64_t column) const override { return codec_.codebook(column).size(0); }
+  at::Tensor encode(const at::Tensor& block) const override {
+    return fit::encode_projected(block, codec_);
+  }
+  at::Tensor decode(const at::Tensor& codes) const override {
+    return fit::decode_projected(codes, codec_);
+  }
+  Evaluation evaluate(const functional::VectorBlocks& vectors,
+                      const std::function<void(int64_t rows)>& progress) const override {
+    auto result = fit::evaluate_projected(vectors, codec_, progress);
+    return {std::move(result.counts), result.error};
+  }
+  void describe(Report& report, bool show_size) const override {
+    add_projected(report, codec_, show_size);
+  }
+  void describe_search(Report& report) const override {
+    report.add("metric", "metric", codec_.metric);
+  }
+  void add_usage(Report& report, const std::vector<at::Tensor>& counts) const override {
+    add_projected_usage(report, codec_, counts);
+  }
+
+ private:
+  fit::ProjectedCodec codec_;
+};
+
+// Options that only codebooks without maps have.
+void check_no_search_options(const std::string& path, const CodecOptions& options,
+                             const std::string& metric) {
+  TORCH_CHECK_VALUE(options.metric.empty() || options.metric == metric, path,
+                    ": expected a codec with metric ", options.metric, ", but got ", metric);
+  TORCH_CHECK_VALUE(options.beam == 1, "--beam: expected 1 for ", path,
+                    ", a codec with maps around its codebooks, but got ", options.beam);
+}
+
 }  // namespace
 
 int64_t Codec::largest_codebook() const {
@@ -88,7 +132,13 @@ int64_t Codec::largest_codebook() const {
 }
 
 std::unique_ptr<Codec> load_codec(const std::string& path, const CodecOptions& options) {
-  if (!io::holds_scalar_codec(io::SafetensorsFile(path))) {
+  const io::SafetensorsFile file(path);
+  if (io::holds_projected_codec(file)) {
+    auto codec = io::load_projected_codec(path);
+    check_no_search_options(path, options, codec.metric);
+    return std::make_unique<ProjectedLevelsCodec>(std::move(codec));
+  }
+  if (!io::holds_scalar_codec(file)) {
     auto stack = stack_of(io::load_codec_stack(path, options.metric));
     check_beam(options.beam, stack, path);
     return std::make_unique<StackCodec>(std::move(stack), options.beam);

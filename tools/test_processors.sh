@@ -13,7 +13,7 @@ settings=(
 )
 # Programs are tested by what they print; those in C++, and processes that are spawned, are not rounded otherwise.
 apart=(--ignore-glob='tests/python/test_cli*')
-for name in benchmarks examples serving; do apart+=("--ignore=tests/python/test_$name.py"); done
+for name in benchmarks examples examples_trained serving; do apart+=("--ignore=tests/python/test_$name.py"); done
 status=0
 for number in "${!settings[@]}"; do
   echo "  ${settings[number]}"

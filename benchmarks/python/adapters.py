@@ -1,96 +1,122 @@
-"""Quantizers of EnCodec, Mimi and DAC at their real sizes, as their packages have them and adapted.
+"""Tokenizers of other packages at their real sizes, as their packages have them and adapted.
 
-    python benchmarks/python/adapters.py              # needs what requirements/adapters.txt names
+    python benchmarks/python/adapters.py              # needs what requirements/adapters.txt names; an hour
     python benchmarks/python/adapters.py --quick      # see that it runs; the numbers are noise
+    python benchmarks/python/adapters.py --only Mimi  # rows whose names hold this
 
-A clip of 10 s and one frame; random weights. Prints the time of the original over that of the adapted quantizer, and
-how many tokens differ. Results go to adapters.json.
+Quantizers alone and whole `encode`: clips of 10 s, 1 and 16 of them, one frame, images of 256 and 512; random weights.
+Measures the time of the original over that of the adapted model, peak memory of a call in a process of its own, and
+tokens that differ: each of them is a near tie, or follows one in its residual. Results go to adapters.json and, with
+--docs, to the table of docs/adapters.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Callable
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from harness import OURS, RESULTS, Case, Contender, Settings, compare, write
-from torch import Tensor, nn
-from transformers.models.dac import modeling_dac
-from transformers.models.encodec import modeling_encodec
-from transformers.models.mimi import modeling_mimi
+from adapters_models import Measured, rows
+from harness import OURS, RESULTS, ROOT, Case, Contender, Settings, compare, read_json, write
+from memory import peak_over_now
 
 from torchvq import adapters
 
 ORIGINAL = "original"
-Encode = Callable[[Any, Tensor], Tensor]
-
-
-def quantizers() -> dict[str, tuple[nn.Module, int, int, Encode]]:
-    """Of each: the module, features and frames of 10 s, and how it makes tokens."""
-    encodec = modeling_encodec.EncodecConfig()
-    mimi = modeling_mimi.MimiConfig()
-    dac = modeling_dac.DacConfig()
-    encode: Encode = lambda module, x: module.encode(x)  # noqa: E731
-    forward: Encode = lambda module, x: module(x)[1]  # noqa: E731
-    return {
-        "EnCodec, 32 levels of 1024 x 128": (
-            modeling_encodec.EncodecResidualVectorQuantizer(encodec),
-            encodec.codebook_dim,
-            750,
-            encode,
-        ),
-        "Mimi, 32 levels of 2048 x 256": (
-            modeling_mimi.MimiSplitResidualVectorQuantizer(mimi),
-            mimi.hidden_size,
-            125,
-            encode,
-        ),
-        "DAC, 9 levels of 1024 x 8": (
-            modeling_dac.DacResidualVectorQuantizer(dac),
-            dac.hidden_size,
-            750,
-            forward,
-        ),
-    }
+DOCS = ROOT / "docs" / "adapters.md"
+BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
+# How many times faster than the package a quantizer is meant to be.
+WANTED = {"1 clip": 2.0, "one frame": 10.0}
 
 
 @torch.no_grad()
-def measure(settings: Settings) -> list[Case]:
+def measure(row: Measured, settings: Settings) -> list[Case]:
+    module, x = row.make()
+    adapted = adapters.adapt(copy.deepcopy(module))
+    ours, theirs = row.encode(adapted, x), row.encode(module, x)
+    checks: dict[str, Any] = dict(
+        differ=int((ours != theirs).sum()), tokens=ours.numel(), peak_bytes=peaks(row, settings)
+    )
     cases = []
-    for name, (module, features, clip, encode) in quantizers().items():
-        torch.manual_seed(0)
-        _random_codes(module.eval())
-        adapted = adapters.adapt(copy.deepcopy(module))
-        for frames in (clip, 1):
-            x = torch.randn(1, features, frames)
-            differ = int((encode(module, x) != encode(adapted, x)).sum())
-            for threads in settings.threads:
-                contenders = [
-                    Contender(OURS, lambda m=adapted, x=x, e=encode: e(m, x), threads),
-                    Contender(ORIGINAL, lambda m=module, x=x, e=encode: e(m, x), threads),
-                ]
-                parameters = dict(quantizer=name, frames=frames, threads=threads)
-                text = f"{name}, {frames} frames, {threads} threads"
-                case = Case(text, parameters, compare(contenders, settings), dict(differ=differ))
-                cases.append(case)
-                _say(case, settings)
+    for threads in settings.threads:
+        contenders = [
+            Contender(OURS, lambda: row.encode(adapted, x), threads),
+            Contender(ORIGINAL, lambda: row.encode(module, x), threads),
+        ]
+        parameters = dict(model=row.model, part=row.part, size=row.size, threads=threads)
+        name = f"{row.name}, {threads} threads"
+        case = Case(name, parameters, compare(contenders, settings), checks)
+        if row.part == "quantizer" and row.size in WANTED:
+            case.expect(ORIGINAL, WANTED[row.size], "times faster than the original")
+        cases.append(case)
+        _say(case, settings)
     return cases
 
 
-def _random_codes(module: nn.Module) -> None:
-    for name, codes in module.named_buffers():
-        if name.endswith(("embed", "embed_sum")):
-            codes.normal_()
+def peaks(row: Measured, settings: Settings) -> dict[str, int]:
+    """Of a call of each, in a process of its own; one thread, or buffers of threads would count."""
+    if settings.quick:
+        return {}
+    found = {}
+    for name in (OURS, ORIGINAL):
+        command = [sys.executable, str(Path(__file__)), "--peak", name, "--only", row.name]
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+        found[name] = int(answer.stdout.splitlines()[-1])
+    return found
+
+
+@torch.no_grad()
+def print_peak(row: Measured, name: str) -> None:
+    torch.set_num_threads(1)
+    module, x = row.make()
+    if name == OURS:
+        adapters.adapt(module)
+    row.encode(module, x[:1, ..., : max(1, x.shape[-1] // 8)] if row.part == "quantizer" else x[:1])
+    print(peak_over_now(lambda: row.encode(module, x)))
 
 
 def _say(case: Case, settings: Settings) -> None:
     ours, theirs = (case.times[name]["seconds"] * 1e3 for name in (OURS, ORIGINAL))
+    held = [f"{peak / 2**20:.1f}" for peak in case.checks["peak_bytes"].values()]
     settings.say(
         f"  {case.name}: {theirs:.2f} ms, adapted {ours:.2f} ms, {case.ratio(ORIGINAL):.2f} times; "
-        f"{case.checks['differ']} tokens differ"
+        f"{case.checks['differ']} of {case.checks['tokens']} tokens differ"
+        + (f"; peak MiB {held[1]}, adapted {held[0]}" if held else "")
+    )
+
+
+def table(document: dict[str, Any]) -> str:
+    """The rows of the most threads, as docs/adapters.md shows them."""
+    cases = document["cases"]
+    most = max(case["parameters"]["threads"] for case in cases)
+    lines = [
+        "| model | part | size | original, ms | adapted, ms | times | tokens that differ | peak MiB | adapted |\n"
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for case in cases:
+        given, checks = case["parameters"], case["checks"]
+        if given["threads"] != most:
+            continue
+        ours, theirs = (case["times"][name] for name in (OURS, ORIGINAL))
+        peak = checks["peak_bytes"]
+        held = [f"{peak[name] / 2**20:.1f}" if peak else "" for name in (ORIGINAL, OURS)]
+        times = [f"{time['seconds'] * 1e3:.2f}" for time in (theirs, ours)]
+        differ = f"{checks['differ']} of {checks['tokens']}"
+        place = [given[key] for key in ("model", "part", "size")]
+        cells = [*place, *times, f"{theirs['ratio']:.2f}", differ, *held]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + f"\n\n{most} threads, {document['machine']['cpu']}."
+
+
+def write_docs(document: dict[str, Any]) -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    DOCS.write_text(
+        f"{before}{BEGIN}\n{table(document)}\n{END}{rest.split(END)[1]}", encoding="utf-8"
     )
 
 
@@ -98,11 +124,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="see that it runs")
     parser.add_argument("--cpu-clock", action="store_true", help="processor time, on one thread")
+    parser.add_argument("--only", default="", help="rows whose names hold this")
+    parser.add_argument("--docs", action="store_true", help="put the table into docs/adapters.md")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--peak", choices=(OURS, ORIGINAL), help=argparse.SUPPRESS)
     given = parser.parse_args()
+    chosen = [row for row in rows() if given.only in row.name]
+    if given.peak:
+        print_peak(next(row for row in chosen if row.name == given.only), given.peak)
+        return
     threads = (1,) if given.cpu_clock else (1, 2)
     settings = Settings(given.quick, given.cpu_clock, threads, given.output)
-    write("adapters", measure(settings), settings)
+    write("adapters", [case for row in chosen for case in measure(row, settings)], settings)
+    if given.docs:
+        write_docs(read_json(settings.output / "adapters.json"))
 
 
 if __name__ == "__main__":

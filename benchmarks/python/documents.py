@@ -18,6 +18,7 @@ LEARNING = "learning_table"
 LEARNING_RESIDUAL = "learning_residual"
 LEARNING_REFINE = "learning_refine"
 LEARNING_LFQ = "learning_lfq"
+QUANTIZERS = "quantizers"
 MIB = 2**20
 # Columns of the tables, and the ratio under which a column is found in the JSON.
 ORDER = ("reference", "compiled", "plain torch", "GEMM", "faiss", "faiss tables", "one thread")
@@ -26,7 +27,7 @@ Document = dict[str, Any]
 
 
 def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
-    """Fills docs/benchmarks.md, docs/learning.md and docs/choosing.md from the results that exist."""
+    """Fills docs/benchmarks.md, docs/learning.md, docs/choosing.md and docs/which.md from the results that exist."""
     tables = {}
     found = [name for name in suites if (results / f"{name}.json").exists()]
     documents = {name: read_json(results / f"{name}.json") for name in found}
@@ -68,6 +69,10 @@ def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
             "lfq_machine": _machine([document]),
         }
         fill(docs / "learning.md", parts)
+    compared = results / f"{QUANTIZERS}.json"
+    if compared.exists():
+        document = read_json(compared)
+        fill(docs / "which.md", {"quantizers": _compared(document) + "\n" + _machine([document])})
 
 
 def fill(file: Path, tables: dict[str, str]) -> None:
@@ -296,6 +301,26 @@ def _targets(documents: list[Document]) -> str:
     return f"{met} of {len(rows)} are met.\n\n" + _table(
         ["target", "case", "wanted", "measured", ""], rows
     )
+
+
+def _compared(document: Document) -> str:
+    """A row for each quantizer, see quantizers.py."""
+    rows = []
+    for row in document["rows"]:
+        lost, use = ([run[key] for run in row["learnt"]] for key in ("lost", "use"))
+        rows.append(
+            [
+                row["name"],
+                f"{row['bits']:.3g}",
+                f"{sum(lost) / len(lost):.1%}",
+                f"{sum(use) / len(use):.0%}",
+                f"{row['training_us'] / 1000:.2g} ms",
+                f"{row['encoding_us'] / 1000:.2g} ms",
+                f"{row['bytes'] / MIB:.0f} MiB",
+            ]
+        )
+    names = ["quantizer", "bits", "error", "use", "training step", "encoding", "memory"]
+    return _table(names, rows)
 
 
 def _learning(document: Document) -> tuple[dict[str, str], dict[str, str]]:

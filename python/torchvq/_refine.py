@@ -83,6 +83,8 @@ def refine(
             codebooks or codes that are not set; too few tokens; bad shapes and options. TypeError: bad dtypes.
 
     Example:
+        >>> rvq = torchvq.ResidualVQ(dim=8, num_quantizers=2, codebook_size=16)
+        >>> tokens = torch.randn(1, 1024, 8)
         >>> before, after, _ = torchvq.refine(rvq.eval(), tokens, beam_size=8)
     """
     stacks, parts = _stacks(module, tokens)

@@ -4,9 +4,6 @@
 #include <cmath>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/adaptive_avg_pool1d.h>
-#include <ATen/ops/adaptive_avg_pool2d.h>
-#include <ATen/ops/adaptive_avg_pool3d.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/conv1d.h>
 #include <ATen/ops/conv2d.h>
@@ -40,23 +37,6 @@ int64_t check_grid(const char* op, at::IntArrayRef size) {
   return cells;
 }
 
-/// Averages over the cells of a grid; a map without positions has none.
-at::Tensor average_cells(const at::Tensor& map, at::IntArrayRef size) {
-  const auto positions = map.sym_sizes().slice(2);
-  if (std::any_of(positions.begin(), positions.end(), [](const auto& n) { return n == 0; })) {
-    auto shape = map.sym_sizes().vec();
-    std::copy(size.begin(), size.end(), shape.begin() + 2);
-    return map.new_zeros_symint(shape);
-  }
-  if (size.size() == 1) return at::adaptive_avg_pool1d(map, size);
-  return size.size() == 2 ? at::adaptive_avg_pool2d(map, size) : at::adaptive_avg_pool3d(map, size);
-}
-
-/// The fraction of each cell that is real: (B, *S) to (B, 1, *size).
-at::Tensor real_fraction(const at::Tensor& mask, at::IntArrayRef size, at::ScalarType dtype) {
-  return average_cells(mask.unsqueeze(1).to(dtype), size);
-}
-
 /// The weights of linear interpolation along one axis: (full, cells).
 at::Tensor interpolation(int64_t cells, const c10::SymInt& full, const at::TensorOptions& options) {
   const auto wide = options.dtype(at::kDouble).requires_grad(false);
@@ -67,8 +47,13 @@ at::Tensor interpolation(int64_t cells, const c10::SymInt& full, const at::Tenso
   return apart.neg().add(1).clamp_min(0).to(options.dtype());
 }
 
-/// By products, which compilers and devices round as they do others, and whose gradient adds up in
-/// the same order every time: torch's own interpolation does neither.
+/// The products of a map with weights (cells, positions) along one axis. Products are what compilers and
+/// devices round as they do others, what leaves sizes open, and what adds up gradients in one order:
+/// torch's own pooling and interpolation do none of that.
+at::Tensor along_axis(const at::Tensor& map, int64_t axis, const at::Tensor& weights) {
+  return map.movedim(axis, -1).contiguous().matmul(weights.t()).movedim(-1, axis);
+}
+
 at::Tensor interpolate(const at::Tensor& grid, at::IntArrayRef size, c10::SymIntArrayRef full) {
   auto map = grid;
   for (auto axis = static_cast<int64_t>(size.size()) - 1; axis >= 0; --axis) {
@@ -78,10 +63,46 @@ at::Tensor interpolate(const at::Tensor& grid, at::IntArrayRef size, c10::SymInt
       map = map.expand_symint(shape);
       continue;
     }
-    const auto weights = interpolation(size[axis], full[axis], grid.options());
-    map = map.movedim(axis + 2, -1).contiguous().matmul(weights.t()).movedim(-1, axis + 2);
+    map = along_axis(map, axis + 2, interpolation(size[axis], full[axis], grid.options()));
   }
   return map.contiguous();
+}
+
+/// Which positions a cell averages along one axis: from the one that its beginning falls into to the one
+/// that its end falls into. (cells, positions), 1 or 0.
+at::Tensor cell_positions(int64_t cells, const c10::SymInt& full,
+                          const at::TensorOptions& options) {
+  const auto whole = options.dtype(at::kLong).requires_grad(false);
+  const auto cell = at::arange(cells, whole).unsqueeze(1);
+  const auto position = at::arange(c10::Scalar(full), whole);
+  const auto count = position.slice(0, -1).add(1);  // full, as compilers can multiply it
+  const auto begins = position.add(1).mul(cells).gt(cell.mul(count));
+  const auto ends = position.mul(cells).lt(cell.add(1).mul(count));
+  return begins.logical_and(ends).to(options.dtype());
+}
+
+/// Averages over the cells of a grid; a map without positions has none.
+at::Tensor average_cells(const at::Tensor& map, at::IntArrayRef size) {
+  const auto positions = map.sym_sizes().slice(2);
+  if (std::any_of(positions.begin(), positions.end(), [](const auto& n) { return n == 0; })) {
+    auto shape = map.sym_sizes().vec();
+    std::copy(size.begin(), size.end(), shape.begin() + 2);
+    return map.new_zeros_symint(shape);
+  }
+  // In float64, so that no order of additions shows: a compiler adds up products with a single cell in another.
+  auto grid = map.to(at::kDouble);
+  for (auto axis = static_cast<int64_t>(size.size()) - 1; axis >= 0; --axis) {
+    const auto own = cell_positions(size[axis], map.sym_size(axis + 2), grid.options());
+    auto counts = own.sum(1);
+    for (auto after = axis + 3; after < map.dim(); ++after) counts = counts.unsqueeze(-1);
+    grid = along_axis(grid, axis + 2, own).div(counts);
+  }
+  return grid.to(map.scalar_type()).contiguous();
+}
+
+/// The fraction of each cell that is real: (B, *S) to (B, 1, *size).
+at::Tensor real_fraction(const at::Tensor& mask, at::IntArrayRef size, at::ScalarType dtype) {
+  return average_cells(mask.unsqueeze(1).to(dtype), size);
 }
 
 at::Tensor convolve(const at::Tensor& map, const at::Tensor& weight, const at::Tensor& bias) {

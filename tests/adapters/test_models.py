@@ -182,9 +182,74 @@ def snac_package() -> tuple[nn.Module, Tensor, Run]:
     return model, torch.randn(2, 1, 1600), run
 
 
+def moshi_package() -> tuple[nn.Module, Tensor, Run]:
+    from moshi.models import loaders
+
+    sound = dict(
+        sample_rate=24000, channels=1, frame_rate=12.5,
+        seanet={**loaders._seanet_kwargs, "dimension": 32, "n_filters": 4},
+        quantizer=dict(dimension=16, n_q=6, bins=32, input_dimension=32, output_dimension=32),
+        transformer={
+            **loaders._transformer_kwargs, "d_model": 32, "num_heads": 2, "num_layers": 1, "dim_feedforward": 64,
+            "input_dimension": 32, "output_dimensions": [32],
+        },
+    )  # fmt: skip
+
+    def run(model: Any, sound: Tensor) -> tuple[Tensor, ...]:
+        codes = model.encode(sound)
+        with model.streaming(1):
+            frames = [model.encode(part) for part in sound[:1].split(model.frame_size, dim=-1)]
+        return codes, model.decode(codes), model.decode_latent(codes), *frames
+
+    return loaders.get_mimi(None, sound, num_codebooks=6), torch.randn(2, 1, 1920 * 3), run
+
+
+def glm_image() -> tuple[nn.Module, Tensor, Run]:
+    from transformers.models.glm_image import modeling_glm_image as m
+
+    config = m.GlmImageVQVAEConfig(embed_dim=16, num_embeddings=32, latent_channels=24)
+
+    def run(model: Any, image: Tensor) -> tuple[Tensor, ...]:
+        return tuple(t for t in model.encode(image).values() if isinstance(t, Tensor))
+
+    return m.GlmImageVQVAE(config), torch.randn(2, 24, 8, 8), run
+
+
+def chameleon_generates() -> tuple[nn.Module, Tensor, Run]:
+    """The language model around the tokens of a picture."""
+    from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+
+    words = {"<image>": 4} | {
+        f"IMGIMG{'ABCDEFGHIJ'[i // 10]}{'ABCDEFGHIJ'[i % 10]}Z": 8 + i for i in range(32)
+    }
+    pictures = dict(
+        base_channels=32, channel_multiplier=[1, 2], num_res_blocks=1, embed_dim=16, latent_channels=32,
+        num_embeddings=32, resolution=32,
+    )  # fmt: skip
+    config = ChameleonConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, vq_config=pictures, vocabulary_map=words, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+
+    def run(model: Any, image: Tensor) -> tuple[Tensor, ...]:
+        tokens = model.model.get_image_tokens(image)
+        marks = torch.full((2, tokens[0].numel()), 4)
+        prompt = torch.cat([torch.tensor([[1], [1]]), marks, torch.tensor([[5], [6]])], 1)
+        written = model.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            pixel_values=image,
+            max_new_tokens=6,
+            do_sample=False,
+        )
+        return tokens, written
+
+    return ChameleonForConditionalGeneration(config), torch.randn(2, 3, 32, 32), run
+
+
 MODELS = (
-    encodec, mimi, dac, chameleon, janus, emu3,
-    diffusers_package, encodec_package, dac_package, snac_package,
+    encodec, mimi, dac, chameleon, chameleon_generates, janus, emu3, glm_image,
+    diffusers_package, encodec_package, dac_package, moshi_package, snac_package,
 )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ STARTS = {"vq_kmeans"}
 # In training they run an optimizer, which no graph holds.
 BREAKS = {"latent_in_place"}
 # Eager runs skip the levels that are dropped, graphs run them for nothing: another order of the gradient's sum.
-MASKED = {"residual_fsq_dropout"}
+MASKED = {"residual_fsq_dropout", "hierarchical_vq_dropout"}
 Close = Callable[[Tensor, Tensor], None]
 
 

@@ -1,6 +1,6 @@
 """ResidualFSQ and GroupedResidualFSQ rows: numbers of the reference, and oracles where it is wrong or takes less.
 
-The gradient differs on purpose (B8), so rows that compare gradients are compatible ones, of one level, or have an
+The gradient differs on purpose, so rows that compare gradients are compatible ones, of one level, or have an
 oracle.
 """
 

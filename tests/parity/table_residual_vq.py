@@ -1,7 +1,7 @@
 """ResidualVQ and GroupedResidualVQ rows that must give the reference's numbers.
 
-docs/design/reference-behaviour-residual.md says what each option does. The gradient of a stack differs on purpose
-(B8), so rows that compare gradients are compatible ones; rows called plain compare all the rest, or options under
+docs/design/reference-behaviour-residual.md says what each option does. The gradient of a stack differs on purpose,
+so rows that compare gradients are compatible ones; rows called plain compare all the rest, or options under
 which the two gradients agree.
 """
 

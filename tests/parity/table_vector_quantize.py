@@ -275,7 +275,7 @@ LEARNED = [
     Row("learnable, separate heads", dict(**SEPARATE, **LEARNABLE), probes=READ),
     Row("learnable, frozen", frozen(**LEARNABLE)),
     Row("learnable, masked", LEARNABLE, forward=lambda step: dict(mask=mask(step))),
-    # The first step, before an optimizer has moved the codes away from their averages (B11).
+    # The first step, before an optimizer has moved the codes away from their averages.
     Row("learnable, EMA for a call", LEARNABLE, forward=lambda step: dict(ema_update=step == 0)),
     Row(
         "in-place optimizer", dict(in_place_codebook_optimizer=sgd, **LEARNABLE), forward=BREAKDOWN
@@ -375,7 +375,7 @@ LOSSES = [
         "cross-entropy commitment, separate heads",
         frozen(commitment_use_cross_entropy_loss=True, **SEPARATE),
     ),
-    # One step under EMA: from the second on the reference has forgotten the optimizer's (B11).
+    # One step under EMA: from the second on the reference has forgotten the optimizer's.
     Row("orthogonal", dict(orthogonal_reg_weight=2.0), forward=BREAKDOWN, steps=1),
     Row("orthogonal, no EMA", dict(orthogonal_reg_weight=2.0, ema_update=False), forward=BREAKDOWN),
     Row("orthogonal, cosine", dict(orthogonal_reg_weight=2.0, use_cosine_sim=True), steps=1),

@@ -88,6 +88,21 @@ def test_write_docs_fills_the_tables_and_repeats_itself(results: Path, tmp_path:
     assert (tmp_path / "benchmarks.md").read_text() == once
 
 
+@pytest.mark.parametrize(
+    "rows", ["^(FSQ|ResidualVQ)$", pytest.param("", marks=pytest.mark.exhaustive)]
+)
+def test_the_quantizers_reach_their_page(rows: str, tmp_path: Path) -> None:
+    done = script("quantizers.py", "--quick", "--only", rows, "--output", tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("benchmarks.md", "which.md"):
+        shutil.copyfile(ROOT / "docs" / name, tmp_path / name)
+    documents.write(tmp_path, tmp_path, ())
+    page = (tmp_path / "which.md").read_text()
+    assert "| FSQ | 9.97 | " in page
+    assert "| ResidualVQ | 32 | " in page
+    assert "the numbers are noise" in page
+
+
 def test_run_names_the_suites_when_one_is_unknown() -> None:
     done = script("run.py", "--only", "nearest_code,fastest_code")
     assert done.returncode == 2

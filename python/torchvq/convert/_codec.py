@@ -1,0 +1,117 @@
+"""A codec as it goes into a file (include/torchvq/io/codec.h and projected_codec.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchvq._version import __version__
+
+
+class ConversionError(ValueError):
+    """What is no quantizer that a codec can describe; the message is one sentence."""
+
+
+class Projection(NamedTuple):
+    """``weight x + bias``: (out, in) and (out,)."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass
+class Level:
+    """A codebook (K, d), the vectors that each code has had (K,), and the maps around it."""
+
+    codebook: Tensor
+    counts: Tensor | None = None
+    into: Projection | None = None
+    out: Projection | None = None
+
+
+@dataclass
+class Stack:
+    """Levels, each of which describes what those before have left, and the maps around them."""
+
+    levels: list[Level]
+    into: Projection | None = None
+    out: Projection | None = None
+
+
+@dataclass
+class Codec:
+    """Stacks whose sum describes a vector. Tokens: the levels of the first stack, then those of the next."""
+
+    stacks: list[Stack] = field(default_factory=list)
+    metric: str = "euclidean"
+
+    @property
+    def levels(self) -> list[Level]:
+        """Those of all stacks, in the order of tokens."""
+        return [level for stack in self.stacks for level in stack.levels]
+
+    @property
+    def dim(self) -> int:
+        """Features of the latents that the quantizer takes."""
+        first = self.stacks[0]
+        into = first.into or first.levels[0].into
+        return first.levels[0].codebook.shape[1] if into is None else into.weight.shape[1]
+
+    @property
+    def plain(self) -> bool:
+        """Whether a VectorQuantize or a ResidualVQ has the same state."""
+        parts: list[Stack | Level] = [*self.stacks, *self.levels]
+        maps = any(part.into is not None or part.out is not None for part in parts)
+        # By angle, several levels are no ResidualVQ of the command line.
+        return (
+            len(self.stacks) == 1
+            and not maps
+            and (self.metric == "euclidean" or len(self.levels) == 1)
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What the file holds, float32."""
+        found = self._plain_tensors() if self.plain else self._projected_tensors()
+        return {name: tensor.detach().contiguous() for name, tensor in found}
+
+    def metadata(self) -> dict[str, str]:
+        """What the file says of them."""
+        said = {"format": "pt", "format_version": "1", "dim": str(self.dim), "metric": self.metric}
+        said["torchvq_version"] = __version__
+        if not self.plain:
+            return said | {"class": "ProjectedCodec"}
+        sizes = [level.codebook.shape[0] for level in self.levels]
+        said["codebook_size"] = str(sizes[0]) if len(set(sizes)) == 1 else ",".join(map(str, sizes))
+        if len(sizes) == 1:
+            return said | {"class": "VectorQuantize"}
+        return said | {"class": "ResidualVQ", "num_quantizers": str(len(sizes))}
+
+    def _plain_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for index, level in enumerate(self.levels):
+            key = f"layers.{index}._codebook." if len(self.levels) > 1 else "_codebook."
+            codes = level.codebook.float().unsqueeze(0)
+            counts = torch.ones(codes.shape[1]) if level.counts is None else level.counts.float()
+            yield key + "initted", torch.tensor(True)
+            yield key + "cluster_size", counts.unsqueeze(0)
+            yield key + "embed_avg", codes * counts[None, :, None]
+            yield key + "embed", codes
+
+    def _projected_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        for s, stack in enumerate(self.stacks):
+            yield from _maps(f"stacks.{s}.", stack)
+            for q, level in enumerate(stack.levels):
+                key = f"stacks.{s}.layers.{q}."
+                yield from _maps(key, level)
+                yield key + "_codebook.embed", level.codebook.float().unsqueeze(0)
+
+
+def _maps(key: str, part: Stack | Level) -> Iterator[tuple[str, Tensor]]:
+    for name, projection in (("project_in", part.into), ("project_out", part.out)):
+        if projection is not None:
+            yield f"{key}{name}.weight", projection.weight.float()
+            if projection.bias is not None:
+                yield f"{key}{name}.bias", projection.bias.float()

@@ -1,0 +1,83 @@
+"""From a model, a directory or a file to a codec's file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from torchvq.convert._checkpoints import read
+from torchvq.convert._codec import Codec, ConversionError
+from torchvq.convert._state import codec_of_state
+
+
+def convert(
+    source: nn.Module | Mapping[str, Tensor] | str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    metric: str | None = None,
+    prefix: str = "",
+) -> Codec:
+    """Writes the quantizer of a tokenizer as a codec of the command line and of C++.
+
+    A stack of codebooks alone, and a single codebook, become the state of :class:`torchvq.ResidualVQ` and
+    :class:`torchvq.VectorQuantize`; codebooks behind linear maps (DAC, Mimi) become a projected codec
+    (include/torchvq/io/projected_codec.h). Either takes the latents that the model's quantizer takes, features last.
+
+    Args:
+        source: A model, adapted or not; its state dict; a directory that ``save_pretrained`` wrote; a .safetensors,
+            .bin, .pt, .pth or .th file of such a state dict.
+        path: The .safetensors file to write.
+        metric: ``"euclidean"`` or ``"cosine"``, where the names of the tensors do not tell it. Default: what they, the
+            model or the config.json beside the file tell.
+        prefix: What the names of the quantizer's tensors begin with, for models that have several. Default: any.
+
+    Returns:
+        What was written. Tensors are float32 there: those of half precision exactly, those of float64 rounded.
+
+    Raises:
+        ConversionError: a ValueError of one sentence, when there is no quantizer, when there are several, and for what
+            a codec of vectors cannot say (levels at several rates, as SNAC has them). Nothing is written.
+    """
+    if metric not in (None, "euclidean", "cosine"):
+        raise ConversionError(f"expected metric to be euclidean or cosine, but got {metric}")
+    state, strides, by_angle = _facts(source)
+    _check_strides(strides, state, prefix)
+    codec = codec_of_state(state, metric or ("cosine" if by_angle else None), prefix)
+    from safetensors.torch import save_file
+
+    save_file(codec.tensors(), path, codec.metadata())
+    return codec
+
+
+def _facts(source: Any) -> tuple[Mapping[str, Tensor], list[int] | None, bool]:
+    """Tensors; strides of the levels where they are known; whether an image's codes are compared by angle."""
+    if isinstance(source, nn.Module):
+        kinds = {type(module).__name__ for module in source.modules()}
+        strides: list[int] = [
+            int(module.stride)  # type: ignore[arg-type]
+            for module in source.modules()
+            if hasattr(module, "codebook") and isinstance(getattr(module, "stride", None), int)
+        ]
+        return source.state_dict(), strides or [1], "GlmImageVQVAEVectorQuantizer" in kinds
+    if isinstance(source, Mapping):
+        return source, None, False
+    state, config = read(Path(source))
+    return state, config.get("vq_strides"), "glm_image" in str(config.get("model_type", ""))
+
+
+def _check_strides(strides: list[int] | None, state: Mapping[str, Tensor], prefix: str) -> None:
+    if strides is not None:
+        if any(stride != 1 for stride in strides):
+            raise ConversionError(
+                f"expected all levels at one rate, as a codec of vectors has no time axis, but got strides {strides}"
+            )
+        return
+    snac = "in_proj.parametrizations.weight.original0"
+    if any(key.startswith(prefix) and key.endswith(snac) for key in state):
+        raise ConversionError(
+            "expected config.json with vq_strides beside these tensors, which are SNAC's, but there is none"
+        )

@@ -1,0 +1,169 @@
+"""Which tensors of a state dict are a quantizer's, by the names that the packages give them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchvq.convert._codec import Codec, ConversionError, Level, Projection, Stack
+
+State = Mapping[str, Tensor]
+
+# A level of a stack, and what its codes are called: themselves, or the sum of the vectors that chose them.
+_LEVEL = re.compile(
+    r"(?P<stack>(?:.*\.)?)(?:layers|quantizers)\.(?P<index>\d+)\.(?P<book>_?codebook\.)"
+    r"(?P<codes>embed|embed_sum|embedding_sum|weight)"
+)
+_IMAGE = re.compile(r"(?:.*\.)?(?:quantize\.)?embedding\.weight")
+_SUMS = ("embed_sum", "embedding_sum")
+# The two stacks of Mimi, in the order of its tokens.
+_PAIRS = (
+    ("semantic_residual_vector_quantizer.", "acoustic_residual_vector_quantizer."),
+    ("rvq_first.vq.", "rvq_rest.vq."),
+)
+# Mimi divides sums by counts of at least this.
+_FEWEST = 1e-5
+
+
+def codec_of_state(state: State, metric: str | None = None, prefix: str = "") -> Codec:
+    """The codec of the one quantizer among these tensors whose names begin with ``prefix``.
+
+    Raises:
+        ConversionError: when there is none, when there are several, or when a codec cannot describe it.
+    """
+    keys = [key for key in state if key.startswith(prefix)]
+    stacks = _stacks(keys)
+    if not stacks:
+        return _image_codec(state, [key for key in keys if _is_image(key)], metric)
+    factorised = any(_level_key(match) + "in_proj.bias" in state for match in _first(stacks))
+    codec = Codec(
+        [_stack(state, name, stacks[name]) for name in _in_order(stacks)],
+        metric or ("cosine" if factorised else "euclidean"),
+    )
+    _check_maps(codec)
+    return codec
+
+
+def _stacks(keys: list[str]) -> dict[str, list[re.Match[str]]]:
+    found: dict[str, list[re.Match[str]]] = {}
+    for key in keys:
+        match = _LEVEL.fullmatch(key)
+        if match:
+            found.setdefault(match["stack"], []).append(match)
+    for name, matches in found.items():
+        matches.sort(key=lambda match: int(match["index"]))
+        if [int(match["index"]) for match in matches] != list(range(len(matches))):
+            raise ConversionError(f"expected every level of {name}, but some are missing or double")
+    return found
+
+
+def _first(stacks: dict[str, list[re.Match[str]]]) -> list[re.Match[str]]:
+    return next(iter(stacks.values()))
+
+
+def _in_order(stacks: dict[str, list[re.Match[str]]]) -> list[str]:
+    names = list(stacks)
+    if len(names) == 1:
+        return names
+    for ends in _PAIRS:
+        ordered = [name for end in ends for name in names if name.endswith(end)]
+        around = {name.removesuffix(end) for name, end in zip(ordered, ends, strict=False)}
+        if len(ordered) == len(names) == 2 and len(around) == 1:
+            return ordered
+    raise ConversionError(f"expected one quantizer, but found several: {', '.join(names)}")
+
+
+def _stack(state: State, name: str, matches: list[re.Match[str]]) -> Stack:
+    around = name.removesuffix("vq.")
+    return Stack(
+        [_level(state, match) for match in matches],
+        _projection(state, around + "input_proj"),
+        _projection(state, around + "output_proj"),
+    )
+
+
+def _level(state: State, match: re.Match[str]) -> Level:
+    key, book = _level_key(match), _level_key(match) + match["book"]
+    codes = state[match[0]].detach()
+    counts = next((state[book + n] for n in ("cluster_size", "cluster_usage") if book + n in state), None)  # fmt: skip
+    if match["codes"] in _SUMS:
+        if counts is None:
+            raise ConversionError(
+                f"expected {book}cluster_usage beside {match[0]}, but it is missing"
+            )
+        codes = codes / counts.clamp(min=_FEWEST)[:, None]
+    if codes.dim() != 2:
+        raise ConversionError(
+            f"expected {match[0]} to have shape (K, D), but got {tuple(codes.shape)}"
+        )
+    return Level(
+        codes,
+        counts,
+        _projection(state, key + "in_proj") or _projection(state, key + "project_in"),
+        _projection(state, key + "out_proj") or _projection(state, key + "project_out"),
+    )
+
+
+def _level_key(match: re.Match[str]) -> str:
+    return match[0].removesuffix(match["book"] + match["codes"])
+
+
+def _projection(state: State, key: str) -> Projection | None:
+    weight = _weight(state, key)
+    if weight is None:
+        return None
+    if weight.dim() == 3 and weight.shape[2] == 1:
+        weight = weight.squeeze(2)
+    if weight.dim() != 2:
+        raise ConversionError(
+            f"expected {key} to be a linear map of single vectors, but its weight has shape {tuple(weight.shape)}"
+        )
+    return Projection(weight, state.get(key + ".bias"))
+
+
+def _weight(state: State, key: str) -> Tensor | None:
+    """A weight as it is, or from its direction and its norm, in both of torch's spellings."""
+    if key + ".weight" in state:
+        return state[key + ".weight"].detach()
+    for norm, direction in (
+        (".weight_g", ".weight_v"),
+        (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
+    ):
+        if key + norm in state and key + direction in state:
+            return torch._weight_norm(state[key + direction], state[key + norm], 0).detach()
+    return None
+
+
+def _check_maps(codec: Codec) -> None:
+    for stack in codec.stacks:
+        features = codec.dim if stack.into is None else stack.into.weight.shape[0]
+        for level in stack.levels:
+            inside = level.codebook.shape[1]
+            into, out = _shape(level.into, features), _shape(level.out, inside)
+            if into != (inside, features) or out != (features, inside):
+                raise ConversionError(
+                    f"expected maps between {features} features and codes of {inside}, but got {into} and {out}"
+                )
+
+
+def _shape(projection: Projection | None, features: int) -> tuple[int, ...]:
+    return (features, features) if projection is None else tuple(projection.weight.shape)
+
+
+def _is_image(key: str) -> bool:
+    return bool(_IMAGE.fullmatch(key)) and ("quantize." in key or key == "embedding.weight")
+
+
+def _image_codec(state: State, keys: list[str], metric: str | None) -> Codec:
+    if not keys:
+        raise ConversionError("expected a quantizer that is known here, but found none")
+    if len(keys) > 1:
+        raise ConversionError(f"expected one quantizer, but found several: {', '.join(keys)}")
+    codes: Any = state[keys[0]].detach()
+    if metric == "cosine":  # what these give back is the unit vector of a code
+        codes = torch.nn.functional.normalize(codes.float(), dim=-1)
+    return Codec([Stack([Level(codes)])], metric or "euclidean")

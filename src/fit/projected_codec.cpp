@@ -1,0 +1,114 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/bincount.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
+#include <torchvq/fit/projected_codec.h>
+#include <torchvq/ops/lookup_codes.h>
+#include <torchvq/ops/nearest_code.h>
+
+#include <algorithm>
+
+namespace torchvq::fit {
+namespace {
+
+at::Tensor through(const Projection& projection, const at::Tensor& x) {
+  if (!projection.weight.defined()) return x;
+  const auto weight = projection.weight.to(at::kDouble).t();
+  if (!projection.bias.defined()) return at::mm(x, weight);
+  return at::addmm(projection.bias.to(at::kDouble), x, weight);
+}
+
+// What codes (N,) of a level say, where -1 says nothing.
+at::Tensor said_by(const ProjectedLevel& level, const at::Tensor& codes) {
+  const auto codebook = level.codebook.to(at::kDouble).unsqueeze(0);
+  const auto chosen = ops::lookup_codes(codebook, codes.unsqueeze(0))[0];
+  return through(level.out, chosen).masked_fill(codes.lt(0).unsqueeze(1), 0);
+}
+
+at::Tensor encode_levels(const at::Tensor& x, const ProjectedStack& stack,
+                         const std::string& metric) {
+  auto residual = through(stack.in, x);
+  std::vector<at::Tensor> codes;
+  for (const auto& level : stack.levels) {
+    const auto options = ops::NearestCodeOptions().metric(metric);
+    codes.push_back(
+        ops::nearest_code(through(level.in, residual), level.codebook, options).indices);
+    if (codes.size() < stack.levels.size()) residual = residual - said_by(level, codes.back());
+  }
+  return at::stack(codes, 1);
+}
+
+at::Tensor decode_levels(const at::Tensor& codes, const ProjectedStack& stack) {
+  auto sum = said_by(stack.levels[0], codes.select(1, 0));
+  for (size_t q = 1; q < stack.levels.size(); ++q)
+    sum = sum + said_by(stack.levels[q], codes.select(1, static_cast<int64_t>(q)));
+  return through(stack.out, sum).masked_fill(codes.lt(0).all(1, /*keepdim=*/true), 0);
+}
+
+}  // namespace
+
+int64_t ProjectedCodec::columns() const {
+  int64_t count = 0;
+  for (const auto& stack : stacks) count += static_cast<int64_t>(stack.levels.size());
+  return count;
+}
+
+const at::Tensor& ProjectedCodec::codebook(int64_t column) const {
+  auto left = static_cast<size_t>(column);
+  for (const auto& stack : stacks) {
+    if (left < stack.levels.size()) return stack.levels[left].codebook;
+    left -= stack.levels.size();
+  }
+  TORCH_CHECK_INDEX(false, "codebook: expected column to be below ", columns(), ", but got ",
+                    column);
+}
+
+at::Tensor encode_projected(const at::Tensor& x, const ProjectedCodec& codec) {
+  TORCH_CHECK_VALUE(x.dim() == 2 && x.size(1) == codec.dim,
+                    "encode_projected: expected x to have shape (N, ", codec.dim, "), but got ",
+                    x.sizes());
+  const auto wide = x.to(at::kDouble);
+  std::vector<at::Tensor> codes;
+  for (const auto& stack : codec.stacks) codes.push_back(encode_levels(wide, stack, codec.metric));
+  return at::cat(codes, 1);
+}
+
+at::Tensor decode_projected(const at::Tensor& codes, const ProjectedCodec& codec) {
+  TORCH_CHECK_VALUE(codes.dim() == 2 && codes.size(1) == codec.columns(),
+                    "decode_projected: expected codes to have shape (N, ", codec.columns(),
+                    "), but got ", codes.sizes());
+  auto sum = at::zeros({codes.size(0), codec.dim}, at::kDouble);
+  int64_t first = 0;
+  for (const auto& stack : codec.stacks) {
+    const auto levels = static_cast<int64_t>(stack.levels.size());
+    sum += decode_levels(codes.narrow(1, first, levels), stack);
+    first += levels;
+  }
+  return sum.to(at::kFloat);
+}
+
+EvaluateProjectedOutput evaluate_projected(const functional::VectorBlocks& vectors,
+                                           const ProjectedCodec& codec,
+                                           const std::function<void(int64_t rows)>& progress) {
+  EvaluateProjectedOutput output;
+  for (int64_t i = 0; i < codec.columns(); ++i)
+    output.counts.push_back(at::zeros({codec.codebook(i).size(0)}, at::kLong));
+  for (int64_t first = 0; first < vectors.rows; first += vectors.block_rows) {
+    const auto count = std::min(vectors.block_rows, vectors.rows - first);
+    const auto x = vectors.read(first, count);
+    const auto codes = encode_projected(x, codec);
+    for (int64_t i = 0; i < codec.columns(); ++i) {
+      auto& counts = output.counts[static_cast<size_t>(i)];
+      counts += at::bincount(codes.select(1, i), {}, counts.size(0));
+    }
+    output.error.add(x, decode_projected(codes, codec));
+    if (progress) progress(first + count);
+  }
+  return output;
+}
+
+}  // namespace torchvq::fit
