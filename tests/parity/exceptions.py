@@ -188,6 +188,9 @@ RAISES = {
 # Rows whose numbers are drawn, or hang on rounding, or whose input is the oracle's own: the oracle rejects torchvq
 # under the switch, and no numbers are compared.
 BY_CHANCE = {
+    ("HierarchicalVQ", "k-means"),
+    ("HierarchicalVQ", "dropped"),
+    ("HierarchicalVQ", "dropped, own"),
     ("BinaryMapper", "evaluation"),
     ("BinaryMapper", "temperature"),
     ("FSQ", "noise of half a step"),

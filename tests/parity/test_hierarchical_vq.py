@@ -31,7 +31,7 @@ def without_the_last_scale(module):
     ids=["plain", "own", "rotation"],
 )
 def test_dropped_scales_as_in_the_reference(options, reference, subject):
-    row = Row("dropped", dict(nested_dropout=1.0) | options, shape=(3, DIM, 6))
+    row = Row("dropped", dict(nested_dropout=1.0, vqp_compat=True) | options, shape=(3, DIM, 6))
     theirs = without_the_last_scale(TABLE.build_prepared(reference, row))
     ours = without_the_last_scale(TABLE.build(subject, row))
     ours.load_state_dict(theirs.state_dict())
