@@ -1,0 +1,6 @@
+# Kernels for NVIDIA GPUs, and the operators that call them, by name. The emulation of tests compiles the same lists
+# (tests/cuda_shim).
+set(TORCHVQ_CUDA_KERNELS
+  kernels/cuda/code_statistics.cu)
+set(TORCHVQ_CUDA_OPERATORS
+  ops/cuda/code_statistics.cpp)

@@ -1,0 +1,73 @@
+// What every operator for CUDA begins with: the device of its tensors made current, and the stream
+// that torch computes on. No header of CUDA's is needed, here or anywhere outside src/kernels/cuda.
+//
+// With TORCHVQ_CUDA_SHIM the same sources serve the emulation (tests/cuda_shim), on CPU tensors.
+#pragma once
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/library.h>
+
+#include "kernels/cuda/namespace.h"
+
+namespace torchvq::detail::TORCHVQ_CUDA_NAMESPACE {
+
+/// Kernels that are queued while it lives run on the device of `x`, in order with torch's own.
+class OnDevice {
+ public:
+  explicit OnDevice(const at::Tensor& x) : guard_(x.device()) {
+#if !defined(TORCHVQ_CUDA_SHIM)
+    const c10::impl::VirtualGuardImpl device(x.device().type());
+    queue_.device = x.get_device();
+    queue_.stream = device.getStream(x.device()).native_handle();
+#endif
+  }
+
+  const kernels::TORCHVQ_CUDA_NAMESPACE::Queue& queue() const { return queue_; }
+
+ private:
+  c10::DeviceGuard guard_;
+  kernels::TORCHVQ_CUDA_NAMESPACE::Queue queue_;
+};
+
+/// Throws what a launch has returned, if that is an error.
+inline void check_launch(const char* op, kernels::TORCHVQ_CUDA_NAMESPACE::Error error) {
+  TORCH_CHECK(error == nullptr, op, ": CUDA reports: ", error ? error : "");
+}
+
+/// The any-device kernel of an operator, for what the CUDA kernel does not cover. Arguments are in
+/// the order of the schema.
+template <typename Result, typename... Arguments>
+Result any_device_kernel(const char* op, const Arguments&... arguments) {
+  auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(op, "");
+  torch::jit::Stack stack;
+  torch::jit::push(stack, arguments...);
+  handle.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
+  if constexpr (requires { typename std::tuple_size<Result>::type; }) {
+    return [&]<size_t... i>(std::index_sequence<i...>) {
+      return Result(std::move(stack[i]).toTensor()...);
+    }(std::make_index_sequence<std::tuple_size_v<Result>>());
+  } else {
+    return std::move(stack[0]).to<Result>();
+  }
+}
+
+#if defined(TORCHVQ_CUDA_SHIM)
+/// Adds a kernel to those that the emulation puts in the place of the CPU's.
+struct EmulatedKernel {
+  explicit EmulatedKernel(void (*add)(torch::Library&));
+};
+#endif
+
+}  // namespace torchvq::detail::TORCHVQ_CUDA_NAMESPACE
+
+/// Registers `function` as the CUDA kernel of torchvq::`op`; once per source, at its end, in
+/// namespace torchvq.
+#if defined(TORCHVQ_CUDA_SHIM)
+#define TORCHVQ_CUDA_KERNEL(op, function)                               \
+  static const torchvq::detail::emulated::EmulatedKernel emulated_##op( \
+      +[](torch::Library& library) { library.impl(#op, function); });
+#else
+#define TORCHVQ_CUDA_KERNEL(op, function) \
+  TORCH_LIBRARY_IMPL(torchvq, CUDA, library) { library.impl(#op, function); }
+#endif
