@@ -1,6 +1,12 @@
 # Kernels for NVIDIA GPUs, and the operators that call them, by name. The emulation of tests compiles the same lists
 # (tests/cuda_shim).
 set(TORCHVQ_CUDA_KERNELS
-  kernels/cuda/code_statistics.cu)
+  kernels/cuda/code_statistics.cu
+  kernels/cuda/lookup_codes.cu
+  kernels/cuda/rotation_trick.cu
+  kernels/cuda/unit_vectors.cu)
 set(TORCHVQ_CUDA_OPERATORS
-  ops/cuda/code_statistics.cpp)
+  ops/cuda/code_statistics.cpp
+  ops/cuda/lookup_codes.cpp
+  ops/cuda/rotation_trick.cpp
+  ops/cuda/unit_vectors.cpp)
