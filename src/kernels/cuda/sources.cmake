@@ -2,11 +2,17 @@
 # (tests/cuda_shim).
 set(TORCHVQ_CUDA_KERNELS
   kernels/cuda/code_statistics.cu
+  kernels/cuda/latent_quantize.cu
   kernels/cuda/lookup_codes.cu
   kernels/cuda/rotation_trick.cu
+  kernels/cuda/scalar_quantize.cu
   kernels/cuda/unit_vectors.cu)
 set(TORCHVQ_CUDA_OPERATORS
   ops/cuda/code_statistics.cpp
+  ops/cuda/latent_quantize.cpp
   ops/cuda/lookup_codes.cpp
+  ops/cuda/residual_scalar_quantize.cpp
   ops/cuda/rotation_trick.cpp
+  ops/cuda/scalar_quantize.cpp
+  ops/cuda/sign_quantize.cpp
   ops/cuda/unit_vectors.cpp)
