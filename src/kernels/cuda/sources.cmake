@@ -6,6 +6,8 @@ set(TORCHVQ_CUDA_KERNELS
   kernels/cuda/lookup_codes.cu
   kernels/cuda/rotation_trick.cu
   kernels/cuda/scalar_quantize.cu
+  kernels/cuda/sign_entropy_forward.cu
+  kernels/cuda/sign_entropy_totals.cu
   kernels/cuda/unit_vectors.cu)
 set(TORCHVQ_CUDA_OPERATORS
   ops/cuda/code_statistics.cpp
@@ -14,5 +16,6 @@ set(TORCHVQ_CUDA_OPERATORS
   ops/cuda/residual_scalar_quantize.cpp
   ops/cuda/rotation_trick.cpp
   ops/cuda/scalar_quantize.cpp
+  ops/cuda/sign_entropy.cpp
   ops/cuda/sign_quantize.cpp
   ops/cuda/unit_vectors.cpp)
