@@ -1,6 +1,8 @@
 # Kernels for NVIDIA GPUs, and the operators that call them, by name. The emulation of tests compiles the same lists
 # (tests/cuda_shim).
 set(TORCHVQ_CUDA_KERNELS
-  kernels/cuda/code_statistics.cu)
+  kernels/cuda/code_statistics.cu
+  kernels/cuda/nearest_code.cu)
 set(TORCHVQ_CUDA_OPERATORS
-  ops/cuda/code_statistics.cpp)
+  ops/cuda/code_statistics.cpp
+  ops/cuda/nearest_code.cpp)
