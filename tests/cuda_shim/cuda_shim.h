@@ -16,6 +16,7 @@
 #include <tuple>
 
 #include "kernels/cuda/namespace.h"
+#include "settings.h"
 
 #define __global__
 #define __device__
@@ -49,27 +50,6 @@ inline float2 make_float2(float x, float y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 namespace torchvq::cuda_shim {
-
-/// How mma adds up its sixteen products and what was there.
-enum class Accumulation {
-  kNearest,   ///< exactly, rounded once
-  kTruncate,  ///< terms cut to the 24 bits of the largest, as tensor cores are known to
-  kWorst      ///< and moved by all that the error model of the kernels allows, up or down
-};
-
-enum class Order { kForward, kBackward, kShuffled };
-
-/// What a test may choose. Kernels read `fault`, which is 0 on a GPU.
-struct Settings {
-  Accumulation accumulation = Accumulation::kTruncate;
-  Order order = Order::kForward;
-  int fault = 0;
-};
-
-__attribute__((visibility("default"))) Settings& settings();
-
-/// Of threads and blocks that have run since the program began.
-__attribute__((visibility("default"))) int64_t launches();
 
 extern uint3 thread_index, block_index, block_size, grid_size;
 

@@ -21,6 +21,8 @@ std::vector<void (*)(torch::Library&)>& emulated_kernels() {
 
 EmulatedKernel::EmulatedKernel(void (*add)(torch::Library&)) { emulated_kernels().push_back(add); }
 
+int fault_of_test() { return cuda_shim::settings().fault; }
+
 }  // namespace detail::emulated
 
 namespace cuda_shim {

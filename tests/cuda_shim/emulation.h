@@ -1,7 +1,7 @@
 // The CUDA operators on CPU tensors, run by the emulation. In the library torchvq_emulated only.
 #pragma once
 
-#include "cuda_shim.h"
+#include "settings.h"
 
 namespace torchvq::cuda_shim {
 

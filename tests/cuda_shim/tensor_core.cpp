@@ -78,6 +78,7 @@ uint16_t float_to_half(float value) {
   const auto sign = static_cast<uint16_t>(std::signbit(value) ? 0x8000 : 0);
   const double magnitude = std::abs(static_cast<double>(value));
   if (std::isnan(value)) return static_cast<uint16_t>(sign | 0x7fff);
+  if (magnitude == 0) return sign;
   if (magnitude >= 65520) return static_cast<uint16_t>(sign | 0x7c00);
   int exponent = 0;
   std::frexp(magnitude, &exponent);

@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/elements-inl.h"
+#include "kernels/cuda/magnitude-inl.h"
 #include "kernels/exponents.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
@@ -9,18 +10,6 @@ namespace {
 
 constexpr unsigned kStatisticsThreads = 256;
 using Word = unsigned long long;  // what atomics know; wraps around like int64_t
-
-/// Of a row, every lane alike: the bits of the largest magnitude as float64; those of NaN and
-/// infinity are larger than a number's.
-template <typename T>
-__device__ Word largest_bits(const T* row, int64_t dim) {
-  Word largest = 0;
-  for (int64_t d = lane_of_warp(); d < dim; d += kWarp) {
-    const double value = to_float(row[d]);
-    largest = max(largest, static_cast<Word>(__double_as_longlong(value)) & (~Word{0} >> 1));
-  }
-  return largest_of_warp(largest);
-}
 
 /// A warp to a row: its slot, or -1 where it does not count; what it adds to count and exponent.
 template <typename T>
@@ -33,8 +22,7 @@ __global__ void __launch_bounds__(kStatisticsThreads) find_slots(CodeStatisticsT
     if (index != -1 && (task.mask == nullptr || task.mask[row])) {
       expect(index >= 0 && index < task.size, "code_statistics: indices are in [-1, codes)");
       slot = row / task.tokens * task.size + index;
-      const Word bits = largest_bits(x + row * task.dim, task.dim);
-      const double magnitude = __longlong_as_double(static_cast<long long>(bits));
+      const double magnitude = largest_magnitude(x + row * task.dim, task.dim);
       if (!isfinite(magnitude)) {
         slot = -1;
       } else if (lane_of_warp() == 0) {

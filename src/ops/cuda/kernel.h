@@ -52,6 +52,13 @@ Result any_device_kernel(const char* op, const Arguments&... arguments) {
   }
 }
 
+/// What a test of the emulation has asked a kernel to do wrong; 0, nothing, on a GPU.
+#if defined(TORCHVQ_CUDA_SHIM)
+int fault_of_test();
+#else
+constexpr int fault_of_test() { return 0; }
+#endif
+
 #if defined(TORCHVQ_CUDA_SHIM)
 /// Adds a kernel to those that the emulation puts in the place of the CPU's.
 struct EmulatedKernel {
