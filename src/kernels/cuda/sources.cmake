@@ -7,6 +7,7 @@ set(TORCHVQ_CUDA_KERNELS
   kernels/cuda/latent_quantize.cu
   kernels/cuda/lookup_codes.cu
   kernels/cuda/nearest_code.cu
+  kernels/cuda/residual_encode.cu
   kernels/cuda/rotation_trick.cu
   kernels/cuda/scalar_quantize.cu
   kernels/cuda/sign_entropy_forward.cu
@@ -19,6 +20,7 @@ set(TORCHVQ_CUDA_OPERATORS
   ops/cuda/latent_quantize.cpp
   ops/cuda/lookup_codes.cpp
   ops/cuda/nearest_code.cpp
+  ops/cuda/residual_encode.cpp
   ops/cuda/residual_scalar_quantize.cpp
   ops/cuda/rotation_trick.cpp
   ops/cuda/scalar_quantize.cpp
