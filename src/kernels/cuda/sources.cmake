@@ -4,7 +4,8 @@ set(TORCHVQ_CUDA_KERNELS
   kernels/cuda/code_exponents.cu
   kernels/cuda/code_statistics.cu
   kernels/cuda/ema_update.cu
-  kernels/cuda/nearest_code.cu)
+  kernels/cuda/nearest_code.cu
+  kernels/cuda/support.cu)
 set(TORCHVQ_CUDA_OPERATORS
   ops/cuda/code_exponents.cpp
   ops/cuda/code_statistics.cpp
