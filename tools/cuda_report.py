@@ -16,7 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEFAULT_LIMIT = 128
-LIMITS: dict[str, int] = {}
+LIMITS = {
+    "scan_half": 128,  # two blocks of 256 threads
+    "find_center": 64,  # a block of 1024 threads
+    "move_sizes": 64,
+}
 
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -107,8 +111,9 @@ def main() -> int:
     reports = sorted((build / "src").rglob("*.ptxas"))
     faults = [fault for path in reports for fault in report(path)]
     library = build / "src" / "libtorchvq.so"
-    objects = sum(path.with_suffix("").stat().st_size for path in reports)
-    print(f"{library}: {library.stat().st_size / 2**20:.1f} MiB, {objects / 2**20:.1f} of it CUDA")
+    size = library.stat().st_size / 2**20
+    objects = sum(path.with_suffix("").stat().st_size for path in reports) / 2**20
+    print(f"{library}: {size:.1f} MiB, of which the CUDA kernels are {objects:.1f}")
     faults += undefined_of_cuda(library)
     for fault in faults:
         print(f"  {fault}")

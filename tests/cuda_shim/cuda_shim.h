@@ -316,6 +316,8 @@ inline Error fill_bytes(const Queue&, void* to, int value, size_t bytes) {
   return nullptr;
 }
 
+inline int capability_of(int) { return cuda_shim::settings().capability; }
+
 /// Few, so that loops over the grid take more than one step.
 inline int processors_of(const Queue&) { return 2; }
 

@@ -65,7 +65,9 @@ void torchvq_emulate_cuda(int on) {
 
 void torchvq_set_emulation(int accumulation, int order, int fault) {
   using namespace torchvq::cuda_shim;
-  settings() = {static_cast<Accumulation>(accumulation), static_cast<Order>(order), fault};
+  settings().accumulation = static_cast<Accumulation>(accumulation);
+  settings().order = static_cast<Order>(order);
+  settings().fault = fault;
 }
 
 long long torchvq_emulated_launches() { return torchvq::cuda_shim::launches(); }

@@ -17,7 +17,8 @@ enum class Order { kForward, kBackward, kShuffled };
 struct Settings {
   Accumulation accumulation = Accumulation::kTruncate;
   Order order = Order::kForward;
-  int fault = 0;  ///< what a kernel shall do wrong, by the numbers of its header
+  int fault = 0;       ///< what a kernel shall do wrong, by the numbers of its header
+  int capability = 8;  ///< of the device: below 8 it runs no kernel
 };
 
 __attribute__((visibility("default"))) Settings& settings();

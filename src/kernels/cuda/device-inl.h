@@ -2,6 +2,7 @@
 // same functions in tests/cuda_shim/cuda_shim.h. Included by cuda.h.
 #pragma once
 
+#include <atomic>
 #include <cassert>
 
 #include "kernels/cuda/namespace.h"
@@ -92,6 +93,22 @@ Error launch(void (*kernel)(Parameters...), const Queue& queue, unsigned blocks,
 inline Error fill_bytes(const Queue& queue, void* to, int value, size_t bytes) {
   if (const auto error = cudaSetDevice(queue.device)) return error_of(error);
   return error_of(cudaMemsetAsync(to, value, bytes, static_cast<cudaStream_t>(queue.stream)));
+}
+
+/// The major number of the compute capability; 0 where it cannot be asked.
+inline int capability_of(int device) {
+  constexpr int kRemembered = 64, kUnknown = -1;
+  static std::atomic<int> known[kRemembered] = {};  // plus one, so that 0 is unknown
+  const bool remembers = device >= 0 && device < kRemembered;
+  const int before = remembers ? known[device].load() - 1 : kUnknown;
+  if (before != kUnknown) return before;
+  int major = 0;
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
+    cudaGetLastError();  // no concern of the next launch
+    major = 0;
+  }
+  if (remembers) known[device].store(major + 1);
+  return major;
 }
 
 /// Multiprocessors of the device; 0 where it cannot be asked.

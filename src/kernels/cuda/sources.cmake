@@ -12,6 +12,7 @@ set(TORCHVQ_CUDA_KERNELS
   kernels/cuda/scalar_quantize.cu
   kernels/cuda/sign_entropy_forward.cu
   kernels/cuda/sign_entropy_totals.cu
+  kernels/cuda/support.cu
   kernels/cuda/unit_vectors.cu)
 set(TORCHVQ_CUDA_OPERATORS
   ops/cuda/code_exponents.cpp

@@ -4,11 +4,20 @@
 // With TORCHVQ_CUDA_SHIM the same sources serve the emulation (tests/cuda_shim), on CPU tensors.
 #pragma once
 
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
 #include "kernels/cuda/namespace.h"
+#include "kernels/cuda/support.h"
 
 namespace torchvq::detail::TORCHVQ_CUDA_NAMESPACE {
 
@@ -35,15 +44,23 @@ inline void check_launch(const char* op, kernels::TORCHVQ_CUDA_NAMESPACE::Error 
   TORCH_CHECK(error == nullptr, op, ": CUDA reports: ", error ? error : "");
 }
 
+inline std::string boxable(std::string_view text) { return std::string(text); }
+template <typename T>
+const T& boxable(const T& value) {
+  return value;
+}
+
 /// The any-device kernel of an operator, for what the CUDA kernel does not cover. Arguments are in
 /// the order of the schema.
 template <typename Result, typename... Arguments>
 Result any_device_kernel(const char* op, const Arguments&... arguments) {
-  auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(op, "");
+  const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(op, "");
   torch::jit::Stack stack;
-  torch::jit::push(stack, arguments...);
+  torch::jit::push(stack, boxable(arguments)...);
   handle.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
-  if constexpr (requires { typename std::tuple_size<Result>::type; }) {
+  if constexpr (std::is_void_v<Result>) {
+    return;
+  } else if constexpr (requires { typename std::tuple_size<Result>::type; }) {
     return [&]<size_t... i>(std::index_sequence<i...>) {
       return Result(std::move(stack[i]).toTensor()...);
     }(std::make_index_sequence<std::tuple_size_v<Result>>());
@@ -51,6 +68,34 @@ Result any_device_kernel(const char* op, const Arguments&... arguments) {
     return std::move(stack[0]).to<Result>();
   }
 }
+
+/// Device of the first tensor among the arguments of an operator.
+template <typename... Rest>
+int device_of(const at::Tensor& first, const Rest&...) {
+  return first.is_cpu() ? 0 : first.get_device();
+}
+template <typename... Rest>
+int device_of(at::TensorList first, const Rest&...) {
+  return first.empty() ? 0 : device_of(first[0]);
+}
+template <typename First, typename... Rest>
+  requires(!std::is_convertible_v<First, at::Tensor> &&
+           !std::is_convertible_v<First, at::TensorList>)
+int device_of(const First&, const Rest&... rest) {
+  return device_of(rest...);
+}
+
+/// A kernel that gives way to the any-device kernel on devices that cannot run it.
+template <typename Op, auto function>
+struct Guarded;
+template <typename Op, typename Result, typename... Arguments, Result (*function)(Arguments...)>
+struct Guarded<Op, function> {
+  static Result call(Arguments... arguments) {
+    if (kernels::TORCHVQ_CUDA_NAMESPACE::supports_device(device_of(arguments...)))
+      return function(arguments...);
+    return any_device_kernel<Result>(Op::name, arguments...);
+  }
+};
 
 /// What a test of the emulation has asked a kernel to do wrong; 0, nothing, on a GPU.
 #if defined(TORCHVQ_CUDA_SHIM)
@@ -70,11 +115,19 @@ struct EmulatedKernel {
 
 /// Registers `function` as the CUDA kernel of torchvq::`op`; once per source, at its end, in
 /// namespace torchvq.
+#define TORCHVQ_CUDA_KERNEL(op, function)         \
+  namespace {                                     \
+  struct CudaOperator_##op {                      \
+    static constexpr auto name = "torchvq::" #op; \
+  };                                              \
+  }                                               \
+  TORCHVQ_REGISTER_CUDA_KERNEL(                   \
+      op, (&detail::TORCHVQ_CUDA_NAMESPACE::Guarded<CudaOperator_##op, function>::call))
 #if defined(TORCHVQ_CUDA_SHIM)
-#define TORCHVQ_CUDA_KERNEL(op, function)                               \
+#define TORCHVQ_REGISTER_CUDA_KERNEL(op, ...)                           \
   static const torchvq::detail::emulated::EmulatedKernel emulated_##op( \
-      +[](torch::Library& library) { library.impl(#op, function); });
+      +[](torch::Library& library) { library.impl(#op, __VA_ARGS__); });
 #else
-#define TORCHVQ_CUDA_KERNEL(op, function) \
-  TORCH_LIBRARY_IMPL(torchvq, CUDA, library) { library.impl(#op, function); }
+#define TORCHVQ_REGISTER_CUDA_KERNEL(op, ...) \
+  TORCH_LIBRARY_IMPL(torchvq, CUDA, library) { library.impl(#op, __VA_ARGS__); }
 #endif

@@ -55,9 +55,8 @@ NearestCodeTensors cuda_nearest_code(const at::Tensor& x, const at::Tensor& code
                                      std::optional<int64_t> topk, bool return_codes,
                                      bool return_distances) {
   if (topk.value_or(1) > 1) {
-    return any_device_kernel<NearestCodeTensors>("torchvq::nearest_code", x, codebook,
-                                                 std::string(metric), bias, topk, return_codes,
-                                                 return_distances);
+    return any_device_kernel<NearestCodeTensors>("torchvq::nearest_code", x, codebook, metric, bias,
+                                                 topk, return_codes, return_distances);
   }
   detail::check_nearest_code(x, codebook, metric, bias, topk);
   const OnDevice device(x);

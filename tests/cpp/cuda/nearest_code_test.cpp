@@ -46,14 +46,15 @@ void expect_cpu_bits(const at::Tensor& x, const at::Tensor& codebook,
   }
 }
 
-/// Rows beside the middle of two codes, from far away to nearer than float32 can tell.
+/// Rows beside the middle of two codes that are neighbours, some nearer than float32 can tell.
 at::Tensor close_calls(const at::Tensor& codebook, int64_t count) {
-  const auto code = [&] {
-    return codebook.index_select(0, at::randint(codebook.size(0), {count}, at::kLong));
-  };
-  const auto first = code(), second = code();
-  const auto beside = at::arange(count).remainder(5).mul(-2).to(at::kDouble).exp().unsqueeze(-1);
-  return ((first + second) / 2 + (first - second) * (beside - 3e-4).mul(1e-2)).to(at::kFloat);
+  const auto chosen = at::randint(codebook.size(0), {count}, at::kLong);
+  const auto first = codebook.index_select(0, chosen);
+  const auto neighbours =
+      ops::nearest_code(first, codebook, NearestCodeOptions().topk(2)).indices.select(1, 1);
+  const auto second = codebook.index_select(0, neighbours);
+  const auto aside = at::pow(10, at::arange(count).remainder(8).to(at::kDouble).neg_().sub_(1));
+  return ((first + second) / 2 + (first - second) * aside.unsqueeze(-1)).to(at::kFloat);
 }
 
 TEST(CudaNearestCode, ShapesOfEveryTile) {
@@ -169,6 +170,17 @@ TEST(CudaNearestCode, KBestIsTheAnyDeviceKernel) {
   EXPECT_EQ(cuda_shim::launches(), before);
   expect_cpu_bits(x, codebook, everything().topk(1));
   EXPECT_GT(cuda_shim::launches(), before);
+}
+
+TEST(CudaNearestCode, OldDevicesHaveTheAnyDeviceKernel) {
+  at::manual_seed(12);
+  const auto x = at::randn({20, 24}), codebook = at::randn({30, 24});
+  const auto options = everything().metric("cosine").bias(at::randn({30}));
+  const auto before = cuda_shim::launches();
+  const auto actual =
+      emulated({.capability = 7}, [&] { return ops::nearest_code(x, codebook, options); });
+  EXPECT_EQ(cuda_shim::launches(), before);
+  expect_same(actual.indices, ops::nearest_code(x, codebook, options).indices);
 }
 
 /// Rows that are wrong when the search has a fault.
