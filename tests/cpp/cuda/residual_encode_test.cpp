@@ -1,11 +1,15 @@
 // residual_encode for CUDA, emulated, against the CPU's: indices and sums, every bit.
+#include <torchvq/ops/lookup_codes.h>
+#include <torchvq/ops/nearest_code.h>
 #include <torchvq/ops/residual_encode.h>
 
 #include <limits>
 
 #include <gtest/gtest.h>
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/pow.h>
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
@@ -106,16 +110,24 @@ TEST(CudaResidualEncode, SharedCodebooksAndNoTokens) {
 
 TEST(CudaResidualEncode, FaultsAreSeen) {
   at::manual_seed(6);
-  // Codes so close to each other that half precision cannot tell them apart.
-  Stack stack(1, 64, 32, {64, 64});
-  stack.codebooks[0] = at::randn({1, 1, 32}) + at::randn({1, 64, 32}) * 1e-4;
-  const auto expected = ops::residual_encode(stack.x, stack.codebooks).indices;
-  const auto found = [&](int fault) {
-    return emulated({.accumulation = Accumulation::kTruncate, .fault = fault},
-                    [&] { return ops::residual_encode(stack.x, stack.codebooks).indices; });
-  };
-  expect_same(found(0), expected);
-  EXPECT_FALSE(found(1).equal(expected));
+  for (const int64_t dim : {8, 64}) {
+    Stack stack(1, 300, dim, {300, 20});
+    // Beside the middle of two codes that are neighbours, some nearer than float32 can tell.
+    const auto& codes = stack.codebooks[0];
+    const auto first = codes.index_select(1, at::randint(300, {300}, at::kLong));
+    const auto second_nearest =
+        ops::nearest_code(first, codes, ops::NearestCodeOptions().topk(2)).indices.select(2, 1);
+    const auto second = ops::lookup_codes(codes, second_nearest);
+    const auto aside = at::pow(10, at::arange(300).remainder(8).to(at::kDouble).neg_().sub_(1));
+    stack.x = ((first + second) / 2 + (first - second) * aside.unsqueeze(-1)).to(at::kFloat);
+    const auto expected = ops::residual_encode(stack.x, stack.codebooks).indices;
+    for (const int fault : {1, 2}) {
+      const auto found = emulated({.accumulation = Accumulation::kWorst, .fault = fault}, [&] {
+        return ops::residual_encode(stack.x, stack.codebooks).indices;
+      });
+      EXPECT_FALSE(found.equal(expected)) << "fault " << fault << ", dim " << dim;
+    }
+  }
 }
 
 }  // namespace
