@@ -25,14 +25,24 @@ function(torchvq_cards result)
     string(REPLACE "." "" cards "${cards}")
     string(REGEX MATCHALL "[0-9]+" cards "${cards}")
     list(REMOVE_DUPLICATES cards)
+    # Older cards have neither the copies nor the products that the kernels use.
+    list(FILTER cards EXCLUDE REGEX "^[1-7][0-9]$")
     list(TRANSFORM cards REPLACE "^90$" "90a")
     set(${result} "${cards}" PARENT_SCOPE)
   endif()
 endfunction()
 
+# C++20 came with CUDA 12.
+set(torchvq_cuda_version 0)
+if(TORCHVQ_NVCC)
+  execute_process(COMMAND ${TORCHVQ_NVCC} --version OUTPUT_VARIABLE torchvq_cuda_version ERROR_QUIET)
+  string(REGEX MATCH "release ([0-9.]+)" _ "${torchvq_cuda_version}")
+  set(torchvq_cuda_version "${CMAKE_MATCH_1}")
+endif()
+
 set(TORCHVQ_WITH_CUDA OFF)
 if(TORCHVQ_CUDA STREQUAL "AUTO")
-  if(TORCHVQ_NVCC AND EXISTS "${TORCHVQ_TORCH_ROOT}/lib/libtorch_cuda.so")
+  if(torchvq_cuda_version VERSION_GREATER_EQUAL 12 AND EXISTS "${TORCHVQ_TORCH_ROOT}/lib/libtorch_cuda.so")
     set(TORCHVQ_WITH_CUDA ON)
   endif()
 elseif(TORCHVQ_CUDA)
@@ -40,6 +50,11 @@ elseif(TORCHVQ_CUDA)
     message(FATAL_ERROR
       "torchvq: expected nvcc for TORCHVQ_CUDA=ON, but found none; install the CUDA toolkit, set CUDA_HOME, or configure "
       "with -DTORCHVQ_CUDA=OFF")
+  endif()
+  if(torchvq_cuda_version VERSION_LESS 12)
+    message(FATAL_ERROR
+      "torchvq: expected nvcc to be of CUDA 12 or newer for TORCHVQ_CUDA=ON, but got ${torchvq_cuda_version} "
+      "(${TORCHVQ_NVCC}); set CUDA_HOME to a newer toolkit, or configure with -DTORCHVQ_CUDA=OFF")
   endif()
   set(TORCHVQ_WITH_CUDA ON)
 endif()

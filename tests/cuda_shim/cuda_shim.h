@@ -49,6 +49,8 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
+// Of the library of the emulation, whose names are hidden but for these.
+#pragma GCC visibility push(default)
 namespace torchvq::cuda_shim {
 
 extern uint3 thread_index, block_index, block_size, grid_size;
@@ -94,6 +96,7 @@ T value_of_lane(T value, int source) {
 }
 
 }  // namespace torchvq::cuda_shim
+#pragma GCC visibility pop
 
 #define threadIdx (::torchvq::cuda_shim::thread_index)
 #define blockIdx (::torchvq::cuda_shim::block_index)

@@ -9,6 +9,7 @@ set(TORCHVQ_CUDA_KERNELS
   kernels/cuda/nearest_code.cu
   kernels/cuda/residual_encode.cu
   kernels/cuda/rotation_trick.cu
+  kernels/cuda/sample_codes.cu
   kernels/cuda/scalar_quantize.cu
   kernels/cuda/sign_entropy_forward.cu
   kernels/cuda/sign_entropy_totals.cu
@@ -24,6 +25,7 @@ set(TORCHVQ_CUDA_OPERATORS
   ops/cuda/residual_encode.cpp
   ops/cuda/residual_scalar_quantize.cpp
   ops/cuda/rotation_trick.cpp
+  ops/cuda/sample_codes.cpp
   ops/cuda/scalar_quantize.cpp
   ops/cuda/sign_entropy.cpp
   ops/cuda/sign_quantize.cpp
