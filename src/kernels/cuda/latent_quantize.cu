@@ -21,7 +21,7 @@ __device__ int nearest_level(const double* values, int count, double x) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kPlaceThreads)
+__global__ void __launch_bounds__(kPlaceThreads, 4)
     quantize_latents(LatentLevels table, LatentQuantizeTask<T> task) {
   __shared__ int firsts[kMostFeatures], counts[kMostFeatures];
   __shared__ int levels[kPlaceThreads];  // -1: not finite

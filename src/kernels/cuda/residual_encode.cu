@@ -14,7 +14,7 @@ __device__ bool is_real(const ResidualRows<T>& rows, int64_t row) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) begin_rows(ResidualRows<T> rows) {
+__global__ void __launch_bounds__(kThreads, 4) begin_rows(ResidualRows<T> rows) {
   for (int64_t row = grid_warp(); row < rows.rows; row += grid_warps()) {
     const bool real = is_real(rows, row);
     for (int64_t d = lane_of_warp(); d < rows.dim; d += kWarp) {
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads) begin_rows(ResidualRows<T> rows) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     take_codes(ResidualRows<T> rows, ResidualChoice<T> choice) {
   for (int64_t row = grid_warp(); row < rows.rows; row += grid_warps()) {
     const bool real = is_real(rows, row);

@@ -55,7 +55,7 @@ __global__ void divide_means(const double* entropies, int64_t heads, float* per_
 
 /// expected[n, c]: the mean of the centred logarithms of codes whose own half is c, over the other
 /// half's distribution for token n.
-__global__ void __launch_bounds__(kProductThreads)
+__global__ void __launch_bounds__(kProductThreads, 2)
     expected_values(EntropyTokens tokens, EntropyBits bits, EntropyHalf half, int64_t begin,
                     int64_t count, float* expected) {
   __shared__ ProductTile tile;

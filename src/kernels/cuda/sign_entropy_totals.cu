@@ -46,7 +46,7 @@ struct TokenOperand {
   }
 };
 
-__global__ void __launch_bounds__(kProductThreads)
+__global__ void __launch_bounds__(kProductThreads, 2)
     products_of_tokens(EntropyTokens tokens, EntropyBits bits, ProductTask task) {
   __shared__ ProductTile tile;
   const int64_t rows = int64_t{1} << task.group.high, columns = int64_t{1} << task.group.low;
