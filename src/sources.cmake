@@ -71,6 +71,8 @@ set(TORCHVQ_SOURCES
   functional/refine_operator.cpp
   functional/refine_options.cpp
   functional/refit_codebooks.cpp
+  functional/residual_quantize.cpp
+  functional/residual_quantize_operator.cpp
   functional/rotate_features.cpp
   functional/scales.cpp
   functional/shared_moments.cpp
@@ -147,6 +149,7 @@ set(TORCHVQ_SOURCES
   modules/residual_lfq.cpp
   modules/residual_sim_vq.cpp
   modules/residual_stack.cpp
+  modules/residual_step.cpp
   modules/residual_vq.cpp
   modules/scale_walk.cpp
   modules/search.cpp

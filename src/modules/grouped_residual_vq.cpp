@@ -5,8 +5,8 @@
 #include <ATen/ops/stack.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+#include "detail/joined.h"
 #include "modules/groups.h"
-#include "modules/joined.h"
 #include "modules/residual_levels.h"
 #include "modules/stats.h"
 

@@ -5,12 +5,13 @@
 
 #include <torchvq/functional/quantize_depth.h>
 
-#include "modules/joined.h"
+#include "detail/joined.h"
 #include "modules/ranks.h"
 #include "modules/residual_beam.h"
 #include "modules/residual_engine.h"
 #include "modules/residual_evaluation.h"
 #include "modules/residual_levels.h"
+#include "modules/residual_step.h"
 #include "modules/search.h"
 #include "modules/stats.h"
 
@@ -74,6 +75,24 @@ ResidualVQOutput evaluate(ResidualVQImpl& rvq, const torch::Tensor& inputs, cons
           {}};
 }
 
+/// What all levels have found at once.
+ResidualVQOutput result_of(ResidualVQImpl& rvq, const F::ResidualQuantizeStep& step,
+                           const torch::Tensor& x, const Request& request, bool all_codes) {
+  const auto layout = detail::layout_of(rvq);
+  ResidualVQOutput result{restore(rvq, step.quantized, x, request),
+                          layout.restore_positions(step.indices, x),
+                          request.targets.empty() ? step.losses : step.losses.sum(),
+                          {}};
+  if (!all_codes) return result;
+  std::vector<torch::Tensor> codes;
+  for (const auto& level : step.codes) {
+    const auto rows = layout.merge_features(level, request.batch, request.tokens);
+    codes.push_back(detail::restore_codes(rows, x, request.mask, layout));
+  }
+  result.all_codes = detail::stack_levels(std::move(codes), rvq.num_quantizers(), 0);
+  return result;
+}
+
 ResidualVQOutput result_of(ResidualVQImpl& rvq, const detail::Walk& walk, const torch::Tensor& loss,
                            const torch::Tensor& x, const Request& request, bool all_codes) {
   const auto layout = detail::layout_of(rvq);
@@ -135,9 +154,15 @@ ResidualVQOutput ResidualVQImpl::forward_to_depth(const torch::Tensor& x,
   if (plain) {
     return evaluate(*this, inputs, x, request);
   }
-  const auto walk = detail::walk(*this, inputs, request);
-  const auto loss = detail::learn(*this, walk, request);
-  auto result = result_of(*this, walk, loss, x, request, call.return_all_codes());
+  auto result = [&] {
+    const bool all_codes = call.return_all_codes();
+    if (detail::steps_at_once(*this)) {
+      return result_of(*this, detail::step_at_once(*this, tokens, request), x, request, all_codes);
+    }
+    const auto walk = detail::walk(*this, inputs, request);
+    const auto loss = detail::learn(*this, walk, request);
+    return result_of(*this, walk, loss, x, request, all_codes);
+  }();
   if (call.return_all_codes() && options.vq().vqp_compat()) {
     // The reference looks codes up when they have moved, with their gradient.
     result.all_codes = get_codes_from_indices(result.indices);

@@ -47,6 +47,10 @@ struct Walk {
 /// Where batch, positions and features lie in inputs and outputs.
 Layout layout_of(const ResidualVQImpl& rvq);
 
+/// Whether the output's gradient is the sum of the levels' own, instead of one estimator over the
+/// stack.
+bool estimates_levels(const ResidualVQImpl& rvq);
+
 /// The codebooks of all levels, a shared one once.
 std::vector<Codebook> codebooks_of(const ResidualVQImpl& rvq);
 
