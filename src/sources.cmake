@@ -368,6 +368,7 @@ set(TORCHVQ_SOURCES
   options/latent_quantize.cpp
   options/lfq.cpp
   options/random_projection_quantizer.cpp
+  options/recommended.cpp
   options/residual_fsq.cpp
   options/residual_lfq.cpp
   options/residual_vq.cpp
