@@ -305,7 +305,9 @@ def test_an_adapted_model_gives_what_it_gave(
     after = run(model, x)
     assert len(before) == len(after) > 0
     for one, other in zip(before, after, strict=True):
-        assert torch.equal(one, other) and one.dtype == other.dtype
+        # Means over all values of a loss are added up in another order.
+        equal = torch.equal if one.dim() > 1 or not one.is_floating_point() else torch.allclose
+        assert equal(one, other) and one.dtype == other.dtype
     assert list(model.state_dict()) == keys and repr(model) == text
     again = run(adapters.restore(copy.deepcopy(model)), x)
     assert all(map(torch.equal, again, before))
