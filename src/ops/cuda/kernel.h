@@ -71,18 +71,18 @@ Result any_device_kernel(const char* op, const Arguments&... arguments) {
 
 /// Device of the first tensor among the arguments of an operator.
 template <typename... Rest>
-int device_of(const at::Tensor& first, const Rest&...) {
+int first_device(const at::Tensor& first, const Rest&...) {
   return first.is_cpu() ? 0 : first.get_device();
 }
 template <typename... Rest>
-int device_of(at::TensorList first, const Rest&...) {
-  return first.empty() ? 0 : device_of(first[0]);
+int first_device(at::TensorList first, const Rest&...) {
+  return first.empty() ? 0 : first_device(first[0]);
 }
 template <typename First, typename... Rest>
   requires(!std::is_convertible_v<First, at::Tensor> &&
            !std::is_convertible_v<First, at::TensorList>)
-int device_of(const First&, const Rest&... rest) {
-  return device_of(rest...);
+int first_device(const First&, const Rest&... rest) {
+  return first_device(rest...);
 }
 
 /// A kernel that gives way to the any-device kernel on devices that cannot run it.
@@ -91,7 +91,7 @@ struct Guarded;
 template <typename Op, typename Result, typename... Arguments, Result (*function)(Arguments...)>
 struct Guarded<Op, function> {
   static Result call(Arguments... arguments) {
-    if (kernels::TORCHVQ_CUDA_NAMESPACE::supports_device(device_of(arguments...)))
+    if (kernels::TORCHVQ_CUDA_NAMESPACE::supports_device(first_device(arguments...)))
       return function(arguments...);
     return any_device_kernel<Result>(Op::name, arguments...);
   }
