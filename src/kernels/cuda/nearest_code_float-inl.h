@@ -38,7 +38,7 @@ __device__ inline void load_centered(const SearchState& state, const float* from
 /// All codes of a tile of rows; or, `split`, one of state.segments ranges of the codes, so that few
 /// rows keep many blocks busy. Then close_segments ends the rows.
 template <int tile_rows, bool split>
-__global__ void __launch_bounds__(kFloatThreads) scan_float(SearchState state, RowList list) {
+__global__ void __launch_bounds__(kFloatThreads, 2) scan_float(SearchState state, RowList list) {
   using Tile = FloatTile<tile_rows>;
   const int segments = split ? state.segments : 1;
   const auto segment = static_cast<int>(blockIdx.x % static_cast<unsigned>(segments));
