@@ -2,11 +2,14 @@
 set(TORCHVQ_SOURCES
   detail/codebook_average.cpp
   detail/dead_codes.cpp
+  detail/device_table.cpp
   detail/distribution.cpp
   detail/exponents.cpp
   detail/fixed_point.cpp
   detail/no_gradient.cpp
   detail/once_differentiable.cpp
+  detail/ordered_sum.cpp
+  detail/product_dtype.cpp
   detail/random_tensor.cpp
   detail/root.cpp
   detail/row_keys.cpp
@@ -200,6 +203,7 @@ set(TORCHVQ_SOURCES
   ops/any/sign_quantize.cpp
   ops/any/snapshot.cpp
   ops/any/straight_through.cpp
+  ops/any/sum_by_index.cpp
   ops/any/sync_update_v.cpp
   ops/any/token_moments.cpp
   ops/any/unit_vectors.cpp
@@ -359,6 +363,7 @@ set(TORCHVQ_SOURCES
   ops/token_moments.cpp
   ops/unit_vectors.cpp
   ops/vmap.cpp
+  ops/without_float64.cpp
   options/binary_mapper.cpp
   options/by_name.cpp
   options/evo_lfq.cpp
@@ -368,6 +373,7 @@ set(TORCHVQ_SOURCES
   options/latent_quantize.cpp
   options/lfq.cpp
   options/random_projection_quantizer.cpp
+  options/recommended.cpp
   options/residual_fsq.cpp
   options/residual_lfq.cpp
   options/residual_vq.cpp

@@ -63,7 +63,7 @@ __device__ double weight_of(const EmaUpdateTask& task, int64_t slot) {
 
 /// A block to a head: sizes before and after, and which codes are unused.
 template <typename T>
-__global__ void __launch_bounds__(kSizeThreads) move_sizes(EmaUpdateTask task, EmaState<T> state) {
+__global__ void __launch_bounds__(kSizeThreads, 1) move_sizes(EmaUpdateTask task, EmaState<T> state) {
   const double mass = static_cast<double>(task.size) * task.eps;
   for (int64_t head = blockIdx.x; head < task.heads; head += gridDim.x) {
     const int64_t first = head * task.size;
@@ -140,7 +140,7 @@ __device__ double start_of(const EmaUpdateTask& task, const EmaState<T>& state, 
 
 /// A warp to a code: its average, and the code that follows from it.
 template <typename T>
-__global__ void __launch_bounds__(kRowThreads) move_rows(EmaUpdateTask task, EmaState<T> state) {
+__global__ void __launch_bounds__(kRowThreads, 2) move_rows(EmaUpdateTask task, EmaState<T> state) {
   const int64_t slots = task.heads * task.size, word = slots * task.dim;
   for (int64_t slot = grid_warp(); slot < slots; slot += grid_warps()) {
     const int64_t head = slot / task.size;

@@ -12,6 +12,8 @@ namespace {
 constexpr int64_t kFewDimensions = 16;        // up to here float32 is as fast
 constexpr int64_t kMostDimensions = 1 << 14;  // of half precision: beyond, the bound is of no use
 constexpr int kFullTile = 64, kListTile = 16;
+// Codes are split over blocks where that leaves a thousand to each.
+constexpr int64_t kCodesPerSegment = 1024, kMostSegments = kMostRivals;
 
 bool uses_half(int64_t dim) { return dim > kFewDimensions && dim <= kMostDimensions; }
 
@@ -66,6 +68,8 @@ void cut_state(Cutter& cutter, SearchState& state) {
   state.padded_size = rounded_up(task.size, kTileCodes);
   state.padded_tokens = rounded_up(task.tokens, kTileRows);
   state.depth = rounded_up(task.dim, kTileDepth);
+  const int64_t segments = (task.size + kCodesPerSegment - 1) / kCodesPerSegment;
+  state.segments = static_cast<int>(segments < kMostSegments ? segments : kMostSegments);
   cutter.cut(state.facts, 1);
   cutter.cut(state.status, task.size);
   cutter.cut(state.center, task.dim);
@@ -80,6 +84,9 @@ void cut_state(Cutter& cutter, SearchState& state) {
   cutter.cut(state.units, state.padded_tokens);
   cutter.cut(state.losses, task.tokens);
   cutter.cut(state.open_in_float, task.tokens);
+  char* contests = nullptr;
+  cutter.cut(contests, static_cast<int64_t>(Contests::bytes(task.tokens, state.segments)));
+  state.segment_contests = contests;
 }
 
 /// Launches one kernel after another until one fails.
@@ -135,11 +142,15 @@ void search(Steps& steps, const SearchState& state, const Queue& queue) {
   if (uses_half(task.dim)) {
     steps.run(scan_half, blocks_for(task.tokens, kTileRows), kHalfThreads, kHalfShared, state);
     const RowList open = {state.open_in_float, &facts.open_in_float, 0};
-    steps.run(scan_float<kListTile>, blocks_for_list(task.tokens, kListTile, queue), kFloatThreads,
+    const auto segments = static_cast<unsigned>(state.segments);
+    const unsigned tiles = blocks_for_list(task.tokens, kListTile, queue);
+    steps.run(scan_float<kListTile, true>, tiles * segments, kFloatThreads,
               FloatTile<kListTile>::kShared, state, open);
+    steps.run(close_segments, blocks_for_list(task.tokens, kFloatThreads, queue), kFloatThreads, 0,
+              state, open);
   } else {
     const RowList all = {nullptr, nullptr, task.tokens};
-    steps.run(scan_float<kFullTile>, blocks_for(task.tokens, kFullTile), kFloatThreads,
+    steps.run(scan_float<kFullTile, false>, blocks_for(task.tokens, kFullTile), kFloatThreads,
               FloatTile<kFullTile>::kShared, state, all);
   }
   const int64_t rivals_of_block = kRivalThreads / kMostRivals;

@@ -74,7 +74,7 @@ __device__ inline Verdict verdict_of_block(Verdict verdict, Verdict* of_warps) {
 
 /// All codes of some rows; of `skip`, rows whose index is -1 already are left so.
 template <typename T>
-__global__ void __launch_bounds__(kExactThreads)
+__global__ void __launch_bounds__(kExactThreads, 2)
     scan_exact(NearestCodeTask<T> task, const uint8_t* status, RowList list, bool skip) {
   auto* codes = shared_memory<T>();                     // [kExactThreads][kExactDepth + 1]
   T* rows = codes + kExactThreads * (kExactDepth + 1);  // [kExactRows][kExactDepth]

@@ -35,19 +35,25 @@ __device__ inline void load_centered(const SearchState& state, const float* from
   }
 }
 
-template <int tile_rows>
-__global__ void __launch_bounds__(kFloatThreads) scan_float(SearchState state, RowList list) {
+/// All codes of a tile of rows; or, `split`, one of state.segments ranges of the codes, so that few
+/// rows keep many blocks busy. Then close_segments ends the rows.
+template <int tile_rows, bool split>
+__global__ void __launch_bounds__(kFloatThreads, 2) scan_float(SearchState state, RowList list) {
   using Tile = FloatTile<tile_rows>;
+  const int segments = split ? state.segments : 1;
+  const auto segment = static_cast<int>(blockIdx.x % static_cast<unsigned>(segments));
   auto* rows = shared_memory<float>();
   float* codes = rows + kFloatDepth * Tile::kRowStride;
   const int lane = static_cast<int>(threadIdx.x) % Tile::kLanes,
             group = static_cast<int>(threadIdx.x) / Tile::kLanes * 4;
-  const int64_t count = list.size(), size = state.task.size;
+  const int64_t count = list.size();
+  const int64_t begin = state.task.size * segment / segments,
+                size = state.task.size * (segment + 1) / segments;
 
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * tile_rows; first < count;
-       first += static_cast<int64_t>(gridDim.x) * tile_rows) {
+  for (int64_t first = static_cast<int64_t>(blockIdx.x / segments) * tile_rows; first < count;
+       first += static_cast<int64_t>(gridDim.x / segments) * tile_rows) {
     Contest contests[4];
-    for (int64_t code = 0; code < size; code += Tile::kCodes) {
+    for (int64_t code = begin; code < size; code += Tile::kCodes) {
       float sums[4][4] = {};
       for (int64_t depth = 0; depth < state.task.dim; depth += kFloatDepth) {
         __syncthreads();  // nobody reads what is loaded over
@@ -87,10 +93,24 @@ __global__ void __launch_bounds__(kFloatThreads) scan_float(SearchState state, R
     for (int r = 0; r < 4; ++r) table.put(group + r, lane, contests[r]);
     __syncthreads();
     const auto place = static_cast<int>(threadIdx.x);
-    if (place < tile_rows && first + place < count)
-      close_row<false>(state, table, place, list.row(first + place));
+    if (place < tile_rows && first + place < count) {
+      if constexpr (split) {
+        const Contests of_segments(state.segment_contests, state.task.tokens, segments);
+        of_segments.put(first + place, segment, table.of_row(place));
+      } else {
+        close_row<false>(state, table, place, list.row(first + place));
+      }
+    }
     __syncthreads();
   }
+}
+
+/// The end of the rows of a list whose codes were split.
+__global__ void __launch_bounds__(kFloatThreads) close_segments(SearchState state, RowList list) {
+  const Contests contests(state.segment_contests, state.task.tokens, state.segments);
+  const int64_t count = list.size();
+  for (int64_t place = grid_thread(); place < count; place += grid_threads())
+    close_row<false>(state, contests, place, list.row(place));
 }
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

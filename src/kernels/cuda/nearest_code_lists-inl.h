@@ -46,7 +46,9 @@ struct SearchState {
   int64_t* open_in_double = nullptr;  ///< (tokens,)
   int64_t* rivalries = nullptr;       ///< (tokens,): rows
   int32_t* rivals = nullptr;          ///< (tokens, kMostRivals): -1 is none
+  void* segment_contests = nullptr;   ///< Contests of open_in_float, a lane to a segment
   int64_t padded_size = 0, padded_tokens = 0, depth = 0;
+  int segments = 1;  ///< ranges of codes that blocks share where few rows are left
 
   __device__ double bias_of(int64_t code) const {
     if (task.bias == nullptr) return 0;
@@ -75,32 +77,41 @@ struct Contest {
   }
 };
 
-/// The contests of a block, [row][lane], in shared memory.
+/// Contests of rows, [row][lane], of a block in shared memory, or of a list in global memory.
 struct Contests {
   float *best, *second;
   int32_t* code;
   int lanes;
 
-  __device__ Contests(void* memory, int rows, int lanes_) : lanes(lanes_) {
+  __device__ Contests(void* memory, int64_t rows, int lanes_) : lanes(lanes_) {
     best = static_cast<float*>(memory);
     second = best + rows * (lanes + 1);
     code = reinterpret_cast<int32_t*>(second + rows * (lanes + 1));
   }
-  __device__ int place(int row, int lane) const { return row * (lanes + 1) + lane; }
-  __device__ void put(int row, int lane, const Contest& contest) const {
-    const int at = place(row, lane);
+  __device__ int64_t place(int64_t row, int lane) const { return row * (lanes + 1) + lane; }
+  __device__ void put(int64_t row, int lane, const Contest& contest) const {
+    const int64_t at = place(row, lane);
     best[at] = contest.best;
     second[at] = contest.second;
     code[at] = contest.code;
   }
-  static constexpr size_t bytes(int rows, int lanes) {
+  /// All lanes of a row as one: who was second somewhere, or best elsewhere, is second.
+  __device__ Contest of_row(int64_t row) const {
+    Contest joint;
+    for (int64_t at = place(row, 0); at < place(row, lanes); ++at) {
+      joint.take(best[at], code[at]);
+      joint.second = fmaxf(joint.second, second[at]);
+    }
+    return joint;
+  }
+  static constexpr size_t bytes(int64_t rows, int lanes) {
     return static_cast<size_t>(rows) * (lanes + 1) * (2 * sizeof(float) + sizeof(int32_t));
   }
 };
 
 /// The end of a row: certain, a few rivals whose codes are known, or open.
 template <bool half>
-__device__ inline void close_row(const SearchState& state, const Contests& contests, int place,
+__device__ inline void close_row(const SearchState& state, const Contests& contests, int64_t place,
                                  int64_t row) {
   const double norm = state.norms[row];
   if (isnan(norm)) {
@@ -110,15 +121,15 @@ __device__ inline void close_row(const SearchState& state, const Contests& conte
   SearchFacts& facts = *state.facts;
   double margin = margin_of<half>(facts.bound, norm, half ? state.losses[row] : 0.0);
   if (state.task.fault == SearchFault::kNoBound) margin = 0;
-  int winner = contests.place(place, 0);
-  const int end = winner + contests.lanes;
-  for (int at = winner; at < end; ++at)
+  int64_t winner = contests.place(place, 0);
+  const int64_t end = winner + contests.lanes;
+  for (int64_t at = winner; at < end; ++at)
     if (contests.best[at] > contests.best[winner]) winner = at;
   const double limit = contests.best[winner] - margin;
   // Neither an infinite margin nor a codebook without a single score decides anything.
   bool open = !(limit > -HUGE_VAL) || !(limit < HUGE_VAL);
   int rivals = 0;
-  for (int at = end - contests.lanes; at < end; ++at) {
+  for (int64_t at = end - contests.lanes; at < end; ++at) {
     rivals += contests.best[at] >= limit;
     open |= contests.second[at] >= limit && state.task.fault != SearchFault::kNoRunnerUp;
   }
@@ -135,7 +146,7 @@ __device__ inline void close_row(const SearchState& state, const Contests& conte
     state.rivalries[entry] = row;
     int32_t* to = state.rivals + entry * kMostRivals;
     int count = 0;
-    for (int at = end - contests.lanes; at < end; ++at)
+    for (int64_t at = end - contests.lanes; at < end; ++at)
       if (contests.best[at] >= limit) to[count++] = contests.code[at];
     while (count < kMostRivals) to[count++] = -1;
   }

@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
 }
 
 /// The mean of a sample of the codes: 32 columns to a block, 32 threads to a column.
-__global__ void __launch_bounds__(kCenterColumns* kCenterLanes) find_center(SearchState state) {
+__global__ void __launch_bounds__(kCenterColumns* kCenterLanes, 1) find_center(SearchState state) {
   __shared__ float sums[kCenterLanes][kCenterColumns + 1];
   __shared__ int counts[kCenterLanes];
   const int column = static_cast<int>(threadIdx.x) % kCenterColumns,
