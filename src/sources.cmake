@@ -87,12 +87,12 @@ set(TORCHVQ_SOURCES
   io/codec.cpp
   io/codec_keys.cpp
   io/input_file.cpp
-  io/mapped_tensor.cpp
   io/npy.cpp
   io/npy_header.cpp
   io/output_file.cpp
   io/projected_codec.cpp
   io/python_literal.cpp
+  io/read_tensor.cpp
   io/safetensors.cpp
   io/safetensors_dtypes.cpp
   io/safetensors_header.cpp
