@@ -19,6 +19,7 @@ set(TORCHVQ_SOURCES
   distributed/fingerprint.cpp
   distributed/group.cpp
   distributed/kmeans_step.cpp
+  distributed/offered_candidates.cpp
   distributed/ranks.cpp
   distributed/replicas.cpp
   distributed/statistics_buffer.cpp
@@ -27,6 +28,7 @@ set(TORCHVQ_SOURCES
   distributed/synced_code_statistics_any.cpp
   distributed/synced_kmeans.cpp
   distributed/synced_replace_dead_codes_.cpp
+  distributed/synced_step_statistics.cpp
   distributed/synced_usage.cpp
   fit/add_over_group_.cpp
   fit/codebook_stack.cpp
