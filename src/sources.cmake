@@ -22,6 +22,7 @@ set(TORCHVQ_SOURCES
   distributed/fingerprint.cpp
   distributed/group.cpp
   distributed/kmeans_step.cpp
+  distributed/offered_candidates.cpp
   distributed/ranks.cpp
   distributed/replicas.cpp
   distributed/statistics_buffer.cpp
@@ -30,6 +31,7 @@ set(TORCHVQ_SOURCES
   distributed/synced_code_statistics_any.cpp
   distributed/synced_kmeans.cpp
   distributed/synced_replace_dead_codes_.cpp
+  distributed/synced_step_statistics.cpp
   distributed/synced_usage.cpp
   fit/add_over_group_.cpp
   fit/codebook_stack.cpp
@@ -92,12 +94,12 @@ set(TORCHVQ_SOURCES
   io/codec.cpp
   io/codec_keys.cpp
   io/input_file.cpp
-  io/mapped_tensor.cpp
   io/npy.cpp
   io/npy_header.cpp
   io/output_file.cpp
   io/projected_codec.cpp
   io/python_literal.cpp
+  io/read_tensor.cpp
   io/safetensors.cpp
   io/safetensors_dtypes.cpp
   io/safetensors_header.cpp

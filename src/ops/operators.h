@@ -110,6 +110,7 @@ constexpr const char* kComputingOperators[] = {
     "synced_code_statistics",
     "synced_kmeans",
     "synced_replace_dead_codes_",
+    "synced_step_statistics",
     "synced_usage",
     "token_moments",
     "unit_vectors",

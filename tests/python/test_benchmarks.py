@@ -160,6 +160,7 @@ def test_weights_of_lfq_are_measured_and_resume(tmp_path: Path) -> None:
     assert len(lines) == 2 + 6
     assert sum(line.startswith("| **9** | **0.005** | **0.1** | 3 | ") for line in lines) == 1
 
+
 def test_the_report_of_a_gpu_is_written_without_one(tmp_path: Path) -> None:
     """All sections, tiny and on the CPU; a page of numbers is not made of them."""
     done = subprocess.run(
