@@ -307,7 +307,7 @@ class ResidualVQ(nn.Module):
         if not return_all_codes and encodes_at_once(self, request):
             encoded = encode_at_once(self, inputs, request)
             if encoded is not None:
-                result = self._searched_result(*encoded, x, request)
+                result: ResidualResult = self._searched_result(*encoded, x, request)
                 return Started(self, x, request, None, result, return_all_codes)
         # Stacks that learn together exchange in the second half what they have found.
         if steps_at_once(self) and (ranks.alone or not together):
