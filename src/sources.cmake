@@ -2,11 +2,14 @@
 set(TORCHVQ_SOURCES
   detail/codebook_average.cpp
   detail/dead_codes.cpp
+  detail/device_table.cpp
   detail/distribution.cpp
   detail/exponents.cpp
   detail/fixed_point.cpp
   detail/no_gradient.cpp
   detail/once_differentiable.cpp
+  detail/ordered_sum.cpp
+  detail/product_dtype.cpp
   detail/random_tensor.cpp
   detail/root.cpp
   detail/row_keys.cpp
@@ -73,6 +76,8 @@ set(TORCHVQ_SOURCES
   functional/refine_operator.cpp
   functional/refine_options.cpp
   functional/refit_codebooks.cpp
+  functional/residual_quantize.cpp
+  functional/residual_quantize_operator.cpp
   functional/rotate_features.cpp
   functional/scales.cpp
   functional/shared_moments.cpp
@@ -149,6 +154,7 @@ set(TORCHVQ_SOURCES
   modules/residual_lfq.cpp
   modules/residual_sim_vq.cpp
   modules/residual_stack.cpp
+  modules/residual_step.cpp
   modules/residual_vq.cpp
   modules/scale_walk.cpp
   modules/search.cpp
@@ -199,6 +205,7 @@ set(TORCHVQ_SOURCES
   ops/any/sign_quantize.cpp
   ops/any/snapshot.cpp
   ops/any/straight_through.cpp
+  ops/any/sum_by_index.cpp
   ops/any/sync_update_v.cpp
   ops/any/token_moments.cpp
   ops/any/unit_vectors.cpp
@@ -358,6 +365,7 @@ set(TORCHVQ_SOURCES
   ops/token_moments.cpp
   ops/unit_vectors.cpp
   ops/vmap.cpp
+  ops/without_float64.cpp
   options/binary_mapper.cpp
   options/by_name.cpp
   options/evo_lfq.cpp
@@ -367,6 +375,7 @@ set(TORCHVQ_SOURCES
   options/latent_quantize.cpp
   options/lfq.cpp
   options/random_projection_quantizer.cpp
+  options/recommended.cpp
   options/residual_fsq.cpp
   options/residual_lfq.cpp
   options/residual_vq.cpp

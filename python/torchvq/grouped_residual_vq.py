@@ -92,6 +92,7 @@ class GroupedResidualVQ(nn.Module):
                     beam_size=beam_size,
                     seed=rand_quantize_dropout_fixed_seed,
                     depth=depth,
+                    together=True,
                 )
                 depth = own.request.depth
                 started.append(own)

@@ -294,7 +294,7 @@ class LFQ(RandomState):
             projected = projected.float()
         if self.soft_clamp_input_value is not None:
             projected = _ops.soft_clamp(
-                projected, projected.new_tensor(self.soft_clamp_input_value)
+                projected, projected.new_full((), self.soft_clamp_input_value)
             )
         latents = layout.split_heads(projected)
         if self.spherical:

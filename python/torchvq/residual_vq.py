@@ -30,6 +30,7 @@ from torchvq._residual_levels import (
     search_losses,
     walk,
 )
+from torchvq._residual_step import Step, step_at_once, steps_at_once
 from torchvq._stats import CodebookStats, begin_step, finish_step, read_stats
 from torchvq._wide_buffers import HALF
 from torchvq.codebook import Codebook
@@ -267,12 +268,14 @@ class ResidualVQ(nn.Module):
         beam_size: int | None = None,
         seed: int | None = None,
         depth: int | Tensor | None = None,
+        together: bool = False,
     ) -> "Started":
         """The first half of ``forward``: everything up to what the codebooks learn, which ``finish`` does.
 
         Args:
             steps: open until the end of the step.
             depth: how many levels to use; drawn if None.
+            together: whether other stacks learn in the same step.
         """
         layout = self.layout
         layout.check(x)
@@ -306,6 +309,11 @@ class ResidualVQ(nn.Module):
             if encoded is not None:
                 result = self._searched_result(*encoded, x, request)
                 return Started(self, x, request, None, result, return_all_codes)
+        # Stacks that learn together exchange in the second half what they have found.
+        if steps_at_once(self) and (ranks.alone or not together):
+            step = step_at_once(self, tokens, request)
+            result = self._step_result(step, x, request, return_all_codes)
+            return Started(self, x, request, None, result, return_all_codes)
         stack = walk(self, inputs, request)
         return Started(self, x, request, stack, None, return_all_codes)
 
@@ -322,7 +330,7 @@ class ResidualVQ(nn.Module):
         if self.training:
             chosen = [level.choice.chosen for level in stack.levels]
             indices, masks = [part.indices for part in chosen], [part.mask for part in chosen]
-            drew = not request.frozen or self._draws
+            drew = not request.frozen or self.draws
             finish_step(self.levels, indices, counts, masks, request.ranks, drew=drew)
         return stack_levels(losses, self.num_quantizers, 0)
 
@@ -332,6 +340,29 @@ class ResidualVQ(nn.Module):
         loss = codes.new_zeros(self.num_quantizers)
         restored = self._restore(codes, x, request)
         return ResidualOutput(restored, self.layout.restore_positions(indices, x), loss)
+
+    def _step_result(
+        self, step: Step, x: Tensor, request: Request, return_all_codes: bool
+    ) -> ResidualResult:
+        quantized = self._restore(step.quantized, x, request)
+        if request.targets is not None:
+            return quantized, step.losses.sum()
+        indices = self.layout.restore_positions(step.indices, x)
+        if not return_all_codes:
+            return ResidualOutput(quantized, indices, step.losses)
+        codes = self._all_codes(step.codes, indices, x, request)
+        return ResidualOutputWithCodes(quantized, indices, step.losses, codes)
+
+    def _all_codes(
+        self, levels: list[Tensor], indices: Tensor, x: Tensor, request: Request
+    ) -> Tensor:
+        if self.vqp_compat:
+            # The reference looks codes up when they have moved, with their gradient.
+            return self.get_codes_from_indices(indices)
+        layout = self.layout
+        rows = [layout.merge_heads(level, *request.batch).flatten(2) for level in levels]
+        codes = [restore_codes(row, x, request.mask, layout) for row in rows]
+        return stack_levels(codes, self.num_quantizers, 0)
 
     def _result(
         self, stack: Walk, loss: Tensor, x: Tensor, request: Request, return_all_codes: bool
@@ -345,13 +376,8 @@ class ResidualVQ(nn.Module):
         indices = stack_levels(chosen, every, -1, -1)
         if not return_all_codes:
             return ResidualOutput(quantized, indices, loss)
-        if self.vqp_compat:
-            # The reference looks codes up when they have moved, with their gradient.
-            codes_of_levels = self.get_codes_from_indices(indices)
-            return ResidualOutputWithCodes(quantized, indices, loss, codes_of_levels)
-        rows = [layout.merge_heads(level.codes, *request.batch).flatten(2) for level in levels]
-        codes = [restore_codes(row, x, request.mask, layout) for row in rows]
-        return ResidualOutputWithCodes(quantized, indices, loss, stack_levels(codes, every, 0))
+        codes = self._all_codes([level.codes for level in levels], indices, x, request)
+        return ResidualOutputWithCodes(quantized, indices, loss, codes)
 
     # Stages of forward ---------------------------------------------------------------------------------------
 
@@ -384,7 +410,7 @@ class ResidualVQ(nn.Module):
         return self.training and not self.diveq and (self.vqp_compat or by_codes)
 
     @property
-    def _draws(self) -> bool:
+    def draws(self) -> bool:
         """Whether a frozen stack takes numbers from its generators."""
         first = self.levels[0]
         noisy = first.stochastic_sample_codes or first.directional_reparam or self.diveq

@@ -9,6 +9,7 @@
 #include <ATen/ops/where.h>
 
 #include "detail/codebook_average.h"
+#include "detail/ordered_sum.h"
 #include "detail/precision.h"
 #include "detail/row_keys.h"
 
@@ -75,7 +76,7 @@ std::pair<at::Tensor, at::Tensor> select_candidates(const at::Tensor& x, const a
 at::Tensor dead_code_limits(const at::Tensor& cluster_size, double threshold,
                             double threshold_fraction) {
   const auto sizes = cluster_size.to(at::kDouble);
-  const auto mean = order_free_totals(sizes) / static_cast<double>(sizes.size(1));
+  const auto mean = divided(order_free_totals(sizes), static_cast<double>(sizes.size(1)));
   return (mean * threshold_fraction).clamp_min(threshold);
 }
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/where.h>
 
 #include "detail/exponents.h"
+#include "detail/ordered_sum.h"
 
 namespace torchvq::detail {
 
@@ -19,8 +20,7 @@ at::Tensor square_root(const at::Tensor& a) {
 }
 
 at::Tensor norm_in_order(const at::Tensor& rows) {
-  auto squares = rows.select(-1, 0) * rows.select(-1, 0);
-  for (int64_t d = 1; d < rows.size(-1); ++d) squares.add_(rows.select(-1, d) * rows.select(-1, d));
+  const auto squares = sum_in_order(rows * rows);
   return at::where(squares.gt(0), square_root(squares), squares);
 }
 

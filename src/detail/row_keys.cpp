@@ -60,7 +60,7 @@ at::Tensor any_keys(const at::Tensor& rows, const HashNumbers& numbers) {
   const bool wide = rows.scalar_type() == at::kDouble;
   auto sums = at::empty({rows.size(0), rows.size(1)}, numbers.multipliers.options());
   const int64_t chunk =
-      std::max<int64_t>(1, (int64_t{1} << 22) / std::max<int64_t>(1, rows.size(0) * rows.size(2)));
+      std::max<int64_t>(1, (int64_t{1} << 26) / std::max<int64_t>(1, rows.size(0) * rows.size(2)));
   for (int64_t begin = 0; begin < rows.size(1); begin += chunk) {
     const auto part = rows.narrow(1, begin, std::min(chunk, rows.size(1) - begin)).contiguous();
     const auto bits =

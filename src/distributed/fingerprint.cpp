@@ -8,9 +8,9 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include "detail/device_table.h"
 #include "detail/random_tensor.h"
 #include "kernels/random.h"
 
@@ -91,9 +91,8 @@ at::Tensor fingerprint_by_operators(const at::Tensor& tensor) {
   const auto words = as_words(tensor);
   const auto options = at::TensorOptions(at::kLong).device(tensor.device());
   const auto unsigned_words = (int64_t{1} << (8 * words.element_size())) - 1;
-  const auto multipliers =
-      at::tensor(at::ArrayRef(reinterpret_cast<const int64_t*>(kMultipliers.data()), kBlock))
-          .to(tensor.device());
+  const auto multipliers = detail::device_table(
+      at::IntArrayRef(reinterpret_cast<const int64_t*>(kMultipliers.data()), kBlock), options);
   auto total = at::zeros({}, options);
   const int64_t count = words.numel(), chunk = kBlock * kBlocksPerChunk;
   for (int64_t begin = 0; begin < count; begin += chunk) {

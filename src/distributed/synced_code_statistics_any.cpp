@@ -103,8 +103,9 @@ Claim make_claim(const Tokens& tokens, at::TensorList exponents, at::TensorList 
 /// On one process nothing is reduced, but levels that share a codebook agree on exponents.
 SyncedStatistics agree_locally(const Tokens& tokens, at::TensorList exponents,
                                SyncedStatistics own) {
-  if (!tokens.levels.shared(exponents.size()) || grown_codes(own, exponents).item<int64_t>() == 0)
-    return own;
+  if (!tokens.levels.shared(exponents.size())) return own;
+  // On other devices to ask would be to wait; to add up again gives the same where nothing grew.
+  if (own.counts[0].is_cpu() && grown_codes(own, exponents).item<int64_t>() == 0) return own;
   return local_statistics(tokens, own.exponents);
 }
 

@@ -16,6 +16,7 @@
 #include "distributed/group.h"
 #include "distributed/kmeans_step.h"
 #include "distributed/padded.h"
+#include "ops/capture.h"
 #include "ops/kmeans.h"
 #include "ops/kmeans_steps.h"
 
@@ -179,7 +180,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "synced_kmeans(Tensor x, int codebook_size, Tensor rng, *, int iterations=10, str "
       "metric=\"euclidean\", "
       "Tensor? mask=None, str group_name=\"\", str label=\"quantizer\") -> (Tensor codebook, "
-      "Tensor counts)");
+      "Tensor counts)",
+      torchvq::detail::waits());
 }
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {

@@ -11,6 +11,7 @@
 #include "detail/no_gradient.h"
 #include "detail/op_handle.h"
 #include "distributed/group.h"
+#include "ops/capture.h"
 
 namespace torchvq::distributed {
 namespace {
@@ -146,7 +147,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "synced_usage(Tensor[] counts, Tensor[] cluster_size, Tensor[] replaced, *, float[] "
       "threshold, float[] threshold_fraction, str group_name=\"\", str label=\"quantizer\") -> "
-      "Tensor");
+      "Tensor",
+      torchvq::detail::waits());
 }
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {

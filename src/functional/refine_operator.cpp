@@ -12,6 +12,7 @@
 #include "detail/no_gradient.h"
 #include "detail/residual_arguments.h"
 #include "functional/refine_heads.h"
+#include "ops/capture.h"
 
 namespace torchvq::functional {
 namespace {
@@ -81,7 +82,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "refine_codebooks(Tensor x, Tensor[] codebooks, *, Tensor? mask=None, int beam=5, "
       "int iterations=10, float tolerance=1e-3, float noise=0., int seed=0, float ridge=8., "
       "float[] weights=[], int memory=1073741824, str group_name='', "
-      "str label='refine_codebooks') -> (Tensor[] codebooks, Tensor errors, Tensor counts)");
+      "str label='refine_codebooks') -> (Tensor[] codebooks, Tensor errors, Tensor counts)",
+      torchvq::detail::waits());
 }
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {

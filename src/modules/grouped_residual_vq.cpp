@@ -5,8 +5,8 @@
 #include <ATen/ops/stack.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+#include "detail/joined.h"
 #include "modules/groups.h"
-#include "modules/joined.h"
 #include "modules/residual_levels.h"
 #include "modules/stats.h"
 
@@ -72,7 +72,7 @@ ResidualVQOutput GroupedResidualVQImpl::forward(const torch::Tensor& x,
     if (!targets.empty()) {
       own.indices(targets[group]);
     }
-    stacks.push_back(detail::start(*rvqs[group], parts[group], own, depth));
+    stacks.push_back(detail::start(*rvqs[group], parts[group], own, depth, /*together=*/true));
   }
   std::vector<torch::Tensor> quantized, indices, loss, codes;
   for (auto& result : detail::finish(stacks)) {

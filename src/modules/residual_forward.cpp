@@ -6,12 +6,13 @@
 
 #include <torchvq/functional/quantize_depth.h>
 
-#include "modules/joined.h"
+#include "detail/joined.h"
 #include "modules/ranks.h"
 #include "modules/residual_beam.h"
 #include "modules/residual_engine.h"
 #include "modules/residual_evaluation.h"
 #include "modules/residual_levels.h"
+#include "modules/residual_step.h"
 #include "modules/search.h"
 #include "modules/stats.h"
 
@@ -74,6 +75,30 @@ ResidualVQOutput evaluate(ResidualVQImpl& rvq, const torch::Tensor& inputs, cons
           {}};
 }
 
+/// What all levels have found at once.
+ResidualVQOutput result_of(const Pending& pending, const F::ResidualQuantizeStep& step) {
+  auto& rvq = *pending.rvq;
+  const auto& [x, request] = std::tie(pending.x, pending.request);
+  const auto layout = layout_of(rvq);
+  ResidualVQOutput result{restore(rvq, step.quantized, x, request),
+                          layout.restore_positions(step.indices, x),
+                          request.targets.empty() ? step.losses : step.losses.sum(),
+                          {}};
+  if (!pending.all_codes) return result;
+  if (rvq.options.vq().vqp_compat()) {
+    // The reference looks codes up when they have moved, with their gradient.
+    result.all_codes = rvq.get_codes_from_indices(result.indices);
+    return result;
+  }
+  std::vector<torch::Tensor> codes;
+  for (const auto& level : step.codes) {
+    const auto rows = layout.merge_features(level, request.batch, request.tokens);
+    codes.push_back(restore_codes(rows, x, request.mask, layout));
+  }
+  result.all_codes = stack_levels(std::move(codes), rvq.num_quantizers(), 0);
+  return result;
+}
+
 ResidualVQOutput result_of(const Pending& pending, const Walk& walk, const torch::Tensor& loss) {
   auto& rvq = *pending.rvq;
   const auto& [x, request] = std::tie(pending.x, pending.request);
@@ -102,7 +127,7 @@ ResidualVQOutput result_of(const Pending& pending, const Walk& walk, const torch
 }  // namespace
 
 Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwardOptions& call,
-              std::optional<int64_t>& depth) {
+              std::optional<int64_t>& depth, bool together) {
   const auto layout = layout_of(rvq);
   layout.check(x);
   Request request{
@@ -134,6 +159,8 @@ Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwa
   Pending pending{&rvq, x, std::move(request), call.return_all_codes(), std::nullopt, {}};
   if (plain) {
     pending.output = evaluate(rvq, inputs, x, pending.request);
+  } else if (steps_at_once(rvq) && (pending.request.ranks.alone() || !together)) {
+    pending.output = result_of(pending, step_at_once(rvq, tokens, pending.request));
   } else {
     pending.walk = walk(rvq, inputs, pending.request);
   }
@@ -147,9 +174,9 @@ std::vector<ResidualVQOutput> finish(const std::vector<Pending>& stacks) {
   }
   const auto losses = searched.empty() ? std::vector<at::Tensor>() : learn(searched);
   std::vector<ResidualVQOutput> results;
-  for (size_t s = 0; s < stacks.size(); ++s) {
-    const auto& pending = stacks[s];
-    results.push_back(pending.walk ? result_of(pending, *pending.walk, losses[s]) : pending.output);
+  auto loss = losses.begin();
+  for (const auto& pending : stacks) {
+    results.push_back(pending.walk ? result_of(pending, *pending.walk, *loss++) : pending.output);
   }
   return results;
 }
@@ -159,7 +186,7 @@ std::vector<ResidualVQOutput> finish(const std::vector<Pending>& stacks) {
 ResidualVQOutput ResidualVQImpl::forward(const torch::Tensor& x,
                                          const ResidualVQForwardOptions& call) {
   std::optional<int64_t> depth;
-  return detail::finish({detail::start(*this, x, call, depth)})[0];
+  return detail::finish({detail::start(*this, x, call, depth, /*together=*/false)})[0];
 }
 
 }  // namespace torchvq

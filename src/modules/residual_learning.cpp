@@ -9,6 +9,7 @@
 #include "modules/losses.h"
 #include "modules/residual_engine.h"
 #include "modules/residual_levels.h"
+#include "modules/residual_step.h"
 
 namespace torchvq::detail {
 namespace {
@@ -202,18 +203,6 @@ void finish_step(ResidualVQImpl& rvq, const std::vector<Level>& levels,
     }
   }
   F::finish_step_(uses, indices, rng, counts, masks, ranks.alone());
-}
-
-}  // namespace
-
-namespace {
-
-/// Whether a frozen stack takes numbers from its generators.
-bool draws(const ResidualVQImpl& rvq) {
-  const auto& vq = rvq.options.vq();
-  return rvq.options.quantize_dropout() || rvq.options.diveq() || vq.stochastic_sample_codes() ||
-         vq.directional_reparam() ||
-         (vq.orthogonal_reg_weight() > 0 && vq.orthogonal_reg_max_codes());
 }
 
 }  // namespace

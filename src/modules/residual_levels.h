@@ -47,6 +47,10 @@ struct Walk {
 /// Where batch, positions and features lie in inputs and outputs.
 Layout layout_of(const ResidualVQImpl& rvq);
 
+/// Whether the output's gradient is the sum of the levels' own, instead of one estimator over the
+/// stack.
+bool estimates_levels(const ResidualVQImpl& rvq);
+
 /// The codebooks of all levels, a shared one once.
 std::vector<Codebook> codebooks_of(const ResidualVQImpl& rvq);
 
@@ -75,8 +79,10 @@ struct Pending {
 };
 
 /// The first half of forward. Uses `depth` levels if it is given, else puts there how many.
+///
+/// @param together  whether other stacks learn in the same step.
 Pending start(ResidualVQImpl& rvq, const at::Tensor& x, const ResidualVQForwardOptions& call,
-              std::optional<int64_t>& depth);
+              std::optional<int64_t>& depth, bool together);
 
 /// The second half, of stacks of equal options that were started with the same call.
 std::vector<ResidualVQOutput> finish(const std::vector<Pending>& stacks);

@@ -4,6 +4,7 @@
 
 #include "detail/codebook_state.h"
 #include "detail/op_handle.h"
+#include "ops/capture.h"
 #include "ops/dead_code_candidates.h"
 #include "ops/kmeans.h"
 
@@ -47,5 +48,6 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "kmeans(Tensor x, int codebook_size, Tensor rng, *, int iterations=10, str "
       "metric=\"euclidean\", "
-      "Tensor? mask=None) -> (Tensor codebook, Tensor counts)");
+      "Tensor? mask=None) -> (Tensor codebook, Tensor counts)",
+      torchvq::detail::waits());
 }

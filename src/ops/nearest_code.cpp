@@ -5,6 +5,7 @@
 
 #include "detail/checks.h"
 #include "detail/op_handle.h"
+#include "ops/capture.h"
 #include "ops/nearest_code.h"
 
 namespace torchvq {
@@ -137,5 +138,6 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "nearest_code(Tensor x, Tensor codebook, *, str metric=\"euclidean\", Tensor? bias=None, "
       "int? topk=None, "
       "bool return_codes=False, bool return_distances=False) -> (Tensor indices, Tensor codes, "
-      "Tensor distances)");
+      "Tensor distances)",
+      torchvq::detail::searches());
 }

@@ -79,6 +79,7 @@ constexpr const char* kComputingOperators[] = {
     "residual_beam_search",
     "residual_decode",
     "residual_encode",
+    "residual_quantize_",
     "residual_scalar_quantize",
     "rotate_features",
     "rotation_trick",

@@ -10,6 +10,7 @@
 
 #include "detail/op_handle.h"
 #include "detail/residual_arguments.h"
+#include "ops/capture.h"
 #include "ops/residual_beam_search.h"
 
 namespace torchvq {
@@ -94,5 +95,6 @@ at::Tensor residual_beam_search(const at::Tensor& x, at::TensorList codebooks, i
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "residual_beam_search(Tensor x, Tensor[] codebooks, int beam, *, Tensor? mask=None, Tensor? "
-      "depth=None, float[] weights=[]) -> Tensor");
+      "depth=None, float[] weights=[]) -> Tensor",
+      torchvq::detail::searches());
 }

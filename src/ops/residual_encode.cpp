@@ -5,6 +5,7 @@
 #include "detail/metric.h"
 #include "detail/op_handle.h"
 #include "detail/residual_arguments.h"
+#include "ops/capture.h"
 #include "ops/residual_encode.h"
 
 namespace torchvq {
@@ -61,5 +62,6 @@ ResidualEncodeOutput residual_encode(const at::Tensor& x, at::TensorList codeboo
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "residual_encode(Tensor x, Tensor[] codebooks, *, str metric='euclidean', "
-      "Tensor? depth=None, Tensor? mask=None) -> (Tensor quantized, Tensor indices)");
+      "Tensor? depth=None, Tensor? mask=None) -> (Tensor quantized, Tensor indices)",
+      torchvq::detail::searches());
 }

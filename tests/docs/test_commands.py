@@ -20,6 +20,8 @@ ELSEWHERE = {
     "python benchmarks/python/run.py": "the same",
     "python benchmarks/python/quantizers.py": "the same",
     "python benchmarks/python/learning_table.py": "an hour; tests/python/test_learning_table.py runs it a little",
+    "tools/gpu.sh": "tests/python/test_benchmarks.py, without a card",
+    "python benchmarks/python/gpu.py docs": "the same",
     "pytest tests/matrix": "the matrices themselves",
     "python examples/python/profile_step.py": "tests/python/test_examples.py",
     "torchrun --nproc-per-node 2 examples/python/profile_step.py": "tests/python/test_examples.py",

@@ -33,6 +33,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import checks  # noqa: E402
 import documents  # noqa: E402
+import gpu_documents  # noqa: E402
 import learning_measures  # noqa: E402
 from harness import Target  # noqa: E402
 
@@ -138,6 +139,100 @@ def test_lfq_learning_runs(tmp_path: Path) -> None:
     assert runs[0]["gradient"] > 0
     # Where the latents are small, what the reference has is the rounding of a constant.
     assert ours["first_gradient"] > 1e3 * reference["first_gradient"]
+
+
+@pytest.mark.exhaustive
+def test_weights_of_lfq_are_measured_and_resume(tmp_path: Path) -> None:
+    options = ("--quick", "--bits", 9, "--resume", "--output", tmp_path)
+    file = tmp_path / "learning_lfq_weights.json"
+    done = script("learning_lfq_weights.py", *options)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(file.read_text())
+    assert len(document["runs"]) == 18
+    assert all(0 <= run["entropy_bits"] <= 9 for run in document["runs"])
+    document["runs"][0]["psnr"] = 12.5
+    file.write_text(json.dumps(document))
+    done = script("learning_lfq_weights.py", *options)
+    assert done.returncode == 0, done.stderr
+    # Nothing was left to measure.
+    assert json.loads(file.read_text())["runs"] == document["runs"]
+    lines = documents._weights(document).splitlines()
+    assert len(lines) == 2 + 6
+    assert sum(line.startswith("| **9** | **0.005** | **0.1** | 3 | ") for line in lines) == 1
+
+
+def test_the_report_of_a_gpu_is_written_without_one(tmp_path: Path) -> None:
+    """All sections, tiny and on the CPU; a page of numbers is not made of them."""
+    done = subprocess.run(
+        [str(ROOT / "tools" / "gpu.sh")],
+        env=os.environ
+        | dict(
+            PYTHON=sys.executable,
+            OUT=str(tmp_path),
+            TORCHVQ_LIBRARY=torchvq_library(),
+            OMP_NUM_THREADS="1",
+        ),
+        capture_output=True,
+        text=True,
+        timeout=570,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "gpu.json").read_text())
+    assert document["missing"] == []
+    assert set(document["commands"].values()) == {0}
+    assert document["sections"]["ranks"]["ranks"] == {"ranks": 2, "failed": ""}
+    if document["on_a_card"]:
+        return
+    assert "no card: what follows shows that it runs, its numbers mean nothing" in done.stdout
+    page = tmp_path / "gpu.md"
+    shutil.copyfile(ROOT / "docs" / "gpu.md", page)
+    assert script("gpu.py", "docs", "--output", tmp_path, "--docs", tmp_path).returncode == 1
+    assert page.read_text() == (ROOT / "docs" / "gpu.md").read_text()
+
+
+def torchvq_library() -> str:
+    """The one that these tests run."""
+    return str(torchvq._library._library_path())
+
+
+def test_a_report_fills_the_page_of_the_gpu(tmp_path: Path) -> None:
+    """With numbers that no card has given."""
+    contenders = dict(torchvq=dict(milliseconds=1.0, peak_bytes=2**20))
+    target = dict(wanted=8.0, against="cdist float32", measured=9.0, met=True)
+    case = dict(
+        name="nearest_code 8 x 8 x 8",
+        contenders=contenders,
+        flops=1e9,
+        bytes=1e6,
+        left_out={},
+        target=target,
+    )
+    rates = dict(bfloat16_tflops=800.0, float32_tflops=50.0, copy_gigabytes=3000.0)
+    document = dict(
+        card=dict(name="a card", torch="2.11.0", date="2026-01-01", clocks="1 MHz", driver="1"),
+        on_a_card=True,
+        left_out={},
+        missing=["steps"],
+        commands=dict(memcheck=0, pytest=1),
+        sections=dict(
+            checks=dict(
+                found={"sound": "", "broken": "AssertionError: no"}, kernels=["nearest_code"]
+            ),
+            search=dict(rates=rates, cases=[case]),
+            host=dict(host=dict(VectorQuantize=dict(microseconds=250.0, wanted=200.0, met=False))),
+            ranks=dict(ranks=dict(ranks=1, two_ranks="refused", failed="")),
+        ),
+    )
+    page = tmp_path / "gpu.md"
+    shutil.copyfile(ROOT / "docs" / "gpu.md", page)
+    assert gpu_documents.write(document, page) == 0
+    text = page.read_text()
+    assert "never run" not in text.lower()
+    assert "1 passed, 1 failed: broken" in text
+    assert "| nearest_code 8 x 8 x 8: 8 times as fast as cdist float32 | met: 9 times |" in text
+    assert "at most 200 us | MISSED: 250 us |" in text
+    assert "two were refused (refused)" in text
 
 
 def test_check_rejects_a_code_that_is_not_the_nearest(generator: torch.Generator) -> None:

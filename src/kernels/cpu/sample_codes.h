@@ -19,7 +19,7 @@ inline double best_score(const double* scores, int64_t size) {
   return best;
 }
 
-/// `position` is that of scores[0] among all draws. Temperature 0 takes the first best score.
+/// `position` is that of scores[0] among all draws; the temperature is above 0.
 inline int64_t sample_code(const double* scores, int64_t size, double temperature, uint64_t key,
                            uint64_t position) {
   const double best = best_score(scores, size);
@@ -28,8 +28,7 @@ inline int64_t sample_code(const double* scores, int64_t size, double temperatur
   double most = -1.0;
   for (int64_t k = 0; k < size; ++k) {
     const double lag = scores[k] - best;
-    if (temperature == 0.0 && lag == 0.0) return k;
-    double chance = temperature == 0.0 ? 0.0 : std::exp(lag / temperature);
+    double chance = std::exp(lag / temperature);
     if (chance > 0.0) {
       const auto bits = random_bits(key, position + static_cast<uint64_t>(k));
       chance /= -log_of_uniform(uniform_from_bits(bits, 53));

@@ -17,6 +17,7 @@
 #include <torch/library.h>
 #include <torchvq/random_purpose.h>
 
+#include "detail/ordered_sum.h"
 #include "detail/precision.h"
 #include "detail/random_tensor.h"
 
@@ -68,7 +69,7 @@ at::Tensor binary_one_hot_backward(const at::Tensor& grad, const at::Tensor& log
   const auto bits = detail::check_binary_one_hot_backward(grad, logits, indices, temperature);
   if (temperature == 0) return at::zeros_like(logits, at::MemoryFormat::Contiguous);
   const auto dtype = detail::sum_dtype(logits);
-  const auto p = (logits.to(dtype) / temperature).sigmoid();
+  const auto p = detail::divided(logits.to(dtype), temperature).sigmoid();
   std::vector<at::Tensor> below{at::ones_like(p.narrow(-1, 0, 1))};  // of the bits below each
   for (int64_t h = 0; h + 1 < bits; ++h) {
     const auto one = p.narrow(-1, h, 1);
@@ -83,7 +84,7 @@ at::Tensor binary_one_hot_backward(const at::Tensor& grad, const at::Tensor& log
     slopes[static_cast<size_t>(h)] = (below[static_cast<size_t>(h)] * rise).sum(-1);
     rest = low + p.narrow(-1, h, 1) * rise;
   }
-  auto result = at::stack(slopes, -1) * p * (1 - p) / temperature;
+  auto result = detail::divided(at::stack(slopes, -1) * p * (1 - p), temperature);
   return result.masked_fill_(indices.lt(0).unsqueeze(-1), 0).to(logits.scalar_type());
 }
 
@@ -99,7 +100,7 @@ at::Tensor binary_kl_loss(const at::Tensor& logits, double threshold, const Opti
   if (!reduce) return loss.to(dtype);
   const auto total = loss.sum();
   if (mask) return (total / mask->sum().clamp_min(1)).to(dtype);
-  return (total / static_cast<double>(std::max<int64_t>(loss.numel(), 1))).to(dtype);
+  return detail::divided(total, static_cast<double>(std::max<int64_t>(loss.numel(), 1))).to(dtype);
 }
 
 }  // namespace

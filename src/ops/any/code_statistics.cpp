@@ -13,7 +13,9 @@ namespace torchvq {
 namespace {
 
 /// Rows that one pass converts to float64 and int64 at a time.
-constexpr int64_t kElementsPerChunk = int64_t{1} << 21;
+int64_t elements_at_once(const at::Tensor& x) {
+  return x.is_cpu() ? int64_t{1} << 21 : int64_t{1} << 26;
+}
 
 at::Tensor raise_exponents(const at::Tensor& x, const at::Tensor& slots, const at::Tensor& counted,
                            const at::Tensor& exponents) {
@@ -55,7 +57,8 @@ detail::CodeStatistics code_statistics(const at::Tensor& x, const at::Tensor& in
       indices.new_zeros({heads, size}).scatter_add_(1, slots, counted.to(at::kLong));
   const auto used = raise_exponents(x, slots, counted, detail::clamp_exponents(exponents));
   auto sums = indices.new_zeros({detail::sum_words(x.scalar_type()), heads, size, dim});
-  const int64_t chunk = std::max<int64_t>(1, kElementsPerChunk / std::max<int64_t>(1, heads * dim));
+  const int64_t chunk =
+      std::max<int64_t>(1, elements_at_once(x) / std::max<int64_t>(1, heads * dim));
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
     const int64_t count = std::min(chunk, tokens - begin);
     add_chunk(x.narrow(1, begin, count), slots.narrow(1, begin, count),

@@ -13,6 +13,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "detail/ordered_sum.h"
 #include "ops/any/code_logits.h"
 #include "ops/loss_gradients.h"
 
@@ -132,7 +133,7 @@ DiversityLosses codebook_diversity_loss_forward(const at::Tensor& x, const at::T
                              detail::tokens_per_block(codebook)};
     const auto mean = totals.has_value() ? shared_mean((*totals)[h].to(options.dtype()))
                                          : own_mean(head, options);
-    loss.add_((mean.log_p.exp() * mean.log_p).sum() / heads);
+    loss.add_(detail::divided((mean.log_p.exp() * mean.log_p).sum(), heads));
     if (!wanted[0] && !wanted[1]) continue;
     const auto grad_x = wanted[0] ? grads.x[h] : at::Tensor();
     auto grad_codes = wanted[1] ? at::zeros(codebook[h].sizes(), options) : at::Tensor();

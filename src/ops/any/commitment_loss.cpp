@@ -5,6 +5,7 @@
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 
+#include "detail/ordered_sum.h"
 #include "detail/precision.h"
 
 namespace torchvq {
@@ -17,7 +18,7 @@ at::Tensor commitment_loss(const at::Tensor& x, const at::Tensor& codes,
   auto difference = x.to(sum_dtype) - codes.to(sum_dtype);
   if (!mask.has_value()) {
     const auto count = std::max<int64_t>(difference.numel(), 1);
-    return (difference.square_().sum() / static_cast<double>(count)).to(dtype);
+    return detail::divided(difference.square_().sum(), static_cast<double>(count)).to(dtype);
   }
   difference.masked_fill_(mask->logical_not().unsqueeze(-1), 0);
   const auto count = (mask->sum() * x.size(2)).clamp_min(1);

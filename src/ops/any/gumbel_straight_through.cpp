@@ -10,8 +10,10 @@
 #include <torch/library.h>
 #include <torchvq/ops/lookup_codes.h>
 
+#include "detail/ordered_sum.h"
 #include "detail/precision.h"
 #include "ops/any/code_logits.h"
+#include "ops/any/sum_by_index.h"
 
 namespace torchvq {
 namespace {
@@ -25,9 +27,10 @@ at::Tensor gumbel_straight_through(const at::Tensor& x, const at::Tensor& codebo
   return ops::lookup_codes(codebook, indices);
 }
 
-/// Gradient of the hard choice: each token's gradient at its code.
-void add_chosen(at::Tensor& grad_codes, const at::Tensor& grad, const at::Tensor& indices) {
-  grad_codes.index_add_(0, indices.clamp_min(0), grad);
+/// Gradient of the hard choice, (K, D): each token's gradient at its code.
+at::Tensor chosen_gradient(const at::Tensor& grad, const at::Tensor& indices, int64_t size) {
+  const auto absent = indices.lt(0).unsqueeze(-1);
+  return detail::sum_by_index(grad.masked_fill(absent, 0), indices.clamp_min(0), size);
 }
 
 /// Gradient of the soft choice, for one block of one head. Returns the gradient to the tokens.
@@ -35,10 +38,10 @@ at::Tensor soft_choice_backward(const CodeLogits& scores, const at::Tensor& code
                                 const at::Tensor& x, const at::Tensor& grad, double temperature,
                                 at::Tensor& grad_codes) {
   const auto part = scores.forward(x);
-  const auto p = (part.logits / temperature).softmax(-1);
+  const auto p = detail::divided(part.logits, temperature).softmax(-1);
   const auto slopes = at::mm(grad, codes.t());
   const auto mean = (p * slopes).sum(-1, /*keepdim=*/true);
-  return scores.backward(part, (p * (slopes - mean)).div_(temperature), grad_codes);
+  return scores.backward(part, detail::divided(p * (slopes - mean), temperature), grad_codes);
 }
 
 std::tuple<at::Tensor, at::Tensor> gumbel_straight_through_backward(
@@ -56,21 +59,21 @@ std::tuple<at::Tensor, at::Tensor> gumbel_straight_through_backward(
   for (int64_t h = 0; h < x.size(0); ++h) {
     const CodeLogits scores(codebook[h], metric);
     const auto codes = codebook[h].to(options.dtype());
-    auto chosen = wanted[1] ? at::zeros(codes.sizes(), options) : at::Tensor();
     auto soft = wanted[1] ? at::zeros(codes.sizes(), options) : at::Tensor();
-    for (int64_t from = 0; from < tokens; from += block) {
+    for (int64_t from = 0; from < tokens && temperature > 0; from += block) {
       const int64_t size = std::min(block, tokens - from);
       const auto index = indices[h].narrow(0, from, size);
       const auto absent = index.lt(0).unsqueeze(-1);
       const auto upstream =
           grad[h].narrow(0, from, size).to(options.dtype()).masked_fill(absent, 0);
-      if (wanted[1]) add_chosen(chosen, upstream, index);
-      if (temperature == 0) continue;
       const auto rows = x[h].narrow(0, from, size).masked_fill(absent, 0);
       const auto rows_grad = soft_choice_backward(scores, codes, rows, upstream, temperature, soft);
       if (wanted[0]) grad_x[h].narrow(0, from, size).copy_(rows_grad.masked_fill(absent, 0));
     }
-    if (wanted[1]) grad_codebook[h].copy_(scores.codes_gradient(soft) + chosen);
+    if (wanted[1]) {
+      const auto chosen = chosen_gradient(grad[h], indices[h], codebook.size(1));
+      grad_codebook[h].copy_(scores.codes_gradient(soft) + chosen);
+    }
   }
   return {grad_x, grad_codebook};
 }

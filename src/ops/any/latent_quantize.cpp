@@ -16,6 +16,7 @@
 
 #include "detail/precision.h"
 #include "detail/scalar_levels.h"
+#include "ops/any/sum_by_index.h"
 
 namespace torchvq {
 namespace {
@@ -81,9 +82,10 @@ std::tuple<at::Tensor, at::Tensor> latent_quantize_backward(
   int64_t start = 0;
   for (size_t j = 0; j < levels.size(); ++j) {
     const auto feature = static_cast<int64_t>(j);
-    grad_values.narrow(0, start, levels[j])
-        .index_add_(0, digits.select(-1, feature).reshape({-1}),
-                    real.select(-1, feature).reshape({-1}));
+    const auto column = real.select(-1, feature).reshape({-1, 1});
+    const auto own =
+        detail::sum_by_index(column, digits.select(-1, feature).reshape({-1}), levels[j]);
+    grad_values.narrow(0, start, levels[j]).copy_(own.squeeze(-1));
     start += levels[j];
   }
   return {grad_x, (grad_values * (scale * -quantization)).to(codes.scalar_type())};

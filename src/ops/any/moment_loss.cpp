@@ -51,9 +51,10 @@ detail::MomentLossTensors moment_loss(const at::Tensor& moments, at::ArrayRef<do
   return {loss, all.mean, all.variance, all.skewness, all.kurtosis};
 }
 
-at::Tensor moment_loss_backward(const at::Tensor& grad, const at::Tensor& moments,
+at::Tensor moment_loss_backward(const at::Tensor& grad_, const at::Tensor& moments,
                                 at::ArrayRef<double> targets, at::ArrayRef<double> weights) {
   const Merged all(moments);
+  const auto grad = grad_.to(moments.scalar_type());
   const auto slope = [&](size_t k, const at::Tensor& statistic) {
     if (weights[k] == 0) return at::zeros_like(statistic);
     const auto own =

@@ -1,63 +1,72 @@
 // Any device: plain ATen, the reference for the CPU kernel.
 //
-// A matrix product scores all codes; a bound on its rounding tells which codes may be the nearest;
-// where more than one may, the scores that the contract defines decide (docs/design/search.md).
-// Rows are taken in chunks, so that memory stays bounded whatever N and K.
+// A matrix product scores all codes; a bound on its rounding tells which codes may be the nearest.
+// Rows are taken in chunks, so that memory stays bounded whatever N and K; those that the bound
+// leaves open are collected over all chunks and decided together by the scores that the contract
+// defines (docs/design/search.md, docs/design/any-device.md).
 #include "ops/nearest_code.h"
 
 #include <algorithm>
-#include <cmath>
+#include <limits>
+#include <vector>
 
-#include <ATen/Context.h>
-#include <ATen/TensorIndexing.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/full_like.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/stack.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
+
+#include "detail/ordered_sum.h"
+#include "detail/product_dtype.h"
 
 namespace torchvq {
 namespace {
 
 using detail::NearestCodeProblem;
+using detail::sum_in_order;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr int64_t kSearchChunkScores = int64_t{1} << 22;  // scores alive at a time
 
-/// The matrix product may round its inputs to TensorFloat32 or bfloat16 when the user allows that;
-/// the bound below assumes float32 arithmetic, so it then runs in float64.
-at::ScalarType scan_dtype(at::ScalarType dtype) {
-  const auto& context = at::globalContext();
-  const auto reduced = [&](at::Float32Backend backend) {
-    const auto precision = context.float32Precision(backend, at::Float32Op::MATMUL);
-    return precision == at::Float32Precision::TF32 || precision == at::Float32Precision::BF16;
-  };
-  return reduced(at::Float32Backend::CUDA) || reduced(at::Float32Backend::MKLDNN) ? at::kDouble
-                                                                                  : dtype;
+/// Numbers of the largest temporary. Launches on a GPU want to be long, the CPU has caches.
+int64_t numbers_at_once(const at::Tensor& x) {
+  return x.is_cpu() ? int64_t{1} << 22 : int64_t{1} << 26;
+}
+
+int64_t rows_at_once(const at::Tensor& x, int64_t numbers_of_a_row) {
+  return std::max<int64_t>(1, numbers_at_once(x) / std::max<int64_t>(1, numbers_of_a_row));
+}
+
+/// body(first row, number of rows) for each chunk.
+template <typename Body>
+void over_chunks(int64_t rows, int64_t step, const Body& body) {
+  for (int64_t begin = 0; begin < rows; begin += step) body(begin, std::min(step, rows - begin));
 }
 
 /// Rows divided by their float64 norm, summed in index order; zero rows stay zero.
 at::Tensor unit_rows(const at::Tensor& rows) {
-  auto squares = at::zeros({rows.size(0)}, rows.options().dtype(at::kDouble));
-  for (int64_t d = 0; d < rows.size(1); ++d) {
-    const auto column = rows.select(1, d).to(at::kDouble);
-    squares.add_(column * column);
-  }
-  const auto norm = squares.sqrt_().unsqueeze(-1);
-  return (rows.to(at::kDouble) / norm).masked_fill_(norm.eq(0), 0).to(rows.scalar_type());
+  const auto wide = rows.to(at::kDouble);
+  const auto norm = sum_in_order(wide * wide).sqrt_().unsqueeze(-1);
+  return (wide / norm).masked_fill_(norm.eq(0), 0).to(rows.scalar_type());
 }
 
 at::Tensor finite_rows(const at::Tensor& rows) { return rows.isfinite().all(-1); }
 
+/// Rows as the contract's scores read them: those with a NaN or infinity are zero, and all are of
+/// unit length for cosine.
+at::Tensor contract_rows(const at::Tensor& x, bool cosine) {
+  const auto rows = x.masked_fill(finite_rows(x).logical_not_().unsqueeze(-1), 0);
+  return cosine ? unit_rows(rows) : rows;
+}
+
 /// One head's codebook, in the form that scanning and deciding need.
 struct Codes {
-  Codes(const NearestCodeProblem& problem, int64_t head) {
+  Codes(const NearestCodeProblem& problem, int64_t head)
+      : product(detail::product_dtype(problem.dtype, problem.x.device())), cosine(problem.cosine) {
     const auto given = problem.head_codebook(head);
     bias = problem.head_bias(head);
     excluded = finite_rows(given).logical_not_();
@@ -66,10 +75,8 @@ struct Codes {
       bias = bias.to(at::kDouble).masked_fill_(excluded, 0) * (problem.cosine ? 1.0 : 0.5);
     }
     values = given.masked_fill(excluded.unsqueeze(-1), 0);
-    if (problem.cosine) values = unit_rows(values);
-    cosine = problem.cosine;
-    columns = values.t().contiguous();
-    prepare_scan(scan_dtype(problem.dtype));
+    if (cosine) values = unit_rows(values);
+    if (product) prepare_scan(*product);
   }
 
   void prepare_scan(at::ScalarType dtype) {
@@ -87,68 +94,93 @@ struct Codes {
     centered = (kept - center).masked_fill_(skip.unsqueeze(-1), 0);
     auto half = cosine ? at::zeros({values.size(0)}, center.options())
                        : centered.square().sum(-1).mul_(0.5);
-    const auto squares = centered.to(at::kDouble).square().sum(-1);
-    radius = squares.max().sqrt();
-    offset = half.to(at::kDouble).abs();
+    auto offset = half.to(at::kDouble).abs();
     if (bias.defined()) {
       half = half + bias.masked_fill(skip, 0).to(dtype);
       offset = offset + bias.masked_fill(skip, 0).abs();
     }
-    offset = offset.max();
     half_norms = half.masked_fill_(skip, kInfinity);
+    bound_error(dtype, offset.max());
   }
 
-  at::Tensor values;    ///< (K, D), what the contract's score reads: unit rows for cosine, excluded
-                        ///< rows zero
-  at::Tensor columns;   ///< (D, K), the same
-  at::Tensor bias;      ///< (K,) float64, as it is added to the score, or undefined
-  at::Tensor excluded;  ///< (K,) bool
-  at::Tensor huge;      ///< (K,) bool
-  at::Tensor center;    ///< (D,)
-  at::Tensor centered;  ///< (K, D)
-  at::Tensor half_norms;  ///< (K,)
-  at::Tensor radius;      ///< largest norm of centered, float64
-  at::Tensor offset;      ///< largest |half norm| + |bias|, float64
+  /// How far the scan's scores of a row may be from the contract's: slope * norm of the centred row
+  /// + floor, in any order of additions.
+  void bound_error(at::ScalarType dtype, const at::Tensor& offset) {
+    const bool single = dtype == at::kFloat;
+    const double rounded = static_cast<double>(values.size(1) + 8);
+    const double unit = (single ? 0x1p-24 : 0x1p-53) * rounded, wide_unit = 0x1p-53 * rounded,
+                 tiny = (single ? 0x1p-120 : 0x1p-1000) * rounded;
+    const auto radius = centered.to(at::kDouble).square().sum(-1).max().sqrt();
+    const auto shift = center.to(at::kDouble).square().sum().sqrt();
+    const auto reach = radius + shift;
+    // Rounding of the scan, then rounding of the contract's own float64 sum, which sees the
+    // uncentred values. Both scores that are compared have it, and 2.1 is twice that and its own
+    // rounding.
+    slope = (radius * unit + reach * wide_unit + tiny) * 2.1;
+    floor = (offset * unit + (shift * reach + reach.square() + offset) * wide_unit +
+             (reach + 1) * tiny) *
+            2.1;
+  }
+
+  std::optional<at::ScalarType> product;  ///< of the scan; nothing where no product can be trusted
   bool cosine = false;
+  at::Tensor values;        ///< (K, D), as contract_rows(), excluded rows zero
+  at::Tensor bias;          ///< (K,) float64, as it is added to the score, or undefined
+  at::Tensor excluded;      ///< (K,) bool
+  at::Tensor huge;          ///< (K,) bool
+  at::Tensor center;        ///< (D,)
+  at::Tensor centered;      ///< (K, D)
+  at::Tensor half_norms;    ///< (K,)
+  at::Tensor slope, floor;  ///< float64 scalars
+};
+
+/// What a matrix product tells of a chunk of rows.
+struct Scan {
+  /// `rows` are as contract_rows().
+  Scan(const at::Tensor& rows, const Codes& codes, int64_t k) {
+    const auto x = rows.to(*codes.product) - codes.center;
+    scores = at::addmm(codes.half_norms, x, codes.centered.t(), /*beta=*/1, /*alpha=*/-1);
+    const int64_t taken = std::min(k + 1, scores.size(1));
+    std::tie(best, places) = scores.topk(taken, -1, /*largest=*/false);
+    const auto norm = at::linalg_vector_norm(x, 2, at::IntArrayRef{-1}, false, at::kDouble);
+    const double most = *codes.product == at::kFloat ? 0x1p60 : 0x1p500;
+    limit = best.select(-1, k - 1).to(at::kDouble) + (norm * codes.slope + codes.floor);
+    // Rows so large that products may overflow, or have: all codes may be the nearest.
+    limit.masked_fill_(norm.le(most).logical_not_(), kInfinity);
+  }
+
+  /// Rows whose nearest code is certain, for k = 1.
+  at::Tensor certain(const Codes& codes) const {
+    if (best.size(1) == 1) return at::ones({best.size(0)}, codes.huge.options());
+    return best.select(-1, 1)
+        .to(at::kDouble)
+        .gt(limit)
+        .logical_and_(codes.huge.any().logical_not());
+  }
+
+  /// Codes that may be among the k nearest, (rows, K) bool; a score that is NaN tells nothing.
+  at::Tensor candidates(const Codes& codes) const {
+    return scores.to(at::kDouble).gt(limit.unsqueeze(-1)).logical_not_().logical_or_(codes.huge);
+  }
+
+  at::Tensor scores;        ///< (rows, K)
+  at::Tensor best, places;  ///< (rows, k + 1 or K), best first
+  at::Tensor limit;  ///< (rows,) float64; a code with a score above is not among the k nearest
 };
 
 /// The contract's scores of pairs (row, code): float64, over d in index order, nothing contracted.
-at::Tensor pair_scores(const at::Tensor& columns, const Codes& codes, const at::Tensor& row,
+at::Tensor pair_scores(const at::Tensor& rows, const Codes& codes, const at::Tensor& row,
                        const at::Tensor& code) {
-  auto score = at::zeros({row.size(0)}, columns.options().dtype(at::kDouble));
-  for (int64_t d = 0; d < columns.size(0); ++d) {
-    const auto x = columns.select(0, d).index_select(0, row).to(at::kDouble);
-    const auto c = codes.columns.select(0, d).index_select(0, code).to(at::kDouble);
-    score.add_(codes.cosine ? (x * c).neg_() : (c * c).mul_(0.5).sub_(x * c));
-  }
+  auto score = at::empty({row.size(0)}, rows.options().dtype(at::kDouble));
+  over_chunks(row.size(0), rows_at_once(rows, 2 * rows.size(1)), [&](int64_t begin, int64_t count) {
+    const auto x = rows.index_select(0, row.narrow(0, begin, count)).to(at::kDouble);
+    const auto c = codes.values.index_select(0, code.narrow(0, begin, count)).to(at::kDouble);
+    const auto product = x * c;
+    const auto terms = codes.cosine ? product.neg() : (c * c).mul_(0.5).sub_(product);
+    score.narrow(0, begin, count).copy_(sum_in_order(terms));
+  });
   if (codes.bias.defined()) score.add_(codes.bias.index_select(0, code));
   return score.masked_fill_(codes.excluded.index_select(0, code) | score.isnan(), kInfinity);
-}
-
-/// Codes that may be among the k nearest: (rows, K) bool. `rows` are finite and in the contract's
-/// form.
-at::Tensor candidates(const at::Tensor& rows, const Codes& codes, int64_t k) {
-  const auto dtype = codes.center.scalar_type();
-  const auto x = rows.to(dtype) - codes.center;
-  const auto norm = x.to(at::kDouble).square().sum(-1).sqrt_();
-  const auto outside = norm.gt(dtype == at::kFloat ? 0x1p60 : 0x1p500);
-  const auto scores =
-      codes.half_norms - at::matmul(x.masked_fill(outside.unsqueeze(-1), 0), codes.centered.t());
-  const auto kth = std::get<0>(scores.topk(k, -1, /*largest=*/false)).select(-1, k - 1);
-
-  const double dim = static_cast<double>(rows.size(1));
-  const double unit = dtype == at::kFloat ? 0x1p-24 : 0x1p-53;
-  const double tiny = dtype == at::kFloat ? 0x1p-120 : 0x1p-1000;
-  const auto offset_norm = codes.center.to(at::kDouble).square().sum().sqrt();
-  // Rounding of the scan, then rounding of the contract's own float64 sum, which sees the uncentred
-  // values.
-  auto error = (norm * codes.radius + codes.offset) * (unit * (dim + 8));
-  error = error + ((norm + offset_norm) * (codes.radius + offset_norm) +
-                   (codes.radius + offset_norm).square() + codes.offset) *
-                      (0x1p-53 * (dim + 8));
-  error = error + (norm + codes.radius + offset_norm + 1) * (tiny * (dim + 8));
-  const auto limit = (kth.to(at::kDouble) + error * 2.1).masked_fill_(outside, kInfinity);
-  return scores.to(at::kDouble).le(limit.unsqueeze(-1)) | codes.huge;
 }
 
 /// Decides rows by the contract's scores among their candidates: the k best codes of each row, ties
@@ -156,8 +188,8 @@ at::Tensor candidates(const at::Tensor& rows, const Codes& codes, int64_t k) {
 at::Tensor decide(const at::Tensor& rows, const Codes& codes, const at::Tensor& candidate,
                   int64_t k) {
   const auto pairs = candidate.nonzero();
-  const auto row = pairs.select(1, 0), code = pairs.select(1, 1);
-  const auto score = pair_scores(rows.t().contiguous(), codes, row, code);
+  const auto row = pairs.select(1, 0).contiguous(), code = pairs.select(1, 1).contiguous();
+  const auto score = pair_scores(rows, codes, row, code);
   const std::optional<bool> stable = true;
   // Pairs come sorted by row and code; two stable sorts give (row, score, code).
   const auto by_score = std::get<1>(score.sort(stable, 0, /*descending=*/false));
@@ -169,55 +201,83 @@ at::Tensor decide(const at::Tensor& rows, const Codes& codes, const at::Tensor& 
   return code.index_select(0, order.index_select(0, first.flatten())).view({rows.size(0), k});
 }
 
-/// Indices (rows, k) of finite rows.
-at::Tensor search_rows(const at::Tensor& rows, const Codes& codes, int64_t k) {
-  const auto candidate = candidates(rows, codes, k);
-  if (k > 1) return decide(rows, codes, candidate, k);
-  auto index = candidate.to(at::kByte).argmax(-1, /*keepdim=*/true);
-  const auto open = candidate.sum(-1).gt(1).nonzero().squeeze(-1);
-  if (open.size(0) > 0) {
-    index.index_copy_(
-        0, open, decide(rows.index_select(0, open), codes, candidate.index_select(0, open), k));
+/// Indices (N, 1) by the scan alone, and the numbers of the rows that it leaves open. To learn how
+/// many there are is the one time that a search waits for the device.
+std::pair<at::Tensor, at::Tensor> scan_rows(const at::Tensor& x, const Codes& codes) {
+  const int64_t tokens = x.size(0);
+  auto index = at::empty({tokens, 1}, x.options().dtype(at::kLong));
+  auto certain = at::empty({tokens}, x.options().dtype(at::kBool));
+  over_chunks(tokens, rows_at_once(x, std::max(codes.values.size(0), x.size(1))),
+              [&](int64_t begin, int64_t count) {
+                const Scan scan(contract_rows(x.narrow(0, begin, count), codes.cosine), codes, 1);
+                index.narrow(0, begin, count).copy_(scan.places.narrow(1, 0, 1));
+                certain.narrow(0, begin, count).copy_(scan.certain(codes));
+              });
+  return {index, certain.logical_not_().nonzero().squeeze(-1)};
+}
+
+/// The k nearest codes (N, k) of rows (N, D); what it gives for rows that are not finite means
+/// nothing.
+at::Tensor search_rows(const at::Tensor& x, const Codes& codes, int64_t k) {
+  at::Tensor index, open;
+  if (k == 1 && codes.product) {
+    std::tie(index, open) = scan_rows(x, codes);
+  } else {
+    index = at::empty({x.size(0), k}, x.options().dtype(at::kLong));
+    open = at::arange(x.size(0), index.options());
   }
+  // The float64 scores of a chunk and the pairs beside it.
+  const int64_t size = codes.values.size(0);
+  over_chunks(open.size(0), rows_at_once(x, 2 * std::max(size, x.size(1))),
+              [&](int64_t begin, int64_t count) {
+                const auto part = open.narrow(0, begin, count);
+                const auto rows = contract_rows(x.index_select(0, part), codes.cosine);
+                const auto candidate = codes.product
+                                           ? Scan(rows, codes, k).candidates(codes)
+                                           : at::ones({count, size}, codes.excluded.options());
+                index.index_copy_(0, part, decide(rows, codes, candidate, k));
+              });
   return index;
 }
 
-struct ChunkOutput {
-  at::Tensor indices, codes, distances;
-};
-
+/// Distances (N, k) of rows (N, D) to codes (N, k, D), float64, added in index order.
 at::Tensor distances_of(const at::Tensor& x, const at::Tensor& codes, bool cosine) {
   const auto wide_x = x.to(at::kDouble).unsqueeze(1), wide_codes = codes.to(at::kDouble);
-  if (!cosine) return (wide_x - wide_codes).square_().sum(-1);
-  const auto norms = (wide_x.square().sum(-1) * wide_codes.square().sum(-1)).sqrt_();
-  const auto similarity = (wide_x * wide_codes).sum(-1) / norms;
+  if (!cosine) return sum_in_order((wide_x - wide_codes).square_());
+  const auto norms =
+      sum_in_order(wide_x.square()).sqrt_() * sum_in_order(wide_codes.square()).sqrt_();
+  const auto similarity = sum_in_order(wide_x * wide_codes) / norms;
   return similarity.masked_fill_(norms.eq(0), 0).neg_().add_(1);
 }
 
-ChunkOutput search_chunk(const NearestCodeProblem& problem, const Codes& codes, int64_t head,
-                         const at::Tensor& x, bool return_codes, bool return_distances) {
-  const auto absent = finite_rows(x).logical_not_().unsqueeze(-1);
-  auto rows = x.masked_fill(absent, 0);
-  if (problem.cosine) rows = unit_rows(rows);
-  ChunkOutput out;
-  out.indices = search_rows(rows, codes, problem.k);
-  out.indices = at::where(absent, at::arange(problem.k, out.indices.options()), out.indices);
-  if (!return_codes && !return_distances) return out;
+/// Where results of one head go; undefined what is not wanted.
+struct HeadOutput {
+  at::Tensor indices, codes, distances;
+};
 
+void complete(const NearestCodeProblem& problem, int64_t head, const HeadOutput& out) {
+  const auto x = problem.x.select(0, head);
+  const auto absent = finite_rows(x).logical_not_().unsqueeze(-1);
+  out.indices.copy_(at::where(absent, at::arange(problem.k, out.indices.options()), out.indices));
+  if (!out.codes.defined() && !out.distances.defined()) return;
   const double nan = std::numeric_limits<double>::quiet_NaN();
-  const auto flat = out.indices.flatten();
-  out.codes =
-      problem.head_codebook(head).index_select(0, flat).view({x.size(0), problem.k, problem.dim});
-  if (return_distances) {
-    out.distances = distances_of(x, out.codes, problem.cosine);
-    if (problem.bias.defined()) {
-      out.distances.add_(
-          problem.head_bias(head).index_select(0, flat).view({x.size(0), problem.k}));
+  const auto step = rows_at_once(x, 2 * problem.dim * problem.k);
+  over_chunks(problem.tokens, step, [&](int64_t begin, int64_t count) {
+    const auto part = [&](const at::Tensor& rows) { return rows.narrow(0, begin, count); };
+    const auto flat = part(out.indices).reshape({-1});
+    const auto codes =
+        problem.head_codebook(head).index_select(0, flat).view({count, problem.k, problem.dim});
+    if (out.distances.defined()) {
+      auto distances = distances_of(part(x), codes, problem.cosine);
+      if (problem.bias.defined()) {
+        distances.add_(problem.head_bias(head).index_select(0, flat).view({count, problem.k}));
+      }
+      part(out.distances).copy_(distances.masked_fill_(part(absent), nan));
     }
-    out.distances = out.distances.masked_fill_(absent, nan).to(problem.dtype);
-  }
-  out.codes.masked_fill_(absent.unsqueeze(-1), nan);
-  return out;
+    if (out.codes.defined()) {
+      part(out.codes).copy_(codes.masked_fill(part(absent).unsqueeze(-1), nan));
+    }
+  });
 }
 
 detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& codebook,
@@ -233,18 +293,12 @@ detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& c
                          options);
   auto distances =
       at::empty(return_distances ? at::IntArrayRef{heads, tokens, k} : at::IntArrayRef{0}, options);
-
-  const int64_t step = std::max<int64_t>(1, kSearchChunkScores / std::max(problem.size, dim * k));
   for (int64_t head = 0; head < heads && tokens > 0; ++head) {
-    const Codes prepared(problem, head);
-    for (int64_t begin = 0; begin < tokens; begin += step) {
-      const int64_t count = std::min(step, tokens - begin);
-      const auto part = problem.x.select(0, head).narrow(0, begin, count);
-      const auto out = search_chunk(problem, prepared, head, part, return_codes, return_distances);
-      indices.select(0, head).narrow(0, begin, count).copy_(out.indices);
-      if (return_codes) codes.select(0, head).narrow(0, begin, count).copy_(out.codes);
-      if (return_distances) distances.select(0, head).narrow(0, begin, count).copy_(out.distances);
-    }
+    const HeadOutput out{indices.select(0, head),
+                         return_codes ? codes.select(0, head) : at::Tensor(),
+                         return_distances ? distances.select(0, head) : at::Tensor()};
+    out.indices.copy_(search_rows(problem.x.select(0, head), Codes(problem, head), k));
+    complete(problem, head, out);
   }
   const auto shape = C10_AS_INTARRAYREF_SLOW(detail::nearest_code_shape(x, topk));
   auto codes_shape = shape.vec();

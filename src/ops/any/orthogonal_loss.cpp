@@ -15,6 +15,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include "detail/ordered_sum.h"
 #include "detail/precision.h"
 #include "detail/random_tensor.h"
 #include "ops/any/code_logits.h"
@@ -73,7 +74,7 @@ std::tuple<at::Tensor, at::Tensor> orthogonal_loss_forward(const at::Tensor& cod
   const auto count = selected.sum(1).clamp_min(1).to(rows.scalar_type());
   const auto heads = static_cast<double>(std::max<int64_t>(codebook.size(0), 1));
   const auto excess = products.square().sum({1, 2}) / count.square() - count.reciprocal();
-  const auto loss = (excess * selected.any(1)).sum() / heads;
+  const auto loss = detail::divided((excess * selected.any(1)).sum(), heads);
   if (!want_grad) return {loss.to(dtype), at::empty({0}, codebook.options().dtype(dtype))};
 
   const auto pairs = few_codes ? at::bmm(products, unit.rows) : at::bmm(unit.rows, products);

@@ -13,9 +13,12 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
+
+#include "detail/product_dtype.h"
 
 namespace torchvq {
 namespace {
@@ -23,7 +26,11 @@ namespace {
 using detail::BeamProblem;
 
 constexpr double kUnreachable = std::numeric_limits<double>::infinity();
-constexpr int64_t kBeamChunkScores = int64_t{1} << 21;  // scores alive at a time
+
+/// Scores alive at a time.
+int64_t beam_scores_at_once(const at::Tensor& x) {
+  return x.is_cpu() ? int64_t{1} << 21 : int64_t{1} << 25;
+}
 
 /// The codes of one level and head.
 struct Level {
@@ -96,10 +103,12 @@ std::tuple<at::Tensor, at::Tensor> screen(const Paths& paths, const Level& level
   const double dim = static_cast<double>(level.codes.size(1));
   // Of the product above and of the contract's own sum.
   const auto error = (magnitude + 0x1p-900) * ((dim + 16) * 8 * 0x1p-53);
-  const auto certain = taken == count
-                           ? at::zeros_like(error, error.options().dtype(at::kBool)).fill_(true)
-                           : (values.select(-1, count) - values.select(-1, count - 1)).gt(error);
-  return {places.narrow(-1, 0, count), certain};
+  const auto chosen = places.narrow(-1, 0, count);
+  if (taken == count) return {chosen, at::ones_like(error, error.options().dtype(at::kBool))};
+  // Of emulated products nothing is certain.
+  const bool exact = detail::product_dtype(at::kDouble, wide.device()).has_value();
+  const auto gap = values.select(-1, count) - values.select(-1, count - 1);
+  return {chosen, exact ? gap.gt(error) : at::zeros_like(error, error.options().dtype(at::kBool))};
 }
 
 /// The best `count` extensions of every token's paths, in lexicographic order.
@@ -165,7 +174,7 @@ at::Tensor detail::beam_search_any(const BeamProblem& problem) {
     widest = std::max(widest, paths * std::max(codes.size(1), problem.dim));
     paths = std::min(problem.beam, paths * codes.size(1));
   }
-  const int64_t step = std::max<int64_t>(1, kBeamChunkScores / widest);
+  const int64_t step = std::max<int64_t>(1, beam_scores_at_once(problem.x) / widest);
   for (int64_t head = 0; head < problem.heads && problem.tokens > 0; ++head) {
     std::vector<Level> levels;
     for (size_t n = 0; n < problem.codebooks.size(); ++n) levels.emplace_back(problem, head, n);

@@ -4,11 +4,11 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/div.h>
-#include <ATen/ops/tensor.h>
 #include <torch/library.h>
 
 #include <torchvq/ops/scalar_decode.h>
 
+#include "detail/device_table.h"
 #include "detail/scalar_levels.h"
 
 namespace torchvq {
@@ -16,15 +16,15 @@ namespace {
 
 at::Tensor scalar_level_indices(const at::Tensor& indices, at::IntArrayRef levels) {
   detail::check_scalar_level_indices(indices, levels);
-  const auto basis = at::tensor(detail::scalar_basis(levels), indices.options());
+  const auto basis = detail::device_table(detail::scalar_basis(levels), indices.options());
   const auto digits = at::div(indices.unsqueeze(-1), basis, "floor")
-                          .remainder(at::tensor(levels, indices.options()));
+                          .remainder(detail::device_table(levels, indices.options()));
   return digits.masked_fill(indices.lt(0).unsqueeze(-1), -1);
 }
 
 at::Tensor scalar_indices(const at::Tensor& level_indices, at::IntArrayRef levels) {
   detail::check_scalar_indices(level_indices, levels);
-  const auto basis = at::tensor(detail::scalar_basis(levels), level_indices.options());
+  const auto basis = detail::device_table(detail::scalar_basis(levels), level_indices.options());
   return (level_indices * basis).sum(-1).masked_fill(level_indices.lt(0).any(-1), -1);
 }
 
@@ -38,8 +38,8 @@ struct Rules {
       centres.push_back(rule.centre);
       divisors.push_back(rule.divisor);
     }
-    centre = at::tensor(centres, like.options().dtype(at::kDouble));
-    divisor = at::tensor(divisors, like.options().dtype(at::kDouble));
+    centre = detail::device_table(centres, like.options().dtype(at::kDouble));
+    divisor = detail::device_table(divisors, like.options().dtype(at::kDouble));
   }
 
   double factor = 1;
@@ -61,7 +61,7 @@ at::Tensor scalar_code_indices(const at::Tensor& codes, at::IntArrayRef levels, 
   const Rules rules(levels, symmetric, codes);
   const auto absent = codes.isnan().any(-1, /*keepdim=*/true);
   const auto number = (codes.to(at::kDouble) * rules.divisor + rules.centre) / rules.factor;
-  const auto last = at::tensor(levels, codes.options().dtype(at::kDouble)) - 1;
+  const auto last = detail::device_table(levels, codes.options().dtype(at::kDouble)) - 1;
   const auto digits = number.round().clamp_min(0).minimum(last).masked_fill(absent, 0);
   return ops::scalar_indices(digits.to(at::kLong), levels);
 }

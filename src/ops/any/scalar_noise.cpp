@@ -3,12 +3,12 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 
 #include <torchvq/random_purpose.h>
 
+#include "detail/device_table.h"
 #include "detail/random_tensor.h"
 
 namespace torchvq {
@@ -16,8 +16,8 @@ namespace {
 
 at::Tensor half_steps_like(const at::Tensor& codes, at::IntArrayRef levels) {
   return codes.scalar_type() == at::kDouble
-             ? at::tensor(detail::half_steps<double>(levels), codes.options())
-             : at::tensor(detail::half_steps<float>(levels), codes.options());
+             ? detail::device_table(detail::half_steps<double>(levels), codes.options())
+             : detail::device_table(detail::half_steps<float>(levels), codes.options());
 }
 
 at::Tensor scalar_noise(const at::Tensor& codes, at::IntArrayRef levels, const at::Tensor& rng,

@@ -14,12 +14,15 @@
 #include <ATen/ops/special_ndtr.h>
 #include <ATen/ops/special_ndtri.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
 #include <torch/library.h>
 #include <torchvq/ops/scalar_decode.h>
 #include <torchvq/random_purpose.h>
 
+#include "detail/device_table.h"
+#include "detail/float64.h"
+#include "detail/ordered_sum.h"
+#include "detail/precision.h"
 #include "detail/random_tensor.h"
 #include "detail/scalar_levels.h"
 
@@ -44,11 +47,11 @@ at::Tensor density_of(Distribution kind, const at::Tensor& x) {
       return e / (1 + e).square();
     }
     case Distribution::kNormal:
-      return (x.square() / -2).exp() / std::sqrt(2 * kPi);
+      return detail::divided((x.square() / -2).exp(), std::sqrt(2 * kPi));
     case Distribution::kLaplace:
       return x.abs().neg().exp() / 2;
     default:
-      return (1 + x.square()).reciprocal() / kPi;
+      return detail::divided((1 + x.square()).reciprocal(), kPi);
   }
 }
 
@@ -79,10 +82,10 @@ std::pair<at::Tensor, at::Tensor> quantize(const at::Tensor& x, at::IntArrayRef 
   for (size_t j = 0; j < levels.size(); ++j) {
     const auto known = detail::perturb_levels<T>(levels[j], kind.cdf, kind.form, eps);
     const auto column = x.select(-1, static_cast<int64_t>(j)).contiguous();
-    const auto level = at::bucketize(column, at::tensor(known.changes, x.options()),
+    const auto level = at::bucketize(column, detail::device_table(known.changes, x.options()),
                                      /*out_int32=*/false, /*right=*/true);
     numbers.push_back(level);
-    codes.push_back(at::tensor(known.codes, x.options())
+    codes.push_back(detail::device_table(known.codes, x.options())
                         .index_select(0, level.clamp_max(levels[j] - 1).reshape({-1}))
                         .view(level.sizes()));
   }
@@ -106,7 +109,7 @@ at::Tensor detail::cumulative_any(Distribution kind, const at::Tensor& x) {
       return at::where(below, half, 1 - half);
     }
     default:
-      return x.atan().div_(kPi).add_(0.5);
+      return detail::divided(x.atan(), kPi).add_(0.5);
   }
 }
 
@@ -141,7 +144,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> detail::scalar_pertur
                                                          : quantize<float>(x, levels, kind, eps);
   auto acceptance = at::ones({}, x.options());
   if (rng && quantize_rate < 1) {
-    const auto counts = at::tensor(levels, x.options());
+    detail::check_float64("scalar_perturb", x);
+    const auto counts = detail::device_table(levels, x.options());
     const auto u = cumulative_any(kind.cdf, x);
     const auto moved = u + ((uniform(*rng, x, mask, 0) - 0.5) / counts).to(u.scalar_type());
     const auto inside = moved.ge(0).logical_and(moved.le(1));
@@ -186,8 +190,9 @@ at::Tensor centroids(const at::Tensor& digits, at::IntArrayRef levels, detail::P
   for (size_t j = 0; j < levels.size(); ++j) {
     const auto known = detail::perturb_levels<T>(levels[j], kind.cdf, kind.form, eps);
     const auto level = digits.select(-1, static_cast<int64_t>(j)).clamp_min(0);
-    columns.push_back(
-        at::tensor(known.codes, options).index_select(0, level.reshape({-1})).view(level.sizes()));
+    columns.push_back(detail::device_table(known.codes, options)
+                          .index_select(0, level.reshape({-1}))
+                          .view(level.sizes()));
   }
   return at::stack(columns, -1).masked_fill_(digits.lt(0), 0);
 }
@@ -205,7 +210,7 @@ at::Tensor scalar_centroids(const at::Tensor& indices, at::IntArrayRef levels, s
 
 at::Tensor scalar_act_levels(const at::Tensor& act, at::IntArrayRef levels) {
   detail::check_scalar_act_levels(act, levels);
-  const auto counts = at::tensor(levels, act.options().dtype(at::kLong));
+  const auto counts = detail::device_table(levels, act.options().dtype(at::kLong));
   const auto level = (act.to(at::kDouble) * counts).floor().nan_to_num(0).clamp(0, 65535);
   return level.to(at::kLong).minimum(counts - 1);
 }

@@ -8,8 +8,9 @@
 #include <ATen/ops/bucketize.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tanh_backward.h>
-#include <ATen/ops/tensor.h>
 #include <torch/library.h>
+
+#include "detail/device_table.h"
 
 namespace torchvq {
 namespace {
@@ -21,8 +22,8 @@ struct Column {
 template <typename T>
 Column quantize_column(const at::Tensor& x, int64_t count, detail::ScalarBound bound) {
   const auto known = detail::scalar_levels<T>(count, bound);
-  const auto changes = at::tensor(known->changes, x.options());
-  const auto table = at::tensor(known->codes, x.options());
+  const auto changes = detail::device_table(known->changes, x.options());
+  const auto table = detail::device_table(known->codes, x.options());
   const auto found = at::bucketize(x, changes, /*out_int32=*/false, /*right=*/true);
   const auto levels = found.clamp(0, count - 1);  // whatever NaN gives
   return {table.index_select(0, levels.reshape({-1})).view(levels.sizes()), levels};
@@ -57,8 +58,8 @@ at::Tensor slope(const at::Tensor& x, at::IntArrayRef levels, detail::ScalarBoun
     gains.push_back(formula.gain);
     shifts.push_back(formula.shift);
   }
-  const auto gain = at::tensor(gains, x.options());
-  const auto shifted = x + at::tensor(shifts, x.options());
+  const auto gain = detail::device_table(gains, x.options());
+  const auto shifted = x + detail::device_table(shifts, x.options());
   if (!detail::is_tanh(bound)) return gain * shifted.abs().le(1);
   return at::tanh_backward(gain, shifted.tanh());
 }

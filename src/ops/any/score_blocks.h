@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <torchvq/ops/nearest_code.h>
 
 #include "ops/any/code_logits.h"
 
@@ -26,6 +27,12 @@ at::Tensor choose_by_score(const at::Tensor& x, const at::Tensor& codebook, Metr
     }
   }
   return indices;
+}
+
+/// What temperature 0 chooses.
+inline at::Tensor nearest_codes(const at::Tensor& x, const at::Tensor& codebook, Metric metric) {
+  const auto* name = metric == Metric::kCosine ? "cosine" : "euclidean";
+  return ops::nearest_code(x, codebook, ops::NearestCodeOptions().metric(name)).indices;
 }
 
 }  // namespace torchvq::detail

@@ -6,26 +6,32 @@
 #include <tuple>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/log1p.h>
 #include <ATen/ops/ones.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
+#include "detail/ordered_sum.h"
 #include "detail/precision.h"
+#include "detail/product_dtype.h"
 
 namespace torchvq {
 namespace {
 
 constexpr int64_t kTokensAtOnce = 1024;
+/// Probabilities alive at a time in each half of a group, on devices that want long launches.
+constexpr int64_t kDeviceValues = int64_t{1} << 25;
+using detail::precise_mm;
 using detail::SignGroup;
 
 struct Bits {
-  at::Tensor on, off, entropy, slope;
+  at::Tensor on, off, entropy, slope;  ///< (n, D)
+  at::Tensor off_on;                   ///< (n, D, 2)
 
   Bits(const at::Tensor& x, double sharpness) {
     const auto z = x * sharpness;
@@ -38,6 +44,7 @@ struct Bits {
     off = at::where(set, unlikely, likely);
     entropy = e.log1p() + size * unlikely;
     slope = at::where(set, -size, size) * (likely * unlikely);
+    off_on = at::stack({off, on}, -1);
   }
 };
 
@@ -45,23 +52,52 @@ struct Bits {
 std::vector<at::Tensor> pyramid(const Bits& bits, int64_t first, int64_t count) {
   std::vector<at::Tensor> levels{at::ones({bits.on.size(0), 1}, bits.on.options())};
   for (int64_t bit = first + count - 1; bit >= first; --bit) {
-    const auto off = bits.off.select(1, bit).unsqueeze(1), on = bits.on.select(1, bit).unsqueeze(1);
-    levels.push_back(at::cat({levels.back() * off, levels.back() * on}, 1));
+    const auto pair = bits.off_on.select(1, bit).unsqueeze(-1);
+    levels.push_back((levels.back().unsqueeze(1) * pair).flatten(1));
   }
   return levels;
 }
 
-/// The real tokens of a head (n, D), in the dtype of the entropies.
-at::Tensor live_tokens(const at::Tensor& x, const std::optional<at::Tensor>& mask, int64_t head) {
-  const auto tokens = x.select(0, head).to(detail::value_dtype(x, x));
-  if (!mask.has_value()) return tokens;
-  return tokens.index({mask->dim() == 2 ? mask->select(0, head) : *mask});
+/// The tokens of a head in the dtype of the entropies. Padding is zero and weighs nothing: to take
+/// it out would need its number on the host, which is to wait for the device.
+struct HeadTokens {
+  HeadTokens(const at::Tensor& x, const std::optional<at::Tensor>& mask, int64_t head)
+      : values(x.select(0, head).to(detail::value_dtype(x, x))) {
+    if (!mask.has_value()) return;
+    real = (mask->dim() == 2 ? mask->select(0, head) : *mask).unsqueeze(-1);
+    values = values.masked_fill(real.logical_not(), 0);
+  }
+
+  /// Zero where there is padding, from token `begin` on.
+  at::Tensor without_padding(const at::Tensor& rows, int64_t begin) const {
+    if (!real.defined()) return rows;
+    return rows.masked_fill(real.narrow(0, begin, rows.size(0)).logical_not(), 0);
+  }
+
+  void count_to(const at::Tensor& total) const {
+    if (real.defined()) {
+      total.copy_(real.sum());
+    } else {
+      total.fill_(values.size(0));
+    }
+  }
+
+  at::Tensor values;  ///< (N, D)
+  at::Tensor real;    ///< (N, 1) bool, undefined where all are
+};
+
+/// Tokens whose distributions are alive at a time.
+int64_t tokens_at_once(const at::Tensor& tokens) {
+  if (tokens.is_cpu()) return kTokensAtOnce;
+  const auto group = detail::sign_groups(tokens.size(1))[0];
+  return std::max(kTokensAtOnce, kDeviceValues >> std::max(group.high, group.low()));
 }
 
 template <typename Body>
 void over_chunks(const at::Tensor& tokens, const Body& body) {
-  for (int64_t begin = 0; begin < tokens.size(0); begin += kTokensAtOnce) {
-    body(begin, std::min(kTokensAtOnce, tokens.size(0) - begin));
+  const int64_t step = tokens_at_once(tokens);
+  for (int64_t begin = 0; begin < tokens.size(0); begin += step) {
+    body(begin, std::min(step, tokens.size(0) - begin));
   }
 }
 
@@ -98,30 +134,32 @@ struct EntropyHead {
   at::Tensor per_sample, batch, grad_per_sample, grad_batch;
 };
 
-void add_gradients(const at::Tensor& tokens, double sharpness, const at::Tensor& weight,
+void add_gradients(const HeadTokens& tokens, double sharpness, const at::Tensor& weight,
                    const std::vector<SignGroup>& groups, const std::vector<at::Tensor>& logarithms,
                    EntropyHead& head) {
-  over_chunks(tokens, [&](int64_t begin, int64_t length) {
-    const Bits bits(tokens.narrow(0, begin, length), sharpness);
+  over_chunks(tokens.values, [&](int64_t begin, int64_t length) {
+    const Bits bits(tokens.values.narrow(0, begin, length), sharpness);
     std::vector<at::Tensor> grads;
     for (size_t g = 0; g < groups.size(); ++g) {
       const auto& group = groups[g];
       const auto a = pyramid(bits, group.first, group.high);
       const auto b = pyramid(bits, group.first + group.high, group.low());
-      const auto from_high = fold(bits, a, group.first, b.back().mm(logarithms[g].t()));
-      const auto from_low = fold(bits, b, group.first + group.high, a.back().mm(logarithms[g]));
+      const auto from_high = fold(bits, a, group.first, precise_mm(b.back(), logarithms[g].t()));
+      const auto from_low =
+          fold(bits, b, group.first + group.high, precise_mm(a.back(), logarithms[g]));
       grads.insert(grads.end(), from_high.begin(), from_high.end());
       grads.insert(grads.end(), from_low.begin(), from_low.end());
     }
-    for (size_t bit = 0; bit < grads.size(); ++bit) grads[bit] = grads[bit].unsqueeze(1);
-    head.grad_batch.narrow(0, begin, length).copy_(at::cat(grads, 1) * -weight);
-    head.grad_per_sample.narrow(0, begin, length).copy_(bits.slope * weight);
+    const auto of_batch = tokens.without_padding(at::stack(grads, 1) * -weight, begin);
+    head.grad_batch.narrow(0, begin, length).copy_(of_batch);
+    head.grad_per_sample.narrow(0, begin, length)
+        .copy_(tokens.without_padding(bits.slope * weight, begin));
   });
 }
 
-EntropyHead one_head(const at::Tensor& tokens, double sharpness, const at::Tensor& totals,
+EntropyHead one_head(const HeadTokens& tokens, double sharpness, const at::Tensor& totals,
                      int64_t heads, bool wanted) {
-  const int64_t dim = tokens.size(1), codes = totals.size(0) - 3;
+  const int64_t dim = tokens.values.size(1), codes = totals.size(0) - 3;
   const auto groups = detail::sign_groups(dim);
   const auto count = totals.select(0, codes + 1);
   const auto live = count > 0;
@@ -138,23 +176,13 @@ EntropyHead one_head(const at::Tensor& tokens, double sharpness, const at::Tenso
   }
   head.batch = at::where(live, head.batch, 0.0);
   if (wanted) {
-    head.grad_per_sample = at::zeros_like(tokens);
-    head.grad_batch = at::zeros_like(tokens);
+    head.grad_per_sample = at::zeros_like(tokens.values);
+    head.grad_batch = at::zeros_like(tokens.values);
     const auto weight =
         totals.select(0, codes + 2) * (sharpness / static_cast<double>(heads)) / divisor;
     add_gradients(tokens, sharpness, weight, groups, logarithms, head);
   }
   return head;
-}
-
-/// Gradients of the real tokens, in their places; zero for the others.
-void place(at::Tensor target, const at::Tensor& grads, const std::optional<at::Tensor>& mask,
-           int64_t head) {
-  if (!mask.has_value()) {
-    target.copy_(grads);
-    return;
-  }
-  target.index_put_({mask->dim() == 2 ? mask->select(0, head) : *mask}, grads);
 }
 
 }  // namespace
@@ -166,20 +194,22 @@ at::Tensor detail::sign_entropy_totals_any(const at::Tensor& x, double sharpness
   const auto options = x.options().dtype(value_dtype(x, x));
   auto totals = at::zeros({x.size(0), size}, options);
   for (int64_t h = 0; h < x.size(0); ++h) {
-    const auto tokens = live_tokens(x, mask, h);
+    const HeadTokens tokens(x, mask, h);
     const auto row = totals.select(0, h);
     auto entropy = at::zeros({}, options.dtype(sum_dtype(x)));
-    over_chunks(tokens, [&](int64_t begin, int64_t length) {
-      const Bits bits(tokens.narrow(0, begin, length), sharpness);
-      entropy += bits.entropy.sum(at::IntArrayRef{}, false, sum_dtype(x));
+    over_chunks(tokens.values, [&](int64_t begin, int64_t length) {
+      const Bits bits(tokens.values.narrow(0, begin, length), sharpness);
+      entropy +=
+          tokens.without_padding(bits.entropy, begin).sum(at::IntArrayRef{}, false, sum_dtype(x));
       for (const auto& group : sign_groups(x.size(2))) {
-        const auto a = pyramid(bits, group.first, group.high).back();
+        const auto all = pyramid(bits, group.first, group.high).back();
+        const auto a = tokens.without_padding(all, begin);
         const auto b = pyramid(bits, group.first + group.high, group.low()).back();
-        row.narrow(0, group.offset, group.size()).add_(a.t().mm(b).flatten());
+        row.narrow(0, group.offset, group.size()).add_(precise_mm(a.t(), b).flatten());
       }
     });
     row.select(0, size - 3).copy_(entropy);
-    row.select(0, size - 2).fill_(tokens.size(0));
+    tokens.count_to(row.select(0, size - 2));
     row.select(0, size - 1).fill_(1);
   }
   return totals;
@@ -197,12 +227,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> detail::sign_entropy_
   auto grad_batch = at::zeros(shape, totals.options());
   for (int64_t h = 0; h < heads; ++h) {
     const auto head =
-        one_head(live_tokens(x, mask, h), sharpness, totals.select(0, h), heads, wanted);
-    per_sample += head.per_sample / heads;
-    batch += head.batch / heads;
+        one_head(HeadTokens(x, mask, h), sharpness, totals.select(0, h), heads, wanted);
+    per_sample += divided(head.per_sample, static_cast<double>(heads));
+    batch += divided(head.batch, static_cast<double>(heads));
     if (!wanted) continue;
-    place(grad_per_sample.select(0, h), head.grad_per_sample, mask, h);
-    place(grad_batch.select(0, h), head.grad_batch, mask, h);
+    grad_per_sample.select(0, h).copy_(head.grad_per_sample);
+    grad_batch.select(0, h).copy_(head.grad_batch);
   }
   return {per_sample, batch, grad_per_sample, grad_batch};
 }

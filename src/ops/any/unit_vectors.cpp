@@ -2,8 +2,10 @@
 // the device's own and the contract is one order for all.
 #include "ops/unit_vectors.h"
 
-#include <ATen/ops/zeros.h>
+#include <ATen/TensorOperators.h>
 #include <torch/library.h>
+
+#include "detail/ordered_sum.h"
 
 namespace torchvq {
 namespace {
@@ -12,12 +14,7 @@ at::Tensor unit_vectors(const at::Tensor& x) {
   detail::check_unit_vectors(x);
   const auto dtype = detail::compute_dtype(x);
   const auto wide = x.to(at::kDouble);
-  auto squares = at::zeros(wide.sizes().slice(0, wide.dim() - 1), wide.options());
-  for (int64_t d = 0; d < wide.size(-1); ++d) {
-    const auto column = wide.select(-1, d);
-    squares.add_(column.mul(column));
-  }
-  const auto norm = squares.sqrt_().unsqueeze(-1);
+  const auto norm = detail::sum_in_order(wide.mul(wide)).sqrt_().unsqueeze(-1);
   return wide.div(norm.masked_fill(norm.eq(0), 1)).to(dtype).contiguous();
 }
 

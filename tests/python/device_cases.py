@@ -1,0 +1,272 @@
+"""Arguments for every operator with an any-device kernel, and how its results compare with the CPU's."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import torchvq  # noqa: F401  (registers the operators)
+
+ops = torch.ops.torchvq
+EUCLIDEAN, COSINE = dict(metric="euclidean"), dict(metric="cosine")
+
+
+class Case(NamedTuple):
+    """A call, and what is claimed of its result."""
+
+    arguments: tuple[Any, ...]
+    options: dict[str, Any] = {}  # noqa: RUF012 (nobody writes to it)
+    # The CPU's bits; else a sum of many numbers, a product or an exponential is rounded as the device does.
+    exact: bool = True
+    # The same bits however the device adds, though the CPU's kernel adds in another order.
+    orderless: bool = False
+
+
+def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return numbers.to(dtype)
+
+
+def integers(high: int, *shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def near_ties(rows: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Codes of which many are equal or nearly so, tokens beside them and halfway between two."""
+    codes = normal(24, dim, seed=1)
+    codes = torch.cat([codes, codes[:8], codes[8:16] * (1 + 2**-22), codes[16:] * (1 + 2**-12)])
+    beside = codes[integers(48, rows)] * 0.999 + 1e-3 * normal(rows, dim)
+    between = (codes[integers(48, rows, seed=1)] + codes[integers(48, rows, seed=2)]) / 2
+    return torch.cat([beside, between + 1e-5 * normal(rows, dim, seed=3)]), codes
+
+
+X, CODES, INDICES = normal(2, 40, 12), normal(2, 7, 12, seed=1), integers(7, 2, 40)
+WIDE_X, WIDE_CODES = (
+    normal(2, 40, 12, dtype=torch.float64),
+    normal(2, 7, 12, seed=1, dtype=torch.float64),
+)
+MASK = normal(2, 40, seed=2) > -0.5
+SOME = INDICES.masked_fill(~MASK, -1)
+RNG = torch.tensor([5, 2])
+TIED_X, TIED_CODES = near_ties(60, 33)
+LEVELS, SMALL = [5, 4, 3, 3], normal(40, 4)
+SCALES = torch.tensor([[1.0] * 4, [0.2] * 4])
+BITS = normal(2, 40, 6)
+VALUES = torch.linspace(-1, 1, 9)
+MOMENTS = ops.token_moments(X)
+BOTH = dict(grads=[True, True])
+# Sums that are exact in any order, and quotients that differ from products with the reciprocal of 7.
+PARTS = torch.tensor([0.5, 0.5, 0.25, 0.25, 0, 0, 0], dtype=torch.float64)
+TWO_OF_FIVE_HEADS = torch.tensor([[0, 1]] * 5 + [[0, 0]] * 2)
+RULES = dict(threshold=0.5, threshold_fraction=0.3, reset_cluster_size=0.5, cooldown_steps=2)
+
+
+def statistics(dtype: torch.dtype = torch.float32) -> tuple[Tensor, ...]:
+    return tuple(ops.code_statistics(X.to(dtype), INDICES, ops.code_exponents(CODES)))
+
+
+def sizes() -> Tensor:
+    return normal(2, 7, seed=4).abs()
+
+
+def state() -> tuple[Tensor, ...]:
+    """embed, embed_avg, cluster_size, cooldown."""
+    return CODES.clone(), CODES * sizes().unsqueeze(-1), sizes(), integers(2, 2, 7)
+
+
+def averages() -> tuple[Tensor, ...]:
+    embed, embed_avg, cluster_size, _ = state()
+    return cluster_size, embed_avg, embed
+
+
+COUNTS = integers(3, 2, 7)
+CANDIDATES = ops.dead_code_candidates(X, RNG, 7)
+
+# A suffix after the space tells cases of an operator apart.
+CASES: dict[str, Case] = {
+    # Search.
+    "nearest_code": Case((X, CODES), dict(return_codes=True, return_distances=True)),
+    "nearest_code cosine": Case(
+        (X, CODES), COSINE | dict(return_codes=True, return_distances=True)
+    ),
+    "nearest_code float64": Case((WIDE_X, WIDE_CODES), dict(topk=3, return_distances=True)),
+    "nearest_code cosine float64": Case(
+        (WIDE_X, WIDE_CODES), COSINE | dict(topk=2, return_distances=True)
+    ),
+    "nearest_code ties": Case((TIED_X, TIED_CODES), dict(return_distances=True)),
+    "nearest_code ties float64": Case(
+        (TIED_X.double() + 1e-9 * normal(120, 33, seed=5, dtype=torch.float64), TIED_CODES),
+        dict(return_distances=True),
+    ),
+    "nearest_code ties topk": Case((TIED_X, TIED_CODES), dict(topk=4, return_distances=True)),
+    "nearest_code ties cosine": Case((TIED_X, TIED_CODES), COSINE | dict(return_distances=True)),
+    "nearest_code bias": Case((X, CODES), dict(bias=normal(2, 7), topk=2, return_distances=True)),
+    "nearest_code half": Case((X.half(), CODES.half()), dict(return_distances=True)),
+    "residual_encode": Case((X, [CODES, CODES * 0.3]), dict(mask=MASK)),
+    "residual_beam_search": Case((X, [CODES, CODES * 0.3], 3)),
+    "residual_beam_search ties": Case(
+        (TIED_X[None], [TIED_CODES[None], TIED_CODES[None] * 0.1], 4)
+    ),
+    "kmeans": Case((X, 5, RNG), dict(mask=MASK)),
+    "kmeans cosine": Case((X, 5, RNG), COSINE),
+    "synced_kmeans": Case((X, 5, RNG)),
+    "sample_codes": Case((X, CODES, RNG), EUCLIDEAN | dict(temperature=0.5)),
+    "sample_codes cosine": Case((X, CODES, RNG), COSINE | dict(temperature=0.1)),
+    "sample_codes ties": Case(
+        (TIED_X[None], TIED_CODES[None], RNG), EUCLIDEAN | dict(temperature=0.0)
+    ),
+    # Learning.
+    "code_exponents": Case((CODES,)),
+    "code_statistics": Case((X, INDICES, ops.code_exponents(CODES)), dict(mask=MASK)),
+    "code_statistics float64": Case((WIDE_X, SOME, ops.code_exponents(CODES))),
+    "decode_sums": Case((*statistics()[1:],), dict(dtype=torch.float32)),
+    "decode_sums float64": Case((*statistics(torch.float64)[1:],), dict(dtype=torch.float64)),
+    "count_codes_": Case(([integers(1, 2, 7)], [SOME])),
+    "ema_update_": Case((*averages(), *statistics()), dict(decay=0.9, eps=1e-5)),
+    "ema_update_ cosine": Case((*averages(), *statistics()), COSINE | dict(decay=0.9, eps=1e-5)),
+    "ema_update_tokens_": Case(
+        (*([part] for part in averages()), [integers(1, 2, 7)], [X], [INDICES]),
+        dict(decay=0.8, eps=1e-5, mask=[MASK]),
+    ),
+    "ema_finish_": Case((CODES.clone(), sizes(), CODES.clone()), dict(decay=0.9, eps=1e-5)),
+    "dead_code_candidates": Case((X, RNG, 7), dict(mask=MASK)),
+    "dead_code_candidates cosine": Case((X, RNG, 7), COSINE),
+    "replace_dead_codes_": Case((*state(), X, COUNTS, RNG), RULES),
+    "replace_dead_codes_ cosine": Case((*state(), X, COUNTS, RNG), RULES | COSINE),
+    "replace_dead_codes_ float64": Case(
+        (
+            *(part.double() if part.is_floating_point() else part for part in state()),
+            X,
+            COUNTS,
+            RNG,
+        ),
+        RULES,
+    ),
+    "replace_with_candidates_": Case((*state(), *CANDIDATES, COUNTS, RNG), RULES),
+    "synced_code_statistics": Case(
+        ([X], [INDICES], [ops.code_exponents(CODES)]), dict(mask=[MASK], state=[CODES])
+    ),
+    "synced_code_statistics shared": Case(
+        ([X, X * 4096], [INDICES, INDICES], [ops.code_exponents(CODES)]),
+        dict(mask=[], codebooks=[0, 0], state=[CODES]),
+    ),
+    "synced_replace_dead_codes_": Case(
+        (*([part] for part in state()), [X], [COUNTS], [RNG]), RULES | dict(mask=[])
+    ),
+    "synced_usage": Case(
+        ([COUNTS], [sizes()], [integers(2, 2)]), dict(threshold=[0.5], threshold_fraction=[0.0])
+    ),
+    "state_hash": Case(([CODES, COUNTS],)),
+    "replica_hashes": Case(([CODES, COUNTS],)),
+    "snapshot": Case((CODES,)),
+    # Decoding.
+    "lookup_codes": Case((CODES, SOME)),
+    "residual_decode": Case((torch.stack([SOME, INDICES], -1), [CODES, CODES * 0.3])),
+    # Random numbers.
+    "random_normal": Case((RNG, 3, [50])),
+    "random_uniform": Case((RNG, 3, [50])),
+    "sample_token_mask": Case((RNG, 40, 0.3), dict(mask=MASK)),
+    # Estimators. Gradients add up products over the features.
+    "straight_through": Case((X, X + 1)),
+    "sync_update_v": Case((X,), dict(v=0.5)),
+    "rotation_trick": Case((X, X + 1)),
+    "rotation_trick_backward": Case((X * 2, X, X + 1), exact=False),
+    "directional_reparam": Case((X, X + 1, X * 3), dict(variance=0.1), exact=False),
+    "directional_reparam_backward": Case((X * 2, X, X + 1, X * 3), dict(variance=0.1), exact=False),
+    "gumbel_straight_through": Case((X, CODES, INDICES), EUCLIDEAN | dict(temperature=0.5)),
+    "gumbel_straight_through_backward": Case(
+        (X * 2, X, CODES, SOME), EUCLIDEAN | BOTH | dict(temperature=0.5), exact=False
+    ),
+    "gumbel_straight_through_backward hard": Case(
+        (X * 2, X, CODES, SOME), EUCLIDEAN | BOTH | dict(temperature=0.0)
+    ),
+    "gumbel_straight_through_backward float64": Case(
+        (WIDE_X * 2, WIDE_X, WIDE_CODES, SOME), EUCLIDEAN | BOTH | dict(temperature=0.0)
+    ),
+    "unit_vectors": Case((X,)),
+    # Losses: sums over the tokens.
+    "commitment_loss": Case((X, X + 1), exact=False),
+    "commitment_loss quotient": Case((PARTS.view(1, 7, 1), torch.zeros(1, 7, 1))),
+    "commitment_loss mask": Case((X, X + 1), dict(mask=MASK), exact=False),
+    "commitment_cross_entropy": Case((X, CODES, SOME), EUCLIDEAN, exact=False),
+    "commitment_cross_entropy_forward": Case(
+        (X, CODES, SOME), COSINE | BOTH | dict(mask=MASK), exact=False
+    ),
+    "codebook_diversity_loss": Case((X, CODES), EUCLIDEAN | dict(temperature=2.0), exact=False),
+    "codebook_diversity_totals": Case(
+        (X, CODES), EUCLIDEAN | dict(temperature=2.0, mask=MASK), exact=False
+    ),
+    "codebook_diversity_loss_forward": Case(
+        (X, CODES), COSINE | BOTH | dict(temperature=2.0, mask=MASK), exact=False
+    ),
+    "orthogonal_loss": Case((CODES,), dict(indices=INDICES), exact=False),
+    "orthogonal_loss_forward": Case(
+        (CODES,), dict(indices=SOME, max_codes=5, rng=RNG, grad=True), exact=False
+    ),
+    "orthogonal_loss quotient": Case(
+        (torch.ones(7, 2, 1, dtype=torch.float64),), dict(indices=TWO_OF_FIVE_HEADS)
+    ),
+    "token_moments": Case((X,), dict(mask=MASK), exact=False),
+    "token_moments_backward": Case((normal(49), X, MOMENTS, MASK), exact=False),
+    "moment_loss": Case((MOMENTS[None], [0.0] * 4, [1.0] * 4), exact=False),
+    "moment_loss_backward": Case((normal(), MOMENTS[None], [0.0] * 4, [1.0] * 4), exact=False),
+    "sign_entropy": Case((BITS,), dict(sharpness=3.0), exact=False),
+    "sign_entropy float64": Case((BITS.double(),), dict(sharpness=3.0, mask=MASK), exact=False),
+    "sign_entropy_totals": Case((BITS,), dict(sharpness=3.0, mask=MASK), exact=False),
+    "sign_entropy_forward": Case((BITS,), dict(sharpness=3.0, mask=MASK, wanted=True), exact=False),
+    # Scalars and signs.
+    "scalar_quantize": Case((SMALL, LEVELS)),
+    "scalar_quantize symmetric": Case((SMALL, LEVELS), dict(bound="symmetric_clamp")),
+    "scalar_quantize_backward": Case((SMALL, SMALL * 0.7, LEVELS, "tanh"), exact=False),
+    "scalar_quantize_backward clamp": Case((SMALL, SMALL * 0.7, LEVELS, "clamp")),
+    "scalar_perturb": Case(
+        (SMALL, LEVELS, RNG), dict(quantize_rate=0.5, cdf="cauchy"), exact=False
+    ),
+    "scalar_perturb quantized": Case((SMALL, LEVELS, None)),
+    "scalar_perturb_backward": Case(
+        (SMALL, SMALL * 0.7, integers(9, 40), "normal", "unit"), exact=False
+    ),
+    "scalar_noise": Case((SMALL, LEVELS, RNG), dict(fraction=0.5)),
+    "scalar_level_indices": Case((integers(180, 40), LEVELS)),
+    "scalar_indices": Case((integers(3, 40, 4), LEVELS)),
+    "scalar_decode": Case((integers(180, 40), LEVELS)),
+    "scalar_code_indices": Case((SMALL, LEVELS)),
+    "scalar_centroids": Case((integers(180, 40), LEVELS)),
+    "scalar_act_levels": Case((SMALL.sigmoid(), LEVELS)),
+    "residual_scalar_quantize": Case((SMALL, LEVELS, SCALES)),
+    "residual_scalar_quantize_backward": Case((SMALL, SMALL, LEVELS, SCALES, "symmetric_clamp")),
+    "sign_quantize": Case((BITS,), dict(scale=0.3)),
+    "sign_decode": Case((integers(64, 40), 6), dict(scale=0.3)),
+    "binary_sample": Case((BITS, RNG), dict(temperature=0.7, mask=MASK)),
+    "binary_one_hot": Case((BITS, integers(64, 2, 40))),
+    "binary_one_hot_backward": Case(
+        (normal(2, 40, 64), BITS, integers(64, 2, 40), 0.7), exact=False
+    ),
+    "binary_kl_loss": Case((BITS,), dict(threshold=0.1), exact=False),
+    "binary_kl_loss quotient": Case((torch.full((1, 21, 1), 1000.0, dtype=torch.float64),)),
+    "latent_quantize": Case(
+        (normal(40, 2), VALUES, [5, 4]), dict(commitment=0.1, quantization=0.2), exact=False
+    ),
+    "latent_quantize_backward": Case(
+        (
+            normal(40, 2),
+            normal(),
+            normal(40, 2),
+            normal(40, 2, seed=1),
+            integers(20, 40),
+            [5, 4],
+            0.1,
+            0.2,
+        ),
+    ),
+    "latent_quantize_backward float64": Case(
+        (
+            *(normal(40, 2).double(), normal().double(), normal(40, 2).double()),
+            *(normal(40, 2, seed=1).double(), integers(20, 40), [5, 4], 0.1, 0.2),
+        ),
+        exact=False,
+        orderless=True,
+    ),
+}

@@ -1,0 +1,186 @@
+"""The any-device path gives the CPU's results on a GPU, which `simulated_device` stands for."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from device_cases import CASES, Case
+from simulated_device import ANY, SimulatedDevice
+from torch import Tensor
+
+ops = torch.ops.torchvq
+SEEDS = range(2)
+# Searches ask how many rows are left to decide, unless the library has CUDA kernels, which ask nothing.
+SEARCH = {"nearest_code", "residual_encode", "residual_beam_search"}
+WAITS = {"kmeans", "synced_kmeans", "synced_usage", *SEARCH}
+# Collectives need a group, and refinement fits codes to data that lie on the CPU.
+ELSEWHERE = {
+    "all_reduce_differentiable",
+    "all_reduce_statistics",
+    "broadcast_state_",
+    "handshake_",
+    "refine_codebooks",
+}
+
+
+def overload(case: str) -> Any:
+    return getattr(ops, case.split(" ")[0]).default
+
+
+def tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in torch.utils._pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def on_cpu(name: str) -> list[Tensor]:
+    """Results, and arguments as the call has left them."""
+    arguments, options = copy.deepcopy((CASES[name].arguments, CASES[name].options))
+    result = overload(name)(*arguments, **options)
+    return [*tensors(result), *tensors((arguments, options))]
+
+
+def on_device(name: str, gpu: SimulatedDevice) -> list[Tensor]:
+    with gpu:
+        arguments, options = gpu.put((CASES[name].arguments, CASES[name].options))
+        result = overload(name)(*arguments, **options)
+        return tensors(gpu.get((result, arguments, options)))
+
+
+def any_kernels() -> set[str]:
+    names = {
+        schema.name
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("torchvq::")
+    }
+    return {
+        name.removeprefix("torchvq::")
+        for name in names
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, ANY)
+    }
+
+
+def test_every_operator_has_a_case() -> None:
+    assert any_kernels() - ELSEWHERE == {name.split(" ")[0] for name in CASES}
+
+
+def compare(name: str, found: list[Tensor], expected: list[Tensor]) -> None:
+    case: Case = CASES[name]
+    assert len(found) == len(expected)
+    for a, b in zip(found, expected, strict=True):
+        if case.exact or not b.is_floating_point():
+            torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+            continue
+        unit = 64 * torch.finfo(b.dtype).eps
+        scale = max(1.0, b.abs().nan_to_num(0, 0, 0).max().item() if b.numel() else 0)
+        torch.testing.assert_close(a, b, rtol=unit, atol=unit * scale, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rounded_as_a_gpu_would(name: str) -> None:
+    expected = on_cpu(name)
+    found = [on_device(name, SimulatedDevice(seed=seed)) for seed in SEEDS]
+    for one in found:
+        compare(name, one, expected)
+        if CASES[name].orderless:
+            assert all(torch.equal(a, b) for a, b in zip(one, found[0], strict=True))
+
+
+PRODUCTS: dict[str, dict[str, str]] = {
+    "TF32": {},
+    "emulated float32": {"CUBLAS_EMULATE_SINGLE_PRECISION": "1"},
+    "emulated float64": {"CUBLAS_EMULATE_DOUBLE_PRECISION": "1"},
+    "both emulated": {
+        "CUBLAS_EMULATE_SINGLE_PRECISION": "1",
+        "CUBLAS_EMULATE_DOUBLE_PRECISION": "1",
+    },
+}
+
+
+SEARCHES = [
+    name for name in CASES if name.startswith(("nearest_code", "residual_beam", "residual_encode"))
+]
+ENTROPIES = [name for name in CASES if name.startswith("sign_entropy")]
+
+
+@pytest.fixture
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """How the user lets matrix products be computed."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.allow_tf32
+    for variable, value in PRODUCTS[request.param].items():
+        monkeypatch.setenv(variable, value)
+    matmul.allow_tf32 = request.param == "TF32"
+    yield
+    matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("products", PRODUCTS, indirect=True)
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.usefixtures("products")
+def test_search_trusts_no_reduced_product(name: str) -> None:
+    compare(name, on_device(name, SimulatedDevice()), on_cpu(name))
+
+
+@pytest.mark.parametrize("products", ["TF32", "emulated float32"], indirect=True)
+@pytest.mark.parametrize("name", ENTROPIES)
+@pytest.mark.usefixtures("products")
+def test_entropy_keeps_its_digits(name: str) -> None:
+    compare(name, on_device(name, SimulatedDevice()), on_cpu(name))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if CASES[name].options.get("dtype") != torch.float64]
+)
+def test_without_float64_it_works_or_says_so(name: str) -> None:
+    def narrow(value: Any) -> Any:
+        return (
+            value.float() if isinstance(value, Tensor) and value.dtype == torch.float64 else value
+        )
+
+    case, apple = CASES[name], SimulatedDevice("mps", rounds=False)
+    arguments, options = torch.utils._pytree.tree_map(narrow, (case.arguments, case.options))
+    operator = name.split(" ")[0]
+    said = f"{operator}: expected tensors to be on a device with float64, but got mps; move them to the CPU"
+    if (
+        torch._C._dispatch_has_kernel_for_dispatch_key(f"torchvq::{operator}", "MPS")
+        or name == "scalar_perturb"
+    ):
+        with apple, pytest.raises(TypeError, match=re.escape(said)):
+            overload(name)(*apple.put(arguments), **apple.put(options))
+    else:
+        with apple:
+            overload(name)(*apple.put(arguments), **apple.put(options))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_waits_for_the_device_says_so(name: str) -> None:
+    """Inductor cuts its graphs around operators with the tag."""
+    gpu = SimulatedDevice()
+    on_device(name, gpu)
+    gpu.waits.clear()
+    on_device(name, gpu)  # tables are there now
+    assert {wait[0] for wait in gpu.waits} <= WAITS
+
+
+def test_tags() -> None:
+    kernels = torch._C._dispatch_has_kernel_for_dispatch_key("torchvq::nearest_code", "CUDA")
+    expected = {*WAITS, "refine_codebooks"} - (SEARCH if kernels else set())
+    unsafe = torch.Tag.cudagraph_unsafe
+    assert {name for name in any_kernels() if unsafe in getattr(ops, name).default.tags} == expected
+
+
+def test_search_waits_twice_at_most_and_once_where_all_is_certain() -> None:
+    """Rows left open by any chunk are decided together, so launches do not grow with them."""
+    certain, open_rows = SimulatedDevice(), SimulatedDevice()
+    on_device("nearest_code", certain)
+    on_device("nearest_code ties", open_rows)
+    heads = 2
+    assert len(certain.waits) == heads
+    assert len(open_rows.waits) == 2
+    features = CASES["nearest_code ties"].arguments[0].shape[-1]
+    # A search, and twice a sum in the order of the features: of the scores, and of the distances.
+    assert open_rows.calls["add_"] <= 2 * features + 10

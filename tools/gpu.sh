@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# gpu.sh: one command on a machine with a CUDA card, ten minutes at most. It builds the library, runs the CUDA tests, the
+# exactness cases and compute-sanitizer, measures, and leaves all of it in $OUT (default build/gpu-report), gpu.json first.
+#
+#   PYTHON=python3          the Python that has torch
+#   OUT=FOLDER              where results go
+#   JOBS=N                  cores to compile on (default: all)
+#   TORCHVQ_LIBRARY=FILE    a library built before: nothing is compiled
+#   TORCHVQ_WHEELS=FOLDER   wheels of what the machine lacks (pytest, the reference): installed beside the results
+#
+# What the machine has no package or program for is named and left out. Without a card all of it runs tiny, on the CPU.
+# `python benchmarks/python/gpu.py docs --output $OUT` makes docs/gpu.md of the results.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+source tools/stop.sh
+
+python=${PYTHON:-python3}
+export OUT=${OUT:-$PWD/build/gpu-report}
+jobs=${JOBS:-$(getconf _NPROCESSORS_ONLN)}
+tree=build-gpu
+began=$SECONDS
+mkdir -p "$OUT"
+rm -f "$OUT"/*.json "$OUT/commands.txt"
+
+"$python" -c 'import torch' 2>/dev/null || stop "$python finds no torch; PYTHON=... names one that does"
+
+# run NAME SECONDS COMMAND...: what it says goes to $OUT/NAME.log; a failure is noted and does not stop the others.
+run() {
+  local name=$1 limit=$2 status=0
+  shift 2
+  echo "==> $name"
+  timeout "$limit" "$@" >"$OUT/$name.log" 2>&1 || status=$?
+  echo "$name $status" >>"$OUT/commands.txt"
+  if ((status)); then
+    tail -n 15 "$OUT/$name.log"
+    echo "  failed with $status; all of it is in $OUT/$name.log"
+  fi
+  return $status
+}
+
+has() { "$python" -c "import importlib.util as u, sys; sys.exit(u.find_spec('$1') is None)"; }
+card() { "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; }
+section() { run "$1" "$2" "$python" benchmarks/python/gpu.py "$1" --output "$OUT"; }
+
+if [[ -n ${TORCHVQ_WHEELS:-} ]]; then
+  "$python" -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$OUT/site" "$TORCHVQ_WHEELS"/*.whl ||
+    stop "the wheels in $TORCHVQ_WHEELS could not be installed"
+  export PYTHONPATH=$OUT/site${PYTHONPATH:+:$PYTHONPATH}
+fi
+
+build() {
+  local generator=()
+  if command -v ninja >/dev/null; then generator=(-G Ninja); fi
+  cmake -S . -B "$tree" "${generator[@]}" -DCMAKE_BUILD_TYPE=Release -DTORCHVQ_CUDA=AUTO -DTORCHVQ_BUILD_CLI=OFF \
+    "-DPython3_EXECUTABLE=$(command -v "$python")" && cmake --build "$tree" -j "$jobs" --target torchvq
+}
+
+if [[ -z ${TORCHVQ_LIBRARY:-} ]]; then
+  export -f build
+  export python tree jobs
+  run build 300 bash -c build || stop "the library could not be built"
+  export TORCHVQ_LIBRARY=$PWD/$tree/src/libtorchvq.so
+fi
+export PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH}
+"$python" benchmarks/python/gpu.py requirements
+
+if card && has pytest; then
+  TORCHVQ_FAIL_WITHOUT_CUDA=1 run pytest 150 "$python" -m pytest -q -p no:cacheprovider tests/python/test_cuda.py
+fi
+section checks 120
+if card && command -v compute-sanitizer >/dev/null; then
+  for tool in memcheck racecheck; do
+    run "$tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 --kernel-name-exclude kernel_substring=at:: \
+      "$python" benchmarks/python/gpu.py small --output "$OUT"
+  done
+else
+  section small 60
+fi
+section search 90
+section steps 90
+section host 30
+section ranks 130
+"$python" benchmarks/python/gpu.py report --output "$OUT" | tee "$OUT/summary.txt"
+echo "all of it is in $OUT, after $((SECONDS - began)) s"
