@@ -65,7 +65,12 @@ STEPS = {
         dict(dim=12, codebook_size=64, num_quantizers=3, groups=2, threshold_ema_dead_code=1),
         Step(64, 6, levels=6, replaces=True),
     ),
-    "scales": (HierarchicalVQ, dict(dim=12, codebook_size=64, scales=(1, 2)), Step(64, 12)),
+    # It replaces dead codes unless told otherwise.
+    "scales": (
+        HierarchicalVQ,
+        dict(dim=12, codebook_size=64, scales=(1, 2)),
+        Step(64, 12, replaces=True),
+    ),
 }
 
 

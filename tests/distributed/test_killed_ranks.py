@@ -69,7 +69,7 @@ class Phase(NamedTuple):
 
 
 KMEANS = dict(codebook_size=16, kmeans_init=True, kmeans_iters=2)
-DEAD = dict(codebook_size=512, threshold_ema_dead_code=1)  # more than a message has room for
+DEAD = dict(codebook_size=4096, threshold_ema_dead_code=1)  # most die: no message has room
 STATISTICS = "the statistics of the codes"
 
 PHASES = {

@@ -61,7 +61,8 @@ def train(
     rank: int | None, size: int, kind: str, options: dict[str, Any]
 ) -> tuple[list[Tensor], list[Traffic], int]:
     """State, traffic of steps without k-means, codes that were replaced; rank None is one process with everything."""
-    module = build(kind, 100 + (rank or 0), **options)
+    # Ranks take rank 0's codes, but convolutions are the business of a wrapper.
+    module = build(kind, 100 + (0 if kind == "HierarchicalVQ" else rank or 0), **options)
     counted, replaced = [], 0
     books = [m for m in module.modules() if type(m).__name__ == "Codebook"]
     for step in range(STEPS):
