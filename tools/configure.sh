@@ -29,7 +29,7 @@ if [[ $preset == files ]]; then options+=(-DTORCHVQ_UNITY=OFF); fi
 case $preset in
   tsan | fuzz)
     if ! command -v clang++ >/dev/null; then
-      echo "Stopped: the preset $preset needs Clang (Debian: clang libclang-rt-14-dev, for tsan also libomp-14-dev)"
+      echo "Stopped: the preset $preset needs Clang (Debian: clang libclang-rt-14-dev libomp-14-dev)"
       exit 1
     fi
     ;;

@@ -10,7 +10,7 @@ mkdir -p "$seeds" "$tree/findings"
 export ASAN_OPTIONS=detect_container_overflow=0:detect_leaks=0
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 "$tree/tests/fuzz/fuzz_seeds" "$seeds"
-for format in npy safetensors codec; do
+for format in npy safetensors codec projected_codec; do
   corpus=$tree/corpus/$format
   log=$tree/$format.log
   mkdir -p "$corpus"

@@ -3,6 +3,7 @@
 #include <ATen/ops/ones.h>
 #include <torchvq/io/codec.h>
 #include <torchvq/io/npy.h>
+#include <torchvq/io/projected_codec.h>
 #include <torchvq/io/safetensors.h>
 #include <torchvq/io/scalar_codec.h>
 
@@ -41,6 +42,20 @@ void write_codecs(const std::string& folder) {
   }
 }
 
+/// Of a vector of three features: a stack without maps, and one with a map at every place that has one.
+void write_projected_codec(const std::string& folder) {
+  const auto map = [](int64_t out, int64_t in) {
+    return torchvq::fit::Projection{at::ones({out, in}), at::ones({out})};
+  };
+  const auto codes = [](int64_t dim) { return at::arange(2 * dim, at::kFloat).view({2, dim}); };
+  torchvq::fit::ProjectedCodec codec;
+  codec.metric = "euclidean";
+  codec.dim = 3;
+  codec.stacks = {{{}, {{{}, codes(3), {}}, {{}, codes(3), {}}}, {}},
+                  {map(2, 3), {{map(1, 2), codes(1), map(2, 1)}}, map(3, 2)}};
+  io::save_projected_codec(folder + "/projected.safetensors", codec);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -50,5 +65,6 @@ int main(int argc, char** argv) {
   }
   write_arrays(argv[1]);
   write_codecs(argv[1]);
+  write_projected_codec(argv[1]);
   return 0;
 }

@@ -168,6 +168,10 @@ inline Floats squared_difference(Floats a, Floats b, Ints mask) {
 
 constexpr int kTogether =
     8;  // codes in flight: enough chains of dependent additions to fill the pipeline
+// Floats between a code and what is fetched beside it. Codes are read once, each in a place of its own, so the
+// processor does not see that they follow each other in memory.
+constexpr int kAhead = 2048;
+constexpr int kFloatsOfCacheLine = 16;
 
 template <int count>
 inline void score_codes(const float* row, Floats row_tail, const Tail& tail, int64_t dim,
@@ -177,6 +181,10 @@ inline void score_codes(const float* row, Floats row_tail, const Tail& tail, int
   for (int j = 0; j < count; ++j) sum[j] = Floats{};
   for (int64_t d = 0; d + kLanes <= dim; d += kLanes) {
     const Floats value = load<Floats>(row + d);
+#pragma GCC unroll 8
+    for (int i = 0; i < count * kLanes; i += kFloatsOfCacheLine) {
+      __builtin_prefetch(codes + count * d + kAhead + i);
+    }
 #pragma GCC unroll 8
     for (int j = 0; j < count; ++j) {
       const Floats difference = load<Floats>(codes + j * dim + d) - value;
