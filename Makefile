@@ -171,6 +171,14 @@ fuzz: $(STAMPS)/build ## Run the fuzzers of the file readers, FUZZ_SECONDS (60) 
 .PHONY: sanitize
 sanitize: asan tsan fuzz ## All three of the above
 
+.PHONY: cuda
+cuda: $(STAMPS)/build ## Compile the CUDA kernels for all architectures (needs nvcc, no GPU); fails on spills
+	$(call say,Compiling with CUDA in build-cuda/)
+	@tools/configure.sh cuda $(VENV_ABS)/bin/python
+	@tools/compile.sh cuda $(JOBS) torchvq
+	@$(VENV)/bin/python tools/cuda_report.py build-cuda
+	@TORCHVQ_LIBRARY=build-cuda/src/libtorchvq.so PYTHONPATH=python $(VENV)/bin/python -c 'import torchvq'
+
 .PHONY: coverage
 coverage: build $(STAMPS)/test ## Measure which lines the tests run, C++ and Python
 	$(call say,Building with line counts in build-coverage/)

@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 #include <torchvq/io/error.h>
 #include <torchvq/io/output_file.h>
-#include <unistd.h>
 
 #include <csignal>
 #include <cstdio>
@@ -18,14 +17,6 @@ void end_as_signal(int signal) {
   io::remove_unfinished_files();
   std::signal(signal, SIG_DFL);
   std::raise(signal);
-}
-
-void end_cut_input(int /*signal*/) {
-  io::remove_unfinished_files();
-  static constexpr char kMessage[] =
-      "torchvq: an input file was cut or became unreadable while it was read\n";
-  [[maybe_unused]] const auto written = ::write(STDERR_FILENO, kMessage, sizeof(kMessage) - 1);
-  ::_exit(kExitBadInput);
 }
 
 void handle(int signal, void (*handler)(int)) {
@@ -88,7 +79,6 @@ void install_signal_handlers() {
     // A parent that ignores a signal (nohup) has said so on purpose.
     if (!is_ignored(signal)) handle(signal, end_as_signal);
   }
-  handle(SIGBUS, end_cut_input);
   // A file beyond the user's limit is then a failing write, with a message, instead of a death.
   std::signal(SIGXFSZ, SIG_IGN);
 }

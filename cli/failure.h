@@ -18,8 +18,7 @@ void print_failure(const std::string& message);
 int report_failure(const std::exception& error);
 
 /// On SIGINT, SIGTERM, SIGHUP and, in a process alone, SIGPIPE removes unfinished files and ends as
-/// the signal would; on SIGBUS (an input file was cut while it was mapped) says so and exits with
-/// kExitBadInput.
+/// the signal would.
 void install_signal_handlers();
 
 }  // namespace torchvq::cli

@@ -13,6 +13,9 @@
 #include <exception>
 #include <vector>
 
+#include "listening_socket.h"
+#include "signed_store.h"
+
 namespace torchvq::cli {
 namespace {
 
@@ -29,8 +32,11 @@ c10::intrusive_ptr<c10d::Store> make_store(const Rendezvous& rendezvous) {
   options.numWorkers = static_cast<size_t>(rendezvous.size);
   options.waitWorkers = false;
   options.timeout = rendezvous.timeout;
+  // By itself a store listens on all addresses of the machine.
+  if (options.isServer) options.masterListenFd = listen_on(rendezvous.address, options.port);
   const auto store = c10::make_intrusive<c10d::TCPStore>(rendezvous.address, options);
-  return c10::make_intrusive<c10d::PrefixStore>("torchvq/" + rendezvous.attempt, store);
+  return c10::make_intrusive<c10d::PrefixStore>(
+      "torchvq/" + rendezvous.attempt, c10::make_intrusive<SignedStore>(store, rendezvous.secret));
 }
 
 std::shared_ptr<::gloo::transport::Device> make_device(const std::string& address) {

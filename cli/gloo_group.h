@@ -14,6 +14,7 @@ struct Rendezvous {
   int port = 0;
   bool store_is_there = false;  // torchrun's agent holds it; otherwise rank 0 does
   std::string attempt;          // told apart after torchrun has restarted the processes
+  std::string secret;           // what the others must know too; empty: anyone may join
   std::chrono::seconds timeout{};
 };
 

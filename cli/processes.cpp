@@ -8,16 +8,15 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
-#include <cstring>
 #include <optional>
 #include <vector>
 
 #include "gloo_group.h"
+#include "shard_lines.h"
 
 namespace torchvq::cli {
 namespace {
 
-constexpr int64_t kTextBytes = 1000;
 constexpr int kMostProcesses = 1 << 20;
 constexpr int kLargestPort = 65535;
 
@@ -29,7 +28,8 @@ std::optional<std::string> variable(const char* name) {
 int number(const char* name, int least, int most) {
   const auto text = variable(name);
   TORCH_CHECK_VALUE(text.has_value(), "environment: expected ", name,
-                    " beside RANK and WORLD_SIZE, but it is not set; torchrun sets all of them");
+                    " beside the other variables of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, "
+                    "MASTER_PORT), but it is not set; TORCHVQ_SYNC=0 keeps a process alone");
   char* end = nullptr;
   const auto value = std::strtol(text->c_str(), &end, 10);
   TORCH_CHECK_VALUE(end != text->c_str() && *end == '\0' && value >= least && value <= most,
@@ -50,6 +50,7 @@ Rendezvous read_rendezvous(int rank, int size, std::chrono::seconds timeout) {
   rendezvous.address = *address;
   rendezvous.store_is_there = variable("TORCHELASTIC_USE_AGENT_STORE") == "True";
   rendezvous.attempt = variable("TORCHELASTIC_RESTART_COUNT").value_or("0");
+  rendezvous.secret = variable("TORCHVQ_SECRET").value_or("");
   rendezvous.timeout = timeout;
   return rendezvous;
 }
@@ -58,24 +59,6 @@ void replace_all(std::string& text, const std::string& word, const std::string& 
   for (size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + by.size())) {
     text.replace(at, word.size(), by);
   }
-}
-
-// One line per process: whether it is ready, rows, dim, and its options as bytes.
-constexpr int64_t kReady = 0, kRows = 1, kDim = 2, kText = 3;
-
-at::Tensor line_of(const ShardNote& note, bool ready) {
-  auto line = at::zeros({kText + kTextBytes / 8}, at::kLong);
-  auto* word = line.mutable_data_ptr<int64_t>();
-  word[kReady] = ready ? 1 : 0;
-  word[kRows] = note.rows;
-  word[kDim] = note.dim;
-  std::memcpy(word + kText, note.options.data(),
-              std::min<size_t>(note.options.size(), kTextBytes - 1));
-  return line;
-}
-
-std::string text_of(const at::Tensor& line) {
-  return reinterpret_cast<const char*>(line.const_data_ptr<int64_t>() + kText);
 }
 
 void check_equal(const at::Tensor& lines) {
@@ -101,7 +84,7 @@ struct Processes::Group {
 };
 
 Processes::Processes(std::chrono::seconds timeout) {
-  if (!variable("RANK") || !variable("WORLD_SIZE") || !distributed::enabled()) return;
+  if ((!variable("RANK") && !variable("WORLD_SIZE")) || !distributed::enabled()) return;
   size_ = number("WORLD_SIZE", 1, kMostProcesses);
   rank_ = number("RANK", 0, size_ - 1);
   if (size_ == 1) return;
@@ -133,7 +116,7 @@ functional::Shard Processes::agree(const std::function<ShardNote()>& prepare) co
     failure = std::current_exception();
   }
   // A sum of lines that are zero but for the own one is a gather.
-  auto lines = at::zeros({size_, kText + kTextBytes / 8}, at::kLong);
+  auto lines = at::zeros({size_, kLineWords}, at::kLong);
   lines.select(0, rank_).copy_(line_of(note, failure == nullptr));
   lines = distributed::all_reduce_statistics(lines, group_->options());
   // Of several that failed the first one says why.

@@ -10,20 +10,16 @@
 #include <memory>
 #include <string>
 
+#include "shard_lines.h"
+
 namespace torchvq::cli {
 
-/// What this process says of itself before the work: sizes that must fit together.
-struct ShardNote {
-  int64_t rows = 0;
-  int64_t dim = 0;
-  std::string options;  // for a person to read; the same on all processes
-};
-
-/// The processes that share a command. Without RANK and WORLD_SIZE in the environment, with one
+/// The processes that share a command. With neither RANK nor WORLD_SIZE in the environment, with one
 /// process, or with TORCHVQ_SYNC=0, this one is alone and nothing communicates.
 class Processes {
  public:
-  /// Joins the others over MASTER_ADDR and MASTER_PORT (Gloo).
+  /// Joins the others over MASTER_ADDR and MASTER_PORT (Gloo), who must know the same
+  /// TORCHVQ_SECRET.
   ///
   /// Throws c10::ValueError for an environment that is incomplete or contradicts itself,
   /// c10::DistError where the others do not come in time.

@@ -22,6 +22,7 @@ set(TORCHVQ_SOURCES
   distributed/fingerprint.cpp
   distributed/group.cpp
   distributed/kmeans_step.cpp
+  distributed/offered_candidates.cpp
   distributed/ranks.cpp
   distributed/replicas.cpp
   distributed/statistics_buffer.cpp
@@ -30,6 +31,7 @@ set(TORCHVQ_SOURCES
   distributed/synced_code_statistics_any.cpp
   distributed/synced_kmeans.cpp
   distributed/synced_replace_dead_codes_.cpp
+  distributed/synced_step_statistics.cpp
   distributed/synced_usage.cpp
   fit/add_over_group_.cpp
   fit/codebook_stack.cpp
@@ -74,6 +76,8 @@ set(TORCHVQ_SOURCES
   functional/refine_operator.cpp
   functional/refine_options.cpp
   functional/refit_codebooks.cpp
+  functional/residual_quantize.cpp
+  functional/residual_quantize_operator.cpp
   functional/rotate_features.cpp
   functional/scales.cpp
   functional/shared_moments.cpp
@@ -90,12 +94,12 @@ set(TORCHVQ_SOURCES
   io/codec.cpp
   io/codec_keys.cpp
   io/input_file.cpp
-  io/mapped_tensor.cpp
   io/npy.cpp
   io/npy_header.cpp
   io/output_file.cpp
   io/projected_codec.cpp
   io/python_literal.cpp
+  io/read_tensor.cpp
   io/safetensors.cpp
   io/safetensors_dtypes.cpp
   io/safetensors_header.cpp
@@ -150,6 +154,7 @@ set(TORCHVQ_SOURCES
   modules/residual_lfq.cpp
   modules/residual_sim_vq.cpp
   modules/residual_stack.cpp
+  modules/residual_step.cpp
   modules/residual_vq.cpp
   modules/scale_walk.cpp
   modules/search.cpp
@@ -370,6 +375,7 @@ set(TORCHVQ_SOURCES
   options/latent_quantize.cpp
   options/lfq.cpp
   options/random_projection_quantizer.cpp
+  options/recommended.cpp
   options/residual_fsq.cpp
   options/residual_lfq.cpp
   options/residual_vq.cpp

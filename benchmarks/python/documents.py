@@ -18,6 +18,7 @@ LEARNING = "learning_table"
 LEARNING_RESIDUAL = "learning_residual"
 LEARNING_REFINE = "learning_refine"
 LEARNING_LFQ = "learning_lfq"
+LEARNING_LFQ_WEIGHTS = "learning_lfq_weights"
 QUANTIZERS = "quantizers"
 MIB = 2**20
 # Columns of the tables, and the ratio under which a column is found in the JSON.
@@ -68,6 +69,11 @@ def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
             "lfq_small": _small_latents(document),
             "lfq_machine": _machine([document]),
         }
+        fill(docs / "learning.md", parts)
+    weights = results / f"{LEARNING_LFQ_WEIGHTS}.json"
+    if weights.exists():
+        document = read_json(weights)
+        parts = {"lfq_weights": _weights(document), "lfq_weights_machine": _machine([document])}
         fill(docs / "learning.md", parts)
     compared = results / f"{QUANTIZERS}.json"
     if compared.exists():
@@ -217,10 +223,8 @@ def _refined(document: Document) -> str:
     for run in document["runs"]:
         ratios = run["error_over_faiss"]
         cells = [f"{ratios[beam]:.3f}" if beam in ratios else "" for beam in beams]
-        seconds = f"{run['seconds']:.0f}" if "seconds" in run else ""
-        rows.append([run["data"], run["name"], run["who"], *cells, seconds])
-    header = ["data", "settings", "who", *(f"beam {beam}" for beam in beams), "seconds"]
-    return _table(header, rows)
+        rows.append([run["data"], run["name"], run["who"], *cells])
+    return _table(["data", "settings", "who", *(f"beam {beam}" for beam in beams)], rows)
 
 
 def _signs(document: Document) -> str:
@@ -238,6 +242,27 @@ def _signs(document: Document) -> str:
     ]
     header = ["settings", "who", "mean squared error", "codes in use", "entropy, bits"]
     return _table([*header, "batch entropy in training, bits", "norm of its gradient"], rows)
+
+
+def _weights(document: Document) -> str:
+    """Means over the seeds, by size and weights; what is recommended in bold."""
+    # Imported here, as below.
+    from learning_lfq_weights import is_recommended
+
+    found: dict[tuple[int, float, float], list[dict[str, Any]]] = {}
+    for run in document["runs"]:
+        found.setdefault((run["bits"], run["entropy"], run["commitment"]), []).append(run)
+    rows = []
+    for weights, runs in sorted(found.items()):
+        bold = "**" if is_recommended(runs[0]) else ""
+        psnr, entropy = (
+            sum(run[key] for run in runs) / len(runs) for key in ("psnr", "entropy_bits")
+        )
+        uses = ", ".join(f"{run['use']:.0%}" for run in runs)
+        names = [f"{bold}{weight:g}{bold}" for weight in weights]
+        rows.append([*names, str(len(runs)), f"{psnr:.2f}", uses, f"{entropy:.2f}"])
+    header = ["bits", "entropy", "commitment", "seeds", "PSNR, dB", "use, seed by seed"]
+    return _table([*header, "entropy of the use, bits"], rows)
 
 
 def _small_latents(document: Document) -> str:
@@ -280,6 +305,20 @@ def _machine(documents: list[Document]) -> str:
             f"faiss {machine['faiss']}, commit {machine['commit']}, {machine['date']}.{quick}\n"
         )
     return "\n".join(dict.fromkeys(lines))
+
+
+def _machines_of_runs(runs: list[dict[str, Any]]) -> str:
+    """Where and when those runs were made that were made later than the rest."""
+    found: dict[tuple[str, ...], int] = {}
+    for run in runs:
+        if own := run.get("machine"):
+            cores = f"{own['cpu']}, {own['cores']} cores ({own['level']})"
+            key = (run["who"], cores, own["commit"], own["date"])
+            found[key] = found.get(key, 0) + 1
+    return "".join(
+        f"\n{count} of the runs ({who}): {cores}, commit {commit}, {date}.\n"
+        for (who, cores, commit, date), count in found.items()
+    )
 
 
 def _targets(documents: list[Document]) -> str:
@@ -329,5 +368,5 @@ def _learning(document: Document) -> tuple[dict[str, str], dict[str, str]]:
     import learning_documents
     import learning_table
 
-    machine = _machine([document])
+    machine = _machine([document]) + _machines_of_runs(document["runs"])
     return learning_documents.tables(document["runs"], learning_table.rows(), machine, _table)

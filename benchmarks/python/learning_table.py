@@ -1,8 +1,9 @@
 """What every quantizer learns, torchvq and the reference in pairs: same network, same first codes, same batches.
 
 `python benchmarks/python/learning_table.py` takes about an hour on two idle cores. Every run is written as it ends, and
-`--resume` continues a file that an interrupted one has left. To try another build of the library, run what is ours into
-another folder and compare it with the reference's runs of the first:
+`--resume` continues a file that an interrupted one has left; `--adopt FILE` puts the runs of another file in the place
+of its own, and each of them remembers the machine and the commit that made it. To try another build of the library,
+run what is ours into another folder and compare it with the reference's runs of the first:
 
     TORCHVQ_LIBRARY=build/src/libtorchvq.so PYTHONPATH=python python benchmarks/python/learning_table.py --who ours \
         --rows recommended --output /tmp/try --baseline benchmarks/results/learning_table.json
@@ -103,6 +104,15 @@ def _say(run: Run, done: int, total: int) -> None:
     print(f"  {done}/{total} {where}: {numbers}", flush=True)
 
 
+def adopted(document: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """The document with the other's runs in the place of its own of the same row, library and seed."""
+    kept = ("cpu", "cores", "level", "commit", "date")
+    where = {key: other["machine"][key] for key in kept}
+    fresh = {key_of(run): {"machine": where, **run} for run in other["runs"]}
+    runs = [run for run in document["runs"] if key_of(run) not in fresh]
+    return document | {"runs": [*runs, *fresh.values()]}
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
@@ -118,6 +128,7 @@ def _arguments() -> argparse.Namespace:
     add("--output", type=Path, default=RESULTS, help="folder of the JSON file")
     add("--resume", action="store_true", help="keep the runs that the file holds")
     add("--quick", action="store_true", help="see that it runs; the numbers are noise")
+    add("--adopt", type=Path, help="take the runs of this file over into the results, run nothing")
     add("--baseline", type=Path, help="a file whose runs stand in for those that are not made here")
     add("--report", type=Path, help="print the table of this file and run nothing")
     return parser.parse_args()
@@ -130,6 +141,9 @@ def main() -> None:
         print(report.text(read_json(arguments.report)["runs"], rows(), stands_in))
         return
     file = arguments.output / f"{NAME}.json"
+    if arguments.adopt:
+        write_json(file, adopted(read_json(file), read_json(arguments.adopt)))
+        return
     kept: list[Run] = read_json(file)["runs"] if arguments.resume and file.exists() else []
     runs = [run for run in kept if "failed" not in run]
     document = dict(name=NAME, quick=arguments.quick, machine=machine(), runs=runs)

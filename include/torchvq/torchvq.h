@@ -49,6 +49,7 @@
 #include <torchvq/options/latent_quantize.h>
 #include <torchvq/options/lfq.h>
 #include <torchvq/options/random_projection_quantizer.h>
+#include <torchvq/options/recommended.h>
 #include <torchvq/options/residual_fsq.h>
 #include <torchvq/options/residual_lfq.h>
 #include <torchvq/options/residual_vq.h>

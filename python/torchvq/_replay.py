@@ -26,8 +26,9 @@ class Replay:
     Its recomputation searches with the same codes and learns nothing: neither state nor ranks hear of it twice.
     """
 
-    def __init__(self, key: tuple[torch.Size, int]) -> None:
+    def __init__(self, key: tuple[torch.Size, int], initialised: bool) -> None:
         self.key = key
+        self.initialised = initialised  # when the step began
         self.buffers: dict[str, Tensor | None] = {}
         self.embed: Tensor | None = None
         self.totals: list[Tensor] = []
@@ -93,7 +94,7 @@ class Replayed:
                 yield
         else:
             if _checkpointing.will_recompute():
-                self._recording = Replay(fingerprint(x))
+                self._recording = Replay(fingerprint(x), cast("Codebook", self).initialised)
                 self._replays.append(self._recording)
             try:
                 yield

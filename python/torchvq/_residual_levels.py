@@ -6,6 +6,7 @@ levels exist at
 once: one reduction over ranks serves the whole stack.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -27,13 +28,14 @@ from torchvq._in_place import (
     own_backward,
     target_of,
 )
-from torchvq._learning import learn_together
+from torchvq._learning import Taught, learn_stacks
 from torchvq._losses import Choice, Terms
 from torchvq._ranks import Ranks, noise_rng
 from torchvq._residual_beam import level_mask, prepare_levels, search_paths
 from torchvq._residual_engine import Passed, balanced, only_if, reach
 from torchvq._residual_engine import walk as walk_levels
 from torchvq._search import choose, estimator, prepare
+from torchvq.codebook import Codebook
 from torchvq.vector_quantize import VectorQuantize
 
 if TYPE_CHECKING:
@@ -259,22 +261,36 @@ def level_loss(level: Level, terms: Terms) -> Tensor:
     return only_if(level.used, _losses.level_loss(level.vq, level.choice.chosen, terms, level.call))
 
 
-def learn(rvq: "ResidualVQ", levels: list[Level], request: Request) -> list[Tensor]:
+class Searched(NamedTuple):
+    """A stack that has searched, and is to learn from it."""
+
+    rvq: "ResidualVQ"
+    levels: list[Level]  # those that learn
+    request: Request
+
+
+def learn(stacks: Sequence[Searched]) -> list[list[Tensor]]:
     """Moves the averages and codes of all levels, and replaces dead codes, by what the search has found.
 
-    Returns the tokens per code of each level, of all ranks; nothing if no level learns.
+    Stacks of equal options share one exchange over ranks. Returns for each stack the tokens per code of each level, of
+    all ranks; nothing if no level learns.
     """
-    first = levels[0]
-    if first.vq._codebook.replaying or not first.vq._codebook.learns(first.call.ema_update):
-        return []
-    if rvq.shared_codebook:
-        return _learn_in_turn(levels) if first.vq.vqp_compat else _learn_once(levels)
-    return learn_together(
-        [vq._codebook for vq in rvq.levels],
-        [level.choice.chosen for level in levels],
-        first.call.ema_update,
-        request.ranks,
-    )
+    rvq, (first, *_), request = stacks[0]
+    codebook = first.vq._codebook
+    if codebook.replaying or not codebook.learns(first.call.ema_update):
+        return [[] for _ in stacks]
+    if rvq.shared_codebook and first.vq.vqp_compat:
+        return [_learn_in_turn(stack.levels) for stack in stacks]
+    taught = [_taught(stack) for stack in stacks]
+    return learn_stacks(taught, first.call.ema_update, request.ranks)
+
+
+def _taught(stack: Searched) -> tuple[list[Codebook], list[Taught]]:
+    chosen = [level.choice.chosen for level in stack.levels]
+    if stack.rvq.shared_codebook:
+        # A shared codebook sees the residuals of all levels as the tokens of one step.
+        return [stack.levels[0].vq._codebook], [Taught.by(chosen)]
+    return [vq._codebook for vq in stack.rvq.levels], [Taught.by([part]) for part in chosen]
 
 
 def _learn_in_turn(levels: list[Level]) -> list[Tensor]:
@@ -292,19 +308,3 @@ def _learn_in_turn(levels: list[Level]) -> list[Tensor]:
             )
         )
     return [found for found in counts if found is not None]
-
-
-def _learn_once(levels: list[Level]) -> list[Tensor]:
-    """A shared codebook sees the residuals of all levels as the tokens of one step."""
-    first = levels[0]
-    chosen = [level.choice.chosen for level in levels]
-    masks = [part.mask for part in chosen]
-    mask = None if masks[0] is None else torch.cat([m for m in masks if m is not None], 1)
-    counts = first.vq._codebook.learn(
-        torch.cat([part.inputs for part in chosen], 1),
-        torch.cat([part.indices for part in chosen], 1),
-        mask,
-        ema_update=first.call.ema_update,
-        ranks=first.call.ranks,
-    )
-    return [] if counts is None else [counts]

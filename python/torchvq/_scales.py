@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchvq import _losses
 from torchvq._call import Call, level_call
-from torchvq._learning import learn_together
+from torchvq._learning import Taught, learn_together
 from torchvq._losses import Choice, Chosen, Terms
 from torchvq._ranks import Ranks
 from torchvq._residual_engine import only_if, reach
@@ -204,7 +204,8 @@ def _learn(
     codebooks = [vq._codebook for vq in quantizers]
     if codebooks[-1] is codebook and len(codebooks) > 1:
         codebooks, chosen = [codebook], [_together(chosen)]
-    return learn_together(codebooks, chosen, first.ema_update, request.ranks)
+    taught = [Taught.by([part]) for part in chosen]
+    return learn_together(codebooks, taught, first.ema_update, request.ranks)
 
 
 def _together(chosen: Sequence[Chosen]) -> Chosen:

@@ -165,6 +165,11 @@ class Codebook(Replayed, WideBuffers):
             self._initialised_flag = flag if self._initialised else None
         return self._initialised
 
+    @property
+    def begins_initialised(self) -> bool:
+        """Whether the running step began with codes that were set. Its recomputation takes the same road."""
+        return self.initialised if self._replay is None else self._replay.initialised
+
     def codes(self) -> Tensor:
         """The codes that search, output and decoding use (H, K, D): ``embed``, bridged or affinely mapped."""
         embed = self.embed

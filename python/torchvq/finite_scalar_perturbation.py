@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq._compat import as_returned, vqp_compat_of
+from torchvq._integers import as_int64, to_int64
 from torchvq._layout import Layout
 from torchvq._noise import NoisyModule
 from torchvq._options import check_options
@@ -242,15 +243,17 @@ class FSP(NoisyModule):
 
     def level_indices_to_indices(self, level_indices: Tensor) -> Tensor:
         """Levels (*, D) to indices (*); the first feature counts fastest. -1 gives -1."""
-        return self._as_returned(_ops.scalar_indices(level_indices.long(), self.levels))
+        return self._as_returned(_ops.scalar_indices(to_int64(level_indices), self.levels))
 
     def indices_to_level_indices(self, indices: Tensor) -> Tensor:
         """Indices (*) to levels (*, D); -1 gives -1."""
-        return _ops.scalar_level_indices(_integers(indices), self.levels)
+        return _ops.scalar_level_indices(as_int64("FSP", indices), self.levels)
 
     def indices_to_act_value(self, indices: Tensor) -> Tensor:
         """Indices (*) to activations (*, D), the centres of the bins."""
-        return _ops.scalar_centroids(_integers(indices), self.levels, cdf=self.act_name, form="act")
+        return _ops.scalar_centroids(
+            as_int64("FSP", indices), self.levels, cdf=self.act_name, form="act"
+        )
 
     def indices_to_codes(self, indices: Tensor, eps: float = _EPS) -> Tensor:
         """What ``forward`` returns in evaluation for these indices; -1 gives zeros.
@@ -261,7 +264,7 @@ class FSP(NoisyModule):
 
         IndexError for an index outside of [-1, K).
         """
-        indices = _integers(indices)
+        indices = as_int64("FSP", indices)
         wide = any(parameter.dtype == torch.float64 for parameter in self.parameters())
         codes = _ops.scalar_centroids(
             indices,
@@ -318,9 +321,3 @@ def _only(output: FSPOutput) -> FSPOutput:
     """The output for one vector, without the batch of one that it went through."""
     info = dict(output.other_info, level_indices=output.other_info["level_indices"].squeeze(0))
     return FSPOutput(output.quantized.squeeze(0), output.indices.squeeze(0), output.norm_loss, info)
-
-
-def _integers(indices: Tensor) -> Tensor:
-    if indices.dtype == torch.bool or indices.is_floating_point() or indices.is_complex():
-        raise TypeError(f"FSP: expected indices to be integers, but got {indices.dtype}")
-    return indices.long()

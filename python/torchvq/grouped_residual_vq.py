@@ -1,5 +1,6 @@
 """GroupedResidualVQ: a residual stack for each group of features."""
 
+from contextlib import ExitStack
 from typing import Any, cast
 
 import torch
@@ -9,7 +10,7 @@ from torchvq import _joined
 from torchvq._options import check_options
 from torchvq._stats import CodebookStats, read_stats
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
-from torchvq.residual_vq import ResidualVQ
+from torchvq.residual_vq import ResidualVQ, finish
 
 
 class GroupedResidualVQ(nn.Module):
@@ -75,22 +76,27 @@ class GroupedResidualVQ(nn.Module):
         self._check(x)
         targets = [None] * self.groups if indices is None else self._split_indices(indices)
         depth = None
-        results = []
-        for rvq, part, target in zip(
-            self.stacks, x.chunk(self.groups, self.split_dim), targets, strict=True
-        ):
-            result, depth = rvq.run(
-                part,
-                mask=mask,
-                indices=target,
-                return_all_codes=return_all_codes,
-                sample_codebook_temp=sample_codebook_temp,
-                freeze_codebook=freeze_codebook,
-                beam_size=beam_size,
-                seed=rand_quantize_dropout_fixed_seed,
-                depth=depth,
-            )
-            results.append(result)
+        started = []
+        with ExitStack() as steps:
+            for rvq, part, target in zip(
+                self.stacks, x.chunk(self.groups, self.split_dim), targets, strict=True
+            ):
+                own = rvq.start(
+                    part,
+                    steps,
+                    mask=mask,
+                    indices=target,
+                    return_all_codes=return_all_codes,
+                    sample_codebook_temp=sample_codebook_temp,
+                    freeze_codebook=freeze_codebook,
+                    beam_size=beam_size,
+                    seed=rand_quantize_dropout_fixed_seed,
+                    depth=depth,
+                    together=True,
+                )
+                depth = own.request.depth
+                started.append(own)
+            results = finish(started)
         quantized, *others = zip(*results, strict=True)
         joined = _joined.cat(quantized, self.split_dim)
         if indices is not None:

@@ -20,6 +20,7 @@ from torchvq._in_place import (
     step_in_place_optimizer,
     target_of,
 )
+from torchvq._integers import as_int64
 from torchvq._layout import Layout
 from torchvq._options import check_options, expect
 from torchvq._projection import make_projections, project
@@ -230,10 +231,7 @@ class LatentQuantize(nn.Module):
 
         Gradient to the values. IndexError for an index outside of [-1, K).
         """
-        if indices.dtype == torch.bool or indices.is_floating_point() or indices.is_complex():
-            raise TypeError(
-                f"LatentQuantize: expected indices to be integers, but got {indices.dtype}"
-            )
+        indices = as_int64("LatentQuantize", indices)
         if not self.keep_num_codebooks_dim:
             indices = indices.unsqueeze(-1)
         if indices.dim() < 2 or indices.shape[-1] != self.num_codebooks:
@@ -241,7 +239,7 @@ class LatentQuantize(nn.Module):
                 f"LatentQuantize: expected indices to have shape (B, *) and {self.num_codebooks} codebooks, "
                 f"but got shape {list(indices.shape)}"
             )
-        codes = _ops.latent_decode(indices.long(), list(self.values_per_latent)).flatten(-2)
+        codes = _ops.latent_decode(indices, list(self.values_per_latent)).flatten(-2)
         if project_out and self.has_projections:
             codes = project(self.project_out, codes)
             # Masked tokens have no output; the bias of the projection would give them one.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torchvq._compat import vqp_compat_of
 from torchvq._implicit_codebook import MLP
 from torchvq._in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
 from torchvq._layout import Layout
+from torchvq._losses import Terms
 from torchvq._options import check_options
 from torchvq._projection import make_projections, project
 from torchvq._ranks import ranks_of, shake_hands
@@ -22,12 +23,14 @@ from torchvq._residual_dropout import drawn_depth, seeded_depth
 from torchvq._residual_engine import enter, leave, restore_codes, stack_levels
 from torchvq._residual_levels import (
     Request,
+    Searched,
     Walk,
     learn,
     level_loss,
     search_losses,
     walk,
 )
+from torchvq._residual_step import Step, step_at_once, steps_at_once
 from torchvq._stats import CodebookStats, begin_step, finish_step, read_stats
 from torchvq._wide_buffers import HALF
 from torchvq.codebook import Codebook
@@ -238,21 +241,24 @@ class ResidualVQ(nn.Module):
             ValueError: wrong shapes or arguments at odds. TypeError: wrong dtypes. IndexError: a target out of
                 range.
         """
-        result, _ = self.run(
-            x,
-            mask=mask,
-            indices=indices,
-            return_all_codes=return_all_codes,
-            sample_codebook_temp=sample_codebook_temp,
-            freeze_codebook=freeze_codebook,
-            beam_size=beam_size,
-            seed=rand_quantize_dropout_fixed_seed,
-        )
-        return result
+        with ExitStack() as steps:
+            started = self.start(
+                x,
+                steps,
+                mask=mask,
+                indices=indices,
+                return_all_codes=return_all_codes,
+                sample_codebook_temp=sample_codebook_temp,
+                freeze_codebook=freeze_codebook,
+                beam_size=beam_size,
+                seed=rand_quantize_dropout_fixed_seed,
+            )
+            return finish([started])[0]
 
-    def run(
+    def start(
         self,
         x: Tensor,
+        steps: ExitStack,
         *,
         mask: Tensor | None = None,
         indices: Tensor | list[Tensor] | None = None,
@@ -262,59 +268,69 @@ class ResidualVQ(nn.Module):
         beam_size: int | None = None,
         seed: int | None = None,
         depth: int | Tensor | None = None,
-    ) -> tuple[ResidualResult, int | Tensor]:
-        """forward for a group: uses ``depth`` levels, if given, and also returns how many were used."""
+        together: bool = False,
+    ) -> "Started":
+        """The first half of ``forward``: everything up to what the codebooks learn, which ``finish`` does.
+
+        Args:
+            steps: open until the end of the step.
+            depth: how many levels to use; drawn if None.
+            together: whether other stacks learn in the same step.
+        """
         layout = self.layout
         layout.check(x)
         beam = self._beam(beam_size)
         targets = self._targets(indices)
         token_mask = layout.token_mask(x, mask, None)
-        with ExitStack() as steps:
-            if self.training and not torch.compiler.is_compiling():
-                for codebook in self._codebooks():
-                    steps.enter_context(codebook.step_of(x))
-            ranks = ranks_of(self.levels[0], type(self).__name__)
-            # Before the depth is drawn, so that ranks draw the same.
-            shake_hands(self._codebooks(), ranks)
-            if self.training:
-                begin_step(self._codebooks())
-            if depth is None:
-                depth = self._depth(seed)
-            tokens = enter(x, token_mask, layout, self.project_in)
-            request = Request(
-                mask=token_mask,
-                batch=tokens.shape[:2],
-                targets=targets,
-                temperature=sample_codebook_temp,
-                frozen=freeze_codebook or self.levels[0].freeze_codebook,
-                depth=depth,
-                ranks=ranks,
-                beam=beam,
-            )
-            inputs = layout.split_heads(tokens)
-            if not return_all_codes and encodes_at_once(self, request):
-                encoded = encode_at_once(self, inputs, request)
-                if encoded is not None:
-                    return self._searched_result(*encoded, x, request), depth
-            stack = walk(self, inputs, request)
-            loss = self._learn(stack, request)
-        return self._result(stack, loss, x, request, return_all_codes), depth
+        if self.training and not torch.compiler.is_compiling():
+            for codebook in self._codebooks():
+                steps.enter_context(codebook.step_of(x))
+        ranks = ranks_of(self.levels[0], type(self).__name__)
+        # Before the depth is drawn, so that ranks draw the same.
+        shake_hands(self._codebooks(), ranks)
+        if self.training:
+            begin_step(self._codebooks())
+        if depth is None:
+            depth = self._depth(seed)
+        tokens = enter(x, token_mask, layout, self.project_in)
+        request = Request(
+            mask=token_mask,
+            batch=tokens.shape[:2],
+            targets=targets,
+            temperature=sample_codebook_temp,
+            frozen=freeze_codebook or self.levels[0].freeze_codebook,
+            depth=depth,
+            ranks=ranks,
+            beam=beam,
+        )
+        inputs = layout.split_heads(tokens)
+        if not return_all_codes and encodes_at_once(self, request):
+            encoded = encode_at_once(self, inputs, request)
+            if encoded is not None:
+                result = self._searched_result(*encoded, x, request)
+                return Started(self, x, request, None, result, return_all_codes)
+        # Stacks that learn together exchange in the second half what they have found.
+        if steps_at_once(self) and (ranks.alone or not together):
+            step = step_at_once(self, tokens, request)
+            result = self._step_result(step, x, request, return_all_codes)
+            return Started(self, x, request, None, result, return_all_codes)
+        stack = walk(self, inputs, request)
+        return Started(self, x, request, stack, None, return_all_codes)
 
-    def _learn(self, stack: Walk, request: Request) -> Tensor:
-        """The losses of all levels (Q,), and the update of their codebooks."""
-        found = search_losses(self, stack.levels, request.ranks)
-        counts: list[Tensor] = []
-        if self.training and not request.frozen:
-            # The reference's other levels do not learn under a beam.
-            first_only = self.vqp_compat and request.beam > 1
-            counts = learn(self, stack.levels[:1] if first_only else stack.levels, request)
-        losses = [
-            level_loss(level, terms) for level, terms in zip(stack.levels, found, strict=True)
-        ]
+    def _searched(self, stack: Walk, request: Request) -> Searched:
+        # The reference's other levels do not learn under a beam.
+        first_only = self.vqp_compat and request.beam > 1
+        return Searched(self, stack.levels[:1] if first_only else stack.levels, request)
+
+    def _finish_step(
+        self, stack: Walk, terms: list[Terms], counts: list[Tensor], request: Request
+    ) -> Tensor:
+        """The losses of all levels (Q,), when their codebooks have learnt."""
+        losses = [level_loss(level, own) for level, own in zip(stack.levels, terms, strict=True)]
         if self.training:
             chosen = [level.choice.chosen for level in stack.levels]
             indices, masks = [part.indices for part in chosen], [part.mask for part in chosen]
-            drew = not request.frozen or self._draws
+            drew = not request.frozen or self.draws
             finish_step(self.levels, indices, counts, masks, request.ranks, drew=drew)
         return stack_levels(losses, self.num_quantizers, 0)
 
@@ -324,6 +340,29 @@ class ResidualVQ(nn.Module):
         loss = codes.new_zeros(self.num_quantizers)
         restored = self._restore(codes, x, request)
         return ResidualOutput(restored, self.layout.restore_positions(indices, x), loss)
+
+    def _step_result(
+        self, step: Step, x: Tensor, request: Request, return_all_codes: bool
+    ) -> ResidualResult:
+        quantized = self._restore(step.quantized, x, request)
+        if request.targets is not None:
+            return quantized, step.losses.sum()
+        indices = self.layout.restore_positions(step.indices, x)
+        if not return_all_codes:
+            return ResidualOutput(quantized, indices, step.losses)
+        codes = self._all_codes(step.codes, indices, x, request)
+        return ResidualOutputWithCodes(quantized, indices, step.losses, codes)
+
+    def _all_codes(
+        self, levels: list[Tensor], indices: Tensor, x: Tensor, request: Request
+    ) -> Tensor:
+        if self.vqp_compat:
+            # The reference looks codes up when they have moved, with their gradient.
+            return self.get_codes_from_indices(indices)
+        layout = self.layout
+        rows = [layout.merge_heads(level, *request.batch).flatten(2) for level in levels]
+        codes = [restore_codes(row, x, request.mask, layout) for row in rows]
+        return stack_levels(codes, self.num_quantizers, 0)
 
     def _result(
         self, stack: Walk, loss: Tensor, x: Tensor, request: Request, return_all_codes: bool
@@ -337,13 +376,8 @@ class ResidualVQ(nn.Module):
         indices = stack_levels(chosen, every, -1, -1)
         if not return_all_codes:
             return ResidualOutput(quantized, indices, loss)
-        if self.vqp_compat:
-            # The reference looks codes up when they have moved, with their gradient.
-            codes_of_levels = self.get_codes_from_indices(indices)
-            return ResidualOutputWithCodes(quantized, indices, loss, codes_of_levels)
-        rows = [layout.merge_heads(level.codes, *request.batch).flatten(2) for level in levels]
-        codes = [restore_codes(row, x, request.mask, layout) for row in rows]
-        return ResidualOutputWithCodes(quantized, indices, loss, stack_levels(codes, every, 0))
+        codes = self._all_codes([level.codes for level in levels], indices, x, request)
+        return ResidualOutputWithCodes(quantized, indices, loss, codes)
 
     # Stages of forward ---------------------------------------------------------------------------------------
 
@@ -376,7 +410,7 @@ class ResidualVQ(nn.Module):
         return self.training and not self.diveq and (self.vqp_compat or by_codes)
 
     @property
-    def _draws(self) -> bool:
+    def draws(self) -> bool:
         """Whether a frozen stack takes numbers from its generators."""
         first = self.levels[0]
         noisy = first.stochastic_sample_codes or first.directional_reparam or self.diveq
@@ -519,6 +553,39 @@ class ResidualVQ(nn.Module):
         for level in self.levels:
             level.update_in_place_optimizer()
         step_in_place_optimizer(self)
+
+
+class Started(NamedTuple):
+    """A forward of one stack that has searched and not learnt yet."""
+
+    rvq: ResidualVQ
+    x: Tensor
+    request: Request
+    stack: Walk | None
+    result: ResidualResult | None  # of a forward that neither learns nor scores
+    return_all_codes: bool
+
+    @property
+    def walk(self) -> Walk:
+        """``stack``, where there is one."""
+        assert self.stack is not None
+        return self.stack
+
+    def ended(self, terms: list[Terms], counts: list[Tensor]) -> ResidualResult:
+        """The result, when the codebooks have learnt."""
+        loss = self.rvq._finish_step(self.walk, terms, counts, self.request)
+        return self.rvq._result(self.walk, loss, self.x, self.request, self.return_all_codes)
+
+
+def finish(started: Sequence[Started]) -> list[ResidualResult]:
+    """The second half of the forwards of stacks with equal options: all learn, in one exchange over ranks."""
+    searched = [own for own in started if own.stack is not None]
+    terms = [search_losses(own.rvq, own.walk.levels, own.request.ranks) for own in searched]
+    counts: list[list[Tensor]] = [[] for _ in searched]
+    if searched and searched[0].rvq.training and not searched[0].request.frozen:
+        counts = learn([own.rvq._searched(own.walk, own.request) for own in searched])
+    scored = iter(zip(terms, counts, strict=True))
+    return [own.result if own.result is not None else own.ended(*next(scored)) for own in started]
 
 
 def _widened(codes: Tensor) -> Tensor:

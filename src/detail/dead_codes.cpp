@@ -27,6 +27,17 @@ at::Tensor occurs(const at::Tensor& keys, const at::Tensor& others) {
   return sorted.gather(1, at_least).eq(keys);
 }
 
+/// Which of the distinct keys of candidates belong to no live code.
+at::Tensor usable_keys(const CodebookState& state, const at::Tensor& dead,
+                       const at::Tensor& distinct, const at::Tensor& rows, const at::Tensor& rng) {
+  // Keys of rows as the state holds them; keys of the candidates themselves belong to the same
+  // dtype.
+  const auto live_keys =
+      row_keys(state.embed.to(rows.scalar_type()), rng, RandomPurpose::kDeadCodeCandidates)
+          .masked_fill_(dead, kNoKey);
+  return distinct.ne(kNoKey).logical_and(occurs(distinct, live_keys).logical_not());
+}
+
 /// The `count` (H, 1) codes of the smallest size among the dead ones (H, K); of equal ones the
 /// first. By index alone the last codes would never have their turn where tokens are few.
 at::Tensor smallest_of(const at::Tensor& dead, const at::Tensor& sizes, const at::Tensor& count) {
@@ -74,16 +85,18 @@ at::Tensor dead_codes(const CodebookState& state, const at::Tensor& counts,
   return state.cluster_size.lt(limits).logical_and(counts.eq(0)).logical_and(state.cooldown.eq(0));
 }
 
+at::Tensor enough_candidates(const CodebookState& state, const at::Tensor& dead,
+                             const at::Tensor& keys, const at::Tensor& rows,
+                             const at::Tensor& rng) {
+  const auto distinct = sort_distinct(keys).first;
+  return usable_keys(state, dead, distinct, rows, rng).sum(1).ge(dead.sum(1));
+}
+
 at::Tensor replace_codes(const CodebookState& state, const at::Tensor& dead, const at::Tensor& keys,
                          const at::Tensor& rows, const at::Tensor& rng,
                          const at::Tensor& reset_cluster_size_, int64_t cooldown_steps) {
   const auto [distinct, positions] = sort_distinct(keys);
-  // Keys of rows as the state holds them; keys of the candidates themselves belong to the same
-  // dtype.
-  const auto live_keys =
-      row_keys(state.embed.to(rows.scalar_type()), rng, RandomPurpose::kDeadCodeCandidates)
-          .masked_fill_(dead, kNoKey);
-  const auto usable = distinct.ne(kNoKey).logical_and(occurs(distinct, live_keys).logical_not());
+  const auto usable = usable_keys(state, dead, distinct, rows, rng);
   const auto order =
       std::get<1>(at::sort(usable.to(at::kInt), /*stable=*/true, /*dim=*/1, /*descending=*/true));
 

@@ -36,6 +36,10 @@ at::Tensor dead_code_limits(const at::Tensor& cluster_size, double threshold,
 at::Tensor dead_codes(const CodebookState& state, const at::Tensor& counts,
                       const at::Tensor& limits);
 
+/// (H,) bool: are there as many candidates that equal no live code as there are dead codes?
+at::Tensor enough_candidates(const CodebookState& state, const at::Tensor& dead,
+                             const at::Tensor& keys, const at::Tensor& rows, const at::Tensor& rng);
+
 /// Gives dead codes the candidates that equal no live code, in the order of their keys, and the
 /// cluster size reset_cluster_size (H, 1). Returns replaced codes (H,).
 at::Tensor replace_codes(const CodebookState& state, const at::Tensor& dead, const at::Tensor& keys,

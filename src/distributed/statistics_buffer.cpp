@@ -51,7 +51,7 @@ class Unpacker {
 // Integers in floating point: limbs of 12 bits, whose sums over 4096 ranks are exact in float32. ---
 
 constexpr int64_t kLimbBits = 12;
-constexpr int64_t kLimbs = 3;
+constexpr int64_t kWordLimbs = 6;
 constexpr int64_t kMaxFloatRanks = 4096;
 
 at::Tensor limb_shifts(const at::Tensor& values, int64_t count) {
@@ -60,18 +60,26 @@ at::Tensor limb_shifts(const at::Tensor& values, int64_t count) {
   return at::arange(count, values.options()).mul_(kLimbBits).view(shape);
 }
 
-/// Non-negative integers below 2^36 to (3, ...).
-at::Tensor to_limbs(const at::Tensor& values, at::ScalarType dtype) {
+/// Non-negative integers below 2^36 to (3, ...); any at all to (6, ...), where one rank alone has
+/// numbers other than 0.
+at::Tensor to_limbs(const at::Tensor& values, at::ScalarType dtype, int64_t count = kCountLimbs) {
   const auto mask = (int64_t{1} << kLimbBits) - 1;
   return values.unsqueeze(0)
-      .bitwise_right_shift(limb_shifts(values, kLimbs))
+      .bitwise_right_shift(limb_shifts(values, count))
       .bitwise_and(mask)
       .to(dtype);
 }
 
 at::Tensor from_limbs(const at::Tensor& limbs) {
   const auto integers = limbs.to(at::kLong);
-  return integers.bitwise_left_shift(limb_shifts(integers.select(0, 0), kLimbs)).sum(0);
+  return integers.bitwise_left_shift(limb_shifts(integers.select(0, 0), limbs.size(0))).sum(0);
+}
+
+/// A row for each rank, all but the own one zero: their sum is a gather.
+at::Tensor own_row(const Group& group, const at::Tensor& words) {
+  auto rows = words.new_zeros({group.size(), words.size(0)});
+  rows.select(0, group.rank()).copy_(words);
+  return rows;
 }
 
 /// Sums that float32 cannot hold become the largest that it can.
@@ -105,14 +113,20 @@ std::pair<at::Tensor, at::Tensor> encode_sums(const at::Tensor& values_,
 
 }  // namespace
 
+int64_t bytes_of_a_word(bool wide) {
+  return kWordLimbs * static_cast<int64_t>(wide ? sizeof(double) : sizeof(float));
+}
+
 Verdict reduce_exact(const Group& group, const at::Tensor& hash, const at::Tensor& news,
-                     SyncedStatistics& own) {
+                     SyncedStatistics& own, at::Tensor& passed) {
   Packer packer;
   packer.add(make_header(hash, news));
   for (size_t c = 0; c < own.counts.size(); ++c) {
     packer.add(own.counts[c]);
     packer.add(own.sums[c]);
   }
+  passed = own_row(group, passed);
+  packer.add(passed);
   const auto packed = packer.packed();
   group.sum_(packed, kWhat);
   Unpacker unpacker(packed);
@@ -121,11 +135,12 @@ Verdict reduce_exact(const Group& group, const at::Tensor& hash, const at::Tenso
     own.counts[c] = unpacker.next(own.counts[c].sizes());
     own.sums[c] = unpacker.next(own.sums[c].sizes());
   }
+  passed = unpacker.next(passed.sizes());
   return verdict;
 }
 
 Verdict reduce_float(const Group& group, const at::Tensor& hash, const at::Tensor& news,
-                     at::TensorList exponents, SyncedStatistics& own) {
+                     at::TensorList exponents, SyncedStatistics& own, at::Tensor& passed) {
   TORCH_CHECK_VALUE(group.size() <= kMaxFloatRanks, group.subject(),
                     ": expected reduction=\"float\" to have at most ", kMaxFloatRanks,
                     " ranks, but got ", group.size(), "; use \"exact\"");
@@ -138,16 +153,20 @@ Verdict reduce_float(const Group& group, const at::Tensor& hash, const at::Tenso
     packer.add(to_limbs(own.counts[c], dtype));
     packer.add(decode_sums(own.sums[c], own.exponents[c], dtype));
   }
+  passed = to_limbs(own_row(group, passed), dtype, kWordLimbs);
+  packer.add(passed);
   const auto packed = packer.packed();
   group.sum_(packed, kWhat);
   Unpacker unpacker(packed);
-  const auto verdict = read_header(from_limbs(unpacker.next({kLimbs, kHeaderSize})), group.size());
+  const auto verdict =
+      read_header(from_limbs(unpacker.next({kCountLimbs, kHeaderSize})), group.size());
   for (size_t c = 0; c < own.counts.size(); ++c) {
     const auto counts = own.counts[c].sizes(), sums = own.sums[c].sizes();
-    own.counts[c] = from_limbs(unpacker.next({kLimbs, counts[0], counts[1]}));
+    own.counts[c] = from_limbs(unpacker.next({kCountLimbs, counts[0], counts[1]}));
     const auto values = finite(unpacker.next(sums.slice(1)));
     std::tie(own.sums[c], own.exponents[c]) = encode_sums(values, exponents[c], sums[0]);
   }
+  passed = from_limbs(unpacker.next(passed.sizes()));
   return verdict;
 }
 

@@ -10,14 +10,20 @@
 
 namespace torchvq::distributed {
 
+/// Limbs of a count, and bytes of a word of int64, in a buffer of floating point numbers.
+constexpr int64_t kCountLimbs = 3;
+int64_t bytes_of_a_word(bool wide);
+
 /// Adds up statistics over the group, in place of `own`: one all-reduce of int64. All ranks use the
 /// same exponents, or the verdict has news and the sums mean nothing.
+///
+/// @param passed  words (n,) of this rank, int64, which become those of all ranks, (W, n).
 Verdict reduce_exact(const Group& group, const at::Tensor& hash, const at::Tensor& news,
-                     SyncedStatistics& own);
+                     SyncedStatistics& own, at::Tensor& passed);
 
 /// The same in floating point; exponents rise to hold the sums. News need no second round: sums are
 /// decoded before.
 Verdict reduce_float(const Group& group, const at::Tensor& hash, const at::Tensor& news,
-                     at::TensorList exponents, SyncedStatistics& own);
+                     at::TensorList exponents, SyncedStatistics& own, at::Tensor& passed);
 
 }  // namespace torchvq::distributed

@@ -60,15 +60,9 @@ SyncedStatistics synced_code_statistics(at::TensorList x, at::TensorList indices
   return {std::move(counts), std::move(sums), std::move(used)};
 }
 
-namespace {
-
-StatisticsLists synced_code_statistics_meta(
-    at::TensorList x, at::TensorList indices, at::TensorList exponents, at::TensorList mask,
-    at::IntArrayRef codebooks, at::TensorList state, const std::optional<at::Tensor>& rng,
-    std::string_view /*signature*/, std::string_view reduction, std::string_view /*group_name*/,
-    std::string_view /*label*/) {
-  check_synced_code_statistics(x, indices, exponents, mask, codebooks, state, rng, reduction);
-  const Levels levels{x, mask, codebooks};
+StatisticsLists empty_statistics(at::TensorList x, at::TensorList indices, at::TensorList exponents,
+                                 at::IntArrayRef codebooks) {
+  const Levels levels{x, {}, codebooks};
   std::vector<at::Tensor> counts(exponents.size()), sums(exponents.size()), used(exponents.size());
   for (size_t level = 0; level < levels.size(); ++level) {
     const auto c = levels.codebook(level);
@@ -79,6 +73,17 @@ StatisticsLists synced_code_statistics_meta(
     used[c] = exponents[c].new_empty_symint({heads, size});
   }
   return {counts, sums, used};
+}
+
+namespace {
+
+StatisticsLists synced_code_statistics_meta(
+    at::TensorList x, at::TensorList indices, at::TensorList exponents, at::TensorList mask,
+    at::IntArrayRef codebooks, at::TensorList state, const std::optional<at::Tensor>& rng,
+    std::string_view /*signature*/, std::string_view reduction, std::string_view /*group_name*/,
+    std::string_view /*label*/) {
+  check_synced_code_statistics(x, indices, exponents, mask, codebooks, state, rng, reduction);
+  return empty_statistics(x, indices, exponents, codebooks);
 }
 
 }  // namespace

@@ -8,6 +8,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "distributed/group.h"
+
 namespace torchvq::distributed {
 
 using StatisticsLists =
@@ -23,5 +25,26 @@ void check_synced_code_statistics(at::TensorList x, at::TensorList indices,
                                   at::TensorList exponents, at::TensorList mask,
                                   at::IntArrayRef codebooks, at::TensorList state,
                                   const std::optional<at::Tensor>& rng, std::string_view reduction);
+
+/// Outputs without values, for Meta kernels.
+StatisticsLists empty_statistics(at::TensorList x, at::TensorList indices, at::TensorList exponents,
+                                 at::IntArrayRef codebooks);
+
+/// Arguments that have been checked.
+struct StatisticsArguments {
+  at::TensorList x;
+  at::TensorList indices;
+  at::TensorList exponents;
+  at::TensorList mask;
+  at::IntArrayRef codebooks;
+  at::TensorList state;
+  at::Tensor rng;
+  std::string_view signature;
+  std::string_view reduction;
+};
+
+/// The statistics of all ranks. `passed` (n,), int64, travels along, and becomes (W, n).
+StatisticsLists reduce_statistics(const Group& group, const StatisticsArguments& arguments,
+                                  at::Tensor& passed);
 
 }  // namespace torchvq::distributed

@@ -3,6 +3,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <torchvq/ops/code_statistics.h>
@@ -109,7 +110,7 @@ SyncedStatistics agree_locally(const Tokens& tokens, at::TensorList exponents,
 }
 
 SyncedStatistics reduce(const Group& group, const Tokens& tokens, at::TensorList exponents,
-                        const Claim& claim, bool exact, SyncedStatistics own) {
+                        const Claim& claim, bool exact, SyncedStatistics own, at::Tensor& passed) {
   const auto hash = claim.hash();
   auto news = grown_codes(own, exponents);
   const auto check = [&](const Verdict& verdict) {
@@ -119,17 +120,19 @@ SyncedStatistics reduce(const Group& group, const Tokens& tokens, at::TensorList
   };
   if (!exact) {
     own = agree_locally(tokens, exponents, std::move(own));
-    check(reduce_float(group, hash, news, exponents, own));
+    check(reduce_float(group, hash, news, exponents, own, passed));
     return own;
   }
   const auto local_exponents = own.exponents;
-  const auto verdict = reduce_exact(group, hash, news, own);
+  const auto verdict = reduce_exact(group, hash, news, own, passed);
   check(verdict);
   if (verdict.news > 0) {
     own.exponents = local_exponents;
     const auto largest = largest_exponents(group, own);
     own = local_statistics(tokens, largest);
-    check(reduce_exact(group, hash, news, own));
+    // What was passed does not depend on exponents.
+    auto nothing = hash.new_empty({0});
+    check(reduce_exact(group, hash, news, own, nothing));
   }
   return own;
 }
@@ -142,19 +145,31 @@ StatisticsLists synced_code_statistics_any(at::TensorList x, at::TensorList indi
                                            std::string_view group_name, std::string_view label) {
   check_synced_code_statistics(x, indices, exponents, mask, codebooks, state, rng_, reduction);
   const auto rng = rng_.value_or(at::Tensor());
-  const Tokens tokens{{x, mask, codebooks}, indices};
-  const Group group(group_name, {std::string(label), rng});
+  auto nothing = at::empty({0}, x[0].options().dtype(at::kLong));
+  return reduce_statistics(
+      Group(group_name, {std::string(label), rng}),
+      {x, indices, exponents, mask, codebooks, state, rng, signature, reduction}, nothing);
+}
+
+}  // namespace
+
+StatisticsLists reduce_statistics(const Group& group, const StatisticsArguments& arguments,
+                                  at::Tensor& passed) {
+  const auto& exponents = arguments.exponents;
+  const Tokens tokens{{arguments.x, arguments.mask, arguments.codebooks}, arguments.indices};
   auto own = local_statistics(tokens, exponents);
   if (group.alone()) {
     own = agree_locally(tokens, exponents, std::move(own));
+    passed = passed.unsqueeze(0);
   } else {
-    const auto claim = make_claim(tokens, exponents, state, rng, signature, reduction);
-    own = reduce(group, tokens, exponents, claim, reduction == "exact", std::move(own));
+    const auto claim = make_claim(tokens, exponents, arguments.state, arguments.rng,
+                                  arguments.signature, arguments.reduction);
+    const bool exact = arguments.reduction == "exact";
+    own = reduce(group, tokens, exponents, claim, exact, std::move(own), passed);
   }
   return {std::move(own.counts), std::move(own.sums), std::move(own.exponents)};
 }
 
-}  // namespace
 }  // namespace torchvq::distributed
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {

@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include "detail/no_gradient.h"
@@ -10,6 +11,7 @@
 #include "distributed/candidates.h"
 #include "distributed/group.h"
 #include "distributed/levels.h"
+#include "distributed/synced_step_statistics.h"
 #include "ops/replace_dead_codes_.h"
 
 namespace torchvq::distributed {
@@ -24,6 +26,8 @@ struct Arguments {
   at::TensorList counts;
   at::TensorList rng;
   detail::DeadCodeArguments dead;
+  at::Tensor offered;  // (W, n), or undefined
+  bool exact;          // how the offers travelled, which has a say in how many there are
 };
 
 /// detail::CodebookState refers to tensors; these are they.
@@ -109,12 +113,61 @@ Candidates own_candidates(const Arguments& arguments, size_t codebook, bool unit
   return best_candidates(sets, count);
 }
 
+/// The candidates that came with the statistics, for each codebook; undefined where there was no
+/// room, or where they may not be enough for its dead codes.
+std::vector<Candidates> sufficient_offers(const Arguments& arguments,
+                                          const std::vector<DeadCodes>& codes) {
+  std::vector<Candidates> found(codes.size());
+  if (!arguments.offered.defined() || arguments.offered.size(1) == 0) return found;
+  const auto& words = arguments.offered;
+  std::vector<at::Tensor> sufficient;
+  int64_t begin = 0;
+  for (size_t c = 0; c < codes.size(); ++c) {
+    const auto shape = offer_shape(arguments.levels.x[c], arguments.counts[c]);
+    const auto count = offered_count(shape, words.size(0), arguments.exact);
+    sufficient.push_back(at::zeros({}, codes[c].dead.options()));
+    if (count == 0) continue;
+    const auto size = offered_words(shape, count);
+    auto [candidates, complete] = unpack_offers(words.narrow(1, begin, size), shape, count);
+    begin += size;
+    auto state = state_of(arguments, c);
+    sufficient[c] = detail::enough_candidates(state.refer(), codes[c].dead, candidates.keys,
+                                              candidates.rows, arguments.rng[c])
+                        .logical_or(complete)
+                        .all();
+    found[c] = std::move(candidates);
+  }
+  const auto flags = at::stack(sufficient).cpu();
+  for (size_t c = 0; c < codes.size(); ++c) {
+    if (!flags[static_cast<int64_t>(c)].item<bool>()) found[c] = {};
+  }
+  return found;
+}
+
+/// Candidates of all ranks for the chosen codebooks; a collective for those whose offers are not
+/// enough.
+std::vector<Candidates> candidates_of(const Group& group, const Arguments& arguments,
+                                      const std::vector<DeadCodes>& codes,
+                                      const std::vector<size_t>& chosen, bool unit) {
+  auto found = sufficient_offers(arguments, codes);
+  std::vector<size_t> missing;
+  std::vector<Candidates> own;
+  for (const auto c : chosen) {
+    if (found[c].keys.defined()) continue;
+    missing.push_back(c);
+    own.push_back(own_candidates(arguments, c, unit));
+  }
+  if (missing.empty()) return found;
+  auto gathered = gather_candidates(group, own);
+  for (size_t i = 0; i < missing.size(); ++i) found[missing[i]] = std::move(gathered[i]);
+  return found;
+}
+
 at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
   const auto codes = find_dead_codes(arguments);
   const auto chosen = codebooks_to_repair(group, codes);
   std::vector<Candidates> candidates;
-  for (const auto c : chosen) candidates.push_back(own_candidates(arguments, c, unit));
-  if (!chosen.empty()) candidates = gather_candidates(group, candidates);
+  if (!chosen.empty()) candidates = candidates_of(group, arguments, codes, chosen, unit);
 
   // Nothing has changed up to here, and nothing fails from here on.
   std::vector<at::Tensor> replaced;
@@ -122,11 +175,10 @@ at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
     arguments.states.cooldown[c].sub_(1).clamp_min_(0);
     replaced.push_back(arguments.counts[c].new_zeros({arguments.counts[c].size(0)}));
   }
-  for (size_t i = 0; i < chosen.size(); ++i) {
-    const auto c = chosen[i];
+  for (const auto c : chosen) {
     auto state = state_of(arguments, c);
     replaced[c] = detail::replace_codes(
-        state.refer(), codes[c].dead, candidates[i].keys, candidates[i].rows, arguments.rng[c],
+        state.refer(), codes[c].dead, candidates[c].keys, candidates[c].rows, arguments.rng[c],
         codes[c].limits.clamp_min(arguments.dead.reset_cluster_size),
         arguments.dead.cooldown_steps);
   }
@@ -135,26 +187,26 @@ at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
 
 // Kernels -----------------------------------------------------------------------------------------
 
-using SyncedReplaceDeadCodesSignature = at::Tensor(at::TensorList, at::TensorList, at::TensorList,
-                                                   at::TensorList, at::TensorList, at::TensorList,
-                                                   at::TensorList, at::TensorList, at::IntArrayRef,
-                                                   double, double, double, int64_t,
-                                                   std::string_view, std::string_view,
-                                                   std::string_view);
+using SyncedReplaceDeadCodesSignature =
+    at::Tensor(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+               at::TensorList, at::TensorList, at::TensorList, at::IntArrayRef, double, double,
+               double, int64_t, std::string_view, std::string_view, std::string_view,
+               const std::optional<at::Tensor>&, std::string_view);
 
-at::Tensor synced_replace_dead_codes_any(at::TensorList embed, at::TensorList embed_avg,
-                                         at::TensorList cluster_size, at::TensorList cooldown,
-                                         at::TensorList x, at::TensorList counts,
-                                         at::TensorList rng, at::TensorList mask,
-                                         at::IntArrayRef codebooks, double threshold,
-                                         double threshold_fraction, double reset_cluster_size,
-                                         int64_t cooldown_steps, std::string_view metric,
-                                         std::string_view group_name, std::string_view label) {
+at::Tensor synced_replace_dead_codes_any(
+    at::TensorList embed, at::TensorList embed_avg, at::TensorList cluster_size,
+    at::TensorList cooldown, at::TensorList x, at::TensorList counts, at::TensorList rng,
+    at::TensorList mask, at::IntArrayRef codebooks, double threshold, double threshold_fraction,
+    double reset_cluster_size, int64_t cooldown_steps, std::string_view metric,
+    std::string_view group_name, std::string_view label, const std::optional<at::Tensor>& offered,
+    std::string_view reduction) {
   const Arguments arguments{{embed, embed_avg, cluster_size, cooldown},
                             {x, mask, codebooks},
                             counts,
                             rng,
-                            {threshold, threshold_fraction, reset_cluster_size, cooldown_steps}};
+                            {threshold, threshold_fraction, reset_cluster_size, cooldown_steps},
+                            offered.value_or(at::Tensor()),
+                            reduction == "exact"};
   const bool unit = check(arguments, metric);
   return replace(Group(group_name, {std::string(label), rng[0]}), arguments, unit);
 }
@@ -164,12 +216,15 @@ at::Tensor synced_replace_dead_codes_meta(
     at::TensorList cooldown, at::TensorList x, at::TensorList counts, at::TensorList rng,
     at::TensorList mask, at::IntArrayRef codebooks, double threshold, double threshold_fraction,
     double reset_cluster_size, int64_t cooldown_steps, std::string_view metric,
-    std::string_view /*group_name*/, std::string_view /*label*/) {
+    std::string_view /*group_name*/, std::string_view /*label*/,
+    const std::optional<at::Tensor>& /*offered*/, std::string_view /*reduction*/) {
   check({{embed, embed_avg, cluster_size, cooldown},
          {x, mask, codebooks},
          counts,
          rng,
-         {threshold, threshold_fraction, reset_cluster_size, cooldown_steps}},
+         {threshold, threshold_fraction, reset_cluster_size, cooldown_steps},
+         {},
+         true},
         metric);
   c10::SymInt heads = 0;
   for (const auto& one : embed) heads = heads + one.sym_size(0);
@@ -187,7 +242,7 @@ at::Tensor synced_replace_dead_codes_(const CodebookStates& states, at::TensorLi
   return op.call(states.embed, states.embed_avg, states.cluster_size, states.cooldown, x, counts,
                  rng, options.mask, options.codebooks, dead.threshold, dead.threshold_fraction,
                  dead.reset_cluster_size, dead.cooldown_steps, dead.metric, options.group_name,
-                 options.label);
+                 options.label, options.offered, options.reduction);
 }
 
 }  // namespace torchvq::distributed
@@ -199,7 +254,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "Tensor(d!)[] cooldown, Tensor[] x, Tensor[] counts, Tensor[] rng, *, Tensor[] mask, int[] "
       "codebooks=[], "
       "float threshold, float threshold_fraction=0, float reset_cluster_size, int cooldown_steps, "
-      "str metric=\"euclidean\", str group_name=\"\", str label=\"quantizer\") -> Tensor replaced");
+      "str metric=\"euclidean\", str group_name=\"\", str label=\"quantizer\", "
+      "Tensor? offered=None, str reduction=\"exact\") -> Tensor replaced");
 }
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {

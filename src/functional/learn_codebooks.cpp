@@ -17,6 +17,8 @@
 #include <torchvq/ops/ema_update_tokens_.h>
 #include <torchvq/ops/replace_dead_codes_.h>
 
+#include "distributed/synced_step_statistics.h"
+
 namespace torchvq::functional {
 namespace {
 
@@ -88,10 +90,17 @@ std::vector<CodeStatistics> collect_own(const std::vector<TaughtTokens>& tokens,
   return found;
 }
 
-std::vector<CodeStatistics> collect_synced(const std::vector<CodebookState>& states,
-                                           const std::vector<TaughtTokens>& tokens,
-                                           const Tensors& wide,
-                                           const LearnCodebooksOptions& options) {
+/// What ranks have told each other in a step.
+struct Exchanged {
+  std::vector<CodeStatistics> statistics;
+  at::Tensor offered;  // candidates for dead codes, see distributed/synced_step_statistics.h
+};
+
+/// `offers` says what the replacement of dead codes will ask for; null where it has no part in this
+/// message.
+Exchanged exchange(const std::vector<CodebookState>& states,
+                   const std::vector<TaughtTokens>& tokens, const Tensors& wide,
+                   const LearnCodebooksOptions& options, const distributed::OfferOptions* offers) {
   auto all = tokens;
   while (all.size() < states.size()) all.push_back(no_tokens(tokens[0]));
   distributed::SyncedStatisticsOptions synced;
@@ -109,19 +118,23 @@ std::vector<CodeStatistics> collect_synced(const std::vector<CodebookState>& sta
       synced.state.push_back(tensor);
     }
   }
-  const auto found = distributed::synced_code_statistics(x, indices, exponents, synced);
-  std::vector<CodeStatistics> statistics;
+  auto [found, offered] =
+      offers != nullptr
+          ? distributed::synced_step_statistics(x, indices, exponents, synced, *offers)
+          : distributed::StepStatistics{
+                distributed::synced_code_statistics(x, indices, exponents, synced), {}};
+  Exchanged exchanged{{}, std::move(offered)};
   for (size_t i = 0; i < tokens.size(); ++i) {
-    statistics.push_back({found.counts[i], found.sums[i], found.exponents[i]});
+    exchanged.statistics.push_back({found.counts[i], found.sums[i], found.exponents[i]});
   }
-  return statistics;
+  return exchanged;
 }
 
 std::vector<CodeStatistics> collect(const std::vector<CodebookState>& states,
                                     const std::vector<TaughtTokens>& tokens, const Tensors& wide,
                                     const LearnCodebooksOptions& options) {
   return options.ranks().alone() ? collect_own(tokens, wide)
-                                 : collect_synced(states, tokens, wide, options);
+                                 : exchange(states, tokens, wide, options, nullptr).statistics;
 }
 
 ops::EmaUpdateOptions average_options(const CodebookState& state,
@@ -158,11 +171,14 @@ ops::DeadCodeOptions dead_code_options(const LearnCodebooksOptions& options) {
 
 void replace_synced(const std::vector<CodebookState>& states,
                     const std::vector<TaughtTokens>& tokens, const Tensors& wide,
-                    const Tensors& counts, const LearnCodebooksOptions& options) {
+                    const Tensors& counts, const LearnCodebooksOptions& options,
+                    const at::Tensor& offered) {
   distributed::SyncedDeadCodeOptions synced;
   static_cast<distributed::SyncOptions&>(synced) = options.ranks();
   synced.mask = masks_of(tokens);
   synced.dead = dead_code_options(options);
+  if (offered.defined()) synced.offered = offered;
+  synced.reduction = options.ranks().reduction;
   Tensors x;
   for (const auto& level : tokens) x.push_back(level.x);
   const auto embed_avg = member_of(states, &CodebookState::embed_avg);
@@ -181,13 +197,14 @@ void replace_synced(const std::vector<CodebookState>& states,
 
 /// Puts tokens in the place of codes that fell out of use.
 void replace(const std::vector<CodebookState>& states, const std::vector<TaughtTokens>& tokens,
-             const Tensors& wide, Tensors counts, const LearnCodebooksOptions& options) {
+             const Tensors& wide, Tensors counts, const LearnCodebooksOptions& options,
+             const at::Tensor& offered) {
   if (options.vqp_compat()) {
     // In the reference a code may be replaced in the very step that used it.
     for (auto& own : counts) own = at::zeros_like(own);
   }
   if (!options.ranks().alone()) {
-    replace_synced(states, tokens, wide, counts, options);
+    replace_synced(states, tokens, wide, counts, options, offered);
     return;
   }
   for (size_t i = 0; i < states.size(); ++i) {
@@ -206,7 +223,8 @@ void keep_cooldown(const CodebookState& state, const at::Tensor& counts) {
 
 /// What follows once averages and codes have moved: `counts` for each of the tokens.
 void finish(const std::vector<CodebookState>& states, const std::vector<TaughtTokens>& tokens,
-            const Tensors& wide, const Tensors& counts, const LearnCodebooksOptions& options) {
+            const Tensors& wide, const Tensors& counts, const LearnCodebooksOptions& options,
+            const at::Tensor& offered = {}) {
   for (size_t i = 0; i < tokens.size(); ++i) {
     finish_compatibly(states[i], counts[i], wide[i], options);
   }
@@ -214,22 +232,34 @@ void finish(const std::vector<CodebookState>& states, const std::vector<TaughtTo
   for (size_t i = 0; i < tokens.size(); ++i) keep_cooldown(states[i], counts[i]);
   const auto used = static_cast<std::ptrdiff_t>(tokens.size());
   replace({states.begin(), states.begin() + used}, tokens, {wide.begin(), wide.begin() + used},
-          counts, options);
+          counts, options, offered);
 }
 
 /// Moves averages and codes by statistics; returns their counts.
 Tensors absorb(const std::vector<CodebookState>& states, const std::vector<TaughtTokens>& tokens,
-               const std::vector<CodeStatistics>& statistics, const Tensors& wide,
+               const Exchanged& exchanged, const Tensors& wide,
                const LearnCodebooksOptions& options, const std::optional<at::Tensor>& weight) {
   Tensors counts;
   for (size_t i = 0; i < tokens.size(); ++i) {
-    const auto& own = statistics[i];
+    const auto& own = exchanged.statistics[i];
     ops::ema_update_(states[i].cluster_size, states[i].embed_avg, wide[i], own.counts, own.sums,
                      own.exponents, average_options(states[i], options, weight));
     counts.push_back(own.counts);
   }
-  finish(states, tokens, wide, counts, options);
+  finish(states, tokens, wide, counts, options, exchanged.offered);
   return counts;
+}
+
+/// The one message of a step: statistics, and candidates where dead codes are replaced.
+Exchanged exchange_step(const std::vector<CodebookState>& states,
+                        const std::vector<TaughtTokens>& tokens, const Tensors& wide,
+                        const LearnCodebooksOptions& options, bool weighted) {
+  if (!options.replaces()) return exchange(states, tokens, wide, options, nullptr);
+  const auto sizes = member_of(states, &CodebookState::cluster_size);
+  const auto rng = member_of(states, &CodebookState::rng);
+  const distributed::OfferOptions offers{sizes, rng, weighted ? 0 : options.decay(),
+                                         dead_code_options(options)};
+  return exchange(states, tokens, wide, options, &offers);
 }
 
 /// The same of a process alone, from the tokens.
@@ -273,7 +303,7 @@ void absorb_statistics_(const std::vector<CodebookState>& states,
                         const std::optional<at::Tensor>& weight) {
   const at::NoGradGuard no_grad;
   const WideCodes wide(states, options);
-  absorb(states, tokens, statistics, wide.codes(), options, weight);
+  absorb(states, tokens, {statistics, {}}, wide.codes(), options, weight);
   wide.store(tokens.size());
 }
 
@@ -287,7 +317,8 @@ std::vector<at::Tensor> learn_codebooks_(const std::vector<CodebookState>& state
   const auto counts =
       options.ranks().alone()
           ? absorb_tokens(states, tokens, wide.codes(), options, weight)
-          : absorb(states, tokens, collect_synced(states, tokens, wide.codes(), options),
+          : absorb(states, tokens,
+                   exchange_step(states, tokens, wide.codes(), options, weight.has_value()),
                    wide.codes(), options, weight);
   wide.store(tokens.size());
   return counts;
@@ -304,7 +335,7 @@ void expire_codes_(const std::vector<CodebookState>& states, at::TensorList x,
     tokens.push_back({x[i], {}, std::nullopt});
     unused.push_back(at::zeros_like(states[i].cooldown));
   }
-  replace(states, tokens, wide.codes(), unused, options);
+  replace(states, tokens, wide.codes(), unused, options, {});
   wide.store(states.size());
 }
 

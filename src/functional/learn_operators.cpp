@@ -15,20 +15,6 @@ namespace {
 using TensorLists =
     std::tuple<std::vector<at::Tensor>, std::vector<at::Tensor>, std::vector<at::Tensor>>;
 
-constexpr size_t kStateTensors = 5;
-
-std::vector<CodebookState> states_of(at::TensorList state, at::TensorList rng) {
-  TORCH_CHECK_VALUE(state.size() == kStateTensors * rng.size() && !rng.empty(),
-                    "learn_codebooks_: expected state to hold ", kStateTensors,
-                    " tensors for each of ", rng.size(), " generators, but got ", state.size());
-  std::vector<CodebookState> states;
-  for (size_t i = 0; i < rng.size(); ++i) {
-    const auto own = state.slice(i * kStateTensors, kStateTensors);
-    states.push_back({own[0], own[1], own[2], own[3], own[4], rng[i]});
-  }
-  return states;
-}
-
 std::vector<TaughtTokens> taught(at::TensorList x, at::TensorList indices, at::TensorList mask) {
   TORCH_CHECK_VALUE(x.size() == indices.size() && (mask.empty() || mask.size() == x.size()),
                     "learn_codebooks_: expected indices, and mask where there is one, for each of ",
@@ -49,7 +35,8 @@ TensorLists collect_op(at::TensorList state, at::TensorList rng, at::TensorList 
                            .signature(std::string(signature));
   TensorLists found;
   auto& [counts, sums, exponents] = found;
-  for (auto& own : collect_statistics(states_of(state, rng), taught(x, indices, mask), options)) {
+  for (auto& own : collect_statistics(states_of("learn_codebooks_", state, rng),
+                                      taught(x, indices, mask), options)) {
     counts.push_back(std::move(own.counts));
     sums.push_back(std::move(own.sums));
     exponents.push_back(std::move(own.exponents));
@@ -80,7 +67,7 @@ std::vector<at::Tensor> learn_op(at::TensorList state, at::TensorList rng, at::T
   auto options = codebook_options(eps, metric, ranks_named(group_name, label, reduction));
   averages(options, decay, ema_update, manual_ema_update, by_gradient, signature);
   dead_codes(options, threshold, threshold_fraction, reset_cluster_size, vqp_compat);
-  const auto states = states_of(state, rng);
+  const auto states = states_of("learn_codebooks_", state, rng);
   const auto tokens = taught(x, indices, mask);
   if (statistics.empty()) return learn_codebooks_(states, tokens, options, weight);
   absorb_statistics_(states, tokens, statistics_of(statistics, tokens.size()), options, weight);
@@ -93,7 +80,7 @@ void expire_op(at::TensorList state, at::TensorList rng, at::TensorList x, doubl
                std::string_view label) {
   auto options = codebook_options(eps, metric, ranks_named(group_name, label));
   dead_codes(options, threshold, threshold_fraction, reset_cluster_size, vqp_compat);
-  expire_codes_(states_of(state, rng), x, options);
+  expire_codes_(states_of("learn_codebooks_", state, rng), x, options);
 }
 
 }  // namespace

@@ -1,12 +1,15 @@
 // From the flat arguments of operators to the options of the functions behind them.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <torchvq/distributed/ranks.h>
 #include <torchvq/functional/learn_codebooks.h>
+#include <torchvq/functional/quantize.h>
 #include <torchvq/functional/quantizer_losses.h>
 
 namespace torchvq::functional {
@@ -45,6 +48,35 @@ inline LearnCodebooksOptions& averages(LearnCodebooksOptions& options, double de
       .manual_ema_update(manual_ema_update)
       .by_gradient(by_gradient)
       .signature(std::string(signature));
+}
+
+/// The states of codebooks from one list: embed, cluster_size, embed_avg, cooldown and replaced of each.
+inline std::vector<CodebookState> states_of(const char* op, at::TensorList state,
+                                            at::TensorList rng) {
+  constexpr size_t kTensors = 5;
+  TORCH_CHECK_VALUE(state.size() == kTensors * rng.size() && !rng.empty(), op,
+                    ": expected state to hold ", kTensors, " tensors for each of ", rng.size(),
+                    " generators, but got ", state.size());
+  std::vector<CodebookState> states;
+  for (size_t i = 0; i < rng.size(); ++i) {
+    const auto own = state.slice(i * kTensors, kTensors);
+    states.push_back({own[0], own[1], own[2], own[3], own[4], rng[i]});
+  }
+  return states;
+}
+
+/// How codes are chosen, and what gradient the output gets.
+inline QuantizeOptions quantize_options(std::string_view metric, std::string_view estimator,
+                                        std::optional<double> temperature,
+                                        double gradient_temperature, double variance,
+                                        double sync_update_v) {
+  return QuantizeOptions()
+      .metric(std::string(metric))
+      .estimator(std::string(estimator))
+      .temperature(temperature)
+      .gradient_temperature(gradient_temperature)
+      .variance(variance)
+      .sync_update_v(sync_update_v);
 }
 
 /// The terms that are about the codes as they were searched.

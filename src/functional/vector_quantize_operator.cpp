@@ -32,14 +32,9 @@ StepTensors step_op(
     std::string_view signature, std::string_view group_name, std::string_view label) {
   VectorQuantizeStepOptions options;
   options.learns(learns).finishes(finishes);
-  options.search()
-      .topk(topk)
-      .metric(std::string(metric))
-      .estimator(std::string(estimator))
-      .temperature(temperature)
-      .gradient_temperature(gradient_temperature)
-      .variance(variance)
-      .sync_update_v(sync_update_v);
+  options.search() = quantize_options(metric, estimator, temperature, gradient_temperature,
+                                      variance, sync_update_v)
+                         .topk(topk);
   options.layout()
       .heads(heads)
       .separate(separate)

@@ -7,8 +7,8 @@
 
 #include "io/array_layout.h"
 #include "io/input_file.h"
-#include "io/mapped_tensor.h"
 #include "io/npy_header.h"
+#include "io/read_tensor.h"
 #include "io/safetensors_header.h"
 
 namespace torchvq::io {

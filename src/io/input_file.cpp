@@ -1,7 +1,6 @@
 #include "io/input_file.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -19,16 +18,13 @@ int64_t size_of(int descriptor) {
 
 }  // namespace
 
-MappedRange::~MappedRange() { ::munmap(base_, length_); }
-
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
   struct stat status{};
   // Looked at before opening: opening a pipe would wait for its writer.
   if (::stat(path_.c_str(), &status) != 0) throw_system_error(path_, "open", errno);
   if (S_ISDIR(status.st_mode)) throw_system_error(path_, "open", EISDIR);
-  TORCH_CHECK_VALUE(
-      S_ISREG(status.st_mode), path_,
-      ": expected a regular file, which can be memory-mapped, but got a device or a pipe");
+  TORCH_CHECK_VALUE(S_ISREG(status.st_mode), path_,
+                    ": expected a regular file, but got a device or a pipe");
   descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
   if (descriptor_ < 0) throw_system_error(path_, "open", errno);
   size_ = size_of(descriptor_);
@@ -51,19 +47,10 @@ size_t InputFile::read(int64_t offset, void* target, size_t bytes) const {
   return total;
 }
 
-std::shared_ptr<MappedRange> InputFile::map(int64_t offset, int64_t bytes) const {
-  TORCH_CHECK_VALUE(size_of(descriptor_) >= offset + bytes, path_,
+void InputFile::read_all(int64_t offset, void* target, size_t bytes) const {
+  TORCH_CHECK_VALUE(read(offset, target, bytes) == bytes, path_,
                     ": expected the file to stay as it was when opened, but it was cut to ",
                     size_of(descriptor_), " bytes");
-  const int64_t page = ::sysconf(_SC_PAGESIZE);
-  const int64_t start = offset / page * page;
-  const auto length = static_cast<size_t>(offset - start + bytes);
-  auto* base = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE,
-                      descriptor_, static_cast<off_t>(start));
-  if (base == MAP_FAILED) throw_system_error(path_, "map into memory", errno);
-  ::madvise(base, length, MADV_WILLNEED);
-  return std::shared_ptr<MappedRange>(
-      new MappedRange(static_cast<char*>(base), length, static_cast<size_t>(offset - start)));
 }
 
 }  // namespace torchvq::io

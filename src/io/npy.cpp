@@ -3,8 +3,8 @@
 #include <utility>
 
 #include "io/input_file.h"
-#include "io/mapped_tensor.h"
 #include "io/npy_header.h"
+#include "io/read_tensor.h"
 
 namespace torchvq::io {
 namespace {

@@ -1,6 +1,7 @@
 // VectorSource and IndexSource: what an ArraySource must hold to be vectors or indices.
 #include <torchvq/io/array_source.h>
 
+#include <algorithm>
 #include <bit>
 
 #include "io/array_layout.h"
@@ -32,6 +33,15 @@ void check_finite(const std::string& path, const at::Tensor& block, int64_t firs
                     " values, but row ", first + row, " holds NaN or infinity");
 }
 
+// int64 holds all indices but those of uint64 from 2^63 on, which become negative.
+void check_fits(const std::string& path, const at::Tensor& indices, int64_t first) {
+  const auto* index = indices.const_data_ptr<int64_t>();
+  const auto* end = index + indices.numel();
+  const auto* large = std::find_if(index, end, [](int64_t value) { return value < 0; });
+  TORCH_CHECK_VALUE(large == end, path, ": expected indices below 2^63, but got ",
+                    static_cast<uint64_t>(*large), " at position ", first + (large - index));
+}
+
 }  // namespace
 
 VectorSource::VectorSource(const std::string& path, const std::string& name) : array_(path, name) {
@@ -59,7 +69,9 @@ IndexSource::IndexSource(const std::string& path, const std::string& name) : arr
 }
 
 at::Tensor IndexSource::read(int64_t first, int64_t count) const {
-  return array_.read(first, count).to(at::kLong).contiguous();
+  auto indices = array_.read(first, count).to(at::kLong).contiguous();
+  if (array_.dtype() == at::kUInt64) check_fits(array_.path(), indices, first * row_length());
+  return indices;
 }
 
 }  // namespace torchvq::io

@@ -23,14 +23,14 @@ constexpr int32_t clamp_exponent(int32_t exponent) {
 }
 
 /// Smallest e with magnitude <= 2^e, clamped; kMinExponent for 0. `magnitude` is finite and >= 0.
-inline int32_t exponent_of(double magnitude) {
+constexpr int32_t exponent_of(double magnitude) {
   const auto bits = std::bit_cast<uint64_t>(magnitude);
   const auto above = (bits & ((uint64_t{1} << 52) - 1)) != 0;
   return clamp_exponent(static_cast<int32_t>(bits >> 52) - 1023 + (above ? 1 : 0));
 }
 
 /// 2^exponent for exponents of normal float64 numbers.
-inline double power_of_two(int32_t exponent) {
+constexpr double power_of_two(int32_t exponent) {
   return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52);
 }
 

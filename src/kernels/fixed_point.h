@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/exponents.h"
+#include "kernels/on_device.h"
 
 namespace torchvq::kernels {
 
@@ -17,13 +18,13 @@ constexpr int64_t sticky(int64_t sum) {
 
 /// One word, ready to be rounded to T: nothing is lost before that rounding.
 template <typename T>
-double decode_sum(int64_t sum, int32_t exponent) {
+TORCHVQ_ON_DEVICE double decode_sum(int64_t sum, int32_t exponent) {
   const auto exact = static_cast<double>(sizeof(T) == sizeof(double) ? sum : sticky(sum));
   return exact * power_of_two(clamp_exponent(exponent) - kUnitBits);
 }
 
 /// Two words: sum + rest / 2^32, rounded once to float64. |sum| < 2^62.
-inline double decode_sum_pair(int64_t sum, int64_t rest, int32_t exponent) {
+TORCHVQ_ON_DEVICE inline double decode_sum_pair(int64_t sum, int64_t rest, int32_t exponent) {
   const int64_t whole = sum + (rest >> 32);
   const auto high = static_cast<double>(whole);
   const auto low = static_cast<double>(whole - static_cast<int64_t>(high)) +

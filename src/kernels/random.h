@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/on_device.h"
 #include "kernels/root.h"
 
 namespace torchvq::kernels {
@@ -34,13 +35,13 @@ constexpr uint64_t random_bits(uint64_t key, uint64_t position) {
 
 /// An odd multiple of 2^-precision: inside (0, 1), symmetric about 1/2, and exact in a float that
 /// has `precision` bits.
-inline double uniform_from_bits(uint64_t bits, int precision) {
+TORCHVQ_ON_DEVICE inline double uniform_from_bits(uint64_t bits, int precision) {
   return static_cast<double>((bits >> (64 - precision)) | 1) * std::ldexp(1.0, -precision);
 }
 
 /// Natural logarithm of u in (0, 1), by the series of atanh; within a few units of the last place.
 /// Not std::log, whose last bits differ between libraries and devices.
-inline double log_of_uniform(double u) {
+TORCHVQ_ON_DEVICE inline double log_of_uniform(double u) {
   int exponent = 0;
   double mantissa = std::frexp(u, &exponent);
   if (mantissa < 0.70710678118654752) {

@@ -6,11 +6,13 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/on_device.h"
+
 namespace torchvq::kernels {
 
 /// Square root of a positive, normal float64 number, by Newton's iteration; within one unit of the
 /// last place. NaN and infinity come back as they are.
-inline double square_root(double a) {
+TORCHVQ_ON_DEVICE inline double square_root(double a) {
   if (!std::isfinite(a)) return a;
   int exponent = 0;
   double mantissa = std::frexp(a, &exponent);
@@ -25,7 +27,7 @@ inline double square_root(double a) {
 
 /// Euclidean norm in float64, added in index order.
 template <typename T>
-double norm_in_order(const T* row, int64_t dim) {
+TORCHVQ_ON_DEVICE double norm_in_order(const T* row, int64_t dim) {
   double squares = 0;
   for (int64_t d = 0; d < dim; ++d)
     squares += static_cast<double>(row[d]) * static_cast<double>(row[d]);

@@ -5,9 +5,9 @@
 
 #include <torchvq/modules/residual_lfq.h>
 
+#include "detail/joined.h"
 #include "modules/copy_tensors.h"
 #include "modules/groups.h"
-#include "modules/joined.h"
 
 namespace torchvq {
 

@@ -5,8 +5,8 @@
 #include <ATen/ops/stack.h>
 #include <torch/nn/modules/container/modulelist.h>
 
+#include "detail/joined.h"
 #include "modules/groups.h"
-#include "modules/joined.h"
 #include "modules/residual_levels.h"
 #include "modules/stats.h"
 
@@ -65,14 +65,17 @@ ResidualVQOutput GroupedResidualVQImpl::forward(const torch::Tensor& x,
   const auto targets = call.indices() ? detail::split_groups(*call.indices(), rvqs.size(), layout)
                                       : std::vector<torch::Tensor>();
   const auto parts = x.chunk(options.groups(), detail::feature_axis(layout));
-  std::vector<torch::Tensor> quantized, indices, loss, codes;
+  std::vector<detail::Pending> stacks;
   std::optional<int64_t> depth;
   for (size_t group = 0; group < rvqs.size(); ++group) {
     auto own = call;
     if (!targets.empty()) {
       own.indices(targets[group]);
     }
-    auto result = rvqs[group]->forward_to_depth(parts[group], own, depth);
+    stacks.push_back(detail::start(*rvqs[group], parts[group], own, depth, /*together=*/true));
+  }
+  std::vector<torch::Tensor> quantized, indices, loss, codes;
+  for (auto& result : detail::finish(stacks)) {
     quantized.push_back(std::move(result.quantized));
     indices.push_back(std::move(result.indices));
     loss.push_back(std::move(result.loss));

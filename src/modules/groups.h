@@ -6,7 +6,7 @@
 
 #include <c10/util/Exception.h>
 
-#include "modules/joined.h"
+#include "detail/joined.h"
 #include "modules/layout.h"
 
 namespace torchvq::detail {

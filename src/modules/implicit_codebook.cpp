@@ -9,8 +9,8 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include "detail/joined.h"
 #include "modules/copy_tensors.h"
-#include "modules/joined.h"
 #include "modules/projection.h"
 
 namespace torchvq {

@@ -1,14 +1,11 @@
 #include "modules/residual_engine.h"
 
-#include <cmath>
-
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <torchvq/functional/layout.h>
-#include <torchvq/ops/straight_through.h>
 
-#include "modules/joined.h"
+#include "detail/joined.h"
 #include "modules/projection.h"
 
 namespace torchvq::detail {
@@ -37,13 +34,6 @@ at::Tensor walk_levels(
     residual = residual.sub(taken);
   }
   return total;
-}
-
-at::Tensor balanced(const at::Tensor& inputs, int64_t depth, double handed_on) {
-  double gain = 0;
-  for (int64_t index = 0; index < depth; ++index) gain += std::pow(handed_on, index);
-  if (gain == 0 || gain == 1) return inputs;
-  return ops::straight_through(inputs.mul(1 / gain), inputs.detach());
 }
 
 at::Tensor leave_stack(const at::Tensor& total, const at::Tensor& x,

@@ -33,13 +33,6 @@ at::Tensor walk_levels(
     const at::Tensor& inputs, int64_t levels,
     const std::function<Passed(int64_t, const at::Tensor&, const at::Tensor&)>& choose);
 
-/// The inputs of a stack with one estimator, as the losses of its levels see them. The losses of
-/// all levels add up in the encoder, where the output's gradient arrives once. With one estimator
-/// per level, as in the reference, it arrives sum(handed_on^n) times, so once per level where a
-/// level hands on all of its gradient, and users weigh the losses for that balance. So the gradient
-/// of the losses is divided by it.
-at::Tensor balanced(const at::Tensor& inputs, int64_t depth, double handed_on = 1);
-
 /// The output of a stack for the sum of its codes (B, N, D), in layout and dtype of its input.
 at::Tensor leave_stack(const at::Tensor& total, const at::Tensor& x,
                        const std::optional<at::Tensor>& mask, const Layout& layout,

@@ -1,26 +1,27 @@
 // The forward of ResidualVQ.
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include <torchvq/functional/quantize_depth.h>
 
-#include "modules/joined.h"
+#include "detail/joined.h"
 #include "modules/ranks.h"
 #include "modules/residual_beam.h"
 #include "modules/residual_engine.h"
 #include "modules/residual_evaluation.h"
 #include "modules/residual_levels.h"
+#include "modules/residual_step.h"
 #include "modules/search.h"
 #include "modules/stats.h"
 
 namespace torchvq {
+namespace detail {
 
 namespace F = functional;
 
 namespace {
-
-using detail::Request;
 
 std::vector<torch::Tensor> targets_of(const ResidualVQImpl& rvq,
                                       const ResidualVQForwardOptions& call) {
@@ -48,101 +49,144 @@ int64_t depth_of(const ResidualVQImpl& rvq, std::optional<int64_t> seed) {
 
 torch::Tensor restore(ResidualVQImpl& rvq, const torch::Tensor& output, const torch::Tensor& x,
                       const Request& request) {
-  const auto layout = detail::layout_of(rvq);
+  const auto layout = layout_of(rvq);
   const auto padding = request.mask && !rvq.options.return_zeros_for_masked_padding()
                            ? std::optional(layout.pack(x))
                            : std::nullopt;
-  return detail::leave_stack(layout.merge_features(output, request.batch, request.tokens), x,
-                             request.mask, layout, rvq.project_out, padding);
+  return leave_stack(layout.merge_features(output, request.batch, request.tokens), x, request.mask,
+                     layout, rvq.project_out, padding);
 }
 
 /// Nearest codes level by level, nothing scored, nothing learnt: the pass of most evaluations.
 ResidualVQOutput evaluate(ResidualVQImpl& rvq, const torch::Tensor& inputs, const torch::Tensor& x,
                           const Request& request) {
-  const auto layout = detail::layout_of(rvq);
+  const auto layout = layout_of(rvq);
   const auto mask = layout.split_mask(request.mask);
   std::vector<torch::Tensor> codebooks;
   for (auto& level : rvq.levels) {
     level->codebook_state->prepare(inputs, mask, /*training=*/false);
-    codebooks.push_back(detail::stored_codes(*level, inputs.scalar_type()));
+    codebooks.push_back(stored_codes(*level, inputs.scalar_type()));
   }
   const auto found =
-      detail::encode_levels(inputs, codebooks, rvq.levels[0]->codebook_state->metric(), mask);
+      encode_levels(inputs, codebooks, rvq.levels[0]->codebook_state->metric(), mask);
   return {restore(rvq, found.quantized, x, request),
           layout.restore_positions(found.indices, x),
           inputs.new_zeros({rvq.num_quantizers()}),
           {}};
 }
 
-ResidualVQOutput result_of(ResidualVQImpl& rvq, const detail::Walk& walk, const torch::Tensor& loss,
-                           const torch::Tensor& x, const Request& request, bool all_codes) {
-  const auto layout = detail::layout_of(rvq);
+/// What all levels have found at once.
+ResidualVQOutput result_of(const Pending& pending, const F::ResidualQuantizeStep& step) {
+  auto& rvq = *pending.rvq;
+  const auto& [x, request] = std::tie(pending.x, pending.request);
+  const auto layout = layout_of(rvq);
+  ResidualVQOutput result{restore(rvq, step.quantized, x, request),
+                          layout.restore_positions(step.indices, x),
+                          request.targets.empty() ? step.losses : step.losses.sum(),
+                          {}};
+  if (!pending.all_codes) return result;
+  if (rvq.options.vq().vqp_compat()) {
+    // The reference looks codes up when they have moved, with their gradient.
+    result.all_codes = rvq.get_codes_from_indices(result.indices);
+    return result;
+  }
+  std::vector<torch::Tensor> codes;
+  for (const auto& level : step.codes) {
+    const auto rows = layout.merge_features(level, request.batch, request.tokens);
+    codes.push_back(restore_codes(rows, x, request.mask, layout));
+  }
+  result.all_codes = stack_levels(std::move(codes), rvq.num_quantizers(), 0);
+  return result;
+}
+
+ResidualVQOutput result_of(const Pending& pending, const Walk& walk, const torch::Tensor& loss) {
+  auto& rvq = *pending.rvq;
+  const auto& [x, request] = std::tie(pending.x, pending.request);
+  const auto layout = layout_of(rvq);
   std::vector<torch::Tensor> indices, codes;
   for (const auto& level : walk.levels) {
     const auto& chosen = level.choice.chosen;
     indices.push_back(layout.restore_positions(chosen.indices, x));
-    if (all_codes) {
+    if (pending.all_codes) {
       const auto rows = layout.merge_features(chosen.codes, request.batch, request.tokens);
-      codes.push_back(detail::restore_codes(rows, x, request.mask, layout));
+      codes.push_back(restore_codes(rows, x, request.mask, layout));
     }
   }
   const auto every = rvq.num_quantizers();
-  return {restore(rvq, walk.output, x, request),
-          detail::stack_levels(std::move(indices), every, -1, -1),
-          request.targets.empty() ? loss : loss.sum(),
-          all_codes ? detail::stack_levels(std::move(codes), every, 0) : torch::Tensor()};
+  ResidualVQOutput result{
+      restore(rvq, walk.output, x, request), stack_levels(std::move(indices), every, -1, -1),
+      request.targets.empty() ? loss : loss.sum(),
+      pending.all_codes ? stack_levels(std::move(codes), every, 0) : torch::Tensor()};
+  if (pending.all_codes && rvq.options.vq().vqp_compat()) {
+    // The reference looks codes up when they have moved, with their gradient.
+    result.all_codes = rvq.get_codes_from_indices(result.indices);
+  }
+  return result;
 }
 
 }  // namespace
 
-ResidualVQOutput ResidualVQImpl::forward(const torch::Tensor& x,
-                                         const ResidualVQForwardOptions& call) {
-  std::optional<int64_t> depth;
-  return forward_to_depth(x, call, depth);
-}
-
-ResidualVQOutput ResidualVQImpl::forward_to_depth(const torch::Tensor& x,
-                                                  const ResidualVQForwardOptions& call,
-                                                  std::optional<int64_t>& depth) {
-  const auto layout = detail::layout_of(*this);
+Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwardOptions& call,
+              std::optional<int64_t>& depth, bool together) {
+  const auto layout = layout_of(rvq);
   layout.check(x);
   Request request{
       .mask = layout.token_mask(x, call.mask(), std::nullopt),
       .batch = 0,
       .tokens = 0,
-      .targets = targets_of(*this, call),
+      .targets = targets_of(rvq, call),
       .temperature = call.sample_codebook_temp(),
-      .frozen = call.freeze_codebook() || levels[0]->options.freeze_codebook(),
+      .frozen = call.freeze_codebook() || rvq.levels[0]->options.freeze_codebook(),
       .depth = 0,
-      .ranks = detail::ranks_of(*levels[0], "ResidualVQ"),
-      .beam = detail::beam_of(*this, call.beam_size()),
+      .ranks = ranks_of(*rvq.levels[0], "ResidualVQ"),
+      .beam = beam_of(rvq, call.beam_size()),
   };
   // Before the depth is drawn, so that ranks draw the same.
-  detail::shake_hands(detail::codebooks_of(*this), request.ranks);
-  if (is_training()) {
-    detail::begin_step(detail::codebooks_of(*this));
+  shake_hands(codebooks_of(rvq), request.ranks);
+  if (rvq.is_training()) {
+    begin_step(codebooks_of(rvq));
   }
   if (!depth) {
-    depth = depth_of(*this, call.rand_quantize_dropout_fixed_seed());
+    depth = depth_of(rvq, call.rand_quantize_dropout_fixed_seed());
   }
   request.depth = *depth;
-  const auto tokens = detail::enter_stack(x, request.mask, layout, project_in);
+  const auto tokens = enter_stack(x, request.mask, layout, rvq.project_in);
   request.batch = tokens.size(0);
   request.tokens = tokens.size(1);
   const auto inputs = layout.split_heads(tokens);
-  const bool plain = !is_training() && request.targets.empty() && request.beam == 1 &&
-                     !options.implicit_neural_codebook() && !call.return_all_codes();
+  const bool plain = !rvq.is_training() && request.targets.empty() && request.beam == 1 &&
+                     !rvq.options.implicit_neural_codebook() && !call.return_all_codes();
+  Pending pending{&rvq, x, std::move(request), call.return_all_codes(), std::nullopt, {}};
   if (plain) {
-    return evaluate(*this, inputs, x, request);
+    pending.output = evaluate(rvq, inputs, x, pending.request);
+  } else if (steps_at_once(rvq) && (pending.request.ranks.alone() || !together)) {
+    pending.output = result_of(pending, step_at_once(rvq, tokens, pending.request));
+  } else {
+    pending.walk = walk(rvq, inputs, pending.request);
   }
-  const auto walk = detail::walk(*this, inputs, request);
-  const auto loss = detail::learn(*this, walk, request);
-  auto result = result_of(*this, walk, loss, x, request, call.return_all_codes());
-  if (call.return_all_codes() && options.vq().vqp_compat()) {
-    // The reference looks codes up when they have moved, with their gradient.
-    result.all_codes = get_codes_from_indices(result.indices);
+  return pending;
+}
+
+std::vector<ResidualVQOutput> finish(const std::vector<Pending>& stacks) {
+  std::vector<Searched> searched;
+  for (const auto& pending : stacks) {
+    if (pending.walk) searched.push_back({pending.rvq, &*pending.walk, &pending.request});
   }
-  return result;
+  const auto losses = searched.empty() ? std::vector<at::Tensor>() : learn(searched);
+  std::vector<ResidualVQOutput> results;
+  auto loss = losses.begin();
+  for (const auto& pending : stacks) {
+    results.push_back(pending.walk ? result_of(pending, *pending.walk, *loss++) : pending.output);
+  }
+  return results;
+}
+
+}  // namespace detail
+
+ResidualVQOutput ResidualVQImpl::forward(const torch::Tensor& x,
+                                         const ResidualVQForwardOptions& call) {
+  std::optional<int64_t> depth;
+  return detail::finish({detail::start(*this, x, call, depth, /*together=*/false)})[0];
 }
 
 }  // namespace torchvq

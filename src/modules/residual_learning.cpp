@@ -1,4 +1,4 @@
-// What the levels of a residual stack learn: losses, one exchange of statistics, updates.
+// What the levels of residual stacks learn: losses, one exchange of statistics, updates.
 #include <utility>
 
 #include <ATen/ops/cat.h>
@@ -9,12 +9,16 @@
 #include "modules/losses.h"
 #include "modules/residual_engine.h"
 #include "modules/residual_levels.h"
+#include "modules/residual_step.h"
 
 namespace torchvq::detail {
 namespace {
 
 namespace F = functional;
 using distributed::Ranks;
+
+/// Tokens per code of the levels of several stacks.
+using Counts = std::vector<std::vector<at::Tensor>>;
 
 /// The losses of a level whose codes are made for each token.
 F::QuantizerLosses implicit_losses(const Level& level, const F::QuantizerLossOptions& options) {
@@ -77,8 +81,14 @@ std::vector<at::Tensor> learn_in_turn(const std::vector<Level>& levels) {
   return counts;
 }
 
+/// The codebooks of a stack, and the tokens of those in use.
+struct Lesson {
+  std::vector<Codebook> codebooks;
+  std::vector<F::TaughtTokens> tokens;
+};
+
 /// A shared codebook sees the residuals of all levels as the tokens of one step.
-std::vector<at::Tensor> learn_once(const std::vector<Level>& levels) {
+Lesson shared_lesson(const std::vector<Level>& levels) {
   std::vector<at::Tensor> inputs, indices, masks;
   for (const auto& level : levels) {
     const auto& chosen = level.choice.chosen;
@@ -88,53 +98,90 @@ std::vector<at::Tensor> learn_once(const std::vector<Level>& levels) {
       masks.push_back(*chosen.mask);
     }
   }
-  const auto& first = levels[0];
-  const auto counts = first.vq->codebook_state->learn(
-      at::cat(inputs, 1), at::cat(indices, 1),
-      masks.empty() ? std::nullopt : std::optional(at::cat(masks, 1)), first.call.ema_update,
-      /*accumulate=*/false, std::nullopt, first.call.ranks);
-  return counts ? std::vector<at::Tensor>{*counts} : std::vector<at::Tensor>();
+  const auto& codebook = levels[0].vq->codebook_state;
+  return {{codebook},
+          {{codebook->raw_inputs(at::cat(inputs, 1)), at::cat(indices, 1),
+            masks.empty() ? std::nullopt : std::optional(at::cat(masks, 1))}}};
 }
 
-/// Each level its own codebook, one exchange for all.
-std::vector<at::Tensor> learn_together(ResidualVQImpl& rvq, const std::vector<Level>& levels,
-                                       const Request& request) {
-  std::vector<F::CodebookState> states;
-  std::string signature;
-  // Codebooks of levels that are not in use take part with nothing: what ranks exchange must not
-  // depend on the depth.
-  for (const auto& level : rvq.levels) {
-    auto& codebook = *level->codebook_state.ptr();
-    states.push_back(codebook.state());
-    signature += (signature.empty() ? "" : "; ") + codebook.signature();
-  }
-  std::vector<F::TaughtTokens> tokens;
+/// Codebooks of levels that are not in use take part with nothing: what ranks exchange must not
+/// depend on the depth.
+Lesson lesson_of(const ResidualVQImpl& rvq, const std::vector<Level>& levels) {
+  if (rvq.options.shared_codebook()) return shared_lesson(levels);
+  Lesson lesson;
+  for (const auto& level : rvq.levels) lesson.codebooks.push_back(level->codebook_state);
   for (const auto& level : levels) {
     const auto& chosen = level.choice.chosen;
-    tokens.push_back(
+    lesson.tokens.push_back(
         {level.vq->codebook_state->raw_inputs(chosen.inputs), chosen.indices, chosen.mask});
   }
-  const auto& first = levels[0];
-  auto options = first.vq->codebook_state->learning(first.call.ema_update, request.ranks);
-  return F::learn_codebooks_(states, tokens, options.signature(signature));
+  return lesson;
+}
+
+std::vector<at::Tensor> learn_together(const Lesson& lesson, bool ema_update, const Ranks& ranks) {
+  std::vector<F::CodebookState> states;
+  std::string signature;
+  for (const auto& codebook : lesson.codebooks) {
+    states.push_back(codebook.ptr()->state());
+    signature += (signature.empty() ? "" : "; ") + codebook->signature();
+  }
+  auto options = lesson.codebooks[0]->learning(ema_update, ranks);
+  return F::learn_codebooks_(states, lesson.tokens, options.signature(signature));
+}
+
+/// No tokens of the same kind, of a codebook that keeps its place in the message.
+F::TaughtTokens none_of(const F::TaughtTokens& tokens) {
+  const auto none = [](const at::Tensor& tensor) { return tensor.slice(1, 0, 0); };
+  return {none(tokens.x), none(tokens.indices),
+          tokens.mask ? std::optional(none(*tokens.mask)) : std::nullopt};
+}
+
+/// One exchange for all stacks; the counts of each.
+Counts learn_lessons(const std::vector<Lesson>& lessons, bool ema_update, const Ranks& ranks) {
+  Counts counts;
+  if (ranks.alone() || lessons.size() == 1) {
+    for (const auto& lesson : lessons) counts.push_back(learn_together(lesson, ema_update, ranks));
+    return counts;
+  }
+  Lesson all;
+  for (const auto& [codebooks, tokens] : lessons) {
+    all.codebooks.insert(all.codebooks.end(), codebooks.begin(), codebooks.end());
+    all.tokens.insert(all.tokens.end(), tokens.begin(), tokens.end());
+    all.tokens.insert(all.tokens.end(), codebooks.size() - tokens.size(), none_of(tokens[0]));
+  }
+  const auto found = learn_together(all, ema_update, ranks);
+  auto from = found.begin();
+  for (const auto& [codebooks, tokens] : lessons) {
+    counts.emplace_back(from, from + static_cast<std::ptrdiff_t>(tokens.size()));
+    from += static_cast<std::ptrdiff_t>(codebooks.size());
+  }
+  return counts;
 }
 
 /// Moves the averages and codes of all levels, and replaces dead codes, by what the search has
 /// found. Returns the tokens per code of each level, of all ranks; nothing if no level learns.
-std::vector<at::Tensor> update(ResidualVQImpl& rvq, const std::vector<Level>& levels,
-                               const Request& request) {
-  const auto& first = levels[0];
+Counts update(const std::vector<Searched>& stacks) {
+  const auto& first = stacks[0].walk->levels[0];
   if (!first.vq->codebook_state->learns(first.call.ema_update)) {
-    return {};
+    return Counts(stacks.size());
   }
-  if (first.vq->options.vqp_compat() && request.beam > 1 && levels.size() > 1) {
+  const auto& options = stacks[0].rvq->options;
+  const bool compat = first.vq->options.vqp_compat();
+  Counts counts;
+  std::vector<Lesson> lessons;
+  for (const auto& [rvq, walk, request] : stacks) {
     // The reference's other levels do not learn under a beam.
-    return update(rvq, {first}, request);
+    const auto levels = compat && request->beam > 1 ? std::vector{walk->levels[0]} : walk->levels;
+    if (compat && options.shared_codebook()) {
+      counts.push_back(learn_in_turn(levels));
+    } else {
+      lessons.push_back(lesson_of(*rvq, levels));
+    }
   }
-  if (!rvq.options.shared_codebook()) {
-    return learn_together(rvq, levels, request);
+  if (!lessons.empty()) {
+    counts = learn_lessons(lessons, first.call.ema_update, stacks[0].request->ranks);
   }
-  return first.vq->options.vqp_compat() ? learn_in_turn(levels) : learn_once(levels);
+  return counts;
 }
 
 /// Counts the uses of codes, for stats(), and the step.
@@ -160,38 +207,33 @@ void finish_step(ResidualVQImpl& rvq, const std::vector<Level>& levels,
 
 }  // namespace
 
-namespace {
-
-/// Whether a frozen stack takes numbers from its generators.
-bool draws(const ResidualVQImpl& rvq) {
-  const auto& vq = rvq.options.vq();
-  return rvq.options.quantize_dropout() || rvq.options.diveq() || vq.stochastic_sample_codes() ||
-         vq.directional_reparam() ||
-         (vq.orthogonal_reg_weight() > 0 && vq.orthogonal_reg_max_codes());
-}
-
-}  // namespace
-
-at::Tensor learn(ResidualVQImpl& rvq, const Walk& walk, const Request& request) {
-  const auto& levels = walk.levels;
-  std::vector<F::QuantizerLossOptions> options;
-  for (const auto& level : levels) {
-    options.push_back(loss_options(*level.vq, level.choice.chosen.tokens, level.call));
+std::vector<at::Tensor> learn(const std::vector<Searched>& stacks) {
+  std::vector<std::vector<F::QuantizerLossOptions>> options(stacks.size());
+  std::vector<std::vector<F::QuantizerLosses>> found;
+  for (size_t s = 0; s < stacks.size(); ++s) {
+    const auto& [rvq, walk, request] = stacks[s];
+    for (const auto& level : walk->levels) {
+      options[s].push_back(loss_options(*level.vq, level.choice.chosen.tokens, level.call));
+    }
+    found.push_back(search_losses(*rvq, walk->levels, options[s], request->ranks));
   }
-  auto found = search_losses(rvq, levels, options, request.ranks);
-  std::vector<at::Tensor> counts;
-  if (rvq.is_training() && !request.frozen) {
-    counts = update(rvq, levels, request);
-  }
+  const bool training = stacks[0].rvq->is_training(), frozen = stacks[0].request->frozen;
+  const auto counts = training && !frozen ? update(stacks) : Counts(stacks.size());
   std::vector<at::Tensor> losses;
-  for (size_t index = 0; index < levels.size(); ++index) {
-    const auto& [vq, call, choice, implicit] = levels[index];
-    losses.push_back(level_loss(*vq, choice.chosen, call, std::move(found[index]), options[index]));
+  for (size_t s = 0; s < stacks.size(); ++s) {
+    const auto& [rvq, walk, request] = stacks[s];
+    std::vector<at::Tensor> own;
+    for (size_t index = 0; index < walk->levels.size(); ++index) {
+      const auto& [vq, call, choice, implicit] = walk->levels[index];
+      own.push_back(
+          level_loss(*vq, choice.chosen, call, std::move(found[s][index]), options[s][index]));
+    }
+    if (training) {
+      finish_step(*rvq, walk->levels, counts[s], request->ranks, !frozen || draws(*rvq));
+    }
+    losses.push_back(stack_levels(std::move(own), rvq->num_quantizers(), 0));
   }
-  if (rvq.is_training()) {
-    finish_step(rvq, levels, counts, request.ranks, !request.frozen || draws(rvq));
-  }
-  return stack_levels(std::move(losses), rvq.num_quantizers(), 0);
+  return losses;
 }
 
 }  // namespace torchvq::detail

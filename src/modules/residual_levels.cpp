@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <torchvq/functional/estimate.h>
+#include <torchvq/functional/residual_quantize.h>
 #include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/straight_through.h>
 
@@ -18,14 +19,6 @@ namespace {
 
 namespace F = functional;
 using OptionalTensor = std::optional<at::Tensor>;
-
-/// Whether the output's gradient is the sum of the levels' own, instead of one estimator over the
-/// stack.
-bool estimates_levels(const ResidualVQImpl& rvq) {
-  const auto& first = rvq.options.vq();
-  const bool by_codes = first.straight_through() && !first.route_gradients_to_input();
-  return rvq.is_training() && !rvq.options.diveq() && (first.vqp_compat() || by_codes);
-}
 
 double gradient_fraction(const ResidualVQImpl& rvq) {
   return rvq.options.diveq() ? 1 : rvq.options.quant_grad_frac();
@@ -67,7 +60,7 @@ at::Tensor compared_inputs(const ResidualVQImpl& rvq, const at::Tensor& inputs,
   if (!rvq.is_training() || estimates_levels(rvq) || !request.targets.empty()) {
     return inputs;
   }
-  return balanced(inputs, request.depth, 1 - gradient_fraction(rvq));
+  return F::balanced(inputs, request.depth, 1 - gradient_fraction(rvq));
 }
 
 Level choose_level(ResidualVQImpl& rvq, int64_t index, const at::Tensor& residual,
@@ -100,6 +93,12 @@ Level choose_level(ResidualVQImpl& rvq, int64_t index, const at::Tensor& residua
 }
 
 }  // namespace
+
+bool estimates_levels(const ResidualVQImpl& rvq) {
+  const auto& first = rvq.options.vq();
+  const bool by_codes = first.straight_through() && !first.route_gradients_to_input();
+  return rvq.is_training() && !rvq.options.diveq() && (first.vqp_compat() || by_codes);
+}
 
 Layout layout_of(const ResidualVQImpl& rvq) {
   auto layout = layout_of(rvq.levels[0]->options, "ResidualVQ");

@@ -47,13 +47,44 @@ struct Walk {
 /// Where batch, positions and features lie in inputs and outputs.
 Layout layout_of(const ResidualVQImpl& rvq);
 
+/// Whether the output's gradient is the sum of the levels' own, instead of one estimator over the
+/// stack.
+bool estimates_levels(const ResidualVQImpl& rvq);
+
 /// The codebooks of all levels, a shared one once.
 std::vector<Codebook> codebooks_of(const ResidualVQImpl& rvq);
 
 /// Searches level after level. inputs: (H, T, D), projected, float32 or float64.
 Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request);
 
-/// The losses of all levels (Q,), and in training the update of their codebooks.
-at::Tensor learn(ResidualVQImpl& rvq, const Walk& walk, const Request& request);
+/// A stack that has searched.
+struct Searched {
+  ResidualVQImpl* rvq;
+  const Walk* walk;
+  const Request* request;
+};
+
+/// The losses of all levels (Q,) of each of several stacks of equal options, and in training the
+/// update of their codebooks: one exchange over ranks for all.
+std::vector<at::Tensor> learn(const std::vector<Searched>& stacks);
+
+/// A forward of one stack that has searched and not learnt yet.
+struct Pending {
+  ResidualVQImpl* rvq;
+  at::Tensor x;
+  Request request;
+  bool all_codes;
+  std::optional<Walk> walk;  ///< none where nothing is scored or learnt
+  ResidualVQOutput output;   ///< of such a forward
+};
+
+/// The first half of forward. Uses `depth` levels if it is given, else puts there how many.
+///
+/// @param together  whether other stacks learn in the same step.
+Pending start(ResidualVQImpl& rvq, const at::Tensor& x, const ResidualVQForwardOptions& call,
+              std::optional<int64_t>& depth, bool together);
+
+/// The second half, of stacks of equal options that were started with the same call.
+std::vector<ResidualVQOutput> finish(const std::vector<Pending>& stacks);
 
 }  // namespace torchvq::detail

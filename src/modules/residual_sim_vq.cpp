@@ -11,8 +11,8 @@
 #include <torchvq/functional/estimate.h>
 #include <torchvq/ops/residual_beam_search.h>
 
+#include "detail/joined.h"
 #include "modules/copy_tensors.h"
-#include "modules/joined.h"
 #include "modules/random_state.h"
 #include "modules/residual_engine.h"
 #include "modules/residual_stack.h"

@@ -6,7 +6,9 @@
 
 #include <torchvq/functional/layout.h>
 
+#include <torchvq/functional/residual_quantize.h>
 #include "modules/projection.h"
+
 #include "modules/residual_engine.h"
 
 namespace torchvq::detail {
@@ -26,7 +28,7 @@ StackWalk walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
   std::vector<at::Tensor> codes, indices;
   // With an estimate the levels' own gradients are those of their losses.
   auto total = walk_levels(
-      family.estimate ? balanced(inputs, depth) : inputs, depth,
+      family.estimate ? functional::balanced(inputs, depth) : inputs, depth,
       [&](int64_t index, const at::Tensor& residual, const at::Tensor& /*total*/) -> Passed {
         auto level = family.quantize(index, residual, mask);
         codes.push_back(level.codes);

@@ -254,7 +254,7 @@ def dac() -> Case:
         lambda q, x: list(q(x)[1].unbind(1)),
         lambda q, x, t: [Stack(x, [factorised(level) for level in q.quantizers], t)],
         lambda q, t: q.from_codes(torch.stack(t, 1))[0],
-        adapted=5,
+        adapted=6,
     )
 
 
@@ -267,7 +267,7 @@ def dac_package() -> Case:
         lambda q, x: list(q(x)[1].unbind(1)),
         lambda q, x, t: [Stack(x, [factorised(level) for level in q.quantizers], t)],
         lambda q, t: q.from_codes(torch.stack(t, 1))[0],
-        adapted=5,
+        adapted=6,
     )
 
 

@@ -147,6 +147,58 @@ def test_codes_of_zeros_stand_where_the_package_has_them(name: str, dtype: torch
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("name", ["dac", "dac_package"])
+@pytest.mark.parametrize("levels", [None, 1, 3])
+def test_a_stack_of_factorised_levels_is_one_walk(name: str, levels: int | None) -> None:
+    """Tokens, sums, latents to the bit, and losses, without a call of a level."""
+    case = CASES[name]()
+    original, adapted = pair(case, torch.float64)
+    for level in adapted.quantizers:
+        level.decode_latents = None  # a call of it would fail
+    x = case.latents(24).double()
+    ours, theirs = adapted(x, levels), original(x, levels)
+    assert len(ours) == len(theirs) == 5
+    assert all(map(torch.equal, ours[:3], theirs[:3]))
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.shape == other.shape and one.dtype == other.dtype
+        assert one.stride() == other.stride()
+        assert torch.allclose(one, other, rtol=1e-14)
+    assert ours[3].data_ptr() != ours[4].data_ptr()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["dac", "dac_package"])
+def test_a_stack_whose_levels_are_watched_calls_them(name: str) -> None:
+    case = CASES[name]()
+    x = case.latents(8).double()
+    for place in ("", "codebook", "in_proj", "out_proj"):
+        for register in ("register_forward_hook", "register_forward_pre_hook"):
+            found = []
+            for model in pair(case, torch.float64):
+                calls: list[int] = []
+                getattr(model.quantizers[1].get_submodule(place), register)(
+                    lambda *_, calls=calls: calls.append(1)
+                )
+                found.append((model(x), len(calls)))
+            (theirs, expected), (ours, count) = found
+            # The package descript-audio-codec looks codes up without a call of the module.
+            assert count == expected == (0 if (name, place) == ("dac_package", "codebook") else 1)
+            assert all(map(torch.equal, ours[:3], theirs[:3]))
+
+
+@torch.no_grad()
+def test_codes_of_zeros_stand_where_the_package_has_them_in_a_stack() -> None:
+    for name in ("dac", "dac_package"):
+        original, adapted = pair(CASES[name](), torch.float64)
+        for model in (original, adapted):
+            model.quantizers[0].codebook.weight.data[1:].zero_()
+        x = CASES[name]().latents(100).double()
+        ours, theirs = adapted(x), original(x)
+        assert all(map(torch.equal, ours[:3], theirs[:3]))
+        assert ours[1][:, 0].unique().tolist() == [0, 1]
+
+
+@torch.no_grad()
 def test_codes_of_zeros_of_unit_vectors_stand_where_the_package_has_them() -> None:
     original, adapted = pair(CASES["glm_image"](), torch.float64)
     for model in (original, adapted):

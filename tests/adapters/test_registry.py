@@ -131,3 +131,36 @@ def test_the_table_of_the_docs_names_every_adapter() -> None:
     ]
     assert len(ours) > 10
     assert [name for name in ours if f"`{name.rsplit('.', 1)[1]}`" not in text] == []
+
+
+def test_the_docs_name_every_quantizer_of_transformers() -> None:
+    """By the sources of the installed version, so that a new one is seen: classes that compare or choose."""
+    import transformers
+
+    models = Path(transformers.__file__).parent / "models"
+    names = set()
+    for source in models.glob("*/modeling_*.py"):
+        for body in re.split(r"^(?=class )", source.read_text(encoding="utf-8"), flags=re.M):
+            name = re.match(
+                r"class (\w*(?:Quanti[sz]|Codebook)\w*)\(nn\.Module|class (\w*Codebook)\(", body
+            )
+            if name and re.search(r"arg(min|max)\(|\.(max|min)\(|cdist\(|round\(", body):
+                names.add(name[1] or name[2])
+    text = DOCS.read_text(encoding="utf-8")
+    assert len(names) > 15
+    assert [name for name in sorted(names) if f"`{name}`" not in text] == []
+
+
+def test_models_that_hold_a_tokenizer_are_adapted_through_it() -> None:
+    import transformers as t
+
+    with torch.device("meta"):
+        model = t.MusicgenForConditionalGeneration(
+            t.MusicgenConfig(
+                text_encoder=t.T5Config(num_layers=1),
+                audio_encoder=t.EncodecConfig(),
+                decoder=t.MusicgenDecoderConfig(num_hidden_layers=1),
+            )
+        )
+    assert adapters.describe(model)[0].path == "audio_encoder.quantizer"
+    assert type(adapters.adapt(model).audio_encoder.quantizer).__mro__[1].__name__ == "EncodecStack"

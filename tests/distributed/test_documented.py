@@ -36,7 +36,16 @@ ROWS: dict[str, tuple[Module, int, str]] = {
     'the same, `reduction="float"`': (lambda: stack(reduction="float"), 1, "step"),
     "the same, one shared codebook": (lambda: stack(shared_codebook=True), 1, "step"),
     "the same, with quantize dropout": (lambda: stack(quantize_dropout=True), 1, "step"),
-    "the same, codes dead in all levels": (lambda: stack(threshold_ema_dead_code=2), 1, "step"),
+    "the same, all codes of all levels dead, two ranks": (
+        lambda: stack(threshold_ema_dead_code=2),
+        1,
+        "step",
+    ),
+    "the same, three ranks, whose candidates have no room": (
+        lambda: stack(threshold_ema_dead_code=2),
+        1,
+        "step",
+    ),
     "the same, with `codebook_diversity_loss_weight`": (
         lambda: stack(codebook_diversity_loss_weight=0.1),
         1,
@@ -106,7 +115,9 @@ def block(page: str, name: str) -> tuple[int, int]:
 def test_what_is_sent_is_what_the_page_says(pool: Callable[[int], Ranks]) -> None:
     lines = ["| | all-reduces | all-gathers | sent by a rank |", "|---|---:|---:|---:|"]
     for row in ROWS:
-        answers = [answer for size in (2, 3) for answer in pool(size).run(count, row)]
+        # Candidates travel once for each rank.
+        sizes = (2,) if "two ranks" in row else (3,) if "three ranks" in row else (2, 3)
+        answers = [answer for size in sizes for answer in pool(size).run(count, row)]
         if "k-means" in row:
             # The rows of a rank's share of the sample: the only bytes that follow the data.
             answers = [(*answer[:3], min(a[3] for a in answers)) for answer in answers]

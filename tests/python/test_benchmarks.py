@@ -141,6 +141,26 @@ def test_lfq_learning_runs(tmp_path: Path) -> None:
     assert ours["first_gradient"] > 1e3 * reference["first_gradient"]
 
 
+@pytest.mark.exhaustive
+def test_weights_of_lfq_are_measured_and_resume(tmp_path: Path) -> None:
+    options = ("--quick", "--bits", 9, "--resume", "--output", tmp_path)
+    file = tmp_path / "learning_lfq_weights.json"
+    done = script("learning_lfq_weights.py", *options)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(file.read_text())
+    assert len(document["runs"]) == 18
+    assert all(0 <= run["entropy_bits"] <= 9 for run in document["runs"])
+    document["runs"][0]["psnr"] = 12.5
+    file.write_text(json.dumps(document))
+    done = script("learning_lfq_weights.py", *options)
+    assert done.returncode == 0, done.stderr
+    # Nothing was left to measure.
+    assert json.loads(file.read_text())["runs"] == document["runs"]
+    lines = documents._weights(document).splitlines()
+    assert len(lines) == 2 + 6
+    assert sum(line.startswith("| **9** | **0.005** | **0.1** | 3 | ") for line in lines) == 1
+
+
 def test_the_report_of_a_gpu_is_written_without_one(tmp_path: Path) -> None:
     """All sections, tiny and on the CPU; a page of numbers is not made of them."""
     done = subprocess.run(

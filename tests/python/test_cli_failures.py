@@ -193,11 +193,15 @@ def test_vectors_of_another_dimension(folder: Path) -> None:
         (np.array([0, 1, 8]), "to be in [-1, 8), but got 8 at position 2"),
         (np.array([[0, 1], [-2, 1]]), "but got -2 at position 2"),
         (np.array([2**63 - 1]), "but got 9223372036854775807 at position 0"),
+        (
+            np.array([0, 2**64 - 1], np.uint64),
+            "indices below 2^63, but got 18446744073709551615 at position 1",
+        ),
         (np.array([0.0, 1.0]), "whole-number indices, but got Double"),
         (np.array([True]), "whole-number indices, but got Bool"),
         (np.array(3), "got shape ()"),
     ],
-    ids=["large", "negative", "huge", "float", "bool", "0d"],
+    ids=["large", "negative", "huge", "wraps", "float", "bool", "0d"],
 )
 def test_codes_that_are_none(folder: Path, codes: Array, fragment: str) -> None:
     np.save(folder / "codes.npy", codes)
@@ -285,6 +289,25 @@ def test_a_signal_leaves_no_file_behind(folder: Path, number: signal.Signals) ->
     _, errors = process.communicate(timeout=60)
     assert process.returncode == -number
     assert "Traceback" not in errors and "terminate" not in errors
+    assert set(os.listdir(folder)) == before
+
+
+def test_a_file_that_is_cut_while_it_is_read(folder: Path) -> None:
+    np.save(folder / "x.npy", clusters(100000, 32))
+    size = (folder / "x.npy").stat().st_size
+    before = set(os.listdir(folder))
+    process = subprocess.Popen(
+        [cli_path(), *FIT[:3], "512", *FIT[4:], "--iterations", "100000", "--memory", "1M"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_for(lambda: set(os.listdir(folder)) != before)
+    os.truncate(folder / "x.npy", size // 2)
+    out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, ""), errors
+    assert errors.splitlines()[-1].endswith(f"it was cut to {size // 2} bytes"), errors
     assert set(os.listdir(folder)) == before
 
 

@@ -5,6 +5,7 @@ Most are started here with the environment that torchrun sets, because it takes 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -229,6 +230,63 @@ def test_an_environment_that_contradicts_itself(
     out, errors = process.communicate(timeout=60)
     assert (process.returncode, out) == (2, "") and errors.count("\n") == 1
     assert fragment in errors
+
+
+@pytest.mark.parametrize("absent", ["RANK", "WORLD_SIZE"])
+def test_half_an_environment_is_an_error(parts: Path, absent: str) -> None:
+    environment = {"RANK": "0", "WORLD_SIZE": "1"}
+    del environment[absent]
+    result = run(*FIT, cwd=parts, env=os.environ | environment)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1 and f"expected {absent} beside" in result.stderr
+    alone = run(*FIT, cwd=parts, env=os.environ | environment | {"TORCHVQ_SYNC": "0"})
+    assert alone.returncode == 0, alone.stderr
+
+
+def wait_until_listening(port: int) -> None:
+    deadline = time.monotonic() + 60
+    while socket.socket().connect_ex(("127.0.0.1", port)) != 0:
+        assert time.monotonic() < deadline, "rank 0 never listened"
+        time.sleep(0.05)
+
+
+def test_rank_0_listens_on_the_address_that_was_named(parts: Path) -> None:
+    port = free_port()
+    process = start(0, 2, port, *FIT, cwd=parts)
+    try:
+        wait_until_listening(port)
+        # All of 127.0.0.0/8 is this machine; who listens on every address is there, too.
+        assert socket.socket().connect_ex(("127.0.0.5", port)) == errno.ECONNREFUSED
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_port_that_is_taken(parts: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        process = start(0, 2, other.getsockname()[1], *FIT, "--timeout", "5", cwd=parts)
+        out, errors = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert errors.count("\n") == 1 and "Address already in use" in errors, errors
+
+
+def test_only_who_knows_the_secret_joins(parts: Path) -> None:
+    same = [{"TORCHVQ_SECRET": "a long word"}] * 2
+    for secrets, fits in [(same, True), ([same[0], {}], False), ([{}, same[0]], False)]:
+        port = free_port()
+        processes = [
+            start(rank, 2, port, *FIT, "--timeout", "20", cwd=parts, **more)
+            for rank, more in enumerate(secrets)
+        ]
+        results = [(*process.communicate(timeout=60), process.returncode) for process in processes]
+        assert (parts / OUT).exists() == fits
+        assert [code for *_, code in results] == [0 if fits else 2] * 2, results
+        if fits:
+            (parts / OUT).unlink()
+        else:
+            assert any("the same TORCHVQ_SECRET" in errors for _, errors, _ in results), results
 
 
 def test_one_process_needs_nobody(parts: Path) -> None:

@@ -169,6 +169,16 @@ def test_copies_pickles_paths_and_strict_loading(generator):
         (lambda: FSP(LEVELS)(torch.zeros(2, 3), mask=torch.ones(2)), TypeError),
         (lambda: FSP(LEVELS).indices_to_codes(torch.tensor([160])), IndexError),
         (lambda: FSP(LEVELS).indices_to_codes(torch.tensor([-2])), IndexError),
+        (
+            lambda: FSP(LEVELS).indices_to_codes(torch.tensor([2**64 - 1], dtype=torch.uint64)),
+            IndexError,
+        ),
+        (
+            lambda: FSP(LEVELS).level_indices_to_indices(
+                torch.tensor([[2**64 - 1] * 3], dtype=torch.uint64)
+            ),
+            IndexError,
+        ),
         (lambda: FSP(LEVELS).indices_to_codes(torch.tensor([1.0])), TypeError),
         (lambda: FSP(LEVELS).level_indices_to_indices(torch.tensor([[8, 0, 0]])), IndexError),
     ],

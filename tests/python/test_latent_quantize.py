@@ -438,6 +438,12 @@ def test_copies_pickles_and_paths(generator):
             ValueError,
         ),
         (lambda: LatentQuantize(LEVELS, 3).indices_to_codes(torch.tensor([72])), IndexError),
+        (
+            lambda: LatentQuantize(LEVELS, 3).indices_to_codes(
+                torch.tensor([2**64 - 1], dtype=torch.uint64)
+            ),
+            IndexError,
+        ),
         (lambda: LatentQuantize(LEVELS, 3).indices_to_codes(torch.tensor([1.0])), TypeError),
         (lambda: LatentQuantize(LEVELS, 3).indices_to_codes(torch.tensor(1)), ValueError),
         (

@@ -226,6 +226,20 @@ def test_families_name_the_best_other_row() -> None:
     assert family.verdict == "the best"
 
 
+def test_adopted_runs_take_the_place_of_others_and_say_where_they_were_made() -> None:
+    name = "VectorQuantize: defaults"
+    here = dict(cpu="new", cores=2, level="AVX2", commit="b", date="2026-01-02")
+    old = {"machine": dict(here, cpu="old"), "runs": runs_of(name, OURS, [18.0, 18.1])}
+    old["runs"] += runs_of(name, REFERENCE, [18.5])
+    found = learning_table.adopted(old, {"machine": here, "runs": runs_of(name, OURS, [19.0])})
+    assert found["machine"]["cpu"] == "old"
+    line = report.lines(found["runs"], [row_of("autoencoder", name)], [])[0]
+    assert [line.ours[seed]["psnr"] for seed in (0, 1)] == [19.0, 18.1]
+    assert line.difference is not None and line.difference.mean == 0.5
+    said = documents._machines_of_runs(found["runs"])
+    assert said == "\n1 of the runs (ours): new, 2 cores (AVX2), commit b, 2026-01-02.\n"
+
+
 @pytest.mark.exhaustive
 def test_quick_table_resumes_and_reaches_the_docs(tmp_path: Path) -> None:
     options = ("--quick", "--seeds", 1, "--jobs", 1, "--output", tmp_path)

@@ -176,6 +176,32 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
             **dict(diversity_weight=0.1, orthogonal_weight=0.1, pulls_codes=True, learns=True),
         ),
     ),
+    "residual_quantize_": (
+        (
+            normal(2, 9, 8),
+            [CODEBOOK.clone(), CODEBOOK + 1],
+            [*state(), *state()],
+            [rng(), rng()],
+            [integers(1, 2, 7), integers(1, 2, 7)],
+        ),
+        dict(
+            **dict(heads=2, separate=True, targets=[], totals=[], training=True),
+            **dict(estimator="rotation_trick", threshold=0.5, learns=True, finishes=True),
+        ),
+    ),
+    "residual_quantize_ levels": (
+        (
+            normal(2, 9, 8),
+            [CODEBOOK.clone(), CODEBOOK + 1],
+            state(),
+            [rng()],
+            [integers(1, 2, 7), integers(1, 2, 7)],
+        ),
+        dict(
+            **dict(heads=2, separate=True, targets=[], totals=[], training=True),
+            **dict(level_estimator="straight_through", handed_on=0.5, beam=2, learns=True),
+        ),
+    ),
     "average_gradients": (([CODEBOOK], X), dict(mask=MASK)),
     # Losses.
     "search_losses": (

@@ -12,11 +12,37 @@ import pytest
 import torch
 
 import torchvq
-from torchvq._recommended import _PRESETS
 
 ROOT = Path(__file__).parents[2]
+AVERAGES = {"kmeans_init": True, "decay": 0.95, "dead_code_threshold_fraction": 0.1}
+SIGNS = {"spherical": True, "entropy_loss_weight": 0.005, "commitment_loss_weight": 0.1}
+# Every class: what says its size, for 6 bits, and the settings besides. recommended_test.cpp has the same in C++.
+RECOMMENDED = {
+    "VectorQuantize": {"codebook_size": 64, **AVERAGES},
+    "ResidualVQ": {"codebook_size": 64, **AVERAGES},
+    "GroupedResidualVQ": {"codebook_size": 64, **AVERAGES},
+    "HierarchicalVQ": {"codebook_size": 64},
+    "SimVQ": {"codebook_size": 64},
+    "ResidualSimVQ": {"codebook_size": 64},
+    "RandomProjectionQuantizer": {"codebook_size": 64, "codebook_dim": 16},
+    "LFQ": {"codebook_size": 64, **SIGNS},
+    "EvoLFQ": {"codebook_size": 64, **SIGNS},
+    "ResidualLFQ": {"codebook_size": 64, **SIGNS},
+    "GroupedResidualLFQ": {"codebook_size": 64, **SIGNS},
+    "FSQ": {"levels": [8, 8]},
+    "ResidualFSQ": {"levels": [8, 8]},
+    "GroupedResidualFSQ": {"levels": [8, 8]},
+    "FSP": {"levels": [8, 8]},
+    "LatentQuantize": {"levels": [8, 8]},
+    "BinaryMapper": {"bits": 6},
+}
+SIZES = {"codebook_size", "levels", "bits"}
+# Those that give indices alone, or need modules: constructed, not trained.
+UNTRAINED = {"EvoLFQ", "BinaryMapper", "RandomProjectionQuantizer"}
 STACK = {"num_quantizers": 3}
 MORE = {
+    "HierarchicalVQ": {"scales": (1, 4, 16)},
+    "ResidualSimVQ": STACK,
     "ResidualVQ": STACK,
     "GroupedResidualVQ": {**STACK, "groups": 2},
     "ResidualLFQ": STACK,
@@ -32,7 +58,27 @@ def codes_of(settings: dict) -> int:
     return settings.get("codebook_size") or 2 ** settings["bits"]
 
 
-@pytest.mark.parametrize("name", sorted(set(_PRESETS) - {"EvoLFQ", "BinaryMapper"}))
+@pytest.mark.parametrize("name", RECOMMENDED)
+def test_what_it_is(name: str) -> None:
+    found = torchvq.recommended(name, bits=6)
+    assert found == RECOMMENDED[name]
+    # The size first, as a reader expects.
+    assert list(found) == list(RECOMMENDED[name])
+
+
+def test_every_class_has_it() -> None:
+    classes = {
+        name
+        for name in torchvq.__all__
+        if isinstance(kind := getattr(torchvq, name), type) and issubclass(kind, torch.nn.Module)
+    }
+    assert classes >= RECOMMENDED.keys()
+    for name in classes - RECOMMENDED.keys():
+        with pytest.raises(ValueError, match="expected name to be that of a quantizer class"):
+            torch.ops.torchvq.list_options(name)
+
+
+@pytest.mark.parametrize("name", sorted(RECOMMENDED.keys() - UNTRAINED))
 def test_a_module_of_it_trains(name: str, caplog: pytest.LogCaptureFixture) -> None:
     kind = getattr(torchvq, name)
     settings = torchvq.recommended(kind, bits=6)
@@ -51,9 +97,12 @@ def test_those_that_need_other_modules_construct() -> None:
     settings = torchvq.recommended("EvoLFQ", bits=4)
     assert torchvq.EvoLFQ(identity, identity, dim=16, **settings).lfq.spherical
     assert torchvq.BinaryMapper(**torchvq.recommended("BinaryMapper", bits=5)).bits == 5
+    settings = torchvq.recommended("RandomProjectionQuantizer", bits=5)
+    quantizer = torchvq.RandomProjectionQuantizer(dim=8, **settings)
+    assert quantizer(torch.randn(1, 4, 8)).max() < 32
 
 
-@pytest.mark.parametrize("name", sorted(_PRESETS))
+@pytest.mark.parametrize("name", sorted(RECOMMENDED))
 def test_its_size_is_near_the_bits(name: str) -> None:
     for bits in range(3, 19):
         assert abs(math.log2(codes_of(torchvq.recommended(name, bits=bits))) - bits) < 0.1
@@ -108,7 +157,7 @@ def calls_in(page: str) -> list[ast.Call]:
         for node in nodes
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
-        and node.func.id in _PRESETS
+        and node.func.id in RECOMMENDED
     ]
 
 
@@ -120,10 +169,11 @@ def test_choosing_md_repeats_it() -> None:
         first.setdefault(call.func.id, written)
     assert {"VectorQuantize", "ResidualVQ", "FSQ", "LFQ"} <= first.keys()
     for name, written in first.items():
-        size, settings = _PRESETS[name]
-        given = {key: written.get(key) for key in settings}
-        assert given == settings, f"docs/choosing.md shows other settings of {name}"
-        assert size in written
+        settings = torchvq.recommended(name)
+        given = {key: written.get(key) for key in settings.keys() - SIZES}
+        expected = {key: settings[key] for key in given}
+        assert given == expected, f"docs/choosing.md shows other settings of {name}"
+        assert settings.keys() & SIZES <= written.keys()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 // Dead codes are replaced by tokens of all ranks.
 #pragma once
 
+#include <optional>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -29,15 +31,20 @@ struct SyncedDeadCodeOptions : SyncOptions {
   std::vector<int64_t> codebooks = {};
   /// Which codes are dead and what becomes of them, for all codebooks alike.
   ops::DeadCodeOptions dead = {};
+  /// Candidates of all ranks that came with the statistics of this step, as learn_codebooks_() has
+  /// them; levels have a codebook each then. Default: none.
+  std::optional<at::Tensor> offered = std::nullopt;
+  /// How they came: "exact" or "float", see SyncedStatisticsOptions.
+  std::string reduction = "exact";
 };
 
 /// replace_dead_codes_() with the tokens of all ranks as candidates, for all levels of a stack at
 /// once.
 ///
-/// Communication  none while the (replicated) state says that no code is dead; otherwise one
-/// all-gather whose size follows
-///                from the state: of each codebook with dead codes, K keys and K rows per rank.
-/// The state is read on the host, which on a GPU waits for it; a group of one on a GPU does not.
+/// Communication  none while the (replicated) state says that no code is dead, or that what was
+///                offered is enough; otherwise one all-gather whose size follows from the state: of
+///                each codebook with dead codes, K keys and K rows per rank. The state is read on
+///                the host, which on a GPU waits for it; a group of one on a GPU does not.
 ///
 /// @param x       per level (H, N, D), the tokens of this rank's step.
 /// @param counts  per codebook (H, K), int64: tokens of each code in this step, of all ranks.

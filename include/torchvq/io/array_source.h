@@ -24,8 +24,8 @@ TORCHVQ_API FileFormat file_format(const std::string& path);
 /// One array of a .npy or .safetensors file; the format is recognised by the file's first bytes.
 ///
 /// The array counts as a matrix: its last axis is a row, its leading axes (in C order) number the
-/// rows; a 1-D array has rows of one element. Only the rows asked for are mapped, and only while
-/// their tensor lives.
+/// rows; a 1-D array has rows of one element. Only the rows asked for are read, by copy: a file that
+/// is cut or rewritten meanwhile changes no tensor that was returned.
 ///
 /// Throws       IoError, c10::ValueError and c10::TypeError as load_npy and SafetensorsFile do.
 class TORCHVQ_API ArraySource {
@@ -44,7 +44,7 @@ class TORCHVQ_API ArraySource {
   int64_t row_length() const { return row_length_; }
 
   /// Rows [first, first + count), (count, row_length()), in the file's dtype. Safe to call from
-  /// several threads.
+  /// several threads. c10::ValueError where the file was cut since it was opened.
   at::Tensor read(int64_t first, int64_t count) const;
 
  private:
@@ -85,6 +85,8 @@ class TORCHVQ_API IndexSource {
   int64_t row_length() const { return array_.row_length(); }
 
   /// Rows [first, first + count) as (count, row_length), int64.
+  ///
+  /// Throws       c10::ValueError naming the first index of 2^63 or more (dtype uint64).
   at::Tensor read(int64_t first, int64_t count) const;
 
  private:

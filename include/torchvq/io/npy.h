@@ -14,8 +14,8 @@
 
 namespace torchvq::io {
 
-/// Loads a whole array. The file is memory-mapped: a little-endian array costs no copy, and writing
-/// to the tensor changes the tensor, never the file.
+/// Loads a whole array into memory, so that nothing that happens to the file later can reach the
+/// tensor; an ArraySource (array_source.h) reads a block of rows at a time.
 ///
 /// @param path  a .npy file holding booleans, integers or float16, float32, float64 numbers, of
 /// either byte

@@ -24,8 +24,8 @@ struct SafetensorsEntry {
 
 class InputFile;
 
-/// An open safetensors file. Opening reads and checks the header alone; tensors are memory-mapped
-/// when asked for.
+/// An open safetensors file. Opening reads and checks the header alone; tensors are read when asked
+/// for.
 ///
 /// Dtypes       F64 F32 F16 BF16, F8_E4M3 F8_E5M2, I64 I32 I16 I8, U64 U32 U16 U8, BOOL.
 /// Throws       IoError when the file cannot be read; c10::ValueError when it is truncated or its
@@ -47,8 +47,8 @@ class TORCHVQ_API SafetensorsFile {
   /// c10::ValueError, listing the names there are, when `name` is not among them.
   const SafetensorsEntry& entry(const std::string& name) const;
 
-  /// The tensor, without a copy where its bytes are aligned. Writing to it never changes the file,
-  /// and it outlives this object.
+  /// The tensor, read anew at each call: it outlives this object, and nothing that happens to the
+  /// file later can reach it. c10::ValueError where the file was cut since it was opened.
   at::Tensor tensor(const std::string& name) const;
 
  private:

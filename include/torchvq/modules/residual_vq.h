@@ -75,10 +75,6 @@ class TORCHVQ_API ResidualVQImpl : public torch::nn::Cloneable<ResidualVQImpl>,
   /// Throws       c10::ValueError for wrong shapes or arguments at odds, c10::TypeError for wrong
   ///              dtypes, c10::IndexError for a target out of range.
   ResidualVQOutput forward(const torch::Tensor& x, const ResidualVQForwardOptions& options = {});
-  /// forward for a group: uses `depth` levels if it is given, else puts there how many were used.
-  ResidualVQOutput forward_to_depth(const torch::Tensor& x, const ResidualVQForwardOptions& options,
-                                    std::optional<int64_t>& depth);
-
   /// The codes of all levels: (K_n, D), with one codebook per head (H, K_n, D). Of an implicit
   /// codebook the base codes.
   std::vector<torch::Tensor> codebooks();

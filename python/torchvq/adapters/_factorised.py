@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules import module as _modules
 
 from torchvq.adapters._registry import Adapter, register
-from torchvq.adapters._search import nearest_by_angle
+from torchvq.adapters._search import nearest, nearest_by_angle
+
+_SMALLEST_NORM = 1e-12  # what torch's normalize divides by instead
 
 
 @register("transformers.models.dac.modeling_dac.DacVectorQuantize")
@@ -38,3 +44,103 @@ class PackageLevel(Adapter):
     def decode_latents(self, latents: Tensor) -> tuple[Tensor, Tensor]:
         indices = nearest_by_angle(latents.transpose(1, 2), self.codebook.weight)
         return self.decode_code(indices), indices
+
+
+class _Stack(Adapter):
+    """All levels of a DAC."""
+
+    quantizers: nn.ModuleList
+    n_codebooks: int
+
+    def levels_in_use(self, x: Tensor, n_quantizers: int | None) -> list[Any] | None:
+        """Levels that one walk may take; None where a graph is made, hooks wait for calls, or a GPU would wait."""
+        count = self.n_codebooks if n_quantizers is None else n_quantizers
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or not x.is_cpu:
+            return None
+        if not isinstance(count, int) or count < 1:
+            return None
+        levels = list(self.quantizers)[:count]
+        return levels if all(map(_unobserved, levels)) else None
+
+
+@register("transformers.models.dac.modeling_dac.DacResidualVectorQuantizer")
+class DacStack(_Stack):
+    """All levels of a DacModel."""
+
+    def forward(self, hidden_state: Tensor, n_quantizers: int | None = None) -> Any:
+        levels = self.levels_in_use(hidden_state, n_quantizers)
+        found = levels and _walk(levels, hidden_state, functional.mse_loss)
+        # Codes of zeros stand elsewhere than by their angle (DacLevel).
+        if not found or not bool(torch.cat(found.norms).all()):
+            return self.original.forward(hidden_state, n_quantizers)
+        # One loss of the whole batch, as many times as there are clips.
+        loss = found.loss.repeat(len(hidden_state))
+        return found.quantized, found.indices, found.latents, loss, loss.clone()
+
+
+@register("dac.nn.quantize.ResidualVectorQuantize")
+class PackageStack(_Stack):
+    """All levels of a DAC of the package descript-audio-codec."""
+
+    def forward(self, z: Tensor, n_quantizers: int | None = None) -> Any:
+        levels = self.levels_in_use(z, n_quantizers)
+        if not levels:
+            return self.original.forward(z, n_quantizers)
+        found = _walk(levels, z, _mean_of_clips)
+        return found.quantized, found.indices, found.latents, found.loss, found.loss.clone()
+
+
+class _Walk(NamedTuple):
+    quantized: Tensor
+    """(B, C, T)"""
+    indices: Tensor
+    """(B, Q, T)"""
+    latents: Tensor
+    """(B, Q d, T)"""
+    loss: Tensor
+    """Of all levels, added up: without a gradient the losses of encoder and codebook are the same number."""
+    norms: list[Tensor]
+    """Of the codes of each level, (K, 1)."""
+
+
+def _unobserved(level: Any) -> bool:
+    """Whether nothing but its own methods runs in a call of a level or its codebook."""
+    if _modules._global_forward_hooks or _modules._global_forward_pre_hooks:
+        return False
+    return not any(
+        part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
+        for part in (level, level.codebook)
+    )
+
+
+def _walk(levels: list[Any], x: Tensor, loss_of: Callable[[Tensor, Tensor], Tensor]) -> _Walk:
+    """All levels, with the package's own projections and arithmetic, and the search among unit vectors between them."""
+    quantized = loss = torch.zeros((), dtype=x.dtype)
+    residual = x
+    indices, latents, norms = [], [], []
+    for level in levels:
+        inside, codebook = level.in_proj(residual), level.codebook.weight
+        vectors = inside.transpose(1, 2)
+        units, norm = _unit_vectors(codebook)
+        tokens = nearest(_unit_vectors(vectors)[0], units)
+        code = codebook.index_select(0, tokens.flatten()).view(vectors.shape).transpose(1, 2)
+        # The packages' straight-through formula rounds.
+        part = level.out_proj(inside + (code - inside))
+        quantized = quantized + part
+        residual = residual - part
+        loss = loss + loss_of(inside, code)
+        indices.append(tokens)
+        latents.append(inside)
+        norms.append(norm)
+    return _Walk(quantized, torch.stack(indices, 1), torch.cat(latents, 1), loss, norms)
+
+
+def _unit_vectors(vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """And their norms (*, 1), by the arithmetic of torch's normalize, in float32 or float64."""
+    wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+    norms = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    return wide / norms.clamp_min(_SMALLEST_NORM), norms
+
+
+def _mean_of_clips(inside: Tensor, code: Tensor) -> Tensor:
+    return functional.mse_loss(inside, code, reduction="none").mean([1, 2]).mean()

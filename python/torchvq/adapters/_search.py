@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from torchvq._integers import to_int64
+
 _ops = torch.ops.torchvq
 
 
@@ -80,6 +82,6 @@ def residual_sum(indices: Tensor, codebooks: Sequence[Tensor]) -> Tensor:
     Gradient to the codebooks. IndexError for an index outside [-1, K).
     """
     levels, batch, time = indices.shape
-    rows = indices.long().permute(1, 2, 0).reshape(1, batch * time, levels)
+    rows = to_int64(indices).permute(1, 2, 0).reshape(1, batch * time, levels)
     total: Tensor = _ops.residual_decode(rows, [c.unsqueeze(0) for c in codebooks])
     return total.view(batch, time, -1).transpose(1, 2)

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from torchvq.convert._codec import Codec, ConversionError
+from torchvq.convert._codec import Codec, ConversionError, Stack
 from torchvq.convert._convert import convert
 
 _DESCRIPTION = """\
@@ -28,11 +28,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _summary(codec: Codec) -> str:
-    stacks = [
-        f"{len(stack.levels)} levels of {stack.levels[0].codebook.shape[0]} x {stack.levels[0].codebook.shape[1]}"
-        for stack in codec.stacks
-    ]
-    return f"{' and '.join(stacks)}, {codec.metric}, for latents (..., {codec.dim})"
+    stacks = " and ".join(_stack_summary(stack) for stack in codec.stacks)
+    return f"{stacks}, {codec.metric}, for latents (..., {codec.dim})"
+
+
+def _stack_summary(stack: Stack) -> str:
+    count, (size, dim) = len(stack.levels), stack.levels[0].codebook.shape[:2]
+    return f"{count} level{'s' if count > 1 else ''} of {size} x {dim}"
 
 
 def _parser() -> argparse.ArgumentParser:

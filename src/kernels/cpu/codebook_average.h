@@ -35,11 +35,11 @@ double order_free_total(const T* values, int64_t count) {
 }
 
 /// Laplace smoothing of one cluster size. `smoothing_mass` = total + K * eps.
-inline double smoothed_size(double size, double eps, double total, double smoothing_mass) {
+constexpr double smoothed_size(double size, double eps, double total, double smoothing_mass) {
   return (size + eps) / smoothing_mass * total;
 }
 
-inline double decayed(double average, double weight, double value) {
+constexpr double decayed(double average, double weight, double value) {
   return average + weight * (value - average);
 }
 

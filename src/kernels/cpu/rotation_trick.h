@@ -6,32 +6,12 @@
 // Rows are contiguous, no alignment is assumed.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "kernels/cpu/lanes.h"
 #include "kernels/rotation_trick.h"
 
 namespace torchvq::kernels {
-
-/// dx = grad * g + token * x + code * c.
-struct RotationWeights {
-  double grad = 1.0, token = 0.0, code = 0.0;
-};
-
-inline RotationWeights rotation_weights(double xx, double cc, double xc, double gx, double gc) {
-  const double x_norm = std::sqrt(xx), c_norm = std::sqrt(cc);
-  const double opening = 1.0 + xc / (x_norm * c_norm);
-  const bool usable = x_norm >= kRotationNormFloor && c_norm >= kRotationNormFloor &&
-                      std::isfinite(x_norm * c_norm);
-  if (!usable) return {};
-  const double ratio = c_norm / x_norm;
-  const double gain = ratio < kRotationGainBound ? ratio : kRotationGainBound;
-  const double g_e = gx / x_norm, g_q = gc / c_norm;
-  // Opposite vectors have no r; what remains, I + 2 q e^T, is a reflection that takes e to q.
-  const double k = opening >= kRotationCosineFloor ? (g_e + g_q) / opening : 0.0;
-  return {gain, gain * (2.0 * g_q - k) / x_norm, -gain * k / c_norm};
-}
 
 template <typename T>
 void rotation_trick_backward_row(const T* grad, const T* x, const T* code, T* grad_x, int64_t dim) {

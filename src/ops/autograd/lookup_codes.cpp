@@ -16,6 +16,8 @@ struct LookupCodes : torch::autograd::Function<LookupCodes> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& codebook,
                             const at::Tensor& indices) {
     at::AutoDispatchBelowADInplaceOrView guard;
+    // Codes that nothing differentiates leave their codebook without a gradient, not with zeros.
+    ctx->set_materialize_grads(false);
     // The codebook's values are not needed by backward; only its shape is, so a later update in
     // place is harmless.
     ctx->save_for_backward({indices});
@@ -25,6 +27,7 @@ struct LookupCodes : torch::autograd::Function<LookupCodes> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto& grad = grads[0];
+    if (!grad.defined()) return {at::Tensor(), at::Tensor()};
     const auto indices = ctx->get_saved_variables()[0];
     const auto size = ctx->saved_data["codebook_size"].toSymInt();
     const auto absent = indices.eq(-1).unsqueeze(-1);

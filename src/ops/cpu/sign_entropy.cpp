@@ -220,7 +220,9 @@ void head_totals(const kernels::SignEntropyKernel& kernel, const float* x,
   Chunk chunk(kernel, dim, std::min(count, kTokensAtOnce));
   double entropy = 0;
   over_chunks(rows, x, sharpness, chunk, [&](const int64_t* /*rows*/) {
-    for (int64_t n = 0; n < chunk.count(); ++n) entropy += chunk.token_entropy(n);
+    double part = 0;  // of a block, so that devices can add blocks side by side
+    for (int64_t n = 0; n < chunk.count(); ++n) part += chunk.token_entropy(n);
+    entropy += part;
     for (size_t g = 0; g < groups.size(); ++g) {
       add_products(kernel, chunk, g, groups[g], totals + groups[g].offset);
     }

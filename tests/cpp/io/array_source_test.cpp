@@ -122,6 +122,33 @@ TEST(VectorSourceTest, AFileCutAfterOpeningIsAnError) {
                                      "rows within [0, 5), but got [3, 6)");
 }
 
+TEST(VectorSourceTest, AFileCutAfterReadingChangesNothing) {
+  const TempDir dir;
+  const auto whole = at::arange(20000, at::kFloat).view({5000, 4});
+  save_npy(dir / "x.npy", whole);
+  save_safetensors(dir / "x.safetensors", {{"x", whole}});
+  const auto block = VectorSource(dir / "x.npy").read(0, 5000);
+  const auto array = load_npy(dir / "x.npy");
+  const auto tensor = SafetensorsFile(dir / "x.safetensors").tensor("x");
+  for (const auto* name : {"x.npy", "x.safetensors"}) std::filesystem::resize_file(dir / name, 1);
+  for (const auto& read : {block, array, tensor}) EXPECT_TRUE(at::equal(read, whole));
+}
+
+TEST(IndexSourceTest, RefusesIndicesThatInt64CannotHold) {
+  const TempDir dir;
+  // As bits: uint64 has no arithmetic in torch.
+  const auto indices = at::arange(6).view({3, 2});
+  indices[2][1] = -1;
+  save_npy(dir / "x.npy", indices.view(at::kUInt64));
+  const IndexSource source(dir / "x.npy");
+  EXPECT_TRUE(at::equal(source.read(0, 2), indices.narrow(0, 0, 2)));
+  expect_throw_with<c10::ValueError>(
+      [&] { source.read(1, 2); },
+      "expected indices below 2^63, but got 18446744073709551615 at position 5");
+  save_npy(dir / "x.npy", indices);
+  EXPECT_TRUE(at::equal(IndexSource(dir / "x.npy").read(0, 3), indices));
+}
+
 TEST(IndexSourceTest, ReadsEveryIntegerDtypeAndShape) {
   const TempDir dir;
   for (const auto dtype : {at::kChar, at::kByte, at::kShort, at::kInt, at::kLong, at::kUInt16,

@@ -1,12 +1,9 @@
-#include "io/mapped_tensor.h"
+#include "io/read_tensor.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/from_blob.h>
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
-#include <utility>
 
 namespace torchvq::io {
 namespace {
@@ -32,11 +29,6 @@ void normalise_bools(char* data, int64_t count) {
   std::transform(data, data + count, data, [](char c) { return static_cast<char>(c != 0); });
 }
 
-bool usable_in_place(const ArrayLayout& layout, const char* data, size_t element) {
-  return !layout.swapped && layout.dtype != at::kBool &&
-         reinterpret_cast<uintptr_t>(data) % element == 0;
-}
-
 }  // namespace
 
 at::Tensor read_elements(const InputFile& file, const ArrayLayout& layout, int64_t first,
@@ -44,17 +36,12 @@ at::Tensor read_elements(const InputFile& file, const ArrayLayout& layout, int64
   const auto options = at::TensorOptions(layout.dtype);
   if (count == 0) return at::empty({0}, options);
   const auto element = c10::elementSize(layout.dtype);
-  const auto bytes = count * static_cast<int64_t>(element);
-  auto range = file.map(layout.offset + first * static_cast<int64_t>(element), bytes);
-  auto* data = range->data();
-  if (usable_in_place(layout, data, element)) {
-    return at::from_blob(data, {count}, [range](void*) {}, options);
-  }
   auto result = at::empty({count}, options);
-  auto* copy = static_cast<char*>(result.mutable_data_ptr());
-  std::memcpy(copy, data, static_cast<size_t>(bytes));
-  if (layout.swapped) swap_bytes(copy, count, element);
-  if (layout.dtype == at::kBool) normalise_bools(copy, count);
+  auto* data = static_cast<char*>(result.mutable_data_ptr());
+  file.read_all(layout.offset + first * static_cast<int64_t>(element), data,
+                static_cast<size_t>(count) * element);
+  if (layout.swapped) swap_bytes(data, count, element);
+  if (layout.dtype == at::kBool) normalise_bools(data, count);
   return result;
 }
 

@@ -1,4 +1,4 @@
-// From bytes in a file to a tensor, without a copy where the bytes allow it.
+// From bytes in a file to a tensor of its own memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,0 +1,29 @@
+// What processes say of themselves before they work together, as lines of one tensor.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+namespace torchvq::cli {
+
+/// What this process says of itself before the work: sizes that must fit together.
+struct ShardNote {
+  int64_t rows = 0;
+  int64_t dim = 0;
+  std::string options;  // for a person to read; the same on all processes
+};
+
+// Words of a line, int64: whether the process is ready, rows, dim, and its options as bytes.
+constexpr int64_t kReady = 0, kRows = 1, kDim = 2, kText = 3;
+constexpr int64_t kTextBytes = 1000;
+constexpr int64_t kLineWords = kText + kTextBytes / static_cast<int64_t>(sizeof(int64_t));
+
+/// The line of a process.
+at::Tensor line_of(const ShardNote& note, bool ready);
+
+/// The options in a line, which may come from a process that left out the zero at their end.
+std::string text_of(const at::Tensor& line);
+
+}  // namespace torchvq::cli

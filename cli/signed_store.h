@@ -1,0 +1,41 @@
+// The store in which processes find each other, with values that only those who know a secret can
+// write.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace torchvq::cli {
+
+/// Puts before each value the keyed hash of its key and itself, and reads no value without it. What
+/// is written stays readable for everybody.
+class SignedStore : public c10d::Store {
+ public:
+  SignedStore(c10::intrusive_ptr<c10d::Store> store, std::string secret);
+
+  c10::intrusive_ptr<c10d::Store> clone() override;
+  void set(const std::string& key, const std::vector<uint8_t>& value) override;
+  /// Throws c10::DistError for a value that was not written with the secret.
+  std::vector<uint8_t> get(const std::string& key) override;
+  bool deleteKey(const std::string& key) override;
+  bool check(const std::vector<std::string>& keys) override;
+  int64_t getNumKeys() override;
+  void wait(const std::vector<std::string>& keys) override;
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override;
+  /// Numbers that many add to have no one who signs them: c10::NotImplementedError.
+  int64_t add(const std::string& key, int64_t value) override;
+  bool hasExtendedApi() const override { return false; }
+  const std::chrono::milliseconds& getTimeout() const noexcept override;
+  void setTimeout(const std::chrono::milliseconds& timeout) override;
+
+ private:
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::string secret_;
+};
+
+}  // namespace torchvq::cli

@@ -1,0 +1,39 @@
+// The one message of a training step that replaces dead codes: statistics, and the tokens that may
+// take the place of codes.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <torchvq/distributed/synced_code_statistics.h>
+#include <torchvq/ops/replace_dead_codes_.h>
+
+#include "distributed/offered_candidates.h"
+
+namespace torchvq::distributed {
+
+/// What candidates depend on, besides the tokens.
+struct OfferOptions {
+  at::TensorList cluster_size;  ///< per codebook (H, K), before the step
+  at::TensorList rng;           ///< per codebook (2,)
+  /// What is left, at least, of the cluster size of a code without tokens; 0 where that is unknown.
+  double kept = 0;
+  ops::DeadCodeOptions dead = {};
+};
+
+struct StepStatistics {
+  SyncedStatistics statistics;
+  at::Tensor offered;  ///< (W, n), int64, for synced_replace_dead_codes_(); n is 0 without room
+};
+
+/// synced_code_statistics(), and in the same all-reduce the candidates for dead codes of all ranks.
+StepStatistics synced_step_statistics(at::TensorList x, at::TensorList indices,
+                                      at::TensorList exponents,
+                                      const SyncedStatisticsOptions& options,
+                                      const OfferOptions& offer);
+
+/// The shape of the offers of codebook `c`, from tokens of its first level and its exponents.
+OfferShape offer_shape(const at::Tensor& x, const at::Tensor& codes_of_heads);
+
+}  // namespace torchvq::distributed

@@ -1,0 +1,21 @@
+// The exponents of a codebook's fixed point, as src/ops/cpu/code_exponents.cpp finds them.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/element_type.h"
+#include "kernels/cuda/namespace.h"
+
+namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+
+struct CodeExponentsTask {
+  const void* codebook = nullptr;  ///< (heads, size, dim)
+  ElementType type = ElementType::kFloat;
+  int64_t heads = 0, size = 0, dim = 0;
+  int64_t* totals = nullptr;     ///< (heads, 2), to work in
+  int32_t* exponents = nullptr;  ///< (heads, size), out
+};
+
+Error code_exponents(const CodeExponentsTask& task, const Queue& queue);
+
+}  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

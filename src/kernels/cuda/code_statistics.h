@@ -1,0 +1,27 @@
+// Counts and sums in fixed point of the tokens of each code, as src/kernels/cpu/fixed_point_sum.h
+// makes them: whole numbers, which atomics add in any order to the same bits.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/element_type.h"
+#include "kernels/cuda/namespace.h"
+
+namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+
+struct CodeStatisticsTask {
+  const void* x = nullptr;  ///< (heads, tokens, dim)
+  ElementType type = ElementType::kFloat;
+  const int64_t* indices = nullptr;    ///< (heads, tokens); -1 is no code
+  const bool* mask = nullptr;          ///< (heads, tokens) or null
+  const int32_t* exponents = nullptr;  ///< (heads, size)
+  int64_t heads = 0, tokens = 0, dim = 0, size = 0;
+  int64_t* slots = nullptr;   ///< (heads, tokens), to work in
+  int32_t* used = nullptr;    ///< (heads, size), out
+  int64_t* counts = nullptr;  ///< (heads, size), zeros
+  int64_t* sums = nullptr;    ///< (words, heads, size, dim), zeros; two words for float64
+};
+
+Error code_statistics(const CodeStatisticsTask& task, const Queue& queue);
+
+}  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

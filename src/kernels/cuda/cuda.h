@@ -1,0 +1,75 @@
+// What a kernel file includes first: CUDA, or the emulation of it that tests compile with g++
+// (tests/cuda_shim). Beyond CUDA's own names kernels use only what stands here, and both sides
+// have it. Torch-free.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#else
+#include "cuda_shim.h"
+#endif
+
+#include "kernels/cuda/namespace.h"
+
+#if defined(__CUDACC__)
+#include "kernels/cuda/device-inl.h"
+#endif
+
+namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+
+constexpr int kWarp = 32;
+constexpr unsigned kWholeWarp = 0xffffffffu;  // every collective of a warp is one of all its lanes
+
+/// Half precision as it lies in memory.
+struct alignas(2) Half {
+  uint16_t bits;
+};
+struct alignas(2) BFloat16 {
+  uint16_t bits;
+};
+
+__device__ inline float to_float(float value) { return value; }
+__device__ inline double to_float(double value) { return value; }
+__device__ inline float to_float(Half value) { return half_to_float(value.bits); }
+__device__ inline float to_float(BFloat16 value) {
+  return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
+}
+
+/// The place of this thread among all of the grid, and how many there are, for loops that stride
+/// over the grid: `for (int64_t i = grid_thread(); i < count; i += grid_threads())`.
+__device__ inline int64_t grid_thread() {
+  return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+}
+__device__ inline int64_t grid_threads() { return static_cast<int64_t>(gridDim.x) * blockDim.x; }
+
+__device__ inline int lane_of_warp() { return static_cast<int>(threadIdx.x) % kWarp; }
+__device__ inline int warp_of_block() { return static_cast<int>(threadIdx.x) / kWarp; }
+__device__ inline int64_t grid_warp() { return grid_thread() / kWarp; }
+__device__ inline int64_t grid_warps() { return grid_threads() / kWarp; }
+
+/// Every lane gets the sum, added as a tree: the same order on every device.
+template <typename T>
+__device__ inline T sum_of_warp(T value) {
+  for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(kWholeWarp, value, step);
+  return value;
+}
+
+template <typename T>
+__device__ inline T largest_of_warp(T value) {
+  for (int step = kWarp / 2; step > 0; step /= 2) {
+    const T other = __shfl_xor_sync(kWholeWarp, value, step);
+    value = value < other ? other : value;
+  }
+  return value;
+}
+
+/// Blocks for `count` items, `each` to a block, at least one and at most `most`: kernels stride.
+inline unsigned blocks_for(int64_t count, int64_t each, int64_t most = 65535) {
+  const int64_t blocks = (count + each - 1) / each;
+  return static_cast<unsigned>(blocks < 1 ? 1 : (blocks > most ? most : blocks));
+}
+
+}  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

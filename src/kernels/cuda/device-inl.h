@@ -1,0 +1,121 @@
+// The instructions and the launch that CUDA C++ has no portable name for; the emulation has the
+// same functions in tests/cuda_shim/cuda_shim.h. Included by cuda.h.
+#pragma once
+
+#include <atomic>
+#include <cassert>
+
+#include "kernels/cuda/namespace.h"
+
+namespace torchvq::kernels::cuda {
+
+__device__ inline float half_to_float(uint16_t bits) {
+  return __half2float(__ushort_as_half(bits));
+}
+/// Rounded to nearest, ties to even; infinite beyond 65504.
+__device__ inline uint16_t float_to_half(float value) {
+  return __half_as_ushort(__float2half_rn(value));
+}
+
+/// The memory that the launch asked for, 16-byte aligned.
+template <typename T>
+__device__ inline T* shared_memory() {
+  extern __shared__ __align__(16) unsigned char torchvq_shared_memory[];
+  return reinterpret_cast<T*>(torchvq_shared_memory);
+}
+
+__device__ inline unsigned shared_address(const void* pointer) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+}
+
+/// 16 bytes from global to shared memory, both aligned to 16, without waiting.
+__device__ inline void copy_async_16(void* to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(shared_address(to)),
+               "l"(__cvta_generic_to_global(from))
+               : "memory");
+}
+/// Closes a group of copies of this thread.
+__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+/// Waits for this thread's groups but the last `left`; other threads see them after a barrier.
+template <int left>
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(left) : "memory");
+}
+
+/// Four 8 x 8 matrices of 16-bit numbers; lane i names row i % 8 of matrix i / 8, 16 bytes in
+/// shared memory. Lane i gets columns i % 4 * 2 and the next of row i / 4 of each.
+__device__ inline void load_matrices(uint32_t (&to)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
+/// sum += a b: 16 x 16 times 16 x 8 of half precision, summed in float32.
+__device__ inline void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
+                                    uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};\n"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// What a caller promised and only the device can see; where it fails the kernel ends with an error
+/// that CUDA reports at the next synchronisation, as torch's own indexing does.
+__device__ inline void expect(bool promised, const char* message) {
+  if (!promised) __assert_fail(message, "torchvq", 0, "kernel");
+}
+
+inline Error error_of(cudaError_t code) {
+  return code == cudaSuccess ? nullptr : cudaGetErrorString(code);
+}
+
+/// Runs kernel(arguments...) on `blocks` blocks of `threads` threads with `shared` bytes of
+/// shared_memory(). One dimension: what needs more divides by itself.
+template <typename... Parameters, typename... Arguments>
+Error launch(void (*kernel)(Parameters...), const Queue& queue, unsigned blocks, unsigned threads,
+             size_t shared, Arguments... arguments) {
+  // This library has a runtime of its own, whose device may be another than torch's.
+  if (const auto error = cudaSetDevice(queue.device)) return error_of(error);
+  if (shared > 48 * 1024) {
+    const auto error =
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+    if (error) return error_of(error);
+  }
+  kernel<<<dim3(blocks), dim3(threads), shared, static_cast<cudaStream_t>(queue.stream)>>>(
+      static_cast<Parameters>(arguments)...);
+  return error_of(cudaGetLastError());
+}
+
+/// Sets `bytes` bytes to `value`, after what the queue holds already.
+inline Error fill_bytes(const Queue& queue, void* to, int value, size_t bytes) {
+  if (const auto error = cudaSetDevice(queue.device)) return error_of(error);
+  return error_of(cudaMemsetAsync(to, value, bytes, static_cast<cudaStream_t>(queue.stream)));
+}
+
+/// The major number of the compute capability; 0 where it cannot be asked.
+inline int capability_of(int device) {
+  constexpr int kRemembered = 64, kUnknown = -1;
+  static std::atomic<int> known[kRemembered] = {};  // plus one, so that 0 is unknown
+  const bool remembers = device >= 0 && device < kRemembered;
+  const int before = remembers ? known[device].load() - 1 : kUnknown;
+  if (before != kUnknown) return before;
+  int major = 0;
+  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
+    cudaGetLastError();  // no concern of the next launch
+    major = 0;
+  }
+  if (remembers) known[device].store(major + 1);
+  return major;
+}
+
+/// Multiprocessors of the device; 0 where it cannot be asked.
+inline int processors_of(const Queue& queue) {
+  int count = 0;
+  const auto error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, queue.device);
+  return error == cudaSuccess ? count : 0;
+}
+
+}  // namespace torchvq::kernels::cuda

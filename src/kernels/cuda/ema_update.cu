@@ -1,0 +1,216 @@
+#include "kernels/cuda/ema_update.h"
+
+#include <limits>
+
+#include "kernels/cpu/codebook_average.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/fixed_point.h"
+
+namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+namespace {
+
+constexpr int kSizeThreads = 1024;
+constexpr unsigned kRowThreads = 256;
+
+__device__ double within(double value, double most) {
+  return value < -most ? -most : (most < value ? most : value);
+}
+template <typename T>
+__device__ T narrowed(double value) {
+  constexpr double kMost = std::numeric_limits<T>::max();
+  return static_cast<T>(within(value, kMost));
+}
+
+/// Every thread of the block gets what `merge` makes of all their values.
+template <typename T, typename Merge>
+__device__ T of_block(T value, const Merge& merge) {
+  __shared__ T of_warps[kSizeThreads / kWarp];
+  for (int step = kWarp / 2; step > 0; step /= 2)
+    value = merge(value, __shfl_xor_sync(kWholeWarp, value, step));
+  if (lane_of_warp() == 0) of_warps[warp_of_block()] = value;
+  __syncthreads();
+  value = of_warps[0];
+  for (int warp = 1; warp < kSizeThreads / kWarp; ++warp) value = merge(value, of_warps[warp]);
+  __syncthreads();  // the array is used again
+  return value;
+}
+
+/// order_free_total of codebook_average.h by a block.
+template <typename T>
+__device__ double total_of_block(const T* values, int64_t count) {
+  double largest = 0;
+  bool finite = true;
+  for (int64_t i = threadIdx.x; i < count; i += kSizeThreads) {
+    const double value = fabs(static_cast<double>(values[i]));
+    finite = finite && isfinite(value);
+    if (finite) largest = max(largest, value);
+  }
+  finite = of_block(static_cast<int>(finite), [](int a, int b) { return a & b; }) != 0;
+  largest = of_block(largest, [](double a, double b) { return a < b ? b : a; });
+  const int32_t shift = total_bits(count) - exponent_of(largest);
+  const double scale = power_of_two(shift);
+  long long total = 0;
+  for (int64_t i = threadIdx.x; finite && i < count; i += kSizeThreads)
+    total += __double2ll_rn(static_cast<double>(values[i]) * scale);
+  total = of_block(total, [](long long a, long long b) { return a + b; });
+  if (!finite) return std::numeric_limits<double>::quiet_NaN();
+  return static_cast<double>(total) * power_of_two(-shift);
+}
+
+__device__ double weight_of(const EmaUpdateTask& task, int64_t slot) {
+  return (task.weight ? task.weight[slot] : 1.0) * task.step;
+}
+
+/// A block to a head: sizes before and after, and which codes are unused.
+template <typename T>
+__global__ void __launch_bounds__(kSizeThreads, 1) move_sizes(EmaUpdateTask task, EmaState<T> state) {
+  const double mass = static_cast<double>(task.size) * task.eps;
+  for (int64_t head = blockIdx.x; head < task.heads; head += gridDim.x) {
+    const int64_t first = head * task.size;
+    T* sizes = state.cluster_size + first;
+    int any = 0;
+    for (int64_t k = threadIdx.x; k < task.size; k += kSizeThreads)
+      any |= task.counts[first + k] != 0;
+    any = of_block(any, [](int a, int b) { return a | b; });
+    if (any == 0) {  // the same for the whole block: without tokens a head stays as it is
+      if (threadIdx.x == 0) task.in_use[head] = -1;
+      continue;
+    }
+    const double total_before = total_of_block(sizes, task.size);
+    int unused_codes = 0;
+    for (int64_t k = threadIdx.x; k < task.size; k += kSizeThreads) {
+      const double size = sizes[k];
+      task.before[first + k] = smoothed_size(size, task.eps, total_before, total_before + mass);
+      const int64_t count = task.counts[first + k];
+      const T next =
+          static_cast<T>(decayed(size, weight_of(task, first + k), static_cast<double>(count)));
+      sizes[k] = next;
+      const bool unused = count == 0 && static_cast<double>(next) < task.unused_below;
+      task.unused[first + k] = unused;
+      unused_codes += unused;
+    }
+    unused_codes = of_block(unused_codes, [](int a, int b) { return a + b; });
+    __syncthreads();  // sizes of all threads
+    const double total = total_of_block(sizes, task.size);
+    if (threadIdx.x != 0) continue;
+    task.totals[head] = total;
+    task.in_use[head] = static_cast<int32_t>(task.size) - unused_codes;
+  }
+}
+
+/// Where a code stands: among those in use the heaviest first, of equal ones the first; among the
+/// unused in order. A warp does it.
+template <typename T>
+__device__ void find_place(const EmaUpdateTask& task, const T* sizes, int64_t head, int64_t k) {
+  const int64_t first = head * task.size;
+  const bool unused = task.unused[first + k] != 0;
+  int before = 0;
+  for (int64_t other = lane_of_warp(); other < task.size; other += kWarp) {
+    if ((task.unused[first + other] != 0) != unused) continue;
+    const bool heavier = sizes[other] > sizes[k] || (sizes[other] == sizes[k] && other < k);
+    before += unused ? other < k : heavier;
+  }
+  before = sum_of_warp(before);
+  if (lane_of_warp() != 0) return;
+  // `unused` itself is still read by others; an unused code keeps its place elsewhere.
+  if (unused) {
+    task.heaviest[first + task.size - 1 - before] = static_cast<int32_t>(k);
+  } else {
+    task.heaviest[first + before] = static_cast<int32_t>(k);
+  }
+}
+
+/// norm_in_order by a warp: one lane adds, as the order is part of the result.
+template <typename T>
+__device__ void make_unit(T* code, int64_t dim) {
+  __syncwarp();  // what the lanes have written
+  double norm = lane_of_warp() == 0 ? norm_in_order(code, dim) : 0.0;
+  norm = __shfl_sync(kWholeWarp, norm, 0);
+  if (!(norm > 0)) return;
+  for (int64_t d = lane_of_warp(); d < dim; d += kWarp)
+    code[d] = static_cast<T>(static_cast<double>(code[d]) / norm);
+}
+
+template <typename T>
+__device__ double start_of(const EmaUpdateTask& task, const EmaState<T>& state, int64_t slot,
+                           int64_t at) {
+  if (!task.from_codebook) return state.embed_avg[at];
+  return narrowed<T>(static_cast<double>(state.embed[at]) * task.before[slot]);
+}
+
+/// A warp to a code: its average, and the code that follows from it.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads, 2) move_rows(EmaUpdateTask task, EmaState<T> state) {
+  const int64_t slots = task.heads * task.size, word = slots * task.dim;
+  for (int64_t slot = grid_warp(); slot < slots; slot += grid_warps()) {
+    const int64_t head = slot / task.size;
+    if (task.in_use[head] < 0) continue;
+    const double total = task.totals[head], weight = weight_of(task, slot);
+    const double mass = total + static_cast<double>(task.size) * task.eps;
+    const double after =
+        smoothed_size(static_cast<double>(state.cluster_size[slot]), task.eps, total, mass);
+    const bool finish = task.finish && task.unused[slot] == 0 && after > 0;
+    const bool has_tokens = task.counts[slot] != 0;
+    for (int64_t d = lane_of_warp(); d < task.dim; d += kWarp) {
+      const int64_t at = slot * task.dim + d;
+      double sum = 0;
+      if (has_tokens)
+        sum = task.two_words
+                  ? decode_sum_pair(task.sums[at], task.sums[word + at], task.exponents[slot])
+                  : decode_sum<double>(task.sums[at], task.exponents[slot]);
+      const T average = narrowed<T>(decayed(start_of(task, state, slot, at), weight, sum));
+      state.embed_avg[at] = average;
+      if (finish) state.embed[at] = narrowed<T>(static_cast<double>(average) / after);
+    }
+    if (finish && task.unit) make_unit(state.embed + slot * task.dim, task.dim);
+    const bool draws = task.finish && total > 0 && task.in_use[head] < task.size;
+    if (draws) find_place(task, state.cluster_size + head * task.size, head, slot % task.size);
+  }
+}
+
+/// A warp to an unused code, which goes towards a heavy one.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads) draw_unused(EmaUpdateTask task, EmaState<T> state) {
+  const int64_t slots = task.heads * task.size;
+  for (int64_t slot = grid_warp(); slot < slots; slot += grid_warps()) {
+    const int64_t head = slot / task.size, first = head * task.size, place = slot - first;
+    const int64_t in_use = task.in_use[head];
+    // Places behind those in use hold the unused codes, the first of them last.
+    if (in_use <= 0 || place < in_use || !(task.totals[head] > 0)) continue;
+    const int64_t code = first + task.heaviest[slot], order = task.size - 1 - place;
+    const T* target = state.embed + (first + task.heaviest[first + order % in_use]) * task.dim;
+    T* to = state.embed + code * task.dim;
+    const double step = min(max(weight_of(task, code), 0.0), 1.0);
+    for (int64_t d = lane_of_warp(); d < task.dim; d += kWarp) {
+      const double from = to[d];
+      to[d] = narrowed<T>(from + step * (static_cast<double>(target[d]) - from));
+    }
+    if (task.unit) make_unit(to, task.dim);
+  }
+}
+
+template <typename T>
+Error run(const EmaUpdateTask& task, const EmaState<T>& state, const Queue& queue) {
+  const int64_t slots = task.heads * task.size;
+  if (slots == 0) return nullptr;
+  if (const auto error =
+          launch(move_sizes<T>, queue, blocks_for(task.heads, 1), kSizeThreads, 0, task, state))
+    return error;
+  const unsigned blocks = blocks_for(slots, kRowThreads / kWarp);
+  if (const auto error = launch(move_rows<T>, queue, blocks, kRowThreads, 0, task, state))
+    return error;
+  if (!task.finish) return nullptr;
+  return launch(draw_unused<T>, queue, blocks, kRowThreads, 0, task, state);
+}
+
+}  // namespace
+
+Error ema_update(const EmaUpdateTask& task, const EmaState<float>& state, const Queue& queue) {
+  return run(task, state, queue);
+}
+
+Error ema_update(const EmaUpdateTask& task, const EmaState<double>& state, const Queue& queue) {
+  return run(task, state, queue);
+}
+
+}  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

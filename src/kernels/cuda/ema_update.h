@@ -1,0 +1,39 @@
+// One step of a codebook's moving averages, as src/ops/cpu/ema_rows.h makes it: the same operations
+// in float64, sums over codes in fixed point.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/namespace.h"
+
+namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+
+struct EmaUpdateTask {
+  const int64_t* counts = nullptr;     ///< (heads, size)
+  const int64_t* sums = nullptr;       ///< (words, heads, size, dim)
+  const int32_t* exponents = nullptr;  ///< (heads, size)
+  const double* weight = nullptr;      ///< (heads, size) or null: 1
+  bool two_words = false;
+  int64_t heads = 0, size = 0, dim = 0;
+  double step = 0;  ///< 1 - decay
+  double eps = 0, unused_below = 0;
+  bool unit = false, from_codebook = false, finish = false;
+  // To work in.
+  double* before = nullptr;   ///< (heads, size): smoothed sizes
+  double* totals = nullptr;   ///< (heads,): after the step
+  int32_t* unused = nullptr;  ///< (heads, size): 1 or 0
+  int32_t* in_use = nullptr;  ///< (heads,): codes in use; -1 for a head that stays as it is
+  int32_t* heaviest =
+      nullptr;  ///< (heads, size): codes in use, the heaviest first; then the unused
+};
+
+/// The state, float or double: cluster_size (heads, size), embed_avg and embed (heads, size, dim).
+template <typename T>
+struct EmaState {
+  T *cluster_size = nullptr, *embed_avg = nullptr, *embed = nullptr;
+};
+
+Error ema_update(const EmaUpdateTask& task, const EmaState<float>& state, const Queue& queue);
+Error ema_update(const EmaUpdateTask& task, const EmaState<double>& state, const Queue& queue);
+
+}  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

@@ -1,0 +1,21 @@
+// Kernels and their emulation live in different namespaces, so that one program can hold both.
+#pragma once
+
+#if defined(TORCHVQ_CUDA_SHIM)
+#define TORCHVQ_CUDA_NAMESPACE emulated
+#else
+#define TORCHVQ_CUDA_NAMESPACE cuda
+#endif
+
+namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+
+/// Where a kernel runs. `stream` is a cudaStream_t.
+struct Queue {
+  int device = 0;
+  void* stream = nullptr;
+};
+
+/// What went wrong, a string that lives as long as the program; nullptr when nothing did.
+using Error = const char*;
+
+}  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

@@ -1,0 +1,247 @@
+#include "kernels/cuda/nearest_code.h"
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/nearest_code_decide-inl.h"
+#include "kernels/cuda/nearest_code_float-inl.h"
+#include "kernels/cuda/nearest_code_half-inl.h"
+#include "kernels/cuda/nearest_code_prepare-inl.h"
+
+namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+namespace {
+
+constexpr int64_t kFewDimensions = 16;        // up to here float32 is as fast
+constexpr int64_t kMostDimensions = 1 << 14;  // of half precision: beyond, the bound is of no use
+constexpr int kFullTile = 64, kListTile = 16;
+// Codes are split over blocks where that leaves a thousand to each.
+constexpr int64_t kCodesPerSegment = 1024, kMostSegments = kMostRivals;
+
+bool uses_half(int64_t dim) { return dim > kFewDimensions && dim <= kMostDimensions; }
+
+int64_t rounded_up(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
+
+/// Cuts a workspace into arrays; without one it only counts.
+class Cutter {
+ public:
+  explicit Cutter(void* workspace) : base_(static_cast<char*>(workspace)) {}
+
+  template <typename T>
+  void cut(T*& array, int64_t count) {
+    array = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
+    used_ += static_cast<size_t>(rounded_up(count * static_cast<int64_t>(sizeof(T)), 256));
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* base_;
+  size_t used_ = 0;
+};
+
+template <typename T>
+struct UnitVectors {
+  T *x = nullptr, *codebook = nullptr;
+
+  UnitVectors(Cutter& cutter, const NearestCodeTask<T>& task) {
+    if (!task.cosine) return;
+    cutter.cut(x, task.tokens * task.dim);
+    cutter.cut(codebook, task.size * task.dim);
+  }
+
+  Error fill(const NearestCodeTask<T>& task, const Queue& queue) const {
+    if (!task.cosine) return nullptr;
+    const auto unit = [&](const T* from, int64_t count, T* to) {
+      return launch(make_unit_rows<T>, queue, blocks_for(count, kPrepareThreads), kPrepareThreads,
+                    0, from, count, task.dim, to);
+    };
+    if (const auto error = unit(task.x, task.tokens, x)) return error;
+    return unit(task.codebook, task.size, codebook);
+  }
+
+  void replace(NearestCodeTask<T>& task) const {
+    if (!task.cosine) return;
+    task.x = x;
+    task.codebook = codebook;
+  }
+};
+
+void cut_state(Cutter& cutter, SearchState& state) {
+  const auto& task = state.task;
+  state.padded_size = rounded_up(task.size, kTileCodes);
+  state.padded_tokens = rounded_up(task.tokens, kTileRows);
+  state.depth = rounded_up(task.dim, kTileDepth);
+  const int64_t segments = (task.size + kCodesPerSegment - 1) / kCodesPerSegment;
+  state.segments = static_cast<int>(segments < kMostSegments ? segments : kMostSegments);
+  cutter.cut(state.facts, 1);
+  cutter.cut(state.status, task.size);
+  cutter.cut(state.center, task.dim);
+  cutter.cut(state.half_norms, state.padded_size);
+  cutter.cut(state.norms, task.tokens);
+  cutter.cut(state.open_in_double, task.tokens);
+  cutter.cut(state.rivalries, task.tokens);
+  cutter.cut(state.rivals, task.tokens * kMostRivals);
+  if (!uses_half(task.dim)) return;
+  cutter.cut(state.codes, state.padded_size * state.depth);
+  cutter.cut(state.rows, state.padded_tokens * state.depth);
+  cutter.cut(state.units, state.padded_tokens);
+  cutter.cut(state.losses, task.tokens);
+  cutter.cut(state.open_in_float, task.tokens);
+  char* contests = nullptr;
+  cutter.cut(contests, static_cast<int64_t>(Contests::bytes(task.tokens, state.segments)));
+  state.segment_contests = contests;
+}
+
+/// Launches one kernel after another until one fails.
+class Steps {
+ public:
+  explicit Steps(const Queue& queue) : queue_(queue) {}
+
+  template <typename Kernel, typename... Arguments>
+  void run(Kernel kernel, unsigned blocks, unsigned threads, size_t shared,
+           const Arguments&... arguments) {
+    if (!error_) error_ = launch(kernel, queue_, blocks, threads, shared, arguments...);
+  }
+  void add(Error error) {
+    if (!error_) error_ = error;
+  }
+  Error error() const { return error_; }
+
+ private:
+  const Queue& queue_;
+  Error error_ = nullptr;
+};
+
+unsigned blocks_of_warps(int64_t count) { return blocks_for(count, kPrepareThreads / kWarp); }
+
+void prepare(Steps& steps, const SearchState& state, const Queue& queue) {
+  const auto& task = state.task;
+  const bool half = uses_half(task.dim);
+  steps.add(fill_bytes(queue, state.facts, 0, sizeof(SearchFacts)));
+  steps.run(classify_codes<float>, blocks_of_warps(task.size), kPrepareThreads, 0, task,
+            state.status, state.facts);
+  if (task.cosine) {
+    steps.add(fill_bytes(queue, state.center, 0, sizeof(float) * task.dim));
+  } else {
+    steps.run(find_center, blocks_for(task.dim, kCenterColumns), kCenterColumns * kCenterLanes, 0,
+              state);
+  }
+  steps.run(measure_codes, blocks_of_warps(state.padded_size), kPrepareThreads, 0, state);
+  if (half) steps.run(round_codes, blocks_of_warps(state.padded_size), kPrepareThreads, 0, state);
+  steps.run(bound_codes, 1, kWarp, 0, state);
+  steps.run(half ? prepare_rows<true> : prepare_rows<false>,
+            blocks_of_warps(half ? state.padded_tokens : task.tokens), kPrepareThreads, 0, state);
+}
+
+/// Blocks for a list whose length only the device knows: as many as run at a time.
+unsigned blocks_for_list(int64_t most_rows, int64_t each, const Queue& queue) {
+  const int processors = processors_of(queue);
+  return blocks_for(most_rows, each, 4 * static_cast<int64_t>(processors > 0 ? processors : 128));
+}
+
+void search(Steps& steps, const SearchState& state, const Queue& queue) {
+  const auto& task = state.task;
+  const auto& facts = *state.facts;  // an address: nothing of it is read here
+  if (uses_half(task.dim)) {
+    steps.run(scan_half, blocks_for(task.tokens, kTileRows), kHalfThreads, kHalfShared, state);
+    const RowList open = {state.open_in_float, &facts.open_in_float, 0};
+    const auto segments = static_cast<unsigned>(state.segments);
+    const unsigned tiles = blocks_for_list(task.tokens, kListTile, queue);
+    steps.run(scan_float<kListTile, true>, tiles * segments, kFloatThreads,
+              FloatTile<kListTile>::kShared, state, open);
+    steps.run(close_segments, blocks_for_list(task.tokens, kFloatThreads, queue), kFloatThreads, 0,
+              state, open);
+  } else {
+    const RowList all = {nullptr, nullptr, task.tokens};
+    steps.run(scan_float<kFullTile, false>, blocks_for(task.tokens, kFullTile), kFloatThreads,
+              FloatTile<kFullTile>::kShared, state, all);
+  }
+  const int64_t rivals_of_block = kRivalThreads / kMostRivals;
+  steps.run(decide_rivals, blocks_for_list(task.tokens, rivals_of_block, queue), kRivalThreads, 0,
+            state);
+  const RowList open = {state.open_in_double, &facts.open_in_double, 0};
+  steps.run(scan_exact<float>, blocks_for_list(task.tokens, kExactRows, queue), kExactThreads,
+            exact_shared<float>(), task, state.status, open, false);
+}
+
+template <typename T>
+Error finish(const FoundCodes<T>& found, const Queue& queue) {
+  const auto& task = found.task;
+  if (task.tokens == 0) return nullptr;
+  Steps steps(queue);
+  if (found.codes)
+    steps.run(gather_codes<T>, blocks_for(task.tokens * task.dim, kExactThreads), kExactThreads, 0,
+              found);
+  steps.run(finish_rows<T>, blocks_for(task.tokens, kExactThreads), kExactThreads, 0, found);
+  return steps.error();
+}
+
+struct WideState {
+  NearestCodeTask<double> task;
+  SearchFacts* facts = nullptr;
+  uint8_t* status = nullptr;
+  UnitVectors<double> units;
+
+  WideState(Cutter& cutter, const NearestCodeTask<double>& task_)
+      : task(task_), units(cutter, task_) {
+    cutter.cut(facts, 1);
+    cutter.cut(status, task.size);
+    units.replace(task);
+  }
+};
+
+}  // namespace
+
+size_t nearest_code_workspace(const NearestCodeTask<float>& task) {
+  Cutter cutter(nullptr);
+  const UnitVectors<float> units(cutter, task);
+  SearchState state;
+  state.task = task;
+  cut_state(cutter, state);
+  return cutter.used();
+}
+
+size_t nearest_code_workspace(const NearestCodeTask<double>& task) {
+  Cutter cutter(nullptr);
+  const WideState state(cutter, task);
+  return cutter.used();
+}
+
+Error nearest_code(const NearestCodeTask<float>& task, void* workspace, const Queue& queue) {
+  if (task.tokens == 0) return nullptr;
+  Cutter cutter(workspace);
+  const UnitVectors<float> units(cutter, task);
+  SearchState state;
+  state.task = task;
+  cut_state(cutter, state);
+  units.replace(state.task);
+  Steps steps(queue);
+  steps.add(units.fill(task, queue));
+  prepare(steps, state, queue);
+  search(steps, state, queue);
+  return steps.error();
+}
+
+Error nearest_code(const NearestCodeTask<double>& task, void* workspace, const Queue& queue) {
+  if (task.tokens == 0) return nullptr;
+  Cutter cutter(workspace);
+  const WideState state(cutter, task);
+  Steps steps(queue);
+  steps.add(state.units.fill(task, queue));
+  steps.add(fill_bytes(queue, state.facts, 0, sizeof(SearchFacts)));
+  steps.run(classify_codes<double>, blocks_of_warps(task.size), kPrepareThreads, 0, state.task,
+            state.status, state.facts);
+  steps.run(mark_rows<double>, blocks_for(task.tokens, kExactThreads / kWarp), kExactThreads, 0,
+            state.task);
+  const RowList all = {nullptr, nullptr, task.tokens};
+  steps.run(scan_exact<double>, blocks_for(task.tokens, kExactRows), kExactThreads,
+            exact_shared<double>(), state.task, state.status, all, true);
+  return steps.error();
+}
+
+Error finish_nearest_code(const FoundCodes<float>& found, const Queue& queue) {
+  return finish(found, queue);
+}
+
+Error finish_nearest_code(const FoundCodes<double>& found, const Queue& queue) {
+  return finish(found, queue);
+}
+
+}  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

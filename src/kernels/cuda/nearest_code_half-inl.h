@@ -1,0 +1,163 @@
+// The screening on tensor cores: tiles of 128 rows by 128 codes of half precision, summed in
+// float32. Best and runner-up of each row never leave the registers until its last code.
+#pragma once
+
+#include "kernels/cuda/nearest_code_lists-inl.h"
+
+namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+
+constexpr int kTileRows = 128, kTileCodes = 128;
+constexpr int kTileDepth = 32;  // dimensions of a stage
+// 80 bytes to a row in shared memory: eight rows of ldmatrix touch all banks once.
+constexpr int kTileStride = kTileDepth + 8;
+constexpr int kStages = 3;
+constexpr int kHalfThreads = 256;
+constexpr int kWarpsOfRows = 4, kWarpsOfCodes = 2;
+constexpr int kWarpRows = kTileRows / kWarpsOfRows;     // 32: two fragments of 16
+constexpr int kWarpCodes = kTileCodes / kWarpsOfCodes;  // 64: eight fragments of 8
+constexpr int kRowFragments = kWarpRows / 16, kCodeFragments = kWarpCodes / 8;
+constexpr int kHalfLanes = kWarpsOfCodes * 4;  // threads that share a row
+constexpr int kStageHalves = (kTileRows + kTileCodes) * kTileStride;
+constexpr size_t kHalfShared = sizeof(uint16_t) * kStages * kStageHalves;
+static_assert(kHalfShared >= Contests::bytes(kTileRows, kHalfLanes));
+static_assert(kHalfLanes <= kMostRivals, "one rival of each thread is within the list");
+
+/// Begins to copy dimensions [depth, depth + kTileDepth) of a tile of rows and one of codes.
+__device__ inline void load_stage(const SearchState& state, int64_t row, int64_t code,
+                                  int64_t depth, uint16_t* stage) {
+  constexpr int kPieces = kTileDepth / 8;  // of 16 bytes
+  for (int piece = static_cast<int>(threadIdx.x); piece < (kTileRows + kTileCodes) * kPieces;
+       piece += kHalfThreads) {
+    const int line = piece / kPieces, part = piece % kPieces * 8;
+    const uint16_t* from = line < kTileRows ? state.rows + (row + line) * state.depth
+                                            : state.codes + (code + line - kTileRows) * state.depth;
+    copy_async_16(stage + line * kTileStride + part, from + depth + part);
+  }
+}
+
+struct HalfSums {
+  float of[kRowFragments][kCodeFragments][4];
+
+  __device__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kRowFragments; ++i)
+#pragma unroll
+      for (int j = 0; j < kCodeFragments; ++j)
+#pragma unroll
+        for (int v = 0; v < 4; ++v) of[i][j][v] = 0;
+  }
+
+  /// Adds the products of one stage.
+  __device__ void add(const uint16_t* stage, int warp_row, int warp_code) {
+    const int lane = lane_of_warp();
+    // ldmatrix: lanes 0 to 7 name the rows of the first 8 x 8 matrix, 8 to 15 of the second, ...
+    // Of rows: rows 0-7 and 8-15 of the first 8 dimensions, then of the next. Of codes: the first
+    // and the next 8 dimensions of codes 0-7, then of codes 8-15.
+    const uint16_t* rows = stage + (warp_row + lane % 16) * kTileStride + lane / 16 * 8;
+    const uint16_t* codes =
+        stage + (kTileRows + warp_code + lane / 16 * 8 + lane % 8) * kTileStride + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int k = 0; k < kTileDepth; k += kDepthOfMma) {
+      uint32_t a[kRowFragments][4];
+#pragma unroll
+      for (int i = 0; i < kRowFragments; ++i) load_matrices(a[i], rows + i * 16 * kTileStride + k);
+#pragma unroll
+      for (int j = 0; j < kCodeFragments; j += 2) {
+        uint32_t b[4];
+        load_matrices(b, codes + j * 8 * kTileStride + k);
+#pragma unroll
+        for (int i = 0; i < kRowFragments; ++i) {
+          multiply_add(of[i][j], a[i], b[0], b[1]);
+          multiply_add(of[i][j + 1], a[i], b[2], b[3]);
+        }
+      }
+    }
+  }
+};
+
+/// A thread has rows lane / 4 and 8 more of each fragment, and two neighbouring codes of each.
+__device__ inline void take_sums(const HalfSums& sums, const float* half_norms, int64_t code,
+                                 const float (&units)[kRowFragments][2],
+                                 Contest (&contests)[kRowFragments][2]) {
+#pragma unroll
+  for (int j = 0; j < kCodeFragments; ++j) {
+    const int64_t first = code + j * 8 + lane_of_warp() % 4 * 2;
+    const float2 half_norm = *reinterpret_cast<const float2*>(half_norms + first);
+    const auto index = static_cast<int32_t>(first);
+#pragma unroll
+    for (int i = 0; i < kRowFragments; ++i) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float unit = units[i][r];
+        contests[i][r].take(fmaf(sums.of[i][j][r * 2], unit, -half_norm.x), index);
+        contests[i][r].take(fmaf(sums.of[i][j][r * 2 + 1], unit, -half_norm.y), index + 1);
+      }
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kHalfThreads, 2) scan_half(SearchState state) {
+  auto* shared = shared_memory<uint16_t>();
+  const int lane = lane_of_warp(), warp = warp_of_block();
+  const int warp_row = warp / kWarpsOfCodes * kWarpRows,
+            warp_code = warp % kWarpsOfCodes * kWarpCodes;
+  const auto chunks = static_cast<int>(state.depth / kTileDepth);
+  const int64_t steps = state.padded_size / kTileCodes * chunks;
+
+  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kTileRows; row < state.padded_tokens;
+       row += static_cast<int64_t>(gridDim.x) * kTileRows) {
+    float units[kRowFragments][2];
+    Contest contests[kRowFragments][2];
+#pragma unroll
+    for (int i = 0; i < kRowFragments; ++i)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        units[i][r] = state.units[row + warp_row + i * 16 + r * 8 + lane / 4];
+    HalfSums sums;
+    sums.clear();
+
+    // The stage that is loaded next, and the one that is computed on: (tile of codes, chunk).
+    int64_t load_code = 0, code = 0;
+    int load_chunk = 0, load_place = 0, chunk = 0, place_of_stage = 0;
+    const auto load_next = [&](int64_t step) {
+      if (step < steps) {
+        load_stage(state, row, load_code, static_cast<int64_t>(load_chunk) * kTileDepth,
+                   shared + load_place * kStageHalves);
+        if (++load_chunk == chunks) load_chunk = 0, load_code += kTileCodes;
+        if (++load_place == kStages) load_place = 0;
+      }
+      commit_copies();  // an empty group, too: stages are counted by groups
+    };
+    for (int step = 0; step < kStages - 1; ++step) load_next(step);
+    for (int64_t step = 0; step < steps; ++step) {
+      wait_for_copies<kStages - 2>();
+      // All copies of this step have come, and nobody computes on the stage that is loaded next.
+      __syncthreads();
+      load_next(step + kStages - 1);
+      sums.add(shared + place_of_stage * kStageHalves, warp_row, warp_code);
+      if (++place_of_stage == kStages) place_of_stage = 0;
+      if (++chunk < chunks) continue;
+      take_sums(sums, state.half_norms, code + warp_code, units, contests);
+      sums.clear();
+      chunk = 0;
+      code += kTileCodes;
+    }
+    wait_for_copies<0>();
+    __syncthreads();  // the stages become the table of contests
+
+    const Contests table(shared, kTileRows, kHalfLanes);
+#pragma unroll
+    for (int i = 0; i < kRowFragments; ++i)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        table.put(warp_row + i * 16 + r * 8 + lane / 4, warp % kWarpsOfCodes * 4 + lane % 4,
+                  contests[i][r]);
+    __syncthreads();
+    const auto place = static_cast<int>(threadIdx.x);
+    if (place < kTileRows && row + place < state.task.tokens)
+      close_row<true>(state, table, place, row + place);
+    __syncthreads();  // the table becomes stages
+  }
+}
+
+}  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

@@ -1,0 +1,155 @@
+// What the kernels of a search hand on to each other, all of it in device memory: bounds, rounded
+// rows and codes, and the lists of rows that are still open.
+#pragma once
+
+#include "kernels/cuda/nearest_code.h"
+#include "kernels/cuda/nearest_code_bound-inl.h"
+
+namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+
+constexpr int kMostRivals = 8;  // codes of a close call that are decided without another scan
+
+enum CodeStatus : uint8_t { kScreened = 0, kExcluded = 1, kSetAside = 2 };
+
+using Word = unsigned long long;
+
+/// One for a search; starts as zeros. Magnitudes are bits of float64, which are ordered like it.
+struct SearchFacts {
+  Word largest_norm, largest_loss, largest_offset;
+  Word open_in_float, open_in_double, rivalries;  // lengths of the lists
+  int set_aside;
+  CodeBound bound;
+};
+
+/// Rows of a list, or all of them.
+struct RowList {
+  const int64_t* rows = nullptr;  ///< null: all of 0 to count
+  const Word* length = nullptr;   ///< on the device, where rows is not null
+  int64_t count = 0;
+
+  __device__ int64_t size() const { return rows ? static_cast<int64_t>(*length) : count; }
+  __device__ int64_t row(int64_t place) const { return rows ? rows[place] : place; }
+};
+
+struct SearchState {
+  NearestCodeTask<float> task;  ///< x and codebook are unit vectors for cosine
+  SearchFacts* facts = nullptr;
+  uint8_t* status = nullptr;    ///< (size,) CodeStatus
+  float* center = nullptr;      ///< (dim,)
+  float* half_norms = nullptr;  ///< (padded_size,): what a score has subtracted, infinite: no code
+  uint16_t* codes = nullptr;    ///< (padded_size, depth) half precision
+  uint16_t* rows = nullptr;     ///< (padded_tokens, depth)
+  float* units = nullptr;       ///< (padded_tokens,): what a product of rounded numbers stands for
+  float* norms = nullptr;       ///< (tokens,): NaN: not finite; infinite: beyond the bound
+  float* losses = nullptr;      ///< (tokens,)
+  int64_t* open_in_float = nullptr;   ///< (tokens,)
+  int64_t* open_in_double = nullptr;  ///< (tokens,)
+  int64_t* rivalries = nullptr;       ///< (tokens,): rows
+  int32_t* rivals = nullptr;          ///< (tokens, kMostRivals): -1 is none
+  void* segment_contests = nullptr;   ///< Contests of open_in_float, a lane to a segment
+  int64_t padded_size = 0, padded_tokens = 0, depth = 0;
+  int segments = 1;  ///< ranges of codes that blocks share where few rows are left
+
+  __device__ double bias_of(int64_t code) const {
+    if (task.bias == nullptr) return 0;
+    return static_cast<double>(task.bias[code]) * (task.cosine ? 1.0 : 0.5);
+  }
+};
+
+__device__ inline void append(int64_t* list, Word& length, int64_t row) {
+  list[atomicAdd(&length, Word{1})] = row;
+}
+
+/// Best score, its code, and the second best, of the codes that one thread has seen for a row.
+struct Contest {
+  float best = -HUGE_VALF, second = -HUGE_VALF;
+  int32_t code = 0;
+
+  /// Codes come in order of index, so the first of equals stays; NaN never wins.
+  __device__ void take(float score, int32_t index) {
+    if (score > best) {
+      second = best;
+      best = score;
+      code = index;
+    } else if (score > second) {
+      second = score;
+    }
+  }
+};
+
+/// Contests of rows, [row][lane], of a block in shared memory, or of a list in global memory.
+struct Contests {
+  float *best, *second;
+  int32_t* code;
+  int lanes;
+
+  __device__ Contests(void* memory, int64_t rows, int lanes_) : lanes(lanes_) {
+    best = static_cast<float*>(memory);
+    second = best + rows * (lanes + 1);
+    code = reinterpret_cast<int32_t*>(second + rows * (lanes + 1));
+  }
+  __device__ int64_t place(int64_t row, int lane) const { return row * (lanes + 1) + lane; }
+  __device__ void put(int64_t row, int lane, const Contest& contest) const {
+    const int64_t at = place(row, lane);
+    best[at] = contest.best;
+    second[at] = contest.second;
+    code[at] = contest.code;
+  }
+  /// All lanes of a row as one: who was second somewhere, or best elsewhere, is second.
+  __device__ Contest of_row(int64_t row) const {
+    Contest joint;
+    for (int64_t at = place(row, 0); at < place(row, lanes); ++at) {
+      joint.take(best[at], code[at]);
+      joint.second = fmaxf(joint.second, second[at]);
+    }
+    return joint;
+  }
+  static constexpr size_t bytes(int64_t rows, int lanes) {
+    return static_cast<size_t>(rows) * (lanes + 1) * (2 * sizeof(float) + sizeof(int32_t));
+  }
+};
+
+/// The end of a row: certain, a few rivals whose codes are known, or open.
+template <bool half>
+__device__ inline void close_row(const SearchState& state, const Contests& contests, int64_t place,
+                                 int64_t row) {
+  const double norm = state.norms[row];
+  if (isnan(norm)) {
+    state.task.indices[row] = -1;
+    return;
+  }
+  SearchFacts& facts = *state.facts;
+  double margin = margin_of<half>(facts.bound, norm, half ? state.losses[row] : 0.0);
+  if (state.task.fault == SearchFault::kNoBound) margin = 0;
+  int64_t winner = contests.place(place, 0);
+  const int64_t end = winner + contests.lanes;
+  for (int64_t at = winner; at < end; ++at)
+    if (contests.best[at] > contests.best[winner]) winner = at;
+  const double limit = contests.best[winner] - margin;
+  // Neither an infinite margin nor a codebook without a single score decides anything.
+  bool open = !(limit > -HUGE_VAL) || !(limit < HUGE_VAL);
+  int rivals = 0;
+  for (int64_t at = end - contests.lanes; at < end; ++at) {
+    rivals += contests.best[at] >= limit;
+    open |= contests.second[at] >= limit && state.task.fault != SearchFault::kNoRunnerUp;
+  }
+  if (open || rivals > kMostRivals) {
+    if (half) {
+      append(state.open_in_float, facts.open_in_float, row);
+    } else {
+      append(state.open_in_double, facts.open_in_double, row);
+    }
+  } else if (rivals == 1) {
+    state.task.indices[row] = contests.code[winner];
+  } else {
+    const Word entry = atomicAdd(&facts.rivalries, Word{1});
+    state.rivalries[entry] = row;
+    int32_t* to = state.rivals + entry * kMostRivals;
+    int count = 0;
+    for (int64_t at = end - contests.lanes; at < end; ++at)
+      if (contests.best[at] >= limit) to[count++] = contests.code[at];
+    while (count < kMostRivals) to[count++] = -1;
+  }
+}
+
+}  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

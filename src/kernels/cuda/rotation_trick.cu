@@ -1,0 +1,72 @@
+// Eight threads share a row: each is a lane of the CPU's sums (kernels/cpu/lanes.h), and exchanges
+// add the lanes in the same pairs, so that the sums are the same to the bit.
+#include "kernels/cuda/rotation_trick.h"
+
+#include "kernels/cpu/lanes.h"
+#include "kernels/cuda/cuda.h"
+#include "kernels/rotation_trick.h"
+
+namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kRowThreads = 8;
+constexpr int kRowsAtOnce = kThreads / kRowThreads;
+static_assert(kRowThreads == kLanes);
+
+/// The total of LaneSum, in all eight threads.
+__device__ double lane_total(double lane) {
+  for (int distance = kRowThreads / 2; distance > 0; distance /= 2) {
+    lane += __shfl_xor_sync(kWholeWarp, lane, distance);
+  }
+  return lane;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads) backward_rows(RotationTrickTask<T> task) {
+  const int lane = threadIdx.x % kRowThreads, place = threadIdx.x / kRowThreads;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kRowsAtOnce;
+  // All threads of a block make the same rounds, for the exchanges.
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kRowsAtOnce; first < task.rows;
+       first += step) {
+    const int64_t row = first + place;
+    const int64_t dim = row < task.rows ? task.dim : 0;
+    const T *grad = task.grad + row * dim, *x = task.x + row * dim, *code = task.codes + row * dim;
+    double xx = 0, cc = 0, xc = 0, gx = 0, gc = 0;
+    for (int64_t i = lane; i < dim; i += kRowThreads) {
+      const double g = grad[i], a = x[i], b = code[i];
+      xx += a * a;
+      cc += b * b;
+      xc += a * b;
+      gx += g * a;
+      gc += g * b;
+    }
+    const auto weights = rotation_weights(lane_total(xx), lane_total(cc), lane_total(xc),
+                                          lane_total(gx), lane_total(gc));
+    const bool straight = weights.token == 0.0 && weights.code == 0.0;
+    T* to = task.grad_x + row * dim;
+    for (int64_t i = lane; i < dim; i += kRowThreads) {
+      // Not 0 * x: a token of straight-through may hold infinity.
+      to[i] = static_cast<T>(straight ? weights.grad * grad[i]
+                                      : weights.grad * grad[i] + weights.token * x[i] +
+                                            weights.code * code[i]);
+    }
+  }
+}
+
+template <typename T>
+Error run_rotation(const RotationTrickTask<T>& task, const Queue& queue) {
+  if (task.rows * task.dim == 0) return nullptr;
+  return launch(backward_rows<T>, queue, blocks_for(task.rows, kRowsAtOnce), kThreads, 0, task);
+}
+
+}  // namespace
+
+Error rotation_trick_backward(const RotationTrickTask<float>& task, const Queue& queue) {
+  return run_rotation(task, queue);
+}
+Error rotation_trick_backward(const RotationTrickTask<double>& task, const Queue& queue) {
+  return run_rotation(task, queue);
+}
+
+}  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

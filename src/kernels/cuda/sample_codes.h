@@ -1,0 +1,24 @@
+// The draw of one code among K scores on a CUDA device: the steps of kernels/cpu/sample_codes.h.
+// The exponential is the device's own, so that draws may differ from the CPU's where two chances
+// differ in the last bits. Torch-free.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/namespace.h"
+
+namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+
+struct SampleCodesTask {
+  const double* scores = nullptr;  ///< (rows, size)
+  const int64_t* rng = nullptr;    ///< seed and step, read by the device
+  uint64_t purpose = 0, stream = 0;
+  uint64_t position = 0;  ///< of the first score among all draws
+  int64_t rows = 0, size = 0;
+  double temperature = 0;
+  int64_t* indices = nullptr;  ///< (rows)
+};
+
+Error sample_codes(const SampleCodesTask& task, const Queue& queue);
+
+}  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

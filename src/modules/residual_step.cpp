@@ -1,0 +1,103 @@
+#include "modules/residual_step.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include <ATen/ops/zeros_like.h>
+
+#include "modules/losses.h"
+#include "modules/residual_beam.h"
+#include "modules/search.h"
+
+namespace torchvq::detail {
+
+namespace F = functional;
+
+bool steps_at_once(const ResidualVQImpl& rvq) {
+  const auto& options = rvq.options.vq();
+  if (rvq.options.implicit_neural_codebook() || options.affine_param() ||
+      options.in_place_codebook_optimizer()) {
+    return false;
+  }
+  const auto& first = rvq.levels[0]->options;
+  return std::all_of(rvq.levels.begin(), rvq.levels.end(), [&](const VectorQuantize& level) {
+    return level->is_training() == rvq.is_training() && level->codebook_state->initialised() &&
+           level->options.commitment_weight() == first.commitment_weight();
+  });
+}
+
+bool draws(const ResidualVQImpl& rvq) {
+  const auto& vq = rvq.options.vq();
+  return rvq.options.quantize_dropout() || rvq.options.diveq() || vq.stochastic_sample_codes() ||
+         vq.directional_reparam() ||
+         (vq.orthogonal_reg_weight() > 0 && vq.orthogonal_reg_max_codes());
+}
+
+namespace {
+
+F::ResidualQuantizeArguments arguments_of(ResidualVQImpl& rvq, at::ScalarType dtype,
+                                          const Request& request) {
+  F::ResidualQuantizeArguments arguments;
+  arguments.mask = request.mask;
+  for (auto& codebook : codebooks_of(rvq)) arguments.states.push_back(codebook->state());
+  const auto layout = layout_of(rvq);
+  for (int64_t index = 0; index < rvq.num_quantizers(); ++index) {
+    auto& level = *rvq.levels[index];
+    if (rvq.is_training()) {
+      // A new tensor, so that a copy of the module keeps what it has.
+      level.step_counts = at::zeros_like(level.codebook_state->cooldown);
+    }
+    arguments.step_counts.push_back(level.step_counts);
+    if (index >= request.depth) continue;
+    arguments.codebooks.push_back(stored_codes(level, dtype));
+    if (!request.targets.empty()) {
+      arguments.targets.push_back(layout.split_indices(request.targets[index]));
+    }
+  }
+  return arguments;
+}
+
+/// What the codebooks of all levels must have in common over the ranks.
+std::string signature_of(const ResidualVQImpl& rvq) {
+  std::string signature;
+  for (const auto& codebook : codebooks_of(rvq)) {
+    signature += (signature.empty() ? "" : "; ") + codebook->signature();
+  }
+  return signature;
+}
+
+F::ResidualQuantizeOptions options_of(ResidualVQImpl& rvq, const Request& request) {
+  const auto& first = *rvq.levels[0];
+  const auto call = level_call(first, std::nullopt, request.mask, request.temperature,
+                               request.frozen, request.ranks);
+  const bool training = rvq.is_training();
+  const auto own = estimator_of(first);
+  const auto layout = layout_of(rvq);
+  auto learning = first.codebook_state->learning(call.ema_update, request.ranks);
+  return F::ResidualQuantizeOptions()
+      .layout(F::TokenLayout()
+                  .heads(first.options.heads())
+                  .separate(first.options.separate_codebook_per_head()))
+      .search(search_options(first, call, own))
+      .estimator(rvq.options.diveq() && training ? "directional_reparam" : own)
+      .losses(loss_options(first, std::nullopt, call))
+      .learning(learning.signature(signature_of(rvq)))
+      .estimates_levels(estimates_levels(rvq))
+      .handed_on(rvq.options.diveq() ? 1 : rvq.options.quant_grad_frac())
+      .beam(request.beam)
+      .beam_weights(beam_weights_of(rvq, request.depth))
+      .learns(training && !request.frozen)
+      .finishes(training)
+      .draws(draws(rvq));
+}
+
+}  // namespace
+
+F::ResidualQuantizeStep step_at_once(ResidualVQImpl& rvq, const at::Tensor& tokens,
+                                     const Request& request) {
+  auto arguments = arguments_of(rvq, tokens.scalar_type(), request);
+  return F::residual_quantize_(tokens, arguments, options_of(rvq, request));
+}
+
+}  // namespace torchvq::detail

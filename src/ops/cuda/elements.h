@@ -1,0 +1,32 @@
+// Element types of tensors as kernels name them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "kernels/cuda/element_type.h"
+
+namespace torchvq::detail {
+
+/// Contiguous, and of a type that kernels read: 8-bit floating point becomes float32.
+inline at::Tensor elements_of(const at::Tensor& x) {
+  const auto type = x.scalar_type();
+  const bool read =
+      type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16;
+  return (read ? x : x.to(at::kFloat)).contiguous();
+}
+
+/// Of a tensor that elements_of has returned.
+inline kernels::ElementType element_type(const at::Tensor& x) {
+  switch (x.scalar_type()) {
+    case at::kDouble:
+      return kernels::ElementType::kDouble;
+    case at::kHalf:
+      return kernels::ElementType::kHalf;
+    case at::kBFloat16:
+      return kernels::ElementType::kBFloat16;
+    default:
+      return kernels::ElementType::kFloat;
+  }
+}
+
+}  // namespace torchvq::detail

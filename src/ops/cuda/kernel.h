@@ -1,0 +1,133 @@
+// What every operator for CUDA begins with: the device of its tensors made current, and the stream
+// that torch computes on. No header of CUDA's is needed, here or anywhere outside src/kernels/cuda.
+//
+// With TORCHVQ_CUDA_SHIM the same sources serve the emulation (tests/cuda_shim), on CPU tensors.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/library.h>
+
+#include "kernels/cuda/namespace.h"
+#include "kernels/cuda/support.h"
+
+namespace torchvq::detail::TORCHVQ_CUDA_NAMESPACE {
+
+/// Kernels that are queued while it lives run on the device of `x`, in order with torch's own.
+class OnDevice {
+ public:
+  explicit OnDevice(const at::Tensor& x) : guard_(x.device()) {
+#if !defined(TORCHVQ_CUDA_SHIM)
+    const c10::impl::VirtualGuardImpl device(x.device().type());
+    queue_.device = x.get_device();
+    queue_.stream = device.getStream(x.device()).native_handle();
+#endif
+  }
+
+  const kernels::TORCHVQ_CUDA_NAMESPACE::Queue& queue() const { return queue_; }
+
+ private:
+  c10::DeviceGuard guard_;
+  kernels::TORCHVQ_CUDA_NAMESPACE::Queue queue_;
+};
+
+/// Throws what a launch has returned, if that is an error.
+inline void check_launch(const char* op, kernels::TORCHVQ_CUDA_NAMESPACE::Error error) {
+  TORCH_CHECK(error == nullptr, op, ": CUDA reports: ", error ? error : "");
+}
+
+inline std::string boxable(std::string_view text) { return std::string(text); }
+template <typename T>
+const T& boxable(const T& value) {
+  return value;
+}
+
+/// The any-device kernel of an operator, for what the CUDA kernel does not cover. Arguments are in
+/// the order of the schema.
+template <typename Result, typename... Arguments>
+Result any_device_kernel(const char* op, const Arguments&... arguments) {
+  const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(op, "");
+  torch::jit::Stack stack;
+  torch::jit::push(stack, boxable(arguments)...);
+  handle.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, stack);
+  if constexpr (std::is_void_v<Result>) {
+    return;
+  } else if constexpr (requires { typename std::tuple_size<Result>::type; }) {
+    return [&]<size_t... i>(std::index_sequence<i...>) {
+      return Result(std::move(stack[i]).toTensor()...);
+    }(std::make_index_sequence<std::tuple_size_v<Result>>());
+  } else {
+    return std::move(stack[0]).to<Result>();
+  }
+}
+
+/// Device of the first tensor among the arguments of an operator.
+template <typename... Rest>
+int first_device(const at::Tensor& first, const Rest&...) {
+  return first.is_cpu() ? 0 : first.get_device();
+}
+template <typename... Rest>
+int first_device(at::TensorList first, const Rest&...) {
+  return first.empty() ? 0 : first_device(first[0]);
+}
+template <typename First, typename... Rest>
+  requires(!std::is_convertible_v<First, at::Tensor> &&
+           !std::is_convertible_v<First, at::TensorList>)
+int first_device(const First&, const Rest&... rest) {
+  return first_device(rest...);
+}
+
+/// A kernel that gives way to the any-device kernel on devices that cannot run it.
+template <typename Op, auto function>
+struct Guarded;
+template <typename Op, typename Result, typename... Arguments, Result (*function)(Arguments...)>
+struct Guarded<Op, function> {
+  static Result call(Arguments... arguments) {
+    if (kernels::TORCHVQ_CUDA_NAMESPACE::supports_device(first_device(arguments...)))
+      return function(arguments...);
+    return any_device_kernel<Result>(Op::name, arguments...);
+  }
+};
+
+/// What a test of the emulation has asked a kernel to do wrong; 0, nothing, on a GPU.
+#if defined(TORCHVQ_CUDA_SHIM)
+int fault_of_test();
+#else
+constexpr int fault_of_test() { return 0; }
+#endif
+
+#if defined(TORCHVQ_CUDA_SHIM)
+/// Adds a kernel to those that the emulation puts in the place of the CPU's.
+struct EmulatedKernel {
+  explicit EmulatedKernel(void (*add)(torch::Library&));
+};
+#endif
+
+}  // namespace torchvq::detail::TORCHVQ_CUDA_NAMESPACE
+
+/// Registers `function` as the CUDA kernel of torchvq::`op`; once per source, at its end, in
+/// namespace torchvq.
+#define TORCHVQ_CUDA_KERNEL(op, function)         \
+  namespace {                                     \
+  struct CudaOperator_##op {                      \
+    static constexpr auto name = "torchvq::" #op; \
+  };                                              \
+  }                                               \
+  TORCHVQ_REGISTER_CUDA_KERNEL(                   \
+      op, (&detail::TORCHVQ_CUDA_NAMESPACE::Guarded<CudaOperator_##op, function>::call))
+#if defined(TORCHVQ_CUDA_SHIM)
+#define TORCHVQ_REGISTER_CUDA_KERNEL(op, ...)                           \
+  static const torchvq::detail::emulated::EmulatedKernel emulated_##op( \
+      +[](torch::Library& library) { library.impl(#op, __VA_ARGS__); });
+#else
+#define TORCHVQ_REGISTER_CUDA_KERNEL(op, ...) \
+  TORCH_LIBRARY_IMPL(torchvq, CUDA, library) { library.impl(#op, __VA_ARGS__); }
+#endif

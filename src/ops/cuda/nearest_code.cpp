@@ -1,0 +1,84 @@
+// CUDA: tensor cores screen, float64 decides what they leave open (kernels/cuda/nearest_code.h).
+// The k best codes for k > 1 are the any-device kernel's.
+#include "ops/nearest_code.h"
+
+#include <ATen/ops/empty.h>
+
+#include "kernels/cuda/nearest_code.h"
+#include "ops/cuda/kernel.h"
+
+namespace torchvq {
+namespace {
+
+using detail::NearestCodeProblem;
+using detail::NearestCodeTensors;
+using namespace detail::TORCHVQ_CUDA_NAMESPACE;
+namespace cuda_kernels = kernels::TORCHVQ_CUDA_NAMESPACE;
+
+template <typename T>
+cuda_kernels::NearestCodeTask<T> cuda_search_task(const NearestCodeProblem& problem, int64_t head,
+                                                  int64_t* indices) {
+  cuda_kernels::NearestCodeTask<T> task;
+  task.x = problem.x.const_data_ptr<T>() + head * problem.tokens * problem.dim;
+  task.codebook = problem.head_codebook(head).template const_data_ptr<T>();
+  if (problem.bias.defined()) task.bias = problem.head_bias(head).template const_data_ptr<T>();
+  task.tokens = problem.tokens, task.size = problem.size, task.dim = problem.dim;
+  task.cosine = problem.cosine;
+  task.indices = indices + head * problem.tokens;
+  task.fault = static_cast<cuda_kernels::SearchFault>(fault_of_test());
+  return task;
+}
+
+template <typename T>
+void cuda_search_heads(const NearestCodeProblem& problem, const OnDevice& device,
+                       at::Tensor& indices, at::Tensor& codes, at::Tensor& distances) {
+  constexpr auto op = "nearest_code";
+  auto* const all = indices.mutable_data_ptr<int64_t>();
+  const auto bytes = cuda_kernels::nearest_code_workspace(cuda_search_task<T>(problem, 0, nullptr));
+  // One for all heads: they follow each other on the stream.
+  const auto workspace =
+      at::empty({static_cast<int64_t>(bytes)}, problem.x.options().dtype(at::kByte));
+  for (int64_t head = 0; head < problem.heads; ++head) {
+    const int64_t first = head * problem.tokens;
+    const auto task = cuda_search_task<T>(problem, head, all);
+    check_launch(op,
+                 cuda_kernels::nearest_code(task, workspace.mutable_data_ptr(), device.queue()));
+    cuda_kernels::FoundCodes<T> found = {task};
+    if (codes.numel() > 0) found.codes = codes.mutable_data_ptr<T>() + first * problem.dim;
+    if (distances.numel() > 0) found.distances = distances.mutable_data_ptr<T>() + first;
+    check_launch(op, cuda_kernels::finish_nearest_code(found, device.queue()));
+  }
+}
+
+NearestCodeTensors cuda_nearest_code(const at::Tensor& x, const at::Tensor& codebook,
+                                     std::string_view metric, const std::optional<at::Tensor>& bias,
+                                     std::optional<int64_t> topk, bool return_codes,
+                                     bool return_distances) {
+  if (topk.value_or(1) > 1) {
+    return any_device_kernel<NearestCodeTensors>("torchvq::nearest_code", x, codebook, metric, bias,
+                                                 topk, return_codes, return_distances);
+  }
+  detail::check_nearest_code(x, codebook, metric, bias, topk);
+  const OnDevice device(x);
+  const NearestCodeProblem problem(x, codebook, metric, bias, topk);
+  const auto options = problem.x.options();
+  const auto shape = C10_AS_INTARRAYREF_SLOW(detail::nearest_code_shape(x, topk)).vec();
+  auto codes_shape = shape;
+  codes_shape.push_back(problem.dim);
+  auto indices = at::empty(shape, options.dtype(at::kLong));
+  auto codes = at::empty(return_codes ? codes_shape : std::vector<int64_t>{0}, options);
+  auto distances = at::empty(return_distances ? shape : std::vector<int64_t>{0}, options);
+  if (indices.numel() == 0) return {indices, codes, distances};
+  if (problem.dtype == at::kDouble) {
+    cuda_search_heads<double>(problem, device, indices, codes, distances);
+  } else {
+    cuda_search_heads<float>(problem, device, indices, codes, distances);
+  }
+  return {indices, codes, distances};
+}
+
+}  // namespace
+
+TORCHVQ_CUDA_KERNEL(nearest_code, cuda_nearest_code)
+
+}  // namespace torchvq

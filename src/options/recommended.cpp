@@ -1,0 +1,197 @@
+#include <torchvq/options/recommended.h>
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <cmath>
+#include <span>
+#include <string_view>
+
+#include <c10/util/Exception.h>
+#include <torch/library.h>
+
+#include <torchvq/options/by_name.h>
+
+#include "options/tables.h"
+
+namespace torchvq {
+namespace {
+
+// The table ---------------------------------------------------------------------------------------
+
+struct Setting {
+  const char* name;
+  const char* value;
+};
+
+// Codes start where the data is, averages last some 20 steps, and codes that hardly anything uses
+// move.
+constexpr std::array kAverages{Setting{"kmeans_init", "True"}, Setting{"decay", "0.95"},
+                               Setting{"dead_code_threshold_fraction", "0.1"}};
+// With the tokens of a step known: how many of its tokens the average of a code holds.
+constexpr double kTokensOfAverage = 40;
+constexpr double kLeastDecay = 0.9, kMostDecay = 0.99;
+// The sphere holds the latents, and keeps the entropies of all sizes alike.
+constexpr std::array kSigns{Setting{"spherical", "True"}, Setting{"entropy_loss_weight", "0.005"},
+                            Setting{"commitment_loss_weight", "0.1"}};
+// Chiu et al. 2022, arXiv:2202.01855.
+constexpr std::array kRandomProjection{Setting{"codebook_dim", "16"}};
+
+// Levels whose product is nearest to a power of two: at least 5 each where there is room for it
+// (Mentzer et al. 2023, arXiv:2309.15505, section 4.1), the even ones first.
+constexpr int64_t kLeastLevelBits = 3;
+constexpr std::array kLevels{
+    "[8]",
+    "[5, 3]",
+    "[8, 4]",
+    "[8, 8]",
+    "[5, 5, 5]",
+    "[8, 6, 5]",
+    "[8, 8, 8]",
+    "[8, 5, 5, 5]",
+    "[8, 8, 6, 5]",
+    "[7, 5, 5, 5, 5]",
+    "[8, 8, 5, 5, 5]",
+    "[8, 8, 8, 6, 5]",
+    "[8, 8, 8, 8, 8]",
+    "[8, 8, 8, 5, 5, 5]",
+    "[8, 8, 8, 8, 6, 5]",
+    "[8, 8, 8, 8, 8, 8]",
+};
+constexpr int64_t kMostLevelBits = kLeastLevelBits + kLevels.size() - 1;
+constexpr int64_t kMostBits = 62;
+
+// How a class is told its size.
+constexpr const char *kCodebookSize = "codebook_size", *kLevelList = "levels", *kBits = "bits";
+constexpr const char* kVectorQuantize = "VectorQuantize";
+
+struct Preset {
+  const char* owner;
+  const char* size;
+  std::span<const Setting> settings;
+};
+
+constexpr std::array kPresets{
+    Preset{kVectorQuantize, kCodebookSize, kAverages},
+    Preset{"ResidualVQ", kCodebookSize, kAverages},
+    Preset{"GroupedResidualVQ", kCodebookSize, kAverages},
+    Preset{"HierarchicalVQ", kCodebookSize, {}},
+    Preset{"SimVQ", kCodebookSize, {}},
+    Preset{"ResidualSimVQ", kCodebookSize, {}},
+    Preset{"RandomProjectionQuantizer", kCodebookSize, kRandomProjection},
+    Preset{"LFQ", kCodebookSize, kSigns},
+    Preset{"EvoLFQ", kCodebookSize, kSigns},
+    Preset{"ResidualLFQ", kCodebookSize, kSigns},
+    Preset{"GroupedResidualLFQ", kCodebookSize, kSigns},
+    Preset{"FSQ", kLevelList, {}},
+    Preset{"ResidualFSQ", kLevelList, {}},
+    Preset{"GroupedResidualFSQ", kLevelList, {}},
+    Preset{"FSP", kLevelList, {}},
+    Preset{"LatentQuantize", kLevelList, {}},
+    Preset{"BinaryMapper", kBits, {}},
+};
+constexpr std::array kShortNames{Setting{"vq", kVectorQuantize}, Setting{"rvq", "ResidualVQ"},
+                                 Setting{"bsq", "LFQ"}, Setting{"latent", "LatentQuantize"}};
+
+// What it says ------------------------------------------------------------------------------------
+
+std::string lower_case(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(),
+                 [](unsigned char letter) { return static_cast<char>(std::tolower(letter)); });
+  return text;
+}
+
+std::string preset_names() {
+  std::string names;
+  for (const auto& preset : kPresets)
+    names += (names.empty() ? "" : ", ") + std::string(preset.owner);
+  return names;
+}
+
+const Preset& preset_of(const std::string& name) {
+  auto wanted = lower_case(name);
+  for (const auto& known : kShortNames) {
+    if (wanted == known.name) wanted = lower_case(known.value);
+  }
+  const auto found = std::find_if(kPresets.begin(), kPresets.end(), [&](const Preset& preset) {
+    return lower_case(preset.owner) == wanted;
+  });
+  TORCH_CHECK_VALUE(found != kPresets.end(), "recommended: expected quantizer to be one of ",
+                    preset_names(), ", but got '", name, "'");
+  return *found;
+}
+
+std::string size_text(std::string_view size, int64_t bits) {
+  const bool levels = size == kLevelList;
+  const int64_t least = levels ? kLeastLevelBits : 1, most = levels ? kMostLevelBits : kMostBits;
+  TORCH_CHECK_VALUE(least <= bits && bits <= most, "recommended: expected bits to be in [", least,
+                    ", ", most, "], but got ", bits);
+  if (levels) return kLevels.at(static_cast<size_t>(bits - kLeastLevelBits));
+  return std::to_string(size == kBits ? bits : int64_t{1} << bits);
+}
+
+/// The decay for so many tokens a step, in thousandths.
+std::string decay_text(int64_t tokens, int64_t bits) {
+  const double per_code = std::ldexp(static_cast<double>(tokens), -static_cast<int>(bits));
+  const double decay = std::clamp(1 - per_code / kTokensOfAverage, kLeastDecay, kMostDecay);
+  return detail::option_text(std::round(decay * 1000) / 1000);
+}
+
+}  // namespace
+
+std::vector<std::string> recommended_options(const std::string& name, int64_t bits,
+                                             std::optional<int64_t> tokens) {
+  const auto& preset = preset_of(name);
+  const bool fits = preset.owner == std::string_view(kVectorQuantize) && tokens.value_or(1) >= 1;
+  TORCH_CHECK_VALUE(
+      !tokens || fits,
+      "recommended: expected tokens to be at least 1, and for VectorQuantize, but got ",
+      tokens.value_or(0), " for ", preset.owner);
+  std::vector<std::string> lines{std::string(preset.size) + "=" + size_text(preset.size, bits)};
+  for (const auto& [option, value] : preset.settings) {
+    const bool follows = tokens && option == std::string_view("decay");
+    lines.push_back(std::string(option) + "=" + (follows ? decay_text(*tokens, bits) : value));
+  }
+  return lines;
+}
+
+template <typename Options>
+Options recommended(Options options, int64_t bits, std::optional<int64_t> tokens) {
+  const std::string owner = detail::option_table<Options>().owner;
+  for (const auto& line : recommended_options(owner, bits, tokens)) {
+    const auto split = line.find('=');
+    const bool known = set_option(options, line.substr(0, split), line.substr(split + 1));
+    TORCH_INTERNAL_ASSERT(known, owner, " has no option for ", line);
+  }
+  return options;
+}
+
+#define TORCHVQ_RECOMMENDED(Options) \
+  template TORCHVQ_API Options recommended(Options, int64_t, std::optional<int64_t>)
+TORCHVQ_RECOMMENDED(BinaryMapperOptions);
+TORCHVQ_RECOMMENDED(EvoLFQOptions);
+TORCHVQ_RECOMMENDED(FSPOptions);
+TORCHVQ_RECOMMENDED(FSQOptions);
+TORCHVQ_RECOMMENDED(GroupedResidualFSQOptions);
+TORCHVQ_RECOMMENDED(GroupedResidualLFQOptions);
+TORCHVQ_RECOMMENDED(GroupedResidualVQOptions);
+TORCHVQ_RECOMMENDED(HierarchicalVQOptions);
+TORCHVQ_RECOMMENDED(LatentQuantizeOptions);
+TORCHVQ_RECOMMENDED(LFQOptions);
+TORCHVQ_RECOMMENDED(RandomProjectionQuantizerOptions);
+TORCHVQ_RECOMMENDED(ResidualFSQOptions);
+TORCHVQ_RECOMMENDED(ResidualLFQOptions);
+TORCHVQ_RECOMMENDED(ResidualSimVQOptions);
+TORCHVQ_RECOMMENDED(ResidualVQOptions);
+TORCHVQ_RECOMMENDED(SimVQOptions);
+TORCHVQ_RECOMMENDED(VectorQuantizeOptions);
+#undef TORCHVQ_RECOMMENDED
+
+}  // namespace torchvq
+
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  m.def("recommended_options(str name, int bits, int? tokens=None) -> str[]",
+        [](const std::string& name, int64_t bits, std::optional<int64_t> tokens) {
+          return torchvq::recommended_options(name, bits, tokens);
+        });
+}

@@ -1,0 +1,124 @@
+"""What ptxas says of each CUDA kernel: registers, shared memory, stack and spills on every architecture.
+
+    python tools/cuda_report.py BUILD     fails on spills, and on kernels that take more registers than LIMITS allows
+
+A kernel's limit is the number at which as many of its blocks fit a multiprocessor as it was written for; other kernels
+have DEFAULT_LIMIT.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_LIMIT = 128
+LIMITS = {
+    "scan_half": 128,  # two blocks of 256 threads
+    "find_center": 64,  # a block of 1024 threads
+    "move_sizes": 64,
+}
+
+ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
+SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+REGISTERS = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
+ARGUMENTS = re.compile(r"\(.*\)$")
+
+
+@dataclass
+class Use:
+    registers: int = 0
+    shared: int = 0
+    stack: int = 0
+    spills: int = 0
+
+
+def read_report(text: str) -> dict[tuple[str, str], Use]:
+    """Of each (mangled kernel, architecture)."""
+    uses: dict[tuple[str, str], Use] = {}
+    current = Use()
+    for line in text.splitlines():
+        if entry := ENTRY.search(line):
+            current = uses.setdefault((entry[1], entry[2]), Use())
+        elif spills := SPILLS.search(line):
+            current.stack = int(spills[1])
+            current.spills = int(spills[2]) + int(spills[3])
+        elif registers := REGISTERS.search(line):
+            current.registers = int(registers[1])
+            current.shared = int(registers[2] or 0)
+    return uses
+
+
+def plain_names(mangled: list[str]) -> dict[str, str]:
+    """As a reader knows them: without namespaces, result and arguments."""
+    command = ["c++filt", "--no-params", *mangled]
+    demangled = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    names = {}
+    for symbol, name in zip(mangled, demangled.splitlines(), strict=True):
+        name = name.replace("(anonymous namespace)::", "").replace("torchvq::kernels::cuda::", "")
+        names[symbol] = ARGUMENTS.sub("", name.removeprefix("void "))
+    return names
+
+
+def faults_of(name: str, architecture: str, use: Use) -> list[str]:
+    limit = LIMITS.get(name.split("<")[0], DEFAULT_LIMIT)
+    faults = []
+    if use.spills:
+        faults.append(f"{name} spills {use.spills} bytes on {architecture}")
+    if use.registers > limit:
+        faults.append(f"{name} takes {use.registers} registers on {architecture}, over {limit}")
+    return faults
+
+
+def print_table(source: str, uses: dict[tuple[str, str], Use], names: dict[str, str]) -> None:
+    by_kernel: dict[str, dict[str, Use]] = defaultdict(dict)
+    for (symbol, architecture), use in uses.items():
+        by_kernel[names[symbol]][architecture] = use
+    print(f"{source}: registers + bytes of static shared memory (+ stack)")
+    for name, of_architecture in sorted(by_kernel.items()):
+        cells = [
+            f"{architecture} {use.registers}+{use.shared}" + (f"+{use.stack}" if use.stack else "")
+            for architecture, use in sorted(of_architecture.items())
+        ]
+        print(f"  {name:44} {'  '.join(cells)}")
+
+
+def report(path: Path) -> list[str]:
+    uses = read_report(path.read_text())
+    if not uses:
+        return [f"{path}: no kernel was compiled for an architecture"]
+    names = plain_names(sorted({symbol for symbol, _ in uses}))
+    print_table(path.name.removesuffix(".o.ptxas"), uses, names)
+    return [
+        fault
+        for (symbol, architecture), use in uses.items()
+        for fault in faults_of(names[symbol], architecture, use)
+    ]
+
+
+def undefined_of_cuda(library: Path) -> list[str]:
+    """A library that needs names of CUDA does not load where there is no CUDA."""
+    command = ["nm", "-D", "--undefined-only", str(library)]
+    names = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    return [f"{library} needs {name}" for name in names if re.match(r"(__)?cu(da)?[A-Z_]", name)]
+
+
+def main() -> int:
+    build = Path(sys.argv[1])
+    reports = sorted((build / "src").rglob("*.ptxas"))
+    faults = [fault for path in reports for fault in report(path)]
+    library = build / "src" / "libtorchvq.so"
+    size = library.stat().st_size / 2**20
+    objects = sum(path.with_suffix("").stat().st_size for path in reports) / 2**20
+    print(f"{library}: {size:.1f} MiB, of which the CUDA kernels are {objects:.1f}")
+    faults += undefined_of_cuda(library)
+    for fault in faults:
+        print(f"  {fault}")
+    return 1 if faults or not reports else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
