@@ -5,6 +5,7 @@
 #include "detail/op_handle.h"
 #include "detail/random_tensor.h"
 #include "detail/token_checks.h"
+#include "ops/capture.h"
 #include "ops/sample_codes.h"
 
 namespace torchvq {
@@ -41,5 +42,6 @@ at::Tensor sample_codes(const at::Tensor& x, const at::Tensor& codebook, const a
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "sample_codes(Tensor x, Tensor codebook, Tensor rng, *, float temperature, str metric, "
-      "int stream=0) -> Tensor");
+      "int stream=0) -> Tensor",
+      torchvq::detail::searches());
 }

@@ -243,10 +243,14 @@ at::Tensor search_rows(const at::Tensor& x, const Codes& codes, int64_t k) {
 /// Distances (N, k) of rows (N, D) to codes (N, k, D), float64, added in index order.
 at::Tensor distances_of(const at::Tensor& x, const at::Tensor& codes, bool cosine) {
   const auto wide_x = x.to(at::kDouble).unsqueeze(1), wide_codes = codes.to(at::kDouble);
-  if (!cosine) return sum_in_order((wide_x - wide_codes).square_());
-  const auto norms =
-      sum_in_order(wide_x.square()).sqrt_() * sum_in_order(wide_codes.square()).sqrt_();
-  const auto similarity = sum_in_order(wide_x * wide_codes) / norms;
+  // Products and not square(), which is a power: how devices compute powers is their own.
+  const auto dot = [](const at::Tensor& a, const at::Tensor& b) { return sum_in_order(a * b); };
+  if (!cosine) {
+    const auto difference = wide_x - wide_codes;
+    return dot(difference, difference);
+  }
+  const auto norms = dot(wide_x, wide_x).sqrt_() * dot(wide_codes, wide_codes).sqrt_();
+  const auto similarity = dot(wide_x, wide_codes) / norms;
   return similarity.masked_fill_(norms.eq(0), 0).neg_().add_(1);
 }
 
