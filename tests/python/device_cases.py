@@ -92,8 +92,9 @@ CASES: dict[str, Case] = {
         (X, CODES), COSINE | dict(return_codes=True, return_distances=True)
     ),
     "nearest_code float64": Case((WIDE_X, WIDE_CODES), dict(topk=3, return_distances=True)),
+    # The last place of a cosine distance in float64 may differ; its indices may not.
     "nearest_code cosine float64": Case(
-        (WIDE_X, WIDE_CODES), COSINE | dict(topk=2, return_distances=True)
+        (WIDE_X, WIDE_CODES), COSINE | dict(topk=2, return_distances=True), exact=False
     ),
     "nearest_code ties": Case((TIED_X, TIED_CODES), dict(return_distances=True)),
     "nearest_code ties float64": Case(

@@ -20,6 +20,7 @@ SEARCH = {"nearest_code", "residual_encode", "residual_beam_search", "sample_cod
 WAITS = {"kmeans", "synced_kmeans", "synced_usage", *SEARCH}
 # Collectives need a group, and refinement fits codes to data that lie on the CPU.
 ELSEWHERE = {
+    "synced_step_statistics",
     "all_reduce_differentiable",
     "all_reduce_statistics",
     "broadcast_state_",
