@@ -63,7 +63,8 @@ __device__ double weight_of(const EmaUpdateTask& task, int64_t slot) {
 
 /// A block to a head: sizes before and after, and which codes are unused.
 template <typename T>
-__global__ void __launch_bounds__(kSizeThreads, 1) move_sizes(EmaUpdateTask task, EmaState<T> state) {
+__global__ void __launch_bounds__(kSizeThreads, 1)
+    move_sizes(EmaUpdateTask task, EmaState<T> state) {
   const double mass = static_cast<double>(task.size) * task.eps;
   for (int64_t head = blockIdx.x; head < task.heads; head += gridDim.x) {
     const int64_t first = head * task.size;

@@ -81,7 +81,8 @@ TEST(CudaNearestCode, CodesThatBlocksShare) {
   at::manual_seed(13);
   const auto codebook = at::randn({2100, 20});
   expect_cpu_bits(close_calls(codebook, 40), codebook);
-  expect_cpu_bits(codebook.slice(0, 0, 10), codebook.index_select(0, at::arange(2100).remainder(1050)));
+  expect_cpu_bits(codebook.slice(0, 0, 10),
+                  codebook.index_select(0, at::arange(2100).remainder(1050)));
 }
 
 TEST(CudaNearestCode, TiesGoToTheLowestIndex) {
