@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,8 @@ import torch
 from device_cases import CASES, Case
 from simulated_device import ANY, SimulatedDevice
 from torch import Tensor
+
+import torchvq
 
 ops = torch.ops.torchvq
 SEEDS = range(2)
@@ -185,3 +191,17 @@ def test_search_waits_twice_at_most_and_once_where_all_is_certain() -> None:
     features = CASES["nearest_code ties"].arguments[0].shape[-1]
     # A search, and twice a sum in the order of the features: of the scores, and of the distances.
     assert open_rows.calls["add_"] <= 2 * features + 10
+
+
+def test_gradients_of_lookups_have_one_order() -> None:
+    folder = Path(__file__).parent
+    done = subprocess.run(
+        [sys.executable, str(folder / "device_gradients.py")],
+        env=os.environ | {"PYTHONPATH": str(Path(torchvq.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["lookup_codes", "residual_decode", "nearest_code"]

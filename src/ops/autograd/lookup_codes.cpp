@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "detail/add_rows.h"
 #include "detail/differentiable.h"
 
 namespace torchvq {
@@ -30,10 +31,9 @@ struct LookupCodes : torch::autograd::Function<LookupCodes> {
     if (!grad.defined()) return {at::Tensor(), at::Tensor()};
     const auto indices = ctx->get_saved_variables()[0];
     const auto size = ctx->saved_data["codebook_size"].toSymInt();
-    const auto absent = indices.eq(-1).unsqueeze(-1);
-    auto grad_codebook = grad.new_zeros_symint({grad.sym_size(0), size, grad.sym_size(2)});
-    const auto rows = indices.unsqueeze(-1).masked_fill(absent, 0).expand_as(grad);
-    return {grad_codebook.scatter_add(1, rows, grad.masked_fill(absent, 0)), at::Tensor()};
+    const auto absent = indices.eq(-1);
+    const auto rows = grad.masked_fill(absent.unsqueeze(-1), 0);
+    return {detail::add_rows(rows, indices.masked_fill(absent, 0), size), at::Tensor()};
   }
 };
 

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "detail/add_rows.h"
 #include "detail/differentiable.h"
 
 #include "ops/nearest_code.h"
@@ -51,9 +52,8 @@ at::Tensor scatter_rows(const at::Tensor& grad, const at::Tensor& indices,
   const auto heads = shape.size() == 3 ? shape[0] : c10::SymInt(1);
   const auto size = shape[shape.size() - 2], dim = shape[shape.size() - 1];
   const auto rows = indices.sym_numel() / heads;
-  const auto index = indices.reshape_symint({heads, rows, 1}).expand_symint({heads, rows, dim});
-  return grad.new_zeros_symint({heads, size, dim})
-      .scatter_add(1, index, grad.reshape_symint({heads, rows, dim}))
+  return detail::add_rows(grad.reshape_symint({heads, rows, dim}),
+                          indices.reshape_symint({heads, rows}), size)
       .reshape_symint(shape);
 }
 

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "detail/add_rows.h"
 #include "detail/differentiable.h"
 
 namespace torchvq {
@@ -36,11 +37,10 @@ struct ResidualDecode : torch::autograd::Function<ResidualDecode> {
     for (size_t n = 0; n < levels; ++n) {
       if (!ctx->needs_input_grad(1 + n)) continue;
       const auto level = indices.select(2, static_cast<int64_t>(n));
-      const auto absent = level.eq(-1).unsqueeze(-1);
-      const auto rows = level.unsqueeze(-1).masked_fill(absent, 0).expand_as(grad);
+      const auto absent = level.eq(-1);
       const auto size = ctx->saved_data[key("size", n)].toSymInt();
-      const auto zeros = grad.new_zeros_symint({grad.sym_size(0), size, grad.sym_size(2)});
-      result[1 + n] = zeros.scatter_add(1, rows, grad.masked_fill(absent, 0))
+      const auto rows = grad.masked_fill(absent.unsqueeze(-1), 0);
+      result[1 + n] = detail::add_rows(rows, level.masked_fill(absent, 0), size)
                           .to(ctx->saved_data[key("dtype", n)].toScalarType());
     }
     return result;

@@ -1,0 +1,22 @@
+// The gradient of a lookup: rows added where they were looked up.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/index_put.h>
+
+namespace torchvq::detail {
+
+/// Zeros (H, size, D) with row t of `rows` (H, T, D) added to row indices[h, t], in the order of t
+/// whatever the device: scatter_add on a GPU adds as its threads come, index_put sorts first.
+inline at::Tensor add_rows(const at::Tensor& rows, const at::Tensor& indices,
+                           const c10::SymInt& size) {
+  const auto zeros = rows.new_zeros_symint({rows.sym_size(0), size, rows.sym_size(2)});
+  if (rows.is_cpu()) {
+    return zeros.scatter_add(1, indices.unsqueeze(-1).expand_as(rows), rows);
+  }
+  const auto heads = at::arange(rows.sym_size(0), indices.options()).unsqueeze(1);
+  return at::index_put(zeros, {heads.expand_as(indices), indices}, rows, /*accumulate=*/true);
+}
+
+}  // namespace torchvq::detail
