@@ -304,7 +304,7 @@ PACKAGE := $(shell find python/torchvq include -type f -not -path '*/lib/*' -not
   pyproject.toml VERSION README.md LICENSE $(BUILD)/src/libtorchvq.so $(wildcard $(BUILD)/cli/torchvq)
 $(STAMPS)/installed: $(PACKAGE) | compile $(STAMPS)/package
 	$(call say,Installing the package into $(VENV))
-	@$(PIP_INSTALL) --no-build-isolation --no-deps -C build-dir=$(BUILD) .
+	@$(PIP_INSTALL) --no-build-isolation --no-deps --config-settings=build-dir=$(BUILD) .
 	@touch $@
 
 $(BUILD)/src/libtorchvq.so: | compile
