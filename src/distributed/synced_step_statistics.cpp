@@ -50,13 +50,13 @@ struct StepArguments {
   }
 };
 
-void check_step(const StepArguments& arguments) {
-  for (const auto size : {arguments.rng.size(), arguments.cluster_size.size()}) {
-    TORCH_CHECK_VALUE(size == arguments.size(), kSyncedStepStatistics,
-                      ": expected rng and cluster_size to hold ", arguments.size(),
-                      " tensors each (levels of x), but got ", size);
+void check_levels(at::TensorList x, at::TensorList rng, at::TensorList cluster_size) {
+  for (const auto size : {rng.size(), cluster_size.size()}) {
+    TORCH_CHECK_VALUE(size == x.size() && size > 0, kSyncedStepStatistics,
+                      ": expected rng and cluster_size to hold ", x.size(),
+                      " tensors each (levels of x, at least 1), but got ", size);
   }
-  for (const auto& rng : arguments.rng) detail::check_rng(kSyncedStepStatistics, rng);
+  for (const auto& own : rng) detail::check_rng(kSyncedStepStatistics, own);
 }
 
 /// Whether a code of the codebook may die in this step: the same on all ranks, whose state is the
@@ -94,6 +94,7 @@ StepLists synced_step_statistics_any(at::TensorList x, at::TensorList indices,
                                      double threshold_fraction, std::string_view metric,
                                      std::string_view signature, std::string_view reduction,
                                      std::string_view group_name, std::string_view label) {
+  check_levels(x, rng, cluster_size);
   check_synced_code_statistics(x, indices, exponents, mask, {}, state, rng[0], reduction);
   const StepArguments arguments{x,
                                 exponents,
@@ -105,7 +106,6 @@ StepLists synced_step_statistics_any(at::TensorList x, at::TensorList indices,
                                 threshold_fraction,
                                 metric == "cosine",
                                 reduction == "exact"};
-  check_step(arguments);
   const Group group(group_name, {std::string(label), rng[0]});
   auto offered = group.alone() ? rng[0].new_empty({0}) : own_offer(arguments, group);
   auto [counts, sums, used] = reduce_statistics(
@@ -120,6 +120,7 @@ StepLists synced_step_statistics_meta(at::TensorList x, at::TensorList indices,
                                       double threshold_fraction, std::string_view metric,
                                       std::string_view /*signature*/, std::string_view reduction,
                                       std::string_view group_name, std::string_view label) {
+  check_levels(x, rng, cluster_size);
   check_synced_code_statistics(x, indices, exponents, mask, {}, state, rng[0], reduction);
   const StepArguments arguments{x,
                                 exponents,
@@ -131,7 +132,6 @@ StepLists synced_step_statistics_meta(at::TensorList x, at::TensorList indices,
                                 threshold_fraction,
                                 metric == "cosine",
                                 reduction == "exact"};
-  check_step(arguments);
   const Group group(group_name, {std::string(label), {}});
   int64_t words = 0;
   for (size_t c = 0; c < x.size() && !group.alone(); ++c) {

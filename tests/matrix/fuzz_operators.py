@@ -190,6 +190,10 @@ def _by_hand() -> None:
     _ops.synced_code_statistics(
         [x], [indices], [_ops.code_exponents(codes)], mask=[], state=[codes]
     )
+    _ops.synced_step_statistics(
+        [x], [indices], [_ops.code_exponents(codes)], mask=[], state=[codes], rng=[rng],
+        cluster_size=[counts], threshold=2.0,
+    )  # fmt: skip
     _ops.synced_replace_dead_codes_(
         [codes], [sums], [counts], [cooldown], [x], [hits], [rng], mask=[], threshold=2.0,
         reset_cluster_size=1.0, cooldown_steps=1,

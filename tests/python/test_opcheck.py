@@ -202,6 +202,16 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
             **dict(level_estimator="straight_through", handed_on=0.5, beam=2, learns=True),
         ),
     ),
+    "synced_step_statistics": (
+        ([X], [INDICES], [torch.zeros(2, 7, dtype=torch.int32)]),
+        dict(
+            mask=[MASK],
+            state=[CODEBOOK],
+            rng=[rng()],
+            cluster_size=[torch.ones(2, 7)],
+            threshold=0.5,
+        ),
+    ),
     "average_gradients": (([CODEBOOK], X), dict(mask=MASK)),
     # Losses.
     "search_losses": (
