@@ -29,7 +29,7 @@ if [[ $precompiled ]]; then
   ninja -C "$tree" $precompiled >"$tree/pch.log" || { cat "$tree/pch.log"; exit 1; }
 fi
 
-newest_header=$(find "$@" src include "$tree/include" -name '*.h' -printf '%T@ %p\n' | sort -rn | head -n 1 | cut -d' ' -f2)
+newest_header=$(find "$@" src include "$tree/include" -name '*.h' -printf '%T@ %p\n' | sort -rn | sed -n '1s/^[^ ]* //p')
 
 # check NAME<tab>COMMAND
 check() {
