@@ -86,8 +86,14 @@ def print_table(source: str, uses: dict[tuple[str, str], Use], names: dict[str, 
         print(f"  {name:44} {'  '.join(cells)}")
 
 
+# What only asks the driver.
+WITHOUT_KERNELS = {"support"}
+
+
 def report(path: Path) -> list[str]:
     uses = read_report(path.read_text())
+    if path.name.removesuffix(".cu.o.ptxas") in WITHOUT_KERNELS:
+        return []
     if not uses:
         return [f"{path}: no kernel was compiled for an architecture"]
     names = plain_names(sorted({symbol for symbol, _ in uses}))
