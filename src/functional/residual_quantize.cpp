@@ -322,9 +322,6 @@ ResidualQuantizeStep residual_quantize_(const at::Tensor& tokens,
                                         const ResidualQuantizeOptions& options,
                                         const std::vector<at::Tensor>& totals) {
   const Stack stack(tokens, arguments, options);
-  if (options.finishes()) {
-    for (const auto& state : arguments.states) state.replaced.zero_();
-  }
   const auto walk = stack.walk();
   ResidualQuantizeStep step;
   step.totals = totals;
