@@ -134,6 +134,17 @@ def orthogonal_loss(vq: "VectorQuantize", indices: Tensor) -> Tensor:
     return loss
 
 
+def orthogonal_options(vq: "VectorQuantize") -> dict[str, Any]:
+    """The arguments by which the operator of a step adds that loss; none where there is no such loss."""
+    if not vq.has_codebook_orthogonal_loss:
+        return {}
+    return dict(
+        orthogonal_weight=vq.orthogonal_reg_weight,
+        orthogonal_active_codes_only=vq.orthogonal_reg_active_codes_only,
+        orthogonal_max_codes=vq.orthogonal_reg_max_codes,
+    )
+
+
 def level_loss(vq: "VectorQuantize", chosen: Chosen, terms: Terms, call: Call) -> Tensor:
     """The weighted loss of one level of a stack, a scalar, when its codebook has learnt; with targets the
     cross-entropy alone.

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchvq._residual_beam import best_paths
+from torchvq._residual_step import Step
 from torchvq._search import prepare, stored_codes
 
 if TYPE_CHECKING:
@@ -22,13 +23,8 @@ def encodes_at_once(rvq: "ResidualVQ", request: "Request") -> bool:
     return not rvq.implicit_neural_codebook and isinstance(request.depth, int)
 
 
-def encode_at_once(
-    rvq: "ResidualVQ", inputs: Tensor, request: "Request"
-) -> tuple[Tensor, Tensor] | None:
-    """The sum of the codes (H, T, D) of inputs (H, T, D), and the indices of all levels (H, T, Q).
-
-    None where codes have a gradient: the operators of the search have none.
-    """
+def encode_at_once(rvq: "ResidualVQ", inputs: Tensor, request: "Request") -> Step | None:
+    """The search of inputs (H, T, D); None where codes have a gradient: its operators have none."""
     assert isinstance(request.depth, int)
     levels = rvq.levels
     codebooks = [stored_codes(level, inputs.dtype) for level in levels]
@@ -51,7 +47,7 @@ def encode_at_once(
     dropped = rvq.num_quantizers - request.depth
     if dropped > 0:
         indices = torch.nn.functional.pad(indices, (0, dropped), value=-1)
-    return quantized, indices
+    return Step(quantized, indices, quantized.new_zeros(rvq.num_quantizers), [])
 
 
 def decode_sum(rvq: "ResidualVQ", indices: Tensor) -> Tensor:

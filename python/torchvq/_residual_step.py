@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from torchvq._call import Call, level_call
-from torchvq._losses import loss_options
-from torchvq._search import estimator, prepare, stored_codes
+from torchvq._losses import loss_options, orthogonal_options
+from torchvq._search import estimator, prepare, search_options, stored_codes
 
 if TYPE_CHECKING:
     from torchvq._residual_levels import Request
@@ -93,10 +93,7 @@ def _gradients(rvq: "ResidualVQ", call: Call) -> dict[str, Any]:
         level_estimator=own,
         estimates_levels=rvq.estimates_levels,
         handed_on=rvq.quant_grad_frac,
-        temperature=call.temperature if rvq.training and first.stochastic_sample_codes else None,
-        gradient_temperature=call.temperature,
-        variance=first.directional_reparam_variance,
-        sync_update_v=first.sync_update_v if rvq.training else 0.0,
+        **search_options(first, call),
     )
 
 
@@ -105,6 +102,7 @@ def _arguments(rvq: "ResidualVQ", request: "Request", call: Call, learns: bool) 
     first = rvq.levels[0]
     codebook = first._codebook
     arguments = codebook.collecting(request.ranks) | loss_options(first, call)
+    arguments |= orthogonal_options(first)
     arguments["vqp_compat"] = rvq.vqp_compat
     if learns:
         arguments |= codebook.learning(call.ema_update)
@@ -114,11 +112,5 @@ def _arguments(rvq: "ResidualVQ", request: "Request", call: Call, learns: bool) 
         weights = rvq.beam_weights
         used = request.depth if isinstance(request.depth, int) else rvq.num_quantizers
         arguments |= dict(beam=request.beam, beam_weights=[] if weights is None else weights[:used])
-    if first.has_codebook_orthogonal_loss:
-        arguments |= dict(
-            orthogonal_weight=first.orthogonal_reg_weight,
-            orthogonal_active_codes_only=first.orthogonal_reg_active_codes_only,
-            orthogonal_max_codes=first.orthogonal_reg_max_codes,
-        )
     arguments["draws"] = rvq.draws
     return arguments

@@ -1,6 +1,6 @@
 """What a forward of VectorQuantize searches, and how its output gets a gradient."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -37,7 +37,6 @@ def choose(
         picked: (H, T), codes that are already chosen; nothing is searched then.
     """
     codebook, in_place = codes_of_step(vq, projected, tokens, mask, call)
-    sampling = vq.training and vq.stochastic_sample_codes
     quantized, indices, codes, inputs = _ops.quantize(
         projected,
         codebook,
@@ -46,14 +45,21 @@ def choose(
         topk=call.topk,
         metric=vq._codebook.metric,
         estimator=estimator(vq) if gradient is None else gradient,
-        temperature=call.temperature if sampling else None,
-        gradient_temperature=call.temperature,
-        variance=vq.directional_reparam_variance,
-        sync_update_v=vq.sync_update_v if vq.training else 0.0,
         chosen=picked,
+        **search_options(vq, call),
     )
     chosen = Chosen(tokens, inputs, codebook, mask, codes, indices)
     return Choice(quantized, chosen, in_place)
+
+
+def search_options(vq: "VectorQuantize", call: Call) -> dict[str, Any]:
+    """What operators that search need to know of sampling and of the estimators."""
+    return dict(
+        temperature=call.temperature if vq.training and vq.stochastic_sample_codes else None,
+        gradient_temperature=call.temperature,
+        variance=vq.directional_reparam_variance,
+        sync_update_v=vq.sync_update_v if vq.training else 0.0,
+    )
 
 
 def prepare(

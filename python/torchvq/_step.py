@@ -7,8 +7,15 @@ from torch import Tensor
 
 from torchvq._call import Call
 from torchvq._layout import Layout
-from torchvq._losses import loss_options, orthogonal_loss, search_losses
-from torchvq._search import choose, codes_of_step, estimator, prepare, stored_codes
+from torchvq._losses import loss_options, orthogonal_loss, orthogonal_options, search_losses
+from torchvq._search import (
+    choose,
+    codes_of_step,
+    estimator,
+    prepare,
+    search_options,
+    stored_codes,
+)
 from torchvq._stats import begin_step, finish_step
 from torchvq.outputs import LossBreakdown
 
@@ -124,19 +131,12 @@ def _arguments(vq: "VectorQuantize", call: Call, apart: bool) -> dict[str, Any]:
         codebook.collecting(call.ranks) | loss_options(vq, call),
         estimator=estimator(vq),
         topk=call.topk,
-        temperature=call.temperature if vq.stochastic_sample_codes else None,
-        gradient_temperature=call.temperature,
-        variance=vq.directional_reparam_variance,
-        sync_update_v=vq.sync_update_v,
+        **search_options(vq, call),
         affine=codebook.affine_state() if codebook.affine_param else [],
         totals=codebook.recorded_totals(),
     )
-    if vq.has_codebook_orthogonal_loss and not apart:
-        arguments |= dict(
-            orthogonal_weight=vq.orthogonal_reg_weight,
-            orthogonal_active_codes_only=vq.orthogonal_reg_active_codes_only,
-            orthogonal_max_codes=vq.orthogonal_reg_max_codes,
-        )
+    if not apart:
+        arguments |= orthogonal_options(vq)
     return arguments
 
 

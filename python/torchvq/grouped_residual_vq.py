@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from torchvq import _joined
 from torchvq._options import check_options
+from torchvq._residual_results import finish
 from torchvq._stats import CodebookStats, read_stats
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
-from torchvq.residual_vq import ResidualVQ, finish
+from torchvq.residual_vq import ResidualVQ
 
 
 class GroupedResidualVQ(nn.Module):

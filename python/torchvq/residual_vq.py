@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,28 +13,20 @@ from torchvq._compat import vqp_compat_of
 from torchvq._implicit_codebook import MLP
 from torchvq._in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
 from torchvq._layout import Layout
-from torchvq._losses import Terms
 from torchvq._options import check_options
 from torchvq._projection import make_projections, project
 from torchvq._ranks import ranks_of, shake_hands
 from torchvq._residual_at_once import decode_sum, encode_at_once, encodes_at_once
 from torchvq._residual_calls import check_beam, check_beam_training, check_levels
 from torchvq._residual_dropout import drawn_depth, seeded_depth
-from torchvq._residual_engine import enter, leave, restore_codes, stack_levels
-from torchvq._residual_levels import (
-    Request,
-    Searched,
-    Walk,
-    learn,
-    level_loss,
-    search_losses,
-    walk,
-)
-from torchvq._residual_step import Step, step_at_once, steps_at_once
-from torchvq._stats import CodebookStats, begin_step, finish_step, read_stats
+from torchvq._residual_engine import enter, stack_levels
+from torchvq._residual_levels import Request, walk
+from torchvq._residual_results import Started, finish
+from torchvq._residual_step import step_at_once, steps_at_once
+from torchvq._stats import CodebookStats, begin_step, read_stats
 from torchvq._wide_buffers import HALF
 from torchvq.codebook import Codebook
-from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
+from torchvq.outputs import ResidualResult
 from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
@@ -230,8 +222,7 @@ class ResidualVQ(nn.Module):
             freeze_codebook: freezes the codebooks for this call, in addition to the option.
             beam_size: overrides the option for this call, in training and evaluation.
             rand_quantize_dropout_fixed_seed: decides which levels are dropped, the same as in the reference.
-                Default: the
-                module's own generator.
+                Default: the module's own generator.
 
         Returns:
             ``(quantized, indices, loss)``, named: indices (B, N, Q), with several heads (B, N, heads, Q), -1 where
@@ -269,7 +260,7 @@ class ResidualVQ(nn.Module):
         seed: int | None = None,
         depth: int | Tensor | None = None,
         together: bool = False,
-    ) -> "Started":
+    ) -> Started:
         """The first half of ``forward``: everything up to what the codebooks learn, which ``finish`` does.
 
         Args:
@@ -303,81 +294,15 @@ class ResidualVQ(nn.Module):
             ranks=ranks,
             beam=beam,
         )
-        inputs = layout.split_heads(tokens)
+        started = Started(self, x, request, return_all_codes)
         if not return_all_codes and encodes_at_once(self, request):
-            encoded = encode_at_once(self, inputs, request)
-            if encoded is not None:
-                result: ResidualResult = self._searched_result(*encoded, x, request)
-                return Started(self, x, request, None, result, return_all_codes)
+            step = encode_at_once(self, layout.split_heads(tokens), request)
+            if step is not None:
+                return started._replace(step=step)
         # Stacks that learn together exchange in the second half what they have found.
         if steps_at_once(self) and (ranks.alone or not together):
-            step = step_at_once(self, tokens, request)
-            result = self._step_result(step, x, request, return_all_codes)
-            return Started(self, x, request, None, result, return_all_codes)
-        stack = walk(self, inputs, request)
-        return Started(self, x, request, stack, None, return_all_codes)
-
-    def _searched(self, stack: Walk, request: Request) -> Searched:
-        # The reference's other levels do not learn under a beam.
-        first_only = self.vqp_compat and request.beam > 1
-        return Searched(self, stack.levels[:1] if first_only else stack.levels, request)
-
-    def _finish_step(
-        self, stack: Walk, terms: list[Terms], counts: list[Tensor], request: Request
-    ) -> Tensor:
-        """The losses of all levels (Q,), when their codebooks have learnt."""
-        losses = [level_loss(level, own) for level, own in zip(stack.levels, terms, strict=True)]
-        if self.training:
-            chosen = [level.choice.chosen for level in stack.levels]
-            indices, masks = [part.indices for part in chosen], [part.mask for part in chosen]
-            drew = not request.frozen or self.draws
-            finish_step(self.levels, indices, counts, masks, request.ranks, drew=drew)
-        return stack_levels(losses, self.num_quantizers, 0)
-
-    def _searched_result(
-        self, codes: Tensor, indices: Tensor, x: Tensor, request: Request
-    ) -> ResidualOutput:
-        loss = codes.new_zeros(self.num_quantizers)
-        restored = self._restore(codes, x, request)
-        return ResidualOutput(restored, self.layout.restore_positions(indices, x), loss)
-
-    def _step_result(
-        self, step: Step, x: Tensor, request: Request, return_all_codes: bool
-    ) -> ResidualResult:
-        quantized = self._restore(step.quantized, x, request)
-        if request.targets is not None:
-            return quantized, step.losses.sum()
-        indices = self.layout.restore_positions(step.indices, x)
-        if not return_all_codes:
-            return ResidualOutput(quantized, indices, step.losses)
-        codes = self._all_codes(step.codes, indices, x, request)
-        return ResidualOutputWithCodes(quantized, indices, step.losses, codes)
-
-    def _all_codes(
-        self, levels: list[Tensor], indices: Tensor, x: Tensor, request: Request
-    ) -> Tensor:
-        if self.vqp_compat:
-            # The reference looks codes up when they have moved, with their gradient.
-            return self.get_codes_from_indices(indices)
-        layout = self.layout
-        rows = [layout.merge_heads(level, *request.batch).flatten(2) for level in levels]
-        codes = [restore_codes(row, x, request.mask, layout) for row in rows]
-        return stack_levels(codes, self.num_quantizers, 0)
-
-    def _result(
-        self, stack: Walk, loss: Tensor, x: Tensor, request: Request, return_all_codes: bool
-    ) -> ResidualResult:
-        quantized = self._restore(stack.output, x, request)
-        if request.targets is not None:
-            return quantized, loss.sum()
-        layout, levels, every = self.layout, stack.levels, self.num_quantizers
-        chosen = [layout.restore_positions(level.choice.chosen.indices, x) for level in levels]
-        # Dropped levels have no index and no code.
-        indices = stack_levels(chosen, every, -1, -1)
-        if not return_all_codes:
-            return ResidualOutput(quantized, indices, loss)
-        codes = self._all_codes([level.codes for level in levels], indices, x, request)
-        return ResidualOutputWithCodes(quantized, indices, loss, codes)
+            return started._replace(step=step_at_once(self, tokens, request))
+        return started._replace(walk=walk(self, layout.split_heads(tokens), request))
 
     # Stages of forward ---------------------------------------------------------------------------------------
 
@@ -463,14 +388,6 @@ class ResidualVQ(nn.Module):
             return [1.0] * self.num_quantizers
         return self.beam_score_quantizer_weights
 
-    def _restore(self, output: Tensor, x: Tensor, request: Request) -> Tensor:
-        layout = self.layout
-        merged = layout.merge_heads(output, *request.batch).flatten(2)
-        padding = None
-        if request.mask is not None and not self.return_zeros_for_masked_padding:
-            padding = layout.pack(x)
-        return leave(merged, x, request.mask, layout, self.project_out, padding)
-
     # Codes -----------------------------------------------------------------------------------------------------
 
     @property
@@ -553,39 +470,6 @@ class ResidualVQ(nn.Module):
         for level in self.levels:
             level.update_in_place_optimizer()
         step_in_place_optimizer(self)
-
-
-class Started(NamedTuple):
-    """A forward of one stack that has searched and not learnt yet."""
-
-    rvq: ResidualVQ
-    x: Tensor
-    request: Request
-    stack: Walk | None
-    result: ResidualResult | None  # of a forward that neither learns nor scores
-    return_all_codes: bool
-
-    @property
-    def walk(self) -> Walk:
-        """``stack``, where there is one."""
-        assert self.stack is not None
-        return self.stack
-
-    def ended(self, terms: list[Terms], counts: list[Tensor]) -> ResidualResult:
-        """The result, when the codebooks have learnt."""
-        loss = self.rvq._finish_step(self.walk, terms, counts, self.request)
-        return self.rvq._result(self.walk, loss, self.x, self.request, self.return_all_codes)
-
-
-def finish(started: Sequence[Started]) -> list[ResidualResult]:
-    """The second half of the forwards of stacks with equal options: all learn, in one exchange over ranks."""
-    searched = [own for own in started if own.stack is not None]
-    terms = [search_losses(own.rvq, own.walk.levels, own.request.ranks) for own in searched]
-    counts: list[list[Tensor]] = [[] for _ in searched]
-    if searched and searched[0].rvq.training and not searched[0].request.frozen:
-        counts = learn([own.rvq._searched(own.walk, own.request) for own in searched])
-    scored = iter(zip(terms, counts, strict=True))
-    return [own.result if own.result is not None else own.ended(*next(scored)) for own in started]
 
 
 def _widened(codes: Tensor) -> Tensor:
