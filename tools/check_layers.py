@@ -1,9 +1,14 @@
-"""Includes of the library go down only (HACKING.md, "Map of the tree"): a folder includes itself and what is below."""
+"""Includes of the library and imports of the package go down only (HACKING.md, "Map of the tree").
+
+A folder or module uses itself and what is below. Imports for annotations alone or inside a function do not count.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 # From the bottom up. Public headers stand with the sources of the same folder.
@@ -23,6 +28,20 @@ INCLUDE = re.compile(r'^#include [<"](?:torchvq/)?(\w+)/', re.MULTILINE)
 # Kernels are raw pointers; only the choice of the instruction set asks torch what the user has set.
 TORCH = re.compile(r"^#include <(?:ATen|c10|torch)/", re.MULTILINE)
 MAY_INCLUDE_TORCH = {Path("src/kernels/cpu/cpu_level.cpp")}
+
+# The package likewise; modules of a row do not stand on each other, or on one side only.
+PACKAGE = Path("python/torchvq")
+ROWS = (
+    ("_torch_builds", "_library", "_version"),
+    ("_base",),
+    ("outputs",),
+    ("_scalar",),
+    ("ops", "codebook"),
+    ("_codebook",),
+    ("vector_quantize",),
+    ("_residual",),
+    ("_hierarchical",),
+)
 
 
 def sources() -> list[tuple[Path, str]]:
@@ -49,13 +68,41 @@ def faults_of(path: Path, layer: str) -> list[str]:
     return faults
 
 
+def row_of(module: str) -> int:
+    """How high a module of the package stands, by its name from there on. Classes and tools are above all rooms."""
+    room = module.split(".")[0]
+    return next((height for height, row in enumerate(ROWS) if room in row), len(ROWS))
+
+
+def imports(statements: list[ast.stmt]) -> Iterator[str]:
+    """The modules of the package that are imported as soon as one is, by their names from there on."""
+    for statement in statements:
+        if isinstance(statement, ast.ImportFrom) and statement.module:
+            package, _, module = statement.module.partition(".")
+            if package == "torchvq":
+                yield from [module] if module else [alias.name for alias in statement.names]
+        elif isinstance(statement, ast.If) and "TYPE_CHECKING" not in ast.dump(statement.test):
+            yield from imports(statement.body + statement.orelse)
+
+
+def faults_of_module(path: Path) -> list[str]:
+    own = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+    return [
+        f"{path}: imports torchvq.{module}, which stands above it"
+        for module in imports(ast.parse(path.read_text(encoding="utf-8")).body)
+        if row_of(module) > row_of(own)
+    ]
+
+
 def main() -> int:
     files = sources()
+    modules = sorted(PACKAGE.rglob("*.py"))
     faults = [fault for path, layer in files for fault in faults_of(path, layer)]
+    faults += [fault for path in modules for fault in faults_of_module(path)]
     for fault in faults:
         print(f"  {fault}")
-    print(f"  layers: {len(files)} files, {len(faults)} includes go up")
-    return 1 if faults or not files else 0
+    print(f"  layers: {len(files) + len(modules)} files, {len(faults)} includes and imports go up")
+    return 1 if faults or not files or not modules else 0
 
 
 if __name__ == "__main__":

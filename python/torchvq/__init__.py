@@ -1,13 +1,13 @@
 """torchvq: vector quantization for neural tokenizers."""
 
-from torchvq._collapse import CollapseLimits, CollapseWarning
-from torchvq._kmeans import KmeansOutput, kmeans
+from torchvq._codebook.collapse import CollapseLimits, CollapseWarning
+from torchvq._codebook.stats import CodebookStats
 from torchvq._library import cmake_prefix_path
-from torchvq._precision_report import Precision, precision_report
-from torchvq._recommended import recommended
-from torchvq._refine import Refinement, refine
-from torchvq._replicas import ReplicaDifference, verify_replicas
-from torchvq._stats import CodebookStats
+from torchvq._tools.kmeans import KmeansOutput, kmeans
+from torchvq._tools.precision_report import Precision, precision_report
+from torchvq._tools.recommended import recommended
+from torchvq._tools.refine import Refinement, refine
+from torchvq._tools.replicas import ReplicaDifference, verify_replicas
 from torchvq._version import __version__
 from torchvq.binary_mapper import BinaryMapper
 from torchvq.evo_lookup_free_quantization import EvoLFQ

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from torchvq._compat import vqp_compat_of
-from torchvq._noise import NoisyModule
-from torchvq._options import check_options
-from torchvq._ranks import ALONE, Ranks, default_group, distributed_training
+from torchvq._base.compat import vqp_compat_of
+from torchvq._base.noise import NoisyModule
+from torchvq._base.options import check_options
+from torchvq._base.ranks import ALONE, Ranks, default_group, distributed_training
 from torchvq.outputs import BinaryMapperOutput, BinaryMapperOutputWithIndices
 
 if TYPE_CHECKING:

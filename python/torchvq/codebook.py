@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from torchvq._random_state import fresh_rng
-from torchvq._ranks import ALONE, Ranks
-from torchvq._replay import Replayed
-from torchvq._sharded import keep_in_shards
-from torchvq._transforms import is_mapped, shared_flag
-from torchvq._wide_buffers import HALF, WideBuffers
+from torchvq._base.random_state import fresh_rng
+from torchvq._base.ranks import ALONE, Ranks
+from torchvq._base.replay import Replayed
+from torchvq._base.sharded import keep_in_shards
+from torchvq._base.transforms import is_mapped, shared_flag
+from torchvq._base.wide_buffers import HALF, WideBuffers
 
 logger = logging.getLogger("torchvq")
 _ops = torch.ops.torchvq

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from torchvq._options import check_options, expect
-from torchvq._projection import in_dtype_of
-from torchvq._random_state import RandomState
+from torchvq._base.options import check_options, expect
+from torchvq._base.projection import in_dtype_of
+from torchvq._base.random_state import RandomState
 from torchvq.lookup_free_quantization import LFQ
 from torchvq.outputs import LookupFreeLossBreakdown, exportable
 

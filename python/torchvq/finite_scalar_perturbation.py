@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchvq._compat import as_returned, vqp_compat_of
-from torchvq._integers import as_int64, to_int64
-from torchvq._layout import Layout
-from torchvq._noise import NoisyModule
-from torchvq._options import check_options
-from torchvq._projection import project
-from torchvq._ranks import ALONE, Ranks, default_group, distributed_training, group_name
-from torchvq._replay import StepRecords
+from torchvq._base.compat import as_returned, vqp_compat_of
+from torchvq._base.integers import as_int64, to_int64
+from torchvq._base.layout import Layout
+from torchvq._base.noise import NoisyModule
+from torchvq._base.options import check_options
+from torchvq._base.projection import project
+from torchvq._base.ranks import ALONE, Ranks, default_group, distributed_training, group_name
+from torchvq._base.replay import StepRecords
 from torchvq.outputs import FSPOutput
 
 if TYPE_CHECKING:

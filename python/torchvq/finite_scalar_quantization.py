@@ -9,13 +9,13 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from torchvq._compat import as_returned, vqp_compat_of, wide_indices
-from torchvq._constants import to_default_device
-from torchvq._layout import Layout
-from torchvq._options import check_options, expect
-from torchvq._projection import make_projections, project
-from torchvq._random_state import RandomState
-from torchvq._ranks import everybody, noise_rng
+from torchvq._base.compat import as_returned, vqp_compat_of, wide_indices
+from torchvq._base.constants import to_default_device
+from torchvq._base.layout import Layout
+from torchvq._base.options import check_options, expect
+from torchvq._base.projection import make_projections, project
+from torchvq._base.random_state import RandomState
+from torchvq._base.ranks import everybody, noise_rng
 from torchvq.outputs import ScalarOutput
 
 _ops = torch.ops.torchvq

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchvq._grouped_stack import GroupedStack
+from torchvq._residual.grouped_stack import GroupedStack
 from torchvq.outputs import ScalarOutput, ScalarOutputWithCodes
 from torchvq.residual_fsq import ResidualFSQ
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchvq._grouped_stack import GroupedStack
+from torchvq._residual.grouped_stack import GroupedStack
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
 from torchvq.residual_lfq import ResidualLFQ, losses_of
 

@@ -6,10 +6,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from torchvq import _joined
-from torchvq._options import check_options
-from torchvq._residual_results import finish
-from torchvq._stats import CodebookStats, read_stats
+from torchvq._base import joined as _joined
+from torchvq._base.options import check_options
+from torchvq._codebook.stats import CodebookStats, read_stats
+from torchvq._residual.results import finish
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
 from torchvq.residual_vq import ResidualVQ
 

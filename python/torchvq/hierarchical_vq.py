@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
-from torchvq._compat import vqp_compat_of
-from torchvq._joined import without_autocast
-from torchvq._layout import Layout
-from torchvq._options import check_options, expect
-from torchvq._phi import Phi
-from torchvq._ranks import group_of, ranks_of, shake_hands
-from torchvq._scales import Request, ScaleWalk, finish_scales, walk
-from torchvq._stats import CodebookStats, begin_step, stats_of
-from torchvq._transforms import is_mapped
-from torchvq._wide_buffers import HALF
+from torchvq._base.compat import vqp_compat_of
+from torchvq._base.joined import without_autocast
+from torchvq._base.layout import Layout
+from torchvq._base.options import check_options, expect
+from torchvq._base.ranks import group_of, ranks_of, shake_hands
+from torchvq._base.transforms import is_mapped
+from torchvq._base.wide_buffers import HALF
+from torchvq._codebook.stats import CodebookStats, begin_step, stats_of
+from torchvq._hierarchical.phi import Phi
+from torchvq._hierarchical.scales import Request, ScaleWalk, finish_scales, walk
 from torchvq.codebook import Codebook
 from torchvq.outputs import HierarchicalOutput, HierarchicalOutputWithCutoff, HierarchicalResult
 from torchvq.vector_quantize import VectorQuantize

@@ -8,10 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchvq import _checkpointing
-from torchvq._compat import as_returned, vqp_compat_of
-from torchvq._constants import ConstantBuffers, materialise_constants, to_default_device
-from torchvq._in_place import (
+from torchvq._base import checkpointing as _checkpointing
+from torchvq._base.compat import as_returned, vqp_compat_of
+from torchvq._base.constants import ConstantBuffers, materialise_constants, to_default_device
+from torchvq._base.integers import as_int64
+from torchvq._base.layout import Layout
+from torchvq._base.options import check_options, expect
+from torchvq._base.projection import make_projections, project
+from torchvq._base.ranks import ALONE, Ranks, default_group, distributed_training
+from torchvq._base.replay import StepRecords
+from torchvq._base.torch_private import outside_graphs
+from torchvq._codebook.in_place import (
     accumulate_gradients,
     average_gradients,
     keep_optimizer_in_checkpoint,
@@ -20,13 +27,6 @@ from torchvq._in_place import (
     step_in_place_optimizer,
     target_of,
 )
-from torchvq._integers import as_int64
-from torchvq._layout import Layout
-from torchvq._options import check_options, expect
-from torchvq._projection import make_projections, project
-from torchvq._ranks import ALONE, Ranks, default_group, distributed_training
-from torchvq._replay import StepRecords
-from torchvq._torch_private import outside_graphs
 from torchvq.outputs import QuantizeOutput
 
 _ops = torch.ops.torchvq

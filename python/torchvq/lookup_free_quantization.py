@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from torchvq import _lookup_free
-from torchvq._compat import vqp_compat_of
-from torchvq._constants import to_default_device
-from torchvq._layout import Layout
-from torchvq._lookup_free import Pending, Signs
-from torchvq._options import check_options
-from torchvq._projection import project
-from torchvq._random_state import RandomState
-from torchvq._ranks import ALONE, Ranks, group_name, noise_rng
-from torchvq._wide_buffers import HALF
+from torchvq._base.compat import vqp_compat_of
+from torchvq._base.constants import to_default_device
+from torchvq._base.layout import Layout
+from torchvq._base.options import check_options
+from torchvq._base.projection import project
+from torchvq._base.random_state import RandomState
+from torchvq._base.ranks import ALONE, Ranks, group_name, noise_rng
+from torchvq._base.wide_buffers import HALF
+from torchvq._scalar import lookup_free as _lookup_free
+from torchvq._scalar.lookup_free import Pending, Signs
 from torchvq.outputs import LookupFreeLossBreakdown, LookupFreeOutput
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import Any, Protocol, TextIO
 import torch.distributed as dist
 from torch import nn
 
-from torchvq._collapse import CollapseLimits, CollapseWarning, LevelWatch
-from torchvq._ranks import group_of
-from torchvq._stats import CodebookStats, read_stats
-from torchvq._torch_private import WRAPPER_NAMES
+from torchvq._base.ranks import group_of
+from torchvq._base.torch_private import WRAPPER_NAMES
+from torchvq._codebook.collapse import CollapseLimits, CollapseWarning, LevelWatch
+from torchvq._codebook.stats import CodebookStats, read_stats
 from torchvq.vector_quantize import VectorQuantize
 
 _PANELS = {

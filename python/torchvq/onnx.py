@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import torchvq._library  # noqa: F401  (registers the operators)
-from torchvq._onnx_tables import level_codes, level_thresholds, place_values
+from torchvq._tools.onnx_tables import level_codes, level_thresholds, place_values
 
 _ops = torch.ops.torchvq
 

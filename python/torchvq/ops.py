@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import torchvq._library  # noqa: F401  (registers the operators)
-from torchvq._scalar_ops import (  # noqa: F401  (the operators without a codebook)
+from torchvq._scalar.operators import (  # noqa: F401  (the operators without a codebook)
     ScalarCodes,
     SignEntropy,
     residual_scalar_quantize,

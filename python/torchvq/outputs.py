@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torchvq._torch_private import register_namedtuple
+from torchvq._base.torch_private import register_namedtuple
 
 
 class LossBreakdown(NamedTuple):

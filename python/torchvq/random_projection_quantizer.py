@@ -5,13 +5,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from torchvq._compat import vqp_compat_of
-from torchvq._constants import to_default_device
-from torchvq._layout import Layout
-from torchvq._options import check_options, expect
-from torchvq._projection import project
-from torchvq._search import stored_codes
-from torchvq._wide_buffers import HALF, WideBuffers
+from torchvq._base.compat import vqp_compat_of
+from torchvq._base.constants import to_default_device
+from torchvq._base.layout import Layout
+from torchvq._base.options import check_options, expect
+from torchvq._base.projection import project
+from torchvq._base.wide_buffers import HALF, WideBuffers
+from torchvq._codebook.search import stored_codes
 from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq

@@ -7,10 +7,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from torchvq._compat import as_returned, vqp_compat_of
-from torchvq._constants import materialise_constants
-from torchvq._options import check_options, expect
-from torchvq._residual_stack import LevelChoice, ResidualStack
+from torchvq._base.compat import as_returned, vqp_compat_of
+from torchvq._base.constants import materialise_constants
+from torchvq._base.options import check_options, expect
+from torchvq._residual.stack import LevelChoice, ResidualStack
 from torchvq.finite_scalar_quantization import FSQ
 from torchvq.outputs import ScalarOutput, ScalarOutputWithCodes
 

@@ -6,12 +6,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from torchvq import _lookup_free
-from torchvq._compat import vqp_compat_of
-from torchvq._lookup_free import Pending
-from torchvq._options import check_options, expect
-from torchvq._residual_engine import stack_levels
-from torchvq._residual_stack import LevelChoice, ResidualStack, StackResult
+from torchvq._base.compat import vqp_compat_of
+from torchvq._base.options import check_options, expect
+from torchvq._residual.engine import stack_levels
+from torchvq._residual.stack import LevelChoice, ResidualStack, StackResult
+from torchvq._scalar import lookup_free as _lookup_free
+from torchvq._scalar.lookup_free import Pending
 from torchvq.lookup_free_quantization import LFQ
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
 

@@ -5,12 +5,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from torchvq import _joined
-from torchvq._compat import vqp_compat_of
-from torchvq._estimators import estimate
-from torchvq._options import check_options
-from torchvq._residual_engine import only_if, stack_levels
-from torchvq._residual_stack import LevelChoice, ResidualStack, StackResult
+from torchvq._base import joined as _joined
+from torchvq._base.compat import vqp_compat_of
+from torchvq._base.estimators import estimate
+from torchvq._base.options import check_options
+from torchvq._residual.engine import only_if, stack_levels
+from torchvq._residual.stack import LevelChoice, ResidualStack, StackResult
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
 from torchvq.sim_vq import SimChoice, SimVQ, shake_hands
 

@@ -8,23 +8,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchvq import _joined
-from torchvq._compat import vqp_compat_of
-from torchvq._implicit_codebook import MLP
-from torchvq._in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
-from torchvq._layout import Layout
-from torchvq._options import check_options
-from torchvq._projection import make_projections, project
-from torchvq._ranks import ranks_of, shake_hands
-from torchvq._residual_at_once import decode_sum, encode_at_once, encodes_at_once
-from torchvq._residual_calls import check_beam, check_beam_training, check_levels
-from torchvq._residual_dropout import drawn_depth, seeded_depth
-from torchvq._residual_engine import enter, stack_levels
-from torchvq._residual_levels import Request, walk
-from torchvq._residual_results import Started, finish
-from torchvq._residual_step import step_at_once, steps_at_once
-from torchvq._stats import CodebookStats, begin_step, read_stats
-from torchvq._wide_buffers import HALF
+from torchvq._base import joined as _joined
+from torchvq._base.compat import vqp_compat_of
+from torchvq._base.layout import Layout
+from torchvq._base.options import check_options
+from torchvq._base.projection import make_projections, project
+from torchvq._base.ranks import ranks_of, shake_hands
+from torchvq._base.wide_buffers import HALF
+from torchvq._codebook.in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
+from torchvq._codebook.stats import CodebookStats, begin_step, read_stats
+from torchvq._residual.at_once import decode_sum, encode_at_once, encodes_at_once
+from torchvq._residual.calls import check_beam, check_beam_training, check_levels
+from torchvq._residual.dropout import drawn_depth, seeded_depth
+from torchvq._residual.engine import enter, stack_levels
+from torchvq._residual.implicit_codebook import MLP
+from torchvq._residual.levels import Request, walk
+from torchvq._residual.results import Started, finish
+from torchvq._residual.step import step_at_once, steps_at_once
 from torchvq.codebook import Codebook
 from torchvq.outputs import ResidualResult
 from torchvq.vector_quantize import VectorQuantize

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from torchvq._compat import vqp_compat_of
-from torchvq._joined import without_autocast
-from torchvq._layout import Layout
-from torchvq._options import check_options
-from torchvq._projection import in_dtype_of
-from torchvq._ranks import Ranks, group_name, group_of
-from torchvq._wide_buffers import HALF, WideBuffers
+from torchvq._base.compat import vqp_compat_of
+from torchvq._base.joined import without_autocast
+from torchvq._base.layout import Layout
+from torchvq._base.options import check_options
+from torchvq._base.projection import in_dtype_of
+from torchvq._base.ranks import Ranks, group_name, group_of
+from torchvq._base.wide_buffers import HALF, WideBuffers
 from torchvq.outputs import QuantizeOutput
 
 if TYPE_CHECKING:

@@ -7,17 +7,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from torchvq._call import Call, check_topk
-from torchvq._compat import vqp_compat_of
-from torchvq._in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
-from torchvq._layout import Layout
-from torchvq._options import check_options
-from torchvq._projection import make_projections, project, projects_nothing
-from torchvq._ranks import ALONE, group_name, ranks_of, shake_hands
-from torchvq._search import prepare, stored_codes
-from torchvq._stats import CodebookStats, keep_counts, read_stats
-from torchvq._step import Step, step
-from torchvq._wide_buffers import HALF
+from torchvq._base.compat import vqp_compat_of
+from torchvq._base.layout import Layout
+from torchvq._base.options import check_options
+from torchvq._base.projection import make_projections, project, projects_nothing
+from torchvq._base.ranks import ALONE, group_name, ranks_of, shake_hands
+from torchvq._base.wide_buffers import HALF
+from torchvq._codebook.call import Call, check_topk
+from torchvq._codebook.in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
+from torchvq._codebook.search import prepare, stored_codes
+from torchvq._codebook.stats import CodebookStats, keep_counts, read_stats
+from torchvq._codebook.step import Step, step
 from torchvq.codebook import Codebook, EmaWeight
 from torchvq.outputs import (
     LossBreakdown,

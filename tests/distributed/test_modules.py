@@ -363,7 +363,7 @@ def test_a_subgroup_learns_by_itself(pool: Any) -> None:
 def draws_in_a_subgroup(rank: int) -> tuple[Tensor, Tensor]:
     import torch.distributed as dist
 
-    from torchvq._ranks import Ranks, noise_rng
+    from torchvq._base.ranks import Ranks, noise_rng
 
     groups = [dist.new_group([0]), dist.new_group([1, 2])]
     ranks = Ranks(groups[min(rank, 1)].group_name)

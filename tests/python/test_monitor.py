@@ -23,7 +23,7 @@ from torchvq import (
     ResidualVQ,
     VectorQuantize,
 )
-from torchvq._collapse import LevelWatch
+from torchvq._codebook.collapse import LevelWatch
 from torchvq.monitor import plot_json_lines, read_json_lines
 
 DIM = 6

@@ -10,7 +10,7 @@ from residual_vq_cases import BATCH, CODES, LENGTH, LEVELS, STACKS, build, data
 
 import torchvq.residual_vq as residual_vq
 from torchvq import ResidualVQ
-from torchvq._residual_step import steps_at_once
+from torchvq._residual.step import steps_at_once
 
 # Networks make codes, and the statistics of the affine map move, between the levels.
 CASES = sorted(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from residual_vq_cases import STACKS, assert_same_state, build, data, state, train_step
 
-from torchvq import _residual_dropout
+from torchvq._residual import dropout as _residual_dropout
 
 RULES = [(8, 0, 1), (8, 3, 1), (8, 0, 3), (8, 2, 4), (5, 2, 2), (3, 2, 1), (3, 0, 9)]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from torchvq._integers import to_int64
+from torchvq._base.integers import to_int64
 
 _ops = torch.ops.torchvq
 

@@ -1,0 +1,1 @@
+"""What every module stands on: buffers, options, layouts, random numbers, and torch where it has no public name."""

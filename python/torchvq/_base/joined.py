@@ -1,0 +1,27 @@
+"""Tensors side by side, whatever autocast makes of that: it refuses a half precision that is not its own."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from torchvq._base.projection import autocast_is_on
+
+
+def cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """``torch.cat`` in the tensors' own dtype."""
+    with without_autocast(tensors[0]):
+        return torch.cat(list(tensors), dim)
+
+
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """``torch.stack`` in the tensors' own dtype."""
+    with without_autocast(tensors[0]):
+        return torch.stack(list(tensors), dim)
+
+
+def without_autocast(like: Tensor) -> AbstractContextManager[object]:
+    """Autocast off on the device of a tensor, where it is on."""
+    device = like.device.type
+    return torch.autocast(device, enabled=False) if autocast_is_on(device) else nullcontext()

@@ -1,0 +1,31 @@
+"""Modules that draw noise for each token."""
+
+import torch
+from torch import Tensor
+
+from torchvq._base.random_state import RandomState
+from torchvq._base.ranks import Ranks, noise_rng
+
+_ops = torch.ops.torchvq
+
+
+class NoisyModule(RandomState):
+    """A module that draws numbers for each token from its generator ``rng``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keep_rng()
+
+    def take_rng(self, x: Tensor, mask: Tensor | None, ranks: Ranks) -> Tensor:
+        """What this forward draws from; counts a step unless there are no tokens.
+
+        The recomputation of a checkpointed forward gets what the forward got, and counts nothing.
+        """
+        rng = self.rng.clone()
+        step = self._step_for(x, rng)
+        if step is not None and step.replayed:
+            assert step.rng is not None
+            return noise_rng(step.rng, ranks)
+        if x.numel() > 0:
+            _ops.advance_rng_(self.rng, mask)
+        return noise_rng(rng, ranks)

@@ -1,0 +1,105 @@
+"""State that a module keeps beyond its parameters: a generator of random numbers, and float32 buffers."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchvq._base.constants import ConstantBuffers
+from torchvq._base.replay import StepRecords
+from torchvq._base.wide_buffers import HALF
+
+_ops = torch.ops.torchvq
+
+
+def fresh_rng() -> Tensor:
+    """Seed and step (2,) of the counter-based generator, the seed drawn from torch's."""
+    seed = torch.randint(2**62, (), device="cpu")
+    rng = torch.stack([seed, torch.zeros((), dtype=torch.long, device="cpu")])
+    device = torch.get_default_device()
+    # The meta device could not hold a seed.
+    return rng if device.type == "meta" else rng.to(device)
+
+
+class Step:
+    """What a checkpointed forward drew from and what ranks added up in it, for its recomputation."""
+
+    def __init__(self, rng: Tensor | None) -> None:
+        self.rng = rng
+        self.totals: list[Tensor] = []
+        self.replayed = False  # whether its recomputation has begun
+
+
+class RandomState(ConstantBuffers):
+    """A module that may have a buffer ``rng``, (2,) int64: seed and step of the counter-based generator.
+
+    Its float buffers stay float32 (float64 once the module was made double) whatever ``.half()``, ``.bfloat16()``
+    or a wrapper does to the module. A checkpoint of the reference, which has no ``rng``, loads with strict=True.
+    """
+
+    rng: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._records: StepRecords[Step] = StepRecords()
+        self._step: Step | None = None
+
+    def keep_rng(self) -> None:
+        """Registers the generator, for modules that draw."""
+        self.register_buffer("rng", fresh_rng())
+
+    def forget_rng(self) -> None:
+        """For a level whose stack draws for all levels."""
+        self._buffers.pop("rng", None)
+
+    @contextmanager
+    def step_of(self, x: Tensor, *, draws: bool = True) -> Iterator[Any]:
+        """The generator of one training forward of x (None for modules without); a step that draws counts when it ends.
+
+        The recomputation of a checkpointed forward gets what the forward got, and does not count.
+        """
+        rng = self._buffers.get("rng")
+        present = None if rng is None else rng.clone()
+        if torch.compiler.is_compiling():
+            yield present
+        else:
+            step = self._step = self._step_for(x, present)
+            try:
+                yield present if step is None else step.rng
+            finally:
+                self._step = None
+            if step is not None and step.replayed:
+                return
+        if rng is not None and draws:
+            _ops.advance_rng_(rng)
+
+    def _step_for(self, x: Tensor, rng: Tensor | None) -> Step | None:
+        """The record that this forward writes, or as a recomputation reads."""
+        found = self._records.take(x)
+        if found is not None:
+            found.replayed = True
+            return found
+        step = Step(rng)
+        return step if self._records.keep(x, step) else None
+
+    @property
+    def recorded_step(self) -> Step | None:
+        """The record of the running forward, if it is checkpointed."""
+        return self._step
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        missing: list[str] = args[1]
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        if prefix + "rng" in missing and "rng" in self._buffers:
+            missing.remove(prefix + "rng")
+            # A seed drawn at construction stays; one that the meta device could not hold is drawn now.
+            rng = fresh_rng() if self.rng.is_meta else self.rng
+            rng[1] = 0
+            self._buffers["rng"] = rng
+        for name, buffer in self._buffers.items():
+            if buffer is not None and buffer.dtype in HALF:
+                self._buffers[name] = buffer.float()

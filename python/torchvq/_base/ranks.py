@@ -1,0 +1,109 @@
+"""Which ranks learn together in a training forward, and the steps of it that they take together."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from torchvq._base.torch_private import constant_in_graphs, rank_in
+
+if TYPE_CHECKING:
+    from torchvq.codebook import Codebook
+    from torchvq.lookup_free_quantization import LFQ
+    from torchvq.sim_vq import SimVQ
+    from torchvq.vector_quantize import VectorQuantize
+
+_ops = torch.ops.torchvq
+
+
+class Ranks(NamedTuple):
+    """The process group of one forward, by name, and what errors call the quantizer."""
+
+    group: str = ""
+    label: str = "VectorQuantize"
+    reduction: str = "exact"
+
+    @property
+    def alone(self) -> bool:
+        """Whether this process learns by itself. A group of one is no exception, and never communicates."""
+        return not self.group
+
+    def named(self) -> dict[str, str]:
+        """The arguments by which operators take part."""
+        return {"group_name": self.group, "label": self.label}
+
+
+ALONE = Ranks()
+
+
+def ranks_of(vq: "VectorQuantize", owner: str = "VectorQuantize") -> Ranks:
+    """Decided at each call, because modules are often built before their group exists. Evaluation is always alone."""
+    group = group_of(vq) if vq.training else ""
+    if not group:
+        return ALONE
+    label = f"{owner}(dim={vq.dim}, codebook_size={vq.codebook_size})"
+    return Ranks(group, label, vq.reduction)
+
+
+def group_of(vq: "VectorQuantize | LFQ | SimVQ") -> str:
+    """The name of the group of ranks that share a quantizer, in training; empty where it belongs to this process."""
+    if vq.sync_codebook is False or not distributed_training():
+        return ""
+    return default_group() if vq.process_group is None else vq.process_group
+
+
+def distributed_training() -> bool:
+    """Whether there is a process group at all; asked at each call, because modules are often built before it."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def default_group() -> str:
+    """The name of the group of all ranks, once torch.distributed is initialised."""
+    world = dist.group.WORLD
+    assert world is not None
+    return world.group_name
+
+
+def group_name(process_group: object) -> str | None:
+    """The name under which operators find a group. Groups themselves can be neither copied nor saved."""
+    if process_group is None or isinstance(process_group, str):
+        return process_group
+    name = getattr(process_group, "group_name", None)
+    if not isinstance(name, str):
+        raise ValueError(
+            "VectorQuantize: expected process_group to be a group that this rank belongs to, its name or None, "
+            f"but got {process_group}"
+        )
+    return name
+
+
+def shake_hands(codebooks: Sequence["Codebook"], ranks: Ranks) -> None:
+    """Before the first synchronised step: ranks that do not fit together find out, those that do start alike."""
+    if ranks.alone or codebooks[0].replaying:
+        return
+    state = [tensor for codebook in codebooks for tensor in codebook.replicated_state()]
+    signature = "; ".join(codebook.signature for codebook in codebooks)
+    _ops.handshake_(state, handle=codebooks[0].handle, signature=signature, **ranks.named())
+
+
+def noise_rng(rng: Tensor, ranks: Ranks) -> Tensor:
+    """What draws per token use: ranks hold different tokens, so they draw different numbers."""
+    if ranks.alone:
+        return rng
+    # A prime below 2^40: seeds of levels, which are consecutive, stay apart.
+    return torch.stack([rng[0] + _rank_in(ranks.group) * 1099511627689, rng[1]])
+
+
+def everybody() -> Ranks:
+    """All ranks, for modules that learn nothing together but draw noise; alone where there is no group."""
+    if not dist.is_available() or not dist.is_initialized():
+        return ALONE
+    return Ranks(default_group())
+
+
+@constant_in_graphs
+def _rank_in(group: str) -> int:
+    """The rank of this process in a group, as in C++, where there is no other."""
+    return rank_in(group)

@@ -1,0 +1,18 @@
+"""Tensors under torch.vmap, whose numbers Python cannot read."""
+
+from torch import Tensor
+
+from torchvq._base.torch_private import is_mapped, unmapped
+
+__all__ = ["is_mapped", "shared_flag"]
+
+
+def shared_flag(flag: Tensor) -> bool:
+    """A flag that all slices of a mapped tensor have in common."""
+    while is_mapped(flag):
+        flag = unmapped(flag)
+    if bool(flag.any()) != bool(flag.all()):
+        raise RuntimeError(
+            "VectorQuantize: expected either all codebooks under torch.vmap to be initialised or none, but got some"
+        )
+    return bool(flag.all())

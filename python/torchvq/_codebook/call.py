@@ -1,0 +1,66 @@
+"""What one forward of VectorQuantize was asked for."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from torchvq._base.ranks import ALONE, Ranks
+from torchvq.codebook import EmaWeight
+
+if TYPE_CHECKING:
+    from torchvq.vector_quantize import VectorQuantize
+
+
+class Call(NamedTuple):
+    """Arguments of a forward, with the module's options in the place of those left open."""
+
+    targets: Tensor | None
+    mask: Tensor | None  # (B, N)
+    topk: int | None
+    temperature: float
+    frozen: bool
+    transform: Callable[[Tensor], Tensor] | None
+    ema_update: bool
+    accumulate: bool
+    weight: EmaWeight | None
+    ranks: Ranks = ALONE
+
+
+def level_call(
+    vq: "VectorQuantize",
+    targets: Tensor | None,
+    mask: Tensor | None,
+    temperature: float | None,
+    frozen: bool,
+    ranks: Ranks,
+) -> Call:
+    """What a stack asks of one of its levels."""
+    return Call(
+        targets=targets,
+        mask=mask,
+        topk=None,
+        temperature=vq.sample_codebook_temp if temperature is None else temperature,
+        frozen=frozen,
+        transform=None,
+        ema_update=vq.ema_update,
+        accumulate=False,
+        weight=None,
+        ranks=ranks,
+    )
+
+
+def check_topk(vq: "VectorQuantize", topk: int | None) -> None:
+    """Raises ValueError where candidates cannot be had."""
+    if topk is None:
+        return
+    if vq.training and (vq.commitment_use_cross_entropy_loss or vq.stochastic_sample_codes):
+        raise ValueError(
+            "VectorQuantize: expected topk in training without commitment_use_cross_entropy_loss and "
+            f"stochastic_sample_codes, but got topk {topk} with one of them"
+        )
+    if topk < 1 or vq.heads > 1 or vq.in_place_codebook_optimizer is not None:
+        raise ValueError(
+            "VectorQuantize: expected topk to be at least 1, with one head and no in-place optimizer, "
+            f"but got topk {topk} with {vq.heads} heads"
+        )

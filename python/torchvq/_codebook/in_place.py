@@ -1,0 +1,177 @@
+"""The step of a codebook's own optimizer inside a training forward."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from torchvq._base.ranks import Ranks
+from torchvq._base.sharded import keep_in_shards
+from torchvq._base.transforms import is_mapped
+
+if TYPE_CHECKING:
+    from torchvq.latent_quantization import LatentQuantize
+    from torchvq.residual_vq import ResidualVQ
+    from torchvq.vector_quantize import VectorQuantize
+
+_ops = torch.ops.torchvq
+
+
+def _keep(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+@contextmanager
+def own_backward() -> Iterator[None]:
+    """For a backward here and now, in inference mode as well.
+
+    Checkpointing must not drop what it saves, or it would recompute the region.
+    """
+    hooks = torch.autograd.graph.saved_tensors_hooks(_keep, _keep)
+    with torch.inference_mode(False), torch.enable_grad(), hooks:
+        yield
+
+
+def accumulate_gradients(loss: Tensor, codebook: nn.Module) -> None:
+    """What ``loss.backward()`` does to the parameters, but past the hooks by which wrappers count their gradients."""
+    parameters = [parameter for parameter in codebook.parameters() if parameter.requires_grad]
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            before = parameter.grad
+            parameter.grad = gradient if before is None else before + gradient
+
+
+def target_of(tokens: Tensor) -> Tensor:
+    """What a step of an own optimizer goes towards; a backward cannot save tensors of inference mode."""
+    return tokens.clone() if tokens.is_inference() else tokens.detach()
+
+
+def learns_in_place(
+    owner: "LatentQuantize | ResidualVQ | VectorQuantize", codebook: nn.Module
+) -> bool:
+    """Whether a training forward steps the module's own optimizer: not after `requires_grad_(False)`."""
+    if owner.in_place_codebook_optimizer is None or not owner.training:
+        return False
+    if any(is_mapped(parameter) for parameter in codebook.parameters()):
+        raise RuntimeError(
+            f"{type(owner).__name__}: expected no torch.vmap over parameters with in_place_codebook_optimizer, "
+            "whose steps are the module's own, but got mapped parameters"
+        )
+    return any(parameter.requires_grad for parameter in codebook.parameters())
+
+
+def average_gradients(
+    codebook: nn.Module, tokens: Tensor, mask: Tensor | None, ranks: Ranks
+) -> None:
+    """The gradient of a mean over the tokens (H, T, D) of all ranks, from those of the ranks' own means."""
+    if ranks.alone:
+        return
+    parameters = [parameter for parameter in codebook.parameters() if parameter.grad is not None]
+    gradients = [parameter.grad for parameter in parameters]
+    averages = _ops.average_gradients(gradients, tokens, mask=mask, **ranks.named())
+    for parameter, average in zip(parameters, averages, strict=True):
+        parameter.grad = average
+
+
+def in_place_step(
+    vq: "VectorQuantize", projected: Tensor, codebook: Tensor, mask: Tensor | None, ranks: Ranks
+) -> Tensor:
+    """One step towards the tokens (H, T, D) of this batch; returns the loss it went down."""
+    state = vq._codebook
+    if state.replaying:
+        return projected.new_zeros(())
+    with own_backward():
+        target = target_of(projected)
+        _, _, codes, inputs = _ops.quantize(target, codebook, state.rng, estimator="none")
+        loss: Tensor = _ops.commitment_loss(inputs, codes, mask=mask)
+        accumulate_gradients(loss, state)
+    average_gradients(state, target, mask, ranks)
+    if not vq.manual_in_place_optimizer_update:
+        vq.update_in_place_optimizer()
+    state.record_embed()
+    return loss.detach()
+
+
+# The optimizer's state in the module's checkpoint --------------------------------------------------------------
+
+_PREFIX = "in_place_codebook_optimizer."
+
+
+def keep_optimizer_in_checkpoint(vq: "LatentQuantize | ResidualVQ | VectorQuantize") -> None:
+    """Adds what the optimizer has accumulated to the state dict, as tensors ``<prefix><parameter>.<name>``.
+
+    Its options are the constructor's. A checkpoint without these keys, as the reference writes, loads all the same;
+    the optimizer then goes on with what it has.
+    """
+    optimizer = vq.in_place_codebook_optimizer
+    assert optimizer is not None
+    names = {id(parameter): name for name, parameter in vq.named_parameters()}
+    vq.in_place_parameter_names = [
+        names[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]
+    ]
+    vq.register_state_dict_post_hook(_save)  # type: ignore[no-untyped-call]
+    vq.register_load_state_dict_pre_hook(_load)  # type: ignore[no-untyped-call]
+
+
+def _parameters(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> list[Tensor]:
+    """The parameters of a module's own optimizer, which are those that the module has now.
+
+    Loading by assignment, `to_empty` and `fully_shard` put other tensors in their place.
+    """
+    optimizer = owner.in_place_codebook_optimizer
+    assert optimizer is not None
+    names = iter(owner.in_place_parameter_names)
+    for group in optimizer.param_groups:
+        for place, old in enumerate(group["params"]):
+            path, _, name = next(names).rpartition(".")
+            # No `get_parameter`: `torch.func.functional_call` puts plain tensors there.
+            present = getattr(owner.get_submodule(path), name)
+            if present is not old:
+                group["params"][place] = present
+                if old in optimizer.state:
+                    optimizer.state[present] = optimizer.state.pop(old)
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def step_in_place_optimizer(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> None:
+    """A step of the module's own optimizer, which then forgets the gradients; nothing without one."""
+    optimizer = owner.in_place_codebook_optimizer
+    if optimizer is not None:
+        _parameters(owner)
+        optimizer.step()
+        optimizer.zero_grad()
+        for part in owner.modules():
+            keep_in_shards(part)
+
+
+def _save(
+    vq: "LatentQuantize | ResidualVQ | VectorQuantize",
+    state_dict: dict[str, Tensor],
+    prefix: str,
+    *_: object,
+) -> None:
+    optimizer = vq.in_place_codebook_optimizer
+    assert optimizer is not None
+    for index, parameter in enumerate(_parameters(vq)):
+        for name, value in optimizer.state.get(parameter, {}).items():
+            if value is not None:
+                tensor = torch.as_tensor(value).detach()
+                state_dict[f"{prefix}{_PREFIX}{index}.{name}"] = tensor
+
+
+def _load(
+    vq: "LatentQuantize | ResidualVQ | VectorQuantize",
+    state_dict: dict[str, Tensor],
+    prefix: str,
+    *_: object,
+) -> None:
+    optimizer = vq.in_place_codebook_optimizer
+    assert optimizer is not None
+    parameters = _parameters(vq)
+    # Taken out, so that loading does not find them unexpected.
+    for key in [key for key in state_dict if key.startswith(prefix + _PREFIX)]:
+        index, name = key[len(prefix + _PREFIX) :].split(".", 1)
+        optimizer.state[parameters[int(index)]][name] = state_dict.pop(key).clone()

@@ -1,0 +1,89 @@
+"""What several codebooks learn from one step."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchvq._base.ranks import Ranks
+from torchvq._codebook.losses import Chosen
+from torchvq.codebook import Codebook
+
+_ops = torch.ops.torchvq
+
+
+class Taught(NamedTuple):
+    """The tokens of one codebook, and the codes that they chose."""
+
+    inputs: Tensor  # (H, T, D)
+    indices: Tensor  # (H, T)
+    mask: Tensor | None  # (H, T)
+
+    @classmethod
+    def by(cls, levels: Sequence[Chosen]) -> "Taught":
+        """The tokens of all levels of one codebook."""
+        first = levels[0]
+        if len(levels) == 1:
+            return cls(first.inputs, first.indices, first.mask)
+        masks = [part.mask for part in levels if part.mask is not None]
+        return cls(
+            torch.cat([part.inputs for part in levels], 1),
+            torch.cat([part.indices for part in levels], 1),
+            torch.cat(masks, 1) if masks else None,
+        )
+
+    def none_of(self) -> "Taught":
+        """No tokens of the same kind."""
+        mask = None if self.mask is None else self.mask[:, :0]
+        return Taught(self.inputs[:, :0], self.indices[:, :0], mask)
+
+
+def learn_together(
+    codebooks: Sequence[Codebook], taught: Sequence[Taught], ema_update: bool, ranks: Ranks
+) -> list[Tensor]:
+    """A training step of codebooks with the options of the first, one exchange for all.
+
+    Args:
+        codebooks: those beyond ``taught`` are not in use and take part with nothing, because what ranks exchange must
+            not depend on the depth.
+        taught: the tokens of each codebook in use.
+
+    Returns:
+        Tokens of this step per code (H, K), of all ranks, for each codebook in use.
+    """
+    first = codebooks[0]
+    arguments = first.collecting(ranks) | first.learning(ema_update)
+    if not ranks.alone:
+        arguments["signature"] = "; ".join(codebook.signature for codebook in codebooks)
+    counts: list[Tensor] = _ops.learn_codebooks_(
+        [tensor for codebook in codebooks for tensor in codebook.state()],
+        [codebook.rng for codebook in codebooks],
+        [own.raw_inputs(part.inputs) for own, part in zip(codebooks, taught, strict=False)],
+        [part.indices for part in taught],
+        mask=[part.mask for part in taught if part.mask is not None],
+        statistics=[],
+        **arguments,
+    )
+    for codebook in codebooks[: len(taught)]:
+        codebook.keep_in_shards()
+    return counts
+
+
+def learn_stacks(
+    stacks: Sequence[tuple[Sequence[Codebook], Sequence[Taught]]], ema_update: bool, ranks: Ranks
+) -> list[list[Tensor]]:
+    """The same of the codebooks of several stacks, one exchange for all; the counts of each stack."""
+    if ranks.alone or len(stacks) == 1:
+        return [learn_together(*stack, ema_update, ranks) for stack in stacks]
+    codebooks = [codebook for own, _ in stacks for codebook in own]
+    taught = []
+    for own, used in stacks:
+        # Codebooks that are not in use keep their place in the message.
+        taught += [*used, *[used[0].none_of()] * (len(own) - len(used))]
+    counts = learn_together(codebooks, taught, ema_update, ranks)
+    found, begin = [], 0
+    for own, used in stacks:
+        found.append(counts[begin : begin + len(used)])
+        begin += len(own)
+    return found

@@ -1,0 +1,159 @@
+"""The losses of VectorQuantize, and of each level of a stack of them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchvq._base.ranks import Ranks
+from torchvq._codebook.call import Call
+
+if TYPE_CHECKING:
+    from torchvq.vector_quantize import VectorQuantize
+
+_ops = torch.ops.torchvq
+
+
+class Chosen(NamedTuple):
+    """What the search compared, and what it chose."""
+
+    tokens: Tensor  # (B, N, dim), before the projection
+    inputs: Tensor  # (H, T, D), what was compared with the codes
+    codebook: Tensor  # (H, K, D), or codes of each token (H, T, K, D)
+    mask: Tensor | None  # (H, T)
+    codes: Tensor  # (H, T, D), or (H, T, k, D)
+    indices: Tensor  # (H, T), or (H, T, k)
+
+
+class Choice(NamedTuple):
+    """What a search leaves: the output, what losses and learning need, the loss of the codebook's own optimizer."""
+
+    quantized: Tensor  # (H, T, D), or (H, T, k, D), with the estimator's gradient
+    chosen: Chosen
+    in_place: Tensor | None
+
+
+class Terms(NamedTuple):
+    """What a loss is made of before the codes change, each 0 where there is no such term."""
+
+    commitment: Tensor  # a scalar; of candidates (H, T, k)
+    diversity: Tensor
+
+
+def loss_options(vq: "VectorQuantize", call: Call) -> dict[str, Any]:
+    """What the operators that score a search need to know; what is as by default is left out."""
+    options: dict[str, Any] = dict(
+        training=vq.training,
+        metric=vq._codebook.metric,
+        commitment_weight=vq.commitment_weight if vq.has_commitment_loss else 0.0,
+        commitment_use_cross_entropy_loss=vq.commitment_use_cross_entropy_loss,
+        pulls_codes=vq.learnable_codebook and not call.frozen,
+    )
+    if call.targets is not None:
+        options["targets"] = vq._layout.split_indices(call.targets)
+    if vq.has_codebook_diversity_loss:
+        options |= dict(
+            diversity_weight=vq.codebook_diversity_loss_weight,
+            diversity_temperature=vq.codebook_diversity_temperature,
+        )
+    return options
+
+
+def search_losses(
+    vq: "VectorQuantize",
+    chosen: Chosen,
+    call: Call,
+    options: dict[str, Any],
+    totals: Tensor | None = None,
+) -> Terms:
+    """Commitment and diversity, which are about the codes that were searched.
+
+    Args:
+        options: ``loss_options``.
+        totals: sums of all ranks for the diversity loss; see ``shared_totals``.
+    """
+    if vq.vqp_compat:
+        options |= dict(
+            tokens=chosen.tokens,
+            token_mask=call.mask,
+            heads=vq.heads,
+            separate=vq.separate_codebook_per_head,
+            projected=vq.has_projections,
+        )
+    commitment, diversity = _ops.search_losses(
+        chosen.inputs,
+        chosen.codebook,
+        chosen.codes,
+        chosen.indices,
+        mask=chosen.mask,
+        totals=totals,
+        **options,
+    )
+    return Terms(commitment, diversity)
+
+
+def shared_totals(
+    quantizers: Sequence["VectorQuantize"], chosen: Sequence[Chosen], ranks: Ranks
+) -> list[Tensor | None]:
+    """Sums over the ranks for the diversity loss of each level: one all-reduce for all, None where nothing is shared.
+
+    Args:
+        quantizers: all levels of a stack; those beyond ``chosen`` were dropped, and take part with nothing, so that
+            what ranks exchange does not depend on the depth.
+        chosen: what each level in use has searched.
+    """
+    first = quantizers[0]
+    if ranks.alone or not first.has_codebook_diversity_loss or first.vqp_compat:
+        return [None] * len(chosen)
+    codebook = first._codebook
+    if codebook.replaying:
+        # The recomputation of a checkpointed step communicates nothing.
+        return list(codebook.recorded_totals())
+    totals: list[Tensor] = _ops.shared_diversity_totals(
+        [vq._codebook.embed.detach() for vq in quantizers],
+        [part.inputs for part in chosen],
+        [part.codebook for part in chosen],
+        masks=[part.mask for part in chosen if part.mask is not None],
+        temperature=first.codebook_diversity_temperature,
+        metric=codebook.metric,
+        **ranks.named(),
+    )
+    codebook.record_totals(totals)
+    return list(totals)
+
+
+def orthogonal_loss(vq: "VectorQuantize", indices: Tensor) -> Tensor:
+    """The likeness of the codes to each other, as they are after this step."""
+    loss: Tensor = _ops.orthogonal_loss(
+        vq._codebook.embed,
+        indices=indices if vq.orthogonal_reg_active_codes_only else None,
+        max_codes=vq.orthogonal_reg_max_codes,
+        rng=vq._codebook.rng,
+    )
+    return loss
+
+
+def orthogonal_options(vq: "VectorQuantize") -> dict[str, Any]:
+    """The arguments by which the operator of a step adds that loss; none where there is no such loss."""
+    if not vq.has_codebook_orthogonal_loss:
+        return {}
+    return dict(
+        orthogonal_weight=vq.orthogonal_reg_weight,
+        orthogonal_active_codes_only=vq.orthogonal_reg_active_codes_only,
+        orthogonal_max_codes=vq.orthogonal_reg_max_codes,
+    )
+
+
+def level_loss(vq: "VectorQuantize", chosen: Chosen, terms: Terms, call: Call) -> Tensor:
+    """The weighted loss of one level of a stack, a scalar, when its codebook has learnt; with targets the
+    cross-entropy alone.
+    """
+    parts, weights = [*terms], [vq.commitment_weight, vq.codebook_diversity_loss_weight]
+    if call.targets is not None:
+        parts, weights = [terms.commitment], [1.0]
+    elif vq.training and vq.has_codebook_orthogonal_loss:
+        parts.append(orthogonal_loss(vq, chosen.indices))
+        weights.append(vq.orthogonal_reg_weight)
+    loss: Tensor = _ops.weighted_loss(parts, weights, vq.training)
+    return loss

@@ -1,0 +1,127 @@
+"""What a forward of VectorQuantize searches, and how its output gets a gradient."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchvq._base.ranks import Ranks, noise_rng
+from torchvq._codebook.call import Call
+from torchvq._codebook.in_place import in_place_step, learns_in_place
+from torchvq._codebook.losses import Choice, Chosen
+
+if TYPE_CHECKING:
+    from torchvq.vector_quantize import VectorQuantize
+
+_ops = torch.ops.torchvq
+
+
+def choose(
+    vq: "VectorQuantize",
+    projected: Tensor,
+    tokens: Tensor,
+    mask: Tensor | None,
+    call: Call,
+    *,
+    gradient: str | None = None,
+    rng: Tensor | None = None,
+    picked: Tensor | None = None,
+) -> Choice:
+    """The codes of a step, and the search in them. Learning comes after.
+
+    Args:
+        projected: (H, T, D), what is searched for; the same tokens as ``tokens`` (B, N, dim).
+        mask: (H, T).
+        gradient: the estimator of the output; default: the module's own.
+        rng: (2,), for sampling and noise; default: the codebook's.
+        picked: (H, T), codes that are already chosen; nothing is searched then.
+    """
+    codebook, in_place = codes_of_step(vq, projected, tokens, mask, call)
+    quantized, indices, codes, inputs = _ops.quantize(
+        projected,
+        codebook,
+        noise_rng(vq._codebook.rng if rng is None else rng, call.ranks),
+        mask=mask,
+        topk=call.topk,
+        metric=vq._codebook.metric,
+        estimator=estimator(vq) if gradient is None else gradient,
+        chosen=picked,
+        **search_options(vq, call),
+    )
+    chosen = Chosen(tokens, inputs, codebook, mask, codes, indices)
+    return Choice(quantized, chosen, in_place)
+
+
+def search_options(vq: "VectorQuantize", call: Call) -> dict[str, Any]:
+    """What operators that search need to know of sampling and of the estimators."""
+    return dict(
+        temperature=call.temperature if vq.training and vq.stochastic_sample_codes else None,
+        gradient_temperature=call.temperature,
+        variance=vq.directional_reparam_variance,
+        sync_update_v=vq.sync_update_v if vq.training else 0.0,
+    )
+
+
+def prepare(
+    vq: "VectorQuantize", x: Tensor, mask: Tensor | None, frozen: bool, ranks: Ranks
+) -> None:
+    """What precedes the search for tokens (H, T, D); a frozen codebook is initialised all the same."""
+    learning = vq.training and not (frozen and vq._codebook.initialised)
+    vq._codebook.prepare(
+        x,
+        mask,
+        learning,
+        ranks,
+        sync_kmeans=vq.sync_kmeans,
+        sync_affine=vq.sync_affine_param,
+    )
+
+
+def codes_to_search(vq: "VectorQuantize", call: Call, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+    """The codes for tokens (B, N, dim), projected to a dtype: (H, K, D), or one set for each token (H, T, K, D)."""
+    codebook = vq._codebook
+    if call.transform is None:
+        return stored_codes(vq, dtype)
+    codes = call.transform(_ops.snapshot(codebook.codes()))
+    heads = codebook.num_codebooks
+    if codes.dim() != 5 or codes.shape[0] != heads:
+        raise ValueError(
+            "VectorQuantize: expected codebook_transform_fn to return codes of each token of shape "
+            f"(H, B, N, K, D), but got shape {list(codes.shape)}"
+        )
+    return codes.reshape(
+        heads, tokens.shape[0] * tokens.shape[1] * vq.heads // heads, *codes.shape[3:]
+    )
+
+
+def codes_of_step(
+    vq: "VectorQuantize", projected: Tensor, tokens: Tensor, mask: Tensor | None, call: Call
+) -> tuple[Tensor, Tensor | None]:
+    """The codes for tokens (B, N, dim), projected to (H, T, D), after the step of the codebook's own optimizer, if it
+    has one; and the loss that this has gone down.
+    """
+    codebook = codes_to_search(vq, call, tokens, projected.dtype)
+    if not learns_in_place(vq, vq._codebook) or call.frozen:
+        return codebook, None
+    in_place = in_place_step(vq, projected, codebook, mask, call.ranks)
+    return codes_to_search(vq, call, tokens, projected.dtype), in_place
+
+
+def stored_codes(vq: "VectorQuantize", dtype: torch.dtype) -> Tensor:
+    """The codes (H, K, D) for tokens that are projected to a dtype."""
+    codes = vq._codebook.codes()
+    # The input decides how wide the arithmetic is, not a module that was made double.
+    return codes.float() if codes.dtype == torch.float64 != dtype else codes
+
+
+def estimator(vq: "VectorQuantize") -> str:
+    """The operators' name of the gradient of the output."""
+    if not vq.training:
+        return "none"
+    if not vq.route_gradients_to_input:
+        return "gumbel" if vq.straight_through else "none"
+    if vq.directional_reparam:
+        return "directional_reparam"
+    if not vq.rotation_trick:
+        return "straight_through"
+    return "vqp_rotation_trick" if vq.vqp_compat else "rotation_trick"

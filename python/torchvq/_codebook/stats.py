@@ -1,0 +1,119 @@
+"""How well codebooks are used: what a training step leaves for it, and how it is read."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchvq._base.ranks import Ranks, group_of
+
+if TYPE_CHECKING:
+    from torchvq.codebook import Codebook
+    from torchvq.vector_quantize import VectorQuantize
+
+_ops = torch.ops.torchvq
+
+
+class CodebookStats(NamedTuple):
+    """How one codebook was used in the last training forward; see ``VectorQuantize.stats``."""
+
+    #: Fraction of the codes that at least one token chose, in [0, 1].
+    usage: float
+    #: ``2 ** entropy_bits``: the number of equally likely codes that would be as varied; 0 without tokens.
+    perplexity: float
+    #: Codes whose moving average is below the threshold of replacement; without replacement below 0.01 tokens.
+    dead: int
+    #: Codes that this step replaced.
+    replaced: int
+    #: Entropy of the codes' frequencies in bits, mean over the heads of separate codebooks.
+    entropy_bits: float
+    #: Tokens that chose a code, of all heads.
+    tokens: int
+
+
+def keep_counts(vq: "VectorQuantize") -> None:
+    """Makes room for the tokens of each code in the last training forward of this rank: (H, K), int64.
+
+    A buffer, so that compiled and exported steps may write it, that no checkpoint sees.
+    """
+    counts = torch.zeros_like(vq._codebook.cooldown)
+    vq.register_buffer("step_counts", counts, persistent=False)
+    vq.register_load_state_dict_post_hook(forget_step)  # type: ignore[no-untyped-call]
+
+
+def forget_step(vq: "VectorQuantize", _: object = None) -> None:
+    """After another state was loaded: it has had no step yet, and a module from the meta device holds anything."""
+    like = vq._codebook.cooldown
+    vq.step_counts = torch.zeros_like(like)
+    vq._codebook.replaced = torch.zeros_like(like[:, 0])
+
+
+def begin_step(codebooks: Sequence["Codebook"]) -> None:
+    """Forgets what the step before has replaced. The recomputation of a checkpointed step is no step."""
+    for codebook in codebooks:
+        if codebook.has_dead_code_replacement and not codebook.replaying:
+            codebook.replaced.zero_()
+
+
+def finish_step(
+    quantizers: Sequence["VectorQuantize"],
+    indices: Sequence[Tensor],
+    counts: Sequence[Tensor],
+    masks: Sequence[Tensor | None],
+    ranks: Ranks,
+    uses: Sequence[Tensor] | None = None,
+    drew: bool = True,
+) -> None:
+    """Ends a training step: keeps the tokens per code, and counts the step, so that the next draws are new ones.
+
+    Args:
+        quantizers: all levels of a stack.
+        indices: (H, T) for each level in use, which are fewer where levels were dropped.
+        counts: tokens per code of all ranks for each codebook in use, which may be one for all levels; none where
+            nothing was learnt. A step without tokens on any rank is not counted.
+        masks: (H, T) for each level in use.
+        uses: what gets the tokens per code of each level. Default: the quantizers' ``step_counts``.
+        drew: whether the generators are to count the step; a frozen one that drew nothing leaves them.
+    """
+    if quantizers[0]._codebook.replaying:
+        return
+    rng = [vq._codebook.rng for vq in quantizers[: len(indices)]]
+    if not drew:
+        rng = []
+    elif any(own is rng[0] for own in rng[1:]):
+        rng = rng[:1]
+    _ops.finish_step_(
+        [vq.step_counts for vq in quantizers] if uses is None else uses,
+        indices,
+        rng,
+        counts=counts,
+        masks=[mask for mask in masks if mask is not None],
+        alone=ranks.alone,
+    )
+
+
+def read_stats(quantizers: Sequence["VectorQuantize"], synced: bool) -> list[CodebookStats]:
+    """Statistics of quantizers that share a process group: at most one all-reduce for all of them."""
+    group = group_of(quantizers[0]) if synced else ""
+    counts = [vq.step_counts for vq in quantizers]
+    return stats_of(counts, [vq._codebook for vq in quantizers], group)
+
+
+def stats_of(
+    counts: Sequence[Tensor], codebooks: Sequence["Codebook"], group: str
+) -> list[CodebookStats]:
+    """Statistics of the tokens per code (H, K) of each codebook, of the ranks of a group; none: this rank's."""
+    table = _ops.synced_usage(
+        counts,
+        [codebook.cluster_size for codebook in codebooks],
+        [codebook.replaced for codebook in codebooks],
+        threshold=[float(codebook.threshold_ema_dead_code) for codebook in codebooks],
+        threshold_fraction=[float(c.dead_code_threshold_fraction) for c in codebooks],
+        group_name=group,
+        label="stats",
+    )
+    return [
+        CodebookStats(usage, perplexity, int(dead), int(replaced), entropy, int(tokens))
+        for usage, perplexity, dead, replaced, entropy, tokens in table.tolist()
+    ]

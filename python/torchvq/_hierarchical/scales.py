@@ -1,0 +1,232 @@
+"""The walk of HierarchicalVQ through its scales, and what the codebooks learn from it afterwards.
+
+Order of a training forward: all scales search, each in what the ones before have left, with the codes as they are at
+the start of the step; losses; then one update from the tokens of all scales (docs/design/hierarchical.md).
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchvq._base.ranks import Ranks
+from torchvq._codebook import losses as _losses
+from torchvq._codebook.call import Call, level_call
+from torchvq._codebook.learning import Taught, learn_together
+from torchvq._codebook.losses import Choice, Chosen, Terms
+from torchvq._codebook.search import choose, prepare
+from torchvq._codebook.stats import finish_step
+from torchvq._residual.engine import only_if, reach
+from torchvq.vector_quantize import VectorQuantize
+
+if TYPE_CHECKING:
+    from torchvq.hierarchical_vq import HierarchicalVQ
+
+_ops = torch.ops.torchvq
+
+
+class Request(NamedTuple):
+    """What one forward was asked for."""
+
+    mask: Tensor | None  # (B, *S)
+    targets: tuple[Tensor, ...] | None  # per scale, (B, *shape)
+    temperature: float | None
+    frozen: bool
+    depth: int | Tensor  # scales in use: a number, or one that only the device knows
+    ranks: Ranks
+
+
+class Scale(NamedTuple):
+    """What one scale chose."""
+
+    vq: VectorQuantize
+    call: Call
+    choice: Choice
+
+
+class ScaleWalk(NamedTuple):
+    """The whole walk."""
+
+    output: Tensor  # (B, D, *S)
+    scales: list[Scale]
+    losses: list[Tensor]  # () each; of the scales in use
+    counts: list[Tensor]  # tokens per code of each update, of all ranks
+
+
+def walk(hvq: "HierarchicalVQ", maps: Tensor, request: Request) -> ScaleWalk:
+    """Searches scale after scale; in training the codebooks learn. maps: (B, D, *S), float32 or float64."""
+    in_turn = hvq.training and hvq.vqp_compat
+    # The reference's dropped scales search and teach like the others.
+    walked = hvq.num_levels if in_turn else reach(request.depth, hvq.num_levels)
+    if hvq.shared_codebook:
+        _prepare_shared(hvq, maps, request)
+    residual, total = maps, torch.zeros_like(maps)
+    scales: list[Scale] = []
+    terms: list[Terms] = []
+    losses: list[Tensor] = []
+    counts: list[Tensor] = []
+    for index in range(walked):
+        if in_turn and hvq.shared_codebook:
+            hvq.levels[0]._codebook.search_in_turn(index)
+        scale = _choose_scale(hvq, index, residual, request)
+        scales.append(scale)
+        terms.append(_search_losses(scale))
+        taken = _spread(hvq, index, scale, maps)
+        used = _used(request, index)
+        if in_turn:
+            counts += _learn([scale], [scale.vq], request)
+            losses.append(only_if(used, _loss(scale, terms[-1])))
+        if not isinstance(request.depth, int) or index < request.depth:
+            total = total + only_if(used, taken)
+        residual = residual - taken
+    if not in_turn:
+        counts = _learn(scales, hvq.levels, request)
+        losses = [
+            only_if(_used(request, index), _loss(*found))
+            for index, found in enumerate(zip(scales, terms, strict=True))
+        ]
+    return ScaleWalk(total, scales, losses, counts)
+
+
+def finish_scales(hvq: "HierarchicalVQ", done: ScaleWalk, ranks: Ranks) -> None:
+    """Counts the uses of codes of each scale, and the step."""
+    chosen, uses = [scale.choice.chosen for scale in done.scales], hvq.counts_of_scales()
+    quantizers = hvq.levels
+    if hvq.shared_codebook:
+        # The quantizer itself, which a Monitor watches, has the tokens of all scales.
+        chosen, uses = [_together(chosen), *chosen], [quantizers[0].step_counts, *uses]
+        quantizers = quantizers[:1]
+    indices, masks = [part.indices for part in chosen], [part.mask for part in chosen]
+    finish_step(quantizers, indices, done.counts, masks, ranks, uses)
+
+
+# One scale --------------------------------------------------------------------------------------------------
+
+
+def _choose_scale(hvq: "HierarchicalVQ", index: int, residual: Tensor, request: Request) -> Scale:
+    vq, shape = hvq.levels[index], list(hvq.level_shapes[index])
+    tokens = _ops.pool_scale(residual, shape, mask=request.mask)
+    real = _real(hvq, index, tokens, request)
+    targets = None if request.targets is None else request.targets[index]
+    call = level_call(vq, targets, real, request.temperature, request.frozen, request.ranks)
+    projected, mask = _as_one(tokens), None if real is None else real.view(1, -1)
+    if not hvq.shared_codebook:
+        prepare(vq, projected, mask, request.frozen, request.ranks)
+    rng = vq._codebook.rng
+    if hvq.shared_codebook and index > 0:
+        # Scales that share a codebook draw different numbers from it.
+        rng = torch.stack([rng[0] + index, rng[1]])
+    return Scale(vq, call, choose(vq, projected, tokens, mask, call, rng=rng))
+
+
+def _used(request: Request, index: int) -> Tensor | None:
+    """Whether a scale is in use, () bool, where only the device knows."""
+    return None if isinstance(request.depth, int) else request.depth > index
+
+
+def _real(hvq: "HierarchicalVQ", index: int, tokens: Tensor, request: Request) -> Tensor | None:
+    """Which tokens of a scale (B, L) take part."""
+    real = None
+    if request.mask is not None:
+        real = _ops.pool_scale_mask(request.mask, list(hvq.level_shapes[index]))
+    used = _used(request, index)
+    if used is None or hvq.vqp_compat:
+        return real
+    return used.expand(tokens.shape[:2]) if real is None else real & used
+
+
+def _spread(hvq: "HierarchicalVQ", index: int, scale: Scale, maps: Tensor) -> Tensor:
+    """The map of a scale's codes; cells that are masked have the code 0."""
+    tokens = scale.choice.chosen.tokens
+    codes = scale.choice.quantized.view(tokens.shape)
+    if scale.call.mask is not None:
+        codes = _ops.fill_masked(codes, scale.call.mask)
+    taken: Tensor = hvq.choose_phi(index)(codes, hvq.level_shapes[index], maps.shape[2:])
+    return taken
+
+
+# What the scales learn --------------------------------------------------------------------------------------
+
+
+def _prepare_shared(hvq: "HierarchicalVQ", maps: Tensor, request: Request) -> None:
+    """k-means, on the first training tokens, of all scales at once: one image has few on the coarsest."""
+    vq = hvq.levels[0]
+    first_step = vq.training and not (vq._codebook.initialised or vq._codebook.replaying)
+    if first_step and not hvq.vqp_compat:
+        # The recomputation of a checkpointed step does without, so nothing may be saved for backward.
+        with torch.no_grad():
+            tokens = _tokens_without_codes(hvq, maps, request)
+        shapes = hvq.level_shapes
+    else:
+        shapes = hvq.level_shapes[:1]
+        tokens = [_ops.pool_scale(maps.detach(), list(shapes[0]), mask=request.mask)]
+    mask = None
+    if request.mask is not None:
+        masks = [_ops.pool_scale_mask(request.mask, list(shape)) for shape in shapes]
+        mask = torch.cat(masks, 1).view(1, -1)
+    prepare(vq, _as_one(torch.cat(tokens, 1)), mask, request.frozen, request.ranks)
+
+
+def _tokens_without_codes(hvq: "HierarchicalVQ", maps: Tensor, request: Request) -> list[Tensor]:
+    """What the tokens of each scale were if those of the coarser ones were codes themselves: (B, L, D)."""
+    residual = maps
+    tokens = []
+    for index, shape in enumerate(hvq.level_shapes):
+        tokens.append(_ops.pool_scale(residual, list(shape), mask=request.mask))
+        residual = residual - hvq.choose_phi(index)(tokens[-1], shape, maps.shape[2:])
+    return tokens
+
+
+def _search_losses(scale: Scale) -> Terms:
+    vq, call = scale.vq, scale.call
+    return _losses.search_losses(vq, scale.choice.chosen, call, _losses.loss_options(vq, call))
+
+
+def _loss(scale: Scale, terms: Terms) -> Tensor:
+    """The weighted loss of one scale, a scalar, when its codebook has learnt."""
+    return _losses.level_loss(scale.vq, scale.choice.chosen, terms, scale.call)
+
+
+def _learn(
+    scales: list[Scale], quantizers: Sequence[VectorQuantize], request: Request
+) -> list[Tensor]:
+    """One update of the codebooks of ``quantizers``; those that no scale has used take part with nothing.
+
+    Returns the tokens per code of each, of all ranks; nothing if nothing is learnt.
+    """
+    first = quantizers[0]
+    codebook = first._codebook
+    learns = first.training and not request.frozen and not codebook.replaying
+    if not learns or not codebook.learns(first.ema_update):
+        return []
+    chosen = [scale.choice.chosen for scale in scales]
+    codebooks = [vq._codebook for vq in quantizers]
+    if codebooks[-1] is codebook and len(codebooks) > 1:
+        codebooks, chosen = [codebook], [_together(chosen)]
+    taught = [Taught.by([part]) for part in chosen]
+    return learn_together(codebooks, taught, first.ema_update, request.ranks)
+
+
+def _together(chosen: Sequence[Chosen]) -> Chosen:
+    """The tokens of all scales as those of one step, sample by sample.
+
+    So the tokens of several ranks, one after the other, are those of the whole batch.
+    """
+
+    def joined(parts: list[Tensor]) -> Tensor:
+        grids = [scale.tokens.shape[:2] for scale in chosen]
+        rows = [p.reshape(*grid, *p.shape[2:]) for p, grid in zip(parts, grids, strict=True)]
+        return _as_one(torch.cat(rows, 1))
+
+    masks = [part.mask for part in chosen if part.mask is not None]
+    return chosen[0]._replace(
+        inputs=joined([part.inputs.detach() for part in chosen]),
+        indices=joined([part.indices for part in chosen]),
+        mask=joined(masks) if masks else None,
+    )
+
+
+def _as_one(rows: Tensor) -> Tensor:
+    """(B, L, ...) to (1, B * L, ...), as codebooks take tokens."""
+    return rows.flatten(0, 1).unsqueeze(0)

@@ -1,0 +1,1 @@
+"""Stacks of levels: the way in, the loop, the way out, groups."""

@@ -1,0 +1,62 @@
+"""Evaluation and decoding of a residual stack by one operator each, where no level needs a step of its own."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from torchvq._codebook.search import prepare, stored_codes
+from torchvq._residual.beam import best_paths
+from torchvq._residual.step import Step
+
+if TYPE_CHECKING:
+    from torchvq._residual.levels import Request
+    from torchvq.residual_vq import ResidualVQ
+
+_ops = torch.ops.torchvq
+
+
+def encodes_at_once(rvq: "ResidualVQ", request: "Request") -> bool:
+    """Whether evaluation is nothing but a search: no losses, no codes made on the way."""
+    if rvq.training or request.targets is not None:
+        return False
+    return not rvq.implicit_neural_codebook and isinstance(request.depth, int)
+
+
+def encode_at_once(rvq: "ResidualVQ", inputs: Tensor, request: "Request") -> Step | None:
+    """The search of inputs (H, T, D); None where codes have a gradient: its operators have none."""
+    assert isinstance(request.depth, int)
+    levels = rvq.levels
+    codebooks = [stored_codes(level, inputs.dtype) for level in levels]
+    if torch.is_grad_enabled() and any(codes.requires_grad for codes in codebooks):
+        return None
+    mask = None if request.mask is None else rvq.layout.split_mask(request.mask)
+    for level in levels:
+        if not level._codebook.initialised:
+            prepare(level, inputs, mask, request.frozen, request.ranks)
+    used = codebooks[: request.depth]
+    if request.beam > 1:
+        indices = best_paths(rvq, inputs, request)
+        finite = inputs.isfinite().all(-1, keepdim=True)
+        total = _ops.residual_decode(indices, [codes.to(inputs.dtype) for codes in used])
+        # The output of a token that is not finite is NaN, so that it is seen.
+        quantized = torch.where(finite, total, float("nan"))
+    else:
+        metric = levels[0]._codebook.metric
+        quantized, indices = _ops.residual_encode(inputs, used, metric=metric, mask=mask)
+    dropped = rvq.num_quantizers - request.depth
+    if dropped > 0:
+        indices = torch.nn.functional.pad(indices, (0, dropped), value=-1)
+    return Step(quantized, indices, quantized.new_zeros(rvq.num_quantizers), [])
+
+
+def decode_sum(rvq: "ResidualVQ", indices: Tensor) -> Tensor:
+    """The sum of the codes (B, *, heads * D) of indices (B, *, q) or (B, *, heads, q), checked."""
+    layout = rvq.layout
+    levels = rvq.levels[: indices.shape[-1]]
+    rows = torch.stack([layout.split_indices(level) for level in indices.unbind(-1)], -1)
+    total: Tensor = _ops.residual_decode(rows, [level._codebook.codes() for level in levels])
+    positions = indices.shape[: -1 if rvq.heads == 1 else -2]
+    # Heads of separate codebooks are the first axis, those of a shared one lie with the tokens.
+    by_token = total.transpose(0, 1) if layout.separate else total
+    return by_token.reshape(*positions, total.shape[-1] * rvq.heads)

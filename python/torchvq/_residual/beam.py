@@ -1,0 +1,71 @@
+"""Which codes a residual stack takes when several paths through its levels are kept (beam search)."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from torchvq._codebook.search import prepare, stored_codes
+
+if TYPE_CHECKING:
+    from torchvq._residual.levels import Request
+    from torchvq.residual_vq import ResidualVQ
+
+_ops = torch.ops.torchvq
+
+
+def search_paths(rvq: "ResidualVQ", inputs: Tensor, request: "Request") -> tuple[Tensor, ...]:
+    """The indices (H, T) of all levels in use, for inputs (H, T, D); of padding, any valid ones."""
+    return best_paths(rvq, inputs, request).clamp_min(0).unbind(-1)
+
+
+def best_paths(rvq: "ResidualVQ", inputs: Tensor, request: "Request") -> Tensor:
+    """The indices (H, T, levels in use) for inputs (H, T, D); -1 where masked."""
+    levels = rvq.levels[: request.depth] if isinstance(request.depth, int) else rvq.levels
+    codebooks = [stored_codes(level, inputs.dtype).detach() for level in levels]
+    weights = rvq.beam_weights
+    indices: Tensor = _ops.residual_beam_search(
+        inputs.detach(),
+        codebooks,
+        request.beam,
+        mask=None if request.mask is None else rvq.layout.split_mask(request.mask),
+        depth=None if isinstance(request.depth, int) else request.depth.reshape(1),
+        weights=[] if weights is None else weights[: len(levels)],
+    )
+    return indices
+
+
+def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "Request") -> None:
+    """What precedes the search of each level (k-means, statistics of the affine map).
+
+    All of it precedes the search of all levels, so each level sees what the nearest codes have left.
+    """
+    codebooks = [level._codebook for level in rvq.levels]
+    changes = rvq.training and any(c.affine_param or not c.initialised for c in codebooks)
+    count = request.depth if isinstance(request.depth, int) else rvq.num_quantizers
+    residual = inputs.detach()
+    for index, codebook in enumerate(codebooks[:count]):
+        if index > 0 and rvq.shared_codebook:
+            break
+        mask = level_mask(rvq, request, index)[1]
+        prepare(rvq.levels[index], residual, mask, request.frozen, request.ranks)
+        if changes:
+            codes = _ops.quantize(
+                residual,
+                codebook.codes(),
+                codebook.rng,
+                metric=codebook.metric,
+                estimator="none",
+            )[2]
+            residual = residual - codes.detach()
+
+
+def level_mask(
+    rvq: "ResidualVQ", request: "Request", index: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """The real tokens of a level as (B, N) and (H, T): none where the level is not in use."""
+    mask = request.mask
+    if not isinstance(request.depth, int):
+        used = (request.depth > index).expand(request.batch)
+        mask = used if mask is None else mask & used
+    return mask, None if mask is None else rvq.layout.split_mask(mask)

@@ -1,0 +1,31 @@
+"""Checks of what a call of a residual stack asks for."""
+
+from torch import Tensor
+
+from torchvq._base.options import expect
+
+_OWNER = "ResidualVQ"
+
+
+def check_beam(name: str, size: int | None, implicit: bool) -> None:
+    """Raises ValueError for a beam of no paths, or one through codes that depend on the path."""
+    expect(_OWNER, size is None or size >= 1, name, "at least 1", size)
+    possible = size in (None, 1) or not implicit
+    expect(_OWNER, possible, name, "1 or none with implicit_neural_codebook", size)
+
+
+def check_beam_training(vq_kwargs_conflicts: dict[str, bool], beam: int) -> None:
+    """Raises ValueError where a training step with a beam would have to choose codes in two ways."""
+    for name, given in vq_kwargs_conflicts.items():
+        instead = "use eval_beam_size for a beam in evaluation alone"
+        expect(_OWNER, not given, name, f"off in training with beam_size {beam} ({instead})", True)
+
+
+def check_levels(indices: Tensor, levels: int, fewer: bool) -> None:
+    """Raises ValueError unless indices have all levels on the last axis, or fewer where that is allowed."""
+    given = indices.shape[-1]
+    if not (1 if fewer else levels) <= given <= levels:
+        raise ValueError(
+            f"ResidualVQ: expected indices to have {levels} levels on the last axis, "
+            f"or fewer with quantize_dropout, but got shape {list(indices.shape)}"
+        )

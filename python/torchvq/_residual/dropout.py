@@ -1,0 +1,35 @@
+"""Quantizer dropout: how many levels of a residual stack a training forward uses."""
+
+import random
+
+import torch
+from torch import Tensor
+
+from torchvq._base.transforms import is_mapped
+
+_ops = torch.ops.torchvq
+
+_QUANTIZE_DROPOUT = 5  # RandomPurpose::kQuantizeDropout
+
+
+def seeded_depth(seed: int, levels: int, cutoff_index: int, multiple_of: int) -> int:
+    """The depth that a seed stands for: uniform in (cutoff_index, levels], rounded up to the multiple.
+
+    At most all levels. The reference's depth for the same seed.
+    """
+    depth = random.Random(seed).randrange(cutoff_index, levels) + 1
+    return min(-(-depth // multiple_of) * multiple_of, levels)
+
+
+def drawn_depth(rng: Tensor, levels: int, cutoff_index: int, multiple_of: int) -> int | Tensor:
+    """The same distribution from the counter-based generator (seed, step), so that ranks agree without asking.
+
+    A number where reading it costs nothing. Compilers, torch.vmap, and devices that would have to be waited for, get a
+    0-d tensor: all levels are then computed and the dropped ones masked.
+    """
+    uniform = _ops.random_uniform(rng, _QUANTIZE_DROPOUT, [1], dtype=torch.float64)[0]
+    depth = (uniform * (levels - cutoff_index)).long() + cutoff_index + 1
+    depth = (((depth + multiple_of - 1) // multiple_of) * multiple_of).clamp(max=levels)
+    if torch.compiler.is_compiling() or is_mapped(depth) or depth.device.type != "cpu":
+        return depth
+    return int(depth)

@@ -1,0 +1,122 @@
+"""The engine of every residual stack, whatever its levels are: the way in, the one loop, the way out.
+
+A family (``ResidualVQ``; ``ResidualFSQ`` and ``ResidualLFQ`` by ``_residual/stack.py``) says how a level chooses.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from torchvq._base import joined as _joined
+from torchvq._base.layout import Layout
+from torchvq._base.projection import project
+from torchvq._base.wide_buffers import HALF
+
+_ops = torch.ops.torchvq
+LevelT = TypeVar("LevelT")
+
+
+class Passed(NamedTuple):
+    """What a level hands to the loop."""
+
+    codes: Tensor  # joins the sum
+    taken: Tensor  # the next level no longer sees it
+
+
+def enter(x: Tensor, mask: Tensor | None, layout: Layout, project_in: nn.Module) -> Tensor:
+    """Tokens (B, N, D) of the input of a stack, projected, float32 or float64."""
+    tokens = layout.pack(x)
+    if mask is not None:
+        # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+        tokens = _ops.fill_masked(tokens, mask)
+    inputs = project(project_in, tokens)
+    # Residual and sum stay in float32 between levels.
+    return inputs.float() if inputs.dtype in HALF else inputs
+
+
+def walk(
+    inputs: Tensor,
+    levels: int,
+    choose: Callable[[int, Tensor, Tensor], tuple[LevelT, Passed]],
+) -> tuple[Tensor, list[LevelT]]:
+    """Level after level quantizes what the levels before have left.
+
+    Args:
+        inputs: what the first level sees.
+        levels: how many are walked.
+        choose: of a level's number, what is left for it, and the sum of the codes so far.
+
+    Returns:
+        The sum of the codes, and what the levels chose.
+    """
+    residual, total = inputs, torch.zeros_like(inputs)
+    chosen: list[LevelT] = []
+    for index in range(levels):
+        level, (codes, taken) = choose(index, residual, total)
+        # Nobody else holds the sum; in place it stays in the cache.
+        total = total + codes if codes.requires_grad else total.add_(codes)
+        residual = residual - taken
+        chosen.append(level)
+    return total, chosen
+
+
+def balanced(inputs: Tensor, depth: int | Tensor, handed_on: float = 1.0) -> Tensor:
+    """The inputs of a stack with one estimator, as the losses of its levels see them.
+
+    The losses of all levels add up in the encoder, where the output's gradient arrives once. With one estimator per
+    level, as in the reference, it arrives ``sum(handed_on**n)`` times, so once per level where a level hands on all of
+    its gradient, and users weigh the losses for that balance. So the gradient of the losses is divided by it.
+    """
+    gain = _gain_of_levels(depth, handed_on)
+    if not isinstance(gain, Tensor) and gain in (0, 1):
+        return inputs
+    return cast(Tensor, _ops.straight_through(inputs * (1 / gain), inputs.detach()))
+
+
+def _gain_of_levels(depth: int | Tensor, handed_on: float) -> float | Tensor:
+    """``sum(handed_on**n)`` over the levels in use."""
+    if isinstance(depth, int):
+        return sum(handed_on**index for index in range(depth))
+    # A depth that the device knows alone may be 0, where no loss is left to balance.
+    depth = depth.clamp_min(1)
+    return depth if handed_on == 1 else (1 - handed_on**depth) / (1 - handed_on)
+
+
+def leave(
+    total: Tensor,
+    x: Tensor,
+    mask: Tensor | None,
+    layout: Layout,
+    project_out: nn.Module,
+    padding: Tensor | None = None,
+) -> Tensor:
+    """The output of a stack for the sum of its codes (B, N, D), in layout and dtype of its input."""
+    output = project(project_out, total).to(x.dtype)
+    if mask is not None:
+        output = _ops.fill_padding(output, mask, padding)
+    return layout.unpack(output, x)
+
+
+def restore_codes(codes: Tensor, x: Tensor, mask: Tensor | None, layout: Layout) -> Tensor:
+    """Codes of one level (B, *, D) of (B, N, D), zeros for padding."""
+    if mask is not None:
+        codes = _ops.fill_masked(codes, mask)
+    return _ops.unpack_positions(codes, x.shape, layout.channel_first)
+
+
+def stack_levels(levels: list[Tensor], count: int, missing: float, dim: int = 0) -> Tensor:
+    """One tensor for each of ``count`` levels, stacked; those that were dropped are filled with ``missing``."""
+    dropped = [torch.full_like(levels[0], missing)] * (count - len(levels))
+    return _joined.stack(levels + dropped, dim)
+
+
+def reach(depth: int | Tensor, levels: int) -> int:
+    """How many levels are walked: where only the device knows the depth, all of them."""
+    return depth if isinstance(depth, int) else levels
+
+
+def only_if(used: Tensor | None, value: Tensor, otherwise: float = 0) -> Tensor:
+    """Of a level of which only the device knows whether it is in use; None: it is."""
+    return value if used is None else torch.where(used, value, otherwise)

@@ -1,0 +1,85 @@
+"""A residual stack for each group of features, for every family of ``ResidualStack``."""
+
+from typing import Any, Generic, TypeVar, cast
+
+from torch import Tensor, nn
+
+from torchvq._base import joined as _joined
+from torchvq._base.options import check_options, expect
+from torchvq._residual.stack import ResidualStack, StackResult
+
+Stack = TypeVar("Stack", bound=ResidualStack)
+
+
+class GroupedStack(nn.Module, Generic[Stack]):
+    """Splits the features into groups, each with a stack of its own in ``rvqs``."""
+
+    def __init__(
+        self, owner: str, dim: int, groups: int, accept_image_fmap: bool, options: dict[str, Any]
+    ) -> None:
+        super().__init__()
+        own: dict[str, Any] = dict(dim=dim, groups=groups, accept_image_fmap=accept_image_fmap)
+        check_options(owner, own | options)
+        self.dim = dim
+        self.groups = groups
+        self.accept_image_fmap = accept_image_fmap
+        self.rvqs = nn.ModuleList()
+
+    @property
+    def stacks(self) -> list[Stack]:
+        """``rvqs``, for those who read types."""
+        return cast(list[Stack], list(self.rvqs))
+
+    @property
+    def split_dim(self) -> int:
+        """The axis of the input on which the features lie."""
+        return 1 if self.stacks[0].layout.channel_first else -1
+
+    def run(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        return_all_codes: bool = False,
+        seed: int | None = None,
+    ) -> tuple[Tensor, list[StackResult]]:
+        """The joined output, and the results of the groups; all groups drop the same levels."""
+        owner = type(self).__name__
+        self.stacks[0].layout._replace(dim=self.dim, owner=owner).check(x)
+        expect(
+            owner,
+            not self.accept_image_fmap or x.dim() == 4,
+            "x",
+            "of shape (B, dim, H, W) with accept_image_fmap",
+            f"shape {list(x.shape)}",
+        )
+        depth = None
+        results = []
+        for stack, part in zip(self.stacks, x.chunk(self.groups, self.split_dim), strict=True):
+            result, depth = stack.run(
+                part, mask=mask, return_all_codes=return_all_codes, seed=seed, depth=depth
+            )
+            results.append(result)
+        return _joined.cat([result.quantized for result in results], self.split_dim), results
+
+    def _split_indices(self, indices: Tensor) -> list[Tensor]:
+        given = indices.shape[0] if indices.dim() > 0 else 0
+        expect(
+            type(self).__name__,
+            given == self.groups,
+            "indices",
+            f"of {self.groups} groups on the first axis",
+            f"shape {list(indices.shape)}",
+        )
+        return list(indices.unbind(0))
+
+    def get_codes_from_indices(self, indices: Tensor) -> Tensor:
+        """Codes (G, Q, B, *, D) of indices (G, B, *, q), before ``project_out``."""
+        parts = zip(self.stacks, self._split_indices(indices), strict=True)
+        return _joined.stack([stack.get_codes_from_indices(part) for stack, part in parts])
+
+    def get_output_from_indices(self, indices: Tensor) -> Tensor:
+        """The output of ``forward`` in evaluation for indices (G, B, *, q), in the same layout."""
+        parts = zip(self.stacks, self._split_indices(indices), strict=True)
+        outputs = [stack.get_output_from_indices(part) for stack, part in parts]
+        return _joined.cat(outputs, self.split_dim if outputs[0].dim() > 2 else -1)

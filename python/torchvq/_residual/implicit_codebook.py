@@ -1,0 +1,141 @@
+"""Codebooks that depend on what was decoded so far: QINCo (Huijben et al. 2024, arXiv:2401.14732)."""
+
+import torch
+from torch import Tensor, nn
+
+from torchvq._base import joined as _joined
+from torchvq._base.estimators import estimate
+from torchvq._base.projection import project
+from torchvq._base.ranks import Ranks
+from torchvq._codebook.call import Call
+from torchvq._codebook.losses import Choice, Chosen
+from torchvq._codebook.search import codes_to_search
+from torchvq.vector_quantize import VectorQuantize
+
+_ops = torch.ops.torchvq
+
+# Numbers held at once while the codes of a block of tokens are made.
+_BLOCK = 1 << 23
+
+
+class MLP(nn.Module):
+    """Makes a level's codes for one token from its base codes and what the levels before have decoded.
+
+    ``h = proj_in(cat[condition, code])``, then ``h = h + W2 silu(W1 h)`` for each of ``depth`` layers.
+    """
+
+    def __init__(self, dim: int, dim_hidden: int | None = None, depth: int = 4) -> None:
+        super().__init__()
+        hidden = dim if dim_hidden is None else dim_hidden
+        self.proj_in = nn.Linear(2 * dim, dim)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(dim, hidden), nn.SiLU(), nn.Linear(hidden, dim))
+            for _ in range(depth)
+        )
+
+    def forward(self, codes: Tensor, *, condition: Tensor) -> Tensor:
+        """Base codes (H, K, D) and condition (B, N, D) to the codes of each token (H, B, N, K, D)."""
+        return self.rows(codes[:, None, None], condition[None, :, :, None])
+
+    def rows(self, codes: Tensor, condition: Tensor) -> Tensor:
+        """Codes (..., D), each made for its own condition (..., D)."""
+        both = torch.broadcast_tensors(condition, codes)  # type: ignore[no-untyped-call]
+        h = project(self.proj_in, _joined.cat(both, -1))
+        for layer in self.layers:
+            h = h + layer(h)
+        return h.to(codes.dtype)
+
+
+def choose_implicit(
+    layer: VectorQuantize,
+    mlp: MLP,
+    condition: Tensor,
+    residual: Tensor,
+    tokens: Tensor,
+    mask: Tensor | None,
+    call: Call,
+    *,
+    gradient: str,
+    rng: Tensor,
+) -> Choice:
+    """The search of a level whose codes are made for each token; like ``_search.choose``.
+
+    The search runs without a graph, a block of tokens at a time. The chosen codes are then made once more, by the very
+    computation that decodes them: so decoding gives the output bit for bit, and backward costs one code per token.
+    """
+    # A copy, because this step may replace dead codes before backward has used them.
+    base = _ops.snapshot(codes_to_search(layer, call, tokens, residual.dtype))
+    with torch.no_grad():
+        picked = _search(layer, mlp, residual, condition, base, call.temperature, rng)
+    codes = mlp.rows(_ops.lookup_codes(base, picked), condition)
+    indices = picked if mask is None else picked.masked_fill(~mask, -1)
+    quantized = estimate(
+        residual,
+        codes,
+        gradient,
+        rng,
+        variance=layer.directional_reparam_variance,
+        sync_update_v=layer.sync_update_v if layer.training else 0.0,
+    )
+    return Choice(quantized, Chosen(tokens, residual, base, mask, codes, indices), None)
+
+
+def _search(
+    layer: VectorQuantize,
+    mlp: MLP,
+    residual: Tensor,
+    condition: Tensor,
+    base: Tensor,
+    temperature: float,
+    rng: Tensor,
+) -> Tensor:
+    heads, codebook_size, dim = base.shape
+    rows = max(1, _BLOCK // (heads * codebook_size * dim))
+    found = []
+    for block, (x, given) in enumerate(
+        zip(torch.split(residual, rows, 1), torch.split(condition, rows, 1), strict=True)
+    ):
+        codes = mlp.rows(base.unsqueeze(1), given.unsqueeze(2))
+        if layer.training and layer.stochastic_sample_codes:
+            # Each token is a head with one token: its codes are its own.
+            sampled = _ops.sample_codes(
+                x.flatten(0, 1).unsqueeze(1),
+                codes.flatten(0, 1),
+                rng,
+                temperature=max(temperature, 0.0),
+                metric="euclidean",
+                stream=block,
+            )
+            found.append(sampled.view(x.shape[:2]))
+        else:
+            found.append(_ops.quantize(x, codes, rng, estimator="none")[1])
+    return torch.cat(found, 1)
+
+
+def implicit_cross_entropy(mlp: MLP, condition: Tensor, chosen: Chosen, targets: Tensor) -> Tensor:
+    """Commitment as cross-entropy of the distances to all codes of each token towards targets (H, T)."""
+    x, codes = _tokens_as_heads(mlp, condition, chosen)
+    mask = None if chosen.mask is None else chosen.mask.reshape(-1, 1)
+    return _ops.commitment_cross_entropy(
+        x, codes, targets.reshape(-1, 1), metric="euclidean", mask=mask
+    )
+
+
+def implicit_diversity(
+    mlp: MLP, condition: Tensor, chosen: Chosen, temperature: float, ranks: Ranks
+) -> Tensor:
+    """Minus the entropy of the codes' average probability over the tokens of all ranks.
+
+    Codes of the same index count as the same. One differentiable all-reduce for each level on several ranks.
+    """
+    x, codes = _tokens_as_heads(mlp, condition, chosen)
+    mask = None if chosen.mask is None else chosen.mask.reshape(-1, 1)
+    loss: Tensor = _ops.implicit_diversity_loss(
+        x, codes, temperature=temperature, mask=mask, **ranks.named()
+    )
+    return loss
+
+
+def _tokens_as_heads(mlp: MLP, condition: Tensor, chosen: Chosen) -> tuple[Tensor, Tensor]:
+    codes = mlp.rows(chosen.codebook.unsqueeze(1), condition.unsqueeze(2))
+    return chosen.inputs.flatten(0, 1).unsqueeze(1), codes.flatten(0, 1)

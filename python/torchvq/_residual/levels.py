@@ -1,0 +1,310 @@
+"""The walk of a residual stack through its levels, and what the levels learn from it afterwards.
+
+Order of a training forward: all levels search, each the residual of the one before, with the codes as they are at
+the start of the step; losses; then all levels learn. So no level sees another's update, and the statistics of all
+levels exist at
+once: one reduction over ranks serves the whole stack.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchvq._base.estimators import estimate
+from torchvq._base.ranks import Ranks, noise_rng
+from torchvq._codebook import losses as _losses
+from torchvq._codebook.call import Call, level_call
+from torchvq._codebook.in_place import (
+    accumulate_gradients,
+    average_gradients,
+    learns_in_place,
+    own_backward,
+    target_of,
+)
+from torchvq._codebook.learning import Taught, learn_stacks
+from torchvq._codebook.losses import Choice, Terms
+from torchvq._codebook.search import choose, estimator, prepare
+from torchvq._residual.beam import level_mask, prepare_levels, search_paths
+from torchvq._residual.engine import Passed, balanced, only_if, reach
+from torchvq._residual.engine import walk as walk_levels
+from torchvq._residual.implicit_codebook import (
+    MLP,
+    choose_implicit,
+    implicit_cross_entropy,
+    implicit_diversity,
+)
+from torchvq.codebook import Codebook
+from torchvq.vector_quantize import VectorQuantize
+
+if TYPE_CHECKING:
+    from torchvq.residual_vq import ResidualVQ
+
+_ops = torch.ops.torchvq
+
+
+class Request(NamedTuple):
+    """What one forward of a stack was asked for."""
+
+    mask: Tensor | None  # (B, N)
+    batch: torch.Size  # B, N
+    targets: tuple[Tensor, ...] | None  # per level, in the shape of forward's indices
+    temperature: float | None
+    frozen: bool
+    depth: int | Tensor  # levels in use: a number, or one that only the device knows
+    ranks: Ranks
+    beam: int = 1  # paths kept between levels
+
+
+class Implicit(NamedTuple):
+    """What makes the codes of a level for each token."""
+
+    mlp: MLP
+    condition: Tensor  # (H, T, D), what the levels before have decoded
+
+
+class Level(NamedTuple):
+    """What one level chose."""
+
+    vq: VectorQuantize
+    call: Call
+    choice: Choice
+    codes: Tensor  # (H, T, D), zeros where the level is not in use
+    implicit: Implicit | None
+    used: Tensor | None  # () bool; None: in use
+
+
+class Walk(NamedTuple):
+    """The whole stack: its output before the last projection, and its levels."""
+
+    output: Tensor  # (H, T, D)
+    levels: list[Level]
+
+
+def walk(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Walk:
+    """Searches level after level. inputs: (H, T, D), projected, float32 or float64."""
+    compared = _balanced(rvq, inputs, request)
+    # The sum of the levels' own outputs, where it is these that have a gradient.
+    sums_outputs = rvq.estimates_levels or rvq.implicit_neural_codebook
+    summed = torch.zeros_like(inputs)
+    paths = None
+    if request.beam > 1:
+        prepare_levels(rvq, inputs, request)
+        paths = search_paths(rvq, inputs, request)
+
+    def choose(index: int, residual: Tensor, total: Tensor) -> tuple[Level, Passed]:
+        nonlocal summed
+        implicit = None
+        if index > 0 and rvq.implicit_neural_codebook:
+            implicit = Implicit(rvq.mlp(index), _condition(rvq, compared, total, summed))
+        picked = None if paths is None else paths[index]
+        level = _choose_level(rvq, index, residual, implicit, request, picked)
+        output = only_if(level.used, level.choice.quantized)
+        if sums_outputs:
+            summed = summed + output
+        taken = _taken(output, rvq.quant_grad_frac if rvq.training else 0.0)
+        return level, Passed(level.codes, taken)
+
+    total, levels = walk_levels(compared, reach(request.depth, rvq.num_quantizers), choose)
+    output = summed if rvq.estimates_levels else _estimate_stack(rvq, inputs, total, request.ranks)
+    return Walk(output, levels)
+
+
+def _balanced(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Tensor:
+    """The inputs as the levels' losses see them."""
+    if not rvq.training or rvq.estimates_levels or request.targets is not None:
+        return inputs
+    return balanced(inputs, request.depth, 1 - rvq.quant_grad_frac)
+
+
+def _condition(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, summed: Tensor) -> Tensor:
+    # Its value must be what decoding finds, so no estimator with noise.
+    if rvq.estimates_levels or not rvq.training:
+        return summed
+    return _ops.straight_through(inputs, total)
+
+
+def _taken(output: Tensor, fraction: float) -> Tensor:
+    """What the next level no longer sees: the output, of whose gradient it hands on a fraction."""
+    if fraction == 0:
+        return output.detach()
+    return output if fraction == 1 else output * fraction + output.detach() * (1 - fraction)
+
+
+def _choose_level(
+    rvq: "ResidualVQ",
+    index: int,
+    residual: Tensor,
+    implicit: Implicit | None,
+    request: Request,
+    picked: Tensor | None,
+) -> Level:
+    vq = rvq.levels[index]
+    used = None if isinstance(request.depth, int) else request.depth > index
+    mask, head_mask = level_mask(rvq, request, index)
+    targets = None if request.targets is None else request.targets[index]
+    call = level_call(vq, targets, mask, request.temperature, request.frozen, request.ranks)
+    if picked is None and (index == 0 or not rvq.shared_codebook):
+        prepare(vq, residual, head_mask, call.frozen, request.ranks)
+    if index == 0 and rvq.shared_codebook and not request.frozen:
+        step_shared_optimizer(rvq, residual, request)
+    tokens = rvq.layout.merge_heads(residual, *request.batch).flatten(2)
+    # Where the stack has one estimator, the levels need none but for the gradient between them.
+    own = vq.training and (rvq.estimates_levels or rvq.quant_grad_frac > 0)
+    gradient = estimator(vq) if own else "none"
+    rng = _level_rng(rvq, index)
+    if implicit is None:
+        choice = choose(
+            vq, residual, tokens, head_mask, call, gradient=gradient, rng=rng, picked=picked
+        )
+    else:
+        choice = choose_implicit(
+            vq,
+            *implicit,
+            residual,
+            tokens,
+            head_mask,
+            call,
+            gradient=gradient,
+            rng=noise_rng(rng, request.ranks),
+        )
+    codes = only_if(used, choice.chosen.codes)
+    return Level(vq, call, choice, codes, implicit, used)
+
+
+def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> None:
+    """One step of a shared codebook's own optimizer towards the residuals of all levels."""
+    first = rvq.levels[0]
+    codebook = first._codebook
+    if not learns_in_place(rvq, codebook) or codebook.replaying:
+        return
+    real = None if request.mask is None else rvq.layout.split_mask(request.mask)
+    with own_backward():
+        residual = target_of(inputs)
+        for index in range(reach(request.depth, rvq.num_quantizers)):
+            mask = real
+            if not isinstance(request.depth, int):
+                used = (request.depth > index).expand(residual.shape[:2])
+                mask = used if real is None else real & used
+            _, _, codes, compared = _ops.quantize(
+                residual, codebook.codes(), codebook.rng, metric=codebook.metric, estimator="none"
+            )
+            loss: Tensor = _ops.commitment_loss(compared, codes, mask=mask)
+            accumulate_gradients(loss, codebook)
+            residual = residual - codes.detach()
+    average_gradients(codebook, residual, real, request.ranks)
+    if not first.manual_in_place_optimizer_update:
+        rvq.update_in_place_optimizer()
+    codebook.record_embed()
+
+
+def _level_rng(rvq: "ResidualVQ", index: int) -> Tensor:
+    """Levels that share a codebook draw different numbers from it."""
+    rng = rvq.levels[index]._codebook.rng
+    if index == 0 or not rvq.shared_codebook:
+        return rng
+    return torch.stack([rng[0] + index, rng[1]])
+
+
+def _estimate_stack(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, ranks: Ranks) -> Tensor:
+    """The sum of the codes with the gradient of one estimator between input and sum, whatever the number of levels."""
+    first = rvq.levels[0]
+    name = estimator(first)
+    if rvq.diveq and rvq.training:
+        name = "directional_reparam"
+    return estimate(
+        inputs,
+        total,
+        name,
+        noise_rng(first._codebook.rng, ranks),
+        variance=first.directional_reparam_variance,
+        sync_update_v=first.sync_update_v if rvq.training else 0.0,
+    )
+
+
+# After the search ------------------------------------------------------------------------------------------
+
+
+def search_losses(rvq: "ResidualVQ", levels: list[Level], ranks: Ranks) -> list[Terms]:
+    """The losses of each level as far as they are known before the codes change."""
+    # Levels whose codes are made for each token share their own way; the first has a plain codebook.
+    plain = 1 if rvq.implicit_neural_codebook else len(rvq.levels)
+    chosen = [level.choice.chosen for level in levels[:plain]]
+    totals = _losses.shared_totals(rvq.levels[:plain], chosen, ranks)
+    totals += [None] * (len(levels) - len(totals))
+    return [_search_losses(level, total) for level, total in zip(levels, totals, strict=True)]
+
+
+def _search_losses(level: Level, totals: Tensor | None) -> Terms:
+    vq, call, chosen, implicit = level.vq, level.call, level.choice.chosen, level.implicit
+    options = _losses.loss_options(vq, call)
+    if implicit is None:
+        return _losses.search_losses(vq, chosen, call, options, totals)
+    by_entropy = vq.training and vq.has_commitment_loss and vq.commitment_use_cross_entropy_loss
+    targets = options.pop("targets", chosen.indices if by_entropy else None)
+    options["diversity_weight"] = 0.0
+    if targets is not None:
+        options["commitment_weight"] = 0.0
+    commitment, diversity = _losses.search_losses(vq, chosen, call, options)
+    if targets is not None:
+        commitment = implicit_cross_entropy(*implicit, chosen, targets)
+    if vq.training and vq.has_codebook_diversity_loss:
+        diversity = implicit_diversity(
+            *implicit, chosen, vq.codebook_diversity_temperature, call.ranks
+        )
+    return Terms(commitment, diversity)
+
+
+def level_loss(level: Level, terms: Terms) -> Tensor:
+    """The weighted loss of one level, a scalar; call it after ``learn``."""
+    return only_if(level.used, _losses.level_loss(level.vq, level.choice.chosen, terms, level.call))
+
+
+class Searched(NamedTuple):
+    """A stack that has searched, and is to learn from it."""
+
+    rvq: "ResidualVQ"
+    levels: list[Level]  # those that learn
+    request: Request
+
+
+def learn(stacks: Sequence[Searched]) -> list[list[Tensor]]:
+    """Moves the averages and codes of all levels, and replaces dead codes, by what the search has found.
+
+    Stacks of equal options share one exchange over ranks. Returns for each stack the tokens per code of each level, of
+    all ranks; nothing if no level learns.
+    """
+    rvq, (first, *_), request = stacks[0]
+    codebook = first.vq._codebook
+    if codebook.replaying or not codebook.learns(first.call.ema_update):
+        return [[] for _ in stacks]
+    if rvq.shared_codebook and first.vq.vqp_compat:
+        return [_learn_in_turn(stack.levels) for stack in stacks]
+    taught = [_taught(stack) for stack in stacks]
+    return learn_stacks(taught, first.call.ema_update, request.ranks)
+
+
+def _taught(stack: Searched) -> tuple[list[Codebook], list[Taught]]:
+    chosen = [level.choice.chosen for level in stack.levels]
+    if stack.rvq.shared_codebook:
+        # A shared codebook sees the residuals of all levels as the tokens of one step.
+        return [stack.levels[0].vq._codebook], [Taught.by(chosen)]
+    return [vq._codebook for vq in stack.rvq.levels], [Taught.by([part]) for part in chosen]
+
+
+def _learn_in_turn(levels: list[Level]) -> list[Tensor]:
+    """As in the reference, a shared codebook moves once for each level."""
+    counts = []
+    for level in levels:
+        chosen = level.choice.chosen
+        counts.append(
+            level.vq._codebook.learn(
+                chosen.inputs,
+                chosen.indices,
+                chosen.mask,
+                ema_update=level.call.ema_update,
+                ranks=level.call.ranks,
+            )
+        )
+    return [found for found in counts if found is not None]

@@ -1,0 +1,107 @@
+"""The second half of a forward of residual stacks: what they learn together, and what each returns."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from torchvq._codebook.losses import Terms
+from torchvq._codebook.stats import finish_step
+from torchvq._residual.engine import leave, restore_codes, stack_levels
+from torchvq._residual.levels import (
+    Request,
+    Searched,
+    Walk,
+    learn,
+    level_loss,
+    search_losses,
+)
+from torchvq._residual.step import Step
+from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
+
+if TYPE_CHECKING:
+    from torchvq.residual_vq import ResidualVQ
+
+
+class Started(NamedTuple):
+    """A forward of one stack that has searched: at once, or level by level, and then not learnt yet."""
+
+    rvq: "ResidualVQ"
+    x: Tensor
+    request: Request
+    return_all_codes: bool
+    step: Step | None = None
+    walk: Walk | None = None
+
+
+def finish(started: Sequence[Started]) -> list[ResidualResult]:
+    """The second half of the forwards of stacks with equal options: all learn, in one exchange over ranks."""
+    walked = [(own, own.walk) for own in started if own.walk is not None]
+    terms = [search_losses(own.rvq, walk.levels, own.request.ranks) for own, walk in walked]
+    counts: list[list[Tensor]] = [[] for _ in walked]
+    if walked and walked[0][0].rvq.training and not walked[0][0].request.frozen:
+        counts = learn([_searched(own, walk) for own, walk in walked])
+    ended = iter(
+        _end_walk(own, walk, scored, found)
+        for (own, walk), scored, found in zip(walked, terms, counts, strict=True)
+    )
+    return [_result(own, next(ended) if own.step is None else own.step) for own in started]
+
+
+def _searched(started: Started, walk: Walk) -> Searched:
+    # The reference's other levels do not learn under a beam.
+    first_only = started.rvq.vqp_compat and started.request.beam > 1
+    levels = walk.levels[:1] if first_only else walk.levels
+    return Searched(started.rvq, levels, started.request)
+
+
+def _end_walk(started: Started, walk: Walk, terms: list[Terms], counts: list[Tensor]) -> Step:
+    """The losses of all levels, when their codebooks have learnt, and the end of the step."""
+    rvq, request, every = started.rvq, started.request, started.rvq.num_quantizers
+    losses = [level_loss(level, own) for level, own in zip(walk.levels, terms, strict=True)]
+    chosen = [level.choice.chosen for level in walk.levels]
+    indices = [part.indices for part in chosen]
+    if rvq.training:
+        masks = [part.mask for part in chosen]
+        drew = not request.frozen or rvq.draws
+        finish_step(rvq.levels, indices, counts, masks, request.ranks, drew=drew)
+    return Step(
+        walk.output,
+        stack_levels(indices, every, -1, -1),
+        stack_levels(losses, every, 0),
+        [level.codes for level in walk.levels],
+    )
+
+
+def _result(started: Started, step: Step) -> ResidualResult:
+    rvq, x, request, return_all_codes = started[:4]
+    quantized = _restore(rvq, step.quantized, x, request)
+    if request.targets is not None:
+        return quantized, step.losses.sum()
+    # Dropped levels have no index and no code.
+    indices = rvq.layout.restore_positions(step.indices, x)
+    if not return_all_codes:
+        return ResidualOutput(quantized, indices, step.losses)
+    codes = _all_codes(rvq, step.codes, indices, x, request)
+    return ResidualOutputWithCodes(quantized, indices, step.losses, codes)
+
+
+def _restore(rvq: "ResidualVQ", output: Tensor, x: Tensor, request: Request) -> Tensor:
+    layout = rvq.layout
+    merged = layout.merge_heads(output, *request.batch).flatten(2)
+    padding = None
+    if request.mask is not None and not rvq.return_zeros_for_masked_padding:
+        padding = layout.pack(x)
+    return leave(merged, x, request.mask, layout, rvq.project_out, padding)
+
+
+def _all_codes(
+    rvq: "ResidualVQ", levels: list[Tensor], indices: Tensor, x: Tensor, request: Request
+) -> Tensor:
+    if rvq.vqp_compat:
+        # The reference looks codes up when they have moved, with their gradient.
+        return rvq.get_codes_from_indices(indices)
+    layout = rvq.layout
+    rows = [layout.merge_heads(level, *request.batch).flatten(2) for level in levels]
+    codes = [restore_codes(row, x, request.mask, layout) for row in rows]
+    return stack_levels(codes, rvq.num_quantizers, 0)

@@ -1,0 +1,306 @@
+"""The walk of a residual stack whose levels have no codebook to learn, from input to output and back from indices.
+
+A family says what one level does (``quantize_level``, ``decode_level``) and which gradient the stack has; layouts,
+masks, dropout of levels, decoding and groups (``_residual/grouped_stack.py``) are here, once for all families.
+"""
+
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchvq._base import joined as _joined
+from torchvq._base.layout import Layout
+from torchvq._base.options import expect
+from torchvq._base.projection import make_projections, project
+from torchvq._base.random_state import RandomState, Step
+from torchvq._residual.dropout import drawn_depth, seeded_depth
+from torchvq._residual.engine import (
+    Passed,
+    balanced,
+    enter,
+    leave,
+    only_if,
+    reach,
+    restore_codes,
+    stack_levels,
+    walk,
+)
+
+
+class LevelChoice(NamedTuple):
+    """What one level makes of what the levels before have left."""
+
+    codes: Tensor  # (B, N, D), on the scale of the input of the stack
+    indices: Tensor  # (B, N)
+    detail: Any = None  # what the family needs to know for its losses
+
+
+class StackResult(NamedTuple):
+    """What a stack makes of an input."""
+
+    quantized: Tensor  # the layout and dtype of the input
+    indices: Tensor  # (B, *, Q), -1 where masked or dropped
+    all_codes: Tensor | None  # (Q, B, *, D) if asked for
+    details: list[Any]  # of the levels in use
+    depth: int | Tensor  # how many those are; where only the device knows, all are walked
+    step: Step | None  # the record of a checkpointed forward
+
+
+class ResidualStack(RandomState):
+    """Base of residual stacks: level after level quantizes what the levels before have left.
+
+    Attributes:
+        gradient: "attached": levels see the gradient of what is left; the gain from output to input is then
+            ``1 - (1 - g_0) (1 - g_1) ...``, ``g_n`` being the gain of level n: that of the levels as a function, never
+            above 1. "summed": they do not, and gains add up, as in the reference. "estimated": they do not, and
+            ``estimate`` gives the sum of the codes its gradient.
+    """
+
+    gradient = "attached"
+    vqp_compat = False
+    communicates = False  # whether ranks exchange something in a training forward
+    heads = 1  # codes per latent and level; levels see each head as a token
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        inner_dim: int,
+        num_quantizers: int,
+        is_channel_first: bool,
+        quantize_dropout: bool,
+        quantize_dropout_cutoff_index: int,
+        quantize_dropout_multiple_of: int,
+        draws: bool = False,
+    ) -> None:
+        super().__init__()
+        self.dim = dim
+        self.inner_dim = inner_dim
+        self.num_quantizers = num_quantizers
+        self.is_channel_first = is_channel_first
+        self.quantize_dropout = quantize_dropout and num_quantizers > 1
+        self.quantize_dropout_cutoff_index = quantize_dropout_cutoff_index
+        self.quantize_dropout_multiple_of = quantize_dropout_multiple_of
+        self.has_projections = inner_dim != dim
+        self.project_in, self.project_out = make_projections(dim, inner_dim)
+        self.draws = draws
+        if self.quantize_dropout or draws:
+            self.keep_rng()
+
+    # What a family says ------------------------------------------------------------------------------------
+
+    def prepare_inputs(self, inputs: Tensor) -> Tensor:
+        """From projected tokens (B, N, D), float32 or float64, to what the first level sees."""
+        return inputs
+
+    def quantize_level(
+        self, index: int, residual: Tensor, mask: Tensor | None, rng: Tensor | None
+    ) -> LevelChoice:
+        """Level ``index`` for (B, N, D). mask (B, N) is for losses only; ``rng`` draws for this level, if it does."""
+        raise NotImplementedError
+
+    def decode_level(self, index: int, indices: Tensor) -> Tensor:
+        """Codes (*, D) of indices (*) of a level, on the scale of the stack's input; -1 gives zeros."""
+        raise NotImplementedError
+
+    def estimate(self, inputs: Tensor, total: Tensor) -> Tensor:
+        """The sum of the codes with its gradient to the inputs, for "estimated"."""
+        raise NotImplementedError
+
+    def plain_indices(self, indices: Tensor) -> Tensor:
+        """From the shape in which the family returns indices to (B, *, q)."""
+        return indices
+
+    def shake_hands(self) -> None:
+        """What ranks do before a training forward, where they exchange something."""
+
+    def pick_codes(self, inputs: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Indices (B, N, Q), where the codes of all levels are chosen before the walk (a beam); None where not."""
+        return None
+
+    def take_level(
+        self, index: int, residual: Tensor, mask: Tensor | None, indices: Tensor
+    ) -> LevelChoice:
+        """``quantize_level`` with codes (B, N) that are already chosen."""
+        raise NotImplementedError
+
+    def encode_at_once(self, inputs: Tensor, depth: int | Tensor) -> tuple[Tensor, Tensor] | None:
+        """The sum of the codes (B, N, D) and the indices (B, N, Q), where one operator does it; None where not."""
+        return None
+
+    # Forward -----------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        return_all_codes: bool = False,
+        seed: int | None = None,
+        depth: int | Tensor | None = None,
+    ) -> tuple[StackResult, int | Tensor]:
+        """forward of a family; for a group: uses ``depth`` levels, if given, and also returns how many were used."""
+        layout = self.layout
+        layout.check(x)
+        real = layout.token_mask(x, mask, None)
+        if self.training and self.communicates:
+            self.shake_hands()
+        draws = self.draws or (self.quantize_dropout and seed is None)
+        steps = self.training and (draws or self.communicates)
+        with self.step_of(x, draws=draws) if steps else nullcontext() as rng:
+            if depth is None:
+                depth = self._depth(seed, rng)
+            inputs = self.prepare_inputs(enter(x, real, layout, self.project_in))
+            rows, row_mask = self._split_heads(inputs, real)
+            total, indices, codes, details = self._walk(
+                rows, row_mask, rng if self.draws else None, depth, return_all_codes
+            )
+            total, indices, codes = self._merge_heads(total, indices, codes)
+            step = self.recorded_step
+        quantized, indices, codes = self._restore(x, real, total, indices, codes)
+        if codes is not None and self.vqp_compat:
+            # The reference looks them up: they have the gradient of decoding, and no noise.
+            codes = stack_levels(self._decode(indices), self.num_quantizers, 0)
+        return StackResult(quantized, indices, codes, details, depth, step), depth
+
+    def _split_heads(self, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Tokens (B, N, heads * D) as (B, N * heads, D), and the mask of those."""
+        if self.heads == 1:
+            return inputs, mask
+        if mask is not None:
+            mask = mask.repeat_interleave(self.heads, 1)
+        batch, positions, features = inputs.shape
+        rows = inputs.reshape(batch, positions * self.heads, features // self.heads)
+        return rows, mask
+
+    def _merge_heads(
+        self, total: Tensor, indices: Tensor, codes: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The inverse of ``_split_heads``; indices (B, N, heads, Q)."""
+        if self.heads == 1:
+            return total, indices, codes
+        batch, rows, features = total.shape
+        positions = rows // self.heads
+        if codes is not None:
+            codes = codes.reshape(codes.shape[0], batch, positions, self.heads * features)
+        total = total.reshape(batch, positions, self.heads * features)
+        return total, indices.reshape(batch, positions, self.heads, indices.shape[-1]), codes
+
+    def _walk(
+        self,
+        inputs: Tensor,
+        mask: Tensor | None,
+        rng: Tensor | None,
+        depth: int | Tensor,
+        return_all_codes: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None, list[Any]]:
+        if not return_all_codes and rng is None:
+            found = self.encode_at_once(inputs, depth)
+            if found is not None:
+                return *found, None, []
+
+        picked = self.pick_codes(inputs, mask)
+
+        def choose(index: int, residual: Tensor, _: Tensor) -> tuple[LevelChoice, Passed]:
+            if picked is None:
+                level = self.quantize_level(index, residual, mask, rng)
+            else:
+                level = self.take_level(index, residual, mask, picked[..., index])
+            if not isinstance(depth, int):
+                used = depth > index
+                level = level._replace(
+                    codes=only_if(used, level.codes), indices=only_if(used, level.indices, -1)
+                )
+            taken = level.codes if self.gradient == "attached" else level.codes.detach()
+            return level, Passed(level.codes, taken)
+
+        estimated = self.training and self.gradient == "estimated"
+        compared = balanced(inputs, depth) if estimated else inputs
+        total, levels = walk(compared, reach(depth, self.num_quantizers), choose)
+        if self.gradient == "estimated":
+            total = self.estimate(inputs, total)
+        # Dropped levels have no index and no code.
+        every = self.num_quantizers
+        indices = stack_levels([level.indices for level in levels], every, -1, -1)
+        codes = None
+        if return_all_codes:
+            codes = stack_levels([level.codes for level in levels], every, 0)
+        return total, indices, codes, [level.detail for level in levels]
+
+    def _restore(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        total: Tensor,
+        indices: Tensor,
+        all_codes: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        layout = self.layout
+        quantized = leave(total, x, mask, layout, self.project_out)
+        if mask is not None:
+            absent = mask.logical_not().view(*mask.shape, *[1] * (indices.dim() - 2))
+            indices = indices.masked_fill(absent, -1)
+        if all_codes is not None:
+            all_codes = _joined.stack(
+                [restore_codes(codes, x, mask, layout) for codes in all_codes]
+            )
+        indices = torch.ops.torchvq.unpack_positions(indices, x.shape, layout.channel_first)
+        return quantized, indices, all_codes
+
+    @property
+    def layout(self) -> Layout:
+        """Where batch, positions and features lie in inputs and outputs."""
+        return Layout(self.dim, 1, False, self.is_channel_first, None, owner=type(self).__name__)
+
+    def _depth(self, seed: int | None, rng: Tensor | None) -> int | Tensor:
+        """How many levels this forward uses."""
+        if not (self.training and self.quantize_dropout):
+            return self.num_quantizers
+        rule = self.quantize_dropout_cutoff_index, self.quantize_dropout_multiple_of
+        if seed is not None:
+            return seeded_depth(seed, self.num_quantizers, *rule)
+        assert rng is not None
+        # Of the step alone: ranks whose seeds differ drop the same levels, and nobody has to ask.
+        step = torch.stack([torch.zeros_like(rng[1]), rng[1]])
+        return drawn_depth(step, self.num_quantizers, *rule)
+
+    # Codes -------------------------------------------------------------------------------------------------
+
+    def get_codes_from_indices(self, indices: Tensor) -> Tensor:
+        """Codes (Q, B, *, D) of indices (B, *, q), before ``project_out``: features last in every layout.
+
+        q is the number of levels, or with ``quantize_dropout`` fewer: then zeros for the missing ones. -1 gives zeros.
+        ValueError for another number of levels, IndexError for an index outside.
+        """
+        codes = self._decode(self.plain_indices(indices))
+        return stack_levels(codes, self.num_quantizers, 0)
+
+    def get_output_from_indices(self, indices: Tensor) -> Tensor:
+        """The output of ``forward`` in evaluation for these indices, in the same layout; zeros where all are -1."""
+        indices = self.plain_indices(indices)
+        codes = self._decode(indices)
+        total = torch.zeros_like(codes[0])
+        for level in codes:
+            total = total + level
+        output = project(self.project_out, total)
+        if self.has_projections:
+            # Masked tokens have no output; the bias of the projection would give them one.
+            output = output.masked_fill(indices.lt(0).all(-1, keepdim=True), 0)
+        # (B, dim) has no position to move.
+        return self.layout.place_features(output) if output.dim() > 2 else output
+
+    def _decode(self, indices: Tensor) -> list[Tensor]:
+        owner, levels = type(self).__name__, self.num_quantizers
+        given = indices.shape[-1] if indices.dim() > 0 else 0
+        fits = (1 if self.quantize_dropout else levels) <= given <= levels
+        condition = f"of {levels} levels on the last axis, or fewer with quantize_dropout"
+        expect(owner, fits, "indices", condition, f"shape {list(indices.shape)}")
+        codes = [self.decode_level(index, indices[..., index]) for index in range(given)]
+        if self.heads == 1:
+            return codes
+        among = indices.dim() > 1 and indices.shape[-2] == self.heads
+        condition = f"of {self.heads} heads on the axis before the last"
+        expect(owner, among, "indices", condition, f"shape {list(indices.shape)}")
+        return [level.flatten(-2) for level in codes]

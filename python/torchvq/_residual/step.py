@@ -1,0 +1,116 @@
+"""A forward of a residual stack by one operator, where no level needs a step of its own in Python."""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchvq._codebook.call import Call, level_call
+from torchvq._codebook.losses import loss_options, orthogonal_options
+from torchvq._codebook.search import estimator, prepare, search_options, stored_codes
+
+if TYPE_CHECKING:
+    from torchvq._residual.levels import Request
+    from torchvq.residual_vq import ResidualVQ
+
+_ops = torch.ops.torchvq
+
+
+class Step(NamedTuple):
+    """What a forward has found."""
+
+    quantized: Tensor  # (H, T, D), with the estimator's gradient
+    indices: Tensor  # (H, T, Q), -1 where masked or dropped
+    losses: Tensor  # (Q,)
+    codes: list[Tensor]  # (H, T, D) of each level in use
+
+
+def steps_at_once(rvq: "ResidualVQ") -> bool:
+    """Whether nothing of a level's own lies between the levels: k-means, a network that makes codes, an optimizer."""
+    first, training = rvq.levels[0], rvq.training
+    optimizers = (rvq.in_place_codebook_optimizer, first.in_place_codebook_optimizer)
+    if rvq.implicit_neural_codebook or any(own is not None for own in optimizers):
+        return False
+    return all(
+        level.training == training
+        and level._codebook.begins_initialised
+        and not level._codebook.affine_param
+        and level.commitment_weight == first.commitment_weight
+        for level in rvq.levels
+    )
+
+
+def step_at_once(rvq: "ResidualVQ", tokens: Tensor, request: "Request") -> Step:
+    """Searches, scores and learns; tokens (B, N, heads * D) are projected, and zero where masked."""
+    first = rvq.levels[0]
+    codebook = first._codebook
+    call = level_call(first, None, request.mask, request.temperature, request.frozen, request.ranks)
+    used = rvq.levels[: request.depth] if isinstance(request.depth, int) else rvq.levels
+    owners = rvq.levels[:1] if rvq.shared_codebook else rvq.levels
+    for level in owners:
+        prepare(level, tokens, None, request.frozen, request.ranks)
+    own = [level._codebook for level in owners]
+    steps = rvq.training and not codebook.replaying
+    learns = steps and not request.frozen
+    quantized, indices, losses, codes, totals = _ops.residual_quantize_(
+        tokens,
+        [stored_codes(level, tokens.dtype) for level in used],
+        [tensor for codebook in own for tensor in codebook.state()],
+        [codebook.rng for codebook in own],
+        [level.step_counts for level in rvq.levels],
+        mask=request.mask,
+        depth=None if isinstance(request.depth, int) else request.depth,
+        targets=_targets(rvq, request),
+        totals=codebook.recorded_totals(),
+        heads=rvq.heads,
+        separate=first.separate_codebook_per_head,
+        learns=learns,
+        finishes=steps,
+        **_gradients(rvq, call),
+        **_arguments(rvq, request, call, learns),
+    )
+    codebook.record_totals(totals)
+    if learns:
+        for learnt in own:
+            learnt.keep_in_shards()
+    return Step(quantized, indices, losses, codes)
+
+
+def _targets(rvq: "ResidualVQ", request: "Request") -> list[Tensor]:
+    """The codes to score (H, T) of each level in use."""
+    if request.targets is None:
+        return []
+    used = request.targets[: request.depth] if isinstance(request.depth, int) else request.targets
+    return [rvq.layout.split_indices(level) for level in used]
+
+
+def _gradients(rvq: "ResidualVQ", call: Call) -> dict[str, Any]:
+    """What gradient the output gets, and what the levels hand on."""
+    first = rvq.levels[0]
+    own = estimator(first)
+    return dict(
+        estimator="directional_reparam" if rvq.diveq and rvq.training else own,
+        level_estimator=own,
+        estimates_levels=rvq.estimates_levels,
+        handed_on=rvq.quant_grad_frac,
+        **search_options(first, call),
+    )
+
+
+def _arguments(rvq: "ResidualVQ", request: "Request", call: Call, learns: bool) -> dict[str, Any]:
+    """What search, losses and learning need to know; what is as by default is left out."""
+    first = rvq.levels[0]
+    codebook = first._codebook
+    arguments = codebook.collecting(request.ranks) | loss_options(first, call)
+    arguments |= orthogonal_options(first)
+    arguments["vqp_compat"] = rvq.vqp_compat
+    if learns:
+        arguments |= codebook.learning(call.ema_update)
+    if not (request.ranks.alone or rvq.shared_codebook):
+        arguments["signature"] = "; ".join(level._codebook.signature for level in rvq.levels)
+    if request.beam > 1:
+        weights = rvq.beam_weights
+        used = request.depth if isinstance(request.depth, int) else rvq.num_quantizers
+        arguments |= dict(beam=request.beam, beam_weights=[] if weights is None else weights[:used])
+    arguments["draws"] = rvq.draws
+    return arguments

@@ -1,0 +1,140 @@
+"""Whether the ranks' quantizers are still the same, to the bit."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from torchvq._base.ranks import everybody, group_name, group_of
+from torchvq.codebook import Codebook
+from torchvq.finite_scalar_quantization import FSQ
+from torchvq.lookup_free_quantization import LFQ
+from torchvq.vector_quantize import VectorQuantize
+
+_ops = torch.ops.torchvq
+
+
+class ReplicaDifference(NamedTuple):
+    """One tensor on which ranks differ."""
+
+    #: The quantizer's name in the module, empty for the module itself.
+    quantizer: str
+    #: The tensor's name in the quantizer's state.
+    tensor: str
+    #: The ranks of the group, those that agree together; the largest party first.
+    parties: tuple[tuple[int, ...], ...]
+
+    def __str__(self) -> str:
+        name = f"{self.quantizer}.{self.tensor}" if self.quantizer else self.tensor
+        return f"{name}: ranks {_spell(self.parties)}"
+
+
+class _Entry(NamedTuple):
+    quantizer: str
+    tensor: str
+    value: Tensor
+
+
+def verify_replicas(
+    module: nn.Module,
+    process_group: "dist.ProcessGroup | str | None" = None,
+    *,
+    raise_on_difference: bool = True,
+) -> list[ReplicaDifference]:
+    """Compares the state of every quantizer inside a module over the ranks that share it, bit for bit.
+
+    Every rank of the group must call it, in training or not. It sends hashes, 8 bytes per tensor (two all-gathers per
+    process group), and changes nothing. Compared are the codes, moving averages, cooldowns and the generator of each
+    codebook, the statistics of ``affine_param`` where they are synchronised, and rotations of FSQ and LFQ. Left out are
+    quantizers with ``sync_codebook=False``, and parameters that FSDP has split over the ranks, which have no replicas.
+
+    Args:
+        module: any module; a wrapper (DDP, a compiled module) is fine.
+        process_group: the ranks to compare, as a group or by name. Default: each quantizer's own.
+        raise_on_difference: whether a difference is an error; otherwise it is returned.
+
+    Returns:
+        The tensors that differ, and which ranks hold the same; empty where all are equal, and without a group. The
+        same on every rank.
+
+    Raises:
+        torch.distributed.DistError: replicas differ; the message names quantizer, tensor and ranks.
+        ValueError: ranks have other quantizers than each other. DistBackendError: a rank does not take part.
+    """
+    found: list[ReplicaDifference] = []
+    asked = group_name(process_group)
+    for group, entries in _by_group(module, asked).items():
+        found += _differences(entries, group)
+    if found and raise_on_difference:
+        listed = "".join(f"\n  {difference}" for difference in found)
+        raise dist.DistError(
+            "verify_replicas: expected the quantizers to be equal on all ranks, but got different values of"
+            f"{listed}\nLikely reasons: state was written to, or a checkpoint loaded, on some of the ranks only."
+        )
+    return found
+
+
+def _by_group(module: nn.Module, asked: str | None) -> dict[str, list[_Entry]]:
+    """The tensors to compare by process group, in the order of the module's names."""
+    groups: dict[str, list[_Entry]] = {}
+    seen: set[Codebook] = set()
+    for name, vq in module.named_modules():
+        if isinstance(vq, FSQ | LFQ):
+            own = group_of(vq) if isinstance(vq, LFQ) else everybody().group
+            rotation = vq._buffers.get("orthogonal_rot")
+            if own and rotation is not None:
+                entry = _Entry(name, "orthogonal_rot", rotation)
+                groups.setdefault(asked or own, []).append(entry)
+        if not isinstance(vq, VectorQuantize) or vq._codebook in seen:
+            continue
+        own = group_of(vq)
+        if own:
+            seen.add(vq._codebook)
+            groups.setdefault(asked or own, []).extend(_entries(name, vq))
+    return groups
+
+
+def _entries(name: str, vq: VectorQuantize) -> Iterator[_Entry]:
+    for tensor, value in vq._codebook.replicas(affine=vq.sync_affine_param).items():
+        if not _sharded(value):
+            yield _Entry(name, f"_codebook.{tensor}", value.detach())
+
+
+def _sharded(value: Tensor) -> bool:
+    return hasattr(value, "placements")
+
+
+def _differences(entries: list[_Entry], group: str) -> list[ReplicaDifference]:
+    options = {"group_name": group, "label": "verify_replicas"}
+    # First something of one size, because gathering lists of unequal length ends the process.
+    listed = "; ".join(
+        f"{e.quantizer}.{e.tensor} {e.value.dtype} {[*e.value.shape]}" for e in entries
+    )
+    names = torch.frombuffer(bytearray(listed.encode()), dtype=torch.uint8)
+    kinds = _ops.replica_hashes([names.to(entries[0].value.device)], **options)[:, 0].tolist()
+    if len(set(kinds)) > 1:
+        raise ValueError(
+            "verify_replicas: expected all ranks to have the same quantizers, but got different ones on ranks "
+            f"{_spell(_parties(kinds))}; this rank has {listed}"
+        )
+    hashes = _ops.replica_hashes([entry.value for entry in entries], **options)
+    columns = zip(entries, hashes.t().tolist(), strict=True)
+    return [
+        ReplicaDifference(entry.quantizer, entry.tensor, _parties(column))
+        for entry, column in columns
+        if len(set(column)) > 1
+    ]
+
+
+def _parties(column: list[int]) -> tuple[tuple[int, ...], ...]:
+    parties: dict[int, list[int]] = {}
+    for rank, value in enumerate(column):
+        parties.setdefault(value, []).append(rank)
+    # The sort is stable: of equally large parties the one with the lowest rank comes first.
+    return tuple(tuple(party) for party in sorted(parties.values(), key=len, reverse=True))
+
+
+def _spell(parties: tuple[tuple[int, ...], ...]) -> str:
+    return " | ".join(", ".join(map(str, party)) for party in parties)
