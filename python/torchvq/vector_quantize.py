@@ -307,8 +307,8 @@ class VectorQuantize(nn.Module):
             codebook_transform_fn: from codes (H, K, D) to codes of each token (H, B, N, K, D), which are searched
                 instead.
             ema_update_weight: (K,) or (H, K) tensor, number, or function of (sums (H, K, D), counts (H, K))
-                returning one: multiplies 1 - decay of each code. With ``sync_every`` above 1 no function, and that of the
-                last call holds.
+                returning one: multiplies 1 - decay of each code. With ``sync_every`` above 1 that of the last call
+                holds, and it is no function.
             accum_ema_update: keep this call's statistics for the next call without it, as if both were one batch. With
                 ``sync_every`` above 1 both are one step.
             ema_update: overrides the option for this call.

@@ -29,15 +29,13 @@
 #include "distributed/levels.h"
 #include "distributed/statistics_buffer.h"
 #include "distributed/synced_code_statistics.h"
+#include "distributed/two_words.h"
 #include "ops/capture.h"
 
 namespace torchvq::distributed {
 namespace {
 
 constexpr auto kKeepStatistics = "keep_statistics_";
-// Two words reach this much further down than one.
-constexpr int32_t kLowBits = 32;
-constexpr int64_t kLowWord = (int64_t{1} << kLowBits) - 1;
 // The whole part of a sum that still fits into one word with its rest.
 constexpr int64_t kNarrow = int64_t{1} << 30;
 // The places in kKeptSteps.
@@ -126,36 +124,6 @@ Place place_of(const KeepArguments& arguments, const Group& group) {
           .empty = at[kCallsKept] == 0,
           .mine = group.alone() || at[kKeptBy] == group.rank(),
           .due = arguments.every > 0 && at[kStepsKept] + 1 >= arguments.every};
-}
-
-// Sums of two words -------------------------------------------------------------------------------
-
-struct Words {
-  at::Tensor whole;
-  at::Tensor rest;  ///< in [0, 2^32)
-};
-
-Words words_of(const at::Tensor& sums) {
-  return {sums[0].add(sums[1].bitwise_right_shift(kLowBits)), sums[1].bitwise_and(kLowWord)};
-}
-
-/// Sums with larger exponents: bits below the last are dropped.
-at::Tensor rescaled(const at::Tensor& sums, const at::Tensor& from, const at::Tensor& to) {
-  // On other devices to ask would be to wait.
-  if (sums.is_cpu() && from.equal(to)) return sums;
-  const auto shift = to.sub(from).to(at::kLong).clamp_min(0).unsqueeze(-1);
-  const auto near = shift.clamp_max(kLowBits - 1);
-  const auto far = shift.sub(kLowBits).clamp(0, 63);
-  const auto [whole, rest] = words_of(sums);
-  const auto lost = whole.sub(whole.bitwise_right_shift(near).bitwise_left_shift(near));
-  const auto low = lost.bitwise_left_shift(kLowBits).add(rest).bitwise_right_shift(near);
-  const auto lower = whole.bitwise_right_shift(far).bitwise_and(kLowWord);
-  return at::stack(
-      {whole.bitwise_right_shift(shift.clamp_max(63)), at::where(shift.lt(kLowBits), low, lower)});
-}
-
-at::Tensor split_word(const at::Tensor& word) {
-  return at::stack({word.bitwise_right_shift(kLowBits), word.bitwise_and(kLowWord)});
 }
 
 // This rank's part --------------------------------------------------------------------------------

@@ -72,9 +72,7 @@ def test_it_is_the_accumulation_of_updates(kind: str) -> None:
     for step in range(4 * EVERY):
         waits = (step + 1) % EVERY != 0
         module(tokens(step), mask=mask(step), ema_update_weight=weight)
-        accumulated(
-            tokens(step), mask=mask(step), ema_update_weight=weight, accum_ema_update=waits
-        )
+        accumulated(tokens(step), mask=mask(step), ema_update_weight=weight, accum_ema_update=waits)
         assert_same(learnt(module), learnt(accumulated))
 
 

@@ -41,11 +41,9 @@ class KeptStatistics(WideBuffers):
         if every == 1:
             return
         heads, size, dim = codes.shape
-        integers = dict(dtype=torch.long, device=codes.device)
-        self._kept = [
-            torch.zeros(4, **integers),
-            torch.zeros(heads, size, **integers),
-            torch.zeros(2, heads, size, dim, **integers),
+        shapes = [(4,), (heads, size), (2, heads, size, dim)]
+        self._kept = [torch.zeros(s, dtype=torch.long, device=codes.device) for s in shapes]
+        self._kept += [
             torch.zeros(2, heads, size, dtype=torch.int32, device=codes.device),
             torch.zeros(heads, size if candidates else 0, 1 + dim, device=codes.device),
         ]
@@ -90,7 +88,7 @@ class KeptStatistics(WideBuffers):
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
         for name, kept in zip(KEPT, self._kept, strict=False):
             destination[prefix + name] = kept
 
