@@ -8,7 +8,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/full_like.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/stack.h>
@@ -42,16 +41,24 @@ constexpr int64_t kNarrow = int64_t{1} << 30;
 constexpr int64_t kStepsKept = 0, kCallsKept = 1, kKeptBy = 3;
 
 using Tensors = std::vector<at::Tensor>;
-using KeptLists = std::tuple<Tensors, Tensors, Tensors, Tensors, at::Tensor, at::Tensor>;
-using KeepStatisticsSignature = KeptLists(
-    at::TensorList kept, at::TensorList x, at::TensorList indices, at::TensorList exponents,
-    at::TensorList mask, at::TensorList state, const at::Tensor& step, at::TensorList rng,
-    at::TensorList cluster_size, int64_t every, bool replaces, double kept_size, double threshold,
-    double threshold_fraction, std::string_view metric, std::string_view signature,
-    std::string_view reduction, std::string_view group_name, std::string_view label);
+/// What was offered, and whether the steps that are kept wait no longer.
+using Offered = std::tuple<at::Tensor, at::Tensor>;
+using KeepStatisticsSignature = Offered(at::TensorList kept, at::TensorList found, at::TensorList x,
+                                        at::TensorList indices, at::TensorList exponents,
+                                        at::TensorList mask, at::TensorList state,
+                                        const at::Tensor& step, at::TensorList rng,
+                                        at::TensorList cluster_size, int64_t every, bool replaces,
+                                        double kept_size, double threshold,
+                                        double threshold_fraction, std::string_view metric,
+                                        std::string_view signature, std::string_view reduction,
+                                        std::string_view group_name, std::string_view label);
+
+/// What the operator writes for each codebook: compilers take lists of tensors as arguments alone.
+enum Found : size_t { kFoundCounts, kFoundSums, kFoundExponents, kFoundCandidates, kFoundTensors };
 
 struct KeepArguments {
   at::TensorList kept;
+  at::TensorList found;
   Levels levels;
   at::TensorList indices;
   at::TensorList exponents;
@@ -72,6 +79,9 @@ struct KeepArguments {
   [[nodiscard]] const at::Tensor& of(size_t c, Kept which) const {
     return kept[c * kKeptTensors + which];
   }
+  [[nodiscard]] const at::Tensor& out(size_t c, Found which) const {
+    return found[c * kFoundTensors + which];
+  }
   [[nodiscard]] bool wide(size_t c) const { return levels.x[c].scalar_type() == at::kDouble; }
   /// Of the tokens as they are compared, float32 or float64.
   [[nodiscard]] at::ScalarType rows(size_t c) const { return wide(c) ? at::kDouble : at::kFloat; }
@@ -88,10 +98,12 @@ bool check_kept(const KeepArguments& arguments, std::string_view metric) {
   check_synced_code_statistics(arguments.levels.x, arguments.indices, arguments.exponents,
                                arguments.levels.mask, {}, arguments.state, arguments.step,
                                arguments.reduction);
-  for (const auto size : {arguments.rng.size(), arguments.cluster_size.size(),
-                          arguments.kept.size() / kKeptTensors}) {
-    TORCH_CHECK_VALUE(size == number, kKeepStatistics, ": expected rng, cluster_size and kept for ",
-                      number, " codebooks, but got ", size);
+  for (const auto size :
+       {arguments.rng.size(), arguments.cluster_size.size(), arguments.kept.size() / kKeptTensors,
+        arguments.found.size() / kFoundTensors}) {
+    TORCH_CHECK_VALUE(size == number, kKeepStatistics,
+                      ": expected rng, cluster_size, kept and found for ", number,
+                      " codebooks, but got ", size);
   }
   TORCH_CHECK_VALUE(arguments.every == 0 || arguments.every >= 2, kKeepStatistics,
                     ": expected every to be 0 or at least 2, but got ", arguments.every);
@@ -317,35 +329,38 @@ void write_steps(const KeepArguments& arguments, size_t c, const Place& place, i
   steps[kKeptBy].fill_(rank);
 }
 
+at::TensorList candidates_found(const KeepArguments& arguments, Tensors& candidates) {
+  for (size_t c = 0; c < arguments.size(); ++c) {
+    candidates.push_back(arguments.out(c, kFoundCandidates));
+  }
+  return candidates;
+}
+
 /// What waits is kept, and nothing is handed on.
-KeptLists wait_for_more(const KeepArguments& arguments, const Group& group, const Place& place,
-                        const std::vector<Sum>& own) {
-  KeptLists lists;
-  auto& [counts, sums, exponents, candidates, offered, due] = lists;
+Offered wait_for_more(const KeepArguments& arguments, const Group& group, const Place& place,
+                      const std::vector<Sum>& own) {
   for (size_t c = 0; c < own.size(); ++c) {
     arguments.of(c, kKeptCounts).copy_(own[c].counts);
     arguments.of(c, kKeptSums).copy_(own[c].sums);
     arguments.of(c, kKeptExponents).copy_(at::stack({own[c].base, own[c].used}));
     arguments.of(c, kKeptCandidates).copy_(marked(own[c].candidates));
     write_steps(arguments, c, place, group.rank());
-    counts.push_back(at::zeros_like(own[c].counts));
-    sums.push_back(at::zeros_like(own[c].sums));
-    exponents.push_back(own[c].used);
-    candidates.push_back(
-        at::full_like(own[c].candidates, std::numeric_limits<double>::quiet_NaN()));
+    arguments.out(c, kFoundCounts).zero_();
+    arguments.out(c, kFoundSums).zero_();
+    arguments.out(c, kFoundExponents).copy_(own[c].used);
+    arguments.out(c, kFoundCandidates).fill_(std::numeric_limits<double>::quiet_NaN());
   }
-  const int64_t words =
-      arguments.replaces ? words_of_offer(arguments.offers(candidates), group) : 0;
-  offered = arguments.rng[0].new_zeros({group.size(), words});
-  due = at::zeros({}, arguments.step.options().dtype(at::kBool));
-  return lists;
+  Tensors candidates;
+  const auto offers = arguments.offers(candidates_found(arguments, candidates));
+  const int64_t words = arguments.replaces ? words_of_offer(offers, group) : 0;
+  return {arguments.rng[0].new_zeros({group.size(), words}),
+          at::zeros({}, arguments.step.options().dtype(at::kBool))};
 }
 
-KeptLists hand_on(const KeepArguments& arguments, const Group& group, const Place& place,
-                  const std::vector<Sum>& own) {
-  KeptLists lists;
-  auto& [counts, sums, exponents, candidates, offered, due] = lists;
-  auto all = reduce_kept(group, arguments, own, offered);
+Offered hand_on(const KeepArguments& arguments, const Group& group, const Place& place,
+                const std::vector<Sum>& own) {
+  at::Tensor offered;
+  const auto all = reduce_kept(group, arguments, own, offered);
   // Nothing has changed up to here, and nothing fails from here on.
   for (size_t c = 0; c < own.size(); ++c) {
     arguments.of(c, kKeptCounts).zero_();
@@ -353,39 +368,26 @@ KeptLists hand_on(const KeepArguments& arguments, const Group& group, const Plac
     arguments.of(c, kKeptCandidates).zero_();
     write_steps(arguments, c, place, group.rank());
     arguments.of(c, kKeptSteps)[kKeptReductions].add_(all.counts[c].gt(0).any());
-    candidates.push_back(own[c].candidates);
+    arguments.out(c, kFoundCounts).copy_(all.counts[c]);
+    arguments.out(c, kFoundSums).copy_(all.sums[c]);
+    arguments.out(c, kFoundExponents).copy_(all.exponents[c]);
+    arguments.out(c, kFoundCandidates).copy_(own[c].candidates);
   }
-  counts = std::move(all.counts);
-  sums = std::move(all.sums);
-  exponents = std::move(all.exponents);
-  due = at::ones({}, arguments.step.options().dtype(at::kBool));
-  return lists;
+  return {std::move(offered), at::ones({}, arguments.step.options().dtype(at::kBool))};
 }
 
-KeptLists keep_statistics_any(at::TensorList kept, at::TensorList x, at::TensorList indices,
-                              at::TensorList exponents, at::TensorList mask, at::TensorList state,
-                              const at::Tensor& step, at::TensorList rng,
-                              at::TensorList cluster_size, int64_t every, bool replaces,
-                              double kept_size, double threshold, double threshold_fraction,
-                              std::string_view metric, std::string_view signature,
-                              std::string_view reduction, std::string_view group_name,
-                              std::string_view label) {
-  KeepArguments arguments{kept,
-                          {x, mask, {}},
-                          indices,
-                          exponents,
-                          state,
-                          step,
-                          rng,
-                          cluster_size,
-                          every,
-                          replaces,
-                          kept_size,
-                          threshold,
-                          threshold_fraction,
-                          false,
-                          signature,
-                          reduction};
+Offered keep_statistics_any(at::TensorList kept, at::TensorList found, at::TensorList x,
+                            at::TensorList indices, at::TensorList exponents, at::TensorList mask,
+                            at::TensorList state, const at::Tensor& step, at::TensorList rng,
+                            at::TensorList cluster_size, int64_t every, bool replaces,
+                            double kept_size, double threshold, double threshold_fraction,
+                            std::string_view metric, std::string_view signature,
+                            std::string_view reduction, std::string_view group_name,
+                            std::string_view label) {
+  KeepArguments arguments{
+      kept,  found,        {x, mask, {}}, indices,  exponents, state,     step,
+      rng,   cluster_size, every,         replaces, kept_size, threshold, threshold_fraction,
+      false, signature,    reduction};
   arguments.unit = check_kept(arguments, metric);
   const Group group(group_name, {std::string(label), step});
   const auto place = place_of(arguments, group);
@@ -395,47 +397,24 @@ KeptLists keep_statistics_any(at::TensorList kept, at::TensorList x, at::TensorL
                    : wait_for_more(arguments, group, place, own);
 }
 
-KeptLists keep_statistics_meta(at::TensorList kept, at::TensorList x, at::TensorList indices,
-                               at::TensorList exponents, at::TensorList mask, at::TensorList state,
-                               const at::Tensor& step, at::TensorList rng,
-                               at::TensorList cluster_size, int64_t every, bool replaces,
-                               double kept_size, double threshold, double threshold_fraction,
-                               std::string_view metric, std::string_view signature,
-                               std::string_view reduction, std::string_view group_name,
-                               std::string_view label) {
-  KeepArguments arguments{kept,
-                          {x, mask, {}},
-                          indices,
-                          exponents,
-                          state,
-                          step,
-                          rng,
-                          cluster_size,
-                          every,
-                          replaces,
-                          kept_size,
-                          threshold,
-                          threshold_fraction,
-                          false,
-                          signature,
-                          reduction};
+Offered keep_statistics_meta(at::TensorList kept, at::TensorList found, at::TensorList x,
+                             at::TensorList indices, at::TensorList exponents, at::TensorList mask,
+                             at::TensorList state, const at::Tensor& step, at::TensorList rng,
+                             at::TensorList cluster_size, int64_t every, bool replaces,
+                             double kept_size, double threshold, double threshold_fraction,
+                             std::string_view metric, std::string_view signature,
+                             std::string_view reduction, std::string_view group_name,
+                             std::string_view label) {
+  KeepArguments arguments{
+      kept,  found,        {x, mask, {}}, indices,  exponents, state,     step,
+      rng,   cluster_size, every,         replaces, kept_size, threshold, threshold_fraction,
+      false, signature,    reduction};
   arguments.unit = check_kept(arguments, metric);
   const Group group(group_name, {std::string(label), {}});
-  KeptLists lists;
-  auto& [counts, sums, used, candidates, offered, due] = lists;
-  for (size_t c = 0; c < x.size(); ++c) {
-    counts.push_back(at::empty_like(arguments.of(c, kKeptCounts)));
-    sums.push_back(at::empty_like(arguments.of(c, kKeptSums)));
-    used.push_back(at::empty_like(exponents[c]));
-    const auto& rows = arguments.of(c, kKeptCandidates);
-    candidates.push_back(
-        rows.new_empty_symint({rows.sym_size(0), rows.sym_size(1), rows.sym_size(2) - 1},
-                              rows.options().dtype(arguments.rows(c))));
-  }
-  const int64_t words = replaces ? words_of_offer(arguments.offers(candidates), group) : 0;
-  offered = rng[0].new_empty({group.size(), words});
-  due = step.new_empty({}, step.options().dtype(at::kBool));
-  return lists;
+  Tensors candidates;
+  const auto offers = arguments.offers(candidates_found(arguments, candidates));
+  return {rng[0].new_empty({group.size(), replaces ? words_of_offer(offers, group) : 0}),
+          step.new_empty({}, step.options().dtype(at::kBool))};
 }
 
 }  // namespace
@@ -444,27 +423,43 @@ KeptStatistics keep_statistics_(at::TensorList kept, at::TensorList x, at::Tenso
                                 at::TensorList exponents, const SyncedStatisticsOptions& options,
                                 const OfferOptions& offer, const KeptStatisticsOptions& keep) {
   static auto op = detail::op_handle<KeepStatisticsSignature>("torchvq::keep_statistics_");
-  auto [counts, sums, used, candidates, offered, due] =
-      op.call(kept, x, indices, exponents, options.mask, options.state, options.rng, offer.rng,
-              offer.cluster_size, keep.every, keep.replaces, offer.kept, offer.dead.threshold,
-              offer.dead.threshold_fraction, offer.dead.metric, options.signature,
-              options.reduction, options.group_name, options.label);
-  return {{std::move(counts), std::move(sums), std::move(used)},
-          std::move(candidates),
-          std::move(offered),
-          std::move(due)};
+  Tensors found;
+  for (size_t c = 0; c < x.size(); ++c) {
+    const auto* own = &kept[c * kKeptTensors];
+    const auto& rows = own[kKeptCandidates];
+    const auto dtype = x[c].scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    found.push_back(at::empty_like(own[kKeptCounts]));
+    found.push_back(at::empty_like(own[kKeptSums]));
+    found.push_back(at::empty_like(exponents[c]));
+    found.push_back(rows.new_empty_symint({rows.sym_size(0), rows.sym_size(1), x[c].sym_size(2)},
+                                          rows.options().dtype(dtype)));
+  }
+  KeptStatistics statistics;
+  std::tie(statistics.offered, statistics.due) =
+      op.call(kept, found, x, indices, exponents, options.mask, options.state, options.rng,
+              offer.rng, offer.cluster_size, keep.every, keep.replaces, offer.kept,
+              offer.dead.threshold, offer.dead.threshold_fraction, offer.dead.metric,
+              options.signature, options.reduction, options.group_name, options.label);
+  for (size_t c = 0; c < x.size(); ++c) {
+    auto* own = &found[c * kFoundTensors];
+    statistics.statistics.counts.push_back(std::move(own[kFoundCounts]));
+    statistics.statistics.sums.push_back(std::move(own[kFoundSums]));
+    statistics.statistics.exponents.push_back(std::move(own[kFoundExponents]));
+    statistics.candidates.push_back(std::move(own[kFoundCandidates]));
+  }
+  return statistics;
 }
 
 }  // namespace torchvq::distributed
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
-      "keep_statistics_(Tensor(a!)[] kept, Tensor[] x, Tensor[] indices, Tensor[] exponents, *, "
-      "Tensor[] mask, Tensor[] state, Tensor step, Tensor[] rng, Tensor[] cluster_size, int every, "
-      "bool replaces=False, float kept_size=0., float threshold=0., float threshold_fraction=0., "
-      "str metric='euclidean', str signature='', str reduction='exact', str group_name='', "
-      "str label='quantizer') -> (Tensor[] counts, Tensor[] sums, Tensor[] exponents, "
-      "Tensor[] candidates, Tensor offered, Tensor due)",
+      "keep_statistics_(Tensor(a!)[] kept, Tensor(b!)[] found, Tensor[] x, Tensor[] indices, "
+      "Tensor[] exponents, *, Tensor[] mask, Tensor[] state, Tensor step, Tensor[] rng, "
+      "Tensor[] cluster_size, int every, bool replaces=False, float kept_size=0., "
+      "float threshold=0., float threshold_fraction=0., str metric='euclidean', "
+      "str signature='', str reduction='exact', str group_name='', str label='quantizer') "
+      "-> (Tensor offered, Tensor due)",
       torchvq::detail::waits());
 }
 

@@ -93,6 +93,12 @@ def kept(steps: int) -> list[Tensor]:
     return [place, counts, sums, torch.stack([exponents, exponents]), torch.ones(2, 7, 13)]
 
 
+def found() -> list[Tensor]:
+    """Where it is written when it no longer waits."""
+    _, counts, sums, exponents, candidates = kept(0)
+    return [counts, sums, exponents[0].clone(), candidates[..., 1:].clone()]
+
+
 KEEP = dict(step=RNG, rng=[RNG], cluster_size=[sizes()], state=[CODES], every=2, replaces=True)
 COUNTS = integers(3, 2, 7)
 CANDIDATES = ops.dead_code_candidates(X, RNG, 7)
@@ -170,10 +176,10 @@ CASES: dict[str, Case] = {
         (*([part] for part in state()), [X], [COUNTS], [RNG]), RULES | dict(mask=[])
     ),
     "keep_statistics_": Case(
-        (kept(0), [X], [INDICES], [ops.code_exponents(CODES)]), KEEP | dict(mask=[MASK])
+        (kept(0), found(), [X], [INDICES], [ops.code_exponents(CODES)]), KEEP | dict(mask=[MASK])
     ),
     "keep_statistics_ due": Case(
-        (kept(1), [X], [INDICES], [ops.code_exponents(CODES)]), KEEP | dict(mask=[])
+        (kept(1), found(), [X], [INDICES], [ops.code_exponents(CODES)]), KEEP | dict(mask=[])
     ),
     "synced_usage": Case(
         ([COUNTS], [sizes()], [integers(2, 2)]), dict(threshold=[0.5], threshold_fraction=[0.0])

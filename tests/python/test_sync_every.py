@@ -236,12 +236,13 @@ def test_the_operator_checks_what_it_is_given() -> None:
     arguments = dict(mask=[], state=[], step=rng, rng=[rng], cluster_size=[state[1]])
     keep = torch.ops.torchvq.keep_statistics_
     exponents = torch.zeros(1, 24, dtype=torch.int32)
+    found = [state[6].clone(), state[7].clone(), exponents.clone(), state[9][..., 1:].clone()]
     with pytest.raises(ValueError, match="expected every to be 0 or at least 2, but got 1"):
-        keep(state[5:], [x], [indices], [exponents], every=1, **arguments)
+        keep(state[5:], found, [x], [indices], [exponents], every=1, **arguments)
     with pytest.raises(ValueError, match="for 1 codebooks, but got 0"):
-        keep([], [x], [indices], [exponents], every=2, **arguments)
+        keep([], [], [x], [indices], [exponents], every=2, **arguments)
     with pytest.raises(ValueError, match="kept sums"):
-        keep(state[5:], [x[..., :2]], [indices], [exponents], every=2, **arguments)
+        keep(state[5:], found, [x[..., :2]], [indices], [exponents], every=2, **arguments)
     with pytest.raises(ValueError, match="to keep statistics with sync_every 2, but got 0"):
         torch.ops.torchvq.learn_codebooks_(
             state[:5], [rng], [x], [indices], mask=[], statistics=[], sync_every=2
