@@ -197,6 +197,9 @@ Sum add_tokens(const KeepArguments& arguments, size_t c, const Place& place) {
     sum.counts.add_(arguments.of(c, kKeptCounts));
     sum.sums.add_(rescaled(arguments.of(c, kKeptSums), kept[1], sum.used));
   }
+  // One pair of words for one number, however it came about.
+  auto [whole, rest] = words_of(sum.sums);
+  sum.sums = at::stack({std::move(whole), std::move(rest)});
   sum.candidates = first_candidates(arguments, c, candidates);
   return sum;
 }
