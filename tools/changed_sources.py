@@ -1,7 +1,7 @@
 """C++ files that changed against the main branch; on the main branch itself, against the commit before.
 
-``changed_sources.py`` prints the files, one a line; ``changed_sources.py --reached FOLDER...`` the sources of these folders
-that changed or include, however indirectly, a header that did.
+``changed_sources.py`` prints the files, one a line; with ``--reached FOLDER...`` the sources of these folders that
+changed or include, however indirectly, a header that did.
 """
 
 from __future__ import annotations
