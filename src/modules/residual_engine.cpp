@@ -29,7 +29,7 @@ at::Tensor walk_levels(
   auto residual = inputs, total = at::zeros_like(inputs);
   for (int64_t index = 0; index < levels; ++index) {
     const auto [codes, taken] = choose(index, residual, total);
-    // Nobody else holds the sum; in place it stays in the cache.
+    // The sum has no other holder; added to in place, it stays in the cache.
     total = codes.requires_grad() ? total.add(codes) : total.add_(codes);
     residual = residual.sub(taken);
   }

@@ -144,7 +144,7 @@ def outside_graphs(reason: str) -> Callable[[_Function], _Function]:
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal disabled
             if disabled is None:
-                # Whoever compiles has loaded the compiler.
+                # A process that compiles has loaded the compiler.
                 if "torch._dynamo" not in sys.modules:
                     return function(*args, **kwargs)
                 disabled = torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call]
