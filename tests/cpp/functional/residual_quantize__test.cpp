@@ -33,7 +33,7 @@ struct Stack {
   F::ResidualQuantizeArguments arguments;
   F::ResidualQuantizeOptions options;
 
-  [[nodiscard]] F::ResidualQuantizeStep step() const {
+  F::ResidualQuantizeStep step() const {
     return F::residual_quantize_(tokens, arguments, options);
   }
   [[nodiscard]] const F::CodebookState& state(int64_t level) const {
