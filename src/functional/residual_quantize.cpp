@@ -166,8 +166,8 @@ Walk Stack::walk() const {
     return passed;
   };
   const auto levels = static_cast<int64_t>(count());
-  const auto compared = compared_inputs(inputs_, gradient_, levels, !arguments_.targets.empty(),
-                                        arguments_.depth);
+  const auto compared =
+      compared_inputs(inputs_, gradient_, levels, !arguments_.targets.empty(), arguments_.depth);
   const auto sums = walk_levels(compared, levels, gradient_, gradient_.estimates_levels, choose);
   walk.output = stack_output(inputs_, sums, state(0).rng, ranks_, gradient_);
   return walk;

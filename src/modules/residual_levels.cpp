@@ -122,8 +122,8 @@ Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request)
   };
   const auto sums = F::walk_levels(compared, request.depth, gradient,
                                    gradient.estimates_levels || implicit_codes, choose);
-  result.output = F::stack_output(inputs, sums, rvq.levels[0]->codebook_state->rng, request.ranks,
-                                  gradient);
+  result.output =
+      F::stack_output(inputs, sums, rvq.levels[0]->codebook_state->rng, request.ranks, gradient);
   return result;
 }
 

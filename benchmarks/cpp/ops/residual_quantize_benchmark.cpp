@@ -58,8 +58,8 @@ void learn_plainly(const F::CodebookState& state, const at::Tensor& x, const at:
   state.cluster_size.mul_(kDecay).add_(counts, 1 - kDecay);
   state.embed_avg.mul_(kDecay).add_(sums, 1 - kDecay);
   const auto total = state.cluster_size.sum(-1, /*keepdim=*/true);
-  const auto smoothed = (state.cluster_size + kEps) /
-                        (total + static_cast<double>(counts.size(-1)) * kEps) * total;
+  const auto smoothed =
+      (state.cluster_size + kEps) / (total + static_cast<double>(counts.size(-1)) * kEps) * total;
   state.embed.copy_(state.embed_avg / smoothed.unsqueeze(-1));
 }
 

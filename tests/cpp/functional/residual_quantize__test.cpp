@@ -33,9 +33,7 @@ struct Stack {
   F::ResidualQuantizeArguments arguments;
   F::ResidualQuantizeOptions options;
 
-  F::ResidualQuantizeStep step() const {
-    return F::residual_quantize_(tokens, arguments, options);
-  }
+  F::ResidualQuantizeStep step() const { return F::residual_quantize_(tokens, arguments, options); }
   [[nodiscard]] const F::CodebookState& state(int64_t level) const {
     return arguments.states[arguments.states.size() == 1 ? 0 : static_cast<size_t>(level)];
   }
@@ -104,8 +102,7 @@ struct Greedy {
     left[level][row] = rest;
     double least = std::numeric_limits<double>::infinity();
     for (int64_t code = 0; code < kCodes; ++code) {
-      const auto distance =
-          square_distance(rest, row_of(stack.arguments.codebooks[level], code));
+      const auto distance = square_distance(rest, row_of(stack.arguments.codebooks[level], code));
       if (distance >= least) continue;
       least = distance;
       indices[level][row] = code;
@@ -125,8 +122,7 @@ void expect_codes(const F::ResidualQuantizeStep& step, const Greedy& greedy,
   for (int64_t row = 0; row < kRows; ++row) {
     for (int64_t level = 0; level < kLevels; ++level) {
       const bool none = masked[row] || level >= levels;
-      ASSERT_EQ(step.indices[0][row][level].item<int64_t>(),
-                none ? -1 : greedy.indices[level][row])
+      ASSERT_EQ(step.indices[0][row][level].item<int64_t>(), none ? -1 : greedy.indices[level][row])
           << "token " << row << ", level " << level;
     }
     ASSERT_LT(square_distance(row_of(step.quantized, row), greedy.total[row]), 1e-24);
@@ -140,8 +136,8 @@ double commitment(const Stack& stack, const Greedy& greedy, int64_t level,
   int64_t count = 0;
   for (int64_t row = 0; row < kRows; ++row) {
     if (masked[row]) continue;
-    sum += square_distance(greedy.left[level][row], row_of(stack.arguments.codebooks[level],
-                                                           greedy.indices[level][row]));
+    sum += square_distance(greedy.left[level][row],
+                           row_of(stack.arguments.codebooks[level], greedy.indices[level][row]));
     count += kDim;
   }
   return sum / static_cast<double>(count);
