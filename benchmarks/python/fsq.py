@@ -1,4 +1,4 @@
-"""Finite scalar quantizers against the reference and plain torch: training, evaluation, stacks, construction."""
+"""Finite scalar quantizers against the reference and plain torch: training, evaluation, stacks."""
 
 from __future__ import annotations
 
@@ -82,9 +82,8 @@ def run(settings: Settings) -> None:
     cases = []
     for threads in settings.threads:
         for name, modules in (("FSQ", single), (f"ResidualFSQ Q={quantizers}", stacks)):
-            cases.append(_training(name, modules, x, threads, settings))
+            cases.append(training(name, modules, x, threads, settings))
             cases.append(_evaluation(name, modules, x, threads, settings))
-    cases.append(_construction(settings))
     write("fsq", cases, settings)
 
 
@@ -122,7 +121,7 @@ def _case(
     )
 
 
-def _training(
+def training(
     name: str, modules: dict[str, nn.Module], x: Tensor, threads: int, settings: Settings
 ) -> Case:
     calls = {key: _step(module.train(), x) for key, module in modules.items()}
@@ -141,17 +140,5 @@ def _evaluation(
         module.eval()
     with torch.no_grad():
         case = _case("evaluation", name, calls, threads, settings)
-    settings.report(case)
-    return case
-
-
-def _construction(settings: Settings) -> Case:
-    contenders = [
-        Contender(OURS, lambda: torchvq.FSQ([8] * 6)),
-        Contender("reference", lambda: ReferenceFSQ([8] * 6)),
-    ]
-    case = Case(
-        "constructing FSQ([8] * 6)", dict(what="construction"), compare(contenders, settings)
-    )
     settings.report(case)
     return case
