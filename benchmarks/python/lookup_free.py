@@ -31,7 +31,7 @@ EXACT_LIMIT = 2**24
 # The reference clamps a logarithm at 1e-5, which shows from 16 bits on.
 TOLERANCE = {OURS: 1e-3, "plain torch": 1e-3, "reference": 0.1}
 # Of gradients, whose differences cancel less: relative to their norm.
-GRADIENT_TOLERANCE = {OURS: 1e-3, "plain torch": 1e-3, "reference": 0.2}
+GRADIENT_TOLERANCE = {OURS: 1e-3, "plain torch": 2e-3, "reference": 0.5}
 SPREAD = 0.02  # of the latents: between sure and undecided bits
 
 
@@ -94,7 +94,7 @@ def _gradients(
     }
     if n * 2**bits <= EXACT_LIMIT:
         exact = step_of("plain torch", bits, n, torch.float64)()[1]
-        found["float64"] = checks.gradients(OURS, ours, exact)
+        found["float64"] = checks.gradients(OURS, ours, exact, 1e-5)
     return found
 
 

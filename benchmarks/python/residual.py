@@ -123,7 +123,7 @@ def training(shape: Shape, size: int, threads: int, settings: Settings) -> Case:
     modules = stacks(books)
     steps = {}
     for name, module in modules.items():
-        step = training_step(_summed(module.train()), x[None])
+        step = training_step(summed(module.train()), x[None])
         steps[name] = step
     results = {name: step() for name, step in steps.items()}
     wrong = _not_exact({name: result[0] for name, result in results.items()}, x, books)
@@ -139,12 +139,16 @@ def training(shape: Shape, size: int, threads: int, settings: Settings) -> Case:
     return case
 
 
-def _summed(module: nn.Module) -> nn.Module:
+def summed(module: nn.Module) -> nn.Module:
     """The losses of the levels added up, as training does."""
 
     class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stack = module
+
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            quantized, indices, loss = module(x)
+            quantized, indices, loss = self.stack(x)
             return quantized, indices, loss.sum()
 
     return Summed()
