@@ -44,7 +44,7 @@ def close(name: str, value: Tensor, expected: Tensor, tolerance: float = 1e-3) -
 
 
 def gradients(name: str, value: Tensor, expected: Tensor, tolerance: float = 1e-3) -> float:
-    """The norm of the difference over that of what is expected; an error when it is too large, or there is no gradient."""
+    """The norm of the difference over that of what is expected; an error when it is too large."""
     if value.shape != expected.shape:
         raise AssertionError(f"gradients of {name} have shape {list(value.shape)}")
     norm = expected.double().norm()

@@ -1,4 +1,4 @@
-"""Every class of the package with settings of usual size: ours, the reference's with the same parameters, and plain torch.
+"""Every class of the package with settings of usual size: ours, the reference's with the same parameters, plain torch.
 
 Small steps and memory are measured on these.
 """

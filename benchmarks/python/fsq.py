@@ -67,24 +67,37 @@ class PlainResidualFSQ(nn.Module):
 def run(settings: Settings) -> None:
     shape = QUICK_TOKENS if settings.quick else TOKENS
     quantizers = QUICK_QUANTIZERS if settings.quick else QUANTIZERS
-    x = torch.randn(*shape, len(LEVELS), generator=torch.Generator().manual_seed(0))
-    single: dict[str, nn.Module] = {
+    x = tokens(shape)
+    cases = []
+    for threads in settings.threads:
+        for name, modules in (
+            ("FSQ", single()),
+            (f"ResidualFSQ Q={quantizers}", stacks(quantizers)),
+        ):
+            cases.append(training(name, modules, x, threads, settings))
+            cases.append(_evaluation(name, modules, x, threads, settings))
+    write("fsq", cases, settings)
+
+
+def tokens(shape: tuple[int, int] = TOKENS) -> Tensor:
+    return torch.randn(*shape, len(LEVELS), generator=torch.Generator().manual_seed(0))
+
+
+def single() -> dict[str, nn.Module]:
+    return {
         OURS: torchvq.FSQ(LEVELS),
         "reference": ReferenceFSQ(LEVELS),
         "plain torch": PlainFSQ(LEVELS),
     }
+
+
+def stacks(quantizers: int) -> dict[str, nn.Module]:
     options = dict(levels=list(LEVELS), num_quantizers=quantizers)
-    stacks: dict[str, nn.Module] = {
+    return {
         OURS: torchvq.ResidualFSQ(**options),
         "reference": ReferenceResidualFSQ(**options),
         "plain torch": PlainResidualFSQ(LEVELS, quantizers),
     }
-    cases = []
-    for threads in settings.threads:
-        for name, modules in (("FSQ", single), (f"ResidualFSQ Q={quantizers}", stacks)):
-            cases.append(training(name, modules, x, threads, settings))
-            cases.append(_evaluation(name, modules, x, threads, settings))
-    write("fsq", cases, settings)
 
 
 def _step(module: nn.Module, x: Tensor) -> Callable[[], Tensor]:

@@ -59,9 +59,7 @@ def fitted(what: str, axis: str, values: Sequence[int], cases: list[Case]) -> di
     }
 
 
-def _measure(
-    what: str, axis: str, value: int, base: dict[str, int], settings: Settings
-) -> Case:
+def _measure(what: str, axis: str, value: int, base: dict[str, int], settings: Settings) -> Case:
     if axis == "Q":
         sizes = (base if settings.quick else STACK) | {"Q": value}
         modules, x = _stacks(sizes)

@@ -29,31 +29,34 @@ def run(settings: Settings) -> None:
     n, k, d = QUICK if settings.quick else SHAPE
     x, codes = tokens_and_codes(n, k, d)
     cases = []
-    for name, (tokens, hard) in searches(x, codes, settings.quick).items():
-        cases.append(search(name, tokens, hard, settings))
+    found = searches(x, codes, settings.quick).items()
+    cases += [search(name, tokens, hard, settings) for name, (tokens, hard) in found]
     for dtype in (torch.bfloat16, torch.float16):
-        cases.append(half(x.to(dtype), codes.to(dtype), settings))
-    for name, dtype, cosine in (
-        ("bfloat16", torch.bfloat16, False),
-        ("float16", torch.float16, False),
-        ("cosine", torch.float32, True),
-    ):
-        cases.append(step(name, x.to(dtype), codes, cosine, settings))
+        cases += [half(x.to(dtype), codes.to(dtype), settings)]
+    cases += [step(dtype, x, codes, False, settings) for dtype in (torch.bfloat16, torch.float16)]
+    cases += [step(torch.float32, x, codes, True, settings)]
     write("inputs", cases, settings)
 
 
-def searches(x: Tensor, codes: Tensor, quick: bool = False) -> dict[str, tuple[Tensor, Tensor]]:
+def searches(x: Tensor, codes: Tensor, quick: bool) -> dict[str, tuple[Tensor, Tensor]]:
     """Tokens and codes by what is special about them; float32."""
+    return {
+        "cosine": (F.normalize(x, dim=-1), F.normalize(codes, dim=-1)),
+        **close_codes(x, codes),
+        "trained": trained(len(x), len(codes), QUICK_STEPS if quick else STEPS),
+    }
+
+
+def close_codes(x: Tensor, codes: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Codes that a first look cannot tell apart."""
     k, d = codes.shape
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(k, d, generator=generator)
     few = codes[: k // 16]
     return {
-        "cosine": (F.normalize(x, dim=-1), F.normalize(codes, dim=-1)),
         "collapsed": (x, codes[:1] + 1e-6 * noise),
         "duplicated": (x, few.repeat(16, 1)),
         "nearly equal": (x, few.repeat(16, 1) * (1 + 1e-6 * noise)),
-        "trained": trained(len(x), k, QUICK_STEPS if quick else STEPS),
     }
 
 
@@ -108,14 +111,14 @@ def half(x: Tensor, codes: Tensor, settings: Settings) -> Case:
         "float32": lambda: ours_nearest(*wide),
         "plain torch": lambda: plain_nearest(x, codes),
     }
-    name = str(x.dtype).removeprefix("torch.")
     checked = {"rows_not_exact": checks.nearest(found, *wide, OURS)}
-    return _case(f"search, {name}", x, codes, contenders, settings, checked)
+    return _case(f"search, {_name(x.dtype)}", x, codes, contenders, settings, checked)
 
 
-def step(name: str, x: Tensor, codes: Tensor, cosine: bool, settings: Settings) -> Case:
+def step(dtype: torch.dtype, x: Tensor, codes: Tensor, cosine: bool, settings: Settings) -> Case:
     """A training step of VectorQuantize on such tokens."""
-    k, d = codes.shape
+    x, (k, d) = x.to(dtype), codes.shape
+    name = "cosine" if cosine else _name(dtype)
     modules: dict[str, nn.Module] = {
         OURS: torchvq.VectorQuantize(d, k, use_cosine_sim=cosine),
         "reference": Reference(dim=d, codebook_size=k, use_cosine_sim=cosine),
@@ -129,6 +132,10 @@ def step(name: str, x: Tensor, codes: Tensor, cosine: bool, settings: Settings) 
     tokens = F.normalize(x.float(), dim=-1) if cosine else x.float()
     wrong = checks.nearest({OURS: found[OURS]}, tokens, held, OURS)
     return _case(f"training step, {name}", x, codes, calls, settings, {"rows_not_exact": wrong})
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _case(

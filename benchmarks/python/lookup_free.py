@@ -40,9 +40,7 @@ def run(settings: Settings) -> None:
 
     logging.disable(logging.WARNING)
     shapes = QUICK if settings.quick else SHAPES
-    cases = [
-        measure(*shape, threads, settings) for threads in settings.threads for shape in shapes
-    ]
+    cases = [measure(*shape, threads, settings) for threads in settings.threads for shape in shapes]
     write("lookup_free", cases, settings)
 
 
@@ -80,9 +78,7 @@ def measure(bits: int, n: int, threads: int, settings: Settings) -> Case:
     return case
 
 
-def _gradients(
-    results: dict[str, tuple[Tensor, Tensor]], bits: int, n: int
-) -> dict[str, float]:
+def _gradients(results: dict[str, tuple[Tensor, Tensor]], bits: int, n: int) -> dict[str, float]:
     """Of the latents: each against ours, and ours against float64 on the formula, where its matrix is small."""
     import checks
 

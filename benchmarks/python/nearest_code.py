@@ -32,9 +32,9 @@ def run(settings: Settings) -> None:
     cases = []
     with torch.no_grad():
         for threads in settings.threads:
-            for shape in QUICK if settings.quick else SHAPES:
-                if threads == 1 or shape[1] <= TWICE:
-                    cases.append(measure(shape, threads, settings))
+            shapes = QUICK if settings.quick else SHAPES
+            shapes = [shape for shape in shapes if threads == 1 or shape[1] <= TWICE]
+            cases += [measure(shape, threads, settings) for shape in shapes]
     write("nearest_code", cases, settings)
 
 

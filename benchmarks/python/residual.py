@@ -60,8 +60,8 @@ def run(settings: Settings) -> None:
         # On two threads the larger codebooks with the narrower beam.
         for size in sizes if threads == 1 else sizes[-1:]:
             cases.append(greedy(shape, size, threads, settings))
-            for beam in beams if threads == 1 else beams[:1]:
-                cases.append(_beam(shape, size, beam, threads, settings))
+            some = beams if threads == 1 else beams[:1]
+            cases += [_beam(shape, size, beam, threads, settings) for beam in some]
     write("residual", cases, settings, peak_bytes=_memory(settings))
 
 

@@ -39,7 +39,7 @@ SUITES = {
     "small_calls": 1.0,
     "compiled": 3.0,
     "threads": 0.5,
-    "ranks": 1.0,
+    "several_ranks": 1.0,
     "growth": 2.0,
     "memory": 1.5,
 }

@@ -42,8 +42,7 @@ CONSTRUCTED: tuple[tuple[str, dict[str, Any]], ...] = (
 
 def run(settings: Settings) -> None:
     cases = [_operator(settings)]
-    for n in (1,) if settings.quick else (1, 64):
-        cases.append(_evaluation(n, settings))
+    cases += [evaluation(n, settings) for n in ((1,) if settings.quick else (1, 64))]
     cases += [_construction(*row, settings) for row in CONSTRUCTED]
     cases.append(_imports(settings))
     for case in cases:
@@ -74,7 +73,7 @@ def _operator(settings: Settings) -> Case:
     return case
 
 
-def _evaluation(n: int, settings: Settings) -> Case:
+def evaluation(n: int, settings: Settings) -> Case:
     x, codes = tokens_and_codes(n, 16, 8)
     modules = {name: module.eval() for name, module in quantizers(16, 8, codes).items()}
     contenders = [Contender(name, lambda m=m: m(x[None])) for name, m in modules.items()]

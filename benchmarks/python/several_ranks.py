@@ -1,6 +1,6 @@
 """Training steps on one, two and three ranks (Gloo, this machine), and the share of a step spent in collectives.
 
-`python ranks.py RANK RANKS FILE ROUNDS QUICK` is one rank; run() starts these. Every rank has as many tokens, so that
+`python several_ranks.py RANK RANKS FILE ROUNDS QUICK` is one rank; run() starts these. Every rank has as many tokens, so that
 on enough cores a step would take the same on any number of ranks.
 """
 
@@ -39,10 +39,11 @@ def run(settings: Settings) -> None:
 
     numbers = RANKS[:2] if settings.quick else RANKS
     measured = {number: _all_ranks(number, settings) for number in numbers}
-    cases = []
-    for name in CLASSES:
-        for number in numbers:
-            cases.append(_case(name, number, measured[number][name], settings))
+    cases = [
+        _case(name, number, measured[number][name], settings)
+        for name in CLASSES
+        for number in numbers
+    ]
     exponents = []
     for name in CLASSES:
         own = [case for case in cases if case.parameters["what"] == name]
@@ -51,7 +52,7 @@ def run(settings: Settings) -> None:
         exponents.append(
             dict(what=f"{name} step", axis="ranks", values=list(numbers), exponents=found)
         )
-    write("ranks", cases, settings, exponents=exponents)
+    write("several_ranks", cases, settings, exponents=exponents)
 
 
 def _case(name: str, number: int, found: dict[str, Any], settings: Settings) -> Case:
