@@ -1,7 +1,7 @@
 """Training steps on one, two and three ranks (Gloo, this machine), and the share of a step spent in collectives.
 
-`python several_ranks.py RANK RANKS FILE ROUNDS QUICK` is one rank; run() starts these. Every rank has as many tokens, so
-that on enough cores a step would take the same on any number of ranks.
+`python several_ranks.py RANK RANKS FILE ROUNDS QUICK` is one rank; run() starts these. Every rank has as many tokens,
+so that on enough cores a step would take the same on any number of ranks.
 """
 
 from __future__ import annotations
