@@ -1,7 +1,7 @@
 """Peak extra memory: each contender in a process of its own, over what it held before the call.
 
-`python memory.py NAME N K D` measures one call and prints bytes, `python memory.py classes N` a training step of every
-class; run() starts these.
+`python memory.py NAME N K D` measures one call and prints bytes, `python memory.py classes N [NAME...]` a training
+step of every class; run() starts these.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ SHAPES = ((16384, 4096, 64), (16384, 16384, 64), (131072, 16384, 64))
 QUICK = ((2048, 512, 16),)
 # Of a step of every class.
 TOKENS, QUICK_TOKENS = 4096, 64
+QUICK_CLASSES = ("FSQ", "LFQ")
 # Beyond this many bytes of N x K the reference, which makes several such matrices, is left out.
 MATRIX_LIMIT = 2**30
 SEARCH, OURS = "torchvq search", "torchvq"
@@ -35,8 +36,7 @@ def run(settings: Settings) -> None:
     from harness import write
 
     cases = [_measure(*shape, settings) for shape in (QUICK if settings.quick else SHAPES)]
-    tokens = QUICK_TOKENS if settings.quick else TOKENS
-    write("memory", cases, settings, classes=dict(tokens=tokens, peaks=_classes(tokens, settings)))
+    write("memory", cases, settings, classes=_classes(settings))
 
 
 def _measure(n: int, k: int, d: int, settings: Settings) -> object:
@@ -59,15 +59,16 @@ def _measure(n: int, k: int, d: int, settings: Settings) -> object:
     return case
 
 
-def _classes(tokens: int, settings: Settings) -> dict[str, dict[str, int]]:
+def _classes(settings: Settings) -> dict[str, object]:
     """Bytes by class and contender."""
-    command = [sys.executable, "-W", "ignore", str(Path(__file__)), "classes", str(tokens)]
+    tokens, some = (QUICK_TOKENS, QUICK_CLASSES) if settings.quick else (TOKENS, ())
+    command = [sys.executable, "-W", "ignore", str(Path(__file__)), "classes", str(tokens), *some]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
     peaks: dict[str, dict[str, int]] = json.loads(answer.stdout.splitlines()[-1])
     for name, found in peaks.items():
         shown = ", ".join(f"{who} {peak / 2**20:.1f}" for who, peak in found.items())
         settings.say(f"  {name} N={tokens}: MiB {shown}")
-    return peaks
+    return dict(tokens=tokens, peaks=peaks)
 
 
 def _in_a_process(name: str, n: int, k: int, d: int) -> int:
@@ -86,14 +87,14 @@ def peak_over_now(call: Callable[[], object]) -> int:
     return max(0, peak - before)
 
 
-def _print_classes(tokens: int) -> None:
-    """Each in a process forked from this one, which has imported everything and computed nothing."""
+def _print_classes(tokens: int, some: tuple[str, ...]) -> None:
+    """All classes or some, each in a process forked from this one, which has computed nothing yet."""
     import every_class
     import torch
 
     torch.set_num_threads(1)
     peaks: dict[str, dict[str, int]] = {}
-    for entry in every_class.ENTRIES:
+    for entry in (e for e in every_class.ENTRIES if not some or e.name in some):
         peaks[entry.name] = {
             who: _forked(lambda who=who, entry=entry: _class_peak(entry, who, tokens))
             for who in (OURS, "plain torch", "reference")
@@ -152,7 +153,7 @@ def _main(name: str, *shape: str) -> None:
     import torch
 
     if name == "classes":
-        return _print_classes(int(shape[0]))
+        return _print_classes(int(shape[0]), shape[1:])
     torch.set_num_threads(1)
     # Libraries load their parts at the first call; that is no part of a step.
     _call(name, 64, 32, 16)()

@@ -50,7 +50,7 @@ def script(name: str, *options: object) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"PYTHONPATH": package, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=840,
         check=False,
     )
 
@@ -65,7 +65,8 @@ def results(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     return folder
 
 
-all_suites = pytest.param(sorted(SUITES), marks=pytest.mark.exhaustive, id="all")
+marks = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
+all_suites = pytest.param(sorted(SUITES), marks=marks, id="all")
 
 
 @pytest.mark.parametrize("results", [["nearest_code"], all_suites], indirect=True, scope="module")
