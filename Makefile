@@ -89,11 +89,18 @@ test-adapters: build $(ADAPTERS)/.torchvq ## Run the tests of torchvq.adapters a
 	@$(ADAPTERS)/bin/python -m pytest -q -n $(JOBS) --dist worksteal --junitxml $(BUILD)/reports/adapters.xml tests/adapters
 
 .PHONY: bench
-bench: build $(STAMPS)/test $(STAMPS)/demo ## Run the benchmarks; results go to benchmarks/results/
+bench: build $(STAMPS)/test $(STAMPS)/demo ## Measure everything at a clean commit, on an idle machine, and fill docs/benchmarks.md
+	@$(VENV)/bin/python benchmarks/python/run.py --ready $(BENCH_ARGS)
+	$(call say,Python benchmarks: what is measured at this commit stays, BENCH_ARGS=--again measures it anew)
+	@$(VENV)/bin/python benchmarks/python/run.py $(BENCH_ARGS)
 	$(call say,C++ benchmarks)
 	@tools/run_benchmarks.sh
-	@for script in $(wildcard benchmarks/python/run.py); do \
-	  printf '\033[1m==>\033[0m %s\n' $$script; $(VENV)/bin/python $$script $(BENCH_ARGS); done
+	@$(if $(BENCH_ARGS),,$(VENV)/bin/python benchmarks/python/run.py --write-docs)
+
+.PHONY: bench-check
+bench-check: build $(STAMPS)/test $(STAMPS)/demo ## Measure some cases again: fails where a ratio has fallen by more than its spread
+	$(call say,Ratios beside those of benchmarks/results/)
+	@$(VENV)/bin/python benchmarks/python/check_ratios.py $(CHECK_ARGS)
 
 .PHONY: docs
 docs: build $(STAMPS)/demo $(STAMPS)/docs ## Build the documentation site, build/site/index.html, and check its links
