@@ -1,6 +1,6 @@
 """`sync_every` on one process: steps that teach together are the accumulation of their statistics.
 
-On several ranks: tests/distributed/test_sync_every.py.
+On several ranks: tests/distributed/test_sync_every_ranks.py.
 """
 
 from __future__ import annotations
