@@ -75,7 +75,7 @@ def _steps(entry: Entry, count: int, compiled: bool) -> dict[str, Callable[[], o
     if compiled:
         torch._dynamo.reset()
         written = every_class.modules(entry)["plain torch"]
-        modules[COMPILED] = torch.compile(written, dynamic=False)
+        modules[COMPILED] = torch.compile(written, dynamic=False, fullgraph=True)
     return {name: _quiet(every_class.step_of(entry, m, x)) for name, m in modules.items()}
 
 
