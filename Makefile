@@ -122,14 +122,14 @@ check-wheel: ## Install that wheel beside torch, version TORCH, in a clean envir
 ##@ Before a commit
 
 .PHONY: lint
-lint: lint-fast file-commands ## Check formats, types, sizes, kernels, that each C++ file compiles alone, and those that changed
-	$(call say,Every source of the library and the command line by itself)
-	@tools/check_standalone.sh $(JOBS) src cli
+lint: lint-fast file-commands ## Check formats, types, sizes, kernels; C++ files that a change reaches: that each compiles alone, clang-tidy
+	$(call say,Sources of the library and the command line that a change reaches by themselves)
+	@tools/check_standalone.sh $(JOBS) --changed src cli
 	$(call say,clang-tidy on changed files)
 	@tools/tidy.sh $(JOBS)
 
 .PHONY: lint-all
-lint-all: lint-fast file-commands ## The same with the C++ tests, and with clang-tidy on the whole tree (slow)
+lint-all: lint-fast file-commands ## The same with every C++ file, the tests among them (an hour)
 	$(call say,Every source of the library and the command line and the tests by itself)
 	@tools/check_standalone.sh $(JOBS) src cli tests/cpp
 	$(call say,clang-tidy on all files)
