@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +126,25 @@ def test_what_others_use_is_what_the_machine_used_less_ours(
     monkeypatch.setattr(state, "busy_seconds", lambda: next(busy))
     monkeypatch.setattr(state, "own_seconds", lambda: next(own))
     assert state.Started().others() == pytest.approx(1.5)
+
+
+def test_what_runs_beside_and_is_ours_is_not_of_others() -> None:
+    before = state.own_seconds()
+    # A child that works and still runs, and a grandchild; both stop by themselves.
+    work = (
+        "import os, time; os.fork(); end = time.process_time() + 0.5\n"
+        "while time.process_time() < end: pass\n"
+        "print('done', flush=True); time.sleep(60)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", work], stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdout is not None
+        assert [child.stdout.readline() for _ in range(2)] == ["done\n"] * 2
+        assert state.own_seconds() - before > 0.8
+    finally:
+        for number in [*state._descendants(child.pid), child.pid]:
+            os.kill(number, signal.SIGKILL)
+        child.wait()
 
 
 @pytest.mark.parametrize(
