@@ -35,7 +35,7 @@ SUITES = {
     "lookup_free": 2.0,
     "kmeans": 1.5,
     "scalar_modules": 1.0,
-    "small_steps": 11.0,
+    "small_steps": 12.0,
     "small_calls": 1.0,
     "compiled": 2.5,
     "threads": 0.5,
