@@ -53,6 +53,7 @@ constexpr const char* kComputingOperators[] = {
     "implicit_diversity_loss",
     "indices_to_bits",
     "initialise_codebook_",
+    "keep_statistics_",
     "kmeans",
     "latent_commitment_loss",
     "latent_decode",

@@ -78,6 +78,24 @@ def state() -> list[Tensor]:
     return [CODEBOOK.clone(), sizes, CODEBOOK * 0.3, integers(1, 2, 7), integers(1, 2)]
 
 
+def kept(steps: int) -> list[Tensor]:
+    """What a codebook keeps after so many steps, of no tokens."""
+    exponents = torch.full((2, 2, 7), 32 * steps, dtype=torch.int32)
+    return [
+        torch.tensor([steps, steps, 0, 0]),
+        torch.zeros(2, 7, dtype=torch.long),
+        torch.zeros(2, 2, 7, 4, dtype=torch.long),
+        exponents,
+        torch.zeros(2, 7, 1 + 4),
+    ]
+
+
+def found() -> list[Tensor]:
+    """Where it writes what no longer waits."""
+    _, counts, sums, exponents, candidates = kept(steps=0)
+    return [counts, sums, exponents[0].clone(), candidates[..., 1:].clone()]
+
+
 def affine() -> tuple[Tensor, ...]:
     return normal(2, 1, 4), normal(2, 1, 4).abs(), normal(2, 1, 4), normal(2, 1, 4).abs()
 
@@ -210,6 +228,30 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
             rng=[rng()],
             cluster_size=[torch.ones(2, 7)],
             threshold=0.5,
+        ),
+    ),
+    "keep_statistics_": (
+        (kept(steps=0), found(), [X], [INDICES], [torch.zeros(2, 7, dtype=torch.int32)]),
+        dict(
+            mask=[MASK],
+            state=[CODEBOOK],
+            step=rng(),
+            rng=[rng()],
+            cluster_size=[torch.ones(2, 7)],
+            every=2,
+            replaces=True,
+        ),
+    ),
+    "keep_statistics_ due": (
+        (kept(steps=1), found(), [X], [INDICES], [torch.zeros(2, 7, dtype=torch.int32)]),
+        dict(
+            mask=[],
+            state=[CODEBOOK],
+            step=rng(),
+            rng=[rng()],
+            cluster_size=[torch.ones(2, 7)],
+            every=2,
+            replaces=True,
         ),
     ),
     "average_gradients": (([CODEBOOK], X), dict(mask=MASK)),
