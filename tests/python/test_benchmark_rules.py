@@ -265,6 +265,7 @@ def test_ratios_have_something_to_be_compared_with(
 
 
 @pytest.mark.exhaustive
+@pytest.mark.timeout(900)
 def test_every_chosen_case_is_found_under_its_name() -> None:
     for chosen in check_ratios.SUBSET:
         # Fails where a suite has given the case another name.
