@@ -3,6 +3,7 @@
 set(TORCHVQ_CUDA_KERNELS
   kernels/cuda/code_exponents.cu
   kernels/cuda/code_statistics.cu
+  kernels/cuda/dead_codes.cu
   kernels/cuda/ema_update.cu
   kernels/cuda/latent_quantize.cu
   kernels/cuda/lookup_codes.cu
@@ -18,10 +19,12 @@ set(TORCHVQ_CUDA_KERNELS
 set(TORCHVQ_CUDA_OPERATORS
   ops/cuda/code_exponents.cpp
   ops/cuda/code_statistics.cpp
+  ops/cuda/ema_finish_.cpp
   ops/cuda/ema_update_.cpp
   ops/cuda/latent_quantize.cpp
   ops/cuda/lookup_codes.cpp
   ops/cuda/nearest_code.cpp
+  ops/cuda/replace_dead_codes_.cpp
   ops/cuda/residual_encode.cpp
   ops/cuda/residual_scalar_quantize.cpp
   ops/cuda/rotation_trick.cpp
