@@ -1,6 +1,7 @@
 # Kernels for NVIDIA GPUs, and the operators that call them, by name. The emulation of tests compiles the same lists
 # (tests/cuda_shim).
 set(TORCHVQ_CUDA_KERNELS
+  kernels/cuda/best_scores.cu
   kernels/cuda/code_exponents.cu
   kernels/cuda/code_statistics.cu
   kernels/cuda/dead_codes.cu
@@ -25,6 +26,7 @@ set(TORCHVQ_CUDA_OPERATORS
   ops/cuda/lookup_codes.cpp
   ops/cuda/nearest_code.cpp
   ops/cuda/replace_dead_codes_.cpp
+  ops/cuda/residual_beam_search.cpp
   ops/cuda/residual_encode.cpp
   ops/cuda/residual_scalar_quantize.cpp
   ops/cuda/rotation_trick.cpp
