@@ -76,11 +76,14 @@ set(TORCHVQ_SOURCES
   functional/refine_operator.cpp
   functional/refine_options.cpp
   functional/refit_codebooks.cpp
+  functional/residual_learning.cpp
   functional/residual_quantize.cpp
   functional/residual_quantize_operator.cpp
+  functional/residual_walk.cpp
   functional/rotate_features.cpp
   functional/scales.cpp
   functional/shared_moments.cpp
+  functional/taught_tokens.cpp
   functional/token_codes.cpp
   functional/usage.cpp
   functional/vector_norm.cpp

@@ -121,7 +121,7 @@ class Codebook(Replayed, WideBuffers):
         self._initialised_flag: Tensor | None = None  # the buffer that says so
         self._warned_uninitialised = False
         self._forget_replays()
-        # Told apart by handshakes from every other module, of this process and of others.
+        # By this number handshakes know the module among all others of this process and of other ranks.
         self.handle: int = _ops.new_handle()
         self.signature = (
             f"{num_codebooks} codebooks of {codebook_size} codes of {dim}, {self.metric}, decay {decay}, eps {eps}, "
@@ -161,7 +161,7 @@ class Codebook(Replayed, WideBuffers):
             if is_mapped(flag):
                 return shared_flag(flag)
             self._initialised = bool(flag)
-            # Nobody takes back that codes are set, so this is read once.
+            # Codes that are set stay set, so the flag is read once.
             self._initialised_flag = flag if self._initialised else None
         return self._initialised
 

@@ -18,6 +18,7 @@
 #include <torchvq/ops/replace_dead_codes_.h>
 
 #include "distributed/synced_step_statistics.h"
+#include "functional/taught_tokens.h"
 
 namespace torchvq::functional {
 namespace {
@@ -52,13 +53,6 @@ class WideCodes {
   const std::vector<CodebookState>& states_;
   Tensors codes_;
 };
-
-/// What levels that are not in use take part with.
-TaughtTokens no_tokens(const TaughtTokens& like) {
-  const auto none = [](const at::Tensor& tensor) { return tensor.slice(1, 0, 0); };
-  return {none(like.x), none(like.indices),
-          like.mask ? std::optional(none(*like.mask)) : std::nullopt};
-}
 
 /// One mask for each codebook, or none at all.
 Tensors masks_of(const std::vector<TaughtTokens>& tokens) {

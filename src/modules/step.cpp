@@ -39,7 +39,7 @@ CodesOfStep prepared_codes(VectorQuantizeImpl& vq, const at::Tensor& x, const Ca
   const auto& codebook = *vq.codebook_state;
   const bool looks = !codebook.initialised() || vq.options.affine_param() || call.transform ||
                      vq.has_in_place_optimizer();
-  // Mostly nobody looks at the tokens before the search, which splits them itself.
+  // Mostly nothing needs the tokens before the search, which splits them itself.
   if (!looks) return {stored_codes(vq, x.scalar_type()), {}};
   const auto split = F::split_tokens(x, call.mask, layout);
   prepare(vq, split.tokens, split.mask, call.frozen, call.ranks);

@@ -100,7 +100,7 @@ def _prepare(
     learning = not (call.frozen and codebook.initialised)
     looks = learning and (codebook.affine_param or not codebook.initialised)
     if not looks and call.transform is None and vq.in_place_codebook_optimizer is None:
-        # Nobody looks at the tokens before the search: its operator splits them.
+        # Nothing needs the tokens before the search, so its operator splits them.
         prepare(vq, x, None, call.frozen, call.ranks)
         return stored_codes(vq, x.dtype), None
     tokens, projected, mask = layout.split_tokens(x, call.mask)
