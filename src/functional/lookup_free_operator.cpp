@@ -60,13 +60,11 @@ LookupFreeTensors lookup_free_quantize_op(
           tensor_list(step.totals)};
 }
 
-LookupFreeLossTensors lookup_free_losses_op(const at::Tensor& latents, const at::Tensor& codes,
-                                  const std::optional<at::Tensor>& mask,
-                                  const std::optional<at::Tensor>& entropy_mask,
-                                  const std::optional<at::Tensor>& totals, double scale,
-                                  double inv_temperature, double entropy_weight,
-                                  double diversity_gamma, double commitment_weight,
-                                  std::optional<double> softplus_offset, bool vqp_compat) {
+LookupFreeLossTensors lookup_free_losses_op(
+    const at::Tensor& latents, const at::Tensor& codes, const std::optional<at::Tensor>& mask,
+    const std::optional<at::Tensor>& entropy_mask, const std::optional<at::Tensor>& totals,
+    double scale, double inv_temperature, double entropy_weight, double diversity_gamma,
+    double commitment_weight, std::optional<double> softplus_offset, bool vqp_compat) {
   const auto [loss, per_sample, batch, commitment] = lookup_free_losses(
       {latents, codes, {}, mask, entropy_mask}, totals,
       LookupFreeOptions()

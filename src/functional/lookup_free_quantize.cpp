@@ -83,8 +83,8 @@ LookupFreeLosses lookup_free_losses(const LookupFreeSigns& signs,
   if (options.weights().commitment > 0) {
     losses.commitment = ops::commitment_loss(signs.latents, signs.codes, signs.mask);
   }
-  losses.loss = lookup_free_loss(losses.per_sample_entropy, losses.batch_entropy,
-                                 losses.commitment, options.weights());
+  losses.loss = lookup_free_loss(losses.per_sample_entropy, losses.batch_entropy, losses.commitment,
+                                 options.weights());
   return losses;
 }
 
@@ -114,8 +114,9 @@ LookupFreeStep lookup_free_quantize(const at::Tensor& x, const LookupFreeArgumen
   const auto codes =
       options.estimates() ? ops::straight_through(signs.latents, signs.codes) : signs.codes;
   step.quantized = lookup_free_output(codes, x, arguments, options);
-  const auto indices =
-      absent_where(arguments, options) ? signs.indices.masked_fill(signs.mask->logical_not(), -1) : signs.indices;
+  const auto indices = absent_where(arguments, options)
+                           ? signs.indices.masked_fill(signs.mask->logical_not(), -1)
+                           : signs.indices;
   step.indices = restore_positions(indices, x, layout);
   return step;
 }
