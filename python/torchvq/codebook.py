@@ -42,7 +42,7 @@ class Codebook(Replayed, KeptStatistics):
     ``cluster_size``    (H, K)      moving average of the tokens per step and code
     ``embed_avg``       (H, K, D)   moving average of the sum of the tokens of each code
     ``embed``           (H, K, D)   the codes; a parameter when they learn by gradient
-    ``cooldown``        (H, K)      int64; steps until a replaced code may be replaced again
+    ``cooldown``        (H, K)      int64; steps until a code may be replaced, 0: modules set none
     ``rng`` (2,)        int64; seed and step of the counter-based generator
     ==================  ==========  =============================================================
 

@@ -6,7 +6,8 @@
 #include <ATen/ops/cat.h>
 #include <torch/library.h>
 
-#include "detail/dead_codes.h"
+#include <torchvq/ops/dead_code_candidates.h>
+
 #include "detail/no_gradient.h"
 #include "detail/op_handle.h"
 #include "detail/random_tensor.h"
@@ -124,8 +125,8 @@ at::Tensor own_offer(const OfferArguments& arguments, const Group& group) {
     if (count == 0) continue;
     Candidates own;
     if (may_lose_a_code(arguments, c)) {
-      std::tie(own.keys, own.rows) =
-          detail::select_candidates(x, arguments.rng[c], count, levels.mask_of(c), arguments.unit);
+      std::tie(own.keys, own.rows) = ops::dead_code_candidates(
+          x, arguments.rng[c], count, levels.mask_of(c), arguments.unit ? "cosine" : "euclidean");
     } else {
       own = no_offer(offer_shape(x, arguments.exponents[c]), count, x.device());
     }

@@ -27,9 +27,9 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// One step to catch its tokens; longer starves codebooks whose threshold is above the fair share
+// None: to leave a replaced code alone starves codebooks whose threshold is above the fair share
 // (docs/design/statistics.md).
-constexpr int64_t kCooldownSteps = 1;
+constexpr int64_t kCooldownSteps = 0;
 
 /// Codes to be written. Operators write float state; a parameter in half precision gets it rounded.
 class WideCodes {
@@ -186,7 +186,7 @@ ops::DeadCodeOptions dead_code_options(const LearnCodebooksOptions& options) {
   return {.threshold = options.threshold(),
           .threshold_fraction = options.threshold_fraction(),
           .reset_cluster_size = options.reset_cluster_size(),
-          .cooldown_steps = options.vqp_compat() ? 0 : kCooldownSteps,
+          .cooldown_steps = kCooldownSteps,
           .metric = options.metric()};
 }
 

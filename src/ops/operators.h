@@ -63,6 +63,8 @@ constexpr const char* kComputingOperators[] = {
     "learn_codebooks_",
     "lookup_codes",
     "lookup_free_loss",
+    "lookup_free_losses",
+    "lookup_free_quantize",
     "merge_statistics",
     "moment_loss",
     "mutate_bits",

@@ -140,7 +140,7 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   torch::Tensor cluster_size;  ///< (H, K): moving average of the tokens per step and code
   torch::Tensor embed_avg;     ///< (H, K, D): moving average of the sum of the tokens of each code
   torch::Tensor embed;         ///< (H, K, D): the codes; a parameter when they learn by gradient
-  torch::Tensor cooldown;      ///< (H, K), int64: steps until a replaced code may be replaced again
+  torch::Tensor cooldown;      ///< (H, K), int64: steps until a code may be replaced; 0 by itself
   torch::Tensor rng;           ///< (2,), int64: seed and step of the counter-based generator
   torch::Tensor batch_mean, batch_variance, codebook_mean,
       codebook_variance;                                           ///< (H, 1, D), with affine_param

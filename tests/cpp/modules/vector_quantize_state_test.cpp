@@ -190,7 +190,7 @@ TEST(VectorQuantizeStateTest, StepsThatLearnTogetherGoOnInTheMiddle) {
   auto plain = make(options(), 7);
   load_state_dict(*plain, state_of(original));
   EXPECT_TRUE(at::equal(plain->codebook(), original->codebook()));
-  for (auto& module : {copy, loaded}) {
+  for (auto module : {copy, loaded}) {
     auto twin = make(given, 8);
     load_state_dict(*twin, state_of(original));
     expect_continues_alike(module, twin);
