@@ -135,7 +135,7 @@ class Perturbed(nn.Module):
         bins = (place * self.levels).floor().clamp(max=self.levels - 1)
         moved = place + (torch.rand_like(place) - 0.5) / self.levels
         place = torch.where((moved >= 0) & (moved <= 1), moved, place)
-        variance, mean = torch.var_mean(x.flatten(0, -2), 0)
+        variance, mean = torch.var_mean(x.flatten(0, -2), 0, correction=0)
         loss = 0.1 * mean.square().mean() + 0.07 * (variance - 0.8225).square().mean()
         return 2 * place - 1, (bins.long() * self.basis).sum(-1), loss
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -65,6 +66,7 @@ def run(settings: Settings) -> None:
     write("residual", cases, settings, peak_bytes=_memory(settings))
 
 
+@functools.lru_cache(maxsize=2)
 def tokens_and_books(shape: Shape, size: int) -> tuple[Tensor, list[Tensor]]:
     """Tokens (N, D), and the codebooks (K, D) that k-means finds level by level on other tokens."""
     count, dim, levels = shape

@@ -28,6 +28,7 @@ CLASSES: dict[str, dict[str, Any]] = {
     "ResidualVQ": dict(dim=64, codebook_size=512, num_quantizers=4),
     "LFQ": dict(dim=10, codebook_size=1024, commitment_loss_weight=0.25),
 }
+ROUNDS = 15
 # Steps of a block, and those that a profiler watches.
 STEPS, WATCHED = 4, 5
 SECONDS = 300
@@ -73,7 +74,7 @@ def _case(name: str, number: int, found: dict[str, Any], settings: Settings) -> 
 
 def _all_ranks(number: int, settings: Settings) -> dict[str, Any]:
     """What the first rank prints. All of them end, or none is left running."""
-    rounds, quick = str(settings.rounds[1]), str(int(settings.quick))
+    rounds, quick = str(min(ROUNDS, settings.rounds[1])), str(int(settings.quick))
     with tempfile.TemporaryDirectory() as folder:
         common = [str(number), str(Path(folder) / "store"), rounds, quick]
         running = [

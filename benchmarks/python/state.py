@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # What measuring writes by itself makes no tree dirty, and moves no time.
 WRITTEN = ("benchmarks/results", "docs")
 # Cores in use by others: up to this a machine counts as idle.
-IDLE_CORES = 0.1
+IDLE_CORES = 0.2
 LOOK_SECONDS = 2.0
 
 
@@ -62,8 +62,28 @@ def busy_seconds() -> float | None:
 
 
 def own_seconds() -> float:
-    """Of this process and of those that it has started and seen end."""
-    return sum(os.times()[:4])
+    """Of this process, of those that it has seen end, and of those that it has started and that still run."""
+    return sum(os.times()[:4]) + sum(_descendants(os.getpid()).values())
+
+
+def _descendants(root: int) -> dict[int, float]:
+    """Processor time of running processes that one has started, or that those have: compilers for one."""
+    parents, seconds = {}, {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name of the program stands in parentheses, and may hold any.
+            fields = file.read_text().rpartition(")")[2].split()
+        except OSError:
+            # It has ended meanwhile.
+            continue
+        number = int(file.parent.name)
+        parents[number] = int(fields[1])
+        seconds[number] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    found, generation = {}, {root}
+    while generation:
+        generation = {number for number, parent in parents.items() if parent in generation}
+        found |= {number: seconds[number] for number in generation}
+    return found
 
 
 class Started:

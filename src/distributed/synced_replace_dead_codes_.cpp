@@ -33,6 +33,7 @@ struct Arguments {
   detail::DeadCodeArguments dead;
   at::Tensor offered;  // (W, n), or undefined
   bool exact;          // how the offers travelled, which has a say in how many there are
+  bool due = true;
 };
 
 /// detail::CodebookState refers to tensors; these are they.
@@ -197,7 +198,8 @@ void complete_candidates(const Group& group, const Arguments& arguments, Repair&
 
 at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
   const auto codes = find_dead_codes(arguments);
-  auto repair = plan_repair(group, arguments, codes);
+  Repair repair{{}, std::vector<Candidates>(codes.size())};
+  if (arguments.due) repair = plan_repair(group, arguments, codes);
   complete_candidates(group, arguments, repair, unit);
 
   // Nothing has changed up to here, and nothing fails from here on.
@@ -224,11 +226,11 @@ at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
 
 // Kernels -----------------------------------------------------------------------------------------
 
-using SyncedReplaceDeadCodesSignature =
-    at::Tensor(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
-               at::TensorList, at::TensorList, at::TensorList, at::IntArrayRef, double, double,
-               double, int64_t, std::string_view, std::string_view, std::string_view,
-               const std::optional<at::Tensor>&, std::string_view);
+using SyncedReplaceDeadCodesSignature = at::Tensor(
+    at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+    at::TensorList, at::TensorList, at::IntArrayRef, double, double, double, int64_t,
+    std::string_view, std::string_view, std::string_view, const std::optional<at::Tensor>&,
+    std::string_view, const std::optional<at::Tensor>&);
 
 at::Tensor synced_replace_dead_codes_any(
     at::TensorList embed, at::TensorList embed_avg, at::TensorList cluster_size,
@@ -236,14 +238,15 @@ at::Tensor synced_replace_dead_codes_any(
     at::TensorList mask, at::IntArrayRef codebooks, double threshold, double threshold_fraction,
     double reset_cluster_size, int64_t cooldown_steps, std::string_view metric,
     std::string_view group_name, std::string_view label, const std::optional<at::Tensor>& offered,
-    std::string_view reduction) {
+    std::string_view reduction, const std::optional<at::Tensor>& due) {
   const Arguments arguments{{embed, embed_avg, cluster_size, cooldown},
                             {x, mask, codebooks},
                             counts,
                             rng,
                             {threshold, threshold_fraction, reset_cluster_size, cooldown_steps},
                             offered.value_or(at::Tensor()),
-                            reduction == "exact"};
+                            reduction == "exact",
+                            !due.has_value() || due->item<bool>()};
   const bool unit = check(arguments, metric);
   return replace(Group(group_name, {std::string(label), rng[0]}), arguments, unit);
 }
@@ -254,7 +257,8 @@ at::Tensor synced_replace_dead_codes_meta(
     at::TensorList mask, at::IntArrayRef codebooks, double threshold, double threshold_fraction,
     double reset_cluster_size, int64_t cooldown_steps, std::string_view metric,
     std::string_view /*group_name*/, std::string_view /*label*/,
-    const std::optional<at::Tensor>& /*offered*/, std::string_view /*reduction*/) {
+    const std::optional<at::Tensor>& /*offered*/, std::string_view /*reduction*/,
+    const std::optional<at::Tensor>& /*due*/) {
   check({{embed, embed_avg, cluster_size, cooldown},
          {x, mask, codebooks},
          counts,
@@ -279,7 +283,7 @@ at::Tensor synced_replace_dead_codes_(const CodebookStates& states, at::TensorLi
   return op.call(states.embed, states.embed_avg, states.cluster_size, states.cooldown, x, counts,
                  rng, options.mask, options.codebooks, dead.threshold, dead.threshold_fraction,
                  dead.reset_cluster_size, dead.cooldown_steps, dead.metric, options.group_name,
-                 options.label, options.offered, options.reduction);
+                 options.label, options.offered, options.reduction, options.due);
 }
 
 }  // namespace torchvq::distributed
@@ -292,7 +296,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "codebooks=[], "
       "float threshold, float threshold_fraction=0, float reset_cluster_size, int cooldown_steps, "
       "str metric=\"euclidean\", str group_name=\"\", str label=\"quantizer\", "
-      "Tensor? offered=None, str reduction=\"exact\") -> Tensor replaced");
+      "Tensor? offered=None, str reduction=\"exact\", Tensor? due=None) -> Tensor replaced");
 }
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {

@@ -411,10 +411,7 @@ def test_recomputed_is_plain(options, reentrant):
         dict(codes=False),
         dict(nested_dropout=0.7),
         dict(nested_dropout=0.7, vqp_compat=True),
-        # Cool-downs of a codebook go on in a step whose tokens are all masked, not in one that it is left out of.
-        dict(
-            nested_dropout=0.7, shared_codebook=False, share_quant_resi=0, threshold_ema_dead_code=0
-        ),
+        dict(nested_dropout=0.7, shared_codebook=False, share_quant_resi=0),
     ],
     ids=["kmeans", "dropout", "compatible", "own"],
 )

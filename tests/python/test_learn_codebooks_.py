@@ -33,7 +33,7 @@ def by_parts(own: list[Tensor], rng: Tensor, x: Tensor, indices: Tensor, **rules
     ops.ema_update_(sizes, averages, embed, *statistics, decay=0.8, eps=1e-5)
     if rules:
         replaced += ops.replace_dead_codes_(
-            embed, averages, sizes, cooldown, x, statistics[0], rng, cooldown_steps=1, **rules
+            embed, averages, sizes, cooldown, x, statistics[0], rng, cooldown_steps=0, **rules
         )
     return statistics[0]
 

@@ -148,7 +148,7 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// Lloyd iterations of that, 0 or more. Default: 10.
   TORCH_ARG(int64_t, kmeans_iters) = 10;
   /// A code whose moving average of tokens per step is below this is replaced by a token of the
-  /// batch, unless it was used in this step or is in its cool-down. Default: 0, never.
+  /// batch, unless it was used in this step. Default: 0, never.
   TORCH_ARG(double, threshold_ema_dead_code) = 0.0;
   /// The same as a fraction of the fair share of tokens per code, which does not depend on the
   /// batch size. Default: 0, never.
@@ -185,6 +185,10 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// How their statistics are added up: "exact", or "float" with half the bytes, for slow networks,
   /// and bits that depend on the number of ranks. Default: "exact".
   TORCH_ARG(std::string, reduction) = "exact";
+  /// Training steps that teach the codebook together, at least 1: their statistics are kept exactly
+  /// and reduced once, so that ranks send one message in so many steps and the codebook moves with
+  /// the last of them, as from one batch of all their tokens. Default: 1.
+  TORCH_ARG(int64_t, sync_every) = 1;
 };
 
 /// Options of one call of VectorQuantizeImpl::forward; unset fields follow the module's options.

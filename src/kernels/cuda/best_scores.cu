@@ -69,7 +69,7 @@ __device__ Scored best_of_block(Scored own) {
 
 /// A block to a row. No score is NaN once it was looked at, so there is always a next best.
 template <typename Scores>
-__global__ void __launch_bounds__(kThreads) choose_best(BestScoresTask task, Scores exact) {
+__global__ void __launch_bounds__(kThreads, 2) choose_best(BestScoresTask task, Scores exact) {
   for (int64_t row = blockIdx.x; row < task.rows; row += gridDim.x) {
     double* scores = task.scores + row * task.count;
     const double limit = task.limits[row];

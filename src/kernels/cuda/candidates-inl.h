@@ -130,7 +130,7 @@ __device__ uint64_t key_of_row(const Value& value, int64_t dim, uint64_t hash, i
 
 /// A warp to a row that has no key yet.
 template <typename X>
-__global__ void __launch_bounds__(kCandidateThreads) add_rows(CandidateTask task) {
+__global__ void __launch_bounds__(kCandidateThreads, 2) add_rows(CandidateTask task) {
   const X* x = static_cast<const X*>(task.x);
   const uint64_t hash = hash_key(task);
   for (int64_t row = grid_warp(); row < task.heads * task.rows; row += grid_warps()) {

@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kRowThreads)
 
 /// A warp to a wanted candidate.
 template <typename X>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, 2)
     write_candidates(CandidateTask task, int64_t* keys, typename CandidateRow<X>::T* to) {
   for (int64_t item = grid_warp(); item < task.heads * task.most; item += grid_warps()) {
     const int64_t head = item / task.most;

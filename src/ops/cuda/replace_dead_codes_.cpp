@@ -1,4 +1,4 @@
-// CUDA: dead codes, candidates and their replacement in ten launches, which end at once where no
+// CUDA: dead codes, candidates and their replacement in nine launches, which end at once where no
 // code is dead. Nothing waits for the device.
 #include "ops/replace_dead_codes_.h"
 
