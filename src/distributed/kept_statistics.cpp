@@ -4,6 +4,7 @@
 #include <sstream>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
@@ -23,6 +24,7 @@
 #include "detail/exponents.h"
 #include "detail/no_gradient.h"
 #include "detail/op_handle.h"
+#include "detail/random_tensor.h"
 #include "detail/row_keys.h"
 #include "distributed/claim.h"
 #include "distributed/levels.h"
@@ -93,6 +95,44 @@ struct KeepArguments {
   }
 };
 
+void check_shape(const char* name, const at::Tensor& tensor, at::ScalarType dtype,
+                 const std::vector<c10::SymInt>& sizes, const char* shape) {
+  detail::check_dtype(kKeepStatistics, name, tensor, dtype);
+  detail::check_rank(kKeepStatistics, name, tensor, static_cast<int64_t>(sizes.size()), shape);
+  for (size_t axis = 0; axis < sizes.size(); ++axis) {
+    detail::check_size(kKeepStatistics, name, tensor, static_cast<int64_t>(axis), sizes[axis],
+                       shape);
+  }
+}
+
+/// What is kept, and what is written, of one codebook of H heads, K codes and D features.
+void check_state(const KeepArguments& arguments, size_t c) {
+  const auto heads = arguments.exponents[c].sym_size(0), codes = arguments.exponents[c].sym_size(1),
+             dim = arguments.levels.x[c].sym_size(2);
+  check_shape("kept steps", arguments.of(c, kKeptSteps), at::kLong, {4}, "(4,)");
+  check_shape("kept counts", arguments.of(c, kKeptCounts), at::kLong, {heads, codes}, "(H, K)");
+  check_shape("kept sums", arguments.of(c, kKeptSums), at::kLong, {2, heads, codes, dim},
+              "(2, H, K, D)");
+  check_shape("kept exponents", arguments.of(c, kKeptExponents), at::kInt, {2, heads, codes},
+              "(2, H, K)");
+  const auto& rows = arguments.of(c, kKeptCandidates);
+  detail::check_floating(kKeepStatistics, "kept candidates", rows);
+  detail::check_rank(kKeepStatistics, "kept candidates", rows, 3, "(H, C, 1 + D)");
+  const auto candidates = rows.sym_size(1);
+  check_shape("kept candidates", rows, rows.scalar_type(), {heads, candidates, dim + 1},
+              "(H, C, 1 + D)");
+  check_shape("found counts", arguments.out(c, kFoundCounts), at::kLong, {heads, codes}, "(H, K)");
+  check_shape("found sums", arguments.out(c, kFoundSums), at::kLong, {2, heads, codes, dim},
+              "(2, H, K, D)");
+  check_shape("found exponents", arguments.out(c, kFoundExponents), at::kInt, {heads, codes},
+              "(H, K)");
+  check_shape("found candidates", arguments.out(c, kFoundCandidates), arguments.rows(c),
+              {heads, candidates, dim}, "(H, C, D)");
+  detail::check_rng(kKeepStatistics, arguments.rng[c]);
+  check_shape("cluster_size", arguments.cluster_size[c], arguments.cluster_size[c].scalar_type(),
+              {heads, codes}, "(H, K)");
+}
+
 bool check_kept(const KeepArguments& arguments, std::string_view metric) {
   const auto number = arguments.size();
   check_synced_code_statistics(arguments.levels.x, arguments.indices, arguments.exponents,
@@ -107,17 +147,7 @@ bool check_kept(const KeepArguments& arguments, std::string_view metric) {
   }
   TORCH_CHECK_VALUE(arguments.every == 0 || arguments.every >= 2, kKeepStatistics,
                     ": expected every to be 0 or at least 2, but got ", arguments.every);
-  for (size_t c = 0; c < number; ++c) {
-    const auto& sums = arguments.of(c, kKeptSums);
-    detail::check_dtype(kKeepStatistics, "kept sums", sums, at::kLong);
-    detail::check_rank(kKeepStatistics, "kept sums", sums, 4, "(2, H, K, D)");
-    for (int64_t axis = 0; axis < 2; ++axis) {
-      detail::check_size(kKeepStatistics, "kept sums", sums, axis + 1,
-                         arguments.exponents[c].sym_size(axis), "as exponents");
-    }
-    detail::check_size(kKeepStatistics, "kept sums", sums, 3, arguments.levels.x[c].sym_size(2),
-                       "as x");
-  }
+  for (size_t c = 0; c < number; ++c) check_state(arguments, c);
   return detail::check_metric(kKeepStatistics, metric);
 }
 

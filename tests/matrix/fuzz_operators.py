@@ -230,6 +230,13 @@ def _by_hand() -> None:
     _ops.has_tokens(x)
     _ops.sign_entropy_totals(x, sharpness=4.0)
     _ops.codebook_diversity_totals(x, codes, temperature=1.0, metric="euclidean")
+    _ops.sign_entropy(x, sharpness=4.0)
+    _ops.lookup_free_losses(x, x.sign(), commitment_weight=0.25)
+    _ops.lookup_free_loss(
+        one[0], one[0], one[0], entropy_weight=0.1, diversity_gamma=1.0, commitment_weight=0.25
+    )
+    _ops.on_sphere(x, 1.0)
+    _ops.rotate_features(x, torch.eye(4))
 
 
 def spoiled(call: Call) -> Iterator[tuple[str, Call]]:
