@@ -89,11 +89,18 @@ test-adapters: build $(ADAPTERS)/.torchvq ## Run the tests of torchvq.adapters a
 	@$(ADAPTERS)/bin/python -m pytest -q -n $(JOBS) --dist worksteal --junitxml $(BUILD)/reports/adapters.xml tests/adapters
 
 .PHONY: bench
-bench: build $(STAMPS)/test $(STAMPS)/demo ## Run the benchmarks; results go to benchmarks/results/
+bench: build $(STAMPS)/test $(STAMPS)/demo ## Measure everything at a clean commit, on an idle machine, and fill docs/benchmarks.md
+	@$(VENV)/bin/python benchmarks/python/run.py --ready $(BENCH_ARGS)
+	$(call say,Python benchmarks: what is measured at this commit stays, BENCH_ARGS=--again measures it anew)
+	@$(VENV)/bin/python benchmarks/python/run.py $(BENCH_ARGS)
 	$(call say,C++ benchmarks)
 	@tools/run_benchmarks.sh
-	@for script in $(wildcard benchmarks/python/run.py); do \
-	  printf '\033[1m==>\033[0m %s\n' $$script; $(VENV)/bin/python $$script $(BENCH_ARGS); done
+	@$(if $(BENCH_ARGS),,$(VENV)/bin/python benchmarks/python/run.py --write-docs)
+
+.PHONY: bench-check
+bench-check: build $(STAMPS)/test $(STAMPS)/demo ## Measure some cases again: fails where a ratio has fallen by more than its spread
+	$(call say,Ratios beside those of benchmarks/results/)
+	@$(VENV)/bin/python benchmarks/python/check_ratios.py $(CHECK_ARGS)
 
 .PHONY: docs
 docs: build $(STAMPS)/demo $(STAMPS)/docs ## Build the documentation site, build/site/index.html, and check its links
@@ -115,14 +122,14 @@ check-wheel: ## Install that wheel beside torch, version TORCH, in a clean envir
 ##@ Before a commit
 
 .PHONY: lint
-lint: lint-fast file-commands ## Check formats, types, sizes, kernels, that each C++ file compiles alone, and those that changed
-	$(call say,Every source of the library and the command line by itself)
-	@tools/check_standalone.sh $(JOBS) src cli
+lint: lint-fast file-commands ## Check formats, types, sizes, kernels; C++ files that a change reaches: that each compiles alone, clang-tidy
+	$(call say,Sources of the library and the command line that a change reaches by themselves)
+	@tools/check_standalone.sh $(JOBS) --changed src cli
 	$(call say,clang-tidy on changed files)
 	@tools/tidy.sh $(JOBS)
 
 .PHONY: lint-all
-lint-all: lint-fast file-commands ## The same with the C++ tests, and with clang-tidy on the whole tree (slow)
+lint-all: lint-fast file-commands ## The same with every C++ file, the tests among them (an hour)
 	$(call say,Every source of the library and the command line and the tests by itself)
 	@tools/check_standalone.sh $(JOBS) src cli tests/cpp
 	$(call say,clang-tidy on all files)

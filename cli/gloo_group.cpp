@@ -106,7 +106,7 @@ GlooGroup::~GlooGroup() {
     if (rank > 0) impl_->store->set("left/" + std::to_string(rank), std::vector<uint8_t>{1});
     if (rank == 0) impl_->store->wait(others, kFarewell);
   } catch (const std::exception&) {
-    // Whoever is gone needs no farewell.
+    // A rank that has ended cannot answer.
   }
 }
 

@@ -13,7 +13,7 @@ struct Rendezvous {
   std::string address;
   int port = 0;
   bool store_is_there = false;  // torchrun's agent holds it; otherwise rank 0 does
-  std::string attempt;          // told apart after torchrun has restarted the processes
+  std::string attempt;          // counts the restarts of the processes by torchrun
   std::string secret;           // what the others must know too; empty: anyone may join
   std::chrono::seconds timeout{};
 };

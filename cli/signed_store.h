@@ -27,7 +27,7 @@ class SignedStore : public c10d::Store {
   void wait(const std::vector<std::string>& keys) override;
   void wait(const std::vector<std::string>& keys,
             const std::chrono::milliseconds& timeout) override;
-  /// Numbers that many add to have no one who signs them: c10::NotImplementedError.
+  /// A counter that several processes add to cannot be signed: c10::NotImplementedError.
   int64_t add(const std::string& key, int64_t value) override;
   bool hasExtendedApi() const override { return false; }
   const std::chrono::milliseconds& getTimeout() const noexcept override;

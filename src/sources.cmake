@@ -21,6 +21,7 @@ set(TORCHVQ_SOURCES
   distributed/candidates.cpp
   distributed/fingerprint.cpp
   distributed/group.cpp
+  distributed/kept_statistics.cpp
   distributed/kmeans_step.cpp
   distributed/offered_candidates.cpp
   distributed/ranks.cpp
@@ -62,6 +63,8 @@ set(TORCHVQ_SOURCES
   functional/learn_codebooks.cpp
   functional/learn_operators.cpp
   functional/lookup_free.cpp
+  functional/lookup_free_operator.cpp
+  functional/lookup_free_quantize.cpp
   functional/losses.cpp
   functional/noisy_codebooks.cpp
   functional/quantize.cpp
@@ -76,11 +79,14 @@ set(TORCHVQ_SOURCES
   functional/refine_operator.cpp
   functional/refine_options.cpp
   functional/refit_codebooks.cpp
+  functional/residual_learning.cpp
   functional/residual_quantize.cpp
   functional/residual_quantize_operator.cpp
+  functional/residual_walk.cpp
   functional/rotate_features.cpp
   functional/scales.cpp
   functional/shared_moments.cpp
+  functional/taught_tokens.cpp
   functional/token_codes.cpp
   functional/usage.cpp
   functional/vector_norm.cpp

@@ -1,25 +1,35 @@
 #!/usr/bin/env bash
-# check_standalone.sh JOBS FOLDER...: compiles each source of these folders by itself, without writing objects. The build
-# compiles many at a time (cmake/units.cmake), where a source can lean on what its neighbours include; this finds it.
-# Expects build-files/ to be configured.
+# check_standalone.sh JOBS [--changed] FOLDER...: compiles each source of these folders by itself, without writing objects. The
+# build compiles many at a time (src/unity.cmake), where a source can lean on what its neighbours include; this finds it.
+# With --changed, only those that a change reaches (tools/changed_sources.py). Expects build-files/ to be configured.
 #
 # Sources that have passed are not compiled again until they, or any header, change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=$1
 shift
+only=
+if [[ $1 == --changed ]]; then
+  shift
+  only=$(python3 tools/changed_sources.py --reached "$@")
+  if [[ -z $only ]]; then
+    echo '  nothing to check'
+    exit 0
+  fi
+fi
 tree=build-files
 passed=$tree/standalone
 mkdir -p "$passed"
 
 # One line per source: its name, a tab, and the command that compiles it without writing anything.
-commands=$(python3 - "$tree" "$@" <<'PYTHON'
+commands=$(python3 - "$tree" "$only" "$@" <<'PYTHON'
 import json, os, re, sys
 
-tree, *folders = sys.argv[1:]
+tree, only, *folders = sys.argv[1:]
+wanted = set(only.splitlines())
 for entry in json.load(open(f"{tree}/compile_commands.json")):
     name = os.path.relpath(entry["file"])
-    if name.startswith(tuple(f"{folder}/" for folder in folders)):
+    if name.startswith(tuple(f"{folder}/" for folder in folders)) and (not wanted or name in wanted):
         print(name, re.sub(r" -o \S+ -c ", " -fsyntax-only ", entry["command"]), sep="\t")
 PYTHON
 )

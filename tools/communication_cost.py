@@ -38,6 +38,7 @@ class Step:
     exact: bool = True
     wide: bool = False  # float64 tokens
     replaces: bool = False  # dead codes
+    every: int = 1  # steps that share a message
 
     @property
     def number(self) -> int:
@@ -68,7 +69,7 @@ class Step:
 
     @property
     def message(self) -> int:
-        """Bytes of the all-reduce: the same on all ranks."""
+        """Bytes of the all-reduce: the same on all ranks, and no more where several steps share it."""
         header = HEADER_WORDS * (WORD if self.exact else COUNT_LIMBS * self.number)
         candidates = self.heads * self.offered
         words = candidates + _words(candidates * self.dim * self.number)
@@ -90,8 +91,9 @@ class Cost(NamedTuple):
     messages: int
     sent: float  # bytes
 
-    def seconds(self, delay: float, bandwidth: float) -> float:
-        return self.messages * delay + self.sent / bandwidth
+    def seconds(self, delay: float, bandwidth: float, every: int = 1) -> float:
+        """Of a step, where `every` of them share the message."""
+        return (self.messages * delay + self.sent / bandwidth) / every
 
 
 def ring(size: int, ranks: int) -> Cost:
@@ -148,8 +150,15 @@ def draw(path: Path, step: Step = EXAMPLE, delay: float = 50e-6, bandwidth: floa
             ]
             label = f"{name}, {'exact' if exact else 'float'}"
             axes.loglog(ranks, [1e3 * s for s in seconds], dashes, label=label)
+    every = 8
+    sizes = [replace(step, ranks=count).message for count in counts]
+    shared = [
+        ring(size, count).seconds(delay, bandwidth, every)
+        for size, count in zip(sizes, counts, strict=True)
+    ]
+    axes.loglog(counts, [1e3 * s for s in shared], ":", label=f"ring, exact, sync_every={every}")
     axes.set_xlabel("ranks")
-    axes.set_ylabel("predicted ms of the all-reduce")
+    axes.set_ylabel("predicted ms of the all-reduce, per step")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.tight_layout()
@@ -162,19 +171,21 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="*", default=RANKS)
     parser.add_argument("--delay", type=float, default=50e-6, help="seconds of a message")
     parser.add_argument("--bandwidth", type=float, default=1.25e9, help="bytes a second")
-    for name in ("codes", "dim", "levels"):
+    for name in ("codes", "dim", "levels", "every"):
         parser.add_argument(f"--{name}", type=int, default=getattr(EXAMPLE, name))
     given = parser.parse_args()
-    step = replace(EXAMPLE, codes=given.codes, dim=given.dim, levels=given.levels)
+    step = replace(
+        EXAMPLE, codes=given.codes, dim=given.dim, levels=given.levels, every=given.every
+    )
     print(table(step, given.ranks), end="")
     for count in given.ranks:
         size = replace(step, ranks=count).message
         costs = {name: of(size, count) for name, of in ALGORITHMS.items()}
         text = ", ".join(
-            f"{name} {1e3 * cost.seconds(given.delay, given.bandwidth):.2f} ms"
+            f"{name} {1e3 * cost.seconds(given.delay, given.bandwidth, step.every):.2f} ms"
             for name, cost in costs.items()
         )
-        print(f"{count} ranks, predicted: {text}")
+        print(f"{count} ranks, predicted for a step: {text}")
     if given.draw is not None:
         draw(given.draw, step, given.delay, given.bandwidth)
 

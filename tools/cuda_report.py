@@ -1,6 +1,7 @@
 """What ptxas says of each CUDA kernel: registers, shared memory, stack and spills on every architecture.
 
     python tools/cuda_report.py BUILD     fails on spills, and on kernels that take more registers than LIMITS allows
+    python tools/cuda_report.py BUILD --docs   writes the table of docs/design/gpu.md, too
 
 A kernel's limit is the number at which as many of its blocks fit a multiprocessor as it was written for; other kernels
 have DEFAULT_LIMIT.
@@ -19,7 +20,10 @@ DEFAULT_LIMIT = 128
 LIMITS = {
     "scan_half": 128,  # two blocks of 256 threads
     "find_center": 64,  # a block of 1024 threads
+    "find_dead": 64,
+    "look_at_sizes": 64,
     "move_sizes": 64,
+    "place_bins": 64,
 }
 
 ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\S+)'")
@@ -86,6 +90,41 @@ def print_table(source: str, uses: dict[tuple[str, str], Use], names: dict[str, 
         print(f"  {name:44} {'  '.join(cells)}")
 
 
+PAGE = Path(__file__).parents[1] / "docs/design/gpu.md"
+BEGIN, END = "<!-- begin compile report -->\n", "<!-- end compile report -->\n"
+
+
+def page_table(reports: dict[Path, dict[tuple[str, str], Use]], total: str) -> str:
+    """A row to a source: its kernels, the most registers that one of them takes on an architecture, spills, size."""
+    architectures = sorted(
+        {architecture for uses in reports.values() for _, architecture in uses},
+        key=lambda name: int(re.sub(r"\D", "", name)),
+    )
+    lines = [
+        f"| source | kernels | {' | '.join(architectures)} | spills, bytes | object, KiB |",
+        "|---|---|" + "---|" * (len(architectures) + 2),
+    ]
+    for path, uses in reports.items():
+        most = [
+            max(use.registers for (_, name), use in uses.items() if name == architecture)
+            for architecture in architectures
+        ]
+        row = [
+            f"`{path.name.removesuffix('.o.ptxas')}`",
+            len({symbol for symbol, _ in uses}),
+            *most,
+            sum(use.spills for use in uses.values()),
+            round(path.with_suffix("").stat().st_size / 1024),
+        ]
+        lines.append(f"| {' | '.join(str(cell) for cell in row)} |")
+    return "\n".join(lines) + f"\n\n{total}\n"
+
+
+def write_page(table: str) -> None:
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(before + BEGIN + table + END + rest.split(END)[1])
+
+
 # What only asks the driver.
 WITHOUT_KERNELS = {"support"}
 
@@ -120,6 +159,10 @@ def main() -> int:
     size = library.stat().st_size / 2**20
     objects = sum(path.with_suffix("").stat().st_size for path in reports) / 2**20
     print(f"{library}: {size:.1f} MiB, of which the CUDA kernels are {objects:.1f}")
+    if "--docs" in sys.argv:
+        uses = {path: read_report(path.read_text()) for path in reports}
+        total = f"The library takes {size:.1f} MiB, of which the CUDA kernels are {objects:.1f}."
+        write_page(page_table({path: use for path, use in uses.items() if use}, total))
     faults += undefined_of_cuda(library)
     for fault in faults:
         print(f"  {fault}")

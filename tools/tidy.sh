@@ -1,28 +1,13 @@
 #!/usr/bin/env bash
 # tidy.sh JOBS [--all]: clang-tidy on the C++ files that changed against the main branch, or on all of them.
 #
-# Expects build-files/ to be configured. On the main branch itself, "changed" is against the commit before. A changed header stands for the sources of the
+# Expects build-files/ to be configured. What changed is said by tools/changed_sources.py. A changed header stands for the sources of the
 # same name: src/ops/foo.h for every foo.cpp. Headers are checked through the sources that include them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=$1
 
-base() {
-  local branch merge_base
-  for branch in origin/main main; do
-    merge_base=$(git merge-base HEAD "$branch" 2>/dev/null) || continue
-    if [[ $merge_base != "$(git rev-parse HEAD)" ]]; then
-      echo "$merge_base"
-      return
-    fi
-  done
-  git rev-parse --quiet --verify HEAD~1 || git hash-object -t tree /dev/null
-}
-
-changed() {
-  git diff --name-only "$(base)" -- '*.cpp' '*.h'
-  git ls-files --others --exclude-standard -- '*.cpp' '*.h'
-}
+changed() { python3 tools/changed_sources.py; }
 
 compiled=$(python3 -c '
 import json, os

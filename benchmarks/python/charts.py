@@ -20,6 +20,10 @@ COLOURS = {
     "faiss tables": "#8DC63F",
     "plain torch": "#E69F00",
     "compiled": "#CC79A7",
+    "compiled plain": "#999999",
+    "random codes": "#56B4E9",
+    "float32": "#56B4E9",
+    "without messages": "#56B4E9",
     "GEMM": "#CC79A7",
     "one thread": "#0072B2",
 }
@@ -53,6 +57,53 @@ def draw(document: dict[str, Any], file: Path) -> None:
     # Without a date inside, equal results give equal files.
     figure.savefig(file, dpi=130, bbox_inches="tight", metadata={"Software": None})
     plt.close(figure)
+
+
+# What does the same work as torchvq, in the picture of all suites.
+RIVALS = ("reference", "plain torch", "compiled plain", "faiss", "faiss tables")
+
+
+def draw_summary(documents: dict[str, dict[str, Any]], folder: Path) -> None:
+    """`summary.png`: every case of every suite as a point, by who is compared."""
+    shown = [name for name, document in documents.items() if _points(document)]
+    if not shown:
+        return
+    figure, axes = plt.subplots(figsize=(9, 1.4 + 0.42 * len(shown)))
+    for i, rival in enumerate(RIVALS):
+        shift = (i - (len(RIVALS) - 1) / 2) * 0.15
+        points = [
+            (ratio, place + shift)
+            for place, name in enumerate(shown)
+            for who, ratio in _points(documents[name])
+            if who == rival
+        ]
+        if points:
+            x, y = zip(*points, strict=True)
+            axes.scatter(x, y, s=16, alpha=0.75, color=COLOURS[rival], label=rival, linewidths=0)
+    axes.set_yticks(range(len(shown)), shown, fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.grid(axis="x", linewidth=0.3)
+    axes.set_xlabel(
+        "time over that of torchvq (logarithmic; right of the line: slower than torchvq)",
+        fontsize=8,
+    )
+    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(
+        folder / "summary.png", dpi=130, bbox_inches="tight", metadata={"Software": None}
+    )
+    plt.close(figure)
+
+
+def _points(document: dict[str, Any]) -> list[tuple[str, float]]:
+    return [
+        (who, time["ratio"])
+        for case in document["cases"]
+        for who, time in case["times"].items()
+        if who in RIVALS
+    ]
 
 
 def _values(case: dict[str, Any]) -> dict[str, float]:

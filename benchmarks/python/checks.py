@@ -43,6 +43,19 @@ def close(name: str, value: Tensor, expected: Tensor, tolerance: float = 1e-3) -
     return difference
 
 
+def gradients(name: str, value: Tensor, expected: Tensor, tolerance: float = 1e-3) -> float:
+    """The norm of the difference over that of what is expected; an error when it is too large."""
+    if value.shape != expected.shape:
+        raise AssertionError(f"gradients of {name} have shape {list(value.shape)}")
+    norm = expected.double().norm()
+    if not bool(norm > 0):
+        raise AssertionError(f"gradients to check those of {name} are 0")
+    difference = float((value.double() - expected.double()).norm() / norm)
+    if not difference <= tolerance:
+        raise AssertionError(f"gradients of {name} differ by {difference:.1e}")
+    return difference
+
+
 def fraction_different(name: str, indices: Tensor, expected: Tensor, most: float = 1e-3) -> float:
     """Of two answers that may part at the edge of a level only; an error when they part more often."""
     fraction = float((indices != expected).double().mean())

@@ -1,22 +1,34 @@
-"""Eager modules against torch.compile (inductor) of them: an evaluation, and a training step with its backward."""
+"""Eager modules against torch.compile (inductor) of them: an evaluation, and a training step with its backward.
+
+For VectorQuantize and FSQ also the plain module, eager and compiled. Small steps of every class are in small_steps.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+from contenders import PlainVectorQuantize
+from fsq import PlainFSQ
 from harness import OURS, Case, Contender, Settings, compare, write
 from torch import Tensor, nn
 
 import torchvq
 
-TOKENS, QUICK = (64, 4096), (16,)
+TOKENS, QUICK = 4096, 16
 DIM = 64
+LEVELS = (8, 5, 5, 5)
 QUANTIZERS: dict[str, Callable[[], nn.Module]] = {
     "VectorQuantize": lambda: torchvq.VectorQuantize(DIM, 512),
     "ResidualVQ": lambda: torchvq.ResidualVQ(dim=DIM, num_quantizers=4, codebook_size=512),
-    "FSQ": lambda: torchvq.FSQ([8, 5, 5, 5], dim=DIM),
+    "FSQ": lambda: torchvq.FSQ(LEVELS),
     "LFQ": lambda: torchvq.LFQ(codebook_size=1024, dim=DIM, commitment_loss_weight=0.25),
+}
+
+
+PLAIN: dict[str, Callable[[], nn.Module]] = {
+    "VectorQuantize": lambda: PlainVectorQuantize(DIM, 512, 0.8),
+    "FSQ": lambda: PlainFSQ(LEVELS),
 }
 
 
@@ -24,31 +36,34 @@ def run(settings: Settings) -> None:
     cases = []
     # Compiling is what takes long; one quantizer shows that it runs.
     for name in ["FSQ"] if settings.quick else QUANTIZERS:
-        for tokens in QUICK if settings.quick else TOKENS:
-            for what in ("evaluation", "training step"):
-                case = _case(name, tokens, what, settings)
-                settings.report(case)
-                cases.append(case)
+        for what in ("evaluation", "training step"):
+            case = _case(name, QUICK if settings.quick else TOKENS, what, settings)
+            settings.report(case)
+            cases.append(case)
     write("compiled", cases, settings)
 
 
 def _case(name: str, tokens: int, what: str, settings: Settings) -> Case:
     torch._dynamo.reset()
     contenders = []
-    for contender in (OURS, "compiled"):
+    made = {OURS: QUANTIZERS[name], "compiled": QUANTIZERS[name]}
+    if name in PLAIN:
+        made |= {"plain torch": PLAIN[name], "compiled plain": PLAIN[name]}
+    dim = len(LEVELS) if name == "FSQ" else DIM
+    for contender, make in made.items():
         torch.manual_seed(0)
-        module = QUANTIZERS[name]().train(what != "evaluation")
-        call = torch.compile(module, dynamic=False) if contender == "compiled" else module
-        contenders.append(Contender(contender, _call(call, tokens, what)))
+        module = make().train(what != "evaluation")
+        call = torch.compile(module, dynamic=False) if "compiled" in contender else module
+        contenders.append(Contender(contender, _call(call, tokens, dim, what)))
     with torch.set_grad_enabled(what != "evaluation"):
         times = compare(contenders, settings)
     return Case(f"{name} {what} N={tokens}", dict(what=what, N=tokens), times)
 
 
 def _call(
-    module: Callable[[Tensor], tuple[Tensor, ...]], tokens: int, what: str
+    module: Callable[[Tensor], tuple[Tensor, ...]], tokens: int, dim: int, what: str
 ) -> Callable[[], Tensor]:
-    x = torch.randn(1, tokens, DIM, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(1, tokens, dim, generator=torch.Generator().manual_seed(1))
 
     def evaluate() -> Tensor:
         return module(x)[1]

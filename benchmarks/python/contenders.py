@@ -61,13 +61,20 @@ class PlainVectorQuantize(nn.Module):
 
     def _update(self, tokens: Tensor, indices: Tensor) -> None:
         size, rate = self.cluster_size.numel(), 1 - self.decay
-        counts = torch.bincount(indices, minlength=size).to(tokens.dtype)
+        counts = self._counts(indices, size)
         sums = torch.zeros_like(self.embed_avg).index_add_(0, indices, tokens)
         self.cluster_size.lerp_(counts, rate)
         self.embed_avg.lerp_(sums, rate)
         total = self.cluster_size.sum()
         smoothed = (self.cluster_size + 1e-5) / (total + size * 1e-5) * total
         self.embed.copy_(self.embed_avg / smoothed[:, None])
+
+    def _counts(self, indices: Tensor, size: int) -> Tensor:
+        if torch.compiler.is_compiling():
+            # Bincount would cut the graph in two.
+            ones = torch.ones_like(indices, dtype=self.embed.dtype)
+            return self.embed.new_zeros(size).index_add_(0, indices, ones)
+        return torch.bincount(indices, minlength=size).to(self.embed.dtype)
 
 
 def quantizers(k: int, d: int, codes: Tensor, decay: float = 0.99) -> dict[str, nn.Module]:

@@ -8,11 +8,12 @@ whatever stood here is replaced
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import Target, read_json
+import benchmark_documents
+from benchmark_documents import targets_of
+from harness import read_json
 
 LEARNING = "learning_table"
 LEARNING_RESIDUAL = "learning_residual"
@@ -21,23 +22,14 @@ LEARNING_LFQ = "learning_lfq"
 LEARNING_LFQ_WEIGHTS = "learning_lfq_weights"
 QUANTIZERS = "quantizers"
 MIB = 2**20
-# Columns of the tables, and the ratio under which a column is found in the JSON.
-ORDER = ("reference", "compiled", "plain torch", "GEMM", "faiss", "faiss tables", "one thread")
 
 Document = dict[str, Any]
 
 
 def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
     """Fills docs/benchmarks.md, docs/learning.md, docs/choosing.md and docs/which.md from the results that exist."""
-    tables = {}
-    found = [name for name in suites if (results / f"{name}.json").exists()]
-    documents = {name: read_json(results / f"{name}.json") for name in found}
-    for name, document in documents.items():
-        tables[name] = _table_of(name)(document)
-    if documents:
-        tables["machine"] = _machine(list(documents.values()))
-        tables["targets"] = _targets(list(documents.values()))
-    fill(docs / "benchmarks.md", tables)
+    if documents := read(results, suites):
+        fill(docs / "benchmarks.md", benchmark_documents.parts(documents, suites, _table))
     learnt = results / f"{LEARNING}.json"
     if learnt.exists():
         learned, choosing = _learning(read_json(learnt), results)
@@ -81,6 +73,12 @@ def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
         fill(docs / "which.md", {"quantizers": _compared(document) + "\n" + _machine([document])})
 
 
+def read(results: Path, suites: tuple[str, ...]) -> dict[str, Document]:
+    """The results that there are, by suite."""
+    files = {name: results / f"{name}.json" for name in suites}
+    return {name: read_json(file) for name, file in files.items() if file.exists()}
+
+
 def fill(file: Path, tables: dict[str, str]) -> None:
     """Replaces what stands between the markers of each table. A table without markers is an error."""
     text = file.read_text()
@@ -94,13 +92,6 @@ def fill(file: Path, tables: dict[str, str]) -> None:
     file.write_text(text)
 
 
-def targets_of(document: Document) -> list[Target]:
-    """All targets of a suite, or of the learning rows."""
-    stored = [row for case in document.get("cases", []) for row in case["targets"]]
-    stored += document.get("targets", [])
-    return [Target(**{k: v for k, v in row.items() if k != "met"}) for row in stored]
-
-
 def _table(header: list[str], rows: list[list[str]]) -> str:
     rules = ["---:" if all(map(_numeric, column)) else "---" for column in zip(*rows, strict=True)]
     lines = [header, rules or ["---"] * len(header), *rows]
@@ -109,91 +100,6 @@ def _table(header: list[str], rows: list[list[str]]) -> str:
 
 def _numeric(cell: str) -> bool:
     return not cell or cell[0].isdigit() or cell[0] == "-"
-
-
-def _table_of(name: str) -> Callable[[Document], str]:
-    own = {
-        "memory": _memory,
-        "kmeans": _kmeans,
-        "small_calls": _small_calls,
-        "residual": _residual,
-        "lookup_free": _lookup_free,
-    }
-    return own.get(name, _ratios)
-
-
-def _ratios(document: Document) -> str:
-    """One row per case: ours in milliseconds, the others as multiples of it."""
-    cases = document["cases"]
-    names = [name for name in ORDER if any(name in case["times"] for case in cases)]
-    rows = []
-    for case in cases:
-        times = case["times"]
-        first = next(iter(times.values()))
-        cells = [f"{times[name]['ratio']:.2f}" if name in times else "" for name in names]
-        rows.append([case["name"], f"{first['seconds'] * 1e3:.3g}", *cells])
-    first_name = next(iter(cases[0]["times"]))
-    return _table(["case", f"{first_name}, ms", *(f"{name}, times" for name in names)], rows)
-
-
-def _lookup_free(document: Document) -> str:
-    """The ratios; then the memory of one step."""
-    names = ("torchvq", "plain torch", "reference")
-    rows = []
-    for case in document["cases"]:
-        if case["parameters"]["threads"] == 1:
-            peaks = case["checks"]["peak_bytes"]
-            cells = [f"{peaks[name] / MIB:.1f}" if name in peaks else "" for name in names]
-            rows.append([case["name"], *cells])
-    header = ["peak extra memory, MiB", *names]
-    return "\n".join([_ratios(document), _table(header, rows)])
-
-
-def _kmeans(document: Document) -> str:
-    rows = []
-    for case in document["cases"]:
-        iterations, errors = case["checks"]["iterations"], case["checks"]["mean_squared_error"]
-        rows.append(
-            [
-                case["name"],
-                f"{case['times']['torchvq']['seconds']:.3g}",
-                f"{case['times']['faiss']['ratio']:.2f}",
-                f"{iterations['torchvq']} and {iterations['faiss']}",
-                f"{errors['torchvq']:.5g} and {errors['faiss']:.5g}",
-            ]
-        )
-    header = ["case", "torchvq, s", "faiss, times", "iterations", "mean squared error"]
-    return _table(header, rows)
-
-
-def _memory(document: Document) -> str:
-    names = ("torchvq", "torchvq search", "faiss search", "plain torch", "reference")
-    rows = []
-    for case in document["cases"]:
-        peaks, sizes = case["checks"]["peak_bytes"], case["parameters"]
-        held = (sizes["tokens"] + sizes["codebook"]) / MIB
-        cells = [f"{peaks[name] / MIB:.1f}" if name in peaks else "" for name in names]
-        rows.append([case["name"], f"{held:.1f}", f"{sizes['matrix'] / MIB:.0f}", *cells])
-    header = ["MiB", "tokens and codebook", "matrix N x K"]
-    shown = ("training step", "search", "faiss, search", "plain torch, step", "reference, step")
-    return _table([*header, *shown], rows)
-
-
-def _residual(document: Document) -> str:
-    """The ratios; then the error of each search, and the memory of beam search."""
-    rows = []
-    for case in document["cases"]:
-        errors = case["checks"].get("mean_squared_error")
-        if errors and case["parameters"]["threads"] == 1:
-            rows.append([case["name"], *(f"{errors[name]:.6g}" for name in ("torchvq", "faiss"))])
-    peaks = document["peak_bytes"]
-    held = [[name, f"{peak / MIB:.1f}"] for name, peak in peaks["peaks"].items()]
-    tables = [
-        _ratios(document),
-        _table(["error of the codes found", "torchvq", "faiss"], rows),
-        _table([f"peak extra memory, {peaks['case']}", "MiB"], held),
-    ]
-    return "\n".join(tables)
 
 
 def _stacks(document: Document) -> str:
@@ -278,20 +184,6 @@ def _small_latents(document: Document) -> str:
     ]
     header = ["who", "steps", "gradient norm of the first", "codes in use"]
     return _table([*header, "entropy of their use, bits"], rows)
-
-
-def _small_calls(document: Document) -> str:
-    names = ("torchvq", "plain torch", "reference")
-    rows = []
-    for case in document["cases"]:
-        times = case["times"]
-        cells = [_duration(times[name]["seconds"]) if name in times else "" for name in names]
-        rows.append([case["name"], *cells])
-    return _table(["case", *names], rows)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds * 1e6:.1f} us" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
 
 
 def _machine(documents: list[Document]) -> str:

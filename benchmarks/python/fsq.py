@@ -1,4 +1,4 @@
-"""Finite scalar quantizers against the reference and plain torch: training, evaluation, stacks, construction."""
+"""Finite scalar quantizers against the reference and plain torch: training, evaluation, stacks."""
 
 from __future__ import annotations
 
@@ -67,25 +67,37 @@ class PlainResidualFSQ(nn.Module):
 def run(settings: Settings) -> None:
     shape = QUICK_TOKENS if settings.quick else TOKENS
     quantizers = QUICK_QUANTIZERS if settings.quick else QUANTIZERS
-    x = torch.randn(*shape, len(LEVELS), generator=torch.Generator().manual_seed(0))
-    single: dict[str, nn.Module] = {
+    x = tokens(shape)
+    cases = []
+    for threads in settings.threads:
+        for name, modules in (
+            ("FSQ", single()),
+            (f"ResidualFSQ Q={quantizers}", stacks(quantizers)),
+        ):
+            cases.append(training(name, modules, x, threads, settings))
+            cases.append(_evaluation(name, modules, x, threads, settings))
+    write("fsq", cases, settings)
+
+
+def tokens(shape: tuple[int, int] = TOKENS) -> Tensor:
+    return torch.randn(*shape, len(LEVELS), generator=torch.Generator().manual_seed(0))
+
+
+def single() -> dict[str, nn.Module]:
+    return {
         OURS: torchvq.FSQ(LEVELS),
         "reference": ReferenceFSQ(LEVELS),
         "plain torch": PlainFSQ(LEVELS),
     }
+
+
+def stacks(quantizers: int) -> dict[str, nn.Module]:
     options = dict(levels=list(LEVELS), num_quantizers=quantizers)
-    stacks: dict[str, nn.Module] = {
+    return {
         OURS: torchvq.ResidualFSQ(**options),
         "reference": ReferenceResidualFSQ(**options),
         "plain torch": PlainResidualFSQ(LEVELS, quantizers),
     }
-    cases = []
-    for threads in settings.threads:
-        for name, modules in (("FSQ", single), (f"ResidualFSQ Q={quantizers}", stacks)):
-            cases.append(_training(name, modules, x, threads, settings))
-            cases.append(_evaluation(name, modules, x, threads, settings))
-    cases.append(_construction(settings))
-    write("fsq", cases, settings)
 
 
 def _step(module: nn.Module, x: Tensor) -> Callable[[], Tensor]:
@@ -122,7 +134,7 @@ def _case(
     )
 
 
-def _training(
+def training(
     name: str, modules: dict[str, nn.Module], x: Tensor, threads: int, settings: Settings
 ) -> Case:
     calls = {key: _step(module.train(), x) for key, module in modules.items()}
@@ -141,17 +153,5 @@ def _evaluation(
         module.eval()
     with torch.no_grad():
         case = _case("evaluation", name, calls, threads, settings)
-    settings.report(case)
-    return case
-
-
-def _construction(settings: Settings) -> Case:
-    contenders = [
-        Contender(OURS, lambda: torchvq.FSQ([8] * 6)),
-        Contender("reference", lambda: ReferenceFSQ([8] * 6)),
-    ]
-    case = Case(
-        "constructing FSQ([8] * 6)", dict(what="construction"), compare(contenders, settings)
-    )
     settings.report(case)
     return case

@@ -10,7 +10,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import faiss
+import state
 import torch
 from torch.utils.benchmark import Timer
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
+ROOT, RESULTS = state.ROOT, state.ROOT / "benchmarks" / "results"
 OURS = "torchvq"
 # Shorter blocks than this drown in the noise of the clock and the scheduler.
 BLOCK_SECONDS = 0.01
+# Of fewer a quartile says little.
+LEAST_ROUNDS = 9
 
 
 @dataclass
@@ -38,6 +39,8 @@ class Settings:
     threads: tuple[int, ...] = (1, 2)
     output: Path = RESULTS
     say: Callable[[str], None] = print
+    # Of the suite that is measured now: when it began, and what others took of the processor since.
+    started: state.Started = field(default_factory=lambda: state.Started())
 
     def report(self, case: Case) -> None:
         """Says the ratios of a case as soon as it is measured."""
@@ -51,12 +54,12 @@ class Settings:
     @property
     def seconds(self) -> float:
         """For the rounds of one case."""
-        return 0.05 if self.quick else 3.0
+        return 0.05 if self.quick else 1.5
 
     @property
     def rounds(self) -> tuple[int, int]:
         """At least, whatever it takes, and at most."""
-        return (1, 2) if self.quick else (3, 31)
+        return (1, 2) if self.quick else (LEAST_ROUNDS, 31)
 
 
 @dataclass
@@ -141,14 +144,19 @@ def _block(contender: Contender, calls: int, settings: Settings) -> float:
 
 
 def _summary(rounds: list[list[float]], i: int) -> dict[str, float]:
-    ratios = sorted(times[i] / times[0] for times in rounds)
+    return summary([times[i] for times in rounds], [times[0] for times in rounds])
+
+
+def summary(seconds: list[float], ours: list[float]) -> dict[str, float]:
+    """Of a contender, round by round beside ours: medians, and the quartiles of the ratios."""
+    ratios = sorted(a / b for a, b in zip(seconds, ours, strict=True))
     return {
-        "seconds": statistics.median(times[i] for times in rounds),
-        "fastest": min(times[i] for times in rounds),
+        "seconds": statistics.median(seconds),
+        "fastest": min(seconds),
         "ratio": statistics.median(ratios),
         "ratio_low": ratios[len(ratios) // 4],
         "ratio_high": ratios[-1 - len(ratios) // 4],
-        "rounds": len(rounds),
+        "rounds": len(ratios),
     }
 
 
@@ -158,11 +166,18 @@ def write(name: str, cases: list[Case], settings: Settings, **more: Any) -> None
         "name": name,
         "quick": settings.quick,
         "clock": "processor time" if settings.cpu_clock else "wall clock",
-        "machine": machine(),
+        "machine": machine() | settings.started.until_now(),
+        "rounds": _rounds(cases),
         "cases": [_as_json(case) for case in cases],
         **more,
     }
     write_json(settings.output / f"{name}.json", document)
+
+
+def _rounds(cases: list[Case]) -> list[int]:
+    """The fewest and the most that a case was given."""
+    taken = [int(time["rounds"]) for case in cases for time in case.times.values()]
+    return [min(taken), max(taken)] if taken else []
 
 
 def write_json(file: Path, document: dict[str, Any]) -> None:
@@ -189,28 +204,13 @@ def target_as_json(target: Target) -> dict[str, Any]:
 def machine() -> dict[str, Any]:
     """Where the numbers come from."""
     return {
-        "cpu": _cpu_name(),
+        "cpu": state.cpu_name(),
         "cores": os.cpu_count(),
         "level": os.environ.get("TORCHVQ_SIMD_LEVEL", torch.backends.cpu.get_cpu_capability()),
         "load": os.getloadavg()[0],
         "python": platform.python_version(),
         "torch": torch.__version__,
         "faiss": faiss.__version__,
-        "commit": _commit(),
+        "commit": state.commit(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
     }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=10"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    return answer.stdout.strip() or "unknown"

@@ -1,21 +1,29 @@
 """Peak extra memory: each contender in a process of its own, over what it held before the call.
 
-`python memory.py NAME N K D` measures one call and prints bytes; run() starts these.
+`python memory.py NAME N K D` measures one call and prints bytes, `python memory.py classes N [NAME...]` a training
+step of every class; run() starts these.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import every_class
     from harness import Settings
 
 SHAPES = ((16384, 4096, 64), (16384, 16384, 64), (131072, 16384, 64))
 QUICK = ((2048, 512, 16),)
+# Of a step of every class.
+TOKENS, QUICK_TOKENS = 4096, 64
+QUICK_CLASSES = ("FSQ", "LFQ")
 # Beyond this many bytes of N x K the reference, which makes several such matrices, is left out.
 MATRIX_LIMIT = 2**30
 SEARCH, OURS = "torchvq search", "torchvq"
@@ -28,7 +36,7 @@ def run(settings: Settings) -> None:
     from harness import write
 
     cases = [_measure(*shape, settings) for shape in (QUICK if settings.quick else SHAPES)]
-    write("memory", cases, settings)
+    write("memory", cases, settings, classes=_classes(settings))
 
 
 def _measure(n: int, k: int, d: int, settings: Settings) -> object:
@@ -51,6 +59,18 @@ def _measure(n: int, k: int, d: int, settings: Settings) -> object:
     return case
 
 
+def _classes(settings: Settings) -> dict[str, object]:
+    """Bytes by class and contender."""
+    tokens, some = (QUICK_TOKENS, QUICK_CLASSES) if settings.quick else (TOKENS, ())
+    command = [sys.executable, "-W", "ignore", str(Path(__file__)), "classes", str(tokens), *some]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    peaks: dict[str, dict[str, int]] = json.loads(answer.stdout.splitlines()[-1])
+    for name, found in peaks.items():
+        shown = ", ".join(f"{who} {peak / 2**20:.1f}" for who, peak in found.items())
+        settings.say(f"  {name} N={tokens}: MiB {shown}")
+    return dict(tokens=tokens, peaks=peaks)
+
+
 def _in_a_process(name: str, n: int, k: int, d: int) -> int:
     command = [sys.executable, str(Path(__file__)), name, str(n), str(k), str(d)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -65,6 +85,51 @@ def peak_over_now(call: Callable[[], object]) -> int:
     peak = _resident("VmHWM")
     del result
     return max(0, peak - before)
+
+
+def _print_classes(tokens: int, some: tuple[str, ...]) -> None:
+    """All classes or some, each in a process forked from this one, which has computed nothing yet."""
+    import every_class
+    import torch
+
+    torch.set_num_threads(1)
+    peaks: dict[str, dict[str, int]] = {}
+    for entry in (e for e in every_class.ENTRIES if not some or e.name in some):
+        peaks[entry.name] = {
+            who: _forked(lambda who=who, entry=entry: _class_peak(entry, who, tokens))
+            for who in (OURS, "plain torch", "reference")
+        }
+    print(json.dumps(peaks))
+
+
+def _class_peak(entry: every_class.Entry, who: str, tokens: int) -> int:
+    import every_class
+
+    # Libraries load their parts at the first call; that is no part of a step.
+    every_class.step_of(entry, every_class.modules(entry)[who], every_class.tokens(entry, 16))()
+    module, x = every_class.modules(entry)[who], every_class.tokens(entry, tokens)
+    return peak_over_now(every_class.step_of(entry, module, x))
+
+
+def _forked(measure: Callable[[], int]) -> int:
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        failed = 1
+        try:
+            os.write(writer, str(measure()).encode())
+            failed = 0
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(failed)
+    os.close(writer)
+    _, status = os.waitpid(child, 0)
+    answer = os.read(reader, 100).decode()
+    os.close(reader)
+    if status:
+        raise RuntimeError("a step whose memory is measured failed")
+    return int(answer)
 
 
 def _resident(field: str) -> int:
@@ -87,10 +152,13 @@ def _call(name: str, n: int, k: int, d: int) -> Callable[[], object]:
 def _main(name: str, *shape: str) -> None:
     import torch
 
+    if name == "classes":
+        return _print_classes(int(shape[0]), shape[1:])
     torch.set_num_threads(1)
     # Libraries load their parts at the first call; that is no part of a step.
     _call(name, 64, 32, 16)()
     print(peak_over_now(_call(name, *map(int, shape))))
+    return None
 
 
 if __name__ == "__main__":

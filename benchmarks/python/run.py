@@ -1,12 +1,14 @@
 """Measures torchvq against the reference, plain torch and faiss, and says which targets are met.
 
-    python benchmarks/python/run.py                          # everything, about half an hour
+    python benchmarks/python/run.py                          # every suite that was not yet measured at this commit
+    python benchmarks/python/run.py --again                  # every suite
     python benchmarks/python/run.py --only nearest_code,kmeans
     python benchmarks/python/run.py --quick                  # see that it runs; the numbers are noise
     python benchmarks/python/run.py --write-docs             # put results into docs/, measuring nothing
 
-Correctness is checked before anything is timed. Each suite writes <suite>.json and draws <suite>.png.
-What is learnt, and how well, is measured by learning_table.py.
+It wants a tree without changes and a machine without other work, and says so where it finds neither. Correctness is
+checked before anything is timed. Each suite writes <suite>.json and draws <suite>.png as soon as it is measured, so an
+interrupted run goes on where it was. What is learnt, and how well, is measured by learning_table.py.
 """
 
 from __future__ import annotations
@@ -20,28 +22,39 @@ from pathlib import Path
 
 import charts
 import documents
-from harness import RESULTS, ROOT, Settings, read_json
+import state
+from harness import LEAST_ROUNDS, RESULTS, ROOT, Settings, machine, read_json
 
-SUITES = (
-    "nearest_code",
-    "vector_quantize",
-    "residual",
-    "fsq",
-    "lookup_free",
-    "kmeans",
-    "compiled",
-    "memory",
-    "scalar_modules",
-    "small_calls",
-    "threads",
-)
+# By the minutes that each takes on two slow cores, where none was measured on this machine yet.
+SUITES = {
+    "nearest_code": 2.5,
+    "inputs": 1.0,
+    "vector_quantize": 3.5,
+    "residual": 2.5,
+    "fsq": 0.5,
+    "lookup_free": 2.0,
+    "kmeans": 1.5,
+    "scalar_modules": 1.0,
+    "small_steps": 12.0,
+    "small_calls": 1.0,
+    "compiled": 2.5,
+    "threads": 0.5,
+    "several_ranks": 1.5,
+    "growth": 1.5,
+    "memory": 2.0,
+}
+QUICK_MINUTES = 0.2
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--only", type=_suites, default=SUITES, metavar="A,B", help="of " + ", ".join(SUITES))
+    add("--only", type=_suites, metavar="A,B", help="of " + ", ".join(SUITES))
+    add("--again", action="store_true", help="also what was measured at this commit already")
     add("--quick", action="store_true", help="see that it runs; the numbers are noise")
+    add("--dirty", action="store_true", help="measure a tree with changes; the results say so")
+    add("--busy", action="store_true", help="measure beside other work; the results say so")
+    add("--wait", type=float, default=600, metavar="S", help="for an idle machine; default: 600")
     add(
         "--threads",
         type=_threads,
@@ -53,6 +66,7 @@ def arguments() -> argparse.Namespace:
     )
     add("--output", type=Path, default=RESULTS, help="folder of the results")
     add("--docs", type=Path, default=ROOT / "docs", help="folder of benchmarks.md and learning.md")
+    add("--ready", action="store_true", help="only look whether tree and machine are fit for it")
     add(
         "--write-docs",
         action="store_true",
@@ -86,17 +100,70 @@ def settings_from(options: argparse.Namespace) -> Settings:
     )
 
 
-def measure(suites: tuple[str, ...], settings: Settings) -> None:
+def refusal(options: argparse.Namespace) -> str:
+    """Why not to measure now; nothing where tree and machine are fit for it. Noise needs neither."""
+    if options.quick:
+        return ""
+    if (changed := state.changes()) and not options.dirty:
+        shown = ", ".join(changed[:5]) + (", ..." if len(changed) > 5 else "")
+        return f"the tree is not that of a commit ({shown}); commit, or --dirty to try"
+    if not options.busy and not options.cpu_clock and not state.wait_for_idle(options.wait, print):
+        return f"others used the machine for {options.wait:.0f} s; later, or --busy to try"
+    return ""
+
+
+def is_measured(name: str, settings: Settings) -> bool:
+    """Whether the folder has this suite of this commit and machine already, by the rules of today."""
+    file = settings.output / f"{name}.json"
+    if settings.quick or not file.exists():
+        return False
+    document, here = read_json(file), machine()
+    there = document["machine"]
+    same = all(there.get(key) == here[key] for key in ("commit", "cpu", "cores", "level", "torch"))
+    clock = "processor time" if settings.cpu_clock else "wall clock"
+    fewest = (document.get("rounds") or [LEAST_ROUNDS])[0]
+    return (
+        same
+        and not here["commit"].endswith("-dirty")
+        and not document["quick"]
+        and document["clock"] == clock
+        and fewest >= LEAST_ROUNDS
+    )
+
+
+def minutes(name: str, settings: Settings) -> float:
+    """What a suite took last time on such a machine, or what it should take."""
+    file = settings.output / f"{name}.json"
+    if settings.quick:
+        return QUICK_MINUTES
+    if file.exists():
+        there = read_json(file)
+        if there["machine"].get("cpu") == state.cpu_name() and not there["quick"]:
+            return float(there["machine"].get("seconds", SUITES[name] * 60)) / 60
+    return SUITES[name]
+
+
+def measure(suites: tuple[str, ...], settings: Settings, options: argparse.Namespace) -> int:
+    """All suites, one after the other. 1 where the machine was wanted for something else before the last."""
+    start = time.perf_counter()
     for name in suites:
         if name == "threads" and settings.cpu_clock:
             settings.say("threads: left out, because processor time does not show it")
             continue
-        start = time.perf_counter()
+        if reason := refusal(options):
+            settings.say(f"stopped before {name}: {reason}; what is measured stays")
+            return 1
         settings.say(f"{name}: times over that of torchvq")
+        settings.started = state.Started()
         # Imported here, so that a suite can be run where the packages of another one are missing.
         importlib.import_module(name).run(settings)
-        settings.say(f"  ({time.perf_counter() - start:.0f} s)")
-        charts.draw(read_json(settings.output / f"{name}.json"), settings.output / f"{name}.png")
+        document = read_json(settings.output / f"{name}.json")
+        there, rounds = document["machine"], document["rounds"]
+        counted = f", {rounds[0]} to {rounds[1]} rounds" if rounds else ""
+        settings.say(f"  ({there['seconds']:.0f} s{counted}, others used {there['others']} cores)")
+        charts.draw(document, settings.output / f"{name}.png")
+    settings.say(f"measured in {(time.perf_counter() - start) / 60:.1f} minutes")
+    return 0
 
 
 def show_targets(suites: tuple[str, ...], folder: Path) -> None:
@@ -114,12 +181,27 @@ def show_targets(suites: tuple[str, ...], folder: Path) -> None:
 
 def main() -> int:
     options = arguments()
+    suites = options.only or tuple(SUITES)
+    settings = settings_from(options)
     if options.write_docs:
-        documents.write(options.output, options.docs, SUITES)
+        charts.draw_summary(documents.read(options.output, tuple(SUITES)), options.output)
+        documents.write(options.output, options.docs, tuple(SUITES))
         return 0
-    measure(options.only, settings_from(options))
-    show_targets(options.only, options.output)
-    return 0
+    if reason := refusal(options):
+        print(f"not measured: {reason}", file=sys.stderr)
+        return 1
+    if options.ready:
+        return 0
+    # A suite that is asked for by name is measured whatever there is.
+    kept = [name for name in suites if not options.only and is_measured(name, settings)]
+    if kept and not options.again:
+        print("measured at this commit already: " + ", ".join(kept))
+        suites = tuple(name for name in suites if name not in kept)
+    expected = sum(minutes(name, settings) for name in suites)
+    print(f"{len(suites)} suites, {settings.rounds[0]} rounds or more, some {expected:.0f} minutes")
+    failed = measure(suites, settings, options)
+    show_targets(options.only or tuple(SUITES), options.output)
+    return failed
 
 
 if __name__ == "__main__":

@@ -1,29 +1,50 @@
-"""What a call costs when there is almost nothing to compute; import and construction."""
+"""What a call costs when there is almost nothing to compute; import and construction. Steps are in small_steps.py."""
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
+from typing import Any
 
 import torch
-from contenders import ours_nearest, plain_nearest, quantizers, tokens_and_codes, training_step
-from harness import OURS, Case, Contender, Settings, Target, compare, write
-from vector_quantize_pytorch import VectorQuantize as Reference
+import vector_quantize_pytorch as reference
+from contenders import ours_nearest, plain_nearest, quantizers, tokens_and_codes
+from harness import OURS, Case, Contender, Settings, Target, compare, summary, write
 
 import torchvq
 
-IMPORT = (
-    "import time, torch; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
-)
+IMPORTS = """
+import importlib, os, sys, time
+import torch
+for _ in range(int(sys.argv[1])):
+    for package in sys.argv[2:]:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            start = time.perf_counter()
+            importlib.import_module(package)
+            os.write(writer, str(time.perf_counter() - start).encode())
+            os._exit(0)
+        os.close(writer)
+        _, status = os.waitpid(child, 0)
+        assert status == 0, package
+        print(os.read(reader, 100).decode(), end=" ")
+        os.close(reader)
+    print()
+"""
 PACKAGES = {OURS: "torchvq", "reference": "vector_quantize_pytorch"}
+CONSTRUCTED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("VectorQuantize", dict(dim=256, codebook_size=16384)),
+    ("ResidualVQ", dict(dim=128, num_quantizers=32, codebook_size=1024)),
+    ("FSQ", dict(levels=[8] * 6)),
+)
 
 
 def run(settings: Settings) -> None:
     cases = [_operator(settings)]
-    for n in (1,) if settings.quick else (1, 64):
-        cases += [_evaluation(n, settings), _training(n, settings)]
-    cases += [_construction(settings), _imports(settings)]
+    cases += [evaluation(n, settings) for n in ((1,) if settings.quick else (1, 64))]
+    cases += [_construction(*row, settings) for row in CONSTRUCTED]
+    cases.append(_imports(settings))
     for case in cases:
         ratios = ", ".join(
             f"{name} {t['seconds'] * 1e6:.1f} us ({t['ratio']:.2f})"
@@ -52,7 +73,7 @@ def _operator(settings: Settings) -> Case:
     return case
 
 
-def _evaluation(n: int, settings: Settings) -> Case:
+def evaluation(n: int, settings: Settings) -> Case:
     x, codes = tokens_and_codes(n, 16, 8)
     modules = {name: module.eval() for name, module in quantizers(16, 8, codes).items()}
     contenders = [Contender(name, lambda m=m: m(x[None])) for name, m in modules.items()]
@@ -63,50 +84,28 @@ def _evaluation(n: int, settings: Settings) -> Case:
     return case
 
 
-def _training(n: int, settings: Settings) -> Case:
-    x, codes = tokens_and_codes(n, 16, 8)
-    modules = quantizers(16, 8, codes)
-    contenders = []
-    for name, module in modules.items():
-        contenders.append(Contender(name, training_step(module.train(), x[None])))
-    return Case(
-        f"VectorQuantize training step N={n} K=16 D=8",
-        dict(what="training step", N=n),
-        compare(contenders, settings),
-    )
-
-
-def _construction(settings: Settings) -> Case:
+def _construction(name: str, options: dict[str, Any], settings: Settings) -> Case:
     contenders = [
-        Contender(OURS, lambda: torchvq.VectorQuantize(256, 16384)),
-        Contender("reference", lambda: Reference(dim=256, codebook_size=16384)),
+        Contender(OURS, lambda: getattr(torchvq, name)(**options)),
+        Contender("reference", lambda: getattr(reference, name)(**options)),
     ]
-    times = compare(contenders, settings)
-    return Case("constructing VectorQuantize(256, 16384)", dict(what="construction"), times)
+    shown = ", ".join(f"{key}={value}" for key, value in options.items())
+    case = Case(
+        f"constructing {name}({shown})", dict(what="construction"), compare(contenders, settings)
+    )
+    case.expect("reference", 1.0, "construction no slower than the reference's")
+    return case
 
 
 def _imports(settings: Settings) -> Case:
+    """Each import in a process of its own, which has torch already: forked from one that has imported that alone."""
     rounds: dict[str, list[float]] = {name: [] for name in PACKAGES}
-    for _ in range(settings.rounds[0]):
-        for name, package in PACKAGES.items():
-            command = [sys.executable, "-c", IMPORT.format(package)]
-            answer = subprocess.run(command, capture_output=True, text=True, check=True)
-            rounds[name].append(float(answer.stdout))
-    ratios = {
-        name: [a / b for a, b in zip(seconds, rounds[OURS], strict=True)]
-        for name, seconds in rounds.items()
-    }
-    times = {
-        name: {
-            "seconds": statistics.median(seconds),
-            "fastest": min(seconds),
-            "ratio": statistics.median(ratios[name]),
-            "ratio_low": min(ratios[name]),
-            "ratio_high": max(ratios[name]),
-            "rounds": len(seconds),
-        }
-        for name, seconds in rounds.items()
-    }
+    command = [sys.executable, "-c", IMPORTS, str(settings.rounds[0]), *PACKAGES.values()]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    for line in answer.stdout.splitlines():
+        for name, seconds in zip(PACKAGES, line.split(), strict=True):
+            rounds[name].append(float(seconds))
+    times = {name: summary(seconds, rounds[OURS]) for name, seconds in rounds.items()}
     case = Case("import, after torch", dict(what="import"), times)
     _under(case, "import under 0.3 s over torch", 0.3)
     return case

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from torchvq._base.kept_statistics import KeptStatistics
 from torchvq._base.random_state import fresh_rng
 from torchvq._base.ranks import ALONE, Ranks
 from torchvq._base.replay import Replayed
 from torchvq._base.sharded import keep_in_shards
 from torchvq._base.transforms import is_mapped, shared_flag
-from torchvq._base.wide_buffers import HALF, WideBuffers
+from torchvq._base.wide_buffers import HALF
 
 logger = logging.getLogger("torchvq")
 _ops = torch.ops.torchvq
@@ -31,7 +32,7 @@ EmaWeight = Tensor | float | Callable[[Tensor, Tensor], Tensor]
 Statistics = tuple[Tensor, Tensor, Tensor]  # counts, sums, exponents; see ops.code_statistics
 
 
-class Codebook(Replayed, WideBuffers):
+class Codebook(Replayed, KeptStatistics):
     """State of one or several codebooks (``H`` of them, each ``K`` codes of ``D`` features).
 
     ==================  ==========  =============================================================
@@ -47,6 +48,7 @@ class Codebook(Replayed, WideBuffers):
 
     Float state is float32 (float64 once the module was made double) whatever ``.half()``, ``.bfloat16()`` or a
     wrapper does to the module: moving averages stall in half precision. A parameter ``embed`` follows the module.
+    ``KeptStatistics`` lists what is kept besides with ``sync_every`` above 1.
     """
 
     initted: Tensor
@@ -77,6 +79,7 @@ class Codebook(Replayed, WideBuffers):
         affine_param_batch_decay: float = 0.99,
         affine_param_codebook_decay: float = 0.9,
         vqp_compat: bool = False,
+        sync_every: int = 1,
     ) -> None:
         super().__init__()
         self.codebook_size = codebook_size
@@ -115,19 +118,22 @@ class Codebook(Replayed, WideBuffers):
         replaced = torch.zeros(num_codebooks, dtype=torch.long)
         self.register_buffer("replaced", replaced, persistent=False)
         self.vq_bridge = vq_bridge
+        self.keep_statistics(sync_every, embed, self.has_dead_code_replacement)
 
         self._pending: Statistics | None = None
         self._initialised = not kmeans_init
         self._initialised_flag: Tensor | None = None  # the buffer that says so
         self._warned_uninitialised = False
         self._forget_replays()
-        # Told apart by handshakes from every other module, of this process and of others.
+        # By this number handshakes know the module among all others of this process and of other ranks.
         self.handle: int = _ops.new_handle()
         self.signature = (
             f"{num_codebooks} codebooks of {codebook_size} codes of {dim}, {self.metric}, decay {decay}, eps {eps}, "
             f"dead codes below {threshold_ema_dead_code} or {dead_code_threshold_fraction} of the mean, "
             f"manual {manual_ema_update}, affine {affine_param}, vqp_compat {vqp_compat}"
         )
+        if self.keeps_statistics:
+            self.signature += f", learning every {sync_every} steps"
 
     def _register_affine_state(self, num_codebooks: int, dim: int) -> None:
         for name in _AFFINE_STATE:
@@ -161,7 +167,7 @@ class Codebook(Replayed, WideBuffers):
             if is_mapped(flag):
                 return shared_flag(flag)
             self._initialised = bool(flag)
-            # Nobody takes back that codes are set, so this is read once.
+            # Codes that are set stay set, so the flag is read once.
             self._initialised_flag = flag if self._initialised else None
         return self._initialised
 
@@ -219,7 +225,7 @@ class Codebook(Replayed, WideBuffers):
         names = ["initted", "cluster_size", "embed_avg", "cooldown", "embed", "rng"]
         if affine and self.affine_param:
             names += [*_AFFINE_STATE, *_AFFINE_FLAGS]
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | self.kept_by_all()
 
     def affine_state(self) -> list[Tensor]:
         """Mean and variance of the data and of the codes, for codes that are mapped to the data."""
@@ -333,7 +339,7 @@ class Codebook(Replayed, WideBuffers):
         taught["mask"] = [] if mask is None else [mask]
         counts: Tensor | None = None
         statistics: Sequence[Tensor] = []
-        if accumulate or callable(weight) or self.has_pending:
+        if self.learns_apart(accumulate, weight):
             found = _ops.collect_statistics(self.state(), **taught, **self.collecting(ranks))
             counts, sums, exponents = (of_all[0] for of_all in found)
             statistics = self._with_pending((counts, sums, exponents))
@@ -345,7 +351,7 @@ class Codebook(Replayed, WideBuffers):
             **taught,
             statistics=statistics,
             **self.collecting(ranks),
-            **self.learning(ema_update, weight, statistics),
+            **self.learning(ema_update, weight, statistics, accumulate=accumulate),
         )
         self.keep_in_shards()
         return learnt[0] if counts is None else counts
@@ -356,7 +362,8 @@ class Codebook(Replayed, WideBuffers):
 
     def state(self) -> list[Tensor]:
         """What training changes, as operators take it."""
-        return [self.embed, self.cluster_size, self.embed_avg, self.cooldown, self.replaced]
+        state = [self.embed, self.cluster_size, self.embed_avg, self.cooldown, self.replaced]
+        return state + self.kept_on(self.cluster_size.device)
 
     def collecting(self, ranks: Ranks) -> dict[str, Any]:
         """The arguments by which operators collect statistics."""
@@ -367,7 +374,12 @@ class Codebook(Replayed, WideBuffers):
         return arguments
 
     def learning(
-        self, ema_update: bool, weight: EmaWeight | None = None, statistics: Sequence[Tensor] = ()
+        self,
+        ema_update: bool,
+        weight: EmaWeight | None = None,
+        statistics: Sequence[Tensor] = (),
+        *,
+        accumulate: bool = False,
     ) -> dict[str, Any]:
         """The arguments by which operators learn; a weight that is a function sees the statistics."""
         arguments: dict[str, Any] = dict(
@@ -379,9 +391,21 @@ class Codebook(Replayed, WideBuffers):
         )
         if self.has_dead_code_replacement:
             arguments |= self._thresholds()
+        if self.keeps_statistics:
+            if callable(weight):
+                raise ValueError(
+                    "VectorQuantize: expected ema_update_weight to be a tensor or a number with sync_every above 1, "
+                    "but got a function"
+                )
+            arguments["sync_every"] = 0 if accumulate else self.sync_every
+            arguments["ema_update"] = ema_update or accumulate
         if weight is not None:
             arguments["weight"] = self._weight(weight, statistics)
         return arguments
+
+    def learns_apart(self, accumulate: bool, weight: EmaWeight | None) -> bool:
+        """Whether Python has a say between the statistics of a step and what is made of them."""
+        return not self.keeps_statistics and (accumulate or callable(weight) or self.has_pending)
 
     def raw_inputs(self, x: Tensor) -> Tensor:
         """Tokens in the space of the raw codes, in which averages are kept; no gradient."""
@@ -458,6 +482,7 @@ class Codebook(Replayed, WideBuffers):
             self.initted.fill_(True)
         self._initialised = True
         self._pending = None
+        self.forget_kept()
 
     def move_codes(self, codes: Tensor) -> None:
         """Sets the codes of a codebook in use: averages follow, how often each is used stays as it was."""
@@ -468,6 +493,7 @@ class Codebook(Replayed, WideBuffers):
             averages = _ops.averages_of_codes(wide, self.cluster_size, eps=self.eps)
             self.embed_avg.copy_(averages)
         self._pending = None
+        self.forget_kept()
 
     # Casts, copies, checkpoints ----------------------------------------------------------------------------------
 

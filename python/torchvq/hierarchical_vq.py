@@ -69,6 +69,7 @@ class HierarchicalVQ(nn.Module):
         dead_code_threshold_fraction: see ``VectorQuantize``. Default: 0.
         process_group: see ``VectorQuantize``. Default: all.
         reduction: see ``VectorQuantize``. Default: "exact".
+        sync_every: see ``VectorQuantize``. Default: 1.
         vqp_compat: the order of ``vector_quantize_pytorch``: k-means on the coarsest scale, an update after each scale,
             dropped scales that teach and have indices; and what it means for ``VectorQuantize``. Default: what
             ``TORCHVQ_COMPAT`` says.
@@ -127,6 +128,7 @@ class HierarchicalVQ(nn.Module):
         dead_code_threshold_fraction: float = 0.0,
         process_group: "ProcessGroup | str | None" = None,
         reduction: str = "exact",
+        sync_every: int = 1,
         vqp_compat: bool | None = None,
     ) -> None:
         super().__init__()
@@ -167,6 +169,7 @@ class HierarchicalVQ(nn.Module):
                 dead_code_threshold_fraction=dead_code_threshold_fraction,
                 process_group=process_group,
                 reduction=reduction,
+                sync_every=sync_every,
                 vqp_compat=self.vqp_compat,
             )
             for size in (sizes[:1] if shared_codebook else sizes)

@@ -12,12 +12,12 @@ from torchvq._base.compat import vqp_compat_of
 from torchvq._base.constants import to_default_device
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options
-from torchvq._base.projection import project
+from torchvq._base.projection import project, projects_nothing
 from torchvq._base.random_state import RandomState
-from torchvq._base.ranks import ALONE, Ranks, group_name, noise_rng
+from torchvq._base.ranks import group_name
 from torchvq._base.wide_buffers import HALF
 from torchvq._scalar import lookup_free as _lookup_free
-from torchvq._scalar.lookup_free import Pending, Signs
+from torchvq._scalar.lookup_free import Call, Found
 from torchvq.outputs import LookupFreeLossBreakdown, LookupFreeOutput
 
 if TYPE_CHECKING:
@@ -252,77 +252,50 @@ class LFQ(RandomState):
         layout = self._layout(x)
         ranks = _lookup_free.ranks_of(self)
         _lookup_free.shake_hands([self], self._buffers.get("rng"), ranks)
-        tokens = layout.pack(x)
         # The reference quantizes padding as well.
         real = None if self.vqp_compat else token_mask
+        projects = not projects_nothing(self.project_in, self.project_out)
+        found = self._quantize(
+            self._projected(layout.pack(x), real) if projects else x,
+            Call(
+                token_mask,
+                rng,
+                ranks,
+                inv_temperature,
+                channel_first=layout.channel_first and not projects,
+                estimates=self.training,
+                scores=self.training,
+            ),
+        )
+        quantized, indices = found.quantized, found.indices
+        if projects:
+            quantized = project(self.project_out, quantized).to(x.dtype)
+            if real is not None:
+                quantized = _ops.fill_padding(quantized, real)
+            quantized = layout.unpack(quantized, x)
+            indices = layout.unpack_positions(indices, x)
+        if self.keep_num_codebooks_dim and self.num_codebooks == 1:
+            indices = indices.unsqueeze(-1)
+        result = LookupFreeOutput(quantized, indices, found.loss)
+        return (result, found.terms) if breakdown else result
+
+    def _projected(self, tokens: Tensor, real: Tensor | None) -> Tensor:
+        """Tokens (B, N, C * D), float32 or float64."""
         if real is not None:
             # Padding may hold anything, NaN included; zeros keep it out of every gradient.
             tokens = _ops.fill_masked(tokens, real)
-        signs = self.quantize(tokens, token_mask, inv_temperature, rng, ranks)
-        ((totals,),) = _lookup_free.shared_totals(
-            [Pending([self], [signs], self.recorded_step)], ranks
-        )
-        loss, terms = _lookup_free.losses(self, signs, totals)
-        output = project(self.project_out, self.output_codes(signs, tokens)).to(x.dtype)
-        indices = signs.indices
-        if real is not None:
-            output = _ops.fill_padding(output, real)
-            assert signs.mask is not None
-            indices = indices.masked_fill(signs.mask.logical_not(), -1)
-        indices = layout.restore_positions(indices, x)
-        if self.keep_num_codebooks_dim and self.num_codebooks == 1:
-            indices = indices.unsqueeze(-1)
-        result = LookupFreeOutput(layout.unpack(output, x), indices, loss)
-        return (result, terms) if breakdown else result
-
-    def quantize(
-        self,
-        tokens: Tensor,
-        token_mask: Tensor | None = None,
-        inv_temperature: float = 100.0,
-        rng: Tensor | None = None,
-        ranks: Ranks = ALONE,
-    ) -> Signs:
-        """The part of ``forward`` before losses and output projection, for tokens (B, N, dim).
-
-        ``rng`` draws the tokens that enter the entropies; without it all do.
-        """
-        layout = self._layout(tokens)
         projected = project(self.project_in, tokens)
-        if projected.dtype in HALF:
-            # What makes latents of the projection, and the losses, is float32 arithmetic.
-            projected = projected.float()
-        if self.soft_clamp_input_value is not None:
-            projected = _ops.soft_clamp(
-                projected, projected.new_full((), self.soft_clamp_input_value)
-            )
-        latents = layout.split_heads(projected)
-        if self.spherical:
-            latents = _ops.on_sphere(latents, self.codebook_scale)
-        if self.orthogonal_rotation:
-            latents = _ops.rotate_features(latents, self.orthogonal_rot)
-        codes, indices = _ops.sign_quantize(latents, scale=self.code_value)
-        mask = None if token_mask is None else layout.split_mask(token_mask)
-        counted = mask
-        if rng is not None:
-            counted = _ops.sample_token_mask(
-                noise_rng(rng, ranks), latents.shape[1], self.frac_per_sample_entropy, mask=mask
-            )
-        return Signs(latents, codes, indices, mask, counted, inv_temperature)
+        return projected.float() if projected.dtype in HALF else projected
 
-    def output_codes(self, signs: Signs, tokens: Tensor) -> Tensor:
-        """Codes of tokens (B, N, dim) as (B, N, C * D), with their gradient to the latents in training."""
-        codes = signs.codes
-        if self.training:
-            codes = _ops.straight_through(self.activation(signs.latents), codes)
-        return self.join(codes, tokens.shape[0], tokens.shape[1])
-
-    def join(self, codes: Tensor, batch: int, positions: int) -> Tensor:
-        """Codes (C, T, D) as (B, N, C * D), rotated back."""
-        if self.orthogonal_rotation:
-            codes = _ops.rotate_features(codes, self.orthogonal_rot, inverse=True)
-        layout = self._layout_of(channel_first=False)
-        return layout.merge_heads(codes, batch, positions).flatten(2)
+    def _quantize(self, tokens: Tensor, call: Call) -> Found:
+        """One step; the recomputation of a checkpointed one communicates nothing."""
+        record = self.recorded_step
+        if record is not None and record.replayed:
+            call = call._replace(totals=record.totals)
+        found, totals = _lookup_free.step(self, tokens, call)
+        if record is not None:
+            record.totals = totals
+        return found
 
     def replicated_state(self) -> list[Tensor]:
         """What ranks have in common, besides the generator."""

@@ -143,7 +143,7 @@ class Monitor:
                 **stats._asdict(),
             }
             self._file.write(json.dumps(line) + "\n")
-        # Whoever looks on, or finds the file of a run that was killed, has all steps.
+        # A reader of the file has all steps, also while the run goes on and after it was killed.
         self._file.flush()
 
     def plot(self, path: str | os.PathLike[str]) -> None:

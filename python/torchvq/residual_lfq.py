@@ -11,7 +11,7 @@ from torchvq._base.options import check_options, expect
 from torchvq._residual.engine import stack_levels
 from torchvq._residual.stack import LevelChoice, ResidualStack, StackResult
 from torchvq._scalar import lookup_free as _lookup_free
-from torchvq._scalar.lookup_free import Pending
+from torchvq._scalar.lookup_free import Call, Pending
 from torchvq.lookup_free_quantization import LFQ
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
 
@@ -175,13 +175,13 @@ class ResidualLFQ(ResidualStack):
     ) -> LevelChoice:
         level = self.quantizers[index]
         ranks = _lookup_free.ranks_of(level, "ResidualLFQ")
-        signs = level.quantize(residual, mask, rng=rng, ranks=ranks)
-        batch, positions = residual.shape[:2]
-        if self.gradient == "summed":
-            codes = level.output_codes(signs, residual)
-        else:
-            codes = level.join(signs.codes, batch, positions)
-        return LevelChoice(codes, signs.indices.view(batch, positions), detail=signs)
+        # Losses of ranks, and of summed gradients, come after the walk.
+        waits = not ranks.alone or self.gradient == "summed"
+        estimates = level.training and self.gradient == "summed"
+        scores = level.training and not waits
+        call = Call(mask, rng, ranks, estimates=estimates, scores=scores)
+        found, _ = _lookup_free.step(level, residual, call)
+        return LevelChoice(found.quantized, found.indices, detail=found)
 
     def estimate(self, inputs: Tensor, total: Tensor) -> Tensor:
         if not self.training:
@@ -195,8 +195,10 @@ class ResidualLFQ(ResidualStack):
     def losses_of(self, result: StackResult, totals: list[Tensor | None]) -> Tensor:
         """The losses (Q,) of a forward, 0 for levels that it dropped."""
         losses = []
-        for index, (signs, own) in enumerate(zip(result.details, totals, strict=True)):
-            loss, _ = _lookup_free.losses(self.quantizers[index], signs, own)
+        for index, (found, own) in enumerate(zip(result.details, totals, strict=True)):
+            level, loss = self.quantizers[index], found.loss
+            if level.training and (own is not None or self.gradient == "summed"):
+                loss = _lookup_free.loss(level, found.signs, own)
             if not isinstance(result.depth, int):
                 loss = torch.where(result.depth > index, loss, 0)
             losses.append(loss)
@@ -220,7 +222,7 @@ def losses_of(stacks: Sequence[ResidualLFQ], results: Sequence[StackResult]) -> 
     """The losses (Q,) of each stack; ranks share the entropies of all levels of all stacks in one all-reduce."""
     ranks = _lookup_free.ranks_of(stacks[0].quantizers[0], "ResidualLFQ")
     pending = [
-        Pending(stack.quantizers, result.details, result.step)
+        Pending(stack.quantizers, [found.signs for found in result.details], result.step)
         for stack, result in zip(stacks, results, strict=True)
     ]
     totals = _lookup_free.shared_totals(pending, ranks)

@@ -39,7 +39,7 @@ class SimVQ(WideBuffers):
     """Vector quantization by frozen codes that a learnt transform moves, all of them at every step.
 
     The codes are ``codebook_transform(frozen_codebook)``. Each latent is replaced by its nearest code; the transform
-    learns from the latents that chose any code, so that codes which nobody chose move as well and the codebook does not
+    learns from the latents that chose any code, so that codes that no latent chose move, too, and the codebook does not
     collapse (Zhu et al. 2024, arXiv:2411.02038).
 
     Shapes: ``B`` batch, ``N`` positions, ``K`` = ``codebook_size``.

@@ -112,6 +112,10 @@ class VectorQuantize(nn.Module):
         process_group: the ranks that learn together: a group, or its name. Default: all.
         reduction: how their statistics are added up: "exact", or "float" with half the bytes, for slow networks, and
             bits that depend on the number of ranks. Default: "exact".
+        sync_every: training steps that teach the codebook together, at least 1: their statistics are kept exactly and
+            reduced once, so that ranks send one message in so many steps, and the codebook moves with the last of
+            them, as from one batch of all their tokens. The same on any number of ranks. Not with ``vqp_compat``.
+            Default: 1.
         vqp_compat: the numbers of ``vector_quantize_pytorch`` where this class differs on purpose and training depends
             on it; ``docs/migrating.md`` has the list. Default: what ``TORCHVQ_COMPAT`` says.
 
@@ -187,6 +191,7 @@ class VectorQuantize(nn.Module):
         dead_code_threshold_fraction: float = 0.0,
         process_group: "ProcessGroup | str | None" = None,
         reduction: str = "exact",
+        sync_every: int = 1,
         vqp_compat: bool | None = None,
     ) -> None:
         super().__init__()
@@ -204,6 +209,7 @@ class VectorQuantize(nn.Module):
         self.sync_affine_param = sync_affine_param
         self.process_group = group_name(process_group)
         self.reduction = reduction
+        self.sync_every = sync_every
         self.use_cosine_sim = use_cosine_sim
         self.channel_last = channel_last
         self.accept_image_fmap = accept_image_fmap
@@ -257,6 +263,7 @@ class VectorQuantize(nn.Module):
             affine_param_batch_decay=affine_param_batch_decay,
             affine_param_codebook_decay=affine_param_codebook_decay,
             vqp_compat=self.vqp_compat,
+            sync_every=sync_every,
         )
         keep_counts(self)
         self.in_place_codebook_optimizer: Optimizer | None = None
@@ -300,8 +307,10 @@ class VectorQuantize(nn.Module):
             codebook_transform_fn: from codes (H, K, D) to codes of each token (H, B, N, K, D), which are searched
                 instead.
             ema_update_weight: (K,) or (H, K) tensor, number, or function of (sums (H, K, D), counts (H, K))
-                returning one: multiplies 1 - decay of each code.
-            accum_ema_update: keep this call's statistics for the next call without it, as if both were one batch.
+                returning one: multiplies 1 - decay of each code. With ``sync_every`` above 1 that of the last call
+                holds, and it is no function.
+            accum_ema_update: keep this call's statistics for the next call without it, as if both were one batch. With
+                ``sync_every`` above 1 both are one step.
             ema_update: overrides the option for this call.
 
         Returns:

@@ -14,7 +14,7 @@ void check_once_differentiable(const char* op);
 int64_t differentiating_transforms();
 
 /// While one lives, a backward of a forward under so many transforms runs on this thread. A single
-/// transform runs its backward with create_graph=True, though nobody can ask for more.
+/// transform runs its backward with create_graph=True, though no second derivative can follow.
 class BackwardOfTransforms {
  public:
   explicit BackwardOfTransforms(int64_t transforms);

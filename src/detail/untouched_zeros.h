@@ -5,7 +5,7 @@
 
 namespace torchvq::detail {
 
-/// Zeros (int64, CPU) whose memory is the system's until it is written: what nobody touches costs
+/// Zeros (int64, CPU) whose memory is the system's until it is written: what is not touched costs
 /// nothing. Where most of it is written at::zeros is quicker.
 at::Tensor untouched_zeros(at::IntArrayRef sizes);
 

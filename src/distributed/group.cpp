@@ -33,7 +33,7 @@ GroupPointer resolve(const std::string& name, const std::string& label) {
   return group;
 }
 
-/// The message alone: the C++ backtrace of c10::Error::what() helps no one here.
+/// The message alone: the C++ backtrace of c10::Error::what() is noise here.
 std::string message_of(const std::exception& error) {
   const auto* known = dynamic_cast<const c10::Error*>(&error);
   return known != nullptr ? known->what_without_backtrace() : error.what();

@@ -8,6 +8,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <torchvq/distributed/synced_code_statistics.h>
+
 #include "distributed/group.h"
 
 namespace torchvq::distributed {
@@ -46,5 +48,8 @@ struct StatisticsArguments {
 /// The statistics of all ranks. `passed` (n,), int64, travels along, and becomes (W, n).
 StatisticsLists reduce_statistics(const Group& group, const StatisticsArguments& arguments,
                                   at::Tensor& passed);
+
+/// The largest exponents of all ranks: one all-reduce.
+std::vector<at::Tensor> largest_exponents(const Group& group, const SyncedStatistics& own);
 
 }  // namespace torchvq::distributed

@@ -9,7 +9,7 @@
 #include <torchvq/ops/code_statistics.h>
 
 #include "detail/exponents.h"
-#include "detail/random_tensor.h"
+#include "distributed/claim.h"
 #include "distributed/fingerprint.h"
 #include "distributed/levels.h"
 #include "distributed/statistics_buffer.h"
@@ -51,21 +51,6 @@ at::Tensor grown_codes(const SyncedStatistics& own, at::TensorList exponents) {
   return grown;
 }
 
-/// The largest exponents of all ranks.
-std::vector<at::Tensor> largest_exponents(const Group& group, const SyncedStatistics& own) {
-  std::vector<at::Tensor> flat;
-  for (const auto& exponents : own.exponents) flat.push_back(exponents.reshape({-1}));
-  const auto packed = at::cat(flat);
-  group.max_(packed, "the exponents of tokens that outgrew the codebook");
-  std::vector<at::Tensor> largest;
-  int64_t begin = 0;
-  for (const auto& exponents : own.exponents) {
-    largest.push_back(packed.narrow(0, begin, exponents.numel()).view(exponents.sizes()).clone());
-    begin += exponents.numel();
-  }
-  return largest;
-}
-
 std::string full_signature(const Tokens& tokens, at::TensorList exponents,
                            std::string_view signature, std::string_view reduction) {
   std::ostringstream text;
@@ -79,17 +64,6 @@ std::string full_signature(const Tokens& tokens, at::TensorList exponents,
   text << ", reduction " << reduction << ", " << signature;
   return text.str();
 }
-
-/// What each rank hashes into the header, and says aloud where hashes differ.
-struct Claim {
-  std::string signature;
-  at::Tensor state;
-  at::Tensor rng;
-
-  [[nodiscard]] at::Tensor hash() const {
-    return detail::mix_bits(state.bitwise_xor(static_cast<int64_t>(fingerprint(signature))));
-  }
-};
 
 Claim make_claim(const Tokens& tokens, at::TensorList exponents, at::TensorList state,
                  const at::Tensor& rng, std::string_view signature, std::string_view reduction) {
@@ -113,26 +87,21 @@ SyncedStatistics reduce(const Group& group, const Tokens& tokens, at::TensorList
                         const Claim& claim, bool exact, SyncedStatistics own, at::Tensor& passed) {
   const auto hash = claim.hash();
   auto news = grown_codes(own, exponents);
-  const auto check = [&](const Verdict& verdict) {
-    if (verdict.agree) return;
-    throw_disagreement(group, describe_step(claim.signature, claim.state, claim.rng),
-                       hash.device());
-  };
   if (!exact) {
     own = agree_locally(tokens, exponents, std::move(own));
-    check(reduce_float(group, hash, news, exponents, own, passed));
+    claim.expect(group, reduce_float(group, hash, news, exponents, own, passed));
     return own;
   }
   const auto local_exponents = own.exponents;
   const auto verdict = reduce_exact(group, hash, news, own, passed);
-  check(verdict);
+  claim.expect(group, verdict);
   if (verdict.news > 0) {
     own.exponents = local_exponents;
     const auto largest = largest_exponents(group, own);
     own = local_statistics(tokens, largest);
     // What was passed does not depend on exponents.
     auto nothing = hash.new_empty({0});
-    check(reduce_exact(group, hash, news, own, nothing));
+    claim.expect(group, reduce_exact(group, hash, news, own, nothing));
   }
   return own;
 }
@@ -152,6 +121,20 @@ StatisticsLists synced_code_statistics_any(at::TensorList x, at::TensorList indi
 }
 
 }  // namespace
+
+std::vector<at::Tensor> largest_exponents(const Group& group, const SyncedStatistics& own) {
+  std::vector<at::Tensor> flat;
+  for (const auto& exponents : own.exponents) flat.push_back(exponents.reshape({-1}));
+  const auto packed = at::cat(flat);
+  group.max_(packed, "the exponents of tokens that outgrew the codebook");
+  std::vector<at::Tensor> largest;
+  int64_t begin = 0;
+  for (const auto& exponents : own.exponents) {
+    largest.push_back(packed.narrow(0, begin, exponents.numel()).view(exponents.sizes()).clone());
+    begin += exponents.numel();
+  }
+  return largest;
+}
 
 StatisticsLists reduce_statistics(const Group& group, const StatisticsArguments& arguments,
                                   at::Tensor& passed) {

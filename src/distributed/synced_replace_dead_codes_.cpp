@@ -1,10 +1,15 @@
 #include <torchvq/distributed/synced_replace_dead_codes_.h>
 
+#include <algorithm>
+
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
+
+#include <torchvq/ops/dead_code_candidates.h>
+#include <torchvq/ops/replace_with_candidates_.h>
 
 #include "detail/no_gradient.h"
 #include "detail/op_handle.h"
@@ -28,6 +33,7 @@ struct Arguments {
   detail::DeadCodeArguments dead;
   at::Tensor offered;  // (W, n), or undefined
   bool exact;          // how the offers travelled, which has a say in how many there are
+  bool due = true;
 };
 
 /// detail::CodebookState refers to tensors; these are they.
@@ -83,22 +89,7 @@ std::vector<DeadCodes> find_dead_codes(const Arguments& arguments) {
   return all;
 }
 
-/// Codebooks with a dead code. A group of one on a GPU takes all of them, instead of waiting for
-/// the device.
-std::vector<size_t> codebooks_to_repair(const Group& group, const std::vector<DeadCodes>& codes) {
-  std::vector<size_t> chosen;
-  if (group.alone() && !codes[0].dead.is_cpu()) {
-    for (size_t c = 0; c < codes.size(); ++c) chosen.push_back(c);
-    return chosen;
-  }
-  std::vector<at::Tensor> any;
-  for (const auto& one : codes) any.push_back(one.dead.any());
-  const auto flags = at::stack(any).cpu();
-  for (size_t c = 0; c < codes.size(); ++c) {
-    if (flags[static_cast<int64_t>(c)].item<bool>()) chosen.push_back(c);
-  }
-  return chosen;
-}
+const char* metric_of(bool unit) { return unit ? "cosine" : "euclidean"; }
 
 Candidates own_candidates(const Arguments& arguments, size_t codebook, bool unit) {
   const int64_t count = arguments.states.embed[codebook].size(1);
@@ -106,92 +97,140 @@ Candidates own_candidates(const Arguments& arguments, size_t codebook, bool unit
   for (size_t level = 0; level < arguments.levels.size(); ++level) {
     if (arguments.levels.codebook(level) != codebook) continue;
     auto [keys, rows] =
-        detail::select_candidates(arguments.levels.x[level], arguments.rng[codebook], count,
-                                  arguments.levels.mask_of(level), unit);
+        ops::dead_code_candidates(arguments.levels.x[level], arguments.rng[codebook], count,
+                                  arguments.levels.mask_of(level), metric_of(unit));
     sets.push_back({std::move(keys), std::move(rows)});
   }
   return best_candidates(sets, count);
 }
 
 /// The candidates that came with the statistics, for each codebook; undefined where there was no
-/// room, or where they may not be enough for its dead codes.
-std::vector<Candidates> sufficient_offers(const Arguments& arguments,
-                                          const std::vector<DeadCodes>& codes) {
-  std::vector<Candidates> found(codes.size());
-  if (!arguments.offered.defined() || arguments.offered.size(1) == 0) return found;
+/// room.
+struct Offered {
+  std::vector<Candidates> candidates;
+  std::vector<at::Tensor> sufficient;  // (), bool: they are enough for the codebook's dead codes
+};
+
+Offered unpack_offered(const Arguments& arguments, const std::vector<DeadCodes>& codes) {
+  Offered found{std::vector<Candidates>(codes.size()), {}};
   const auto& words = arguments.offered;
-  std::vector<at::Tensor> sufficient;
+  const bool any = words.defined() && words.size(1) > 0;
   int64_t begin = 0;
   for (size_t c = 0; c < codes.size(); ++c) {
+    found.sufficient.push_back(at::zeros({}, codes[c].dead.options()));
+    if (!any) continue;
     const auto shape = offer_shape(arguments.levels.x[c], arguments.counts[c]);
     const auto count = offered_count(shape, words.size(0), arguments.exact);
-    sufficient.push_back(at::zeros({}, codes[c].dead.options()));
     if (count == 0) continue;
     const auto size = offered_words(shape, count);
     auto [candidates, complete] = unpack_offers(words.narrow(1, begin, size), shape, count);
     begin += size;
     auto state = state_of(arguments, c);
-    sufficient[c] = detail::enough_candidates(state.refer(), codes[c].dead, candidates.keys,
-                                              candidates.rows, arguments.rng[c])
-                        .logical_or(complete)
-                        .all();
-    found[c] = std::move(candidates);
-  }
-  const auto flags = at::stack(sufficient).cpu();
-  for (size_t c = 0; c < codes.size(); ++c) {
-    if (!flags[static_cast<int64_t>(c)].item<bool>()) found[c] = {};
+    found.sufficient[c] = detail::enough_candidates(state.refer(), codes[c].dead, candidates.keys,
+                                                    candidates.rows, arguments.rng[c])
+                              .logical_or(complete)
+                              .all();
+    found.candidates[c] = std::move(candidates);
   }
   return found;
 }
 
-/// Candidates of all ranks for the chosen codebooks; a collective for those whose offers are not
-/// enough.
-std::vector<Candidates> candidates_of(const Group& group, const Arguments& arguments,
-                                      const std::vector<DeadCodes>& codes,
-                                      const std::vector<size_t>& chosen, bool unit) {
-  auto found = sufficient_offers(arguments, codes);
+std::vector<bool> read_flags(const std::vector<at::Tensor>& flags) {
+  const auto values = at::stack(flags).cpu();
+  std::vector<bool> read;
+  for (int64_t i = 0; i < values.size(0); ++i) read.push_back(values[i].item<bool>());
+  return read;
+}
+
+/// What is done about the dead codes of a step.
+struct Repair {
+  std::vector<size_t> chosen;          // codebooks with a dead code
+  std::vector<Candidates> candidates;  // for each codebook; undefined what is not known yet
+};
+
+/// The same on all ranks. Whether a collective follows is the host's to know, so that a device is
+/// waited for, once; a group of one takes all codebooks instead.
+Repair plan_repair(const Group& group, const Arguments& arguments,
+                   const std::vector<DeadCodes>& codes) {
+  const size_t count = codes.size();
+  const bool on_cpu = codes[0].dead.is_cpu();
+  Repair repair{{}, std::vector<Candidates>(count)};
+  if (group.alone() && !on_cpu) {
+    for (size_t c = 0; c < count; ++c) repair.chosen.push_back(c);
+    return repair;
+  }
+  std::vector<at::Tensor> dead;
+  for (const auto& one : codes) dead.push_back(one.dead.any());
+  std::vector<bool> flags;
+  if (on_cpu) {
+    // To look costs nothing here, and most steps have no dead code.
+    flags = read_flags(dead);
+    if (std::find(flags.begin(), flags.end(), true) == flags.end()) return repair;
+  }
+  auto offered = unpack_offered(arguments, codes);
+  auto asked = on_cpu ? offered.sufficient : dead;
+  if (!on_cpu) asked.insert(asked.end(), offered.sufficient.begin(), offered.sufficient.end());
+  const auto answers = read_flags(asked);
+  flags.insert(flags.end(), answers.begin(), answers.end());
+  for (size_t c = 0; c < count; ++c) {
+    if (flags[c]) repair.chosen.push_back(c);
+    if (flags[count + c]) repair.candidates[c] = std::move(offered.candidates[c]);
+  }
+  return repair;
+}
+
+/// Fetches the candidates of all ranks for the chosen codebooks whose offers are not enough: a
+/// collective, if there are any.
+void complete_candidates(const Group& group, const Arguments& arguments, Repair& repair,
+                         bool unit) {
   std::vector<size_t> missing;
   std::vector<Candidates> own;
-  for (const auto c : chosen) {
-    if (found[c].keys.defined()) continue;
+  for (const auto c : repair.chosen) {
+    if (repair.candidates[c].keys.defined()) continue;
     missing.push_back(c);
     own.push_back(own_candidates(arguments, c, unit));
   }
-  if (missing.empty()) return found;
+  if (missing.empty()) return;
   auto gathered = gather_candidates(group, own);
-  for (size_t i = 0; i < missing.size(); ++i) found[missing[i]] = std::move(gathered[i]);
-  return found;
+  for (size_t i = 0; i < missing.size(); ++i)
+    repair.candidates[missing[i]] = std::move(gathered[i]);
 }
 
 at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
   const auto codes = find_dead_codes(arguments);
-  const auto chosen = codebooks_to_repair(group, codes);
-  std::vector<Candidates> candidates;
-  if (!chosen.empty()) candidates = candidates_of(group, arguments, codes, chosen, unit);
+  Repair repair{{}, std::vector<Candidates>(codes.size())};
+  if (arguments.due) repair = plan_repair(group, arguments, codes);
+  complete_candidates(group, arguments, repair, unit);
 
   // Nothing has changed up to here, and nothing fails from here on.
+  const auto& dead = arguments.dead;
+  const ops::DeadCodeOptions options = {.threshold = dead.threshold,
+                                        .threshold_fraction = dead.threshold_fraction,
+                                        .reset_cluster_size = dead.reset_cluster_size,
+                                        .cooldown_steps = dead.cooldown_steps};
   std::vector<at::Tensor> replaced;
   for (size_t c = 0; c < codes.size(); ++c) {
-    arguments.states.cooldown[c].sub_(1).clamp_min_(0);
-    replaced.push_back(arguments.counts[c].new_zeros({arguments.counts[c].size(0)}));
-  }
-  for (const auto c : chosen) {
     auto state = state_of(arguments, c);
-    replaced[c] = detail::replace_codes(
-        state.refer(), codes[c].dead, candidates[c].keys, candidates[c].rows, arguments.rng[c],
-        codes[c].limits.clamp_min(arguments.dead.reset_cluster_size),
-        arguments.dead.cooldown_steps);
+    if (std::find(repair.chosen.begin(), repair.chosen.end(), c) == repair.chosen.end()) {
+      state.cooldown.sub_(1).clamp_min_(0);
+      replaced.push_back(arguments.counts[c].new_zeros({arguments.counts[c].size(0)}));
+      continue;
+    }
+    const auto& [keys, rows] = repair.candidates[c];
+    replaced.push_back(ops::replace_with_candidates_(
+        state.embed, state.embed_avg, state.cluster_size, state.cooldown, keys, rows,
+        arguments.counts[c], arguments.rng[c], options));
   }
   return at::cat(replaced);
 }
 
 // Kernels -----------------------------------------------------------------------------------------
 
-using SyncedReplaceDeadCodesSignature =
-    at::Tensor(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
-               at::TensorList, at::TensorList, at::TensorList, at::IntArrayRef, double, double,
-               double, int64_t, std::string_view, std::string_view, std::string_view,
-               const std::optional<at::Tensor>&, std::string_view);
+using SyncedReplaceDeadCodesSignature = at::Tensor(
+    at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
+    at::TensorList, at::TensorList, at::IntArrayRef, double, double, double, int64_t,
+    std::string_view, std::string_view, std::string_view, const std::optional<at::Tensor>&,
+    std::string_view, const std::optional<at::Tensor>&);
 
 at::Tensor synced_replace_dead_codes_any(
     at::TensorList embed, at::TensorList embed_avg, at::TensorList cluster_size,
@@ -199,14 +238,15 @@ at::Tensor synced_replace_dead_codes_any(
     at::TensorList mask, at::IntArrayRef codebooks, double threshold, double threshold_fraction,
     double reset_cluster_size, int64_t cooldown_steps, std::string_view metric,
     std::string_view group_name, std::string_view label, const std::optional<at::Tensor>& offered,
-    std::string_view reduction) {
+    std::string_view reduction, const std::optional<at::Tensor>& due) {
   const Arguments arguments{{embed, embed_avg, cluster_size, cooldown},
                             {x, mask, codebooks},
                             counts,
                             rng,
                             {threshold, threshold_fraction, reset_cluster_size, cooldown_steps},
                             offered.value_or(at::Tensor()),
-                            reduction == "exact"};
+                            reduction == "exact",
+                            !due.has_value() || due->item<bool>()};
   const bool unit = check(arguments, metric);
   return replace(Group(group_name, {std::string(label), rng[0]}), arguments, unit);
 }
@@ -217,7 +257,8 @@ at::Tensor synced_replace_dead_codes_meta(
     at::TensorList mask, at::IntArrayRef codebooks, double threshold, double threshold_fraction,
     double reset_cluster_size, int64_t cooldown_steps, std::string_view metric,
     std::string_view /*group_name*/, std::string_view /*label*/,
-    const std::optional<at::Tensor>& /*offered*/, std::string_view /*reduction*/) {
+    const std::optional<at::Tensor>& /*offered*/, std::string_view /*reduction*/,
+    const std::optional<at::Tensor>& /*due*/) {
   check({{embed, embed_avg, cluster_size, cooldown},
          {x, mask, codebooks},
          counts,
@@ -242,7 +283,7 @@ at::Tensor synced_replace_dead_codes_(const CodebookStates& states, at::TensorLi
   return op.call(states.embed, states.embed_avg, states.cluster_size, states.cooldown, x, counts,
                  rng, options.mask, options.codebooks, dead.threshold, dead.threshold_fraction,
                  dead.reset_cluster_size, dead.cooldown_steps, dead.metric, options.group_name,
-                 options.label, options.offered, options.reduction);
+                 options.label, options.offered, options.reduction, options.due);
 }
 
 }  // namespace torchvq::distributed
@@ -255,7 +296,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "codebooks=[], "
       "float threshold, float threshold_fraction=0, float reset_cluster_size, int cooldown_steps, "
       "str metric=\"euclidean\", str group_name=\"\", str label=\"quantizer\", "
-      "Tensor? offered=None, str reduction=\"exact\") -> Tensor replaced");
+      "Tensor? offered=None, str reduction=\"exact\", Tensor? due=None) -> Tensor replaced");
 }
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {

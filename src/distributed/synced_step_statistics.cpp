@@ -6,7 +6,8 @@
 #include <ATen/ops/cat.h>
 #include <torch/library.h>
 
-#include "detail/dead_codes.h"
+#include <torchvq/ops/dead_code_candidates.h>
+
 #include "detail/no_gradient.h"
 #include "detail/op_handle.h"
 #include "detail/random_tensor.h"
@@ -31,25 +32,6 @@ using SyncedStepStatisticsSignature =
               std::string_view metric, std::string_view signature, std::string_view reduction,
               std::string_view group_name, std::string_view label);
 
-/// The arguments that offers depend on. Levels have a codebook each.
-struct StepArguments {
-  at::TensorList x;
-  at::TensorList exponents;
-  at::TensorList mask;
-  at::TensorList rng;
-  at::TensorList cluster_size;
-  double kept;
-  double threshold;
-  double threshold_fraction;
-  bool unit;
-  bool exact;
-
-  [[nodiscard]] size_t size() const { return x.size(); }
-  [[nodiscard]] int64_t count(size_t c, int64_t ranks) const {
-    return offered_count(offer_shape(x[c], exponents[c]), ranks, exact);
-  }
-};
-
 void check_levels(at::TensorList x, at::TensorList rng, at::TensorList cluster_size) {
   for (const auto size : {rng.size(), cluster_size.size()}) {
     TORCH_CHECK_VALUE(size == x.size() && size > 0, kSyncedStepStatistics,
@@ -61,30 +43,11 @@ void check_levels(at::TensorList x, at::TensorList rng, at::TensorList cluster_s
 
 /// Whether a code of the codebook may die in this step: the same on all ranks, whose state is the
 /// same. A GPU is not asked, which would be waiting for it.
-bool may_lose_a_code(const StepArguments& arguments, size_t c) {
+bool may_lose_a_code(const OfferArguments& arguments, size_t c) {
   const auto& sizes = arguments.cluster_size[c];
   // The limit of a fraction is known after the step.
   if (!sizes.is_cpu() || arguments.threshold_fraction > 0) return true;
   return sizes.mul(arguments.kept * kRounding).lt(arguments.threshold).any().item<bool>();
-}
-
-at::Tensor own_offer(const StepArguments& arguments, const Group& group) {
-  const Levels levels{arguments.x, arguments.mask, {}};
-  std::vector<at::Tensor> packed{arguments.exponents[0].new_empty({0}, at::kLong)};
-  for (size_t c = 0; c < arguments.size(); ++c) {
-    const auto& x = arguments.x[c];
-    const int64_t count = arguments.count(c, group.size());
-    if (count == 0) continue;
-    Candidates own;
-    if (may_lose_a_code(arguments, c)) {
-      std::tie(own.keys, own.rows) =
-          detail::select_candidates(x, arguments.rng[c], count, levels.mask_of(c), arguments.unit);
-    } else {
-      own = no_offer(offer_shape(x, arguments.exponents[c]), count, x.device());
-    }
-    packed.push_back(pack_offer(own));
-  }
-  return at::cat(packed);
 }
 
 StepLists synced_step_statistics_any(at::TensorList x, at::TensorList indices,
@@ -96,16 +59,16 @@ StepLists synced_step_statistics_any(at::TensorList x, at::TensorList indices,
                                      std::string_view group_name, std::string_view label) {
   check_levels(x, rng, cluster_size);
   check_synced_code_statistics(x, indices, exponents, mask, {}, state, rng[0], reduction);
-  const StepArguments arguments{x,
-                                exponents,
-                                mask,
-                                rng,
-                                cluster_size,
-                                kept,
-                                threshold,
-                                threshold_fraction,
-                                metric == "cosine",
-                                reduction == "exact"};
+  const OfferArguments arguments{x,
+                                 exponents,
+                                 mask,
+                                 rng,
+                                 cluster_size,
+                                 kept,
+                                 threshold,
+                                 threshold_fraction,
+                                 metric == "cosine",
+                                 reduction == "exact"};
   const Group group(group_name, {std::string(label), rng[0]});
   auto offered = group.alone() ? rng[0].new_empty({0}) : own_offer(arguments, group);
   auto [counts, sums, used] = reduce_statistics(
@@ -122,25 +85,25 @@ StepLists synced_step_statistics_meta(at::TensorList x, at::TensorList indices,
                                       std::string_view group_name, std::string_view label) {
   check_levels(x, rng, cluster_size);
   check_synced_code_statistics(x, indices, exponents, mask, {}, state, rng[0], reduction);
-  const StepArguments arguments{x,
-                                exponents,
-                                mask,
-                                rng,
-                                cluster_size,
-                                kept,
-                                threshold,
-                                threshold_fraction,
-                                metric == "cosine",
-                                reduction == "exact"};
+  const OfferArguments arguments{x,
+                                 exponents,
+                                 mask,
+                                 rng,
+                                 cluster_size,
+                                 kept,
+                                 threshold,
+                                 threshold_fraction,
+                                 metric == "cosine",
+                                 reduction == "exact"};
   const Group group(group_name, {std::string(label), {}});
-  int64_t words = 0;
-  for (size_t c = 0; c < x.size() && !group.alone(); ++c) {
-    const int64_t count = arguments.count(c, group.size());
-    if (count > 0) words += offered_words(offer_shape(x[c], exponents[c]), count);
-  }
   auto [counts, sums, used] = empty_statistics(x, indices, exponents, {});
   return {std::move(counts), std::move(sums), std::move(used),
-          rng[0].new_empty({group.size(), words})};
+          rng[0].new_empty({group.size(), words_of_offer(arguments, group)})};
+}
+
+int64_t count_of(const OfferArguments& arguments, size_t c, const Group& group) {
+  return offered_count(offer_shape(arguments.x[c], arguments.exponents[c]), group.size(),
+                       arguments.exact);
 }
 
 }  // namespace
@@ -151,6 +114,35 @@ OfferShape offer_shape(const at::Tensor& x, const at::Tensor& codes_of_heads) {
   return {whole(codes_of_heads.sym_size(0)), whole(codes_of_heads.sym_size(1)),
           whole(x.sym_size(2)), dtype == at::kDouble ? at::kDouble : at::kFloat,
           detail::sum_words(dtype)};
+}
+
+at::Tensor own_offer(const OfferArguments& arguments, const Group& group) {
+  const Levels levels{arguments.x, arguments.mask, {}};
+  std::vector<at::Tensor> packed{arguments.exponents[0].new_empty({0}, at::kLong)};
+  for (size_t c = 0; c < arguments.x.size(); ++c) {
+    const auto& x = arguments.x[c];
+    const int64_t count = count_of(arguments, c, group);
+    if (count == 0) continue;
+    Candidates own;
+    if (may_lose_a_code(arguments, c)) {
+      std::tie(own.keys, own.rows) = ops::dead_code_candidates(
+          x, arguments.rng[c], count, levels.mask_of(c), arguments.unit ? "cosine" : "euclidean");
+    } else {
+      own = no_offer(offer_shape(x, arguments.exponents[c]), count, x.device());
+    }
+    packed.push_back(pack_offer(own));
+  }
+  return at::cat(packed);
+}
+
+int64_t words_of_offer(const OfferArguments& arguments, const Group& group) {
+  int64_t words = 0;
+  for (size_t c = 0; c < arguments.x.size() && !group.alone(); ++c) {
+    const int64_t count = count_of(arguments, c, group);
+    const auto shape = offer_shape(arguments.x[c], arguments.exponents[c]);
+    if (count > 0) words += offered_words(shape, count);
+  }
+  return words;
 }
 
 StepStatistics synced_step_statistics(at::TensorList x, at::TensorList indices,

@@ -36,4 +36,24 @@ StepStatistics synced_step_statistics(at::TensorList x, at::TensorList indices,
 /// The shape of the offers of codebook `c`, from tokens of its first level and its exponents.
 OfferShape offer_shape(const at::Tensor& x, const at::Tensor& codes_of_heads);
 
+/// The arguments that offers depend on. Each codebook has one level.
+struct OfferArguments {
+  at::TensorList x;
+  at::TensorList exponents;  ///< (H, K): read for their shape
+  at::TensorList mask;
+  at::TensorList rng;
+  at::TensorList cluster_size;
+  double kept;
+  double threshold;
+  double threshold_fraction;
+  bool unit;
+  bool exact;
+};
+
+/// What this rank offers, to travel with the statistics.
+at::Tensor own_offer(const OfferArguments& arguments, const Group& group);
+
+/// Its size; 0 for a process alone.
+int64_t words_of_offer(const OfferArguments& arguments, const Group& group);
+
 }  // namespace torchvq::distributed

@@ -4,6 +4,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -17,7 +18,9 @@
 #include <torchvq/ops/ema_update_tokens_.h>
 #include <torchvq/ops/replace_dead_codes_.h>
 
+#include "distributed/kept_statistics.h"
 #include "distributed/synced_step_statistics.h"
+#include "functional/taught_tokens.h"
 
 namespace torchvq::functional {
 namespace {
@@ -53,13 +56,6 @@ class WideCodes {
   Tensors codes_;
 };
 
-/// What levels that are not in use take part with.
-TaughtTokens no_tokens(const TaughtTokens& like) {
-  const auto none = [](const at::Tensor& tensor) { return tensor.slice(1, 0, 0); };
-  return {none(like.x), none(like.indices),
-          like.mask ? std::optional(none(*like.mask)) : std::nullopt};
-}
-
 /// One mask for each codebook, or none at all.
 Tensors masks_of(const std::vector<TaughtTokens>& tokens) {
   const auto masked = [](const TaughtTokens& level) { return level.mask.has_value(); };
@@ -93,23 +89,38 @@ std::vector<CodeStatistics> collect_own(const std::vector<TaughtTokens>& tokens,
 /// What ranks have told each other in a step.
 struct Exchanged {
   std::vector<CodeStatistics> statistics;
-  at::Tensor offered;  // candidates for dead codes, see distributed/synced_step_statistics.h
+  at::Tensor offered;   // candidates for dead codes, see distributed/synced_step_statistics.h
+  Tensors rng = {};     // by which candidates are put in order. Default: the codebooks' own
+  at::Tensor due = {};  // see distributed/kept_statistics.h
 };
 
-/// `offers` says what the replacement of dead codes will ask for; null where it has no part in this
-/// message.
-Exchanged exchange(const std::vector<CodebookState>& states,
-                   const std::vector<TaughtTokens>& tokens, const Tensors& wide,
-                   const LearnCodebooksOptions& options, const distributed::OfferOptions* offers) {
-  auto all = tokens;
-  while (all.size() < states.size()) all.push_back(no_tokens(tokens[0]));
-  distributed::SyncedStatisticsOptions synced;
+Tensors generators(const std::vector<CodebookState>& states, const Exchanged& exchanged) {
+  return exchanged.rng.empty() ? member_of(states, &CodebookState::rng) : exchanged.rng;
+}
+
+/// Codebooks that are not in use take part with no tokens.
+std::vector<TaughtTokens> of_all_codebooks(const std::vector<CodebookState>& states,
+                                           std::vector<TaughtTokens> tokens) {
+  const auto like = tokens[0];
+  while (tokens.size() < states.size()) tokens.push_back(no_tokens(like));
+  return tokens;
+}
+
+/// What the engine is told of the tokens of all codebooks.
+struct Message {
+  distributed::SyncedStatisticsOptions options;
+  Tensors x, indices, exponents;
+};
+
+Message message_of(const std::vector<CodebookState>& states, const std::vector<TaughtTokens>& all,
+                   const Tensors& wide, const LearnCodebooksOptions& options) {
+  Message message;
+  auto& [synced, x, indices, exponents] = message;
   static_cast<distributed::SyncOptions&>(synced) = options.ranks();
   synced.mask = masks_of(all);
   synced.rng = states[0].rng;
   synced.signature = options.signature();
   synced.reduction = options.ranks().reduction;
-  Tensors x, indices, exponents;
   for (size_t i = 0; i < all.size(); ++i) {
     x.push_back(all[i].x);
     indices.push_back(all[i].indices);
@@ -118,6 +129,16 @@ Exchanged exchange(const std::vector<CodebookState>& states,
       synced.state.push_back(tensor);
     }
   }
+  return message;
+}
+
+/// `offers` says what the replacement of dead codes will ask for; null where it has no part in this
+/// message.
+Exchanged exchange(const std::vector<CodebookState>& states,
+                   const std::vector<TaughtTokens>& tokens, const Tensors& wide,
+                   const LearnCodebooksOptions& options, const distributed::OfferOptions* offers) {
+  const auto all = of_all_codebooks(states, tokens);
+  const auto [synced, x, indices, exponents] = message_of(states, all, wide, options);
   auto [found, offered] =
       offers != nullptr
           ? distributed::synced_step_statistics(x, indices, exponents, synced, *offers)
@@ -172,21 +193,21 @@ ops::DeadCodeOptions dead_code_options(const LearnCodebooksOptions& options) {
 void replace_synced(const std::vector<CodebookState>& states,
                     const std::vector<TaughtTokens>& tokens, const Tensors& wide,
                     const Tensors& counts, const LearnCodebooksOptions& options,
-                    const at::Tensor& offered) {
+                    const Exchanged& exchanged) {
   distributed::SyncedDeadCodeOptions synced;
   static_cast<distributed::SyncOptions&>(synced) = options.ranks();
   synced.mask = masks_of(tokens);
   synced.dead = dead_code_options(options);
-  if (offered.defined()) synced.offered = offered;
+  if (exchanged.offered.defined()) synced.offered = exchanged.offered;
+  if (exchanged.due.defined()) synced.due = exchanged.due;
   synced.reduction = options.ranks().reduction;
   Tensors x;
   for (const auto& level : tokens) x.push_back(level.x);
   const auto embed_avg = member_of(states, &CodebookState::embed_avg);
   const auto cluster_size = member_of(states, &CodebookState::cluster_size);
   const auto cooldown = member_of(states, &CodebookState::cooldown);
-  const auto replaced =
-      distributed::synced_replace_dead_codes_({wide, embed_avg, cluster_size, cooldown}, x, counts,
-                                              member_of(states, &CodebookState::rng), synced);
+  const auto replaced = distributed::synced_replace_dead_codes_(
+      {wide, embed_avg, cluster_size, cooldown}, x, counts, generators(states, exchanged), synced);
   int64_t from = 0;
   for (const auto& state : states) {
     const int64_t heads = state.replaced.size(0);
@@ -198,19 +219,20 @@ void replace_synced(const std::vector<CodebookState>& states,
 /// Puts tokens in the place of codes that fell out of use.
 void replace(const std::vector<CodebookState>& states, const std::vector<TaughtTokens>& tokens,
              const Tensors& wide, Tensors counts, const LearnCodebooksOptions& options,
-             const at::Tensor& offered) {
+             const Exchanged& exchanged) {
   if (options.vqp_compat()) {
     // In the reference a code may be replaced in the very step that used it.
     for (auto& own : counts) own = at::zeros_like(own);
   }
   if (!options.ranks().alone()) {
-    replace_synced(states, tokens, wide, counts, options, offered);
+    replace_synced(states, tokens, wide, counts, options, exchanged);
     return;
   }
+  const auto rng = generators(states, exchanged);
   for (size_t i = 0; i < states.size(); ++i) {
     const auto& state = states[i];
     state.replaced.add_(ops::replace_dead_codes_(wide[i], state.embed_avg, state.cluster_size,
-                                                 state.cooldown, tokens[i].x, counts[i], state.rng,
+                                                 state.cooldown, tokens[i].x, counts[i], rng[i],
                                                  tokens[i].mask, dead_code_options(options)));
   }
 }
@@ -224,7 +246,7 @@ void keep_cooldown(const CodebookState& state, const at::Tensor& counts) {
 /// What follows once averages and codes have moved: `counts` for each of the tokens.
 void finish(const std::vector<CodebookState>& states, const std::vector<TaughtTokens>& tokens,
             const Tensors& wide, const Tensors& counts, const LearnCodebooksOptions& options,
-            const at::Tensor& offered = {}) {
+            const Exchanged& exchanged = {}) {
   for (size_t i = 0; i < tokens.size(); ++i) {
     finish_compatibly(states[i], counts[i], wide[i], options);
   }
@@ -232,7 +254,7 @@ void finish(const std::vector<CodebookState>& states, const std::vector<TaughtTo
   for (size_t i = 0; i < tokens.size(); ++i) keep_cooldown(states[i], counts[i]);
   const auto used = static_cast<std::ptrdiff_t>(tokens.size());
   replace({states.begin(), states.begin() + used}, tokens, {wide.begin(), wide.begin() + used},
-          counts, options, offered);
+          counts, options, exchanged);
 }
 
 /// Moves averages and codes by statistics; returns their counts.
@@ -246,7 +268,7 @@ Tensors absorb(const std::vector<CodebookState>& states, const std::vector<Taugh
                      own.exponents, average_options(states[i], options, weight));
     counts.push_back(own.counts);
   }
-  finish(states, tokens, wide, counts, options, exchanged.offered);
+  finish(states, tokens, wide, counts, options, exchanged);
   return counts;
 }
 
@@ -260,6 +282,45 @@ Exchanged exchange_step(const std::vector<CodebookState>& states,
   const distributed::OfferOptions offers{sizes, rng, weighted ? 0 : options.decay(),
                                          dead_code_options(options)};
   return exchange(states, tokens, wide, options, &offers);
+}
+
+/// A step of which the statistics wait for others, or end their wait. Steps that wait go on with no
+/// tokens, which change nothing.
+Tensors absorb_kept(const std::vector<CodebookState>& states,
+                    const std::vector<TaughtTokens>& tokens, const Tensors& wide,
+                    const LearnCodebooksOptions& options, const std::optional<at::Tensor>& weight) {
+  // Earlier steps may have used what this one does not.
+  const auto all = of_all_codebooks(states, tokens);
+  const auto [synced, x, indices, exponents] = message_of(states, all, wide, options);
+  Tensors kept;
+  Exchanged exchanged;
+  for (const auto& state : states) {
+    TORCH_CHECK_VALUE(state.kept.size() == distributed::kKeptTensors,
+                      "learn_codebooks_: expected codebooks to keep statistics with sync_every ",
+                      options.sync_every(), ", but got ", state.kept.size(), " tensors for them");
+    kept.insert(kept.end(), state.kept.begin(), state.kept.end());
+    // One order of candidates for all steps that are kept.
+    const auto& steps = state.kept[distributed::kKeptSteps];
+    exchanged.rng.push_back(at::stack({state.rng[0], steps[distributed::kKeptReductions]}));
+  }
+  const auto sizes = member_of(states, &CodebookState::cluster_size);
+  const distributed::OfferOptions offers{sizes, exchanged.rng, weight ? 0 : options.decay(),
+                                         dead_code_options(options)};
+  auto found = distributed::keep_statistics_(
+      kept, x, indices, exponents, synced, offers,
+      {.every = options.sync_every(), .replaces = options.replaces()});
+  exchanged.offered = std::move(found.offered);
+  exchanged.due = std::move(found.due);
+  auto& [counts, sums, used] = found.statistics;
+  std::vector<TaughtTokens> candidates;
+  Tensors counted;
+  for (size_t i = 0; i < all.size(); ++i) {
+    exchanged.statistics.push_back({counts[i], sums[i], used[i]});
+    candidates.push_back({found.candidates[i], {}, std::nullopt});
+    if (i < tokens.size()) counted.push_back(at::ones_like(counts[i]));
+  }
+  absorb(states, candidates, exchanged, wide, options, weight);
+  return counted;
 }
 
 /// The same of a process alone, from the tokens.
@@ -314,6 +375,11 @@ std::vector<at::Tensor> learn_codebooks_(const std::vector<CodebookState>& state
   if (!options.learns()) return {};
   const at::NoGradGuard no_grad;
   const WideCodes wide(states, options);
+  if (options.sync_every() != 1) {
+    auto counts = absorb_kept(states, tokens, wide.codes(), options, weight);
+    wide.store(states.size());
+    return counts;
+  }
   const auto counts =
       options.ranks().alone()
           ? absorb_tokens(states, tokens, wide.codes(), options, weight)

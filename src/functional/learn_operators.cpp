@@ -1,5 +1,6 @@
 // The operators of learn_codebooks.h. A codebook's state is a list of five
-// tensors: embed, cluster_size, embed_avg, cooldown, replaced.
+// tensors: embed, cluster_size, embed_avg, cooldown, replaced; and five more with sync_every above
+// 1: what it keeps.
 #include <string_view>
 #include <tuple>
 
@@ -63,10 +64,11 @@ std::vector<at::Tensor> learn_op(at::TensorList state, at::TensorList rng, at::T
                                  double threshold_fraction, double reset_cluster_size,
                                  bool vqp_compat, std::string_view reduction,
                                  std::string_view signature, std::string_view group_name,
-                                 std::string_view label) {
+                                 std::string_view label, int64_t sync_every) {
   auto options = codebook_options(eps, metric, ranks_named(group_name, label, reduction));
   averages(options, decay, ema_update, manual_ema_update, by_gradient, signature);
   dead_codes(options, threshold, threshold_fraction, reset_cluster_size, vqp_compat);
+  options.sync_every(sync_every);
   const auto states = states_of("learn_codebooks_", state, rng);
   const auto tokens = taught(x, indices, mask);
   if (statistics.empty()) return learn_codebooks_(states, tokens, options, weight);
@@ -100,8 +102,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "float eps=1e-5, str metric='euclidean', bool ema_update=True, "
       "bool manual_ema_update=False, bool by_gradient=False, float threshold=0., "
       "float threshold_fraction=0., float reset_cluster_size=0., bool vqp_compat=False, "
-      "str reduction='exact', str signature='', str group_name='', str label='quantizer') "
-      "-> Tensor[] counts",
+      "str reduction='exact', str signature='', str group_name='', str label='quantizer', "
+      "int sync_every=1) -> Tensor[] counts",
       torchvq::functional::learn_op);
   m.def(
       "expire_codes_(Tensor(a!)[] state, Tensor[] rng, Tensor[] x, *, float eps=1e-5, "

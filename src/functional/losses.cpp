@@ -9,7 +9,7 @@
 namespace torchvq::functional {
 namespace {
 
-/// Tracing records what it sees; a leaf that requires grad would become an input nobody can give.
+/// Tracing records what it sees; a leaf that requires grad would become an input of the graph.
 bool is_traced(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->is_python_dispatch() ||
          tensor.key_set().has(c10::DispatchKey::Functionalize);

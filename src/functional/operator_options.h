@@ -50,17 +50,19 @@ inline LearnCodebooksOptions& averages(LearnCodebooksOptions& options, double de
       .signature(std::string(signature));
 }
 
-/// The states of codebooks from one list: embed, cluster_size, embed_avg, cooldown and replaced of each.
+/// The states of codebooks from one list: embed, cluster_size, embed_avg, cooldown and replaced of
+/// each, then what it keeps between steps, where it does.
 inline std::vector<CodebookState> states_of(const char* op, at::TensorList state,
                                             at::TensorList rng) {
-  constexpr size_t kTensors = 5;
-  TORCH_CHECK_VALUE(state.size() == kTensors * rng.size() && !rng.empty(), op,
-                    ": expected state to hold ", kTensors, " tensors for each of ", rng.size(),
-                    " generators, but got ", state.size());
+  constexpr size_t kTensors = 5, kWithKept = 10;
+  const size_t each = state.size() == kWithKept * rng.size() ? kWithKept : kTensors;
+  TORCH_CHECK_VALUE(state.size() == each * rng.size() && !rng.empty(), op,
+                    ": expected state to hold ", kTensors, " or ", kWithKept,
+                    " tensors for each of ", rng.size(), " generators, but got ", state.size());
   std::vector<CodebookState> states;
   for (size_t i = 0; i < rng.size(); ++i) {
-    const auto own = state.slice(i * kTensors, kTensors);
-    states.push_back({own[0], own[1], own[2], own[3], own[4], rng[i]});
+    const auto own = state.slice(i * each, each);
+    states.push_back({own[0], own[1], own[2], own[3], own[4], rng[i], own.slice(kTensors).vec()});
   }
   return states;
 }

@@ -5,10 +5,8 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/pow.h>
-#include <ATen/ops/stack.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -19,6 +17,8 @@
 #include <torchvq/ops/straight_through.h>
 
 #include "detail/joined.h"
+#include "functional/residual_learning.h"
+#include "functional/residual_walk.h"
 
 namespace torchvq::functional {
 namespace {
@@ -52,6 +52,11 @@ class Stack {
         arguments_(arguments),
         options_(options),
         ranks_(options.learning().ranks()),
+        gradient_{options.losses().training(), options.estimates_levels(), options.handed_on(),
+                  EstimateOptions()
+                      .estimator(options.estimator())
+                      .variance(options.search().variance())
+                      .sync_update_v(options.search().sync_update_v())},
         inputs_(split_heads(tokens, options.layout().heads(), options.layout().separate())) {}
 
   Walk walk() const;
@@ -63,43 +68,31 @@ class Stack {
  private:
   size_t count() const { return arguments_.codebooks.size(); }
   bool shared() const { return arguments_.states.size() < arguments_.step_counts.size(); }
-  bool training() const { return options_.losses().training(); }
   const CodebookState& state(size_t level) const { return arguments_.states[shared() ? 0 : level]; }
   /// Whether a level's output has a gradient of its own; else one estimator serves the stack.
-  bool levels_have_gradients() const {
-    return training() && (options_.estimates_levels() || options_.handed_on() > 0);
-  }
+  bool levels_have_gradients() const { return gradient_.training && gradient_.needs_levels(); }
 
-  at::Tensor compared() const;
   at::Tensor merged(const at::Tensor& values) const;
   OptionalTensor level_mask(size_t level) const;
-  at::Tensor level_rng(size_t level, bool draws) const;
-  at::Tensor handed_to_next(const at::Tensor& output) const;
+  at::Tensor drawing_rng(size_t level) const;
   Tensors chosen_at_once() const;
-  at::Tensor estimate_sum(const at::Tensor& total) const;
+  std::pair<Level, WalkedLevel> search_level(size_t index, const at::Tensor& residual,
+                                             const QuantizeOptions& search) const;
 
   QuantizerLossOptions loss_options(const Level& level) const;
   std::vector<QuantizerLosses> score(const Walk& walk, Tensors& totals) const;
   Tensors update(const std::vector<Level>& levels) const;
-  Tensors learn_in_turn(const std::vector<Level>& levels) const;
-  Tensors learn_once(const std::vector<Level>& levels) const;
   void finish(const std::vector<Level>& levels, const Tensors& counts) const;
 
   const at::Tensor& tokens_;
   const ResidualQuantizeArguments& arguments_;
   const ResidualQuantizeOptions& options_;
   const distributed::Ranks& ranks_;
+  const StackGradient gradient_;
   const at::Tensor inputs_;  ///< (H, T, D)
 };
 
 // Search ------------------------------------------------------------------------------------------
-
-/// The inputs as the levels' losses see them.
-at::Tensor Stack::compared() const {
-  if (!training() || options_.estimates_levels() || !arguments_.targets.empty()) return inputs_;
-  return balanced(inputs_, static_cast<int64_t>(count()), 1 - options_.handed_on(),
-                  arguments_.depth);
-}
 
 /// (B, N, heads * D) of (H, T, D).
 at::Tensor Stack::merged(const at::Tensor& values) const {
@@ -116,20 +109,9 @@ OptionalTensor Stack::level_mask(size_t level) const {
   return arguments_.mask ? arguments_.mask->logical_and(all) : all;
 }
 
-/// Levels that share a codebook draw different numbers from it, and ranks for their own tokens.
-at::Tensor Stack::level_rng(size_t level, bool draws) const {
-  const auto& rng = state(level).rng;
-  if (!draws) return rng;
-  const bool first = level == 0 || !shared();
-  return noise_rng(first ? rng : at::stack({rng[0].add(static_cast<int64_t>(level)), rng[1]}),
-                   ranks_);
-}
-
-/// What the next level no longer sees: the output, of whose gradient it hands on a fraction.
-at::Tensor Stack::handed_to_next(const at::Tensor& output) const {
-  const double fraction = training() ? options_.handed_on() : 0;
-  if (fraction == 0) return output.detach();
-  return fraction == 1 ? output : output.mul(fraction).add(output.detach().mul(1 - fraction));
+/// Levels of one codebook draw different numbers from it, and ranks for their own tokens.
+at::Tensor Stack::drawing_rng(size_t level) const {
+  return noise_rng(level_rng(state(level).rng, static_cast<int64_t>(level), shared()), ranks_);
 }
 
 /// The codes (H, T) of every level, where what a level leaves does not depend on its estimator.
@@ -154,47 +136,40 @@ Tensors Stack::chosen_at_once() const {
       .indices.unbind(-1);
 }
 
-/// The sum of the codes with the gradient of one estimator between input and sum, whatever the
-/// number of levels.
-at::Tensor Stack::estimate_sum(const at::Tensor& total) const {
-  const auto& search = options_.search();
-  const bool noisy = options_.estimator() == "directional_reparam";
-  return estimate(inputs_, total, level_rng(0, noisy),
-                  EstimateOptions()
-                      .estimator(options_.estimator())
-                      .variance(search.variance())
-                      .sync_update_v(search.sync_update_v()));
+std::pair<Level, WalkedLevel> Stack::search_level(size_t index, const at::Tensor& residual,
+                                                  const QuantizeOptions& search) const {
+  Level level{.searched = {}, .tokens = {}, .used = {}, .mask = level_mask(index)};
+  if (options_.losses().vqp_compat()) level.tokens = merged(residual);
+  if (arguments_.depth) level.used = arguments_.depth->gt(static_cast<int64_t>(index));
+  const auto& layout = options_.layout();
+  OptionalTensor mask;
+  if (level.mask) mask = split_mask(*level.mask, layout.heads(), layout.separate());
+  const bool draws = search.estimator() != "none" || search.temperature();
+  const auto rng = draws ? drawing_rng(index) : state(index).rng;
+  const auto found = quantize(residual, arguments_.codebooks[index], rng, mask, search);
+  level.searched = {found.inputs, arguments_.codebooks[index], mask, found.codes, found.indices};
+  WalkedLevel passed{only_if(level.used, found.codes), only_if(level.used, found.quantized)};
+  return {std::move(level), std::move(passed)};
 }
 
 Walk Stack::walk() const {
-  const auto& layout = options_.layout();
   const auto chosen = chosen_at_once();
-  const bool own = levels_have_gradients();
   auto search = options_.search();
-  if (!own) search.estimator("none");
+  if (!levels_have_gradients()) search.estimator("none");
   Walk walk;
-  auto residual = compared(), total = at::zeros_like(residual);
-  auto summed = options_.estimates_levels() ? at::zeros_like(residual) : at::Tensor();
-  for (size_t i = 0; i < count(); ++i) {
-    Level level{.searched = {}, .tokens = {}, .used = {}, .mask = level_mask(i)};
-    if (options_.losses().vqp_compat()) level.tokens = merged(residual);
-    if (arguments_.depth) level.used = arguments_.depth->gt(static_cast<int64_t>(i));
-    OptionalTensor mask;
-    if (level.mask) mask = split_mask(*level.mask, layout.heads(), layout.separate());
+  const auto choose = [&](int64_t index, const at::Tensor& residual, const LevelSums& /*before*/) {
+    const auto i = static_cast<size_t>(index);
     if (!chosen.empty()) search.chosen(chosen[i]);
-    auto found = quantize(residual, arguments_.codebooks[i],
-                          level_rng(i, own || search.temperature().has_value()), mask, search);
-    const auto codes = only_if(level.used, found.codes);
-    const auto output = only_if(level.used, found.quantized);
-    if (summed.defined()) summed = summed.add(output);
-    // Nobody else holds the sum; in place it stays in the cache.
-    total = codes.requires_grad() ? total.add(codes) : total.add_(codes);
-    residual = residual.sub(handed_to_next(output));
-    level.searched = {found.inputs, arguments_.codebooks[i], mask, found.codes, found.indices};
+    auto [level, passed] = search_level(i, residual, search);
     walk.levels.push_back(std::move(level));
-    walk.codes.push_back(codes);
-  }
-  walk.output = summed.defined() ? summed : estimate_sum(total);
+    walk.codes.push_back(passed.codes);
+    return passed;
+  };
+  const auto levels = static_cast<int64_t>(count());
+  const auto compared =
+      compared_inputs(inputs_, gradient_, levels, !arguments_.targets.empty(), arguments_.depth);
+  const auto sums = walk_levels(compared, levels, gradient_, gradient_.estimates_levels, choose);
+  walk.output = stack_output(inputs_, sums, state(0).rng, ranks_, gradient_);
   return walk;
 }
 
@@ -244,59 +219,24 @@ std::vector<QuantizerLosses> Stack::score(const Walk& walk, Tensors& totals) con
   return found;
 }
 
-TaughtTokens taught(const SearchedTokens& searched) {
-  return {searched.inputs.detach(), searched.indices, searched.mask};
-}
-
-/// As in the reference, a shared codebook moves once for each level.
-Tensors Stack::learn_in_turn(const std::vector<Level>& levels) const {
-  Tensors counts;
-  for (const auto& level : levels) {
-    for (auto& own : learn_codebooks_({state(0)}, {taught(level.searched)}, options_.learning())) {
-      counts.push_back(std::move(own));
-    }
-  }
-  return counts;
-}
-
-/// A shared codebook sees the residuals of all levels as the tokens of one step.
-Tensors Stack::learn_once(const std::vector<Level>& levels) const {
-  Tensors inputs, indices, masks;
-  for (const auto& level : levels) {
-    inputs.push_back(level.searched.inputs.detach());
-    indices.push_back(level.searched.indices);
-    if (level.searched.mask) masks.push_back(*level.searched.mask);
-  }
-  const auto mask = masks.empty() ? std::nullopt : OptionalTensor(at::cat(masks, 1));
-  return learn_codebooks_({state(0)}, {{at::cat(inputs, 1), at::cat(indices, 1), mask}},
-                          options_.learning());
-}
-
 /// Moves the averages and codes of all levels, and replaces dead codes. Returns the tokens per code
 /// of each level, of all ranks; nothing if no level learns.
 Tensors Stack::update(const std::vector<Level>& levels) const {
-  if (!options_.learns() || !options_.learning().learns()) return {};
-  const bool compat = options_.learning().vqp_compat();
-  // The reference's other levels do not learn under a beam.
-  const std::vector<Level> first(levels.begin(), levels.begin() + 1);
-  const auto& taking_part = compat && options_.beam() > 1 ? first : levels;
-  if (shared()) return compat ? learn_in_turn(taking_part) : learn_once(taking_part);
-  std::vector<TaughtTokens> tokens;
-  for (const auto& level : taking_part) tokens.push_back(taught(level.searched));
-  return learn_codebooks_(arguments_.states, tokens, options_.learning());
+  if (!options_.learns()) return {};
+  StackLesson lesson{arguments_.states, {}, shared()};
+  for (const auto& level : levels) {
+    const auto& searched = level.searched;
+    lesson.tokens.push_back({searched.inputs.detach(), searched.indices, searched.mask});
+  }
+  return learn_stacks_({lesson}, options_.learning(), options_.beam())[0];
 }
 
 void Stack::finish(const std::vector<Level>& levels, const Tensors& counts) const {
   if (!options_.finishes()) return;
-  Tensors indices, masks, rng;
-  for (size_t i = 0; i < levels.size(); ++i) {
-    const auto& searched = levels[i].searched;
-    indices.push_back(searched.indices);
-    if (searched.mask) masks.push_back(*searched.mask);
-    const bool drew = options_.learns() || options_.draws();
-    if (drew && (rng.empty() || !shared())) rng.push_back(state(i).rng);
-  }
-  finish_step_(arguments_.step_counts, indices, rng, counts, masks, ranks_.alone());
+  std::vector<SearchedTokens> searched;
+  for (const auto& level : levels) searched.push_back(level.searched);
+  finish_levels_(arguments_.step_counts, searched, arguments_.states, counts,
+                 options_.learns() || options_.draws(), ranks_.alone());
 }
 
 Tensors Stack::learn(const Walk& walk, Tensors& totals) const {

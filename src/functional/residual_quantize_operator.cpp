@@ -32,7 +32,7 @@ StepTensors step_op(const at::Tensor& tokens, at::TensorList codebooks, at::Tens
                     bool ema_update, bool manual_ema_update, bool by_gradient, double threshold,
                     double threshold_fraction, double reset_cluster_size, bool vqp_compat,
                     std::string_view reduction, std::string_view signature,
-                    std::string_view group_name, std::string_view label) {
+                    std::string_view group_name, std::string_view label, int64_t sync_every) {
   ResidualQuantizeOptions options;
   options.learns(learns)
       .finishes(finishes)
@@ -55,6 +55,7 @@ StepTensors step_op(const at::Tensor& tokens, at::TensorList codebooks, at::Tens
   options.learning() = codebook_options(eps, metric, ranks_named(group_name, label, reduction));
   averages(options.learning(), decay, ema_update, manual_ema_update, by_gradient, signature);
   dead_codes(options.learning(), threshold, threshold_fraction, reset_cluster_size, vqp_compat);
+  options.learning().sync_every(sync_every);
   auto step = residual_quantize_(tokens,
                                  {codebooks.vec(), states_of("residual_quantize_", state, rng),
                                   step_counts.vec(), mask, depth, targets.vec()},
@@ -82,7 +83,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "float decay=0.8, float eps=1e-5, bool ema_update=True, bool manual_ema_update=False, "
       "bool by_gradient=False, float threshold=0., float threshold_fraction=0., "
       "float reset_cluster_size=0., bool vqp_compat=False, str reduction='exact', "
-      "str signature='', str group_name='', str label='quantizer') "
+      "str signature='', str group_name='', str label='quantizer', int sync_every=1) "
       "-> (Tensor quantized, Tensor indices, Tensor losses, Tensor[] codes, Tensor[] totals)",
       torchvq::functional::step_op);
 }

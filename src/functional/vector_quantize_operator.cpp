@@ -15,21 +15,24 @@ namespace {
 using StepTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
                                at::Tensor, at::Tensor, at::Tensor, std::vector<at::Tensor>>;
 
-StepTensors step_op(
-    const at::Tensor& x, const at::Tensor& codebook, at::TensorList state, at::Tensor rng,
-    const at::Tensor& step_counts, const std::optional<at::Tensor>& mask,
-    const std::optional<at::Tensor>& targets, const std::optional<at::Tensor>& weight,
-    at::TensorList affine, at::TensorList totals, const std::optional<at::Tensor>& tokens,
-    const std::optional<at::Tensor>& token_mask, int64_t heads, bool separate, bool channel_first,
-    bool zeros_for_masked, bool training, bool learns, bool finishes, std::string_view metric,
-    std::string_view estimator, std::optional<int64_t> topk, std::optional<double> temperature,
-    double gradient_temperature, double variance, double sync_update_v, double commitment_weight,
-    bool commitment_use_cross_entropy_loss, bool pulls_codes, double diversity_weight,
-    double diversity_temperature, double orthogonal_weight, bool orthogonal_active_codes_only,
-    std::optional<int64_t> orthogonal_max_codes, double decay, double eps, bool ema_update,
-    bool manual_ema_update, bool by_gradient, double threshold, double threshold_fraction,
-    double reset_cluster_size, bool vqp_compat, std::string_view reduction,
-    std::string_view signature, std::string_view group_name, std::string_view label) {
+StepTensors step_op(const at::Tensor& x, const at::Tensor& codebook, at::TensorList state,
+                    const at::Tensor& rng, const at::Tensor& step_counts,
+                    const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& targets,
+                    const std::optional<at::Tensor>& weight, at::TensorList affine,
+                    at::TensorList totals, const std::optional<at::Tensor>& tokens,
+                    const std::optional<at::Tensor>& token_mask, int64_t heads, bool separate,
+                    bool channel_first, bool zeros_for_masked, bool training, bool learns,
+                    bool finishes, std::string_view metric, std::string_view estimator,
+                    std::optional<int64_t> topk, std::optional<double> temperature,
+                    double gradient_temperature, double variance, double sync_update_v,
+                    double commitment_weight, bool commitment_use_cross_entropy_loss,
+                    bool pulls_codes, double diversity_weight, double diversity_temperature,
+                    double orthogonal_weight, bool orthogonal_active_codes_only,
+                    std::optional<int64_t> orthogonal_max_codes, double decay, double eps,
+                    bool ema_update, bool manual_ema_update, bool by_gradient, double threshold,
+                    double threshold_fraction, double reset_cluster_size, bool vqp_compat,
+                    std::string_view reduction, std::string_view signature,
+                    std::string_view group_name, std::string_view label, int64_t sync_every) {
   VectorQuantizeStepOptions options;
   options.learns(learns).finishes(finishes);
   options.search() = quantize_options(metric, estimator, temperature, gradient_temperature,
@@ -54,7 +57,8 @@ StepTensors step_op(
   options.learning() = codebook_options(eps, metric, ranks_named(group_name, label, reduction));
   averages(options.learning(), decay, ema_update, manual_ema_update, by_gradient, signature);
   dead_codes(options.learning(), threshold, threshold_fraction, reset_cluster_size, vqp_compat);
-  const CodebookState own{state[0], state[1], state[2], state[3], state[4], std::move(rng)};
+  options.learning().sync_every(sync_every);
+  const auto own = states_of("vector_quantize_", state, rng)[0];
   auto step = vector_quantize_(x, own, {codebook, mask, targets, weight, affine.vec(), step_counts},
                                options, totals.empty() ? std::nullopt : std::optional(totals[0]));
   std::vector<at::Tensor> shared;
@@ -85,7 +89,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "float decay=0.8, float eps=1e-5, bool ema_update=True, bool manual_ema_update=False, "
       "bool by_gradient=False, float threshold=0., float threshold_fraction=0., "
       "float reset_cluster_size=0., bool vqp_compat=False, str reduction='exact', "
-      "str signature='', str group_name='', str label='quantizer') "
+      "str signature='', str group_name='', str label='quantizer', int sync_every=1) "
       "-> (Tensor quantized, Tensor indices, Tensor loss, Tensor commitment, Tensor diversity, "
       "Tensor orthogonal, Tensor inputs, Tensor chosen, Tensor[] totals)",
       torchvq::functional::step_op);

@@ -1,4 +1,4 @@
-// Reading files, always by copy: whoever cuts or rewrites a mapped file kills its readers.
+// Reading files, always by copy: a mapped file that is cut or rewritten kills its readers.
 #pragma once
 
 #include <cstdint>

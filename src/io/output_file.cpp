@@ -28,7 +28,7 @@ std::string directory_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// Hidden, in the same directory (rename cannot cross file systems), and nobody else's.
+// Hidden, in the same directory (rename cannot cross file systems), and of this process alone.
 std::string temporary_name(const std::string& target) {
   static constexpr char kDigits[] = "0123456789abcdefghijklmnopqrstuvwxyz";
   std::random_device device;

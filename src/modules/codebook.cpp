@@ -53,6 +53,9 @@ void CodebookImpl::reset() {
   cooldown =
       register_buffer("cooldown", at::zeros({num_codebooks(), options.codebook_size()}, at::kLong));
   rng = register_buffer("rng", detail::fresh_rng());
+  if (keeps_statistics()) {
+    register_kept(dim);
+  }
   if (!options.vq_bridge().is_empty() && owns_bridge_) {
     register_module("vq_bridge", options.vq_bridge().ptr());
   }
@@ -73,6 +76,26 @@ void CodebookImpl::register_affine(int64_t dim) {
   batch_variance_needs_init = register_buffer("batch_variance_needs_init", flag(true));
   codebook_mean_needs_init = register_buffer("codebook_mean_needs_init", flag(true));
   codebook_variance_needs_init = register_buffer("codebook_variance_needs_init", flag(true));
+}
+
+void CodebookImpl::register_kept(int64_t dim) {
+  const int64_t heads = num_codebooks(), size = options.codebook_size();
+  kept_steps = register_buffer("kept_steps", at::zeros({4}, at::kLong));
+  kept_counts = register_buffer("kept_counts", at::zeros({heads, size}, at::kLong));
+  kept_sums = register_buffer("kept_sums", at::zeros({2, heads, size, dim}, at::kLong));
+  kept_exponents = register_buffer("kept_exponents", at::zeros({2, heads, size}, at::kInt));
+  const int64_t candidates = has_dead_code_replacement() ? size : 0;
+  kept_candidates = register_buffer("kept_candidates", at::zeros({heads, candidates, 1 + dim}));
+}
+
+void CodebookImpl::forget_kept() {
+  pending_.reset();
+  if (!keeps_statistics()) return;
+  // How many reductions there were decides what is drawn next.
+  kept_steps.slice(0, 0, 2).zero_();
+  kept_counts.zero_();
+  kept_sums.zero_();
+  kept_candidates.zero_();
 }
 
 void CodebookImpl::pretty_print(std::ostream& stream) const {
@@ -149,7 +172,13 @@ CodebookImpl::borrowed_modules() const {
 // What ranks have in common -----------------------------------------------------------------------
 
 std::vector<torch::Tensor> CodebookImpl::replicated_state() const {
-  return {initted, cluster_size, embed_avg, cooldown, embed.detach(), rng};
+  std::vector<torch::Tensor> state{initted, cluster_size, embed_avg, cooldown, embed.detach(), rng};
+  if (keeps_statistics()) {
+    // All but who keeps them.
+    state.push_back(kept_steps.slice(0, 0, 3));
+    state.push_back(kept_exponents.select(0, 0));
+  }
+  return state;
 }
 
 std::string CodebookImpl::signature() const {
@@ -160,6 +189,7 @@ std::string CodebookImpl::signature() const {
        << " or " << options.dead_code_threshold_fraction() << " of the mean, manual "
        << options.manual_ema_update() << ", affine " << options.affine_param() << ", vqp_compat "
        << options.vqp_compat();
+  if (keeps_statistics()) text << ", learning every " << options.sync_every() << " steps";
   return text.str();
 }
 
@@ -234,22 +264,28 @@ torch::Tensor CodebookImpl::raw_inputs(const torch::Tensor& x) const {
 functional::CodebookState CodebookImpl::state() {
   if (!replaced.defined()) begin_step();
   replaced = replaced.to(embed.device());
-  return {embed, cluster_size, embed_avg, cooldown, replaced, rng};
+  functional::CodebookState state{embed, cluster_size, embed_avg, cooldown, replaced, rng};
+  if (keeps_statistics()) {
+    state.kept = {kept_steps, kept_counts, kept_sums, kept_exponents, kept_candidates};
+  }
+  return state;
 }
 
 functional::LearnCodebooksOptions CodebookImpl::learning(bool ema_update,
-                                                         const distributed::Ranks& ranks) const {
+                                                         const distributed::Ranks& ranks,
+                                                         bool accumulate) const {
   return functional::LearnCodebooksOptions()
       .decay(options.decay())
       .eps(options.eps())
       .metric(metric())
-      .ema_update(ema_update)
+      .ema_update(ema_update || accumulate)
       .manual_ema_update(options.manual_ema_update())
       .by_gradient(learns_by_gradient())
       .threshold(options.threshold_ema_dead_code())
       .threshold_fraction(options.dead_code_threshold_fraction())
       .reset_cluster_size(options.threshold_ema_dead_code())
       .vqp_compat(options.vqp_compat())
+      .sync_every(keeps_statistics() && accumulate ? 0 : options.sync_every())
       .ranks(ranks)
       .signature(ranks.alone() ? "" : signature());
 }
@@ -265,9 +301,9 @@ std::optional<torch::Tensor> CodebookImpl::learn(const torch::Tensor& x,
   if (!learns(ema_update || accumulate)) {
     return std::nullopt;
   }
-  const auto how = learning(ema_update, ranks);
+  const auto how = learning(ema_update, ranks, accumulate);
   const std::vector<functional::TaughtTokens> tokens{{raw_inputs(x), indices, mask}};
-  if (!accumulate && !pending_) {
+  if (keeps_statistics() || (!accumulate && !pending_)) {
     return functional::learn_codebooks_({state()}, tokens, how, weight)[0];
   }
   const auto [counts, sums, exponents] = functional::collect_statistics({state()}, tokens, how)[0];
@@ -308,7 +344,7 @@ void CodebookImpl::set_codes(const torch::Tensor& codes) {
   cluster_size.fill_(1);
   cooldown.zero_();
   initted.fill_(true);
-  pending_.reset();
+  forget_kept();
 }
 
 void CodebookImpl::move_codes(const torch::Tensor& codes) {
@@ -317,7 +353,7 @@ void CodebookImpl::move_codes(const torch::Tensor& codes) {
   wide.copy_(codes);
   store_embed(wide);
   embed_avg.copy_(functional::averages_of_codes(wide, cluster_size, options.eps()));
-  pending_.reset();
+  forget_kept();
 }
 
 // Copies and checkpoints --------------------------------------------------------------------------
@@ -349,9 +385,11 @@ void CodebookImpl::load(torch::serialize::InputArchive& archive) {
 }
 
 bool CodebookImpl::is_optional_state(const std::string& name) {
-  return name == "rng" || name == "cooldown" || name.starts_with("batch_") ||
+  return name == "rng" || name == "cooldown" || is_kept_state(name) || name.starts_with("batch_") ||
          name.starts_with("codebook_");
 }
+
+bool CodebookImpl::is_kept_state(const std::string& name) { return name.starts_with("kept_"); }
 
 void CodebookImpl::state_loaded(const std::vector<std::string>& missing) {
   const at::NoGradGuard no_grad;

@@ -5,22 +5,13 @@
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/ones.h>
-#include <ATen/ops/scalar_tensor.h>
-#include <ATen/ops/zeros.h>
 
-#include <torchvq/distributed/all_reduce.h>
 #include <torchvq/distributed/ranks.h>
 #include <torchvq/distributed/replicas.h>
 #include <torchvq/functional/codebook.h>
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/lookup_free.h>
-#include <torchvq/functional/quantize_scalars.h>
 #include <torchvq/functional/rotate_features.h>
-#include <torchvq/functional/vector_quantize.h>
-#include <torchvq/functional/vqp_compat.h>
-#include <torchvq/ops/commitment_loss.h>
-#include <torchvq/ops/sample_token_mask.h>
-#include <torchvq/ops/sign_entropy.h>
 #include <torchvq/ops/sign_quantize.h>
 #include <torchvq/ops/straight_through.h>
 
@@ -155,100 +146,47 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
   const auto real = layout.token_mask(x, per_position(x, layout.channel_first, mask), std::nullopt);
   const auto ranks = group();
   shake_hands(ranks);
-  auto tokens = layout.pack(x);
-  // Padding may hold anything, NaN included; zeros keep it out of every gradient.
-  if (real && !options.vqp_compat()) tokens = F::fill_masked(tokens, *real);
-  const auto signs = quantize(tokens, real, inv_temperature, draw_for(ranks));
-  if (is_training() && rng.defined()) F::advance_rng_(rng);
-  LookupFreeOutput output;
-  OptionalTensor totals;
-  if (!ranks.empty()) {
-    totals = distributed::all_reduce_statistics(own_totals(signs), {ranks, label()});
-  }
-  add_losses(signs, totals, output);
-  auto codes = output_codes(signs, tokens);
-  if (project_out) codes = detail::apply_linear(project_out, codes);
-  codes = codes.to(x.scalar_type());
-  auto indices = signs.indices;
   // The reference quantizes padding as well.
-  if (real && !options.vqp_compat()) {
-    codes = F::fill_padding(codes, *real);
-    indices = indices.masked_fill(signs.mask->logical_not(), -1);
+  const auto filled = options.vqp_compat() ? std::nullopt : real;
+  const bool projects = static_cast<bool>(project_out);
+  F::LookupFreeArguments arguments{.mask = real, .rotation = {}, .rng = {}};
+  if (const auto draw = draw_for(); draw.defined()) arguments.rng = draw;
+  auto tokens = x;
+  if (projects) {
+    tokens = layout.pack(x);
+    // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+    if (filled) tokens = F::fill_masked(tokens, *filled);
+    tokens = projected(tokens);
   }
-  output.quantized = layout.unpack(codes, x);
-  output.indices = layout.restore_positions(indices, x);
+  auto found = step(tokens, arguments,
+                    step_options()
+                        .channel_first(layout.channel_first && !projects)
+                        .inv_temperature(inv_temperature)
+                        .estimates(is_training())
+                        .scores(is_training())
+                        .ranks({ranks, label()}));
+  if (is_training() && rng.defined()) F::advance_rng_(rng);
+  if (projects) {
+    auto codes = detail::apply_linear(project_out, found.quantized).to(x.scalar_type());
+    if (filled) codes = F::fill_padding(codes, *filled);
+    found.quantized = layout.unpack(codes, x);
+    found.indices = layout.unpack_positions(found.indices, x);
+  }
   if (keeps_num_codebooks_dim() && options.num_codebooks() == 1) {
-    output.indices = output.indices.unsqueeze(-1);
+    found.indices = found.indices.unsqueeze(-1);
   }
-  return output;
+  const auto& [loss, per_sample, batch, commitment] = found.losses;
+  return {found.quantized, found.indices, loss, {per_sample, batch, commitment}};
 }
 
-LFQImpl::Signs LFQImpl::quantize(const torch::Tensor& tokens, const OptionalTensor& mask,
-                                 double inv_temperature, const torch::Tensor& draw) {
+torch::Tensor LFQImpl::projected(const torch::Tensor& tokens) {
   auto projected = tokens;
   if (linear_in) projected = detail::apply_linear(linear_in, tokens);
   if (cosine_in) projected = cosine_in(tokens.to(cosine_in->weight.scalar_type()));
-  // What makes latents of the projection, and the losses, is float32 arithmetic.
-  if (is_half(projected)) projected = projected.to(at::kFloat);
-  if (const auto limit = options.soft_clamp_input_value()) {
-    projected = F::soft_clamp(projected, at::scalar_tensor(*limit, projected.options()));
-  }
-  const auto layout = layout_of(*this, tokens.dim());
-  Signs signs;
-  signs.inv_temperature = inv_temperature;
-  signs.latents = layout.split_heads(projected);
-  if (options.spherical()) signs.latents = F::on_sphere(signs.latents, options.codebook_scale());
-  if (orthogonal_rot.defined()) {
-    signs.latents = F::rotate_features(signs.latents, orthogonal_rot);
-  }
-  std::tie(signs.codes, signs.indices) = ops::sign_quantize(signs.latents, code_value());
-  signs.mask = layout.split_mask(mask);
-  signs.entropy_mask = signs.mask;
-  if (draw.defined()) {
-    signs.entropy_mask = ops::sample_token_mask(draw, signs.latents.size(1),
-                                                options.frac_per_sample_entropy(), signs.mask);
-  }
-  return signs;
+  return is_half(projected) ? projected.to(at::kFloat) : projected;
 }
 
-torch::Tensor LFQImpl::output_codes(const Signs& signs, const torch::Tensor& tokens) {
-  auto codes = signs.codes;
-  if (is_training()) {
-    auto& activation = options.straight_through_activation();
-    codes = ops::straight_through(
-        activation.is_empty() ? signs.latents : activation.forward<torch::Tensor>(signs.latents),
-        codes);
-  }
-  return join(codes, tokens);
-}
-
-torch::Tensor LFQImpl::join(const torch::Tensor& codes, const torch::Tensor& tokens) const {
-  const auto back =
-      orthogonal_rot.defined() ? F::rotate_features(codes, orthogonal_rot, true) : codes;
-  return layout_of(*this, 3).merge_features(back, tokens.size(0), tokens.size(1));
-}
-
-torch::Tensor LFQImpl::own_totals(const Signs& signs) const {
-  return ops::sign_entropy_totals(signs.latents.detach(), 4 * signs.inv_temperature * code_value(),
-                                  signs.entropy_mask);
-}
-
-void LFQImpl::add_losses(const Signs& signs, const OptionalTensor& totals,
-                         LookupFreeOutput& output) const {
-  const auto zero = signs.latents.new_zeros({});
-  output.entropy_aux_loss = zero;
-  output.loss_breakdown = {zero, zero, zero};
-  if (!is_training()) return;
-  auto& terms = output.loss_breakdown;
-  const double sharpness = 4 * signs.inv_temperature * code_value();
-  std::tie(terms.per_sample_entropy, terms.batch_entropy) =
-      options.vqp_compat()
-          ? F::vqp_sign_entropy(signs.latents, sharpness, signs.entropy_mask,
-                                signs.mask.has_value())
-          : ops::sign_entropy(signs.latents, sharpness, signs.entropy_mask, totals);
-  if (options.commitment_loss_weight() > 0) {
-    terms.commitment = ops::commitment_loss(signs.latents, signs.codes, signs.mask);
-  }
+F::LookupFreeOptions LFQImpl::step_options() const {
   F::LookupFreeWeights weights;
   weights.entropy = options.entropy_loss_weight();
   weights.diversity_gamma = options.diversity_gamma();
@@ -256,17 +194,36 @@ void LFQImpl::add_losses(const Signs& signs, const OptionalTensor& totals,
   if (options.experimental_softplus_entropy_loss()) {
     weights.softplus_offset = options.entropy_loss_offset();
   }
-  output.entropy_aux_loss =
-      F::lookup_free_loss(terms.per_sample_entropy, terms.batch_entropy, terms.commitment, weights);
+  return F::LookupFreeOptions()
+      .codebooks(options.num_codebooks())
+      .scale(code_value())
+      .radius(options.spherical() ? std::optional(options.codebook_scale()) : std::nullopt)
+      .soft_clamp(options.soft_clamp_input_value())
+      .fraction(options.frac_per_sample_entropy())
+      .weights(weights)
+      .vqp_compat(options.vqp_compat());
+}
+
+F::LookupFreeStep LFQImpl::step(const torch::Tensor& x, const F::LookupFreeArguments& arguments,
+                                const F::LookupFreeOptions& how) {
+  auto own = arguments;
+  if (orthogonal_rot.defined()) own.rotation = orthogonal_rot;
+  auto& activation = options.straight_through_activation();
+  if (!how.estimates() || activation.is_empty()) return F::lookup_free_quantize(x, own, how);
+  auto apart = how;
+  auto found = F::lookup_free_quantize(x, own, apart.estimates(false));
+  const auto& signs = found.signs;
+  const auto codes =
+      ops::straight_through(activation.forward<torch::Tensor>(signs.latents), signs.codes);
+  found.quantized = F::lookup_free_output(codes, x, own, how);
+  return found;
 }
 
 // Ranks -------------------------------------------------------------------------------------------
 
-torch::Tensor LFQImpl::draw_for(const std::string& group) const {
+torch::Tensor LFQImpl::draw_for() const {
   if (!is_training() || !rng.defined()) return {};
-  detail::Ranks ranks;
-  ranks.group_name = group;
-  return functional::noise_rng(rng.clone(), ranks);
+  return rng.clone();
 }
 
 std::string LFQImpl::group() const {

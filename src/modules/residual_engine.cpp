@@ -1,7 +1,6 @@
 #include "modules/residual_engine.h"
 
 #include <ATen/ops/full_like.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <torchvq/functional/layout.h>
 
@@ -21,19 +20,6 @@ at::Tensor enter_stack(const at::Tensor& x, const std::optional<at::Tensor>& mas
   // Residual and sum stay in float32 between levels.
   const bool half = inputs.scalar_type() == at::kHalf || inputs.scalar_type() == at::kBFloat16;
   return half ? inputs.to(at::kFloat) : inputs;
-}
-
-at::Tensor walk_levels(
-    const at::Tensor& inputs, int64_t levels,
-    const std::function<Passed(int64_t, const at::Tensor&, const at::Tensor&)>& choose) {
-  auto residual = inputs, total = at::zeros_like(inputs);
-  for (int64_t index = 0; index < levels; ++index) {
-    const auto [codes, taken] = choose(index, residual, total);
-    // Nobody else holds the sum; in place it stays in the cache.
-    total = codes.requires_grad() ? total.add(codes) : total.add_(codes);
-    residual = residual.sub(taken);
-  }
-  return total;
 }
 
 at::Tensor leave_stack(const at::Tensor& total, const at::Tensor& x,

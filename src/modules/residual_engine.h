@@ -1,10 +1,9 @@
-// The engine of every residual stack, whatever its levels are: the way in, the one loop, the way
-// out. A family (ResidualVQ in residual_levels.h; ResidualFSQ and ResidualLFQ by residual_stack.h)
-// says how a level chooses.
+// The engine of every residual stack, whatever its levels are: the way in and the way out. Between
+// them is the walk of functional/residual_walk.h. A family (ResidualVQ in residual_levels.h; ResidualFSQ
+// and ResidualLFQ by residual_stack.h) says how a level chooses.
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <vector>
 
@@ -15,23 +14,10 @@
 
 namespace torchvq::detail {
 
-/// What a level hands to the loop.
-struct Passed {
-  at::Tensor codes;  ///< joins the sum
-  at::Tensor taken;  ///< the next level no longer sees it
-};
-
 /// Tokens (B, N, D) of the input of a stack, projected, float32 or float64. An empty projection is
 /// none.
 at::Tensor enter_stack(const at::Tensor& x, const std::optional<at::Tensor>& mask,
                        const Layout& layout, const torch::nn::Linear& project_in);
-
-/// Level after level quantizes what the levels before have left; returns the sum of the codes.
-///
-/// @param choose  of a level's number, what is left for it, and the sum of the codes so far.
-at::Tensor walk_levels(
-    const at::Tensor& inputs, int64_t levels,
-    const std::function<Passed(int64_t, const at::Tensor&, const at::Tensor&)>& choose);
 
 /// The output of a stack for the sum of its codes (B, N, D), in layout and dtype of its input.
 at::Tensor leave_stack(const at::Tensor& total, const at::Tensor& x,

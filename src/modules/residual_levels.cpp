@@ -1,16 +1,10 @@
 #include "modules/residual_levels.h"
 
-#include <ATen/ops/stack.h>
-#include <ATen/ops/zeros_like.h>
-
-#include <torchvq/functional/estimate.h>
-#include <torchvq/functional/residual_quantize.h>
 #include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/straight_through.h>
 
 #include "modules/ranks.h"
 #include "modules/residual_beam.h"
-#include "modules/residual_engine.h"
 #include "modules/residual_in_place.h"
 #include "modules/search.h"
 
@@ -20,52 +14,17 @@ namespace {
 namespace F = functional;
 using OptionalTensor = std::optional<at::Tensor>;
 
-double gradient_fraction(const ResidualVQImpl& rvq) {
-  return rvq.options.diveq() ? 1 : rvq.options.quant_grad_frac();
-}
-
-/// What the next level no longer sees: the output, of whose gradient it hands on a fraction.
-at::Tensor taken(const at::Tensor& output, double fraction) {
-  if (fraction == 0) {
-    return output.detach();
-  }
-  return fraction == 1 ? output : output.mul(fraction).add(output.detach().mul(1 - fraction));
-}
-
-/// Levels that share a codebook draw different numbers from it.
-at::Tensor level_rng(const ResidualVQImpl& rvq, int64_t index) {
-  const auto& rng = rvq.levels[index]->codebook_state->rng;
-  if (index == 0 || !rvq.options.shared_codebook()) {
-    return rng;
-  }
-  return at::stack({rng[0].add(index), rng[1]});
-}
-
-/// The sum of the codes with the gradient of one estimator between input and sum, whatever the
-/// number of levels.
-at::Tensor estimate_stack(const ResidualVQImpl& rvq, const at::Tensor& inputs,
-                          const at::Tensor& total, const Ranks& ranks) {
-  const auto& first = *rvq.levels[0];
-  const bool diveq = rvq.options.diveq() && rvq.is_training();
-  return F::estimate(inputs, total, functional::noise_rng(first.codebook_state->rng, ranks),
-                     F::EstimateOptions()
-                         .estimator(diveq ? "directional_reparam" : estimator_of(first))
-                         .variance(first.options.directional_reparam_variance())
-                         .sync_update_v(rvq.is_training() ? first.options.sync_update_v() : 0));
-}
-
-/// The inputs as the levels' losses see them.
-at::Tensor compared_inputs(const ResidualVQImpl& rvq, const at::Tensor& inputs,
-                           const Request& request) {
-  if (!rvq.is_training() || estimates_levels(rvq) || !request.targets.empty()) {
-    return inputs;
-  }
-  return F::balanced(inputs, request.depth, 1 - gradient_fraction(rvq));
+/// Whether the output's gradient is the sum of the levels' own, instead of one estimator over the
+/// stack.
+bool estimates_levels(const ResidualVQImpl& rvq) {
+  const auto& first = rvq.options.vq();
+  const bool by_codes = first.straight_through() && !first.route_gradients_to_input();
+  return rvq.is_training() && !rvq.options.diveq() && (first.vqp_compat() || by_codes);
 }
 
 Level choose_level(ResidualVQImpl& rvq, int64_t index, const at::Tensor& residual,
                    std::optional<Implicit> implicit, const Request& request,
-                   const OptionalTensor& picked) {
+                   const F::StackGradient& gradient, const OptionalTensor& picked) {
   auto& vq = *rvq.levels[index];
   const auto layout = layout_of(rvq);
   const auto mask = layout.split_mask(request.mask);
@@ -82,9 +41,9 @@ Level choose_level(ResidualVQImpl& rvq, int64_t index, const at::Tensor& residua
   }
   const auto tokens = layout.merge_features(residual, request.batch, request.tokens);
   // Where the stack has one estimator, the levels need none but for the gradient between them.
-  const bool own = vq.is_training() && (estimates_levels(rvq) || gradient_fraction(rvq) > 0);
+  const bool own = vq.is_training() && gradient.needs_levels();
   const auto estimator = own ? estimator_of(vq) : "none";
-  const auto rng = level_rng(rvq, index);
+  const auto rng = F::level_rng(vq.codebook_state->rng, index, shared);
   auto choice = implicit ? choose_implicit(vq, *implicit, residual, tokens, mask, call, estimator,
                                            functional::noise_rng(rng, request.ranks))
                          : choose(vq, residual, tokens, mask, call,
@@ -94,10 +53,14 @@ Level choose_level(ResidualVQImpl& rvq, int64_t index, const at::Tensor& residua
 
 }  // namespace
 
-bool estimates_levels(const ResidualVQImpl& rvq) {
-  const auto& first = rvq.options.vq();
-  const bool by_codes = first.straight_through() && !first.route_gradients_to_input();
-  return rvq.is_training() && !rvq.options.diveq() && (first.vqp_compat() || by_codes);
+F::StackGradient gradient_of(const ResidualVQImpl& rvq) {
+  const auto& first = *rvq.levels[0];
+  const bool training = rvq.is_training(), diveq = rvq.options.diveq();
+  return {training, estimates_levels(rvq), diveq ? 1 : rvq.options.quant_grad_frac(),
+          F::EstimateOptions()
+              .estimator(diveq && training ? "directional_reparam" : estimator_of(first))
+              .variance(first.options.directional_reparam_variance())
+              .sync_update_v(training ? first.options.sync_update_v() : 0)};
 }
 
 Layout layout_of(const ResidualVQImpl& rvq) {
@@ -116,38 +79,51 @@ std::vector<Codebook> codebooks_of(const ResidualVQImpl& rvq) {
   return codebooks;
 }
 
+std::vector<F::CodebookState> states_of(const ResidualVQImpl& rvq) {
+  std::vector<F::CodebookState> states;
+  for (auto& codebook : codebooks_of(rvq)) states.push_back(codebook->state());
+  return states;
+}
+
+std::string signature_of(const ResidualVQImpl& rvq) {
+  std::string signature;
+  for (const auto& codebook : codebooks_of(rvq)) {
+    signature += (signature.empty() ? "" : "; ") + codebook->signature();
+  }
+  return signature;
+}
+
 Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request) {
-  const bool by_levels = estimates_levels(rvq);
-  // The sum of the levels' own outputs, where it is these that have a gradient.
-  const bool sums_outputs = by_levels || rvq.options.implicit_neural_codebook();
-  auto summed = sums_outputs ? at::zeros_like(inputs) : at::Tensor();
+  const auto gradient = gradient_of(rvq);
+  const bool implicit_codes = rvq.options.implicit_neural_codebook();
   std::vector<at::Tensor> paths;
   if (request.beam > 1) {
     prepare_levels(rvq, inputs, request);
     paths = search_paths(rvq, inputs, request);
   }
-  const auto compared = compared_inputs(rvq, inputs, request);
-  const double fraction = rvq.is_training() ? gradient_fraction(rvq) : 0;
+  const auto compared =
+      F::compared_inputs(inputs, gradient, request.depth, !request.targets.empty());
   Walk result;
   const auto choose = [&](int64_t index, const at::Tensor& residual,
-                          const at::Tensor& total) -> Passed {
+                          const F::LevelSums& before) -> F::WalkedLevel {
     std::optional<Implicit> implicit;
-    if (index > 0 && rvq.options.implicit_neural_codebook()) {
+    if (index > 0 && implicit_codes) {
       // Its value must be what decoding finds, so no estimator with noise.
-      const auto condition =
-          by_levels || !rvq.is_training() ? summed : ops::straight_through(compared, total);
-      implicit = Implicit{rvq.mlps[index - 1].get(), condition};
+      const bool by_outputs = gradient.estimates_levels || !gradient.training;
+      implicit =
+          Implicit{rvq.mlps[index - 1].get(),
+                   by_outputs ? before.outputs : ops::straight_through(compared, before.codes)};
     }
-    auto level = choose_level(rvq, index, residual, std::move(implicit), request,
+    auto level = choose_level(rvq, index, residual, std::move(implicit), request, gradient,
                               paths.empty() ? std::nullopt : OptionalTensor(paths[index]));
-    const auto& output = level.choice.quantized;
-    if (sums_outputs) summed = summed.add(output);
-    Passed passed{level.choice.chosen.codes, taken(output, fraction)};
+    F::WalkedLevel passed{level.choice.chosen.codes, level.choice.quantized};
     result.levels.push_back(std::move(level));
     return passed;
   };
-  const auto total = walk_levels(compared, request.depth, choose);
-  result.output = by_levels ? summed : estimate_stack(rvq, inputs, total, request.ranks);
+  const auto sums = F::walk_levels(compared, request.depth, gradient,
+                                   gradient.estimates_levels || implicit_codes, choose);
+  result.output =
+      F::stack_output(inputs, sums, rvq.levels[0]->codebook_state->rng, request.ranks, gradient);
   return result;
 }
 

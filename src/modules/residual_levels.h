@@ -7,10 +7,12 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <torchvq/modules/residual_vq.h>
 
+#include "functional/residual_walk.h"
 #include "modules/call.h"
 #include "modules/implicit_search.h"
 #include "modules/layout.h"
@@ -47,12 +49,17 @@ struct Walk {
 /// Where batch, positions and features lie in inputs and outputs.
 Layout layout_of(const ResidualVQImpl& rvq);
 
-/// Whether the output's gradient is the sum of the levels' own, instead of one estimator over the
-/// stack.
-bool estimates_levels(const ResidualVQImpl& rvq);
+/// How gradients go through the stack.
+functional::StackGradient gradient_of(const ResidualVQImpl& rvq);
 
 /// The codebooks of all levels, a shared one once.
 std::vector<Codebook> codebooks_of(const ResidualVQImpl& rvq);
+
+/// Their states.
+std::vector<functional::CodebookState> states_of(const ResidualVQImpl& rvq);
+
+/// What the codebooks of all levels must have in common over the ranks.
+std::string signature_of(const ResidualVQImpl& rvq);
 
 /// Searches level after level. inputs: (H, T, D), projected, float32 or float64.
 Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request);

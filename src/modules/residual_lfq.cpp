@@ -12,7 +12,6 @@
 #include <torchvq/distributed/replicas.h>
 #include <torchvq/functional/codebook.h>
 #include <torchvq/functional/rotate_features.h>
-#include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/sign_quantize.h>
 #include <torchvq/ops/straight_through.h>
 
@@ -93,7 +92,18 @@ detail::Layout ResidualLFQImpl::layout() const {
           .owner = "ResidualLFQ"};
 }
 
-detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Signs& signs) {
+F::LookupFreeOptions ResidualLFQImpl::step_options(size_t level) const {
+  const auto& own = *levels[level];
+  const auto group = own.group();
+  const bool summed = options.vqp_compat();
+  return own.step_options()
+      .estimates(own.is_training() && summed)
+      // Losses of ranks, and of summed gradients, come after the walk.
+      .scores(own.is_training() && group.empty() && !summed)
+      .ranks({group, own.label()});
+}
+
+detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Steps& steps) {
   detail::StackFamily own;
   own.layout = layout();
   own.levels = options.num_quantizers();
@@ -102,14 +112,13 @@ detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Signs& si
   own.project_in = project_in;
   own.project_out = project_out;
   const bool summed = options.vqp_compat();
-  own.quantize = [this, draw, summed, &signs](int64_t index, const at::Tensor& residual,
-                                              const OptionalTensor& mask) {
-    auto& level = levels[static_cast<size_t>(index)];
-    signs.push_back(level->quantize(residual, mask, 100.0, draw));
-    const auto& found = signs.back();
-    const auto codes =
-        summed ? level->output_codes(found, residual) : level->join(found.codes, residual);
-    return detail::LevelChoice{codes, found.indices.view({residual.size(0), residual.size(1)})};
+  own.quantize = [this, draw, &steps](int64_t index, const at::Tensor& residual,
+                                      const OptionalTensor& mask) {
+    const auto level = static_cast<size_t>(index);
+    F::LookupFreeArguments arguments{.mask = mask, .rotation = {}, .rng = {}};
+    if (draw.defined()) arguments.rng = draw;
+    steps.push_back(levels[level]->step(residual, arguments, step_options(level)));
+    return detail::LevelChoice{steps.back().quantized, steps.back().indices};
   };
   if (!summed && is_training()) {
     own.estimate = [this](const at::Tensor& inputs, const at::Tensor& total) {
@@ -168,14 +177,9 @@ ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
                             options.quantize_dropout_multiple_of()};
     depth = dropping ? detail::stack_depth(seed, rng, rule) : options.num_quantizers();
   }
-  torch::Tensor draw;
-  if (drawing) {
-    detail::Ranks ranks;
-    ranks.group_name = group;
-    draw = functional::noise_rng(rng.clone(), ranks);
-  }
-  Pending pending{.stack = this, .output = {}, .signs = {}};
-  const auto found = detail::run_stack(family(draw, pending.signs), x, call.mask(), *depth,
+  const auto draw = drawing ? rng.clone() : torch::Tensor();
+  Pending pending{.stack = this, .output = {}, .steps = {}};
+  const auto found = detail::run_stack(family(draw, pending.steps), x, call.mask(), *depth,
                                        call.return_all_codes());
   if (drawing || (dropping && !seed)) F::advance_rng_(rng);
   pending.output = {found.quantized, found.indices, {}, found.all_codes};
@@ -184,10 +188,10 @@ ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
 
 // Losses ------------------------------------------------------------------------------------------
 
-std::vector<torch::Tensor> ResidualLFQImpl::own_totals(const Signs& signs) const {
+std::vector<torch::Tensor> ResidualLFQImpl::own_totals(const Steps& steps) const {
   std::vector<torch::Tensor> totals;
-  for (size_t index = 0; index < signs.size(); ++index) {
-    totals.push_back(levels[index]->own_totals(signs[index]));
+  for (size_t index = 0; index < steps.size(); ++index) {
+    totals.push_back(F::lookup_free_totals(steps[index].signs, step_options(index)));
   }
   // Dropped levels take part with nothing, so that what ranks exchange does not depend on the
   // depth.
@@ -195,13 +199,15 @@ std::vector<torch::Tensor> ResidualLFQImpl::own_totals(const Signs& signs) const
   return totals;
 }
 
-torch::Tensor ResidualLFQImpl::losses(const Signs& signs,
+torch::Tensor ResidualLFQImpl::losses(const Steps& steps,
                                       const std::vector<OptionalTensor>& totals) const {
   std::vector<torch::Tensor> losses;
-  for (size_t index = 0; index < signs.size(); ++index) {
-    LookupFreeOutput output;
-    levels[index]->add_losses(signs[index], totals[index], output);
-    losses.push_back(output.entropy_aux_loss);
+  for (size_t index = 0; index < steps.size(); ++index) {
+    const auto& step = steps[index];
+    auto how = step_options(index);
+    const bool waits = levels[index]->is_training() && !how.scores();
+    losses.push_back(waits ? F::lookup_free_losses(step.signs, totals[index], how.scores(true)).loss
+                           : step.losses.loss);
   }
   return detail::stack_levels(std::move(losses), static_cast<int64_t>(levels.size()), 0);
 }
@@ -213,7 +219,7 @@ void ResidualLFQImpl::finish(std::vector<Pending>& stacks) {
   if (const auto group = first.group(); !group.empty()) {
     std::vector<torch::Tensor> parts;
     for (const auto& pending : stacks) {
-      for (auto& part : pending.stack->own_totals(pending.signs)) parts.push_back(std::move(part));
+      for (auto& part : pending.stack->own_totals(pending.steps)) parts.push_back(std::move(part));
     }
     const auto summed =
         distributed::all_reduce_statistics(at::stack(parts), {group, first.label()}).unbind();
@@ -223,19 +229,19 @@ void ResidualLFQImpl::finish(std::vector<Pending>& stacks) {
   for (auto& pending : stacks) {
     const auto own = next;
     next += static_cast<std::ptrdiff_t>(count);
-    pending.output.loss = pending.stack->losses(pending.signs, {own, next});
+    pending.output.loss = pending.stack->losses(pending.steps, {own, next});
   }
 }
 
 // Codes -------------------------------------------------------------------------------------------
 
 torch::Tensor ResidualLFQImpl::get_codes_from_indices(const torch::Tensor& indices) {
-  Signs none;
+  Steps none;
   return detail::stack_codes(family({}, none), indices, drops());
 }
 
 torch::Tensor ResidualLFQImpl::get_output_from_indices(const torch::Tensor& indices) {
-  Signs none;
+  Steps none;
   return detail::stack_output(family({}, none), indices, drops());
 }
 

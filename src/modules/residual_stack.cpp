@@ -5,10 +5,10 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <torchvq/functional/layout.h>
-
 #include <torchvq/functional/residual_quantize.h>
-#include "modules/projection.h"
 
+#include "functional/residual_walk.h"
+#include "modules/projection.h"
 #include "modules/residual_engine.h"
 
 namespace torchvq::detail {
@@ -26,15 +26,21 @@ struct StackWalk {
 StackWalk walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
                          const std::optional<at::Tensor>& mask, int64_t depth) {
   std::vector<at::Tensor> codes, indices;
+  F::StackGradient gradient;
+  gradient.training = true;
+  gradient.handed_on = family.attached ? 1 : 0;
   // With an estimate the levels' own gradients are those of their losses.
-  auto total = walk_levels(
-      family.estimate ? functional::balanced(inputs, depth) : inputs, depth,
-      [&](int64_t index, const at::Tensor& residual, const at::Tensor& /*total*/) -> Passed {
-        auto level = family.quantize(index, residual, mask);
-        codes.push_back(level.codes);
-        indices.push_back(level.indices);
-        return {level.codes, family.attached ? level.codes : level.codes.detach()};
-      });
+  auto total =
+      F::walk_levels(family.estimate ? F::balanced(inputs, depth) : inputs, depth, gradient,
+                     /*sums_outputs=*/false,
+                     [&](int64_t index, const at::Tensor& residual,
+                         const F::LevelSums& /*before*/) -> F::WalkedLevel {
+                       auto level = family.quantize(index, residual, mask);
+                       codes.push_back(level.codes);
+                       indices.push_back(level.indices);
+                       return {level.codes, level.codes};
+                     })
+          .codes;
   if (family.estimate) total = family.estimate(inputs, total);
   return {total, stack_levels(std::move(indices), family.levels, -1, -1), std::move(codes)};
 }

@@ -66,7 +66,7 @@ at::Tensor stack_codes(const StackFamily& family, const at::Tensor& indices, boo
 at::Tensor stack_output(const StackFamily& family, const at::Tensor& indices, bool fewer);
 
 /// How many levels a training forward uses: as the seed says, or the step of `rng` (2,) alone, so
-/// that ranks whose seeds differ drop the same levels and nobody has to ask.
+/// that ranks whose seeds differ drop the same levels without a message.
 int64_t stack_depth(const std::optional<int64_t>& seed, const at::Tensor& rng,
                     const functional::DepthRule& rule);
 

@@ -1,7 +1,6 @@
 #include "modules/residual_step.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include <ATen/ops/zeros_like.h>
@@ -40,7 +39,7 @@ F::ResidualQuantizeArguments arguments_of(ResidualVQImpl& rvq, at::ScalarType dt
                                           const Request& request) {
   F::ResidualQuantizeArguments arguments;
   arguments.mask = request.mask;
-  for (auto& codebook : codebooks_of(rvq)) arguments.states.push_back(codebook->state());
+  arguments.states = states_of(rvq);
   const auto layout = layout_of(rvq);
   for (int64_t index = 0; index < rvq.num_quantizers(); ++index) {
     auto& level = *rvq.levels[index];
@@ -58,33 +57,24 @@ F::ResidualQuantizeArguments arguments_of(ResidualVQImpl& rvq, at::ScalarType dt
   return arguments;
 }
 
-/// What the codebooks of all levels must have in common over the ranks.
-std::string signature_of(const ResidualVQImpl& rvq) {
-  std::string signature;
-  for (const auto& codebook : codebooks_of(rvq)) {
-    signature += (signature.empty() ? "" : "; ") + codebook->signature();
-  }
-  return signature;
-}
-
 F::ResidualQuantizeOptions options_of(ResidualVQImpl& rvq, const Request& request) {
   const auto& first = *rvq.levels[0];
   const auto call = level_call(first, std::nullopt, request.mask, request.temperature,
                                request.frozen, request.ranks);
   const bool training = rvq.is_training();
-  const auto own = estimator_of(first);
+  const auto gradient = gradient_of(rvq);
   const auto layout = layout_of(rvq);
   auto learning = first.codebook_state->learning(call.ema_update, request.ranks);
   return F::ResidualQuantizeOptions()
       .layout(F::TokenLayout()
                   .heads(first.options.heads())
                   .separate(first.options.separate_codebook_per_head()))
-      .search(search_options(first, call, own))
-      .estimator(rvq.options.diveq() && training ? "directional_reparam" : own)
+      .search(search_options(first, call, estimator_of(first)))
+      .estimator(gradient.estimate.estimator())
       .losses(loss_options(first, std::nullopt, call))
       .learning(learning.signature(signature_of(rvq)))
-      .estimates_levels(estimates_levels(rvq))
-      .handed_on(rvq.options.diveq() ? 1 : rvq.options.quant_grad_frac())
+      .estimates_levels(gradient.estimates_levels)
+      .handed_on(gradient.handed_on)
       .beam(request.beam)
       .beam_weights(beam_weights_of(rvq, request.depth))
       .learns(training && !request.frozen)

@@ -173,7 +173,7 @@ at::Tensor mean_loss(const HierarchicalVQImpl& hvq, const std::vector<at::Tensor
   for (int64_t index = 1; index < depth; ++index) loss = loss.add(losses[index]);
   loss = loss.div(depth);
   if (!hvq.is_training()) return loss;
-  // Whoever waits for a gradient of every parameter gets one of dropped scales: that of a sum over
+  // DDP waits for a gradient of every parameter, so dropped scales get one: that of a sum over
   // nothing.
   for (int64_t index = depth; index < hvq.num_levels(); ++index) {
     for (const auto& weight : hvq.choose_phi(index)->parameters()) {

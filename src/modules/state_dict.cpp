@@ -76,6 +76,21 @@ State take(State& state, const std::string& prefix) {
 /// The generator of a module that draws random numbers.
 bool is_rng(const std::string& name) { return name == "rng" || name.ends_with(".rng"); }
 
+/// Drops what other modules keep between steps, where these keep nothing.
+void drop_kept(torch::nn::Module& module, State& state) {
+  const auto drop = [&](const std::string& prefix, const CodebookImpl& codebook) {
+    if (codebook.keeps_statistics()) return;
+    std::erase_if(state, [&](const auto& item) {
+      return item.first.starts_with(prefix) &&
+             CodebookImpl::is_kept_state(item.first.substr(prefix.size()));
+    });
+  };
+  for (const auto& [prefix, codebook] : modules_of<CodebookImpl>(module)) drop(prefix, *codebook);
+  each_borrowed<VectorQuantizeImpl>(module, [&](const std::string& prefix, const auto& shared) {
+    if (const auto* codebook = dynamic_cast<const CodebookImpl*>(&shared)) drop(prefix, *codebook);
+  });
+}
+
 /// For each codebook the optional state that the checkpoint lacks; throws where other names are
 /// missing or unknown, or shapes differ.
 using Missing = std::vector<std::pair<CodebookImpl*, std::vector<std::string>>>;
@@ -137,6 +152,7 @@ void load_state_dict(torch::nn::Module& module, const State& state) {
     optimizers.emplace_back(owner, take(left, prefix + std::string(kOptimizer)));
     owner->check_in_place_optimizer_state(optimizers.back().second);
   }
+  drop_kept(module, left);
   const auto own = tensors_of(module);
   const auto missing = check_names(module, own, left);
   for (const auto& [name, tensor] : own) {

@@ -39,7 +39,7 @@ CodesOfStep prepared_codes(VectorQuantizeImpl& vq, const at::Tensor& x, const Ca
   const auto& codebook = *vq.codebook_state;
   const bool looks = !codebook.initialised() || vq.options.affine_param() || call.transform ||
                      vq.has_in_place_optimizer();
-  // Mostly nobody looks at the tokens before the search, which splits them itself.
+  // Mostly nothing needs the tokens before the search, which splits them itself.
   if (!looks) return {stored_codes(vq, x.scalar_type()), {}};
   const auto split = F::split_tokens(x, call.mask, layout);
   prepare(vq, split.tokens, split.mask, call.frozen, call.ranks);
@@ -54,7 +54,7 @@ Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::T
   const auto [codebook, in_place] = prepared_codes(vq, x, call, layout);
   const bool training = vq.is_training();
   const bool learns = training && !call.frozen && !call.topk;
-  const bool apart = learns && (call.accumulate || own.has_pending());
+  const bool apart = learns && !own.keeps_statistics() && (call.accumulate || own.has_pending());
   if (training) {
     own.begin_step();
     // A new tensor, so that a copy of the module keeps what it has.
@@ -66,14 +66,15 @@ Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::T
   if (vq.options.affine_param()) arguments.affine = own.affine_state();
   auto first = losses;
   if (apart) first.orthogonal_weight(0);
-  auto found = F::vector_quantize_(x, own.state(), arguments,
-                                   F::VectorQuantizeStepOptions()
-                                       .layout(layout)
-                                       .search(search_options(vq, call, estimator_of(vq)))
-                                       .losses(first)
-                                       .learning(own.learning(call.ema_update, call.ranks))
-                                       .learns(learns && !apart)
-                                       .finishes(training && !apart));
+  auto found =
+      F::vector_quantize_(x, own.state(), arguments,
+                          F::VectorQuantizeStepOptions()
+                              .layout(layout)
+                              .search(search_options(vq, call, estimator_of(vq)))
+                              .losses(first)
+                              .learning(own.learning(call.ema_update, call.ranks, call.accumulate))
+                              .learns(learns && !apart)
+                              .finishes(training && !apart));
   if (apart) learn_apart(vq, found, call, losses);
   auto& [commitment, diversity, orthogonal] = found.terms;
   return {found.quantized, found.indices, found.loss,

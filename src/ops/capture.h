@@ -6,6 +6,8 @@
 
 #include <ATen/core/enum_tag.h>
 
+#include <torchvq/cuda_kernels.h>
+
 namespace torchvq::detail {
 
 /// Tags of an operator that waits for the device, whatever its kernels.
@@ -17,7 +19,7 @@ inline const std::vector<at::Tag>& waits() {
 /// Tags of an operator that searches. The plain path asks the device how many rows are left to
 /// decide; CUDA kernels, where the library has them, ask nothing.
 inline const std::vector<at::Tag>& searches() {
-#ifdef TORCHVQ_WITH_CUDA
+#if TORCHVQ_WITH_CUDA
   static const std::vector<at::Tag> none;
   return none;
 #else

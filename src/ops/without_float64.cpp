@@ -20,6 +20,7 @@ constexpr const char* kNeedFloat64[] = {
     "ema_finish_",
     "ema_update_",
     "ema_update_tokens_",
+    "keep_statistics_",
     "kmeans",
     "nearest_code",
     "random_normal",

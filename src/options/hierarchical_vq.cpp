@@ -72,6 +72,7 @@ VectorQuantizeOptions HierarchicalVQOptions::vq(int64_t size) const {
       .sync_codebook(sync_codebook())
       .process_group(process_group())
       .reduction(reduction())
+      .sync_every(sync_every())
       .vqp_compat(vqp_compat());
 }
 
@@ -131,6 +132,7 @@ const detail::OptionTable<HierarchicalVQOptions>& detail::option_table() {
           TORCHVQ_OPTION(sync_codebook),
           TORCHVQ_OPTION(process_group),
           TORCHVQ_OPTION(reduction),
+          TORCHVQ_OPTION(sync_every),
           TORCHVQ_COMPAT_OPTION,
       }};
   return table;

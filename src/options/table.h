@@ -66,7 +66,7 @@ std::string set_option_text(T& field, const std::string& text) {
    [](const auto& /*options*/) { return std::string("None"); }}
 
 /// `rows`, and those of a part of the options under names that are still free: `part` leads from
-/// options to it, const or not. `fixed` are names that nobody sets.
+/// options to it, const or not. `fixed` are names that cannot be set.
 template <typename Options, typename PartOptions, typename Part>
 OptionRows<Options> with_part(OptionRows<Options> rows, const OptionRows<PartOptions>& more,
                               Part part, const std::vector<std::string>& fixed = {},

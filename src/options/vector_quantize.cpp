@@ -37,6 +37,7 @@ void check_ranges(const VectorQuantizeOptions& o) {
   expect_vector_quantize(o.eps() > 0, "eps", "above 0", o.eps());
   expect_vector_quantize(o.reduction() == "exact" || o.reduction() == "float", "reduction",
                          "exact or float", o.reduction());
+  expect_vector_quantize(o.sync_every() >= 1, "sync_every", "at least 1", o.sync_every());
 }
 
 void check_not_negative(const VectorQuantizeOptions& o) {
@@ -67,6 +68,7 @@ void check_combinations(const VectorQuantizeOptions& o,
           "learnable_codebook and ema_update (pass ema_update=False)");
   exclude(learnable && o.use_cosine_sim(), "learnable_codebook and use_cosine_sim");
   exclude(o.affine_param() && o.use_cosine_sim(), "affine_param and use_cosine_sim");
+  exclude(o.vqp_compat() && o.sync_every() > 1, "vqp_compat and sync_every above 1");
   exclude(o.straight_through() && resolved.rotation_trick,
           "straight_through and rotation_trick (pass rotation_trick=False)");
   exclude(o.straight_through() && learnable, "straight_through and learnable_codebook");
@@ -155,6 +157,7 @@ const detail::OptionTable<VectorQuantizeOptions>& detail::option_table() {
           TORCHVQ_OPTION(sync_affine_param),
           TORCHVQ_OPTION(process_group),
           TORCHVQ_OPTION(reduction),
+          TORCHVQ_OPTION(sync_every),
       }};
   return table;
 }

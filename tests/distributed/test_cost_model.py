@@ -55,6 +55,17 @@ STEPS = {
         dict(dim=12, codebook_size=64, num_quantizers=3, threshold_ema_dead_code=1),
         Step(64, 12, levels=3, replaces=True),
     ),
+    "steps together": (
+        ResidualVQ,
+        dict(
+            dim=12,
+            codebook_size=64,
+            num_quantizers=3,
+            threshold_ema_dead_code=1,
+            sync_every=3,
+        ),
+        Step(64, 12, levels=3, replaces=True, every=3),
+    ),
     "shared": (
         ResidualVQ,
         dict(dim=12, codebook_size=64, num_quantizers=3, shared_codebook=True),
@@ -75,16 +86,18 @@ STEPS = {
 
 
 def sent(rank: int, name: str, dtype: torch.dtype) -> tuple[int, int, int]:
-    kind, options, _ = STEPS[name]
+    kind, options, step = STEPS[name]
     torch.manual_seed(0)
     module: nn.Module = kind(**options).to(dtype)
     dim: Any = options["dim"]
     shape = (2, dim, 2) if kind is HierarchicalVQ else (1, 40 + rank, dim)
     # Not larger than the codes have been, which would be two messages more.
     x = 0.01 * torch.randn(shape, generator=torch.Generator().manual_seed(rank)).to(dtype)
-    module(x)
+    for _ in range(step.every):
+        module(x)
     torch.ops.torchvq.reset_traffic()
-    module(x)
+    for _ in range(step.every):
+        module(x)
     all_reduces, all_gathers, _, size = torch.ops.torchvq.traffic()
     return all_reduces, all_gathers, size
 
@@ -110,6 +123,7 @@ def test_algorithms_by_hand() -> None:
     assert ring(1000, 2) == (2, 1000) and ring(1000, 4) == (6, 1500)
     assert tree(1000, 2) == (2, 2000) and tree(1000, 5) == (6, 2000)
     assert ring(1000, 4).seconds(0.1, 1500) == pytest.approx(1.6)
+    assert ring(1000, 4).seconds(0.1, 1500, every=4) == pytest.approx(0.4)
 
 
 def test_the_page_has_the_table_of_the_model() -> None:

@@ -51,6 +51,8 @@ ROWS: dict[str, tuple[Module, int, str]] = {
         1,
         "step",
     ),
+    "the same, `sync_every=4`, three steps of four": (lambda: stack(sync_every=4), 1, "step"),
+    "the same, `sync_every=4`, the fourth": (lambda: stack(sync_every=4), 3, "step"),
     "the same, codes learn by gradient alone": (
         lambda: stack(learnable_codebook=True, ema_update=False),
         1,

@@ -66,17 +66,19 @@ def trained(kind: str, rank: int, **options: Any) -> nn.Module:
     return module
 
 
-def evaluate_or_train(rank: int, kind: str) -> Any:
+def evaluate_or_train(rank: int, kind: str, every: int) -> Any:
     group = dist.new_group(timeout=TIMEOUT)
-    module = trained(kind, rank, process_group=group)
+    module = trained(kind, rank, process_group=group, sync_every=every)
     if rank == 1:
         module.eval()
     return attempt(module, tokens(rank, 2))
 
 
+# With 3 the third step is the first that sends.
+@pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_rank_in_evaluation(ranks: Ranks, kind: str) -> None:
-    for rank, answer in enumerate(ranks.run(evaluate_or_train, kind)):
+def test_one_rank_in_evaluation(ranks: Ranks, kind: str, every: int) -> None:
+    for rank, answer in enumerate(ranks.run(evaluate_or_train, kind, every)):
         if rank == 1:
             assert answer[0] == "nothing" and answer[2]
         else:

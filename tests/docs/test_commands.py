@@ -16,7 +16,7 @@ from pages import Block, all_blocks
 SESSION = "docs/cli.md"
 # Beginnings of commands, and where they run; README.md as a whole is for tools/roads.sh.
 ELSEWHERE = {
-    "make bench": "hours; tests/python/test_benchmarks.py runs every suite a little",
+    "make bench": "most of an hour; tests/python/test_benchmarks.py runs every suite a little",
     "python benchmarks/python/run.py": "the same",
     "python benchmarks/python/quantizers.py": "the same",
     "python benchmarks/python/learning_table.py": "an hour; tests/python/test_learning_table.py runs it a little",

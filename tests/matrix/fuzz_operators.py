@@ -194,6 +194,13 @@ def _by_hand() -> None:
         [x], [indices], [_ops.code_exponents(codes)], mask=[], state=[codes], rng=[rng],
         cluster_size=[counts], threshold=2.0,
     )  # fmt: skip
+    _ops.keep_statistics_(
+        [cooldown.new_zeros(4), cooldown.clone(), cooldown.new_zeros(2, 1, 4, 4),
+         cooldown.new_zeros(2, 1, 4, dtype=torch.int32), torch.zeros(1, 4, 5)],
+        [cooldown.clone(), cooldown.new_zeros(2, 1, 4, 4), cooldown.int(), torch.zeros(1, 4, 4)],
+        [x], [indices], [_ops.code_exponents(codes)], mask=[], state=[codes], step=rng, rng=[rng],
+        cluster_size=[counts], every=2, replaces=True,
+    )  # fmt: skip
     _ops.synced_replace_dead_codes_(
         [codes], [sums], [counts], [cooldown], [x], [hits], [rng], mask=[], threshold=2.0,
         reset_cluster_size=1.0, cooldown_steps=1,

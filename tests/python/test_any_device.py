@@ -23,7 +23,7 @@ ops = torch.ops.torchvq
 SEEDS = range(2)
 # Searches ask how many rows are left to decide, unless the library has CUDA kernels, which ask nothing.
 SEARCH = {"nearest_code", "residual_encode", "residual_beam_search", "sample_codes"}
-WAITS = {"kmeans", "synced_kmeans", "synced_usage", *SEARCH}
+WAITS = {"keep_statistics_", "kmeans", "synced_kmeans", "synced_usage", *SEARCH}
 # Collectives need a group, and refinement fits codes to data that lie on the CPU.
 ELSEWHERE = {
     "synced_step_statistics",

@@ -18,6 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks" / "python"
 SUITES = {
     "nearest_code",
+    "inputs",
+    "small_steps",
+    "several_ranks",
+    "growth",
     "vector_quantize",
     "residual",
     "fsq",
@@ -46,7 +50,7 @@ def script(name: str, *options: object) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"PYTHONPATH": package, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=840,
         check=False,
     )
 
@@ -61,7 +65,8 @@ def results(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     return folder
 
 
-all_suites = pytest.param(sorted(SUITES), marks=pytest.mark.exhaustive, id="all")
+marks = [pytest.mark.exhaustive, pytest.mark.timeout(900)]
+all_suites = pytest.param(sorted(SUITES), marks=marks, id="all")
 
 
 @pytest.mark.parametrize("results", [["nearest_code"], all_suites], indirect=True, scope="module")
@@ -71,7 +76,9 @@ def test_run_writes_json_and_a_chart_for_every_suite(results: Path) -> None:
     for name in names:
         document = json.loads((results / f"{name}.json").read_text())
         assert document["quick"] is True
-        assert {"cpu", "cores", "torch", "commit"} <= document["machine"].keys()
+        wanted = {"cpu", "cores", "torch", "commit", "level", "others", "seconds"}
+        assert wanted <= document["machine"].keys()
+        assert document["rounds"] or name == "memory"
         assert document["cases"]
         assert (results / f"{name}.png").stat().st_size > 1000
 

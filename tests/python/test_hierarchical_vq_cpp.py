@@ -48,6 +48,7 @@ CASES: dict[str, Case] = {
     "dropout": case(nested_dropout=0.7),
     "dropout_own": case(nested_dropout=1.0, shared_codebook=False, share_quant_resi=0),
     "dropout_two": case(nested_dropout=1.0, nested_dropout_min_levels=2, more="mask"),
+    "sync_every": case(sync_every=2, nested_dropout=0.7, more="mask"),
     "rotation": case(rotation_trick=True),
     "cosine": case(use_cosine_sim=True),
     "sampling": case(stochastic_sample_codes=True),

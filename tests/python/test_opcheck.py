@@ -78,6 +78,24 @@ def state() -> list[Tensor]:
     return [CODEBOOK.clone(), sizes, CODEBOOK * 0.3, integers(1, 2, 7), integers(1, 2)]
 
 
+def kept(steps: int) -> list[Tensor]:
+    """What a codebook keeps after so many steps, of no tokens."""
+    exponents = torch.full((2, 2, 7), 32 * steps, dtype=torch.int32)
+    return [
+        torch.tensor([steps, steps, 0, 0]),
+        torch.zeros(2, 7, dtype=torch.long),
+        torch.zeros(2, 2, 7, 4, dtype=torch.long),
+        exponents,
+        torch.zeros(2, 7, 1 + 4),
+    ]
+
+
+def found() -> list[Tensor]:
+    """Where it writes what no longer waits."""
+    _, counts, sums, exponents, candidates = kept(steps=0)
+    return [counts, sums, exponents[0].clone(), candidates[..., 1:].clone()]
+
+
 def affine() -> tuple[Tensor, ...]:
     return normal(2, 1, 4), normal(2, 1, 4).abs(), normal(2, 1, 4), normal(2, 1, 4).abs()
 
@@ -212,6 +230,30 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
             threshold=0.5,
         ),
     ),
+    "keep_statistics_": (
+        (kept(steps=0), found(), [X], [INDICES], [torch.zeros(2, 7, dtype=torch.int32)]),
+        dict(
+            mask=[MASK],
+            state=[CODEBOOK],
+            step=rng(),
+            rng=[rng()],
+            cluster_size=[torch.ones(2, 7)],
+            every=2,
+            replaces=True,
+        ),
+    ),
+    "keep_statistics_ due": (
+        (kept(steps=1), found(), [X], [INDICES], [torch.zeros(2, 7, dtype=torch.int32)]),
+        dict(
+            mask=[],
+            state=[CODEBOOK],
+            step=rng(),
+            rng=[rng()],
+            cluster_size=[torch.ones(2, 7)],
+            every=2,
+            replaces=True,
+        ),
+    ),
     "average_gradients": (([CODEBOOK], X), dict(mask=MASK)),
     # Losses.
     "search_losses": (
@@ -227,6 +269,26 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "lookup_free_loss": (
         (normal().abs(), normal().abs(), normal().abs()),
         dict(entropy_weight=0.1, diversity_gamma=1.0, commitment_weight=0.25),
+    ),
+    "lookup_free_quantize": (
+        (normal(2, 9, 6),),
+        dict(
+            mask=integers(2, 2, 9).bool(),
+            rotation=torch.linalg.qr(normal(3, 3))[0],
+            rng=rng(),
+            totals=[],
+            codebooks=2,
+            radius=1.0,
+            soft_clamp=2.0,
+            fraction=0.5,
+            estimates=True,
+            scores=True,
+            commitment_weight=0.25,
+        ),
+    ),
+    "lookup_free_losses": (
+        (X, X.sign()),
+        dict(mask=MASK, entropy_mask=MASK, commitment_weight=0.25, softplus_offset=5.0),
     ),
     "vqp_rotation_trick": ((X, X + 1), {}),
     "vqp_masked_commitment": ((X, X + 1, MASK), {}),

@@ -27,6 +27,9 @@ MORE: dict[str, dict[str, Any]] = {
     "update_v": dict(**LEARNABLE, sync_update_v=0.3, quant_grad_frac=0.5),
     "frozen": dict(freeze_codebook=True, threshold_ema_dead_code=2),
     "input_as_padding": dict(return_zeros_for_masked_padding=False),
+    "sync_every": dict(sync_every=2, threshold_ema_dead_code=1),
+    "sync_every_dropout": dict(sync_every=3, quantize_dropout=True),
+    "sync_every_shared": dict(sync_every=2, shared_codebook=True, kmeans_init=True),
     "compatible_dead_codes": dict(vqp_compat=True, threshold_ema_dead_code=2),
     "multiple": dict(
         num_quantizers=8,

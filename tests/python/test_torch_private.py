@@ -123,6 +123,25 @@ def test_outside_graphs_gives_its_reason_where_one_graph_is_asked_for():
         run(torch.ones(2))
 
 
+def test_a_module_is_observed_by_a_hook_of_its_own_or_of_all_and_by_a_forward_of_its_own():
+    plain, hooked, prepared, replaced = (nn.Identity() for _ in range(4))
+    hooked.register_forward_hook(lambda *_: None)
+    prepared.register_forward_pre_hook(lambda *_: None)
+    replaced.forward = lambda x: x
+    assert not private.is_observed(plain, nn.Linear(1, 1))
+    for module in (hooked, prepared, replaced):
+        assert private.is_observed(plain, module)
+    register = (
+        torch.nn.modules.module.register_module_forward_hook,
+        torch.nn.modules.module.register_module_forward_pre_hook,
+    )
+    for everywhere in register:
+        hook = everywhere(lambda *_: None)
+        assert private.is_observed(plain)
+        hook.remove()
+    assert not private.is_observed(plain)
+
+
 class Pair(NamedTuple):
     first: Tensor
     second: Tensor

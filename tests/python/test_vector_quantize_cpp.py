@@ -39,6 +39,8 @@ MORE: dict[str, dict[str, Any]] = {
     "compat_fraction": dict(**COMPAT, dead_code_threshold_fraction=0.5),
     "in_place": dict(**LEARNABLE, in_place_codebook_optimizer="sgd"),
     "input_as_padding": dict(return_zeros_for_masked_padding=False),
+    "sync_every": dict(sync_every=3),
+    "sync_every_dead": dict(sync_every=2, **SEPARATE, threshold_ema_dead_code=1),
 }
 # What each step is called with besides x.
 CALLS: dict[str, tuple[str, str]] = {

@@ -36,6 +36,9 @@ struct SyncedDeadCodeOptions : SyncOptions {
   std::optional<at::Tensor> offered = std::nullopt;
   /// How they came: "exact" or "float", see SyncedStatisticsOptions.
   std::string reduction = "exact";
+  /// (), bool: false where the step is one of several that are reduced later, so that nothing is
+  /// replaced or sent and cooldowns fall. Default: true.
+  std::optional<at::Tensor> due = std::nullopt;
 };
 
 /// replace_dead_codes_() with the tokens of all ranks as candidates, for all levels of a stack at

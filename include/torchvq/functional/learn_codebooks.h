@@ -22,6 +22,11 @@ struct CodebookState {
   at::Tensor cooldown;      ///< (H, K), int64
   at::Tensor replaced;      ///< (H,), int64: codes replaced since it was set to zero
   at::Tensor rng;           ///< (2,), int64: seed and step; read, not changed
+  /// With sync_every above 1, what waits for the reduction: steps (4,), counts (H, K), sums (2, H,
+  /// K, D), all int64, exponents (2, H, K), int32, and candidates for dead codes (H, K, 1 + D), or
+  /// (H, 0, 1 + D) without replacement, in the dtype of cluster_size
+  /// (distributed/kept_statistics.h). All begin as zeros.
+  std::vector<at::Tensor> kept = {};
 };
 
 /// The tokens that teach one codebook, in the space in which its averages are kept.
@@ -66,6 +71,10 @@ struct LearnCodebooksOptions {
   TORCH_ARG(bool, vqp_compat) = false;
   /// Who learns together. Default: this process alone.
   TORCH_ARG(distributed::Ranks, ranks);
+  /// Steps whose statistics are kept and then reduced and learnt at once, as if they were one
+  /// batch; above 1 states have `kept`. 0: they join the steps that are kept, and are none of their
+  /// own. Default: 1.
+  TORCH_ARG(int64_t, sync_every) = 1;
   /// What the ranks must have in common besides, quoted in errors. Default: "".
   TORCH_ARG(std::string, signature);
 };
@@ -92,7 +101,8 @@ TORCHVQ_API void absorb_statistics_(const std::vector<CodebookState>& states,
 /// Both, one after the other: all that a training step changes.
 ///
 /// @return  tokens of this step per code (H, K), of all ranks, for each of `tokens`; none where
-///          nothing is learnt.
+///          nothing is learnt. With sync_every above 1 ones: nobody knows them, and every step
+///          counts.
 ///
 /// Gradient     none.
 /// Determinism  that of its parts: the same bits whatever the number of ranks and threads.

@@ -1,4 +1,4 @@
-// Projections that nobody learns, to the spaces of several codebooks.
+// Fixed projections to the spaces of several codebooks.
 #pragma once
 
 #include <cstdint>

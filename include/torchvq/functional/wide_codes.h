@@ -11,8 +11,8 @@ namespace torchvq::functional {
 /// Undoes the rounding of codes that are kept in half precision.
 ///
 /// A code moves by less than its own rounding in most steps; averages that restarted from the
-/// rounded code would stand still. Where the averages round to the code that is stored, nobody else
-/// has moved it, and theirs is the value.
+/// rounded code would stand still. Where the averages round to the code that is stored, nothing
+/// else has moved it, and theirs is the value.
 ///
 /// Formula   a = the code that ema_finish_() makes of the averages; result = a where a rounds to
 /// embed, else embed

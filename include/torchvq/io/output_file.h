@@ -9,7 +9,7 @@
 namespace torchvq::io {
 
 /// A file being written. The bytes go to a temporary file in the directory of `path`; commit()
-/// flushes it to the disk and renames it over `path` in one step, so that nobody ever sees half a
+/// flushes it to the disk and renames it over `path` in one step, so that no reader ever sees half a
 /// file and an existing file survives every failure. Destruction without commit() removes the
 /// temporary file.
 ///

@@ -87,14 +87,19 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   void state_loaded(const std::vector<std::string>& missing = {});
   /// Whether state may be missing in a checkpoint: what this library adds to the reference's.
   static bool is_optional_state(const std::string& name);
+  /// Whether state waits for later steps: a module that keeps nothing ignores it.
+  static bool is_kept_state(const std::string& name);
 
   // Learning as functional/learn_codebooks.h takes it, for stacks whose levels learn together -----
 
   /// What training changes.
   functional::CodebookState state();
-  /// Its options; the signature is this codebook's alone.
-  functional::LearnCodebooksOptions learning(bool ema_update,
-                                             const distributed::Ranks& ranks) const;
+  /// Its options; the signature is this codebook's alone. `accumulate`: with sync_every above 1, to
+  /// join the steps that are kept.
+  functional::LearnCodebooksOptions learning(bool ema_update, const distributed::Ranks& ranks,
+                                             bool accumulate = false) const;
+  /// Whether statistics wait for other steps, so that accumulation is the operator's business.
+  bool keeps_statistics() const { return options.sync_every() > 1; }
   /// Whether a training step needs statistics.
   bool learns(bool ema_update) const;
   /// Whether earlier steps have left statistics for this one.
@@ -142,12 +147,16 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   torch::Tensor batch_mean_needs_init, batch_variance_needs_init;  ///< (), bool, with affine_param
   torch::Tensor codebook_mean_needs_init,
       codebook_variance_needs_init;  ///< (), bool, with affine_param
+  torch::Tensor kept_steps, kept_counts, kept_sums, kept_exponents,
+      kept_candidates;     ///< with sync_every above 1, see functional/learn_codebooks.h
   torch::Tensor replaced;  ///< (H,), int64: codes that the last training forward replaced, for
                            ///< stats(); undefined for none; not part of the state
 
  private:
   void register_embed(const torch::Tensor& initial);
   void register_affine(int64_t dim);
+  void register_kept(int64_t dim);
+  void forget_kept();
   void initialise(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
                   const distributed::Ranks& ranks);
   void update_affine(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,

@@ -11,6 +11,7 @@
 #include <torch/nn/pimpl.h>
 
 #include <torchvq/export.h>
+#include <torchvq/functional/lookup_free_quantize.h>
 #include <torchvq/modules/kept_buffers.h>
 #include <torchvq/options/lfq.h>
 
@@ -121,21 +122,14 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
 
  private:
   friend class ResidualLFQImpl;
-  /// Tokens of a forward and what they became, one row per codebook.
-  struct Signs {
-    torch::Tensor latents, codes, indices;
-    std::optional<torch::Tensor> mask, entropy_mask;
-    double inv_temperature;
-  };
-  /// `draw` (2,) chooses the tokens that enter the entropies; undefined: all.
-  Signs quantize(const torch::Tensor& tokens, const std::optional<torch::Tensor>& mask,
-                 double inv_temperature, const torch::Tensor& draw);
-  torch::Tensor output_codes(const Signs& signs, const torch::Tensor& tokens);
-  torch::Tensor join(const torch::Tensor& codes, const torch::Tensor& tokens) const;
-  torch::Tensor own_totals(const Signs& signs) const;
-  void add_losses(const Signs& signs, const std::optional<torch::Tensor>& totals,
-                  LookupFreeOutput& output) const;
-  torch::Tensor draw_for(const std::string& group) const;
+  /// The options of a step of this module, without those of a call.
+  functional::LookupFreeOptions step_options() const;
+  /// A step with a user's activation between latents and output.
+  functional::LookupFreeStep step(const torch::Tensor& x,
+                                  const functional::LookupFreeArguments& arguments,
+                                  const functional::LookupFreeOptions& how);
+  torch::Tensor projected(const torch::Tensor& tokens);
+  torch::Tensor draw_for() const;
   std::string group() const;
   std::string label() const;
   void shake_hands(const std::string& group) const;

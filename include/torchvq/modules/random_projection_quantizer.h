@@ -1,4 +1,4 @@
-// RandomProjectionQuantizer: targets for masked prediction from a quantizer that nobody trains.
+// RandomProjectionQuantizer: targets for masked prediction from a quantizer that is not trained.
 #pragma once
 
 #include <memory>

@@ -82,12 +82,13 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
 
  private:
   friend class GroupedResidualLFQImpl;
-  using Signs = std::vector<LFQImpl::Signs>;
+  /// What the levels in use have found.
+  using Steps = std::vector<functional::LookupFreeStep>;
   /// A forward of a stack whose losses wait for what the other ranks, and other groups, know.
   struct Pending {
     ResidualLFQImpl* stack;
     ResidualLFQOutput output;
-    Signs signs;
+    Steps steps;
   };
   /// Uses `depth` levels if it is given, else puts there how many were used.
   Pending start(const torch::Tensor& x, const ResidualLFQForwardOptions& call,
@@ -95,9 +96,11 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
   /// Fills in the losses: one all-reduce for all levels of all stacks.
   static void finish(std::vector<Pending>& stacks);
   detail::Layout layout() const;
-  detail::StackFamily family(const torch::Tensor& draw, Signs& signs);
-  std::vector<torch::Tensor> own_totals(const Signs& signs) const;
-  torch::Tensor losses(const Signs& signs,
+  detail::StackFamily family(const torch::Tensor& draw, Steps& steps);
+  /// The options of a step of a level.
+  functional::LookupFreeOptions step_options(size_t level) const;
+  std::vector<torch::Tensor> own_totals(const Steps& steps) const;
+  torch::Tensor losses(const Steps& steps,
                        const std::vector<std::optional<torch::Tensor>>& totals) const;
   void shake_hands(const std::string& group) const;
   bool drops() const { return options.quantize_dropout() && options.num_quantizers() > 1; }

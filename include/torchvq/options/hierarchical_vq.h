@@ -129,6 +129,8 @@ struct TORCHVQ_API HierarchicalVQOptions {
   TORCH_ARG(std::optional<std::string>, process_group);
   /// Default: "exact".
   TORCH_ARG(std::string, reduction) = "exact";
+  /// See VectorQuantizeOptions. Default: 1.
+  TORCH_ARG(int64_t, sync_every) = 1;
   /// The order of vector-quantize-pytorch: k-means on the coarsest scale, an update after each
   /// scale, dropped scales that teach and have indices; and what it means for VectorQuantize.
   /// Default: what TORCHVQ_COMPAT says.

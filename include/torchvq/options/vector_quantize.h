@@ -185,6 +185,10 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// How their statistics are added up: "exact", or "float" with half the bytes, for slow networks,
   /// and bits that depend on the number of ranks. Default: "exact".
   TORCH_ARG(std::string, reduction) = "exact";
+  /// Training steps that teach the codebook together, at least 1: their statistics are kept exactly
+  /// and reduced once, so that ranks send one message in so many steps and the codebook moves with
+  /// the last of them, as from one batch of all their tokens. Default: 1.
+  TORCH_ARG(int64_t, sync_every) = 1;
 };
 
 /// Options of one call of VectorQuantizeImpl::forward; unset fields follow the module's options.

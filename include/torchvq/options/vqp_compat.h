@@ -1,4 +1,4 @@
-// What the option `vqp_compat` of every class is where nobody sets it.
+// What the option `vqp_compat` of every class is where it is not given.
 #pragma once
 
 #include <torchvq/export.h>

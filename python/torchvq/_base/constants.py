@@ -9,14 +9,14 @@ from torchvq._base.wide_buffers import WideBuffers
 
 
 def to_default_device(value: Tensor) -> Tensor:
-    """To where `with torch.device(...)` has constructors put their tensors; operators of ours do not hear of it."""
+    """To where `with torch.device(...)` puts new tensors; our operators do not follow it by themselves."""
     return value.to(torch.get_default_device())
 
 
 class ConstantBuffers(WideBuffers):
     """A module that may have constant buffers, which follow it to its device and dtype.
 
-    Nobody can load them, so they are written again wherever PyTorch leaves tensors without values: `to_empty`, and
+    No checkpoint holds them, so they are written again wherever PyTorch leaves tensors without values: `to_empty`, and
     `load_state_dict(assign=True)` after construction on the meta device (see `materialise_constants`).
     """
 

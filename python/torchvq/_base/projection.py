@@ -25,7 +25,7 @@ def project(projection: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def projects_nothing(*projections: nn.Module) -> bool:
-    """Whether projections can be left out: identities at which nobody listens."""
+    """Whether projections can be left out: identities without hooks."""
     return all(
         type(projection) is nn.Identity
         and not (

@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 class Replay:
     """The state with which a checkpointed forward searched, and what tells which forward that was.
 
-    Its recomputation searches with the same codes and learns nothing: neither state nor ranks hear of it twice.
+    Its recomputation searches with the same codes and learns nothing: state and ranks get each step once.
     """
 
     def __init__(self, key: tuple[torch.Size, int], initialised: bool) -> None:

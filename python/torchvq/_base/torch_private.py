@@ -95,6 +95,16 @@ PLACE_OF_SHARD = Part(
     "compute_local_shape_and_global_offset",
     "codebooks that fully_shard shards cannot learn",
 )
+FORWARD_HOOKS = Part(
+    "torch.nn.modules.module",
+    "_global_forward_hooks",
+    "adapted quantizers of DAC call their levels one by one",
+)
+FORWARD_PRE_HOOKS = Part(
+    "torch.nn.modules.module",
+    "_global_forward_pre_hooks",
+    "adapted quantizers of DAC call their levels one by one",
+)
 
 PARTS = (
     RESOLVE_GROUP,
@@ -107,6 +117,8 @@ PARTS = (
     FSDP_STATES,
     FSDP_STATE,
     PLACE_OF_SHARD,
+    FORWARD_HOOKS,
+    FORWARD_PRE_HOOKS,
 )
 
 #: What wrappers of torch put into the names of what they wrap.
@@ -132,7 +144,7 @@ def outside_graphs(reason: str) -> Callable[[_Function], _Function]:
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal disabled
             if disabled is None:
-                # Whoever compiles has loaded the compiler.
+                # A process that compiles has loaded the compiler.
                 if "torch._dynamo" not in sys.modules:
                     return function(*args, **kwargs)
                 disabled = torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call]
@@ -195,6 +207,21 @@ def inside_reentrant_checkpoint() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+# Hooks -------------------------------------------------------------------------------------------------------------
+
+
+def is_observed(*modules: nn.Module) -> bool:
+    """Whether a call of one of these modules runs more than its class says: a hook, or a forward set on the module."""
+    try:
+        everywhere = bool(FORWARD_HOOKS.get() or FORWARD_PRE_HOOKS.get())
+    except NotImplementedError:
+        return True
+    return everywhere or any(
+        module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
+        for module in modules
+    )
 
 
 # Process groups and FSDP2 ------------------------------------------------------------------------------------------

@@ -55,10 +55,10 @@ def step(
     steps = not codebook.replaying
     learns = steps and not call.frozen and call.topk is None
     # Statistics that are kept for later, or that a function of the caller weighs, lie between two operators.
-    apart = learns and (call.accumulate or callable(call.weight) or codebook.has_pending)
+    apart = learns and codebook.learns_apart(call.accumulate, call.weight)
     arguments = _arguments(vq, call, apart)
     if learns and not apart:
-        arguments |= codebook.learning(call.ema_update, call.weight)
+        arguments |= codebook.learning(call.ema_update, call.weight, accumulate=call.accumulate)
     if vq.vqp_compat:
         arguments |= dict(vqp_compat=True, tokens=before)
     *found, inputs, chosen, totals = _ops.vector_quantize_(
@@ -100,7 +100,7 @@ def _prepare(
     learning = not (call.frozen and codebook.initialised)
     looks = learning and (codebook.affine_param or not codebook.initialised)
     if not looks and call.transform is None and vq.in_place_codebook_optimizer is None:
-        # Nobody looks at the tokens before the search: its operator splits them.
+        # Nothing needs the tokens before the search, so its operator splits them.
         prepare(vq, x, None, call.frozen, call.ranks)
         return stored_codes(vq, x.dtype), None
     tokens, projected, mask = layout.split_tokens(x, call.mask)

@@ -55,7 +55,7 @@ def walk(
     chosen: list[LevelT] = []
     for index in range(levels):
         level, (codes, taken) = choose(index, residual, total)
-        # Nobody else holds the sum; in place it stays in the cache.
+        # The sum has no other holder; added to in place, it stays in the cache.
         total = total + codes if codes.requires_grad else total.add_(codes)
         residual = residual - taken
         chosen.append(level)

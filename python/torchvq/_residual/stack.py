@@ -262,7 +262,7 @@ class ResidualStack(RandomState):
         if seed is not None:
             return seeded_depth(seed, self.num_quantizers, *rule)
         assert rng is not None
-        # Of the step alone: ranks whose seeds differ drop the same levels, and nobody has to ask.
+        # Drawn from the number of the step alone: ranks whose seeds differ drop the same levels, without a message.
         step = torch.stack([torch.zeros_like(rng[1]), rng[1]])
         return drawn_depth(step, self.num_quantizers, *rule)
 

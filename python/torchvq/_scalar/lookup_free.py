@@ -1,11 +1,12 @@
-"""The steps of lookup-free quantization that one quantizer and a stack of them share."""
+"""A forward of lookup-free quantization between its projections: one operator, for one quantizer and a level alike."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchvq._base.projection import projects_nothing
 from torchvq._base.random_state import Step
 from torchvq._base.ranks import Ranks, group_of
 from torchvq.outputs import LookupFreeLossBreakdown
@@ -21,10 +22,94 @@ class Signs(NamedTuple):
 
     latents: Tensor  # (C, T, D), float32 or float64
     codes: Tensor  # (C, T, D)
-    indices: Tensor  # (C, T)
-    mask: Tensor | None  # (C, T)
-    entropy_mask: Tensor | None  # tokens that enter the entropies
+    mask: Tensor | None  # (B, N)
+    entropy_mask: Tensor | None  # (C, T) or (T,): tokens that enter the entropies
     inv_temperature: float
+
+
+class Found(NamedTuple):
+    """What a forward has found, in the layout that it was given."""
+
+    quantized: Tensor
+    indices: Tensor
+    loss: Tensor  # this and its terms are 0 where they wait for other ranks, and in evaluation
+    terms: LookupFreeLossBreakdown
+    signs: Signs
+
+
+class Call(NamedTuple):
+    """What a forward was asked for."""
+
+    mask: Tensor | None  # (B, N)
+    rng: Tensor | None  # (2,): draws the tokens that enter the entropies; None: all do
+    ranks: Ranks
+    inv_temperature: float = 100.0
+    channel_first: bool = False
+    estimates: bool = False  # whether codes have the gradient of the activation
+    scores: bool = False  # whether losses are due
+    totals: Sequence[Tensor] = ()  # of the forward that this one repeats
+
+
+def step(lfq: "LFQ", x: Tensor, call: Call) -> tuple[Found, list[Tensor]]:
+    """Takes the signs of projected tokens and scores them.
+
+    Args:
+        lfq: whose options count.
+        x: (B, *, C * D), or channel-first.
+        call: the rest.
+
+    Returns:
+        What was found, and what the ranks have added up.
+    """
+    # A user's activation lies between latents and output.
+    activates = call.estimates and not projects_nothing(lfq.activation)
+    quantized, indices, loss, *terms, latents, codes, counted, totals = _ops.lookup_free_quantize(
+        x,
+        mask=call.mask,
+        rotation=lfq._buffers.get("orthogonal_rot"),
+        rng=call.rng,
+        totals=list(call.totals),
+        codebooks=lfq.num_codebooks,
+        channel_first=call.channel_first,
+        radius=lfq.codebook_scale if lfq.spherical else None,
+        soft_clamp=lfq.soft_clamp_input_value,
+        fraction=lfq.frac_per_sample_entropy,
+        estimates=call.estimates and not activates,
+        scores=call.scores,
+        **_loss_options(lfq, call.inv_temperature),
+        **call.ranks.named(),
+    )
+    if activates:
+        quantized = _activated(lfq, x, latents, codes, call)
+    signs = Signs(latents, codes, call.mask, counted[0] if counted else None, call.inv_temperature)
+    return Found(quantized, indices, loss, LookupFreeLossBreakdown(*terms), signs), totals
+
+
+def _activated(lfq: "LFQ", x: Tensor, latents: Tensor, codes: Tensor, call: Call) -> Tensor:
+    """The output with the gradient of a user's activation."""
+    codes = _ops.straight_through(lfq.activation(latents), codes)
+    if lfq.orthogonal_rotation:
+        codes = _ops.rotate_features(codes, lfq.orthogonal_rot, inverse=True)
+    return _ops.restore_tokens(
+        codes,
+        x,
+        mask=None if lfq.vqp_compat else call.mask,
+        heads=lfq.num_codebooks,
+        separate=True,
+        channel_first=call.channel_first,
+    )
+
+
+def _loss_options(lfq: "LFQ", inv_temperature: float) -> dict[str, Any]:
+    return dict(
+        scale=lfq.code_value,
+        inv_temperature=inv_temperature,
+        entropy_weight=lfq.entropy_loss_weight,
+        diversity_gamma=lfq.diversity_gamma,
+        commitment_weight=lfq.commitment_loss_weight,
+        softplus_offset=lfq.entropy_loss_offset if lfq.experimental_softplus_entropy_loss else None,
+        vqp_compat=lfq.vqp_compat,
+    )
 
 
 def ranks_of(lfq: "LFQ", owner: str = "LFQ") -> Ranks:
@@ -90,35 +175,15 @@ def _totals(lfq: "LFQ", signs: Signs) -> Tensor:
     )
 
 
-def losses(
-    lfq: "LFQ", signs: Signs, totals: Tensor | None
-) -> tuple[Tensor, LookupFreeLossBreakdown]:
-    """The weighted loss and its terms; zeros in evaluation."""
-    zero = signs.latents.new_zeros(())
-    if not lfq.training:
-        return zero, LookupFreeLossBreakdown(zero, zero, zero)
-    sharpness = 4 * signs.inv_temperature * lfq.code_value
-    if lfq.vqp_compat:
-        per_sample, batch = _ops.vqp_sign_entropy(
-            signs.latents,
-            sharpness=sharpness,
-            masked=signs.mask is not None,
-            mask=signs.entropy_mask,
-        )
-    else:
-        per_sample, batch = _ops.sign_entropy(
-            signs.latents, sharpness=sharpness, mask=signs.entropy_mask, totals=totals
-        )
-    commitment = zero
-    if lfq.commitment_loss_weight > 0:
-        commitment = _ops.commitment_loss(signs.latents, signs.codes, mask=signs.mask)
-    loss = _ops.lookup_free_loss(
-        per_sample,
-        batch,
-        commitment,
-        entropy_weight=lfq.entropy_loss_weight,
-        diversity_gamma=lfq.diversity_gamma,
-        commitment_weight=lfq.commitment_loss_weight,
-        softplus_offset=lfq.entropy_loss_offset if lfq.experimental_softplus_entropy_loss else None,
+def loss(lfq: "LFQ", signs: Signs, totals: Tensor | None) -> Tensor:
+    """The weighted loss of a forward that did not score."""
+    mask = None if signs.mask is None else _ops.split_mask(signs.mask, lfq.num_codebooks, True)
+    found, *_ = _ops.lookup_free_losses(
+        signs.latents,
+        signs.codes,
+        mask=mask,
+        entropy_mask=signs.entropy_mask,
+        totals=totals,
+        **_loss_options(lfq, signs.inv_temperature),
     )
-    return loss, LookupFreeLossBreakdown(per_sample, batch, commitment)
+    return found

@@ -1,4 +1,4 @@
-"""Numbers that ONNX graphs hold as constants, asked of the operators themselves."""
+"""Numbers that ONNX graphs hold as constants, computed by the operators themselves."""
 
 from collections.abc import Sequence
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules import module as _modules
 
+from torchvq._base.torch_private import is_observed
 from torchvq.adapters._registry import Adapter, register
 from torchvq.adapters._search import nearest, nearest_by_angle
 
@@ -59,8 +59,9 @@ class _Stack(Adapter):
             return None
         if not isinstance(count, int) or count < 1:
             return None
-        levels = list(self.quantizers)[:count]
-        return levels if all(map(_unobserved, levels)) else None
+        levels: list[Any] = list(self.quantizers)[:count]
+        observed = any(is_observed(level, level.codebook) for level in levels)
+        return None if observed else levels
 
 
 @register("transformers.models.dac.modeling_dac.DacResidualVectorQuantizer")
@@ -101,16 +102,6 @@ class _Walk(NamedTuple):
     """Of all levels, added up: without a gradient the losses of encoder and codebook are the same number."""
     norms: list[Tensor]
     """Of the codes of each level, (K, 1)."""
-
-
-def _unobserved(level: Any) -> bool:
-    """Whether nothing but its own methods runs in a call of a level or its codebook."""
-    if _modules._global_forward_hooks or _modules._global_forward_pre_hooks:
-        return False
-    return not any(
-        part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part)
-        for part in (level, level.codebook)
-    )
 
 
 def _walk(levels: list[Any], x: Tensor, loss_of: Callable[[Tensor, Tensor], Tensor]) -> _Walk:

@@ -11,7 +11,7 @@ from torch import nn
 
 _Adapter = TypeVar("_Adapter", bound="type[Adapter]")
 
-# By qualified name, so that nobody's package is imported before its user imports it.
+# By qualified name, so that no package is imported before its user imports it.
 _adapters: dict[str, type[Adapter]] = {}
 _joined: dict[tuple[type[nn.Module], type[Adapter]], type[nn.Module]] = {}
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from torchvq.convert._codec import Codec, ConversionError, Level, Projection, Stack
 
@@ -134,8 +135,18 @@ def _weight(state: State, key: str) -> Tensor | None:
         (".parametrizations.weight.original0", ".parametrizations.weight.original1"),
     ):
         if key + norm in state and key + direction in state:
-            return torch._weight_norm(state[key + direction], state[key + norm], 0).detach()
+            return _normed(state[key + norm], state[key + direction])
     return None
+
+
+def _normed(norm: Tensor, direction: Tensor) -> Tensor:
+    """What torch makes of the two where it runs the layer, to the bit."""
+    layer = nn.Module()
+    layer.weight = nn.Parameter(direction)
+    weight_norm(layer)
+    with torch.no_grad():
+        layer.get_parameter("parametrizations.weight.original0").copy_(norm)
+        return layer.weight.detach()
 
 
 def _check_maps(codec: Codec) -> None:

@@ -194,7 +194,7 @@ def _parts(result: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _own_dim(options: Mapping[str, Any]) -> int:
-    """Features of an input where nobody says how many: those of the codes."""
+    """Features of an input where the options do not say: those of the codes."""
     own = (
         len(options["levels"])
         if "levels" in options

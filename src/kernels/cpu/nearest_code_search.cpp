@@ -172,7 +172,7 @@ bool NearestCodeSearch::set_aside_may_win(double norm, double limit) const {
   return score + std::abs(score) * 1e-6 >= limit;
 }
 
-/// A row that screening knows nothing about; false for all others.
+/// A row that screening could not bound; false for all others.
 bool NearestCodeSearch::settle_special(int64_t row, Block& block) const {
   if (block.norms[row] >= 0) return false;
   const float* x = block.x + row * task_.dim;

@@ -3,59 +3,14 @@
 #include <limits>
 
 #include "kernels/cpu/codebook_average.h"
+#include "kernels/cuda/code_totals-inl.h"
 #include "kernels/cuda/cuda.h"
 #include "kernels/fixed_point.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 namespace {
 
-constexpr int kSizeThreads = 1024;
 constexpr unsigned kRowThreads = 256;
-
-__device__ double within(double value, double most) {
-  return value < -most ? -most : (most < value ? most : value);
-}
-template <typename T>
-__device__ T narrowed(double value) {
-  constexpr double kMost = std::numeric_limits<T>::max();
-  return static_cast<T>(within(value, kMost));
-}
-
-/// Every thread of the block gets what `merge` makes of all their values.
-template <typename T, typename Merge>
-__device__ T of_block(T value, const Merge& merge) {
-  __shared__ T of_warps[kSizeThreads / kWarp];
-  for (int step = kWarp / 2; step > 0; step /= 2)
-    value = merge(value, __shfl_xor_sync(kWholeWarp, value, step));
-  if (lane_of_warp() == 0) of_warps[warp_of_block()] = value;
-  __syncthreads();
-  value = of_warps[0];
-  for (int warp = 1; warp < kSizeThreads / kWarp; ++warp) value = merge(value, of_warps[warp]);
-  __syncthreads();  // the array is used again
-  return value;
-}
-
-/// order_free_total of codebook_average.h by a block.
-template <typename T>
-__device__ double total_of_block(const T* values, int64_t count) {
-  double largest = 0;
-  bool finite = true;
-  for (int64_t i = threadIdx.x; i < count; i += kSizeThreads) {
-    const double value = fabs(static_cast<double>(values[i]));
-    finite = finite && isfinite(value);
-    if (finite) largest = max(largest, value);
-  }
-  finite = of_block(static_cast<int>(finite), [](int a, int b) { return a & b; }) != 0;
-  largest = of_block(largest, [](double a, double b) { return a < b ? b : a; });
-  const int32_t shift = total_bits(count) - exponent_of(largest);
-  const double scale = power_of_two(shift);
-  long long total = 0;
-  for (int64_t i = threadIdx.x; finite && i < count; i += kSizeThreads)
-    total += __double2ll_rn(static_cast<double>(values[i]) * scale);
-  total = of_block(total, [](long long a, long long b) { return a + b; });
-  if (!finite) return std::numeric_limits<double>::quiet_NaN();
-  return static_cast<double>(total) * power_of_two(-shift);
-}
 
 __device__ double weight_of(const EmaUpdateTask& task, int64_t slot) {
   return (task.weight ? task.weight[slot] : 1.0) * task.step;
@@ -190,6 +145,61 @@ __global__ void __launch_bounds__(kRowThreads) draw_unused(EmaUpdateTask task, E
   }
 }
 
+/// A block to a head of ema_finish_: the sum of its sizes, and which codes are unused.
+template <typename T>
+__global__ void __launch_bounds__(kSizeThreads, 1)
+    look_at_sizes(EmaUpdateTask task, const T* cluster_size) {
+  for (int64_t head = blockIdx.x; head < task.heads; head += gridDim.x) {
+    const int64_t first = head * task.size;
+    int unused_codes = 0;
+    for (int64_t k = threadIdx.x; k < task.size; k += kSizeThreads) {
+      const bool unused = static_cast<double>(cluster_size[first + k]) < task.unused_below;
+      task.unused[first + k] = unused;
+      unused_codes += unused;
+    }
+    unused_codes = of_block(unused_codes, [](int a, int b) { return a + b; });
+    const double total = total_of_block(cluster_size + first, task.size);
+    if (threadIdx.x != 0) continue;
+    task.totals[head] = total;
+    task.in_use[head] = static_cast<int32_t>(task.size) - unused_codes;
+  }
+}
+
+/// A warp to a code of ema_finish_: the code that follows from its average.
+template <typename T>
+__global__ void __launch_bounds__(kRowThreads, 2)
+    finish_rows(EmaUpdateTask task, EmaState<T> state) {
+  for (int64_t slot = grid_warp(); slot < task.heads * task.size; slot += grid_warps()) {
+    const int64_t head = slot / task.size;
+    const double total = task.totals[head];
+    const double mass = total + static_cast<double>(task.size) * task.eps;
+    const double size =
+        smoothed_size(static_cast<double>(state.cluster_size[slot]), task.eps, total, mass);
+    if (task.unused[slot] == 0 && size > 0) {
+      for (int64_t d = lane_of_warp(); d < task.dim; d += kWarp) {
+        const int64_t at = slot * task.dim + d;
+        state.embed[at] = narrowed<T>(static_cast<double>(state.embed_avg[at]) / size);
+      }
+      if (task.unit) make_unit(state.embed + slot * task.dim, task.dim);
+    }
+    if (total > 0 && task.in_use[head] < task.size)
+      find_place(task, state.cluster_size + head * task.size, head, slot % task.size);
+  }
+}
+
+template <typename T>
+Error run_finish(const EmaUpdateTask& task, const EmaState<T>& state, const Queue& queue) {
+  const int64_t slots = task.heads * task.size;
+  if (slots == 0) return nullptr;
+  if (const auto error = launch(look_at_sizes<T>, queue, blocks_for(task.heads, 1), kSizeThreads, 0,
+                                task, static_cast<const T*>(state.cluster_size)))
+    return error;
+  const unsigned blocks = blocks_for(slots, kRowThreads / kWarp);
+  if (const auto error = launch(finish_rows<T>, queue, blocks, kRowThreads, 0, task, state))
+    return error;
+  return launch(draw_unused<T>, queue, blocks, kRowThreads, 0, task, state);
+}
+
 template <typename T>
 Error run(const EmaUpdateTask& task, const EmaState<T>& state, const Queue& queue) {
   const int64_t slots = task.heads * task.size;
@@ -212,6 +222,14 @@ Error ema_update(const EmaUpdateTask& task, const EmaState<float>& state, const 
 
 Error ema_update(const EmaUpdateTask& task, const EmaState<double>& state, const Queue& queue) {
   return run(task, state, queue);
+}
+
+Error ema_finish(const EmaUpdateTask& task, const EmaState<float>& state, const Queue& queue) {
+  return run_finish(task, state, queue);
+}
+
+Error ema_finish(const EmaUpdateTask& task, const EmaState<double>& state, const Queue& queue) {
+  return run_finish(task, state, queue);
 }
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

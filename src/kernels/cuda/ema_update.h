@@ -36,4 +36,9 @@ struct EmaState {
 Error ema_update(const EmaUpdateTask& task, const EmaState<float>& state, const Queue& queue);
 Error ema_update(const EmaUpdateTask& task, const EmaState<double>& state, const Queue& queue);
 
+/// ema_finish_: codes from averages that stay as they are. Of the task it reads sizes, step, eps,
+/// unused_below, unit and what there is to work in, but `before`; of the state it writes embed.
+Error ema_finish(const EmaUpdateTask& task, const EmaState<float>& state, const Queue& queue);
+Error ema_finish(const EmaUpdateTask& task, const EmaState<double>& state, const Queue& queue);
+
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kHalfThreads, 2) scan_half(SearchState state) 
     for (int step = 0; step < kStages - 1; ++step) load_next(step);
     for (int64_t step = 0; step < steps; ++step) {
       wait_for_copies<kStages - 2>();
-      // All copies of this step have come, and nobody computes on the stage that is loaded next.
+      // All copies of this step have come, and no thread computes on the stage that is loaded next.
       __syncthreads();
       load_next(step + kStages - 1);
       sums.add(shared + place_of_stage * kStageHalves, warp_row, warp_code);

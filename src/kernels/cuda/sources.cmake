@@ -1,8 +1,10 @@
 # Kernels for NVIDIA GPUs, and the operators that call them, by name. The emulation of tests compiles the same lists
 # (tests/cuda_shim).
 set(TORCHVQ_CUDA_KERNELS
+  kernels/cuda/best_scores.cu
   kernels/cuda/code_exponents.cu
   kernels/cuda/code_statistics.cu
+  kernels/cuda/dead_codes.cu
   kernels/cuda/ema_update.cu
   kernels/cuda/latent_quantize.cu
   kernels/cuda/lookup_codes.cu
@@ -18,10 +20,13 @@ set(TORCHVQ_CUDA_KERNELS
 set(TORCHVQ_CUDA_OPERATORS
   ops/cuda/code_exponents.cpp
   ops/cuda/code_statistics.cpp
+  ops/cuda/ema_finish_.cpp
   ops/cuda/ema_update_.cpp
   ops/cuda/latent_quantize.cpp
   ops/cuda/lookup_codes.cpp
   ops/cuda/nearest_code.cpp
+  ops/cuda/replace_dead_codes_.cpp
+  ops/cuda/residual_beam_search.cpp
   ops/cuda/residual_encode.cpp
   ops/cuda/residual_scalar_quantize.cpp
   ops/cuda/rotation_trick.cpp

@@ -15,6 +15,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/where.h>
@@ -23,6 +24,8 @@
 
 #include "detail/ordered_sum.h"
 #include "detail/product_dtype.h"
+#include "detail/root.h"
+#include "ops/any/nearest_code_by.h"
 
 namespace torchvq {
 namespace {
@@ -50,7 +53,7 @@ void over_chunks(int64_t rows, int64_t step, const Body& body) {
 /// Rows divided by their float64 norm, summed in index order; zero rows stay zero.
 at::Tensor unit_rows(const at::Tensor& rows) {
   const auto wide = rows.to(at::kDouble);
-  const auto norm = sum_in_order(wide * wide).sqrt_().unsqueeze(-1);
+  const auto norm = detail::rounded_root(sum_in_order(wide * wide)).unsqueeze(-1);
   return (wide / norm).masked_fill_(norm.eq(0), 0).to(rows.scalar_type());
 }
 
@@ -216,9 +219,26 @@ std::pair<at::Tensor, at::Tensor> scan_rows(const at::Tensor& x, const Codes& co
   return {index, certain.logical_not_().nonzero().squeeze(-1)};
 }
 
+/// The same by a device's own means.
+at::Tensor decide_by(const detail::DecideRows& decide, const at::Tensor& rows, const Codes& codes,
+                     int64_t k) {
+  detail::OpenRows open = {rows, codes.values, codes.bias, codes.excluded, {}, {}, codes.cosine, k};
+  if (codes.product) {
+    const Scan scan(rows, codes, k);
+    open.scores = scan.scores.to(at::kDouble).masked_fill(codes.huge, -kInfinity);
+    open.limit = scan.limit;
+  } else {
+    open.scores =
+        at::zeros({rows.size(0), codes.values.size(0)}, rows.options().dtype(at::kDouble));
+    open.limit = at::full({rows.size(0)}, kInfinity, open.scores.options());
+  }
+  return decide(open);
+}
+
 /// The k nearest codes (N, k) of rows (N, D); what it gives for rows that are not finite means
 /// nothing.
-at::Tensor search_rows(const at::Tensor& x, const Codes& codes, int64_t k) {
+at::Tensor search_rows(const at::Tensor& x, const Codes& codes, int64_t k,
+                       const detail::DecideRows& decide_rows) {
   at::Tensor index, open;
   if (k == 1 && codes.product) {
     std::tie(index, open) = scan_rows(x, codes);
@@ -232,6 +252,10 @@ at::Tensor search_rows(const at::Tensor& x, const Codes& codes, int64_t k) {
               [&](int64_t begin, int64_t count) {
                 const auto part = open.narrow(0, begin, count);
                 const auto rows = contract_rows(x.index_select(0, part), codes.cosine);
+                if (decide_rows) {
+                  index.index_copy_(0, part, decide_by(decide_rows, rows, codes, k));
+                  return;
+                }
                 const auto candidate = codes.product
                                            ? Scan(rows, codes, k).candidates(codes)
                                            : at::ones({count, size}, codes.excluded.options());
@@ -249,7 +273,8 @@ at::Tensor distances_of(const at::Tensor& x, const at::Tensor& codes, bool cosin
     const auto difference = wide_x - wide_codes;
     return dot(difference, difference);
   }
-  const auto norms = dot(wide_x, wide_x).sqrt_() * dot(wide_codes, wide_codes).sqrt_();
+  const auto norms =
+      detail::rounded_root(dot(wide_x, wide_x)) * detail::rounded_root(dot(wide_codes, wide_codes));
   const auto similarity = dot(wide_x, wide_codes) / norms;
   return similarity.masked_fill_(norms.eq(0), 0).neg_().add_(1);
 }
@@ -284,12 +309,8 @@ void complete(const NearestCodeProblem& problem, int64_t head, const HeadOutput&
   });
 }
 
-detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& codebook,
-                                        std::string_view metric,
-                                        const std::optional<at::Tensor>& bias,
-                                        std::optional<int64_t> topk, bool return_codes,
-                                        bool return_distances) {
-  const NearestCodeProblem problem(x, codebook, metric, bias, topk);
+detail::NearestCodeTensors search_heads(const NearestCodeProblem& problem, bool return_codes,
+                                        bool return_distances, const detail::DecideRows& decide) {
   const auto options = problem.x.options();
   const int64_t heads = problem.heads, tokens = problem.tokens, k = problem.k, dim = problem.dim;
   auto indices = at::empty({heads, tokens, k}, options.dtype(at::kLong));
@@ -301,17 +322,36 @@ detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& c
     const HeadOutput out{indices.select(0, head),
                          return_codes ? codes.select(0, head) : at::Tensor(),
                          return_distances ? distances.select(0, head) : at::Tensor()};
-    out.indices.copy_(search_rows(problem.x.select(0, head), Codes(problem, head), k));
+    out.indices.copy_(search_rows(problem.x.select(0, head), Codes(problem, head), k, decide));
     complete(problem, head, out);
   }
-  const auto shape = C10_AS_INTARRAYREF_SLOW(detail::nearest_code_shape(x, topk));
-  auto codes_shape = shape.vec();
-  codes_shape.push_back(dim);
-  return {indices.view(shape), return_codes ? codes.view(codes_shape) : codes,
-          return_distances ? distances.view(shape) : distances};
+  return {indices, codes, distances};
+}
+
+detail::NearestCodeTensors nearest_code(const at::Tensor& x, const at::Tensor& codebook,
+                                        std::string_view metric,
+                                        const std::optional<at::Tensor>& bias,
+                                        std::optional<int64_t> topk, bool return_codes,
+                                        bool return_distances) {
+  const NearestCodeProblem problem(x, codebook, metric, bias, topk);
+  return detail::nearest_code_by(x, problem, topk, return_codes, return_distances, nullptr);
 }
 
 }  // namespace
+
+detail::NearestCodeTensors detail::nearest_code_by(const at::Tensor& x,
+                                                   const NearestCodeProblem& problem,
+                                                   std::optional<int64_t> topk, bool return_codes,
+                                                   bool return_distances,
+                                                   const DecideRows& decide) {
+  const auto [indices, codes, distances] =
+      search_heads(problem, return_codes, return_distances, decide);
+  const auto shape = C10_AS_INTARRAYREF_SLOW(nearest_code_shape(x, topk));
+  auto codes_shape = shape.vec();
+  codes_shape.push_back(problem.dim);
+  return {indices.view(shape), return_codes ? codes.view(codes_shape) : codes,
+          return_distances ? distances.view(shape) : distances};
+}
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) { m.impl("nearest_code", nearest_code); }
 

@@ -19,10 +19,13 @@
 #include <torch/library.h>
 
 #include "detail/product_dtype.h"
+#include "ops/any/beam_paths.h"
 
 namespace torchvq {
 namespace {
 
+using detail::BeamCodes;
+using detail::BeamPaths;
 using detail::BeamProblem;
 
 constexpr double kUnreachable = std::numeric_limits<double>::infinity();
@@ -32,37 +35,9 @@ int64_t beam_scores_at_once(const at::Tensor& x) {
   return x.is_cpu() ? int64_t{1} << 21 : int64_t{1} << 25;
 }
 
-/// The codes of one level and head.
-struct Level {
-  at::Tensor codes;     ///< (K, D)
-  at::Tensor columns;   ///< (D, K)
-  at::Tensor finite;    ///< (K, D) float64, rows with a NaN or infinity zero
-  at::Tensor excluded;  ///< (K,) bool, those rows
-  at::Tensor squares;   ///< (K,) float64, squared norms
-  double weight = 1;
-  bool adds = false;  ///< whether the scores of the levels add up
-
-  Level(const BeamProblem& problem, int64_t head, size_t n) {
-    codes = problem.codebooks[n].select(0, head);
-    columns = codes.t().contiguous();
-    excluded = problem.codebooks[n].select(0, head).isfinite().all(-1).logical_not_();
-    finite = codes.to(at::kDouble).masked_fill(excluded.unsqueeze(-1), 0);
-    squares = finite.square().sum(-1);
-    adds = !problem.weights.empty();
-    if (adds) weight = problem.weights[n];
-  }
-};
-
-/// The paths of a chunk of t tokens, w for each, in lexicographic order.
-struct Paths {
-  at::Tensor residual;  ///< (t, w, D)
-  at::Tensor score;     ///< (t, w) float64
-  at::Tensor indices;   ///< (t, w, levels so far)
-};
-
 /// The contract's scores: residual columns d -> (n,), codes likewise; smaller is better.
 template <typename Residual, typename Code>
-at::Tensor exact_scores(int64_t dim, const at::Tensor& before, const Level& level,
+at::Tensor exact_scores(int64_t dim, const at::Tensor& before, const BeamCodes& level,
                         const Residual& residual, const Code& code) {
   auto score = at::zeros_like(before);
   for (int64_t d = 0; d < dim; ++d) {
@@ -74,7 +49,7 @@ at::Tensor exact_scores(int64_t dim, const at::Tensor& before, const Level& leve
 }
 
 /// Flat extensions (t, count), best first, by the contract's scores of all extensions.
-at::Tensor decide(const Paths& paths, const Level& level, int64_t count) {
+at::Tensor decide(const BeamPaths& paths, const BeamCodes& level, int64_t count) {
   const int64_t t = paths.score.size(0), w = paths.score.size(1), k = level.codes.size(0);
   const auto scores = exact_scores(
       level.codes.size(1), paths.score.unsqueeze(-1).expand({t, w, k}).contiguous(), level,
@@ -86,38 +61,25 @@ at::Tensor decide(const Paths& paths, const Level& level, int64_t count) {
 }
 
 /// Flat extensions (t, count) and whether they are certain (t,).
-std::tuple<at::Tensor, at::Tensor> screen(const Paths& paths, const Level& level, int64_t count) {
-  const int64_t t = paths.score.size(0), w = paths.score.size(1), k = level.codes.size(0);
-  const auto wide = paths.residual.to(at::kDouble);
-  const auto lengths = wide.square().sum(-1);
-  auto scores = at::matmul(wide, level.finite.t()).mul_(-2);
-  scores.add_(lengths.unsqueeze(-1)).add_(level.squares);
-  if (level.adds) scores.mul_(level.weight).add_(paths.score.unsqueeze(-1));
-  scores.masked_fill_(level.excluded, kUnreachable);
-  scores.masked_fill_(paths.score.isinf().unsqueeze(-1), kUnreachable);
-
-  const int64_t all = w * k, taken = std::min(count + 1, all);
-  const auto [values, places] = scores.view({t, all}).topk(taken, -1, /*largest=*/false);
-  auto magnitude = std::get<0>(lengths.max(-1)) + level.squares.max();
-  if (level.adds) magnitude = magnitude * level.weight + std::get<0>(paths.score.max(-1));
-  const double dim = static_cast<double>(level.codes.size(1));
-  // Of the product above and of the contract's own sum.
-  const auto error = (magnitude + 0x1p-900) * ((dim + 16) * 8 * 0x1p-53);
+std::tuple<at::Tensor, at::Tensor> screen(const BeamPaths& paths, const BeamCodes& level,
+                                          int64_t count) {
+  const detail::ScreenedBeam screened(paths, level);
+  const int64_t all = screened.scores.size(1), taken = std::min(count + 1, all);
+  const auto [values, places] = screened.scores.topk(taken, -1, /*largest=*/false);
   const auto chosen = places.narrow(-1, 0, count);
+  const auto& error = screened.error;
   if (taken == count) return {chosen, at::ones_like(error, error.options().dtype(at::kBool))};
-  // Of emulated products nothing is certain.
-  const bool exact = detail::product_dtype(at::kDouble, wide.device()).has_value();
   const auto gap = values.select(-1, count) - values.select(-1, count - 1);
-  return {chosen, exact ? gap.gt(error) : at::zeros_like(error, error.options().dtype(at::kBool))};
+  return {chosen, gap.gt(error)};
 }
 
 /// The best `count` extensions of every token's paths, in lexicographic order.
-Paths extend(const Paths& paths, const Level& level, int64_t count) {
+BeamPaths extend(const BeamPaths& paths, const BeamCodes& level, int64_t count) {
   const int64_t t = paths.score.size(0), k = level.codes.size(0), dim = level.codes.size(1);
   auto [places, certain] = screen(paths, level, count);
   const auto open = certain.logical_not().nonzero().squeeze(-1);
   if (open.size(0) > 0) {
-    const Paths uncertain{
+    const BeamPaths uncertain{
         paths.residual.index_select(0, open), paths.score.index_select(0, open), {}};
     places = places.index_copy(0, open, decide(uncertain, level, count));
   }
@@ -126,7 +88,7 @@ Paths extend(const Paths& paths, const Level& level, int64_t count) {
   const auto wide_parent = parent.unsqueeze(-1).expand({t, count, dim});
   const auto residual = paths.residual.gather(1, wide_parent);
   const auto codes = level.codes.index_select(0, code.flatten()).view({t, count, dim});
-  Paths next;
+  BeamPaths next;
   next.score = exact_scores(
       dim, paths.score.gather(1, parent), level, [&](int64_t d) { return residual.select(-1, d); },
       [&](int64_t d) { return codes.select(-1, d); });
@@ -139,10 +101,11 @@ Paths extend(const Paths& paths, const Level& level, int64_t count) {
   return next;
 }
 
-at::Tensor search_chunk(const at::Tensor& x, const std::vector<Level>& levels, int64_t beam) {
+at::Tensor search_chunk(const at::Tensor& x, const std::vector<BeamCodes>& levels, int64_t beam,
+                        const detail::ExtendBeam& extend) {
   const auto absent = x.isfinite().all(-1).logical_not_();
   const int64_t t = x.size(0);
-  Paths paths;
+  BeamPaths paths;
   paths.residual = x.masked_fill(absent.unsqueeze(-1), 0).unsqueeze(1);
   paths.score = at::zeros({t, 1}, x.options().dtype(at::kDouble));
   paths.indices = at::empty({t, 1, 0}, x.options().dtype(at::kLong));
@@ -165,7 +128,40 @@ at::Tensor residual_beam_search(const at::Tensor& x, at::TensorList codebooks, i
 
 }  // namespace
 
+detail::BeamCodes::BeamCodes(const BeamProblem& problem, int64_t head, size_t n) {
+  codes = problem.codebooks[n].select(0, head);
+  columns = codes.t().contiguous();
+  excluded = codes.isfinite().all(-1).logical_not_();
+  finite = codes.to(at::kDouble).masked_fill(excluded.unsqueeze(-1), 0);
+  squares = finite.square().sum(-1);
+  adds = !problem.weights.empty();
+  if (adds) weight = problem.weights[n];
+}
+
+detail::ScreenedBeam::ScreenedBeam(const BeamPaths& paths, const BeamCodes& level) {
+  const int64_t t = paths.score.size(0), w = paths.score.size(1), k = level.codes.size(0);
+  const auto wide = paths.residual.to(at::kDouble);
+  const auto lengths = wide.square().sum(-1);
+  auto all = at::matmul(wide, level.finite.t()).mul_(-2);
+  all.add_(lengths.unsqueeze(-1)).add_(level.squares);
+  if (level.adds) all.mul_(level.weight).add_(paths.score.unsqueeze(-1));
+  all.masked_fill_(level.excluded, kUnreachable);
+  all.masked_fill_(paths.score.isinf().unsqueeze(-1), kUnreachable);
+  scores = all.view({t, w * k});
+
+  auto magnitude = std::get<0>(lengths.max(-1)) + level.squares.max();
+  if (level.adds) magnitude = magnitude * level.weight + std::get<0>(paths.score.max(-1));
+  const double dim = static_cast<double>(level.codes.size(1));
+  // Of the product above and of the contract's own sum.
+  error = (magnitude + 0x1p-900) * ((dim + 16) * 8 * 0x1p-53);
+  if (!product_dtype(at::kDouble, wide.device())) error.fill_(kUnreachable);
+}
+
 at::Tensor detail::beam_search_any(const BeamProblem& problem) {
+  return beam_search_by(problem, extend);
+}
+
+at::Tensor detail::beam_search_by(const BeamProblem& problem, const ExtendBeam& extend) {
   const auto used = static_cast<int64_t>(problem.codebooks.size());
   auto indices =
       at::empty({problem.heads, problem.tokens, used}, problem.x.options().dtype(at::kLong));
@@ -176,14 +172,14 @@ at::Tensor detail::beam_search_any(const BeamProblem& problem) {
   }
   const int64_t step = std::max<int64_t>(1, beam_scores_at_once(problem.x) / widest);
   for (int64_t head = 0; head < problem.heads && problem.tokens > 0; ++head) {
-    std::vector<Level> levels;
+    std::vector<BeamCodes> levels;
     for (size_t n = 0; n < problem.codebooks.size(); ++n) levels.emplace_back(problem, head, n);
     for (int64_t begin = 0; begin < problem.tokens; begin += step) {
       const int64_t count = std::min(step, problem.tokens - begin);
       const auto part = problem.x.select(0, head).narrow(0, begin, count);
       indices.select(0, head)
           .narrow(0, begin, count)
-          .copy_(search_chunk(part, levels, problem.beam));
+          .copy_(search_chunk(part, levels, problem.beam, extend));
     }
   }
   return indices;

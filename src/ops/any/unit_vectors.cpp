@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include "detail/ordered_sum.h"
+#include "detail/root.h"
 
 namespace torchvq {
 namespace {
@@ -14,7 +15,7 @@ at::Tensor unit_vectors(const at::Tensor& x) {
   detail::check_unit_vectors(x);
   const auto dtype = detail::compute_dtype(x);
   const auto wide = x.to(at::kDouble);
-  const auto norm = detail::sum_in_order(wide.mul(wide)).sqrt_().unsqueeze(-1);
+  const auto norm = detail::rounded_root(detail::sum_in_order(wide.mul(wide))).unsqueeze(-1);
   return wide.div(norm.masked_fill(norm.eq(0), 1)).to(dtype).contiguous();
 }
 

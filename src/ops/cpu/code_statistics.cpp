@@ -24,7 +24,7 @@ constexpr int64_t kPagesOfZeros = 4;
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kManyBytes = 1 << 20;
 
-/// Whether most sums are left zero: few tokens, and nobody reads the sums of codes without.
+/// Whether most sums are left zero: few tokens, and the sums of codes without are not read.
 bool touches_little(const detail::TokenOrder& order, int64_t slots, int64_t dim) {
   const int64_t row = dim * static_cast<int64_t>(sizeof(int64_t)), bytes = slots * row;
   const int64_t touched = static_cast<int64_t>(order.rows.size()) * (row / kPageBytes + 2);

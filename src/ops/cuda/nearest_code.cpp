@@ -1,10 +1,12 @@
 // CUDA: tensor cores screen, float64 decides what they leave open (kernels/cuda/nearest_code.h).
-// The k best codes for k > 1 are the any-device kernel's.
+// Of the k best codes for k > 1 torch's product screens, and a launch decides.
 #include "ops/nearest_code.h"
 
 #include <ATen/ops/empty.h>
 
+#include "kernels/cuda/best_scores.h"
 #include "kernels/cuda/nearest_code.h"
+#include "ops/any/nearest_code_by.h"
 #include "ops/cuda/kernel.h"
 
 namespace torchvq {
@@ -50,17 +52,41 @@ void cuda_search_heads(const NearestCodeProblem& problem, const OnDevice& device
   }
 }
 
+/// The k best codes of rows by the contract's scores.
+template <typename T>
+at::Tensor cuda_decide(const detail::OpenRows& open) {
+  const OnDevice device(open.rows);
+  const auto rows = open.rows.contiguous(), codes = open.codes.contiguous(),
+             scores = open.scores.contiguous(), limit = open.limit.contiguous();
+  const auto excluded = open.excluded.contiguous();
+  const auto bias = open.bias.defined() ? open.bias.contiguous() : at::Tensor();
+  auto chosen = at::empty({rows.size(0), open.k}, rows.options().dtype(at::kLong));
+  cuda_kernels::BestScoresTask task;
+  task.scores = scores.mutable_data_ptr<double>();
+  task.limits = limit.const_data_ptr<double>();
+  task.rows = rows.size(0), task.count = codes.size(0), task.best = open.k;
+  task.chosen = chosen.mutable_data_ptr<int64_t>();
+  task.fault = static_cast<cuda_kernels::BestScoresFault>(fault_of_test());
+  cuda_kernels::CodeScores<T> exact;
+  exact.x = rows.const_data_ptr<T>(), exact.codes = codes.const_data_ptr<T>();
+  exact.excluded = excluded.const_data_ptr<bool>();
+  exact.bias = bias.defined() ? bias.const_data_ptr<double>() : nullptr;
+  exact.dim = rows.size(1), exact.cosine = open.cosine;
+  check_launch("nearest_code", cuda_kernels::nearest_codes(task, exact, device.queue()));
+  return chosen;
+}
+
 NearestCodeTensors cuda_nearest_code(const at::Tensor& x, const at::Tensor& codebook,
                                      std::string_view metric, const std::optional<at::Tensor>& bias,
                                      std::optional<int64_t> topk, bool return_codes,
                                      bool return_distances) {
-  if (topk.value_or(1) > 1) {
-    return any_device_kernel<NearestCodeTensors>("torchvq::nearest_code", x, codebook, metric, bias,
-                                                 topk, return_codes, return_distances);
-  }
   detail::check_nearest_code(x, codebook, metric, bias, topk);
   const OnDevice device(x);
   const NearestCodeProblem problem(x, codebook, metric, bias, topk);
+  if (problem.k > 1) {
+    const auto decide = problem.dtype == at::kDouble ? cuda_decide<double> : cuda_decide<float>;
+    return detail::nearest_code_by(x, problem, topk, return_codes, return_distances, decide);
+  }
   const auto options = problem.x.options();
   const auto shape = C10_AS_INTARRAYREF_SLOW(detail::nearest_code_shape(x, topk)).vec();
   auto codes_shape = shape;

@@ -170,14 +170,35 @@ TEST(CudaNearestCode, Strides) {
   expect_cpu_bits(at::randn({24, 60}).t(), at::randn({24, 90}).t());
 }
 
-TEST(CudaNearestCode, KBestIsTheAnyDeviceKernel) {
+TEST(CudaNearestCode, KBest) {
   at::manual_seed(10);
-  const auto x = at::randn({20, 24}), codebook = at::randn({30, 24});
-  const auto before = cuda_shim::launches();
-  expect_cpu_bits(x, codebook, NearestCodeOptions().topk(3));
-  EXPECT_EQ(cuda_shim::launches(), before);
-  expect_cpu_bits(x, codebook, everything().topk(1));
-  EXPECT_GT(cuda_shim::launches(), before);
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf}) {
+    for (const auto metric : {"euclidean", "cosine"}) {
+      for (const int64_t k : {2, 9}) {
+        const auto x = at::randn({7, 24}).to(dtype), codebook = at::randn({30, 24}).to(dtype);
+        const auto before = cuda_shim::launches();
+        expect_cpu_bits(x, codebook, everything().metric(metric).topk(k));
+        expect_cpu_bits(x, codebook, everything().metric(metric).topk(k).bias(at::randn({30})));
+        EXPECT_GT(cuda_shim::launches(), before);
+      }
+    }
+  }
+  const auto x = at::randn({2, 9, 3}), codebook = at::randn({2, 70, 3});
+  expect_cpu_bits(x, codebook, everything().topk(5));
+  expect_cpu_bits(at::randn({0, 3}), codebook[0], everything().topk(5));
+}
+
+TEST(CudaNearestCode, KBestTiesAndWhatIsNotFinite) {
+  at::manual_seed(11);
+  auto x = at::randint(-2, 3, {9, 3}).to(at::kFloat);
+  auto codebook = at::randint(-2, 3, {50, 3}).to(at::kFloat);
+  for (const int64_t k : {2, 50}) expect_cpu_bits(x, codebook, everything().topk(k));
+  x[3][1] = std::numeric_limits<float>::quiet_NaN();
+  codebook.slice(0, 5, 40).fill_(std::numeric_limits<float>::infinity());
+  codebook[41].fill_(1e30);
+  for (const int64_t k : {2, 20}) expect_cpu_bits(x, codebook, everything().topk(k));
+  const auto near = at::randn({20, 3}) * 1e-5 + 1000;
+  for (const int64_t k : {9}) expect_cpu_bits(near, near, everything().topk(k));
 }
 
 TEST(CudaNearestCode, OldDevicesHaveTheAnyDeviceKernel) {

@@ -180,6 +180,29 @@ TEST(VectorQuantizeStateTest, CloneKeepsModeFrozenParametersAndStatisticsInWaiti
   EXPECT_FALSE(module->clone()->is_training());
 }
 
+TEST(VectorQuantizeStateTest, StepsThatLearnTogetherGoOnInTheMiddle) {
+  const auto given = options().sync_every(3).threshold_ema_dead_code(1);
+  auto original = make(given);
+  train(original, 0, 5);
+  VectorQuantize copy(std::dynamic_pointer_cast<VectorQuantizeImpl>(original->clone()));
+  auto loaded = make(given, 7);
+  load_state_dict(*loaded, state_of(original));
+  auto plain = make(options(), 7);
+  load_state_dict(*plain, state_of(original));
+  EXPECT_TRUE(at::equal(plain->codebook(), original->codebook()));
+  for (auto module : {copy, loaded}) {
+    auto twin = make(given, 8);
+    load_state_dict(*twin, state_of(original));
+    expect_continues_alike(module, twin);
+  }
+  auto fresh = make(given, 9);
+  auto state = state_of(original);
+  std::erase_if(state,
+                [](const auto& item) { return item.first.find("kept_") != std::string::npos; });
+  load_state_dict(*fresh, state);
+  EXPECT_EQ(fresh->codebook_state->kept_counts.sum().item<int64_t>(), 0);
+}
+
 TEST(VectorQuantizeStateTest, CheckpointOfTheReferenceLoads) {
   auto source = make(options().affine_param(true));
   train(source, 0, 2);

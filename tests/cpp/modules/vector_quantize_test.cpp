@@ -272,6 +272,35 @@ TEST(VectorQuantizeTest, AccumulatedCallsCountAsOneBatch) {
   EXPECT_TRUE(at::equal(halves->codebook(), whole->codebook()));
 }
 
+TEST(VectorQuantizeTest, StepsThatLearnTogetherCountAsOneBatch) {
+  auto parts = make(options().sync_every(2).threshold_ema_dead_code(1));
+  auto whole = make(options().threshold_ema_dead_code(1));
+  // Dead codes of both draw the same tokens.
+  parts->codebook_state->rng.copy_(whole->codebook_state->rng);
+  for (int window = 0; window < 4; ++window) {
+    const auto x = normal({2, 50, kDim}, window);
+    const auto before = parts->codebook().clone();
+    parts(x.slice(0, 0, 1));
+    EXPECT_TRUE(at::equal(parts->codebook(), before));
+    parts(x.slice(0, 1, 2));
+    whole(x);
+    EXPECT_TRUE(at::equal(parts->codebook(), whole->codebook()));
+    EXPECT_TRUE(
+        at::equal(parts->codebook_state->cluster_size, whole->codebook_state->cluster_size));
+  }
+}
+
+TEST(VectorQuantizeTest, AccumulatedCallsAreOneOfTheStepsThatLearnTogether) {
+  auto parts = make(options().sync_every(2)), whole = make(options().sync_every(2));
+  for (int step = 0; step < 4; ++step) {
+    const auto x = normal({2, 50, kDim}, step);
+    parts(x.slice(0, 0, 1), CallOptions().accum_ema_update(true));
+    parts(x.slice(0, 1, 2));
+    whole(x);
+    EXPECT_TRUE(at::equal(parts->codebook(), whole->codebook()));
+  }
+}
+
 TEST(VectorQuantizeTest, WeightsOfTheUpdateMayHaveAnyDtype) {
   auto module = make(options()), plain = make(options());
   const auto x = normal({1, 50, kDim});

@@ -1,0 +1,93 @@
+"""Small training steps of every class, forward and backward: against plain torch, that compiled, and the reference."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import checks
+import every_class
+import torch
+from every_class import ENTRIES, Entry
+from harness import OURS, Case, Contender, Settings, compare, write
+
+COUNTS, QUICK = (1, 64, 1024), (64,)
+# A quick run wants one that shows that it runs.
+QUICK_ENTRIES = ("FSQ", "ResidualVQ", "RandomProjectionQuantizer")
+COMPILED = "compiled plain"
+# What is made of other classes is compiled for one size alone, because compiling takes most of the time.
+COMPOSED = ("GroupedResidualVQ", "GroupedResidualFSQ", "GroupedResidualLFQ", "EvoLFQ", "Sequential")
+# Tokens where the loss is not too small for its moments.
+CHECKED = 64
+# Of a stack's codes some are near ties of what rounding leaves.
+DIFFERENT = 0.01
+OVER_PLAIN, OVER_REFERENCE = 2.0, 4.0
+
+
+def run(settings: Settings) -> None:
+    entries = [e for e in ENTRIES if not settings.quick or e.name in QUICK_ENTRIES]
+    counts = QUICK if settings.quick else COUNTS
+    cases = [
+        measure(entry, count, settings, count == CHECKED or entry.name not in COMPOSED)
+        for entry in entries
+        for count in counts
+    ]
+    write("small_steps", cases, settings)
+
+
+def measure(entry: Entry, count: int, settings: Settings, compiled: bool = True) -> Case:
+    x = every_class.tokens(entry, count)
+    found = _checked(entry)
+    contenders = [Contender(name, call) for name, call in _steps(entry, count, compiled).items()]
+    number = x.numel() // x.shape[-1]
+    case = Case(
+        f"{entry.name} N={number}",
+        dict(what=entry.name, N=number),
+        compare(contenders, settings),
+        {"indices_different": found},
+    )
+    for against in ("plain torch", COMPILED):
+        if against in case.times:
+            case.expect(against, OVER_PLAIN, f"small steps: {against}")
+    case.expect("reference", OVER_REFERENCE, "small steps: reference")
+    settings.report(case)
+    return case
+
+
+def _checked(entry: Entry) -> dict[str, float]:
+    """Of the first step, in which all have the same codes."""
+    x = every_class.tokens(entry, CHECKED)
+    modules = every_class.modules(entry)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = {n: every_class.step_of(entry, m, x)()[0].flatten() for n, m in modules.items()}
+    if entry.draws:
+        return {}
+    # Later scales quantize what moved codes have left, moved in one way or another.
+    first = slice(len(found[OURS]) if entry.length == 1 else 1)
+    return {
+        name: checks.fraction_different(
+            f"{entry.name}, {name}", indices[first], found[OURS][first], DIFFERENT
+        )
+        for name, indices in found.items()
+        if name != OURS
+    }
+
+
+def _steps(entry: Entry, count: int, compiled: bool) -> dict[str, Callable[[], object]]:
+    x = every_class.tokens(entry, count)
+    modules: dict[str, Any] = every_class.modules(entry)
+    if compiled:
+        torch._dynamo.reset()
+        written = every_class.modules(entry)["plain torch"]
+        modules[COMPILED] = torch.compile(written, dynamic=False, fullgraph=True)
+    return {name: _quiet(every_class.step_of(entry, m, x)) for name, m in modules.items()}
+
+
+def _quiet(step: Callable[[], object]) -> Callable[[], object]:
+    """Compiles, and gets warnings over with, before the clock starts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        step()
+    return step

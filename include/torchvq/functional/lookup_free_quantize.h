@@ -1,0 +1,106 @@
+// One forward of lookup-free quantization between its projections: signs, entropies, losses.
+#pragma once
+
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
+
+#include <torchvq/distributed/sync.h>
+#include <torchvq/export.h>
+#include <torchvq/functional/layout.h>
+#include <torchvq/functional/lookup_free.h>
+
+namespace torchvq::functional {
+
+/// What a forward is given besides the tokens.
+struct LookupFreeArguments {
+  std::optional<at::Tensor> mask;      ///< (B, N), bool
+  std::optional<at::Tensor> rotation;  ///< (D, D), orthogonal: signs are taken of rotated latents
+  /// (2,), int64: draws the tokens that enter the entropies. Default: all do.
+  std::optional<at::Tensor> rng;
+};
+
+/// Options of the functions below.
+struct LookupFreeOptions {
+  /// The features of x are on axis 1 instead of the last. Default: false.
+  TORCH_ARG(bool, channel_first) = false;
+  /// Codebooks, over which the features are split. Default: 1.
+  TORCH_ARG(int64_t, codebooks) = 1;
+  /// The magnitude of each feature of a code. Default: 1.
+  TORCH_ARG(double, scale) = 1;
+  /// Latents are projected to the sphere of this radius. Default: none.
+  TORCH_ARG(std::optional<double>, radius);
+  /// Keeps latents inside plus and minus this by tanh. Default: none.
+  TORCH_ARG(std::optional<double>, soft_clamp);
+  /// Fraction of the tokens that a generator draws for the entropies, in (0, 1]. Default: 1.
+  TORCH_ARG(double, fraction) = 1;
+  /// Of the soft assignment in the entropies, 0 or more; larger is sharper. Default: 100.
+  TORCH_ARG(double, inv_temperature) = 100;
+  /// Whether the gradient of the codes goes straight through to the latents. Default: false.
+  TORCH_ARG(bool, estimates) = false;
+  /// Whether there are losses. Default: false.
+  TORCH_ARG(bool, scores) = false;
+  TORCH_ARG(LookupFreeWeights, weights);
+  /// The reference's entropies and view of padding, which is quantized. Default: false.
+  TORCH_ARG(bool, vqp_compat) = false;
+  /// Who shares the entropies. Default: this process alone.
+  TORCH_ARG(distributed::SyncOptions, ranks);
+};
+
+/// Tokens and what they became, one row per codebook.
+struct LookupFreeSigns {
+  at::Tensor latents;                      ///< (C, T, D), float32 or float64
+  at::Tensor codes;                        ///< (C, T, D), without gradient
+  at::Tensor indices;                      ///< (C, T), int64
+  std::optional<at::Tensor> mask;          ///< (C, T), bool
+  std::optional<at::Tensor> entropy_mask;  ///< (C, T), or (T,), bool: tokens in the entropies
+};
+
+/// The weighted loss and its terms, scalars; zeros without scores.
+struct LookupFreeLosses {
+  at::Tensor loss;
+  at::Tensor per_sample_entropy;
+  at::Tensor batch_entropy;
+  at::Tensor commitment;
+};
+
+/// Result of lookup_free_quantize().
+struct LookupFreeStep {
+  at::Tensor quantized;  ///< as x: its layout and dtype
+  at::Tensor indices;    ///< (B, *), with several codebooks (B, *, C); -1 where masked
+  LookupFreeLosses losses;
+  LookupFreeSigns signs;
+  std::optional<at::Tensor> totals;  ///< what the ranks have added up for the entropies
+};
+
+/// Takes signs, and scores them.
+///
+/// @param x       (B, *, C * D), or as the options say, floating point: projected tokens.
+/// @param totals  what the ranks added up in the forward that this one repeats. Default: none.
+///
+/// Gradient     of quantized to x, with `estimates`, straight through; of the losses to x.
+/// Ties         a latent of 0 is a bit that is not set.
+/// Empty        no tokens, or all masked: losses 0.
+/// Non-finite   a token with NaN or infinity gives NaN and index 0.
+/// Distributed  with ranks one all-reduce; none with `totals`, or without scores.
+/// Throws       c10::ValueError for wrong shapes, c10::TypeError for wrong dtypes.
+TORCHVQ_API LookupFreeStep lookup_free_quantize(
+    const at::Tensor& x, const LookupFreeArguments& arguments, const LookupFreeOptions& options,
+    const std::optional<at::Tensor>& totals = std::nullopt);
+
+/// Codes (C, T, D) in layout and dtype of x, rotated back; padding is zero.
+TORCHVQ_API at::Tensor lookup_free_output(const at::Tensor& codes, const at::Tensor& x,
+                                          const LookupFreeArguments& arguments,
+                                          const LookupFreeOptions& options);
+
+/// What ranks add up for the entropies of these tokens; see ops/sign_entropy.h.
+TORCHVQ_API at::Tensor lookup_free_totals(const LookupFreeSigns& signs,
+                                          const LookupFreeOptions& options);
+
+/// The losses of a step alone, for quantizers that add up their totals together.
+TORCHVQ_API LookupFreeLosses lookup_free_losses(const LookupFreeSigns& signs,
+                                                const std::optional<at::Tensor>& totals,
+                                                const LookupFreeOptions& options);
+
+}  // namespace torchvq::functional

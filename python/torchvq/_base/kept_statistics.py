@@ -1,0 +1,125 @@
+"""What a codebook keeps between training steps that are reduced and learnt together."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchvq._base.wide_buffers import HALF, WideBuffers
+
+KEPT = ("kept_steps", "kept_counts", "kept_sums", "kept_exponents", "kept_candidates")
+
+
+class KeptStatistics(WideBuffers):
+    """A module whose statistics may wait for later steps: ``keep_statistics`` makes room for them.
+
+    ===================  ==============  ==================================================================
+    state                shape           meaning
+    ===================  ==============  ==================================================================
+    ``kept_steps``       (4,)            steps and calls that are kept, reductions so far, the rank that keeps
+    ``kept_counts``      (H, K)          tokens of each code
+    ``kept_sums``        (2, H, K, D)    their sums in fixed point
+    ``kept_exponents``   (2, H, K)       and its exponents, those of the first step and those in use
+    ``kept_candidates``  (H, K, 1 + D)   tokens that may replace dead codes, each behind a 1; none without replacement
+    ===================  ==============  ==================================================================
+
+    Checkpoints have them, but they are no buffers: each rank keeps those of its own tokens, and wrappers that make the
+    buffers of all ranks equal would add up one rank's several times.
+    """
+
+    sync_every: int
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sync_every = 1
+        self._kept: list[Tensor] = []
+
+    def keep_statistics(self, every: int, codes: Tensor, candidates: bool) -> None:
+        """Makes room for statistics of codes (H, K, D), and for candidates where dead codes are replaced."""
+        self.sync_every = every
+        if every == 1:
+            return
+        heads, size, dim = codes.shape
+        shapes = [(4,), (heads, size), (2, heads, size, dim)]
+        self._kept = [torch.zeros(s, dtype=torch.long, device=codes.device) for s in shapes]
+        self._kept += [
+            torch.zeros(2, heads, size, dtype=torch.int32, device=codes.device),
+            torch.zeros(heads, size if candidates else 0, 1 + dim, device=codes.device),
+        ]
+
+    @property
+    def keeps_statistics(self) -> bool:
+        """Whether statistics wait for other steps."""
+        return self.sync_every > 1
+
+    def kept_on(self, device: torch.device) -> list[Tensor]:
+        """What is kept, as operators take it; nothing where each step is learnt at once."""
+        if self._kept and self._kept[0].device != device:
+            # Some wrappers move parameters and buffers alone.
+            self._kept = [kept.to(device) for kept in self._kept]
+        return self._kept
+
+    def kept_by_all(self) -> dict[str, Tensor]:
+        """By name the part of it that ranks have in common."""
+        if not self._kept:
+            return {}
+        return {"kept_steps": self._kept[0][:3], "kept_exponents": self._kept[3][0]}
+
+    def forget_kept(self) -> None:
+        """Drops what is kept. How many reductions there were stays: it decides what is drawn next."""
+        if self._kept:
+            self._kept[0][:2] = 0
+            for part in (1, 2, 4):
+                self._kept[part].zero_()
+
+    # Casts, checkpoints ----------------------------------------------------------------------------------------
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "KeptStatistics":
+        super()._apply(fn, recurse)
+        before = self._kept
+        self._kept = [_applied(fn, kept) for kept in before]
+        if before and before[0].is_meta and not self._kept[0].is_meta:
+            # A module from the meta device holds anything.
+            for kept in self._kept:
+                kept.zero_()
+        return self
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        for name, kept in zip(KEPT, self._kept, strict=False):
+            destination[prefix + name] = kept
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
+        unexpected: list[str] = args[2]
+        for name in KEPT:
+            if prefix + name in unexpected:
+                # A module that keeps nothing goes on without.
+                unexpected.remove(prefix + name)
+        if self._kept and any(key.startswith(prefix) for key in state_dict):
+            self._load_kept([state_dict.get(prefix + name) for name in KEPT])
+
+    def _load_kept(self, found: list[Tensor | None]) -> None:
+        """Takes over what a checkpoint has kept; where it has nothing, or for other codes, nothing is kept."""
+        device = next(iter(self._buffers.values())).device  # type: ignore[union-attr]
+        if self._kept[0].is_meta and device.type != "meta":
+            self._kept = [torch.empty_like(kept, device=device) for kept in self._kept]
+        for kept in self._kept:
+            kept.zero_()
+        for kept, value in zip(self._kept, found, strict=True):
+            if value is None or value.shape != kept.shape:
+                if kept is not self._kept[4]:
+                    self.forget_kept()
+                    return
+            else:
+                kept.copy_(value)
+
+
+def _applied(fn: Callable[[Tensor], Tensor], kept: Tensor) -> Tensor:
+    new = fn(kept)
+    return kept.to(new.device) if new.dtype in HALF else new

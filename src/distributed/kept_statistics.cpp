@@ -1,0 +1,480 @@
+#include "distributed/kept_statistics.h"
+
+#include <limits>
+#include <sstream>
+#include <tuple>
+#include <utility>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/library.h>
+
+#include <torchvq/ops/code_statistics.h>
+
+#include "detail/checks.h"
+#include "detail/codebook_state.h"
+#include "detail/exponents.h"
+#include "detail/no_gradient.h"
+#include "detail/op_handle.h"
+#include "detail/row_keys.h"
+#include "distributed/claim.h"
+#include "distributed/levels.h"
+#include "distributed/statistics_buffer.h"
+#include "distributed/synced_code_statistics.h"
+#include "distributed/two_words.h"
+#include "ops/capture.h"
+
+namespace torchvq::distributed {
+namespace {
+
+constexpr auto kKeepStatistics = "keep_statistics_";
+// The whole part of a sum that still fits into one word with its rest.
+constexpr int64_t kNarrow = int64_t{1} << 30;
+// The places in kKeptSteps.
+constexpr int64_t kStepsKept = 0, kCallsKept = 1, kKeptBy = 3;
+
+using Tensors = std::vector<at::Tensor>;
+/// What was offered, and whether the steps that are kept wait no longer.
+using Offered = std::tuple<at::Tensor, at::Tensor>;
+using KeepStatisticsSignature = Offered(at::TensorList kept, at::TensorList found, at::TensorList x,
+                                        at::TensorList indices, at::TensorList exponents,
+                                        at::TensorList mask, at::TensorList state,
+                                        const at::Tensor& step, at::TensorList rng,
+                                        at::TensorList cluster_size, int64_t every, bool replaces,
+                                        double kept_size, double threshold,
+                                        double threshold_fraction, std::string_view metric,
+                                        std::string_view signature, std::string_view reduction,
+                                        std::string_view group_name, std::string_view label);
+
+/// What the operator writes for each codebook: compilers take lists of tensors as arguments alone.
+enum Found : size_t { kFoundCounts, kFoundSums, kFoundExponents, kFoundCandidates, kFoundTensors };
+
+struct KeepArguments {
+  at::TensorList kept;
+  at::TensorList found;
+  Levels levels;
+  at::TensorList indices;
+  at::TensorList exponents;
+  at::TensorList state;
+  const at::Tensor& step;
+  at::TensorList rng;
+  at::TensorList cluster_size;
+  int64_t every;
+  bool replaces;
+  double kept_size;
+  double threshold;
+  double threshold_fraction;
+  bool unit;
+  std::string_view signature;
+  std::string_view reduction;
+
+  [[nodiscard]] size_t size() const { return levels.size(); }
+  [[nodiscard]] const at::Tensor& of(size_t c, Kept which) const {
+    return kept[c * kKeptTensors + which];
+  }
+  [[nodiscard]] const at::Tensor& out(size_t c, Found which) const {
+    return found[c * kFoundTensors + which];
+  }
+  [[nodiscard]] bool wide(size_t c) const { return levels.x[c].scalar_type() == at::kDouble; }
+  /// Of the tokens as they are compared, float32 or float64.
+  [[nodiscard]] at::ScalarType rows(size_t c) const { return wide(c) ? at::kDouble : at::kFloat; }
+  /// What ranks offer to each other, of candidates that each has chosen.
+  [[nodiscard]] OfferArguments offers(at::TensorList candidates) const {
+    return {candidates,   exponents,           {},        rng,
+            cluster_size, kept_size,           threshold, threshold_fraction,
+            unit,         reduction == "exact"};
+  }
+};
+
+bool check_kept(const KeepArguments& arguments, std::string_view metric) {
+  const auto number = arguments.size();
+  check_synced_code_statistics(arguments.levels.x, arguments.indices, arguments.exponents,
+                               arguments.levels.mask, {}, arguments.state, arguments.step,
+                               arguments.reduction);
+  for (const auto size :
+       {arguments.rng.size(), arguments.cluster_size.size(), arguments.kept.size() / kKeptTensors,
+        arguments.found.size() / kFoundTensors}) {
+    TORCH_CHECK_VALUE(size == number, kKeepStatistics,
+                      ": expected rng, cluster_size, kept and found for ", number,
+                      " codebooks, but got ", size);
+  }
+  TORCH_CHECK_VALUE(arguments.every == 0 || arguments.every >= 2, kKeepStatistics,
+                    ": expected every to be 0 or at least 2, but got ", arguments.every);
+  for (size_t c = 0; c < number; ++c) {
+    const auto& sums = arguments.of(c, kKeptSums);
+    detail::check_dtype(kKeepStatistics, "kept sums", sums, at::kLong);
+    detail::check_rank(kKeepStatistics, "kept sums", sums, 4, "(2, H, K, D)");
+    for (int64_t axis = 0; axis < 2; ++axis) {
+      detail::check_size(kKeepStatistics, "kept sums", sums, axis + 1,
+                         arguments.exponents[c].sym_size(axis), "as exponents");
+    }
+    detail::check_size(kKeepStatistics, "kept sums", sums, 3, arguments.levels.x[c].sym_size(2),
+                       "as x");
+  }
+  return detail::check_metric(kKeepStatistics, metric);
+}
+
+/// Where the steps that are kept stand.
+struct Place {
+  int64_t steps;
+  bool empty;
+  bool mine;  ///< kept by this rank, and not by one whose checkpoint this rank has loaded
+  bool due;
+};
+
+Place place_of(const KeepArguments& arguments, const Group& group) {
+  const auto steps = arguments.of(0, kKeptSteps).cpu();
+  const auto* at = steps.const_data_ptr<int64_t>();
+  return {.steps = at[kStepsKept],
+          .empty = at[kCallsKept] == 0,
+          .mine = group.alone() || at[kKeptBy] == group.rank(),
+          .due = arguments.every > 0 && at[kStepsKept] + 1 >= arguments.every};
+}
+
+// This rank's part --------------------------------------------------------------------------------
+
+/// The kept statistics of a codebook with those of this call.
+struct Sum {
+  at::Tensor counts, sums;
+  at::Tensor base, used;  ///< exponents of the first step, and those in use
+  at::Tensor candidates;
+};
+
+/// Tokens (H, C, D) as they are kept, behind a 1; zeros where there are fewer.
+at::Tensor marked(const at::Tensor& candidates) {
+  const auto present = candidates.isfinite().all(-1, /*keepdim=*/true);
+  return at::cat(
+      {present.to(candidates.scalar_type()), candidates.masked_fill(present.logical_not(), 0)}, -1);
+}
+
+/// The rows of `kept` and x that would be tried first, NaN where there are fewer.
+at::Tensor first_candidates(const KeepArguments& arguments, size_t c, const at::Tensor& kept) {
+  const auto dtype = arguments.rows(c);
+  const auto& x = arguments.levels.x[c];
+  const int64_t count = kept.size(1);
+  if (count == 0) return x.new_empty({kept.size(0), 0, x.size(2)}, x.options().dtype(dtype));
+  const auto rows = at::cat({kept.narrow(2, 1, x.size(2)).to(dtype), x.to(dtype)}, 1);
+  const auto mask = arguments.levels.mask_of(c);
+  const auto shape = x.sizes().slice(0, 2);
+  const auto real = mask ? mask->expand(shape) : at::ones(shape, kept.options().dtype(at::kBool));
+  const auto codes = detail::rows_as_codes(rows, arguments.unit);
+  auto usable = detail::usable_rows(codes, at::cat({kept.select(2, 0).ne(0), real}, 1));
+  if (arguments.unit) usable = usable.logical_and(codes.ne(0).any(-1));
+  const auto keys = detail::row_keys(codes, arguments.rng[c], RandomPurpose::kDeadCodeCandidates)
+                        .masked_fill_(usable.logical_not(), detail::kNoKey);
+  const auto [distinct, positions] = detail::sort_distinct(keys);
+  const auto [best, order] = at::sort(distinct, /*stable=*/true, /*dim=*/1, /*descending=*/false);
+  const auto first = positions.gather(1, order.narrow(1, 0, count)).unsqueeze(-1);
+  const auto none = best.narrow(1, 0, count).eq(detail::kNoKey).unsqueeze(-1);
+  return rows.gather(1, first.expand({-1, -1, rows.size(2)}))
+      .masked_fill(none, std::numeric_limits<double>::quiet_NaN());
+}
+
+Sum add_tokens(const KeepArguments& arguments, size_t c, const Place& place) {
+  Sum sum;
+  const auto& kept = arguments.of(c, kKeptExponents);
+  const bool anew = place.empty || !place.mine;
+  sum.base =
+      place.empty
+          ? detail::clamp_exponents(arguments.exponents[c]).add(arguments.wide(c) ? 0 : kLowBits)
+          : kept[0].clone();
+  const auto at_least = anew ? sum.base : kept[1].maximum(sum.base);
+  // Two words, which float64 tokens have.
+  std::tie(sum.counts, sum.sums, sum.used) =
+      ops::code_statistics(arguments.levels.x[c].to(at::kDouble), arguments.indices[c], at_least,
+                           arguments.levels.mask_of(c));
+  auto candidates = arguments.of(c, kKeptCandidates);
+  if (anew) {
+    candidates = at::zeros_like(candidates);
+  } else {
+    sum.counts.add_(arguments.of(c, kKeptCounts));
+    sum.sums.add_(rescaled(arguments.of(c, kKeptSums), kept[1], sum.used));
+  }
+  // One pair of words for one number, however it came about.
+  auto [whole, rest] = words_of(sum.sums);
+  sum.sums = at::stack({std::move(whole), std::move(rest)});
+  sum.candidates = first_candidates(arguments, c, candidates);
+  return sum;
+}
+
+// All ranks together ------------------------------------------------------------------------------
+
+Claim claim_of(const KeepArguments& arguments, const std::vector<Sum>& own) {
+  std::ostringstream text;
+  text << "statistics of " << arguments.every << " steps, " << own.size() << " codebooks of";
+  auto replicated = arguments.state.vec();
+  for (size_t c = 0; c < own.size(); ++c) {
+    const auto sizes = own[c].sums.sizes();
+    text << (c == 0 ? " " : ", ") << sizes[1] << " x " << sizes[2] << " codes of " << sizes[3]
+         << " (" << arguments.levels.x[c].scalar_type() << ")";
+    replicated.push_back(own[c].base);
+    replicated.push_back(arguments.of(c, kKeptSteps).narrow(0, 0, kKeptBy));
+  }
+  text << ", reduction " << arguments.reduction << ", " << arguments.signature;
+  replicated.push_back(arguments.step);
+  return {text.str(), fingerprint(replicated, arguments.step.device()), arguments.step};
+}
+
+/// As one word where the sums of all ranks fit into it; `misfits` counts the codes where not.
+at::Tensor narrowed_sums(const Sum& own, int64_t ranks, at::Tensor& misfits) {
+  const auto [whole, rest] = words_of(own.sums);
+  const auto fits = whole.abs().lt(kNarrow / ranks).all(-1).logical_and(own.used.eq(own.base));
+  misfits.add_(fits.logical_not().sum());
+  return whole.bitwise_left_shift(kLowBits).add(rest).unsqueeze(0);
+}
+
+SyncedStatistics reduce_kept_exact(const Group& group, const KeepArguments& arguments,
+                                   const Claim& claim, const std::vector<Sum>& own,
+                                   at::Tensor& offered) {
+  const auto hash = claim.hash();
+  auto news = hash.new_zeros({});
+  SyncedStatistics sent;
+  for (size_t c = 0; c < own.size(); ++c) {
+    sent.counts.push_back(own[c].counts);
+    sent.exponents.push_back(own[c].base);
+    if (arguments.wide(c)) news.add_(own[c].used.ne(own[c].base).sum());
+    sent.sums.push_back(arguments.wide(c) ? own[c].sums
+                                          : narrowed_sums(own[c], group.size(), news));
+  }
+  const auto verdict = reduce_exact(group, hash, news, sent, offered);
+  claim.expect(group, verdict);
+  if (verdict.news == 0) {
+    for (size_t c = 0; c < own.size(); ++c) {
+      if (!arguments.wide(c)) sent.sums[c] = split_word(sent.sums[c][0]);
+    }
+    return sent;
+  }
+  for (size_t c = 0; c < own.size(); ++c) sent.exponents[c] = own[c].used;
+  sent.exponents = largest_exponents(group, sent);
+  for (size_t c = 0; c < own.size(); ++c) {
+    sent.counts[c] = own[c].counts;
+    sent.sums[c] = rescaled(own[c].sums, own[c].used, sent.exponents[c]);
+  }
+  // Candidates have come with the first message.
+  auto nothing = hash.new_empty({0});
+  claim.expect(group, reduce_exact(group, hash, news, sent, nothing));
+  return sent;
+}
+
+SyncedStatistics reduce_kept_float(const Group& group, const KeepArguments& arguments,
+                                   const Claim& claim, const std::vector<Sum>& own,
+                                   at::Tensor& offered) {
+  const auto hash = claim.hash();
+  auto news = hash.new_zeros({});
+  SyncedStatistics sent;
+  Tensors exponents;
+  for (size_t c = 0; c < own.size(); ++c) {
+    const auto& [counts, sums, base, used, candidates] = own[c];
+    sent.counts.push_back(counts);
+    exponents.push_back(arguments.wide(c) ? base : base.sub(kLowBits));
+    if (arguments.wide(c)) {
+      sent.sums.push_back(sums);
+      sent.exponents.push_back(used);
+      continue;
+    }
+    // The whole part says enough where both words together are too long.
+    const auto words = words_of(sums);
+    const auto fits = words.whole.abs().lt(kNarrow).all(-1);
+    sent.sums.push_back(at::where(fits.unsqueeze(-1),
+                                  words.whole.bitwise_left_shift(kLowBits).add(words.rest),
+                                  words.whole)
+                            .unsqueeze(0));
+    sent.exponents.push_back(at::where(fits, used.sub(kLowBits), used));
+  }
+  claim.expect(group, reduce_float(group, hash, news, exponents, sent, offered));
+  for (size_t c = 0; c < own.size(); ++c) {
+    if (arguments.wide(c)) continue;
+    sent.sums[c] = split_word(sent.sums[c][0]);
+    sent.exponents[c] = sent.exponents[c].add(kLowBits);
+  }
+  return sent;
+}
+
+SyncedStatistics reduce_kept(const Group& group, const KeepArguments& arguments,
+                             const std::vector<Sum>& own, at::Tensor& offered) {
+  if (group.alone()) {
+    SyncedStatistics all;
+    for (const auto& sum : own) {
+      all.counts.push_back(sum.counts);
+      all.sums.push_back(sum.sums);
+      all.exponents.push_back(sum.used);
+    }
+    offered = arguments.rng[0].new_empty({1, 0});
+    return all;
+  }
+  Tensors candidates;
+  for (const auto& sum : own) candidates.push_back(sum.candidates);
+  offered = arguments.replaces ? own_offer(arguments.offers(candidates), group)
+                               : arguments.rng[0].new_empty({0});
+  const auto claim = claim_of(arguments, own);
+  return arguments.reduction == "exact" ? reduce_kept_exact(group, arguments, claim, own, offered)
+                                        : reduce_kept_float(group, arguments, claim, own, offered);
+}
+
+// The operator ------------------------------------------------------------------------------------
+
+void write_steps(const KeepArguments& arguments, size_t c, const Place& place, int64_t rank) {
+  auto steps = arguments.of(c, kKeptSteps);
+  if (place.due) {
+    steps[kStepsKept].zero_();
+    steps[kCallsKept].zero_();
+  } else {
+    steps[kStepsKept].fill_(place.steps + (arguments.every > 0 ? 1 : 0));
+    steps[kCallsKept].add_(1);
+  }
+  steps[kKeptBy].fill_(rank);
+}
+
+at::TensorList candidates_found(const KeepArguments& arguments, Tensors& candidates) {
+  for (size_t c = 0; c < arguments.size(); ++c) {
+    candidates.push_back(arguments.out(c, kFoundCandidates));
+  }
+  return candidates;
+}
+
+/// What waits is kept, and nothing is handed on.
+Offered wait_for_more(const KeepArguments& arguments, const Group& group, const Place& place,
+                      const std::vector<Sum>& own) {
+  for (size_t c = 0; c < own.size(); ++c) {
+    arguments.of(c, kKeptCounts).copy_(own[c].counts);
+    arguments.of(c, kKeptSums).copy_(own[c].sums);
+    arguments.of(c, kKeptExponents).copy_(at::stack({own[c].base, own[c].used}));
+    arguments.of(c, kKeptCandidates).copy_(marked(own[c].candidates));
+    write_steps(arguments, c, place, group.rank());
+    arguments.out(c, kFoundCounts).zero_();
+    arguments.out(c, kFoundSums).zero_();
+    arguments.out(c, kFoundExponents).copy_(own[c].used);
+    arguments.out(c, kFoundCandidates).fill_(std::numeric_limits<double>::quiet_NaN());
+  }
+  Tensors candidates;
+  const auto offers = arguments.offers(candidates_found(arguments, candidates));
+  const int64_t words = arguments.replaces ? words_of_offer(offers, group) : 0;
+  return {arguments.rng[0].new_zeros({group.size(), words}),
+          at::zeros({}, arguments.step.options().dtype(at::kBool))};
+}
+
+Offered hand_on(const KeepArguments& arguments, const Group& group, const Place& place,
+                const std::vector<Sum>& own) {
+  at::Tensor offered;
+  const auto all = reduce_kept(group, arguments, own, offered);
+  // Nothing has changed up to here, and nothing fails from here on.
+  for (size_t c = 0; c < own.size(); ++c) {
+    arguments.of(c, kKeptCounts).zero_();
+    arguments.of(c, kKeptSums).zero_();
+    arguments.of(c, kKeptCandidates).zero_();
+    write_steps(arguments, c, place, group.rank());
+    arguments.of(c, kKeptSteps)[kKeptReductions].add_(all.counts[c].gt(0).any());
+    arguments.out(c, kFoundCounts).copy_(all.counts[c]);
+    arguments.out(c, kFoundSums).copy_(all.sums[c]);
+    arguments.out(c, kFoundExponents).copy_(all.exponents[c]);
+    arguments.out(c, kFoundCandidates).copy_(own[c].candidates);
+  }
+  return {std::move(offered), at::ones({}, arguments.step.options().dtype(at::kBool))};
+}
+
+Offered keep_statistics_any(at::TensorList kept, at::TensorList found, at::TensorList x,
+                            at::TensorList indices, at::TensorList exponents, at::TensorList mask,
+                            at::TensorList state, const at::Tensor& step, at::TensorList rng,
+                            at::TensorList cluster_size, int64_t every, bool replaces,
+                            double kept_size, double threshold, double threshold_fraction,
+                            std::string_view metric, std::string_view signature,
+                            std::string_view reduction, std::string_view group_name,
+                            std::string_view label) {
+  KeepArguments arguments{
+      kept,  found,        {x, mask, {}}, indices,  exponents, state,     step,
+      rng,   cluster_size, every,         replaces, kept_size, threshold, threshold_fraction,
+      false, signature,    reduction};
+  arguments.unit = check_kept(arguments, metric);
+  const Group group(group_name, {std::string(label), step});
+  const auto place = place_of(arguments, group);
+  std::vector<Sum> own;
+  for (size_t c = 0; c < x.size(); ++c) own.push_back(add_tokens(arguments, c, place));
+  return place.due ? hand_on(arguments, group, place, own)
+                   : wait_for_more(arguments, group, place, own);
+}
+
+Offered keep_statistics_meta(at::TensorList kept, at::TensorList found, at::TensorList x,
+                             at::TensorList indices, at::TensorList exponents, at::TensorList mask,
+                             at::TensorList state, const at::Tensor& step, at::TensorList rng,
+                             at::TensorList cluster_size, int64_t every, bool replaces,
+                             double kept_size, double threshold, double threshold_fraction,
+                             std::string_view metric, std::string_view signature,
+                             std::string_view reduction, std::string_view group_name,
+                             std::string_view label) {
+  KeepArguments arguments{
+      kept,  found,        {x, mask, {}}, indices,  exponents, state,     step,
+      rng,   cluster_size, every,         replaces, kept_size, threshold, threshold_fraction,
+      false, signature,    reduction};
+  arguments.unit = check_kept(arguments, metric);
+  const Group group(group_name, {std::string(label), {}});
+  Tensors candidates;
+  const auto offers = arguments.offers(candidates_found(arguments, candidates));
+  return {rng[0].new_empty({group.size(), replaces ? words_of_offer(offers, group) : 0}),
+          step.new_empty({}, step.options().dtype(at::kBool))};
+}
+
+}  // namespace
+
+KeptStatistics keep_statistics_(at::TensorList kept, at::TensorList x, at::TensorList indices,
+                                at::TensorList exponents, const SyncedStatisticsOptions& options,
+                                const OfferOptions& offer, const KeptStatisticsOptions& keep) {
+  static auto op = detail::op_handle<KeepStatisticsSignature>("torchvq::keep_statistics_");
+  Tensors found;
+  for (size_t c = 0; c < x.size(); ++c) {
+    const auto* own = &kept[c * kKeptTensors];
+    const auto& rows = own[kKeptCandidates];
+    const auto dtype = x[c].scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    found.push_back(at::empty_like(own[kKeptCounts]));
+    found.push_back(at::empty_like(own[kKeptSums]));
+    found.push_back(at::empty_like(exponents[c]));
+    found.push_back(rows.new_empty_symint({rows.sym_size(0), rows.sym_size(1), x[c].sym_size(2)},
+                                          rows.options().dtype(dtype)));
+  }
+  KeptStatistics statistics;
+  std::tie(statistics.offered, statistics.due) =
+      op.call(kept, found, x, indices, exponents, options.mask, options.state, options.rng,
+              offer.rng, offer.cluster_size, keep.every, keep.replaces, offer.kept,
+              offer.dead.threshold, offer.dead.threshold_fraction, offer.dead.metric,
+              options.signature, options.reduction, options.group_name, options.label);
+  for (size_t c = 0; c < x.size(); ++c) {
+    auto* own = &found[c * kFoundTensors];
+    statistics.statistics.counts.push_back(std::move(own[kFoundCounts]));
+    statistics.statistics.sums.push_back(std::move(own[kFoundSums]));
+    statistics.statistics.exponents.push_back(std::move(own[kFoundExponents]));
+    statistics.candidates.push_back(std::move(own[kFoundCandidates]));
+  }
+  return statistics;
+}
+
+}  // namespace torchvq::distributed
+
+TORCH_LIBRARY_FRAGMENT(torchvq, m) {
+  m.def(
+      "keep_statistics_(Tensor(a!)[] kept, Tensor(b!)[] found, Tensor[] x, Tensor[] indices, "
+      "Tensor[] exponents, *, Tensor[] mask, Tensor[] state, Tensor step, Tensor[] rng, "
+      "Tensor[] cluster_size, int every, bool replaces=False, float kept_size=0., "
+      "float threshold=0., float threshold_fraction=0., str metric='euclidean', "
+      "str signature='', str reduction='exact', str group_name='', str label='quantizer') "
+      "-> (Tensor offered, Tensor due)",
+      torchvq::detail::waits());
+}
+
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("keep_statistics_", torchvq::distributed::keep_statistics_any);
+}
+
+TORCH_LIBRARY_IMPL(torchvq, Meta, m) {
+  m.impl("keep_statistics_", torchvq::distributed::keep_statistics_meta);
+}
+
+TORCH_LIBRARY_IMPL(torchvq, Autograd, m) {
+  m.impl("keep_statistics_",
+         torch::CppFunction::makeFromBoxedFunction<&torchvq::detail::run_without_gradient>());
+}

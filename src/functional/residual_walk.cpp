@@ -1,0 +1,54 @@
+#include "functional/residual_walk.h"
+
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <torchvq/functional/residual_quantize.h>
+#include <torchvq/functional/vector_quantize.h>
+
+namespace torchvq::functional {
+namespace {
+
+/// What the next level no longer sees: the output, of whose gradient it hands on a fraction.
+at::Tensor handed_to_next(const at::Tensor& output, const StackGradient& gradient) {
+  const double fraction = gradient.training ? gradient.handed_on : 0;
+  if (fraction == 0) return output.detach();
+  return fraction == 1 ? output : output.mul(fraction).add(output.detach().mul(1 - fraction));
+}
+
+}  // namespace
+
+LevelSums walk_levels(
+    const at::Tensor& inputs, int64_t levels, const StackGradient& gradient, bool sums_outputs,
+    const std::function<WalkedLevel(int64_t, const at::Tensor&, const LevelSums&)>& choose) {
+  auto residual = inputs;
+  LevelSums sums{at::zeros_like(inputs), {}};
+  if (sums_outputs) sums.outputs = at::zeros_like(inputs);
+  for (int64_t index = 0; index < levels; ++index) {
+    const auto [codes, output] = choose(index, residual, sums);
+    // The sum has no other holder; added to in place, it stays in the cache.
+    sums.codes = codes.requires_grad() ? sums.codes.add(codes) : sums.codes.add_(codes);
+    if (sums_outputs) sums.outputs = sums.outputs.add(output);
+    residual = residual.sub(handed_to_next(output, gradient));
+  }
+  return sums;
+}
+
+at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradient, int64_t levels,
+                           bool scores_targets, const std::optional<at::Tensor>& depth) {
+  if (!gradient.training || gradient.estimates_levels || scores_targets) return inputs;
+  return balanced(inputs, levels, 1 - gradient.handed_on, depth);
+}
+
+at::Tensor stack_output(const at::Tensor& inputs, const LevelSums& sums, const at::Tensor& rng,
+                        const distributed::Ranks& ranks, const StackGradient& gradient) {
+  if (gradient.estimates_levels) return sums.outputs;
+  const bool draws = gradient.estimate.estimator() == "directional_reparam";
+  return estimate(inputs, sums.codes, draws ? noise_rng(rng, ranks) : rng, gradient.estimate);
+}
+
+at::Tensor level_rng(const at::Tensor& rng, int64_t level, bool shared) {
+  return level == 0 || !shared ? rng : at::stack({rng[0].add(level), rng[1]});
+}
+
+}  // namespace torchvq::functional

@@ -1,0 +1,292 @@
+// Dead codes for CUDA, emulated, against the CPU's: candidates, state and number, every bit.
+#include <torchvq/ops/dead_code_candidates.h>
+#include <torchvq/ops/replace_dead_codes_.h>
+#include <torchvq/ops/replace_with_candidates_.h>
+
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/randperm.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include "cuda/emulated.h"
+
+namespace torchvq::cuda_dead_codes_test {
+namespace {
+
+using cuda_shim::Order;
+using testing_cuda::emulated;
+using testing_cuda::expect_same;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr int64_t kNoKey = std::numeric_limits<int64_t>::max();
+
+at::Tensor example_rng() { return at::tensor({int64_t{11}, int64_t{5}}); }
+
+struct State {
+  at::Tensor embed, embed_avg, cluster_size, cooldown, counts;
+
+  /// A third of the codes is dead, a third is small but cools down or has tokens.
+  State(int64_t heads, int64_t size, int64_t dim, at::ScalarType dtype = at::kFloat,
+        at::ScalarType steps = at::kInt) {
+    embed = at::randn({heads, size, dim}).to(dtype);
+    embed_avg = at::randn({heads, size, dim}).to(dtype);
+    cluster_size = at::rand({heads, size}).to(dtype) * 3;
+    cooldown = at::randint(0, 4, {heads, size}, at::kLong).sub(2).clamp_min(0).to(steps);
+    counts = at::randint(0, 3, {heads, size}, at::kLong).sub(1).clamp_min(0);
+  }
+  State clone() const {
+    auto copy = *this;
+    copy.embed = embed.clone(), copy.embed_avg = embed_avg.clone();
+    copy.cluster_size = cluster_size.clone(), copy.cooldown = cooldown.clone();
+    return copy;
+  }
+  void all_dead() {
+    cluster_size.mul_(0.1);
+    cooldown.zero_();
+    counts.zero_();
+  }
+};
+
+void expect_same_state(const State& actual, const State& expected) {
+  expect_same(actual.embed, expected.embed);
+  expect_same(actual.embed_avg, expected.embed_avg);
+  expect_same(actual.cluster_size, expected.cluster_size);
+  expect_same(actual.cooldown, expected.cooldown);
+}
+
+/// Runs `replace(state)` on the CPU and, in two orders of threads, emulated.
+template <typename Replace>
+at::Tensor expect_cpu_state(const State& start, const Replace& replace) {
+  auto expected = start.clone();
+  const at::Tensor replaced = replace(expected);
+  for (const auto order : {Order::kForward, Order::kShuffled}) {
+    auto actual = start.clone();
+    expect_same(emulated({.order = order}, [&] { return replace(actual); }), replaced);
+    expect_same_state(actual, expected);
+  }
+  return replaced;
+}
+
+/// Returns how many codes were replaced in all.
+int64_t expect_cpu_step(const State& start, const at::Tensor& x,
+                        const ops::DeadCodeOptions& options = {.cooldown_steps = 2},
+                        const std::optional<at::Tensor>& mask = std::nullopt) {
+  return expect_cpu_state(start,
+                          [&](State& state) {
+                            return ops::replace_dead_codes_(
+                                state.embed, state.embed_avg, state.cluster_size, state.cooldown, x,
+                                state.counts, example_rng(), mask, options);
+                          })
+      .sum()
+      .item<int64_t>();
+}
+
+TEST(CudaDeadCodes, TypesMetricsAndWidths) {
+  at::manual_seed(1);
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    for (const auto tokens : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+      for (const auto metric : {"euclidean", "cosine"}) {
+        for (const int64_t dim : {1, 5, 70}) {
+          const State state(2, 21, dim, dtype, dim == 5 ? at::kLong : at::kInt);
+          const auto x = at::randn({2, 40, dim}).to(tokens);
+          EXPECT_GT(expect_cpu_step(state, x, {.cooldown_steps = 2, .metric = metric}), 0);
+        }
+      }
+    }
+  }
+}
+
+TEST(CudaDeadCodes, ManyCodesManyTokensLongRows) {
+  at::manual_seed(2);
+  EXPECT_GT(expect_cpu_step(State(1, 1100, 2), at::randn({1, 900, 2})), 0);
+  EXPECT_GT(expect_cpu_step(State(1, 3, 2), at::randn({1, 5000, 2})), 0);
+  EXPECT_GT(expect_cpu_step(State(1, 9, 512), at::randn({1, 20, 512})), 0);
+  State one(1, 1, 4);
+  one.all_dead();
+  EXPECT_EQ(expect_cpu_step(one, at::randn({1, 300, 4})), 1);
+}
+
+TEST(CudaDeadCodes, FewerCandidatesThanDeadCodes) {
+  at::manual_seed(3);
+  for (const int64_t tokens : {0, 1, 2, 7, 30}) {
+    State state(3, 30, 4);
+    state.all_dead();
+    // Equal sizes: of those the first codes are served.
+    state.cluster_size[0].fill_(0.25);
+    state.cluster_size[1].copy_(at::randint(0, 3, {30}).to(at::kFloat) * 0.1);
+    EXPECT_EQ(expect_cpu_step(state, at::randn({3, tokens, 4})), 3 * tokens);
+  }
+}
+
+TEST(CudaDeadCodes, EqualTokensAndLiveCodesAreNoCandidates) {
+  at::manual_seed(4);
+  State state(2, 12, 3);
+  auto x = at::randint(-1, 2, {2, 60, 3}).to(at::kFloat);
+  x[0].mul_(-1);  // -0 and +0 are one token
+  state.embed.slice(1, 0, 8).copy_(x.slice(1, 0, 8));
+  state.counts.slice(1, 0, 4).fill_(1);
+  expect_cpu_step(state, x);
+  state.all_dead();
+  expect_cpu_step(state, x);
+  expect_cpu_step(state, at::zeros({2, 9, 3}), {.metric = "cosine"});
+  expect_cpu_step(state, -at::zeros({2, 9, 3}));
+  EXPECT_EQ(expect_cpu_step(state, at::ones({2, 500, 3})), 2);
+}
+
+TEST(CudaDeadCodes, TokensThatAreNotFiniteAndMasks) {
+  at::manual_seed(5);
+  State state(2, 10, 4);
+  state.all_dead();
+  auto x = at::randn({2, 25, 4});
+  x[0][3][1] = kNaN, x[0][4][3] = kInfinity, x[1][5] = -kInfinity;
+  for (const auto metric : {"euclidean", "cosine"}) {
+    const ops::DeadCodeOptions options = {.metric = metric};
+    expect_cpu_step(state, x, options);
+    expect_cpu_step(state, x, options, at::rand({2, 25}).lt(0.3));
+    expect_cpu_step(state, x, options, at::rand({25}).lt(0.5));
+    EXPECT_EQ(expect_cpu_step(state, x, options, at::zeros({25}, at::kBool)), 0);
+    EXPECT_EQ(expect_cpu_step(state, at::full_like(x, kNaN), options), 0);
+  }
+}
+
+TEST(CudaDeadCodes, Thresholds) {
+  at::manual_seed(6);
+  const State state(2, 40, 3);
+  const auto x = at::randn({2, 50, 3});
+  for (const double fraction : {0.0, 0.1, 0.9, 3.0}) {
+    for (const double threshold : {0.0, 0.5, 100.0}) {
+      for (const double reset : {0.0, 2.0}) {
+        expect_cpu_step(state, x,
+                        {.threshold = threshold,
+                         .threshold_fraction = fraction,
+                         .reset_cluster_size = reset,
+                         .cooldown_steps = 1});
+      }
+    }
+  }
+  EXPECT_EQ(expect_cpu_step(state, x, {.threshold = 0}), 0);
+}
+
+TEST(CudaDeadCodes, ExtremesOfTheState) {
+  at::manual_seed(7);
+  for (const double size : {kNaN, kInfinity, -kInfinity, 3e38}) {
+    State state(2, 8, 4);
+    state.cluster_size[0][2] = size;
+    state.embed[0][1] = kNaN;
+    state.embed[1][1] = kInfinity;
+    expect_cpu_step(state, at::randn({2, 9, 4}));
+    expect_cpu_step(state, at::randn({2, 9, 4}), {.threshold_fraction = 0.5});
+  }
+  // Tokens beyond the range of the state end at it.
+  State state(1, 8, 4);
+  state.all_dead();
+  expect_cpu_step(state, at::randn({1, 9, 4}).to(at::kDouble) * 1e300);
+  expect_cpu_step(state, at::randn({1, 9, 4}) * 1e38, {.reset_cluster_size = 1e30});
+  expect_cpu_step(state, at::randn({1, 9, 4}).to(at::kDouble) * 1e200, {.metric = "cosine"});
+  expect_cpu_step(state, at::randn({1, 9, 4}) * 1e-42);
+}
+
+TEST(CudaDeadCodes, StridedStateAndTokens) {
+  at::manual_seed(8);
+  State state(2, 14, 6);
+  state.all_dead();
+  auto strided = state.clone();
+  const auto turned = [](const at::Tensor& x) {
+    return x.transpose(0, -1).clone().transpose(0, -1);
+  };
+  strided.embed = turned(state.embed), strided.embed_avg = turned(state.embed_avg);
+  strided.cluster_size = turned(state.cluster_size), strided.cooldown = turned(state.cooldown);
+  const auto x = at::randn({6, 2, 10}).permute({1, 2, 0});
+  const auto step = [&](State& one) {
+    return ops::replace_dead_codes_(one.embed, one.embed_avg, one.cluster_size, one.cooldown, x,
+                                    one.counts, example_rng());
+  };
+  const auto replaced = step(state);
+  expect_same(emulated({}, [&] { return step(strided); }), replaced);
+  expect_same_state(strided, state);
+}
+
+TEST(CudaDeadCodes, CandidatesOfTheirOwn) {
+  at::manual_seed(9);
+  for (const auto metric : {"euclidean", "cosine"}) {
+    for (const int64_t tokens : {0, 1, 33, 400}) {
+      for (const int64_t count : {1, 32, 100}) {
+        auto x = at::randn({2, tokens, 5});
+        if (tokens > 1)
+          x[0][1].zero_(), x[1].slice(0, 1, 9).copy_(x[1][0].neg()), x[0][0][0] = kNaN;
+        const auto call = [&] {
+          return ops::dead_code_candidates(x, example_rng(), count, std::nullopt, metric);
+        };
+        const auto [keys, rows] = call();
+        const auto [own_keys, own_rows] = emulated({.order = Order::kShuffled}, call);
+        expect_same(own_keys, keys);
+        expect_same(own_rows, rows);
+        EXPECT_FALSE(own_rows.eq(0).logical_and(own_rows.signbit()).any().item<bool>());
+      }
+    }
+  }
+}
+
+struct Offers {
+  at::Tensor keys, rows;
+};
+
+int64_t expect_cpu_offers(const State& start, const Offers& offers) {
+  return expect_cpu_state(start,
+                          [&](State& state) {
+                            return ops::replace_with_candidates_(
+                                state.embed, state.embed_avg, state.cluster_size, state.cooldown,
+                                offers.keys, offers.rows, state.counts, example_rng(),
+                                {.cooldown_steps = 3});
+                          })
+      .sum()
+      .item<int64_t>();
+}
+
+TEST(CudaDeadCodes, CandidatesOfSeveralRanks) {
+  at::manual_seed(10);
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    State state(2, 16, 4);
+    state.all_dead();
+    state.counts.slice(1, 0, 5).fill_(1);
+    auto x = at::randn({2, 30, 4}).to(dtype);
+    x.slice(1, 0, 3).copy_(state.embed.slice(1, 0, 3));
+    std::vector<at::Tensor> keys, rows;
+    for (const auto& [from, to] : {std::pair{0, 12}, {8, 20}, {20, 22}}) {
+      const auto own = ops::dead_code_candidates(x.slice(1, from, to), example_rng(), 16);
+      keys.push_back(own.first), rows.push_back(own.second);
+    }
+    EXPECT_EQ(expect_cpu_offers(state, {at::cat(keys, 1), at::cat(rows, 1)}), 22);
+  }
+}
+
+// Keys of tokens are random; these are not, and share bins and slots.
+TEST(CudaDeadCodes, KeysOfAnyKind) {
+  at::manual_seed(11);
+  State state(1, 70, 3);
+  state.all_dead();
+  const auto rows = at::randn({1, 200, 3});
+  const auto order = at::randperm(200).unsqueeze(0);
+  const std::vector<at::Tensor> kinds = {order,          order * (int64_t{1} << 40),
+                                         order - 100,    order.remainder(9),
+                                         kNoKey - order, at::full({1, 200}, kNoKey)};
+  const std::vector<int64_t> expected = {70, 70, 70, 9, 70, 0};
+  for (size_t i = 0; i < kinds.size(); ++i)
+    EXPECT_EQ(expect_cpu_offers(state, {kinds[i], rows}), expected[i]);
+  EXPECT_EQ(expect_cpu_offers(state, {order.slice(1, 0, 1), rows.slice(1, 0, 1)}), 1);
+  EXPECT_EQ(expect_cpu_offers(state, {order, -at::zeros({1, 200, 3})}), 70);
+}
+
+}  // namespace
+}  // namespace torchvq::cuda_dead_codes_test
