@@ -124,14 +124,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="see that it runs")
     parser.add_argument("--cpu-clock", action="store_true", help="processor time, on one thread")
-    parser.add_argument("--only", default="", help="rows whose names hold this")
+    parser.add_argument(
+        "--only", action="append", help="rows whose names hold this; may be given again"
+    )
     parser.add_argument("--docs", action="store_true", help="put the table into docs/adapters.md")
     parser.add_argument("--output", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--peak", choices=(OURS, ORIGINAL), help=argparse.SUPPRESS)
     given = parser.parse_args()
-    chosen = [row for row in rows() if given.only in row.name]
+    wanted = given.only or [""]
+    chosen = [row for row in rows() if any(part in row.name for part in wanted)]
     if given.peak:
-        print_peak(next(row for row in chosen if row.name == given.only), given.peak)
+        print_peak(next(row for row in chosen if row.name == wanted[0]), given.peak)
         return
     threads = (1,) if given.cpu_clock else (1, 2)
     settings = Settings(given.quick, given.cpu_clock, threads, given.output)

@@ -22,6 +22,7 @@
 #include "modules/copy_tensors.h"
 #include "modules/random_state.h"
 #include "modules/ranks.h"
+#include "modules/seen_flag.h"
 
 namespace torchvq {
 namespace {
@@ -31,7 +32,10 @@ torch::Tensor flag(bool value) { return at::scalar_tensor(value, at::kBool); }
 }  // namespace
 
 CodebookImpl::CodebookImpl(VectorQuantizeOptions options_, bool owns_bridge)
-    : options(std::move(options_)), owns_bridge_(owns_bridge), handle_(distributed::new_handle()) {
+    : options(std::move(options_)),
+      owns_bridge_(owns_bridge),
+      handle_(distributed::new_handle()),
+      seen_initted_(std::make_shared<detail::SeenFlag>()) {
   reset();
 }
 
@@ -122,7 +126,10 @@ int64_t CodebookImpl::num_codebooks() const {
   return options.separate_codebook_per_head() ? options.heads() : 1;
 }
 
-bool CodebookImpl::initialised() const { return !options.kmeans_init() || initted.item<bool>(); }
+bool CodebookImpl::initialised() const {
+  if (!options.kmeans_init()) return true;
+  return seen_initted_->holds(initted, [](const at::Tensor& flag) { return flag.item<bool>(); });
+}
 
 torch::Tensor CodebookImpl::codes() {
   auto codes = embed;

@@ -1,6 +1,7 @@
 // The state of a codebook and its life: initialisation, moving averages, dead codes, casts.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -16,6 +17,10 @@
 #include <torchvq/options/vector_quantize.h>
 
 namespace torchvq {
+
+namespace detail {
+class SeenFlag;
+}
 
 /// State of one or several codebooks (H of them, each K codes of D features). The members carry the
 /// names under which state dicts, Python's included, know them.
@@ -42,7 +47,7 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   torch::Tensor codes();
 
   /// Whether the codes are set: false only between construction with k-means and the first training
-  /// step.
+  /// step. Waits for the device where `initted` was not seen true since somebody wrote to it.
   bool initialised() const;
 
   /// What precedes the search: k-means on the first training tokens x (H, T, D), statistics of the
@@ -167,6 +172,7 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   int64_t handle_;
   std::optional<Statistics> pending_;
   bool warned_uninitialised_ = false;
+  std::shared_ptr<detail::SeenFlag> seen_initted_;
 };
 
 TORCH_MODULE(Codebook);
