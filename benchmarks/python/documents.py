@@ -32,7 +32,7 @@ def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
         fill(docs / "benchmarks.md", benchmark_documents.parts(documents, suites, _table))
     learnt = results / f"{LEARNING}.json"
     if learnt.exists():
-        learned, choosing = _learning(read_json(learnt))
+        learned, choosing = _learning(read_json(learnt), results)
         fill(docs / "learning.md", learned)
         fill(docs / "choosing.md", choosing)
     stacks = results / f"{LEARNING_RESIDUAL}.json"
@@ -254,11 +254,13 @@ def _compared(document: Document) -> str:
     return _table(names, rows)
 
 
-def _learning(document: Document) -> tuple[dict[str, str], dict[str, str]]:
-    """The learning table for learning.md, a marker for each task, and what choosing.md takes from it."""
+def _learning(document: Document, pictures: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """The learning table for learning.md, a marker for each task, and what choosing.md takes from it; its pictures."""
     # Imported here, so that the other tables can be written where the reference is missing.
+    import learning_charts
     import learning_documents
     import learning_table
 
     machine = _machine([document]) + _machines_of_runs(document["runs"])
+    learning_charts.draw(document["runs"], learning_table.rows(), pictures)
     return learning_documents.tables(document["runs"], learning_table.rows(), machine, _table)

@@ -141,12 +141,11 @@ def lines(runs: list[Run], rows: Iterable[Row], baseline: list[Run]) -> list[Lin
     # The later take the place of the earlier: what was run here that of the baseline.
     for run in [run for run in baseline if run["who"] != OURS] + runs:
         found.setdefault((run["task"], run["row"], run["who"]), {})[run["seed"]] = run
-    yardsticks = {
-        run["yardstick"]: run.get("error")
-        for members in found.values()
-        for run in members.values()
-        if run["who"] == YARDSTICK
-    }
+    # Those of a machine are told over its own yardstick, or over the latest that there is.
+    yardsticks: dict[tuple[str, str | None], float | None] = {}
+    for run in [run for run in baseline + runs if run["who"] == YARDSTICK]:
+        for machine in (machine_of(run), None):
+            yardsticks[run["yardstick"], machine] = run.get("error")
     result = []
     for row in rows:
         ours = found.get((row.task, row.name, OURS), {})
@@ -158,10 +157,17 @@ def lines(runs: list[Run], rows: Iterable[Row], baseline: list[Run]) -> list[Lin
         ]
         line = Line(row, _good(ours), _good(theirs), None, failed)
         for run in ours.values():
-            line.yardstick = yardsticks.get(run.get("yardstick", ""))
+            name = run.get("yardstick", "")
+            known = (name, machine_of(run)) in yardsticks
+            line.yardstick = yardsticks.get((name, machine_of(run) if known else None))
         if ours or (theirs and not row.against):
             result.append(line)
     return result
+
+
+def machine_of(run: Run) -> str:
+    """Its processor, empty where it is that of the whole table. Embeddings are trained, so each machine has its own."""
+    return str(run.get("machine", {}).get("cpu", ""))
 
 
 def _good(runs: dict[int, Run]) -> dict[int, Run]:

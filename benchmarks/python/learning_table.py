@@ -2,8 +2,9 @@
 
 `python benchmarks/python/learning_table.py` takes about an hour on two idle cores. Every run is written as it ends, and
 `--resume` continues a file that an interrupted one has left; `--adopt FILE` puts the runs of another file in the place
-of its own, and each of them remembers the machine and the commit that made it. To try another build of the library,
-run what is ours into another folder and compare it with the reference's runs of the first:
+of its own, and each of them remembers the machine and the commit that made it. Embeddings are trained first, and differ
+between machines: of their rows adopt the runs of both libraries. To try another build of the library, run what is ours
+into another folder and compare it with the reference's runs of the first:
 
     TORCHVQ_LIBRARY=build/src/libtorchvq.so PYTHONPATH=python python benchmarks/python/learning_table.py --who ours \
         --rows recommended --output /tmp/try --baseline benchmarks/results/learning_table.json

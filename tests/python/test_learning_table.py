@@ -23,6 +23,7 @@ sys.path.insert(0, str(BENCHMARKS))
 pytest.importorskip("vector_quantize_pytorch")
 
 import documents  # noqa: E402
+import learning_charts  # noqa: E402
 import learning_documents  # noqa: E402
 import learning_report as report  # noqa: E402
 import learning_rows  # noqa: E402
@@ -238,6 +239,68 @@ def test_adopted_runs_take_the_place_of_others_and_say_where_they_were_made() ->
     assert line.difference is not None and line.difference.mean == 0.5
     said = documents._machines_of_runs(found["runs"])
     assert said == "\n1 of the runs (ours): new, 2 cores (AVX2), commit b, 2026-01-02.\n"
+
+
+PICTURES = ("learning_differences", "learning_use", "learning_recommended")
+
+
+def runs_of_all_rows() -> list[dict[str, Any]]:
+    """Two seeds of every row that both libraries have, and faiss's error."""
+    runs = []
+    for row in ROWS:
+        for who in (OURS, REFERENCE):
+            for seed in range(2 * row.has(who)):
+                run = dict(task=row.task, row=row.name, who=who, seed=seed, finite=True, use=0.5)
+                run |= dict(psnr=19.0 + seed, error=0.1 + seed, recovery=3.0, yardstick=row.task)
+                runs.append(run)
+        if row.setting:
+            yardstick = dict(task=row.task, row=row.name, who=YARDSTICK, seed=0, finite=True)
+            runs.append(yardstick | dict(error=0.1, yardstick=row.task))
+    return runs
+
+
+def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
+    runs = runs_of_all_rows()
+    learning_charts.draw(runs, ROWS, tmp_path)
+    assert {file.stem for file in tmp_path.iterdir()} == set(PICTURES)
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in tmp_path.iterdir())
+    first = {file.stem: file.read_bytes() for file in tmp_path.iterdir()}
+    learning_charts.draw(runs, ROWS, tmp_path)
+    assert first == {file.stem: file.read_bytes() for file in tmp_path.iterdir()}
+
+
+def test_tables_of_one_library_or_none_draw_what_they_can(tmp_path: Path) -> None:
+    learning_charts.draw([], ROWS, tmp_path)
+    assert not any(tmp_path.iterdir())
+    runs = [run for run in runs_of_all_rows() if run["who"] != REFERENCE]
+    learning_charts.draw(runs, ROWS, tmp_path)
+    assert (tmp_path / "learning_use.png").exists()
+
+
+def test_rows_of_the_pictures_exist() -> None:
+    names = {row.name for row in ROWS if row.reference is not None}
+    assert names >= set(learning_charts.UNSET)
+    page = (ROOT / "docs" / "learning.md").read_text()
+    for picture in PICTURES:
+        assert f"../benchmarks/results/{picture}.png" in page
+
+
+def test_errors_are_told_over_the_yardstick_of_their_machine() -> None:
+    name = "embeddings: recommended"
+    other = dict(cpu="new", cores=2, level="AVX2", commit="b", date="2026-01-02")
+    start = dict(task="residual stream", seed=0, finite=True, yardstick="embeddings")
+    old = dict(start, who=YARDSTICK, row=name, error=0.1)
+    new = dict(start, who=YARDSTICK, row=name, seed=1, error=0.2, machine=other)
+    run = dict(start, who=OURS, row=name, error=0.22)
+    rows = [row_of("residual stream", name)]
+    for yardsticks in ([old, new], [new, old]):
+        (line,) = report.lines([*yardsticks, run], rows, [])
+        assert line.over_yardstick(OURS) == pytest.approx(2.2)
+        (line,) = report.lines([*yardsticks, dict(run, machine=other)], rows, [])
+        assert line.over_yardstick(OURS) == pytest.approx(1.1)
+    # One that has none of its own takes what there is.
+    (line,) = report.lines([new, run], rows, [])
+    assert line.over_yardstick(OURS) == pytest.approx(1.1)
 
 
 @pytest.mark.exhaustive
