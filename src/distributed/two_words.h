@@ -23,11 +23,9 @@ inline Words words_of(const at::Tensor& sums) {
   return {sums[0].add(sums[1].bitwise_right_shift(kLowBits)), sums[1].bitwise_and(kLowWord)};
 }
 
-/// Sums with larger exponents: bits below the last are dropped.
-inline at::Tensor rescaled(const at::Tensor& sums, const at::Tensor& from, const at::Tensor& to) {
-  // On other devices to ask would be to wait.
-  if (sums.is_cpu() && from.equal(to)) return sums;
-  const auto shift = to.sub(from).to(at::kLong).clamp_min(0).unsqueeze(-1);
+/// Sums divided by 2^shift, shift (H, K) from 0 on: bits below the last are dropped.
+inline at::Tensor shifted_words(const at::Tensor& sums, const at::Tensor& shift_of_codes) {
+  const auto shift = shift_of_codes.to(at::kLong).clamp_min(0).unsqueeze(-1);
   const auto near = shift.clamp_max(kLowBits - 1);
   const auto far = shift.sub(kLowBits).clamp(0, 63);
   const auto [whole, rest] = words_of(sums);
@@ -36,6 +34,13 @@ inline at::Tensor rescaled(const at::Tensor& sums, const at::Tensor& from, const
   const auto lower = whole.bitwise_right_shift(far).bitwise_and(kLowWord);
   return at::stack(
       {whole.bitwise_right_shift(shift.clamp_max(63)), at::where(shift.lt(kLowBits), low, lower)});
+}
+
+/// Sums with larger exponents.
+inline at::Tensor rescaled(const at::Tensor& sums, const at::Tensor& from, const at::Tensor& to) {
+  // On other devices to ask would be to wait.
+  if (sums.is_cpu() && from.equal(to)) return sums;
+  return shifted_words(sums, to.sub(from));
 }
 
 inline at::Tensor split_word(const at::Tensor& word) {

@@ -14,6 +14,7 @@
 #include "detail/checks.h"
 #include "detail/codebook_average.h"
 #include "detail/precision.h"
+#include "distributed/two_words.h"
 
 namespace torchvq::functional {
 namespace {
@@ -135,7 +136,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_statistics(
     const at::Tensor& counts_b, const at::Tensor& sums_b, const at::Tensor& exponents_b) {
   const auto exponents = exponents_a.maximum(exponents_b);
   const auto rescaled = [&](const at::Tensor& sums, const at::Tensor& own) {
-    return sums.bitwise_right_shift(exponents.sub(own).to(at::kLong).unsqueeze(-1).clamp_max(63));
+    const auto shift = exponents.sub(own).to(at::kLong);
+    // Of two words the first hands its lost bits to the second.
+    if (sums.sym_size(0) == 2) return distributed::shifted_words(sums, shift);
+    return sums.bitwise_right_shift(shift.unsqueeze(-1).clamp_max(63));
   };
   return {counts_a.add(counts_b), rescaled(sums_a, exponents_a).add(rescaled(sums_b, exponents_b)),
           exponents};
