@@ -1,6 +1,6 @@
 """Which weights LFQ on the sphere should have, by the bits of its codes: the learning table's autoencoder around it.
 
-`python benchmarks/python/learning_lfq_weights.py` takes half an hour on two idle cores. Every run is written as it
+`python benchmarks/python/learning_lfq_weights.py` takes a quarter of an hour. Every run is written as it
 ends; `--resume` continues a file that an interrupted one has left.
 """
 
