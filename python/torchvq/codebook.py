@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq._base.kept_statistics import KeptStatistics
+from torchvq._base.options import keep_values
 from torchvq._base.random_state import fresh_rng
 from torchvq._base.ranks import ALONE, Ranks
 from torchvq._base.replay import Replayed
@@ -59,6 +60,26 @@ class Codebook(Replayed, KeptStatistics):
     rng: Tensor
     replaced: Tensor
 
+    codebook_size: int
+    num_codebooks: int
+    decay: float
+    eps: float
+    use_cosine_sim: bool
+    kmeans_iters: int
+    threshold_ema_dead_code: float
+    dead_code_threshold_fraction: float
+    reset_cluster_size: float
+    manual_ema_update: bool
+    affine_param: bool
+    affine_param_batch_decay: float
+    affine_param_codebook_decay: float
+    vqp_compat: bool
+
+    _pending: Statistics | None
+    _initialised: bool
+    _initialised_flag: Tensor | None  # the buffer that says so
+    _warned_uninitialised: bool
+
     def __init__(
         self,
         dim: int,
@@ -82,20 +103,28 @@ class Codebook(Replayed, KeptStatistics):
         sync_every: int = 1,
     ) -> None:
         super().__init__()
-        self.codebook_size = codebook_size
-        self.num_codebooks = num_codebooks
-        self.decay = decay
-        self.eps = eps
-        self.use_cosine_sim = use_cosine_sim
-        self.kmeans_iters = kmeans_iters
-        self.threshold_ema_dead_code = threshold_ema_dead_code
-        self.dead_code_threshold_fraction = dead_code_threshold_fraction
-        self.reset_cluster_size = threshold_ema_dead_code
-        self.manual_ema_update = manual_ema_update
-        self.affine_param = affine_param
-        self.affine_param_batch_decay = affine_param_batch_decay
-        self.affine_param_codebook_decay = affine_param_codebook_decay
-        self.vqp_compat = vqp_compat
+        keep_values(
+            self,
+            codebook_size=codebook_size,
+            num_codebooks=num_codebooks,
+            decay=decay,
+            eps=eps,
+            use_cosine_sim=use_cosine_sim,
+            kmeans_iters=kmeans_iters,
+            threshold_ema_dead_code=threshold_ema_dead_code,
+            dead_code_threshold_fraction=dead_code_threshold_fraction,
+            reset_cluster_size=threshold_ema_dead_code,
+            manual_ema_update=manual_ema_update,
+            affine_param=affine_param,
+            affine_param_batch_decay=affine_param_batch_decay,
+            affine_param_codebook_decay=affine_param_codebook_decay,
+            vqp_compat=vqp_compat,
+            # What the next steps need to know of those before.
+            _pending=None,
+            _initialised=not kmeans_init,
+            _initialised_flag=None,
+            _warned_uninitialised=False,
+        )
 
         embed = torch.empty(num_codebooks, codebook_size, dim)
         nn.init.kaiming_uniform_(embed)
@@ -120,10 +149,6 @@ class Codebook(Replayed, KeptStatistics):
         self.vq_bridge = vq_bridge
         self.keep_statistics(sync_every, embed, self.has_dead_code_replacement)
 
-        self._pending: Statistics | None = None
-        self._initialised = not kmeans_init
-        self._initialised_flag: Tensor | None = None  # the buffer that says so
-        self._warned_uninitialised = False
         self._forget_replays()
         # By this number handshakes know the module among all others of this process and of other ranks.
         self.handle: int = _ops.new_handle()

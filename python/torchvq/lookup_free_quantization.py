@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.constants import to_default_device
 from torchvq._base.layout import Layout
-from torchvq._base.options import check_options
+from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import project, projects_nothing
 from torchvq._base.random_state import RandomState
 from torchvq._base.ranks import group_name
@@ -106,6 +106,27 @@ class LFQ(RandomState):
     mask: Tensor
     _warns = True  # of latents that nothing bounds
 
+    codebook_size: int
+    codebook_dim: int
+    num_codebooks: int
+    dim: int
+    keep_num_codebooks_dim: bool
+    entropy_loss_weight: float
+    commitment_loss_weight: float
+    diversity_gamma: float
+    codebook_scale: float
+    frac_per_sample_entropy: float
+    soft_clamp_input_value: float | None
+    channel_first: bool | None
+    experimental_softplus_entropy_loss: bool
+    entropy_loss_offset: float
+    spherical: bool
+    force_quantization_f32: bool
+    orthogonal_rotation: bool
+    vqp_compat: bool
+    sync_codebook: bool | None
+    process_group: str | None
+
     def __init__(
         self,
         *,
@@ -137,28 +158,32 @@ class LFQ(RandomState):
         super().__init__()
         check_options("LFQ", locals())
         bits = _bits(dim, codebook_size, num_codebooks)
-        self.codebook_size = 2**bits
-        self.codebook_dim = bits
-        self.num_codebooks = num_codebooks
-        self.dim = bits * num_codebooks if dim is None else dim
-        self.keep_num_codebooks_dim = (
-            num_codebooks > 1 if keep_num_codebooks_dim is None else keep_num_codebooks_dim
+        vqp_compat = vqp_compat_of(vqp_compat)
+        keep_values(
+            self,
+            codebook_size=2**bits,
+            codebook_dim=bits,
+            num_codebooks=num_codebooks,
+            dim=bits * num_codebooks if dim is None else dim,
+            keep_num_codebooks_dim=(
+                num_codebooks > 1 if keep_num_codebooks_dim is None else keep_num_codebooks_dim
+            ),
+            entropy_loss_weight=entropy_loss_weight,
+            commitment_loss_weight=commitment_loss_weight,
+            diversity_gamma=diversity_gamma,
+            codebook_scale=codebook_scale,
+            frac_per_sample_entropy=frac_per_sample_entropy,
+            soft_clamp_input_value=soft_clamp_input_value,
+            channel_first=channel_first,
+            experimental_softplus_entropy_loss=experimental_softplus_entropy_loss,
+            entropy_loss_offset=entropy_loss_offset,
+            spherical=spherical,
+            force_quantization_f32=force_quantization_f32,
+            orthogonal_rotation=orthogonal_rotation,
+            vqp_compat=vqp_compat,
+            sync_codebook=False if sync_codebook is None and vqp_compat else sync_codebook,
+            process_group=group_name(process_group),
         )
-        self.entropy_loss_weight = entropy_loss_weight
-        self.commitment_loss_weight = commitment_loss_weight
-        self.diversity_gamma = diversity_gamma
-        self.codebook_scale = codebook_scale
-        self.frac_per_sample_entropy = frac_per_sample_entropy
-        self.soft_clamp_input_value = soft_clamp_input_value
-        self.channel_first = channel_first
-        self.experimental_softplus_entropy_loss = experimental_softplus_entropy_loss
-        self.entropy_loss_offset = entropy_loss_offset
-        self.spherical = spherical
-        self.force_quantization_f32 = force_quantization_f32
-        self.orthogonal_rotation = orthogonal_rotation
-        self.vqp_compat = vqp_compat_of(vqp_compat)
-        self.sync_codebook = False if sync_codebook is None and self.vqp_compat else sync_codebook
-        self.process_group = group_name(process_group)
         self.activation = (
             nn.Identity() if straight_through_activation is None else straight_through_activation
         )

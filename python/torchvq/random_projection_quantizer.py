@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.constants import to_default_device
 from torchvq._base.layout import Layout
-from torchvq._base.options import check_options, expect
+from torchvq._base.options import check_options, expect, keep_values
 from torchvq._base.projection import project
 from torchvq._base.wide_buffers import HALF, WideBuffers
 from torchvq._codebook.search import stored_codes
@@ -75,6 +75,15 @@ class RandomProjectionQuantizer(WideBuffers):
     """
 
     rand_projs: Tensor
+    dim: int
+    codebook_size: int
+    codebook_dim: int
+    num_codebooks: int
+    norm: bool
+    vqp_compat: bool
+    accept_image_fmap: bool
+    accept_3d_fmap: bool
+    channel_last: bool
 
     def __init__(
         self,
@@ -96,15 +105,18 @@ class RandomProjectionQuantizer(WideBuffers):
             given = kwargs.get(name)
             expect(owner, given in (None, False), name, f"left out ({instead})", given)
             kwargs.pop(name, None)
-        self.dim = dim
-        self.codebook_size = codebook_size
-        self.codebook_dim = codebook_dim
-        self.num_codebooks = num_codebooks
-        self.norm = norm
-        self.vqp_compat = vqp_compat_of(vqp_compat)
-        self.accept_image_fmap = layout.get("accept_image_fmap", False)
-        self.accept_3d_fmap = layout.get("accept_3d_fmap", False)
-        self.channel_last = layout.get("channel_last", True)
+        keep_values(
+            self,
+            dim=dim,
+            codebook_size=codebook_size,
+            codebook_dim=codebook_dim,
+            num_codebooks=num_codebooks,
+            norm=norm,
+            vqp_compat=vqp_compat_of(vqp_compat),
+            accept_image_fmap=layout.get("accept_image_fmap", False),
+            accept_3d_fmap=layout.get("accept_3d_fmap", False),
+            channel_last=layout.get("channel_last", True),
+        )
         projections = _ops.random_projections(num_codebooks, dim, codebook_dim)
         self.register_buffer("rand_projs", to_default_device(projections))
         self.vq = VectorQuantize(

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torchvq._base import joined as _joined
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.layout import Layout
-from torchvq._base.options import check_options
+from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import make_projections, project
 from torchvq._base.ranks import ranks_of, shake_hands
 from torchvq._base.wide_buffers import HALF
@@ -92,6 +92,27 @@ class ResidualVQ(nn.Module):
     """
 
     in_place_parameter_names: list[str]
+    dim: int
+    heads: int
+    codebook_dim: int
+    num_quantizers: int
+    codebook_sizes: tuple[int, ...]
+    uniform_codebook_size: bool
+    shared_codebook: bool
+    diveq: bool
+    accept_image_fmap: bool
+    accept_3d_fmap: bool
+    channel_last: bool
+    implicit_neural_codebook: bool
+    quant_grad_frac: float
+    return_zeros_for_masked_padding: bool
+    quantize_dropout: bool
+    quantize_dropout_cutoff_index: int
+    quantize_dropout_multiple_of: int
+    vqp_compat: bool
+    beam_size: int | None
+    eval_beam_size: int | None
+    beam_score_quantizer_weights: list[float] | None
 
     def __init__(
         self,
@@ -120,27 +141,30 @@ class ResidualVQ(nn.Module):
         options = {name: value for name, value in locals().items() if name != "vq_kwargs"}
         sizes = tuple(check_options("ResidualVQ", options | vq_kwargs))
 
-        self.dim = dim
-        self.heads = heads
-        self.codebook_dim = dim if codebook_dim is None else codebook_dim
-        self.num_quantizers = len(sizes)
-        self.codebook_sizes = sizes
-        self.uniform_codebook_size = len(set(sizes)) == 1
-        self.shared_codebook = shared_codebook
-        self.diveq = diveq
-        self.accept_image_fmap = accept_image_fmap
-        self.accept_3d_fmap = vq_kwargs.get("accept_3d_fmap", False)
-        self.channel_last = vq_kwargs.get("channel_last", True)
-        self.implicit_neural_codebook = implicit_neural_codebook
-        self.quant_grad_frac = 1.0 if diveq else quant_grad_frac
-        self.return_zeros_for_masked_padding = return_zeros_for_masked_padding
-        self.quantize_dropout = quantize_dropout and len(sizes) > 1
-        self.quantize_dropout_cutoff_index = quantize_dropout_cutoff_index
-        self.quantize_dropout_multiple_of = quantize_dropout_multiple_of
-        self.vqp_compat = vqp_compat_of(vq_kwargs.get("vqp_compat"))
-        self.beam_size = beam_size
-        self.eval_beam_size = beam_size if eval_beam_size is None else eval_beam_size
-        self.beam_score_quantizer_weights = beam_score_quantizer_weights
+        keep_values(
+            self,
+            dim=dim,
+            heads=heads,
+            codebook_dim=dim if codebook_dim is None else codebook_dim,
+            num_quantizers=len(sizes),
+            codebook_sizes=sizes,
+            uniform_codebook_size=len(set(sizes)) == 1,
+            shared_codebook=shared_codebook,
+            diveq=diveq,
+            accept_image_fmap=accept_image_fmap,
+            accept_3d_fmap=vq_kwargs.get("accept_3d_fmap", False),
+            channel_last=vq_kwargs.get("channel_last", True),
+            implicit_neural_codebook=implicit_neural_codebook,
+            quant_grad_frac=1.0 if diveq else quant_grad_frac,
+            return_zeros_for_masked_padding=return_zeros_for_masked_padding,
+            quantize_dropout=quantize_dropout and len(sizes) > 1,
+            quantize_dropout_cutoff_index=quantize_dropout_cutoff_index,
+            quantize_dropout_multiple_of=quantize_dropout_multiple_of,
+            vqp_compat=vqp_compat_of(vq_kwargs.get("vqp_compat")),
+            beam_size=beam_size,
+            eval_beam_size=beam_size if eval_beam_size is None else eval_beam_size,
+            beam_score_quantizer_weights=beam_score_quantizer_weights,
+        )
 
         inner_dim = self.codebook_dim * heads
         self.has_projections = inner_dim != dim

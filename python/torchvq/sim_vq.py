@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.joined import without_autocast
 from torchvq._base.layout import Layout
-from torchvq._base.options import check_options
+from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import in_dtype_of
 from torchvq._base.ranks import Ranks, group_name, group_of
 from torchvq._base.wide_buffers import HALF, WideBuffers
@@ -87,6 +87,16 @@ class SimVQ(WideBuffers):
     """
 
     frozen_codebook: Tensor
+    dim: int
+    codebook_size: int
+    channel_first: bool
+    rotation_trick: bool
+    input_to_quantize_commit_loss_weight: float
+    commitment_weight: float
+    sync_codebook: bool | None
+    process_group: str | None
+    vqp_compat: bool
+    handle: int
 
     def __init__(
         self,
@@ -107,15 +117,19 @@ class SimVQ(WideBuffers):
         super().__init__()
         check_options("SimVQ", locals())
         width = dim if frozen_codebook_dim is None else frozen_codebook_dim
-        self.dim = dim
-        self.codebook_size = codebook_size
-        self.channel_first = channel_first
-        self.rotation_trick = rotation_trick
-        self.input_to_quantize_commit_loss_weight = input_to_quantize_commit_loss_weight
-        self.commitment_weight = commitment_weight
-        self.sync_codebook = sync_codebook
-        self.process_group = group_name(process_group)
-        self.vqp_compat = vqp_compat_of(vqp_compat)
+        keep_values(
+            self,
+            dim=dim,
+            codebook_size=codebook_size,
+            channel_first=channel_first,
+            rotation_trick=rotation_trick,
+            input_to_quantize_commit_loss_weight=input_to_quantize_commit_loss_weight,
+            commitment_weight=commitment_weight,
+            sync_codebook=sync_codebook,
+            process_group=group_name(process_group),
+            vqp_compat=vqp_compat_of(vqp_compat),
+            handle=_ops.new_handle(),
+        )
         frozen = init_fn(torch.randn(codebook_size, width) / math.sqrt(width))
         shape = [codebook_size, width]
         if list(frozen.shape) != shape:
@@ -126,7 +140,6 @@ class SimVQ(WideBuffers):
         self.code_transform = (
             nn.Linear(width, dim, bias=False) if codebook_transform is None else codebook_transform
         )
-        self.handle: int = _ops.new_handle()
 
     def extra_repr(self) -> str:
         """The options, for ``print``."""

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.layout import Layout
-from torchvq._base.options import check_options
+from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import make_projections, project, projects_nothing
 from torchvq._base.ranks import ALONE, group_name, ranks_of, shake_hands
 from torchvq._base.wide_buffers import HALF
@@ -18,6 +18,7 @@ from torchvq._codebook.in_place import keep_optimizer_in_checkpoint, step_in_pla
 from torchvq._codebook.search import prepare, stored_codes
 from torchvq._codebook.stats import CodebookStats, keep_counts, read_stats
 from torchvq._codebook.step import Step, step
+from torchvq._codebook.vector_quantize_options import VectorQuantizeOptions
 from torchvq.codebook import Codebook, EmaWeight
 from torchvq.outputs import (
     LossBreakdown,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 _ops = torch.ops.torchvq
 
 
-class VectorQuantize(nn.Module):
+class VectorQuantize(VectorQuantizeOptions):
     """Vector quantization of latents, with a codebook that learns by moving averages or by gradient.
 
     Each latent is replaced by its nearest code (van den Oord et al. 2017, arXiv:1711.00937); the encoder gets its
@@ -198,45 +199,48 @@ class VectorQuantize(nn.Module):
         # What the defaults that depend on other options come to.
         rotates, moves, learns = map(bool, check_options("VectorQuantize", locals()))
 
-        self.dim = dim
-        self.codebook_size = codebook_size
-        self.heads = heads
-        self.separate_codebook_per_head = separate_codebook_per_head
-        self.eps = eps
-        self.freeze_codebook = freeze_codebook
-        self.sync_kmeans = sync_kmeans
-        self.sync_codebook = sync_codebook
-        self.sync_affine_param = sync_affine_param
-        self.process_group = group_name(process_group)
-        self.reduction = reduction
-        self.sync_every = sync_every
-        self.use_cosine_sim = use_cosine_sim
-        self.channel_last = channel_last
-        self.accept_image_fmap = accept_image_fmap
-        self.accept_3d_fmap = accept_3d_fmap
-        self.commitment_weight = commitment_weight
-        self.has_commitment_loss = commitment_weight > 0.0 and not directional_reparam
-        self.commitment_use_cross_entropy_loss = commitment_use_cross_entropy_loss
-        self.orthogonal_reg_weight = orthogonal_reg_weight
-        self.has_codebook_orthogonal_loss = orthogonal_reg_weight > 0.0
-        self.orthogonal_reg_active_codes_only = orthogonal_reg_active_codes_only
-        self.orthogonal_reg_max_codes = orthogonal_reg_max_codes
-        self.codebook_diversity_loss_weight = codebook_diversity_loss_weight
-        self.has_codebook_diversity_loss = codebook_diversity_loss_weight > 0.0
-        self.codebook_diversity_temperature = codebook_diversity_temperature
-        self.stochastic_sample_codes = stochastic_sample_codes
-        self.sample_codebook_temp = sample_codebook_temp
-        self.straight_through = straight_through
-        self.rotation_trick = rotates
-        self.directional_reparam = directional_reparam
-        self.directional_reparam_variance = directional_reparam_variance
-        self.learnable_codebook = learns
-        self.sync_update_v = sync_update_v
-        self.return_zeros_for_masked_padding = return_zeros_for_masked_padding
-        self.route_gradients_to_input = route_gradients_to_input
-        self.manual_in_place_optimizer_update = manual_in_place_optimizer_update
-        self.vqp_compat = vqp_compat_of(vqp_compat)
-        self._ema_update = moves
+        keep_values(
+            self,
+            dim=dim,
+            codebook_size=codebook_size,
+            heads=heads,
+            separate_codebook_per_head=separate_codebook_per_head,
+            eps=eps,
+            freeze_codebook=freeze_codebook,
+            sync_kmeans=sync_kmeans,
+            sync_codebook=sync_codebook,
+            sync_affine_param=sync_affine_param,
+            process_group=group_name(process_group),
+            reduction=reduction,
+            sync_every=sync_every,
+            use_cosine_sim=use_cosine_sim,
+            channel_last=channel_last,
+            accept_image_fmap=accept_image_fmap,
+            accept_3d_fmap=accept_3d_fmap,
+            commitment_weight=commitment_weight,
+            has_commitment_loss=commitment_weight > 0.0 and not directional_reparam,
+            commitment_use_cross_entropy_loss=commitment_use_cross_entropy_loss,
+            orthogonal_reg_weight=orthogonal_reg_weight,
+            has_codebook_orthogonal_loss=orthogonal_reg_weight > 0.0,
+            orthogonal_reg_active_codes_only=orthogonal_reg_active_codes_only,
+            orthogonal_reg_max_codes=orthogonal_reg_max_codes,
+            codebook_diversity_loss_weight=codebook_diversity_loss_weight,
+            has_codebook_diversity_loss=codebook_diversity_loss_weight > 0.0,
+            codebook_diversity_temperature=codebook_diversity_temperature,
+            stochastic_sample_codes=stochastic_sample_codes,
+            sample_codebook_temp=sample_codebook_temp,
+            straight_through=straight_through,
+            rotation_trick=rotates,
+            directional_reparam=directional_reparam,
+            directional_reparam_variance=directional_reparam_variance,
+            learnable_codebook=learns,
+            sync_update_v=sync_update_v,
+            return_zeros_for_masked_padding=return_zeros_for_masked_padding,
+            route_gradients_to_input=route_gradients_to_input,
+            manual_in_place_optimizer_update=manual_in_place_optimizer_update,
+            vqp_compat=vqp_compat_of(vqp_compat),
+            _ema_update=moves,
+        )
 
         codebook_dim = dim if codebook_dim is None else codebook_dim
         inner_dim = codebook_dim * heads

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include <torch/library.h>
+#include <unistd.h>
 
 #include "distributed/traffic.h"
 
@@ -50,9 +51,17 @@ void reset_traffic() {
 }
 
 int64_t new_handle() {
-  std::random_device source;
-  const auto bits = (static_cast<uint64_t>(source()) << 32) | source();
-  return static_cast<int64_t>(bits >> 1);
+  // The system's random bits cost as much as the tensors of a small codebook, so it is asked once; and
+  // again in a process that was forked, which would repeat its parent's numbers.
+  thread_local pid_t seeded_in = 0;
+  thread_local std::mt19937_64 generator;
+  if (seeded_in != getpid()) {
+    std::random_device source;
+    std::seed_seq bits{source(), source(), source(), source()};
+    generator.seed(bits);
+    seeded_in = getpid();
+  }
+  return static_cast<int64_t>(generator() >> 1);
 }
 
 }  // namespace torchvq::distributed

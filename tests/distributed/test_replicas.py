@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -180,3 +182,21 @@ def test_an_unknown_group_is_named():
         match='vq: expected group_name to be the name of a living process group, but got "x"',
     ):
         ops.all_reduce_statistics(torch.ones(1), group_name="x", label="vq")
+
+
+def test_handles_of_forked_processes_differ() -> None:
+    # A module may be sent to another process, which has handles of its own.
+    program = (
+        "import os, torch, torchvq\n"
+        "new = torch.ops.torchvq.new_handle\n"
+        "new()\n"
+        "forked = os.fork()\n"
+        "for _ in range(3): os.write(1, f'{new()}\\n'.encode())\n"
+        "if forked: os.waitpid(forked, 0)\n"
+        "else: os._exit(0)\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=100
+    )
+    handles = answer.stdout.split()
+    assert len(set(handles)) == len(handles) == 6

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchvq._base.options import keep_values
 from torchvq._base.wide_buffers import HALF, WideBuffers
 
 KEPT = ("kept_steps", "kept_counts", "kept_sums", "kept_exponents", "kept_candidates")
@@ -29,11 +30,11 @@ class KeptStatistics(WideBuffers):
     """
 
     sync_every: int
+    _kept: list[Tensor]
 
     def __init__(self) -> None:
         super().__init__()
-        self.sync_every = 1
-        self._kept: list[Tensor] = []
+        keep_values(self, sync_every=1, _kept=[])
 
     def keep_statistics(self, every: int, codes: Tensor, candidates: bool) -> None:
         """Makes room for statistics of codes (H, K, D), and for candidates where dead codes are replaced."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.constants import ConstantBuffers
+from torchvq._base.options import keep_values
 from torchvq._base.replay import StepRecords
 from torchvq._base.wide_buffers import HALF
 
@@ -40,11 +41,12 @@ class RandomState(ConstantBuffers):
     """
 
     rng: Tensor
+    _records: StepRecords[Step]
+    _step: Step | None
 
     def __init__(self) -> None:
         super().__init__()
-        self._records: StepRecords[Step] = StepRecords()
-        self._step: Step | None = None
+        keep_values(self, _records=StepRecords(), _step=None)
 
     def keep_rng(self) -> None:
         """Registers the generator, for modules that draw."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq._base import checkpointing as _checkpointing
+from torchvq._base.options import keep_values
 
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook
@@ -73,11 +74,13 @@ class Replayed:
     """A codebook whose steps may lie in checkpointed regions."""
 
     embed: Tensor
+    _replays: deque[Replay]
+    _recording: Replay | None
+    _replay: Replay | None
 
     def _forget_replays(self) -> None:
-        self._replays: deque[Replay] = deque(maxlen=MAX_REPLAYS)
-        self._recording: Replay | None = None
-        self._replay: Replay | None = None
+        replays: deque[Replay] = deque(maxlen=MAX_REPLAYS)
+        keep_values(cast("Codebook", self), _replays=replays, _recording=None, _replay=None)
 
     @contextmanager
     def step_of(self, x: Tensor) -> Iterator[None]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchvq._base import joined as _joined
 from torchvq._base.layout import Layout
-from torchvq._base.options import expect
+from torchvq._base.options import expect, keep_values
 from torchvq._base.projection import make_projections, project
 from torchvq._base.random_state import RandomState, Step
 from torchvq._residual.dropout import drawn_depth, seeded_depth
@@ -63,6 +63,16 @@ class ResidualStack(RandomState):
     communicates = False  # whether ranks exchange something in a training forward
     heads = 1  # codes per latent and level; levels see each head as a token
 
+    dim: int
+    inner_dim: int
+    num_quantizers: int
+    is_channel_first: bool
+    quantize_dropout: bool
+    quantize_dropout_cutoff_index: int
+    quantize_dropout_multiple_of: int
+    has_projections: bool
+    draws: bool
+
     def __init__(
         self,
         *,
@@ -76,16 +86,19 @@ class ResidualStack(RandomState):
         draws: bool = False,
     ) -> None:
         super().__init__()
-        self.dim = dim
-        self.inner_dim = inner_dim
-        self.num_quantizers = num_quantizers
-        self.is_channel_first = is_channel_first
-        self.quantize_dropout = quantize_dropout and num_quantizers > 1
-        self.quantize_dropout_cutoff_index = quantize_dropout_cutoff_index
-        self.quantize_dropout_multiple_of = quantize_dropout_multiple_of
-        self.has_projections = inner_dim != dim
+        keep_values(
+            self,
+            dim=dim,
+            inner_dim=inner_dim,
+            num_quantizers=num_quantizers,
+            is_channel_first=is_channel_first,
+            quantize_dropout=quantize_dropout and num_quantizers > 1,
+            quantize_dropout_cutoff_index=quantize_dropout_cutoff_index,
+            quantize_dropout_multiple_of=quantize_dropout_multiple_of,
+            has_projections=inner_dim != dim,
+            draws=draws,
+        )
         self.project_in, self.project_out = make_projections(dim, inner_dim)
-        self.draws = draws
         if self.quantize_dropout or draws:
             self.keep_rng()
 
