@@ -38,6 +38,7 @@ class Settings:
     cpu_clock: bool = False
     threads: tuple[int, ...] = (1, 2)
     output: Path = RESULTS
+    least_rounds: int = LEAST_ROUNDS
     say: Callable[[str], None] = print
     # Of the suite that is measured now: when it began, and what others took of the processor since.
     started: state.Started = field(default_factory=lambda: state.Started())
@@ -59,7 +60,7 @@ class Settings:
     @property
     def rounds(self) -> tuple[int, int]:
         """At least, whatever it takes, and at most."""
-        return (1, 2) if self.quick else (LEAST_ROUNDS, 31)
+        return (1, 2) if self.quick else (self.least_rounds, 31)
 
 
 @dataclass
@@ -131,8 +132,9 @@ def _timer(contender: Contender, settings: Settings) -> Timer:
 
 def _calls_per_block(contender: Contender, settings: Settings) -> int:
     timer = _timer(contender, settings)
-    timer.timeit(1)
-    seconds = timer.timeit(1).mean
+    warmed = timer.timeit(1).mean
+    # A call of seconds is no better known from a second one.
+    seconds = warmed if warmed > 1 else timer.timeit(1).mean
     if seconds > BLOCK_SECONDS:
         return 1
     seconds = timer.timeit(max(1, int(BLOCK_SECONDS / 10 / seconds))).mean
