@@ -238,7 +238,7 @@ class Codebook(Replayed, KeptStatistics):
 
     def keep_in_shards(self) -> None:
         """To be called after a write to the codes, which may be a parameter that FSDP2 shards."""
-        if isinstance(self.embed, nn.Parameter):
+        if "embed" in self._parameters:
             keep_in_shards(self)
 
     def replicated_state(self) -> list[Tensor]:
@@ -388,7 +388,7 @@ class Codebook(Replayed, KeptStatistics):
     def state(self) -> list[Tensor]:
         """What training changes, as operators take it."""
         state = [self.embed, self.cluster_size, self.embed_avg, self.cooldown, self.replaced]
-        return state + self.kept_on(self.cluster_size.device)
+        return state + self.kept_on(state[1].device) if self._kept else state
 
     def collecting(self, ranks: Ranks) -> dict[str, Any]:
         """The arguments by which operators collect statistics."""
@@ -411,7 +411,7 @@ class Codebook(Replayed, KeptStatistics):
             decay=self.decay,
             ema_update=ema_update,
             manual_ema_update=self.manual_ema_update,
-            by_gradient=isinstance(self.embed, nn.Parameter),
+            by_gradient="embed" in self._parameters,
             vqp_compat=self.vqp_compat,
         )
         if self.has_dead_code_replacement:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from torchvq._base.checkpointing import is_checkpointed
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
@@ -346,11 +347,11 @@ class VectorQuantize(VectorQuantizeOptions):
             weight=ema_update_weight,
             ranks=ranks_of(self),
         )
-        if torch.compiler.is_compiling() or not self.training:
-            quantized, chosen, loss, breakdown = self._forward(x, call)
+        if torch.compiler.is_compiling() or not (self.training and is_checkpointed()):
+            quantized, chosen, loss, breakdown = self._forward(x, call, layout)
         else:
             with self._codebook.step_of(x):
-                quantized, chosen, loss, breakdown = self._forward(x, call)
+                quantized, chosen, loss, breakdown = self._forward(x, call, layout)
         if indices is not None:
             return (quantized, loss, breakdown) if return_loss_breakdown else (quantized, loss)
         if return_loss_breakdown:
@@ -380,8 +381,7 @@ class VectorQuantize(VectorQuantizeOptions):
             )
         return QuantizeOutput(quantized, indices, loss)
 
-    def _forward(self, x: Tensor, call: Call) -> Step:
-        layout = self._layout
+    def _forward(self, x: Tensor, call: Call, layout: Layout) -> Step:
         shake_hands([self._codebook], call.ranks)
         if projects_nothing(self.project_in, self.project_out):
             return step(self, x, None, call, layout)

@@ -149,7 +149,7 @@ void advance_rng_(at::Tensor rng, const std::optional<at::Tensor>& mask) {
   at::NoGradGuard no_grad;
   auto step = rng.select(0, 1);
   if (mask) {
-    step.add_(mask->any().to(at::kLong));
+    step.add_(mask->any());
   } else {
     step.add_(1);
   }

@@ -125,6 +125,11 @@ at::Tensor merge_heads_of(const at::Tensor& values, const at::Tensor& x,
   return merge_heads(values, x.sym_size(0), tokens, layout.heads(), layout.separate());
 }
 
+/// Whether tokens of one codebook differ from x by their shape alone.
+bool only_reshapes(const TokenLayout& layout) {
+  return layout.heads() == 1 && !layout.channel_first();
+}
+
 }  // namespace
 
 SplitTokens split_tokens(const at::Tensor& x, const std::optional<at::Tensor>& mask,
@@ -139,6 +144,9 @@ SplitTokens split_tokens(const at::Tensor& x, const std::optional<at::Tensor>& m
 
 at::Tensor restore_tokens(const at::Tensor& codes, const at::Tensor& x,
                           const std::optional<at::Tensor>& mask, const TokenLayout& layout) {
+  if (!mask && codes.dim() == 3 && only_reshapes(layout)) {
+    return codes.reshape_symint(x.sym_sizes()).to(x.scalar_type());
+  }
   auto output = merge_heads_of(codes, x, layout);
   // (B, N, heads, D) to (B, N, heads * D); with candidates (B, N, 1, k, D) to (B, N, k, D).
   output = (codes.dim() == 3 ? output.flatten(2) : output.squeeze(2)).to(x.scalar_type());
@@ -153,6 +161,9 @@ at::Tensor restore_tokens(const at::Tensor& codes, const at::Tensor& x,
 
 at::Tensor restore_positions(const at::Tensor& values, const at::Tensor& x,
                              const TokenLayout& layout) {
+  if (values.dim() == 2 && only_reshapes(layout)) {
+    return values.reshape_symint(x.sym_sizes().slice(0, x.dim() - 1));
+  }
   auto merged = merge_heads_of(values, x, layout);
   if (layout.heads() == 1) merged = merged.squeeze(2);
   return unpack_positions(merged, x.sym_sizes(), layout.channel_first());

@@ -35,15 +35,19 @@ at::Tensor weighted_loss(at::TensorList terms, at::ArrayRef<double> weights, boo
                     "weighted_loss: expected one weight per term, but got ", terms.size(),
                     " terms and ", weights.size(), " weights");
   at::Tensor total;
+  bool is_a_term = false;
   for (size_t i = 0; i < terms.size(); ++i) {
-    if (weights[i] != 0) {
-      // A regularisation of float64 codes does not widen the loss of float32 tokens.
-      const auto term = terms[i].mul(weights[i]).to(terms[0].scalar_type());
-      total = total.defined() ? total.add(term) : term;
-    }
+    if (weights[i] == 0) continue;
+    const auto weighted = weights[i] == 1 ? terms[i] : terms[i].mul(weights[i]);
+    // A regularisation of float64 codes does not widen the loss of float32 tokens.
+    const auto term = weighted.to(terms[0].scalar_type());
+    is_a_term = !total.defined() && term.is_same(terms[i]);
+    total = total.defined() ? total.add(term) : term;
   }
   if (!total.defined()) {
     total = at::zeros({}, terms[0].options());
+  } else if (is_a_term) {
+    total = total.clone();  // who writes to the loss does not mean the term
   }
   return training ? with_graph(total) : total;
 }

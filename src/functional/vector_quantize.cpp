@@ -95,7 +95,7 @@ void finish_step_(at::TensorList step_counts, at::TensorList indices, at::Tensor
   ops::count_codes_(step_counts, chosen);
   for (size_t i = 0; i < rng.size(); ++i) {
     if (i < counts.size()) {
-      advance_rng_(rng[i], counts[i].gt(0));
+      advance_rng_(rng[i], counts[i]);
     } else if (!alone) {
       advance_rng_(rng[i]);
     } else if (indices[i].sym_size(1) > 0) {

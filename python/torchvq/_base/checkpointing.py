@@ -23,3 +23,8 @@ def will_recompute() -> bool:
     if torch.is_grad_enabled():
         return checkpoint_drops_saved_tensors()
     return inside_reentrant_checkpoint()
+
+
+def is_checkpointed() -> bool:
+    """True in either of the two."""
+    return recomputing() or will_recompute()

@@ -86,7 +86,8 @@ def step(
                 loss = loss + vq.orthogonal_reg_weight * orthogonal
     elif learns:
         codebook.keep_in_shards()
-    in_place = inputs.new_zeros(()) if in_place is None else in_place
+    if in_place is None:
+        in_place = inputs.new_zeros(()) if vq.has_codebook_diversity_loss else diversity
     return Step(
         quantized, indices, loss, LossBreakdown(commitment, diversity, orthogonal, in_place)
     )

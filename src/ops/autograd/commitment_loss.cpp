@@ -17,7 +17,13 @@ using torch::autograd::variable_list;
 /// Upstream gradient times 2 / (number of unmasked values). Without values there is nothing to
 /// scale.
 at::Tensor gradient_scale(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& mask) {
-  if (!mask.defined()) return (grad * 2).div(at::Scalar(x.sym_numel()));
+  if (!mask.defined()) {
+    // Halves are exact: the same number as twice the gradient over the count, by one operation.
+    if (const auto count = x.sym_numel().maybe_as_int()) {
+      return grad.div(static_cast<double>(*count) / 2);
+    }
+    return (grad * 2).div(at::Scalar(x.sym_numel()));
+  }
   const auto count = (mask.sum() * at::Scalar(x.sym_size(2))).clamp_min(1);
   return grad * 2 / count;
 }

@@ -1,6 +1,7 @@
 #include "ops/ema_update_.h"
 
-#include <ATen/ops/ones.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 #include <torch/library.h>
 
 #include "ops/cpu/ema_rows.h"
@@ -16,9 +17,9 @@ void check_finite_weight(const char* op, const at::Tensor& weight) {
 
 at::Tensor step_weights(const at::Tensor& counts, const std::optional<at::Tensor>& weight,
                         double decay) {
-  auto weights = at::ones(counts.sizes(), counts.options().dtype(at::kDouble));
-  if (weight.has_value()) weights.copy_(*weight);
-  return weights.mul_(1.0 - decay);
+  const auto wide = counts.options().dtype(at::kDouble);
+  if (!weight.has_value()) return at::full(counts.sizes(), 1.0 - decay, wide);
+  return at::empty(counts.sizes(), wide).copy_(*weight).mul_(1.0 - decay);
 }
 
 }  // namespace detail
