@@ -67,7 +67,7 @@ def residual_nearest(x: Tensor, codebooks: Sequence[Tensor]) -> tuple[Tensor, Te
     batch, features, time = x.shape
     tokens = x.detach().transpose(1, 2).reshape(1, batch * time, features)
     with torch.no_grad():
-        codes, indices = _ops.residual_encode(tokens, [c.unsqueeze(0) for c in codebooks])
+        codes, indices = _ops.residual_encode(tokens, [c[None] for c in codebooks])
     levels: Tensor = indices.view(batch, time, -1).permute(2, 0, 1).contiguous()
     return codes.view(batch, time, features).transpose(1, 2), levels
 
@@ -83,5 +83,5 @@ def residual_sum(indices: Tensor, codebooks: Sequence[Tensor]) -> Tensor:
     """
     levels, batch, time = indices.shape
     rows = to_int64(indices).permute(1, 2, 0).reshape(1, batch * time, levels)
-    total: Tensor = _ops.residual_decode(rows, [c.unsqueeze(0) for c in codebooks])
+    total: Tensor = _ops.residual_decode(rows, [c[None] for c in codebooks])
     return total.view(batch, time, -1).transpose(1, 2)
