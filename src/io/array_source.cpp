@@ -45,7 +45,7 @@ ArrayLayout find_array(const InputFile& file, const std::string& name) {
 }
 
 // Order only matters when two axes or more have something to order.
-bool is_effectively_1d(const std::vector<int64_t>& shape) {
+bool is_effectively_1d(at::IntArrayRef shape) {
   return std::count_if(shape.begin(), shape.end(), [](int64_t size) { return size != 1; }) <= 1;
 }
 
@@ -59,10 +59,13 @@ ArraySource::ArraySource(const std::string& path, const std::string& name)
   auto& layout = *layout_;
   const auto& shape = layout.shape;
   if (is_effectively_1d(shape) || layout.numel() == 0) layout.fortran_order = false;
-  TORCH_CHECK_VALUE(!layout.fortran_order || shape.size() == 2, path,
-                    ": expected an array in C order, or in Fortran order with 2 axes, but got "
-                    "Fortran order and shape ",
-                    shape_string(shape));
+  // numpy writes Fortran order for one clip's features transposed to the last axis.
+  TORCH_CHECK_VALUE(
+      !layout.fortran_order || is_effectively_1d(at::IntArrayRef(shape).slice(0, shape.size() - 1)),
+      path,
+      ": expected an array in C order, or in Fortran order with one axis longer than 1 "
+      "before the last, but got Fortran order and shape ",
+      shape_string(shape), "; numpy.ascontiguousarray puts it in C order");
   if (shape.size() > 1) row_length_ = shape.back();
   const auto leading = shape.size() > 1 ? shape.size() - 1 : shape.size();
   rows_ = checked_numel({shape.begin(), shape.begin() + static_cast<int64_t>(leading)}, 1);

@@ -26,7 +26,13 @@ def test_the_first_example_adapts_a_model() -> None:
 
     names: dict[str, Any] = {"model": EncodecModel(EncodecConfig(num_filters=4))}
     exec(examples()[0], names)
-    assert all(row.adapted for row in adapters.describe(names["model"]))
+    found = adapters.describe(names["model"])
+    assert all(row.adapted for row in found)
+    module = "transformers.models.encodec.modeling_encodec"
+    assert str(found).splitlines() == [
+        f"quantizer: {module}.EncodecResidualVectorQuantizer, adapted",
+        f"quantizer.layers.*.codebook (32 of them): {module}.EncodecEuclideanCodebook, adapted",
+    ]
 
 
 @torch.no_grad()

@@ -82,7 +82,7 @@ def test_bad_usage(folder: Path, fragment: str, arguments: list[str]) -> None:
         (np.ones((100, 0), np.float32), "at least 1 dimension"),
         (np.ones((100, 4), np.int64), "floating point vectors, but got int64"),
         (np.ones((100, 4), np.complex64), "but got dtype '<c8'"),
-        (np.asfortranarray(np.ones((10, 10, 4), np.float32)), "Fortran order with 2 axes"),
+        (np.asfortranarray(np.ones((10, 10, 4), np.float32)), "numpy.ascontiguousarray"),
         (np.full((100, 4), 1e300), "finite float32 values, but row 0"),
     ],
     ids=["1d", "0d", "no-dim", "int", "complex", "fortran-3d", "overflow"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple, TypeVar
 
@@ -10,6 +12,7 @@ from torch import nn
 from torchvq.adapters._registry import Adapter, adapted_class, original_class
 
 _Model = TypeVar("_Model", bound=nn.Module)
+_NUMBER = re.compile(r"\b\d+\b")
 
 
 class Found(NamedTuple):
@@ -25,15 +28,32 @@ class Found(NamedTuple):
     """Whether it is adapted now."""
 
 
-def describe(model: nn.Module) -> list[Found]:
+class Description(list[Found]):
+    """What :func:`describe` returns: a list, whose text has a line for levels alike."""
+
+    def __repr__(self) -> str:
+        def group(row: Found) -> tuple[str, str, bool]:
+            return _NUMBER.sub("*", row.path) or "(the model)", row.kind, row.adapted
+
+        lines = []
+        for (path, kind, adapted), rows in Counter(map(group, self)).items():
+            times = f" ({rows} of them)" if rows > 1 else ""
+            state = "adapted" if adapted else "not adapted"
+            lines.append(f"{path}{times}: {kind}, {state}")
+        return "\n".join(lines) or "no quantizer that is known here"
+
+
+def describe(model: nn.Module) -> Description:
     """The quantizers of a model that have an adapter, in the order of ``named_modules``; changes nothing.
+
+    Printed, it has a line for each kind of quantizer at each place; as a list, a :class:`Found` for every quantizer.
 
     An empty list: the model has none that is known here.
 
     Raises:
         TypeError: when the model is no ``torch.nn.Module``.
     """
-    rows = []
+    rows = Description()
     for path, module, target in _quantizers(_checked("describe", model)):
         adapter = next(base for base in target.__mro__[1:] if issubclass(base, Adapter))
         kind, by = original_class(module), f"{adapter.__module__}.{adapter.__qualname__}"

@@ -60,6 +60,19 @@ TEST(VectorSourceTest, ReadsBlocksInFortranOrder) {
   expect_blocks(source, matrix());
 }
 
+// Axes of one element order nothing: what numpy writes of x (1, D, T) transposed to (1, T, D).
+TEST(VectorSourceTest, ReadsFortranOrderOfOneLeadingAxis) {
+  const TempDir dir;
+  save_npy(dir / "x.npy", matrix().t());
+  auto bytes = read_bytes(dir / "x.npy");
+  bytes.replace(bytes.find("False"), 5, "True ")
+      .replace(bytes.find("(4, 5), }   "), 12, "(1, 5, 4), }");
+  write_bytes(dir / "x.npy", bytes);
+  const VectorSource source(dir / "x.npy");
+  EXPECT_EQ(source.array().shape(), (std::vector<int64_t>{1, 5, 4}));
+  expect_blocks(source, matrix());
+}
+
 TEST(VectorSourceTest, LeadingAxesAreRows) {
   const TempDir dir;
   save_npy(dir / "x.npy", matrix().view({5, 2, 2}));
