@@ -127,6 +127,15 @@ def test_split_threads_strides_and_sharing_do_not_matter(generator):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_a_part_of_a_codebook_begins_where_the_whole_does(encode, tokens, dtype, generator):
+    x, codebooks = make(generator, tokens=tokens, sizes=(9, 5), dtype=dtype)
+    codebooks[1] = codebooks[0][:, :4]
+    equal(encode(x, codebooks), expected(x, codebooks))
+    equal(encode(x, codebooks[::-1]), expected(x, codebooks[::-1]))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(encode, dtype, generator):
     x, codebooks = make(generator)

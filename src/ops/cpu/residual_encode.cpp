@@ -69,13 +69,15 @@ class Levels {
     for (const auto& codebook : problem.codebooks) {
       const int64_t size = codebook.size(1);
       const T* const codes = codebook.const_data_ptr<T>() + head * size * problem.dim;
-      const auto same = std::find_if(levels.begin(), levels.end(),
-                                     [&](const auto& level) { return level.codes == codes; });
-      if (same == levels.end()) {
-        searches_.push_back(std::make_unique<Search>(problem, codes, size));
-        levels.push_back({codes, searches_.back().get()});
+      // A part of a codebook may begin where the whole does.
+      const auto same = std::find_if(searches_.begin(), searches_.end(), [&](const auto& other) {
+        return other.codes == codes && other.size == size;
+      });
+      if (same != searches_.end()) {
+        levels.push_back({codes, same->search.get()});
       } else {
-        levels.push_back(*same);
+        searches_.push_back({codes, size, std::make_unique<Search>(problem, codes, size)});
+        levels.push_back({codes, searches_.back().search.get()});
       }
     }
   }
@@ -83,7 +85,12 @@ class Levels {
   std::vector<kernels::ResidualEncodeLevel<T, Search>> levels;
 
  private:
-  std::vector<std::unique_ptr<Search>> searches_;
+  struct Packed {
+    const T* codes;
+    int64_t size;
+    std::unique_ptr<Search> search;
+  };
+  std::vector<Packed> searches_;
 };
 
 /// Rows per task, such that a task is worth the tens of microseconds of handing it to a thread.
