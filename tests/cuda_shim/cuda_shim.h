@@ -324,4 +324,6 @@ inline int capability_of(int) { return cuda_shim::settings().capability; }
 /// Few, so that loops over the grid take more than one step.
 inline int processors_of(const Queue&) { return 2; }
 
+inline int shared_memory_of(const Queue&) { return cuda_shim::settings().shared; }
+
 }  // namespace torchvq::kernels::emulated

@@ -17,8 +17,9 @@ enum class Order { kForward, kBackward, kShuffled };
 struct Settings {
   Accumulation accumulation = Accumulation::kTruncate;
   Order order = Order::kForward;
-  int fault = 0;       ///< what a kernel shall do wrong, by the numbers of its header
-  int capability = 8;  ///< of the device: below 8 it runs no kernel
+  int fault = 0;           ///< what a kernel shall do wrong, by the numbers of its header
+  int capability = 8;      ///< of the device: below 8 it runs no kernel
+  int shared = 99 * 1024;  ///< bytes that a block may have: the fewest of cards that run kernels
 };
 
 __attribute__((visibility("default"))) Settings& settings();

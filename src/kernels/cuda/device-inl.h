@@ -118,4 +118,13 @@ inline int processors_of(const Queue& queue) {
   return error == cudaSuccess ? count : 0;
 }
 
+/// Bytes of shared memory that a block may ask for: 99 KiB on 8.6, 8.9 and 12.0, 163 on 8.0, 227 on
+/// 9.0 and 10.0; 0 where it cannot be asked.
+inline int shared_memory_of(const Queue& queue) {
+  int bytes = 0;
+  const auto error =
+      cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, queue.device);
+  return error == cudaSuccess ? bytes : 0;
+}
+
 }  // namespace torchvq::kernels::cuda

@@ -17,25 +17,6 @@ constexpr int64_t kCodesPerSegment = 1024, kMostSegments = kMostRivals;
 
 bool uses_half(int64_t dim) { return dim > kFewDimensions && dim <= kMostDimensions; }
 
-int64_t rounded_up(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
-
-/// Cuts a workspace into arrays; without one it only counts.
-class Cutter {
- public:
-  explicit Cutter(void* workspace) : base_(static_cast<char*>(workspace)) {}
-
-  template <typename T>
-  void cut(T*& array, int64_t count) {
-    array = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
-    used_ += static_cast<size_t>(rounded_up(count * static_cast<int64_t>(sizeof(T)), 256));
-  }
-  size_t used() const { return used_; }
-
- private:
-  char* base_;
-  size_t used_ = 0;
-};
-
 template <typename T>
 struct UnitVectors {
   T *x = nullptr, *codebook = nullptr;
@@ -89,43 +70,12 @@ void cut_state(Cutter& cutter, SearchState& state) {
   state.segment_contests = contests;
 }
 
-/// Launches one kernel after another until one fails.
-class Steps {
- public:
-  explicit Steps(const Queue& queue) : queue_(queue) {}
-
-  template <typename Kernel, typename... Arguments>
-  void run(Kernel kernel, unsigned blocks, unsigned threads, size_t shared,
-           const Arguments&... arguments) {
-    if (!error_) error_ = launch(kernel, queue_, blocks, threads, shared, arguments...);
-  }
-  void add(Error error) {
-    if (!error_) error_ = error;
-  }
-  Error error() const { return error_; }
-
- private:
-  const Queue& queue_;
-  Error error_ = nullptr;
-};
-
-unsigned blocks_of_warps(int64_t count) { return blocks_for(count, kPrepareThreads / kWarp); }
-
 void prepare(Steps& steps, const SearchState& state, const Queue& queue) {
   const auto& task = state.task;
   const bool half = uses_half(task.dim);
   steps.add(fill_bytes(queue, state.facts, 0, sizeof(SearchFacts)));
-  steps.run(classify_codes<float>, blocks_of_warps(task.size), kPrepareThreads, 0, task,
-            state.status, state.facts);
-  if (task.cosine) {
-    steps.add(fill_bytes(queue, state.center, 0, sizeof(float) * task.dim));
-  } else {
-    steps.run(find_center, blocks_for(task.dim, kCenterColumns), kCenterColumns * kCenterLanes, 0,
-              state);
-  }
-  steps.run(measure_codes, blocks_of_warps(state.padded_size), kPrepareThreads, 0, state);
-  if (half) steps.run(round_codes, blocks_of_warps(state.padded_size), kPrepareThreads, 0, state);
-  steps.run(bound_codes, 1, kWarp, 0, state);
+  if (task.cosine) steps.add(fill_bytes(queue, state.center, 0, sizeof(float) * task.dim));
+  prepare_codes(steps, OneCodebook{state}, {1, state.padded_size, task.dim, task.cosine, half});
   steps.run(half ? prepare_rows<true> : prepare_rows<false>,
             blocks_of_warps(half ? state.padded_tokens : task.tokens), kPrepareThreads, 0, state);
 }
@@ -226,7 +176,7 @@ Error nearest_code(const NearestCodeTask<double>& task, void* workspace, const Q
   Steps steps(queue);
   steps.add(state.units.fill(task, queue));
   steps.add(fill_bytes(queue, state.facts, 0, sizeof(SearchFacts)));
-  steps.run(classify_codes<double>, blocks_of_warps(task.size), kPrepareThreads, 0, state.task,
+  steps.run(classify_wide_codes<double>, blocks_of_warps(task.size), kPrepareThreads, 0, state.task,
             state.status, state.facts);
   steps.run(mark_rows<double>, blocks_for(task.tokens, kExactThreads / kWarp), kExactThreads, 0,
             state.task);

@@ -1,39 +1,11 @@
 // The last word: scores of the contract, float64 over dimensions in index order, ties by index.
 #pragma once
 
-#include "kernels/cuda/nearest_code_lists-inl.h"
+#include "kernels/cuda/nearest_code_exact-inl.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
 constexpr unsigned kRivalThreads = 128;
-constexpr int kExactThreads = 256;
-constexpr int kExactRows = 4;    // of a block, each code's values are read once for all of them
-constexpr int kExactDepth = 16;  // dimensions at a time
-
-/// One more dimension of a score.
-__device__ inline double add_to_score(double score, double x, double c, bool cosine) {
-  return score + (cosine ? -(x * c) : c * c * 0.5 - x * c);
-}
-
-/// The lower score, at equal scores the lower index; no code is a score of infinity and index -1.
-struct Verdict {
-  double score = HUGE_VAL;
-  int32_t code = -1;
-
-  __device__ void take(double other_score, int32_t other) {
-    const bool wins =
-        other >= 0 && (code < 0 || other_score < score || (other_score == score && other < code));
-    if (wins) score = other_score, code = other;
-  }
-  /// Of `lanes` neighbouring lanes, a power of two; all have it then.
-  __device__ void merge(int lanes) {
-    for (int step = lanes / 2; step > 0; step /= 2) {
-      const double other_score = __shfl_xor_sync(kWholeWarp, score, step);
-      const int32_t other = __shfl_xor_sync(kWholeWarp, code, step);
-      take(other_score, other);
-    }
-  }
-};
 
 /// Close calls between codes that are known: one thread to a rival.
 __global__ void __launch_bounds__(kRivalThreads) decide_rivals(SearchState state) {
@@ -48,9 +20,7 @@ __global__ void __launch_bounds__(kRivalThreads) decide_rivals(SearchState state
       const int32_t code = state.rivals[entry * kMostRivals + lane_of_warp() % kMostRivals];
       if (code >= 0) {
         const float *x = task.x + row * task.dim, *c = task.codebook + code * task.dim;
-        double score = 0;
-        for (int64_t d = 0; d < task.dim; ++d) score = add_to_score(score, x[d], c[d], task.cosine);
-        verdict.take(score + state.bias_of(code), code);
+        verdict.take(score_of(x, c, task.dim, task.cosine) + state.bias_of(code), code);
       }
     }
     __syncwarp();
@@ -60,85 +30,23 @@ __global__ void __launch_bounds__(kRivalThreads) decide_rivals(SearchState state
   }
 }
 
-/// The least of the block's verdicts; valid in thread 0. All threads call it.
-__device__ inline Verdict verdict_of_block(Verdict verdict, Verdict* of_warps) {
-  verdict.merge(kWarp);
-  if (lane_of_warp() == 0) of_warps[warp_of_block()] = verdict;
-  __syncthreads();
-  Verdict least;
-  for (int warp = 0; threadIdx.x == 0 && warp < kExactThreads / kWarp; ++warp)
-    least.take(of_warps[warp].score, of_warps[warp].code);
-  __syncthreads();
-  return least;
-}
-
 /// All codes of some rows; of `skip`, rows whose index is -1 already are left so.
 template <typename T>
 __global__ void __launch_bounds__(kExactThreads, 2)
     scan_exact(NearestCodeTask<T> task, const uint8_t* status, RowList list, bool skip) {
-  auto* codes = shared_memory<T>();                     // [kExactThreads][kExactDepth + 1]
-  T* rows = codes + kExactThreads * (kExactDepth + 1);  // [kExactRows][kExactDepth]
-  auto* verdicts = reinterpret_cast<Verdict*>(rows + kExactRows * kExactDepth);
-  const auto thread = static_cast<int>(threadIdx.x);
   const int64_t count = list.size();
-
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * kExactRows; first < count;
        first += static_cast<int64_t>(gridDim.x) * kExactRows) {
-    Verdict best[kExactRows];
-    for (int64_t base = 0; base < task.size; base += kExactThreads) {
-      double scores[kExactRows] = {};
-      for (int64_t depth = 0; depth < task.dim; depth += kExactDepth) {
-        const int here = static_cast<int>(min(task.dim - depth, static_cast<int64_t>(kExactDepth)));
-        __syncthreads();  // nobody reads what is loaded over
-        for (int i = thread; i < kExactThreads * kExactDepth; i += kExactThreads) {
-          const int line = i / kExactDepth, d = i % kExactDepth;
-          if (base + line < task.size && d < here)
-            codes[line * (kExactDepth + 1) + d] =
-                task.codebook[(base + line) * task.dim + depth + d];
-        }
-        if (thread < kExactRows * kExactDepth) {
-          const int line = thread / kExactDepth, d = thread % kExactDepth;
-          if (first + line < count && d < here)
-            rows[thread] = task.x[list.row(first + line) * task.dim + depth + d];
-        }
-        __syncthreads();
-        if (base + thread >= task.size) continue;  // to the next barrier of the loop
-        for (int d = 0; d < here; ++d) {
-          const double c = codes[thread * (kExactDepth + 1) + d];
-#pragma unroll
-          for (int r = 0; r < kExactRows; ++r)
-            if (first + r < count)
-              scores[r] = add_to_score(scores[r], rows[r * kExactDepth + d], c, task.cosine);
-        }
-      }
-      const int64_t code = base + thread;
-      if (code >= task.size) continue;
-      const double scale = task.cosine ? 1.0 : 0.5;
-      const double bias = task.bias ? static_cast<double>(task.bias[code]) * scale : 0.0;
-#pragma unroll
-      for (int r = 0; r < kExactRows; ++r) {
-        const double score = scores[r] + bias;
-        // A score that is no number, inf - inf in an overflow, counts as the worst.
-        const bool worst = status[code] == kExcluded || isnan(score);
-        best[r].take(worst ? HUGE_VAL : score, static_cast<int32_t>(code));
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < kExactRows; ++r) {
-      const Verdict verdict = verdict_of_block(best[r], verdicts);
-      if (thread != 0 || first + r >= count) continue;
-      int64_t& index = task.indices[list.row(first + r)];
-      if (!skip || index != -1) index = verdict.code;
-    }
+    const int rows = static_cast<int>(min(count - first, static_cast<int64_t>(kExactRows)));
+    decide_rows(
+        task, status, rows, shared_memory<T>(),
+        [&](int row, int64_t d) { return task.x[list.row(first + row) * task.dim + d]; },
+        [&](int row, const Verdict& verdict) {
+          int64_t& index = task.indices[list.row(first + row)];
+          if (!skip || index != -1) index = verdict.code;
+        });
   }
 }
-
-template <typename T>
-constexpr size_t exact_shared() {
-  return sizeof(T) * (kExactThreads * (kExactDepth + 1) + kExactRows * kExactDepth) +
-         sizeof(Verdict) * (kExactThreads / kWarp);
-}
-static_assert(exact_shared<double>() <= 48 * 1024);
 
 /// A warp to a row: -1 where it is not finite, 0 elsewhere.
 template <typename T>

@@ -2,16 +2,11 @@
 // float32. Best and runner-up of each row never leave the registers until its last code.
 #pragma once
 
-#include "kernels/cuda/nearest_code_lists-inl.h"
+#include "kernels/cuda/nearest_code_sums-inl.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
-constexpr int kTileRows = 128, kTileCodes = 128;
-constexpr int kTileDepth = 32;  // dimensions of a stage
-// 80 bytes to a row in shared memory: eight rows of ldmatrix touch all banks once.
-constexpr int kTileStride = kTileDepth + 8;
-constexpr int kStages = 3;
-constexpr int kHalfThreads = 256;
+constexpr int kTileRows = 128;
 constexpr int kWarpsOfRows = 4, kWarpsOfCodes = 2;
 constexpr int kWarpRows = kTileRows / kWarpsOfRows;     // 32: two fragments of 16
 constexpr int kWarpCodes = kTileCodes / kWarpsOfCodes;  // 64: eight fragments of 8
@@ -35,67 +30,6 @@ __device__ inline void load_stage(const SearchState& state, int64_t row, int64_t
   }
 }
 
-struct HalfSums {
-  float of[kRowFragments][kCodeFragments][4];
-
-  __device__ void clear() {
-#pragma unroll
-    for (int i = 0; i < kRowFragments; ++i)
-#pragma unroll
-      for (int j = 0; j < kCodeFragments; ++j)
-#pragma unroll
-        for (int v = 0; v < 4; ++v) of[i][j][v] = 0;
-  }
-
-  /// Adds the products of one stage.
-  __device__ void add(const uint16_t* stage, int warp_row, int warp_code) {
-    const int lane = lane_of_warp();
-    // ldmatrix: lanes 0 to 7 name the rows of the first 8 x 8 matrix, 8 to 15 of the second, ...
-    // Of rows: rows 0-7 and 8-15 of the first 8 dimensions, then of the next. Of codes: the first
-    // and the next 8 dimensions of codes 0-7, then of codes 8-15.
-    const uint16_t* rows = stage + (warp_row + lane % 16) * kTileStride + lane / 16 * 8;
-    const uint16_t* codes =
-        stage + (kTileRows + warp_code + lane / 16 * 8 + lane % 8) * kTileStride + lane / 8 % 2 * 8;
-#pragma unroll
-    for (int k = 0; k < kTileDepth; k += kDepthOfMma) {
-      uint32_t a[kRowFragments][4];
-#pragma unroll
-      for (int i = 0; i < kRowFragments; ++i) load_matrices(a[i], rows + i * 16 * kTileStride + k);
-#pragma unroll
-      for (int j = 0; j < kCodeFragments; j += 2) {
-        uint32_t b[4];
-        load_matrices(b, codes + j * 8 * kTileStride + k);
-#pragma unroll
-        for (int i = 0; i < kRowFragments; ++i) {
-          multiply_add(of[i][j], a[i], b[0], b[1]);
-          multiply_add(of[i][j + 1], a[i], b[2], b[3]);
-        }
-      }
-    }
-  }
-};
-
-/// A thread has rows lane / 4 and 8 more of each fragment, and two neighbouring codes of each.
-__device__ inline void take_sums(const HalfSums& sums, const float* half_norms, int64_t code,
-                                 const float (&units)[kRowFragments][2],
-                                 Contest (&contests)[kRowFragments][2]) {
-#pragma unroll
-  for (int j = 0; j < kCodeFragments; ++j) {
-    const int64_t first = code + j * 8 + lane_of_warp() % 4 * 2;
-    const float2 half_norm = *reinterpret_cast<const float2*>(half_norms + first);
-    const auto index = static_cast<int32_t>(first);
-#pragma unroll
-    for (int i = 0; i < kRowFragments; ++i) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float unit = units[i][r];
-        contests[i][r].take(fmaf(sums.of[i][j][r * 2], unit, -half_norm.x), index);
-        contests[i][r].take(fmaf(sums.of[i][j][r * 2 + 1], unit, -half_norm.y), index + 1);
-      }
-    }
-  }
-}
-
 __global__ void __launch_bounds__(kHalfThreads, 2) scan_half(SearchState state) {
   auto* shared = shared_memory<uint16_t>();
   const int lane = lane_of_warp(), warp = warp_of_block();
@@ -113,7 +47,7 @@ __global__ void __launch_bounds__(kHalfThreads, 2) scan_half(SearchState state) 
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         units[i][r] = state.units[row + warp_row + i * 16 + r * 8 + lane / 4];
-    HalfSums sums;
+    HalfSums<kRowFragments, kCodeFragments> sums;
     sums.clear();
 
     // The stage that is loaded next, and the one that is computed on: (tile of codes, chunk).
@@ -134,10 +68,14 @@ __global__ void __launch_bounds__(kHalfThreads, 2) scan_half(SearchState state) 
       // All copies of this step have come, and no thread computes on the stage that is loaded next.
       __syncthreads();
       load_next(step + kStages - 1);
-      sums.add(shared + place_of_stage * kStageHalves, warp_row, warp_code);
+      const uint16_t* stage = shared + place_of_stage * kStageHalves;
+      sums.add(stage + warp_row * kTileStride, kTileStride,
+               stage + (kTileRows + warp_code) * kTileStride);
       if (++place_of_stage == kStages) place_of_stage = 0;
       if (++chunk < chunks) continue;
-      take_sums(sums, state.half_norms, code + warp_code, units, contests);
+      sums.for_scores(
+          state.half_norms, code + warp_code, units,
+          [&](int i, int r, float score, int32_t index) { contests[i][r].take(score, index); });
       sums.clear();
       chunk = 0;
       code += kTileCodes;

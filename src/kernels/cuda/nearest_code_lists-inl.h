@@ -109,6 +109,36 @@ struct Contests {
   }
 };
 
+/// What the contests of a row say: which code leads, and what else may be the nearest.
+struct Standing {
+  int64_t winner;  ///< its place among the contests
+  double limit;    ///< no code below it is the nearest
+  int rivals = 0;  ///< contests whose best is not below; the winner is one
+  bool open;       ///< others may be, too
+
+  __device__ Standing(const Contests& contests, int64_t row, double margin, SearchFault fault) {
+    const int64_t first = contests.place(row, 0);
+    winner = first;
+    for (int lane = 1; lane < contests.lanes; ++lane)
+      if (contests.best[first + lane] > contests.best[winner]) winner = first + lane;
+    limit = contests.best[winner] - (fault == SearchFault::kNoBound ? 0 : margin);
+    open = !decides();
+    for (int lane = 0; lane < contests.lanes; ++lane) {
+      rivals += contests.best[first + lane] >= limit;
+      open |= contests.second[first + lane] >= limit && fault != SearchFault::kNoRunnerUp;
+    }
+  }
+  /// Neither an infinite margin nor a codebook without a single score decides anything.
+  __device__ bool decides() const { return limit > -HUGE_VAL && limit < HUGE_VAL; }
+
+  template <typename Take>
+  __device__ void for_rivals(const Contests& contests, int64_t row, const Take& take) const {
+    const int64_t first = contests.place(row, 0);
+    for (int lane = 0; lane < contests.lanes; ++lane)
+      if (contests.best[first + lane] >= limit) take(contests.code[first + lane]);
+  }
+};
+
 /// The end of a row: certain, a few rivals whose codes are known, or open.
 template <bool half>
 __device__ inline void close_row(const SearchState& state, const Contests& contests, int64_t place,
@@ -119,35 +149,22 @@ __device__ inline void close_row(const SearchState& state, const Contests& conte
     return;
   }
   SearchFacts& facts = *state.facts;
-  double margin = margin_of<half>(facts.bound, norm, half ? state.losses[row] : 0.0);
-  if (state.task.fault == SearchFault::kNoBound) margin = 0;
-  int64_t winner = contests.place(place, 0);
-  const int64_t end = winner + contests.lanes;
-  for (int64_t at = winner; at < end; ++at)
-    if (contests.best[at] > contests.best[winner]) winner = at;
-  const double limit = contests.best[winner] - margin;
-  // Neither an infinite margin nor a codebook without a single score decides anything.
-  bool open = !(limit > -HUGE_VAL) || !(limit < HUGE_VAL);
-  int rivals = 0;
-  for (int64_t at = end - contests.lanes; at < end; ++at) {
-    rivals += contests.best[at] >= limit;
-    open |= contests.second[at] >= limit && state.task.fault != SearchFault::kNoRunnerUp;
-  }
-  if (open || rivals > kMostRivals) {
+  const double margin = margin_of<half>(facts.bound, norm, half ? state.losses[row] : 0.0);
+  const Standing standing(contests, place, margin, state.task.fault);
+  if (standing.open || standing.rivals > kMostRivals) {
     if (half) {
       append(state.open_in_float, facts.open_in_float, row);
     } else {
       append(state.open_in_double, facts.open_in_double, row);
     }
-  } else if (rivals == 1) {
-    state.task.indices[row] = contests.code[winner];
+  } else if (standing.rivals == 1) {
+    state.task.indices[row] = contests.code[standing.winner];
   } else {
     const Word entry = atomicAdd(&facts.rivalries, Word{1});
     state.rivalries[entry] = row;
     int32_t* to = state.rivals + entry * kMostRivals;
     int count = 0;
-    for (int64_t at = end - contests.lanes; at < end; ++at)
-      if (contests.best[at] >= limit) to[count++] = contests.code[at];
+    standing.for_rivals(contests, place, [&](int32_t code) { to[count++] = code; });
     while (count < kMostRivals) to[count++] = -1;
   }
 }

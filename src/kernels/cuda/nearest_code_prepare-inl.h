@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/cuda/nearest_code_lists-inl.h"
+#include "kernels/cuda/steps-inl.h"
 #include "kernels/exponents.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
@@ -17,93 +18,133 @@ __device__ inline double magnitude_of(Word bits) {
   return __longlong_as_double(static_cast<long long>(bits));
 }
 
-/// Rows divided by their norm, summed in float64 in index order; zero rows stay zero. Rows that are
-/// not finite become NaN or stay infinite.
+/// The codebooks that a launch prepares together: count() of them, of(i) is the state of one.
+struct OneCodebook {
+  SearchState state;
+  __device__ static int count() { return 1; }
+  __device__ const SearchState& of(int) const { return state; }
+};
+
+/// body(state, code) for every place of a code, padding included; a warp to a place.
+template <typename Codebooks, typename Body>
+__device__ inline void for_codes(const Codebooks& codebooks, const Body& body) {
+  int64_t code = grid_warp();
+  for (int i = 0; i < codebooks.count(); ++i) {
+    const auto& state = codebooks.of(i);
+    for (; code < state.padded_size; code += grid_warps()) body(state, code);
+    code -= state.padded_size;
+  }
+}
+
+/// A thread: a row divided by its norm, summed in float64 in index order; a zero row stays zero. A
+/// row that is not finite becomes NaN.
+template <typename T>
+__device__ inline void make_unit_row(const T* from, int64_t dim, T* to) {
+  double square = 0;
+  bool finite = true;
+  for (int64_t d = 0; d < dim; ++d) {
+    const double value = from[d];
+    finite = finite && isfinite(value);
+    square += value * value;
+  }
+  const double norm = sqrt(square);
+  for (int64_t d = 0; d < dim; ++d) {
+    // A float64 norm may overflow where the row is finite; a row that is not stays so.
+    to[d] = !finite || norm != 0 ? static_cast<T>(from[d] / norm) : T(0);
+    if (!finite) to[d] = static_cast<T>(NAN);
+  }
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kPrepareThreads)
     make_unit_rows(const T* rows, int64_t count, int64_t dim, T* to) {
-  for (int64_t row = grid_thread(); row < count; row += grid_threads()) {
-    const T* from = rows + row * dim;
-    double square = 0;
-    bool finite = true;
-    for (int64_t d = 0; d < dim; ++d) {
-      const double value = from[d];
-      finite = finite && isfinite(value);
-      square += value * value;
-    }
-    const double norm = sqrt(square);
-    for (int64_t d = 0; d < dim; ++d) {
-      // A float64 norm may overflow where the row is finite; a row that is not stays so.
-      to[row * dim + d] = !finite || norm != 0 ? static_cast<T>(from[d] / norm) : T(0);
-      if (!finite) to[row * dim + d] = static_cast<T>(NAN);
-    }
-  }
+  for (int64_t row = grid_thread(); row < count; row += grid_threads())
+    make_unit_row(rows + row * dim, dim, to + row * dim);
 }
 
-/// A warp to a code.
+/// A warp: whether a code takes part.
+template <typename T>
+__device__ inline void classify_code(const NearestCodeTask<T>& task, int64_t code, uint8_t* status,
+                                     SearchFacts* facts) {
+  double square = 0;
+  bool finite = true;
+  for (int64_t d = lane_of_warp(); d < task.dim; d += kWarp) {
+    const double value = task.codebook[code * task.dim + d];
+    finite = finite && isfinite(value);
+    square += value * value;
+  }
+  square = sum_of_warp(square);
+  finite = __all_sync(kWholeWarp, finite);
+  double bias = task.bias ? static_cast<double>(task.bias[code]) : 0.0;
+  finite = finite && isfinite(bias);
+  if (lane_of_warp() != 0) return;
+  bias = fabs(bias);
+  const bool small = square < kLargestNorm * kLargestNorm && bias < kLargestNorm * kLargestNorm;
+  status[code] = !finite ? kExcluded : (small ? kScreened : kSetAside);
+  if (finite && !small) atomicOr(&facts->set_aside, 1);
+  if (finite && small) raise(facts->largest_offset, bias);
+}
+
 template <typename T>
 __global__ void __launch_bounds__(kPrepareThreads)
-    classify_codes(NearestCodeTask<T> task, uint8_t* status, SearchFacts* facts) {
-  for (int64_t code = grid_warp(); code < task.size; code += grid_warps()) {
-    double square = 0;
-    bool finite = true;
-    for (int64_t d = lane_of_warp(); d < task.dim; d += kWarp) {
-      const double value = task.codebook[code * task.dim + d];
-      finite = finite && isfinite(value);
-      square += value * value;
-    }
-    square = sum_of_warp(square);
-    finite = __all_sync(kWholeWarp, finite);
-    double bias = task.bias ? static_cast<double>(task.bias[code]) : 0.0;
-    finite = finite && isfinite(bias);
-    if (lane_of_warp() != 0) continue;
-    bias = fabs(bias);
-    const bool small = square < kLargestNorm * kLargestNorm && bias < kLargestNorm * kLargestNorm;
-    status[code] = !finite ? kExcluded : (small ? kScreened : kSetAside);
-    if (finite && !small) atomicOr(&facts->set_aside, 1);
-    if (finite && small) raise(facts->largest_offset, bias);
-  }
+    classify_wide_codes(NearestCodeTask<T> task, uint8_t* status, SearchFacts* facts) {
+  for (int64_t code = grid_warp(); code < task.size; code += grid_warps())
+    classify_code(task, code, status, facts);
 }
 
-/// The mean of a sample of the codes: 32 columns to a block, 32 threads to a column.
-__global__ void __launch_bounds__(kCenterColumns* kCenterLanes, 1) find_center(SearchState state) {
+template <typename Codebooks>
+__global__ void __launch_bounds__(kPrepareThreads) classify_codes(Codebooks codebooks) {
+  for_codes(codebooks, [](const SearchState& state, int64_t code) {
+    if (code < state.task.size) classify_code(state.task, code, state.status, state.facts);
+  });
+}
+
+/// Columns [first, first + kCenterColumns) of the mean of a sample of the codes: a block.
+__device__ inline void find_center_columns(const SearchState& state, int64_t first) {
   __shared__ float sums[kCenterLanes][kCenterColumns + 1];
   __shared__ int counts[kCenterLanes];
   const int column = static_cast<int>(threadIdx.x) % kCenterColumns,
             lane = static_cast<int>(threadIdx.x) / kCenterColumns;
-  const int64_t size = state.task.size, dim = state.task.dim;
+  const int64_t size = state.task.size, dim = state.task.dim, d = first + column;
   const int64_t samples = min(size, kCenterSample);
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kCenterColumns; first < dim;
-       first += static_cast<int64_t>(gridDim.x) * kCenterColumns) {
-    const int64_t d = first + column;
-    float sum = 0;
-    int count = 0;
-    for (int64_t i = lane; i < samples; i += kCenterLanes) {
-      const int64_t code = i * size / samples;
-      if (state.status[code] != kScreened) continue;
-      ++count;
-      if (d < dim) sum += state.task.codebook[code * dim + d];
-    }
-    sums[lane][column] = sum;
-    if (column == 0) counts[lane] = count;
-    __syncthreads();
-    if (lane == 0 && d < dim) {
-      sum = 0;
-      count = 0;
-      for (int i = 0; i < kCenterLanes; ++i) {
-        sum += sums[i][column];
-        count += counts[i];
-      }
-      state.center[d] = count == 0 ? 0.0f : sum / static_cast<float>(count);
-    }
-    __syncthreads();
+  float sum = 0;
+  int count = 0;
+  for (int64_t i = lane; i < samples; i += kCenterLanes) {
+    const int64_t code = i * size / samples;
+    if (state.status[code] != kScreened) continue;
+    ++count;
+    if (d < dim) sum += state.task.codebook[code * dim + d];
   }
+  sums[lane][column] = sum;
+  if (column == 0) counts[lane] = count;
+  __syncthreads();
+  if (lane == 0 && d < dim) {
+    sum = 0;
+    count = 0;
+    for (int i = 0; i < kCenterLanes; ++i) {
+      sum += sums[i][column];
+      count += counts[i];
+    }
+    state.center[d] = count == 0 ? 0.0f : sum / static_cast<float>(count);
+  }
+  __syncthreads();
 }
 
-/// A warp to a code: its norm about the centre.
-__global__ void __launch_bounds__(kPrepareThreads) measure_codes(SearchState state) {
-  const auto& task = state.task;
-  for (int64_t code = grid_warp(); code < state.padded_size; code += grid_warps()) {
+/// 32 columns of a codebook to a block, 32 threads to a column. All codebooks are as wide.
+template <typename Codebooks>
+__global__ void __launch_bounds__(kCenterColumns* kCenterLanes, 1)
+    find_centers(Codebooks codebooks, int64_t dim) {
+  const int64_t groups = (dim + kCenterColumns - 1) / kCenterColumns;
+  for (int64_t item = blockIdx.x; item < groups * codebooks.count(); item += gridDim.x)
+    find_center_columns(codebooks.of(static_cast<int>(item / groups)),
+                        item % groups * kCenterColumns);
+}
+
+/// Norms about the centre.
+template <typename Codebooks>
+__global__ void __launch_bounds__(kPrepareThreads) measure_codes(Codebooks codebooks) {
+  for_codes(codebooks, [](const SearchState& state, int64_t code) {
+    const auto& task = state.task;
     const bool screened = code < task.size && state.status[code] == kScreened;
     double square = 0;
     for (int64_t d = lane_of_warp(); screened && d < task.dim; d += kWarp) {
@@ -111,17 +152,18 @@ __global__ void __launch_bounds__(kPrepareThreads) measure_codes(SearchState sta
       square += value * value;
     }
     square = sum_of_warp(square);
-    if (lane_of_warp() != 0) continue;
+    if (lane_of_warp() != 0) return;
     state.half_norms[code] =
         screened ? static_cast<float>((task.cosine ? 0.0 : square / 2) + state.bias_of(code))
                  : HUGE_VALF;
     if (screened) raise(state.facts->largest_norm, sqrt(square));
-  }
+  });
 }
 
 /// Rounds one vector of `dim` numbers less the centre, times 2^scale, to half precision and zeros up
 /// to `depth`; returns the norm of what that changes, not scaled. A warp does it.
-__device__ inline double round_vector(const float* from, const float* center, int64_t dim,
+template <typename Vector>
+__device__ inline double round_vector(const Vector& from, const float* center, int64_t dim,
                                       int64_t depth, int scale, uint16_t* to) {
   const auto power = static_cast<float>(power_of_two(scale));
   double square = 0;
@@ -140,24 +182,24 @@ __device__ inline void clear_vector(int64_t depth, uint16_t* to) {
   for (int64_t d = lane_of_warp(); d < depth; d += kWarp) to[d] = 0;
 }
 
-/// A warp to a code.
-__global__ void __launch_bounds__(kPrepareThreads) round_codes(SearchState state) {
-  const auto& task = state.task;
-  const int scale = scale_of(magnitude_of(state.facts->largest_norm));
-  for (int64_t code = grid_warp(); code < state.padded_size; code += grid_warps()) {
+template <typename Codebooks>
+__global__ void __launch_bounds__(kPrepareThreads) round_codes(Codebooks codebooks) {
+  for_codes(codebooks, [](const SearchState& state, int64_t code) {
+    const auto& task = state.task;
     uint16_t* to = state.codes + code * state.depth;
     if (code < task.size && state.status[code] == kScreened) {
+      const int scale = scale_of(magnitude_of(state.facts->largest_norm));
       const double loss = round_vector(task.codebook + code * task.dim, state.center, task.dim,
                                        state.depth, scale, to);
       if (lane_of_warp() == 0) raise(state.facts->largest_loss, loss);
     } else {
       clear_vector(state.depth, to);
     }
-  }
+  });
 }
 
-/// One warp: what all codes together say of errors.
-__global__ void __launch_bounds__(kWarp) bound_codes(SearchState state) {
+/// A warp: what all codes of a codebook together say of errors.
+__device__ inline void bound_codebook(const SearchState& state) {
   double shift = 0;
   for (int64_t d = lane_of_warp(); d < state.task.dim; d += kWarp) {
     const double value = state.center[d];
@@ -176,6 +218,60 @@ __global__ void __launch_bounds__(kWarp) bound_codes(SearchState state) {
   set_score_error(bound, state.task.dim, magnitude_of(facts.largest_offset), shift);
 }
 
+template <typename Codebooks>
+__global__ void __launch_bounds__(kWarp) bound_codes(Codebooks codebooks) {
+  for (int i = static_cast<int>(blockIdx.x); i < codebooks.count();
+       i += static_cast<int>(gridDim.x))
+    bound_codebook(codebooks.of(i));
+}
+
+inline unsigned blocks_of_warps(int64_t count) {
+  return blocks_for(count, kPrepareThreads / kWarp);
+}
+
+/// Sizes of codebooks that are prepared together.
+struct PreparedSizes {
+  int64_t codebooks, codes, dim;  ///< codes: of all codebooks, padding included
+  bool cosine, half;
+};
+
+/// All that is known of codes before a row is seen. Facts are zeros already, and centres, too, where
+/// the metric is cosine: unit vectors have little to gain from one.
+template <typename Codebooks>
+void prepare_codes(Steps& steps, const Codebooks& codebooks, const PreparedSizes& sizes) {
+  const auto blocks = blocks_of_warps(sizes.codes);
+  steps.run(classify_codes<Codebooks>, blocks, kPrepareThreads, 0, codebooks);
+  if (!sizes.cosine) {
+    const int64_t groups = sizes.codebooks * ((sizes.dim + kCenterColumns - 1) / kCenterColumns);
+    steps.run(find_centers<Codebooks>, blocks_for(groups, 1), kCenterColumns * kCenterLanes, 0,
+              codebooks, sizes.dim);
+  }
+  steps.run(measure_codes<Codebooks>, blocks, kPrepareThreads, 0, codebooks);
+  if (sizes.half) steps.run(round_codes<Codebooks>, blocks, kPrepareThreads, 0, codebooks);
+  steps.run(bound_codes<Codebooks>, blocks_for(sizes.codebooks, 1), kWarp, 0, codebooks);
+}
+
+/// A warp: the norm of a row about the centre; NaN where it is not finite, infinite where the bound
+/// does not hold.
+template <typename Vector>
+__device__ inline double norm_of_row(const Vector& from, const float* center, int64_t dim) {
+  double square = 0;
+  bool finite = true;
+  for (int64_t d = lane_of_warp(); d < dim; d += kWarp) {
+    finite = finite && isfinite(from[d]);
+    const double value = from[d] - center[d];
+    square += value * value;
+  }
+  const double norm = sqrt(sum_of_warp(square)) * kNormSlack;
+  if (!__all_sync(kWholeWarp, finite)) return NAN;
+  return norm < kLargestNorm ? norm : HUGE_VAL;
+}
+
+/// What a product of a row and a code stands for, both rounded and scaled.
+__device__ inline float unit_of(int row_scale, const CodeBound& bound) {
+  return static_cast<float>(power_of_two(-row_scale - bound.scale));
+}
+
 /// A warp to a row: its norm about the centre, and with `half` the row rounded.
 template <bool half>
 __global__ void __launch_bounds__(kPrepareThreads) prepare_rows(SearchState state) {
@@ -183,22 +279,13 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_rows(SearchState stat
   const int64_t count = half ? state.padded_tokens : task.tokens;
   for (int64_t row = grid_warp(); row < count; row += grid_warps()) {
     const float* from = task.x + row * task.dim;
-    double square = 0;
-    bool finite = true;
-    for (int64_t d = lane_of_warp(); row < task.tokens && d < task.dim; d += kWarp) {
-      finite = finite && isfinite(from[d]);
-      const double value = from[d] - state.center[d];
-      square += value * value;
-    }
-    double norm = sqrt(sum_of_warp(square)) * kNormSlack;
-    finite = __all_sync(kWholeWarp, finite);
-    const bool inside = finite && norm < kLargestNorm && row < task.tokens;
-    if (!inside) norm = finite ? HUGE_VAL : static_cast<double>(NAN);
+    const double norm =
+        norm_of_row(from, state.center, row < task.tokens ? task.dim : 0);  // padding: no numbers
     double loss = 0;
     int scale = 0;
     if constexpr (half) {
       uint16_t* to = state.rows + row * state.depth;
-      if (inside) {
+      if (row < task.tokens && norm < kLargestNorm) {
         scale = scale_of(norm);
         loss = round_vector(from, state.center, task.dim, state.depth, scale, to);
       } else {
@@ -207,7 +294,7 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_rows(SearchState stat
     }
     if (lane_of_warp() != 0) continue;
     if constexpr (half) {
-      state.units[row] = static_cast<float>(power_of_two(-scale - state.facts->bound.scale));
+      state.units[row] = unit_of(scale, state.facts->bound);
     }
     if (row >= task.tokens) continue;
     state.norms[row] = __double2float_ru(norm);

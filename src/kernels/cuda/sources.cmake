@@ -10,6 +10,7 @@ set(TORCHVQ_CUDA_KERNELS
   kernels/cuda/lookup_codes.cu
   kernels/cuda/nearest_code.cu
   kernels/cuda/residual_encode.cu
+  kernels/cuda/residual_stack.cu
   kernels/cuda/rotation_trick.cu
   kernels/cuda/sample_codes.cu
   kernels/cuda/scalar_quantize.cu

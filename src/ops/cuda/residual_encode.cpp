@@ -1,5 +1,5 @@
-// CUDA: level after level by the search of nearest_code, in one workspace, without a wait for the
-// device.
+// CUDA: all levels in one kernel where a tile of rows fits a block's shared memory, else level after
+// level by the search of nearest_code. Neither waits for the device.
 #include "ops/residual_encode.h"
 
 #include <algorithm>
@@ -10,6 +10,7 @@
 
 #include "kernels/cuda/nearest_code.h"
 #include "kernels/cuda/residual_encode.h"
+#include "kernels/cuda/residual_stack.h"
 #include "ops/cuda/kernel.h"
 
 namespace torchvq {
@@ -85,6 +86,41 @@ void cuda_encode_heads(const ResidualEncodeProblem& problem, at::Tensor& quantiz
   }
 }
 
+/// What the kernel of all levels takes; without levels where there are more than it knows.
+kernels::TORCHVQ_CUDA_NAMESPACE::ResidualStackTask cuda_stack_task(
+    const ResidualEncodeProblem& problem) {
+  kernels::TORCHVQ_CUDA_NAMESPACE::ResidualStackTask task;
+  task.x = problem.x.const_data_ptr<float>();
+  task.mask = problem.mask.defined() ? problem.mask.const_data_ptr<bool>() : nullptr;
+  task.heads = problem.heads, task.tokens = problem.tokens, task.dim = problem.dim;
+  task.stride = problem.levels, task.cosine = problem.cosine;
+  task.fault = static_cast<kernels::TORCHVQ_CUDA_NAMESPACE::SearchFault>(fault_of_test());
+  if (problem.codebooks.size() > kernels::TORCHVQ_CUDA_NAMESPACE::kMostStackLevels) return task;
+  for (const auto& codebook : problem.codebooks) {
+    task.codebooks[task.levels] = codebook.const_data_ptr<float>();
+    task.sizes[task.levels++] = codebook.size(1);
+  }
+  return task;
+}
+
+/// All levels and heads at once; false, and nothing done, where that cannot be.
+bool cuda_encode_stack(const ResidualEncodeProblem& problem, at::Tensor& quantized,
+                       at::Tensor& indices, const OnDevice& device) {
+  auto task = cuda_stack_task(problem);
+  const int rows = kernels::TORCHVQ_CUDA_NAMESPACE::residual_stack_rows(task, device.queue());
+  if (rows == 0) return false;
+  indices = at::empty({problem.heads, problem.tokens, problem.levels},
+                      problem.x.options().dtype(at::kLong));
+  task.quantized = quantized.mutable_data_ptr<float>();
+  task.indices = indices.mutable_data_ptr<int64_t>();
+  const auto bytes = kernels::TORCHVQ_CUDA_NAMESPACE::residual_stack_workspace(task);
+  const auto workspace =
+      at::empty({static_cast<int64_t>(bytes)}, problem.x.options().dtype(at::kByte));
+  check_launch("residual_encode", kernels::TORCHVQ_CUDA_NAMESPACE::residual_stack(
+                                      task, rows, workspace.mutable_data_ptr(), device.queue()));
+  return true;
+}
+
 detail::ResidualEncodeTensors cuda_residual_encode(const at::Tensor& x, at::TensorList codebooks,
                                                    std::string_view metric,
                                                    const std::optional<at::Tensor>& depth,
@@ -92,10 +128,16 @@ detail::ResidualEncodeTensors cuda_residual_encode(const at::Tensor& x, at::Tens
   const ResidualEncodeProblem problem(x, codebooks, metric, depth, mask);
   const OnDevice device(problem.x);
   auto quantized = at::empty(problem.x.sizes(), problem.x.options());
-  auto indices = at::full({problem.heads, problem.tokens, problem.levels}, -1,
-                          problem.x.options().dtype(at::kLong));
+  at::Tensor indices;  // only a kernel of all levels writes all of them
+  const bool wide = problem.x.scalar_type() == at::kDouble;
+  if (!wide && problem.heads * problem.tokens > 0 &&
+      cuda_encode_stack(problem, quantized, indices, device)) {
+    return {quantized, indices};
+  }
+  indices = at::full({problem.heads, problem.tokens, problem.levels}, -1,
+                     problem.x.options().dtype(at::kLong));
   if (indices.numel() == 0) return {quantized, indices};
-  if (problem.x.scalar_type() == at::kDouble) {
+  if (wide) {
     cuda_encode_heads<double>(problem, quantized, indices, device);
   } else {
     cuda_encode_heads<float>(problem, quantized, indices, device);

@@ -1,0 +1,119 @@
+// Scores of the contract, float64 over dimensions in index order, ties by index: of known codes, and
+// of all codes for some rows of a block.
+#pragma once
+
+#include "kernels/cuda/nearest_code_lists-inl.h"
+
+namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+
+constexpr int kExactThreads = 256;
+constexpr int kExactRows = 4;    // of a block, each code's values are read once for all of them
+constexpr int kExactDepth = 16;  // dimensions at a time
+
+/// One more dimension of a score.
+__device__ inline double add_to_score(double score, double x, double c, bool cosine) {
+  return score + (cosine ? -(x * c) : c * c * 0.5 - x * c);
+}
+
+/// The lower score, at equal scores the lower index; no code is a score of infinity and index -1.
+struct Verdict {
+  double score = HUGE_VAL;
+  int32_t code = -1;
+
+  __device__ void take(double other_score, int32_t other) {
+    const bool wins =
+        other >= 0 && (code < 0 || other_score < score || (other_score == score && other < code));
+    if (wins) score = other_score, code = other;
+  }
+  /// Of `lanes` neighbouring lanes, a power of two; all have it then.
+  __device__ void merge(int lanes) {
+    for (int step = lanes / 2; step > 0; step /= 2) {
+      const double other_score = __shfl_xor_sync(kWholeWarp, score, step);
+      const int32_t other = __shfl_xor_sync(kWholeWarp, code, step);
+      take(other_score, other);
+    }
+  }
+};
+
+/// The score of one code but for its bias. Row: an array, or what is indexed like one.
+template <typename Row>
+__device__ inline double score_of(const Row& row, const float* code, int64_t dim, bool cosine) {
+  double score = 0;
+#pragma unroll 4
+  for (int64_t d = 0; d < dim; ++d) score = add_to_score(score, row[d], code[d], cosine);
+  return score;
+}
+
+/// The least of the block's verdicts; valid in thread 0. All threads call it.
+__device__ inline Verdict verdict_of_block(Verdict verdict, Verdict* of_warps) {
+  verdict.merge(kWarp);
+  if (lane_of_warp() == 0) of_warps[warp_of_block()] = verdict;
+  __syncthreads();
+  Verdict least;
+  for (int warp = 0; threadIdx.x == 0 && warp < kExactThreads / kWarp; ++warp)
+    least.take(of_warps[warp].score, of_warps[warp].code);
+  __syncthreads();
+  return least;
+}
+
+template <typename T>
+constexpr size_t exact_shared() {
+  return sizeof(T) * (kExactThreads * (kExactDepth + 1) + kExactRows * kExactDepth) +
+         sizeof(Verdict) * (kExactThreads / kWarp);
+}
+static_assert(exact_shared<double>() <= 48 * 1024);
+
+/// The nearest of all codes for `rows` rows, at most kExactRows, by a block of kExactThreads in
+/// exact_shared() bytes; take(row, verdict) by thread 0. value(row, d): of a row.
+template <typename T, typename Value, typename Take>
+__device__ inline void decide_rows(const NearestCodeTask<T>& task, const uint8_t* status, int rows,
+                                   void* shared, const Value& value, const Take& take) {
+  T* codes = static_cast<T*>(shared);                     // [kExactThreads][kExactDepth + 1]
+  T* values = codes + kExactThreads * (kExactDepth + 1);  // [kExactRows][kExactDepth]
+  auto* verdicts = reinterpret_cast<Verdict*>(values + kExactRows * kExactDepth);
+  const auto thread = static_cast<int>(threadIdx.x);
+  Verdict best[kExactRows];
+  for (int64_t base = 0; base < task.size; base += kExactThreads) {
+    double scores[kExactRows] = {};
+    for (int64_t depth = 0; depth < task.dim; depth += kExactDepth) {
+      const int here = static_cast<int>(min(task.dim - depth, static_cast<int64_t>(kExactDepth)));
+      __syncthreads();  // nobody reads what is loaded over
+      for (int i = thread; i < kExactThreads * kExactDepth; i += kExactThreads) {
+        const int line = i / kExactDepth, d = i % kExactDepth;
+        if (base + line < task.size && d < here)
+          codes[line * (kExactDepth + 1) + d] = task.codebook[(base + line) * task.dim + depth + d];
+      }
+      if (thread < kExactRows * kExactDepth) {
+        const int line = thread / kExactDepth, d = thread % kExactDepth;
+        if (line < rows && d < here) values[thread] = value(line, depth + d);
+      }
+      __syncthreads();
+      if (base + thread >= task.size) continue;  // to the next barrier of the loop
+      for (int d = 0; d < here; ++d) {
+        const double c = codes[thread * (kExactDepth + 1) + d];
+#pragma unroll
+        for (int r = 0; r < kExactRows; ++r)
+          if (r < rows)
+            scores[r] = add_to_score(scores[r], values[r * kExactDepth + d], c, task.cosine);
+      }
+    }
+    const int64_t code = base + thread;
+    if (code >= task.size) continue;
+    const double scale = task.cosine ? 1.0 : 0.5;
+    const double bias = task.bias ? static_cast<double>(task.bias[code]) * scale : 0.0;
+#pragma unroll
+    for (int r = 0; r < kExactRows; ++r) {
+      const double score = scores[r] + bias;
+      // A score that is no number, inf - inf in an overflow, counts as the worst.
+      const bool worst = status[code] == kExcluded || isnan(score);
+      best[r].take(worst ? HUGE_VAL : score, static_cast<int32_t>(code));
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kExactRows; ++r) {
+    const Verdict verdict = verdict_of_block(best[r], verdicts);
+    if (thread == 0 && r < rows) take(r, verdict);
+  }
+}
+
+}  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

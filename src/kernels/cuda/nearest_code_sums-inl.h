@@ -1,0 +1,81 @@
+// A tile of a product on tensor cores, half precision summed in float32: what the scans of
+// nearest_code and of residual stacks have in common.
+#pragma once
+
+#include "kernels/cuda/nearest_code_lists-inl.h"
+
+namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+
+constexpr int kTileCodes = 128;
+constexpr int kTileDepth = 32;  // dimensions of a stage
+// 80 bytes to a row in shared memory: eight rows of ldmatrix touch all banks once.
+constexpr int kTileStride = kTileDepth + 8;
+constexpr int kStages = 3;
+constexpr int kHalfThreads = 256;
+
+/// What a warp has of a tile: fragments of 16 rows by 8 codes.
+template <int row_fragments, int code_fragments>
+struct HalfSums {
+  float of[row_fragments][code_fragments][4];
+
+  __device__ void clear() {
+#pragma unroll
+    for (int i = 0; i < row_fragments; ++i)
+#pragma unroll
+      for (int j = 0; j < code_fragments; ++j)
+#pragma unroll
+        for (int v = 0; v < 4; ++v) of[i][j][v] = 0;
+  }
+
+  /// Adds the products of kTileDepth dimensions of the warp's rows, `row_stride` apart, and of its
+  /// codes, kTileStride apart; all in shared memory.
+  __device__ void add(const uint16_t* first_row, int row_stride, const uint16_t* first_code) {
+    const int lane = lane_of_warp();
+    // ldmatrix: lanes 0 to 7 name the rows of the first 8 x 8 matrix, 8 to 15 of the second, ...
+    // Of rows: rows 0-7 and 8-15 of the first 8 dimensions, then of the next. Of codes: the first
+    // and the next 8 dimensions of codes 0-7, then of codes 8-15.
+    const uint16_t* rows = first_row + lane % 16 * row_stride + lane / 16 * 8;
+    const uint16_t* codes =
+        first_code + (lane / 16 * 8 + lane % 8) * kTileStride + lane / 8 % 2 * 8;
+#pragma unroll
+    for (int k = 0; k < kTileDepth; k += kDepthOfMma) {
+      uint32_t a[row_fragments][4];
+#pragma unroll
+      for (int i = 0; i < row_fragments; ++i) load_matrices(a[i], rows + i * 16 * row_stride + k);
+#pragma unroll
+      for (int j = 0; j < code_fragments; j += 2) {
+        uint32_t b[4];
+        load_matrices(b, codes + j * 8 * kTileStride + k);
+#pragma unroll
+        for (int i = 0; i < row_fragments; ++i) {
+          multiply_add(of[i][j], a[i], b[0], b[1]);
+          multiply_add(of[i][j + 1], a[i], b[2], b[3]);
+        }
+      }
+    }
+  }
+
+  /// take(i, r, score, index) of all scores, codes in order of index: of row lane / 4 + 8 r of
+  /// fragment i; a thread has two neighbouring codes of each fragment. code: the warp's first.
+  template <typename Take>
+  __device__ void for_scores(const float* half_norms, int64_t code,
+                             const float (&units)[row_fragments][2], const Take& take) const {
+#pragma unroll
+    for (int j = 0; j < code_fragments; ++j) {
+      const int64_t first = code + j * 8 + lane_of_warp() % 4 * 2;
+      const float2 half_norm = *reinterpret_cast<const float2*>(half_norms + first);
+      const auto index = static_cast<int32_t>(first);
+#pragma unroll
+      for (int i = 0; i < row_fragments; ++i) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float unit = units[i][r];
+          take(i, r, fmaf(of[i][j][r * 2], unit, -half_norm.x), index);
+          take(i, r, fmaf(of[i][j][r * 2 + 1], unit, -half_norm.y), index + 1);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

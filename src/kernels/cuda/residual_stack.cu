@@ -1,0 +1,453 @@
+#include "kernels/cuda/residual_stack.h"
+
+#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/nearest_code_prepare-inl.h"
+#include "kernels/cuda/residual_stack_tile-inl.h"
+
+namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+namespace {
+
+constexpr int kStackThreads = kHalfThreads, kStackWarps = kStackThreads / kWarp;
+// Up to here float32 leaves fewer rows open, level by level.
+constexpr int64_t kFewestDimensions = 17;
+
+/// A codebook of all heads, and what is made of it; each array has the heads one after the other.
+struct StackCodebook {
+  const float* codes = nullptr;     ///< what rows lose
+  const float* searched = nullptr;  ///< what rows are compared with: unit vectors for cosine
+  float* units = nullptr;           ///< the latter, where they are not the same
+  uint8_t* status = nullptr;
+  float* half_norms = nullptr;
+  uint16_t* halves = nullptr;
+  int64_t size = 0, padded_size = 0;
+};
+
+/// The argument of the kernels. Codebooks that levels share are in it once.
+struct ResidualStack {
+  const float* x;
+  const bool* mask;
+  int64_t heads, tokens, dim, depth;
+  float* quantized;
+  int64_t* indices;
+  int64_t stride;
+  SearchFacts* facts = nullptr;  ///< (books, heads)
+  float* centers = nullptr;      ///< (books, heads, dim)
+  StackCodebook books[kMostStackLevels];
+  uint8_t book_of_level[kMostStackLevels];
+  int levels, book_count = 0;
+  bool cosine;
+  SearchFault fault;
+
+  ResidualStack(const ResidualStackTask& task, Cutter& cutter);
+  int64_t padded_codes() const;
+
+  __device__ int count() const { return book_count * static_cast<int>(heads); }
+  __device__ SearchState of(int item) const {
+    const auto all_heads = static_cast<int>(heads);
+    return state_of(item / all_heads, item % all_heads);
+  }
+  /// rows, and what lists are for, are not set: a block has its own.
+  __device__ SearchState state_of(int book, int64_t head) const {
+    const StackCodebook& from = books[book];
+    const int64_t place = book * heads + head;
+    SearchState state;
+    state.task.codebook = from.searched + head * from.size * dim;
+    state.task.size = from.size, state.task.dim = dim, state.task.cosine = cosine;
+    state.task.fault = fault;
+    state.facts = facts + place;
+    state.status = from.status + head * from.size;
+    state.center = centers + place * dim;
+    state.half_norms = from.half_norms + head * from.padded_size;
+    state.codes = from.halves + head * from.padded_size * depth;
+    state.padded_size = from.padded_size, state.depth = depth;
+    return state;
+  }
+};
+static_assert(sizeof(ResidualStack) <= 4096, "all that a launch takes along");
+
+ResidualStack::ResidualStack(const ResidualStackTask& task, Cutter& cutter)
+    : x(task.x),
+      mask(task.mask),
+      heads(task.heads),
+      tokens(task.tokens),
+      dim(task.dim),
+      depth(rounded_up(task.dim, kTileDepth)),
+      quantized(task.quantized),
+      indices(task.indices),
+      stride(task.stride),
+      levels(task.levels),
+      cosine(task.cosine),
+      fault(task.fault) {
+  for (int level = 0; level < levels; ++level) {
+    int book = 0;
+    const auto same = [&](const StackCodebook& other) {
+      return other.codes == task.codebooks[level] && other.size == task.sizes[level];
+    };
+    while (book < book_count && !same(books[book])) ++book;
+    book_of_level[level] = static_cast<uint8_t>(book);
+    if (book < book_count) continue;
+    books[book_count++] = {.codes = task.codebooks[level], .size = task.sizes[level]};
+  }
+  // The first two lie side by side: they are zeros at first.
+  cutter.cut(facts, book_count * heads);
+  cutter.cut(centers, book_count * heads * dim);
+  for (int i = 0; i < book_count; ++i) {
+    StackCodebook& book = books[i];
+    book.padded_size = rounded_up(book.size, kTileCodes);
+    cutter.cut(book.status, heads * book.size);
+    cutter.cut(book.half_norms, heads * book.padded_size);
+    cutter.cut(book.halves, heads * book.padded_size * depth);
+    if (cosine) cutter.cut(book.units, heads * book.size * dim);
+    book.searched = cosine ? book.units : book.codes;
+  }
+}
+
+int64_t ResidualStack::padded_codes() const {
+  int64_t sum = 0;
+  for (int i = 0; i < book_count; ++i) sum += heads * books[i].padded_size;
+  return sum;
+}
+
+/// A thread to a code: it becomes a unit vector.
+__global__ void __launch_bounds__(kPrepareThreads) make_unit_codes(ResidualStack stack) {
+  int64_t code = grid_thread();
+  for (int i = 0; i < stack.book_count; ++i) {
+    const StackCodebook& book = stack.books[i];
+    const int64_t count = stack.heads * book.size;
+    for (; code < count; code += grid_threads())
+      make_unit_row(book.codes + code * stack.dim, stack.dim, book.units + code * stack.dim);
+    code -= count;
+  }
+}
+
+/// Row `at` of the tile is row first + at of the head; rows are numbered over all heads in memory.
+template <int rows>
+__device__ void begin_tile(const ResidualStack& stack, const StackTile& tile, int64_t head,
+                           int64_t first) {
+  for (int at = warp_of_block(); at < rows; at += kStackWarps) {
+    const int64_t row = head * stack.tokens + first + at;
+    const bool real = first + at < stack.tokens && (stack.mask == nullptr || stack.mask[row]);
+    for (int64_t d = lane_of_warp(); d < stack.dim; d += kWarp)
+      tile.left[at * tile.stride + d] = real ? stack.x[row * stack.dim + d] : 0.0f;
+    clear_vector(stack.depth, tile.halves + at * tile.half_stride);
+    if (lane_of_warp() != 0) continue;
+    tile.found[at] = real ? 0 : static_cast<int32_t>(kNoRow);
+    tile.units[at] = 0;
+    tile.limits[at] = HUGE_VALF;  // a row that is none has no close calls
+  }
+}
+
+/// The norms that cosine divides by, as make_unit_row has them.
+template <int rows>
+__device__ void measure_lengths(const StackTile& tile, int64_t dim) {
+  const auto at = static_cast<int>(threadIdx.x);
+  if (at >= rows) return;
+  const float* from = tile.left + at * tile.stride;
+  double square = 0;
+  for (int64_t d = 0; d < dim; ++d) {
+    const double value = from[d];
+    square += value * value;
+  }
+  tile.lengths[at] = sqrt(square);
+}
+
+/// A warp to a row: rounded for the codes of a level.
+template <int rows, bool cosine>
+__device__ void round_rows(const SearchState& state, const StackTile& tile) {
+  const int64_t dim = state.task.dim;
+  for (int at = warp_of_block(); at < rows; at += kStackWarps) {
+    if (tile.found[at] == kNoRow) continue;
+    const auto from = tile.row<cosine>(at);
+    const double norm = norm_of_row(from, state.center, dim);
+    uint16_t* to = tile.halves + at * tile.half_stride;
+    double loss = 0;
+    int scale = 0;
+    if (norm < kLargestNorm) {
+      scale = scale_of(norm);
+      loss = round_vector(from, state.center, dim, state.depth, scale, to);
+    } else {
+      clear_vector(state.depth, to);
+    }
+    if (lane_of_warp() != 0) continue;
+    tile.norms[at] = __double2float_ru(norm);
+    tile.losses[at] = __double2float_ru(loss);
+    tile.units[at] = unit_of(scale, state.facts->bound);
+  }
+}
+
+/// Begins to copy dimensions [depth, depth + kTileDepth) of a tile of codes.
+__device__ inline void load_codes(const SearchState& state, int64_t code, int64_t depth,
+                                  uint16_t* stage) {
+  constexpr int kPieces = kTileDepth / 8;  // of 16 bytes
+  for (int piece = static_cast<int>(threadIdx.x); piece < kTileCodes * kPieces;
+       piece += kStackThreads) {
+    const int line = piece / kPieces, part = piece % kPieces * 8;
+    copy_async_16(stage + line * kTileStride + part,
+                  state.codes + (code + line) * state.depth + depth + part);
+  }
+}
+
+/// take(i, r, score, index) of the scores of all codes for this thread's rows. The block's barriers
+/// are part of it: rows are there before, scratch is free after.
+template <int rows, typename Take>
+__device__ void scan_tile(const SearchState& state, const StackTile& tile, const Take& take) {
+  using Shape = StackShape<rows>;
+  auto* stages = static_cast<uint16_t*>(tile.scratch);
+  const auto chunks = static_cast<int>(state.depth / kTileDepth);
+  const int64_t steps = state.padded_size / kTileCodes * chunks;
+  const uint16_t* own_rows = tile.halves + Shape::warp_row() * tile.half_stride;
+  float units[Shape::kRowFragments][2];
+#pragma unroll
+  for (int i = 0; i < Shape::kRowFragments; ++i)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) units[i][r] = tile.units[Shape::row(i, r)];
+  HalfSums<Shape::kRowFragments, Shape::kCodeFragments> sums;
+  sums.clear();
+
+  int64_t load_code = 0, code = 0;
+  int load_chunk = 0, load_place = 0, chunk = 0, place = 0;
+  const auto load_next = [&](int64_t step) {
+    if (step < steps) {
+      load_codes(state, load_code, static_cast<int64_t>(load_chunk) * kTileDepth,
+                 stages + load_place * kStackStage);
+      if (++load_chunk == chunks) load_chunk = 0, load_code += kTileCodes;
+      if (++load_place == kStages) load_place = 0;
+    }
+    commit_copies();  // an empty group, too: stages are counted by groups
+  };
+  for (int step = 0; step < kStages - 1; ++step) load_next(step);
+  for (int64_t step = 0; step < steps; ++step) {
+    wait_for_copies<kStages - 2>();
+    // All copies of this step have come, and no thread computes on the stage that is loaded next.
+    __syncthreads();
+    load_next(step + kStages - 1);
+    sums.add(own_rows + chunk * kTileDepth, tile.half_stride,
+             stages + place * kStackStage + Shape::warp_code() * kTileStride);
+    if (++place == kStages) place = 0;
+    if (++chunk < chunks) continue;
+    sums.for_scores(state.half_norms, code + Shape::warp_code(), units, take);
+    sums.clear();
+    chunk = 0;
+    code += kTileCodes;
+  }
+  wait_for_copies<0>();
+  __syncthreads();
+}
+
+/// A thread to a row after the first scan: its code, or what is still to be asked.
+template <int rows>
+__device__ void close_rows(const SearchState& state, const StackTile& tile,
+                           const Contests& contests) {
+  const auto at = static_cast<int>(threadIdx.x);
+  if (at >= rows || tile.found[at] == kNoRow) return;
+  const double norm = tile.norms[at];
+  tile.limits[at] = HUGE_VALF;
+  if (isnan(norm)) {
+    tile.found[at] = kLostRow;
+    return;
+  }
+  const double margin = margin_of<true>(state.facts->bound, norm, tile.losses[at]);
+  const Standing standing(contests, at, margin, state.task.fault);
+  if (!standing.decides()) {
+    tile.found[at] = kExactRow;
+  } else if (standing.open) {
+    tile.found[at] = kOpenRow;
+    tile.limits[at] = -__double2float_ru(-standing.limit);  // rounded down
+    atomicAdd(&tile.counts[1], 1);
+  } else if (standing.rivals == 1) {
+    tile.found[at] = contests.code[standing.winner];
+  } else {
+    tile.found[at] = kCloseRow;  // until the list is full
+    standing.for_rivals(contests, at, [&](int32_t code) { tile.add_close(at, code); });
+  }
+}
+
+/// Every code that the first scan puts at the limit of an open row or above it.
+template <int rows>
+__device__ void list_close_codes(const SearchState& state, const StackTile& tile) {
+  using Shape = StackShape<rows>;
+  float limits[Shape::kRowFragments][2];
+#pragma unroll
+  for (int i = 0; i < Shape::kRowFragments; ++i)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) limits[i][r] = tile.limits[Shape::row(i, r)];
+  scan_tile<rows>(state, tile, [&](int i, int r, float score, int32_t index) {
+    if (score >= limits[i][r]) tile.add_close(Shape::row(i, r), index);
+  });
+}
+
+/// A thread to a close call; then one to a row.
+template <int rows, bool cosine>
+__device__ void decide_close_calls(const SearchState& state, const StackTile& tile) {
+  const auto& task = state.task;
+  auto* scores = static_cast<double*>(tile.scratch);
+  const int count = tile.close_calls();
+  for (auto call = static_cast<int>(threadIdx.x); call < count; call += kStackThreads) {
+    const float* code = task.codebook + tile.close_codes[call] * task.dim;
+    scores[call] = score_of(tile.row<cosine>(tile.close_rows[call]), code, task.dim, cosine);
+  }
+  __syncthreads();
+  const auto at = static_cast<int>(threadIdx.x);
+  if (at >= rows) return;
+  const int32_t found = tile.found[at];
+  if (found == kCloseRow || found == kOpenRow) {
+    Verdict verdict;
+    for (int call = 0; call < count; ++call)
+      if (tile.close_rows[call] == at) verdict.take(scores[call], tile.close_codes[call]);
+    tile.found[at] = verdict.code >= 0 ? verdict.code : static_cast<int32_t>(kExactRow);
+  }
+  if (tile.found[at] == kExactRow) tile.exact[atomicAdd(&tile.counts[2], 1)] = at;
+}
+
+/// All codes, for rows of which nothing is known.
+template <bool cosine>
+__device__ void decide_exact_rows(const SearchState& state, const StackTile& tile) {
+  const int count = tile.counts[2];
+  for (int first = 0; first < count; first += kExactRows) {
+    const int* list = tile.exact + first;
+    decide_rows(
+        state.task, state.status, min(count - first, kExactRows), tile.scratch,
+        [&](int row, int64_t d) { return tile.row<cosine>(list[row])[d]; },
+        [&](int row, const Verdict& verdict) { tile.found[list[row]] = verdict.code; });
+  }
+}
+
+/// The nearest codes of a level, in tile.found.
+template <int rows, bool cosine>
+__device__ void search_level(const SearchState& state, const StackTile& tile) {
+  using Shape = StackShape<rows>;
+  if constexpr (cosine) {
+    measure_lengths<rows>(tile, state.task.dim);
+    __syncthreads();
+  }
+  round_rows<rows, cosine>(state, tile);
+  if (threadIdx.x < 3) tile.counts[threadIdx.x] = 0;
+  __syncthreads();
+
+  Contest contests[Shape::kRowFragments][2];
+  scan_tile<rows>(state, tile, [&](int i, int r, float score, int32_t index) {
+    contests[i][r].take(score, index);
+  });
+  const Contests table(tile.scratch, rows, Shape::kLanes);
+#pragma unroll
+  for (int i = 0; i < Shape::kRowFragments; ++i)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) table.put(Shape::row(i, r), Shape::lane(), contests[i][r]);
+  __syncthreads();
+  close_rows<rows>(state, tile, table);
+  __syncthreads();
+  if (tile.counts[1] > 0) list_close_codes<rows>(state, tile);
+  decide_close_calls<rows, cosine>(state, tile);
+  __syncthreads();
+  decide_exact_rows<cosine>(state, tile);
+  __syncthreads();
+}
+
+/// A warp to a row: the index of a level is written, and the code taken from what is left.
+template <int rows>
+__device__ void take_codes(const ResidualStack& stack, const StackTile& tile, int64_t head,
+                           int64_t first, int level) {
+  const StackCodebook& book = stack.books[stack.book_of_level[level]];
+  for (int at = warp_of_block(); at < rows && first + at < stack.tokens; at += kStackWarps) {
+    const int32_t found = tile.found[at];
+    const int64_t row = head * stack.tokens + first + at;
+    if (lane_of_warp() == 0)
+      stack.indices[row * stack.stride + level] = found == kNoRow ? -1 : max(found, 0);
+    if (found == kNoRow) continue;
+    const float* code = book.codes + (head * book.size + max(found, 0)) * stack.dim;
+    for (int64_t d = lane_of_warp(); d < stack.dim; d += kWarp) {
+      float& left = tile.left[at * tile.stride + d];
+      left -= found < 0 ? NAN : code[d];
+    }
+  }
+}
+
+/// The codes of all levels once more, added up from zero as the CPU adds them.
+template <int rows>
+__device__ void end_tile(const ResidualStack& stack, const StackTile& tile, int64_t head,
+                         int64_t first) {
+  for (int at = warp_of_block(); at < rows && first + at < stack.tokens; at += kStackWarps) {
+    const int32_t found = tile.found[at];
+    const int64_t row = head * stack.tokens + first + at;
+    int64_t* indices = stack.indices + row * stack.stride;
+    for (int64_t level = stack.levels + lane_of_warp(); level < stack.stride; level += kWarp)
+      indices[level] = -1;
+    for (int64_t d = lane_of_warp(); d < stack.dim; d += kWarp) {
+      float sum = found == kLostRow ? NAN : 0.0f;
+      for (int level = 0; found >= 0 && level < stack.levels; ++level) {
+        const StackCodebook& book = stack.books[stack.book_of_level[level]];
+        sum += book.codes[(head * book.size + indices[level]) * stack.dim + d];
+      }
+      stack.quantized[row * stack.dim + d] = sum;
+    }
+  }
+}
+
+template <int rows, bool cosine>
+__global__ void __launch_bounds__(kStackThreads, 2) encode_stack(ResidualStack stack) {
+  const StackTile tile(shared_memory<unsigned char>(), rows, stack.dim, stack.depth);
+  const int64_t tiles = (stack.tokens + rows - 1) / rows;
+  for (int64_t item = blockIdx.x; item < tiles * stack.heads; item += gridDim.x) {
+    const int64_t head = item / tiles, first = item % tiles * rows;
+    begin_tile<rows>(stack, tile, head, first);
+    __syncthreads();
+    for (int level = 0; level < stack.levels; ++level) {
+      search_level<rows, cosine>(stack.state_of(stack.book_of_level[level], head), tile);
+      take_codes<rows>(stack, tile, head, first, level);
+      __syncthreads();
+    }
+    end_tile<rows>(stack, tile, head, first);
+    __syncthreads();  // rows of the next tile
+  }
+}
+
+auto kernel_of(int rows, bool cosine) {
+  if (cosine)
+    return rows == 64   ? encode_stack<64, true>
+           : rows == 32 ? encode_stack<32, true>
+                        : encode_stack<16, true>;
+  return rows == 64   ? encode_stack<64, false>
+         : rows == 32 ? encode_stack<32, false>
+                      : encode_stack<16, false>;
+}
+
+}  // namespace
+
+int residual_stack_rows(const ResidualStackTask& task, const Queue& queue) {
+  if (task.dim < kFewestDimensions || task.levels < 1 || task.levels > kMostStackLevels) return 0;
+  const auto most = static_cast<size_t>(shared_memory_of(queue));
+  const int64_t depth = rounded_up(task.dim, kTileDepth);
+  int rows = 64;
+  while (rows >= 16 && StackTile::bytes(rows, task.dim, depth) > most) rows /= 2;
+  if (rows < 16) return 0;
+  // Rather small tiles than processors without one.
+  const int64_t processors = processors_of(queue);
+  while (rows > 16 && (task.tokens + rows - 1) / rows * task.heads < processors) rows /= 2;
+  return rows;
+}
+
+size_t residual_stack_workspace(const ResidualStackTask& task) {
+  Cutter cutter(nullptr);
+  const ResidualStack stack(task, cutter);
+  return cutter.used();
+}
+
+Error residual_stack(const ResidualStackTask& task, int rows, void* workspace, const Queue& queue) {
+  Cutter cutter(workspace);
+  const ResidualStack stack(task, cutter);
+  const int64_t books = stack.book_count * stack.heads;
+  Steps steps(queue);
+  const auto* end = reinterpret_cast<char*>(stack.centers + books * stack.dim);
+  steps.add(fill_bytes(queue, stack.facts, 0,
+                       static_cast<size_t>(end - reinterpret_cast<char*>(stack.facts))));
+  if (stack.cosine)
+    steps.run(make_unit_codes, blocks_for(stack.padded_codes(), kPrepareThreads), kPrepareThreads,
+              0, stack);
+  prepare_codes(steps, stack, {books, stack.padded_codes(), stack.dim, stack.cosine, true});
+  const int64_t tiles = (stack.tokens + rows - 1) / rows * stack.heads;
+  steps.run(kernel_of(rows, stack.cosine), blocks_for(tiles, 1), kStackThreads,
+            StackTile::bytes(rows, stack.dim, stack.depth), stack);
+  return steps.error();
+}
+
+}  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

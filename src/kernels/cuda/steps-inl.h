@@ -1,0 +1,50 @@
+// What an operator of several launches is made of: one workspace cut into arrays, and launches that
+// stop at the first error.
+#pragma once
+
+#include <cstddef>
+
+#include "kernels/cuda/cuda.h"
+
+namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+
+inline int64_t rounded_up(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
+
+/// Cuts a workspace into arrays; without one it only counts.
+class Cutter {
+ public:
+  explicit Cutter(void* workspace) : base_(static_cast<char*>(workspace)) {}
+
+  template <typename T>
+  void cut(T*& array, int64_t count) {
+    array = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
+    used_ += static_cast<size_t>(rounded_up(count * static_cast<int64_t>(sizeof(T)), 256));
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* base_;
+  size_t used_ = 0;
+};
+
+/// Launches one kernel after another until one fails.
+class Steps {
+ public:
+  explicit Steps(const Queue& queue) : queue_(queue) {}
+
+  template <typename Kernel, typename... Arguments>
+  void run(Kernel kernel, unsigned blocks, unsigned threads, size_t shared,
+           const Arguments&... arguments) {
+    if (!error_) error_ = launch(kernel, queue_, blocks, threads, shared, arguments...);
+  }
+  void add(Error error) {
+    if (!error_) error_ = error;
+  }
+  Error error() const { return error_; }
+
+ private:
+  const Queue& queue_;
+  Error error_ = nullptr;
+};
+
+}  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE
