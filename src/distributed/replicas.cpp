@@ -19,6 +19,7 @@
 #include "distributed/bytes.h"
 #include "distributed/fingerprint.h"
 #include "distributed/group.h"
+#include "ops/capture.h"
 
 namespace torchvq::distributed {
 namespace {
@@ -205,7 +206,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "()");
   m.def(
       "handshake_(Tensor(a!)[] state, *, int handle, str signature=\"\", str group_name=\"\", "
-      "str label=\"quantizer\") -> ()");
+      "str label=\"quantizer\") -> ()",
+      torchvq::detail::waits());
 }
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {

@@ -8,6 +8,7 @@
 #include "detail/random_tensor.h"
 #include "distributed/levels.h"
 #include "distributed/synced_code_statistics.h"
+#include "ops/capture.h"
 #include "ops/code_statistics.h"
 
 namespace torchvq::distributed {
@@ -96,7 +97,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "int[] codebooks=[], "
       "Tensor[] state, Tensor? rng=None, str signature=\"\", str reduction=\"exact\", str "
       "group_name=\"\", "
-      "str label=\"quantizer\") -> (Tensor[] counts, Tensor[] sums, Tensor[] exponents)");
+      "str label=\"quantizer\") -> (Tensor[] counts, Tensor[] sums, Tensor[] exponents)",
+      torchvq::detail::waits());
 }
 
 TORCH_LIBRARY_IMPL(torchvq, Meta, m) {

@@ -17,6 +17,7 @@
 #include "distributed/group.h"
 #include "distributed/levels.h"
 #include "distributed/synced_step_statistics.h"
+#include "ops/capture.h"
 #include "ops/replace_dead_codes_.h"
 
 namespace torchvq::distributed {
@@ -296,7 +297,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "codebooks=[], "
       "float threshold, float threshold_fraction=0, float reset_cluster_size, int cooldown_steps, "
       "str metric=\"euclidean\", str group_name=\"\", str label=\"quantizer\", "
-      "Tensor? offered=None, str reduction=\"exact\", Tensor? due=None) -> Tensor replaced");
+      "Tensor? offered=None, str reduction=\"exact\", Tensor? due=None) -> Tensor replaced",
+      torchvq::detail::waits());
 }
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {

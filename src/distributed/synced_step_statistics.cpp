@@ -13,6 +13,7 @@
 #include "detail/random_tensor.h"
 #include "distributed/levels.h"
 #include "distributed/synced_code_statistics.h"
+#include "ops/capture.h"
 #include "ops/code_statistics.h"
 
 namespace torchvq::distributed {
@@ -166,7 +167,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "Tensor[] state, Tensor[] rng, Tensor[] cluster_size, float kept=0., float threshold=0., "
       "float threshold_fraction=0., str metric='euclidean', str signature='', "
       "str reduction='exact', str group_name='', str label='quantizer') "
-      "-> (Tensor[] counts, Tensor[] sums, Tensor[] exponents, Tensor offered)");
+      "-> (Tensor[] counts, Tensor[] sums, Tensor[] exponents, Tensor offered)",
+      torchvq::detail::waits());
 }
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {

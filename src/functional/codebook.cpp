@@ -9,6 +9,7 @@
 #include <torchvq/distributed/synced_kmeans.h>
 #include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/code_exponents.h>
+#include <torchvq/ops/code_statistics.h>
 #include <torchvq/ops/decode_sums.h>
 
 #include "detail/checks.h"
@@ -34,6 +35,30 @@ at::Tensor standard_deviation(const at::Tensor& variance) {
 at::Tensor counted_rows(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
   const auto finite = x.isfinite().all(-1, /*keepdim=*/true);
   return mask ? finite.logical_and(mask->unsqueeze(-1)) : finite;
+}
+
+/// Exact sums of `rows`, those of all ranks where there is a group; row i counts where nowhere[i] is 0.
+/// A process without one calls nothing that could wait for others (ops/capture.h).
+distributed::SyncedStatistics sums_of_rows(at::TensorList rows, const at::Tensor& nowhere,
+                                           const std::vector<at::Tensor>& exponents,
+                                           const std::vector<at::Tensor>& state,
+                                           const distributed::SyncOptions& sync) {
+  distributed::SyncedStatistics found;
+  if (sync.group_name.empty()) {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      auto [counts, sums, grown] = ops::code_statistics(rows[i], nowhere, exponents[i]);
+      found.counts.push_back(std::move(counts));
+      found.sums.push_back(std::move(sums));
+      found.exponents.push_back(std::move(grown));
+    }
+    return found;
+  }
+  distributed::SyncedStatisticsOptions options;
+  options.group_name = sync.group_name;
+  options.label = sync.label;
+  options.signature = "affine statistics";
+  options.state = state;
+  return distributed::synced_code_statistics(rows, {nowhere, nowhere}, exponents, options);
 }
 
 /// A running average whose first value is the value itself.
@@ -100,14 +125,9 @@ at::Tensor update_affine_(at::Tensor mean, at::Tensor variance, at::Tensor mean_
   const auto nowhere = counted_rows(x, mask).squeeze(-1).logical_not().to(at::kLong).neg();
   const auto squares = offset.square();
   const auto spread = variance.to(at::kDouble).clamp_min(0);
-  distributed::SyncedStatisticsOptions options;
-  options.group_name = sync.group_name;
-  options.label = sync.label;
-  options.signature = "affine statistics";
-  options.state = {mean, variance, mean_needs_init, variance_needs_init};
-  const auto [counts, sums, exponents] = distributed::synced_code_statistics(
-      {offset, squares}, {nowhere, nowhere},
-      {ops::code_exponents(spread.sqrt()), ops::code_exponents(spread)}, options);
+  const auto [counts, sums, exponents] = sums_of_rows(
+      {offset, squares}, nowhere, {ops::code_exponents(spread.sqrt()), ops::code_exponents(spread)},
+      {mean, variance, mean_needs_init, variance_needs_init}, sync);
   const auto divisor = counts[0].clamp_min(1).unsqueeze(-1);
   const auto shift = ops::decode_sums(sums[0], exponents[0], at::kDouble).div(divisor);
   const auto second = ops::decode_sums(sums[1], exponents[1], at::kDouble).div(divisor);

@@ -1,5 +1,6 @@
 // Whether a CUDA graph can record an operator. Inductor reads the tag, and cuts its graphs around
-// operators that have it (torch.compile with mode="reduce-overhead").
+// operators that have it (torch.compile with mode="reduce-overhead"). A tag is of the operator, whatever
+// its arguments: what waits only with other ranks is an operator that steps of one process do not call.
 #pragma once
 
 #include <vector>

@@ -16,6 +16,7 @@ import torch
 from device_cases import CASES, Case
 from simulated_device import ANY, SimulatedDevice
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchvq
 
@@ -24,6 +25,20 @@ SEEDS = range(2)
 # Searches ask how many rows are left to decide, unless the library has CUDA kernels, which ask nothing.
 SEARCH = {"nearest_code", "residual_encode", "residual_beam_search", "sample_codes"}
 WAITS = {"keep_statistics_", "kmeans", "synced_kmeans", "synced_usage", *SEARCH}
+# They read the verdict whether ranks do the same, or whether a code is dead: with several ranks only.
+SYNCED = {
+    "handshake_",
+    "synced_code_statistics",
+    "synced_replace_dead_codes_",
+    "synced_step_statistics",
+}
+# Collectives that read nothing: their results stay on the device.
+UNREAD = {
+    "all_reduce_differentiable",
+    "all_reduce_statistics",
+    "broadcast_state_",
+    "replica_hashes",
+}
 # Collectives need a group, and refinement fits codes to data that lie on the CPU.
 ELSEWHERE = {
     "synced_step_statistics",
@@ -175,9 +190,58 @@ def test_what_waits_for_the_device_says_so(name: str) -> None:
 
 def test_tags() -> None:
     kernels = torch._C._dispatch_has_kernel_for_dispatch_key("torchvq::nearest_code", "CUDA")
-    expected = {*WAITS, "refine_codebooks"} - (SEARCH if kernels else set())
+    expected = {*WAITS, *SYNCED, "refine_codebooks"} - (SEARCH if kernels else set())
     unsafe = torch.Tag.cudagraph_unsafe
     assert {name for name in any_kernels() if unsafe in getattr(ops, name).default.tags} == expected
+
+
+def test_operators_that_meet_other_ranks_say_whether_they_wait() -> None:
+    """Compositions are seen through; of the others a group is told to those that wait, and those that read nothing."""
+    meets = {
+        schema.name.removeprefix("torchvq::")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("torchvq::")
+        and any(argument.name == "group_name" for argument in schema.arguments)
+    }
+    assert meets & any_kernels() == {
+        *SYNCED,
+        *UNREAD,
+        *WAITS - SEARCH - {"kmeans"},
+        "refine_codebooks",
+    }
+
+
+class Called(TorchDispatchMode):
+    """Names of our operators that reach a kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function.namespace == "torchvq":
+            self.names.add(function._schema.name.removeprefix("torchvq::"))
+        return function(*args, **(kwargs or {}))
+
+
+def test_steps_of_one_process_call_nothing_that_waits_for_ranks() -> None:
+    """So the tag cuts no graph of theirs."""
+    modules = [
+        torchvq.VectorQuantize(
+            dim=8, codebook_size=16, affine_param=True, threshold_ema_dead_code=2
+        ),
+        torchvq.ResidualVQ(dim=8, codebook_size=16, num_quantizers=3, shared_codebook=True),
+        torchvq.LFQ(dim=8, codebook_size=256),
+    ]
+    for module in modules:
+        called = Called()
+        x = torch.randn(2, 12, 8)
+        with called:
+            module.train()(x)
+        assert called.names
+        assert not called.names & SYNCED, type(module)
 
 
 def test_search_waits_twice_at_most_and_once_where_all_is_certain() -> None:
