@@ -19,7 +19,7 @@ from pathlib import Path
 DEFAULT_LIMIT = 128
 LIMITS = {
     "scan_half": 128,  # two blocks of 256 threads
-    "find_center": 64,  # a block of 1024 threads
+    "find_centers": 64,  # a block of 1024 threads
     "find_dead": 64,
     "look_at_sizes": 64,
     "move_sizes": 64,
