@@ -8,7 +8,7 @@ namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 namespace {
 
 constexpr int kStackThreads = kHalfThreads, kStackWarps = kStackThreads / kWarp;
-// Up to here float32 leaves fewer rows open, level by level.
+// Below, nearest_code scans in float32 at once (kFewDimensions).
 constexpr int64_t kFewestDimensions = 17;
 
 /// A codebook of all heads, and what is made of it; each array has the heads one after the other.
