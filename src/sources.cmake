@@ -27,6 +27,7 @@ set(TORCHVQ_SOURCES
   distributed/ranks.cpp
   distributed/replicas.cpp
   distributed/statistics_buffer.cpp
+  distributed/step_in_flight.cpp
   distributed/sync.cpp
   distributed/synced_code_statistics.cpp
   distributed/synced_code_statistics_any.cpp
@@ -62,6 +63,7 @@ set(TORCHVQ_SOURCES
   functional/layout.cpp
   functional/learn_codebooks.cpp
   functional/learn_operators.cpp
+  functional/learning_in_flight.cpp
   functional/lookup_free.cpp
   functional/lookup_free_operator.cpp
   functional/lookup_free_quantize.cpp

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from torchvq._base.replay import Replayed
 from torchvq._base.sharded import keep_in_shards
 from torchvq._base.transforms import is_mapped, shared_flag
 from torchvq._base.wide_buffers import HALF
+
+if TYPE_CHECKING:
+    from torchvq._codebook.in_flight import StepInFlight
 
 logger = logging.getLogger("torchvq")
 _ops = torch.ops.torchvq
@@ -74,7 +77,10 @@ class Codebook(Replayed, KeptStatistics):
     affine_param_batch_decay: float
     affine_param_codebook_decay: float
     vqp_compat: bool
+    overlap_sync: bool
 
+    #: The step whose message is on its way; see ``_codebook/in_flight.py``.
+    step_in_flight: "StepInFlight | None"
     _pending: Statistics | None
     _initialised: bool
     _initialised_flag: Tensor | None  # the buffer that says so
@@ -101,6 +107,7 @@ class Codebook(Replayed, KeptStatistics):
         affine_param_codebook_decay: float = 0.9,
         vqp_compat: bool = False,
         sync_every: int = 1,
+        overlap_sync: bool = False,
     ) -> None:
         super().__init__()
         keep_values(
@@ -119,8 +126,10 @@ class Codebook(Replayed, KeptStatistics):
             affine_param_batch_decay=affine_param_batch_decay,
             affine_param_codebook_decay=affine_param_codebook_decay,
             vqp_compat=vqp_compat,
+            overlap_sync=overlap_sync,
             # What the next steps need to know of those before.
             _pending=None,
+            step_in_flight=None,
             _initialised=not kmeans_init,
             _initialised_flag=None,
             _warned_uninitialised=False,

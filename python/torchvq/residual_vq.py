@@ -22,7 +22,7 @@ from torchvq._residual.calls import check_beam, check_beam_training, check_level
 from torchvq._residual.dropout import drawn_depth, seeded_depth
 from torchvq._residual.engine import enter, stack_levels
 from torchvq._residual.implicit_codebook import MLP
-from torchvq._residual.levels import Request, walk
+from torchvq._residual.levels import Request, overlaps, walk
 from torchvq._residual.results import Started, finish
 from torchvq._residual.step import step_at_once, steps_at_once
 from torchvq.codebook import Codebook
@@ -323,10 +323,12 @@ class ResidualVQ(nn.Module):
             step = encode_at_once(self, layout.split_heads(tokens), request)
             if step is not None:
                 return started._replace(step=step)
-        # Stacks that learn together exchange in the second half what they have found.
-        if steps_at_once(self) and (ranks.alone or not together):
+        # Stacks that learn together, or later, exchange in the second half what they have found.
+        later = overlaps(self, tokens, ranks, request.frozen)
+        if steps_at_once(self) and not later and (ranks.alone or not together):
             return started._replace(step=step_at_once(self, tokens, request))
-        return started._replace(walk=walk(self, layout.split_heads(tokens), request))
+        walked = walk(self, layout.split_heads(tokens), request)
+        return started._replace(walk=walked, overlaps=later)
 
     # Stages of forward ---------------------------------------------------------------------------------------
 

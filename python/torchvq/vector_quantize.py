@@ -118,6 +118,11 @@ class VectorQuantize(VectorQuantizeOptions):
             reduced once, so that ranks send one message in so many steps, and the codebook moves with the last of
             them, as from one batch of all their tokens. The same on any number of ranks. Not with ``vqp_compat``.
             Default: 1.
+        overlap_sync: on several ranks, send the message of a training step in forward and wait for it when backward
+            ends, which hides it; the same bits. What looks at the codebook before (``stats``, ``state_dict``, the next
+            forward, any of its buffers) waits by itself; between forward and the end of backward all ranks have to do
+            so, or none. Compiled and checkpointed steps, codes that are parameters, ``accum_ema_update`` and a function
+            as ``ema_update_weight`` wait in forward, as without. Not with ``sync_every`` above 1. Default: False.
         vqp_compat: the numbers of ``vector_quantize_pytorch`` where this class differs on purpose and training depends
             on it; ``docs/migrating.md`` has the list. Default: what ``TORCHVQ_COMPAT`` says.
 
@@ -194,6 +199,7 @@ class VectorQuantize(VectorQuantizeOptions):
         process_group: "ProcessGroup | str | None" = None,
         reduction: str = "exact",
         sync_every: int = 1,
+        overlap_sync: bool = False,
         vqp_compat: bool | None = None,
     ) -> None:
         super().__init__()
@@ -214,6 +220,7 @@ class VectorQuantize(VectorQuantizeOptions):
             process_group=group_name(process_group),
             reduction=reduction,
             sync_every=sync_every,
+            overlap_sync=overlap_sync,
             use_cosine_sim=use_cosine_sim,
             channel_last=channel_last,
             accept_image_fmap=accept_image_fmap,
@@ -269,6 +276,7 @@ class VectorQuantize(VectorQuantizeOptions):
             affine_param_codebook_decay=affine_param_codebook_decay,
             vqp_compat=self.vqp_compat,
             sync_every=sync_every,
+            overlap_sync=overlap_sync,
         )
         keep_counts(self)
         self.in_place_codebook_optimizer: Optimizer | None = None

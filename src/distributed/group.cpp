@@ -59,6 +59,10 @@ struct Group::Impl {
   GroupPointer group;
 };
 
+struct StartedSum::Work {
+  c10::intrusive_ptr<c10d::Work> work;
+};
+
 Group::Group(std::string_view name, Caller caller) : caller_(std::move(caller)), name_(name) {
   if (name.empty() || !enabled()) return;
   auto group = resolve(name_, caller_.label);
@@ -97,31 +101,54 @@ void Group::check_device(const at::Tensor& tensor) const {
       "; move the module to a device of the group, or pass a process_group that supports this one");
 }
 
+void Group::fail(const char* what, const std::exception& error) const {
+  C10_THROW_ERROR(
+      DistBackendError,
+      c10::str(subject(), ": rank ", rank_, " of ", size_, " (process group \"", name_, "\", ",
+               impl_->group->getBackendName(), ") failed while sharing ", what, ": ",
+               message_of(error), "\n", kReasons));
+}
+
 template <typename Start>
-void Group::run(const at::Tensor& tensor, const char* what, Start start) const {
+StartedSum Group::begin(const at::Tensor& tensor, const char* what, Start start) const {
   check_device(tensor);
   const at::NoGradGuard no_grad;
-  // The wait, under a name that profilers show.
-  RECORD_FUNCTION("torchvq::collective", std::vector<c10::IValue>{});
   // A tensor of our own, which Python does not know: Gloo's thread drops what it was given when it
   // gets to it, and would wait for Python's lock, held by a main thread that destroys the group and
   // waits for Gloo's.
   const auto own = tensor.detach();
   try {
-    start(*impl_->group, own)->wait();
+    return {std::make_shared<StartedSum::Work>(StartedSum::Work{start(*impl_->group, own)}), what};
   } catch (const std::exception& error) {
-    C10_THROW_ERROR(
-        DistBackendError,
-        c10::str(subject(), ": rank ", rank_, " of ", size_, " (process group \"", name_, "\", ",
-                 impl_->group->getBackendName(), ") failed while sharing ", what, ": ",
-                 message_of(error), "\n", kReasons));
+    fail(what, error);
   }
 }
 
+void Group::wait(const StartedSum& sum) const {
+  if (!sum.work) return;
+  const at::NoGradGuard no_grad;
+  // Under a name that profilers show.
+  RECORD_FUNCTION("torchvq::collective", std::vector<c10::IValue>{});
+  try {
+    sum.work->work->wait();
+  } catch (const std::exception& error) {
+    fail(sum.what, error);
+  }
+}
+
+template <typename Start>
+void Group::run(const at::Tensor& tensor, const char* what, Start start) const {
+  wait(begin(tensor, what, start));
+}
+
 void Group::sum_(const at::Tensor& tensor, const char* what) const {
-  if (alone()) return;
+  wait(start_sum(tensor, what));
+}
+
+StartedSum Group::start_sum(const at::Tensor& tensor, const char* what) const {
+  if (alone()) return {};
   count_collective(Collective::kAllReduce, static_cast<int64_t>(tensor.nbytes()));
-  run(tensor, what, [&](c10d::ProcessGroup& group, const at::Tensor& own) {
+  return begin(tensor, what, [&](c10d::ProcessGroup& group, const at::Tensor& own) {
     std::vector<at::Tensor> tensors{own};
     return group.allreduce(tensors, {});
   });

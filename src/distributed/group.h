@@ -2,6 +2,7 @@
 // sentences.
 #pragma once
 
+#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -17,8 +18,16 @@ struct Caller {
   at::Tensor rng;
 };
 
-/// A process group for the time of one call. Every method is a collective, and does nothing when
-/// alone.
+/// A sum that was started and has not been waited for. It holds the tensor and, in c10d, the work:
+/// who drops it leaves the message to the group, which finishes it by itself.
+struct StartedSum {
+  struct Work;
+  std::shared_ptr<Work> work;  ///< none when alone
+  const char* what = "";
+};
+
+/// A process group for the time of one call, or until a sum that it started has come. Every method
+/// is a collective, and does nothing when alone.
 class Group {
  public:
   /// Throws c10::ValueError where no group has this name. Empty name, one rank, or TORCHVQ_SYNC=0:
@@ -39,6 +48,10 @@ class Group {
 
   /// `what` completes "while sharing ...". `tensor` is contiguous and is written.
   void sum_(const at::Tensor& tensor, const char* what) const;
+  /// The two halves of sum_(). In between nobody reads or writes the tensor, and other collectives
+  /// may come and go. The wait is no collective: a rank waits when it likes.
+  [[nodiscard]] StartedSum start_sum(const at::Tensor& tensor, const char* what) const;
+  void wait(const StartedSum& sum) const;
   void max_(const at::Tensor& tensor, const char* what) const;
   /// (size, *tensor.shape).
   [[nodiscard]] at::Tensor all_gather(const at::Tensor& tensor, const char* what) const;
@@ -51,7 +64,10 @@ class Group {
  private:
   struct Impl;
   template <typename Start>
+  StartedSum begin(const at::Tensor& tensor, const char* what, Start start) const;
+  template <typename Start>
   void run(const at::Tensor& tensor, const char* what, Start start) const;
+  [[noreturn]] void fail(const char* what, const std::exception& error) const;
   void check_device(const at::Tensor& tensor) const;
 
   std::unique_ptr<Impl> impl_;

@@ -1,5 +1,6 @@
 #include "distributed/statistics_buffer.h"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 #include <vector>
@@ -111,53 +112,72 @@ std::pair<at::Tensor, at::Tensor> encode_sums(const at::Tensor& values_,
   return {at::stack({whole.to(at::kLong), rest.to(at::kLong)}), used};
 }
 
+/// float64 where tokens are.
+at::ScalarType sent_as(const SyncedStatistics& own) {
+  const auto wide = [](const at::Tensor& sums) { return sums.size(0) == 2; };
+  return std::any_of(own.sums.begin(), own.sums.end(), wide) ? at::kDouble : at::kFloat;
+}
+
 }  // namespace
 
 int64_t bytes_of_a_word(bool wide) {
   return kWordLimbs * static_cast<int64_t>(wide ? sizeof(double) : sizeof(float));
 }
 
-Verdict reduce_exact(const Group& group, const at::Tensor& hash, const at::Tensor& news,
-                     SyncedStatistics& own, at::Tensor& passed) {
+StatisticsMessage send_exact(const Group& group, const at::Tensor& hash, const at::Tensor& news,
+                             const SyncedStatistics& own, const at::Tensor& passed) {
   Packer packer;
   packer.add(make_header(hash, news));
   for (size_t c = 0; c < own.counts.size(); ++c) {
     packer.add(own.counts[c]);
     packer.add(own.sums[c]);
   }
-  passed = own_row(group, passed);
-  packer.add(passed);
-  const auto packed = packer.packed();
-  group.sum_(packed, kWhat);
-  Unpacker unpacker(packed);
+  packer.add(own_row(group, passed));
+  auto packed = packer.packed();
+  auto sum = group.start_sum(packed, kWhat);
+  return {std::move(packed), std::move(sum)};
+}
+
+Verdict receive_exact(const Group& group, const StatisticsMessage& message, SyncedStatistics& own,
+                      at::Tensor& passed) {
+  group.wait(message.sum);
+  Unpacker unpacker(message.packed);
   const auto verdict = read_header(unpacker.next({kHeaderSize}), group.size());
   for (size_t c = 0; c < own.counts.size(); ++c) {
     own.counts[c] = unpacker.next(own.counts[c].sizes());
     own.sums[c] = unpacker.next(own.sums[c].sizes());
   }
-  passed = unpacker.next(passed.sizes());
+  passed = unpacker.next({group.size(), passed.size(0)});
   return verdict;
 }
 
-Verdict reduce_float(const Group& group, const at::Tensor& hash, const at::Tensor& news,
-                     at::TensorList exponents, SyncedStatistics& own, at::Tensor& passed) {
+Verdict reduce_exact(const Group& group, const at::Tensor& hash, const at::Tensor& news,
+                     SyncedStatistics& own, at::Tensor& passed) {
+  return receive_exact(group, send_exact(group, hash, news, own, passed), own, passed);
+}
+
+StatisticsMessage send_float(const Group& group, const at::Tensor& hash, const at::Tensor& news,
+                             const SyncedStatistics& own, const at::Tensor& passed) {
   TORCH_CHECK_VALUE(group.size() <= kMaxFloatRanks, group.subject(),
                     ": expected reduction=\"float\" to have at most ", kMaxFloatRanks,
                     " ranks, but got ", group.size(), "; use \"exact\"");
-  bool wide = false;
-  for (const auto& sums : own.sums) wide = wide || sums.size(0) == 2;
-  const auto dtype = wide ? at::kDouble : at::kFloat;
+  const auto dtype = sent_as(own);
   Packer packer;
   packer.add(to_limbs(make_header(hash, news), dtype));
   for (size_t c = 0; c < own.counts.size(); ++c) {
     packer.add(to_limbs(own.counts[c], dtype));
     packer.add(decode_sums(own.sums[c], own.exponents[c], dtype));
   }
-  passed = to_limbs(own_row(group, passed), dtype, kWordLimbs);
-  packer.add(passed);
-  const auto packed = packer.packed();
-  group.sum_(packed, kWhat);
-  Unpacker unpacker(packed);
+  packer.add(to_limbs(own_row(group, passed), dtype, kWordLimbs));
+  auto packed = packer.packed();
+  auto sum = group.start_sum(packed, kWhat);
+  return {std::move(packed), std::move(sum)};
+}
+
+Verdict receive_float(const Group& group, const StatisticsMessage& message,
+                      at::TensorList exponents, SyncedStatistics& own, at::Tensor& passed) {
+  group.wait(message.sum);
+  Unpacker unpacker(message.packed);
   const auto verdict =
       read_header(from_limbs(unpacker.next({kCountLimbs, kHeaderSize})), group.size());
   for (size_t c = 0; c < own.counts.size(); ++c) {
@@ -166,8 +186,14 @@ Verdict reduce_float(const Group& group, const at::Tensor& hash, const at::Tenso
     const auto values = finite(unpacker.next(sums.slice(1)));
     std::tie(own.sums[c], own.exponents[c]) = encode_sums(values, exponents[c], sums[0]);
   }
-  passed = from_limbs(unpacker.next(passed.sizes()));
+  passed = from_limbs(unpacker.next({kWordLimbs, group.size(), passed.size(0)}));
   return verdict;
+}
+
+Verdict reduce_float(const Group& group, const at::Tensor& hash, const at::Tensor& news,
+                     at::TensorList exponents, SyncedStatistics& own, at::Tensor& passed) {
+  const auto message = send_float(group, hash, news, own, passed);
+  return receive_float(group, message, exponents, own, passed);
 }
 
 }  // namespace torchvq::distributed

@@ -10,7 +10,9 @@
 
 #include <torchvq/distributed/synced_code_statistics.h>
 
+#include "distributed/claim.h"
 #include "distributed/group.h"
+#include "distributed/statistics_buffer.h"
 
 namespace torchvq::distributed {
 
@@ -43,6 +45,28 @@ struct StatisticsArguments {
   at::Tensor rng;
   std::string_view signature;
   std::string_view reduction;
+};
+
+/// The statistics of all ranks, on their way: the constructor sends, receive() waits. What the
+/// arguments refer to, and the group, outlive this.
+class StatisticsInFlight {
+ public:
+  StatisticsInFlight(const Group& group, const StatisticsArguments& arguments, at::Tensor passed);
+  /// What reduce_statistics() returns. Where tokens outgrew an exponent on some rank, two
+  /// collectives follow.
+  StatisticsLists receive(at::Tensor& passed);
+
+ private:
+  [[nodiscard]] bool exact() const { return arguments_.reduction == "exact"; }
+  void receive_integers();
+
+  const Group& group_;
+  StatisticsArguments arguments_;
+  at::Tensor passed_;
+  SyncedStatistics own_;
+  Claim claim_;
+  at::Tensor hash_, news_;
+  StatisticsMessage message_;
 };
 
 /// The statistics of all ranks. `passed` (n,), int64, travels along, and becomes (W, n).

@@ -23,6 +23,10 @@ struct Tokens {
   at::TensorList indices;
 };
 
+Tokens tokens_of(const StatisticsArguments& arguments) {
+  return {{arguments.x, arguments.mask, arguments.codebooks}, arguments.indices};
+}
+
 /// Statistics of this rank's tokens, levels of one codebook added up. Their exponents are the
 /// largest of the levels; sums of levels with different exponents mean nothing, which `grown` > 0
 /// tells.
@@ -83,29 +87,6 @@ SyncedStatistics agree_locally(const Tokens& tokens, at::TensorList exponents,
   return local_statistics(tokens, own.exponents);
 }
 
-SyncedStatistics reduce(const Group& group, const Tokens& tokens, at::TensorList exponents,
-                        const Claim& claim, bool exact, SyncedStatistics own, at::Tensor& passed) {
-  const auto hash = claim.hash();
-  auto news = grown_codes(own, exponents);
-  if (!exact) {
-    own = agree_locally(tokens, exponents, std::move(own));
-    claim.expect(group, reduce_float(group, hash, news, exponents, own, passed));
-    return own;
-  }
-  const auto local_exponents = own.exponents;
-  const auto verdict = reduce_exact(group, hash, news, own, passed);
-  claim.expect(group, verdict);
-  if (verdict.news > 0) {
-    own.exponents = local_exponents;
-    const auto largest = largest_exponents(group, own);
-    own = local_statistics(tokens, largest);
-    // What was passed does not depend on exponents.
-    auto nothing = hash.new_empty({0});
-    claim.expect(group, reduce_exact(group, hash, news, own, nothing));
-  }
-  return own;
-}
-
 StatisticsLists synced_code_statistics_any(at::TensorList x, at::TensorList indices,
                                            at::TensorList exponents, at::TensorList mask,
                                            at::IntArrayRef codebooks, at::TensorList state,
@@ -138,19 +119,52 @@ std::vector<at::Tensor> largest_exponents(const Group& group, const SyncedStatis
 
 StatisticsLists reduce_statistics(const Group& group, const StatisticsArguments& arguments,
                                   at::Tensor& passed) {
-  const auto& exponents = arguments.exponents;
-  const Tokens tokens{{arguments.x, arguments.mask, arguments.codebooks}, arguments.indices};
-  auto own = local_statistics(tokens, exponents);
+  return StatisticsInFlight(group, arguments, passed).receive(passed);
+}
+
+StatisticsInFlight::StatisticsInFlight(const Group& group, const StatisticsArguments& arguments,
+                                       at::Tensor passed)
+    : group_(group), arguments_(arguments), passed_(std::move(passed)) {
+  const auto tokens = tokens_of(arguments_);
+  const auto& exponents = arguments_.exponents;
+  own_ = local_statistics(tokens, exponents);
   if (group.alone()) {
-    own = agree_locally(tokens, exponents, std::move(own));
-    passed = passed.unsqueeze(0);
-  } else {
-    const auto claim = make_claim(tokens, exponents, arguments.state, arguments.rng,
-                                  arguments.signature, arguments.reduction);
-    const bool exact = arguments.reduction == "exact";
-    own = reduce(group, tokens, exponents, claim, exact, std::move(own), passed);
+    own_ = agree_locally(tokens, exponents, std::move(own_));
+    return;
   }
-  return {std::move(own.counts), std::move(own.sums), std::move(own.exponents)};
+  claim_ = make_claim(tokens, exponents, arguments_.state, arguments_.rng, arguments_.signature,
+                      arguments_.reduction);
+  hash_ = claim_.hash();
+  news_ = grown_codes(own_, exponents);
+  if (exact()) {
+    message_ = send_exact(group_, hash_, news_, own_, passed_);
+  } else {
+    own_ = agree_locally(tokens, exponents, std::move(own_));
+    message_ = send_float(group_, hash_, news_, own_, passed_);
+  }
+}
+
+StatisticsLists StatisticsInFlight::receive(at::Tensor& passed) {
+  if (group_.alone()) {
+    passed_ = passed_.unsqueeze(0);
+  } else if (exact()) {
+    receive_integers();
+  } else {
+    claim_.expect(group_, receive_float(group_, message_, arguments_.exponents, own_, passed_));
+  }
+  passed = std::move(passed_);
+  return {std::move(own_.counts), std::move(own_.sums), std::move(own_.exponents)};
+}
+
+void StatisticsInFlight::receive_integers() {
+  const auto verdict = receive_exact(group_, message_, own_, passed_);
+  claim_.expect(group_, verdict);
+  if (verdict.news == 0) return;
+  const auto largest = largest_exponents(group_, own_);
+  own_ = local_statistics(tokens_of(arguments_), largest);
+  // What was passed does not depend on exponents.
+  auto nothing = hash_.new_empty({0});
+  claim_.expect(group_, reduce_exact(group_, hash_, news_, own_, nothing));
 }
 
 }  // namespace torchvq::distributed

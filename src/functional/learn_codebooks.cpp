@@ -10,6 +10,7 @@
 
 #include <torchvq/distributed/synced_code_statistics.h>
 #include <torchvq/distributed/synced_replace_dead_codes_.h>
+#include <torchvq/functional/codebook.h>
 #include <torchvq/functional/wide_codes.h>
 #include <torchvq/ops/code_exponents.h>
 #include <torchvq/ops/code_statistics.h>
@@ -19,7 +20,9 @@
 #include <torchvq/ops/replace_dead_codes_.h>
 
 #include "distributed/kept_statistics.h"
+#include "distributed/step_in_flight.h"
 #include "distributed/synced_step_statistics.h"
+#include "functional/learning_in_flight.h"
 #include "functional/taught_tokens.h"
 
 namespace torchvq::functional {
@@ -132,6 +135,15 @@ Message message_of(const std::vector<CodebookState>& states, const std::vector<T
   return message;
 }
 
+Exchanged exchanged_by(const distributed::SyncedStatistics& found, at::Tensor offered,
+                       size_t count) {
+  Exchanged exchanged{{}, std::move(offered)};
+  for (size_t i = 0; i < count; ++i) {
+    exchanged.statistics.push_back({found.counts[i], found.sums[i], found.exponents[i]});
+  }
+  return exchanged;
+}
+
 /// `offers` says what the replacement of dead codes will ask for; null where it has no part in this
 /// message.
 Exchanged exchange(const std::vector<CodebookState>& states,
@@ -144,11 +156,7 @@ Exchanged exchange(const std::vector<CodebookState>& states,
           ? distributed::synced_step_statistics(x, indices, exponents, synced, *offers)
           : distributed::StepStatistics{
                 distributed::synced_code_statistics(x, indices, exponents, synced), {}};
-  Exchanged exchanged{{}, std::move(offered)};
-  for (size_t i = 0; i < tokens.size(); ++i) {
-    exchanged.statistics.push_back({found.counts[i], found.sums[i], found.exponents[i]});
-  }
-  return exchanged;
+  return exchanged_by(found, std::move(offered), tokens.size());
 }
 
 std::vector<CodeStatistics> collect(const std::vector<CodebookState>& states,
@@ -284,6 +292,34 @@ Exchanged exchange_step(const std::vector<CodebookState>& states,
   return exchange(states, tokens, wide, options, &offers);
 }
 
+/// The message of a step that is sent now and awaited later. Tensors that belong to the caller are
+/// copies in `tokens` already.
+distributed::StepMessage step_message(const std::vector<CodebookState>& states,
+                                      const std::vector<TaughtTokens>& tokens, const Tensors& wide,
+                                      const LearnCodebooksOptions& options, bool weighted) {
+  const auto all = of_all_codebooks(states, tokens);
+  auto [synced, x, indices, exponents] = message_of(states, all, wide, options);
+  distributed::StepMessage message{std::move(x), std::move(indices), std::move(exponents),
+                                   std::move(synced)};
+  if (options.replaces()) {
+    message.cluster_size = member_of(states, &CodebookState::cluster_size);
+    message.rng = member_of(states, &CodebookState::rng);
+    message.kept = weighted ? 0 : options.decay();
+    message.dead = dead_code_options(options);
+  }
+  return message;
+}
+
+/// Of their own memory.
+std::vector<TaughtTokens> copies_of(const std::vector<TaughtTokens>& tokens) {
+  std::vector<TaughtTokens> copies;
+  for (const auto& [x, indices, mask] : tokens) {
+    copies.push_back(
+        {x.clone(), indices.clone(), mask ? std::optional(mask->clone()) : std::nullopt});
+  }
+  return copies;
+}
+
 /// A step of which the statistics wait for others, or end their wait. Steps that wait go on with no
 /// tokens, which change nothing.
 Tensors absorb_kept(const std::vector<CodebookState>& states,
@@ -387,6 +423,42 @@ std::vector<at::Tensor> learn_codebooks_(const std::vector<CodebookState>& state
                    exchange_step(states, tokens, wide.codes(), options, weight.has_value()),
                    wide.codes(), options, weight);
   wide.store(tokens.size());
+  return counts;
+}
+
+struct LearningInFlight::Impl {
+  std::vector<CodebookState> states;
+  std::vector<TaughtTokens> tokens;
+  LearnCodebooksOptions options;
+  std::optional<at::Tensor> weight;
+  distributed::StepInFlight message;
+};
+
+LearningInFlight::LearningInFlight(std::vector<CodebookState> states,
+                                   const std::vector<TaughtTokens>& tokens,
+                                   LearnCodebooksOptions options,
+                                   const std::optional<at::Tensor>& weight) {
+  const at::NoGradGuard no_grad;
+  const WideCodes wide(states, options);
+  auto own = copies_of(tokens);
+  auto message = step_message(states, own, wide.codes(), options, weight.has_value());
+  // Members in their order: the message goes off last.
+  impl_.reset(new Impl{std::move(states), std::move(own), std::move(options),
+                       weight ? std::optional(weight->clone()) : std::nullopt,
+                       distributed::StepInFlight(std::move(message))});
+}
+
+LearningInFlight::~LearningInFlight() = default;
+
+std::vector<at::Tensor> LearningInFlight::finish() {
+  const at::NoGradGuard no_grad;
+  auto& [states, tokens, options, weight, message] = *impl_;
+  auto [found, offered] = message.receive();
+  const WideCodes wide(states, options);
+  const auto exchanged = exchanged_by(found, std::move(offered), tokens.size());
+  const auto counts = absorb(states, tokens, exchanged, wide.codes(), options, weight);
+  wide.store(tokens.size());
+  for (size_t i = 0; i < counts.size(); ++i) advance_rng_(states[i].rng, counts[i].gt(0));
   return counts;
 }
 

@@ -36,6 +36,9 @@ CodebookImpl::CodebookImpl(VectorQuantizeOptions options_, bool owns_bridge)
       owns_bridge_(owns_bridge),
       handle_(distributed::new_handle()),
       seen_initted_(std::make_shared<detail::SeenFlag>()) {
+  TORCH_CHECK_VALUE(!options.overlap_sync(),
+                    "VectorQuantize: expected overlap_sync to be false in a module of C++, whose "
+                    "state nobody can watch being read, but got true");
   reset();
 }
 

@@ -69,6 +69,7 @@ void check_combinations(const VectorQuantizeOptions& o,
   exclude(learnable && o.use_cosine_sim(), "learnable_codebook and use_cosine_sim");
   exclude(o.affine_param() && o.use_cosine_sim(), "affine_param and use_cosine_sim");
   exclude(o.vqp_compat() && o.sync_every() > 1, "vqp_compat and sync_every above 1");
+  exclude(o.overlap_sync() && o.sync_every() > 1, "overlap_sync and sync_every above 1");
   exclude(o.straight_through() && resolved.rotation_trick,
           "straight_through and rotation_trick (pass rotation_trick=False)");
   exclude(o.straight_through() && learnable, "straight_through and learnable_codebook");
@@ -158,6 +159,7 @@ const detail::OptionTable<VectorQuantizeOptions>& detail::option_table() {
           TORCHVQ_OPTION(process_group),
           TORCHVQ_OPTION(reduction),
           TORCHVQ_OPTION(sync_every),
+          TORCHVQ_OPTION(overlap_sync),
       }};
   return table;
 }

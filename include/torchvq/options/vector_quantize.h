@@ -189,6 +189,10 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// and reduced once, so that ranks send one message in so many steps and the codebook moves with
   /// the last of them, as from one batch of all their tokens. Default: 1.
   TORCH_ARG(int64_t, sync_every) = 1;
+  /// The message of a training step is sent in forward and awaited at the end of backward, or where
+  /// the codebook is needed before. For modules of Python; those of C++ refuse it. Not with
+  /// sync_every above 1. Default: false.
+  TORCH_ARG(bool, overlap_sync) = false;
 };
 
 /// Options of one call of VectorQuantizeImpl::forward; unset fields follow the module's options.

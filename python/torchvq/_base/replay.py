@@ -105,6 +105,11 @@ class Replayed:
                 self._recording = None
 
     @property
+    def recording(self) -> bool:
+        """Whether the running forward will be recomputed."""
+        return self._recording is not None
+
+    @property
     def replaying(self) -> bool:
         """Whether the running forward is the recomputation of a recorded one."""
         return self._replay is not None

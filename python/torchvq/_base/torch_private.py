@@ -80,6 +80,11 @@ CHECKPOINT_FORWARD = Part(
     "CheckpointFunction.forward.__code__",
     "quantizers inside torch.utils.checkpoint(use_reentrant=True) cannot train",
 )
+QUEUE_CALLBACK = Part(
+    "torch.autograd",
+    "Variable._execution_engine.queue_callback",
+    "steps with overlap_sync end with the next forward instead of backward",
+)
 FSDP_STATES = Part(
     "torch.distributed._composable_state",
     "_module_state_mapping",
@@ -114,6 +119,7 @@ PARTS = (
     GRAPH_TASK,
     SAVED_TENSOR_HOOKS,
     CHECKPOINT_FORWARD,
+    QUEUE_CALLBACK,
     FSDP_STATES,
     FSDP_STATE,
     PLACE_OF_SHARD,
@@ -207,6 +213,10 @@ def inside_reentrant_checkpoint() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+at_end_of_backward: Callable[[Callable[[], None]], None] = QUEUE_CALLBACK.get_or(lambda _: None)
+"""Called in a backward pass: runs the function when the pass has ended; what it raises, the pass raises."""
 
 
 # Hooks -------------------------------------------------------------------------------------------------------------

@@ -70,18 +70,24 @@ def learn_together(
     return counts
 
 
-def learn_stacks(
-    stacks: Sequence[tuple[Sequence[Codebook], Sequence[Taught]]], ema_update: bool, ranks: Ranks
-) -> list[list[Tensor]]:
-    """The same of the codebooks of several stacks, one exchange for all; the counts of each stack."""
-    if ranks.alone or len(stacks) == 1:
-        return [learn_together(*stack, ema_update, ranks) for stack in stacks]
+Lesson = tuple[Sequence[Codebook], Sequence[Taught]]
+
+
+def joined_lessons(stacks: Sequence[Lesson]) -> Lesson:
+    """The codebooks of several stacks as those of one."""
     codebooks = [codebook for own, _ in stacks for codebook in own]
-    taught = []
+    taught: list[Taught] = []
     for own, used in stacks:
         # Codebooks that are not in use keep their place in the message.
         taught += [*used, *[used[0].none_of()] * (len(own) - len(used))]
-    counts = learn_together(codebooks, taught, ema_update, ranks)
+    return codebooks, taught
+
+
+def learn_stacks(stacks: Sequence[Lesson], ema_update: bool, ranks: Ranks) -> list[list[Tensor]]:
+    """The same of the codebooks of several stacks, one exchange for all; the counts of each stack."""
+    if ranks.alone or len(stacks) == 1:
+        return [learn_together(*stack, ema_update, ranks) for stack in stacks]
+    counts = learn_together(*joined_lessons(stacks), ema_update, ranks)
     found, begin = [], 0
     for own, used in stacks:
         found.append(counts[begin : begin + len(used)])

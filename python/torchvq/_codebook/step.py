@@ -7,6 +7,8 @@ from torch import Tensor
 
 from torchvq._base.layout import Layout
 from torchvq._codebook.call import Call
+from torchvq._codebook.in_flight import StepInFlight, may_overlap
+from torchvq._codebook.learning import Taught
 from torchvq._codebook.losses import (
     loss_options,
     orthogonal_loss,
@@ -56,8 +58,11 @@ def step(
     learns = steps and not call.frozen and call.topk is None
     # Statistics that are kept for later, or that a function of the caller weighs, lie between two operators.
     apart = learns and codebook.learns_apart(call.accumulate, call.weight)
+    overlaps = learns and not apart and codebook.learns(call.ema_update)
+    overlaps = overlaps and may_overlap(codebook, call.ranks, x)
+    at_once = not apart and not overlaps
     arguments = _arguments(vq, call, apart)
-    if learns and not apart:
+    if learns and at_once:
         arguments |= codebook.learning(call.ema_update, call.weight, accumulate=call.accumulate)
     if vq.vqp_compat:
         arguments |= dict(vqp_compat=True, tokens=before)
@@ -72,8 +77,8 @@ def step(
         separate=layout.separate,
         channel_first=layout.channel_first,
         zeros_for_masked=vq.return_zeros_for_masked_padding,
-        learns=learns and not apart,
-        finishes=steps and not apart,
+        learns=learns and at_once,
+        finishes=steps and at_once,
         **arguments,
     )
     quantized, indices, loss, commitment, diversity, orthogonal = found
@@ -84,6 +89,8 @@ def step(
             orthogonal = orthogonal_loss(vq, chosen)
             if call.targets is None:
                 loss = loss + vq.orthogonal_reg_weight * orthogonal
+    elif overlaps:
+        _learn_later(vq, inputs, chosen, call).settle_after_backward(quantized, loss)
     elif learns:
         codebook.keep_in_shards()
     if in_place is None:
@@ -144,6 +151,16 @@ def _arguments(vq: "VectorQuantize", call: Call, apart: bool) -> dict[str, Any]:
     if not apart:
         arguments |= orthogonal_options(vq)
     return arguments
+
+
+def _learn_later(vq: "VectorQuantize", inputs: Tensor, indices: Tensor, call: Call) -> StepInFlight:
+    """The same with the end of the step in a later place; tokens are counted now."""
+    codebook = vq._codebook
+    mask = None if call.mask is None else vq._layout.split_mask(call.mask)
+    begin_step([codebook])
+    finish_step([vq], [indices], [], [mask], call.ranks, drew=False)
+    taught = Taught(inputs, indices, mask)
+    return StepInFlight([codebook], [taught], call.ranks, call.ema_update, call.weight)
 
 
 def _learn_apart(vq: "VectorQuantize", inputs: Tensor, indices: Tensor, call: Call) -> None:

@@ -27,6 +27,7 @@ class VectorQuantizeOptions(nn.Module):
     sync_kmeans: bool
     sync_affine_param: bool
     sync_every: int
+    overlap_sync: bool
     process_group: str | None
     reduction: str
 

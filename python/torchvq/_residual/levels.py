@@ -23,7 +23,8 @@ from torchvq._codebook.in_place import (
     own_backward,
     target_of,
 )
-from torchvq._codebook.learning import Taught, learn_stacks
+from torchvq._codebook.in_flight import StepInFlight, may_overlap
+from torchvq._codebook.learning import Taught, joined_lessons, learn_stacks
 from torchvq._codebook.losses import Choice, Terms
 from torchvq._codebook.search import choose, estimator, prepare
 from torchvq._residual.beam import level_mask, prepare_levels, search_paths
@@ -283,6 +284,25 @@ def learn(stacks: Sequence[Searched]) -> list[list[Tensor]]:
         return [_learn_in_turn(stack.levels) for stack in stacks]
     taught = [_taught(stack) for stack in stacks]
     return learn_stacks(taught, first.call.ema_update, request.ranks)
+
+
+def overlaps(rvq: "ResidualVQ", tokens: Tensor, ranks: Ranks, frozen: bool) -> bool:
+    """Whether the levels learn when the forward is over; see ``_codebook/in_flight.py``."""
+    first = rvq.levels[0]
+    codebook = first._codebook
+    if not rvq.training or frozen or codebook.replaying or not codebook.learns(first.ema_update):
+        return False
+    # A message for each level, one after the other, has no later place.
+    in_turn = rvq.shared_codebook and first.vqp_compat
+    return not in_turn and may_overlap(codebook, ranks, tokens)
+
+
+def learn_later(stacks: Sequence[Searched]) -> StepInFlight:
+    """``learn``, of which the end has a later place."""
+    (first, *_), request = stacks[0].levels, stacks[0].request
+    lessons = [_taught(stack) for stack in stacks]
+    joined = lessons[0] if len(lessons) == 1 else joined_lessons(lessons)
+    return StepInFlight(*joined, request.ranks, first.call.ema_update)
 
 
 def _taught(stack: Searched) -> tuple[list[Codebook], list[Taught]]:

@@ -13,6 +13,7 @@ from torchvq._residual.levels import (
     Searched,
     Walk,
     learn,
+    learn_later,
     level_loss,
     search_losses,
 )
@@ -32,6 +33,7 @@ class Started(NamedTuple):
     return_all_codes: bool
     step: Step | None = None
     walk: Walk | None = None
+    overlaps: bool = False  # whether the step ends after the forward
 
 
 def finish(started: Sequence[Started]) -> list[ResidualResult]:
@@ -39,13 +41,19 @@ def finish(started: Sequence[Started]) -> list[ResidualResult]:
     walked = [(own, own.walk) for own in started if own.walk is not None]
     terms = [search_losses(own.rvq, walk.levels, own.request.ranks) for own, walk in walked]
     counts: list[list[Tensor]] = [[] for _ in walked]
-    if walked and walked[0][0].rvq.training and not walked[0][0].request.frozen:
+    later = bool(walked) and walked[0][0].overlaps
+    if walked and walked[0][0].rvq.training and not walked[0][0].request.frozen and not later:
         counts = learn([_searched(own, walk) for own, walk in walked])
-    ended = iter(
+    ended = [
         _end_walk(own, walk, scored, found)
         for (own, walk), scored, found in zip(walked, terms, counts, strict=True)
-    )
-    return [_result(own, next(ended) if own.step is None else own.step) for own in started]
+    ]
+    if later:
+        step = learn_later([_searched(own, walk) for own, walk in walked])
+        outputs = [output for end in ended for output in (end.quantized, end.losses)]
+        step.settle_after_backward(*outputs)
+    steps = iter(ended)
+    return [_result(own, next(steps) if own.step is None else own.step) for own in started]
 
 
 def _searched(started: Started, walk: Walk) -> Searched:
@@ -63,7 +71,8 @@ def _end_walk(started: Started, walk: Walk, terms: list[Terms], counts: list[Ten
     indices = [part.indices for part in chosen]
     if rvq.training:
         masks = [part.mask for part in chosen]
-        drew = not request.frozen or rvq.draws
+        # A step that ends later counts itself.
+        drew = not started.overlaps and (not request.frozen or rvq.draws)
         finish_step(rvq.levels, indices, counts, masks, request.ranks, drew=drew)
     return Step(
         walk.output,

@@ -1,0 +1,142 @@
+"""A training step whose message to the other ranks is on its way, so that backward hides it (``overlap_sync``).
+
+Who waits for it: the end of the backward pass that the step's output belongs to, the next forward, or whoever looks
+at the state of one of its codebooks before.
+"""
+
+import functools
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from torchvq._base.ranks import Ranks
+from torchvq._base.torch_private import at_end_of_backward, is_mapped
+from torchvq._codebook.learning import Taught
+
+if TYPE_CHECKING:
+    from torchvq.codebook import Codebook, EmaWeight
+
+# Where a module has its tensors: whoever reads one of them, saves, copies or moves it goes by one of these names.
+_STATE = ("_buffers", "_parameters", "__dict__")
+
+
+def may_overlap(codebook: "Codebook", ranks: Ranks, x: Tensor) -> bool:
+    """Whether a step that is to overlap can: what follows from its result follows later, and in nobody's graph."""
+    return (
+        codebook.overlap_sync
+        and not ranks.alone
+        and not torch.compiler.is_compiling()
+        # A parameter moves inside the step: its optimizer and its regularisation want to know.
+        and "embed" in codebook._buffers
+        and not codebook.recording
+        and not codebook.has_pending
+        and not is_mapped(x)
+    )
+
+
+class StepInFlight:
+    """A step of codebooks with the options of the first, one message for all."""
+
+    def __init__(
+        self,
+        codebooks: Sequence["Codebook"],
+        taught: Sequence[Taught],
+        ranks: Ranks,
+        ema_update: bool,
+        weight: "EmaWeight | None" = None,
+    ) -> None:
+        """Sends; ``taught`` as for ``learn_together``."""
+        first = codebooks[0]
+        options = first.collecting(ranks) | first.learning(ema_update, weight)
+        if len(codebooks) > 1:
+            options["signature"] = "; ".join(codebook.signature for codebook in codebooks)
+        thresholds = ("threshold", "threshold_fraction", "reset_cluster_size")
+        self._work: Any = torch.classes.torchvq.LearningInFlight(
+            [tensor for codebook in codebooks for tensor in codebook.state()],
+            [codebook.rng for codebook in codebooks],
+            [own.raw_inputs(part.inputs) for own, part in zip(codebooks, taught, strict=False)],
+            [part.indices for part in taught],
+            [part.mask for part in taught if part.mask is not None],
+            options.get("weight"),
+            options["decay"],
+            options["eps"],
+            options["metric"],
+            options["ema_update"],
+            options["manual_ema_update"],
+            *(float(options.get(name, 0.0)) for name in thresholds),
+            options["vqp_compat"],
+            options["reduction"],
+            options["signature"],
+            options["group_name"],
+            options["label"],
+        )
+        # Codebooks own their step: with the last of them it is dropped, and nobody waits.
+        self._codebooks = [weakref.ref(codebook) for codebook in codebooks]
+        for codebook in codebooks:
+            codebook.step_in_flight = self
+            object.__setattr__(codebook, "__class__", _unsettled(type(codebook)))
+
+    def settle(self) -> None:
+        """Waits for the message, and ends the step: all of its codebooks move. Once; later calls do nothing.
+
+        Raises:
+            DistBackendError, DistError: of the step that sent; its codebooks are then as they were before it.
+        """
+        # Whoever comes second finds nothing to do, the end of this very call included.
+        work, self._work = self._work, None
+        for reference in self._codebooks:
+            codebook = reference()
+            if codebook is not None:
+                object.__setattr__(codebook, "__class__", type(codebook).__mro__[2])
+                codebook.step_in_flight = None
+        self._codebooks = []
+        if work is not None:
+            with torch.no_grad():
+                work.finish()
+
+    def settle_after_backward(self, *outputs: Tensor) -> None:
+        """Settles when the backward pass through one of these outputs ends: a place that all ranks come to."""
+        # The graph may outlive the module, and must not keep its tokens.
+        reference = weakref.ref(self)
+
+        def backward_has_begun(_: Tensor) -> None:
+            step = reference()
+            if step is not None and step._work is not None:
+                at_end_of_backward(step.settle)
+
+        for output in outputs:
+            if output.requires_grad:
+                output.register_hook(backward_has_begun)  # type: ignore[no-untyped-call]
+
+
+class _Unsettled:
+    """What the class of a codebook begins with while a step of it is in flight: a look at the state settles."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in _STATE:
+            step = object.__getattribute__(self, "step_in_flight")
+            if step is not None:
+                step.settle()
+        return object.__getattribute__(self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # What is no tensor may change while the step is in flight: modes, records of a forward.
+        if name in object.__getattribute__(self, "__dict__"):
+            object.__setattr__(self, name, value)
+        else:
+            self.__dict__  # noqa: B018
+            setattr(self, name, value)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Copies are of the plain class.
+        self.__dict__  # noqa: B018
+        return self.__reduce_ex__(protocol)
+
+
+@functools.cache
+def _unsettled(plain: type) -> type:
+    """The class of an unsettled codebook, under the name of the plain one."""
+    return cast(type, type(plain.__name__, (_Unsettled, plain), {"__module__": plain.__module__}))

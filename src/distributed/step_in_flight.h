@@ -1,0 +1,50 @@
+// The message of a training step between its start and the wait for it.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include <torchvq/distributed/synced_code_statistics.h>
+
+#include "distributed/group.h"
+#include "distributed/synced_code_statistics.h"
+#include "distributed/synced_step_statistics.h"
+
+namespace torchvq::distributed {
+
+/// What a step tells the other ranks; each codebook has one level.
+struct StepMessage {
+  std::vector<at::Tensor> x;          ///< (H, T, D)
+  std::vector<at::Tensor> indices;    ///< (H, T)
+  std::vector<at::Tensor> exponents;  ///< (H, K)
+  SyncedStatisticsOptions options;    ///< with the generator, by which errors name the step
+  /// Candidates for dead codes, where they are replaced: undefined rng where not.
+  std::vector<at::Tensor> cluster_size = {};
+  std::vector<at::Tensor> rng = {};
+  double kept = 0;
+  ops::DeadCodeOptions dead = {};
+};
+
+/// synced_step_statistics(), or without candidates synced_code_statistics(), in two halves. Tokens,
+/// indices and masks are read in both, so nobody writes to them in between; nor to the generator.
+class StepInFlight {
+ public:
+  /// Sends. Throws as synced_code_statistics() does before it communicates.
+  explicit StepInFlight(StepMessage message);
+  StepInFlight(const StepInFlight&) = delete;
+  StepInFlight& operator=(const StepInFlight&) = delete;
+
+  /// Waits, and throws what synced_code_statistics() throws; collectives follow where tokens outgrew
+  /// an exponent on some rank. To be called once.
+  StepStatistics receive();
+
+ private:
+  [[nodiscard]] at::Tensor offer() const;
+
+  StepMessage message_;
+  Group group_;
+  StatisticsInFlight statistics_;
+};
+
+}  // namespace torchvq::distributed
