@@ -102,11 +102,10 @@ void Group::check_device(const at::Tensor& tensor) const {
 }
 
 void Group::fail(const char* what, const std::exception& error) const {
-  C10_THROW_ERROR(
-      DistBackendError,
-      c10::str(subject(), ": rank ", rank_, " of ", size_, " (process group \"", name_, "\", ",
-               impl_->group->getBackendName(), ") failed while sharing ", what, ": ",
-               message_of(error), "\n", kReasons));
+  C10_THROW_ERROR(DistBackendError,
+                  c10::str(subject(), ": rank ", rank_, " of ", size_, " (process group \"", name_,
+                           "\", ", impl_->group->getBackendName(), ") failed while sharing ", what,
+                           ": ", message_of(error), "\n", kReasons));
 }
 
 template <typename Start>

@@ -16,9 +16,8 @@ StepMessage checked(StepMessage message) {
 
 StatisticsArguments arguments_of(const StepMessage& message) {
   const auto& options = message.options;
-  return {message.x,     message.indices, message.exponents,
-          options.mask,  {},              options.state,
-          options.rng,   options.signature, options.reduction};
+  return {message.x,     message.indices, message.exponents, options.mask,     {},
+          options.state, options.rng,     options.signature, options.reduction};
 }
 
 }  // namespace
@@ -31,11 +30,11 @@ StepInFlight::StepInFlight(StepMessage message)
 at::Tensor StepInFlight::offer() const {
   const auto& options = message_.options;
   if (message_.rng.empty() || group_.alone()) return options.rng.new_empty({0});
-  return own_offer({message_.x, message_.exponents, options.mask, message_.rng,
-                    message_.cluster_size, message_.kept, message_.dead.threshold,
-                    message_.dead.threshold_fraction, message_.dead.metric == "cosine",
-                    options.reduction == "exact"},
-                   group_);
+  return own_offer(
+      {message_.x, message_.exponents, options.mask, message_.rng, message_.cluster_size,
+       message_.kept, message_.dead.threshold, message_.dead.threshold_fraction,
+       message_.dead.metric == "cosine", options.reduction == "exact"},
+      group_);
 }
 
 StepStatistics StepInFlight::receive() {

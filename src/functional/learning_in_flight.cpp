@@ -70,8 +70,8 @@ c10::intrusive_ptr<Holder> start(const Tensors& state, const Tensors& rng, const
   auto tokens = taught(x, indices, mask);
   TORCH_CHECK_VALUE(tokens.size() <= states.size(), "LearningInFlight: expected at most ",
                     states.size(), " levels (codebooks), but got ", tokens.size());
-  return c10::make_intrusive<Holder>(std::make_unique<LearningInFlight>(
-      std::move(states), tokens, std::move(options), weight));
+  return c10::make_intrusive<Holder>(
+      std::make_unique<LearningInFlight>(std::move(states), tokens, std::move(options), weight));
 }
 
 }  // namespace

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
 import io
 import pickle
 from collections.abc import Callable
@@ -11,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import Ranks, outcome
+from ranks import Ranks
 from test_modules import CASES, DIM, batch, build, shares_of
 from torch import Tensor, nn
 
 import torchvq
-from torchvq import ResidualVQ, VectorQuantize
+from torchvq import VectorQuantize
 
 STEPS = 20
 State = dict[str, Tensor]
@@ -87,3 +86,126 @@ def test_the_same_bits_and_no_more_messages(ranks: Ranks, case: str, reduction: 
             assert_equal(own[1], expected[1], (rank, step))
             for part, value in zip(own[0], expected[0], strict=True):
                 assert torch.equal(part, value), (rank, step)
+
+
+# Whoever looks waits ----------------------------------------------------------------------------------------
+
+
+def held(name: str) -> Callable[[VectorQuantize], Any]:
+    return lambda vq: getattr(vq._codebook, name).clone()
+
+
+def pickled(vq: VectorQuantize) -> State:
+    return state_of(pickle.loads(pickle.dumps(vq)))
+
+
+def saved(vq: VectorQuantize) -> State:
+    file = io.BytesIO()
+    torch.save(vq.state_dict(), file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def expired(vq: VectorQuantize) -> State:
+    vq.expire_codes_(torch.ones(1, 30, DIM))
+    return state_of(vq)
+
+
+def updated(vq: VectorQuantize) -> State:
+    x = torch.ones(1, 30, DIM)
+    vq.update_ema_indices(x, torch.zeros(1, 30, dtype=torch.long))
+    return state_of(vq)
+
+
+def set_anew(vq: VectorQuantize) -> State:
+    vq.codebook = torch.ones_like(vq.codebook)
+    return state_of(vq)
+
+
+def loaded(vq: VectorQuantize) -> State:
+    """Another checkpoint: the step in flight must not be added to it."""
+    vq.load_state_dict({name: torch.ones_like(value) for name, value in vq.state_dict().items()})
+    return state_of(vq)
+
+
+def assigned(vq: VectorQuantize) -> State:
+    vq._codebook.embed = torch.full_like(vq._codebook.__dict__["_buffers"]["embed"], 2.0)
+    return state_of(vq)
+
+
+def called_with_other_buffers(vq: VectorQuantize) -> Any:
+    others = {name: value.clone() for name, value in vq.named_buffers()}
+    torch.func.functional_call(vq, others, (torch.ones(1, 30, DIM),))
+    return others | {f"own {name}": value for name, value in state_of(vq).items()}
+
+
+def evaluated(vq: VectorQuantize) -> Any:
+    return vq.eval()(torch.linspace(-1, 1, 30 * DIM).view(1, 30, DIM))[:2]
+
+
+READERS: dict[str, Callable[[VectorQuantize], Any]] = {
+    **{name: held(name) for name in ("embed", "cluster_size", "embed_avg", "cooldown", "rng")},
+    "replaced": held("replaced"),
+    "initted": held("initted"),
+    "codebook": lambda vq: vq.codebook.clone(),
+    "state_dict": state_of,
+    "save": saved,
+    "load_state_dict": loaded,
+    "buffers": lambda vq: [buffer.clone() for buffer in vq.buffers()],
+    "named_buffers": lambda vq: {n: buffer.clone() for n, buffer in vq.named_buffers()},
+    "get_buffer": lambda vq: vq.get_buffer("_codebook.embed").clone(),
+    "_buffers": lambda vq: {n: b.clone() for n, b in vq._codebook._buffers.items()},
+    "vars": lambda vq: vars(vq._codebook)["_buffers"]["embed"].clone(),
+    "stats": lambda vq: torch.tensor(vq.stats()),
+    "synced stats": lambda vq: torch.tensor(vq.stats(synced=True)),
+    "evaluation": evaluated,
+    "next step": lambda vq: (vq(torch.ones(1, 30, DIM)), state_of(vq))[1],
+    "frozen step": lambda vq: vq(torch.ones(1, 30, DIM), freeze_codebook=True)[:2],
+    "codes": lambda vq: vq.get_codes_from_indices(torch.arange(24).view(1, -1)),
+    "output": lambda vq: vq.get_output_from_indices(torch.arange(24).view(1, -1)),
+    "deepcopy": lambda vq: state_of(copy.deepcopy(vq)),
+    "deepcopy of the codebook": lambda vq: state_of(copy.deepcopy(vq._codebook)),
+    "pickle": pickled,
+    "double": lambda vq: state_of(vq.double()),
+    "to": lambda vq: state_of(vq.to("cpu", torch.float64)),
+    "half": lambda vq: state_of(vq.half()),
+    "expire_codes_": expired,
+    "update_ema_indices": updated,
+    "codebook =": set_anew,
+    "embed =": assigned,
+    "functional_call": called_with_other_buffers,
+    "verify_replicas": lambda vq: (torchvq.verify_replicas(vq), state_of(vq))[1],
+}
+
+
+def flat(found: Any) -> list[Tensor]:
+    if isinstance(found, Tensor):
+        return [found]
+    parts = found.values() if isinstance(found, dict) else found
+    return [part for part in parts if isinstance(part, Tensor)]
+
+
+def read(rank: int, size: int, overlap: bool) -> dict[str, list[Tensor]]:
+    """What each reader sees between forward and backward, from a module of its own."""
+    found = {}
+    for name, reader in READERS.items():
+        vq = build("dead_codes", 7, overlap_sync=overlap)
+        for step in range(3):
+            x, mask = tokens_of(rank, size, step)
+            quantized, *_ = vq(x, mask=mask)
+        assert in_flight(vq) == overlap
+        seen = [part.detach().clone() for part in flat(reader(vq))]
+        assert not in_flight(vq), name
+        assert type(vq._codebook) is torchvq.codebook.Codebook, name
+        quantized.sum().backward()
+        found[name] = [*seen, *state_of(vq).values()]
+    return found
+
+
+def test_every_reader_sees_the_step(ranks: Ranks) -> None:
+    waiting, overlapping = (ranks.run(read, ranks.size, overlap) for overlap in (False, True))
+    for found, right in zip(overlapping, waiting, strict=True):
+        assert found.keys() == right.keys() == READERS.keys()
+        for name, parts in found.items():
+            for own, expected in zip(parts, right[name], strict=True):
+                assert torch.equal(own, expected), name

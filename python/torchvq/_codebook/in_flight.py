@@ -7,7 +7,7 @@ at the state of one of its codebooks before.
 import functools
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -137,6 +137,6 @@ class _Unsettled:
 
 
 @functools.cache
-def _unsettled(plain: type) -> type:
+def _unsettled(plain: Any) -> type:
     """The class of an unsettled codebook, under the name of the plain one."""
-    return cast(type, type(plain.__name__, (_Unsettled, plain), {"__module__": plain.__module__}))
+    return type(plain.__name__, (_Unsettled, plain), {"__module__": plain.__module__})

@@ -16,6 +16,7 @@ from torchvq._base.estimators import estimate
 from torchvq._base.ranks import Ranks, noise_rng
 from torchvq._codebook import losses as _losses
 from torchvq._codebook.call import Call, level_call
+from torchvq._codebook.in_flight import StepInFlight, may_overlap
 from torchvq._codebook.in_place import (
     accumulate_gradients,
     average_gradients,
@@ -23,7 +24,6 @@ from torchvq._codebook.in_place import (
     own_backward,
     target_of,
 )
-from torchvq._codebook.in_flight import StepInFlight, may_overlap
 from torchvq._codebook.learning import Taught, joined_lessons, learn_stacks
 from torchvq._codebook.losses import Choice, Terms
 from torchvq._codebook.search import choose, estimator, prepare
