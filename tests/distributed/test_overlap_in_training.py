@@ -268,6 +268,42 @@ def test_options_that_exclude_each_other() -> None:
         VectorQuantize(DIM, 4, overlap_sync=True, sync_every=2)
 
 
+def start(**others: Any) -> Any:
+    """A step in flight by the class behind it, on one process."""
+    state = build("default", 1)._codebook
+    arguments = dict(
+        state=state.state(),
+        rng=[state.rng],
+        x=[torch.zeros(1, 5, 6)],
+        indices=[torch.zeros(1, 5, dtype=torch.long)],
+        mask=[],
+        weight=None,
+        **dict(decay=0.8, eps=1e-5, metric="euclidean", ema_update=True, manual_ema_update=False),
+        **dict(threshold=0.0, threshold_fraction=0.0, reset_cluster_size=0.0, vqp_compat=False),
+        **dict(reduction="exact", signature="", group_name="none", label="quantizer"),
+    )
+    return torch.classes.torchvq.LearningInFlight(*(arguments | others).values())
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"group_name": ""}, "expected a step of several ranks that learns"),
+        ({"ema_update": False}, "expected a step of several ranks that learns"),
+        ({"group_name": "none"}, "expected group_name to be the name of a living process group"),
+        ({"indices": []}, "expected indices, and mask where there is one, for each of 1 levels"),
+        ({"x": [], "indices": []}, "expected indices, and mask where there is one, for each of 0"),
+        ({"state": []}, "expected state to hold 5 or 10 tensors"),
+        ({"x": [torch.zeros(1, 5, 3)] * 2, "indices": [torch.zeros(1, 5)] * 2}, "at most 1 levels"),
+        ({"mask": [torch.ones(2, dtype=torch.bool)]}, "expected mask"),
+        ({"reduction": "half"}, "expected reduction to be"),
+    ],
+)
+def test_arguments_of_the_class_behind_it(others: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        start(**others)
+
+
 # Faults -----------------------------------------------------------------------------------------------------
 
 

@@ -80,10 +80,10 @@ CHECKPOINT_FORWARD = Part(
     "CheckpointFunction.forward.__code__",
     "quantizers inside torch.utils.checkpoint(use_reentrant=True) cannot train",
 )
-QUEUE_CALLBACK = Part(
+BACKWARD_ENGINE = Part(
     "torch.autograd",
-    "Variable._execution_engine.queue_callback",
-    "steps with overlap_sync end with the next forward instead of backward",
+    "Variable._execution_engine",
+    "steps with overlap_sync cannot end with backward",
 )
 FSDP_STATES = Part(
     "torch.distributed._composable_state",
@@ -119,7 +119,7 @@ PARTS = (
     GRAPH_TASK,
     SAVED_TENSOR_HOOKS,
     CHECKPOINT_FORWARD,
-    QUEUE_CALLBACK,
+    BACKWARD_ENGINE,
     FSDP_STATES,
     FSDP_STATE,
     PLACE_OF_SHARD,
@@ -215,8 +215,9 @@ def inside_reentrant_checkpoint() -> bool:
     return False
 
 
-at_end_of_backward: Callable[[Callable[[], None]], None] = QUEUE_CALLBACK.get_or(lambda _: None)
-"""Called in a backward pass: runs the function when the pass has ended; what it raises, the pass raises."""
+def at_end_of_backward(function: Callable[[], None]) -> None:
+    """Called in a backward pass: runs the function when the pass has ended; what it raises, the pass raises."""
+    BACKWARD_ENGINE.get().queue_callback(function)
 
 
 # Hooks -------------------------------------------------------------------------------------------------------------

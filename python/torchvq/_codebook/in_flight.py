@@ -77,7 +77,8 @@ class StepInFlight:
         self._codebooks = [weakref.ref(codebook) for codebook in codebooks]
         for codebook in codebooks:
             codebook.step_in_flight = self
-            object.__setattr__(codebook, "__class__", _unsettled(type(codebook)))
+            plain: Any = type(codebook)
+            object.__setattr__(codebook, "__class__", _unsettled(plain))
 
     def settle(self) -> None:
         """Waits for the message, and ends the step: all of its codebooks move. Once; later calls do nothing.

@@ -290,6 +290,10 @@ TEST(VectorQuantizeTest, StepsThatLearnTogetherCountAsOneBatch) {
   }
 }
 
+TEST(VectorQuantizeTest, RefusesToOverlap) {
+  EXPECT_THROW(make(options().overlap_sync(true)), c10::ValueError);
+}
+
 TEST(VectorQuantizeTest, AccumulatedCallsAreOneOfTheStepsThatLearnTogether) {
   auto parts = make(options().sync_every(2)), whole = make(options().sync_every(2));
   for (int step = 0; step < 4; ++step) {

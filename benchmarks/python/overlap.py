@@ -1,0 +1,202 @@
+"""How much of a step's message is exposed with `overlap_sync`, between two hosts: namespaces with a cable of their own.
+
+    sudo python benchmarks/python/overlap.py                  # delays of 1 and 5 ms, 1 Gbit/s
+    sudo python benchmarks/python/overlap.py --quick          # see that it runs; the numbers are noise
+    sudo python benchmarks/python/overlap.py --json FILE      # what was measured, besides the table
+
+It needs root, `ip` and `tc` with netem. A step is forward and a backward that sleeps for twice the time of the message, as a GPU's
+would leave the host. Three modules take turns: without messages, with a message that forward waits for, with overlap.
+Beyond the first, the second takes the time of the message, the third what of it is exposed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+PORT = 29653
+SECONDS = 300
+CLASSES: dict[str, dict[str, Any]] = {
+    "VectorQuantize": dict(dim=128, codebook_size=1024),
+    "ResidualVQ": dict(dim=128, codebook_size=1024, num_quantizers=8),
+}
+ALONE, WAITS, OVERLAPS = "no message", "waits", "overlaps"
+OPTIONS: dict[str, dict[str, Any]] = {
+    ALONE: {"sync_codebook": False},
+    WAITS: {},
+    OVERLAPS: {"overlap_sync": True},
+}
+
+
+def shell(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+class Cable:
+    """Two network namespaces and what joins them."""
+
+    def __init__(self, delay_ms: float, gigabits: float) -> None:
+        self.tag = str(os.getpid() % 100000)
+        self.spaces = [f"tvqo{end}-{self.tag}" for end in range(2)]
+        self.devices = [f"tvqw{end}-{self.tag}" for end in range(2)]
+        self.addresses = [f"10.198.{int(self.tag) % 250}.{end + 1}" for end in range(2)]
+        self.shape = ["delay", f"{delay_ms}ms", "rate", f"{gigabits}gbit", "limit", "20000"]
+
+    def __enter__(self) -> Cable:
+        for space in self.spaces:
+            shell("ip", "netns", "add", space)
+        shell("ip", "link", "add", self.devices[0], "type", "veth", "peer", self.devices[1])
+        for space, device, address in zip(self.spaces, self.devices, self.addresses, strict=True):
+            shell("ip", "link", "set", device, "netns", space)
+            shell("ip", "-n", space, "addr", "add", f"{address}/24", "dev", device)
+            for link in (device, "lo"):
+                shell("ip", "-n", space, "link", "set", link, "up")
+            command = ["ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", device, "root"]
+            shell(*command, "netem", *self.shape)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for space in self.spaces:
+            subprocess.run(["ip", "netns", "delete", space], capture_output=True)
+
+    def run(self, name: str, rounds: int, tokens: int) -> dict[str, Any]:
+        """What rank 0 has measured."""
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "measured.json"
+            ranks = [self._rank(rank, name, str(file), rounds, tokens) for rank in range(2)]
+            outputs = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
+            if any(rank.returncode for rank in ranks):
+                raise RuntimeError("a rank failed:\n" + "\n".join(outputs))
+            found: dict[str, Any] = json.loads(file.read_text())
+            return found
+
+    def _rank(
+        self, rank: int, name: str, file: str, rounds: int, tokens: int
+    ) -> subprocess.Popen[str]:
+        environment = os.environ | {
+            "MASTER_ADDR": self.addresses[0],
+            "MASTER_PORT": str(PORT),
+            "GLOO_SOCKET_IFNAME": self.devices[rank],
+            "OMP_NUM_THREADS": "1",
+        }
+        command = ["ip", "netns", "exec", self.spaces[rank], sys.executable, __file__, "--rank"]
+        return subprocess.Popen(
+            [*command, str(rank), name, file, str(rounds), str(tokens)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+
+# One rank ---------------------------------------------------------------------------------------------------
+
+
+def rank_main(rank: int, name: str, file: str, rounds: int, tokens: int) -> None:
+    import torch
+    import torch.distributed as dist
+    import torchvq
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+
+    class Sleeps(torch.autograd.Function):
+        """Its backward takes a while, and leaves the processor to others."""
+
+        seconds = 0.0
+
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            time.sleep(Sleeps.seconds)
+            return gradient
+
+    modules = {}
+    for kind, options in OPTIONS.items():
+        torch.manual_seed(0)
+        modules[kind] = getattr(torchvq, name)(**CLASSES[name], **options)
+    generator = torch.Generator().manual_seed(rank)
+
+    def step(kind: str) -> float:
+        x = torch.randn(1, tokens, CLASSES[name]["dim"], generator=generator)
+        dist.barrier()
+        start = time.perf_counter()
+        quantized, _, loss = modules[kind](Sleeps.apply(x.requires_grad_()))
+        (quantized.sum() + loss.sum()).backward()
+        return time.perf_counter() - start
+
+    def measured(number: int) -> dict[str, list[float]]:
+        seconds: dict[str, list[float]] = {kind: [] for kind in OPTIONS}
+        for _ in range(number):
+            for kind in OPTIONS:
+                seconds[kind].append(step(kind))
+        return seconds
+
+    measured(3)  # the first steps compare the quantizers, and their tokens outgrow random codes
+    first = {kind: statistics.median(own) for kind, own in measured(rounds).items()}
+    # Both ranks sleep alike.
+    longest = torch.tensor([first[WAITS] - first[ALONE]], dtype=torch.float64)
+    dist.all_reduce(longest, dist.ReduceOp.MAX)
+    Sleeps.seconds = 2 * max(longest.item(), 0.001)
+    found = measured(rounds)
+    if rank == 0:
+        Path(file).write_text(json.dumps({"backward": Sleeps.seconds, "seconds": found}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+# All of them ------------------------------------------------------------------------------------------------
+
+
+def row(found: dict[str, Any], **what: Any) -> dict[str, Any]:
+    step = {kind: 1e3 * statistics.median(own) for kind, own in found["seconds"].items()}
+    message, exposed = step[WAITS] - step[ALONE], step[OVERLAPS] - step[ALONE]
+    return {
+        **what,
+        "backward_ms": round(1e3 * found["backward"], 2),
+        "message_ms": round(message, 2),
+        "exposed_ms": round(exposed, 2),
+        "share": round(exposed / message, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--delays", type=float, nargs="+", default=[1.0, 5.0], metavar="MS")
+    parser.add_argument("--gigabits", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    arguments = parser.parse_args()
+    rounds = 3 if arguments.quick else arguments.rounds
+    rows = []
+    print("| class | delay, ms | backward, ms | message, ms | exposed, ms | share |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for delay in arguments.delays:
+        with Cable(delay, arguments.gigabits) as cable:
+            for name in CLASSES:
+                found = cable.run(name, rounds, arguments.tokens)
+                rows.append(row(found, name=name, delay_ms=delay))
+                print("|", " | ".join(str(value) for value in rows[-1].values()), "|", flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and sys.argv[1] == "--rank":
+        number, name, file, rounds, tokens = sys.argv[2:]
+        rank_main(int(number), name, file, int(rounds), int(tokens))
+    else:
+        main()
