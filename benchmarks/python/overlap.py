@@ -4,7 +4,7 @@
     sudo python benchmarks/python/overlap.py --quick          # see that it runs; the numbers are noise
     sudo python benchmarks/python/overlap.py --json FILE      # what was measured, besides the table
 
-It needs root, `ip` and `tc` with netem. A step is forward and a backward that sleeps for twice the time of the message, as a GPU's
+It needs root and `ip`. A step is forward and a backward that sleeps for twice the time of the message, as a GPU's
 would leave the host. Three modules take turns: without messages, with a message that forward waits for, with overlap.
 Beyond the first, the second takes the time of the message, the third what of it is exposed.
 """
@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from slow_cable import Cable
+
 PORT = 29653
 SECONDS = 300
 CLASSES: dict[str, dict[str, Any]] = {
@@ -36,65 +38,35 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def shell(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True)
+def run(cable: Cable, name: str, rounds: int, tokens: int) -> dict[str, Any]:
+    """What rank 0 has measured."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "measured.json"
+        ranks = [start(cable, rank, name, str(file), rounds, tokens) for rank in range(2)]
+        outputs = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
+        if any(rank.returncode for rank in ranks):
+            raise RuntimeError("a rank failed:\n" + "\n".join(outputs))
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
 
 
-class Cable:
-    """Two network namespaces and what joins them."""
-
-    def __init__(self, delay_ms: float, gigabits: float) -> None:
-        self.tag = str(os.getpid() % 100000)
-        self.spaces = [f"tvqo{end}-{self.tag}" for end in range(2)]
-        self.devices = [f"tvqw{end}-{self.tag}" for end in range(2)]
-        self.addresses = [f"10.198.{int(self.tag) % 250}.{end + 1}" for end in range(2)]
-        self.shape = ["delay", f"{delay_ms}ms", "rate", f"{gigabits}gbit", "limit", "20000"]
-
-    def __enter__(self) -> Cable:
-        for space in self.spaces:
-            shell("ip", "netns", "add", space)
-        shell("ip", "link", "add", self.devices[0], "type", "veth", "peer", self.devices[1])
-        for space, device, address in zip(self.spaces, self.devices, self.addresses, strict=True):
-            shell("ip", "link", "set", device, "netns", space)
-            shell("ip", "-n", space, "addr", "add", f"{address}/24", "dev", device)
-            for link in (device, "lo"):
-                shell("ip", "-n", space, "link", "set", link, "up")
-            command = ["ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", device, "root"]
-            shell(*command, "netem", *self.shape)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for space in self.spaces:
-            subprocess.run(["ip", "netns", "delete", space], capture_output=True)
-
-    def run(self, name: str, rounds: int, tokens: int) -> dict[str, Any]:
-        """What rank 0 has measured."""
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "measured.json"
-            ranks = [self._rank(rank, name, str(file), rounds, tokens) for rank in range(2)]
-            outputs = [rank.communicate(timeout=SECONDS)[0] for rank in ranks]
-            if any(rank.returncode for rank in ranks):
-                raise RuntimeError("a rank failed:\n" + "\n".join(outputs))
-            found: dict[str, Any] = json.loads(file.read_text())
-            return found
-
-    def _rank(
-        self, rank: int, name: str, file: str, rounds: int, tokens: int
-    ) -> subprocess.Popen[str]:
-        environment = os.environ | {
-            "MASTER_ADDR": self.addresses[0],
-            "MASTER_PORT": str(PORT),
-            "GLOO_SOCKET_IFNAME": self.devices[rank],
-            "OMP_NUM_THREADS": "1",
-        }
-        command = ["ip", "netns", "exec", self.spaces[rank], sys.executable, __file__, "--rank"]
-        return subprocess.Popen(
-            [*command, str(rank), name, file, str(rounds), str(tokens)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+def start(
+    cable: Cable, rank: int, name: str, file: str, rounds: int, tokens: int
+) -> subprocess.Popen[str]:
+    environment = os.environ | {
+        "MASTER_ADDR": cable.addresses[0],
+        "MASTER_PORT": str(PORT),
+        "GLOO_SOCKET_IFNAME": cable.devices[rank],
+        "OMP_NUM_THREADS": "1",
+    }
+    command = ["ip", "netns", "exec", cable.spaces[rank], sys.executable, __file__, "--rank"]
+    return subprocess.Popen(
+        [*command, str(rank), name, file, str(rounds), str(tokens)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 # One rank ---------------------------------------------------------------------------------------------------
@@ -103,6 +75,7 @@ class Cable:
 def rank_main(rank: int, name: str, file: str, rounds: int, tokens: int) -> None:
     import torch
     import torch.distributed as dist
+
     import torchvq
 
     torch.set_num_threads(1)
@@ -187,7 +160,7 @@ def main() -> None:
     for delay in arguments.delays:
         with Cable(delay, arguments.gigabits) as cable:
             for name in CLASSES:
-                found = cable.run(name, rounds, arguments.tokens)
+                found = run(cable, name, rounds, arguments.tokens)
                 rows.append(row(found, name=name, delay_ms=delay))
                 print("|", " | ".join(str(value) for value in rows[-1].values()), "|", flush=True)
     if arguments.json:
