@@ -458,7 +458,7 @@ std::vector<at::Tensor> LearningInFlight::finish() {
   const auto exchanged = exchanged_by(found, std::move(offered), tokens.size());
   const auto counts = absorb(states, tokens, exchanged, wide.codes(), options, weight);
   wide.store(tokens.size());
-  for (size_t i = 0; i < counts.size(); ++i) advance_rng_(states[i].rng, counts[i].gt(0));
+  for (size_t i = 0; i < counts.size(); ++i) advance_rng_(states[i].rng, counts[i]);
   return counts;
 }
 
