@@ -115,6 +115,15 @@ def _gather(codebook: _Value, indices: _Value) -> _Value:
     return op.Where(absent, op.CastLike(_constant(torch.tensor(0.0)), codes), codes)
 
 
+def _of_heads(codebook: _Value, like: _Value) -> _Value:
+    """Codes (H, K, D), of a codebook that the heads of ``like`` (H, ...) share as well."""
+    if len(codebook.shape) == 3 and codebook.shape[0] == like.shape[0]:
+        return codebook
+    op = _opset()
+    heads = op.Shape(like, start=0, end=1)
+    return op.Expand(codebook, op.Concat(heads, _constant(torch.tensor([1, 1])), axis=0))
+
+
 def _infinite_rows(x: _Value) -> _Value:
     op = _opset()
     bad = op.Or(op.IsNaN(x), op.IsInf(x))
@@ -234,7 +243,7 @@ def _residual_encode(
     left = wide = _float(x)
     chosen, total = [], None
     for codebook in codebooks:
-        table = _float(codebook)
+        table = _float(_of_heads(codebook, x))
         indices = _nearest(left, table, metric)
         codes = _gather(table, indices)
         total = codes if total is None else op.Add(total, codes)
@@ -247,7 +256,8 @@ def _residual_decode(indices: _Value, codebooks: Sequence[Any]) -> _Value:
     op = _opset()
     total = None
     for level, codebook in enumerate(codebooks):
-        codes = _gather(codebook, op.Gather(indices, _constant(torch.tensor(level)), axis=-1))
+        table = _of_heads(codebook, indices)
+        codes = _gather(table, op.Gather(indices, _constant(torch.tensor(level)), axis=-1))
         total = codes if total is None else op.Add(total, codes)
     return total
 

@@ -397,8 +397,9 @@ def residual_beam_search(
 ) -> Tensor:
     """Indices (H, N, Q), int64, of the levels whose codes leave least of ``x`` (H, N, D), among ``beam`` paths.
 
-    ``codebooks`` are Q of (H, K_q, D). -1 where masked, or at levels from ``depth`` (1,) on. ``weights``, one per
-    level: the score is then the weighted sum of what remains after each. A beam of 1 is greedy. No gradient.
+    ``codebooks`` are Q of (H, K_q, D), or (1, K_q, D) or (K_q, D) shared by all heads. -1 where masked, or at levels
+    from ``depth`` (1,) on. ``weights``, one per level: the score is then the weighted sum of what remains after each.
+    A beam of 1 is greedy. No gradient.
     """
     return torch.ops.torchvq.residual_beam_search(
         x, codebooks, beam, mask=mask, depth=depth, weights=weights
@@ -415,9 +416,10 @@ def residual_encode(
 ) -> tuple[Tensor, Tensor]:
     """The nearest code of each level, of what the levels before have left of ``x`` (H, N, D).
 
-    ``codebooks`` are Q of (H, K_q, D). Returns the sum of the codes (H, N, D), float32 or float64, and indices
-    (H, N, Q), int64. Exact like :func:`nearest_code`. Indices are -1 and codes 0 where ``mask`` (H, N) is False
-    and at levels from ``depth`` (1,) on. A row with a NaN or infinity gets index 0 and NaN. No gradient.
+    ``codebooks`` are Q of (H, K_q, D), or (1, K_q, D) or (K_q, D) shared by all heads. Returns the sum of the codes
+    (H, N, D), float32 or float64, and indices (H, N, Q), int64. Exact like :func:`nearest_code`. Indices are -1 and
+    codes 0 where ``mask`` (H, N) is False and at levels from ``depth`` (1,) on. A row with a NaN or infinity gets
+    index 0 and NaN. No gradient.
     """
     return torch.ops.torchvq.residual_encode(x, codebooks, metric=metric, depth=depth, mask=mask)
 
@@ -425,8 +427,9 @@ def residual_encode(
 def residual_decode(indices: Tensor, codebooks: Sequence[Tensor]) -> Tensor:
     """The sum (H, N, D) of the codes of all levels, in order; -1 adds nothing.
 
-    ``indices`` is int64 (H, N, q), ``codebooks`` are q of (H, K_q, D). The dtype is theirs; half precision is added
-    up in float32. Gradient to the codebooks. IndexError for an index outside [-1, K_q).
+    ``indices`` is int64 (H, N, q), ``codebooks`` are q of (H, K_q, D), or (1, K_q, D) or (K_q, D) shared by all
+    heads. The dtype is theirs; half precision is added up in float32. Gradient to the codebooks. IndexError for an
+    index outside [-1, K_q).
     """
     return torch.ops.torchvq.residual_decode(indices, codebooks)
 

@@ -9,7 +9,7 @@
 
 namespace torchvq::detail {
 
-/// x (H, T, D) and at least one codebook (H, K, D); depth one int64.
+/// x (H, T, D) and at least one codebook (H, K, D), (1, K, D) or (K, D); depth one int64.
 inline void check_residual_arguments(const char* op, const at::Tensor& x, at::TensorList codebooks,
                                      const std::optional<at::Tensor>& depth,
                                      const std::optional<at::Tensor>& mask) {
@@ -19,7 +19,9 @@ inline void check_residual_arguments(const char* op, const at::Tensor& x, at::Te
   TORCH_CHECK_VALUE(!codebooks.empty(), op,
                     ": expected codebooks to have at least 1 level, but got none");
   for (const auto& codebook : codebooks) {
-    check_codebook_of(op, codebook, x);
+    check_codebook_of_heads(op, codebook, x.sym_size(0), "heads of x");
+    check_size(op, "codebook", codebook, -1, x.sym_size(2), "features of x");
+    check_same_device(op, "x", x, "codebook", codebook);
     // Kernels number codes, and their places in padded panels, in 32 bits.
     TORCH_CHECK_VALUE(codebook.sym_size(-2) <= (int64_t{1} << 30), op,
                       ": expected codebooks to have at most 2^30 codes, but got shape ",
@@ -30,6 +32,22 @@ inline void check_residual_arguments(const char* op, const at::Tensor& x, at::Te
   check_dtype(op, "depth", *depth, at::kLong);
   TORCH_CHECK_VALUE(depth->sym_numel() == 1, op,
                     ": expected depth to be one number, but got shape ", depth->sym_sizes());
+}
+
+/// Whether all heads search the same codes.
+inline bool is_shared(const at::Tensor& codebook) {
+  return codebook.dim() == 2 || codebook.size(0) == 1;
+}
+
+/// (K, D) or (1, K, D) as one codebook (H, K, D) per head.
+inline at::Tensor expand_to_heads(const at::Tensor& codebook, int64_t heads) {
+  if (codebook.dim() == 3 && codebook.size(0) == heads) return codebook;
+  return codebook.expand({heads, codebook.size(-2), codebook.size(-1)});
+}
+
+/// In `dtype` and contiguous; most codebooks are, and a stack has many.
+inline at::Tensor contiguous_as(const at::Tensor& tensor, at::ScalarType dtype) {
+  return tensor.scalar_type() == dtype ? tensor.contiguous() : tensor.to(dtype).contiguous();
 }
 
 /// float64 if x or a codebook is float64, otherwise float32.

@@ -43,6 +43,22 @@ inline void check_codebook_of(const char* op, const at::Tensor& codebook, const 
   check_same_device(op, "x", x, "codebook", codebook);
 }
 
+/// A codebook (H, K, D) of separate heads, or (1, K, D) or (K, D) that all `heads` share.
+inline void check_codebook_of_heads(const char* op, const at::Tensor& codebook,
+                                    const c10::SymInt& heads, const char* meaning) {
+  check_floating(op, "codebook", codebook);
+  TORCH_CHECK_VALUE(codebook.dim() == 2 || codebook.dim() == 3, op,
+                    ": expected codebook to have 2 or 3 dimensions (K, D) or (H, K, D), but got "
+                    "shape ",
+                    codebook.sym_sizes());
+  TORCH_CHECK_VALUE(codebook.sym_size(-2) >= 1, op,
+                    ": expected codebook to have at least 1 code, but got shape ",
+                    codebook.sym_sizes());
+  if (codebook.dim() == 3 && codebook.sym_size(0) != 1) {
+    check_size(op, "codebook", codebook, 0, heads, meaning);
+  }
+}
+
 /// One value per token of x.
 inline void check_per_token(const char* op, const char* name, const at::Tensor& tensor,
                             at::ScalarType dtype, const at::Tensor& x) {

@@ -22,6 +22,8 @@ using RefinedTensors = std::tuple<std::vector<at::Tensor>, at::Tensor, at::Tenso
 void check_refined(const at::Tensor& x, at::TensorList codebooks,
                    const std::optional<at::Tensor>& mask, const std::string& label) {
   detail::check_residual_arguments(label.c_str(), x, codebooks, std::nullopt, mask);
+  // Each head refits codes of its own.
+  for (const auto& codebook : codebooks) detail::check_codebook_of(label.c_str(), codebook, x);
 }
 
 RefinedTensors tensors_of(RefinedHeads refined, const at::Tensor& x) {

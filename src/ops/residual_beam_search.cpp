@@ -49,11 +49,11 @@ BeamProblem::BeamProblem(const at::Tensor& x_, at::TensorList codebooks_, int64_
     : beam(beam_), levels(static_cast<int64_t>(codebooks_.size())) {
   check_residual_beam_search(x_, codebooks_, beam, mask, depth, weights_);
   const auto dtype = residual_dtype(x_, codebooks_);
-  x = x_.to(dtype).contiguous();
+  x = contiguous_as(x_, dtype);
   heads = x.size(0), tokens = x.size(1), dim = x.size(2);
   const auto used = static_cast<size_t>(levels_in_use(kResidualBeamSearch, depth, levels));
   for (size_t n = 0; n < used; ++n) {
-    codebooks.push_back(codebooks_[n].to(dtype).contiguous());
+    codebooks.push_back(contiguous_as(expand_to_heads(codebooks_[n], heads), dtype));
   }
   if (!weights_.empty()) weights.assign(weights_.begin(), weights_.begin() + used);
 }

@@ -19,9 +19,8 @@ void check_residual_decode(const at::Tensor& indices, at::TensorList codebooks) 
   check_size(op, "indices", indices, 2, c10::SymInt(static_cast<int64_t>(codebooks.size())),
              "levels of codebooks");
   for (const auto& codebook : codebooks) {
-    check_codebook(op, codebook);
-    check_size(op, "codebook", codebook, 0, indices.sym_size(0), "heads of indices");
-    check_size(op, "codebook", codebook, 2, codebooks[0].sym_size(2), "features of level 0");
+    check_codebook_of_heads(op, codebook, indices.sym_size(0), "heads of indices");
+    check_size(op, "codebook", codebook, -1, codebooks[0].sym_size(-1), "features of level 0");
     check_same_device(op, "indices", indices, "codebook", codebook);
   }
 }

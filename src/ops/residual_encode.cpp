@@ -1,5 +1,7 @@
 #include <torchvq/ops/residual_encode.h>
 
+#include <algorithm>
+
 #include <torch/library.h>
 
 #include "detail/metric.h"
@@ -31,13 +33,30 @@ ResidualEncodeProblem::ResidualEncodeProblem(const at::Tensor& x_, at::TensorLis
                                              const std::optional<at::Tensor>& mask_) {
   check_residual_encode(x_, codebooks_, metric, depth, mask_);
   const auto dtype = residual_dtype(x_, codebooks_);
-  x = x_.to(dtype).contiguous();
+  x = contiguous_as(x_, dtype);
   if (mask_) mask = mask_->contiguous();
   cosine = parse_metric(kResidualEncode, metric) == Metric::kCosine;
-  heads = x.size(0), tokens = x.size(1), dim = x.size(2);
   levels = static_cast<int64_t>(codebooks_.size());
   const auto used = static_cast<size_t>(levels_in_use(kResidualEncode, depth, levels));
-  for (size_t n = 0; n < used; ++n) codebooks.push_back(codebooks_[n].to(dtype).contiguous());
+  const auto searched = codebooks_.slice(0, used);
+  given_heads_ = x.size(0), given_tokens_ = x.size(1);
+  const bool shared = std::all_of(searched.begin(), searched.end(), is_shared);
+  if (shared && given_heads_ != 1) {
+    x = x.view({1, x.size(0) * x.size(1), x.size(2)});
+    if (mask.defined()) mask = mask.view({1, mask.numel()});
+  }
+  heads = x.size(0), tokens = x.size(1), dim = x.size(2);
+  codebooks.reserve(used);
+  for (const auto& codebook : searched) {
+    codebooks.push_back(contiguous_as(shared ? codebook : expand_to_heads(codebook, heads), dtype));
+  }
+}
+
+ResidualEncodeTensors ResidualEncodeProblem::of_all_heads(const at::Tensor& quantized,
+                                                          const at::Tensor& indices) const {
+  if (heads == given_heads_) return {quantized, indices};
+  return {quantized.view({given_heads_, given_tokens_, dim}),
+          indices.view({given_heads_, given_tokens_, levels})};
 }
 
 }  // namespace detail

@@ -66,6 +66,25 @@ def test_decoders(row: str, cell: Cell, tmp_path: Path) -> None:
     run(decode, indices, fixed, tmp_path / "decode.onnx", inputs)
 
 
+class SharedCodebooks(nn.Module):
+    """Codebooks of one head, of all heads as one, and of each head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for level, shape in enumerate([(1, 6, 4), (7, 4), (3, 5, 4)]):
+            self.register_buffer(f"codebook{level}", torch.randn(shape))
+
+    def forward(self, x: Tensor) -> Tensor:
+        codebooks = list(self.buffers())
+        _, indices = torch.ops.torchvq.residual_encode(x, codebooks)
+        return torch.ops.torchvq.residual_decode(indices, codebooks)
+
+
+def test_heads_share_codebooks(tmp_path: Path) -> None:
+    x = torch.randn(3, 5, 4)
+    run(SharedCodebooks(), x, {0, 1, 2}, tmp_path / "shared.onnx", [x, torch.randn(3, 5, 4)])
+
+
 @pytest.mark.parametrize("row", ["fsq", "lfq"])
 def test_float64_is_refused(row: str, tmp_path: Path) -> None:
     module = trained(row).double()

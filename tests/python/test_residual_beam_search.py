@@ -42,6 +42,14 @@ def test_indices_are_those_of_the_contract(search, beam, weights, dtype, generat
     assert torch.equal(found, expected(x, codebooks, beam, weights))
 
 
+@pytest.mark.parametrize("beam", [1, 3])
+def test_heads_may_share_codebooks(search, beam, generator):
+    x, own = make(generator, heads=2)
+    codebooks = [own[0][0], own[1], own[2][:1]]
+    whole = [codebook.expand(2, *codebook.shape[-2:]) for codebook in codebooks]
+    assert torch.equal(search(x, codebooks, beam), expected(x, whole, beam))
+
+
 @pytest.mark.parametrize("sizes", [(1, 1), (70, 3, 130), (3, 200)])
 @pytest.mark.parametrize("beam", [3, 17, 80])
 def test_sizes_around_the_vector_width(search, beam, sizes, generator):

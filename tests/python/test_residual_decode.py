@@ -99,6 +99,26 @@ def test_updating_a_codebook_before_backward_is_harmless(generator):
     assert leaf.grad.abs().sum() > 0
 
 
+def test_heads_may_share_codebooks(decode, generator):
+    indices, own = make(generator)
+    codebooks = [own[0][0], own[1], own[2][:1]]
+    whole = [codebook.expand(HEADS, *codebook.shape[-2:]) for codebook in codebooks]
+    assert torch.equal(decode(indices, codebooks), expected(indices, whole))
+    no_heads = decode(indices[:0], [own[0][0], own[1][0], own[2][0]])
+    assert no_heads.shape == (0, TOKENS, DIM)
+
+
+def test_a_shared_codebook_gets_the_gradients_of_all_heads(generator):
+    indices, own = make(generator)
+    codebooks = [part.clone().requires_grad_() for part in (own[0][0], own[1], own[2][:1])]
+    weights = torch.randint(-3, 4, (HEADS, TOKENS, DIM), generator=generator).float()
+    (op(indices, codebooks) * weights).sum().backward()
+    whole = [c.detach().expand(HEADS, *c.shape[-2:]).clone().requires_grad_() for c in codebooks]
+    (expected(indices, whole) * weights).sum().backward()
+    for codebook, copies in zip(codebooks, whole, strict=True):
+        assert torch.equal(codebook.grad, copies.grad.sum_to_size(codebook.shape))
+
+
 @pytest.mark.parametrize("bad", [-2, 6])
 @pytest.mark.parametrize("tokens", [1, TOKENS])
 def test_indices_out_of_range_are_refused(bad, tokens, generator):
@@ -115,7 +135,8 @@ def test_indices_out_of_range_are_refused(bad, tokens, generator):
         (lambda i, c: (i[0], c), ValueError, "3 dimensions"),
         (lambda i, c: (i, []), ValueError, "at least 1 level"),
         (lambda i, c: (i, c[:2]), ValueError, "levels of codebooks"),
-        (lambda i, c: (i, [c[0][:1], *c[1:]]), ValueError, "heads of indices"),
+        (lambda i, c: (i, [c[0].repeat(2, 1, 1), *c[1:]]), ValueError, "heads of indices"),
+        (lambda i, c: (i, [c[0][None], *c[1:]]), ValueError, "2 or 3 dimensions"),
         (lambda i, c: (i, [c[0], c[1][..., :2], c[2]]), ValueError, "features of level 0"),
         (lambda i, c: (i, [c[0].long(), *c[1:]]), TypeError, "floating point"),
         (lambda i, c: (i, [c[0][:, :0], *c[1:]]), ValueError, "at least 1 code"),

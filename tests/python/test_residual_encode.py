@@ -136,6 +136,26 @@ def test_a_part_of_a_codebook_begins_where_the_whole_does(encode, tokens, dtype,
     equal(encode(x, codebooks[::-1]), expected(x, codebooks[::-1]))
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("tokens", [0, 3, 60])
+@pytest.mark.parametrize("shared", ["all", "some"])
+def test_heads_may_share_codebooks(encode, shared, tokens, masked, generator):
+    x, own = make(generator, tokens=tokens, heads=3)
+    codebooks = [own[0][0], own[1][:1] if shared == "all" else own[1], own[2][:1]]
+    whole = [codebook.expand(3, *codebook.shape[-2:]) for codebook in codebooks]
+    mask = torch.rand(3, tokens, generator=generator) > 0.4 if masked else None
+    found = encode(x, codebooks, mask=mask)
+    equal(found, encode(x, whole, mask=mask))
+    assert found[0].shape == (3, tokens, 6) and found[1].shape == (3, tokens, 3)
+    if tokens and not masked:
+        equal(found, expected(x, whole))
+
+
+def test_no_heads_share_codebooks(encode):
+    quantized, indices = encode(torch.zeros(0, 5, 3), [torch.zeros(4, 3)] * 2)
+    assert quantized.shape == (0, 5, 3) and indices.shape == (0, 5, 2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_computed_in_float32(encode, dtype, generator):
     x, codebooks = make(generator)
@@ -155,6 +175,8 @@ def test_no_tokens(encode):
         (dict(codebooks=[torch.zeros(1, 0, 6)]), ValueError, "at least 1 code"),
         (dict(codebooks=[torch.zeros(1, 4, 5)]), ValueError, "features of x"),
         (dict(codebooks=[torch.zeros(2, 4, 6)]), ValueError, "heads of x"),
+        (dict(codebooks=[torch.zeros(6)]), ValueError, r"2 or 3 dimensions \(K, D\)"),
+        (dict(codebooks=[torch.zeros(4, 5)]), ValueError, "features of x"),
         (dict(codebooks=[torch.zeros(1, 4, 6).long()]), TypeError, "floating point"),
         (dict(x=torch.zeros(3, 6)), ValueError, "3 dimensions"),
         (dict(x=torch.zeros(1, 3, 6).long()), TypeError, "floating point"),
@@ -176,6 +198,7 @@ def test_bad_arguments_are_named(encode, change, kind, message, generator):
 def test_opcheck_gradient_and_compile(generator):
     x, codebooks = make(generator)
     torch.library.opcheck(op.default, (x, codebooks), dict(metric="cosine"))
+    torch.library.opcheck(op.default, (x.expand(2, -1, -1), [c[0] for c in codebooks]))
     assert not any(part.requires_grad for part in op(x.requires_grad_(), codebooks))
     compiled = torch.compile(lambda x: op(x, codebooks), fullgraph=True, backend="aot_eager")
     equal(compiled(x.detach()), op(x.detach(), codebooks))

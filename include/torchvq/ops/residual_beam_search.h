@@ -40,7 +40,8 @@ struct ResidualBeamSearchOptions {
 /// Ties      the lower path wins: that of the lower code at the first level where they differ.
 ///
 /// @param x          (H, T, D), floating point, any strides. D >= 1.
-/// @param codebooks  Q >= 1 tensors (H, K_n, D), floating point, K_n >= 1; sizes may differ.
+/// @param codebooks  Q >= 1 tensors (H, K_n, D), or (1, K_n, D) or (K_n, D) shared by all heads,
+///                   floating point, K_n >= 1; sizes may differ.
 /// @param beam       at least 1; more paths than there are cost nothing.
 /// @param options    see ResidualBeamSearchOptions.
 /// @return           (H, T, Q), int64.

@@ -13,7 +13,8 @@ namespace torchvq::ops {
 ///           rounded once; an index of -1 adds nothing.
 ///
 /// @param indices    (H, T, q), int64; -1 marks masked tokens and dropped levels.
-/// @param codebooks  q >= 1 tensors (H, K_n, D), floating point, any strides; K_n >= 1.
+/// @param codebooks  q >= 1 tensors (H, K_n, D), or (1, K_n, D) or (K_n, D) shared by all heads,
+///                   floating point, any strides; K_n >= 1.
 /// @return           (H, T, D), the dtype to which those of the codebooks promote. Half precision
 ///                   is added up in float32 and rounded once, in the end.
 ///

@@ -37,7 +37,8 @@ struct ResidualEncodeOutput {
 /// Ties      the lowest index wins.
 ///
 /// @param x          (H, T, D), floating point, any strides. D >= 1.
-/// @param codebooks  Q >= 1 tensors (H, K_n, D), floating point, K_n >= 1; sizes may differ.
+/// @param codebooks  Q >= 1 tensors (H, K_n, D), or (1, K_n, D) or (K_n, D) shared by all heads,
+///                   floating point, K_n >= 1; sizes may differ.
 /// @param options    see ResidualEncodeOptions.
 /// @return           quantized, which `residual_decode` of the indices gives again to the bit
 ///                   (finite rows, in the computation's dtype), and indices.

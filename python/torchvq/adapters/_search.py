@@ -64,12 +64,9 @@ def residual_nearest(x: Tensor, codebooks: Sequence[Tensor]) -> tuple[Tensor, Te
         The sum of the codes, (B, D, T), float32 or float64, and indices (Q, B, T), int64. No gradient. Ties: the lowest
         index. Empty: no indices.
     """
-    batch, features, time = x.shape
-    tokens = x.detach().transpose(1, 2).reshape(1, batch * time, features)
-    with torch.no_grad():
-        codes, indices = _ops.residual_encode(tokens, [c[None] for c in codebooks])
-    levels: Tensor = indices.view(batch, time, -1).permute(2, 0, 1).contiguous()
-    return codes.view(batch, time, features).transpose(1, 2), levels
+    codes, indices = _ops.residual_encode(x.transpose(1, 2), codebooks)
+    levels: Tensor = indices.permute(2, 0, 1).contiguous()
+    return codes.transpose(1, 2), levels
 
 
 def residual_sum(indices: Tensor, codebooks: Sequence[Tensor]) -> Tensor:
@@ -81,7 +78,5 @@ def residual_sum(indices: Tensor, codebooks: Sequence[Tensor]) -> Tensor:
 
     Gradient to the codebooks. IndexError for an index outside [-1, K).
     """
-    levels, batch, time = indices.shape
-    rows = to_int64(indices).permute(1, 2, 0).reshape(1, batch * time, levels)
-    total: Tensor = _ops.residual_decode(rows, [c[None] for c in codebooks])
-    return total.view(batch, time, -1).transpose(1, 2)
+    total: Tensor = _ops.residual_decode(to_int64(indices).permute(1, 2, 0), codebooks)
+    return total.transpose(1, 2)

@@ -7,6 +7,8 @@
 
 #include <torchvq/ops/lookup_codes.h>
 
+#include "detail/residual_arguments.h"
+
 namespace torchvq {
 namespace {
 
@@ -14,10 +16,11 @@ at::Tensor residual_decode(const at::Tensor& indices, at::TensorList codebooks) 
   detail::check_residual_decode(indices, codebooks);
   const auto dtype = detail::residual_decode_dtype(codebooks);
   const auto options = indices.options().dtype(detail::residual_sum_dtype(dtype));
-  auto total = at::zeros({indices.size(0), indices.size(1), codebooks[0].size(2)}, options);
+  auto total = at::zeros({indices.size(0), indices.size(1), codebooks[0].size(-1)}, options);
   for (size_t n = 0; n < codebooks.size(); ++n) {
     const auto level = indices.select(2, static_cast<int64_t>(n));
-    total = total + ops::lookup_codes(codebooks[n].to(options.dtype()), level);
+    const auto codes = detail::expand_to_heads(codebooks[n].to(options.dtype()), indices.size(0));
+    total = total + ops::lookup_codes(codes, level);
   }
   return total.to(dtype);
 }

@@ -30,9 +30,9 @@ detail::ResidualEncodeTensors residual_encode(const at::Tensor& x, at::TensorLis
   const int64_t unused = problem.levels - static_cast<int64_t>(chosen.size());
   auto indices = at::stack(chosen, -1);
   if (unused > 0) indices = at::constant_pad_nd(indices, {0, unused}, -1);
-  if (!mask) return {quantized, indices};
-  const auto absent = mask->logical_not().unsqueeze(-1);
-  return {quantized.masked_fill(absent, 0), indices.masked_fill(absent, -1)};
+  if (!problem.mask.defined()) return problem.of_all_heads(quantized, indices);
+  const auto absent = problem.mask.logical_not().unsqueeze(-1);
+  return problem.of_all_heads(quantized.masked_fill(absent, 0), indices.masked_fill(absent, -1));
 }
 
 }  // namespace

@@ -15,6 +15,18 @@ using torch::autograd::variable_list;
 
 std::string key(const char* what, size_t level) { return what + std::to_string(level); }
 
+/// Rows (H, T, D) added where `indices` (H, T) looked up a codebook of `shape`: the tokens of heads
+/// that share it are those of one head.
+at::Tensor codebook_grad(const at::Tensor& rows, const at::Tensor& indices,
+                         c10::SymIntArrayRef shape) {
+  const auto size = shape[shape.size() - 2];
+  if (shape.size() == 3 && shape[0] == rows.sym_size(0)) {
+    return detail::add_rows(rows, indices, size);
+  }
+  return detail::add_rows(rows.flatten(0, 1).unsqueeze(0), indices.flatten().unsqueeze(0), size)
+      .view_symint(shape);
+}
+
 struct ResidualDecode : torch::autograd::Function<ResidualDecode> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& indices,
                             at::TensorList codebooks) {
@@ -22,7 +34,7 @@ struct ResidualDecode : torch::autograd::Function<ResidualDecode> {
     // Backward needs the codebooks' shapes alone, so a later update in place is harmless.
     ctx->save_for_backward({indices});
     for (size_t n = 0; n < codebooks.size(); ++n) {
-      ctx->saved_data[key("size", n)] = codebooks[n].sym_size(1);
+      ctx->saved_data[key("shape", n)] = codebooks[n].sym_sizes();
       ctx->saved_data[key("dtype", n)] = codebooks[n].scalar_type();
     }
     return ops::residual_decode(indices, codebooks);
@@ -38,9 +50,9 @@ struct ResidualDecode : torch::autograd::Function<ResidualDecode> {
       if (!ctx->needs_input_grad(1 + n)) continue;
       const auto level = indices.select(2, static_cast<int64_t>(n));
       const auto absent = level.eq(-1);
-      const auto size = ctx->saved_data[key("size", n)].toSymInt();
+      const auto shape = ctx->saved_data[key("shape", n)].toSymIntVector();
       const auto rows = grad.masked_fill(absent.unsqueeze(-1), 0);
-      result[1 + n] = detail::add_rows(rows, level.masked_fill(absent, 0), size)
+      result[1 + n] = codebook_grad(rows, level.masked_fill(absent, 0), shape)
                           .to(ctx->saved_data[key("dtype", n)].toScalarType());
     }
     return result;

@@ -8,13 +8,16 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "detail/residual_arguments.h"
+
 namespace torchvq {
 namespace {
 
 /// One codebook in the dtype of the sum.
 struct Level {
-  at::Tensor codes;  ///< (H, K, D), contiguous
+  at::Tensor codes;  ///< (H, K, D) or, shared by the heads, (1, K, D) or (K, D), contiguous
   int64_t size = 0;
+  int64_t head_stride = 0;  ///< codes from head to head
 };
 
 void check_range(const at::Tensor& indices, const std::vector<Level>& levels) {
@@ -37,7 +40,7 @@ void add_codes(const std::vector<Level>& levels, const int64_t* index, int64_t h
   for (size_t n = 0; n < levels.size(); ++n) {
     if (index[n] < 0) continue;
     const T* const code =
-        levels[n].codes.const_data_ptr<T>() + (head * levels[n].size + index[n]) * dim;
+        levels[n].codes.const_data_ptr<T>() + (head * levels[n].head_stride + index[n]) * dim;
     for (int64_t d = 0; d < dim; ++d) to[d] += code[d];
   }
 }
@@ -49,10 +52,12 @@ at::Tensor residual_decode(const at::Tensor& indices_, at::TensorList codebooks)
   const auto indices = indices_.contiguous();
   std::vector<Level> levels;
   for (const auto& codebook : codebooks) {
-    levels.push_back({codebook.to(sum_dtype).contiguous(), codebook.size(1)});
+    const int64_t size = codebook.size(-2);
+    const int64_t head_stride = detail::is_shared(codebook) ? 0 : size;
+    levels.push_back({detail::contiguous_as(codebook, sum_dtype), size, head_stride});
   }
   check_range(indices, levels);
-  const int64_t heads = indices.size(0), tokens = indices.size(1), dim = codebooks[0].size(2);
+  const int64_t heads = indices.size(0), tokens = indices.size(1), dim = codebooks[0].size(-1);
   const auto depth = static_cast<int64_t>(levels.size());
   auto total = at::empty({heads, tokens, dim}, indices.options().dtype(sum_dtype));
   AT_DISPATCH_FLOATING_TYPES(sum_dtype, "residual_decode", [&] {

@@ -67,7 +67,7 @@ class Levels {
  public:
   Levels(const ResidualEncodeProblem& problem, int64_t head) {
     for (const auto& codebook : problem.codebooks) {
-      const int64_t size = codebook.size(1);
+      const int64_t size = codebook.size(-2);
       const T* const codes = codebook.const_data_ptr<T>() + head * size * problem.dim;
       // A part of a codebook may begin where the whole does.
       const auto same = std::find_if(searches_.begin(), searches_.end(), [&](const auto& other) {
@@ -97,7 +97,7 @@ class Levels {
 int64_t row_grain(const ResidualEncodeProblem& problem) {
   double products = 0;
   for (const auto& codebook : problem.codebooks) {
-    products += static_cast<double>(codebook.size(1)) * static_cast<double>(problem.dim);
+    products += static_cast<double>(codebook.size(-2)) * static_cast<double>(problem.dim);
   }
   return std::max<int64_t>(1, static_cast<int64_t>(0x1p18 / products));
 }
@@ -133,7 +133,7 @@ detail::ResidualEncodeTensors residual_encode(const at::Tensor& x, at::TensorLis
   auto quantized = at::empty(problem.x.sizes(), problem.x.options());
   auto indices = at::full({problem.heads, problem.tokens, problem.levels}, -1,
                           problem.x.options().dtype(at::kLong));
-  if (indices.numel() == 0) return {quantized, indices};
+  if (indices.numel() == 0) return problem.of_all_heads(quantized, indices);
   if (problem.x.scalar_type() == at::kDouble) {
     encode_heads<double, WideSearch>(problem, quantized, indices);
   } else if (worth_unpacked(problem)) {
@@ -141,7 +141,7 @@ detail::ResidualEncodeTensors residual_encode(const at::Tensor& x, at::TensorLis
   } else {
     encode_heads<float, PackedSearch>(problem, quantized, indices);
   }
-  return {quantized, indices};
+  return problem.of_all_heads(quantized, indices);
 }
 
 }  // namespace

@@ -65,8 +65,8 @@ class CudaResidualWalk {
                                                                 int64_t head) {
     kernels::TORCHVQ_CUDA_NAMESPACE::NearestCodeTask<T> task;
     task.x = left_.const_data_ptr<T>();
-    task.codebook = codebook.const_data_ptr<T>() + head * codebook.size(1) * problem_.dim;
-    task.tokens = problem_.tokens, task.size = codebook.size(1), task.dim = problem_.dim;
+    task.codebook = codebook.const_data_ptr<T>() + head * codebook.size(-2) * problem_.dim;
+    task.tokens = problem_.tokens, task.size = codebook.size(-2), task.dim = problem_.dim;
     task.cosine = problem_.cosine;
     task.indices = found_.mutable_data_ptr<int64_t>();
     task.fault = static_cast<kernels::TORCHVQ_CUDA_NAMESPACE::SearchFault>(fault_of_test());
@@ -98,7 +98,7 @@ kernels::TORCHVQ_CUDA_NAMESPACE::ResidualStackTask cuda_stack_task(
   if (problem.codebooks.size() > kernels::TORCHVQ_CUDA_NAMESPACE::kMostStackLevels) return task;
   for (const auto& codebook : problem.codebooks) {
     task.codebooks[task.levels] = codebook.const_data_ptr<float>();
-    task.sizes[task.levels++] = codebook.size(1);
+    task.sizes[task.levels++] = codebook.size(-2);
   }
   return task;
 }
@@ -132,17 +132,17 @@ detail::ResidualEncodeTensors cuda_residual_encode(const at::Tensor& x, at::Tens
   const bool wide = problem.x.scalar_type() == at::kDouble;
   if (!wide && problem.heads * problem.tokens > 0 &&
       cuda_encode_stack(problem, quantized, indices, device)) {
-    return {quantized, indices};
+    return problem.of_all_heads(quantized, indices);
   }
   indices = at::full({problem.heads, problem.tokens, problem.levels}, -1,
                      problem.x.options().dtype(at::kLong));
-  if (indices.numel() == 0) return {quantized, indices};
+  if (indices.numel() == 0) return problem.of_all_heads(quantized, indices);
   if (wide) {
     cuda_encode_heads<double>(problem, quantized, indices, device);
   } else {
     cuda_encode_heads<float>(problem, quantized, indices, device);
   }
-  return {quantized, indices};
+  return problem.of_all_heads(quantized, indices);
 }
 
 }  // namespace

@@ -63,6 +63,17 @@ struct Stack {
   void expect_cpu_bits_on_chip() const { EXPECT_EQ(expect_cpu_bits(), kOnChip); }
 };
 
+TEST(CudaResidualEncode, HeadsShareAllCodebooksOrSome) {
+  at::manual_seed(9);
+  Stack stack(3, 33, 24, {20, 7, 5});
+  stack.options.mask(at::rand({3, 33}).gt(0.3));
+  stack.codebooks[0] = stack.codebooks[0][0];
+  stack.codebooks[2] = stack.codebooks[2].narrow(0, 0, 1);
+  stack.expect_cpu_bits_on_chip();
+  stack.codebooks[1] = stack.codebooks[1][2];
+  stack.expect_cpu_bits_on_chip();
+}
+
 TEST(CudaResidualEncode, EveryTypeMetricAndWidth) {
   at::manual_seed(1);
   for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
