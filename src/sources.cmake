@@ -21,6 +21,7 @@ set(TORCHVQ_SOURCES
   distributed/candidates.cpp
   distributed/fingerprint.cpp
   distributed/group.cpp
+  distributed/kept_reduction.cpp
   distributed/kept_statistics.cpp
   distributed/kmeans_step.cpp
   distributed/offered_candidates.cpp
