@@ -7,34 +7,13 @@ import math
 
 import pytest
 import torch
+from hierarchical_vq_cases import CODES, DIM, SHAPES, build, data, half_real
 from scales_oracle import expected_walk
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import nn
 
 import torchvq
 from support import assert_close_to_rounding
 from torchvq import HierarchicalVQ, VectorQuantize
-
-DIM, CODES = 6, 16
-SHAPES = {1: [(4,), (9,), (3,)], 2: [(4, 4), (5, 7), (2, 3)], 3: [(4, 4, 4), (3, 5, 2)]}
-
-
-def build(axes: int = 1, codes: bool = True, **options) -> HierarchicalVQ:
-    torch.manual_seed(1)
-    own = dict(dim=DIM, codebook_size=CODES, scales=(1, 2, 4), kmeans_init=not codes)
-    own |= dict(accept_image_fmap=axes == 2, accept_3d_fmap=axes == 3) | options
-    module = HierarchicalVQ(**own)
-    for level in module.levels if codes else ():
-        level.codebook = torch.randn(level.codebook.shape) * 0.7
-    return module
-
-
-def data(*shape: int, seed: int = 2) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def half_real(*shape: int, seed: int = 3) -> Tensor:
-    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.5
 
 
 def learning_options() -> dict[str, dict[str, object]]:
@@ -342,100 +321,6 @@ def test_a_sample_that_is_not_finite_is_alone():
     assert_close_to_rounding(found.quantized[[0, 2]], expected.quantized)
     assert not found.quantized[1].isfinite().all()
     assert module.vq.codebook.isfinite().all()
-
-
-# Casts ---------------------------------------------------------------------------------------------------------------
-
-
-def test_half_precision_is_computed_in_float32():
-    x = data(2, DIM, 6).bfloat16()
-    wide = build().eval()
-    expected = wide(x.float())
-    found = build().eval()(x)
-    assert found.quantized.dtype == torch.bfloat16
-    assert torch.equal(found.quantized, expected.quantized.bfloat16())
-    assert all(torch.equal(a, b) for a, b in zip(found.indices, expected.indices, strict=True))
-
-
-def test_autocast_changes_nothing():
-    x = data(2, DIM, 6)
-    expected = build()(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = build()(x)
-    assert torch.equal(found.quantized, expected.quantized)
-    assert torch.equal(found.loss, expected.loss)
-
-
-# Checkpoints of activations, compilers ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        dict(nested_dropout=0.7),
-        dict(nested_dropout=0.7, shared_codebook=False),
-        dict(stochastic_sample_codes=True),
-        dict(orthogonal_reg_weight=0.5),
-        dict(vqp_compat=True),
-    ],
-    ids=str,
-)
-def test_recomputed_is_plain(options, reentrant):
-    """From the first step on, which initialises the codes."""
-    plain = build(codes=False, **options)
-    module = copy.deepcopy(plain)
-
-    def forward(x):
-        found = module(x)
-        return found.quantized, found.loss
-
-    for step in range(4):
-        x, y = (data(3, DIM, 6, seed=step).requires_grad_() for _ in range(2))
-        expected = plain(x)
-        quantized, loss = checkpoint(forward, y, use_reentrant=reentrant)
-        (expected.quantized.square().sum() + expected.loss).backward()
-        (quantized.square().sum() + loss).backward()
-        assert torch.equal(quantized, expected.quantized) and torch.equal(loss, expected.loss)
-        assert torch.equal(y.grad, x.grad)
-        for name, value in plain.state_dict().items():
-            assert torch.equal(module.state_dict()[name], value), name
-        for a, b in zip(module.parameters(), plain.parameters(), strict=True):
-            assert (a.grad is None and b.grad is None) or torch.equal(a.grad, b.grad)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(codes=False),
-        dict(nested_dropout=0.7),
-        dict(nested_dropout=0.7, vqp_compat=True),
-        dict(nested_dropout=0.7, shared_codebook=False, share_quant_resi=0),
-    ],
-    ids=["kmeans", "dropout", "compatible", "own"],
-)
-@pytest.mark.parametrize("masked", [False, True])
-def test_compiled_is_eager(options, masked):
-    """Graphs compute dropped scales for nothing."""
-    torch._dynamo.reset()
-    eager = build(**options)
-    module = copy.deepcopy(eager)
-    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-    for step in range(6):
-        mask = half_real(3, 6, seed=step) if masked else None
-        x, y = (data(3, DIM, 6, seed=step).requires_grad_() for _ in range(2))
-        expected, found = eager(x, mask=mask), compiled(y, mask=mask)
-        (expected.quantized.square().sum() + expected.loss).backward()
-        (found.quantized.square().sum() + found.loss).backward()
-        assert all(torch.equal(a, b) for a, b in zip(found.indices, expected.indices, strict=True))
-        assert torch.equal(found.quantized, expected.quantized)
-        assert_close_to_rounding(found.loss, expected.loss)
-        assert_close_to_rounding(y.grad, x.grad)
-        for name, value in eager.state_dict().items():
-            assert torch.equal(module.state_dict()[name], value), name
-        for a, b in zip(module.parameters(), eager.parameters(), strict=True):
-            assert_close_to_rounding(a.grad, b.grad)
 
 
 # Statistics, parts, errors --------------------------------------------------------------------------------------------
