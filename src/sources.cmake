@@ -89,7 +89,7 @@ set(TORCHVQ_SOURCES
   functional/rotate_features.cpp
   functional/scales.cpp
   functional/shared_moments.cpp
-  functional/taught_tokens.cpp
+  functional/step_tokens.cpp
   functional/token_codes.cpp
   functional/usage.cpp
   functional/vector_norm.cpp

@@ -25,5 +25,5 @@ def data(*shape: int, seed: int = 2) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def half_real(*shape: int, seed: int = 3) -> Tensor:
+def half_mask(*shape: int, seed: int = 3) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.5

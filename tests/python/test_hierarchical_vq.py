@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hierarchical_vq_cases import CODES, DIM, SHAPES, build, data, half_real
+from hierarchical_vq_cases import CODES, DIM, SHAPES, build, data, half_mask
 from scales_oracle import expected_walk
 from torch import nn
 
@@ -41,7 +41,7 @@ every_option = pytest.mark.parametrize("name", learning_options())
 def test_is_the_walk_by_plain_loops(axes, masked, training, own):
     for full in SHAPES[axes]:
         module = build(axes, shared_codebook=not own, share_quant_resi=2).train(training)
-        x, mask = data(3, DIM, *full), half_real(3, *full) if masked else None
+        x, mask = data(3, DIM, *full), half_mask(3, *full) if masked else None
         expected = copy.deepcopy(module)
         found = module(x, mask=mask)
         indices, output, _ = expected_walk(expected, x, mask)
@@ -50,7 +50,7 @@ def test_is_the_walk_by_plain_loops(axes, masked, training, own):
 
 
 def test_channel_last_is_the_same_with_other_axes():
-    x, mask = data(2, DIM, 5, 4), half_real(2, 5, 4)
+    x, mask = data(2, DIM, 5, 4), half_mask(2, 5, 4)
     first = build(2)(x, mask=mask)
     last = build(2, channel_first=False)(x.movedim(1, -1), mask=mask)
     assert torch.equal(first.quantized.movedim(1, -1), last.quantized)
@@ -75,7 +75,7 @@ def test_lens_are_a_mask():
 def test_decoding_is_the_output(name, axes):
     """For every size, mask and depth, to the bit, in training with the codes as they were."""
     for full in SHAPES[axes]:
-        for mask in (None, half_real(3, *full)):
+        for mask in (None, half_mask(3, *full)):
             options = learning_options()[name]
             # The reference's dropped scales have indices that its output does without.
             for training in (False, True):
@@ -117,7 +117,7 @@ def test_one_update_from_the_tokens_of_all_scales():
     expected.codebook = module.vq.codebook
     for step in range(3):
         x = data(2, DIM, 5, 4, seed=step)
-        mask = half_real(2, 5, 4, seed=step) if step == 2 else None
+        mask = half_mask(2, 5, 4, seed=step) if step == 2 else None
         _, _, tokens = expected_walk(module, x, mask)
         module(x, mask=mask)
         expected(torch.cat(tokens).float().unsqueeze(0))
@@ -301,7 +301,7 @@ def test_nothing_teaches_nothing(shape, name):
 
 
 def test_padding_may_hold_anything():
-    x, mask = data(3, DIM, 7), half_real(3, 7)
+    x, mask = data(3, DIM, 7), half_mask(3, 7)
     hostile = torch.where(mask.unsqueeze(1), x, math.nan).requires_grad_()
     plain = x.clone().requires_grad_()
     a, b = build()(plain, mask=mask), build()(hostile, mask=mask)
@@ -345,7 +345,7 @@ def test_parts_by_the_reference_s_names():
     assert module.scales == ((1, 2), 4) and module.level_shapes == ((1, 2), (4, 4))
     assert module.num_levels == 2 and module.codebook_sizes == (CODES, CODES)
     assert module.get_vq(1) is module.vq and module.choose_phi(1) is module.phi_levels[1]
-    pooled, real = module.pool_residual(data(2, DIM, 6, 4), (1, 2), half_real(2, 6, 4))
+    pooled, real = module.pool_residual(data(2, DIM, 6, 4), (1, 2), half_mask(2, 6, 4))
     assert pooled.shape == (2, DIM, 1, 2) and real.shape == (2, 1, 2)
 
 
@@ -383,16 +383,16 @@ def test_errors_of_calls():
     with pytest.raises(TypeError, match="HierarchicalVQ: expected x to be a floating-point"):
         module(torch.zeros(2, DIM, 5, dtype=torch.long))
     with pytest.raises(ValueError, match="HierarchicalVQ: expected mask to have shape"):
-        module(x, mask=half_real(2, 4))
+        module(x, mask=half_mask(2, 4))
     with pytest.raises(ValueError, match="HierarchicalVQ: expected mask or lens"):
-        module(x, mask=half_real(2, 5), lens=torch.tensor([1, 2]))
+        module(x, mask=half_mask(2, 5), lens=torch.tensor([1, 2]))
     with pytest.raises(ValueError, match="HierarchicalVQ: expected indices to be tensors"):
         module(x, indices=[torch.zeros(2, 1, dtype=torch.long)])
     found = module(x).indices
     with pytest.raises(ValueError, match="HierarchicalVQ: expected full_shape to be 1 numbers"):
         module.get_output_from_indices(found, (4, 4))
     with pytest.raises(ValueError, match="HierarchicalVQ: expected mask to be of shape"):
-        module.get_output_from_indices(found, (5,), mask=half_real(2, 4))
+        module.get_output_from_indices(found, (5,), mask=half_mask(2, 4))
     with pytest.raises(IndexError):
         module.get_output_from_indices([scale + CODES for scale in found])
     with pytest.raises(IndexError):

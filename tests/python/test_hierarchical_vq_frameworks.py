@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from hierarchical_vq_cases import DIM, build, data, half_real
+from hierarchical_vq_cases import DIM, build, data, half_mask
 from torch.utils.checkpoint import checkpoint
 
 from support import assert_close_to_rounding
@@ -90,7 +90,7 @@ def test_compiled_is_eager(options, masked):
     module = copy.deepcopy(eager)
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
     for step in range(6):
-        mask = half_real(3, 6, seed=step) if masked else None
+        mask = half_mask(3, 6, seed=step) if masked else None
         x, y = (data(3, DIM, 6, seed=step).requires_grad_() for _ in range(2))
         expected, found = eager(x, mask=mask), compiled(y, mask=mask)
         (expected.quantized.square().sum() + expected.loss).backward()
