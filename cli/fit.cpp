@@ -98,7 +98,7 @@ class Fit {
     const bool slices = path_ == arguments_.vectors;
     reader_.emplace(path_, arguments_.key, arguments_.fit.memory, slices ? processes_.rank() : 0,
                     slices ? processes_.size() : 1, method_->keeps_vectors());
-    method_->check(reader());
+    method_->check_vectors(reader());
     // Opened before the work, so that a place that cannot be written is known now.
     if (processes_.first()) {
       if (processes_.alone()) check_rows(reader().rows());

@@ -49,7 +49,7 @@ class FitCodebooks : public FitMethod {
  public:
   explicit FitCodebooks(fit::FitStackOptions options) : options_(std::move(options)) {}
 
-  void check(const BlockReader& reader) const override {
+  void check_vectors(const BlockReader& reader) const override {
     const auto& path = reader.source().array().path();
     TORCH_CHECK_VALUE(reader.dim() % options_.groups == 0,
                       "--groups: expected a divisor of the dimension ", reader.dim(), " of ", path,

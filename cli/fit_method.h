@@ -35,7 +35,7 @@ class FitMethod {
   virtual ~FitMethod() = default;
 
   /// Throws c10::ValueError where the options and the vectors of this process do not go together.
-  virtual void check(const BlockReader& reader) const = 0;
+  virtual void check_vectors(const BlockReader& reader) const = 0;
   /// Vectors of all processes that it takes at least, and what they are called: "codes (256)".
   virtual int64_t fewest_rows() const = 0;
   virtual std::string fewest_rows_name() const = 0;

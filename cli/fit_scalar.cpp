@@ -64,7 +64,7 @@ class FitScalar : public FitMethod {
  public:
   explicit FitScalar(fit::FitScalarOptions options) : options_(std::move(options)) {}
 
-  void check(const BlockReader& reader) const override {
+  void check_vectors(const BlockReader& reader) const override {
     const auto features = options_.num_codebooks * static_cast<int64_t>(options_.levels.size());
     TORCH_CHECK_VALUE(features <= reader.dim(),
                       options_.method == "fsq" ? "--quantizer-levels" : "--codebook-size",

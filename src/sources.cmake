@@ -21,6 +21,7 @@ set(TORCHVQ_SOURCES
   distributed/candidates.cpp
   distributed/fingerprint.cpp
   distributed/group.cpp
+  distributed/kept_reduction.cpp
   distributed/kept_statistics.cpp
   distributed/kmeans_step.cpp
   distributed/offered_candidates.cpp
@@ -88,7 +89,7 @@ set(TORCHVQ_SOURCES
   functional/rotate_features.cpp
   functional/scales.cpp
   functional/shared_moments.cpp
-  functional/taught_tokens.cpp
+  functional/step_tokens.cpp
   functional/token_codes.cpp
   functional/usage.cpp
   functional/vector_norm.cpp

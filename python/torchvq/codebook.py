@@ -1,12 +1,15 @@
 """The state of a codebook and its life: initialisation, moving averages, dead codes, casts, checkpoints."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from torchvq._base.added_state import ADDED_STATE, default_of
+from torchvq._base.affine_map import AFFINE_FLAGS, AFFINE_STATE, AffineMap
+from torchvq._base.ema_weight import EmaWeight, Statistics, weight_of
 from torchvq._base.kept_statistics import KeptStatistics
 from torchvq._base.options import keep_values
 from torchvq._base.random_state import fresh_rng
@@ -22,21 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("torchvq")
 _ops = torch.ops.torchvq
 
-# State that this package adds to the reference's; a checkpoint without it loads with the defaults.
-_ADDED_STATE = ("rng", "cooldown")
-_AFFINE_STATE = ("batch_mean", "batch_variance", "codebook_mean", "codebook_variance")
-_AFFINE_FLAGS = (
-    "batch_mean_needs_init",
-    "batch_variance_needs_init",
-    "codebook_mean_needs_init",
-    "codebook_variance_needs_init",
-)
 
-EmaWeight = Tensor | float | Callable[[Tensor, Tensor], Tensor]
-Statistics = tuple[Tensor, Tensor, Tensor]  # counts, sums, exponents; see ops.code_statistics
-
-
-class Codebook(Replayed, KeptStatistics):
+class Codebook(Replayed, AffineMap, KeptStatistics):
     """State of one or several codebooks (``H`` of them, each ``K`` codes of ``D`` features).
 
     ==================  ==========  =============================================================
@@ -73,9 +63,6 @@ class Codebook(Replayed, KeptStatistics):
     dead_code_threshold_fraction: float
     reset_cluster_size: float
     manual_ema_update: bool
-    affine_param: bool
-    affine_param_batch_decay: float
-    affine_param_codebook_decay: float
     vqp_compat: bool
     overlap_sync: bool
 
@@ -147,7 +134,7 @@ class Codebook(Replayed, KeptStatistics):
         else:
             self.register_buffer("embed", embed)
         if affine_param:
-            self._register_affine_state(num_codebooks, dim)
+            self.register_affine_state(num_codebooks, dim)
         self.register_buffer(
             "cooldown", torch.zeros(num_codebooks, codebook_size, dtype=torch.long)
         )
@@ -168,13 +155,6 @@ class Codebook(Replayed, KeptStatistics):
         )
         if self.keeps_statistics:
             self.signature += f", learning every {sync_every} steps"
-
-    def _register_affine_state(self, num_codebooks: int, dim: int) -> None:
-        for name in _AFFINE_STATE:
-            fill = torch.ones if name.endswith("variance") else torch.zeros
-            self.register_buffer(name, fill(num_codebooks, 1, dim))
-        for name in _AFFINE_FLAGS:
-            self.register_buffer(name, torch.tensor(True))
 
     # Reading -------------------------------------------------------------------------------------------------
 
@@ -258,12 +238,8 @@ class Codebook(Replayed, KeptStatistics):
         """By name what ranks have in common, with the statistics of the affine map if they are."""
         names = ["initted", "cluster_size", "embed_avg", "cooldown", "embed", "rng"]
         if affine and self.affine_param:
-            names += [*_AFFINE_STATE, *_AFFINE_FLAGS]
+            names += [*AFFINE_STATE, *AFFINE_FLAGS]
         return {name: getattr(self, name) for name in names} | self.kept_by_all()
-
-    def affine_state(self) -> list[Tensor]:
-        """Mean and variance of the data and of the codes, for codes that are mapped to the data."""
-        return [getattr(self, name) for name in _AFFINE_STATE]
 
     # Learning ------------------------------------------------------------------------------------------------
 
@@ -287,7 +263,7 @@ class Codebook(Replayed, KeptStatistics):
             if not self.initialised and (not ranks.alone or x.shape[1] > 0):
                 self._initialise(x, mask, ranks, sync_kmeans)
             if self.affine_param:
-                self._update_affine(x, mask, ranks if sync_affine else ALONE)
+                self.update_affine(x, mask, ranks if sync_affine else ALONE)
         elif not (self.initialised or self._warned_uninitialised or torch.compiler.is_compiling()):
             self._warned_uninitialised = True
             logger.warning(
@@ -320,28 +296,6 @@ class Codebook(Replayed, KeptStatistics):
         else:
             self._initialised = self.initialised  # read now, for compilers
 
-    def _update_affine(self, x: Tensor, mask: Tensor | None, ranks: Ranks) -> None:
-        tokens = _ops.update_affine_(
-            self.batch_mean,
-            self.batch_variance,
-            self.batch_mean_needs_init,
-            self.batch_variance_needs_init,
-            x.detach(),
-            mask=mask,
-            decay=self.affine_param_batch_decay,
-            **ranks.named(),
-        )
-        # A step without tokens changes nothing, the statistics of the codes included.
-        _ops.update_affine_(
-            self.codebook_mean,
-            self.codebook_variance,
-            self.codebook_mean_needs_init,
-            self.codebook_variance_needs_init,
-            self.embed.detach(),
-            mask=(tokens > 0).expand(-1, self.codebook_size),
-            decay=self.affine_param_codebook_decay,
-        )
-
     def learn(
         self,
         x: Tensor,
@@ -369,12 +323,12 @@ class Codebook(Replayed, KeptStatistics):
         """
         if self._replay is not None or not self.learns(ema_update or accumulate):
             return None
-        taught = dict(rng=[self.rng], x=[self.raw_inputs(x)], indices=[indices])
-        taught["mask"] = [] if mask is None else [mask]
+        tokens = dict(rng=[self.rng], x=[self.raw_inputs(x)], indices=[indices])
+        tokens["mask"] = [] if mask is None else [mask]
         counts: Tensor | None = None
         statistics: Sequence[Tensor] = []
         if self.learns_apart(accumulate, weight):
-            found = _ops.collect_statistics(self.state(), **taught, **self.collecting(ranks))
+            found = _ops.collect_statistics(self.state(), **tokens, **self.collecting(ranks))
             counts, sums, exponents = (of_all[0] for of_all in found)
             statistics = self._with_pending((counts, sums, exponents))
             if accumulate:
@@ -382,7 +336,7 @@ class Codebook(Replayed, KeptStatistics):
                 return counts
         learnt = _ops.learn_codebooks_(
             self.state(),
-            **taught,
+            **tokens,
             statistics=statistics,
             **self.collecting(ranks),
             **self.learning(ema_update, weight, statistics, accumulate=accumulate),
@@ -434,17 +388,12 @@ class Codebook(Replayed, KeptStatistics):
             arguments["sync_every"] = 0 if accumulate else self.sync_every
             arguments["ema_update"] = ema_update or accumulate
         if weight is not None:
-            arguments["weight"] = self._weight(weight, statistics)
+            arguments["weight"] = weight_of(weight, statistics, self.cluster_size)
         return arguments
 
     def learns_apart(self, accumulate: bool, weight: EmaWeight | None) -> bool:
         """Whether Python has a say between the statistics of a step and what is made of them."""
         return not self.keeps_statistics and (accumulate or callable(weight) or self.has_pending)
-
-    def raw_inputs(self, x: Tensor) -> Tensor:
-        """Tokens in the space of the raw codes, in which averages are kept; no gradient."""
-        x = x.detach()
-        return _ops.affine_inputs(x, *self.affine_state()) if self.affine_param else x
 
     @property
     def has_pending(self) -> bool:
@@ -456,15 +405,6 @@ class Codebook(Replayed, KeptStatistics):
             statistics = _ops.merge_statistics(*self._pending, *statistics)
             self._pending = None
         return statistics
-
-    def _weight(self, weight: EmaWeight, statistics: Sequence[Tensor]) -> Tensor:
-        if callable(weight):
-            counts, sums, exponents = statistics
-            dtype = self.cluster_size.dtype
-            weight = weight(_ops.decode_sums(sums, exponents, dtype=dtype), counts.to(dtype))
-        return torch.as_tensor(
-            weight, dtype=self.cluster_size.dtype, device=self.cluster_size.device
-        )
 
     def expire_codes(self, x: Tensor, ranks: Ranks) -> None:
         """Puts tokens (H, T, D) in the place of codes that fell out of use, without learning from them."""
@@ -538,10 +478,12 @@ class Codebook(Replayed, KeptStatistics):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
         # Savers that drop second names of one tensor leave a shared codebook under the first of its names only.
         elsewhere = not any(key.startswith(prefix) for key in state_dict)
-        for name in (*_ADDED_STATE, *_AFFINE_STATE, *_AFFINE_FLAGS):
+        for name in ADDED_STATE:
             if prefix + name in missing and name in self._buffers and not elsewhere:
                 missing.remove(prefix + name)
-                self._restore_default(name)
+                self._buffers[name] = default_of(
+                    name, self.get_buffer(name), self.cluster_size.device
+                )
                 if prefix + name.removesuffix("_needs_init") in state_dict:
                     # The reference has no flag for statistics that it creates in its first step.
                     self._buffers[name] = torch.zeros_like(self.initted)
@@ -551,18 +493,3 @@ class Codebook(Replayed, KeptStatistics):
         self._pending = None
         self._initialised_flag = None
         self._initialised = self.initialised  # read now, for compilers
-
-    def _restore_default(self, name: str) -> None:
-        device = self.cluster_size.device
-        buffer = self._buffers[name]
-        assert buffer is not None
-        if name == "rng":
-            # A seed drawn at construction stays; one that construction on the meta device could not hold is drawn now.
-            fresh = fresh_rng() if buffer.is_meta else buffer
-            fresh[1] = 0
-            self._buffers[name] = fresh.to(device)
-        elif name in _AFFINE_FLAGS:
-            self._buffers[name] = torch.tensor(True, device=device)
-        else:
-            fill = 1 if name.endswith("variance") else 0
-            self._buffers[name] = torch.full(buffer.shape, fill, dtype=buffer.dtype, device=device)

@@ -184,7 +184,7 @@ class FSP(NoisyModule):
         if isinstance(z, Tensor) and z.dim() == 1 and not self.channel_first:
             return _only(self.forward(z.unsqueeze(0), eps, mask=mask))
         layout = self._layout
-        layout.check(z)
+        layout.check_input(z)
         token_mask = layout.token_mask(z, mask, None)
         tokens = layout.pack(z)
         if token_mask is not None:

@@ -141,19 +141,19 @@ class FSQ(RandomState):
             ValueError: wrong shapes. TypeError: wrong dtypes.
         """
         layout = self._layout_of(z.dim() if isinstance(z, Tensor) else 0)
-        layout.check(z)
-        real = layout.token_mask(z, mask, None)
+        layout.check_input(z)
+        token_mask = layout.token_mask(z, mask, None)
         tokens = layout.pack(z)
-        if real is not None:
+        if token_mask is not None:
             # Padding may hold anything, NaN included; zeros keep it out of every gradient.
-            tokens = _ops.fill_masked(tokens, real)
+            tokens = _ops.fill_masked(tokens, token_mask)
         projected = project(self.project_in, tokens)
         noisy = self.training and self.noise_dropout > 0
         with self.step_of(projected) if noisy else nullcontext() as rng:
-            codes, indices = self.quantize_tokens(projected, mask=real, rng=rng)
+            codes, indices = self.quantize_tokens(projected, mask=token_mask, rng=rng)
         quantized = project(self.project_out, codes).to(z.dtype)
-        if real is not None and self.has_projections:
-            quantized = _ops.fill_padding(quantized, real)
+        if token_mask is not None and self.has_projections:
+            quantized = _ops.fill_padding(quantized, token_mask)
         quantized = layout.unpack(quantized, z)
         if not self.return_indices:
             return ScalarOutput(quantized, None)

@@ -119,7 +119,7 @@ class GroupedResidualVQ(nn.Module):
 
     def _check(self, x: Tensor) -> None:
         layout = self.stacks[0].layout
-        layout._replace(dim=self.dim, owner=type(self).__name__).check(x)
+        layout._replace(dim=self.dim, owner=type(self).__name__).check_input(x)
 
     def _split_indices(self, indices: Tensor) -> list[Tensor]:
         if indices.shape[0] != self.groups:

@@ -12,12 +12,12 @@ from torchvq._base.compat import vqp_compat_of
 from torchvq._base.joined import without_autocast
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
-from torchvq._base.ranks import group_of, ranks_of, shake_hands
+from torchvq._base.ranks import group_of, handshake, ranks_of
 from torchvq._base.transforms import is_mapped
 from torchvq._base.wide_buffers import HALF
 from torchvq._codebook.stats import CodebookStats, begin_step, stats_of
 from torchvq._hierarchical.phi import Phi
-from torchvq._hierarchical.scales import Request, ScaleWalk, finish_scales, walk
+from torchvq._hierarchical.scales import ScaleRequest, ScaleWalk, finish_scales, mean_loss, walk
 from torchvq.codebook import Codebook
 from torchvq.outputs import HierarchicalOutput, HierarchicalOutputWithCutoff, HierarchicalResult
 from torchvq.vector_quantize import VectorQuantize
@@ -241,7 +241,7 @@ class HierarchicalVQ(nn.Module):
                     steps.enter_context(codebook.step_of(x))
             # Decoding happens outside of autocast, perhaps.
             with without_autocast(x):
-                request = Request(
+                request = ScaleRequest(
                     mask=self._map_mask(x, token_mask),
                     targets=targets,
                     temperature=sample_codebook_temp,
@@ -250,7 +250,7 @@ class HierarchicalVQ(nn.Module):
                     ranks=ranks_of(first, "HierarchicalVQ"),
                 )
                 done, depth = self._walk(self._maps(x, token_mask), request)
-                loss = self._loss(done, depth)
+                loss = mean_loss(self, done, depth)
                 quantized = self._restore(done.output, x, token_mask)
         if targets is not None:
             return quantized, loss
@@ -266,7 +266,7 @@ class HierarchicalVQ(nn.Module):
         return Layout(self.dim, 1, False, self.channel_first, None, "HierarchicalVQ")
 
     def _check(self, x: Tensor) -> None:
-        self._layout.check(x)
+        self._layout.check_input(x)
         if x.dim() != self.spatial_dims + 2:
             raise ValueError(
                 f"HierarchicalVQ: expected x to have {self.spatial_dims} axes of positions, "
@@ -306,11 +306,11 @@ class HierarchicalVQ(nn.Module):
             else x.new_ones(x.shape[0], *positions, dtype=torch.bool)
         )
 
-    def _walk(self, maps: Tensor, request: Request) -> tuple[ScaleWalk, int | Tensor]:
+    def _walk(self, maps: Tensor, request: ScaleRequest) -> tuple[ScaleWalk, int | Tensor]:
         """The walk, and how many scales it used."""
         codebooks = self._codebooks()
         # Before the depth is drawn, so that ranks draw the same.
-        shake_hands(codebooks, request.ranks)
+        handshake(codebooks, request.ranks)
         if self.training:
             begin_step(codebooks)
         depth = self._depth()
@@ -338,18 +338,6 @@ class HierarchicalVQ(nn.Module):
             return depth - 1
         return None if depth == self.num_levels else depth - 1
 
-    def _loss(self, done: ScaleWalk, depth: int | Tensor) -> Tensor:
-        """The mean over the scales in use."""
-        used = done.losses[:depth] if isinstance(depth, int) else done.losses
-        loss = sum(used[1:], used[0]) / depth
-        if not self.training or not isinstance(depth, int):
-            return loss
-        # Wrappers wait for a gradient of every parameter: a sum over nothing has it.
-        for index in range(depth, self.num_levels):
-            for weight in self.choose_phi(index).parameters():
-                loss = loss + weight.flatten()[:0].sum()
-        return loss
-
     def _restore(self, output: Tensor, x: Tensor, mask: Tensor | None) -> Tensor:
         tokens = output.flatten(2).transpose(1, 2).to(x.dtype)
         if mask is not None:
@@ -357,11 +345,11 @@ class HierarchicalVQ(nn.Module):
         return self._layout.unpack(tokens, x)
 
     def _indices(self, done: ScaleWalk, batch: int) -> tuple[Tensor, ...]:
-        chosen = [scale.choice.chosen.indices for scale in done.scales]
+        indices = [scale.result.searched.indices for scale in done.scales]
         shapes = self.level_shapes
-        found = [part.view(batch, *shape) for part, shape in zip(chosen, shapes, strict=False)]
+        found = [part.view(batch, *shape) for part, shape in zip(indices, shapes, strict=False)]
         # Dropped scales have no index.
-        dropped = [chosen[0].new_full((batch, *shape), -1) for shape in shapes[len(found) :]]
+        dropped = [indices[0].new_full((batch, *shape), -1) for shape in shapes[len(found) :]]
         return (*found, *dropped)
 
     # Parts -------------------------------------------------------------------------------------------------
@@ -449,8 +437,8 @@ class HierarchicalVQ(nn.Module):
         expect("HierarchicalVQ", fits, "full_shape", f"{self.spatial_dims} numbers", list(full))
         total: Tensor | None = None
         for index, found in enumerate(indices):
-            taken = self._decode_scale(index, found, full)
-            total = torch.zeros_like(taken) + taken if total is None else total + taken
+            decoded = self._decode_scale(index, found, full)
+            total = torch.zeros_like(decoded) + decoded if total is None else total + decoded
         assert total is not None
         if mask is not None:
             expected = [batch, *full]
@@ -468,9 +456,9 @@ class HierarchicalVQ(nn.Module):
         codes = _ops.lookup_codes(self.levels[index]._codebook.codes(), found.reshape(1, -1))
         wide = codes.float() if codes.dtype in HALF else codes
         tokens = wide.view(found.shape[0], math.prod(found.shape[1:]), self.dim)
-        taken: Tensor = self.choose_phi(index)(tokens, self.level_shapes[index], full)
+        decoded: Tensor = self.choose_phi(index)(tokens, self.level_shapes[index], full)
         absent = (found < 0).flatten(1).all(1)
-        return taken.masked_fill(absent.view(-1, *[1] * (self.spatial_dims + 1)), 0)
+        return decoded.masked_fill(absent.view(-1, *[1] * (self.spatial_dims + 1)), 0)
 
     # Statistics ------------------------------------------------------------------------------------------------
 

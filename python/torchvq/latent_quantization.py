@@ -169,7 +169,7 @@ class LatentQuantize(nn.Module):
             ValueError: wrong shapes. TypeError: wrong dtypes.
         """
         layout = self._layout
-        layout.check(z)
+        layout.check_input(z)
         token_mask = layout.token_mask(z, mask, None)
         tokens = layout.pack(z)
         if token_mask is not None:

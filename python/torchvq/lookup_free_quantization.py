@@ -17,7 +17,7 @@ from torchvq._base.random_state import RandomState
 from torchvq._base.ranks import group_name
 from torchvq._base.wide_buffers import HALF
 from torchvq._scalar import lookup_free as _lookup_free
-from torchvq._scalar.lookup_free import Call, Found
+from torchvq._scalar.lookup_free import Found, Request
 from torchvq.outputs import LookupFreeLossBreakdown, LookupFreeOutput
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class LFQ(RandomState):
             ValueError: wrong shapes. TypeError: wrong dtypes.
         """
         layout = self._layout(x)
-        layout.check(x)
+        layout.check_input(x)
         token_mask = _token_mask(layout, x, mask)
         with self.step_of(x) if self.training else nullcontext() as rng:
             return self._forward(x, token_mask, inv_temperature, return_loss_breakdown, rng)
@@ -276,13 +276,13 @@ class LFQ(RandomState):
     ) -> LookupFreeOutput | tuple[LookupFreeOutput, LookupFreeLossBreakdown]:
         layout = self._layout(x)
         ranks = _lookup_free.ranks_of(self)
-        _lookup_free.shake_hands([self], self._buffers.get("rng"), ranks)
+        _lookup_free.handshake([self], self._buffers.get("rng"), ranks)
         # The reference quantizes padding as well.
-        real = None if self.vqp_compat else token_mask
+        filled_mask = None if self.vqp_compat else token_mask
         projects = not projects_nothing(self.project_in, self.project_out)
         found = self._quantize(
-            self._projected(layout.pack(x), real) if projects else x,
-            Call(
+            self._projected(layout.pack(x), filled_mask) if projects else x,
+            Request(
                 token_mask,
                 rng,
                 ranks,
@@ -295,8 +295,8 @@ class LFQ(RandomState):
         quantized, indices = found.quantized, found.indices
         if projects:
             quantized = project(self.project_out, quantized).to(x.dtype)
-            if real is not None:
-                quantized = _ops.fill_padding(quantized, real)
+            if filled_mask is not None:
+                quantized = _ops.fill_padding(quantized, filled_mask)
             quantized = layout.unpack(quantized, x)
             indices = layout.unpack_positions(indices, x)
         if self.keep_num_codebooks_dim and self.num_codebooks == 1:
@@ -304,20 +304,20 @@ class LFQ(RandomState):
         result = LookupFreeOutput(quantized, indices, found.loss)
         return (result, found.terms) if breakdown else result
 
-    def _projected(self, tokens: Tensor, real: Tensor | None) -> Tensor:
+    def _projected(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         """Tokens (B, N, C * D), float32 or float64."""
-        if real is not None:
+        if mask is not None:
             # Padding may hold anything, NaN included; zeros keep it out of every gradient.
-            tokens = _ops.fill_masked(tokens, real)
+            tokens = _ops.fill_masked(tokens, mask)
         projected = project(self.project_in, tokens)
         return projected.float() if projected.dtype in HALF else projected
 
-    def _quantize(self, tokens: Tensor, call: Call) -> Found:
+    def _quantize(self, tokens: Tensor, request: Request) -> Found:
         """One step; the recomputation of a checkpointed one communicates nothing."""
         record = self.recorded_step
         if record is not None and record.replayed:
-            call = call._replace(totals=record.totals)
-        found, totals = _lookup_free.step(self, tokens, call)
+            request = request._replace(totals=record.totals)
+        found, totals = _lookup_free.step(self, tokens, request)
         if record is not None:
             record.totals = totals
         return found

@@ -160,7 +160,7 @@ class RandomProjectionQuantizer(WideBuffers):
             ValueError: wrong shapes. TypeError: wrong dtypes. IndexError: a target outside [-1, K).
         """
         layout = self._layout
-        layout.check(x)
+        layout.check_input(x)
         token_mask = layout.token_mask(x, mask, None)
         tokens = layout.pack(x)
         head_mask = None

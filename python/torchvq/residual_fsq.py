@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchvq._base.compat import as_returned, vqp_compat_of
 from torchvq._base.constants import materialise_constants
 from torchvq._base.options import check_options, expect
-from torchvq._residual.stack import LevelChoice, ResidualStack
+from torchvq._residual.stack import LevelResult, ResidualStack
 from torchvq.finite_scalar_quantization import FSQ
 from torchvq.outputs import ScalarOutput, ScalarOutputWithCodes
 
@@ -179,11 +179,11 @@ class ResidualFSQ(ResidualStack):
 
     def quantize_level(
         self, index: int, residual: Tensor, mask: Tensor | None, rng: Tensor | None
-    ) -> LevelChoice:
+    ) -> LevelResult:
         codes, indices = self.quantizers[index].quantize_tokens(
             residual, scale=self.scales[index], rng=rng, stream=index
         )
-        return LevelChoice(codes, indices.squeeze(-1))
+        return LevelResult(codes, indices.squeeze(-1))
 
     def encode_at_once(self, inputs: Tensor, depth: int | Tensor) -> tuple[Tensor, Tensor] | None:
         first = self.quantizers[0]

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.options import check_options, expect
 from torchvq._residual.engine import stack_levels
-from torchvq._residual.stack import LevelChoice, ResidualStack, StackResult
+from torchvq._residual.stack import LevelResult, ResidualStack, StackResult
 from torchvq._scalar import lookup_free as _lookup_free
-from torchvq._scalar.lookup_free import Call, Pending
+from torchvq._scalar.lookup_free import Pending, Request
 from torchvq.lookup_free_quantization import LFQ
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
 
@@ -172,25 +172,25 @@ class ResidualLFQ(ResidualStack):
 
     def quantize_level(
         self, index: int, residual: Tensor, mask: Tensor | None, rng: Tensor | None
-    ) -> LevelChoice:
+    ) -> LevelResult:
         level = self.quantizers[index]
         ranks = _lookup_free.ranks_of(level, "ResidualLFQ")
         # Losses of ranks, and of summed gradients, come after the walk.
         waits = not ranks.alone or self.gradient == "summed"
         estimates = level.training and self.gradient == "summed"
         scores = level.training and not waits
-        call = Call(mask, rng, ranks, estimates=estimates, scores=scores)
-        found, _ = _lookup_free.step(level, residual, call)
-        return LevelChoice(found.quantized, found.indices, detail=found)
+        request = Request(mask, rng, ranks, estimates=estimates, scores=scores)
+        found, _ = _lookup_free.step(level, residual, request)
+        return LevelResult(found.quantized, found.indices, detail=found)
 
     def estimate(self, inputs: Tensor, total: Tensor) -> Tensor:
         if not self.training:
             return total
         return cast(Tensor, _ops.straight_through(self.quantizers[0].activation(inputs), total))
 
-    def shake_hands(self) -> None:
+    def handshake(self) -> None:
         ranks = _lookup_free.ranks_of(self.quantizers[0], "ResidualLFQ")
-        _lookup_free.shake_hands(self.quantizers, self._buffers.get("rng"), ranks)
+        _lookup_free.handshake(self.quantizers, self._buffers.get("rng"), ranks)
 
     def losses_of(self, result: StackResult, totals: list[Tensor | None]) -> Tensor:
         """The losses (Q,) of a forward, 0 for levels that it dropped."""

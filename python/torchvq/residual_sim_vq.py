@@ -10,9 +10,9 @@ from torchvq._base.compat import vqp_compat_of
 from torchvq._base.estimators import estimate
 from torchvq._base.options import check_options
 from torchvq._residual.engine import only_if, stack_levels
-from torchvq._residual.stack import LevelChoice, ResidualStack, StackResult
+from torchvq._residual.stack import LevelResult, ResidualStack, StackResult
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
-from torchvq.sim_vq import SimChoice, SimVQ, shake_hands
+from torchvq.sim_vq import SimSearchResult, SimVQ, handshake
 
 _ops = torch.ops.torchvq
 
@@ -169,34 +169,34 @@ class ResidualSimVQ(ResidualStack):
 
     def quantize_level(
         self, index: int, residual: Tensor, mask: Tensor | None, rng: Tensor | None
-    ) -> LevelChoice:
+    ) -> LevelResult:
         return self._level(index, residual, mask, None)
 
-    def take_level(
+    def quantize_chosen(
         self, index: int, residual: Tensor, mask: Tensor | None, indices: Tensor
-    ) -> LevelChoice:
+    ) -> LevelResult:
         return self._level(index, residual, mask, indices)
 
     def _level(
-        self, index: int, residual: Tensor, mask: Tensor | None, picked: Tensor | None
-    ) -> LevelChoice:
+        self, index: int, residual: Tensor, mask: Tensor | None, chosen: Tensor | None
+    ) -> LevelResult:
         level = self.quantizers[index]
         summed = self.gradient == "summed"
-        choice = level.choose(
+        found = level.choose(
             residual.flatten(0, 1).unsqueeze(0),
             None if mask is None else mask.reshape(1, -1),
             level.estimator if summed else "none",
-            None if picked is None else picked.reshape(1, -1),
+            None if chosen is None else chosen.reshape(1, -1),
         )
-        codes = choice.quantized if summed else choice.codes
+        codes = found.quantized if summed else found.codes
         if self.training and not summed:
             # Codes learn by the losses alone.
             codes = codes.detach()
-        return LevelChoice(
-            codes.view_as(residual), choice.indices.view(residual.shape[:2]), detail=(choice, mask)
+        return LevelResult(
+            codes.view_as(residual), found.indices.view(residual.shape[:2]), detail=(found, mask)
         )
 
-    def pick_codes(self, inputs: Tensor, mask: Tensor | None) -> Tensor | None:
+    def choose_codes(self, inputs: Tensor, mask: Tensor | None) -> Tensor | None:
         if self.training or self.eval_beam_size in (None, 1):
             return None
         rows = inputs.detach().flatten(0, 1).unsqueeze(0)
@@ -215,8 +215,8 @@ class ResidualSimVQ(ResidualStack):
         name = self.quantizers[0].estimator
         return estimate(*rows, name, rng, variance=0.0, sync_update_v=0.0).view_as(inputs)
 
-    def shake_hands(self) -> None:
-        shake_hands(self.quantizers, self._buffers.get("rng"), "ResidualSimVQ")
+    def handshake(self) -> None:
+        handshake(self.quantizers, self._buffers.get("rng"), "ResidualSimVQ")
 
     def get_codes_from_indices(self, indices: Tensor) -> Tensor:
         """Codes (Q, B, *, dim), with ``channel_first`` (Q, B, dim, *), of indices (B, *, q), or (B, *, heads, q).
@@ -236,8 +236,8 @@ class ResidualSimVQ(ResidualStack):
     def _losses(self, result: StackResult) -> Tensor:
         """The losses (Q,) of a forward, 0 for levels that it dropped."""
         depth, losses = result.depth, []
-        for index, (choice, mask) in enumerate(result.details):
-            loss = self._loss(index, choice, mask)
+        for index, (found, mask) in enumerate(result.details):
+            loss = self._loss(index, found, mask)
             losses.append(loss if isinstance(depth, int) else only_if(depth > index, loss))
         if losses and self.training:
             # Graphs compute all levels, and wrappers wait for a gradient of every parameter: that of nothing is zero.
@@ -248,5 +248,5 @@ class ResidualSimVQ(ResidualStack):
             ]
         return stack_levels(losses, self.num_quantizers, 0)
 
-    def _loss(self, index: int, choice: SimChoice, mask: Tensor | None) -> Tensor:
-        return self.quantizers[index].loss_of(choice, None if mask is None else mask.reshape(1, -1))
+    def _loss(self, index: int, found: SimSearchResult, mask: Tensor | None) -> Tensor:
+        return self.quantizers[index].loss_of(found, None if mask is None else mask.reshape(1, -1))

@@ -13,16 +13,16 @@ from torchvq._base.compat import vqp_compat_of
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import make_projections, project
-from torchvq._base.ranks import ranks_of, shake_hands
+from torchvq._base.ranks import handshake, ranks_of
 from torchvq._base.wide_buffers import HALF
 from torchvq._codebook.in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
 from torchvq._codebook.stats import CodebookStats, begin_step, read_stats
 from torchvq._residual.at_once import decode_sum, encode_at_once, encodes_at_once
-from torchvq._residual.calls import check_beam, check_beam_training, check_levels
+from torchvq._residual.calls import beam_of, check_levels
 from torchvq._residual.dropout import drawn_depth, seeded_depth
 from torchvq._residual.engine import enter, stack_levels
 from torchvq._residual.implicit_codebook import MLP
-from torchvq._residual.levels import Request, overlaps, walk
+from torchvq._residual.levels import StackRequest, overlaps, walk
 from torchvq._residual.results import Started, finish
 from torchvq._residual.step import step_at_once, steps_at_once
 from torchvq.codebook import Codebook
@@ -293,8 +293,8 @@ class ResidualVQ(nn.Module):
             together: whether other stacks learn in the same step.
         """
         layout = self.layout
-        layout.check(x)
-        beam = self._beam(beam_size)
+        layout.check_input(x)
+        beam = beam_of(self, beam_size)
         targets = self._targets(indices)
         token_mask = layout.token_mask(x, mask, None)
         if self.training and not torch.compiler.is_compiling():
@@ -302,13 +302,13 @@ class ResidualVQ(nn.Module):
                 steps.enter_context(codebook.step_of(x))
         ranks = ranks_of(self.levels[0], type(self).__name__)
         # Before the depth is drawn, so that ranks draw the same.
-        shake_hands(self._codebooks(), ranks)
+        handshake(self._codebooks(), ranks)
         if self.training:
             begin_step(self._codebooks())
         if depth is None:
             depth = self._depth(seed)
         tokens = enter(x, token_mask, layout, self.project_in)
-        request = Request(
+        request = StackRequest(
             mask=token_mask,
             batch=tokens.shape[:2],
             targets=targets,
@@ -390,22 +390,6 @@ class ResidualVQ(nn.Module):
         if seed is not None:
             return seeded_depth(seed, self.num_quantizers, *rule)
         return drawn_depth(self.levels[0]._codebook.rng, self.num_quantizers, *rule)
-
-    def _beam(self, size: int | None) -> int:
-        """How many paths this forward keeps."""
-        check_beam("beam_size", size, self.implicit_neural_codebook)
-        if size is None:
-            size = self.beam_size if self.training else self.eval_beam_size
-        beam = 1 if size is None else size
-        if beam > 1 and self.training:
-            first = self.levels[0]
-            optimizers = (self.in_place_codebook_optimizer, first.in_place_codebook_optimizer)
-            conflicts = {
-                "stochastic_sample_codes": first.stochastic_sample_codes,
-                "in_place_codebook_optimizer": any(o is not None for o in optimizers),
-            }
-            check_beam_training(conflicts, beam)
-        return beam
 
     @property
     def beam_weights(self) -> list[float] | None:

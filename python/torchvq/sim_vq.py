@@ -26,8 +26,8 @@ def _identity(codes: Tensor) -> Tensor:
     return codes
 
 
-class SimChoice(NamedTuple):
-    """What tokens became."""
+class SimSearchResult(NamedTuple):
+    """What a search leaves."""
 
     quantized: Tensor  # (1, T, D), the codes' values with the estimator's gradient
     indices: Tensor  # (1, T), -1 where masked
@@ -214,24 +214,24 @@ class SimVQ(WideBuffers):
             ValueError: wrong shapes. TypeError: wrong dtypes.
         """
         layout = self._layout
-        layout.check(x)
+        layout.check_input(x)
         token_mask = layout.token_mask(x, mask, None)
-        self.shake_hands()
+        self.handshake()
         tokens = layout.pack(x)
         rows = None
         if token_mask is not None:
             # Padding may hold anything, NaN included; zeros keep it out of every gradient.
             tokens = _ops.fill_masked(tokens, token_mask)
             rows = layout.split_mask(token_mask)
-        choice = self.choose(layout.split_heads(tokens), rows, self.estimator)
-        output = layout.merge_heads(choice.quantized, tokens.shape[0], tokens.shape[1])
+        found = self.choose(layout.split_heads(tokens), rows, self.estimator)
+        output = layout.merge_heads(found.quantized, tokens.shape[0], tokens.shape[1])
         output = output.flatten(2).to(x.dtype)
         if token_mask is not None:
             output = _ops.fill_padding(output, token_mask)
         return QuantizeOutput(
             layout.unpack(output, x),
-            layout.restore_positions(choice.indices, x),
-            self.loss_of(choice, rows),
+            layout.restore_positions(found.indices, x),
+            self.loss_of(found, rows),
         )
 
     @property
@@ -244,32 +244,32 @@ class SimVQ(WideBuffers):
         return "vqp_rotation_trick" if self.vqp_compat else "rotation_trick"
 
     def choose(
-        self, tokens: Tensor, mask: Tensor | None, estimator: str, picked: Tensor | None = None
-    ) -> SimChoice:
+        self, tokens: Tensor, mask: Tensor | None, estimator: str, chosen: Tensor | None = None
+    ) -> SimSearchResult:
         """The search, for ``forward`` and for stacks.
 
         Args:
             tokens: (1, T, D).
             mask: (1, T).
             estimator: the gradient of the output.
-            picked: (1, T), codes that are already chosen; nothing is searched then.
+            chosen: (1, T), codes that are already chosen; nothing is searched then.
         """
         # Nothing is drawn.
         rng = torch.zeros(2, dtype=torch.long, device=tokens.device)
-        return SimChoice(
+        return SimSearchResult(
             *_ops.quantize(
                 tokens,
                 self.codes_for(tokens.dtype),
                 rng,
                 mask=mask,
                 estimator=estimator,
-                chosen=picked,
+                chosen=chosen,
             )
         )
 
-    def loss_of(self, choice: SimChoice, mask: Tensor | None) -> Tensor:
+    def loss_of(self, found: SimSearchResult, mask: Tensor | None) -> Tensor:
         """Both halves of the loss, weighted."""
-        inputs, codes = choice.inputs, choice.codes
+        inputs, codes = found.inputs, found.codes
         if not self.training:
             # A number to look at.
             inputs, codes = inputs.detach(), codes.detach()
@@ -279,16 +279,16 @@ class SimVQ(WideBuffers):
         weights = [weight, weight * self.input_to_quantize_commit_loss_weight]
         return cast(Tensor, _ops.weighted_loss([pulls_codes, pulls_inputs], weights, self.training))
 
-    def shake_hands(self) -> None:
+    def handshake(self) -> None:
         """Before the first step that ranks take together: they find out whether they fit, and start alike."""
-        shake_hands([self], None, "SimVQ")
+        handshake([self], None, "SimVQ")
 
     @property
     def _layout(self) -> Layout:
         return Layout(self.dim, 1, False, self.channel_first, None, "SimVQ")
 
 
-def shake_hands(levels: list[SimVQ], rng: Tensor | None, owner: str) -> None:
+def handshake(levels: list[SimVQ], rng: Tensor | None, owner: str) -> None:
     """The handshake of one quantizer, or of the levels of a stack and its generator."""
     first = levels[0]
     group = group_of(first) if first.training else ""

@@ -9,20 +9,18 @@ from torch.optim import Optimizer
 
 from torchvq._base.checkpointing import is_checkpointed
 from torchvq._base.compat import vqp_compat_of
+from torchvq._base.ema_weight import EmaWeight
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import make_projections, project, projects_nothing
-from torchvq._base.ranks import ALONE, group_name, ranks_of, shake_hands
-from torchvq._base.wide_buffers import HALF
-from torchvq._codebook.call import Call, check_topk
+from torchvq._base.ranks import group_name, ranks_of
+from torchvq._codebook import forward as _forward
 from torchvq._codebook.in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
-from torchvq._codebook.search import prepare, stored_codes
+from torchvq._codebook.request import Request, check_topk
 from torchvq._codebook.stats import CodebookStats, keep_counts, read_stats
-from torchvq._codebook.step import Step, step
 from torchvq._codebook.vector_quantize_options import VectorQuantizeOptions
-from torchvq.codebook import Codebook, EmaWeight
+from torchvq.codebook import Codebook
 from torchvq.outputs import (
-    LossBreakdown,
     QuantizeOutput,
     QuantizeOutputWithBreakdown,
     QuantizeResult,
@@ -335,13 +333,13 @@ class VectorQuantize(VectorQuantizeOptions):
             ValueError: wrong shapes or arguments at odds. TypeError: wrong dtypes. IndexError: a target out of range.
         """
         layout = self._layout
-        layout.check(x)
+        layout.check_input(x)
         token_mask = layout.token_mask(x, mask, lens)
         asked = indices is not None or topk is not None or codebook_transform_fn is not None
         if not (self.training or asked) and projects_nothing(self.project_in, self.project_out):
-            return self._evaluate(x, token_mask, return_loss_breakdown)
+            return _forward.evaluate_at_once(self, x, token_mask, return_loss_breakdown)
         check_topk(self, topk)
-        call = Call(
+        request = Request(
             targets=indices,
             mask=token_mask,
             topk=None if topk is None else min(topk, self.codebook_size),
@@ -356,61 +354,17 @@ class VectorQuantize(VectorQuantizeOptions):
             ranks=ranks_of(self),
         )
         if torch.compiler.is_compiling() or not (self.training and is_checkpointed()):
-            quantized, chosen, loss, breakdown = self._forward(x, call, layout)
+            quantized, chosen, loss, breakdown = _forward.projected_step(self, x, request, layout)
         else:
             with self._codebook.step_of(x):
-                quantized, chosen, loss, breakdown = self._forward(x, call, layout)
+                quantized, chosen, loss, breakdown = _forward.projected_step(
+                    self, x, request, layout
+                )
         if indices is not None:
             return (quantized, loss, breakdown) if return_loss_breakdown else (quantized, loss)
         if return_loss_breakdown:
             return QuantizeOutputWithBreakdown(quantized, chosen, loss, breakdown)
         return QuantizeOutput(quantized, chosen, loss)
-
-    def _evaluate(
-        self, x: Tensor, mask: Tensor | None, return_loss_breakdown: bool
-    ) -> QuantizeOutput | QuantizeOutputWithBreakdown:
-        """The plain evaluation in one call, because on few tokens the steps around the search cost more than it."""
-        codebook = self._codebook
-        prepare(self, x, mask, True, ALONE)
-        quantized, indices, loss = _ops.evaluate(
-            x,
-            stored_codes(self, x.dtype),
-            codebook.rng,
-            mask=mask,
-            metric=codebook.metric,
-            heads=self.heads,
-            separate=self.separate_codebook_per_head,
-            channel_first=self._channel_first,
-            zeros_for_masked=self.return_zeros_for_masked_padding,
-        )
-        if return_loss_breakdown:
-            return QuantizeOutputWithBreakdown(
-                quantized, indices, loss, LossBreakdown(loss, loss, loss, loss)
-            )
-        return QuantizeOutput(quantized, indices, loss)
-
-    def _forward(self, x: Tensor, call: Call, layout: Layout) -> Step:
-        shake_hands([self._codebook], call.ranks)
-        if projects_nothing(self.project_in, self.project_out):
-            return step(self, x, None, call, layout)
-        packed = layout.pack(x)
-        # Padding may hold anything, NaN included; zeros keep it out of every gradient.
-        tokens = packed if call.mask is None else _ops.fill_masked(packed, call.mask)
-        projected = project(self.project_in, tokens)
-        if projected.dtype in HALF:
-            projected = projected.float()  # the codes go to project_out unrounded
-        found = step(self, projected, tokens, call, layout._replace(channel_first=False))
-        output = project(self.project_out, found.quantized).to(x.dtype)
-        if call.mask is not None:
-            padding = None if self.return_zeros_for_masked_padding else packed
-            output = _ops.fill_padding(output, call.mask, padding)
-        loss, breakdown = found.loss, found.breakdown
-        if loss.dim() > 0:  # of candidates
-            loss = layout.unpack_positions(loss, x)
-            commitment = layout.unpack_positions(breakdown.commitment, x)
-            breakdown = LossBreakdown(commitment, *breakdown[1:])
-        indices = layout.unpack_positions(found.indices, x)
-        return Step(layout.unpack(output, x), indices, loss, breakdown)
 
     # Stages of forward ---------------------------------------------------------------------------------------
 
@@ -522,20 +476,8 @@ class VectorQuantize(VectorQuantizeOptions):
             indices: int64 as ``forward`` returns them; -1 counts nowhere.
             mask: as for ``forward``.
         """
-        if not self._ema_update:
-            return
-        layout = self._layout
-        token_mask = layout.token_mask(x, mask, None)
-        head_mask = None if token_mask is None else layout.split_mask(token_mask)
-        with torch.no_grad():
-            inputs = self._metric_space(
-                layout.split_heads(project(self.project_in, layout.pack(x)))
-            )
-            ranks = ranks_of(self)
-            shake_hands([self._codebook], ranks)
-            self._codebook.learn(
-                inputs, layout.split_indices(indices), head_mask, ema_update=True, ranks=ranks
-            )
+        if self._ema_update:
+            _forward.learn_from_indices(self, x, indices, mask)
 
     update_indices = update_ema_indices
 
@@ -545,10 +487,7 @@ class VectorQuantize(VectorQuantizeOptions):
         Args:
             x: (B, N, heads * codebook_dim), already projected.
         """
-        with torch.no_grad():
-            inputs = self._metric_space(self._layout.split_heads(x))
-            self._codebook.expire_codes(inputs, ranks_of(self))
-            _ops.advance_rng_(self._codebook.rng)
+        _forward.replace_codes_now(self, x)
 
     def update_in_place_optimizer(self) -> None:
         """Steps the codebook's own optimizer, then clears its gradients; nothing happens without one."""
@@ -557,6 +496,3 @@ class VectorQuantize(VectorQuantizeOptions):
     def maybe_split_heads_from_input(self, x: Tensor) -> Tensor:
         """(B, N, heads * D) to (heads, B, N, D), with shared codes (1, B * heads, N, D); as it is with one head."""
         return self._layout.split_visible(x)
-
-    def _metric_space(self, projected: Tensor) -> Tensor:
-        return _ops.unit_vectors(projected) if self.use_cosine_sim else projected

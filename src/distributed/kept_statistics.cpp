@@ -1,7 +1,6 @@
 #include "distributed/kept_statistics.h"
 
 #include <limits>
-#include <sstream>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -12,7 +11,6 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
@@ -26,9 +24,7 @@
 #include "detail/op_handle.h"
 #include "detail/random_tensor.h"
 #include "detail/row_keys.h"
-#include "distributed/claim.h"
-#include "distributed/levels.h"
-#include "distributed/statistics_buffer.h"
+#include "distributed/kept_reduction.h"
 #include "distributed/synced_code_statistics.h"
 #include "distributed/two_words.h"
 #include "ops/capture.h"
@@ -37,10 +33,6 @@ namespace torchvq::distributed {
 namespace {
 
 constexpr auto kKeepStatistics = "keep_statistics_";
-// The whole part of a sum that still fits into one word with its rest.
-constexpr int64_t kNarrow = int64_t{1} << 30;
-// The places in kKeptSteps.
-constexpr int64_t kStepsKept = 0, kCallsKept = 1, kKeptBy = 3;
 
 using Tensors = std::vector<at::Tensor>;
 /// What was offered, and whether the steps that are kept wait no longer.
@@ -54,46 +46,6 @@ using KeepStatisticsSignature = Offered(at::TensorList kept, at::TensorList foun
                                         double threshold_fraction, std::string_view metric,
                                         std::string_view signature, std::string_view reduction,
                                         std::string_view group_name, std::string_view label);
-
-/// What the operator writes for each codebook: compilers take lists of tensors as arguments alone.
-enum Found : size_t { kFoundCounts, kFoundSums, kFoundExponents, kFoundCandidates, kFoundTensors };
-
-struct KeepArguments {
-  at::TensorList kept;
-  at::TensorList found;
-  Levels levels;
-  at::TensorList indices;
-  at::TensorList exponents;
-  at::TensorList state;
-  const at::Tensor& step;
-  at::TensorList rng;
-  at::TensorList cluster_size;
-  int64_t every;
-  bool replaces;
-  double kept_size;
-  double threshold;
-  double threshold_fraction;
-  bool unit;
-  std::string_view signature;
-  std::string_view reduction;
-
-  [[nodiscard]] size_t size() const { return levels.size(); }
-  [[nodiscard]] const at::Tensor& of(size_t c, Kept which) const {
-    return kept[c * kKeptTensors + which];
-  }
-  [[nodiscard]] const at::Tensor& out(size_t c, Found which) const {
-    return found[c * kFoundTensors + which];
-  }
-  [[nodiscard]] bool wide(size_t c) const { return levels.x[c].scalar_type() == at::kDouble; }
-  /// Of the tokens as they are compared, float32 or float64.
-  [[nodiscard]] at::ScalarType rows(size_t c) const { return wide(c) ? at::kDouble : at::kFloat; }
-  /// What ranks offer to each other, of candidates that each has chosen.
-  [[nodiscard]] OfferArguments offers(at::TensorList candidates) const {
-    return {candidates,   exponents,           {},        rng,
-            cluster_size, kept_size,           threshold, threshold_fraction,
-            unit,         reduction == "exact"};
-  }
-};
 
 void check_shape(const char* name, const at::Tensor& tensor, at::ScalarType dtype,
                  const std::vector<c10::SymInt>& sizes, const char* shape) {
@@ -170,13 +122,6 @@ Place place_of(const KeepArguments& arguments, const Group& group) {
 
 // This rank's part --------------------------------------------------------------------------------
 
-/// The kept statistics of a codebook with those of this call.
-struct Sum {
-  at::Tensor counts, sums;
-  at::Tensor base, used;  ///< exponents of the first step, and those in use
-  at::Tensor candidates;
-};
-
 /// Tokens (H, C, D) as they are kept, behind a 1; zeros where there are fewer.
 at::Tensor marked(const at::Tensor& candidates) {
   const auto present = candidates.isfinite().all(-1, /*keepdim=*/true);
@@ -193,9 +138,10 @@ at::Tensor first_candidates(const KeepArguments& arguments, size_t c, const at::
   const auto rows = at::cat({kept.narrow(2, 1, x.size(2)).to(dtype), x.to(dtype)}, 1);
   const auto mask = arguments.levels.mask_of(c);
   const auto shape = x.sizes().slice(0, 2);
-  const auto real = mask ? mask->expand(shape) : at::ones(shape, kept.options().dtype(at::kBool));
+  const auto token_mask =
+      mask ? mask->expand(shape) : at::ones(shape, kept.options().dtype(at::kBool));
   const auto codes = detail::rows_as_codes(rows, arguments.unit);
-  auto usable = detail::usable_rows(codes, at::cat({kept.select(2, 0).ne(0), real}, 1));
+  auto usable = detail::usable_rows(codes, at::cat({kept.select(2, 0).ne(0), token_mask}, 1));
   if (arguments.unit) usable = usable.logical_and(codes.ne(0).any(-1));
   const auto keys = detail::row_keys(codes, arguments.rng[c], RandomPurpose::kDeadCodeCandidates)
                         .masked_fill_(usable.logical_not(), detail::kNoKey);
@@ -207,8 +153,8 @@ at::Tensor first_candidates(const KeepArguments& arguments, size_t c, const at::
       .masked_fill(none, std::numeric_limits<double>::quiet_NaN());
 }
 
-Sum add_tokens(const KeepArguments& arguments, size_t c, const Place& place) {
-  Sum sum;
+KeptSum add_tokens(const KeepArguments& arguments, size_t c, const Place& place) {
+  KeptSum sum;
   const auto& kept = arguments.of(c, kKeptExponents);
   const bool anew = place.empty || !place.mine;
   sum.base =
@@ -234,120 +180,6 @@ Sum add_tokens(const KeepArguments& arguments, size_t c, const Place& place) {
   return sum;
 }
 
-// All ranks together ------------------------------------------------------------------------------
-
-Claim claim_of(const KeepArguments& arguments, const std::vector<Sum>& own) {
-  std::ostringstream text;
-  text << "statistics of " << arguments.every << " steps, " << own.size() << " codebooks of";
-  auto replicated = arguments.state.vec();
-  for (size_t c = 0; c < own.size(); ++c) {
-    const auto sizes = own[c].sums.sizes();
-    text << (c == 0 ? " " : ", ") << sizes[1] << " x " << sizes[2] << " codes of " << sizes[3]
-         << " (" << arguments.levels.x[c].scalar_type() << ")";
-    replicated.push_back(own[c].base);
-    replicated.push_back(arguments.of(c, kKeptSteps).narrow(0, 0, kKeptBy));
-  }
-  text << ", reduction " << arguments.reduction << ", " << arguments.signature;
-  replicated.push_back(arguments.step);
-  return {text.str(), fingerprint(replicated, arguments.step.device()), arguments.step};
-}
-
-/// As one word where the sums of all ranks fit into it; `misfits` counts the codes where not.
-at::Tensor narrowed_sums(const Sum& own, int64_t ranks, at::Tensor& misfits) {
-  const auto [whole, rest] = words_of(own.sums);
-  const auto fits = whole.abs().lt(kNarrow / ranks).all(-1).logical_and(own.used.eq(own.base));
-  misfits.add_(fits.logical_not().sum());
-  return whole.bitwise_left_shift(kLowBits).add(rest).unsqueeze(0);
-}
-
-SyncedStatistics reduce_kept_exact(const Group& group, const KeepArguments& arguments,
-                                   const Claim& claim, const std::vector<Sum>& own,
-                                   at::Tensor& offered) {
-  const auto hash = claim.hash();
-  auto news = hash.new_zeros({});
-  SyncedStatistics sent;
-  for (size_t c = 0; c < own.size(); ++c) {
-    sent.counts.push_back(own[c].counts);
-    sent.exponents.push_back(own[c].base);
-    if (arguments.wide(c)) news.add_(own[c].used.ne(own[c].base).sum());
-    sent.sums.push_back(arguments.wide(c) ? own[c].sums
-                                          : narrowed_sums(own[c], group.size(), news));
-  }
-  const auto verdict = reduce_exact(group, hash, news, sent, offered);
-  claim.expect(group, verdict);
-  if (verdict.news == 0) {
-    for (size_t c = 0; c < own.size(); ++c) {
-      if (!arguments.wide(c)) sent.sums[c] = split_word(sent.sums[c][0]);
-    }
-    return sent;
-  }
-  for (size_t c = 0; c < own.size(); ++c) sent.exponents[c] = own[c].used;
-  sent.exponents = largest_exponents(group, sent);
-  for (size_t c = 0; c < own.size(); ++c) {
-    sent.counts[c] = own[c].counts;
-    sent.sums[c] = rescaled(own[c].sums, own[c].used, sent.exponents[c]);
-  }
-  // Candidates have come with the first message.
-  auto nothing = hash.new_empty({0});
-  claim.expect(group, reduce_exact(group, hash, news, sent, nothing));
-  return sent;
-}
-
-SyncedStatistics reduce_kept_float(const Group& group, const KeepArguments& arguments,
-                                   const Claim& claim, const std::vector<Sum>& own,
-                                   at::Tensor& offered) {
-  const auto hash = claim.hash();
-  auto news = hash.new_zeros({});
-  SyncedStatistics sent;
-  Tensors exponents;
-  for (size_t c = 0; c < own.size(); ++c) {
-    const auto& [counts, sums, base, used, candidates] = own[c];
-    sent.counts.push_back(counts);
-    exponents.push_back(arguments.wide(c) ? base : base.sub(kLowBits));
-    if (arguments.wide(c)) {
-      sent.sums.push_back(sums);
-      sent.exponents.push_back(used);
-      continue;
-    }
-    // The whole part says enough where both words together are too long.
-    const auto words = words_of(sums);
-    const auto fits = words.whole.abs().lt(kNarrow).all(-1);
-    sent.sums.push_back(at::where(fits.unsqueeze(-1),
-                                  words.whole.bitwise_left_shift(kLowBits).add(words.rest),
-                                  words.whole)
-                            .unsqueeze(0));
-    sent.exponents.push_back(at::where(fits, used.sub(kLowBits), used));
-  }
-  claim.expect(group, reduce_float(group, hash, news, exponents, sent, offered));
-  for (size_t c = 0; c < own.size(); ++c) {
-    if (arguments.wide(c)) continue;
-    sent.sums[c] = split_word(sent.sums[c][0]);
-    sent.exponents[c] = sent.exponents[c].add(kLowBits);
-  }
-  return sent;
-}
-
-SyncedStatistics reduce_kept(const Group& group, const KeepArguments& arguments,
-                             const std::vector<Sum>& own, at::Tensor& offered) {
-  if (group.alone()) {
-    SyncedStatistics all;
-    for (const auto& sum : own) {
-      all.counts.push_back(sum.counts);
-      all.sums.push_back(sum.sums);
-      all.exponents.push_back(sum.used);
-    }
-    offered = arguments.rng[0].new_empty({1, 0});
-    return all;
-  }
-  Tensors candidates;
-  for (const auto& sum : own) candidates.push_back(sum.candidates);
-  offered = arguments.replaces ? own_offer(arguments.offers(candidates), group)
-                               : arguments.rng[0].new_empty({0});
-  const auto claim = claim_of(arguments, own);
-  return arguments.reduction == "exact" ? reduce_kept_exact(group, arguments, claim, own, offered)
-                                        : reduce_kept_float(group, arguments, claim, own, offered);
-}
-
 // The operator ------------------------------------------------------------------------------------
 
 void write_steps(const KeepArguments& arguments, size_t c, const Place& place, int64_t rank) {
@@ -371,7 +203,7 @@ at::TensorList candidates_found(const KeepArguments& arguments, Tensors& candida
 
 /// What waits is kept, and nothing is handed on.
 Offered wait_for_more(const KeepArguments& arguments, const Group& group, const Place& place,
-                      const std::vector<Sum>& own) {
+                      const std::vector<KeptSum>& own) {
   for (size_t c = 0; c < own.size(); ++c) {
     arguments.of(c, kKeptCounts).copy_(own[c].counts);
     arguments.of(c, kKeptSums).copy_(own[c].sums);
@@ -391,7 +223,7 @@ Offered wait_for_more(const KeepArguments& arguments, const Group& group, const 
 }
 
 Offered hand_on(const KeepArguments& arguments, const Group& group, const Place& place,
-                const std::vector<Sum>& own) {
+                const std::vector<KeptSum>& own) {
   at::Tensor offered;
   const auto all = reduce_kept(group, arguments, own, offered);
   // Nothing has changed up to here, and nothing fails from here on.
@@ -409,45 +241,40 @@ Offered hand_on(const KeepArguments& arguments, const Group& group, const Place&
   return {std::move(offered), at::ones({}, arguments.step.options().dtype(at::kBool))};
 }
 
-Offered keep_statistics_any(at::TensorList kept, at::TensorList found, at::TensorList x,
-                            at::TensorList indices, at::TensorList exponents, at::TensorList mask,
-                            at::TensorList state, const at::Tensor& step, at::TensorList rng,
-                            at::TensorList cluster_size, int64_t every, bool replaces,
-                            double kept_size, double threshold, double threshold_fraction,
-                            std::string_view metric, std::string_view signature,
-                            std::string_view reduction, std::string_view group_name,
-                            std::string_view label) {
-  KeepArguments arguments{
-      kept,  found,        {x, mask, {}}, indices,  exponents, state,     step,
-      rng,   cluster_size, every,         replaces, kept_size, threshold, threshold_fraction,
-      false, signature,    reduction};
-  arguments.unit = check_kept(arguments, metric);
-  const Group group(group_name, {std::string(label), step});
-  const auto place = place_of(arguments, group);
-  std::vector<Sum> own;
-  for (size_t c = 0; c < x.size(); ++c) own.push_back(add_tokens(arguments, c, place));
-  return place.due ? hand_on(arguments, group, place, own)
-                   : wait_for_more(arguments, group, place, own);
-}
-
-Offered keep_statistics_meta(at::TensorList kept, at::TensorList found, at::TensorList x,
-                             at::TensorList indices, at::TensorList exponents, at::TensorList mask,
-                             at::TensorList state, const at::Tensor& step, at::TensorList rng,
-                             at::TensorList cluster_size, int64_t every, bool replaces,
-                             double kept_size, double threshold, double threshold_fraction,
-                             std::string_view metric, std::string_view signature,
-                             std::string_view reduction, std::string_view group_name,
-                             std::string_view label) {
-  KeepArguments arguments{
-      kept,  found,        {x, mask, {}}, indices,  exponents, state,     step,
-      rng,   cluster_size, every,         replaces, kept_size, threshold, threshold_fraction,
-      false, signature,    reduction};
-  arguments.unit = check_kept(arguments, metric);
-  const Group group(group_name, {std::string(label), {}});
+/// What a compiler asks for: shapes.
+Offered empty_offer(const KeepArguments& arguments, const Group& group) {
   Tensors candidates;
   const auto offers = arguments.offers(candidates_found(arguments, candidates));
-  return {rng[0].new_empty({group.size(), replaces ? words_of_offer(offers, group) : 0}),
+  const auto& step = arguments.step;
+  return {arguments.rng[0].new_empty(
+              {group.size(), arguments.replaces ? words_of_offer(offers, group) : 0}),
           step.new_empty({}, step.options().dtype(at::kBool))};
+}
+
+/// The kernel of all devices, and with `meta` that of no device.
+template <bool meta>
+Offered keep_statistics(at::TensorList kept, at::TensorList found, at::TensorList x,
+                        at::TensorList indices, at::TensorList exponents, at::TensorList mask,
+                        at::TensorList state, const at::Tensor& step, at::TensorList rng,
+                        at::TensorList cluster_size, int64_t every, bool replaces, double kept_size,
+                        double threshold, double threshold_fraction, std::string_view metric,
+                        std::string_view signature, std::string_view reduction,
+                        std::string_view group_name, std::string_view label) {
+  KeepArguments arguments{
+      kept,  found,        {x, mask, {}}, indices,  exponents, state,     step,
+      rng,   cluster_size, every,         replaces, kept_size, threshold, threshold_fraction,
+      false, signature,    reduction};
+  arguments.unit = check_kept(arguments, metric);
+  const Group group(group_name, {std::string(label), meta ? at::Tensor() : step});
+  if constexpr (meta) {
+    return empty_offer(arguments, group);
+  } else {
+    const auto place = place_of(arguments, group);
+    std::vector<KeptSum> own;
+    for (size_t c = 0; c < x.size(); ++c) own.push_back(add_tokens(arguments, c, place));
+    return place.due ? hand_on(arguments, group, place, own)
+                     : wait_for_more(arguments, group, place, own);
+  }
 }
 
 }  // namespace
@@ -497,11 +324,11 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
 }
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
-  m.impl("keep_statistics_", torchvq::distributed::keep_statistics_any);
+  m.impl("keep_statistics_", torchvq::distributed::keep_statistics<false>);
 }
 
 TORCH_LIBRARY_IMPL(torchvq, Meta, m) {
-  m.impl("keep_statistics_", torchvq::distributed::keep_statistics_meta);
+  m.impl("keep_statistics_", torchvq::distributed::keep_statistics<true>);
 }
 
 TORCH_LIBRARY_IMPL(torchvq, Autograd, m) {

@@ -50,7 +50,7 @@ OneState state_of(const Arguments& arguments, size_t codebook) {
 }
 
 /// Returns whether the metric is cosine.
-bool check(const Arguments& arguments, std::string_view metric) {
+bool check_dead_code_arguments(const Arguments& arguments, std::string_view metric) {
   const auto number = arguments.states.embed.size();
   for (const auto size :
        {arguments.states.embed_avg.size(), arguments.states.cluster_size.size(),
@@ -248,7 +248,7 @@ at::Tensor synced_replace_dead_codes_any(
                             offered.value_or(at::Tensor()),
                             reduction == "exact",
                             !due.has_value() || due->item<bool>()};
-  const bool unit = check(arguments, metric);
+  const bool unit = check_dead_code_arguments(arguments, metric);
   return replace(Group(group_name, {std::string(label), rng[0]}), arguments, unit);
 }
 
@@ -260,14 +260,14 @@ at::Tensor synced_replace_dead_codes_meta(
     std::string_view /*group_name*/, std::string_view /*label*/,
     const std::optional<at::Tensor>& /*offered*/, std::string_view /*reduction*/,
     const std::optional<at::Tensor>& /*due*/) {
-  check({{embed, embed_avg, cluster_size, cooldown},
-         {x, mask, codebooks},
-         counts,
-         rng,
-         {threshold, threshold_fraction, reset_cluster_size, cooldown_steps},
-         {},
-         true},
-        metric);
+  check_dead_code_arguments({{embed, embed_avg, cluster_size, cooldown},
+                             {x, mask, codebooks},
+                             counts,
+                             rng,
+                             {threshold, threshold_fraction, reset_cluster_size, cooldown_steps},
+                             {},
+                             true},
+                            metric);
   c10::SymInt heads = 0;
   for (const auto& one : embed) heads = heads + one.sym_size(0);
   return counts[0].new_empty_symint({heads});

@@ -51,13 +51,14 @@ bool may_lose_a_code(const OfferArguments& arguments, size_t c) {
   return sizes.mul(arguments.kept * kRounding).lt(arguments.threshold).any().item<bool>();
 }
 
-StepLists synced_step_statistics_any(at::TensorList x, at::TensorList indices,
-                                     at::TensorList exponents, at::TensorList mask,
-                                     at::TensorList state, at::TensorList rng,
-                                     at::TensorList cluster_size, double kept, double threshold,
-                                     double threshold_fraction, std::string_view metric,
-                                     std::string_view signature, std::string_view reduction,
-                                     std::string_view group_name, std::string_view label) {
+/// The kernel of all devices, and with `meta` that of no device.
+template <bool meta>
+StepLists step_statistics(at::TensorList x, at::TensorList indices, at::TensorList exponents,
+                          at::TensorList mask, at::TensorList state, at::TensorList rng,
+                          at::TensorList cluster_size, double kept, double threshold,
+                          double threshold_fraction, std::string_view metric,
+                          std::string_view signature, std::string_view reduction,
+                          std::string_view group_name, std::string_view label) {
   check_levels(x, rng, cluster_size);
   check_synced_code_statistics(x, indices, exponents, mask, {}, state, rng[0], reduction);
   const OfferArguments arguments{x,
@@ -70,36 +71,17 @@ StepLists synced_step_statistics_any(at::TensorList x, at::TensorList indices,
                                  threshold_fraction,
                                  metric == "cosine",
                                  reduction == "exact"};
-  const Group group(group_name, {std::string(label), rng[0]});
-  auto offered = group.alone() ? rng[0].new_empty({0}) : own_offer(arguments, group);
-  auto [counts, sums, used] = reduce_statistics(
-      group, {x, indices, exponents, mask, {}, state, rng[0], signature, reduction}, offered);
-  return {std::move(counts), std::move(sums), std::move(used), std::move(offered)};
-}
-
-StepLists synced_step_statistics_meta(at::TensorList x, at::TensorList indices,
-                                      at::TensorList exponents, at::TensorList mask,
-                                      at::TensorList state, at::TensorList rng,
-                                      at::TensorList cluster_size, double kept, double threshold,
-                                      double threshold_fraction, std::string_view metric,
-                                      std::string_view /*signature*/, std::string_view reduction,
-                                      std::string_view group_name, std::string_view label) {
-  check_levels(x, rng, cluster_size);
-  check_synced_code_statistics(x, indices, exponents, mask, {}, state, rng[0], reduction);
-  const OfferArguments arguments{x,
-                                 exponents,
-                                 mask,
-                                 rng,
-                                 cluster_size,
-                                 kept,
-                                 threshold,
-                                 threshold_fraction,
-                                 metric == "cosine",
-                                 reduction == "exact"};
-  const Group group(group_name, {std::string(label), {}});
-  auto [counts, sums, used] = empty_statistics(x, indices, exponents, {});
-  return {std::move(counts), std::move(sums), std::move(used),
-          rng[0].new_empty({group.size(), words_of_offer(arguments, group)})};
+  const Group group(group_name, {std::string(label), meta ? at::Tensor() : rng[0]});
+  if constexpr (meta) {
+    auto [counts, sums, used] = empty_statistics(x, indices, exponents, {});
+    return {std::move(counts), std::move(sums), std::move(used),
+            rng[0].new_empty({group.size(), words_of_offer(arguments, group)})};
+  } else {
+    auto offered = group.alone() ? rng[0].new_empty({0}) : own_offer(arguments, group);
+    auto [counts, sums, used] = reduce_statistics(
+        group, {x, indices, exponents, mask, {}, state, rng[0], signature, reduction}, offered);
+    return {std::move(counts), std::move(sums), std::move(used), std::move(offered)};
+  }
 }
 
 int64_t count_of(const OfferArguments& arguments, size_t c, const Group& group) {
@@ -172,11 +154,11 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
 }
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
-  m.impl("synced_step_statistics", torchvq::distributed::synced_step_statistics_any);
+  m.impl("synced_step_statistics", torchvq::distributed::step_statistics<false>);
 }
 
 TORCH_LIBRARY_IMPL(torchvq, Meta, m) {
-  m.impl("synced_step_statistics", torchvq::distributed::synced_step_statistics_meta);
+  m.impl("synced_step_statistics", torchvq::distributed::step_statistics<true>);
 }
 
 TORCH_LIBRARY_IMPL(torchvq, Autograd, m) {

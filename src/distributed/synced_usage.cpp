@@ -20,8 +20,8 @@ constexpr auto kSyncedUsage = "synced_usage";
 /// Below this ema_update_() takes a code for unused, at a decay of 0.98 or less.
 constexpr double kIdle = 1e-2;
 
-void check(at::TensorList counts, at::TensorList cluster_size, at::TensorList replaced,
-           at::ArrayRef<double> threshold, at::ArrayRef<double> fraction) {
+void check_usage(at::TensorList counts, at::TensorList cluster_size, at::TensorList replaced,
+                 at::ArrayRef<double> threshold, at::ArrayRef<double> fraction) {
   for (const auto size :
        {cluster_size.size(), replaced.size(), threshold.size(), fraction.size()}) {
     TORCH_CHECK_VALUE(
@@ -96,7 +96,7 @@ at::Tensor synced_usage_any(at::TensorList counts, at::TensorList cluster_size,
                             at::TensorList replaced, at::ArrayRef<double> threshold,
                             at::ArrayRef<double> fraction, std::string_view group_name,
                             std::string_view label) {
-  check(counts, cluster_size, replaced, threshold, fraction);
+  check_usage(counts, cluster_size, replaced, threshold, fraction);
   const Group group(group_name, {std::string(label), {}});
   auto tokens = flat(counts, at::kLong);
   group.sum_(tokens, "the use of its codes");
@@ -123,7 +123,7 @@ at::Tensor synced_usage_meta(at::TensorList counts, at::TensorList cluster_size,
                              at::TensorList replaced, at::ArrayRef<double> threshold,
                              at::ArrayRef<double> fraction, std::string_view /*group_name*/,
                              std::string_view /*label*/) {
-  check(counts, cluster_size, replaced, threshold, fraction);
+  check_usage(counts, cluster_size, replaced, threshold, fraction);
   return counts[0].new_empty({static_cast<int64_t>(counts.size()), kUsageColumns},
                              counts[0].options().dtype(at::kDouble));
 }

@@ -12,7 +12,7 @@
 namespace torchvq::fit {
 namespace {
 
-void check(const CodebookStack& stack, const char* where) {
+void check_stack(const CodebookStack& stack, const char* where) {
   TORCH_CHECK_VALUE(!stack.groups.empty() && !stack.groups[0].empty(), where,
                     ": expected stack to have at least one codebook, but got none");
   TORCH_CHECK_VALUE(
@@ -70,7 +70,7 @@ int64_t CodebookStack::paths(int64_t most) const {
 }
 
 at::Tensor encode_stack(const at::Tensor& x, const CodebookStack& stack, int64_t beam) {
-  check(stack, "encode_stack");
+  check_stack(stack, "encode_stack");
   TORCH_CHECK_VALUE(beam >= 1, "encode_stack: expected beam to be at least 1, but got ", beam);
   TORCH_CHECK_VALUE(x.dim() == 2 && x.size(1) == stack.dim(),
                     "encode_stack: expected x to have shape (N, ", stack.dim(), "), but got ",
@@ -88,7 +88,7 @@ at::Tensor encode_stack(const at::Tensor& x, const CodebookStack& stack, int64_t
 }
 
 at::Tensor decode_stack(const at::Tensor& codes, const CodebookStack& stack) {
-  check(stack, "decode_stack");
+  check_stack(stack, "decode_stack");
   TORCH_CHECK_VALUE(codes.dim() == 2 && codes.size(1) == stack.columns(),
                     "decode_stack: expected codes to have shape (N, ", stack.columns(),
                     "), but got ", codes.sizes());

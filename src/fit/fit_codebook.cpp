@@ -42,7 +42,8 @@ int64_t sample_size(int64_t rows, int64_t size) {
   return std::min(rows, std::max(2 * size, std::min<int64_t>(64 * size, 65536)));
 }
 
-void check(const functional::VectorBlocks& vectors, const FitCodebookOptions& options) {
+void check_codebook_fit(const functional::VectorBlocks& vectors,
+                        const FitCodebookOptions& options) {
   TORCH_CHECK_VALUE(options.codebook_size >= 1 && options.codebook_size <= vectors.all_rows(),
                     "fit_codebook: expected codebook_size to be in [1, ", vectors.all_rows(),
                     "], the number of vectors, but got ", options.codebook_size);
@@ -218,7 +219,7 @@ class Fitter {
 
 FitCodebookOutput fit_codebook(const functional::VectorBlocks& vectors,
                                const FitCodebookOptions& options, const FitProgress& progress) {
-  check(vectors, options);
+  check_codebook_fit(vectors, options);
   return Fitter(vectors, options, progress).run();
 }
 

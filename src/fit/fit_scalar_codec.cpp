@@ -36,7 +36,7 @@ constexpr double kFlat = 1e-12;
 constexpr double kRidge = 1e-9;
 constexpr int64_t kRotations = 50;
 
-void check(const functional::VectorBlocks& vectors, const FitScalarOptions& options) {
+void check_scalar_fit(const functional::VectorBlocks& vectors, const FitScalarOptions& options) {
   TORCH_CHECK_VALUE(options.method == "fsq" || options.method == "lfq",
                     "fit_scalar_codec: expected method to be fsq or lfq, but got ", options.method);
   TORCH_CHECK_VALUE(vectors.all_rows() > 0,
@@ -212,7 +212,7 @@ void set_maps(ScalarCodec& codec, const at::Tensor& flat) {
 FitScalarOutput fit_scalar_codec(const functional::VectorBlocks& vectors,
                                  const FitScalarOptions& options,
                                  const std::function<void(int64_t pass, int64_t rows)>& progress) {
-  check(vectors, options);
+  check_scalar_fit(vectors, options);
   const auto show = [&](int64_t pass) {
     return [&progress, pass](int64_t rows) {
       if (progress) progress(pass, rows);

@@ -9,7 +9,7 @@
 namespace torchvq::fit {
 namespace {
 
-void check(const functional::VectorBlocks& vectors, const FitStackOptions& options) {
+void check_stack_fit(const functional::VectorBlocks& vectors, const FitStackOptions& options) {
   const auto at_least_one = [](const char* name, int64_t value) {
     TORCH_CHECK_VALUE(value >= 1, "fit_stack: expected ", name, " to be at least 1, but got ",
                       value);
@@ -121,7 +121,7 @@ class StackFitter {
 
 FitStackOutput fit_stack(const functional::VectorBlocks& vectors, const FitStackOptions& options,
                          const FitStackProgress& progress) {
-  check(vectors, options);
+  check_stack_fit(vectors, options);
   return StackFitter(vectors, options, progress).run();
 }
 

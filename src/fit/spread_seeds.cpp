@@ -31,20 +31,20 @@ at::Tensor spread_seeds(const at::Tensor& sample, int64_t size, const std::strin
                         const at::Tensor& rng_) {
   const auto options = ops::NearestCodeOptions().metric(metric).return_distances(true);
   auto rng = rng_.clone();
-  auto picked = draw(at::ones({sample.size(0)}), 1, rng);
-  auto fresh = picked;
+  auto chosen = draw(at::ones({sample.size(0)}), 1, rng);
+  auto fresh = chosen;
   auto distances = at::full({sample.size(0)}, std::numeric_limits<float>::infinity());
-  while (picked.size(0) < size) {
+  while (chosen.size(0) < size) {
     const auto to_fresh =
         ops::nearest_code(sample, sample.index_select(0, fresh), options).distances;
-    // Rounding may leave a trace of distance between equal vectors, which must not be picked again.
-    distances = at::minimum(distances, to_fresh.clamp_min(0)).index_fill_(0, picked, 0);
+    // Rounding may leave a trace of distance between equal vectors, which must not be chosen again.
+    distances = at::minimum(distances, to_fresh.clamp_min(0)).index_fill_(0, chosen, 0);
     rng = rng + at::tensor({0, 1}, at::kLong);
-    const auto batch = std::max<int64_t>(1, picked.size(0) / kBatchFraction);
-    fresh = draw(distances.sqrt(), std::min(batch, size - picked.size(0)), rng);
-    picked = at::cat({picked, fresh});
+    const auto batch = std::max<int64_t>(1, chosen.size(0) / kBatchFraction);
+    fresh = draw(distances.sqrt(), std::min(batch, size - chosen.size(0)), rng);
+    chosen = at::cat({chosen, fresh});
   }
-  return sample.index_select(0, picked);
+  return sample.index_select(0, chosen);
 }
 
 }  // namespace torchvq::fit

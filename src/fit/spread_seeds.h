@@ -9,7 +9,7 @@
 namespace torchvq::fit {
 
 /// Picks `size` rows of `sample`, each with a probability that grows with the distance to those
-/// picked before (its square, as in k-means++, spends codes on outliers: on 7 x 7 image patches the
+/// chosen before (its square, as in k-means++, spends codes on outliers: on 7 x 7 image patches the
 /// error in the end is 0.5 to 1 % larger, at each level of a residual stack), in batches of an
 /// eighth of what there is, so that the work is that of one assignment.
 ///
@@ -18,7 +18,7 @@ namespace torchvq::fit {
 ///
 /// @param sample  (S, D), float32; unit vectors for cosine. S >= size.
 /// @param rng     (2,), int64: (seed, step); steps from `step` on are used.
-/// @return        (size, D). Equal rows are picked twice only when there are too few different
+/// @return        (size, D). Equal rows are chosen twice only when there are too few different
 /// ones.
 at::Tensor spread_seeds(const at::Tensor& sample, int64_t size, const std::string& metric,
                         const at::Tensor& rng);

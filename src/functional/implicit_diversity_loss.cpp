@@ -25,10 +25,10 @@ at::Tensor implicit_diversity_loss(const at::Tensor& x, const at::Tensor& codes,
                                    const std::optional<at::Tensor>& mask,
                                    const distributed::SyncOptions& options) {
   const auto probability = x.sub(codes).norm(2, -1).mul(-temperature).softmax(-1);
-  auto real = x.isfinite().all(-1);
-  if (mask) real = real.logical_and(*mask);
-  auto total = probability.masked_fill(real.logical_not(), 0).sum(0);
-  auto tokens = real.sum().to(total.scalar_type()).reshape({1});
+  auto counted = x.isfinite().all(-1);
+  if (mask) counted = counted.logical_and(*mask);
+  auto total = probability.masked_fill(counted.logical_not(), 0).sum(0);
+  auto tokens = counted.sum().to(total.scalar_type()).reshape({1});
   if (!options.group_name.empty()) {
     const auto summed = distributed::all_reduce_differentiable(at::cat({total, tokens}), options);
     total = summed.slice(0, 0, -1);

@@ -100,11 +100,11 @@ at::Tensor fill_masked(const at::Tensor& tokens, const at::Tensor& mask) {
 at::Tensor fill_padding(const at::Tensor& output, const at::Tensor& mask,
                         const std::optional<at::Tensor>& padding) {
   const bool candidates = output.dim() == 4;
-  const auto real = candidates ? mask.unsqueeze(-1).unsqueeze(-1) : mask.unsqueeze(-1);
+  const auto feature_mask = candidates ? mask.unsqueeze(-1).unsqueeze(-1) : mask.unsqueeze(-1);
   if (!padding) {
-    return output.masked_fill(real.logical_not(), 0);
+    return output.masked_fill(feature_mask.logical_not(), 0);
   }
-  return at::where(real, output, candidates ? padding->unsqueeze(2) : *padding);
+  return at::where(feature_mask, output, candidates ? padding->unsqueeze(2) : *padding);
 }
 
 at::Tensor lens_to_mask(const at::Tensor& lens, SymInt length) {

@@ -23,7 +23,7 @@
 #include "distributed/step_in_flight.h"
 #include "distributed/synced_step_statistics.h"
 #include "functional/learning_in_flight.h"
-#include "functional/taught_tokens.h"
+#include "functional/step_tokens.h"
 
 namespace torchvq::functional {
 namespace {
@@ -60,8 +60,8 @@ class WideCodes {
 };
 
 /// One mask for each codebook, or none at all.
-Tensors masks_of(const std::vector<TaughtTokens>& tokens) {
-  const auto masked = [](const TaughtTokens& level) { return level.mask.has_value(); };
+Tensors masks_of(const std::vector<StepTokens>& tokens) {
+  const auto masked = [](const StepTokens& level) { return level.mask.has_value(); };
   Tensors masks;
   if (std::any_of(tokens.begin(), tokens.end(), masked)) {
     for (const auto& level : tokens) {
@@ -78,7 +78,7 @@ Tensors member_of(const std::vector<CodebookState>& states, at::Tensor CodebookS
   return found;
 }
 
-std::vector<CodeStatistics> collect_own(const std::vector<TaughtTokens>& tokens,
+std::vector<CodeStatistics> collect_own(const std::vector<StepTokens>& tokens,
                                         const Tensors& wide) {
   std::vector<CodeStatistics> found;
   for (size_t i = 0; i < tokens.size(); ++i) {
@@ -102,8 +102,8 @@ Tensors generators(const std::vector<CodebookState>& states, const Exchanged& ex
 }
 
 /// Codebooks that are not in use take part with no tokens.
-std::vector<TaughtTokens> of_all_codebooks(const std::vector<CodebookState>& states,
-                                           std::vector<TaughtTokens> tokens) {
+std::vector<StepTokens> of_all_codebooks(const std::vector<CodebookState>& states,
+                                         std::vector<StepTokens> tokens) {
   const auto like = tokens[0];
   while (tokens.size() < states.size()) tokens.push_back(no_tokens(like));
   return tokens;
@@ -115,7 +115,7 @@ struct Message {
   Tensors x, indices, exponents;
 };
 
-Message message_of(const std::vector<CodebookState>& states, const std::vector<TaughtTokens>& all,
+Message message_of(const std::vector<CodebookState>& states, const std::vector<StepTokens>& all,
                    const Tensors& wide, const LearnCodebooksOptions& options) {
   Message message;
   auto& [synced, x, indices, exponents] = message;
@@ -146,9 +146,9 @@ Exchanged exchanged_by(const distributed::SyncedStatistics& found, at::Tensor of
 
 /// `offers` says what the replacement of dead codes will ask for; null where it has no part in this
 /// message.
-Exchanged exchange(const std::vector<CodebookState>& states,
-                   const std::vector<TaughtTokens>& tokens, const Tensors& wide,
-                   const LearnCodebooksOptions& options, const distributed::OfferOptions* offers) {
+Exchanged exchange(const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
+                   const Tensors& wide, const LearnCodebooksOptions& options,
+                   const distributed::OfferOptions* offers) {
   const auto all = of_all_codebooks(states, tokens);
   const auto [synced, x, indices, exponents] = message_of(states, all, wide, options);
   auto [found, offered] =
@@ -160,7 +160,7 @@ Exchanged exchange(const std::vector<CodebookState>& states,
 }
 
 std::vector<CodeStatistics> collect(const std::vector<CodebookState>& states,
-                                    const std::vector<TaughtTokens>& tokens, const Tensors& wide,
+                                    const std::vector<StepTokens>& tokens, const Tensors& wide,
                                     const LearnCodebooksOptions& options) {
   return options.ranks().alone() ? collect_own(tokens, wide)
                                  : exchange(states, tokens, wide, options, nullptr).statistics;
@@ -198,10 +198,9 @@ ops::DeadCodeOptions dead_code_options(const LearnCodebooksOptions& options) {
           .metric = options.metric()};
 }
 
-void replace_synced(const std::vector<CodebookState>& states,
-                    const std::vector<TaughtTokens>& tokens, const Tensors& wide,
-                    const Tensors& counts, const LearnCodebooksOptions& options,
-                    const Exchanged& exchanged) {
+void replace_synced(const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
+                    const Tensors& wide, const Tensors& counts,
+                    const LearnCodebooksOptions& options, const Exchanged& exchanged) {
   distributed::SyncedDeadCodeOptions synced;
   static_cast<distributed::SyncOptions&>(synced) = options.ranks();
   synced.mask = masks_of(tokens);
@@ -225,7 +224,7 @@ void replace_synced(const std::vector<CodebookState>& states,
 }
 
 /// Puts tokens in the place of codes that fell out of use.
-void replace(const std::vector<CodebookState>& states, const std::vector<TaughtTokens>& tokens,
+void replace(const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
              const Tensors& wide, Tensors counts, const LearnCodebooksOptions& options,
              const Exchanged& exchanged) {
   if (options.vqp_compat()) {
@@ -252,7 +251,7 @@ void keep_cooldown(const CodebookState& state, const at::Tensor& counts) {
 }
 
 /// What follows once averages and codes have moved: `counts` for each of the tokens.
-void finish(const std::vector<CodebookState>& states, const std::vector<TaughtTokens>& tokens,
+void finish(const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
             const Tensors& wide, const Tensors& counts, const LearnCodebooksOptions& options,
             const Exchanged& exchanged = {}) {
   for (size_t i = 0; i < tokens.size(); ++i) {
@@ -266,9 +265,10 @@ void finish(const std::vector<CodebookState>& states, const std::vector<TaughtTo
 }
 
 /// Moves averages and codes by statistics; returns their counts.
-Tensors absorb(const std::vector<CodebookState>& states, const std::vector<TaughtTokens>& tokens,
-               const Exchanged& exchanged, const Tensors& wide,
-               const LearnCodebooksOptions& options, const std::optional<at::Tensor>& weight) {
+Tensors learn_exchanged(const std::vector<CodebookState>& states,
+                        const std::vector<StepTokens>& tokens, const Exchanged& exchanged,
+                        const Tensors& wide, const LearnCodebooksOptions& options,
+                        const std::optional<at::Tensor>& weight) {
   Tensors counts;
   for (size_t i = 0; i < tokens.size(); ++i) {
     const auto& own = exchanged.statistics[i];
@@ -282,7 +282,7 @@ Tensors absorb(const std::vector<CodebookState>& states, const std::vector<Taugh
 
 /// The one message of a step: statistics, and candidates where dead codes are replaced.
 Exchanged exchange_step(const std::vector<CodebookState>& states,
-                        const std::vector<TaughtTokens>& tokens, const Tensors& wide,
+                        const std::vector<StepTokens>& tokens, const Tensors& wide,
                         const LearnCodebooksOptions& options, bool weighted) {
   if (!options.replaces()) return exchange(states, tokens, wide, options, nullptr);
   const auto sizes = member_of(states, &CodebookState::cluster_size);
@@ -295,7 +295,7 @@ Exchanged exchange_step(const std::vector<CodebookState>& states,
 /// The message of a step that is sent now and awaited later. Tensors that belong to the caller are
 /// copies in `tokens` already.
 distributed::StepMessage step_message(const std::vector<CodebookState>& states,
-                                      const std::vector<TaughtTokens>& tokens, const Tensors& wide,
+                                      const std::vector<StepTokens>& tokens, const Tensors& wide,
                                       const LearnCodebooksOptions& options, bool weighted) {
   const auto all = of_all_codebooks(states, tokens);
   auto [synced, x, indices, exponents] = message_of(states, all, wide, options);
@@ -311,8 +311,8 @@ distributed::StepMessage step_message(const std::vector<CodebookState>& states,
 }
 
 /// Of their own memory.
-std::vector<TaughtTokens> copies_of(const std::vector<TaughtTokens>& tokens) {
-  std::vector<TaughtTokens> copies;
+std::vector<StepTokens> copies_of(const std::vector<StepTokens>& tokens) {
+  std::vector<StepTokens> copies;
   for (const auto& [x, indices, mask] : tokens) {
     copies.push_back(
         {x.clone(), indices.clone(), mask ? std::optional(mask->clone()) : std::nullopt});
@@ -322,9 +322,9 @@ std::vector<TaughtTokens> copies_of(const std::vector<TaughtTokens>& tokens) {
 
 /// A step of which the statistics wait for others, or end their wait. Steps that wait go on with no
 /// tokens, which change nothing.
-Tensors absorb_kept(const std::vector<CodebookState>& states,
-                    const std::vector<TaughtTokens>& tokens, const Tensors& wide,
-                    const LearnCodebooksOptions& options, const std::optional<at::Tensor>& weight) {
+Tensors learn_kept(const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
+                   const Tensors& wide, const LearnCodebooksOptions& options,
+                   const std::optional<at::Tensor>& weight) {
   // Earlier steps may have used what this one does not.
   const auto all = of_all_codebooks(states, tokens);
   const auto [synced, x, indices, exponents] = message_of(states, all, wide, options);
@@ -348,22 +348,21 @@ Tensors absorb_kept(const std::vector<CodebookState>& states,
   exchanged.offered = std::move(found.offered);
   exchanged.due = std::move(found.due);
   auto& [counts, sums, used] = found.statistics;
-  std::vector<TaughtTokens> candidates;
+  std::vector<StepTokens> candidates;
   Tensors counted;
   for (size_t i = 0; i < all.size(); ++i) {
     exchanged.statistics.push_back({counts[i], sums[i], used[i]});
     candidates.push_back({found.candidates[i], {}, std::nullopt});
     if (i < tokens.size()) counted.push_back(at::ones_like(counts[i]));
   }
-  absorb(states, candidates, exchanged, wide, options, weight);
+  learn_exchanged(states, candidates, exchanged, wide, options, weight);
   return counted;
 }
 
 /// The same of a process alone, from the tokens.
-Tensors absorb_tokens(const std::vector<CodebookState>& states,
-                      const std::vector<TaughtTokens>& tokens, const Tensors& wide,
-                      const LearnCodebooksOptions& options,
-                      const std::optional<at::Tensor>& weight) {
+Tensors learn_alone(const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
+                    const Tensors& wide, const LearnCodebooksOptions& options,
+                    const std::optional<at::Tensor>& weight) {
   Tensors sizes, averages, codes, x, indices;
   for (size_t i = 0; i < tokens.size(); ++i) {
     sizes.push_back(states[i].cluster_size);
@@ -387,55 +386,55 @@ at::Tensor wide_embed(const CodebookState& state, double eps, const std::string&
 }
 
 std::vector<CodeStatistics> collect_statistics(const std::vector<CodebookState>& states,
-                                               const std::vector<TaughtTokens>& tokens,
+                                               const std::vector<StepTokens>& tokens,
                                                const LearnCodebooksOptions& options) {
   const at::NoGradGuard no_grad;
   return collect(states, tokens, WideCodes(states, options).codes(), options);
 }
 
-void absorb_statistics_(const std::vector<CodebookState>& states,
-                        const std::vector<TaughtTokens>& tokens,
-                        const std::vector<CodeStatistics>& statistics,
-                        const LearnCodebooksOptions& options,
-                        const std::optional<at::Tensor>& weight) {
+void learn_from_statistics_(const std::vector<CodebookState>& states,
+                            const std::vector<StepTokens>& tokens,
+                            const std::vector<CodeStatistics>& statistics,
+                            const LearnCodebooksOptions& options,
+                            const std::optional<at::Tensor>& weight) {
   const at::NoGradGuard no_grad;
   const WideCodes wide(states, options);
-  absorb(states, tokens, {statistics, {}}, wide.codes(), options, weight);
+  learn_exchanged(states, tokens, {statistics, {}}, wide.codes(), options, weight);
   wide.store(tokens.size());
 }
 
 std::vector<at::Tensor> learn_codebooks_(const std::vector<CodebookState>& states,
-                                         const std::vector<TaughtTokens>& tokens,
+                                         const std::vector<StepTokens>& tokens,
                                          const LearnCodebooksOptions& options,
                                          const std::optional<at::Tensor>& weight) {
   if (!options.learns()) return {};
   const at::NoGradGuard no_grad;
   const WideCodes wide(states, options);
   if (options.sync_every() != 1) {
-    auto counts = absorb_kept(states, tokens, wide.codes(), options, weight);
+    auto counts = learn_kept(states, tokens, wide.codes(), options, weight);
     wide.store(states.size());
     return counts;
   }
-  const auto counts =
-      options.ranks().alone()
-          ? absorb_tokens(states, tokens, wide.codes(), options, weight)
-          : absorb(states, tokens,
-                   exchange_step(states, tokens, wide.codes(), options, weight.has_value()),
-                   wide.codes(), options, weight);
+  const auto counts = options.ranks().alone()
+                          ? learn_alone(states, tokens, wide.codes(), options, weight)
+                          : learn_exchanged(states, tokens,
+                                            exchange_step(states, tokens, wide.codes(), options,
+                                                          weight.has_value()),
+                                            wide.codes(), options, weight);
   wide.store(tokens.size());
   return counts;
 }
 
 struct LearningInFlight::Impl {
   std::vector<CodebookState> states;
-  std::vector<TaughtTokens> tokens;
+  std::vector<StepTokens> tokens;
   LearnCodebooksOptions options;
   std::optional<at::Tensor> weight;
   distributed::StepInFlight message;
 };
 
 LearningInFlight::LearningInFlight(std::vector<CodebookState> states,
-                                   const std::vector<TaughtTokens>& tokens,
+                                   const std::vector<StepTokens>& tokens,
                                    LearnCodebooksOptions options,
                                    const std::optional<at::Tensor>& weight) {
   const at::NoGradGuard no_grad;
@@ -456,7 +455,7 @@ std::vector<at::Tensor> LearningInFlight::finish() {
   auto [found, offered] = message.receive();
   const WideCodes wide(states, options);
   const auto exchanged = exchanged_by(found, std::move(offered), tokens.size());
-  const auto counts = absorb(states, tokens, exchanged, wide.codes(), options, weight);
+  const auto counts = learn_exchanged(states, tokens, exchanged, wide.codes(), options, weight);
   wide.store(tokens.size());
   for (size_t i = 0; i < counts.size(); ++i) advance_rng_(states[i].rng, counts[i]);
   return counts;
@@ -467,7 +466,7 @@ void expire_codes_(const std::vector<CodebookState>& states, at::TensorList x,
   if (!options.replaces()) return;
   const at::NoGradGuard no_grad;
   const WideCodes wide(states, options);
-  std::vector<TaughtTokens> tokens;
+  std::vector<StepTokens> tokens;
   Tensors unused;
   for (size_t i = 0; i < states.size(); ++i) {
     tokens.push_back({x[i], {}, std::nullopt});

@@ -9,23 +9,13 @@
 #include <torchvq/functional/learn_codebooks.h>
 
 #include "functional/operator_options.h"
+#include "functional/step_tokens.h"
 
 namespace torchvq::functional {
 namespace {
 
 using TensorLists =
     std::tuple<std::vector<at::Tensor>, std::vector<at::Tensor>, std::vector<at::Tensor>>;
-
-std::vector<TaughtTokens> taught(at::TensorList x, at::TensorList indices, at::TensorList mask) {
-  TORCH_CHECK_VALUE(x.size() == indices.size() && (mask.empty() || mask.size() == x.size()),
-                    "learn_codebooks_: expected indices, and mask where there is one, for each of ",
-                    x.size(), " levels, but got ", indices.size(), " and ", mask.size());
-  std::vector<TaughtTokens> tokens;
-  for (size_t i = 0; i < x.size(); ++i) {
-    tokens.push_back({x[i], indices[i], mask.empty() ? std::nullopt : std::optional(mask[i])});
-  }
-  return tokens;
-}
 
 TensorLists collect_op(at::TensorList state, at::TensorList rng, at::TensorList x,
                        at::TensorList indices, at::TensorList mask, double eps,
@@ -37,7 +27,7 @@ TensorLists collect_op(at::TensorList state, at::TensorList rng, at::TensorList 
   TensorLists found;
   auto& [counts, sums, exponents] = found;
   for (auto& own : collect_statistics(states_of("learn_codebooks_", state, rng),
-                                      taught(x, indices, mask), options)) {
+                                      step_tokens("learn_codebooks_", x, indices, mask), options)) {
     counts.push_back(std::move(own.counts));
     sums.push_back(std::move(own.sums));
     exponents.push_back(std::move(own.exponents));
@@ -70,9 +60,9 @@ std::vector<at::Tensor> learn_op(at::TensorList state, at::TensorList rng, at::T
   dead_codes(options, threshold, threshold_fraction, reset_cluster_size, vqp_compat);
   options.sync_every(sync_every);
   const auto states = states_of("learn_codebooks_", state, rng);
-  const auto tokens = taught(x, indices, mask);
+  const auto tokens = step_tokens("learn_codebooks_", x, indices, mask);
   if (statistics.empty()) return learn_codebooks_(states, tokens, options, weight);
-  absorb_statistics_(states, tokens, statistics_of(statistics, tokens.size()), options, weight);
+  learn_from_statistics_(states, tokens, statistics_of(statistics, tokens.size()), options, weight);
   return {};
 }
 

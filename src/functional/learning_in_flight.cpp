@@ -10,6 +10,7 @@
 #include <torch/custom_class.h>
 
 #include "functional/operator_options.h"
+#include "functional/step_tokens.h"
 
 namespace torchvq::functional {
 namespace {
@@ -20,19 +21,6 @@ using Tensors = std::vector<at::Tensor>;
 class WithoutAutocast {
   c10::impl::ExcludeDispatchKeyGuard guard_{c10::autocast_dispatch_keyset};
 };
-
-std::vector<TaughtTokens> taught(const Tensors& x, const Tensors& indices, const Tensors& mask) {
-  const bool fits = x.size() == indices.size() && (mask.empty() || mask.size() == x.size());
-  TORCH_CHECK_VALUE(fits && !x.empty(),
-                    "LearningInFlight: expected indices, and mask where there is one, for each of ",
-                    x.size(), " levels (at least 1), but got ", indices.size(), " and ",
-                    mask.size());
-  std::vector<TaughtTokens> tokens;
-  for (size_t i = 0; i < x.size(); ++i) {
-    tokens.push_back({x[i], indices[i], mask.empty() ? std::nullopt : std::optional(mask[i])});
-  }
-  return tokens;
-}
 
 class Holder : public torch::CustomClassHolder {
  public:
@@ -67,9 +55,10 @@ c10::intrusive_ptr<Holder> start(const Tensors& state, const Tensors& rng, const
       "LearningInFlight: expected a step of several ranks that learns, but got group_name \"",
       group_name, "\" and a step that ", options.learns() ? "learns" : "learns nothing");
   auto states = states_of("LearningInFlight", state, rng);
-  auto tokens = taught(x, indices, mask);
-  TORCH_CHECK_VALUE(tokens.size() <= states.size(), "LearningInFlight: expected at most ",
-                    states.size(), " levels (codebooks), but got ", tokens.size());
+  auto tokens = step_tokens("LearningInFlight", x, indices, mask);
+  TORCH_CHECK_VALUE(!tokens.empty() && tokens.size() <= states.size(),
+                    "LearningInFlight: expected at least 1 and at most ", states.size(),
+                    " levels (codebooks), but got ", tokens.size());
   return c10::make_intrusive<Holder>(
       std::make_unique<LearningInFlight>(std::move(states), tokens, std::move(options), weight));
 }

@@ -19,7 +19,7 @@ class LearningInFlight {
  public:
   /// Throws as learn_codebooks_() does before it communicates. Tokens are copied, because their
   /// owner may write to them.
-  LearningInFlight(std::vector<CodebookState> states, const std::vector<TaughtTokens>& tokens,
+  LearningInFlight(std::vector<CodebookState> states, const std::vector<StepTokens>& tokens,
                    LearnCodebooksOptions options, const std::optional<at::Tensor>& weight);
   ~LearningInFlight();
   LearningInFlight(const LearningInFlight&) = delete;

@@ -24,7 +24,7 @@
 namespace torchvq::functional {
 namespace {
 
-struct Choice {
+struct SearchedCodes {
   at::Tensor indices;
   at::Tensor codes;
 };
@@ -38,8 +38,8 @@ at::Tensor mark_non_finite(const at::Tensor& codes, const at::Tensor& x) {
   return at::where(largest.lt(kInfinity), codes, std::numeric_limits<double>::quiet_NaN());
 }
 
-Choice sample(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
-              const QuantizeOptions& options) {
+SearchedCodes sampled_codes(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
+                            const QuantizeOptions& options) {
   const auto wide = codebook.to(detail::compute_dtype(x));
   TORCH_CHECK_VALUE(!options.topk(), "quantize: expected topk or sampling, but got both");
   const auto indices =
@@ -47,24 +47,25 @@ Choice sample(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor&
   return {indices, mark_non_finite(ops::lookup_codes(wide, indices), x)};
 }
 
-Choice take(const at::Tensor& x, const at::Tensor& codebook, const QuantizeOptions& options) {
+SearchedCodes chosen_codes(const at::Tensor& x, const at::Tensor& codebook,
+                           const QuantizeOptions& options) {
   TORCH_CHECK_VALUE(!options.topk(), "quantize: expected topk or chosen, but got both");
   const auto wide = codebook.to(detail::compute_dtype(x));
   const auto codes = ops::lookup_codes(wide, *options.chosen());
   return {*options.chosen(), mark_non_finite(codes, x)};
 }
 
-Choice choose(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
-              const QuantizeOptions& options) {
+SearchedCodes find_codes(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
+                         const QuantizeOptions& options) {
   if (options.chosen()) {
-    return take(x, codebook, options);
+    return chosen_codes(x, codebook, options);
   }
   if (codebook.dim() == 4) {
     auto [indices, codes] = nearest_token_code(x, codebook, options.metric(), options.topk());
     return {indices, codes};
   }
   if (options.temperature().value_or(0) > 0) {
-    return sample(x, codebook, rng, options);
+    return sampled_codes(x, codebook, rng, options);
   }
   const auto nearest = ops::nearest_code(
       x, codebook,
@@ -73,9 +74,9 @@ Choice choose(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor&
 }
 
 /// Value: the codes. Gradient: as the estimator's own page states. x and codes are (H, T, D).
-at::Tensor estimate_choice(const at::Tensor& x, const at::Tensor& codes, const Choice& choice,
-                           const at::Tensor& codebook, const at::Tensor& rng,
-                           const QuantizeOptions& options) {
+at::Tensor estimate_codes(const at::Tensor& x, const at::Tensor& codes, const SearchedCodes& found,
+                          const at::Tensor& codebook, const at::Tensor& rng,
+                          const QuantizeOptions& options) {
   if (is_estimator(options.estimator())) {
     return functional::estimate(x, codes, rng,
                                 EstimateOptions()
@@ -88,7 +89,7 @@ at::Tensor estimate_choice(const at::Tensor& x, const at::Tensor& codes, const C
                     "vqp_rotation_trick, directional_reparam, gumbel or none, but got ",
                     options.estimator());
   const auto sampled =
-      ops::gumbel_straight_through(x, codebook.to(x.scalar_type()), choice.indices,
+      ops::gumbel_straight_through(x, codebook.to(x.scalar_type()), found.indices,
                                    options.gradient_temperature(), options.metric());
   const auto output = mark_non_finite(sampled, x);
   return options.sync_update_v() != 0 ? ops::sync_update_v(output, options.sync_update_v())
@@ -103,24 +104,23 @@ QuantizeOutput quantize(const at::Tensor& x, const at::Tensor& codebook, const a
   detail::check_rank("quantize", "x", x, 3, "(H, T, D)");
   const auto wide = x.to(detail::compute_dtype(x));
   const auto inputs = options.metric() == "cosine" ? ops::unit_vectors(wide) : wide;
-  auto choice = choose(wide, codebook, rng, options);
+  auto found = find_codes(wide, codebook, rng, options);
 
   at::Tensor quantized;
-  if (choice.codes.dim() == 4) {
+  if (found.codes.dim() == 4) {
     // Candidates are quantized as if each were a token of its own.
-    const auto repeated = inputs.unsqueeze(2).expand_as(choice.codes).flatten(1, 2);
-    quantized =
-        estimate_choice(repeated, choice.codes.flatten(1, 2), choice, codebook, rng, options)
-            .reshape_symint(choice.codes.sym_sizes());
+    const auto repeated = inputs.unsqueeze(2).expand_as(found.codes).flatten(1, 2);
+    quantized = estimate_codes(repeated, found.codes.flatten(1, 2), found, codebook, rng, options)
+                    .reshape_symint(found.codes.sym_sizes());
   } else {
-    quantized = estimate_choice(inputs, choice.codes, choice, codebook, rng, options);
+    quantized = estimate_codes(inputs, found.codes, found, codebook, rng, options);
   }
   if (mask) {
     const auto absent = mask->logical_not();
-    choice.indices =
-        choice.indices.masked_fill(choice.indices.dim() == 3 ? absent.unsqueeze(-1) : absent, -1);
+    found.indices =
+        found.indices.masked_fill(found.indices.dim() == 3 ? absent.unsqueeze(-1) : absent, -1);
   }
-  return {quantized, choice.indices, choice.codes, inputs};
+  return {quantized, found.indices, found.codes, inputs};
 }
 
 namespace {

@@ -6,7 +6,7 @@
 
 #include <torchvq/functional/vector_quantize.h>
 
-#include "functional/taught_tokens.h"
+#include "functional/step_tokens.h"
 
 namespace torchvq::functional {
 namespace {
@@ -14,7 +14,7 @@ namespace {
 using Counts = std::vector<at::Tensor>;
 
 /// As in the reference, a shared codebook moves once for each level.
-Counts learn_in_turn(const StackLesson& stack, const LearnCodebooksOptions& options) {
+Counts learn_in_turn(const StackStep& stack, const LearnCodebooksOptions& options) {
   Counts counts;
   for (const auto& tokens : stack.tokens) {
     for (auto& own : learn_codebooks_(stack.states, {tokens}, options)) {
@@ -25,19 +25,19 @@ Counts learn_in_turn(const StackLesson& stack, const LearnCodebooksOptions& opti
 }
 
 /// The tokens of each codebook in use.
-StackLesson lesson_by_codebook(const StackLesson& stack, const LearnCodebooksOptions& options,
-                               int64_t beam) {
-  auto lesson = stack;
+StackStep step_by_codebook(const StackStep& stack, const LearnCodebooksOptions& options,
+                           int64_t beam) {
+  auto step = stack;
   // The reference's other levels do not learn under a beam.
-  if (options.vqp_compat() && beam > 1) lesson.tokens.resize(1);
-  if (stack.shared && !options.vqp_compat()) lesson.tokens = {joined_tokens(lesson.tokens)};
-  return lesson;
+  if (options.vqp_compat() && beam > 1) step.tokens.resize(1);
+  if (stack.shared && !options.vqp_compat()) step.tokens = {joined_tokens(step.tokens)};
+  return step;
 }
 
 /// One exchange for all stacks.
-std::vector<Counts> learn_at_once(const std::vector<StackLesson>& stacks,
+std::vector<Counts> learn_at_once(const std::vector<StackStep>& stacks,
                                   const LearnCodebooksOptions& options) {
-  StackLesson all;
+  StackStep all;
   for (const auto& [states, tokens, shared] : stacks) {
     all.states.insert(all.states.end(), states.begin(), states.end());
     all.tokens.insert(all.tokens.end(), tokens.begin(), tokens.end());
@@ -55,18 +55,18 @@ std::vector<Counts> learn_at_once(const std::vector<StackLesson>& stacks,
 
 }  // namespace
 
-std::vector<Counts> learn_stacks_(const std::vector<StackLesson>& stacks,
+std::vector<Counts> learn_stacks_(const std::vector<StackStep>& stacks,
                                   const LearnCodebooksOptions& options, int64_t beam) {
-  std::vector<StackLesson> lessons;
-  for (const auto& stack : stacks) lessons.push_back(lesson_by_codebook(stack, options, beam));
+  std::vector<StackStep> steps;
+  for (const auto& stack : stacks) steps.push_back(step_by_codebook(stack, options, beam));
   const bool in_turn = options.vqp_compat() && stacks[0].shared;
   if (!in_turn && !options.ranks().alone() && stacks.size() > 1) {
-    return learn_at_once(lessons, options);
+    return learn_at_once(steps, options);
   }
   std::vector<Counts> counts;
-  for (const auto& lesson : lessons) {
-    counts.push_back(in_turn ? learn_in_turn(lesson, options)
-                             : learn_codebooks_(lesson.states, lesson.tokens, options));
+  for (const auto& step : steps) {
+    counts.push_back(in_turn ? learn_in_turn(step, options)
+                             : learn_codebooks_(step.states, step.tokens, options));
   }
   return counts;
 }

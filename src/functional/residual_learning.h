@@ -1,4 +1,4 @@
-// What the levels of a residual stack teach their codebooks, and how their step ends.
+// What the codebooks of a residual stack learn from its levels, and how their step ends.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 namespace torchvq::functional {
 
 /// One step of a stack.
-struct StackLesson {
+struct StackStep {
   std::vector<CodebookState> states;  ///< of all levels, a shared one once
-  std::vector<TaughtTokens> tokens;   ///< of the levels in use
+  std::vector<StepTokens> tokens;     ///< of the levels in use
   bool shared = false;                ///< whether all levels have one codebook
 };
 
@@ -25,13 +25,13 @@ struct StackLesson {
 /// @param beam  paths that the search kept between levels.
 /// @return      tokens per code of all ranks, for each stack and level, of a shared codebook once;
 ///              none where nothing is learnt.
-std::vector<std::vector<at::Tensor>> learn_stacks_(const std::vector<StackLesson>& stacks,
+std::vector<std::vector<at::Tensor>> learn_stacks_(const std::vector<StackStep>& stacks,
                                                    const LearnCodebooksOptions& options,
                                                    int64_t beam);
 
 /// Ends the step of a stack, see finish_step_().
 ///
-/// @param states  as in a lesson.
+/// @param states  of all levels, as in StackStep.
 /// @param drew    whether levels took numbers from their generators.
 void finish_levels_(at::TensorList step_counts, const std::vector<SearchedTokens>& levels,
                     const std::vector<CodebookState>& states, const std::vector<at::Tensor>& counts,

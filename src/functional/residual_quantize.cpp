@@ -223,12 +223,12 @@ std::vector<QuantizerLosses> Stack::score(const Walk& walk, Tensors& totals) con
 /// of each level, of all ranks; nothing if no level learns.
 Tensors Stack::update(const std::vector<Level>& levels) const {
   if (!options_.learns()) return {};
-  StackLesson lesson{arguments_.states, {}, shared()};
+  StackStep step{arguments_.states, {}, shared()};
   for (const auto& level : levels) {
     const auto& searched = level.searched;
-    lesson.tokens.push_back({searched.inputs.detach(), searched.indices, searched.mask});
+    step.tokens.push_back({searched.inputs.detach(), searched.indices, searched.mask});
   }
-  return learn_stacks_({lesson}, options_.learning(), options_.beam())[0];
+  return learn_stacks_({step}, options_.learning(), options_.beam())[0];
 }
 
 void Stack::finish(const std::vector<Level>& levels, const Tensors& counts) const {

@@ -133,8 +133,8 @@ at::Tensor pool_scale(const at::Tensor& map, at::IntArrayRef size,
                     "but got ", mask->sym_sizes());
   const auto fraction = real_fraction(*mask, size, map.scalar_type());
   // Positions that are not real may have become anything on the way.
-  const auto real = at::where(mask->unsqueeze(1), map, 0);
-  const auto mean = average_cells(real, size).div(at::where(fraction > 0, fraction, 1));
+  const auto filled = at::where(mask->unsqueeze(1), map, 0);
+  const auto mean = average_cells(filled, size).div(at::where(fraction > 0, fraction, 1));
   return mean.flatten(2).transpose(1, 2).contiguous();
 }
 

@@ -20,11 +20,11 @@ std::vector<at::Tensor> learn(const SearchedTokens& searched, const CodebookStat
                               const VectorQuantizeArguments& arguments,
                               const VectorQuantizeStepOptions& options) {
   if (!options.learns()) return {};
-  auto taught = searched.inputs.detach();
+  auto inputs = searched.inputs.detach();
   if (const auto& affine = arguments.affine; !affine.empty()) {
-    taught = affine_inputs(taught, affine[0], affine[1], affine[2], affine[3]);
+    inputs = affine_inputs(inputs, affine[0], affine[1], affine[2], affine[3]);
   }
-  return learn_codebooks_({state}, {{taught, searched.indices, searched.mask}}, options.learning(),
+  return learn_codebooks_({state}, {{inputs, searched.indices, searched.mask}}, options.learning(),
                           arguments.weight);
 }
 

@@ -58,9 +58,9 @@ at::Tensor vqp_diversity_loss(const at::Tensor& inputs, const at::Tensor& codebo
 
 at::Tensor vqp_masked_commitment(const at::Tensor& tokens, const at::Tensor& codes,
                                  const at::Tensor& mask) {
-  const auto real = mask.unsqueeze(-1);
-  const auto squares = codes.sub(tokens).square().masked_fill(real.logical_not(), 0);
-  return squares.sum().div(real.sum().clamp_min(1).mul(tokens.sym_size(2)));
+  const auto row_mask = mask.unsqueeze(-1);
+  const auto squares = codes.sub(tokens).square().masked_fill(row_mask.logical_not(), 0);
+  return squares.sum().div(row_mask.sum().clamp_min(1).mul(tokens.sym_size(2)));
 }
 
 std::pair<at::Tensor, at::Tensor> vqp_sign_entropy(const at::Tensor& latents, double sharpness,
@@ -86,10 +86,10 @@ at::Tensor vqp_latent_loss(const at::Tensor& z, const at::Tensor& quantized, dou
   const auto apart = [&](const at::Tensor& a, const at::Tensor& b) {
     const auto squares = a.sub(b).square();
     if (!mask) return squares.sum().div(squares.sym_numel().max(1));
-    const auto real = mask->unsqueeze(-1);
-    return squares.masked_fill(real.logical_not(), 0)
+    const auto row_mask = mask->unsqueeze(-1);
+    return squares.masked_fill(row_mask.logical_not(), 0)
         .sum()
-        .div(real.sum().mul(z.sym_size(-1)).clamp_min(1));
+        .div(row_mask.sum().mul(z.sym_size(-1)).clamp_min(1));
   };
   return apart(z.detach(), quantized)
       .mul(commitment)

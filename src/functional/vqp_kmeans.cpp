@@ -37,17 +37,17 @@ at::Tensor seeds(const at::Tensor& counted, int64_t codes, const at::Tensor& rng
 }
 
 /// Of rows (T, D), T above 0, of which those that do not count are zeros.
-Clusters clusters_of(const at::Tensor& rows, const at::Tensor& counted, const at::Tensor& picked,
+Clusters clusters_of(const at::Tensor& rows, const at::Tensor& counted, const at::Tensor& chosen,
                      int64_t iterations, const std::string& metric) {
   const auto weights = counted.to(at::kLong);
-  const auto codes = picked.size(0);
+  const auto codes = chosen.size(0);
   const auto none = at::zeros({codes}, weights.options());
   const auto tokens = [&](const at::Tensor& clusters) {
     return none.index_add(0, clusters, weights);
   };
-  auto centres = rows.index_select(0, picked);
-  auto counts = at::zeros_like(weights).index_add(0, picked, at::ones_like(picked));
-  counts = counts.index_select(0, picked).mul(counted.any());
+  auto centres = rows.index_select(0, chosen);
+  auto counts = at::zeros_like(weights).index_add(0, chosen, at::ones_like(chosen));
+  counts = counts.index_select(0, chosen).mul(counted.any());
   for (int64_t step = 0; step < iterations; ++step) {
     const auto nearest = ops::nearest_code(rows.unsqueeze(0), centres.unsqueeze(0),
                                            ops::NearestCodeOptions().metric(metric));

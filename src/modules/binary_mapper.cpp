@@ -33,7 +33,7 @@ bool BinaryMapperImpl::is_deterministic(const BinaryMapperForwardOptions& call) 
 
 BinaryMapperOutput BinaryMapperImpl::forward(const torch::Tensor& logits,
                                              const BinaryMapperForwardOptions& call) {
-  check(logits);
+  check_logits(logits);
   std::optional<torch::Tensor> draws;
   if (!is_deterministic(call)) {
     draws = take_rng(logits, call.mask(), is_training() ? distributed::default_group() : "");
@@ -51,13 +51,13 @@ BinaryMapperOutput BinaryMapperImpl::forward(const torch::Tensor& logits,
 }
 
 torch::Tensor BinaryMapperImpl::binary_entropy(const torch::Tensor& logits) const {
-  check(logits);
+  check_logits(logits);
   return functional::binary_entropy(logits);
 }
 
 torch::Tensor BinaryMapperImpl::calc_aux_loss(const torch::Tensor& logits,
                                               bool reduce_aux_kl_loss) const {
-  check(logits);
+  check_logits(logits);
   return ops::binary_kl_loss(logits, options.kl_loss_threshold(), std::nullopt, reduce_aux_kl_loss);
 }
 
@@ -65,11 +65,11 @@ torch::Tensor BinaryMapperImpl::log_prob(const torch::Tensor& logits,
                                          const std::optional<torch::Tensor>& indices,
                                          const std::optional<torch::Tensor>& one_hot,
                                          bool sum_bits) const {
-  check(logits);
+  check_logits(logits);
   return functional::binary_log_prob(logits, indices, one_hot, sum_bits);
 }
 
-void BinaryMapperImpl::check(const torch::Tensor& logits) const {
+void BinaryMapperImpl::check_logits(const torch::Tensor& logits) const {
   detail::check_floating("BinaryMapper", "logits", logits);
   TORCH_CHECK_VALUE(logits.dim() >= 1 && logits.size(-1) == options.bits(),
                     "BinaryMapper: expected logits to have shape (*, ", options.bits(),

@@ -312,7 +312,7 @@ std::optional<torch::Tensor> CodebookImpl::learn(const torch::Tensor& x,
     return std::nullopt;
   }
   const auto how = learning(ema_update, ranks, accumulate);
-  const std::vector<functional::TaughtTokens> tokens{{raw_inputs(x), indices, mask}};
+  const std::vector<functional::StepTokens> tokens{{raw_inputs(x), indices, mask}};
   if (keeps_statistics() || (!accumulate && !pending_)) {
     return functional::learn_codebooks_({state()}, tokens, how, weight)[0];
   }
@@ -326,8 +326,8 @@ std::optional<torch::Tensor> CodebookImpl::learn(const torch::Tensor& x,
     pending_ = statistics;
   } else {
     const auto& [all_counts, all_sums, common] = statistics;
-    functional::absorb_statistics_({state()}, tokens, {{all_counts, all_sums, common}}, how,
-                                   weight);
+    functional::learn_from_statistics_({state()}, tokens, {{all_counts, all_sums, common}}, how,
+                                       weight);
   }
   return counts;
 }

@@ -89,26 +89,26 @@ ops::MomentLoss FSPImpl::norm(const torch::Tensor& latents, const OptionalTensor
 
 FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call) {
   const auto layout = layout_of(options);
-  layout.check(z);
-  const auto real = layout.token_mask(z, call.mask(), std::nullopt);
+  layout.check_input(z);
+  const auto token_mask = layout.token_mask(z, call.mask(), std::nullopt);
   auto latents = layout.pack(z);
-  if (real) {
-    latents = F::fill_masked(latents, *real);
+  if (token_mask) {
+    latents = F::fill_masked(latents, *token_mask);
   }
   if (project_in) {
     latents = detail::apply_linear(project_in, latents);
   }
   OptionalTensor draws;
   if (is_training() && options.quantize_rate() < 1) {
-    draws = take_rng(latents, real, ranks().group_name);
+    draws = take_rng(latents, token_mask, ranks().group_name);
   }
   const auto found = ops::scalar_perturb(latents, options.levels(), draws, options.quantize_rate(),
-                                         perturbation(call.eps()), real);
-  const auto moments = norm(latents, real);
+                                         perturbation(call.eps()), token_mask);
+  const auto moments = norm(latents, token_mask);
   auto output = project_out ? detail::apply_linear(project_out, found.codes) : found.codes;
   output = output.to(z.scalar_type());
-  if (real) {
-    output = F::fill_padding(output, *real);
+  if (token_mask) {
+    output = F::fill_padding(output, *token_mask);
   }
   const auto place = [&](const torch::Tensor& values) {
     return F::unpack_positions(values, z.sym_sizes(), options.channel_first());

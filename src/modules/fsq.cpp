@@ -82,19 +82,19 @@ void FSQImpl::pretty_print(std::ostream& stream) const {
 
 ScalarOutput FSQImpl::forward(const torch::Tensor& z, const std::optional<torch::Tensor>& mask) {
   const auto layout = layout_of(*this, z.dim());
-  layout.check(z);
-  const auto real = layout.token_mask(z, mask, std::nullopt);
+  layout.check_input(z);
+  const auto token_mask = layout.token_mask(z, mask, std::nullopt);
   auto tokens = layout.pack(z);
-  if (real) {
+  if (token_mask) {
     // Padding may hold anything, NaN included; zeros keep it out of every gradient.
-    tokens = F::fill_masked(tokens, *real);
+    tokens = F::fill_masked(tokens, *token_mask);
   }
   if (project_in) {
     tokens = detail::apply_linear(project_in, tokens);
   }
   const bool noisy = is_training() && rng.defined();
   const auto noise_rng = noisy ? std::optional(detail::rng_of_rank(rng)) : std::nullopt;
-  auto [codes, indices] = quantize_tokens(tokens, std::nullopt, real, noise_rng);
+  auto [codes, indices] = quantize_tokens(tokens, std::nullopt, token_mask, noise_rng);
   if (noisy) {
     F::advance_rng_(rng);
   }
@@ -102,8 +102,8 @@ ScalarOutput FSQImpl::forward(const torch::Tensor& z, const std::optional<torch:
     codes = detail::apply_linear(project_out, codes);
   }
   codes = codes.to(z.scalar_type());
-  if (real && project_out) {
-    codes = F::fill_padding(codes, *real);
+  if (token_mask && project_out) {
+    codes = F::fill_padding(codes, *token_mask);
   }
   const auto quantized = layout.unpack(codes, z);
   if (!options.return_indices()) {

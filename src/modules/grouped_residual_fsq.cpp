@@ -44,7 +44,7 @@ std::shared_ptr<torch::nn::Module> GroupedResidualFSQImpl::clone(
 ResidualFSQOutput GroupedResidualFSQImpl::forward(const torch::Tensor& x,
                                                   const ResidualFSQForwardOptions& call) {
   const auto layout = detail::layout_of_groups(*this, "GroupedResidualFSQ");
-  layout.check(x);
+  layout.check_input(x);
   const auto parts = x.chunk(options.groups(), detail::feature_axis(layout));
   std::vector<torch::Tensor> quantized, indices, codes;
   std::optional<int64_t> depth;

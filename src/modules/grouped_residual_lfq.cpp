@@ -44,7 +44,7 @@ std::shared_ptr<torch::nn::Module> GroupedResidualLFQImpl::clone(
 ResidualLFQOutput GroupedResidualLFQImpl::forward(const torch::Tensor& x,
                                                   const ResidualLFQForwardOptions& call) {
   const auto layout = detail::layout_of_groups(*this, "GroupedResidualLFQ");
-  layout.check(x);
+  layout.check_input(x);
   const auto parts = x.chunk(options.groups(), detail::feature_axis(layout));
   std::vector<ResidualLFQImpl::Pending> stacks;
   std::optional<int64_t> depth;

@@ -61,7 +61,7 @@ std::shared_ptr<torch::nn::Module> GroupedResidualVQImpl::clone(
 ResidualVQOutput GroupedResidualVQImpl::forward(const torch::Tensor& x,
                                                 const ResidualVQForwardOptions& call) {
   const auto layout = layout_of(*this);
-  layout.check(x);
+  layout.check_input(x);
   const auto targets = call.indices() ? detail::split_groups(*call.indices(), rvqs.size(), layout)
                                       : std::vector<torch::Tensor>();
   const auto parts = x.chunk(options.groups(), detail::feature_axis(layout));

@@ -196,8 +196,8 @@ ScalePhi HierarchicalVQImpl::choose_phi(int64_t scale) const {
 
 // Forward -----------------------------------------------------------------------------------------
 
-void HierarchicalVQImpl::check(const torch::Tensor& x) const {
-  scale_layout(options).check(x);
+void HierarchicalVQImpl::check_input(const torch::Tensor& x) const {
+  scale_layout(options).check_input(x);
   TORCH_CHECK_VALUE(x.dim() == options.spatial_dims() + 2, "HierarchicalVQ: expected x to have ",
                     options.spatial_dims(), " axes of positions, but got shape ", x.sizes());
 }
@@ -215,7 +215,7 @@ void HierarchicalVQImpl::check_indices(const std::vector<torch::Tensor>& indices
 
 HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
                                                  const HierarchicalVQForwardOptions& call) {
-  check(x);
+  check_input(x);
   const auto mask = scale_layout(options).token_mask(x, call.mask(), call.lens());
   if (call.indices()) check_indices(*call.indices(), x.size(0));
   // Decoding happens outside of autocast, perhaps.
@@ -224,7 +224,7 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
   for (const auto& vq : vqs) codebooks.push_back(vq->codebook_state);
   const auto ranks = detail::ranks_of(get_vq(0), kHierarchicalVQ);
   // Before the depth is drawn, so that ranks draw the same.
-  detail::shake_hands(codebooks, ranks);
+  detail::handshake(codebooks, ranks);
   if (is_training()) detail::begin_step(codebooks);
   const auto depth = scales_in_use(*this);
   const auto done =
@@ -258,11 +258,11 @@ torch::Tensor HierarchicalVQImpl::decode_scale(int64_t scale, const torch::Tenso
   int64_t cells = 1;
   for (const auto size : shape) cells *= size;
   const auto tokens = codes.view({indices.size(0), cells, options.dim()});
-  const auto taken = choose_phi(scale)(tokens, shape, full);
+  const auto decoded = choose_phi(scale)(tokens, shape, full);
   auto absent = indices.lt(0).flatten(1).all(1);
   std::vector<int64_t> lone(full.size() + 2, 1);
   lone[0] = -1;
-  return taken.masked_fill(absent.view(lone), 0);
+  return decoded.masked_fill(absent.view(lone), 0);
 }
 
 torch::Tensor HierarchicalVQImpl::get_output_from_indices(
@@ -277,8 +277,8 @@ torch::Tensor HierarchicalVQImpl::get_output_from_indices(
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
   torch::Tensor total;
   for (int64_t scale = 0; scale < num_levels(); ++scale) {
-    const auto taken = decode_scale(scale, indices[scale], full);
-    total = (total.defined() ? total : at::zeros_like(taken)).add(taken);
+    const auto decoded = decode_scale(scale, indices[scale], full);
+    total = (total.defined() ? total : at::zeros_like(decoded)).add(decoded);
   }
   if (mask) {
     const auto expected = with_batch(batch, full);

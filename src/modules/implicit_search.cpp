@@ -53,42 +53,44 @@ at::Tensor search(const VectorQuantizeImpl& vq, const Implicit& implicit,
 }
 
 /// Each token as a head of its own: x (H * T, 1, D) and its codes (H * T, K, D).
-std::pair<at::Tensor, at::Tensor> tokens_as_heads(const Implicit& implicit, const Chosen& chosen) {
+std::pair<at::Tensor, at::Tensor> tokens_as_heads(const Implicit& implicit,
+                                                  const F::SearchedTokens& searched) {
   const auto codes =
-      implicit.mlp->rows(chosen.codebook.unsqueeze(1), implicit.condition.unsqueeze(2));
-  return {chosen.inputs.flatten(0, 1).unsqueeze(1), codes.flatten(0, 1)};
+      implicit.mlp->rows(searched.codebook.unsqueeze(1), implicit.condition.unsqueeze(2));
+  return {searched.inputs.flatten(0, 1).unsqueeze(1), codes.flatten(0, 1)};
 }
 
 }  // namespace
 
-Choice choose_implicit(VectorQuantizeImpl& vq, const Implicit& implicit, const at::Tensor& residual,
-                       const at::Tensor& tokens, const std::optional<at::Tensor>& mask,
-                       const Call& call, const std::string& estimator, const at::Tensor& rng) {
+SearchResult choose_implicit(VectorQuantizeImpl& vq, const Implicit& implicit,
+                             const at::Tensor& residual, const at::Tensor& tokens,
+                             const std::optional<at::Tensor>& mask, const Request& request,
+                             const std::string& estimator, const at::Tensor& rng) {
   // A copy, because this step may replace dead codes before backward has used them.
-  const auto base = ops::snapshot(codes_to_search(vq, call, tokens, residual.scalar_type()));
-  const auto picked = search(vq, implicit, residual, base, call.temperature, rng);
-  const auto codes = implicit.mlp->rows(ops::lookup_codes(base, picked), implicit.condition);
-  const auto indices = mask ? picked.masked_fill(mask->logical_not(), -1) : picked;
+  const auto base = ops::snapshot(codes_to_search(vq, request, tokens, residual.scalar_type()));
+  const auto chosen = search(vq, implicit, residual, base, request.temperature, rng);
+  const auto codes = implicit.mlp->rows(ops::lookup_codes(base, chosen), implicit.condition);
+  const auto indices = mask ? chosen.masked_fill(mask->logical_not(), -1) : chosen;
   const auto quantized =
       F::estimate(residual, codes, rng,
                   F::EstimateOptions()
                       .estimator(estimator)
                       .variance(vq.options.directional_reparam_variance())
                       .sync_update_v(vq.is_training() ? vq.options.sync_update_v() : 0));
-  return {quantized, {{residual, base, mask, codes, indices}, tokens}, {}};
+  return {quantized, {residual, base, mask, codes, indices}, tokens, {}};
 }
 
-at::Tensor implicit_cross_entropy(const Implicit& implicit, const Chosen& chosen,
+at::Tensor implicit_cross_entropy(const Implicit& implicit, const F::SearchedTokens& searched,
                                   const at::Tensor& targets) {
-  const auto [x, codes] = tokens_as_heads(implicit, chosen);
-  const auto mask = chosen.mask ? std::optional(chosen.mask->reshape({-1, 1})) : std::nullopt;
+  const auto [x, codes] = tokens_as_heads(implicit, searched);
+  const auto mask = searched.mask ? std::optional(searched.mask->reshape({-1, 1})) : std::nullopt;
   return ops::commitment_cross_entropy(x, codes, targets.reshape({-1, 1}), "euclidean", mask);
 }
 
-at::Tensor implicit_diversity(const Implicit& implicit, const Chosen& chosen, double temperature,
-                              const distributed::Ranks& ranks) {
-  const auto [x, codes] = tokens_as_heads(implicit, chosen);
-  const auto mask = chosen.mask ? std::optional(chosen.mask->reshape({-1, 1})) : std::nullopt;
+at::Tensor implicit_diversity(const Implicit& implicit, const F::SearchedTokens& searched,
+                              double temperature, const distributed::Ranks& ranks) {
+  const auto [x, codes] = tokens_as_heads(implicit, searched);
+  const auto mask = searched.mask ? std::optional(searched.mask->reshape({-1, 1})) : std::nullopt;
   return F::implicit_diversity_loss(x, codes, temperature, mask, ranks);
 }
 

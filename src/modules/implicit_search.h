@@ -7,7 +7,7 @@
 #include <torchvq/modules/implicit_codebook.h>
 #include <torchvq/modules/vector_quantize.h>
 
-#include "modules/call.h"
+#include "modules/request.h"
 
 namespace torchvq::detail {
 
@@ -20,17 +20,19 @@ struct Implicit {
 /// Like choose(). The search runs without a graph, a block of tokens at a time. The chosen codes
 /// are then made once more, by the very computation that decodes them: so decoding gives the output
 /// bit for bit, and backward costs one code per token.
-Choice choose_implicit(VectorQuantizeImpl& vq, const Implicit& implicit, const at::Tensor& residual,
-                       const at::Tensor& tokens, const std::optional<at::Tensor>& mask,
-                       const Call& call, const std::string& estimator, const at::Tensor& rng);
+SearchResult choose_implicit(VectorQuantizeImpl& vq, const Implicit& implicit,
+                             const at::Tensor& residual, const at::Tensor& tokens,
+                             const std::optional<at::Tensor>& mask, const Request& request,
+                             const std::string& estimator, const at::Tensor& rng);
 
 /// Commitment as cross-entropy of the distances to all codes of each token towards targets (H, T).
-at::Tensor implicit_cross_entropy(const Implicit& implicit, const Chosen& chosen,
+at::Tensor implicit_cross_entropy(const Implicit& implicit,
+                                  const functional::SearchedTokens& searched,
                                   const at::Tensor& targets);
 
 /// Minus the entropy of the codes' average probability over the tokens of all ranks; codes of the
 /// same index count as the same. On several ranks one differentiable all-reduce for each level.
-at::Tensor implicit_diversity(const Implicit& implicit, const Chosen& chosen, double temperature,
-                              const distributed::Ranks& ranks);
+at::Tensor implicit_diversity(const Implicit& implicit, const functional::SearchedTokens& searched,
+                              double temperature, const distributed::Ranks& ranks);
 
 }  // namespace torchvq::detail

@@ -35,9 +35,9 @@ at::Tensor in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
                          const distributed::Ranks& ranks) {
   at::AutoGradMode enable_grad(true);
   const auto target = projected.detach();
-  const auto chosen = F::quantize(target, codebook, vq.codebook_state->rng, std::nullopt,
-                                  F::QuantizeOptions().estimator("none"));
-  const auto loss = ops::commitment_loss(chosen.inputs, chosen.codes, mask);
+  const auto found = F::quantize(target, codebook, vq.codebook_state->rng, std::nullopt,
+                                 F::QuantizeOptions().estimator("none"));
+  const auto loss = ops::commitment_loss(found.inputs, found.codes, mask);
   loss.backward();
   average_gradients(vq.codebook_state->learned_parameters(), target, mask, ranks);
   if (!vq.options.manual_in_place_optimizer_update()) {

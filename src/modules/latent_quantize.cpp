@@ -165,11 +165,11 @@ std::vector<torch::Tensor> LatentQuantizeImpl::values_of_step(const torch::Tenso
 LatentQuantizeOutput LatentQuantizeImpl::forward(const torch::Tensor& z,
                                                  const OptionalTensor& mask) {
   const auto layout = layout_of(options);
-  layout.check(z);
-  const auto real = layout.token_mask(z, mask, std::nullopt);
+  layout.check_input(z);
+  const auto token_mask = layout.token_mask(z, mask, std::nullopt);
   auto tokens = layout.pack(z);
-  if (real) {
-    tokens = F::fill_masked(tokens, *real);
+  if (token_mask) {
+    tokens = F::fill_masked(tokens, *token_mask);
   }
   const auto given = tokens;
   if (project_in) {
@@ -178,8 +178,8 @@ LatentQuantizeOutput LatentQuantizeImpl::forward(const torch::Tensor& z,
   const auto latents = tokens.unflatten(
       -1, {options.num_codebooks(), static_cast<int64_t>(options.levels().size())});
   OptionalTensor code_mask;
-  if (real) {
-    code_mask = real->unsqueeze(-1).expand(
+  if (token_mask) {
+    code_mask = token_mask->unsqueeze(-1).expand(
         latents.sizes().slice(0, static_cast<size_t>(latents.dim() - 1)));
   }
   const bool learns = is_training(), compat = options.vqp_compat();
@@ -193,11 +193,11 @@ LatentQuantizeOutput LatentQuantizeImpl::forward(const torch::Tensor& z,
     output = detail::apply_linear(project_out, output);
   }
   if (learns && compat) {
-    found.loss = F::vqp_latent_loss(given, output, commitment, quantization, real);
+    found.loss = F::vqp_latent_loss(given, output, commitment, quantization, token_mask);
   }
   output = output.to(z.scalar_type());
-  if (real) {
-    output = F::fill_padding(output, *real);
+  if (token_mask) {
+    output = F::fill_padding(output, *token_mask);
   }
   auto indices = keeps_codebooks() ? found.indices : found.indices.squeeze(-1);
   if (compat) {

@@ -32,7 +32,7 @@ F::TokenLayout token_layout(const VectorQuantizeOptions& options) {
       .zeros_for_masked(options.return_zeros_for_masked_padding());
 }
 
-void Layout::check(const at::Tensor& x) const {
+void Layout::check_input(const at::Tensor& x) const {
   check_floating(owner.c_str(), "x", x);
   const auto* shape = map_rank == 5   ? "(B, dim, T, H, W)"
                       : map_rank == 4 ? "(B, dim, H, W)"

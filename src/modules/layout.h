@@ -28,7 +28,7 @@ struct Layout {
   std::string owner;  ///< the class that error messages name
 
   /// Throws c10::TypeError or c10::ValueError for an input of another kind.
-  void check(const at::Tensor& x) const;
+  void check_input(const at::Tensor& x) const;
   /// (B, N) bool, true for real tokens.
   std::optional<at::Tensor> token_mask(const at::Tensor& x, const std::optional<at::Tensor>& mask,
                                        const std::optional<at::Tensor>& lens) const;

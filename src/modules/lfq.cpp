@@ -142,14 +142,15 @@ double LFQImpl::code_value() const {
 LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature,
                                   const OptionalTensor& mask) {
   const auto layout = layout_of(*this, x.dim());
-  layout.check(x);
-  const auto real = layout.token_mask(x, per_position(x, layout.channel_first, mask), std::nullopt);
+  layout.check_input(x);
+  const auto token_mask =
+      layout.token_mask(x, per_position(x, layout.channel_first, mask), std::nullopt);
   const auto ranks = group();
-  shake_hands(ranks);
+  handshake(ranks);
   // The reference quantizes padding as well.
-  const auto filled = options.vqp_compat() ? std::nullopt : real;
+  const auto filled = options.vqp_compat() ? std::nullopt : token_mask;
   const bool projects = static_cast<bool>(project_out);
-  F::LookupFreeArguments arguments{.mask = real, .rotation = {}, .rng = {}};
+  F::LookupFreeArguments arguments{.mask = token_mask, .rotation = {}, .rng = {}};
   if (const auto draw = draw_for(); draw.defined()) arguments.rng = draw;
   auto tokens = x;
   if (projects) {
@@ -236,7 +237,7 @@ std::string LFQImpl::label() const {
          ")";
 }
 
-void LFQImpl::shake_hands(const std::string& group) const {
+void LFQImpl::handshake(const std::string& group) const {
   if (group.empty()) return;
   distributed::HandshakeOptions call;
   call.group_name = group;

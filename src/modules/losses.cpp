@@ -7,38 +7,41 @@ namespace torchvq::detail {
 namespace F = functional;
 
 F::QuantizerLossOptions loss_options(const VectorQuantizeImpl& vq,
-                                     const std::optional<at::Tensor>& tokens, const Call& call) {
+                                     const std::optional<at::Tensor>& tokens,
+                                     const Request& request) {
   const auto& options = vq.options;
   auto losses = F::QuantizerLossOptions()
                     .training(vq.is_training())
                     .metric(vq.codebook_state->metric())
                     .commitment_weight(vq.has_commitment_loss() ? options.commitment_weight() : 0)
                     .commitment_use_cross_entropy_loss(options.commitment_use_cross_entropy_loss())
-                    .pulls_codes(vq.resolved().learnable_codebook && !call.frozen)
+                    .pulls_codes(vq.resolved().learnable_codebook && !request.frozen)
                     .diversity_weight(options.codebook_diversity_loss_weight())
                     .diversity_temperature(options.codebook_diversity_temperature())
                     .orthogonal_weight(options.orthogonal_reg_weight())
                     .orthogonal_active_codes_only(options.orthogonal_reg_active_codes_only())
                     .orthogonal_max_codes(options.orthogonal_reg_max_codes());
   if (options.vqp_compat()) {
-    losses.vqp_compat(F::TokensBefore{tokens.value_or(at::Tensor()), call.mask, options.heads(),
+    losses.vqp_compat(F::TokensBefore{tokens.value_or(at::Tensor()), request.mask, options.heads(),
                                       options.separate_codebook_per_head(),
                                       !vq.project_in.is_empty()});
   }
   return losses;
 }
 
-at::Tensor level_loss(const VectorQuantizeImpl& vq, const Chosen& chosen, const Call& call,
-                      F::QuantizerLosses losses, const F::QuantizerLossOptions& options) {
+at::Tensor level_loss(const VectorQuantizeImpl& vq, const F::SearchedTokens& searched,
+                      const Request& request, F::QuantizerLosses losses,
+                      const F::QuantizerLossOptions& options) {
   const auto& codebook = *vq.codebook_state;
-  const auto orthogonal = F::orthogonal_term(codebook.embed, chosen.indices, codebook.rng, options);
+  const auto orthogonal =
+      F::orthogonal_term(codebook.embed, searched.indices, codebook.rng, options);
   if (orthogonal.defined()) losses.orthogonal = orthogonal;
-  return F::total_loss(losses, call.targets.has_value(), options);
+  return F::total_loss(losses, request.targets.has_value(), options);
 }
 
-std::optional<at::Tensor> targets_of(const VectorQuantizeImpl& vq, const Call& call) {
-  if (!call.targets) return std::nullopt;
-  return layout_of(vq.options, "VectorQuantize").split_indices(*call.targets);
+std::optional<at::Tensor> targets_of(const VectorQuantizeImpl& vq, const Request& request) {
+  if (!request.targets) return std::nullopt;
+  return layout_of(vq.options, "VectorQuantize").split_indices(*request.targets);
 }
 
 }  // namespace torchvq::detail

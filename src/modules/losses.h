@@ -5,21 +5,21 @@
 #include <torchvq/functional/quantizer_losses.h>
 #include <torchvq/modules/vector_quantize.h>
 
-#include "modules/call.h"
+#include "modules/request.h"
 
 namespace torchvq::detail {
 
 /// @param tokens  (B, N, dim), before the projection; none where vector_quantize_() is given them.
 functional::QuantizerLossOptions loss_options(const VectorQuantizeImpl& vq,
                                               const std::optional<at::Tensor>& tokens,
-                                              const Call& call);
+                                              const Request& request);
 
 /// The weighted loss of one level of a stack, a scalar, when its codebook has learnt.
-at::Tensor level_loss(const VectorQuantizeImpl& vq, const Chosen& chosen, const Call& call,
-                      functional::QuantizerLosses losses,
+at::Tensor level_loss(const VectorQuantizeImpl& vq, const functional::SearchedTokens& searched,
+                      const Request& request, functional::QuantizerLosses losses,
                       const functional::QuantizerLossOptions& options);
 
 /// The targets of a call as (H, T), int64; none where nothing is scored.
-std::optional<at::Tensor> targets_of(const VectorQuantizeImpl& vq, const Call& call);
+std::optional<at::Tensor> targets_of(const VectorQuantizeImpl& vq, const Request& request);
 
 }  // namespace torchvq::detail

@@ -70,16 +70,16 @@ detail::Layout RandomProjectionQuantizerImpl::layout() const {
 torch::Tensor RandomProjectionQuantizerImpl::forward(
     const torch::Tensor& x, const RandomProjectionQuantizerForwardOptions& call) {
   const auto places = layout();
-  places.check(x);
-  const auto real = places.token_mask(x, call.mask(), std::nullopt);
+  places.check_input(x);
+  const auto token_mask = places.token_mask(x, call.mask(), std::nullopt);
   auto tokens = places.pack(x);
   // Padding may hold anything, NaN included; zeros keep it out of every gradient.
-  if (real) tokens = F::fill_masked(tokens, *real);
+  if (token_mask) tokens = F::fill_masked(tokens, *token_mask);
   auto spread = F::random_projection(tokens, rand_projs, options.norm());
   if (vq->project_in) spread = detail::apply_linear(vq->project_in, spread);
   const bool half = spread.scalar_type() == at::kHalf || spread.scalar_type() == at::kBFloat16;
   const auto projected = places.split_heads(half ? spread.to(at::kFloat) : spread);
-  const auto mask = places.split_mask(real);
+  const auto mask = places.split_mask(token_mask);
   const auto codes = detail::stored_codes(*vq, projected.scalar_type());
   if (call.indices()) {
     const auto targets = places.split_indices(*call.indices());

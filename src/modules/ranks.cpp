@@ -35,7 +35,15 @@ Ranks ranks_of(const VectorQuantizeImpl& vq, const std::string& owner) {
   return ranks;
 }
 
-void shake_hands(const std::vector<Codebook>& codebooks, const Ranks& ranks) {
+std::string joined_signature(const std::vector<Codebook>& codebooks) {
+  std::string signature;
+  for (const auto& codebook : codebooks) {
+    signature += (signature.empty() ? "" : "; ") + codebook->signature();
+  }
+  return signature;
+}
+
+void handshake(const std::vector<Codebook>& codebooks, const Ranks& ranks) {
   if (ranks.alone()) {
     return;
   }
@@ -45,8 +53,8 @@ void shake_hands(const std::vector<Codebook>& codebooks, const Ranks& ranks) {
   options.handle = codebooks[0]->handle();
   for (const auto& codebook : codebooks) {
     append(state, codebook->replicated_state());
-    options.signature += (options.signature.empty() ? "" : "; ") + codebook->signature();
   }
+  options.signature = joined_signature(codebooks);
   distributed::handshake_(state, options);
 }
 

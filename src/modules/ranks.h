@@ -20,8 +20,11 @@ std::string group_of(const VectorQuantizeImpl& vq);
 /// always alone.
 Ranks ranks_of(const VectorQuantizeImpl& vq, const std::string& owner);
 
+/// What the codebooks must have in common over the ranks.
+std::string joined_signature(const std::vector<Codebook>& codebooks);
+
 /// Before the first synchronised step: ranks that do not fit together find out, those that do start
 /// alike.
-void shake_hands(const std::vector<Codebook>& codebooks, const Ranks& ranks);
+void handshake(const std::vector<Codebook>& codebooks, const Ranks& ranks);
 
 }  // namespace torchvq::detail

@@ -48,7 +48,7 @@ RefinedHeads refined(ResidualVQImpl& rvq, const at::Tensor& tokens, const Option
   const auto layout = detail::layout_of(rvq);
   const auto mask = layout.token_mask(tokens, given, std::nullopt);
   const auto ranks = refining_ranks(rvq);
-  detail::shake_hands(detail::codebooks_of(rvq), ranks);
+  detail::handshake(detail::codebooks_of(rvq), ranks);
   const auto inputs = layout.split_heads(detail::enter_stack(tokens, mask, layout, rvq.project_in));
   std::vector<at::Tensor> codebooks;
   for (const auto& level : rvq.levels) codebooks.push_back(level->codebook_state->embed);
@@ -94,7 +94,7 @@ Refinement refine_stacks(std::vector<ResidualVQ> stacks, const std::vector<at::T
 
 Refinement refine(const ResidualVQ& module, const at::Tensor& tokens,
                   const std::optional<at::Tensor>& mask, const RefineCodebooksOptions& options) {
-  detail::layout_of(*module).check(tokens);
+  detail::layout_of(*module).check_input(tokens);
   return refine_stacks({module}, {tokens}, mask, options);
 }
 
@@ -103,7 +103,7 @@ Refinement refine(const GroupedResidualVQ& module, const at::Tensor& tokens,
   auto layout = detail::layout_of(*module->rvqs[0]);
   layout.dim = module->options.dim();
   layout.owner = "GroupedResidualVQ";
-  layout.check(tokens);
+  layout.check_input(tokens);
   const auto parts = tokens.chunk(module->options.groups(), detail::feature_axis(layout));
   return refine_stacks(module->rvqs, parts, mask, options);
 }

@@ -21,7 +21,7 @@ std::vector<double> beam_weights_of(const ResidualVQImpl& rvq, int64_t depth) {
 }
 
 std::vector<at::Tensor> search_paths(ResidualVQImpl& rvq, const at::Tensor& inputs,
-                                     const Request& request) {
+                                     const StackRequest& request) {
   std::vector<at::Tensor> codebooks;
   for (int64_t index = 0; index < request.depth; ++index) {
     codebooks.push_back(stored_codes(*rvq.levels[index], inputs.scalar_type()).detach());
@@ -33,7 +33,7 @@ std::vector<at::Tensor> search_paths(ResidualVQImpl& rvq, const at::Tensor& inpu
   return indices.clamp_min(0).unbind(-1);
 }
 
-void prepare_levels(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request) {
+void prepare_levels(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRequest& request) {
   auto codebooks = codebooks_of(rvq);
   const bool changes =
       rvq.is_training() &&

@@ -9,11 +9,11 @@ namespace torchvq::detail {
 
 /// The indices (H, T) of all levels in use, for inputs (H, T, D); of padding, any valid ones.
 std::vector<at::Tensor> search_paths(ResidualVQImpl& rvq, const at::Tensor& inputs,
-                                     const Request& request);
+                                     const StackRequest& request);
 
 /// What precedes the search of each level (k-means, statistics of the affine map). All of it
 /// precedes the search of all levels, so each level sees what the nearest codes have left.
-void prepare_levels(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request);
+void prepare_levels(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRequest& request);
 
 /// What the score of a path weighs each level's remainder by; none: the last remainder is the
 /// score.

@@ -48,7 +48,7 @@ int64_t depth_of(const ResidualVQImpl& rvq, std::optional<int64_t> seed) {
 }
 
 torch::Tensor restore(ResidualVQImpl& rvq, const torch::Tensor& output, const torch::Tensor& x,
-                      const Request& request) {
+                      const StackRequest& request) {
   const auto layout = layout_of(rvq);
   const auto padding = request.mask && !rvq.options.return_zeros_for_masked_padding()
                            ? std::optional(layout.pack(x))
@@ -59,7 +59,7 @@ torch::Tensor restore(ResidualVQImpl& rvq, const torch::Tensor& output, const to
 
 /// Nearest codes level by level, nothing scored, nothing learnt: the pass of most evaluations.
 ResidualVQOutput evaluate(ResidualVQImpl& rvq, const torch::Tensor& inputs, const torch::Tensor& x,
-                          const Request& request) {
+                          const StackRequest& request) {
   const auto layout = layout_of(rvq);
   const auto mask = layout.split_mask(request.mask);
   std::vector<torch::Tensor> codebooks;
@@ -105,10 +105,10 @@ ResidualVQOutput result_of(const Pending& pending, const Walk& walk, const torch
   const auto layout = layout_of(rvq);
   std::vector<torch::Tensor> indices, codes;
   for (const auto& level : walk.levels) {
-    const auto& chosen = level.choice.chosen;
-    indices.push_back(layout.restore_positions(chosen.indices, x));
+    const auto& searched = level.result.searched;
+    indices.push_back(layout.restore_positions(searched.indices, x));
     if (pending.all_codes) {
-      const auto rows = layout.merge_features(chosen.codes, request.batch, request.tokens);
+      const auto rows = layout.merge_features(searched.codes, request.batch, request.tokens);
       codes.push_back(restore_codes(rows, x, request.mask, layout));
     }
   }
@@ -129,8 +129,8 @@ ResidualVQOutput result_of(const Pending& pending, const Walk& walk, const torch
 Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwardOptions& call,
               std::optional<int64_t>& depth, bool together) {
   const auto layout = layout_of(rvq);
-  layout.check(x);
-  Request request{
+  layout.check_input(x);
+  StackRequest request{
       .mask = layout.token_mask(x, call.mask(), std::nullopt),
       .batch = 0,
       .tokens = 0,
@@ -142,7 +142,7 @@ Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwa
       .beam = beam_of(rvq, call.beam_size()),
   };
   // Before the depth is drawn, so that ranks draw the same.
-  shake_hands(codebooks_of(rvq), request.ranks);
+  handshake(codebooks_of(rvq), request.ranks);
   if (rvq.is_training()) {
     begin_step(codebooks_of(rvq));
   }

@@ -123,12 +123,12 @@ detail::StackFamily ResidualFSQImpl::family(const std::optional<torch::Tensor>& 
   // A module in float64 decodes in float64.
   const bool wide = project_in && project_in->weight.scalar_type() == at::kDouble;
   const auto scales = wide ? scales_.to(at::kDouble) : scales_;
-  own.quantize = [this, noise_rng, scales](int64_t index, const at::Tensor& residual,
-                                           const std::optional<at::Tensor>& /*mask*/) {
+  own.choose = [this, noise_rng, scales](int64_t index, const at::Tensor& residual,
+                                         const std::optional<at::Tensor>& /*mask*/) {
     const auto scale = scales[index].to(residual.device());
     const auto [codes, indices] = levels[static_cast<size_t>(index)]->quantize_tokens(
         residual, scale, std::nullopt, noise_rng, index);
-    return detail::LevelChoice{codes, indices.squeeze(-1)};
+    return detail::LevelResult{codes, indices.squeeze(-1)};
   };
   if (own.attached && !noise_rng && !options.fsq().orthogonal_rotation()) {
     own.at_once = [this, scales](const at::Tensor& inputs, int64_t depth) {

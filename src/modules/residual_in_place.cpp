@@ -11,7 +11,8 @@ namespace torchvq::detail {
 
 namespace F = functional;
 
-void step_shared_optimizer(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request) {
+void step_shared_optimizer(ResidualVQImpl& rvq, const at::Tensor& inputs,
+                           const StackRequest& request) {
   if (!rvq.has_in_place_optimizer() || !rvq.is_training()) {
     return;
   }
@@ -21,11 +22,11 @@ void step_shared_optimizer(ResidualVQImpl& rvq, const at::Tensor& inputs, const 
   {
     at::AutoGradMode enable_grad(true);
     for (int64_t index = 0; index < request.depth; ++index) {
-      const auto chosen =
+      const auto found =
           F::quantize(residual, codebook.codes(), codebook.rng, std::nullopt,
                       F::QuantizeOptions().metric(codebook.metric()).estimator("none"));
-      ops::commitment_loss(chosen.inputs, chosen.codes, mask).backward();
-      residual = residual.sub(chosen.codes.detach());
+      ops::commitment_loss(found.inputs, found.codes, mask).backward();
+      residual = residual.sub(found.codes.detach());
     }
   }
   average_gradients(codebook.learned_parameters(), residual, mask, request.ranks);

@@ -7,6 +7,7 @@ namespace torchvq::detail {
 
 /// One step of it towards the residuals of all levels, for inputs (H, T, D); nothing happens
 /// without one, or in evaluation.
-void step_shared_optimizer(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request);
+void step_shared_optimizer(ResidualVQImpl& rvq, const at::Tensor& inputs,
+                           const StackRequest& request);
 
 }  // namespace torchvq::detail

@@ -6,6 +6,7 @@
 
 #include "functional/residual_learning.h"
 #include "modules/losses.h"
+#include "modules/ranks.h"
 #include "modules/residual_engine.h"
 #include "modules/residual_levels.h"
 #include "modules/residual_step.h"
@@ -21,20 +22,20 @@ using Counts = std::vector<std::vector<at::Tensor>>;
 
 /// The losses of a level whose codes are made for each token.
 F::QuantizerLosses implicit_losses(const Level& level, const F::QuantizerLossOptions& options) {
-  const auto& [vq, call, choice, implicit] = level;
-  const auto& chosen = choice.chosen;
+  const auto& [vq, request, result, implicit] = level;
+  const auto& searched = result.searched;
   const bool by_entropy = options.training() && options.commitment_weight() > 0 &&
                           options.commitment_use_cross_entropy_loss();
-  auto targets = targets_of(*vq, call);
-  if (!targets && by_entropy) targets = chosen.indices;
+  auto targets = targets_of(*vq, request);
+  if (!targets && by_entropy) targets = searched.indices;
   auto own = options;
   own.diversity_weight(0);
   if (targets) own.commitment_weight(0);
-  auto losses = F::search_losses(chosen, std::nullopt, std::nullopt, own);
-  if (targets) losses.commitment = implicit_cross_entropy(*implicit, chosen, *targets);
+  auto losses = F::search_losses(searched, std::nullopt, std::nullopt, own);
+  if (targets) losses.commitment = implicit_cross_entropy(*implicit, searched, *targets);
   if (options.training() && options.diversity_weight() > 0) {
     losses.diversity =
-        implicit_diversity(*implicit, chosen, options.diversity_temperature(), call.ranks);
+        implicit_diversity(*implicit, searched, options.diversity_temperature(), request.ranks);
   }
   return losses;
 }
@@ -50,17 +51,17 @@ std::vector<F::QuantizerLosses> search_losses(const ResidualVQImpl& rvq,
   std::vector<F::SearchedTokens> searched;
   for (size_t index = 0; index < plain; ++index) {
     codebooks.push_back(rvq.levels[index]->codebook_state->embed);
-    if (index < levels.size()) searched.push_back(levels[index].choice.chosen);
+    if (index < levels.size()) searched.push_back(levels[index].result.searched);
   }
   auto totals = F::shared_totals(codebooks, searched, options[0], ranks);
   totals.resize(levels.size());
   std::vector<F::QuantizerLosses> found;
   for (size_t index = 0; index < levels.size(); ++index) {
     const auto& level = levels[index];
-    found.push_back(level.implicit
-                        ? implicit_losses(level, options[index])
-                        : F::search_losses(level.choice.chosen, targets_of(*level.vq, level.call),
-                                           totals[index], options[index]));
+    found.push_back(level.implicit ? implicit_losses(level, options[index])
+                                   : F::search_losses(level.result.searched,
+                                                      targets_of(*level.vq, level.request),
+                                                      totals[index], options[index]));
   }
   return found;
 }
@@ -70,21 +71,22 @@ std::vector<F::QuantizerLosses> search_losses(const ResidualVQImpl& rvq,
 Counts update(const std::vector<Searched>& stacks) {
   const auto& first = stacks[0].walk->levels[0];
   const auto& codebook = *first.vq->codebook_state;
-  if (!codebook.learns(first.call.ema_update)) return Counts(stacks.size());
-  std::vector<F::StackLesson> lessons;
-  std::string signature;
+  if (!codebook.learns(first.request.ema_update)) return Counts(stacks.size());
+  std::vector<F::StackStep> steps;
+  std::vector<Codebook> codebooks;
   for (const auto& [rvq, walk, request] : stacks) {
-    F::StackLesson lesson{states_of(*rvq), {}, rvq->options.shared_codebook()};
+    F::StackStep step{states_of(*rvq), {}, rvq->options.shared_codebook()};
     for (const auto& level : walk->levels) {
-      const auto& chosen = level.choice.chosen;
-      lesson.tokens.push_back(
-          {level.vq->codebook_state->raw_inputs(chosen.inputs), chosen.indices, chosen.mask});
+      const auto& searched = level.result.searched;
+      step.tokens.push_back(
+          {level.vq->codebook_state->raw_inputs(searched.inputs), searched.indices, searched.mask});
     }
-    lessons.push_back(std::move(lesson));
-    signature += (signature.empty() ? "" : "; ") + signature_of(*rvq);
+    steps.push_back(std::move(step));
+    for (auto& own : codebooks_of(*rvq)) codebooks.push_back(std::move(own));
   }
-  auto options = codebook.learning(first.call.ema_update, stacks[0].request->ranks);
-  return F::learn_stacks_(lessons, options.signature(signature), stacks[0].request->beam);
+  auto options = codebook.learning(first.request.ema_update, stacks[0].request->ranks);
+  return F::learn_stacks_(steps, options.signature(joined_signature(codebooks)),
+                          stacks[0].request->beam);
 }
 
 /// Counts the uses of codes, for stats(), and the step.
@@ -97,7 +99,7 @@ void finish_step(ResidualVQImpl& rvq, const std::vector<Level>& levels,
     uses.push_back(level->step_counts);
   }
   std::vector<F::SearchedTokens> searched;
-  for (const auto& level : levels) searched.push_back(level.choice.chosen);
+  for (const auto& level : levels) searched.push_back(level.result.searched);
   F::finish_levels_(uses, searched, states_of(rvq), counts, drew, ranks.alone());
 }
 
@@ -109,7 +111,7 @@ std::vector<at::Tensor> learn(const std::vector<Searched>& stacks) {
   for (size_t s = 0; s < stacks.size(); ++s) {
     const auto& [rvq, walk, request] = stacks[s];
     for (const auto& level : walk->levels) {
-      options[s].push_back(loss_options(*level.vq, level.choice.chosen.tokens, level.call));
+      options[s].push_back(loss_options(*level.vq, level.result.tokens, level.request));
     }
     found.push_back(search_losses(*rvq, walk->levels, options[s], request->ranks));
   }
@@ -120,9 +122,9 @@ std::vector<at::Tensor> learn(const std::vector<Searched>& stacks) {
     const auto& [rvq, walk, request] = stacks[s];
     std::vector<at::Tensor> own;
     for (size_t index = 0; index < walk->levels.size(); ++index) {
-      const auto& [vq, call, choice, implicit] = walk->levels[index];
-      own.push_back(
-          level_loss(*vq, choice.chosen, call, std::move(found[s][index]), options[s][index]));
+      const auto& level = walk->levels[index];
+      own.push_back(level_loss(*level.vq, level.result.searched, level.request,
+                               std::move(found[s][index]), options[s][index]));
     }
     if (training) {
       finish_step(*rvq, walk->levels, counts[s], request->ranks, !frozen || draws(*rvq));

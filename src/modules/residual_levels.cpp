@@ -23,18 +23,18 @@ bool estimates_levels(const ResidualVQImpl& rvq) {
 }
 
 Level choose_level(ResidualVQImpl& rvq, int64_t index, const at::Tensor& residual,
-                   std::optional<Implicit> implicit, const Request& request,
-                   const F::StackGradient& gradient, const OptionalTensor& picked) {
+                   std::optional<Implicit> implicit, const StackRequest& request,
+                   const F::StackGradient& gradient, const OptionalTensor& chosen) {
   auto& vq = *rvq.levels[index];
   const auto layout = layout_of(rvq);
   const auto mask = layout.split_mask(request.mask);
   const auto targets =
       request.targets.empty() ? std::nullopt : OptionalTensor(request.targets[index]);
-  const auto call =
-      level_call(vq, targets, request.mask, request.temperature, request.frozen, request.ranks);
+  const auto own_request = request_of_level(vq, targets, request.mask, request.temperature,
+                                            request.frozen, request.ranks);
   const bool shared = rvq.options.shared_codebook();
-  if (!picked && (index == 0 || !shared)) {
-    prepare(vq, residual, mask, call.frozen, request.ranks);
+  if (!chosen && (index == 0 || !shared)) {
+    prepare(vq, residual, mask, own_request.frozen, request.ranks);
   }
   if (index == 0 && shared && !request.frozen) {
     step_shared_optimizer(rvq, residual, request);
@@ -44,11 +44,11 @@ Level choose_level(ResidualVQImpl& rvq, int64_t index, const at::Tensor& residua
   const bool own = vq.is_training() && gradient.needs_levels();
   const auto estimator = own ? estimator_of(vq) : "none";
   const auto rng = F::level_rng(vq.codebook_state->rng, index, shared);
-  auto choice = implicit ? choose_implicit(vq, *implicit, residual, tokens, mask, call, estimator,
-                                           functional::noise_rng(rng, request.ranks))
-                         : choose(vq, residual, tokens, mask, call,
-                                  {.estimator = estimator, .rng = rng, .picked = picked});
-  return {&vq, call, std::move(choice), std::move(implicit)};
+  auto result = implicit ? choose_implicit(vq, *implicit, residual, tokens, mask, own_request,
+                                           estimator, functional::noise_rng(rng, request.ranks))
+                         : choose(vq, residual, tokens, mask, own_request,
+                                  {.estimator = estimator, .rng = rng, .chosen = chosen});
+  return {&vq, own_request, std::move(result), std::move(implicit)};
 }
 
 }  // namespace
@@ -85,15 +85,7 @@ std::vector<F::CodebookState> states_of(const ResidualVQImpl& rvq) {
   return states;
 }
 
-std::string signature_of(const ResidualVQImpl& rvq) {
-  std::string signature;
-  for (const auto& codebook : codebooks_of(rvq)) {
-    signature += (signature.empty() ? "" : "; ") + codebook->signature();
-  }
-  return signature;
-}
-
-Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request) {
+Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRequest& request) {
   const auto gradient = gradient_of(rvq);
   const bool implicit_codes = rvq.options.implicit_neural_codebook();
   std::vector<at::Tensor> paths;
@@ -116,9 +108,9 @@ Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request)
     }
     auto level = choose_level(rvq, index, residual, std::move(implicit), request, gradient,
                               paths.empty() ? std::nullopt : OptionalTensor(paths[index]));
-    F::WalkedLevel passed{level.choice.chosen.codes, level.choice.quantized};
+    F::WalkedLevel walked{level.result.searched.codes, level.result.quantized};
     result.levels.push_back(std::move(level));
-    return passed;
+    return walked;
   };
   const auto sums = F::walk_levels(compared, request.depth, gradient,
                                    gradient.estimates_levels || implicit_codes, choose);

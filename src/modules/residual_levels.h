@@ -13,14 +13,14 @@
 #include <torchvq/modules/residual_vq.h>
 
 #include "functional/residual_walk.h"
-#include "modules/call.h"
 #include "modules/implicit_search.h"
 #include "modules/layout.h"
+#include "modules/request.h"
 
 namespace torchvq::detail {
 
 /// What one forward of a stack was asked for.
-struct Request {
+struct StackRequest {
   std::optional<at::Tensor> mask;  ///< (B, N)
   int64_t batch;
   int64_t tokens;                   ///< N
@@ -35,8 +35,8 @@ struct Request {
 /// What one level chose.
 struct Level {
   VectorQuantizeImpl* vq;
-  Call call;
-  Choice choice;
+  Request request;
+  SearchResult result;
   std::optional<Implicit> implicit;
 };
 
@@ -58,17 +58,14 @@ std::vector<Codebook> codebooks_of(const ResidualVQImpl& rvq);
 /// Their states.
 std::vector<functional::CodebookState> states_of(const ResidualVQImpl& rvq);
 
-/// What the codebooks of all levels must have in common over the ranks.
-std::string signature_of(const ResidualVQImpl& rvq);
-
 /// Searches level after level. inputs: (H, T, D), projected, float32 or float64.
-Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const Request& request);
+Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRequest& request);
 
 /// A stack that has searched.
 struct Searched {
   ResidualVQImpl* rvq;
   const Walk* walk;
-  const Request* request;
+  const StackRequest* request;
 };
 
 /// The losses of all levels (Q,) of each of several stacks of equal options, and in training the
@@ -79,7 +76,7 @@ std::vector<at::Tensor> learn(const std::vector<Searched>& stacks);
 struct Pending {
   ResidualVQImpl* rvq;
   at::Tensor x;
-  Request request;
+  StackRequest request;
   bool all_codes;
   std::optional<Walk> walk;  ///< none where nothing is scored or learnt
   ResidualVQOutput output;   ///< of such a forward

@@ -112,13 +112,13 @@ detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Steps& st
   own.project_in = project_in;
   own.project_out = project_out;
   const bool summed = options.vqp_compat();
-  own.quantize = [this, draw, &steps](int64_t index, const at::Tensor& residual,
-                                      const OptionalTensor& mask) {
+  own.choose = [this, draw, &steps](int64_t index, const at::Tensor& residual,
+                                    const OptionalTensor& mask) {
     const auto level = static_cast<size_t>(index);
     F::LookupFreeArguments arguments{.mask = mask, .rotation = {}, .rng = {}};
     if (draw.defined()) arguments.rng = draw;
     steps.push_back(levels[level]->step(residual, arguments, step_options(level)));
-    return detail::LevelChoice{steps.back().quantized, steps.back().indices};
+    return detail::LevelResult{steps.back().quantized, steps.back().indices};
   };
   if (!summed && is_training()) {
     own.estimate = [this](const at::Tensor& inputs, const at::Tensor& total) {
@@ -139,7 +139,7 @@ detail::StackFamily ResidualLFQImpl::family(const torch::Tensor& draw, Steps& st
   return own;
 }
 
-void ResidualLFQImpl::shake_hands(const std::string& group) const {
+void ResidualLFQImpl::handshake(const std::string& group) const {
   distributed::HandshakeOptions call;
   call.group_name = group;
   call.label = levels[0]->label();
@@ -165,10 +165,10 @@ ResidualLFQOutput ResidualLFQImpl::forward(const torch::Tensor& x,
 ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
                                                 const ResidualLFQForwardOptions& call,
                                                 std::optional<int64_t>& depth) {
-  layout().check(x);
+  layout().check_input(x);
   const auto group = levels[0]->group();
   // Before anything is drawn or rotated, so that ranks start alike.
-  if (!group.empty()) shake_hands(group);
+  if (!group.empty()) handshake(group);
   const auto& seed = call.rand_quantize_dropout_fixed_seed();
   const bool dropping = is_training() && drops();
   const bool drawing = is_training() && options.lfq().frac_per_sample_entropy() < 1;

@@ -52,8 +52,8 @@ SimVQOptions level_options(const ResidualSimVQOptions& options, bool first) {
 
 /// What one forward passes from level to level beside the engine.
 struct ResidualSimVQImpl::Walk {
-  OptionalTensor picked;  // (B, N, Q)
-  std::vector<SimVQImpl::Choice> choices;
+  OptionalTensor chosen;  // (B, N, Q)
+  std::vector<SimVQImpl::SearchResult> results;
   OptionalTensor mask;  // (1, B * N)
 };
 
@@ -119,21 +119,21 @@ detail::StackFamily ResidualSimVQImpl::family(Walk& walk) {
     const auto paths = ops::residual_beam_search(rows_of(inputs.detach()), codebooks, beam,
                                                  ops::ResidualBeamSearchOptions().mask(walk.mask));
     // Of padding any valid code.
-    walk.picked = paths.clamp_min(0).view({inputs.size(0), inputs.size(1), -1});
+    walk.chosen = paths.clamp_min(0).view({inputs.size(0), inputs.size(1), -1});
     return inputs;
   };
-  own.quantize = [this, training, summed, &walk](int64_t index, const at::Tensor& residual,
-                                                 const OptionalTensor& /*mask*/) {
+  own.choose = [this, training, summed, &walk](int64_t index, const at::Tensor& residual,
+                                               const OptionalTensor& /*mask*/) {
     auto& level = levels[static_cast<size_t>(index)];
-    OptionalTensor picked;
-    if (walk.picked) picked = walk.picked->select(-1, index).reshape({1, -1});
-    walk.choices.push_back(
-        level->choose(rows_of(residual), walk.mask, summed ? level->estimator() : "none", picked));
-    const auto& found = walk.choices.back();
+    OptionalTensor chosen;
+    if (walk.chosen) chosen = walk.chosen->select(-1, index).reshape({1, -1});
+    walk.results.push_back(
+        level->choose(rows_of(residual), walk.mask, summed ? level->estimator() : "none", chosen));
+    const auto& found = walk.results.back();
     auto codes = summed ? found.quantized : found.codes;
     // Codes learn by the losses alone.
     if (training && !summed) codes = codes.detach();
-    return detail::LevelChoice{codes.view_as(residual),
+    return detail::LevelResult{codes.view_as(residual),
                                found.indices.view({residual.size(0), residual.size(1)})};
   };
   if (!summed && training) {
@@ -152,10 +152,10 @@ detail::StackFamily ResidualSimVQImpl::family(Walk& walk) {
 
 ResidualSimVQOutput ResidualSimVQImpl::forward(const torch::Tensor& x,
                                                const ResidualSimVQForwardOptions& call) {
-  layout().check(x);
+  layout().check_input(x);
   const auto group = levels[0]->group();
   // Before anything is drawn, so that ranks start alike.
-  if (!group.empty()) shake_hands(group);
+  if (!group.empty()) handshake(group);
   const auto& seed = call.rand_quantize_dropout_fixed_seed();
   const bool dropping = is_training() && drops();
   auto depth = options.num_quantizers();
@@ -175,12 +175,12 @@ ResidualSimVQOutput ResidualSimVQImpl::forward(const torch::Tensor& x,
 
 torch::Tensor ResidualSimVQImpl::losses(const Walk& walk) {
   std::vector<torch::Tensor> losses;
-  for (size_t index = 0; index < walk.choices.size(); ++index) {
-    losses.push_back(levels[index]->loss_of(walk.choices[index], walk.mask));
+  for (size_t index = 0; index < walk.results.size(); ++index) {
+    losses.push_back(levels[index]->loss_of(walk.results[index], walk.mask));
   }
   if (is_training()) {
     // Those that average gradients wait for one of every parameter: that of nothing is zero.
-    const auto nothing = walk.choices[0].inputs.narrow(1, 0, 0).detach();
+    const auto nothing = walk.results[0].inputs.narrow(1, 0, 0).detach();
     for (size_t index = losses.size(); index < levels.size(); ++index) {
       const auto none = levels[index]->choose(nothing, std::nullopt, "none");
       losses.push_back(levels[index]->loss_of(none, std::nullopt));
@@ -189,7 +189,7 @@ torch::Tensor ResidualSimVQImpl::losses(const Walk& walk) {
   return detail::stack_levels(std::move(losses), options.num_quantizers(), 0);
 }
 
-void ResidualSimVQImpl::shake_hands(const std::string& group) const {
+void ResidualSimVQImpl::handshake(const std::string& group) const {
   distributed::HandshakeOptions call;
   call.group_name = group;
   call.label = "ResidualSimVQ(dim=" + std::to_string(options.dim()) +

@@ -35,7 +35,7 @@ StackWalk walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
                      /*sums_outputs=*/false,
                      [&](int64_t index, const at::Tensor& residual,
                          const F::LevelSums& /*before*/) -> F::WalkedLevel {
-                       auto level = family.quantize(index, residual, mask);
+                       auto level = family.choose(index, residual, mask);
                        codes.push_back(level.codes);
                        indices.push_back(level.indices);
                        return {level.codes, level.codes};
@@ -84,13 +84,13 @@ std::vector<at::Tensor> decode(const StackFamily& family, const at::Tensor& indi
 StackResult run_stack(const StackFamily& family, const at::Tensor& x,
                       const std::optional<at::Tensor>& mask, int64_t depth, bool all_codes) {
   const auto& layout = family.layout;
-  layout.check(x);
-  const auto real = layout.token_mask(x, mask, std::nullopt);
-  auto inputs = enter_stack(x, real, layout, family.project_in);
+  layout.check_input(x);
+  const auto token_mask = layout.token_mask(x, mask, std::nullopt);
+  auto inputs = enter_stack(x, token_mask, layout, family.project_in);
   const auto heads = layout.heads;
   inputs = split_stack_heads(inputs, heads);
-  auto rows = real;
-  if (real && heads > 1) rows = real->repeat_interleave(heads, 1);
+  auto rows = token_mask;
+  if (token_mask && heads > 1) rows = token_mask->repeat_interleave(heads, 1);
   if (family.prepare) inputs = family.prepare(inputs, rows);
   auto found = family.at_once && !all_codes ? walk_at_once(family, inputs, depth)
                                             : walk_levels_of(family, inputs, rows, depth);
@@ -99,7 +99,7 @@ StackResult run_stack(const StackFamily& family, const at::Tensor& x,
   if (heads > 1) indices = indices.unflatten(1, {-1, heads});
   found.total = merge_stack_heads(found.total, heads);
   for (auto& codes : found.codes) {
-    codes = restore_codes(merge_stack_heads(codes, heads), x, real, layout);
+    codes = restore_codes(merge_stack_heads(codes, heads), x, token_mask, layout);
   }
   indices = F::unpack_positions(indices, x.sym_sizes(), layout.channel_first);
   at::Tensor codes;
@@ -108,7 +108,7 @@ StackResult run_stack(const StackFamily& family, const at::Tensor& x,
     codes = family.vqp_compat ? stack_codes(family, indices, /*fewer=*/true)
                               : stack_levels(std::move(found.codes), family.levels, 0);
   }
-  return {leave_stack(found.total, x, real, layout, family.project_out), indices, codes};
+  return {leave_stack(found.total, x, token_mask, layout, family.project_out), indices, codes};
 }
 
 at::Tensor stack_codes(const StackFamily& family, const at::Tensor& indices, bool fewer) {

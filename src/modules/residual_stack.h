@@ -18,7 +18,7 @@
 namespace torchvq::detail {
 
 /// What one level makes of what the levels before have left.
-struct LevelChoice {
+struct LevelResult {
   at::Tensor codes;    ///< (B, N, D), on the scale of the input of the stack
   at::Tensor indices;  ///< (B, N)
 };
@@ -32,7 +32,7 @@ struct StackFamily {
   /// sees; may be empty. With several heads N counts each as a token, here and below.
   std::function<at::Tensor(const at::Tensor&, const std::optional<at::Tensor>&)> prepare;
   /// Level number, what is left (B, N, D), mask (B, N) for losses.
-  std::function<LevelChoice(int64_t, const at::Tensor&, const std::optional<at::Tensor>&)> quantize;
+  std::function<LevelResult(int64_t, const at::Tensor&, const std::optional<at::Tensor>&)> choose;
   /// Codes (*, D) of indices (*) of a level, on the scale of the stack's input; -1 gives zeros.
   std::function<at::Tensor(int64_t, const at::Tensor&)> decode;
   /// Levels see the gradient of what is left; the gain is then 1 - (1 - g_0) (1 - g_1) ..., g_n

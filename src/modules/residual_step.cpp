@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "modules/losses.h"
+#include "modules/ranks.h"
 #include "modules/residual_beam.h"
 #include "modules/search.h"
 
@@ -36,7 +37,7 @@ bool draws(const ResidualVQImpl& rvq) {
 namespace {
 
 F::ResidualQuantizeArguments arguments_of(ResidualVQImpl& rvq, at::ScalarType dtype,
-                                          const Request& request) {
+                                          const StackRequest& request) {
   F::ResidualQuantizeArguments arguments;
   arguments.mask = request.mask;
   arguments.states = states_of(rvq);
@@ -57,22 +58,22 @@ F::ResidualQuantizeArguments arguments_of(ResidualVQImpl& rvq, at::ScalarType dt
   return arguments;
 }
 
-F::ResidualQuantizeOptions options_of(ResidualVQImpl& rvq, const Request& request) {
+F::ResidualQuantizeOptions options_of(ResidualVQImpl& rvq, const StackRequest& request) {
   const auto& first = *rvq.levels[0];
-  const auto call = level_call(first, std::nullopt, request.mask, request.temperature,
-                               request.frozen, request.ranks);
+  const auto own_request = request_of_level(first, std::nullopt, request.mask, request.temperature,
+                                            request.frozen, request.ranks);
   const bool training = rvq.is_training();
   const auto gradient = gradient_of(rvq);
   const auto layout = layout_of(rvq);
-  auto learning = first.codebook_state->learning(call.ema_update, request.ranks);
+  auto learning = first.codebook_state->learning(own_request.ema_update, request.ranks);
   return F::ResidualQuantizeOptions()
       .layout(F::TokenLayout()
                   .heads(first.options.heads())
                   .separate(first.options.separate_codebook_per_head()))
-      .search(search_options(first, call, estimator_of(first)))
+      .search(search_options(first, own_request, estimator_of(first)))
       .estimator(gradient.estimate.estimator())
-      .losses(loss_options(first, std::nullopt, call))
-      .learning(learning.signature(signature_of(rvq)))
+      .losses(loss_options(first, std::nullopt, own_request))
+      .learning(learning.signature(joined_signature(codebooks_of(rvq))))
       .estimates_levels(gradient.estimates_levels)
       .handed_on(gradient.handed_on)
       .beam(request.beam)
@@ -85,7 +86,7 @@ F::ResidualQuantizeOptions options_of(ResidualVQImpl& rvq, const Request& reques
 }  // namespace
 
 F::ResidualQuantizeStep step_at_once(ResidualVQImpl& rvq, const at::Tensor& tokens,
-                                     const Request& request) {
+                                     const StackRequest& request) {
   auto arguments = arguments_of(rvq, tokens.scalar_type(), request);
   return F::residual_quantize_(tokens, arguments, options_of(rvq, request));
 }

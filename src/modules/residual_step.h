@@ -13,7 +13,7 @@ bool steps_at_once(const ResidualVQImpl& rvq);
 
 /// Searches, scores and learns; tokens (B, N, heads * D) are projected, and zero where masked.
 functional::ResidualQuantizeStep step_at_once(ResidualVQImpl& rvq, const at::Tensor& tokens,
-                                              const Request& request);
+                                              const StackRequest& request);
 
 /// Whether a frozen stack takes numbers from its generators.
 bool draws(const ResidualVQImpl& rvq);

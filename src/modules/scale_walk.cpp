@@ -26,8 +26,8 @@ using Counts = std::vector<at::Tensor>;
 /// What one scale chose.
 struct Scale {
   VectorQuantizeImpl* vq;
-  Call call;
-  Choice choice;
+  Request request;
+  SearchResult result;
   F::QuantizerLossOptions options;
   F::QuantizerLosses losses;
 };
@@ -61,55 +61,57 @@ Scale choose_scale(HierarchicalVQImpl& hvq, int64_t index, const at::Tensor& res
   auto& vq = hvq.get_vq(index);
   const auto& shape = hvq.resolved().shapes[index];
   const auto tokens = F::pool_scale(residual, shape, request.mask);
-  std::optional<at::Tensor> real, mask;
+  std::optional<at::Tensor> cell_mask, mask;
   if (request.mask) {
-    real = F::pool_scale_mask(*request.mask, shape);
-    mask = real->view({1, -1});
+    cell_mask = F::pool_scale_mask(*request.mask, shape);
+    mask = cell_mask->view({1, -1});
   }
   const auto targets =
       request.targets.empty() ? std::nullopt : std::optional(request.targets[index]);
-  auto call = level_call(vq, targets, real, request.temperature, request.frozen, request.ranks);
+  auto own_request =
+      request_of_level(vq, targets, cell_mask, request.temperature, request.frozen, request.ranks);
   const auto projected = as_one(tokens);
   const bool shared = hvq.options.shared_codebook();
   if (!shared) prepare(vq, projected, mask, request.frozen, request.ranks);
   auto rng = vq.codebook_state->rng;
   // Scales that share a codebook draw different numbers from it.
   if (shared && index > 0) rng = at::stack({rng[0].add(index), rng[1]});
-  auto choice = choose(vq, projected, tokens, mask, call,
-                       {.estimator = std::nullopt, .rng = rng, .picked = std::nullopt});
-  auto options = loss_options(vq, tokens, call);
-  auto losses = F::search_losses(choice.chosen, targets_of(vq, call), std::nullopt, options);
-  return {&vq, std::move(call), std::move(choice), std::move(options), std::move(losses)};
+  auto result = choose(vq, projected, tokens, mask, own_request,
+                       {.estimator = std::nullopt, .rng = rng, .chosen = std::nullopt});
+  auto options = loss_options(vq, tokens, own_request);
+  auto losses =
+      F::search_losses(result.searched, targets_of(vq, own_request), std::nullopt, options);
+  return {&vq, std::move(own_request), std::move(result), std::move(options), std::move(losses)};
 }
 
 /// The map of a scale's codes; cells that are masked have the code 0.
 at::Tensor spread(const HierarchicalVQImpl& hvq, int64_t index, const Scale& scale,
                   const at::Tensor& maps) {
-  auto codes = scale.choice.quantized.view(scale.choice.chosen.tokens.sizes());
-  if (scale.call.mask) codes = F::fill_masked(codes, *scale.call.mask);
+  auto codes = scale.result.quantized.view(scale.result.tokens.sizes());
+  if (scale.request.mask) codes = F::fill_masked(codes, *scale.request.mask);
   return hvq.choose_phi(index)(codes, hvq.resolved().shapes[index], maps.sizes().slice(2));
 }
 
 /// The weighted loss of one scale, a scalar, when its codebook has learnt.
 at::Tensor loss_of(const Scale& scale) {
-  return level_loss(*scale.vq, scale.choice.chosen, scale.call, scale.losses, scale.options);
+  return level_loss(*scale.vq, scale.result.searched, scale.request, scale.losses, scale.options);
 }
 
 /// The tokens of all scales as those of one step, sample by sample: so the tokens of several ranks,
 /// one after the other, are those of the whole batch.
-F::TaughtTokens together(const std::vector<Scale>& scales) {
+F::StepTokens together(const std::vector<Scale>& scales) {
   std::vector<at::Tensor> inputs, indices, masks;
   for (const auto& scale : scales) {
-    const auto& chosen = scale.choice.chosen;
+    const auto& searched = scale.result.searched;
     const auto rows = [&](const at::Tensor& part) {
       auto shape = part.sizes().vec();
-      shape[0] = chosen.tokens.size(0);
-      shape[1] = chosen.tokens.size(1);
+      shape[0] = scale.result.tokens.size(0);
+      shape[1] = scale.result.tokens.size(1);
       return part.reshape(shape);
     };
-    inputs.push_back(rows(chosen.inputs.detach()));
-    indices.push_back(rows(chosen.indices));
-    if (chosen.mask) masks.push_back(rows(*chosen.mask));
+    inputs.push_back(rows(searched.inputs.detach()));
+    indices.push_back(rows(searched.indices));
+    if (searched.mask) masks.push_back(rows(*searched.mask));
   }
   return {as_one(at::cat(inputs, 1)), as_one(at::cat(indices, 1)),
           masks.empty() ? std::nullopt : std::optional(as_one(at::cat(masks, 1)))};
@@ -124,23 +126,22 @@ Counts learn_scales(const std::vector<Scale>& scales,
   const bool moves = first.resolved().ema_update;
   if (!first.is_training() || request.frozen || !first.codebook_state->learns(moves)) return {};
   std::vector<F::CodebookState> states;
-  std::string signature;
+  std::vector<Codebook> codebooks;
   for (const auto* vq : quantizers) {
-    auto& codebook = *vq->codebook_state.ptr();
-    states.push_back(codebook.state());
-    signature += (signature.empty() ? "" : "; ") + codebook.signature();
+    codebooks.push_back(vq->codebook_state);
+    states.push_back(codebooks.back()->state());
   }
-  std::vector<F::TaughtTokens> tokens;
+  std::vector<F::StepTokens> tokens;
   if (quantizers.size() == 1) {
     tokens.push_back(together(scales));
   } else {
     for (const auto& scale : scales) {
-      const auto& chosen = scale.choice.chosen;
-      tokens.push_back({chosen.inputs.detach(), chosen.indices, chosen.mask});
+      const auto& searched = scale.result.searched;
+      tokens.push_back({searched.inputs.detach(), searched.indices, searched.mask});
     }
   }
   auto options = first.codebook_state->learning(moves, request.ranks);
-  return F::learn_codebooks_(states, tokens, options.signature(signature));
+  return F::learn_codebooks_(states, tokens, options.signature(joined_signature(codebooks)));
 }
 
 /// Counts the uses of codes, for stats(), and the step.
@@ -152,9 +153,9 @@ void finish_scales(HierarchicalVQImpl& hvq, const std::vector<Scale>& scales, co
     uses.push_back(at::zeros_like(hvq.get_vq(index).codebook_state->cooldown));
   }
   for (const auto& scale : scales) {
-    const auto& chosen = scale.choice.chosen;
-    indices.push_back(chosen.indices);
-    if (chosen.mask) masks.push_back(*chosen.mask);
+    const auto& searched = scale.result.searched;
+    indices.push_back(searched.indices);
+    if (searched.mask) masks.push_back(*searched.mask);
     if (rng.empty() || !hvq.options.shared_codebook()) rng.push_back(scale.vq->codebook_state->rng);
   }
   F::finish_step_(uses, indices, rng, counts, masks, ranks.alone());
@@ -188,7 +189,7 @@ at::Tensor mean_loss(const HierarchicalVQImpl& hvq, const std::vector<at::Tensor
 ScaleWalk walk_scales(HierarchicalVQImpl& hvq, const at::Tensor& maps,
                       const ScaleRequest& request) {
   const bool in_turn = hvq.is_training() && hvq.options.vqp_compat();
-  // The reference's dropped scales search and teach like the others.
+  // The reference's dropped scales search and learn like the others.
   const auto walked = in_turn ? hvq.num_levels() : request.depth;
   if (hvq.options.shared_codebook()) prepare_shared(hvq, maps, request);
   auto residual = maps, output = at::zeros_like(maps);
@@ -198,14 +199,14 @@ ScaleWalk walk_scales(HierarchicalVQImpl& hvq, const at::Tensor& maps,
   for (int64_t index = 0; index < walked; ++index) {
     scales.push_back(choose_scale(hvq, index, residual, request));
     const auto& scale = scales.back();
-    const auto taken = spread(hvq, index, scale, maps);
+    const auto decoded = spread(hvq, index, scale, maps);
     if (in_turn) {
       const auto learnt = learn_scales({scale}, {scale.vq}, request);
       counts.insert(counts.end(), learnt.begin(), learnt.end());
       losses.push_back(loss_of(scale));
     }
-    if (index < request.depth) output = output.add(taken);
-    residual = residual.sub(taken);
+    if (index < request.depth) output = output.add(decoded);
+    residual = residual.sub(decoded);
   }
   if (!in_turn) {
     std::vector<VectorQuantizeImpl*> quantizers;
@@ -215,7 +216,7 @@ ScaleWalk walk_scales(HierarchicalVQImpl& hvq, const at::Tensor& maps,
   }
   if (hvq.is_training()) finish_scales(hvq, scales, counts, request.ranks);
   ScaleWalk done{output, {}, mean_loss(hvq, losses, request.depth)};
-  for (const auto& scale : scales) done.indices.push_back(scale.choice.chosen.indices);
+  for (const auto& scale : scales) done.indices.push_back(scale.result.searched.indices);
   return done;
 }
 

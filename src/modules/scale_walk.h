@@ -7,7 +7,7 @@
 
 #include <torchvq/modules/hierarchical_vq.h>
 
-#include "modules/call.h"
+#include "modules/request.h"
 
 namespace torchvq::detail {
 

@@ -12,9 +12,9 @@ namespace torchvq::detail {
 namespace F = functional;
 using OptionalTensor = std::optional<at::Tensor>;
 
-Call level_call(const VectorQuantizeImpl& vq, const OptionalTensor& targets,
-                const OptionalTensor& mask, std::optional<double> temperature, bool frozen,
-                const distributed::Ranks& ranks) {
+Request request_of_level(const VectorQuantizeImpl& vq, const OptionalTensor& targets,
+                         const OptionalTensor& mask, std::optional<double> temperature, bool frozen,
+                         const distributed::Ranks& ranks) {
   return {.targets = targets,
           .mask = mask,
           .topk = std::nullopt,
@@ -56,12 +56,12 @@ at::Tensor stored_codes(VectorQuantizeImpl& vq, at::ScalarType dtype) {
   return narrow ? codes.to(at::kFloat) : codes;
 }
 
-at::Tensor codes_to_search(VectorQuantizeImpl& vq, const Call& call, const at::Tensor& tokens,
+at::Tensor codes_to_search(VectorQuantizeImpl& vq, const Request& request, const at::Tensor& tokens,
                            at::ScalarType dtype) {
-  if (!call.transform) {
+  if (!request.transform) {
     return stored_codes(vq, dtype);
   }
-  const auto codes = call.transform(ops::snapshot(vq.codebook_state->codes()));
+  const auto codes = request.transform(ops::snapshot(vq.codebook_state->codes()));
   const int64_t heads = vq.codebook_state->num_codebooks();
   TORCH_CHECK_VALUE(
       codes.dim() == 5 && codes.size(0) == heads,
@@ -73,36 +73,38 @@ at::Tensor codes_to_search(VectorQuantizeImpl& vq, const Call& call, const at::T
 }
 
 CodesOfStep codes_of_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
-                          const at::Tensor& tokens, const OptionalTensor& mask, const Call& call) {
-  const auto codebook = codes_to_search(vq, call, tokens, projected.scalar_type());
-  if (!vq.is_training() || !vq.has_in_place_optimizer() || call.frozen) return {codebook, {}};
-  const auto in_place = in_place_step(vq, projected, codebook, mask, call.ranks);
-  return {codes_to_search(vq, call, tokens, projected.scalar_type()), in_place};
+                          const at::Tensor& tokens, const OptionalTensor& mask,
+                          const Request& request) {
+  const auto codebook = codes_to_search(vq, request, tokens, projected.scalar_type());
+  if (!vq.is_training() || !vq.has_in_place_optimizer() || request.frozen) return {codebook, {}};
+  const auto in_place = in_place_step(vq, projected, codebook, mask, request.ranks);
+  return {codes_to_search(vq, request, tokens, projected.scalar_type()), in_place};
 }
 
-F::QuantizeOptions search_options(const VectorQuantizeImpl& vq, const Call& call,
+F::QuantizeOptions search_options(const VectorQuantizeImpl& vq, const Request& request,
                                   const std::string& estimator) {
   const auto& options = vq.options;
   const bool sampling = vq.is_training() && options.stochastic_sample_codes();
   return F::QuantizeOptions()
-      .topk(call.topk)
+      .topk(request.topk)
       .metric(vq.codebook_state->metric())
       .estimator(estimator)
-      .temperature(sampling ? std::optional(call.temperature) : std::nullopt)
-      .gradient_temperature(call.temperature)
+      .temperature(sampling ? std::optional(request.temperature) : std::nullopt)
+      .gradient_temperature(request.temperature)
       .variance(options.directional_reparam_variance())
       .sync_update_v(vq.is_training() ? options.sync_update_v() : 0);
 }
 
-Choice choose(VectorQuantizeImpl& vq, const at::Tensor& projected, const at::Tensor& tokens,
-              const OptionalTensor& mask, const Call& call, const SearchOptions& options) {
-  const auto [codebook, in_place] = codes_of_step(vq, projected, tokens, mask, call);
-  const auto rng = F::noise_rng(options.rng.value_or(vq.codebook_state->rng), call.ranks);
+SearchResult choose(VectorQuantizeImpl& vq, const at::Tensor& projected, const at::Tensor& tokens,
+                    const OptionalTensor& mask, const Request& request,
+                    const SearchOptions& options) {
+  const auto [codebook, in_place] = codes_of_step(vq, projected, tokens, mask, request);
+  const auto rng = F::noise_rng(options.rng.value_or(vq.codebook_state->rng), request.ranks);
   auto [quantized, indices, codes, inputs] =
       F::quantize(projected, codebook, rng, mask,
-                  search_options(vq, call, options.estimator.value_or(estimator_of(vq)))
-                      .chosen(options.picked));
-  return {quantized, {{inputs, codebook, mask, codes, indices}, tokens}, in_place};
+                  search_options(vq, request, options.estimator.value_or(estimator_of(vq)))
+                      .chosen(options.chosen));
+  return {quantized, {inputs, codebook, mask, codes, indices}, tokens, in_place};
 }
 
 }  // namespace torchvq::detail

@@ -140,19 +140,20 @@ std::string SimVQImpl::estimator() const {
   return options.vqp_compat() ? "vqp_rotation_trick" : "rotation_trick";
 }
 
-SimVQImpl::Choice SimVQImpl::choose(const torch::Tensor& tokens, const OptionalTensor& mask,
-                                    const std::string& estimator, const OptionalTensor& picked) {
+SimVQImpl::SearchResult SimVQImpl::choose(const torch::Tensor& tokens, const OptionalTensor& mask,
+                                          const std::string& estimator,
+                                          const OptionalTensor& chosen) {
   // Nothing is drawn.
   const auto rng = at::zeros({2}, tokens.options().dtype(at::kLong).requires_grad(false));
   auto found = F::quantize(tokens, codes_for(tokens.scalar_type()), rng, mask,
-                           F::QuantizeOptions().estimator(estimator).chosen(picked));
+                           F::QuantizeOptions().estimator(estimator).chosen(chosen));
   return {found.quantized, found.indices, found.codes, found.inputs};
 }
 
-torch::Tensor SimVQImpl::loss_of(const Choice& choice, const OptionalTensor& mask) const {
+torch::Tensor SimVQImpl::loss_of(const SearchResult& result, const OptionalTensor& mask) const {
   // In evaluation the loss is a number to look at.
-  const auto inputs = is_training() ? choice.inputs : choice.inputs.detach();
-  const auto codes = is_training() ? choice.codes : choice.codes.detach();
+  const auto inputs = is_training() ? result.inputs : result.inputs.detach();
+  const auto codes = is_training() ? result.codes : result.codes.detach();
   const auto pulls_codes = ops::commitment_loss(inputs.detach(), codes, mask);
   const auto pulls_inputs = ops::commitment_loss(inputs, codes.detach(), mask);
   const auto weight = options.commitment_weight();
@@ -163,19 +164,19 @@ torch::Tensor SimVQImpl::loss_of(const Choice& choice, const OptionalTensor& mas
 
 SimVQOutput SimVQImpl::forward(const torch::Tensor& x, const OptionalTensor& mask) {
   const auto places = layout();
-  places.check(x);
-  const auto real = places.token_mask(x, mask, std::nullopt);
-  if (const auto ranks = group(); !ranks.empty()) shake_hands(ranks);
+  places.check_input(x);
+  const auto token_mask = places.token_mask(x, mask, std::nullopt);
+  if (const auto ranks = group(); !ranks.empty()) handshake(ranks);
   auto tokens = places.pack(x);
   // Padding may hold anything, NaN included; zeros keep it out of every gradient.
-  if (real) tokens = F::fill_masked(tokens, *real);
-  const auto rows = places.split_mask(real);
-  const auto choice = choose(places.split_heads(tokens), rows, estimator());
+  if (token_mask) tokens = F::fill_masked(tokens, *token_mask);
+  const auto rows = places.split_mask(token_mask);
+  const auto result = choose(places.split_heads(tokens), rows, estimator());
   auto output =
-      places.merge_features(choice.quantized, tokens.size(0), tokens.size(1)).to(x.scalar_type());
-  if (real) output = F::fill_padding(output, *real);
-  return {places.unpack(output, x), places.restore_positions(choice.indices, x),
-          loss_of(choice, rows)};
+      places.merge_features(result.quantized, tokens.size(0), tokens.size(1)).to(x.scalar_type());
+  if (token_mask) output = F::fill_padding(output, *token_mask);
+  return {places.unpack(output, x), places.restore_positions(result.indices, x),
+          loss_of(result, rows)};
 }
 
 // Ranks -------------------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ std::string SimVQImpl::group() const {
   return options.process_group().value_or(distributed::default_group());
 }
 
-void SimVQImpl::shake_hands(const std::string& group) const {
+void SimVQImpl::handshake(const std::string& group) const {
   distributed::HandshakeOptions call;
   call.group_name = group;
   call.label = "SimVQ(dim=" + std::to_string(options.dim()) +

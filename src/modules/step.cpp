@@ -17,65 +17,65 @@ std::vector<at::Tensor> tensors(const std::optional<at::Tensor>& tensor) {
 }
 
 /// The second half of a step whose statistics are kept for later, or were: they lie in between.
-void learn_apart(VectorQuantizeImpl& vq, F::VectorQuantizeStep& found, const Call& call,
+void learn_apart(VectorQuantizeImpl& vq, F::VectorQuantizeStep& found, const Request& request,
                  const F::QuantizerLossOptions& losses) {
   auto& codebook = *vq.codebook_state;
   const auto& [inputs, codes_searched, mask, codes, indices] = found.searched;
-  const auto counts = codebook.learn(inputs, indices, mask, call.ema_update, call.accumulate,
-                                     call.weight, call.ranks);
+  const auto counts = codebook.learn(inputs, indices, mask, request.ema_update, request.accumulate,
+                                     request.weight, request.ranks);
   if (losses.orthogonal_weight() > 0) {
     found.terms.orthogonal = F::orthogonal_term(codebook.embed, indices, codebook.rng, losses);
-    if (!call.targets) {
+    if (!request.targets) {
       found.loss = found.loss.add(found.terms.orthogonal.mul(losses.orthogonal_weight()));
     }
   }
   F::finish_step_({vq.step_counts}, {indices}, {codebook.rng}, tensors(counts), tensors(mask),
-                  call.ranks.alone());
+                  request.ranks.alone());
 }
 
 /// What precedes the search.
-CodesOfStep prepared_codes(VectorQuantizeImpl& vq, const at::Tensor& x, const Call& call,
+CodesOfStep prepared_codes(VectorQuantizeImpl& vq, const at::Tensor& x, const Request& request,
                            const F::TokenLayout& layout) {
   const auto& codebook = *vq.codebook_state;
-  const bool looks = !codebook.initialised() || vq.options.affine_param() || call.transform ||
+  const bool looks = !codebook.initialised() || vq.options.affine_param() || request.transform ||
                      vq.has_in_place_optimizer();
   // Mostly nothing needs the tokens before the search, which splits them itself.
   if (!looks) return {stored_codes(vq, x.scalar_type()), {}};
-  const auto split = F::split_tokens(x, call.mask, layout);
-  prepare(vq, split.tokens, split.mask, call.frozen, call.ranks);
-  return codes_of_step(vq, split.tokens, split.packed, split.mask, call);
+  const auto split = F::split_tokens(x, request.mask, layout);
+  prepare(vq, split.tokens, split.mask, request.frozen, request.ranks);
+  return codes_of_step(vq, split.tokens, split.packed, split.mask, request);
 }
 
 }  // namespace
 
 Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::Tensor>& before,
-          const Call& call, const F::TokenLayout& layout) {
+          const Request& request, const F::TokenLayout& layout) {
   auto& own = *vq.codebook_state;
-  const auto [codebook, in_place] = prepared_codes(vq, x, call, layout);
+  const auto [codebook, in_place] = prepared_codes(vq, x, request, layout);
   const bool training = vq.is_training();
-  const bool learns = training && !call.frozen && !call.topk;
-  const bool apart = learns && !own.keeps_statistics() && (call.accumulate || own.has_pending());
+  const bool learns = training && !request.frozen && !request.topk;
+  const bool apart = learns && !own.keeps_statistics() && (request.accumulate || own.has_pending());
   if (training) {
     own.begin_step();
     // A new tensor, so that a copy of the module keeps what it has.
     vq.step_counts = at::zeros_like(own.cooldown);
   }
-  const auto losses = loss_options(vq, before, call);
-  F::VectorQuantizeArguments arguments{codebook,    call.mask, targets_of(vq, call),
-                                       call.weight, {},        vq.step_counts};
+  const auto losses = loss_options(vq, before, request);
+  F::VectorQuantizeArguments arguments{codebook,       request.mask, targets_of(vq, request),
+                                       request.weight, {},           vq.step_counts};
   if (vq.options.affine_param()) arguments.affine = own.affine_state();
   auto first = losses;
   if (apart) first.orthogonal_weight(0);
-  auto found =
-      F::vector_quantize_(x, own.state(), arguments,
-                          F::VectorQuantizeStepOptions()
-                              .layout(layout)
-                              .search(search_options(vq, call, estimator_of(vq)))
-                              .losses(first)
-                              .learning(own.learning(call.ema_update, call.ranks, call.accumulate))
-                              .learns(learns && !apart)
-                              .finishes(training && !apart));
-  if (apart) learn_apart(vq, found, call, losses);
+  auto found = F::vector_quantize_(
+      x, own.state(), arguments,
+      F::VectorQuantizeStepOptions()
+          .layout(layout)
+          .search(search_options(vq, request, estimator_of(vq)))
+          .losses(first)
+          .learning(own.learning(request.ema_update, request.ranks, request.accumulate))
+          .learns(learns && !apart)
+          .finishes(training && !apart));
+  if (apart) learn_apart(vq, found, request, losses);
   auto& [commitment, diversity, orthogonal] = found.terms;
   return {found.quantized, found.indices, found.loss,
           LossBreakdown{commitment, diversity, orthogonal,

@@ -6,7 +6,7 @@
 #include <torchvq/functional/layout.h>
 #include <torchvq/modules/vector_quantize.h>
 
-#include "modules/call.h"
+#include "modules/request.h"
 
 namespace torchvq::detail {
 
@@ -23,6 +23,6 @@ struct Step {
 /// @param x       as the layout says; projected where there is a projection.
 /// @param before  (B, N, dim), the tokens before the projection, masked ones zero; none without.
 Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::Tensor>& before,
-          const Call& call, const functional::TokenLayout& layout);
+          const Request& request, const functional::TokenLayout& layout);
 
 }  // namespace torchvq::detail

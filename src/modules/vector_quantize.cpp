@@ -30,8 +30,8 @@ namespace {
 
 constexpr auto kVectorQuantize = "VectorQuantize";
 
-detail::Call make_call(const VectorQuantizeImpl& vq, const torch::Tensor& x,
-                       const VectorQuantizeForwardOptions& call) {
+detail::Request request_of(const VectorQuantizeImpl& vq, const torch::Tensor& x,
+                           const VectorQuantizeForwardOptions& call) {
   const auto& options = vq.options;
   const auto topk = call.topk();
   return {
@@ -130,29 +130,29 @@ VectorQuantizeImpl::borrowed_modules() const {
 // Forward -----------------------------------------------------------------------------------------
 
 VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
-                                                 const VectorQuantizeForwardOptions& call_options) {
+                                                 const VectorQuantizeForwardOptions& call) {
   const auto layout = detail::layout_of(options, kVectorQuantize);
-  layout.check(x);
-  check_topk(call_options.topk());
-  const auto call = make_call(*this, x, call_options);
-  detail::shake_hands({codebook_state}, call.ranks);
+  layout.check_input(x);
+  check_topk(call.topk());
+  const auto request = request_of(*this, x, call);
+  detail::handshake({codebook_state}, request.ranks);
   if (!project_in) {
-    const auto found = detail::step(*this, x, std::nullopt, call, detail::token_layout(options));
+    const auto found = detail::step(*this, x, std::nullopt, request, detail::token_layout(options));
     return {found.quantized, found.indices, found.loss, found.breakdown};
   }
   const auto packed = layout.pack(x);
   // Padding may hold anything, NaN included; zeros keep it out of every gradient.
-  const auto tokens = call.mask ? F::fill_masked(packed, *call.mask) : packed;
+  const auto tokens = request.mask ? F::fill_masked(packed, *request.mask) : packed;
   // The codes go to project_out unrounded.
   const auto projected = project(tokens);
   const auto inner = detail::token_layout(options).channel_first(false).zeros_for_masked(true);
   auto [quantized, indices, loss, terms] =
-      detail::step(*this, projected.to(detail::compute_dtype(projected)), tokens, call, inner);
+      detail::step(*this, projected.to(detail::compute_dtype(projected)), tokens, request, inner);
   if (loss.dim() > 0) {  // of candidates
     loss = layout.unpack_positions(loss, x);
     terms.commitment = layout.unpack_positions(terms.commitment, x);
   }
-  return {restore(quantized, packed, x, call.mask), layout.unpack_positions(indices, x), loss,
+  return {restore(quantized, packed, x, request.mask), layout.unpack_positions(indices, x), loss,
           terms};
 }
 
@@ -247,14 +247,14 @@ void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch:
   }
   at::NoGradGuard no_grad;
   const auto layout = detail::layout_of(options, kVectorQuantize);
-  const auto real = layout.split_mask(layout.token_mask(x, mask, std::nullopt));
+  const auto head_mask = layout.split_mask(layout.token_mask(x, mask, std::nullopt));
   auto inputs = layout.split_heads(project(layout.pack(x)));
   if (options.use_cosine_sim()) {
     inputs = ops::unit_vectors(inputs);
   }
   const auto ranks = detail::ranks_of(*this, kVectorQuantize);
-  detail::shake_hands({codebook_state}, ranks);
-  codebook_state->learn(inputs, layout.split_indices(indices), real, /*ema_update=*/true,
+  detail::handshake({codebook_state}, ranks);
+  codebook_state->learn(inputs, layout.split_indices(indices), head_mask, /*ema_update=*/true,
                         /*accumulate=*/false, std::nullopt, ranks);
 }
 

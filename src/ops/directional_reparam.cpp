@@ -11,8 +11,8 @@ namespace torchvq {
 namespace detail {
 namespace {
 
-void check(const char* op, const at::Tensor& x, const at::Tensor& codes, const at::Tensor& noise,
-           double variance) {
+void check_reparam_inputs(const char* op, const at::Tensor& x, const at::Tensor& codes,
+                          const at::Tensor& noise, double variance) {
   check_same_tokens(op, "x", x, "codes", codes);
   check_same_tokens(op, "x", x, "noise", noise);
   check_non_negative(op, "variance", variance);
@@ -22,13 +22,13 @@ void check(const char* op, const at::Tensor& x, const at::Tensor& codes, const a
 
 void check_directional_reparam(const at::Tensor& x, const at::Tensor& codes,
                                const at::Tensor& noise, double variance) {
-  check("directional_reparam", x, codes, noise, variance);
+  check_reparam_inputs("directional_reparam", x, codes, noise, variance);
 }
 
 void check_directional_reparam_backward(const at::Tensor& grad, const at::Tensor& x,
                                         const at::Tensor& codes, const at::Tensor& noise,
                                         double variance) {
-  check("directional_reparam_backward", x, codes, noise, variance);
+  check_reparam_inputs("directional_reparam_backward", x, codes, noise, variance);
   check_same_tokens("directional_reparam_backward", "x", x, "grad", grad);
 }
 

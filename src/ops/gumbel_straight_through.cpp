@@ -11,8 +11,8 @@ namespace torchvq {
 namespace detail {
 namespace {
 
-Metric check(const char* op, const at::Tensor& x, const at::Tensor& codebook,
-             const at::Tensor& indices, double temperature, c10::string_view metric) {
+Metric check_gumbel_inputs(const char* op, const at::Tensor& x, const at::Tensor& codebook,
+                           const at::Tensor& indices, double temperature, c10::string_view metric) {
   check_tokens(op, "x", x);
   check_codebook_of(op, codebook, x);
   check_per_token(op, "indices", indices, at::kLong, x);
@@ -25,7 +25,7 @@ Metric check(const char* op, const at::Tensor& x, const at::Tensor& codebook,
 Metric check_gumbel_straight_through(const at::Tensor& x, const at::Tensor& codebook,
                                      const at::Tensor& indices, double temperature,
                                      c10::string_view metric) {
-  return check("gumbel_straight_through", x, codebook, indices, temperature, metric);
+  return check_gumbel_inputs("gumbel_straight_through", x, codebook, indices, temperature, metric);
 }
 
 Metric check_gumbel_straight_through_backward(const at::Tensor& grad, const at::Tensor& x,
@@ -33,7 +33,7 @@ Metric check_gumbel_straight_through_backward(const at::Tensor& grad, const at::
                                               double temperature, c10::string_view metric) {
   constexpr auto op = "gumbel_straight_through_backward";
   check_same_tokens(op, "x", x, "grad", grad);
-  return check(op, x, codebook, indices, temperature, metric);
+  return check_gumbel_inputs(op, x, codebook, indices, temperature, metric);
 }
 
 }  // namespace detail

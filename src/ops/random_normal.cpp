@@ -3,7 +3,7 @@
 #include <torch/library.h>
 
 #include "detail/op_handle.h"
-#include "detail/random_tensor.h"
+#include "ops/random_draw.h"
 #include "ops/random_normal.h"
 
 namespace torchvq {
@@ -12,17 +12,7 @@ namespace detail {
 
 at::ScalarType check_random_normal(const at::Tensor& rng, c10::SymIntArrayRef size,
                                    std::optional<at::ScalarType> dtype) {
-  constexpr auto op = "random_normal";
-  check_rng(op, rng);
-  for (const auto& extent : size) {
-    TORCH_CHECK_VALUE(extent >= 0, op, ": expected size to be non-negative, but got ", size);
-  }
-  const auto result = dtype.value_or(at::kFloat);
-  TORCH_CHECK_TYPE(result == at::kFloat || result == at::kDouble || result == at::kHalf ||
-                       result == at::kBFloat16,
-                   op, ": expected dtype to be float16, bfloat16, float32 or float64, but got ",
-                   result);
-  return result;
+  return check_random_draw("random_normal", rng, size, dtype);
 }
 
 }  // namespace detail

@@ -86,8 +86,8 @@ def changed_signature(rank: int) -> list[tuple[int, ...]]:
     handle, sent = ops.new_handle(), []
     for options in ("a", "b", "b"):
         state = state_of(0)
-        shake_hands = partial(ops.handshake_, state, handle=handle, signature=options)
-        sent.append(traffic_of(partial(shake_hands, group_name=group_name()))[1][:3])
+        handshake = partial(ops.handshake_, state, handle=handle, signature=options)
+        sent.append(traffic_of(partial(handshake, group_name=group_name()))[1][:3])
     return sent
 
 

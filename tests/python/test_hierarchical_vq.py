@@ -7,34 +7,13 @@ import math
 
 import pytest
 import torch
+from hierarchical_vq_cases import CODES, DIM, SHAPES, build, data, half_mask
 from scales_oracle import expected_walk
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch import nn
 
 import torchvq
 from support import assert_close_to_rounding
 from torchvq import HierarchicalVQ, VectorQuantize
-
-DIM, CODES = 6, 16
-SHAPES = {1: [(4,), (9,), (3,)], 2: [(4, 4), (5, 7), (2, 3)], 3: [(4, 4, 4), (3, 5, 2)]}
-
-
-def build(axes: int = 1, codes: bool = True, **options) -> HierarchicalVQ:
-    torch.manual_seed(1)
-    own = dict(dim=DIM, codebook_size=CODES, scales=(1, 2, 4), kmeans_init=not codes)
-    own |= dict(accept_image_fmap=axes == 2, accept_3d_fmap=axes == 3) | options
-    module = HierarchicalVQ(**own)
-    for level in module.levels if codes else ():
-        level.codebook = torch.randn(level.codebook.shape) * 0.7
-    return module
-
-
-def data(*shape: int, seed: int = 2) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def half_real(*shape: int, seed: int = 3) -> Tensor:
-    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < 0.5
 
 
 def learning_options() -> dict[str, dict[str, object]]:
@@ -62,7 +41,7 @@ every_option = pytest.mark.parametrize("name", learning_options())
 def test_is_the_walk_by_plain_loops(axes, masked, training, own):
     for full in SHAPES[axes]:
         module = build(axes, shared_codebook=not own, share_quant_resi=2).train(training)
-        x, mask = data(3, DIM, *full), half_real(3, *full) if masked else None
+        x, mask = data(3, DIM, *full), half_mask(3, *full) if masked else None
         expected = copy.deepcopy(module)
         found = module(x, mask=mask)
         indices, output, _ = expected_walk(expected, x, mask)
@@ -71,7 +50,7 @@ def test_is_the_walk_by_plain_loops(axes, masked, training, own):
 
 
 def test_channel_last_is_the_same_with_other_axes():
-    x, mask = data(2, DIM, 5, 4), half_real(2, 5, 4)
+    x, mask = data(2, DIM, 5, 4), half_mask(2, 5, 4)
     first = build(2)(x, mask=mask)
     last = build(2, channel_first=False)(x.movedim(1, -1), mask=mask)
     assert torch.equal(first.quantized.movedim(1, -1), last.quantized)
@@ -96,7 +75,7 @@ def test_lens_are_a_mask():
 def test_decoding_is_the_output(name, axes):
     """For every size, mask and depth, to the bit, in training with the codes as they were."""
     for full in SHAPES[axes]:
-        for mask in (None, half_real(3, *full)):
+        for mask in (None, half_mask(3, *full)):
             options = learning_options()[name]
             # The reference's dropped scales have indices that its output does without.
             for training in (False, True):
@@ -138,7 +117,7 @@ def test_one_update_from_the_tokens_of_all_scales():
     expected.codebook = module.vq.codebook
     for step in range(3):
         x = data(2, DIM, 5, 4, seed=step)
-        mask = half_real(2, 5, 4, seed=step) if step == 2 else None
+        mask = half_mask(2, 5, 4, seed=step) if step == 2 else None
         _, _, tokens = expected_walk(module, x, mask)
         module(x, mask=mask)
         expected(torch.cat(tokens).float().unsqueeze(0))
@@ -322,7 +301,7 @@ def test_nothing_teaches_nothing(shape, name):
 
 
 def test_padding_may_hold_anything():
-    x, mask = data(3, DIM, 7), half_real(3, 7)
+    x, mask = data(3, DIM, 7), half_mask(3, 7)
     hostile = torch.where(mask.unsqueeze(1), x, math.nan).requires_grad_()
     plain = x.clone().requires_grad_()
     a, b = build()(plain, mask=mask), build()(hostile, mask=mask)
@@ -342,100 +321,6 @@ def test_a_sample_that_is_not_finite_is_alone():
     assert_close_to_rounding(found.quantized[[0, 2]], expected.quantized)
     assert not found.quantized[1].isfinite().all()
     assert module.vq.codebook.isfinite().all()
-
-
-# Casts ---------------------------------------------------------------------------------------------------------------
-
-
-def test_half_precision_is_computed_in_float32():
-    x = data(2, DIM, 6).bfloat16()
-    wide = build().eval()
-    expected = wide(x.float())
-    found = build().eval()(x)
-    assert found.quantized.dtype == torch.bfloat16
-    assert torch.equal(found.quantized, expected.quantized.bfloat16())
-    assert all(torch.equal(a, b) for a, b in zip(found.indices, expected.indices, strict=True))
-
-
-def test_autocast_changes_nothing():
-    x = data(2, DIM, 6)
-    expected = build()(x)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = build()(x)
-    assert torch.equal(found.quantized, expected.quantized)
-    assert torch.equal(found.loss, expected.loss)
-
-
-# Checkpoints of activations, compilers ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        dict(nested_dropout=0.7),
-        dict(nested_dropout=0.7, shared_codebook=False),
-        dict(stochastic_sample_codes=True),
-        dict(orthogonal_reg_weight=0.5),
-        dict(vqp_compat=True),
-    ],
-    ids=str,
-)
-def test_recomputed_is_plain(options, reentrant):
-    """From the first step on, which initialises the codes."""
-    plain = build(codes=False, **options)
-    module = copy.deepcopy(plain)
-
-    def forward(x):
-        found = module(x)
-        return found.quantized, found.loss
-
-    for step in range(4):
-        x, y = (data(3, DIM, 6, seed=step).requires_grad_() for _ in range(2))
-        expected = plain(x)
-        quantized, loss = checkpoint(forward, y, use_reentrant=reentrant)
-        (expected.quantized.square().sum() + expected.loss).backward()
-        (quantized.square().sum() + loss).backward()
-        assert torch.equal(quantized, expected.quantized) and torch.equal(loss, expected.loss)
-        assert torch.equal(y.grad, x.grad)
-        for name, value in plain.state_dict().items():
-            assert torch.equal(module.state_dict()[name], value), name
-        for a, b in zip(module.parameters(), plain.parameters(), strict=True):
-            assert (a.grad is None and b.grad is None) or torch.equal(a.grad, b.grad)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(codes=False),
-        dict(nested_dropout=0.7),
-        dict(nested_dropout=0.7, vqp_compat=True),
-        dict(nested_dropout=0.7, shared_codebook=False, share_quant_resi=0),
-    ],
-    ids=["kmeans", "dropout", "compatible", "own"],
-)
-@pytest.mark.parametrize("masked", [False, True])
-def test_compiled_is_eager(options, masked):
-    """Graphs compute dropped scales for nothing."""
-    torch._dynamo.reset()
-    eager = build(**options)
-    module = copy.deepcopy(eager)
-    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-    for step in range(6):
-        mask = half_real(3, 6, seed=step) if masked else None
-        x, y = (data(3, DIM, 6, seed=step).requires_grad_() for _ in range(2))
-        expected, found = eager(x, mask=mask), compiled(y, mask=mask)
-        (expected.quantized.square().sum() + expected.loss).backward()
-        (found.quantized.square().sum() + found.loss).backward()
-        assert all(torch.equal(a, b) for a, b in zip(found.indices, expected.indices, strict=True))
-        assert torch.equal(found.quantized, expected.quantized)
-        assert_close_to_rounding(found.loss, expected.loss)
-        assert_close_to_rounding(y.grad, x.grad)
-        for name, value in eager.state_dict().items():
-            assert torch.equal(module.state_dict()[name], value), name
-        for a, b in zip(module.parameters(), eager.parameters(), strict=True):
-            assert_close_to_rounding(a.grad, b.grad)
 
 
 # Statistics, parts, errors --------------------------------------------------------------------------------------------
@@ -460,7 +345,7 @@ def test_parts_by_the_reference_s_names():
     assert module.scales == ((1, 2), 4) and module.level_shapes == ((1, 2), (4, 4))
     assert module.num_levels == 2 and module.codebook_sizes == (CODES, CODES)
     assert module.get_vq(1) is module.vq and module.choose_phi(1) is module.phi_levels[1]
-    pooled, real = module.pool_residual(data(2, DIM, 6, 4), (1, 2), half_real(2, 6, 4))
+    pooled, real = module.pool_residual(data(2, DIM, 6, 4), (1, 2), half_mask(2, 6, 4))
     assert pooled.shape == (2, DIM, 1, 2) and real.shape == (2, 1, 2)
 
 
@@ -498,16 +383,16 @@ def test_errors_of_calls():
     with pytest.raises(TypeError, match="HierarchicalVQ: expected x to be a floating-point"):
         module(torch.zeros(2, DIM, 5, dtype=torch.long))
     with pytest.raises(ValueError, match="HierarchicalVQ: expected mask to have shape"):
-        module(x, mask=half_real(2, 4))
+        module(x, mask=half_mask(2, 4))
     with pytest.raises(ValueError, match="HierarchicalVQ: expected mask or lens"):
-        module(x, mask=half_real(2, 5), lens=torch.tensor([1, 2]))
+        module(x, mask=half_mask(2, 5), lens=torch.tensor([1, 2]))
     with pytest.raises(ValueError, match="HierarchicalVQ: expected indices to be tensors"):
         module(x, indices=[torch.zeros(2, 1, dtype=torch.long)])
     found = module(x).indices
     with pytest.raises(ValueError, match="HierarchicalVQ: expected full_shape to be 1 numbers"):
         module.get_output_from_indices(found, (4, 4))
     with pytest.raises(ValueError, match="HierarchicalVQ: expected mask to be of shape"):
-        module.get_output_from_indices(found, (5,), mask=half_real(2, 4))
+        module.get_output_from_indices(found, (5,), mask=half_mask(2, 4))
     with pytest.raises(IndexError):
         module.get_output_from_indices([scale + CODES for scale in found])
     with pytest.raises(IndexError):

@@ -29,8 +29,8 @@ struct CodebookState {
   std::vector<at::Tensor> kept = {};
 };
 
-/// The tokens that teach one codebook, in the space in which its averages are kept.
-struct TaughtTokens {
+/// The tokens that one codebook learns from in a step, in the space in which its averages are kept.
+struct StepTokens {
   at::Tensor x;                    ///< (H, T, D), floating point, without gradient
   at::Tensor indices;              ///< (H, T), int64: the code of each; -1 counts nowhere
   std::optional<at::Tensor> mask;  ///< (H, T), bool
@@ -85,18 +85,18 @@ struct LearnCodebooksOptions {
 ///                part with no tokens, because what ranks exchange must not depend on the depth.
 /// @return        one for each of `tokens`.
 TORCHVQ_API std::vector<CodeStatistics> collect_statistics(const std::vector<CodebookState>& states,
-                                                           const std::vector<TaughtTokens>& tokens,
+                                                           const std::vector<StepTokens>& tokens,
                                                            const LearnCodebooksOptions& options);
 
 /// Moves averages and codes by statistics, then puts tokens of this step, of all ranks, in the
 /// place of codes that fell out of use.
 ///
 /// @param weight  (K,), (H, K) or scalar: multiplies 1 - decay. Default: 1.
-TORCHVQ_API void absorb_statistics_(const std::vector<CodebookState>& states,
-                                    const std::vector<TaughtTokens>& tokens,
-                                    const std::vector<CodeStatistics>& statistics,
-                                    const LearnCodebooksOptions& options,
-                                    const std::optional<at::Tensor>& weight = std::nullopt);
+TORCHVQ_API void learn_from_statistics_(const std::vector<CodebookState>& states,
+                                        const std::vector<StepTokens>& tokens,
+                                        const std::vector<CodeStatistics>& statistics,
+                                        const LearnCodebooksOptions& options,
+                                        const std::optional<at::Tensor>& weight = std::nullopt);
 
 /// Both, one after the other: all that a training step changes.
 ///
@@ -109,7 +109,7 @@ TORCHVQ_API void absorb_statistics_(const std::vector<CodebookState>& states,
 /// Throws       as ops/code_statistics.h, ema_update_.h and replace_dead_codes_.h, and on all ranks
 ///              where they disagree.
 TORCHVQ_API std::vector<at::Tensor> learn_codebooks_(
-    const std::vector<CodebookState>& states, const std::vector<TaughtTokens>& tokens,
+    const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
     const LearnCodebooksOptions& options, const std::optional<at::Tensor>& weight = std::nullopt);
 
 /// Puts tokens (H, T, D) of this rank and the others in the place of dead codes, without learning

@@ -64,7 +64,7 @@ class TORCHVQ_API BinaryMapperImpl : public KeptBuffers<BinaryMapperImpl>, publi
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(BinaryMapperForwardOptions())})
 
  private:
-  void check(const torch::Tensor& logits) const;
+  void check_logits(const torch::Tensor& logits) const;
   bool is_deterministic(const BinaryMapperForwardOptions& call) const;
 };
 

@@ -143,7 +143,7 @@ class TORCHVQ_API HierarchicalVQImpl : public torch::nn::Cloneable<HierarchicalV
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(HierarchicalVQForwardOptions())})
 
  private:
-  void check(const torch::Tensor& x) const;
+  void check_input(const torch::Tensor& x) const;
   void check_indices(const std::vector<torch::Tensor>& indices, int64_t batch) const;
   torch::Tensor decode_scale(int64_t scale, const torch::Tensor& indices, at::IntArrayRef full);
 

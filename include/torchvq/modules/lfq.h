@@ -132,7 +132,7 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
   torch::Tensor draw_for() const;
   std::string group() const;
   std::string label() const;
-  void shake_hands(const std::string& group) const;
+  void handshake(const std::string& group) const;
   void warn_if_unbounded() const;
 
   bool is_level_;

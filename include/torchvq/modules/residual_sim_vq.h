@@ -83,7 +83,7 @@ class TORCHVQ_API ResidualSimVQImpl : public KeptBuffers<ResidualSimVQImpl> {
   detail::Layout layout() const;
   detail::StackFamily family(Walk& walk);
   torch::Tensor losses(const Walk& walk);
-  void shake_hands(const std::string& group) const;
+  void handshake(const std::string& group) const;
   bool drops() const { return options.quantize_dropout() && options.num_quantizers() > 1; }
 };
 

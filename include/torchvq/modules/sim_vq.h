@@ -76,8 +76,8 @@ class TORCHVQ_API SimVQImpl : public KeptBuffers<SimVQImpl> {
   /// Throws c10::IndexError for an index outside [-1, K).
   torch::Tensor indices_to_codes(const torch::Tensor& indices);
 
-  /// What tokens became.
-  struct Choice {
+  /// What a search leaves.
+  struct SearchResult {
     torch::Tensor quantized;  ///< (1, T, D), the codes' values with the estimator's gradient
     torch::Tensor indices;    ///< (1, T); -1 where masked
     torch::Tensor codes;      ///< (1, T, D), with gradient to the transform
@@ -88,14 +88,14 @@ class TORCHVQ_API SimVQImpl : public KeptBuffers<SimVQImpl> {
   /// @param tokens     (1, T, D).
   /// @param mask       (1, T), bool.
   /// @param estimator  see functional/quantize.h.
-  /// @param picked     (1, T): codes that are already chosen; nothing is searched then.
-  Choice choose(const torch::Tensor& tokens, const std::optional<torch::Tensor>& mask,
-                const std::string& estimator,
-                const std::optional<torch::Tensor>& picked = std::nullopt);
+  /// @param chosen     (1, T): codes that are already chosen; nothing is searched then.
+  SearchResult choose(const torch::Tensor& tokens, const std::optional<torch::Tensor>& mask,
+                      const std::string& estimator,
+                      const std::optional<torch::Tensor>& chosen = std::nullopt);
   /// The codes (1, K, D) for tokens of a dtype.
   torch::Tensor codes_for(at::ScalarType dtype);
-  /// The loss of a choice.
-  torch::Tensor loss_of(const Choice& choice, const std::optional<torch::Tensor>& mask) const;
+  /// The loss of such a search.
+  torch::Tensor loss_of(const SearchResult& result, const std::optional<torch::Tensor>& mask) const;
   /// The name of the gradient of the output, see functional/quantize.h.
   std::string estimator() const;
   /// The group of ranks that train together, in training; else "".
@@ -112,7 +112,7 @@ class TORCHVQ_API SimVQImpl : public KeptBuffers<SimVQImpl> {
 
  private:
   detail::Layout layout() const;
-  void shake_hands(const std::string& group) const;
+  void handshake(const std::string& group) const;
 
   int64_t handle_;
 };

@@ -21,7 +21,7 @@ class Layout(NamedTuple):
     map_rank: int | None  # of the input, where an option demands an image or a volume
     owner: str = "VectorQuantize"  # the class that error messages name
 
-    def check(self, x: Tensor) -> None:
+    def check_input(self, x: Tensor) -> None:
         """Raises TypeError or ValueError for an input of another kind."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = x.dtype if isinstance(x, Tensor) else type(x).__name__

@@ -1,6 +1,6 @@
 """Which ranks learn together in a training forward, and the steps of it that they take together."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -79,12 +79,17 @@ def group_name(process_group: object) -> str | None:
     return name
 
 
-def shake_hands(codebooks: Sequence["Codebook"], ranks: Ranks) -> None:
+def joined_signature(quantizers: Iterable["Codebook | LFQ"]) -> str:
+    """What quantizers that learn together must have in common over the ranks, quoted in errors."""
+    return "; ".join(quantizer.signature for quantizer in quantizers)
+
+
+def handshake(codebooks: Sequence["Codebook"], ranks: Ranks) -> None:
     """Before the first synchronised step: ranks that do not fit together find out, those that do start alike."""
     if ranks.alone or codebooks[0].replaying:
         return
     state = [tensor for codebook in codebooks for tensor in codebook.replicated_state()]
-    signature = "; ".join(codebook.signature for codebook in codebooks)
+    signature = joined_signature(codebooks)
     _ops.handshake_(state, handle=codebooks[0].handle, signature=signature, **ranks.named())
 
 

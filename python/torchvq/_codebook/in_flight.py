@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from torchvq._base.ranks import Ranks
+from torchvq._base.ranks import Ranks, joined_signature
 from torchvq._base.torch_private import at_end_of_backward, is_mapped
-from torchvq._codebook.learning import Taught
+from torchvq._codebook.learning import StepTokens, step_lists
 
 if TYPE_CHECKING:
-    from torchvq.codebook import Codebook, EmaWeight
+    from torchvq._base.ema_weight import EmaWeight
+    from torchvq.codebook import Codebook
 
 # Where a module has its tensors: whoever reads one of them, saves, copies or moves it goes by one of these names.
 _STATE = ("_buffers", "_parameters", "__dict__")
@@ -43,23 +44,19 @@ class StepInFlight:
     def __init__(
         self,
         codebooks: Sequence["Codebook"],
-        taught: Sequence[Taught],
+        tokens: Sequence[StepTokens],
         ranks: Ranks,
         ema_update: bool,
         weight: "EmaWeight | None" = None,
     ) -> None:
-        """Sends; ``taught`` as for ``learn_together``."""
+        """Sends; ``tokens`` as for ``learn_together``."""
         first = codebooks[0]
         options = first.collecting(ranks) | first.learning(ema_update, weight)
         if len(codebooks) > 1:
-            options["signature"] = "; ".join(codebook.signature for codebook in codebooks)
+            options["signature"] = joined_signature(codebooks)
         thresholds = ("threshold", "threshold_fraction", "reset_cluster_size")
         self._work: Any = torch.classes.torchvq.LearningInFlight(
-            [tensor for codebook in codebooks for tensor in codebook.state()],
-            [codebook.rng for codebook in codebooks],
-            [own.raw_inputs(part.inputs) for own, part in zip(codebooks, taught, strict=False)],
-            [part.indices for part in taught],
-            [part.mask for part in taught if part.mask is not None],
+            *step_lists(codebooks, tokens),
             options.get("weight"),
             options["decay"],
             options["eps"],

@@ -6,14 +6,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchvq._base.ranks import Ranks
-from torchvq._codebook.losses import Chosen
+from torchvq._base.ranks import Ranks, joined_signature
+from torchvq._codebook.losses import SearchedTokens
 from torchvq.codebook import Codebook
 
 _ops = torch.ops.torchvq
 
 
-class Taught(NamedTuple):
+class StepTokens(NamedTuple):
     """The tokens of one codebook, and the codes that they chose."""
 
     inputs: Tensor  # (H, T, D)
@@ -21,7 +21,7 @@ class Taught(NamedTuple):
     mask: Tensor | None  # (H, T)
 
     @classmethod
-    def by(cls, levels: Sequence[Chosen]) -> "Taught":
+    def by(cls, levels: Sequence[SearchedTokens]) -> "StepTokens":
         """The tokens of all levels of one codebook."""
         first = levels[0]
         if len(levels) == 1:
@@ -33,21 +33,34 @@ class Taught(NamedTuple):
             torch.cat(masks, 1) if masks else None,
         )
 
-    def none_of(self) -> "Taught":
+    def none_of(self) -> "StepTokens":
         """No tokens of the same kind."""
         mask = None if self.mask is None else self.mask[:, :0]
-        return Taught(self.inputs[:, :0], self.indices[:, :0], mask)
+        return StepTokens(self.inputs[:, :0], self.indices[:, :0], mask)
+
+
+def step_lists(
+    codebooks: Sequence[Codebook], tokens: Sequence[StepTokens]
+) -> tuple[list[Tensor], ...]:
+    """The lists by which operators take codebooks and their tokens: state, rng, x, indices, mask."""
+    return (
+        [tensor for codebook in codebooks for tensor in codebook.state()],
+        [codebook.rng for codebook in codebooks],
+        [own.raw_inputs(part.inputs) for own, part in zip(codebooks, tokens, strict=False)],
+        [part.indices for part in tokens],
+        [part.mask for part in tokens if part.mask is not None],
+    )
 
 
 def learn_together(
-    codebooks: Sequence[Codebook], taught: Sequence[Taught], ema_update: bool, ranks: Ranks
+    codebooks: Sequence[Codebook], tokens: Sequence[StepTokens], ema_update: bool, ranks: Ranks
 ) -> list[Tensor]:
     """A training step of codebooks with the options of the first, one exchange for all.
 
     Args:
-        codebooks: those beyond ``taught`` are not in use and take part with nothing, because what ranks exchange must
+        codebooks: those beyond ``tokens`` are not in use and take part with nothing, because what ranks exchange must
             not depend on the depth.
-        taught: the tokens of each codebook in use.
+        tokens: the tokens of each codebook in use.
 
     Returns:
         Tokens of this step per code (H, K), of all ranks, for each codebook in use.
@@ -55,39 +68,32 @@ def learn_together(
     first = codebooks[0]
     arguments = first.collecting(ranks) | first.learning(ema_update)
     if not ranks.alone:
-        arguments["signature"] = "; ".join(codebook.signature for codebook in codebooks)
-    counts: list[Tensor] = _ops.learn_codebooks_(
-        [tensor for codebook in codebooks for tensor in codebook.state()],
-        [codebook.rng for codebook in codebooks],
-        [own.raw_inputs(part.inputs) for own, part in zip(codebooks, taught, strict=False)],
-        [part.indices for part in taught],
-        mask=[part.mask for part in taught if part.mask is not None],
-        statistics=[],
-        **arguments,
-    )
-    for codebook in codebooks[: len(taught)]:
+        arguments["signature"] = joined_signature(codebooks)
+    *lists, mask = step_lists(codebooks, tokens)
+    counts: list[Tensor] = _ops.learn_codebooks_(*lists, mask=mask, statistics=[], **arguments)
+    for codebook in codebooks[: len(tokens)]:
         codebook.keep_in_shards()
     return counts
 
 
-Lesson = tuple[Sequence[Codebook], Sequence[Taught]]
+StackStep = tuple[Sequence[Codebook], Sequence[StepTokens]]
 
 
-def joined_lessons(stacks: Sequence[Lesson]) -> Lesson:
+def joined_stacks(stacks: Sequence[StackStep]) -> StackStep:
     """The codebooks of several stacks as those of one."""
     codebooks = [codebook for own, _ in stacks for codebook in own]
-    taught: list[Taught] = []
+    tokens: list[StepTokens] = []
     for own, used in stacks:
         # Codebooks that are not in use keep their place in the message.
-        taught += [*used, *[used[0].none_of()] * (len(own) - len(used))]
-    return codebooks, taught
+        tokens += [*used, *[used[0].none_of()] * (len(own) - len(used))]
+    return codebooks, tokens
 
 
-def learn_stacks(stacks: Sequence[Lesson], ema_update: bool, ranks: Ranks) -> list[list[Tensor]]:
+def learn_stacks(stacks: Sequence[StackStep], ema_update: bool, ranks: Ranks) -> list[list[Tensor]]:
     """The same of the codebooks of several stacks, one exchange for all; the counts of each stack."""
     if ranks.alone or len(stacks) == 1:
         return [learn_together(*stack, ema_update, ranks) for stack in stacks]
-    counts = learn_together(*joined_lessons(stacks), ema_update, ranks)
+    counts = learn_together(*joined_stacks(stacks), ema_update, ranks)
     found, begin = [], 0
     for own, used in stacks:
         found.append(counts[begin : begin + len(used)])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.ranks import Ranks
-from torchvq._codebook.call import Call
+from torchvq._codebook.request import Request
 
 if TYPE_CHECKING:
     from torchvq.vector_quantize import VectorQuantize
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _ops = torch.ops.torchvq
 
 
-class Chosen(NamedTuple):
+class SearchedTokens(NamedTuple):
     """What the search compared, and what it chose."""
 
     tokens: Tensor  # (B, N, dim), before the projection
@@ -26,11 +26,11 @@ class Chosen(NamedTuple):
     indices: Tensor  # (H, T), or (H, T, k)
 
 
-class Choice(NamedTuple):
+class SearchResult(NamedTuple):
     """What a search leaves: the output, what losses and learning need, the loss of the codebook's own optimizer."""
 
     quantized: Tensor  # (H, T, D), or (H, T, k, D), with the estimator's gradient
-    chosen: Chosen
+    searched: SearchedTokens
     in_place: Tensor | None
 
 
@@ -41,17 +41,17 @@ class Terms(NamedTuple):
     diversity: Tensor
 
 
-def loss_options(vq: "VectorQuantize", call: Call) -> dict[str, Any]:
+def loss_options(vq: "VectorQuantize", request: Request) -> dict[str, Any]:
     """What the operators that score a search need to know; what is as by default is left out."""
     options: dict[str, Any] = dict(
         training=vq.training,
         metric=vq._codebook.metric,
         commitment_weight=vq.commitment_weight if vq.has_commitment_loss else 0.0,
         commitment_use_cross_entropy_loss=vq.commitment_use_cross_entropy_loss,
-        pulls_codes=vq.learnable_codebook and not call.frozen,
+        pulls_codes=vq.learnable_codebook and not request.frozen,
     )
-    if call.targets is not None:
-        options["targets"] = vq._layout.split_indices(call.targets)
+    if request.targets is not None:
+        options["targets"] = vq._layout.split_indices(request.targets)
     if vq.has_codebook_diversity_loss:
         options |= dict(
             diversity_weight=vq.codebook_diversity_loss_weight,
@@ -62,8 +62,8 @@ def loss_options(vq: "VectorQuantize", call: Call) -> dict[str, Any]:
 
 def search_losses(
     vq: "VectorQuantize",
-    chosen: Chosen,
-    call: Call,
+    searched: SearchedTokens,
+    request: Request,
     options: dict[str, Any],
     totals: Tensor | None = None,
 ) -> Terms:
@@ -75,18 +75,18 @@ def search_losses(
     """
     if vq.vqp_compat:
         options |= dict(
-            tokens=chosen.tokens,
-            token_mask=call.mask,
+            tokens=searched.tokens,
+            token_mask=request.mask,
             heads=vq.heads,
             separate=vq.separate_codebook_per_head,
             projected=vq.has_projections,
         )
     commitment, diversity = _ops.search_losses(
-        chosen.inputs,
-        chosen.codebook,
-        chosen.codes,
-        chosen.indices,
-        mask=chosen.mask,
+        searched.inputs,
+        searched.codebook,
+        searched.codes,
+        searched.indices,
+        mask=searched.mask,
         totals=totals,
         **options,
     )
@@ -94,27 +94,27 @@ def search_losses(
 
 
 def shared_totals(
-    quantizers: Sequence["VectorQuantize"], chosen: Sequence[Chosen], ranks: Ranks
+    quantizers: Sequence["VectorQuantize"], searched: Sequence[SearchedTokens], ranks: Ranks
 ) -> list[Tensor | None]:
     """Sums over the ranks for the diversity loss of each level: one all-reduce for all, None where nothing is shared.
 
     Args:
-        quantizers: all levels of a stack; those beyond ``chosen`` were dropped, and take part with nothing, so that
+        quantizers: all levels of a stack; those beyond ``searched`` were dropped, and take part with nothing, so that
             what ranks exchange does not depend on the depth.
-        chosen: what each level in use has searched.
+        searched: what each level in use has searched.
     """
     first = quantizers[0]
     if ranks.alone or not first.has_codebook_diversity_loss or first.vqp_compat:
-        return [None] * len(chosen)
+        return [None] * len(searched)
     codebook = first._codebook
     if codebook.replaying:
         # The recomputation of a checkpointed step communicates nothing.
         return list(codebook.recorded_totals())
     totals: list[Tensor] = _ops.shared_diversity_totals(
         [vq._codebook.embed.detach() for vq in quantizers],
-        [part.inputs for part in chosen],
-        [part.codebook for part in chosen],
-        masks=[part.mask for part in chosen if part.mask is not None],
+        [part.inputs for part in searched],
+        [part.codebook for part in searched],
+        masks=[part.mask for part in searched if part.mask is not None],
         temperature=first.codebook_diversity_temperature,
         metric=codebook.metric,
         **ranks.named(),
@@ -145,15 +145,17 @@ def orthogonal_options(vq: "VectorQuantize") -> dict[str, Any]:
     )
 
 
-def level_loss(vq: "VectorQuantize", chosen: Chosen, terms: Terms, call: Call) -> Tensor:
+def level_loss(
+    vq: "VectorQuantize", searched: SearchedTokens, terms: Terms, request: Request
+) -> Tensor:
     """The weighted loss of one level of a stack, a scalar, when its codebook has learnt; with targets the
     cross-entropy alone.
     """
     parts, weights = [*terms], [vq.commitment_weight, vq.codebook_diversity_loss_weight]
-    if call.targets is not None:
+    if request.targets is not None:
         parts, weights = [terms.commitment], [1.0]
     elif vq.training and vq.has_codebook_orthogonal_loss:
-        parts.append(orthogonal_loss(vq, chosen.indices))
+        parts.append(orthogonal_loss(vq, searched.indices))
         weights.append(vq.orthogonal_reg_weight)
     loss: Tensor = _ops.weighted_loss(parts, weights, vq.training)
     return loss

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from torchvq._base.ranks import Ranks, noise_rng
-from torchvq._codebook.call import Call
 from torchvq._codebook.in_place import in_place_step, learns_in_place
-from torchvq._codebook.losses import Choice, Chosen
+from torchvq._codebook.losses import SearchedTokens, SearchResult
+from torchvq._codebook.request import Request
 
 if TYPE_CHECKING:
     from torchvq.vector_quantize import VectorQuantize
@@ -21,12 +21,12 @@ def choose(
     projected: Tensor,
     tokens: Tensor,
     mask: Tensor | None,
-    call: Call,
+    request: Request,
     *,
     gradient: str | None = None,
     rng: Tensor | None = None,
-    picked: Tensor | None = None,
-) -> Choice:
+    chosen: Tensor | None = None,
+) -> SearchResult:
     """The codes of a step, and the search in them. Learning comes after.
 
     Args:
@@ -34,29 +34,29 @@ def choose(
         mask: (H, T).
         gradient: the estimator of the output; default: the module's own.
         rng: (2,), for sampling and noise; default: the codebook's.
-        picked: (H, T), codes that are already chosen; nothing is searched then.
+        chosen: (H, T), codes that are already chosen; nothing is searched then.
     """
-    codebook, in_place = codes_of_step(vq, projected, tokens, mask, call)
+    codebook, in_place = codes_of_step(vq, projected, tokens, mask, request)
     quantized, indices, codes, inputs = _ops.quantize(
         projected,
         codebook,
-        noise_rng(vq._codebook.rng if rng is None else rng, call.ranks),
+        noise_rng(vq._codebook.rng if rng is None else rng, request.ranks),
         mask=mask,
-        topk=call.topk,
+        topk=request.topk,
         metric=vq._codebook.metric,
         estimator=estimator(vq) if gradient is None else gradient,
-        chosen=picked,
-        **search_options(vq, call),
+        chosen=chosen,
+        **search_options(vq, request),
     )
-    chosen = Chosen(tokens, inputs, codebook, mask, codes, indices)
-    return Choice(quantized, chosen, in_place)
+    searched = SearchedTokens(tokens, inputs, codebook, mask, codes, indices)
+    return SearchResult(quantized, searched, in_place)
 
 
-def search_options(vq: "VectorQuantize", call: Call) -> dict[str, Any]:
+def search_options(vq: "VectorQuantize", request: Request) -> dict[str, Any]:
     """What operators that search need to know of sampling and of the estimators."""
     return dict(
-        temperature=call.temperature if vq.training and vq.stochastic_sample_codes else None,
-        gradient_temperature=call.temperature,
+        temperature=request.temperature if vq.training and vq.stochastic_sample_codes else None,
+        gradient_temperature=request.temperature,
         variance=vq.directional_reparam_variance,
         sync_update_v=vq.sync_update_v if vq.training else 0.0,
     )
@@ -77,12 +77,14 @@ def prepare(
     )
 
 
-def codes_to_search(vq: "VectorQuantize", call: Call, tokens: Tensor, dtype: torch.dtype) -> Tensor:
+def codes_to_search(
+    vq: "VectorQuantize", request: Request, tokens: Tensor, dtype: torch.dtype
+) -> Tensor:
     """The codes for tokens (B, N, dim), projected to a dtype: (H, K, D), or one set for each token (H, T, K, D)."""
     codebook = vq._codebook
-    if call.transform is None:
+    if request.transform is None:
         return stored_codes(vq, dtype)
-    codes = call.transform(_ops.snapshot(codebook.codes()))
+    codes = request.transform(_ops.snapshot(codebook.codes()))
     heads = codebook.num_codebooks
     if codes.dim() != 5 or codes.shape[0] != heads:
         raise ValueError(
@@ -95,16 +97,16 @@ def codes_to_search(vq: "VectorQuantize", call: Call, tokens: Tensor, dtype: tor
 
 
 def codes_of_step(
-    vq: "VectorQuantize", projected: Tensor, tokens: Tensor, mask: Tensor | None, call: Call
+    vq: "VectorQuantize", projected: Tensor, tokens: Tensor, mask: Tensor | None, request: Request
 ) -> tuple[Tensor, Tensor | None]:
     """The codes for tokens (B, N, dim), projected to (H, T, D), after the step of the codebook's own optimizer, if it
     has one; and the loss that this has gone down.
     """
-    codebook = codes_to_search(vq, call, tokens, projected.dtype)
-    if not learns_in_place(vq, vq._codebook) or call.frozen:
+    codebook = codes_to_search(vq, request, tokens, projected.dtype)
+    if not learns_in_place(vq, vq._codebook) or request.frozen:
         return codebook, None
-    in_place = in_place_step(vq, projected, codebook, mask, call.ranks)
-    return codes_to_search(vq, call, tokens, projected.dtype), in_place
+    in_place = in_place_step(vq, projected, codebook, mask, request.ranks)
+    return codes_to_search(vq, request, tokens, projected.dtype), in_place
 
 
 def stored_codes(vq: "VectorQuantize", dtype: torch.dtype) -> Tensor:

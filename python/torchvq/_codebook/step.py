@@ -6,15 +6,15 @@ import torch
 from torch import Tensor
 
 from torchvq._base.layout import Layout
-from torchvq._codebook.call import Call
 from torchvq._codebook.in_flight import StepInFlight, may_overlap
-from torchvq._codebook.learning import Taught
+from torchvq._codebook.learning import StepTokens
 from torchvq._codebook.losses import (
     loss_options,
     orthogonal_loss,
     orthogonal_options,
     search_losses,
 )
+from torchvq._codebook.request import Request
 from torchvq._codebook.search import (
     choose,
     codes_of_step,
@@ -42,7 +42,7 @@ class Step(NamedTuple):
 
 
 def step(
-    vq: "VectorQuantize", x: Tensor, before: Tensor | None, call: Call, layout: Layout
+    vq: "VectorQuantize", x: Tensor, before: Tensor | None, request: Request, layout: Layout
 ) -> Step:
     """Initialises where that is due, searches, scores and learns.
 
@@ -51,28 +51,30 @@ def step(
         before: (B, N, dim), the tokens before the projection, masked ones zero; None without.
     """
     if not vq.training:
-        return _evaluate(vq, x, before, call, layout)
+        return _evaluate(vq, x, before, request, layout)
     codebook = vq._codebook
-    searched, in_place = _prepare(vq, x, call, layout)
+    codes, in_place = _prepare(vq, x, request, layout)
     steps = not codebook.replaying
-    learns = steps and not call.frozen and call.topk is None
+    learns = steps and not request.frozen and request.topk is None
     # Statistics that are kept for later, or that a function of the caller weighs, lie between two operators.
-    apart = learns and codebook.learns_apart(call.accumulate, call.weight)
-    overlaps = learns and not apart and codebook.learns(call.ema_update)
-    overlaps = overlaps and may_overlap(codebook, call.ranks, x)
+    apart = learns and codebook.learns_apart(request.accumulate, request.weight)
+    overlaps = learns and not apart and codebook.learns(request.ema_update)
+    overlaps = overlaps and may_overlap(codebook, request.ranks, x)
     at_once = not apart and not overlaps
-    arguments = _arguments(vq, call, apart)
+    arguments = _arguments(vq, request, apart)
     if learns and at_once:
-        arguments |= codebook.learning(call.ema_update, call.weight, accumulate=call.accumulate)
+        arguments |= codebook.learning(
+            request.ema_update, request.weight, accumulate=request.accumulate
+        )
     if vq.vqp_compat:
         arguments |= dict(vqp_compat=True, tokens=before)
-    *found, inputs, chosen, totals = _ops.vector_quantize_(
+    *found, inputs, head_indices, totals = _ops.vector_quantize_(
         x,
-        searched,
+        codes,
         codebook.state(),
         codebook.rng,
         vq.step_counts,
-        mask=call.mask,
+        mask=request.mask,
         heads=layout.heads,
         separate=layout.separate,
         channel_first=layout.channel_first,
@@ -84,13 +86,13 @@ def step(
     quantized, indices, loss, commitment, diversity, orthogonal = found
     codebook.record_totals(totals)
     if apart:
-        _learn_apart(vq, inputs, chosen, call)
+        _learn_apart(vq, inputs, head_indices, request)
         if vq.has_codebook_orthogonal_loss:
-            orthogonal = orthogonal_loss(vq, chosen)
-            if call.targets is None:
+            orthogonal = orthogonal_loss(vq, head_indices)
+            if request.targets is None:
                 loss = loss + vq.orthogonal_reg_weight * orthogonal
     elif overlaps:
-        _learn_later(vq, inputs, chosen, call).settle_after_backward(quantized, loss)
+        _learn_later(vq, inputs, head_indices, request).settle_after_backward(quantized, loss)
     elif learns:
         codebook.keep_in_shards()
     if in_place is None:
@@ -101,50 +103,52 @@ def step(
 
 
 def _prepare(
-    vq: "VectorQuantize", x: Tensor, call: Call, layout: Layout
+    vq: "VectorQuantize", x: Tensor, request: Request, layout: Layout
 ) -> tuple[Tensor, Tensor | None]:
     """What precedes the search: the codes, and the loss that their own optimizer has gone down, if it has one."""
     codebook = vq._codebook
-    learning = not (call.frozen and codebook.initialised)
+    learning = not (request.frozen and codebook.initialised)
     looks = learning and (codebook.affine_param or not codebook.initialised)
-    if not looks and call.transform is None and vq.in_place_codebook_optimizer is None:
+    if not looks and request.transform is None and vq.in_place_codebook_optimizer is None:
         # Nothing needs the tokens before the search, so its operator splits them.
-        prepare(vq, x, None, call.frozen, call.ranks)
+        prepare(vq, x, None, request.frozen, request.ranks)
         return stored_codes(vq, x.dtype), None
-    tokens, projected, mask = layout.split_tokens(x, call.mask)
-    prepare(vq, projected, mask, call.frozen, call.ranks)
-    return codes_of_step(vq, projected, tokens, mask, call)
+    tokens, projected, mask = layout.split_tokens(x, request.mask)
+    prepare(vq, projected, mask, request.frozen, request.ranks)
+    return codes_of_step(vq, projected, tokens, mask, request)
 
 
 def _evaluate(
-    vq: "VectorQuantize", x: Tensor, before: Tensor | None, call: Call, layout: Layout
+    vq: "VectorQuantize", x: Tensor, before: Tensor | None, request: Request, layout: Layout
 ) -> Step:
     """Changes no state, so that codebooks that several models share can be mapped over."""
-    tokens, projected, mask = layout.split_tokens(x, call.mask)
-    prepare(vq, projected, mask, call.frozen, call.ranks)
-    quantized, chosen, _ = choose(vq, projected, tokens if before is None else before, mask, call)
-    commitment, zero = search_losses(vq, chosen, call, loss_options(vq, call))
-    weight = vq.commitment_weight if call.targets is None else 1.0
+    tokens, projected, mask = layout.split_tokens(x, request.mask)
+    prepare(vq, projected, mask, request.frozen, request.ranks)
+    quantized, searched, _ = choose(
+        vq, projected, tokens if before is None else before, mask, request
+    )
+    commitment, zero = search_losses(vq, searched, request, loss_options(vq, request))
+    weight = vq.commitment_weight if request.targets is None else 1.0
     loss = _ops.weighted_loss([commitment], [weight], False)
     if loss.dim() > 0:  # of candidates
         loss = layout.restore_positions(loss, x)
         commitment = layout.restore_positions(commitment, x)
     return Step(
-        layout.restore_tokens(quantized, x, call.mask, vq.return_zeros_for_masked_padding),
-        layout.restore_positions(chosen.indices, x),
+        layout.restore_tokens(quantized, x, request.mask, vq.return_zeros_for_masked_padding),
+        layout.restore_positions(searched.indices, x),
         loss,
         LossBreakdown(commitment, zero, zero, zero),
     )
 
 
-def _arguments(vq: "VectorQuantize", call: Call, apart: bool) -> dict[str, Any]:
+def _arguments(vq: "VectorQuantize", request: Request, apart: bool) -> dict[str, Any]:
     """What the search and the losses need to know; what is as by default is left out."""
     codebook = vq._codebook
     arguments: dict[str, Any] = dict(
-        codebook.collecting(call.ranks) | loss_options(vq, call),
+        codebook.collecting(request.ranks) | loss_options(vq, request),
         estimator=estimator(vq),
-        topk=call.topk,
-        **search_options(vq, call),
+        topk=request.topk,
+        **search_options(vq, request),
         affine=codebook.affine_state() if codebook.affine_param else [],
         totals=codebook.recorded_totals(),
     )
@@ -153,28 +157,30 @@ def _arguments(vq: "VectorQuantize", call: Call, apart: bool) -> dict[str, Any]:
     return arguments
 
 
-def _learn_later(vq: "VectorQuantize", inputs: Tensor, indices: Tensor, call: Call) -> StepInFlight:
+def _learn_later(
+    vq: "VectorQuantize", inputs: Tensor, indices: Tensor, request: Request
+) -> StepInFlight:
     """The same with the end of the step in a later place; tokens are counted now."""
     codebook = vq._codebook
-    mask = None if call.mask is None else vq._layout.split_mask(call.mask)
+    mask = None if request.mask is None else vq._layout.split_mask(request.mask)
     begin_step([codebook])
-    finish_step([vq], [indices], [], [mask], call.ranks, drew=False)
-    taught = Taught(inputs, indices, mask)
-    return StepInFlight([codebook], [taught], call.ranks, call.ema_update, call.weight)
+    finish_step([vq], [indices], [], [mask], request.ranks, drew=False)
+    tokens = StepTokens(inputs, indices, mask)
+    return StepInFlight([codebook], [tokens], request.ranks, request.ema_update, request.weight)
 
 
-def _learn_apart(vq: "VectorQuantize", inputs: Tensor, indices: Tensor, call: Call) -> None:
+def _learn_apart(vq: "VectorQuantize", inputs: Tensor, indices: Tensor, request: Request) -> None:
     """The second half of the operator, with Python in the middle."""
     codebook = vq._codebook
-    mask = None if call.mask is None else vq._layout.split_mask(call.mask)
+    mask = None if request.mask is None else vq._layout.split_mask(request.mask)
     begin_step([codebook])
     counts = codebook.learn(
         inputs,
         indices,
         mask,
-        ema_update=call.ema_update,
-        accumulate=call.accumulate,
-        weight=call.weight,
-        ranks=call.ranks,
+        ema_update=request.ema_update,
+        accumulate=request.accumulate,
+        weight=request.weight,
+        ranks=request.ranks,
     )
-    finish_step([vq], [indices], [] if counts is None else [counts], [mask], call.ranks)
+    finish_step([vq], [indices], [] if counts is None else [counts], [mask], request.ranks)

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from torchvq._base.ranks import Ranks
 from torchvq._codebook import losses as _losses
-from torchvq._codebook.call import Call, level_call
-from torchvq._codebook.learning import Taught, learn_together
-from torchvq._codebook.losses import Choice, Chosen, Terms
+from torchvq._codebook.learning import StepTokens, learn_together
+from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms
+from torchvq._codebook.request import Request, request_of_level
 from torchvq._codebook.search import choose, prepare
 from torchvq._codebook.stats import finish_step
-from torchvq._residual.engine import only_if, reach
+from torchvq._residual.engine import levels_to_walk, only_if
 from torchvq.vector_quantize import VectorQuantize
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ops = torch.ops.torchvq
 
 
-class Request(NamedTuple):
+class ScaleRequest(NamedTuple):
     """What one forward was asked for."""
 
     mask: Tensor | None  # (B, *S)
@@ -41,8 +41,8 @@ class Scale(NamedTuple):
     """What one scale chose."""
 
     vq: VectorQuantize
-    call: Call
-    choice: Choice
+    request: Request
+    result: SearchResult
 
 
 class ScaleWalk(NamedTuple):
@@ -54,11 +54,11 @@ class ScaleWalk(NamedTuple):
     counts: list[Tensor]  # tokens per code of each update, of all ranks
 
 
-def walk(hvq: "HierarchicalVQ", maps: Tensor, request: Request) -> ScaleWalk:
+def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWalk:
     """Searches scale after scale; in training the codebooks learn. maps: (B, D, *S), float32 or float64."""
     in_turn = hvq.training and hvq.vqp_compat
-    # The reference's dropped scales search and teach like the others.
-    walked = hvq.num_levels if in_turn else reach(request.depth, hvq.num_levels)
+    # The reference's dropped scales search and learn like the others.
+    walked = hvq.num_levels if in_turn else levels_to_walk(request.depth, hvq.num_levels)
     if hvq.shared_codebook:
         _prepare_shared(hvq, maps, request)
     residual, total = maps, torch.zeros_like(maps)
@@ -72,14 +72,14 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: Request) -> ScaleWalk:
         scale = _choose_scale(hvq, index, residual, request)
         scales.append(scale)
         terms.append(_search_losses(scale))
-        taken = _spread(hvq, index, scale, maps)
+        decoded = _spread(hvq, index, scale, maps)
         used = _used(request, index)
         if in_turn:
             counts += _learn([scale], [scale.vq], request)
             losses.append(only_if(used, _loss(scale, terms[-1])))
         if not isinstance(request.depth, int) or index < request.depth:
-            total = total + only_if(used, taken)
-        residual = residual - taken
+            total = total + only_if(used, decoded)
+        residual = residual - decoded
     if not in_turn:
         counts = _learn(scales, hvq.levels, request)
         losses = [
@@ -91,65 +91,84 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: Request) -> ScaleWalk:
 
 def finish_scales(hvq: "HierarchicalVQ", done: ScaleWalk, ranks: Ranks) -> None:
     """Counts the uses of codes of each scale, and the step."""
-    chosen, uses = [scale.choice.chosen for scale in done.scales], hvq.counts_of_scales()
+    searched, uses = [scale.result.searched for scale in done.scales], hvq.counts_of_scales()
     quantizers = hvq.levels
     if hvq.shared_codebook:
         # The quantizer itself, which a Monitor watches, has the tokens of all scales.
-        chosen, uses = [_together(chosen), *chosen], [quantizers[0].step_counts, *uses]
+        searched, uses = [_together(searched), *searched], [quantizers[0].step_counts, *uses]
         quantizers = quantizers[:1]
-    indices, masks = [part.indices for part in chosen], [part.mask for part in chosen]
+    indices, masks = [part.indices for part in searched], [part.mask for part in searched]
     finish_step(quantizers, indices, done.counts, masks, ranks, uses)
+
+
+def mean_loss(hvq: "HierarchicalVQ", done: ScaleWalk, depth: int | Tensor) -> Tensor:
+    """The mean over the scales in use."""
+    used = done.losses[:depth] if isinstance(depth, int) else done.losses
+    loss = sum(used[1:], used[0]) / depth
+    if not hvq.training or not isinstance(depth, int):
+        return loss
+    # Wrappers wait for a gradient of every parameter: a sum over nothing has it.
+    for index in range(depth, hvq.num_levels):
+        for weight in hvq.choose_phi(index).parameters():
+            loss = loss + weight.flatten()[:0].sum()
+    return loss
 
 
 # One scale --------------------------------------------------------------------------------------------------
 
 
-def _choose_scale(hvq: "HierarchicalVQ", index: int, residual: Tensor, request: Request) -> Scale:
+def _choose_scale(
+    hvq: "HierarchicalVQ", index: int, residual: Tensor, request: ScaleRequest
+) -> Scale:
     vq, shape = hvq.levels[index], list(hvq.level_shapes[index])
     tokens = _ops.pool_scale(residual, shape, mask=request.mask)
-    real = _real(hvq, index, tokens, request)
+    cell_mask = _cell_mask(hvq, index, tokens, request)
     targets = None if request.targets is None else request.targets[index]
-    call = level_call(vq, targets, real, request.temperature, request.frozen, request.ranks)
-    projected, mask = _as_one(tokens), None if real is None else real.view(1, -1)
+    own_request = request_of_level(
+        vq, targets, cell_mask, request.temperature, request.frozen, request.ranks
+    )
+    projected, mask = _as_one(tokens), None if cell_mask is None else cell_mask.view(1, -1)
     if not hvq.shared_codebook:
         prepare(vq, projected, mask, request.frozen, request.ranks)
     rng = vq._codebook.rng
     if hvq.shared_codebook and index > 0:
         # Scales that share a codebook draw different numbers from it.
         rng = torch.stack([rng[0] + index, rng[1]])
-    return Scale(vq, call, choose(vq, projected, tokens, mask, call, rng=rng))
+    return Scale(vq, own_request, choose(vq, projected, tokens, mask, own_request, rng=rng))
 
 
-def _used(request: Request, index: int) -> Tensor | None:
+def _used(request: ScaleRequest, index: int) -> Tensor | None:
     """Whether a scale is in use, () bool, where only the device knows."""
     return None if isinstance(request.depth, int) else request.depth > index
 
 
-def _real(hvq: "HierarchicalVQ", index: int, tokens: Tensor, request: Request) -> Tensor | None:
+def _cell_mask(
+    hvq: "HierarchicalVQ", index: int, tokens: Tensor, request: ScaleRequest
+) -> Tensor | None:
     """Which tokens of a scale (B, L) take part."""
-    real = None
+    mask = None
     if request.mask is not None:
-        real = _ops.pool_scale_mask(request.mask, list(hvq.level_shapes[index]))
+        mask = _ops.pool_scale_mask(request.mask, list(hvq.level_shapes[index]))
     used = _used(request, index)
     if used is None or hvq.vqp_compat:
-        return real
-    return used.expand(tokens.shape[:2]) if real is None else real & used
+        return mask
+    return used.expand(tokens.shape[:2]) if mask is None else mask & used
 
 
 def _spread(hvq: "HierarchicalVQ", index: int, scale: Scale, maps: Tensor) -> Tensor:
     """The map of a scale's codes; cells that are masked have the code 0."""
-    tokens = scale.choice.chosen.tokens
-    codes = scale.choice.quantized.view(tokens.shape)
-    if scale.call.mask is not None:
-        codes = _ops.fill_masked(codes, scale.call.mask)
-    taken: Tensor = hvq.choose_phi(index)(codes, hvq.level_shapes[index], maps.shape[2:])
-    return taken
+    tokens = scale.result.searched.tokens
+    codes = scale.result.quantized.view(tokens.shape)
+    if scale.request.mask is not None:
+        codes = _ops.fill_masked(codes, scale.request.mask)
+    decoded: Tensor = hvq.choose_phi(index)(codes, hvq.level_shapes[index], maps.shape[2:])
+    return decoded
 
 
 # What the scales learn --------------------------------------------------------------------------------------
 
 
-def _prepare_shared(hvq: "HierarchicalVQ", maps: Tensor, request: Request) -> None:
+def _prepare_shared(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> None:
     """k-means, on the first training tokens, of all scales at once: one image has few on the coarsest."""
     vq = hvq.levels[0]
     first_step = vq.training and not (vq._codebook.initialised or vq._codebook.replaying)
@@ -168,7 +187,9 @@ def _prepare_shared(hvq: "HierarchicalVQ", maps: Tensor, request: Request) -> No
     prepare(vq, _as_one(torch.cat(tokens, 1)), mask, request.frozen, request.ranks)
 
 
-def _tokens_without_codes(hvq: "HierarchicalVQ", maps: Tensor, request: Request) -> list[Tensor]:
+def _tokens_without_codes(
+    hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest
+) -> list[Tensor]:
     """What the tokens of each scale were if those of the coarser ones were codes themselves: (B, L, D)."""
     residual = maps
     tokens = []
@@ -179,17 +200,19 @@ def _tokens_without_codes(hvq: "HierarchicalVQ", maps: Tensor, request: Request)
 
 
 def _search_losses(scale: Scale) -> Terms:
-    vq, call = scale.vq, scale.call
-    return _losses.search_losses(vq, scale.choice.chosen, call, _losses.loss_options(vq, call))
+    vq, request = scale.vq, scale.request
+    return _losses.search_losses(
+        vq, scale.result.searched, request, _losses.loss_options(vq, request)
+    )
 
 
 def _loss(scale: Scale, terms: Terms) -> Tensor:
     """The weighted loss of one scale, a scalar, when its codebook has learnt."""
-    return _losses.level_loss(scale.vq, scale.choice.chosen, terms, scale.call)
+    return _losses.level_loss(scale.vq, scale.result.searched, terms, scale.request)
 
 
 def _learn(
-    scales: list[Scale], quantizers: Sequence[VectorQuantize], request: Request
+    scales: list[Scale], quantizers: Sequence[VectorQuantize], request: ScaleRequest
 ) -> list[Tensor]:
     """One update of the codebooks of ``quantizers``; those that no scale has used take part with nothing.
 
@@ -200,29 +223,29 @@ def _learn(
     learns = first.training and not request.frozen and not codebook.replaying
     if not learns or not codebook.learns(first.ema_update):
         return []
-    chosen = [scale.choice.chosen for scale in scales]
+    searched = [scale.result.searched for scale in scales]
     codebooks = [vq._codebook for vq in quantizers]
     if codebooks[-1] is codebook and len(codebooks) > 1:
-        codebooks, chosen = [codebook], [_together(chosen)]
-    taught = [Taught.by([part]) for part in chosen]
-    return learn_together(codebooks, taught, first.ema_update, request.ranks)
+        codebooks, searched = [codebook], [_together(searched)]
+    tokens = [StepTokens.by([part]) for part in searched]
+    return learn_together(codebooks, tokens, first.ema_update, request.ranks)
 
 
-def _together(chosen: Sequence[Chosen]) -> Chosen:
+def _together(searched: Sequence[SearchedTokens]) -> SearchedTokens:
     """The tokens of all scales as those of one step, sample by sample.
 
     So the tokens of several ranks, one after the other, are those of the whole batch.
     """
 
     def joined(parts: list[Tensor]) -> Tensor:
-        grids = [scale.tokens.shape[:2] for scale in chosen]
+        grids = [scale.tokens.shape[:2] for scale in searched]
         rows = [p.reshape(*grid, *p.shape[2:]) for p, grid in zip(parts, grids, strict=True)]
         return _as_one(torch.cat(rows, 1))
 
-    masks = [part.mask for part in chosen if part.mask is not None]
-    return chosen[0]._replace(
-        inputs=joined([part.inputs.detach() for part in chosen]),
-        indices=joined([part.indices for part in chosen]),
+    masks = [part.mask for part in searched if part.mask is not None]
+    return searched[0]._replace(
+        inputs=joined([part.inputs.detach() for part in searched]),
+        indices=joined([part.indices for part in searched]),
         mask=joined(masks) if masks else None,
     )
 

@@ -10,20 +10,20 @@ from torchvq._residual.beam import best_paths
 from torchvq._residual.step import Step
 
 if TYPE_CHECKING:
-    from torchvq._residual.levels import Request
+    from torchvq._residual.levels import StackRequest
     from torchvq.residual_vq import ResidualVQ
 
 _ops = torch.ops.torchvq
 
 
-def encodes_at_once(rvq: "ResidualVQ", request: "Request") -> bool:
+def encodes_at_once(rvq: "ResidualVQ", request: "StackRequest") -> bool:
     """Whether evaluation is nothing but a search: no losses, no codes made on the way."""
     if rvq.training or request.targets is not None:
         return False
     return not rvq.implicit_neural_codebook and isinstance(request.depth, int)
 
 
-def encode_at_once(rvq: "ResidualVQ", inputs: Tensor, request: "Request") -> Step | None:
+def encode_at_once(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> Step | None:
     """The search of inputs (H, T, D); None where codes have a gradient: its operators have none."""
     assert isinstance(request.depth, int)
     levels = rvq.levels

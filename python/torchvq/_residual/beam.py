@@ -8,18 +8,18 @@ from torch import Tensor
 from torchvq._codebook.search import prepare, stored_codes
 
 if TYPE_CHECKING:
-    from torchvq._residual.levels import Request
+    from torchvq._residual.levels import StackRequest
     from torchvq.residual_vq import ResidualVQ
 
 _ops = torch.ops.torchvq
 
 
-def search_paths(rvq: "ResidualVQ", inputs: Tensor, request: "Request") -> tuple[Tensor, ...]:
+def search_paths(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> tuple[Tensor, ...]:
     """The indices (H, T) of all levels in use, for inputs (H, T, D); of padding, any valid ones."""
     return best_paths(rvq, inputs, request).clamp_min(0).unbind(-1)
 
 
-def best_paths(rvq: "ResidualVQ", inputs: Tensor, request: "Request") -> Tensor:
+def best_paths(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> Tensor:
     """The indices (H, T, levels in use) for inputs (H, T, D); -1 where masked."""
     levels = rvq.levels[: request.depth] if isinstance(request.depth, int) else rvq.levels
     codebooks = [stored_codes(level, inputs.dtype).detach() for level in levels]
@@ -35,7 +35,7 @@ def best_paths(rvq: "ResidualVQ", inputs: Tensor, request: "Request") -> Tensor:
     return indices
 
 
-def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "Request") -> None:
+def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> None:
     """What precedes the search of each level (k-means, statistics of the affine map).
 
     All of it precedes the search of all levels, so each level sees what the nearest codes have left.
@@ -61,7 +61,7 @@ def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "Request") -> Non
 
 
 def level_mask(
-    rvq: "ResidualVQ", request: "Request", index: int
+    rvq: "ResidualVQ", request: "StackRequest", index: int
 ) -> tuple[Tensor | None, Tensor | None]:
     """The real tokens of a level as (B, N) and (H, T): none where the level is not in use."""
     mask = request.mask

@@ -1,8 +1,13 @@
-"""Checks of what a call of a residual stack asks for."""
+"""What a call of a residual stack asks for, checked."""
+
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from torchvq._base.options import expect
+
+if TYPE_CHECKING:
+    from torchvq.residual_vq import ResidualVQ
 
 _OWNER = "ResidualVQ"
 
@@ -12,6 +17,23 @@ def check_beam(name: str, size: int | None, implicit: bool) -> None:
     expect(_OWNER, size is None or size >= 1, name, "at least 1", size)
     possible = size in (None, 1) or not implicit
     expect(_OWNER, possible, name, "1 or none with implicit_neural_codebook", size)
+
+
+def beam_of(rvq: "ResidualVQ", size: int | None) -> int:
+    """How many paths a forward keeps that was called with this size."""
+    check_beam("beam_size", size, rvq.implicit_neural_codebook)
+    if size is None:
+        size = rvq.beam_size if rvq.training else rvq.eval_beam_size
+    beam = 1 if size is None else size
+    if beam > 1 and rvq.training:
+        first = rvq.levels[0]
+        optimizers = (rvq.in_place_codebook_optimizer, first.in_place_codebook_optimizer)
+        conflicts = {
+            "stochastic_sample_codes": first.stochastic_sample_codes,
+            "in_place_codebook_optimizer": any(o is not None for o in optimizers),
+        }
+        check_beam_training(conflicts, beam)
+    return beam
 
 
 def check_beam_training(vq_kwargs_conflicts: dict[str, bool], beam: int) -> None:

@@ -18,11 +18,11 @@ _ops = torch.ops.torchvq
 LevelT = TypeVar("LevelT")
 
 
-class Passed(NamedTuple):
+class WalkedLevel(NamedTuple):
     """What a level hands to the loop."""
 
     codes: Tensor  # joins the sum
-    taken: Tensor  # the next level no longer sees it
+    output: Tensor  # the same, with the gradient that goes on; taken from what the next level sees
 
 
 def enter(x: Tensor, mask: Tensor | None, layout: Layout, project_in: nn.Module) -> Tensor:
@@ -39,7 +39,7 @@ def enter(x: Tensor, mask: Tensor | None, layout: Layout, project_in: nn.Module)
 def walk(
     inputs: Tensor,
     levels: int,
-    choose: Callable[[int, Tensor, Tensor], tuple[LevelT, Passed]],
+    choose: Callable[[int, Tensor, Tensor], tuple[LevelT, WalkedLevel]],
 ) -> tuple[Tensor, list[LevelT]]:
     """Level after level quantizes what the levels before have left.
 
@@ -52,14 +52,14 @@ def walk(
         The sum of the codes, and what the levels chose.
     """
     residual, total = inputs, torch.zeros_like(inputs)
-    chosen: list[LevelT] = []
+    levels_found: list[LevelT] = []
     for index in range(levels):
-        level, (codes, taken) = choose(index, residual, total)
+        level, (codes, output) = choose(index, residual, total)
         # The sum has no other holder; added to in place, it stays in the cache.
         total = total + codes if codes.requires_grad else total.add_(codes)
-        residual = residual - taken
-        chosen.append(level)
-    return total, chosen
+        residual = residual - output
+        levels_found.append(level)
+    return total, levels_found
 
 
 def balanced(inputs: Tensor, depth: int | Tensor, handed_on: float = 1.0) -> Tensor:
@@ -112,7 +112,7 @@ def stack_levels(levels: list[Tensor], count: int, missing: float, dim: int = 0)
     return _joined.stack(levels + dropped, dim)
 
 
-def reach(depth: int | Tensor, levels: int) -> int:
+def levels_to_walk(depth: int | Tensor, levels: int) -> int:
     """How many levels are walked: where only the device knows the depth, all of them."""
     return depth if isinstance(depth, int) else levels
 

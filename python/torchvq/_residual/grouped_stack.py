@@ -45,7 +45,7 @@ class GroupedStack(nn.Module, Generic[Stack]):
     ) -> tuple[Tensor, list[StackResult]]:
         """The joined output, and the results of the groups; all groups drop the same levels."""
         owner = type(self).__name__
-        self.stacks[0].layout._replace(dim=self.dim, owner=owner).check(x)
+        self.stacks[0].layout._replace(dim=self.dim, owner=owner).check_input(x)
         expect(
             owner,
             not self.accept_image_fmap or x.dim() == 4,

@@ -7,8 +7,8 @@ from torchvq._base import joined as _joined
 from torchvq._base.estimators import estimate
 from torchvq._base.projection import project
 from torchvq._base.ranks import Ranks
-from torchvq._codebook.call import Call
-from torchvq._codebook.losses import Choice, Chosen
+from torchvq._codebook.losses import SearchedTokens, SearchResult
+from torchvq._codebook.request import Request
 from torchvq._codebook.search import codes_to_search
 from torchvq.vector_quantize import VectorQuantize
 
@@ -53,22 +53,22 @@ def choose_implicit(
     residual: Tensor,
     tokens: Tensor,
     mask: Tensor | None,
-    call: Call,
+    request: Request,
     *,
     gradient: str,
     rng: Tensor,
-) -> Choice:
+) -> SearchResult:
     """The search of a level whose codes are made for each token; like ``_search.choose``.
 
     The search runs without a graph, a block of tokens at a time. The chosen codes are then made once more, by the very
     computation that decodes them: so decoding gives the output bit for bit, and backward costs one code per token.
     """
     # A copy, because this step may replace dead codes before backward has used them.
-    base = _ops.snapshot(codes_to_search(layer, call, tokens, residual.dtype))
+    base = _ops.snapshot(codes_to_search(layer, request, tokens, residual.dtype))
     with torch.no_grad():
-        picked = _search(layer, mlp, residual, condition, base, call.temperature, rng)
-    codes = mlp.rows(_ops.lookup_codes(base, picked), condition)
-    indices = picked if mask is None else picked.masked_fill(~mask, -1)
+        chosen = _search(layer, mlp, residual, condition, base, request.temperature, rng)
+    codes = mlp.rows(_ops.lookup_codes(base, chosen), condition)
+    indices = chosen if mask is None else chosen.masked_fill(~mask, -1)
     quantized = estimate(
         residual,
         codes,
@@ -77,7 +77,9 @@ def choose_implicit(
         variance=layer.directional_reparam_variance,
         sync_update_v=layer.sync_update_v if layer.training else 0.0,
     )
-    return Choice(quantized, Chosen(tokens, residual, base, mask, codes, indices), None)
+    return SearchResult(
+        quantized, SearchedTokens(tokens, residual, base, mask, codes, indices), None
+    )
 
 
 def _search(
@@ -112,30 +114,34 @@ def _search(
     return torch.cat(found, 1)
 
 
-def implicit_cross_entropy(mlp: MLP, condition: Tensor, chosen: Chosen, targets: Tensor) -> Tensor:
+def implicit_cross_entropy(
+    mlp: MLP, condition: Tensor, searched: SearchedTokens, targets: Tensor
+) -> Tensor:
     """Commitment as cross-entropy of the distances to all codes of each token towards targets (H, T)."""
-    x, codes = _tokens_as_heads(mlp, condition, chosen)
-    mask = None if chosen.mask is None else chosen.mask.reshape(-1, 1)
+    x, codes = _tokens_as_heads(mlp, condition, searched)
+    mask = None if searched.mask is None else searched.mask.reshape(-1, 1)
     return _ops.commitment_cross_entropy(
         x, codes, targets.reshape(-1, 1), metric="euclidean", mask=mask
     )
 
 
 def implicit_diversity(
-    mlp: MLP, condition: Tensor, chosen: Chosen, temperature: float, ranks: Ranks
+    mlp: MLP, condition: Tensor, searched: SearchedTokens, temperature: float, ranks: Ranks
 ) -> Tensor:
     """Minus the entropy of the codes' average probability over the tokens of all ranks.
 
     Codes of the same index count as the same. One differentiable all-reduce for each level on several ranks.
     """
-    x, codes = _tokens_as_heads(mlp, condition, chosen)
-    mask = None if chosen.mask is None else chosen.mask.reshape(-1, 1)
+    x, codes = _tokens_as_heads(mlp, condition, searched)
+    mask = None if searched.mask is None else searched.mask.reshape(-1, 1)
     loss: Tensor = _ops.implicit_diversity_loss(
         x, codes, temperature=temperature, mask=mask, **ranks.named()
     )
     return loss
 
 
-def _tokens_as_heads(mlp: MLP, condition: Tensor, chosen: Chosen) -> tuple[Tensor, Tensor]:
-    codes = mlp.rows(chosen.codebook.unsqueeze(1), condition.unsqueeze(2))
-    return chosen.inputs.flatten(0, 1).unsqueeze(1), codes.flatten(0, 1)
+def _tokens_as_heads(
+    mlp: MLP, condition: Tensor, searched: SearchedTokens
+) -> tuple[Tensor, Tensor]:
+    codes = mlp.rows(searched.codebook.unsqueeze(1), condition.unsqueeze(2))
+    return searched.inputs.flatten(0, 1).unsqueeze(1), codes.flatten(0, 1)

@@ -15,7 +15,6 @@ from torch import Tensor
 from torchvq._base.estimators import estimate
 from torchvq._base.ranks import Ranks, noise_rng
 from torchvq._codebook import losses as _losses
-from torchvq._codebook.call import Call, level_call
 from torchvq._codebook.in_flight import StepInFlight, may_overlap
 from torchvq._codebook.in_place import (
     accumulate_gradients,
@@ -24,11 +23,12 @@ from torchvq._codebook.in_place import (
     own_backward,
     target_of,
 )
-from torchvq._codebook.learning import Taught, joined_lessons, learn_stacks
-from torchvq._codebook.losses import Choice, Terms
+from torchvq._codebook.learning import StackStep, StepTokens, joined_stacks, learn_stacks
+from torchvq._codebook.losses import SearchResult, Terms
+from torchvq._codebook.request import Request, request_of_level
 from torchvq._codebook.search import choose, estimator, prepare
 from torchvq._residual.beam import level_mask, prepare_levels, search_paths
-from torchvq._residual.engine import Passed, balanced, only_if, reach
+from torchvq._residual.engine import WalkedLevel, balanced, levels_to_walk, only_if
 from torchvq._residual.engine import walk as walk_levels
 from torchvq._residual.implicit_codebook import (
     MLP,
@@ -36,7 +36,6 @@ from torchvq._residual.implicit_codebook import (
     implicit_cross_entropy,
     implicit_diversity,
 )
-from torchvq.codebook import Codebook
 from torchvq.vector_quantize import VectorQuantize
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 _ops = torch.ops.torchvq
 
 
-class Request(NamedTuple):
+class StackRequest(NamedTuple):
     """What one forward of a stack was asked for."""
 
     mask: Tensor | None  # (B, N)
@@ -69,8 +68,8 @@ class Level(NamedTuple):
     """What one level chose."""
 
     vq: VectorQuantize
-    call: Call
-    choice: Choice
+    request: Request
+    result: SearchResult
     codes: Tensor  # (H, T, D), zeros where the level is not in use
     implicit: Implicit | None
     used: Tensor | None  # () bool; None: in use
@@ -83,7 +82,7 @@ class Walk(NamedTuple):
     levels: list[Level]
 
 
-def walk(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Walk:
+def walk(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Walk:
     """Searches level after level. inputs: (H, T, D), projected, float32 or float64."""
     compared = _balanced(rvq, inputs, request)
     # The sum of the levels' own outputs, where it is these that have a gradient.
@@ -94,25 +93,25 @@ def walk(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Walk:
         prepare_levels(rvq, inputs, request)
         paths = search_paths(rvq, inputs, request)
 
-    def choose(index: int, residual: Tensor, total: Tensor) -> tuple[Level, Passed]:
+    def choose(index: int, residual: Tensor, total: Tensor) -> tuple[Level, WalkedLevel]:
         nonlocal summed
         implicit = None
         if index > 0 and rvq.implicit_neural_codebook:
             implicit = Implicit(rvq.mlp(index), _condition(rvq, compared, total, summed))
-        picked = None if paths is None else paths[index]
-        level = _choose_level(rvq, index, residual, implicit, request, picked)
-        output = only_if(level.used, level.choice.quantized)
+        chosen = None if paths is None else paths[index]
+        level = _choose_level(rvq, index, residual, implicit, request, chosen)
+        output = only_if(level.used, level.result.quantized)
         if sums_outputs:
             summed = summed + output
-        taken = _taken(output, rvq.quant_grad_frac if rvq.training else 0.0)
-        return level, Passed(level.codes, taken)
+        handed_on = _handed_on(output, rvq.quant_grad_frac if rvq.training else 0.0)
+        return level, WalkedLevel(level.codes, handed_on)
 
-    total, levels = walk_levels(compared, reach(request.depth, rvq.num_quantizers), choose)
+    total, levels = walk_levels(compared, levels_to_walk(request.depth, rvq.num_quantizers), choose)
     output = summed if rvq.estimates_levels else _estimate_stack(rvq, inputs, total, request.ranks)
     return Walk(output, levels)
 
 
-def _balanced(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> Tensor:
+def _balanced(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Tensor:
     """The inputs as the levels' losses see them."""
     if not rvq.training or rvq.estimates_levels or request.targets is not None:
         return inputs
@@ -126,7 +125,7 @@ def _condition(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, summed: Tensor)
     return _ops.straight_through(inputs, total)
 
 
-def _taken(output: Tensor, fraction: float) -> Tensor:
+def _handed_on(output: Tensor, fraction: float) -> Tensor:
     """What the next level no longer sees: the output, of whose gradient it hands on a fraction."""
     if fraction == 0:
         return output.detach()
@@ -138,16 +137,18 @@ def _choose_level(
     index: int,
     residual: Tensor,
     implicit: Implicit | None,
-    request: Request,
-    picked: Tensor | None,
+    request: StackRequest,
+    chosen: Tensor | None,
 ) -> Level:
     vq = rvq.levels[index]
     used = None if isinstance(request.depth, int) else request.depth > index
     mask, head_mask = level_mask(rvq, request, index)
     targets = None if request.targets is None else request.targets[index]
-    call = level_call(vq, targets, mask, request.temperature, request.frozen, request.ranks)
-    if picked is None and (index == 0 or not rvq.shared_codebook):
-        prepare(vq, residual, head_mask, call.frozen, request.ranks)
+    own_request = request_of_level(
+        vq, targets, mask, request.temperature, request.frozen, request.ranks
+    )
+    if chosen is None and (index == 0 or not rvq.shared_codebook):
+        prepare(vq, residual, head_mask, own_request.frozen, request.ranks)
     if index == 0 and rvq.shared_codebook and not request.frozen:
         step_shared_optimizer(rvq, residual, request)
     tokens = rvq.layout.merge_heads(residual, *request.batch).flatten(2)
@@ -156,45 +157,45 @@ def _choose_level(
     gradient = estimator(vq) if own else "none"
     rng = _level_rng(rvq, index)
     if implicit is None:
-        choice = choose(
-            vq, residual, tokens, head_mask, call, gradient=gradient, rng=rng, picked=picked
+        result = choose(
+            vq, residual, tokens, head_mask, own_request, gradient=gradient, rng=rng, chosen=chosen
         )
     else:
-        choice = choose_implicit(
+        result = choose_implicit(
             vq,
             *implicit,
             residual,
             tokens,
             head_mask,
-            call,
+            own_request,
             gradient=gradient,
             rng=noise_rng(rng, request.ranks),
         )
-    codes = only_if(used, choice.chosen.codes)
-    return Level(vq, call, choice, codes, implicit, used)
+    codes = only_if(used, result.searched.codes)
+    return Level(vq, own_request, result, codes, implicit, used)
 
 
-def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: Request) -> None:
+def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> None:
     """One step of a shared codebook's own optimizer towards the residuals of all levels."""
     first = rvq.levels[0]
     codebook = first._codebook
     if not learns_in_place(rvq, codebook) or codebook.replaying:
         return
-    real = None if request.mask is None else rvq.layout.split_mask(request.mask)
+    head_mask = None if request.mask is None else rvq.layout.split_mask(request.mask)
     with own_backward():
         residual = target_of(inputs)
-        for index in range(reach(request.depth, rvq.num_quantizers)):
-            mask = real
+        for index in range(levels_to_walk(request.depth, rvq.num_quantizers)):
+            mask = head_mask
             if not isinstance(request.depth, int):
                 used = (request.depth > index).expand(residual.shape[:2])
-                mask = used if real is None else real & used
+                mask = used if head_mask is None else head_mask & used
             _, _, codes, compared = _ops.quantize(
                 residual, codebook.codes(), codebook.rng, metric=codebook.metric, estimator="none"
             )
             loss: Tensor = _ops.commitment_loss(compared, codes, mask=mask)
             accumulate_gradients(loss, codebook)
             residual = residual - codes.detach()
-    average_gradients(codebook, residual, real, request.ranks)
+    average_gradients(codebook, residual, head_mask, request.ranks)
     if not first.manual_in_place_optimizer_update:
         rvq.update_in_place_optimizer()
     codebook.record_embed()
@@ -231,35 +232,37 @@ def search_losses(rvq: "ResidualVQ", levels: list[Level], ranks: Ranks) -> list[
     """The losses of each level as far as they are known before the codes change."""
     # Levels whose codes are made for each token share their own way; the first has a plain codebook.
     plain = 1 if rvq.implicit_neural_codebook else len(rvq.levels)
-    chosen = [level.choice.chosen for level in levels[:plain]]
-    totals = _losses.shared_totals(rvq.levels[:plain], chosen, ranks)
+    searched = [level.result.searched for level in levels[:plain]]
+    totals = _losses.shared_totals(rvq.levels[:plain], searched, ranks)
     totals += [None] * (len(levels) - len(totals))
     return [_search_losses(level, total) for level, total in zip(levels, totals, strict=True)]
 
 
 def _search_losses(level: Level, totals: Tensor | None) -> Terms:
-    vq, call, chosen, implicit = level.vq, level.call, level.choice.chosen, level.implicit
-    options = _losses.loss_options(vq, call)
+    vq, request, searched, implicit = level.vq, level.request, level.result.searched, level.implicit
+    options = _losses.loss_options(vq, request)
     if implicit is None:
-        return _losses.search_losses(vq, chosen, call, options, totals)
+        return _losses.search_losses(vq, searched, request, options, totals)
     by_entropy = vq.training and vq.has_commitment_loss and vq.commitment_use_cross_entropy_loss
-    targets = options.pop("targets", chosen.indices if by_entropy else None)
+    targets = options.pop("targets", searched.indices if by_entropy else None)
     options["diversity_weight"] = 0.0
     if targets is not None:
         options["commitment_weight"] = 0.0
-    commitment, diversity = _losses.search_losses(vq, chosen, call, options)
+    commitment, diversity = _losses.search_losses(vq, searched, request, options)
     if targets is not None:
-        commitment = implicit_cross_entropy(*implicit, chosen, targets)
+        commitment = implicit_cross_entropy(*implicit, searched, targets)
     if vq.training and vq.has_codebook_diversity_loss:
         diversity = implicit_diversity(
-            *implicit, chosen, vq.codebook_diversity_temperature, call.ranks
+            *implicit, searched, vq.codebook_diversity_temperature, request.ranks
         )
     return Terms(commitment, diversity)
 
 
 def level_loss(level: Level, terms: Terms) -> Tensor:
     """The weighted loss of one level, a scalar; call it after ``learn``."""
-    return only_if(level.used, _losses.level_loss(level.vq, level.choice.chosen, terms, level.call))
+    return only_if(
+        level.used, _losses.level_loss(level.vq, level.result.searched, terms, level.request)
+    )
 
 
 class Searched(NamedTuple):
@@ -267,7 +270,7 @@ class Searched(NamedTuple):
 
     rvq: "ResidualVQ"
     levels: list[Level]  # those that learn
-    request: Request
+    request: StackRequest
 
 
 def learn(stacks: Sequence[Searched]) -> list[list[Tensor]]:
@@ -278,12 +281,12 @@ def learn(stacks: Sequence[Searched]) -> list[list[Tensor]]:
     """
     rvq, (first, *_), request = stacks[0]
     codebook = first.vq._codebook
-    if codebook.replaying or not codebook.learns(first.call.ema_update):
+    if codebook.replaying or not codebook.learns(first.request.ema_update):
         return [[] for _ in stacks]
     if rvq.shared_codebook and first.vq.vqp_compat:
         return [_learn_in_turn(stack.levels) for stack in stacks]
-    taught = [_taught(stack) for stack in stacks]
-    return learn_stacks(taught, first.call.ema_update, request.ranks)
+    steps = [_stack_step(stack) for stack in stacks]
+    return learn_stacks(steps, first.request.ema_update, request.ranks)
 
 
 def overlaps(rvq: "ResidualVQ", tokens: Tensor, ranks: Ranks, frozen: bool) -> bool:
@@ -300,31 +303,31 @@ def overlaps(rvq: "ResidualVQ", tokens: Tensor, ranks: Ranks, frozen: bool) -> b
 def learn_later(stacks: Sequence[Searched]) -> StepInFlight:
     """``learn``, of which the end has a later place."""
     (first, *_), request = stacks[0].levels, stacks[0].request
-    lessons = [_taught(stack) for stack in stacks]
-    joined = lessons[0] if len(lessons) == 1 else joined_lessons(lessons)
-    return StepInFlight(*joined, request.ranks, first.call.ema_update)
+    steps = [_stack_step(stack) for stack in stacks]
+    joined = steps[0] if len(steps) == 1 else joined_stacks(steps)
+    return StepInFlight(*joined, request.ranks, first.request.ema_update)
 
 
-def _taught(stack: Searched) -> tuple[list[Codebook], list[Taught]]:
-    chosen = [level.choice.chosen for level in stack.levels]
+def _stack_step(stack: Searched) -> StackStep:
+    searched = [level.result.searched for level in stack.levels]
     if stack.rvq.shared_codebook:
         # A shared codebook sees the residuals of all levels as the tokens of one step.
-        return [stack.levels[0].vq._codebook], [Taught.by(chosen)]
-    return [vq._codebook for vq in stack.rvq.levels], [Taught.by([part]) for part in chosen]
+        return [stack.levels[0].vq._codebook], [StepTokens.by(searched)]
+    return [vq._codebook for vq in stack.rvq.levels], [StepTokens.by([part]) for part in searched]
 
 
 def _learn_in_turn(levels: list[Level]) -> list[Tensor]:
     """As in the reference, a shared codebook moves once for each level."""
     counts = []
     for level in levels:
-        chosen = level.choice.chosen
+        searched = level.result.searched
         counts.append(
             level.vq._codebook.learn(
-                chosen.inputs,
-                chosen.indices,
-                chosen.mask,
-                ema_update=level.call.ema_update,
-                ranks=level.call.ranks,
+                searched.inputs,
+                searched.indices,
+                searched.mask,
+                ema_update=level.request.ema_update,
+                ranks=level.request.ranks,
             )
         )
     return [found for found in counts if found is not None]

@@ -9,8 +9,8 @@ from torchvq._codebook.losses import Terms
 from torchvq._codebook.stats import finish_step
 from torchvq._residual.engine import leave, restore_codes, stack_levels
 from torchvq._residual.levels import (
-    Request,
     Searched,
+    StackRequest,
     Walk,
     learn,
     learn_later,
@@ -29,7 +29,7 @@ class Started(NamedTuple):
 
     rvq: "ResidualVQ"
     x: Tensor
-    request: Request
+    request: StackRequest
     return_all_codes: bool
     step: Step | None = None
     walk: Walk | None = None
@@ -67,10 +67,10 @@ def _end_walk(started: Started, walk: Walk, terms: list[Terms], counts: list[Ten
     """The losses of all levels, when their codebooks have learnt, and the end of the step."""
     rvq, request, every = started.rvq, started.request, started.rvq.num_quantizers
     losses = [level_loss(level, own) for level, own in zip(walk.levels, terms, strict=True)]
-    chosen = [level.choice.chosen for level in walk.levels]
-    indices = [part.indices for part in chosen]
+    searched = [level.result.searched for level in walk.levels]
+    indices = [part.indices for part in searched]
     if rvq.training:
-        masks = [part.mask for part in chosen]
+        masks = [part.mask for part in searched]
         # A step that ends later counts itself.
         drew = not started.overlaps and (not request.frozen or rvq.draws)
         finish_step(rvq.levels, indices, counts, masks, request.ranks, drew=drew)
@@ -95,7 +95,7 @@ def _result(started: Started, step: Step) -> ResidualResult:
     return ResidualOutputWithCodes(quantized, indices, step.losses, codes)
 
 
-def _restore(rvq: "ResidualVQ", output: Tensor, x: Tensor, request: Request) -> Tensor:
+def _restore(rvq: "ResidualVQ", output: Tensor, x: Tensor, request: StackRequest) -> Tensor:
     layout = rvq.layout
     merged = layout.merge_heads(output, *request.batch).flatten(2)
     padding = None
@@ -105,7 +105,7 @@ def _restore(rvq: "ResidualVQ", output: Tensor, x: Tensor, request: Request) -> 
 
 
 def _all_codes(
-    rvq: "ResidualVQ", levels: list[Tensor], indices: Tensor, x: Tensor, request: Request
+    rvq: "ResidualVQ", levels: list[Tensor], indices: Tensor, x: Tensor, request: StackRequest
 ) -> Tensor:
     if rvq.vqp_compat:
         # The reference looks codes up when they have moved, with their gradient.

@@ -17,19 +17,19 @@ from torchvq._base.projection import make_projections, project
 from torchvq._base.random_state import RandomState, Step
 from torchvq._residual.dropout import drawn_depth, seeded_depth
 from torchvq._residual.engine import (
-    Passed,
+    WalkedLevel,
     balanced,
     enter,
     leave,
+    levels_to_walk,
     only_if,
-    reach,
     restore_codes,
     stack_levels,
     walk,
 )
 
 
-class LevelChoice(NamedTuple):
+class LevelResult(NamedTuple):
     """What one level makes of what the levels before have left."""
 
     codes: Tensor  # (B, N, D), on the scale of the input of the stack
@@ -110,7 +110,7 @@ class ResidualStack(RandomState):
 
     def quantize_level(
         self, index: int, residual: Tensor, mask: Tensor | None, rng: Tensor | None
-    ) -> LevelChoice:
+    ) -> LevelResult:
         """Level ``index`` for (B, N, D). mask (B, N) is for losses only; ``rng`` draws for this level, if it does."""
         raise NotImplementedError
 
@@ -126,16 +126,16 @@ class ResidualStack(RandomState):
         """From the shape in which the family returns indices to (B, *, q)."""
         return indices
 
-    def shake_hands(self) -> None:
+    def handshake(self) -> None:
         """What ranks do before a training forward, where they exchange something."""
 
-    def pick_codes(self, inputs: Tensor, mask: Tensor | None) -> Tensor | None:
+    def choose_codes(self, inputs: Tensor, mask: Tensor | None) -> Tensor | None:
         """Indices (B, N, Q), where the codes of all levels are chosen before the walk (a beam); None where not."""
         return None
 
-    def take_level(
+    def quantize_chosen(
         self, index: int, residual: Tensor, mask: Tensor | None, indices: Tensor
-    ) -> LevelChoice:
+    ) -> LevelResult:
         """``quantize_level`` with codes (B, N) that are already chosen."""
         raise NotImplementedError
 
@@ -156,23 +156,23 @@ class ResidualStack(RandomState):
     ) -> tuple[StackResult, int | Tensor]:
         """forward of a family; for a group: uses ``depth`` levels, if given, and also returns how many were used."""
         layout = self.layout
-        layout.check(x)
-        real = layout.token_mask(x, mask, None)
+        layout.check_input(x)
+        token_mask = layout.token_mask(x, mask, None)
         if self.training and self.communicates:
-            self.shake_hands()
+            self.handshake()
         draws = self.draws or (self.quantize_dropout and seed is None)
         steps = self.training and (draws or self.communicates)
         with self.step_of(x, draws=draws) if steps else nullcontext() as rng:
             if depth is None:
                 depth = self._depth(seed, rng)
-            inputs = self.prepare_inputs(enter(x, real, layout, self.project_in))
-            rows, row_mask = self._split_heads(inputs, real)
+            inputs = self.prepare_inputs(enter(x, token_mask, layout, self.project_in))
+            rows, row_mask = self._split_heads(inputs, token_mask)
             total, indices, codes, details = self._walk(
                 rows, row_mask, rng if self.draws else None, depth, return_all_codes
             )
             total, indices, codes = self._merge_heads(total, indices, codes)
             step = self.recorded_step
-        quantized, indices, codes = self._restore(x, real, total, indices, codes)
+        quantized, indices, codes = self._restore(x, token_mask, total, indices, codes)
         if codes is not None and self.vqp_compat:
             # The reference looks them up: they have the gradient of decoding, and no noise.
             codes = stack_levels(self._decode(indices), self.num_quantizers, 0)
@@ -214,24 +214,24 @@ class ResidualStack(RandomState):
             if found is not None:
                 return *found, None, []
 
-        picked = self.pick_codes(inputs, mask)
+        chosen = self.choose_codes(inputs, mask)
 
-        def choose(index: int, residual: Tensor, _: Tensor) -> tuple[LevelChoice, Passed]:
-            if picked is None:
+        def choose(index: int, residual: Tensor, _: Tensor) -> tuple[LevelResult, WalkedLevel]:
+            if chosen is None:
                 level = self.quantize_level(index, residual, mask, rng)
             else:
-                level = self.take_level(index, residual, mask, picked[..., index])
+                level = self.quantize_chosen(index, residual, mask, chosen[..., index])
             if not isinstance(depth, int):
                 used = depth > index
                 level = level._replace(
                     codes=only_if(used, level.codes), indices=only_if(used, level.indices, -1)
                 )
-            taken = level.codes if self.gradient == "attached" else level.codes.detach()
-            return level, Passed(level.codes, taken)
+            output = level.codes if self.gradient == "attached" else level.codes.detach()
+            return level, WalkedLevel(level.codes, output)
 
         estimated = self.training and self.gradient == "estimated"
         compared = balanced(inputs, depth) if estimated else inputs
-        total, levels = walk(compared, reach(depth, self.num_quantizers), choose)
+        total, levels = walk(compared, levels_to_walk(depth, self.num_quantizers), choose)
         if self.gradient == "estimated":
             total = self.estimate(inputs, total)
         # Dropped levels have no index and no code.

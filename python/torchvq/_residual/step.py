@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchvq._codebook.call import Call, level_call
+from torchvq._base.ranks import joined_signature
 from torchvq._codebook.losses import loss_options, orthogonal_options
+from torchvq._codebook.request import Request, request_of_level
 from torchvq._codebook.search import estimator, prepare, search_options, stored_codes
 
 if TYPE_CHECKING:
-    from torchvq._residual.levels import Request
+    from torchvq._residual.levels import StackRequest
     from torchvq.residual_vq import ResidualVQ
 
 _ops = torch.ops.torchvq
@@ -40,11 +41,13 @@ def steps_at_once(rvq: "ResidualVQ") -> bool:
     )
 
 
-def step_at_once(rvq: "ResidualVQ", tokens: Tensor, request: "Request") -> Step:
+def step_at_once(rvq: "ResidualVQ", tokens: Tensor, request: "StackRequest") -> Step:
     """Searches, scores and learns; tokens (B, N, heads * D) are projected, and zero where masked."""
     first = rvq.levels[0]
     codebook = first._codebook
-    call = level_call(first, None, request.mask, request.temperature, request.frozen, request.ranks)
+    own_request = request_of_level(
+        first, None, request.mask, request.temperature, request.frozen, request.ranks
+    )
     used = rvq.levels[: request.depth] if isinstance(request.depth, int) else rvq.levels
     owners = rvq.levels[:1] if rvq.shared_codebook else rvq.levels
     for level in owners:
@@ -66,8 +69,8 @@ def step_at_once(rvq: "ResidualVQ", tokens: Tensor, request: "Request") -> Step:
         separate=first.separate_codebook_per_head,
         learns=learns,
         finishes=steps,
-        **_gradients(rvq, call),
-        **_arguments(rvq, request, call, learns),
+        **_gradients(rvq, own_request),
+        **_arguments(rvq, request, own_request, learns),
     )
     codebook.record_totals(totals)
     if learns:
@@ -76,7 +79,7 @@ def step_at_once(rvq: "ResidualVQ", tokens: Tensor, request: "Request") -> Step:
     return Step(quantized, indices, losses, codes)
 
 
-def _targets(rvq: "ResidualVQ", request: "Request") -> list[Tensor]:
+def _targets(rvq: "ResidualVQ", request: "StackRequest") -> list[Tensor]:
     """The codes to score (H, T) of each level in use."""
     if request.targets is None:
         return []
@@ -84,7 +87,7 @@ def _targets(rvq: "ResidualVQ", request: "Request") -> list[Tensor]:
     return [rvq.layout.split_indices(level) for level in used]
 
 
-def _gradients(rvq: "ResidualVQ", call: Call) -> dict[str, Any]:
+def _gradients(rvq: "ResidualVQ", own_request: Request) -> dict[str, Any]:
     """What gradient the output gets, and what the levels hand on."""
     first = rvq.levels[0]
     own = estimator(first)
@@ -93,21 +96,23 @@ def _gradients(rvq: "ResidualVQ", call: Call) -> dict[str, Any]:
         level_estimator=own,
         estimates_levels=rvq.estimates_levels,
         handed_on=rvq.quant_grad_frac,
-        **search_options(first, call),
+        **search_options(first, own_request),
     )
 
 
-def _arguments(rvq: "ResidualVQ", request: "Request", call: Call, learns: bool) -> dict[str, Any]:
+def _arguments(
+    rvq: "ResidualVQ", request: "StackRequest", own_request: Request, learns: bool
+) -> dict[str, Any]:
     """What search, losses and learning need to know; what is as by default is left out."""
     first = rvq.levels[0]
     codebook = first._codebook
-    arguments = codebook.collecting(request.ranks) | loss_options(first, call)
+    arguments = codebook.collecting(request.ranks) | loss_options(first, own_request)
     arguments |= orthogonal_options(first)
     arguments["vqp_compat"] = rvq.vqp_compat
     if learns:
-        arguments |= codebook.learning(call.ema_update)
+        arguments |= codebook.learning(own_request.ema_update)
     if not (request.ranks.alone or rvq.shared_codebook):
-        arguments["signature"] = "; ".join(level._codebook.signature for level in rvq.levels)
+        arguments["signature"] = joined_signature(level._codebook for level in rvq.levels)
     if request.beam > 1:
         weights = rvq.beam_weights
         used = request.depth if isinstance(request.depth, int) else rvq.num_quantizers

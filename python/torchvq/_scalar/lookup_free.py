@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchvq._base.projection import projects_nothing
 from torchvq._base.random_state import Step
-from torchvq._base.ranks import Ranks, group_of
+from torchvq._base.ranks import Ranks, group_of, joined_signature
 from torchvq.outputs import LookupFreeLossBreakdown
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Found(NamedTuple):
     signs: Signs
 
 
-class Call(NamedTuple):
+class Request(NamedTuple):
     """What a forward was asked for."""
 
     mask: Tensor | None  # (B, N)
@@ -50,42 +50,44 @@ class Call(NamedTuple):
     totals: Sequence[Tensor] = ()  # of the forward that this one repeats
 
 
-def step(lfq: "LFQ", x: Tensor, call: Call) -> tuple[Found, list[Tensor]]:
+def step(lfq: "LFQ", x: Tensor, request: Request) -> tuple[Found, list[Tensor]]:
     """Takes the signs of projected tokens and scores them.
 
     Args:
         lfq: whose options count.
         x: (B, *, C * D), or channel-first.
-        call: the rest.
+        request: the rest.
 
     Returns:
         What was found, and what the ranks have added up.
     """
     # A user's activation lies between latents and output.
-    activates = call.estimates and not projects_nothing(lfq.activation)
+    activates = request.estimates and not projects_nothing(lfq.activation)
     quantized, indices, loss, *terms, latents, codes, counted, totals = _ops.lookup_free_quantize(
         x,
-        mask=call.mask,
+        mask=request.mask,
         rotation=lfq._buffers.get("orthogonal_rot"),
-        rng=call.rng,
-        totals=list(call.totals),
+        rng=request.rng,
+        totals=list(request.totals),
         codebooks=lfq.num_codebooks,
-        channel_first=call.channel_first,
+        channel_first=request.channel_first,
         radius=lfq.codebook_scale if lfq.spherical else None,
         soft_clamp=lfq.soft_clamp_input_value,
         fraction=lfq.frac_per_sample_entropy,
-        estimates=call.estimates and not activates,
-        scores=call.scores,
-        **_loss_options(lfq, call.inv_temperature),
-        **call.ranks.named(),
+        estimates=request.estimates and not activates,
+        scores=request.scores,
+        **_loss_options(lfq, request.inv_temperature),
+        **request.ranks.named(),
     )
     if activates:
-        quantized = _activated(lfq, x, latents, codes, call)
-    signs = Signs(latents, codes, call.mask, counted[0] if counted else None, call.inv_temperature)
+        quantized = _activated(lfq, x, latents, codes, request)
+    signs = Signs(
+        latents, codes, request.mask, counted[0] if counted else None, request.inv_temperature
+    )
     return Found(quantized, indices, loss, LookupFreeLossBreakdown(*terms), signs), totals
 
 
-def _activated(lfq: "LFQ", x: Tensor, latents: Tensor, codes: Tensor, call: Call) -> Tensor:
+def _activated(lfq: "LFQ", x: Tensor, latents: Tensor, codes: Tensor, request: Request) -> Tensor:
     """The output with the gradient of a user's activation."""
     codes = _ops.straight_through(lfq.activation(latents), codes)
     if lfq.orthogonal_rotation:
@@ -93,10 +95,10 @@ def _activated(lfq: "LFQ", x: Tensor, latents: Tensor, codes: Tensor, call: Call
     return _ops.restore_tokens(
         codes,
         x,
-        mask=None if lfq.vqp_compat else call.mask,
+        mask=None if lfq.vqp_compat else request.mask,
         heads=lfq.num_codebooks,
         separate=True,
-        channel_first=call.channel_first,
+        channel_first=request.channel_first,
     )
 
 
@@ -126,14 +128,14 @@ class Pending(NamedTuple):
     step: Step | None  # the record of a checkpointed forward
 
 
-def shake_hands(quantizers: Sequence["LFQ"], rng: Tensor | None, ranks: Ranks) -> None:
+def handshake(quantizers: Sequence["LFQ"], rng: Tensor | None, ranks: Ranks) -> None:
     """Before the first synchronised step: ranks that do not fit together find out; they share one seed."""
     if ranks.alone:
         return
     state = [buffer for lfq in quantizers for buffer in lfq.replicated_state()]
     if rng is not None:
         state.append(rng)
-    signature = "; ".join(lfq.signature for lfq in quantizers)
+    signature = joined_signature(quantizers)
     _ops.handshake_(state, handle=quantizers[0].handle, signature=signature, **ranks.named())
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from torchvq._base.ranks import ALONE, Ranks, group_of, shake_hands
+from torchvq._base.ranks import ALONE, Ranks, group_of, handshake
 from torchvq._residual.engine import enter
 from torchvq.grouped_residual_vq import GroupedResidualVQ
 from torchvq.residual_vq import ResidualVQ
@@ -110,7 +110,7 @@ def refine(
 
 def _stacks(module: nn.Module, tokens: Tensor) -> tuple[list[ResidualVQ], tuple[Tensor, ...]]:
     if isinstance(module, ResidualVQ):
-        module.layout.check(tokens)
+        module.layout.check_input(tokens)
         return [module], (tokens,)
     if isinstance(module, GroupedResidualVQ):
         module._check(tokens)
@@ -143,7 +143,7 @@ def _refined(
     token_mask = layout.token_mask(tokens, mask, None)
     group = group_of(stack.levels[0])
     ranks = Ranks(group, f"refine of {type(stack).__name__}(dim={stack.dim})") if group else ALONE
-    shake_hands(stack._codebooks(), ranks)
+    handshake(stack._codebooks(), ranks)
     inputs = layout.split_heads(enter(tokens, token_mask, layout, stack.project_in))
     weights = stack.beam_weights
     refined = _ops.refine_codebooks(

@@ -16,16 +16,16 @@ namespace {
 at::Tensor sample_token_mask(const at::Tensor& rng, c10::SymInt tokens, double fraction,
                              const std::optional<at::Tensor>& mask) {
   detail::check_sample_token_mask(rng, tokens, fraction, mask);
-  const auto real = mask.has_value()
-                        ? mask->contiguous()
-                        : at::ones({tokens.expect_int()}, rng.options().dtype(at::kBool));
+  const auto token_mask = mask.has_value()
+                              ? mask->contiguous()
+                              : at::ones({tokens.expect_int()}, rng.options().dtype(at::kBool));
   const auto key = detail::random_key(rng, static_cast<int64_t>(RandomPurpose::kTokenSubset));
-  const auto keys = detail::random_bits(key, real.cumsum(-1, at::kLong))
-                        .masked_fill(real.logical_not(), std::numeric_limits<int64_t>::max());
+  const auto keys = detail::random_bits(key, token_mask.cumsum(-1, at::kLong))
+                        .masked_fill(token_mask.logical_not(), std::numeric_limits<int64_t>::max());
   const auto rank = keys.argsort(/*stable=*/true).argsort(/*stable=*/true);
-  const auto count = real.sum(-1, /*keepdim=*/true);
+  const auto count = token_mask.sum(-1, /*keepdim=*/true);
   const auto wanted = (count.to(at::kFloat) * fraction).to(at::kLong).clamp_min(1);
-  return (rank < wanted).logical_and(real);
+  return (rank < wanted).logical_and(token_mask);
 }
 
 }  // namespace

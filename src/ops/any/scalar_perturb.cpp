@@ -76,8 +76,8 @@ at::Tensor of_form(const at::Tensor& u, detail::PerturbKind kind, double eps) {
 
 /// (codes, levels) of bin centres, feature by feature.
 template <typename T>
-std::pair<at::Tensor, at::Tensor> quantize(const at::Tensor& x, at::IntArrayRef levels,
-                                           detail::PerturbKind kind, double eps) {
+std::pair<at::Tensor, at::Tensor> bin_centres(const at::Tensor& x, at::IntArrayRef levels,
+                                              detail::PerturbKind kind, double eps) {
   std::vector<at::Tensor> codes, numbers;
   for (size_t j = 0; j < levels.size(); ++j) {
     const auto known = detail::perturb_levels<T>(levels[j], kind.cdf, kind.form, eps);
@@ -140,8 +140,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> detail::scalar_pertur
       detail::check_scalar_perturb(x_, levels, rng, quantize_rate, cdf, form, eps, mask);
   const auto absent = x_.isfinite().all(-1).logical_not();
   const auto x = x_.to(detail::perturb_dtype(x_)).masked_fill(absent.unsqueeze(-1), 0);
-  auto [codes, numbers] = x.scalar_type() == at::kDouble ? quantize<double>(x, levels, kind, eps)
-                                                         : quantize<float>(x, levels, kind, eps);
+  auto [codes, numbers] = x.scalar_type() == at::kDouble ? bin_centres<double>(x, levels, kind, eps)
+                                                         : bin_centres<float>(x, levels, kind, eps);
   auto acceptance = at::ones({}, x.options());
   if (rng && quantize_rate < 1) {
     detail::check_float64("scalar_perturb", x);

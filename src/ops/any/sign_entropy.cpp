@@ -64,26 +64,26 @@ struct HeadTokens {
   HeadTokens(const at::Tensor& x, const std::optional<at::Tensor>& mask, int64_t head)
       : values(x.select(0, head).to(detail::value_dtype(x, x))) {
     if (!mask.has_value()) return;
-    real = (mask->dim() == 2 ? mask->select(0, head) : *mask).unsqueeze(-1);
-    values = values.masked_fill(real.logical_not(), 0);
+    row_mask = (mask->dim() == 2 ? mask->select(0, head) : *mask).unsqueeze(-1);
+    values = values.masked_fill(row_mask.logical_not(), 0);
   }
 
   /// Zero where there is padding, from token `begin` on.
   at::Tensor without_padding(const at::Tensor& rows, int64_t begin) const {
-    if (!real.defined()) return rows;
-    return rows.masked_fill(real.narrow(0, begin, rows.size(0)).logical_not(), 0);
+    if (!row_mask.defined()) return rows;
+    return rows.masked_fill(row_mask.narrow(0, begin, rows.size(0)).logical_not(), 0);
   }
 
   void count_to(const at::Tensor& total) const {
-    if (real.defined()) {
-      total.copy_(real.sum());
+    if (row_mask.defined()) {
+      total.copy_(row_mask.sum());
     } else {
       total.fill_(values.size(0));
     }
   }
 
-  at::Tensor values;  ///< (N, D)
-  at::Tensor real;    ///< (N, 1) bool, undefined where all are
+  at::Tensor values;    ///< (N, D)
+  at::Tensor row_mask;  ///< (N, 1) bool, undefined where all are
 };
 
 /// Tokens whose distributions are alive at a time.

@@ -41,8 +41,8 @@ at::Tensor token_moments_backward(const at::Tensor& grad, const at::Tensor& x,
   const auto slopes = part(grad, 0) / count + part(grad, 1) * 2 * rest +
                       part(grad, 2) * 3 * (rest.square() - part(moments, 1) / count) +
                       part(grad, 3) * 4 * (rest.pow(3) - part(moments, 2) / count);
-  const auto real = mask ? slopes.masked_fill(mask->logical_not().unsqueeze(-1), 0) : slopes;
-  return real.to(x.scalar_type());
+  const auto filled = mask ? slopes.masked_fill(mask->logical_not().unsqueeze(-1), 0) : slopes;
+  return filled.to(x.scalar_type());
 }
 
 }  // namespace

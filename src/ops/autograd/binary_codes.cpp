@@ -59,8 +59,8 @@ struct BinaryKlLoss : torch::autograd::Function<BinaryKlLoss> {
     const auto saved = ctx->get_saved_variables();
     const auto &logits = saved[0], &mask = saved[1];
     const auto threshold = ctx->saved_data["threshold"].toDouble();
-    const auto real = mask.defined() ? OptionalTensor(mask) : std::nullopt;
-    const auto loss = ops::binary_kl_loss(logits, threshold, real, /*reduce=*/false);
+    const auto given_mask = mask.defined() ? OptionalTensor(mask) : std::nullopt;
+    const auto loss = ops::binary_kl_loss(logits, threshold, given_mask, /*reduce=*/false);
     auto grad = grads[0];
     if (ctx->saved_data["reduce"].toBool()) {
       grad = mask.defined() ? grad / mask.sum().clamp_min(1) : grad / at::Scalar(loss.sym_numel());

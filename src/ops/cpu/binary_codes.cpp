@@ -74,7 +74,7 @@ at::Tensor binary_sample(const at::Tensor& logits_, const OptionalTensor& rng_, 
   const bool wide = logits_.scalar_type() == at::kDouble;
   const auto logits = logits_.to(wide ? at::kDouble : at::kFloat).contiguous();
   const auto mask = mask_ ? mask_->contiguous() : at::Tensor();
-  const auto* real = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
+  const auto* mask_data = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
   auto indices = at::empty(logits.sizes().slice(0, static_cast<size_t>(logits.dim() - 1)),
                            logits.options().dtype(at::kLong));
   Draws draws{0, temperature};
@@ -87,7 +87,7 @@ at::Tensor binary_sample(const at::Tensor& logits_, const OptionalTensor& rng_, 
                             static_cast<uint64_t>(RandomPurpose::kCodeSampling));
   }
   const auto run = wide ? draw_tokens<double> : draw_tokens<float>;
-  run(logits, random ? &draws : nullptr, real, indices);
+  run(logits, random ? &draws : nullptr, mask_data, indices);
   return indices;
 }
 

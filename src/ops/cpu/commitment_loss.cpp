@@ -44,10 +44,10 @@ at::Tensor commitment_loss(const at::Tensor& x_, const at::Tensor& codes_,
   const auto dtype = detail::value_dtype(x_, codes_);
   const auto x = x_.to(dtype).contiguous(), codes = codes_.to(dtype).contiguous();
   const auto mask = mask_.has_value() ? mask_->contiguous() : at::Tensor();
-  const auto* real = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
-  const double total = dtype == at::kDouble ? total_difference<double>(x, codes, real)
-                                            : total_difference<float>(x, codes, real);
-  const auto count = count_tokens(real, x.size(0) * x.size(1)) * x.size(2);
+  const auto* mask_data = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
+  const double total = dtype == at::kDouble ? total_difference<double>(x, codes, mask_data)
+                                            : total_difference<float>(x, codes, mask_data);
+  const auto count = count_tokens(mask_data, x.size(0) * x.size(1)) * x.size(2);
   const double mean = count == 0 ? 0.0 : total / static_cast<double>(count);
   return detail::rounded_scalar(mean, x.options());
 }

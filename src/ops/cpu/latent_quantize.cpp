@@ -84,7 +84,7 @@ std::pair<double, int64_t> quantize_tokens(const at::Tensor& x, const double* va
   T* to = codes.mutable_data_ptr<T>();
   auto* index = indices.mutable_data_ptr<int64_t>();
   std::vector<double> squares(static_cast<size_t>(count_blocks(tokens)));
-  std::vector<int64_t> real(squares.size());
+  std::vector<int64_t> counts(squares.size());
   over_blocks(tokens, [&](int64_t block, int64_t begin, int64_t end) {
     const auto b = static_cast<size_t>(block);
     for (int64_t i = begin; i < end; ++i) {
@@ -94,13 +94,13 @@ std::pair<double, int64_t> quantize_tokens(const at::Tensor& x, const double* va
         continue;
       }
       index[i] = features.token(from + i * dim, values, to + i * dim, squares[b]);
-      ++real[b];
+      ++counts[b];
     }
   });
   std::pair<double, int64_t> total{0, 0};
   for (size_t b = 0; b < squares.size(); ++b) {
     total.first += squares[b];
-    total.second += real[b];
+    total.second += counts[b];
   }
   return total;
 }
@@ -112,14 +112,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> latent_quantize(
   const auto x = x_.to(detail::latent_dtype(x_)).contiguous();
   const auto values = values_.to(at::kDouble).contiguous();
   const auto mask = mask_ ? mask_->contiguous() : at::Tensor();
-  const auto* real = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
+  const auto* mask_data = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
   auto codes = at::empty(x.sizes(), x.options());
   auto indices =
       at::empty(x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)), x.options().dtype(at::kLong));
   const auto run =
       x.scalar_type() == at::kDouble ? quantize_tokens<double> : quantize_tokens<float>;
   const auto [squares, tokens] =
-      run(x, values.const_data_ptr<double>(), LatentLevels(levels), real, codes, indices);
+      run(x, values.const_data_ptr<double>(), LatentLevels(levels), mask_data, codes, indices);
   const auto number = static_cast<double>(std::max<int64_t>(tokens * x.size(-1), 1));
   return {codes, indices,
           detail::rounded_scalar(squares / number * (commitment + quantization), x.options())};

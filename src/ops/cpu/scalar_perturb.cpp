@@ -167,7 +167,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> scalar_perturb(
   }
   const auto x = x_.to(detail::perturb_dtype(x_)).contiguous();
   const auto mask = mask_ ? mask_->contiguous() : at::Tensor();
-  const auto* real = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
+  const auto* mask_data = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
   const auto whole = x.options().dtype(at::kLong);
   Outputs outputs{at::empty(x.sizes(), x.options()), at::empty(x.sizes(), whole),
                   at::empty(x.sizes().slice(0, static_cast<size_t>(x.dim() - 1)), whole)};
@@ -176,8 +176,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> scalar_perturb(
   const auto* drawn = noise ? &*noise : nullptr;
   const Tally tally =
       x.scalar_type() == at::kDouble
-          ? perturb_tokens(x, Perturbation<double>(levels, kind, eps), drawn, real, outputs)
-          : perturb_tokens(x, Perturbation<float>(levels, kind, eps), drawn, real, outputs);
+          ? perturb_tokens(x, Perturbation<double>(levels, kind, eps), drawn, mask_data, outputs)
+          : perturb_tokens(x, Perturbation<float>(levels, kind, eps), drawn, mask_data, outputs);
   const double acceptance =
       tally.perturbed == 0 ? 1.0
                            : static_cast<double>(tally.kept) / static_cast<double>(tally.perturbed);

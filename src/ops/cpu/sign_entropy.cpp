@@ -26,15 +26,15 @@ std::vector<int64_t> live_rows(const at::Tensor& x, const std::optional<at::Tens
                                int64_t head) {
   std::vector<int64_t> rows;
   const int64_t tokens = x.size(1);
-  const bool* real = nullptr;
+  const bool* mask_data = nullptr;
   at::Tensor held;
   if (mask.has_value()) {
     held = (mask->dim() == 2 ? mask->select(0, head) : *mask).contiguous();
-    real = held.const_data_ptr<bool>();
+    mask_data = held.const_data_ptr<bool>();
   }
   rows.reserve(static_cast<size_t>(tokens));
   for (int64_t n = 0; n < tokens; ++n) {
-    if (real == nullptr || real[n]) rows.push_back(n);
+    if (mask_data == nullptr || mask_data[n]) rows.push_back(n);
   }
   return rows;
 }

@@ -60,9 +60,10 @@ at::Tensor token_moments(const at::Tensor& x_, const OptionalTensor& mask_) {
   const bool wide = x_.scalar_type() == at::kDouble;
   const auto x = x_.to(wide ? at::kDouble : at::kFloat).contiguous();
   const auto mask = mask_ ? mask_->contiguous() : at::Tensor();
-  const auto* real = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
+  const auto* mask_data = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
   auto moments = at::zeros({1 + 4 * x.size(-1)}, x.options().dtype(at::kDouble));
-  (wide ? fill_moments<double> : fill_moments<float>)(x, real, moments.mutable_data_ptr<double>());
+  (wide ? fill_moments<double> : fill_moments<float>)(x, mask_data,
+                                                      moments.mutable_data_ptr<double>());
   return moments;
 }
 
@@ -117,11 +118,11 @@ at::Tensor token_moments_backward(const at::Tensor& grad_, const at::Tensor& x_,
   const auto moments = moments_.contiguous();
   const auto grad = grad_.to(at::kDouble).contiguous();
   const auto mask = mask_ ? mask_->contiguous() : at::Tensor();
-  const auto* real = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
+  const auto* mask_data = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
   auto result = at::empty(x.sizes(), x.options());
   const MomentSlopes slopes(grad.const_data_ptr<double>(), moments.const_data_ptr<double>(),
                             x.size(-1));
-  (wide ? fill_slopes<double> : fill_slopes<float>)(x, real, slopes, result);
+  (wide ? fill_slopes<double> : fill_slopes<float>)(x, mask_data, slopes, result);
   return result.to(x_.scalar_type());
 }
 

@@ -13,7 +13,7 @@
 namespace torchvq::detail {
 
 /// What one forward was asked for, with the module's options in the place of those left open.
-struct Call {
+struct Request {
   std::optional<at::Tensor> targets;  ///< in the shape of forward's indices
   std::optional<at::Tensor> mask;     ///< (B, N)
   std::optional<int64_t> topk;
@@ -26,15 +26,11 @@ struct Call {
   distributed::Ranks ranks;
 };
 
-/// What the search compared, and what it chose.
-struct Chosen : functional::SearchedTokens {
-  at::Tensor tokens;  ///< (B, N, dim), before the projection
-};
-
 /// What a search leaves: the output, and what losses and learning need.
-struct Choice {
+struct SearchResult {
   at::Tensor quantized;  ///< (H, T, D), or (H, T, k, D), with the estimator's gradient
-  Chosen chosen;
+  functional::SearchedTokens searched;
+  at::Tensor tokens;    ///< (B, N, dim), before the projection
   at::Tensor in_place;  ///< the loss of the codebook's own optimizer; undefined without
 };
 

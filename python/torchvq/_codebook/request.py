@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
+from torchvq._base.ema_weight import EmaWeight
 from torchvq._base.ranks import ALONE, Ranks
-from torchvq.codebook import EmaWeight
 
 if TYPE_CHECKING:
     from torchvq.vector_quantize import VectorQuantize
 
 
-class Call(NamedTuple):
+class Request(NamedTuple):
     """Arguments of a forward, with the module's options in the place of those left open."""
 
     targets: Tensor | None
@@ -27,16 +27,16 @@ class Call(NamedTuple):
     ranks: Ranks = ALONE
 
 
-def level_call(
+def request_of_level(
     vq: "VectorQuantize",
     targets: Tensor | None,
     mask: Tensor | None,
     temperature: float | None,
     frozen: bool,
     ranks: Ranks,
-) -> Call:
+) -> Request:
     """What a stack asks of one of its levels."""
-    return Call(
+    return Request(
         targets=targets,
         mask=mask,
         topk=None,

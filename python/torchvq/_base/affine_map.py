@@ -1,0 +1,75 @@
+"""The affine map of a codebook: the statistics by which codes are moved to where the data are."""
+
+import torch
+from torch import Tensor, nn
+
+from torchvq._base.ranks import Ranks
+
+_ops = torch.ops.torchvq
+
+AFFINE_STATE = ("batch_mean", "batch_variance", "codebook_mean", "codebook_variance")
+AFFINE_FLAGS = (
+    "batch_mean_needs_init",
+    "batch_variance_needs_init",
+    "codebook_mean_needs_init",
+    "codebook_variance_needs_init",
+)
+
+
+class AffineMap(nn.Module):
+    """A codebook whose codes may be mapped to mean and variance of the data (``affine_param``)."""
+
+    embed: Tensor
+    batch_mean: Tensor
+    batch_variance: Tensor
+    batch_mean_needs_init: Tensor
+    batch_variance_needs_init: Tensor
+    codebook_mean: Tensor
+    codebook_variance: Tensor
+    codebook_mean_needs_init: Tensor
+    codebook_variance_needs_init: Tensor
+
+    codebook_size: int
+    affine_param: bool
+    affine_param_batch_decay: float
+    affine_param_codebook_decay: float
+
+    def register_affine_state(self, num_codebooks: int, dim: int) -> None:
+        """Makes room for the statistics of codes (H, K, D)."""
+        for name in AFFINE_STATE:
+            fill = torch.ones if name.endswith("variance") else torch.zeros
+            self.register_buffer(name, fill(num_codebooks, 1, dim))
+        for name in AFFINE_FLAGS:
+            self.register_buffer(name, torch.tensor(True))
+
+    def affine_state(self) -> list[Tensor]:
+        """Mean and variance of the data and of the codes, for codes that are mapped to the data."""
+        return [getattr(self, name) for name in AFFINE_STATE]
+
+    def update_affine(self, x: Tensor, mask: Tensor | None, ranks: Ranks) -> None:
+        """Moves the statistics by the tokens (H, T, D) of a step, and those of the codes."""
+        tokens = _ops.update_affine_(
+            self.batch_mean,
+            self.batch_variance,
+            self.batch_mean_needs_init,
+            self.batch_variance_needs_init,
+            x.detach(),
+            mask=mask,
+            decay=self.affine_param_batch_decay,
+            **ranks.named(),
+        )
+        # A step without tokens changes nothing, the statistics of the codes included.
+        _ops.update_affine_(
+            self.codebook_mean,
+            self.codebook_variance,
+            self.codebook_mean_needs_init,
+            self.codebook_variance_needs_init,
+            self.embed.detach(),
+            mask=(tokens > 0).expand(-1, self.codebook_size),
+            decay=self.affine_param_codebook_decay,
+        )
+
+    def raw_inputs(self, x: Tensor) -> Tensor:
+        """Tokens in the space of the raw codes, in which averages are kept; no gradient."""
+        x = x.detach()
+        return _ops.affine_inputs(x, *self.affine_state()) if self.affine_param else x

@@ -1,0 +1,20 @@
+"""``ema_update_weight``: how much of a step the moving averages of each code take in."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+_ops = torch.ops.torchvq
+
+EmaWeight = Tensor | float | Callable[[Tensor, Tensor], Tensor]
+Statistics = tuple[Tensor, Tensor, Tensor]  # counts, sums, exponents; see ops.code_statistics
+
+
+def weight_of(weight: EmaWeight, statistics: Sequence[Tensor], cluster_size: Tensor) -> Tensor:
+    """The weight as operators take it; one that is a function sees the sums and counts of the step."""
+    if callable(weight):
+        counts, sums, exponents = statistics
+        dtype = cluster_size.dtype
+        weight = weight(_ops.decode_sums(sums, exponents, dtype=dtype), counts.to(dtype))
+    return torch.as_tensor(weight, dtype=cluster_size.dtype, device=cluster_size.device)

@@ -1,0 +1,75 @@
+"""Random numbers and gradient estimators: their operators as Python functions, which users find in ``torchvq.ops``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+import torchvq._library  # noqa: F401  (registers the operators)
+
+
+def random_uniform(
+    rng: Tensor,
+    purpose: int,
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    stream: int = 0,
+) -> Tensor:
+    """Uniform numbers inside (0, 1) from the counter-based generator.
+
+    ``rng`` is int64 of shape (2,), ``(seed, step)``; ``purpose`` and ``stream`` separate draws of one step.
+    The same bits on every device; torch's generator is not used.
+    """
+    return torch.ops.torchvq.random_uniform(rng, purpose, size, dtype=dtype, stream=stream)
+
+
+def random_normal(
+    rng: Tensor,
+    purpose: int,
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    stream: int = 0,
+) -> Tensor:
+    """Standard normal numbers from the counter-based generator (Box and Muller 1958).
+
+    Arguments as for :func:`random_uniform`. The same bits on every device with IEEE float64 arithmetic.
+    """
+    return torch.ops.torchvq.random_normal(rng, purpose, size, dtype=dtype, stream=stream)
+
+
+def straight_through(x: Tensor, codes: Tensor) -> Tensor:
+    """The codes, bit for bit, with the gradient handed to ``x`` unchanged (arXiv:1711.00937).
+
+    ``x`` and ``codes`` are (H, N, D); the result has the dtype of ``codes``, the gradient that of ``x``.
+    No gradient reaches ``codes``.
+    """
+    return torch.ops.torchvq.straight_through(x, codes)
+
+
+def rotation_trick(x: Tensor, codes: Tensor) -> Tensor:
+    """The codes, bit for bit, with the gradient rotated from the code back to the token (arXiv:2410.06424).
+
+    With ``e = x / |x|``, ``q = c / |c|``, ``r = (e + q) / |e + q|`` and ``gain = min(|c| / |x|, 100)``, all
+    constant: ``dx = gain * (dy - 2 (dy.r) r + 2 (dy.q) e)``, without the term of ``r`` where ``|e + q| < 1e-3``, and
+    ``dx = dy`` where a norm is below 1e-12 or not finite. No gradient reaches ``codes``.
+    """
+    return torch.ops.torchvq.rotation_trick(x, codes)
+
+
+def directional_reparam(x: Tensor, codes: Tensor, noise: Tensor, *, variance: float) -> Tensor:
+    """Directional reparametrisation (DiVeQ, https://openreview.net/forum?id=KRVnpTbx7R).
+
+    ``y = x + |codes - x| * u`` with ``u`` the constant unit vector along ``codes - x + sqrt(variance) * noise``.
+    All tensors are (H, N, D); the result has the dtype of ``x``. With ``t = dy.u`` and
+    ``n = (x - codes) / |x - codes|`` (0 where they are equal): ``dx = dy + t n``, ``dcodes = -t n``.
+    """
+    return torch.ops.torchvq.directional_reparam(x, codes, noise, variance=variance)
+
+
+def sync_update_v(quantized: Tensor, *, v: float) -> Tensor:
+    """``quantized``, bit for bit, with its gradient multiplied by ``1 + v`` (arXiv:2305.08842)."""
+    return torch.ops.torchvq.sync_update_v(quantized, v=v)

@@ -1,0 +1,97 @@
+"""What VectorQuantize does around its step: projections, the plain evaluation, learning outside of ``forward``."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from torchvq._base.layout import Layout
+from torchvq._base.projection import project, projects_nothing
+from torchvq._base.ranks import ALONE, handshake, ranks_of
+from torchvq._base.wide_buffers import HALF
+from torchvq._codebook.request import Request
+from torchvq._codebook.search import prepare, stored_codes
+from torchvq._codebook.step import Step, step
+from torchvq.outputs import LossBreakdown, QuantizeOutput, QuantizeOutputWithBreakdown
+
+if TYPE_CHECKING:
+    from torchvq.vector_quantize import VectorQuantize
+
+_ops = torch.ops.torchvq
+
+
+def evaluate_at_once(
+    vq: "VectorQuantize", x: Tensor, mask: Tensor | None, return_loss_breakdown: bool
+) -> QuantizeOutput | QuantizeOutputWithBreakdown:
+    """The plain evaluation in one call, because on few tokens the steps around the search cost more than it."""
+    codebook = vq._codebook
+    prepare(vq, x, mask, True, ALONE)
+    quantized, indices, loss = _ops.evaluate(
+        x,
+        stored_codes(vq, x.dtype),
+        codebook.rng,
+        mask=mask,
+        metric=codebook.metric,
+        heads=vq.heads,
+        separate=vq.separate_codebook_per_head,
+        channel_first=vq._channel_first,
+        zeros_for_masked=vq.return_zeros_for_masked_padding,
+    )
+    if return_loss_breakdown:
+        return QuantizeOutputWithBreakdown(
+            quantized, indices, loss, LossBreakdown(loss, loss, loss, loss)
+        )
+    return QuantizeOutput(quantized, indices, loss)
+
+
+def projected_step(vq: "VectorQuantize", x: Tensor, request: Request, layout: Layout) -> Step:
+    """A step with the projections around it, where there are any."""
+    handshake([vq._codebook], request.ranks)
+    if projects_nothing(vq.project_in, vq.project_out):
+        return step(vq, x, None, request, layout)
+    packed = layout.pack(x)
+    # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+    tokens = packed if request.mask is None else _ops.fill_masked(packed, request.mask)
+    projected = project(vq.project_in, tokens)
+    if projected.dtype in HALF:
+        projected = projected.float()  # the codes go to project_out unrounded
+    found = step(vq, projected, tokens, request, layout._replace(channel_first=False))
+    output = project(vq.project_out, found.quantized).to(x.dtype)
+    if request.mask is not None:
+        padding = None if vq.return_zeros_for_masked_padding else packed
+        output = _ops.fill_padding(output, request.mask, padding)
+    loss, breakdown = found.loss, found.breakdown
+    if loss.dim() > 0:  # of candidates
+        loss = layout.unpack_positions(loss, x)
+        commitment = layout.unpack_positions(breakdown.commitment, x)
+        breakdown = LossBreakdown(commitment, *breakdown[1:])
+    indices = layout.unpack_positions(found.indices, x)
+    return Step(layout.unpack(output, x), indices, loss, breakdown)
+
+
+def learn_from_indices(
+    vq: "VectorQuantize", x: Tensor, indices: Tensor, mask: Tensor | None
+) -> None:
+    """One update of the codebook from tokens whose codes are known."""
+    layout = vq._layout
+    token_mask = layout.token_mask(x, mask, None)
+    head_mask = None if token_mask is None else layout.split_mask(token_mask)
+    with torch.no_grad():
+        inputs = _metric_space(vq, layout.split_heads(project(vq.project_in, layout.pack(x))))
+        ranks = ranks_of(vq)
+        handshake([vq._codebook], ranks)
+        vq._codebook.learn(
+            inputs, layout.split_indices(indices), head_mask, ema_update=True, ranks=ranks
+        )
+
+
+def replace_codes_now(vq: "VectorQuantize", x: Tensor) -> None:
+    """Puts projected tokens (B, N, heads * D) in the place of dead codes."""
+    with torch.no_grad():
+        inputs = _metric_space(vq, vq._layout.split_heads(x))
+        vq._codebook.expire_codes(inputs, ranks_of(vq))
+        _ops.advance_rng_(vq._codebook.rng)
+
+
+def _metric_space(vq: "VectorQuantize", projected: Tensor) -> Tensor:
+    return _ops.unit_vectors(projected) if vq.use_cosine_sim else projected

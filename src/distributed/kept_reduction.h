@@ -1,0 +1,74 @@
+// How the statistics that ranks have kept are added up, where they wait no longer.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "distributed/group.h"
+#include "distributed/kept_statistics.h"
+#include "distributed/levels.h"
+#include "distributed/synced_step_statistics.h"
+
+namespace torchvq::distributed {
+
+/// The places in kKeptSteps.
+inline constexpr int64_t kStepsKept = 0, kCallsKept = 1, kKeptBy = 3;
+
+/// What the operator writes for each codebook: compilers take lists of tensors as arguments alone.
+enum Found : size_t { kFoundCounts, kFoundSums, kFoundExponents, kFoundCandidates, kFoundTensors };
+
+/// What keep_statistics_() was called with.
+struct KeepArguments {
+  at::TensorList kept;
+  at::TensorList found;
+  Levels levels;
+  at::TensorList indices;
+  at::TensorList exponents;
+  at::TensorList state;
+  const at::Tensor& step;
+  at::TensorList rng;
+  at::TensorList cluster_size;
+  int64_t every;
+  bool replaces;
+  double kept_size;
+  double threshold;
+  double threshold_fraction;
+  bool unit;
+  std::string_view signature;
+  std::string_view reduction;
+
+  [[nodiscard]] size_t size() const { return levels.size(); }
+  [[nodiscard]] const at::Tensor& of(size_t c, Kept which) const {
+    return kept[c * kKeptTensors + which];
+  }
+  [[nodiscard]] const at::Tensor& out(size_t c, Found which) const {
+    return found[c * kFoundTensors + which];
+  }
+  /// Whether tokens are float64.
+  [[nodiscard]] bool wide(size_t c) const { return levels.x[c].scalar_type() == at::kDouble; }
+  /// Of the tokens as they are compared, float32 or float64.
+  [[nodiscard]] at::ScalarType rows(size_t c) const { return wide(c) ? at::kDouble : at::kFloat; }
+  /// What ranks offer to each other, of candidates that each has chosen.
+  [[nodiscard]] OfferArguments offers(at::TensorList candidates) const {
+    return {candidates,   exponents,           {},        rng,
+            cluster_size, kept_size,           threshold, threshold_fraction,
+            unit,         reduction == "exact"};
+  }
+};
+
+/// The kept statistics of a codebook with those of this call.
+struct KeptSum {
+  at::Tensor counts, sums;
+  at::Tensor base, used;  ///< exponents of the first step, and those in use
+  at::Tensor candidates;
+};
+
+/// The statistics of all ranks; on one rank what it has kept. `offered` becomes what they offer for
+/// dead codes.
+SyncedStatistics reduce_kept(const Group& group, const KeepArguments& arguments,
+                             const std::vector<KeptSum>& own, at::Tensor& offered);
+
+}  // namespace torchvq::distributed

@@ -1,0 +1,105 @@
+"""HierarchicalVQ under casts, checkpoints of activations and compilers."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hierarchical_vq_cases import DIM, build, data, half_mask
+from torch.utils.checkpoint import checkpoint
+
+from support import assert_close_to_rounding
+
+# Casts ---------------------------------------------------------------------------------------------------------------
+
+
+def test_half_precision_is_computed_in_float32():
+    x = data(2, DIM, 6).bfloat16()
+    wide = build().eval()
+    expected = wide(x.float())
+    found = build().eval()(x)
+    assert found.quantized.dtype == torch.bfloat16
+    assert torch.equal(found.quantized, expected.quantized.bfloat16())
+    assert all(torch.equal(a, b) for a, b in zip(found.indices, expected.indices, strict=True))
+
+
+def test_autocast_changes_nothing():
+    x = data(2, DIM, 6)
+    expected = build()(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = build()(x)
+    assert torch.equal(found.quantized, expected.quantized)
+    assert torch.equal(found.loss, expected.loss)
+
+
+# Checkpoints of activations, compilers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        dict(nested_dropout=0.7),
+        dict(nested_dropout=0.7, shared_codebook=False),
+        dict(stochastic_sample_codes=True),
+        dict(orthogonal_reg_weight=0.5),
+        dict(vqp_compat=True),
+    ],
+    ids=str,
+)
+def test_recomputed_is_plain(options, reentrant):
+    """From the first step on, which initialises the codes."""
+    plain = build(codes=False, **options)
+    module = copy.deepcopy(plain)
+
+    def forward(x):
+        found = module(x)
+        return found.quantized, found.loss
+
+    for step in range(4):
+        x, y = (data(3, DIM, 6, seed=step).requires_grad_() for _ in range(2))
+        expected = plain(x)
+        quantized, loss = checkpoint(forward, y, use_reentrant=reentrant)
+        (expected.quantized.square().sum() + expected.loss).backward()
+        (quantized.square().sum() + loss).backward()
+        assert torch.equal(quantized, expected.quantized) and torch.equal(loss, expected.loss)
+        assert torch.equal(y.grad, x.grad)
+        for name, value in plain.state_dict().items():
+            assert torch.equal(module.state_dict()[name], value), name
+        for a, b in zip(module.parameters(), plain.parameters(), strict=True):
+            assert (a.grad is None and b.grad is None) or torch.equal(a.grad, b.grad)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(codes=False),
+        dict(nested_dropout=0.7),
+        dict(nested_dropout=0.7, vqp_compat=True),
+        dict(nested_dropout=0.7, shared_codebook=False, share_quant_resi=0),
+    ],
+    ids=["kmeans", "dropout", "compatible", "own"],
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_compiled_is_eager(options, masked):
+    """Graphs compute dropped scales for nothing."""
+    torch._dynamo.reset()
+    eager = build(**options)
+    module = copy.deepcopy(eager)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    for step in range(6):
+        mask = half_mask(3, 6, seed=step) if masked else None
+        x, y = (data(3, DIM, 6, seed=step).requires_grad_() for _ in range(2))
+        expected, found = eager(x, mask=mask), compiled(y, mask=mask)
+        (expected.quantized.square().sum() + expected.loss).backward()
+        (found.quantized.square().sum() + found.loss).backward()
+        assert all(torch.equal(a, b) for a, b in zip(found.indices, expected.indices, strict=True))
+        assert torch.equal(found.quantized, expected.quantized)
+        assert_close_to_rounding(found.loss, expected.loss)
+        assert_close_to_rounding(y.grad, x.grad)
+        for name, value in eager.state_dict().items():
+            assert torch.equal(module.state_dict()[name], value), name
+        for a, b in zip(module.parameters(), eager.parameters(), strict=True):
+            assert_close_to_rounding(a.grad, b.grad)
