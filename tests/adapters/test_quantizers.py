@@ -167,6 +167,16 @@ def test_a_stack_of_factorised_levels_is_one_walk(name: str, levels: int | None)
 
 
 @torch.no_grad()
+def test_levels_of_several_widths_go_the_packages_way() -> None:
+    from dac.nn.quantize import ResidualVectorQuantize
+
+    original = ResidualVectorQuantize(24, 3, 32, [8, 4, 8]).double().eval()
+    adapted = adapters.adapt(copy.deepcopy(original))
+    x = torch.randn(2, 24, 100, dtype=torch.float64)
+    assert all(map(torch.equal, adapted(x), original(x)))
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("name", ["dac", "dac_package"])
 def test_a_stack_whose_levels_are_watched_calls_them(name: str) -> None:
     case = CASES[name]()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -53,15 +52,17 @@ class _Stack(Adapter):
     n_codebooks: int
 
     def levels_in_use(self, x: Tensor, n_quantizers: int | None) -> list[Any] | None:
-        """Levels that one walk may take; None where a graph is made, hooks wait for calls, or a GPU would wait."""
+        """Levels that one walk may take; None where a graph is made, hooks wait for calls, a GPU would wait, or codes
+        of levels differ in their sizes."""
         count = self.n_codebooks if n_quantizers is None else n_quantizers
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or not x.is_cpu:
             return None
         if not isinstance(count, int) or count < 1:
             return None
         levels: list[Any] = list(self.quantizers)[:count]
+        alike = len({level.codebook.weight.shape[1] for level in levels}) == 1
         observed = any(is_observed(level, level.codebook) for level in levels)
-        return None if observed else levels
+        return levels if alike and not observed else None
 
 
 @register("transformers.models.dac.modeling_dac.DacResidualVectorQuantizer")
@@ -70,9 +71,9 @@ class DacStack(_Stack):
 
     def forward(self, hidden_state: Tensor, n_quantizers: int | None = None) -> Any:
         levels = self.levels_in_use(hidden_state, n_quantizers)
-        found = levels and _walk(levels, hidden_state, functional.mse_loss)
+        found = levels and _walk(levels, hidden_state)
         # Codes of zeros stand elsewhere than by their angle (DacLevel).
-        if not found or not bool(torch.cat(found.norms).all()):
+        if not found or not bool(found.norms.all()):
             return self.original.forward(hidden_state, n_quantizers)
         # One loss of the whole batch, as many times as there are clips.
         loss = found.loss.repeat(len(hidden_state))
@@ -87,7 +88,7 @@ class PackageStack(_Stack):
         levels = self.levels_in_use(z, n_quantizers)
         if not levels:
             return self.original.forward(z, n_quantizers)
-        found = _walk(levels, z, _mean_of_clips)
+        found = _walk(levels, z)
         return found.quantized, found.indices, found.latents, found.loss, found.loss.clone()
 
 
@@ -100,30 +101,34 @@ class _Walk(NamedTuple):
     """(B, Q d, T)"""
     loss: Tensor
     """Of all levels, added up: without a gradient the losses of encoder and codebook are the same number."""
-    norms: list[Tensor]
-    """Of the codes of each level, (K, 1)."""
+    norms: Tensor
+    """Of the codes of all levels, (Q K, 1)."""
 
 
-def _walk(levels: list[Any], x: Tensor, loss_of: Callable[[Tensor, Tensor], Tensor]) -> _Walk:
+def _walk(levels: list[Any], x: Tensor) -> _Walk:
     """All levels, with the package's own projections and arithmetic, and the search among unit vectors between them."""
-    quantized = loss = torch.zeros((), dtype=x.dtype)
+    codebooks = [level.codebook.weight for level in levels]
+    units, norms = _unit_vectors(torch.cat(codebooks))
+    units_of_level = torch.split(units, [len(codebook) for codebook in codebooks])
+    quantized = torch.zeros((), dtype=x.dtype)
     residual = x
-    indices, latents, norms = [], [], []
-    for level in levels:
-        inside, codebook = level.in_proj(residual), level.codebook.weight
+    indices, latents, codes = [], [], []
+    for level, codebook, unit_codes in zip(levels, codebooks, units_of_level, strict=True):
+        inside = level.in_proj(residual)
         vectors = inside.transpose(1, 2)
-        units, norm = _unit_vectors(codebook)
-        tokens = nearest(_unit_vectors(vectors)[0], units)
+        tokens = nearest(_unit_vectors(vectors)[0], unit_codes)
         code = codebook.index_select(0, tokens.flatten()).view(vectors.shape).transpose(1, 2)
         # The packages' straight-through formula rounds.
         part = level.out_proj(inside + (code - inside))
         quantized = quantized + part
         residual = residual - part
-        loss = loss + loss_of(inside, code)
         indices.append(tokens)
         latents.append(inside)
-        norms.append(norm)
-    return _Walk(quantized, torch.stack(indices, 1), torch.cat(latents, 1), loss, norms)
+        codes.append(code)
+    all_latents = torch.cat(latents, 1)
+    # Levels have equal sizes, so the sum of their means is the mean of all, as many times as there are levels.
+    loss = functional.mse_loss(all_latents, torch.cat(codes, 1)) * len(levels)
+    return _Walk(quantized, torch.stack(indices, 1), all_latents, loss, norms)
 
 
 def _unit_vectors(vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,7 +136,3 @@ def _unit_vectors(vectors: Tensor) -> tuple[Tensor, Tensor]:
     wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
     norms = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
     return wide / norms.clamp_min(_SMALLEST_NORM), norms
-
-
-def _mean_of_clips(inside: Tensor, code: Tensor) -> Tensor:
-    return functional.mse_loss(inside, code, reduction="none").mean([1, 2]).mean()
