@@ -200,8 +200,10 @@ set(TORCHVQ_SOURCES
   ops/any/replace_dead_codes_.cpp
   ops/any/replace_with_candidates_.cpp
   ops/any/residual_beam_search.cpp
+  ops/any/residual_commitment_loss.cpp
   ops/any/residual_decode.cpp
   ops/any/residual_encode.cpp
+  ops/any/residual_lookup.cpp
   ops/any/residual_scalar_quantize.cpp
   ops/any/rotation_trick.cpp
   ops/any/sample_codes.cpp
@@ -242,8 +244,10 @@ set(TORCHVQ_SOURCES
   ops/autograd/replace_dead_codes_.cpp
   ops/autograd/replace_with_candidates_.cpp
   ops/autograd/residual_beam_search.cpp
+  ops/autograd/residual_commitment_loss.cpp
   ops/autograd/residual_decode.cpp
   ops/autograd/residual_encode.cpp
+  ops/autograd/residual_lookup.cpp
   ops/autograd/residual_scalar_quantize.cpp
   ops/autograd/rotation_trick.cpp
   ops/autograd/scalar_decode.cpp
@@ -282,8 +286,10 @@ set(TORCHVQ_SOURCES
   ops/cpu/random_uniform.cpp
   ops/cpu/replace_dead_codes_.cpp
   ops/cpu/residual_beam_search.cpp
+  ops/cpu/residual_commitment_loss.cpp
   ops/cpu/residual_decode.cpp
   ops/cpu/residual_encode.cpp
+  ops/cpu/residual_lookup.cpp
   ops/cpu/residual_scalar_quantize.cpp
   ops/cpu/rotation_trick.cpp
   ops/cpu/sample_codes.cpp
@@ -331,8 +337,10 @@ set(TORCHVQ_SOURCES
   ops/meta/replace_dead_codes_.cpp
   ops/meta/replace_with_candidates_.cpp
   ops/meta/residual_beam_search.cpp
+  ops/meta/residual_commitment_loss.cpp
   ops/meta/residual_decode.cpp
   ops/meta/residual_encode.cpp
+  ops/meta/residual_lookup.cpp
   ops/meta/residual_scalar_quantize.cpp
   ops/meta/rotation_trick.cpp
   ops/meta/sample_codes.cpp
@@ -356,8 +364,10 @@ set(TORCHVQ_SOURCES
   ops/replace_dead_codes_.cpp
   ops/replace_with_candidates_.cpp
   ops/residual_beam_search.cpp
+  ops/residual_commitment_loss.cpp
   ops/residual_decode.cpp
   ops/residual_encode.cpp
+  ops/residual_lookup.cpp
   ops/residual_scalar_quantize.cpp
   ops/rotation_trick.cpp
   ops/sample_codes.cpp

@@ -30,8 +30,10 @@
 #include <torchvq/ops/lookup_codes.h>
 #include <torchvq/ops/nearest_code.h>
 #include <torchvq/ops/residual_beam_search.h>
+#include <torchvq/ops/residual_commitment_loss.h>
 #include <torchvq/ops/residual_decode.h>
 #include <torchvq/ops/residual_encode.h>
+#include <torchvq/ops/residual_lookup.h>
 #include <torchvq/ops/residual_scalar_quantize.h>
 #include <torchvq/ops/scalar_decode.h>
 #include <torchvq/ops/scalar_noise.h>

@@ -1,11 +1,8 @@
 #include <torchvq/functional/quantize.h>
 
-#include <limits>
 #include <tuple>
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/linalg_vector_norm.h>
-#include <ATen/ops/where.h>
 #include <torch/library.h>
 
 #include <torchvq/functional/estimate.h>
@@ -17,6 +14,7 @@
 #include <torchvq/ops/unit_vectors.h>
 
 #include "detail/checks.h"
+#include "detail/non_finite.h"
 #include "functional/estimate.h"
 #include "functional/token_codes.h"
 #include "ops/unit_vectors.h"
@@ -29,22 +27,13 @@ struct SearchedCodes {
   at::Tensor codes;
 };
 
-/// The output of a non-finite token is NaN, so that a gradient scaler sees it, whichever way its
-/// code was found.
-at::Tensor mark_non_finite(const at::Tensor& codes, const at::Tensor& x) {
-  constexpr auto kInfinity = std::numeric_limits<double>::infinity();
-  // The largest magnitude of a row, NaN where it has one: two passes where isfinite() takes six.
-  const auto largest = at::linalg_vector_norm(x.detach(), kInfinity, -1, /*keepdim=*/true);
-  return at::where(largest.lt(kInfinity), codes, std::numeric_limits<double>::quiet_NaN());
-}
-
 SearchedCodes sampled_codes(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
                             const QuantizeOptions& options) {
   const auto wide = codebook.to(detail::compute_dtype(x));
   TORCH_CHECK_VALUE(!options.topk(), "quantize: expected topk or sampling, but got both");
   const auto indices =
       ops::sample_codes(x.detach(), wide.detach(), rng, *options.temperature(), options.metric());
-  return {indices, mark_non_finite(ops::lookup_codes(wide, indices), x)};
+  return {indices, detail::mark_non_finite(ops::lookup_codes(wide, indices), x)};
 }
 
 SearchedCodes chosen_codes(const at::Tensor& x, const at::Tensor& codebook,
@@ -52,7 +41,7 @@ SearchedCodes chosen_codes(const at::Tensor& x, const at::Tensor& codebook,
   TORCH_CHECK_VALUE(!options.topk(), "quantize: expected topk or chosen, but got both");
   const auto wide = codebook.to(detail::compute_dtype(x));
   const auto codes = ops::lookup_codes(wide, *options.chosen());
-  return {*options.chosen(), mark_non_finite(codes, x)};
+  return {*options.chosen(), detail::mark_non_finite(codes, x)};
 }
 
 SearchedCodes find_codes(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
@@ -91,7 +80,7 @@ at::Tensor estimate_codes(const at::Tensor& x, const at::Tensor& codes, const Se
   const auto sampled =
       ops::gumbel_straight_through(x, codebook.to(x.scalar_type()), found.indices,
                                    options.gradient_temperature(), options.metric());
-  const auto output = mark_non_finite(sampled, x);
+  const auto output = detail::mark_non_finite(sampled, x);
   return options.sync_update_v() != 0 ? ops::sync_update_v(output, options.sync_update_v())
                                       : output;
 }

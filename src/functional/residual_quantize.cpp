@@ -5,20 +5,25 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <torchvq/functional/estimate.h>
+#include <torchvq/functional/losses.h>
 #include <torchvq/functional/vector_quantize.h>
 #include <torchvq/ops/residual_beam_search.h>
+#include <torchvq/ops/residual_commitment_loss.h>
 #include <torchvq/ops/residual_encode.h>
+#include <torchvq/ops/residual_lookup.h>
 #include <torchvq/ops/straight_through.h>
 
 #include "detail/joined.h"
 #include "functional/residual_learning.h"
 #include "functional/residual_walk.h"
+#include "ops/unit_vectors.h"
 
 namespace torchvq::functional {
 namespace {
@@ -37,7 +42,8 @@ struct Level {
 struct Walk {
   at::Tensor output;  ///< (H, T, D)
   std::vector<Level> levels;
-  Tensors codes;  ///< (H, T, D), zeros where a level is not in use
+  Tensors codes;   ///< (H, T, D), zeros where a level is not in use
+  Tensors losses;  ///< one of all levels (q,), where they are scored at once
 };
 
 at::Tensor only_if(const OptionalTensor& used, const at::Tensor& value, double otherwise = 0) {
@@ -75,7 +81,10 @@ class Stack {
   at::Tensor merged(const at::Tensor& values) const;
   OptionalTensor level_mask(size_t level) const;
   at::Tensor drawing_rng(size_t level) const;
-  Tensors chosen_at_once() const;
+  at::Tensor chosen_at_once() const;
+  bool scores_at_once(const at::Tensor& chosen) const;
+  Walk walk_at_once(const at::Tensor& chosen) const;
+  Walk walk_in_turn(const at::Tensor& chosen) const;
   std::pair<Level, WalkedLevel> search_level(size_t index, const at::Tensor& residual,
                                              const QuantizeOptions& search) const;
 
@@ -114,8 +123,9 @@ at::Tensor Stack::drawing_rng(size_t level) const {
   return noise_rng(level_rng(state(level).rng, static_cast<int64_t>(level), shared()), ranks_);
 }
 
-/// The codes (H, T) of every level, where what a level leaves does not depend on its estimator.
-Tensors Stack::chosen_at_once() const {
+/// The codes (H, T, q) of all levels, where what a level leaves does not depend on its estimator;
+/// undefined where it does.
+at::Tensor Stack::chosen_at_once() const {
   const at::NoGradGuard no_grad;
   Tensors codebooks;
   for (const auto& codebook : arguments_.codebooks) codebooks.push_back(codebook.detach());
@@ -128,12 +138,25 @@ Tensors Stack::chosen_at_once() const {
     }
     if (arguments_.depth) beam.depth(arguments_.depth->reshape(1));
     const auto paths = ops::residual_beam_search(inputs, codebooks, options_.beam(), beam);
-    return paths.clamp_min(0).unbind(-1);
+    return paths.clamp_min(0);
   }
   if (levels_have_gradients() || options_.search().temperature()) return {};
   return ops::residual_encode(inputs, codebooks,
                               ops::ResidualEncodeOptions().metric(options_.search().metric()))
-      .indices.unbind(-1);
+      .indices;
+}
+
+/// Whether commitment is all that levels whose codes are chosen are scored by, with no gradient but to
+/// the tokens.
+bool Stack::scores_at_once(const at::Tensor& chosen) const {
+  const auto& losses = options_.losses();
+  const bool plain = losses.training() && losses.commitment_weight() != 0 &&
+                     !losses.commitment_use_cross_entropy_loss() && !losses.pulls_codes() &&
+                     losses.diversity_weight() == 0 && losses.orthogonal_weight() == 0 &&
+                     !losses.vqp_compat();
+  return plain && chosen.defined() && !levels_have_gradients() && arguments_.targets.empty() &&
+         !arguments_.depth && options_.search().metric() == "euclidean" &&
+         inputs_.scalar_type() == detail::compute_dtype(inputs_);
 }
 
 std::pair<Level, WalkedLevel> Stack::search_level(size_t index, const at::Tensor& residual,
@@ -154,12 +177,47 @@ std::pair<Level, WalkedLevel> Stack::search_level(size_t index, const at::Tensor
 
 Walk Stack::walk() const {
   const auto chosen = chosen_at_once();
+  return scores_at_once(chosen) ? walk_at_once(chosen) : walk_in_turn(chosen);
+}
+
+/// Levels whose codes are chosen, in one pass over the tokens.
+Walk Stack::walk_at_once(const at::Tensor& chosen) const {
+  Tensors codebooks;
+  for (const auto& codebook : arguments_.codebooks) codebooks.push_back(codebook.detach());
+  const auto found = ops::residual_lookup(inputs_.detach(), codebooks, chosen);
+  const auto mask = level_mask(0);
+  OptionalTensor token_mask;
+  auto indices = chosen.permute({2, 0, 1}).contiguous();
+  if (mask) {
+    token_mask = split_mask(*mask, options_.layout().heads(), options_.layout().separate());
+    indices = indices.masked_fill(token_mask->logical_not(), -1);
+  }
+  const auto of_levels = indices.unbind(0);
+  Walk walk;
+  for (size_t i = 0; i < count(); ++i) {
+    Level level{.searched = {}, .tokens = {}, .used = {}, .mask = mask};
+    level.searched = {found.inputs[i], codebooks[i], token_mask, found.codes[i], of_levels[i]};
+    walk.levels.push_back(std::move(level));
+  }
+  const auto compared =
+      compared_inputs(inputs_, gradient_, static_cast<int64_t>(count()), false, arguments_.depth);
+  const auto commitment =
+      ops::residual_commitment_loss(compared, found.inputs, found.codes, token_mask);
+  walk.losses = {
+      weighted_loss({commitment}, {options_.losses().commitment_weight()}, /*training=*/true)};
+  walk.codes = found.codes;
+  walk.output = stack_output(inputs_, {found.quantized, {}}, state(0).rng, ranks_, gradient_);
+  return walk;
+}
+
+Walk Stack::walk_in_turn(const at::Tensor& chosen) const {
+  const auto of_levels = chosen.defined() ? chosen.unbind(-1) : Tensors();
   auto search = options_.search();
   if (!levels_have_gradients()) search.estimator("none");
   Walk walk;
   const auto choose = [&](int64_t index, const at::Tensor& residual, const LevelSums& /*before*/) {
     const auto i = static_cast<size_t>(index);
-    if (!chosen.empty()) search.chosen(chosen[i]);
+    if (!of_levels.empty()) search.chosen(of_levels[i]);
     auto [level, passed] = search_level(i, residual, search);
     walk.levels.push_back(std::move(level));
     walk.codes.push_back(passed.codes);
@@ -180,8 +238,14 @@ at::Tensor Stack::indices(const Walk& walk) const {
   return detail::stacked(levels, -1);
 }
 
+/// Losses (q,), of levels or of all of them at once; 0 for those that are not in use.
 at::Tensor Stack::stacked_losses(Tensors losses) const {
-  losses.resize(arguments_.step_counts.size(), at::zeros_like(losses[0]).detach());
+  const auto levels = arguments_.step_counts.size();
+  if (losses[0].dim() == 1) {
+    const auto unused = static_cast<int64_t>(levels - count());
+    return unused == 0 ? losses[0] : at::cat({losses[0], losses[0].detach().new_zeros({unused})});
+  }
+  losses.resize(levels, at::zeros_like(losses[0]).detach());
   return detail::stacked(losses);
 }
 
@@ -240,10 +304,11 @@ void Stack::finish(const std::vector<Level>& levels, const Tensors& counts) cons
 }
 
 Tensors Stack::learn(const Walk& walk, Tensors& totals) const {
-  auto found = score(walk, totals);
+  const bool scored = !walk.losses.empty();
+  auto found = scored ? std::vector<QuantizerLosses>() : score(walk, totals);
   const auto counts = update(walk.levels);
-  Tensors losses;
-  for (size_t i = 0; i < walk.levels.size(); ++i) {
+  auto losses = walk.losses;
+  for (size_t i = 0; i < found.size(); ++i) {
     const auto& level = walk.levels[i];
     const auto orthogonal =
         orthogonal_term(state(i).embed, level.searched.indices, state(i).rng, options_.losses());

@@ -1,9 +1,11 @@
-// Results of the leaf operators that compute a loss together with its gradients.
+// Results of the leaf operators that compute a loss together with its gradients, and the scale of
+// gradients of mean squares.
 #pragma once
 
 #include <array>
 #include <tuple>
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 
 #include "detail/precision.h"
@@ -29,6 +31,21 @@ struct LossGradients {
 /// The shape and dtype of a loss, for Meta kernels.
 inline at::Tensor empty_loss(const at::Tensor& a, const at::Tensor& b) {
   return a.new_empty_symint(c10::SymIntArrayRef{}, a.options().dtype(value_dtype(a, b)));
+}
+
+/// What commitment losses multiply differences with: upstream gradients times 2 / (number of unmasked
+/// values). `mask` may be undefined. Without values there is nothing to scale.
+inline at::Tensor commitment_gradient_scale(const at::Tensor& grad, const at::Tensor& x,
+                                            const at::Tensor& mask) {
+  if (!mask.defined()) {
+    // Halves are exact: the same number as twice the gradient over the count, by one operation.
+    if (const auto count = x.sym_numel().maybe_as_int()) {
+      return grad.div(static_cast<double>(*count) / 2);
+    }
+    return (grad * 2).div(at::Scalar(x.sym_numel()));
+  }
+  const auto count = (mask.sum() * at::Scalar(x.sym_size(2))).clamp_min(1);
+  return grad * 2 / count;
 }
 
 }  // namespace torchvq::detail

@@ -194,6 +194,7 @@ CASES: dict[str, Case] = {
     # Decoding.
     "lookup_codes": Case((CODES, SOME)),
     "residual_decode": Case((torch.stack([SOME, INDICES], -1), [CODES, CODES * 0.3])),
+    "residual_lookup": Case((X, [CODES, CODES * 0.3], torch.stack([INDICES, INDICES], -1))),
     # Random numbers.
     "random_normal": Case((RNG, 3, [50])),
     "random_uniform": Case((RNG, 3, [50])),
@@ -221,6 +222,12 @@ CASES: dict[str, Case] = {
     "commitment_loss": Case((X, X + 1), exact=False),
     "commitment_loss quotient": Case((PARTS.view(1, 7, 1), torch.zeros(1, 7, 1))),
     "commitment_loss mask": Case((X, X + 1), dict(mask=MASK), exact=False),
+    "residual_commitment_loss": Case(
+        (X, [X, X * 0.3], [X + 1, X - 1]), dict(mask=MASK), exact=False
+    ),
+    "residual_commitment_loss_backward": Case(
+        (torch.tensor([0.3, -2.0]), [X, X * 0.3], [X + 1, X - 1]), dict(mask=MASK)
+    ),
     "commitment_cross_entropy": Case((X, CODES, SOME), EUCLIDEAN, exact=False),
     "commitment_cross_entropy_forward": Case(
         (X, CODES, SOME), COSINE | BOTH | dict(mask=MASK), exact=False

@@ -24,6 +24,9 @@ calls = dict(
     residual_beam_search=lambda: ops.residual_beam_search(x, [codes, codes], 4),
     residual_encode=lambda: ops.residual_encode(x, [codes, codes]),
     residual_decode=lambda: ops.residual_decode(indices.unsqueeze(-1), [codes]),
+    residual_lookup=lambda: ops.residual_lookup(x, [codes], indices.unsqueeze(-1)),
+    residual_commitment_loss=lambda: ops.residual_commitment_loss(x, [x], [x]),
+    residual_commitment_loss_backward=lambda: ops.residual_commitment_loss_backward(torch.ones(1), [x], [x]),
 )
 threads = lambda: len(os.listdir("/proc/self/task"))
 started = {}

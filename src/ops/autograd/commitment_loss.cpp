@@ -7,26 +7,13 @@
 
 #include "detail/differentiable.h"
 #include "detail/precision.h"
+#include "ops/loss_gradients.h"
 
 namespace torchvq {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-/// Upstream gradient times 2 / (number of unmasked values). Without values there is nothing to
-/// scale.
-at::Tensor gradient_scale(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& mask) {
-  if (!mask.defined()) {
-    // Halves are exact: the same number as twice the gradient over the count, by one operation.
-    if (const auto count = x.sym_numel().maybe_as_int()) {
-      return grad.div(static_cast<double>(*count) / 2);
-    }
-    return (grad * 2).div(at::Scalar(x.sym_numel()));
-  }
-  const auto count = (mask.sum() * at::Scalar(x.sym_size(2))).clamp_min(1);
-  return grad * 2 / count;
-}
 
 struct CommitmentLoss : torch::autograd::Function<CommitmentLoss> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& codes,
@@ -43,7 +30,7 @@ struct CommitmentLoss : torch::autograd::Function<CommitmentLoss> {
     const auto dtype = detail::value_dtype(x, codes);
     auto grad_x = x.to(dtype) - codes.to(dtype);
     if (mask.defined()) grad_x.masked_fill_(mask.logical_not().unsqueeze(-1), 0);
-    grad_x.mul_(gradient_scale(grads[0], x, mask));
+    grad_x.mul_(detail::commitment_gradient_scale(grads[0], x, mask));
     const auto grad_codes =
         ctx->needs_input_grad(1) ? grad_x.neg().to(codes.scalar_type()) : at::Tensor();
     return {grad_x.to(x.scalar_type()), grad_codes, at::Tensor()};

@@ -1,0 +1,49 @@
+// The mean of commitment losses: tokens and codes in blocks whose sums are added in order.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+
+#include "kernels/cpu/commitment_loss.h"
+
+namespace torchvq::detail {
+
+/// Blocks depend on the feature size alone, so that the order of additions never depends on
+/// threads.
+template <typename T>
+double total_squared_difference(const at::Tensor& x, const at::Tensor& codes, const bool* mask) {
+  const int64_t rows = x.size(0) * x.size(1), dim = x.size(2);
+  const int64_t block = 8192 / (dim + 1) + 1, blocks = (rows + block - 1) / block;
+  const auto* a = x.const_data_ptr<T>();
+  const auto* b = codes.const_data_ptr<T>();
+  std::vector<double> partial(static_cast<size_t>(blocks));
+  at::parallel_for(0, blocks, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      partial[static_cast<size_t>(i)] =
+          kernels::squared_differences(a, b, mask, i * block, std::min(rows, (i + 1) * block), dim);
+    }
+  });
+  double total = 0;
+  for (const double value : partial) total += value;
+  return total;
+}
+
+/// How many rows are not masked; `mask` may be null.
+inline int64_t count_tokens(const bool* mask, int64_t rows) {
+  return mask == nullptr ? rows : std::count(mask, mask + rows, true);
+}
+
+/// Of contiguous tensors (H, N, D) of one dtype, float32 or float64; 0 where no row counts.
+inline double mean_squared_difference(const at::Tensor& x, const at::Tensor& codes,
+                                      const bool* mask) {
+  const auto count = count_tokens(mask, x.size(0) * x.size(1)) * x.size(2);
+  const double total = x.scalar_type() == at::kDouble
+                           ? total_squared_difference<double>(x, codes, mask)
+                           : total_squared_difference<float>(x, codes, mask);
+  return count == 0 ? 0.0 : total / static_cast<double>(count);
+}
+
+}  // namespace torchvq::detail
