@@ -29,8 +29,8 @@ from .setup_residual_vq import (
 NOTHING = torch.zeros(2, 6, dtype=torch.bool)
 SHARED = dict(shared_codebook=True)
 DIVEQ = dict(diveq=True)
-GAIN = dict(differs="B8: gain of the number of levels", oracle=oracle.output_gain_is_one)
-LAYOUT = dict(differs="B6: channel-first layouts fail", oracle=oracle.any_layout)
+GAIN = dict(differs="gain of the number of levels", oracle=oracle.output_gain_is_one)
+LAYOUT = dict(differs="channel-first layouts fail", oracle=oracle.any_layout)
 
 
 def row(name: str, kwargs=None, **more) -> Row:
@@ -83,17 +83,17 @@ DIFFERENT = [
     row("gain, implicit", dict(**STRAIGHT, **QINCO), **GAIN),
     row("gain, dropout", dict(**STRAIGHT, **DROPOUT), forward=dropped, **GAIN),
     row("gain, fraction of the gradient", dict(quant_grad_frac=0.5, **STRAIGHT), **GAIN),
-    row("one rotation", differs="B8: one rotation for each level", oracle=oracle.one_rotation),
+    row("one rotation", differs="one rotation for each level", oracle=oracle.one_rotation),
     row(
         "commitment beside a gain of one",
         STRAIGHT,
-        differs="B8: gain of the number of levels",
+        differs="gain of the number of levels",
         oracle=oracle.commitment_divided_by_levels,
     ),
     row(
         "gradient of an implicit codebook's condition",
         dict(**STRAIGHT, **QINCO),
-        differs="B8: gain of the level's number",
+        differs="gain of the level's number",
         oracle=oracle.implicit_condition_gain,
     ),
     # outputs
@@ -113,33 +113,33 @@ DIFFERENT = [
         dict(use_cosine_sim=True),
         prepare=unit_codes,
         forward=masked,
-        differs="B12: masked commitment in the raw space",
+        differs="masked commitment in the raw space",
         oracle=oracle.masked_is_selection,
     ),
     row(
         "everything masked",
         forward=dict(mask=NOTHING),
-        differs="B13: NaN loss, and counts decay",
+        differs="NaN loss, and counts decay",
         oracle=oracle.empty_selection,
     ),
     row(
         "everything masked, shared codebook",
         SHARED,
         forward=dict(mask=NOTHING),
-        differs="B13: NaN loss, and counts decay",
+        differs="NaN loss, and counts decay",
         oracle=oracle.empty_selection,
     ),
     row(
         "everything masked, implicit",
         QINCO,
         forward=dict(mask=NOTHING),
-        differs="B13: NaN loss",
+        differs="NaN loss",
         oracle=oracle.empty_selection,
     ),
     row(
         "no tokens",
         shape=(2, 0, DIM),
-        differs="B13: NaN loss, and counts decay",
+        differs="NaN loss, and counts decay",
         oracle=oracle.empty_selection,
     ),
     row(
@@ -181,7 +181,7 @@ DIFFERENT = [
     row(
         "given indices",
         forward=dict(indices=targets((2, 6, LEVELS))),
-        differs="B7: fails",
+        differs="fails",
         oracle=oracle.cross_entropy_of_given_indices,
     ),
     row(
@@ -189,7 +189,7 @@ DIFFERENT = [
         forward=dict(
             indices=targets((2, 6, LEVELS)).masked_fill(targets((2, 6, LEVELS), 1) < 5, -1)
         ),
-        differs="B7: fails",
+        differs="fails",
         oracle=oracle.cross_entropy_of_given_indices,
     ),
     row(
@@ -197,40 +197,40 @@ DIFFERENT = [
         IMAGE,
         shape=(2, DIM, 3, 4),
         forward=dict(indices=targets((2, 3, 4, LEVELS))),
-        differs="B7: fails",
+        differs="fails",
         oracle=oracle.cross_entropy_of_given_indices,
     ),
     # decoding
     row(
         "decode, diveq",
         DIVEQ,
-        differs="B20: noise in evaluation",
+        differs="noise in evaluation",
         oracle=oracle.decode_equals_output,
     ),
     row(
         "decode, diveq, shared codebook",
         dict(**DIVEQ, **SHARED),
-        differs="B20: noise in evaluation",
+        differs="noise in evaluation",
         oracle=oracle.decode_equals_output,
     ),
     row(
         "decode, affine",
         dict(affine_param=True),
-        differs="B19: raw codes",
+        differs="raw codes",
         oracle=oracle.decode_equals_output,
     ),
     row(
         "decode, implicit affine",
         dict(affine_param=True, **QINCO),
-        differs="B19: raw codes",
+        differs="raw codes",
         oracle=oracle.decode_equals_output,
     ),
-    Row("decode, bridge", bridge, differs="B19: raw codes", oracle=oracle.decode_equals_output),
+    Row("decode, bridge", bridge, differs="raw codes", oracle=oracle.decode_equals_output),
     row(
         "decode, projected padding",
         dict(codebook_dim=4),
         forward=masked,
-        differs="B19: padding decodes to the projection's bias",
+        differs="padding decodes to the projection's bias",
         oracle=oracle.decode_equals_output,
     ),
     row(
@@ -241,58 +241,58 @@ DIFFERENT = [
     row(
         "decode in training, shared codebook",
         dict(threshold_ema_dead_code=2, **SHARED),
-        differs="B22: codes change between levels",
+        differs="codes change between levels",
         oracle=oracle.decode_in_training,
     ),
     # learning
     row(
         "frozen at construction",
         dict(freeze_codebook=True),
-        differs="B21: ignored",
+        differs="ignored",
         oracle=oracle.frozen_is_frozen,
     ),
     row(
         "frozen at construction, shared codebook",
         dict(freeze_codebook=True, **SHARED),
-        differs="B21: ignored",
+        differs="ignored",
         oracle=oracle.frozen_is_frozen,
     ),
     row(
         "frozen at construction, dead codes",
         dict(freeze_codebook=True, threshold_ema_dead_code=2),
-        differs="B21: ignored",
+        differs="ignored",
         oracle=oracle.frozen_is_frozen,
     ),
     row(
         "one update of a shared codebook",
         SHARED,
-        differs="B22: one decay for each level",
+        differs="one decay for each level",
         oracle=oracle.one_shared_update,
     ),
     row(
         "one update of a shared codebook, masked",
         SHARED,
         forward=dict(mask=mask()),
-        differs="B22: one decay for each level",
+        differs="one decay for each level",
         oracle=oracle.one_shared_update,
     ),
     row(
         "shared codebook, manual EMA",
         dict(manual_ema_update=True, **SHARED),
-        differs="B22: manual mode is ignored",
+        differs="manual mode is ignored",
         oracle=oracle.manual_shared_update,
     ),
     row(
         "shared codebook, in-place optimizer",
         dict(in_place_codebook_optimizer=sgd, rotation_trick=False, **SHARED, **LEARNABLE),
-        differs="B22: the step is never made",
+        differs="the step is never made",
         oracle=oracle.shared_in_place_step,
     ),
     row(
         "k-means in evaluation",
         dict(kmeans_init=True, codebook_size=4),
         prepare=not_initialised,
-        differs="B18: evaluation initialises",
+        differs="evaluation initialises",
         oracle=oracle.evaluation_initialises_nothing,
     ),
     row(
@@ -300,7 +300,7 @@ DIFFERENT = [
         dict(kmeans_init=True),
         shape=(1, 5, DIM),
         prepare=not_initialised,
-        differs="B9: empty clusters at the origin",
+        differs="empty clusters at the origin",
         oracle=oracle.kmeans_with_few_tokens,
     ),
     row(
@@ -316,13 +316,13 @@ DIFFERENT = [
         oracle=oracle.loss_is_nobodys_state,
     ),
     # precision
-    row("bfloat16 module", differs="B15: EMA state in bfloat16", oracle=oracle.state_stays_float32),
+    row("bfloat16 module", differs="EMA state in bfloat16", oracle=oracle.state_stays_float32),
     row(
         "bfloat16 input, eight levels",
         dict(num_quantizers=8),
         shape=(2, 200, DIM),
         dtype=torch.bfloat16,
-        differs="B37: the residual is bfloat16",
+        differs="the residual is bfloat16",
         oracle=oracle.half_input_keeps_a_float32_residual,
     ),
     row(
@@ -343,12 +343,12 @@ DIFFERENT = [
         "CPU autocast",
         dict(dim=32, codebook_size=256),
         shape=(4, 512, 32),
-        differs="B16: the distance is a bfloat16 matmul",
+        differs="the distance is a bfloat16 matmul",
         oracle=oracle.autocast_changes_nothing,
     ),
 ]
 
-GROUPED_LAYOUT = dict(differs="B6: channel-first layouts fail", oracle=oracle.any_layout_in_groups)
+GROUPED_LAYOUT = dict(differs="channel-first layouts fail", oracle=oracle.any_layout_in_groups)
 
 DIFFERENT_GROUPED = [
     row("gain of groups", STRAIGHT, **GAIN),
@@ -362,19 +362,19 @@ DIFFERENT_GROUPED = [
     row(
         "groups, everything masked",
         forward=dict(mask=NOTHING),
-        differs="B13: NaN loss, and counts decay",
+        differs="NaN loss, and counts decay",
         oracle=lambda build, r: oracle.empty_selection(build, r),
     ),
     row(
         "groups, decode, diveq",
         DIVEQ,
-        differs="B20: noise in evaluation",
+        differs="noise in evaluation",
         oracle=oracle.decode_equals_output,
     ),
     row(
         "groups, frozen at construction",
         dict(freeze_codebook=True),
-        differs="B21: ignored",
+        differs="ignored",
         oracle=oracle.frozen_is_frozen,
     ),
 ]

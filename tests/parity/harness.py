@@ -69,9 +69,7 @@ class Row:
         default_factory=dict
     )
     oracle: Callable[[Callable[[], nn.Module], Row], None] | None = None  # (build, row); asserts
-    differs: str | None = (
-        None  # "B12: reason", the number being that of the defect which we do not repeat
-    )
+    differs: str | None = None  # what the reference does instead
 
     def __post_init__(self):
         if self.differs is not None and self.oracle is None:

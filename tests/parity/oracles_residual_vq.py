@@ -58,7 +58,7 @@ def weights(shape) -> Tensor:
 
 
 def output_gain_is_one(build, row):
-    """B8: the straight-through gradient of the stack is the output's own, whatever the number of levels."""
+    """The straight-through gradient of the stack is the output's own, whatever the number of levels."""
     module, x = build(), row.input(0)
     quantized = module(x, **row.forward_kwargs(0))[0]
     weight = weights(quantized.shape)
@@ -67,7 +67,7 @@ def output_gain_is_one(build, row):
 
 
 def one_rotation(build, row):
-    """B8: the gradient is that of one rotation, from the sum of codes to the token."""
+    """The gradient is that of one rotation, from the sum of codes to the token."""
     module, x = build(), row.input(0)
     _, chosen, _ = greedy(x, codes_of(module))
     quantized = module(x)[0]
@@ -94,7 +94,7 @@ def commitment_divided_by_levels(build, row):
 
 
 def implicit_condition_gain(build, row):
-    """B8: what conditions a level has the gradient of the input once, not once for each level before it; as every loss
+    """What conditions a level has the gradient of the input once, not once for each level before it; as every loss
     of a stack it is divided by the levels.
     """
     module, x = build(), row.input(0)
@@ -130,7 +130,7 @@ def codes_sum_to_the_output(build, row):
 
 
 def masked_is_selection(build, row):
-    """B12: losses with a mask are those of the tokens that it keeps."""
+    """Losses with a mask are those of the tokens that it keeps."""
     x, forward = row.input(0), row.forward_kwargs(0)
     loss = build()(x, **forward)[2]
     keep = forward["mask"]
@@ -143,7 +143,7 @@ def masked_is_selection(build, row):
 
 
 def empty_selection(build, row):
-    """B13: nothing selected is a loss of zero and a state as it was."""
+    """Nothing selected is a loss of zero and a state as it was."""
     module = build()
     before = state(module)
     x = row.input(0)
@@ -168,7 +168,7 @@ def non_finite_token(build, row):
 
 
 def any_layout(build, row):
-    """B6: images, volumes and channel-first sequences are tokens with their axes moved."""
+    """Images, volumes and channel-first sequences are tokens with their axes moved."""
     module, x = build().eval(), row.input(0).detach()
     first = any(
         name in row.constructor_kwargs()
@@ -188,7 +188,7 @@ def any_layout(build, row):
 
 
 def any_layout_in_groups(build, row):
-    """B6, B35: every group is a stack on its share of the feature axis."""
+    """Every group is a stack on its share of the feature axis."""
     module, x = build().eval(), row.input(0).detach()
     quantized, indices, _ = module(x)
     for group, stack in enumerate(module.rvqs):
@@ -200,7 +200,7 @@ def any_layout_in_groups(build, row):
 
 
 def decode_equals_output(build, row):
-    """B19, B20: in evaluation, decoding the indices gives the output, the same at every call."""
+    """In evaluation, decoding the indices gives the output, the same at every call."""
     module = build()
     for step in range(2):
         module(row.input(step), **row.forward_kwargs(step))
@@ -212,7 +212,7 @@ def decode_equals_output(build, row):
 
 
 def decode_in_training(build, row):
-    """B22: the indices of a training forward decode to its output with the codebooks as they were."""
+    """The indices of a training forward decode to its output with the codebooks as they were."""
     module = build()
     twin = build()
     quantized, indices, _ = module(row.input(0), **row.forward_kwargs(0))
@@ -230,7 +230,7 @@ def decode_rejects_bad_indices(build, row):
 
 
 def cross_entropy_of_given_indices(build, row):
-    """B7: the sum over levels of the cross-entropy of -|r - e| towards the given codes, r the stack's own residuals."""
+    """The sum over levels of the cross-entropy of -|r - e| towards the given codes, r the stack's own residuals."""
     module, x = build(), row.input(0)
     given = row.forward_kwargs(0)["indices"]
     quantized, loss = module(x, freeze_codebook=True, indices=given)
@@ -269,7 +269,7 @@ def two_heads(build, row):
 
 
 def frozen_is_frozen(build, row):
-    """B21: a stack that was built frozen does not learn."""
+    """A stack that was built frozen does not learn."""
     module = build()
     before = state(module)
     for step in range(2):
@@ -278,7 +278,7 @@ def frozen_is_frozen(build, row):
 
 
 def one_shared_update(build, row):
-    """B22: a shared codebook decays once per forward, and counts the residuals of all levels."""
+    """A shared codebook decays once per forward, and counts the residuals of all levels."""
     module, x = build(), row.input(0)
     book = levels_of(module)[0]._codebook
     size, average, codes = (
@@ -309,7 +309,7 @@ def manual_shared_update(build, row):
 
 
 def shared_in_place_step(build, row):
-    """B22: one step of the codebook's own optimizer down the losses of all levels."""
+    """One step of the codebook's own optimizer down the losses of all levels."""
     module, x = build(), row.input(0)
     codes = codes_of(module)[0].requires_grad_()
     residual, loss = x.detach().double(), 0.0
@@ -331,7 +331,7 @@ def evaluation_initialises_nothing(build, row):
 
 
 def kmeans_with_few_tokens(build, row):
-    """B9: no code at the origin, and every token of the first level becomes a code."""
+    """No code at the origin, and every token of the first level becomes a code."""
     module, x = build(), row.input(0).detach()
     module(x, freeze_codebook=True)
     codes = codes_of(module)
@@ -340,7 +340,7 @@ def kmeans_with_few_tokens(build, row):
 
 
 def state_stays_float32(build, row):
-    """B15: moving averages of a bfloat16 module are those of the float32 module."""
+    """Moving averages of a bfloat16 module are those of the float32 module."""
     half, full = build().bfloat16(), build()
     for step in range(20):
         x = row.input(step).detach().bfloat16()
@@ -352,7 +352,7 @@ def state_stays_float32(build, row):
 
 
 def half_input_keeps_a_float32_residual(build, row):
-    """B37: the indices are those of the same values in float32, however deep the stack."""
+    """The indices are those of the same values in float32, however deep the stack."""
     module, x = build().eval(), row.input(0).detach()
     exact = module(x.float())
     half = module(x)

@@ -45,7 +45,7 @@ def logits(module, row, x):
 
 
 def masked_commitment(build, row):
-    """B12: the mean over the unmasked tokens of (u - q)^2, u as compared with codes; and its
+    """The mean over the unmasked tokens of (u - q)^2, u as compared with codes; and its
     gradient to x.
     """
     module = build()
@@ -64,7 +64,7 @@ def masked_commitment(build, row):
 
 
 def empty_selection(build, row):
-    """B13: nothing selected is a loss of zero and a state as it was."""
+    """Nothing selected is a loss of zero and a state as it was."""
     module = build()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     x = row.input(0)
@@ -92,7 +92,7 @@ def non_finite_token(build, row):
 
 
 def rotation_near_zero(build, row):
-    """B14: the output is the code however short the input, and the gradient stays within reason."""
+    """The output is the code however short the input, and the gradient stays within reason."""
     module = build()
     codes = state(module, "embed")[0]
     x = row.input(0).detach()
@@ -106,7 +106,7 @@ def rotation_near_zero(build, row):
 
 
 def backward_uses_forward_codes(build, row):
-    """B5: the codebook update of this step changes no gradient of this step."""
+    """The codebook update of this step changes no gradient of this step."""
 
     def gradient(frozen):
         module = build()
@@ -163,7 +163,7 @@ def directional_noise(build, row):
 
 
 def diversity_over_all_tokens(build, row):
-    """B30: minus the entropy of the codes' mean probability over every token of the batch,
+    """Minus the entropy of the codes' mean probability over every token of the batch,
     positions included.
     """
     module = build()
@@ -179,7 +179,7 @@ def diversity_over_all_tokens(build, row):
 
 
 def cross_entropy_of_any_layout(build, row):
-    """B36: the mean cross entropy over tokens, whatever the layout."""
+    """The mean cross entropy over tokens, whatever the layout."""
     module = build()
     x = row.input(0)
     scores = logits(module, row, x).flatten(0, -2)
@@ -187,7 +187,7 @@ def cross_entropy_of_any_layout(build, row):
 
 
 def given_indices_in_any_layout(build, row):
-    """B7: the output is the one of a plain forward, the loss the mean cross entropy of the given indices."""
+    """The output is the one of a plain forward, the loss the mean cross entropy of the given indices."""
     module = build()
     x, given = row.input(0), row.forward_kwargs(0)["indices"]
     quantized, loss = module(x, indices=given)
@@ -197,7 +197,7 @@ def given_indices_in_any_layout(build, row):
 
 
 def decoded_heads_are_merged(build, row):
-    """B19: codes of several heads come out side by side, ready for the projection."""
+    """Codes of several heads come out side by side, ready for the projection."""
     module = build().eval()
     quantized, indices, _ = module(row.input(0))
     codes = module.get_codes_from_indices(indices)
@@ -207,14 +207,14 @@ def decoded_heads_are_merged(build, row):
 
 
 def effective_codebook(build, row):
-    """B19: the codebook that users read is the one that outputs come from."""
+    """The codebook that users read is the one that outputs come from."""
     module = build().eval()
     quantized, indices, _ = module(row.input(0))
     close(module.codebook[indices], quantized)
 
 
 def optimizer_steps_survive(build, row):
-    """B11: what an optimizer does to regularised codes is still there after the next moving average."""
+    """What an optimizer does to regularised codes is still there after the next moving average."""
     moved = []
     for learning_rate in (0.0, 0.5):
         module = build()
@@ -258,7 +258,7 @@ def loss_is_nobodys_state(build, row):
 
 
 def decode_equals_output(build, row):
-    """B19: in eval, decoding the indices gives the output, bit for bit what a user stored."""
+    """In eval, decoding the indices gives the output, bit for bit what a user stored."""
     module = build()
     for step in range(row.steps):
         module(row.input(step), **row.forward_kwargs(step))
@@ -269,7 +269,7 @@ def decode_equals_output(build, row):
 
 
 def eval_changes_no_buffer(build, row):
-    """B26 and numerics: an eval forward leaves every buffer alone and gives the same twice."""
+    """An eval forward leaves every buffer alone and gives the same twice."""
     module = build()
     module(row.input(0))
     module.eval()
@@ -281,7 +281,7 @@ def eval_changes_no_buffer(build, row):
 
 
 def stepped_state_loads(build, row):
-    """B26: a trained state loads strictly into a fresh module."""
+    """A trained state loads strictly into a fresh module."""
     trained = build()
     trained(row.input(0))
     fresh = build()
@@ -291,7 +291,7 @@ def stepped_state_loads(build, row):
 
 
 def set_codebook_stays(build, row):
-    """B31: codes that were set are still there after a step over data that agrees with them."""
+    """Codes that were set are still there after a step over data that agrees with them."""
     module = build()
     codes = torch.randn(module.codebook.shape, generator=torch.Generator().manual_seed(8))
     module.codebook = codes
@@ -301,7 +301,7 @@ def set_codebook_stays(build, row):
 
 
 def used_codes_are_not_replaced(build, row):
-    """B10: codes that this very batch uses are alive, whatever their counter was."""
+    """Codes that this very batch uses are alive, whatever their counter was."""
     module = build()
     codes = state(module, "embed")[0]
     module(codes[None].clone())
@@ -323,7 +323,7 @@ def expired_codes_become_tokens(build, row):
 
 
 def unused_codes_do_not_fade(build, row):
-    """B32: codes that are not used for a long time come to the codes in use instead of fading to the origin."""
+    """Codes that are not used for a long time come to the codes in use instead of fading to the origin."""
     module = build()
     codes = state(module, "embed")[0]
     tokens = codes[:1].expand(1, 32, -1)
@@ -346,7 +346,7 @@ def kmeans_fixed_point(build, row):
 
 
 def kmeans_with_few_tokens(build, row):
-    """B9: with fewer tokens than codes every token is a code, and no code is left at the origin."""
+    """With fewer tokens than codes every token is a code, and no code is left at the origin."""
     module = build()
     x = row.input(0).detach()
     close(module(x)[0], x, tolerance=1e-3)  # smoothing moves a code of one token by about eps
@@ -357,7 +357,7 @@ def kmeans_with_few_tokens(build, row):
 
 
 def nearest_far_from_the_origin(build, row):
-    """B28: the nearest code in float64, also when data and codes lie far from zero."""
+    """The nearest code in float64, also when data and codes lie far from zero."""
     module = build()
     with torch.no_grad():
         module._codebook.embed.mul_(0.1).add_(100.0)
@@ -368,7 +368,7 @@ def nearest_far_from_the_origin(build, row):
 
 
 def state_stays_float32(build, row):
-    """B15: a cast of the module leaves counts and sums in float32, so that small updates are not
+    """A cast of the module leaves counts and sums in float32, so that small updates are not
     lost.
     """
     module = build().to(torch.bfloat16)
@@ -392,7 +392,7 @@ def any_input_dtype(build, row):
 
 
 def autocast_changes_nothing(build, row):
-    """B16: under CPU autocast the search is done in float32 all the same."""
+    """Under CPU autocast the search is done in float32 all the same."""
     module = build()
     module.eval()
     x = row.input(0).detach()
@@ -421,7 +421,7 @@ def decode_rejects_bad_indices(build, row):
 
 
 def masked_tokens_decode_to_zero(build, row):
-    """B19: index -1 means no code, so it decodes to zeros and not to the last code."""
+    """Index -1 means no code, so it decodes to zeros and not to the last code."""
     module = build()
     decoded = module.get_codes_from_indices(torch.tensor([[0, -1]]))
     assert torch.equal(decoded[0, 0], state(module, "embed")[0, 0])

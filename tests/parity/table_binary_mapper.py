@@ -122,8 +122,8 @@ def half_precision_works(build, row):
 
 RANDOM = [Row("draws", oracle=draws_by_the_sigmoid)]
 DIFFERENT = [
-    Row("evaluation", oracle=evaluation_repeats, differs="B42: no noise in evaluation"),
-    Row("temperature", oracle=gradient_has_the_temperature, differs="B42: of draws and gradient"),
+    Row("evaluation", oracle=evaluation_repeats, differs="no noise in evaluation"),
+    Row("temperature", oracle=gradient_has_the_temperature, differs="of draws and gradient"),
     Row(
         "zeros and ones",
         oracle=codes_are_exact,

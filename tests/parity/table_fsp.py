@@ -175,15 +175,15 @@ RANDOM = [
     Row("border", oracle=what_would_leave_stays),
 ]
 DIFFERENT = [
-    Row("one token", oracle=one_token_has_a_loss, differs="B34: unbiased variance of one is NaN"),
+    Row("one token", oracle=one_token_has_a_loss, differs="unbiased variance of one is NaN"),
     Row(
         "constant",
         dict(vector_norm="kurt"),
         oracle=constant_features_have_a_gradient,
-        differs="B34: square root at 0",
+        differs="square root at 0",
     ),
-    Row("many codes", dict(levels=[8] * 12), oracle=many_codes_come_back, differs="B25: int32"),
-    Row("bfloat16", dict(dim=8), oracle=half_precision_works, differs="B33: dtype error"),
+    Row("many codes", dict(levels=[8] * 12), oracle=many_codes_come_back, differs="int32"),
+    Row("bfloat16", dict(dim=8), oracle=half_precision_works, differs="dtype error"),
     Row("outside", oracle=indices_outside_are_refused, differs="decodes silently"),
     Row("no tokens", oracle=no_tokens_work, differs="einops error or NaN"),
     Row(

@@ -213,11 +213,9 @@ def different(name, oracle, reason, **kwargs):
 
 
 DIFFERENT = [
-    different("one update", moves_once, "B22: one per scale"),
-    different("k-means", codes_of_kmeans_differ, "B23: of the coarsest scale", kmeans_init=True),
-    different(
-        "dropped", dropped_scales_decode_to_nothing, "B19: they have indices", nested_dropout=1.0
-    ),
+    different("one update", moves_once, "one per scale"),
+    different("k-means", codes_of_kmeans_differ, "of the coarsest scale", kmeans_init=True),
+    different("dropped", dropped_scales_decode_to_nothing, "they have indices", nested_dropout=1.0),
     different(
         "dropped, own",
         dropped_scales_teach_nothing,
@@ -226,10 +224,10 @@ DIFFERENT = [
         shared_codebook=False,
     ),
     different("targets", targets_are_scored, "not implemented"),
-    different("NaN in padding", padding_may_be_nan, "B12: zero times NaN"),
-    different("absent", absent_decodes_to_zeros, "B19: the offset of phi"),
-    different("half precision", half_precision_works, "B16: the convolution refuses it"),
-    different("frozen", frozen_is_frozen, "B21: no such argument"),
+    different("NaN in padding", padding_may_be_nan, "zero times NaN"),
+    different("absent", absent_decodes_to_zeros, "the offset of phi"),
+    different("half precision", half_precision_works, "the convolution refuses it"),
+    different("frozen", frozen_is_frozen, "no such argument"),
     different(
         "orthogonal",
         orthogonal_gradient_is_of_its_own_codes,

@@ -192,17 +192,17 @@ def sgd(parameters):
 
 SEQUENCE = dict(shape=(2, 3, 7))
 DIFFERENT = [
-    Row("values learn", oracle=values_have_a_gradient, differs="B24: never a gradient", **SEQUENCE),
+    Row("values learn", oracle=values_have_a_gradient, differs="never a gradient", **SEQUENCE),
     Row(
         "encoder commits",
         oracle=encoder_is_pulled_to_the_codes,
-        differs="B24: the losses cancel, so latents run away",
+        differs="the losses cancel, so latents run away",
         **SEQUENCE,
     ),
     Row(
         "learnt values",
         oracle=learnt_values_come_back,
-        differs="B24: decodes from the fixed grid",
+        differs="decodes from the fixed grid",
         **SEQUENCE,
     ),
     Row("losses", oracle=losses_pull_their_side, differs="the losses pull the other side"),
@@ -217,7 +217,7 @@ DIFFERENT = [
         "in place",
         dict(in_place_codebook_optimizer=sgd),
         oracle=optimizer_steps_in_place,
-        differs="B24: AttributeError",
+        differs="AttributeError",
         **SEQUENCE,
     ),
     Row("outside", oracle=indices_outside_are_refused, differs="decodes silently"),

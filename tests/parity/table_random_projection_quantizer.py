@@ -84,7 +84,7 @@ def different(name, oracle, reason, **kwargs):
 
 RIGHT = [Row("nothing moves", oracle=a_forward_in_training_moves_nothing, shape=(2, 7, DIM))]
 DIFFERENT = [
-    different("mask", masked_is_absent, "B38: takes no mask"),
+    different("mask", masked_is_absent, "takes no mask"),
     different("no tokens", no_tokens_have_no_indices, "a mean of nothing is NaN"),
     different("bfloat16", half_precision_has_the_tokens_of_float32, "projections are rounded"),
     different(

@@ -197,18 +197,18 @@ def different(name, oracle, reason, **kwargs):
 
 
 DIFFERENT = [
-    different("small latents", small_latents_have_bounded_gradients, "B14: gain up to 1e6"),
-    different("zero latents", a_zero_latent_becomes_its_code, "B14: the output is 0"),
-    different("mask", masked_is_absent, "B38: takes no mask"),
-    different("far latents", far_latents_find_their_codes, "B28: distances by expansion"),
+    different("small latents", small_latents_have_bounded_gradients, "gain up to 1e6"),
+    different("zero latents", a_zero_latent_becomes_its_code, "the output is 0"),
+    different("mask", masked_is_absent, "takes no mask"),
+    different("far latents", far_latents_find_their_codes, "distances by expansion"),
     different("no tokens", no_tokens_have_a_loss_of_zero, "a mean of nothing is NaN"),
-    different("absent index", absent_decodes_to_zeros, "B19: -1 is the last code"),
+    different("absent index", absent_decodes_to_zeros, "-1 is the last code"),
     different("bfloat16", bfloat16_works, "distances in bfloat16"),
-    different("autocast", autocast_changes_no_token, "B16: distances in bfloat16"),
+    different("autocast", autocast_changes_no_token, "distances in bfloat16"),
     different("evaluation", losses_ask_for_a_gradient_in_training_alone, "gate 13"),
 ]
 DIFFERENT_STACK = [
-    different("gain", gain_of_one, "B8: the number of levels", rotation_trick=False),
-    different("mask", masked_is_absent, "B38: takes no mask"),
+    different("gain", gain_of_one, "the number of levels", rotation_trick=False),
+    different("mask", masked_is_absent, "takes no mask"),
     different("no tokens", no_tokens_have_a_loss_of_zero, "a mean of nothing is NaN"),
 ]

@@ -240,7 +240,7 @@ def test_ema_update_without_tokens_leaves_a_head_alone(ema, generator):
 
 
 def test_ema_update_keeps_what_an_optimiser_did(ema, generator):
-    """Defect B11: a step on embed alone must survive; only the batch's share of it may change."""
+    """A step on embed alone must survive; only the batch's share of it may change."""
     state, (counts, sums, exponents) = make_state(generator), make_statistics(generator)
     state[2].add_(10.0)
     target = state[2].clone()
