@@ -35,16 +35,16 @@ void check_residual_commitment_loss(const at::Tensor& x, at::TensorList inputs,
   check_same_tokens(op, "x", x, "inputs", inputs[0]);
 }
 
-void check_residual_commitment_loss_backward(const at::Tensor& scales, at::TensorList inputs,
+void check_residual_commitment_loss_backward(const at::Tensor& grads, at::TensorList inputs,
                                              at::TensorList codes,
                                              const std::optional<at::Tensor>& mask) {
   constexpr auto op = "residual_commitment_loss_backward";
   check_levels(op, inputs, codes, mask);
-  check_dtype(op, "scales", scales, residual_loss_dtype(inputs, codes));
-  check_rank(op, "scales", scales, 1, "(Q,)");
-  check_size(op, "scales", scales, 0, c10::SymInt(static_cast<int64_t>(inputs.size())),
+  check_dtype(op, "grads", grads, residual_loss_dtype(inputs, codes));
+  check_rank(op, "grads", grads, 1, "(Q,)");
+  check_size(op, "grads", grads, 0, c10::SymInt(static_cast<int64_t>(inputs.size())),
              "levels of inputs");
-  check_same_device(op, "inputs", inputs[0], "scales", scales);
+  check_same_device(op, "inputs", inputs[0], "grads", grads);
 }
 
 }  // namespace detail
@@ -59,13 +59,13 @@ at::Tensor residual_commitment_loss(const at::Tensor& x, at::TensorList inputs,
   return op.call(x, inputs, codes, mask);
 }
 
-at::Tensor residual_commitment_loss_backward(const at::Tensor& scales, at::TensorList inputs,
+at::Tensor residual_commitment_loss_backward(const at::Tensor& grads, at::TensorList inputs,
                                              at::TensorList codes,
                                              const std::optional<at::Tensor>& mask) {
   using Signature = at::Tensor(const at::Tensor&, at::TensorList, at::TensorList,
                                const std::optional<at::Tensor>&);
   static auto op = detail::op_handle<Signature>("torchvq::residual_commitment_loss_backward");
-  return op.call(scales, inputs, codes, mask);
+  return op.call(grads, inputs, codes, mask);
 }
 
 }  // namespace ops
@@ -77,6 +77,6 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "residual_commitment_loss(Tensor x, Tensor[] inputs, Tensor[] codes, *, Tensor? mask=None) "
       "-> Tensor");
   m.def(
-      "residual_commitment_loss_backward(Tensor scales, Tensor[] inputs, Tensor[] codes, *, "
+      "residual_commitment_loss_backward(Tensor grads, Tensor[] inputs, Tensor[] codes, *, "
       "Tensor? mask=None) -> Tensor");
 }

@@ -12,7 +12,7 @@ namespace torchvq::detail {
 void check_residual_commitment_loss(const at::Tensor& x, at::TensorList inputs,
                                     at::TensorList codes, const std::optional<at::Tensor>& mask);
 
-void check_residual_commitment_loss_backward(const at::Tensor& scales, at::TensorList inputs,
+void check_residual_commitment_loss_backward(const at::Tensor& grads, at::TensorList inputs,
                                              at::TensorList codes,
                                              const std::optional<at::Tensor>& mask);
 

@@ -106,8 +106,9 @@ def test_the_gradient_has_the_bits_of_one_loss_per_level(masked, generator):
 def test_backward_adds_from_the_last_level_to_the_first(path, dtype, generator):
     x, codebooks, indices, mask = make(generator, dtype)
     inputs, codes = walked(x, codebooks, indices)
-    scales = torch.randn(3, generator=generator, dtype=dtype)
-    found = path(scales, inputs, codes, mask=mask)
+    grads = torch.randn(3, generator=generator, dtype=dtype)
+    found = path(grads, inputs, codes, mask=mask)
+    scales = grads * 2 / (mask.sum() * DIM)
     for h in range(HEADS):
         for t in range(TOKENS):
             total = torch.zeros(DIM, dtype=dtype)
@@ -169,10 +170,10 @@ def test_bad_arguments_are_named(path, change, kind, message, generator):
 
 
 @pytest.mark.parametrize("path", BACKWARD.values(), ids=BACKWARD.keys())
-def test_scales_are_checked(path, generator):
+def test_gradients_of_losses_are_checked(path, generator):
     x, codebooks, indices, _ = make(generator)
     inputs, codes = walked(x, codebooks, indices)
-    with pytest.raises(TypeError, match=r"residual_commitment_loss_backward: .*scales to be Float"):
+    with pytest.raises(TypeError, match=r"residual_commitment_loss_backward: .*grads to be Float"):
         path(torch.ones(3, dtype=torch.float64), inputs, codes)
     with pytest.raises(ValueError, match=r"residual_commitment_loss_backward: .*levels of inputs"):
         path(torch.ones(2), inputs, codes)

@@ -30,10 +30,11 @@ TORCHVQ_API at::Tensor residual_commitment_loss(
     const at::Tensor& x, at::TensorList inputs, at::TensorList codes,
     const std::optional<at::Tensor>& mask = std::nullopt);
 
-/// Its backward: the sum over the levels, the last one first, of scales[q] * (inputs[q] - codes[q]),
-/// (H, T, D); 0 where masked. `scales` is (Q,) and has the dtype of the result.
+/// Its backward: the sum over the levels, the last one first, of grads[q] * 2 / count * (inputs[q] -
+/// codes[q]), (H, T, D), count being that of the unmasked values; 0 where masked. `grads` is (Q,) and
+/// has the dtype of the result.
 TORCHVQ_API at::Tensor residual_commitment_loss_backward(
-    const at::Tensor& scales, at::TensorList inputs, at::TensorList codes,
+    const at::Tensor& grads, at::TensorList inputs, at::TensorList codes,
     const std::optional<at::Tensor>& mask = std::nullopt);
 
 }  // namespace torchvq::ops

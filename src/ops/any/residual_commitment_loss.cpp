@@ -9,6 +9,8 @@
 
 #include <torchvq/ops/commitment_loss.h>
 
+#include "ops/loss_gradients.h"
+
 namespace torchvq {
 namespace {
 
@@ -22,11 +24,13 @@ at::Tensor residual_commitment_loss(const at::Tensor& x, at::TensorList inputs,
   return at::stack(losses);
 }
 
-at::Tensor residual_commitment_loss_backward(const at::Tensor& scales, at::TensorList inputs,
+at::Tensor residual_commitment_loss_backward(const at::Tensor& grads, at::TensorList inputs,
                                              at::TensorList codes,
                                              const std::optional<at::Tensor>& mask) {
-  detail::check_residual_commitment_loss_backward(scales, inputs, codes, mask);
-  const auto dtype = scales.scalar_type();
+  detail::check_residual_commitment_loss_backward(grads, inputs, codes, mask);
+  const auto dtype = grads.scalar_type();
+  const auto scales =
+      detail::commitment_gradient_scale(grads, inputs[0], mask.value_or(at::Tensor()));
   at::Tensor total;
   for (auto level = static_cast<int64_t>(inputs.size()) - 1; level >= 0; --level) {
     auto own = inputs[level].to(dtype) - codes[level].to(dtype);

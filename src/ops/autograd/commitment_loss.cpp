@@ -1,4 +1,5 @@
 #include <torchvq/ops/commitment_loss.h>
+#include <torchvq/ops/residual_commitment_loss.h>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -27,6 +28,12 @@ struct CommitmentLoss : torch::autograd::Function<CommitmentLoss> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &codes = saved[1], &mask = saved[2];
+    if (!at::GradMode::is_enabled() && !ctx->needs_input_grad(1)) {
+      const auto given_mask = mask.defined() ? std::optional(mask) : std::nullopt;
+      const auto grad_x = ops::residual_commitment_loss_backward(
+          grads[0].reshape({1}), at::TensorList(x), at::TensorList(codes), given_mask);
+      return {grad_x.to(x.scalar_type()), at::Tensor(), at::Tensor()};
+    }
     const auto dtype = detail::value_dtype(x, codes);
     auto grad_x = x.to(dtype) - codes.to(dtype);
     if (mask.defined()) grad_x.masked_fill_(mask.logical_not().unsqueeze(-1), 0);

@@ -18,9 +18,10 @@ using torch::autograd::variable_list;
 
 /// The gradient to x by operators that can be differentiated again: what a level is given is x less
 /// constants.
-at::Tensor differentiable_gradient(const at::Tensor& scales, const at::Tensor& x,
+at::Tensor differentiable_gradient(const at::Tensor& grads, const at::Tensor& x,
                                    at::TensorList inputs, at::TensorList codes,
                                    const at::Tensor& mask) {
+  const auto scales = detail::commitment_gradient_scale(grads, x, mask);
   at::Tensor total;
   for (auto level = static_cast<int64_t>(inputs.size()) - 1; level >= 0; --level) {
     auto own = ops::straight_through(x, inputs[level]).to(scales.scalar_type()) - codes[level];
@@ -49,12 +50,11 @@ struct ResidualCommitmentLoss : torch::autograd::Function<ResidualCommitmentLoss
     const auto levels = (saved.size() - 2) / 2;
     const at::TensorList all(saved);
     const auto inputs = all.slice(2, levels), codes = all.slice(2 + levels, levels);
-    const auto scales = detail::commitment_gradient_scale(grads[0], x, mask);
     const auto optional_mask = mask.defined() ? std::optional(mask) : std::nullopt;
     const auto grad =
         at::GradMode::is_enabled()
-            ? differentiable_gradient(scales, x, inputs, codes, mask)
-            : ops::residual_commitment_loss_backward(scales, inputs, codes, optional_mask);
+            ? differentiable_gradient(grads[0], x, inputs, codes, mask)
+            : ops::residual_commitment_loss_backward(grads[0], inputs, codes, optional_mask);
     variable_list result(1 + 2 * levels + 1);
     result[0] = grad.to(x.scalar_type());
     return result;

@@ -1,5 +1,6 @@
 #include "ops/residual_commitment_loss.h"
 
+#include <algorithm>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -55,17 +56,30 @@ at::Tensor residual_commitment_loss(const at::Tensor& x, at::TensorList inputs,
   return losses;
 }
 
+/// What the differences of each level are multiplied with. Halves are exact, and so are doubles: a
+/// quotient is rounded once.
 template <typename T>
-at::Tensor backward(const at::Tensor& scales_, const ScoredLevels& inputs,
-                    const ScoredLevels& codes, const bool* mask) {
+std::vector<T> scales_of(const at::Tensor& grads_, int64_t count, bool masked) {
+  const auto grads = grads_.contiguous();
+  const auto* grad = grads.const_data_ptr<T>();
+  std::vector<T> scales;
+  for (int64_t level = 0; level < grads.numel(); ++level) {
+    scales.push_back(masked ? grad[level] * 2 / static_cast<T>(std::max<int64_t>(count, 1))
+                            : grad[level] / static_cast<T>(static_cast<double>(count) / 2));
+  }
+  return scales;
+}
+
+template <typename T>
+at::Tensor backward(const at::Tensor& grads, const ScoredLevels& inputs, const ScoredLevels& codes,
+                    const bool* mask) {
   const auto& shape = inputs.held[0];
   auto result = at::empty(shape.sizes(), shape.options());
-  const auto scales = scales_.contiguous();
-  const auto* scale = scales.const_data_ptr<T>();
   const auto from = inputs.rows<T>(), to = codes.rows<T>();
   auto* total = result.mutable_data_ptr<T>();
   const int64_t rows = shape.size(0) * shape.size(1), dim = shape.size(2);
   const auto levels = static_cast<int64_t>(from.size());
+  const auto scale = scales_of<T>(grads, detail::count_tokens(mask, rows) * dim, mask != nullptr);
   at::parallel_for(0, rows, 16384 / (dim * levels + 1) + 1, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       T* const sum = total + row * dim;
@@ -85,15 +99,15 @@ at::Tensor backward(const at::Tensor& scales_, const ScoredLevels& inputs,
   return result;
 }
 
-at::Tensor residual_commitment_loss_backward(const at::Tensor& scales, at::TensorList inputs,
+at::Tensor residual_commitment_loss_backward(const at::Tensor& grads, at::TensorList inputs,
                                              at::TensorList codes,
                                              const std::optional<at::Tensor>& mask_) {
-  detail::check_residual_commitment_loss_backward(scales, inputs, codes, mask_);
-  const auto dtype = scales.scalar_type();
+  detail::check_residual_commitment_loss_backward(grads, inputs, codes, mask_);
+  const auto dtype = grads.scalar_type();
   const auto mask = contiguous_mask(mask_);
   const ScoredLevels from(inputs, dtype), to(codes, dtype);
-  return dtype == at::kDouble ? backward<double>(scales, from, to, data_of(mask))
-                              : backward<float>(scales, from, to, data_of(mask));
+  return dtype == at::kDouble ? backward<double>(grads, from, to, data_of(mask))
+                              : backward<float>(grads, from, to, data_of(mask));
 }
 
 }  // namespace

@@ -13,11 +13,11 @@ at::Tensor residual_commitment_loss(const at::Tensor& x, at::TensorList inputs,
   return at::empty({static_cast<int64_t>(inputs.size())}, options);
 }
 
-at::Tensor residual_commitment_loss_backward(const at::Tensor& scales, at::TensorList inputs,
+at::Tensor residual_commitment_loss_backward(const at::Tensor& grads, at::TensorList inputs,
                                              at::TensorList codes,
                                              const std::optional<at::Tensor>& mask) {
-  detail::check_residual_commitment_loss_backward(scales, inputs, codes, mask);
-  return inputs[0].new_empty_symint(inputs[0].sym_sizes(), scales.options());
+  detail::check_residual_commitment_loss_backward(grads, inputs, codes, mask);
+  return inputs[0].new_empty_symint(inputs[0].sym_sizes(), grads.options());
 }
 
 }  // namespace
