@@ -8,7 +8,7 @@
 namespace torchvq::kernels {
 namespace {
 
-constexpr int64_t kMostRows = 16;
+constexpr int64_t kMostRows = 32;
 constexpr int64_t kGrain = 1 << 18;  // products per thread
 constexpr double kSmallestNorm = 1e-12, kLargestNorm = 1e12;  // of rows
 constexpr int64_t kLine = 64 / sizeof(float);                 // of a cache, in floats
