@@ -35,9 +35,9 @@ void check_prepared(const char* op, at::TensorList prepared, at::TensorList code
     check_dtype(op, "prepared", prepared[n], at::kByte);
     check_same_device(op, "codebook", codebooks[n], "prepared", prepared[n]);
     const auto expected = prepared_sizes(codebooks[n]);
-    TORCH_CHECK_VALUE(prepared[n].sym_sizes() == expected, op,
-                      ": expected prepared to have shape ", c10::SymIntArrayRef(expected),
-                      " (prepare_codes of level ", n, "), but got shape ", prepared[n].sym_sizes());
+    TORCH_CHECK_VALUE(prepared[n].sym_sizes() == expected, op, ": expected prepared to have shape ",
+                      c10::SymIntArrayRef(expected), " (prepare_codes of level ", n,
+                      "), but got shape ", prepared[n].sym_sizes());
   }
 }
 

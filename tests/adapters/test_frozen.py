@@ -338,6 +338,16 @@ def test_threads(case: Case, prepared: list[Tensor]) -> None:
 
 
 @torch.no_grad()
+def test_a_traced_call_keeps_nothing(case: Case, prepared: list[Tensor]) -> None:
+    frozen = pair(case)[1].requires_grad_(False)
+    x = few(case)
+    traced = torch.jit.trace(lambda x: torch.stack(case.encode(frozen, x)), x, check_trace=False)
+    assert not prepared
+    assert torch.equal(traced(x), torch.stack(case.encode(frozen, x)))
+    assert prepared
+
+
+@torch.no_grad()
 def test_a_compiled_call_is_one_graph_and_keeps_nothing(case: Case, prepared: list[Tensor]) -> None:
     adapted, frozen = pair(case)
     x = few(case)

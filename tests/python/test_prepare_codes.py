@@ -28,7 +28,7 @@ def assert_nearest(x, codes):
 
 
 def fields(prepared, size, dim):
-    """The copy as the header of the kernel lays it out: centre (dim,), integers (size, dim), and four numbers a code."""
+    """As the header of the kernel lays a copy out: centre (dim,), integers (size, dim), and four numbers a code."""
     blocks, padded, panels = -(-dim // 4), -(-dim // PANEL) * PANEL, -(-size // PANEL)
     raw = prepared.numpy()
     center = raw[64 : 64 + 4 * padded].view(np.float32)
@@ -36,7 +36,9 @@ def fields(prepared, size, dim):
     numbers = body[:, :256].view(np.float32).reshape(panels, 4, PANEL)
     integers = body[:, 256:].reshape(panels, blocks, PANEL, 4).astype(int) - 128
     integers = integers.transpose(0, 2, 1, 3).reshape(panels * PANEL, blocks * 4)[:size, :dim]
-    per_code = dict(zip(("scale", "slope", "offset", "intercept"), numbers.swapaxes(0, 1), strict=True))
+    per_code = dict(
+        zip(("scale", "slope", "offset", "intercept"), numbers.swapaxes(0, 1), strict=True)
+    )
     return center[:dim], integers, per_code
 
 
@@ -150,7 +152,9 @@ def test_levels_heads_masks_and_depth(generator):
 def test_rows_that_are_not_finite_leave_the_others_theirs(generator):
     x, codes = nearest_code_rows.normal(6, 100, 32, generator)
     x[2, 3], x[4, 0] = float("nan"), float("inf")
-    for ours, theirs in zip(found(x, codes, codes * 0.3), encode(x[None], [codes, codes * 0.3]), strict=True):
+    for ours, theirs in zip(
+        found(x, codes, codes * 0.3), encode(x[None], [codes, codes * 0.3]), strict=True
+    ):
         assert torch.equal(ours.nan_to_num(), theirs.nan_to_num())
 
 
@@ -191,7 +195,9 @@ def test_bytes_that_are_no_copy_give_codes_that_there_are(fill, generator):
     assert indices.ge(0).all() and indices.lt(100).all()
 
 
-@pytest.mark.parametrize("shape", [(40, 17), (3, 40, 17), (0, 40, 17), (1, 16), (40, 15), (40, 16385)])
+@pytest.mark.parametrize(
+    "shape", [(40, 17), (3, 40, 17), (0, 40, 17), (1, 16), (40, 15), (40, 16385)]
+)
 @pytest.mark.parametrize("path", [prepare, any_path("prepare_codes")], ids=["cpu", "any"])
 def test_a_copy_is_a_quarter_of_the_memory_and_16_bytes_a_code(path, shape, generator):
     codes = torch.randn(shape, generator=generator)

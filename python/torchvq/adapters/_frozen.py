@@ -8,11 +8,12 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+_jit: Any = torch.jit
 _prepare = torch.ops.torchvq.prepare_codes
 _version = operator.attrgetter("_version")
 _shape = operator.attrgetter("shape")
@@ -86,7 +87,7 @@ def prepared_codes(stack: nn.Module, x: Tensor, codebooks: Sequence[Tensor]) -> 
     or has been written to.
     """
     # A graph of a compiler or a tracer has the codes of every call, and not those of the first.
-    if torch.compiler.is_compiling() or not _frozen or torch.jit.is_tracing():
+    if torch.compiler.is_compiling() or not _frozen or _jit.is_tracing():
         return None
     model = _frozen.get(stack)
     if model is None or x.numel() > _MOST_ROWS * x.shape[1] or not _are_plain(codebooks):

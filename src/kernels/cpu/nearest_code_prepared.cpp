@@ -9,7 +9,7 @@ namespace torchvq::kernels {
 namespace {
 
 constexpr int64_t kMostRows = 32;
-constexpr int64_t kGrain = 1 << 18;  // products per thread
+constexpr int64_t kGrain = 1 << 18;                           // products per thread
 constexpr double kSmallestNorm = 1e-12, kLargestNorm = 1e12;  // of rows
 constexpr int64_t kLine = 64 / sizeof(float);                 // of a cache, in floats
 
@@ -50,8 +50,8 @@ class PreparedSearch {
     AlignedBuffer<float> centred(padded);
     AlignedBuffer<int16_t> integers(padded);
     for (int64_t row = 0; row < task_.rows; ++row) {
-      const float norm = table_.center_row(x_ + row * task_.dim, prepared_.center(), task_.dim,
-                                           centred.data());
+      const float norm =
+          table_.center_row(x_ + row * task_.dim, prepared_.center(), task_.dim, centred.data());
       if (!(norm > kSmallestNorm && norm < kLargestNorm)) return false;
       rows_[row] = table_.round_row(centred.data(), norm, task_.dim, integers.data(),
                                     words_.data() + row * words);
@@ -63,14 +63,14 @@ class PreparedSearch {
   bool settle(int64_t row, int64_t* index) {
     const float* const scores = scores_.data() + row * stride_;
     const float best = scan_.largest(scores, task_.size);
-    if (!std::isfinite(best) ||
-        scan_.at_least(scores, task_.size, best, places_.data()) == 0) {
+    if (!std::isfinite(best) || scan_.at_least(scores, task_.size, best, places_.data()) == 0) {
       return false;
     }
     const int64_t winner = places_[0];
     const PreparedPanel& facts = prepared_.facts(winner / kPreparedCodes);
     const int64_t j = winner % kPreparedCodes;
-    const double error = static_cast<double>(rows_[row].norm) * facts.slopes[j] + facts.intercepts[j];
+    const double error =
+        static_cast<double>(rows_[row].norm) * facts.slopes[j] + facts.intercepts[j];
     const float limit = round_down(best - 2 * error);
     const int64_t found = scan_.at_least(scores, task_.size, limit, places_.data());
     if (found == 1) {

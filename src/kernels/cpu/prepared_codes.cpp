@@ -83,8 +83,7 @@ class CodePreparation {
     }
     const double norm = std::sqrt(square);
     if (!(norm < kLargestNorm)) return false;
-    facts.scales[j] =
-        norm > kSmallestNorm ? static_cast<float>(largest / kLargestInteger) : 0.0F;
+    facts.scales[j] = norm > kSmallestNorm ? static_cast<float>(largest / kLargestInteger) : 0.0F;
     const double lost = round_code(static_cast<double>(facts.scales[j]), j, blocks);
     bound(norm, lost, j, facts);
     return true;
@@ -119,7 +118,7 @@ class CodePreparation {
   const float* codes_;
   int64_t size_, dim_;
   uint8_t* to_;
-  double shift_ = 0;            ///< of the centre from the origin
+  double shift_ = 0;  ///< of the centre from the origin
   std::vector<float> center_;
   std::vector<double> centred_;  ///< the code at hand
 };

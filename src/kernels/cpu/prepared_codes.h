@@ -51,8 +51,12 @@ struct PreparedCodes {
   const uint8_t* bytes = nullptr;  ///< null: none
   int64_t size = 0, dim = 0;
 
-  bool usable() const { return bytes != nullptr && reinterpret_cast<const PreparedHead*>(bytes)->usable != 0; }
-  const float* center() const { return reinterpret_cast<const float*>(bytes + sizeof(PreparedHead)); }
+  bool usable() const {
+    return bytes != nullptr && reinterpret_cast<const PreparedHead*>(bytes)->usable != 0;
+  }
+  const float* center() const {
+    return reinterpret_cast<const float*>(bytes + sizeof(PreparedHead));
+  }
   const uint8_t* panel(int64_t index) const {
     return bytes + sizeof(PreparedHead) +
            static_cast<int64_t>(sizeof(float)) * prepared_center_floats(dim) +

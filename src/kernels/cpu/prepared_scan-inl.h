@@ -56,10 +56,10 @@ inline void words_of_block(const int16_t* integers, int32_t* words) {
 /// sum, of each kind of words, += products of a block of codes.
 TORCHVQ_PREPARED_TARGET inline void add_products(Ints codes, Ints high, Ints low, Ints* sum) {
   const auto bytes = reinterpret_cast<__m512i>(codes);
-  sum[0] = reinterpret_cast<Ints>(_mm512_dpbusd_epi32(
-      reinterpret_cast<__m512i>(sum[0]), bytes, reinterpret_cast<__m512i>(high)));
-  sum[1] = reinterpret_cast<Ints>(_mm512_dpbusd_epi32(
-      reinterpret_cast<__m512i>(sum[1]), bytes, reinterpret_cast<__m512i>(low)));
+  sum[0] = reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum[0]), bytes,
+                                                      reinterpret_cast<__m512i>(high)));
+  sum[1] = reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum[1]), bytes,
+                                                      reinterpret_cast<__m512i>(low)));
 }
 
 inline Words total_of(const Ints* sum) {

@@ -74,7 +74,8 @@ const uint8_t* prepared_of(const ResidualEncodeProblem& problem, size_t level, i
   if (problem.prepared.empty() || problem.prepared[level].numel() == 0) return nullptr;
   const auto& prepared = problem.prepared[level];
   const bool own = prepared.dim() == 2 && prepared.size(0) > 1;
-  const auto* const bytes = prepared.const_data_ptr<uint8_t>() + (own ? head * prepared.size(1) : 0);
+  const auto* const bytes =
+      prepared.const_data_ptr<uint8_t>() + (own ? head * prepared.size(1) : 0);
   return reinterpret_cast<uintptr_t>(bytes) % alignof(float) == 0 ? bytes : nullptr;
 }
 

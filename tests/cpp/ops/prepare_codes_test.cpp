@@ -92,8 +92,8 @@ TEST_P(PreparedLevelTest, WithoutItsBoundACopyFindsOtherCodes) {
   auto* const bytes = prepared.mutable_data_ptr<uint8_t>();
   const kernels::PreparedCodes copy = {bytes, 500, 64};
   for (int64_t panel = 0; panel < kernels::prepared_panels(500); ++panel) {
-    auto& facts = *reinterpret_cast<kernels::PreparedPanel*>(
-        bytes + (copy.panel(panel) - copy.bytes));
+    auto& facts =
+        *reinterpret_cast<kernels::PreparedPanel*>(bytes + (copy.panel(panel) - copy.bytes));
     for (int64_t j = 0; j < kernels::kPreparedCodes; ++j) {
       facts.slopes[j] = 0;
       facts.offsets[j] += facts.intercepts[j];
