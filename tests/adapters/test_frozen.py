@@ -166,6 +166,17 @@ def test_other_tensors_are_noticed(case: Case, shared: bool, prepared: list[Tens
 
 
 @torch.no_grad()
+def test_fewer_codes_in_the_same_place_are_noticed(case: Case, prepared: list[Tensor]) -> None:
+    adapted, frozen = pair(case)
+    x = few(case)
+    for model in (frozen, adapted):
+        case.encode(model, x)
+        codes = codes_of(model)[0]
+        codes.data = codes.data[:20]
+    assert same(case.encode(frozen, x), case.encode(adapted, x))
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("assign", [False, True])
 def test_another_state_is_noticed(case: Case, assign: bool, prepared: list[Tensor]) -> None:
     adapted, frozen = pair(case)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 _jit: Any = torch.jit
 _prepare = torch.ops.torchvq.prepare_codes
 _version = operator.attrgetter("_version")
-_shape = operator.attrgetter("shape")
 
 # The operator uses copies up to so many rows; for more, none are made.
 _MOST_ROWS = 32
@@ -30,7 +29,8 @@ class _Copies(NamedTuple):
     """Theirs, held so that no other codes come to lie at the same address."""
     pointers: list[int]
     versions: list[int]
-    shapes: list[torch.Size]
+    sizes: list[int]
+    """Numbers in each: with as many features as the search wants, these are its shape."""
     prepared: list[Tensor]
 
     def are_of(self, codes: Sequence[Tensor]) -> bool:
@@ -41,7 +41,7 @@ class _Copies(NamedTuple):
             and all(map(operator.is_, codes, self.codes))
             and list(map(Tensor.data_ptr, codes)) == self.pointers[:count]
             and _versions(codes) == self.versions[:count]
-            and list(map(_shape, codes)) == self.shapes[:count]
+            and list(map(Tensor.numel, codes)) == self.sizes[:count]
         )
 
 
@@ -83,7 +83,7 @@ def forget(module: nn.Module) -> None:
 def prepared_codes(stack: nn.Module, x: Tensor, codebooks: Sequence[Tensor]) -> list[Tensor] | None:
     """Copies of the codebooks of a stack for the search of ``x`` (B, D, T), or None where they would not serve.
 
-    They are made at the first use, and again whenever a codebook is another tensor, lies elsewhere, has another shape
+    They are made at the first use, and again whenever a codebook is another tensor, lies elsewhere, has another size
     or has been written to.
     """
     # A graph of a compiler or a tracer has the codes of every call, and not those of the first.
@@ -100,10 +100,10 @@ def prepared_codes(stack: nn.Module, x: Tensor, codebooks: Sequence[Tensor]) -> 
 
 
 def _copies_of(codebooks: Sequence[Tensor]) -> _Copies:
-    facts = _versions(codebooks)  # as they were before the copy is made
+    versions = _versions(codebooks)  # as they were before the copy is made
     memory = [codes.detach() for codes in codebooks]
-    pointers, shapes = list(map(Tensor.data_ptr, memory)), list(map(_shape, memory))
-    return _Copies(list(codebooks), memory, pointers, facts, shapes, list(map(_prepare, memory)))
+    pointers, sizes = list(map(Tensor.data_ptr, memory)), list(map(Tensor.numel, memory))
+    return _Copies(list(codebooks), memory, pointers, versions, sizes, list(map(_prepare, memory)))
 
 
 def _versions(codes: Sequence[Tensor]) -> list[int]:
