@@ -188,11 +188,22 @@ def test_copies_may_lie_anywhere(generator):
         assert all(map(torch.equal, encode(x[None], [codes], prepared=[copy]), wanted))
 
 
-@pytest.mark.parametrize("fill", [0, 255])
-def test_bytes_that_are_no_copy_give_codes_that_there_are(fill, generator):
+def test_bytes_that_are_no_copy_give_codes_that_there_are(generator):
     x, codes = nearest_code_rows.normal(3, 100, 32, generator)
-    indices = encode(x[None], [codes], prepared=[torch.full_like(prepare(codes), fill)])[1]
-    assert indices.ge(0).all() and indices.lt(100).all()
+    copy = prepare(codes)
+    others = [torch.zeros_like(copy), torch.full_like(copy, 255), ~copy, -copy, copy.flip(0)]
+    for _ in range(50):
+        noise = torch.randint(256, copy.shape, generator=generator, dtype=torch.uint8)
+        spared = torch.rand(copy.shape, generator=generator) < torch.rand((), generator=generator)
+        others += [noise, torch.where(spared, copy, noise)]
+    for other in others:
+        indices = encode(x[None], [codes], prepared=[other])[1]
+        assert indices.ge(0).all() and indices.lt(100).all()
+
+
+def test_sparse_codes_are_refused():
+    with pytest.raises(TypeError, match="prepare_codes: expected codebook to be a dense tensor"):
+        prepare(torch.eye(16).to_sparse())
 
 
 @pytest.mark.parametrize(

@@ -74,10 +74,11 @@ class PreparedSearch {
     const float limit = round_down(best - 2 * error);
     const int64_t found = scan_.at_least(scores, task_.size, limit, places_.data());
     if (found == 1) {
-      *index = winner;
+      *index = places_[0];
       return true;
     }
-    if (found > 4 + task_.size / 8) return false;
+    // None: these bytes are no copy.
+    if (found == 0 || found > 4 + task_.size / 8) return false;
     decide(row, found, index);
     return true;
   }
