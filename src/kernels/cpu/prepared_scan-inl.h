@@ -116,47 +116,63 @@ PreparedRow round_row(const float* centred, float norm, int64_t dim, int16_t* in
   return {words, 1 / scale, norm, 128 * sum_lanes<int32_t, kLanes>(sum)};
 }
 
-/// Scores of up to `count` rows with one panel, several sums at a time: each addition waits for the last.
+/// Sums of the rows of a tile with the codes of a panel, of both kinds of words. A single row has several, as each
+/// addition waits for the one before it.
+template <int rows>
+constexpr int kChains = rows == 1 ? 4 : 1;
+template <int rows>
+struct PanelSums {
+  Ints of[kChains<rows>][rows][kVectors][2] = {};
+};
+
 template <int count>
-TORCHVQ_PREPARED_TARGET inline void score_panel(const PreparedRow* rows, const uint8_t* panel,
-                                                int64_t blocks, float* scores, int64_t stride) {
-  constexpr int kChains = count == 1 ? 4 : 1;
-  Ints sum[kChains][count][kVectors][2] = {};
-  const uint8_t* const codes = panel + sizeof(PreparedPanel);
-  const auto add = [&](int64_t block, auto& sums) TORCHVQ_PREPARED_TARGET {
-    const uint8_t* const at = codes + block * 4 * kPreparedCodes;
-    __builtin_prefetch(at + kAhead);
+TORCHVQ_PREPARED_TARGET inline void add_block(const PreparedRow* rows, const uint8_t* codes,
+                                              int64_t block, Ints (&sums)[count][kVectors][2]) {
+  const uint8_t* const at = codes + block * 4 * kPreparedCodes;
+  __builtin_prefetch(at + kAhead);
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      const Ints bytes = load<Ints>(at + 4 * v * kLanes);
+  for (int v = 0; v < kVectors; ++v) {
+    const Ints bytes = load<Ints>(at + int64_t{4} * v * kLanes);
 #pragma GCC unroll 4
-      for (int r = 0; r < count; ++r) {
-        const int32_t* const words = rows[r].words + 2 * block;
-        add_products(bytes, Ints{} + words[0], Ints{} + words[1], sums[r][v]);
-      }
+    for (int r = 0; r < count; ++r) {
+      const int32_t* const words = rows[r].words + 2 * block;
+      add_products(bytes, Ints{} + words[0], Ints{} + words[1], sums[r][v]);
     }
-  };
-  int64_t block = 0;
-  for (; block + kChains <= blocks; block += kChains) {
-#pragma GCC unroll 4
-    for (int c = 0; c < kChains; ++c) add(block + c, sum[c]);
   }
-  for (; block < blocks; ++block) add(block, sum[0]);
-  const auto* const facts = reinterpret_cast<const PreparedPanel*>(panel);
+}
+
+template <int count>
+inline void store_scores(const PreparedRow* rows, const PreparedPanel& facts,
+                         const PanelSums<count>& sums, float* scores, int64_t stride) {
 #pragma GCC unroll 4
   for (int r = 0; r < count; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       Words total = Words{} - static_cast<uint32_t>(rows[r].offset);
 #pragma GCC unroll 4
-      for (int c = 0; c < kChains; ++c) total += total_of(sum[c][r][v]);
+      for (int c = 0; c < kChains<count>; ++c) total += total_of(sums.of[c][r][v]);
+      const int64_t first = int64_t{v} * kLanes;
       const Floats product = __builtin_convertvector(reinterpret_cast<Ints>(total), Floats);
-      const Floats scale = load<Floats>(facts->scales + v * kLanes) * rows[r].unit;
-      const Floats reach = load<Floats>(facts->slopes + v * kLanes) * rows[r].norm -
-                           load<Floats>(facts->offsets + v * kLanes);
-      store(scores + r * stride + v * kLanes, product * scale + reach);
+      const Floats scale = load<Floats>(facts.scales + first) * rows[r].unit;
+      const Floats reach =
+          load<Floats>(facts.slopes + first) * rows[r].norm - load<Floats>(facts.offsets + first);
+      store(scores + r * stride + first, product * scale + reach);
     }
   }
+}
+
+template <int count>
+TORCHVQ_PREPARED_TARGET inline void score_panel(const PreparedRow* rows, const uint8_t* panel,
+                                                int64_t blocks, float* scores, int64_t stride) {
+  PanelSums<count> sums;
+  const uint8_t* const codes = panel + sizeof(PreparedPanel);
+  int64_t block = 0;
+  for (; block + kChains<count> <= blocks; block += kChains<count>) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kChains<count>; ++c) add_block(rows, codes, block + c, sums.of[c]);
+  }
+  for (; block < blocks; ++block) add_block(rows, codes, block, sums.of[0]);
+  store_scores(rows, *reinterpret_cast<const PreparedPanel*>(panel), sums, scores, stride);
 }
 
 TORCHVQ_PREPARED_TARGET void score(const PreparedRow* rows, int64_t row_count,
