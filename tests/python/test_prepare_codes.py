@@ -68,6 +68,19 @@ def test_rows_between_two_codes_find_the_nearer(shift, distance, dim, generator)
             assert_nearest(row[None] + shift, codes + shift)
 
 
+@pytest.mark.parametrize("dim", [16, 33])
+def test_rows_between_codes_that_bytes_hold_exactly(dim, generator):
+    """Nothing is lost of these codes: what is left is the rounding of the rows."""
+    half = torch.randint(-126, 127, (150, dim), generator=generator).float()
+    half[:, 0] = 127
+    codes = torch.cat([half, -half]) / 64  # their mean is zero
+    per_code = fields(prepare(codes), *codes.shape)[2]
+    assert (per_code["scale"].reshape(-1)[:300] == 1 / 64).all()
+    for _ in range(20):
+        x = middles(torch.randn(32, dim, generator=generator), codes, 1e-6, generator)
+        assert_nearest(x, codes)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e13, 1e30, 3e38, 1e-30, 1e-44, 0.0])
 def test_numbers_that_bytes_cannot_hold_are_searched_all_the_same(value, generator):
     x, codes = nearest_code_rows.normal(20, 200, 32, generator)
