@@ -121,9 +121,11 @@ set(TORCHVQ_SOURCES
   kernels/cpu/nearest_code_decide.cpp
   kernels/cpu/nearest_code_few_rows.cpp
   kernels/cpu/nearest_code_prepare.cpp
+  kernels/cpu/nearest_code_prepared.cpp
   kernels/cpu/nearest_code_search.cpp
   kernels/cpu/nearest_code_unpacked.cpp
   kernels/cpu/nearest_code_wide.cpp
+  kernels/cpu/prepared_codes.cpp
   kernels/cpu/residual_beam.cpp
   kmeans.cpp
   modules/binary_mapper.cpp
@@ -195,6 +197,7 @@ set(TORCHVQ_SOURCES
   ops/any/moment_loss.cpp
   ops/any/nearest_code.cpp
   ops/any/orthogonal_loss.cpp
+  ops/any/prepare_codes.cpp
   ops/any/random_normal.cpp
   ops/any/random_uniform.cpp
   ops/any/replace_dead_codes_.cpp
@@ -241,6 +244,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/moment_loss.cpp
   ops/autograd/nearest_code.cpp
   ops/autograd/orthogonal_loss.cpp
+  ops/autograd/prepare_codes.cpp
   ops/autograd/replace_dead_codes_.cpp
   ops/autograd/replace_with_candidates_.cpp
   ops/autograd/residual_beam_search.cpp
@@ -282,6 +286,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/lookup_codes.cpp
   ops/cpu/moment_loss.cpp
   ops/cpu/nearest_code.cpp
+  ops/cpu/prepare_codes.cpp
   ops/cpu/random_normal.cpp
   ops/cpu/random_uniform.cpp
   ops/cpu/replace_dead_codes_.cpp
@@ -332,6 +337,7 @@ set(TORCHVQ_SOURCES
   ops/meta/moment_loss.cpp
   ops/meta/nearest_code.cpp
   ops/meta/orthogonal_loss.cpp
+  ops/meta/prepare_codes.cpp
   ops/meta/random_normal.cpp
   ops/meta/random_uniform.cpp
   ops/meta/replace_dead_codes_.cpp
@@ -359,6 +365,7 @@ set(TORCHVQ_SOURCES
   ops/moment_loss.cpp
   ops/nearest_code.cpp
   ops/orthogonal_loss.cpp
+  ops/prepare_codes.cpp
   ops/random_normal.cpp
   ops/random_uniform.cpp
   ops/replace_dead_codes_.cpp

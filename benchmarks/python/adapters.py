@@ -4,7 +4,8 @@
     python benchmarks/python/adapters.py --quick      # see that it runs; the numbers are noise
     python benchmarks/python/adapters.py --only Mimi  # rows whose names hold this
 
-Quantizers alone and whole `encode`: clips of 10 s, 1 and 16 of them, one frame, images of 256 and 512; random weights.
+Quantizers alone and whole `encode`: clips of 10 s, 1 and 16 of them, one frame (also with frozen codes), images of 256
+and 512; random weights.
 Measures the time of the original over that of the adapted model, peak memory of a call in a process of its own, and
 tokens that differ: each of them is a near tie, or follows one in its residual. Results go to adapters.json and, with
 --docs, to the table of docs/adapters.md.
@@ -33,7 +34,7 @@ BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
 # A whole model is minutes of networks, alike on both sides.
 WHOLE_ROUNDS, WHOLE_THREADS = 3, 2
 # How many times faster than the package a quantizer is meant to be.
-WANTED = {"1 clip": 2.0, "one frame": 10.0}
+WANTED = {"1 clip": 2.0, "one frame": 10.0, "one frame, frozen": 10.0}
 
 
 @torch.no_grad()
@@ -43,7 +44,7 @@ def measure(row: Measured, settings: Settings) -> list[Case]:
             settings, least_rounds=WHOLE_ROUNDS, threads=settings.threads[-1:]
         )
     module, x = row.make()
-    adapted = adapters.adapt(copy.deepcopy(module))
+    adapted = adapters.adapt(copy.deepcopy(module), frozen=row.frozen)
     ours, theirs = row.encode(adapted, x), row.encode(module, x)
     checks: dict[str, Any] = dict(
         differ=int((ours != theirs).sum()), tokens=ours.numel(), peak_bytes=peaks(row, settings)
@@ -81,7 +82,7 @@ def print_peak(row: Measured, name: str) -> None:
     torch.set_num_threads(WHOLE_THREADS if row.part == "encode" else 1)
     module, x = row.make()
     if name == OURS:
-        adapters.adapt(module)
+        adapters.adapt(module, frozen=row.frozen)
     row.encode(module, x[:1, ..., : max(1, x.shape[-1] // 8)] if row.part == "quantizer" else x[:1])
     print(peak_over_now(lambda: row.encode(module, x)))
 

@@ -23,6 +23,7 @@ class Measured:
     build: Callable[[], nn.Module]
     encode: Encode
     shape: tuple[int, ...]
+    frozen: bool = False  # whether the codes are said to stay, as adapters.adapt has it
 
     @property
     def name(self) -> str:
@@ -39,7 +40,9 @@ class Measured:
 
 
 def rows() -> list[Measured]:
-    """Quantizer alone and whole `encode`: clips of 10 s, 1 and 16 of them, one frame; images of 256 and 512."""
+    """Quantizer alone and whole `encode`: clips of 10 s, 1 and 16 of them, one frame, also with codes that are frozen;
+    images of 256 and 512.
+    """
     return [*_encodec(), *_mimi(), *_dac(), *_chameleon(), *_vqmodel()]
 
 
@@ -47,6 +50,7 @@ def _sound(
     model: str,
     quantizer: tuple[Callable[[], nn.Module], Encode, int, int],
     whole: tuple[Callable[[], nn.Module], Encode, int],
+    frozen: bool = False,
 ) -> list[Measured]:
     build, encode, features, frames = quantizer
     built, whole_encode, rate = whole
@@ -55,6 +59,11 @@ def _sound(
         Measured(model, "quantizer", size, build, encode, (clips, features, count))
         for size, clips, count in sizes
     ]
+    if frozen:
+        one = (1, features, 1)
+        alone.insert(
+            1, Measured(model, "quantizer", "one frame, frozen", build, encode, one, frozen=True)
+        )
     return alone + [
         Measured(model, "encode", size, built, whole_encode, (clips, 1, rate * SECONDS))
         for size, clips in (("1 clip", 1), ("16 clips", 16))
@@ -79,6 +88,7 @@ def _encodec() -> list[Measured]:
             lambda model, x: model.encode(x, bandwidth=bandwidth).audio_codes,
             24000,
         ),
+        frozen=True,
     )
 
 
@@ -95,6 +105,7 @@ def _mimi() -> list[Measured]:
             125,
         ),
         (lambda: m.MimiModel(config), lambda model, x: model.encode(x).audio_codes, 24000),
+        frozen=True,
     )
 
 

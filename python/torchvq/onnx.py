@@ -237,6 +237,7 @@ def _residual_encode(
     metric: str = "euclidean",
     depth: _Value = None,
     mask: _Value = None,
+    prepared: Any = None,  # speeds up the CPU's search, and is not needed for its result
 ) -> tuple[_Value, _Value]:
     _only("residual_encode", depth=depth, mask=mask)
     op = _opset()

@@ -356,15 +356,29 @@ def residual_encode(
     metric: str = "euclidean",
     depth: Tensor | None = None,
     mask: Tensor | None = None,
+    prepared: Sequence[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The nearest code of each level, of what the levels before have left of ``x`` (H, N, D).
 
     ``codebooks`` are Q of (H, K_q, D), or (1, K_q, D) or (K_q, D) shared by all heads. Returns the sum of the codes
     (H, N, D), float32 or float64, and indices (H, N, Q), int64. Exact like :func:`nearest_code`. Indices are -1 and
     codes 0 where ``mask`` (H, N) is False and at levels from ``depth`` (1,) on. A row with a NaN or infinity gets
-    index 0 and NaN. No gradient.
+    index 0 and NaN. No gradient. ``prepared``, what :func:`prepare_codes` has made of each codebook as it is now, makes
+    the search of up to 32 rows a head faster on the CPU, in float32, by ``"euclidean"``; the results are the same.
     """
-    return torch.ops.torchvq.residual_encode(x, codebooks, metric=metric, depth=depth, mask=mask)
+    return torch.ops.torchvq.residual_encode(
+        x, codebooks, metric=metric, depth=depth, mask=mask, prepared=prepared
+    )
+
+
+def prepare_codes(codebook: Tensor) -> Tensor:
+    """A copy of a codebook (K, D) or (H, K, D) in 8 bits, for :func:`residual_encode` of a few rows.
+
+    Returns uint8 (bytes,) or (H, bytes), on the same device: a quarter of the memory in float32, and 16 bytes a code;
+    none below 16 features or above 16384. A copy is of the codes as they are now: prepare them again when they change.
+    Half precision as float32; a copy of float64 codes serves nothing. No gradient. The same bytes on every device.
+    """
+    return torch.ops.torchvq.prepare_codes(codebook)
 
 
 def residual_decode(indices: Tensor, codebooks: Sequence[Tensor]) -> Tensor:

@@ -8,6 +8,7 @@
 #include "detail/op_handle.h"
 #include "detail/residual_arguments.h"
 #include "ops/capture.h"
+#include "ops/prepare_codes.h"
 #include "ops/residual_encode.h"
 
 namespace torchvq {
@@ -22,16 +23,19 @@ constexpr auto kResidualEncode = "residual_encode";
 
 void check_residual_encode(const at::Tensor& x, at::TensorList codebooks, std::string_view metric,
                            const std::optional<at::Tensor>& depth,
-                           const std::optional<at::Tensor>& mask) {
+                           const std::optional<at::Tensor>& mask,
+                           std::optional<at::TensorList> prepared) {
   check_residual_arguments(kResidualEncode, x, codebooks, depth, mask);
   parse_metric(kResidualEncode, metric);
+  if (prepared) check_prepared(kResidualEncode, *prepared, codebooks);
 }
 
 ResidualEncodeProblem::ResidualEncodeProblem(const at::Tensor& x_, at::TensorList codebooks_,
                                              std::string_view metric,
                                              const std::optional<at::Tensor>& depth,
-                                             const std::optional<at::Tensor>& mask_) {
-  check_residual_encode(x_, codebooks_, metric, depth, mask_);
+                                             const std::optional<at::Tensor>& mask_,
+                                             std::optional<at::TensorList> prepared_) {
+  check_residual_encode(x_, codebooks_, metric, depth, mask_, prepared_);
   const auto dtype = residual_dtype(x_, codebooks_);
   x = contiguous_as(x_, dtype);
   if (mask_) mask = mask_->contiguous();
@@ -50,6 +54,8 @@ ResidualEncodeProblem::ResidualEncodeProblem(const at::Tensor& x_, at::TensorLis
   for (const auto& codebook : searched) {
     codebooks.push_back(contiguous_as(shared ? codebook : expand_to_heads(codebook, heads), dtype));
   }
+  if (!prepared_) return;
+  for (const auto& copy : prepared_->slice(0, used)) prepared.push_back(copy.contiguous());
 }
 
 ResidualEncodeTensors ResidualEncodeProblem::of_all_heads(const at::Tensor& quantized,
@@ -67,10 +73,12 @@ ResidualEncodeOutput residual_encode(const at::Tensor& x, at::TensorList codeboo
                                      const ResidualEncodeOptions& options) {
   using Signature = detail::ResidualEncodeTensors(
       const at::Tensor&, at::TensorList, std::string_view, const std::optional<at::Tensor>&,
-      const std::optional<at::Tensor>&);
+      const std::optional<at::Tensor>&, std::optional<at::TensorList>);
   static auto op = detail::op_handle<Signature>("torchvq::residual_encode");
+  std::optional<at::TensorList> prepared;
+  if (!options.prepared().empty()) prepared = options.prepared();
   auto [quantized, indices] =
-      op.call(x, codebooks, options.metric(), options.depth(), options.mask());
+      op.call(x, codebooks, options.metric(), options.depth(), options.mask(), prepared);
   return {std::move(quantized), std::move(indices)};
 }
 
@@ -81,6 +89,7 @@ ResidualEncodeOutput residual_encode(const at::Tensor& x, at::TensorList codeboo
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "residual_encode(Tensor x, Tensor[] codebooks, *, str metric='euclidean', "
-      "Tensor? depth=None, Tensor? mask=None) -> (Tensor quantized, Tensor indices)",
+      "Tensor? depth=None, Tensor? mask=None, Tensor[]? prepared=None) -> (Tensor quantized, "
+      "Tensor indices)",
       torchvq::detail::searches());
 }

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq import adapters
+from torchvq.adapters import _frozen
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "adapters.md"
 
@@ -36,9 +37,18 @@ def test_the_first_example_adapts_a_model() -> None:
 
 
 @torch.no_grad()
+def test_the_example_of_frozen_codes() -> None:
+    from transformers import EncodecConfig, EncodecModel
+
+    model = EncodecModel(EncodecConfig(num_filters=4)).eval()
+    exec(examples()[1], {"model": model, "adapters": adapters})
+    assert model.quantizer in _frozen._frozen
+
+
+@torch.no_grad()
 def test_the_example_of_an_adapter() -> None:
     names: dict[str, Any] = {"__name__": "shown"}
-    exec(examples()[1], names)
+    exec(examples()[2], names)
     quantizer = names["MyQuantizer"]().eval()
     x = torch.randn(100, 8, dtype=torch.float64)
     model = nn.Sequential(quantizer.double())

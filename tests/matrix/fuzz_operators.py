@@ -101,6 +101,10 @@ def recorded() -> dict[str, Call]:
     moments, group = torch.zeros(4, 8, dtype=torch.float64), dict(group_name="none", label="fuzz")
     recorder.calls["torchvq::gather_moments"] = ((moments,), group)
     recorder.calls["torchvq::attach_moments"] = ((moments[None], moments), group)
+    # No class prepares codes.
+    x, codes, mask = torch.randn(1, 6, 16), torch.randn(1, 4, 16), torch.ones(1, 6).bool()
+    options = dict(mask=mask, prepared=[_ops.prepare_codes(codes)] * 2)
+    recorder.calls["torchvq::residual_encode"] = ((x, [codes, codes * 0.5]), options)
     return recorder.calls
 
 
@@ -185,6 +189,7 @@ def _by_hand() -> None:
         x, codes, batch=1, tokens=6, heads=1, separate=False, temperature=1.0, metric="euclidean"
     )
     _ops.averages_of_codes(codes, counts)
+    _ops.prepare_codes(torch.randn(1, 4, 16))
     _ops.refine_codebooks(x, [codes], beam=1, iterations=1)
     _ops.synced_kmeans(x, 2, rng)
     _ops.synced_code_statistics(

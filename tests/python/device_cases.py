@@ -129,6 +129,10 @@ CASES: dict[str, Case] = {
     "nearest_code bias": Case((X, CODES), dict(bias=normal(2, 7), topk=2, return_distances=True)),
     "nearest_code half": Case((X.half(), CODES.half()), dict(return_distances=True)),
     "residual_encode": Case((X, [CODES, CODES * 0.3]), dict(mask=MASK)),
+    "residual_encode prepared": Case(
+        (TIED_X[None, ::6], [TIED_CODES] * 2), dict(prepared=[ops.prepare_codes(TIED_CODES)] * 2)
+    ),
+    "prepare_codes": Case((TIED_CODES,)),
     "residual_beam_search": Case((X, [CODES, CODES * 0.3], 3)),
     "residual_beam_search ties": Case(
         (TIED_X[None], [TIED_CODES[None], TIED_CODES[None] * 0.1], 4)

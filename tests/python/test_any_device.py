@@ -24,7 +24,7 @@ ops = torch.ops.torchvq
 SEEDS = range(2)
 # Searches ask how many rows are left to decide, unless the library has CUDA kernels, which ask nothing.
 SEARCH = {"nearest_code", "residual_encode", "residual_beam_search", "sample_codes"}
-WAITS = {"keep_statistics_", "kmeans", "synced_kmeans", "synced_usage", *SEARCH}
+WAITS = {"keep_statistics_", "kmeans", "prepare_codes", "synced_kmeans", "synced_usage", *SEARCH}
 # They read the verdict whether ranks do the same, or whether a code is dead: with several ranks only.
 SYNCED = {
     "handshake_",

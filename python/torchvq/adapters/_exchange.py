@@ -9,6 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from torch import nn
 
+from torchvq.adapters._frozen import freeze, thaw
 from torchvq.adapters._registry import Adapter, adapted_class, original_class
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -63,16 +64,20 @@ def describe(model: nn.Module) -> Description:
     return rows
 
 
-def adapt(model: _Model) -> _Model:
+def adapt(model: _Model, *, frozen: bool = False) -> _Model:
     """Exchanges the quantizers of a model for ours, in place.
 
     In evaluation they search by :func:`torchvq.ops.nearest_code` and :func:`torchvq.ops.residual_encode`: exact in
     float32, in float64 for float64, and in float32 for half precision. In training they do what they did before.
     Parameters, buffers, names, hooks, dtypes and devices stay as they are: a module gets another class, which is a
-    subclass of its own. A second call changes nothing.
+    subclass of its own. A second call changes nothing but ``frozen``.
 
     Args:
         model: Any ``torch.nn.Module``, a quantizer itself included.
+        frozen: Whether the codes stay as they are from now on. Whole stacks of EnCodec, Mimi and X-Codec then keep a
+            copy of their codes in 8 bits, a quarter of their memory, from the first call on that encodes a few frames;
+            such calls are several times faster, and the tokens are the same. See docs/adapters.md for what of a change
+            is noticed all the same. Copies and pickles of the model are not frozen. Default: False.
 
     Returns:
         ``model``.
@@ -89,6 +94,9 @@ def adapt(model: _Model) -> _Model:
         )
     for _, module, target in found:
         module.__class__ = target
+        thaw(module)
+    if frozen:
+        freeze(module for _, module, _ in found)
     return model
 
 
@@ -100,6 +108,7 @@ def restore(model: _Model) -> _Model:
     """
     for module in _checked("restore", model).modules():
         if isinstance(module, Adapter):
+            thaw(module)
             module.__class__ = original_class(module)  # type: ignore[assignment]
     return model
 

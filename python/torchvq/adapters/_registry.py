@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from torchvq.adapters._frozen import forget
+
 _Adapter = TypeVar("_Adapter", bound="type[Adapter]")
 
 # By qualified name, so that no package is imported before its user imports it.
@@ -28,6 +30,12 @@ class Adapter(nn.Module):
     def original(self) -> Any:
         """The module with its own methods: ``self.original.encode(x)`` is what it did before."""
         return super()
+
+    def train(self, mode: bool = True) -> Any:
+        """As the module's own. Packages write to codes in training, by ways that nothing counts: copies are dropped."""
+        if mode or self.training:
+            forget(self)
+        return super().train(mode)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles name the original class: the joined one cannot be imported."""
@@ -105,8 +113,10 @@ def _join(original: type[nn.Module], adapter: type[Adapter]) -> type[nn.Module]:
 def _in_evaluation(method: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        chosen = original if self.training else method
-        return chosen(self, *args, **kwargs)
+        if self.training:
+            forget(self)  # whoever sets `training` goes past train()
+            return original(self, *args, **kwargs)
+        return method(self, *args, **kwargs)
 
     return call
 

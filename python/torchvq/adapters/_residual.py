@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from torchvq.adapters._frozen import prepared_codes
 from torchvq.adapters._registry import Adapter, register
 from torchvq.adapters._search import nearest, residual_nearest, residual_sum
 
@@ -53,7 +54,7 @@ class EncodecStack(Adapter):
 
     def encode(self, embeddings: Tensor, bandwidth: float | None = None) -> Tensor:
         levels = self.get_num_quantizers_for_bandwidth(bandwidth)
-        return residual_nearest(embeddings, _embeds(self.layers)[:levels])[1]
+        return _tokens(self, embeddings, _embeds(self.layers)[:levels])
 
     def decode(self, codes: Tensor) -> Tensor:
         if len(codes) == 0:
@@ -70,7 +71,7 @@ class XcodecStack(Adapter):
 
     def encode(self, embeddings: Tensor, bandwidth: float | None = None) -> Tensor:
         levels = self.get_num_quantizers_for_bandwidth(bandwidth)
-        return residual_nearest(embeddings, _embeds(self.quantizers)[:levels])[1]
+        return _tokens(self, embeddings, _embeds(self.quantizers)[:levels])
 
     def decode(self, codes: Tensor) -> Tensor:
         if len(codes) == 0:
@@ -93,7 +94,7 @@ class MimiStack(Adapter):
             return self.original.encode(embeddings, num_quantizers)
         if self.input_proj is not None:
             embeddings = self.input_proj(embeddings)
-        return residual_nearest(embeddings, _embeds(self.layers)[:levels])[1]
+        return _tokens(self, embeddings, _embeds(self.layers)[:levels])
 
     def decode(self, codes: Tensor) -> Tensor:
         levels = codes.shape[1]
@@ -112,7 +113,7 @@ class _Stack(Adapter):
         codebooks = self.codes_of_levels()
         if codebooks is None:
             return self.original.encode(x, n_q)
-        return residual_nearest(x, codebooks[: n_q or len(codebooks)])[1]
+        return _tokens(self, x, codebooks[: n_q or len(codebooks)])
 
     def codes_of_levels(self) -> list[Tensor] | None:
         """The codes of all levels, or None where a level has projections."""
@@ -149,6 +150,11 @@ class MoshiStack(_Stack):
 
     def codes_of(self, layer: Any) -> Tensor:
         return layer._codebook.embedding
+
+
+def _tokens(stack: nn.Module, x: Tensor, codebooks: list[Tensor]) -> Tensor:
+    """Indices (Q, B, T) of all levels of a stack for ``x`` (B, D, T)."""
+    return residual_nearest(x, codebooks, prepared=prepared_codes(stack, x, codebooks))[1]
 
 
 def _embeds(layers: nn.ModuleList) -> list[Tensor]:

@@ -53,18 +53,22 @@ def nearest_by_angle(x: Tensor, codebook: Tensor, *, zero_code: float = 0.0) -> 
     return nearest(*units, bias=bias)
 
 
-def residual_nearest(x: Tensor, codebooks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def residual_nearest(
+    x: Tensor, codebooks: Sequence[Tensor], *, prepared: Sequence[Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
     """The nearest code of every level, of what the levels before have left of ``x`` (B, D, T).
 
     Args:
         x: Features on axis 1, floating point; half precision is computed in float32.
         codebooks: Q >= 1 of (K_q, D).
+        prepared: What :func:`torchvq.ops.prepare_codes` has made of each of them as they are now: a few frames are
+            then searched faster, to the same tokens. Default: none.
 
     Returns:
         The sum of the codes, (B, D, T), float32 or float64, and indices (Q, B, T), int64. No gradient. Ties: the lowest
         index. Empty: no indices.
     """
-    codes, indices = _ops.residual_encode(x.transpose(1, 2), codebooks)
+    codes, indices = _ops.residual_encode(x.transpose(1, 2), codebooks, prepared=prepared)
     levels: Tensor = indices.permute(2, 0, 1).contiguous()
     return codes.transpose(1, 2), levels
 

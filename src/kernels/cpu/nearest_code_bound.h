@@ -56,6 +56,12 @@ inline double coarse_rounding(float square) {
   return std::sqrt(static_cast<double>(square)) * (1 + 1e-4) / kCoarseNorm + kFloatUnit;
 }
 
+/// What rounding to integers can cost a row of `dim` values at most, as a fraction of its norm: half of
+/// one in every dimension.
+inline double prepared_row_rounding(int64_t dim) {
+  return std::sqrt(static_cast<double>(dim)) / 2 / kCoarseNorm * (1 + 1e-6) + 2 * kFloatUnit;
+}
+
 /// What integers add to the slope: by Cauchy-Schwarz the products of either side's rounding with
 /// the other, and of both. norm: the largest of the codes less center.
 inline double coarse_slope(double norm, double rounding_of_codes, double rounding_of_row) {

@@ -15,8 +15,9 @@ namespace {
 detail::ResidualEncodeTensors residual_encode(const at::Tensor& x, at::TensorList codebooks,
                                               std::string_view metric,
                                               const std::optional<at::Tensor>& depth,
-                                              const std::optional<at::Tensor>& mask) {
-  const detail::ResidualEncodeProblem problem(x, codebooks, metric, depth, mask);
+                                              const std::optional<at::Tensor>& mask,
+                                              std::optional<at::TensorList> prepared) {
+  const detail::ResidualEncodeProblem problem(x, codebooks, metric, depth, mask, prepared);
   const auto options = ops::NearestCodeOptions().metric(std::string(metric)).return_codes(true);
   std::vector<at::Tensor> chosen;
   auto residual = problem.x;

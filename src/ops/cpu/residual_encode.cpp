@@ -8,6 +8,7 @@
 #include <ATen/ops/full.h>
 #include <torch/library.h>
 
+#include "kernels/cpu/nearest_code_prepared.h"
 #include "kernels/cpu/nearest_code_search.h"
 #include "kernels/cpu/nearest_code_unpacked.h"
 #include "kernels/cpu/nearest_code_wide.h"
@@ -30,16 +31,23 @@ class UnpackedSearch {
   UnpackedSearch(const ResidualEncodeProblem& problem, const float* codes, int64_t size)
       : task_(float_task(problem, codes, size)) {}
 
+  void use(const uint8_t* prepared) { prepared_ = {prepared, task_.size, task_.dim}; }
+
   void search(const float* x, int64_t count, int64_t* indices) const {
     auto task = task_;
     task.rows = count;
     const auto level = kernels::cpu_level();
+    if (kernels::has_prepared(task, prepared_) &&
+        kernels::nearest_code_prepared(task, prepared_, level, detail::in_parallel, x, indices)) {
+      return;
+    }
     if (kernels::nearest_code_unpacked(task, level, detail::in_parallel, x, indices)) return;
     kernels::NearestCodeSearch(task, level, detail::in_parallel).search(x, count, indices);
   }
 
  private:
   kernels::NearestCodeTask task_;
+  kernels::PreparedCodes prepared_;
 };
 
 class PackedSearch : public kernels::NearestCodeSearch {
@@ -61,12 +69,23 @@ bool worth_unpacked(const ResidualEncodeProblem& problem) {
          kernels::worth_unpacked(float_task(problem, nullptr, 0));
 }
 
+/// Null where there is none, or it lies where its numbers cannot be read.
+const uint8_t* prepared_of(const ResidualEncodeProblem& problem, size_t level, int64_t head) {
+  if (problem.prepared.empty() || problem.prepared[level].numel() == 0) return nullptr;
+  const auto& prepared = problem.prepared[level];
+  const bool own = prepared.dim() == 2 && prepared.size(0) > 1;
+  const auto* const bytes =
+      prepared.const_data_ptr<uint8_t>() + (own ? head * prepared.size(1) : 0);
+  return reinterpret_cast<uintptr_t>(bytes) % alignof(float) == 0 ? bytes : nullptr;
+}
+
 /// The levels of one head, each codebook packed once; levels may share one.
 template <typename T, typename Search>
 class Levels {
  public:
   Levels(const ResidualEncodeProblem& problem, int64_t head) {
-    for (const auto& codebook : problem.codebooks) {
+    for (size_t n = 0; n < problem.codebooks.size(); ++n) {
+      const auto& codebook = problem.codebooks[n];
       const int64_t size = codebook.size(-2);
       const T* const codes = codebook.const_data_ptr<T>() + head * size * problem.dim;
       // A part of a codebook may begin where the whole does.
@@ -77,6 +96,9 @@ class Levels {
         levels.push_back({codes, same->search.get()});
       } else {
         searches_.push_back({codes, size, std::make_unique<Search>(problem, codes, size)});
+        if constexpr (std::is_same_v<Search, UnpackedSearch>) {
+          searches_.back().search->use(prepared_of(problem, n, head));
+        }
         levels.push_back({codes, searches_.back().search.get()});
       }
     }
@@ -128,8 +150,9 @@ void encode_heads(const ResidualEncodeProblem& problem, at::Tensor& quantized,
 detail::ResidualEncodeTensors residual_encode(const at::Tensor& x, at::TensorList codebooks,
                                               std::string_view metric,
                                               const std::optional<at::Tensor>& depth,
-                                              const std::optional<at::Tensor>& mask) {
-  const ResidualEncodeProblem problem(x, codebooks, metric, depth, mask);
+                                              const std::optional<at::Tensor>& mask,
+                                              std::optional<at::TensorList> prepared) {
+  const ResidualEncodeProblem problem(x, codebooks, metric, depth, mask, prepared);
   auto quantized = at::empty(problem.x.sizes(), problem.x.options());
   auto indices = at::full({problem.heads, problem.tokens, problem.levels}, -1,
                           problem.x.options().dtype(at::kLong));

@@ -124,8 +124,9 @@ bool cuda_encode_stack(const ResidualEncodeProblem& problem, at::Tensor& quantiz
 detail::ResidualEncodeTensors cuda_residual_encode(const at::Tensor& x, at::TensorList codebooks,
                                                    std::string_view metric,
                                                    const std::optional<at::Tensor>& depth,
-                                                   const std::optional<at::Tensor>& mask) {
-  const ResidualEncodeProblem problem(x, codebooks, metric, depth, mask);
+                                                   const std::optional<at::Tensor>& mask,
+                                                   std::optional<at::TensorList> prepared) {
+  const ResidualEncodeProblem problem(x, codebooks, metric, depth, mask, prepared);
   const OnDevice device(problem.x);
   auto quantized = at::empty(problem.x.sizes(), problem.x.options());
   at::Tensor indices;  // only a kernel of all levels writes all of them
