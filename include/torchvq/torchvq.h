@@ -29,6 +29,7 @@
 #include <torchvq/ops/latent_quantize.h>
 #include <torchvq/ops/lookup_codes.h>
 #include <torchvq/ops/nearest_code.h>
+#include <torchvq/ops/projected_residual_encode.h>
 #include <torchvq/ops/residual_beam_search.h>
 #include <torchvq/ops/residual_decode.h>
 #include <torchvq/ops/residual_encode.h>

@@ -72,6 +72,7 @@ constexpr const char* kComputingOperators[] = {
     "on_sphere",
     "orthogonal_loss",
     "pool_scale",
+    "projected_residual_encode",
     "quantize",
     "quantize_scalars",
     "random_projection",

@@ -23,6 +23,7 @@ constexpr const char* kNeedFloat64[] = {
     "keep_statistics_",
     "kmeans",
     "nearest_code",
+    "projected_residual_encode",
     "random_normal",
     "random_uniform",
     "replace_dead_codes_",
