@@ -80,7 +80,7 @@ class DacStack(_Stack):
         if found is None:
             return self.original.forward(hidden_state, n_quantizers)
         # One loss of the whole batch, as many times as there are clips.
-        loss = found.loss.repeat(len(hidden_state))
+        loss = found.loss.expand(len(hidden_state)).clone()
         return found.quantized, found.indices, found.latents, loss, loss.clone()
 
 
@@ -106,57 +106,66 @@ class _Encoded(NamedTuple):
     """Of all levels, added up: without a gradient the losses of encoder and codebook are the same number."""
 
 
-# Codebook, weight and bias into the level, weight and bias out of it.
-_Parts = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+class _Parts(NamedTuple):
+    """Of all levels, what the operator takes."""
+
+    codebooks: list[Tensor]
+    in_weights: list[Tensor]
+    in_biases: list[Tensor]
+    out_weights: list[Tensor]
+    out_biases: list[Tensor]
 
 
-def _encode(x: Tensor, parts: list[_Parts], zero_code: float) -> _Encoded:
-    dim = parts[0][0].shape[1]
-    quantized, indices, latents, errors = (
-        part.transpose(1, 2)
-        for part in _ops.projected_residual_encode(
-            x.contiguous().transpose(1, 2),
-            *map(list, zip(*parts, strict=True)),
-            metric="cosine",
-            zero_code=zero_code,
-        )
+def _encode(x: Tensor, parts: _Parts, zero_code: float) -> _Encoded:
+    found = _ops.projected_residual_encode(
+        x.contiguous().transpose(1, 2), *parts, metric="cosine", zero_code=zero_code
     )
-    return _Encoded(quantized, indices, latents, errors.mean() * (len(parts) / dim))
+    quantized, indices, latents, errors = (part.transpose(1, 2) for part in found)
+    # Levels have equal sizes, so the sum of their means is the mean of all, as many times as there are levels.
+    loss = errors.mean().mul_(len(parts.codebooks) / parts.codebooks[0].shape[1])
+    return _Encoded(quantized, indices, latents, loss)
 
 
-def _parts_of_levels(levels: list[Any], x: Tensor) -> list[_Parts] | None:
-    parts = []
-    for level in levels:
-        # An attribute of a module is looked for in three places, which would be a tenth of the call.
-        modules = level._modules
-        codebook = modules["codebook"]
-        into, out = _projection(modules["in_proj"]), _projection(modules["out_proj"])
-        if into is None or out is None or is_observed(level, codebook):
-            return None
-        codes = codebook._parameters.get("weight")
-        parts.append((codebook.weight if codes is None else codes, *into, *out))
-    alike = all(
-        codes.dtype == x.dtype and codes.shape[1] == parts[0][0].shape[1] for codes, *_ in parts
-    )
-    return parts if alike else None
+def _parts_of_levels(levels: list[Any], x: Tensor) -> _Parts | None:
+    # An attribute of a module is looked for in three places, which would be a fifth of the call.
+    codebooks = [level._modules["codebook"] for level in levels]
+    if is_observed(*levels, *codebooks):
+        return None
+    codes: list[Tensor] = [codebook._parameters.get("weight") for codebook in codebooks]
+    if any(code is None for code in codes):
+        codes = [codebook.weight for codebook in codebooks]
+    if codes[0].dtype != x.dtype or len({code.shape[1] for code in codes}) > 1:
+        return None
+    into = [_projection(level._modules["in_proj"]) for level in levels]
+    out = [_projection(level._modules["out_proj"]) for level in levels]
+    if None in into or None in out:
+        return None
+    return _Parts(codes, *map(list, zip(*into)), *map(list, zip(*out)))
+
+
+_OF_ONE_FRAME = dict(kernel_size=(1,), stride=(1,), padding=(0,), groups=1)
 
 
 def _projection(module: Any) -> tuple[Tensor, Tensor] | None:
     """Weight and bias by which a convolution multiplies each frame; None for a module that may do anything else."""
-    plain = (
-        isinstance(module, nn.Conv1d)
-        and type(module).forward is nn.Conv1d.forward
-        and module.kernel_size == module.stride == (1,)
-        and module.padding == (0,)
-        and module.groups == 1
-        and module.bias is not None
-    )
-    if not plain or module._forward_hooks or "forward" in vars(module):
+    if type(module).forward is not nn.Conv1d.forward:
         return None
-    before = list(module._forward_pre_hooks.values())
-    if not before:
-        return module.weight, module.bias
-    # The older weight norm of torch makes the weight before each call.
-    if len(before) == 1 and isinstance(before[0], WeightNorm) and before[0].name == "weight":
-        return before[0].compute_weight(module), module.bias
-    return None
+    own = vars(module)
+    if own["_forward_hooks"] or "forward" in own or not _OF_ONE_FRAME.items() <= own.items():
+        return None
+    weight, bias = own["_parameters"].get("weight"), own["_parameters"].get("bias")
+    before = own["_forward_pre_hooks"]
+    if before:
+        weight = _normed_weight(module, list(before.values()))
+    elif weight is None:
+        weight = module.weight  # parametrized
+    return None if weight is None or bias is None else (weight, bias)
+
+
+def _normed_weight(module: nn.Module, before: list[Any]) -> Tensor | None:
+    """By the older weight norm of torch, which makes the weight before each call."""
+    hook = before[0]
+    if len(before) > 1 or not isinstance(hook, WeightNorm) or hook.name != "weight":
+        return None
+    weight: Tensor = hook.compute_weight(module)
+    return weight
