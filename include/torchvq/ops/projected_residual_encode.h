@@ -59,7 +59,7 @@ struct ProjectedResidualEncodeOutput {
 /// Determinism  on CPU the same bits on every instruction set and thread count, and frame by frame
 ///              those of the whole clip: a product of a matrix and a vector adds its terms into 16
 ///              partial sums, by their index modulo 16, and these pairwise. Other devices add up
-///              products in float64, and round once: results agree to rounding, and tokens but for near ties.
+///              in orders of their own: results agree to rounding, and tokens but for near ties.
 /// Non-finite   where a latent has a NaN or infinity, index 0, and NaN from there on. A code with one
 ///              is nearest only where all codes have.
 /// Empty        B == 0 or T == 0 gives empty results.

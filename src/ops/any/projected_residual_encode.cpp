@@ -1,18 +1,17 @@
-// Any device: level after level by nearest_code, the reference for the CPU kernel. Products are
-// added up in float64, whatever a device does with those of float32.
+// Any device: level after level by nearest_code, the reference for the CPU kernel but for the order
+// in which products are added up.
 #include "ops/projected_residual_encode.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/matmul.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <torch/library.h>
 
 #include <torchvq/ops/nearest_code.h>
 
 #include "detail/ordered_sum.h"
+#include "detail/product_dtype.h"
 #include "detail/root.h"
 
 namespace torchvq {
@@ -20,10 +19,10 @@ namespace {
 
 constexpr double kSmallestDivisor = 1e-12;  // what torch's normalize divides by instead
 
-/// vectors (*, columns) times a weight (rows, columns), plus bias.
+/// vectors (B, T, columns) times a weight (rows, columns), plus bias.
 at::Tensor project(const at::Tensor& vectors, const at::Tensor& weight, const at::Tensor& bias) {
-  const auto matrix = weight.flatten(1).to(at::kDouble).t();
-  return at::matmul(vectors.to(at::kDouble), matrix).to(vectors.scalar_type()) + bias;
+  const auto products = detail::precise_mm(vectors.flatten(0, 1), weight.flatten(1).t());
+  return products.view({vectors.size(0), vectors.size(1), weight.size(0)}) + bias;
 }
 
 at::Tensor divide_by_norms(const at::Tensor& vectors) {
