@@ -398,9 +398,9 @@ def projected_residual_encode(
         squared distances between latents and codes (B, T, Q). They lie in memory as ``x`` does: features first where
         it is the transposed of a contiguous (B, C, T).
 
-    Indices are exact for the latents as they are returned; the lowest of equal ones. On CPU results have the same bits on
-    every instruction set, for any number of threads, and frame by frame; other devices agree to rounding. A vector with a
-    NaN or infinity gets index 0 and NaN. Empty: empty results. No gradient.
+    Indices are exact for the latents as they are returned; the lowest of equal ones. On CPU results have the same bits
+    on every instruction set, for any number of threads, and frame by frame; other devices agree to rounding. A vector
+    with a NaN or infinity gets index 0 and NaN. Empty: empty results. No gradient.
 
     Raises:
         ValueError: for bad shapes, numbers of levels, ``metric`` or ``zero_code``.

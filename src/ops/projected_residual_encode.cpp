@@ -152,9 +152,9 @@ namespace ops {
 ProjectedResidualEncodeOutput projected_residual_encode(
     const at::Tensor& x, const ProjectedLevels& levels,
     const ProjectedResidualEncodeOptions& options) {
-  using Signature = detail::ProjectedResidualTensors(
-      const at::Tensor&, at::TensorList, at::TensorList, at::TensorList, at::TensorList,
-      at::TensorList, std::string_view, double);
+  using Signature = detail::ProjectedResidualTensors(const at::Tensor&, at::TensorList,
+                                                     at::TensorList, at::TensorList, at::TensorList,
+                                                     at::TensorList, std::string_view, double);
   static auto op = detail::op_handle<Signature>("torchvq::projected_residual_encode");
   auto [quantized, indices, latents, errors] =
       op.call(x, levels.codebooks, levels.in_weights, levels.in_biases, levels.out_weights,

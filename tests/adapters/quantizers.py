@@ -85,7 +85,10 @@ def gaps(stack: Stack) -> tuple[Tensor, Tensor]:
             compared = stack.compared[n].movedim(1, -1)
             # Sums of some dozen terms, at the rounding of the residual's.
             torch.testing.assert_close(
-                compared, latents, rtol=0, atol=float(64 * torch.finfo(latents.dtype).eps * stack.x.abs().max())
+                compared,
+                latents,
+                rtol=0,
+                atol=float(64 * torch.finfo(latents.dtype).eps * stack.x.abs().max()),
             )
             latents = compared
         x, codes = latents.flatten(0, -2), level.codes

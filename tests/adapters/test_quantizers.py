@@ -183,7 +183,9 @@ def test_normed_weights_are_those_of_the_moment(name: str) -> None:
             for conv in (level.in_proj, level.out_proj):
                 if name == "dac":
                     nn.utils.parametrizations.weight_norm(conv)
-                for norm in (p for n, p in conv.named_parameters() if n.endswith(("_g", "original0"))):
+                for norm in (
+                    p for n, p in conv.named_parameters() if n.endswith(("_g", "original0"))
+                ):
                     norm.mul_(1.5)
     x = CASES[name]().latents(24).double()
     alike(adapted(x), original(x))

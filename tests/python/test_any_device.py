@@ -131,9 +131,7 @@ PRODUCTS: dict[str, dict[str, str]] = {
 SEARCHES = [
     name
     for name in CASES
-    if name.startswith(
-        ("nearest_code", "projected_residual", "residual_beam", "residual_encode")
-    )
+    if name.startswith(("nearest_code", "projected_residual", "residual_beam", "residual_encode"))
 ]
 ENTROPIES = [name for name in CASES if name.startswith("sign_entropy")]
 

@@ -178,7 +178,9 @@ def test_torch_makes_the_same_unit_vectors(generator):
     """Of 8 features in float32, whose squares torch adds up one after the other."""
     vectors = torch.randn(500, 8, generator=generator)
     vectors[3], vectors[4] = 0, 1e-14
-    equal([torch.nn.functional.normalize(vectors)], [torch.from_numpy(unit_vectors(vectors.numpy()))])
+    equal(
+        [torch.nn.functional.normalize(vectors)], [torch.from_numpy(unit_vectors(vectors.numpy()))]
+    )
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 60])
@@ -272,7 +274,9 @@ def test_weights_may_lie_as_they_like(encode, generator):
     same = equal if encode is op else close
     x, levels = make(generator)
     plain = encode(x, *levels, metric="cosine")
-    turned = Levels(*([t.mT.contiguous().mT if t.dim() > 1 else t for t in part] for part in levels))
+    turned = Levels(
+        *([t.mT.contiguous().mT if t.dim() > 1 else t for t in part] for part in levels)
+    )
     same(encode(x, *turned, metric="cosine"), plain)
     convolutions = levels._replace(
         in_weights=[w[..., None] for w in levels.in_weights],
@@ -318,7 +322,11 @@ Z = torch.zeros
         (dict(codebooks=[Z(0, 8)]), ValueError, "codebooks to have 1 to 2"),
         (dict(codebooks=[Z(4, 0)]), ValueError, "of at least 1 feature"),
         (dict(codebooks=[Z(4, 8).long()]), TypeError, "codebook to be floating point"),
-        (dict(codebooks=[Z(4, 8)] * 2), ValueError, r"in_weights to have 2 tensors \(levels\), but got 1"),
+        (
+            dict(codebooks=[Z(4, 8)] * 2),
+            ValueError,
+            r"in_weights to have 2 tensors \(levels\), but got 1",
+        ),
         (dict(in_weights=[Z(8, 23)]), ValueError, r"in_weights to have shape \[8, 24\]"),
         (dict(in_weights=[Z(8, 24, 2)]), ValueError, r"in_weights to have shape .* \[8, 24, 2\]"),
         (dict(in_biases=[Z(7)]), ValueError, r"in_biases to have shape \[8\], but got shape \[7\]"),
@@ -352,6 +360,8 @@ def test_opcheck_gradient_and_compile(generator):
     for rows in (x, turned):
         torch.library.opcheck(op.default, (rows, *levels), dict(metric="cosine", zero_code=2.0))
     assert not any(part.requires_grad for part in op(x.clone().requires_grad_(), *levels))
-    compiled = torch.compile(lambda x: op(x, *levels, metric="cosine"), fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(
+        lambda x: op(x, *levels, metric="cosine"), fullgraph=True, backend="aot_eager"
+    )
     equal(compiled(x), op(x, *levels, metric="cosine"))
     equal(compiled(x[:, :7]), op(x[:, :7], *levels, metric="cosine"))

@@ -140,7 +140,11 @@ def _parts_of_levels(levels: list[Any], x: Tensor) -> _Parts | None:
     out = [_projection(level._modules["out_proj"]) for level in levels]
     if None in into or None in out:
         return None
-    return _Parts(codes, *map(list, zip(*into)), *map(list, zip(*out)))
+    return _Parts(codes, *_turned(into), *_turned(out))
+
+
+def _turned(pairs: list[Any]) -> tuple[list[Tensor], list[Tensor]]:
+    return [weight for weight, _ in pairs], [bias for _, bias in pairs]
 
 
 _OF_ONE_FRAME = dict(kernel_size=(1,), stride=(1,), padding=(0,), groups=1)

@@ -13,7 +13,7 @@ constexpr int kOutputsTogether = kRegisters == 32 ? 8 : 4;
 constexpr int kNarrowDim = 8;  // codes of so many features have ways of their own
 
 template <typename T>
-constexpr int kWidth = kLanes* static_cast<int>(sizeof(float)) / static_cast<int>(sizeof(T));
+constexpr int kWidth = kLanes * static_cast<int>(sizeof(float)) / static_cast<int>(sizeof(T));
 template <typename T>
 using Numbers = Vector<T, kWidth<T>>;
 
@@ -106,8 +106,9 @@ void project_in(const ProjectedShape& shape, const T* rows, int64_t count, const
     }
     const WeightRows<T> outputs_of = {from, shape.features, whole,
                                       whole < shape.features ? tail : nullptr};
-    (outputs > 1 ? project_rows<T, kOutputsTogether> : project_rows<T, 1>)(
-        rows, count, stride, outputs_of, bias + o, shape.dim, latents + o);
+    (outputs > 1 ? project_rows<T, kOutputsTogether> : project_rows<T, 1>)(rows, count, stride,
+                                                                           outputs_of, bias + o,
+                                                                           shape.dim, latents + o);
     o += outputs;
   }
 }
@@ -206,8 +207,8 @@ void take_part_of_rows(const ProjectedShape& shape, const T* packed, const T* co
     }
   }
   for (int r = 0; r < together && rest > 0; ++r) {
-    const auto part = part_of<T, partials>(block + kWidth<T>, codes + r * depth, depth) +
-                      load<Numbers<T>>(block);
+    const auto part =
+        part_of<T, partials>(block + kWidth<T>, codes + r * depth, depth) + load<Numbers<T>>(block);
     take_some<T>(part, rest, rows + r * stride + whole, totals + r * stride + whole);
   }
 }
@@ -230,8 +231,9 @@ void take_part_of(const ProjectedShape& shape, const T* packed, const T* codes, 
 template <typename T>
 void take_part(const ProjectedShape& shape, const T* packed, const T* codes, int64_t count, T* rows,
                T* totals) {
-  (shape.dim <= kNarrowDim ? take_part_of<T, kNarrowDim> : take_part_of<T, kPartialSums>)(
-      shape, packed, codes, count, rows, totals);
+  (shape.dim <= kNarrowDim
+       ? take_part_of<T, kNarrowDim>
+       : take_part_of<T, kPartialSums>)(shape, packed, codes, count, rows, totals);
 }
 
 // Few rows, codes of 8 features -------------------------------------------------------------------
@@ -361,7 +363,8 @@ void load_columns(const ProjectedShape& shape, const T* from, int64_t stride, in
     }
   }
   for (int64_t c = 0; c < shape.features; ++c) {
-    for (int64_t r = c < whole ? done : 0; r < count; ++r) rows[r * apart + c] = from[r + c * stride];
+    for (int64_t r = c < whole ? done : 0; r < count; ++r)
+      rows[r * apart + c] = from[r + c * stride];
   }
   for (int64_t r = 0; r < count; ++r) {
     for (int64_t c = shape.features; c < apart; ++c) rows[r * apart + c] = 0;

@@ -56,8 +56,8 @@ struct ProjectedLevelKernel {
   /// rows[r][c] = from[r + c * stride], padded, and back: a transposed clip.
   void (*load_columns)(const ProjectedShape& shape, const T* from, int64_t stride, int64_t count,
                        T* rows);
-  void (*store_columns)(const ProjectedShape& shape, const T* rows, int64_t count,
-                        int64_t stride, T* to);
+  void (*store_columns)(const ProjectedShape& shape, const T* rows, int64_t count, int64_t stride,
+                        T* to);
 };
 
 struct ProjectedLevelKernels {

@@ -33,8 +33,8 @@ struct ProjectedResidualOutput {
 template <typename T, typename Level>
 class ProjectedResidualEncode {
  public:
-  ProjectedResidualEncode(const std::deque<Level>& levels, const ProjectedShape& shape,
-                          bool cosine, int64_t tokens, CpuLevel level)
+  ProjectedResidualEncode(const std::deque<Level>& levels, const ProjectedShape& shape, bool cosine,
+                          int64_t tokens, CpuLevel level)
       : levels_(levels),
         shape_(shape),
         cosine_(cosine),

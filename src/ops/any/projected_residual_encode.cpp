@@ -60,8 +60,7 @@ detail::ProjectedResidualTensors projected_residual_encode(
   for (size_t n = 0; n < problem.codebooks.size(); ++n) {
     const auto latent = project(residual, problem.in_weights[n], problem.in_biases[n]);
     const auto index = find(problem, n, latent);
-    const auto code =
-        problem.codebooks[n].index_select(0, index.flatten()).view(latent.sizes());
+    const auto code = problem.codebooks[n].index_select(0, index.flatten()).view(latent.sizes());
     const auto step = code - latent;
     const auto part = project(latent + step, problem.out_weights[n], problem.out_biases[n]);
     total = total + part;

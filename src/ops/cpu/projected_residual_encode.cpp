@@ -30,8 +30,12 @@ int64_t rows_of(const ProjectedResidualProblem& problem) {
 template <typename T>
 kernels::ProjectedSearchTask<T> search_task(const ProjectedResidualProblem& problem, size_t n) {
   const auto& codebook = problem.codebooks[n];
-  return {codebook.const_data_ptr<T>(), codebook.size(0), problem.dim, problem.cosine,
-          problem.zero_code, rows_of(problem)};
+  return {codebook.const_data_ptr<T>(),
+          codebook.size(0),
+          problem.dim,
+          problem.cosine,
+          problem.zero_code,
+          rows_of(problem)};
 }
 
 /// What a level has as it lies.
