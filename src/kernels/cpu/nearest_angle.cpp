@@ -29,20 +29,22 @@ class NearestAngle {
         level_(projected_level<float>(level)),
         scan_(nearest_code_scan(level)),
         exact_(nearest_code_exact(level)),
+        inverse_(size),
         scores_(size),
-        candidates_(static_cast<size_t>(size)) {}
+        candidates_(static_cast<size_t>(size)),
+        usable_(level_.inverse_norms(codebook, size, inverse_.data())) {}
 
-  bool search(const float* row, int64_t* index) {
-    if (!all_finite(row, kDim)) {
-      *index = -1;
-      return true;
-    }
-    if (!level_.angles(row, codebook_, size_, scores_.data())) return false;
+  /// Whether scores say enough of all codes.
+  bool usable() const { return usable_; }
+
+  /// -1 for a row that is not finite.
+  int64_t search(const float* row) {
+    if (!all_finite(row, kDim)) return -1;
+    level_.angles(row, codebook_, inverse_.data(), size_, scores_.data());
     const float best = scan_.largest(scores_.data(), size_);
     const float limit = round_down(static_cast<double>(best) - kReach * kAngleError);
     const int64_t found = scan_.at_least(scores_.data(), size_, limit, candidates_.data());
-    *index = found == 1 ? candidates_[0] : decide(row, found);
-    return true;
+    return found == 1 ? candidates_[0] : decide(row, found);
   }
 
  private:
@@ -67,8 +69,9 @@ class NearestAngle {
   ProjectedLevelKernel<float> level_;
   NearestCodeScan scan_;
   NearestCodeExact exact_;
-  AlignedBuffer<float> scores_;
+  AlignedBuffer<float> inverse_, scores_;
   std::vector<int32_t> candidates_;
+  bool usable_;
 };
 
 }  // namespace
@@ -80,10 +83,10 @@ bool has_few_angles(int64_t rows, int64_t dim, int64_t size) {
 bool nearest_angle(const float* rows, int64_t count, const float* codebook, int64_t size,
                    CpuLevel level, int64_t* indices) {
   NearestAngle angle(codebook, size, level);
-  for (int64_t row = 0; row < count; ++row) {
-    if (!angle.search(rows + row * kDim, indices + row)) return false;
+  for (int64_t row = 0; angle.usable() && row < count; ++row) {
+    indices[row] = angle.search(rows + row * kDim);
   }
-  return true;
+  return angle.usable();
 }
 
 }  // namespace torchvq::kernels

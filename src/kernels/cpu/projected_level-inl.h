@@ -40,21 +40,21 @@ struct WeightRows {
 };
 
 template <typename T, int rows, int outputs>
-inline void add_products(const T* row, int64_t row_stride, const T* weight, int64_t weight_stride,
+inline void add_products(const T* row, int64_t row_step, const T* weight, int64_t weight_step,
                          Numbers<T> (&sum)[rows][outputs]) {
   Numbers<T> value[rows];
 #pragma GCC unroll 4
-  for (int r = 0; r < rows; ++r) value[r] = load<Numbers<T>>(row + r * row_stride);
+  for (int r = 0; r < rows; ++r) value[r] = load<Numbers<T>>(row + r * row_step);
 #pragma GCC unroll 8
   for (int o = 0; o < outputs; ++o) {
-    const auto factor = load<Numbers<T>>(weight + o * weight_stride);
+    const auto factor = load<Numbers<T>>(weight + o * weight_step);
 #pragma GCC unroll 4
     for (int r = 0; r < rows; ++r) sum[r][o] += value[r] * factor;
   }
 }
 
 template <typename T, int rows, int outputs>
-void project_tile(const T* row, int64_t row_stride, const WeightRows<T>& weight, const T* bias,
+void project_tile(const T* row, int64_t row_step, const WeightRows<T>& weight, const T* bias,
                   int64_t dim, T* latents) {
   alignas(64) T partial[rows][outputs][kPartialSums];
   for (int64_t part = 0; part < kPartialSums; part += kWidth<T>) {
@@ -63,10 +63,10 @@ void project_tile(const T* row, int64_t row_stride, const WeightRows<T>& weight,
       for (auto& of_output : of_row) of_output = Numbers<T>{};
     }
     for (int64_t c = part; c < weight.whole; c += kPartialSums) {
-      add_products(row + c, row_stride, weight.values + c, weight.features, sum);
+      add_products(row + c, row_step, weight.values + c, weight.features, sum);
     }
     if (weight.tail) {
-      add_products(row + weight.whole + part, row_stride, weight.tail + part, kPartialSums, sum);
+      add_products(row + weight.whole + part, row_step, weight.tail + part, kPartialSums, sum);
     }
     for (int r = 0; r < rows; ++r) {
       for (int o = 0; o < outputs; ++o) store(partial[r][o] + part, sum[r][o]);
@@ -93,7 +93,7 @@ void project_rows(const T* rows, int64_t count, int64_t stride, const WeightRows
 template <typename T>
 void project_in(const ProjectedShape& shape, const T* rows, int64_t count, const T* weight,
                 const T* bias, T* latents) {
-  const int64_t stride = padded_features(shape.features);
+  const int64_t stride = row_stride(shape.features);
   const int64_t whole = shape.features / kPartialSums * kPartialSums;
   T tail[kOutputsTogether * kPartialSums];
   for (int64_t o = 0; o < shape.dim;) {
@@ -195,7 +195,7 @@ void take_some(Numbers<T> part, int64_t count, T* row, T* total) {
 template <typename T, int partials, int together>
 void take_part_of_rows(const ProjectedShape& shape, const T* packed, const T* codes, T* rows,
                        T* totals) {
-  const int64_t depth = padded_dim(shape.dim), stride = padded_features(shape.features);
+  const int64_t depth = padded_dim(shape.dim), stride = row_stride(shape.features);
   const int64_t rest = shape.features % kWidth<T>, whole = shape.features - rest;
   const T* block = packed;
   for (int64_t c = 0; c < whole; c += kWidth<T>, block += kWidth<T> * (1 + depth)) {
@@ -216,7 +216,7 @@ void take_part_of_rows(const ProjectedShape& shape, const T* packed, const T* co
 template <typename T, int partials>
 void take_part_of(const ProjectedShape& shape, const T* packed, const T* codes, int64_t count,
                   T* rows, T* totals) {
-  const int64_t depth = padded_dim(shape.dim), stride = padded_features(shape.features);
+  const int64_t depth = padded_dim(shape.dim), stride = row_stride(shape.features);
   int64_t r = 0;
   for (; r + kPartsTogether <= count; r += kPartsTogether) {
     take_part_of_rows<T, partials, kPartsTogether>(shape, packed, codes + r * depth,
@@ -294,7 +294,7 @@ inline Floats squares_of(const float* vectors) {
 
 void take_part_unpacked(const ProjectedShape& shape, const float* weight, const float* bias,
                         const float* codes, int64_t count, float* rows, float* totals) {
-  const int64_t stride = padded_features(shape.features), rest = shape.features % kLanes;
+  const int64_t stride = row_stride(shape.features), rest = shape.features % kLanes;
   const int64_t whole = shape.features - rest;
   alignas(64) float last[kLanes * kNarrowDim] = {}, last_bias[kLanes] = {};
   memcpy(last, weight + whole * kNarrowDim, sizeof(float) * static_cast<size_t>(rest * kNarrowDim));
@@ -320,28 +320,48 @@ inline Floats roots(Floats values) {
   return load<Floats>(of);
 }
 
-bool angles(const float* row, const float* codebook, int64_t size, float* scores) {
+/// Calls body(codes, k, count) for kLanes codes at a time; the last ones are padded with ones.
+template <typename Body>
+inline void for_each_eight(const float* codebook, int64_t size, const Body& body) {
+  int64_t k = 0;
+  for (; k + kLanes <= size; k += kLanes) body(codebook + k * kNarrowDim, k, kLanes);
+  if (k == size) return;
+  alignas(64) float last[kLanes * kNarrowDim];
+  for (float& value : last) value = 1.0F;
+  memcpy(last, codebook + k * kNarrowDim,
+         sizeof(float) * static_cast<size_t>((size - k) * kNarrowDim));
+  body(last, k, size - k);
+}
+
+inline void store_some(float* to, Floats values, int64_t count) {
+  if (count == kLanes) {
+    store(to, values);
+  } else {
+    memcpy(to, &values, sizeof(float) * static_cast<size_t>(count));
+  }
+}
+
+bool inverse_norms(const float* codebook, int64_t size, float* inverse) {
   constexpr float kSmallest = 1e-18F, kLargest = 1e18F;  // squares whose roots say enough
-  const Repeated factor(row);
   Ints usable = Ints{} - 1;
-  const auto score = [&](const float* codes) {
+  for_each_eight(codebook, size, [&](const float* codes, int64_t k, int64_t count) {
     const Floats squares = squares_of(codes);
     usable &= (squares > kSmallest) & (squares < kLargest);
-    return products_with(codes, factor) / roots(squares);
-  };
-  int64_t k = 0;
-  for (; k + kLanes <= size; k += kLanes) store(scores + k, score(codebook + k * kNarrowDim));
-  if (k < size) {
-    alignas(64) float last[kLanes * kNarrowDim];
-    for (float& value : last) value = 1.0F;
-    memcpy(last, codebook + k * kNarrowDim,
-           sizeof(float) * static_cast<size_t>((size - k) * kNarrowDim));
-    const Floats found = score(last);
-    memcpy(scores + k, &found, sizeof(float) * static_cast<size_t>(size - k));
-  }
+    store_some(inverse + k, 1.0F / roots(squares), count);
+  });
   bool all = true;
   for (int l = 0; l < kLanes; ++l) all = all && usable[l] != 0;
   return all;
+}
+
+void angles(const float* row, const float* codebook, const float* inverse, int64_t size,
+            float* scores) {
+  const Repeated factor(row);
+  for_each_eight(codebook, size, [&](const float* codes, int64_t k, int64_t count) {
+    Floats scale{};
+    memcpy(&scale, inverse + k, sizeof(float) * static_cast<size_t>(count));
+    store_some(scores + k, products_with(codes, factor) * scale, count);
+  });
 }
 
 // Columns -----------------------------------------------------------------------------------------
@@ -349,7 +369,7 @@ bool angles(const float* row, const float* codebook, int64_t size, float* scores
 template <typename T>
 void load_columns(const ProjectedShape& shape, const T* from, int64_t stride, int64_t count,
                   T* rows) {
-  const int64_t apart = padded_features(shape.features);
+  const int64_t apart = row_stride(shape.features);
   int64_t done = 0, whole = 0;
   if constexpr (sizeof(T) == sizeof(float)) {
     whole = shape.features / kLanes * kLanes;
@@ -367,14 +387,16 @@ void load_columns(const ProjectedShape& shape, const T* from, int64_t stride, in
       rows[r * apart + c] = from[r + c * stride];
   }
   for (int64_t r = 0; r < count; ++r) {
-    for (int64_t c = shape.features; c < apart; ++c) rows[r * apart + c] = 0;
+    for (int64_t c = shape.features; c < padded_features(shape.features); ++c) {
+      rows[r * apart + c] = 0;
+    }
   }
 }
 
 template <typename T>
 void store_columns(const ProjectedShape& shape, const T* rows, int64_t count, int64_t stride,
                    T* to) {
-  const int64_t apart = padded_features(shape.features);
+  const int64_t apart = row_stride(shape.features);
   int64_t done = 0, whole = 0;
   if constexpr (sizeof(T) == sizeof(float)) {
     whole = shape.features / kLanes * kLanes;
@@ -410,6 +432,7 @@ ProjectedLevelKernel<T> kernel_of() {
 ProjectedLevelKernels TORCHVQ_LEVEL_NAME(projected_level)() {
   ProjectedLevelKernels kernels = {kernel_of<float>(), kernel_of<double>()};
   kernels.narrow.take_part_unpacked = take_part_unpacked;
+  kernels.narrow.inverse_norms = inverse_norms;
   kernels.narrow.angles = angles;
   return kernels;
 }

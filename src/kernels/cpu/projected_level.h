@@ -12,16 +12,22 @@ namespace torchvq::kernels {
 
 inline constexpr int64_t kPartialSums = 16;
 
-/// Rows of a tile lie this far apart, padded with zeros.
+/// A row of a tile is padded to this with zeros.
 static inline int64_t padded_features(int64_t features) {
   return (features + kPartialSums - 1) / kPartialSums * kPartialSums;
+}
+
+/// Rows of a tile lie this far apart: a power of two would put all of them into the same lines of a
+/// cache.
+static inline int64_t row_stride(int64_t features) {
+  return padded_features(features) + kPartialSums;
 }
 
 /// Codes of a tile lie this far apart, padded with zeros.
 static inline int64_t padded_dim(int64_t dim) { return dim <= 8 ? 8 : padded_features(dim); }
 
 struct ProjectedShape {
-  int64_t features;  ///< of the rows, which lie padded_features(features) apart
+  int64_t features;  ///< of the rows, which lie row_stride(features) apart
   int64_t dim;       ///< of latents and codes
 };
 
@@ -48,10 +54,11 @@ struct ProjectedLevelKernel {
   void (*take_part_unpacked)(const ProjectedShape& shape, const T* weight, const T* bias,
                              const T* codes, int64_t count, T* rows, T* totals);
 
-  /// scores[k] = <row, code k> / |code k| of a codebook (size, 8): for screening, no contract on
-  /// its last bits. False, with nothing to rely on written, where a norm is far from 1. Null where
-  /// take_part_unpacked is.
-  bool (*angles)(const T* row, const T* codebook, int64_t size, T* scores);
+  /// inverse[k] = 1 / |code k| of a codebook (size, 8), for screening. False, with nothing to rely on
+  /// written, where a norm is far from 1. Null where take_part_unpacked is.
+  bool (*inverse_norms)(const T* codebook, int64_t size, T* inverse);
+  /// scores[k] = <row, code k> * inverse[k]: for screening.
+  void (*angles)(const T* row, const T* codebook, const T* inverse, int64_t size, T* scores);
 
   /// rows[r][c] = from[r + c * stride], padded, and back: a transposed clip.
   void (*load_columns)(const ProjectedShape& shape, const T* from, int64_t stride, int64_t count,

@@ -40,7 +40,7 @@ class ProjectedResidualEncode {
         cosine_(cosine),
         tokens_(tokens),
         kernel_(projected_level<T>(level)),
-        stride_(padded_features(shape.features)),
+        stride_(row_stride(shape.features)),
         depth_(padded_dim(shape.dim)),
         tile_(std::clamp<int64_t>(kTileBytes / static_cast<int64_t>(sizeof(T)) / stride_,
                                   kFewestRows, kMostRows)) {}
