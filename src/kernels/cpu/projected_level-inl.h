@@ -366,30 +366,34 @@ void angles(const float* row, const float* codebook, const float* inverse, int64
 
 // Columns -----------------------------------------------------------------------------------------
 
+/// Calls body(row, feature) for the blocks of kLanes rows and features that cover whole blocks of
+/// features. The last block of rows may cover some once more. Returns the features covered.
+template <typename T, typename Body>
+inline int64_t for_each_block(const ProjectedShape& shape, int64_t count, const Body& body) {
+  if (sizeof(T) != sizeof(float) || count < kLanes) return 0;
+  const int64_t whole = shape.features / kLanes * kLanes;
+  for (int64_t r = 0; r < count; r += kLanes) {
+    const int64_t row = r + kLanes <= count ? r : count - kLanes;
+    for (int64_t c = 0; c < whole; c += kLanes) body(row, c);
+  }
+  return whole;
+}
+
 template <typename T>
 void load_columns(const ProjectedShape& shape, const T* from, int64_t stride, int64_t count,
                   T* rows) {
-  const int64_t apart = row_stride(shape.features);
-  int64_t done = 0, whole = 0;
-  if constexpr (sizeof(T) == sizeof(float)) {
-    whole = shape.features / kLanes * kLanes;
-    for (; done + kLanes <= count; done += kLanes) {
-      for (int64_t c = 0; c < whole; c += kLanes) {
-        Floats block[kLanes];
-        for (int l = 0; l < kLanes; ++l) block[l] = load<Floats>(from + done + (c + l) * stride);
-        transpose(block);
-        for (int l = 0; l < kLanes; ++l) store(rows + (done + l) * apart + c, block[l]);
-      }
-    }
+  const int64_t apart = row_stride(shape.features), padded = padded_features(shape.features);
+  int64_t c = for_each_block<T>(shape, count, [&](int64_t row, int64_t feature) {
+    Floats block[kLanes];
+    for (int l = 0; l < kLanes; ++l) block[l] = load<Floats>(from + row + (feature + l) * stride);
+    transpose(block);
+    for (int l = 0; l < kLanes; ++l) store(rows + (row + l) * apart + feature, block[l]);
+  });
+  for (; c < shape.features; ++c) {
+    for (int64_t r = 0; r < count; ++r) rows[r * apart + c] = from[r + c * stride];
   }
-  for (int64_t c = 0; c < shape.features; ++c) {
-    for (int64_t r = c < whole ? done : 0; r < count; ++r)
-      rows[r * apart + c] = from[r + c * stride];
-  }
-  for (int64_t r = 0; r < count; ++r) {
-    for (int64_t c = shape.features; c < padded_features(shape.features); ++c) {
-      rows[r * apart + c] = 0;
-    }
+  for (; c < padded; ++c) {
+    for (int64_t r = 0; r < count; ++r) rows[r * apart + c] = 0;
   }
 }
 
@@ -397,20 +401,14 @@ template <typename T>
 void store_columns(const ProjectedShape& shape, const T* rows, int64_t count, int64_t stride,
                    T* to) {
   const int64_t apart = row_stride(shape.features);
-  int64_t done = 0, whole = 0;
-  if constexpr (sizeof(T) == sizeof(float)) {
-    whole = shape.features / kLanes * kLanes;
-    for (; done + kLanes <= count; done += kLanes) {
-      for (int64_t c = 0; c < whole; c += kLanes) {
-        Floats block[kLanes];
-        for (int l = 0; l < kLanes; ++l) block[l] = load<Floats>(rows + (done + l) * apart + c);
-        transpose(block);
-        for (int l = 0; l < kLanes; ++l) store(to + done + (c + l) * stride, block[l]);
-      }
-    }
-  }
-  for (int64_t c = 0; c < shape.features; ++c) {
-    for (int64_t r = c < whole ? done : 0; r < count; ++r) to[r + c * stride] = rows[r * apart + c];
+  int64_t c = for_each_block<T>(shape, count, [&](int64_t row, int64_t feature) {
+    Floats block[kLanes];
+    for (int l = 0; l < kLanes; ++l) block[l] = load<Floats>(rows + (row + l) * apart + feature);
+    transpose(block);
+    for (int l = 0; l < kLanes; ++l) store(to + row + (feature + l) * stride, block[l]);
+  });
+  for (; c < shape.features; ++c) {
+    for (int64_t r = 0; r < count; ++r) to[r + c * stride] = rows[r * apart + c];
   }
 }
 

@@ -42,8 +42,7 @@ class ProjectedResidualEncode {
         kernel_(projected_level<T>(level)),
         stride_(row_stride(shape.features)),
         depth_(padded_dim(shape.dim)),
-        tile_(std::clamp<int64_t>(kTileBytes / static_cast<int64_t>(sizeof(T)) / stride_,
-                                  kFewestRows, kMostRows)) {}
+        tile_(rows_of_tile(stride_)) {}
 
   /// Encodes rows [begin, end) of x, row b * tokens + t being time t of clip b.
   void encode(const Clips<const T>& x, int64_t begin, int64_t end,
@@ -59,8 +58,15 @@ class ProjectedResidualEncode {
   }
 
  private:
-  // Rows and their sums then fit the second-level cache beside the weights of a level.
-  static constexpr int64_t kTileBytes = 196608, kFewestRows = 6, kMostRows = 96;
+  // Rows, and as many bytes of sums, then fit the second-level cache beside the weights of a level.
+  static constexpr int64_t kTileBytes = 200 << 10, kFewestRows = 6, kMostRows = 96;
+
+  /// A multiple of what kernels take together, 16 columns, 4 or 3 rows, where it is large enough.
+  static int64_t rows_of_tile(int64_t stride) {
+    const int64_t rows = kTileBytes / static_cast<int64_t>(sizeof(T)) / stride;
+    const int64_t step = rows >= 48 ? 48 : rows >= 16 ? 16 : 1;
+    return std::clamp(rows / step * step, kFewestRows, kMostRows);
+  }
 
   void encode_tile(const Clips<const T>& x, int64_t first, int64_t count,
                    const ProjectedResidualOutput<T>& to) {
