@@ -131,7 +131,9 @@ ProjectedResidualTensors projected_residual_results(const ProjectedResidualArgum
           lying_as(x, levels, dtype)};
 }
 
-ProjectedResidualProblem::ProjectedResidualProblem(const ProjectedResidualArguments& arguments) {
+ProjectedResidualProblem::ProjectedResidualProblem(const ProjectedResidualArguments& arguments)
+    : cosine(parse_metric(kProjectedResidualEncode, arguments.metric) == Metric::kCosine),
+      zero_code(cosine ? arguments.zero_code : 0) {
   check_projected_residual_encode(arguments);
   const auto dtype = projected_residual_dtype(arguments);
   x = arguments.x.to(dtype);
@@ -140,8 +142,6 @@ ProjectedResidualProblem::ProjectedResidualProblem(const ProjectedResidualArgume
   in_biases = in_dtype(arguments.in_biases, dtype);
   out_weights = in_dtype(arguments.out_weights, dtype);
   out_biases = in_dtype(arguments.out_biases, dtype);
-  cosine = parse_metric(kProjectedResidualEncode, arguments.metric) == Metric::kCosine;
-  zero_code = cosine ? arguments.zero_code : 0;
   tokens = x.size(1), features = x.size(2), dim = codebooks[0].size(1);
 }
 

@@ -166,10 +166,11 @@ template <typename T, int partials>
 [[gnu::always_inline]] inline Numbers<T> part_of(const T* weights, const T* code, int64_t depth) {
   Numbers<T> sum[partials];
 #pragma GCC unroll 16
-  for (int l = 0; l < partials; ++l) sum[l] = load<Numbers<T>>(weights + l * kWidth<T>) * code[l];
+  for (int64_t l = 0; l < partials; ++l)
+    sum[l] = load<Numbers<T>>(weights + l * kWidth<T>) * code[l];
   for (int64_t d = partials; partials > kNarrowDim && d < depth; d += partials) {
 #pragma GCC unroll 16
-    for (int l = 0; l < partials; ++l) {
+    for (int64_t l = 0; l < partials; ++l) {
       sum[l] += load<Numbers<T>>(weights + (d + l) * kWidth<T>) * code[d + l];
     }
   }
@@ -248,7 +249,7 @@ inline void fold(Floats* values) {
     upper[l] = lower[l] + stride;
   }
 #pragma GCC unroll 4
-  for (int i = 0; i < count / 2; ++i) {
+  for (int64_t i = 0; i < count / 2; ++i) {
     const Floats a = values[2 * i], b = values[2 * i + 1];
     values[i] = stride >= kLanes ? a + b : shuffle(a, b, lower) + shuffle(a, b, upper);
   }
@@ -269,14 +270,14 @@ struct Repeated {
   explicit Repeated(const float* from) {
     alignas(64) float all[kNarrowDim * kLanes];
     for (int i = 0; i < kNarrowDim * kLanes; ++i) all[i] = from[i % kNarrowDim];
-    for (int i = 0; i < kNarrowDim; ++i) values[i] = load<Floats>(all + i * kLanes);
+    for (int64_t i = 0; i < kNarrowDim; ++i) values[i] = load<Floats>(all + i * kLanes);
   }
 };
 
 inline Floats products_with(const float* vectors, const Repeated& factor) {
   Floats terms[kNarrowDim];
 #pragma GCC unroll 8
-  for (int i = 0; i < kNarrowDim; ++i) {
+  for (int64_t i = 0; i < kNarrowDim; ++i) {
     terms[i] = load<Floats>(vectors + i * kLanes) * factor.values[i];
   }
   return sums_of_eight(terms);
@@ -285,7 +286,7 @@ inline Floats products_with(const float* vectors, const Repeated& factor) {
 inline Floats squares_of(const float* vectors) {
   Floats terms[kNarrowDim];
 #pragma GCC unroll 8
-  for (int i = 0; i < kNarrowDim; ++i) {
+  for (int64_t i = 0; i < kNarrowDim; ++i) {
     const auto value = load<Floats>(vectors + i * kLanes);
     terms[i] = value * value;
   }
