@@ -114,7 +114,7 @@ def close(found: Any, wanted: Any) -> None:
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", [1, 3, 12, 13, 40, 333])
+@pytest.mark.parametrize("tokens", [1, 3, 16, 48, 49, 333])
 def test_every_bit_is_that_of_the_contract(tokens, dtype, metric, generator):
     x, levels = make(generator, (1, tokens), dtype=dtype)
     equal(op(x, *levels, metric=metric), expected(x, levels, metric))
@@ -155,7 +155,7 @@ def test_a_real_size(generator):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("split", [1, 2, 7, 12, 13, 100])
+@pytest.mark.parametrize("split", [1, 2, 7, 16, 17, 100])
 def test_frame_by_frame_is_the_clip(split, dtype, generator):
     x, levels = make(generator, (3, 101), 48, dtype=dtype)
     whole = op(x, *levels, metric="cosine")

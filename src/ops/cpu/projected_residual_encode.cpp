@@ -103,6 +103,8 @@ class UnpackedLevel : public LevelAsItLies<float> {
   }
 };
 
+constexpr int64_t kFewestUnpacked = 8;  // rows of a task
+
 bool worth_unpacked_levels(const ProjectedResidualProblem& problem) {
   const auto few = [&](const at::Tensor& codebook) {
     return kernels::has_few_angles(rows_of(problem), problem.dim, codebook.size(0));
@@ -146,11 +148,9 @@ void encode_clips(const ProjectedResidualProblem& problem,
                                                problem.tokens, kernels::cpu_level())
         .encode(from, begin, end, to);
   };
-  if constexpr (std::is_same_v<Level, UnpackedLevel>) {
-    encode(0, rows_of(problem));
-  } else {
-    at::parallel_for(0, rows_of(problem), projected_grain(problem), encode);
-  }
+  // Each task of unpacked levels begins with the norms of all codes.
+  const int64_t least = std::is_same_v<Level, UnpackedLevel> ? kFewestUnpacked : 1;
+  at::parallel_for(0, rows_of(problem), std::max(least, projected_grain(problem)), encode);
 }
 
 detail::ProjectedResidualTensors projected_residual_encode(
