@@ -13,7 +13,7 @@ namespace torchvq::kernels {
 namespace {
 
 constexpr int64_t kDim = 8;
-constexpr int64_t kMostFewRows = 48;      // more: unit vectors of all codes are paid back
+constexpr int64_t kMostFewRows = 48;     // more: unit vectors of all codes are paid back
 constexpr int64_t kMostCodes = 1 << 16;  // scores that stay in the second-level cache
 
 // A score is a sum of 8 products over a root of 8 squares, at most 20 roundings of a number up to

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <deque>
+#include <memory>
 #include <vector>
 
 #include "kernels/cpu/aligned_buffer.h"
@@ -33,8 +33,8 @@ struct ProjectedResidualOutput {
 template <typename T, typename Level>
 class ProjectedResidualEncode {
  public:
-  ProjectedResidualEncode(const std::deque<Level>& levels, const ProjectedShape& shape, bool cosine,
-                          int64_t tokens, CpuLevel level)
+  ProjectedResidualEncode(const std::vector<std::unique_ptr<Level>>& levels,
+                          const ProjectedShape& shape, bool cosine, int64_t tokens, CpuLevel level)
       : levels_(levels),
         shape_(shape),
         cosine_(cosine),
@@ -76,10 +76,10 @@ class ProjectedResidualEncode {
     std::fill_n(totals_.data(), count * stride_, T(0));
     std::fill_n(codes_.data(), count * depth_, T(0));
     for (size_t n = 0; n < levels_.size(); ++n) {
-      levels_[n].project_in(rows_.data(), count, latents_.data());
-      find(levels_[n], count);
+      levels_[n]->project_in(rows_.data(), count, latents_.data());
+      find(*levels_[n], count);
       take(n, first, count, to);
-      levels_[n].take_part(codes_.data(), count, rows_.data(), totals_.data());
+      levels_[n]->take_part(codes_.data(), count, rows_.data(), totals_.data());
     }
     for_each_run(first, count, [&](int64_t b, int64_t t, int64_t at, int64_t run) {
       store(totals_.data() + at * stride_, run, to.quantized, to.quantized.at(b, t));
@@ -134,7 +134,7 @@ class ProjectedResidualEncode {
       const int64_t b = (first + i) / tokens_, t = (first + i) % tokens_;
       const int64_t index = std::max<int64_t>(found_[static_cast<size_t>(i)], 0);
       const T* const latent = latents_.data() + i * shape_.dim;
-      const T* const code = levels_[n].codebook + index * shape_.dim;
+      const T* const code = levels_[n]->codebook + index * shape_.dim;
       T* const straight = codes_.data() + i * depth_;
       T* const kept = to.latents.at(b, t) + level * shape_.dim * to.latents.feature;
       T error = 0;
@@ -149,7 +149,7 @@ class ProjectedResidualEncode {
     }
   }
 
-  const std::deque<Level>& levels_;
+  const std::vector<std::unique_ptr<Level>>& levels_;
   ProjectedShape shape_;
   bool cosine_;
   int64_t tokens_;

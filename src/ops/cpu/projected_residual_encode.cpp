@@ -1,7 +1,7 @@
 #include "ops/projected_residual_encode.h"
 
 #include <algorithm>
-#include <deque>
+#include <memory>
 #include <type_traits>
 
 #include <ATen/Parallel.h>
@@ -133,11 +133,24 @@ kernels::Clips<T> clips_to_write(const at::Tensor& tensor) {
   return {tensor.mutable_data_ptr<T>(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
 }
 
+/// Threads share the levels out; what packing would start on several is then serial.
+template <typename Level>
+std::vector<std::unique_ptr<Level>> make_levels(const ProjectedResidualProblem& problem) {
+  std::vector<std::unique_ptr<Level>> levels(problem.codebooks.size());
+  const auto count = static_cast<int64_t>(levels.size());
+  const int64_t grain = std::is_same_v<Level, UnpackedLevel> ? count : 1;
+  at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
+    for (auto n = static_cast<size_t>(begin); n < static_cast<size_t>(end); ++n) {
+      levels[n] = std::make_unique<Level>(problem, n);
+    }
+  });
+  return levels;
+}
+
 template <typename T, typename Level>
 void encode_clips(const ProjectedResidualProblem& problem,
                   const detail::ProjectedResidualTensors& results) {
-  std::deque<Level> levels;
-  for (size_t n = 0; n < problem.codebooks.size(); ++n) levels.emplace_back(problem, n);
+  const auto levels = make_levels<Level>(problem);
   const auto& [quantized, indices, latents, errors] = results;
   const kernels::ProjectedResidualOutput<T> to = {
       clips_to_write<T>(quantized), clips_to_write<T>(latents), clips_to_write<T>(errors),
