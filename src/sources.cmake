@@ -118,6 +118,7 @@ set(TORCHVQ_SOURCES
   io/unfinished_files.cpp
   kernels/cpu/cpu_level.cpp
   kernels/cpu/fixed_point_sum.cpp
+  kernels/cpu/nearest_angle.cpp
   kernels/cpu/nearest_code_decide.cpp
   kernels/cpu/nearest_code_few_rows.cpp
   kernels/cpu/nearest_code_prepare.cpp
@@ -198,6 +199,7 @@ set(TORCHVQ_SOURCES
   ops/any/nearest_code.cpp
   ops/any/orthogonal_loss.cpp
   ops/any/prepare_codes.cpp
+  ops/any/projected_residual_encode.cpp
   ops/any/random_normal.cpp
   ops/any/random_uniform.cpp
   ops/any/replace_dead_codes_.cpp
@@ -245,6 +247,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/nearest_code.cpp
   ops/autograd/orthogonal_loss.cpp
   ops/autograd/prepare_codes.cpp
+  ops/autograd/projected_residual_encode.cpp
   ops/autograd/replace_dead_codes_.cpp
   ops/autograd/replace_with_candidates_.cpp
   ops/autograd/residual_beam_search.cpp
@@ -287,6 +290,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/moment_loss.cpp
   ops/cpu/nearest_code.cpp
   ops/cpu/prepare_codes.cpp
+  ops/cpu/projected_residual_encode.cpp
   ops/cpu/random_normal.cpp
   ops/cpu/random_uniform.cpp
   ops/cpu/replace_dead_codes_.cpp
@@ -338,6 +342,7 @@ set(TORCHVQ_SOURCES
   ops/meta/nearest_code.cpp
   ops/meta/orthogonal_loss.cpp
   ops/meta/prepare_codes.cpp
+  ops/meta/projected_residual_encode.cpp
   ops/meta/random_normal.cpp
   ops/meta/random_uniform.cpp
   ops/meta/replace_dead_codes_.cpp
@@ -366,6 +371,7 @@ set(TORCHVQ_SOURCES
   ops/nearest_code.cpp
   ops/orthogonal_loss.cpp
   ops/prepare_codes.cpp
+  ops/projected_residual_encode.cpp
   ops/random_normal.cpp
   ops/random_uniform.cpp
   ops/replace_dead_codes_.cpp

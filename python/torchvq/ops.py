@@ -381,6 +381,57 @@ def prepare_codes(codebook: Tensor) -> Tensor:
     return torch.ops.torchvq.prepare_codes(codebook)
 
 
+def projected_residual_encode(
+    x: Tensor,
+    codebooks: Sequence[Tensor],
+    in_weights: Sequence[Tensor],
+    in_biases: Sequence[Tensor],
+    out_weights: Sequence[Tensor],
+    out_biases: Sequence[Tensor],
+    *,
+    metric: str = "euclidean",
+    zero_code: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The nearest code of each level between two projections, of what the levels before have left of ``x`` (B, T, C).
+
+    A level multiplies what is left by a matrix, takes the code nearest to that latent, multiplies
+    ``latent + (code - latent)`` by another matrix, and takes the product away, as DAC does.
+
+    Args:
+        x: Floating point, any strides. Half precision is computed in float32.
+        codebooks: Q >= 1 of (K_q, D).
+        in_weights: Q of (D, C), or (D, C, 1) as a convolution has it.
+        in_biases: Q of (D,).
+        out_weights: Q of (C, D), or (C, D, 1).
+        out_biases: Q of (C,).
+        metric: ``"euclidean"``, or ``"cosine"``: squared distances between unit vectors, ``v / max(|v|, 1e-12)``.
+        zero_code: Added to the squared distance of codes of zeros, with ``"cosine"``.
+
+    Returns:
+        The sum of what the levels have taken (B, T, C); indices (B, T, Q), int64; latents of all levels (B, T, Q D);
+        squared distances between latents and codes (B, T, Q). They lie in memory as ``x`` does: features first where
+        it is the transposed of a contiguous (B, C, T).
+
+    Indices are exact for the latents as they are returned; the lowest of equal ones. On CPU results have the same bits
+    on every instruction set, for any number of threads, and frame by frame; other devices agree to rounding. A vector
+    with a NaN or infinity gets index 0 and NaN. Empty: empty results. No gradient.
+
+    Raises:
+        ValueError: for bad shapes, numbers of levels, ``metric`` or ``zero_code``.
+        TypeError: for bad dtypes.
+    """
+    return torch.ops.torchvq.projected_residual_encode(
+        x,
+        codebooks,
+        in_weights,
+        in_biases,
+        out_weights,
+        out_biases,
+        metric=metric,
+        zero_code=zero_code,
+    )
+
+
 def residual_decode(indices: Tensor, codebooks: Sequence[Tensor]) -> Tensor:
     """The sum (H, N, D) of the codes of all levels, in order; -1 adds nothing.
 

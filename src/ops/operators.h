@@ -73,6 +73,7 @@ constexpr const char* kComputingOperators[] = {
     "orthogonal_loss",
     "pool_scale",
     "prepare_codes",
+    "projected_residual_encode",
     "quantize",
     "quantize_scalars",
     "random_projection",

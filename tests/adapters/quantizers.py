@@ -29,6 +29,8 @@ class Stack:
     x: Tensor
     levels: list[Level]
     tokens: list[Tensor]
+    # What the levels compared, (B, D, ...) of each, where it was returned; else what the package's own layers make.
+    compared: list[Tensor] | None = None
 
 
 @dataclass
@@ -42,6 +44,8 @@ class Case:
     decode: Callable[[Any, list[Tensor]], Tensor] | None = None
     image: bool = False
     adapted: int = 1  # how many modules `describe` finds
+    # The latents of all levels, where the products before them are added up in an order of our own.
+    compared: Callable[[Any, Tensor], list[Tensor]] | None = None
 
     def latents(self, frames: int, batch: int = 2) -> Tensor:
         shape = (batch, self.channels, frames, 3) if self.image else (batch, self.channels, frames)
@@ -75,8 +79,18 @@ def gaps(stack: Stack) -> tuple[Tensor, Tensor]:
     """
     found, allowed = [], []
     residual = stack.x
-    for level, tokens in zip(stack.levels, stack.tokens, strict=True):
+    for n, (level, tokens) in enumerate(zip(stack.levels, stack.tokens, strict=True)):
         latents = level.into(residual)
+        if stack.compared is not None:
+            compared = stack.compared[n].movedim(1, -1)
+            # Sums of some dozen terms, at the rounding of the residual's.
+            torch.testing.assert_close(
+                compared,
+                latents,
+                rtol=0,
+                atol=float(64 * torch.finfo(latents.dtype).eps * stack.x.abs().max()),
+            )
+            latents = compared
         x, codes = latents.flatten(0, -2), level.codes
         if level.cosine:
             x, codes = functional.normalize(x), functional.normalize(codes)
@@ -255,6 +269,7 @@ def dac() -> Case:
         lambda q, x, t: [Stack(x, [factorised(level) for level in q.quantizers], t)],
         lambda q, t: q.from_codes(torch.stack(t, 1))[0],
         adapted=6,
+        compared=lambda q, x: list(q(x)[2].split(8, 1)),
     )
 
 
@@ -268,6 +283,7 @@ def dac_package() -> Case:
         lambda q, x, t: [Stack(x, [factorised(level) for level in q.quantizers], t)],
         lambda q, t: q.from_codes(torch.stack(t, 1))[0],
         adapted=6,
+        compared=lambda q, x: list(q(x)[2].split(8, 1)),
     )
 
 

@@ -305,9 +305,10 @@ def test_an_adapted_model_gives_what_it_gave(
     after = run(model, x)
     assert len(before) == len(after) > 0
     for one, other in zip(before, after, strict=True):
-        # Means over all values of a loss are added up in another order.
-        equal = torch.equal if one.dim() > 1 or not one.is_floating_point() else torch.allclose
-        assert equal(one, other) and one.dtype == other.dtype
+        # Means over all values of a loss, and products before and after a level of DAC, are added up in another order.
+        rounded = one.is_floating_point() and (one.dim() < 2 or make in (dac, dac_package))
+        assert one.dtype == other.dtype
+        assert torch.allclose(one, other, 1e-12, 1e-12) if rounded else torch.equal(one, other)
     assert list(model.state_dict()) == keys and repr(model) == text
     again = run(adapters.restore(copy.deepcopy(model)), x)
     assert all(map(torch.equal, again, before))

@@ -231,6 +231,9 @@ def _by_hand() -> None:
     _ops.vqp_indices(indices, 4)
     _ops.vqp_masked_commitment(x, x, torch.ones(1, 6, dtype=torch.bool))
     _ops.residual_beam_search(x, [codes, codes], 2)
+    _ops.projected_residual_encode(
+        x, [codes[0]], [codes[0]], [codes[0, 0]], [codes[0]], [codes[0, 0]], metric="cosine"
+    )
     _ops.directional_reparam(x, x, x, variance=0.1)
     _ops.has_tokens(x)
     _ops.sign_entropy_totals(x, sharpness=4.0)

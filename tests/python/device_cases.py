@@ -56,6 +56,14 @@ SCALES = torch.tensor([[1.0] * 4, [0.2] * 4])
 BITS = normal(2, 40, 6)
 VALUES = torch.linspace(-1, 1, 9)
 MOMENTS = ops.token_moments(X)
+# Codebooks, and weights and biases into two levels and out of them.
+PROJECTED = (
+    [CODES[0], CODES[1]],
+    [normal(12, 12, seed=5) * 0.3] * 2,
+    [normal(12, seed=6) * 0.1] * 2,
+    [normal(12, 12, seed=7) * 0.3] * 2,
+    [normal(12, seed=8) * 0.1] * 2,
+)
 BOTH = dict(grads=[True, True])
 # Sums that are exact in any order, and quotients that differ from products with the reciprocal of 7.
 PARTS = torch.tensor([0.5, 0.5, 0.25, 0.25, 0, 0, 0], dtype=torch.float64)
@@ -128,6 +136,14 @@ CASES: dict[str, Case] = {
     "nearest_code ties cosine": Case((TIED_X, TIED_CODES), COSINE | dict(return_distances=True)),
     "nearest_code bias": Case((X, CODES), dict(bias=normal(2, 7), topk=2, return_distances=True)),
     "nearest_code half": Case((X.half(), CODES.half()), dict(return_distances=True)),
+    # Products between searches are added up in the device's order.
+    "projected_residual_encode": Case((X, *PROJECTED), COSINE, exact=False),
+    "projected_residual_encode euclidean": Case((X, *PROJECTED), exact=False),
+    "projected_residual_encode zeros": Case(
+        (X, [CODES[0] * (INDICES[0, :7, None] > 2)] * 2, *PROJECTED[1:]),
+        COSINE | dict(zero_code=2.0),
+        exact=False,
+    ),
     "residual_encode": Case((X, [CODES, CODES * 0.3]), dict(mask=MASK)),
     "residual_encode prepared": Case(
         (TIED_X[None, ::6], [TIED_CODES] * 2), dict(prepared=[ops.prepare_codes(TIED_CODES)] * 2)

@@ -23,7 +23,13 @@ import torchvq
 ops = torch.ops.torchvq
 SEEDS = range(2)
 # Searches ask how many rows are left to decide, unless the library has CUDA kernels, which ask nothing.
-SEARCH = {"nearest_code", "residual_encode", "residual_beam_search", "sample_codes"}
+SEARCH = {
+    "nearest_code",
+    "projected_residual_encode",
+    "residual_encode",
+    "residual_beam_search",
+    "sample_codes",
+}
 WAITS = {"keep_statistics_", "kmeans", "prepare_codes", "synced_kmeans", "synced_usage", *SEARCH}
 # They read the verdict whether ranks do the same, or whether a code is dead: with several ranks only.
 SYNCED = {
@@ -123,7 +129,9 @@ PRODUCTS: dict[str, dict[str, str]] = {
 
 
 SEARCHES = [
-    name for name in CASES if name.startswith(("nearest_code", "residual_beam", "residual_encode"))
+    name
+    for name in CASES
+    if name.startswith(("nearest_code", "projected_residual", "residual_beam", "residual_encode"))
 ]
 ENTROPIES = [name for name in CASES if name.startswith("sign_entropy")]
 

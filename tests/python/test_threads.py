@@ -16,6 +16,7 @@ ops = torch.ops.torchvq
 x, codes = torch.randn(1, 20000, 64), torch.randn(1, 64, 64)
 indices = torch.randint(64, (1, 20000))
 exponents = torch.zeros(1, 64, dtype=torch.int32)
+projected = codes[0], codes[0], codes[0, 0], codes[0], codes[0, 0]
 calls = dict(
     nearest_code=lambda: ops.nearest_code(x, codes),
     code_statistics=lambda: ops.code_statistics(x, indices, exponents),
@@ -23,6 +24,7 @@ calls = dict(
     commitment_loss=lambda: ops.commitment_loss(x, x),
     residual_beam_search=lambda: ops.residual_beam_search(x, [codes, codes], 4),
     residual_encode=lambda: ops.residual_encode(x, [codes, codes]),
+    projected_residual_encode=lambda: ops.projected_residual_encode(x, *([t] for t in projected)),
     residual_decode=lambda: ops.residual_decode(indices.unsqueeze(-1), [codes]),
     residual_lookup=lambda: ops.residual_lookup(x, [codes], indices.unsqueeze(-1)),
     residual_commitment_loss=lambda: ops.residual_commitment_loss(x, [x], [x]),

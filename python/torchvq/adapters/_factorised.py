@@ -6,13 +6,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.utils.weight_norm import WeightNorm
 
 from torchvq._base.torch_private import is_observed
 from torchvq.adapters._registry import Adapter, register
-from torchvq.adapters._search import nearest, nearest_by_angle
+from torchvq.adapters._search import nearest_by_angle
 
-_SMALLEST_NORM = 1e-12  # what torch's normalize divides by instead
+_ops = torch.ops.torchvq
+# What the formula of transformers adds to the distance of a code of zeros: the norm of a code has the other sign.
+_ZERO_CODE = 2.0
+_COMPUTED = (torch.float32, torch.float64)
 
 
 @register("transformers.models.dac.modeling_dac.DacVectorQuantize")
@@ -25,9 +28,9 @@ class DacLevel(Adapter):
         # A codebook that accelerate has moved elsewhere comes back for the call of the package's own method.
         if hasattr(self.codebook, "_hf_hook"):
             return self.original.decode_latents(hidden_states)
-        # Its formula adds the norm of a code with the other sign: a code of zeros stands behind cosines above -0.5.
+        # A code of zeros stands behind cosines above -0.5.
         indices = nearest_by_angle(
-            hidden_states.transpose(1, 2), self.codebook.weight, zero_code=2.0
+            hidden_states.transpose(1, 2), self.codebook.weight, zero_code=_ZERO_CODE
         )
         return self.codebook(indices).transpose(1, 2), indices
 
@@ -51,18 +54,21 @@ class _Stack(Adapter):
     quantizers: nn.ModuleList
     n_codebooks: int
 
-    def levels_in_use(self, x: Tensor, n_quantizers: int | None) -> list[Any] | None:
-        """Levels that one walk may take; None where a graph is made, hooks wait for calls, a GPU would wait, or codes
-        of levels differ in their sizes."""
+    def encode_at_once(
+        self, x: Tensor, n_quantizers: int | None, zero_code: float = 0.0
+    ) -> _Encoded | None:
+        """All levels in one call; None where their modules must be called: a graph or a gradient is wanted, hooks wait
+        for calls, precision is reduced, codes of levels differ in their sizes."""
         count = self.n_codebooks if n_quantizers is None else n_quantizers
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or not x.is_cpu:
             return None
+        if x.dtype not in _COMPUTED or x.dim() != 3 or torch.is_autocast_enabled("cpu"):
+            return None
         if not isinstance(count, int) or count < 1:
             return None
-        levels: list[Any] = list(self.quantizers)[:count]
-        alike = len({level.codebook.weight.shape[1] for level in levels}) == 1
-        observed = any(is_observed(level, level.codebook) for level in levels)
-        return levels if alike and not observed else None
+        levels = list(self.quantizers._modules.values())[:count]
+        parts = _parts_of_levels(levels, x)
+        return None if parts is None else _encode(x, parts, zero_code)
 
 
 @register("transformers.models.dac.modeling_dac.DacResidualVectorQuantizer")
@@ -70,13 +76,11 @@ class DacStack(_Stack):
     """All levels of a DacModel."""
 
     def forward(self, hidden_state: Tensor, n_quantizers: int | None = None) -> Any:
-        levels = self.levels_in_use(hidden_state, n_quantizers)
-        found = levels and _walk(levels, hidden_state)
-        # Codes of zeros stand elsewhere than by their angle (DacLevel).
-        if not found or not bool(found.norms.all()):
+        found = self.encode_at_once(hidden_state, n_quantizers, _ZERO_CODE)
+        if found is None:
             return self.original.forward(hidden_state, n_quantizers)
         # One loss of the whole batch, as many times as there are clips.
-        loss = found.loss.repeat(len(hidden_state))
+        loss = found.loss.expand(len(hidden_state)).clone()
         return found.quantized, found.indices, found.latents, loss, loss.clone()
 
 
@@ -85,14 +89,13 @@ class PackageStack(_Stack):
     """All levels of a DAC of the package descript-audio-codec."""
 
     def forward(self, z: Tensor, n_quantizers: int | None = None) -> Any:
-        levels = self.levels_in_use(z, n_quantizers)
-        if not levels:
+        found = self.encode_at_once(z, n_quantizers)
+        if found is None:
             return self.original.forward(z, n_quantizers)
-        found = _walk(levels, z)
         return found.quantized, found.indices, found.latents, found.loss, found.loss.clone()
 
 
-class _Walk(NamedTuple):
+class _Encoded(NamedTuple):
     quantized: Tensor
     """(B, C, T)"""
     indices: Tensor
@@ -101,38 +104,72 @@ class _Walk(NamedTuple):
     """(B, Q d, T)"""
     loss: Tensor
     """Of all levels, added up: without a gradient the losses of encoder and codebook are the same number."""
-    norms: Tensor
-    """Of the codes of all levels, (Q K, 1)."""
 
 
-def _walk(levels: list[Any], x: Tensor) -> _Walk:
-    """All levels, with the package's own projections and arithmetic, and the search among unit vectors between them."""
-    codebooks = [level.codebook.weight for level in levels]
-    units, norms = _unit_vectors(torch.cat(codebooks))
-    units_of_level = torch.split(units, [len(codebook) for codebook in codebooks])
-    quantized = torch.zeros((), dtype=x.dtype)
-    residual = x
-    indices, latents, codes = [], [], []
-    for level, codebook, unit_codes in zip(levels, codebooks, units_of_level, strict=True):
-        inside = level.in_proj(residual)
-        vectors = inside.transpose(1, 2)
-        tokens = nearest(_unit_vectors(vectors)[0], unit_codes)
-        code = codebook.index_select(0, tokens.flatten()).view(vectors.shape).transpose(1, 2)
-        # The packages' straight-through formula rounds.
-        part = level.out_proj(inside + (code - inside))
-        quantized = quantized + part
-        residual = residual - part
-        indices.append(tokens)
-        latents.append(inside)
-        codes.append(code)
-    all_latents = torch.cat(latents, 1)
+class _Parts(NamedTuple):
+    """Of all levels, what the operator takes."""
+
+    codebooks: list[Tensor]
+    in_weights: list[Tensor]
+    in_biases: list[Tensor]
+    out_weights: list[Tensor]
+    out_biases: list[Tensor]
+
+
+def _encode(x: Tensor, parts: _Parts, zero_code: float) -> _Encoded:
+    found = _ops.projected_residual_encode(
+        x.contiguous().transpose(1, 2), *parts, metric="cosine", zero_code=zero_code
+    )
+    quantized, indices, latents, errors = (part.transpose(1, 2) for part in found)
     # Levels have equal sizes, so the sum of their means is the mean of all, as many times as there are levels.
-    loss = functional.mse_loss(all_latents, torch.cat(codes, 1)) * len(levels)
-    return _Walk(quantized, torch.stack(indices, 1), all_latents, loss, norms)
+    loss = errors.mean().mul_(len(parts.codebooks) / parts.codebooks[0].shape[1])
+    return _Encoded(quantized, indices, latents, loss)
 
 
-def _unit_vectors(vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """And their norms (*, 1), by the arithmetic of torch's normalize, in float32 or float64."""
-    wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-    norms = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-    return wide / norms.clamp_min(_SMALLEST_NORM), norms
+def _parts_of_levels(levels: list[Any], x: Tensor) -> _Parts | None:
+    # An attribute of a module is looked for in three places, which would be a fifth of the call.
+    codebooks = [level._modules["codebook"] for level in levels]
+    if is_observed(*levels, *codebooks):
+        return None
+    codes: list[Tensor] = [codebook._parameters.get("weight") for codebook in codebooks]
+    if any(code is None for code in codes):
+        codes = [codebook.weight for codebook in codebooks]
+    if codes[0].dtype != x.dtype or len({code.shape[1] for code in codes}) > 1:
+        return None
+    into = [_projection(level._modules["in_proj"]) for level in levels]
+    out = [_projection(level._modules["out_proj"]) for level in levels]
+    if None in into or None in out:
+        return None
+    return _Parts(codes, *_turned(into), *_turned(out))
+
+
+def _turned(pairs: list[Any]) -> tuple[list[Tensor], list[Tensor]]:
+    return [weight for weight, _ in pairs], [bias for _, bias in pairs]
+
+
+_OF_ONE_FRAME = dict(kernel_size=(1,), stride=(1,), padding=(0,), groups=1)
+
+
+def _projection(module: Any) -> tuple[Tensor, Tensor] | None:
+    """Weight and bias by which a convolution multiplies each frame; None for a module that may do anything else."""
+    if type(module).forward is not nn.Conv1d.forward:
+        return None
+    own = vars(module)
+    if own["_forward_hooks"] or "forward" in own or not _OF_ONE_FRAME.items() <= own.items():
+        return None
+    weight, bias = own["_parameters"].get("weight"), own["_parameters"].get("bias")
+    before = own["_forward_pre_hooks"]
+    if before:
+        weight = _normed_weight(module, list(before.values()))
+    elif weight is None:
+        weight = module.weight  # parametrized
+    return None if weight is None or bias is None else (weight, bias)
+
+
+def _normed_weight(module: nn.Module, before: list[Any]) -> Tensor | None:
+    """By the older weight norm of torch, which makes the weight before each call."""
+    hook = before[0]
+    if len(before) > 1 or not isinstance(hook, WeightNorm) or hook.name != "weight":
+        return None
+    weight: Tensor = hook.compute_weight(module)
+    return weight
