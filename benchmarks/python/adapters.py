@@ -7,8 +7,8 @@
 Quantizers alone and whole `encode`: clips of 10 s, 1 and 16 of them, one frame (also with frozen codes), images of 256
 and 512; random weights.
 Measures the time of the original over that of the adapted model, peak memory of a call in a process of its own, and
-tokens that differ: each of them is a near tie, or follows one in its residual. Results go to adapters.json and, with
---docs, to the table of docs/adapters.md.
+tokens that differ: each of them is a near tie, or follows one in its residual. Results go to adapters.json, where rows
+that are not measured stay with the commit that they are of, and, with --docs, to the table of docs/adapters.md.
 """
 
 from __future__ import annotations
@@ -21,9 +21,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import state
 import torch
 from adapters_models import Measured, rows
-from harness import OURS, RESULTS, ROOT, Case, Contender, Settings, compare, read_json, write
+from harness import (
+    OURS,
+    RESULTS,
+    ROOT,
+    Case,
+    Contender,
+    Settings,
+    compare,
+    read_json,
+    write,
+    write_json,
+)
 from memory import peak_over_now
 
 from torchvq import adapters
@@ -47,7 +59,10 @@ def measure(row: Measured, settings: Settings) -> list[Case]:
     adapted = adapters.adapt(copy.deepcopy(module), frozen=row.frozen)
     ours, theirs = row.encode(adapted, x), row.encode(module, x)
     checks: dict[str, Any] = dict(
-        differ=int((ours != theirs).sum()), tokens=ours.numel(), peak_bytes=peaks(row, settings)
+        differ=int((ours != theirs).sum()),
+        tokens=ours.numel(),
+        peak_bytes=peaks(row, settings),
+        commit=state.commit(),
     )
     cases = []
     for threads in settings.threads:
@@ -97,13 +112,27 @@ def _say(case: Case, settings: Settings) -> None:
     )
 
 
+def with_earlier(file: Path, before: dict[str, Any]) -> dict[str, Any]:
+    """The document with the rows of an earlier one that it does not have, in the order of all rows."""
+    document = read_json(file)
+    fresh = {case["name"] for case in document["cases"]}
+    for case in before["cases"]:
+        case["checks"].setdefault("commit", before["machine"]["commit"])
+    cases = document["cases"] + [case for case in before["cases"] if case["name"] not in fresh]
+    places = {row.name: place for place, row in enumerate(rows())}
+    order = {case["name"]: places.get(case["name"].rsplit(", ", 1)[0], -1) for case in cases}
+    kept = [case for case in cases if order[case["name"]] >= 0]
+    return document | {"cases": sorted(kept, key=lambda case: order[case["name"]])}
+
+
 def table(document: dict[str, Any]) -> str:
     """The rows of the most threads, as docs/adapters.md shows them."""
     cases = document["cases"]
     most = max(case["parameters"]["threads"] for case in cases)
     lines = [
-        "| model | part | size | original, ms | adapted, ms | times | tokens that differ | peak MiB | adapted |\n"
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model | part | size | original, ms | adapted, ms | times | tokens that differ "
+        "| peak MiB | adapted | commit |\n"
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for case in cases:
         given, checks = case["parameters"], case["checks"]
@@ -115,7 +144,8 @@ def table(document: dict[str, Any]) -> str:
         times = [f"{time['seconds'] * 1e3:.2f}" for time in (theirs, ours)]
         differ = f"{checks['differ']} of {checks['tokens']}"
         place = [given[key] for key in ("model", "part", "size")]
-        cells = [*place, *times, f"{theirs['ratio']:.2f}", differ, *held]
+        ratio, commit = f"{theirs['ratio']:.2f}", checks["commit"][:7]
+        cells = [*place, *times, ratio, differ, *held, commit]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + f"\n\n{most} threads, {document['machine']['cpu']}."
 
@@ -146,9 +176,13 @@ def main() -> None:
         return
     threads = (1,) if given.cpu_clock else (1, 2)
     settings = Settings(given.quick, given.cpu_clock, threads, given.output)
+    file = settings.output / "adapters.json"
+    before = read_json(file) if file.exists() and not given.quick else None
     write("adapters", [case for row in chosen for case in measure(row, settings)], settings)
+    if before:
+        write_json(file, with_earlier(file, before))
     if given.docs:
-        write_docs(read_json(settings.output / "adapters.json"))
+        write_docs(read_json(file))
 
 
 if __name__ == "__main__":
