@@ -214,7 +214,7 @@ def test_operators_that_meet_other_ranks_say_whether_they_wait() -> None:
     assert meets & any_kernels() == {
         *SYNCED,
         *UNREAD,
-        *WAITS - SEARCH - {"kmeans"},
+        *WAITS - SEARCH - {"kmeans", "prepare_codes"},
         "refine_codebooks",
     }
 
