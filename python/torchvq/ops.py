@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,6 +15,13 @@ from torchvq._base.operators import (  # noqa: F401  (random numbers, estimators
     rotation_trick,
     straight_through,
     sync_update_v,
+)
+from torchvq._base.residual_operators import (  # noqa: F401  (stacks of codebooks)
+    prepare_codes,
+    projected_residual_encode,
+    residual_beam_search,
+    residual_decode,
+    residual_encode,
 )
 from torchvq._scalar.operators import (  # noqa: F401  (the operators without a codebook)
     ScalarCodes,
@@ -327,119 +333,6 @@ def sample_codes(
     return torch.ops.torchvq.sample_codes(
         x, codebook, rng, temperature=temperature, metric=metric, stream=stream
     )
-
-
-def residual_beam_search(
-    x: Tensor,
-    codebooks: Sequence[Tensor],
-    beam: int,
-    *,
-    mask: Tensor | None = None,
-    depth: Tensor | None = None,
-    weights: Sequence[float] = (),
-) -> Tensor:
-    """Indices (H, N, Q), int64, of the levels whose codes leave least of ``x`` (H, N, D), among ``beam`` paths.
-
-    ``codebooks`` are Q of (H, K_q, D), or (1, K_q, D) or (K_q, D) shared by all heads. -1 where masked, or at levels
-    from ``depth`` (1,) on. ``weights``, one per level: the score is then the weighted sum of what remains after each.
-    A beam of 1 is greedy. No gradient.
-    """
-    return torch.ops.torchvq.residual_beam_search(
-        x, codebooks, beam, mask=mask, depth=depth, weights=weights
-    )
-
-
-def residual_encode(
-    x: Tensor,
-    codebooks: Sequence[Tensor],
-    *,
-    metric: str = "euclidean",
-    depth: Tensor | None = None,
-    mask: Tensor | None = None,
-    prepared: Sequence[Tensor] | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The nearest code of each level, of what the levels before have left of ``x`` (H, N, D).
-
-    ``codebooks`` are Q of (H, K_q, D), or (1, K_q, D) or (K_q, D) shared by all heads. Returns the sum of the codes
-    (H, N, D), float32 or float64, and indices (H, N, Q), int64. Exact like :func:`nearest_code`. Indices are -1 and
-    codes 0 where ``mask`` (H, N) is False and at levels from ``depth`` (1,) on. A row with a NaN or infinity gets
-    index 0 and NaN. No gradient. ``prepared``, what :func:`prepare_codes` has made of each codebook as it is now, makes
-    the search of up to 32 rows a head faster on the CPU, in float32, by ``"euclidean"``; the results are the same.
-    """
-    return torch.ops.torchvq.residual_encode(
-        x, codebooks, metric=metric, depth=depth, mask=mask, prepared=prepared
-    )
-
-
-def prepare_codes(codebook: Tensor) -> Tensor:
-    """A copy of a codebook (K, D) or (H, K, D) in 8 bits, for :func:`residual_encode` of a few rows.
-
-    Returns uint8 (bytes,) or (H, bytes), on the same device: a quarter of the memory in float32, and 16 bytes a code;
-    none below 16 features or above 16384. A copy is of the codes as they are now: prepare them again when they change.
-    Half precision as float32; a copy of float64 codes serves nothing. No gradient. The same bytes on every device.
-    """
-    return torch.ops.torchvq.prepare_codes(codebook)
-
-
-def projected_residual_encode(
-    x: Tensor,
-    codebooks: Sequence[Tensor],
-    in_weights: Sequence[Tensor],
-    in_biases: Sequence[Tensor],
-    out_weights: Sequence[Tensor],
-    out_biases: Sequence[Tensor],
-    *,
-    metric: str = "euclidean",
-    zero_code: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The nearest code of each level between two projections, of what the levels before have left of ``x`` (B, T, C).
-
-    A level multiplies what is left by a matrix, takes the code nearest to that latent, multiplies
-    ``latent + (code - latent)`` by another matrix, and takes the product away, as DAC does.
-
-    Args:
-        x: Floating point, any strides. Half precision is computed in float32.
-        codebooks: Q >= 1 of (K_q, D).
-        in_weights: Q of (D, C), or (D, C, 1) as a convolution has it.
-        in_biases: Q of (D,).
-        out_weights: Q of (C, D), or (C, D, 1).
-        out_biases: Q of (C,).
-        metric: ``"euclidean"``, or ``"cosine"``: squared distances between unit vectors, ``v / max(|v|, 1e-12)``.
-        zero_code: Added to the squared distance of codes of zeros, with ``"cosine"``.
-
-    Returns:
-        The sum of what the levels have taken (B, T, C); indices (B, T, Q), int64; latents of all levels (B, T, Q D);
-        squared distances between latents and codes (B, T, Q). They lie in memory as ``x`` does: features first where
-        it is the transposed of a contiguous (B, C, T).
-
-    Indices are exact for the latents as they are returned; the lowest of equal ones. On CPU results have the same bits
-    on every instruction set, for any number of threads, and frame by frame; other devices agree to rounding. A vector
-    with a NaN or infinity gets index 0 and NaN. Empty: empty results. No gradient.
-
-    Raises:
-        ValueError: for bad shapes, numbers of levels, ``metric`` or ``zero_code``.
-        TypeError: for bad dtypes.
-    """
-    return torch.ops.torchvq.projected_residual_encode(
-        x,
-        codebooks,
-        in_weights,
-        in_biases,
-        out_weights,
-        out_biases,
-        metric=metric,
-        zero_code=zero_code,
-    )
-
-
-def residual_decode(indices: Tensor, codebooks: Sequence[Tensor]) -> Tensor:
-    """The sum (H, N, D) of the codes of all levels, in order; -1 adds nothing.
-
-    ``indices`` is int64 (H, N, q), ``codebooks`` are q of (H, K_q, D), or (1, K_q, D) or (K_q, D) shared by all
-    heads. The dtype is theirs; half precision is added up in float32. Gradient to the codebooks. IndexError for an
-    index outside [-1, K_q).
-    """
-    return torch.ops.torchvq.residual_decode(indices, codebooks)
 
 
 def kmeans(

@@ -9,7 +9,6 @@
 #include <ATen/ops/full_like.h>
 #include <ATen/ops/pow.h>
 #include <ATen/ops/where.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <torchvq/functional/estimate.h>
 #include <torchvq/functional/losses.h>
@@ -42,8 +41,8 @@ struct Level {
 struct Walk {
   at::Tensor output;  ///< (H, T, D)
   std::vector<Level> levels;
-  Tensors codes;   ///< (H, T, D), zeros where a level is not in use
-  Tensors losses;  ///< one of all levels (q,), where they are scored at once
+  Tensors codes;      ///< (H, T, D), zeros where a level is not in use
+  at::Tensor losses;  ///< (q,), where the levels are scored at once; else undefined
 };
 
 at::Tensor only_if(const OptionalTensor& used, const at::Tensor& value, double otherwise = 0) {
@@ -67,9 +66,9 @@ class Stack {
 
   Walk walk() const;
   /// The losses of all levels, and what they learn.
-  Tensors learn(const Walk& walk, Tensors& totals) const;
+  at::Tensor learn(const Walk& walk, Tensors& totals) const;
   at::Tensor indices(const Walk& walk) const;
-  at::Tensor stacked_losses(Tensors losses) const;
+  at::Tensor of_all_levels(const at::Tensor& losses) const;
 
  private:
   size_t count() const { return arguments_.codebooks.size(); }
@@ -185,7 +184,7 @@ Walk Stack::walk_at_once(const at::Tensor& chosen) const {
   Tensors codebooks;
   for (const auto& codebook : arguments_.codebooks) codebooks.push_back(codebook.detach());
   const auto found = ops::residual_lookup(inputs_.detach(), codebooks, chosen);
-  const auto mask = level_mask(0);
+  const auto& mask = arguments_.mask;
   OptionalTensor token_mask;
   auto indices = chosen.permute({2, 0, 1}).contiguous();
   if (mask) {
@@ -200,11 +199,11 @@ Walk Stack::walk_at_once(const at::Tensor& chosen) const {
     walk.levels.push_back(std::move(level));
   }
   const auto compared =
-      compared_inputs(inputs_, gradient_, static_cast<int64_t>(count()), false, arguments_.depth);
+      compared_inputs(inputs_, gradient_, static_cast<int64_t>(count()), /*scores_targets=*/false);
   const auto commitment =
       ops::residual_commitment_loss(compared, found.inputs, found.codes, token_mask);
-  walk.losses = {
-      weighted_loss({commitment}, {options_.losses().commitment_weight()}, /*training=*/true)};
+  walk.losses =
+      weighted_loss({commitment}, {options_.losses().commitment_weight()}, /*training=*/true);
   walk.codes = found.codes;
   walk.output = stack_output(inputs_, {found.quantized, {}}, state(0).rng, ranks_, gradient_);
   return walk;
@@ -238,15 +237,10 @@ at::Tensor Stack::indices(const Walk& walk) const {
   return detail::stacked(levels, -1);
 }
 
-/// Losses (q,), of levels or of all of them at once; 0 for those that are not in use.
-at::Tensor Stack::stacked_losses(Tensors losses) const {
-  const auto levels = arguments_.step_counts.size();
-  if (losses[0].dim() == 1) {
-    const auto unused = static_cast<int64_t>(levels - count());
-    return unused == 0 ? losses[0] : at::cat({losses[0], losses[0].detach().new_zeros({unused})});
-  }
-  losses.resize(levels, at::zeros_like(losses[0]).detach());
-  return detail::stacked(losses);
+/// Losses of the levels in use (q,), and 0 for those that are not.
+at::Tensor Stack::of_all_levels(const at::Tensor& losses) const {
+  const auto unused = static_cast<int64_t>(arguments_.step_counts.size() - count());
+  return unused == 0 ? losses : at::cat({losses, losses.detach().new_zeros({unused})});
 }
 
 // After the search --------------------------------------------------------------------------------
@@ -303,12 +297,15 @@ void Stack::finish(const std::vector<Level>& levels, const Tensors& counts) cons
                  options_.learns() || options_.draws(), ranks_.alone());
 }
 
-Tensors Stack::learn(const Walk& walk, Tensors& totals) const {
-  const bool scored = !walk.losses.empty();
-  auto found = scored ? std::vector<QuantizerLosses>() : score(walk, totals);
+at::Tensor Stack::learn(const Walk& walk, Tensors& totals) const {
+  if (walk.losses.defined()) {
+    finish(walk.levels, update(walk.levels));
+    return of_all_levels(walk.losses);
+  }
+  auto found = score(walk, totals);
   const auto counts = update(walk.levels);
-  auto losses = walk.losses;
-  for (size_t i = 0; i < found.size(); ++i) {
+  Tensors losses;
+  for (size_t i = 0; i < walk.levels.size(); ++i) {
     const auto& level = walk.levels[i];
     const auto orthogonal =
         orthogonal_term(state(i).embed, level.searched.indices, state(i).rng, options_.losses());
@@ -317,7 +314,7 @@ Tensors Stack::learn(const Walk& walk, Tensors& totals) const {
     losses.push_back(only_if(level.used, loss));
   }
   finish(walk.levels, counts);
-  return losses;
+  return of_all_levels(detail::stacked(losses));
 }
 
 }  // namespace
@@ -330,7 +327,7 @@ ResidualQuantizeStep residual_quantize_(const at::Tensor& tokens,
   const auto walk = stack.walk();
   ResidualQuantizeStep step;
   step.totals = totals;
-  step.losses = stack.stacked_losses(stack.learn(walk, step.totals));
+  step.losses = stack.learn(walk, step.totals);
   step.quantized = walk.output;
   step.indices = stack.indices(walk);
   step.codes = walk.codes;

@@ -41,19 +41,14 @@ at::Tensor residual_commitment_loss(const at::Tensor& x, at::TensorList inputs,
   detail::check_residual_commitment_loss(x, inputs, codes, mask_);
   const auto dtype = detail::residual_loss_dtype(inputs, codes);
   const auto mask = contiguous_mask(mask_);
-  auto losses = at::empty({static_cast<int64_t>(inputs.size())}, x.options().dtype(dtype));
+  auto losses = at::empty({static_cast<int64_t>(inputs.size())}, x.options().dtype(at::kDouble));
+  auto* means = losses.mutable_data_ptr<double>();
   for (size_t level = 0; level < inputs.size(); ++level) {
-    const double mean =
+    means[level] =
         detail::mean_squared_difference(detail::contiguous_as(inputs[level], dtype),
                                         detail::contiguous_as(codes[level], dtype), data_of(mask));
-    // Beyond the range of float32 it is infinite.
-    if (dtype == at::kDouble) {
-      losses.mutable_data_ptr<double>()[level] = mean;
-    } else {
-      losses.mutable_data_ptr<float>()[level] = static_cast<float>(mean);
-    }
   }
-  return losses;
+  return losses.to(dtype);
 }
 
 /// What the differences of each level are multiplied with. Halves are exact, and so are doubles: a
