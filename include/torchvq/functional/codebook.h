@@ -99,8 +99,4 @@ TORCHVQ_API std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_statistics(
     const at::Tensor& counts_a, const at::Tensor& sums_a, const at::Tensor& exponents_a,
     const at::Tensor& counts_b, const at::Tensor& sums_b, const at::Tensor& exponents_b);
 
-/// Counts one training step: the next draws of `rng` (2,) are new ones. A step with a mask that
-/// leaves no token, or with counts that are all 0 in its place, does not count.
-TORCHVQ_API void advance_rng_(at::Tensor rng, const std::optional<at::Tensor>& mask = std::nullopt);
-
 }  // namespace torchvq::functional
