@@ -28,6 +28,7 @@ set(TORCHVQ_CUDA_OPERATORS
   ops/cuda/count_codes_.cpp
   ops/cuda/ema_finish_.cpp
   ops/cuda/ema_update_.cpp
+  ops/cuda/ema_update_tokens_.cpp
   ops/cuda/latent_quantize.cpp
   ops/cuda/lookup_codes.cpp
   ops/cuda/nearest_code.cpp
