@@ -3,6 +3,7 @@
 #include "ops/commitment_loss.h"
 
 #include <algorithm>
+#include <vector>
 
 #include <ATen/ops/empty.h>
 

@@ -3,6 +3,7 @@
 #include "ops/ema_update_tokens_.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <ATen/ops/_foreach_copy.h>

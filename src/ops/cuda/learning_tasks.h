@@ -3,10 +3,10 @@
 #pragma once
 
 #include <optional>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 
 #include "kernels/cpu/unused_codes.h"
 #include "kernels/cuda/code_exponents.h"

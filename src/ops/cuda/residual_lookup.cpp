@@ -2,6 +2,7 @@
 #include "ops/residual_lookup.h"
 
 #include <algorithm>
+#include <vector>
 
 #include <ATen/ops/empty.h>
 

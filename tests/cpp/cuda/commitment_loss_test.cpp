@@ -3,6 +3,9 @@
 #include <torchvq/ops/residual_commitment_loss.h>
 
 #include <limits>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include <gtest/gtest.h>
 

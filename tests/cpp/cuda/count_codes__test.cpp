@@ -1,6 +1,8 @@
 // count_codes_ for CUDA, emulated, against the CPU's.
 #include <torchvq/ops/count_codes_.h>
 
+#include <vector>
+
 #include <gtest/gtest.h>
 
 #include <ATen/ops/full.h>

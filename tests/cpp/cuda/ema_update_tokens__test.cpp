@@ -2,6 +2,7 @@
 #include <torchvq/ops/ema_update_tokens_.h>
 
 #include <limits>
+#include <vector>
 
 #include <gtest/gtest.h>
 

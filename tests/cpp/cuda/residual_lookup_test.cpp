@@ -2,6 +2,7 @@
 #include <torchvq/ops/residual_lookup.h>
 
 #include <limits>
+#include <vector>
 
 #include <gtest/gtest.h>
 
