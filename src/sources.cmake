@@ -123,6 +123,7 @@ set(TORCHVQ_SOURCES
   kernels/cpu/nearest_code_few_rows.cpp
   kernels/cpu/nearest_code_prepare.cpp
   kernels/cpu/nearest_code_prepared.cpp
+  kernels/cpu/nearest_code_rounded.cpp
   kernels/cpu/nearest_code_search.cpp
   kernels/cpu/nearest_code_unpacked.cpp
   kernels/cpu/nearest_code_wide.cpp

@@ -259,7 +259,8 @@ def run_program(program, *arguments, **environment):
 
 def test_nearest_code_is_the_same_on_every_instruction_set(tmp_path, generator):
     # Made here, once: torch.randn itself gives other numbers under another ATEN_CPU_CAPABILITY.
-    sizes = ((5, 50, 9), (200, 300, 20), (250, 130, 37), (230, 90, 65), (300, 70, 130))
+    sizes = ((5, 50, 9), (200, 300, 20), (250, 130, 37), (230, 90, 65), (300, 70, 130),
+             (7, 600, 37), (100, 300, 64))  # fmt: skip
     cases = [
         tuple(kind(*size, generator)) for kind in nearest_code_rows.KINDS.values() for size in sizes
     ]

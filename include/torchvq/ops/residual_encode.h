@@ -20,7 +20,7 @@ struct ResidualEncodeOptions {
   TORCH_ARG(std::optional<at::Tensor>, depth);
   /// (H, T) bool, true for real tokens; the others get -1 and zeros. Default: all are real.
   TORCH_ARG(std::optional<at::Tensor>, mask);
-  /// What `prepare_codes` has made of each codebook, Q tensors: a few rows (up to 32 a head) are then searched
+  /// What `prepare_codes` has made of each codebook, Q tensors: a few rows (up to 191 a head) are then searched
   /// faster, on the CPU, in float32, by "euclidean". The same results. Default: none.
   TORCH_ARG(std::vector<at::Tensor>, prepared);
 };

@@ -45,7 +45,7 @@ def residual_encode(
     (H, N, D), float32 or float64, and indices (H, N, Q), int64. Exact like :func:`torchvq.ops.nearest_code`. Indices
     are -1 and codes 0 where ``mask`` (H, N) is False and at levels from ``depth`` (1,) on. A row with a NaN or infinity
     gets index 0 and NaN. No gradient. ``prepared``, what :func:`prepare_codes` has made of each codebook as it is now,
-    makes the search of up to 32 rows a head faster on the CPU, in float32, by ``"euclidean"``; the results are the
+    makes the search of up to 191 rows a head faster on the CPU, in float32, by ``"euclidean"``; the results are the
     same.
     """
     return torch.ops.torchvq.residual_encode(

@@ -18,7 +18,7 @@ _prepare = torch.ops.torchvq.prepare_codes
 _version = operator.attrgetter("_version")
 
 # The operator uses copies up to so many rows; for more, none are made.
-_MOST_ROWS = 32
+_MOST_ROWS = 191
 
 
 class _Copies(NamedTuple):

@@ -69,4 +69,17 @@ inline double coarse_slope(double norm, double rounding_of_codes, double roundin
          (1 + 1e-6);
 }
 
+/// What a score -(||x - c||^2 + bias) must reach to be among the k best, given the k-th best score.
+/// The error of a distance v is at most alpha (v + bias_bound) + beta: relative for the
+/// differences, which need no centre, and absolute for the float64 sum that decides, which sees
+/// ||x|| and ||c|| <= ||x|| + sqrt(v).
+inline double limit_of_distance(double kth_score, int64_t dim, double x_square, double bias_bound) {
+  const double decision = chain_error(dim + 16, kDoubleUnit);
+  const double alpha = chain_error(dim + 16, kFloatUnit) + 8 * decision;
+  const double beta =
+      8 * decision * (x_square + bias_bound) + kFloatTiny * static_cast<double>(dim + 16);
+  const double reach = 2 * (alpha * bias_bound + beta) * (1 + 1e-6);
+  return (kth_score * (1 + alpha) - reach) / (1 - alpha) - std::abs(kth_score) * 1e-12;
+}
+
 }  // namespace torchvq::kernels

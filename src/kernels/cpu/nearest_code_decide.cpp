@@ -10,6 +10,15 @@ bool all_finite(const float* values, int64_t count) {
   return std::all_of(values, values + count, [](float value) { return std::isfinite(value); });
 }
 
+double largest_bias(const NearestCodeTask& task) {
+  double largest = 0;
+  for (int64_t k = 0; task.bias && k < task.size; ++k) {
+    if (std::isfinite(task.bias[k]))
+      largest = std::max(largest, std::abs(static_cast<double>(task.bias[k])));
+  }
+  return largest;
+}
+
 const float* NearestCodeDecision::unit_row(const float* row, size_t slot) {
   if (!task_.cosine) return row;
   float* unit = unit_.data() + static_cast<int64_t>(slot) * task_.dim;

@@ -26,6 +26,9 @@ struct NearestCodeTask {
 
 bool all_finite(const float* values, int64_t count);
 
+/// The largest magnitude of a finite bias.
+double largest_bias(const NearestCodeTask& task);
+
 /// Not for several threads at once: it keeps memory between calls.
 class NearestCodeDecision {
  public:

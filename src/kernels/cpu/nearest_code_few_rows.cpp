@@ -10,32 +10,10 @@ constexpr int64_t kFewRows = 9;      // more: nearest_code_unpacked
 constexpr int64_t kGrain = 1 << 16;  // products per thread
 constexpr int64_t kCodes = 64;       // taken by all rows in turn while they are in cache
 
-/// What a score -(||x - c||^2 + bias) must reach to be among the k best, given the k-th best score.
-/// The error of a distance v is at most alpha (v + bias_bound) + beta: relative for the
-/// differences, which need no centre, and absolute for the float64 sum that decides, which sees
-/// ||x|| and ||c|| <= ||x|| + sqrt(v).
-double limit_of(double kth_score, int64_t dim, double x_square, double bias_bound) {
-  const double decision = chain_error(dim + 16, kDoubleUnit);
-  const double alpha = chain_error(dim + 16, kFloatUnit) + 8 * decision;
-  const double beta =
-      8 * decision * (x_square + bias_bound) + kFloatTiny * static_cast<double>(dim + 16);
-  const double reach = 2 * (alpha * bias_bound + beta) * (1 + 1e-6);
-  return (kth_score * (1 + alpha) - reach) / (1 - alpha) - std::abs(kth_score) * 1e-12;
-}
-
 double squared_norm(const float* x, int64_t dim) {
   double sum = 0;
   for (int64_t d = 0; d < dim; ++d) sum += static_cast<double>(x[d]) * x[d];
   return sum;
-}
-
-double largest_bias(const NearestCodeTask& task) {
-  double largest = 0;
-  for (int64_t k = 0; task.bias && k < task.size; ++k) {
-    if (std::isfinite(task.bias[k]))
-      largest = std::max(largest, std::abs(static_cast<double>(task.bias[k])));
-  }
-  return largest;
 }
 
 }  // namespace
@@ -71,7 +49,7 @@ bool nearest_code_few_rows(const NearestCodeTask& task, CpuLevel level,
     const double x_square = squared_norm(x + row * task.dim, task.dim);
     const double kth = kth_largest.find(scan, row_scores, task.size, task.k);
     if (!(x_square < kLargeSquare) || !(std::abs(kth) < kLargeSquare)) return false;
-    const float limit = round_down(limit_of(kth, task.dim, x_square, bias_bound));
+    const float limit = round_down(limit_of_distance(kth, task.dim, x_square, bias_bound));
     candidates.resize(static_cast<size_t>(task.size));
     candidates.resize(
         static_cast<size_t>(scan.at_least(row_scores, task.size, limit, candidates.data())));

@@ -1,6 +1,7 @@
 #include "kernels/cpu/nearest_code_prepared.h"
 
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 
 #include "kernels/cpu/prepared_scan.h"
@@ -8,8 +9,12 @@
 namespace torchvq::kernels {
 namespace {
 
-constexpr int64_t kMostRows = 32;
-constexpr int64_t kGrain = 1 << 18;                           // products per thread
+constexpr int64_t kMostRows = 191;
+constexpr int64_t kFewestRowsOfBytes = 4;
+constexpr int64_t kGrain = 1 << 18;   // products per thread
+constexpr int64_t kRangePanels = 16;  // of codes, with hits of their own: several of these
+constexpr int64_t kMostRanges = 16;
+constexpr int64_t kSettleGrain = 32;                          // rows
 constexpr double kSmallestNorm = 1e-12, kLargestNorm = 1e12;  // of rows
 constexpr int64_t kLine = 64 / sizeof(float);                 // of a cache, in floats
 
@@ -21,90 +26,190 @@ class PreparedSearch {
         prepared_(prepared),
         x_(x),
         table_(prepared_scan(level)),
-        scan_(nearest_code_scan(level)),
         exact_(nearest_code_exact(level)),
-        decision_(task, exact_),
-        stride_(prepared_panels(task.size) * kPreparedCodes),
-        words_(2 * prepared_blocks(task.dim) * task.rows),
-        scores_(stride_ * task.rows),
-        places_(task.size) {}
+        bytes_(table_.round_row_bytes != nullptr && task.rows >= kFewestRowsOfBytes),
+        rows_(static_cast<size_t>(task.rows)),
+        reach_(static_cast<size_t>(task.rows)),
+        words_((bytes_ ? 1 : 2) * prepared_blocks(task.dim) * task.rows),
+        norms_(bytes_ ? prepared_panels(task.size) * kPreparedCodes : 0) {}
 
   bool search(const ParallelFor& parallel_for, int64_t* indices) {
     if (!round_rows()) return false;
-    const int64_t products = task_.dim * task_.rows * kPreparedCodes;
-    parallel_for(prepared_panels(task_.size), 1 + kGrain / products,
-                 [&](int64_t begin, int64_t end) {
-                   table_.score(rows_, task_.rows, prepared_.panel(0), task_.dim, begin, end,
-                                scores_.data(), stride_);
-                 });
-    for (int64_t row = 0; row < task_.rows; ++row) {
-      if (!settle(row, indices + row)) return false;
-    }
-    return true;
+    if (bytes_) find_norms();
+    if (!screen(parallel_for)) return false;
+    gather_hits();
+    return settle(parallel_for, indices);
   }
 
  private:
+  /// Of a range of codes.
+  struct Found {
+    std::vector<float> floors;
+    AlignedBuffer<PreparedHit> hits;
+    int64_t count = 0;
+  };
+
   bool round_rows() {
     const int64_t padded = prepared_center_floats(task_.dim);
-    const int64_t words = 2 * prepared_blocks(task_.dim);
+    const int64_t words = words_.size() / task_.rows;
     AlignedBuffer<float> centred(padded);
     AlignedBuffer<int16_t> integers(padded);
+    double square = 0;
+    for (int64_t d = 0; d < task_.dim; ++d) {
+      square +=
+          static_cast<double>(prepared_.center()[d]) * static_cast<double>(prepared_.center()[d]);
+    }
+    const double shift = std::sqrt(square);
     for (int64_t row = 0; row < task_.rows; ++row) {
       const float norm =
           table_.center_row(x_ + row * task_.dim, prepared_.center(), task_.dim, centred.data());
-      if (!(norm > kSmallestNorm && norm < kLargestNorm)) return false;
-      rows_[row] = table_.round_row(centred.data(), norm, task_.dim, integers.data(),
-                                    words_.data() + row * words);
+      int32_t* const to = words_.data() + row * words;
+      if (!(norm < kLargestNorm) || !(bytes_ || norm > kSmallestNorm)) return false;
+      rows_[row] = bytes_ ? table_.round_row_bytes(centred.data(), norm, task_.dim, to)
+                          : table_.round_row(centred.data(), norm, task_.dim, integers.data(), to);
+      reach_[row] = norm + shift;
     }
     return true;
   }
 
-  /// The best score less twice its error is a score that some code reaches.
-  bool settle(int64_t row, int64_t* index) {
-    const float* const scores = scores_.data() + row * stride_;
-    const float best = scan_.largest(scores, task_.size);
-    if (!std::isfinite(best) || scan_.at_least(scores, task_.size, best, places_.data()) == 0) {
-      return false;
+  /// At least those of the codes less the centre.
+  void find_norms() {
+    for (int64_t panel = 0; panel < prepared_panels(task_.size); ++panel) {
+      const PreparedPanel& facts = prepared_.facts(panel);
+      for (int64_t j = 0; j < kPreparedCodes; ++j) {
+        const int64_t k = panel * kPreparedCodes + j;
+        const float bias = task_.bias && k < task_.size ? task_.bias[k] / 2 : 0.0F;
+        const float offset = facts.offsets[j], intercept = facts.intercepts[j];
+        const float half = offset + intercept - bias;
+        const float lost =
+            (std::abs(offset) + std::abs(intercept) + std::abs(bias)) * 1e-6F + 1e-24F;
+        norms_[k] = half < FLT_MAX ? std::sqrt(2 * (std::max(half, 0.0F) + lost)) * 1.0001F : 0.0F;
+      }
     }
-    const int64_t winner = places_[0];
-    const PreparedPanel& facts = prepared_.facts(winner / kPreparedCodes);
-    const int64_t j = winner % kPreparedCodes;
-    const double error =
-        static_cast<double>(rows_[row].norm) * facts.slopes[j] + facts.intercepts[j];
-    const float limit = round_down(best - 2 * error);
-    const int64_t found = scan_.at_least(scores, task_.size, limit, places_.data());
-    if (found == 1) {
-      *index = places_[0];
-      return true;
+  }
+
+  bool screen(const ParallelFor& parallel_for) {
+    const int64_t panels = prepared_panels(task_.size);
+    const int64_t blocks = (panels + kRangePanels - 1) / kRangePanels;
+    const int64_t share = (blocks + kMostRanges - 1) / kMostRanges * kRangePanels;
+    const int64_t ranges = (panels + share - 1) / share;
+    found_.resize(static_cast<size_t>(ranges));
+    const int64_t products = task_.dim * task_.rows * share * kPreparedCodes;
+    parallel_for(ranges, 1 + kGrain / products, [&](int64_t begin, int64_t end) {
+      Found& found = found_[static_cast<size_t>(begin)];
+      found.floors.assign(rows_.size(), -FLT_MAX);
+      found.hits = AlignedBuffer<PreparedHit>(task_.rows * (32 + task_.size / 8));
+      found.count = table_.screen(
+          prepared_, norms_.data(), {rows_.data(), task_.rows, bytes_, found.floors.data()},
+          begin * share, std::min(end * share, panels), found.hits.data(), 0, found.hits.size());
+    });
+    return std::all_of(found_.begin(), found_.end(),
+                       [](const Found& found) { return found.count >= 0; });
+  }
+
+  /// Sorts the hits that reach the floors of all ranges by row, and in each by code.
+  void gather_hits() {
+    std::vector<float>& floors = found_[0].floors;
+    for (const Found& found : found_) {
+      for (size_t row = 0; row < found.floors.size(); ++row) {
+        floors[row] = std::max(floors[row], found.floors[row]);
+      }
     }
-    // None: these bytes are no copy.
-    if (found == 0 || found > 4 + task_.size / 8) return false;
-    decide(row, found, index);
+    const auto for_each = [&](const auto& take) {
+      for (const Found& found : found_) {
+        for (int64_t i = 0; i < found.count; ++i) {
+          const PreparedHit& hit = found.hits[i];
+          const auto row = static_cast<size_t>(hit.row);
+          if (hit.score >= floors[row] && hit.code < task_.size) take(row, hit.code);
+        }
+      }
+    };
+    ends_.assign(rows_.size() + 1, 0);
+    for_each([&](size_t row, int32_t /*code*/) { ++ends_[row + 1]; });
+    for (size_t row = 0; row < rows_.size(); ++row) ends_[row + 1] += ends_[row];
+    candidates_.resize(static_cast<size_t>(ends_.back()));
+    // A row's candidates begin where those of the row before end.
+    for_each(
+        [&](size_t row, int32_t code) { candidates_[static_cast<size_t>(ends_[row]++)] = code; });
+  }
+
+  bool settle(const ParallelFor& parallel_for, int64_t* indices) {
+    int64_t begin = 0;
+    for (int64_t row = 0; row < task_.rows; ++row) {
+      // None: these bytes are no copy.
+      if (ends_[static_cast<size_t>(row)] == begin) return false;
+      begin = ends_[static_cast<size_t>(row)];
+    }
+    const double bias_bound = largest_bias(task_);
+    parallel_for(task_.rows, kSettleGrain, [&](int64_t first, int64_t last) {
+      NearestCodeDecision decision(task_, exact_);
+      Candidates candidates;
+      for (int64_t row = first; row < last; ++row) {
+        settle_row(row, bias_bound, candidates, decision, indices + row);
+      }
+    });
     return true;
   }
 
-  void decide(int64_t row, int64_t found, int64_t* index) {
-    candidates_.assign(places_.data(), places_.data() + found);
-    for (const int64_t candidate : candidates_) {
-      const float* const code = task_.codebook + candidate * task_.dim;
-      for (int64_t d = 0; d < task_.dim; d += kLine) __builtin_prefetch(code + d);
+  struct Candidates {
+    std::vector<int32_t> codes;
+    std::vector<float> distances;
+  };
+
+  void settle_row(int64_t row, double bias_bound, Candidates& candidates,
+                  NearestCodeDecision& decision, int64_t* index) const {
+    const auto place = static_cast<size_t>(row);
+    candidates.codes.assign(candidates_.begin() + (row == 0 ? 0 : ends_[place - 1]),
+                            candidates_.begin() + ends_[place]);
+    if (candidates.codes.size() > 1) keep_nearest(row, bias_bound, candidates);
+    if (candidates.codes.size() == 1) {
+      *index = candidates.codes[0];
+    } else {
+      decision.decide(x_ + row * task_.dim, candidates.codes, {}, index);
     }
-    decision_.decide(x_ + row * task_.dim, candidates_, {}, index);
+  }
+
+  const float* code(int64_t k) const { return task_.codebook + k * task_.dim; }
+
+  /// Leaves those candidates that float32 cannot tell from the nearest.
+  void keep_nearest(int64_t row, double bias_bound, Candidates& candidates) const {
+    constexpr size_t kTogether = 4;
+    auto& [codes, distances] = candidates;
+    for (const int64_t k : codes) {
+      for (int64_t d = 0; d < task_.dim; d += kLine) __builtin_prefetch(code(k) + d);
+    }
+    distances.resize(codes.size());
+    for (size_t i = 0; i < codes.size(); i += kTogether) {
+      const size_t count = std::min(kTogether, codes.size() - i);
+      const float* at[kTogether] = {};
+      for (size_t j = 0; j < count; ++j) at[j] = code(codes[i + j]);
+      table_.distances(x_ + row * task_.dim, task_.dim, at, static_cast<int64_t>(count),
+                       distances.data() + i);
+    }
+    for (size_t i = 0; task_.bias && i < codes.size(); ++i) distances[i] += task_.bias[codes[i]];
+    const float nearest = *std::min_element(distances.begin(), distances.end());
+    const double reach = reach_[static_cast<size_t>(row)];
+    const double limit = -limit_of_distance(-nearest, task_.dim, reach * reach, bias_bound);
+    size_t kept = 0;
+    for (size_t i = 0; i < codes.size(); ++i) {
+      if (!(distances[i] > limit)) codes[kept++] = codes[i];
+    }
+    codes.resize(kept);
   }
 
   const NearestCodeTask& task_;
   const PreparedCodes& prepared_;
   const float* x_;
   PreparedScan table_;
-  NearestCodeScan scan_;
   NearestCodeExact exact_;
-  NearestCodeDecision decision_;
-  int64_t stride_;
-  PreparedRow rows_[kMostRows];
+  bool bytes_;
+  std::vector<PreparedRow> rows_;
+  std::vector<double> reach_;  ///< at least the norms of the rows
   AlignedBuffer<int32_t> words_;
-  AlignedBuffer<float> scores_;
-  AlignedBuffer<int32_t> places_;
-  std::vector<int32_t> candidates_;
+  AlignedBuffer<float> norms_;
+  std::vector<Found> found_;         ///< at the first of the ranges that were screened together
+  std::vector<int64_t> ends_;        ///< of the candidates of each row
+  std::vector<int32_t> candidates_;  ///< codes, by row
 };
 
 }  // namespace

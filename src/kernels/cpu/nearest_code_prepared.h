@@ -1,4 +1,4 @@
-// nearest_code for a few rows on prepared codes: bytes screen, the codes themselves decide.
+// nearest_code for up to some hundred rows on codes in 8 bits: bytes screen, the codes themselves decide.
 #pragma once
 
 #include "kernels/cpu/nearest_code_search.h"
@@ -9,6 +9,7 @@ namespace torchvq::kernels {
 /// Whether `prepared` serves `task`.
 bool has_prepared(const NearestCodeTask& task, const PreparedCodes& prepared);
 
+/// `prepared`: a copy of the codes of `task`; with its bias, where it has one.
 /// Writes the nearest code of each of task.rows rows of x (rows, dim). False, with nothing to rely on
 /// written, for rows that screening cannot bound, or to which too many codes are too close.
 bool nearest_code_prepared(const NearestCodeTask& task, const PreparedCodes& prepared,

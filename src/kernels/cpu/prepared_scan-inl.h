@@ -2,7 +2,10 @@
 // defines TORCHVQ_LEVEL_NAME.
 //
 // A row is 16 bits. With VNNI these are two digits, whose products with the bytes of four dimensions an
-// instruction adds; elsewhere bytes are widened to 16 bits, two dimensions to an instruction.
+// instruction adds, or one digit where there are many rows; elsewhere bytes are widened to 16 bits, two
+// dimensions to an instruction.
+#include <float.h>
+
 #include "kernels/cpu/nearest_code_bound.h"
 #include "kernels/cpu/prepared_codes.h"
 #include "kernels/cpu/prepared_scan.h"
@@ -21,7 +24,11 @@ namespace torchvq::kernels {
 namespace {
 
 constexpr int kVectors = kPreparedCodes / kLanes;  // of a panel
-constexpr int64_t kAhead = 1024;                   // bytes that are asked for before they are read
+constexpr int64_t kAhead = 4096;                   // bytes that are asked for before they are read
+constexpr int kPanels = kLanes == 16 ? 2 : 1;      // multiplied together
+constexpr int64_t kBlockPanels = 16;  // whose scores are kept until a row has seen them
+
+// Rows -------------------------------------------------------------------------------------------
 
 float center_row(const float* row, const float* center, int64_t dim, float* centred) {
   Floats sum{};
@@ -40,6 +47,11 @@ float center_row(const float* row, const float* center, int64_t dim, float* cent
   return sqrtf(sum_lanes<float, kLanes>(sum) + rest) * 1.0005F;
 }
 
+/// The nearest integers of numbers below 2^22: adding this number rounds.
+inline Ints rounded(Floats value) {
+  return reinterpret_cast<Ints>(value + 12582912.0F) - 0x4B400000;
+}
+
 #if defined(__AVX512F__)
 
 /// The high digits of four dimensions, and the low ones; a digit is in [-128, 127].
@@ -53,19 +65,6 @@ inline void words_of_block(const int16_t* integers, int32_t* words) {
   memcpy(words + 1, low, sizeof low);
 }
 
-/// sum, of each kind of words, += products of a block of codes.
-TORCHVQ_PREPARED_TARGET inline void add_products(Ints codes, Ints high, Ints low, Ints* sum) {
-  const auto bytes = reinterpret_cast<__m512i>(codes);
-  sum[0] = reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum[0]), bytes,
-                                                      reinterpret_cast<__m512i>(high)));
-  sum[1] = reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum[1]), bytes,
-                                                      reinterpret_cast<__m512i>(low)));
-}
-
-inline Words total_of(const Ints* sum) {
-  return (reinterpret_cast<Words>(sum[0]) << 8) + reinterpret_cast<Words>(sum[1]);
-}
-
 #else
 
 /// Dimensions 0 and 2 of four, and 1 and 3: as the bytes of a code are widened.
@@ -73,27 +72,6 @@ inline void words_of_block(const int16_t* integers, int32_t* words) {
   const int16_t even[2] = {integers[0], integers[2]}, odd[2] = {integers[1], integers[3]};
   memcpy(words, even, sizeof even);
   memcpy(words + 1, odd, sizeof odd);
-}
-
-inline Ints multiply_pairs(Ints a, Ints b) {
-#if defined(__AVX2__)
-  return reinterpret_cast<Ints>(
-      _mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
-#elif defined(__x86_64__)
-  return reinterpret_cast<Ints>(
-      _mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
-#else
-  return (a & 0xFFFF) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
-#endif
-}
-
-inline void add_products(Ints codes, Ints even, Ints odd, Ints* sum) {
-  sum[0] += multiply_pairs(codes & 0x00FF00FF, even);
-  sum[1] += multiply_pairs((codes >> 8) & 0x00FF00FF, odd);
-}
-
-inline Words total_of(const Ints* sum) {
-  return reinterpret_cast<Words>(sum[0]) + reinterpret_cast<Words>(sum[1]);
 }
 
 #endif
@@ -104,95 +82,298 @@ PreparedRow round_row(const float* centred, float norm, int64_t dim, int16_t* in
   const float scale = static_cast<float>(kCoarseNorm) / norm;
   Ints sum{};
   for (int64_t d = 0; d < dim; d += kLanes) {
-    // Adding this number rounds to integers, which are below 2^22.
-    const Ints value =
-        reinterpret_cast<Ints>(load<Floats>(centred + d) * scale + 12582912.0F) - 0x4B400000;
+    const Ints value = rounded(load<Floats>(centred + d) * scale);
     sum += value;
     store(integers + d, __builtin_convertvector(value, Shorts));
   }
   for (int64_t block = 0; block < prepared_blocks(dim); ++block) {
     words_of_block(integers + 4 * block, words + 2 * block);
   }
-  return {words, 1 / scale, norm, 128 * sum_lanes<int32_t, kLanes>(sum)};
+  return {words, 1 / scale, norm, 0, 128 * sum_lanes<int32_t, kLanes>(sum)};
 }
 
-/// Sums of the rows of a tile with the codes of a panel, of both kinds of words. A single row has several, as each
-/// addition waits for the one before it.
+// Scores -----------------------------------------------------------------------------------------
+
+#if defined(__AVX512F__)
+
+/// The bytes of a block of codes that meet a word of a row.
+inline Ints part_of(Ints codes, int /*word*/) { return codes; }
+
+TORCHVQ_PREPARED_TARGET inline Ints add_products(Ints sum, Ints codes, Ints row) {
+  return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sum),
+                                                    reinterpret_cast<__m512i>(codes),
+                                                    reinterpret_cast<__m512i>(row)));
+}
+
+template <int words>
+inline Words total_of(const Ints* sum) {
+  if constexpr (words == 1) return reinterpret_cast<Words>(sum[0]);
+  return (reinterpret_cast<Words>(sum[0]) << 8) + reinterpret_cast<Words>(sum[1]);
+}
+
+#else
+
+inline Ints part_of(Ints codes, int word) { return (word == 0 ? codes : codes >> 8) & 0x00FF00FF; }
+
+inline Ints add_products(Ints sum, Ints a, Ints b) {
+#if defined(__AVX2__)
+  return sum + reinterpret_cast<Ints>(
+                   _mm256_madd_epi16(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+#elif defined(__x86_64__)
+  return sum + reinterpret_cast<Ints>(
+                   _mm_madd_epi16(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
+#else
+  return sum + (a & 0xFFFF) * ((b << 16) >> 16) + (a >> 16) * (b >> 16);
+#endif
+}
+
+template <int words>
+inline Words total_of(const Ints* sum) {
+  return reinterpret_cast<Words>(sum[0]) + reinterpret_cast<Words>(sum[1]);
+}
+
+#endif
+
+/// Sums of the rows of a tile with the codes of some panels, for each kind of words. A single row has
+/// several, as each addition waits for the one before it.
 template <int rows>
 constexpr int kChains = rows == 1 ? 4 : 1;
-template <int rows>
-struct PanelSums {
-  Ints of[kChains<rows>][rows][kVectors][2] = {};
+template <int words, int rows, int panels>
+struct TileSums {
+  Ints of[kChains<rows>][rows][panels][kVectors][words] = {};
 };
 
-template <int count>
+template <int words, int count, int panels>
 TORCHVQ_PREPARED_TARGET inline void add_block(const PreparedRow* rows, const uint8_t* codes,
-                                              int64_t block, Ints (&sums)[count][kVectors][2]) {
-  const uint8_t* const at = codes + block * 4 * kPreparedCodes;
-  __builtin_prefetch(at + kAhead);
+                                              int64_t stride, int64_t block,
+                                              Ints (&sums)[count][panels][kVectors][words]) {
+  Ints bytes[panels][kVectors];
+#pragma GCC unroll 2
+  for (int p = 0; p < panels; ++p) {
+    const uint8_t* const at = codes + p * stride + block * 4 * kPreparedCodes;
+    __builtin_prefetch(at + kAhead);
 #pragma GCC unroll 4
-  for (int v = 0; v < kVectors; ++v) {
-    const Ints bytes = load<Ints>(at + int64_t{4} * v * kLanes);
+    for (int v = 0; v < kVectors; ++v) bytes[p][v] = load<Ints>(at + int64_t{4} * v * kLanes);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < count; ++r) {
+#pragma GCC unroll 2
+    for (int w = 0; w < words; ++w) {
+      const Ints word = Ints{} + rows[r].words[words * block + w];
+#pragma GCC unroll 2
+      for (int p = 0; p < panels; ++p) {
 #pragma GCC unroll 4
-    for (int r = 0; r < count; ++r) {
-      const int32_t* const words = rows[r].words + 2 * block;
-      add_products(bytes, Ints{} + words[0], Ints{} + words[1], sums[r][v]);
+        for (int v = 0; v < kVectors; ++v) {
+          sums[r][p][v][w] = add_products(sums[r][p][v][w], part_of(bytes[p][v], w), word);
+        }
+      }
     }
   }
 }
 
+/// What the rows of a tile have found in a block of panels.
 template <int count>
-inline void store_scores(const PreparedRow* rows, const PreparedPanel& facts,
-                         const PanelSums<count>& sums, float* scores, int64_t stride) {
-#pragma GCC unroll 4
+struct TileScores {
+  Floats floors[count];  ///< the largest score that a code reaches at least, by lanes
+  alignas(64) float scores[count][kBlockPanels * kPreparedCodes];  ///< at most
+};
+
+/// Scores of the codes of the panel that `facts` belong to, from their sums with row r.
+template <int words, int count, int panels>
+inline void keep_scores(const PreparedRow* rows, const PreparedPanel& facts, const float* norms,
+                        const TileSums<words, count, panels>& sums, int p, int64_t place,
+                        TileScores<count>& to) {
+#pragma GCC unroll 8
   for (int r = 0; r < count; ++r) {
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
       Words total = Words{} - static_cast<uint32_t>(rows[r].offset);
 #pragma GCC unroll 4
-      for (int c = 0; c < kChains<count>; ++c) total += total_of(sums.of[c][r][v]);
+      for (int c = 0; c < kChains<count>; ++c) total += total_of<words>(sums.of[c][r][p][v]);
       const int64_t first = int64_t{v} * kLanes;
       const Floats product = __builtin_convertvector(reinterpret_cast<Ints>(total), Floats);
-      const Floats scale = load<Floats>(facts.scales + first) * rows[r].unit;
-      const Floats reach =
-          load<Floats>(facts.slopes + first) * rows[r].norm - load<Floats>(facts.offsets + first);
-      store(scores + r * stride + first, product * scale + reach);
+      const Floats score = product * (load<Floats>(facts.scales + first) * rows[r].unit) -
+                           load<Floats>(facts.offsets + first);
+      Floats reach = load<Floats>(facts.slopes + first) * rows[r].slope;
+      if constexpr (words == 1) reach += load<Floats>(norms + first) * rows[r].rounding;
+      store(to.scores[r] + place + first, score + reach);
+      // The offset has the intercept on its other side.
+      const Floats least = score - (reach + 2 * load<Floats>(facts.intercepts + first));
+      to.floors[r] = maximum(least, to.floors[r]);
     }
   }
 }
+
+template <int words, int count, int panels>
+TORCHVQ_PREPARED_TARGET inline void score_panels(const PreparedRow* rows,
+                                                 const PreparedCodes& codes, const float* norms,
+                                                 int64_t panel, int64_t place,
+                                                 TileScores<count>& to) {
+  constexpr int kSteps = kChains<count>;
+  TileSums<words, count, panels> sums;
+  const int64_t blocks = prepared_blocks(codes.dim), stride = prepared_panel_bytes(codes.dim);
+  const uint8_t* const bytes = codes.panel(panel) + sizeof(PreparedPanel);
+  int64_t block = 0;
+  for (; block + kSteps <= blocks; block += kSteps) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kSteps; ++c) add_block(rows, bytes, stride, block + c, sums.of[c]);
+  }
+  for (; block < blocks; ++block) add_block(rows, bytes, stride, block, sums.of[0]);
+#pragma GCC unroll 2
+  for (int p = 0; p < panels; ++p) {
+    keep_scores(rows, codes.facts(panel + p), norms + (panel + p) * kPreparedCodes, sums, p,
+                place + p * kPreparedCodes, to);
+  }
+}
+
+/// A bit for each lane of a comparison that holds.
+inline uint32_t lanes_where(Ints holds) {
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask(reinterpret_cast<__m512i>(holds));
+#elif defined(__AVX2__)
+  return static_cast<uint32_t>(_mm256_movemask_ps(reinterpret_cast<__m256>(holds)));
+#else
+  uint32_t found = 0;
+  for (int l = 0; l < kLanes; ++l) found |= static_cast<uint32_t>(holds[l] & (1 << l));
+  return found;
+#endif
+}
+
+/// The hits of screen().
+struct Hits {
+  PreparedHit* at;
+  int64_t found, capacity;
+
+  /// Adds the codes of a row, from `first` on, whose scores reach `floor`; false if there are too many.
+  bool collect(const float* scores, int64_t count, float floor, int32_t row, int32_t first) {
+    for (int64_t i = 0; i < count; i += kLanes) {
+      uint32_t lanes = lanes_where(load<Floats>(scores + i) >= floor);
+      if (lanes == 0) continue;
+      if (found + kLanes > capacity) return false;
+      for (; lanes != 0; lanes &= lanes - 1) {
+        const int64_t place = i + __builtin_ctz(lanes);
+        at[found++] = {row, first + static_cast<int32_t>(place), scores[place]};
+      }
+    }
+    return true;
+  }
+};
+
+/// Rows [first, first + count) and the panels of a block.
+template <int words, int count>
+TORCHVQ_PREPARED_TARGET bool screen_tile(const PreparedCodes& codes, const float* norms,
+                                         const PreparedRows& rows, int64_t first, int64_t begin,
+                                         int64_t end, Hits& hits) {
+  constexpr int kTogether = count == 1 ? 1 : kPanels;
+  TileScores<count> tile;
+  for (auto& floor : tile.floors) floor = Floats{} - FLT_MAX;
+  int64_t panel = begin;
+  for (; panel + kTogether <= end; panel += kTogether) {
+    score_panels<words, count, kTogether>(rows.rows + first, codes, norms, panel,
+                                          (panel - begin) * kPreparedCodes, tile);
+  }
+  for (; panel < end; ++panel) {
+    score_panels<words, count, 1>(rows.rows + first, codes, norms, panel,
+                                  (panel - begin) * kPreparedCodes, tile);
+  }
+  for (int r = 0; r < count; ++r) {
+    float& floor = rows.floors[first + r];
+    const float own = largest_lane(tile.floors[r])[0];
+    floor = own > floor ? own : floor;
+    if (!hits.collect(tile.scores[r], (end - begin) * kPreparedCodes, floor,
+                      static_cast<int32_t>(first + r),
+                      static_cast<int32_t>(begin * kPreparedCodes))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+template <int words>
+TORCHVQ_PREPARED_TARGET int64_t screen_rows(const PreparedCodes& codes, const float* norms,
+                                            const PreparedRows& rows, int64_t begin, int64_t end,
+                                            Hits hits) {
+  constexpr int kTogether = kLanes == 16 ? 8 / words : 2;
+  for (int64_t block = begin; block < end; block += kBlockPanels) {
+    const int64_t last = block + kBlockPanels < end ? block + kBlockPanels : end;
+    int64_t r = 0;
+    for (; r + kTogether <= rows.count; r += kTogether) {
+      if (!screen_tile<words, kTogether>(codes, norms, rows, r, block, last, hits)) return -1;
+    }
+    if constexpr (kTogether > 4) {
+      for (; r + 4 <= rows.count; r += 4) {
+        if (!screen_tile<words, 4>(codes, norms, rows, r, block, last, hits)) return -1;
+      }
+    }
+    if constexpr (kTogether > 2) {
+      for (; r + 2 <= rows.count; r += 2) {
+        if (!screen_tile<words, 2>(codes, norms, rows, r, block, last, hits)) return -1;
+      }
+    }
+    for (; r < rows.count; ++r) {
+      if (!screen_tile<words, 1>(codes, norms, rows, r, block, last, hits)) return -1;
+    }
+  }
+  return hits.found;
+}
+
+int64_t screen(const PreparedCodes& codes, const float* norms, const PreparedRows& rows,
+               int64_t begin, int64_t end, PreparedHit* hits, int64_t found, int64_t capacity) {
+#if defined(__AVX512F__)
+  if (rows.bytes) {
+    return screen_rows<1>(codes, norms, rows, begin, end, {hits, found, capacity});
+  }
+#endif
+  return screen_rows<2>(codes, norms, rows, begin, end, {hits, found, capacity});
+}
+
+// Distances --------------------------------------------------------------------------------------
 
 template <int count>
-TORCHVQ_PREPARED_TARGET inline void score_panel(const PreparedRow* rows, const uint8_t* panel,
-                                                int64_t blocks, float* scores, int64_t stride) {
-  PanelSums<count> sums;
-  const uint8_t* const codes = panel + sizeof(PreparedPanel);
-  int64_t block = 0;
-  for (; block + kChains<count> <= blocks; block += kChains<count>) {
+inline void distances_of(const float* row, int64_t dim, const float* const* codes,
+                         float* distances) {
+  Floats sum[count] = {};
+  int64_t d = 0;
+  for (; d + kLanes <= dim; d += kLanes) {
+    const Floats value = load<Floats>(row + d);
 #pragma GCC unroll 4
-    for (int c = 0; c < kChains<count>; ++c) add_block(rows, codes, block + c, sums.of[c]);
+    for (int i = 0; i < count; ++i) {
+      const Floats difference = load<Floats>(codes[i] + d) - value;
+      sum[i] += difference * difference;
+    }
   }
-  for (; block < blocks; ++block) add_block(rows, codes, block, sums.of[0]);
-  store_scores(rows, *reinterpret_cast<const PreparedPanel*>(panel), sums, scores, stride);
+  for (int i = 0; i < count; ++i) {
+    float rest = 0;
+    for (int64_t j = d; j < dim; ++j) {
+      const float difference = codes[i][j] - row[j];
+      rest += difference * difference;
+    }
+    distances[i] = sum_lanes<float, kLanes>(sum[i]) + rest;
+  }
 }
 
-TORCHVQ_PREPARED_TARGET void score(const PreparedRow* rows, int64_t row_count,
-                                   const uint8_t* panels, int64_t dim, int64_t begin, int64_t end,
-                                   float* scores, int64_t stride) {
-  constexpr int kTogether = kLanes == 16 ? 4 : 2;
-  const int64_t blocks = prepared_blocks(dim);
-  for (int64_t p = begin; p < end; ++p) {
-    const uint8_t* const panel = panels + p * prepared_panel_bytes(dim);
-    float* const to = scores + p * kPreparedCodes;
-    int64_t r = 0;
-    for (; r + kTogether <= row_count; r += kTogether) {
-      score_panel<kTogether>(rows + r, panel, blocks, to + r * stride, stride);
-    }
-    for (; r < row_count; ++r) score_panel<1>(rows + r, panel, blocks, to + r * stride, stride);
-  }
+void distances(const float* row, int64_t dim, const float* const* codes, int64_t count,
+               float* distances) {
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) distances_of<4>(row, dim, codes + i, distances + i);
+  for (; i < count; ++i) distances_of<1>(row, dim, codes + i, distances + i);
 }
 
 }  // namespace
+}  // namespace torchvq::kernels
 
-PreparedScan TORCHVQ_LEVEL_NAME(prepared_scan)() { return {center_row, round_row, score}; }
+#if defined(__AVX512F__)
+#include "kernels/cpu/rounded_codes-inl.h"
+#endif
+
+namespace torchvq::kernels {
+
+PreparedScan TORCHVQ_LEVEL_NAME(prepared_scan)() {
+#if defined(__AVX512F__)
+  return {center_row, round_row, round_row_bytes, screen, distances, round_codes};
+#else
+  return {center_row, round_row, nullptr, screen, distances, nullptr};
+#endif
+}
 
 }  // namespace torchvq::kernels

@@ -11,6 +11,9 @@
 
 namespace torchvq::kernels {
 
+// Twice what a search of packed codes takes at a time; residuals and sums then fit the second-level cache.
+constexpr int64_t kResidualBlockValues = 24576;
+
 template <typename T, typename Search>
 struct ResidualEncodeLevel {
   const T* codes = nullptr;  ///< (size, dim)
@@ -33,10 +36,11 @@ class ResidualEncode {
  public:
   using Level = ResidualEncodeLevel<T, Search>;
 
-  ResidualEncode(const std::vector<Level>& levels, int64_t dim)
+  /// block: rows that go through the levels together.
+  ResidualEncode(const std::vector<Level>& levels, int64_t dim, int64_t block)
       : levels_(levels),
         dim_(dim),
-        block_(std::clamp<int64_t>(kBlockValues / dim, kFewestRows, kMostRows)),
+        block_(block),
         residual_(block_ * dim),
         found_(static_cast<size_t>(block_)),
         places_(static_cast<size_t>(block_)) {}
@@ -49,9 +53,6 @@ class ResidualEncode {
   }
 
  private:
-  // Twice what a search takes at a time; residuals and sums then fit the second-level cache.
-  static constexpr int64_t kBlockValues = 24576, kFewestRows = 16, kMostRows = 192;
-
   /// Gathers and encodes the next rows; returns where it stopped.
   int64_t encode_block(const T* x, const bool* mask, int64_t row, int64_t end,
                        const ResidualEncodeOutput<T>& to) {

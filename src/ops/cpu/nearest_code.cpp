@@ -8,6 +8,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include "kernels/cpu/nearest_code_rounded.h"
 #include "kernels/cpu/nearest_code_search.h"
 #include "kernels/cpu/nearest_code_unpacked.h"
 #include "kernels/cpu/nearest_code_wide.h"
@@ -56,6 +57,10 @@ void find_indices(const NearestCodeProblem& problem, int64_t head, int64_t* indi
     const HeadData<float> data(problem, head);
     const kernels::NearestCodeTask task = {data.codebook,  data.bias, problem.size,  problem.dim,
                                            problem.cosine, problem.k, problem.tokens};
+    if (kernels::worth_rounded(task, level) &&
+        kernels::nearest_code_rounded(task, level, detail::in_parallel, data.x, indices)) {
+      return;
+    }
     if (kernels::worth_unpacked(task) &&
         kernels::nearest_code_unpacked(task, level, detail::in_parallel, data.x, indices))
       return;

@@ -9,6 +9,7 @@
 #include <torch/library.h>
 
 #include "kernels/cpu/nearest_code_prepared.h"
+#include "kernels/cpu/nearest_code_rounded.h"
 #include "kernels/cpu/nearest_code_search.h"
 #include "kernels/cpu/nearest_code_unpacked.h"
 #include "kernels/cpu/nearest_code_wide.h"
@@ -39,6 +40,10 @@ class UnpackedSearch {
     const auto level = kernels::cpu_level();
     if (kernels::has_prepared(task, prepared_) &&
         kernels::nearest_code_prepared(task, prepared_, level, detail::in_parallel, x, indices)) {
+      return;
+    }
+    if (kernels::worth_rounded(task, level) &&
+        kernels::nearest_code_rounded(task, level, detail::in_parallel, x, indices)) {
       return;
     }
     if (kernels::nearest_code_unpacked(task, level, detail::in_parallel, x, indices)) return;
@@ -124,6 +129,13 @@ int64_t row_grain(const ResidualEncodeProblem& problem) {
   return std::max<int64_t>(1, static_cast<int64_t>(0x1p18 / products));
 }
 
+/// Rows that are searched together. Where each search reads the codes anew, that is all.
+template <typename Search>
+int64_t most_rows(const ResidualEncodeProblem& problem) {
+  if constexpr (std::is_same_v<Search, UnpackedSearch>) return problem.tokens;
+  return std::clamp<int64_t>(kernels::kResidualBlockValues / problem.dim, 16, 192);
+}
+
 template <typename T, typename Search>
 void encode_heads(const ResidualEncodeProblem& problem, at::Tensor& quantized,
                   at::Tensor& indices) {
@@ -137,7 +149,8 @@ void encode_heads(const ResidualEncodeProblem& problem, at::Tensor& quantized,
         quantized.mutable_data_ptr<T>() + head * tokens * dim,
         indices.mutable_data_ptr<int64_t>() + head * tokens * levels, levels};
     const auto encode = [&](int64_t begin, int64_t end) {
-      kernels::ResidualEncode<T, Search>(searches.levels, dim).encode(x, mask, begin, end, to);
+      kernels::ResidualEncode<T, Search>(searches.levels, dim, most_rows<Search>(problem))
+          .encode(x, mask, begin, end, to);
     };
     if constexpr (std::is_same_v<Search, UnpackedSearch>) {
       encode(0, tokens);

@@ -117,6 +117,17 @@ TEST_P(NearestCodeLevelTest, OddNumbersOfRowsAndCodesWithManyDimensions) {
             expected_indices(x, codebook, true));
 }
 
+TEST_P(NearestCodeLevelTest, FewRowsAmongCodesOfSeveralBlocks) {
+  for (const int64_t dim : {37, 64, 130}) {
+    const auto codebook = at::randn({700, dim});
+    const auto near =
+        codebook.slice(0, 0, size()) * 0.51 + codebook.slice(0, 350, 350 + size()) * 0.5;
+    for (const auto& x : {at::randn({size(), dim}), near}) {
+      EXPECT_EQ(to_vector(nearest_code(x, codebook).indices), expected_indices(x, codebook));
+    }
+  }
+}
+
 TEST_P(NearestCodeLevelTest, RowsBetweenTwoCodesFarFromZero) {
   const auto codebook = at::randn({70, 24}).mul_(0.1).add_(1000);
   const auto left = at::randint(70, {size()}, at::kLong),

@@ -69,7 +69,7 @@ class PreparedLevelTest : public ::testing::TestWithParam<CpuLevel> {
 TEST_P(PreparedLevelTest, RowsBetweenTwoCodesFindTheNearer) {
   for (const int64_t dim : {16, 17, 29, 64, 130}) {
     const auto codes = at::randn({301, dim}) + 5;
-    for (const int64_t rows : {1, 2, 4, 7, 32}) {
+    for (const int64_t rows : {1, 2, 4, 7, 33}) {
       for (const double distance : {0.0, 1e-6, 1e-3, 0.05}) {
         expect_nearest(close_rows(codes, rows, distance), codes);
       }
@@ -80,18 +80,22 @@ TEST_P(PreparedLevelTest, RowsBetweenTwoCodesFindTheNearer) {
 TEST_P(PreparedLevelTest, ExtremeIntegersDoNotOverflow) {
   const auto signs = at::randint(2, {100, 1030}, at::kFloat) * 2 - 1;
   expect_nearest(signs.slice(0, 0, 20) * 3, signs);
+  expect_nearest(signs.slice(0, 0, 2) * 3, signs);
   const auto spikes = at::eye(600).slice(0, 0, 100);
   expect_nearest(spikes.slice(0, 0, 20) * -7 + 1e-3, spikes);
 }
 
 TEST_P(PreparedLevelTest, WithoutItsBoundACopyFindsOtherCodes) {
-  const auto codes = at::randn({500, 64});
-  const auto x = close_rows(codes, 32, 0.01);
+  // Integers, so that nothing is lost of the rows, each between two codes; the mean of all codes is zero.
+  auto x = at::randint(-126, 127, {32, 64}, at::kFloat);
+  x.select(1, 0).fill_(127);
+  const auto away = at::randn({32, 64}) * 16;
+  const auto codes = at::cat({x + away, x - away * 1.01, -x - away, -x + away * 1.01});
   auto prepared = ops::prepare_codes(codes);
   const auto exact = search(x, codes, prepared);
   auto* const bytes = prepared.mutable_data_ptr<uint8_t>();
-  const kernels::PreparedCodes copy = {bytes, 500, 64};
-  for (int64_t panel = 0; panel < kernels::prepared_panels(500); ++panel) {
+  const kernels::PreparedCodes copy = {bytes, 128, 64};
+  for (int64_t panel = 0; panel < kernels::prepared_panels(128); ++panel) {
     auto& facts =
         *reinterpret_cast<kernels::PreparedPanel*>(bytes + (copy.panel(panel) - copy.bytes));
     for (int64_t j = 0; j < kernels::kPreparedCodes; ++j) {

@@ -1,0 +1,123 @@
+"""nearest_code where codes are rounded to 8 bits for the call: some hundred rows, 32 dimensions and more.
+
+Processors that do not multiply bytes search the same rows in float32.
+"""
+
+from __future__ import annotations
+
+import nearest_code_oracle as oracle
+import nearest_code_rows
+import numpy as np
+import pytest
+import torch
+
+# Rows that leave a tile of every size, codes that fill no panel, block or range, dimensions that fill no vector.
+SIZES = [(6, 37, 32), (7, 300, 64), (13, 1, 40), (33, 520, 65), (50, 97, 128), (191, 1700, 33),
+         (100, 4500, 37)]  # fmt: skip
+
+
+def assert_nearest(x, codes, bias=None):
+    found = torch.ops.torchvq.nearest_code(x, codes, bias=bias)[0]
+    np.testing.assert_array_equal(found.numpy(), oracle.nearest(x, codes, "euclidean", bias)[:, 0])
+
+
+def middles(x, codes, distance, generator):
+    """Rows beside the middle of two codes."""
+    pair = torch.randint(0, len(codes), (2, len(x)), generator=generator)
+    return (codes[pair[0]] + codes[pair[1]]) / 2 + distance * x
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", nearest_code_rows.KINDS)
+def test_adversarial_rows_find_the_nearest_code(kind, size, generator):
+    assert_nearest(*nearest_code_rows.KINDS[kind](*size, generator))
+
+
+@pytest.mark.parametrize("dim", [32, 64, 130])
+@pytest.mark.parametrize("distance", [0.0, 1e-7, 1e-5, 1e-3, 1e-2, 0.1])
+@pytest.mark.parametrize("shift", [0.0, 30.0])
+def test_rows_between_two_codes_find_the_nearer(shift, distance, dim, generator):
+    """By less and by more than what 8 bits and float32 hide; tiny and huge rows among them."""
+    x, codes = nearest_code_rows.normal(60, 300, dim, generator)
+    close = middles(x, codes, distance, generator)
+    close[3], close[7] = close[3] * 1e-14, close[7] * 1e9
+    assert_nearest(close + shift, codes + shift)
+
+
+@pytest.mark.parametrize("dim", [32, 100])
+def test_the_rounding_of_rows_counts(dim, generator):
+    """Nothing is lost of these codes: integers up to 127, of mean zero."""
+    half = torch.randint(-126, 127, (90, dim), generator=generator).float()
+    half[:, 0] = 127
+    codes = torch.cat([half, -half]) / 64
+    for _ in range(10):
+        x = middles(torch.randn(40, dim, generator=generator), codes, 1e-6, generator)
+        assert_nearest(x, codes)
+
+
+@pytest.mark.parametrize("dim", [32, 100])
+def test_the_rounding_of_codes_counts(dim, generator):
+    """Nothing is lost of these rows: integers up to 127, of codes so few that all of them make the mean."""
+    for _ in range(40):
+        x = torch.randint(-126, 127, (15, dim), generator=generator).float()
+        x[:, 0] = 127
+        away = torch.randn(15, dim, generator=generator) * 16
+        assert_nearest(x, torch.cat([x + away, x - 1.01 * away, -x - away, -x + 1.01 * away]))
+
+
+def test_rows_with_one_large_feature(generator):
+    """All that tells their codes apart is lost beside it."""
+    x, codes = nearest_code_rows.normal(50, 400, 64, generator)
+    x[::2, 5] = 3e4
+    assert_nearest(x, codes)
+    codes[::3, 5] = 3e4
+    assert_nearest(x, codes)
+
+
+def test_codes_in_clusters_far_from_each_other(generator):
+    x, codes = nearest_code_rows.normal(150, 1000, 64, generator)
+    for spread in (1e-1, 1e-2, 1e-3):
+        centers = torch.randn(20, 64, generator=generator)
+        near = [
+            centers[torch.randint(0, 20, (len(part),), generator=generator)] for part in (x, codes)
+        ]
+        assert_nearest(near[0] + spread * x, near[1] + spread * codes)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e30])
+def test_bias_counts(scale, generator):
+    x, codes = nearest_code_rows.normal(40, 500, 48, generator)
+    bias = torch.randn(500, generator=generator)
+    assert_nearest(x, codes, bias * scale)
+    assert_nearest(x, codes, torch.zeros(500).index_fill_(0, torch.tensor([3]), torch.inf))
+    # The squared distance to a rival, all but a millionth.
+    first = oracle.nearest(x, codes)[:, 0]
+    bias = torch.zeros(500).index_fill_(0, torch.from_numpy(first[:20]), 40.0)
+    assert_nearest(x, codes, bias)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e13, 1e30, 3e38, 1e-30, 1e-44, 0.0])
+def test_numbers_that_bytes_cannot_hold_are_searched_all_the_same(value, generator):
+    x, codes = nearest_code_rows.normal(40, 200, 40, generator)
+    for rows in (x.clone(), x.clone().mul_(0).add_(value)):
+        rows[7] = value
+        assert_nearest(rows, codes)
+    codes[11] = value
+    assert_nearest(x, codes)
+    codes[:] = value
+    codes[50] = 1.0
+    assert_nearest(x, codes)
+    codes[:] = value
+    assert_nearest(x, codes)
+
+
+def test_threads_do_not_matter(generator):
+    x, codes = nearest_code_rows.normal(90, 3000, 70, generator)
+    x = middles(x, codes, 0.01, generator)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 16):
+            torch.set_num_threads(threads)
+            assert_nearest(x, codes)
+    finally:
+        torch.set_num_threads(before)
