@@ -13,7 +13,7 @@ namespace torchvq::kernels {
 namespace {
 
 constexpr int64_t kPackGrain = 1 << 15;  // values per task: some 20 microseconds
-constexpr int64_t kRowsWorthUniqueness = 32;
+constexpr int64_t kRowsWorthUniqueness = 10;
 constexpr int64_t kMostLanes = 16;  // of any instruction set
 constexpr double kFar = 16;         // a norm beyond this many medians is left out of the centre
 constexpr int64_t kLongestOwnError = 1 << 20;  // beyond, an error may not be a float32 number
