@@ -14,12 +14,12 @@ namespace torchvq::fit {
 /// eighth of what there is, so that the work is that of one assignment.
 ///
 /// Paper        Arthur, Vassilvitskii 2007, "k-means++" (one at a time); Bahmani et al. 2012,
-/// arXiv:1203.6402 (batches)
+///              arXiv:1203.6402 (batches)
 ///
 /// @param sample  (S, D), float32; unit vectors for cosine. S >= size.
 /// @param rng     (2,), int64: (seed, step); steps from `step` on are used.
 /// @return        (size, D). Equal rows are chosen twice only when there are too few different
-/// ones.
+///                ones.
 at::Tensor spread_seeds(const at::Tensor& sample, int64_t size, const std::string& metric,
                         const at::Tensor& rng);
 

@@ -50,9 +50,9 @@ TORCHVQ_API void initialise_codebook_(at::Tensor initted, at::Tensor cluster_siz
 /// Codes mapped to the distribution of the data (affine reparametrisation, Huh et al. 2023,
 /// arXiv:2305.08842).
 ///
-/// Formula   (embed - codebook_mean) * batch_std / codebook_std + batch_mean, std =
-/// sqrt(max(variance, 1e-5)) Statistics are (H, 1, D) and constants for autograd; the gradient to
-/// embed is that of the scale.
+/// Formula   (embed - codebook_mean) * batch_std / codebook_std + batch_mean,
+///           std = sqrt(max(variance, 1e-5))
+/// Gradient  to embed, by the scale; statistics are (H, 1, D) and constants for autograd.
 TORCHVQ_API at::Tensor affine_codes(const at::Tensor& embed, const at::Tensor& batch_mean,
                                     const at::Tensor& batch_variance,
                                     const at::Tensor& codebook_mean,

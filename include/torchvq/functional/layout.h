@@ -18,8 +18,7 @@ namespace torchvq::functional {
 /// Flattens the positions of a batch.
 ///
 /// @param x              (B, D), or (B, *, D) with any number of position axes; with
-/// `channel_first`
-///                       (B, D, *). A (B, D) input is one token per batch item.
+///                       `channel_first` (B, D, *). A (B, D) input is one token per batch item.
 /// @return               (B, N, D), N the product of the position axes.
 /// Throws                c10::ValueError when x has fewer than 2 dimensions.
 TORCHVQ_API at::Tensor pack_tokens(const at::Tensor& x, bool channel_first = false);

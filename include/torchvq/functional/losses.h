@@ -13,7 +13,7 @@ namespace torchvq::functional {
 /// Commitment loss of every candidate: mean over features of (inputs - codes)^2.
 ///
 /// @param inputs  (H, T, D).    @param codes  (H, T, k, D).    @param mask  (H, T), bool; masked
-/// tokens give 0.
+///                tokens give 0.
 /// @return        (H, T, k). Gradient to inputs and, where they have one, to codes.
 TORCHVQ_API at::Tensor candidate_commitment_loss(
     const at::Tensor& inputs, const at::Tensor& codes,

@@ -15,9 +15,10 @@ namespace torchvq::functional {
 ///           relative = sum (x - decoded)^2 / sum x^2
 ///
 /// Precision    float64 for each row, whose elements are added in order; rows are added exactly, so
-/// neither their order nor their split into blocks or processes changes a bit.
+///              neither their order nor their split into blocks or processes changes a bit.
 /// Empty        without vectors (for relative_error: without a vector that is not zero) the result
-/// is NaN. Example      ReconstructionError error; error.add(x, decoded); error.mse();
+///              is NaN.
+/// Example      ReconstructionError error; error.add(x, decoded); error.mse();
 class TORCHVQ_API ReconstructionError {
  public:
   /// @param x, decoded  (N, D), same shape, floating point, CPU.

@@ -56,10 +56,10 @@ struct RefineCodebooksOutput {
 /// Refits the codebooks of a residual stack together, for the codes that a beam search finds.
 ///
 /// Formula      C <- argmin sum_n ||x_n - sum_q C_q[i_nq]||^2 + ridge * sum_qk ||C_q[k] -
-/// C'_q[k]||^2,
-///              C' the codebooks before and i the codes that residual_beam_search() finds with
-///              them; again until the error of the search settles. Early searches see the codes
-///              with noise. Levels that are the same tensor are one codebook, and stay so.
+///              C'_q[k]||^2, C' the codebooks before and i the codes that residual_beam_search()
+///              finds with them; again until the error of the search settles. Early searches see
+///              the codes with noise. Levels that are the same tensor are one codebook, and stay
+///              so.
 /// Paper        Babenko, Lempitsky 2014, Additive quantization for extreme vector compression;
 ///              Martinez et al. 2018, LSQ++
 /// Search       the ordinary one, because that is what will encode: codes that only a search over

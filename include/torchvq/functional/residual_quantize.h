@@ -40,7 +40,7 @@ struct ResidualQuantizeOptions {
   TORCH_ARG(TokenLayout, layout);
   /// How a level searches; its estimator is in use where a level's output has a gradient of its own.
   TORCH_ARG(QuantizeOptions, search);
-  /// Gradient of the output, where one estimator serves the stack; see estimate.h. Default:
+  /// Gradient of the output, if one estimator serves the stack; see estimate.h. Default:
   /// "straight_through".
   TORCH_ARG(std::string, estimator) = "straight_through";
   TORCH_ARG(QuantizerLossOptions, losses);

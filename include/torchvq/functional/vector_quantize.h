@@ -68,9 +68,9 @@ vector_quantize_(const at::Tensor& x, const CodebookState& state,
 ///                     of candidates (H, T, k), which are no choice and count nowhere.
 /// @param rng          (2,) of each level in use, or of the one codebook that all share.
 /// @param counts       tokens per code of all ranks, for each rng, or none where nothing was
-/// learnt.
-///                     A step without a token on any rank is not counted; where nothing was learnt
-///                     a rank does not know of the others' tokens, so with ranks every step is.
+///                     learnt. A step without a token on any rank is not counted; where nothing was
+///                     learnt a rank does not know of the others' tokens, so with ranks every step
+///                     is.
 /// @param masks        (H, T), bool, for each level in use, or none.
 TORCHVQ_API void finish_step_(at::TensorList step_counts, at::TensorList indices,
                               at::TensorList rng, at::TensorList counts, at::TensorList masks,

@@ -15,7 +15,7 @@ namespace torchvq::functional {
 /// else has moved it, and theirs is the value.
 ///
 /// Formula   a = the code that ema_finish_() makes of the averages; result = a where a rounds to
-/// embed, else embed
+///           embed, else embed
 ///
 /// @param embed         (H, K, D), floating point.
 /// @param cluster_size  (H, K), float32 or float64.    @param embed_avg  (H, K, D), its dtype.

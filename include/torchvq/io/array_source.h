@@ -31,7 +31,7 @@ TORCHVQ_API FileFormat file_format(const std::string& path);
 class TORCHVQ_API ArraySource {
  public:
   /// @param name  which tensor of a .safetensors file; may be empty when there is only one. Must be
-  /// empty for .npy.
+  ///              empty for .npy.
   explicit ArraySource(const std::string& path, const std::string& name = "");
   ~ArraySource();
   ArraySource(ArraySource&&) noexcept;
@@ -68,7 +68,7 @@ class TORCHVQ_API VectorSource {
   /// Vectors [first, first + count) as (count, dim), float32, or float64 where `dtype` says so.
   ///
   /// Throws       c10::ValueError naming the first vector that holds NaN or infinity after that
-  /// conversion.
+  ///              conversion.
   at::Tensor read(int64_t first, int64_t count, at::ScalarType dtype = at::kFloat) const;
 
  private:

@@ -41,11 +41,10 @@ TORCHVQ_API void save_codec(const std::string& path, const Codec& codec);
 /// the keys may carry a prefix, as in a larger model's state, when the file holds one quantizer).
 ///
 /// @param metric  "euclidean" or "cosine" for files that do not say (those from Python); empty
-/// takes the file's
-///                word, and euclidean where it has none.
+///                takes the file's word, and euclidean where it has none.
 /// Throws       IoError when the file cannot be read; c10::ValueError when it holds no codebook,
-/// several, projections
-///              or several heads, a codebook that is not finite, or another metric than asked for.
+///              several, projections or several heads, a codebook that is not finite, or another
+///              metric than asked for.
 TORCHVQ_API Codec load_codec(const std::string& path, const std::string& metric = "");
 
 /// The state of a VectorQuantize (one group, one level), a ResidualVQ (one group) or a
@@ -64,7 +63,7 @@ struct CodecStack {
 ///          rvq.load_state_dict(safetensors.torch.load_file("codec.safetensors"))
 ///
 /// Throws   c10::ValueError unless all groups have as many levels, all codebooks one dim, and the
-/// metric is euclidean (cosine: one group of one level alone).
+///          metric is euclidean (cosine: one group of one level alone).
 TORCHVQ_API void save_codec_stack(OutputFile& file, const CodecStack& stack);
 TORCHVQ_API void save_codec_stack(const std::string& path, const CodecStack& stack);
 

@@ -18,16 +18,13 @@ namespace torchvq::io {
 /// tensor; an ArraySource (array_source.h) reads a block of rows at a time.
 ///
 /// @param path  a .npy file holding booleans, integers or float16, float32, float64 numbers, of
-/// either byte
-///              order, in C or Fortran order, of any shape.
+///              either byte order, in C or Fortran order, of any shape.
 /// @return      the array, on the CPU, in the file's dtype. A Fortran-order array gives a tensor
-/// whose
-///              strides are in that order.
+///              whose strides are in that order.
 ///
 /// Empty        an axis of size 0 gives an empty tensor.
 /// Throws       IoError when the file cannot be read; c10::ValueError when it is not a .npy file,
-/// is
-///              truncated or malformed; c10::TypeError for other dtypes (complex, structured,
+///              is truncated or malformed; c10::TypeError for other dtypes (complex, structured,
 ///              object).
 /// Example      auto x = torchvq::io::load_npy("vectors.npy");
 TORCHVQ_API at::Tensor load_npy(const std::string& path);
@@ -35,8 +32,7 @@ TORCHVQ_API at::Tensor load_npy(const std::string& path);
 /// Writes `tensor` (any strides, device and shape) in C order, atomically (see OutputFile).
 ///
 /// Throws       IoError when the file cannot be written; c10::TypeError for dtypes that the format
-/// lacks
-///              (bfloat16, complex).
+///              lacks (bfloat16, complex).
 TORCHVQ_API void save_npy(const std::string& path, const at::Tensor& tensor);
 
 /// Writes an array piece by piece, for results that do not fit in memory. Nothing is at `path`

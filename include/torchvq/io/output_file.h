@@ -17,7 +17,8 @@ namespace torchvq::io {
 /// that is not a regular file (a device, a pipe) is written directly.
 ///
 /// Throws       IoError when the operating system refuses (no space, no permission, no such
-/// directory). Example      OutputFile file("codes.bin"); file.write(data, size); file.commit();
+///              directory).
+/// Example      OutputFile file("codes.bin"); file.write(data, size); file.commit();
 class TORCHVQ_API OutputFile {
  public:
   explicit OutputFile(std::string path);

@@ -29,11 +29,10 @@ class InputFile;
 ///
 /// Dtypes       F64 F32 F16 BF16, F8_E4M3 F8_E5M2, I64 I32 I16 I8, U64 U32 U16 U8, BOOL.
 /// Throws       IoError when the file cannot be read; c10::ValueError when it is truncated or its
-/// header
-///              damaged: too long, not JSON, names twice, offsets that overlap, leave gaps or pass
-///              the end.
+///              header damaged: too long, not JSON, names twice, offsets that overlap, leave gaps
+///              or pass the end.
 /// Example      SafetensorsFile file("codec.safetensors"); auto embed =
-/// file.tensor("_codebook.embed");
+///              file.tensor("_codebook.embed");
 class TORCHVQ_API SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::string& path);
@@ -61,8 +60,7 @@ class TORCHVQ_API SafetensorsFile {
 /// bytes depend on the arguments alone.
 ///
 /// Throws       IoError when the file cannot be written; c10::TypeError for dtypes that the format
-/// lacks;
-///              c10::ValueError for a tensor named `__metadata__`.
+///              lacks; c10::ValueError for a tensor named `__metadata__`.
 TORCHVQ_API void save_safetensors(const std::string& path,
                                   const std::map<std::string, at::Tensor>& tensors,
                                   const std::map<std::string, std::string>& metadata = {});

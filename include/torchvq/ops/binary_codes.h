@@ -19,8 +19,7 @@ namespace torchvq::ops {
 /// @param rng          (2,), int64, see random_uniform.h; empty: no randomness.
 /// @param temperature  finite, 0 or more; 0 draws as without rng.
 /// @param mask         (*), bool, true for real tokens. The draws of a token depend on the number
-/// of
-///                     real tokens before it, so that padding changes nothing.
+///                     of real tokens before it, so that padding changes nothing.
 /// @return             (*), int64; -1 where masked, 0 for a token with NaN or infinity.
 ///
 /// Gradient     none.
@@ -46,22 +45,20 @@ TORCHVQ_API at::Tensor binary_sample(const at::Tensor& logits, const std::option
 /// @return         (*, 2^H), dtype of logits; NaN for a token with NaN or infinity.
 ///
 /// Throws       c10::IndexError for an index out of range (on CPU), c10::ValueError,
-/// c10::TypeError.
+///              c10::TypeError.
 TORCHVQ_API at::Tensor binary_one_hot(const at::Tensor& logits, const at::Tensor& indices,
                                       double temperature = 1.0);
 
 /// How much the bits of a token tell beyond a free allowance.
 ///
 /// Formula      max(0, sum over h of (log 2 - H(sigmoid(l_h))) - threshold), in nats: the
-/// divergence
-///              from the uniform distribution over codes; H is the entropy of a bit
+///              divergence from the uniform distribution over codes; H is the entropy of a bit
 /// Paper        Fleuret 2025, arXiv:2510.17558, equation 9 (free bits: Kingma et al. 2016)
 ///
 /// @param threshold  kappa, free nats per token; not NaN.
 /// @param mask       (*), bool, true for real tokens.
 /// @param reduce     the mean over real tokens, 0 without any; otherwise one value per token, 0
-/// where
-///                   masked.
+///                   where masked.
 /// @return           scalar, or (*); float64 for float64 logits, otherwise float32.
 ///
 /// Gradient     of the formula, 0 at the threshold. Not differentiable again.

@@ -20,7 +20,8 @@ namespace torchvq::ops {
 /// Gradient     none.
 /// Determinism  integers; the same on every device.
 /// Distributed  a pure function of replicated state: every rank computes the same without
-/// communication. Throws       c10::ValueError for bad shapes, c10::TypeError for bad dtypes.
+///              communication.
+/// Throws       c10::ValueError for bad shapes, c10::TypeError for bad dtypes.
 TORCHVQ_API at::Tensor code_exponents(const at::Tensor& codebook);
 
 }  // namespace torchvq::ops

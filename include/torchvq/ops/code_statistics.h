@@ -28,21 +28,21 @@ namespace torchvq::ops {
 /// @param exponents  (H, K), int32, from code_exponents().
 /// @param mask       (H, N) or (N,), bool, true for real tokens. Default: all.
 /// @return           counts (H, K), int64; sums (W, H, K, D), int64, with W = 2 for float64 tokens
-/// and 1 otherwise;
-///                   exponents (H, K), int32. decode_sums() turns sums into floating point.
+///                   and 1 otherwise; exponents (H, K), int32. decode_sums() turns sums into
+///                   floating point.
 ///
 /// Gradient     none.
 /// Empty        N == 0 gives zeros.
 /// Non-finite   a row with NaN or infinity is neither counted nor added; nor does it raise an
-/// exponent. Precision    error per token at most 2^(e - 31), for float64 tokens 2^(e - 63).
+///              exponent.
+/// Precision    error per token at most 2^(e - 31), for float64 tokens 2^(e - 63).
 ///              No overflow for up to 2^25 tokens whatever the data, 2^33 where no token exceeds
 ///              its exponent.
 /// Determinism  the same bits for any order of tokens, thread count, instruction set, device, and
-/// any split of a batch
-///              whose parts use the same exponents and are added up.
+///              any split of a batch whose parts use the same exponents and are added up.
 /// Throws       c10::IndexError for an index of a real token outside [-1, K) (on CPU; other devices
-/// report it their own
-///              way), c10::ValueError for bad shapes, c10::TypeError for bad dtypes.
+///              report it their own way), c10::ValueError for bad shapes, c10::TypeError for bad
+///              dtypes.
 TORCHVQ_API std::tuple<at::Tensor, at::Tensor, at::Tensor> code_statistics(
     const at::Tensor& x, const at::Tensor& indices, const at::Tensor& exponents,
     const std::optional<at::Tensor>& mask = std::nullopt);

@@ -55,16 +55,16 @@ struct EmaUpdateOptions {
 /// @param embed         (H, K, D), dtype of cluster_size.
 /// @param counts        (H, K), int64, from code_statistics().
 /// @param sums          (W, H, K, D), int64, from code_statistics(); cosine takes those of unit
-/// tokens.
+///                      tokens.
 /// @param exponents     (H, K), int32, from code_statistics().
 ///
 /// Gradient     none; autograd is told that the state changed.
 /// Precision    computed in float64, each state element rounded once.
 /// Determinism  the same bits for any thread count, instruction set and device: the total is added
-/// in fixed point. Throws       c10::ValueError for bad shapes, options and (on CPU) weights that
-/// are not finite, c10::TypeError for
-///              bad dtypes; half-precision state is one of them. Nothing is changed when an error
-///              is thrown.
+///              in fixed point.
+/// Throws       c10::ValueError for bad shapes, options and (on CPU) weights that are not finite,
+///              c10::TypeError for bad dtypes; half-precision state is one of them. Nothing is
+///              changed when an error is thrown.
 TORCHVQ_API void ema_update_(at::Tensor cluster_size, at::Tensor embed_avg, at::Tensor embed,
                              const at::Tensor& counts, const at::Tensor& sums,
                              const at::Tensor& exponents, const EmaUpdateOptions& options = {});

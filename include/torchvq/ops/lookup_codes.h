@@ -19,8 +19,7 @@ namespace torchvq::ops {
 /// Empty        N == 0 gives an empty result.
 /// Determinism  bitwise repeatable, gradient included.
 /// Throws       c10::IndexError for an index outside [-1, K) (on CPU; other devices report it their
-/// own way),
-///              c10::ValueError for bad shapes, c10::TypeError for bad dtypes.
+///              own way), c10::ValueError for bad shapes, c10::TypeError for bad dtypes.
 TORCHVQ_API at::Tensor lookup_codes(const at::Tensor& codebook, const at::Tensor& indices);
 
 }  // namespace torchvq::ops

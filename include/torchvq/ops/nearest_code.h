@@ -35,38 +35,36 @@ struct NearestCodeOutput {
 
 /// Finds the nearest code of every vector.
 ///
-/// Formula   euclidean: distance = ||x - c||^2 + bias,            score = sum_d (c_d^2 / 2 - x_d
-/// c_d) + bias / 2
-///           cosine:    distance = 1 - <x, c> / (||x|| ||c||) + bias, score = sum_d (-x^_d c^_d) +
-///           bias indices[h, n] = argmin_k score; distance = 2 score + ||x||^2, or 1 + score.
-/// Exact     The score that decides is defined to the last bit, so that every instruction set,
-/// thread count, block
-///           size and device picks the same code: the sum runs over d in index order in float64
-///           from 0, on values of the computation's dtype; each term c_d^2 / 2 - x_d c_d is one
-///           rounded subtraction of rounded products (exact ones for float32); the bias is added
-///           last. For cosine x^ and c^ are unit vectors: the norm is a float64 sum of squares in
-///           index order, the quotient is rounded to the computation's dtype, and zero vectors stay
-///           zero.
+/// Formula   euclidean: distance = ||x - c||^2 + bias,
+///                      score = sum_d (c_d^2 / 2 - x_d c_d) + bias / 2
+///           cosine:    distance = 1 - <x, c> / (||x|| ||c||) + bias,
+///                      score = sum_d (-x^_d c^_d) + bias
+///           indices[h, n] = argmin_k score; distance = 2 score + ||x||^2, or 1 + score.
+/// Exact     The score is defined to the last bit, so that every instruction set,
+///           thread count, block size and device picks the same code: the sum runs over d in index
+///           order in float64 from 0, on values of the computation's dtype; each term c_d^2 / 2 -
+///           x_d c_d is one rounded subtraction of rounded products (exact ones for float32); the
+///           bias is added last. For cosine x^ and c^ are unit vectors: the norm is a float64 sum
+///           of squares in index order, the quotient is rounded to the computation's dtype, and
+///           zero vectors stay zero.
 /// Ties      the lowest index wins.
 ///
 /// @param x         (H, N, D) or (N, D), floating point, any strides. D >= 1.
 /// @param codebook  (H, K, D), or (1, K, D) or (K, D) shared by all heads, floating point, any
-/// strides. K >= 1.
+///                  strides. K >= 1.
 /// @param options   see NearestCodeOptions.
 /// @return          indices; codes: rows of the codebook as given, in the computation's dtype;
-/// distances: computed from
-///                  x and the chosen code in float64, then rounded to the computation's dtype. x of
-///                  shape (N, D) gives results without the axis H.
+///                  distances: computed from x and the chosen code in float64, then rounded to the
+///                  computation's dtype. x of shape (N, D) gives results without the axis H.
 ///
 /// Dtype        the computation's dtype is float64 if x or codebook is float64, otherwise float32.
 /// Gradient     indices: none. codes: to codebook, the sum over each code's rows. distances: to x,
-/// codebook and bias.
-///              The chosen codes are kept for backward, so that updating the codebook in place
-///              afterwards is harmless.
+///              codebook and bias. The chosen codes are kept for backward, so that updating the
+///              codebook in place afterwards is harmless.
 /// Non-finite   a row of x with a NaN or infinity gets index 0 (with topk: 0 .. k-1), codes and
-/// distances of NaN, and
-///              sends no gradient to the codebook. A code with a NaN or infinity in it or its bias
-///              ranks behind all others, such codes among themselves by index.
+///              distances of NaN, and sends no gradient to the codebook. A code with a NaN or
+///              infinity in it or its bias ranks behind all others, such codes among themselves by
+///              index.
 /// Empty        N == 0 gives empty results.
 /// Memory       O(N D + K D); the N x K scores never exist.
 /// Throws       c10::ValueError for bad shapes, metric or topk, c10::TypeError for bad dtypes.

@@ -53,8 +53,9 @@ struct DeadCodeOptions {
 /// Empty        N == 0 replaces nothing; cooldowns fall.
 /// Non-finite   tokens with NaN or infinity are no candidates.
 /// Determinism  does not depend on the order of tokens, nor, with the two functions below, on their
-/// split over ranks. Throws       c10::ValueError for bad shapes and options, c10::TypeError for
-/// bad dtypes. Nothing is changed then.
+///              split over ranks.
+/// Throws       c10::ValueError for bad shapes and options, c10::TypeError for bad dtypes. Nothing
+///              is changed then.
 TORCHVQ_API at::Tensor replace_dead_codes_(at::Tensor embed, at::Tensor embed_avg,
                                            at::Tensor cluster_size, at::Tensor cooldown,
                                            const at::Tensor& x, const at::Tensor& counts,

@@ -20,7 +20,7 @@ namespace torchvq::ops {
 /// @param scales  (Q, D), floating point, Q at least 1.
 /// @param bound   "symmetric_tanh" or "symmetric_clamp".
 /// @return        quantized (*, D), float64 for float64 x, otherwise float32; indices (*, Q),
-/// int64.
+///                int64.
 ///
 /// Gradient     of quantized to x: as if nothing were rounded, 1 - (1 - g_0) (1 - g_1) ..., g_n
 ///              being the slope of the bound of level n. Not differentiable again.

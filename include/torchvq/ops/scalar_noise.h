@@ -27,7 +27,7 @@ namespace torchvq::ops {
 /// Determinism  the same bits on every device and for every number of threads: element i in
 ///              row-major order takes number i of kernels/random.h.
 /// Throws       c10::ValueError for bad shapes, levels and fractions, c10::TypeError for bad
-/// dtypes.
+///              dtypes.
 TORCHVQ_API at::Tensor scalar_noise(const at::Tensor& codes, at::IntArrayRef levels,
                                     const at::Tensor& rng, double fraction, int64_t stream = 0);
 

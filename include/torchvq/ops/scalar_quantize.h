@@ -34,8 +34,7 @@ namespace torchvq::ops {
 /// Gradient     of codes to x: as if nothing were rounded, so that of the bound. Not
 ///              differentiable again.
 /// Exactness    levels are found by comparing z with the numbers at which they change, so indices
-/// depend on the value of z alone: not on dtype, device,
-///              threads or instruction set.
+///              depend on the value of z alone: not on dtype, device, threads or instruction set.
 /// Non-finite   a row with NaN or infinity has codes NaN and index 0.
 /// Empty        gives empty results.
 /// Throws       c10::ValueError for bad shapes, levels and bounds, c10::TypeError for bad dtypes.
