@@ -7,10 +7,9 @@
 
 namespace torchvq::ops {
 
-/// Turns fixed-point sums into floating point, rounded once.
+/// Converts fixed-point sums to floating point, rounded once.
 ///
-/// Formula      (sums[0] + sums[1] / 2^32) * 2^(exponents - 30), sums[1] = 0 where there is one
-///              word
+/// Formula      (sums[0] + sums[1] / 2^32) * 2^(exponents - 30), sums[1] = 0 if there is one word
 ///
 /// @param sums       (W, H, K, D), int64, W = 1 or 2, from code_statistics(); |sums[0]| < 2^62 for
 ///                   W = 2.

@@ -1,5 +1,4 @@
-// k-means as one operator: seeding, Lloyd iterations, exact means. torchvq/kmeans.h is the form for
-// users.
+// k-means as one operator: seeding, Lloyd iterations, exact means. Users call torchvq/kmeans.h.
 #pragma once
 
 #include <optional>
@@ -15,7 +14,7 @@ namespace torchvq::ops {
 /// Clusters tokens, head by head.
 ///
 /// Seeding      k-means++: seeds are drawn with probability proportional to the squared distance to
-///              the nearest seed so far, on a random sample of distinct tokens; many proposals a
+///              the nearest seed so far, on a random sample of distinct tokens; many proposals per
 ///              round, thinned by rejection sampling
 /// Formula      iterate: index[n] = nearest_code(x[n]);
 ///              code += stride * (mean of its tokens - code), cosine: made a unit vector;
@@ -34,7 +33,7 @@ namespace torchvq::ops {
 ///                       vectors). Default: "euclidean".
 /// @param mask           (H, N) or (N,), bool, true for real tokens. Default: all.
 /// @return               codebook (H, K, D), float64 for float64 tokens, otherwise float32;
-///                       counts (H, K), int64: tokens nearest to each returned code.
+///                       counts (H, K), int64: the number of tokens nearest to each returned code.
 ///
 /// Gradient     none.
 /// Few tokens   a head with at most K distinct tokens gets each of them as a code, and the rest of

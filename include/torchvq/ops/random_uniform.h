@@ -18,7 +18,7 @@ namespace torchvq::ops {
 /// Paper        Steele, Lea, Flood 2014, Fast splittable pseudorandom number generators
 ///
 /// @param rng      (2,), int64: (seed, step). Its device is the device of the result.
-/// @param purpose  what the numbers are for; different purposes give independent numbers.
+/// @param purpose  the purpose of the numbers; different purposes give independent numbers.
 /// @param size     shape of the result.
 /// @param dtype    floating point. Default: float32.
 /// @param stream   separates draws of one step and purpose, for example ranks or levels. Default:
