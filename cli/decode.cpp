@@ -62,7 +62,7 @@ std::vector<int64_t> decoded_shape(const io::IndexSource& codes, const Codec& co
 
 void run_decode(const DecodeArguments& arguments) {
   check_output(arguments.output, ".npy", {arguments.codes, arguments.codec});
-  // The metric does not matter here, so a codec that does not say will do.
+  // The metric does not matter here, so a codec need not name it.
   const auto codec = load_codec(arguments.codec);
   const io::IndexSource codes(arguments.codes, arguments.key);
   const auto columns = codec->columns(), dim = codec->dim();

@@ -1,4 +1,4 @@
-// torchvq eval: how well a codec describes vectors.
+// torchvq eval: the error of a codec on vectors.
 #include <memory>
 
 #include "blocks.h"

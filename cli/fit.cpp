@@ -89,7 +89,7 @@ class Fit {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // Opened by prepare(), whose errors the other processes hear.
+  // Opened by prepare(), whose errors are reported to the other processes.
   // NOLINTNEXTLINE(bugprone-unchecked-optional-access)
   BlockReader& reader() { return reader_.value(); }
 
@@ -99,7 +99,7 @@ class Fit {
     reader_.emplace(path_, arguments_.key, arguments_.fit.memory, slices ? processes_.rank() : 0,
                     slices ? processes_.size() : 1, method_->keeps_vectors());
     method_->check_vectors(reader());
-    // Opened before the work, so that a place that cannot be written is known now.
+    // Opened before the work, so that an output that cannot be written fails now.
     if (processes_.first()) {
       if (processes_.alone()) check_rows(reader().rows());
       file_.emplace(arguments_.output);

@@ -1,4 +1,4 @@
-// torchvq inspect: what is in a file.
+// torchvq inspect: the content of a file.
 #include <ATen/core/Tensor.h>
 #include <torchvq/io/array_source.h>
 #include <torchvq/io/codec.h>

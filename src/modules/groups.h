@@ -11,7 +11,7 @@
 
 namespace torchvq::detail {
 
-/// Of the input of all groups.
+/// The layout of the input of all groups.
 template <typename Grouped>
 Layout layout_of_groups(const Grouped& grouped, const char* owner) {
   return {.dim = grouped.options.dim(),
