@@ -1,4 +1,4 @@
-// How far decoded vectors are from the originals, over any number of blocks.
+// The error of decoded vectors, over any number of blocks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@
 
 namespace torchvq::functional {
 
-/// Adds up the squared error of vectors that come a block at a time.
+/// Adds up the squared error of vectors block by block.
 ///
 /// Formula   mse      = sum (x - decoded)^2 / (N * D)
 ///           relative = sum (x - decoded)^2 / sum x^2

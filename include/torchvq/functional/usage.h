@@ -1,4 +1,4 @@
-// How well a codebook is used.
+// The use of a codebook.
 #pragma once
 
 #include <ATen/core/Tensor.h>
