@@ -175,6 +175,7 @@ set(TORCHVQ_SOURCES
   modules/stats.cpp
   modules/step.cpp
   modules/vector_quantize.cpp
+  ops/any/advance_rng_.cpp
   ops/any/binary_codes.cpp
   ops/any/code_exponents.cpp
   ops/any/code_logits.cpp
@@ -200,6 +201,7 @@ set(TORCHVQ_SOURCES
   ops/any/orthogonal_loss.cpp
   ops/any/prepare_codes.cpp
   ops/any/projected_residual_encode.cpp
+  ops/any/quantize_and_commit.cpp
   ops/any/random_normal.cpp
   ops/any/random_uniform.cpp
   ops/any/replace_dead_codes_.cpp
@@ -225,7 +227,9 @@ set(TORCHVQ_SOURCES
   ops/any/sync_update_v.cpp
   ops/any/token_moments.cpp
   ops/any/unit_vectors.cpp
+  ops/advance_rng_.cpp
   ops/autocast.cpp
+  ops/autograd/advance_rng_.cpp
   ops/autograd/binary_codes.cpp
   ops/autograd/code_exponents.cpp
   ops/autograd/code_statistics.cpp
@@ -248,6 +252,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/orthogonal_loss.cpp
   ops/autograd/prepare_codes.cpp
   ops/autograd/projected_residual_encode.cpp
+  ops/autograd/quantize_and_commit.cpp
   ops/autograd/replace_dead_codes_.cpp
   ops/autograd/replace_with_candidates_.cpp
   ops/autograd/residual_beam_search.cpp
@@ -275,6 +280,7 @@ set(TORCHVQ_SOURCES
   ops/commitment_cross_entropy.cpp
   ops/commitment_loss.cpp
   ops/count_codes_.cpp
+  ops/cpu/advance_rng_.cpp
   ops/cpu/binary_codes.cpp
   ops/cpu/code_exponents.cpp
   ops/cpu/code_statistics.cpp
@@ -321,6 +327,7 @@ set(TORCHVQ_SOURCES
   ops/kmeans.cpp
   ops/latent_quantize.cpp
   ops/lookup_codes.cpp
+  ops/meta/advance_rng_.cpp
   ops/meta/binary_codes.cpp
   ops/meta/code_exponents.cpp
   ops/meta/code_statistics.cpp
@@ -343,6 +350,7 @@ set(TORCHVQ_SOURCES
   ops/meta/orthogonal_loss.cpp
   ops/meta/prepare_codes.cpp
   ops/meta/projected_residual_encode.cpp
+  ops/meta/quantize_and_commit.cpp
   ops/meta/random_normal.cpp
   ops/meta/random_uniform.cpp
   ops/meta/replace_dead_codes_.cpp
@@ -372,6 +380,7 @@ set(TORCHVQ_SOURCES
   ops/orthogonal_loss.cpp
   ops/prepare_codes.cpp
   ops/projected_residual_encode.cpp
+  ops/quantize_and_commit.cpp
   ops/random_normal.cpp
   ops/random_uniform.cpp
   ops/replace_dead_codes_.cpp

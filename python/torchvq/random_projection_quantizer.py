@@ -172,7 +172,7 @@ class RandomProjectionQuantizer(WideBuffers):
         projected = layout.split_heads(project(self.vq.project_in, spread))
         projected = projected.float() if projected.dtype in HALF else projected
         # This calls the search instead of the forward of the VectorQuantize, which would learn in training.
-        codes = stored_codes(self.vq, projected.dtype)
+        codes = stored_codes(self.vq._codebook, projected.dtype)
         if indices is not None:
             loss = _ops.commitment_cross_entropy(
                 projected, codes, layout.split_indices(indices), metric="cosine", mask=head_mask

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from torchvq._base import joined as _joined
+from torchvq._base.checkpointing import is_checkpointed
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
@@ -298,14 +299,15 @@ class ResidualVQ(nn.Module):
         beam = beam_of(self, beam_size)
         targets = self._targets(indices)
         token_mask = layout.token_mask(x, mask, None)
-        if self.training and not torch.compiler.is_compiling():
-            for codebook in self._codebooks():
+        first, codebooks = self.levels[0], self._codebooks()
+        if self.training and not torch.compiler.is_compiling() and is_checkpointed():
+            for codebook in codebooks:
                 steps.enter_context(codebook.step_of(x))
-        ranks = ranks_of(self.levels[0], type(self).__name__)
+        ranks = ranks_of(first, type(self).__name__)
         # Before the depth is drawn, so that ranks draw the same depth.
-        handshake(self._codebooks(), ranks)
+        handshake(codebooks, ranks)
         if self.training:
-            begin_step(self._codebooks())
+            begin_step(codebooks)
         if depth is None:
             depth = self._depth(seed)
         tokens = enter(x, token_mask, layout, self.project_in)
@@ -314,7 +316,7 @@ class ResidualVQ(nn.Module):
             batch=tokens.shape[:2],
             targets=targets,
             temperature=sample_codebook_temp,
-            frozen=freeze_codebook or self.levels[0].freeze_codebook,
+            frozen=freeze_codebook or first.freeze_codebook,
             depth=depth,
             ranks=ranks,
             beam=beam,

@@ -2,9 +2,6 @@
 
 #include <vector>
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/Tensor.h>
-
 namespace torchvq::detail {
 namespace {
 
@@ -35,9 +32,11 @@ void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet key
     at::AutoDispatchBelowADInplaceOrView guard;
     op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
   }
-  for (const auto& tensor : written) {
-    if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
-  }
+  for (const auto& tensor : written) mark_written(tensor);
+}
+
+void mark_written(const at::Tensor& tensor) {
+  if (tensor.defined() && !tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace torchvq::detail

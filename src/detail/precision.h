@@ -2,7 +2,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <limits>
 
@@ -32,11 +32,16 @@ inline at::Tensor narrowed(const at::Tensor& values, at::ScalarType dtype) {
   return values.clamp(-most, most).to(dtype);
 }
 
-/// A scalar tensor of a float64 sum. It is infinite beyond the range of the dtype, for which
-/// `at::scalar_tensor` raises an error.
-inline at::Tensor rounded_scalar(double value, const at::TensorOptions& options) {
-  return at::scalar_tensor(value, options.dtype(at::kDouble))
-      .to(c10::typeMetaToScalarType(options.dtype()));
+/// A scalar tensor of a float64 sum, on the CPU, in the dtype of `like`, float32 or float64. It is
+/// infinite beyond the range, for which `at::scalar_tensor` raises an error.
+inline at::Tensor rounded_scalar(double value, const at::Tensor& like) {
+  auto scalar = at::empty({}, like.options());
+  if (like.scalar_type() == at::kDouble) {
+    *scalar.mutable_data_ptr<double>() = value;
+  } else {
+    *scalar.mutable_data_ptr<float>() = static_cast<float>(value);
+  }
+  return scalar;
 }
 
 }  // namespace torchvq::detail

@@ -165,16 +165,6 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_statistics(
           exponents};
 }
 
-void advance_rng_(at::Tensor rng, const std::optional<at::Tensor>& mask) {
-  at::NoGradGuard no_grad;
-  auto step = rng.select(0, 1);
-  if (mask) {
-    step.add_(mask->any());
-  } else {
-    step.add_(1);
-  }
-}
-
 }  // namespace torchvq::functional
 
 namespace {
@@ -235,5 +225,4 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "Tensor sums_b, "
       "Tensor exponents_b) -> (Tensor counts, Tensor sums, Tensor exponents)",
       TORCH_FN(merge_statistics));
-  m.def("advance_rng_(Tensor(a!) rng, Tensor? mask=None) -> ()", TORCH_FN(advance_rng_));
 }

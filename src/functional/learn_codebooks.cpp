@@ -12,6 +12,7 @@
 #include <torchvq/distributed/synced_replace_dead_codes_.h>
 #include <torchvq/functional/codebook.h>
 #include <torchvq/functional/wide_codes.h>
+#include <torchvq/ops/advance_rng_.h>
 #include <torchvq/ops/code_exponents.h>
 #include <torchvq/ops/code_statistics.h>
 #include <torchvq/ops/ema_finish_.h>
@@ -457,7 +458,7 @@ std::vector<at::Tensor> LearningInFlight::finish() {
   const auto exchanged = exchanged_by(found, std::move(offered), tokens.size());
   const auto counts = learn_exchanged(states, tokens, exchanged, wide.codes(), options, weight);
   wide.store(tokens.size());
-  for (size_t i = 0; i < counts.size(); ++i) advance_rng_(states[i].rng, counts[i]);
+  for (size_t i = 0; i < counts.size(); ++i) ops::advance_rng_(states[i].rng, counts[i]);
   return counts;
 }
 

@@ -6,7 +6,9 @@
 #include <ATen/ops/stack.h>
 
 #include <torchvq/functional/codebook.h>
+#include <torchvq/ops/advance_rng_.h>
 #include <torchvq/ops/count_codes_.h>
+#include <torchvq/ops/quantize_and_commit.h>
 
 #include "distributed/group.h"
 
@@ -47,27 +49,77 @@ QuantizerLossOptions with_tokens(QuantizerLossOptions losses, const SplitTokens&
   return losses;
 }
 
+/// Whether search, estimator and commitment loss are one node: one codebook whose tokens differ from
+/// x by their shape alone, and no loss or gradient besides.
+bool quantizes_plainly(const VectorQuantizeArguments& arguments,
+                       const VectorQuantizeStepOptions& options) {
+  const auto& [codebook, mask, targets, weight, affine, step_counts] = arguments;
+  if (mask || targets || codebook.dim() != 3 || codebook.sym_size(0) != 1) return false;
+  const auto& layout = options.layout();
+  if (layout.heads() != 1 || layout.channel_first()) return false;
+  const auto& losses = options.losses();
+  if (!losses.training() || losses.commitment_weight() == 0 || losses.pulls_codes() ||
+      losses.commitment_use_cross_entropy_loss() || losses.diversity_weight() != 0 ||
+      losses.vqp_compat()) {
+    return false;
+  }
+  const auto& search = options.search();
+  const auto& estimator = search.estimator();
+  return search.metric() == "euclidean" && !search.topk() && !search.temperature() &&
+         search.sync_update_v() == 0 &&
+         (estimator == "rotation_trick" || estimator == "straight_through" || estimator == "none");
+}
+
+/// Search and the losses of what it found.
+VectorQuantizeStep search(const at::Tensor& x, const CodebookState& state,
+                          const VectorQuantizeArguments& arguments,
+                          const VectorQuantizeStepOptions& options,
+                          const std::optional<at::Tensor>& totals) {
+  const auto& layout = options.layout();
+  const auto& ranks = options.learning().ranks();
+  const auto split = split_tokens(x, arguments.mask, layout);
+  const auto losses = with_tokens(options.losses(), split, arguments.mask);
+  const auto found = quantize(split.tokens, arguments.codebook, noise_rng(state.rng, ranks),
+                              split.mask, options.search());
+  VectorQuantizeStep step;
+  step.searched = {found.inputs, arguments.codebook, split.mask, found.codes, found.indices};
+  step.totals = totals ? totals : shared_totals({state.embed}, {step.searched}, losses, ranks)[0];
+  step.terms = search_losses(step.searched, arguments.targets, step.totals, losses);
+  step.quantized = restore_tokens(found.quantized, x, arguments.mask, layout);
+  step.indices = restore_positions(found.indices, x, layout);
+  return step;
+}
+
+/// The same where quantizes_plainly(), the same bits.
+VectorQuantizeStep search_plainly(const at::Tensor& x, const VectorQuantizeArguments& arguments,
+                                  const VectorQuantizeStepOptions& options) {
+  const auto& codebook = arguments.codebook;
+  auto found = ops::quantize_and_commit(x, codebook, options.search().estimator());
+  VectorQuantizeStep step;
+  const auto tokens = split_tokens(x.detach(), std::nullopt, options.layout()).tokens;
+  step.searched = {tokens.to(found.codes.scalar_type()), codebook, std::nullopt, found.codes,
+                   found.indices.reshape_symint(tokens.sym_sizes().slice(0, 2))};
+  const auto zero = found.commitment.new_zeros({});
+  step.terms = {std::move(found.commitment), zero, zero};
+  step.quantized = std::move(found.quantized);
+  step.indices = std::move(found.indices);
+  return step;
+}
+
 }  // namespace
 
 VectorQuantizeStep vector_quantize_(const at::Tensor& x, const CodebookState& state,
                                     const VectorQuantizeArguments& arguments,
                                     const VectorQuantizeStepOptions& options,
                                     const std::optional<at::Tensor>& totals) {
-  const auto& layout = options.layout();
   const auto& ranks = options.learning().ranks();
-  const auto split = split_tokens(x, arguments.mask, layout);
-  const auto losses = with_tokens(options.losses(), split, arguments.mask);
   if (options.finishes()) state.replaced.zero_();
-  const auto found = quantize(split.tokens, arguments.codebook, noise_rng(state.rng, ranks),
-                              split.mask, options.search());
-  VectorQuantizeStep step;
-  step.searched = {found.inputs, arguments.codebook, split.mask, found.codes, found.indices};
+  auto step = quantizes_plainly(arguments, options) ? search_plainly(x, arguments, options)
+                                                    : search(x, state, arguments, options, totals);
   const auto& searched = step.searched;
-  step.totals = totals ? totals : shared_totals({state.embed}, {searched}, losses, ranks)[0];
-
-  step.terms = search_losses(searched, arguments.targets, step.totals, losses);
   const auto counts = learn(searched, state, arguments, options);
-  const auto orthogonal = orthogonal_term(state.embed, searched.indices, state.rng, losses);
+  const auto orthogonal =
+      orthogonal_term(state.embed, searched.indices, state.rng, options.losses());
   if (orthogonal.defined()) step.terms.orthogonal = orthogonal;
   if (options.finishes()) {
     std::vector<at::Tensor> masks, rng;
@@ -75,13 +127,11 @@ VectorQuantizeStep vector_quantize_(const at::Tensor& x, const CodebookState& st
     if (draws(options)) rng.push_back(state.rng);
     finish_step_({arguments.step_counts}, {searched.indices}, rng, counts, masks, ranks.alone());
   }
-  step.loss = total_loss(step.terms, arguments.targets.has_value(), losses);
+  step.loss = total_loss(step.terms, arguments.targets.has_value(), options.losses());
   if (step.loss.dim() > 0) {  // of candidates
-    step.loss = restore_positions(step.loss, x, layout);
-    step.terms.commitment = restore_positions(step.terms.commitment, x, layout);
+    step.loss = restore_positions(step.loss, x, options.layout());
+    step.terms.commitment = restore_positions(step.terms.commitment, x, options.layout());
   }
-  step.quantized = restore_tokens(found.quantized, x, arguments.mask, layout);
-  step.indices = restore_positions(found.indices, x, layout);
   return step;
 }
 
@@ -95,11 +145,11 @@ void finish_step_(at::TensorList step_counts, at::TensorList indices, at::Tensor
   ops::count_codes_(step_counts, chosen);
   for (size_t i = 0; i < rng.size(); ++i) {
     if (i < counts.size()) {
-      advance_rng_(rng[i], counts[i]);
+      ops::advance_rng_(rng[i], counts[i]);
     } else if (!alone) {
-      advance_rng_(rng[i]);
+      ops::advance_rng_(rng[i]);
     } else if (indices[i].sym_size(1) > 0) {
-      advance_rng_(rng[i], masks.empty() ? std::nullopt : std::optional(masks[i]));
+      ops::advance_rng_(rng[i], masks.empty() ? std::nullopt : std::optional(masks[i]));
     }
   }
 }

@@ -9,6 +9,7 @@
 
 #include <torchvq/functional/codebook.h>
 #include <torchvq/functional/evolution.h>
+#include <torchvq/ops/advance_rng_.h>
 
 #include "modules/copy_tensors.h"
 #include "modules/projection.h"
@@ -117,7 +118,7 @@ torch::Tensor EvoLFQImpl::decoded(const torch::Tensor& bits) {
 // Populations -------------------------------------------------------------------------------------
 
 torch::Tensor EvoLFQImpl::drawn(torch::Tensor result) {
-  F::advance_rng_(rng);
+  ops::advance_rng_(rng);
   return result;
 }
 

@@ -11,6 +11,7 @@
 #include <torchvq/functional/quantize_scalars.h>
 #include <torchvq/functional/rotate_features.h>
 #include <torchvq/functional/vqp_compat.h>
+#include <torchvq/ops/advance_rng_.h>
 #include <torchvq/ops/scalar_decode.h>
 #include <torchvq/ops/scalar_quantize.h>
 
@@ -96,7 +97,7 @@ ScalarOutput FSQImpl::forward(const torch::Tensor& z, const std::optional<torch:
   const auto noise_rng = noisy ? std::optional(detail::rng_of_rank(rng)) : std::nullopt;
   auto [codes, indices] = quantize_tokens(tokens, std::nullopt, token_mask, noise_rng);
   if (noisy) {
-    F::advance_rng_(rng);
+    ops::advance_rng_(rng);
   }
   if (project_out) {
     codes = detail::apply_linear(project_out, codes);

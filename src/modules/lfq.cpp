@@ -12,6 +12,7 @@
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/lookup_free.h>
 #include <torchvq/functional/rotate_features.h>
+#include <torchvq/ops/advance_rng_.h>
 #include <torchvq/ops/sign_quantize.h>
 #include <torchvq/ops/straight_through.h>
 
@@ -166,7 +167,7 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
                         .estimates(is_training())
                         .scores(is_training())
                         .ranks({ranks, label()}));
-  if (is_training() && rng.defined()) F::advance_rng_(rng);
+  if (is_training() && rng.defined()) ops::advance_rng_(rng);
   if (projects) {
     auto codes = detail::apply_linear(project_out, found.quantized).to(x.scalar_type());
     if (filled) codes = F::fill_padding(codes, *filled);

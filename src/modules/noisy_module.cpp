@@ -2,6 +2,7 @@
 
 #include <torchvq/functional/codebook.h>
 #include <torchvq/functional/vector_quantize.h>
+#include <torchvq/ops/advance_rng_.h>
 
 #include "modules/random_state.h"
 #include "modules/ranks.h"
@@ -17,7 +18,7 @@ torch::Tensor NoisyModule::take_rng(const torch::Tensor& x,
                                     const std::string& group_name) {
   const auto taken = rng.clone();
   if (x.numel() > 0) {
-    functional::advance_rng_(rng, mask);
+    ops::advance_rng_(rng, mask);
   }
   detail::Ranks ranks;
   ranks.group_name = group_name;

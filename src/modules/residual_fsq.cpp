@@ -10,6 +10,7 @@
 #include <torchvq/functional/codebook.h>
 #include <torchvq/functional/quantize_scalars.h>
 #include <torchvq/functional/vqp_compat.h>
+#include <torchvq/ops/advance_rng_.h>
 #include <torchvq/ops/residual_scalar_quantize.h>
 
 #include "modules/copy_tensors.h"
@@ -165,7 +166,7 @@ ResidualFSQOutput ResidualFSQImpl::forward_to_depth(const torch::Tensor& x,
   const auto found =
       detail::run_stack(family(noise_rng), x, call.mask(), *depth, call.return_all_codes());
   if (noisy || (dropping && !seed)) {
-    F::advance_rng_(rng);
+    ops::advance_rng_(rng);
   }
   auto indices = keeps_codebook_axis() ? found.indices.unsqueeze(-2) : found.indices;
   if (options.vqp_compat()) indices = F::vqp_indices(indices, levels[0]->codebook_size());

@@ -12,6 +12,7 @@
 #include <torchvq/distributed/replicas.h>
 #include <torchvq/functional/codebook.h>
 #include <torchvq/functional/rotate_features.h>
+#include <torchvq/ops/advance_rng_.h>
 #include <torchvq/ops/sign_quantize.h>
 #include <torchvq/ops/straight_through.h>
 
@@ -181,7 +182,7 @@ ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
   Pending pending{.stack = this, .output = {}, .steps = {}};
   const auto found = detail::run_stack(family(draw, pending.steps), x, call.mask(), *depth,
                                        call.return_all_codes());
-  if (drawing || (dropping && !seed)) F::advance_rng_(rng);
+  if (drawing || (dropping && !seed)) ops::advance_rng_(rng);
   pending.output = {found.quantized, found.indices, {}, found.all_codes};
   return pending;
 }

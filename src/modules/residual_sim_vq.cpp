@@ -9,6 +9,7 @@
 #include <torchvq/distributed/replicas.h>
 #include <torchvq/functional/codebook.h>
 #include <torchvq/functional/estimate.h>
+#include <torchvq/ops/advance_rng_.h>
 #include <torchvq/ops/residual_beam_search.h>
 
 #include "detail/joined.h"
@@ -167,7 +168,7 @@ ResidualSimVQOutput ResidualSimVQImpl::forward(const torch::Tensor& x,
   Walk walk;
   const auto found =
       detail::run_stack(family(walk), x, call.mask(), depth, call.return_all_codes());
-  if (dropping && !seed) F::advance_rng_(rng);
+  if (dropping && !seed) ops::advance_rng_(rng);
   auto codes = found.all_codes;
   if (codes.defined()) codes = placed(codes, options.channel_first());
   return {found.quantized, found.indices, losses(walk), codes};

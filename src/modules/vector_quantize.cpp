@@ -8,6 +8,7 @@
 
 #include <torchvq/functional/codebook.h>
 #include <torchvq/functional/layout.h>
+#include <torchvq/ops/advance_rng_.h>
 #include <torchvq/ops/lookup_codes.h>
 #include <torchvq/ops/unit_vectors.h>
 
@@ -266,7 +267,7 @@ void VectorQuantizeImpl::expire_codes_(const torch::Tensor& x) {
     inputs = ops::unit_vectors(inputs);
   }
   codebook_state->expire_codes(inputs, detail::ranks_of(*this, kVectorQuantize));
-  F::advance_rng_(codebook_state->rng);
+  ops::advance_rng_(codebook_state->rng);
 }
 
 }  // namespace torchvq

@@ -75,6 +75,7 @@ constexpr const char* kComputingOperators[] = {
     "prepare_codes",
     "projected_residual_encode",
     "quantize",
+    "quantize_and_commit",
     "quantize_scalars",
     "random_projection",
     "refine_codebooks",

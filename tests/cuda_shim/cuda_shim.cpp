@@ -130,8 +130,9 @@ int64_t launches() { return launched; }
 
 unsigned char* shared_bytes() { return block.shared.data(); }
 
-void run(unsigned blocks, unsigned threads, size_t shared, const std::function<void()>& thread) {
-  if (blocks == 0 || threads == 0 || threads > kMostThreads || shared > kMostShared)
+void run(unsigned blocks, unsigned tasks, unsigned threads, size_t shared,
+         const std::function<void()>& thread) {
+  if (blocks == 0 || tasks == 0 || threads == 0 || threads > kMostThreads || shared > kMostShared)
     throw "cuda_shim: invalid configuration of a launch";
   static std::mutex one_launch;
   const std::lock_guard lock(one_launch);
@@ -141,9 +142,11 @@ void run(unsigned blocks, unsigned threads, size_t shared, const std::function<v
   block.body = &thread;
   block.failure = nullptr;
   block_size = {threads, 1, 1};
-  grid_size = {blocks, 1, 1};
-  for (unsigned i = 0; i < blocks; ++i) {
-    block_index = {settings().order == Order::kBackward ? blocks - 1 - i : i, 0, 0};
+  grid_size = {blocks, tasks, 1};
+  const unsigned all = blocks * tasks;
+  for (unsigned i = 0; i < all; ++i) {
+    const unsigned at = settings().order == Order::kBackward ? all - 1 - i : i;
+    block_index = {at % blocks, at / blocks, 0};
     run_block(shared);
   }
 }

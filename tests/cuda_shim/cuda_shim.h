@@ -55,7 +55,8 @@ namespace torchvq::cuda_shim {
 
 extern uint3 thread_index, block_index, block_size, grid_size;
 
-void run(unsigned blocks, unsigned threads, size_t shared, const std::function<void()>& thread);
+void run(unsigned blocks, unsigned tasks, unsigned threads, size_t shared,
+         const std::function<void()>& thread);
 void barrier();
 unsigned char* shared_bytes();
 /// What thread `source` of this warp, a lane, has passed; all 32 lanes call it together.
@@ -303,11 +304,11 @@ inline void load_matrices(uint32_t (&to)[4], const void* row) {
 }
 
 template <typename... Parameters, typename... Arguments>
-Error launch(void (*kernel)(Parameters...), const Queue&, unsigned blocks, unsigned threads,
+Error launch(void (*kernel)(Parameters...), const Queue&, Grid grid, unsigned threads,
              size_t shared, Arguments... arguments) {
   try {
     const std::tuple<Parameters...> values(static_cast<Parameters>(arguments)...);
-    cuda_shim::run(blocks, threads, shared, [&] { std::apply(kernel, values); });
+    cuda_shim::run(grid.blocks, grid.tasks, threads, shared, [&] { std::apply(kernel, values); });
   } catch (const char* error) {
     return error;
   }

@@ -136,6 +136,8 @@ CASES: dict[str, Case] = {
     "nearest_code ties cosine": Case((TIED_X, TIED_CODES), COSINE | dict(return_distances=True)),
     "nearest_code bias": Case((X, CODES), dict(bias=normal(2, 7), topk=2, return_distances=True)),
     "nearest_code half": Case((X.half(), CODES.half()), dict(return_distances=True)),
+    "quantize_and_commit": Case((X, CODES[:1]), exact=False),
+    "advance_rng_": Case((RNG.clone(), MASK)),
     # Products between searches are added up in the device's order.
     "projected_residual_encode": Case((X, *PROJECTED), COSINE, exact=False),
     "projected_residual_encode euclidean": Case((X, *PROJECTED), exact=False),

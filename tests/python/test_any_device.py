@@ -26,6 +26,7 @@ SEEDS = range(2)
 SEARCH = {
     "nearest_code",
     "projected_residual_encode",
+    "quantize_and_commit",
     "residual_encode",
     "residual_beam_search",
     "sample_codes",

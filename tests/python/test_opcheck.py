@@ -139,6 +139,8 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "fill_padding input": ((X, MASK, X + 1), {}),
     "has_tokens": ((X, MASK), {}),
     "advance_rng_": ((rng(), MASK), {}),
+    "quantize_and_commit": ((X, CODEBOOK[:1]), {}),
+    "quantize_and_commit straight": ((X, CODEBOOK[:1]), dict(estimator="straight_through")),
     # Codebooks.
     "quantize": ((X, CODEBOOK, rng()), {}),
     "quantize gumbel": ((X, CODEBOOK, rng()), dict(estimator="gumbel", temperature=0.5)),

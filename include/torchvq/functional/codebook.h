@@ -96,8 +96,4 @@ TORCHVQ_API std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_statistics(
     const at::Tensor& counts_a, const at::Tensor& sums_a, const at::Tensor& exponents_a,
     const at::Tensor& counts_b, const at::Tensor& sums_b, const at::Tensor& exponents_b);
 
-/// Counts one training step, so that the next draws of `rng` (2,) are new. A step whose mask leaves
-/// no token, or whose counts are all 0, does not count.
-TORCHVQ_API void advance_rng_(at::Tensor rng, const std::optional<at::Tensor>& mask = std::nullopt);
-
 }  // namespace torchvq::functional

@@ -18,6 +18,8 @@ def make_projections(
 
 def project(projection: nn.Module, tokens: Tensor) -> Tensor:
     """Applies a projection in its own dtype, whatever dtype the tokens have; autocast, when on, decides itself."""
+    if projects_nothing(projection):
+        return tokens
     for layer in projection if isinstance(projection, nn.Sequential) else (projection,):
         # Autocast on CPU leaves the layer norm as it is.
         tokens = layer(_for_weight(layer, tokens, isinstance(layer, nn.Linear)))
@@ -26,16 +28,16 @@ def project(projection: nn.Module, tokens: Tensor) -> Tensor:
 
 def projects_nothing(*projections: nn.Module) -> bool:
     """Whether projections can be left out: identities without hooks."""
-    return all(
-        type(projection) is nn.Identity
-        and not (
-            projection._forward_hooks
+    for projection in projections:
+        if (
+            type(projection) is not nn.Identity
+            or projection._forward_hooks
             or projection._forward_pre_hooks
             or projection._backward_hooks
             or projection._backward_pre_hooks
-        )
-        for projection in projections
-    )
+        ):
+            return False
+    return True
 
 
 def in_dtype_of(network: nn.Module, x: Tensor) -> Tensor:

@@ -104,6 +104,11 @@ class Replayed:
             finally:
                 self._recording = None
 
+    def begin_record(self) -> None:
+        """Keeps the state in which the search of a step that will be recomputed begins."""
+        if self._recording is not None:
+            self._recording.capture(cast("Codebook", self))
+
     @property
     def recording(self) -> bool:
         """Whether the running forward will be recomputed."""

@@ -28,7 +28,7 @@ def evaluate_at_once(
     prepare(vq, x, mask, True, ALONE)
     quantized, indices, loss = _ops.evaluate(
         x,
-        stored_codes(vq, x.dtype),
+        stored_codes(codebook, x.dtype),
         codebook.rng,
         mask=mask,
         metric=codebook.metric,
@@ -46,7 +46,8 @@ def evaluate_at_once(
 
 def projected_step(vq: "VectorQuantize", x: Tensor, request: Request, layout: Layout) -> Step:
     """A step with the projections around it, where there are any."""
-    handshake([vq._codebook], request.ranks)
+    if not request.ranks.alone:
+        handshake([vq._codebook], request.ranks)
     if projects_nothing(vq.project_in, vq.project_out):
         return step(vq, x, None, request, layout)
     packed = layout.pack(x)

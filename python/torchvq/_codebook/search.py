@@ -11,6 +11,7 @@ from torchvq._codebook.losses import SearchedTokens, SearchResult
 from torchvq._codebook.request import Request
 
 if TYPE_CHECKING:
+    from torchvq.codebook import Codebook
     from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
@@ -83,7 +84,7 @@ def codes_to_search(
     """The codes for tokens (B, N, dim), projected to a dtype: (H, K, D), or one set for each token (H, T, K, D)."""
     codebook = vq._codebook
     if request.transform is None:
-        return stored_codes(vq, dtype)
+        return stored_codes(codebook, dtype)
     codes = request.transform(_ops.snapshot(codebook.codes()))
     heads = codebook.num_codebooks
     if codes.dim() != 5 or codes.shape[0] != heads:
@@ -109,9 +110,9 @@ def codes_of_step(
     return codes_to_search(vq, request, tokens, projected.dtype), in_place
 
 
-def stored_codes(vq: "VectorQuantize", dtype: torch.dtype) -> Tensor:
+def stored_codes(codebook: "Codebook", dtype: torch.dtype) -> Tensor:
     """The codes (H, K, D) for tokens that are projected to a dtype."""
-    codes = vq._codebook.codes()
+    codes = codebook.codes()
     # The input decides how wide the arithmetic is, not a module that was made double.
     return codes.float() if codes.dtype == torch.float64 != dtype else codes
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.layout import Layout
+from torchvq._base.lean_call import without_defaults
 from torchvq._codebook.in_flight import StepInFlight, may_overlap
 from torchvq._codebook.learning import StepTokens
 from torchvq._codebook.losses import (
@@ -27,6 +28,7 @@ from torchvq._codebook.stats import begin_step, finish_step
 from torchvq.outputs import LossBreakdown
 
 if TYPE_CHECKING:
+    from torchvq.codebook import Codebook
     from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
@@ -53,7 +55,7 @@ def step(
     if not vq.training:
         return _evaluate(vq, x, before, request, layout)
     codebook = vq._codebook
-    codes, in_place = _prepare(vq, x, request, layout)
+    codes, in_place = _prepare(vq, codebook, x, request, layout)
     steps = not codebook.replaying
     learns = steps and not request.frozen and request.topk is None
     # Statistics that are kept for later, or that a function of the caller weighs, lie between two operators.
@@ -61,19 +63,14 @@ def step(
     overlaps = learns and not apart and codebook.learns(request.ema_update)
     overlaps = overlaps and may_overlap(codebook, request.ranks, x)
     at_once = not apart and not overlaps
-    arguments = _arguments(vq, request, apart)
+    arguments = _arguments(vq, codebook, request, apart)
     if learns and at_once:
         arguments |= codebook.learning(
             request.ema_update, request.weight, accumulate=request.accumulate
         )
     if vq.vqp_compat:
         arguments |= dict(vqp_compat=True, tokens=before)
-    *found, inputs, head_indices, totals = _ops.vector_quantize_(
-        x,
-        codes,
-        codebook.state(),
-        codebook.rng,
-        vq.step_counts,
+    arguments |= dict(
         mask=request.mask,
         heads=layout.heads,
         separate=layout.separate,
@@ -81,7 +78,14 @@ def step(
         zeros_for_masked=vq.return_zeros_for_masked_padding,
         learns=learns and at_once,
         finishes=steps and at_once,
-        **arguments,
+    )
+    *found, inputs, head_indices, totals = _ops.vector_quantize_.default(
+        x,
+        codes,
+        codebook.state(),
+        codebook.rng,
+        vq.step_counts,
+        **without_defaults("vector_quantize_", arguments),
     )
     quantized, indices, loss, commitment, diversity, orthogonal = found
     codebook.record_totals(totals)
@@ -103,16 +107,15 @@ def step(
 
 
 def _prepare(
-    vq: "VectorQuantize", x: Tensor, request: Request, layout: Layout
+    vq: "VectorQuantize", codebook: "Codebook", x: Tensor, request: Request, layout: Layout
 ) -> tuple[Tensor, Tensor | None]:
     """What precedes the search: the codes, and the loss that their own optimizer has gone down, if it has one."""
-    codebook = vq._codebook
     learning = not (request.frozen and codebook.initialised)
     looks = learning and (codebook.affine_param or not codebook.initialised)
     if not looks and request.transform is None and vq.in_place_codebook_optimizer is None:
         # Nothing needs the tokens before the search, so its operator splits them.
-        prepare(vq, x, None, request.frozen, request.ranks)
-        return stored_codes(vq, x.dtype), None
+        codebook.begin_record()
+        return stored_codes(codebook, x.dtype), None
     tokens, projected, mask = layout.split_tokens(x, request.mask)
     prepare(vq, projected, mask, request.frozen, request.ranks)
     return codes_of_step(vq, projected, tokens, mask, request)
@@ -141,9 +144,10 @@ def _evaluate(
     )
 
 
-def _arguments(vq: "VectorQuantize", request: Request, apart: bool) -> dict[str, Any]:
-    """What the search and the losses need to know; what is as by default is left out."""
-    codebook = vq._codebook
+def _arguments(
+    vq: "VectorQuantize", codebook: "Codebook", request: Request, apart: bool
+) -> dict[str, Any]:
+    """What the search and the losses need to know."""
     arguments: dict[str, Any] = dict(
         codebook.collecting(request.ranks) | loss_options(vq, request),
         estimator=estimator(vq),

@@ -27,7 +27,7 @@ def encode_at_once(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -
     """The search of inputs (H, T, D); None where codes have a gradient: its operators have none."""
     assert isinstance(request.depth, int)
     levels = rvq.levels
-    codebooks = [stored_codes(level, inputs.dtype) for level in levels]
+    codebooks = [stored_codes(level._codebook, inputs.dtype) for level in levels]
     if torch.is_grad_enabled() and any(codes.requires_grad for codes in codebooks):
         return None
     mask = None if request.mask is None else rvq.layout.split_mask(request.mask)

@@ -22,7 +22,7 @@ def search_paths(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> 
 def best_paths(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> Tensor:
     """The indices (H, T, levels in use) for inputs (H, T, D); -1 where masked."""
     levels = rvq.levels[: request.depth] if isinstance(request.depth, int) else rvq.levels
-    codebooks = [stored_codes(level, inputs.dtype).detach() for level in levels]
+    codebooks = [stored_codes(level._codebook, inputs.dtype).detach() for level in levels]
     weights = rvq.beam_weights
     indices: Tensor = _ops.residual_beam_search(
         inputs.detach(),

@@ -5,14 +5,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchvq._base.lean_call import without_defaults
 from torchvq._base.ranks import joined_signature
 from torchvq._codebook.losses import loss_options, orthogonal_options
 from torchvq._codebook.request import Request, request_of_level
-from torchvq._codebook.search import estimator, prepare, search_options, stored_codes
+from torchvq._codebook.search import estimator, search_options, stored_codes
 
 if TYPE_CHECKING:
     from torchvq._residual.levels import StackRequest
     from torchvq.residual_vq import ResidualVQ
+    from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
 
@@ -28,7 +30,8 @@ class Step(NamedTuple):
 
 def steps_at_once(rvq: "ResidualVQ") -> bool:
     """Whether nothing of a level's own lies between the levels: k-means, a network that makes codes, an optimizer."""
-    first, training = rvq.levels[0], rvq.training
+    levels, training = rvq.levels, rvq.training
+    first = levels[0]
     optimizers = (rvq.in_place_codebook_optimizer, first.in_place_codebook_optimizer)
     if rvq.implicit_neural_codebook or any(own is not None for own in optimizers):
         return False
@@ -37,30 +40,25 @@ def steps_at_once(rvq: "ResidualVQ") -> bool:
         and level._codebook.begins_initialised
         and not level._codebook.affine_param
         and level.commitment_weight == first.commitment_weight
-        for level in rvq.levels
+        for level in levels
     )
 
 
 def step_at_once(rvq: "ResidualVQ", tokens: Tensor, request: "StackRequest") -> Step:
     """Searches, scores and learns; tokens (B, N, heads * D) are projected, and zero where masked."""
-    first = rvq.levels[0]
-    codebook = first._codebook
+    levels = rvq.levels
+    first, codebooks = levels[0], [level._codebook for level in levels]
+    codebook = codebooks[0]
     own_request = request_of_level(
         first, None, request.mask, request.temperature, request.frozen, request.ranks
     )
-    used = rvq.levels[: request.depth] if isinstance(request.depth, int) else rvq.levels
-    owners = rvq.levels[:1] if rvq.shared_codebook else rvq.levels
-    for level in owners:
-        prepare(level, tokens, None, request.frozen, request.ranks)
-    own = [level._codebook for level in owners]
+    used = codebooks[: request.depth] if isinstance(request.depth, int) else codebooks
+    own = codebooks[:1] if rvq.shared_codebook else codebooks
+    for owned in own:
+        owned.begin_record()
     steps = rvq.training and not codebook.replaying
     learns = steps and not request.frozen
-    quantized, indices, losses, codes, totals = _ops.residual_quantize_(
-        tokens,
-        [stored_codes(level, tokens.dtype) for level in used],
-        [tensor for codebook in own for tensor in codebook.state()],
-        [codebook.rng for codebook in own],
-        [level.step_counts for level in rvq.levels],
+    options = dict(
         mask=request.mask,
         depth=None if isinstance(request.depth, int) else request.depth,
         targets=_targets(rvq, request),
@@ -69,8 +67,16 @@ def step_at_once(rvq: "ResidualVQ", tokens: Tensor, request: "StackRequest") -> 
         separate=first.separate_codebook_per_head,
         learns=learns,
         finishes=steps,
-        **_gradients(rvq, own_request),
-        **_arguments(rvq, request, own_request, learns),
+        **_gradients(rvq, first, own_request),
+        **_arguments(rvq, first, request, own_request, learns),
+    )
+    quantized, indices, losses, codes, totals = _ops.residual_quantize_.default(
+        tokens,
+        [stored_codes(searched, tokens.dtype) for searched in used],
+        [tensor for learning in own for tensor in learning.state()],
+        [learning.rng for learning in own],
+        [level.step_counts for level in levels],
+        **without_defaults("residual_quantize_", options),
     )
     codebook.record_totals(totals)
     if learns:
@@ -87,9 +93,8 @@ def _targets(rvq: "ResidualVQ", request: "StackRequest") -> list[Tensor]:
     return [rvq.layout.split_indices(level) for level in used]
 
 
-def _gradients(rvq: "ResidualVQ", own_request: Request) -> dict[str, Any]:
+def _gradients(rvq: "ResidualVQ", first: "VectorQuantize", own_request: Request) -> dict[str, Any]:
     """What gradient the output gets, and what the levels hand on."""
-    first = rvq.levels[0]
     own = estimator(first)
     return dict(
         estimator="directional_reparam" if rvq.diveq and rvq.training else own,
@@ -101,10 +106,13 @@ def _gradients(rvq: "ResidualVQ", own_request: Request) -> dict[str, Any]:
 
 
 def _arguments(
-    rvq: "ResidualVQ", request: "StackRequest", own_request: Request, learns: bool
+    rvq: "ResidualVQ",
+    first: "VectorQuantize",
+    request: "StackRequest",
+    own_request: Request,
+    learns: bool,
 ) -> dict[str, Any]:
-    """What search, losses and learning need to know; what is as by default is left out."""
-    first = rvq.levels[0]
+    """What search, losses and learning need to know."""
     codebook = first._codebook
     arguments = codebook.collecting(request.ranks) | loss_options(first, own_request)
     arguments |= orthogonal_options(first)

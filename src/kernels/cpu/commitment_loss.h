@@ -7,6 +7,10 @@
 
 namespace torchvq::kernels {
 
+/// Rows whose sum is one term of the total. They depend on the feature size alone, so that the order
+/// of additions never depends on threads.
+constexpr int64_t rows_of_squared_differences(int64_t dim) { return 8192 / (dim + 1) + 1; }
+
 /// `mask` may be null. Masked rows are not read.
 template <typename T>
 double squared_differences(const T* x, const T* codes, const bool* mask, int64_t begin, int64_t end,

@@ -16,6 +16,7 @@ constexpr int64_t kGrain = 1 << 16;      // products per thread
 constexpr int64_t kMostRanges = 16;      // of codes, with winners of their own
 constexpr int64_t kBlockCodes = 96;      // multiplied by all panels while they are in cache
 constexpr int64_t kMostLanes = 16;       // of any instruction set
+constexpr int64_t kMostCandidates = 2;   // for each code, of all rows: more take as long as packing
 constexpr double kSmallestNorm = 1e-12;  // below, the square of a norm may have underflowed
 constexpr double kLargeNorm = 0x1p60;    // the square is below kLargeSquare
 constexpr double kSlack = kReach / 2;
@@ -163,9 +164,14 @@ class UnpackedSearch {
 
   bool settle(int64_t* indices) {
     for (int64_t row = 0; row < task_.rows; ++row) settle_row(row, indices);
-    if (static_cast<int64_t>(open_.size()) > 2 + task_.rows / 8) return false;
+    if (static_cast<int64_t>(open_.size()) >
+        std::max<int64_t>(2 + task_.rows / 8, 2 * scan_.lanes)) {
+      return false;
+    }
+    int64_t left = kMostCandidates * task_.size;
     for (size_t first = 0; first < open_.size(); first += static_cast<size_t>(scan_.lanes)) {
-      decide(first, std::min(first + static_cast<size_t>(scan_.lanes), open_.size()), indices);
+      const auto last = std::min(first + static_cast<size_t>(scan_.lanes), open_.size());
+      if (!decide(first, last, left, indices)) return false;
     }
     return true;
   }
@@ -199,8 +205,9 @@ class UnpackedSearch {
     }
   }
 
-  /// Scores the rows open_[first .. last) once more, and lets the exact scores of their candidates decide.
-  void decide(size_t first, size_t last, int64_t* indices) {
+  /// Scores the rows open_[first .. last) once more, and lets the exact scores of their candidates decide. False
+  /// where these are more than are `left`.
+  bool decide(size_t first, size_t last, int64_t& left, int64_t* indices) {
     AlignedBuffer<float> panel(scan_.panel * task_.dim), scores(scan_.lanes * task_.size);
     AlignedBuffer<float> norms(scan_.panel);
     std::fill_n(panel.data(), panel.size(), 0.0F);
@@ -217,6 +224,8 @@ class UnpackedSearch {
     scan_.score_unpacked(codes(0, task_.size),
                          {panel.data(), norms.data(), static_cast<int64_t>(last - first)},
                          scores.data());
+    left -= count_candidates(scores.data(), limits_.data() + first, last - first);
+    if (left < 0) return false;
     for (size_t i = first; i < last; ++i) {
       candidates_.clear();
       for (int64_t k = 0; k < task_.size; ++k) {
@@ -226,6 +235,17 @@ class UnpackedSearch {
       }
       decision_.decide(x_ + open_[i] * task_.dim, candidates_, {}, indices + open_[i]);
     }
+    return true;
+  }
+
+  int64_t count_candidates(const float* scores, const double* limits, size_t rows) const {
+    int64_t found = 0;
+    for (int64_t k = 0; k < task_.size; ++k) {
+      for (size_t row = 0; row < rows; ++row) {
+        found += scores[k * scan_.lanes + static_cast<int64_t>(row)] >= limits[row];
+      }
+    }
+    return found;
   }
 
   const NearestCodeTask& task_;

@@ -5,6 +5,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/elements-inl.h"
 #include "kernels/cuda/magnitude-inl.h"
+#include "kernels/cuda/steps-inl.h"
 #include "kernels/exponents.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
@@ -14,7 +15,8 @@ constexpr unsigned kExponentThreads = 256;
 
 /// A warp to a code: its own exponent, INT_MIN where it has none, and what it adds to the mean.
 template <typename T>
-__global__ void __launch_bounds__(kExponentThreads) find_exponents(CodeExponentsTask task) {
+__global__ void __launch_bounds__(kExponentThreads) find_exponents(Tasks<CodeExponentsTask> tasks) {
+  const CodeExponentsTask& task = tasks.of[blockIdx.y];
   using Word = unsigned long long;
   const T* codebook = static_cast<const T*>(task.codebook);
   const int64_t codes = task.heads * task.size;
@@ -32,7 +34,8 @@ __global__ void __launch_bounds__(kExponentThreads) find_exponents(CodeExponents
 }
 
 /// At least the mean of the head, rounded down.
-__global__ void __launch_bounds__(kExponentThreads) raise_to_mean(CodeExponentsTask task) {
+__global__ void __launch_bounds__(kExponentThreads) raise_to_mean(Tasks<CodeExponentsTask> tasks) {
+  const CodeExponentsTask& task = tasks.of[blockIdx.y];
   const int64_t codes = task.heads * task.size;
   for (int64_t code = grid_thread(); code < codes; code += grid_threads()) {
     const int64_t* totals = task.totals + code / task.size * 2;
@@ -43,23 +46,23 @@ __global__ void __launch_bounds__(kExponentThreads) raise_to_mean(CodeExponentsT
 }
 
 template <typename T>
-Error run(const CodeExponentsTask& task, const Queue& queue) {
-  const int64_t codes = task.heads * task.size;
-  const size_t bytes = sizeof(int64_t) * 2 * static_cast<size_t>(task.heads);
-  if (const auto error = fill_bytes(queue, task.totals, 0, bytes)) return error;
-  if (const auto error =
-          launch(find_exponents<T>, queue, blocks_for(codes, kExponentThreads / kWarp),
-                 kExponentThreads, 0, task))
-    return error;
-  return launch(raise_to_mean, queue, blocks_for(codes, kExponentThreads), kExponentThreads, 0,
-                task);
+Error run(const Tasks<CodeExponentsTask>& tasks, int64_t codes, const Queue& queue) {
+  Steps steps(queue);
+  steps.run(find_exponents<T>, {blocks_for(codes, kExponentThreads / kWarp), tasks.count},
+            kExponentThreads, 0, tasks);
+  steps.run(raise_to_mean, {blocks_for(codes, kExponentThreads), tasks.count}, kExponentThreads, 0,
+            tasks);
+  return steps.error();
 }
 
 }  // namespace
 
-Error code_exponents(const CodeExponentsTask& task, const Queue& queue) {
-  if (task.heads * task.size == 0) return nullptr;
-  return for_element_type(task.type, [&]<typename T>(Element<T>) { return run<T>(task, queue); });
+Error code_exponents(const Tasks<CodeExponentsTask>& tasks, const Queue& queue) {
+  const int64_t codes =
+      tasks.most([](const CodeExponentsTask& task) { return task.heads * task.size; });
+  if (codes == 0) return nullptr;
+  return for_element_type(tasks.of[0].type,
+                          [&]<typename T>(Element<T>) { return run<T>(tasks, codes, queue); });
 }
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/element_type.h"
-#include "kernels/cuda/namespace.h"
+#include "kernels/cuda/tasks.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
@@ -12,10 +12,11 @@ struct CodeExponentsTask {
   const void* codebook = nullptr;  ///< (heads, size, dim)
   ElementType type = ElementType::kFloat;
   int64_t heads = 0, size = 0, dim = 0;
-  int64_t* totals = nullptr;     ///< (heads, 2), to work in
+  int64_t* totals = nullptr;     ///< (heads, 2), zeros, to work in
   int32_t* exponents = nullptr;  ///< (heads, size), out
 };
 
-Error code_exponents(const CodeExponentsTask& task, const Queue& queue);
+/// Of codebooks of one type.
+Error code_exponents(const Tasks<CodeExponentsTask>& tasks, const Queue& queue);
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

@@ -3,6 +3,7 @@
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/elements-inl.h"
 #include "kernels/cuda/magnitude-inl.h"
+#include "kernels/cuda/steps-inl.h"
 #include "kernels/exponents.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
@@ -13,7 +14,8 @@ using Word = unsigned long long;  // what atomics know; wraps around like int64_
 
 /// A warp to a row: its slot, or -1 where it does not count; what it adds to count and exponent.
 template <typename T>
-__global__ void __launch_bounds__(kStatisticsThreads) find_slots(CodeStatisticsTask task) {
+__global__ void __launch_bounds__(kStatisticsThreads) find_slots(Tasks<CodeStatisticsTask> tasks) {
+  const CodeStatisticsTask& task = tasks.of[blockIdx.y];
   const T* x = static_cast<const T*>(task.x);
   const int64_t rows = task.heads * task.tokens;
   for (int64_t row = grid_warp(); row < rows; row += grid_warps()) {
@@ -35,7 +37,9 @@ __global__ void __launch_bounds__(kStatisticsThreads) find_slots(CodeStatisticsT
 }
 
 /// `used` holds the largest exponent of each code's tokens, or less than any.
-__global__ void __launch_bounds__(kStatisticsThreads) raise_exponents(CodeStatisticsTask task) {
+__global__ void __launch_bounds__(kStatisticsThreads)
+    raise_exponents(Tasks<CodeStatisticsTask> tasks) {
+  const CodeStatisticsTask& task = tasks.of[blockIdx.y];
   const int64_t slots = task.heads * task.size;
   for (int64_t slot = grid_thread(); slot < slots; slot += grid_threads()) {
     const int32_t largest = max(task.used[slot], kMinExponent);
@@ -45,7 +49,8 @@ __global__ void __launch_bounds__(kStatisticsThreads) raise_exponents(CodeStatis
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kStatisticsThreads) add_tokens(CodeStatisticsTask task) {
+__global__ void __launch_bounds__(kStatisticsThreads) add_tokens(Tasks<CodeStatisticsTask> tasks) {
+  const CodeStatisticsTask& task = tasks.of[blockIdx.y];
   const T* x = static_cast<const T*>(task.x);
   const int64_t rows = task.heads * task.tokens;
   const int64_t word = task.heads * task.size * task.dim;
@@ -67,28 +72,26 @@ __global__ void __launch_bounds__(kStatisticsThreads) add_tokens(CodeStatisticsT
 }
 
 template <typename T>
-Error run(const CodeStatisticsTask& task, const Queue& queue) {
-  const int64_t rows = task.heads * task.tokens, slots = task.heads * task.size;
-  // 0x80808080 is below every exponent.
-  if (const auto error = fill_bytes(queue, task.used, 0x80, sizeof(int32_t) * slots)) return error;
-  const unsigned warps = kStatisticsThreads / kWarp;
-  if (rows > 0) {
-    const auto error =
-        launch(find_slots<T>, queue, blocks_for(rows, warps), kStatisticsThreads, 0, task);
-    if (error) return error;
-  }
-  if (const auto error = launch(raise_exponents, queue, blocks_for(slots, kStatisticsThreads),
-                                kStatisticsThreads, 0, task))
-    return error;
-  if (rows == 0) return nullptr;
-  return launch(add_tokens<T>, queue, blocks_for(rows, warps), kStatisticsThreads, 0, task);
+Error run(const Tasks<CodeStatisticsTask>& tasks, int64_t slots, const Queue& queue) {
+  const int64_t rows =
+      tasks.most([](const CodeStatisticsTask& task) { return task.heads * task.tokens; });
+  const Grid by_row = {blocks_for(rows, kStatisticsThreads / kWarp), tasks.count};
+  Steps steps(queue);
+  if (rows > 0) steps.run(find_slots<T>, by_row, kStatisticsThreads, 0, tasks);
+  steps.run(raise_exponents, {blocks_for(slots, kStatisticsThreads), tasks.count},
+            kStatisticsThreads, 0, tasks);
+  if (rows > 0) steps.run(add_tokens<T>, by_row, kStatisticsThreads, 0, tasks);
+  return steps.error();
 }
 
 }  // namespace
 
-Error code_statistics(const CodeStatisticsTask& task, const Queue& queue) {
-  if (task.heads * task.size == 0) return nullptr;
-  return for_element_type(task.type, [&]<typename T>(Element<T>) { return run<T>(task, queue); });
+Error code_statistics(const Tasks<CodeStatisticsTask>& tasks, const Queue& queue) {
+  const int64_t slots =
+      tasks.most([](const CodeStatisticsTask& task) { return task.heads * task.size; });
+  if (slots == 0) return nullptr;
+  return for_element_type(tasks.of[0].type,
+                          [&]<typename T>(Element<T>) { return run<T>(tasks, slots, queue); });
 }
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

@@ -5,9 +5,11 @@
 #include <cstdint>
 
 #include "kernels/cuda/element_type.h"
-#include "kernels/cuda/namespace.h"
+#include "kernels/cuda/tasks.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+
+constexpr int32_t kNoExponent = INT32_MIN;  ///< below every exponent
 
 struct CodeStatisticsTask {
   const void* x = nullptr;  ///< (heads, tokens, dim)
@@ -17,11 +19,12 @@ struct CodeStatisticsTask {
   const int32_t* exponents = nullptr;  ///< (heads, size)
   int64_t heads = 0, tokens = 0, dim = 0, size = 0;
   int64_t* slots = nullptr;   ///< (heads, tokens), to work in
-  int32_t* used = nullptr;    ///< (heads, size), out
+  int32_t* used = nullptr;    ///< (heads, size), kNoExponent, out
   int64_t* counts = nullptr;  ///< (heads, size), zeros
   int64_t* sums = nullptr;    ///< (words, heads, size, dim), zeros; two words for float64
 };
 
-Error code_statistics(const CodeStatisticsTask& task, const Queue& queue);
+/// Of tokens of one type.
+Error code_statistics(const Tasks<CodeStatisticsTask>& tasks, const Queue& queue);
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

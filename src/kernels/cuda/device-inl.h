@@ -71,10 +71,10 @@ inline Error error_of(cudaError_t code) {
   return code == cudaSuccess ? nullptr : cudaGetErrorString(code);
 }
 
-/// Runs kernel(arguments...) on `blocks` blocks of `threads` threads with `shared` bytes of
-/// shared_memory(). One dimension: what needs more divides by itself.
+/// Runs kernel(arguments...) on `grid` blocks of `threads` threads with `shared` bytes of
+/// shared_memory(). One dimension, but for tasks: what needs more divides by itself.
 template <typename... Parameters, typename... Arguments>
-Error launch(void (*kernel)(Parameters...), const Queue& queue, unsigned blocks, unsigned threads,
+Error launch(void (*kernel)(Parameters...), const Queue& queue, Grid grid, unsigned threads,
              size_t shared, Arguments... arguments) {
   // This library has a runtime of its own, whose device may be another than torch's.
   if (const auto error = cudaSetDevice(queue.device)) return error_of(error);
@@ -84,8 +84,8 @@ Error launch(void (*kernel)(Parameters...), const Queue& queue, unsigned blocks,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
     if (error) return error_of(error);
   }
-  kernel<<<dim3(blocks), dim3(threads), shared, static_cast<cudaStream_t>(queue.stream)>>>(
-      static_cast<Parameters>(arguments)...);
+  kernel<<<dim3(grid.blocks, grid.tasks), dim3(threads), shared,
+           static_cast<cudaStream_t>(queue.stream)>>>(static_cast<Parameters>(arguments)...);
   return error_of(cudaGetLastError());
 }
 

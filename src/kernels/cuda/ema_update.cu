@@ -4,7 +4,7 @@
 
 #include "kernels/cpu/codebook_average.h"
 #include "kernels/cuda/code_totals-inl.h"
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/steps-inl.h"
 #include "kernels/fixed_point.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
@@ -18,8 +18,9 @@ __device__ double weight_of(const EmaUpdateTask& task, int64_t slot) {
 
 /// A block to a head: sizes before and after, and which codes are unused.
 template <typename T>
-__global__ void __launch_bounds__(kSizeThreads, 1)
-    move_sizes(EmaUpdateTask task, EmaState<T> state) {
+__global__ void __launch_bounds__(kSizeThreads, 1) move_sizes(Tasks<EmaStep<T>> steps) {
+  const EmaStep<T>& task = steps.of[blockIdx.y];
+  const EmaState<T>& state = task.state;
   const double mass = static_cast<double>(task.size) * task.eps;
   for (int64_t head = blockIdx.x; head < task.heads; head += gridDim.x) {
     const int64_t first = head * task.size;
@@ -96,7 +97,9 @@ __device__ double start_of(const EmaUpdateTask& task, const EmaState<T>& state, 
 
 /// A warp to a code: its average, and the code that follows from it.
 template <typename T>
-__global__ void __launch_bounds__(kRowThreads, 2) move_rows(EmaUpdateTask task, EmaState<T> state) {
+__global__ void __launch_bounds__(kRowThreads, 2) move_rows(Tasks<EmaStep<T>> steps) {
+  const EmaStep<T>& task = steps.of[blockIdx.y];
+  const EmaState<T>& state = task.state;
   const int64_t slots = task.heads * task.size, word = slots * task.dim;
   for (int64_t slot = grid_warp(); slot < slots; slot += grid_warps()) {
     const int64_t head = slot / task.size;
@@ -126,7 +129,9 @@ __global__ void __launch_bounds__(kRowThreads, 2) move_rows(EmaUpdateTask task, 
 
 /// A warp to an unused code, which goes towards a heavy one.
 template <typename T>
-__global__ void __launch_bounds__(kRowThreads) draw_unused(EmaUpdateTask task, EmaState<T> state) {
+__global__ void __launch_bounds__(kRowThreads) draw_unused(Tasks<EmaStep<T>> steps) {
+  const EmaStep<T>& task = steps.of[blockIdx.y];
+  const EmaState<T>& state = task.state;
   const int64_t slots = task.heads * task.size;
   for (int64_t slot = grid_warp(); slot < slots; slot += grid_warps()) {
     const int64_t head = slot / task.size, first = head * task.size, place = slot - first;
@@ -147,8 +152,8 @@ __global__ void __launch_bounds__(kRowThreads) draw_unused(EmaUpdateTask task, E
 
 /// A block to a head of ema_finish_: the sum of its sizes, and which codes are unused.
 template <typename T>
-__global__ void __launch_bounds__(kSizeThreads, 1)
-    look_at_sizes(EmaUpdateTask task, const T* cluster_size) {
+__global__ void __launch_bounds__(kSizeThreads, 1) look_at_sizes(EmaStep<T> task) {
+  const T* cluster_size = task.state.cluster_size;
   for (int64_t head = blockIdx.x; head < task.heads; head += gridDim.x) {
     const int64_t first = head * task.size;
     int unused_codes = 0;
@@ -167,8 +172,8 @@ __global__ void __launch_bounds__(kSizeThreads, 1)
 
 /// A warp to a code of ema_finish_: the code that follows from its average.
 template <typename T>
-__global__ void __launch_bounds__(kRowThreads, 2)
-    finish_rows(EmaUpdateTask task, EmaState<T> state) {
+__global__ void __launch_bounds__(kRowThreads, 2) finish_rows(EmaStep<T> task) {
+  const EmaState<T>& state = task.state;
   for (int64_t slot = grid_warp(); slot < task.heads * task.size; slot += grid_warps()) {
     const int64_t head = slot / task.size;
     const double total = task.totals[head];
@@ -188,48 +193,44 @@ __global__ void __launch_bounds__(kRowThreads, 2)
 }
 
 template <typename T>
-Error run_finish(const EmaUpdateTask& task, const EmaState<T>& state, const Queue& queue) {
-  const int64_t slots = task.heads * task.size;
+Error run_finish(const EmaStep<T>& step, const Queue& queue) {
+  const int64_t slots = step.heads * step.size;
   if (slots == 0) return nullptr;
-  if (const auto error = launch(look_at_sizes<T>, queue, blocks_for(task.heads, 1), kSizeThreads, 0,
-                                task, static_cast<const T*>(state.cluster_size)))
-    return error;
   const unsigned blocks = blocks_for(slots, kRowThreads / kWarp);
-  if (const auto error = launch(finish_rows<T>, queue, blocks, kRowThreads, 0, task, state))
-    return error;
-  return launch(draw_unused<T>, queue, blocks, kRowThreads, 0, task, state);
+  Steps steps(queue);
+  steps.run(look_at_sizes<T>, blocks_for(step.heads, 1), kSizeThreads, 0, step);
+  steps.run(finish_rows<T>, blocks, kRowThreads, 0, step);
+  steps.run(draw_unused<T>, blocks, kRowThreads, 0, Tasks<EmaStep<T>>(step));
+  return steps.error();
 }
 
 template <typename T>
-Error run(const EmaUpdateTask& task, const EmaState<T>& state, const Queue& queue) {
-  const int64_t slots = task.heads * task.size;
+Error run(const Tasks<EmaStep<T>>& tasks, const Queue& queue) {
+  const int64_t heads = tasks.most([](const EmaStep<T>& task) { return task.heads; });
+  const int64_t slots = tasks.most([](const EmaStep<T>& task) { return task.heads * task.size; });
   if (slots == 0) return nullptr;
-  if (const auto error =
-          launch(move_sizes<T>, queue, blocks_for(task.heads, 1), kSizeThreads, 0, task, state))
-    return error;
-  const unsigned blocks = blocks_for(slots, kRowThreads / kWarp);
-  if (const auto error = launch(move_rows<T>, queue, blocks, kRowThreads, 0, task, state))
-    return error;
-  if (!task.finish) return nullptr;
-  return launch(draw_unused<T>, queue, blocks, kRowThreads, 0, task, state);
+  const Grid by_row = {blocks_for(slots, kRowThreads / kWarp), tasks.count};
+  Steps steps(queue);
+  steps.run(move_sizes<T>, {blocks_for(heads, 1), tasks.count}, kSizeThreads, 0, tasks);
+  steps.run(move_rows<T>, by_row, kRowThreads, 0, tasks);
+  if (tasks.of[0].finish) steps.run(draw_unused<T>, by_row, kRowThreads, 0, tasks);
+  return steps.error();
 }
 
 }  // namespace
 
-Error ema_update(const EmaUpdateTask& task, const EmaState<float>& state, const Queue& queue) {
-  return run(task, state, queue);
+Error ema_update(const Tasks<EmaStep<float>>& steps, const Queue& queue) {
+  return run(steps, queue);
 }
 
-Error ema_update(const EmaUpdateTask& task, const EmaState<double>& state, const Queue& queue) {
-  return run(task, state, queue);
+Error ema_update(const Tasks<EmaStep<double>>& steps, const Queue& queue) {
+  return run(steps, queue);
 }
 
-Error ema_finish(const EmaUpdateTask& task, const EmaState<float>& state, const Queue& queue) {
-  return run_finish(task, state, queue);
-}
+Error ema_finish(const EmaStep<float>& step, const Queue& queue) { return run_finish(step, queue); }
 
-Error ema_finish(const EmaUpdateTask& task, const EmaState<double>& state, const Queue& queue) {
-  return run_finish(task, state, queue);
+Error ema_finish(const EmaStep<double>& step, const Queue& queue) {
+  return run_finish(step, queue);
 }
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

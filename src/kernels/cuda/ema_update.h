@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/namespace.h"
+#include "kernels/cuda/tasks.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
@@ -33,12 +33,18 @@ struct EmaState {
   T *cluster_size = nullptr, *embed_avg = nullptr, *embed = nullptr;
 };
 
-Error ema_update(const EmaUpdateTask& task, const EmaState<float>& state, const Queue& queue);
-Error ema_update(const EmaUpdateTask& task, const EmaState<double>& state, const Queue& queue);
+template <typename T>
+struct EmaStep : EmaUpdateTask {
+  EmaState<T> state;
+};
+
+/// Of codebooks that all `finish` or do not.
+Error ema_update(const Tasks<EmaStep<float>>& steps, const Queue& queue);
+Error ema_update(const Tasks<EmaStep<double>>& steps, const Queue& queue);
 
 /// ema_finish_: codes from averages that stay as they are. Of the task it reads sizes, step, eps,
 /// unused_below, unit and what there is to work in, but `before`; of the state it writes embed.
-Error ema_finish(const EmaUpdateTask& task, const EmaState<float>& state, const Queue& queue);
-Error ema_finish(const EmaUpdateTask& task, const EmaState<double>& state, const Queue& queue);
+Error ema_finish(const EmaStep<float>& step, const Queue& queue);
+Error ema_finish(const EmaStep<double>& step, const Queue& queue);
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

@@ -15,6 +15,14 @@ struct Queue {
   void* stream = nullptr;
 };
 
+/// Blocks of a launch, for each of its tasks (tasks.h).
+struct Grid {
+  unsigned blocks, tasks = 1;
+
+  Grid(unsigned blocks_) : blocks(blocks_) {}
+  Grid(unsigned blocks_, int tasks_) : blocks(blocks_), tasks(static_cast<unsigned>(tasks_)) {}
+};
+
 /// What went wrong, a string that lives as long as the program; nullptr when nothing did.
 using Error = const char*;
 

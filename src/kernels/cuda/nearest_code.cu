@@ -9,7 +9,6 @@
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 namespace {
 
-constexpr int64_t kFewDimensions = 16;        // up to here float32 is as fast
 constexpr int64_t kMostDimensions = 1 << 14;  // of half precision: beyond, the bound is of no use
 constexpr int kFullTile = 64, kListTile = 16;
 // Codes are split over blocks where that leaves a thousand to each.

@@ -6,6 +6,7 @@
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
+constexpr int64_t kFewDimensions = 16;  // up to here float32 is as fast
 constexpr int kTileCodes = 128;
 constexpr int kTileDepth = 32;  // dimensions of a stage
 // 80 bytes to a row in shared memory: eight rows of ldmatrix touch all banks once.

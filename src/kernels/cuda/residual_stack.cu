@@ -2,14 +2,12 @@
 
 #include "kernels/cuda/cuda.h"
 #include "kernels/cuda/nearest_code_prepare-inl.h"
-#include "kernels/cuda/residual_stack_tile-inl.h"
+#include "kernels/cuda/residual_stack_scan-inl.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 namespace {
 
-constexpr int kStackThreads = kHalfThreads, kStackWarps = kStackThreads / kWarp;
-// Below, nearest_code scans in float32 at once (kFewDimensions).
-constexpr int64_t kFewestDimensions = 17;
+constexpr int kRowsOfFew = 32;  // of a tile, where there are few dimensions
 
 /// A codebook of all heads, and what is made of it; each array has the heads one after the other.
 struct StackCodebook {
@@ -18,7 +16,7 @@ struct StackCodebook {
   float* units = nullptr;           ///< the latter, where they are not the same
   uint8_t* status = nullptr;
   float* half_norms = nullptr;
-  uint16_t* halves = nullptr;
+  uint16_t* halves = nullptr;  ///< of few dimensions float32
   int64_t size = 0, padded_size = 0;
 };
 
@@ -120,6 +118,15 @@ __global__ void __launch_bounds__(kPrepareThreads) make_unit_codes(ResidualStack
   }
 }
 
+/// A warp to a code of few dimensions.
+__global__ void __launch_bounds__(kPrepareThreads) center_codes(ResidualStack stack) {
+  for_codes(stack, [](const SearchState& state, int64_t code) {
+    const bool screened = code < state.task.size && state.status[code] == kScreened;
+    center_vector(state.task.codebook + code * state.task.dim, state.center,
+                  screened ? state.task.dim : 0, state.codes + code * state.depth);
+  });
+}
+
 /// Row `at` of the tile is row first + at of the head; rows are numbered over all heads in memory.
 template <int rows>
 __device__ void begin_tile(const ResidualStack& stack, const StackTile& tile, int64_t head,
@@ -151,9 +158,9 @@ __device__ void measure_lengths(const StackTile& tile, int64_t dim) {
   tile.lengths[at] = sqrt(square);
 }
 
-/// A warp to a row: rounded for the codes of a level.
-template <int rows, bool cosine>
-__device__ void round_rows(const SearchState& state, const StackTile& tile) {
+/// A warp to a row: made ready for the codes of a level.
+template <int rows, bool cosine, bool few>
+__device__ void ready_rows(const SearchState& state, const StackTile& tile) {
   const int64_t dim = state.task.dim;
   for (int at = warp_of_block(); at < rows; at += kStackWarps) {
     if (tile.found[at] == kNoRow) continue;
@@ -162,80 +169,23 @@ __device__ void round_rows(const SearchState& state, const StackTile& tile) {
     uint16_t* to = tile.halves + at * tile.half_stride;
     double loss = 0;
     int scale = 0;
-    if (norm < kLargestNorm) {
+    if (!(norm < kLargestNorm)) {
+      clear_vector(state.depth, to);
+    } else if constexpr (few) {
+      center_vector(from, state.center, dim, to);
+    } else {
       scale = scale_of(norm);
       loss = round_vector(from, state.center, dim, state.depth, scale, to);
-    } else {
-      clear_vector(state.depth, to);
     }
     if (lane_of_warp() != 0) continue;
     tile.norms[at] = __double2float_ru(norm);
     tile.losses[at] = __double2float_ru(loss);
-    tile.units[at] = unit_of(scale, state.facts->bound);
+    tile.units[at] = few ? 1.0f : unit_of(scale, state.facts->bound);
   }
-}
-
-/// Begins to copy dimensions [depth, depth + kTileDepth) of a tile of codes.
-__device__ inline void load_codes(const SearchState& state, int64_t code, int64_t depth,
-                                  uint16_t* stage) {
-  constexpr int kPieces = kTileDepth / 8;  // of 16 bytes
-  for (int piece = static_cast<int>(threadIdx.x); piece < kTileCodes * kPieces;
-       piece += kStackThreads) {
-    const int line = piece / kPieces, part = piece % kPieces * 8;
-    copy_async_16(stage + line * kTileStride + part,
-                  state.codes + (code + line) * state.depth + depth + part);
-  }
-}
-
-/// take(i, r, score, index) of the scores of all codes for this thread's rows. The block's barriers
-/// are part of it: rows are there before, scratch is free after.
-template <int rows, typename Take>
-__device__ void scan_tile(const SearchState& state, const StackTile& tile, const Take& take) {
-  using Shape = StackShape<rows>;
-  auto* stages = static_cast<uint16_t*>(tile.scratch);
-  const auto chunks = static_cast<int>(state.depth / kTileDepth);
-  const int64_t steps = state.padded_size / kTileCodes * chunks;
-  const uint16_t* own_rows = tile.halves + Shape::warp_row() * tile.half_stride;
-  float units[Shape::kRowFragments][2];
-#pragma unroll
-  for (int i = 0; i < Shape::kRowFragments; ++i)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) units[i][r] = tile.units[Shape::row(i, r)];
-  HalfSums<Shape::kRowFragments, Shape::kCodeFragments> sums;
-  sums.clear();
-
-  int64_t load_code = 0, code = 0;
-  int load_chunk = 0, load_place = 0, chunk = 0, place = 0;
-  const auto load_next = [&](int64_t step) {
-    if (step < steps) {
-      load_codes(state, load_code, static_cast<int64_t>(load_chunk) * kTileDepth,
-                 stages + load_place * kStackStage);
-      if (++load_chunk == chunks) load_chunk = 0, load_code += kTileCodes;
-      if (++load_place == kStages) load_place = 0;
-    }
-    commit_copies();  // an empty group, too: stages are counted by groups
-  };
-  for (int step = 0; step < kStages - 1; ++step) load_next(step);
-  for (int64_t step = 0; step < steps; ++step) {
-    wait_for_copies<kStages - 2>();
-    // All copies of this step have come, and no thread computes on the stage that is loaded next.
-    __syncthreads();
-    load_next(step + kStages - 1);
-    sums.add(own_rows + chunk * kTileDepth, tile.half_stride,
-             stages + place * kStackStage + Shape::warp_code() * kTileStride);
-    if (++place == kStages) place = 0;
-    if (++chunk < chunks) continue;
-    sums.for_scores(state.half_norms, code + Shape::warp_code(), units, take);
-    sums.clear();
-    chunk = 0;
-    code += kTileCodes;
-  }
-  wait_for_copies<0>();
-  __syncthreads();
 }
 
 /// A thread to a row after the first scan: its code, or what is still to be asked.
-template <int rows>
+template <int rows, bool few>
 __device__ void close_rows(const SearchState& state, const StackTile& tile,
                            const Contests& contests) {
   const auto at = static_cast<int>(threadIdx.x);
@@ -246,7 +196,7 @@ __device__ void close_rows(const SearchState& state, const StackTile& tile,
     tile.found[at] = kLostRow;
     return;
   }
-  const double margin = margin_of<true>(state.facts->bound, norm, tile.losses[at]);
+  const double margin = margin_of<!few>(state.facts->bound, norm, tile.losses[at]);
   const Standing standing(contests, at, margin, state.task.fault);
   if (!standing.decides()) {
     tile.found[at] = kExactRow;
@@ -263,7 +213,7 @@ __device__ void close_rows(const SearchState& state, const StackTile& tile,
 }
 
 /// Every code that the first scan puts at the limit of an open row or above it.
-template <int rows>
+template <int rows, bool few>
 __device__ void list_close_codes(const SearchState& state, const StackTile& tile) {
   using Shape = StackShape<rows>;
   float limits[Shape::kRowFragments][2];
@@ -271,7 +221,7 @@ __device__ void list_close_codes(const SearchState& state, const StackTile& tile
   for (int i = 0; i < Shape::kRowFragments; ++i)
 #pragma unroll
     for (int r = 0; r < 2; ++r) limits[i][r] = tile.limits[Shape::row(i, r)];
-  scan_tile<rows>(state, tile, [&](int i, int r, float score, int32_t index) {
+  scan_tile<rows, few>(state, tile, [&](int i, int r, float score, int32_t index) {
     if (score >= limits[i][r]) tile.add_close(Shape::row(i, r), index);
   });
 }
@@ -313,19 +263,19 @@ __device__ void decide_exact_rows(const SearchState& state, const StackTile& til
 }
 
 /// The nearest codes of a level, in tile.found.
-template <int rows, bool cosine>
+template <int rows, bool cosine, bool few>
 __device__ void search_level(const SearchState& state, const StackTile& tile) {
   using Shape = StackShape<rows>;
   if constexpr (cosine) {
     measure_lengths<rows>(tile, state.task.dim);
     __syncthreads();
   }
-  round_rows<rows, cosine>(state, tile);
+  ready_rows<rows, cosine, few>(state, tile);
   if (threadIdx.x < 3) tile.counts[threadIdx.x] = 0;
   __syncthreads();
 
   Contest contests[Shape::kRowFragments][2];
-  scan_tile<rows>(state, tile, [&](int i, int r, float score, int32_t index) {
+  scan_tile<rows, few>(state, tile, [&](int i, int r, float score, int32_t index) {
     contests[i][r].take(score, index);
   });
   const Contests table(tile.scratch, rows, Shape::kLanes);
@@ -334,9 +284,9 @@ __device__ void search_level(const SearchState& state, const StackTile& tile) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) table.put(Shape::row(i, r), Shape::lane(), contests[i][r]);
   __syncthreads();
-  close_rows<rows>(state, tile, table);
+  close_rows<rows, few>(state, tile, table);
   __syncthreads();
-  if (tile.counts[1] > 0) list_close_codes<rows>(state, tile);
+  if (tile.counts[1] > 0) list_close_codes<rows, few>(state, tile);
   decide_close_calls<rows, cosine>(state, tile);
   __syncthreads();
   decide_exact_rows<cosine>(state, tile);
@@ -383,7 +333,7 @@ __device__ void end_tile(const ResidualStack& stack, const StackTile& tile, int6
   }
 }
 
-template <int rows, bool cosine>
+template <int rows, bool cosine, bool few>
 __global__ void __launch_bounds__(kStackThreads, 2) encode_stack(ResidualStack stack) {
   const StackTile tile(shared_memory<unsigned char>(), rows, stack.dim, stack.depth);
   const int64_t tiles = (stack.tokens + rows - 1) / rows;
@@ -392,7 +342,7 @@ __global__ void __launch_bounds__(kStackThreads, 2) encode_stack(ResidualStack s
     begin_tile<rows>(stack, tile, head, first);
     __syncthreads();
     for (int level = 0; level < stack.levels; ++level) {
-      search_level<rows, cosine>(stack.state_of(stack.book_of_level[level], head), tile);
+      search_level<rows, cosine, few>(stack.state_of(stack.book_of_level[level], head), tile);
       take_codes<rows>(stack, tile, head, first, level);
       __syncthreads();
     }
@@ -401,25 +351,25 @@ __global__ void __launch_bounds__(kStackThreads, 2) encode_stack(ResidualStack s
   }
 }
 
-auto kernel_of(int rows, bool cosine) {
-  if (cosine)
-    return rows == 64   ? encode_stack<64, true>
-           : rows == 32 ? encode_stack<32, true>
-                        : encode_stack<16, true>;
-  return rows == 64   ? encode_stack<64, false>
-         : rows == 32 ? encode_stack<32, false>
-                      : encode_stack<16, false>;
+template <bool cosine>
+auto kernel_of(int rows, bool few) {
+  return few          ? encode_stack<kRowsOfFew, cosine, true>
+         : rows == 64 ? encode_stack<64, cosine, false>
+         : rows == 32 ? encode_stack<32, cosine, false>
+                      : encode_stack<16, cosine, false>;
 }
 
 }  // namespace
 
 int residual_stack_rows(const ResidualStackTask& task, const Queue& queue) {
-  if (task.dim < kFewestDimensions || task.levels < 1 || task.levels > kMostStackLevels) return 0;
+  if (task.levels < 1 || task.levels > kMostStackLevels) return 0;
   const auto most = static_cast<size_t>(shared_memory_of(queue));
   const int64_t depth = rounded_up(task.dim, kTileDepth);
-  int rows = 64;
+  const bool few = task.dim <= kFewDimensions;
+  int rows = few ? kRowsOfFew : 64;
   while (rows >= 16 && StackTile::bytes(rows, task.dim, depth) > most) rows /= 2;
   if (rows < 16) return 0;
+  if (few) return rows == kRowsOfFew ? rows : 0;
   // Rather small tiles than processors without one.
   const int64_t processors = processors_of(queue);
   while (rows > 16 && (task.tokens + rows - 1) / rows * task.heads < processors) rows /= 2;
@@ -443,9 +393,13 @@ Error residual_stack(const ResidualStackTask& task, int rows, void* workspace, c
   if (stack.cosine)
     steps.run(make_unit_codes, blocks_for(stack.padded_codes(), kPrepareThreads), kPrepareThreads,
               0, stack);
-  prepare_codes(steps, stack, {books, stack.padded_codes(), stack.dim, stack.cosine, true});
+  const bool few = stack.dim <= kFewDimensions;
+  prepare_codes(steps, stack, {books, stack.padded_codes(), stack.dim, stack.cosine, !few});
+  if (few)
+    steps.run(center_codes, blocks_of_warps(stack.padded_codes()), kPrepareThreads, 0, stack);
   const int64_t tiles = (stack.tokens + rows - 1) / rows * stack.heads;
-  steps.run(kernel_of(rows, stack.cosine), blocks_for(tiles, 1), kStackThreads,
+  const auto walk = stack.cosine ? kernel_of<true>(rows, few) : kernel_of<false>(rows, few);
+  steps.run(walk, blocks_for(tiles, 1), kStackThreads,
             StackTile::bytes(rows, stack.dim, stack.depth), stack);
   return steps.error();
 }

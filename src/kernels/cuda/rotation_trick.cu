@@ -1,30 +1,18 @@
-// Eight threads share a row: each is a lane of the CPU's sums (kernels/cpu/lanes.h), and exchanges
-// add the lanes in the same pairs, so that the sums are the same to the bit.
+// Eight threads share a row: each is a lane of the CPU's sums.
 #include "kernels/cuda/rotation_trick.h"
 
-#include "kernels/cpu/lanes.h"
-#include "kernels/cuda/cuda.h"
+#include "kernels/cuda/lanes-inl.h"
 #include "kernels/rotation_trick.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRowThreads = 8;
-constexpr int kRowsAtOnce = kThreads / kRowThreads;
-static_assert(kRowThreads == kLanes);
-
-/// The total of LaneSum, in all eight threads.
-__device__ double lane_total(double lane) {
-  for (int distance = kRowThreads / 2; distance > 0; distance /= 2) {
-    lane += __shfl_xor_sync(kWholeWarp, lane, distance);
-  }
-  return lane;
-}
+constexpr int kRowsAtOnce = kThreads / kLaneThreads;
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) backward_rows(RotationTrickTask<T> task) {
-  const int lane = threadIdx.x % kRowThreads, place = threadIdx.x / kRowThreads;
+  const int lane = threadIdx.x % kLaneThreads, place = threadIdx.x / kLaneThreads;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kRowsAtOnce;
   // All threads of a block make the same rounds, for the exchanges.
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * kRowsAtOnce; first < task.rows;
@@ -33,7 +21,7 @@ __global__ void __launch_bounds__(kThreads) backward_rows(RotationTrickTask<T> t
     const int64_t dim = row < task.rows ? task.dim : 0;
     const T *grad = task.grad + row * dim, *x = task.x + row * dim, *code = task.codes + row * dim;
     double xx = 0, cc = 0, xc = 0, gx = 0, gc = 0;
-    for (int64_t i = lane; i < dim; i += kRowThreads) {
+    for (int64_t i = lane; i < dim; i += kLaneThreads) {
       const double g = grad[i], a = x[i], b = code[i];
       xx += a * a;
       cc += b * b;
@@ -45,7 +33,7 @@ __global__ void __launch_bounds__(kThreads) backward_rows(RotationTrickTask<T> t
                                           lane_total(gx), lane_total(gc));
     const bool straight = weights.token == 0.0 && weights.code == 0.0;
     T* to = task.grad_x + row * dim;
-    for (int64_t i = lane; i < dim; i += kRowThreads) {
+    for (int64_t i = lane; i < dim; i += kLaneThreads) {
       // Not 0 * x: a token of straight-through may hold infinity.
       to[i] = static_cast<T>(straight ? weights.grad * grad[i]
                                       : weights.grad * grad[i] + weights.token * x[i] +

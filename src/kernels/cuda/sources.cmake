@@ -4,12 +4,15 @@ set(TORCHVQ_CUDA_KERNELS
   kernels/cuda/best_scores.cu
   kernels/cuda/code_exponents.cu
   kernels/cuda/code_statistics.cu
+  kernels/cuda/commitment_loss.cu
+  kernels/cuda/count_codes_.cu
   kernels/cuda/dead_codes.cu
   kernels/cuda/ema_update.cu
   kernels/cuda/latent_quantize.cu
   kernels/cuda/lookup_codes.cu
   kernels/cuda/nearest_code.cu
   kernels/cuda/residual_encode.cu
+  kernels/cuda/residual_lookup.cu
   kernels/cuda/residual_stack.cu
   kernels/cuda/rotation_trick.cu
   kernels/cuda/sample_codes.cu
@@ -21,14 +24,18 @@ set(TORCHVQ_CUDA_KERNELS
 set(TORCHVQ_CUDA_OPERATORS
   ops/cuda/code_exponents.cpp
   ops/cuda/code_statistics.cpp
+  ops/cuda/commitment_loss.cpp
+  ops/cuda/count_codes_.cpp
   ops/cuda/ema_finish_.cpp
   ops/cuda/ema_update_.cpp
+  ops/cuda/ema_update_tokens_.cpp
   ops/cuda/latent_quantize.cpp
   ops/cuda/lookup_codes.cpp
   ops/cuda/nearest_code.cpp
   ops/cuda/replace_dead_codes_.cpp
   ops/cuda/residual_beam_search.cpp
   ops/cuda/residual_encode.cpp
+  ops/cuda/residual_lookup.cpp
   ops/cuda/residual_scalar_quantize.cpp
   ops/cuda/rotation_trick.cpp
   ops/cuda/sample_codes.cpp

@@ -33,9 +33,9 @@ class Steps {
   explicit Steps(const Queue& queue) : queue_(queue) {}
 
   template <typename Kernel, typename... Arguments>
-  void run(Kernel kernel, unsigned blocks, unsigned threads, size_t shared,
+  void run(Kernel kernel, Grid grid, unsigned threads, size_t shared,
            const Arguments&... arguments) {
-    if (!error_) error_ = launch(kernel, queue_, blocks, threads, shared, arguments...);
+    if (!error_) error_ = launch(kernel, queue_, grid, threads, shared, arguments...);
   }
   void add(Error error) {
     if (!error_) error_ = error;

@@ -1,14 +1,11 @@
 #include <torchvq/ops/commitment_loss.h>
-#include <torchvq/ops/residual_commitment_loss.h>
 
-#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include "detail/differentiable.h"
-#include "detail/precision.h"
-#include "ops/loss_gradients.h"
+#include "ops/autograd/commitment_gradients.h"
 
 namespace torchvq {
 namespace {
@@ -27,20 +24,9 @@ struct CommitmentLoss : torch::autograd::Function<CommitmentLoss> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    const auto &x = saved[0], &codes = saved[1], &mask = saved[2];
-    if (!at::GradMode::is_enabled() && !ctx->needs_input_grad(1)) {
-      const auto given_mask = mask.defined() ? std::optional(mask) : std::nullopt;
-      const auto grad_x = ops::residual_commitment_loss_backward(
-          grads[0].reshape({1}), at::TensorList(x), at::TensorList(codes), given_mask);
-      return {grad_x.to(x.scalar_type()), at::Tensor(), at::Tensor()};
-    }
-    const auto dtype = detail::value_dtype(x, codes);
-    auto grad_x = x.to(dtype) - codes.to(dtype);
-    if (mask.defined()) grad_x.masked_fill_(mask.logical_not().unsqueeze(-1), 0);
-    grad_x.mul_(detail::commitment_gradient_scale(grads[0], x, mask));
-    const auto grad_codes =
-        ctx->needs_input_grad(1) ? grad_x.neg().to(codes.scalar_type()) : at::Tensor();
-    return {grad_x.to(x.scalar_type()), grad_codes, at::Tensor()};
+    auto [grad_x, grad_codes] = detail::commitment_gradients(grads[0], saved[0], saved[1], saved[2],
+                                                             ctx->needs_input_grad(1));
+    return {grad_x.to(saved[0].scalar_type()), grad_codes, at::Tensor()};
   }
 };
 

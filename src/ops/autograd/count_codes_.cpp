@@ -1,8 +1,18 @@
+#include <torchvq/ops/count_codes_.h>
+
 #include <torch/library.h>
 
 #include "detail/no_gradient.h"
 
-TORCH_LIBRARY_IMPL(torchvq, Autograd, m) {
-  m.impl("count_codes_",
-         torch::CppFunction::makeFromBoxedFunction<&torchvq::detail::run_without_gradient>());
+namespace torchvq {
+namespace {
+
+void count_codes_(at::TensorList counts, at::TensorList indices) {
+  detail::without_gradient({counts}, [&] { ops::count_codes_(counts, indices); });
 }
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, Autograd, m) { m.impl("count_codes_", count_codes_); }
+
+}  // namespace torchvq

@@ -15,7 +15,7 @@ at::Tensor commitment_loss(const at::Tensor& x_, const at::Tensor& codes_,
   const auto x = x_.to(dtype).contiguous(), codes = codes_.to(dtype).contiguous();
   const auto mask = mask_.has_value() ? mask_->contiguous() : at::Tensor();
   const auto* mask_data = mask.defined() ? mask.const_data_ptr<bool>() : nullptr;
-  return detail::rounded_scalar(detail::mean_squared_difference(x, codes, mask_data), x.options());
+  return detail::rounded_scalar(detail::mean_squared_difference(x, codes, mask_data), x);
 }
 
 }  // namespace

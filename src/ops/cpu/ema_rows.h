@@ -75,12 +75,15 @@ void update_head(const EmaUpdate& update, const Sums& sums, int64_t head, T* clu
                  T* embed_avg, T* embed) {
   const int64_t first = head * update.size, last = first + update.size;
   const double mass = static_cast<double>(update.size) * update.eps;
-  const double total_before = kernels::order_free_total(cluster_size + first, update.size);
-  std::vector<double> before(update.size);
+  const double total_before =
+      update.from_codebook ? kernels::order_free_total(cluster_size + first, update.size) : 0.0;
+  std::vector<double> before(update.from_codebook ? update.size : 0);
   std::vector<bool> unused(update.size);
   for (int64_t slot = first; slot < last; ++slot) {
-    before[slot - first] =
-        kernels::smoothed_size(cluster_size[slot], update.eps, total_before, total_before + mass);
+    if (update.from_codebook) {
+      before[slot - first] =
+          kernels::smoothed_size(cluster_size[slot], update.eps, total_before, total_before + mass);
+    }
     cluster_size[slot] = static_cast<T>(kernels::decayed(cluster_size[slot], update.weights[slot],
                                                          static_cast<double>(update.counts[slot])));
     unused[slot - first] =
@@ -113,7 +116,8 @@ void update_head(const EmaUpdate& update, const Sums& sums, int64_t head, T* clu
             }
           }
           if (!has_tokens) std::fill(decoded.begin(), decoded.end(), 0.0);
-          update_row(update, decoded.data(), weight, before[slot - first], after, finish, average,
+          update_row(update, decoded.data(), weight,
+                     update.from_codebook ? before[slot - first] : 0.0, after, finish, average,
                      code);
         }
       });
@@ -146,8 +150,8 @@ void update_heads(const EmaUpdate& update, const Sums& sums, at::Tensor& cluster
 }
 
 /// (1 - decay) * weight, (H, K).
-at::Tensor step_weights(const at::Tensor& counts, const std::optional<at::Tensor>& weight,
-                        double decay);
+std::vector<double> step_weights(const at::Tensor& counts, const std::optional<at::Tensor>& weight,
+                                 double decay);
 
 void check_finite_weight(const char* op, const at::Tensor& weight);
 

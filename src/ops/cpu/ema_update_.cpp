@@ -1,7 +1,8 @@
 #include "ops/ema_update_.h"
 
+#include <algorithm>
+
 #include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <torch/library.h>
 
 #include "ops/cpu/ema_rows.h"
@@ -15,11 +16,16 @@ void check_finite_weight(const char* op, const at::Tensor& weight) {
                     ": expected weight to be finite, but got NaN or infinity");
 }
 
-at::Tensor step_weights(const at::Tensor& counts, const std::optional<at::Tensor>& weight,
-                        double decay) {
-  const auto wide = counts.options().dtype(at::kDouble);
-  if (!weight.has_value()) return at::full(counts.sizes(), 1.0 - decay, wide);
-  return at::empty(counts.sizes(), wide).copy_(*weight).mul_(1.0 - decay);
+std::vector<double> step_weights(const at::Tensor& counts, const std::optional<at::Tensor>& weight,
+                                 double decay) {
+  std::vector<double> weights(static_cast<size_t>(counts.numel()), 1.0 - decay);
+  if (weight.has_value()) {
+    const auto wide = at::empty(counts.sizes(), counts.options().dtype(at::kDouble))
+                          .copy_(*weight)
+                          .mul_(1.0 - decay);
+    std::copy_n(wide.const_data_ptr<double>(), weights.size(), weights.begin());
+  }
+  return weights;
 }
 
 }  // namespace detail
@@ -58,15 +64,9 @@ void ema_update_(at::Tensor& cluster_size, at::Tensor& embed_avg, at::Tensor& em
   const auto* words = s.const_data_ptr<int64_t>();
   const SumMatrix matrix{words, s.size(0) == 2 ? words + embed.numel() : nullptr,
                          e.const_data_ptr<int32_t>(), embed.size(2)};
-  const detail::EmaUpdate update{c.const_data_ptr<int64_t>(),
-                                 weights.const_data_ptr<double>(),
-                                 embed.size(1),
-                                 embed.size(2),
-                                 eps,
-                                 kernels::unused_below(decay),
-                                 unit,
-                                 from_codebook,
-                                 finish};
+  const detail::EmaUpdate update{
+      c.const_data_ptr<int64_t>(),  weights.data(), embed.size(1), embed.size(2), eps,
+      kernels::unused_below(decay), unit,           from_codebook, finish};
   if (embed.scalar_type() == at::kDouble) {
     detail::update_heads<double>(update, matrix, cluster_size, embed_avg, embed);
   } else {

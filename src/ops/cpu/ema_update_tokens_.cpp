@@ -5,7 +5,6 @@
 #include <vector>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <torchvq/ops/code_exponents.h>
@@ -91,12 +90,13 @@ Codebook codebook_of(const detail::EmaUpdateTokensArguments& arguments, size_t i
   return codebook;
 }
 
+/// Writes the contiguous `counts`.
 template <typename T>
-at::Tensor update(Codebook& codebook, const Rules& rules) {
+void update(Codebook& codebook, const Rules& rules, at::Tensor& counts) {
   const at::Tensor x = codebook.x.to(c10::CppTypeToScalarType<T>::value).contiguous();
   const int64_t dim = x.size(2);
   const T* const data = x.const_data_ptr<T>();
-  auto counts = at::zeros(codebook.cluster_size.sizes(), x.options().dtype(at::kLong));
+  counts.zero_();
   const auto weights = detail::step_weights(counts, rules.weight, rules.decay);
   const auto own = ops::code_exponents(codebook.embed);
   auto used = at::empty_like(own);
@@ -105,7 +105,7 @@ at::Tensor update(Codebook& codebook, const Rules& rules) {
   const auto order = detail::sort_by_slot(codebook.tokens, counts);
   const TokenSums<T> sums{data, dim, order, used.const_data_ptr<int32_t>()};
   const detail::EmaUpdate rows{counts.const_data_ptr<int64_t>(),
-                               weights.const_data_ptr<double>(),
+                               weights.data(),
                                codebook.embed.size(1),
                                dim,
                                rules.eps,
@@ -120,7 +120,6 @@ at::Tensor update(Codebook& codebook, const Rules& rules) {
     detail::update_heads<float>(rows, sums, codebook.cluster_size, codebook.embed_avg,
                                 codebook.embed);
   }
-  return counts;
 }
 
 at::Tensor update_by_statistics(const detail::EmaUpdateTokensArguments& arguments, size_t i,
@@ -149,11 +148,15 @@ void ema_update_tokens_(at::TensorList cluster_size, at::TensorList embed_avg, a
   for (size_t i = 0; i < codebooks.size(); ++i) {
     if (x[i].size(1) > kTokensPerCode * embed[i].size(1)) {
       counts[i].copy_(update_by_statistics(arguments, i, rules));
-    } else if (codebooks[i].x.scalar_type() == at::kDouble) {
-      counts[i].copy_(update<double>(codebooks[i], rules));
-    } else {
-      counts[i].copy_(update<float>(codebooks[i], rules));
+      continue;
     }
+    auto own = counts[i].contiguous();
+    if (codebooks[i].x.scalar_type() == at::kDouble) {
+      update<double>(codebooks[i], rules, own);
+    } else {
+      update<float>(codebooks[i], rules, own);
+    }
+    if (!own.is_same(counts[i])) counts[i].copy_(own);
   }
 }
 

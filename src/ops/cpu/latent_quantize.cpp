@@ -122,7 +122,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> latent_quantize(
       run(x, values.const_data_ptr<double>(), LatentLevels(levels), mask_data, codes, indices);
   const auto number = static_cast<double>(std::max<int64_t>(tokens * x.size(-1), 1));
   return {codes, indices,
-          detail::rounded_scalar(squares / number * (commitment + quantization), x.options())};
+          detail::rounded_scalar(squares / number * (commitment + quantization), x)};
 }
 
 /// What backward multiplies the differences by.

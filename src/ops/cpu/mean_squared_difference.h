@@ -11,12 +11,11 @@
 
 namespace torchvq::detail {
 
-/// Blocks depend on the feature size alone, so that the order of additions never depends on
-/// threads.
 template <typename T>
 double total_squared_difference(const at::Tensor& x, const at::Tensor& codes, const bool* mask) {
   const int64_t rows = x.size(0) * x.size(1), dim = x.size(2);
-  const int64_t block = 8192 / (dim + 1) + 1, blocks = (rows + block - 1) / block;
+  const int64_t block = kernels::rows_of_squared_differences(dim);
+  const int64_t blocks = (rows + block - 1) / block;
   const auto* a = x.const_data_ptr<T>();
   const auto* b = codes.const_data_ptr<T>();
   std::vector<double> partial(static_cast<size_t>(blocks));

@@ -301,7 +301,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> sign_entropy_forward(
                  heads, wanted ? &grads : nullptr, entropies);
   }
   const auto mean = [&](double sum) {
-    return detail::rounded_scalar(heads == 0 ? 0 : sum / static_cast<double>(heads), x.options());
+    return detail::rounded_scalar(heads == 0 ? 0 : sum / static_cast<double>(heads), x);
   };
   return {mean(entropies[0]), mean(entropies[1]), grad_per_sample, grad_batch};
 }

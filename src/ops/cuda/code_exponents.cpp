@@ -1,10 +1,9 @@
 #include "ops/code_exponents.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
-#include "kernels/cuda/code_exponents.h"
-#include "ops/cuda/elements.h"
-#include "ops/cuda/kernel.h"
+#include "ops/cuda/learning_tasks.h"
 
 namespace torchvq {
 namespace {
@@ -16,15 +15,9 @@ at::Tensor cuda_code_exponents(const at::Tensor& codebook_) {
   const auto codebook = detail::elements_of(codebook_);
   const int64_t heads = codebook.size(0), size = codebook.size(1);
   auto exponents = at::empty({heads, size}, codebook.options().dtype(at::kInt));
-  const auto totals = at::empty({heads, 2}, codebook.options().dtype(at::kLong));
-  kernels::TORCHVQ_CUDA_NAMESPACE::CodeExponentsTask task;
-  task.codebook = codebook.const_data_ptr();
-  task.type = detail::element_type(codebook);
-  task.heads = heads, task.size = size, task.dim = codebook.size(2);
-  task.totals = totals.mutable_data_ptr<int64_t>();
-  task.exponents = exponents.mutable_data_ptr<int32_t>();
-  check_launch("code_exponents",
-               kernels::TORCHVQ_CUDA_NAMESPACE::code_exponents(task, device.queue()));
+  const auto totals = at::zeros({heads, 2}, codebook.options().dtype(at::kLong));
+  const learning::Tasks tasks(exponents_task(codebook, totals, exponents));
+  check_launch("code_exponents", learning::code_exponents(tasks, device.queue()));
   return exponents;
 }
 

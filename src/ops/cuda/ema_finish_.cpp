@@ -20,10 +20,11 @@ void cuda_finish_codes(const cuda_finish::EmaUpdateTask& task, at::Tensor& embed
   const auto sizes = cluster_size.contiguous(), averages = embed_avg.contiguous();
   auto codes = embed.contiguous();
   // Sizes and averages are only read.
-  const cuda_finish::EmaState<T> state = {const_cast<T*>(sizes.const_data_ptr<T>()),
-                                          const_cast<T*>(averages.const_data_ptr<T>()),
-                                          codes.mutable_data_ptr<T>()};
-  check_launch("ema_finish_", cuda_finish::ema_finish(task, state, device.queue()));
+  const cuda_finish::EmaStep<T> step = {
+      task,
+      {const_cast<T*>(sizes.const_data_ptr<T>()), const_cast<T*>(averages.const_data_ptr<T>()),
+       codes.mutable_data_ptr<T>()}};
+  check_launch("ema_finish_", cuda_finish::ema_finish(step, device.queue()));
   if (!codes.is_same(embed)) embed.copy_(codes);
 }
 

@@ -62,7 +62,7 @@ Result any_device_kernel(const char* op, const Arguments&... arguments) {
     return;
   } else if constexpr (requires { typename std::tuple_size<Result>::type; }) {
     return [&]<size_t... i>(std::index_sequence<i...>) {
-      return Result(std::move(stack[i]).toTensor()...);
+      return Result(std::move(stack[i]).template to<std::tuple_element_t<i, Result>>()...);
     }(std::make_index_sequence<std::tuple_size_v<Result>>());
   } else {
     return std::move(stack[0]).to<Result>();

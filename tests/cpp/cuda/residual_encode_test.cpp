@@ -13,6 +13,7 @@
 #include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
+#include <ATen/ops/randn_like.h>
 #include <ATen/ops/zeros.h>
 
 #include "cuda/emulated.h"
@@ -164,10 +165,30 @@ TEST(CudaResidualEncode, WhatDoesNotFitGoesLevelByLevel) {
   Stack wide(1, 3, 700, {6, 4});
   EXPECT_GT(wide.expect_cpu_bits(), kOnChip);
   EXPECT_EQ(wide.expect_cpu_bits(163 * 1024), kOnChip);
-  EXPECT_GT(Stack(1, 20, 16, {9}).expect_cpu_bits(), kOnChip) << "few dimensions";
   EXPECT_GT(Stack(1, 20, 24, {9, 9}, at::kDouble).expect_cpu_bits(), kOnChip);
   Stack(1, 5, 24, std::vector<int64_t>(32, 5)).expect_cpu_bits_on_chip();
   EXPECT_GT(Stack(1, 5, 24, std::vector<int64_t>(33, 5)).expect_cpu_bits(), kOnChip);
+}
+
+TEST(CudaResidualEncode, FewDimensionsOnChip) {
+  at::manual_seed(15);
+  for (const std::string metric : {"euclidean", "cosine"}) {
+    // Up to 16 dimensions rows and codes are compared in float32: groups of four, and their rests.
+    for (const int64_t dim : {1, 2, 3, 4, 7, 8, 13, 16, 17}) {
+      Stack stack(2, 67, dim, {130, 33, 1});
+      stack.options.metric(metric);
+      stack.x[0][5].fill_(0);
+      stack.x[1][6][dim - 1] = kNan;
+      stack.codebooks[1][0][2][0] = kInfinity;
+      stack.expect_cpu_bits_on_chip();
+      // Far from zero, where only the centre keeps the scores apart; and each code three times.
+      stack.x.add_(1000);
+      stack.codebooks[0] = stack.codebooks[0].add(1000).repeat({1, 3, 1});
+      stack.expect_cpu_bits_on_chip();
+      stack.x = stack.x.narrow(1, 0, 1);
+      stack.expect_cpu_bits_on_chip();
+    }
+  }
 }
 
 TEST(CudaResidualEncode, MasksAndUnusedLevelsOnChip) {
@@ -223,12 +244,14 @@ TEST(CudaResidualEncode, NotFiniteOnChip) {
 TEST(CudaResidualEncode, TinyAndHugeNumbersOnChip) {
   at::manual_seed(13);
   const auto scales = at::pow(10, at::arange(-40, 36, 4).to(at::kFloat)).unsqueeze(-1);
-  for (const double size : {1.0, 1e-25, 1e25}) {
-    Stack stack(1, 19, 24, {30, 19});
-    stack.x = stack.x * scales;
-    stack.codebooks[0] = stack.codebooks[0] * size;
-    stack.codebooks[1] = stack.codebooks[1] * scales;
-    stack.expect_cpu_bits_on_chip();
+  for (const int64_t dim : {6, 24}) {
+    for (const double size : {1.0, 1e-25, 1e25}) {
+      Stack stack(1, 19, dim, {30, 19});
+      stack.x = stack.x * scales;
+      stack.codebooks[0] = stack.codebooks[0] * size;
+      stack.codebooks[1] = stack.codebooks[1] * scales;
+      stack.expect_cpu_bits_on_chip();
+    }
   }
 }
 
@@ -261,6 +284,9 @@ TEST(CudaResidualEncode, FaultsAreSeen) {
     for (const int64_t dim : {8, 64}) {
       Stack stack(1, 1, dim, {300, 20});
       stack.options.metric(metric);
+      // Neighbours by index are close, so that one thread has the winner and the runner-up.
+      stack.codebooks[0] = stack.codebooks[0].repeat_interleave(2, 1);
+      stack.codebooks[0].add_(at::randn_like(stack.codebooks[0]), 0.1);
       // Of unit vectors both metrics have the same neighbours.
       auto& codes = stack.codebooks[0];
       if (metric == "cosine") codes = codes / codes.norm(2, {-1}, true);

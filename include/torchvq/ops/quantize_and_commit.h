@@ -1,0 +1,41 @@
+// The plain forward of a codebook as one node of the graph: search, estimator and commitment loss.
+#pragma once
+
+#include <string_view>
+
+#include <ATen/core/Tensor.h>
+
+#include <torchvq/export.h>
+
+namespace torchvq::ops {
+
+/// Result of quantize_and_commit().
+struct QuantizedAndCommitted {
+  at::Tensor quantized;   ///< shape and dtype of x: the codes, with the estimator's gradient
+  at::Tensor indices;     ///< (B, *), int64
+  at::Tensor codes;       ///< (1, N, D), float64 for float64 x, else float32; no gradient
+  at::Tensor commitment;  ///< (), dtype of codes
+};
+
+/// What nearest_code(), an estimator and commitment_loss() give for the same tokens, bit for bit.
+/// One node of the graph instead of several: of few tokens the nodes cost more than the numbers.
+///
+/// Formula      i = argmin_k |x - c_k|, q = c_i, commitment = mean((x - q)^2);
+///              dx = E^T dq + 2 (x - q) / (number of values) dcommitment, with E^T of the estimator
+///
+/// @param x          (B, *, D), floating point.
+/// @param codebook   (1, K, D), floating point.
+/// @param estimator  `straight_through`, `rotation_trick` (rotation_trick()), or `none`: no
+///                   gradient from quantized.
+///
+/// Gradient     to x; twice differentiable but for the rotation trick; none to the codebook.
+/// Empty        no tokens: empty results, commitment 0.
+/// Ties         the code with the smallest index, as nearest_code().
+/// Determinism  bitwise repeatable for any number of threads.
+/// Throws       c10::ValueError for bad shapes and names, c10::TypeError for bad dtypes,
+///              c10::NotImplementedError in backward with create_graph=True and rotation_trick.
+TORCHVQ_API QuantizedAndCommitted quantize_and_commit(const at::Tensor& x,
+                                                      const at::Tensor& codebook,
+                                                      std::string_view estimator);
+
+}  // namespace torchvq::ops

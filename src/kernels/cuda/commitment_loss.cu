@@ -1,0 +1,186 @@
+// Eight threads to a block of rows are the eight lanes of the CPU's sum; blocks are as large as there,
+// and are added in order. No sum of floating point is an atomic.
+#include "kernels/cuda/commitment_loss.h"
+
+#include "kernels/cpu/commitment_loss.h"
+#include "kernels/cuda/lanes-inl.h"
+#include "kernels/cuda/steps-inl.h"
+
+namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+namespace {
+
+constexpr int kThreads = 128, kGradientThreads = 256;
+constexpr int kBlocksAtOnce = kThreads / kLaneThreads;
+constexpr int kTerms = 1024;
+
+__device__ bool counts(const bool* mask, int64_t row) { return mask == nullptr || mask[row]; }
+
+__device__ int64_t real_rows(const bool* mask, int64_t begin, int64_t end) {
+  if (mask == nullptr) return end - begin;
+  int64_t count = 0;
+  for (int64_t row = begin; row < end; ++row) count += mask[row];
+  return count;
+}
+
+/// This lane of the sum over rows [begin, end).
+template <typename T>
+__device__ double lane_of_squares(const T* x, const T* codes, const bool* mask, int64_t begin,
+                                  int64_t end, int64_t dim, int lane) {
+  // Rows of whole groups of lanes follow one another like one.
+  const bool joined = mask == nullptr && dim % kLanes == 0;
+  const int64_t rows = joined ? 1 : end - begin, length = joined ? (end - begin) * dim : dim;
+  double sum = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    if (!counts(mask, begin + row)) continue;
+    const T *a = x + begin * dim + row * length, *b = codes + begin * dim + row * length;
+#pragma unroll 8
+    for (int64_t i = lane; i < length; i += kLanes) {
+      const double difference = static_cast<double>(a[i]) - static_cast<double>(b[i]);
+      sum += difference * difference;
+    }
+  }
+  return sum;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    sum_blocks(CommitmentLossTask<T> task, int64_t blocks, int64_t rows_of_block) {
+  const auto& levels = task.levels;
+  const int lane = static_cast<int>(threadIdx.x) % kLaneThreads,
+            place = static_cast<int>(threadIdx.x) / kLaneThreads;
+  const int64_t items = blocks * levels.count;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kBlocksAtOnce;
+  // All threads of a block make the same rounds, for the exchanges.
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * kBlocksAtOnce; first < items;
+       first += step) {
+    const int64_t item = first + place;
+    double sum = 0;
+    const int64_t level = item / blocks, begin = item % blocks * rows_of_block,
+                  end = min(levels.rows, begin + rows_of_block);
+    if (item < items)
+      sum = lane_of_squares(levels.inputs[level], levels.codes[level], levels.mask, begin, end,
+                            levels.dim, lane);
+    sum = lane_total(sum);
+    if (item >= items || lane != 0) continue;
+    task.sums[item] = sum;
+    task.real[item] = real_rows(levels.mask, begin, end);
+  }
+}
+
+/// A block to a level; the first thread adds in order.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    close_losses(CommitmentLossTask<T> task, int64_t blocks) {
+  __shared__ double terms[kTerms];
+  __shared__ int64_t real[kTerms];
+  const int64_t first_block = blockIdx.x * blocks;
+  double total = 0;
+  int64_t count = 0;
+  for (int64_t from = 0; from < blocks; from += kTerms) {
+    const auto wanted = static_cast<int>(min(blocks - from, static_cast<int64_t>(kTerms)));
+    for (int i = static_cast<int>(threadIdx.x); i < wanted; i += kThreads) {
+      terms[i] = task.sums[first_block + from + i];
+      real[i] = task.real[first_block + from + i];
+    }
+    __syncthreads();
+    for (int i = 0; threadIdx.x == 0 && i < wanted; ++i) {
+      total += terms[i];
+      count += real[i];
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x != 0) return;
+  count *= task.levels.dim;
+  task.losses[blockIdx.x] = count == 0 ? T(0) : static_cast<T>(total / static_cast<double>(count));
+}
+
+__global__ void __launch_bounds__(kGradientThreads)
+    count_rows(const bool* mask, int64_t rows, int64_t* real) {
+  int64_t count = 0;
+  for (int64_t row = grid_thread(); row < rows; row += grid_threads()) count += mask[row];
+  count = sum_of_warp(count);
+  if (lane_of_warp() == 0)
+    atomicAdd(reinterpret_cast<unsigned long long*>(real), static_cast<unsigned long long>(count));
+}
+
+/// What the differences of a level are multiplied with. Halves are exact: without a mask it is one
+/// operation.
+template <typename T>
+__device__ T scale_of_level(const CommitmentGradientTask<T>& task, int level) {
+  const auto& levels = task.levels;
+  if (levels.mask == nullptr)
+    return task.grads[level] / static_cast<T>(static_cast<double>(levels.rows * levels.dim) / 2);
+  const int64_t count = *task.real * levels.dim;
+  return task.grads[level] * 2 / static_cast<T>(count < 1 ? 1 : count);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kGradientThreads) add_gradients(CommitmentGradientTask<T> task) {
+  __shared__ T scales[kMostScoredLevels];
+  const auto& levels = task.levels;
+  const auto own = static_cast<int>(threadIdx.x);
+  if (own < levels.count) scales[own] = scale_of_level(task, own);
+  __syncthreads();
+  const int64_t values = levels.rows * levels.dim;
+  for (int64_t at = grid_thread(); at < values; at += grid_threads()) {
+    const bool real = levels.mask == nullptr || levels.mask[at / levels.dim];
+    bool first = !task.continues;
+    T sum = first ? T(0) : task.grad[at];
+    for (int level = levels.count - 1; level >= 0; --level) {
+      const T rest = real ? levels.inputs[level][at] - levels.codes[level][at] : T(0);
+      const T part = rest * scales[level];
+      sum = first ? part : part + sum;
+      first = false;
+    }
+    task.grad[at] = sum;
+  }
+}
+
+template <typename T>
+Error run_losses(const CommitmentLossTask<T>& task, const Queue& queue) {
+  const auto& levels = task.levels;
+  const int64_t blocks = commitment_blocks(levels.rows, levels.dim);
+  Steps steps(queue);
+  if (blocks > 0)
+    steps.run(sum_blocks<T>, blocks_for(blocks * levels.count, kBlocksAtOnce), kThreads, 0, task,
+              blocks, rows_of_squared_differences(levels.dim));
+  steps.run(close_losses<T>, static_cast<unsigned>(levels.count), kThreads, 0, task, blocks);
+  return steps.error();
+}
+
+template <typename T>
+Error run_gradients(const CommitmentGradientTask<T>& task, const Queue& queue) {
+  const auto& levels = task.levels;
+  if (levels.rows * levels.dim == 0) return nullptr;
+  Steps steps(queue);
+  if (levels.mask != nullptr && !task.continues) {
+    steps.add(fill_bytes(queue, task.real, 0, sizeof(int64_t)));
+    steps.run(count_rows, blocks_for(levels.rows, kGradientThreads * 8), kGradientThreads, 0,
+              levels.mask, levels.rows, task.real);
+  }
+  steps.run(add_gradients<T>, blocks_for(levels.rows * levels.dim, kGradientThreads),
+            kGradientThreads, 0, task);
+  return steps.error();
+}
+
+}  // namespace
+
+int64_t commitment_blocks(int64_t rows, int64_t dim) {
+  const int64_t each = rows_of_squared_differences(dim);
+  return (rows + each - 1) / each;
+}
+
+Error commitment_losses(const CommitmentLossTask<float>& task, const Queue& queue) {
+  return run_losses(task, queue);
+}
+Error commitment_losses(const CommitmentLossTask<double>& task, const Queue& queue) {
+  return run_losses(task, queue);
+}
+Error commitment_gradients(const CommitmentGradientTask<float>& task, const Queue& queue) {
+  return run_gradients(task, queue);
+}
+Error commitment_gradients(const CommitmentGradientTask<double>& task, const Queue& queue) {
+  return run_gradients(task, queue);
+}
+
+}  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

@@ -1,0 +1,119 @@
+// The scan of a level by a block of residual_stack.cu: scores of all codes for the rows of its tile,
+// by tensor cores, or in float32 where there are few dimensions.
+#pragma once
+
+#include "kernels/cuda/residual_stack_tile-inl.h"
+
+namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+
+constexpr int kStackThreads = kHalfThreads, kStackWarps = kStackThreads / kWarp;
+// A vector of few dimensions in float32 takes the room of one stage of half precision.
+static_assert(kFewDimensions * sizeof(float) == kTileDepth * sizeof(uint16_t));
+
+/// A warp: few dimensions less the centre, and zeros beyond, in float32.
+template <typename Vector>
+__device__ inline void center_vector(const Vector& from, const float* center, int64_t dim,
+                                     uint16_t* to) {
+  const int d = lane_of_warp();
+  if (d < kFewDimensions) reinterpret_cast<float*>(to)[d] = d < dim ? from[d] - center[d] : 0.0f;
+}
+
+/// HalfSums::add of few dimensions: the same rows, codes and sums.
+template <int row_fragments, int code_fragments>
+__device__ inline void add_few(HalfSums<row_fragments, code_fragments>& sums, int64_t dim,
+                               const uint16_t* first_row, int row_stride,
+                               const uint16_t* first_code) {
+  constexpr int kTogether = 4;
+  const auto four = [](const uint16_t* vector, int d) {
+    return reinterpret_cast<const float4*>(vector)[d / kTogether];
+  };
+  const uint16_t* rows = first_row + lane_of_warp() / 4 * row_stride;
+  const uint16_t* codes = first_code + lane_of_warp() % 4 * 2 * kTileStride;
+  for (int d = 0; d < dim; d += kTogether) {
+    float4 x[row_fragments][2];
+#pragma unroll
+    for (int i = 0; i < row_fragments; ++i)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) x[i][r] = four(rows + (i * 16 + r * 8) * row_stride, d);
+#pragma unroll
+    for (int j = 0; j < code_fragments * 2; ++j) {
+      const float4 code = four(codes + (j / 2 * 8 + j % 2) * kTileStride, d);
+#pragma unroll
+      for (int i = 0; i < row_fragments; ++i) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          float& sum = sums.of[i][j / 2][r * 2 + j % 2];
+          sum = fmaf(x[i][r].x, code.x, sum);
+          sum = fmaf(x[i][r].y, code.y, sum);
+          sum = fmaf(x[i][r].z, code.z, sum);
+          sum = fmaf(x[i][r].w, code.w, sum);
+        }
+      }
+    }
+  }
+}
+
+/// Begins to copy dimensions [depth, depth + kTileDepth) of a tile of codes.
+__device__ inline void load_codes(const SearchState& state, int64_t code, int64_t depth,
+                                  uint16_t* stage) {
+  constexpr int kPieces = kTileDepth / 8;  // of 16 bytes
+  for (int piece = static_cast<int>(threadIdx.x); piece < kTileCodes * kPieces;
+       piece += kStackThreads) {
+    const int line = piece / kPieces, part = piece % kPieces * 8;
+    copy_async_16(stage + line * kTileStride + part,
+                  state.codes + (code + line) * state.depth + depth + part);
+  }
+}
+
+/// take(i, r, score, index) of the scores of all codes for this thread's rows. The block's barriers
+/// are part of it: rows are there before, scratch is free after.
+template <int rows, bool few, typename Take>
+__device__ void scan_tile(const SearchState& state, const StackTile& tile, const Take& take) {
+  using Shape = StackShape<rows>;
+  auto* stages = static_cast<uint16_t*>(tile.scratch);
+  const auto chunks = static_cast<int>(state.depth / kTileDepth);
+  const int64_t steps = state.padded_size / kTileCodes * chunks;
+  const uint16_t* own_rows = tile.halves + Shape::warp_row() * tile.half_stride;
+  float units[Shape::kRowFragments][2];
+#pragma unroll
+  for (int i = 0; i < Shape::kRowFragments; ++i)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) units[i][r] = tile.units[Shape::row(i, r)];
+  HalfSums<Shape::kRowFragments, Shape::kCodeFragments> sums;
+  sums.clear();
+
+  int64_t load_code = 0, code = 0;
+  int load_chunk = 0, load_place = 0, chunk = 0, place = 0;
+  const auto load_next = [&](int64_t step) {
+    if (step < steps) {
+      load_codes(state, load_code, static_cast<int64_t>(load_chunk) * kTileDepth,
+                 stages + load_place * kStackStage);
+      if (++load_chunk == chunks) load_chunk = 0, load_code += kTileCodes;
+      if (++load_place == kStages) load_place = 0;
+    }
+    commit_copies();  // an empty group, too: stages are counted by groups
+  };
+  for (int step = 0; step < kStages - 1; ++step) load_next(step);
+  for (int64_t step = 0; step < steps; ++step) {
+    wait_for_copies<kStages - 2>();
+    // All copies of this step have come, and no thread computes on the stage that is loaded next.
+    __syncthreads();
+    load_next(step + kStages - 1);
+    const uint16_t* own_codes = stages + place * kStackStage + Shape::warp_code() * kTileStride;
+    if constexpr (few) {
+      add_few(sums, state.task.dim, own_rows, tile.half_stride, own_codes);
+    } else {
+      sums.add(own_rows + chunk * kTileDepth, tile.half_stride, own_codes);
+    }
+    if (++place == kStages) place = 0;
+    if (++chunk < chunks) continue;
+    sums.for_scores(state.half_norms, code + Shape::warp_code(), units, take);
+    sums.clear();
+    chunk = 0;
+    code += kTileCodes;
+  }
+  wait_for_copies<0>();
+  __syncthreads();
+}
+
+}  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

@@ -1,0 +1,37 @@
+// Tasks of one kind that a launch takes along, such as the levels of a stack: each has blocks of its own,
+// in the second dimension of the grid. Torch-free.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/namespace.h"
+
+namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
+
+constexpr int kMostTasks = 16;
+
+template <typename Task>
+struct Tasks {
+  Task of[kMostTasks] = {};
+  int count = 0;
+
+  Tasks() = default;
+  explicit Tasks(const Task& task) { add(task); }
+
+  /// While there is room.
+  void add(const Task& task) { of[count++] = task; }
+  bool full() const { return count == kMostTasks; }
+
+  /// The largest size(task).
+  template <typename Size>
+  int64_t most(const Size& size) const {
+    int64_t largest = 0;
+    for (int i = 0; i < count; ++i) {
+      const int64_t own = size(of[i]);
+      if (own > largest) largest = own;
+    }
+    return largest;
+  }
+};
+
+}  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

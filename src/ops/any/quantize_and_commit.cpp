@@ -1,0 +1,34 @@
+// Every device, CPU included: the operators that it is made of, one after the other.
+#include "ops/quantize_and_commit.h"
+
+#include <tuple>
+
+#include <torch/library.h>
+
+#include <torchvq/ops/commitment_loss.h>
+#include <torchvq/ops/nearest_code.h>
+
+namespace torchvq {
+namespace {
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> quantize_and_commit(
+    const at::Tensor& x, const at::Tensor& codebook, std::string_view estimator) {
+  detail::check_quantize_and_commit(x, codebook, estimator);
+  const auto rows = detail::wide_rows(x);
+  auto nearest = ops::nearest_code(rows, codebook, ops::NearestCodeOptions().return_codes(true));
+  auto& codes = nearest.codes;
+  auto commitment = ops::commitment_loss(rows, codes, std::nullopt);
+  // Whatever the estimator, the values are the codes; a copy, because users write to their results.
+  auto quantized = codes.reshape(x.sizes()).to(x.scalar_type(), /*non_blocking=*/false,
+                                               /*copy=*/true);
+  return {std::move(quantized), nearest.indices.reshape(x.sizes().slice(0, x.dim() - 1)),
+          std::move(codes), std::move(commitment)};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("quantize_and_commit", quantize_and_commit);
+}
+
+}  // namespace torchvq

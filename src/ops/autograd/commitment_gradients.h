@@ -1,0 +1,36 @@
+// The gradients of commitment_loss, which other nodes of the graph have in common.
+#pragma once
+
+#include <tuple>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+
+#include <torchvq/ops/residual_commitment_loss.h>
+
+#include "detail/precision.h"
+#include "ops/loss_gradients.h"
+
+namespace torchvq::detail {
+
+/// To x and, where wanted, to codes, in the dtype of the loss and of codes. `mask` may be undefined.
+inline std::tuple<at::Tensor, at::Tensor> commitment_gradients(const at::Tensor& grad,
+                                                               const at::Tensor& x,
+                                                               const at::Tensor& codes,
+                                                               const at::Tensor& mask,
+                                                               bool wants_codes) {
+  if (!at::GradMode::is_enabled() && !wants_codes) {
+    const auto given_mask = mask.defined() ? std::optional(mask) : std::nullopt;
+    return {ops::residual_commitment_loss_backward(grad.reshape({1}), at::TensorList(x),
+                                                   at::TensorList(codes), given_mask),
+            at::Tensor()};
+  }
+  // Operators that autograd differentiates once more.
+  const auto dtype = value_dtype(x, codes);
+  auto grad_x = x.to(dtype) - codes.to(dtype);
+  if (mask.defined()) grad_x.masked_fill_(mask.logical_not().unsqueeze(-1), 0);
+  grad_x.mul_(commitment_gradient_scale(grad, x, mask));
+  return {grad_x, wants_codes ? grad_x.neg().to(codes.scalar_type()) : at::Tensor()};
+}
+
+}  // namespace torchvq::detail

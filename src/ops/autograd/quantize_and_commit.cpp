@@ -1,0 +1,76 @@
+#include <torchvq/ops/quantize_and_commit.h>
+
+#include <string>
+#include <tuple>
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <torchvq/ops/rotation_trick.h>
+
+#include "detail/differentiable.h"
+#include "detail/once_differentiable.h"
+#include "ops/autograd/commitment_gradients.h"
+#include "ops/quantize_and_commit.h"
+
+namespace torchvq {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr auto kRotates = "rotates";
+
+at::Tensor estimated(const at::Tensor& grad, const at::Tensor& rows, const at::Tensor& codes,
+                     bool rotates) {
+  const auto own = grad.reshape_symint(rows.sym_sizes()).to(rows.scalar_type());
+  if (!rotates) return own;
+  detail::check_once_differentiable("rotation_trick");
+  return ops::rotation_trick_backward(own, rows, codes);
+}
+
+struct QuantizeAndCommit : torch::autograd::Function<QuantizeAndCommit> {
+  static variable_list forward(AutogradContext* ctx, const at::Tensor& x,
+                               const at::Tensor& codebook, std::string_view estimator) {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    auto [quantized, indices, codes, commitment] = ops::quantize_and_commit(x, codebook, estimator);
+    // codes are an output of this leaf, so that compilers save and never recompute them.
+    ctx->save_for_backward({x, codes});
+    ctx->set_materialize_grads(false);
+    ctx->saved_data[kRotates] = estimator == "rotation_trick";
+    variable_list constant{indices, codes};
+    if (estimator == "none") constant.push_back(quantized);
+    ctx->mark_non_differentiable(constant);
+    return {quantized, indices, codes, commitment};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto &x = saved[0], &codes = saved[1];
+    const auto rows = detail::wide_rows(x);
+    at::Tensor total;
+    if (grads[0].defined()) {
+      total = estimated(grads[0], rows, codes, ctx->saved_data.at(kRotates).toBool());
+    }
+    if (grads[3].defined()) {
+      const auto own =
+          std::get<0>(detail::commitment_gradients(grads[3], rows, codes, at::Tensor(), false));
+      total = total.defined() ? total + own : own;
+    }
+    if (total.defined()) total = total.to(x.scalar_type()).reshape_symint(x.sym_sizes());
+    return {total, at::Tensor(), at::Tensor()};
+  }
+};
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> quantize_and_commit(
+    const at::Tensor& x, const at::Tensor& codebook, std::string_view estimator) {
+  auto found = detail::differentiable<QuantizeAndCommit>(x, codebook, estimator);
+  return {found[0], found[1], found[2], found[3]};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, Autograd, m) { m.impl("quantize_and_commit", quantize_and_commit); }
+
+}  // namespace torchvq

@@ -1,0 +1,148 @@
+// CUDA: the three operators that it stands for, in the launches of one codebook for each 16 of them.
+// Codebooks or tokens of different types go the way of all devices.
+#include "ops/ema_update_tokens_.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+
+#include "ops/code_statistics.h"
+#include "ops/cuda/learning_tasks.h"
+
+namespace torchvq {
+namespace {
+
+using namespace detail::TORCHVQ_CUDA_NAMESPACE;
+
+/// Parts of one tensor, which one launch has filled.
+class CudaParts {
+ public:
+  explicit CudaParts(at::Tensor whole) : whole_(std::move(whole)) {}
+
+  at::Tensor next(at::IntArrayRef shape) {
+    const int64_t size = c10::multiply_integers(shape);
+    const auto part = whole_.narrow(0, begin_, size).view(shape);
+    begin_ += size;
+    return part;
+  }
+
+ private:
+  at::Tensor whole_;
+  int64_t begin_ = 0;
+};
+
+/// A codebook, its tokens, and what is made of them.
+struct CudaLearnedCodebook {
+  LearnedTokens tokens;
+  EmaCodebook state;
+  at::Tensor embed, exponents, totals, weight;
+  StatisticsRoom room;
+
+  CudaLearnedCodebook(const detail::EmaUpdateTokensArguments& arguments, size_t i, CudaParts& zeros,
+                      CudaParts& lowest)
+      : tokens(arguments.x[i], arguments.indices[i], arguments.mask_of(i)),
+        state(arguments.cluster_size[i], arguments.embed_avg[i], arguments.embed[i]),
+        embed(arguments.embed[i].contiguous()) {
+    const int64_t heads = embed.size(0), size = embed.size(1), dim = embed.size(2);
+    exponents = at::empty({heads, size}, embed.options().dtype(at::kInt));
+    totals = zeros.next({heads, 2});
+    room.counts = zeros.next({heads, size});
+    room.sums = zeros.next({detail::sum_words(tokens.x.scalar_type()), heads, size, dim});
+    room.used = lowest.next({heads, size});
+    weight = ema_weight(arguments.weight, {heads, size});
+  }
+};
+
+std::vector<CudaLearnedCodebook> cuda_learned_codebooks(
+    const detail::EmaUpdateTokensArguments& arguments) {
+  int64_t words = 0, codes = 0;
+  for (size_t i = 0; i < arguments.embed.size(); ++i) {
+    const auto& embed = arguments.embed[i];
+    const int64_t own = embed.size(0) * embed.size(1);
+    codes += own;
+    words += embed.size(0) * 2 + own;
+    words += detail::sum_words(arguments.x[i].scalar_type()) * own * embed.size(2);
+  }
+  const auto options = arguments.embed[0].options();
+  CudaParts zeros(at::zeros({words}, options.dtype(at::kLong)));
+  CudaParts lowest(at::full({codes}, learning::kNoExponent, options.dtype(at::kInt)));
+  std::vector<CudaLearnedCodebook> codebooks;
+  for (size_t i = 0; i < arguments.embed.size(); ++i)
+    codebooks.emplace_back(arguments, i, zeros, lowest);
+  return codebooks;
+}
+
+/// launch(tasks) of the tasks that make(codebook) returns, as many at a time as a launch takes.
+template <typename Task, typename Make, typename Launch>
+void cuda_launch_all(const std::vector<CudaLearnedCodebook>& codebooks, const Make& make,
+                     const Launch& launch) {
+  for (size_t first = 0; first < codebooks.size(); first += learning::kMostTasks) {
+    learning::Tasks<Task> tasks;
+    for (size_t i = first; i < codebooks.size() && !tasks.full(); ++i)
+      tasks.add(make(codebooks[i]));
+    check_launch("ema_update_tokens_", launch(tasks));
+  }
+}
+
+/// Every index is seen before any codebook changes.
+template <typename T>
+void cuda_learn(const std::vector<CudaLearnedCodebook>& codebooks, const EmaRules& rules,
+                const OnDevice& device) {
+  using Codebook = CudaLearnedCodebook;
+  cuda_launch_all<learning::CodeExponentsTask>(
+      codebooks,
+      [](const Codebook& own) { return exponents_task(own.embed, own.totals, own.exponents); },
+      [&](const auto& tasks) { return learning::code_exponents(tasks, device.queue()); });
+  cuda_launch_all<learning::CodeStatisticsTask>(
+      codebooks,
+      [](const Codebook& own) { return statistics_task(own.tokens, own.exponents, own.room); },
+      [&](const auto& tasks) { return learning::code_statistics(tasks, device.queue()); });
+  cuda_launch_all<learning::EmaStep<T>>(
+      codebooks,
+      [&](const Codebook& own) { return own.state.step<T>(own.room, own.weight, rules); },
+      [&](const auto& tasks) { return learning::ema_update(tasks, device.queue()); });
+}
+
+bool cuda_alike(at::TensorList tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [&](const at::Tensor& tensor) {
+    return tensor.scalar_type() == tensors[0].scalar_type();
+  });
+}
+
+void cuda_ema_update_tokens_(at::TensorList cluster_size, at::TensorList embed_avg,
+                             at::TensorList embed, at::TensorList counts, at::TensorList x,
+                             at::TensorList indices, at::TensorList mask, double decay, double eps,
+                             std::string_view metric, const std::optional<at::Tensor>& weight,
+                             bool from_codebook, bool finish) {
+  const detail::EmaUpdateTokensArguments arguments{
+      cluster_size, embed_avg, embed, counts, x, indices, mask, decay, eps, metric, weight};
+  const bool unit = detail::check_ema_update_tokens_(arguments);
+  if (embed.empty()) return;
+  if (!cuda_alike(embed) || !cuda_alike(x)) {
+    any_device_kernel<void>("torchvq::ema_update_tokens_", cluster_size, embed_avg, embed, counts,
+                            x, indices, mask, decay, eps, metric, weight, from_codebook, finish);
+    return;
+  }
+  const OnDevice device(embed[0]);
+  const auto codebooks = cuda_learned_codebooks(arguments);
+  const bool wide = embed[0].scalar_type() == at::kDouble;
+  const auto learn = wide ? cuda_learn<double> : cuda_learn<float>;
+  learn(codebooks, {decay, eps, unit, from_codebook, finish}, device);
+  std::vector<at::Tensor> found;
+  for (const auto& own : codebooks) {
+    own.state.store();
+    found.push_back(own.room.counts);
+  }
+  at::_foreach_copy_(counts, found);
+}
+
+}  // namespace
+
+TORCHVQ_CUDA_KERNEL(ema_update_tokens_, cuda_ema_update_tokens_)
+
+}  // namespace torchvq

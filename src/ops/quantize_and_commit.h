@@ -1,0 +1,16 @@
+// Argument checks of quantize_and_commit, and its tokens in the shape of the operators that it is made of.
+#pragma once
+
+#include <string_view>
+
+#include <ATen/core/Tensor.h>
+
+namespace torchvq::detail {
+
+void check_quantize_and_commit(const at::Tensor& x, const at::Tensor& codebook,
+                               std::string_view estimator);
+
+/// x (B, *, D) as (1, N, D), in the dtype of the arithmetic.
+at::Tensor wide_rows(const at::Tensor& x);
+
+}  // namespace torchvq::detail

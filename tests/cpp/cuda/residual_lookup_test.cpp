@@ -1,0 +1,130 @@
+// residual_lookup for CUDA, emulated, against the CPU's: every bit.
+#include <torchvq/ops/residual_lookup.h>
+
+#include <limits>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/zeros.h>
+
+#include "cuda/emulated.h"
+
+namespace torchvq::cuda_residual_lookup_test {
+namespace {
+
+using cuda_shim::Order;
+using testing_cuda::emulated;
+using testing_cuda::expect_same;
+
+constexpr Order kOrders[] = {Order::kForward, Order::kBackward, Order::kShuffled};
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+struct Walk {
+  at::Tensor x, indices;
+  std::vector<at::Tensor> codebooks;
+
+  Walk(int64_t heads, int64_t tokens, int64_t dim, int64_t levels,
+       at::ScalarType dtype = at::kFloat)
+      : x(at::randn({heads, tokens, dim}).to(dtype)),
+        indices(at::randint(0, 7, {heads, tokens, levels}, at::kLong)) {
+    for (int64_t level = 0; level < levels; ++level)
+      codebooks.push_back(at::randn({heads, 7 + level, dim}).to(dtype));
+  }
+
+  void expect_cpu_bits() const {
+    const auto call = [&] { return ops::residual_lookup(x, codebooks, indices); };
+    const auto expected = call();
+    for (const auto order : kOrders) {
+      const auto actual = emulated({.order = order}, call);
+      ASSERT_EQ(actual.inputs.size(), codebooks.size());
+      for (size_t level = 0; level < codebooks.size(); ++level) {
+        expect_same(actual.inputs[level], expected.inputs[level]);
+        expect_same(actual.codes[level], expected.codes[level]);
+      }
+      expect_same(actual.quantized, expected.quantized);
+    }
+  }
+};
+
+TEST(CudaResidualLookup, EveryTypeAndShape) {
+  at::manual_seed(1);
+  for (const auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16}) {
+    for (const int64_t dim : {1, 3, 8, 33, 257}) Walk(2, 19, dim, 3, dtype).expect_cpu_bits();
+    Walk(1, 1, 5, 1, dtype).expect_cpu_bits();
+    Walk(2, 0, 5, 2, dtype).expect_cpu_bits();
+    Walk(0, 3, 5, 2, dtype).expect_cpu_bits();
+  }
+}
+
+TEST(CudaResidualLookup, HeadsShareCodebooksAndOtherStrides) {
+  at::manual_seed(2);
+  Walk walk(3, 21, 12, 3);
+  walk.codebooks[0] = walk.codebooks[0][1];
+  walk.codebooks[2] = walk.codebooks[2].narrow(0, 1, 1);
+  walk.expect_cpu_bits();
+  walk.x = at::randn({12, 21, 3}).permute({2, 1, 0});
+  walk.indices = walk.indices.transpose(1, 2).contiguous().transpose(1, 2);
+  walk.codebooks[1] = at::randn({3, 12, 8}, at::kDouble).transpose(1, 2);
+  walk.expect_cpu_bits();
+}
+
+TEST(CudaResidualLookup, NotFiniteFromAnyLevelOn) {
+  at::manual_seed(3);
+  for (const int64_t dim : {6, 40}) {
+    for (const int64_t levels : {3, 40}) {
+      Walk walk(1, 12, dim, levels);
+      walk.x[0][1][dim - 1] = kNan;
+      walk.x[0][2][0] = -kInfinity;
+      walk.codebooks[1][0][2][dim / 2] = kNan;
+      walk.codebooks[levels - 1][0][3][0] = kInfinity;
+      walk.indices[0][5][1] = 2;
+      walk.indices[0][6][levels - 1] = 3;
+      // What the first level leaves is beyond float32.
+      walk.x[0][7].fill_(3e38);
+      walk.codebooks[0][0][1].fill_(-3e38);
+      walk.indices[0][7][0] = 1;
+      walk.expect_cpu_bits();
+    }
+  }
+}
+
+TEST(CudaResidualLookup, MoreLevelsThanALaunchTakes) {
+  at::manual_seed(4);
+  for (const int64_t levels : {31, 32, 33, 70}) Walk(2, 5, 4, levels).expect_cpu_bits();
+}
+
+TEST(CudaResidualLookup, IndexThatIsNoCode) {
+  Walk walk(1, 4, 3, 2);
+  for (const int64_t wrong : {-1, 8}) {
+    walk.indices[0][2][1] = wrong;
+    EXPECT_THROW(
+        emulated({}, [&] { return ops::residual_lookup(walk.x, walk.codebooks, walk.indices); }),
+        c10::Error);
+  }
+}
+
+TEST(CudaResidualLookup, LaunchesDoNotGrowWithLevels) {
+  const Walk walk(3, 5, 4, 32);
+  const auto before = cuda_shim::launches();
+  emulated({}, [&] { return ops::residual_lookup(walk.x, walk.codebooks, walk.indices); });
+  EXPECT_EQ(cuda_shim::launches() - before, 1);
+}
+
+TEST(CudaResidualLookup, OldCardsTakeThePlainPath) {
+  const Walk walk(2, 5, 4, 2);
+  const auto call = [&] { return ops::residual_lookup(walk.x, walk.codebooks, walk.indices); };
+  const auto expected = call();
+  const auto before = cuda_shim::launches();
+  const auto actual = emulated({.capability = 7}, call);
+  EXPECT_EQ(cuda_shim::launches(), before);
+  expect_same(actual.inputs[1], expected.inputs[1]);
+  expect_same(actual.codes[1], expected.codes[1]);
+  expect_same(actual.quantized, expected.quantized);
+}
+
+}  // namespace
+}  // namespace torchvq::cuda_residual_lookup_test

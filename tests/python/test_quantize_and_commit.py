@@ -1,0 +1,187 @@
+"""quantize_and_commit: search, estimator and commitment loss as one node of the graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+ops = torch.ops.torchvq
+ESTIMATORS = ("straight_through", "rotation_trick", "none")
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+SHAPES = [(2, 9, 5), (7, 5), (1, 1, 5), (3, 4, 2, 5), (0, 5), (2, 0, 5)]
+
+
+def tokens_and_codes(shape, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(sum(shape))
+    x = torch.randn(shape, generator=generator).to(dtype)
+    return x, torch.randn(1, 11, shape[-1], generator=generator)
+
+
+def parts(x, codebook, estimator):
+    """The same by the operators that it is made of, each a node of its own."""
+    wide = x if x.dtype == torch.float64 else x.float()
+    rows = wide.reshape(1, -1 if x.numel() else 0, x.shape[-1])
+    found = ops.nearest_code(rows, codebook, return_codes=True)
+    indices, codes = found[0], found[1]
+    outputs = {
+        "straight_through": lambda: ops.straight_through(rows, codes),
+        "rotation_trick": lambda: ops.rotation_trick(rows, codes),
+        "none": codes.clone,
+    }
+    quantized = outputs[estimator]().reshape(x.shape).to(x.dtype)
+    return quantized, indices.reshape(x.shape[:-1]), codes, ops.commitment_loss(rows, codes)
+
+
+def with_gradient(function, x, codebook, estimator):
+    leaf = x.clone().requires_grad_()
+    quantized, indices, codes, commitment = function(leaf, codebook, estimator=estimator)
+    loss = commitment * 3
+    if quantized.requires_grad:
+        loss = loss + (quantized.float() * torch.arange(x.shape[-1])).sum()
+    loss.backward()
+    return quantized, indices, codes, commitment, leaf.grad
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_bits_of_its_parts(shape, dtype, estimator):
+    x, codebook = tokens_and_codes(shape, dtype)
+    ours = with_gradient(ops.quantize_and_commit, x, codebook, estimator)
+    theirs = with_gradient(parts, x, codebook, estimator)
+    for own, their in zip(ours, theirs, strict=True):
+        assert own.dtype == their.dtype
+        torch.testing.assert_close(own, their, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(2, 9, 5), (40, 3)])
+def test_nearest_codes_and_losses_by_brute_force(shape):
+    x, codebook = tokens_and_codes(shape, torch.float64)
+    quantized, indices, codes, commitment = ops.quantize_and_commit(x, codebook)
+    rows = x.reshape(-1, shape[-1])
+    distances = (rows[:, None] - codebook[0].double()).square().sum(-1)
+    assert torch.equal(indices.flatten(), distances.argmin(-1))
+    assert torch.equal(quantized.reshape(rows.shape), codebook[0].double()[distances.argmin(-1)])
+    assert torch.equal(codes[0], quantized.reshape(rows.shape))
+    expected = (rows - codes[0]).square().mean()
+    torch.testing.assert_close(commitment, expected, rtol=1e-14, atol=0)
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    x, codebook = tokens_and_codes((2, 4, 3), torch.float64)
+    wide = codebook.double()
+
+    def loss(x):
+        return ops.quantize_and_commit(x, wide, estimator="none")[3]
+
+    assert torch.autograd.gradcheck(loss, x.requires_grad_())
+    assert torch.autograd.gradgradcheck(loss, x)
+
+
+@pytest.mark.parametrize("of", ["quantized", "commitment"])
+@pytest.mark.parametrize("estimator", ESTIMATORS[:2])
+def test_each_result_has_its_gradient_alone(of, estimator):
+    x, codebook = tokens_and_codes((2, 9, 5))
+    found = []
+    for function in (ops.quantize_and_commit, parts):
+        leaf = x.clone().requires_grad_()
+        result = function(leaf, codebook, estimator=estimator)
+        (result[0].square() if of == "quantized" else result[3]).sum().backward()
+        found.append(leaf.grad)
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
+def test_a_second_derivative_is_refused_where_the_estimator_has_none():
+    x, codebook = tokens_and_codes((2, 9, 5))
+    leaf = x.clone().requires_grad_()
+    quantized = ops.quantize_and_commit(leaf, codebook)[0]
+    with pytest.raises(NotImplementedError, match="rotation_trick"):
+        torch.autograd.grad(quantized.sum(), leaf, create_graph=True)
+
+
+def test_results_may_be_written_to():
+    x, codebook = tokens_and_codes((2, 9, 5))
+    before, leaf = x.clone(), x.clone().requires_grad_()
+    quantized, _, codes, commitment = ops.quantize_and_commit(leaf, codebook)
+    expected = torch.autograd.grad(quantized.sum() + commitment, leaf, retain_graph=True)[0]
+    kept = codes.clone()
+    quantized.detach().zero_()
+    assert torch.equal(codes, kept) and torch.equal(leaf, before)
+    actual = torch.autograd.grad(quantized.sum() + commitment, leaf)[0]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("strange", [float("nan"), float("inf")])
+def test_a_token_that_is_not_finite_is_what_its_parts_make_of_it(strange):
+    x, codebook = tokens_and_codes((2, 9, 5))
+    x[0, 3, 2] = strange
+    ours = with_gradient(ops.quantize_and_commit, x, codebook, "rotation_trick")
+    theirs = with_gradient(parts, x, codebook, "rotation_trick")
+    for own, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own, their, rtol=0, atol=0, equal_nan=True)
+
+
+def test_strides_do_not_matter():
+    x, codebook = tokens_and_codes((4, 9, 5))
+    strided = x.transpose(0, 1).contiguous().transpose(0, 1)
+    for own, their in zip(
+        with_gradient(ops.quantize_and_commit, strided, codebook, "rotation_trick"),
+        with_gradient(ops.quantize_and_commit, x, codebook, "rotation_trick"),
+        strict=True,
+    ):
+        assert torch.equal(own, their)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(x=torch.zeros(5)), ValueError, "at least 2 dimensions"),
+        (dict(x=torch.zeros(2, 4)), ValueError, "expected x to have"),
+        (dict(x=torch.zeros(2, 5).long()), TypeError, "expected x"),
+        (dict(codebook=torch.zeros(11, 5)), ValueError, r"codebook .*\(1, K, D\)"),
+        (dict(codebook=torch.zeros(2, 11, 5)), ValueError, "one codebook"),
+        (dict(codebook=torch.zeros(1, 11, 5).long()), TypeError, "expected codebook"),
+        (dict(estimator="gumbel"), ValueError, "expected estimator"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_refused(change, error, message):
+    arguments = dict(x=torch.zeros(2, 5), codebook=torch.zeros(1, 11, 5), estimator="none")
+    arguments |= change
+    with pytest.raises(error, match=f"quantize_and_commit: .*{message}"):
+        ops.quantize_and_commit(
+            arguments["x"], arguments["codebook"], estimator=arguments["estimator"]
+        )
+
+
+def test_compiled_is_eager():
+    x, codebook = tokens_and_codes((2, 9, 5))
+
+    def step(x):
+        quantized, indices, codes, commitment = ops.quantize_and_commit(x, codebook)
+        return (quantized.square().sum() + commitment), indices
+
+    found = []
+    for function in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
+        leaf = x.clone().requires_grad_()
+        loss, indices = function(leaf)
+        loss.backward()
+        found.append((loss.detach(), indices, leaf.grad))
+    for own, their in zip(*found, strict=True):
+        torch.testing.assert_close(own, their, rtol=0, atol=0)
+
+
+def test_under_transforms():
+    x, codebook = tokens_and_codes((6, 4, 5))
+
+    def loss(x):
+        quantized, _, _, commitment = ops.quantize_and_commit(
+            x, codebook, estimator="straight_through"
+        )
+        return quantized.square().sum() + commitment
+
+    mapped = torch.func.vmap(torch.func.grad(loss))(x)
+    for own, row in zip(mapped, x, strict=True):
+        leaf = row.clone().requires_grad_()
+        loss(leaf).backward()
+        torch.testing.assert_close(own, leaf.grad, rtol=0, atol=0)
