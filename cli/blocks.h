@@ -1,4 +1,4 @@
-// Vectors from a file in blocks, within the memory that the user grants.
+// Reads vectors from a file in blocks, within a memory budget.
 #pragma once
 
 #include <torchvq/fit/fit_codebook.h>
@@ -12,7 +12,7 @@ namespace torchvq::cli {
 
 constexpr int64_t kDefaultMemory = int64_t{1} << 30;
 
-/// Rows per block: a small part of the budget, since the work on a block needs copies of it.
+/// Rows per block: a small part of the budget, because the work on a block makes copies of it.
 int64_t choose_block_rows(int64_t row_bytes, int64_t memory);
 
 class BlockReader {
@@ -22,7 +22,7 @@ class BlockReader {
   BlockReader(const std::string& path, const std::string& key, int64_t memory);
 
   /// Reads slice `part` of `parts` equal ones instead of all rows. `keep` false reads the file
-  /// again for every pass whatever the memory.
+  /// again for every pass, for any memory.
   BlockReader(const std::string& path, const std::string& key, int64_t memory, int64_t part,
               int64_t parts, bool keep);
 

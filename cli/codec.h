@@ -1,4 +1,4 @@
-// What encode, decode and eval do with a codec, whatever the method it was fitted by.
+// Encoding, decoding and evaluation with a codec of any method.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,9 +15,9 @@
 
 namespace torchvq::cli {
 
-/// What a codec makes of vectors.
+/// The result of an evaluation.
 struct Evaluation {
-  std::vector<at::Tensor> counts;  // per column (K,); none where codes are too many to count
+  std::vector<at::Tensor> counts;  // per column (K,); none if there are too many codes to count
   functional::ReconstructionError error;
 };
 
@@ -36,17 +36,17 @@ class Codec {
   virtual Evaluation evaluate(const functional::VectorBlocks& vectors,
                               const std::function<void(int64_t rows)>& progress) const = 0;
 
-  /// Codes, levels, groups; `show_size` false keeps the number of codes of one codebook to JSON,
-  /// for reports that tell it with the usage.
+  /// Codes, levels, groups; `show_size` false writes the number of codes of one codebook only to
+  /// JSON, for reports that show it with the usage.
   virtual void describe(Report& report, bool show_size) const = 0;
-  /// How the search is done: metric and beam.
+  /// The options of the search: metric and beam.
   virtual void describe_search(Report& report) const = 0;
   virtual void add_usage(Report& report, const std::vector<at::Tensor>& counts) const = 0;
 
   int64_t largest_codebook() const;
 };
 
-/// How to read and to search a codec.
+/// Options for reading and searching a codec.
 struct CodecOptions {
   std::string metric;  // as load_codec(); empty takes the file's
   int64_t beam = 1;

@@ -1,5 +1,4 @@
-// The commands. Each adds its options to the program and says in `run` what to do once they are
-// parsed.
+// The commands. Each adds its options to the program; `run` executes it after parsing.
 #pragma once
 
 #include <CLI/CLI.hpp>

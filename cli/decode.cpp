@@ -26,9 +26,9 @@ struct DecodeArguments {
 };
 
 constexpr auto kDecodeFooter = R"(
-Codes of any integer dtype give vectors of shape (..., dim), float32: codes of shape (...) where the codec has one
-codebook, (..., groups * levels) as `torchvq encode` writes them where it has several. The code -1 (a masked token, a
-dropped level) adds nothing, and makes a vector of fsq or lfq zero; any other code outside [0, codebook size) is an
+Codes of any integer dtype give vectors of shape (..., dim), float32. Codes have the shape (...) if the codec has one
+codebook, and (..., groups * levels), as `torchvq encode` writes them, if it has several. The code -1 (a masked token,
+a dropped level) adds nothing, and makes a vector of fsq or lfq zero; any other code outside [0, codebook size) is an
 error.
 
 Examples:
@@ -62,7 +62,7 @@ std::vector<int64_t> decoded_shape(const io::IndexSource& codes, const Codec& co
 
 void run_decode(const DecodeArguments& arguments) {
   check_output(arguments.output, ".npy", {arguments.codes, arguments.codec});
-  // The metric does not matter here, so a codec that does not say will do.
+  // The metric does not matter here, so a codec need not name it.
   const auto codec = load_codec(arguments.codec);
   const io::IndexSource codes(arguments.codes, arguments.key);
   const auto columns = codec->columns(), dim = codec->dim();

@@ -1,4 +1,4 @@
-// torchvq eval: how well a codec describes vectors.
+// torchvq eval: the error of a codec on vectors.
 #include <memory>
 
 #include "blocks.h"
@@ -27,7 +27,7 @@ constexpr auto kEvalFooter = R"(
   relative error   sum of squared differences / sum of squared elements
   usage            codes that at least one vector chose
   perplexity       2 ^ entropy: the number of equally likely codes that would be as varied
-  bits per vector  log2(codebook size), what a code costs as it is; the sum over levels and groups
+  bits per vector  log2(codebook size), the cost of a code without entropy coding; the sum over levels and groups
   entropy          what an ideal entropy coder would spend on a code
 
 Each level of a residual codec has its own usage and perplexity. With the cosine metric vectors
@@ -65,7 +65,7 @@ void run_eval(const EvalArguments& arguments) {
 }  // namespace
 
 void add_eval(CLI::App& program, Run& run) {
-  auto* command = program.add_subcommand("eval", "Measure how well a codec describes vectors");
+  auto* command = program.add_subcommand("eval", "Measure the error of a codec on vectors");
   const auto arguments = std::make_shared<EvalArguments>();
   add_codec_argument(*command, arguments->codec);
   add_vectors_argument(*command, arguments->vectors);

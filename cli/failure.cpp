@@ -76,10 +76,10 @@ int report_failure(const std::exception& error) {
 
 void install_signal_handlers() {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
-    // A parent that ignores a signal (nohup) has said so on purpose.
+    // A parent that ignores a signal (nohup) does so on purpose.
     if (!is_ignored(signal)) handle(signal, end_as_signal);
   }
-  // A file beyond the user's limit is then a failing write, with a message, instead of a death.
+  // A file beyond the user's limit then gives a failing write, with a message, instead of a signal.
   std::signal(SIGXFSZ, SIG_IGN);
 }
 

@@ -17,8 +17,8 @@ void print_failure(const std::string& message);
 /// Prints what went wrong and returns the exit code for it.
 int report_failure(const std::exception& error);
 
-/// On SIGINT, SIGTERM, SIGHUP and, in a process alone, SIGPIPE removes unfinished files and ends as
-/// the signal would.
+/// On SIGINT, SIGTERM, SIGHUP and, in a single process, SIGPIPE removes unfinished files and exits
+/// as the signal would.
 void install_signal_handlers();
 
 }  // namespace torchvq::cli

@@ -30,26 +30,26 @@ constexpr int64_t kMostCodebooks = 4096;
 
 constexpr auto kFitFooter = R"(
 The codebook is fitted with k-means on all vectors: starting from k-means on a sample, each pass moves every code to
-the mean of its vectors, until no code moves or --iterations are done. The result depends on the vectors, the seed
-and the options above, not on --memory or --threads.
+the mean of its vectors, until no code moves or --iterations passes are done. The result depends on the vectors, the
+seed and the options above, not on --memory or --threads.
 
---levels Q fits Q codebooks, each to what the ones before have left of the vectors: Q codes describe a vector.
---groups G splits the features into G equal parts, each with levels of its own: G * Q codes describe a vector.
+--levels Q fits Q codebooks, each to the residuals of the ones before: Q codes describe a vector.
+--groups G splits the features into G equal parts, each with its own levels: G * Q codes describe a vector.
 
---refine N then fits all levels of a group together: up to N times, vectors are encoded with a beam of 5, or --beam
-where that is wider, and the codebooks set to the least-squares codes for what was found. It takes three times as long
-as a pass of k-means each, and lowers the error of the same bits by a tenth and more, most of all with a beam.
+--refine N then refits all levels of a group together: up to N times, vectors are encoded with a beam of 5, or --beam
+if that is wider, and the codebooks are set to the least-squares codes for the chosen indices. Each refit takes three
+times as long as a pass of k-means. They lower the error by a tenth or more at the same bits, most of all with a beam.
 
 --method fsq rounds features to --quantizer-levels (finite scalar quantization), --method lfq takes the signs of
 log2(codebook size) features (lookup-free quantization): no codebook, but linear maps from and to the vectors, fitted
-in closed form on a sample of 65536. --groups G gives G codes per vector, all from one map. The codec holds the state
+in closed form on a sample of 65536. --groups G gives G codes per vector, all from one map. The codec is the state
 of torchvq.FSQ(levels, dim, num_codebooks) or torchvq.LFQ(dim, codebook_size, num_codebooks, has_projections=True).
 
-Under torchrun several processes fit one codec: each reads its slice of the file, or its own file where the name holds
-{rank}; the result is that of one process with all vectors, to the bit, and rank 0 writes it. TORCHVQ_SYNC=0 in the
-environment keeps a process alone.
+Under torchrun several processes fit one codec: each reads its slice of the file, or its own file if the name contains
+{rank}. The result has the bits of one process with all vectors, and rank 0 writes it. With TORCHVQ_SYNC=0 in the
+environment a process runs alone.
 
-The codec holds the state of torchvq.VectorQuantize(dim, codebook_size), with --levels that of
+The codec is the state of torchvq.VectorQuantize(dim, codebook_size), with --levels that of
 torchvq.ResidualVQ(dim, num_quantizers, codebook_size), with --groups that of torchvq.GroupedResidualVQ. In Python:
   vq.load_state_dict(safetensors.torch.load_file("codec.safetensors"))
 
@@ -89,7 +89,7 @@ class Fit {
  private:
   using Clock = std::chrono::steady_clock;
 
-  // Opened by prepare(), whose errors the other processes hear.
+  // Opened by prepare(), whose errors are reported to the other processes.
   // NOLINTNEXTLINE(bugprone-unchecked-optional-access)
   BlockReader& reader() { return reader_.value(); }
 
@@ -99,7 +99,7 @@ class Fit {
     reader_.emplace(path_, arguments_.key, arguments_.fit.memory, slices ? processes_.rank() : 0,
                     slices ? processes_.size() : 1, method_->keeps_vectors());
     method_->check_vectors(reader());
-    // Opened before the work, so that a place that cannot be written is known now.
+    // Opened before the work, so that an output that cannot be written fails now.
     if (processes_.first()) {
       if (processes_.alone()) check_rows(reader().rows());
       file_.emplace(arguments_.output);
@@ -154,7 +154,7 @@ void add_method_options(CLI::App& command, FitOptions& fit) {
       ->option_text("NAME");
   command
       .add_option("-k,--codebook-size", fit.codebook_size,
-                  "Number of codes (of each level); required but for fsq")
+                  "Number of codes (of each level); required except for fsq")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 62))
       ->option_text("N");
   command
@@ -164,12 +164,12 @@ void add_method_options(CLI::App& command, FitOptions& fit) {
       ->option_text("L,L,...");
   command
       .add_option("--levels", fit.levels,
-                  "Residual levels: codes that describe a vector one after the other (default: 1)")
+                  "Residual levels: number of codes per vector and group (default: 1)")
       ->check(CLI::Range(int64_t{1}, kMostCodebooks))
       ->option_text("N");
   command
       .add_option("--groups", fit.groups,
-                  "Parts of the features that are described each by itself (default: 1)")
+                  "Groups of features, each with its own codes (default: 1)")
       ->check(CLI::Range(int64_t{1}, kMostCodebooks))
       ->option_text("N");
 }
@@ -190,12 +190,12 @@ void add_fit(CLI::App& program, Run& run) {
   add_beam_option(*command, fit.beam);
   command
       ->add_option("--refine", fit.refine,
-                   "Most joint refits of all levels after k-means (default: 0, none)")
+                   "At most this many joint refits after k-means (default: 0, none)")
       ->check(CLI::Range(int64_t{0}, int64_t{1000000}))
       ->option_text("N");
   command
       ->add_option("--refine-noise", fit.refine_noise,
-                   "Noise of the codes in those refits, for 12 of them and more: 0.3 (default: 0)")
+                   "Noise of the codes in refits; try 0.3 with 12 or more (default: 0)")
       ->check(CLI::Range(0.0, 100.0))
       ->option_text("X");
   command
@@ -203,7 +203,7 @@ void add_fit(CLI::App& program, Run& run) {
                    "euclidean, or cosine for unit vectors (default: euclidean)")
       ->check(CLI::IsMember({"euclidean", "cosine"}))
       ->option_text("NAME");
-  command->add_option("--iterations", fit.iterations, "Most passes over the vectors (default: 25)")
+  command->add_option("--iterations", fit.iterations, "At most this many passes (default: 25)")
       ->check(CLI::Range(int64_t{0}, int64_t{1000000}))
       ->option_text("N");
   command->add_option("--seed", fit.seed, "Seed of the first codebook (default: 0)")

@@ -1,4 +1,4 @@
-// What `torchvq fit` does with vectors, by method. The command reads them, reports and writes.
+// The methods of `torchvq fit`. The command reads vectors, reports and writes files.
 #pragma once
 
 #include <torchvq/functional/vector_blocks.h>
@@ -14,7 +14,7 @@
 
 namespace torchvq::cli {
 
-/// What the user asked for. 0 and empty: not given.
+/// The options of the user. 0 and empty: not given.
 struct FitOptions {
   std::string method = "vq";
   int64_t codebook_size = 0;
@@ -34,20 +34,20 @@ class FitMethod {
  public:
   virtual ~FitMethod() = default;
 
-  /// Throws c10::ValueError where the options and the vectors of this process do not go together.
+  /// Throws c10::ValueError if the options do not fit the vectors of this process.
   virtual void check_vectors(const BlockReader& reader) const = 0;
-  /// Vectors of all processes that it takes at least, and what they are called: "codes (256)".
+  /// The smallest number of vectors of all processes, and its name in errors: "codes (256)".
   virtual int64_t fewest_rows() const = 0;
   virtual std::string fewest_rows_name() const = 0;
-  /// Whether vectors that fit into the memory are kept between passes.
+  /// Whether vectors that fit into memory are kept between passes.
   virtual bool keeps_vectors() const = 0;
-  /// All that the result depends on besides the vectors, for a person to read.
+  /// Everything but the vectors that the result depends on, in readable form.
   virtual std::string options() const = 0;
 
-  /// All processes together.
+  /// Fits, with all processes together.
   virtual void fit(const functional::VectorBlocks& vectors, bool quiet) = 0;
 
-  /// What was fitted.
+  /// The fitted codec.
   virtual void save(io::OutputFile& file) const = 0;
   virtual void describe(Report& report) const = 0;
   virtual void add_result(Report& report) const = 0;

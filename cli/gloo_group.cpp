@@ -32,7 +32,7 @@ c10::intrusive_ptr<c10d::Store> make_store(const Rendezvous& rendezvous) {
   options.numWorkers = static_cast<size_t>(rendezvous.size);
   options.waitWorkers = false;
   options.timeout = rendezvous.timeout;
-  // By itself a store listens on all addresses of the machine.
+  // By default a store listens on all addresses of the machine.
   if (options.isServer) options.masterListenFd = listen_on(rendezvous.address, options.port);
   const auto store = c10::make_intrusive<c10d::TCPStore>(rendezvous.address, options);
   return c10::make_intrusive<c10d::PrefixStore>(
@@ -50,8 +50,7 @@ std::shared_ptr<::gloo::transport::Device> make_device(const std::string& addres
   return c10d::ProcessGroupGloo::createDefaultDevice();
 }
 
-// c10d logs what it throws, with a backtrace; the exception is what becomes the one line of an
-// error.
+// c10d logs its exceptions with a backtrace; the program reports an exception in one line.
 void silence_logs() {
   constexpr auto kLevel = "TORCH_CPP_LOG_LEVEL";
   if (std::getenv(kLevel) != nullptr) return;
@@ -95,7 +94,7 @@ GlooGroup::GlooGroup(const Rendezvous& rendezvous) : impl_(std::make_unique<Impl
 
 GlooGroup::~GlooGroup() {
   c10d::unregister_process_group(kName);
-  // Rank 0 may hold the store: it waits for the others, who may still be reading, to leave first.
+  // Rank 0 may hold the store: it waits until the others, which may still be reading, have left.
   try {
     std::vector<std::string> others;
     for (int rank = 1; rank < impl_->group->getSize(); ++rank) {
@@ -116,7 +115,7 @@ void GlooGroup::tell_failure() noexcept {
   try {
     impl_->store->set(kFailed, std::vector<uint8_t>{1});
   } catch (...) {
-    // They will notice that the connection is gone.
+    // The others will notice the lost connection.
   }
 }
 

@@ -14,14 +14,14 @@ struct Rendezvous {
   int port = 0;
   bool store_is_there = false;  // torchrun's agent holds it; otherwise rank 0 does
   std::string attempt;          // counts the restarts of the processes by torchrun
-  std::string secret;           // what the others must know too; empty: anyone may join
+  std::string secret;           // must be the same on all processes; empty: anyone may join
   std::chrono::seconds timeout{};
 };
 
-/// A group registered under name() for as long as this lives.
+/// A group that is registered under name() during the lifetime of this object.
 class GlooGroup {
  public:
-  /// Throws c10::DistError where the others do not come in time.
+  /// Throws c10::DistError if the others do not arrive in time.
   explicit GlooGroup(const Rendezvous& rendezvous);
   ~GlooGroup();
   GlooGroup(const GlooGroup&) = delete;
@@ -29,7 +29,7 @@ class GlooGroup {
 
   const std::string& name() const;
 
-  /// Tells the others, as far as they can be told, that this process ends with an error.
+  /// Tells the others, if possible, that this process ends with an error.
   void tell_failure() noexcept;
   bool heard_failure() noexcept;
 

@@ -1,4 +1,4 @@
-// Stands in for gloo_group.cpp where the headers of Gloo were not there to compile it.
+// Replaces gloo_group.cpp if the headers of Gloo are not available.
 #include <c10/util/Exception.h>
 
 #include "gloo_group.h"

@@ -1,4 +1,4 @@
-// torchvq inspect: what is in a file.
+// torchvq inspect: the content of a file.
 #include <ATen/core/Tensor.h>
 #include <torchvq/io/array_source.h>
 #include <torchvq/io/codec.h>
@@ -134,7 +134,7 @@ void run_inspect(const InspectArguments& arguments) {
 
 void add_inspect(CLI::App& program, Run& run) {
   auto* command =
-      program.add_subcommand("inspect", "Tell what a codec, .safetensors or .npy file holds");
+      program.add_subcommand("inspect", "Show the content of a codec, .safetensors or .npy file");
   const auto arguments = std::make_shared<InspectArguments>();
   command->add_option("file", arguments->file, "Codec, .safetensors or .npy file")
       ->required()

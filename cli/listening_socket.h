@@ -1,4 +1,4 @@
-// Where the store of a rendezvous listens.
+// The socket on which the store of a rendezvous listens.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 
 namespace torchvq::cli {
 
-/// A socket that listens on `address` alone, for the caller to own; none where `address` does not
-/// say which: a name that is this machine's loopback here (a line of /etc/hosts) but not elsewhere,
-/// or an address that is not this machine's (a forwarded one).
+/// A socket, owned by the caller, that listens only on `address`; none if `address` does not
+/// determine one: a name that resolves to this machine's loopback (a line of /etc/hosts), or an
+/// address that this machine does not have (a forwarded one).
 ///
-/// Throws c10::DistError where the port is taken.
+/// Throws c10::DistError if the port is taken.
 std::optional<int> listen_on(const std::string& address, uint16_t port);
 
 }  // namespace torchvq::cli

@@ -20,11 +20,11 @@ constexpr auto kProgramFooter = R"(Examples:
   torchvq inspect codec.safetensors
 
 Vectors are .npy or .safetensors files of shape (..., dim): float16, float32 or float64 (.safetensors: bfloat16
-too). Files larger than memory are streamed. `torchvq COMMAND --help` tells more.
+too). Files larger than memory are streamed. `torchvq COMMAND --help` explains every option.
 
-Exit codes: 0 success, 2 bad input or usage, 1 anything else. Outputs appear whole or not at all.)";
+Exit codes: 0 success, 2 bad input or usage, 1 anything else. Outputs appear complete or not at all.)";
 
-// The command the user was in decides which help to point to.
+// The command of the user decides which help to mention.
 std::string help_hint(const CLI::App& program) {
   const auto commands = program.get_subcommands();
   return "torchvq " + (commands.empty() ? "" : commands[0]->get_name() + " ") + "--help";

@@ -41,7 +41,7 @@ int64_t parse_memory(const std::string& text) {
 void add_common_options(CLI::App& command, CommonOptions& options) {
   command.add_flag("--json", options.json, "Print the result as one JSON object");
   command.add_flag("-q,--quiet", options.quiet,
-                   "No progress; with --json still the object, without it nothing");
+                   "No progress and no result, except the object of --json");
   command
       .add_option_function<int>(
           "--threads",
@@ -71,7 +71,7 @@ void add_output_option(CLI::App& command, std::string& path, const std::string& 
 }
 
 void add_key_option(CLI::App& command, std::string& key) {
-  command.add_option("--key", key, "Name of the tensor, when a .safetensors input holds several")
+  command.add_option("--key", key, "Name of the tensor, if a .safetensors input holds several")
       ->option_text("NAME");
 }
 
@@ -86,7 +86,7 @@ void add_memory_option(CLI::App& command, int64_t& bytes) {
 void add_metric_override(CLI::App& command, std::string& metric) {
   command
       .add_option("--metric", metric,
-                  "Metric of a codec saved from Python, whose file does not say")
+                  "Metric of a codec saved from Python, whose file does not name it")
       ->check(CLI::IsMember({"euclidean", "cosine"}))
       ->option_text("NAME");
 }

@@ -23,13 +23,13 @@ void add_vectors_argument(CLI::App& command, std::string& path);
 /// -o, --output.
 void add_output_option(CLI::App& command, std::string& path, const std::string& description);
 
-/// --key: which tensor of a .safetensors file.
+/// --key: the tensor of a .safetensors file.
 void add_key_option(CLI::App& command, std::string& key);
 
 /// --memory: the budget in bytes.
 void add_memory_option(CLI::App& command, int64_t& bytes);
 
-/// --metric for codecs whose file does not say.
+/// --metric for codecs whose file does not name it.
 void add_metric_override(CLI::App& command, std::string& metric);
 
 /// "512M", "1.5G", "2GiB" or plain bytes; throws CLI::ValidationError otherwise.

@@ -88,7 +88,7 @@ Processes::Processes(std::chrono::seconds timeout) {
   size_ = number("WORLD_SIZE", 1, kMostProcesses);
   rank_ = number("RANK", 0, size_ - 1);
   if (size_ == 1) return;
-  // The end of another process is an error of the connection, with a message, and not our end too
+  // If another process ends, this one gets a connection error with a message instead of ending, too
   // (as in Python).
   std::signal(SIGPIPE, SIG_IGN);
   group_.reset(new Group{GlooGroup(read_rendezvous(rank_, size_, timeout))});
@@ -115,15 +115,15 @@ functional::Shard Processes::agree(const std::function<ShardNote()>& prepare) co
   } catch (...) {
     failure = std::current_exception();
   }
-  // A sum of lines that are zero but for the own one is a gather.
+  // A sum of lines that are zero except for a process's own is a gather.
   auto lines = at::zeros({size_, kLineWords}, at::kLong);
   lines.select(0, rank_).copy_(line_of(note, failure == nullptr));
   lines = distributed::all_reduce_statistics(lines, group_->options());
-  // Of several that failed the first one says why.
+  // If several have failed, the first one reports why.
   const auto before = lines.select(1, kReady).narrow(0, 0, rank_).sum().item<int64_t>();
   if (failure && before == rank_) std::rethrow_exception(failure);
   if (lines.select(1, kReady).sum().item<int64_t>() < size_) throw FailedElsewhere();
-  // All see the same lines; one says what is wrong with them.
+  // All see the same lines; one reports the error.
   try {
     check_equal(lines);
   } catch (const c10::ValueError&) {

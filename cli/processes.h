@@ -1,4 +1,4 @@
-// Several processes that run one command together, as torchrun starts them.
+// Several processes that run one command together, for example started by torchrun.
 #pragma once
 
 #include <torchvq/functional/vector_blocks.h>
@@ -15,14 +15,14 @@
 namespace torchvq::cli {
 
 /// The processes that share a command. With neither RANK nor WORLD_SIZE in the environment, with one
-/// process, or with TORCHVQ_SYNC=0, this one is alone and nothing communicates.
+/// process, or with TORCHVQ_SYNC=0, this process runs alone, without communication.
 class Processes {
  public:
   /// Joins the others over MASTER_ADDR and MASTER_PORT (Gloo), who must know the same
   /// TORCHVQ_SECRET.
   ///
-  /// Throws c10::ValueError for an environment that is incomplete or contradicts itself,
-  /// c10::DistError where the others do not come in time.
+  /// Throws c10::ValueError for an incomplete or contradictory environment, c10::DistError if the
+  /// others do not arrive in time.
   explicit Processes(std::chrono::seconds timeout);
   ~Processes();
   Processes(const Processes&) = delete;
@@ -36,18 +36,17 @@ class Processes {
   /// `path` with {rank} and {world_size} filled in.
   std::string own_path(const std::string& path) const;
 
-  /// Runs `prepare` on every process, and returns the place of this one's rows among all, once all
-  /// have come so far.
+  /// Runs `prepare` on every process, and then returns the place of this process's rows among all.
   ///
-  /// Throws what `prepare` threw; FailedElsewhere on the others; c10::ValueError on all where dims
-  /// or options differ.
+  /// Throws the exception of `prepare`; FailedElsewhere on the others; c10::ValueError on all if
+  /// dims or options differ.
   functional::Shard agree(const std::function<ShardNote()>& prepare) const;
 
-  /// Runs what all processes do together. An error here is heard by the others, and an error of
-  /// another process becomes FailedElsewhere, or c10::DistError where that one could not say so.
+  /// Runs `work` on all processes. The others are told of an error here; an error of another
+  /// process becomes FailedElsewhere, or c10::DistError if that process could not report it.
   void together(const std::function<void()>& work) const;
 
-  /// Runs `work` on the first process, and returns on all once it is done; throws as agree() does.
+  /// Runs `work` on the first process, and returns on all when it is done; throws as agree() does.
   void on_first(const std::function<void()>& work) const;
 
  private:
@@ -58,7 +57,7 @@ class Processes {
   std::unique_ptr<Group> group_;
 };
 
-/// Another process has said what is wrong: this one ends without a word.
+/// Another process has reported the error: this one exits without a message.
 class FailedElsewhere : public std::exception {
  public:
   const char* what() const noexcept override { return "another process failed"; }

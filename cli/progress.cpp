@@ -92,7 +92,7 @@ void Progress::update(int64_t done, const std::string& note) {
 }
 
 void Progress::finish() {
-  // Work may end early (a codebook that settles): the rate is of what was done.
+  // Work may end early (a converged codebook): the rate is that of the completed work.
   total_ = done_;
   note_.clear();
   const bool was_long = terminal_ ? drawn_ : Clock::now() - start_ >= kPlainLine;

@@ -1,4 +1,4 @@
-// How far a command is, on standard error.
+// Progress of a command, on standard error.
 #pragma once
 
 #include <chrono>
@@ -8,8 +8,8 @@
 namespace torchvq::cli {
 
 /// On a terminal one line that redraws itself, with rate and time left; elsewhere a plain line
-/// every few seconds and one at the end of long work. Destruction clears an unfinished line, so
-/// that an error message stands alone.
+/// every few seconds and one at the end of long work. The destructor clears an unfinished line, so
+/// that an error message has its own line.
 class Progress {
  public:
   /// @param total  vectors to process, all passes together.
@@ -18,7 +18,7 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// @param note  what is going on, for example "pass 3/25"; may be empty.
+  /// @param note  the current work, for example "pass 3/25"; may be empty.
   void update(int64_t done, const std::string& note = "");
   void finish();
 

@@ -1,4 +1,4 @@
-// What commands share that use a codec of codebooks behind linear maps.
+// Common parts of commands for codecs of codebooks with linear maps.
 #pragma once
 
 #include <torchvq/fit/projected_codec.h>
@@ -12,7 +12,7 @@ namespace torchvq::cli {
 /// Reports codes, levels and stacks; as add_stack().
 void add_projected(Report& report, const fit::ProjectedCodec& codec, bool show_size = true);
 
-/// Reports use and cost of the codes.
+/// Reports usage and cost of the codes.
 void add_projected_usage(Report& report, const fit::ProjectedCodec& codec,
                          const std::vector<at::Tensor>& counts);
 

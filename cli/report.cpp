@@ -80,7 +80,7 @@ void Report::add_usage(const std::vector<CodesOf>& columns, const std::vector<at
 
 void Report::print(const CommonOptions& options) const {
   if (options.json) {
-    // Names from files may be any bytes; the object must be UTF-8 all the same.
+    // Names from files may be any bytes, but the object must be UTF-8.
     write_output(json_.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace) +
                  "\n");
     return;

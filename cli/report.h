@@ -14,7 +14,7 @@
 
 namespace torchvq::cli {
 
-/// Which of a vector's codes a column holds, and what people call it.
+/// The code of a vector that a column contains, and its name in reports.
 struct CodesOf {
   std::string name;
   int64_t group;
@@ -26,21 +26,21 @@ class Report {
   explicit Report(const std::string& command);
 
   /// @param key    the JSON name.
-  /// @param label  what people read; empty keeps the value to JSON.
-  /// @param unit   what follows the value for people.
+  /// @param label  the label in text; empty writes the value only to JSON.
+  /// @param unit   follows the value in text.
   void add(const std::string& key, const std::string& label, nlohmann::ordered_json value,
            const std::string& unit = "");
 
-  /// A line for people alone.
+  /// A line only in text.
   void add_line(const std::string& label, const std::string& text) {
     lines_.push_back({label, text});
   }
 
-  /// Use and cost of the codes, the measures that fit, eval and inspect share: counts of each
-  /// column (K,). Several columns get a line each.
+  /// Usage and cost of the codes, the measures of fit, eval and inspect: counts of each column
+  /// (K,). Several columns get a line each.
   void add_usage(const std::vector<CodesOf>& columns, const std::vector<at::Tensor>& counts);
 
-  /// Throws IoError when standard output refuses.
+  /// Throws IoError if writing to standard output fails.
   void print(const CommonOptions& options) const;
 
  private:
@@ -55,7 +55,7 @@ class Report {
   std::vector<Line> lines_;
 };
 
-/// Writes text to standard output; throws IoError when it refuses.
+/// Writes text to standard output; throws IoError if that fails.
 void write_output(const std::string& text);
 
 }  // namespace torchvq::cli

@@ -1,4 +1,4 @@
-// What commands share that use a codec of scalar levels or signs.
+// Common parts of commands for codecs of scalar levels or signs.
 #pragma once
 
 #include <torchvq/fit/scalar_codec.h>
@@ -12,7 +12,7 @@ namespace torchvq::cli {
 /// Reports the method, levels, codes and codebooks; as add_stack().
 void add_scalar(Report& report, const fit::ScalarCodec& codec, bool show_size = true);
 
-/// Reports use and cost of the codes, the use where there are counts.
+/// Reports usage and cost of the codes, the usage if there are counts.
 void add_scalar_usage(Report& report, const fit::ScalarCodec& codec,
                       const std::vector<at::Tensor>& counts);
 

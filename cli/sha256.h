@@ -1,4 +1,4 @@
-// SHA-256 and the keyed hash that is made of it.
+// SHA-256 and the keyed hash based on it.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@ Digest sha256(std::string_view message);
 /// HMAC-SHA-256 (RFC 2104) of a message under a key of any length.
 Digest keyed_hash(std::string_view key, std::string_view message);
 
-/// Whether two digests are equal, in a time that does not tell where they differ.
+/// Whether two digests are equal, in constant time.
 bool equal_digests(const Digest& a, const Digest& b);
 
 }  // namespace torchvq::cli

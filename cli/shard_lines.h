@@ -1,4 +1,4 @@
-// What processes say of themselves before they work together, as lines of one tensor.
+// Descriptions that processes exchange before they work together, as lines of one tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,11 +8,11 @@
 
 namespace torchvq::cli {
 
-/// What this process says of itself before the work: sizes that must fit together.
+/// The description of this process: sizes that must fit together.
 struct ShardNote {
   int64_t rows = 0;
   int64_t dim = 0;
-  std::string options;  // for a person to read; the same on all processes
+  std::string options;  // in readable form; the same on all processes
 };
 
 // Words of a line, int64: whether the process is ready, rows, dim, and its options as bytes.
@@ -23,7 +23,7 @@ constexpr int64_t kLineWords = kText + kTextBytes / static_cast<int64_t>(sizeof(
 /// The line of a process.
 at::Tensor line_of(const ShardNote& note, bool ready);
 
-/// The options in a line, which may come from a process that left out the zero at their end.
+/// The options in a line, which may lack the terminating zero.
 std::string text_of(const at::Tensor& line);
 
 }  // namespace torchvq::cli

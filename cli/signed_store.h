@@ -1,4 +1,4 @@
-// The store in which processes find each other, with values that only those who know a secret can
+// The store for the rendezvous of processes, whose values only processes that know a secret can
 // write.
 #pragma once
 
@@ -11,8 +11,8 @@
 
 namespace torchvq::cli {
 
-/// Puts before each value the keyed hash of its key and itself, and reads no value without it. What
-/// is written stays readable for everybody.
+/// Prepends to each value the keyed hash of its key and itself, and rejects values without it.
+/// Values are not encrypted.
 class SignedStore : public c10d::Store {
  public:
   SignedStore(c10::intrusive_ptr<c10d::Store> store, std::string secret);

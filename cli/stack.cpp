@@ -41,8 +41,7 @@ fit::CodebookStack stack_of(const io::CodecStack& codec) {
 void add_beam_option(CLI::App& command, int64_t& beam) {
   command
       .add_option("--beam", beam,
-                  "Ways through the levels that the search keeps (default: 1, the nearest code of "
-                  "each level)")
+                  "Paths through the levels that the search keeps (default: 1, greedy)")
       ->check(CLI::Range(int64_t{1}, kWidestBeam))
       ->option_text("N");
 }

@@ -1,4 +1,4 @@
-// What commands share that use a codec of one codebook or of many.
+// Common parts of commands for codecs of one codebook or of many.
 #pragma once
 
 #include <torchvq/fit/codebook_stack.h>
@@ -17,14 +17,15 @@ fit::CodebookStack stack_of(const io::CodecStack& codec);
 /// --beam: paths that the search keeps.
 void add_beam_option(CLI::App& command, int64_t& beam);
 
-/// Throws c10::ValueError for a beam wider than all paths: nothing would be left to search.
+/// Throws c10::ValueError for a beam wider than the number of paths.
 void check_beam(int64_t beam, const fit::CodebookStack& stack, const std::string& codec_path);
 
-/// Reports how many codes, levels and groups there are; `show_size` false keeps the number of codes
-/// of one codebook to JSON, for reports that tell it with the usage.
+/// Reports the numbers of codes, levels and groups; `show_size` false writes the number of codes of
+/// one codebook only to JSON, for reports that show it with the usage.
 void add_stack(Report& report, const fit::CodebookStack& stack, bool show_size = true);
 
-/// Reports use and cost of the codes; counts of each column. Several columns get a line each.
+/// Reports usage and cost of the codes from the counts of each column. Several columns get a line
+/// each.
 void add_usage(Report& report, const fit::CodebookStack& stack,
                const std::vector<at::Tensor>& counts);
 

@@ -1,4 +1,4 @@
-"""What holds for every test: one thread, and PyTorch's warnings about operators that will become errors are errors."""
+"""Set-up of every test: one thread, and PyTorch's warnings about operators that will become errors are errors."""
 
 from __future__ import annotations
 

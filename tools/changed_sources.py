@@ -1,4 +1,4 @@
-"""C++ files that changed against the main branch; on the main branch itself, against the commit before.
+"""Prints the C++ files that differ from the main branch; on the main branch, from the commit before.
 
 ``changed_sources.py`` prints the files, one a line; with ``--reached FOLDER...`` the sources of these folders that
 changed or include, however indirectly, a header that did.

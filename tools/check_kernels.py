@@ -1,4 +1,4 @@
-"""Every operator has the kernels that its kind needs (HACKING.md, "Life of an operator").
+"""Checks that every operator has the kernels that its kind needs (HACKING.md, "Life of an operator").
 
 A leaf needs CPU and Meta: without Meta, torch.compile and torch.export break. A composite is one kernel,
 CompositeImplicitAutograd, and needs no other. An operator that takes no tensor is a plain function.

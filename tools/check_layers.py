@@ -1,4 +1,5 @@
-"""Includes of the library and imports of the package go down only (HACKING.md, "Map of the tree").
+"""Checks that includes of the library and imports of the package go only to lower layers (HACKING.md, "Map of the
+tree").
 
 A folder or module uses itself and what is below. Imports for annotations alone or inside a function do not count.
 """

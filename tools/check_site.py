@@ -1,4 +1,4 @@
-"""Fails when a link of the built site leads to no file, or to no place in it.
+"""Fails if a link of the built site leads to a missing file or anchor.
 
 python tools/check_site.py build/site
 """

@@ -1,4 +1,4 @@
-"""Keeps files small: over 500 lines is worth a second look, over 800 fails."""
+"""Keeps files small: warns over 500 lines, fails over 800."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prints the code blocks of one language below a heading of a Markdown file: what a page shows is what is run.
+"""Prints the code blocks of one language below a heading of a Markdown file, so that tests run what a page shows.
 
 python tools/code_blocks.py README.md "Command line" console
 """

@@ -1,4 +1,4 @@
-"""What a training step sends on any number of ranks: the model of docs/distributed.md, its table and its picture.
+"""The cost model of docs/distributed.md: what a training step sends on any number of ranks, as a table and a picture.
 
 python tools/communication_cost.py                      the table
 python tools/communication_cost.py --draw FILE.svg      the picture, up to 10,000 ranks

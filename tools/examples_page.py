@@ -1,4 +1,4 @@
-"""Brings what the examples have written into docs/: files to docs/examples/, tables into docs/examples.md.
+"""Copies the results of the examples into docs/: files to docs/examples/, tables into docs/examples.md.
 
 python tools/examples_page.py examples-output   after `make examples`
 python tools/examples_page.py                   the tables alone, from what lies in docs/examples/

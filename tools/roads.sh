@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# roads.sh [ROAD...]: goes each way into the project that README.md shows (all of them when none is named), as somebody
-# goes who has just cloned it. What is run is cut out of README.md, so that the page cannot promise what does not work.
+# roads.sh [ROAD...]: follows each way to install and use torchvq that README.md shows (all of them by default), like
+# somebody who has just cloned it. The commands are extracted from README.md, so that the page cannot promise what does
+# not work.
 #
-# Each road has an environment of its own, removed afterwards: a clone of HEAD in an empty folder, no virtual environment,
-# no variables but PATH and HOME. What a road does not install for itself, it does not have.
+# Each road has its own environment, which is removed afterwards: a clone of HEAD in an empty folder, no virtual
+# environment, no variables but PATH and HOME. A road has only what it installs itself.
 #
-# Shared are the packages of the system and two caches. pip's holds files as downloaded; each road still has to ask for all
-# that it needs. ccache's holds objects by everything that goes into them (compiler, flags, the text of every header): a
-# road with another flag or header compiles anew, and one without a header fails, cached objects or not. So the library
-# is compiled once, by the first road (cmake/ccache.cmake).
+# Roads share the packages of the system and two caches. pip's cache holds downloaded files; each road still has to
+# request all that it needs. ccache holds objects keyed by all their inputs (compiler, flags, the text of every header):
+# a road with another flag or header compiles again, and one without a header fails in spite of cached objects. So the
+# library is compiled once, by the first road (cmake/ccache.cmake).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source=$PWD

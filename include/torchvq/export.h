@@ -1,7 +1,7 @@
-// Marks what libtorchvq shows to its users; everything else is hidden.
+// Marks the symbols that libtorchvq exports; all others are hidden.
 //
-// Written by hand and not generated: a generated header lies in the build tree, its path enters
-// every preprocessed file, and ccache could then not share objects between build trees.
+// The header is written by hand: the path of a generated header in the build tree would enter every
+// preprocessed file, and ccache could not share objects between build trees.
 #pragma once
 
 #ifdef _WIN32

@@ -1,11 +1,11 @@
-// What a random draw is for. Draws of one step for two purposes are independent of each other.
+// The purposes of random draws. In one step, draws for different purposes are independent.
 #pragma once
 
 #include <cstdint>
 
 namespace torchvq {
 
-/// The values are part of every checkpoint's future: never renumber, only append.
+/// Resumed checkpoints depend on these values: never renumber, only append.
 enum class RandomPurpose : int64_t {
   kInitialCodebook = 1,     ///< random codebooks at construction
   kKmeansSeeding = 2,       ///< which tokens kmeans() starts from

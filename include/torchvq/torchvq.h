@@ -1,5 +1,5 @@
-// Everything a program needs to quantize: modules, their options, operators, k-means, files.
-// Including less compiles faster; see the folders.
+// Includes everything: modules, their options, operators, k-means, files. Single headers of the
+// folders compile faster.
 #pragma once
 
 #include <torchvq/distributed/ranks.h>

@@ -1,7 +1,7 @@
 """Loads libtorchvq, which registers every operator under ``torch.ops.torchvq``.
 
 A library built for another minor version of torch fails to load with an undefined symbol, or loads and crashes later.
-So there is one library for each, and a sentence that says what to do where there is none.
+So there is one library for each version, and a message that says what to do if there is none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from torchvq._torch_builds import folder_for, minor
 
-#: For ``-DCMAKE_PREFIX_PATH``: leads ``find_package(torchvq)`` to the library of this package.
+#: For ``-DCMAKE_PREFIX_PATH``, so that ``find_package(torchvq)`` finds the library of this package.
 cmake_prefix_path: str = str(Path(__file__).resolve().parent / "share" / "cmake")
 
 

@@ -1,4 +1,4 @@
-"""Averages of models whose buffers are more than numbers: flags, counters and seeds have no mean."""
+"""Averages of models with buffers that have no mean: flags, counters and seeds."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,13 +10,13 @@ from torch import Tensor
 def ema_multi_avg_fn(
     decay: float = 0.999,
 ) -> Callable[[list[Tensor], list[Tensor], Tensor | int], None]:
-    """For ``torch.optim.swa_utils.AveragedModel``: averages floating tensors, and copies all others.
+    """For ``torch.optim.swa_utils.AveragedModel``: averages floating-point tensors, and copies all others.
 
-    PyTorch's own ``get_ema_multi_avg_fn`` mixes integers too, which gives the average another seed than the model has
-    ever had, and its mean fails for flags.
+    PyTorch's own ``get_ema_multi_avg_fn`` averages integers too, which gives the average a seed that the model never
+    had, and its mean fails for flags.
 
     Args:
-        decay: of the moving average, in [0, 1]; larger is slower. Default: 0.999.
+        decay: decay of the moving average, in [0, 1]; larger is slower. Default: 0.999.
 
     Raises:
         ValueError: a decay out of range.

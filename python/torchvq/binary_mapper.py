@@ -1,4 +1,4 @@
-"""BinaryMapper: bits drawn from logits, as one-hot codes with a gradient."""
+"""BinaryMapper: draws bits from logits and returns one-hot codes with a gradient."""
 
 import math
 from typing import TYPE_CHECKING
@@ -22,17 +22,17 @@ _LOG_2 = math.log(2)
 class BinaryMapper(NoisyModule):
     """Maps ``bits`` logits to one of ``2**bits`` one-hot codes, the latent variable of the Free Transformer.
 
-    Training draws each bit by its probability; the gradient is that of the codes' probabilities (Fleuret 2025,
+    Training draws each bit with its probability; the gradient is that of the codes' probabilities (Fleuret 2025,
     arXiv:2510.17558, section 3.4). Bit h counts ``2**h`` in the index.
 
     Args:
         bits: number of logits ``H``, 1 to 30. Default: 1.
-        kl_loss_threshold: nats per token that the divergence from the uniform distribution may have for free.
+        kl_loss_threshold: nats per token below which the divergence from the uniform distribution costs nothing.
             ``kappa`` in the paper. Default: log 2, one bit.
         deterministic_on_eval: whether evaluation takes the likelier bits instead of drawing, unless a call says
             otherwise. Default: True, but False with ``vqp_compat``.
-        vqp_compat: as ``vector_quantize_pytorch``: evaluation draws unless ``deterministic_on_eval``, and the gradient
-            ignores the temperature. Default: what ``TORCHVQ_COMPAT`` says.
+        vqp_compat: behave as ``vector_quantize_pytorch``: evaluation draws unless ``deterministic_on_eval``, and the
+            gradient ignores the temperature. Default: set by ``TORCHVQ_COMPAT``.
 
     Raises:
         ValueError: an option out of range.
@@ -78,18 +78,19 @@ class BinaryMapper(NoisyModule):
 
         Args:
             logits: (*, bits), any floating dtype.
-            temperature: of the draws and of the gradient, 0 or more; the probability of a bit is sigmoid(logit /
-                temperature). 0 takes the likelier bits, and gives no gradient.
+            temperature: temperature of the draws and of the gradient, 0 or more; the probability of a bit is
+                sigmoid(logit / temperature). 0 takes the likelier bits, and gives no gradient.
             straight_through: whether the output has the gradient of the codes' probabilities. Default: in training.
             calc_aux_loss: whether to compute the loss; otherwise it is 0. Default: in training.
             deterministic: take the likelier bits (a logit above 0) instead of drawing. Default: in evaluation.
             return_indices: whether to return the indices as well.
             reduce_aux_kl_loss: the mean of the loss over tokens; otherwise one value per token (*).
-            mask: (*), bool, True for real tokens. Padding takes no part in anything: its code is zeros, its index -1.
+            mask: (*), bool, True for real tokens. Padding takes no part in anything: its code is all zeros, its index
+                -1.
 
         Returns:
             ``(one_hot, aux_kl_loss)`` or ``(one_hot, indices, aux_kl_loss)``, named. one_hot is (*, 2**bits) of the
-            dtype of logits, zeros and ones to the bit; indices (*), int64. The loss is
+            dtype of logits, exactly zeros and ones; indices (*), int64. The loss is
             max(0, KL(codes | uniform) - kl_loss_threshold), float32 (float64 for float64). No tokens: 0. A token with
             NaN or infinity gives NaN and index 0.
 
@@ -121,7 +122,7 @@ class BinaryMapper(NoisyModule):
         return _ops.binary_entropy(logits)
 
     def calc_aux_loss(self, logits: Tensor, reduce_aux_kl_loss: bool = True) -> Tensor:
-        """The loss of ``forward`` alone."""
+        """Only the loss of ``forward``."""
         self._check(logits, None)
         return self._aux_loss(logits, reduce_aux_kl_loss, None)
 

@@ -1,4 +1,4 @@
-"""The state of a codebook and its life: initialisation, moving averages, dead codes, casts, checkpoints."""
+"""The state of a codebook, and what changes it: initialisation, moving averages, dead codes, casts, checkpoints."""
 
 import logging
 from collections.abc import Sequence
@@ -43,9 +43,9 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
     ``rng`` (2,)        int64; seed and step of the counter-based generator
     ==================  ==========  =============================================================
 
-    Float state is float32 (float64 once the module was made double) whatever ``.half()``, ``.bfloat16()`` or a
-    wrapper does to the module: moving averages stall in half precision. A parameter ``embed`` follows the module.
-    ``KeptStatistics`` lists what is kept besides with ``sync_every`` above 1.
+    Floating-point state stays float32 (float64 once the module was cast to double) under ``.half()``, ``.bfloat16()``
+    and wrappers: moving averages would stall in half precision. A parameter ``embed`` follows the casts of the module.
+    ``KeptStatistics`` lists the further state with ``sync_every`` above 1.
     """
 
     initted: Tensor
@@ -69,11 +69,11 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
     vqp_compat: bool
     overlap_sync: bool
 
-    #: The step whose message is on its way; see ``_codebook/in_flight.py``.
+    #: The step whose message is in flight; see ``_codebook/in_flight.py``.
     step_in_flight: "StepInFlight | None"
     _pending: Statistics | None
     _initialised: bool
-    _initialised_flag: Tensor | None  # the buffer that says so
+    _initialised_flag: Tensor | None  # the flag whose value is known
     _warned_uninitialised: bool
 
     def __init__(
@@ -117,7 +117,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             affine_param_codebook_decay=affine_param_codebook_decay,
             vqp_compat=vqp_compat,
             overlap_sync=overlap_sync,
-            # What the next steps need to know of those before.
+            # State that a step leaves for the next ones.
             _pending=None,
             step_in_flight=None,
             _initialised=not kmeans_init,
@@ -142,14 +142,14 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             "cooldown", torch.zeros(num_codebooks, codebook_size, dtype=torch.long)
         )
         self.register_buffer("rng", fresh_rng())
-        # Codes that the last training forward replaced; for ``stats``, and in no checkpoint.
+        # Codes that the last training forward replaced; for ``stats``, not part of checkpoints.
         replaced = torch.zeros(num_codebooks, dtype=torch.long)
         self.register_buffer("replaced", replaced, persistent=False)
         self.vq_bridge = vq_bridge
         self.keep_statistics(sync_every, embed, self.has_dead_code_replacement)
 
         self._forget_replays()
-        # By this number handshakes know the module among all others of this process and of other ranks.
+        # Handshakes identify the module by this number, among all modules of this process and of other ranks.
         self.handle: int = _ops.new_handle()
         self.signature = (
             f"{num_codebooks} codebooks of {codebook_size} codes of {dim}, {self.metric}, decay {decay}, eps {eps}, "
@@ -163,21 +163,21 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
 
     @property
     def metric(self) -> str:
-        """The operators' name of the distance."""
+        """The name of the metric for operators."""
         return "cosine" if self.use_cosine_sim else "euclidean"
 
     @property
     def has_dead_code_replacement(self) -> bool:
-        """Whether a training step replaces codes that fell out of use."""
+        """Whether a training step replaces dead codes."""
         return self.threshold_ema_dead_code > 0 or self.dead_code_threshold_fraction > 0
 
     @property
     def initialised(self) -> bool:
         """Whether the codes are set: False only between construction with k-means and the first training step."""
         if torch.compiler.is_compiling():
-            # Graphs cannot read it, and are guarded by what is known already.
+            # Compiled code cannot read the flag, and is guarded by the value that is known.
             return self._initialised
-        # Others may write to the flag (a broadcast of buffers, an average of models), or put another in its place
+        # Other code may write to the flag (a broadcast of buffers, an average of models), or replace it
         # (torch.func.functional_call).
         flag = self._buffers["initted"]
         if flag is not self._initialised_flag and type(flag) is Tensor and not flag.is_meta:
@@ -190,14 +190,14 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
 
     @property
     def begins_initialised(self) -> bool:
-        """Whether the running step began with codes that were set. Its recomputation takes the same road."""
+        """Whether the current step began with codes that were set; its recomputation takes the same branch."""
         return self.initialised if self._replay is None else self._replay.initialised
 
     def codes(self) -> Tensor:
-        """The codes that search, output and decoding use (H, K, D): ``embed``, bridged or affinely mapped."""
+        """The codes (H, K, D) for search, output and decoding: ``embed``, after the bridge or affine map."""
         embed = self.embed
         if self._replay is not None and self._replay.embed is not None:
-            # The value of the recorded step with the gradient of today's parameter.
+            # The value of the recorded step, with the gradient to the current parameter.
             embed = _ops.straight_through(embed, self._replay.embed)
         if self.vq_bridge is not None:
             # A copy, because this step may replace dead codes before backward has used them.
@@ -213,7 +213,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         return embed
 
     def wide_embed(self) -> Tensor:
-        """The codes in the dtype of the moving averages, to be written; ``store_embed`` completes the write."""
+        """The codes in the dtype of the moving averages, for writing; ``store_embed`` completes the write."""
         embed = self.embed.detach()
         if embed.dtype not in HALF:
             return embed
@@ -222,9 +222,9 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         )
 
     def store_embed(self, wide: Tensor) -> None:
-        """Writes back what was made of ``wide_embed``."""
+        """Writes the changed ``wide_embed`` back."""
         if self.embed.dtype in HALF:
-            # The operators write float state; a parameter in half precision gets it rounded.
+            # The operators write float32 state; a parameter in half precision gets the rounded values.
             self.embed.detach().copy_(wide)
         self.keep_in_shards()
 
@@ -234,11 +234,11 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             keep_in_shards(self)
 
     def replicated_state(self) -> list[Tensor]:
-        """All that ranks have in common, but for statistics of the affine map, which may be a rank's own."""
+        """All state that ranks share, except statistics of the affine map, which may be local to a rank."""
         return [tensor.detach() for tensor in self.replicas(affine=False).values()]
 
     def replicas(self, affine: bool) -> dict[str, Tensor]:
-        """By name what ranks have in common, with the statistics of the affine map if they are."""
+        """State that ranks share, by name, with the statistics of the affine map if ``affine``."""
         names = ["initted", "cluster_size", "embed_avg", "cooldown", "embed", "rng"]
         if affine and self.affine_param:
             names += [*AFFINE_STATE, *AFFINE_FLAGS]
@@ -256,9 +256,9 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         sync_kmeans: bool = True,
         sync_affine: bool = False,
     ) -> None:
-        """What precedes the search: k-means on the first training tokens, statistics of the affine map.
+        """Prepares the search: k-means on the first training tokens, and the statistics of the affine map.
 
-        Evaluation changes nothing; codes that k-means has not set yet are used as they are, with one warning.
+        Evaluation changes nothing; codes that k-means has not set yet are used unchanged, with one warning.
         """
         if self._replay is not None:
             return
@@ -289,10 +289,10 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             **(ranks if together else ALONE).named(),
         )
         if not together and not ranks.alone:
-            # Each rank by itself would begin with codes of its own: those of rank 0 are everybody's.
+            # Each rank would begin with its own codes: all ranks take those of rank 0.
             _ops.broadcast_state_(state, **ranks.named())
         self.store_embed(embed)
-        # Without a single real token the codes are still to be initialised. Compiled code cannot ask.
+        # Without a real token the codes stay uninitialised. Compiled code cannot check for that.
         if torch.compiler.is_compiling():
             self._initialised = True
         else:
@@ -309,19 +309,19 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         weight: EmaWeight | None = None,
         ranks: Ranks = ALONE,
     ) -> Tensor | None:
-        """Moves the averages, then the codes, then replaces dead codes: all that a training step changes.
+        """Updates the averages, then the codes, then replaces dead codes: all changes of a training step.
 
         Args:
             x: tokens (H, N, D), unit vectors for the cosine metric.
             indices: (H, N), the code of each token.
             mask: (H, N) bool or None.
-            ema_update: whether the codes follow the averages. Dead codes are counted and replaced either way.
+            ema_update: whether the codes follow the averages. Dead codes are counted and replaced in any case.
             accumulate: keep the statistics for the next step that does not accumulate.
             weight: see ``VectorQuantize.forward``.
-            ranks: who learns together.
+            ranks: the ranks that learn together.
 
         Returns:
-            Tokens of this step per code (H, K), of all ranks; None if nothing is learnt.
+            Number of tokens of this step per code (H, K), over all ranks; None if the step does not learn.
         """
         if self._replay is not None or not self.learns(ema_update or accumulate):
             return None
@@ -347,18 +347,18 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         return learnt[0] if counts is None else counts
 
     def learns(self, ema_update: bool) -> bool:
-        """Whether a training step needs statistics."""
+        """Whether a training step computes statistics."""
         return ema_update or self.has_dead_code_replacement
 
     def state(self) -> list[Tensor]:
-        """What training changes, as operators take it."""
+        """The tensors that training changes, in the order of the operators' arguments."""
         # A lookup through the module takes six times as long.
         own: dict[str, Any] = self._buffers
         state = [self.embed, *(own[name] for name in _AVERAGES)]
         return state + self.kept_on(state[1].device) if self._kept else state
 
     def collecting(self, ranks: Ranks) -> dict[str, Any]:
-        """The arguments by which operators collect statistics."""
+        """The arguments of operators that collect statistics."""
         arguments = dict(eps=self.eps, metric=self.metric)
         if not ranks.alone:
             arguments |= ranks.named()
@@ -373,7 +373,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         *,
         accumulate: bool = False,
     ) -> dict[str, Any]:
-        """The arguments by which operators learn; a weight that is a function sees the statistics."""
+        """The arguments of operators that learn; a weight that is a function gets the statistics."""
         arguments: dict[str, Any] = dict(
             decay=self.decay,
             ema_update=ema_update,
@@ -396,12 +396,12 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         return arguments
 
     def learns_apart(self, accumulate: bool, weight: EmaWeight | None) -> bool:
-        """Whether Python has a say between the statistics of a step and what is made of them."""
+        """Whether Python code runs between the statistics of a step and the update."""
         return not self.keeps_statistics and (accumulate or callable(weight) or self.has_pending)
 
     @property
     def has_pending(self) -> bool:
-        """Whether earlier steps have left statistics for this one."""
+        """Whether earlier steps have left statistics for the next one."""
         return self._pending is not None
 
     def _with_pending(self, statistics: Statistics) -> Statistics:
@@ -411,7 +411,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         return statistics
 
     def expire_codes(self, x: Tensor, ranks: Ranks) -> None:
-        """Puts tokens (H, T, D) in the place of codes that fell out of use, without learning from them."""
+        """Replaces dead codes by tokens (H, T, D), without learning from these tokens."""
         if not self.has_dead_code_replacement:
             return
         _ops.expire_codes_(
@@ -448,11 +448,11 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         self.store_embed(embed)
 
     def set_codes(self, codes: Tensor) -> None:
-        """Sets the codes and the averages behind them, so that the next update keeps what it was given."""
+        """Sets the codes and their averages, so that the next update keeps these codes."""
         with torch.no_grad():
             self.embed.copy_(codes)
             if self.vqp_compat:
-                # The reference's averages stay, and take the codes back.
+                # The averages of the reference stay, and its next update undoes the assignment.
                 return
             self.embed_avg.copy_(self.embed)
             self.cluster_size.fill_(1)
@@ -463,7 +463,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         self.forget_kept()
 
     def move_codes(self, codes: Tensor) -> None:
-        """Sets the codes of a codebook in use: averages follow, how often each is used stays as it was."""
+        """Sets the codes of a codebook in use, and their averages; ``cluster_size`` stays unchanged."""
         with torch.no_grad():
             wide = self.wide_embed()
             wide.copy_(codes)
@@ -480,7 +480,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
     ) -> None:
         missing: list[str] = args[1]
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
-        # Savers that drop second names of one tensor leave a shared codebook under the first of its names only.
+        # Savers that drop further names of a tensor store a shared codebook only under its first name.
         elsewhere = not any(key.startswith(prefix) for key in state_dict)
         for name in ADDED_STATE:
             if prefix + name in missing and name in self._buffers and not elsewhere:

@@ -14,12 +14,12 @@ from torchvq.lookup_free_quantization import LFQ
 from torchvq.outputs import LookupFreeLossBreakdown, exportable
 
 _ops = torch.ops.torchvq
-#: From decoded candidates and their bits to one number per candidate; larger is fitter.
+#: Maps decoded candidates and their bits to one number per candidate; larger is fitter.
 Fitness = Callable[[Tensor, Tensor], Tensor]
 
 
 class Return(NamedTuple):
-    """What a forward returns."""
+    """The result of a forward."""
 
     reconstructed: Tensor
     indices: Tensor
@@ -30,7 +30,7 @@ exportable(Return)
 
 
 class Result(NamedTuple):
-    """One generation: the population that follows it, and the fittest candidate met so far."""
+    """One generation: the next population, and the fittest candidate so far."""
 
     pop_bits: Tensor
     best_gene: Tensor
@@ -42,24 +42,24 @@ class EvoLFQ(RandomState):
     """A genetic algorithm on the bits of an autoencoder's lookup-free codes.
 
     Candidates are bits (*, C * D) of all positions, features last in every layout, 0 and 1 or, with ``is_sign``, -1
-    and 1. A generation keeps the fittest and fills up with mutated crossovers of tournament winners (Goldberg and Deb
-    1991, A comparative analysis of selection schemes; Syswerda 1989, Uniform crossover). Nothing here has a gradient;
-    ``forward`` is the autoencoder, to be trained before.
+    and 1. A generation keeps the fittest candidates and fills up with mutated crossovers of tournament winners
+    (Goldberg and Deb 1991, A comparative analysis of selection schemes; Syswerda 1989, Uniform crossover). The search
+    needs no gradient; ``forward`` is the autoencoder, which is trained first.
 
     Args:
-        encoder: module from data to the input of ``lfq``.
-        decoder: module from the output of ``lfq`` to data.
-        lfq: the quantizer. Default: an ``LFQ`` made of the following.
+        encoder: module that maps data to the input of ``lfq``.
+        decoder: module that maps the output of ``lfq`` to data.
+        lfq: the quantizer. Default: an ``LFQ`` with the following options.
         dim, codebook_size, num_codebooks: see ``LFQ``.
         pop_size: candidates ``P`` of a population, above elitism_count. Default: 64.
         mutation_rate: probability, in [0, 1], that a bit flips. Default: 0.02.
-        tournament_size: candidates that compete to be a parent, at least 1. Default: 2.
-        elitism_count: fittest candidates that survive as they are, 0 or more. Default: 1.
-        generations: of ``evolve``. Default: 50.
+        tournament_size: candidates that compete to become a parent, at least 1. Default: 2.
+        elitism_count: fittest candidates that survive unchanged, 0 or more. Default: 1.
+        generations: number of generations of ``evolve``. Default: 50.
         **lfq_kwargs: more options of ``LFQ``.
 
-    State: that of its modules, and ``rng`` (2,), seed and step of the counter-based generator: a search that resumes
-    from a checkpoint goes on with the same bits. The seed is drawn at construction. Every draw counts a step.
+    State: that of its modules, and ``rng`` (2,), seed and step of the counter-based generator: a search resumed from a
+    checkpoint continues with the same bits. The seed is drawn at construction. Every draw counts a step.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class EvoLFQ(RandomState):
             elitism_count=elitism_count,
             generations=generations,
         )
-        # A quantizer that is given has been checked, and what would make another is not looked at.
+        # A quantizer that is passed has been checked, and the options for another one are ignored.
         size = lfq_kwargs if lfq is None else dict(codebook_size=lfq.codebook_size)
         check_options("EvoLFQ", search | size)
         self.encoder = encoder
@@ -105,7 +105,7 @@ class EvoLFQ(RandomState):
     def forward(self, x: Tensor, **kwargs: Any) -> Return | tuple[Return, LookupFreeLossBreakdown]:
         """decoder(lfq(encoder(x))); arguments beyond x as for ``LFQ.forward``.
 
-        Each network gets its input in the dtype of its own weights, and the result is what the decoder returns.
+        Each network gets its input in the dtype of its weights, and the result has the dtype that the decoder returns.
 
         Returns:
             ``(reconstructed, indices, entropy_aux_loss)``, named, with ``return_loss_breakdown`` and its terms.
@@ -175,7 +175,7 @@ class EvoLFQ(RandomState):
         mutation_rate: float | None = None,
         is_sign: bool = False,
     ) -> Tensor:
-        """(P, *, C * D): the bits of the batch over and over, all but the first round of them mutated."""
+        """(P, *, C * D): the bits of the batch, repeated; all but the first copy are mutated."""
         bits = self.encode(x, return_signs=is_sign)
         size = self.pop_size if pop_size is None else pop_size
         rate = self.mutation_rate if mutation_rate is None else mutation_rate
@@ -191,7 +191,7 @@ class EvoLFQ(RandomState):
     def tournament_selection(
         self, population: Tensor, fitnesses: Tensor, tournament_size: int | None = None
     ) -> Tensor:
-        """As many parents as candidates: each the fittest of tournament_size that are drawn with replacement."""
+        """As many parents as candidates: each is the fittest of tournament_size draws with replacement."""
         size = self.tournament_size if tournament_size is None else tournament_size
         return self._drawn(_ops.select_parents(population, fitnesses, self.rng, size))
 
@@ -216,14 +216,14 @@ class EvoLFQ(RandomState):
 
         Args:
             pop_bits: (P, *, C * D).
-            fitness_fn: from decoded candidates (P, ...) and their bits to (P,); NaN counts as least fit. Called
+            fitness_fn: maps decoded candidates (P, ...) and their bits to (P,); NaN counts as least fit. Called
                 without gradient, with all modules in evaluation.
             tournament_size, mutation_rate, elitism_count: override the options.
             is_sign: bits are -1 and 1.
-            batch_size: candidates that are decoded and scored at once. Default: all.
+            batch_size: candidates that are decoded and scored together. Default: all.
 
         Returns:
-            The next population, survivors first, the fittest of them leading; and the fitness (P,) of this one.
+            The next population, with the survivors first in order of fitness, and the fitness (P,) of this one.
         """
         elite = self.elitism_count if elitism_count is None else elitism_count
         count = len(pop_bits)
@@ -250,8 +250,8 @@ class EvoLFQ(RandomState):
 
         Args:
             fitness_fn: as for ``step``.
-            pop_bits: the population to begin with. Default: a random one of ``pop_size`` and ``shape``.
-            generations: how many. Default: the option.
+            pop_bits: the initial population. Default: a random one of ``pop_size`` and ``shape``.
+            generations: number of generations. Default: the option.
             return_best_decoded: decode the fittest candidate in each generation.
             **step_kwargs: further arguments of ``step``.
         """
@@ -290,5 +290,5 @@ class EvoLFQ(RandomState):
 
     @property
     def device(self) -> torch.device:
-        """Where the codes are."""
+        """The device of the codes."""
         return self.lfq.mask.device

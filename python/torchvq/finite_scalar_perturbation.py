@@ -1,4 +1,4 @@
-"""FSP: finite scalars that training perturbs by a bin's width and evaluation moves to bin centres."""
+"""FSP: finite scalar perturbation; training adds noise to features, evaluation rounds them to bin centres."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +28,7 @@ _EPS = 1e-6
 
 
 class MomentTargets(NamedTuple):
-    """What a norm pulls mean, variance, skewness and excess kurtosis to, and how strongly."""
+    """Targets and weights of a norm for mean, variance, skewness and excess kurtosis."""
 
     targets: list[float]
     weights: list[float]
@@ -51,8 +51,8 @@ def build_cdf_act(act_name: str) -> tuple[Callable[[Tensor], Tensor], Callable[[
         act_name: ``tanh``, ``sigmoid``, ``normal``, ``laplace`` or ``cauchy``, as for ``FSP``.
 
     Returns:
-        ``F``, from any number to [0, 1], and its inverse: infinite at 0 and 1, NaN outside. Both have a gradient, and
-        give float64 for float64, otherwise float32.
+        ``F``, which maps any number to [0, 1], and its inverse, which is infinite at 0 and 1 and NaN outside. Both have
+        a gradient, and give float64 for float64, otherwise float32.
 
     ValueError for another name.
     """
@@ -67,15 +67,15 @@ def build_cdf_act(act_name: str) -> tuple[Callable[[Tensor], Tensor], Callable[[
 
 
 class FSP(NoisyModule):
-    """Finite scalar perturbation: every feature has a few levels, which training replaces by noise.
+    """Finite scalar perturbation: rounds every feature to a few levels, and in training adds noise instead.
 
-    An activation that is a distribution function makes features about uniform on [0, 1], cut into ``L`` bins. Training
-    adds noise of half a bin's width; evaluation takes the centres of the bins, the best codes for a uniform
-    distribution (Zhai et al. 2026, VP-VAE, arXiv:2602.17133). No codebook is learnt, none collapses.
+    An activation, which is a distribution function, makes features about uniform on [0, 1], divided into ``L`` bins.
+    Training adds noise of up to half a bin; evaluation takes the centres of the bins, the best codes for a uniform
+    distribution (Zhai et al. 2026, VP-VAE, arXiv:2602.17133). There is no codebook that could collapse.
 
     Args:
         levels: bins of each feature, each 2 to 65536, product at most 2**62.
-        dim: features of the input. Where it differs from the number of levels, ``project_in`` and ``project_out`` are
+        dim: features of the input. If it differs from the number of levels, ``project_in`` and ``project_out`` are
             linear layers, otherwise identities. Default: the number of levels.
         channel_first: features on axis 1; otherwise on the last. Default: False.
         projection_has_bias: whether the projections have a bias. Default: True.
@@ -83,22 +83,23 @@ class FSP(NoisyModule):
             Default: "tanh".
         quantize_rate: the probability, for each feature of each token, of being quantized in training instead of
             perturbed, in [0, 1]. Default: 0.
-        need_inv_act: whether codes go through the inverse of the activation, back to the scale of the input; the
-            gradient is then passed on as it is. Default: False: codes are sqrt(12) (u - 1/2), of variance 1.
+        need_inv_act: whether the inverse of the activation maps codes back to the scale of the input; the gradient is
+            then straight-through. Default: False: codes are sqrt(12) (u - 1/2), of variance 1.
         vector_norm: which moments of the latents the loss pulls to those of the distribution: none, var, kurt,
             var_tanh, var_sigmoid or var_laplace. Default: "var_tanh".
-        sync_statistics: whether ranks that train together take the moments over the tokens of all. None or True: in
-            training, where a process group has several ranks; None: never with ``vqp_compat``. False: never. Default:
-            None.
-        process_group: those ranks: a group, or its name. Default: all.
-        vqp_compat: as ``vector_quantize_pytorch``: moments of each rank's own tokens, unless ``sync_statistics``; int32
-            indices, where the codebook has less than 2^31 codes. Default: what ``TORCHVQ_COMPAT`` says.
+        sync_statistics: whether ranks that train together compute the moments over the tokens of all ranks. None or
+            True: in training, if a process group has several ranks; None: never with ``vqp_compat``. False: never.
+            Default: None.
+        process_group: these ranks: a group, or its name. Default: all.
+        vqp_compat: behave as ``vector_quantize_pytorch``: moments of each rank's own tokens, unless
+            ``sync_statistics``; int32 indices, if the codebook has less than 2^31 codes. Default: set by
+            ``TORCHVQ_COMPAT``.
 
     Raises:
         ValueError: an option out of range.
 
-    Exactness: indices are found by comparing latents with the numbers at which levels change, so they depend on the
-        value of the latent alone: not on dtype, device, threads.
+    Exactness: indices are found by comparing latents with the numbers at which levels change, so they depend only on
+        the value of the latent, not on dtype, device or threads.
 
     State: ``rng`` (2,), int64, seed and step of the noise; a checkpoint without it loads with ``strict=True``.
 
@@ -166,16 +167,16 @@ class FSP(NoisyModule):
         Args:
             z: (B, *, dim), or with ``channel_first`` (B, dim, *), or a vector (dim,); any floating dtype.
             eps: with ``need_inv_act``, activations are kept in [eps, 1 - eps] before the inverse. Default: 1e-6.
-            mask: bool (B, *), True for real tokens. Padding takes no part in anything; its output is 0, its index -1.
+            mask: bool (B, *), True for real tokens. Padding has no effect; its output is 0, its index -1.
 
         Returns:
-            ``(quantized, indices, norm_loss, other_info)``, named: the layout and dtype of z; int64 (B, *), of the bins
-            that z lies in, whatever the noise; a scalar, with gradient in training alone. ``other_info`` holds
+            ``(quantized, indices, norm_loss, other_info)``, named: the layout and dtype of z; int64 (B, *), the bins of
+            z without noise; a scalar, with gradient only in training. ``other_info`` holds
             ``level_indices`` (B, *, D), int64; ``norm_info`` with ``mean``, ``variance``, ``skewness`` and
             ``kurtosis`` (D) of the latents; in training with ``quantize_rate`` below 1 ``p_accept_prob``, the fraction
-            of perturbations that stayed inside [0, 1] and so were made.
+            of perturbations that stayed inside [0, 1] and so were applied.
 
-            No tokens: loss 0. One token: no variance, so the mean alone counts. A token with NaN or infinity gives NaN
+            No tokens: loss 0. One token: no variance, so only the mean counts. A token with NaN or infinity gives NaN
             and index 0.
 
         Raises:
@@ -242,7 +243,7 @@ class FSP(NoisyModule):
         ), level_indices
 
     def level_indices_to_indices(self, level_indices: Tensor) -> Tensor:
-        """Levels (*, D) to indices (*); the first feature counts fastest. -1 gives -1."""
+        """Levels (*, D) to indices (*); the first feature varies fastest. -1 gives -1."""
         return self._as_returned(_ops.scalar_indices(to_int64(level_indices), self.levels))
 
     def indices_to_level_indices(self, indices: Tensor) -> Tensor:
@@ -256,10 +257,10 @@ class FSP(NoisyModule):
         )
 
     def indices_to_codes(self, indices: Tensor, eps: float = _EPS) -> Tensor:
-        """What ``forward`` returns in evaluation for these indices; -1 gives zeros.
+        """The output of ``forward`` in evaluation for these indices; -1 gives zeros.
 
         Args:
-            indices: integer (B, *) as ``forward`` returns them.
+            indices: integer (B, *), as returned by ``forward``.
             eps: as for ``forward``.
 
         IndexError for an index outside of [-1, K).
@@ -276,7 +277,7 @@ class FSP(NoisyModule):
         )
         if self.has_projections:
             codes = project(self.project_out, codes)
-            # Masked tokens have no output; the bias of the projection would give them one.
+            # The output of masked tokens is 0; the bias of the projection would change it.
             codes = codes.masked_fill(indices.lt(0).unsqueeze(-1), 0)
         return codes.movedim(-1, 1) if self.channel_first and indices.dim() > 0 else codes
 
@@ -318,6 +319,6 @@ class FSP(NoisyModule):
 
 
 def _only(output: FSPOutput) -> FSPOutput:
-    """The output for one vector, without the batch of one that it went through."""
+    """The output for one vector, without the batch axis that was added."""
     info = dict(output.other_info, level_indices=output.other_info["level_indices"].squeeze(0))
     return FSPOutput(output.quantized.squeeze(0), output.indices.squeeze(0), output.norm_loss, info)

@@ -22,43 +22,43 @@ _ops = torch.ops.torchvq
 
 
 class FSQ(RandomState):
-    """Finite scalar quantization: every feature of a latent is rounded to one of a few levels.
+    """Finite scalar quantization: rounds every feature of a latent to one of a few levels.
 
-    Mentzer et al. 2023, arXiv:2309.15505. The codebook is the product of the levels: nothing is learnt, nothing can
-    collapse, nothing is communicated. The formulas are those of ``include/torchvq/ops/scalar_quantize.h``.
+    Mentzer et al. 2023, arXiv:2309.15505. The codebook is the product of the levels: it does not learn, cannot
+    collapse, and needs no communication. The formulas are those of ``include/torchvq/ops/scalar_quantize.h``.
 
     Shapes: ``B`` batch, ``N`` positions, ``D`` = number of levels, ``C`` = ``num_codebooks``.
 
     Args:
-        levels: numbers of levels ``L`` of the ``D`` features of a code, each in [3, 65536], with ``preserve_symmetry``
-            from 2 on; their product, the codebook size, is at most 2^62.
-        dim: features of the input. Default: ``D * C``. Where it differs, ``project_in`` and ``project_out`` are
-            linear layers.
+        levels: numbers of levels ``L`` of the ``D`` features of a code, each in [3, 65536], or in [2, 65536] with
+            ``preserve_symmetry``; their product, the codebook size, is at most 2^62.
+        dim: features of the input. Default: ``D * C``. If it differs, ``project_in`` and ``project_out`` are linear
+            layers.
         num_codebooks: codes per latent ``C``; the features are split over them. Default: 1.
         keep_num_codebooks_dim: indices have a last axis of ``C`` even if that is 1. Default: whether ``C`` is above 1.
-        scale: has no effect, as in the reference; kept in the attribute.
+        scale: has no effect, as in the reference; stored as an attribute.
         allowed_dtypes: has no effect: quantization is exact in float32 for every dtype but float64.
-        channel_first: features on axis 1; otherwise on the last. Default: for inputs of 4 axes or more (images,
-            videos), which with ``vqp_compat`` have them there whatever is said.
+        channel_first: features on axis 1; otherwise on the last. Default: on axis 1 for inputs of 4 axes or more
+            (images, videos), which have them there in any case with ``vqp_compat``.
         projection_has_bias: whether the projections add a bias. Default: True.
-        return_indices: False gives None in the place of indices. Default: True.
+        return_indices: False returns None instead of indices. Default: True.
         force_quantization_f32: has no effect: quantization never runs in half precision.
         preserve_symmetry: levels are evenly spaced in [-1, 1] (Parker et al. 2024, arXiv:2411.19842, eq. 1); otherwise
             as in the FSQ paper. Default: False.
-        noise_dropout: fraction of the elements of the codes, in [0, 1], that get noise in training, uniform in plus and
-            minus half a step, ``1 / (L - 1)``. Indices are those of the codes without noise. Needs
+        noise_dropout: fraction of the elements of the codes, in [0, 1], that get noise in training, uniform within half
+            a step, +- ``1 / (L - 1)``. Indices are those of the codes without noise. Needs
             ``preserve_symmetry``. Default: 0.
         bound_hard_clamp: bound by a clamp to [-1, 1] instead of tanh. Default: False.
         orthogonal_rotation: quantize along rotated axes: a random orthogonal matrix, the buffer ``orthogonal_rot``
             (D, D), is applied before and undone after. It stays float32. Default: False.
-        vqp_compat: as ``vector_quantize_pytorch``: with any ``noise_dropout`` above 0, noise of up to 1/2 on half of
-            the elements, whatever their levels; int32 indices, where the codebook has less than 2^31 codes. Default:
-            what ``TORCHVQ_COMPAT`` says.
+        vqp_compat: behave as ``vector_quantize_pytorch``: noise of up to 1/2 on half of the elements for any levels and
+            any ``noise_dropout`` above 0; int32 indices, if the codebook has less than 2^31 codes. Default: set by
+            ``TORCHVQ_COMPAT``.
 
     Raises:
-        ValueError: an option out of range, or options that exclude each other. TypeError: levels that are no integers.
+        ValueError: an option out of range, or options that exclude each other. TypeError: levels that are not integers.
 
-    Gradient: that of the bound, as if nothing were rounded; at noise the identity.
+    Gradient: that of the bound, as without rounding; the identity for noise.
 
     Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
 
@@ -130,8 +130,7 @@ class FSQ(RandomState):
         Args:
             z: (B, N, dim); (B, dim); images (B, dim, H, W) and videos (B, dim, T, H, W); with ``channel_first``
                 (B, dim, *), with ``channel_first=False`` (B, *, dim). Any floating dtype.
-            mask: bool, one per position, True for real tokens. Outputs of the others are 0, their indices -1, and
-                they have no gradient.
+            mask: bool, one per position, True for real tokens. Padding has output 0, index -1 and no gradient.
 
         Returns:
             ``(quantized, indices)``, named: quantized in layout and dtype of z; indices int64 (B, *), with several
@@ -145,7 +144,7 @@ class FSQ(RandomState):
         token_mask = layout.token_mask(z, mask, None)
         tokens = layout.pack(z)
         if token_mask is not None:
-            # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+            # Padding may hold anything, including NaN; zeros keep it out of every gradient.
             tokens = _ops.fill_masked(tokens, token_mask)
         projected = project(self.project_in, tokens)
         noisy = self.training and self.noise_dropout > 0
@@ -173,8 +172,8 @@ class FSQ(RandomState):
     ) -> tuple[Tensor, Tensor]:
         """Codes (B, N, C * D) and indices (B, N, C) of projected tokens (B, N, C * D), for forward and for stacks.
 
-        With ``scale`` (D,) those of ``tokens / scale``, codes multiplied by it. ``rng`` draws the noise, if there is
-        any; ``stream`` separates levels.
+        With ``scale`` (D,), quantizes ``tokens / scale`` and multiplies the codes by it. ``rng`` is for the noise, if
+        there is any; ``stream`` separates levels.
         """
         found = _ops.quantize_scalars(
             tokens,
@@ -195,13 +194,13 @@ class FSQ(RandomState):
         return as_returned(indices, self.vqp_compat, self.codebook_size)
 
     def _layout_of(self, axes: int) -> Layout:
-        """Of inputs with so many axes."""
+        """The layout of inputs with this number of axes."""
         first = self.channel_first or (axes >= 4 and not self._layout_is_said)
         return Layout(self.dim, 1, False, first, None, owner="FSQ")
 
     @property
     def bound_name(self) -> str:
-        """Of the levels, as operators call it."""
+        """The name of the bound for operators."""
         name = "clamp" if self.bound_hard_clamp else "tanh"
         return f"symmetric_{name}" if self.preserve_symmetry else name
 
@@ -209,10 +208,10 @@ class FSQ(RandomState):
     def _rotation(self) -> Tensor | None:
         return self._buffers.get("orthogonal_rot")
 
-    # Steps of it, as the reference offers them -------------------------------------------------------------
+    # Parts of it, as in the reference ----------------------------------------------------------------------
 
     def bound(self, z: Tensor, eps: float = 1e-3, hard_clamp: bool = False) -> Tensor:
-        """The codes (*, D) of z (*, D), by the formula of the FSQ paper, whatever the options say.
+        """The codes (*, D) of z (*, D), by the formula of the FSQ paper, for any options.
 
         ``eps`` stretches the bound so that the outermost levels are reached; it must be 1e-3.
         """
@@ -221,11 +220,11 @@ class FSQ(RandomState):
         return codes
 
     def symmetry_preserving_bound(self, z: Tensor, hard_clamp: bool = False) -> Tensor:
-        """The codes (*, D) of z (*, D), evenly spaced in [-1, 1], whatever the options say."""
+        """The codes (*, D) of z (*, D), evenly spaced in [-1, 1], for any options."""
         return self._codes_of(z, "symmetric_clamp" if hard_clamp else "symmetric_tanh")
 
     def quantize(self, z: Tensor) -> Tensor:
-        """The codes (*, D) of z (*, D) by the options, without noise and rotation."""
+        """The codes (*, D) of z (*, D) with the options, but without noise and rotation."""
         return self._codes_of(z, self.bound_name)
 
     def _codes_of(self, z: Tensor, bound: str) -> Tensor:
@@ -250,8 +249,8 @@ class FSQ(RandomState):
         """The output of ``forward`` in evaluation for these indices, in its layout; -1 gives zeros.
 
         Args:
-            indices: int64, in the shape in which ``forward`` returns them. Those of three and more positions (images)
-                and with ``channel_first`` give features on axis 1.
+            indices: int64, in the shape that ``forward`` returns. Those with three or more axes (images), and those
+                with ``channel_first``, give features on axis 1.
 
         Raises:
             IndexError: an index outside [-1, codebook_size). TypeError: another dtype. ValueError: another number of
@@ -268,9 +267,9 @@ class FSQ(RandomState):
         codes = self.decode_tokens(stacked)
         output = project(self.project_out, codes)
         if self.has_projections:
-            # Masked tokens have no output; the bias of the projection would give them one.
+            # The output of masked tokens is 0; the bias of the projection would change it.
             output = output.masked_fill(stacked.lt(0).all(-1, keepdim=True), 0)
-        # (B, dim) has no position to move.
+        # (B, dim) has no position axis to move.
         layout = self._layout_of(output.dim())
         return layout.place_features(output) if output.dim() > 2 else output
 
@@ -291,7 +290,7 @@ class FSQ(RandomState):
 
     @property
     def implicit_codebook(self) -> Tensor:
-        """All codes (codebook_size, D), before ``project_out``, made at each use."""
+        """All codes (codebook_size, D), before ``project_out``, computed at each use."""
         every = torch.arange(self.codebook_size, device=self._device).unsqueeze(-1)
         codes: Tensor = _ops.decode_scalars(every, self.levels, self.preserve_symmetry)
         return codes
@@ -310,7 +309,7 @@ class FSQ(RandomState):
 
 
 def _warn_of_rotation(levels: Sequence[int]) -> None:
-    """Rotated features are alike, levels of different numbers are not."""
+    """Warns that different numbers of levels do not suit rotated features, which are all alike."""
     if len(set(levels)) > 1:
         warnings.warn(
             f"FSQ: orthogonal_rotation mixes features that have different numbers of levels, {list(levels)}",

@@ -71,5 +71,5 @@ class GroupedResidualFSQ(GroupedStack[ResidualFSQ]):
 
     @property
     def codebooks(self) -> Tensor:
-        """All codes of each group and level before its scale, (G, Q, codebook_size, D), made at each use."""
+        """All codes of each group and level before its scale, (G, Q, codebook_size, D), computed at each use."""
         return torch.stack([stack.codebooks for stack in self.stacks])

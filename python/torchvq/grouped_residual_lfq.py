@@ -64,5 +64,5 @@ class GroupedResidualLFQ(GroupedStack[ResidualLFQ]):
 
     @property
     def codebooks(self) -> Tensor:
-        """All codes of each group and level, (G, Q, codebook_size, D), made at each use."""
+        """All codes of each group and level, (G, Q, codebook_size, D), computed at each use."""
         return torch.stack([stack.codebooks for stack in self.stacks])

@@ -71,7 +71,7 @@ class GroupedResidualVQ(nn.Module):
             groups drop the same levels.
 
         Raises:
-            ValueError: wrong shapes or arguments at odds. TypeError: wrong dtypes. IndexError: a target out of
+            ValueError: wrong shapes or conflicting arguments. TypeError: wrong dtypes. IndexError: a target out of
                 range.
         """
         self._check(x)
@@ -109,12 +109,12 @@ class GroupedResidualVQ(nn.Module):
 
     @property
     def stacks(self) -> list[ResidualVQ]:
-        """``rvqs``, for those who read types."""
+        """``rvqs``, with their type."""
         return cast(list[ResidualVQ], list(self.rvqs))
 
     @property
     def split_dim(self) -> int:
-        """The axis of the input on which the features lie."""
+        """The axis of the features in the input."""
         return 1 if self.stacks[0].layout.channel_first else -1
 
     def _check(self, x: Tensor) -> None:
@@ -130,7 +130,7 @@ class GroupedResidualVQ(nn.Module):
         return list(indices.unbind(0))
 
     def stats(self, synced: bool = False) -> tuple[tuple[CodebookStats, ...], ...]:
-        """How the codes of each group and level were used; see ``VectorQuantize.stats``.
+        """The use of the codes of each group and level; see ``VectorQuantize.stats``.
 
         One all-reduce for all groups if ``synced``.
         """
@@ -142,7 +142,7 @@ class GroupedResidualVQ(nn.Module):
 
     @property
     def codebooks(self) -> Tensor | tuple[tuple[Tensor, ...], ...]:
-        """The codes of all groups and levels: (G, Q, K, D), or tuples where levels differ in size."""
+        """The codes of all groups and levels: (G, Q, K, D), or tuples if levels differ in size."""
         codes = tuple(rvq.codebooks for rvq in self.stacks)
         if self.stacks[0].uniform_codebook_size:
             return _joined.stack(cast(tuple[Tensor, ...], codes))

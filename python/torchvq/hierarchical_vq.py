@@ -1,4 +1,4 @@
-"""HierarchicalVQ: residual quantization from coarse to fine, scale after scale of one map."""
+"""HierarchicalVQ: residual quantization of a feature map from coarse to fine scales."""
 
 import math
 from collections.abc import Sequence
@@ -29,19 +29,20 @@ _ops = torch.ops.torchvq
 
 
 class HierarchicalVQ(nn.Module):
-    """Residual quantization from coarse to fine: each scale quantizes an average of what the coarser ones left.
+    """Residual quantization from coarse to fine: each scale quantizes an average of the residual of the coarser ones.
 
     The quantizer of VAR (Tian et al. 2024, arXiv:2404.02905). The tokens of scale n are averages over the cells of a
-    grid; their codes, interpolated to the size of the input and smoothed by a convolution, are taken from it; the
-    output is the sum of all that was taken. An image of 16 x 16 becomes 1, 4, 9 ... 256 tokens.
+    grid; their codes, interpolated to the size of the input and smoothed by a convolution, are subtracted from it; the
+    output is the sum of all scales. An image of 16 x 16 becomes 1, 4, 9 ... 256 tokens.
 
-    Shapes: ``B`` batch, ``*S`` positions (one axis; of images two, of volumes three), ``Q`` scales, ``K`` codes.
+    Shapes: ``B`` batch, ``*S`` positions (one axis; two for images, three for volumes), ``Q`` scales, ``K`` codes.
 
     Args:
         dim: features of the input and of a code, at least 1.
-        codebook_size: number of codes ``K``, at least 1; with ``shared_codebook=False`` perhaps one for each scale.
-        scales: the grid of each scale, coarsest first: a number for all axes, or one per axis; none smaller along any
-            axis than the one before.
+        codebook_size: number of codes ``K``, at least 1; with ``shared_codebook=False`` it may be a list with one
+            number for each scale.
+        scales: the grid of each scale, coarsest first: a number for all axes, or one per axis; along no axis smaller
+            than the scale before.
         shared_codebook: one codebook for all scales. Default: True.
         channel_first: features on axis 1, otherwise on the last. Default: True.
         sync_codebook: see ``VectorQuantize``. Default: None.
@@ -50,16 +51,16 @@ class HierarchicalVQ(nn.Module):
         rotation_trick: see ``VectorQuantize``. Default: False.
         kmeans_init: initialise the codes by k-means on the first training tokens of all scales (of each, without
             ``shared_codebook``). Default: True.
-        kmeans_iters: Lloyd iterations of that, 0 or more. Default: 10.
+        kmeans_iters: Lloyd iterations of the k-means initialisation, 0 or more. Default: 10.
         threshold_ema_dead_code: see ``VectorQuantize``. Default: 2.
         stochastic_sample_codes: see ``VectorQuantize``. Default: False.
         sample_codebook_temp: see ``VectorQuantize``. Default: 0.1.
         orthogonal_reg_weight: see ``VectorQuantize``. Default: 0.
         orthogonal_reg_max_codes: see ``VectorQuantize``. Default: 128.
         orthogonal_reg_active_codes_only: see ``VectorQuantize``. Default: False.
-        quant_resi: what the convolution has of a scale's map, its absolute value; finite. Default: 0.5.
-        share_quant_resi: number of convolutions: 1 for all scales, several spread evenly over them, below 1 or from
-            ``Q`` on one for each. Default: 1.
+        quant_resi: share of the convolution in the map of a scale, taken as absolute value; finite. Default: 0.5.
+        share_quant_resi: number of convolutions that the scales share; below 1 or from ``Q`` on, each scale has its
+            own. Default: 1.
         nested_dropout: probability that a training forward drops the last scales, in [0, 1]. Default: 0.
         nested_dropout_min_levels: scales that are never dropped, at least 1. Default: 1.
         accept_image_fmap: input is (B, dim, H, W). Default: False.
@@ -70,18 +71,18 @@ class HierarchicalVQ(nn.Module):
         process_group: see ``VectorQuantize``. Default: all.
         reduction: see ``VectorQuantize``. Default: "exact".
         sync_every: see ``VectorQuantize``. Default: 1.
-        vqp_compat: the order of ``vector_quantize_pytorch``: k-means on the coarsest scale, an update after each scale,
-            dropped scales that teach and have indices; and what it means for ``VectorQuantize``. Default: what
-            ``TORCHVQ_COMPAT`` says.
+        vqp_compat: behave as ``vector_quantize_pytorch``: k-means on the coarsest scale, an update after each scale,
+            dropped scales that have indices and update the codebook; and the differences of ``VectorQuantize``.
+            Default: what set by ``TORCHVQ_COMPAT``.
 
     Raises:
         ValueError: an option out of range, or options that exclude each other.
 
-    Gradient: that of the walk with each code in the place of its token, scale by scale: of the output and of the loss
-        to the input and to the convolutions. In evaluation to the convolutions alone.
+    Gradient: straight-through at each scale: of the output and of the loss to the input and to the convolutions. In
+        evaluation only to the convolutions.
 
-    Dtypes: the output has the dtype of the input, indices are int64. The walk is float32 (float64 for float64 input)
-        whatever autocast or a cast of the module says.
+    Dtypes: the output has the dtype of the input, indices are int64. The scales are computed in float32 (float64 for
+        float64 input) under any autocast or module cast.
 
     State: ``vq._codebook.*``, or ``vqs.N._codebook.*`` without ``shared_codebook``; ``phi_shared.conv.*``, or
         ``phi_levels.N.conv.*``.
@@ -210,15 +211,15 @@ class HierarchicalVQ(nn.Module):
 
         Args:
             x: (B, dim, *S), without ``channel_first`` (B, *S, dim); S of any size. Any floating dtype.
-            indices: codes to score, one tensor for each scale in the shape that is returned: the result is then
-                ``(quantized, loss)``, loss being the mean over scales of the cross-entropies of the distances towards
-                them. Each scale sees what the choices of the scales before have left. -1 is left out.
-            mask: bool (B, *S), True for real positions. Averages are over real positions; a cell without any has the
-                index -1. Outputs of padding are 0.
+            indices: target codes, one tensor for each scale in the shape of the returned indices: the result is then
+                ``(quantized, loss)``, with the mean over scales of the cross-entropy of the distances with these
+                targets as loss. The residual is that of the nearest codes, not of the targets. -1 is left out.
+            mask: bool (B, *S), True for real positions. Averages are over real positions; a cell without any has index
+                -1. Padding has output 0.
             lens: (B,) integer, lengths of sequences, instead of mask.
             sample_codebook_temp: overrides the option for this call.
-            return_cutoff: append the last scale in use, None where none was dropped. Where only the device knows it, a
-                0-d tensor, ``Q - 1`` where none was dropped.
+            return_cutoff: append the last scale in use, or None if no scale was dropped. If only the device knows it,
+                this is a 0-d tensor, ``Q - 1`` if no scale was dropped.
             freeze_codebook: overrides the option for this call.
 
         Returns:
@@ -227,7 +228,8 @@ class HierarchicalVQ(nn.Module):
             0, nothing updated. A token with NaN or infinity gives NaN and index 0, and does not reach the codebook.
 
         Raises:
-            ValueError: wrong shapes or arguments at odds. TypeError: wrong dtypes. IndexError: a target out of range.
+            ValueError: wrong shapes or conflicting arguments. TypeError: wrong dtypes. IndexError: a target out of
+                range.
         """
         self._check(x)
         layout = self._layout
@@ -239,7 +241,7 @@ class HierarchicalVQ(nn.Module):
             if self.training and not torch.compiler.is_compiling():
                 for codebook in self._codebooks():
                     steps.enter_context(codebook.step_of(x))
-            # Decoding happens outside of autocast, perhaps.
+            # Decoding may happen outside autocast.
             with without_autocast(x):
                 request = ScaleRequest(
                     mask=self._map_mask(x, token_mask),
@@ -290,7 +292,7 @@ class HierarchicalVQ(nn.Module):
         layout = self._layout
         tokens = layout.pack(x)
         if mask is not None:
-            # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+            # Padding may hold anything, including NaN; zeros keep it out of every gradient.
             tokens = _ops.fill_masked(tokens, mask)
         wide = tokens.float() if tokens.dtype in HALF else tokens
         return wide.transpose(1, 2).reshape(x.shape[0], self.dim, *layout.positions(x))
@@ -299,7 +301,7 @@ class HierarchicalVQ(nn.Module):
         positions = self._layout.positions(x)
         if mask is not None:
             return mask.view(x.shape[0], *positions)
-        # Without positions no cell has a real one.
+        # Without positions, no cell has a real position.
         return (
             None
             if x.shape[0] == 0 or 0 not in positions
@@ -309,7 +311,7 @@ class HierarchicalVQ(nn.Module):
     def _walk(self, maps: Tensor, request: ScaleRequest) -> tuple[ScaleWalk, int | Tensor]:
         """The walk, and how many scales it used."""
         codebooks = self._codebooks()
-        # Before the depth is drawn, so that ranks draw the same.
+        # Before the depth is drawn, so that ranks draw the same depth.
         handshake(codebooks, request.ranks)
         if self.training:
             begin_step(codebooks)
@@ -320,7 +322,7 @@ class HierarchicalVQ(nn.Module):
         return done, depth
 
     def _depth(self) -> int | Tensor:
-        """How many scales this forward uses: a number where reading it costs nothing."""
+        """The number of scales that this forward uses: a Python number if reading it costs nothing."""
         if not (self.training and self.nested_dropout > 0):
             return self.num_levels
         depth: Tensor = _ops.drawn_scales(
@@ -356,12 +358,12 @@ class HierarchicalVQ(nn.Module):
 
     @property
     def scales(self) -> tuple[int | tuple[int, ...], ...]:
-        """The grid of each scale: a number where it is the same along all axes."""
+        """The grid of each scale: one number if it is the same along all axes."""
         return tuple(shape[0] if len(set(shape)) == 1 else shape for shape in self.level_shapes)
 
     @property
     def levels(self) -> list[VectorQuantize]:
-        """The quantizer of each scale: the same for all, or its own."""
+        """The quantizer of each scale; the scales may share one."""
         if self.vqs is None:
             return [cast(VectorQuantize, self.vq)] * self.num_levels
         return cast(list[VectorQuantize], list(self.vqs))
@@ -375,7 +377,7 @@ class HierarchicalVQ(nn.Module):
         return self.levels[level_index]
 
     def choose_phi(self, level_index: int) -> Phi:
-        """What makes the map of a scale's tokens."""
+        """The module that computes the map of a scale."""
         if self.phi_levels is None:
             return cast(Phi, self.phi_shared)
         return cast(Phi, self.phi_levels[self._convolutions[level_index]])
@@ -383,7 +385,7 @@ class HierarchicalVQ(nn.Module):
     def pool_residual(
         self, t: Tensor, level_shape: Sequence[int], mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Averages of a map (B, D, *S) over the cells of a grid, (B, D, *shape); and which are real, (B, *shape)."""
+        """Averages of a map (B, D, *S) over the cells of a grid, (B, D, *shape); and the real cells, (B, *shape)."""
         shape = list(level_shape)
         tokens = _ops.pool_scale(t, shape, mask=mask)
         pooled = tokens.transpose(1, 2).reshape(*t.shape[:2], *shape)
@@ -419,9 +421,9 @@ class HierarchicalVQ(nn.Module):
         """The output of ``forward`` in evaluation for these indices, in the same layout.
 
         Args:
-            indices: int64 (B, *shape) for each scale. -1 is the code 0; a scale that is -1 as a whole adds nothing.
-            full_shape: positions of the input, which indices do not know. Default: those of the last scale.
-            mask: bool (B, *full_shape), what forward was given; the output of padding is 0.
+            indices: int64 (B, *shape) for each scale. -1 gives a zero vector; a scale of only -1 adds nothing.
+            full_shape: positions of the input, which the indices do not tell. Default: those of the last scale.
+            mask: bool (B, *full_shape), the mask of forward; the output of padding is 0.
 
         Returns:
             (B, dim, *full_shape), without ``channel_first`` (B, *full_shape, dim); float32, or float64 for a double
@@ -476,10 +478,10 @@ class HierarchicalVQ(nn.Module):
         return [level.step_counts for level in self.levels]
 
     def stats(self, synced: bool = False) -> tuple[CodebookStats, ...]:
-        """How each scale used its codes in the last training forward; see ``VectorQuantize.stats``.
+        """The use of the codes of each scale in the last training forward; see ``VectorQuantize.stats``.
 
-        One all-reduce for all scales if ``synced``. A scale that was dropped has no tokens. Scales that share a
-        codebook have its dead and replaced codes each.
+        One all-reduce for all scales if ``synced``. A dropped scale has no tokens. Scales that share a codebook each
+        report its dead and replaced codes.
         """
         levels = self.levels
         group = group_of(levels[0]) if synced else ""
@@ -487,5 +489,5 @@ class HierarchicalVQ(nn.Module):
 
 
 def _forget_counts(hvq: HierarchicalVQ, _: object = None) -> None:
-    """Another state has had no step yet."""
+    """Clears the counts, because a loaded state has had no step yet."""
     hvq._keep_counts()

@@ -1,4 +1,4 @@
-"""LatentQuantize: a small learnt codebook of numbers for every feature."""
+"""LatentQuantize: a few learnt values for every feature."""
 
 from collections.abc import Callable, Iterable, Iterator
 from math import prod
@@ -33,35 +33,34 @@ _ops = torch.ops.torchvq
 
 
 class LatentQuantize(nn.Module):
-    """Every feature of a latent takes the nearest of a few values of its own, which are learnt.
+    """Replaces every feature of a latent by the nearest of a few learnt values of that feature.
 
-    Hsu et al. 2023, Disentanglement via Latent Quantization, arXiv:2305.18378. The gradient passes from output to
-    input as it is; the quantization loss pulls values to the latents, the commitment loss latents to their values.
-    The paper adds strong weight decay on encoder and decoder.
+    Hsu et al. 2023, Disentanglement via Latent Quantization, arXiv:2305.18378. The gradient passes from output to input
+    unchanged; the quantization loss pulls values to the latents, the commitment loss pulls latents to their values. The
+    paper adds strong weight decay on encoder and decoder.
 
     Args:
-        levels: how many values each feature has, each 2 to 65536, product at most 2**62; or one number for all
+        levels: number of values of each feature, each 2 to 65536, product at most 2**62; or one number for all
             features.
         dim: features of the input, at least 1.
-        commitment_loss_weight: 0 or more; None is 0. Default: 0.1.
-        quantization_loss_weight: 0 or more; None is 0. Default: 0.1.
+        commitment_loss_weight: weight of the commitment loss, 0 or more; None is 0. Default: 0.1.
+        quantization_loss_weight: weight of the quantization loss, 0 or more; None is 0. Default: 0.1.
         num_codebooks: codes per token, each of ``codebook_dim`` features; they share the values. Default: 1.
-        codebook_dim: features of a code. Default (-1): the length of ``levels``; with one number it is needed.
-            Where ``num_codebooks * codebook_dim`` differs from ``dim``, ``project_in`` and
+        codebook_dim: features of a code. Default (-1): the length of ``levels``; required if ``levels`` is one number.
+            If ``num_codebooks * codebook_dim`` differs from ``dim``, ``project_in`` and
             ``project_out`` are linear layers, otherwise identities.
-        keep_num_codebooks_dim: whether indices have a last axis for the codebooks, with one codebook too; with
-            several they always have. Default: with several codebooks.
-        optimize_values: whether the values are parameters; otherwise they stay as they are, and out of the state
+        keep_num_codebooks_dim: whether indices have a last axis for the codebooks; with several codebooks they always
+            do. Default: with several codebooks.
+        optimize_values: whether the values are parameters; otherwise they are constants, and not part of the state
             dict. Default: True.
-        in_place_codebook_optimizer: called with the values, returns an optimizer that makes a step towards the
-            latents inside each training forward, over the latents of all ranks. The returned loss then has no
-            gradient to the values. ``torch.compile`` runs that step as it is, between two graphs, so training with
-            ``fullgraph=True`` is refused; evaluation, and everything without this optimizer, is one graph.
-            Default: none.
+        in_place_codebook_optimizer: called with the values, returns an optimizer that takes a step towards the latents
+            inside each training forward, over the latents of all ranks. The returned loss then has no gradient to the
+            values. ``torch.compile`` runs this step eagerly, between two graphs, so training with ``fullgraph=True`` is
+            refused; evaluation, and everything without this optimizer, is one graph. Default: none.
         channel_first: features on axis 1 (B, dim, *); otherwise on the last. Default: True.
-        vqp_compat: as ``vector_quantize_pytorch``: the loss is between input and output, its two terms pull the side
-            that the other should, values never learn; int32 indices, where the codebook has less than 2^31 codes.
-            Default: what ``TORCHVQ_COMPAT`` says.
+        vqp_compat: behave as ``vector_quantize_pytorch``: the loss compares input and output, each of its two terms
+            pulls the side that the other should, values never learn; int32 indices, if the codebook has less than 2^31
+            codes. Default: set by ``TORCHVQ_COMPAT``.
 
     Values start evenly spaced: from -1/2 to 1/2 for odd levels, from -1/2 to 1/2 - 1/L for even.
 
@@ -71,8 +70,8 @@ class LatentQuantize(nn.Module):
 
     Shapes: ``D`` = ``codebook_dim``, ``C`` = ``num_codebooks``.
 
-    Differences from ``vector_quantize_pytorch`` (``docs/migrating.md``): values get their gradient, the losses pull the
-    side that their name says, indices are those of learnt values, masks.
+    Differences from ``vector_quantize_pytorch`` (``docs/migrating.md``): values get their gradient, each loss pulls the
+    side that its name says, indices refer to the learnt values, and there are masks.
 
     Example:
         >>> quantizer = LatentQuantize(levels=[5, 5, 8], dim=16)
@@ -100,7 +99,7 @@ class LatentQuantize(nn.Module):
         vqp_compat: bool | None = None,
     ) -> None:
         super().__init__()
-        # Python alone has codebook_dim, one number of levels, and None for zero and False.
+        # Only Python has codebook_dim, one number as levels, and None for zero and False.
         options: dict[str, Any] = dict(
             levels=_resolve_levels(levels, codebook_dim),
             dim=dim,
@@ -158,7 +157,7 @@ class LatentQuantize(nn.Module):
 
         Args:
             z: (B, dim, *), or with ``channel_first=False`` (B, *, dim); any floating dtype.
-            mask: bool (B, *), True for real tokens. Padding takes no part in anything; its output is 0, its index -1.
+            mask: bool (B, *), True for real tokens. Padding has no effect; its output is 0, its index -1.
 
         Returns:
             ``(quantized, indices, loss)``, named: the layout and dtype of z; int64 (B, *), with several codebooks
@@ -207,27 +206,27 @@ class LatentQuantize(nn.Module):
 
     @property
     def implicit_codebook(self) -> Tensor:
-        """All codes (K, D), made at each call."""
+        """All codes (K, D), computed at each call."""
         device = self.values_per_latent[0].device
         return _ops.latent_decode(
             torch.arange(self.codebook_size, device=device), list(self.values_per_latent)
         )
 
     def quantize(self, z: Tensor) -> Tensor:
-        """Codes (*, D) of latents (*, D); the gradient passes to z as it is."""
+        """Codes (*, D) of latents (*, D), with a straight-through gradient."""
         return _ops.latent_quantize_features(z, list(self.values_per_latent))[0]
 
     def codes_to_indices(self, zhat: Tensor) -> Tensor:
-        """Indices (*), int64, of codes (*, D), each number being counted as the nearest of its values."""
+        """Indices (*), int64, of codes (*, D); each number counts as the nearest value."""
         indices = _ops.latent_quantize_features(zhat.detach(), list(self.values_per_latent))[1]
         return as_returned(indices, self.vqp_compat, self.codebook_size)
 
     def indices_to_codes(self, indices: Tensor, project_out: bool = True) -> Tensor:
-        """Codes of indices as ``forward`` returns them, in its layout; -1 gives zeros.
+        """Codes of the indices that ``forward`` returns, in its layout; -1 gives zeros.
 
         Args:
             indices: integer, (B, *), or (B, *, C) with an axis for the codebooks.
-            project_out: whether to return what ``forward`` does, or the codes before ``project_out``.
+            project_out: whether to return the output of ``forward``, or the codes before ``project_out``.
 
         Gradient to the values. IndexError for an index outside of [-1, K).
         """
@@ -242,19 +241,19 @@ class LatentQuantize(nn.Module):
         codes = _ops.latent_decode(indices, list(self.values_per_latent)).flatten(-2)
         if project_out and self.has_projections:
             codes = project(self.project_out, codes)
-            # Masked tokens have no output; the bias of the projection would give them one.
+            # The output of masked tokens is 0; the bias of the projection would change it.
             codes = codes.masked_fill(indices.lt(0).all(-1, keepdim=True), 0)
         return codes.movedim(-1, 1) if self.channel_first else codes
 
     def commitment_loss(self, z: Tensor, zhat: Tensor, reduce: str = "mean") -> Tensor:
-        """Mean of (z - zhat)^2, which pulls z: zhat counts as a constant. ``reduce``: mean, sum or none."""
+        """Mean of (z - zhat)^2, which pulls z: zhat is a constant. ``reduce``: mean, sum or none."""
         pulls_zhat = self.vqp_compat
         return (_ops.latent_quantization_loss if pulls_zhat else _ops.latent_commitment_loss)(
             z, zhat, reduce
         )
 
     def quantization_loss(self, z: Tensor, zhat: Tensor, reduce: str = "mean") -> Tensor:
-        """Mean of (z - zhat)^2, which pulls zhat: z counts as a constant. ``reduce``: mean, sum or none.
+        """Mean of (z - zhat)^2, which pulls zhat: z is a constant. ``reduce``: mean, sum or none.
 
         ``indices_to_codes(indices, project_out=False)`` gives a zhat whose gradient reaches the values.
         """
@@ -266,11 +265,11 @@ class LatentQuantize(nn.Module):
     # Values ----------------------------------------------------------------------------------------------------
 
     def update_in_place_optimizer(self) -> None:
-        """Steps the values' own optimizer, then clears its gradients; nothing happens without one."""
+        """Steps the in-place optimizer of the values, then clears its gradients; does nothing without one."""
         step_in_place_optimizer(self)
 
     def _values_of_step(self, latents: Tensor, mask: Tensor | None) -> list[Tensor]:
-        """The values that this forward quantizes to; an in-place optimizer has moved them first."""
+        """The values that this forward quantizes to; an in-place optimizer has updated them first."""
         values = list(self.values_per_latent)
         if self.vqp_compat:
             values = [own.detach() for own in values]
@@ -325,7 +324,7 @@ class LatentQuantize(nn.Module):
 
 
 class FixedValues(ConstantBuffers):
-    """Values that do not learn: they follow the module to its device and are in no checkpoint."""
+    """Values that do not learn: they follow the module to its device and are not part of checkpoints."""
 
     def __init__(self, values: Iterable[Tensor]) -> None:
         super().__init__()
@@ -343,12 +342,12 @@ class FixedValues(ConstantBuffers):
 
 
 def _resolve_levels(levels: Iterable[int] | int, codebook_dim: int) -> list[int]:
-    """One number for each feature; ``codebook_dim`` is an option of Python's alone."""
+    """One number for each feature; only Python has the option ``codebook_dim``."""
     given = codebook_dim == -1 or codebook_dim >= 1
     expect("LatentQuantize", given, "codebook_dim", "-1 or at least 1", codebook_dim)
     if not isinstance(levels, Iterable):
         if codebook_dim == -1:
-            # The exception that users of the reference catch.
+            # The exception type that users of the reference catch.
             raise RuntimeError(
                 f"LatentQuantize: expected codebook_dim to be given with one number of levels, {levels}, but got none"
             )

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 logger = logging.getLogger("torchvq")
 _ops = torch.ops.torchvq
 
-#: The names under which the reference has them.
+#: Names in the reference.
 Return = LookupFreeOutput
 LossBreakdown = LookupFreeLossBreakdown
 
 
 class CosineSimLinear(nn.Module):
-    """A projection by scaled cosines: ``scale * <x, w_j> / (|x| |w_j|)``.
+    """A projection to scaled cosines: ``scale * <x, w_j> / (|x| |w_j|)``.
 
     Args:
         dim_in: features of the input.
-        dim_out: features of the output, ``w_j`` being the columns of ``weight`` (dim_in, dim_out).
+        dim_out: features of the output; ``w_j`` are the columns of ``weight`` (dim_in, dim_out).
         scale: factor of the cosines. Default: 1.
     """
 
@@ -46,16 +46,16 @@ class CosineSimLinear(nn.Module):
         self.weight = nn.Parameter(torch.randn(dim_in, dim_out))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., dim_in) to (..., dim_out): float32, or float64 for float64."""
+        """Maps (..., dim_in) to (..., dim_out), in float32, or float64 for float64 input."""
         return _ops.cosine_linear(x, self.weight, scale=self.scale)
 
 
 class LFQ(RandomState):
-    """Lookup-free quantization: each latent becomes its vector of signs, the bits of its index.
+    """Lookup-free quantization: replaces each latent by its vector of signs, the bits of its index.
 
     Yu et al. 2023, arXiv:2310.05737; with ``spherical`` binary spherical quantization, Zhao et al. 2024,
-    arXiv:2406.07548. No codebook is stored or searched; an entropy loss makes tokens sure of their code and spreads
-    them over all codes. Its cost is that of a matrix product of 2^bits per token, and its memory 2^bits.
+    arXiv:2406.07548. No codebook is stored or searched. An entropy loss makes the choice of each token certain and
+    spreads tokens over all codes; it costs a matrix product of 2^bits per token, and memory for 2^bits numbers.
 
     Shapes: ``B`` batch, ``*`` positions, ``C`` = ``num_codebooks``, ``D`` = log2(codebook_size) bits.
 
@@ -63,48 +63,49 @@ class LFQ(RandomState):
         dim: features of the input. Default: ``C * D``.
         codebook_size: codes per codebook, a power of 2 up to 2^62. Default: 2^dim.
         entropy_loss_weight: weight of ``per_sample_entropy - diversity_gamma * batch_entropy``. Default: 0.1.
-        commitment_loss_weight: weight of the mean squared distance between latents and codes. Default: 0, which
-            lets latents grow without bound unless something else holds them; the constructor warns.
+        commitment_loss_weight: weight of the mean squared distance between latents and codes. Default: 0, with which
+            latents grow without bound unless another option bounds them; the constructor warns.
         diversity_gamma: weight of the batch entropy. Default: 1.
         straight_through_activation: module through which the gradient of the output reaches the latents; training
             only. Default: identity.
-        num_codebooks: the features are split over them, the first features being codebook 0. Default: 1.
+        num_codebooks: number of codebooks; the features are split over them, and the first belong to codebook 0.
+            Default: 1.
         keep_num_codebooks_dim: indices keep the axis of codebooks. Default: with several codebooks, where False is an
             error.
-        codebook_scale: codes are +- this in each feature, or of this length with ``spherical``. Default: 1.
-        frac_per_sample_entropy: fraction, in (0, 1], of the tokens of a training batch that enter both entropies,
-            chosen anew in each step. Default: 1.
-        has_projections: linear maps to and from the ``C * D`` features. Default: where dim differs from C * D.
-        projection_has_bias: of those. Default: True.
-        soft_clamp_input_value: keeps projected latents inside +- this by tanh; at least codebook_scale. Default: none.
+        codebook_scale: codes have +- this in each feature, or this length with ``spherical``. Default: 1.
+        frac_per_sample_entropy: fraction, in (0, 1], of the tokens of a training batch that enter both entropies, drawn
+            in each step. Default: 1.
+        has_projections: linear maps to and from the ``C * D`` features. Default: if dim differs from C * D.
+        projection_has_bias: whether the linear maps have a bias. Default: True.
+        soft_clamp_input_value: bounds projected latents to +- this by tanh; at least codebook_scale. Default: none.
         cosine_sim_project_in: project_in is a ``CosineSimLinear``. Default: False.
-        cosine_sim_project_in_scale: its scale. Default: codebook_scale.
+        cosine_sim_project_in_scale: scale of the ``CosineSimLinear``. Default: codebook_scale.
         channel_first: features on axis 1. Default: for inputs of 4 axes or more.
-        experimental_softplus_entropy_loss: the loss is softplus(entropy loss + ``entropy_loss_offset``), positive.
-            Default: False.
-        entropy_loss_offset: as said. Default: 5.
+        experimental_softplus_entropy_loss: the loss is softplus(entropy loss + ``entropy_loss_offset``), which is
+            positive. Default: False.
+        entropy_loss_offset: offset in the softplus. Default: 5.
         spherical: latents are projected to the sphere of radius codebook_scale and codes lie on it. Default: False.
-        force_quantization_f32: kept for compatibility; arithmetic is float32 (float64 for float64) either way.
+        force_quantization_f32: has no effect; arithmetic is float32 (float64 for float64) in any case.
         orthogonal_rotation: quantize latents rotated by a fixed random matrix, the buffer ``orthogonal_rot``, and
             rotate codes back. Default: False.
-        sync_codebook: whether ranks share the entropies in training. Default: with more than one rank; never with
-            ``vqp_compat``.
-        process_group: group of those ranks, or its name. Default: the default group.
-        vqp_compat: as ``vector_quantize_pytorch``: logarithms of the entropies are clamped at 1e-5; with a mask the
-            batch entropy is that of the tokens, so that the two cancel, and padding keeps its output and index. Takes
-            memory for tokens times codes. Default: what ``TORCHVQ_COMPAT`` says.
+        sync_codebook: whether the entropies in training cover the tokens of all ranks. Default: with more than one
+            rank; never with ``vqp_compat``.
+        process_group: group of these ranks, or its name. Default: the default group.
+        vqp_compat: behave as ``vector_quantize_pytorch``: logarithms of the entropies are clamped at 1e-5; with a mask
+            the batch entropy equals that of the tokens, so that the two cancel, and padding keeps its output and index.
+            Takes memory for tokens times codes. Default: set by ``TORCHVQ_COMPAT``.
 
     State: ``mask`` (D,), the value of each bit; ``project_in.*``, ``project_out.*``, ``orthogonal_rot`` (D, D); with
     ``frac_per_sample_entropy`` below 1 also ``rng`` (2,), which checkpoints of the reference lack.
 
-    Different from the reference: masks cover everything (outputs zero, indices -1, the same loss as without the
-    padding); the logarithm is not clamped, so that large codebooks learn; entropies are those of the tokens of all
-    ranks; a (B, dim) input is one token per item; -1 decodes to zeros and indices out of range raise; more than 24
-    bits share their entropy in groups (operator ``sign_entropy``).
+    Differences from the reference: masks cover everything (outputs zero, indices -1, the same loss as without the
+    padding); the logarithm is not clamped, so that large codebooks learn; entropies cover the tokens of all ranks; a
+    (B, dim) input is one token per item; -1 decodes to zeros and indices out of range raise; the entropy of more than
+    24 bits is taken in groups (operator ``sign_entropy``).
     """
 
     mask: Tensor
-    _warns = True  # of latents that nothing bounds
+    _warns = True  # if nothing bounds the latents
 
     codebook_size: int
     codebook_dim: int
@@ -246,7 +247,7 @@ class LFQ(RandomState):
         Args:
             x: (B, *, dim), or (B, dim, *) channel-first: images and volumes unless ``channel_first=False``. Any
                 floating dtype.
-            inv_temperature: of the soft assignment in the entropies, 0 or more; larger is sharper.
+            inv_temperature: inverse temperature of the soft assignment in the entropies, 0 or more; larger is sharper.
             return_loss_breakdown: append a ``LossBreakdown`` of the unweighted terms, zeros in evaluation.
             mask: bool, one per position (B, *), or per item (B,), True for real tokens. Padding takes no part in
                 anything; its output is zero, its index -1.
@@ -255,7 +256,7 @@ class LFQ(RandomState):
             ``(quantized, indices, entropy_aux_loss)``, named. quantized has layout and dtype of x, indices are int64
             (B, *), with codebook axis (B, *, C). The gradient of quantized to the latents is that of the activation,
             identity by default, in training; none in evaluation. No tokens, or all masked: loss 0. A token with NaN
-            or infinity gives NaN and index 0. A latent of 0 is a bit that is not set.
+            or infinity gives NaN and index 0. A feature of 0 is an unset bit.
 
         Raises:
             ValueError: wrong shapes. TypeError: wrong dtypes.
@@ -307,7 +308,7 @@ class LFQ(RandomState):
     def _projected(self, tokens: Tensor, mask: Tensor | None) -> Tensor:
         """Tokens (B, N, C * D), float32 or float64."""
         if mask is not None:
-            # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+            # Padding may hold anything, including NaN; zeros keep it out of every gradient.
             tokens = _ops.fill_masked(tokens, mask)
         projected = project(self.project_in, tokens)
         return projected.float() if projected.dtype in HALF else projected
@@ -323,7 +324,7 @@ class LFQ(RandomState):
         return found
 
     def replicated_state(self) -> list[Tensor]:
-        """What ranks have in common, besides the generator."""
+        """State that ranks share, apart from the generator."""
         rotation = self._buffers.get("orthogonal_rot")
         return [] if rotation is None else [rotation]
 
@@ -338,12 +339,12 @@ class LFQ(RandomState):
 
     @property
     def codebook(self) -> Tensor:
-        """All codes (codebook_size, D), made on demand, before rotation and projection."""
+        """All codes (codebook_size, D), computed at each use, before rotation and projection."""
         every = torch.arange(self.codebook_size, device=self.mask.device)
         return _ops.sign_decode(every, self.codebook_dim, scale=self.code_value)
 
     def bits_to_codes(self, bits: Tensor) -> Tensor:
-        """Codes of bits (..., D), bool or any number, set where above 0; before rotation and projection."""
+        """Codes of bits (..., D), bool or numbers, which are set if above 0; before rotation and projection."""
         return _ops.sign_quantize(bits.float(), scale=self.code_value)[0]
 
     def indices_to_codes(self, indices: Tensor, project_out: bool = True) -> Tensor:
@@ -351,11 +352,11 @@ class LFQ(RandomState):
 
         Args:
             indices: int64, in any shape that ``forward`` returns, or without batch. -1 gives zeros.
-            project_out: otherwise the codes of all codebooks side by side, before ``project_out``.
+            project_out: False returns the concatenated codes of all codebooks, before ``project_out``.
 
         Returns:
-            (B, *, dim), or with the features on axis 1 where forward would have them there (with
-            ``channel_first=None`` for indices of 3 axes or more, that of codebooks not counted).
+            (B, *, dim), or with the features on axis 1 if forward has them there (with ``channel_first=None`` for
+            indices of 3 axes or more, not counting the axis of codebooks).
 
         Raises:
             IndexError: for an index outside [-1, codebook_size).

@@ -1,4 +1,4 @@
-"""Monitor: writes how codebooks are used, step by step, and warns when they collapse."""
+"""Monitor: records the use of codebooks at each step, and warns when they collapse."""
 
 import json
 import os
@@ -25,29 +25,29 @@ _PANELS = {
 
 
 class ScalarWriter(Protocol):
-    """What ``Monitor`` needs of a ``torch.utils.tensorboard.SummaryWriter``."""
+    """The part of ``torch.utils.tensorboard.SummaryWriter`` that ``Monitor`` calls."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any:
-        """Keeps a number of a step."""
+        """Records a number of a step."""
 
 
 class Monitor:
-    """Writes the ``stats()`` of all quantizers inside a module, and warns of collapse.
+    """Records the ``stats()`` of all quantizers inside a module, and warns of collapse.
 
     Args:
         module: any module; every ``VectorQuantize`` inside, so every level of a residual stack, is watched under its
             name in the module.
         json_lines: a file to which one line per level and record is appended; see ``read_json_lines``.
-        writer: a ``SummaryWriter`` of TensorBoard, or whatever has its ``add_scalar``; tags are
+        writer: a ``SummaryWriter`` of TensorBoard, or any object with its ``add_scalar``; tags are
             ``<tag>/<name>/<statistic>``.
-        tag: what tags begin with. Default: ``torchvq``.
+        tag: the beginning of tags. Default: ``torchvq``.
         every: record each step that is a multiple of this. Default: 1.
         synced: statistics of the tokens of all ranks: one all-reduce per record and process group, so every rank must
-            own a Monitor and call ``step``. Default: False, this rank's tokens.
+            have a Monitor and call ``step``. Default: False, this rank's tokens.
         limits: when to warn; None: never. Default: see ``CollapseLimits``.
 
-    Rank 0 writes and warns; the others' ``step`` returns the numbers alone. Warnings are ``CollapseWarning``, once for
-    each level and cause: perplexity that falls, codes that are dead, codes that are replaced all the time.
+    Rank 0 writes and warns; on other ranks ``step`` only returns the numbers. Warnings are ``CollapseWarning``, once
+    for each level and cause: falling perplexity, dead codes, codes that are replaced all the time.
 
     Example:
         >>> vq = VectorQuantize(dim=8, codebook_size=16)
@@ -101,7 +101,7 @@ class Monitor:
             step: the number of the step. Default: one more than that of the last call, from 0.
 
         Returns:
-            Statistics by the quantizer's name; empty where ``every`` leaves the step out.
+            Statistics by the quantizer's name; empty if ``every`` skips the step.
         """
         step = self._next if step is None else step
         self._next = step + 1
@@ -143,17 +143,17 @@ class Monitor:
                 **stats._asdict(),
             }
             self._file.write(json.dumps(line) + "\n")
-        # A reader of the file has all steps, also while the run goes on and after it was killed.
+        # Readers of the file see all steps, also during the run and after it was killed.
         self._file.flush()
 
     def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draws what ``json_lines`` holds, also of runs before; see ``plot_json_lines``."""
+        """Plots the records of ``json_lines``, including those of earlier runs; see ``plot_json_lines``."""
         if self.json_lines is None:
             raise ValueError("Monitor: expected json_lines for a plot, but got None")
         plot_json_lines(self.json_lines, path)
 
     def close(self) -> None:
-        """Closes the file; a later ``step`` opens it again. The writer is its owner's."""
+        """Closes the file; a later ``step`` opens it again. Does not close the writer."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -172,7 +172,7 @@ class Monitor:
 
 def _quantizers(module: nn.Module) -> dict[str, VectorQuantize]:
     found = {}
-    # DistributedDataParallel has nothing but what it wraps.
+    # DistributedDataParallel only wraps the module.
     prefix = "module." if [name for name, _ in module.named_children()] == ["module"] else ""
     for name, part in module.named_modules():
         if isinstance(part, VectorQuantize):
@@ -191,8 +191,8 @@ def _codes(vq: VectorQuantize) -> int:
 def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """The lines of a Monitor: ``step``, ``quantizer``, ``codes`` and the fields of ``CodebookStats``.
 
-    A last line that was cut off, because the run was killed, is left out. ValueError for any other line that is none
-    of a Monitor.
+    A truncated last line, of a run that was killed, is left out. ValueError for any other line that a Monitor does not
+    write.
     """
     lines = Path(path).read_text(encoding="utf-8").split("\n")
     whole, last = lines[:-1], lines[-1]
@@ -210,11 +210,11 @@ def read_json_lines(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
 
 def plot_json_lines(source: str | os.PathLike[str], path: str | os.PathLike[str]) -> None:
-    """Draws perplexity, use, dead and replaced codes over the steps, one line per level, with matplotlib.
+    """Plots perplexity, use, dead and replaced codes over the steps, one line per level, with matplotlib.
 
     Args:
-        source: the file of a Monitor. Where a step was written twice (a run that was resumed), the last one counts.
-        path: the picture; its suffix says which format.
+        source: the file of a Monitor. If a step was written twice (a resumed run), the last record counts.
+        path: the picture; its suffix sets the format.
 
     Raises:
         ImportError: matplotlib is missing. ValueError: the file holds no record.

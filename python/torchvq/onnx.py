@@ -1,4 +1,4 @@
-"""ONNX: what the operators of evaluation are in ONNX, for ``torch.onnx.export`` (docs/serving.md)."""
+"""ONNX: translations of the operators of evaluation, for ``torch.onnx.export`` (docs/serving.md)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ _ops = torch.ops.torchvq
 
 __all__ = ["export", "translations"]
 
-# Annotations of the translations are read by the exporter at run time; there, a tensor is whatever is not a number.
+# The exporter reads the annotations of the translations at run time, and treats anything that is not a number as a
+# tensor.
 _Value = Any
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """The ``custom_translation_table`` of ``torch.onnx.export(..., dynamo=True)``.
 
-    It holds the operators that ``VectorQuantize``, ``ResidualVQ`` (without beam), FSQ, LFQ, their residual and grouped
-    stacks and the decoder of ``LatentQuantize`` evaluate with. Scalars, signs and all decoding give the same bits as
-    torchvq. The search of codebooks is float32 arithmetic of the runtime: where two codes are equally near but for
-    rounding, another may be chosen than the exact search chooses.
+    It covers the operators of evaluation of ``VectorQuantize``, ``ResidualVQ`` (without beam), FSQ, LFQ, their residual
+    and grouped stacks, and the decoder of ``LatentQuantize``. Scalars, signs and all decoding give the same bits as
+    torchvq. The search of codebooks is float32 arithmetic of the runtime: if two codes are equally near up to rounding,
+    it may choose another code than the exact search.
 
     Raises:
         ImportError: onnxscript is not installed.
@@ -38,9 +39,9 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
             f"{error}"
         ) from error
     table = {getattr(_ops, name).default: function for name, function in _TABLE.items()}
-    # Of ATen, for the shortlists of implicit codebooks, which the exporter does not know.
+    # An ATen operator that the exporter does not know, for the shortlists of implicit codebooks.
     table[torch.ops.aten.sort.stable] = _stable_sort
-    # For scales of a map, where the exporter takes sizes that are open for those of the example.
+    # For scales of a map: the exporter would fix dynamic sizes to those of the example.
     return table | {getattr(torch.ops.aten, name).default: _average_cells for name in _POOLS}
 
 
@@ -62,7 +63,8 @@ def export(
         What ``torch.onnx.export`` returns.
 
     Raises:
-        ValueError: the model uses an operator without a translation; names it. ImportError: onnxscript is missing.
+        ValueError: the model uses an operator without a translation, which the message names. ImportError: onnxscript
+            is missing.
     """
     table = translations()
     shapes = options.pop("dynamic_shapes", None)
@@ -116,7 +118,7 @@ def _gather(codebook: _Value, indices: _Value) -> _Value:
 
 
 def _of_heads(codebook: _Value, like: _Value) -> _Value:
-    """Codes (H, K, D), of a codebook that the heads of ``like`` (H, ...) share as well."""
+    """Codes (H, K, D), also of a codebook that the heads of ``like`` (H, ...) share."""
     if len(codebook.shape) == 3 and codebook.shape[0] == like.shape[0]:
         return codebook
     op = _opset()
@@ -140,7 +142,7 @@ def _unit(x: _Value) -> _Value:
 
 
 def _nearest(x: _Value, codebook: _Value, metric: str) -> _Value:
-    """Indices (H, N). Without the mean of the codes, so that an offset of all costs no digits."""
+    """Indices (H, N). The mean of the codes is subtracted first, so that a common offset costs no digits."""
     op = _opset()
     if metric == "cosine":
         x, codebook = _unit(x), _unit(codebook)
@@ -156,7 +158,7 @@ def _nearest(x: _Value, codebook: _Value, metric: str) -> _Value:
 
 
 def _without(codes: _Value, rows: _Value) -> _Value:
-    """Codes, NaN in the rows whose input was not finite."""
+    """Codes, with NaN in rows whose input is not finite."""
     op = _opset()
     nan = op.CastLike(_constant(torch.tensor(float("nan"))), codes)
     return op.Where(op.Unsqueeze(rows, _constant(torch.tensor([-1]))), nan, codes)
@@ -237,7 +239,7 @@ def _residual_encode(
     metric: str = "euclidean",
     depth: _Value = None,
     mask: _Value = None,
-    prepared: Any = None,  # speeds up the CPU's search, and is not needed for its result
+    prepared: Any = None,  # only makes the search on the CPU faster
 ) -> tuple[_Value, _Value]:
     _only("residual_encode", depth=depth, mask=mask)
     op = _opset()
@@ -317,7 +319,7 @@ def _sign_decode(
 ) -> _Value:
     _only("sign_decode", float64=dtype == _DOUBLE)
     op = _opset()
-    # From the last place to the first: indices count the first bit most.
+    # From the last place to the first: the first bit is the most significant.
     digits = op.Gather(
         _digits(indices, [2] * bits), _constant(torch.arange(bits - 1, -1, -1)), axis=-1
     )
@@ -340,7 +342,7 @@ def _stable_sort(
 ) -> tuple[_Value, _Value]:
     op = _opset()
     length = op.Gather(op.Shape(x), _constant(torch.tensor([dim])), axis=0)
-    # Among equals, TopK gives the lower index first.
+    # For equal values, TopK returns the lower index first.
     values, indices = op.TopK(x, length, axis=dim, largest=int(descending), sorted=1)
     return values, indices
 
@@ -350,10 +352,10 @@ def _unit_vectors(x: _Value) -> _Value:
 
 
 def _average_cells(x: _Value, output_size: Sequence[int]) -> _Value:
-    """Averages over the cells of a grid along the last axes, one after the other, by products with 1 / size and 0."""
+    """Averages over the cells of a grid along the last axes, axis by axis, as products with 1 / size and 0."""
     op = _opset()
     axes = len(output_size)
-    # The first of these axes comes last, is averaged, and so on: in the end they are in order again.
+    # Each axis in turn is moved to the end and averaged, after which the axes are in order again.
     turned = [0, 1, *range(3, axes + 2), 2]
     for cells in output_size:
         x = op.Transpose(x, perm=turned)

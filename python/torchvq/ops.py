@@ -38,7 +38,7 @@ from torchvq.outputs import exportable
 
 
 class NearestCodeOutput(NamedTuple):
-    """What `nearest_code` returns."""
+    """The result of `nearest_code`."""
 
     indices: Tensor
     codes: Tensor
@@ -49,7 +49,7 @@ exportable(NearestCodeOutput)
 
 
 def lookup_codes(codebook: Tensor, indices: Tensor) -> Tensor:
-    """Code vectors (H, N, D) of indices (H, N), int64, from a codebook (H, K, D). -1 gives zeros.
+    """Codes (H, N, D) of indices (H, N), int64, from a codebook (H, K, D). -1 gives zeros.
 
     Gradient to the codebook, added up in a fixed order. IndexError for an index outside [-1, K).
     """
@@ -57,7 +57,7 @@ def lookup_codes(codebook: Tensor, indices: Tensor) -> Tensor:
 
 
 def unit_vectors(x: Tensor) -> Tensor:
-    """x over its norm along the last axis: float32, or float64 for float64. Zero vectors stay zero."""
+    """x divided by its norm along the last axis: float32, or float64 for float64. Zero vectors stay zero."""
     return torch.ops.torchvq.unit_vectors(x)
 
 
@@ -76,8 +76,8 @@ def code_statistics(
 
     ``x`` is (H, N, D), ``indices`` int64 (H, N) with -1 for tokens that are left out, ``mask`` bool (H, N) or (N,)
     with True for real tokens. Returns counts int64 (H, K), sums int64 (W, H, K, D) in fixed point (W = 2 for
-    float64 tokens, else 1), and the exponents in use, int32 (H, K). The same bits for any order, split, thread
-    count and device; :func:`decode_sums` turns sums into floating point. Rows that are not finite are left out.
+    float64 tokens, else 1), and the exponents of the sums, int32 (H, K). The bits are the same for any order, split,
+    thread count and device; :func:`decode_sums` converts sums to floating point. Rows that are not finite are left out.
     """
     return torch.ops.torchvq.code_statistics(x, indices, exponents, mask=mask)
 
@@ -102,14 +102,14 @@ def ema_update_(
     from_codebook: bool = False,
     finish: bool = True,
 ) -> None:
-    """Moving averages of counts and sums, and the codes that follow from them, in place.
+    """Updates the moving averages of counts and sums, and the codes from them, in place.
 
     State is float32 or float64: ``cluster_size`` (H, K), ``embed_avg`` and ``embed`` (H, K, D); statistics are those
-    of :func:`code_statistics`. ``weight`` scales ``1 - decay`` and broadcasts to (H, K). ``from_codebook`` starts
-    from ``embed`` instead of ``embed_avg`` (after an optimiser's step). ``finish=False`` leaves ``embed`` to
-    :func:`ema_finish_`. An unused code, without tokens here and with a size below ``min(1e-2, (1 - decay) / 2)``,
-    moves towards one of the heaviest codes by ``(1 - decay) * weight`` of the way, one unused code to each. A head
-    without tokens is left as it is.
+    of :func:`code_statistics`. ``weight`` scales ``1 - decay`` and broadcasts to (H, K). ``from_codebook`` starts from
+    ``embed`` instead of ``embed_avg`` (after a step of an optimizer). ``finish=False`` leaves ``embed`` to
+    :func:`ema_finish_`. An unused code, without tokens here and with a size below ``min(1e-2, (1 - decay) / 2)``, moves
+    towards one of the codes with the most tokens by ``(1 - decay) * weight`` of the distance, one unused code to each.
+    A head without tokens does not change.
     """
     torch.ops.torchvq.ema_update_(
         cluster_size,
@@ -138,7 +138,8 @@ def ema_finish_(
 ) -> None:
     """Recomputes ``embed`` from the averages, in place: Laplace smoothing, and unit norm for cosine.
 
-    Unused codes, of a size below ``min(1e-2, (1 - decay) / 2)``, move to heavy ones as in :func:`ema_update_`.
+    Unused codes, of a size below ``min(1e-2, (1 - decay) / 2)``, move to codes with many tokens as in
+    :func:`ema_update_`.
     """
     torch.ops.torchvq.ema_finish_(
         embed, cluster_size, embed_avg, decay=decay, eps=eps, metric=metric
@@ -190,9 +191,9 @@ def codebook_diversity_loss(
     """Minus the entropy of the codes' average probability over all unmasked tokens, mean over heads.
 
     Probabilities are the softmax of ``temperature * scores``; scores and shapes are those of
-    :func:`commitment_cross_entropy`. Smallest, ``-log(K)``, when all codes are used alike. The average is over
-    batch and positions. Gradients as in :func:`commitment_cross_entropy`. ``totals``, the sum over W ranks of
-    :func:`codebook_diversity_totals`, makes it the loss of all their tokens, with W times the gradient.
+    :func:`commitment_cross_entropy`. The minimum, ``-log(K)``, is at equal use of all codes. The average is over batch
+    and positions. Gradients as in :func:`commitment_cross_entropy`. ``totals``, the sum over W ranks of
+    :func:`codebook_diversity_totals`, gives the loss of the tokens of all ranks, with W times the gradient.
     """
     return torch.ops.torchvq.codebook_diversity_loss(
         x, codebook, temperature=temperature, metric=metric, mask=mask, totals=totals
@@ -244,9 +245,9 @@ def replace_dead_codes_(
 ) -> Tensor:
     """Replaces dead codes by distinct random tokens of ``x`` (H, N, D), in place; returns replaced codes per head.
 
-    Dead: ``cluster_size`` below ``threshold`` (or ``threshold_fraction`` of the mean, where that is
-    more), no token in this step (``counts``) and ``cooldown`` 0. The choice depends on the set of
-    tokens and ``rng``, not on their order.
+    A code is dead if ``cluster_size`` is below ``threshold`` (or ``threshold_fraction`` of the mean, if that is more),
+    it has no token in this step (``counts``), and its ``cooldown`` is 0. The choice depends on the set of tokens and
+    ``rng``, not on their order.
     """
     return torch.ops.torchvq.replace_dead_codes_(
         embed,
@@ -310,7 +311,7 @@ def replace_with_candidates_(
 def gumbel_straight_through(
     x: Tensor, codebook: Tensor, indices: Tensor, *, temperature: float, metric: str
 ) -> Tensor:
-    """The codes at ``indices``, bit for bit, with the gradient of a soft choice among all codes.
+    """The codes at ``indices``, bit for bit, with the gradient of a softmax over all codes.
 
     The gradient is that of ``(onehot + p - sg(p)) @ codebook`` with ``p = softmax(scores / temperature)``; scores
     and shapes are those of :func:`commitment_cross_entropy`. Index -1 gives zeros and no gradient, temperature 0
@@ -363,9 +364,9 @@ def nearest_code(
     return_codes: bool = False,
     return_distances: bool = False,
 ) -> NearestCodeOutput:
-    """Finds the nearest code of every vector, exactly, whatever the machine.
+    """Finds the nearest code of every vector, exactly, with the same result on every machine.
 
-    The score that decides is ``sum_d (c_d**2 / 2 - x_d * c_d) + bias / 2`` (euclidean) or ``-sum_d x^_d * c^_d + bias``
+    The score is ``sum_d (c_d**2 / 2 - x_d * c_d) + bias / 2`` (euclidean) or ``-sum_d x^_d * c^_d + bias``
     (cosine, unit vectors ``x^`` and ``c^``), summed in float64 over d in index order; the lowest index wins a tie.
     Every instruction set, thread count and device returns the same indices.
 
@@ -373,8 +374,8 @@ def nearest_code(
         x: ``(H, N, D)`` or ``(N, D)``, floating point, any strides.
         codebook: ``(H, K, D)``, or ``(1, K, D)`` or ``(K, D)`` shared by all heads, floating point, any strides.
         metric: ``"euclidean"`` (squared distance) or ``"cosine"`` (1 - cosine similarity; 1 for zero vectors).
-        bias: ``(H, K)``, ``(1, K)`` or ``(K,)``, added to the distance of each code before codes
-            are compared; infinity or NaN rules a code out.
+        bias: ``(H, K)``, ``(1, K)`` or ``(K,)``, added to the distance of each code before codes are compared; a code
+            with infinity or NaN is never chosen.
         topk: Return the k nearest codes on a trailing axis, best first; None returns one, without the axis.
         return_codes: Whether to return the chosen rows of the codebook; otherwise ``codes`` is empty.
         return_distances: Whether to return the distances; otherwise ``distances`` is empty.
@@ -386,8 +387,8 @@ def nearest_code(
         otherwise float32.
 
     Gradients flow from codes to codebook, and from distances to x, codebook and bias; indices have
-    none. A row of x with a NaN or infinity gets index 0 (0 .. k-1), codes and distances of NaN. A
-    code with one ranks behind all others.
+    none. A row of x with a NaN or infinity gets index 0 (0 .. k-1), codes and distances of NaN. A code with a NaN or
+    infinity ranks behind all others.
 
     Raises:
         ValueError: for wrong shapes, an unknown metric, or topk outside [1, K].

@@ -17,7 +17,7 @@ class LossBreakdown(NamedTuple):
 
 
 class QuantizeOutput(NamedTuple):
-    """What a forward returns."""
+    """The result of a forward."""
 
     quantized: Tensor
     indices: Tensor
@@ -25,7 +25,7 @@ class QuantizeOutput(NamedTuple):
 
 
 class QuantizeOutputWithBreakdown(NamedTuple):
-    """What a forward with ``return_loss_breakdown=True`` returns."""
+    """The result of a forward with ``return_loss_breakdown=True``."""
 
     quantized: Tensor
     indices: Tensor
@@ -33,7 +33,7 @@ class QuantizeOutputWithBreakdown(NamedTuple):
     loss_breakdown: LossBreakdown
 
 
-#: What a forward returns; with ``indices=`` the plain tuples, which hold no indices.
+#: The result of a forward; with ``indices=`` the plain tuples, which hold no indices.
 QuantizeResult = (
     QuantizeOutput
     | QuantizeOutputWithBreakdown
@@ -43,7 +43,7 @@ QuantizeResult = (
 
 
 class ResidualOutput(NamedTuple):
-    """What a forward of a residual stack returns."""
+    """The result of a forward of a residual stack."""
 
     quantized: Tensor
     indices: Tensor
@@ -51,7 +51,7 @@ class ResidualOutput(NamedTuple):
 
 
 class ResidualOutputWithCodes(NamedTuple):
-    """What a forward of a residual stack with ``return_all_codes=True`` returns."""
+    """The result of a forward of a residual stack with ``return_all_codes=True``."""
 
     quantized: Tensor
     indices: Tensor
@@ -60,7 +60,7 @@ class ResidualOutputWithCodes(NamedTuple):
 
 
 class HierarchicalOutput(NamedTuple):
-    """What a forward of HierarchicalVQ returns."""
+    """The result of a forward of HierarchicalVQ."""
 
     quantized: Tensor
     indices: tuple[Tensor, ...]
@@ -68,7 +68,7 @@ class HierarchicalOutput(NamedTuple):
 
 
 class HierarchicalOutputWithCutoff(NamedTuple):
-    """What a forward of HierarchicalVQ with ``return_cutoff=True`` returns."""
+    """The result of a forward of HierarchicalVQ with ``return_cutoff=True``."""
 
     quantized: Tensor
     indices: tuple[Tensor, ...]
@@ -76,31 +76,31 @@ class HierarchicalOutputWithCutoff(NamedTuple):
     cutoff: int | Tensor | None
 
 
-#: What a forward of HierarchicalVQ returns; with ``indices=`` the plain pair, which holds no indices.
+#: The result of a forward of HierarchicalVQ; with ``indices=`` the plain pair, which holds no indices.
 HierarchicalResult = HierarchicalOutput | HierarchicalOutputWithCutoff | tuple[Tensor, Tensor]
 
 
 class ScalarOutput(NamedTuple):
-    """What a forward of a quantizer without a codebook to learn returns."""
+    """The result of a forward of a quantizer that learns no codebook."""
 
     quantized: Tensor
     indices: Tensor | None
 
 
 class ScalarOutputWithCodes(NamedTuple):
-    """What a forward of a residual stack of them with ``return_all_codes=True`` returns."""
+    """The result of a forward of a residual stack of them with ``return_all_codes=True``."""
 
     quantized: Tensor
     indices: Tensor
     all_codes: Tensor | tuple[Tensor, ...]
 
 
-#: What a forward of a residual stack returns; with ``indices=`` the plain pair, which holds no indices.
+#: The result of a forward of a residual stack; with ``indices=`` the plain pair, which holds no indices.
 ResidualResult = ResidualOutput | ResidualOutputWithCodes | tuple[Tensor, Tensor]
 
 
 class LookupFreeOutput(NamedTuple):
-    """What a forward of a lookup-free quantizer returns."""
+    """The result of a forward of a lookup-free quantizer."""
 
     quantized: Tensor
     indices: Tensor
@@ -116,14 +116,14 @@ class LookupFreeLossBreakdown(NamedTuple):
 
 
 class BinaryMapperOutput(NamedTuple):
-    """What a forward of BinaryMapper returns."""
+    """The result of a forward of BinaryMapper."""
 
     one_hot: Tensor
     aux_kl_loss: Tensor
 
 
 class BinaryMapperOutputWithIndices(NamedTuple):
-    """What a forward of BinaryMapper with ``return_indices=True`` returns."""
+    """The result of a forward of BinaryMapper with ``return_indices=True``."""
 
     one_hot: Tensor
     indices: Tensor
@@ -131,7 +131,7 @@ class BinaryMapperOutputWithIndices(NamedTuple):
 
 
 class FSPOutput(NamedTuple):
-    """What a forward of FSP returns."""
+    """The result of a forward of FSP."""
 
     quantized: Tensor
     indices: Tensor
@@ -140,7 +140,7 @@ class FSPOutput(NamedTuple):
 
 
 def exportable(output: type) -> None:
-    """Lets exported programs that return this named tuple be saved."""
+    """Allows saving exported programs that return this named tuple."""
     register_namedtuple(output, f"torchvq.{output.__name__}")
 
 

@@ -16,7 +16,7 @@ from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
 _LAYOUT = {"accept_image_fmap", "accept_3d_fmap", "channel_last"}
-# Options of VectorQuantize that are the class's own, or mean that codes move; and what to do instead.
+# Options of VectorQuantize that this class sets, or that would move codes; and what to do instead.
 _OWN = {
     "heads": "use num_codebooks",
     "separate_codebook_per_head": "each codebook has its own codes",
@@ -31,37 +31,38 @@ _OWN = {
 
 
 class RandomProjectionQuantizer(WideBuffers):
-    """Nearest codes, by direction, of randomly projected tokens: targets for masked prediction (BEST-RQ).
+    """Finds the nearest code, by cosine similarity, of randomly projected tokens: targets for masked prediction
+    (BEST-RQ).
 
-    Each token is normalised, projected by a random matrix and replaced by the number of the random code that has the
-    nearest direction (Chiu et al. 2022, arXiv:2202.01855); with several codebooks by one number of each (Zhang et al.
-    2023, USM, arXiv:2303.01037). Projections and codes stay as they were drawn.
+    Each token is normalised, projected by a random matrix and mapped to the index of the random code with the nearest
+    direction (Chiu et al. 2022, arXiv:2202.01855); with several codebooks to one index of each (Zhang et al. 2023, USM,
+    arXiv:2303.01037). Projections and codes are drawn once and never change.
 
     Shapes: ``B`` batch, ``N`` positions, ``C`` = ``num_codebooks``, ``K`` = ``codebook_size``.
 
     Args:
         dim: features of the input, at least 1.
         codebook_size: codes of a codebook ``K``, at least 1.
-        codebook_dim: features of a projection, at least 1; of a code where there is one codebook.
-        num_codebooks: ``C``, at least 1; each has a projection and codes of its own. With several a second random
-            layer, ``vq.project_in``, leads from the projections of all to codes of ``C * codebook_dim`` features in
-            each codebook, as in ``vector_quantize_pytorch``, whose checkpoints hold it. Default: 1.
+        codebook_dim: features of a projection, and of a code if there is one codebook; at least 1.
+        num_codebooks: ``C``, at least 1; each has its own projection and codes. With several, a second random layer,
+            ``vq.project_in``, maps all projections to codes of ``C * codebook_dim`` features in each codebook, as in
+            ``vector_quantize_pytorch``, whose checkpoints contain it. Default: 1.
         norm: normalise each token (layer norm without weights) before it is projected. Default: True.
-        vqp_compat: as ``vector_quantize_pytorch``: the layers of several codebooks begin with offsets and require a
-            gradient. Default: what ``TORCHVQ_COMPAT`` says.
+        vqp_compat: behave as ``vector_quantize_pytorch``: the layers of several codebooks have nonzero biases and
+            require a gradient. Default: set by ``TORCHVQ_COMPAT``.
         **kwargs: layout: ``channel_last``, ``accept_image_fmap``, ``accept_3d_fmap`` as for ``VectorQuantize``. Its
-            options of learning are taken and have no effect; those that would change codes by themselves are refused.
+            options of learning are accepted and have no effect; options that would change codes are refused.
 
     Raises:
         ValueError: an option out of range, or one that this class decides. TypeError: unknown options.
 
-    Gradient: none to what is returned but that of the cross-entropy to the input. No parameter of the module requires
-        one (but with ``vqp_compat``).
+    Gradient: only of the cross-entropy to the input. No parameter of the module requires one (except with
+        ``vqp_compat``).
 
     Dtypes: indices are int64; projection, comparison and cross-entropy are float32 (float64 for float64 input) under
-        any autocast or module cast; the second layer, where there is one, runs as ``project_in`` of ``VectorQuantize``.
+        any autocast or module cast; the second layer, if there is one, runs like ``project_in`` of ``VectorQuantize``.
 
-    Distributed: nothing is communicated. Ranks have the same projections and codes where they were built from the same
+    Distributed: nothing is communicated. Ranks have the same projections and codes if they were built from the same
         seed, or wrapped in DistributedDataParallel, which sends those of rank 0.
 
     State: ``rand_projs`` (C, dim, codebook_dim) and that of the ``VectorQuantize`` ``vq`` that holds the codes.
@@ -132,7 +133,7 @@ class RandomProjectionQuantizer(WideBuffers):
             return
         self.vq.requires_grad_(False)
         if isinstance(self.vq.project_in, nn.Linear):
-            # Directions are compared, which an offset would make alike.
+            # Directions are compared, which a large common offset would make alike.
             nn.init.zeros_(self.vq.project_in.bias)
 
     def extra_repr(self) -> str:
@@ -142,18 +143,17 @@ class RandomProjectionQuantizer(WideBuffers):
     def forward(
         self, x: Tensor, indices: Tensor | None = None, *, mask: Tensor | None = None
     ) -> Tensor:
-        """The indices of x, or the cross-entropy of x towards indices.
+        """The indices of x, or the cross-entropy of x with target indices.
 
         Args:
             x: (B, *, dim) with any number of position axes; with ``channel_last=False`` (B, dim, *); or as the map
                 options say. Any floating dtype.
-            indices: targets in the shape of what this returns without them, to score instead of choosing; -1 is left
-                out.
-            mask: bool, one per position, True for real tokens. Padding takes no part in anything; its index is -1.
+            indices: targets, in the shape of the returned indices; -1 is left out.
+            mask: bool, one per position, True for real tokens. Padding has no effect; its index is -1.
 
         Returns:
-            Indices int64, (B, *), with several codebooks (B, *, C); of two nearest codes the lower. With ``indices``
-            the cross-entropy of the similarities towards them, the mean over tokens and codebooks, a scalar with
+            Indices int64, (B, *), with several codebooks (B, *, C); the lowest index wins a tie. With ``indices`` the
+            cross-entropy of the similarities with these targets, the mean over tokens and codebooks, a scalar with
             gradient to x; no tokens: 0. A token with NaN or infinity gets index 0.
 
         Raises:
@@ -165,13 +165,13 @@ class RandomProjectionQuantizer(WideBuffers):
         tokens = layout.pack(x)
         head_mask = None
         if token_mask is not None:
-            # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+            # Padding may hold anything, including NaN; zeros keep it out of every gradient.
             tokens = _ops.fill_masked(tokens, token_mask)
             head_mask = layout.split_mask(token_mask)
         spread = _ops.random_projection(tokens, self.rand_projs, self.norm)
         projected = layout.split_heads(project(self.vq.project_in, spread))
         projected = projected.float() if projected.dtype in HALF else projected
-        # The search is called, and not the forward of the VectorQuantize, which learns in training.
+        # This calls the search instead of the forward of the VectorQuantize, which would learn in training.
         codes = stored_codes(self.vq._codebook, projected.dtype)
         if indices is not None:
             loss = _ops.commitment_cross_entropy(

@@ -1,4 +1,4 @@
-"""ResidualFSQ: finite scalar quantizers in sequence, each for what the ones before have left."""
+"""ResidualFSQ: a stack of finite scalar quantizers, each of which quantizes the residual of the ones before."""
 
 import math
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from torchvq.finite_scalar_quantization import FSQ
 from torchvq.outputs import ScalarOutput, ScalarOutputWithCodes
 
 _ops = torch.ops.torchvq
-# Options of FSQ that are the stack's own, and what to use instead.
+# Options of FSQ that the stack sets, and what to use instead.
 _OWN = {
     "num_codebooks": "more quantizers, or groups",
     "channel_first": "is_channel_first",
@@ -24,12 +24,12 @@ _OWN = {
 
 
 class ResidualFSQ(ResidualStack):
-    """Residual finite scalar quantization: level after level quantizes what the levels before have left.
+    """Residual finite scalar quantization: each level quantizes the residual of the levels before.
 
     SoundStream (Zeghidour et al. 2021, arXiv:2107.03312) with the levels of FSQ (Mentzer et al. 2023,
-    arXiv:2309.15505), evenly spaced in [-1, 1] (Parker et al. 2024, arXiv:2411.19842). Level n works on a scale of
-    ``levels ** -n``. After level n, what is left of an input within ``L / (L - 1)`` is at most
-    ``L ** -n / (L - 1)``, with the hard clamp.
+    arXiv:2309.15505), evenly spaced in [-1, 1] (Parker et al. 2024, arXiv:2411.19842). Level n works at a scale of
+    ``levels ** -n``. With the hard clamp, the residual after level n of an input within ``L / (L - 1)`` is at most ``L
+    ** -n / (L - 1)``.
 
     Shapes: ``B`` batch, ``N`` positions, ``Q`` = ``num_quantizers``, ``D`` = number of levels.
 
@@ -37,25 +37,26 @@ class ResidualFSQ(ResidualStack):
         levels: numbers of levels ``L`` of the ``D`` features of a code, each in [2, 65536]; their product, the size
             of one codebook, is at most 2^62.
         num_quantizers: ``Q``, at least 1.
-        dim: features of the input. Default: ``D``. Where it differs, ``project_in`` and ``project_out`` are linear
-            layers around the stack.
+        dim: features of the input. Default: ``D``. If it differs, ``project_in`` and ``project_out`` are linear layers
+            around the stack.
         is_channel_first: features on axis 1, whatever the number of positions axes. Default: False.
-        quantize_dropout: in training, use a random number of quantizers only. Default: False.
-        quantize_dropout_cutoff_index: the last one that is never dropped, counted from 0. Default: 0.
-        quantize_dropout_multiple_of: keep a multiple of this many (or all). Default: 1.
-        soft_clamp_input_value: the input of the first level is ``c tanh(x / c)``; a number, or one for each of the
-            ``D`` features. Only without ``bound_hard_clamp``. Default: none, but ``1 + 1 / (L - 1)`` with it.
-        bound_hard_clamp: levels bound by a clamp to [-1, 1] instead of tanh. Default: True.
+        quantize_dropout: in training, use only a random number of the quantizers. Default: False.
+        quantize_dropout_cutoff_index: the last quantizer that is never dropped, counted from 0. Default: 0.
+        quantize_dropout_multiple_of: the number kept is a multiple of this, or all. Default: 1.
+        soft_clamp_input_value: bound ``c`` of the soft clamp ``c tanh(x / c)`` before the first level; a number, or one
+            for each of the ``D`` features. Only without ``bound_hard_clamp``. Default: none, but ``1 + 1 / (L - 1)``
+            with ``bound_hard_clamp``.
+        bound_hard_clamp: levels bound their input by a clamp to [-1, 1] instead of tanh. Default: True.
         **kwargs: options of every level, see ``FSQ``: ``noise_dropout``, ``orthogonal_rotation``,
             ``keep_num_codebooks_dim``, and those without effect. ``vqp_compat=True`` gives the gradient of
-            ``vector_quantize_pytorch``, whose gain is the sum of those of the levels, its noise and int32 indices.
+            ``vector_quantize_pytorch``, whose gain is the sum of the gains of the levels, its noise and int32 indices.
 
     Raises:
         ValueError: an option out of range, or options that exclude each other. TypeError: unknown options.
 
-    Gradient: that of the levels as a function, as if nothing were rounded: the gain is
-    ``1 - (1 - g_0) (1 - g_1) ...``, ``g_n`` being the slope of the bound of level n, times that of the soft clamp.
-    With the hard clamp 1 inside, for any number of levels.
+    Gradient: that of the stack as a function, without rounding: the gain is ``1 - (1 - g_0) (1 - g_1) ...``, with
+    ``g_n`` the slope of the bound of level n, times that of the soft clamp. With the hard clamp it is 1 inside, for any
+    number of levels.
 
     Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
 
@@ -139,10 +140,9 @@ class ResidualFSQ(ResidualStack):
                 dtype.
             return_all_codes: append the codes of all levels, (Q, B, *, D); their sum over levels, projected, is the
                 output.
-            rand_quantize_dropout_fixed_seed: decides which levels are dropped, the same as in the reference. Default:
-                the number of the training step, so that ranks drop the same.
-            mask: bool, one per position, True for real tokens. Outputs of the others are 0, their indices -1, and
-                they have no gradient.
+            rand_quantize_dropout_fixed_seed: seed that decides which levels are dropped, as in the reference. Default:
+                the step number, so that all ranks drop the same levels.
+            mask: bool, one per position, True for real tokens. Padding has output 0, index -1 and no gradient.
 
         Returns:
             ``(quantized, indices)``, named: indices int64 (B, *, Q), -1 where masked or dropped.
@@ -163,15 +163,15 @@ class ResidualFSQ(ResidualStack):
 
     @property
     def quantizers(self) -> list[FSQ]:
-        """``layers``, for those who read types."""
+        """``layers``, with their type."""
         return cast(list[FSQ], list(self.layers))
 
     @property
     def codebooks(self) -> Tensor:
-        """All codes of each level before its scale, (Q, codebook_size, D), made at each use."""
+        """All codes of each level before its scale, (Q, codebook_size, D), computed at each use."""
         return torch.stack([level.implicit_codebook for level in self.quantizers])
 
-    # What the stack asks of its family ---------------------------------------------------------------------
+    # Methods that ResidualStack calls --------------------------------------------------------------------
 
     def prepare_inputs(self, inputs: Tensor) -> Tensor:
         limit = self.soft_clamp_input_value
@@ -213,13 +213,13 @@ class ResidualFSQ(ResidualStack):
         return indices.squeeze(-2)
 
     def shaped_indices(self, indices: Tensor) -> Tensor:
-        """The inverse of ``plain_indices``, in the dtype in which they are returned."""
+        """The inverse of ``plain_indices``, in the dtype of the returned indices."""
         shaped = indices.unsqueeze(-2) if self.quantizers[0].keep_num_codebooks_dim else indices
         return as_returned(shaped, self.vqp_compat, self.codebook_size)
 
 
 def _scales(levels: Sequence[int], quantizers: int) -> Tensor:
-    """(Q, D): what is left after a level is at most one L-th of what there was."""
+    """(Q, D): the residual after a level is at most one L-th of the residual before."""
     return torch.tensor(
         [[float(count) ** -index for count in levels] for index in range(quantizers)],
         device="cpu",

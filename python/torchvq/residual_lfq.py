@@ -1,4 +1,4 @@
-"""ResidualLFQ: lookup-free quantizers in sequence, each for what the ones before have left."""
+"""ResidualLFQ: a stack of lookup-free quantizers, each of which quantizes the residual of the ones before."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -16,7 +16,7 @@ from torchvq.lookup_free_quantization import LFQ
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes
 
 _ops = torch.ops.torchvq
-# Options of LFQ that are the stack's own, and what to use instead.
+# Options of LFQ that the stack sets, and what to use instead.
 _OWN = {
     "num_codebooks": "more quantizers, or groups",
     "codebook_scale": "nothing, levels halve it",
@@ -27,7 +27,7 @@ _OWN = {
 
 
 class _Level(LFQ):
-    """A level: its stack has warned already."""
+    """A level, which does not warn because its stack does."""
 
     _warns = False
 
@@ -36,21 +36,22 @@ class _Level(LFQ):
 
 
 class ResidualLFQ(ResidualStack):
-    """Residual lookup-free quantization: level after level quantizes what the levels before have left.
+    """Residual lookup-free quantization: each level quantizes the residual of the levels before.
 
     SoundStream (Zeghidour et al. 2021, arXiv:2107.03312) with the sign codes of LFQ (Yu et al. 2023,
-    arXiv:2310.05737), halved from level to level: of an input inside plus and minus 2, at most ``2^(1 - Q)`` is left.
+    arXiv:2310.05737), halved from level to level: the final residual of an input within plus and minus 2 is at most
+    ``2^(1 - Q)``.
 
     Shapes: ``B`` batch, ``N`` positions, ``Q`` = ``num_quantizers``, ``D`` = log2(codebook_size) bits.
 
     Args:
-        dim: features of the input. Where it differs from D, ``project_in`` and ``project_out`` are linear layers.
+        dim: features of the input. If it differs from D, ``project_in`` and ``project_out`` are linear layers.
         num_quantizers: ``Q``, at least 1.
         codebook_size: codes per level, a power of 2 up to 2^62.
-        quantize_dropout: in training, use a random number of quantizers only. Default: False.
-        quantize_dropout_cutoff_index: the last one that is never dropped, counted from 0. Default: 0.
-        quantize_dropout_multiple_of: keep a multiple of this many (or all). Default: 1.
-        soft_clamp_input_value: keeps the latents of level n inside plus and minus ``value * 2^-n``; at least 1.
+        quantize_dropout: in training, use only a random number of the quantizers. Default: False.
+        quantize_dropout_cutoff_index: the last quantizer that is never dropped, counted from 0. Default: 0.
+        quantize_dropout_multiple_of: the number kept is a multiple of this, or all. Default: 1.
+        soft_clamp_input_value: bounds the latents of level n to plus and minus ``value * 2^-n``; at least 1.
             Default: none.
         is_channel_first: features on axis 1, whatever the number of position axes. Default: False.
         **kwargs: options of every level, see ``LFQ``: weights of the losses, ``frac_per_sample_entropy`` (the same
@@ -61,10 +62,10 @@ class ResidualLFQ(ResidualStack):
     Raises:
         ValueError: an option out of range, or options that exclude each other. TypeError: unknown options.
 
-    Gradient: straight-through: the output's goes to the projected input once, through the activation of the first
-    level, whatever the number of levels. The losses of every level reach the input, too.
+    Gradient: straight-through: that of the output goes to the projected input once, through the activation of the first
+    level, for any number of levels. The losses of every level reach the input, too.
 
-    Distributed: entropies of all levels are those of the tokens of all ranks, with one all-reduce per step; ranks
+    Distributed: the entropies of all levels cover the tokens of all ranks, with one all-reduce per step; ranks
     drop the same levels; evaluation never communicates.
 
     Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
@@ -134,12 +135,12 @@ class ResidualLFQ(ResidualStack):
         Args:
             x: (B, *, dim) with any number of position axes; with ``is_channel_first`` (B, dim, *). Any floating
                 dtype.
-            mask: bool, one per position, True for real tokens. Padding takes no part in anything; its output is
+            mask: bool, one per position, True for real tokens. Padding has no effect; its output is
                 zero, its indices -1.
             return_all_codes: append the codes of all levels, (Q, B, *, D); their sum over levels, projected, is the
                 output.
-            rand_quantize_dropout_fixed_seed: decides which levels are dropped, the same as in the reference. Default:
-                the number of the training step, so that ranks drop the same.
+            rand_quantize_dropout_fixed_seed: seed that decides which levels are dropped, as in the reference. Default:
+                the step number, so that all ranks drop the same levels.
 
         Returns:
             ``(quantized, indices, loss)``, named: indices int64 (B, *, Q), -1 where masked or dropped; loss (Q,), 0
@@ -160,22 +161,22 @@ class ResidualLFQ(ResidualStack):
 
     @property
     def quantizers(self) -> list[LFQ]:
-        """``layers``, for those who read types."""
+        """``layers``, with their type."""
         return cast(list[LFQ], list(self.layers))
 
     @property
     def codebooks(self) -> Tensor:
-        """All codes of each level, (Q, codebook_size, D), made at each use; before rotation."""
+        """All codes of each level, (Q, codebook_size, D), computed at each use; before rotation."""
         return torch.stack([level.codebook for level in self.quantizers])
 
-    # What the stack asks of its family ---------------------------------------------------------------------
+    # Methods that ResidualStack calls --------------------------------------------------------------------
 
     def quantize_level(
         self, index: int, residual: Tensor, mask: Tensor | None, rng: Tensor | None
     ) -> LevelResult:
         level = self.quantizers[index]
         ranks = _lookup_free.ranks_of(level, "ResidualLFQ")
-        # Losses of ranks, and of summed gradients, come after the walk.
+        # Losses over ranks, and those of summed gradients, are computed after all levels.
         waits = not ranks.alone or self.gradient == "summed"
         estimates = level.training and self.gradient == "summed"
         scores = level.training and not waits
@@ -193,7 +194,7 @@ class ResidualLFQ(ResidualStack):
         _lookup_free.handshake(self.quantizers, self._buffers.get("rng"), ranks)
 
     def losses_of(self, result: StackResult, totals: list[Tensor | None]) -> Tensor:
-        """The losses (Q,) of a forward, 0 for levels that it dropped."""
+        """The losses (Q,) of a forward, 0 for dropped levels."""
         losses = []
         for index, (found, own) in enumerate(zip(result.details, totals, strict=True)):
             level, loss = self.quantizers[index], found.loss

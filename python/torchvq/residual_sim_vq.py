@@ -1,4 +1,4 @@
-"""ResidualSimVQ: SimVQ levels in sequence, each for what the ones before have left."""
+"""ResidualSimVQ: a stack of SimVQ, each of which quantizes the residual of the ones before."""
 
 from typing import Any, cast
 
@@ -18,10 +18,10 @@ _ops = torch.ops.torchvq
 
 
 class ResidualSimVQ(ResidualStack):
-    """Residual vector quantization by frozen codes that learnt transforms move.
+    """Residual vector quantization with frozen codes and learnt transforms of them.
 
     SoundStream (Zeghidour et al. 2021, arXiv:2107.03312) with the codes of SimVQ (Zhu et al. 2024, arXiv:2411.02038):
-    level after level quantizes what the levels before have left.
+    each level quantizes the residual of the levels before.
 
     Shapes: ``B`` batch, ``N`` positions, ``Q`` = ``num_quantizers``, ``K`` = ``codebook_size``.
 
@@ -29,16 +29,16 @@ class ResidualSimVQ(ResidualStack):
         dim: features of the input, a multiple of ``heads``.
         num_quantizers: ``Q``, at least 1.
         codebook_size: codes per level ``K``, at least 1.
-        heads: codes per latent and level, all from the level's one codebook; the features are split over them, the
-            first being head 0. Default: 1.
-        quantize_dropout: in training, use a random number of quantizers only. Default: False.
-        quantize_dropout_cutoff_index: the last one that is never dropped, counted from 0. Default: 0.
-        quantize_dropout_multiple_of: keep a multiple of this many (or all). Default: 1.
+        heads: codes per latent and level, all from the codebook of the level; the features are split over them, and the
+            first belong to head 0. Default: 1.
+        quantize_dropout: in training, use only a random number of the quantizers. Default: False.
+        quantize_dropout_cutoff_index: the last quantizer that is never dropped, counted from 0. Default: 0.
+        quantize_dropout_multiple_of: the number kept is a multiple of this, or all. Default: 1.
         channel_first: features on axis 1, whatever the number of position axes. Default: False.
         rotation_trick: rotate and scale the gradient from the sum of the codes to the latent (arXiv:2410.06424), with a
             bounded gain; otherwise it is copied. Default: True.
-        eval_beam_size: paths kept between levels in evaluation, at least 1. Default: none, the nearest code of each
-            level.
+        eval_beam_size: paths through the levels that the search keeps in evaluation, at least 1. Default: none, the
+            nearest code of each level.
         **sim_vq_kwargs: options of every level, see ``SimVQ``: ``codebook_transform`` (one module is shared by all
             levels), ``init_fn``, ``frozen_codebook_dim``, both weights of the loss, ``sync_codebook``,
             ``process_group``. ``vqp_compat=True`` gives the gradient of ``vector_quantize_pytorch``, whose gain is the
@@ -47,9 +47,9 @@ class ResidualSimVQ(ResidualStack):
     Raises:
         ValueError: an option out of range, or options that exclude each other. TypeError: unknown options.
 
-    Gradient: one estimator between the input and the sum of the codes, so the gain is that of one level, whatever their
-        number. The losses of every level reach its transform, and the input divided by the levels in use, which is the
-        balance that one estimator per level has. See docs/design/residual.md.
+    Gradient: one estimator between the input and the sum of the codes, so the gain is that of one level, for any number
+        of levels. The gradients of the losses of every level reach its transform and, divided by the number of levels
+        in use, the input, with the same balance as one estimator per level. See docs/design/residual.md.
 
         Transforms of dropped levels get a gradient of zero.
 
@@ -124,14 +124,14 @@ class ResidualSimVQ(ResidualStack):
             x: (B, *, dim) with any number of position axes; with ``channel_first`` (B, dim, *). Any floating dtype.
             return_all_codes: append the codes of all levels, (Q, B, *, dim), with ``channel_first`` (Q, B, dim, *);
                 their sum over levels is the output.
-            rand_quantize_dropout_fixed_seed: decides which levels are dropped, the same as in the reference. Default:
-                the number of the training step, so that ranks drop the same.
-            mask: bool, one per position, True for real tokens. Padding takes no part in anything; its output is zero,
+            rand_quantize_dropout_fixed_seed: seed that decides which levels are dropped, as in the reference. Default:
+                the step number, so that all ranks drop the same levels.
+            mask: bool, one per position, True for real tokens. Padding has no effect; its output is zero,
                 its indices -1.
 
         Returns:
             ``(quantized, indices, loss)``, named: indices int64 (B, *, Q), with several heads (B, *, heads, Q), -1
-            where masked or dropped; loss (Q,), 0 for dropped levels, with gradient in training alone.
+            where masked or dropped; loss (Q,), 0 for dropped levels, with gradient only in training.
 
         Raises:
             ValueError: wrong shapes. TypeError: wrong dtypes.
@@ -147,12 +147,12 @@ class ResidualSimVQ(ResidualStack):
 
     @property
     def quantizers(self) -> list[SimVQ]:
-        """``layers``, for those who read types."""
+        """``layers``, with their type."""
         return cast(list[SimVQ], list(self.layers))
 
     @property
     def codebook_size(self) -> int:
-        """Codes per level."""
+        """Number of codes per level."""
         return self.quantizers[0].codebook_size
 
     @property
@@ -162,10 +162,10 @@ class ResidualSimVQ(ResidualStack):
 
     @property
     def codebooks(self) -> Tensor:
-        """The codes of each level, (Q, codebook_size, codebook_dim), made at each use."""
+        """The codes of each level, (Q, codebook_size, codebook_dim), computed at each use."""
         return _joined.stack([level.codebook for level in self.quantizers])
 
-    # What the stack asks of its family ---------------------------------------------------------------------
+    # Methods that ResidualStack calls --------------------------------------------------------------------
 
     def quantize_level(
         self, index: int, residual: Tensor, mask: Tensor | None, rng: Tensor | None
@@ -190,7 +190,7 @@ class ResidualSimVQ(ResidualStack):
         )
         codes = found.quantized if summed else found.codes
         if self.training and not summed:
-            # Codes learn by the losses alone.
+            # Codes learn only from the losses.
             codes = codes.detach()
         return LevelResult(
             codes.view_as(residual), found.indices.view(residual.shape[:2]), detail=(found, mask)
@@ -206,7 +206,7 @@ class ResidualSimVQ(ResidualStack):
             self.eval_beam_size,
             mask=None if mask is None else mask.reshape(1, -1),
         )
-        # Of padding any valid code.
+        # Any valid code serves for padding.
         return cast(Tensor, paths.clamp_min(0).view(*inputs.shape[:2], -1))
 
     def estimate(self, inputs: Tensor, total: Tensor) -> Tensor:
@@ -221,26 +221,26 @@ class ResidualSimVQ(ResidualStack):
     def get_codes_from_indices(self, indices: Tensor) -> Tensor:
         """Codes (Q, B, *, dim), with ``channel_first`` (Q, B, dim, *), of indices (B, *, q), or (B, *, heads, q).
 
-        q is the number of levels, or with ``quantize_dropout`` fewer: then zeros for the missing ones. -1 gives zeros.
-        ValueError for another number of levels, IndexError for an index outside.
+        q is the number of levels; with ``quantize_dropout`` it may be smaller, and missing levels give zeros. -1 gives
+        zeros. ValueError for another number of levels, IndexError for an index outside.
         """
         return self._placed(super().get_codes_from_indices(indices))
 
     def _placed(self, codes: Tensor) -> Tensor:
-        """Codes (Q, B, *, dim) with the features where the layout has them; (B, dim) has no position to move."""
+        """Codes (Q, B, *, dim) with the features where the layout has them; (B, dim) has no position axis to move."""
         return codes.movedim(-1, 2) if self.channel_first and codes.dim() > 3 else codes
 
     def decode_level(self, index: int, indices: Tensor) -> Tensor:
         return self.quantizers[index].indices_to_codes(indices)
 
     def _losses(self, result: StackResult) -> Tensor:
-        """The losses (Q,) of a forward, 0 for levels that it dropped."""
+        """The losses (Q,) of a forward, 0 for dropped levels."""
         depth, losses = result.depth, []
         for index, (found, mask) in enumerate(result.details):
             loss = self._loss(index, found, mask)
             losses.append(loss if isinstance(depth, int) else only_if(depth > index, loss))
         if losses and self.training:
-            # Graphs compute all levels, and wrappers wait for a gradient of every parameter: that of nothing is zero.
+            # Graphs compute all levels, and wrappers wait for a gradient of every parameter: dropped levels get zero.
             nothing = result.details[0][0].inputs[:, :0].detach()
             losses += [
                 self._loss(index, self.quantizers[index].choose(nothing, None, "none"), None)

@@ -1,4 +1,4 @@
-"""ResidualVQ: several codebooks in sequence, each for what the ones before have left."""
+"""ResidualVQ: a stack of codebooks, each of which quantizes the residual of the ones before."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -34,7 +34,7 @@ _ops = torch.ops.torchvq
 
 
 class ResidualVQ(nn.Module):
-    """Residual vector quantization: level after level quantizes what the levels before have left.
+    """Residual vector quantization: each level quantizes the residual of the levels before.
 
     SoundStream (Zeghidour et al. 2021, arXiv:2107.03312), RQ-VAE (Lee et al. 2022, arXiv:2203.01941). Every level
     is a ``VectorQuantize`` (``layers``); the output is the sum of their codes.
@@ -44,32 +44,32 @@ class ResidualVQ(nn.Module):
 
     Args:
         dim: features of the input, at least 1.
-        num_quantizers: levels ``Q``, at least 1. May be left out where ``codebook_size`` lists them.
+        num_quantizers: levels ``Q``, at least 1. May be left out if ``codebook_size`` is a list.
         codebook_size: codes per level: a number, or one for each level.
-        codebook_dim: features of a code. Default: ``dim``. Where it differs, ``project_in`` and ``project_out`` are
-            linear layers around the stack.
-        shared_codebook: all levels use one codebook (RQ-VAE), which learns once per forward from the residuals
-            of all. Default: False.
+        codebook_dim: features of a code. Default: ``dim``. If it differs, ``project_in`` and ``project_out`` are linear
+            layers around the stack.
+        shared_codebook: all levels use one codebook (RQ-VAE), which learns once per forward from the residuals of all
+            levels. Default: False.
         diveq: DiVeQ over the whole stack (https://openreview.net/forum?id=KRVnpTbx7R): the output is the latent
-            plus a simulated error in the direction of the codes' sum, ``directional_reparam_variance`` its noise;
-            codes learn by gradient, without commitment loss. Default: False.
+            plus a simulated error in the direction of the sum of the codes, with noise of variance
+            ``directional_reparam_variance``; codes learn by gradient, without commitment loss. Default: False.
         heads: codes per latent and level; see ``VectorQuantize``. Default: 1.
-        quantize_dropout: in training, use a random number of levels only. Default: False.
+        quantize_dropout: in training, use only a random number of the levels. Default: False.
         quantize_dropout_cutoff_index: the last level that is never dropped, counted from 0. Default: 0.
-        quantize_dropout_multiple_of: keep a multiple of this many levels (or all). Default: 1.
-        accept_image_fmap: input is (B, dim, H, W). Default: False. ``accept_3d_fmap`` and ``channel_last`` exist,
-            too.
-        implicit_neural_codebook: QINCo (arXiv:2401.14732): a network makes the codes of each level but the first,
-            for each token, from what the levels before have decoded. Codes and networks learn by gradient. Default:
+        quantize_dropout_multiple_of: the number kept is a multiple of this, or all levels. Default: 1.
+        accept_image_fmap: input is (B, dim, H, W). Default: False. ``accept_3d_fmap`` and ``channel_last`` are also
+            options.
+        implicit_neural_codebook: QINCo (arXiv:2401.14732): for each level after the first, a network computes the codes
+            of each token from what the levels before have decoded. Codes and networks learn by gradient. Default:
             False.
-        mlp_kwargs: ``dim_hidden`` (default: the features of a code) and ``depth`` (default: 4) of those networks.
-        beam_size: paths through the levels that the search keeps; the path that leaves least in the end is taken.
+        mlp_kwargs: ``dim_hidden`` (default: the features of a code) and ``depth`` (default: 4) of these networks.
+        beam_size: paths through the levels that the search keeps; it returns the path with the smallest final residual.
             1 takes the nearest code of each level. Larger is better and slower. Default: 1.
-        eval_beam_size: the same in evaluation. Default: ``beam_size``.
-        beam_score_quantizer_weights: a weight for each level: a path's score is then the weighted sum of what
-            remains after each of its levels. Default: what remains after the last of them.
-        quant_grad_frac: fraction of a level's gradient that reaches the residual of the next level, in [0, 1]. Each
-            commitment loss is weakened by ``1 - quant_grad_frac`` per level before it. Default: 0.
+        eval_beam_size: ``beam_size`` in evaluation. Default: ``beam_size``.
+        beam_score_quantizer_weights: a weight for each level: the score of a path is then the weighted sum of the
+            residuals after each level. Default: the residual after the last level.
+        quant_grad_frac: fraction of a level's gradient that reaches the residual of the next level, in [0, 1]. The
+            gradient of each commitment loss is scaled by ``1 - quant_grad_frac`` for every level before it. Default: 0.
         return_zeros_for_masked_padding: masked outputs are zero; otherwise the input. Default: True.
         **vq_kwargs: options of every level; see ``VectorQuantize``.
 
@@ -77,13 +77,14 @@ class ResidualVQ(nn.Module):
         ValueError: an option out of range, or options that exclude each other.
 
     Gradient: one estimator between latent and sum of codes, so the straight-through gain is 1 for any number of
-    levels; the rotation trick rotates from the sum of codes to the latent. The losses' gradient to the encoder is
-    divided by the levels in use (with ``quant_grad_frac`` f by ``sum (1 - f)**n``): with one estimator per level,
-    as in the reference, the output's would be that many times larger, and their balance is the same. The loss
-    values and the gradients of codes are not divided.
+    levels; the rotation trick rotates from the sum of codes to the latent. The gradient of the losses to the encoder is
+    divided by the number of levels in use (with ``quant_grad_frac`` f by ``sum (1 - f)**n``). In the reference, with
+    one estimator per level, the gradient of the output is larger by this factor, so the balance of both is the same.
+    The values of the losses and the gradients of codes are not divided.
 
     Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``; ``vqp_compat=True`` restores
-    its gradient (one estimator per level, gain Q), its Q updates of a shared codebook, and the others marked there.
+    its gradient (one estimator per level, gain Q), its Q updates of a shared codebook, and the other differences marked
+    there.
 
     Example:
         >>> rvq = ResidualVQ(dim=256, num_quantizers=8, codebook_size=1024)
@@ -211,7 +212,7 @@ class ResidualVQ(nn.Module):
         return levels
 
     def _as_in_the_reference(self) -> dict[str, Any]:
-        """Options that a stack of the reference takes and does not obey."""
+        """Options that a stack of the reference accepts and ignores."""
         options: dict[str, Any] = {"freeze_codebook": False}
         if self.diveq:
             options["directional_reparam_variance"] = 0.005
@@ -236,25 +237,25 @@ class ResidualVQ(nn.Module):
 
         Args:
             x: (B, N, dim), (B, dim), or as the layout options say. Any floating dtype.
-            mask: bool, one per position, True for real tokens. Padding takes no part in anything; its indices are
+            mask: bool, one per position, True for real tokens. Padding has no effect; its indices are
                 -1.
-            indices: codes to score, in the shape in which they are returned or a list of one tensor per level: the
-                result is then ``(quantized, loss)``, loss being the sum over levels of the cross-entropy of the
-                distances towards them. Each level sees the residual of its own choices. -1 is left out.
+            indices: target codes, in the shape of the returned indices or as a list of one tensor per level: the result
+                is then ``(quantized, loss)``, with the sum over levels of the cross-entropy of the distances with these
+                targets as loss. The residual is that of the nearest codes, not of the targets. -1 is left out.
             return_all_codes: append the codes of all levels, (Q, B, N, D); their sum over levels, projected, is the
                 output.
             sample_codebook_temp: overrides the option for this call.
             freeze_codebook: freezes the codebooks for this call, in addition to the option.
             beam_size: overrides the option for this call, in training and evaluation.
-            rand_quantize_dropout_fixed_seed: decides which levels are dropped, the same as in the reference.
-                Default: the module's own generator.
+            rand_quantize_dropout_fixed_seed: seed that decides which levels are dropped, as in the reference. Default:
+                the module's own generator.
 
         Returns:
             ``(quantized, indices, loss)``, named: indices (B, N, Q), with several heads (B, N, heads, Q), -1 where
             masked or dropped; loss (Q,), 0 where dropped and in evaluation.
 
         Raises:
-            ValueError: wrong shapes or arguments at odds. TypeError: wrong dtypes. IndexError: a target out of
+            ValueError: wrong shapes or conflicting arguments. TypeError: wrong dtypes. IndexError: a target out of
                 range.
         """
         with ExitStack() as steps:
@@ -286,11 +287,11 @@ class ResidualVQ(nn.Module):
         depth: int | Tensor | None = None,
         together: bool = False,
     ) -> Started:
-        """The first half of ``forward``: everything up to what the codebooks learn, which ``finish`` does.
+        """The first half of ``forward``: everything before the update of the codebooks, which ``finish`` does.
 
         Args:
             steps: open until the end of the step.
-            depth: how many levels to use; drawn if None.
+            depth: number of levels to use; drawn if None.
             together: whether other stacks learn in the same step.
         """
         layout = self.layout
@@ -303,7 +304,7 @@ class ResidualVQ(nn.Module):
             for codebook in codebooks:
                 steps.enter_context(codebook.step_of(x))
         ranks = ranks_of(first, type(self).__name__)
-        # Before the depth is drawn, so that ranks draw the same.
+        # Before the depth is drawn, so that ranks draw the same depth.
         handshake(codebooks, ranks)
         if self.training:
             begin_step(codebooks)
@@ -325,7 +326,7 @@ class ResidualVQ(nn.Module):
             step = encode_at_once(self, layout.split_heads(tokens), request)
             if step is not None:
                 return started._replace(step=step)
-        # Stacks that learn together, or later, exchange in the second half what they have found.
+        # Stacks that learn together, or later, exchange their statistics in the second half.
         later = overlaps(self, tokens, ranks, request.frozen)
         if steps_at_once(self) and not later and (ranks.alone or not together):
             return started._replace(step=step_at_once(self, tokens, request))
@@ -336,7 +337,7 @@ class ResidualVQ(nn.Module):
 
     @property
     def layout(self) -> Layout:
-        """Where batch, positions and features lie in inputs and outputs."""
+        """The order of batch, positions and features in inputs and outputs."""
         return Layout(
             self.dim,
             self.heads,
@@ -348,23 +349,23 @@ class ResidualVQ(nn.Module):
 
     @property
     def levels(self) -> list[VectorQuantize]:
-        """``layers``, for those who read types."""
+        """``layers``, with their type."""
         return cast(list[VectorQuantize], list(self.layers))
 
     def mlp(self, level: int) -> MLP:
-        """What makes the codes of a level, from 1 on, of an implicit codebook."""
+        """The network that computes the codes of a level of an implicit codebook, from level 1 on."""
         return cast(MLP, self.mlps[level - 1])
 
     @property
     def estimates_levels(self) -> bool:
-        """Whether the output's gradient is the sum of the levels' own, instead of one estimator over the stack."""
+        """Whether the gradient of the output is the sum over the levels, instead of one estimator over the stack."""
         first = self.levels[0]
         by_codes = first.straight_through and not first.route_gradients_to_input
         return self.training and not self.diveq and (self.vqp_compat or by_codes)
 
     @property
     def draws(self) -> bool:
-        """Whether a frozen stack takes numbers from its generators."""
+        """Whether a frozen stack draws random numbers."""
         first = self.levels[0]
         noisy = first.stochastic_sample_codes or first.directional_reparam or self.diveq
         some_codes = first.has_codebook_orthogonal_loss and first.orthogonal_reg_max_codes
@@ -385,7 +386,7 @@ class ResidualVQ(nn.Module):
         return levels
 
     def _depth(self, seed: int | None) -> int | Tensor:
-        """How many levels this forward uses."""
+        """The number of levels that this forward uses."""
         if not (self.training and self.quantize_dropout):
             return self.num_quantizers
         rule = self.quantize_dropout_cutoff_index, self.quantize_dropout_multiple_of
@@ -395,7 +396,7 @@ class ResidualVQ(nn.Module):
 
     @property
     def beam_weights(self) -> list[float] | None:
-        """What the score of a path weighs each level's remainder by; None: the last remainder is the score."""
+        """The weight of each level's residual in the score of a path; None: the last residual is the score."""
         if self.beam_score_quantizer_weights is None and self.vqp_compat:
             return [1.0] * self.num_quantizers
         return self.beam_score_quantizer_weights
@@ -404,13 +405,13 @@ class ResidualVQ(nn.Module):
 
     @property
     def codebook_size(self) -> int:
-        """Codes of the first level."""
+        """Number of codes of the first level."""
         return self.codebook_sizes[0]
 
     @property
     def codebooks(self) -> Tensor | tuple[Tensor, ...]:
-        """The codes of all levels: (Q, K, D), or a tuple of (K, D) where levels differ in size; with one codebook
-        per head (Q, H, K, D). Of an implicit codebook the base codes."""
+        """The codes of all levels: (Q, K, D), or a tuple of (K, D) if levels differ in size; with one codebook per head
+        (Q, H, K, D). For implicit codebooks these are the base codes."""
         codes = tuple(level.codebook for level in self.levels)
         return _joined.stack(codes) if self.uniform_codebook_size else codes
 
@@ -445,7 +446,7 @@ class ResidualVQ(nn.Module):
         if self.has_projections:
             absent = (indices < 0).flatten(-2).all(-1) if self.heads > 1 else (indices < 0).all(-1)
             output = output.masked_fill(absent.unsqueeze(-1), 0)
-        # (B, dim) has no position to move.
+        # (B, dim) has no position axis to move.
         return self.layout.place_features(output) if output.dim() > 2 else output
 
     def _decode(self, indices: Tensor) -> list[Tensor]:
@@ -462,30 +463,30 @@ class ResidualVQ(nn.Module):
                 made = self.mlp(number).rows(codes, total)
                 codes = made.masked_fill((rows < 0).unsqueeze(-1), 0)
             total = _widened(codes) if total is None else total + codes
-            # Heads of separate codebooks are the first axis, those of a shared one lie with the tokens.
+            # Heads of separate codebooks are the first axis, those of a shared one are part of the token axis.
             by_token = codes.transpose(0, 1) if layout.separate else codes
             decoded.append(by_token.reshape(*positions, codes.shape[-1] * self.heads))
         return decoded
 
     def stats(self, synced: bool = False) -> tuple[CodebookStats, ...]:
-        """How the codes of each level were used in the last training forward; see ``VectorQuantize.stats``.
+        """The use of the codes of each level in the last training forward; see ``VectorQuantize.stats``.
 
-        One all-reduce for all levels if ``synced``. A level that was dropped has no tokens. Levels that share a
-        codebook have its dead and replaced codes each.
+        One all-reduce for all levels if ``synced``. A dropped level has no tokens. Levels that share a codebook each
+        report its dead and replaced codes.
         """
         return tuple(read_stats(self.levels, synced))
 
     # Learning outside of forward -------------------------------------------------------------------------------
 
     def update_in_place_optimizer(self) -> None:
-        """Steps the codebooks' own optimizers, then clears their gradients; nothing happens without any."""
+        """Steps the in-place optimizers of the codebooks, then clears their gradients; does nothing without any."""
         for level in self.levels:
             level.update_in_place_optimizer()
         step_in_place_optimizer(self)
 
 
 def _widened(codes: Tensor) -> Tensor:
-    """Levels add up in float32 at least, as in the forward."""
+    """Levels are added up at least in float32, as in the forward."""
     return codes.float() if codes.dtype in HALF else codes
 
 

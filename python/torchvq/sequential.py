@@ -46,12 +46,12 @@ _QUANTIZERS = (
 class Sequential(nn.Module):
     """Modules in sequence, exactly one of which is a quantizer of this package.
 
-    The modules before it see tensors; the quantizer gets what the last of them gives, and the keywords of the call;
-    what it returns comes back, its output put through the modules behind it.
+    The quantizer gets the output of the modules before it, and the keywords of the call. The result is that of the
+    quantizer, with its quantized output passed through the modules behind it.
 
     Args:
-        *fns: the modules in their order, one of them a quantizer. The others are called with one tensor. Where the
-            quantizer is a ``RandomProjectionQuantizer``, which has no output but its indices, it is the last.
+        *fns: the modules in their order, one of them a quantizer. The others are called with one tensor. A
+            ``RandomProjectionQuantizer``, which returns only indices, must be the last.
 
     Raises:
         ValueError: no quantizer among the modules, or several, or modules behind one without an output.
@@ -93,12 +93,12 @@ class Sequential(nn.Module):
         """Runs the modules in their order.
 
         Args:
-            x: what the first module takes.
-            **kwargs: what the quantizer's ``forward`` takes besides its input.
+            x: the input of the first module.
+            **kwargs: further arguments of the quantizer's ``forward``.
 
         Returns:
-            What the quantizer returns, of the same type and with the same names, its first entry put through the
-            modules behind it; of a quantizer that returns one tensor, that tensor.
+            The result of the quantizer, in the same type, with its first entry passed through the modules behind it; if
+            the quantizer returns one tensor, that tensor.
         """
         for fn in self.fns[: self.place]:
             x = fn(x)
@@ -114,6 +114,6 @@ class Sequential(nn.Module):
 
 
 def _like(returned: Any, entries: list[Any]) -> Any:
-    """Entries in a tuple of the type of another, with its names."""
+    """The entries as a tuple of the type of ``returned``."""
     kind = type(returned)
     return kind(*entries) if hasattr(kind, "_fields") else kind(entries)

@@ -1,4 +1,4 @@
-"""SimVQ: frozen codes that a learnt transform puts where the latents are."""
+"""SimVQ: frozen codes, and a learnt transform that moves them towards the latents."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def _identity(codes: Tensor) -> Tensor:
 
 
 class SimSearchResult(NamedTuple):
-    """What a search leaves."""
+    """The result of a search."""
 
     quantized: Tensor  # (1, T, D), the codes' values with the estimator's gradient
     indices: Tensor  # (1, T), -1 where masked
@@ -36,11 +36,11 @@ class SimSearchResult(NamedTuple):
 
 
 class SimVQ(WideBuffers):
-    """Vector quantization by frozen codes that a learnt transform moves, all of them at every step.
+    """Vector quantization with frozen codes and a learnt transform, which moves all codes at every step.
 
-    The codes are ``codebook_transform(frozen_codebook)``. Each latent is replaced by its nearest code; the transform
-    learns from the latents that chose any code, so that codes that no latent chose move, too, and the codebook does not
-    collapse (Zhu et al. 2024, arXiv:2411.02038).
+    The codes are ``codebook_transform(frozen_codebook)``. Each latent is replaced by its nearest code. The transform
+    learns from all latents, so codes that no latent chose move, too, and the codebook does not collapse (Zhu et al.
+    2024, arXiv:2411.02038).
 
     Shapes: ``B`` batch, ``N`` positions, ``K`` = ``codebook_size``.
 
@@ -49,8 +49,8 @@ class SimVQ(WideBuffers):
         codebook_size: number of codes ``K``, at least 1.
         codebook_transform: module from frozen codes (K, frozen_codebook_dim) to codes (K, dim). Default: a linear layer
             without bias.
-        init_fn: from the frozen codes as they are drawn, normal with the variance ``1 / frozen_codebook_dim``, to those
-            that are kept. Default: the same.
+        init_fn: function that is applied once to the drawn frozen codes, which are normal with variance ``1 /
+            frozen_codebook_dim``. Default: the same codes.
         channel_first: features on axis 1, whatever the number of position axes. Default: False.
         rotation_trick: rotate and scale the gradient from code to latent (arXiv:2410.06424), with a bounded gain;
             otherwise it is copied. Default: True.
@@ -58,21 +58,21 @@ class SimVQ(WideBuffers):
             the half that pulls codes to latents; 0 or more. ``beta`` in the paper. Default: 0.25.
         commitment_weight: weight of both halves, 0 or more. Default: 1.
         frozen_codebook_dim: features of a frozen code, at least 1. Default: ``dim``.
-        sync_codebook: whether ranks that train together take rank 0's frozen codes before their first step; the
-            gradient of the transform is the business of who wraps the model. False: no communication. Default: wherever
-            there is a process group.
-        process_group: those ranks: a group, or its name. Default: all.
-        vqp_compat: the rotation of ``vector_quantize_pytorch``, whose gain near zero is not bounded. Default:
-            what ``TORCHVQ_COMPAT`` says.
+        sync_codebook: whether ranks that train together take rank 0's frozen codes before their first step; a wrapper
+            of the model averages the gradients of the transform. False: no communication. Default: if there is a
+            process group.
+        process_group: these ranks: a group, or its name. Default: all.
+        vqp_compat: behave as ``vector_quantize_pytorch``: its rotation, whose gain near zero is not bounded. Default:
+            set by ``TORCHVQ_COMPAT``.
 
     Raises:
         ValueError: an option out of range.
 
-    Gradient: of the output to the input by the estimator, in training; in evaluation to the transform. Of the loss to
-        both.
+    Gradient: in training, of the output to the input by the estimator; in evaluation, of the output to the transform.
+        Of the loss to both.
 
     Dtypes: the output has the dtype of the input, indices are int64; distances and losses are float32 (float64 for
-        float64 input). The transform runs in its own dtype, outside of autocast, so that codes decode to the bit; a
+        float64 input). The transform runs in its own dtype, outside autocast, so that decoding gives the same bits; a
         linear layer of half precision multiplies in float32. The frozen codes stay float32 under any cast.
 
     State: ``frozen_codebook`` (K, frozen_codebook_dim), a buffer, and that of ``code_transform``.
@@ -149,9 +149,9 @@ class SimVQ(WideBuffers):
 
     @property
     def codebook(self) -> Tensor:
-        """The codes (K, dim), made of the frozen ones at each use; gradient to the transform."""
+        """The codes (K, dim), computed from the frozen codes at each use, with gradient to the transform."""
         transform, frozen = self.code_transform, self.frozen_codebook
-        # Codes are what decoding makes again, outside of autocast perhaps.
+        # Decoding computes the codes again, perhaps outside autocast.
         with without_autocast(frozen):
             if type(transform) is nn.Linear and transform.weight.dtype in HALF:
                 bias = None if transform.bias is None else transform.bias.float()
@@ -167,9 +167,9 @@ class SimVQ(WideBuffers):
         return codes
 
     def codes_for(self, dtype: torch.dtype) -> Tensor:
-        """The codes (1, K, D) for tokens of a dtype."""
+        """The codes (1, K, D) for tokens of this dtype."""
         codes = self.codebook.unsqueeze(0)
-        # The input decides how wide the arithmetic is, not a module that was made double.
+        # The input decides the precision of the arithmetic, not a module that was cast to double.
         narrow = codes.dtype == torch.float64 != dtype
         return codes.float() if narrow or codes.dtype in HALF else codes
 
@@ -192,7 +192,7 @@ class SimVQ(WideBuffers):
             layout.split_indices(indices),
         )
         output = codes.reshape(*indices.shape, self.dim)
-        # (B, dim) has no position to move.
+        # (B, dim) has no position axis to move.
         return layout.place_features(output) if output.dim() > 2 else output
 
     # Forward -----------------------------------------------------------------------------------------------
@@ -202,13 +202,13 @@ class SimVQ(WideBuffers):
 
         Args:
             x: (B, *, dim) with any number of position axes; with ``channel_first`` (B, dim, *). Any floating dtype.
-            mask: bool, one per position, True for real tokens. Padding takes no part in anything; its output is zero,
+            mask: bool, one per position, True for real tokens. Padding has no effect; its output is zero,
                 its index -1.
 
         Returns:
-            ``(quantized, indices, loss)``, named: indices int64 (B, *), of two nearest codes the lower; loss a scalar,
-            with gradient in training alone. No tokens, or all masked: loss 0. A token with NaN or infinity gives NaN
-            and index 0.
+            ``(quantized, indices, loss)``, named: indices int64 (B, *), where the lowest index wins a tie; loss a
+            scalar, with gradient only in training. No tokens, or all masked: loss 0. A token with NaN or infinity gives
+            NaN and index 0.
 
         Raises:
             ValueError: wrong shapes. TypeError: wrong dtypes.
@@ -220,7 +220,7 @@ class SimVQ(WideBuffers):
         tokens = layout.pack(x)
         rows = None
         if token_mask is not None:
-            # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+            # Padding may hold anything, including NaN; zeros keep it out of every gradient.
             tokens = _ops.fill_masked(tokens, token_mask)
             rows = layout.split_mask(token_mask)
         found = self.choose(layout.split_heads(tokens), rows, self.estimator)
@@ -236,7 +236,7 @@ class SimVQ(WideBuffers):
 
     @property
     def estimator(self) -> str:
-        """The operators' name of the gradient of the output."""
+        """The name of the output's gradient for operators."""
         if not self.training:
             return "none"
         if not self.rotation_trick:
@@ -252,7 +252,7 @@ class SimVQ(WideBuffers):
             tokens: (1, T, D).
             mask: (1, T).
             estimator: the gradient of the output.
-            chosen: (1, T), codes that are already chosen; nothing is searched then.
+            chosen: (1, T), indices that are already chosen; there is no search then.
         """
         # Nothing is drawn.
         rng = torch.zeros(2, dtype=torch.long, device=tokens.device)
@@ -280,7 +280,7 @@ class SimVQ(WideBuffers):
         return cast(Tensor, _ops.weighted_loss([pulls_codes, pulls_inputs], weights, self.training))
 
     def handshake(self) -> None:
-        """Before the first step that ranks take together: they find out whether they fit, and start alike."""
+        """Before the first step that ranks take together: compares their options, and makes their state equal."""
         handshake([self], None, "SimVQ")
 
     @property

@@ -35,8 +35,8 @@ _ops = torch.ops.torchvq
 class VectorQuantize(VectorQuantizeOptions):
     """Vector quantization of latents, with a codebook that learns by moving averages or by gradient.
 
-    Each latent is replaced by its nearest code (van den Oord et al. 2017, arXiv:1711.00937); the encoder gets its
-    gradient through an estimator, the codebook follows the latents by exponential moving averages.
+    Replaces each latent by its nearest code (van den Oord et al. 2017, arXiv:1711.00937). The encoder gets its gradient
+    through an estimator; the codebook follows the latents by exponential moving averages.
 
     Shapes: ``B`` batch, ``N`` positions, ``D`` = ``codebook_dim``, ``K`` = ``codebook_size``, ``H`` codebooks
     (``heads`` with ``separate_codebook_per_head``, else 1).
@@ -44,24 +44,24 @@ class VectorQuantize(VectorQuantizeOptions):
     Args:
         dim: features of the input, at least 1.
         codebook_size: number of codes ``K``, at least 1.
-        codebook_dim: features of a code, per head. Default: ``dim``. Where ``heads * codebook_dim`` differs from
-            ``dim``, ``project_in`` and ``project_out`` are linear layers, otherwise identities.
-        heads: codes per latent; the features are split over them, the first features being head 0. Default: 1.
+        codebook_dim: features of a code, per head. Default: ``dim``. If ``heads * codebook_dim`` differs from ``dim``,
+            ``project_in`` and ``project_out`` are linear layers, otherwise identities.
+        heads: codes per latent; the features are split over them, and the first belong to head 0. Default: 1.
         separate_codebook_per_head: one codebook per head instead of one for all. Default: False.
-        decay: of the moving averages, in [0, 1]; larger is slower. ``gamma`` in the paper. Default: 0.8.
+        decay: decay of the moving averages, in [0, 1]; larger is slower. ``gamma`` in the paper. Default: 0.8.
         eps: Laplace smoothing of the cluster sizes, above 0. Default: 1e-5.
-        freeze_codebook: nothing of the codebook changes in training (k-means initialisation, where asked for, still
-            happens once); losses to the encoder stay. Default: False.
+        freeze_codebook: the codebook does not change in training, except for one k-means initialisation if requested;
+            losses to the encoder stay. Default: False.
         kmeans_init: initialise the codes by k-means on the first training tokens (SoundStream, arXiv:2107.03312).
             Default: False.
-        kmeans_iters: Lloyd iterations of that, 0 or more. Default: 10.
-        sync_kmeans: whether ranks that learn together also initialise from the tokens of all; otherwise rank 0's alone
-            decide. Default: True.
-        use_cosine_sim: compare by cosine; latents and codes become unit vectors (arXiv:2110.04627). Default: False.
-        layernorm_after_project_in: layer norm behind ``project_in``, where there is a projection. Default: False.
+        kmeans_iters: Lloyd iterations of the k-means initialisation, 0 or more. Default: 10.
+        sync_kmeans: whether k-means uses the tokens of all ranks that learn together; otherwise only those of rank 0.
+            Default: True.
+        use_cosine_sim: compare by cosine similarity; latents and codes become unit vectors (arXiv:2110.04627). Default:
+            False.
+        layernorm_after_project_in: layer norm after ``project_in``, if there is a projection. Default: False.
         threshold_ema_dead_code: a code whose moving average of tokens per step is below this is replaced by a token
-            of the batch, unless it was used in this step or replaced in the one before.
-            Default: 0, never.
+            of the batch, unless it was used in this step. Default: 0, never.
         channel_last: features on the last axis; otherwise on axis 1. Default: True.
         accept_image_fmap: input is (B, dim, H, W). Default: False.
         accept_3d_fmap: input is (B, dim, T, H, W). Default: False.
@@ -75,7 +75,7 @@ class VectorQuantize(VectorQuantizeOptions):
         codebook_diversity_loss_weight: weight of minus the entropy of the mean code distribution. Default: 0.
         codebook_diversity_temperature: multiplies the logits of that distribution. Default: 100.
         stochastic_sample_codes: sample codes from softmax(logits / temperature) in training. Default: False.
-        sample_codebook_temp: that temperature; 0 or less takes the nearest code. Default: 1.
+        sample_codebook_temp: temperature of the sampling; 0 or less takes the nearest code. Default: 1.
         straight_through: with ``route_gradients_to_input=False``, send the gradient through the softmax over the
             codes (Gumbel straight-through, arXiv:1611.01144). Default: False.
         rotation_trick: rotate and scale the gradient from code to latent (arXiv:2410.06424), with a bounded gain;
@@ -83,56 +83,55 @@ class VectorQuantize(VectorQuantizeOptions):
         directional_reparam: DiVeQ: the output is the latent plus a simulated error in the direction of the code;
             codes learn by gradient. Default: False.
         directional_reparam_variance: variance of the noise on that direction, 0 or more. Default: 0.005.
-        sync_codebook: whether ranks learn one codebook, from the tokens of all: to the bit what one process learns from
-            the whole batch. None or True: in training, where a process group has several ranks. False: no communication
-            at all, each process owns its codebook; ``TORCHVQ_SYNC=0`` in the environment means the same for every
-            module. Evaluation never communicates. Default: None.
+        sync_codebook: whether ranks learn one codebook from the tokens of all ranks, with the bits that one process
+            learns from the whole batch. None or True: in training, if a process group has several ranks. False: no
+            communication at all, each process has its own codebook; ``TORCHVQ_SYNC=0`` in the environment means False
+            for every module. Evaluation never communicates. Default: None.
         sync_affine_param: whether ranks that learn together also share the affine statistics. Default: False.
-        ema_update: whether training moves the codes by moving averages. Default: True, but False with ``vq_bridge``
+        ema_update: whether training updates the codes by moving averages. Default: True, but False with ``vq_bridge``
             and ``directional_reparam``.
         vq_bridge: module from codes (H, K, D) to the codes in use, of the same shape (FVQ); codes and bridge learn
             by the commitment loss. Default: none.
-        manual_ema_update: training moves the averages only; ``_codebook.update_ema()`` sets the codes. Default:
+        manual_ema_update: training updates only the averages; ``_codebook.update_ema()`` sets the codes. Default:
             False.
         learnable_codebook: the codes are parameters, pulled by the commitment loss. Needs ``ema_update=False``.
             Default: False, but True with ``vq_bridge`` and ``directional_reparam``.
-        in_place_codebook_optimizer: called with the codebook's parameters, returns an optimizer that makes a step
+        in_place_codebook_optimizer: called with the codebook's parameters, returns an optimizer that takes a step
             towards the tokens inside each training forward. Default: none.
-        manual_in_place_optimizer_update: accumulate its gradients only; ``update_in_place_optimizer()`` makes the
-            step.
+        manual_in_place_optimizer_update: only accumulate its gradients; ``update_in_place_optimizer()`` takes the step.
             Default: False.
-        affine_param: map the codes to mean and variance of the data (arXiv:2305.08842). Default: False.
+        affine_param: map the codes to the mean and variance of the data (arXiv:2305.08842). Default: False.
         affine_param_batch_decay: decay of the data's statistics, in [0, 1]. Default: 0.99.
         affine_param_codebook_decay: decay of the codes' statistics, in [0, 1]. Default: 0.9.
         sync_update_v: ``nu`` of the synchronous update (arXiv:2305.08842), in [0, 1]. Default: 0.
         return_zeros_for_masked_padding: masked outputs are zero; otherwise the input. Default: True.
         route_gradients_to_input: the output sends its gradient to the input. Default: True.
-        dead_code_threshold_fraction: like ``threshold_ema_dead_code``, as a fraction of the fair share of tokens per
-            code, so that it means the same for any batch size. 0.01 to 0.1 serve. Default: 0, never.
+        dead_code_threshold_fraction: like ``threshold_ema_dead_code``, but as a fraction of the mean number of tokens
+            per code, so that it means the same for any batch size. Useful values are 0.01 to 0.1. Default: 0, never.
         process_group: the ranks that learn together: a group, or its name. Default: all.
-        reduction: how their statistics are added up: "exact", or "float" with half the bytes, for slow networks, and
+        reduction: how statistics of ranks are added up: "exact", or "float" for slow networks, with half the bytes, and
             bits that depend on the number of ranks. Default: "exact".
-        sync_every: training steps that teach the codebook together, at least 1: their statistics are kept exactly and
-            reduced once, so that ranks send one message in so many steps, and the codebook moves with the last of
-            them, as from one batch of all their tokens. The same on any number of ranks. Not with ``vqp_compat``.
-            Default: 1.
+        sync_every: number of training steps per update of the codebook, at least 1: their statistics are accumulated
+            exactly and reduced once, so that ranks send one message for all of them, and the last step updates the
+            codebook as from one batch with all their tokens. The result is the same on any number of ranks. Not with
+            ``vqp_compat``. Default: 1.
         overlap_sync: on several ranks, send the message of a training step in forward and wait for it when backward
-            ends, which hides it; the same bits. What looks at the codebook before (``stats``, ``state_dict``, the next
-            forward, any of its buffers) waits by itself; between forward and the end of backward all ranks have to do
-            so, or none. Compiled and checkpointed steps, codes that are parameters, ``accum_ema_update`` and a function
-            as ``ema_update_weight`` wait in forward, as without. Not with ``sync_every`` above 1. Default: False.
-        vqp_compat: the numbers of ``vector_quantize_pytorch`` where this class differs on purpose and training depends
-            on it; ``docs/migrating.md`` has the list. Default: what ``TORCHVQ_COMPAT`` says.
+            ends, which hides it; the bits are the same. Reading the codebook earlier (``stats``, ``state_dict``, the
+            next forward, any of its buffers) waits for the message; between forward and the end of backward either all
+            ranks do so or none. Compiled and checkpointed steps, codes that are parameters, ``accum_ema_update`` and a
+            function as ``ema_update_weight`` still wait in forward. Not with ``sync_every`` above 1. Default: False.
+        vqp_compat: behave as ``vector_quantize_pytorch`` where this class differs on purpose and training depends on
+            it; ``docs/migrating.md`` has the list. Default: set by ``TORCHVQ_COMPAT``.
 
     Raises:
         ValueError: an option out of range, or options that exclude each other.
 
-    Dtypes: the output has the dtype of the input, indices are int64; distances, losses and moving averages are
-        float32
-    (float64 for float64 input) under any autocast or module cast.
+    Dtypes: the output has the dtype of the input, indices are int64; distances, losses and moving averages are float32
+        (float64 for float64 input) under any autocast or module cast.
 
-    Determinism: the tokens chosen, and the codebook learnt, do not depend on threads, instruction set or block sizes.
-    Random choices come from a counter-based generator seeded at construction from torch's and kept in the checkpoint.
+    Determinism: indices and the learnt codebook do not depend on threads, instruction set or block sizes. Random
+    choices come from a counter-based generator, which is seeded from torch's at construction and saved in the
+    checkpoint.
 
     Differences from ``vector_quantize_pytorch`` are listed in ``docs/migrating.md``.
 
@@ -201,7 +200,7 @@ class VectorQuantize(VectorQuantizeOptions):
         vqp_compat: bool | None = None,
     ) -> None:
         super().__init__()
-        # What the defaults that depend on other options come to.
+        # Defaults that depend on other options.
         rotates, moves, learns = map(bool, check_options("VectorQuantize", locals()))
 
         keep_values(
@@ -306,22 +305,22 @@ class VectorQuantize(VectorQuantizeOptions):
         Args:
             x: (B, N, dim); (B, dim); with ``channel_last=False`` (B, dim, N); or as the map options say. Any
                 floating dtype.
-            indices: codes to score instead of choosing: the result is then ``(quantized, loss)``, loss being the
-                cross-entropy of the distances towards them, in evaluation too. -1 is left out.
-            mask: bool, one per position, True for real tokens. Padding takes no part in anything; its index is -1.
+            indices: target codes: the result is then ``(quantized, loss)``, with the cross-entropy of the distances
+                with these targets as loss, in evaluation too. -1 is left out.
+            mask: bool, one per position, True for real tokens. Padding has no effect; its index is -1.
             lens: (B,) integer, lengths of the sequences, instead of mask.
             topk: return the k nearest codes: quantized (B, N, k, dim), indices (B, N, k), loss per candidate (B, N,
-                k). The codebook is not updated. For channel-first layouts k is the last axis of quantized, too.
+                k). The codebook is not updated. k is the last axis of quantized for channel-first layouts, too.
             sample_codebook_temp: overrides the option for this call.
             freeze_codebook: overrides the option for this call.
             return_loss_breakdown: append a ``LossBreakdown`` of the unweighted terms.
-            codebook_transform_fn: from codes (H, K, D) to codes of each token (H, B, N, K, D), which are searched
+            codebook_transform_fn: maps codes (H, K, D) to codes of each token (H, B, N, K, D), which are searched
                 instead.
             ema_update_weight: (K,) or (H, K) tensor, number, or function of (sums (H, K, D), counts (H, K))
-                returning one: multiplies 1 - decay of each code. With ``sync_every`` above 1 that of the last call
-                holds, and it is no function.
+                returning one: multiplies 1 - decay of each code. With ``sync_every`` above 1 the weight of the last
+                call applies, and may not be a function.
             accum_ema_update: keep this call's statistics for the next call without it, as if both were one batch. With
-                ``sync_every`` above 1 both are one step.
+                ``sync_every`` above 1 both count as one step.
             ema_update: overrides the option for this call.
 
         Returns:
@@ -330,7 +329,8 @@ class VectorQuantize(VectorQuantizeOptions):
             0, and does not reach the codebook.
 
         Raises:
-            ValueError: wrong shapes or arguments at odds. TypeError: wrong dtypes. IndexError: a target out of range.
+            ValueError: wrong shapes or conflicting arguments. TypeError: wrong dtypes. IndexError: a target out of
+                range.
         """
         layout = self._layout
         layout.check_input(x)
@@ -386,8 +386,8 @@ class VectorQuantize(VectorQuantizeOptions):
 
     @property
     def codebook(self) -> Tensor:
-        """The codes that decoding uses: (K, D), or (H, K, D) with one codebook per head. Assigning, a
-        buffer or a parameter as well, sets the codes and their moving averages, and marks the codebook initialised."""
+        """The codes that decoding uses: (K, D), or (H, K, D) with one codebook per head. Assigning a tensor, buffer or
+        parameter sets the codes and their moving averages, and marks the codebook as initialised."""
         codes = self._codebook.codes()
         return codes if self.separate_codebook_per_head else codes.squeeze(0)
 
@@ -400,7 +400,7 @@ class VectorQuantize(VectorQuantizeOptions):
             )
         self._codebook.set_codes(codes)
 
-    # torch registers what is assigned as a buffer or a parameter, and refuses a name that is a property.
+    # torch would register an assigned buffer or parameter, and refuses a name that is a property.
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         if name == "codebook" and tensor is not None:
@@ -415,7 +415,7 @@ class VectorQuantize(VectorQuantizeOptions):
             super().register_parameter(name, param)
 
     def get_codes_from_indices(self, indices: Tensor) -> Tensor:
-        """Code vectors of indices, before ``project_out``.
+        """Codes of indices, before ``project_out``.
 
         Args:
             indices: int64 in any shape that ``forward`` returns: (B, *), with several heads (B, *, heads). -1 gives
@@ -447,17 +447,17 @@ class VectorQuantize(VectorQuantizeOptions):
         return codes.reshape(*positions, codes.shape[-1] * self.heads)
 
     def stats(self, synced: bool = False) -> CodebookStats:
-        """How the codes were used in the last training forward: usage, perplexity, dead and replaced codes, entropy.
+        """The use of the codes in the last training forward: usage, perplexity, dead and replaced codes, entropy.
 
         Args:
-            synced: count the tokens of all ranks of the process group instead of this rank's: one all-reduce, in
-                which all of them must take part. Without a group, or with ``sync_codebook=False``, there are no others.
+            synced: count the tokens of all ranks of the process group instead of this rank's: one all-reduce, in which
+                all ranks must take part. Has no effect without a group, or with ``sync_codebook=False``.
 
         Returns:
-            Numbers of Python; on a GPU this waits for the step. A training forward writes down the codes that it
-            chose, masked tokens left out, at the cost of one pass over the indices; evaluation and calls with
-            ``topk`` count nothing. ``dead`` and ``replaced`` follow from state that ranks share. A codebook that
-            learns by gradient alone has no moving average, and so no dead codes. Checkpoints do not keep these.
+            Python numbers; on a GPU this waits for the step. A training forward counts the chosen codes, without masked
+            tokens, in one pass over the indices; evaluation and calls with ``topk`` count nothing. ``dead`` and
+            ``replaced`` follow from state that ranks share. A codebook that learns only by gradient has no moving
+            average, and so no dead codes. Checkpoints do not contain the counts.
         """
         return read_stats([self], synced)[0]
 
@@ -465,15 +465,15 @@ class VectorQuantize(VectorQuantizeOptions):
 
     @property
     def ema_update(self) -> bool:
-        """Whether training steps move the codes by moving averages."""
+        """Whether training steps update the codes by moving averages."""
         return self._ema_update
 
     def update_ema_indices(self, x: Tensor, indices: Tensor, mask: Tensor | None = None) -> None:
-        """One codebook update from tokens whose codes are known.
+        """One codebook update from tokens with known indices.
 
         Args:
             x: as for ``forward``; projected here.
-            indices: int64 as ``forward`` returns them; -1 counts nowhere.
+            indices: int64, as returned by ``forward``; -1 is left out.
             mask: as for ``forward``.
         """
         if self._ema_update:
@@ -482,7 +482,7 @@ class VectorQuantize(VectorQuantizeOptions):
     update_indices = update_ema_indices
 
     def expire_codes_(self, x: Tensor) -> None:
-        """Replaces dead codes by tokens of x now; nothing happens without a dead-code threshold.
+        """Replaces dead codes by tokens of x now; does nothing without a dead-code threshold.
 
         Args:
             x: (B, N, heads * codebook_dim), already projected.
@@ -490,9 +490,9 @@ class VectorQuantize(VectorQuantizeOptions):
         _forward.replace_codes_now(self, x)
 
     def update_in_place_optimizer(self) -> None:
-        """Steps the codebook's own optimizer, then clears its gradients; nothing happens without one."""
+        """Steps the in-place optimizer, then clears its gradients; does nothing without one."""
         step_in_place_optimizer(self)
 
     def maybe_split_heads_from_input(self, x: Tensor) -> Tensor:
-        """(B, N, heads * D) to (heads, B, N, D), with shared codes (1, B * heads, N, D); as it is with one head."""
+        """(B, N, heads * D) to (heads, B, N, D), with shared codes to (1, B * heads, N, D); unchanged with one head."""
         return self._layout.split_visible(x)

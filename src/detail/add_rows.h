@@ -1,4 +1,4 @@
-// The gradient of a lookup: rows added where they were looked up.
+// The gradient of a lookup: adds rows to the codes they were looked up from.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +8,7 @@
 namespace torchvq::detail {
 
 /// Zeros (H, size, D) with row t of `rows` (H, T, D) added to row indices[h, t], in the order of t
-/// whatever the device: scatter_add on a GPU adds as its threads come, index_put sorts first.
+/// on any device: scatter_add on a GPU adds in the order of its threads, index_put sorts first.
 inline at::Tensor add_rows(const at::Tensor& rows, const at::Tensor& indices,
                            const c10::SymInt& size) {
   const auto zeros = rows.new_zeros_symint({rows.sym_size(0), size, rows.sym_size(2)});

@@ -1,4 +1,4 @@
-// Arguments of backward operators, which autograd makes and anyone may call.
+// Checks of arguments of backward operators, which autograd calls but anyone may call.
 #pragma once
 
 #include "detail/checks.h"

@@ -16,8 +16,7 @@ at::Tensor order_free_totals(const at::Tensor& values);
 /// float64, D >= 1.
 at::Tensor unit_rows(const at::Tensor& rows);
 
-/// unit_rows() by tensor operators alone, which is what devices other than CPU run; here for its
-/// test.
+/// unit_rows() by tensor operators, which devices other than the CPU run; declared for its test.
 at::Tensor unit_rows_by_operators(const at::Tensor& rows);
 
 /// Codes from averages, dtype of embed; rows where `keep` (H, K) holds, or whose size is not

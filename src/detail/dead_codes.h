@@ -1,7 +1,7 @@
-// Dead codes: the two halves of their replacement. select_candidates() looks at tokens and gives a
-// fixed-size set with keys; sets of several ranks are merged by putting them side by side on axis
-// 1; replace_codes() looks at the (replicated) state and the merged set alone. So all ranks change
-// their state in the same way, and as one process with all tokens would.
+// Dead codes: the two halves of their replacement. select_candidates() reads tokens and returns a
+// fixed-size set with keys; sets of several ranks are concatenated on axis 1; replace_codes() reads
+// only the (replicated) state and the merged set. So all ranks change their state in the same way
+// as one process with all tokens.
 #pragma once
 
 #include <optional>
@@ -13,7 +13,7 @@ namespace torchvq::detail {
 
 /// The `count` distinct usable rows with the smallest keys: keys (H, count), int64, kNoKey where
 /// there are fewer, and rows (H, count, D), zeros there. As many candidates as there are codes
-/// always suffice: a live code excludes one at most. Zero rows are no candidates if `unit`.
+/// always suffice, because a live code excludes at most one. Zero rows are no candidates if `unit`.
 std::pair<at::Tensor, at::Tensor> select_candidates(const at::Tensor& x, const at::Tensor& rng,
                                                     int64_t count,
                                                     const std::optional<at::Tensor>& mask,
@@ -36,12 +36,12 @@ at::Tensor dead_code_limits(const at::Tensor& cluster_size, double threshold,
 at::Tensor dead_codes(const CodebookState& state, const at::Tensor& counts,
                       const at::Tensor& limits);
 
-/// (H,) bool: are there as many candidates that equal no live code as there are dead codes?
+/// (H,) bool: whether at least as many candidates as dead codes differ from every live code.
 at::Tensor enough_candidates(const CodebookState& state, const at::Tensor& dead,
                              const at::Tensor& keys, const at::Tensor& rows, const at::Tensor& rng);
 
-/// Gives dead codes the candidates that equal no live code, in the order of their keys, and the
-/// cluster size reset_cluster_size (H, 1). Returns replaced codes (H,).
+/// Replaces dead codes by the candidates that differ from every live code, in the order of their
+/// keys, and sets their cluster size to reset_cluster_size (H, 1). Returns replaced codes (H,).
 at::Tensor replace_codes(const CodebookState& state, const at::Tensor& dead, const at::Tensor& keys,
                          const at::Tensor& rows, const at::Tensor& rng,
                          const at::Tensor& reset_cluster_size, int64_t cooldown_steps);

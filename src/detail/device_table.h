@@ -8,9 +8,9 @@
 
 namespace torchvq::detail {
 
-/// `values` as a tensor (n,) of the options. A device other than the CPU keeps it for as long as
-/// the process runs, so that only the first call copies from the host, which waits for the device
-/// and which a CUDA graph cannot record.
+/// `values` as a tensor (n,) with the options. For devices other than the CPU it is cached until
+/// the process ends, so that only the first call copies from the host, which waits for the device
+/// and cannot be recorded in a CUDA graph.
 at::Tensor device_table(const std::vector<double>& values, const at::TensorOptions& options);
 at::Tensor device_table(const std::vector<float>& values, const at::TensorOptions& options);
 at::Tensor device_table(at::IntArrayRef values, const at::TensorOptions& options);

@@ -1,10 +1,10 @@
 // Calls an autograd function from an Autograd kernel, under the transforms of torch.func as well.
 //
 // `Function::apply` refuses to run under torch.func (grad, vjp, jacrev), because a call past the
-// dispatcher would be differentiated at the wrong level without a word. Our functions are called by
-// Autograd kernels alone: the dispatcher has entered a level before it calls the kernel, and what
-// `forward` calls goes through it to the next. So the check is all that stands between, and it is
-// set aside until `forward` begins.
+// dispatcher would silently be differentiated at the wrong level. The functions here are called
+// only by Autograd kernels: the dispatcher has entered a level before it calls the kernel, and the
+// calls of `forward` go through it to the next level. So only the check is in the way, and it is
+// disabled until `forward` begins.
 #pragma once
 
 #include <memory>
@@ -17,7 +17,7 @@
 
 namespace torchvq::detail {
 
-/// Holds the transforms of this thread back, from construction to `resume`.
+/// Suspends the transforms of this thread from construction until `resume`.
 class TransformsHeldBack {
  public:
   TransformsHeldBack() : held_(std::move(at::functorch::functorchTLSAccessor())) {
@@ -35,7 +35,7 @@ class TransformsHeldBack {
     at::functorch::functorchTLSAccessor() = std::move(held_);
   }
 
-  /// Of this thread; null where `forward` is not about to begin.
+  /// The instance of this thread; null unless `forward` is about to begin.
   static TransformsHeldBack*& innermost() {
     static thread_local TransformsHeldBack* instance = nullptr;
     return instance;
@@ -45,7 +45,7 @@ class TransformsHeldBack {
   std::unique_ptr<at::functorch::FuncTorchTLSBase> held_;
 };
 
-/// `F` with a forward that begins by letting the transforms go on.
+/// `F` with a forward that first resumes the transforms.
 template <typename F>
 struct UnderTransforms : torch::autograd::Function<UnderTransforms<F>> {
   template <typename... Args>

@@ -13,7 +13,7 @@ namespace torchvq::detail {
 enum class Distribution { kTanh, kSigmoid, kNormal, kLaplace, kCauchy };
 enum class CodeForm { kAct, kUnit, kInverse };
 
-/// Throw c10::ValueError for a name that is none.
+/// Throws c10::ValueError for an unknown name.
 Distribution parse_distribution(const char* op, std::string_view name);
 CodeForm parse_code_form(const char* op, std::string_view name);
 

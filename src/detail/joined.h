@@ -1,5 +1,4 @@
-// Tensors side by side, whatever autocast makes of that: it refuses a half precision that is not
-// its own.
+// Concatenation outside autocast, which refuses tensors of another half precision than its own.
 #pragma once
 
 #include <ATen/core/Tensor.h>

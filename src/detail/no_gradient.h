@@ -1,4 +1,4 @@
-// Autograd kernel of operators that nothing differentiates through (statistics, state updates).
+// Autograd kernel of operators without a gradient (statistics, state updates).
 #pragma once
 
 #include <initializer_list>
@@ -10,8 +10,8 @@
 namespace torchvq::detail {
 
 /// Boxed kernel for the Autograd key: runs the operator below autograd, so that no result requires
-/// a gradient whatever the arguments do, and tells autograd which arguments were written, so that a
-/// backward that saved one of them reports the change instead of using the new values.
+/// a gradient, and tells autograd which arguments were written, so that a backward that saved one
+/// of them reports the change instead of using the new values.
 void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                           torch::jit::Stack* stack);
 

@@ -9,8 +9,8 @@
 
 namespace torchvq::detail {
 
-/// The codes (..., D) of tokens x (..., D), NaN where the token is not finite: so that a gradient
-/// scaler sees it, whichever way its code was found.
+/// The codes (..., D) of tokens x (..., D), NaN where the token is not finite, so that a gradient
+/// scaler sees it, however the code was found.
 inline at::Tensor mark_non_finite(const at::Tensor& codes, const at::Tensor& x) {
   constexpr auto kInfinity = std::numeric_limits<double>::infinity();
   // The largest magnitude of a row, NaN where it has one: two passes where isfinite() takes six.

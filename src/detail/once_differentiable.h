@@ -1,16 +1,16 @@
-// Gradients that a forward computed, or a fused kernel computes, are constants to autograd: a
-// second derivative would silently be zero. Say so instead.
+// Gradients that a forward or a fused kernel computes are constants for autograd: a second
+// derivative would silently be zero. These functions raise an error instead.
 #pragma once
 
 #include <cstdint>
 
 namespace torchvq::detail {
 
-/// Call in backward. Refuses to be differentiated itself: under create_graph=True, or where a
-/// transform of torch.func (grad, vjp, jacrev) stands inside another one.
+/// To be called in backward. Throws if the backward would be differentiated: under
+/// create_graph=True, or in nested transforms of torch.func (grad, vjp, jacrev).
 void check_once_differentiable(const char* op);
 
-/// How many transforms of torch.func that differentiate are running, one inside the other.
+/// The number of nested torch.func transforms that differentiate.
 int64_t differentiating_transforms();
 
 /// While one lives, a backward of a forward under so many transforms runs on this thread. A single

@@ -1,4 +1,4 @@
-// Cached dispatcher handles: the whole body of each public op function.
+// Cached dispatcher handles, which are the whole body of each public operator function.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

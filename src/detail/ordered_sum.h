@@ -1,5 +1,5 @@
-// Sums and quotients whose bits are the same on any device. A device's own sum adds in an order of
-// its own, and CUDA divides by a number of the host by multiplying with its reciprocal.
+// Sums and quotients whose bits are the same on any device. The sum of a device adds in an
+// undefined order, and CUDA divides by a number of the host by multiplying with its reciprocal.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace torchvq::detail {
 
-/// Sum over the last axis (..., D) to (...), added in index order, every addition rounded by
-/// itself. D launches, and a transposed copy: for sums that the contract defines in this order.
+/// Sum over the last axis (..., D) to (...), added in index order, with every addition rounded.
+/// Costs D launches and a transposed copy: for sums whose order the contract defines.
 at::Tensor sum_in_order(const at::Tensor& terms);
 
 /// values / divisor, rounded once.

@@ -25,15 +25,15 @@ inline double largest(at::ScalarType dtype) {
                               : static_cast<double>(std::numeric_limits<float>::max());
 }
 
-/// Values in the dtype of a state; float64 values beyond its range end at it.
+/// Values in the dtype of a state; float64 values beyond its range are clamped to it.
 inline at::Tensor narrowed(const at::Tensor& values, at::ScalarType dtype) {
   if (values.scalar_type() != at::kDouble) return values.to(dtype);
   const double most = largest(dtype);
   return values.clamp(-most, most).to(dtype);
 }
 
-/// A scalar tensor of a sum in float64, on the CPU, float32 or float64 as `like`. Beyond the range
-/// it is infinite, where `at::scalar_tensor` raises an error.
+/// A scalar tensor of a float64 sum, on the CPU, in the dtype of `like`, float32 or float64. It is
+/// infinite beyond the range, for which `at::scalar_tensor` raises an error.
 inline at::Tensor rounded_scalar(double value, const at::Tensor& like) {
   auto scalar = at::empty({}, like.options());
   if (like.scalar_type() == at::kDouble) {

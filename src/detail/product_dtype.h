@@ -1,4 +1,4 @@
-// In which dtype a matrix product rounds as the error bounds of the searches assume.
+// The dtype in which a matrix product rounds as the error bounds of the searches assume.
 #pragma once
 
 #include <optional>
@@ -7,10 +7,10 @@
 
 namespace torchvq::detail {
 
-/// `dtype` (float32 or float64) where products in it are IEEE arithmetic, float64 where those in
-/// float32 may round their inputs (TensorFloat32, bfloat16) or are put together from narrower ones,
-/// nothing where float64 is emulated as well. Users choose by torch.backends.*.fp32_precision and
-/// by cuBLAS's variables CUBLAS_EMULATE_SINGLE_PRECISION and CUBLAS_EMULATE_DOUBLE_PRECISION.
+/// `dtype` (float32 or float64) if products in it are IEEE arithmetic; float64 if float32 products
+/// may round their inputs (TensorFloat32, bfloat16) or are emulated; nothing if float64 is
+/// emulated, too. Users choose by torch.backends.*.fp32_precision and by cuBLAS's variables
+/// CUBLAS_EMULATE_SINGLE_PRECISION and CUBLAS_EMULATE_DOUBLE_PRECISION.
 std::optional<at::ScalarType> product_dtype(at::ScalarType dtype, at::Device device);
 
 /// a.mm(b) in float32 or float64, never less precise than the dtype of `a`.

@@ -1,4 +1,4 @@
-// Checks and dtypes that the operators on residual stacks have in common.
+// Checks and dtypes that the operators on residual stacks share.
 #pragma once
 
 #include <optional>
@@ -45,7 +45,7 @@ inline at::Tensor expand_to_heads(const at::Tensor& codebook, int64_t heads) {
   return codebook.expand({heads, codebook.size(-2), codebook.size(-1)});
 }
 
-/// In `dtype` and contiguous; most codebooks are, and a stack has many.
+/// `tensor` in `dtype` and contiguous. Most codebooks already are, and a stack has many.
 inline at::Tensor contiguous_as(const at::Tensor& tensor, at::ScalarType dtype) {
   return tensor.scalar_type() == dtype ? tensor.contiguous() : tensor.to(dtype).contiguous();
 }

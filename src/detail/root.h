@@ -9,7 +9,7 @@ namespace torchvq::detail {
 at::Tensor square_root(const at::Tensor& a);
 
 /// std::sqrt of float64 numbers that are not negative, to the last bit. at::sqrt on CPU is off by a
-/// unit in the last place in 1 % of cases, and what a device's is off by is its own.
+/// unit in the last place in 1 % of cases, and other devices differ in other cases.
 at::Tensor rounded_root(const at::Tensor& a);
 
 /// Euclidean norm over the last axis of float64 `rows`, added in index order; the axis is dropped.

@@ -1,5 +1,5 @@
-// Random order of vectors by their own bits: a token has the same key on whatever rank and at
-// whatever position it is, so choices made by key depend on the set of tokens alone.
+// Random order of vectors by their bits: a token has the same key on any rank and at any position,
+// so choices made by key depend only on the set of tokens.
 #pragma once
 
 #include <limits>
@@ -12,7 +12,7 @@
 
 namespace torchvq::detail {
 
-/// Key of rows that take no part; larger than every other.
+/// Key of rows that are left out; larger than every other.
 constexpr int64_t kNoKey = std::numeric_limits<int64_t>::max();
 
 /// Non-negative int64 keys (H, M) of `rows` (H, M, D), float32 or float64. Multilinear hashing: a
@@ -20,16 +20,15 @@ constexpr int64_t kNoKey = std::numeric_limits<int64_t>::max();
 /// share a key once in 2^63.
 at::Tensor row_keys(const at::Tensor& rows, const at::Tensor& rng, RandomPurpose purpose);
 
-/// row_keys() by tensor operators alone, which is what devices other than CPU run; here for its
-/// test.
+/// row_keys() by tensor operators, which devices other than the CPU run; declared for its test.
 at::Tensor row_keys_by_operators(const at::Tensor& rows, const at::Tensor& rng,
                                  RandomPurpose purpose);
 
 /// True where a row (H, N, D) is finite and, if there is a mask, real.
 at::Tensor usable_rows(const at::Tensor& rows, const std::optional<at::Tensor>& mask);
 
-/// Sorts keys (H, M), and gives repetitions of a key kNoKey. Returns the keys, not sorted again,
-/// and the positions they came from.
+/// Sorts keys (H, M), and sets repetitions of a key to kNoKey. Returns these keys, without sorting
+/// again, and their original positions.
 std::pair<at::Tensor, at::Tensor> sort_distinct(const at::Tensor& keys);
 
 /// Tokens as float32 or float64 rows ready to become codes: half types widened, made unit vectors

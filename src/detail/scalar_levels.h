@@ -1,4 +1,4 @@
-// The levels of finite scalar quantization: where they change, and what they stand for.
+// The levels of finite scalar quantization: where they change, and their codes.
 #pragma once
 
 #include <memory>
@@ -11,7 +11,7 @@ namespace torchvq::detail {
 
 enum class ScalarBound { kTanh, kClamp, kSymmetricTanh, kSymmetricClamp };
 
-/// Throws c10::ValueError for a name that is none.
+/// Throws c10::ValueError for an unknown name.
 ScalarBound scalar_bound(const char* op, std::string_view name);
 
 inline bool is_symmetric(ScalarBound bound) {
@@ -22,7 +22,7 @@ inline bool is_tanh(ScalarBound bound) {
   return bound == ScalarBound::kTanh || bound == ScalarBound::kSymmetricTanh;
 }
 
-/// What the features of a row have in common with the formulas of scalar_quantize.h.
+/// The constants in the formulas of scalar_quantize.h.
 struct ScalarFormula {
   double gain;   ///< d code / d bounded
   double shift;  ///< s
@@ -56,7 +56,7 @@ ScalarRule scalar_rule(int64_t levels, bool symmetric);
 /// Throws c10::ValueError for levels that scalar_quantize() does not take.
 void check_scalar_levels(const char* op, at::IntArrayRef levels, int64_t fewest);
 
-/// What each feature counts in a row's index.
+/// The place value of each feature in the index of a row.
 std::vector<int64_t> scalar_basis(at::IntArrayRef levels);
 
 }  // namespace torchvq::detail

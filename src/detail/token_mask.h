@@ -1,4 +1,4 @@
-// Masks of tokens: (H, N), or (N,) for all heads alike; true marks a real token.
+// Masks of tokens: (H, N), or (N,) for all heads; true marks a real token.
 #pragma once
 
 #include <optional>
@@ -24,7 +24,7 @@ inline void check_token_mask(const char* op, const std::optional<at::Tensor>& ma
   check_same_device(op, "x", x, "mask", *mask);
 }
 
-/// How many real tokens stand before each: tokens outside the mask take no random numbers.
+/// The number of real tokens before each: tokens outside the mask take no random numbers.
 inline std::vector<int64_t> token_numbers(const bool* mask, int64_t tokens) {
   std::vector<int64_t> numbers(static_cast<size_t>(tokens));
   int64_t count = 0;

@@ -1,12 +1,12 @@
-// Zeros of which few are ever touched.
+// Zeros of which few are ever written.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace torchvq::detail {
 
-/// Zeros (int64, CPU) whose memory is the system's until it is written: what is not touched costs
-/// nothing. Where most of it is written at::zeros is quicker.
+/// Zeros (int64, CPU) whose pages the system provides on the first write: untouched pages cost
+/// nothing. If most of them are written, at::zeros is faster.
 at::Tensor untouched_zeros(at::IntArrayRef sizes);
 
 }  // namespace torchvq::detail

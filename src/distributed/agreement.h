@@ -1,4 +1,4 @@
-// How ranks find out that they disagree, all of them at once and from the same numbers, and say so.
+// How ranks detect that they disagree, all from the same numbers, and report it.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace torchvq::distributed {
 
-/// Integers at the head of every packed buffer. A multiple of 64 bytes, so that what follows stays
+/// Integers at the head of every packed buffer. A multiple of 64 bytes, so that the rest stays
 /// aligned.
 constexpr int64_t kHeaderSize = 8;
 
@@ -29,21 +29,21 @@ struct Verdict {
 /// device.
 Verdict read_header(const at::Tensor& sum, int64_t size);
 
-/// One fixed-size all-gather; a rank says a number and a text (cut after 1000 bytes).
+/// One fixed-size all-gather of a number and a text (truncated to 1000 bytes) of each rank.
 struct Note {
   int64_t number;
   std::string text;
 };
 std::vector<Note> exchange_notes(const Group& group, const Note& note, at::Device device);
 
-/// "rank 0: ...; ranks 1, 2: ...": texts of the ranks, equal ones together.
+/// "rank 0: ...; ranks 1, 2: ...": the texts of the ranks, with equal ones merged.
 std::string list_texts(const std::vector<Note>& notes);
 
-/// What the ranks must have in common in a step, for a person to read.
+/// What must be the same on all ranks in a step, in readable form.
 std::string describe_step(const std::string& signature, const at::Tensor& state_hash,
                           const at::Tensor& rng);
 
-/// Called by all ranks after a verdict against them: tells each what the others have, and throws
+/// Called by all ranks after a failed comparison: exchanges the values of all ranks, and throws
 /// c10::DistError.
 [[noreturn]] void throw_disagreement(const Group& group, const std::string& description,
                                      at::Device device);

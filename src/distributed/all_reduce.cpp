@@ -52,8 +52,8 @@ at::Tensor call_differentiable(const at::Tensor& x, std::string_view group_name,
   return op.call(x, group_name, label);
 }
 
-/// The transpose of a sum over ranks, read by every rank, is a sum over ranks of what they have to
-/// say about it.
+/// The gradient of a sum over ranks, which every rank reads, is the sum over ranks of their
+/// gradients.
 class SumOverRanks : public torch::autograd::Function<SumOverRanks> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,

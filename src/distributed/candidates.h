@@ -18,7 +18,7 @@ struct Candidates {
 /// The `count` smallest distinct keys of several sets, with their rows.
 Candidates best_candidates(const std::vector<Candidates>& sets, int64_t count);
 
-/// Puts the sets of all ranks side by side on axis 1, for each entry: one all-gather. Shapes agree
+/// Concatenates the sets of all ranks on axis 1, for each entry: one all-gather. Shapes agree
 /// between ranks.
 std::vector<Candidates> gather_candidates(const Group& group, const std::vector<Candidates>& own);
 

@@ -1,5 +1,5 @@
-// What ranks must have in common in a step: each hashes its claim into the header of the message,
-// and says it aloud where hashes differ.
+// What must be the same on all ranks in a step: each rank sends a hash of its claim in the header
+// of the message, and the claim itself if hashes differ.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ struct Claim {
     return detail::mix_bits(state.bitwise_xor(static_cast<int64_t>(fingerprint(signature))));
   }
 
-  /// Throws on all ranks, each quoting all, where they do not claim the same.
+  /// Throws on all ranks, quoting all claims, if the claims differ.
   void expect(const Group& group, const Verdict& verdict) const {
     if (verdict.agree) return;
     throw_disagreement(group, describe_step(signature, state, rng), state.device());

@@ -1,4 +1,5 @@
-// Hashes of what ranks must have in common. The same on every device; never read on the host here.
+// Hashes of values that must be the same on all ranks. They are the same on every device, and are
+// not read on the host here.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +16,7 @@ uint64_t fingerprint(std::string_view text);
 /// does not matter.
 at::Tensor fingerprint(const at::Tensor& tensor);
 
-/// fingerprint() by tensor operators alone, which is what devices other than CPU run; here for its
-/// test.
+/// fingerprint() by tensor operators, which devices other than the CPU run; declared for its test.
 at::Tensor fingerprint_by_operators(const at::Tensor& tensor);
 
 /// 64 bits of several tensors in their order; int64 scalar on `device`.

@@ -39,7 +39,7 @@ std::string message_of(const std::exception& error) {
   return known != nullptr ? known->what_without_backtrace() : error.what();
 }
 
-/// Of the group's methods, this list is in every torch that we support.
+/// These methods of the group exist in every supported version of torch.
 bool sends(const c10d::ProcessGroup& group, c10::DeviceType type) {
   const auto devices = group.getDeviceTypes();
   return std::any_of(devices.begin(), devices.end(),
@@ -112,9 +112,9 @@ template <typename Start>
 StartedSum Group::begin(const at::Tensor& tensor, const char* what, Start start) const {
   check_device(tensor);
   const at::NoGradGuard no_grad;
-  // A tensor of our own, which Python does not know: Gloo's thread drops what it was given when it
-  // gets to it, and would wait for Python's lock, held by a main thread that destroys the group and
-  // waits for Gloo's.
+  // A new tensor without a Python object: Gloo's thread releases its tensor late, and would wait
+  // for Python's lock, which a main thread holds that destroys the group and waits for Gloo's
+  // thread.
   const auto own = tensor.detach();
   try {
     return {std::make_shared<StartedSum::Work>(StartedSum::Work{start(*impl_->group, own)}), what};

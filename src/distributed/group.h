@@ -1,5 +1,5 @@
-// The one place that talks to a process group: resolves it by name, counts, and turns failures into
-// sentences.
+// The only code that calls a process group: resolves it by name, counts messages, and explains
+// failures.
 #pragma once
 
 #include <exception>
@@ -11,27 +11,27 @@
 
 namespace torchvq::distributed {
 
-/// Who calls, for errors. `rng` (2,) holds the step; it is read only when something failed, and may
-/// be undefined.
+/// The caller, for errors. `rng` (2,) holds the step; it is read only after a failure, and may be
+/// undefined.
 struct Caller {
   std::string label;
   at::Tensor rng;
 };
 
-/// A sum that was started and has not been waited for. It holds the tensor and, in c10d, the work:
-/// who drops it leaves the message to the group, which finishes it by itself.
+/// A sum that was started and not yet awaited. It holds the tensor and, in c10d, the work. If it is
+/// destroyed, the group still completes the message.
 struct StartedSum {
   struct Work;
-  std::shared_ptr<Work> work;  ///< none when alone
+  std::shared_ptr<Work> work;  ///< none without a group
   const char* what = "";
 };
 
-/// A process group for the time of one call, or until a sum that it started has come. Every method
-/// is a collective, and does nothing when alone.
+/// A process group for one call, or until a sum that it started is complete. Every method is a
+/// collective, and does nothing without a group.
 class Group {
  public:
-  /// Throws c10::ValueError where no group has this name. Empty name, one rank, or TORCHVQ_SYNC=0:
-  /// alone.
+  /// Throws c10::ValueError if no group has this name. An empty name, one rank, or TORCHVQ_SYNC=0
+  /// means no group.
   Group(std::string_view name, Caller caller);
   ~Group();
   Group(const Group&) = delete;
@@ -41,15 +41,16 @@ class Group {
   [[nodiscard]] int64_t size() const { return size_; }
   [[nodiscard]] int64_t rank() const { return rank_; }
   [[nodiscard]] const std::string& name() const { return name_; }
-  /// How many collectives the group has seen: the same number on all ranks, and small again for a
-  /// new group of an old name. 0 where the backend does not count. (The group's address would tell
-  /// new from old, but differently on every rank, because memory is used again.)
+  /// The number of collectives that the group has run: the same on all ranks, and small again for a
+  /// new group of an old name. 0 if the backend does not count. (The address of the group would
+  /// also distinguish new from old, but not in the same way on all ranks, because memory is
+  /// reused.)
   [[nodiscard]] uint64_t collectives() const;
 
   /// `what` completes "while sharing ...". `tensor` is contiguous and is written.
   void sum_(const at::Tensor& tensor, const char* what) const;
-  /// The two halves of sum_(). In between nobody reads or writes the tensor, and other collectives
-  /// may come and go. The wait is no collective: a rank waits when it likes.
+  /// The two halves of sum_(). In between the tensor must not be read or written; other collectives
+  /// may run. The wait is not a collective: each rank may wait at any time.
   [[nodiscard]] StartedSum start_sum(const at::Tensor& tensor, const char* what) const;
   void wait(const StartedSum& sum) const;
   void max_(const at::Tensor& tensor, const char* what) const;

@@ -1,4 +1,4 @@
-// How the statistics that ranks have kept are added up, where they wait no longer.
+// How accumulated statistics of ranks are added up when they are due.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,11 @@ namespace torchvq::distributed {
 /// The places in kKeptSteps.
 inline constexpr int64_t kStepsKept = 0, kCallsKept = 1, kKeptBy = 3;
 
-/// What the operator writes for each codebook: compilers take lists of tensors as arguments alone.
+/// Outputs that the operator writes for each codebook: compilers accept lists of tensors only as
+/// arguments.
 enum Found : size_t { kFoundCounts, kFoundSums, kFoundExponents, kFoundCandidates, kFoundTensors };
 
-/// What keep_statistics_() was called with.
+/// The arguments of keep_statistics_().
 struct KeepArguments {
   at::TensorList kept;
   at::TensorList found;
@@ -49,9 +50,9 @@ struct KeepArguments {
   }
   /// Whether tokens are float64.
   [[nodiscard]] bool wide(size_t c) const { return levels.x[c].scalar_type() == at::kDouble; }
-  /// Of the tokens as they are compared, float32 or float64.
+  /// The dtype in which tokens are compared, float32 or float64.
   [[nodiscard]] at::ScalarType rows(size_t c) const { return wide(c) ? at::kDouble : at::kFloat; }
-  /// What ranks offer to each other, of candidates that each has chosen.
+  /// The candidates that ranks offer to each other.
   [[nodiscard]] OfferArguments offers(at::TensorList candidates) const {
     return {candidates,   exponents,           {},        rng,
             cluster_size, kept_size,           threshold, threshold_fraction,
@@ -66,8 +67,8 @@ struct KeptSum {
   at::Tensor candidates;
 };
 
-/// The statistics of all ranks; on one rank what it has kept. `offered` becomes what they offer for
-/// dead codes.
+/// The statistics of all ranks; on one rank its accumulated ones. `offered` is set to the
+/// candidates of all ranks for dead codes.
 SyncedStatistics reduce_kept(const Group& group, const KeepArguments& arguments,
                              const std::vector<KeptSum>& own, at::Tensor& offered);
 

@@ -57,7 +57,7 @@ void check_shape(const char* name, const at::Tensor& tensor, at::ScalarType dtyp
   }
 }
 
-/// What is kept, and what is written, of one codebook of H heads, K codes and D features.
+/// The accumulated and the written tensors of one codebook of H heads, K codes and D features.
 void check_state(const KeepArguments& arguments, size_t c) {
   const auto heads = arguments.exponents[c].sym_size(0), codes = arguments.exponents[c].sym_size(1),
              dim = arguments.levels.x[c].sym_size(2);
@@ -201,7 +201,7 @@ at::TensorList candidates_found(const KeepArguments& arguments, Tensors& candida
   return candidates;
 }
 
-/// What waits is kept, and nothing is handed on.
+/// The step is not due: the statistics are kept, and the outputs are zeros.
 Offered wait_for_more(const KeepArguments& arguments, const Group& group, const Place& place,
                       const std::vector<KeptSum>& own) {
   for (size_t c = 0; c < own.size(); ++c) {
@@ -226,7 +226,7 @@ Offered hand_on(const KeepArguments& arguments, const Group& group, const Place&
                 const std::vector<KeptSum>& own) {
   at::Tensor offered;
   const auto all = reduce_kept(group, arguments, own, offered);
-  // Nothing has changed up to here, and nothing fails from here on.
+  // No state has changed up to here, and nothing below can fail.
   for (size_t c = 0; c < own.size(); ++c) {
     arguments.of(c, kKeptCounts).zero_();
     arguments.of(c, kKeptSums).zero_();
@@ -241,7 +241,7 @@ Offered hand_on(const KeepArguments& arguments, const Group& group, const Place&
   return {std::move(offered), at::ones({}, arguments.step.options().dtype(at::kBool))};
 }
 
-/// What a compiler asks for: shapes.
+/// The Meta kernel: shapes only.
 Offered empty_offer(const KeepArguments& arguments, const Group& group) {
   Tensors candidates;
   const auto offers = arguments.offers(candidates_found(arguments, candidates));

@@ -1,12 +1,12 @@
-// Statistics that wait for later steps: tokens of several training steps are added up where they
-// are, and reduced once.
+// Statistics that are accumulated over steps (sync_every): tokens of several training steps are
+// added up on their rank, and reduced once.
 //
-// What is kept is exact and has no order: two words in steps of 2^(e - 30), e being the exponent of
-// the code when the first of the steps began (2^(e - 62) for float64 tokens), so that the result
-// does not depend on how tokens are split over steps and ranks. Where no token exceeds 2^(e + 8)
-// these are the integers that code_statistics() of all tokens gives. A token beyond 2^(e + 40)
-// (float64: 2^(e + 8)) raises the exponent, as it does there; what was added before is rounded
-// then.
+// The sums are exact and do not depend on the order: two words in units of 2^(e - 30), where e is
+// the exponent of the code when the first of the steps began (2^(e - 62) for float64 tokens), so
+// the result does not depend on the split of tokens over steps and ranks. Where no token exceeds
+// 2^(e + 8) these are the integers that code_statistics() of all tokens gives. A token beyond 2^(e
+// + 40) (float64: 2^(e + 8)) raises the exponent, as it does there, and the sums so far are
+// rounded.
 #pragma once
 
 #include <string>
@@ -20,7 +20,7 @@
 
 namespace torchvq::distributed {
 
-/// What a codebook keeps between steps.
+/// The tensors that a codebook accumulates between steps.
 enum Kept : size_t {
   /// (4,), int64: steps that are kept, calls that are kept, reductions so far, and the rank that
   /// keeps. All but the last are the same on all ranks.
@@ -53,8 +53,8 @@ struct KeptStatistics {
   at::Tensor due;                      ///< (), bool: they do not wait
 };
 
-/// Adds tokens (one tensor per codebook) to what is kept, and reduces it where it is due: one
-/// all-reduce, two more where tokens are far larger than the codes.
+/// Adds tokens (one tensor per codebook) to the accumulated statistics, and reduces them if they
+/// are due: one all-reduce, two more if tokens are far larger than the codes.
 ///
 /// @param kept   kKeptTensors tensors per codebook, changed in place.
 /// @param offer  `rng` is that of the whole window: (seed, number of the reduction).

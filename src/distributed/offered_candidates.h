@@ -1,10 +1,10 @@
-// Candidates for dead codes that travel with the statistics of a step, so that the replacement of
-// dead codes needs no collective of its own.
+// Candidates for dead codes that are sent with the statistics of a step, so that the replacement of
+// dead codes needs no further collective.
 //
 // A rank offers, of each codebook, the tokens with the smallest keys, as many as the message has
-// room for: sizes and the number of ranks decide, so all ranks decide alike. Which codes die is
-// known only after the statistics have come; where more died than the offers can serve, a
-// collective of its own follows (synced_replace_dead_codes_).
+// room for: this depends on sizes and the number of ranks, so it is the same on all ranks. The dead
+// codes are known only after the statistics; if there are more of them than offers, a further
+// collective follows (synced_replace_dead_codes_).
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace torchvq::distributed {
 
-/// What decides how many candidates of one codebook are offered.
+/// The sizes that determine how many candidates of one codebook are offered.
 struct OfferShape {
   int64_t heads;
   int64_t codes;
@@ -26,32 +26,32 @@ struct OfferShape {
   int64_t sum_words;    ///< of code_statistics(): 1, or 2 for float64 tokens
 };
 
-/// Candidates that each of the ranks offers of one codebook: at most as many as it has codes, and
-/// so that the offers of all ranks add an eighth to its statistics, or 8 KiB where that is more.
+/// The number of candidates that each rank offers for one codebook: at most its number of codes,
+/// and so few that the offers of all ranks take at most an eighth of its statistics or 8 KiB,
+/// whichever is larger.
 ///
-/// @param exact  words travel as int64; otherwise as several numbers in floating point.
+/// @param exact  words are sent as int64; otherwise as several floating-point numbers.
 int64_t offered_count(const OfferShape& shape, int64_t ranks, bool exact);
 
-/// The words that `count` candidates of one codebook take.
+/// The number of words of `count` candidates of one codebook.
 int64_t offered_words(const OfferShape& shape, int64_t count);
 
 /// Candidates as int64, keys first.
 at::Tensor pack_offer(const Candidates& own);
 
-/// What all ranks have offered of one codebook.
+/// The offers of all ranks for one codebook.
 struct Offers {
-  /// Ranks side by side, without the keys beyond the first that some rank had no room for: what is
-  /// left is what one process would try first.
+  /// The offers of all ranks, concatenated, without keys beyond the last key of a rank that had no
+  /// room for more: these are the candidates that one process would try first.
   Candidates candidates;
   /// (H,) bool: every rank had room for all of its candidates.
   at::Tensor complete;
 };
 
-/// The way back, from the words (W, n) of all ranks.
+/// The inverse of pack_offer(), from the words (W, n) of all ranks.
 Offers unpack_offers(const at::Tensor& words, const OfferShape& shape, int64_t count);
 
-/// An offer of nothing, of a codebook in which no code can die in this step: enough for no dead
-/// code at all.
+/// An empty offer, for a codebook without dead codes in this step.
 Candidates no_offer(const OfferShape& shape, int64_t count, at::Device device);
 
 }  // namespace torchvq::distributed

@@ -46,11 +46,11 @@ void broadcast(const Group& group, at::TensorList state) {
   }
 }
 
-/// Which modules have shaken hands, with whom, and on what. Of this process; ranks as threads have
-/// handles of their own.
+/// The handshakes of this process: module, group and signature. Ranks that run as threads have
+/// different handles.
 class Register {
  public:
-  /// Whether a module need not shake hands again. All ranks look at the same, so all agree.
+  /// Whether a module has already done its handshake. All ranks see the same values, so all agree.
   bool contains(int64_t handle, const Group& group, uint64_t signature) {
     const std::scoped_lock lock(mutex_);
     const auto found = entries_.find(handle);

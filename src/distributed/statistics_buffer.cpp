@@ -89,8 +89,8 @@ at::Tensor finite(const at::Tensor& values) {
   return values.scalar_type() == at::kFloat ? values.clamp(-kLargest, kLargest) : values;
 }
 
-/// Fixed point as floating point. float32 is rounded twice, which is nothing beside what its sum
-/// will lose.
+/// Fixed point as floating point. float32 is rounded twice, which is negligible beside the rounding
+/// of its sum.
 at::Tensor decode_sums(const at::Tensor& sums, const at::Tensor& exponents, at::ScalarType dtype) {
   if (dtype == at::kDouble) return detail::decode_to_double(sums, exponents, dtype);
   const auto scale =

@@ -1,4 +1,4 @@
-// The message of a training step between its start and the wait for it.
+// The message of a training step that was started and not yet awaited.
 #pragma once
 
 #include <vector>
@@ -13,7 +13,7 @@
 
 namespace torchvq::distributed {
 
-/// What a step tells the other ranks; each codebook has one level.
+/// The content of a step's message; each codebook has one level.
 struct StepMessage {
   std::vector<at::Tensor> x;          ///< (H, T, D)
   std::vector<at::Tensor> indices;    ///< (H, T)
@@ -26,8 +26,8 @@ struct StepMessage {
   ops::DeadCodeOptions dead = {};
 };
 
-/// synced_step_statistics(), or without candidates synced_code_statistics(), in two halves. Tokens,
-/// indices and masks are read in both, so nobody writes to them in between; nor to the generator.
+/// synced_step_statistics(), or without candidates synced_code_statistics(), in two halves. Both
+/// halves read tokens, indices, masks and the generator, which must not be written in between.
 class StepInFlight {
  public:
   /// Sends. Throws as synced_code_statistics() does before it communicates.
@@ -35,7 +35,7 @@ class StepInFlight {
   StepInFlight(const StepInFlight&) = delete;
   StepInFlight& operator=(const StepInFlight&) = delete;
 
-  /// Waits, and throws what synced_code_statistics() throws; collectives follow where tokens outgrew
+  /// Waits, and throws like synced_code_statistics(); further collectives follow if tokens outgrew
   /// an exponent on some rank. To be called once.
   StepStatistics receive();
 

@@ -1,4 +1,4 @@
-// Arguments of synced_code_statistics as its kernels get them.
+// The arguments of synced_code_statistics for its kernels.
 #pragma once
 
 #include <optional>
@@ -47,13 +47,13 @@ struct StatisticsArguments {
   std::string_view reduction;
 };
 
-/// The statistics of all ranks, on their way: the constructor sends, receive() waits. What the
-/// arguments refer to, and the group, outlive this.
+/// The statistics of all ranks in flight: the constructor sends, receive() waits. The referenced
+/// arguments and the group must outlive this object.
 class StatisticsInFlight {
  public:
   StatisticsInFlight(const Group& group, const StatisticsArguments& arguments, at::Tensor passed);
-  /// What reduce_statistics() returns. Where tokens outgrew an exponent on some rank, two
-  /// collectives follow.
+  /// The result of reduce_statistics(). If tokens outgrew an exponent on some rank, two collectives
+  /// follow.
   StatisticsLists receive(at::Tensor& passed);
 
  private:
@@ -69,7 +69,7 @@ class StatisticsInFlight {
   StatisticsMessage message_;
 };
 
-/// The statistics of all ranks. `passed` (n,), int64, travels along, and becomes (W, n).
+/// The statistics of all ranks. `passed` (n,), int64, is sent along, and becomes (W, n).
 StatisticsLists reduce_statistics(const Group& group, const StatisticsArguments& arguments,
                                   at::Tensor& passed);
 

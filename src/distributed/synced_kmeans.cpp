@@ -43,8 +43,8 @@ std::vector<detail::Points> points_of_heads(const at::Tensor& x,
   return heads;
 }
 
-/// Which of the `limit` smallest keys of all ranks are whose. `keys` (W, H, limit) is sorted along
-/// each rank. Equal keys are equal tokens, so it does not matter which of them are taken, only that
+/// The owners of the `limit` smallest keys of all ranks. `keys` (W, H, limit) is sorted for each
+/// rank. Equal keys are equal tokens, so it does not matter which of them are taken, only that
 /// all ranks take the same: those of lower ranks.
 at::Tensor shares(const at::Tensor& keys, int64_t limit) {
   const int64_t ranks = keys.size(0), heads = keys.size(1);
@@ -58,7 +58,7 @@ at::Tensor shares(const at::Tensor& keys, int64_t limit) {
 /// The first tokens of each head by key, gathered from all ranks.
 struct Sample {
   std::vector<detail::Points> heads;
-  /// Tokens were left out, perhaps.
+  /// Whether tokens may have been left out.
   bool full;
 };
 

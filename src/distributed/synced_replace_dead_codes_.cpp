@@ -33,11 +33,11 @@ struct Arguments {
   at::TensorList rng;
   detail::DeadCodeArguments dead;
   at::Tensor offered;  // (W, n), or undefined
-  bool exact;          // how the offers travelled, which has a say in how many there are
+  bool exact;          // how the offers were sent, which affects their number
   bool due = true;
 };
 
-/// detail::CodebookState refers to tensors; these are they.
+/// The tensors that detail::CodebookState refers to.
 struct OneState {
   at::Tensor embed, embed_avg, cluster_size, cooldown;
   detail::CodebookState refer() { return {embed, embed_avg, cluster_size, cooldown}; }
@@ -72,7 +72,7 @@ bool check_dead_code_arguments(const Arguments& arguments, std::string_view metr
   return unit;
 }
 
-/// What the replicated state says about one codebook.
+/// The dead codes of one codebook, from the replicated state.
 struct DeadCodes {
   at::Tensor limits;  // (H, 1)
   at::Tensor dead;    // (H, K)
@@ -143,14 +143,14 @@ std::vector<bool> read_flags(const std::vector<at::Tensor>& flags) {
   return read;
 }
 
-/// What is done about the dead codes of a step.
+/// The replacement of the dead codes of a step.
 struct Repair {
   std::vector<size_t> chosen;          // codebooks with a dead code
   std::vector<Candidates> candidates;  // for each codebook; undefined what is not known yet
 };
 
-/// The same on all ranks. Whether a collective follows is the host's to know, so that a device is
-/// waited for, once; a group of one takes all codebooks instead.
+/// The same on all ranks. The host must know whether a collective follows, so it waits for the
+/// device once; a group of one takes all codebooks instead.
 Repair plan_repair(const Group& group, const Arguments& arguments,
                    const std::vector<DeadCodes>& codes) {
   const size_t count = codes.size();
@@ -164,7 +164,7 @@ Repair plan_repair(const Group& group, const Arguments& arguments,
   for (const auto& one : codes) dead.push_back(one.dead.any());
   std::vector<bool> flags;
   if (on_cpu) {
-    // To look costs nothing here, and most steps have no dead code.
+    // Reading costs nothing here, and most steps have no dead code.
     flags = read_flags(dead);
     if (std::find(flags.begin(), flags.end(), true) == flags.end()) return repair;
   }
@@ -203,7 +203,7 @@ at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
   if (arguments.due) repair = plan_repair(group, arguments, codes);
   complete_candidates(group, arguments, repair, unit);
 
-  // Nothing has changed up to here, and nothing fails from here on.
+  // No state has changed up to here, and nothing below can fail.
   const auto& dead = arguments.dead;
   const ops::DeadCodeOptions options = {.threshold = dead.threshold,
                                         .threshold_fraction = dead.threshold_fraction,

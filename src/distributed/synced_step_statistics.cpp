@@ -43,7 +43,7 @@ void check_levels(at::TensorList x, at::TensorList rng, at::TensorList cluster_s
 }
 
 /// Whether a code of the codebook may die in this step: the same on all ranks, whose state is the
-/// same. A GPU is not asked, which would be waiting for it.
+/// same. This is not read from a GPU, which would wait for it.
 bool may_lose_a_code(const OfferArguments& arguments, size_t c) {
   const auto& sizes = arguments.cluster_size[c];
   // The limit of a fraction is known after the step.

@@ -1,5 +1,4 @@
-// The one message of a training step that replaces dead codes: statistics, and the tokens that may
-// take the place of codes.
+// The single message of a training step that replaces dead codes: statistics and candidates.
 #pragma once
 
 #include <vector>
@@ -17,7 +16,7 @@ namespace torchvq::distributed {
 struct OfferOptions {
   at::TensorList cluster_size;  ///< per codebook (H, K), before the step
   at::TensorList rng;           ///< per codebook (2,)
-  /// What is left, at least, of the cluster size of a code without tokens; 0 where that is unknown.
+  /// A lower bound on the share of the cluster size that a code without tokens keeps; 0 if unknown.
   double kept = 0;
   ops::DeadCodeOptions dead = {};
 };
@@ -50,10 +49,10 @@ struct OfferArguments {
   bool exact;
 };
 
-/// What this rank offers, to travel with the statistics.
+/// The offer of this rank, to be sent with the statistics.
 at::Tensor own_offer(const OfferArguments& arguments, const Group& group);
 
-/// Its size; 0 for a process alone.
+/// The size of an offer; 0 without a group.
 int64_t words_of_offer(const OfferArguments& arguments, const Group& group);
 
 }  // namespace torchvq::distributed

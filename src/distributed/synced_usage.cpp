@@ -17,7 +17,7 @@ namespace torchvq::distributed {
 namespace {
 
 constexpr auto kSyncedUsage = "synced_usage";
-/// Below this ema_update_() takes a code for unused, at a decay of 0.98 or less.
+/// Below this, a code is unused for ema_update_(), at a decay of 0.98 or less.
 constexpr double kIdle = 1e-2;
 
 void check_usage(at::TensorList counts, at::TensorList cluster_size, at::TensorList replaced,

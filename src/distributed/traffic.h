@@ -1,4 +1,4 @@
-// Counters of what was sent.
+// Counters of messages and bytes.
 #pragma once
 
 #include <cstdint>

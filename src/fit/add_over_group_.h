@@ -1,4 +1,4 @@
-// Sums of a measurement over the processes that share it.
+// Adds up a measurement over the processes that share it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// The vectors of a pass that lie farthest from their codes: where codes without vectors move to.
+// The vectors of a pass that lie farthest from their codes; codes without vectors move to them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,12 +22,11 @@ class FarVectors {
   /// @param distances  (N,), float32: to the code of each.
   void add(const at::Tensor& x, const at::Tensor& distances, int64_t first);
 
-  /// Replaces what this rank kept by what all ranks would have kept together: one all-gather.
-  /// @param dim  of the vectors, which a rank without any does not know.
+  /// Replaces the vectors of this rank by the farthest vectors of all ranks: one all-gather.
+  /// @param dim  number of features, which a rank without vectors does not know.
   void gather(const distributed::Group& group, int64_t dim);
 
-  /// The vectors kept that are not on their code already, farthest first, equal ones once; (D,)
-  /// each.
+  /// The kept vectors that differ from their codes, farthest first, without repetitions; (D,) each.
   std::vector<at::Tensor> distinct() const;
 
  private:

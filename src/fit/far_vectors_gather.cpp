@@ -1,4 +1,4 @@
-// FarVectors of several processes; apart from the rest, which needs no process group.
+// FarVectors of several processes, in a separate file because the rest needs no process group.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 

@@ -27,11 +27,10 @@ namespace torchvq::fit {
 namespace {
 
 constexpr int64_t kSample = 65536;
-// Standard deviations of a projected feature among which the best is chosen. tanh has its bends
-// near 1.
+// Candidate standard deviations of a projected feature; the best is chosen. tanh bends near 1.
 constexpr double kNarrowest = 0.4, kStep = 1.1;
 constexpr int kWidths = 20;
-// Directions with less of the largest variance than this are noise of the sum.
+// Directions with a smaller share of the largest variance than this are rounding noise.
 constexpr double kFlat = 1e-12;
 constexpr double kRidge = 1e-9;
 constexpr int64_t kRotations = 50;
@@ -61,7 +60,7 @@ Directions principal_directions(const at::Tensor& centred, int64_t features) {
           values.narrow(0, dim - features, features).flip({0}).clamp_min(0)};
 }
 
-/// Most levels for the widest direction: which direction each feature takes.
+/// The direction of each feature; the widest direction gets the most levels.
 at::Tensor order_of(const std::vector<int64_t>& levels, int64_t num_codebooks) {
   const auto features = num_codebooks * static_cast<int64_t>(levels.size());
   std::vector<int64_t> by_levels(static_cast<size_t>(features)), direction(by_levels.size());
@@ -110,7 +109,7 @@ LinearMap least_squares(const at::Tensor& codes, const at::Tensor& vectors) {
   return {weight, vectors.mean(0).sub(mean.unsqueeze(0).mm(weight).squeeze(0))};
 }
 
-/// What the codec is made of, for centred vectors.
+/// The parts of the codec, for centred vectors.
 struct Maps {
   at::Tensor in;  // (D, F)
   LinearMap out;
@@ -173,7 +172,8 @@ at::Tensor read_sample(const functional::VectorBlocks& vectors, int64_t seed,
   return sample;
 }
 
-/// One thread for this one's products and factorisations, whose bits would depend on their number.
+/// Runs products and factorisations on one thread, because their bits depend on the number of
+/// threads.
 class OneThread {
  public:
   OneThread() { at::set_num_threads(1); }

@@ -30,7 +30,7 @@ void check_stack_fit(const functional::VectorBlocks& vectors, const FitStackOpti
                     options.level.metric);
 }
 
-// Each codebook draws its own sample: a row that is far from everything should not decide them all.
+// Each codebook draws its own sample, so that one outlier does not affect all of them.
 int64_t seed_of(int64_t seed, int64_t column) {
   constexpr uint64_t kGoldenRatio = 0x9E3779B97F4A7C15;
   return static_cast<int64_t>(static_cast<uint64_t>(seed) +

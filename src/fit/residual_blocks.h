@@ -1,4 +1,4 @@
-// What the levels so far have left of vectors that come in blocks.
+// The residuals, after the levels so far, of vectors that come in blocks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,9 +9,9 @@
 
 namespace torchvq::fit {
 
-/// The features [first_dim, first_dim + dim) of `vectors`, less the nearest codes of each level
-/// that was taken off. Remainders are kept in memory where they fit into `memory` bytes, and
-/// computed at each read otherwise; the bits are the same.
+/// The features [first_dim, first_dim + dim) of `vectors`, minus the nearest codes of each level
+/// passed to take_off(). Residuals stay in memory if they fit into `memory` bytes, and are computed
+/// at each read otherwise; the bits are the same.
 class ResidualBlocks {
  public:
   ResidualBlocks(const functional::VectorBlocks& vectors, int64_t first_dim, int64_t dim,

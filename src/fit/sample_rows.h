@@ -1,4 +1,4 @@
-// Which rows a sample takes: the same ones for any split of the rows into blocks.
+// The rows of a sample: the same for any split of the rows into blocks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,12 +9,12 @@
 namespace torchvq::fit {
 
 /// `size` of `rows` rows: one from each of `size` equal stretches, drawn with `rng` (as in
-/// random_uniform()). A sample spread so evenly covers files that are sorted, too.
+/// random_uniform()). Such a sample also covers sorted files.
 class SampledRows {
  public:
   SampledRows(int64_t rows, int64_t size, const at::Tensor& rng);
 
-  /// How many sampled rows lie before `row`.
+  /// The number of sampled rows before `row`.
   int64_t before(int64_t row) const;
 
   /// The sampled rows of [first, first + count), counted from `first`; int64.

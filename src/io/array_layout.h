@@ -1,4 +1,4 @@
-// Where an array lies in a file, whatever the format of the file.
+// The place of an array in a file, for any format.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -9,7 +9,7 @@
 
 namespace torchvq::io {
 
-/// No array of a file that a reader takes has more.
+/// The most axes of an array that a reader accepts.
 constexpr size_t kMostAxes = 64;
 
 struct ArrayLayout {

@@ -11,8 +11,8 @@ namespace torchvq::io {
 /// The codes of a level, behind its key.
 inline const std::string kEmbed = "_codebook.embed";
 
-/// What stands before `_codebook.embed` and its neighbours for each level of each group, prefix of
-/// a larger model's state included; one entry, one level for a VectorQuantize.
+/// The prefix of `_codebook.embed` and its neighbours for each level of each group, including that
+/// of a larger model's state; one entry, one level for a VectorQuantize.
 using CodecKeys = std::vector<std::vector<std::string>>;
 
 /// The keys of a stack that is written: "" for one level of one group, else "layers.<q>." or
@@ -25,7 +25,7 @@ CodecKeys codec_keys(size_t groups, size_t levels);
 /// or where a level is missing.
 CodecKeys find_codec_keys(const std::string& path, const SafetensorsFile& file);
 
-/// What all of these keys begin with: the prefix of the model around the quantizer.
+/// The common beginning of all these keys: the prefix of the model around the quantizer.
 std::string codec_prefix(const CodecKeys& keys);
 
 }  // namespace torchvq::io

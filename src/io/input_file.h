@@ -1,4 +1,4 @@
-// Reading files, always by copy: a mapped file that is cut or rewritten kills its readers.
+// Reads files by copy: a mapped file that is truncated or rewritten crashes its readers.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ class InputFile {
   /// Copies up to `bytes` bytes from `offset`; returns how many there were.
   size_t read(int64_t offset, void* target, size_t bytes) const;
 
-  /// The same for a range that lies in the file. Throws c10::ValueError where the file was cut
-  /// since it was opened.
+  /// The same for a range that lies in the file. Throws c10::ValueError if the file was truncated
+  /// after it was opened.
   void read_all(int64_t offset, void* target, size_t bytes) const;
 
  private:

@@ -28,7 +28,7 @@ std::string directory_of(const std::string& path) {
   return slash == 0 ? "/" : path.substr(0, slash);
 }
 
-// Hidden, in the same directory (rename cannot cross file systems), and of this process alone.
+// Hidden, in the same directory (rename cannot cross file systems), and unique to this process.
 std::string temporary_name(const std::string& target) {
   static constexpr char kDigits[] = "0123456789abcdefghijklmnopqrstuvwxyz";
   std::random_device device;
@@ -101,7 +101,7 @@ void OutputFile::write(const void* data, size_t bytes) {
 
 void OutputFile::commit() {
   const bool synced = temporary_.empty() || ::fsync(descriptor_) == 0;
-  // Not every file system knows fsync; every one that does reports a failed write here.
+  // Not every file system supports fsync; those that do report a failed write here.
   if (!synced && errno != EINVAL && errno != ENOTSUP) fail("write");
   // Some file systems report a full disk only here.
   if (::close(std::exchange(descriptor_, -1)) != 0) fail("write");

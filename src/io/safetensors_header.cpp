@@ -30,7 +30,7 @@ uint64_t header_length(const InputFile& file) {
 
 std::string header_text(const InputFile& file) {
   const auto length = header_length(file);
-  // What is no safetensors file claims a length that none has.
+  // Other files give an implausible length.
   TORCH_CHECK_VALUE(length <= kLongestSafetensorsHeader, file.path(),
                     ": expected a safetensors file, with a header of at most ",
                     kLongestSafetensorsHeader, " bytes, but its first bytes claim ", length);
@@ -45,7 +45,7 @@ std::string header_text(const InputFile& file) {
   return text;
 }
 
-// Refuses a key that occurs twice in one object, which the parser alone would let the last one win.
+// Refuses a key that occurs twice in one object; the parser alone would take the last value.
 class UniqueKeys {
  public:
   explicit UniqueKeys(const std::string& path) : path_(path) {}
@@ -53,7 +53,7 @@ class UniqueKeys {
   bool operator()(int depth, json::parse_event_t event, json& parsed) {
     const bool opens =
         event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
-    // A legal header nests three deep; a hostile one could nest until memory ends.
+    // A legal header has three levels of nesting; a malicious one could exhaust memory.
     TORCH_CHECK_VALUE(!opens || depth <= 2, path_,
                       ": expected the safetensors header to be a table of tensors, but it "
                       "nests deeper");

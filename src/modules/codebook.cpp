@@ -98,7 +98,7 @@ void CodebookImpl::register_kept(int64_t dim) {
 void CodebookImpl::forget_kept() {
   pending_.reset();
   if (!keeps_statistics()) return;
-  // How many reductions there were decides what is drawn next.
+  // The number of reductions decides the next draws.
   kept_steps.slice(0, 0, 2).zero_();
   kept_counts.zero_();
   kept_sums.zero_();
@@ -157,7 +157,7 @@ torch::Tensor CodebookImpl::wide_embed() const {
 
 void CodebookImpl::store_embed(const torch::Tensor& wide) {
   if (embed.scalar_type() != wide.scalar_type()) {
-    // The operators write float state; a parameter in half precision gets it rounded.
+    // The operators write float32 state; a parameter in half precision gets the rounded values.
     embed.detach().copy_(wide);
   }
 }
@@ -179,12 +179,12 @@ CodebookImpl::borrowed_modules() const {
   return {{"vq_bridge", options.vq_bridge().ptr()}};
 }
 
-// What ranks have in common -----------------------------------------------------------------------
+// State shared by ranks ---------------------------------------------------------------------------
 
 std::vector<torch::Tensor> CodebookImpl::replicated_state() const {
   std::vector<torch::Tensor> state{initted, cluster_size, embed_avg, cooldown, embed.detach(), rng};
   if (keeps_statistics()) {
-    // All but who keeps them.
+    // All but the rank that accumulates them.
     state.push_back(kept_steps.slice(0, 0, 3));
     state.push_back(kept_exponents.select(0, 0));
   }
@@ -238,7 +238,7 @@ void CodebookImpl::initialise(const torch::Tensor& x, const std::optional<torch:
   functional::initialise_codebook_(initted, cluster_size, embed_avg, wide, x.detach(), rng, mask,
                                    kmeans);
   if (!options.sync_kmeans() && !ranks.alone()) {
-    // Each rank by itself would begin with codes of its own: those of rank 0 are everybody's.
+    // Each rank would begin with its own codes: all ranks take those of rank 0.
     distributed::broadcast_state_({initted, cluster_size, embed_avg, wide}, ranks);
   }
   store_embed(wide);
@@ -249,7 +249,7 @@ void CodebookImpl::update_affine(const torch::Tensor& x, const std::optional<tor
   const auto tokens = functional::update_affine_(batch_mean, batch_variance, batch_mean_needs_init,
                                                  batch_variance_needs_init, x, mask,
                                                  options.affine_param_batch_decay(), ranks);
-  // A step without tokens changes nothing, the statistics of the codes included.
+  // A step without tokens changes nothing, not even the statistics of the codes.
   const auto present = tokens.gt(0).expand({-1, options.codebook_size()});
   functional::update_affine_(codebook_mean, codebook_variance, codebook_mean_needs_init,
                              codebook_variance_needs_init, embed.detach(), present,
@@ -338,7 +338,7 @@ void CodebookImpl::expire_codes(const torch::Tensor& x, const distributed::Ranks
 
 void CodebookImpl::update_ema() {
   const auto wide = wide_embed();
-  // The reference's unused codes are recomputed like all others, and so drift to the origin.
+  // The reference recomputes unused codes like all others, so they drift to the origin.
   const double decay = options.vqp_compat() ? 1 : options.decay();
   ops::ema_finish_(wide, cluster_size, embed_avg,
                    {.decay = decay, .eps = options.eps(), .metric = metric()});
@@ -348,7 +348,7 @@ void CodebookImpl::update_ema() {
 void CodebookImpl::set_codes(const torch::Tensor& codes) {
   at::NoGradGuard no_grad;
   embed.copy_(codes);
-  // The reference's averages stay, and take the codes back.
+  // The averages of the reference stay, and its next update undoes the assignment.
   if (options.vqp_compat()) return;
   embed_avg.copy_(embed);
   cluster_size.fill_(1);

@@ -1,6 +1,6 @@
-// Copies of modules whose members share tensors with their options, which Cloneable does not make
-// right: it copies children one by one, so that an optimizer, or a member that is a grandchild,
-// keeps the tensors of the child that was thrown away.
+// Copies of modules whose members share tensors with their options. Cloneable copies children one
+// by one, so that an optimizer, or a member that is a grandchild, would keep the tensors of the
+// child that was discarded.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 namespace torchvq::detail {
 
 /// Gives `to`, a module of the same structure, copies of all parameters and buffers of `from`, on
-/// `device` or where they are, what requires grad, and what is in training.
+/// `device` or their own device, and its flags requires_grad and training.
 void copy_tensors(const torch::nn::Module& from, torch::nn::Module& to,
                   const std::optional<c10::Device>& device);
 

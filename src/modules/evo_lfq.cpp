@@ -21,7 +21,7 @@ namespace F = functional;
 
 namespace {
 
-/// Puts a module in evaluation, and each of its modules back to what it was.
+/// Puts a module in evaluation mode, and restores the mode of each of its modules.
 class Evaluating {
  public:
   explicit Evaluating(torch::nn::Module& module) {
@@ -29,7 +29,7 @@ class Evaluating {
     module.eval();
   }
   ~Evaluating() {
-    // Parents come first, so that what each sets on its children is corrected by them.
+    // Parents come first, so that their children restore their own mode afterwards.
     for (auto& [module, training] : before_) module->train(training);
   }
   Evaluating(const Evaluating&) = delete;
@@ -39,7 +39,7 @@ class Evaluating {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> before_;
 };
 
-/// A user's network on x as its weights take it; integers stay.
+/// A user's network on x in the dtype of its weights; integers stay.
 torch::Tensor run(torch::nn::AnyModule& network, const torch::Tensor& x) {
   if (x.is_floating_point()) {
     for (const auto& weight : network.ptr()->parameters()) {

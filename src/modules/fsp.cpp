@@ -132,7 +132,7 @@ torch::Tensor FSPImpl::indices_to_codes(const torch::Tensor& indices, double eps
   auto codes = ops::scalar_centroids(F::wide_indices(indices), options.levels(), perturbation(eps),
                                      wide ? at::kDouble : at::kFloat);
   if (project_out) {
-    // Masked tokens have no output; the bias of the projection would give them one.
+    // The output of masked tokens is 0; the bias of the projection would change it.
     codes = detail::apply_linear(project_out, codes).masked_fill(indices.lt(0).unsqueeze(-1), 0);
   }
   return options.channel_first() && indices.dim() > 0 ? codes.movedim(-1, 1) : codes;

@@ -31,7 +31,7 @@ bool features_first(const FSQOptions& options, int64_t axes) {
                               : options.channel_first().value_or(map);
 }
 
-/// Of inputs with so many axes.
+/// The layout of inputs with this number of axes.
 detail::Layout layout_of(const FSQImpl& fsq, int64_t axes) {
   return {.dim = fsq.dim(),
           .heads = 1,
@@ -87,7 +87,7 @@ ScalarOutput FSQImpl::forward(const torch::Tensor& z, const std::optional<torch:
   const auto token_mask = layout.token_mask(z, mask, std::nullopt);
   auto tokens = layout.pack(z);
   if (token_mask) {
-    // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+    // Padding may hold anything, including NaN; zeros keep it out of every gradient.
     tokens = F::fill_masked(tokens, *token_mask);
   }
   if (project_in) {
@@ -181,10 +181,10 @@ torch::Tensor FSQImpl::indices_to_codes(const torch::Tensor& indices) {
   auto output = decode_tokens(stacked);
   if (project_out) {
     output = detail::apply_linear(project_out, output);
-    // Masked tokens have no output; the bias of the projection would give them one.
+    // The output of masked tokens is 0; the bias of the projection would change it.
     output = output.masked_fill(stacked.lt(0).all(-1, /*keepdim=*/true), 0);
   }
-  // (B, dim) has no position to move.
+  // (B, dim) has no position axis to move.
   return output.dim() > 2 ? layout_of(*this, output.dim()).place_features(output) : output;
 }
 

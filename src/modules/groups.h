@@ -1,5 +1,5 @@
-// What the grouped residual stacks do alike: each group's part of the indices, and groups put
-// together again. The features are split over the groups.
+// The common parts of grouped residual stacks: splitting features and indices into groups, and
+// joining the groups again.
 #pragma once
 
 #include <vector>
@@ -11,7 +11,7 @@
 
 namespace torchvq::detail {
 
-/// Of the input of all groups.
+/// The layout of the input of all groups.
 template <typename Grouped>
 Layout layout_of_groups(const Grouped& grouped, const char* owner) {
   return {.dim = grouped.options.dim(),
@@ -25,7 +25,7 @@ Layout layout_of_groups(const Grouped& grouped, const char* owner) {
 /// The axis of the features in the input of a layout.
 inline int64_t feature_axis(const Layout& layout) { return layout.channel_first ? 1 : -1; }
 
-/// Of indices (G, B, *, q), those of each group.
+/// The indices (G, B, *, q) of each group.
 inline std::vector<at::Tensor> split_groups(const at::Tensor& indices, size_t groups,
                                             const Layout& layout) {
   TORCH_CHECK_VALUE(indices.dim() > 0 && indices.size(0) == static_cast<int64_t>(groups),
@@ -34,7 +34,7 @@ inline std::vector<at::Tensor> split_groups(const at::Tensor& indices, size_t gr
   return indices.unbind(0);
 }
 
-/// What `decode` makes of each group's stack and its part of the indices.
+/// The results of `decode` for each group's stack and its part of the indices.
 template <typename Stacks, typename Decode>
 std::vector<at::Tensor> each_group(Stacks& stacks, const at::Tensor& indices, const Layout& layout,
                                    const Decode& decode) {
@@ -45,7 +45,7 @@ std::vector<at::Tensor> each_group(Stacks& stacks, const at::Tensor& indices, co
   return decoded;
 }
 
-/// Codes (G, Q, B, *, D) of indices (G, B, *, q), a group's stack after the other.
+/// Codes (G, Q, B, *, D) of indices (G, B, *, q), group after group.
 template <typename Stacks>
 at::Tensor codes_of_groups(Stacks& stacks, const at::Tensor& indices, const Layout& layout) {
   return stacked(each_group(stacks, indices, layout, [](auto& stack, const at::Tensor& own) {
@@ -53,7 +53,7 @@ at::Tensor codes_of_groups(Stacks& stacks, const at::Tensor& indices, const Layo
   }));
 }
 
-/// The output of all groups for indices (G, B, *, q), features side by side.
+/// The output of all groups for indices (G, B, *, q), with concatenated features.
 template <typename Stacks>
 at::Tensor output_of_groups(Stacks& stacks, const at::Tensor& indices, const Layout& layout) {
   const auto outputs = each_group(stacks, indices, layout, [](auto& stack, const at::Tensor& own) {

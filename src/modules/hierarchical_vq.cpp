@@ -61,7 +61,7 @@ bool is_half_precision(const torch::Tensor& tensor) {
 torch::Tensor maps_of(const HierarchicalVQOptions& options, const torch::Tensor& x,
                       const OptionalTensor& mask) {
   auto tokens = scale_layout(options).pack(x);
-  // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+  // Padding may hold anything, including NaN; zeros keep it out of every gradient.
   if (mask) tokens = F::fill_masked(tokens, *mask);
   if (is_half_precision(tokens)) tokens = tokens.to(at::kFloat);
   auto shape = with_batch(options.dim(), positions_of(options, x));
@@ -80,7 +80,7 @@ OptionalTensor map_mask(const HierarchicalVQOptions& options, const torch::Tenso
   return at::ones(shape, x.options().dtype(at::kBool).requires_grad(false));
 }
 
-/// How many scales this forward uses.
+/// The number of scales that this forward uses.
 int64_t scales_in_use(const HierarchicalVQImpl& hvq) {
   const auto& options = hvq.options;
   if (!hvq.is_training() || options.nested_dropout() <= 0) return hvq.num_levels();
@@ -218,12 +218,12 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
   check_input(x);
   const auto mask = scale_layout(options).token_mask(x, call.mask(), call.lens());
   if (call.indices()) check_indices(*call.indices(), x.size(0));
-  // Decoding happens outside of autocast, perhaps.
+  // Decoding may happen outside autocast.
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
   std::vector<Codebook> codebooks;
   for (const auto& vq : vqs) codebooks.push_back(vq->codebook_state);
   const auto ranks = detail::ranks_of(get_vq(0), kHierarchicalVQ);
-  // Before the depth is drawn, so that ranks draw the same.
+  // Before the depth is drawn, so that ranks draw the same depth.
   detail::handshake(codebooks, ranks);
   if (is_training()) detail::begin_step(codebooks);
   const auto depth = scales_in_use(*this);

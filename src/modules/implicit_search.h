@@ -1,4 +1,4 @@
-// The search of a level whose codes are made for each token, and its entropy losses.
+// The search of a level with an implicit codebook, and its entropy losses.
 #pragma once
 
 #include <optional>
@@ -11,15 +11,15 @@
 
 namespace torchvq::detail {
 
-/// What makes the codes of a level for each token.
+/// The network of a level and its condition.
 struct Implicit {
   ImplicitCodebookImpl* mlp;
   at::Tensor condition;  ///< (H, T, D), what the levels before have decoded
 };
 
 /// Like choose(). The search runs without a graph, a block of tokens at a time. The chosen codes
-/// are then made once more, by the very computation that decodes them: so decoding gives the output
-/// bit for bit, and backward costs one code per token.
+/// are then computed again, by the computation that decodes them: so decoding gives the output bit
+/// for bit, and backward costs one code per token.
 SearchResult choose_implicit(VectorQuantizeImpl& vq, const Implicit& implicit,
                              const at::Tensor& residual, const at::Tensor& tokens,
                              const std::optional<at::Tensor>& mask, const Request& request,

@@ -1,4 +1,4 @@
-// The step of a codebook's own optimizer inside a training forward.
+// The step of an in-place optimizer inside a training forward.
 #pragma once
 
 #include <optional>
@@ -14,7 +14,7 @@ namespace torchvq::detail {
 void average_gradients(const std::vector<at::Tensor>& learned, const at::Tensor& tokens,
                        const std::optional<at::Tensor>& mask, const distributed::Ranks& ranks);
 
-/// One step towards the tokens (H, T, D) of this batch; returns the loss it went down.
+/// One step towards the tokens (H, T, D) of this batch; returns the loss of this step.
 at::Tensor in_place_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
                          const at::Tensor& codebook, const std::optional<at::Tensor>& mask,
                          const distributed::Ranks& ranks);

@@ -38,7 +38,7 @@ int64_t inner_dim(const LatentQuantizeOptions& options) {
   return static_cast<int64_t>(options.levels().size()) * options.num_codebooks();
 }
 
-/// The dtype that fixed values get in a cast: half precision would change them.
+/// The dtype of fixed values after a cast: half precision would change them.
 torch::Dtype wide(const torch::Tensor& own, torch::Dtype dtype) {
   return dtype == at::kHalf || dtype == at::kBFloat16 ? own.scalar_type() : dtype;
 }
@@ -227,7 +227,7 @@ torch::Tensor LatentQuantizeImpl::indices_to_codes(const torch::Tensor& indices_
                     options.num_codebooks(), " codebooks, but got shape ", indices_.sizes());
   auto codes = F::latent_decode(F::wide_indices(indices), values()).flatten(-2);
   if (with_projection && project_out) {
-    // Masked tokens have no output; the bias of the projection would give them one.
+    // The output of masked tokens is 0; the bias of the projection would change it.
     codes = detail::apply_linear(project_out, codes)
                 .masked_fill(indices.lt(0).all(-1, /*keepdim=*/true), 0);
   }
@@ -236,7 +236,7 @@ torch::Tensor LatentQuantizeImpl::indices_to_codes(const torch::Tensor& indices_
 
 torch::Tensor LatentQuantizeImpl::commitment_loss(const torch::Tensor& z,
                                                   const torch::Tensor& zhat) const {
-  // The reference's two pull the side that the other should.
+  // In the reference each of the two losses pulls the side that the other should.
   if (options.vqp_compat()) return F::latent_quantization_loss(z, zhat);
   return F::latent_commitment_loss(z, zhat);
 }

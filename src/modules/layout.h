@@ -1,4 +1,4 @@
-// Where batch, positions, features and heads lie in the tensors that a quantizer is given and
+// The order of batch, positions, features and heads in the tensors that a quantizer takes and
 // returns.
 #pragma once
 
@@ -48,7 +48,7 @@ struct Layout {
   at::Tensor merge_features(const at::Tensor& values, int64_t batch, int64_t tokens) const;
   /// Values per token (H, T) or (H, T, k) in the layout of x; several heads on the last axis.
   at::Tensor restore_positions(const at::Tensor& values, const at::Tensor& x) const;
-  /// Code vectors (H, T, D) of indices in the shape that forward returns: (B, *, heads * D).
+  /// Codes (H, T, D) of indices in the shape that forward returns: (B, *, heads * D).
   at::Tensor join_heads(const at::Tensor& codes, at::IntArrayRef indices) const;
   /// Values per token (B, N, ...) in the layout of x: (B, *, ...).
   at::Tensor unpack_positions(const at::Tensor& values, const at::Tensor& x) const;
@@ -60,7 +60,7 @@ struct Layout {
   std::vector<int64_t> token_shape(const at::Tensor& x) const;
 };
 
-/// The part of it that functions know, and how padding is filled.
+/// The part of the layout that functions need, and how padding is filled.
 functional::TokenLayout token_layout(const VectorQuantizeOptions& options);
 
 /// Of a VectorQuantize with these options.

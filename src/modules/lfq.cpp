@@ -156,7 +156,7 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
   auto tokens = x;
   if (projects) {
     tokens = layout.pack(x);
-    // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+    // Padding may hold anything, including NaN; zeros keep it out of every gradient.
     if (filled) tokens = F::fill_masked(tokens, *filled);
     tokens = projected(tokens);
   }
@@ -276,7 +276,7 @@ torch::Tensor LFQImpl::indices_to_codes(const torch::Tensor& indices, bool with_
   if (orthogonal_rot.defined()) output = F::rotate_features(output, orthogonal_rot, true);
   output = output.flatten(-2);
   if (with_projection && project_out) {
-    // Masked tokens have no output; the bias of the projection would give them one.
+    // The output of masked tokens is 0; the bias of the projection would change it.
     output = detail::apply_linear(project_out, output)
                  .masked_fill(stacked.lt(0).all(-1, /*keepdim=*/true), 0);
   }

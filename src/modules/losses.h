@@ -1,5 +1,4 @@
-// What the losses of VectorQuantize, or of one level of a stack, need to know of the module and the
-// call.
+// The losses of VectorQuantize, or of one level of a stack, from the module's options and the call.
 #pragma once
 
 #include <torchvq/functional/quantizer_losses.h>

@@ -1,4 +1,4 @@
-// What an optimizer of torch::optim has accumulated, by the names that Python's optimizers use.
+// The state of an optimizer of torch::optim, under the names of Python's optimizers.
 #pragma once
 
 #include <map>
@@ -14,14 +14,14 @@ namespace torchvq::detail {
 /// optimizers of a type that is not torch::optim's SGD, Adam, AdamW, RMSprop or Adagrad.
 std::map<std::string, at::Tensor> optimizer_state(torch::optim::Optimizer& optimizer);
 
-/// Replaces what the optimizer has accumulated by copies of such tensors; parameters that none of
-/// them is for keep what they have.
+/// Replaces the state of the optimizer by copies of such tensors; parameters without a tensor keep
+/// their state.
 ///
 /// Throws c10::ValueError for names or shapes that do not fit, before anything changes.
 void load_optimizer_state(torch::optim::Optimizer& optimizer,
                           const std::map<std::string, at::Tensor>& state);
 
-/// The checks of load_optimizer_state() alone.
+/// Only the checks of load_optimizer_state().
 void check_optimizer_state(torch::optim::Optimizer& optimizer,
                            const std::map<std::string, at::Tensor>& state);
 

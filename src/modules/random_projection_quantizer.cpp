@@ -37,7 +37,7 @@ void RandomProjectionQuantizerImpl::reset() {
                                                .use_cosine_sim(true)));
   if (options.vqp_compat()) return;
   for (auto& parameter : vq->parameters()) parameter.requires_grad_(false);
-  // Directions are compared, which an offset would make alike.
+  // Directions are compared, which a large common offset would make alike.
   if (vq->project_in) vq->project_in->bias.zero_();
 }
 
@@ -73,7 +73,7 @@ torch::Tensor RandomProjectionQuantizerImpl::forward(
   places.check_input(x);
   const auto token_mask = places.token_mask(x, call.mask(), std::nullopt);
   auto tokens = places.pack(x);
-  // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+  // Padding may hold anything, including NaN; zeros keep it out of every gradient.
   if (token_mask) tokens = F::fill_masked(tokens, *token_mask);
   auto spread = F::random_projection(tokens, rand_projs, options.norm());
   if (vq->project_in) spread = detail::apply_linear(vq->project_in, spread);

@@ -1,4 +1,4 @@
-// The generator of modules that draw random numbers but learn nothing by themselves.
+// The generator of modules that draw random numbers but have no codebook that learns.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,7 +8,7 @@ namespace torchvq::detail {
 /// Seed and step (2,) of the counter-based generator, the seed drawn from torch's.
 at::Tensor fresh_rng();
 
-/// `rng` as it is, for draws per token: ranks of the default group draw different numbers.
+/// `rng` for draws per token: ranks of the default group draw different numbers.
 at::Tensor rng_of_rank(const at::Tensor& rng);
 
 }  // namespace torchvq::detail

@@ -12,19 +12,19 @@ namespace torchvq::detail {
 
 using distributed::Ranks;
 
-/// The name of the group of ranks that share a quantizer in training; empty where it belongs to
-/// this process.
+/// The name of the group of ranks that share a quantizer in training; empty if it is local to this
+/// process.
 std::string group_of(const VectorQuantizeImpl& vq);
 
-/// Decided at each call, because modules are often built before their group exists. Evaluation is
-/// always alone.
+/// Decided at each call, because modules are often built before their group exists. Evaluation has
+/// no group.
 Ranks ranks_of(const VectorQuantizeImpl& vq, const std::string& owner);
 
-/// What the codebooks must have in common over the ranks.
+/// The state of the codebooks that must be the same on all ranks.
 std::string joined_signature(const std::vector<Codebook>& codebooks);
 
-/// Before the first synchronised step: ranks that do not fit together find out, those that do start
-/// alike.
+/// The handshake before the first synchronised step: refuses ranks with different options, and
+/// makes states equal.
 void handshake(const std::vector<Codebook>& codebooks, const Ranks& ranks);
 
 }  // namespace torchvq::detail

@@ -21,7 +21,7 @@ using functional::RefineCodebooksOptions;
 using functional::RefinedHeads;
 using OptionalMask = std::optional<at::Tensor>;
 
-/// Stacks whose codes are not what is added up, or not free to move.
+/// Refuses stacks whose codes are transformed before they are added up, or are not free to move.
 void check_refinable(ResidualVQImpl& rvq) {
   const auto refuse = [](bool present, const char* name) {
     TORCH_CHECK_VALUE(!present, "refine: expected module to be without ", name, ", but got them");
@@ -82,7 +82,7 @@ Refinement refine_stacks(std::vector<ResidualVQ> stacks, const std::vector<at::T
   for (size_t i = 0; i < stacks.size(); ++i) {
     found.push_back(refined(*stacks[i], parts[i], mask, options));
   }
-  // Only now: an error in the last group leaves the first as it was.
+  // Only now, so that an error in the last group leaves the first unchanged.
   for (size_t i = 0; i < stacks.size(); ++i) {
     auto codebooks = detail::codebooks_of(*stacks[i]);
     for (size_t q = 0; q < codebooks.size(); ++q) codebooks[q]->move_codes(found[i].codebooks[q]);

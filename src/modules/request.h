@@ -1,4 +1,4 @@
-// What the stages of one forward of VectorQuantize, or of one level of a stack, hand to each other.
+// The values that the stages of one forward of VectorQuantize, or of one level of a stack, pass on.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace torchvq::detail {
 
-/// What one forward was asked for, with the module's options in the place of those left open.
+/// The arguments of one forward; the module's options fill in those not given.
 struct Request {
   std::optional<at::Tensor> targets;  ///< in the shape of forward's indices
   std::optional<at::Tensor> mask;     ///< (B, N)
@@ -26,7 +26,7 @@ struct Request {
   distributed::Ranks ranks;
 };
 
-/// What a search leaves: the output, and what losses and learning need.
+/// The result of a search: the output, and the inputs of losses and learning.
 struct SearchResult {
   at::Tensor quantized;  ///< (H, T, D), or (H, T, k, D), with the estimator's gradient
   functional::SearchedTokens searched;

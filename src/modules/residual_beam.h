@@ -1,4 +1,4 @@
-// Which codes a residual stack takes when several paths through its levels are kept (beam search).
+// Beam search of a residual stack.
 #pragma once
 
 #include <vector>
@@ -11,15 +11,15 @@ namespace torchvq::detail {
 std::vector<at::Tensor> search_paths(ResidualVQImpl& rvq, const at::Tensor& inputs,
                                      const StackRequest& request);
 
-/// What precedes the search of each level (k-means, statistics of the affine map). All of it
-/// precedes the search of all levels, so each level sees what the nearest codes have left.
+/// Prepares all levels before the search (k-means, statistics of the affine map): each level sees
+/// the residual of the nearest codes.
 void prepare_levels(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRequest& request);
 
-/// What the score of a path weighs each level's remainder by; none: the last remainder is the
+/// The weights of the levels' residuals in the score of a path; none: the last residual is the
 /// score.
 std::vector<double> beam_weights_of(const ResidualVQImpl& rvq, int64_t depth);
 
-/// How many paths a forward keeps. Throws c10::ValueError for a size that the options exclude.
+/// The beam of a forward. Throws c10::ValueError for a size that the options exclude.
 int64_t beam_of(const ResidualVQImpl& rvq, std::optional<int64_t> size);
 
 }  // namespace torchvq::detail

@@ -14,7 +14,7 @@ namespace F = functional;
 at::Tensor enter_stack(const at::Tensor& x, const std::optional<at::Tensor>& mask,
                        const Layout& layout, const torch::nn::Linear& project_in) {
   auto tokens = layout.pack(x);
-  // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+  // Padding may hold anything, including NaN; zeros keep it out of every gradient.
   if (mask) tokens = F::fill_masked(tokens, *mask);
   auto inputs = project_in ? apply_linear(project_in, tokens) : tokens;
   // Residual and sum stay in float32 between levels.

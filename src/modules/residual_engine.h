@@ -1,6 +1,6 @@
-// The engine of every residual stack, whatever its levels are: the way in and the way out. Between
-// them is the walk of functional/residual_walk.h. A family (ResidualVQ in residual_levels.h; ResidualFSQ
-// and ResidualLFQ by residual_stack.h) says how a level chooses.
+// The engine of every residual stack: input and output. Between them is the loop of
+// functional/residual_walk.h. A family (ResidualVQ in residual_levels.h; ResidualFSQ and
+// ResidualLFQ by residual_stack.h) defines how a level chooses its codes.
 #pragma once
 
 #include <cstdint>

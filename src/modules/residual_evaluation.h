@@ -8,13 +8,13 @@
 
 namespace torchvq::detail {
 
-/// What greedy evaluation finds.
+/// The result of greedy evaluation.
 struct Encoded {
   at::Tensor quantized;  ///< (H, T, D), the sum of the codes, level by level
   at::Tensor indices;    ///< (H, T, Q), int64, -1 where masked
 };
 
-/// The nearest code of every level for what the levels before have left.
+/// The nearest code of every level for the residual of the levels before.
 ///
 /// @param x          (H, T, D), float32 or float64.
 /// @param codebooks  Q tensors (H, K_n, D).

@@ -35,7 +35,7 @@ std::vector<torch::Tensor> targets_of(const ResidualVQImpl& rvq,
   return indices.unbind(-1);
 }
 
-/// How many levels this forward uses.
+/// The number of levels that this forward uses.
 int64_t depth_of(const ResidualVQImpl& rvq, std::optional<int64_t> seed) {
   const auto& options = rvq.options;
   if (!rvq.is_training() || !options.quantize_dropout() || rvq.num_quantizers() == 1) {
@@ -57,7 +57,7 @@ torch::Tensor restore(ResidualVQImpl& rvq, const torch::Tensor& output, const to
                      layout, rvq.project_out, padding);
 }
 
-/// Nearest codes level by level, nothing scored, nothing learnt: the pass of most evaluations.
+/// Nearest codes level by level, without losses or learning: most evaluations.
 ResidualVQOutput evaluate(ResidualVQImpl& rvq, const torch::Tensor& inputs, const torch::Tensor& x,
                           const StackRequest& request) {
   const auto layout = layout_of(rvq);
@@ -75,7 +75,7 @@ ResidualVQOutput evaluate(ResidualVQImpl& rvq, const torch::Tensor& inputs, cons
           {}};
 }
 
-/// What all levels have found at once.
+/// The results of all levels of one operator.
 ResidualVQOutput result_of(const Pending& pending, const F::ResidualQuantizeStep& step) {
   auto& rvq = *pending.rvq;
   const auto& [x, request] = std::tie(pending.x, pending.request);
@@ -141,7 +141,7 @@ Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwa
       .ranks = ranks_of(*rvq.levels[0], "ResidualVQ"),
       .beam = beam_of(rvq, call.beam_size()),
   };
-  // Before the depth is drawn, so that ranks draw the same.
+  // Before the depth is drawn, so that ranks draw the same depth.
   handshake(codebooks_of(rvq), request.ranks);
   if (rvq.is_training()) {
     begin_step(codebooks_of(rvq));

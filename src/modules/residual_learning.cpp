@@ -1,4 +1,4 @@
-// What the levels of residual stacks learn: losses, one exchange of statistics, updates.
+// Losses and learning of the levels of residual stacks, with one exchange of statistics.
 #include <string>
 #include <utility>
 
@@ -20,7 +20,7 @@ using distributed::Ranks;
 /// Tokens per code of the levels of several stacks.
 using Counts = std::vector<std::vector<at::Tensor>>;
 
-/// The losses of a level whose codes are made for each token.
+/// The losses of a level with an implicit codebook.
 F::QuantizerLosses implicit_losses(const Level& level, const F::QuantizerLossOptions& options) {
   const auto& [vq, request, result, implicit] = level;
   const auto& searched = result.searched;
@@ -40,12 +40,12 @@ F::QuantizerLosses implicit_losses(const Level& level, const F::QuantizerLossOpt
   return losses;
 }
 
-/// The losses of all levels as far as they are known before the codes change.
+/// The losses of all levels that are computed before the codes change.
 std::vector<F::QuantizerLosses> search_losses(const ResidualVQImpl& rvq,
                                               const std::vector<Level>& levels,
                                               const std::vector<F::QuantizerLossOptions>& options,
                                               const Ranks& ranks) {
-  // Levels whose codes are made for each token share their own way; the first has a plain codebook.
+  // The first level has a plain codebook, all others an implicit one.
   const size_t plain = rvq.options.implicit_neural_codebook() ? 1 : rvq.levels.size();
   std::vector<at::Tensor> codebooks;
   std::vector<F::SearchedTokens> searched;
@@ -66,8 +66,8 @@ std::vector<F::QuantizerLosses> search_losses(const ResidualVQImpl& rvq,
   return found;
 }
 
-/// Moves the averages and codes of all levels, and replaces dead codes, by what the search has
-/// found. Returns the tokens per code of each level, of all ranks; nothing if no level learns.
+/// Updates the averages and codes of all levels, and replaces dead codes. Returns the tokens per
+/// code of each level, over all ranks; nothing if no level learns.
 Counts update(const std::vector<Searched>& stacks) {
   const auto& first = stacks[0].walk->levels[0];
   const auto& codebook = *first.vq->codebook_state;
@@ -94,7 +94,7 @@ void finish_step(ResidualVQImpl& rvq, const std::vector<Level>& levels,
                  const std::vector<at::Tensor>& counts, const Ranks& ranks, bool drew) {
   std::vector<at::Tensor> uses;
   for (const auto& level : rvq.levels) {
-    // A new tensor, so that a copy of the module keeps what it has.
+    // A new tensor, so that a copy of the module keeps its own.
     level.ptr()->step_counts = at::zeros_like(level->codebook_state->cooldown);
     uses.push_back(level->step_counts);
   }

@@ -1,9 +1,9 @@
-// The walk of a residual stack through its levels, and what the levels learn from it afterwards.
+// The search of all levels of a residual stack, and the update of their codebooks.
 //
 // Order of a training forward: all levels search, each the residual of the one before, with the
-// codes as they are at the start of the step; losses; then all levels learn. So no level sees
-// another's update, and the statistics of all levels exist at once: one reduction over ranks serves
-// the whole stack. docs/design/residual.md has the decisions.
+// codes at the start of the step; losses; then all levels learn. So no level sees the update of
+// another, and one reduction over ranks serves the whole stack. docs/design/residual.md has the
+// decisions.
 #pragma once
 
 #include <optional>
@@ -19,7 +19,7 @@
 
 namespace torchvq::detail {
 
-/// What one forward of a stack was asked for.
+/// The arguments of one forward of a stack.
 struct StackRequest {
   std::optional<at::Tensor> mask;  ///< (B, N)
   int64_t batch;
@@ -29,10 +29,10 @@ struct StackRequest {
   bool frozen;
   int64_t depth;  ///< levels in use
   distributed::Ranks ranks;
-  int64_t beam = 1;  ///< paths kept between levels
+  int64_t beam = 1;  ///< paths that the search keeps
 };
 
-/// What one level chose.
+/// The result of one level.
 struct Level {
   VectorQuantizeImpl* vq;
   Request request;
@@ -46,10 +46,10 @@ struct Walk {
   std::vector<Level> levels;
 };
 
-/// Where batch, positions and features lie in inputs and outputs.
+/// The order of batch, positions and features in inputs and outputs.
 Layout layout_of(const ResidualVQImpl& rvq);
 
-/// How gradients go through the stack.
+/// The estimator of the stack.
 functional::StackGradient gradient_of(const ResidualVQImpl& rvq);
 
 /// The codebooks of all levels, a shared one once.
@@ -82,7 +82,7 @@ struct Pending {
   ResidualVQOutput output;   ///< of such a forward
 };
 
-/// The first half of forward. Uses `depth` levels if it is given, else puts there how many.
+/// The first half of forward. Uses `depth` levels if it is given, else sets it to the number used.
 ///
 /// @param together  whether other stacks learn in the same step.
 Pending start(ResidualVQImpl& rvq, const at::Tensor& x, const ResidualVQForwardOptions& call,

@@ -29,7 +29,7 @@ using OptionalTensor = std::optional<torch::Tensor>;
 
 namespace {
 
-/// The options of a level: those given for all levels, with what the stack decides.
+/// The options of a level: those given for all levels, with those that the stack sets.
 LFQOptions level_options(const ResidualLFQOptions& options, int64_t level) {
   const double scale = std::pow(2.0, -static_cast<double>(level));
   auto own = options.lfq();
@@ -99,7 +99,7 @@ F::LookupFreeOptions ResidualLFQImpl::step_options(size_t level) const {
   const bool summed = options.vqp_compat();
   return own.step_options()
       .estimates(own.is_training() && summed)
-      // Losses of ranks, and of summed gradients, come after the walk.
+      // Losses over ranks, and those of summed gradients, are computed after all levels.
       .scores(own.is_training() && group.empty() && !summed)
       .ranks({group, own.label()});
 }
@@ -168,7 +168,7 @@ ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
                                                 std::optional<int64_t>& depth) {
   layout().check_input(x);
   const auto group = levels[0]->group();
-  // Before anything is drawn or rotated, so that ranks start alike.
+  // Before anything is drawn or rotated, so that ranks have equal state.
   if (!group.empty()) handshake(group);
   const auto& seed = call.rand_quantize_dropout_fixed_seed();
   const bool dropping = is_training() && drops();
@@ -194,8 +194,7 @@ std::vector<torch::Tensor> ResidualLFQImpl::own_totals(const Steps& steps) const
   for (size_t index = 0; index < steps.size(); ++index) {
     totals.push_back(F::lookup_free_totals(steps[index].signs, step_options(index)));
   }
-  // Dropped levels take part with nothing, so that what ranks exchange does not depend on the
-  // depth.
+  // Dropped levels take part with zeros, so that the message does not depend on the depth.
   totals.resize(levels.size(), at::zeros_like(totals[0]));
   return totals;
 }

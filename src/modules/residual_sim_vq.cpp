@@ -51,7 +51,7 @@ SimVQOptions level_options(const ResidualSimVQOptions& options, bool first) {
 
 }  // namespace
 
-/// What one forward passes from level to level beside the engine.
+/// The values that one forward passes from level to level.
 struct ResidualSimVQImpl::Walk {
   OptionalTensor chosen;  // (B, N, Q)
   std::vector<SimVQImpl::SearchResult> results;
@@ -119,7 +119,7 @@ detail::StackFamily ResidualSimVQImpl::family(Walk& walk) {
     }
     const auto paths = ops::residual_beam_search(rows_of(inputs.detach()), codebooks, beam,
                                                  ops::ResidualBeamSearchOptions().mask(walk.mask));
-    // Of padding any valid code.
+    // Any valid code serves for padding.
     walk.chosen = paths.clamp_min(0).view({inputs.size(0), inputs.size(1), -1});
     return inputs;
   };
@@ -132,7 +132,7 @@ detail::StackFamily ResidualSimVQImpl::family(Walk& walk) {
         level->choose(rows_of(residual), walk.mask, summed ? level->estimator() : "none", chosen));
     const auto& found = walk.results.back();
     auto codes = summed ? found.quantized : found.codes;
-    // Codes learn by the losses alone.
+    // Codes learn only from the losses.
     if (training && !summed) codes = codes.detach();
     return detail::LevelResult{codes.view_as(residual),
                                found.indices.view({residual.size(0), residual.size(1)})};
@@ -155,7 +155,7 @@ ResidualSimVQOutput ResidualSimVQImpl::forward(const torch::Tensor& x,
                                                const ResidualSimVQForwardOptions& call) {
   layout().check_input(x);
   const auto group = levels[0]->group();
-  // Before anything is drawn, so that ranks start alike.
+  // Before anything is drawn, so that ranks have equal state.
   if (!group.empty()) handshake(group);
   const auto& seed = call.rand_quantize_dropout_fixed_seed();
   const bool dropping = is_training() && drops();
@@ -180,7 +180,7 @@ torch::Tensor ResidualSimVQImpl::losses(const Walk& walk) {
     losses.push_back(levels[index]->loss_of(walk.results[index], walk.mask));
   }
   if (is_training()) {
-    // Those that average gradients wait for one of every parameter: that of nothing is zero.
+    // Wrappers wait for a gradient of every parameter: dropped levels get zero.
     const auto nothing = walk.results[0].inputs.narrow(1, 0, 0).detach();
     for (size_t index = losses.size(); index < levels.size(); ++index) {
       const auto none = levels[index]->choose(nothing, std::nullopt, "none");

@@ -29,7 +29,7 @@ StackWalk walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
   F::StackGradient gradient;
   gradient.training = true;
   gradient.handed_on = family.attached ? 1 : 0;
-  // With an estimate the levels' own gradients are those of their losses.
+  // With an estimator over the stack, the levels only have the gradients of their losses.
   auto total =
       F::walk_levels(family.estimate ? F::balanced(inputs, depth) : inputs, depth, gradient,
                      /*sums_outputs=*/false,
@@ -56,7 +56,7 @@ at::Tensor split_stack_heads(const at::Tensor& inputs, int64_t heads) {
   return heads == 1 ? inputs : inputs.unflatten(-1, {heads, -1}).flatten(1, 2);
 }
 
-/// Values of such tokens (B, N * heads, D) side by side again.
+/// The inverse: values (B, N * heads, D) as (B, N, heads * D).
 at::Tensor merge_stack_heads(const at::Tensor& values, int64_t heads) {
   return heads == 1 ? values : values.unflatten(1, {-1, heads}).flatten(2);
 }
@@ -104,7 +104,7 @@ StackResult run_stack(const StackFamily& family, const at::Tensor& x,
   indices = F::unpack_positions(indices, x.sym_sizes(), layout.channel_first);
   at::Tensor codes;
   if (all_codes) {
-    // The reference looks them up: they have the gradient of decoding, and no noise.
+    // The reference looks codes up: they have the gradient of decoding, and no noise.
     codes = family.vqp_compat ? stack_codes(family, indices, /*fewer=*/true)
                               : stack_levels(std::move(found.codes), family.levels, 0);
   }
@@ -121,10 +121,10 @@ at::Tensor stack_output(const StackFamily& family, const at::Tensor& indices, bo
   for (const auto& level : codes) output = output.add(level);
   if (family.project_out) {
     output = apply_linear(family.project_out, output);
-    // Masked tokens have no output; the bias of the projection would give them one.
+    // The output of masked tokens is 0; the bias of the projection would change it.
     output = output.masked_fill(indices.lt(0).all(-1, /*keepdim=*/true), 0);
   }
-  // (B, dim) has no position to move.
+  // (B, dim) has no position axis to move.
   return output.dim() > 2 ? family.layout.place_features(output) : output;
 }
 

@@ -1,5 +1,5 @@
-// The walk of a residual stack whose levels have no codebook to learn, from input to output and
-// back from indices. A family says what one level does; the rest is here, once for all families.
+// Forward and decoding of residual stacks whose levels learn no codebook. A family defines one
+// level; the rest is here, for all families.
 #pragma once
 
 #include <cstdint>
@@ -17,26 +17,26 @@
 
 namespace torchvq::detail {
 
-/// What one level makes of what the levels before have left.
+/// The result of one level.
 struct LevelResult {
   at::Tensor codes;    ///< (B, N, D), on the scale of the input of the stack
   at::Tensor indices;  ///< (B, N)
 };
 
-/// What a family of stacks is made of.
+/// The parts that define a family of stacks.
 struct StackFamily {
   Layout layout;
   int64_t levels;
   torch::nn::Linear project_in{nullptr}, project_out{nullptr};  ///< empty without projection
-  /// From projected tokens (B, N, D), float32 or float64, and their mask to what the first level
-  /// sees; may be empty. With several heads N counts each as a token, here and below.
+  /// Maps projected tokens (B, N, D), float32 or float64, and their mask to the input of the first
+  /// level; may be empty. With several heads N counts each as a token, here and below.
   std::function<at::Tensor(const at::Tensor&, const std::optional<at::Tensor>&)> prepare;
-  /// Level number, what is left (B, N, D), mask (B, N) for losses.
+  /// Arguments: level number, residual (B, N, D), mask (B, N) for losses.
   std::function<LevelResult(int64_t, const at::Tensor&, const std::optional<at::Tensor>&)> choose;
   /// Codes (*, D) of indices (*) of a level, on the scale of the stack's input; -1 gives zeros.
   std::function<at::Tensor(int64_t, const at::Tensor&)> decode;
-  /// Levels see the gradient of what is left; the gain is then 1 - (1 - g_0) (1 - g_1) ..., g_n
-  /// being that of level n. Otherwise gains add up, unless there is an estimate.
+  /// Levels see the gradient of the residual; the gain is then 1 - (1 - g_0) (1 - g_1) ..., with
+  /// g_n that of level n. Otherwise gains add up, unless there is an estimate.
   bool attached = true;
   /// Codes of all levels are decoded from the indices, as in vector-quantize-pytorch.
   bool vqp_compat = false;
@@ -47,7 +47,7 @@ struct StackFamily {
   std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> estimate;
 };
 
-/// What a stack makes of an input.
+/// The result of a forward.
 struct StackResult {
   at::Tensor quantized;  ///< the layout and dtype of the input
   at::Tensor indices;    ///< (B, *, Q), -1 where masked or dropped
@@ -58,15 +58,15 @@ struct StackResult {
 StackResult run_stack(const StackFamily& family, const at::Tensor& x,
                       const std::optional<at::Tensor>& mask, int64_t depth, bool all_codes);
 
-/// Codes (Q, B, *, D) of indices (B, *, q); with `fewer` q may be below Q: then zeros for the
-/// missing levels.
+/// Codes (Q, B, *, D) of indices (B, *, q); with `fewer` q may be below Q, and missing levels give
+/// zeros.
 at::Tensor stack_codes(const StackFamily& family, const at::Tensor& indices, bool fewer);
 
 /// The output of run_stack() for indices (B, *, q), in the same layout; zeros where all are -1.
 at::Tensor stack_output(const StackFamily& family, const at::Tensor& indices, bool fewer);
 
-/// How many levels a training forward uses: as the seed says, or the step of `rng` (2,) alone, so
-/// that ranks whose seeds differ drop the same levels without a message.
+/// The number of levels that a training forward uses: from the given seed, or else only from the
+/// step of `rng` (2,), so that ranks with different seeds drop the same levels without a message.
 int64_t stack_depth(const std::optional<int64_t>& seed, const at::Tensor& rng,
                     const functional::DepthRule& rule);
 

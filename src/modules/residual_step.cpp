@@ -45,7 +45,7 @@ F::ResidualQuantizeArguments arguments_of(ResidualVQImpl& rvq, at::ScalarType dt
   for (int64_t index = 0; index < rvq.num_quantizers(); ++index) {
     auto& level = *rvq.levels[index];
     if (rvq.is_training()) {
-      // A new tensor, so that a copy of the module keeps what it has.
+      // A new tensor, so that a copy of the module keeps its own.
       level.step_counts = at::zeros_like(level.codebook_state->cooldown);
     }
     arguments.step_counts.push_back(level.step_counts);

@@ -1,4 +1,4 @@
-// A forward of a residual stack by one function, where no level needs a step of its own.
+// A forward of a residual stack in one function, if no level needs a step between the levels.
 #pragma once
 
 #include <torchvq/functional/residual_quantize.h>
@@ -7,15 +7,15 @@
 
 namespace torchvq::detail {
 
-/// Whether nothing of a level's own lies between the levels: no k-means, no network that makes
-/// codes, no optimizer.
+/// Whether no level needs a step between the levels: no k-means, no implicit codebook, no in-place
+/// optimizer.
 bool steps_at_once(const ResidualVQImpl& rvq);
 
 /// Searches, scores and learns; tokens (B, N, heads * D) are projected, and zero where masked.
 functional::ResidualQuantizeStep step_at_once(ResidualVQImpl& rvq, const at::Tensor& tokens,
                                               const StackRequest& request);
 
-/// Whether a frozen stack takes numbers from its generators.
+/// Whether a frozen stack draws random numbers.
 bool draws(const ResidualVQImpl& rvq);
 
 }  // namespace torchvq::detail

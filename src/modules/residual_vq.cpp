@@ -20,7 +20,7 @@ namespace {
 
 constexpr double kVqpVariance = 0.005;
 
-/// The options of a level: those given for all levels, with what the stack decides.
+/// The options of a level: those given for all levels, with those that the stack sets.
 VectorQuantizeOptions level_options(const ResidualVQOptions& options, int64_t size, int64_t inner) {
   auto own = options.vq();
   own.dim(inner)
@@ -39,7 +39,7 @@ VectorQuantizeOptions level_options(const ResidualVQOptions& options, int64_t si
     own.in_place_codebook_optimizer(nullptr);  // it is the stack's
   }
   if (own.vqp_compat()) {
-    // What the reference makes of these in a stack.
+    // The values that the reference uses for these options in a stack.
     own.freeze_codebook(false);
     if (options.diveq()) own.directional_reparam_variance(kVqpVariance);
     if (options.shared_codebook()) {
@@ -83,7 +83,7 @@ void ResidualVQImpl::make_levels(const std::vector<int64_t>& sizes, int64_t inne
   levels.clear();
   auto list = register_module("layers", torch::nn::ModuleList());
   for (const auto size : sizes) {
-    // Registered once, so that an optimizer meets a shared parameter once.
+    // Registered once, so that an optimizer updates a shared parameter once.
     const auto shared =
         options.shared_codebook() && !levels.empty() ? levels[0]->codebook_state : nullptr;
     levels.emplace_back(level_options(options, size, inner), shared,
@@ -151,7 +151,7 @@ std::vector<CodebookStats> ResidualVQImpl::stats(bool synced) const {
 
 namespace {
 
-/// Levels add up in float32 at least, as in the forward.
+/// Levels are added up at least in float32, as in the forward.
 torch::Tensor widened(const torch::Tensor& codes) {
   const auto dtype = codes.scalar_type();
   return dtype == at::kHalf || dtype == at::kBFloat16 ? codes.to(at::kFloat) : codes;
@@ -202,12 +202,12 @@ torch::Tensor ResidualVQImpl::get_output_from_indices(const torch::Tensor& indic
   }
   if (project_out) {
     output = detail::apply_linear(project_out, output);
-    // Masked tokens have no output; the bias of the projection would give them one.
+    // The output of masked tokens is 0; the bias of the projection would change it.
     const auto absent = indices.lt(0);
     const auto nowhere = (options.heads() > 1 ? absent.flatten(-2) : absent).all(-1);
     output = output.masked_fill(nowhere.unsqueeze(-1), 0);
   }
-  // (B, dim) has no position to move.
+  // (B, dim) has no position axis to move.
   return output.dim() > 2 ? detail::layout_of(*this).place_features(output) : output;
 }
 

@@ -23,7 +23,7 @@ namespace {
 namespace F = functional;
 using Counts = std::vector<at::Tensor>;
 
-/// What one scale chose.
+/// The result of one scale.
 struct Scale {
   VectorQuantizeImpl* vq;
   Request request;
@@ -35,7 +35,7 @@ struct Scale {
 /// (B, L, ...) to (1, B * L, ...), as codebooks take tokens.
 at::Tensor as_one(const at::Tensor& rows) { return rows.flatten(0, 1).unsqueeze(0); }
 
-/// k-means, on the first training tokens, of all scales at once: one image has few on the coarsest.
+/// k-means on the first training tokens of all scales together: the coarsest has few per image.
 void prepare_shared(HierarchicalVQImpl& hvq, const at::Tensor& maps, const ScaleRequest& request) {
   const at::NoGradGuard no_grad;
   auto& vq = hvq.get_vq(0);
@@ -48,7 +48,7 @@ void prepare_shared(HierarchicalVQImpl& hvq, const at::Tensor& maps, const Scale
     tokens.push_back(F::pool_scale(residual, shape, request.mask));
     if (request.mask) masks.push_back(F::pool_scale_mask(*request.mask, shape));
     if (index + 1 < scales) {
-      // Without codes yet, a scale leaves what it would leave if its tokens were codes.
+      // Without codes yet, the residual of a scale is that of its unquantized tokens.
       residual = residual.sub(hvq.choose_phi(index)(tokens.back(), shape, maps.sizes().slice(2)));
     }
   }
@@ -84,7 +84,7 @@ Scale choose_scale(HierarchicalVQImpl& hvq, int64_t index, const at::Tensor& res
   return {&vq, std::move(own_request), std::move(result), std::move(options), std::move(losses)};
 }
 
-/// The map of a scale's codes; cells that are masked have the code 0.
+/// The map of a scale's codes; masked cells have a zero vector.
 at::Tensor spread(const HierarchicalVQImpl& hvq, int64_t index, const Scale& scale,
                   const at::Tensor& maps) {
   auto codes = scale.result.quantized.view(scale.result.tokens.sizes());
@@ -97,8 +97,8 @@ at::Tensor loss_of(const Scale& scale) {
   return level_loss(*scale.vq, scale.result.searched, scale.request, scale.losses, scale.options);
 }
 
-/// The tokens of all scales as those of one step, sample by sample: so the tokens of several ranks,
-/// one after the other, are those of the whole batch.
+/// The tokens of all scales as those of one step, sample by sample, so that the concatenated tokens
+/// of several ranks are those of the whole batch.
 F::StepTokens together(const std::vector<Scale>& scales) {
   std::vector<at::Tensor> inputs, indices, masks;
   for (const auto& scale : scales) {
@@ -117,8 +117,8 @@ F::StepTokens together(const std::vector<Scale>& scales) {
           masks.empty() ? std::nullopt : std::optional(as_one(at::cat(masks, 1)))};
 }
 
-/// One update of the codebooks of `quantizers`; those that no scale has used take part with
-/// nothing. Returns the tokens per code of each, of all ranks; nothing if nothing is learnt.
+/// One update of the codebooks of `quantizers`; those of dropped scales take part without tokens.
+/// Returns the tokens per code of each, over all ranks; nothing if the step does not learn.
 Counts learn_scales(const std::vector<Scale>& scales,
                     const std::vector<VectorQuantizeImpl*>& quantizers,
                     const ScaleRequest& request) {
@@ -149,7 +149,7 @@ void finish_scales(HierarchicalVQImpl& hvq, const std::vector<Scale>& scales, co
                    const distributed::Ranks& ranks) {
   std::vector<at::Tensor> uses, indices, rng, masks;
   for (int64_t index = 0; index < hvq.num_levels(); ++index) {
-    // New tensors, so that a copy of the module keeps what it has.
+    // New tensors, so that a copy of the module keeps its own.
     uses.push_back(at::zeros_like(hvq.get_vq(index).codebook_state->cooldown));
   }
   for (const auto& scale : scales) {
@@ -174,8 +174,7 @@ at::Tensor mean_loss(const HierarchicalVQImpl& hvq, const std::vector<at::Tensor
   for (int64_t index = 1; index < depth; ++index) loss = loss.add(losses[index]);
   loss = loss.div(depth);
   if (!hvq.is_training()) return loss;
-  // DDP waits for a gradient of every parameter, so dropped scales get one: that of a sum over
-  // nothing.
+  // DDP waits for a gradient of every parameter, so dropped scales get one of zero.
   for (int64_t index = depth; index < hvq.num_levels(); ++index) {
     for (const auto& weight : hvq.choose_phi(index)->parameters()) {
       loss = loss.add(weight.flatten().slice(0, 0, 0).sum());
@@ -189,7 +188,7 @@ at::Tensor mean_loss(const HierarchicalVQImpl& hvq, const std::vector<at::Tensor
 ScaleWalk walk_scales(HierarchicalVQImpl& hvq, const at::Tensor& maps,
                       const ScaleRequest& request) {
   const bool in_turn = hvq.is_training() && hvq.options.vqp_compat();
-  // The reference's dropped scales search and learn like the others.
+  // In the reference, dropped scales search and learn like the others.
   const auto walked = in_turn ? hvq.num_levels() : request.depth;
   if (hvq.options.shared_codebook()) prepare_shared(hvq, maps, request);
   auto residual = maps, output = at::zeros_like(maps);

@@ -1,4 +1,4 @@
-// The walk of HierarchicalVQ through its scales, and what the codebooks learn from it afterwards.
+// The search of all scales of HierarchicalVQ, and the update of their codebooks.
 // docs/design/hierarchical.md has the decisions.
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace torchvq::detail {
 
-/// What one forward was asked for.
+/// The arguments of one forward.
 struct ScaleRequest {
   std::optional<at::Tensor> mask;   ///< (B, *S)
   std::vector<at::Tensor> targets;  ///< per scale, (B, *shape); or none
@@ -21,7 +21,7 @@ struct ScaleRequest {
   distributed::Ranks ranks;
 };
 
-/// The whole walk.
+/// The result of all scales.
 struct ScaleWalk {
   at::Tensor output;                ///< (B, D, *S)
   std::vector<at::Tensor> indices;  ///< (1, B * L) of each scale that was searched

@@ -1,4 +1,4 @@
-// What a forward of VectorQuantize searches, and how its output gets a gradient.
+// The search of a forward of VectorQuantize, and the gradient of its output.
 #pragma once
 
 #include <optional>
@@ -11,18 +11,18 @@
 
 namespace torchvq::detail {
 
-/// What a stack asks of one of its levels.
+/// The request of a level of a stack.
 ///
 /// @param targets  in the shape of forward's indices.    @param mask  (B, N).
 Request request_of_level(const VectorQuantizeImpl& vq, const std::optional<at::Tensor>& targets,
                          const std::optional<at::Tensor>& mask, std::optional<double> temperature,
                          bool frozen, const distributed::Ranks& ranks);
 
-/// What precedes the search for tokens (H, T, D); a frozen codebook is initialised all the same.
+/// Prepares the search for tokens (H, T, D); a frozen codebook is initialised, too.
 void prepare(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::Tensor>& mask,
              bool frozen, const distributed::Ranks& ranks);
 
-/// The operators' name of the gradient of the output.
+/// The name of the output's gradient for operators.
 std::string estimator_of(const VectorQuantizeImpl& vq);
 
 /// The codes (H, K, D) for tokens that are projected to a dtype.
@@ -35,24 +35,24 @@ at::Tensor codes_to_search(VectorQuantizeImpl& vq, const Request& request, const
 /// The codes that a step searches.
 struct CodesOfStep {
   at::Tensor codebook;  ///< (H, K, D), or codes of each token (H, T, K, D)
-  at::Tensor in_place;  ///< the loss that the codebook's own optimizer has gone down; or undefined
+  at::Tensor in_place;  ///< the loss of the in-place optimizer's step; or undefined
 };
 
-/// The codes for tokens (B, N, dim), projected to (H, T, D), after the step of the codebook's own
-/// optimizer, if it has one.
+/// The codes for tokens (B, N, dim), projected to (H, T, D), after the step of the in-place
+/// optimizer, if there is one.
 CodesOfStep codes_of_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
                           const at::Tensor& tokens, const std::optional<at::Tensor>& mask,
                           const Request& request);
 
-/// How a call searches, with the gradient that the estimator of this name gives.
+/// The options of a search, with the estimator of this name.
 functional::QuantizeOptions search_options(const VectorQuantizeImpl& vq, const Request& request,
                                            const std::string& estimator);
 
-/// Whatever a level of a stack has of its own in a search.
+/// The values that a level of a stack passes to a search.
 struct SearchOptions {
   std::optional<std::string> estimator;  ///< default: the module's own
   std::optional<at::Tensor> rng;         ///< (2,), for sampling and noise; default: the codebook's
-  std::optional<at::Tensor> chosen;      ///< (H, T), codes already chosen; nothing is searched then
+  std::optional<at::Tensor> chosen;      ///< (H, T), indices already chosen: no search
 };
 
 /// The codes of a step, and the search in them. Learning comes after.

@@ -1,5 +1,5 @@
-// A flag on a device that becomes true once. To read it makes the host wait, so that a module that
-// has seen it true asks no more until somebody writes to it.
+// A flag on a device that becomes true once. Reading it makes the host wait, so after it was read
+// as true, it is not read again until it is written.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ namespace torchvq::detail {
 /// Safe for several threads.
 class SeenFlag {
  public:
-  /// Whether `flag` (), bool, is true. `read(flag)` looks where it was not seen true as it is now:
-  /// another tensor, other memory, or a write of torch's since then.
+  /// Whether `flag` (), bool, is true. `read(flag)` is called unless this flag was read as true
+  /// before: not if it is another tensor, has other memory, or was written by torch since then.
   template <typename Read>
   bool holds(const at::Tensor& flag, const Read& read) {
     // Tensors made in inference mode count no writes.
@@ -24,7 +24,7 @@ class SeenFlag {
     if (seen_ && version == version_ && flag.storage().is_alias_of(memory_)) return true;
     seen_ = read(flag);
     version_ = version;
-    memory_ = flag.storage();  // held, so that its address is nobody else's
+    memory_ = flag.storage();  // held, so that its address is not reused
     return seen_;
   }
 

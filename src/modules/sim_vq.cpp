@@ -39,7 +39,7 @@ torch::Tensor transformed(const torch::nn::LinearImpl& layer, const torch::Tenso
   return at::linear(codes.to(wide), layer.weight.to(wide), bias);
 }
 
-/// A user's network on codes as its weights take them.
+/// A user's network on codes in the dtype of its weights.
 torch::Tensor run_transform(torch::nn::AnyModule& network, const torch::Tensor& codes) {
   for (const auto& weight : network.ptr()->parameters()) {
     if (!weight.is_floating_point()) continue;
@@ -92,7 +92,7 @@ std::shared_ptr<torch::nn::Module> SimVQImpl::clone(
 // Codes -------------------------------------------------------------------------------------------
 
 torch::Tensor SimVQImpl::codebook() {
-  // Codes are what decoding makes again, outside of autocast perhaps.
+  // Decoding computes the codes again, perhaps outside autocast.
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
   const auto* linear = code_transform.ptr()->as<torch::nn::LinearImpl>();
   const auto codes = linear != nullptr ? transformed(*linear, frozen_codebook)
@@ -106,7 +106,7 @@ torch::Tensor SimVQImpl::codebook() {
 
 torch::Tensor SimVQImpl::codes_for(at::ScalarType dtype) {
   const auto codes = codebook().unsqueeze(0);
-  // The input decides how wide the arithmetic is, not a module that was made double.
+  // The input decides the precision of the arithmetic, not a module that was cast to double.
   const bool narrow = codes.scalar_type() == at::kDouble && dtype != at::kDouble;
   return narrow || codes.scalar_type() == at::kHalf || codes.scalar_type() == at::kBFloat16
              ? codes.to(at::kFloat)
@@ -119,7 +119,7 @@ torch::Tensor SimVQImpl::indices_to_codes(const torch::Tensor& indices) {
   const auto codes = ops::lookup_codes(every.to(wide ? at::kDouble : at::kFloat).unsqueeze(0),
                                        layout().split_indices(indices));
   const auto output = layout().join_heads(codes, indices.sizes());
-  // (B, dim) has no position to move.
+  // (B, dim) has no position axis to move.
   return output.dim() > 2 ? layout().place_features(output) : output;
 }
 
@@ -151,7 +151,7 @@ SimVQImpl::SearchResult SimVQImpl::choose(const torch::Tensor& tokens, const Opt
 }
 
 torch::Tensor SimVQImpl::loss_of(const SearchResult& result, const OptionalTensor& mask) const {
-  // In evaluation the loss is a number to look at.
+  // In evaluation the loss has no gradient.
   const auto inputs = is_training() ? result.inputs : result.inputs.detach();
   const auto codes = is_training() ? result.codes : result.codes.detach();
   const auto pulls_codes = ops::commitment_loss(inputs.detach(), codes, mask);
@@ -168,7 +168,7 @@ SimVQOutput SimVQImpl::forward(const torch::Tensor& x, const OptionalTensor& mas
   const auto token_mask = places.token_mask(x, mask, std::nullopt);
   if (const auto ranks = group(); !ranks.empty()) handshake(ranks);
   auto tokens = places.pack(x);
-  // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+  // Padding may hold anything, including NaN; zeros keep it out of every gradient.
   if (token_mask) tokens = F::fill_masked(tokens, *token_mask);
   const auto rows = places.split_mask(token_mask);
   const auto result = choose(places.split_heads(tokens), rows, estimator());

@@ -41,8 +41,9 @@ void add_tensors(const torch::nn::Module& module, const std::string& prefix, Sta
   }
 }
 
-/// What several levels of a stack share is registered once, so that an optimizer meets it once; in
-/// Python's state it has a name under each of them. Calls `use` with those names and the modules.
+/// A module that several levels of a stack share is registered once, so that an optimizer updates
+/// it once; in Python's state it has a name under each level. Calls `use` with these names and the
+/// modules.
 template <typename Owner, typename Use>
 void each_borrowed(torch::nn::Module& root, const Use& use) {
   for (const auto& [prefix, owner] : modules_of<Owner>(root)) {
@@ -76,7 +77,7 @@ State take(State& state, const std::string& prefix) {
 /// The generator of a module that draws random numbers.
 bool is_rng(const std::string& name) { return name == "rng" || name.ends_with(".rng"); }
 
-/// Drops what other modules keep between steps, where these keep nothing.
+/// Drops accumulated statistics from the state of other modules if these modules have none.
 void drop_kept(torch::nn::Module& module, State& state) {
   const auto drop = [&](const std::string& prefix, const CodebookImpl& codebook) {
     if (codebook.keeps_statistics()) return;
@@ -91,7 +92,7 @@ void drop_kept(torch::nn::Module& module, State& state) {
   });
 }
 
-/// For each codebook the optional state that the checkpoint lacks; throws where other names are
+/// For each codebook the optional state that the checkpoint lacks; throws if other names are
 /// missing or unknown, or shapes differ.
 using Missing = std::vector<std::pair<CodebookImpl*, std::vector<std::string>>>;
 

@@ -1,4 +1,4 @@
-// What a training step leaves for statistics of use, and how they are read.
+// The counts of a training step for usage statistics, and how they are read.
 #pragma once
 
 #include <string>
@@ -8,7 +8,7 @@
 
 namespace torchvq::detail {
 
-/// Forgets what the step before has replaced.
+/// Clears the count of replaced codes.
 void begin_step(const std::vector<Codebook>& codebooks);
 
 /// Statistics of the tokens per code (H, K) of each codebook, of the ranks of a group; "": this

@@ -16,7 +16,7 @@ std::vector<at::Tensor> tensors(const std::optional<at::Tensor>& tensor) {
   return tensor ? std::vector{*tensor} : std::vector<at::Tensor>();
 }
 
-/// The second half of a step whose statistics are kept for later, or were: they lie in between.
+/// The second half of a step with accum_ema_update, or after one: the statistics lie in between.
 void learn_apart(VectorQuantizeImpl& vq, F::VectorQuantizeStep& found, const Request& request,
                  const F::QuantizerLossOptions& losses) {
   auto& codebook = *vq.codebook_state;
@@ -33,13 +33,13 @@ void learn_apart(VectorQuantizeImpl& vq, F::VectorQuantizeStep& found, const Req
                   request.ranks.alone());
 }
 
-/// What precedes the search.
+/// Prepares the search.
 CodesOfStep prepared_codes(VectorQuantizeImpl& vq, const at::Tensor& x, const Request& request,
                            const F::TokenLayout& layout) {
   const auto& codebook = *vq.codebook_state;
   const bool looks = !codebook.initialised() || vq.options.affine_param() || request.transform ||
                      vq.has_in_place_optimizer();
-  // Mostly nothing needs the tokens before the search, which splits them itself.
+  // Usually nothing needs the tokens before the search, which splits them itself.
   if (!looks) return {stored_codes(vq, x.scalar_type()), {}};
   const auto split = F::split_tokens(x, request.mask, layout);
   prepare(vq, split.tokens, split.mask, request.frozen, request.ranks);
@@ -57,7 +57,7 @@ Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::T
   const bool apart = learns && !own.keeps_statistics() && (request.accumulate || own.has_pending());
   if (training) {
     own.begin_step();
-    // A new tensor, so that a copy of the module keeps what it has.
+    // A new tensor, so that a copy of the module keeps its own.
     vq.step_counts = at::zeros_like(own.cooldown);
   }
   const auto losses = loss_options(vq, before, request);

@@ -10,7 +10,7 @@
 
 namespace torchvq::detail {
 
-/// What a forward has found, in the layout that it was given.
+/// The result of a forward, in the layout of its input.
 struct Step {
   at::Tensor quantized;  ///< with the estimator's gradient
   at::Tensor indices;
@@ -18,9 +18,9 @@ struct Step {
   LossBreakdown breakdown;  ///< 0 for terms that are absent
 };
 
-/// Initialises where that is due, searches, scores and learns.
+/// Initialises the codes if necessary, searches, computes losses and learns.
 ///
-/// @param x       as the layout says; projected where there is a projection.
+/// @param x       in the input layout; projected if there is a projection.
 /// @param before  (B, N, dim), the tokens before the projection, masked ones zero; none without.
 Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::Tensor>& before,
           const Request& request, const functional::TokenLayout& layout);

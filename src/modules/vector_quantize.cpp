@@ -91,7 +91,8 @@ std::shared_ptr<torch::nn::Module> VectorQuantizeImpl::clone(
     const std::optional<torch::Device>& device) const {
   auto own = options;
   own.vq_bridge(own.vq_bridge().clone(device));
-  // What was borrowed becomes the copy's own; a level that borrows has nothing else.
+  // A borrowed codebook is replaced by the copy's own; a level that borrows one has nothing else to
+  // copy.
   auto copy = std::make_shared<VectorQuantizeImpl>(std::move(own), nullptr, owns_bridge_);
   if (borrowed_) {
     copy->train(is_training());
@@ -142,7 +143,7 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
     return {found.quantized, found.indices, found.loss, found.breakdown};
   }
   const auto packed = layout.pack(x);
-  // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+  // Padding may hold anything, including NaN; zeros keep it out of every gradient.
   const auto tokens = request.mask ? F::fill_masked(packed, *request.mask) : packed;
   // The codes go to project_out unrounded.
   const auto projected = project(tokens);
@@ -179,7 +180,7 @@ torch::Tensor VectorQuantizeImpl::project(const torch::Tensor& tokens) {
     projected = detail::apply_linear(project_in, tokens);
   }
   if (project_in_norm) {
-    // Autocast may have given the projection another dtype, and the norm takes none but its own.
+    // Autocast may have given the projection another dtype, and the norm accepts only its own.
     projected = project_in_norm(projected.to(project_in_norm->weight.scalar_type()));
   }
   return projected;
@@ -228,7 +229,7 @@ torch::Tensor VectorQuantizeImpl::get_codes_from_indices(const torch::Tensor& in
 torch::Tensor VectorQuantizeImpl::get_output_from_indices(const torch::Tensor& indices) {
   auto output = project_back(decode(indices));
   if (project_out) {
-    // Masked tokens have no output; the bias of the projection would give them one.
+    // The output of masked tokens is 0; the bias of the projection would change it.
     const auto absent = options.heads() == 1 ? indices.lt(0) : indices.lt(0).all(-1);
     output = output.masked_fill(absent.unsqueeze(-1), 0);
   }

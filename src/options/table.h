@@ -1,5 +1,5 @@
-// One table per class of options: every option by its name, as text and back. What reads options by
-// name (Python's constructors, test programs) reads this, so that no list of them stands elsewhere.
+// One table per class of options: every option by its name, as text and back. Python's constructors
+// and test programs read these tables, so there is no other list of options.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace torchvq::detail {
 template <typename Options>
 struct OptionRow {
   std::string name;
-  /// Sets the option; returns what kind of value it takes where the text is of another.
+  /// Sets the option; returns the kind of value that it takes if the text is of another kind.
   std::function<std::string(Options&, const std::string& text)> set;
   std::function<std::string(const Options&)> write;
 };
@@ -29,7 +29,7 @@ using OptionRows = std::vector<OptionRow<Options>>;
 template <typename Options>
 struct OptionTable {
   const char* owner;  ///< the class, as users call it
-  Options defaults;   ///< but of what is required
+  Options defaults;   ///< except for required options
   std::vector<std::string> required;
   OptionRows<Options> rows;
 };
@@ -51,8 +51,8 @@ std::string set_option_text(T& field, const std::string& text) {
    },                                                               \
    [](const auto& options) { return torchvq::detail::option_text(options.name()); }}
 
-/// vqp_compat, whose None is what the environment says when options are made; so its default is
-/// None, whatever a table made earlier holds.
+/// vqp_compat, whose None means the value of the environment when options are created; so its
+/// default is None.
 #define TORCHVQ_COMPAT_OPTION                                                \
   {"vqp_compat",                                                             \
    [](auto& options, const std::string& text) {                              \
@@ -65,8 +65,8 @@ std::string set_option_text(T& field, const std::string& text) {
    },                                                                        \
    [](const auto& /*options*/) { return std::string("None"); }}
 
-/// `rows`, and those of a part of the options under names that are still free: `part` leads from
-/// options to it, const or not. `fixed` are names that cannot be set.
+/// `rows`, plus the rows of a part of the options whose names are not taken: `part` returns this
+/// part of options, const or not. `fixed` are names that cannot be set.
 template <typename Options, typename PartOptions, typename Part>
 OptionRows<Options> with_part(OptionRows<Options> rows, const OptionRows<PartOptions>& more,
                               Part part, const std::vector<std::string>& fixed = {},

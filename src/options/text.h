@@ -8,8 +8,8 @@
 
 namespace torchvq::detail {
 
-/// What an option of type T is as text:
-///   kind()             what errors call its values
+/// Conversion of an option of type T from and to text:
+///   kind()             the name of its values in errors
 ///   read(text, field)  sets the field, or returns false and leaves it where the text is of another
 ///                      kind
 ///   write(field)       the inverse
@@ -51,7 +51,7 @@ struct OptionText<std::vector<int64_t>> {
   static std::string write(const std::vector<int64_t>& values);
 };
 
-/// Where a list is taken, one number is a list of one.
+/// Where a list is expected, one number is a list of one.
 template <>
 struct OptionText<std::vector<double>> {
   static std::string kind() { return "a number or a list of them"; }

@@ -1,4 +1,4 @@
-// Options that are more than numbers and names: as text they are given or not.
+// Options that are not numbers or names: as text they are either given or not.
 #pragma once
 
 #include <functional>
@@ -16,8 +16,8 @@
 
 namespace torchvq::detail {
 
-/// "None" takes the module away; all else puts one that changes nothing in its place, so that
-/// checks see that there is one.
+/// "None" removes the module; any other text sets a placeholder that changes nothing, so that
+/// checks see a module.
 template <>
 struct OptionText<torch::nn::AnyModule> {
   static std::string kind() { return "a module or None"; }
@@ -27,7 +27,7 @@ struct OptionText<torch::nn::AnyModule> {
   }
 };
 
-/// The same; what stands for the optimizer throws when it is called.
+/// The same for an optimizer, whose placeholder throws when it is called.
 template <>
 struct OptionText<CodebookOptimizer> {
   static std::string kind() { return "a function or None"; }
@@ -37,7 +37,7 @@ struct OptionText<CodebookOptimizer> {
 
 using TensorFunction = std::function<torch::Tensor(torch::Tensor)>;
 
-/// The same; what stands for the function changes nothing.
+/// The same for a function, whose placeholder changes nothing.
 template <>
 struct OptionText<TensorFunction> {
   static std::string kind() { return "a function or None"; }

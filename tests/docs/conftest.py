@@ -1,4 +1,4 @@
-"""Makes what the tests here share importable."""
+"""Makes the shared modules of these tests importable."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Commands that pages show: those of `torchvq` run and print what is shown; where the others run is said here."""
+"""Commands that pages show: those of `torchvq` run here and print the same; a table says where the others run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ELSEWHERE = {
 
 
 def commands(block: Block) -> list[str]:
-    """Lines that are typed, comments and what continues a line aside."""
+    """The typed lines, without comments and continuation lines."""
     if block.language == "console":
         return re.findall(r"^\$ (.*)", block.text, re.MULTILINE)
     lines = block.text.replace("\\\n", " ").splitlines()

@@ -1,4 +1,4 @@
-"""The C++ of every page, and the examples in the comments of the headers, compile against the headers as they are."""
+"""The C++ of every page, and the examples in the comments of the headers, compile against the current headers."""
 
 from __future__ import annotations
 

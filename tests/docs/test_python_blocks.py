@@ -1,4 +1,4 @@
-"""The Python of every page runs in the order of the page, in a process and a folder of its own."""
+"""The Python of every page runs in the order of the page, in its own process and folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site has a page for every class, under its old name too, and examples in docstrings run."""
+"""The site has a page for every class and every old name, and examples in docstrings run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every matrix shares: one thread, and cells of the tables in docs/matrices.md."""
+"""Set-up of every matrix: one thread, and the cells of the tables in docs/matrices.md."""
 
 from __future__ import annotations
 

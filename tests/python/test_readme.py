@@ -1,4 +1,4 @@
-"""The first page: its Python runs as it stands, and says what the page says; its links lead somewhere.
+"""README.md: its Python runs unchanged and prints what the page shows; its links lead to files.
 
 Its other blocks are run by tools/roads.sh, each in an environment of its own.
 """

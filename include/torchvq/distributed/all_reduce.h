@@ -1,5 +1,4 @@
-// The two kinds of sums over ranks. A name says which one it is: nothing here has a gradient by
-// accident.
+// The two sums over ranks: one without a gradient, and one with.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,10 +17,10 @@ TORCHVQ_API at::Tensor all_reduce_statistics(const at::Tensor& x, const SyncOpti
 ///
 /// Formula   y = sum over ranks r of x_r;   Gradient   grad x = sum over ranks r of grad y_r
 ///
-/// A loss L(y) that every rank computes alike then has W times the gradient of one process: each of
-/// the W ranks adds its own L. Data-parallel wrappers (DDP, FSDP) average gradients over ranks, and
-/// the average is exactly the gradient of one process on the whole batch. Without such a wrapper
-/// divide the loss, or the gradients of the parameters, by W.
+/// If every rank computes the same loss L(y), its gradient is W times that of one process, because
+/// each of the W ranks adds its own L. Data-parallel wrappers (DDP, FSDP) average gradients over
+/// ranks, and the average is exactly the gradient of one process on the whole batch. Without such a
+/// wrapper divide the loss, or the gradients of the parameters, by W.
 ///
 /// @param x  floating point, any shape, the same on all ranks.
 /// Every rank must run the backward, and in the same order; differentiable any number of times.

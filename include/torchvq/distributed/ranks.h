@@ -8,23 +8,24 @@
 
 namespace torchvq::distributed {
 
-/// Who learns together in one forward: a group by name, and what errors call the quantizer.
+/// The ranks that learn together in one forward: the name of a group, and the quantizer's name in
+/// errors.
 struct Ranks : SyncOptions {
-  /// How their statistics are added up, see SyncedStatisticsOptions.
+  /// How the statistics of ranks are added up, see SyncedStatisticsOptions.
   std::string reduction = "exact";
 
-  /// Whether this process learns by itself. A group of one is no exception, and never communicates.
+  /// Whether there is no group. A group of one rank is a group, but never communicates.
   [[nodiscard]] bool alone() const { return group_name.empty(); }
 };
 
-/// Names the group of the modules whose options name none (process_group()): every module of this
-/// process, those built before included, because modules ask at each training step.
+/// Sets the group of all modules of this process whose options name none (process_group()). This
+/// includes modules built before, because modules look the group up at each training step.
 ///
-/// @param group_name  as registered with c10d::register_process_group(); "": none, the default.
-/// Thread-safe.
+/// @param group_name  a name registered with c10d::register_process_group(); "", the default: none.
+///                    Thread-safe.
 TORCHVQ_API void set_default_group(std::string group_name);
 
-/// What set_default_group() was last given.
+/// The last argument of set_default_group().
 TORCHVQ_API std::string default_group();
 
 }  // namespace torchvq::distributed

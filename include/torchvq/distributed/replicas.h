@@ -1,4 +1,4 @@
-// Replicated state: made equal once, compared at will.
+// Replicated state: makes it equal before the first step, and compares it at any time.
 #pragma once
 
 #include <string>
@@ -13,13 +13,13 @@ namespace torchvq::distributed {
 /// Hash of the values of tensors, bit for bit, in their order.
 ///
 /// @return  int64 scalar on the device of the first tensor (CPU if there is none); the same for any
-/// device and layout.
+///          device and layout.
 TORCHVQ_API at::Tensor state_hash(at::TensorList state);
 
 /// Hashes of each tensor on each rank: one fixed-size all-gather.
 ///
 /// @return  (W, T), int64. A column with two different numbers is a tensor on which the ranks
-/// differ.
+///          differ.
 TORCHVQ_API at::Tensor replica_hashes(at::TensorList state, const SyncOptions& options = {});
 
 /// Writes rank 0's values into the tensors of all ranks: one broadcast. Sizes must agree.
@@ -29,23 +29,23 @@ TORCHVQ_API void broadcast_state_(at::TensorList state, const SyncOptions& optio
 struct HandshakeOptions : SyncOptions {
   /// The module, from new_handle().
   int64_t handle = 0;
-  /// Options that the ranks must have in common, for a person to read: quoted in the error.
+  /// Options that must be the same on all ranks, in readable form; errors quote them.
   std::string signature = {};
 };
 
-/// What precedes the first synchronised step of a module: makes sure that the ranks fit together,
-/// and that they start alike.
+/// Precedes the first synchronised step of a module: checks that the ranks have the same options,
+/// and makes their state equal.
 ///
 /// The first call for a handle, a group, and a signature (the given one, shapes and dtypes of
-/// `state`) exchanges 1024 bytes per rank. Where signatures differ, every rank throws
+/// `state`) exchanges 1024 bytes per rank. If signatures differ, every rank throws a
 /// c10::ValueError that quotes all of them: collectives of unequal size would abort the process
-/// (Gloo) or hang (NCCL). Where only the state differs (ranks seeded differently), all take rank
-/// 0's, seed included, in one broadcast, with a warning. Later calls return at once.
+/// (Gloo) or hang (NCCL). If only the state differs (ranks seeded differently), all take the state
+/// of rank 0, including the seed, in one broadcast, with a warning. Later calls return at once.
 ///
-/// A rank that comes with a new module while the others go on with theirs waits in another
-/// collective than they do; all get c10::DistBackendError after the timeout of the group.
+/// If one rank has a new module while the others continue with theirs, it waits in another
+/// collective than they do; all get a c10::DistBackendError after the timeout of the group.
 ///
-/// @param state  all replicated tensors, rng included; changed in place.
+/// @param state  all replicated tensors, including rng; changed in place.
 TORCHVQ_API void handshake_(at::TensorList state, const HandshakeOptions& options);
 
 }  // namespace torchvq::distributed

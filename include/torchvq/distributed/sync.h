@@ -1,5 +1,5 @@
-// What every function of torchvq/distributed has in common: where it communicates, and how much it
-// did.
+// Common to all functions of torchvq/distributed: the group they communicate in, and counters of
+// messages.
 #pragma once
 
 #include <cstdint>
@@ -9,27 +9,27 @@
 
 namespace torchvq::distributed {
 
-/// Who takes part, and what errors call the caller.
+/// The group that takes part, and the caller's name in errors.
 struct SyncOptions {
   /// Name of a process group as c10d registers it (`group.group_name` in Python), resolved at each
-  /// call. Empty: alone, which gives the result of a group of one and never communicates. Default:
-  /// "".
+  /// call. Empty: no group, which gives the result of a group of one and never communicates.
+  /// Default: "".
   std::string group_name;
   /// The quantizer's name in errors, for example "encoder.vq (VectorQuantize)". Default:
   /// "quantizer".
   std::string label = "quantizer";
 };
 
-/// False where the environment says TORCHVQ_SYNC=0: then every group counts as alone. Read at each
+/// False if TORCHVQ_SYNC=0 is in the environment: every group then counts as empty. Read at each
 /// call.
 TORCHVQ_API bool enabled();
 
-/// What this process sent since reset_traffic(), over all groups.
+/// The messages of this process since reset_traffic(), over all groups.
 struct Traffic {
   int64_t all_reduces = 0;
   int64_t all_gathers = 0;
   int64_t broadcasts = 0;
-  /// Bytes of this rank's own tensors; what they cost on the wire is up to the backend.
+  /// Bytes of this rank's tensors; the bytes on the wire depend on the backend.
   int64_t bytes = 0;
 };
 

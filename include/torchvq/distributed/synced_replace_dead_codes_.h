@@ -1,4 +1,4 @@
-// Dead codes are replaced by tokens of all ranks.
+// Replaces dead codes by tokens of all ranks.
 #pragma once
 
 #include <optional>
@@ -29,34 +29,34 @@ struct SyncedDeadCodeOptions : SyncOptions {
   std::vector<at::Tensor> mask = {};
   /// Codebook of each level. Default: level i has codebook i.
   std::vector<int64_t> codebooks = {};
-  /// Which codes are dead and what becomes of them, for all codebooks alike.
+  /// Which codes are dead, and how they are replaced; the same for all codebooks.
   ops::DeadCodeOptions dead = {};
-  /// Candidates of all ranks that came with the statistics of this step, as learn_codebooks_() has
-  /// them; levels have a codebook each then. Default: none.
+  /// Candidates of all ranks that came with the statistics of this step, from learn_codebooks_();
+  /// each level then has its own codebook. Default: none.
   std::optional<at::Tensor> offered = std::nullopt;
-  /// How they came: "exact" or "float", see SyncedStatisticsOptions.
+  /// How the candidates were sent: "exact" or "float", see SyncedStatisticsOptions.
   std::string reduction = "exact";
-  /// (), bool: false where the step is one of several that are reduced later, so that nothing is
-  /// replaced or sent and cooldowns fall. Default: true.
+  /// (), bool: false if the step is one of several that are reduced later; then nothing is replaced
+  /// or sent, and cooldowns count down. Default: true.
   std::optional<at::Tensor> due = std::nullopt;
 };
 
 /// replace_dead_codes_() with the tokens of all ranks as candidates, for all levels of a stack at
 /// once.
 ///
-/// Communication  none while the (replicated) state says that no code is dead, or that what was
-///                offered is enough; otherwise one all-gather whose size follows from the state: of
-///                each codebook with dead codes, K keys and K rows per rank. The state is read on
-///                the host, which on a GPU waits for it; a group of one on a GPU does not.
+/// Communication  none if no code is dead, or if the offered candidates are enough, by the
+///                (replicated) state; otherwise one all-gather of K keys and K rows per rank for
+///                each codebook with dead codes. The host reads the state, and on a GPU waits for
+///                it; a group of one on a GPU does not.
 ///
 /// @param x       per level (H, N, D), the tokens of this rank's step.
 /// @param counts  per codebook (H, K), int64: tokens of each code in this step, of all ranks.
 /// @param rng     per codebook (2,), int64: seed and step.
-/// @return        replaced codes per head, of all codebooks one after the other, int64.
+/// @return        number of replaced codes per head, codebook after codebook, int64.
 ///
-/// Determinism  to the bit what one process does with the concatenated batch.
+/// Determinism  the bits of one process with the concatenated batch.
 /// Throws       as replace_dead_codes_(); c10::DistBackendError where communication fails. Nothing
-/// is changed then.
+///              is changed then.
 TORCHVQ_API at::Tensor synced_replace_dead_codes_(const CodebookStates& states, at::TensorList x,
                                                   at::TensorList counts, at::TensorList rng,
                                                   const SyncedDeadCodeOptions& options = {});

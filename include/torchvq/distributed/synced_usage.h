@@ -1,4 +1,4 @@
-// How well codebooks are used, by the tokens of one rank or of all.
+// The use of codebooks by the tokens of one rank, or of all ranks.
 #pragma once
 
 #include <vector>

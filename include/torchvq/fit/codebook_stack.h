@@ -11,23 +11,23 @@
 namespace torchvq::fit {
 
 /// `groups[g][q]` is level q of group g: (K, D / groups), float32, on the CPU. Group g describes
-/// the features [g D / groups, (g + 1) D / groups); each of its levels describes what the levels
-/// before have left.
+/// the features [g D / groups, (g + 1) D / groups); each of its levels quantizes the residual of
+/// the levels before.
 struct TORCHVQ_API CodebookStack {
   std::vector<std::vector<at::Tensor>> groups;
-  std::string metric = "euclidean";  // "cosine" for one group of one level alone: unit vectors
+  std::string metric = "euclidean";  // "cosine" only for one group of one level: unit vectors
 
   int64_t dim() const;
   int64_t group_dim() const;
   int64_t levels() const;
-  /// Codes of a vector: groups times levels.
+  /// Number of codes of a vector: groups times levels.
   int64_t columns() const;
-  /// Codes of the largest level.
+  /// Number of codes of the largest level.
   int64_t largest_codebook() const;
   /// The codebook of a column; columns run through the levels of group 0, then of group 1, ...
   const at::Tensor& codebook(int64_t column) const;
-  /// Ways through the levels of a group, where the count stays below `most`, and `most` otherwise:
-  /// a wider beam than that has nothing to keep.
+  /// Number of paths through the levels of a group, at most `most`: a wider beam has nothing to
+  /// keep.
   int64_t paths(int64_t most = int64_t{1} << 40) const;
 };
 

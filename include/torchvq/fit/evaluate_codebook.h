@@ -1,4 +1,4 @@
-// How well a codebook describes vectors that need not fit in memory: what `torchvq eval` runs.
+// Measures the error of a codebook on vectors that need not fit in memory, for `torchvq eval`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +22,7 @@ struct EvaluateCodebookOutput {
 ///
 /// @param codebook  (K, D), float32. K >= 1.
 /// @param metric    "euclidean" or "cosine".
-/// @param progress  called after each block with the rows done; may be null.
+/// @param progress  called after each block with the number of rows done; may be null.
 ///
 /// Memory       O(block_rows * D + K * D).
 /// Determinism  the same bits for any block size and any number of threads.

@@ -1,5 +1,5 @@
-// How well a stack of codebooks describes vectors that need not fit in memory: what `torchvq eval`
-// runs.
+// Measures the error of a stack of codebooks on vectors that need not fit in memory, for `torchvq
+// eval`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +23,7 @@ struct EvaluateStackOutput {
 /// and codes are scaled to unit length first.
 ///
 /// @param beam      see encode_stack().
-/// @param progress  called after each block with the rows done; may be null.
+/// @param progress  called after each block with the number of rows done; may be null.
 ///
 /// Determinism  the same bits for any block size, number of threads, and split into shards.
 /// Throws       as encode_stack().

@@ -1,4 +1,4 @@
-// k-means on vectors that need not fit in memory: what `torchvq fit` runs.
+// k-means on vectors that need not fit in memory, for `torchvq fit`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +15,7 @@ namespace torchvq::fit {
 struct FitCodebookOptions {
   int64_t codebook_size = 0;  // codes, in [1, rows]
   int64_t iterations = 25;  // most passes over all vectors; fewer when the codebook settles earlier
-  int64_t seed = 0;         // of the sample and the first codebook
+  int64_t seed = 0;         // for the sample and the first codebook
   std::string metric = "euclidean";  // or "cosine": unit vectors, unit codes
 };
 
@@ -26,23 +26,23 @@ struct FitCodebookOutput {
   bool converged = false;             // the last pass moved no code
 };
 
-/// Tells how far the work is: pass 0 draws the sample, passes 1 to iterations move the codebook,
-/// pass iterations + 1 measures it. `rows` counts within the pass.
+/// Reports progress: pass 0 draws the sample, passes 1 to iterations update the codebook, pass
+/// iterations + 1 measures the error. `rows` counts within the pass.
 using FitProgress = std::function<void(int64_t pass, int64_t rows)>;
 
 /// Fits a codebook with k-means (Lloyd's algorithm) on all vectors.
 ///
 /// The first codebook comes from a sample: one vector, drawn with `seed`, from each of
-/// S = min(rows, max(2 K, min(64 K, 65536))) equal stretches of the rows; K of them, spread as
-/// k-means++ does, move through ten passes over the sample. Then every pass assigns all vectors,
-/// replaces each code by the mean of its vectors (cosine: scaled to unit length), and moves codes
-/// without vectors to the vectors farthest from their codes.
+/// S = min(rows, max(2 K, min(64 K, 65536))) equal stretches of the rows; K of them are seeds,
+/// spread by k-means++ and improved by ten passes over the sample. Then every pass assigns all
+/// vectors, replaces each code by the mean of its vectors (cosine: scaled to unit length), and
+/// moves codes without vectors to the vectors farthest from their codes.
 ///
 /// Paper        Lloyd 1982, "Least squares quantization in PCM"
-/// Memory       O(block_rows * D + S * D + K * D), whatever the number of rows.
+/// Memory       O(block_rows * D + S * D + K * D), for any number of rows.
 /// Determinism  the same bits for any block size and any number of threads.
 /// Throws       c10::ValueError for a codebook size outside [1, rows], iterations < 0, an unknown
-/// metric.
+///              metric.
 TORCHVQ_API FitCodebookOutput fit_codebook(const functional::VectorBlocks& vectors,
                                            const FitCodebookOptions& options,
                                            const FitProgress& progress = nullptr);

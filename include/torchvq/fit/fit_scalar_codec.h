@@ -1,4 +1,4 @@
-// The projections of a quantizer without a codebook, from vectors that need not fit in memory.
+// Fits the projections of a quantizer without a codebook to vectors that need not fit in memory.
 #pragma once
 
 #include <torchvq/export.h>
@@ -16,7 +16,7 @@ struct FitScalarOptions {
   std::string method = "fsq";   // or "lfq"
   std::vector<int64_t> levels;  // as ScalarCodec
   int64_t num_codebooks = 1;
-  int64_t seed = 0;  // of the sample, and for lfq of the first rotation
+  int64_t seed = 0;  // for the sample, and for lfq for the first rotation
 };
 
 struct FitScalarOutput {
@@ -27,18 +27,18 @@ struct FitScalarOutput {
 /// Fits the linear maps around a scalar quantizer in closed form, on a sample of up to 65536
 /// vectors spread over the rows.
 ///
-/// In           the F directions of largest variance. fsq: each scaled to one variance, which is
-///              chosen so that the sample's error is smallest; most levels for the widest. lfq:
+/// In           the F directions of largest variance. fsq: all scaled to the same variance, which
+///              minimises the error of the sample; the widest directions get the most levels. lfq:
 ///              rotated so that signs are closest to the values (iterative quantization, Gong and
 ///              Lazebnik 2011, "Iterative Quantization: A Procrustean Approach to Learning Binary
 ///              Codes").
 /// Out          the least-squares map from codes to vectors.
-/// fsq with F = D has no projection, as the module has none: nothing is fitted.
+/// fsq with F = D has no projection, like the module, and nothing is fitted.
 ///
-/// @param progress  told (pass, rows): pass 0 draws the sample, pass 1 measures.
+/// @param progress  called with (pass, rows): pass 0 draws the sample, pass 1 measures the error.
 /// Memory       O(block_rows * D + 65536 * D + D * D).
 /// Determinism  the same codec for any block size, split into shards and number of threads. The
-///              linear algebra is the vendor's, so bits may depend on the machine.
+///              linear algebra library decides the rounding, so bits may depend on the machine.
 /// Throws       c10::ValueError for an unknown method, no vectors, or F > D.
 TORCHVQ_API FitScalarOutput
 fit_scalar_codec(const functional::VectorBlocks& vectors, const FitScalarOptions& options,

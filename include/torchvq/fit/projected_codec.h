@@ -1,5 +1,5 @@
-// Codebooks behind linear maps, as tokenizers of sound have them: a map around each level (DAC), or
-// around each of several stacks that read the same vector (Mimi).
+// Codebooks with linear maps around them, as in audio tokenizers: around each level (DAC), or
+// around each of several stacks that quantize the same vector (Mimi).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@
 
 namespace torchvq::fit {
 
-/// `weight x + bias`; without a weight, x as it is.
+/// `weight x + bias`; without a weight, the identity.
 struct Projection {
   at::Tensor weight;  // (out, in), float32, or undefined
   at::Tensor bias;    // (out,), float32, or undefined
@@ -26,21 +26,21 @@ struct ProjectedLevel {
   Projection out;
 };
 
-/// Each level describes what the levels before have left of the vector behind `in`.
+/// Each level quantizes the residual of the levels before, from the output of `in`.
 struct ProjectedStack {
   Projection in;
   std::vector<ProjectedLevel> levels;
   Projection out;
 };
 
-/// Stacks that describe the same vector; what they say is added up.
+/// Stacks that quantize the same vector; their outputs are added up.
 struct TORCHVQ_API ProjectedCodec {
   std::vector<ProjectedStack> stacks;
   std::string metric =
-      "euclidean";  // "cosine": codes are chosen by angle, and looked up as they are
+      "euclidean";  // "cosine": codes are compared as unit vectors, but decoded unscaled
   int64_t dim = 0;  // features of a vector
 
-  /// Codes of a vector: the levels of stack 0, then those of stack 1, ...
+  /// Number of codes of a vector: the levels of stack 0, then those of stack 1, ...
   int64_t columns() const;
   const at::Tensor& codebook(int64_t column) const;
 };
@@ -51,14 +51,15 @@ struct TORCHVQ_API ProjectedCodec {
 /// @return   (N, columns), int64.
 ///
 /// Ties       the lowest index.
-/// Precision  float64 throughout. A model that projects in float32 may choose otherwise where two
-///            codes are as near as its rounding.
+/// Precision  float64 throughout. A model that projects in float32 may choose another code if the
+///            distances of two codes differ by less than its rounding.
 /// Throws     c10::ValueError for another shape.
 TORCHVQ_API at::Tensor encode_projected(const at::Tensor& x, const ProjectedCodec& codec);
 
 /// Vectors of codes.
 ///
-/// @param codes  (N, columns), int64 in [-1, K); -1 adds nothing, and a stack of nothing else nothing.
+/// @param codes  (N, columns), int64 in [-1, K); -1 adds nothing, and a stack with only -1 adds
+///               nothing.
 /// @return       (N, dim), float32, computed in float64.
 ///
 /// Throws     c10::IndexError for a code out of range, c10::ValueError for another shape.

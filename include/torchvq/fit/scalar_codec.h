@@ -1,4 +1,5 @@
-// Quantizers without a codebook around vectors: a projection, scalar levels or signs, and back.
+// Quantizers of vectors without a codebook: a projection, scalar levels or signs, and a projection
+// back.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,15 +14,15 @@
 
 namespace torchvq::fit {
 
-/// What torchvq.FSQ(levels, dim, num_codebooks) and torchvq.LFQ(dim, codebook_size, num_codebooks)
-/// keep in evaluation.
+/// The state of torchvq.FSQ(levels, dim, num_codebooks) and torchvq.LFQ(dim, codebook_size,
+/// num_codebooks) in evaluation.
 struct TORCHVQ_API ScalarCodec {
   std::string method = "fsq";   // "fsq": rounded features; "lfq": their signs
   std::vector<int64_t> levels;  // of the features of one codebook; all 2 for lfq
   int64_t num_codebooks = 1;    // codes of a vector
   int64_t dim = 0;              // features of a vector
   /// (F, D), (F,), (D, F), (D,) float32, F = num_codebooks * levels.size(). Undefined for fsq with
-  /// F = D, which takes vectors as they are.
+  /// F = D, which has no projections.
   at::Tensor in_weight, in_bias, out_weight, out_bias;
 
   int64_t features() const { return num_codebooks * static_cast<int64_t>(levels.size()); }
@@ -37,9 +38,9 @@ struct TORCHVQ_API ScalarCodec {
 /// @param x  (N, D), floating point, finite.
 /// @return   (N, num_codebooks), int64 in [0, codebook_size).
 ///
-/// Precision  the projection is float64, so that neither block size nor the order of a sum shows
-///            but in a feature that lies within 1e-13 of where its level changes. The module, in
-///            float32, may differ there by 1e-6.
+/// Precision  the projection is float64, so block size and order of sums only matter for a feature
+///            within 1e-13 of the border between two levels; for the module, in float32, within
+///            1e-6.
 /// Throws     c10::ValueError for another dimension.
 TORCHVQ_API at::Tensor encode_scalar(const at::Tensor& x, const ScalarCodec& codec);
 
@@ -53,12 +54,12 @@ TORCHVQ_API at::Tensor encode_scalar(const at::Tensor& x, const ScalarCodec& cod
 TORCHVQ_API at::Tensor decode_scalar(const at::Tensor& codes, const ScalarCodec& codec);
 
 struct EvaluateScalarOutput {
-  /// Per codebook (K,), int64: vectors per code. Empty where K is above kMostCounted.
+  /// Per codebook (K,), int64: vectors per code. Empty if K is above kMostCounted.
   std::vector<at::Tensor> counts;
   functional::ReconstructionError error;
 };
 
-/// Codes that are counted one by one.
+/// The largest codebook whose codes are counted.
 constexpr int64_t kMostCounted = int64_t{1} << 24;
 
 /// Encodes and decodes all vectors, and adds up counts and errors.

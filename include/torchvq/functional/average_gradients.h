@@ -13,14 +13,15 @@ namespace torchvq::functional {
 
 /// The gradients of a mean over the tokens of all ranks, from those of each rank's own mean.
 ///
-/// Formula      sum over ranks of n_r g_r / sum over ranks of n_r, n_r being a rank's tokens
+/// Formula      sum over ranks of n_r g_r / sum over ranks of n_r, with n_r the tokens of a rank
 ///
 /// @param gradients  any number of floating-point tensors, of the same shapes on all ranks.
 /// @param tokens     (H, T, D), this rank's; only their shape and dtype are read, and the sum is in
 ///                   that dtype.
 /// @param mask       (H, T), bool; True marks a real token. Default: all real.
-/// @return           new tensors like gradients. Alone, or without gradients: copies, and nothing
-///                   is sent; else one all-reduce. No gradient. No token on any rank: zeros.
+/// @return           new tensors like gradients. Without a group, or without gradients: copies, and
+///                   nothing is sent; otherwise one all-reduce. No gradient. No token on any rank:
+///                   zeros.
 TORCHVQ_API std::vector<at::Tensor> average_gradients(at::TensorList gradients,
                                                       const at::Tensor& tokens,
                                                       const std::optional<at::Tensor>& mask,

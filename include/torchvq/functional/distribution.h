@@ -9,7 +9,7 @@
 
 namespace torchvq::functional {
 
-/// F(x) in [0, 1], in float32 (float64 for float64 x) whatever autocast says.
+/// F(x) in [0, 1], in float32 (float64 for float64 x) under any autocast.
 ///
 /// @param x    any shape, floating point.
 /// @param cdf  `tanh` (logistic of scale 1/2), `sigmoid` (logistic), `normal`, `laplace`, `cauchy`.
@@ -17,7 +17,7 @@ namespace torchvq::functional {
 /// Throws      c10::ValueError for another name, c10::TypeError for a bad dtype.
 TORCHVQ_API at::Tensor distribution_cdf(const at::Tensor& x, std::string_view cdf);
 
-/// Its inverse: x of which F(x) is u. -infinity for 0, infinity for 1, NaN outside of [0, 1].
+/// The inverse: x with F(x) = u. -infinity for 0, infinity for 1, NaN outside of [0, 1].
 ///
 /// @param u  any shape, floating point; the rest as above.
 /// Gradient  one over the density.

@@ -12,7 +12,7 @@ namespace torchvq::functional {
 
 /// Options of estimate().
 struct EstimateOptions {
-  /// "none" (the gradient goes to the codes alone), "straight_through", "rotation_trick",
+  /// "none" (the gradient goes only to the codes), "straight_through", "rotation_trick",
   /// "vqp_rotation_trick" or "directional_reparam". Default: "straight_through".
   TORCH_ARG(std::string, estimator) = "straight_through";
   /// Variance of the noise on the direction of "directional_reparam", 0 or more. Default: 0.005.
@@ -21,7 +21,7 @@ struct EstimateOptions {
   TORCH_ARG(double, sync_update_v) = 0.0;
 };
 
-/// The codes' values with the gradient that the estimator states
+/// The values of the codes with the gradient of the estimator
 /// (docs/design/estimators-and-losses.md).
 ///
 /// @param x, codes  (H, T, D).

@@ -1,4 +1,4 @@
-// Evaluation in one call: from the shapes that networks use to codes and back, without projections.
+// Evaluation in one call: from the layouts of networks to codes and back, without projections.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ namespace torchvq::functional {
 struct EvaluateOptions {
   /// Distance: "euclidean" or "cosine". Default: "euclidean".
   TORCH_ARG(std::string, metric) = "euclidean";
-  /// Where features and heads lie in x.
+  /// The order of features and heads in x.
   TORCH_ARG(TokenLayout, layout);
 };
 
@@ -27,16 +27,16 @@ struct EvaluateOutput {
   at::Tensor loss;       ///< scalar 0, float32 (float64 for float64 input)
 };
 
-/// pack_tokens, split_heads, quantize, merge_heads and unpack_tokens in turn: small inputs cost
+/// pack_tokens, split_heads, quantize, merge_heads and unpack_tokens in one call: small inputs cost
 /// little more than the search.
 ///
 /// @param x         (B, *, heads * D), or as the options say; floating point, any strides.
 /// @param codebook  (H, K, D), H = heads with separate codebooks, else 1.
-/// @param rng       (2,), int64; handed to quantize(), which draws nothing here.
+/// @param rng       (2,), int64; passed to quantize(), which draws nothing here.
 /// @param mask      (B, N), bool, true for real tokens.
 ///
-/// Gradient     to the codebook, by the codes chosen; none to x but where it fills masked tokens.
-/// Ties, empty  as quantize().
+/// Gradient     to the codebook, by the codes chosen; none to x except where it fills masked
+/// tokens. Ties, empty  as quantize().
 /// Throws       as quantize() and the functions of layout.h.
 TORCHVQ_API EvaluateOutput evaluate(const at::Tensor& x, const at::Tensor& codebook,
                                     const at::Tensor& rng,

@@ -23,7 +23,7 @@ TORCHVQ_API at::Tensor indices_to_bits(const at::Tensor& indices, int64_t num_bi
 
 /// Codes of bits (..., C * D): indices (..., C), int64.
 ///
-/// Throws  c10::ValueError where the last axis is no multiple of num_bits.
+/// Throws c10::ValueError if the last axis is not a multiple of num_bits.
 TORCHVQ_API at::Tensor bits_to_indices(const at::Tensor& bits, int64_t num_bits);
 
 /// Fair random bits of a shape, float32, on the device of rng.
@@ -36,8 +36,7 @@ TORCHVQ_API at::Tensor random_bits(const at::Tensor& rng, at::IntArrayRef size,
 TORCHVQ_API at::Tensor mutate_bits(const at::Tensor& bits, const at::Tensor& rng, double rate,
                                    bool is_sign = false);
 
-/// A population (size, *) from bits (B, *): the bits over and over, all but the first round of them
-/// mutated.
+/// A population (size, *) from bits (B, *): the bits, repeated; all but the first copy are mutated.
 ///
 /// Throws  c10::ValueError for no bits, or a rate outside [0, 1].
 TORCHVQ_API at::Tensor grow_population(const at::Tensor& bits, const at::Tensor& rng, int64_t size,
@@ -47,10 +46,10 @@ TORCHVQ_API at::Tensor grow_population(const at::Tensor& bits, const at::Tensor&
 TORCHVQ_API at::Tensor cross_bits(const at::Tensor& first, const at::Tensor& second,
                                   const at::Tensor& rng);
 
-/// Rows in order of falling fitness (P,), the first of equals first; NaN is least fit.
+/// Rows in order of falling fitness (P,), in stable order; NaN is least fit.
 TORCHVQ_API at::Tensor fittest_first(const at::Tensor& fitnesses);
 
-/// As many parents as candidates (P, *): each the fittest of `tournament_size` that are drawn with
+/// As many parents as candidates (P, *): each is the fittest of `tournament_size` draws with
 /// replacement (Goldberg and Deb 1991, A comparative analysis of selection schemes).
 ///
 /// @param fitnesses  (P,); NaN is least fit.

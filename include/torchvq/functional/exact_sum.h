@@ -1,4 +1,4 @@
-// A sum of doubles that does not depend on their order.
+// A sum of doubles that does not depend on the order.
 #pragma once
 
 #include <torchvq/export.h>
@@ -8,12 +8,12 @@
 
 namespace torchvq::functional {
 
-/// Adds numbers that are not negative as integers of 2200 bits, so that any order, and any split
-/// into partial sums, gives the same bits.
+/// Adds non-negative numbers as integers of 2200 bits, so that any order and any split into partial
+/// sums gives the same bits.
 class TORCHVQ_API ExactSum {
  public:
-  /// Words that a sum travels as: words of several sums, added up, are the words of their sum
-  /// (of at most 2^31 sums).
+  /// The words in which a sum is sent: the words of several sums, added up, are the words of their
+  /// sum (of at most 2^31 sums).
   static constexpr int kWords = 70;
   using Words = std::array<int64_t, kWords>;
 

@@ -1,4 +1,4 @@
-// The codebook diversity loss of codes that are made for each token.
+// The codebook diversity loss of implicit codebooks.
 #pragma once
 
 #include <optional>
@@ -15,7 +15,7 @@ namespace torchvq::functional {
 /// Formula      p[t] = softmax over k of -temperature |x_t - c_tk|;
 ///              P = mean of p[t] over the unmasked tokens of all ranks; loss = sum_k P_k log(P_k)
 ///
-/// @param x            (T, 1, D), floating point: each token is a head of its own.
+/// @param x            (T, 1, D), floating point: each token is a separate head.
 /// @param codes        (T, K, D), each token's codes.
 /// @param temperature  multiplies the distances; larger is sharper.
 /// @param mask         (T, 1), bool; True marks a real token. Default: all real.
@@ -23,7 +23,7 @@ namespace torchvq::functional {
 /// @return             (), dtype of x.
 ///
 /// Gradient     to x and codes through ordinary autograd. Tokens that are not finite take no part.
-/// Memory       O(T K D), which the codes take as it is.
+/// Memory       O(T K D), like the codes themselves.
 /// Empty        no token on any rank: 0.
 TORCHVQ_API at::Tensor implicit_diversity_loss(const at::Tensor& x, const at::Tensor& codes,
                                                double temperature,

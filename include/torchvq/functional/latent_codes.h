@@ -1,4 +1,4 @@
-// Latent quantization with the values of each feature in a tensor of its own.
+// Latent quantization with a separate tensor of values for each feature.
 #pragma once
 
 #include <optional>
@@ -23,7 +23,7 @@ TORCHVQ_API ops::LatentQuantizeResult latent_quantize(
 /// Throws  c10::ValueError for levels that are not in [2, 65536] or whose product exceeds 2^62.
 TORCHVQ_API std::vector<at::Tensor> latent_values(at::IntArrayRef levels);
 
-/// The codes of indices, equal to the bit to what latent_quantize() returned with them.
+/// The codes of indices, with the bits that latent_quantize() returned.
 ///
 /// @param indices  (*), int64, in [0, product of levels), or -1, which gives zeros.
 /// @return         (*, D), float64 for float64 values, otherwise float32; with gradient to values.
@@ -31,9 +31,9 @@ TORCHVQ_API std::vector<at::Tensor> latent_values(at::IntArrayRef levels);
 /// Throws  c10::IndexError for an index outside (on CPU).
 TORCHVQ_API at::Tensor latent_decode(const at::Tensor& indices, at::TensorList values);
 
-/// The two terms of the loss alone, as means over real tokens, or element by element.
+/// The two terms of the loss, as means over real tokens, or element by element.
 ///
-/// Gradient  of the first to z, of the second to zhat; the other side counts as a constant.
+/// Gradient  of the first to z, of the second to zhat; the other side is a constant.
 /// @param reduce  "mean", "sum" or "none".
 TORCHVQ_API at::Tensor latent_commitment_loss(const at::Tensor& z, const at::Tensor& zhat,
                                               std::string_view reduce = "mean");

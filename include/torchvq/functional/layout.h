@@ -1,8 +1,8 @@
-// Layout: from the shapes that networks use to tokens, and back.
+// Layout: conversion between the layouts of networks and tokens.
 //
 // A quantizer sees tokens (B, N, D) and, inside, (H, T, D) with one row of heads per codebook.
-// These composites are the only place that knows about images, channel-first sequences and heads.
-// All are views or copies: the gradient is that of a permutation.
+// Only these composites handle images, channel-first sequences and heads. All are views or copies:
+// the gradient is that of a permutation.
 #pragma once
 
 #include <optional>
@@ -18,8 +18,7 @@ namespace torchvq::functional {
 /// Flattens the positions of a batch.
 ///
 /// @param x              (B, D), or (B, *, D) with any number of position axes; with
-/// `channel_first`
-///                       (B, D, *). A (B, D) input is one token per batch item.
+///                       `channel_first` (B, D, *). A (B, D) input is one token per batch item.
 /// @return               (B, N, D), N the product of the position axes.
 /// Throws                c10::ValueError when x has fewer than 2 dimensions.
 TORCHVQ_API at::Tensor pack_tokens(const at::Tensor& x, bool channel_first = false);
@@ -53,12 +52,11 @@ TORCHVQ_API at::Tensor split_mask(const at::Tensor& mask, int64_t heads, bool se
 /// to (H, T).
 TORCHVQ_API at::Tensor split_indices(const at::Tensor& indices, int64_t heads, bool separate);
 
-/// Sets masked tokens (B, N, D) to zero, so that nothing they hold, NaN included, reaches a value
-/// or a gradient.
+/// Sets masked tokens (B, N, D) to zero, so that their contents, even NaN, reach no value or
+/// gradient.
 TORCHVQ_API at::Tensor fill_masked(const at::Tensor& tokens, const at::Tensor& mask);
 
-/// Puts `padding` (B, N, D), or zeros, in the place of masked tokens of an output (B, N, D) or (B,
-/// N, k, D).
+/// Replaces masked tokens of an output (B, N, D) or (B, N, k, D) by `padding` (B, N, D), or zeros.
 TORCHVQ_API at::Tensor fill_padding(const at::Tensor& output, const at::Tensor& mask,
                                     const std::optional<at::Tensor>& padding = std::nullopt);
 
@@ -69,7 +67,7 @@ TORCHVQ_API at::Tensor fill_padding(const at::Tensor& output, const at::Tensor& 
 /// @return        (B, N), bool.
 TORCHVQ_API at::Tensor lens_to_mask(const at::Tensor& lens, c10::SymInt length);
 
-/// Where features and heads lie in what a forward is given and returns.
+/// The order of features and heads in inputs and outputs of a forward.
 struct TokenLayout {
   /// Codes per token; the features are split over them. Default: 1.
   TORCH_ARG(int64_t, heads) = 1;
@@ -81,7 +79,7 @@ struct TokenLayout {
   TORCH_ARG(bool, zeros_for_masked) = true;
 };
 
-/// An input as a search takes it.
+/// The input of a search.
 struct SplitTokens {
   at::Tensor packed;               ///< (B, N, heads * D), as they came
   at::Tensor filled;               ///< the same with zeros for masked tokens

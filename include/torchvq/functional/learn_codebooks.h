@@ -1,5 +1,5 @@
-// What a training step changes in codebooks: statistics of its tokens, moving averages, codes, dead
-// codes. One call serves a codebook or all levels of a stack.
+// Learning in a training step: statistics of its tokens, moving averages, codes, dead codes. One
+// call serves a codebook or all levels of a stack.
 #pragma once
 
 #include <optional>
@@ -22,17 +22,17 @@ struct CodebookState {
   at::Tensor cooldown;      ///< (H, K), int64
   at::Tensor replaced;      ///< (H,), int64: codes replaced since it was set to zero
   at::Tensor rng;           ///< (2,), int64: seed and step; read, not changed
-  /// With sync_every above 1, what waits for the reduction: steps (4,), counts (H, K), sums (2, H,
+  /// With sync_every above 1, the accumulated statistics: steps (4,), counts (H, K), sums (2, H,
   /// K, D), all int64, exponents (2, H, K), int32, and candidates for dead codes (H, K, 1 + D), or
   /// (H, 0, 1 + D) without replacement, in the dtype of cluster_size
   /// (distributed/kept_statistics.h). All begin as zeros.
   std::vector<at::Tensor> kept = {};
 };
 
-/// The tokens that one codebook learns from in a step, in the space in which its averages are kept.
+/// The tokens that one codebook learns from in a step, in the space of its averages.
 struct StepTokens {
   at::Tensor x;                    ///< (H, T, D), floating point, without gradient
-  at::Tensor indices;              ///< (H, T), int64: the code of each; -1 counts nowhere
+  at::Tensor indices;              ///< (H, T), int64: the code of each; -1 is left out
   std::optional<at::Tensor> mask;  ///< (H, T), bool
 };
 
@@ -43,7 +43,7 @@ struct CodeStatistics {
   at::Tensor exponents;  ///< (H, K), int32
 };
 
-/// Options of the functions below, for all codebooks of a call alike.
+/// Options of the functions below, the same for all codebooks of a call.
 struct LearnCodebooksOptions {
   /// Whether dead codes are replaced.
   [[nodiscard]] bool replaces() const { return threshold() > 0 || threshold_fraction() > 0; }
@@ -56,10 +56,10 @@ struct LearnCodebooksOptions {
   TORCH_ARG(double, eps) = 1e-5;
   /// "euclidean" or "cosine". Default: "euclidean".
   TORCH_ARG(std::string, metric) = "euclidean";
-  /// Whether the codes follow the averages. Without, and without dead-code replacement, nothing is
-  /// learnt. Default: true.
+  /// Whether the codes follow the averages. Without this and without dead-code replacement the step
+  /// does not learn. Default: true.
   TORCH_ARG(bool, ema_update) = true;
-  /// The averages move now, the codes when the caller says so. Default: false.
+  /// Update the averages now, and the codes when the caller requests it. Default: false.
   TORCH_ARG(bool, manual_ema_update) = false;
   /// The codes are parameters that an optimizer moves between steps. Default: false.
   TORCH_ARG(bool, by_gradient) = false;
@@ -69,27 +69,26 @@ struct LearnCodebooksOptions {
   TORCH_ARG(double, reset_cluster_size) = 0;
   /// The reference's rules for dead and unused codes. Default: false.
   TORCH_ARG(bool, vqp_compat) = false;
-  /// Who learns together. Default: this process alone.
+  /// The ranks that learn together. Default: none but this process.
   TORCH_ARG(distributed::Ranks, ranks);
-  /// Steps whose statistics are kept and then reduced and learnt at once, as if they were one
-  /// batch; above 1 states have `kept`. 0: they join the steps that are kept, and are none of their
-  /// own. Default: 1.
+  /// Number of steps whose statistics are accumulated and then used as one batch; above 1 states
+  /// have `kept`. 0: this call joins the accumulated steps without counting as a step. Default: 1.
   TORCH_ARG(int64_t, sync_every) = 1;
-  /// What the ranks must have in common besides, quoted in errors. Default: "".
+  /// Further text that must be the same on all ranks, quoted in errors. Default: "".
   TORCH_ARG(std::string, signature);
 };
 
 /// Statistics of the tokens of all ranks: one all-reduce for all codebooks.
 ///
-/// @param tokens  one for each state, or fewer: the codebooks of levels that are not in use take
-///                part with no tokens, because what ranks exchange must not depend on the depth.
+/// @param tokens  one for each state, or fewer: the codebooks of dropped levels take part without
+///                tokens, because the message must not depend on the depth.
 /// @return        one for each of `tokens`.
 TORCHVQ_API std::vector<CodeStatistics> collect_statistics(const std::vector<CodebookState>& states,
                                                            const std::vector<StepTokens>& tokens,
                                                            const LearnCodebooksOptions& options);
 
-/// Moves averages and codes by statistics, then puts tokens of this step, of all ranks, in the
-/// place of codes that fell out of use.
+/// Updates averages and codes from statistics, then replaces dead codes by tokens of this step, of
+/// all ranks.
 ///
 /// @param weight  (K,), (H, K) or scalar: multiplies 1 - decay. Default: 1.
 TORCHVQ_API void learn_from_statistics_(const std::vector<CodebookState>& states,
@@ -98,26 +97,25 @@ TORCHVQ_API void learn_from_statistics_(const std::vector<CodebookState>& states
                                         const LearnCodebooksOptions& options,
                                         const std::optional<at::Tensor>& weight = std::nullopt);
 
-/// Both, one after the other: all that a training step changes.
+/// Both in sequence: all changes of a training step.
 ///
-/// @return  tokens of this step per code (H, K), of all ranks, for each of `tokens`; none where
-///          nothing is learnt. With sync_every above 1 ones: nobody knows them, and every step
-///          counts.
+/// @return  tokens of this step per code (H, K), of all ranks, for each of `tokens`; none if the
+///          step does not learn. With sync_every above 1 these are ones, because the counts are
+///          unknown and every step counts.
 ///
 /// Gradient     none.
-/// Determinism  that of its parts: the same bits whatever the number of ranks and threads.
+/// Determinism  that of its parts: the same bits for any number of ranks and threads.
 /// Throws       as ops/code_statistics.h, ema_update_.h and replace_dead_codes_.h, and on all ranks
-///              where they disagree.
+///              if they disagree.
 TORCHVQ_API std::vector<at::Tensor> learn_codebooks_(
     const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
     const LearnCodebooksOptions& options, const std::optional<at::Tensor>& weight = std::nullopt);
 
-/// Puts tokens (H, T, D) of this rank and the others in the place of dead codes, without learning
-/// from them.
+/// Replaces dead codes by tokens (H, T, D) of all ranks, without learning from these tokens.
 TORCHVQ_API void expire_codes_(const std::vector<CodebookState>& states, at::TensorList x,
                                const LearnCodebooksOptions& options);
 
-/// The codes in the dtype of the averages, to be written.
+/// The codes in the dtype of the averages, for writing.
 TORCHVQ_API at::Tensor wide_embed(const CodebookState& state, double eps,
                                   const std::string& metric);
 

@@ -1,5 +1,5 @@
-// What surrounds sign quantization in the lookup-free quantizers: sphere, projection, loss.
-// Composites of differentiable operators.
+// Sphere, projection and loss of the lookup-free quantizers: composites of differentiable
+// operators.
 #pragma once
 
 #include <optional>

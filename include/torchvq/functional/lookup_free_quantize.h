@@ -13,11 +13,11 @@
 
 namespace torchvq::functional {
 
-/// What a forward is given besides the tokens.
+/// The inputs of a forward apart from the tokens.
 struct LookupFreeArguments {
   std::optional<at::Tensor> mask;      ///< (B, N), bool
-  std::optional<at::Tensor> rotation;  ///< (D, D), orthogonal: signs are taken of rotated latents
-  /// (2,), int64: draws the tokens that enter the entropies. Default: all do.
+  std::optional<at::Tensor> rotation;  ///< (D, D), orthogonal: applied to latents before the signs
+  /// (2,), int64: generator that draws the tokens for the entropies. Default: all tokens.
   std::optional<at::Tensor> rng;
 };
 
@@ -31,24 +31,26 @@ struct LookupFreeOptions {
   TORCH_ARG(double, scale) = 1;
   /// Latents are projected to the sphere of this radius. Default: none.
   TORCH_ARG(std::optional<double>, radius);
-  /// Keeps latents inside plus and minus this by tanh. Default: none.
+  /// Bounds latents to plus and minus this by tanh. Default: none.
   TORCH_ARG(std::optional<double>, soft_clamp);
   /// Fraction of the tokens that a generator draws for the entropies, in (0, 1]. Default: 1.
   TORCH_ARG(double, fraction) = 1;
-  /// Of the soft assignment in the entropies, 0 or more; larger is sharper. Default: 100.
+  /// Inverse temperature of the soft assignment in the entropies, 0 or more; larger is sharper.
+  /// Default: 100.
   TORCH_ARG(double, inv_temperature) = 100;
   /// Whether the gradient of the codes goes straight through to the latents. Default: false.
   TORCH_ARG(bool, estimates) = false;
   /// Whether there are losses. Default: false.
   TORCH_ARG(bool, scores) = false;
   TORCH_ARG(LookupFreeWeights, weights);
-  /// The reference's entropies and view of padding, which is quantized. Default: false.
+  /// The entropies of the reference, and its treatment of padding, which is quantized. Default:
+  /// false.
   TORCH_ARG(bool, vqp_compat) = false;
-  /// Who shares the entropies. Default: this process alone.
+  /// The ranks that share the entropies. Default: none but this process.
   TORCH_ARG(distributed::SyncOptions, ranks);
 };
 
-/// Tokens and what they became, one row per codebook.
+/// Tokens, codes and indices, one row per codebook.
 struct LookupFreeSigns {
   at::Tensor latents;                      ///< (C, T, D), float32 or float64
   at::Tensor codes;                        ///< (C, T, D), without gradient
@@ -71,16 +73,16 @@ struct LookupFreeStep {
   at::Tensor indices;    ///< (B, *), with several codebooks (B, *, C); -1 where masked
   LookupFreeLosses losses;
   LookupFreeSigns signs;
-  std::optional<at::Tensor> totals;  ///< what the ranks have added up for the entropies
+  std::optional<at::Tensor> totals;  ///< the sums of all ranks for the entropies
 };
 
-/// Takes signs, and scores them.
+/// Takes signs, and computes the losses.
 ///
 /// @param x       (B, *, C * D), or as the options say, floating point: projected tokens.
-/// @param totals  what the ranks added up in the forward that this one repeats. Default: none.
+/// @param totals  the sums over ranks of the forward that this one recomputes. Default: none.
 ///
 /// Gradient     of quantized to x, with `estimates`, straight through; of the losses to x.
-/// Ties         a latent of 0 is a bit that is not set.
+/// Ties         a feature of 0 is an unset bit.
 /// Empty        no tokens, or all masked: losses 0.
 /// Non-finite   a token with NaN or infinity gives NaN and index 0.
 /// Distributed  with ranks one all-reduce; none with `totals`, or without scores.
@@ -94,11 +96,11 @@ TORCHVQ_API at::Tensor lookup_free_output(const at::Tensor& codes, const at::Ten
                                           const LookupFreeArguments& arguments,
                                           const LookupFreeOptions& options);
 
-/// What ranks add up for the entropies of these tokens; see ops/sign_entropy.h.
+/// The sums of these tokens that ranks add up for the entropies; see ops/sign_entropy.h.
 TORCHVQ_API at::Tensor lookup_free_totals(const LookupFreeSigns& signs,
                                           const LookupFreeOptions& options);
 
-/// The losses of a step alone, for quantizers that add up their totals together.
+/// Only the losses of a step, for quantizers that add up their totals together.
 TORCHVQ_API LookupFreeLosses lookup_free_losses(const LookupFreeSigns& signs,
                                                 const std::optional<at::Tensor>& totals,
                                                 const LookupFreeOptions& options);

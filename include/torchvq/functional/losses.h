@@ -13,16 +13,15 @@ namespace torchvq::functional {
 /// Commitment loss of every candidate: mean over features of (inputs - codes)^2.
 ///
 /// @param inputs  (H, T, D).    @param codes  (H, T, k, D).    @param mask  (H, T), bool; masked
-/// tokens give 0.
+///                tokens give 0.
 /// @return        (H, T, k). Gradient to inputs and, where they have one, to codes.
 TORCHVQ_API at::Tensor candidate_commitment_loss(
     const at::Tensor& inputs, const at::Tensor& codes,
     const std::optional<at::Tensor>& mask = std::nullopt);
 
-/// Sum of terms times weights; terms of weight 0 do not enter, so that a NaN in them stays where it
-/// is.
+/// Sum of terms times weights; terms of weight 0 are left out, so that a NaN in them has no effect.
 ///
-/// The result is a tensor of its own: it never aliases a term or state and may be changed in place.
+/// The result is a new tensor: it never aliases a term or state and may be changed in place.
 /// With `training` it requires grad even when no term does (a frozen encoder, say), so that a
 /// training loop may always call backward(); without, it never does.
 TORCHVQ_API at::Tensor weighted_loss(at::TensorList terms, at::ArrayRef<double> weights,

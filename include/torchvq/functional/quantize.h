@@ -1,4 +1,4 @@
-// Quantization of tokens: choose a code for each, and give the result a gradient.
+// Quantization of tokens: the search for codes, and the gradient of an estimator.
 #pragma once
 
 #include <optional>
@@ -16,15 +16,15 @@ struct QuantizeOptions {
   /// Distance: "euclidean" or "cosine". Default: "euclidean".
   TORCH_ARG(std::string, metric) = "euclidean";
   /// Gradient of the output, see estimators.h: "straight_through", "rotation_trick",
-  /// "directional_reparam", "gumbel", or "none" (the output is the code: gradient to the codebook
-  /// alone). Default: "straight_through".
+  /// "directional_reparam", "gumbel", or "none" (the output is the code, with gradient only to the
+  /// codebook). Default: "straight_through".
   TORCH_ARG(std::string, estimator) = "straight_through";
   /// Return the k nearest codes per token. Default: one, without a candidate axis.
   TORCH_ARG(std::optional<int64_t>, topk) = std::nullopt;
   /// Sample codes from softmax(logits / temperature) instead of taking the nearest; 0 or less takes
   /// the nearest. Default: nearest.
   TORCH_ARG(std::optional<double>, temperature) = std::nullopt;
-  /// (H, T) int64 in [0, K): codes that are already chosen; nothing is searched then. Default:
+  /// (H, T) int64 in [0, K): indices that are already chosen; there is no search then. Default:
   /// none.
   TORCH_ARG(std::optional<at::Tensor>, chosen);
   /// Temperature of the softmax through which "gumbel" sends its gradient, above 0. Default: 1.
@@ -37,14 +37,15 @@ struct QuantizeOptions {
 
 /// Result of quantize().
 struct QuantizeOutput {
-  /// (H, T, D) or (H, T, k, D), float32 (float64 for float64 input): the codes' values, the
-  /// estimator's gradient.
+  /// (H, T, D) or (H, T, k, D), float32 (float64 for float64 input): the values of the codes, with
+  /// the gradient of the estimator.
   at::Tensor quantized;
   /// (H, T) or (H, T, k), int64; -1 where masked.
   at::Tensor indices;
   /// As quantized: the chosen codes, with gradient to the codebook.
   at::Tensor codes;
-  /// (H, T, D): what the codes are compared with: x, or its unit vectors for the cosine metric.
+  /// (H, T, D): the vectors that are compared with codes: x, or its unit vectors for the cosine
+  /// metric.
   at::Tensor inputs;
 };
 
@@ -55,7 +56,7 @@ struct QuantizeOutput {
 /// @param rng  (2,), int64: seed and step for sampling and noise.
 /// @param mask             (H, T), bool: tokens to leave out; their index is -1.
 ///
-/// Gradient     as the estimator states.
+/// Gradient     that of the estimator.
 /// Ties         lowest index wins.
 /// Empty        T == 0 gives empty results.
 /// Throws       c10::ValueError for bad shapes and options, c10::TypeError for bad dtypes.

@@ -1,4 +1,4 @@
-// Finite scalar quantization of tokens with one or several codebooks: what FSQ does between its
+// Finite scalar quantization of tokens with one or several codebooks: the part of FSQ between its
 // projections.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace torchvq::functional {
 
 /// Options of quantize_scalars().
 struct QuantizeScalarsOptions {
-  /// Codes per token C; each has its share of the features, the first features being code 0.
+  /// Codes per token C; the features are split over them, and the first belong to code 0.
   /// Default: 1.
   TORCH_ARG(int64_t, codebooks) = 1;
   /// See ops/scalar_quantize.h. Default: "tanh".
@@ -51,7 +51,7 @@ struct QuantizeScalarsOutput {
 /// @param tokens  (B, N, C * D), floating point.
 /// @param levels  D numbers, see ops/scalar_quantize.h.
 ///
-/// Gradient     of codes to tokens: as if nothing were rounded; none from masked tokens.
+/// Gradient     of codes to tokens: as without rounding; none from masked tokens.
 /// Non-finite   a token with NaN or infinity has codes NaN and index 0.
 /// Throws       c10::ValueError for bad shapes and options, c10::TypeError for bad dtypes.
 TORCHVQ_API QuantizeScalarsOutput quantize_scalars(const at::Tensor& tokens, at::IntArrayRef levels,
@@ -64,8 +64,8 @@ TORCHVQ_API QuantizeScalarsOutput quantize_scalars(const at::Tensor& tokens, at:
 /// @param limit  (D,) or (), floating point, above 0.
 TORCHVQ_API at::Tensor soft_clamp(const at::Tensor& x, const at::Tensor& limit);
 
-/// The codes of indices, equal to the bit to those that quantize_scalars() returned with them
-/// (without rotation; a matrix product may round otherwise for another number of tokens).
+/// The codes of indices, with the bits that quantize_scalars() returned (without rotation; a matrix
+/// product may round differently for another number of tokens).
 ///
 /// @param indices   (*, C), int64; -1 gives zeros.
 /// @param rotation  (D, D), as for quantize_scalars().

@@ -13,7 +13,7 @@
 
 namespace torchvq::functional {
 
-/// What a search compared, and what it chose; see quantize.h.
+/// The inputs and results of a search; see quantize.h.
 struct SearchedTokens {
   at::Tensor inputs;               ///< (H, T, D)
   at::Tensor codebook;             ///< (H, K, D), or codes of each token (H, T, K, D)
@@ -22,7 +22,7 @@ struct SearchedTokens {
   at::Tensor indices;              ///< (H, T), or (H, T, k)
 };
 
-/// The tokens as they came, which the reference's rules need.
+/// The tokens before the projection, which the rules of the reference need.
 struct TokensBefore {
   at::Tensor tokens;               ///< (B, N, dim), before the projection, masked tokens zero
   std::optional<at::Tensor> mask;  ///< (B, N), bool
@@ -33,12 +33,12 @@ struct TokensBefore {
 
 /// Options of the terms.
 struct QuantizerLossOptions {
-  /// Whether ranks add something up for the diversity loss.
+  /// Whether ranks add up the diversity loss.
   [[nodiscard]] bool shares_diversity() const {
     return training() && diversity_weight() > 0 && !vqp_compat();
   }
 
-  /// Whether the module is in training: evaluation has the terms that a call asks for alone.
+  /// Whether the module is in training: in evaluation only requested terms are computed.
   TORCH_ARG(bool, training) = false;
   /// "euclidean" or "cosine". Default: "euclidean".
   TORCH_ARG(std::string, metric) = "euclidean";
@@ -55,43 +55,43 @@ struct QuantizerLossOptions {
   TORCH_ARG(double, orthogonal_weight) = 0;
   TORCH_ARG(bool, orthogonal_active_codes_only) = false;
   TORCH_ARG(std::optional<int64_t>, orthogonal_max_codes);
-  /// The reference's numbers (vqp_compat.h), from the tokens as they came. Default: none.
+  /// The numbers of the reference (vqp_compat.h), from the tokens before the projection. Default:
+  /// none.
   TORCH_ARG(std::optional<TokensBefore>, vqp_compat);
 };
 
-/// The terms, each 0 where there is no such term.
+/// The terms; absent terms are 0.
 struct QuantizerLosses {
   at::Tensor commitment;
   at::Tensor diversity;
   at::Tensor orthogonal;
 };
 
-/// The terms that are about the codes as they were searched; the orthogonal one comes after the
-/// codes have learnt, and is 0 here.
+/// The terms for the codes that were searched; the orthogonal term follows after the codes have
+/// learnt, and is 0 here.
 ///
 /// Commitment is the distance of tokens and codes, a scalar; of candidates one for each, (H, T, k);
-/// with targets (H, T) the cross-entropy of the distances towards them. Diversity is minus the
+/// with targets (H, T) the cross-entropy of the distances with them. Diversity is minus the
 /// entropy of the mean code distribution, over the ranks whose totals are given.
 TORCHVQ_API QuantizerLosses search_losses(const SearchedTokens& searched,
                                           const std::optional<at::Tensor>& targets,
                                           const std::optional<at::Tensor>& totals,
                                           const QuantizerLossOptions& options);
 
-/// What ranks add up for the diversity loss: one all-reduce for all codebooks. None for each where
-/// nothing is shared.
+/// The sums over ranks for the diversity loss: one all-reduce for all codebooks. None for each
+/// codebook if ranks share nothing.
 ///
-/// @param codebooks  of all levels, (H, K, D); those beyond `searched` are not in use and take part
-///                   with nothing, so that what ranks exchange does not depend on the depth.
+/// @param codebooks  of all levels, (H, K, D); those beyond `searched` are dropped and take part
+///                   with zeros, so that the message does not depend on the depth.
 TORCHVQ_API std::vector<std::optional<at::Tensor>> shared_totals(
     at::TensorList codebooks, const std::vector<SearchedTokens>& searched,
     const QuantizerLossOptions& options, const distributed::SyncOptions& sync);
 
-/// The likeness of the codes (H, K, D) to each other, as they are after a step. Undefined where
-/// there is no such term.
+/// The orthogonal loss of the codes (H, K, D) after a step. Undefined if there is no such term.
 TORCHVQ_API at::Tensor orthogonal_term(const at::Tensor& embed, const at::Tensor& indices,
                                        const at::Tensor& rng, const QuantizerLossOptions& options);
 
-/// The weighted sum; with targets the cross-entropy alone.
+/// The weighted sum; with targets only the cross-entropy.
 TORCHVQ_API at::Tensor total_loss(const QuantizerLosses& losses, bool targets,
                                   const QuantizerLossOptions& options);
 

@@ -9,19 +9,19 @@
 
 namespace torchvq::functional {
 
-/// Tokens in the spaces of all codebooks, side by side.
+/// The projections of tokens for all codebooks, concatenated.
 ///
 /// Formula   y[..., c, :] = n(x) projections[c]; n is the layer norm without weights (eps 1e-5), or
 ///           the identity
 /// Paper     Chiu et al. 2022, BEST-RQ, arXiv:2202.01855, section 3.1
 ///
 /// @param x            (*, D), floating point.
-/// @param projections  (C, D, E), floating point; as wide as x, or narrower, it is taken as x is.
+/// @param projections  (C, D, E), floating point; converted to the dtype of x unless it is wider.
 /// @param norm         whether to normalise x first.
-/// @return             (*, C * E), float32 (float64 for float64 x) whatever autocast says.
+/// @return             (*, C * E), float32 (float64 for float64 x) under any autocast.
 ///
 /// Gradient     to both.
-/// Non-finite   a row of x with a NaN or infinity gives NaN, others do not see it.
+/// Non-finite   a row of x with a NaN or infinity gives NaN, and does not affect others.
 /// Throws       c10::ValueError for bad shapes, c10::TypeError for bad dtypes.
 TORCHVQ_API at::Tensor random_projection(const at::Tensor& x, const at::Tensor& projections,
                                          bool norm = true);

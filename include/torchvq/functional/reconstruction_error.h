@@ -1,4 +1,4 @@
-// How far decoded vectors are from the originals, over any number of blocks.
+// The error of decoded vectors, over any number of blocks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,15 +9,16 @@
 
 namespace torchvq::functional {
 
-/// Adds up the squared error of vectors that come a block at a time.
+/// Adds up the squared error of vectors block by block.
 ///
 /// Formula   mse      = sum (x - decoded)^2 / (N * D)
 ///           relative = sum (x - decoded)^2 / sum x^2
 ///
 /// Precision    float64 for each row, whose elements are added in order; rows are added exactly, so
-/// neither their order nor their split into blocks or processes changes a bit.
+///              neither their order nor their split into blocks or processes changes a bit.
 /// Empty        without vectors (for relative_error: without a vector that is not zero) the result
-/// is NaN. Example      ReconstructionError error; error.add(x, decoded); error.mse();
+///              is NaN.
+/// Example      ReconstructionError error; error.add(x, decoded); error.mse();
 class TORCHVQ_API ReconstructionError {
  public:
   /// @param x, decoded  (N, D), same shape, floating point, CPU.

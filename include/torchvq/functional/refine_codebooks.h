@@ -17,28 +17,28 @@ namespace torchvq::functional {
 
 /// Options of refine_codebooks().
 struct RefineCodebooksOptions {
-  /// Most refits, at least 0; each costs one search of all vectors. Default: 10.
+  /// The largest number of refits, at least 0; each costs one search of all vectors. Default: 10.
   TORCH_ARG(int64_t, iterations) = 10;
-  /// Paths of the search, at least 1; best the beam that will encode. Default: 5.
+  /// Paths of the search, at least 1; best is the beam that encoding will use. Default: 5.
   TORCH_ARG(int64_t, beam) = 5;
-  /// A refit that lowers the error by less than this share of it is the last, at least 0.
+  /// A refit that lowers the error by less than this share of the error is the last, at least 0.
   /// Default: 1e-3.
   TORCH_ARG(double, tolerance) = 1e-3;
-  /// Vectors that the present code counts as in its refit, above 0. A code without vectors stays.
-  /// Default: 8.
+  /// The number of vectors that the current code counts for in its refit, above 0. A code without
+  /// vectors stays. Default: 8.
   TORCH_ARG(double, ridge) = 8;
   /// Noise that codes get in the first three quarters of the searches, in standard deviations of
   /// each feature over the codes of a level (or three times the root mean squared error before,
-  /// where that is less); it falls to 0. With 12 refits and more it leads out of the nearest
-  /// minimum; with few it may end above where it began, and then nothing is changed. At least 0;
-  /// with 0 every search is the ordinary one. Default: 0.
+  /// where that is less); it falls to 0. With 12 refits or more it escapes the nearest minimum;
+  /// with few the error may end above the start, and then nothing changes. At least 0; with 0 every
+  /// search is the ordinary one. Default: 0.
   TORCH_ARG(double, noise) = 0;
-  /// Of the noise. Default: 0.
+  /// Seed of the noise. Default: 0.
   TORCH_ARG(int64_t, seed) = 0;
   /// A weight for each level, or none; see ops/residual_beam_search.h. Default: none.
   TORCH_ARG(std::vector<double>, weights);
-  /// Bytes that the joint system may take. A larger one is not made: its unknowns are then refitted
-  /// level after level, which needs more refits for the same error. Default: 1 GiB.
+  /// Bytes that the joint system may take. A larger system is not built: levels are then refitted
+  /// one after the other, which needs more refits for the same error. Default: 1 GiB.
   TORCH_ARG(int64_t, memory) = int64_t{1} << 30;
   /// The caller's name in errors. Default: "refine_codebooks".
   TORCH_ARG(std::string, label) = "refine_codebooks";
@@ -56,14 +56,14 @@ struct RefineCodebooksOutput {
 /// Refits the codebooks of a residual stack together, for the codes that a beam search finds.
 ///
 /// Formula      C <- argmin sum_n ||x_n - sum_q C_q[i_nq]||^2 + ridge * sum_qk ||C_q[k] -
-/// C'_q[k]||^2,
-///              C' the codebooks before and i the codes that residual_beam_search() finds with
-///              them; again until the error of the search settles. Early searches see the codes
-///              with noise. Levels that are the same tensor are one codebook, and stay so.
+///              C'_q[k]||^2, C' the codebooks before and i the codes that residual_beam_search()
+///              finds with them; again until the error of the search settles. Early searches see
+///              the codes with noise. Levels that are the same tensor are one codebook, and stay
+///              so.
 /// Paper        Babenko, Lempitsky 2014, Additive quantization for extreme vector compression;
 ///              Martinez et al. 2018, LSQ++
-/// Search       the ordinary one, because that is what will encode: codes that only a search over
-///              all levels at once would find are of no use to those who have the codebooks.
+/// Search       the ordinary one, which encoding uses: codes that only a search over all levels
+///              together would find are useless.
 ///
 /// @param vectors    float32, on the device of the codebooks. Of several processes each has its
 ///                   own; all must call, with the same codebooks and options.
@@ -75,7 +75,7 @@ struct RefineCodebooksOutput {
 /// Ties         as residual_beam_search(): the lower path; of equally good codebooks the earlier.
 /// Precision    counts and sums are exact integers, the system is solved in float64.
 /// Determinism  the same bits for any block size and number of threads, and for any split of the
-///              vectors over processes: the first one solves, and tells the others.
+///              vectors over processes: the first one solves, and sends the result to the others.
 /// Memory       counts of all pairs of codes and their system, 24 (sum of K_n)^2 bytes, up to
 ///              `memory`; beyond that the codes of all vectors, 4 Q bytes each.
 /// Throws       c10::ValueError for bad shapes and options, and where there are fewer vectors than

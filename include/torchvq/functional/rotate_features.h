@@ -1,4 +1,4 @@
-// Rotation of features, so that quantization along the axes is quantization along others.
+// Rotation of features, for quantization along rotated axes.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace torchvq::functional {
 
-/// x R, or x R^T with `inverse`, in float32 (float64 for float64 x) whatever autocast says.
+/// x R, or x R^T with `inverse`, in float32 (float64 for float64 x) under any autocast.
 ///
 /// @param x         (*, D), floating point.
 /// @param rotation  (D, D), R.

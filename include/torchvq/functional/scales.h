@@ -1,4 +1,4 @@
-// Between a map of features and the tokens of its scales (VAR).
+// Conversion between a feature map and the tokens of its scales (VAR).
 #pragma once
 
 #include <cstdint>
@@ -29,10 +29,10 @@ namespace torchvq::functional {
 TORCHVQ_API at::Tensor pool_scale(const at::Tensor& map, at::IntArrayRef size,
                                   const std::optional<at::Tensor>& mask = std::nullopt);
 
-/// Which cells of a grid have a real position: (B, *S) bool to (B, L).
+/// Whether cells of a grid have a real position: (B, *S) bool to (B, L).
 TORCHVQ_API at::Tensor pool_scale_mask(const at::Tensor& mask, at::IntArrayRef size);
 
-/// The map that the tokens of one scale stand for.
+/// The map of the tokens of one scale.
 ///
 /// Formula   m = tokens interpolated linearly along each axis (corners not aligned);
 ///           out = (1 - ratio) m + ratio (m * weight + bias), the convolution padded with zeros
@@ -41,7 +41,7 @@ TORCHVQ_API at::Tensor pool_scale_mask(const at::Tensor& mask, at::IntArrayRef s
 /// @param tokens  (B, L, D), float32 or float64.
 /// @param size    the grid of the tokens, L cells.
 /// @param full    the positions of the map, as many axes.
-/// @param weight  (D, D, *kernel), odd sizes; any floating dtype, taken as wide as the tokens.
+/// @param weight  (D, D, *kernel), odd sizes; any floating dtype, converted to that of the tokens.
 /// @param bias    (D,), the same.
 /// @param ratio   finite.
 /// @return        (B, D, *full), the dtype of tokens.
@@ -53,9 +53,9 @@ TORCHVQ_API at::Tensor spread_scale(const at::Tensor& tokens, at::IntArrayRef si
                                     c10::SymIntArrayRef full, const at::Tensor& weight,
                                     const at::Tensor& bias, double ratio);
 
-/// How many scales a training forward uses, from the counter-based generator `rng` (2,) of seed and
-/// step, so that ranks agree without asking: all `scales`, or with probability `dropout` a number
-/// uniform in [min_scales, scales). 0-d int64.
+/// The number of scales that a training forward uses, from the counter-based generator `rng` (2,)
+/// of seed and step, so that ranks agree without a message: all `scales`, or with probability
+/// `dropout` a number uniform in [min_scales, scales). 0-d int64.
 TORCHVQ_API at::Tensor drawn_scales(const at::Tensor& rng, int64_t scales, double dropout,
                                     int64_t min_scales);
 

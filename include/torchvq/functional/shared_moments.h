@@ -12,7 +12,7 @@ namespace torchvq::functional {
 TORCHVQ_API at::Tensor gather_moments(const at::Tensor& moments,
                                       const distributed::SyncOptions& options);
 
-/// What gather_moments() returned, with the gradient of this rank's own row, times the number of
+/// The result of gather_moments(), with the gradient of this rank's own row, times the number of
 /// ranks, so that data-parallel wrappers, which average gradients, give that of one process on all
 /// tokens.
 TORCHVQ_API at::Tensor attach_moments(const at::Tensor& gathered, const at::Tensor& moments,

@@ -1,4 +1,4 @@
-// How well a codebook is used.
+// The use of a codebook.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,7 +24,7 @@ struct CodebookUsage {
 /// Formula   entropy = -sum_k p[k] log2 p[k], with p = counts / sum(counts)
 ///
 /// @param counts  (K,), tokens per code: integer, or floating point (moving averages), none
-/// negative. K >= 1.
+///                negative. K >= 1.
 ///
 /// Empty        no tokens give 0 used codes, entropy 0 and perplexity 0.
 /// Precision    float64, in code order.

@@ -15,29 +15,29 @@
 
 namespace torchvq::functional {
 
-/// What a forward is given besides the tokens.
+/// The inputs of a forward apart from the tokens.
 struct VectorQuantizeArguments {
   at::Tensor codebook;             ///< (H, K, D), or codes of each token (H, T, K, D)
   std::optional<at::Tensor> mask;  ///< (B, N), bool
-  /// (H, T), int64: codes to score; the loss is then the cross-entropy towards them.
+  /// (H, T), int64: target codes; the loss is then the cross-entropy with them.
   std::optional<at::Tensor> targets;
   std::optional<at::Tensor> weight;  ///< see learn_codebooks_()
-  /// Mean and variance of the data, then of the codes, (H, 1, D), of codes that are mapped to the
-  /// data (affine_codes()); else none.
+  /// Mean and variance of the data, then of the codes, (H, 1, D), for codes that are mapped to the
+  /// data (affine_codes()); otherwise none.
   std::vector<at::Tensor> affine;
   at::Tensor step_counts;  ///< (H, K), int64: gets the tokens of each code
 };
 
 /// Options of vector_quantize_().
 struct VectorQuantizeStepOptions {
-  /// Where features and heads lie in x.
+  /// The order of features and heads in x.
   TORCH_ARG(TokenLayout, layout);
   TORCH_ARG(QuantizeOptions, search);
   TORCH_ARG(QuantizerLossOptions, losses);
   TORCH_ARG(LearnCodebooksOptions, learning);
   /// Whether the codebook learns from the tokens. Default: false.
   TORCH_ARG(bool, learns) = false;
-  /// Whether the step ends here: uses are counted, and the next draws are new ones. Default: false.
+  /// Whether the step ends here: counts usage, and advances the generator. Default: false.
   TORCH_ARG(bool, finishes) = false;
 };
 
@@ -47,30 +47,31 @@ struct VectorQuantizeStep {
   at::Tensor indices;    ///< (B, *), with several heads (B, *, heads), of candidates (B, *, k)
   at::Tensor loss;  ///< the weighted sum of the terms, or the cross-entropy alone; or (B, *, k)
   QuantizerLosses terms;
-  SearchedTokens searched;           ///< what the search compared, and what it chose, as it saw it
-  std::optional<at::Tensor> totals;  ///< what the ranks have added up for the diversity loss
+  SearchedTokens searched;           ///< the inputs and results of the search
+  std::optional<at::Tensor> totals;  ///< the sums over ranks for the diversity loss
 };
 
-/// Searches, scores, and, where the options say so, learns.
+/// Searches, computes the losses, and learns if requested.
 ///
-/// @param x       (B, *, heads * D), or as the layout says, floating point: projected tokens.
-/// @param state   of the codebook; changed where it learns.
-/// @param totals  what the ranks added up in the forward that this one repeats. Default: none.
+/// @param x       (B, *, heads * D), or in the layout of the options, floating point: projected
+///                tokens.
+/// @param state   of the codebook; changed if it learns.
+/// @param totals  the sums over ranks of the forward that this one recomputes. Default: none.
 TORCHVQ_API VectorQuantizeStep
 vector_quantize_(const at::Tensor& x, const CodebookState& state,
                  const VectorQuantizeArguments& arguments, const VectorQuantizeStepOptions& options,
                  const std::optional<at::Tensor>& totals = std::nullopt);
 
-/// Ends a training step: counts the uses of codes, and the step, so that the next draws are new.
+/// Ends a training step: counts the use of codes and the step, so that the next draws are new.
 ///
 /// @param step_counts  (H, K) of each codebook, int64; get the tokens of each code.
-/// @param indices      (H, T) of each level in use, fewer than codebooks where levels were dropped;
-///                     of candidates (H, T, k), which are no choice and count nowhere.
+/// @param indices      (H, T) of each level in use, fewer than codebooks if levels were dropped;
+///                     those of candidates (H, T, k) do not count.
 /// @param rng          (2,) of each level in use, or of the one codebook that all share.
-/// @param counts       tokens per code of all ranks, for each rng, or none where nothing was
-/// learnt.
-///                     A step without a token on any rank is not counted; where nothing was learnt
-///                     a rank does not know of the others' tokens, so with ranks every step is.
+/// @param counts       tokens per code of all ranks, for each rng, or none if the step did not
+///                     learn. A step without a token on any rank is not counted; if the step did
+///                     not learn, a rank does not know the tokens of the others, so on several
+///                     ranks every step counts.
 /// @param masks        (H, T), bool, for each level in use, or none.
 TORCHVQ_API void finish_step_(at::TensorList step_counts, at::TensorList indices,
                               at::TensorList rng, at::TensorList counts, at::TensorList masks,

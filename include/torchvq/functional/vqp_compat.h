@@ -1,6 +1,6 @@
-// What `vqp_compat` restores: numbers of vector-quantize-pytorch that this library changes on
-// purpose (docs/migrating.md). For comparing with old curves only; slow, and wrong where that page
-// says so.
+// The behaviour that `vqp_compat` restores: numbers of vector-quantize-pytorch that this library
+// changes on purpose (docs/migrating.md). Only for comparison with old curves; slow, and wrong
+// where that page says so.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ namespace torchvq::functional {
 /// @param x, codes  (H, T, D).
 TORCHVQ_API at::Tensor vqp_rotation_trick(const at::Tensor& x, const at::Tensor& codes);
 
-/// The diversity loss averaged over batch and heads but not over positions, so that one item of a
-/// batch is pushed towards indecision.
+/// The diversity loss averaged over batch and heads but not over positions, so that the assignment
+/// of a single item is pushed towards uniformity.
 ///
 /// @param inputs    (H, T, D) of split_heads().
 /// @param codebook  (H, K, D).
@@ -31,8 +31,7 @@ TORCHVQ_API at::Tensor vqp_diversity_loss(const at::Tensor& inputs, const at::Te
                                           bool separate, double temperature,
                                           const std::string& metric);
 
-/// The masked commitment loss in the space of the raw input instead of the one in which codes are
-/// compared.
+/// The masked commitment loss in the space of the raw input instead of that of the codes.
 ///
 /// @param tokens, codes  (B, N, D).    @param mask  (B, N), bool.
 TORCHVQ_API at::Tensor vqp_masked_commitment(const at::Tensor& tokens, const at::Tensor& codes,
@@ -51,8 +50,8 @@ TORCHVQ_API std::pair<at::Tensor, at::Tensor> vqp_sign_entropy(
     const at::Tensor& latents, double sharpness, const std::optional<at::Tensor>& mask,
     bool masked);
 
-/// The loss of latent quantization between what comes in and what goes out, projections included;
-/// the commitment pulls the output, the quantization loss the input.
+/// The loss of latent quantization between input and output, including projections; the commitment
+/// loss pulls the output, the quantization loss the input.
 ///
 /// @param z, quantized  (B, N, dim).    @param mask  (B, N), bool, true for real tokens.
 TORCHVQ_API at::Tensor vqp_latent_loss(const at::Tensor& z, const at::Tensor& quantized,
@@ -70,8 +69,8 @@ TORCHVQ_API std::pair<at::Tensor, at::Tensor> vqp_kmeans(const at::Tensor& x, in
                                                          int64_t iterations,
                                                          const std::string& metric);
 
-/// Indices as int32 where a codebook of that size allows it, otherwise as they are.
-/// wide_indices() is the way back.
+/// Indices as int32 if the codebook size allows it, otherwise unchanged. wide_indices() is the
+/// inverse.
 TORCHVQ_API at::Tensor vqp_indices(const at::Tensor& indices, int64_t codebook_size);
 TORCHVQ_API at::Tensor wide_indices(const at::Tensor& indices);
 

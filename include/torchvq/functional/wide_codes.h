@@ -1,4 +1,4 @@
-// Codes of a half-precision parameter, as wide as the averages behind them.
+// Codes of a half-precision parameter in the precision of their averages.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,14 +8,14 @@
 
 namespace torchvq::functional {
 
-/// Undoes the rounding of codes that are kept in half precision.
+/// Undoes the rounding of codes that are stored in half precision.
 ///
 /// A code moves by less than its own rounding in most steps; averages that restarted from the
-/// rounded code would stand still. Where the averages round to the code that is stored, nothing
-/// else has moved it, and theirs is the value.
+/// rounded code would not move. If the averages round to the stored code, nothing else has changed
+/// it, and the value of the averages is used.
 ///
 /// Formula   a = the code that ema_finish_() makes of the averages; result = a where a rounds to
-/// embed, else embed
+///           embed, else embed
 ///
 /// @param embed         (H, K, D), floating point.
 /// @param cluster_size  (H, K), float32 or float64.    @param embed_avg  (H, K, D), its dtype.

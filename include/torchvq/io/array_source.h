@@ -1,4 +1,4 @@
-// Arrays in files, read a block of rows at a time, so that a file may be larger than memory.
+// Arrays in files, read in blocks of rows, so that a file may be larger than memory.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,22 +16,22 @@ class InputFile;
 
 enum class FileFormat { kNpy, kSafetensors };
 
-/// Tells the format by the file's first bytes, whatever its name.
+/// Recognises the format by the first bytes of the file, not by its name.
 ///
-/// Throws       c10::ValueError when it is neither, IoError when the file cannot be read.
+/// Throws       c10::ValueError for any other format, IoError when the file cannot be read.
 TORCHVQ_API FileFormat file_format(const std::string& path);
 
 /// One array of a .npy or .safetensors file; the format is recognised by the file's first bytes.
 ///
 /// The array counts as a matrix: its last axis is a row, its leading axes (in C order) number the
-/// rows; a 1-D array has rows of one element. Only the rows asked for are read, by copy: a file that
-/// is cut or rewritten meanwhile changes no tensor that was returned.
+/// rows; a 1-D array has rows of one element. read() copies only the requested rows: if the file is
+/// truncated or rewritten later, returned tensors do not change.
 ///
 /// Throws       IoError, c10::ValueError and c10::TypeError as load_npy and SafetensorsFile do.
 class TORCHVQ_API ArraySource {
  public:
-  /// @param name  which tensor of a .safetensors file; may be empty when there is only one. Must be
-  /// empty for .npy.
+  /// @param name  the tensor of a .safetensors file; may be empty if there is only one. Must be
+  ///              empty for .npy.
   explicit ArraySource(const std::string& path, const std::string& name = "");
   ~ArraySource();
   ArraySource(ArraySource&&) noexcept;
@@ -44,7 +44,7 @@ class TORCHVQ_API ArraySource {
   int64_t row_length() const { return row_length_; }
 
   /// Rows [first, first + count), (count, row_length()), in the file's dtype. Safe to call from
-  /// several threads. c10::ValueError where the file was cut since it was opened.
+  /// several threads. Throws c10::ValueError if the file was truncated after it was opened.
   at::Tensor read(int64_t first, int64_t count) const;
 
  private:
@@ -65,10 +65,10 @@ class TORCHVQ_API VectorSource {
   int64_t rows() const { return array_.rows(); }
   int64_t dim() const { return array_.row_length(); }
 
-  /// Vectors [first, first + count) as (count, dim), float32, or float64 where `dtype` says so.
+  /// Vectors [first, first + count) as (count, dim), in `dtype`: float32 or float64.
   ///
   /// Throws       c10::ValueError naming the first vector that holds NaN or infinity after that
-  /// conversion.
+  ///              conversion.
   at::Tensor read(int64_t first, int64_t count, at::ScalarType dtype = at::kFloat) const;
 
  private:

@@ -1,5 +1,4 @@
-// What reading and writing files throws beyond c10::ValueError (malformed content) and
-// c10::TypeError.
+// The error of file access; malformed content is a c10::ValueError or c10::TypeError.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -7,7 +6,8 @@
 
 namespace torchvq::io {
 
-/// The operating system refused: no such file, no space, no permission. The message names the file.
+/// An error of the operating system: no such file, no space, no permission. The message names the
+/// file.
 class TORCHVQ_API IoError : public c10::Error {
  public:
   using c10::Error::Error;

@@ -1,4 +1,4 @@
-// NumPy's .npy files: one array each, in the format that numpy.save writes and numpy.load reads.
+// NumPy's .npy files: one array each, in the format of numpy.save and numpy.load.
 // Format: numpy.org/doc/stable/reference/generated/numpy.lib.format.html, versions 1.0, 2.0
 // and 3.0.
 #pragma once
@@ -14,20 +14,17 @@
 
 namespace torchvq::io {
 
-/// Loads a whole array into memory, so that nothing that happens to the file later can reach the
-/// tensor; an ArraySource (array_source.h) reads a block of rows at a time.
+/// Loads a whole array into memory, so that later changes of the file do not affect the tensor; an
+/// ArraySource (array_source.h) reads blocks of rows.
 ///
 /// @param path  a .npy file holding booleans, integers or float16, float32, float64 numbers, of
-/// either byte
-///              order, in C or Fortran order, of any shape.
+///              either byte order, in C or Fortran order, of any shape.
 /// @return      the array, on the CPU, in the file's dtype. A Fortran-order array gives a tensor
-/// whose
-///              strides are in that order.
+///              whose strides are in that order.
 ///
 /// Empty        an axis of size 0 gives an empty tensor.
 /// Throws       IoError when the file cannot be read; c10::ValueError when it is not a .npy file,
-/// is
-///              truncated or malformed; c10::TypeError for other dtypes (complex, structured,
+///              is truncated or malformed; c10::TypeError for other dtypes (complex, structured,
 ///              object).
 /// Example      auto x = torchvq::io::load_npy("vectors.npy");
 TORCHVQ_API at::Tensor load_npy(const std::string& path);
@@ -35,12 +32,11 @@ TORCHVQ_API at::Tensor load_npy(const std::string& path);
 /// Writes `tensor` (any strides, device and shape) in C order, atomically (see OutputFile).
 ///
 /// Throws       IoError when the file cannot be written; c10::TypeError for dtypes that the format
-/// lacks
-///              (bfloat16, complex).
+///              lacks (bfloat16, complex).
 TORCHVQ_API void save_npy(const std::string& path, const at::Tensor& tensor);
 
-/// Writes an array piece by piece, for results that do not fit in memory. Nothing is at `path`
-/// before finish().
+/// Writes an array piece by piece, for results larger than memory. The file appears at `path` with
+/// finish().
 ///
 /// Example      NpyWriter codes("codes.npy", at::kLong, {rows});
 ///              for (...) codes.append(block);
@@ -52,7 +48,7 @@ class TORCHVQ_API NpyWriter {
   /// Appends the elements of `piece` in C order; its dtype must be the writer's.
   void append(const at::Tensor& piece);
 
-  /// Completes the file; c10::ValueError when the pieces do not add up to the shape.
+  /// Completes the file; throws c10::ValueError if the pieces do not add up to the shape.
   void finish();
 
  private:

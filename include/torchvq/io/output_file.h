@@ -1,4 +1,4 @@
-// Files that appear whole or not at all.
+// Files that appear complete or not at all.
 #pragma once
 
 #include <torchvq/export.h>
@@ -9,15 +9,16 @@
 namespace torchvq::io {
 
 /// A file being written. The bytes go to a temporary file in the directory of `path`; commit()
-/// flushes it to the disk and renames it over `path` in one step, so that no reader ever sees half a
-/// file and an existing file survives every failure. Destruction without commit() removes the
-/// temporary file.
+/// flushes it to the disk and renames it over `path` in one step, so that no reader sees an
+/// incomplete file, and an existing file survives every failure. Destruction without commit()
+/// removes the temporary file.
 ///
 /// A symbolic link is followed, and an existing file keeps its permissions. Something at `path`
 /// that is not a regular file (a device, a pipe) is written directly.
 ///
 /// Throws       IoError when the operating system refuses (no space, no permission, no such
-/// directory). Example      OutputFile file("codes.bin"); file.write(data, size); file.commit();
+///              directory).
+/// Example      OutputFile file("codes.bin"); file.write(data, size); file.commit();
 class TORCHVQ_API OutputFile {
  public:
   explicit OutputFile(std::string path);
@@ -25,8 +26,8 @@ class TORCHVQ_API OutputFile {
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
-  /// Claims room for `bytes` now, so that a full disk is an error before the work instead of after
-  /// it. File systems that cannot do so are left alone.
+  /// Reserves space for `bytes`, so that a full disk is an error before the work instead of after
+  /// it. Does nothing on file systems that cannot reserve space.
   void reserve(size_t bytes);
   void write(const void* data, size_t bytes);
   void commit();
@@ -45,8 +46,8 @@ class TORCHVQ_API OutputFile {
   int slot_ = -1;  // place in the list that remove_unfinished_files() walks
 };
 
-/// Removes the temporary files of all OutputFiles of this process. Async-signal-safe: meant for the
-/// handler of SIGINT and SIGTERM in a program that is about to end, and for nothing else.
+/// Removes the temporary files of all OutputFiles of this process. Async-signal-safe; only for the
+/// handler of SIGINT and SIGTERM in a program that is about to exit.
 TORCHVQ_API void remove_unfinished_files() noexcept;
 
 }  // namespace torchvq::io

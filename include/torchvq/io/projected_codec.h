@@ -1,5 +1,5 @@
-// Codebooks behind linear maps in a file: what `python -m torchvq.convert` writes of tokenizers that
-// have such maps.
+// Codebooks with linear maps around them in a file, which `python -m torchvq.convert` writes for
+// tokenizers with such maps.
 #pragma once
 
 #include <torchvq/export.h>
@@ -17,17 +17,18 @@ namespace torchvq::io {
 ///   stacks.<s>.layers.<q>.project_in.weight (d, C), .bias (d,)         and project_out (C, d), (C,)
 ///   stacks.<s>.layers.<q>._codebook.embed (1, K, d)
 ///
-/// A map that is not there leaves vectors as they are. Metadata: format_version, class
+/// A missing map is the identity. Metadata: format_version, class
 /// (ProjectedCodec), dim, metric, torchvq_version.
 TORCHVQ_API void save_projected_codec(OutputFile& file, const fit::ProjectedCodec& codec);
 TORCHVQ_API void save_projected_codec(const std::string& path, const fit::ProjectedCodec& codec);
 
 /// Reads such a file, or one of save_codec_stack() with one group, which is a stack without maps.
 ///
-/// Throws       IoError when the file cannot be read; c10::ValueError when it is none, or damaged.
+/// Throws       IoError when the file cannot be read; c10::ValueError when it is not such a file,
+///              or damaged.
 TORCHVQ_API fit::ProjectedCodec load_projected_codec(const std::string& path);
 
-/// Whether the metadata of a file says that it is one.
+/// Whether the metadata of a file names this format.
 TORCHVQ_API bool holds_projected_codec(const SafetensorsFile& file);
 
 }  // namespace torchvq::io

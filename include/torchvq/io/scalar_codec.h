@@ -1,4 +1,4 @@
-// A quantizer without a codebook in a file: what `torchvq fit --method fsq` and `lfq` write.
+// A quantizer without a codebook in a file, which `torchvq fit --method fsq` and `lfq` write.
 #pragma once
 
 #include <torchvq/export.h>
@@ -22,10 +22,11 @@ TORCHVQ_API void save_scalar_codec(OutputFile& file, const fit::ScalarCodec& cod
 
 /// Reads such a file.
 ///
-/// Throws       IoError when the file cannot be read; c10::ValueError when it is none, or damaged.
+/// Throws       IoError when the file cannot be read; c10::ValueError when it is not such a file,
+///              or damaged.
 TORCHVQ_API fit::ScalarCodec load_scalar_codec(const std::string& path);
 
-/// Whether the metadata of a file says that it is one.
+/// Whether the metadata of a file names this format.
 TORCHVQ_API bool holds_scalar_codec(const SafetensorsFile& file);
 
 }  // namespace torchvq::io

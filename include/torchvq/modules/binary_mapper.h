@@ -1,4 +1,4 @@
-// BinaryMapper: bits drawn from logits, as one-hot codes with a gradient.
+// BinaryMapper: draws bits from logits and returns one-hot codes with a gradient.
 #pragma once
 
 #include <optional>
@@ -14,20 +14,20 @@
 
 namespace torchvq {
 
-/// What a forward returns.
+/// The result of a forward.
 struct BinaryMapperOutput {
   torch::Tensor one_hot;      ///< (*, 2^H), dtype of the logits
   torch::Tensor indices;      ///< (*), int64; -1 where masked
-  torch::Tensor aux_kl_loss;  ///< scalar, or (*); 0 where it was not asked for
+  torch::Tensor aux_kl_loss;  ///< scalar, or (*); 0 if not requested
 };
 
 /// Maps H logits to one of 2^H one-hot codes, the latent variable of the Free Transformer.
 ///
-/// Formula  bit h is 1 with probability sigmoid(logit h / temperature) in training; where
-///          logit h > 0 in evaluation
-/// Gradient that of the codes' probabilities, see ops/binary_codes.h
-/// Paper    Fleuret 2025, The Free Transformer, arXiv:2510.17558
-/// Parity   vector-quantize-pytorch, class BinaryMapper; the same options and numbers
+/// Formula   in training bit h is 1 with probability sigmoid(logit h / temperature);
+///           in evaluation bit h is 1 if logit h > 0
+/// Gradient  that of the codes' probabilities, see ops/binary_codes.h
+/// Paper     Fleuret 2025, The Free Transformer, arXiv:2510.17558
+/// Parity    vector-quantize-pytorch, class BinaryMapper; the same options and numbers
 ///
 /// Example:
 /// ```
@@ -42,7 +42,7 @@ class TORCHVQ_API BinaryMapperImpl : public KeptBuffers<BinaryMapperImpl>, publi
   void pretty_print(std::ostream& stream) const override;
 
   /// @param logits   (*, H), floating point.
-  /// @param call     what this call asks for.
+  /// @param call     options of this call.
   ///
   /// Empty        loss 0. Non-finite: a token with NaN or infinity gives NaN and index 0.
   /// Throws       c10::ValueError, c10::TypeError for bad arguments.
@@ -51,7 +51,7 @@ class TORCHVQ_API BinaryMapperImpl : public KeptBuffers<BinaryMapperImpl>, publi
 
   /// Entropy of the codes in nats: (*) for logits (*, H).
   torch::Tensor binary_entropy(const torch::Tensor& logits) const;
-  /// The loss of forward alone.
+  /// Only the loss of forward.
   torch::Tensor calc_aux_loss(const torch::Tensor& logits, bool reduce_aux_kl_loss = true) const;
   /// Log-probability of codes, by index (*) or one-hot (*, 2^H): (*), or (*, H) per bit.
   torch::Tensor log_prob(const torch::Tensor& logits, const std::optional<torch::Tensor>& indices,

@@ -1,4 +1,4 @@
-// The state of a codebook and its life: initialisation, moving averages, dead codes, casts.
+// The state of a codebook, and what changes it: initialisation, moving averages, dead codes, casts.
 #pragma once
 
 #include <memory>
@@ -22,19 +22,19 @@ namespace detail {
 class SeenFlag;
 }
 
-/// State of one or several codebooks (H of them, each K codes of D features). The members carry the
-/// names under which state dicts, Python's included, know them.
+/// State of one or several codebooks (H of them, each K codes of D features). The members have the
+/// names of their entries in state dicts, including those of Python.
 ///
-/// Float state is float32 (float64 once the module was made double) whatever half-precision cast
-/// the module sees: moving averages stall in half precision. A parameter `embed` follows the
-/// module.
+/// Floating-point state stays float32 (float64 once the module was cast to double) under casts to
+/// half precision, in which moving averages would stall. A parameter `embed` follows the casts of
+/// the module.
 class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
  public:
   /// Counts, sums and exponents of the tokens of each code, see ops/code_statistics.h.
   using Statistics = std::tuple<torch::Tensor, torch::Tensor, torch::Tensor>;
 
-  /// @param owns_bridge  false: the module of `vq_bridge` is registered by another codebook, whose
-  /// stack this one belongs to.
+  /// @param owns_bridge  false: another codebook of the same stack registers the module of
+  ///                     `vq_bridge`.
   explicit CodebookImpl(VectorQuantizeOptions options, bool owns_bridge = true);
 
   void reset() override;
@@ -43,99 +43,96 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
       const std::optional<torch::Device>& device = std::nullopt) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  /// The codes that search, output and decoding use (H, K, D): `embed`, bridged or affinely mapped.
+  /// The codes (H, K, D) for search, output and decoding: `embed`, after the bridge or affine map.
   torch::Tensor codes();
 
   /// Whether the codes are set: false only between construction with k-means and the first training
-  /// step. Waits for the device where `initted` was not seen true since somebody wrote to it.
+  /// step. Waits for the device unless `initted` was read as true since its last change.
   bool initialised() const;
 
-  /// What precedes the search: k-means on the first training tokens x (H, T, D), statistics of the
-  /// affine map. With `training` false nothing changes; codes that k-means has not set yet are used
-  /// as they are, with one warning.
+  /// Prepares the search: k-means on the first training tokens x (H, T, D), and the statistics of
+  /// the affine map. With `training` false nothing changes; codes that k-means has not set yet are
+  /// used unchanged, with one warning.
   void prepare(const torch::Tensor& x, const std::optional<torch::Tensor>& mask, bool training,
                const distributed::Ranks& ranks = {});
 
-  /// Moves the averages, then the codes, then replaces dead codes: all that a training step
-  /// changes.
+  /// Updates the averages, then the codes, then replaces dead codes: all changes of a training
+  /// step.
   ///
   /// @param x           tokens (H, T, D), unit vectors for the cosine metric.
   /// @param indices     (H, T), the code of each token.
   /// @param ema_update  whether the codes follow the averages. Dead codes are counted and replaced
-  /// either way.
+  ///                    in any case.
   /// @param accumulate  keep the statistics for the next step that does not accumulate.
   /// @param weight      (K,), (H, K) or scalar: multiplies 1 - decay.
-  /// @param ranks       who learns together.
-  /// @return            tokens of this step per code (H, K), of all ranks; none if nothing is
-  /// learnt.
+  /// @param ranks       the ranks that learn together.
+  /// @return            number of tokens of this step per code (H, K), over all ranks; none if the
+  ///                    step does not learn.
   std::optional<torch::Tensor> learn(const torch::Tensor& x, const torch::Tensor& indices,
                                      const std::optional<torch::Tensor>& mask, bool ema_update,
                                      bool accumulate = false,
                                      const std::optional<torch::Tensor>& weight = std::nullopt,
                                      const distributed::Ranks& ranks = {});
 
-  /// Puts tokens x (H, T, D) in the place of codes that fell out of use, without learning from
-  /// them.
+  /// Replaces dead codes by tokens x (H, T, D), without learning from these tokens.
   void expire_codes(const torch::Tensor& x, const distributed::Ranks& ranks = {});
   /// Sets the codes from the moving averages: the second half of a step with manual_ema_update.
   void update_ema();
 
-  /// Sets the codes and the averages behind them, so that the next update keeps what it was given.
+  /// Sets the codes and their averages, so that the next update keeps these codes.
   void set_codes(const torch::Tensor& codes);
-  /// Sets the codes of a codebook in use: averages follow, how often each is used stays as it was.
+  /// Sets the codes of a codebook in use, and their averages; cluster_size stays unchanged.
   void move_codes(const torch::Tensor& codes);
 
-  /// Takes over the state of a codebook of the same options, statistics in waiting included.
+  /// Copies the state of a codebook with the same options, including accumulated statistics.
   void copy_state(const CodebookImpl& other, const std::optional<torch::Device>& device);
-  /// To be called once new values were copied into the state: what waited for the old ones is
-  /// dropped. `missing` names state that there was no value for: it gets its defaults.
+  /// To be called after new values were copied into the state: drops statistics accumulated for the
+  /// old values. State in `missing` had no value and gets its default.
   void state_loaded(const std::vector<std::string>& missing = {});
-  /// Whether state may be missing in a checkpoint: what this library adds to the reference's.
+  /// Whether state may be missing in a checkpoint: the state that the reference does not have.
   static bool is_optional_state(const std::string& name);
-  /// Whether state waits for later steps: a module that keeps nothing ignores it.
+  /// Whether state is accumulated for later steps (kept_*): a module with sync_every 1 ignores it.
   static bool is_kept_state(const std::string& name);
 
-  // Learning as functional/learn_codebooks.h takes it, for stacks whose levels learn together -----
+  // Arguments of functional/learn_codebooks.h, for stacks whose levels learn together -----------
 
-  /// What training changes.
+  /// The tensors that training changes.
   functional::CodebookState state();
-  /// Its options; the signature is this codebook's alone. `accumulate`: with sync_every above 1, to
-  /// join the steps that are kept.
+  /// Options of the update; the signature covers only this codebook. `accumulate`: with sync_every
+  /// above 1, add this step to the accumulated ones.
   functional::LearnCodebooksOptions learning(bool ema_update, const distributed::Ranks& ranks,
                                              bool accumulate = false) const;
-  /// Whether statistics wait for other steps, so that accumulation is the operator's business.
+  /// Whether statistics are accumulated over steps, which the operator does.
   bool keeps_statistics() const { return options.sync_every() > 1; }
-  /// Whether a training step needs statistics.
+  /// Whether a training step computes statistics.
   bool learns(bool ema_update) const;
-  /// Whether earlier steps have left statistics for this one.
+  /// Whether earlier steps have left statistics for the next one.
   bool has_pending() const { return pending_.has_value(); }
-  /// Forgets what the step before has replaced, in a new tensor, so that a copy of the module keeps
-  /// its own.
+  /// Clears the count of replaced codes, in a new tensor, so that copies of the module keep theirs.
   void begin_step();
   /// Mean and variance of the data and of the codes, with affine_param.
   std::vector<torch::Tensor> affine_state() const;
-  /// Tokens in the space of the raw codes, in which averages are kept; no gradient.
+  /// Tokens in the space of the raw codes, in which the averages are computed; no gradient.
   torch::Tensor raw_inputs(const torch::Tensor& x) const;
-  /// The codes in the dtype of the averages, to be written; store_embed() completes the write.
+  /// The codes in the dtype of the averages, for writing; store_embed() completes the write.
   torch::Tensor wide_embed() const;
   void store_embed(const torch::Tensor& wide);
 
-  // What ranks have in common ---------------------------------------------------------------------
+  // State shared by ranks -------------------------------------------------------------------------
 
-  /// All that ranks have in common, but for statistics of the affine map, which may be a rank's
-  /// own.
+  /// All state that ranks share, except statistics of the affine map, which may be local to a rank.
   std::vector<torch::Tensor> replicated_state() const;
-  /// Tells this module from every other, see distributed/replicas.h.
+  /// Identifies this module, see distributed/replicas.h.
   int64_t handle() const { return handle_; }
   /// Shape and options in words, for errors.
   std::string signature() const;
 
   bool has_dead_code_replacement() const;
-  /// Whether the codes are a parameter, which an optimizer may move.
+  /// Whether the codes are a parameter, which an optimizer may change.
   bool learns_by_gradient() const;
   std::string metric() const;
   int64_t num_codebooks() const;
-  /// The parameters, those of a bridge that another codebook registers included.
+  /// The parameters, including those of a bridge that another codebook registers.
   std::vector<torch::Tensor> learned_parameters() const;
   /// Modules that belong to this one but are registered by another, by the name they have here.
   std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>> borrowed_modules() const;
@@ -144,7 +141,7 @@ class TORCHVQ_API CodebookImpl : public KeptBuffers<CodebookImpl> {
   torch::Tensor initted;       ///< (), bool
   torch::Tensor cluster_size;  ///< (H, K): moving average of the tokens per step and code
   torch::Tensor embed_avg;     ///< (H, K, D): moving average of the sum of the tokens of each code
-  torch::Tensor embed;         ///< (H, K, D): the codes; a parameter when they learn by gradient
+  torch::Tensor embed;         ///< (H, K, D): the codes; a parameter if they learn by gradient
   torch::Tensor cooldown;      ///< (H, K), int64: steps until a code may be replaced; 0 by itself
   torch::Tensor rng;           ///< (2,), int64: seed and step of the counter-based generator
   torch::Tensor batch_mean, batch_variance, codebook_mean,

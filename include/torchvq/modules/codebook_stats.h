@@ -1,11 +1,11 @@
-// How well codebooks are used: what stats() of the quantizers returns.
+// The use of codebooks: the result of stats() of the quantizers.
 #pragma once
 
 #include <cstdint>
 
 namespace torchvq {
 
-/// How one codebook was used in the last training forward; see VectorQuantizeImpl::stats.
+/// The use of one codebook in the last training forward; see VectorQuantizeImpl::stats.
 struct CodebookStats {
   double usage = 0;       ///< fraction of the codes that at least one token chose, in [0, 1]
   double perplexity = 0;  ///< 2 ^ entropy_bits: as many equally likely codes would be as varied; 0

@@ -17,28 +17,28 @@
 
 namespace torchvq {
 
-/// What a forward of EvoLFQ returns.
+/// The result of a forward of EvoLFQ.
 struct EvoLFQOutput {
-  torch::Tensor reconstructed;     ///< what the decoder makes of the codes
+  torch::Tensor reconstructed;     ///< the decoded codes
   torch::Tensor indices;           ///< as LookupFreeOutput
   torch::Tensor entropy_aux_loss;  ///< scalar; 0 in evaluation
   LookupFreeLossBreakdown loss_breakdown;
 };
 
-/// One generation: the population that follows it, and the fittest candidate met so far.
+/// One generation: the next population, and the fittest candidate so far.
 struct EvoLFQGeneration {
   torch::Tensor pop_bits;
   torch::Tensor best_gene;
   double best_fitness;
-  torch::Tensor best_decoded;  ///< if asked for, else undefined
+  torch::Tensor best_decoded;  ///< if requested, else undefined
 };
 
 /// A genetic algorithm on the bits of an autoencoder's lookup-free codes.
 ///
 /// Candidates are bits (*, C * D) of all positions, features last in every layout, 0 and 1, or with
-/// is_sign -1 and 1. A generation keeps the fittest and fills up with mutated crossovers of
-/// tournament winners. Nothing here has a gradient but forward(), which is the autoencoder, to be
-/// trained before.
+/// is_sign -1 and 1. A generation keeps the fittest candidates and fills up with mutated crossovers
+/// of tournament winners. Only forward() has a gradient: it is the autoencoder, which is trained
+/// first.
 ///
 /// Formula  functional/evolution.h
 /// Paper    Goldberg and Deb 1991, A comparative analysis of selection schemes; Syswerda 1989,
@@ -54,12 +54,12 @@ struct EvoLFQGeneration {
 /// ```
 class TORCHVQ_API EvoLFQImpl : public KeptBuffers<EvoLFQImpl> {
  public:
-  /// From decoded candidates (P, ...) and their bits to one number per candidate (P,); larger is
-  /// fitter, NaN least fit. Called without gradient, with all modules in evaluation.
+  /// Maps decoded candidates (P, ...) and their bits to one number per candidate (P,); larger is
+  /// fitter, and NaN is least fit. Called without gradient, with all modules in evaluation.
   using Fitness = std::function<torch::Tensor(const torch::Tensor&, const torch::Tensor&)>;
 
-  /// @param encoder  module from a tensor of data to the input of `lfq`.
-  /// @param decoder  module from the output of `lfq` to data.
+  /// @param encoder  module that maps data to the input of `lfq`.
+  /// @param decoder  module that maps the output of `lfq` to data.
   EvoLFQImpl(torch::nn::AnyModule encoder, torch::nn::AnyModule decoder, EvoLFQOptions options);
 
   void reset() override;
@@ -81,7 +81,7 @@ class TORCHVQ_API EvoLFQImpl : public KeptBuffers<EvoLFQImpl> {
   torch::Tensor init_random_population(std::optional<int64_t> pop_size = std::nullopt,
                                        const std::optional<std::vector<int64_t>>& shape = {},
                                        bool is_sign = false);
-  /// (P, *, C * D): the bits of the batch over and over, all but the first round of them mutated.
+  /// (P, *, C * D): the bits of the batch, repeated; all but the first copy are mutated.
   torch::Tensor init_population_from_data(const torch::Tensor& x,
                                           std::optional<int64_t> pop_size = std::nullopt,
                                           std::optional<double> mutation_rate = std::nullopt,
@@ -89,22 +89,22 @@ class TORCHVQ_API EvoLFQImpl : public KeptBuffers<EvoLFQImpl> {
   /// The population with each bit flipped with the probability mutation_rate.
   torch::Tensor mutate(const torch::Tensor& population,
                        std::optional<double> mutation_rate = std::nullopt, bool is_sign = false);
-  /// As many parents as candidates: each the fittest of tournament_size drawn with replacement.
+  /// As many parents as candidates: each is the fittest of tournament_size draws with replacement.
   torch::Tensor tournament_selection(const torch::Tensor& population,
                                      const torch::Tensor& fitnesses,
                                      std::optional<int64_t> tournament_size = std::nullopt);
   /// Each bit from one parent or the other, by a fair coin.
   torch::Tensor uniform_crossover(const torch::Tensor& parent1, const torch::Tensor& parent2);
 
-  /// One generation: the next population, survivors first, the fittest of them leading; and the
+  /// One generation: the next population, with the survivors first in order of fitness, and the
   /// fitness (P,) of this one.
   ///
   /// Throws c10::ValueError for an elitism_count outside [0, P), or fitness of another shape.
   std::pair<torch::Tensor, torch::Tensor> step(const torch::Tensor& pop_bits,
                                                const Fitness& fitness_fn,
                                                const EvoLFQStepOptions& call = {});
-  /// Searches, and returns the last generation. `each` is told of every generation, and stops the
-  /// search by returning false.
+  /// Searches, and returns the last generation. `each` is called with every generation, and ends
+  /// the search by returning false.
   EvoLFQGeneration evolve(const Fitness& fitness_fn, const EvoLFQEvolveOptions& call,
                           const std::function<bool(const EvoLFQGeneration&)>& each = {});
 

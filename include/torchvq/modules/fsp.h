@@ -1,4 +1,4 @@
-// FSP: finite scalars that training perturbs and evaluation moves to bin centres.
+// FSP: finite scalar perturbation; training adds noise to features, evaluation rounds them.
 #pragma once
 
 #include <optional>
@@ -18,14 +18,14 @@
 
 namespace torchvq {
 
-/// What a forward returns.
+/// The result of a forward.
 struct FSPOutput {
   torch::Tensor quantized;      ///< the layout and dtype of the input; 0 where masked
   torch::Tensor indices;        ///< (B, *), int64, -1 where masked
-  torch::Tensor norm_loss;      ///< scalar, with gradient in training alone
+  torch::Tensor norm_loss;      ///< scalar, with gradient only in training
   torch::Tensor level_indices;  ///< (B, *, D), int64
   torch::Tensor mean, variance, skewness, kurtosis;  ///< (D), of the latents
-  torch::Tensor p_accept_prob;  ///< scalar: the fraction of perturbations made; 1 without any
+  torch::Tensor p_accept_prob;  ///< scalar: the fraction of perturbed features; 1 without any
 };
 
 /// Finite scalar perturbation.
@@ -47,13 +47,13 @@ class TORCHVQ_API FSPImpl : public KeptBuffers<FSPImpl>, public NoisyModule {
   void pretty_print(std::ostream& stream) const override;
 
   /// @param z     (B, *, dim), or with channel_first (B, dim, *).
-  /// @param call  what this call asks for.
+  /// @param call  options of this call.
   ///
   /// Distributed  in training the moments are those of all ranks' tokens: one all-reduce.
   /// Throws       c10::ValueError, c10::TypeError for bad arguments.
   FSPOutput forward(const torch::Tensor& z, const FSPForwardOptions& call = {});
 
-  /// What forward returns in evaluation for these indices (B, *); -1 gives zeros.
+  /// The output of forward in evaluation for these indices (B, *); -1 gives zeros.
   torch::Tensor indices_to_codes(const torch::Tensor& indices, double eps = 1e-6);
   /// The centres of the bins of indices (*): (*, D).
   torch::Tensor indices_to_act_value(const torch::Tensor& indices) const;
@@ -62,7 +62,7 @@ class TORCHVQ_API FSPImpl : public KeptBuffers<FSPImpl>, public NoisyModule {
   torch::Tensor level_indices_to_indices(const torch::Tensor& level_indices) const;
 
   FSPOptions options;
-  torch::nn::Linear project_in{nullptr};  ///< empty without projection, as is the next
+  torch::nn::Linear project_in{nullptr};  ///< empty without projection, like the next
   torch::nn::Linear project_out{nullptr};
 
  protected:

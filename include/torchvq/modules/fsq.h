@@ -15,7 +15,7 @@
 
 namespace torchvq {
 
-/// What a forward of a quantizer without a codebook to learn returns.
+/// The result of a forward of a quantizer that learns no codebook.
 struct ScalarOutput {
   torch::Tensor quantized;  ///< the layout and dtype of the input
   torch::Tensor indices;    ///< (B, *), with several codebooks (B, *, C); int64, -1 where masked;
@@ -45,10 +45,10 @@ class TORCHVQ_API FSQImpl : public KeptBuffers<FSQImpl> {
   ///
   /// @param z     (B, N, dim); (B, dim); images (B, dim, H, W) and videos (B, dim, T, H, W); with
   ///              channel_first (B, dim, *). Any floating dtype.
-  /// @param mask  bool, one per position, true for real tokens. Outputs of the others are 0, their
-  ///              indices -1, and they have no gradient.
+  /// @param mask  bool, one per position, true for real tokens. Padding has output 0, index -1 and
+  ///              no gradient.
   ///
-  /// Gradient     that of the bound, as if nothing were rounded.
+  /// Gradient     that of the bound, as without rounding.
   /// Non-finite   a token with NaN or infinity gives NaN and index 0.
   /// Distributed  nothing is communicated; noise differs between the ranks of the default group.
   /// Throws       c10::ValueError for wrong shapes, c10::TypeError for wrong dtypes.
@@ -58,9 +58,9 @@ class TORCHVQ_API FSQImpl : public KeptBuffers<FSQImpl> {
   /// Codes (B, N, C * D), float32 or float64, and indices (B, N, C) of projected tokens
   /// (B, N, C * D), for forward and for stacks.
   ///
-  /// @param scale   (D,): the result is that of tokens / scale, codes multiplied by it.
+  /// @param scale   (D,): quantizes tokens / scale, and multiplies the codes by it.
   /// @param mask    (B, N), bool.
-  /// @param rng     (2,), draws the noise, if there is any.
+  /// @param rng     (2,), for the noise, if there is any.
   /// @param stream  separates the noise of levels.
   ScalarOutput quantize_tokens(const torch::Tensor& tokens,
                                const std::optional<torch::Tensor>& scale = std::nullopt,
@@ -71,11 +71,11 @@ class TORCHVQ_API FSQImpl : public KeptBuffers<FSQImpl> {
   torch::Tensor decode_tokens(const torch::Tensor& indices,
                               const std::optional<torch::Tensor>& scale = std::nullopt) const;
 
-  /// The codes (*, D) of z (*, D) by the options, without noise and rotation.
+  /// The codes (*, D) of z (*, D) with the options, but without noise and rotation.
   torch::Tensor quantize(const torch::Tensor& z) const;
-  /// The codes (*, D) of z (*, D) by the formula of the FSQ paper, whatever the options say.
+  /// The codes (*, D) of z (*, D) by the formula of the FSQ paper, for any options.
   torch::Tensor bound(const torch::Tensor& z, bool hard_clamp = false) const;
-  /// The codes (*, D) of z (*, D), evenly spaced in [-1, 1], whatever the options say.
+  /// The codes (*, D) of z (*, D), evenly spaced in [-1, 1], for any options.
   torch::Tensor symmetry_preserving_bound(const torch::Tensor& z, bool hard_clamp = false) const;
 
   /// Indices (*) of codes (*, D), which lie in [-1, 1]; others count as the nearest.
@@ -87,7 +87,7 @@ class TORCHVQ_API FSQImpl : public KeptBuffers<FSQImpl> {
   ///
   /// Throws c10::IndexError for an index outside [-1, codebook_size()).
   torch::Tensor indices_to_codes(const torch::Tensor& indices);
-  /// All codes (codebook_size(), D), before project_out, made at each call.
+  /// All codes (codebook_size(), D), before project_out, computed at each call.
   torch::Tensor implicit_codebook() const;
 
   /// D.
@@ -96,16 +96,16 @@ class TORCHVQ_API FSQImpl : public KeptBuffers<FSQImpl> {
   int64_t effective_codebook_dim() const { return codebook_dim() * options.num_codebooks(); }
   /// The product of the levels.
   int64_t codebook_size() const;
-  /// Of the input.
+  /// Features of the input.
   int64_t dim() const { return options.dim().value_or(effective_codebook_dim()); }
   bool keeps_num_codebooks_dim() const {
     return options.keep_num_codebooks_dim().value_or(options.num_codebooks() > 1);
   }
-  /// Of the levels, see ops/scalar_quantize.h.
+  /// Name of the bound of the levels, see ops/scalar_quantize.h.
   std::string bound_name() const;
 
   FSQOptions options;
-  torch::nn::Linear project_in{nullptr};  ///< empty without projection, as is the next
+  torch::nn::Linear project_in{nullptr};  ///< empty without projection, like the next
   torch::nn::Linear project_out{nullptr};
   torch::Tensor orthogonal_rot;  ///< (D, D) with orthogonal_rotation, else undefined
   torch::Tensor rng;             ///< (2,), int64: seed and step, with noise_dropout, else undefined

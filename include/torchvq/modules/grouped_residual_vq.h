@@ -31,8 +31,8 @@ class TORCHVQ_API GroupedResidualVQImpl : public torch::nn::Cloneable<GroupedRes
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
-  /// Quantizes x; in training also updates the codebooks. As ResidualVQImpl::forward, with the
-  /// groups as first axis of targets, indices, loss and codes. All groups drop the same levels.
+  /// Quantizes x; in training also updates the codebooks. See ResidualVQImpl::forward; targets,
+  /// indices, loss and codes have the groups as first axis. All groups drop the same levels.
   ResidualVQOutput forward(const torch::Tensor& x, const ResidualVQForwardOptions& options = {});
 
   /// Codes (G, Q, B, *, D) of indices (G, B, *, q); see ResidualVQImpl.
@@ -40,7 +40,7 @@ class TORCHVQ_API GroupedResidualVQImpl : public torch::nn::Cloneable<GroupedRes
   /// The output of forward in evaluation for indices (G, B, *, q), in the same layout.
   torch::Tensor get_output_from_indices(const torch::Tensor& indices);
 
-  /// How the codes of each group and level were used; see VectorQuantizeImpl::stats. One all-reduce
+  /// The use of the codes of each group and level; see VectorQuantizeImpl::stats. One all-reduce
   /// for all groups if `synced`.
   std::vector<std::vector<CodebookStats>> stats(bool synced = false) const;
 

@@ -1,4 +1,4 @@
-// HierarchicalVQ: residual quantization from coarse to fine, scale after scale of one map.
+// HierarchicalVQ: residual quantization of a feature map from coarse to fine scales.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,11 @@
 
 namespace torchvq {
 
-/// The convolution between the scales and their map: weight (D, D, 3, ...) and bias (D,), drawn as
-/// those of torch's own.
+/// The convolution of a scale's map: weight (D, D, 3, ...) and bias (D,), initialised as in torch.
 class TORCHVQ_API ScaleConvolutionImpl : public torch::nn::Cloneable<ScaleConvolutionImpl> {
  public:
   /// @param dim   features.
-  /// @param axes  of positions, 1 to 3.
+  /// @param axes  number of position axes, 1 to 3.
   ScaleConvolutionImpl(int64_t dim, int64_t axes);
 
   void reset() override;
@@ -34,14 +33,14 @@ class TORCHVQ_API ScaleConvolutionImpl : public torch::nn::Cloneable<ScaleConvol
 
 TORCH_MODULE(ScaleConvolution);
 
-/// What makes the map of a scale's tokens; see functional::spread_scale.
+/// Computes the map of a scale from its tokens; see functional::spread_scale.
 class TORCHVQ_API ScalePhiImpl : public torch::nn::Cloneable<ScalePhiImpl> {
  public:
   ScalePhiImpl(int64_t dim, int64_t axes, double ratio);
 
   void reset() override;
 
-  /// Tokens (B, L, D) of a grid of that shape, as a map (B, D, *full).
+  /// Spreads tokens (B, L, D) of a grid of that shape to a map (B, D, *full).
   torch::Tensor forward(const torch::Tensor& tokens, at::IntArrayRef shape, at::IntArrayRef full);
 
   ScaleConvolution conv{nullptr};
@@ -53,17 +52,17 @@ class TORCHVQ_API ScalePhiImpl : public torch::nn::Cloneable<ScalePhiImpl> {
 
 TORCH_MODULE(ScalePhi);
 
-/// What a forward of HierarchicalVQ returns.
+/// The result of a forward of HierarchicalVQ.
 struct HierarchicalVQOutput {
   torch::Tensor quantized;             ///< the layout and dtype of the input
   std::vector<torch::Tensor> indices;  ///< (B, *shape) of each scale, int64; -1 where masked or
                                        ///< dropped
   torch::Tensor loss;             ///< the mean over the scales in use, a scalar; 0 in evaluation
-  std::optional<int64_t> cutoff;  ///< the last scale in use; none where none was dropped
+  std::optional<int64_t> cutoff;  ///< the last scale in use; none if no scale was dropped
 };
 
-/// Residual quantization from coarse to fine: each scale quantizes an average of what the coarser
-/// ones left.
+/// Residual quantization from coarse to fine: each scale quantizes an average of the residual of
+/// the coarser ones.
 ///
 /// Formula  r_0 = x; q_n = nearest codes of the averages of r_n over the cells of scale n;
 ///          m_n = phi_n(q_n, interpolated); r_{n+1} = r_n - m_n; output = m_0 + m_1 + ...
@@ -91,28 +90,27 @@ class TORCHVQ_API HierarchicalVQImpl : public torch::nn::Cloneable<HierarchicalV
   ///
   /// @param x     (B, dim, *S), without channel_first (B, *S, dim); S of any size, any floating
   ///              dtype.
-  /// @param call  what this call asks for beyond the module's options.
+  /// @param call  options of this call beyond the module's.
   ///
-  /// Gradient     that of the walk with each code in the place of its token, scale by scale: of the
-  ///              output and of the loss to x and to the convolutions. In evaluation to the
-  ///              convolutions alone.
+  /// Gradient     straight-through at each scale: of the output and of the loss to x and to the
+  ///              convolutions. In evaluation only to the convolutions.
   /// Empty        no positions, or all masked: loss 0, nothing updated.
   /// Non-finite   a token with NaN or infinity gives NaN and index 0, and does not reach the
   ///              codebook.
   /// Distributed  as VectorQuantize, one update from the tokens of all scales and ranks.
-  /// Throws       c10::ValueError for wrong shapes or arguments at odds, c10::TypeError for wrong
-  ///              dtypes, c10::IndexError for a target out of range.
+  /// Throws       c10::ValueError for wrong shapes or conflicting arguments, c10::TypeError for
+  ///              wrong dtypes, c10::IndexError for a target out of range.
   HierarchicalVQOutput forward(const torch::Tensor& x,
                                const HierarchicalVQForwardOptions& call = {});
 
   /// The output of forward in evaluation for these indices, in the same layout; float32, or float64
   /// for a double module.
   ///
-  /// @param indices     (B, *shape) of each scale; -1 is the code 0, a scale that is -1 as a whole
+  /// @param indices     (B, *shape) of each scale; -1 gives a zero vector, and a scale of only -1
   ///                    adds nothing.
-  /// @param full_shape  positions of the input, which indices do not know. Default: those of the
-  ///                    last scale.
-  /// @param mask        (B, *full_shape), what forward was given.
+  /// @param full_shape  positions of the input, which the indices do not tell. Default: those of
+  ///                    the last scale.
+  /// @param mask        (B, *full_shape), the mask of forward.
   ///
   /// Throws c10::ValueError for other shapes, c10::IndexError for an index outside [-1, K).
   torch::Tensor get_output_from_indices(
@@ -120,16 +118,16 @@ class TORCHVQ_API HierarchicalVQImpl : public torch::nn::Cloneable<HierarchicalV
       const std::optional<std::vector<int64_t>>& full_shape = std::nullopt,
       const std::optional<torch::Tensor>& mask = std::nullopt);
 
-  /// How each scale used its codes; see VectorQuantizeImpl::stats. One all-reduce for all scales if
-  /// `synced`. A dropped scale has no tokens; scales that share a codebook have its dead and
-  /// replaced codes each.
+  /// The use of the codes of each scale; see VectorQuantizeImpl::stats. One all-reduce for all
+  /// scales if `synced`. A dropped scale has no tokens; scales that share a codebook each report
+  /// its dead and replaced codes.
   std::vector<CodebookStats> stats(bool synced = false) const;
 
   int64_t num_levels() const { return static_cast<int64_t>(resolved_.shapes.size()); }
   const ResolvedHierarchicalVQOptions& resolved() const { return resolved_; }
   /// The quantizer of a scale.
   VectorQuantizeImpl& get_vq(int64_t scale) const;
-  /// What makes the map of a scale's tokens.
+  /// The module that computes the map of a scale.
   ScalePhi choose_phi(int64_t scale) const;
 
   HierarchicalVQOptions options;

@@ -1,4 +1,5 @@
-// Codebooks that depend on what was decoded so far: QINCo (Huijben et al. 2024, arXiv:2401.14732).
+// Codebooks that depend on the vector decoded so far: QINCo (Huijben et al. 2024,
+// arXiv:2401.14732).
 #pragma once
 
 #include <memory>
@@ -14,7 +15,8 @@
 
 namespace torchvq {
 
-/// Makes a level's codes for one token from its base codes and what the levels before have decoded.
+/// Computes a level's codes for one token from its base codes and the sum decoded by the levels
+/// before (the condition).
 ///
 /// Formula  h = proj_in([condition, code]), then h = h + W2 silu(W1 h) for each of `depth` layers
 /// State    the names of Python's `mlps.N`: "proj_in.weight", "layers.0.0.weight",
@@ -29,9 +31,9 @@ class TORCHVQ_API ImplicitCodebookImpl : public torch::nn::Cloneable<ImplicitCod
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
-  /// Base codes (H, K, D) and condition (B, N, D) to the codes of each token (H, B, N, K, D).
+  /// Maps base codes (H, K, D) and condition (B, N, D) to the codes of each token (H, B, N, K, D).
   torch::Tensor forward(const torch::Tensor& codes, const torch::Tensor& condition);
-  /// Codes (..., D), each made for its own condition (..., D); both are broadcast.
+  /// Codes (..., D), each computed for its own condition (..., D); both are broadcast.
   torch::Tensor rows(const torch::Tensor& codes, const torch::Tensor& condition);
 
   int64_t dim;

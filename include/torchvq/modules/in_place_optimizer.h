@@ -1,4 +1,4 @@
-// The optimizer that a quantizer may have for its own codebook, and its part of the checkpoint.
+// The optimizer that a quantizer may run on its codebook, and its part of the checkpoint.
 #pragma once
 
 #include <map>
@@ -13,16 +13,16 @@
 
 namespace torchvq {
 
-/// What VectorQuantize and ResidualVQ have in common where an option names an optimizer of the
-/// codebook (VectorQuantizeOptions::in_place_codebook_optimizer).
+/// Base of VectorQuantize and ResidualVQ for the option
+/// VectorQuantizeOptions::in_place_codebook_optimizer.
 class TORCHVQ_API InPlaceOptimizer {
  public:
   virtual ~InPlaceOptimizer() = default;
 
   bool has_in_place_optimizer() const;
-  /// Steps the optimizer, then clears its gradients; nothing happens without one.
+  /// Steps the optimizer, then clears its gradients; does nothing without an optimizer.
   virtual void update_in_place_optimizer();
-  /// What it has accumulated, "0.exp_avg"; state_dict() includes it.
+  /// The state of the optimizer, such as "0.exp_avg"; state_dict() includes it.
   std::map<std::string, at::Tensor> in_place_optimizer_state() const;
   void load_in_place_optimizer_state(const std::map<std::string, at::Tensor>& state);
   /// Throws c10::ValueError for state of another optimizer.
@@ -34,7 +34,7 @@ class TORCHVQ_API InPlaceOptimizer {
   InPlaceOptimizer& operator=(const InPlaceOptimizer&) = default;
 
   void save_in_place_optimizer(torch::serialize::OutputArchive& archive) const;
-  /// Reads, and checks, what save_in_place_optimizer() wrote; to be loaded when all else is.
+  /// Reads and checks the state that save_in_place_optimizer() wrote; to be loaded last.
   std::map<std::string, at::Tensor> read_in_place_optimizer(
       torch::serialize::InputArchive& archive) const;
 

@@ -1,4 +1,4 @@
-// Buffers that casts to half precision leave alone: counts, seeds, and numbers that must stay
+// Buffers that casts to half precision do not change: counts, seeds, and numbers that must stay
 // exact.
 #pragma once
 
@@ -12,13 +12,13 @@ namespace torchvq {
 
 namespace detail {
 
-/// Runs a cast of a module. Its own buffers keep their dtype where that is none of floating point
-/// (libtorch casts those, too) or would become float16 or bfloat16.
+/// Runs a cast of a module. Its own buffers keep their dtype if it is not a floating-point dtype
+/// (libtorch would cast those, too) or if they would become float16 or bfloat16.
 TORCHVQ_API void cast_keeping_buffers(torch::nn::Module& module, const std::function<void()>& cast);
 
 }  // namespace detail
 
-/// A module whose buffers are kept so.
+/// A module whose buffers keep their dtype in this way.
 template <typename Derived>
 class KeptBuffers : public torch::nn::Cloneable<Derived> {
  public:

@@ -1,4 +1,4 @@
-// LatentQuantize: a small learnt codebook of numbers for every feature.
+// LatentQuantize: a few learnt values for every feature.
 #pragma once
 
 #include <memory>
@@ -19,14 +19,14 @@
 
 namespace torchvq {
 
-/// What a forward returns.
+/// The result of a forward.
 struct LatentQuantizeOutput {
   torch::Tensor quantized;  ///< the layout and dtype of the input; 0 where masked
   torch::Tensor indices;    ///< (B, *), or (B, *, C); int64, -1 where masked
   torch::Tensor loss;       ///< scalar; 0 in evaluation
 };
 
-/// Every feature of a latent takes the nearest of a few values of its own, which are learnt.
+/// Replaces every feature of a latent by the nearest of a few learnt values of that feature.
 ///
 /// Formula  see ops/latent_quantize.h
 /// Paper    Hsu et al. 2023, Disentanglement via Latent Quantization, arXiv:2305.18378
@@ -48,7 +48,7 @@ class TORCHVQ_API LatentQuantizeImpl : public torch::nn::Cloneable<LatentQuantiz
   void pretty_print(std::ostream& stream) const override;
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
-  /// Values that do not learn are cast as well, although they are in no state.
+  /// Also casts values that do not learn, which are not part of the state.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;
@@ -58,19 +58,20 @@ class TORCHVQ_API LatentQuantizeImpl : public torch::nn::Cloneable<LatentQuantiz
   /// @param z     (B, dim, *), or with channel_first(false) (B, *, dim).
   /// @param mask  bool (B, *), true for real tokens.
   ///
-  /// Gradient     of the output to z as it is; of the loss to z and the values.
+  /// Gradient     of the output to z, straight-through; of the loss to z and the values.
   /// Non-finite   a token with NaN or infinity gives NaN and index 0, and does not reach the
-  /// values. Throws       c10::ValueError, c10::TypeError for bad arguments.
+  ///              values.
+  /// Throws       c10::ValueError, c10::TypeError for bad arguments.
   LatentQuantizeOutput forward(const torch::Tensor& z,
                                const std::optional<torch::Tensor>& mask = std::nullopt);
 
-  /// Codes (*, D) of latents (*, D); the gradient passes to z as it is.
+  /// Codes (*, D) of latents (*, D), with a straight-through gradient.
   torch::Tensor quantize(const torch::Tensor& z) const;
-  /// Indices (*) of codes (*, D), each number counted as the nearest of its values.
+  /// Indices (*) of codes (*, D); each number counts as the nearest value.
   torch::Tensor codes_to_indices(const torch::Tensor& zhat) const;
-  /// Codes of indices as forward returns them, in its layout; -1 gives zeros.
+  /// Codes of the indices that forward returns, in its layout; -1 gives zeros.
   torch::Tensor indices_to_codes(const torch::Tensor& indices, bool project_out = true);
-  /// Mean of (z - zhat)^2 that pulls z, or zhat.
+  /// Mean of (z - zhat)^2; commitment_loss pulls z, quantization_loss pulls zhat.
   torch::Tensor commitment_loss(const torch::Tensor& z, const torch::Tensor& zhat) const;
   torch::Tensor quantization_loss(const torch::Tensor& z, const torch::Tensor& zhat) const;
 
@@ -80,7 +81,7 @@ class TORCHVQ_API LatentQuantizeImpl : public torch::nn::Cloneable<LatentQuantiz
   bool keeps_codebooks() const;
 
   LatentQuantizeOptions options;
-  torch::nn::Linear project_in{nullptr};  ///< empty without projection, as is the next
+  torch::nn::Linear project_in{nullptr};  ///< empty without projection, like the next
   torch::nn::Linear project_out{nullptr};
   torch::nn::ParameterList values_per_latent{nullptr};  ///< empty with optimize_values(false)
 

@@ -17,13 +17,13 @@
 
 namespace torchvq {
 
-/// A projection by scaled cosines: scale * <x, w_j> / (|x| |w_j|), w_j the columns of `weight`.
+/// A projection to scaled cosines: scale * <x, w_j> / (|x| |w_j|) for the columns w_j of `weight`.
 class TORCHVQ_API CosineSimLinearImpl : public torch::nn::Cloneable<CosineSimLinearImpl> {
  public:
   CosineSimLinearImpl(int64_t dim_in, int64_t dim_out, double scale = 1.0);
 
   void reset() override;
-  /// (..., dim_in) to (..., dim_out): float32, or float64 for float64.
+  /// Maps (..., dim_in) to (..., dim_out), in float32, or float64 for float64 input.
   torch::Tensor forward(const torch::Tensor& x);
 
   int64_t dim_in, dim_out;
@@ -40,7 +40,7 @@ struct LookupFreeLossBreakdown {
   torch::Tensor commitment;
 };
 
-/// What a forward of a lookup-free quantizer returns.
+/// The result of a forward of a lookup-free quantizer.
 struct LookupFreeOutput {
   torch::Tensor quantized;         ///< the layout and dtype of the input
   torch::Tensor indices;           ///< (B, *), with codebook axis (B, *, C); int64, -1 where masked
@@ -61,7 +61,7 @@ struct LookupFreeOutput {
 /// ```
 class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
  public:
-  /// A level of a stack has no warning and no generator of its own.
+  /// @param is_level  a level of a stack does not warn, and uses the generator of the stack.
   explicit LFQImpl(LFQOptions options, bool is_level = false);
 
   void reset() override;
@@ -73,12 +73,12 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
   ///
   /// @param x                (B, *, dim), or channel-first (B, dim, *). Any floating dtype.
   /// @param inv_temperature  of the soft assignment in the entropies, 0 or more.
-  /// @param mask             bool, (B, *) or (B,), true for real tokens. Outputs of the others are
-  ///                         0, their indices -1.
+  /// @param mask             bool, (B, *) or (B,), true for real tokens. Padding has output 0 and
+  ///                         index -1.
   ///
   /// Gradient     of quantized to the latents: that of the activation, identity by default, in
   ///              training; none in evaluation.
-  /// Ties         a latent of 0 is a bit that is not set.
+  /// Ties         a feature of 0 is an unset bit.
   /// Empty        no tokens, or all masked: loss 0.
   /// Non-finite   a token with NaN or infinity gives NaN and index 0.
   /// Distributed  in training one all-reduce of 2^bits numbers; evaluation never communicates.
@@ -86,12 +86,13 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
   LookupFreeOutput forward(const torch::Tensor& x, double inv_temperature = 100.0,
                            const std::optional<torch::Tensor>& mask = std::nullopt);
 
-  /// All codes (codebook_size(), D), made on demand, before rotation and projection.
+  /// All codes (codebook_size(), D), computed at each call, before rotation and projection.
   torch::Tensor codebook() const;
-  /// Codes of bits (..., D), bool or any number, set where above 0; before rotation and projection.
+  /// Codes of bits (..., D), bool or numbers, which are set if above 0; before rotation and
+  /// projection.
   torch::Tensor bits_to_codes(const torch::Tensor& bits) const;
-  /// The output of forward in evaluation for indices as it returns them; -1 gives zeros. Indices of
-  /// 3 axes and more, that of codebooks not counted, give features on axis 1 by default.
+  /// The output of forward in evaluation for the indices that it returns; -1 gives zeros. Indices
+  /// of 3 axes or more, not counting the axis of codebooks, give features on axis 1 by default.
   ///
   /// Throws c10::IndexError for an index outside [-1, codebook_size()).
   torch::Tensor indices_to_codes(const torch::Tensor& indices, bool project_out = true);
@@ -99,7 +100,7 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
   /// D, the bits of a code.
   int64_t codebook_dim() const { return bits_; }
   int64_t codebook_size() const { return int64_t{1} << bits_; }
-  /// Of the input.
+  /// Features of the input.
   int64_t dim() const { return options.dim().value_or(bits_ * options.num_codebooks()); }
   bool has_projections() const;
   bool keeps_num_codebooks_dim() const {
@@ -109,7 +110,7 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
   double code_value() const;
 
   LFQOptions options;
-  torch::nn::Linear linear_in{nullptr};    ///< "project_in"; empty without
+  torch::nn::Linear linear_in{nullptr};    ///< "project_in"; empty without projections
   CosineSimLinear cosine_in{nullptr};      ///< "project_in" with cosine_sim_project_in
   torch::nn::Linear project_out{nullptr};  ///< empty without projections
   torch::Tensor bit_values;                ///< "mask", (D,), int64: the value of each bit
@@ -122,7 +123,7 @@ class TORCHVQ_API LFQImpl : public KeptBuffers<LFQImpl> {
 
  private:
   friend class ResidualLFQImpl;
-  /// The options of a step of this module, without those of a call.
+  /// Options of a step of this module, without those of a call.
   functional::LookupFreeOptions step_options() const;
   /// A step with a user's activation between latents and output.
   functional::LookupFreeStep step(const torch::Tensor& x,

@@ -10,9 +10,8 @@
 
 namespace torchvq {
 
-/// What modules have in common that draw per token. Checkpoints without "rng", as
-/// vector-quantize-pytorch writes, load all the same (state_dict.h): the seed stays, steps count
-/// from 0.
+/// Base of modules that draw noise per token. Checkpoints without "rng", such as those of
+/// vector-quantize-pytorch, load as well (state_dict.h): the seed stays, and steps count from 0.
 class TORCHVQ_API NoisyModule {
  public:
   virtual ~NoisyModule() = default;
@@ -25,9 +24,9 @@ class TORCHVQ_API NoisyModule {
   NoisyModule& operator=(const NoisyModule&) = default;
 
   void register_rng(torch::nn::Module& module);
-  /// What this forward draws from; counts a step unless there are no tokens.
+  /// The generator state for this forward; counts a step unless there are no tokens.
   ///
-  /// @param x           the tokens, to see whether there are any.
+  /// @param x           the tokens; only their number matters.
   /// @param group_name  ranks that hold different tokens draw different numbers; "": alone.
   torch::Tensor take_rng(const torch::Tensor& x, const std::optional<torch::Tensor>& mask,
                          const std::string& group_name);

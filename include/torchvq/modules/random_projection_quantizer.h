@@ -18,16 +18,15 @@ namespace detail {
 struct Layout;
 }  // namespace detail
 
-/// Nearest codes, by direction, of randomly projected tokens; projections and codes stay as they
-/// were drawn.
+/// Finds the nearest code, by cosine similarity, of randomly projected tokens. Projections and
+/// codes are drawn once and never change.
 ///
 /// Formula  index[c] = argmax_k cos(y[c], codebook[c, k]); y = norm(x) rand_projs, for several
 ///          codebooks put through vq.project_in
 /// Paper    Chiu et al. 2022, BEST-RQ, arXiv:2202.01855; several codebooks: Zhang et al. 2023, USM,
 ///          arXiv:2303.01037
-/// Parity   vector-quantize-pytorch, class RandomProjectionQuantizer; the same state names,
-/// numbers;
-///          with several codebooks its second random layer, vq.project_in, too
+/// Parity   vector-quantize-pytorch, class RandomProjectionQuantizer; the same state names and
+///          numbers, also of the second random layer of several codebooks, vq.project_in
 ///
 /// Example:
 /// ```
@@ -53,7 +52,7 @@ class TORCHVQ_API RandomProjectionQuantizerImpl
   /// Ties         the lowest index wins.
   /// Empty        no tokens, or all masked: no indices, cross-entropy 0.
   /// Non-finite   a token with NaN or infinity gets index 0.
-  /// Distributed  nothing is communicated; nothing changes, in training neither.
+  /// Distributed  nothing is communicated; no state changes, not even in training.
   /// Throws       c10::ValueError for wrong shapes, c10::TypeError for wrong dtypes,
   ///              c10::IndexError for a target out of range.
   torch::Tensor forward(const torch::Tensor& x,

@@ -1,5 +1,5 @@
-// ResidualFSQ and GroupedResidualFSQ: finite scalar quantizers in sequence, each for what the ones
-// before have left.
+// ResidualFSQ and GroupedResidualFSQ: stacks of finite scalar quantizers, each of which quantizes
+// the residual of the ones before.
 #pragma once
 
 #include <cstdint>
@@ -21,16 +21,16 @@ namespace detail {
 struct StackFamily;
 }
 
-/// What a forward of a stack of scalar quantizers returns. GroupedResidualFSQ has the groups G as
-/// first axis of everything but `quantized`.
+/// The result of a forward of a stack of scalar quantizers. In GroupedResidualFSQ everything but
+/// `quantized` has the groups G as first axis.
 struct ResidualFSQOutput {
   torch::Tensor quantized;  ///< the layout and dtype of the input
   torch::Tensor indices;    ///< (B, *, Q), int64, -1 where masked or dropped
-  torch::Tensor all_codes;  ///< (Q, B, *, D) if asked for, else undefined: features last in every
+  torch::Tensor all_codes;  ///< (Q, B, *, D) if requested, else undefined: features last in every
                             ///< layout, zeros for padding; their sum, projected, is the output
 };
 
-/// Residual finite scalar quantization: level after level quantizes what the levels before left.
+/// Residual finite scalar quantization: each level quantizes the residual of the levels before.
 ///
 /// Formula  r_0 = softclamp(project_in(x)); q_n = s_n Q(r_n / s_n), s_n = levels^-n;
 ///          r_{n+1} = r_n - q_n; output = project_out(q_0 + q_1 + ...)
@@ -53,23 +53,23 @@ class TORCHVQ_API ResidualFSQImpl : public KeptBuffers<ResidualFSQImpl> {
 
   /// Quantizes x: (B, *, dim) with any number of position axes; with is_channel_first (B, dim, *).
   ///
-  /// Gradient     that of the levels as a function: the gain is 1 - (1 - g_0) (1 - g_1) ..., g_n
-  ///              being the slope of the bound of level n, times that of the soft clamp.
+  /// Gradient     that of the stack as a function: the gain is 1 - (1 - g_0) (1 - g_1) ..., with
+  ///              g_n the slope of the bound of level n, times that of the soft clamp.
   /// Non-finite   a token with NaN or infinity gives NaN and index 0.
   /// Distributed  nothing is communicated; ranks drop the same levels.
   /// Throws       c10::ValueError for wrong shapes, c10::TypeError for wrong dtypes.
   ResidualFSQOutput forward(const torch::Tensor& x, const ResidualFSQForwardOptions& call = {});
-  /// forward for a group: uses `depth` levels if it is given, else puts there how many were used.
+  /// forward for a group: uses `depth` levels if it is given, else sets it to the number used.
   ResidualFSQOutput forward_to_depth(const torch::Tensor& x, const ResidualFSQForwardOptions& call,
                                      std::optional<int64_t>& depth);
 
-  /// Codes (Q, B, *, D) of indices (B, *, q), before project_out. q is the number of levels, or
-  /// with quantize_dropout fewer: then zeros for the missing ones. -1 gives zeros.
+  /// Codes (Q, B, *, D) of indices (B, *, q), before project_out. q is the number of levels; with
+  /// quantize_dropout it may be smaller, and missing levels give zeros. -1 gives zeros.
   torch::Tensor get_codes_from_indices(const torch::Tensor& indices);
   /// The output of forward in evaluation for these indices, in the same layout; zeros where all
   /// indices are -1.
   torch::Tensor get_output_from_indices(const torch::Tensor& indices);
-  /// All codes of each level before its scale, (Q, codebook_size, D), made at each call.
+  /// All codes of each level before its scale, (Q, codebook_size, D), computed at each call.
   torch::Tensor codebooks() const;
 
   int64_t dim() const {
@@ -77,7 +77,7 @@ class TORCHVQ_API ResidualFSQImpl : public KeptBuffers<ResidualFSQImpl> {
   }
 
   ResidualFSQOptions options;
-  torch::nn::Linear project_in{nullptr};  ///< empty without projection, as is the next
+  torch::nn::Linear project_in{nullptr};  ///< empty without projection, like the next
   torch::nn::Linear project_out{nullptr};
   std::vector<FSQ> levels;  ///< registered as "layers"
   torch::Tensor rng;        ///< (2,), int64: seed and step, with dropout or noise, else undefined
@@ -109,13 +109,13 @@ class TORCHVQ_API GroupedResidualFSQImpl : public torch::nn::Cloneable<GroupedRe
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
-  /// As ResidualFSQImpl::forward; all groups drop the same levels.
+  /// See ResidualFSQImpl::forward; all groups drop the same levels.
   ResidualFSQOutput forward(const torch::Tensor& x, const ResidualFSQForwardOptions& call = {});
   /// Codes (G, Q, B, *, D) of indices (G, B, *, q); see ResidualFSQImpl.
   torch::Tensor get_codes_from_indices(const torch::Tensor& indices);
   /// The output of forward in evaluation for indices (G, B, *, q), in the same layout.
   torch::Tensor get_output_from_indices(const torch::Tensor& indices);
-  /// (G, Q, codebook_size, D), made at each call.
+  /// (G, Q, codebook_size, D), computed at each call.
   torch::Tensor codebooks() const;
 
   GroupedResidualFSQOptions options;

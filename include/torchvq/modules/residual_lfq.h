@@ -1,4 +1,5 @@
-// ResidualLFQ: lookup-free quantizers in sequence, each for what the ones before have left.
+// ResidualLFQ: a stack of lookup-free quantizers, each of which quantizes the residual of the ones
+// before.
 #pragma once
 
 #include <memory>
@@ -21,17 +22,17 @@ struct Layout;
 struct StackFamily;
 }  // namespace detail
 
-/// What a forward of a stack of lookup-free quantizers returns. GroupedResidualLFQ has the groups G
-/// as first axis of everything but `quantized`.
+/// The result of a forward of a stack of lookup-free quantizers. In GroupedResidualLFQ everything
+/// but `quantized` has the groups G as first axis.
 struct ResidualLFQOutput {
   torch::Tensor quantized;  ///< the layout and dtype of the input
   torch::Tensor indices;    ///< (B, *, Q), int64, -1 where masked or dropped
   torch::Tensor loss;       ///< (Q,), 0 in evaluation and for dropped levels
-  torch::Tensor all_codes;  ///< (Q, B, *, D) if asked for, else undefined: features last in every
+  torch::Tensor all_codes;  ///< (Q, B, *, D) if requested, else undefined: features last in every
                             ///< layout, zeros for padding; their sum, projected, is the output
 };
 
-/// Residual lookup-free quantization: level after level quantizes what the levels before left.
+/// Residual lookup-free quantization: each level quantizes the residual of the levels before.
 ///
 /// Formula  r_0 = project_in(x); q_n = 2^-n sign(r_n); r_{n+1} = r_n - q_n;
 ///          output = project_out(q_0 + q_1 + ...)
@@ -55,24 +56,24 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
   /// Quantizes x: (B, *, dim) with any number of position axes; with is_channel_first (B, dim, *).
   ///
   /// Gradient     straight-through to the projected input, once for all levels, through the
-  ///              activation of the first; losses of every level reach the input, too.
+  ///              activation of the first level; the losses of every level reach the input, too.
   /// Non-finite   a token with NaN or infinity gives NaN and index 0.
   /// Distributed  in training one all-reduce for the entropies of all levels; ranks drop the same
   ///              levels; evaluation never communicates.
   /// Throws       c10::ValueError for wrong shapes, c10::TypeError for wrong dtypes.
   ResidualLFQOutput forward(const torch::Tensor& x, const ResidualLFQForwardOptions& call = {});
 
-  /// Codes (Q, B, *, D) of indices (B, *, q), before project_out. q is the number of levels, or
-  /// with quantize_dropout fewer: then zeros for the missing ones. -1 gives zeros.
+  /// Codes (Q, B, *, D) of indices (B, *, q), before project_out. q is the number of levels; with
+  /// quantize_dropout it may be smaller, and missing levels give zeros. -1 gives zeros.
   torch::Tensor get_codes_from_indices(const torch::Tensor& indices);
   /// The output of forward in evaluation for these indices, in the same layout; zeros where all
   /// indices are -1.
   torch::Tensor get_output_from_indices(const torch::Tensor& indices);
-  /// All codes of each level (Q, codebook_size, D), made at each call; before rotation.
+  /// All codes of each level (Q, codebook_size, D), computed at each call; before rotation.
   torch::Tensor codebooks() const;
 
   ResidualLFQOptions options;
-  torch::nn::Linear project_in{nullptr};  ///< empty without projection, as is the next
+  torch::nn::Linear project_in{nullptr};  ///< empty without projection, like the next
   torch::nn::Linear project_out{nullptr};
   std::vector<LFQ> levels;  ///< registered as "layers"
   torch::Tensor rng;  ///< (2,), int64, with dropout or frac_per_sample_entropy, else undefined
@@ -82,22 +83,22 @@ class TORCHVQ_API ResidualLFQImpl : public KeptBuffers<ResidualLFQImpl> {
 
  private:
   friend class GroupedResidualLFQImpl;
-  /// What the levels in use have found.
+  /// The results of the levels in use.
   using Steps = std::vector<functional::LookupFreeStep>;
-  /// A forward of a stack whose losses wait for what the other ranks, and other groups, know.
+  /// A forward of a stack whose losses wait for the sums of the other ranks and groups.
   struct Pending {
     ResidualLFQImpl* stack;
     ResidualLFQOutput output;
     Steps steps;
   };
-  /// Uses `depth` levels if it is given, else puts there how many were used.
+  /// Uses `depth` levels if it is given, else sets it to the number used.
   Pending start(const torch::Tensor& x, const ResidualLFQForwardOptions& call,
                 std::optional<int64_t>& depth);
   /// Fills in the losses: one all-reduce for all levels of all stacks.
   static void finish(std::vector<Pending>& stacks);
   detail::Layout layout() const;
   detail::StackFamily family(const torch::Tensor& draw, Steps& steps);
-  /// The options of a step of a level.
+  /// Options of a step of a level.
   functional::LookupFreeOptions step_options(size_t level) const;
   std::vector<torch::Tensor> own_totals(const Steps& steps) const;
   torch::Tensor losses(const Steps& steps,
@@ -121,13 +122,13 @@ class TORCHVQ_API GroupedResidualLFQImpl : public torch::nn::Cloneable<GroupedRe
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override;
 
-  /// As ResidualLFQImpl::forward; all groups drop the same levels, and share its all-reduce.
+  /// See ResidualLFQImpl::forward; all groups drop the same levels, and share its all-reduce.
   ResidualLFQOutput forward(const torch::Tensor& x, const ResidualLFQForwardOptions& call = {});
   /// Codes (G, Q, B, *, D) of indices (G, B, *, q); see ResidualLFQImpl.
   torch::Tensor get_codes_from_indices(const torch::Tensor& indices);
   /// The output of forward in evaluation for indices (G, B, *, q), in the same layout.
   torch::Tensor get_output_from_indices(const torch::Tensor& indices);
-  /// (G, Q, codebook_size, D), made at each call.
+  /// (G, Q, codebook_size, D), computed at each call.
   torch::Tensor codebooks() const;
 
   GroupedResidualLFQOptions options;

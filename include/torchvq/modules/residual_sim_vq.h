@@ -1,4 +1,4 @@
-// ResidualSimVQ: SimVQ levels in sequence, each for what the ones before have left.
+// ResidualSimVQ: a stack of SimVQ, each of which quantizes the residual of the ones before.
 #pragma once
 
 #include <memory>
@@ -21,17 +21,17 @@ struct Layout;
 struct StackFamily;
 }  // namespace detail
 
-/// What a forward of ResidualSimVQ returns.
+/// The result of a forward of ResidualSimVQ.
 struct ResidualSimVQOutput {
   torch::Tensor quantized;  ///< the layout and dtype of the input
   torch::Tensor indices;    ///< (B, *, Q), with several heads (B, *, heads, Q); int64, -1 where
                             ///< masked or dropped
-  torch::Tensor loss;       ///< (Q,), 0 for dropped levels; with gradient in training alone
-  torch::Tensor all_codes;  ///< (Q, B, *, dim) if asked for, else undefined: with channel_first
+  torch::Tensor loss;       ///< (Q,), 0 for dropped levels; with gradient only in training
+  torch::Tensor all_codes;  ///< (Q, B, *, dim) if requested, else undefined: with channel_first
                             ///< (Q, B, dim, *), zeros for padding; their sum is the output
 };
 
-/// Residual vector quantization by frozen codes that learnt transforms move.
+/// Residual vector quantization with frozen codes and learnt transforms of them.
 ///
 /// Formula  r_0 = x; q_n = the code of level n that is nearest to r_n; r_{n+1} = r_n - q_n;
 ///          output = q_0 + q_1 + ...
@@ -54,8 +54,9 @@ class TORCHVQ_API ResidualSimVQImpl : public KeptBuffers<ResidualSimVQImpl> {
 
   /// Quantizes x: (B, *, dim) with any number of position axes; with channel_first (B, dim, *).
   ///
-  /// Gradient     one estimator between the input and the sum of the codes; the losses reach the
-  ///              transforms, and the input divided by the levels in use (docs/design/residual.md).
+  /// Gradient     one estimator between the input and the sum of the codes; the gradients of the
+  ///              losses reach the transforms and, divided by the number of levels in use, the
+  ///              input (docs/design/residual.md).
   /// Non-finite   a token with NaN or infinity gives NaN and index 0.
   /// Distributed  before the first training step ranks take rank 0's frozen codes; they drop the
   ///              same levels; evaluation never communicates.
@@ -63,12 +64,12 @@ class TORCHVQ_API ResidualSimVQImpl : public KeptBuffers<ResidualSimVQImpl> {
   ResidualSimVQOutput forward(const torch::Tensor& x, const ResidualSimVQForwardOptions& call = {});
 
   /// Codes (Q, B, *, dim), with channel_first (Q, B, dim, *), of indices (B, *, q), with several
-  /// heads (B, *, heads, q). q is the number of levels, or with quantize_dropout fewer: then zeros
-  /// for the missing ones. -1 gives zeros.
+  /// heads (B, *, heads, q). q is the number of levels; with quantize_dropout it may be smaller,
+  /// and missing levels give zeros. -1 gives zeros.
   torch::Tensor get_codes_from_indices(const torch::Tensor& indices);
   /// The output of forward in evaluation for these indices, in the same layout.
   torch::Tensor get_output_from_indices(const torch::Tensor& indices);
-  /// The codes of each level (Q, codebook_size, dim / heads), made at each call.
+  /// The codes of each level (Q, codebook_size, dim / heads), computed at each call.
   torch::Tensor codebooks();
 
   ResidualSimVQOptions options;

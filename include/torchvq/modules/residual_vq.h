@@ -1,4 +1,4 @@
-// ResidualVQ: several codebooks in sequence, each for what the ones before have left.
+// ResidualVQ: a stack of codebooks, each of which quantizes the residual of the ones before.
 #pragma once
 
 #include <memory>
@@ -19,18 +19,18 @@
 
 namespace torchvq {
 
-/// What a forward of a residual stack returns. GroupedResidualVQ has the groups G as first axis of
-/// everything but `quantized`.
+/// The result of a forward of a residual stack. In GroupedResidualVQ everything but `quantized` has
+/// the groups G as first axis.
 struct ResidualVQOutput {
   torch::Tensor quantized;  ///< the layout and dtype of the input
   torch::Tensor indices;    ///< (B, *, Q), with several heads (B, *, heads, Q); int64, -1 where
                             ///< masked or dropped
   torch::Tensor loss;       ///< (Q,), 0 where dropped and in evaluation; with targets a scalar
-  torch::Tensor all_codes;  ///< (Q, B, *, D) if asked for, else undefined: features last in every
+  torch::Tensor all_codes;  ///< (Q, B, *, D) if requested, else undefined: features last in every
                             ///< layout, zeros for padding; their sum, projected, is the output
 };
 
-/// Residual vector quantization: level after level quantizes what the levels before have left.
+/// Residual vector quantization: each level quantizes the residual of the levels before.
 ///
 /// Formula  r_0 = project_in(x); q_n = nearest code of r_n; r_{n+1} = r_n - q_n
 ///          output = project_out(q_0 + q_1 + ...)
@@ -61,26 +61,27 @@ class TORCHVQ_API ResidualVQImpl : public torch::nn::Cloneable<ResidualVQImpl>,
   /// Quantizes x; in training also updates the codebooks.
   ///
   /// @param x        (B, N, dim), (B, dim), or as the layout options say; any floating dtype.
-  /// @param options  what this call asks for beyond the module's options.
+  /// @param options  options of this call beyond the module's.
   ///
   /// Gradient     one estimator between latent and sum of codes, so the straight-through gain is 1
-  ///              for any number of levels. The losses' gradient to the encoder is divided by the
-  ///              levels in use (with quant_grad_frac f by the sum of (1 - f)^n), the gain that one
-  ///              estimator per level has in the reference, so their balance is the reference's.
+  ///              for any number of levels. The gradient of the losses to the encoder is divided by
+  ///              the number of levels in use (with quant_grad_frac f by the sum of (1 - f)^n),
+  ///              which is the gain of the reference, so that the balance of both is that of the
+  ///              reference.
   /// Empty        no tokens, or all masked: loss 0, nothing updated.
   /// Non-finite   a token with NaN or infinity gives NaN and index 0, and does not reach the
   ///              codebooks.
   /// Distributed  in training the ranks of vq().process_group() learn together: one all-reduce for
   ///              all levels, see docs/distributed.md. Evaluation never communicates.
-  /// Throws       c10::ValueError for wrong shapes or arguments at odds, c10::TypeError for wrong
-  ///              dtypes, c10::IndexError for a target out of range.
+  /// Throws       c10::ValueError for wrong shapes or conflicting arguments, c10::TypeError for
+  ///              wrong dtypes, c10::IndexError for a target out of range.
   ResidualVQOutput forward(const torch::Tensor& x, const ResidualVQForwardOptions& options = {});
-  /// The codes of all levels: (K_n, D), with one codebook per head (H, K_n, D). Of an implicit
-  /// codebook the base codes.
+  /// The codes of all levels: (K_n, D), with one codebook per head (H, K_n, D). For implicit
+  /// codebooks these are the base codes.
   std::vector<torch::Tensor> codebooks();
   /// Codes (Q, B, *, heads * D) of indices (B, *, q), with several heads (B, *, heads, q), before
-  /// project_out: features last in every layout. q is the number of levels, or with
-  /// quantize_dropout fewer: then zeros for the missing ones. -1 gives zeros.
+  /// project_out: features last in every layout. q is the number of levels; with quantize_dropout
+  /// it may be smaller, and missing levels give zeros. -1 gives zeros.
   ///
   /// Throws c10::ValueError for another number of levels, c10::IndexError for an index outside
   /// [-1, K).
@@ -89,20 +90,21 @@ class TORCHVQ_API ResidualVQImpl : public torch::nn::Cloneable<ResidualVQImpl>,
   /// indices are -1.
   torch::Tensor get_output_from_indices(const torch::Tensor& indices);
 
-  /// How the codes of each level were used; see VectorQuantizeImpl::stats. One all-reduce for all
+  /// The use of the codes of each level; see VectorQuantizeImpl::stats. One all-reduce for all
   /// levels if `synced`. Dropped levels have no tokens.
   std::vector<CodebookStats> stats(bool synced = false) const;
 
-  /// Steps the codebooks' own optimizers, then clears their gradients; nothing happens without any.
+  /// Steps the in-place optimizers of the codebooks, then clears their gradients; does nothing
+  /// without any.
   void update_in_place_optimizer() override;
 
-  /// Takes over the state of a stack of the same options.
+  /// Copies the state of a stack with the same options.
   void copy_state(const ResidualVQImpl& other, const std::optional<torch::Device>& device);
 
   int64_t num_quantizers() const { return static_cast<int64_t>(levels.size()); }
 
   ResidualVQOptions options;
-  torch::nn::Linear project_in{nullptr};  ///< empty without projection, as is the next
+  torch::nn::Linear project_in{nullptr};  ///< empty without projection, like the next
   torch::nn::Linear project_out{nullptr};
   std::vector<VectorQuantize> levels;  ///< registered as "layers"
   std::vector<ImplicitCodebook> mlps;  ///< of the levels from 1 on; registered as "mlps"

@@ -22,7 +22,7 @@ namespace torchvq {
 
 namespace detail {
 
-/// The entry of a quantizer's result that the modules behind it go on with.
+/// The entry of a quantizer's result that is the input of the modules behind it.
 template <typename Result>
   requires requires(Result& result) { result.quantized; }
 torch::Tensor& output_of(Result& result) {
@@ -39,7 +39,8 @@ torch::Tensor& output_of(Result& result) {
   return result.reconstructed;
 }
 
-/// Quantizers return structs; RandomProjectionQuantizer returns indices, and nothing to go on with.
+/// Quantizers return structs; RandomProjectionQuantizer returns only indices, so no module can
+/// follow it.
 template <typename Module>
 concept HasNoOutput = std::same_as<Module, RandomProjectionQuantizer>;
 template <typename Module>
@@ -51,9 +52,9 @@ concept Quantizer = HasNoOutput<Module> || HasOutput<Module>;
 
 }  // namespace detail
 
-/// Modules in sequence, exactly one of which is a quantizer. The modules before it see tensors; the
-/// quantizer gets what the last of them gives, and the further arguments of the call; what it
-/// returns comes back, its output put through the modules behind it.
+/// Modules in sequence, exactly one of which is a quantizer. The quantizer gets the output of the
+/// modules before it, and the further arguments of the call. The result is that of the quantizer,
+/// with its quantized output passed through the modules behind it.
 ///
 /// Gradient, dtypes, masks, ranks, empty input, errors: those of the modules.
 /// Parity   vector-quantize-pytorch, class Sequential; the same state names ("fns.0.weight")
@@ -88,15 +89,15 @@ class SequentialImpl : public torch::nn::Module {
         },
         modules_);
     const auto from = modules(), to = copy->modules();
-    // Parents come first, so that a child that differs has the last word.
+    // Parents come first, so that a child with another mode keeps it.
     for (size_t i = 0; i < from.size(); ++i) to[i]->train(from[i]->is_training());
     return copy;
   }
 
   void pretty_print(std::ostream& stream) const override { stream << "torchvq::Sequential"; }
 
-  /// @param x     what the first module takes.
-  /// @param call  what the quantizer's forward takes besides.
+  /// @param x     the input of the first module.
+  /// @param call  further arguments of the quantizer's forward.
   template <typename... Call>
   auto forward(const torch::Tensor& x, Call&&... call) {
     return before<0>(x, std::forward<Call>(call)...);

@@ -1,4 +1,4 @@
-// SimVQ: frozen codes that a learnt transform puts where the latents are.
+// SimVQ: frozen codes, and a learnt transform that moves them towards the latents.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace detail {
 struct Layout;
 }  // namespace detail
 
-/// What a forward of SimVQ returns.
+/// The result of a forward of SimVQ.
 struct SimVQOutput {
   torch::Tensor quantized;  ///< the layout and dtype of the input; 0 where masked
   torch::Tensor indices;    ///< (B, *), int64; -1 where masked
@@ -29,7 +29,8 @@ struct SimVQOutput {
                             ///< training alone
 };
 
-/// Vector quantization by frozen codes that a learnt transform moves, all of them at every step.
+/// Vector quantization with frozen codes and a learnt transform, which moves all codes at every
+/// step.
 ///
 /// Formula  codebook = transform(frozen_codebook); index = argmin_k |x - codebook[k]|^2;
 ///          loss = w (|sg(x) - code|^2 + w_in |x - sg(code)|^2), means over tokens and features
@@ -56,8 +57,8 @@ class TORCHVQ_API SimVQImpl : public KeptBuffers<SimVQImpl> {
   ///              floating dtype.
   /// @param mask  bool, one per position, true for real tokens.
   ///
-  /// Gradient     of the output to x by the estimator, in training; of the loss to x and to the
-  ///              transform. In evaluation that of the output goes to the transform.
+  /// Gradient     in training, of the output to x by the estimator, and of the loss to x and to the
+  ///              transform. In evaluation, of the output to the transform.
   /// Ties         the lowest index wins.
   /// Empty        no tokens, or all masked: loss 0.
   /// Non-finite   a token with NaN or infinity gives NaN and index 0.
@@ -67,8 +68,9 @@ class TORCHVQ_API SimVQImpl : public KeptBuffers<SimVQImpl> {
   SimVQOutput forward(const torch::Tensor& x,
                       const std::optional<torch::Tensor>& mask = std::nullopt);
 
-  /// The codes (K, dim), made of the frozen ones at each call; gradient to the transform. In its
-  /// dtype, a linear layer of half precision in float32.
+  /// The codes (K, dim), computed from the frozen codes at each call, with gradient to the
+  /// transform. In the dtype of the transform; a linear layer of half precision computes in
+  /// float32.
   torch::Tensor codebook();
   /// The output of forward in evaluation for these indices (B, *), in the same layout; -1 gives
   /// zeros.
@@ -76,7 +78,7 @@ class TORCHVQ_API SimVQImpl : public KeptBuffers<SimVQImpl> {
   /// Throws c10::IndexError for an index outside [-1, K).
   torch::Tensor indices_to_codes(const torch::Tensor& indices);
 
-  /// What a search leaves.
+  /// The result of a search.
   struct SearchResult {
     torch::Tensor quantized;  ///< (1, T, D), the codes' values with the estimator's gradient
     torch::Tensor indices;    ///< (1, T); -1 where masked
@@ -88,19 +90,19 @@ class TORCHVQ_API SimVQImpl : public KeptBuffers<SimVQImpl> {
   /// @param tokens     (1, T, D).
   /// @param mask       (1, T), bool.
   /// @param estimator  see functional/quantize.h.
-  /// @param chosen     (1, T): codes that are already chosen; nothing is searched then.
+  /// @param chosen     (1, T): indices that are already chosen; there is no search then.
   SearchResult choose(const torch::Tensor& tokens, const std::optional<torch::Tensor>& mask,
                       const std::string& estimator,
                       const std::optional<torch::Tensor>& chosen = std::nullopt);
-  /// The codes (1, K, D) for tokens of a dtype.
+  /// The codes (1, K, D) for tokens of this dtype.
   torch::Tensor codes_for(at::ScalarType dtype);
-  /// The loss of such a search.
+  /// The loss of the result of a search.
   torch::Tensor loss_of(const SearchResult& result, const std::optional<torch::Tensor>& mask) const;
   /// The name of the gradient of the output, see functional/quantize.h.
   std::string estimator() const;
   /// The group of ranks that train together, in training; else "".
   std::string group() const;
-  /// Of this module in the handshake of ranks.
+  /// Identifies this module in the handshake of ranks.
   int64_t handle() const { return handle_; }
 
   SimVQOptions options;

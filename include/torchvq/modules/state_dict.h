@@ -1,5 +1,5 @@
-// The state of a module by the names that Python's state_dict() gives it, so that a checkpoint
-// written by either language, in a safetensors file for instance (io/safetensors.h), serves both.
+// The state of a module under the names of Python's state_dict(), so that a checkpoint of either
+// language, for example in a safetensors file (io/safetensors.h), serves both.
 #pragma once
 
 #include <map>
@@ -11,19 +11,19 @@
 
 namespace torchvq {
 
-/// Parameters, buffers, and what the in-place optimizers of its quantizers have accumulated.
+/// Parameters, buffers, and the state of the in-place optimizers of its quantizers.
 ///
 /// @return  tensors that share their memory with the module's, without gradient. Names are those of
 ///          Python: "_codebook.embed", "in_place_codebook_optimizer.0.exp_avg".
 TORCHVQ_API std::map<std::string, torch::Tensor> state_dict(const torch::nn::Module& module);
 
-/// Copies values into the module; each is cast to the dtype and device of the module's own.
+/// Copies values into the module; each is cast to the dtype and device of the module's tensor.
 ///
-/// What this library adds to the state of vector-quantize-pytorch ("rng", "cooldown", flags of the
-/// affine statistics, the in-place optimizer's state) may be missing and then gets its default.
+/// State that vector-quantize-pytorch does not have ("rng", "cooldown", flags of the affine
+/// statistics, the in-place optimizer's state) may be missing, and then gets its default.
 ///
-/// Throws   c10::ValueError for names that are missing or unknown and for shapes that differ;
-///          the module is then as it was.
+/// Throws   c10::ValueError for names that are missing or unknown and for shapes that differ; the
+///          module is then unchanged.
 /// Example  SafetensorsFile file("vq.safetensors");
 ///          std::map<std::string, torch::Tensor> state;
 ///          for (const auto& [name, entry] : file.entries()) state[name] = file.tensor(name);

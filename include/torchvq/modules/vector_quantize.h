@@ -29,10 +29,10 @@ struct LossBreakdown {
   torch::Tensor inplace_optimize;
 };
 
-/// What a forward returns.
+/// The result of a forward.
 struct VectorQuantizeOutput {
   torch::Tensor
-      quantized;  ///< the layout and dtype of the input; with topk one more axis, see forward
+      quantized;  ///< the layout and dtype of the input; one more axis with topk, see forward
   torch::Tensor indices;  ///< (B, *), or (B, *, heads), or (B, *, k); int64, -1 where masked
   torch::Tensor loss;     ///< scalar, or (B, *, k) with topk; 0 in evaluation
   LossBreakdown loss_breakdown;
@@ -69,9 +69,9 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
 
   /// Quantizes x; in training also updates the codebook.
   ///
-  /// @param x        (B, N, dim), (B, dim), or with channel_last(false) (B, dim, N), or as the map
+  /// @param x        (B, N, dim), (B, dim), with channel_last(false) (B, dim, N), or a map as the
   ///                 options say.
-  /// @param options  what this call asks for beyond the module's options.
+  /// @param options  options of this call beyond the module's.
   /// @return         see VectorQuantizeOutput. With topk(k): quantized (B, *, k, dim),
   ///                 channel-first (B, dim, *, k).
   ///
@@ -81,8 +81,8 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
   ///              codebook.
   /// Distributed  in training the ranks of process_group() learn together: one all-reduce, see
   ///              docs/distributed.md. Evaluation never communicates.
-  /// Throws       c10::ValueError for wrong shapes or arguments at odds, c10::TypeError for wrong
-  ///              dtypes, c10::IndexError for a target out of range.
+  /// Throws       c10::ValueError for wrong shapes or conflicting arguments, c10::TypeError for
+  ///              wrong dtypes, c10::IndexError for a target out of range.
   VectorQuantizeOutput forward(const torch::Tensor& x,
                                const VectorQuantizeForwardOptions& options = {});
 
@@ -90,30 +90,30 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
   torch::Tensor codebook();
   /// Sets the codes and their moving averages, and marks the codebook initialised.
   void set_codebook(const torch::Tensor& codes);
-  /// Code vectors (B, *, heads * D) of indices as forward returns them, before project_out; -1
-  /// gives zeros. Channel-first layouts have the features on axis 1.
+  /// Codes (B, *, heads * D) of the indices that forward returns, before project_out; -1 gives
+  /// zeros. Channel-first layouts have the features on axis 1.
   torch::Tensor get_codes_from_indices(const torch::Tensor& indices);
   /// The output of forward in evaluation for these indices.
   torch::Tensor get_output_from_indices(const torch::Tensor& indices);
 
-  /// How the codes were used in the last training forward: usage, perplexity, dead and replaced
-  /// codes, entropy. Masked tokens count nothing, nor do evaluation and calls with topk.
+  /// The use of the codes in the last training forward: usage, perplexity, dead and replaced codes,
+  /// entropy. Masked tokens, evaluation and calls with topk do not count.
   ///
   /// @param synced  count the tokens of all ranks of the process group instead of this rank's: one
-  ///                all-reduce, in which all of them must take part. Without a group, or with
-  ///                sync_codebook(false), there are no others.
+  ///                all-reduce, in which all ranks must take part. Has no effect without a group,
+  ///                or with sync_codebook(false).
   ///
   /// `dead` and `replaced` follow from state that ranks share. Waits for the device. Checkpoints do
   /// not keep these; copies do.
   CodebookStats stats(bool synced = false) const;
 
-  /// One codebook update from tokens whose codes are known. Arguments as for forward.
+  /// One codebook update from tokens with known indices. Arguments as for forward.
   void update_ema_indices(const torch::Tensor& x, const torch::Tensor& indices,
                           const std::optional<torch::Tensor>& mask = std::nullopt);
-  /// Replaces dead codes by tokens of x (B, N, heads * D), already projected; nothing happens
-  /// without a threshold.
+  /// Replaces dead codes by tokens of x (B, N, heads * D), which are already projected; does
+  /// nothing without a threshold.
   void expire_codes_(const torch::Tensor& x);
-  /// What the options that default to "depends" have resolved to.
+  /// The values of options whose default depends on other options.
   const ResolvedVectorQuantizeOptions& resolved() const { return resolved_; }
   bool has_commitment_loss() const;
   /// Modules that belong to this one but are registered by another, by the name they have here.

@@ -11,7 +11,8 @@
 
 namespace torchvq::ops {
 
-/// Minus the entropy of the codes' average probability; smallest, -log(K), when all are used alike.
+/// Minus the entropy of the mean code distribution; the minimum, -log(K), is at equal use of all
+/// codes.
 ///
 /// Formula      l[n, k] = -|x_n - c_k| (euclidean) or the cosine of x_n and c_k (cosine);
 ///              p[n] = softmax over k of temperature * l[n, k];
@@ -20,8 +21,8 @@ namespace torchvq::ops {
 ///              with u = log P:
 ///              dl[n, k] = temperature * p[n, k] (u_k - sum_j p[n, j] u_j) / (H * tokens)
 /// Parity       `codebook_diversity_loss_weight`, `codebook_diversity_temperature` of the
-///              reference, which averages p over the batch and heads but not over positions (with
-///              one sequence it would spread every single token over all codes), ignores masks, and
+///              reference, which averages p over batch and heads but not over positions (so with
+///              one sequence it spreads each single token over all codes), ignores masks, and
 ///              clamps P at 1e-5
 ///
 /// @param x            (H, N, D), floating point, any strides: all tokens of batch and positions.
@@ -51,15 +52,16 @@ TORCHVQ_API at::Tensor codebook_diversity_loss(
     const std::optional<at::Tensor>& mask = std::nullopt,
     const std::optional<at::Tensor>& totals = std::nullopt);
 
-/// What ranks add up to share the loss: per head the sum of p over the unmasked tokens (K), their
-/// number, and 1. Arguments as above; (H, K + 2), float64 (float32 where the device has no
-/// float64); no gradient.
+/// The numbers that ranks add up to share the loss: per head the sum of p over the unmasked tokens
+/// (K), their number, and 1. Arguments as above; (H, K + 2), float64 (float32 where the device has
+/// no float64); no gradient.
 TORCHVQ_API at::Tensor codebook_diversity_totals(
     const at::Tensor& x, const at::Tensor& codebook, double temperature, c10::string_view metric,
     const std::optional<at::Tensor>& mask = std::nullopt);
 
-/// The leaf behind it: loss, gradient to x, gradient to codebook (for an upstream gradient of 1, in
-/// the dtype of the loss). `grads` says which of the two are wanted; the others have no elements.
+/// The leaf operator behind codebook_diversity_loss(): loss, gradient to x, gradient to codebook
+/// (for an upstream gradient of 1, in the dtype of the loss). `grads` selects the gradients; those
+/// not selected have no elements.
 TORCHVQ_API std::tuple<at::Tensor, at::Tensor, at::Tensor> codebook_diversity_loss_forward(
     const at::Tensor& x, const at::Tensor& codebook, double temperature, c10::string_view metric,
     const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& totals,

@@ -1,4 +1,4 @@
-// Commitment by classification: cross-entropy of each token's scores towards its code.
+// Commitment by classification: the cross-entropy of each token's scores with its code as target.
 #pragma once
 
 #include <array>
@@ -16,9 +16,9 @@ namespace torchvq::ops {
 /// Formula      l[n, k] = -|x_n - c_k| (euclidean) or the cosine of x_n and c_k (cosine);
 ///              loss = mean over counted tokens of log(sum_k exp l[n, k]) - l[n, target_n];
 ///              dl[n, k] = (softmax(l)[n, k] - [k = target_n]) / count
-/// Parity       `commitment_use_cross_entropy_loss` of the reference, which accepts sequences alone
+/// Parity       `commitment_use_cross_entropy_loss` of the reference, which accepts only sequences
 ///
-/// A token counts where its target is not -1 and its mask is True; others may hold anything.
+/// A token counts if its target is not -1 and its mask is True; others may hold anything.
 ///
 /// @param x         (H, N, D), floating point, any strides.
 /// @param codebook  (H, K, D), floating point; its dtype may differ from that of x. K >= 1.
@@ -41,8 +41,9 @@ TORCHVQ_API at::Tensor commitment_cross_entropy(
     const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& targets,
     c10::string_view metric, const std::optional<at::Tensor>& mask = std::nullopt);
 
-/// The leaf behind it: loss, gradient to x, gradient to codebook (for an upstream gradient of 1, in
-/// the dtype of the loss). `grads` says which of the two are wanted; the others have no elements.
+/// The leaf operator behind commitment_cross_entropy(): loss, gradient to x, gradient to codebook
+/// (for an upstream gradient of 1, in the dtype of the loss). `grads` selects the gradients; those
+/// not selected have no elements.
 TORCHVQ_API std::tuple<at::Tensor, at::Tensor, at::Tensor> commitment_cross_entropy_forward(
     const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& targets,
     c10::string_view metric, const std::optional<at::Tensor>& mask, std::array<bool, 2> grads);

@@ -18,8 +18,8 @@ namespace torchvq::ops {
 ///              masked loss compares with the raw input otherwise, and is NaN when every token is
 ///              masked
 ///
-/// One term serves both halves of the VQ loss: detach codes for the commitment of the encoder,
-/// detach x for the codebook loss, detach neither for both at once.
+/// The same term serves both halves of the VQ loss: detach codes for the commitment of the encoder,
+/// detach x for the codebook loss, and neither for the sum of both.
 ///
 /// @param x      (H, N, D), floating point, any strides, in the space of the codes.
 /// @param codes  (H, N, D), floating point; its dtype may differ from that of x.

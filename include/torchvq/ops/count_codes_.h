@@ -1,4 +1,4 @@
-// Tokens of each code, for statistics of use.
+// Number of tokens of each code, for usage statistics.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +7,7 @@
 
 namespace torchvq::ops {
 
-/// Writes how many tokens each code has been given, for all levels of a stack at once.
+/// Writes the number of tokens of each code, for all levels of a stack.
 ///
 /// Formula   counts[l][h, k] = number of n with indices[l][h, n] == k; all 0 for levels of `counts`
 ///           beyond those of `indices`

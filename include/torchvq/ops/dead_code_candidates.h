@@ -22,11 +22,10 @@ namespace torchvq::ops {
 /// @param count   candidates per head, >= 1.
 /// @param mask    (H, N) or (N,), bool, true for real tokens. Default: all.
 /// @param metric  "euclidean" or "cosine" (rows are unit vectors, zero tokens are left out).
-/// Default: "euclidean".
+///                Default: "euclidean".
 /// @return        keys (H, count), int64, rising, the largest int64 where there are fewer distinct
-/// usable tokens;
-///                rows (H, count, D), float64 for float64 tokens, otherwise float32, zero where
-///                there is no key.
+///                usable tokens; rows (H, count, D), float64 for float64 tokens, otherwise float32,
+///                zero where there is no key.
 ///
 /// Gradient, determinism and errors as for replace_dead_codes_().
 TORCHVQ_API std::pair<at::Tensor, at::Tensor> dead_code_candidates(

@@ -1,4 +1,5 @@
-// Directional reparametrisation (DiVeQ): a differentiable, noisy stand-in for the code.
+// Directional reparametrisation (DiVeQ): replaces the code by a noisy vector that is
+// differentiable.
 #pragma once
 
 #include <tuple>
@@ -9,8 +10,9 @@
 
 namespace torchvq::ops {
 
-/// Moves each token towards its code by exactly their distance, in a slightly noisy direction that
-/// is a constant for autograd; gradients flow through the distance to tokens and codes.
+/// Moves each token by exactly its distance from its code, in the direction of the code with some
+/// noise. The direction is a constant for autograd; gradients flow through the distance to tokens
+/// and codes.
 ///
 /// Formula      v = (c - x) + sqrt(variance) * noise; u = v / |v|, constant; y = x + |c - x| u
 ///              with t = dy.u and n = (x - c) / |x - c|: dx = dy + t n, dcodes = -t n

@@ -1,6 +1,6 @@
 // Exponential moving averages of a codebook: running averages, Laplace smoothing, new codes, in one
-// pass. ema_finish_() is the second half on its own, for callers that update the averages now and
-// the codes later.
+// pass. ema_finish_() is the second half alone, for callers that update the averages now and the
+// codes later.
 #pragma once
 
 #include <optional>
@@ -16,17 +16,17 @@ namespace torchvq::ops {
 struct EmaUpdateOptions {
   /// Decay of the averages, in [0, 1]. Larger is slower. `gamma` in the paper. Default: 0.8.
   double decay = 0.8;
-  /// Laplace smoothing of the cluster sizes, finite, >= 0. Larger pulls rare codes to the origin.
-  /// Default: 1e-5.
+  /// Laplace smoothing of the cluster sizes, finite, >= 0. A larger value pulls rare codes to the
+  /// origin. Default: 1e-5.
   double eps = 1e-5;
   /// "euclidean", or "cosine": codes are made unit vectors at the end. Default: "euclidean".
   std::string metric = "euclidean";
   /// Multiplies 1 - decay: (), (K,), (1, K), (H, 1) or (H, K), floating point. Default: 1.
   std::optional<at::Tensor> weight = std::nullopt;
-  /// The codes were changed by something else (an optimiser) since the last update: the averages
-  /// start from them.
+  /// True if something else (an optimizer) has changed the codes since the last update: the
+  /// averages then start from the codes.
   bool from_codebook = false;
-  /// False updates the averages alone; ema_finish_() computes the codes later. Default: true.
+  /// False updates only the averages; ema_finish_() computes the codes later. Default: true.
   bool finish = true;
 };
 
@@ -34,37 +34,37 @@ struct EmaUpdateOptions {
 ///
 /// Formula      w = (1 - decay) * weight
 ///              cluster_size += w * (counts - cluster_size);  embed_avg += w * (sums - embed_avg)
-///              smoothed = (cluster_size + eps) / (total + K * eps) * total, total = sum of
-///              cluster_size over the head embed = embed_avg / smoothed;  cosine: embed /=
-///              ||embed||, a zero code stays zero from_codebook: first embed_avg = embed *
-///              smoothed, with the cluster sizes before the update
+///              smoothed = (cluster_size + eps) / (total + K * eps) * total,
+///              total = sum of cluster_size over the head;
+///              embed = embed_avg / smoothed; cosine: embed /= ||embed||, a zero code stays zero;
+///              from_codebook: first embed_avg = embed * smoothed, with the cluster sizes before
+///              the update
 /// Paper        van den Oord et al. 2017, arXiv:1711.00937, appendix A.1
 /// Parity       vector-quantize-pytorch, class VectorQuantize, to 1e-6, except:
 ///              an unused code, one without tokens in this batch whose cluster_size has fallen
-///              below min(1e-2, (1 - decay) / 2), moves towards a heavy code (there it drifts to
-///              the origin, because eps outweighs the cluster size), and a head without a single
-///              token in this batch is left as it is.
+///              below min(1e-2, (1 - decay) / 2), moves towards a code with many tokens (in the
+///              reference it drifts to the origin, because eps outweighs the cluster size), and a
+///              head without any token in this batch does not change.
 /// Unused codes embed += clamp(w, 0, 1) * (target - embed), cosine: made a unit vector; the targets
-///              are the codes in use in the order of their cluster_size, then of their index, one
-///              for each unused code in the order of its index, and from the first again when
-///              there are fewer. Near a heavy code it catches some of its tokens, so the two share
-///              them. No random number and no message: all ranks do the same.
+///              are the codes in use, sorted by cluster_size and then by index, one for each unused
+///              code in the order of its index, and from the first again if there are fewer. Near a
+///              code with many tokens, the unused code takes some of them, so the two share these
+///              tokens. There is no random number and no message: all ranks do the same.
 ///
 /// @param cluster_size  (H, K), float32 or float64; changed in place, as are embed_avg and embed.
 /// @param embed_avg     (H, K, D), dtype of cluster_size.
 /// @param embed         (H, K, D), dtype of cluster_size.
 /// @param counts        (H, K), int64, from code_statistics().
-/// @param sums          (W, H, K, D), int64, from code_statistics(); cosine takes those of unit
-/// tokens.
+/// @param sums          (W, H, K, D), int64, from code_statistics(); for cosine, of unit tokens.
 /// @param exponents     (H, K), int32, from code_statistics().
 ///
 /// Gradient     none; autograd is told that the state changed.
 /// Precision    computed in float64, each state element rounded once.
 /// Determinism  the same bits for any thread count, instruction set and device: the total is added
-/// in fixed point. Throws       c10::ValueError for bad shapes, options and (on CPU) weights that
-/// are not finite, c10::TypeError for
-///              bad dtypes; half-precision state is one of them. Nothing is changed when an error
-///              is thrown.
+///              in fixed point.
+/// Throws       c10::ValueError for bad shapes, options and (on CPU) weights that are not finite,
+///              c10::TypeError for bad dtypes; half-precision state is one of them. Nothing is
+///              changed when an error is thrown.
 TORCHVQ_API void ema_update_(at::Tensor cluster_size, at::Tensor embed_avg, at::Tensor embed,
                              const at::Tensor& counts, const at::Tensor& sums,
                              const at::Tensor& exponents, const EmaUpdateOptions& options = {});

@@ -1,4 +1,4 @@
-// Straight-through with the gradient of a soft choice among all codes.
+// Straight-through estimator with the gradient of a softmax over all codes.
 #pragma once
 
 #include <array>
@@ -10,7 +10,8 @@
 
 namespace torchvq::ops {
 
-/// Returns the chosen codes; the gradient is that of their average under a softmax of the scores.
+/// Returns the chosen codes; the gradient is that of the mean of all codes under a softmax of the
+/// scores.
 ///
 /// Formula      y_n = codebook[indices_n], bit for bit (0 where the index is -1);
 ///              gradient of (onehot + p - sg(p)) codebook, where
@@ -20,7 +21,7 @@ namespace torchvq::ops {
 ///              carried on to x and codebook; and to codebook also dy_n at row indices_n
 /// Paper        Jang et al. 2017, arXiv:1611.01144 (without noise in the softmax)
 /// Parity       `straight_through=True, route_gradients_to_input=False` of the reference, which
-///              allows no learnable codebook here
+///              does not allow a learnable codebook here
 ///
 /// @param x            (H, N, D), floating point, any strides.
 /// @param codebook     (H, K, D), floating point; its dtype may differ from that of x. K >= 1.
@@ -46,8 +47,8 @@ TORCHVQ_API at::Tensor gumbel_straight_through(const at::Tensor& x, const at::Te
                                                const at::Tensor& indices, double temperature,
                                                c10::string_view metric);
 
-/// The backward of it: gradients to x and codebook for dy = grad, in the dtypes of x and codebook.
-/// `grads` says which of the two are wanted; the others have no elements.
+/// The backward of gumbel_straight_through(): gradients to x and codebook for dy = grad, in the
+/// dtypes of x and codebook. `grads` selects the gradients; those not selected have no elements.
 TORCHVQ_API std::tuple<at::Tensor, at::Tensor> gumbel_straight_through_backward(
     const at::Tensor& grad, const at::Tensor& x, const at::Tensor& codebook,
     const at::Tensor& indices, double temperature, c10::string_view metric,

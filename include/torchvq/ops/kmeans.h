@@ -1,5 +1,4 @@
-// k-means as one operator: seeding, Lloyd iterations, exact means. torchvq/kmeans.h is the form for
-// users.
+// k-means as one operator: seeding, Lloyd iterations, exact means. Users call torchvq/kmeans.h.
 #pragma once
 
 #include <optional>
@@ -15,37 +14,35 @@ namespace torchvq::ops {
 /// Clusters tokens, head by head.
 ///
 /// Seeding      k-means++: seeds are drawn with probability proportional to the squared distance to
-/// the nearest seed so
-///              far, on a random sample of distinct tokens; many proposals a round, thinned by
-///              rejection sampling
-/// Formula      iterate: index[n] = nearest_code(x[n]); code += stride * (mean of its tokens -
-/// code), cosine: made a unit vector; stride is 1.7, in the last iteration 1, so that codes end as
-/// means;
-///              codes without tokens move to the distinct tokens farthest from their codes
-///              The last third of the iterations takes all tokens, those before it a random sample
-///              of max(8192, 24 K) of them.
+///              the nearest seed so far, on a random sample of distinct tokens; many proposals per
+///              round, thinned by rejection sampling
+/// Formula      iterate: index[n] = nearest_code(x[n]);
+///              code += stride * (mean of its tokens - code), cosine: made a unit vector;
+///              stride is 1.7, and 1 in the last iteration, so that codes end as means;
+///              codes without tokens move to the distinct tokens farthest from their codes.
+///              The last third of the iterations uses all tokens, the earlier ones a random sample
+///              of max(8192, 24 K) tokens.
 /// Paper        Arthur, Vassilvitskii 2007, k-means++; Bachem et al. 2016, Fast and provably good
-/// seedings for k-means
+///              seedings for k-means
 ///
 /// @param x              (H, N, D), floating point, any strides. D >= 1.
 /// @param codebook_size  K >= 1.
 /// @param rng            (2,), int64: (seed, step).
 /// @param iterations     Lloyd iterations, >= 0; 0 returns the seeds. Default: 10.
 /// @param metric         "euclidean" or "cosine" (spherical k-means: tokens and codes are unit
-/// vectors).
-///                       Default: "euclidean".
+///                       vectors). Default: "euclidean".
 /// @param mask           (H, N) or (N,), bool, true for real tokens. Default: all.
 /// @return               codebook (H, K, D), float64 for float64 tokens, otherwise float32;
-///                       counts (H, K), int64: tokens nearest to each returned code.
+///                       counts (H, K), int64: the number of tokens nearest to each returned code.
 ///
 /// Gradient     none.
 /// Few tokens   a head with at most K distinct tokens gets each of them as a code, and the rest of
-/// its codes repeat
-///              them with count 0. A head without usable tokens gets zeros and counts of zero.
+///              its codes repeat them with count 0. A head without usable tokens gets zeros and
+///              counts of zero.
 /// Non-finite   rows with NaN or infinity are left out, as are zero rows for cosine.
 /// Determinism  a function of the multiset of tokens and rng: token order, threads and instruction
-/// sets do not matter. Throws       c10::ValueError for bad shapes and options, c10::TypeError for
-/// bad dtypes.
+///              sets do not matter.
+/// Throws       c10::ValueError for bad shapes and options, c10::TypeError for bad dtypes.
 TORCHVQ_API std::pair<at::Tensor, at::Tensor> kmeans(
     const at::Tensor& x, int64_t codebook_size, const at::Tensor& rng, int64_t iterations = 10,
     const std::string& metric = "euclidean", const std::optional<at::Tensor>& mask = std::nullopt);

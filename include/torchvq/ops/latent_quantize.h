@@ -1,4 +1,4 @@
-// Latent quantization: every feature takes the nearest value of a small codebook of its own.
+// Latent quantization: replaces every feature by the nearest of a few values of that feature.
 #pragma once
 
 #include <optional>
@@ -9,14 +9,14 @@
 
 namespace torchvq::ops {
 
-/// What latent_quantize() returns.
+/// The result of latent_quantize().
 struct LatentQuantizeResult {
   at::Tensor codes;    ///< (*, D), float64 for float64 x, otherwise float32; zeros where masked
   at::Tensor indices;  ///< (*), int64; -1 where masked
   at::Tensor loss;     ///< scalar of the dtype of codes
 };
 
-/// Takes for each feature the nearest of its values.
+/// Replaces each feature by the nearest of its values.
 ///
 /// Formula      level i_j = argmin_i |x_j - values_j[i]|, codes_j = values_j[i_j];
 ///              index = sum over j of i_j * product of levels before j;
@@ -26,12 +26,12 @@ struct LatentQuantizeResult {
 ///
 /// @param x       (*, D), floating point, any strides, D the number of levels.
 /// @param values  (sum of levels), floating point: the values of feature 0, then of feature 1, ....
-/// @param levels  how many values each feature has, each in [2, 65536]; product at most 2^62.
+/// @param levels  number of values of each feature, each in [2, 65536]; product at most 2^62.
 /// @param commitment, quantization  weights of the loss, finite and 0 or more.
 /// @param mask    (*), bool, true for real tokens.
 ///
-/// Gradient     codes to x: the identity (straight-through); loss to x and to values as the formula
-///              says, sg being the stop of the gradient. Not differentiable again.
+/// Gradient     codes to x: the identity (straight-through); loss to x and to values by the
+///              formula, where sg stops the gradient. Not differentiable again.
 /// Ties         distances are float64; the lowest level wins.
 /// Non-finite   a token with NaN or infinity gives codes NaN and index 0, and does not reach the
 ///              gradient of values; loss NaN.

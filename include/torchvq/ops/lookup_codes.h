@@ -1,4 +1,4 @@
-// Decoding: indices back to code vectors.
+// Decoding: looks up the codes of indices.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +7,7 @@
 
 namespace torchvq::ops {
 
-/// Looks up code vectors by index.
+/// Looks up codes by index.
 ///
 /// Formula   codes[h, n] = codebook[h, indices[h, n]], and 0 where the index is -1
 ///
@@ -18,9 +18,8 @@ namespace torchvq::ops {
 /// Gradient     to codebook: the sum of the gradients of each code's tokens, in token order.
 /// Empty        N == 0 gives an empty result.
 /// Determinism  bitwise repeatable, gradient included.
-/// Throws       c10::IndexError for an index outside [-1, K) (on CPU; other devices report it their
-/// own way),
-///              c10::ValueError for bad shapes, c10::TypeError for bad dtypes.
+/// Throws       c10::IndexError for an index outside [-1, K) (on CPU; other devices report it in
+///              another way), c10::ValueError for bad shapes, c10::TypeError for bad dtypes.
 TORCHVQ_API at::Tensor lookup_codes(const at::Tensor& codebook, const at::Tensor& indices);
 
 }  // namespace torchvq::ops

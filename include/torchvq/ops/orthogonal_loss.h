@@ -1,4 +1,4 @@
-// Orthogonal regularisation: codes should point in different directions.
+// Orthogonal regularisation: makes codes point in different directions.
 #pragma once
 
 #include <optional>
@@ -22,8 +22,8 @@ namespace torchvq::ops {
 /// @param codebook   (H, K, D), floating point, any strides. K >= 1.
 /// @param indices    (H, N), int64 in [-1, K): only codes that occur are selected; -1 is ignored.
 ///                   Default: all codes.
-/// @param max_codes  at most so many of them, drawn by `rng`; at least 1. Heads with the same
-///                   active codes draw the same. Default: no limit.
+/// @param max_codes  at most this many of them, drawn with `rng`; at least 1. Heads with the same
+///                   active codes draw the same subset. Default: no limit.
 /// @param rng        (2,), int64: (seed, step). Needed with max_codes, unused without.
 /// @return           (), float64 for a float64 codebook, else float32.
 ///
@@ -41,8 +41,8 @@ TORCHVQ_API at::Tensor orthogonal_loss(const at::Tensor& codebook,
                                        std::optional<int64_t> max_codes = std::nullopt,
                                        const std::optional<at::Tensor>& rng = std::nullopt);
 
-/// The leaf behind it: loss, and gradient to codebook for an upstream gradient of 1 (no elements
-/// unless `grad`), in the dtype of the loss.
+/// The leaf operator behind orthogonal_loss(): loss, and gradient to codebook for an upstream
+/// gradient of 1 (no elements unless `grad`), in the dtype of the loss.
 TORCHVQ_API std::tuple<at::Tensor, at::Tensor> orthogonal_loss_forward(
     const at::Tensor& codebook, const std::optional<at::Tensor>& indices,
     std::optional<int64_t> max_codes, const std::optional<at::Tensor>& rng, bool grad);

@@ -7,21 +7,24 @@
 
 namespace torchvq::ops {
 
-/// Copies codes in 8 bits, with what rounding has changed in each. `residual_encode` reads the copy in
-/// their place for a few rows and finds the same indices: at the end the codes themselves decide.
+/// Copies codes in 8 bits, with a bound on the rounding error of each. For a few rows
+/// `residual_encode` reads the copy instead of the codes and finds the same indices, because the
+/// codes themselves decide at the end.
 ///
-/// A copy is of the codes as they are now. Whoever changes them prepares them again: a copy of other codes
-/// of the same shape gives other indices, and nothing notices.
+/// A copy belongs to the current codes. After a change of the codes, prepare them again: a copy of
+/// other codes of the same shape gives other indices, and no check notices.
 ///
 /// @param codebook  (K, D) or (H, K, D), floating point, any strides. K >= 1, D >= 1.
-/// @return          (bytes,) or (H, bytes), uint8, on the device of the codebook: for one version and byte
-///                  order of this library. A quarter of the memory in float32, and 16 bytes a code. No bytes
-///                  below 16 features or above 16384, where it would not pay.
+/// @return          (bytes,) or (H, bytes), uint8, on the device of the codebook, in a format of
+///                  one version and byte order of this library. Takes a quarter of the memory of
+///                  float32, plus 16 bytes per code. Empty below 16 features and above 16384, where
+///                  a copy would not pay.
 ///
-/// Dtype        half precision as float32. float64 codes are searched in float64: their copy serves nothing.
+/// Dtype        half precision as float32. float64 codes are searched in float64: their copy is not
+///              used.
 /// Gradient     none.
-/// Non-finite   a code with NaN or infinity is never screened for. Codes of a norm beyond 1e12 leave the copy
-///              without use, and the search is the ordinary one.
+/// Non-finite   a code with NaN or infinity never passes the screening. With a code of a norm above
+///              1e12 the copy is not used, and the search is the ordinary one.
 /// Determinism  the same bytes on every device, instruction set and thread count.
 /// Throws       c10::ValueError for bad shapes, c10::TypeError for bad dtypes.
 /// Example      auto options = ops::ResidualEncodeOptions().prepared({ops::prepare_codes(codebook)});

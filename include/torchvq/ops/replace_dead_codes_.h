@@ -1,4 +1,4 @@
-// Dead codes: codes that receive no tokens are replaced by tokens.
+// Dead codes: replaces codes that receive no tokens by tokens.
 #pragma once
 
 #include <optional>
@@ -15,16 +15,16 @@ struct DeadCodeOptions {
   /// Tokens per step, as a moving average, below which a code counts as dead. 0 replaces none.
   /// Default: 2.
   double threshold = 2;
-  /// The same as a fraction of the mean cluster size, which does not depend on batch or codebook
-  /// size; the larger of the two thresholds holds. Default: 0.
+  /// The threshold as a fraction of the mean cluster size, which does not depend on batch or
+  /// codebook size; the larger of the two thresholds applies. Default: 0.
   double threshold_fraction = 0;
-  /// Cluster size of a code just replaced, finite, >= 0, but at least the threshold in force.
-  /// Larger makes it live longer unused. Default: 2.
+  /// Cluster size of a replaced code, finite, >= 0; at least the threshold is used. A larger value
+  /// lets the code live longer without tokens. Default: 2.
   double reset_cluster_size = 2;
-  /// Calls after a replacement in which the code is not replaced again, >= 0. Default: 0.
+  /// Number of calls after a replacement in which the code is not replaced again, >= 0. Default: 0.
   int64_t cooldown_steps = 0;
-  /// "euclidean", or "cosine": tokens become codes as unit vectors, and zero tokens do not.
-  /// Default: "euclidean".
+  /// "euclidean", or "cosine": tokens become codes as unit vectors, and zero tokens never become
+  /// codes. Default: "euclidean".
   std::string metric = "euclidean";
 };
 
@@ -32,14 +32,14 @@ struct DeadCodeOptions {
 ///
 /// Formula      dead[k] = cluster_size[k] < threshold and counts[k] == 0 and cooldown[k] == 0
 ///              candidates: distinct usable tokens by rising key, key = hash(bits of the vector,
-///              seed, step, head), without those that equal a live code. Dead codes take them in
-///              the order of their index; where there are fewer candidates than dead codes, those
+///              seed, step, head), without tokens that equal a live code. Dead codes take them in
+///              the order of their index; if there are fewer candidates than dead codes, the codes
 ///              with the smallest cluster_size take them and the rest stay. A replaced code: embed
 ///              = token, cluster_size = reset_cluster_size, embed_avg = token * reset_cluster_size,
-///              cooldown = cooldown_steps. Other cooldowns fall by 1 to 0.
+///              cooldown = cooldown_steps. Other cooldowns count down by 1 to 0.
 /// Paper        Zeghidour et al. 2021, SoundStream, arXiv:2107.03312, section III-C
 ///
-/// @param embed         (H, K, D), float32 or float64; changed in place, as are the next three.
+/// @param embed         (H, K, D), float32 or float64; changed in place, like the next three.
 /// @param embed_avg     (H, K, D), dtype of embed.
 /// @param cluster_size  (H, K), dtype of embed.
 /// @param cooldown      (H, K), int32 or int64.
@@ -50,11 +50,12 @@ struct DeadCodeOptions {
 /// @return              codes replaced per head, (H,), int64.
 ///
 /// Gradient     none; autograd is told that the state changed.
-/// Empty        N == 0 replaces nothing; cooldowns fall.
+/// Empty        N == 0 replaces nothing; cooldowns count down.
 /// Non-finite   tokens with NaN or infinity are no candidates.
 /// Determinism  does not depend on the order of tokens, nor, with the two functions below, on their
-/// split over ranks. Throws       c10::ValueError for bad shapes and options, c10::TypeError for
-/// bad dtypes. Nothing is changed then.
+///              split over ranks.
+/// Throws       c10::ValueError for bad shapes and options, c10::TypeError for bad dtypes. Nothing
+///              is changed then.
 TORCHVQ_API at::Tensor replace_dead_codes_(at::Tensor embed, at::Tensor embed_avg,
                                            at::Tensor cluster_size, at::Tensor cooldown,
                                            const at::Tensor& x, const at::Tensor& counts,

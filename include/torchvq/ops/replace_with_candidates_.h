@@ -1,4 +1,4 @@
-// Second half of replace_dead_codes_() for several ranks: all change their state alike.
+// Second half of replace_dead_codes_() for several ranks: all change their state in the same way.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,8 +8,8 @@
 
 namespace torchvq::ops {
 
-/// Replaces dead codes by candidates of one or more calls of dead_code_candidates(), put side by
-/// side on axis 1.
+/// Replaces dead codes by candidates of one or more calls of dead_code_candidates(), concatenated
+/// on axis 1.
 ///
 /// @param keys  (H, C), int64, C >= 1.
 /// @param rows  (H, C, D), float32 or float64.

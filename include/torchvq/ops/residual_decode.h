@@ -15,8 +15,8 @@ namespace torchvq::ops {
 /// @param indices    (H, T, q), int64; -1 marks masked tokens and dropped levels.
 /// @param codebooks  q >= 1 tensors (H, K_n, D), or (1, K_n, D) or (K_n, D) shared by all heads,
 ///                   floating point, any strides; K_n >= 1.
-/// @return           (H, T, D), the dtype to which those of the codebooks promote. Half precision
-///                   is added up in float32 and rounded once, in the end.
+/// @return           (H, T, D), in the promoted dtype of the codebooks. Half precision is added up
+///                   in float32 and rounded once, at the end.
 ///
 /// Gradient     to each codebook: the sum of the gradients of each code's tokens, in token order.
 /// Empty        T == 0 gives an empty result.

@@ -1,4 +1,4 @@
-// The rotation trick: codes forward, a rotation and rescaling backward.
+// The rotation trick: codes in forward, a rotation and scaling of the gradient in backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +7,7 @@
 
 namespace torchvq::ops {
 
-/// Returns the codes and hands the gradient to the tokens through the rotation that takes each
+/// Returns the codes, and passes the gradient to the tokens through the rotation that takes each
 /// token to its code, times the ratio of their norms.
 ///
 /// Formula      y = codes, bit for bit. With e = x / |x|, q = c / |c|, r = (e + q) / |e + q| and
@@ -17,10 +17,10 @@ namespace torchvq::ops {
 /// Parity       the reference computes y by the rotation (not the code bit for bit, 0 for a zero
 ///              token) and does not bound the gain
 ///
-/// Tokens within 1e-3 of the direction opposite to their code, |e + q| < 1e-3, have no r; what
-/// remains without it, I + 2 q e^T, is a reflection that takes e to q:
-/// dx = gain * (dy + 2 (dy.q) e). Straight-through (dx = dy) is used where |x| or |c| is below
-/// 1e-12 or not finite. So dx is finite and at most 300 |dy| whatever x and codes are.
+/// Tokens within 1e-3 of the direction opposite to their code, |e + q| < 1e-3, have no r; without r
+/// the map is I + 2 q e^T, a reflection that takes e to q: dx = gain * (dy + 2 (dy.q) e).
+/// Straight-through (dx = dy) is used where |x| or |c| is below 1e-12 or not finite. So dx is
+/// finite and at most 300 |dy| for any x and codes.
 ///
 /// @param x      (H, N, D), floating point, any strides.
 /// @param codes  (H, N, D), floating point; its dtype may differ from that of x.

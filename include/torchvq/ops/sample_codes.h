@@ -1,4 +1,4 @@
-// Stochastic choice of codes.
+// Random choice of codes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,8 @@ namespace torchvq::ops {
 ///
 /// Formula      l[n, k] = -|x_n - c_k| (euclidean) or the cosine of x_n and c_k (cosine);
 ///              index[n] = argmin over k of e[n, k] / exp(l[n, k] / temperature), e = -log(u):
-///              exponential numbers, the Gumbel maximum without its second logarithm
+///              exponential random numbers, which is the Gumbel maximum without its second
+///              logarithm
 /// Paper        Gumbel 1954; Jang et al. 2017, arXiv:1611.01144; Lee et al. 2022, arXiv:2203.01941
 /// Parity       `stochastic_sample_codes`, `sample_codebook_temp` of the reference in training;
 ///              other draws
@@ -30,8 +31,8 @@ namespace torchvq::ops {
 /// Empty        N == 0 gives an empty result.
 /// Non-finite   a token with NaN or infinity gets index 0.
 /// Precision    scores in float64.
-/// Determinism  draw (h, n, k) is a function of rng, stream and its row-major position alone, the
-///              same on every device; scores of two devices may differ in the last bits of float64.
+/// Determinism  draw (h, n, k) depends only on rng, stream and its row-major position, on every
+///              device; scores of two devices may differ in the last bits of float64.
 /// Throws       c10::ValueError for bad shapes, temperature or metric, c10::TypeError for bad
 ///              dtypes.
 TORCHVQ_API at::Tensor sample_codes(const at::Tensor& x, const at::Tensor& codebook,

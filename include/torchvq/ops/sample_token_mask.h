@@ -9,11 +9,11 @@
 
 namespace torchvq::ops {
 
-/// Marks a uniform subset of the real tokens: floor(fraction * real tokens), at least one if there
+/// Marks a random subset of the real tokens: floor(fraction * real tokens), at least one if there
 /// is any.
 ///
-/// The choice depends on how many real tokens precede a token, not on padding between them, so that
-/// the tokens of x with a mask and of x[mask] are chosen alike.
+/// The choice depends on the number of real tokens before a token, not on padding between them, so
+/// that x with a mask and x[mask] give the same tokens.
 ///
 /// @param rng       (2,), int64: (seed, step).
 /// @param tokens    N.

@@ -1,4 +1,4 @@
-// Decoding of finite scalar quantization: indices back to levels and codes.
+// Decoding of finite scalar quantization: levels and codes of indices.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace torchvq::ops {
 /// The digits of an index: level_indices[*, j] = index / (product of levels before j) mod
 /// levels[j].
 ///
-/// @param indices  (*), int64, in [0, product of levels), or -1, all of whose digits are -1.
+/// @param indices  (*), int64, in [0, product of levels), or -1, whose digits are all -1.
 /// @param levels   as for scalar_quantize().
 /// @return         (*, D), int64.
 ///
@@ -31,7 +31,7 @@ TORCHVQ_API at::Tensor scalar_level_indices(const at::Tensor& indices, at::IntAr
 /// Throws       c10::IndexError for a level outside (on CPU), c10::ValueError, c10::TypeError.
 TORCHVQ_API at::Tensor scalar_indices(const at::Tensor& level_indices, at::IntArrayRef levels);
 
-/// The codes of indices, equal to the bit to what scalar_quantize() returned with them.
+/// The codes of indices, with the bits that scalar_quantize() returned.
 ///
 /// @param indices    (*), int64; -1 gives zeros.
 /// @param symmetric  whether `bound` was symmetric_tanh or symmetric_clamp.
@@ -42,7 +42,7 @@ TORCHVQ_API at::Tensor scalar_indices(const at::Tensor& level_indices, at::IntAr
 TORCHVQ_API at::Tensor scalar_decode(const at::Tensor& indices, at::IntArrayRef levels,
                                      bool symmetric = false, at::ScalarType dtype = at::kFloat);
 
-/// The indices of codes, the inverse of scalar_decode(): each feature counts as its nearest level.
+/// The indices of codes, the inverse of scalar_decode(); each feature counts as its nearest level.
 ///
 /// @param codes      (*, D), floating point.
 /// @param symmetric  as for scalar_decode().

@@ -1,4 +1,4 @@
-// Noise in the place of rounding errors, for finite scalar quantization.
+// Noise instead of rounding errors, for finite scalar quantization.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@ namespace torchvq::ops {
 ///              (0, 1) and independent for every element
 /// Paper        Parker et al. 2024, arXiv:2411.19842, section 2.2
 ///
-/// @param codes     (*, D), float32 or float64: of symmetric levels, 2 / (levels[j] - 1) apart.
+/// @param codes     (*, D), float32 or float64, with symmetric levels, 2 / (levels[j] - 1) apart.
 /// @param levels    as for scalar_quantize().
 /// @param rng       (2,), int64: (seed, step), on the device of codes.
-/// @param fraction  of the elements that are moved, in [0, 1].
+/// @param fraction  fraction of the elements that are moved, in [0, 1].
 /// @param stream    separates draws of one step, for example levels of a stack. Default: 0.
 /// @return          (*, D), dtype of codes.
 ///
@@ -27,7 +27,7 @@ namespace torchvq::ops {
 /// Determinism  the same bits on every device and for every number of threads: element i in
 ///              row-major order takes number i of kernels/random.h.
 /// Throws       c10::ValueError for bad shapes, levels and fractions, c10::TypeError for bad
-/// dtypes.
+///              dtypes.
 TORCHVQ_API at::Tensor scalar_noise(const at::Tensor& codes, at::IntArrayRef levels,
                                     const at::Tensor& rng, double fraction, int64_t stream = 0);
 

@@ -1,4 +1,4 @@
-// Finite scalar perturbation: noise of a bin's width in training, bin centres otherwise.
+// Finite scalar perturbation: noise of the width of a bin in training, bin centres otherwise.
 #pragma once
 
 #include <optional>
@@ -17,7 +17,7 @@ struct PerturbOptions {
   double eps = 1e-6;          ///< inverse: activations are kept in [eps, 1 - eps]; in (0, 1/2)
 };
 
-/// What scalar_perturb() returns.
+/// The result of scalar_perturb().
 struct PerturbResult {
   at::Tensor codes;          ///< (*, D), float64 for float64 x, otherwise float32; 0 where masked
   at::Tensor level_indices;  ///< (*, D), int64; -1 where masked
@@ -28,14 +28,13 @@ struct PerturbResult {
 /// Perturbs activations by up to half a bin, or moves them to the centres of their bins.
 ///
 /// Formula      u = F(x), F a distribution function; level i = floor(u L), index = sum over j of
-/// i_j *
-///              product of levels before j. A feature is quantized with probability quantize_rate,
-///              and always without rng: u' = (i + 1/2) / L. Otherwise u' = u + e, e uniform in
-///              +- 1 / (2 L); where that leaves [0, 1], u' = u.
-///              F, by `cdf`: tanh (tanh x + 1) / 2; sigmoid 1 / (1 + exp(-x)); normal
-///              (1 + erf(x / sqrt 2)) / 2; laplace exp(x) / 2 below 0, 1 - exp(-x) / 2 above;
-///              cauchy atan(x) / pi + 1/2. code, by `form`: act u'; unit sqrt(12) (u' - 1/2), whose
-///              variance is 1 for uniform u'; inverse F^-1(u') with u' kept in [eps, 1 - eps].
+///              i_j * product of levels before j. A feature is quantized with probability
+///              quantize_rate, and always without rng: u' = (i + 1/2) / L. Otherwise u' = u + e, e
+///              uniform in +- 1 / (2 L); where that leaves [0, 1], u' = u. F, by `cdf`: tanh (tanh
+///              x + 1) / 2; sigmoid 1 / (1 + exp(-x)); normal (1 + erf(x / sqrt 2)) / 2; laplace
+///              exp(x) / 2 below 0, 1 - exp(-x) / 2 above; cauchy atan(x) / pi + 1/2. code, by
+///              `form`: act u'; unit sqrt(12) (u' - 1/2), whose variance is 1 for uniform u';
+///              inverse F^-1(u') with u' kept in [eps, 1 - eps].
 /// Paper        Zhai et al. 2026, VP-VAE: Rethinking Vector Quantization via Adaptive Vector
 ///              Perturbation, arXiv:2602.17133 (FSP)
 ///
@@ -44,15 +43,12 @@ struct PerturbResult {
 /// @param rng            (2,), int64, see random_uniform.h; empty: quantize everything.
 /// @param quantize_rate  in [0, 1].
 /// @param mask           (*), bool, true for real tokens. The draws of a token depend on the number
-/// of
-///                       real tokens before it, so that padding changes nothing.
+///                       of real tokens before it, so that padding changes nothing.
 ///
-/// Gradient     of codes to x: as if nothing were moved, dF/dx times the form's scale; for
-/// `inverse`
-///              the identity. Not differentiable again.
+/// Gradient     of codes to x: as without the move, dF/dx times the scale of the form; for
+///              `inverse` the identity. Not differentiable again.
 /// Exactness    levels are found by comparing x with the numbers at which they change, computed
-/// once in
-///              long double, so indices depend on the value of x alone.
+///              once in long double, so indices depend only on the value of x.
 /// Non-finite   a token with NaN or infinity gives codes NaN and index 0.
 /// Throws       c10::ValueError, c10::TypeError for bad arguments.
 TORCHVQ_API PerturbResult scalar_perturb(const at::Tensor& x, at::IntArrayRef levels,
@@ -61,7 +57,7 @@ TORCHVQ_API PerturbResult scalar_perturb(const at::Tensor& x, at::IntArrayRef le
                                          const PerturbOptions& options = {},
                                          const std::optional<at::Tensor>& mask = std::nullopt);
 
-/// The codes of indices, equal to the bit to what scalar_perturb() returns where it quantizes.
+/// The codes of indices, with the bits that scalar_perturb() returns where it quantizes.
 ///
 /// @param indices  (*), int64, in [0, product of levels), or -1, which gives zeros.
 /// @param dtype    of the codes: at::kFloat or at::kDouble.
@@ -71,7 +67,7 @@ TORCHVQ_API at::Tensor scalar_centroids(const at::Tensor& indices, at::IntArrayR
                                         const PerturbOptions& options = {},
                                         at::ScalarType dtype = at::kFloat);
 
-/// The levels of activations: floor(act * L), int64, kept in [0, L - 1]; NaN is level 0. No
+/// The levels of activations: floor(act * L), int64, clamped to [0, L - 1]; NaN is level 0. No
 /// gradient.
 ///
 /// @param act  (*, D), floating point, D the number of levels.

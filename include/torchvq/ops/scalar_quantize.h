@@ -1,4 +1,4 @@
-// Finite scalar quantization: every feature is rounded to one of a few levels.
+// Finite scalar quantization: rounds every feature to one of a few levels.
 #pragma once
 
 #include <string>
@@ -21,8 +21,8 @@ namespace torchvq::ops {
 ///   symmetric_tanh   i = round(h (tanh(z) + 1)); code = i / h - 1
 ///   symmetric_clamp  i = round(h (clamp(z, -1, 1) + 1)); code = i / h - 1
 ///
-/// What is halfway goes up. A row's index is sum over j of i[j] * product of levels before j: the
-/// first feature counts fastest.
+/// Halfway cases round up. The index of a row is the sum over j of i[j] * product of levels before
+/// j: the first feature varies fastest.
 /// Paper        Mentzer et al. 2023, Finite Scalar Quantization, arXiv:2309.15505 (tanh); Parker et
 ///              al. 2024, arXiv:2411.19842, eq. 1 (symmetric)
 ///
@@ -31,11 +31,10 @@ namespace torchvq::ops {
 /// @param bound   as above.
 /// @return        codes (*, D), float64 for float64 x, otherwise float32; indices (*), int64.
 ///
-/// Gradient     of codes to x: as if nothing were rounded, so that of the bound. Not
-///              differentiable again.
+/// Gradient     of codes to x: as without rounding, that is, of the bound. Not differentiable
+///              again.
 /// Exactness    levels are found by comparing z with the numbers at which they change, so indices
-/// depend on the value of z alone: not on dtype, device,
-///              threads or instruction set.
+///              depend only on the value of z, not on dtype, device, threads or instruction set.
 /// Non-finite   a row with NaN or infinity has codes NaN and index 0.
 /// Empty        gives empty results.
 /// Throws       c10::ValueError for bad shapes, levels and bounds, c10::TypeError for bad dtypes.

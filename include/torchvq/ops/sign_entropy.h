@@ -1,4 +1,4 @@
-// The entropy loss of lookup-free quantization, without ever listing the codes.
+// The entropy loss of lookup-free quantization, without a list of the codes.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@
 
 namespace torchvq::ops {
 
-/// Entropies of soft sign codes: of each token, and of their average over the tokens.
+/// Entropies of soft sign codes: of single tokens, and of the mean distribution over tokens.
 ///
 /// Formula      q[n, d] = sigmoid(sharpness * x[n, d]), the probability that bit d is set;
 ///              p[n, k] = product over d of q or 1 - q, by bit d of k;
@@ -31,15 +31,15 @@ namespace torchvq::ops {
 ///                   all ranks. Default: those of this process.
 /// @return           per_sample (), batch (): float64 for float64 x, otherwise float32.
 ///
-/// More than 24 bits are cut into the fewest groups of nearly equal size with at most 24 bits each;
-/// batch is then the sum of the entropies of the groups (the grouped form of BSQ), at least the
-/// joint entropy, and equal to it where groups are independent.
+/// More than 24 bits are split into the fewest groups of nearly equal size with at most 24 bits
+/// each; batch is then the sum of the entropies of the groups (the grouped form of BSQ), which is
+/// at least the joint entropy, and equal to it if groups are independent.
 ///
 /// Gradient     to x in closed form, computed by the forward; once differentiable.
 /// Ties         none: everything is smooth.
 /// Empty        a head without tokens, or all masked, adds 0 with zero gradient.
-/// Non-finite   an unmasked NaN makes both NaN; infinity is a sure bit.
-/// Precision    float32 (float64 for float64 x); logits beyond 87 (700) count as sure; entropies
+/// Non-finite   an unmasked NaN makes both entropies NaN; infinity is a certain bit.
+/// Precision    float32 (float64 for float64 x); logits beyond 87 (700) count as certain; entropies
 ///              are added in float64.
 /// Determinism  float32 on CPU: the same bits for any instruction set and number of threads.
 /// Distributed  with totals of W ranks every rank has the entropies of one process with the whole
@@ -51,15 +51,16 @@ TORCHVQ_API std::pair<at::Tensor, at::Tensor> sign_entropy(
     const at::Tensor& x, double sharpness, const std::optional<at::Tensor>& mask = std::nullopt,
     const std::optional<at::Tensor>& totals = std::nullopt);
 
-/// What ranks add up to share the entropies: per head the sums of p over the unmasked tokens (one
-/// number per code of each group), the sum of their entropies, their number, and 1. No gradient.
+/// The numbers that ranks add up to share the entropies: per head the sums of p over the unmasked
+/// tokens (one number per code of each group), the sum of their entropies, their number, and 1. No
+/// gradient.
 ///
 /// @return  (H, sum over groups of 2^bits + 3), float64 for float64 x, otherwise float32.
 TORCHVQ_API at::Tensor sign_entropy_totals(const at::Tensor& x, double sharpness,
                                            const std::optional<at::Tensor>& mask = std::nullopt);
 
-/// The leaf behind it: both entropies and their gradients to x for an upstream gradient of 1, in
-/// the dtype of the entropies; without elements unless `wanted`.
+/// The leaf operator behind sign_entropy(): both entropies and their gradients to x for an upstream
+/// gradient of 1, in the dtype of the entropies; gradients have no elements unless `wanted`.
 TORCHVQ_API std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> sign_entropy_forward(
     const at::Tensor& x, double sharpness, const std::optional<at::Tensor>& mask,
     const std::optional<at::Tensor>& totals, bool wanted);

@@ -1,4 +1,4 @@
-// Lookup-free quantization: every feature becomes its sign, and the signs are the bits of an index.
+// Lookup-free quantization: replaces every feature by its sign; the signs are the bits of an index.
 #pragma once
 
 #include <utility>
@@ -21,14 +21,14 @@ namespace torchvq::ops {
 /// @return       codes (*, D), float64 for float64 x, otherwise float32; indices (*), int64.
 ///
 /// Gradient     none; straight_through() gives the codes one.
-/// Ties         zero, of either sign, is a bit that is not set.
-/// Exactness    indices depend on the values of x alone, whatever its dtype, device or threads.
+/// Ties         zero, of either sign, is an unset bit.
+/// Exactness    indices depend only on the values of x, not on dtype, device or threads.
 /// Non-finite   a row with NaN or infinity gives a code of NaN and index 0.
 /// Empty        gives empty results.
 /// Throws       c10::ValueError for bad shapes and scales, c10::TypeError for bad dtypes.
 TORCHVQ_API std::pair<at::Tensor, at::Tensor> sign_quantize(const at::Tensor& x, double scale = 1);
 
-/// The codes of indices, equal to the bit to what sign_quantize() returned with them.
+/// The codes of indices, with the bits that sign_quantize() returned.
 ///
 /// @param indices  (*), int64, in [0, 2^bits), or -1, whose code is zero.
 /// @param bits     in [1, 62].

@@ -1,4 +1,4 @@
-// A copy that compilers cannot see through.
+// A copy that compilers cannot optimise away.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,8 +9,9 @@ namespace torchvq::ops {
 
 /// Copies a codebook so that backward can use it after the forward has overwritten the original.
 ///
-/// A compiler recomputes a plain `clone` in backward from the buffer that was updated meanwhile;
-/// the result of this opaque operator is saved instead (docs/design/estimators-and-losses.md).
+/// A compiler recomputes a plain `clone` in backward, from the buffer that has been updated
+/// meanwhile; it saves the result of this opaque operator instead
+/// (docs/design/estimators-and-losses.md).
 ///
 /// Formula      y = codebook, bit for bit, contiguous
 ///

@@ -1,4 +1,4 @@
-// The straight-through estimator: codes forward, identity backward.
+// The straight-through estimator: codes in forward, the identity in backward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +7,7 @@
 
 namespace torchvq::ops {
 
-/// Returns the codes and hands the gradient to the tokens unchanged.
+/// Returns the codes, and passes the gradient to the tokens unchanged.
 ///
 /// Formula      y = codes, bit for bit; dx = dy, dcodes = 0
 /// Paper        van den Oord et al. 2017, arXiv:1711.00937; Bengio et al. 2013, arXiv:1308.3432

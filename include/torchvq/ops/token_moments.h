@@ -1,4 +1,4 @@
-// Moments of tokens, feature by feature, and a loss that pulls them to given values.
+// Moments of tokens per feature, and a loss that pulls them to given values.
 #pragma once
 
 #include <array>
@@ -21,13 +21,13 @@ namespace torchvq::ops {
 TORCHVQ_API at::Tensor token_moments(const at::Tensor& x,
                                      const std::optional<at::Tensor>& mask = std::nullopt);
 
-/// What moment_loss() pulls mean, variance, skewness and excess kurtosis to, and how strongly.
+/// Targets and weights of moment_loss() for mean, variance, skewness and excess kurtosis.
 struct MomentTargets {
   std::array<double, 4> targets;
   std::array<double, 4> weights;
 };
 
-/// What moment_loss() returns; statistics (D) of all tokens.
+/// The result of moment_loss(): the loss, and the statistics (D) of all tokens.
 struct MomentLoss {
   at::Tensor loss;  ///< scalar, dtype of the moments
   at::Tensor mean, variance, skewness, kurtosis;
@@ -35,13 +35,13 @@ struct MomentLoss {
 
 /// sum over k of weight_k * mean over features of (statistic_k - target_k)^2.
 ///
-/// Variance is unbiased, sum / (n - 1); skewness and kurtosis are those of (x - mean) /
-/// sqrt(variance
-/// + 1e-8), kurtosis minus 3. Below 2 tokens there is no variance: those terms are 0. No tokens: 0.
+/// Variance is unbiased, sum / (n - 1); skewness and kurtosis are those of
+/// (x - mean) / sqrt(variance + 1e-8), kurtosis minus 3. With fewer than 2 tokens there is no
+/// variance, and the terms that need it are 0. Without tokens the loss is 0.
 ///
 /// @param moments  (W, 1 + 4 D): a row of token_moments() for each of W parts of the tokens.
 ///
-/// Gradient  of the loss to moments, counts excepted; the statistics have none.
+/// Gradient  of the loss to moments, except counts; the statistics have none.
 TORCHVQ_API MomentLoss moment_loss(const at::Tensor& moments, const MomentTargets& targets);
 
 }  // namespace torchvq::ops

@@ -1,4 +1,4 @@
-// Unit vectors, the space in which the cosine metric works.
+// Unit vectors, which the cosine metric compares.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,11 +18,10 @@ namespace torchvq::ops {
 /// Ties         a zero row stays zero; a row with NaN or infinity becomes NaN.
 /// Empty        an empty input gives an empty result.
 /// Precision    squares are summed in float64 in index order and the quotient is rounded once, so
-/// the bits do
-///              not depend on device, instruction set or threads: codebooks that learn from unit
-///              vectors stay the same on every machine.
+///              the bits do not depend on device, instruction set or threads: codebooks that learn
+///              from unit vectors are the same on every machine.
 /// Throws       c10::TypeError for a dtype that is not floating point, c10::ValueError for a
-/// scalar.
+///              scalar.
 TORCHVQ_API at::Tensor unit_vectors(const at::Tensor& x);
 
 }  // namespace torchvq::ops

@@ -25,20 +25,20 @@ struct TORCHVQ_API BinaryMapperOptions {
 
   /// Number of logits H, 1 to 30.
   TORCH_ARG(int64_t, bits);
-  /// Nats per token that the divergence from the uniform distribution may have for free.
+  /// Nats per token below which the divergence from the uniform distribution costs nothing.
   /// Default: log 2.
   TORCH_ARG(double, kl_loss_threshold) = 0.69314718055994531;
   /// Whether evaluation takes the likelier bits instead of drawing. Default: true, but false with
   /// vqp_compat.
   TORCH_ARG(std::optional<bool>, deterministic_on_eval);
-  /// As vector-quantize-pytorch: evaluation draws unless deterministic_on_eval, and the gradient
-  /// ignores the temperature. Default: what TORCHVQ_COMPAT says.
+  /// Behave as vector-quantize-pytorch: evaluation draws unless deterministic_on_eval, and the
+  /// gradient ignores the temperature. Default: set by TORCHVQ_COMPAT.
   TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
 };
 
-/// What one forward is asked for.
+/// Options of one forward.
 struct TORCHVQ_API BinaryMapperForwardOptions {
-  /// Of the draws and of the gradient, 0 or more. Default: 1.
+  /// Temperature of the draws and of the gradient, 0 or more. Default: 1.
   TORCH_ARG(double, temperature) = 1.0;
   /// Whether the output has the gradient of the codes' probabilities. Default: in training.
   TORCH_ARG(std::optional<bool>, straight_through);

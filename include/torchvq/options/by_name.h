@@ -1,5 +1,5 @@
-// Options by their names, with values as text in the form that Python writes: for configuration
-// files, and for the Python classes, whose constructors are checked here.
+// Options by name, with values as Python prints them: for configuration files, and for the
+// constructors of the Python classes, which are checked here.
 #pragma once
 
 #include <cstdint>
@@ -11,32 +11,33 @@
 namespace torchvq {
 
 /// Sets one option: `True`, `3`, `0.5`, `inf`, `None`, `[8, 5]`, `cosine`. Options of a stack's
-/// levels go by their own names (`decay` of a ResidualVQOptions is that of its levels), those of
-/// mlp_kwargs by `mlp_kwargs.depth`. Modules and optimizers have no text: anything but `None` puts
-/// a placeholder there, for check_options() alone.
+/// levels have their own names (`decay` of a ResidualVQOptions is that of its levels), those of
+/// mlp_kwargs are `mlp_kwargs.depth` and so on. Modules and optimizers have no text form: any value
+/// but `None` sets a placeholder, for check_options() only.
 ///
-/// @tparam Options  the options of any class, ResidualVQOptions for one.
-/// @return  whether there is an option of that name.
+/// @tparam Options  the options of any class, for example ResidualVQOptions.
+/// @return  whether an option of that name exists.
 /// Throws c10::TypeError for text of the wrong kind.
 /// Example: `set_option(options, "decay", "0.9")`
 template <typename Options>
 TORCHVQ_API bool set_option(Options& options, const std::string& name, const std::string& text);
 
-/// Checks the options of a class as its constructor does; those not named have their defaults.
+/// Checks the options of a class as its constructor does; options not named have their defaults.
 ///
-/// @param owner   the class, "VectorQuantize" for one.
+/// @param owner   the class, for example "VectorQuantize".
 /// @param values  one for each name.
-/// @return  what open options resolve to: for VectorQuantize rotation_trick, ema_update and
-///          learnable_codebook as 0 or 1, for ResidualVQ the codebook size of every level,
-///          otherwise nothing.
-/// Throws c10::ValueError for an option out of range, options that exclude each other, and a class
-/// that is none; c10::TypeError for a value of the wrong kind, a name that is none, and an option
-/// that is missing.
+/// @return  the values of options whose default depends on others: for VectorQuantize
+///          rotation_trick, ema_update and learnable_codebook as 0 or 1, for ResidualVQ the
+///          codebook size of every level, otherwise nothing.
+/// Throws c10::ValueError for an option out of range, options that exclude each other, and an
+/// unknown class; c10::TypeError for a value of the wrong kind, an unknown option, and a missing
+/// option.
 TORCHVQ_API std::vector<int64_t> check_options(const std::string& owner,
                                                const std::vector<std::string>& names,
                                                const std::vector<std::string>& values);
 
-/// The options of a class, "decay=0.8" with its default for each, "dim" where one must be given.
+/// The options of a class with their defaults, as "decay=0.8"; only the name ("dim") if the option
+/// is required.
 TORCHVQ_API std::vector<std::string> list_options(const std::string& owner);
 
 }  // namespace torchvq

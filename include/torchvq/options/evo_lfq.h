@@ -28,38 +28,38 @@ struct TORCHVQ_API EvoLFQOptions {
   TORCH_ARG(int64_t, pop_size) = 64;
   /// Probability, in [0, 1], that a bit flips. Default: 0.02.
   TORCH_ARG(double, mutation_rate) = 0.02;
-  /// Candidates that compete to be a parent, at least 1. Default: 2.
+  /// Candidates that compete to become a parent, at least 1. Default: 2.
   TORCH_ARG(int64_t, tournament_size) = 2;
-  /// Fittest candidates that survive as they are, 0 or more. Default: 1.
+  /// Fittest candidates that survive unchanged, 0 or more. Default: 1.
   TORCH_ARG(int64_t, elitism_count) = 1;
-  /// Of evolve(). Default: 50.
+  /// Generations of evolve(). Default: 50.
   TORCH_ARG(int64_t, generations) = 50;
 };
 
-/// Options of one generation; those left open are the module's.
+/// Options of one generation; unset fields follow the module's options.
 struct TORCHVQ_API EvoLFQStepOptions {
   TORCH_ARG(std::optional<int64_t>, tournament_size);
   TORCH_ARG(std::optional<double>, mutation_rate);
   TORCH_ARG(std::optional<int64_t>, elitism_count);
   /// Bits are -1 and 1. Default: false.
   TORCH_ARG(bool, is_sign) = false;
-  /// Candidates that are decoded and scored at once. Default: all.
+  /// Candidates that are decoded and scored together. Default: all.
   TORCH_ARG(std::optional<int64_t>, batch_size);
 };
 
 /// Options of a search.
 struct TORCHVQ_API EvoLFQEvolveOptions {
-  /// The population to begin with. Default: a random one of pop_size and shape.
+  /// The initial population. Default: a random one of pop_size and shape.
   TORCH_ARG(std::optional<torch::Tensor>, pop_bits);
-  /// Default: the module's.
+  /// Size of the population. Default: the module's.
   TORCH_ARG(std::optional<int64_t>, pop_size);
-  /// Of a candidate, ending with the features; needed without pop_bits.
+  /// Shape of a candidate, with the features last; required without pop_bits.
   TORCH_ARG(std::optional<std::vector<int64_t>>, shape);
-  /// How many. Default: the module's.
+  /// Number of generations. Default: the module's.
   TORCH_ARG(std::optional<int64_t>, generations);
   /// Decode the fittest candidate in each generation. Default: false.
   TORCH_ARG(bool, return_best_decoded) = false;
-  /// Of each generation.
+  /// Options of each generation.
   TORCH_ARG(EvoLFQStepOptions, step);
 };
 

@@ -29,8 +29,8 @@ struct TORCHVQ_API FSPOptions {
   void validate() const;
 
   TORCH_ARG(std::vector<int64_t>, levels);
-  /// Features of the input; where they differ from the number of levels, project_in and project_out
-  /// are linear layers. Default: the number of levels.
+  /// Features of the input. If it differs from the number of levels, project_in and project_out are
+  /// linear layers. Default: the number of levels.
   TORCH_ARG(std::optional<int64_t>, dim);
   /// Features on axis 1; otherwise on the last. Default: false.
   TORCH_ARG(bool, channel_first) = false;
@@ -38,24 +38,25 @@ struct TORCHVQ_API FSPOptions {
   TORCH_ARG(bool, projection_has_bias) = true;
   /// The distribution: tanh, sigmoid, normal, laplace or cauchy. Default: "tanh".
   TORCH_ARG(std::string, act_name) = "tanh";
-  /// Probability of being quantized in training instead of perturbed, in [0, 1]. Default: 0.
+  /// Probability that a feature is quantized instead of perturbed in training, in [0, 1]. Default:
+  /// 0.
   TORCH_ARG(double, quantize_rate) = 0.0;
-  /// Codes go through the inverse of the activation. Default: false.
+  /// Apply the inverse of the activation to the codes. Default: false.
   TORCH_ARG(bool, need_inv_act) = false;
   /// Moments that the loss pulls: none, var, kurt, var_tanh, var_sigmoid or var_laplace.
   /// Default: "var_tanh".
   TORCH_ARG(std::string, vector_norm) = "var_tanh";
-  /// Whether ranks that train together take the moments over the tokens of all. Default: in
-  /// training, where the group has several ranks; never with vqp_compat.
+  /// Whether ranks that train together compute the moments over the tokens of all ranks. Default:
+  /// in training, if the group has several ranks; never with vqp_compat.
   TORCH_ARG(std::optional<bool>, sync_statistics);
-  /// Those ranks, by the name of their group. Default: distributed::default_group().
+  /// The name of the group of these ranks. Default: distributed::default_group().
   TORCH_ARG(std::optional<std::string>, process_group);
-  /// As vector-quantize-pytorch: moments of each rank's own tokens, unless sync_statistics; int32
-  /// indices, where the codebook has less than 2^31 codes. Default: what TORCHVQ_COMPAT says.
+  /// Behave as vector-quantize-pytorch: moments of each rank's own tokens, unless sync_statistics;
+  /// int32 indices, if the codebook has less than 2^31 codes. Default: set by TORCHVQ_COMPAT.
   TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
 };
 
-/// What one forward is asked for.
+/// Options of one forward.
 struct TORCHVQ_API FSPForwardOptions {
   /// With need_inv_act, activations are kept in [eps, 1 - eps] before the inverse. Default: 1e-6.
   TORCH_ARG(double, eps) = 1e-6;

@@ -30,10 +30,10 @@ struct ScaleSizes {
   ScaleSizes(std::vector<std::vector<int64_t>> list)  // NOLINT(google-explicit-constructor)
       : each(std::move(list)) {}
 
-  std::vector<std::vector<int64_t>> each;  ///< a list of one number: that for all axes
+  std::vector<std::vector<int64_t>> each;  ///< a list of one number holds for all axes
 };
 
-/// What HierarchicalVQOptions::validate() makes of options that leave something open.
+/// The values that HierarchicalVQOptions::validate() derives from the options.
 struct ResolvedHierarchicalVQOptions {
   std::vector<int64_t> sizes;                ///< codes of each scale
   std::vector<std::vector<int64_t>> shapes;  ///< the grid of each scale, one number per axis
@@ -50,14 +50,14 @@ struct ResolvedHierarchicalVQOptions {
 /// ```
 struct TORCHVQ_API HierarchicalVQOptions {
   /// @param dim            features of the input and of a code, at least 1.
-  /// @param codebook_size  codes of the codebook, or of that of each scale.
-  /// @param scales         grids, coarsest first; none smaller along any axis than the one before.
+  /// @param codebook_size  codes of the codebook, or of the codebook of each scale.
+  /// @param scales         grids, coarsest first; along no axis smaller than the one before.
   HierarchicalVQOptions(int64_t dim, CodebookSizes codebook_size, ScaleSizes scales)
       : dim_(dim), codebook_size_(std::move(codebook_size)), scales_(std::move(scales)) {}
 
   /// Throws c10::ValueError for an option out of range, or options that exclude each other.
   ResolvedHierarchicalVQOptions validate() const;
-  /// Axes of positions: 1, of images 2, of volumes 3.
+  /// Number of position axes: 1 for sequences, 2 for images, 3 for volumes.
   int64_t spatial_dims() const { return accept_3d_fmap() ? 3 : accept_image_fmap() ? 2 : 1; }
   /// The options of the quantizer of one scale.
   VectorQuantizeOptions vq(int64_t size) const;
@@ -83,9 +83,9 @@ struct TORCHVQ_API HierarchicalVQOptions {
   // Between scales and map
   // -----------------------------------------------------------------------------------------------
 
-  /// What the convolution has of the map of a scale, |quant_resi|; finite. Default: 0.5.
+  /// Share of the convolution, |quant_resi|, in the map of a scale; finite. Default: 0.5.
   TORCH_ARG(double, quant_resi) = 0.5;
-  /// Convolutions for all scales: 1, or several spread evenly; below 1 one for each. Default: 1.
+  /// Number of convolutions that the scales share; below 1, each scale has its own. Default: 1.
   TORCH_ARG(int64_t, share_quant_resi) = 1;
   /// Probability that a training forward drops the last scales, in [0, 1]. Default: 0.
   TORCH_ARG(double, nested_dropout) = 0.0;
@@ -131,18 +131,18 @@ struct TORCHVQ_API HierarchicalVQOptions {
   TORCH_ARG(std::string, reduction) = "exact";
   /// See VectorQuantizeOptions. Default: 1.
   TORCH_ARG(int64_t, sync_every) = 1;
-  /// The order of vector-quantize-pytorch: k-means on the coarsest scale, an update after each
-  /// scale, dropped scales that teach and have indices; and what it means for VectorQuantize.
-  /// Default: what TORCHVQ_COMPAT says.
+  /// Behave as vector-quantize-pytorch: k-means on the coarsest scale, an update after each scale,
+  /// dropped scales that have indices and update the codebook; and the differences of
+  /// VectorQuantize. Default: set by TORCHVQ_COMPAT.
   TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
 };
 
 /// Options of one call of HierarchicalVQImpl::forward.
 struct TORCHVQ_API HierarchicalVQForwardOptions {
-  /// Codes to score instead of choosing, one tensor for each scale: the loss is then the mean over
-  /// scales of the cross-entropies of the distances towards them. -1 is left out.
+  /// Target codes, one tensor for each scale: the loss is then the mean over scales of the
+  /// cross-entropy of the distances with these targets. -1 is left out.
   TORCH_ARG(std::optional<std::vector<torch::Tensor>>, indices);
-  /// (B, *), bool, true for real positions. Outputs of the others are 0.
+  /// (B, *), bool, true for real positions. The output of padding is 0.
   TORCH_ARG(std::optional<torch::Tensor>, mask);
   /// (B,), lengths of sequences, instead of mask.
   TORCH_ARG(std::optional<torch::Tensor>, lens);

@@ -21,7 +21,7 @@ namespace torchvq {
 /// torchvq::LatentQuantize quantizer(torchvq::LatentQuantizeOptions({5, 5, 8}, 16));
 /// ```
 struct TORCHVQ_API LatentQuantizeOptions {
-  /// @param levels  how many values each feature has, each 2 to 65536, product at most 2^62.
+  /// @param levels  number of values of each feature, each 2 to 65536, product at most 2^62.
   /// @param dim     features of the input, at least 1.
   LatentQuantizeOptions(std::vector<int64_t> levels, int64_t dim)
       : levels_(std::move(levels)), dim_(dim) {}
@@ -34,25 +34,25 @@ struct TORCHVQ_API LatentQuantizeOptions {
 
   TORCH_ARG(std::vector<int64_t>, levels);
   TORCH_ARG(int64_t, dim);
-  /// Finite, 0 or more. Default: 0.1.
+  /// Weight of the commitment loss, finite, 0 or more. Default: 0.1.
   TORCH_ARG(double, commitment_loss_weight) = 0.1;
-  /// Finite, 0 or more. Default: 0.1.
+  /// Weight of the quantization loss, finite, 0 or more. Default: 0.1.
   TORCH_ARG(double, quantization_loss_weight) = 0.1;
   /// Codes per token; they share the values. Default: 1.
   TORCH_ARG(int64_t, num_codebooks) = 1;
-  /// Indices have a last axis for the codebooks with one codebook too. Default: with several.
+  /// Indices have a last axis for the codebooks. Default: if there are several.
   TORCH_ARG(std::optional<bool>, keep_num_codebooks_dim);
-  /// The values are parameters; otherwise they stay as they are, and out of the state. Default:
+  /// The values are parameters; otherwise they are constants, and not part of the state. Default:
   /// true.
   TORCH_ARG(bool, optimize_values) = true;
-  /// Optimizer of the values that makes a step towards the latents inside each training forward;
+  /// Optimizer of the values that takes a step towards the latents inside each training forward;
   /// see VectorQuantizeOptions. Default: none.
   TORCH_ARG(CodebookOptimizer, in_place_codebook_optimizer);
   /// Features on axis 1; otherwise on the last. Default: true.
   TORCH_ARG(bool, channel_first) = true;
-  /// As vector-quantize-pytorch: the loss is between input and output, its two terms pull the side
-  /// that the other should, the values never learn; int32 indices, where the codebook has less than
-  /// 2^31 codes. Default: what TORCHVQ_COMPAT says.
+  /// Behave as vector-quantize-pytorch: the loss compares input and output, each of its two terms
+  /// pulls the side that the other should, the values never learn; int32 indices, if the codebook
+  /// has less than 2^31 codes. Default: set by TORCHVQ_COMPAT.
   TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
 };
 

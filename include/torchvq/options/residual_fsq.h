@@ -34,40 +34,41 @@ struct TORCHVQ_API ResidualFSQOptions {
 
   /// Numbers of levels.
   TORCH_ARG(std::vector<int64_t>, levels);
-  /// Quantizers in sequence Q.
+  /// Number of quantizers Q.
   TORCH_ARG(int64_t, num_quantizers);
-  /// Features of the input. Where it differs from D, project_in and project_out are linear layers
+  /// Features of the input. If it differs from D, project_in and project_out are linear layers
   /// around the stack. Default: D.
   TORCH_ARG(std::optional<int64_t>, dim);
   /// Features on axis 1, whatever the number of position axes. Default: false.
   TORCH_ARG(bool, is_channel_first) = false;
-  /// In training, use a random number of quantizers only. Default: false.
+  /// In training, use only a random number of the quantizers. Default: false.
   TORCH_ARG(bool, quantize_dropout) = false;
-  /// The last one that is never dropped, counted from 0. Default: 0.
+  /// The last quantizer that is never dropped, counted from 0. Default: 0.
   TORCH_ARG(int64_t, quantize_dropout_cutoff_index) = 0;
-  /// Keep a multiple of this many (or all), at least 1. Default: 1.
+  /// The number kept is a multiple of this, or all of them; at least 1. Default: 1.
   TORCH_ARG(int64_t, quantize_dropout_multiple_of) = 1;
-  /// The input of the first level is c tanh(x / c); one number, or one for each of the D features.
-  /// Only without bound_hard_clamp. Default: none, but 1 + 1 / (L - 1) with it.
+  /// Bound c of the soft clamp c tanh(x / c) before the first level; one number, or one for each of
+  /// the D features. Only without bound_hard_clamp. Default: none, but 1 + 1 / (L - 1) with
+  /// bound_hard_clamp.
   TORCH_ARG(std::optional<std::vector<double>>, soft_clamp_input_value);
-  /// Levels bound by a clamp to [-1, 1] instead of tanh. Default: true.
+  /// Levels bound their input by a clamp to [-1, 1] instead of tanh. Default: true.
   TORCH_ARG(bool, bound_hard_clamp) = true;
-  /// The numbers of vector-quantize-pytorch: its gradient, whose gain is the sum of those of the
-  /// levels, its noise (see FSQOptions), int32 indices. Default: what TORCHVQ_COMPAT says.
+  /// Behave as vector-quantize-pytorch: its gradient, whose gain is the sum of the gains of the
+  /// levels, its noise (see FSQOptions), int32 indices. Default: set by TORCHVQ_COMPAT.
   TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
-  /// Options of every level: noise_dropout, orthogonal_rotation, keep_num_codebooks_dim. Levels,
-  /// bound, symmetry and layout are those of the stack, whatever is set here.
+  /// Options of every level: noise_dropout, orthogonal_rotation, keep_num_codebooks_dim. The stack
+  /// sets levels, bound, symmetry and layout; they are ignored here.
   TORCH_ARG(FSQOptions, fsq) = FSQOptions(std::vector<int64_t>());
 };
 
 /// Options of one call of ResidualFSQImpl::forward and GroupedResidualFSQImpl::forward.
 struct TORCHVQ_API ResidualFSQForwardOptions {
-  /// (B, *), bool, true for real tokens. Outputs of the others are 0, their indices -1.
+  /// (B, *), bool, true for real tokens. Padding has output 0 and index -1.
   TORCH_ARG(std::optional<torch::Tensor>, mask);
   /// Fill ResidualFSQOutput::all_codes. Default: false.
   TORCH_ARG(bool, return_all_codes) = false;
-  /// Decides which levels are dropped, the same as in Python and in vector-quantize-pytorch.
-  /// Default: the number of the training step, so that ranks drop the same.
+  /// Seed that decides which levels are dropped, as in Python and in vector-quantize-pytorch.
+  /// Default: the step number, so that all ranks drop the same levels.
   TORCH_ARG(std::optional<int64_t>, rand_quantize_dropout_fixed_seed);
 };
 

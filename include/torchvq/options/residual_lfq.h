@@ -22,7 +22,7 @@ namespace torchvq {
 /// torchvq::ResidualLFQ quantizer(torchvq::ResidualLFQOptions(256, 8, 256));
 /// ```
 struct TORCHVQ_API ResidualLFQOptions {
-  /// @param dim             features of the input. Where it differs from the bits of a code,
+  /// @param dim             features of the input. If it differs from the bits of a code,
   ///                        project_in and project_out are linear layers.
   /// @param num_quantizers  Q, at least 1.
   /// @param codebook_size   codes per level, a power of 2 up to 2^62.
@@ -34,37 +34,37 @@ struct TORCHVQ_API ResidualLFQOptions {
 
   /// Features of the input.
   TORCH_ARG(int64_t, dim);
-  /// Quantizers in sequence Q.
+  /// Number of quantizers Q.
   TORCH_ARG(int64_t, num_quantizers);
   /// Codes per level.
   TORCH_ARG(int64_t, codebook_size);
   /// Features on axis 1, whatever the number of position axes. Default: false.
   TORCH_ARG(bool, is_channel_first) = false;
-  /// In training, use a random number of quantizers only. Default: false.
+  /// In training, use only a random number of the quantizers. Default: false.
   TORCH_ARG(bool, quantize_dropout) = false;
-  /// The last one that is never dropped, counted from 0. Default: 0.
+  /// The last quantizer that is never dropped, counted from 0. Default: 0.
   TORCH_ARG(int64_t, quantize_dropout_cutoff_index) = 0;
-  /// Keep a multiple of this many (or all), at least 1. Default: 1.
+  /// The number kept is a multiple of this, or all of them; at least 1. Default: 1.
   TORCH_ARG(int64_t, quantize_dropout_multiple_of) = 1;
-  /// Keeps the latents of level n inside +- value * 2^-n; at least 1. Default: none.
+  /// Bounds the latents of level n to +- value * 2^-n; at least 1. Default: none.
   TORCH_ARG(std::optional<double>, soft_clamp_input_value);
-  /// The numbers of vector-quantize-pytorch: its gradient, whose gain is the number of levels, and
-  /// its entropies (see LFQOptions). Default: what TORCHVQ_COMPAT says.
+  /// Behave as vector-quantize-pytorch: its gradient, whose gain is the number of levels, and its
+  /// entropies (see LFQOptions). Default: set by TORCHVQ_COMPAT.
   TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
   /// Options of every level: weights of the losses, frac_per_sample_entropy (the same tokens for
   /// all levels), spherical, orthogonal_rotation, straight_through_activation, sync_codebook,
-  /// process_group. Shape, scale, clamp and layout are those of the stack, whatever is set here.
+  /// process_group. The stack sets shape, scale, clamp and layout; they are ignored here.
   TORCH_ARG(LFQOptions, lfq);
 };
 
 /// Options of one call of ResidualLFQImpl::forward and GroupedResidualLFQImpl::forward.
 struct TORCHVQ_API ResidualLFQForwardOptions {
-  /// (B, *), bool, true for real tokens. Outputs of the others are 0, their indices -1.
+  /// (B, *), bool, true for real tokens. Padding has output 0 and index -1.
   TORCH_ARG(std::optional<torch::Tensor>, mask);
   /// Fill ResidualLFQOutput::all_codes. Default: false.
   TORCH_ARG(bool, return_all_codes) = false;
-  /// Decides which levels are dropped, the same as in Python and in vector-quantize-pytorch.
-  /// Default: the number of the training step, so that ranks drop the same.
+  /// Seed that decides which levels are dropped, as in Python and in vector-quantize-pytorch.
+  /// Default: the step number, so that all ranks drop the same levels.
   TORCH_ARG(std::optional<int64_t>, rand_quantize_dropout_fixed_seed);
 };
 

@@ -15,11 +15,12 @@
 
 namespace torchvq {
 
-/// From the codebook's parameters to the optimizer that steps on them inside each training forward.
+/// Makes, from the codebook's parameters, the optimizer that updates them inside each training
+/// forward.
 using CodebookOptimizer =
     std::function<std::shared_ptr<torch::optim::Optimizer>(std::vector<torch::Tensor>)>;
 
-/// What the options that default to "depends" resolve to.
+/// The values of options whose default depends on other options.
 struct ResolvedVectorQuantizeOptions {
   bool rotation_trick;
   bool ema_update;
@@ -37,8 +38,8 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// @param dim  features of the input, at least 1.
   explicit VectorQuantizeOptions(int64_t dim) : dim_(dim) {}
 
-  /// Throws c10::ValueError for an option out of range, or options that exclude each other;
-  /// resolves the open ones.
+  /// Throws c10::ValueError for an option out of range, or options that exclude each other.
+  /// @return  the options whose default depends on others.
   ResolvedVectorQuantizeOptions validate() const;
 
   // Shape -----------------------------------------------------------------------------------------
@@ -47,15 +48,15 @@ struct TORCHVQ_API VectorQuantizeOptions {
   TORCH_ARG(int64_t, dim);
   /// Number of codes K, at least 1. Default: 512.
   TORCH_ARG(int64_t, codebook_size) = 512;
-  /// Features of a code, per head. Where heads * codebook_dim differs from dim, project_in and
+  /// Features of a code, per head. If heads * codebook_dim differs from dim, project_in and
   /// project_out are linear layers, otherwise identities. Default: dim.
   TORCH_ARG(std::optional<int64_t>, codebook_dim);
-  /// Codes per latent; the features are split over them, the first features being head 0.
+  /// Codes per latent; the features are split over them, and the first belong to head 0.
   /// Default: 1.
   TORCH_ARG(int64_t, heads) = 1;
   /// One codebook per head instead of one for all. Default: false.
   TORCH_ARG(bool, separate_codebook_per_head) = false;
-  /// Layer norm behind project_in, where there is a projection. Default: false.
+  /// Layer norm after project_in, if there is a projection. Default: false.
   TORCH_ARG(bool, layernorm_after_project_in) = false;
   /// Features on the last axis; otherwise on axis 1. Default: true.
   TORCH_ARG(bool, channel_last) = true;
@@ -68,11 +69,12 @@ struct TORCHVQ_API VectorQuantizeOptions {
 
   // Search ----------------------------------------------------------------------------------------
 
-  /// Compare by cosine; latents and codes become unit vectors (arXiv:2110.04627). Default: false.
+  /// Compare by cosine similarity; latents and codes become unit vectors (arXiv:2110.04627).
+  /// Default: false.
   TORCH_ARG(bool, use_cosine_sim) = false;
   /// Sample codes from softmax(logits / temperature) in training. Default: false.
   TORCH_ARG(bool, stochastic_sample_codes) = false;
-  /// That temperature; 0 or less takes the nearest code. Default: 1.
+  /// Temperature of the sampling; 0 or less takes the nearest code. Default: 1.
   TORCH_ARG(double, sample_codebook_temp) = 1.0;
 
   // Gradient of the output ------------------------------------------------------------------------
@@ -118,24 +120,24 @@ struct TORCHVQ_API VectorQuantizeOptions {
   TORCH_ARG(double, decay) = 0.8;
   /// Laplace smoothing of the cluster sizes, above 0. Default: 1e-5.
   TORCH_ARG(double, eps) = 1e-5;
-  /// Nothing of the codebook changes in training (but k-means initialisation, once). Default:
+  /// The codebook does not change in training, except for one k-means initialisation. Default:
   /// false.
   TORCH_ARG(bool, freeze_codebook) = false;
-  /// Training moves the codes by moving averages. Default: true, but false with vq_bridge and
+  /// Training updates the codes by moving averages. Default: true, but false with vq_bridge and
   /// directional_reparam.
   TORCH_ARG(std::optional<bool>, ema_update);
-  /// Training moves the averages only; codebook()->update_ema() sets the codes. Default: false.
+  /// Training updates only the averages; codebook()->update_ema() sets the codes. Default: false.
   TORCH_ARG(bool, manual_ema_update) = false;
   /// The codes are parameters, pulled by the commitment loss. Needs ema_update(false).
   /// Default: false, but true with vq_bridge and directional_reparam.
   TORCH_ARG(std::optional<bool>, learnable_codebook);
-  /// Optimizer of the codebook that makes a step towards the tokens inside each training forward.
-  /// Its options are this function's; what it accumulates is part of the checkpoint (state_dict.h,
-  /// torch::save) under the names that Python uses, `in_place_codebook_optimizer.0.exp_avg`: for
-  /// SGD, Adam, AdamW, RMSprop and Adagrad of torch::optim. Of other optimizers libtorch has no way
-  /// to read or set the state without knowing their types, so they start anew. Default: none.
+  /// Optimizer of the codebook that takes a step towards the tokens inside each training forward.
+  /// The function sets its options. The state of SGD, Adam, AdamW, RMSprop and Adagrad of
+  /// torch::optim is part of the checkpoint (state_dict.h, torch::save) under the names that Python
+  /// uses, such as `in_place_codebook_optimizer.0.exp_avg`. Libtorch cannot read or set the state
+  /// of an optimizer of unknown type, so others start anew. Default: none.
   TORCH_ARG(CodebookOptimizer, in_place_codebook_optimizer);
-  /// Accumulate its gradients only; update_in_place_optimizer() makes the step. Default: false.
+  /// Only accumulate its gradients; update_in_place_optimizer() takes the step. Default: false.
   TORCH_ARG(bool, manual_in_place_optimizer_update) = false;
   /// Module from codes (H, K, D) to the codes in use, of the same shape (FVQ). Default: none.
   TORCH_ARG(torch::nn::AnyModule, vq_bridge);
@@ -145,22 +147,22 @@ struct TORCHVQ_API VectorQuantizeOptions {
   /// Initialise the codes by k-means on the first training tokens (SoundStream, arXiv:2107.03312).
   /// Default: false.
   TORCH_ARG(bool, kmeans_init) = false;
-  /// Lloyd iterations of that, 0 or more. Default: 10.
+  /// Lloyd iterations of the k-means initialisation, 0 or more. Default: 10.
   TORCH_ARG(int64_t, kmeans_iters) = 10;
   /// A code whose moving average of tokens per step is below this is replaced by a token of the
   /// batch, unless it was used in this step. Default: 0, never.
   TORCH_ARG(double, threshold_ema_dead_code) = 0.0;
-  /// The same as a fraction of the fair share of tokens per code, which does not depend on the
-  /// batch size. Default: 0, never.
+  /// The same threshold as a fraction of the mean number of tokens per code, which does not depend
+  /// on the batch size. Default: 0, never.
   TORCH_ARG(double, dead_code_threshold_fraction) = 0.0;
-  /// The numbers of vector-quantize-pytorch where this library differs on purpose and training
-  /// depends on it; docs/migrating.md has the list. For comparing with old curves. Default: what
+  /// Behave as vector-quantize-pytorch where this library differs on purpose and training depends
+  /// on it, to compare with old curves; docs/migrating.md has the list. Default: what
   /// TORCHVQ_COMPAT says.
   TORCH_ARG(bool, vqp_compat) = vqp_compat_by_default();
 
   // Affine codes ----------------------------------------------------------------------------------
 
-  /// Map the codes to mean and variance of the data (arXiv:2305.08842). Default: false.
+  /// Map the codes to the mean and variance of the data (arXiv:2305.08842). Default: false.
   TORCH_ARG(bool, affine_param) = false;
   /// Decay of the data's statistics, in [0, 1]. Default: 0.99.
   TORCH_ARG(double, affine_param_batch_decay) = 0.99;
@@ -169,36 +171,36 @@ struct TORCHVQ_API VectorQuantizeOptions {
 
   // Several processes -----------------------------------------------------------------------------
 
-  /// Whether ranks learn one codebook, from the tokens of all: to the bit what one process learns
-  /// from the whole batch. None or true: in training, where the group has several ranks. false: no
-  /// communication at all. TORCHVQ_SYNC=0 in the environment means that for every module.
+  /// Whether ranks learn one codebook from the tokens of all ranks, with the bits that one process
+  /// learns from the whole batch. None or true: in training, if the group has several ranks. false:
+  /// no communication at all. TORCHVQ_SYNC=0 in the environment means false for every module.
   /// Evaluation never communicates. Default: none.
   TORCH_ARG(std::optional<bool>, sync_codebook);
-  /// Whether ranks that learn together also initialise from the tokens of all; otherwise rank 0's
-  /// alone decide. Default: true.
+  /// Whether k-means uses the tokens of all ranks that learn together; otherwise only those of rank
+  /// 0. Default: true.
   TORCH_ARG(bool, sync_kmeans) = true;
   /// Whether ranks that learn together share the affine statistics. Default: false.
   TORCH_ARG(bool, sync_affine_param) = false;
-  /// The ranks that learn together: a group by the name under which c10d knows it, resolved at each
-  /// training step. Default: that of distributed::set_default_group().
+  /// The ranks that learn together: the name of a group in c10d, resolved at each training step.
+  /// Default: distributed::default_group().
   TORCH_ARG(std::optional<std::string>, process_group);
-  /// How their statistics are added up: "exact", or "float" with half the bytes, for slow networks,
-  /// and bits that depend on the number of ranks. Default: "exact".
+  /// How statistics of ranks are added up: "exact", or "float" for slow networks, with half the
+  /// bytes, and bits that depend on the number of ranks. Default: "exact".
   TORCH_ARG(std::string, reduction) = "exact";
-  /// Training steps that teach the codebook together, at least 1: their statistics are kept exactly
-  /// and reduced once, so that ranks send one message in so many steps and the codebook moves with
-  /// the last of them, as from one batch of all their tokens. Default: 1.
+  /// Number of training steps per update of the codebook, at least 1: their statistics are
+  /// accumulated exactly and reduced once, so that ranks send one message for all of them, and the
+  /// last step updates the codebook as from one batch with all their tokens. Default: 1.
   TORCH_ARG(int64_t, sync_every) = 1;
-  /// The message of a training step is sent in forward and awaited at the end of backward, or where
-  /// the codebook is needed before. For modules of Python; those of C++ refuse it. Not with
+  /// The message of a training step is sent in forward and awaited at the end of backward, or
+  /// earlier if the codebook is read. Only for Python modules; C++ modules refuse it. Not with
   /// sync_every above 1. Default: false.
   TORCH_ARG(bool, overlap_sync) = false;
 };
 
 /// Options of one call of VectorQuantizeImpl::forward; unset fields follow the module's options.
 struct TORCHVQ_API VectorQuantizeForwardOptions {
-  /// Codes to score instead of choosing: the loss is then the cross-entropy of the distances
-  /// towards them. Shape of the returned indices; -1 is left out.
+  /// Target codes, in the shape of the returned indices: the loss is then the cross-entropy of the
+  /// distances with these targets; -1 is left out.
   TORCH_ARG(std::optional<torch::Tensor>, indices);
   /// (B, *), bool, true for real tokens.
   TORCH_ARG(std::optional<torch::Tensor>, mask);
@@ -210,7 +212,7 @@ struct TORCHVQ_API VectorQuantizeForwardOptions {
   TORCH_ARG(std::optional<double>, sample_codebook_temp);
   /// Overrides the module's option.
   TORCH_ARG(std::optional<bool>, freeze_codebook);
-  /// From codes (H, K, D) to codes of each token (H, B, N, K, D), which are searched instead.
+  /// Maps codes (H, K, D) to codes of each token (H, B, N, K, D), which are searched instead.
   TORCH_ARG(std::function<torch::Tensor(torch::Tensor)>, codebook_transform_fn);
   /// (K,) or (H, K), or a scalar tensor, of any dtype: multiplies 1 - decay of each code.
   TORCH_ARG(std::optional<torch::Tensor>, ema_update_weight);
