@@ -44,6 +44,7 @@ constexpr const char* kComputingOperators[] = {
     "evaluate",
     "expire_codes_",
     "finish_step_",
+    "finite_scalar_quantize",
     "fittest_first",
     "gather_moments",
     "grow_population",

@@ -309,6 +309,11 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         (normal(2, 9, 2), [5, 4]),
         dict(bound="symmetric_tanh", rng=rng(), noise=0.5, vqp_noise=True),
     ),
+    "finite_scalar_quantize": ((normal(2, 2, 3, 3), [5, 4]), dict(channel_first=True)),
+    "finite_scalar_quantize mask": (
+        (normal(2, 9, 4), [5, 4]),
+        dict(codebooks=2, keep_codebooks=True, mask=MASK),
+    ),
     "decode_scalars": ((integers(20, 2, 9, 1), [5, 4]), {}),
     "distribution_cdf": ((X, "laplace"), {}),
     "distribution_quantile": ((torch.sigmoid(X), "laplace"), {}),
