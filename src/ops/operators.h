@@ -137,6 +137,7 @@ constexpr const char* kComputingOperators[] = {
 /// Those that arrange tensors or draw numbers from int64 state, and the parts of others that
 /// autograd calls.
 constexpr const char* kOtherOperators[] = {
+    "binary_kl_loss_backward",
     "binary_one_hot_backward",
     "codebook_diversity_loss_forward",
     "commitment_cross_entropy_forward",

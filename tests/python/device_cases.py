@@ -302,6 +302,7 @@ CASES: dict[str, Case] = {
     "binary_one_hot_backward": Case(
         (normal(2, 40, 64), BITS, integers(64, 2, 40), 0.7), exact=False
     ),
+    "binary_kl_loss_backward": Case((normal(), BITS, 0.1, MASK, True), exact=False),
     "binary_kl_loss": Case((BITS,), dict(threshold=0.1), exact=False),
     "binary_kl_loss quotient": Case((torch.full((1, 21, 1), 1000.0, dtype=torch.float64),)),
     "latent_quantize": Case(

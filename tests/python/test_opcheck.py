@@ -348,6 +348,8 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "binary_entropy": ((X,), {}),
     "binary_log_prob": ((X, integers(16, 2, 9)), {}),
     # Gradients, which autograd alone calls.
+    "binary_kl_loss_backward": ((normal(), X, 0.1, MASK, True), {}),
+    "binary_kl_loss_backward tokens": ((normal(2, 9), X, 0.1, None, False), {}),
     "binary_one_hot_backward": ((normal(2, 9, 16), X, integers(16, 2, 9), 0.5), {}),
     "scalar_quantize_backward": ((X, X, [5, 4, 3, 3], "tanh"), {}),
     "residual_scalar_quantize_backward": (
