@@ -219,6 +219,7 @@ set(TORCHVQ_SOURCES
   ops/any/scalar_quantize.cpp
   ops/any/sign_entropy.cpp
   ops/any/sign_quantize.cpp
+  ops/any/sign_step.cpp
   ops/any/snapshot.cpp
   ops/any/straight_through.cpp
   ops/any/sum_by_index.cpp
@@ -263,6 +264,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/scalar_quantize.cpp
   ops/autograd/sign_entropy.cpp
   ops/autograd/sign_quantize.cpp
+  ops/autograd/sign_step.cpp
   ops/autograd/snapshot.cpp
   ops/autograd/straight_through.cpp
   ops/autograd/sync_update_v.cpp
@@ -309,6 +311,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/scalar_quantize.cpp
   ops/cpu/sign_entropy.cpp
   ops/cpu/sign_quantize.cpp
+  ops/cpu/sign_step.cpp
   ops/cpu/token_moments.cpp
   ops/cpu/unit_vectors.cpp
   ops/dead_code_candidates.cpp
@@ -362,6 +365,7 @@ set(TORCHVQ_SOURCES
   ops/meta/scalar_quantize.cpp
   ops/meta/sign_entropy.cpp
   ops/meta/sign_quantize.cpp
+  ops/meta/sign_step.cpp
   ops/meta/snapshot.cpp
   ops/meta/straight_through.cpp
   ops/meta/sync_update_v.cpp
@@ -391,6 +395,7 @@ set(TORCHVQ_SOURCES
   ops/scalar_quantize.cpp
   ops/sign_entropy.cpp
   ops/sign_quantize.cpp
+  ops/sign_step.cpp
   ops/snapshot.cpp
   ops/straight_through.cpp
   ops/sync_update_v.cpp

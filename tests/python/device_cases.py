@@ -270,6 +270,13 @@ CASES: dict[str, Case] = {
     "token_moments_backward": Case((normal(49), X, MOMENTS, MASK), exact=False),
     "moment_loss": Case((MOMENTS[None], [0.0] * 4, [1.0] * 4), exact=False),
     "moment_loss_backward": Case((normal(), MOMENTS[None], [0.0] * 4, [1.0] * 4), exact=False),
+    "sign_step": Case(
+        (BITS,), dict(sharpness=3.0, mask=MASK, commitment_weight=0.25, wanted=True), exact=False
+    ),
+    "sign_step_backward": Case(
+        (BITS, normal(), None, normal(), None, BITS, BITS * 2, BITS, BITS, MASK, 0.1, 1.0, 0.25),
+        exact=False,
+    ),
     "sign_entropy": Case((BITS,), dict(sharpness=3.0), exact=False),
     "sign_entropy float64": Case((BITS.double(),), dict(sharpness=3.0, mask=MASK), exact=False),
     "sign_entropy_totals": Case((BITS,), dict(sharpness=3.0, mask=MASK), exact=False),

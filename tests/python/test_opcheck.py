@@ -350,6 +350,11 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     # Gradients, which autograd alone calls.
     "binary_kl_loss_backward": ((normal(), X, 0.1, MASK, True), {}),
     "binary_kl_loss_backward tokens": ((normal(2, 9), X, 0.1, None, False), {}),
+    "sign_step": ((X,), dict(sharpness=4.0, mask=MASK, entropy_mask=MASK, wanted=True)),
+    "sign_step_backward": (
+        (X, normal(), None, normal(), normal(), X, X * 2, X * 3, X * 4, MASK, 0.3, 1.5, 0.25),
+        {},
+    ),
     "binary_one_hot_backward": ((normal(2, 9, 16), X, integers(16, 2, 9), 0.5), {}),
     "scalar_quantize_backward": ((X, X, [5, 4, 3, 3], "tanh"), {}),
     "residual_scalar_quantize_backward": (
