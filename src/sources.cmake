@@ -224,6 +224,7 @@ set(TORCHVQ_SOURCES
   ops/any/straight_through.cpp
   ops/any/sum_by_index.cpp
   ops/any/sync_update_v.cpp
+  ops/any/token_moment_loss.cpp
   ops/any/token_moments.cpp
   ops/any/unit_vectors.cpp
   ops/autocast.cpp
@@ -268,6 +269,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/snapshot.cpp
   ops/autograd/straight_through.cpp
   ops/autograd/sync_update_v.cpp
+  ops/autograd/token_moment_loss.cpp
   ops/autograd/token_moments.cpp
   ops/autograd/unit_vectors.cpp
   ops/binary_codes.cpp
@@ -369,6 +371,7 @@ set(TORCHVQ_SOURCES
   ops/meta/snapshot.cpp
   ops/meta/straight_through.cpp
   ops/meta/sync_update_v.cpp
+  ops/meta/token_moment_loss.cpp
   ops/meta/token_moments.cpp
   ops/meta/unit_vectors.cpp
   ops/moment_loss.cpp
@@ -399,6 +402,7 @@ set(TORCHVQ_SOURCES
   ops/snapshot.cpp
   ops/straight_through.cpp
   ops/sync_update_v.cpp
+  ops/token_moment_loss.cpp
   ops/token_moments.cpp
   ops/unit_vectors.cpp
   ops/vmap.cpp

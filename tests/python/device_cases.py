@@ -268,6 +268,10 @@ CASES: dict[str, Case] = {
     ),
     "token_moments": Case((X,), dict(mask=MASK), exact=False),
     "token_moments_backward": Case((normal(49), X, MOMENTS, MASK), exact=False),
+    "token_moment_loss": Case((X, [0.0] * 4, [1.0] * 4), dict(mask=MASK), exact=False),
+    "token_moment_loss_backward": Case(
+        (normal(), X, MOMENTS, [0.0] * 4, [1.0] * 4, MASK), exact=False
+    ),
     "moment_loss": Case((MOMENTS[None], [0.0] * 4, [1.0] * 4), exact=False),
     "moment_loss_backward": Case((normal(), MOMENTS[None], [0.0] * 4, [1.0] * 4), exact=False),
     "sign_step": Case(

@@ -348,6 +348,10 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "binary_entropy": ((X,), {}),
     "binary_log_prob": ((X, integers(16, 2, 9)), {}),
     # Gradients, which autograd alone calls.
+    "token_moment_loss_backward": (
+        (normal(), X, ops.token_moments(X), [0.0] * 4, [1.0] * 4, MASK),
+        {},
+    ),
     "binary_kl_loss_backward": ((normal(), X, 0.1, MASK, True), {}),
     "binary_kl_loss_backward tokens": ((normal(2, 9), X, 0.1, None, False), {}),
     "sign_step": ((X,), dict(sharpness=4.0, mask=MASK, entropy_mask=MASK, wanted=True)),

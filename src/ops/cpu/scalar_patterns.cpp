@@ -48,12 +48,26 @@ ScalarPatternsStorage::ScalarPatternsStorage(at::IntArrayRef levels, ScalarBound
   gain = repeated(gains);
   shift = repeated(shifts);
   // Where bisection finds the levels, the gradient alone reads patterns.
-  for (int64_t k = 0; is_compared(levels) && k < most; ++k) {
+  if (!is_compared(levels)) return;
+  std::vector<std::vector<float>> known;
+  for (const int64_t count : levels) known.push_back(scalar_levels<float>(count, bound)->changes);
+  add_changes(known);
+}
+
+ScalarPatternsStorage::ScalarPatternsStorage(const std::vector<std::vector<float>>& of_features)
+    : period(static_cast<int64_t>(of_features.size()) * kernels::kScalarRepeat),
+      most(0),
+      centre(static_cast<size_t>(period), 0.0F),
+      divisor(static_cast<size_t>(period), 1.0F) {
+  for (const auto& own : of_features) most = std::max(most, static_cast<int64_t>(own.size()));
+  add_changes(of_features);
+}
+
+void ScalarPatternsStorage::add_changes(const std::vector<std::vector<float>>& of_features) {
+  for (size_t k = 0; k < static_cast<size_t>(most); ++k) {
     std::vector<float> row;
-    for (const int64_t count : levels) {
-      const auto& known = scalar_levels<float>(count, bound)->changes;
-      row.push_back(k + 1 < count ? known[static_cast<size_t>(k)]
-                                  : std::numeric_limits<float>::quiet_NaN());
+    for (const auto& own : of_features) {
+      row.push_back(k < own.size() ? own[k] : std::numeric_limits<float>::quiet_NaN());
     }
     const auto pattern = repeated(row);
     changes.insert(changes.end(), pattern.begin(), pattern.end());

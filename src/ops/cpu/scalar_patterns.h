@@ -20,6 +20,8 @@ bool is_compared(at::IntArrayRef levels);
 
 struct ScalarPatternsStorage {
   ScalarPatternsStorage(at::IntArrayRef levels, ScalarBound bound);
+  /// Of features whose levels change at other numbers, for these alone: codes are the levels.
+  explicit ScalarPatternsStorage(const std::vector<std::vector<float>>& changes);
 
   kernels::ScalarPatterns view() const {
     return {period, changes.data(), most, factor, centre.data(), divisor.data()};
@@ -28,9 +30,12 @@ struct ScalarPatternsStorage {
 
   int64_t period, most;
   float factor = 1;
-  bool tanh;
+  bool tanh = false;
   std::vector<float> changes, centre, divisor, gain, shift;
   std::vector<int64_t> basis;
+
+ private:
+  void add_changes(const std::vector<std::vector<float>>& of_features);
 };
 
 /// The same, made once for the levels that a process works with: making it costs more than some
