@@ -65,6 +65,7 @@ set(TORCHVQ_SOURCES
   functional/learn_codebooks.cpp
   functional/learn_operators.cpp
   functional/learning_in_flight.cpp
+  functional/linear_quantize.cpp
   functional/lookup_free.cpp
   functional/lookup_free_operator.cpp
   functional/lookup_free_quantize.cpp
@@ -194,10 +195,12 @@ set(TORCHVQ_SOURCES
   ops/any/kmeans_lloyd.cpp
   ops/any/kmeans_seeding.cpp
   ops/any/latent_quantize.cpp
+  ops/any/linear_nearest_code.cpp
   ops/any/lookup_codes.cpp
   ops/any/moment_loss.cpp
   ops/any/nearest_code.cpp
   ops/any/orthogonal_loss.cpp
+  ops/any/paired_commitment_loss.cpp
   ops/any/prepare_codes.cpp
   ops/any/projected_residual_encode.cpp
   ops/any/random_normal.cpp
@@ -244,10 +247,12 @@ set(TORCHVQ_SOURCES
   ops/autograd/gumbel_straight_through.cpp
   ops/autograd/kmeans.cpp
   ops/autograd/latent_quantize.cpp
+  ops/autograd/linear_nearest_code.cpp
   ops/autograd/lookup_codes.cpp
   ops/autograd/moment_loss.cpp
   ops/autograd/nearest_code.cpp
   ops/autograd/orthogonal_loss.cpp
+  ops/autograd/paired_commitment_loss.cpp
   ops/autograd/prepare_codes.cpp
   ops/autograd/projected_residual_encode.cpp
   ops/autograd/replace_dead_codes_.cpp
@@ -293,6 +298,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/lookup_codes.cpp
   ops/cpu/moment_loss.cpp
   ops/cpu/nearest_code.cpp
+  ops/cpu/paired_commitment_loss.cpp
   ops/cpu/prepare_codes.cpp
   ops/cpu/projected_residual_encode.cpp
   ops/cpu/random_normal.cpp
@@ -325,6 +331,7 @@ set(TORCHVQ_SOURCES
   ops/gumbel_straight_through.cpp
   ops/kmeans.cpp
   ops/latent_quantize.cpp
+  ops/linear_nearest_code.cpp
   ops/lookup_codes.cpp
   ops/meta/binary_codes.cpp
   ops/meta/code_exponents.cpp
@@ -342,10 +349,12 @@ set(TORCHVQ_SOURCES
   ops/meta/gumbel_straight_through.cpp
   ops/meta/kmeans.cpp
   ops/meta/latent_quantize.cpp
+  ops/meta/linear_nearest_code.cpp
   ops/meta/lookup_codes.cpp
   ops/meta/moment_loss.cpp
   ops/meta/nearest_code.cpp
   ops/meta/orthogonal_loss.cpp
+  ops/meta/paired_commitment_loss.cpp
   ops/meta/prepare_codes.cpp
   ops/meta/projected_residual_encode.cpp
   ops/meta/random_normal.cpp
@@ -377,6 +386,7 @@ set(TORCHVQ_SOURCES
   ops/moment_loss.cpp
   ops/nearest_code.cpp
   ops/orthogonal_loss.cpp
+  ops/paired_commitment_loss.cpp
   ops/prepare_codes.cpp
   ops/projected_residual_encode.cpp
   ops/random_normal.cpp

@@ -114,6 +114,12 @@ CANDIDATES = ops.dead_code_candidates(X, RNG, 7)
 # A suffix after the space tells cases of an operator apart.
 CASES: dict[str, Case] = {
     # Search.
+    "linear_nearest_code": Case(
+        (X[:1], CODES[0, :, :5], normal(12, 5, seed=3), normal(12, seed=4)), exact=False
+    ),
+    "linear_nearest_code_backward": Case(
+        (X[:1], X[:1] * 0.7, INDICES[:1], CODES[0, :, :5]), exact=False
+    ),
     "nearest_code": Case((X, CODES), dict(return_codes=True, return_distances=True)),
     "nearest_code cosine": Case(
         (X, CODES), COSINE | dict(return_codes=True, return_distances=True)
@@ -242,6 +248,10 @@ CASES: dict[str, Case] = {
     "commitment_loss": Case((X, X + 1), exact=False),
     "commitment_loss quotient": Case((PARTS.view(1, 7, 1), torch.zeros(1, 7, 1))),
     "commitment_loss mask": Case((X, X + 1), dict(mask=MASK), exact=False),
+    "paired_commitment_loss": Case(
+        (X, X + 1), dict(mask=MASK, to_x=0.25, to_codes=1.0), exact=False
+    ),
+    "paired_commitment_loss_backward": Case((normal(), X, X * 0.7, MASK, 0.25, 1.0), exact=False),
     "residual_commitment_loss": Case(
         (X, [X, X * 0.3], [X + 1, X - 1]), dict(mask=MASK), exact=False
     ),

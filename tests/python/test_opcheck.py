@@ -348,6 +348,16 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "binary_entropy": ((X,), {}),
     "binary_log_prob": ((X, integers(16, 2, 9)), {}),
     # Gradients, which autograd alone calls.
+    "linear_nearest_code_backward": (
+        (X[:1], X[:1], INDICES[:1], CODEBOOK[0]),
+        {},
+    ),
+    "linear_quantize": (
+        (X[:1], normal(7, 3), normal(4, 3), normal(4)),
+        dict(mask=MASK[:1], estimator="rotation_trick"),
+    ),
+    "paired_commitment_loss_backward": ((normal(), X, X * 2, MASK, 0.25, 1.0), {}),
+    "paired_loss": ((X, X * 2), dict(mask=MASK, to_inputs=0.25, to_codes=1.0, training=True)),
     "token_moment_loss_backward": (
         (normal(), X, ops.token_moments(X), [0.0] * 4, [1.0] * 4, MASK),
         {},
