@@ -65,6 +65,7 @@ set(TORCHVQ_SOURCES
   functional/learn_codebooks.cpp
   functional/learn_operators.cpp
   functional/learning_in_flight.cpp
+  functional/linear_quantize.cpp
   functional/lookup_free.cpp
   functional/lookup_free_operator.cpp
   functional/lookup_free_quantize.cpp
@@ -196,10 +197,12 @@ set(TORCHVQ_SOURCES
   ops/any/kmeans_lloyd.cpp
   ops/any/kmeans_seeding.cpp
   ops/any/latent_quantize.cpp
+  ops/any/linear_nearest_code.cpp
   ops/any/lookup_codes.cpp
   ops/any/moment_loss.cpp
   ops/any/nearest_code.cpp
   ops/any/orthogonal_loss.cpp
+  ops/any/paired_commitment_loss.cpp
   ops/any/prepare_codes.cpp
   ops/any/projected_residual_encode.cpp
   ops/any/quantize_and_commit.cpp
@@ -222,10 +225,12 @@ set(TORCHVQ_SOURCES
   ops/any/scalar_quantize.cpp
   ops/any/sign_entropy.cpp
   ops/any/sign_quantize.cpp
+  ops/any/sign_step.cpp
   ops/any/snapshot.cpp
   ops/any/straight_through.cpp
   ops/any/sum_by_index.cpp
   ops/any/sync_update_v.cpp
+  ops/any/token_moment_loss.cpp
   ops/any/token_moments.cpp
   ops/any/unit_vectors.cpp
   ops/advance_rng_.cpp
@@ -247,10 +252,12 @@ set(TORCHVQ_SOURCES
   ops/autograd/gumbel_straight_through.cpp
   ops/autograd/kmeans.cpp
   ops/autograd/latent_quantize.cpp
+  ops/autograd/linear_nearest_code.cpp
   ops/autograd/lookup_codes.cpp
   ops/autograd/moment_loss.cpp
   ops/autograd/nearest_code.cpp
   ops/autograd/orthogonal_loss.cpp
+  ops/autograd/paired_commitment_loss.cpp
   ops/autograd/prepare_codes.cpp
   ops/autograd/projected_residual_encode.cpp
   ops/autograd/quantize_and_commit.cpp
@@ -269,9 +276,11 @@ set(TORCHVQ_SOURCES
   ops/autograd/scalar_quantize.cpp
   ops/autograd/sign_entropy.cpp
   ops/autograd/sign_quantize.cpp
+  ops/autograd/sign_step.cpp
   ops/autograd/snapshot.cpp
   ops/autograd/straight_through.cpp
   ops/autograd/sync_update_v.cpp
+  ops/autograd/token_moment_loss.cpp
   ops/autograd/token_moments.cpp
   ops/autograd/unit_vectors.cpp
   ops/binary_codes.cpp
@@ -296,6 +305,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/lookup_codes.cpp
   ops/cpu/moment_loss.cpp
   ops/cpu/nearest_code.cpp
+  ops/cpu/paired_commitment_loss.cpp
   ops/cpu/prepare_codes.cpp
   ops/cpu/projected_residual_encode.cpp
   ops/cpu/random_normal.cpp
@@ -316,6 +326,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/scalar_quantize.cpp
   ops/cpu/sign_entropy.cpp
   ops/cpu/sign_quantize.cpp
+  ops/cpu/sign_step.cpp
   ops/cpu/token_moments.cpp
   ops/cpu/unit_vectors.cpp
   ops/dead_code_candidates.cpp
@@ -327,6 +338,7 @@ set(TORCHVQ_SOURCES
   ops/gumbel_straight_through.cpp
   ops/kmeans.cpp
   ops/latent_quantize.cpp
+  ops/linear_nearest_code.cpp
   ops/lookup_codes.cpp
   ops/meta/advance_rng_.cpp
   ops/meta/binary_codes.cpp
@@ -345,10 +357,12 @@ set(TORCHVQ_SOURCES
   ops/meta/gumbel_straight_through.cpp
   ops/meta/kmeans.cpp
   ops/meta/latent_quantize.cpp
+  ops/meta/linear_nearest_code.cpp
   ops/meta/lookup_codes.cpp
   ops/meta/moment_loss.cpp
   ops/meta/nearest_code.cpp
   ops/meta/orthogonal_loss.cpp
+  ops/meta/paired_commitment_loss.cpp
   ops/meta/prepare_codes.cpp
   ops/meta/projected_residual_encode.cpp
   ops/meta/quantize_and_commit.cpp
@@ -371,14 +385,17 @@ set(TORCHVQ_SOURCES
   ops/meta/scalar_quantize.cpp
   ops/meta/sign_entropy.cpp
   ops/meta/sign_quantize.cpp
+  ops/meta/sign_step.cpp
   ops/meta/snapshot.cpp
   ops/meta/straight_through.cpp
   ops/meta/sync_update_v.cpp
+  ops/meta/token_moment_loss.cpp
   ops/meta/token_moments.cpp
   ops/meta/unit_vectors.cpp
   ops/moment_loss.cpp
   ops/nearest_code.cpp
   ops/orthogonal_loss.cpp
+  ops/paired_commitment_loss.cpp
   ops/prepare_codes.cpp
   ops/projected_residual_encode.cpp
   ops/quantize_and_commit.cpp
@@ -401,9 +418,11 @@ set(TORCHVQ_SOURCES
   ops/scalar_quantize.cpp
   ops/sign_entropy.cpp
   ops/sign_quantize.cpp
+  ops/sign_step.cpp
   ops/snapshot.cpp
   ops/straight_through.cpp
   ops/sync_update_v.cpp
+  ops/token_moment_loss.cpp
   ops/token_moments.cpp
   ops/unit_vectors.cpp
   ops/vmap.cpp

@@ -13,7 +13,7 @@ from torchvq._base.integers import as_int64, to_int64
 from torchvq._base.layout import Layout
 from torchvq._base.noise import NoisyModule
 from torchvq._base.options import check_options
-from torchvq._base.projection import project
+from torchvq._base.projection import project, projects_nothing
 from torchvq._base.ranks import ALONE, Ranks, default_group, distributed_training, group_name
 from torchvq._base.replay import StepRecords
 from torchvq.outputs import FSPOutput
@@ -25,6 +25,7 @@ _ops = torch.ops.torchvq
 
 ACTIVATIONS = ("tanh", "sigmoid", "normal", "laplace", "cauchy")
 _EPS = 1e-6
+_STATISTICS = ("mean", "variance", "skewness", "kurtosis")
 
 
 class MomentTargets(NamedTuple):
@@ -190,7 +191,8 @@ class FSP(NoisyModule):
         tokens = layout.pack(z)
         if token_mask is not None:
             tokens = _ops.fill_masked(tokens, token_mask)
-        latents = project(self.project_in, tokens)
+        projects = not projects_nothing(self.project_in, self.project_out)
+        latents = project(self.project_in, tokens) if projects else tokens
         ranks = self._ranks()
         draws = self.training and self.quantize_rate < 1
         codes, level_indices, indices, acceptance = _ops.scalar_perturb(
@@ -204,7 +206,7 @@ class FSP(NoisyModule):
             mask=token_mask,
         )
         loss, norm_info = self._norm(latents, token_mask, ranks)
-        output = project(self.project_out, codes).to(z.dtype)
+        output = (project(self.project_out, codes) if projects else codes).to(z.dtype)
         if token_mask is not None:
             output = _ops.fill_padding(output, token_mask)
         info: dict[str, Any] = {
@@ -287,13 +289,18 @@ class FSP(NoisyModule):
         self, latents: Tensor, mask: Tensor | None, ranks: Ranks
     ) -> tuple[Tensor, dict[str, Tensor]]:
         norm = VECTOR_NORMS[self.vector_norm]
-        moments = _ops.token_moments(latents if self.training else latents.detach(), mask=mask)
-        rows = moments.unsqueeze(0) if ranks.alone else self._shared(latents, moments, ranks)
+        seen = latents if self.training else latents.detach()
+        if ranks.alone:
+            loss, *statistics, _ = _ops.token_moment_loss(
+                seen, norm.targets, norm.weights, mask=mask
+            )
+            return loss, dict(zip(_STATISTICS, statistics, strict=True))
+        moments = _ops.token_moments(seen, mask=mask)
+        rows = self._shared(latents, moments, ranks)
         loss, *statistics = _ops.moment_loss(rows, norm.targets, norm.weights)
         dtype = torch.float64 if latents.dtype == torch.float64 else torch.float32
-        names = ("mean", "variance", "skewness", "kurtosis")
         values = (statistic.to(dtype) for statistic in statistics)
-        return loss.to(dtype), dict(zip(names, values, strict=True))
+        return loss.to(dtype), dict(zip(_STATISTICS, values, strict=True))
 
     def _shared(self, latents: Tensor, moments: Tensor, ranks: Ranks) -> Tensor:
         """The moments of all ranks; the recomputation of a checkpointed step communicates nothing."""

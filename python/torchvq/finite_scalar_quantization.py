@@ -3,8 +3,8 @@
 import math
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
-from typing import cast
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torchvq._base.compat import as_returned, vqp_compat_of, wide_indices
 from torchvq._base.constants import to_default_device
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
-from torchvq._base.projection import make_projections, project
+from torchvq._base.projection import make_projections, project, projects_nothing
 from torchvq._base.random_state import RandomState
 from torchvq._base.ranks import everybody, noise_rng
 from torchvq.outputs import ScalarOutput
@@ -142,24 +142,44 @@ class FSQ(RandomState):
         layout = self._layout_of(z.dim() if isinstance(z, Tensor) else 0)
         layout.check_input(z)
         token_mask = layout.token_mask(z, mask, None)
-        tokens = layout.pack(z)
-        if token_mask is not None:
-            # Padding may hold anything, including NaN; zeros keep it out of every gradient.
-            tokens = _ops.fill_masked(tokens, token_mask)
-        projected = project(self.project_in, tokens)
-        noisy = self.training and self.noise_dropout > 0
-        with self.step_of(projected) if noisy else nullcontext() as rng:
-            codes, indices = self.quantize_tokens(projected, mask=token_mask, rng=rng)
-        quantized = project(self.project_out, codes).to(z.dtype)
-        if token_mask is not None and self.has_projections:
-            quantized = _ops.fill_padding(quantized, token_mask)
-        quantized = layout.unpack(quantized, z)
+        if projects_nothing(self.project_in, self.project_out):
+            with self._noise_of(z) as rng:
+                quantized, indices = _ops.finite_scalar_quantize(
+                    z,
+                    self.levels,
+                    channel_first=layout.channel_first,
+                    keep_codebooks=self.keep_num_codebooks_dim,
+                    mask=token_mask,
+                    **self._options(rng),
+                )
+        else:
+            quantized, indices = self._between_projections(z, token_mask, layout)
         if not self.return_indices:
             return ScalarOutput(quantized, None)
+        return ScalarOutput(quantized, self._as_returned(indices))
+
+    def _between_projections(
+        self, z: Tensor, mask: Tensor | None, layout: Layout
+    ) -> tuple[Tensor, Tensor]:
+        """The output and the indices where something is called before or after the levels."""
+        tokens = layout.pack(z)
+        if mask is not None:
+            # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+            tokens = _ops.fill_masked(tokens, mask)
+        projected = project(self.project_in, tokens)
+        with self._noise_of(projected) as rng:
+            codes, indices = self.quantize_tokens(projected, mask=mask, rng=rng)
+        quantized = project(self.project_out, codes).to(z.dtype)
+        if mask is not None and self.has_projections:
+            quantized = _ops.fill_padding(quantized, mask)
         if not self.keep_num_codebooks_dim:
             indices = indices.squeeze(-1)
-        indices = _ops.unpack_positions(indices, z.shape, layout.channel_first)
-        return ScalarOutput(quantized, self._as_returned(indices))
+        return layout.unpack(quantized, z), layout.unpack_positions(indices, z)
+
+    def _noise_of(self, tokens: Tensor) -> AbstractContextManager[Tensor | None]:
+        """The generator of a training forward, where it draws noise."""
+        noisy = self.training and self.noise_dropout > 0
+        return self.step_of(tokens) if noisy else nullcontext()
 
     def quantize_tokens(
         self,
@@ -176,19 +196,22 @@ class FSQ(RandomState):
         there is any; ``stream`` separates levels.
         """
         found = _ops.quantize_scalars(
-            tokens,
-            self.levels,
-            codebooks=self.num_codebooks,
-            bound=self.bound_name,
-            rotation=self._rotation,
-            scale=scale,
-            rng=None if rng is None else noise_rng(rng, everybody()),
-            noise=self.noise_dropout,
-            stream=stream,
-            mask=mask,
-            vqp_noise=self.vqp_compat,
+            tokens, self.levels, scale=scale, stream=stream, mask=mask, **self._options(rng)
         )
         return cast(tuple[Tensor, Tensor], found)
+
+    def _options(self, rng: Tensor | None) -> dict[str, Any]:
+        """What both operators are told of the levels."""
+        options: dict[str, Any] = {
+            "codebooks": self.num_codebooks,
+            "bound": self.bound_name,
+            "rotation": self._rotation,
+        }
+        if rng is not None:
+            options["rng"] = noise_rng(rng, everybody())
+            options["noise"] = self.noise_dropout
+            options["vqp_noise"] = self.vqp_compat
+        return options
 
     def _as_returned(self, indices: Tensor) -> Tensor:
         return as_returned(indices, self.vqp_compat, self.codebook_size)

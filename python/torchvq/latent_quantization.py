@@ -14,7 +14,7 @@ from torchvq._base.constants import ConstantBuffers, materialise_constants, to_d
 from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
-from torchvq._base.projection import make_projections, project
+from torchvq._base.projection import make_projections, project, projects_nothing
 from torchvq._base.ranks import ALONE, Ranks, default_group, distributed_training
 from torchvq._base.replay import StepRecords
 from torchvq._base.torch_private import outside_graphs
@@ -173,10 +173,11 @@ class LatentQuantize(nn.Module):
         tokens = layout.pack(z)
         if token_mask is not None:
             tokens = _ops.fill_masked(tokens, token_mask)
-        latents = self._split(project(self.project_in, tokens))
+        projects = not projects_nothing(self.project_in, self.project_out)
+        latents = self._split(project(self.project_in, tokens) if projects else tokens)
         learns = self.training and not self.vqp_compat
-        code_mask = None
-        if token_mask is not None:
+        code_mask = token_mask
+        if token_mask is not None and self.num_codebooks > 1:
             code_mask = token_mask.unsqueeze(-1).expand(latents.shape[:-1])
         values = self._values_of_step(latents, code_mask)
         codes, indices, loss = _ops.latent_quantize_features(
@@ -186,7 +187,9 @@ class LatentQuantize(nn.Module):
             quantization=self.quantization_loss_weight if learns else 0.0,
             mask=code_mask,
         )
-        output = project(self.project_out, codes.flatten(2))
+        output = codes if self.num_codebooks == 1 else codes.flatten(2)
+        if projects:
+            output = project(self.project_out, output)
         if not self.training:
             loss = torch.zeros_like(loss)
         elif self.vqp_compat:
@@ -312,13 +315,15 @@ class LatentQuantize(nn.Module):
         return Layout(self.dim, 1, False, self.channel_first, None, "LatentQuantize")
 
     def _split(self, tokens: Tensor) -> Tensor:
-        """(B, N, C * D) to (B, N, C, D)."""
+        """(B, N, C * D) to (B, N, C, D); of one codebook as they are."""
+        if self.num_codebooks == 1:
+            return tokens
         return tokens.reshape(*tokens.shape[:-1], self.num_codebooks, self.codebook_dim)
 
     def _restore(self, indices: Tensor, z: Tensor) -> Tensor:
-        """(B, N, C) to the positions of z."""
-        if not self.keep_num_codebooks_dim:
-            indices = indices.squeeze(-1)
+        """(B, N, C), of one codebook (B, N), to the positions of z."""
+        if self.keep_num_codebooks_dim and self.num_codebooks == 1:
+            indices = indices.unsqueeze(-1)
         indices = _ops.unpack_positions(indices, z.shape, self.channel_first)
         return as_returned(indices, self.vqp_compat, self.codebook_size)
 

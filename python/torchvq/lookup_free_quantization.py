@@ -264,35 +264,32 @@ class LFQ(RandomState):
         layout = self._layout(x)
         layout.check_input(x)
         token_mask = _token_mask(layout, x, mask)
-        with self.step_of(x) if self.training else nullcontext() as rng:
-            return self._forward(x, token_mask, inv_temperature, return_loss_breakdown, rng)
-
-    def _forward(
-        self,
-        x: Tensor,
-        token_mask: Tensor | None,
-        inv_temperature: float,
-        breakdown: bool,
-        rng: Tensor | None,
-    ) -> LookupFreeOutput | tuple[LookupFreeOutput, LookupFreeLossBreakdown]:
-        layout = self._layout(x)
         ranks = _lookup_free.ranks_of(self)
-        _lookup_free.handshake([self], self._buffers.get("rng"), ranks)
-        # The reference quantizes padding as well.
-        filled_mask = None if self.vqp_compat else token_mask
-        projects = not projects_nothing(self.project_in, self.project_out)
-        found = self._quantize(
-            self._projected(layout.pack(x), filled_mask) if projects else x,
-            Request(
+        # A recomputation needs to know of draws, and of what ranks have added up.
+        records = self.training and ("rng" in self._buffers or not ranks.alone)
+        with self.step_of(x) if records else nullcontext() as rng:
+            request = Request(
                 token_mask,
                 rng,
                 ranks,
                 inv_temperature,
-                channel_first=layout.channel_first and not projects,
                 estimates=self.training,
                 scores=self.training,
-            ),
-        )
+            )
+            return self._forward(x, layout, request, return_loss_breakdown)
+
+    def _forward(
+        self, x: Tensor, layout: Layout, request: Request, breakdown: bool
+    ) -> LookupFreeOutput | tuple[LookupFreeOutput, LookupFreeLossBreakdown]:
+        _lookup_free.handshake([self], self._buffers.get("rng"), request.ranks)
+        # The reference quantizes padding as well.
+        filled_mask = None if self.vqp_compat else request.mask
+        projects = not projects_nothing(self.project_in, self.project_out)
+        if projects:
+            tokens = self._projected(layout.pack(x), filled_mask)
+        else:
+            tokens, request = x, request._replace(channel_first=layout.channel_first)
+        found = self._quantize(tokens, request)
         quantized, indices = found.quantized, found.indices
         if projects:
             quantized = project(self.project_out, quantized).to(x.dtype)

@@ -217,19 +217,10 @@ class SimVQ(WideBuffers):
         layout.check_input(x)
         token_mask = layout.token_mask(x, mask, None)
         self.handshake()
-        tokens = layout.pack(x)
-        rows = None
-        if token_mask is not None:
-            # Padding may hold anything, including NaN; zeros keep it out of every gradient.
-            tokens = _ops.fill_masked(tokens, token_mask)
-            rows = layout.split_mask(token_mask)
-        found = self.choose(layout.split_heads(tokens), rows, self.estimator)
-        output = layout.merge_heads(found.quantized, tokens.shape[0], tokens.shape[1])
-        output = output.flatten(2).to(x.dtype)
-        if token_mask is not None:
-            output = _ops.fill_padding(output, token_mask)
+        _, tokens, rows = layout.split_tokens(x, token_mask)
+        found = self.choose(tokens, rows, self.estimator)
         return QuantizeOutput(
-            layout.unpack(output, x),
+            layout.restore_tokens(found.quantized, x, token_mask, zeros_for_masked=True),
             layout.restore_positions(found.indices, x),
             self.loss_of(found, rows),
         )
@@ -254,6 +245,18 @@ class SimVQ(WideBuffers):
             estimator: the gradient of the output.
             chosen: (1, T), indices that are already chosen; there is no search then.
         """
+        if chosen is None and self._maps_plainly(tokens.dtype):
+            transform = cast(nn.Linear, self.code_transform)
+            return SimSearchResult(
+                *_ops.linear_quantize(
+                    tokens,
+                    self.frozen_codebook,
+                    transform.weight,
+                    transform.bias,
+                    mask=mask,
+                    estimator=estimator,
+                )
+            )
         # Nothing is drawn.
         rng = torch.zeros(2, dtype=torch.long, device=tokens.device)
         return SimSearchResult(
@@ -269,15 +272,36 @@ class SimVQ(WideBuffers):
 
     def loss_of(self, found: SimSearchResult, mask: Tensor | None) -> Tensor:
         """Both halves of the loss, weighted."""
-        inputs, codes = found.inputs, found.codes
-        if not self.training:
-            # A number to look at.
-            inputs, codes = inputs.detach(), codes.detach()
-        pulls_codes = _ops.commitment_loss(inputs.detach(), codes, mask=mask)
-        pulls_inputs = _ops.commitment_loss(inputs, codes.detach(), mask=mask)
         weight = self.commitment_weight
-        weights = [weight, weight * self.input_to_quantize_commit_loss_weight]
-        return cast(Tensor, _ops.weighted_loss([pulls_codes, pulls_inputs], weights, self.training))
+        loss: Tensor = _ops.paired_loss(
+            found.inputs,
+            found.codes,
+            mask=mask,
+            to_inputs=weight * self.input_to_quantize_commit_loss_weight,
+            to_codes=weight,
+            training=self.training,
+        )
+        return loss
+
+    def _maps_plainly(self, dtype: torch.dtype) -> bool:
+        """Whether one operator makes the codes of a training step and chooses among them.
+
+        That takes a linear layer without hooks, in the dtype of the codes, which is that of the tokens' arithmetic.
+        """
+        transform = self.code_transform
+        if not self.training or type(transform) is not nn.Linear:
+            return False
+        observed = (
+            transform._forward_hooks
+            or transform._forward_pre_hooks
+            or transform._backward_hooks
+            or transform._backward_pre_hooks
+        )
+        weight, frozen = transform.weight, self.frozen_codebook
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        # A layer of other sizes has an error of its own.
+        fits = weight.shape == (self.dim, frozen.shape[1])
+        return not observed and fits and weight.dtype == frozen.dtype == wide
 
     def handshake(self) -> None:
         """Before the first step that ranks take together: compares their options, and makes their state equal."""

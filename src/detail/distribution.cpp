@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <numbers>
+#include <tuple>
 
 #include <c10/util/Exception.h>
 
@@ -66,8 +69,12 @@ long double quantile(Distribution kind, long double u) {
   }
 }
 
+namespace {
+
+constexpr size_t kPerturbLevelsKept = 256;
+
 template <typename T>
-PerturbLevels<T> perturb_levels(int64_t levels, Distribution kind, CodeForm form, double eps) {
+PerturbLevels<T> made_levels(int64_t levels, Distribution kind, CodeForm form, double eps) {
   PerturbLevels<T> made;
   const auto count = static_cast<long double>(levels);
   for (int64_t i = 0; i < levels; ++i) {
@@ -81,7 +88,27 @@ PerturbLevels<T> perturb_levels(int64_t levels, Distribution kind, CodeForm form
   return made;
 }
 
-template PerturbLevels<float> perturb_levels<float>(int64_t, Distribution, CodeForm, double);
-template PerturbLevels<double> perturb_levels<double>(int64_t, Distribution, CodeForm, double);
+}  // namespace
+
+template <typename T>
+std::shared_ptr<const PerturbLevels<T>> perturb_levels(int64_t levels, Distribution kind,
+                                                       CodeForm form, double eps) {
+  using Key = std::tuple<int64_t, Distribution, CodeForm, double>;
+  static std::mutex mutex;
+  static std::map<Key, std::shared_ptr<const PerturbLevels<T>>> known;
+  const std::lock_guard lock(mutex);
+  // Whoever goes through thousands of settings does not keep them all.
+  if (known.size() > kPerturbLevelsKept) known.clear();
+  auto& entry = known[{levels, kind, form, eps}];
+  if (!entry) {
+    entry = std::make_shared<const PerturbLevels<T>>(made_levels<T>(levels, kind, form, eps));
+  }
+  return entry;
+}
+
+template std::shared_ptr<const PerturbLevels<float>> perturb_levels<float>(int64_t, Distribution,
+                                                                           CodeForm, double);
+template std::shared_ptr<const PerturbLevels<double>> perturb_levels<double>(int64_t, Distribution,
+                                                                             CodeForm, double);
 
 }  // namespace torchvq::detail

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 #include <vector>
 
@@ -44,7 +45,9 @@ struct PerturbLevels {
   std::vector<T> codes;    ///< of the centres of the bins
 };
 
+/// Made once for the settings that a process works with.
 template <typename T>
-PerturbLevels<T> perturb_levels(int64_t levels, Distribution kind, CodeForm form, double eps);
+std::shared_ptr<const PerturbLevels<T>> perturb_levels(int64_t levels, Distribution kind,
+                                                       CodeForm form, double eps);
 
 }  // namespace torchvq::detail

@@ -1,5 +1,6 @@
 #include <torchvq/functional/lookup_free_quantize.h>
 
+#include <algorithm>
 #include <tuple>
 
 #include <ATen/ops/scalar_tensor.h>
@@ -13,6 +14,7 @@
 #include <torchvq/ops/sample_token_mask.h>
 #include <torchvq/ops/sign_entropy.h>
 #include <torchvq/ops/sign_quantize.h>
+#include <torchvq/ops/sign_step.h>
 #include <torchvq/ops/straight_through.h>
 
 #include "ops/unit_vectors.h"
@@ -88,6 +90,40 @@ LookupFreeLosses lookup_free_losses(const LookupFreeSigns& signs,
   return losses;
 }
 
+namespace {
+
+/// Whether signs and losses are one operator: not where the order of the reference's counts, or a
+/// function lies between terms and loss.
+bool steps_at_once(const LookupFreeOptions& options) {
+  return options.scores() && !options.vqp_compat() && !options.weights().softplus_offset;
+}
+
+/// Signs, losses and quantized latents of a training step.
+at::Tensor step_at_once(LookupFreeStep& step, const LookupFreeOptions& options) {
+  auto& signs = step.signs;
+  const auto& weights = options.weights();
+  auto found = ops::sign_step(
+      signs.latents,
+      {options.scale(),
+       sharpness_of(options),
+       {weights.entropy, weights.diversity_gamma, std::max(weights.commitment, 0.0)}},
+      signs.mask, signs.entropy_mask, step.totals);
+  signs.codes = found.codes.detach();
+  signs.indices = found.indices;
+  step.losses = {found.loss, found.per_sample, found.batch, found.commitment};
+  return options.estimates() ? found.codes : signs.codes;
+}
+
+/// The same, one after the other.
+at::Tensor step_by_step(LookupFreeStep& step, const LookupFreeOptions& options) {
+  auto& signs = step.signs;
+  std::tie(signs.codes, signs.indices) = ops::sign_quantize(signs.latents, options.scale());
+  step.losses = lookup_free_losses(signs, step.totals, options);
+  return options.estimates() ? ops::straight_through(signs.latents, signs.codes) : signs.codes;
+}
+
+}  // namespace
+
 LookupFreeStep lookup_free_quantize(const at::Tensor& x, const LookupFreeArguments& arguments,
                                     const LookupFreeOptions& options,
                                     const std::optional<at::Tensor>& totals) {
@@ -95,7 +131,6 @@ LookupFreeStep lookup_free_quantize(const at::Tensor& x, const LookupFreeArgumen
   LookupFreeStep step;
   auto& signs = step.signs;
   signs.latents = latents_of(x, arguments, options);
-  std::tie(signs.codes, signs.indices) = ops::sign_quantize(signs.latents, options.scale());
   if (arguments.mask) {
     signs.mask = split_mask(*arguments.mask, layout.heads(), layout.separate());
   }
@@ -110,9 +145,8 @@ LookupFreeStep lookup_free_quantize(const at::Tensor& x, const LookupFreeArgumen
     step.totals =
         distributed::all_reduce_statistics(lookup_free_totals(signs, options), options.ranks());
   }
-  step.losses = lookup_free_losses(signs, step.totals, options);
   const auto codes =
-      options.estimates() ? ops::straight_through(signs.latents, signs.codes) : signs.codes;
+      steps_at_once(options) ? step_at_once(step, options) : step_by_step(step, options);
   step.quantized = lookup_free_output(codes, x, arguments, options);
   const auto indices = absent_where(arguments, options)
                            ? signs.indices.masked_fill(signs.mask->logical_not(), -1)

@@ -4,6 +4,8 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include <torchvq/ops/paired_commitment_loss.h>
+
 #include "detail/checks.h"
 
 namespace torchvq::functional {
@@ -52,12 +54,26 @@ at::Tensor weighted_loss(at::TensorList terms, at::ArrayRef<double> weights, boo
   return training ? with_graph(total) : total;
 }
 
+at::Tensor paired_loss(const at::Tensor& inputs, const at::Tensor& codes,
+                       const std::optional<at::Tensor>& mask, double to_inputs, double to_codes,
+                       bool training) {
+  // A number to look at.
+  if (!training) {
+    return ops::paired_commitment_loss(inputs.detach(), codes.detach(), mask, to_inputs, to_codes);
+  }
+  return with_graph(ops::paired_commitment_loss(inputs, codes, mask, to_inputs, to_codes));
+}
+
 }  // namespace torchvq::functional
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   using namespace torchvq::functional;
   m.def("candidate_commitment_loss(Tensor inputs, Tensor codes, *, Tensor? mask=None) -> Tensor",
         TORCH_FN(candidate_commitment_loss));
+  m.def(
+      "paired_loss(Tensor inputs, Tensor codes, *, Tensor? mask=None, float to_inputs, "
+      "float to_codes, bool training) -> Tensor",
+      TORCH_FN(paired_loss));
   m.def("weighted_loss(Tensor[] terms, float[] weights, bool training) -> Tensor",
         TORCH_FN(weighted_loss));
 }

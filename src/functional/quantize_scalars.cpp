@@ -5,6 +5,7 @@
 
 #include <torch/library.h>
 
+#include <torchvq/functional/layout.h>
 #include <torchvq/functional/rotate_features.h>
 #include <torchvq/ops/scalar_decode.h>
 #include <torchvq/ops/scalar_noise.h>
@@ -34,14 +35,16 @@ at::Tensor add_noise(const at::Tensor& codes, at::IntArrayRef levels,
   return ops::scalar_noise(codes, threes, *options.rng(), 0.5, options.stream());
 }
 
-}  // namespace
-
-QuantizeScalarsOutput quantize_scalars(const at::Tensor& tokens, at::IntArrayRef levels,
-                                       const QuantizeScalarsOptions& options) {
+/// Codes (*, C * D), and indices (*, C), of one codebook (*).
+QuantizeScalarsOutput quantize_features(const at::Tensor& tokens, at::IntArrayRef levels,
+                                        const QuantizeScalarsOptions& options) {
   // Stacks give float32 or float64; a half-precision quotient would round.
   const auto& scale = options.scale();
-  const auto given = scale ? tokens.div(scale->to(tokens.scalar_type())) : tokens;
-  auto features = by_codebook(given, options.codebooks(), static_cast<int64_t>(levels.size()));
+  auto features = scale ? tokens.div(scale->to(tokens.scalar_type())) : tokens;
+  const bool one = options.codebooks() == 1;
+  if (!one) {
+    features = by_codebook(features, options.codebooks(), static_cast<int64_t>(levels.size()));
+  }
   const auto& rotation = options.rotation();
   if (rotation) features = rotate_features(features, *rotation);
   auto [codes, indices] = ops::scalar_quantize(features, levels, options.bound());
@@ -49,14 +52,43 @@ QuantizeScalarsOutput quantize_scalars(const at::Tensor& tokens, at::IntArrayRef
     codes = add_noise(codes, levels, options);
   }
   if (rotation) codes = rotate_features(codes, *rotation, /*inverse=*/true);
-  codes = codes.flatten(-2);
+  if (!one) codes = codes.flatten(-2);
   if (scale) codes = codes.mul(scale->to(codes.scalar_type()));
   if (options.mask()) {
-    const auto absent = options.mask()->logical_not().unsqueeze(-1);
-    codes = codes.masked_fill(absent, 0);
-    indices = indices.masked_fill(absent, -1);
+    const auto absent = options.mask()->logical_not(), of_features = absent.unsqueeze(-1);
+    codes = codes.masked_fill(of_features, 0);
+    indices = indices.masked_fill(one ? absent : of_features, -1);
   }
   return {codes, indices};
+}
+
+}  // namespace
+
+QuantizeScalarsOutput quantize_scalars(const at::Tensor& tokens, at::IntArrayRef levels,
+                                       const QuantizeScalarsOptions& options) {
+  auto found = quantize_features(tokens, levels, options);
+  if (options.codebooks() == 1) found.indices = found.indices.unsqueeze(-1);
+  return found;
+}
+
+QuantizeScalarsOutput finite_scalar_quantize(const at::Tensor& x, at::IntArrayRef levels,
+                                             const QuantizeScalarsOptions& options,
+                                             bool channel_first, bool keep_codebooks) {
+  TORCH_CHECK_VALUE(keep_codebooks || options.codebooks() == 1,
+                    "finite_scalar_quantize: expected keep_codebooks with several codebooks, but "
+                    "got False with ",
+                    options.codebooks());
+  // Features that lie last are where the search takes them from.
+  const bool moves = options.mask() || (channel_first && x.dim() > 2);
+  auto tokens = moves ? pack_tokens(x, channel_first) : x;
+  // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+  if (options.mask()) tokens = fill_masked(tokens, *options.mask());
+  auto [codes, indices] = quantize_features(tokens, levels, options);
+  codes = codes.to(x.scalar_type());
+  if (keep_codebooks && options.codebooks() == 1) indices = indices.unsqueeze(-1);
+  if (!moves) return {codes, indices};
+  return {unpack_tokens(codes, x.sym_sizes(), channel_first),
+          unpack_positions(indices, x.sym_sizes(), channel_first)};
 }
 
 at::Tensor soft_clamp(const at::Tensor& x, const at::Tensor& limit) {
@@ -102,6 +134,24 @@ std::tuple<at::Tensor, at::Tensor> quantize_scalars_op(
   return {output.codes, output.indices};
 }
 
+std::tuple<at::Tensor, at::Tensor> finite_scalar_quantize_op(
+    const at::Tensor& x, at::IntArrayRef levels, int64_t codebooks, bool channel_first,
+    bool keep_codebooks, std::string_view bound, const std::optional<at::Tensor>& rotation,
+    const std::optional<at::Tensor>& rng, double noise, const std::optional<at::Tensor>& mask,
+    bool vqp_noise) {
+  auto output = finite_scalar_quantize(x, levels,
+                                       QuantizeScalarsOptions()
+                                           .codebooks(codebooks)
+                                           .bound(std::string(bound))
+                                           .rotation(rotation)
+                                           .rng(rng)
+                                           .noise(noise)
+                                           .mask(mask)
+                                           .vqp_noise(vqp_noise),
+                                       channel_first, keep_codebooks);
+  return {output.codes, output.indices};
+}
+
 }  // namespace
 
 }  // namespace torchvq::functional
@@ -112,6 +162,13 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "Tensor? rotation=None, Tensor? scale=None, Tensor? rng=None, float noise=0.0, int stream=0, "
       "Tensor? mask=None, bool vqp_noise=False) -> (Tensor codes, Tensor indices)",
       torchvq::functional::quantize_scalars_op);
+  m.def(
+      "finite_scalar_quantize(Tensor x, int[] levels, *, int codebooks=1, bool "
+      "channel_first=False, "
+      "bool keep_codebooks=False, str bound='tanh', Tensor? rotation=None, Tensor? rng=None, "
+      "float noise=0.0, Tensor? mask=None, bool vqp_noise=False) "
+      "-> (Tensor quantized, Tensor indices)",
+      torchvq::functional::finite_scalar_quantize_op);
   m.def("soft_clamp(Tensor x, Tensor limit) -> Tensor", TORCH_FN(torchvq::functional::soft_clamp));
   m.def(
       "decode_scalars(Tensor indices, int[] levels, bool symmetric=False, "

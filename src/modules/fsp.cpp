@@ -9,6 +9,7 @@
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/vqp_compat.h>
 #include <torchvq/ops/scalar_decode.h>
+#include <torchvq/ops/token_moment_loss.h>
 
 #include <torchvq/functional/shared_moments.h>
 #include "modules/layout.h"
@@ -79,12 +80,13 @@ ops::PerturbOptions FSPImpl::perturbation(double eps) const {
 }
 
 ops::MomentLoss FSPImpl::norm(const torch::Tensor& latents, const OptionalTensor& mask) const {
-  const auto moments = ops::token_moments(is_training() ? latents : latents.detach(), mask);
+  const auto seen = is_training() ? latents : latents.detach();
+  const auto wanted = F::vector_norm(options.vector_norm());
   const auto shared = ranks();
-  const auto rows = shared.group_name.empty()
-                        ? moments.unsqueeze(0)
-                        : F::attach_moments(F::gather_moments(moments, shared), moments, shared);
-  return ops::moment_loss(rows, F::vector_norm(options.vector_norm()));
+  if (shared.group_name.empty()) return ops::token_moment_loss(seen, wanted, mask);
+  const auto moments = ops::token_moments(seen, mask);
+  return ops::moment_loss(F::attach_moments(F::gather_moments(moments, shared), moments, shared),
+                          wanted);
 }
 
 FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call) {

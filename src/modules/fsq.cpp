@@ -49,6 +49,51 @@ torch::Tensor codes_of(const FSQImpl& fsq, const torch::Tensor& z, const char* b
   return ops::scalar_quantize(z, fsq.options.levels(), bound).first;
 }
 
+std::optional<torch::Tensor> rotation_of(const FSQImpl& fsq) {
+  return fsq.orthogonal_rot.defined() ? std::optional(fsq.orthogonal_rot) : std::nullopt;
+}
+
+F::QuantizeScalarsOptions scalar_options(const FSQImpl& fsq,
+                                         const std::optional<torch::Tensor>& mask,
+                                         const std::optional<torch::Tensor>& noise_rng) {
+  return F::QuantizeScalarsOptions()
+      .codebooks(fsq.options.num_codebooks())
+      .bound(fsq.bound_name())
+      .rotation(rotation_of(fsq))
+      .rng(noise_rng)
+      .noise(fsq.options.noise_dropout())
+      .mask(mask)
+      .vqp_noise(fsq.options.vqp_compat());
+}
+
+F::QuantizeScalarsOutput without_projections(const FSQImpl& fsq, const torch::Tensor& z,
+                                             const std::optional<torch::Tensor>& mask,
+                                             const std::optional<torch::Tensor>& noise_rng,
+                                             const detail::Layout& layout) {
+  return F::finite_scalar_quantize(z, fsq.options.levels(), scalar_options(fsq, mask, noise_rng),
+                                   layout.channel_first, fsq.keeps_num_codebooks_dim());
+}
+
+F::QuantizeScalarsOutput between_projections(const FSQImpl& fsq, const torch::Tensor& z,
+                                             const std::optional<torch::Tensor>& mask,
+                                             const std::optional<torch::Tensor>& noise_rng,
+                                             const detail::Layout& layout) {
+  auto tokens = layout.pack(z);
+  if (mask) {
+    // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+    tokens = F::fill_masked(tokens, *mask);
+  }
+  tokens = detail::apply_linear(fsq.project_in, tokens);
+  auto found = fsq.quantize_tokens(tokens, std::nullopt, mask, noise_rng);
+  auto output = detail::apply_linear(fsq.project_out, found.quantized).to(z.scalar_type());
+  if (mask) {
+    output = F::fill_padding(output, *mask);
+  }
+  const auto indices = fsq.keeps_num_codebooks_dim() ? found.indices : found.indices.squeeze(-1);
+  return {layout.unpack(output, z),
+          F::unpack_positions(indices, z.sym_sizes(), layout.channel_first)};
+}
+
 }  // namespace
 
 FSQImpl::FSQImpl(FSQOptions options_, bool owns_rng)
@@ -85,36 +130,18 @@ ScalarOutput FSQImpl::forward(const torch::Tensor& z, const std::optional<torch:
   const auto layout = layout_of(*this, z.dim());
   layout.check_input(z);
   const auto token_mask = layout.token_mask(z, mask, std::nullopt);
-  auto tokens = layout.pack(z);
-  if (token_mask) {
-    // Padding may hold anything, including NaN; zeros keep it out of every gradient.
-    tokens = F::fill_masked(tokens, *token_mask);
-  }
-  if (project_in) {
-    tokens = detail::apply_linear(project_in, tokens);
-  }
   const bool noisy = is_training() && rng.defined();
   const auto noise_rng = noisy ? std::optional(detail::rng_of_rank(rng)) : std::nullopt;
-  auto [codes, indices] = quantize_tokens(tokens, std::nullopt, token_mask, noise_rng);
+  auto [quantized, indices] = project_in
+                                  ? between_projections(*this, z, token_mask, noise_rng, layout)
+                                  : without_projections(*this, z, token_mask, noise_rng, layout);
   if (noisy) {
     ops::advance_rng_(rng);
   }
-  if (project_out) {
-    codes = detail::apply_linear(project_out, codes);
-  }
-  codes = codes.to(z.scalar_type());
-  if (token_mask && project_out) {
-    codes = F::fill_padding(codes, *token_mask);
-  }
-  const auto quantized = layout.unpack(codes, z);
   if (!options.return_indices()) {
     return {quantized, {}};
   }
-  if (!keeps_num_codebooks_dim()) {
-    indices = indices.squeeze(-1);
-  }
-  return {quantized,
-          as_returned(*this, F::unpack_positions(indices, z.sym_sizes(), layout.channel_first))};
+  return {quantized, as_returned(*this, indices)};
 }
 
 ScalarOutput FSQImpl::quantize_tokens(const torch::Tensor& tokens,
@@ -122,27 +149,14 @@ ScalarOutput FSQImpl::quantize_tokens(const torch::Tensor& tokens,
                                       const std::optional<torch::Tensor>& mask,
                                       const std::optional<torch::Tensor>& noise_rng,
                                       int64_t stream) const {
-  auto found = F::quantize_scalars(tokens, options.levels(),
-                                   F::QuantizeScalarsOptions()
-                                       .codebooks(options.num_codebooks())
-                                       .bound(bound_name())
-                                       .rotation(rotation())
-                                       .scale(scale)
-                                       .rng(noise_rng)
-                                       .noise(options.noise_dropout())
-                                       .stream(stream)
-                                       .mask(mask)
-                                       .vqp_noise(options.vqp_compat()));
+  auto found = F::quantize_scalars(
+      tokens, options.levels(), scalar_options(*this, mask, noise_rng).scale(scale).stream(stream));
   return {found.codes, found.indices};
 }
 
 std::string FSQImpl::bound_name() const {
   const std::string name = options.bound_hard_clamp() ? "clamp" : "tanh";
   return options.preserve_symmetry() ? "symmetric_" + name : name;
-}
-
-std::optional<torch::Tensor> FSQImpl::rotation() const {
-  return orthogonal_rot.defined() ? std::optional(orthogonal_rot) : std::nullopt;
 }
 
 torch::Tensor FSQImpl::quantize(const torch::Tensor& z) const {
@@ -194,7 +208,7 @@ torch::Tensor FSQImpl::decode_tokens(const torch::Tensor& indices,
                     (project_out && project_out->weight.scalar_type() == at::kDouble) ||
                     (orthogonal_rot.defined() && orthogonal_rot.scalar_type() == at::kDouble);
   return F::decode_scalars(F::wide_indices(indices), options.levels(), options.preserve_symmetry(),
-                           rotation(), scale, wide ? at::kDouble : at::kFloat);
+                           rotation_of(*this), scale, wide ? at::kDouble : at::kFloat);
 }
 
 torch::Tensor FSQImpl::implicit_codebook() const {

@@ -15,9 +15,9 @@
 #include <torchvq/distributed/ranks.h>
 #include <torchvq/distributed/replicas.h>
 #include <torchvq/functional/layout.h>
+#include <torchvq/functional/linear_quantize.h>
 #include <torchvq/functional/losses.h>
 #include <torchvq/functional/quantize.h>
-#include <torchvq/ops/commitment_loss.h>
 #include <torchvq/ops/lookup_codes.h>
 
 #include "modules/copy_tensors.h"
@@ -46,6 +46,19 @@ torch::Tensor run_transform(torch::nn::AnyModule& network, const torch::Tensor& 
     return network.forward<torch::Tensor>(detail::for_weight(weight, codes));
   }
   return network.forward<torch::Tensor>(codes);
+}
+
+/// The transform of a training step, where one operator makes all codes and chooses among them: a
+/// linear layer in the dtype of the codes, which is that of the tokens' arithmetic.
+const torch::nn::LinearImpl* plain_map(const SimVQImpl& vq, const torch::Tensor& tokens) {
+  const auto* linear = vq.code_transform.ptr()->as<torch::nn::LinearImpl>();
+  if (linear == nullptr || !vq.is_training()) return nullptr;
+  const auto dtype = tokens.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const auto &weight = linear->weight, &frozen = vq.frozen_codebook;
+  // A layer of other sizes has an error of its own.
+  const bool fits = weight.scalar_type() == dtype && frozen.scalar_type() == dtype &&
+                    weight.size(0) == vq.options.dim() && weight.size(1) == frozen.size(1);
+  return fits ? linear : nullptr;
 }
 
 }  // namespace
@@ -143,6 +156,11 @@ std::string SimVQImpl::estimator() const {
 SimVQImpl::SearchResult SimVQImpl::choose(const torch::Tensor& tokens, const OptionalTensor& mask,
                                           const std::string& estimator,
                                           const OptionalTensor& chosen) {
+  if (const auto* linear = plain_map(*this, tokens); linear != nullptr && !chosen) {
+    const auto bias = linear->bias.defined() ? OptionalTensor(linear->bias) : std::nullopt;
+    auto found = F::linear_quantize(tokens, frozen_codebook, linear->weight, bias, mask, estimator);
+    return {found.quantized, found.indices, found.codes, found.inputs};
+  }
   // Nothing is drawn.
   const auto rng = at::zeros({2}, tokens.options().dtype(at::kLong).requires_grad(false));
   auto found = F::quantize(tokens, codes_for(tokens.scalar_type()), rng, mask,
@@ -151,15 +169,10 @@ SimVQImpl::SearchResult SimVQImpl::choose(const torch::Tensor& tokens, const Opt
 }
 
 torch::Tensor SimVQImpl::loss_of(const SearchResult& result, const OptionalTensor& mask) const {
-  // In evaluation the loss has no gradient.
-  const auto inputs = is_training() ? result.inputs : result.inputs.detach();
-  const auto codes = is_training() ? result.codes : result.codes.detach();
-  const auto pulls_codes = ops::commitment_loss(inputs.detach(), codes, mask);
-  const auto pulls_inputs = ops::commitment_loss(inputs, codes.detach(), mask);
   const auto weight = options.commitment_weight();
-  return F::weighted_loss({pulls_codes, pulls_inputs},
-                          {weight, weight * options.input_to_quantize_commit_loss_weight()},
-                          is_training());
+  return F::paired_loss(result.inputs, result.codes, mask,
+                        weight * options.input_to_quantize_commit_loss_weight(), weight,
+                        is_training());
 }
 
 SimVQOutput SimVQImpl::forward(const torch::Tensor& x, const OptionalTensor& mask) {

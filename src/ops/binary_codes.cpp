@@ -5,6 +5,7 @@
 #include <torchvq/ops/binary_codes.h>
 
 #include "detail/op_handle.h"
+#include "detail/precision.h"
 #include "detail/random_tensor.h"
 #include "detail/token_checks.h"
 
@@ -73,6 +74,17 @@ void check_binary_kl_loss(const at::Tensor& logits, double threshold,
   if (mask) check_of_tokens(op, "mask", *mask, at::kBool, logits);
 }
 
+void check_binary_kl_loss_backward(const at::Tensor& grad, const at::Tensor& logits,
+                                   double threshold, const std::optional<at::Tensor>& mask,
+                                   bool reduce) {
+  constexpr auto op = "binary_kl_loss_backward";
+  check_binary_kl_loss(logits, threshold, mask);
+  if (!reduce) return check_of_tokens(op, "grad", grad, value_dtype(logits, logits), logits);
+  check_dtype(op, "grad", grad, value_dtype(logits, logits));
+  check_rank(op, "grad", grad, 0, "()");
+  check_same_device(op, "logits", logits, "grad", grad);
+}
+
 }  // namespace detail
 
 namespace ops {
@@ -114,4 +126,8 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "binary_kl_loss(Tensor logits, *, float threshold=0.0, Tensor? mask=None, bool reduce=True) "
       "-> Tensor");
+  // The gradient of the logits; private, called by autograd alone.
+  m.def(
+      "binary_kl_loss_backward(Tensor grad, Tensor logits, float threshold, Tensor? mask, "
+      "bool reduce) -> Tensor");
 }

@@ -16,5 +16,15 @@ int64_t check_binary_one_hot_backward(const at::Tensor& grad, const at::Tensor& 
                                       const at::Tensor& indices, double temperature);
 void check_binary_kl_loss(const at::Tensor& logits, double threshold,
                           const std::optional<at::Tensor>& mask);
+void check_binary_kl_loss_backward(const at::Tensor& grad, const at::Tensor& logits,
+                                   double threshold, const std::optional<at::Tensor>& mask,
+                                   bool reduce);
+
+/// On any device; the CPU kernels take them for float64.
+at::Tensor binary_kl_loss_any(const at::Tensor& logits, double threshold,
+                              const std::optional<at::Tensor>& mask, bool reduce);
+at::Tensor binary_kl_loss_backward_any(const at::Tensor& grad, const at::Tensor& logits,
+                                       double threshold, const std::optional<at::Tensor>& mask,
+                                       bool reduce);
 
 }  // namespace torchvq::detail

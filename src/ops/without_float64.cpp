@@ -22,6 +22,7 @@ constexpr const char* kNeedFloat64[] = {
     "ema_update_tokens_",
     "keep_statistics_",
     "kmeans",
+    "linear_nearest_code",
     "nearest_code",
     "projected_residual_encode",
     "quantize_and_commit",

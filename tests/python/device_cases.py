@@ -114,6 +114,12 @@ CANDIDATES = ops.dead_code_candidates(X, RNG, 7)
 # A suffix after the space tells cases of an operator apart.
 CASES: dict[str, Case] = {
     # Search.
+    "linear_nearest_code": Case(
+        (X[:1], CODES[0, :, :5], normal(12, 5, seed=3), normal(12, seed=4)), exact=False
+    ),
+    "linear_nearest_code_backward": Case(
+        (X[:1], X[:1] * 0.7, INDICES[:1], CODES[0, :, :5]), exact=False
+    ),
     "nearest_code": Case((X, CODES), dict(return_codes=True, return_distances=True)),
     "nearest_code cosine": Case(
         (X, CODES), COSINE | dict(return_codes=True, return_distances=True)
@@ -244,6 +250,10 @@ CASES: dict[str, Case] = {
     "commitment_loss": Case((X, X + 1), exact=False),
     "commitment_loss quotient": Case((PARTS.view(1, 7, 1), torch.zeros(1, 7, 1))),
     "commitment_loss mask": Case((X, X + 1), dict(mask=MASK), exact=False),
+    "paired_commitment_loss": Case(
+        (X, X + 1), dict(mask=MASK, to_x=0.25, to_codes=1.0), exact=False
+    ),
+    "paired_commitment_loss_backward": Case((normal(), X, X * 0.7, MASK, 0.25, 1.0), exact=False),
     "residual_commitment_loss": Case(
         (X, [X, X * 0.3], [X + 1, X - 1]), dict(mask=MASK), exact=False
     ),
@@ -270,8 +280,19 @@ CASES: dict[str, Case] = {
     ),
     "token_moments": Case((X,), dict(mask=MASK), exact=False),
     "token_moments_backward": Case((normal(49), X, MOMENTS, MASK), exact=False),
+    "token_moment_loss": Case((X, [0.0] * 4, [1.0] * 4), dict(mask=MASK), exact=False),
+    "token_moment_loss_backward": Case(
+        (normal(), X, MOMENTS, [0.0] * 4, [1.0] * 4, MASK), exact=False
+    ),
     "moment_loss": Case((MOMENTS[None], [0.0] * 4, [1.0] * 4), exact=False),
     "moment_loss_backward": Case((normal(), MOMENTS[None], [0.0] * 4, [1.0] * 4), exact=False),
+    "sign_step": Case(
+        (BITS,), dict(sharpness=3.0, mask=MASK, commitment_weight=0.25, wanted=True), exact=False
+    ),
+    "sign_step_backward": Case(
+        (BITS, normal(), None, normal(), None, BITS, BITS * 2, BITS, BITS, MASK, 0.1, 1.0, 0.25),
+        exact=False,
+    ),
     "sign_entropy": Case((BITS,), dict(sharpness=3.0), exact=False),
     "sign_entropy float64": Case((BITS.double(),), dict(sharpness=3.0, mask=MASK), exact=False),
     "sign_entropy_totals": Case((BITS,), dict(sharpness=3.0, mask=MASK), exact=False),
@@ -304,6 +325,7 @@ CASES: dict[str, Case] = {
     "binary_one_hot_backward": Case(
         (normal(2, 40, 64), BITS, integers(64, 2, 40), 0.7), exact=False
     ),
+    "binary_kl_loss_backward": Case((normal(), BITS, 0.1, MASK, True), exact=False),
     "binary_kl_loss": Case((BITS,), dict(threshold=0.1), exact=False),
     "binary_kl_loss quotient": Case((torch.full((1, 21, 1), 1000.0, dtype=torch.float64),)),
     "latent_quantize": Case(

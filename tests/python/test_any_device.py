@@ -24,6 +24,7 @@ ops = torch.ops.torchvq
 SEEDS = range(2)
 # Searches ask how many rows are left to decide, unless the library has CUDA kernels, which ask nothing.
 SEARCH = {
+    "linear_nearest_code",
     "nearest_code",
     "projected_residual_encode",
     "quantize_and_commit",

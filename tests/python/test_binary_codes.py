@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -142,6 +145,67 @@ def test_binary_kl_loss_gradient_by_finite_differences(generator):
     for reduce in (True, False):
         call = lambda x: ops.binary_kl_loss(x, threshold=0.2, mask=mask, reduce=reduce)  # noqa: E731, B023
         assert torch.autograd.gradcheck(call, (logits,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("reduce", [False, True])
+def test_binary_kl_loss_paths_agree(reduce, dtype, generator):
+    logits = (torch.randn(3, 701, 7, generator=generator) * 3).to(dtype)
+    mask = torch.rand(3, 701, generator=generator) < 0.7
+    logits[0, 3] = 0.0
+    logits[1, 5, 2] = math.nan
+    mask[1, 5] = reduce is False
+    grad = torch.randn(() if reduce else (3, 701), generator=generator)
+    loss = dict(threshold=0.9, mask=mask, reduce=reduce)
+    torch.testing.assert_close(
+        ops.binary_kl_loss(logits, **loss),
+        any_path("binary_kl_loss")(logits, **loss),
+        rtol=1e-6,
+        atol=1e-7,
+        equal_nan=True,
+    )
+    call = (grad, logits, 0.9, mask, reduce)
+    found = ops.binary_kl_loss_backward(*call)
+    right = any_path("binary_kl_loss_backward")(*call)
+    torch.testing.assert_close(found, right, equal_nan=True)
+    assert found[~mask].eq(0).all()
+
+
+DIGESTS = """
+import hashlib, torch, torchvq
+ops, rng = torch.ops.torchvq, torch.tensor([5, 2])
+for threads in (1, 3):
+    torch.set_num_threads(threads)
+    digest = hashlib.sha256()
+    for bits in (1, 3, 8, 11):
+        logits = torch.randn(333, bits, generator=torch.Generator().manual_seed(bits)) * 4
+        grad = torch.randn(333, 2**bits, generator=torch.Generator().manual_seed(bits))
+        indices = ops.binary_sample(logits, rng, temperature=0.7)
+        for value in (
+            indices,
+            ops.binary_one_hot_backward(grad, logits, indices, 0.7),
+            ops.binary_one_hot_backward(grad.double(), logits.double(), indices, 0.7),
+            ops.binary_kl_loss(logits),
+            ops.binary_kl_loss_backward(torch.tensor(0.3), logits, 0.0, None, True),
+        ):
+            digest.update(value.numpy().tobytes())
+    print(digest.hexdigest())
+"""
+
+
+def test_binary_ops_give_the_same_bits_for_all_instruction_sets_and_threads():
+    found = set()
+    for level in ("default", "avx2", "avx512"):
+        environment = dict(os.environ, TORCHVQ_SIMD_LEVEL=level)
+        out = subprocess.run(
+            [sys.executable, "-c", DIGESTS],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found |= set(out.stdout.split())
+    assert len(found) == 1
 
 
 def test_binary_kl_loss_extremes():

@@ -311,6 +311,11 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
         (normal(2, 9, 2), [5, 4]),
         dict(bound="symmetric_tanh", rng=rng(), noise=0.5, vqp_noise=True),
     ),
+    "finite_scalar_quantize": ((normal(2, 2, 3, 3), [5, 4]), dict(channel_first=True)),
+    "finite_scalar_quantize mask": (
+        (normal(2, 9, 4), [5, 4]),
+        dict(codebooks=2, keep_codebooks=True, mask=MASK),
+    ),
     "decode_scalars": ((integers(20, 2, 9, 1), [5, 4]), {}),
     "distribution_cdf": ((X, "laplace"), {}),
     "distribution_quantile": ((torch.sigmoid(X), "laplace"), {}),
@@ -345,6 +350,27 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "binary_entropy": ((X,), {}),
     "binary_log_prob": ((X, integers(16, 2, 9)), {}),
     # Gradients, which autograd alone calls.
+    "linear_nearest_code_backward": (
+        (X[:1], X[:1], INDICES[:1], CODEBOOK[0]),
+        {},
+    ),
+    "linear_quantize": (
+        (X[:1], normal(7, 3), normal(4, 3), normal(4)),
+        dict(mask=MASK[:1], estimator="rotation_trick"),
+    ),
+    "paired_commitment_loss_backward": ((normal(), X, X * 2, MASK, 0.25, 1.0), {}),
+    "paired_loss": ((X, X * 2), dict(mask=MASK, to_inputs=0.25, to_codes=1.0, training=True)),
+    "token_moment_loss_backward": (
+        (normal(), X, ops.token_moments(X), [0.0] * 4, [1.0] * 4, MASK),
+        {},
+    ),
+    "binary_kl_loss_backward": ((normal(), X, 0.1, MASK, True), {}),
+    "binary_kl_loss_backward tokens": ((normal(2, 9), X, 0.1, None, False), {}),
+    "sign_step": ((X,), dict(sharpness=4.0, mask=MASK, entropy_mask=MASK, wanted=True)),
+    "sign_step_backward": (
+        (X, normal(), None, normal(), normal(), X, X * 2, X * 3, X * 4, MASK, 0.3, 1.5, 0.25),
+        {},
+    ),
     "binary_one_hot_backward": ((normal(2, 9, 16), X, integers(16, 2, 9), 0.5), {}),
     "scalar_quantize_backward": ((X, X, [5, 4, 3, 3], "tanh"), {}),
     "residual_scalar_quantize_backward": (

@@ -27,4 +27,12 @@ TORCHVQ_API at::Tensor candidate_commitment_loss(
 TORCHVQ_API at::Tensor weighted_loss(at::TensorList terms, at::ArrayRef<double> weights,
                                      bool training);
 
+/// Both halves of the loss of codes that learn by gradient, see ops/paired_commitment_loss.h; with
+/// `training` as weighted_loss(), and without a gradient otherwise.
+///
+/// @param inputs  (H, T, D).    @param codes  (H, T, D).    @param mask  (H, T), bool.
+TORCHVQ_API at::Tensor paired_loss(const at::Tensor& inputs, const at::Tensor& codes,
+                                   const std::optional<at::Tensor>& mask, double to_inputs,
+                                   double to_codes, bool training);
+
 }  // namespace torchvq::functional

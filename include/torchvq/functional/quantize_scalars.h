@@ -57,6 +57,16 @@ struct QuantizeScalarsOutput {
 TORCHVQ_API QuantizeScalarsOutput quantize_scalars(const at::Tensor& tokens, at::IntArrayRef levels,
                                                    const QuantizeScalarsOptions& options = {});
 
+/// A forward of FSQ between its projections: quantize_scalars() of an input in its layout.
+///
+/// @param x               (B, *, C * D), with `channel_first` (B, C * D, *); floating point.
+/// @param keep_codebooks  indices have the axis of codebooks, which a single one can do without.
+/// @return                codes in layout and dtype of x; indices (B, *) or (B, *, C).
+TORCHVQ_API QuantizeScalarsOutput finite_scalar_quantize(const at::Tensor& x,
+                                                         at::IntArrayRef levels,
+                                                         const QuantizeScalarsOptions& options,
+                                                         bool channel_first, bool keep_codebooks);
+
 /// limit * tanh(x / limit): x where it is small, and within the limits everywhere. NaN for
 /// infinity.
 ///

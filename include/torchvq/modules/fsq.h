@@ -114,8 +114,6 @@ class TORCHVQ_API FSQImpl : public KeptBuffers<FSQImpl> {
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(std::optional<torch::Tensor>())})
 
  private:
-  std::optional<torch::Tensor> rotation() const;
-
   bool owns_rng_;
 };
 

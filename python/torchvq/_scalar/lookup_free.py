@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchvq._base.projection import projects_nothing
 from torchvq._base.random_state import Step
-from torchvq._base.ranks import Ranks, group_of, joined_signature
+from torchvq._base.ranks import ALONE, Ranks, group_of, joined_signature
 from torchvq.outputs import LookupFreeLossBreakdown
 
 if TYPE_CHECKING:
@@ -117,6 +117,8 @@ def _loss_options(lfq: "LFQ", inv_temperature: float) -> dict[str, Any]:
 def ranks_of(lfq: "LFQ", owner: str = "LFQ") -> Ranks:
     """Decided at each call, because modules are often built before their group exists. Evaluation is always alone."""
     group = group_of(lfq) if lfq.training else ""
+    if not group:
+        return ALONE
     return Ranks(group, f"{owner}(dim={lfq.dim}, codebook_size={lfq.codebook_size})")
 
 

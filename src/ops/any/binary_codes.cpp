@@ -88,8 +88,10 @@ at::Tensor binary_one_hot_backward(const at::Tensor& grad, const at::Tensor& log
   return result.masked_fill_(indices.lt(0).unsqueeze(-1), 0).to(logits.scalar_type());
 }
 
-at::Tensor binary_kl_loss(const at::Tensor& logits, double threshold, const OptionalTensor& mask,
-                          bool reduce) {
+}  // namespace
+
+at::Tensor detail::binary_kl_loss_any(const at::Tensor& logits, double threshold,
+                                      const OptionalTensor& mask, bool reduce) {
   detail::check_binary_kl_loss(logits, threshold, mask);
   const auto size = logits.to(detail::sum_dtype(logits)).abs();
   const auto odds = size.neg().exp();  // of the less likely value
@@ -103,13 +105,30 @@ at::Tensor binary_kl_loss(const at::Tensor& logits, double threshold, const Opti
   return detail::divided(total, static_cast<double>(std::max<int64_t>(loss.numel(), 1))).to(dtype);
 }
 
-}  // namespace
+/// The derivative of log 2 - H(sigmoid(l)) is l p (1 - p).
+at::Tensor detail::binary_kl_loss_backward_any(const at::Tensor& grad_, const at::Tensor& logits,
+                                               double threshold, const OptionalTensor& mask,
+                                               bool reduce) {
+  check_binary_kl_loss_backward(grad_, logits, threshold, mask, reduce);
+  const auto loss = binary_kl_loss_any(logits, threshold, mask, /*reduce=*/false);
+  auto grad = grad_;
+  if (reduce) {
+    const auto tokens = static_cast<double>(std::max<int64_t>(loss.numel(), 1));
+    grad = mask ? grad / mask->sum().clamp_min(1) : divided(grad, tokens);
+  }
+  const auto l = logits.to(sum_dtype(logits));
+  const auto p = l.sigmoid();
+  // Not a product with 0: padding may hold NaN.
+  const auto slope = (l * p * (1 - p)).masked_fill(loss.eq(0).unsqueeze(-1), 0);
+  return (slope * grad.to(l.scalar_type()).unsqueeze(-1)).to(logits.scalar_type());
+}
 
 TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
   m.impl("binary_sample", binary_sample);
   m.impl("binary_one_hot", binary_one_hot);
   m.impl("binary_one_hot_backward", binary_one_hot_backward);
-  m.impl("binary_kl_loss", binary_kl_loss);
+  m.impl("binary_kl_loss", detail::binary_kl_loss_any);
+  m.impl("binary_kl_loss_backward", detail::binary_kl_loss_backward_any);
 }
 
 }  // namespace torchvq

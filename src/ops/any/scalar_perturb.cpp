@@ -82,10 +82,10 @@ std::pair<at::Tensor, at::Tensor> bin_centres(const at::Tensor& x, at::IntArrayR
   for (size_t j = 0; j < levels.size(); ++j) {
     const auto known = detail::perturb_levels<T>(levels[j], kind.cdf, kind.form, eps);
     const auto column = x.select(-1, static_cast<int64_t>(j)).contiguous();
-    const auto level = at::bucketize(column, detail::device_table(known.changes, x.options()),
+    const auto level = at::bucketize(column, detail::device_table(known->changes, x.options()),
                                      /*out_int32=*/false, /*right=*/true);
     numbers.push_back(level);
-    codes.push_back(detail::device_table(known.codes, x.options())
+    codes.push_back(detail::device_table(known->codes, x.options())
                         .index_select(0, level.clamp_max(levels[j] - 1).reshape({-1}))
                         .view(level.sizes()));
   }
@@ -190,7 +190,7 @@ at::Tensor centroids(const at::Tensor& digits, at::IntArrayRef levels, detail::P
   for (size_t j = 0; j < levels.size(); ++j) {
     const auto known = detail::perturb_levels<T>(levels[j], kind.cdf, kind.form, eps);
     const auto level = digits.select(-1, static_cast<int64_t>(j)).clamp_min(0);
-    columns.push_back(detail::device_table(known.codes, options)
+    columns.push_back(detail::device_table(known->codes, options)
                           .index_select(0, level.reshape({-1}))
                           .view(level.sizes()));
   }

@@ -1,6 +1,5 @@
 #include "ops/binary_codes.h"
 
-#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
@@ -11,7 +10,6 @@
 #include "detail/no_gradient.h"
 #include "detail/once_differentiable.h"
 #include "detail/op_handle.h"
-#include "detail/precision.h"
 
 namespace torchvq {
 namespace {
@@ -43,7 +41,6 @@ at::Tensor binary_one_hot(const at::Tensor& logits, const at::Tensor& indices, d
   return detail::differentiable<BinaryOneHot>(logits, indices, temperature);
 }
 
-/// The derivative of log 2 - H(sigmoid(l)) is l p (1 - p).
 struct BinaryKlLoss : torch::autograd::Function<BinaryKlLoss> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& logits, double threshold,
                             const OptionalTensor& mask, bool reduce) {
@@ -60,17 +57,11 @@ struct BinaryKlLoss : torch::autograd::Function<BinaryKlLoss> {
     const auto &logits = saved[0], &mask = saved[1];
     const auto threshold = ctx->saved_data["threshold"].toDouble();
     const auto given_mask = mask.defined() ? OptionalTensor(mask) : std::nullopt;
-    const auto loss = ops::binary_kl_loss(logits, threshold, given_mask, /*reduce=*/false);
-    auto grad = grads[0];
-    if (ctx->saved_data["reduce"].toBool()) {
-      grad = mask.defined() ? grad / mask.sum().clamp_min(1) : grad / at::Scalar(loss.sym_numel());
-    }
-    const auto l = logits.to(detail::sum_dtype(logits));
-    const auto p = l.sigmoid();
-    // Not a product with 0: padding may hold NaN.
-    const auto slope = (l * p * (1 - p)).masked_fill(loss.eq(0).unsqueeze(-1), 0);
-    const auto result = slope * grad.to(l.scalar_type()).unsqueeze(-1);
-    return {result.to(logits.scalar_type()), at::Tensor(), at::Tensor(), at::Tensor()};
+    using Signature =
+        at::Tensor(const at::Tensor&, const at::Tensor&, double, const OptionalTensor&, bool);
+    static auto op = detail::op_handle<Signature>("torchvq::binary_kl_loss_backward");
+    return {op.call(grads[0], logits, threshold, given_mask, ctx->saved_data["reduce"].toBool()),
+            at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 

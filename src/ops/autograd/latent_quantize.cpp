@@ -1,6 +1,8 @@
 #include "ops/latent_quantize.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
@@ -30,6 +32,7 @@ struct LatentQuantize : torch::autograd::Function<LatentQuantize> {
     ctx->saved_data["quantization"] = quantization;
     ctx->saved_data["dtype"] = values.scalar_type();
     ctx->mark_non_differentiable({found.indices});
+    ctx->set_materialize_grads(false);
     return {found.codes, found.indices, found.loss};
   }
 
@@ -41,8 +44,11 @@ struct LatentQuantize : torch::autograd::Function<LatentQuantize> {
     static auto op = detail::op_handle<Signature>("torchvq::latent_quantize_backward");
     const auto saved = ctx->get_saved_variables();
     auto& data = ctx->saved_data;
+    const auto& codes = saved[1];
+    const auto of_codes = grads[0].defined() ? grads[0] : at::zeros_like(codes);
+    const auto of_loss = grads[2].defined() ? grads[2] : at::zeros({}, codes.options());
     const auto [grad_x, grad_values] =
-        op.call(grads[0], grads[2], saved[0], saved[1], saved[2], data["levels"].toIntVector(),
+        op.call(of_codes, of_loss, saved[0], codes, saved[2], data["levels"].toIntVector(),
                 data["commitment"].toDouble(), data["quantization"].toDouble());
     return {grad_x,       grad_values.to(data["dtype"].toScalarType()),
             at::Tensor(), at::Tensor(),

@@ -34,11 +34,13 @@ struct ResidualScalarQuantize : torch::autograd::Function<ResidualScalarQuantize
     auto [quantized, indices] =
         ops::residual_scalar_quantize(x, levels, scales, std::string(bound));
     ctx->mark_non_differentiable({indices});
+    ctx->set_materialize_grads(false);
     return {quantized, indices};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     detail::check_once_differentiable("residual_scalar_quantize");
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
     const auto saved = ctx->get_saved_variables();
     return {input_gradient(grads[0], saved[0], ctx->saved_data["levels"].toIntVector(), saved[1],
                            ctx->saved_data["bound"].toStringRef()),

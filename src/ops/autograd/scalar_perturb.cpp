@@ -31,6 +31,7 @@ struct ScalarPerturb : torch::autograd::Function<ScalarPerturb> {
     ctx->saved_data["cdf"] = options.cdf;
     ctx->saved_data["form"] = options.form;
     ctx->mark_non_differentiable({found.level_indices, found.indices, found.acceptance});
+    ctx->set_materialize_grads(false);
     return {found.codes, found.level_indices, found.indices, found.acceptance};
   }
 
@@ -41,6 +42,7 @@ struct ScalarPerturb : torch::autograd::Function<ScalarPerturb> {
     static auto op = detail::op_handle<Signature>("torchvq::scalar_perturb_backward");
     const auto saved = ctx->get_saved_variables();
     const auto none = at::Tensor();
+    if (!grads[0].defined()) return {none, none, none, none, none, none};
     return {op.call(grads[0], saved[0], saved[1], ctx->saved_data["cdf"].toStringRef(),
                     ctx->saved_data["form"].toStringRef()),
             none,

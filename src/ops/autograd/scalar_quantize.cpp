@@ -35,11 +35,13 @@ struct ScalarQuantize : torch::autograd::Function<ScalarQuantize> {
     ctx->saved_data["bound"] = std::string(bound);
     auto [codes, indices] = ops::scalar_quantize(x, levels, std::string(bound));
     ctx->mark_non_differentiable({indices});
+    ctx->set_materialize_grads(false);
     return {codes, indices};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     detail::check_once_differentiable("scalar_quantize");
+    if (!grads[0].defined()) return {at::Tensor(), at::Tensor(), at::Tensor()};
     return {input_gradient(grads[0], ctx->get_saved_variables()[0],
                            ctx->saved_data["levels"].toIntVector(),
                            ctx->saved_data["bound"].toStringRef()),

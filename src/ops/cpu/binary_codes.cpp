@@ -12,7 +12,9 @@
 #include <torch/library.h>
 #include <torchvq/random_purpose.h>
 
+#include "detail/precision.h"
 #include "detail/token_mask.h"
+#include "kernels/cpu/binary_codes.h"
 #include "kernels/random.h"
 
 namespace torchvq {
@@ -21,33 +23,41 @@ namespace {
 using OptionalTensor = std::optional<at::Tensor>;
 
 constexpr int64_t kBitsPerTask = 4096;
+constexpr int64_t kMostDrawnBits = 64;
 constexpr int64_t kCodesPerTask = 32768;
-// A probability from the C library is surely within this of the one that the logarithms decide by.
+// Probabilities are surely within this of the ones that the logarithms decide by.
 constexpr double kSurely = 1e-9;
+
+template <typename T>
+void chances_of(const T* logits, double temperature, int64_t count, double* p) {
+  kernels::binary_codes_kernel(kernels::cpu_level()).of<T>().chances(logits, temperature, count, p);
+}
 
 struct Draws {
   uint64_t key;
   double temperature;
 
-  /// u < sigmoid(logit / temperature); where that is close, by the logarithms that are the same
-  /// everywhere.
-  bool bit(double logit, uint64_t position) const {
+  /// u < p, which is sigmoid(logit / temperature); where that is close, by the logarithms that are
+  /// the same everywhere.
+  bool bit(double logit, double p, uint64_t position) const {
     const double u = kernels::uniform_from_bits(kernels::random_bits(key, position), 53);
-    const double p = 1 / (1 + std::exp(-logit / temperature));
     if (std::fabs(u - p) > kSurely) return u < p;
     return logit > (kernels::log_of_uniform(u) - kernels::log_of_uniform(1 - u)) * temperature;
   }
 };
 
-/// How many real tokens come before each.
+/// `number` is how many real tokens come before.
 template <typename T>
 int64_t draw_token(const T* logits, int64_t bits, const Draws* draws, int64_t number) {
   int64_t index = 0;
+  double p[kMostDrawnBits];
+  if (draws != nullptr) chances_of(logits, draws->temperature, bits, p);
   for (int64_t h = 0; h < bits; ++h) {
     const auto logit = static_cast<double>(logits[h]);
     if (!std::isfinite(logit)) return 0;
-    const bool on =
-        draws == nullptr ? logit > 0 : draws->bit(logit, static_cast<uint64_t>(number * bits + h));
+    const bool on = draws == nullptr
+                        ? logit > 0
+                        : draws->bit(logit, p[h], static_cast<uint64_t>(number * bits + h));
     index |= static_cast<int64_t>(on) << h;
   }
   return index;
@@ -140,64 +150,24 @@ at::Tensor binary_one_hot(const at::Tensor& logits_, const at::Tensor& indices_,
   return output;
 }
 
-/// sum of weight[c] * (high[c] - low[c]), and folded[c] = low[c] + p * (high[c] - low[c]). `folded`
-/// may be `low`. Sums in a fixed order: a lane for each remainder of 8, then over lanes.
-template <typename T>
-double fold_bit(const T* low, const T* high, const T* weight, T p, int64_t count, T* folded) {
-  constexpr int64_t kLanes = 8;
-  double sums[kLanes] = {};
-  int64_t c = 0;
-  for (; c + kLanes <= count; c += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const T rise = high[c + lane] - low[c + lane];
-      sums[lane] += static_cast<double>(weight[c + lane] * rise);
-      folded[c + lane] = low[c + lane] + p * rise;
-    }
-  }
-  for (int64_t lane = 0; c < count; ++c, ++lane) {
-    const T rise = high[c] - low[c];
-    sums[lane] += static_cast<double>(weight[c] * rise);
-    folded[c] = low[c] + p * rise;
-  }
-  double total = 0;
-  for (const double sum : sums) total += sum;
-  return total;
-}
-
-/// Room for one token: below[2^h + c] is the probability of bits 0 to h - 1 being those of c.
+/// The gradients of tokens, with room for one of them.
 template <typename T>
 struct Fold {
-  explicit Fold(int64_t bits)
-      : below(static_cast<size_t>(int64_t{1} << bits)),
+  Fold(int64_t bits_, double temperature_)
+      : bits(bits_),
+        temperature(temperature_),
+        below(static_cast<size_t>(int64_t{1} << bits)),
         rest(static_cast<size_t>(int64_t{1} << (bits - 1))) {}
 
-  void token(const T* grad, const T* logits, int64_t bits, double temperature, T* to) {
-    double p[64];
-    below[1] = 1;
-    for (int64_t h = 0; h < bits; ++h) {
-      p[h] = 1 / (1 + std::exp(-static_cast<double>(logits[h]) / temperature));
-      if (h + 1 < bits) extend(h, static_cast<T>(p[h]));
-    }
-    const T* values = grad;
-    for (int64_t h = bits - 1; h >= 0; --h) {
-      const int64_t half = int64_t{1} << h;
-      const double slope = fold_bit(values, values + half, below.data() + half,
-                                    static_cast<T>(p[h]), half, rest.data());
-      to[h] = static_cast<T>(slope * p[h] * (1 - p[h]) / temperature);
-      values = rest.data();
-    }
+  void token(const T* grad, const T* logits, T* to) {
+    double p[kMostDrawnBits];
+    chances_of(logits, temperature, bits, p);
+    kernel.of<T>().fold(grad, p, bits, temperature, below.data(), rest.data(), to);
   }
 
-  void extend(int64_t h, T p) {
-    const int64_t count = int64_t{1} << h;
-    const T* known = below.data() + count;
-    T* next = below.data() + 2 * count;
-    for (int64_t c = 0; c < count; ++c) {
-      next[c] = known[c] * (1 - p);
-      next[count + c] = known[c] * p;
-    }
-  }
-
+  const kernels::BinaryCodesKernel kernel = kernels::binary_codes_kernel(kernels::cpu_level());
+  int64_t bits;
+  double temperature;
   std::vector<T> below, rest;
 };
 
@@ -209,12 +179,12 @@ void fold_tokens(const at::Tensor& grad, const at::Tensor& logits, const at::Ten
   const auto* index = indices.const_data_ptr<int64_t>();
   auto* to = result.mutable_data_ptr<T>();
   at::parallel_for(0, indices.numel(), kCodesPerTask / codes + 1, [&](int64_t begin, int64_t end) {
-    Fold<T> fold(bits);
+    Fold<T> fold(bits, temperature);
     for (int64_t i = begin; i < end; ++i) {
       if (index[i] < 0) {
         std::fill_n(to + i * bits, bits, T(0));
       } else {
-        fold.token(slopes + i * codes, from + i * bits, bits, temperature, to + i * bits);
+        fold.token(slopes + i * codes, from + i * bits, to + i * bits);
       }
     }
   });
@@ -232,12 +202,113 @@ at::Tensor binary_one_hot_backward(const at::Tensor& grad, const at::Tensor& log
   return result.to(logits_.scalar_type());
 }
 
+// Blocks are the same for any number of threads, and so is the order of additions.
+constexpr int64_t kDivergencesPerBlock = 1024;
+
+/// What tokens tell beyond the threshold, and its slopes, a block at a time.
+struct Divergences {
+  Divergences(const at::Tensor& logits_, double threshold_, const OptionalTensor& mask_)
+      : logits(logits_.to(at::kFloat).contiguous()),
+        mask(mask_ ? mask_->contiguous() : at::Tensor()),
+        threshold(threshold_),
+        bits(logits.size(-1)),
+        tokens(logits.numel() / bits),
+        real(mask.defined() ? mask.const_data_ptr<bool>() : nullptr),
+        per_block(kDivergencesPerBlock / bits + 1),
+        blocks((tokens + per_block - 1) / per_block) {}
+
+  /// body(block, token, told, slopes of its bits) for each token; told is 0 for padding.
+  template <typename Body>
+  void over_tokens(const Body& body) const {
+    const auto kernel = kernels::binary_codes_kernel(kernels::cpu_level());
+    const float* from = logits.const_data_ptr<float>();
+    at::parallel_for(0, blocks, 4, [&](int64_t first, int64_t last) {
+      std::vector<double> told(static_cast<size_t>(std::min(per_block, tokens) * bits));
+      std::vector<double> slopes(told.size());
+      for (int64_t block = first; block < last; ++block) {
+        const int64_t begin = block * per_block, end = std::min(tokens, begin + per_block);
+        kernel.divergence(from + begin * bits, (end - begin) * bits, told.data(), slopes.data());
+        for (int64_t i = begin; i < end; ++i) {
+          const auto place = (i - begin) * bits;
+          body(block, i, beyond(i, told.data() + place), slopes.data() + place);
+        }
+      }
+    });
+  }
+
+  double beyond(int64_t token, const double* told) const {
+    if (real != nullptr && !real[token]) return 0;
+    double sum = 0;
+    for (int64_t h = 0; h < bits; ++h) sum += told[h];
+    return sum - threshold <= 0 ? 0 : sum - threshold;  // NaN stays
+  }
+
+  double count() const {
+    const auto counted = real == nullptr ? tokens : std::count(real, real + tokens, true);
+    return static_cast<double>(std::max<int64_t>(counted, 1));
+  }
+
+  at::Tensor logits, mask;
+  double threshold;
+  int64_t bits, tokens;
+  const bool* real;
+  int64_t per_block, blocks;
+};
+
+at::Tensor binary_kl_loss(const at::Tensor& logits, double threshold, const OptionalTensor& mask,
+                          bool reduce) {
+  detail::check_binary_kl_loss(logits, threshold, mask);
+  if (logits.scalar_type() == at::kDouble) {
+    return detail::binary_kl_loss_any(logits, threshold, mask, reduce);
+  }
+  const Divergences all(logits, threshold, mask);
+  const auto options = all.logits.options();
+  const auto shape = logits.sizes().slice(0, static_cast<size_t>(logits.dim() - 1));
+  auto result = at::empty(reduce ? at::IntArrayRef() : shape, options);
+  auto* to = result.mutable_data_ptr<float>();
+  std::vector<double> sums(static_cast<size_t>(all.blocks));
+  all.over_tokens([&](int64_t block, int64_t token, double told, const double* /*slopes*/) {
+    sums[static_cast<size_t>(block)] += told;
+    if (!reduce) to[token] = static_cast<float>(told);
+  });
+  if (reduce) {
+    double total = 0;
+    for (const double sum : sums) total += sum;
+    *to = static_cast<float>(total / all.count());
+  }
+  return result;
+}
+
+at::Tensor binary_kl_loss_backward(const at::Tensor& grad_, const at::Tensor& logits,
+                                   double threshold, const OptionalTensor& mask, bool reduce) {
+  detail::check_binary_kl_loss_backward(grad_, logits, threshold, mask, reduce);
+  if (logits.scalar_type() == at::kDouble) {
+    return detail::binary_kl_loss_backward_any(grad_, logits, threshold, mask, reduce);
+  }
+  const Divergences all(logits, threshold, mask);
+  const auto grad = grad_.to(at::kFloat).contiguous();
+  const float* from = grad.const_data_ptr<float>();
+  const float own = reduce ? *from / static_cast<float>(all.count()) : 0.0F;
+  auto result = at::empty(all.logits.sizes(), all.logits.options());
+  auto* to = result.mutable_data_ptr<float>();
+  all.over_tokens([&](int64_t /*block*/, int64_t token, double told, const double* slopes) {
+    const auto upstream = static_cast<double>(reduce ? own : from[token]);
+    for (int64_t h = 0; h < all.bits; ++h) {
+      // Not a product with 0: padding may hold NaN.
+      to[token * all.bits + h] = told == 0 ? 0.0F : static_cast<float>(slopes[h] * upstream);
+    }
+  });
+  return result.to(logits.scalar_type());
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(torchvq, CPU, m) {
   m.impl("binary_sample", binary_sample);
   m.impl("binary_one_hot", binary_one_hot);
   m.impl("binary_one_hot_backward", binary_one_hot_backward);
+  m.impl("binary_kl_loss", binary_kl_loss);
+  m.impl("binary_kl_loss_backward", binary_kl_loss_backward);
 }
 
 }  // namespace torchvq

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 #include <vector>
 
@@ -137,19 +138,21 @@ struct Backward {
   LatentSlopes slopes;
   T* grad_x;
 
-  /// One token; adds to the sums of differences per value.
+  /// One token; adds to the sums of differences per value. `Index` holds every index: divisions of
+  /// 64 bits take several times as long.
+  template <typename Index>
   void token(int64_t i, const std::vector<int64_t>& levels, double* sums) const {
     const auto dim = static_cast<int64_t>(levels.size());
-    int64_t index = indices[i];
+    if (indices[i] < 0) {
+      std::fill_n(grad_x + i * dim, dim, T(0));
+      return;
+    }
+    auto index = static_cast<Index>(indices[i]);
     for (int64_t j = 0; j < dim; ++j) {
       const int64_t at = i * dim + j;
-      if (index < 0) {
-        grad_x[at] = 0;
-        continue;
-      }
       const double rest = static_cast<double>(x[at]) - static_cast<double>(codes[at]);
       grad_x[at] = static_cast<T>(static_cast<double>(straight[at]) + slopes.to_x * rest);
-      const int64_t count = levels[static_cast<size_t>(j)];
+      const auto count = static_cast<Index>(levels[static_cast<size_t>(j)]);
       if (std::isfinite(rest)) sums[index % count] += rest;
       index /= count;
       sums += count;
@@ -162,9 +165,12 @@ void run_backward(const Backward<T>& backward, int64_t tokens, const std::vector
                   at::Tensor& grad_values) {
   const auto values = static_cast<size_t>(grad_values.numel());
   std::vector<double> sums(values * static_cast<size_t>(count_blocks(tokens)));
+  const bool narrow = detail::scalar_basis(levels).back() * levels.back() <= INT32_MAX;
   over_blocks(tokens, [&](int64_t block, int64_t begin, int64_t end) {
+    auto* own = sums.data() + values * static_cast<size_t>(block);
     for (int64_t i = begin; i < end; ++i) {
-      backward.token(i, levels, sums.data() + values * static_cast<size_t>(block));
+      narrow ? backward.template token<uint32_t>(i, levels, own)
+             : backward.template token<uint64_t>(i, levels, own);
     }
   });
   T* to = grad_values.mutable_data_ptr<T>();

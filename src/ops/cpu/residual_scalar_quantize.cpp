@@ -17,10 +17,12 @@ std::vector<float> scale_patterns(const at::Tensor& scales_) {
   const auto scales = scales_.to(at::kFloat).contiguous();
   const auto dim = scales.size(1);
   std::vector<float> patterns;
+  patterns.reserve(static_cast<size_t>(scales.numel() * kernels::kScalarRepeat));
   for (int64_t q = 0; q < scales.size(0); ++q) {
     const float* row = scales.const_data_ptr<float>() + q * dim;
-    const auto pattern = detail::repeated(std::vector<float>(row, row + dim));
-    patterns.insert(patterns.end(), pattern.begin(), pattern.end());
+    for (int64_t i = 0; i < kernels::kScalarRepeat; ++i) {
+      patterns.insert(patterns.end(), row, row + dim);
+    }
   }
   return patterns;
 }
@@ -60,12 +62,11 @@ std::tuple<at::Tensor, at::Tensor> residual_scalar_quantize(const at::Tensor& x_
   sizes.back() = quantizers;
   auto indices = at::empty(sizes, x.options().dtype(at::kLong));
 
-  const detail::ScalarPatternsStorage patterns(levels, bound);
+  const auto patterns = detail::scalar_patterns(levels, bound);
   const auto scale = scale_patterns(scales);
   const kernels::ScalarStack stack{quantizers, scale.data()};
   const auto kernel = kernels::scalar_quantize_kernel(kernels::cpu_level());
-  const auto basis = detail::scalar_basis(levels);
-  const int64_t block = detail::kBlockValues / (dim * quantizers) + 1;
+  const int64_t block = std::min(detail::kBlockValues / (dim * quantizers) + 1, x.numel() / dim);
   const float* from = x.const_data_ptr<float>();
   float* to = quantized.mutable_data_ptr<float>();
   int64_t* index = indices.mutable_data_ptr<int64_t>();
@@ -74,9 +75,10 @@ std::tuple<at::Tensor, at::Tensor> residual_scalar_quantize(const at::Tensor& x_
     std::vector<int32_t> level(static_cast<size_t>(block * dim * quantizers));
     for (int64_t row = begin; row < end; row += block) {
       const int64_t rows = std::min(block, end - row);
-      kernel.walk(patterns.view(), stack, from + row * dim, rows * dim, to + row * dim,
+      kernel.walk(patterns->view(), stack, from + row * dim, rows * dim, to + row * dim,
                   level.data());
-      write_rows(level.data(), rows, quantizers, basis, to + row * dim, index + row * quantizers);
+      write_rows(level.data(), rows, quantizers, patterns->basis, to + row * dim,
+                 index + row * quantizers);
     }
   });
   return {quantized, indices};
@@ -90,7 +92,7 @@ at::Tensor residual_scalar_quantize_backward(const at::Tensor& grad_, const at::
   if (!is_served(x_, levels)) {
     return detail::residual_scalar_quantize_backward_any(grad_, x_, levels, scales, bound_name);
   }
-  const detail::ScalarPatternsStorage patterns(levels, bound);
+  const auto patterns = detail::scalar_patterns(levels, bound);
   const auto scale = scale_patterns(scales);
   const kernels::ScalarStack stack{scales.size(0), scale.data()};
   const auto kernel = kernels::scalar_quantize_kernel(kernels::cpu_level());
@@ -103,8 +105,8 @@ at::Tensor residual_scalar_quantize_backward(const at::Tensor& grad_, const at::
   const int64_t per_task = detail::kFeaturesPerTask / (dim * scales.size(0)) + 1;
   at::parallel_for(0, x.numel() / dim, per_task, [&](int64_t begin, int64_t end) {
     const int64_t first = begin * dim;
-    kernel.walk_slope(patterns.view(), stack, tanh, from + first, at_x + first, (end - begin) * dim,
-                      to + first);
+    kernel.walk_slope(patterns->view(), stack, tanh, from + first, at_x + first,
+                      (end - begin) * dim, to + first);
   });
   return result.to(x_.scalar_type());
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -14,23 +15,33 @@ namespace torchvq::detail {
 inline constexpr int64_t kFeaturesPerTask = 8192;
 inline constexpr int64_t kBlockValues = 2048;  // whose levels stay in the first-level cache
 
-/// Numbers of the features (D), for kScalarRepeat rows.
-std::vector<float> repeated(const std::vector<float>& values);
-
 /// Whether the kernels serve: more levels than some dozens are found by bisection.
 bool is_compared(at::IntArrayRef levels);
 
 struct ScalarPatternsStorage {
   ScalarPatternsStorage(at::IntArrayRef levels, ScalarBound bound);
+  /// Of features whose levels change at other numbers, for these alone: codes are the levels.
+  explicit ScalarPatternsStorage(const std::vector<std::vector<float>>& changes);
 
   kernels::ScalarPatterns view() const {
     return {period, changes.data(), most, factor, centre.data(), divisor.data()};
   }
+  kernels::ScalarSlopes slopes() const { return {period, gain.data(), shift.data(), tanh}; }
 
   int64_t period, most;
   float factor = 1;
-  std::vector<float> changes, centre, divisor;
+  bool tanh = false;
+  std::vector<float> changes, centre, divisor, gain, shift;
+  std::vector<int64_t> basis;
+
+ private:
+  void add_changes(const std::vector<std::vector<float>>& of_features);
 };
+
+/// The same, made once for the levels that a process works with: making it costs more than some
+/// hundred tokens.
+std::shared_ptr<const ScalarPatternsStorage> scalar_patterns(at::IntArrayRef levels,
+                                                             ScalarBound bound);
 
 /// The index of a row with these levels, or -1 if one of them is none: the row is not finite.
 inline int64_t index_of(const int32_t* levels, const std::vector<int64_t>& basis) {

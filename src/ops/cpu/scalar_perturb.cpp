@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include <ATen/Parallel.h>
@@ -14,7 +16,9 @@
 
 #include "detail/scalar_levels.h"
 #include "detail/token_mask.h"
+#include "kernels/cpu/scalar_quantize.h"
 #include "kernels/random.h"
+#include "ops/cpu/scalar_patterns.h"
 
 namespace torchvq {
 namespace {
@@ -59,19 +63,28 @@ template <typename T>
 struct Perturbation {
   Perturbation(at::IntArrayRef levels, detail::PerturbKind kind_, double eps)
       : kind(kind_), basis(detail::scalar_basis(levels)) {
+    std::vector<std::vector<float>> changes;
     for (const int64_t count : levels) {
       features.push_back(detail::perturb_levels<T>(count, kind.cdf, kind.form, eps));
+      if constexpr (std::is_same_v<T, float>) changes.push_back(features.back()->changes);
     }
+    if (!changes.empty() && detail::is_compared(levels)) patterns.emplace(changes);
   }
 
-  int64_t level(size_t j, T x) const {
-    const auto& changes = features[j].changes;
-    if (changes.size() > 32) {
-      return std::upper_bound(changes.begin(), changes.end(), x) - changes.begin();
+  /// The levels of `count` values, the first of which is the first feature of a token.
+  void find_levels(const T* x, int64_t count, int32_t* levels) const {
+    if constexpr (std::is_same_v<T, float>) {
+      if (patterns) {
+        std::vector<float> codes(static_cast<size_t>(count));
+        const auto kernel = kernels::scalar_quantize_kernel(kernels::cpu_level());
+        return kernel.quantize(patterns->view(), x, count, codes.data(), levels);
+      }
     }
-    int64_t found = 0;
-    for (const T change : changes) found += x >= change ? 1 : 0;
-    return found;
+    for (int64_t at = 0; at < count; ++at) {
+      const auto& changes = features[static_cast<size_t>(at) % features.size()]->changes;
+      levels[at] = static_cast<int32_t>(std::upper_bound(changes.begin(), changes.end(), x[at]) -
+                                        changes.begin());
+    }
   }
 
   T of_form(T u) const {
@@ -80,7 +93,7 @@ struct Perturbation {
   }
 
   T perturbed(size_t j, T u, double offset, Tally& tally) const {
-    const auto count = static_cast<double>(features[j].codes.size());
+    const auto count = static_cast<double>(features[j]->codes.size());
     const T moved = u + static_cast<T>(offset / count);
     const bool inside = moved >= 0 && moved <= 1;
     ++tally.perturbed;
@@ -88,9 +101,9 @@ struct Perturbation {
     return of_form(inside ? moved : u);
   }
 
-  /// One token; returns its index.
-  int64_t token(const T* x, const T* u, const Noise* noise, int64_t number, T* codes,
-                int64_t* levels, Tally& tally) const {
+  /// One token, whose levels are `found`; returns its index.
+  int64_t token(const T* x, const T* u, const int32_t* found, const Noise* noise, int64_t number,
+                T* codes, int64_t* levels, Tally& tally) const {
     const auto dim = static_cast<int64_t>(features.size());
     if (!std::all_of(x, x + dim, [](T value) { return std::isfinite(value); })) {
       std::fill_n(codes, dim, std::numeric_limits<T>::quiet_NaN());
@@ -101,10 +114,10 @@ struct Perturbation {
     for (int64_t j = 0; j < dim; ++j) {
       const auto f = static_cast<size_t>(j);
       const auto position = static_cast<uint64_t>(number * dim + j);
-      levels[j] = level(f, x[j]);
+      levels[j] = found[j];
       index += levels[j] * basis[f];
       codes[j] = noise == nullptr || noise->quantizes(position)
-                     ? features[f].codes[static_cast<size_t>(levels[j])]
+                     ? features[f]->codes[static_cast<size_t>(levels[j])]
                      : perturbed(f, u[j], noise->offset(position), tally);
     }
     return index;
@@ -112,7 +125,8 @@ struct Perturbation {
 
   detail::PerturbKind kind;
   std::vector<int64_t> basis;
-  std::vector<detail::PerturbLevels<T>> features;
+  std::vector<std::shared_ptr<const detail::PerturbLevels<T>>> features;
+  std::optional<detail::ScalarPatternsStorage> patterns;
 };
 
 /// How many real tokens come before each.
@@ -127,7 +141,7 @@ Tally perturb_tokens(const at::Tensor& x, const Perturbation<T>& perturbation, c
   const auto acts = noise == nullptr ? x : detail::cumulative_any(perturbation.kind.cdf, x);
   const T* u = acts.template const_data_ptr<T>();
   const int64_t tokens = outputs.indices.numel(), dim = x.size(-1);
-  const auto numbers = detail::token_numbers(mask, tokens);
+  const auto numbers = detail::token_numbers(mask, mask == nullptr ? 0 : tokens);
   const T* from = x.const_data_ptr<T>();
   T* codes = outputs.codes.mutable_data_ptr<T>();
   auto* levels = outputs.levels.mutable_data_ptr<int64_t>();
@@ -135,17 +149,21 @@ Tally perturb_tokens(const at::Tensor& x, const Perturbation<T>& perturbation, c
   const int64_t block = kPerturbedPerTask / dim + 1, blocks = (tokens + block - 1) / block;
   std::vector<Tally> tallies(static_cast<size_t>(blocks));
   at::parallel_for(0, blocks, 1, [&](int64_t first, int64_t last) {
+    std::vector<int32_t> found(static_cast<size_t>(std::min(block, tokens) * dim));
     for (int64_t b = first; b < last; ++b) {
-      for (int64_t i = b * block; i < std::min(tokens, (b + 1) * block); ++i) {
+      const int64_t begin = b * block, end = std::min(tokens, begin + block);
+      perturbation.find_levels(from + begin * dim, (end - begin) * dim, found.data());
+      for (int64_t i = begin; i < end; ++i) {
         if (mask != nullptr && !mask[i]) {
           std::fill_n(codes + i * dim, dim, T(0));
           std::fill_n(levels + i * dim, dim, -1);
           indices[i] = -1;
           continue;
         }
-        indices[i] =
-            perturbation.token(from + i * dim, u + i * dim, noise, numbers[static_cast<size_t>(i)],
-                               codes + i * dim, levels + i * dim, tallies[static_cast<size_t>(b)]);
+        const int64_t number = mask == nullptr ? i : numbers[static_cast<size_t>(i)];
+        indices[i] = perturbation.token(
+            from + i * dim, u + i * dim, found.data() + (i - begin) * dim, noise, number,
+            codes + i * dim, levels + i * dim, tallies[static_cast<size_t>(b)]);
       }
     }
   });

@@ -59,11 +59,10 @@ void quantize_rows(const at::Tensor& x, at::IntArrayRef levels, detail::ScalarBo
 
 void compare_rows(const at::Tensor& x, at::IntArrayRef levels, detail::ScalarBound bound,
                   at::Tensor& codes, at::Tensor& indices) {
-  const detail::ScalarPatternsStorage patterns(levels, bound);
+  const auto patterns = detail::scalar_patterns(levels, bound);
   const auto kernel = kernels::scalar_quantize_kernel(kernels::cpu_level());
-  const auto basis = detail::scalar_basis(levels);
   const auto dim = static_cast<int64_t>(levels.size());
-  const int64_t block = detail::kBlockValues / dim + 1;
+  const int64_t block = std::min(detail::kBlockValues / dim + 1, indices.numel());
   const float* from = x.const_data_ptr<float>();
   float* to = codes.mutable_data_ptr<float>();
   int64_t* index = indices.mutable_data_ptr<int64_t>();
@@ -71,10 +70,10 @@ void compare_rows(const at::Tensor& x, at::IntArrayRef levels, detail::ScalarBou
     std::vector<int32_t> level(static_cast<size_t>(block * dim));
     for (int64_t row = begin; row < end; row += block) {
       const int64_t rows = std::min(block, end - row);
-      kernel.quantize(patterns.view(), from + row * dim, rows * dim, to + row * dim, level.data());
+      kernel.quantize(patterns->view(), from + row * dim, rows * dim, to + row * dim, level.data());
       const int32_t* digit = level.data();
       for (int64_t r = row; r < row + rows; ++r) {
-        index[r] = detail::index_of(digit, basis);
+        index[r] = detail::index_of(digit, patterns->basis);
         digit += dim;
         if (index[r] < 0) mark_row(to + r * dim, static_cast<size_t>(dim), index + r);
       }
@@ -104,15 +103,7 @@ at::Tensor scalar_quantize_backward(const at::Tensor& grad_, const at::Tensor& x
   if (x_.scalar_type() == at::kDouble) {
     return detail::scalar_quantize_backward_any(grad_, x_, levels, bound_name);
   }
-  std::vector<float> gains, shifts;
-  for (const int64_t count : levels) {
-    const auto formula = detail::scalar_formula(count, bound);
-    gains.push_back(static_cast<float>(formula.gain));
-    shifts.push_back(static_cast<float>(formula.shift));
-  }
-  const auto gain = detail::repeated(gains), shift = detail::repeated(shifts);
-  const kernels::ScalarSlopes slopes = {static_cast<int64_t>(gain.size()), gain.data(),
-                                        shift.data(), detail::is_tanh(bound)};
+  const auto patterns = detail::scalar_patterns(levels, bound);
   const auto kernel = kernels::scalar_quantize_kernel(kernels::cpu_level());
   const auto x = x_.to(at::kFloat).contiguous(), grad = grad_.to(at::kFloat).contiguous();
   auto result = at::empty(x.sizes(), x.options());
@@ -121,7 +112,7 @@ at::Tensor scalar_quantize_backward(const at::Tensor& grad_, const at::Tensor& x
   float* to = result.mutable_data_ptr<float>();
   at::parallel_for(0, x.numel() / dim, kFeaturesPerTask / dim + 1, [&](int64_t begin, int64_t end) {
     const int64_t first = begin * dim;
-    kernel.slope(slopes, from + first, at_x + first, (end - begin) * dim, to + first);
+    kernel.slope(patterns->slopes(), from + first, at_x + first, (end - begin) * dim, to + first);
   });
   return result.to(x_.scalar_type());
 }

@@ -157,8 +157,14 @@ struct Logarithms {
     });
     for (const double part : parts) entropy += part;
     if (!wanted) return;
-    values.add_(entropy);
-    transposed = values.t().contiguous();
+    const int64_t rows = values.size(0), columns = values.size(1);
+    transposed = at::empty({columns, rows}, at::kFloat);
+    float* turned = transposed.mutable_data_ptr<float>();
+    const auto mean = static_cast<float>(entropy);
+    for (int64_t code = 0; code < codes; ++code) {
+      to[code] += mean;
+      turned[code % columns * rows + code / columns] = to[code];
+    }
   }
 };
 

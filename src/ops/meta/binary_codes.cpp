@@ -36,6 +36,13 @@ at::Tensor binary_kl_loss(const at::Tensor& logits, double threshold,
                                  logits.options().dtype(dtype));
 }
 
+at::Tensor binary_kl_loss_backward(const at::Tensor& grad, const at::Tensor& logits,
+                                   double threshold, const std::optional<at::Tensor>& mask,
+                                   bool reduce) {
+  detail::check_binary_kl_loss_backward(grad, logits, threshold, mask, reduce);
+  return logits.new_empty_symint(logits.sym_sizes());
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(torchvq, Meta, m) {
@@ -43,6 +50,7 @@ TORCH_LIBRARY_IMPL(torchvq, Meta, m) {
   m.impl("binary_one_hot", binary_one_hot);
   m.impl("binary_one_hot_backward", binary_one_hot_backward);
   m.impl("binary_kl_loss", binary_kl_loss);
+  m.impl("binary_kl_loss_backward", binary_kl_loss_backward);
 }
 
 }  // namespace torchvq

@@ -1,0 +1,170 @@
+// Source of the kernels of binary_codes.h; included by one file per instruction set, which defines
+// TORCHVQ_LEVEL_NAME. Compiled without contraction, so that all sets give the same bits.
+#include "kernels/cpu/binary_codes.h"
+#include "kernels/cpu/simd-inl.h"
+
+namespace torchvq::kernels {
+namespace {
+
+constexpr int64_t kHalfLanes = kLanes / 2;
+constexpr double kLargestLogit = 700.0;
+using Longs = Vector<int64_t, kLanes / 2>;
+
+/// A lane for each remainder of 8, the same for every set.
+constexpr int64_t kFoldLanes = 8;
+
+inline Doubles wide_splat(double value) { return Doubles{} + value; }
+
+/// exp(-v) for v in [0, 700]: log 2 in two parts, then the exponential series.
+inline Doubles exp_of_minus(Doubles v) {
+  const Doubles shifted = v * -1.4426950408889634 + 6755399441055744.0;  // rounds to an integer
+  const Doubles whole = shifted - 6755399441055744.0;
+  const Doubles rest = (-v - whole * 0.69314718036912382) - whole * 1.9082149292705877e-10;
+  Doubles power = wide_splat(1.0 / 6227020800.0);
+  power = power * rest + 1.0 / 479001600.0;
+  power = power * rest + 1.0 / 39916800.0;
+  power = power * rest + 1.0 / 3628800.0;
+  power = power * rest + 1.0 / 362880.0;
+  power = power * rest + 1.0 / 40320.0;
+  power = power * rest + 1.0 / 5040.0;
+  power = power * rest + 1.0 / 720.0;
+  power = power * rest + 1.0 / 120.0;
+  power = power * rest + 1.0 / 24.0;
+  power = power * rest + 1.0 / 6.0;
+  power = power * rest + 0.5;
+  power = power * rest + 1.0;
+  power = power * rest + 1.0;
+  const Longs bits = reinterpret_cast<Longs>(power) + (reinterpret_cast<Longs>(shifted) << 52);
+  return reinterpret_cast<Doubles>(bits);
+}
+
+/// log(1 + o) for o in [0, 1]: 2 atanh(o / (2 + o)).
+inline Doubles log_of_one_plus(Doubles o) {
+  const Doubles s = o / (2.0 + o), square = s * s;
+  Doubles series = wide_splat(1.0 / 33.0);
+#pragma GCC unroll 16
+  for (int k = 31; k >= 1; k -= 2) series = series * square + 1.0 / k;
+  return 2.0 * s * series;
+}
+
+inline Doubles magnitude(Doubles v) {
+  return reinterpret_cast<Doubles>(reinterpret_cast<Longs>(v) & 0x7FFFFFFFFFFFFFFFLL);
+}
+
+/// exp(-|z|), the odds of the less likely value of a bit.
+inline Doubles odds_of(Doubles z) {
+  const Doubles size = magnitude(z);
+  return exp_of_minus(size < kLargestLogit ? size : wide_splat(kLargestLogit));
+}
+
+/// Calls body(first, values, wanted) for vectors of widened logits, zeros behind the last.
+template <typename T, typename Body>
+inline void over_logits(const T* logits, int64_t count, const Body& body) {
+  using Logits = Vector<T, kLanes / 2>;
+  int64_t at = 0;
+  for (; at + kHalfLanes <= count; at += kHalfLanes) {
+    body(at, __builtin_convertvector(load<Logits>(logits + at), Doubles), kHalfLanes);
+  }
+  if (at == count) return;
+  T values[kHalfLanes] = {};
+  for (int64_t lane = 0; at + lane < count; ++lane) values[lane] = logits[at + lane];
+  body(at, __builtin_convertvector(load<Logits>(values), Doubles), count - at);
+}
+
+inline void store_wanted(double* to, Doubles value, int64_t wanted) {
+  if (wanted == kHalfLanes) {
+    store(to, value);
+    return;
+  }
+  for (int64_t lane = 0; lane < wanted; ++lane) to[lane] = value[lane];
+}
+
+template <typename T>
+void chances(const T* logits, double temperature, int64_t count, double* p) {
+  over_logits(logits, count, [&](int64_t at, Doubles logit, int64_t wanted) {
+    const Doubles odds = odds_of(logit / temperature), likely = 1.0 / (1.0 + odds);
+    store_wanted(p + at, logit > 0.0 ? likely : odds * likely, wanted);
+  });
+}
+
+void divergence(const float* logits, int64_t count, double* told, double* slopes) {
+  over_logits(logits, count, [&](int64_t at, Doubles logit, int64_t wanted) {
+    const Doubles odds = odds_of(logit), unlikely = odds / (1.0 + odds);
+    const Doubles entropy = log_of_one_plus(odds) + magnitude(logit) * unlikely;
+    const Doubles nothing = logit - logit;  // NaN where the logit is not finite
+    store_wanted(told + at, 0.69314718055994531 - entropy + nothing, wanted);
+    store_wanted(slopes + at, logit * unlikely * (1.0 / (1.0 + odds)), wanted);
+  });
+}
+
+/// sum of weight[c] * (high[c] - low[c]), and folded[c] = low[c] + p * (high[c] - low[c]). `folded`
+/// may be `low`. Sums in a fixed order: a lane for each remainder of 8, then over lanes.
+template <typename T>
+inline double fold_bit(const T* low, const T* high, const T* weight, T p, int64_t count,
+                       T* folded) {
+  using Part = Vector<T, kLanes / 2>;
+  constexpr int64_t kParts = kFoldLanes / kHalfLanes;
+  Doubles lanes[kParts] = {};
+  int64_t c = 0;
+  for (; c + kFoldLanes <= count; c += kFoldLanes) {
+#pragma GCC unroll 4
+    for (int64_t part = 0; part < kParts; ++part) {
+      const int64_t at = c + part * kHalfLanes;
+      const Part under = load<Part>(low + at), rise = load<Part>(high + at) - under;
+      lanes[part] += __builtin_convertvector(load<Part>(weight + at) * rise, Doubles);
+      store(folded + at, under + p * rise);
+    }
+  }
+  double sums[kFoldLanes];
+  memcpy(sums, lanes, sizeof sums);
+  for (int64_t lane = 0; c < count; ++c, ++lane) {
+    const T rise = high[c] - low[c];
+    sums[lane] += static_cast<double>(weight[c] * rise);
+    folded[c] = low[c] + p * rise;
+  }
+  double total = 0;
+  for (int lane = 0; lane < kFoldLanes; ++lane) total += sums[lane];
+  return total;
+}
+
+/// From the probabilities of the lower bits to those of one bit more.
+template <typename T>
+inline void extend(const T* known, T p, int64_t count, T* next) {
+  for (int64_t c = 0; c < count; ++c) {
+    next[c] = known[c] * (1 - p);
+    next[count + c] = known[c] * p;
+  }
+}
+
+template <typename T>
+void fold(const T* grad, const double* p, int64_t bits, double temperature, T* below, T* rest,
+          T* to) {
+  // below[2^h + c] is the probability of bits 0 to h - 1 being those of c.
+  below[1] = 1;
+  for (int64_t h = 0; h + 1 < bits; ++h) {
+    const int64_t count = int64_t{1} << h;
+    extend(below + count, static_cast<T>(p[h]), count, below + 2 * count);
+  }
+  const T* values = grad;
+  for (int64_t h = bits - 1; h >= 0; --h) {
+    const int64_t half = int64_t{1} << h;
+    const double slope =
+        fold_bit(values, values + half, below + half, static_cast<T>(p[h]), half, rest);
+    to[h] = static_cast<T>(slope * p[h] * (1 - p[h]) / temperature);
+    values = rest;
+  }
+}
+
+}  // namespace
+
+BinaryCodesKernel TORCHVQ_LEVEL_NAME(binary_codes)() {
+  BinaryCodesKernel table;
+  table.floats.chances = chances<float>;
+  table.floats.fold = fold<float>;
+  table.doubles.chances = chances<double>;
+  table.doubles.fold = fold<double>;
+  table.divergence = divergence;
+  return table;
+}
+
+}  // namespace torchvq::kernels

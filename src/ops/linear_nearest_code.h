@@ -1,0 +1,19 @@
+// Argument checks of linear_nearest_code and its gradient.
+#pragma once
+
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+namespace torchvq::detail {
+
+void check_linear_nearest_code(const at::Tensor& x, const at::Tensor& frozen,
+                               const at::Tensor& weight, const std::optional<at::Tensor>& bias);
+void check_linear_nearest_code_backward(const at::Tensor& grad, const at::Tensor& codes,
+                                        const at::Tensor& indices, const at::Tensor& frozen);
+
+/// Gradients of tokens (T, D) in the dtype of frozen, zero where a code is NaN: such tokens belong
+/// to no code.
+at::Tensor gradient_rows(const at::Tensor& grad, const at::Tensor& codes, const at::Tensor& frozen);
+
+}  // namespace torchvq::detail

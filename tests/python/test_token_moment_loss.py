@@ -1,0 +1,75 @@
+"""token_moment_loss: a loss of the tokens' moments as one operator, against autograd of the formula in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+ops = torch.ops.torchvq
+TARGETS, WEIGHTS = [0.1, 0.8, 0.2, -0.5], [1.0, 0.7, 0.3, 0.2]
+
+
+def statistics(x):
+    centred = x - x.mean(0)
+    variance = x.var(0) if len(x) > 1 else torch.zeros_like(x[0])
+    spread = variance + 1e-8
+    third, fourth = centred.pow(3).mean(0), centred.pow(4).mean(0)
+    return x.mean(0), variance, third / spread**1.5, fourth / spread**2 - 3
+
+
+def formula(x):
+    terms = zip(statistics(x), TARGETS, WEIGHTS, strict=True)
+    return sum(weight * (value - target).square().mean() for value, target, weight in terms)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("masked", [False, True])
+def test_loss_statistics_and_gradient(masked, dtype, generator):
+    x = torch.randn(3, 21, 4, generator=generator).to(dtype).requires_grad_()
+    mask = torch.rand(3, 21, generator=generator) > 0.4 if masked else None
+    loss, *found, _ = ops.token_moment_loss(x, TARGETS, WEIGHTS, mask=mask)
+    twin = x.detach().double().requires_grad_()
+    rows = twin.flatten(0, 1) if mask is None else twin[mask]
+    assert loss.dtype == found[0].dtype == (dtype if dtype == torch.float64 else torch.float32)
+    for value, right in zip(found, statistics(rows), strict=True):
+        torch.testing.assert_close(value.double(), right, rtol=1e-5, atol=1e-6)
+        assert not value.requires_grad
+    right = formula(rows)
+    torch.testing.assert_close(loss.double(), right, rtol=1e-5, atol=0)
+    loss.backward()
+    right.backward()
+    tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 1e-2)
+    torch.testing.assert_close(x.grad.double(), twin.grad, rtol=tolerance, atol=tolerance / 10)
+
+
+def test_it_is_its_two_operators_to_the_bit(generator):
+    x = torch.randn(40, 4, generator=generator).requires_grad_()
+    loss, *found, moments = ops.token_moment_loss(x, TARGETS, WEIGHTS)
+    (gradient,) = torch.autograd.grad(loss, x)
+    apart = ops.token_moments(x)
+    right, *others = ops.moment_loss(apart.unsqueeze(0), TARGETS, WEIGHTS)
+    (expected,) = torch.autograd.grad(right.float(), x)
+    assert torch.equal(moments, apart) and torch.equal(loss, right.float())
+    assert all(torch.equal(a, b.float()) for a, b in zip(found, others, strict=True))
+    assert torch.equal(gradient, expected)
+
+
+def test_no_tokens_have_no_loss():
+    x = torch.zeros(0, 4, requires_grad=True)
+    loss = ops.token_moment_loss(x, TARGETS, WEIGHTS)[0]
+    loss.backward()
+    assert loss == 0 and x.grad.shape == (0, 4)
+
+
+def test_opcheck(generator):
+    x = torch.randn(5, 4, generator=generator, requires_grad=True)
+    torch.library.opcheck(ops.token_moment_loss, (x, TARGETS, WEIGHTS))
+
+
+def test_errors_name_the_argument():
+    with pytest.raises(ValueError, match="expected 4 targets and weights, but got 3"):
+        ops.token_moment_loss(torch.zeros(3, 2), [0.0] * 3, WEIGHTS)
+    with pytest.raises(ValueError, match="expected mask to have shape"):
+        ops.token_moment_loss(
+            torch.zeros(3, 2), TARGETS, WEIGHTS, mask=torch.ones(2, dtype=torch.bool)
+        )
