@@ -64,15 +64,16 @@ class RandomState(ConstantBuffers):
         """
         rng = self._buffers.get("rng")
         present = None if rng is None else rng.clone()
-        if torch.compiler.is_compiling():
+        step = None if torch.compiler.is_compiling() else self._step_for(x, present)
+        if step is None:
             yield present
         else:
-            step = self._step = self._step_for(x, present)
+            self._step = step
             try:
-                yield present if step is None else step.rng
+                yield step.rng
             finally:
                 self._step = None
-            if step is not None and step.replayed:
+            if step.replayed:
                 return
         if rng is not None and draws:
             _ops.advance_rng_(rng)
