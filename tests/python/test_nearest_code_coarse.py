@@ -21,7 +21,7 @@ def assert_nearest(x, codes, metric="euclidean"):
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize(
-    "size", [(250, 130, 37), (700, 65, 24), (400, 20, 300), (193, 150, 65), (225, 40, 128)]
+    "size", [(550, 130, 37), (700, 65, 24), (600, 20, 300), (513, 150, 65), (515, 40, 128)]
 )
 @pytest.mark.parametrize("kind", nearest_code_rows.KINDS)
 def test_nearest_code_is_exact_on_adversarial_rows(kind, size, metric, generator):

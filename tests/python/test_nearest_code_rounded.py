@@ -1,4 +1,4 @@
-"""nearest_code where codes are rounded to 8 bits for the call: some hundred rows, 32 dimensions and more.
+"""nearest_code where codes are rounded to 8 bits for the call: up to 511 rows, 32 dimensions and more.
 
 Processors that do not multiply bytes search the same rows in float32.
 """
@@ -13,7 +13,7 @@ import torch
 
 # Rows that leave a tile of every size, codes that fill no panel, block or range, dimensions that fill no vector.
 SIZES = [(6, 37, 32), (7, 300, 64), (13, 1, 40), (33, 520, 65), (50, 97, 128), (191, 1700, 33),
-         (100, 4500, 37)]  # fmt: skip
+         (100, 4500, 37), (300, 200, 70), (511, 130, 32)]  # fmt: skip
 
 
 def assert_nearest(x, codes, bias=None):

@@ -10,10 +10,12 @@
 namespace torchvq::kernels {
 namespace {
 
-constexpr int64_t kFewestRows = 6, kMostRows = 191;
-constexpr int64_t kFewestDims = 32;       // fewer: rounding costs more than it saves
-constexpr int64_t kSampledCodes = 64;     // that the centre is the mean of
-constexpr int64_t kRoundGrain = 1 << 16;  // values per thread
+constexpr int64_t kFewestRows = 6;
+constexpr int64_t kMostRows = 511;  // more: a scan that gives up by blocks of rows, not as a whole
+constexpr int64_t kMostBesideTiles = 191;  // more: tiles add 16-bit products as quickly
+constexpr int64_t kFewestDims = 32;        // fewer: rounding costs more than it saves
+constexpr int64_t kSampledCodes = 64;      // that the centre is the mean of
+constexpr int64_t kRoundGrain = 1 << 16;   // values per thread
 
 /// The copy of a codebook for one call.
 class RoundedCodes {
@@ -79,7 +81,8 @@ class RoundedCodes {
 }  // namespace
 
 bool worth_rounded(const NearestCodeTask& task, CpuLevel level) {
-  return task.k == 1 && !task.cosine && task.rows >= kFewestRows && task.rows <= kMostRows &&
+  const int64_t most = level == CpuLevel::kAmx ? kMostBesideTiles : kMostRows;
+  return task.k == 1 && !task.cosine && task.rows >= kFewestRows && task.rows <= most &&
          task.dim >= kFewestDims && prepared_bytes(task.size, task.dim) > 0 &&
          prepared_scan(level).round_codes != nullptr;
 }

@@ -1,4 +1,4 @@
-// nearest_code for up to some hundred rows on processors that multiply bytes: the codes are rounded to 8 bits for this one
+// nearest_code for 6 to some hundred rows on processors that multiply bytes: the codes are rounded to 8 bits for this one
 // search, as prepare_codes does for many.
 #pragma once
 

@@ -118,13 +118,11 @@ TEST_P(NearestCodeLevelTest, OddNumbersOfRowsAndCodesWithManyDimensions) {
 }
 
 TEST_P(NearestCodeLevelTest, FewRowsAmongCodesOfSeveralBlocks) {
-  for (const int64_t dim : {37, 64, 130}) {
-    const auto codebook = at::randn({700, dim});
-    const auto near =
-        codebook.slice(0, 0, size()) * 0.51 + codebook.slice(0, 350, 350 + size()) * 0.5;
-    for (const auto& x : {at::randn({size(), dim}), near}) {
-      EXPECT_EQ(to_vector(nearest_code(x, codebook).indices), expected_indices(x, codebook));
-    }
+  const int64_t rows = std::min<int64_t>(size(), 33);
+  for (const int64_t dim : {37, 64}) {
+    const auto codebook = at::randn({300, dim});
+    const auto x = codebook.slice(0, 0, rows) * 0.51 + codebook.slice(0, 150, 150 + rows) * 0.5;
+    EXPECT_EQ(to_vector(nearest_code(x, codebook).indices), expected_indices(x, codebook));
   }
 }
 
