@@ -289,7 +289,7 @@ class SimVQ(WideBuffers):
         That takes a linear layer without hooks, in the dtype of the codes, which is that of the tokens' arithmetic.
         """
         transform = self.code_transform
-        if not self.training or type(transform) is not nn.Linear:
+        if not self.training or type(transform) is not nn.Linear or "forward" in vars(transform):
             return False
         observed = (
             transform._forward_hooks

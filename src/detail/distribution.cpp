@@ -71,7 +71,7 @@ long double quantile(Distribution kind, long double u) {
 
 namespace {
 
-constexpr size_t kPerturbLevelsKept = 256;
+constexpr size_t kPerturbLevelsKept = 64;
 
 template <typename T>
 PerturbLevels<T> made_levels(int64_t levels, Distribution kind, CodeForm form, double eps) {
@@ -99,7 +99,7 @@ std::shared_ptr<const PerturbLevels<T>> perturb_levels(int64_t levels, Distribut
   const std::lock_guard lock(mutex);
   // Whoever goes through thousands of settings does not keep them all.
   if (known.size() > kPerturbLevelsKept) known.clear();
-  auto& entry = known[{levels, kind, form, eps}];
+  auto& entry = known[{levels, kind, form, form == CodeForm::kInverse ? eps : 0.0}];
   if (!entry) {
     entry = std::make_shared<const PerturbLevels<T>>(made_levels<T>(levels, kind, form, eps));
   }

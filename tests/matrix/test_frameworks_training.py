@@ -44,6 +44,29 @@ class OutputOnly(nn.Module):
         return seen.quantized
 
 
+# Results that users write to ----------------------------------------------------------------------------------------
+
+# A module of the user's own ends it, which keeps its output.
+OWN_END = ("sequential",)
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row not in OWN_END])
+def test_results_may_be_written_to_before_backward(row: str) -> None:
+    """A decoder that begins with an operation in place, and indices that get an offset."""
+    gradients = []
+    for writes in (False, True):
+        module, x = build(row), data(row).requires_grad_()
+        quantized, indices, loss = forward(module, x)
+        if writes:
+            quantized *= 2
+            indices += 1
+        else:
+            quantized = quantized * 2
+        (quantized.square().sum() + loss.sum()).backward()
+        gradients.append(x.grad)
+    assert_same(*gradients)
+
+
 # Accumulation and recomputation ------------------------------------------------------------------------------------
 
 

@@ -41,6 +41,20 @@ def test_value_and_gradients(to_x, to_codes, masked, dtype, generator):
         )
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_second_derivatives_stay_on_the_side_that_moves(masked, generator):
+    mask = torch.rand(2, 23, generator=generator) > 0.4 if masked else None
+    found = []
+    for loss in (ops.paired_commitment_loss, oracle):
+        x, codes = (own.double().requires_grad_() for own in pairs(torch.Generator()))
+        value = loss(x, codes, mask=mask, to_x=0.25, to_codes=1.0)
+        first = torch.autograd.grad(value, (x, codes), create_graph=True)
+        penalty = sum(own.pow(3).sum() for own in first)
+        found.append(torch.autograd.grad(penalty, (x, codes)))
+    for ours, right in zip(*found, strict=True):
+        torch.testing.assert_close(ours, right, rtol=1e-12, atol=1e-15)
+
+
 def test_paths_agree(generator):
     x, codes = pairs(generator)
     grad = torch.randn((), generator=generator)

@@ -111,6 +111,17 @@ def test_results_may_be_written_to():
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
+def test_a_straight_gradient_needs_nothing_of_the_input():
+    x, codebook = tokens_and_codes((2, 9, 5))
+    leaf = x.clone().requires_grad_()
+    encoded = leaf * 1
+    quantized = ops.quantize_and_commit(encoded, codebook, estimator="straight_through")[0]
+    encoded.detach().zero_()
+    encoded.add_(1)
+    quantized.sum().backward()
+    assert leaf.grad.eq(1).all()
+
+
 @pytest.mark.parametrize("strange", [float("nan"), float("inf")])
 def test_a_token_that_is_not_finite_is_what_its_parts_make_of_it(strange):
     x, codebook = tokens_and_codes((2, 9, 5))

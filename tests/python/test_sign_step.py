@@ -112,3 +112,22 @@ def test_refuses_a_second_derivative(generator):
     loss = ops.sign_step(x, sharpness=40.0)[2]
     with pytest.raises(NotImplementedError, match="create_graph"):
         torch.autograd.grad(loss, x, create_graph=True)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_second_derivatives_but_of_the_entropies(masked, generator):
+    x = tokens(generator, 2, 17, 4).double()
+    mask = torch.rand(2, 17, generator=generator) > 0.4 if masked else None
+    found = []
+    for step in ("ours", "right"):
+        leaf = x.clone().requires_grad_()
+        if step == "ours":
+            results = ops.sign_step(
+                leaf, scale=0.5, sharpness=40.0, mask=mask, entropy_mask=mask, **WEIGHTS
+            )
+        else:
+            results = oracle(leaf, mask)
+        value = (results[0] * leaf).square().sum() + 3 * results[5]
+        (first,) = torch.autograd.grad(value, leaf, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), leaf)[0])
+    torch.testing.assert_close(*found, rtol=1e-12, atol=0)

@@ -187,3 +187,12 @@ def test_wrong_input():
     for index in (-2, CODES):
         with pytest.raises(IndexError):
             module.indices_to_codes(torch.tensor([index]))
+
+
+def test_a_layer_with_another_forward_is_called():
+    """As libraries that move layers between devices replace it."""
+    module = build().train()
+    own = module.code_transform.forward
+    module.code_transform.forward = lambda codes: own(codes) * 3
+    quantized, indices, _ = module(data(4, 5, DIM))
+    torch.testing.assert_close(quantized, module.indices_to_codes(indices), rtol=0, atol=0)

@@ -42,11 +42,11 @@ struct SignStepResult {
 /// @return              numbers in float64 for float64 latents, otherwise float32; a commitment
 ///                      without weight is 0.
 ///
-/// Gradient     to latents: of codes straight through, of the numbers in closed form; once
-///              differentiable.
+/// Gradient     to latents: of codes straight through, of the numbers in closed form; the
+///              entropies once differentiable, the others twice.
 /// Ties, Empty, Non-finite, Determinism, Distributed   as sign_quantize() and sign_entropy().
 /// Throws       c10::ValueError for bad shapes and options, c10::TypeError for bad dtypes,
-///              c10::NotImplementedError in backward with create_graph=True.
+///              c10::NotImplementedError in backward of an entropy with create_graph=True.
 TORCHVQ_API SignStepResult sign_step(const at::Tensor& latents, const SignStepOptions& options,
                                      const std::optional<at::Tensor>& mask = std::nullopt,
                                      const std::optional<at::Tensor>& entropy_mask = std::nullopt,

@@ -35,14 +35,15 @@ std::tuple<at::Tensor, at::Tensor> detail::paired_gradients_any(const at::Tensor
                                                                 const OptionalTensor& mask,
                                                                 double to_x, double to_codes) {
   const auto dtype = value_dtype(x, codes);
-  auto difference = x.to(dtype) - codes.to(dtype);
-  if (mask) difference = difference.masked_fill(mask->logical_not().unsqueeze(-1), 0);
-  const auto scaled = [&](double weight) {
+  // Each half moves one side; a second derivative must not see the other.
+  const auto scaled = [&](const at::Tensor& rows, const at::Tensor& target, double weight) {
+    auto difference = rows.to(dtype) - target.to(dtype);
+    if (weight == 0) return at::zeros_like(difference);
+    if (mask) difference = difference.masked_fill(mask->logical_not().unsqueeze(-1), 0);
     return difference * commitment_gradient_scale(grad * weight, x, mask.value_or(at::Tensor()));
   };
-  const auto of_codes = to_codes == 0 ? at::zeros_like(difference) : scaled(to_codes).neg();
-  return {(to_x == 0 ? at::zeros_like(difference) : scaled(to_x)).to(x.scalar_type()),
-          of_codes.to(codes.scalar_type())};
+  return {scaled(x, codes.detach(), to_x).to(x.scalar_type()),
+          scaled(x.detach(), codes, to_codes).neg().to(codes.scalar_type())};
 }
 
 namespace {

@@ -48,7 +48,7 @@ at::Tensor times(const at::Tensor& a, double weight) {
 at::Tensor commitment_part(const at::Tensor& grad, const detail::SignStepSaved& saved) {
   if (!grad.defined()) return {};
   auto difference = saved.latents.to(saved.codes.scalar_type()) - saved.codes;
-  if (saved.mask) difference.masked_fill_(saved.mask->logical_not().unsqueeze(-1), 0);
+  if (saved.mask) difference = difference.masked_fill(saved.mask->logical_not().unsqueeze(-1), 0);
   return difference *
          detail::commitment_gradient_scale(grad, saved.latents, saved.mask.value_or(at::Tensor()));
 }

@@ -26,14 +26,15 @@ struct LatentQuantize : torch::autograd::Function<LatentQuantize> {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto found = ops::latent_quantize(x, values, levels, commitment, quantization, mask);
     // Not the values themselves, which an optimizer may have moved before backward.
-    ctx->save_for_backward({x, found.codes, found.indices});
+    ctx->save_for_backward({x, found.codes, found.indices.clone()});
     ctx->saved_data["levels"] = levels;
     ctx->saved_data["commitment"] = commitment;
     ctx->saved_data["quantization"] = quantization;
     ctx->saved_data["dtype"] = values.scalar_type();
     ctx->mark_non_differentiable({found.indices});
     ctx->set_materialize_grads(false);
-    return {found.codes, found.indices, found.loss};
+    // What is saved is not what users get and may write to.
+    return {found.codes.clone(), found.indices, found.loss};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {

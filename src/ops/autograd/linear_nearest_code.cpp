@@ -36,7 +36,8 @@ struct LinearNearestCode : torch::autograd::Function<LinearNearestCode> {
                                const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [codes, indices] = ops::linear_nearest_code(x, frozen, weight, bias);
-    ctx->save_for_backward({codes, indices, frozen});
+    // Users may write to the indices that they get.
+    ctx->save_for_backward({codes, indices.clone(), frozen});
     ctx->saved_data["bias"] = bias.has_value();
     ctx->mark_non_differentiable({indices});
     ctx->set_materialize_grads(false);

@@ -46,12 +46,17 @@ struct QuantizeAndCommit : torch::autograd::Function<QuantizeAndCommit> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const bool rotates = ctx->saved_data.at(kRotates).toBool();
+    if (!rotates && !grads[3].defined()) {
+      // Nothing of what was saved is needed, whoever has written to it.
+      return {grads[0], at::Tensor(), at::Tensor()};
+    }
     const auto saved = ctx->get_saved_variables();
     const auto &x = saved[0], &codes = saved[1];
     const auto rows = detail::wide_rows(x);
     at::Tensor total;
     if (grads[0].defined()) {
-      total = estimated(grads[0], rows, codes, ctx->saved_data.at(kRotates).toBool());
+      total = estimated(grads[0], rows, codes, rotates);
     }
     if (grads[3].defined()) {
       const auto own =

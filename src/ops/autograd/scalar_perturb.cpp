@@ -27,7 +27,8 @@ struct ScalarPerturb : torch::autograd::Function<ScalarPerturb> {
                                const ops::PerturbOptions& options, const OptionalTensor& mask) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto found = ops::scalar_perturb(x, levels, rng, quantize_rate, options, mask);
-    ctx->save_for_backward({x, found.indices});
+    // Users may write to the indices that they get.
+    ctx->save_for_backward({x, found.indices.clone()});
     ctx->saved_data["cdf"] = options.cdf;
     ctx->saved_data["form"] = options.form;
     ctx->mark_non_differentiable({found.level_indices, found.indices, found.acceptance});

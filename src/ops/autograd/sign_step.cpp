@@ -17,6 +17,16 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<at::Tensor>;
 
+/// Slopes of the entropies are constants to autograd; everything else has derivatives of its own.
+at::Tensor gradient_of(const detail::SignStepGradients& grads, const detail::SignStepSaved& saved,
+                       const ops::SignStepWeights& weights) {
+  const bool entropies = grads.per_sample.defined() || grads.batch.defined() ||
+                         (grads.loss.defined() && weights.entropy != 0);
+  if (entropies) detail::check_once_differentiable("sign_step");
+  return at::GradMode::is_enabled() ? detail::sign_step_backward_any(grads, saved, weights)
+                                    : detail::call_sign_step_backward(grads, saved, weights);
+}
+
 struct SignStep : torch::autograd::Function<SignStep> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& latents,
                                const ops::SignStepOptions& options, const OptionalTensor& mask,
@@ -33,19 +43,28 @@ struct SignStep : torch::autograd::Function<SignStep> {
         std::vector<double>{weights.entropy, weights.diversity_gamma, weights.commitment};
     ctx->mark_non_differentiable({indices, slope_per_sample, slope_batch});
     ctx->set_materialize_grads(false);
-    return {codes, indices, loss, per_sample, batch, commitment, slope_per_sample, slope_batch};
+    // What is saved is not what users get and may write to.
+    return {wanted ? codes.clone() : codes,
+            indices,
+            loss,
+            per_sample,
+            batch,
+            commitment,
+            slope_per_sample,
+            slope_batch};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    detail::check_once_differentiable("sign_step");
     const auto saved = ctx->get_saved_variables();
     const auto& mask = saved[4];
-    const auto weights = ctx->saved_data["weights"].toDoubleVector();
+    const auto data = ctx->saved_data["weights"].toDoubleVector();
+    const ops::SignStepWeights weights{data[0], data[1], data[2]};
+    const detail::SignStepGradients upstream{grads[0], grads[2], grads[3], grads[4], grads[5]};
     const auto none = at::Tensor();
-    return {detail::call_sign_step_backward({grads[0], grads[2], grads[3], grads[4], grads[5]},
-                                            {saved[0], saved[1], saved[2], saved[3],
-                                             mask.defined() ? OptionalTensor(mask) : std::nullopt},
-                                            {weights[0], weights[1], weights[2]}),
+    return {gradient_of(upstream,
+                        {saved[0], saved[1], saved[2], saved[3],
+                         mask.defined() ? OptionalTensor(mask) : std::nullopt},
+                        weights),
             none,
             none,
             none,
