@@ -9,6 +9,9 @@
 namespace torchvq::kernels {
 namespace {
 
+// More hits than these take longer to settle than a search without bytes.
+constexpr int64_t kMostHits = 1 << 20;
+
 constexpr int64_t kMostRows = 191;
 constexpr int64_t kFewestRowsOfBytes = 4;
 constexpr int64_t kGrain = 1 << 18;   // products per thread
@@ -98,7 +101,8 @@ class PreparedSearch {
     parallel_for(ranges, 1 + kGrain / products, [&](int64_t begin, int64_t end) {
       Found& found = found_[static_cast<size_t>(begin)];
       found.floors.assign(rows_.size(), -FLT_MAX);
-      found.hits = AlignedBuffer<PreparedHit>(task_.rows * (32 + task_.size / 8));
+      found.hits = AlignedBuffer<PreparedHit>(
+          std::min<int64_t>(task_.rows * (8 + task_.size / 8), kMostHits));
       found.count = table_.screen(
           prepared_, norms_.data(), {rows_.data(), task_.rows, bytes_, found.floors.data()},
           begin * share, std::min(end * share, panels), found.hits.data(), 0, found.hits.size());

@@ -14,6 +14,7 @@ constexpr int64_t kFewestRows = 6;
 constexpr int64_t kMostRows = 511;  // more: a scan that gives up by blocks of rows, not as a whole
 constexpr int64_t kMostBesideTiles = 191;  // more: tiles add 16-bit products as quickly
 constexpr int64_t kFewestDims = 32;        // fewer: rounding costs more than it saves
+constexpr int64_t kFewestValues = 4096;    // of the codebook, likewise
 constexpr int64_t kSampledCodes = 64;      // that the centre is the mean of
 constexpr int64_t kRoundGrain = 1 << 16;   // values per thread
 
@@ -83,12 +84,14 @@ class RoundedCodes {
 bool worth_rounded(const NearestCodeTask& task, CpuLevel level) {
   const int64_t most = level == CpuLevel::kAmx ? kMostBesideTiles : kMostRows;
   return task.k == 1 && !task.cosine && task.rows >= kFewestRows && task.rows <= most &&
-         task.dim >= kFewestDims && prepared_bytes(task.size, task.dim) > 0 &&
-         prepared_scan(level).round_codes != nullptr;
+         task.dim >= kFewestDims && task.size * task.dim >= kFewestValues &&
+         prepared_bytes(task.size, task.dim) > 0 && prepared_scan(level).round_codes != nullptr;
 }
 
 bool nearest_code_rounded(const NearestCodeTask& task, CpuLevel level,
                           const ParallelFor& parallel_for, const float* x, int64_t* indices) {
+  // A bias that forbids codes would be met when all of them are rounded.
+  if (task.bias != nullptr && !all_finite(task.bias, task.size)) return false;
   RoundedCodes rounded(task);
   return rounded.round(prepared_scan(level), parallel_for) &&
          nearest_code_prepared(task, rounded.codes(), level, parallel_for, x, indices);

@@ -73,7 +73,11 @@ struct NearestCode : torch::autograd::Function<NearestCode> {
                                            .return_codes(true)
                                            .return_distances(return_distances));
     const auto codes = return_codes ? out.codes : out.codes.new_empty({0});
-    ctx->save_for_backward({return_distances ? x : at::Tensor(), out.indices, out.codes});
+    const bool differentiable = (return_distances && x.requires_grad()) ||
+                                codebook.requires_grad() || (bias && bias->requires_grad());
+    // Users may write to the indices that they get.
+    const auto indices = differentiable ? out.indices.clone() : out.indices;
+    ctx->save_for_backward({return_distances ? x : at::Tensor(), indices, out.codes});
     ctx->saved_data["cosine"] = metric == "cosine";
     ctx->saved_data["topk"] = topk.has_value();
     ctx->saved_data["codebook_shape"] = codebook.sym_sizes();

@@ -38,11 +38,13 @@ class UnpackedSearch {
     auto task = task_;
     task.rows = count;
     const auto level = kernels::cpu_level();
-    if (kernels::has_prepared(task, prepared_) &&
+    const bool prepared = kernels::has_prepared(task, prepared_);
+    if (prepared &&
         kernels::nearest_code_prepared(task, prepared_, level, detail::in_parallel, x, indices)) {
       return;
     }
-    if (kernels::worth_rounded(task, level) &&
+    // Where 8 bits did not suffice once they do not suffice again.
+    if (!prepared && kernels::worth_rounded(task, level) &&
         kernels::nearest_code_rounded(task, level, detail::in_parallel, x, indices)) {
       return;
     }
