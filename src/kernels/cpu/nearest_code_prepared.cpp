@@ -11,6 +11,7 @@ namespace {
 
 // More hits than these take longer to settle than a search without bytes.
 constexpr int64_t kMostHits = 1 << 20;
+constexpr int64_t kFewestHits = 64;  // room for some panels
 
 constexpr int64_t kMostRows = 191;
 constexpr int64_t kFewestRowsOfBytes = 4;
@@ -102,7 +103,7 @@ class PreparedSearch {
       Found& found = found_[static_cast<size_t>(begin)];
       found.floors.assign(rows_.size(), -FLT_MAX);
       found.hits = AlignedBuffer<PreparedHit>(
-          std::min<int64_t>(task_.rows * (8 + task_.size / 8), kMostHits));
+          std::clamp<int64_t>(task_.rows * (8 + task_.size / 8), kFewestHits, kMostHits));
       found.count = table_.screen(
           prepared_, norms_.data(), {rows_.data(), task_.rows, bytes_, found.floors.data()},
           begin * share, std::min(end * share, panels), found.hits.data(), 0, found.hits.size());
