@@ -70,7 +70,9 @@ class _Composites(TorchFunctionMode):
         self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.recorder.note(getattr(func, "_qualified_op_name", ""), args, kwargs)
+        # Of a packet, or of its overload.
+        name = getattr(func, "_qualified_op_name", "") or getattr(func, "_name", "")
+        self.recorder.note(name.partition(".")[0], args, kwargs)
         return func(*args, **(kwargs or {}))
 
 
@@ -170,6 +172,9 @@ def _by_hand() -> None:
     _ops.expire_codes_(state, [rng], [x], threshold=0.5, reset_cluster_size=0.5)
     _ops.finish_step_([cooldown], [indices], [rng], counts=[], masks=[])
     mask = torch.ones(1, 6, dtype=torch.bool)
+    # Modules of one process take token_moment_loss.
+    moments = _ops.token_moments(x.clone().requires_grad_(), mask=mask)
+    _ops.moment_loss(moments[None], [0.0] * 4, [1.0] * 4)[0].backward()
     _ops.fill_masked(x, mask)
     _ops.fill_padding(x, mask)
     _ops.split_mask(mask, 1, False)
