@@ -13,6 +13,7 @@ from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import in_dtype_of
 from torchvq._base.ranks import Ranks, group_name, group_of
+from torchvq._base.torch_private import is_observed_itself
 from torchvq._base.wide_buffers import HALF, WideBuffers
 from torchvq.outputs import QuantizeOutput
 
@@ -289,19 +290,13 @@ class SimVQ(WideBuffers):
         That takes a linear layer without hooks, in the dtype of the codes, which is that of the tokens' arithmetic.
         """
         transform = self.code_transform
-        if not self.training or type(transform) is not nn.Linear or "forward" in vars(transform):
+        if not self.training or type(transform) is not nn.Linear or is_observed_itself(transform):
             return False
-        observed = (
-            transform._forward_hooks
-            or transform._forward_pre_hooks
-            or transform._backward_hooks
-            or transform._backward_pre_hooks
-        )
         weight, frozen = transform.weight, self.frozen_codebook
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         # A layer of other sizes has an error of its own.
         fits = weight.shape == (self.dim, frozen.shape[1])
-        return not observed and fits and weight.dtype == frozen.dtype == wide
+        return fits and weight.dtype == frozen.dtype == wide
 
     def handshake(self) -> None:
         """Before the first step that ranks take together: compares their options, and makes their state equal."""

@@ -38,6 +38,12 @@ def midpoints(n, k, d, g):
     return (c[pair[0]] + c[pair[1]]) / 2, c
 
 
+def middles(x: Tensor, codes: Tensor, distance: float, g: Generator) -> Tensor:
+    """Rows beside the middle of two codes."""
+    pair = torch.randint(0, len(codes), (2, len(x)), generator=g)
+    return (codes[pair[0]] + codes[pair[1]]) / 2 + distance * x
+
+
 def duplicates(n, k, d, g):
     x, c = normal(n, k, d, g)
     return x, c[torch.randint(0, max(k // 4, 1), (k,), generator=g)]

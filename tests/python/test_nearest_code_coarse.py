@@ -35,9 +35,7 @@ def test_nearest_code_is_exact_on_adversarial_rows(kind, size, metric, generator
 def test_nearest_code_is_exact_where_integers_cannot_tell(distance, dim, metric, generator):
     """Rows beside the middle of two codes, by less and by more than what rounding to integers hides."""
     x, codes = nearest_code_rows.normal(600, 70, dim, generator)
-    pair = torch.randint(0, 70, (2, 600), generator=generator)
-    middles = (codes[pair[0]] + codes[pair[1]]) / 2
-    x = middles + distance * x
+    x = nearest_code_rows.middles(x, codes, distance, generator)
     x[::50] *= 1e-25
     x[1::50] *= 1e14
     assert_nearest(x, codes, metric)

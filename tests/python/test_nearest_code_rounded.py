@@ -21,12 +21,6 @@ def assert_nearest(x, codes, bias=None):
     np.testing.assert_array_equal(found.numpy(), oracle.nearest(x, codes, "euclidean", bias)[:, 0])
 
 
-def middles(x, codes, distance, generator):
-    """Rows beside the middle of two codes."""
-    pair = torch.randint(0, len(codes), (2, len(x)), generator=generator)
-    return (codes[pair[0]] + codes[pair[1]]) / 2 + distance * x
-
-
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", nearest_code_rows.KINDS)
 def test_adversarial_rows_find_the_nearest_code(kind, size, generator):
@@ -39,7 +33,7 @@ def test_adversarial_rows_find_the_nearest_code(kind, size, generator):
 def test_rows_between_two_codes_find_the_nearer(shift, distance, dim, generator):
     """By less and by more than what 8 bits and float32 hide; tiny and huge rows among them."""
     x, codes = nearest_code_rows.normal(60, 300, dim, generator)
-    close = middles(x, codes, distance, generator)
+    close = nearest_code_rows.middles(x, codes, distance, generator)
     close[3], close[7] = close[3] * 1e-14, close[7] * 1e9
     assert_nearest(close + shift, codes + shift)
 
@@ -51,7 +45,9 @@ def test_the_rounding_of_rows_counts(dim, generator):
     half[:, 0] = 127
     codes = torch.cat([half, -half]) / 64
     for _ in range(10):
-        x = middles(torch.randn(40, dim, generator=generator), codes, 1e-6, generator)
+        x = nearest_code_rows.middles(
+            torch.randn(40, dim, generator=generator), codes, 1e-6, generator
+        )
         assert_nearest(x, codes)
 
 
@@ -113,7 +109,7 @@ def test_numbers_that_bytes_cannot_hold_are_searched_all_the_same(value, generat
 
 def test_threads_do_not_matter(generator):
     x, codes = nearest_code_rows.normal(90, 3000, 70, generator)
-    x = middles(x, codes, 0.01, generator)
+    x = nearest_code_rows.middles(x, codes, 0.01, generator)
     before = torch.get_num_threads()
     try:
         for threads in (1, 2, 3, 16):

@@ -33,9 +33,7 @@ def test_nearest_code_is_exact_on_adversarial_rows(kind, size, metric, generator
 def test_nearest_code_is_exact_where_float32_cannot_tell(shift, distance, dim, metric, generator):
     """Rows beside the middle of two codes, all of them or one in twenty, by less and more than what rounding hides."""
     x, codes = nearest_code_rows.normal(60, 300, dim, generator)
-    pair = torch.randint(0, 300, (2, 60), generator=generator)
-    middles = (codes[pair[0]] + codes[pair[1]]) / 2
-    close = middles + distance * x
+    close = nearest_code_rows.middles(x, codes, distance, generator)
     assert_nearest(close + shift, codes + shift, metric)
     close[torch.arange(60) % 20 != 3] = x[torch.arange(60) % 20 != 3]
     assert_nearest(close + shift, codes + shift, metric)

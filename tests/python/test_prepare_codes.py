@@ -43,12 +43,6 @@ def fields(prepared, size, dim):
     return center[:dim], integers, per_code
 
 
-def middles(x, codes, distance, generator):
-    """Rows beside the middle of two codes."""
-    pair = torch.randint(0, len(codes), (2, len(x)), generator=generator)
-    return (codes[pair[0]] + codes[pair[1]]) / 2 + distance * x
-
-
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", nearest_code_rows.KINDS)
 def test_adversarial_rows_find_the_nearest_code(kind, size, generator):
@@ -62,7 +56,7 @@ def test_rows_between_two_codes_find_the_nearer(shift, distance, dim, generator)
     """By less and by more than what 8 bits, 16 bits and float32 hide; tiny and huge rows among them."""
     for _ in range(4):
         x, codes = nearest_code_rows.normal(32, 300, dim, generator)
-        close = middles(x, codes, distance, generator)
+        close = nearest_code_rows.middles(x, codes, distance, generator)
         close[3], close[7] = close[3] * 1e-14, close[7] * 1e9
         assert_nearest(close + shift, codes + shift)
         for row in close[:4]:
@@ -78,7 +72,9 @@ def test_rows_between_codes_that_bytes_hold_exactly(dim, generator):
     per_code = fields(prepare(codes), *codes.shape)[2]
     assert (per_code["scale"].reshape(-1)[:300] == 1 / 64).all()
     for _ in range(20):
-        x = middles(torch.randn(32, dim, generator=generator), codes, 1e-6, generator)
+        x = nearest_code_rows.middles(
+            torch.randn(32, dim, generator=generator), codes, 1e-6, generator
+        )
         assert_nearest(x, codes)
 
 
@@ -186,7 +182,7 @@ def test_half_precision_is_prepared_as_float32(dtype, generator):
 
 def test_threads_do_not_matter(generator):
     x, codes = nearest_code_rows.normal(9, 3000, 100, generator)
-    x = middles(x, codes, 0.01, generator)
+    x = nearest_code_rows.middles(x, codes, 0.01, generator)
     whole, copy, before = found(x, codes), prepare(codes), torch.get_num_threads()
     try:
         for threads in (1, 3):

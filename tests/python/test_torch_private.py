@@ -17,6 +17,7 @@ import torch.distributed.fsdp
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from torchvq import VectorQuantize
 from torchvq._base import torch_private as private
 
 NAMES = [f"{part.module}.{part.name}" for part in private.PARTS]
@@ -283,3 +284,24 @@ def test_part_that_every_forward_asks_for_is_missed_once_at_import(part, monkeyp
     assert moved.is_mapped(torch.ones(1)) is False
     assert moved.inside_backward() is False
     assert moved.checkpoint_drops_saved_tensors() is False
+
+
+def observed_by(name: str, module: nn.Module) -> None:
+    """Makes a module double what it returns."""
+    own = module.forward
+    {
+        "forward": lambda: setattr(module, "forward", lambda x: 2 * own(x)),
+        "hook": lambda: module.register_forward_hook(lambda _module, _x, y: 2 * y),
+        "pre-hook": lambda: module.register_forward_pre_hook(lambda _module, x: (2 * x[0],)),
+    }[name]()
+
+
+@pytest.mark.parametrize("name", ["forward", "hook", "pre-hook"])
+def test_a_projection_that_does_more_than_its_class_is_called(name):
+    """An identity is left out otherwise."""
+    torch.manual_seed(0)
+    vq = VectorQuantize(dim=4, codebook_size=16).eval()
+    x = torch.randn(2, 5, 4)
+    expected = vq(2 * x).indices
+    observed_by(name, vq.project_in)
+    assert torch.equal(vq(x).indices, expected)

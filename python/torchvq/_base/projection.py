@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from torchvq._base.torch_private import is_observed_itself
+
 
 def make_projections(
     dim: int, inner_dim: int, layernorm: bool = False, bias: bool = True
@@ -29,13 +31,7 @@ def project(projection: nn.Module, tokens: Tensor) -> Tensor:
 def projects_nothing(*projections: nn.Module) -> bool:
     """Whether projections can be left out: identities without hooks."""
     for projection in projections:
-        if (
-            type(projection) is not nn.Identity
-            or projection._forward_hooks
-            or projection._forward_pre_hooks
-            or projection._backward_hooks
-            or projection._backward_pre_hooks
-        ):
+        if type(projection) is not nn.Identity or is_observed_itself(projection):
             return False
     return True
 

@@ -224,14 +224,22 @@ def at_end_of_backward(function: Callable[[], None]) -> None:
 
 
 def is_observed(*modules: nn.Module) -> bool:
-    """Whether a call of one of these modules runs more than its class says: a hook, or a forward set on the module."""
+    """Whether a call of one of these modules runs more than its class says, hooks of all modules included."""
     try:
         everywhere = bool(FORWARD_HOOKS.get() or FORWARD_PRE_HOOKS.get())
     except NotImplementedError:
         return True
-    return everywhere or any(
-        module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module)
-        for module in modules
+    return everywhere or any(map(is_observed_itself, modules))
+
+
+def is_observed_itself(module: nn.Module) -> bool:
+    """Whether the module has a hook, or a forward that was set on it."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in vars(module)
     )
 
 

@@ -46,8 +46,7 @@ def evaluate_at_once(
 
 def projected_step(vq: "VectorQuantize", x: Tensor, request: Request, layout: Layout) -> Step:
     """A step with the projections around it, where there are any."""
-    if not request.ranks.alone:
-        handshake([vq._codebook], request.ranks)
+    handshake([vq._codebook], request.ranks)
     if projects_nothing(vq.project_in, vq.project_out):
         return step(vq, x, None, request, layout)
     packed = layout.pack(x)
