@@ -210,6 +210,7 @@ set(TORCHVQ_SOURCES
   ops/any/random_uniform.cpp
   ops/any/replace_dead_codes_.cpp
   ops/any/replace_with_candidates_.cpp
+  ops/any/resample_scale.cpp
   ops/any/residual_beam_search.cpp
   ops/any/residual_commitment_loss.cpp
   ops/any/residual_decode.cpp
@@ -263,6 +264,7 @@ set(TORCHVQ_SOURCES
   ops/autograd/quantize_and_commit.cpp
   ops/autograd/replace_dead_codes_.cpp
   ops/autograd/replace_with_candidates_.cpp
+  ops/autograd/resample_scale.cpp
   ops/autograd/residual_beam_search.cpp
   ops/autograd/residual_commitment_loss.cpp
   ops/autograd/residual_decode.cpp
@@ -311,6 +313,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/random_normal.cpp
   ops/cpu/random_uniform.cpp
   ops/cpu/replace_dead_codes_.cpp
+  ops/cpu/resample_scale.cpp
   ops/cpu/residual_beam_search.cpp
   ops/cpu/residual_commitment_loss.cpp
   ops/cpu/residual_decode.cpp
@@ -370,6 +373,7 @@ set(TORCHVQ_SOURCES
   ops/meta/random_uniform.cpp
   ops/meta/replace_dead_codes_.cpp
   ops/meta/replace_with_candidates_.cpp
+  ops/meta/resample_scale.cpp
   ops/meta/residual_beam_search.cpp
   ops/meta/residual_commitment_loss.cpp
   ops/meta/residual_decode.cpp
@@ -403,6 +407,7 @@ set(TORCHVQ_SOURCES
   ops/random_uniform.cpp
   ops/replace_dead_codes_.cpp
   ops/replace_with_candidates_.cpp
+  ops/resample_scale.cpp
   ops/residual_beam_search.cpp
   ops/residual_commitment_loss.cpp
   ops/residual_decode.cpp

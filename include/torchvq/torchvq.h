@@ -31,6 +31,7 @@
 #include <torchvq/ops/nearest_code.h>
 #include <torchvq/ops/prepare_codes.h>
 #include <torchvq/ops/projected_residual_encode.h>
+#include <torchvq/ops/resample_scale.h>
 #include <torchvq/ops/residual_beam_search.h>
 #include <torchvq/ops/residual_commitment_loss.h>
 #include <torchvq/ops/residual_decode.h>

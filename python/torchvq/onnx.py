@@ -41,8 +41,7 @@ def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     table = {getattr(_ops, name).default: function for name, function in _TABLE.items()}
     # An ATen operator that the exporter does not know, for the shortlists of implicit codebooks.
     table[torch.ops.aten.sort.stable] = _stable_sort
-    # For scales of a map: the exporter would fix dynamic sizes to those of the example.
-    return table | {getattr(torch.ops.aten, name).default: _average_cells for name in _POOLS}
+    return table
 
 
 def export(
@@ -351,34 +350,56 @@ def _unit_vectors(x: _Value) -> _Value:
     return _unit(_float(x))
 
 
-def _average_cells(x: _Value, output_size: Sequence[int]) -> _Value:
-    """Averages over the cells of a grid along the last axes, axis by axis, as products with 1 / size and 0."""
+def _resample_scale(
+    x: _Value, size: Sequence[int], full: Sequence[int | _Value], direction: str
+) -> _Value:
+    """A product with the weights of each axis in turn: each is moved to the end, after which they are in order again."""
     op = _opset()
-    axes = len(output_size)
-    # Each axis in turn is moved to the end and averaged, after which the axes are in order again.
-    turned = [0, 1, *range(3, axes + 2), 2]
-    for cells in output_size:
-        x = op.Transpose(x, perm=turned)
-        size = op.Gather(op.Shape(x), _constant(torch.tensor(axes + 1)), axis=0)
-        count, cell = _constant(torch.tensor(cells)), _constant(torch.arange(cells))
-        start = op.Div(op.Mul(cell, size), count)
-        after = op.Mul(op.Add(cell, _constant(torch.tensor(1))), size)
-        end = op.Div(op.Add(after, _constant(torch.tensor(cells - 1))), count)
-        first, second = _constant(torch.tensor(0)), _constant(torch.tensor(1))
-        position = op.Unsqueeze(op.Range(first, size, second), _constant(torch.tensor([1])))
-        inside = op.And(op.GreaterOrEqual(position, start), op.Less(position, end))
-        length = op.Cast(op.Sub(end, start), to=1)
-        x = op.MatMul(x, op.CastLike(op.Div(op.Cast(inside, to=1), length), x))
-    return x
+    averages, axes = direction == "average", len(size)
+    if not averages:
+        tokens = op.Transpose(x, perm=[0, 2, 1])
+        x = op.Reshape(tokens, _constant(torch.tensor([0, 0, *size])))
+    for cells, positions in zip(size, full, strict=True):
+        count = _constant(torch.tensor(positions)) if isinstance(positions, int) else positions
+        weights = _cell_means(cells, count) if averages else _cell_shares(cells, count)
+        x = op.Transpose(x, perm=[0, 1, *range(3, axes + 2), 2])
+        x = op.MatMul(x, op.CastLike(weights, x))
+    if not averages:
+        return x
+    return op.Transpose(op.Reshape(x, _constant(torch.tensor([0, 0, -1]))), perm=[0, 2, 1])
 
 
-# ATen's names of adaptive averages in graphs.
-_POOLS = ("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+def _cell_means(cells: int, positions: _Value) -> _Value:
+    """1 / size of a cell for the positions in it, (positions, cells) in float64."""
+    op = _opset()
+    cell, count = _constant(torch.arange(cells)), _constant(torch.tensor(cells))
+    start = op.Div(op.Mul(cell, positions), count)
+    after = op.Mul(op.Add(cell, _constant(torch.tensor(1))), positions)
+    end = op.Div(op.Add(after, _constant(torch.tensor(cells - 1))), count)
+    position = op.Unsqueeze(_range(positions), _constant(torch.tensor([1])))
+    inside = op.And(op.GreaterOrEqual(position, start), op.Less(position, end))
+    return op.Div(op.Cast(inside, to=11), op.Cast(op.Sub(end, start), to=11))
+
+
+def _cell_shares(cells: int, positions: _Value) -> _Value:
+    """The shares of the cells in each position, (cells, positions) in float64."""
+    op = _opset()
+    number = lambda value: _constant(torch.tensor(value, dtype=torch.float64))  # noqa: E731
+    centres = op.Mul(op.Add(op.Cast(_range(positions), to=11), number(0.5)), number(cells))
+    places = op.Sub(op.Div(centres, op.Cast(positions, to=11)), number(0.5))
+    places = op.Clip(places, number(0), number(cells - 1))
+    apart = op.Abs(op.Sub(places, number([[cell] for cell in range(cells)])))
+    return op.Max(op.Sub(number(1), apart), number(0))
+
+
+def _range(count: _Value) -> _Value:
+    return _opset().Range(_constant(torch.tensor(0)), count, _constant(torch.tensor(1)))
 
 
 _TABLE: dict[str, Callable[..., Any]] = {
     "lookup_codes": _lookup_codes,
     "nearest_code": _nearest_code,
+    "resample_scale": _resample_scale,
     "residual_decode": _residual_decode,
     "residual_encode": _residual_encode,
     "residual_scalar_quantize": _residual_scalar_quantize,

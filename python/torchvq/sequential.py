@@ -100,14 +100,15 @@ class Sequential(nn.Module):
             The result of the quantizer, in the same type, with its first entry passed through the modules behind it; if
             the quantizer returns one tensor, that tensor.
         """
-        for fn in self.fns[: self.place]:
+        fns = list(self.fns)  # a slice of a ModuleList is a new module
+        for fn in fns[: self.place]:
             x = fn(x)
-        returned = self.quantizer(x, **kwargs)
+        returned = fns[self.place](x, **kwargs)
         if isinstance(returned, Tensor):
             return returned
         nested = not isinstance(returned[0], Tensor)  # an output, and a breakdown of its loss
         output, *rest = returned[0] if nested else returned
-        for fn in self.fns[self.place + 1 :]:
+        for fn in fns[self.place + 1 :]:
             output = fn(output)
         whole = _like(returned[0] if nested else returned, [output, *rest])
         return (whole, *returned[1:]) if nested else whole

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/conv1d.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/conv3d.h>
@@ -15,8 +14,10 @@
 #include <torch/library.h>
 
 #include <torchvq/ops/random_uniform.h>
+#include <torchvq/ops/resample_scale.h>
 
 #include "detail/checks.h"
+#include "ops/resample_scale.h"
 
 namespace torchvq::functional {
 namespace {
@@ -27,80 +28,12 @@ void check_scale_tensor(const char* op, const char* name, const at::Tensor& tens
                    " to be float32 or float64, but got ", dtype);
 }
 
-int64_t check_grid(const char* op, at::IntArrayRef size) {
-  const bool usable = !size.empty() && size.size() <= 3 &&
-                      std::all_of(size.begin(), size.end(), [](int64_t n) { return n >= 1; });
-  TORCH_CHECK_VALUE(usable, op, ": expected size to be one to three numbers, each at least 1, ",
-                    "but got ", size);
-  int64_t cells = 1;
-  for (const auto n : size) cells *= n;
-  return cells;
-}
-
-/// The weights of linear interpolation along one axis: (full, cells).
-at::Tensor interpolation(int64_t cells, const c10::SymInt& full, const at::TensorOptions& options) {
-  const auto wide = options.dtype(at::kDouble).requires_grad(false);
-  const auto steps = at::arange(c10::Scalar(full), wide).add(0.5);
-  // Of the middle of each position, in cells counted from the middle of the first.
-  const auto places = steps.mul(cells).div(c10::Scalar(full)).sub(0.5).clamp(0, cells - 1);
-  const auto apart = places.unsqueeze(1).sub(at::arange(cells, wide)).abs();
-  return apart.neg().add(1).clamp_min(0).to(options.dtype());
-}
-
-/// The products of a map with weights (cells, positions) along one axis. Products are what compilers and
-/// devices round as they do others, what leaves sizes open, and what adds up gradients in one order:
-/// torch's own pooling and interpolation do none of that.
-at::Tensor along_axis(const at::Tensor& map, int64_t axis, const at::Tensor& weights) {
-  return map.movedim(axis, -1).contiguous().matmul(weights.t()).movedim(-1, axis);
-}
-
-at::Tensor interpolate(const at::Tensor& grid, at::IntArrayRef size, c10::SymIntArrayRef full) {
-  auto map = grid;
-  for (auto axis = static_cast<int64_t>(size.size()) - 1; axis >= 0; --axis) {
-    if (size[axis] == 1) {
-      auto shape = map.sym_sizes().vec();
-      shape[axis + 2] = full[axis];
-      map = map.expand_symint(shape);
-      continue;
-    }
-    map = along_axis(map, axis + 2, interpolation(size[axis], full[axis], grid.options()));
-  }
-  return map.contiguous();
-}
-
-/// Which positions a cell averages along one axis: from the one that its beginning falls into to the one
-/// that its end falls into. (cells, positions), 1 or 0.
-at::Tensor cell_positions(int64_t cells, const c10::SymInt& full,
-                          const at::TensorOptions& options) {
-  const auto whole = options.dtype(at::kLong).requires_grad(false);
-  const auto cell = at::arange(cells, whole).unsqueeze(1);
-  const auto position = at::arange(c10::Scalar(full), whole);
-  const auto count = position.slice(0, -1).add(1);  // full, as compilers can multiply it
-  const auto begins = position.add(1).mul(cells).gt(cell.mul(count));
-  const auto ends = position.mul(cells).lt(cell.add(1).mul(count));
-  return begins.logical_and(ends).to(options.dtype());
-}
-
-/// Averages over the cells of a grid; a map without positions has none.
+/// Averages over the cells of a grid: (B, D, *S) to (B, L, D).
 at::Tensor average_cells(const at::Tensor& map, at::IntArrayRef size) {
-  const auto positions = map.sym_sizes().slice(2);
-  if (std::any_of(positions.begin(), positions.end(), [](const auto& n) { return n == 0; })) {
-    auto shape = map.sym_sizes().vec();
-    std::copy(size.begin(), size.end(), shape.begin() + 2);
-    return map.new_zeros_symint(shape);
-  }
-  // In float64, so that no order of additions shows: a compiler adds up products with a single cell in another.
-  auto grid = map.to(at::kDouble);
-  for (auto axis = static_cast<int64_t>(size.size()) - 1; axis >= 0; --axis) {
-    const auto own = cell_positions(size[axis], map.sym_size(axis + 2), grid.options());
-    auto counts = own.sum(1);
-    for (auto after = axis + 3; after < map.dim(); ++after) counts = counts.unsqueeze(-1);
-    grid = along_axis(grid, axis + 2, own).div(counts);
-  }
-  return grid.to(map.scalar_type()).contiguous();
+  return ops::resample_scale(map, size, map.sym_sizes().slice(2), "average");
 }
 
-/// The fraction of each cell that is real: (B, *S) to (B, 1, *size).
+/// The fraction of each cell that is real: (B, *S) to (B, L, 1).
 at::Tensor real_fraction(const at::Tensor& mask, at::IntArrayRef size, at::ScalarType dtype) {
   return average_cells(mask.unsqueeze(1).to(dtype), size);
 }
@@ -122,11 +55,11 @@ at::Tensor pool_scale(const at::Tensor& map, at::IntArrayRef size,
   // C++ comes here without the dispatcher, where operators leave autocast.
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
   check_scale_tensor(op, "map", map);
-  check_grid(op, size);
+  detail::check_grid(op, size);
   TORCH_CHECK_VALUE(map.dim() == static_cast<int64_t>(size.size()) + 2, op,
                     ": expected map to have ", size.size(), " axes of positions, but got shape ",
                     map.sym_sizes());
-  if (!mask) return average_cells(map, size).flatten(2).transpose(1, 2).contiguous();
+  if (!mask) return average_cells(map, size);
   TORCH_CHECK_TYPE(mask->scalar_type() == at::kBool, op, ": expected mask to be bool, but got ",
                    mask->scalar_type());
   TORCH_CHECK_VALUE(mask->dim() == map.dim() - 1, op, ": expected mask to have shape (B, *S), ",
@@ -134,13 +67,12 @@ at::Tensor pool_scale(const at::Tensor& map, at::IntArrayRef size,
   const auto fraction = real_fraction(*mask, size, map.scalar_type());
   // Positions that are not real may have become anything on the way.
   const auto filled = at::where(mask->unsqueeze(1), map, 0);
-  const auto mean = average_cells(filled, size).div(at::where(fraction > 0, fraction, 1));
-  return mean.flatten(2).transpose(1, 2).contiguous();
+  return average_cells(filled, size).div(at::where(fraction > 0, fraction, 1));
 }
 
 at::Tensor pool_scale_mask(const at::Tensor& mask, at::IntArrayRef size) {
   constexpr auto op = "pool_scale_mask";
-  check_grid(op, size);
+  detail::check_grid(op, size);
   TORCH_CHECK_TYPE(mask.scalar_type() == at::kBool, op, ": expected mask to be bool, but got ",
                    mask.scalar_type());
   TORCH_CHECK_VALUE(mask.dim() == static_cast<int64_t>(size.size()) + 1, op,
@@ -154,7 +86,7 @@ at::Tensor spread_scale(const at::Tensor& tokens, at::IntArrayRef size, c10::Sym
   constexpr auto op = "spread_scale";
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
   check_scale_tensor(op, "tokens", tokens);
-  const auto cells = check_grid(op, size);
+  const auto cells = detail::check_grid(op, size);
   TORCH_CHECK_VALUE(tokens.dim() == 3 && tokens.sym_size(1) == cells, op,
                     ": expected tokens to have shape (B, ", cells, ", D), but got ",
                     tokens.sym_sizes());
@@ -175,9 +107,7 @@ at::Tensor spread_scale(const at::Tensor& tokens, at::IntArrayRef size, c10::Sym
     const auto nothing = wide.sum().add(offset.sum()).mul(0);
     return tokens.new_zeros_symint(shape).add(nothing);
   }
-  std::vector<c10::SymInt> grid{tokens.sym_size(0), tokens.sym_size(2)};
-  grid.insert(grid.end(), size.begin(), size.end());
-  const auto map = interpolate(tokens.transpose(1, 2).contiguous().view_symint(grid), size, full);
+  const auto map = ops::resample_scale(tokens, size, full, "interpolate");
   return at::lerp(map, convolve(map, wide, offset), ratio);
 }
 

@@ -191,7 +191,7 @@ ScaleWalk walk_scales(HierarchicalVQImpl& hvq, const at::Tensor& maps,
   // In the reference, dropped scales search and learn like the others.
   const auto walked = in_turn ? hvq.num_levels() : request.depth;
   if (hvq.options.shared_codebook()) prepare_shared(hvq, maps, request);
-  auto residual = maps, output = at::zeros_like(maps);
+  at::Tensor residual = maps, output;
   std::vector<Scale> scales;
   std::vector<at::Tensor> losses;
   Counts counts;
@@ -204,8 +204,8 @@ ScaleWalk walk_scales(HierarchicalVQImpl& hvq, const at::Tensor& maps,
       counts.insert(counts.end(), learnt.begin(), learnt.end());
       losses.push_back(loss_of(scale));
     }
-    if (index < request.depth) output = output.add(decoded);
-    residual = residual.sub(decoded);
+    if (index < request.depth) output = output.defined() ? output.add(decoded) : decoded;
+    if (index + 1 < walked) residual = residual.sub(decoded);
   }
   if (!in_turn) {
     std::vector<VectorQuantizeImpl*> quantizers;

@@ -87,6 +87,7 @@ constexpr const char* kComputingOperators[] = {
     "replace_dead_codes_",
     "replace_with_candidates_",
     "replica_hashes",
+    "resample_scale",
     "residual_beam_search",
     "residual_commitment_loss",
     "residual_decode",

@@ -30,6 +30,7 @@ constexpr const char* kNeedFloat64[] = {
     "random_uniform",
     "replace_dead_codes_",
     "replace_with_candidates_",
+    "resample_scale",
     "residual_beam_search",
     "residual_encode",
     "sample_codes",

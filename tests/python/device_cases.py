@@ -223,6 +223,15 @@ CASES: dict[str, Case] = {
     "lookup_codes": Case((CODES, SOME)),
     "residual_decode": Case((torch.stack([SOME, INDICES], -1), [CODES, CODES * 0.3])),
     "residual_lookup": Case((X, [CODES, CODES * 0.3], torch.stack([INDICES, INDICES], -1))),
+    # Scales of a map.
+    "resample_scale average": Case((normal(2, 4, 5, 3, seed=8), [2, 2], [5, 3], "average")),
+    "resample_scale average_backward": Case(
+        (normal(2, 4, 3, seed=8), [2, 2], [5, 3], "average_backward")
+    ),
+    "resample_scale": Case((normal(2, 4, 3, seed=8), [2, 2], [5, 3], "interpolate")),
+    "resample_scale interpolate_backward": Case(
+        (normal(2, 4, 5, 3, seed=8), [2, 2], [5, 3], "interpolate_backward")
+    ),
     # Random numbers.
     "random_normal": Case((RNG, 3, [50])),
     "random_uniform": Case((RNG, 3, [50])),

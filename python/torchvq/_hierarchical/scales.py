@@ -61,7 +61,8 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWal
     walked = hvq.num_levels if in_turn else levels_to_walk(request.depth, hvq.num_levels)
     if hvq.shared_codebook:
         _prepare_shared(hvq, maps, request)
-    residual, total = maps, torch.zeros_like(maps)
+    residual = maps
+    total: Tensor | None = None
     scales: list[Scale] = []
     terms: list[Terms] = []
     losses: list[Tensor] = []
@@ -78,14 +79,17 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWal
             counts += _learn([scale], [scale.vq], request)
             losses.append(only_if(used, _loss(scale, terms[-1])))
         if not isinstance(request.depth, int) or index < request.depth:
-            total = total + only_if(used, decoded)
-        residual = residual - decoded
+            own = only_if(used, decoded)
+            total = own if total is None else total + own
+        if index + 1 < walked:
+            residual = residual - decoded
     if not in_turn:
         counts = _learn(scales, hvq.levels, request)
         losses = [
             only_if(_used(request, index), _loss(*found))
             for index, found in enumerate(zip(scales, terms, strict=True))
         ]
+    assert total is not None  # the first scale is always in use
     return ScaleWalk(total, scales, losses, counts)
 
 

@@ -1,0 +1,88 @@
+// Any device: products with the weights of each axis, the reference for the CPU kernel.
+#include "ops/resample_scale.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <torch/library.h>
+
+namespace torchvq {
+namespace {
+
+using detail::Resampling;
+
+/// 1 where a cell covers a position, otherwise 0: (cells, positions).
+at::Tensor coverage(int64_t cells, int64_t positions, const at::TensorOptions& options) {
+  const auto cell = at::arange(cells, options.dtype(at::kLong)).unsqueeze(1);
+  const auto position = at::arange(positions, options.dtype(at::kLong));
+  const auto begins = position.add(1).mul(cells).gt(cell.mul(positions));
+  const auto ends = position.mul(cells).lt(cell.add(1).mul(positions));
+  return begins.logical_and(ends).to(at::kDouble);
+}
+
+/// The shares of cells in each position: (cells, positions).
+at::Tensor shares(int64_t cells, int64_t positions, const at::TensorOptions& options) {
+  const auto centre = at::arange(positions, options).add(0.5).mul(cells).div(positions);
+  const auto place = centre.sub(0.5).clamp(0, static_cast<double>(cells - 1));
+  return place.sub(at::arange(cells, options).unsqueeze(1)).abs().neg().add(1).clamp_min(0);
+}
+
+/// A map (B, D, *S) in float64, resampled along one axis of positions.
+at::Tensor along_axis(const at::Tensor& map, int64_t axis, int64_t cells, int64_t positions,
+                      Resampling direction) {
+  const auto by = [&](const at::Tensor& last, const at::Tensor& weights) {
+    return last.matmul(weights);
+  };
+  const auto last = map.movedim(axis, -1).contiguous();
+  at::Tensor found;
+  if (direction == Resampling::kInterpolate || direction == Resampling::kInterpolateBackward) {
+    const auto weights = shares(cells, positions, map.options());
+    found = by(last, direction == Resampling::kInterpolate ? weights : weights.t());
+  } else {
+    const auto weights = coverage(cells, positions, map.options());
+    const auto counts = weights.sum(1);
+    found = direction == Resampling::kAverage ? by(last, weights.t()).div(counts)
+                                              : by(last.div(counts), weights);
+  }
+  return found.movedim(-1, axis);
+}
+
+at::Tensor resample_scale(const at::Tensor& input, at::IntArrayRef size, c10::SymIntArrayRef full,
+                          std::string_view direction) {
+  const auto known = detail::check_resample_scale(input, size, full, direction);
+  const bool to_tokens = detail::to_tokens(known);
+  const auto positions = C10_AS_INTARRAYREF_SLOW(full);
+  const auto axes = static_cast<int64_t>(size.size());
+  const auto target = to_tokens ? size : positions;
+  const int64_t dim = input.size(to_tokens ? 1 : 2);
+  std::vector<int64_t> shape{input.size(0), dim};
+  shape.insert(shape.end(), target.begin(), target.end());
+  at::Tensor map;
+  if (std::find(positions.begin(), positions.end(), 0) != positions.end()) {
+    map = input.new_zeros(shape);
+  } else {
+    auto from = to_tokens ? input : input.transpose(1, 2);
+    std::vector<int64_t> grid{input.size(0), dim};
+    grid.insert(grid.end(), size.begin(), size.end());
+    map = to_tokens ? from.to(at::kDouble) : from.to(at::kDouble).reshape(grid);
+    // A transpose takes the axes in the other order.
+    const bool backward = known == Resampling::kAverageBackward ||
+                          known == Resampling::kInterpolateBackward;
+    for (int64_t step = 0; step < axes; ++step) {
+      const auto axis = backward ? step : axes - 1 - step;
+      map = along_axis(map, axis + 2, size[axis], positions[axis], known);
+    }
+    map = map.to(input.scalar_type());
+  }
+  return to_tokens ? map.flatten(2).transpose(1, 2).contiguous() : map.contiguous();
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, CompositeExplicitAutograd, m) {
+  m.impl("resample_scale", resample_scale);
+}
+
+}  // namespace torchvq
