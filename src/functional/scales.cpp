@@ -37,19 +37,19 @@ int64_t check_grid(const char* op, at::IntArrayRef size) {
   return cells;
 }
 
-/// The weights of linear interpolation along one axis: (full, cells).
+/// Weights of linear interpolation along one axis: (full, cells).
 at::Tensor interpolation(int64_t cells, const c10::SymInt& full, const at::TensorOptions& options) {
   const auto wide = options.dtype(at::kDouble).requires_grad(false);
   const auto steps = at::arange(c10::Scalar(full), wide).add(0.5);
-  // Of the middle of each position, in cells counted from the middle of the first.
+  // The centre of each position, in units of cells from the centre of the first cell.
   const auto places = steps.mul(cells).div(c10::Scalar(full)).sub(0.5).clamp(0, cells - 1);
   const auto apart = places.unsqueeze(1).sub(at::arange(cells, wide)).abs();
   return apart.neg().add(1).clamp_min(0).to(options.dtype());
 }
 
-/// The products of a map with weights (cells, positions) along one axis. Products are what compilers and
-/// devices round as they do others, what leaves sizes open, and what adds up gradients in one order:
-/// torch's own pooling and interpolation do none of that.
+/// Multiplies a map by weights (cells, positions) along one axis. torch's own pooling and
+/// interpolation are not used: only matrix products round the same on all compilers and devices,
+/// allow symbolic sizes, and sum gradients in a fixed order.
 at::Tensor along_axis(const at::Tensor& map, int64_t axis, const at::Tensor& weights) {
   return map.movedim(axis, -1).contiguous().matmul(weights.t()).movedim(-1, axis);
 }
@@ -68,20 +68,20 @@ at::Tensor interpolate(const at::Tensor& grid, at::IntArrayRef size, c10::SymInt
   return map.contiguous();
 }
 
-/// Which positions a cell averages along one axis: from the one that its beginning falls into to the one
-/// that its end falls into. (cells, positions), 1 or 0.
+/// The positions that a cell averages along one axis: from the position in which the cell begins to
+/// the one in which it ends. (cells, positions), 1 or 0.
 at::Tensor cell_positions(int64_t cells, const c10::SymInt& full,
                           const at::TensorOptions& options) {
   const auto whole = options.dtype(at::kLong).requires_grad(false);
   const auto cell = at::arange(cells, whole).unsqueeze(1);
   const auto position = at::arange(c10::Scalar(full), whole);
-  const auto count = position.slice(0, -1).add(1);  // full, as compilers can multiply it
+  const auto count = position.slice(0, -1).add(1);  // full, in a form that compilers can multiply
   const auto begins = position.add(1).mul(cells).gt(cell.mul(count));
   const auto ends = position.mul(cells).lt(cell.add(1).mul(count));
   return begins.logical_and(ends).to(options.dtype());
 }
 
-/// Averages over the cells of a grid; a map without positions has none.
+/// Averages over the cells of a grid; zeros for a map without positions.
 at::Tensor average_cells(const at::Tensor& map, at::IntArrayRef size) {
   const auto positions = map.sym_sizes().slice(2);
   if (std::any_of(positions.begin(), positions.end(), [](const auto& n) { return n == 0; })) {
@@ -89,7 +89,8 @@ at::Tensor average_cells(const at::Tensor& map, at::IntArrayRef size) {
     std::copy(size.begin(), size.end(), shape.begin() + 2);
     return map.new_zeros_symint(shape);
   }
-  // In float64, so that no order of additions shows: a compiler adds up products with a single cell in another.
+  // In float64, so that the order of additions does not show in the result: compilers use a
+  // different order for products with a single cell.
   auto grid = map.to(at::kDouble);
   for (auto axis = static_cast<int64_t>(size.size()) - 1; axis >= 0; --axis) {
     const auto own = cell_positions(size[axis], map.sym_size(axis + 2), grid.options());
@@ -100,7 +101,7 @@ at::Tensor average_cells(const at::Tensor& map, at::IntArrayRef size) {
   return grid.to(map.scalar_type()).contiguous();
 }
 
-/// The fraction of each cell that is real: (B, *S) to (B, 1, *size).
+/// The fraction of each cell that is not padding: (B, *S) to (B, 1, *size).
 at::Tensor real_fraction(const at::Tensor& mask, at::IntArrayRef size, at::ScalarType dtype) {
   return average_cells(mask.unsqueeze(1).to(dtype), size);
 }
@@ -119,7 +120,7 @@ at::Tensor convolve(const at::Tensor& map, const at::Tensor& weight, const at::T
 at::Tensor pool_scale(const at::Tensor& map, at::IntArrayRef size,
                       const std::optional<at::Tensor>& mask) {
   constexpr auto op = "pool_scale";
-  // C++ comes here without the dispatcher, where operators leave autocast.
+  // C++ callers bypass the dispatcher, in which operators disable autocast.
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
   check_scale_tensor(op, "map", map);
   check_grid(op, size);
@@ -132,7 +133,7 @@ at::Tensor pool_scale(const at::Tensor& map, at::IntArrayRef size,
   TORCH_CHECK_VALUE(mask->dim() == map.dim() - 1, op, ": expected mask to have shape (B, *S), ",
                     "but got ", mask->sym_sizes());
   const auto fraction = real_fraction(*mask, size, map.scalar_type());
-  // Positions that are not real may have become anything on the way.
+  // Padding may have become anything by now, including NaN.
   const auto filled = at::where(mask->unsqueeze(1), map, 0);
   const auto mean = average_cells(filled, size).div(at::where(fraction > 0, fraction, 1));
   return mean.flatten(2).transpose(1, 2).contiguous();
@@ -167,11 +168,11 @@ at::Tensor spread_scale(const at::Tensor& tokens, at::IntArrayRef size, c10::Sym
   std::vector<c10::SymInt> shape{tokens.sym_size(0), tokens.sym_size(2)};
   shape.insert(shape.end(), full.begin(), full.end());
   const auto dtype = tokens.scalar_type();
-  // In one order of memory, whatever that of the module is: convolutions round otherwise in
-  // another.
+  // A fixed memory format, regardless of the module's: convolutions round
+  // differently in another one.
   const auto wide = weight.to(dtype).contiguous(), offset = bias.to(dtype);
   if (std::any_of(shape.begin(), shape.end(), [](const auto& n) { return n == 0; })) {
-    // Wrappers wait for a gradient of the weights all the same.
+    // Distributed wrappers wait for a gradient of the weights even without tokens.
     const auto nothing = wide.sum().add(offset.sum()).mul(0);
     return tokens.new_zeros_symint(shape).add(nothing);
   }
