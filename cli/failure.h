@@ -12,8 +12,7 @@ constexpr int kExitOk = 0;
 constexpr int kExitInternal = 1;
 constexpr int kExitBadInput = 2;
 
-/// Prints `torchvq: message` on standard error, as a single line even if the
-/// message contains line breaks.
+/// Prints `torchvq: message` on standard error, as a single line for any bytes in the message.
 void print_failure(const std::string& message);
 
 /// Prints the error and returns its exit code.

@@ -3,9 +3,9 @@
 //
 // The sums are exact and independent of order: two words in units of 2^(e - 30), where e is the
 // exponent of the code when the first of the steps began (2^(e - 62) for float64 tokens), so the
-// result does not depend on how tokens are divided among steps and ranks. If no token exceeds 2^(e
-// + 8), the integers are those that code_statistics() gives for all tokens. A token beyond 2^(e +
-// 40) (float64: 2^(e + 8)) raises the exponent, as it does there, and the sums so far are rounded.
+// result does not depend on how tokens are divided among steps and ranks. If no token exceeds
+// 2^(e + 8), the integers are those that code_statistics() gives for all tokens. A token beyond
+// 2^(e + 40) (float64: 2^(e + 8)) raises the exponent, as it does there, and the sums so far are
 // rounded.
 #pragma once
 

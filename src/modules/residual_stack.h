@@ -35,9 +35,9 @@ struct StackFamily {
   std::function<LevelResult(int64_t, const at::Tensor&, const std::optional<at::Tensor>&)> choose;
   /// Codes (*, D) of indices (*) of a level, on the scale of the stack's input; -1 gives zeros.
   std::function<at::Tensor(int64_t, const at::Tensor&)> decode;
-  /// Whether levels pass on the gradient of the residual; the total gain is then 1 - (1
-  /// - g_0) (1 - g_1) ..., where g_n is that of level n. Otherwise gains are summed,
-  /// unless there is an estimate.
+  /// Whether levels pass on the gradient of the residual; the total gain is then
+  /// 1 - (1 - g_0) (1 - g_1) ..., where g_n is that of level n. Otherwise gains are summed, unless
+  /// there is an estimate.
   bool attached = true;
   /// Codes of all levels are decoded from the indices, as in vector-quantize-pytorch.
   bool vqp_compat = false;

@@ -22,7 +22,7 @@ struct Step {
 ///
 /// @param x       in the input layout; projected if there is a projection.
 /// @param before  (B, N, dim), the tokens before the projection, masked ones
-/// zero; empty without one.
+///                zero; empty without one.
 Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::Tensor>& before,
           const Request& request, const functional::TokenLayout& layout);
 

@@ -98,9 +98,9 @@ void divergence(const float* logits, int64_t count, double* told, double* slopes
   });
 }
 
-/// Returns sum of weight[c] * (high[c] - low[c]), and sets folded[c] = low[c] + p * (high[c] -
-/// low[c]); `folded` may be `low`. The sum has a fixed order: kFoldLanes partial sums by index
-/// modulo 8, then over these.
+/// Returns sum of weight[c] * (high[c] - low[c]), and sets
+/// folded[c] = low[c] + p * (high[c] - low[c]); `folded` may be `low`. The sum has a
+/// fixed order: kFoldLanes partial sums by index modulo 8, then over these.
 template <typename T>
 inline double fold_bit(const T* low, const T* high, const T* weight, T p, int64_t count,
                        T* folded) {

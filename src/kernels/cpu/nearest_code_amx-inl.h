@@ -5,9 +5,9 @@
 // (hl + lh) + ll: three 32-bit sums. They may wrap around, but their total, which pairs of 16 bits add up to as well,
 // does not, so arithmetic modulo 2^32 gives it exactly.
 //
-// Layout. A row or code takes 128 bytes per 64 dimensions, padded with zeros. Rows: 64 times h, then 64 times
-// l. Codes, in blocks of 16: for each 64 dimensions 16 lines of h, then 16 of l; line q holds dimensions 4q
-// .. 4q + 3 of the 16 codes.
+// Layout. A row or code takes 128 bytes per 64 dimensions, padded with zeros. Rows: 64 values of h, then 64 of l.
+// Codes, in blocks of 16: for each 64 dimensions 16 lines of h, then 16 of l; line q holds dimensions 4q .. 4q + 3 of
+// the 16 codes.
 #pragma once
 
 #include <immintrin.h>

@@ -38,8 +38,8 @@ __device__ inline float to_float(BFloat16 value) {
   return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
 }
 
-/// Number of this thread in the grid, and number of threads, for grid-stride loops: `for (int64_t i
-/// = grid_thread(); i < count; i += grid_threads())`.
+/// Number of this thread in the grid, and number of threads, for grid-stride loops:
+/// `for (int64_t i = grid_thread(); i < count; i += grid_threads())`.
 __device__ inline int64_t grid_thread() {
   return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }

@@ -51,8 +51,8 @@ at::Tensor residual_commitment_loss(const at::Tensor& x, at::TensorList inputs,
   return losses.to(dtype);
 }
 
-/// Factors of the differences of each level. Halving the count is exact and so is its double, so
-/// the quotient is rounded once.
+/// Factors of the differences of each level. Halving and doubling are exact, so the quotient is
+/// rounded once.
 template <typename T>
 std::vector<T> scales_of(const at::Tensor& grads_, int64_t count, bool masked) {
   const auto grads = grads_.contiguous();

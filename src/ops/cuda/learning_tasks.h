@@ -19,8 +19,8 @@ namespace torchvq::detail::TORCHVQ_CUDA_NAMESPACE {
 
 namespace learning = kernels::TORCHVQ_CUDA_NAMESPACE;
 
-/// `codebook` as returned by elements_of(); totals (H, 2) are zeros, exponents (H,
-/// K) need no initialisation.
+/// `codebook` as returned by elements_of(); totals (H, 2) are zeros, exponents
+/// (H, K) need no initialisation.
 inline learning::CodeExponentsTask exponents_task(const at::Tensor& codebook,
                                                   const at::Tensor& totals,
                                                   const at::Tensor& exponents) {
