@@ -12,17 +12,17 @@ namespace torchvq::cli {
 
 constexpr int64_t kDefaultMemory = int64_t{1} << 30;
 
-/// Rows per block: a small part of the budget, because the work on a block makes copies of it.
+/// Rows per block: a small part of the budget, because processing a block makes copies of it.
 int64_t choose_block_rows(int64_t row_bytes, int64_t memory);
 
 class BlockReader {
  public:
-  /// Keeps the vectors in memory when they fit into `memory` bytes as float32, and reads them again
-  /// for every pass otherwise.
+  /// Keeps the vectors in memory if they fit into `memory` bytes as float32; otherwise reads
+  /// them again in every pass.
   BlockReader(const std::string& path, const std::string& key, int64_t memory);
 
-  /// Reads slice `part` of `parts` equal ones instead of all rows. `keep` false reads the file
-  /// again for every pass, for any memory.
+  /// Reads slice `part` of `parts` equal slices instead of all rows. With `keep` false, reads the
+  /// file again in every pass, regardless of memory.
   BlockReader(const std::string& path, const std::string& key, int64_t memory, int64_t part,
               int64_t parts, bool keep);
 

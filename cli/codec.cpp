@@ -113,7 +113,7 @@ class ProjectedLevelsCodec : public Codec {
   fit::ProjectedCodec codec_;
 };
 
-// Options that only codebooks without maps have.
+// Rejects options that only codebooks without maps support.
 void check_no_search_options(const std::string& path, const CodecOptions& options,
                              const std::string& metric) {
   TORCH_CHECK_VALUE(options.metric.empty() || options.metric == metric, path,

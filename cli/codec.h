@@ -26,7 +26,7 @@ class Codec {
   virtual ~Codec() = default;
 
   virtual int64_t dim() const = 0;
-  /// Codes of a vector.
+  /// Number of codes of a vector.
   virtual int64_t columns() const = 0;
   virtual int64_t codebook_size(int64_t column) const = 0;
 
@@ -36,8 +36,8 @@ class Codec {
   virtual Evaluation evaluate(const functional::VectorBlocks& vectors,
                               const std::function<void(int64_t rows)>& progress) const = 0;
 
-  /// Codes, levels, groups; `show_size` false writes the number of codes of one codebook only to
-  /// JSON, for reports that show it with the usage.
+  /// Reports codes, levels and groups. With `show_size` false, the size of a single codebook is
+  /// written only to JSON, for reports that show it with the usage.
   virtual void describe(Report& report, bool show_size) const = 0;
   /// The options of the search: metric and beam.
   virtual void describe_search(Report& report) const = 0;
@@ -46,14 +46,14 @@ class Codec {
   int64_t largest_codebook() const;
 };
 
-/// Options for reading and searching a codec.
+/// Options for loading a codec and searching with it.
 struct CodecOptions {
   std::string metric;  // as load_codec(); empty takes the file's
   int64_t beam = 1;
 };
 
-/// Throws as load_codec_stack() and load_scalar_codec(); c10::ValueError for a beam or a metric
-/// that the codec cannot have.
+/// Throws as load_codec_stack() and load_scalar_codec(), and c10::ValueError for a beam or metric
+/// that the codec does not support.
 std::unique_ptr<Codec> load_codec(const std::string& path, const CodecOptions& options = {});
 
 }  // namespace torchvq::cli

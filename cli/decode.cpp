@@ -35,7 +35,7 @@ Examples:
   torchvq decode codec.safetensors codes.npy -o decoded.npy
   torchvq decode codec.safetensors tokens.safetensors --key tokens -o decoded.npy)";
 
-// Each column has a codebook; `first` counts codes before this block.
+// Checks codes against the codebook of their column; `first` is the number of codes before this block.
 void check_codes(const std::string& path, const at::Tensor& codes, int64_t first,
                  const Codec& codec) {
   const auto* code = codes.const_data_ptr<int64_t>();
@@ -62,7 +62,7 @@ std::vector<int64_t> decoded_shape(const io::IndexSource& codes, const Codec& co
 
 void run_decode(const DecodeArguments& arguments) {
   check_output(arguments.output, ".npy", {arguments.codes, arguments.codec});
-  // The metric does not matter here, so a codec need not name it.
+  // Decoding does not depend on the metric, so the codec need not name it.
   const auto codec = load_codec(arguments.codec);
   const io::IndexSource codes(arguments.codes, arguments.key);
   const auto columns = codec->columns(), dim = codec->dim();

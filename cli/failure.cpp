@@ -22,7 +22,7 @@ void end_as_signal(int signal) {
 void handle(int signal, void (*handler)(int)) {
   struct sigaction action{};
   action.sa_handler = handler;
-  // The raise in the handler must end the program at once.
+  // The raise in the handler must end the program immediately.
   action.sa_flags = SA_NODEFER;
   ::sigaction(signal, &action, nullptr);
 }
@@ -76,10 +76,11 @@ int report_failure(const std::exception& error) {
 
 void install_signal_handlers() {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) {
-    // A parent that ignores a signal (nohup) does so on purpose.
+    // A parent that ignores a signal (nohup) does so deliberately.
     if (!is_ignored(signal)) handle(signal, end_as_signal);
   }
-  // A file beyond the user's limit then gives a failing write, with a message, instead of a signal.
+  // Exceeding the user's file size limit then fails the write, with a message,
+  // instead of raising a signal.
   std::signal(SIGXFSZ, SIG_IGN);
 }
 

@@ -1,4 +1,5 @@
-// How the program ends when something goes wrong: one line, an exit code, and no file left behind.
+// What the program does on errors: prints one line, returns an exit code, and
+// leaves no unfinished file.
 #pragma once
 
 #include <exception>
@@ -11,10 +12,10 @@ constexpr int kExitOk = 0;
 constexpr int kExitInternal = 1;
 constexpr int kExitBadInput = 2;
 
-/// Prints `torchvq: message` on standard error, as one line whatever bytes the message holds.
+/// Prints `torchvq: message` on standard error, as a single line for any bytes in the message.
 void print_failure(const std::string& message);
 
-/// Prints what went wrong and returns the exit code for it.
+/// Prints the error and returns its exit code.
 int report_failure(const std::exception& error);
 
 /// On SIGINT, SIGTERM, SIGHUP and, in a single process, SIGPIPE removes unfinished files and exits

@@ -64,7 +64,7 @@ Examples:
   torchvq fit embeddings.safetensors --key encoder.out --codebook-size 4096 --metric cosine -o codec.safetensors
   torchvq fit huge.npy --codebook-size 16384 --iterations 10 --memory 4G --json -o codec.safetensors > fit.json)";
 
-// The vectors of this process, and the file of the first.
+// The vectors of this process, and, on the first process, the output file.
 class Fit {
  public:
   Fit(const FitArguments& arguments, const Processes& processes)
@@ -99,7 +99,7 @@ class Fit {
     reader_.emplace(path_, arguments_.key, arguments_.fit.memory, slices ? processes_.rank() : 0,
                     slices ? processes_.size() : 1, method_->keeps_vectors());
     method_->check_vectors(reader());
-    // Opened before the work, so that an output that cannot be written fails now.
+    // Opened before the work, so that an unwritable output fails at once.
     if (processes_.first()) {
       if (processes_.alone()) check_rows(reader().rows());
       file_.emplace(arguments_.output);

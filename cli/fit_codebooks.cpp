@@ -68,7 +68,7 @@ class FitCodebooks : public FitMethod {
 
   int64_t fewest_rows() const override { return options_.level.codebook_size; }
   std::string fewest_rows_name() const override { return "codes"; }
-  // Levels keep the residuals of the vectors instead.
+  // With several columns, fit keeps residuals instead of the vectors.
   bool keeps_vectors() const override { return columns() == 1; }
 
   std::string options() const override {
@@ -80,7 +80,7 @@ class FitCodebooks : public FitMethod {
   }
 
   void fit(const functional::VectorBlocks& vectors, bool quiet) override {
-    // For each codebook one pass draws the sample and one counts; a last pass measures the result.
+    // For each codebook, one pass draws the sample and one counts; a last pass measures the result.
     const auto passes = options_.level.iterations + 2;
     const auto all = columns() * passes + refined() * searches() + 1;
     Progress progress("fit", vectors.rows * all, quiet);
@@ -113,7 +113,7 @@ class FitCodebooks : public FitMethod {
  private:
   int64_t columns() const { return options_.levels * options_.groups; }
 
-  // The groups to refine, and the largest number of searches of each.
+  // Number of groups to refine, and the largest number of searches of each.
   int64_t refined() const { return options_.refine > 0 ? options_.groups : 0; }
   int64_t searches() const { return options_.refine + 2; }
 

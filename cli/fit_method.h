@@ -14,7 +14,7 @@
 
 namespace torchvq::cli {
 
-/// The options of the user. 0 and empty: not given.
+/// The user's options; 0 and empty mean not given.
 struct FitOptions {
   std::string method = "vq";
   int64_t codebook_size = 0;
@@ -41,10 +41,10 @@ class FitMethod {
   virtual std::string fewest_rows_name() const = 0;
   /// Whether vectors that fit into memory are kept between passes.
   virtual bool keeps_vectors() const = 0;
-  /// Everything but the vectors that the result depends on, in readable form.
+  /// A readable description of everything except the vectors that the result depends on.
   virtual std::string options() const = 0;
 
-  /// Fits, with all processes together.
+  /// Fits; all processes take part.
   virtual void fit(const functional::VectorBlocks& vectors, bool quiet) = 0;
 
   /// The fitted codec.
@@ -53,7 +53,7 @@ class FitMethod {
   virtual void add_result(Report& report) const = 0;
 };
 
-/// Throws c10::ValueError for options that the method does not have.
+/// Throws c10::ValueError for options that the method does not support.
 std::unique_ptr<FitMethod> fit_method(const FitOptions& options);
 
 /// k-means: VectorQuantize, ResidualVQ, GroupedResidualVQ.

@@ -43,14 +43,14 @@ std::shared_ptr<::gloo::transport::Device> make_device(const std::string& addres
   if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME")) {
     return c10d::ProcessGroupGloo::createDeviceForInterface(interface);
   }
-  // A rendezvous on this machine's loopback means that all processes are on it.
+  // If the rendezvous is on the loopback, all processes are on this machine.
   if (address == "localhost" || address == "127.0.0.1") {
     return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
   }
   return c10d::ProcessGroupGloo::createDefaultDevice();
 }
 
-// c10d logs its exceptions with a backtrace; the program reports an exception in one line.
+// c10d logs exceptions with a backtrace; the program reports an exception in one line.
 void silence_logs() {
   constexpr auto kLevel = "TORCH_CPP_LOG_LEVEL";
   if (std::getenv(kLevel) != nullptr) return;
@@ -94,7 +94,7 @@ GlooGroup::GlooGroup(const Rendezvous& rendezvous) : impl_(std::make_unique<Impl
 
 GlooGroup::~GlooGroup() {
   c10d::unregister_process_group(kName);
-  // Rank 0 may hold the store: it waits until the others, which may still be reading, have left.
+  // Rank 0 may hold the store, so it waits until the others, which may still be reading, have left.
   try {
     std::vector<std::string> others;
     for (int rank = 1; rank < impl_->group->getSize(); ++rank) {

@@ -1,4 +1,4 @@
-// A process group over Gloo, made in C++.
+// A process group over Gloo, created in C++.
 #pragma once
 
 #include <chrono>

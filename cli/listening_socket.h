@@ -7,7 +7,7 @@
 
 namespace torchvq::cli {
 
-/// A socket, owned by the caller, that listens only on `address`; none if `address` does not
+/// A socket, owned by the caller, that listens only on `address`; empty if `address` does not
 /// determine one: a name that resolves to this machine's loopback (a line of /etc/hosts), or an
 /// address that this machine does not have (a forwarded one).
 ///

@@ -24,7 +24,7 @@ too). Files larger than memory are streamed. `torchvq COMMAND --help` explains e
 
 Exit codes: 0 success, 2 bad input or usage, 1 anything else. Outputs appear complete or not at all.)";
 
-// The command of the user decides which help to mention.
+// The user's command determines which help to mention.
 std::string help_hint(const CLI::App& program) {
   const auto commands = program.get_subcommands();
   return "torchvq " + (commands.empty() ? "" : commands[0]->get_name() + " ") + "--help";

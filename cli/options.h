@@ -29,14 +29,14 @@ void add_key_option(CLI::App& command, std::string& key);
 /// --memory: the budget in bytes.
 void add_memory_option(CLI::App& command, int64_t& bytes);
 
-/// --metric for codecs whose file does not name it.
+/// --metric, for codecs whose file does not name it.
 void add_metric_override(CLI::App& command, std::string& metric);
 
 /// "512M", "1.5G", "2GiB" or plain bytes; throws CLI::ValidationError otherwise.
 int64_t parse_memory(const std::string& text);
 
-/// Refuses an output that is one of the inputs, or whose ending belongs to another format. Devices
-/// and pipes pass.
+/// Rejects an output that is one of the inputs, or whose ending belongs to another format.
+/// Devices and pipes are accepted.
 void check_output(const std::string& output, const std::string& ending,
                   const std::vector<std::string>& inputs);
 

@@ -88,8 +88,8 @@ Processes::Processes(std::chrono::seconds timeout) {
   size_ = number("WORLD_SIZE", 1, kMostProcesses);
   rank_ = number("RANK", 0, size_ - 1);
   if (size_ == 1) return;
-  // If another process ends, this one gets a connection error with a message instead of ending, too
-  // (as in Python).
+  // If another process ends, this one then gets a connection error with a message instead of
+  // a signal (as in Python).
   std::signal(SIGPIPE, SIG_IGN);
   group_.reset(new Group{GlooGroup(read_rendezvous(rank_, size_, timeout))});
 }
@@ -115,15 +115,15 @@ functional::Shard Processes::agree(const std::function<ShardNote()>& prepare) co
   } catch (...) {
     failure = std::current_exception();
   }
-  // A sum of lines that are zero except for a process's own is a gather.
+  // Each process contributes its own row and zeros, so the sum gathers the rows.
   auto lines = at::zeros({size_, kLineWords}, at::kLong);
   lines.select(0, rank_).copy_(line_of(note, failure == nullptr));
   lines = distributed::all_reduce_statistics(lines, group_->options());
-  // If several have failed, the first one reports why.
+  // If several processes failed, the first of them reports its error.
   const auto before = lines.select(1, kReady).narrow(0, 0, rank_).sum().item<int64_t>();
   if (failure && before == rank_) std::rethrow_exception(failure);
   if (lines.select(1, kReady).sum().item<int64_t>() < size_) throw FailedElsewhere();
-  // All see the same lines; one reports the error.
+  // All processes see the same rows; only the first reports an error.
   try {
     check_equal(lines);
   } catch (const c10::ValueError&) {

@@ -18,8 +18,8 @@ namespace torchvq::cli {
 /// process, or with TORCHVQ_SYNC=0, this process runs alone, without communication.
 class Processes {
  public:
-  /// Joins the others over MASTER_ADDR and MASTER_PORT (Gloo), who must know the same
-  /// TORCHVQ_SECRET.
+  /// Joins the other processes over MASTER_ADDR and MASTER_PORT (Gloo); all must have
+  /// the same TORCHVQ_SECRET.
   ///
   /// Throws c10::ValueError for an incomplete or contradictory environment, c10::DistError if the
   /// others do not arrive in time.
@@ -42,8 +42,8 @@ class Processes {
   /// dims or options differ.
   functional::Shard agree(const std::function<ShardNote()>& prepare) const;
 
-  /// Runs `work` on all processes. The others are told of an error here; an error of another
-  /// process becomes FailedElsewhere, or c10::DistError if that process could not report it.
+  /// Runs `work` on all processes. Reports an error here to the others; an error of another process
+  /// becomes FailedElsewhere, or c10::DistError if that process could not report it.
   void together(const std::function<void()>& work) const;
 
   /// Runs `work` on the first process, and returns on all when it is done; throws as agree() does.

@@ -7,9 +7,9 @@
 
 namespace torchvq::cli {
 
-/// On a terminal one line that redraws itself, with rate and time left; elsewhere a plain line
-/// every few seconds and one at the end of long work. The destructor clears an unfinished line, so
-/// that an error message has its own line.
+/// On a terminal, one line that redraws itself, with rate and time left; elsewhere a plain line
+/// every few seconds, and one at the end of long work. The destructor clears an unfinished line, so
+/// that an error message starts on a line of its own.
 class Progress {
  public:
   /// @param total  vectors to process, all passes together.

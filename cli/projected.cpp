@@ -7,7 +7,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-// One number where all columns have it.
+// One number if all columns have it.
 ordered_json projected_sizes(const fit::ProjectedCodec& codec) {
   auto sizes = ordered_json::array();
   bool uniform = true;

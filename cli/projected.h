@@ -9,7 +9,7 @@
 
 namespace torchvq::cli {
 
-/// Reports codes, levels and stacks; as add_stack().
+/// Reports codes, levels and stacks, like add_stack().
 void add_projected(Report& report, const fit::ProjectedCodec& codec, bool show_size = true);
 
 /// Reports usage and cost of the codes.

@@ -14,7 +14,7 @@
 
 namespace torchvq::cli {
 
-/// The code of a vector that a column contains, and its name in reports.
+/// Which code of a vector a column contains, and its name in reports.
 struct CodesOf {
   std::string name;
   int64_t group;
@@ -31,13 +31,13 @@ class Report {
   void add(const std::string& key, const std::string& label, nlohmann::ordered_json value,
            const std::string& unit = "");
 
-  /// A line only in text.
+  /// Adds a line that appears only in text.
   void add_line(const std::string& label, const std::string& text) {
     lines_.push_back({label, text});
   }
 
-  /// Usage and cost of the codes, the measures of fit, eval and inspect: counts of each column
-  /// (K,). Several columns get a line each.
+  /// Reports usage and cost of the codes, the measures of fit, eval and inspect, from the counts
+  /// (K,) of each column. Several columns get one line each.
   void add_usage(const std::vector<CodesOf>& columns, const std::vector<at::Tensor>& counts);
 
   /// Throws IoError if writing to standard output fails.

@@ -9,10 +9,10 @@
 
 namespace torchvq::cli {
 
-/// Reports the method, levels, codes and codebooks; as add_stack().
+/// Reports the method, levels, codes and codebooks, like add_stack().
 void add_scalar(Report& report, const fit::ScalarCodec& codec, bool show_size = true);
 
-/// Reports usage and cost of the codes, the usage if there are counts.
+/// Reports the cost of the codes, and their usage if there are counts.
 void add_scalar_usage(Report& report, const fit::ScalarCodec& codec,
                       const std::vector<at::Tensor>& counts);
 

@@ -1,4 +1,4 @@
-// Descriptions that processes exchange before they work together, as lines of one tensor.
+// Descriptions that processes exchange before they work together, as rows of one tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +20,7 @@ constexpr int64_t kReady = 0, kRows = 1, kDim = 2, kText = 3;
 constexpr int64_t kTextBytes = 1000;
 constexpr int64_t kLineWords = kText + kTextBytes / static_cast<int64_t>(sizeof(int64_t));
 
-/// The line of a process.
+/// The row of a process.
 at::Tensor line_of(const ShardNote& note, bool ready);
 
 /// The options in a line, which may lack the terminating zero.

@@ -13,7 +13,7 @@ namespace {
 using Bytes = std::vector<uint8_t>;
 
 Digest sign(const std::string& secret, const std::string& key, const uint8_t* value, size_t size) {
-  // No key holds a zero, so that no other key and value make the same message.
+  // No key contains a zero byte, so no other key and value give the same message.
   auto message = key + '\0';
   message.append(reinterpret_cast<const char*>(value), size);
   return keyed_hash(secret, message);

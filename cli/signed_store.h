@@ -1,5 +1,5 @@
-// The store for the rendezvous of processes, whose values only processes that know a secret can
-// write.
+// The store for the rendezvous of processes: only processes that know a
+// secret can write its values.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -27,7 +27,7 @@ class SignedStore : public c10d::Store {
   void wait(const std::vector<std::string>& keys) override;
   void wait(const std::vector<std::string>& keys,
             const std::chrono::milliseconds& timeout) override;
-  /// A counter that several processes add to cannot be signed: c10::NotImplementedError.
+  /// Throws c10::NotImplementedError: a counter that several processes add to cannot be signed.
   int64_t add(const std::string& key, int64_t value) override;
   bool hasExtendedApi() const override { return false; }
   const std::chrono::milliseconds& getTimeout() const noexcept override;

@@ -1,4 +1,4 @@
-// Common parts of commands for codecs of one codebook or of many.
+// Common parts of commands for codecs of one or more codebooks.
 #pragma once
 
 #include <torchvq/fit/codebook_stack.h>
@@ -14,18 +14,18 @@ namespace torchvq::cli {
 
 fit::CodebookStack stack_of(const io::CodecStack& codec);
 
-/// --beam: paths that the search keeps.
+/// --beam: number of paths that the search keeps.
 void add_beam_option(CLI::App& command, int64_t& beam);
 
 /// Throws c10::ValueError for a beam wider than the number of paths.
 void check_beam(int64_t beam, const fit::CodebookStack& stack, const std::string& codec_path);
 
-/// Reports the numbers of codes, levels and groups; `show_size` false writes the number of codes of
-/// one codebook only to JSON, for reports that show it with the usage.
+/// Reports the numbers of codes, levels and groups. With `show_size` false, the size of a single
+/// codebook is written only to JSON, for reports that show it with the usage.
 void add_stack(Report& report, const fit::CodebookStack& stack, bool show_size = true);
 
-/// Reports usage and cost of the codes from the counts of each column. Several columns get a line
-/// each.
+/// Reports usage and cost of the codes from the counts of each column. Several
+/// columns get one line each.
 void add_usage(Report& report, const fit::CodebookStack& stack,
                const std::vector<at::Tensor>& counts);
 

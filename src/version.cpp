@@ -16,7 +16,8 @@ std::string torch_version() { return TORCH_VERSION; }
 
 }  // namespace
 
-// The versions the library was built as and against; the Python package compares them with its own.
+// The versions that the library was built as and against; the Python package
+// compares them with its own.
 TORCH_LIBRARY(torchvq, m) {
   m.def("version() -> str", version);
   m.def("torch_version() -> str", torch_version);

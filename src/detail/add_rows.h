@@ -9,8 +9,8 @@
 namespace torchvq::detail {
 
 /// Zeros (H, size, D) with row t of `rows` (H, T, D) added to row indices[h, t], in the order of t
-/// on any device: scatter_add on a GPU adds in the order of its threads, index_put sorts first. Of one
-/// head index_add takes a fifth of the time of scatter_add.
+/// on any device: scatter_add on a GPU adds in the order of its threads, while index_put sorts
+/// first. For a single head, index_add takes a fifth of the time of scatter_add.
 inline at::Tensor add_rows(const at::Tensor& rows, const at::Tensor& indices,
                            const c10::SymInt& size) {
   const auto zeros = rows.new_zeros_symint({rows.sym_size(0), size, rows.sym_size(2)});

@@ -1,4 +1,4 @@
-// Checks of arguments of backward operators, which autograd calls but anyone may call.
+// Argument checks of backward operators, which are meant for autograd but can be called by anyone.
 #pragma once
 
 #include "detail/checks.h"

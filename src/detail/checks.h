@@ -7,7 +7,7 @@
 
 namespace torchvq::detail {
 
-/// Kernels read rows; sparse and MKL-DNN tensors have none.
+/// Kernels read rows, which sparse and MKL-DNN tensors do not have.
 inline void check_strided(const char* op, const char* name, const at::Tensor& tensor) {
   TORCH_CHECK_TYPE(tensor.layout() == at::kStrided, op, ": expected ", name,
                    " to be a dense tensor, but got layout ", tensor.layout());
@@ -26,7 +26,7 @@ inline void check_dtype(const char* op, const char* name, const at::Tensor& tens
   check_strided(op, name, tensor);
 }
 
-/// `shape` spells the axes for the reader, for example "(H, N, D)".
+/// `shape` names the axes in the message, for example "(H, N, D)".
 inline void check_rank(const char* op, const char* name, const at::Tensor& tensor, int64_t rank,
                        const char* shape) {
   TORCH_CHECK_VALUE(tensor.dim() == rank, op, ": expected ", name, " to have ", rank,

@@ -16,11 +16,11 @@ at::Tensor order_free_totals(const at::Tensor& values);
 /// float64, D >= 1.
 at::Tensor unit_rows(const at::Tensor& rows);
 
-/// unit_rows() by tensor operators, which devices other than the CPU run; declared for its test.
+/// unit_rows() by tensor operators, used on devices other than the CPU; declared for its test.
 at::Tensor unit_rows_by_operators(const at::Tensor& rows);
 
-/// Codes from averages, dtype of embed; rows where `keep` (H, K) holds, or whose size is not
-/// positive, stay.
+/// Codes computed from averages, in the dtype of embed; rows where `keep` (H, K) holds, or whose
+/// size is not positive, keep their values.
 at::Tensor codes_from_averages(const at::Tensor& embed, const at::Tensor& embed_avg,
                                const at::Tensor& sizes, const at::Tensor& keep, bool unit);
 

@@ -20,26 +20,25 @@ at::Tensor gather_rows(const at::Tensor& rows, const at::Tensor& positions) {
   return rows.gather(1, positions.unsqueeze(-1).expand({-1, -1, rows.size(2)}));
 }
 
-/// Which of `keys` (H, C) occur among `others` (H, K).
+/// Which of `keys` (H, C) occur in `others` (H, K).
 at::Tensor occurs(const at::Tensor& keys, const at::Tensor& others) {
   const auto sorted = std::get<0>(at::sort(others, /*dim=*/1));
   const auto at_least = at::searchsorted(sorted, keys.contiguous()).clamp_max(others.size(1) - 1);
   return sorted.gather(1, at_least).eq(keys);
 }
 
-/// Which of the distinct keys of candidates belong to no live code.
+/// Which of the candidates' distinct keys belong to no live code.
 at::Tensor usable_keys(const CodebookState& state, const at::Tensor& dead,
                        const at::Tensor& distinct, const at::Tensor& rows, const at::Tensor& rng) {
-  // Keys of rows as the state holds them; keys of the candidates themselves belong to the same
-  // dtype.
+  // The state is converted to the dtype of the candidates, because keys depend on the dtype.
   const auto live_keys =
       row_keys(state.embed.to(rows.scalar_type()), rng, RandomPurpose::kDeadCodeCandidates)
           .masked_fill_(dead, kNoKey);
   return distinct.ne(kNoKey).logical_and(occurs(distinct, live_keys).logical_not());
 }
 
-/// The `count` (H, 1) codes of the smallest size among the dead ones (H, K); of equal ones the
-/// first. By index alone the last codes would never have their turn where tokens are few.
+/// The `count` (H, 1) smallest of the dead codes (H, K), ties by index. Ordering by index alone
+/// would never replace the last codes if there are few tokens.
 at::Tensor smallest_of(const at::Tensor& dead, const at::Tensor& sizes, const at::Tensor& count) {
   const auto alive = dead.logical_not();
   const auto order = at::argsort(sizes.masked_fill(alive, std::numeric_limits<double>::infinity()),
@@ -65,8 +64,8 @@ std::pair<at::Tensor, at::Tensor> select_candidates(const at::Tensor& x, const a
   auto chosen_keys = keys.new_full({x.size(0), count}, kNoKey);
   auto chosen_rows = rows.new_zeros({x.size(0), count, x.size(2)});
   chosen_keys.narrow(1, 0, found).copy_(best.narrow(1, 0, found));
-  // Adding 0 turns -0 into +0: both have one key, and the result may not depend on which came
-  // first.
+  // Adding 0 turns -0 into +0: both have the same key, and the result must not
+  // depend on which came first.
   const auto chosen = gather_rows(rows, positions.gather(1, order.narrow(1, 0, found))).add_(0);
   const auto none = chosen_keys.narrow(1, 0, found).eq(kNoKey).unsqueeze(-1);
   chosen_rows.narrow(1, 0, found).copy_(chosen.masked_fill_(none, 0));
@@ -101,7 +100,7 @@ at::Tensor replace_codes(const CodebookState& state, const at::Tensor& dead, con
       std::get<1>(at::sort(usable.to(at::kInt), /*stable=*/true, /*dim=*/1, /*descending=*/true));
 
   const auto taken = smallest_of(dead, state.cluster_size, usable.sum(1, /*keepdim=*/true));
-  // The j-th of them takes the j-th usable candidate.
+  // The j-th taken code gets the j-th usable candidate.
   const auto slot = (taken.cumsum(1) - 1).clamp(0, keys.size(1) - 1);
   const auto codes = narrowed(gather_rows(rows, positions.gather(1, order.gather(1, slot))),
                               state.embed.scalar_type());

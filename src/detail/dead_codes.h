@@ -12,8 +12,8 @@
 namespace torchvq::detail {
 
 /// The `count` distinct usable rows with the smallest keys: keys (H, count), int64, kNoKey where
-/// there are fewer, and rows (H, count, D), zeros there. As many candidates as there are codes
-/// always suffice, because a live code excludes at most one. Zero rows are no candidates if `unit`.
+/// there are fewer, and rows (H, count, D), zeros there. As many candidates as codes always
+/// suffice, because a live code excludes at most one. With `unit`, zero rows are not candidates.
 std::pair<at::Tensor, at::Tensor> select_candidates(const at::Tensor& x, const at::Tensor& rng,
                                                     int64_t count,
                                                     const std::optional<at::Tensor>& mask,

@@ -16,7 +16,7 @@ using Key = std::tuple<std::string, at::ScalarType, at::ScalarType, std::string>
 template <typename T>
 at::Tensor table_of(at::ArrayRef<T> values, const at::TensorOptions& options) {
   if (options.device().is_cpu()) return at::tensor(values, options);
-  // Never destroyed: at exit the device may be gone before a static map is.
+  // Never destroyed: at exit the device may be shut down before static objects are destroyed.
   static auto& mutex = *new std::mutex;
   static auto& known = *new std::map<Key, at::Tensor>;
   const Key key{
@@ -26,7 +26,7 @@ at::Tensor table_of(at::ArrayRef<T> values, const at::TensorOptions& options) {
   const std::lock_guard lock(mutex);
   auto& table = known[key];
   if (!table.defined()) {
-    // An inference tensor would be of no use to later calls outside inference mode.
+    // An inference tensor could not be used by later calls outside inference mode.
     const c10::InferenceMode guard(false);
     table = at::tensor(values, options.device(at::kCPU)).to(options.device());
   }

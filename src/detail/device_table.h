@@ -1,4 +1,4 @@
-// Small constant tables, made on the host, as tensors of a device.
+// Small constant tables, computed on the host, as tensors on a device.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace torchvq::detail {
 
-/// `values` as a tensor (n,) with the options. For devices other than the CPU it is cached until
+/// `values` as a tensor (n,) with these options. For devices other than the CPU it is cached until
 /// the process ends, so that only the first call copies from the host, which waits for the device
 /// and cannot be recorded in a CUDA graph.
 at::Tensor device_table(const std::vector<double>& values, const at::TensorOptions& options);

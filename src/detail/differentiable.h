@@ -1,10 +1,10 @@
 // Calls an autograd function from an Autograd kernel, under the transforms of torch.func as well.
 //
-// `Function::apply` refuses to run under torch.func (grad, vjp, jacrev), because a call past the
-// dispatcher would silently be differentiated at the wrong level. The functions here are called
-// only by Autograd kernels: the dispatcher has entered a level before it calls the kernel, and the
-// calls of `forward` go through it to the next level. So only the check is in the way, and it is
-// disabled until `forward` begins.
+// `Function::apply` refuses to run under torch.func (grad, vjp, jacrev), because a call that
+// bypasses the dispatcher would silently be differentiated at the wrong level. The functions here
+// are called only by Autograd kernels: the dispatcher has entered a level before it calls the
+// kernel, and the operators that `forward` calls go through it to the next level. Only the check
+// stands in the way, so it is disabled until `forward` begins.
 #pragma once
 
 #include <memory>

@@ -14,7 +14,7 @@
 namespace torchvq::detail {
 namespace {
 
-/// By bisection: the C library has no inverse of erf.
+/// Bisection, because the C library has no inverse of erf.
 long double normal_quantile(long double u) {
   const long double tail = std::min(u, 1 - u);
   long double low = -40, high = 0;
@@ -26,7 +26,7 @@ long double normal_quantile(long double u) {
   return u > 0.5L ? -found : found;
 }
 
-/// The smallest T that is not below `value`.
+/// The code at cumulative probability u.
 long double code_of(long double u, Distribution kind, CodeForm form, long double eps) {
   if (form == CodeForm::kAct) return u;
   if (form == CodeForm::kUnit) return std::sqrt(12.0L) * (u - 0.5L);
@@ -81,7 +81,7 @@ PerturbLevels<T> made_levels(int64_t levels, Distribution kind, CodeForm form, d
     const auto centre = (static_cast<long double>(i) + 0.5L) / count;
     made.codes.push_back(static_cast<T>(code_of(centre, kind, form, eps)));
     if (i + 1 == levels) break;
-    // The middle exactly: a quotient of long doubles may miss 0.
+    // Sets the middle to exactly 0, which a quotient of long doubles may miss.
     const auto edge = static_cast<long double>(i + 1) / count;
     made.changes.push_back(2 * (i + 1) == levels ? T(0) : round_up<T>(quantile(kind, edge)));
   }
@@ -97,7 +97,7 @@ std::shared_ptr<const PerturbLevels<T>> perturb_levels(int64_t levels, Distribut
   static std::mutex mutex;
   static std::map<Key, std::shared_ptr<const PerturbLevels<T>>> known;
   const std::lock_guard lock(mutex);
-  // Whoever goes through thousands of settings does not keep them all.
+  // Bounds the cache for callers that try thousands of settings.
   if (known.size() > kPerturbLevelsKept) known.clear();
   auto& entry = known[{levels, kind, form, form == CodeForm::kInverse ? eps : 0.0}];
   if (!entry) {

@@ -38,14 +38,14 @@ T cumulative(Distribution kind, T x) {
 /// F^-1(u) for u in (0, 1).
 long double quantile(Distribution kind, long double u);
 
-/// One feature: level i holds from changes[i - 1], included, to changes[i].
+/// One feature: level i covers changes[i - 1] (inclusive) to changes[i].
 template <typename T>
 struct PerturbLevels {
-  std::vector<T> changes;  ///< rising, one fewer than levels
-  std::vector<T> codes;    ///< of the centres of the bins
+  std::vector<T> changes;  ///< ascending, one fewer than levels
+  std::vector<T> codes;    ///< codes of the centres of the bins
 };
 
-/// Made once for the settings that a process works with.
+/// Cached for the settings that a process uses.
 template <typename T>
 std::shared_ptr<const PerturbLevels<T>> perturb_levels(int64_t levels, Distribution kind,
                                                        CodeForm form, double eps);

@@ -1,4 +1,5 @@
-// Concatenation outside autocast, which refuses tensors of another half precision than its own.
+// Concatenation outside autocast, which rejects tensors whose half-precision
+// dtype differs from its own.
 #pragma once
 
 #include <ATen/core/Tensor.h>

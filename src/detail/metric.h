@@ -1,4 +1,4 @@
-// How tokens and codes are compared: the `metric` argument of the operators.
+// The `metric` argument of the operators: how tokens and codes are compared.
 #pragma once
 
 #include <c10/util/Exception.h>

@@ -18,8 +18,8 @@ void run_without_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet key
 /// Tells autograd that a tensor was written.
 void mark_written(const at::Tensor& tensor);
 
-/// The same for the kernel of one operator, by its own types: a list that is boxed costs a
-/// microsecond. `call` runs the operator once more.
+/// The same for the kernel of one operator with its own types, because boxing a list costs a
+/// microsecond. `call` runs the operator again.
 template <typename Call>
 void without_gradient(std::initializer_list<at::TensorList> written, const Call& call) {
   {

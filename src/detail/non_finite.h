@@ -10,10 +10,11 @@
 namespace torchvq::detail {
 
 /// The codes (..., D) of tokens x (..., D), NaN where the token is not finite, so that a gradient
-/// scaler sees it, however the code was found.
+/// scaler detects it regardless of how the code was found.
 inline at::Tensor mark_non_finite(const at::Tensor& codes, const at::Tensor& x) {
   constexpr auto kInfinity = std::numeric_limits<double>::infinity();
-  // The largest magnitude of a row, NaN where it has one: two passes where isfinite() takes six.
+  // The largest magnitude of a row, or NaN if the row contains one: two passes,
+  // while isfinite() takes six.
   const auto largest = x.detach().abs().amax(-1, /*keepdim=*/true);
   return at::where(largest.lt(kInfinity), codes, std::numeric_limits<double>::quiet_NaN());
 }

@@ -13,8 +13,9 @@ void check_once_differentiable(const char* op);
 /// The number of nested torch.func transforms that differentiate.
 int64_t differentiating_transforms();
 
-/// While one lives, a backward of a forward under so many transforms runs on this thread. A single
-/// transform runs its backward with create_graph=True, though no second derivative can follow.
+/// While an instance exists, this thread runs the backward of a forward under this many
+/// transforms. A single transform runs its backward with create_graph=True although no
+/// second derivative can follow.
 class BackwardOfTransforms {
  public:
   explicit BackwardOfTransforms(int64_t transforms);

@@ -1,5 +1,5 @@
-// Sums and quotients whose bits are the same on any device. The sum of a device adds in an
-// undefined order, and CUDA divides by a number of the host by multiplying with its reciprocal.
+// Sums and quotients with the same bits on any device. Device reductions add in an unspecified
+// order, and CUDA divides by a host number by multiplying with its reciprocal.
 #pragma once
 
 #include <cstdint>

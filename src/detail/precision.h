@@ -1,4 +1,4 @@
-// Which dtype the arithmetic of estimators and losses uses (docs/design/estimators-and-losses.md).
+// The dtypes for the arithmetic of estimators and losses (docs/design/estimators-and-losses.md).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,12 +14,12 @@ inline at::ScalarType value_dtype(const at::Tensor& a, const at::Tensor& b) {
                                                                           : at::kFloat;
 }
 
-/// Dtype of sums, distances and probabilities inside: float64 wherever the device has it.
+/// Dtype of intermediate sums, distances and probabilities: float64 wherever the device has it.
 inline at::ScalarType sum_dtype(const at::Tensor& tensor) {
   return tensor.device().type() == at::kMPS ? at::kFloat : at::kDouble;
 }
 
-/// The largest number of a state in float64 or float32.
+/// The largest number of a float64 or float32 state.
 inline double largest(at::ScalarType dtype) {
   return dtype == at::kDouble ? std::numeric_limits<double>::max()
                               : static_cast<double>(std::numeric_limits<float>::max());
@@ -32,8 +32,8 @@ inline at::Tensor narrowed(const at::Tensor& values, at::ScalarType dtype) {
   return values.clamp(-most, most).to(dtype);
 }
 
-/// A scalar tensor of a float64 sum, on the CPU, in the dtype of `like`, float32 or float64. It is
-/// infinite beyond the range, for which `at::scalar_tensor` raises an error.
+/// A float64 sum as a scalar tensor on the CPU, in the dtype of `like`, float32 or float64. Beyond
+/// the range it is infinite, while `at::scalar_tensor` would raise an error.
 inline at::Tensor rounded_scalar(double value, const at::Tensor& like) {
   auto scalar = at::empty({}, like.options());
   if (like.scalar_type() == at::kDouble) {

@@ -9,7 +9,8 @@
 namespace torchvq::detail {
 namespace {
 
-/// Whatever torch knows beside IEEE arithmetic is less: TF32, BF16, and BF16X9 in newer versions.
+/// All other settings of torch are less precise than IEEE: TF32, BF16, and
+/// BF16X9 in newer versions.
 bool reduced(at::Float32Backend backend) {
   const auto precision = at::globalContext().float32Precision(backend, at::Float32Op::MATMUL);
   return precision != at::Float32Precision::NONE && precision != at::Float32Precision::IEEE;
@@ -27,7 +28,7 @@ bool emulated(const char* variable, at::Device device) {
 }  // namespace
 
 std::optional<at::ScalarType> product_dtype(at::ScalarType dtype, at::Device device) {
-  if (device.is_mps()) return dtype;  // knows no other arithmetic, and no float64
+  if (device.is_mps()) return dtype;  // has no other arithmetic, and no float64
   if (dtype == at::kFloat && !reduced(at::Float32Backend::CUDA) &&
       !reduced(at::Float32Backend::MKLDNN) && !emulated("CUBLAS_EMULATE_SINGLE_PRECISION", device))
     return at::kFloat;

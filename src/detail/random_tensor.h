@@ -27,8 +27,8 @@ at::Tensor log_of_uniform(const at::Tensor& u);
 /// normal_from_bits() as float64.
 at::Tensor normal_from_bits(const at::Tensor& radius_bits, const at::Tensor& angle_bits);
 
-/// A random order of 0 ... count-1, int64: positions by rising hash, compared as signed integers.
-/// Its first m entries are a uniform subset of size m.
+/// A random order of 0 ... count-1, int64: positions sorted by hash, compared as signed integers.
+/// The first m entries are a uniform subset of size m.
 at::Tensor random_permutation(const at::Tensor& rng, RandomPurpose purpose, int64_t count,
                               int64_t stream = 0);
 

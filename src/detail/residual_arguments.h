@@ -22,7 +22,7 @@ inline void check_residual_arguments(const char* op, const at::Tensor& x, at::Te
     check_codebook_of_heads(op, codebook, x.sym_size(0), "heads of x");
     check_size(op, "codebook", codebook, -1, x.sym_size(2), "features of x");
     check_same_device(op, "x", x, "codebook", codebook);
-    // Kernels number codes, and their places in padded panels, in 32 bits.
+    // Kernels use 32-bit numbers for codes and for their places in padded panels.
     TORCH_CHECK_VALUE(codebook.sym_size(-2) <= (int64_t{1} << 30), op,
                       ": expected codebooks to have at most 2^30 codes, but got shape ",
                       codebook.sym_sizes());
@@ -39,13 +39,14 @@ inline bool is_shared(const at::Tensor& codebook) {
   return codebook.dim() == 2 || codebook.size(0) == 1;
 }
 
-/// (K, D) or (1, K, D) as one codebook (H, K, D) per head.
+/// Expands (K, D) or (1, K, D) to a codebook (H, K, D).
 inline at::Tensor expand_to_heads(const at::Tensor& codebook, int64_t heads) {
   if (codebook.dim() == 3 && codebook.size(0) == heads) return codebook;
   return codebook.expand({heads, codebook.size(-2), codebook.size(-1)});
 }
 
-/// `tensor` in `dtype` and contiguous. Most codebooks already are, and a stack has many.
+/// `tensor` in `dtype` and contiguous. Skips `to` where possible: most codebooks need no
+/// conversion, and a stack has many.
 inline at::Tensor contiguous_as(const at::Tensor& tensor, at::ScalarType dtype) {
   return tensor.scalar_type() == dtype ? tensor.contiguous() : tensor.to(dtype).contiguous();
 }
@@ -57,7 +58,7 @@ inline at::ScalarType residual_dtype(const at::Tensor& x, at::TensorList codeboo
   return wide ? at::kDouble : at::kFloat;
 }
 
-/// Reads the depth, which waits for its device.
+/// The number of levels in use. Reading the depth waits for its device.
 inline int64_t levels_in_use(const char* op, const std::optional<at::Tensor>& depth,
                              int64_t levels) {
   if (!depth) return levels;

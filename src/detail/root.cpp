@@ -23,17 +23,19 @@ at::Tensor rounded_root(const at::Tensor& a) {
   const auto usual = a.gt(0).logical_and(a.isfinite());
   auto [m, exponent] = at::frexp(at::where(usual, a, 1.0));
   const auto odd = exponent.bitwise_and(1);
-  // In [1, 4), so that the root is in [1, 2], where all numbers are multiples of one unit.
+  // Scales m to [1, 4), so that the root is in [1, 2], where all numbers are
+  // multiples of the same unit.
   m = m * at::where(odd.eq(1), 2.0, 4.0).to(m.scalar_type());
   exponent = (exponent - at::where(odd.eq(1), 1, 2).to(exponent.scalar_type())).div(2, "trunc");
   const auto root = m.sqrt();
-  // root^2 = square + rest without an error (Dekker 1971), by halves of its digits.
+  // root^2 = square + rest without error (Dekker 1971), by splitting the digits into halves.
   const auto wide = root * 134217729.0;
   const auto high = wide - (wide - root), low = root - high;
   const auto square = root * root;
   const auto rest = (high * high - square) + (high + high) * low + low * low;
-  // The root is rounded if m lies between the squares of the middles to its neighbours. These are
-  // root^2 -+ root * unit and a quarter of unit^2, and m and root^2 are multiples of unit^2.
+  // The root is correctly rounded if m lies between the squares of the midpoints to its
+  // neighbours. These are root^2 -+ root * unit plus a quarter of unit^2, and m and root^2
+  // are multiples of unit^2.
   constexpr double kUnit = 0x1p-52;
   const auto left = (m - square) - rest, reach = root * kUnit;
   const auto up = left.gt(reach).to(root.scalar_type()),

@@ -8,7 +8,7 @@ namespace torchvq::detail {
 /// Square root of positive, normal float64 numbers.
 at::Tensor square_root(const at::Tensor& a);
 
-/// std::sqrt of float64 numbers that are not negative, to the last bit. at::sqrt on CPU is off by a
+/// std::sqrt of non-negative float64 numbers, exact to the last bit. at::sqrt on CPU is off by a
 /// unit in the last place in 1 % of cases, and other devices differ in other cases.
 at::Tensor rounded_root(const at::Tensor& a);
 

@@ -1,5 +1,5 @@
-// Random order of vectors by their bits: a token has the same key on any rank and at any position,
-// so choices made by key depend only on the set of tokens.
+// A random order of vectors by their bits: a token has the same key on any rank and at any
+// position, so choices by key depend only on the set of tokens.
 #pragma once
 
 #include <limits>
@@ -12,7 +12,7 @@
 
 namespace torchvq::detail {
 
-/// Key of rows that are left out; larger than every other.
+/// Key of excluded rows; larger than every other key.
 constexpr int64_t kNoKey = std::numeric_limits<int64_t>::max();
 
 /// Non-negative int64 keys (H, M) of `rows` (H, M, D), float32 or float64. Multilinear hashing: a
@@ -20,19 +20,19 @@ constexpr int64_t kNoKey = std::numeric_limits<int64_t>::max();
 /// share a key once in 2^63.
 at::Tensor row_keys(const at::Tensor& rows, const at::Tensor& rng, RandomPurpose purpose);
 
-/// row_keys() by tensor operators, which devices other than the CPU run; declared for its test.
+/// row_keys() by tensor operators, used on devices other than the CPU; declared for its test.
 at::Tensor row_keys_by_operators(const at::Tensor& rows, const at::Tensor& rng,
                                  RandomPurpose purpose);
 
 /// True where a row (H, N, D) is finite and, if there is a mask, real.
 at::Tensor usable_rows(const at::Tensor& rows, const std::optional<at::Tensor>& mask);
 
-/// Sorts keys (H, M), and sets repetitions of a key to kNoKey. Returns these keys, without sorting
-/// again, and their original positions.
+/// Sorts keys (H, M) and sets repeated keys to kNoKey. Returns these keys, not sorted again, and
+/// their original positions.
 std::pair<at::Tensor, at::Tensor> sort_distinct(const at::Tensor& keys);
 
-/// Tokens as float32 or float64 rows ready to become codes: half types widened, made unit vectors
-/// if `unit`.
+/// Tokens as float32 or float64 rows that can become codes: half-precision types are widened, and
+/// rows are normalized if `unit`.
 at::Tensor rows_as_codes(const at::Tensor& x, bool unit);
 
 }  // namespace torchvq::detail

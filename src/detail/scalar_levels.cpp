@@ -15,11 +15,11 @@ namespace {
 
 constexpr int64_t kMostLevels = 65536;
 constexpr int64_t kMostCodes = int64_t{1} << 62;
-// The paper stretches the bound a little, so that the outermost levels are reached.
+// The paper stretches the bound slightly, so that the outermost levels can be reached.
 constexpr long double kStretch = 1.001L;
 
-/// The real number at which level i becomes level i + 1. Long double: rounded to double and float
-/// it is the same with every mathematics library.
+/// The real number at which level i becomes level i + 1. In long double, so that rounding to double
+/// and float gives the same result with every math library.
 long double change_after(int64_t i, int64_t levels, ScalarBound bound) {
   if (is_symmetric(bound)) {
     const auto bounded = static_cast<long double>(2 * i + 2 - levels) / (levels - 1);
@@ -30,7 +30,6 @@ long double change_after(int64_t i, int64_t levels, ScalarBound bound) {
   return bound == ScalarBound::kTanh ? std::atanh(bounded) - std::atanh(shift) : bounded - shift;
 }
 
-/// The smallest T that is not below `value`.
 }  // namespace
 
 ScalarBound scalar_bound(const char* op, std::string_view name) {

@@ -1,4 +1,4 @@
-// The levels of finite scalar quantization: where they change, and their codes.
+// The levels of finite scalar quantization: their boundaries and codes.
 #pragma once
 
 #include <memory>
@@ -30,10 +30,10 @@ struct ScalarFormula {
 
 ScalarFormula scalar_formula(int64_t levels, ScalarBound bound);
 
-/// One feature. Level i holds from changes[i - 1], included, to changes[i].
+/// One feature. Level i covers changes[i - 1] (inclusive) to changes[i].
 template <typename T>
 struct ScalarLevels {
-  std::vector<T> changes;  ///< rising, one fewer than levels
+  std::vector<T> changes;  ///< ascending, one fewer than levels
   std::vector<T> codes;
 };
 
@@ -41,8 +41,8 @@ struct ScalarLevels {
 template <typename T>
 std::shared_ptr<const ScalarLevels<T>> scalar_levels(int64_t levels, ScalarBound bound);
 
-/// Codes of levels. Numerators are whole, so that one division rounds once, and a float32 quotient
-/// is the float64 quotient rounded.
+/// The rule for codes of levels. Numerators are integers, so one division rounds once, and a
+/// float32 quotient is the float64 quotient rounded.
 struct ScalarRule {
   double factor, centre, divisor;
 
@@ -53,7 +53,7 @@ struct ScalarRule {
 
 ScalarRule scalar_rule(int64_t levels, bool symmetric);
 
-/// Throws c10::ValueError for levels that scalar_quantize() does not take.
+/// Throws c10::ValueError for levels that scalar_quantize() does not support.
 void check_scalar_levels(const char* op, at::IntArrayRef levels, int64_t fewest);
 
 /// The place value of each feature in the index of a row.

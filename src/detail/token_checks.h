@@ -15,7 +15,7 @@ inline void check_tokens(const char* op, const char* name, const at::Tensor& x) 
   check_rank(op, name, x, 3, "(H, N, D)");
 }
 
-/// Two token tensors of one shape; their dtypes may differ.
+/// Checks two token tensors of the same shape; their dtypes may differ.
 inline void check_same_tokens(const char* op, const char* a_name, const at::Tensor& a,
                               const char* b_name, const at::Tensor& b) {
   check_tokens(op, a_name, a);
@@ -43,7 +43,7 @@ inline void check_codebook_of(const char* op, const at::Tensor& codebook, const 
   check_same_device(op, "x", x, "codebook", codebook);
 }
 
-/// A codebook (H, K, D) of separate heads, or (1, K, D) or (K, D) that all `heads` share.
+/// Checks a codebook: (H, K, D) for separate heads, or (1, K, D) or (K, D) shared by all `heads`.
 inline void check_codebook_of_heads(const char* op, const at::Tensor& codebook,
                                     const c10::SymInt& heads, const char* meaning) {
   check_floating(op, "codebook", codebook);
@@ -59,7 +59,7 @@ inline void check_codebook_of_heads(const char* op, const at::Tensor& codebook,
   }
 }
 
-/// One value per token of x.
+/// Checks a tensor with one value per token of x.
 inline void check_per_token(const char* op, const char* name, const at::Tensor& tensor,
                             at::ScalarType dtype, const at::Tensor& x) {
   check_dtype(op, name, tensor, dtype);
@@ -73,7 +73,7 @@ inline void check_mask(const char* op, const std::optional<at::Tensor>& mask, co
   if (mask.has_value()) check_per_token(op, "mask", *mask, at::kBool, x);
 }
 
-/// Not NaN, not negative, not infinite.
+/// Rejects NaN, negative and infinite values.
 inline void check_non_negative(const char* op, const char* name, double value) {
   TORCH_CHECK_VALUE(value >= 0 && value <= 1.7976931348623157e308, op, ": expected ", name,
                     " to be finite and non-negative, but got ", value);

@@ -24,7 +24,7 @@ inline void check_token_mask(const char* op, const std::optional<at::Tensor>& ma
   check_same_device(op, "x", x, "mask", *mask);
 }
 
-/// The number of real tokens before each: tokens outside the mask take no random numbers.
+/// The number of real tokens before each token: masked tokens draw no random numbers.
 inline std::vector<int64_t> token_numbers(const bool* mask, int64_t tokens) {
   std::vector<int64_t> numbers(static_cast<size_t>(tokens));
   int64_t count = 0;

@@ -11,7 +11,7 @@
 namespace torchvq::detail {
 namespace {
 
-// Below, writing zeros is as quick as a call of the system.
+// Below this, writing zeros is as fast as a system call.
 constexpr size_t kLeastBytes = 1 << 16;
 
 }  // namespace

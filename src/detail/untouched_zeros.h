@@ -1,4 +1,4 @@
-// Zeros of which few are ever written.
+// Zeros of which only a few are ever written.
 #pragma once
 
 #include <ATen/core/Tensor.h>

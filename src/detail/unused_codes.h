@@ -5,7 +5,7 @@
 
 namespace torchvq::detail {
 
-/// The codes (H, K, D) with the unused ones moved towards the codes with the most tokens by `step`,
+/// The codes (H, K, D), with unused ones moved towards the codes with the most tokens by `step`,
 /// float64, (H, K) or a shape that broadcasts to it. `sizes` and `unused` are (H, K).
 at::Tensor draw_unused_codes(const at::Tensor& codes, const at::Tensor& sizes,
                              const at::Tensor& unused, const at::Tensor& step, bool unit);

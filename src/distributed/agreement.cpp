@@ -31,7 +31,7 @@ at::Tensor encode(const Note& note) {
 Note decode(const char* bytes) {
   Note note{};
   std::memcpy(&note.number, bytes, sizeof(note.number));
-  // Zero-padded, so there is an end.
+  // The text is zero-padded, and so terminated.
   note.text = bytes + sizeof(note.number);
   return note;
 }

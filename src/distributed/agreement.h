@@ -1,4 +1,4 @@
-// How ranks detect that they disagree, all from the same numbers, and report it.
+// Detection and reporting of disagreement between ranks. All ranks decide from the same numbers.
 #pragma once
 
 #include <string>
@@ -14,14 +14,14 @@ namespace torchvq::distributed {
 /// aligned.
 constexpr int64_t kHeaderSize = 8;
 
-/// [h0, h1, h2, h0^2, h1^2, h2^2, news, 0]: 48 bits of `hash` in three words and their squares, and
-/// a number of news. Words of 16 bits keep the sums exact for up to 46340 ranks. `hash` and `news`
-/// are int64 scalars.
+/// [h0, h1, h2, h0^2, h1^2, h2^2, news, 0]: 48 bits of `hash` in three words and their squares,
+/// and the count `news`. Words of 16 bits keep the sums exact for up to 46340 ranks. `hash` and
+/// `news` are int64 scalars.
 at::Tensor make_header(const at::Tensor& hash, const at::Tensor& news);
 
 struct Verdict {
   bool agree;
-  /// News of all ranks together.
+  /// Sum of the `news` of all ranks.
   int64_t news;
 };
 
@@ -29,7 +29,8 @@ struct Verdict {
 /// device.
 Verdict read_header(const at::Tensor& sum, int64_t size);
 
-/// One fixed-size all-gather of a number and a text (truncated to 1000 bytes) of each rank.
+/// A number and a text (truncated to 1000 bytes) of each rank, exchanged by
+/// one fixed-size all-gather.
 struct Note {
   int64_t number;
   std::string text;
@@ -39,7 +40,7 @@ std::vector<Note> exchange_notes(const Group& group, const Note& note, at::Devic
 /// "rank 0: ...; ranks 1, 2: ...": the texts of the ranks, with equal ones merged.
 std::string list_texts(const std::vector<Note>& notes);
 
-/// What must be the same on all ranks in a step, in readable form.
+/// A readable description of everything that must be the same on all ranks in a step.
 std::string describe_step(const std::string& signature, const at::Tensor& state_hash,
                           const at::Tensor& rng);
 

@@ -52,8 +52,8 @@ at::Tensor call_differentiable(const at::Tensor& x, std::string_view group_name,
   return op.call(x, group_name, label);
 }
 
-/// The gradient of a sum over ranks, which every rank reads, is the sum over ranks of their
-/// gradients.
+/// Every rank reads the sum over ranks, so the gradient of a summand is the sum over
+/// ranks of their gradients.
 class SumOverRanks : public torch::autograd::Function<SumOverRanks> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,

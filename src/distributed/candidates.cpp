@@ -10,10 +10,11 @@
 namespace torchvq::distributed {
 namespace {
 
-/// Cuts one tensor like `model` out of the bytes of each rank (W, B), ranks side by side on axis 1.
+/// Extracts a tensor shaped like `model` from the bytes of each rank (W, B), and
+/// joins the ranks on axis 1.
 at::Tensor side_by_side(const at::Tensor& bytes, int64_t& begin, const at::Tensor& model) {
   const auto size = static_cast<int64_t>(model.nbytes());
-  // A copy, because a block need not begin where its dtype wants it.
+  // A copy, because a block may not be aligned for its dtype.
   const auto values =
       bytes.narrow(1, begin, size).clone(at::MemoryFormat::Contiguous).view(model.scalar_type());
   begin += size;

@@ -18,8 +18,8 @@ struct Candidates {
 /// The `count` smallest distinct keys of several sets, with their rows.
 Candidates best_candidates(const std::vector<Candidates>& sets, int64_t count);
 
-/// Concatenates the sets of all ranks on axis 1, for each entry: one all-gather. Shapes agree
-/// between ranks.
+/// Concatenates the sets of all ranks on axis 1, for each entry, with one all-gather. Shapes must
+/// be the same on all ranks.
 std::vector<Candidates> gather_candidates(const Group& group, const std::vector<Candidates>& own);
 
 }  // namespace torchvq::distributed

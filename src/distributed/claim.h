@@ -1,5 +1,5 @@
-// What must be the same on all ranks in a step: each rank sends a hash of its claim in the header
-// of the message, and the claim itself if hashes differ.
+// The values that must be the same on all ranks in a step: each rank sends a hash of its claim in
+// the header of the message, and the claim itself if hashes differ.
 #pragma once
 
 #include <string>

@@ -17,7 +17,8 @@
 namespace torchvq::distributed {
 namespace {
 
-/// A block of words is hashed by multiplication alone, which vectorizes; blocks are mixed.
+/// A block of words is hashed by multiplications only, which vectorize; the
+/// hashes of blocks are mixed.
 constexpr int64_t kBlock = 64;
 constexpr int64_t kBlocksPerChunk = int64_t{1} << 15;
 
@@ -46,7 +47,7 @@ uint64_t hash_words(const Word* words, int64_t count) {
   return kernels::mix_bits(total + static_cast<uint64_t>(count));
 }
 
-/// Elements as integers of at most 32 bits; wider ones are several.
+/// Elements as integers of at most 32 bits; wider elements become several words.
 at::Tensor as_words(const at::Tensor& tensor) {
   const auto flat = tensor.detach().contiguous().reshape({-1});
   switch (flat.element_size()) {

@@ -1,5 +1,5 @@
-// Hashes of values that must be the same on all ranks. They are the same on every device, and are
-// not read on the host here.
+// Hashes of values that must be the same on all ranks. They are the same on every device; computing
+// them reads nothing on the host.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ uint64_t fingerprint(std::string_view text);
 /// does not matter.
 at::Tensor fingerprint(const at::Tensor& tensor);
 
-/// fingerprint() by tensor operators, which devices other than the CPU run; declared for its test.
+/// fingerprint() by tensor operators, used on devices other than the CPU; declared for its test.
 at::Tensor fingerprint_by_operators(const at::Tensor& tensor);
 
 /// 64 bits of several tensors in their order; int64 scalar on `device`.

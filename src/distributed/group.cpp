@@ -24,7 +24,7 @@ GroupPointer resolve(const std::string& name, const std::string& label) {
   try {
     group = c10d::resolve_process_group(name);
   } catch (const std::exception&) {
-    // Said below, in the caller's words.
+    // The check below reports the failure with the caller's label.
     group.reset();
   }
   TORCH_CHECK_VALUE(group, label,
@@ -39,7 +39,7 @@ std::string message_of(const std::exception& error) {
   return known != nullptr ? known->what_without_backtrace() : error.what();
 }
 
-/// These methods of the group exist in every supported version of torch.
+/// Uses only methods that exist in every supported version of torch.
 bool sends(const c10d::ProcessGroup& group, c10::DeviceType type) {
   const auto devices = group.getDeviceTypes();
   return std::any_of(devices.begin(), devices.end(),
@@ -112,9 +112,9 @@ template <typename Start>
 StartedSum Group::begin(const at::Tensor& tensor, const char* what, Start start) const {
   check_device(tensor);
   const at::NoGradGuard no_grad;
-  // A new tensor without a Python object: Gloo's thread releases its tensor late, and would wait
-  // for Python's lock, which a main thread holds that destroys the group and waits for Gloo's
-  // thread.
+  // A new tensor without a Python object. Gloo's thread releases its tensor late, which would
+  // otherwise need the GIL; a main thread that destroys the group holds the GIL while it
+  // waits for Gloo's thread.
   const auto own = tensor.detach();
   try {
     return {std::make_shared<StartedSum::Work>(StartedSum::Work{start(*impl_->group, own)}), what};
@@ -126,7 +126,7 @@ StartedSum Group::begin(const at::Tensor& tensor, const char* what, Start start)
 void Group::wait(const StartedSum& sum) const {
   if (!sum.work) return;
   const at::NoGradGuard no_grad;
-  // Under a name that profilers show.
+  // Names the wait in profiles.
   RECORD_FUNCTION("torchvq::collective", std::vector<c10::IValue>{});
   try {
     sum.work->work->wait();
@@ -175,7 +175,8 @@ at::Tensor Group::all_gather(const at::Tensor& tensor, const char* what) const {
     std::vector<at::Tensor> inputs{own};
     return group.allgather(outputs, inputs);
   });
-  // As in run(): the parts that Gloo's thread still holds know `all`, which Python must not.
+  // As in begin(): Gloo's thread may still hold parts of `all`, so Python
+  // must not get `all` itself.
   return all.detach();
 }
 

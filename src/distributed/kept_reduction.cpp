@@ -15,7 +15,7 @@
 namespace torchvq::distributed {
 namespace {
 
-// The whole part of a sum that still fits into one word with its rest.
+// Bound on the whole part of a sum that fits into one word together with its fraction.
 constexpr int64_t kNarrow = int64_t{1} << 30;
 
 Claim claim_of(const KeepArguments& arguments, const std::vector<KeptSum>& own) {
@@ -34,7 +34,8 @@ Claim claim_of(const KeepArguments& arguments, const std::vector<KeptSum>& own) 
   return {text.str(), fingerprint(replicated, arguments.step.device()), arguments.step};
 }
 
-/// As one word where the sums of all ranks fit into it; `misfits` counts the codes where not.
+/// Sums as single words, if the sums over all ranks fit; `misfits` is increased by the number
+/// of codes that do not fit.
 at::Tensor narrowed_sums(const KeptSum& own, int64_t ranks, at::Tensor& misfits) {
   const auto [whole, rest] = words_of(own.sums);
   const auto fits = whole.abs().lt(kNarrow / ranks).all(-1).logical_and(own.used.eq(own.base));
@@ -69,7 +70,7 @@ SyncedStatistics reduce_kept_exact(const Group& group, const KeepArguments& argu
     sent.counts[c] = own[c].counts;
     sent.sums[c] = rescaled(own[c].sums, own[c].used, sent.exponents[c]);
   }
-  // Candidates have come with the first message.
+  // Candidates were already sent with the first message.
   auto nothing = hash.new_empty({0});
   claim.expect(group, reduce_exact(group, hash, news, sent, nothing));
   return sent;
@@ -91,7 +92,7 @@ SyncedStatistics reduce_kept_float(const Group& group, const KeepArguments& argu
       sent.exponents.push_back(used);
       continue;
     }
-    // The whole part says enough where both words together are too long.
+    // If both words together are too long, the whole part alone is precise enough.
     const auto words = words_of(sums);
     const auto fits = words.whole.abs().lt(kNarrow).all(-1);
     sent.sums.push_back(at::where(fits.unsqueeze(-1),

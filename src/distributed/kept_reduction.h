@@ -1,4 +1,4 @@
-// How accumulated statistics of ranks are added up when they are due.
+// Reduction of accumulated statistics over ranks when they are due.
 #pragma once
 
 #include <cstdint>
@@ -14,11 +14,11 @@
 
 namespace torchvq::distributed {
 
-/// The places in kKeptSteps.
+/// Positions in kKeptSteps.
 inline constexpr int64_t kStepsKept = 0, kCallsKept = 1, kKeptBy = 3;
 
-/// Outputs that the operator writes for each codebook: compilers accept lists of tensors only as
-/// arguments.
+/// Outputs that the operator writes for each codebook; they are arguments because compilers accept
+/// lists of tensors only as arguments.
 enum Found : size_t { kFoundCounts, kFoundSums, kFoundExponents, kFoundCandidates, kFoundTensors };
 
 /// The arguments of keep_statistics_().
@@ -60,14 +60,14 @@ struct KeepArguments {
   }
 };
 
-/// The kept statistics of a codebook with those of this call.
+/// The kept statistics of a codebook, including those of this call.
 struct KeptSum {
   at::Tensor counts, sums;
-  at::Tensor base, used;  ///< exponents of the first step, and those in use
+  at::Tensor base, used;  ///< exponents of the first step, and current ones
   at::Tensor candidates;
 };
 
-/// The statistics of all ranks; on one rank its accumulated ones. `offered` is set to the
+/// The statistics of all ranks, or on a single rank its accumulated ones. `offered` is set to the
 /// candidates of all ranks for dead codes.
 SyncedStatistics reduce_kept(const Group& group, const KeepArguments& arguments,
                              const std::vector<KeptSum>& own, at::Tensor& offered);

@@ -35,7 +35,7 @@ namespace {
 constexpr auto kKeepStatistics = "keep_statistics_";
 
 using Tensors = std::vector<at::Tensor>;
-/// What was offered, and whether the steps that are kept wait no longer.
+/// The offers of all ranks, and whether the kept steps are due.
 using Offered = std::tuple<at::Tensor, at::Tensor>;
 using KeepStatisticsSignature = Offered(at::TensorList kept, at::TensorList found, at::TensorList x,
                                         at::TensorList indices, at::TensorList exponents,
@@ -103,11 +103,11 @@ bool check_kept(const KeepArguments& arguments, std::string_view metric) {
   return detail::check_metric(kKeepStatistics, metric);
 }
 
-/// Where the steps that are kept stand.
+/// The state of the kept steps.
 struct Place {
   int64_t steps;
   bool empty;
-  bool mine;  ///< kept by this rank, and not by one whose checkpoint this rank has loaded
+  bool mine;  ///< kept by this rank, and not by the rank whose checkpoint this rank has loaded
   bool due;
 };
 
@@ -122,14 +122,14 @@ Place place_of(const KeepArguments& arguments, const Group& group) {
 
 // This rank's part --------------------------------------------------------------------------------
 
-/// Tokens (H, C, D) as they are kept, behind a 1; zeros where there are fewer.
+/// Tokens (H, C, D) in the form in which they are kept, each after a 1; zeros for missing ones.
 at::Tensor marked(const at::Tensor& candidates) {
   const auto present = candidates.isfinite().all(-1, /*keepdim=*/true);
   return at::cat(
       {present.to(candidates.scalar_type()), candidates.masked_fill(present.logical_not(), 0)}, -1);
 }
 
-/// The rows of `kept` and x that would be tried first, NaN where there are fewer.
+/// The rows of `kept` and x that would be tried first; NaN for missing ones.
 at::Tensor first_candidates(const KeepArguments& arguments, size_t c, const at::Tensor& kept) {
   const auto dtype = arguments.rows(c);
   const auto& x = arguments.levels.x[c];
@@ -162,7 +162,7 @@ KeptSum add_tokens(const KeepArguments& arguments, size_t c, const Place& place)
           ? detail::clamp_exponents(arguments.exponents[c]).add(arguments.wide(c) ? 0 : kLowBits)
           : kept[0].clone();
   const auto at_least = anew ? sum.base : kept[1].maximum(sum.base);
-  // Two words, which float64 tokens have.
+  // Converted to float64, whose sums have two words.
   std::tie(sum.counts, sum.sums, sum.used) =
       ops::code_statistics(arguments.levels.x[c].to(at::kDouble), arguments.indices[c], at_least,
                            arguments.levels.mask_of(c));
@@ -173,7 +173,7 @@ KeptSum add_tokens(const KeepArguments& arguments, size_t c, const Place& place)
     sum.counts.add_(arguments.of(c, kKeptCounts));
     sum.sums.add_(rescaled(arguments.of(c, kKeptSums), kept[1], sum.used));
   }
-  // One pair of words for one number, however it came about.
+  // Normalizes the words, so that equal sums have equal words.
   auto [whole, rest] = words_of(sum.sums);
   sum.sums = at::stack({std::move(whole), std::move(rest)});
   sum.candidates = first_candidates(arguments, c, candidates);
@@ -201,7 +201,7 @@ at::TensorList candidates_found(const KeepArguments& arguments, Tensors& candida
   return candidates;
 }
 
-/// The step is not due: the statistics are kept, and the outputs are zeros.
+/// Handles a step that is not due: keeps the statistics, and sets the outputs to zeros.
 Offered wait_for_more(const KeepArguments& arguments, const Group& group, const Place& place,
                       const std::vector<KeptSum>& own) {
   for (size_t c = 0; c < own.size(); ++c) {
@@ -226,7 +226,7 @@ Offered hand_on(const KeepArguments& arguments, const Group& group, const Place&
                 const std::vector<KeptSum>& own) {
   at::Tensor offered;
   const auto all = reduce_kept(group, arguments, own, offered);
-  // No state has changed up to here, and nothing below can fail.
+  // No state has changed so far, and nothing below can fail.
   for (size_t c = 0; c < own.size(); ++c) {
     arguments.of(c, kKeptCounts).zero_();
     arguments.of(c, kKeptSums).zero_();
@@ -251,7 +251,7 @@ Offered empty_offer(const KeepArguments& arguments, const Group& group) {
           step.new_empty({}, step.options().dtype(at::kBool))};
 }
 
-/// The kernel of all devices, and with `meta` that of no device.
+/// The kernel for all devices; with `meta`, the Meta kernel.
 template <bool meta>
 Offered keep_statistics(at::TensorList kept, at::TensorList found, at::TensorList x,
                         at::TensorList indices, at::TensorList exponents, at::TensorList mask,

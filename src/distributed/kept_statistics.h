@@ -1,11 +1,11 @@
-// Statistics that are accumulated over steps (sync_every): tokens of several training steps are
-// added up on their rank, and reduced once.
+// Statistics that are accumulated over steps (sync_every): each rank adds up the tokens of several
+// training steps, and the ranks reduce them once.
 //
-// The sums are exact and do not depend on the order: two words in units of 2^(e - 30), where e is
-// the exponent of the code when the first of the steps began (2^(e - 62) for float64 tokens), so
-// the result does not depend on the split of tokens over steps and ranks. Where no token exceeds
-// 2^(e + 8) these are the integers that code_statistics() of all tokens gives. A token beyond 2^(e
-// + 40) (float64: 2^(e + 8)) raises the exponent, as it does there, and the sums so far are
+// The sums are exact and independent of order: two words in units of 2^(e - 30), where e is the
+// exponent of the code when the first of the steps began (2^(e - 62) for float64 tokens), so the
+// result does not depend on how tokens are divided among steps and ranks. If no token exceeds
+// 2^(e + 8), the integers are those that code_statistics() gives for all tokens. A token beyond
+// 2^(e + 40) (float64: 2^(e + 8)) raises the exponent, as it does there, and the sums so far are
 // rounded.
 #pragma once
 
@@ -22,8 +22,8 @@ namespace torchvq::distributed {
 
 /// The tensors that a codebook accumulates between steps.
 enum Kept : size_t {
-  /// (4,), int64: steps that are kept, calls that are kept, reductions so far, and the rank that
-  /// keeps. All but the last are the same on all ranks.
+  /// (4,), int64: number of kept steps, kept calls and reductions so far, and the rank that keeps
+  /// them. All but the last are the same on all ranks.
   kKeptSteps,
   kKeptCounts,      ///< (H, K), int64
   kKeptSums,        ///< (2, H, K, D), int64
@@ -33,7 +33,7 @@ enum Kept : size_t {
   kKeptTensors,
 };
 
-/// The place of the number of reductions in kKeptSteps.
+/// Position of the number of reductions in kKeptSteps.
 constexpr int64_t kKeptReductions = 2;
 
 struct KeptStatisticsOptions {
@@ -45,12 +45,12 @@ struct KeptStatisticsOptions {
 };
 
 struct KeptStatistics {
-  /// Of the steps that were kept, of all ranks, with two words each; zeros where they wait.
+  /// Of the kept steps, over all ranks, with two words each; zeros if they are not due.
   SyncedStatistics statistics;
   std::vector<at::Tensor> candidates;  ///< (H, K, D) of this rank, NaN where there are fewer, and
                                        ///< where they wait
-  at::Tensor offered;                  ///< as in StepStatistics
-  at::Tensor due;                      ///< (), bool: they do not wait
+  at::Tensor offered;  ///< as in StepStatistics
+  at::Tensor due;      ///< (), bool: the kept steps are reduced in this call
 };
 
 /// Adds tokens (one tensor per codebook) to the accumulated statistics, and reduces them if they

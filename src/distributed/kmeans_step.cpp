@@ -28,8 +28,7 @@ FarPoints select(const FarPoints& points, const at::Tensor& positions) {
           points.distances.index_select(0, positions)};
 }
 
-/// The farthest `limit` distinct points, or all, in falling order; by key where they are equally
-/// far.
+/// The farthest `limit` distinct points, or all, in descending order of distance; ties by key.
 FarPoints farthest(const FarPoints& points, int64_t limit) {
   const auto by_key =
       std::get<1>(at::sort(points.keys, /*stable=*/true, /*dim=*/0, /*descending=*/false));
@@ -39,7 +38,7 @@ FarPoints farthest(const FarPoints& points, int64_t limit) {
   const auto sorted = select(points, by_key.index_select(0, by_distance));
   auto distinct = sorted.keys.ne(detail::kNoKey);
   if (const int64_t others = sorted.keys.size(0) - 1; others > 0) {
-    // Equal points are equally far, hence neighbours.
+    // Equal points have equal distances and keys, and are therefore adjacent.
     const auto fresh = sorted.keys.narrow(0, 1, others).ne(sorted.keys.narrow(0, 0, others));
     distinct.narrow(0, 1, others).logical_and_(fresh);
   }

@@ -1,4 +1,4 @@
-// One Lloyd iteration over tokens that stay on their ranks.
+// One Lloyd iteration over tokens that are distributed over ranks.
 #pragma once
 
 #include <ATen/core/Tensor.h>

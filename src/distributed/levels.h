@@ -1,4 +1,4 @@
-// Levels of a residual stack and the codebooks that they use: several levels may share one.
+// Levels of a residual stack and their codebooks, which several levels may share.
 #pragma once
 
 #include <optional>

@@ -18,7 +18,7 @@ constexpr int64_t kWordBytes = sizeof(int64_t);
 // Messages of this size cost hardly more than empty ones.
 constexpr int64_t kFewBytes = 8 * 1024;
 constexpr int64_t kShareOfStatistics = 8;
-// Smaller than every key: a rank that offers nothing has room for nothing.
+// Smaller than every key, so that a rank without an offer counts as a rank without room.
 constexpr int64_t kNothing = -1;
 
 int64_t words_of(int64_t bytes) { return (bytes + kWordBytes - 1) / kWordBytes; }
@@ -60,7 +60,7 @@ Offers unpack_offers(const at::Tensor& words, const OfferShape& shape, int64_t c
                          .narrow(1, 0, keys_size * row_bytes(shape));
   const auto rows =
       bytes.contiguous().view(shape.rows).view({ranks, shape.heads, count, shape.dim});
-  // A rank's own keys rise, and the last is kNoKey where it had no more.
+  // The keys of a rank ascend, and the last is kNoKey if it had no more.
   const auto known = keys.select(2, count - 1).amin(0);
   const auto cut = keys.masked_fill(keys.gt(known.view({1, shape.heads, 1})), detail::kNoKey)
                        .masked_fill(keys.eq(kNothing), detail::kNoKey);

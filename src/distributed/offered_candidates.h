@@ -1,10 +1,10 @@
 // Candidates for dead codes that are sent with the statistics of a step, so that the replacement of
 // dead codes needs no further collective.
 //
-// A rank offers, of each codebook, the tokens with the smallest keys, as many as the message has
-// room for: this depends on sizes and the number of ranks, so it is the same on all ranks. The dead
-// codes are known only after the statistics; if there are more of them than offers, a further
-// collective follows (synced_replace_dead_codes_).
+// For each codebook, a rank offers the tokens with the smallest keys, as many as the message has
+// room for. This number depends on sizes and the number of ranks, so it is the same on all ranks.
+// The dead codes are known only after the statistics; if there are more of them than offers, a
+// further collective follows (synced_replace_dead_codes_).
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ struct OfferShape {
 };
 
 /// The number of candidates that each rank offers for one codebook: at most its number of codes,
-/// and so few that the offers of all ranks take at most an eighth of its statistics or 8 KiB,
-/// whichever is larger.
+/// and few enough that the offers of all ranks take at most an eighth of its statistics or 8
+/// KiB, whichever is larger.
 ///
 /// @param exact  words are sent as int64; otherwise as several floating-point numbers.
 int64_t offered_count(const OfferShape& shape, int64_t ranks, bool exact);
@@ -42,9 +42,9 @@ at::Tensor pack_offer(const Candidates& own);
 /// The offers of all ranks for one codebook.
 struct Offers {
   /// The offers of all ranks, concatenated, without keys beyond the last key of a rank that had no
-  /// room for more: these are the candidates that one process would try first.
+  /// room for more: exactly the candidates that a single process would try first.
   Candidates candidates;
-  /// (H,) bool: every rank had room for all of its candidates.
+  /// (H,) bool: whether every rank had room for all of its candidates.
   at::Tensor complete;
 };
 

@@ -6,8 +6,8 @@
 
 namespace torchvq::distributed {
 
-/// The first `size` rows of `values`, followed by rows of `fill` where there are fewer: ranks send
-/// tensors of one shape.
+/// The first `size` rows of `values`, padded with rows of `fill`, because ranks must send
+/// tensors of the same shape.
 inline at::Tensor padded(const at::Tensor& values, int64_t size, int64_t fill) {
   auto shape = values.sizes().vec();
   shape[0] = size;

@@ -38,7 +38,7 @@ void broadcast(const Group& group, at::TensorList state) {
   int64_t begin = 0;
   for (size_t i = 0; i < state.size(); ++i) {
     const auto size = bytes[i].numel();
-    // A copy, because a block need not begin where its dtype wants it.
+    // A copy, because a block may not be aligned for its dtype.
     const auto values =
         packed.narrow(0, begin, size).clone().view(state[i].scalar_type()).view(state[i].sizes());
     state[i].detach().copy_(values);
@@ -46,8 +46,8 @@ void broadcast(const Group& group, at::TensorList state) {
   }
 }
 
-/// The handshakes of this process: module, group and signature. Ranks that run as threads have
-/// different handles.
+/// The handshakes of this process: module, group and signature. Ranks that run as
+/// threads have different handles.
 class Register {
  public:
   /// Whether a module has already done its handshake. All ranks see the same values, so all agree.
@@ -72,7 +72,7 @@ class Register {
   struct Entry {
     std::string group;
     uint64_t signature;
-    uint64_t collectives;  ///< that the group had seen at the last call
+    uint64_t collectives;  ///< run by the group up to the last call
   };
 
   std::mutex mutex_;
@@ -102,7 +102,7 @@ void check_signatures(const Group& group, const std::vector<Note>& notes) {
 }
 
 at::Tensor step_of(at::TensorList state) {
-  // By convention rng is int64 (2,); its absence costs the step in errors.
+  // By convention, a (2,) int64 tensor is rng; without one, errors do not name the step.
   for (const auto& tensor : state) {
     if (tensor.scalar_type() == at::kLong && tensor.dim() == 1 && tensor.size(0) == 2)
       return tensor;

@@ -20,7 +20,7 @@ namespace {
 
 constexpr auto kWhat = "the statistics of the codes";
 
-/// Concatenates tensors of one dtype, and finds them again in the sum.
+/// Concatenates tensors of the same dtype; Unpacker extracts them from the sum.
 class Packer {
  public:
   void add(const at::Tensor& block) { blocks_.push_back(block.reshape({-1})); }
@@ -31,8 +31,8 @@ class Packer {
   std::vector<at::Tensor> blocks_;
 };
 
-/// Blocks are copies: they become outputs of an operator, which may not share memory and which
-/// compiled code expects aligned.
+/// Extracts copies: they become outputs of an operator, which must not share memory and which
+/// compiled code expects to be aligned.
 class Unpacker {
  public:
   explicit Unpacker(at::Tensor packed) : packed_(std::move(packed)) {}
@@ -61,8 +61,8 @@ at::Tensor limb_shifts(const at::Tensor& values, int64_t count) {
   return at::arange(count, values.options()).mul_(kLimbBits).view(shape);
 }
 
-/// Non-negative integers below 2^36 to (3, ...); any at all to (6, ...), where one rank alone has
-/// numbers other than 0.
+/// Splits non-negative integers below 2^36 into (3, ...); any integers into (6, ...), if only one
+/// rank has nonzero numbers.
 at::Tensor to_limbs(const at::Tensor& values, at::ScalarType dtype, int64_t count = kCountLimbs) {
   const auto mask = (int64_t{1} << kLimbBits) - 1;
   return values.unsqueeze(0)
@@ -76,21 +76,21 @@ at::Tensor from_limbs(const at::Tensor& limbs) {
   return integers.bitwise_left_shift(limb_shifts(integers.select(0, 0), limbs.size(0))).sum(0);
 }
 
-/// A row for each rank, all but the own one zero: their sum is a gather.
+/// A row per rank, of which only this rank's is nonzero: summing gathers the rows.
 at::Tensor own_row(const Group& group, const at::Tensor& words) {
   auto rows = words.new_zeros({group.size(), words.size(0)});
   rows.select(0, group.rank()).copy_(words);
   return rows;
 }
 
-/// Sums that float32 cannot hold become the largest that it can.
+/// Clamps sums that exceed the range of float32.
 at::Tensor finite(const at::Tensor& values) {
   constexpr double kLargest = std::numeric_limits<float>::max();
   return values.scalar_type() == at::kFloat ? values.clamp(-kLargest, kLargest) : values;
 }
 
-/// Fixed point as floating point. float32 is rounded twice, which is negligible beside the rounding
-/// of its sum.
+/// Converts fixed point to floating point. float32 is rounded twice, which is negligible compared
+/// to the rounding of its sum.
 at::Tensor decode_sums(const at::Tensor& sums, const at::Tensor& exponents, at::ScalarType dtype) {
   if (dtype == at::kDouble) return detail::decode_to_double(sums, exponents, dtype);
   const auto scale =
@@ -98,7 +98,7 @@ at::Tensor decode_sums(const at::Tensor& sums, const at::Tensor& exponents, at::
   return finite(sums[0].to(at::kDouble).mul_(scale).to(dtype));
 }
 
-/// Back to fixed point, with exponents under which the sums stay below 2^60.
+/// Converts back to fixed point, with exponents for which the sums stay below 2^60.
 std::pair<at::Tensor, at::Tensor> encode_sums(const at::Tensor& values_,
                                               const at::Tensor& exponents, int64_t words) {
   const auto needed = detail::exponent_of(at::maximum(values_.amax(-1), values_.amin(-1).neg())) -
@@ -112,7 +112,7 @@ std::pair<at::Tensor, at::Tensor> encode_sums(const at::Tensor& values_,
   return {at::stack({whole.to(at::kLong), rest.to(at::kLong)}), used};
 }
 
-/// float64 where tokens are.
+/// float64 if tokens are.
 at::ScalarType sent_as(const SyncedStatistics& own) {
   const auto wide = [](const at::Tensor& sums) { return sums.size(0) == 2; };
   return std::any_of(own.sums.begin(), own.sums.end(), wide) ? at::kDouble : at::kFloat;

@@ -1,4 +1,4 @@
-// The packed buffer of a training step, in the two kinds of reduction.
+// The packed buffer of a training step, for both kinds of reduction.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,20 +10,20 @@
 
 namespace torchvq::distributed {
 
-/// Limbs of a count, and bytes of a word of int64, in a buffer of floating point numbers.
+/// Limbs of a count, and bytes of an int64 word, in a floating-point buffer.
 constexpr int64_t kCountLimbs = 3;
 int64_t bytes_of_a_word(bool wide);
 
-/// Statistics of a rank on their way to the others.
+/// Statistics of this rank that are being sent.
 struct StatisticsMessage {
   at::Tensor packed;
   StartedSum sum;
 };
 
-/// Adds up statistics over the group, in place of `own`: one all-reduce of int64. All ranks use the
-/// same exponents, or the verdict has news and the sums mean nothing.
+/// Sums statistics over the group, in place of `own`, with one all-reduce of int64. All ranks must
+/// use the same exponents; otherwise the verdict has news and the sums are meaningless.
 ///
-/// @param passed  words (n,) of this rank, int64, which become those of all ranks, (W, n).
+/// @param passed  int64 words (n,) of this rank, replaced by those of all ranks, (W, n).
 StatisticsMessage send_exact(const Group& group, const at::Tensor& hash, const at::Tensor& news,
                              const SyncedStatistics& own, const at::Tensor& passed);
 Verdict receive_exact(const Group& group, const StatisticsMessage& message, SyncedStatistics& own,
@@ -31,8 +31,8 @@ Verdict receive_exact(const Group& group, const StatisticsMessage& message, Sync
 Verdict reduce_exact(const Group& group, const at::Tensor& hash, const at::Tensor& news,
                      SyncedStatistics& own, at::Tensor& passed);
 
-/// The same in floating point; exponents rise to hold the sums. News need no second round: sums are
-/// decoded before.
+/// The same in floating point; exponents rise as needed to hold the sums. News need no second
+/// round, because sums are decoded before they are sent.
 StatisticsMessage send_float(const Group& group, const at::Tensor& hash, const at::Tensor& news,
                              const SyncedStatistics& own, const at::Tensor& passed);
 Verdict receive_float(const Group& group, const StatisticsMessage& message,

@@ -1,4 +1,4 @@
-// The message of a training step that was started and not yet awaited.
+// The message of a training step that was started but not yet awaited.
 #pragma once
 
 #include <vector>
@@ -19,14 +19,14 @@ struct StepMessage {
   std::vector<at::Tensor> indices;    ///< (H, T)
   std::vector<at::Tensor> exponents;  ///< (H, K)
   SyncedStatisticsOptions options;    ///< with the generator, by which errors name the step
-  /// Candidates for dead codes, where they are replaced: undefined rng where not.
+  /// Candidates for dead codes, if these are replaced; otherwise rng is empty.
   std::vector<at::Tensor> cluster_size = {};
   std::vector<at::Tensor> rng = {};
   double kept = 0;
   ops::DeadCodeOptions dead = {};
 };
 
-/// synced_step_statistics(), or without candidates synced_code_statistics(), in two halves. Both
+/// synced_step_statistics(), or synced_code_statistics() without candidates, in two halves. Both
 /// halves read tokens, indices, masks and the generator, which must not be written in between.
 class StepInFlight {
  public:
@@ -35,8 +35,8 @@ class StepInFlight {
   StepInFlight(const StepInFlight&) = delete;
   StepInFlight& operator=(const StepInFlight&) = delete;
 
-  /// Waits, and throws like synced_code_statistics(); further collectives follow if tokens outgrew
-  /// an exponent on some rank. To be called once.
+  /// Waits; throws like synced_code_statistics(). Further collectives follow if tokens outgrew an
+  /// exponent on some rank. Must be called once.
   StepStatistics receive();
 
  private:

@@ -51,8 +51,9 @@ void reset_traffic() {
 }
 
 int64_t new_handle() {
-  // The system's random bits cost as much as the tensors of a small codebook, so they are read
-  // once, and again in a forked process, which would otherwise repeat its parent's numbers.
+  // Reading the system's random bits costs as much as the tensors of a small codebook,
+  // so they are read only once, and again in a forked process, which would otherwise
+  // repeat its parent's numbers.
   thread_local pid_t seeded_in = 0;
   thread_local std::mt19937_64 generator;
   if (seeded_in != getpid()) {

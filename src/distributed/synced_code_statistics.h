@@ -30,7 +30,7 @@ void check_synced_code_statistics(at::TensorList x, at::TensorList indices,
                                   at::IntArrayRef codebooks, at::TensorList state,
                                   const std::optional<at::Tensor>& rng, std::string_view reduction);
 
-/// Outputs without values, for Meta kernels.
+/// Uninitialised outputs, for Meta kernels.
 StatisticsLists empty_statistics(at::TensorList x, at::TensorList indices, at::TensorList exponents,
                                  at::IntArrayRef codebooks);
 
@@ -47,8 +47,8 @@ struct StatisticsArguments {
   std::string_view reduction;
 };
 
-/// The statistics of all ranks in flight: the constructor sends, receive() waits. The referenced
-/// arguments and the group must outlive this object.
+/// The statistics of all ranks while they are being sent: the constructor sends, receive() waits.
+/// The referenced arguments and the group must outlive this object.
 class StatisticsInFlight {
  public:
   StatisticsInFlight(const Group& group, const StatisticsArguments& arguments, at::Tensor passed);
@@ -69,7 +69,7 @@ class StatisticsInFlight {
   StatisticsMessage message_;
 };
 
-/// The statistics of all ranks. `passed` (n,), int64, is sent along, and becomes (W, n).
+/// The statistics of all ranks. `passed` (n,), int64, is sent with them and becomes (W, n).
 StatisticsLists reduce_statistics(const Group& group, const StatisticsArguments& arguments,
                                   at::Tensor& passed);
 

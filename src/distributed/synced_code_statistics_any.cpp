@@ -1,4 +1,4 @@
-// Any device, CPU included: local sums are code_statistics, which has kernels of its own.
+// Any device, CPU included: local sums come from code_statistics, which has kernels of its own.
 #include <sstream>
 
 #include <ATen/TensorOperators.h>
@@ -27,9 +27,9 @@ Tokens tokens_of(const StatisticsArguments& arguments) {
   return {{arguments.x, arguments.mask, arguments.codebooks}, arguments.indices};
 }
 
-/// Statistics of this rank's tokens, levels of one codebook added up. Their exponents are the
-/// largest of the levels; sums of levels with different exponents mean nothing, which `grown` > 0
-/// tells.
+/// Statistics of this rank's tokens, summed over levels of the same codebook. Their exponents are
+/// the maximum over the levels; sums of levels with different exponents are meaningless, which
+/// grown_codes() > 0 reveals.
 SyncedStatistics local_statistics(const Tokens& tokens, at::TensorList exponents) {
   const auto number = exponents.size();
   SyncedStatistics own{std::vector<at::Tensor>(number), std::vector<at::Tensor>(number),
@@ -46,7 +46,7 @@ SyncedStatistics local_statistics(const Tokens& tokens, at::TensorList exponents
   return own;
 }
 
-/// How many codes have tokens that outgrew the replicated exponents; int64 scalar.
+/// Number of codes whose tokens outgrew the replicated exponents; int64 scalar.
 at::Tensor grown_codes(const SyncedStatistics& own, at::TensorList exponents) {
   auto grown = own.counts[0].new_zeros({});
   for (size_t c = 0; c < own.exponents.size(); ++c) {
@@ -78,11 +78,12 @@ Claim make_claim(const Tokens& tokens, at::TensorList exponents, at::TensorList 
           fingerprint(replicated, exponents[0].device()), rng};
 }
 
-/// On one process nothing is reduced, but levels that share a codebook agree on exponents.
+/// A single process reduces nothing, but levels that share a codebook must agree on exponents.
 SyncedStatistics agree_locally(const Tokens& tokens, at::TensorList exponents,
                                SyncedStatistics own) {
   if (!tokens.levels.shared(exponents.size())) return own;
-  // On other devices to ask would be to wait; to add up again gives the same where nothing grew.
+  // On other devices, reading the count would wait; summing again gives the
+  // same result if nothing grew.
   if (own.counts[0].is_cpu() && grown_codes(own, exponents).item<int64_t>() == 0) return own;
   return local_statistics(tokens, own.exponents);
 }
@@ -162,7 +163,7 @@ void StatisticsInFlight::receive_integers() {
   if (verdict.news == 0) return;
   const auto largest = largest_exponents(group_, own_);
   own_ = local_statistics(tokens_of(arguments_), largest);
-  // What was passed does not depend on exponents.
+  // `passed` does not depend on exponents and was already sent.
   auto nothing = hash_.new_empty({0});
   claim_.expect(group_, reduce_exact(group_, hash_, news_, own_, nothing));
 }

@@ -23,7 +23,7 @@
 namespace torchvq::distributed {
 namespace {
 
-/// Tokens that every rank gets, per head: for the seeds and for the iterations that move codes far.
+/// Number of tokens per head that every rank receives, for seeding and for early iterations.
 constexpr int64_t kMinSample = 65536;
 constexpr int64_t kSamplePerCode = 64;
 
@@ -43,8 +43,8 @@ std::vector<detail::Points> points_of_heads(const at::Tensor& x,
   return heads;
 }
 
-/// The owners of the `limit` smallest keys of all ranks. `keys` (W, H, limit) is sorted for each
-/// rank. Equal keys are equal tokens, so it does not matter which of them are taken, only that
+/// The ranks that own the `limit` smallest keys of all ranks. `keys` (W, H, limit) is sorted for
+/// each rank. Equal keys are equal tokens, so it does not matter which of them are taken, only that
 /// all ranks take the same: those of lower ranks.
 at::Tensor shares(const at::Tensor& keys, int64_t limit) {
   const int64_t ranks = keys.size(0), heads = keys.size(1);
@@ -58,7 +58,7 @@ at::Tensor shares(const at::Tensor& keys, int64_t limit) {
 /// The first tokens of each head by key, gathered from all ranks.
 struct Sample {
   std::vector<detail::Points> heads;
-  /// Whether tokens may have been left out.
+  /// Whether the limit was reached, so that tokens may have been left out.
   bool full;
 };
 

@@ -25,7 +25,7 @@ namespace {
 
 constexpr auto kSyncedReplaceDeadCodes = "synced_replace_dead_codes_";
 
-/// The tensors of an operator call.
+/// The tensor arguments of an operator call.
 struct Arguments {
   CodebookStates states;
   Levels levels;
@@ -105,11 +105,11 @@ Candidates own_candidates(const Arguments& arguments, size_t codebook, bool unit
   return best_candidates(sets, count);
 }
 
-/// The candidates that came with the statistics, for each codebook; undefined where there was no
-/// room.
+/// The candidates that were sent with the statistics, for each codebook;
+/// undefined if there was no room.
 struct Offered {
   std::vector<Candidates> candidates;
-  std::vector<at::Tensor> sufficient;  // (), bool: they are enough for the codebook's dead codes
+  std::vector<at::Tensor> sufficient;  // (), bool: they suffice for the codebook's dead codes
 };
 
 Offered unpack_offered(const Arguments& arguments, const std::vector<DeadCodes>& codes) {
@@ -146,11 +146,11 @@ std::vector<bool> read_flags(const std::vector<at::Tensor>& flags) {
 /// The replacement of the dead codes of a step.
 struct Repair {
   std::vector<size_t> chosen;          // codebooks with a dead code
-  std::vector<Candidates> candidates;  // for each codebook; undefined what is not known yet
+  std::vector<Candidates> candidates;  // for each codebook; undefined if not yet known
 };
 
-/// The same on all ranks. The host must know whether a collective follows, so it waits for the
-/// device once; a group of one takes all codebooks instead.
+/// The plan is the same on all ranks. The host must know whether a collective follows, so it waits
+/// for the device once; a group of one rank avoids this by choosing all codebooks.
 Repair plan_repair(const Group& group, const Arguments& arguments,
                    const std::vector<DeadCodes>& codes) {
   const size_t count = codes.size();
@@ -164,7 +164,7 @@ Repair plan_repair(const Group& group, const Arguments& arguments,
   for (const auto& one : codes) dead.push_back(one.dead.any());
   std::vector<bool> flags;
   if (on_cpu) {
-    // Reading costs nothing here, and most steps have no dead code.
+    // On CPU this check is cheap, and most steps have no dead code.
     flags = read_flags(dead);
     if (std::find(flags.begin(), flags.end(), true) == flags.end()) return repair;
   }
@@ -180,7 +180,7 @@ Repair plan_repair(const Group& group, const Arguments& arguments,
   return repair;
 }
 
-/// Fetches the candidates of all ranks for the chosen codebooks whose offers are not enough: a
+/// Fetches the candidates of all ranks for chosen codebooks whose offers do not suffice: a
 /// collective, if there are any.
 void complete_candidates(const Group& group, const Arguments& arguments, Repair& repair,
                          bool unit) {
@@ -203,7 +203,7 @@ at::Tensor replace(const Group& group, const Arguments& arguments, bool unit) {
   if (arguments.due) repair = plan_repair(group, arguments, codes);
   complete_candidates(group, arguments, repair, unit);
 
-  // No state has changed up to here, and nothing below can fail.
+  // No state has changed so far, and nothing below can fail.
   const auto& dead = arguments.dead;
   const ops::DeadCodeOptions options = {.threshold = dead.threshold,
                                         .threshold_fraction = dead.threshold_fraction,

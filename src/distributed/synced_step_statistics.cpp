@@ -20,7 +20,7 @@ namespace torchvq::distributed {
 namespace {
 
 constexpr auto kSyncedStepStatistics = "synced_step_statistics";
-// Sizes are rounded where they decay: a code that is this close to the limit may fall below it.
+// Decayed sizes are rounded: a code this close to the limit may fall below it.
 constexpr double kRounding = 0.999;
 
 using StepLists = std::tuple<std::vector<at::Tensor>, std::vector<at::Tensor>,
@@ -42,16 +42,16 @@ void check_levels(at::TensorList x, at::TensorList rng, at::TensorList cluster_s
   for (const auto& own : rng) detail::check_rng(kSyncedStepStatistics, own);
 }
 
-/// Whether a code of the codebook may die in this step: the same on all ranks, whose state is the
-/// same. This is not read from a GPU, which would wait for it.
+/// Whether a code of the codebook may die in this step: the same on all ranks, since their state is
+/// the same. On a GPU the state is not read, because that would wait.
 bool may_lose_a_code(const OfferArguments& arguments, size_t c) {
   const auto& sizes = arguments.cluster_size[c];
-  // The limit of a fraction is known after the step.
+  // A limit that is a fraction of the mean is known only after the step.
   if (!sizes.is_cpu() || arguments.threshold_fraction > 0) return true;
   return sizes.mul(arguments.kept * kRounding).lt(arguments.threshold).any().item<bool>();
 }
 
-/// The kernel of all devices, and with `meta` that of no device.
+/// The kernel for all devices; with `meta`, the Meta kernel.
 template <bool meta>
 StepLists step_statistics(at::TensorList x, at::TensorList indices, at::TensorList exponents,
                           at::TensorList mask, at::TensorList state, at::TensorList rng,

@@ -12,7 +12,7 @@
 
 namespace torchvq::distributed {
 
-/// What candidates depend on, besides the tokens.
+/// Inputs that determine the candidates, besides the tokens.
 struct OfferOptions {
   at::TensorList cluster_size;  ///< per codebook (H, K), before the step
   at::TensorList rng;           ///< per codebook (2,)

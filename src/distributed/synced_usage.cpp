@@ -17,7 +17,7 @@ namespace torchvq::distributed {
 namespace {
 
 constexpr auto kSyncedUsage = "synced_usage";
-/// Below this, a code is unused for ema_update_(), at a decay of 0.98 or less.
+/// Codes below this are unused for ema_update_(), at a decay of 0.98 or less.
 constexpr double kIdle = 1e-2;
 
 void check_usage(at::TensorList counts, at::TensorList cluster_size, at::TensorList replaced,
@@ -50,7 +50,7 @@ at::Tensor flat(at::TensorList tensors, at::ScalarType dtype) {
   return at::cat(parts);
 }
 
-/// One level in the flat arrays.
+/// A view of one level in the flat arrays.
 struct LevelView {
   const int64_t* counts;
   const double* sizes;

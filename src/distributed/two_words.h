@@ -1,4 +1,4 @@
-// Sums in fixed point of two words, the second in units of 2^-32 of the first.
+// Fixed-point sums of two words; the second is in units of 2^-32 of the first.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace torchvq::distributed {
 
-// Two words reach this much further down than one.
+// The second word adds this many bits of precision.
 constexpr int32_t kLowBits = 32;
 constexpr int64_t kLowWord = (int64_t{1} << kLowBits) - 1;
 
@@ -23,7 +23,7 @@ inline Words words_of(const at::Tensor& sums) {
   return {sums[0].add(sums[1].bitwise_right_shift(kLowBits)), sums[1].bitwise_and(kLowWord)};
 }
 
-/// Sums divided by 2^shift, shift (H, K) from 0 on: bits below the last are dropped.
+/// Sums divided by 2^shift, with shift (H, K) at least 0; bits below the last are dropped.
 inline at::Tensor shifted_words(const at::Tensor& sums, const at::Tensor& shift_of_codes) {
   const auto shift = shift_of_codes.to(at::kLong).clamp_min(0).unsqueeze(-1);
   const auto near = shift.clamp_max(kLowBits - 1);
@@ -36,9 +36,9 @@ inline at::Tensor shifted_words(const at::Tensor& sums, const at::Tensor& shift_
       {whole.bitwise_right_shift(shift.clamp_max(63)), at::where(shift.lt(kLowBits), low, lower)});
 }
 
-/// Sums with larger exponents.
+/// Rescales sums to larger exponents.
 inline at::Tensor rescaled(const at::Tensor& sums, const at::Tensor& from, const at::Tensor& to) {
-  // On other devices to ask would be to wait.
+  // On other devices, the comparison would wait for the device.
   if (sums.is_cpu() && from.equal(to)) return sums;
   return shifted_words(sums, to.sub(from));
 }

@@ -1,4 +1,4 @@
-// Adds up a measurement over the processes that share it.
+// Sums a measurement over the processes that share it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

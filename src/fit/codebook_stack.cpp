@@ -28,7 +28,7 @@ std::vector<at::Tensor> with_one_head(const std::vector<at::Tensor>& levels) {
   return codebooks;
 }
 
-// The search of codes of several levels, for all commands.
+// The search of codes of several levels, used by all commands.
 at::Tensor encode_group(const at::Tensor& x, const std::vector<at::Tensor>& levels, int64_t beam) {
   const auto rows = x.unsqueeze(0);
   const auto codebooks = with_one_head(levels);

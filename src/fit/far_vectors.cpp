@@ -34,7 +34,7 @@ void FarVectors::keep_farthest() {
 std::vector<at::Tensor> FarVectors::distinct() const {
   std::vector<at::Tensor> vectors;
   for (size_t i = 0; i < kept_.size(); ++i) {
-    // Equal vectors have equal distances, so a repeat stands among the neighbours of its distance.
+    // Equal vectors have equal distances, so a repeated vector is among those of the same distance.
     bool repeated = false;
     for (size_t j = i; j-- > 0 && kept_[j].distance == kept_[i].distance && !repeated;) {
       repeated = at::equal(kept_[j].vector, kept_[i].vector);

@@ -32,7 +32,7 @@ constexpr int64_t kSampleIterations = 10;
 
 // code_statistics() raises an exponent when a vector exceeds it by more than this many bits.
 constexpr int64_t kExponentSlack = 8;
-// Vectors per code that may use all of that slack.
+// Number of vectors per code that may use all of that slack.
 constexpr int64_t kSlackTokens = int64_t{1} << 25;
 
 using BlockWork = std::function<void(int64_t first, const at::Tensor& block)>;
@@ -59,16 +59,16 @@ void check_codebook_fit(const functional::VectorBlocks& vectors,
 class Lloyd {
  public:
   /// @param largest  the largest magnitude in the data. It fixes the scale of the sums for all
-  /// blocks, so that no block
-  ///                 raises an exponent and the sums are the same for any split.
+  ///                 blocks, so that no block raises an exponent and the sums are the same for
+  ///                 any split.
   Lloyd(std::string metric, int64_t rows, double largest) : metric_(std::move(metric)) {
     const int64_t token_bits = std::bit_width(static_cast<uint64_t>(rows / kSlackTokens));
     const int64_t largest_exponent = largest == 0 ? 0 : std::ilogb(largest) + 1;
     least_exponent_ = largest_exponent - std::max<int64_t>(0, kExponentSlack - token_bits);
   }
 
-  /// @param group  who shares the vectors; those of this rank begin at the row that `for_each`
-  /// tells.
+  /// @param group  the ranks that share the vectors; those of this rank begin at the row that
+  ///               `for_each` passes.
   at::Tensor improve(const at::Tensor& codebook, const ForEachBlock& for_each,
                      const distributed::Group& group) const {
     const auto size = codebook.size(0), dim = codebook.size(1);
@@ -152,8 +152,8 @@ class Fitter {
     const auto rows = vectors_.all_rows(), before = vectors_.shard.first_row;
     const auto size = sample_size(rows, options_.codebook_size);
     const SampledRows sampled(rows, size, rng(0));
-    // In one piece from the start: small parts kept between large blocks would fragment the heap
-    // until it is as large as the file.
+    // Allocated at once: small parts kept between large blocks would fragment the heap until it
+    // is as large as the file.
     const auto sample = at::zeros({size, vectors_.dim}, at::kFloat);
     double largest = 0;
     int64_t filled = sampled.before(before);
@@ -175,7 +175,7 @@ class Fitter {
     return {sample, most.item<double>()};
   }
 
-  // One rank computes it: logarithms may differ between machines.
+  // One rank computes it, because logarithms may differ between machines.
   at::Tensor first_codebook(const at::Tensor& sample, const Lloyd& lloyd) const {
     if (group_.rank() != 0) {
       auto codebook = at::empty({options_.codebook_size, vectors_.dim}, at::kFloat);
@@ -206,7 +206,7 @@ class Fitter {
     if (progress_) progress_(pass, rows);
   }
 
-  // The step keeps the draws of the sample apart from those of the seeds.
+  // `step` keeps the draws of the sample apart from those of the seeds.
   at::Tensor rng(int64_t step) const { return at::tensor({options_.seed, step}, at::kLong); }
 
   const functional::VectorBlocks& vectors_;

@@ -27,10 +27,11 @@ namespace torchvq::fit {
 namespace {
 
 constexpr int64_t kSample = 65536;
-// Candidate standard deviations of a projected feature; the best is chosen. tanh bends near 1.
+// Candidate standard deviations of a projected feature, of which the best is
+// chosen. tanh saturates near 1.
 constexpr double kNarrowest = 0.4, kStep = 1.1;
 constexpr int kWidths = 20;
-// Directions with a smaller share of the largest variance than this are rounding noise.
+// Directions whose variance is a smaller share of the largest one are rounding noise.
 constexpr double kFlat = 1e-12;
 constexpr double kRidge = 1e-9;
 constexpr int64_t kRotations = 50;
@@ -60,7 +61,7 @@ Directions principal_directions(const at::Tensor& centred, int64_t features) {
           values.narrow(0, dim - features, features).flip({0}).clamp_min(0)};
 }
 
-/// The direction of each feature; the widest direction gets the most levels.
+/// The direction assigned to each feature; the widest direction gets the most levels.
 at::Tensor order_of(const std::vector<int64_t>& levels, int64_t num_codebooks) {
   const auto features = num_codebooks * static_cast<int64_t>(levels.size());
   std::vector<int64_t> by_levels(static_cast<size_t>(features)), direction(by_levels.size());
@@ -76,7 +77,7 @@ at::Tensor order_of(const std::vector<int64_t>& levels, int64_t num_codebooks) {
 
 at::Tensor signs_of(const at::Tensor& z) { return z.gt(0).to(at::kDouble).mul_(2).sub_(1); }
 
-/// Orthogonal, such that signs of y R are closest to y R.
+/// Orthogonal R for which the signs of y R are closest to y R.
 at::Tensor rotation_for_signs(const at::Tensor& y, int64_t seed) {
   const auto features = y.size(1);
   const auto rng = at::tensor({seed, int64_t{1}}, at::kLong);
@@ -167,7 +168,7 @@ at::Tensor read_sample(const functional::VectorBlocks& vectors, int64_t seed,
     filled += within.size(0);
     if (progress) progress(first + count);
   }
-  // Each row comes from one rank, and is zero on the others: bits add up to bits.
+  // Each row is nonzero on one rank only, so summing the bits as integers gathers them.
   group.sum_(sample.view(at::kInt), "the sample");
   return sample;
 }
@@ -185,7 +186,7 @@ class OneThread {
   int before_ = at::get_num_threads();
 };
 
-/// All numbers of the codec in a row, as ranks send them.
+/// All numbers of the codec as one tensor, in which ranks send them.
 at::Tensor fit_maps(const at::Tensor& sample, const FitScalarOptions& options) {
   const OneThread one_thread;
   const auto wide = sample.to(at::kDouble);
@@ -227,7 +228,7 @@ FitScalarOutput fit_scalar_codec(const functional::VectorBlocks& vectors,
   if (options.method == "lfq" || codec.features() != vectors.dim) {
     const distributed::Group group(vectors.shard.group_name, {"fit_scalar_codec", {}});
     const auto sample = read_sample(vectors, options.seed, group, show(0));
-    // One rank computes it: linear algebra may differ between machines.
+    // One rank computes it, because linear algebra may differ between machines.
     const auto size = codec.features() * (2 * codec.dim + 1) + codec.dim;
     auto flat = group.rank() == 0 ? fit_maps(sample, options) : at::empty({size}, at::kFloat);
     group.broadcast_(flat, "the projections");

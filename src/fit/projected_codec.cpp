@@ -22,7 +22,7 @@ at::Tensor through(const Projection& projection, const at::Tensor& x) {
   return at::addmm(projection.bias.to(at::kDouble), x, weight);
 }
 
-// The vectors of codes (N,) of a level; -1 gives zeros.
+// The vectors contributed by codes (N,) of a level; -1 gives zeros.
 at::Tensor said_by(const ProjectedLevel& level, const at::Tensor& codes) {
   const auto codebook = level.codebook.to(at::kDouble).unsqueeze(0);
   const auto chosen = ops::lookup_codes(codebook, codes.unsqueeze(0))[0];

@@ -8,7 +8,7 @@
 namespace torchvq::fit {
 namespace {
 
-// Stretch i of `parts` begins here; the product needs more than 64 bits for large files.
+// The first row of interval i of `parts`; the product needs more than 64 bits for large files.
 int64_t begin_of(int64_t i, int64_t rows, int64_t parts) {
   return static_cast<int64_t>(static_cast<__int128>(i) * rows / parts);
 }

@@ -8,7 +8,7 @@
 
 namespace torchvq::fit {
 
-/// `size` of `rows` rows: one from each of `size` equal stretches, drawn with `rng` (as in
+/// `size` of `rows` rows: one from each of `size` equal intervals, drawn with `rng` (as in
 /// random_uniform()). Such a sample also covers sorted files.
 class SampledRows {
  public:

@@ -25,7 +25,7 @@ at::Tensor split_features(const at::Tensor& z, const ScalarCodec& codec) {
   return z.view({z.size(0), codec.num_codebooks, static_cast<int64_t>(codec.levels.size())});
 }
 
-/// How the classes number codes: the first feature of FSQ varies fastest, that of LFQ slowest.
+/// Numbers codes as the classes do: the first feature of FSQ varies fastest, that of LFQ slowest.
 at::Tensor number_signs(const at::Tensor& z, const ScalarCodec& codec) {
   return ops::scalar_indices(z.gt(0).to(at::kLong).flip({-1}), codec.levels);
 }

@@ -16,8 +16,8 @@ namespace {
 
 constexpr int64_t kBatchFraction = 8;
 
-// `count` rows without repetition, row n with a probability that grows with weight[n] (Efraimidis,
-// Spirakis 2006). Rows of weight 0 come last, among themselves in an order that is random too.
+// Draws `count` rows without repetition, row n with a probability that grows with weight[n]
+// (Efraimidis, Spirakis 2006). Rows of weight 0 come last, also in random order.
 at::Tensor draw(const at::Tensor& weights, int64_t count, const at::Tensor& rng) {
   const auto uniform =
       ops::random_uniform(rng, RandomPurpose::kKmeansSeeding, {weights.size(0)}, at::kDouble);
@@ -37,7 +37,7 @@ at::Tensor spread_seeds(const at::Tensor& sample, int64_t size, const std::strin
   while (chosen.size(0) < size) {
     const auto to_fresh =
         ops::nearest_code(sample, sample.index_select(0, fresh), options).distances;
-    // Rounding may leave a trace of distance between equal vectors, which must not be chosen again.
+    // Rounding may leave a tiny distance between equal vectors, which must not be chosen again.
     distances = at::minimum(distances, to_fresh.clamp_min(0)).index_fill_(0, chosen, 0);
     rng = rng + at::tensor({0, 1}, at::kLong);
     const auto batch = std::max<int64_t>(1, chosen.size(0) / kBatchFraction);

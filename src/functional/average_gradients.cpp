@@ -41,7 +41,7 @@ std::vector<at::Tensor> average_gradients(at::TensorList gradients, const at::Te
   int64_t begin = 0;
   for (const auto& gradient : gradients) {
     const auto own = mean.narrow(0, begin, gradient.numel()).view(gradient.sizes());
-    // A tensor of its own: optimizers detach gradients in place, which views do not allow.
+    // Copies, because optimizers detach gradients in place, which views do not allow.
     averages.push_back(own.to(gradient.scalar_type(), /*non_blocking=*/false, /*copy=*/true));
     begin += gradient.numel();
   }

@@ -22,7 +22,7 @@ namespace {
 
 constexpr double kMinVariance = 1e-5;
 
-/// Moves `state` to `value` where `condition` () holds.
+/// Sets `state` to `value` where `condition` () holds.
 void assign_where_(at::Tensor& state, const at::Tensor& condition, const at::Tensor& value) {
   state.copy_(at::where(condition, value.to(state.scalar_type()), state));
 }
@@ -31,14 +31,14 @@ at::Tensor standard_deviation(const at::Tensor& variance) {
   return variance.clamp_min(kMinVariance).sqrt();
 }
 
-/// Which rows of x count: finite and not masked. (H, T, 1).
+/// Rows of x that count: finite and not masked. (H, T, 1).
 at::Tensor counted_rows(const at::Tensor& x, const std::optional<at::Tensor>& mask) {
   const auto finite = x.isfinite().all(-1, /*keepdim=*/true);
   return mask ? finite.logical_and(mask->unsqueeze(-1)) : finite;
 }
 
-/// Exact sums of `rows`, those of all ranks where there is a group; row i counts where nowhere[i] is 0.
-/// A process without one calls nothing that could wait for others (ops/capture.h).
+/// Exact sums of `rows`, over all ranks if there is a group; row i counts if nowhere[i] is 0.
+/// Without a group, no operator is called that could wait for others (ops/capture.h).
 distributed::SyncedStatistics sums_of_rows(at::TensorList rows, const at::Tensor& nowhere,
                                            const std::vector<at::Tensor>& exponents,
                                            const std::vector<at::Tensor>& state,
@@ -61,7 +61,7 @@ distributed::SyncedStatistics sums_of_rows(at::TensorList rows, const at::Tensor
   return distributed::synced_code_statistics(rows, {nowhere, nowhere}, exponents, options);
 }
 
-/// A running average whose first value is the value itself.
+/// Updates a moving average that starts with its first value.
 void average_(at::Tensor& state, at::Tensor& needs_init, const at::Tensor& value,
               const at::Tensor& any, double decay) {
   const auto current = value.to(state.scalar_type());
@@ -109,7 +109,7 @@ at::Tensor affine_codes(const at::Tensor& embed, const at::Tensor& batch_mean,
 at::Tensor affine_inputs(const at::Tensor& x, const at::Tensor& batch_mean,
                          const at::Tensor& batch_variance, const at::Tensor& codebook_mean,
                          const at::Tensor& codebook_variance) {
-  // The way back.  NOLINTNEXTLINE(readability-suspicious-call-argument)
+  // The inverse map.  NOLINTNEXTLINE(readability-suspicious-call-argument)
   return affine_codes(x, codebook_mean, codebook_variance, batch_mean, batch_variance);
 }
 
@@ -118,8 +118,8 @@ at::Tensor update_affine_(at::Tensor mean, at::Tensor variance, at::Tensor mean_
                           const std::optional<at::Tensor>& mask, double decay,
                           const distributed::SyncOptions& sync) {
   at::NoGradGuard no_grad;
-  // Rows of all ranks are added up exactly, as the tokens of one code. Differences to the running
-  // mean are what makes the variance of far-off data come out of one pass.
+  // Rows of all ranks are summed exactly, as if they were the tokens of one code. Subtracting the
+  // running mean keeps the one-pass variance accurate for data far from the origin.
   const auto centre = mean.to(at::kDouble);
   const auto offset = x.to(at::kDouble).sub(centre);
   const auto nowhere = counted_rows(x, mask).squeeze(-1).logical_not().to(at::kLong).neg();
@@ -132,7 +132,7 @@ at::Tensor update_affine_(at::Tensor mean, at::Tensor variance, at::Tensor mean_
   const auto shift = ops::decode_sums(sums[0], exponents[0], at::kDouble).div(divisor);
   const auto second = ops::decode_sums(sums[1], exponents[1], at::kDouble).div(divisor);
   const auto any = counts[0].gt(0).all();
-  // Numbers beyond the range of the state end at it.
+  // Values beyond the range of the state are clamped.
   const double most = detail::largest(mean.scalar_type());
   average_(mean, mean_needs_init, centre.add(shift).clamp(-most, most), any, decay);
   average_(variance, variance_needs_init, second.sub(shift.square()).clamp(0, most), any, decay);
@@ -157,7 +157,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> merge_statistics(
   const auto exponents = exponents_a.maximum(exponents_b);
   const auto rescaled = [&](const at::Tensor& sums, const at::Tensor& own) {
     const auto shift = exponents.sub(own).to(at::kLong);
-    // Of two words the first hands its lost bits to the second.
+    // With two words, bits shifted out of the first move into the second.
     if (sums.sym_size(0) == 2) return distributed::shifted_words(sums, shift);
     return sums.bitwise_right_shift(shift.unsqueeze(-1).clamp_max(63));
   };

@@ -21,7 +21,7 @@ at::Tensor distribution_quantile(const at::Tensor& u, std::string_view cdf) {
   detail::check_floating(op, "u", u);
   const auto kind = detail::parse_distribution(op, cdf);
   const auto wide = u.to(detail::perturb_dtype(u));
-  // The tangent of the Cauchy distribution comes back from beyond its ends.
+  // Beyond [0, 1], the tangent of the Cauchy distribution would return to finite values.
   return detail::quantile_any(kind, wide)
       .masked_fill(wide.ge(0).logical_and(wide.le(1)).logical_not(),
                    std::numeric_limits<double>::quiet_NaN());

@@ -1,4 +1,4 @@
-// Names of the estimators, for callers that know more of them.
+// Names of the estimators, for callers that support additional ones.
 #pragma once
 
 #include <string>

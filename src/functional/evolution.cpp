@@ -17,12 +17,12 @@ namespace torchvq::functional {
 
 namespace {
 
-// Sizes are symbolic throughout: one compiled graph serves populations of any size.
+// Sizes are symbolic throughout, so that one compiled graph serves populations of any size.
 at::Tensor uniform(const at::Tensor& rng, c10::SymIntArrayRef size) {
   return ops::random_uniform(rng, RandomPurpose::kEvolution, size);
 }
 
-/// Uniform numbers lie inside (0, 1), so that 0 and 1 mean never and always.
+/// Uniform numbers lie strictly inside (0, 1), so rates 0 and 1 mean never and always.
 at::Tensor flips(const at::Tensor& rng, const at::Tensor& bits, double rate) {
   return uniform(rng, bits.sym_sizes()).lt(rate).to(bits.device());
 }

@@ -22,7 +22,7 @@ void ExactSum::add(double value) {
   }
   int exponent = 0;
   const double fraction = std::frexp(value, &exponent);
-  // Subnormal numbers have zeros below their lowest bit, which is all that a shift to it drops.
+  // Subnormal numbers have zeros below their lowest bit, so the shift drops nothing else.
   auto mantissa = static_cast<uint64_t>(std::ldexp(fraction, kMantissaBits));
   int place = exponent - kMantissaBits - kLowestBit;
   if (place < 0) {

@@ -66,7 +66,7 @@ void JointStatistics::add(const at::Tensor& x, const at::Tensor& codes) {
 
 void JointStatistics::add_over(const distributed::Group& group) {
   if (group.alone()) return;
-  // One at a time: all of them in one piece would need their memory once more.
+  // One at a time: a single buffer for all would need their memory again.
   for (const auto& pairs : pairs_) group.sum_(pairs, "counts of pairs of codes");
   for (const auto& sums : sums_) group.sum_(sums, "sums of codes");
 }

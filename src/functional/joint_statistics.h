@@ -1,4 +1,4 @@
-// What a joint refit of codebooks needs to know of vectors and their codes: exact integers.
+// Statistics of vectors and their codes for a joint refit of codebooks: exact integers.
 #pragma once
 
 #include <cstdint>
@@ -10,18 +10,18 @@
 
 namespace torchvq::functional {
 
-/// The exponent in which vectors of magnitudes up to `largest` are added up: none raises it, so
-/// that sums do not depend on what is added when.
+/// The exponent for fixed-point sums of vectors with magnitudes up to `largest`. It is never
+/// raised, so sums do not depend on the order of additions.
 int64_t exponent_for(double largest);
 
-/// Fixed-point sums (1, 1, K, D) of the rows of x (N, D) by code (N,), see ops/code_statistics.h.
+/// Fixed-point sums (1, 1, K, D) of the rows of x (N, D) by code (N,); see ops/code_statistics.h.
 at::Tensor sums_of_codes(const at::Tensor& x, const at::Tensor& codes, int64_t size,
                          int64_t exponent);
 
-/// Such sums as float64 (K, D).
+/// These sums as float64 (K, D).
 at::Tensor decoded_sums(const at::Tensor& sums, int64_t exponent);
 
-/// How often codes of two levels meet, and the sum of the vectors of each code.
+/// Counts how often codes of two levels occur together, and sums the vectors of each code.
 class JointStatistics {
  public:
   /// @param sizes     codes of each level.
@@ -32,11 +32,11 @@ class JointStatistics {
   /// @param codes  (N, Q), int64.
   void add(const at::Tensor& x, const at::Tensor& codes);
 
-  /// Replaces all by the sums over all ranks.
+  /// Replaces all statistics by their sums over all ranks.
   void add_over(const distributed::Group& group);
 
   int64_t levels() const { return static_cast<int64_t>(sizes_.size()); }
-  /// Vectors that have code k of level p and code l of level q >= p: (K_p, K_q), int64.
+  /// Number of vectors with code k of level p and code l of level q >= p: (K_p, K_q), int64.
   at::Tensor pairs(int64_t p, int64_t q) const;
   /// The sum of the vectors of each code of a level: (K, D), float64.
   at::Tensor sums(int64_t level) const;

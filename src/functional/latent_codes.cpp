@@ -58,7 +58,7 @@ std::vector<at::Tensor> latent_values(at::IntArrayRef levels) {
   detail::check_scalar_levels("LatentQuantize", levels, 2);
   std::vector<at::Tensor> values;
   for (const int64_t count : levels) {
-    // Odd levels reach both ends; even ones leave the upper end out, so that 0 is among them.
+    // Odd numbers of levels reach both ends; even ones omit the upper end, so that 0 is a level.
     const double steps = static_cast<double>(count % 2 == 0 ? count : count - 1);
     values.push_back(at::arange(count, at::kFloat).div(steps).sub(0.5));
   }

@@ -11,7 +11,7 @@ namespace {
 using c10::SymInt;
 using Sizes = std::vector<SymInt>;
 
-/// The position axes of an input of this shape: all but batch and features.
+/// The position axes of an input of this shape: all except batch and features.
 Sizes position_sizes(c10::SymIntArrayRef sizes, bool channel_first) {
   const auto first = channel_first ? 2 : 1;
   const auto last = channel_first ? sizes.size() : sizes.size() - 1;
@@ -117,7 +117,7 @@ at::Tensor lens_to_mask(const at::Tensor& lens, SymInt length) {
 
 namespace {
 
-/// (H, T, ...) to (B, N, heads, ...).
+/// Converts (H, T, ...) to (B, N, heads, ...).
 at::Tensor merge_heads_of(const at::Tensor& values, const at::Tensor& x,
                           const TokenLayout& layout) {
   SymInt tokens = 1;
@@ -125,7 +125,7 @@ at::Tensor merge_heads_of(const at::Tensor& values, const at::Tensor& x,
   return merge_heads(values, x.sym_size(0), tokens, layout.heads(), layout.separate());
 }
 
-/// Whether tokens of one codebook differ from x by their shape alone.
+/// Whether tokens of one codebook differ from x only in shape.
 bool only_reshapes(const TokenLayout& layout) {
   return layout.heads() == 1 && !layout.channel_first();
 }
@@ -135,7 +135,7 @@ bool only_reshapes(const TokenLayout& layout) {
 SplitTokens split_tokens(const at::Tensor& x, const std::optional<at::Tensor>& mask,
                          const TokenLayout& layout) {
   const auto packed = pack_tokens(x, layout.channel_first());
-  // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+  // Padding may hold anything, including NaN; zeros keep it out of every gradient.
   const auto filled = mask ? fill_masked(packed, *mask) : packed;
   SplitTokens split{packed, filled, split_heads(filled, layout.heads(), layout.separate()), {}};
   if (mask) split.mask = split_mask(*mask, layout.heads(), layout.separate());

@@ -31,11 +31,12 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-// None: to leave a replaced code alone starves codebooks whose threshold is above the fair share
+// None: protecting a replaced code starves codebooks whose threshold is above the mean cluster size
 // (docs/design/statistics.md).
 constexpr int64_t kCooldownSteps = 0;
 
-/// Codes to be written. Operators write float state; a parameter in half precision gets it rounded.
+/// Codes in the dtype of the state. Operators write float state; a half-precision
+/// parameter gets the rounded codes.
 class WideCodes {
  public:
   WideCodes(const std::vector<CodebookState>& states, const LearnCodebooksOptions& options)
@@ -60,7 +61,7 @@ class WideCodes {
   Tensors codes_;
 };
 
-/// One mask for each codebook, or none at all.
+/// One mask per codebook, or none at all.
 Tensors masks_of(const std::vector<StepTokens>& tokens) {
   const auto masked = [](const StepTokens& level) { return level.mask.has_value(); };
   Tensors masks;
@@ -90,11 +91,11 @@ std::vector<CodeStatistics> collect_own(const std::vector<StepTokens>& tokens,
   return found;
 }
 
-/// What ranks have told each other in a step.
+/// The results of a step's exchange between ranks.
 struct Exchanged {
   std::vector<CodeStatistics> statistics;
   at::Tensor offered;   // candidates for dead codes, see distributed/synced_step_statistics.h
-  Tensors rng = {};     // by which candidates are put in order. Default: the codebooks' own
+  Tensors rng = {};     // order the candidates. Default: the generators of the codebooks
   at::Tensor due = {};  // see distributed/kept_statistics.h
 };
 
@@ -102,7 +103,7 @@ Tensors generators(const std::vector<CodebookState>& states, const Exchanged& ex
   return exchanged.rng.empty() ? member_of(states, &CodebookState::rng) : exchanged.rng;
 }
 
-/// Codebooks that are not in use take part with no tokens.
+/// Adds empty tokens for codebooks that are not in use.
 std::vector<StepTokens> of_all_codebooks(const std::vector<CodebookState>& states,
                                          std::vector<StepTokens> tokens) {
   const auto like = tokens[0];
@@ -110,7 +111,7 @@ std::vector<StepTokens> of_all_codebooks(const std::vector<CodebookState>& state
   return tokens;
 }
 
-/// What the engine is told of the tokens of all codebooks.
+/// Arguments of the exchange for the tokens of all codebooks.
 struct Message {
   distributed::SyncedStatisticsOptions options;
   Tensors x, indices, exponents;
@@ -145,8 +146,8 @@ Exchanged exchanged_by(const distributed::SyncedStatistics& found, at::Tensor of
   return exchanged;
 }
 
-/// `offers` says what the replacement of dead codes will ask for; null where it has no part in this
-/// message.
+/// `offers`: what the replacement of dead codes may need; null if candidates are
+/// not part of this message.
 Exchanged exchange(const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
                    const Tensors& wide, const LearnCodebooksOptions& options,
                    const distributed::OfferOptions* offers) {
@@ -180,8 +181,8 @@ ops::EmaUpdateOptions average_options(const CodebookState& state,
           .finish = finish && !compat};
 }
 
-/// The reference's unused codes are recomputed like all others, and so drift to the origin; but a
-/// step without tokens, as of a level that was dropped, changes nothing.
+/// In the reference, unused codes are recomputed like all others, and so drift to the origin; but a
+/// step without tokens, for example of a dropped level, changes nothing.
 void finish_compatibly(const CodebookState& state, const at::Tensor& counts, const at::Tensor& wide,
                        const LearnCodebooksOptions& options) {
   if (!options.vqp_compat() || !options.ema_update() || options.manual_ema_update()) return;
@@ -224,12 +225,12 @@ void replace_synced(const std::vector<CodebookState>& states, const std::vector<
   }
 }
 
-/// Puts tokens in the place of codes that fell out of use.
+/// Replaces dead codes by tokens.
 void replace(const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
              const Tensors& wide, Tensors counts, const LearnCodebooksOptions& options,
              const Exchanged& exchanged) {
   if (options.vqp_compat()) {
-    // In the reference a code may be replaced in the very step that used it.
+    // In the reference a code may be replaced in the same step that used it.
     for (auto& own : counts) own = at::zeros_like(own);
   }
   if (!options.ranks().alone()) {
@@ -245,13 +246,14 @@ void replace(const std::vector<CodebookState>& states, const std::vector<StepTok
   }
 }
 
-/// A step without a token on any rank changes nothing: its tick of the cool-down is made up for.
+/// A step without tokens on any rank changes nothing: compensates the decrement of the cool-down.
 void keep_cooldown(const CodebookState& state, const at::Tensor& counts) {
   const auto nothing = counts.sum().eq(0);
   state.cooldown.add_(state.cooldown.gt(0).logical_and(nothing));
 }
 
-/// What follows once averages and codes have moved: `counts` for each of the tokens.
+/// Completes a step after averages and codes have been updated. `counts` has an
+/// entry for each of the tokens.
 void finish(const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
             const Tensors& wide, const Tensors& counts, const LearnCodebooksOptions& options,
             const Exchanged& exchanged = {}) {
@@ -265,7 +267,7 @@ void finish(const std::vector<CodebookState>& states, const std::vector<StepToke
           counts, options, exchanged);
 }
 
-/// Moves averages and codes by statistics; returns their counts.
+/// Updates averages and codes from statistics; returns their counts.
 Tensors learn_exchanged(const std::vector<CodebookState>& states,
                         const std::vector<StepTokens>& tokens, const Exchanged& exchanged,
                         const Tensors& wide, const LearnCodebooksOptions& options,
@@ -281,7 +283,7 @@ Tensors learn_exchanged(const std::vector<CodebookState>& states,
   return counts;
 }
 
-/// The one message of a step: statistics, and candidates where dead codes are replaced.
+/// The single message of a step: statistics, and candidates if dead codes are replaced.
 Exchanged exchange_step(const std::vector<CodebookState>& states,
                         const std::vector<StepTokens>& tokens, const Tensors& wide,
                         const LearnCodebooksOptions& options, bool weighted) {
@@ -293,8 +295,8 @@ Exchanged exchange_step(const std::vector<CodebookState>& states,
   return exchange(states, tokens, wide, options, &offers);
 }
 
-/// The message of a step that is sent now and awaited later. Tensors that belong to the caller are
-/// copies in `tokens` already.
+/// The message of a step that is sent now and received later. `tokens` are already copies
+/// of the caller's tensors.
 distributed::StepMessage step_message(const std::vector<CodebookState>& states,
                                       const std::vector<StepTokens>& tokens, const Tensors& wide,
                                       const LearnCodebooksOptions& options, bool weighted) {
@@ -311,7 +313,7 @@ distributed::StepMessage step_message(const std::vector<CodebookState>& states,
   return message;
 }
 
-/// Of their own memory.
+/// Tokens with memory of their own.
 std::vector<StepTokens> copies_of(const std::vector<StepTokens>& tokens) {
   std::vector<StepTokens> copies;
   for (const auto& [x, indices, mask] : tokens) {
@@ -321,12 +323,12 @@ std::vector<StepTokens> copies_of(const std::vector<StepTokens>& tokens) {
   return copies;
 }
 
-/// A step of which the statistics wait for others, or end their wait. Steps that wait go on with no
-/// tokens, which change nothing.
+/// A step of which the statistics are kept for later, or one that synchronises the kept ones. In
+/// steps that only keep statistics, everything after this runs without tokens and changes nothing.
 Tensors learn_kept(const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
                    const Tensors& wide, const LearnCodebooksOptions& options,
                    const std::optional<at::Tensor>& weight) {
-  // Earlier steps may have used what this one does not.
+  // Earlier steps may have used codebooks that this step does not use.
   const auto all = of_all_codebooks(states, tokens);
   const auto [synced, x, indices, exponents] = message_of(states, all, wide, options);
   Tensors kept;
@@ -336,7 +338,7 @@ Tensors learn_kept(const std::vector<CodebookState>& states, const std::vector<S
                       "learn_codebooks_: expected codebooks to keep statistics with sync_every ",
                       options.sync_every(), ", but got ", state.kept.size(), " tensors for them");
     kept.insert(kept.end(), state.kept.begin(), state.kept.end());
-    // One order of candidates for all steps that are kept.
+    // The same order of candidates for all kept steps.
     const auto& steps = state.kept[distributed::kKeptSteps];
     exchanged.rng.push_back(at::stack({state.rng[0], steps[distributed::kKeptReductions]}));
   }
@@ -360,7 +362,7 @@ Tensors learn_kept(const std::vector<CodebookState>& states, const std::vector<S
   return counted;
 }
 
-/// The same of a process alone, from the tokens.
+/// A step of a single process, computed directly from the tokens.
 Tensors learn_alone(const std::vector<CodebookState>& states, const std::vector<StepTokens>& tokens,
                     const Tensors& wide, const LearnCodebooksOptions& options,
                     const std::optional<at::Tensor>& weight) {
@@ -442,7 +444,7 @@ LearningInFlight::LearningInFlight(std::vector<CodebookState> states,
   const WideCodes wide(states, options);
   auto own = copies_of(tokens);
   auto message = step_message(states, own, wide.codes(), options, weight.has_value());
-  // Members in their order: the message goes off last.
+  // Members are initialised in this order, so the message is sent last.
   impl_.reset(new Impl{std::move(states), std::move(own), std::move(options),
                        weight ? std::optional(weight->clone()) : std::nullopt,
                        distributed::StepInFlight(std::move(message))});

@@ -1,6 +1,6 @@
-// The operators of learn_codebooks.h. A codebook's state is a list of five
-// tensors: embed, cluster_size, embed_avg, cooldown, replaced; and five more with sync_every above
-// 1: what it keeps.
+// The operators of learn_codebooks.h. A codebook's state is a list of five tensors:
+// embed, cluster_size, embed_avg, cooldown, replaced; with sync_every above 1, five
+// more hold kept statistics.
 #include <string_view>
 #include <tuple>
 
@@ -78,7 +78,7 @@ void expire_op(at::TensorList state, at::TensorList rng, at::TensorList x, doubl
 }  // namespace
 }  // namespace torchvq::functional
 
-// Of several codebooks the state is one list; levels without tokens are not in use.
+// The states of several codebooks are passed as one list; levels without tokens are not in use.
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "collect_statistics(Tensor[] state, Tensor[] rng, Tensor[] x, Tensor[] indices, *, "

@@ -1,5 +1,5 @@
-// torch.classes.torchvq.LearningInFlight: LearningInFlight for Python. A class and no operator, because between its two
-// halves there is work that only its owner may end or drop.
+// torch.classes.torchvq.LearningInFlight: LearningInFlight for Python. A class and not an operator, because between its
+// two halves it owns communication in progress, which only its owner may finish or discard.
 #include "functional/learning_in_flight.h"
 
 #include <string>
@@ -17,7 +17,7 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// As all operators do, see ops/autocast.cpp.
+/// Disables autocast, as for all operators; see ops/autocast.cpp.
 class WithoutAutocast {
   c10::impl::ExcludeDispatchKeyGuard guard_{c10::autocast_dispatch_keyset};
 };
@@ -29,7 +29,7 @@ class Holder : public torch::CustomClassHolder {
   Tensors finish() {
     TORCH_CHECK(step_, "LearningInFlight: expected finish to be called once, but got another call");
     const WithoutAutocast guard;
-    // Whatever happens, the message is read once.
+    // Released first, so that the message is received only once, even if finish() throws.
     const auto step = std::move(step_);
     return step->finish();
   }

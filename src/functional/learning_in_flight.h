@@ -1,5 +1,5 @@
-// A training step of codebooks that ends later than it begins, so that something else hides what
-// ranks tell each other.
+// A training step of codebooks that is split into a start and an end, so that other work hides the
+// communication between ranks.
 #pragma once
 
 #include <memory>
@@ -13,21 +13,22 @@
 namespace torchvq::functional {
 
 /// learn_codebooks_() in two halves, for ranks that learn together in every step: the constructor
-/// sends, finish() waits and does the rest. In between the states stand as they were, and nobody
-/// writes to them. To drop it is to forget the step on this rank: nothing is waited for.
+/// sends, finish() waits and completes the step. Between the two, states must not be written.
+/// Destroying the object without finish() discards the step on this rank, without waiting.
 class LearningInFlight {
  public:
-  /// Throws as learn_codebooks_() does before it communicates. Tokens are copied, because their
-  /// owner may write to them.
+  /// Throws as learn_codebooks_() does before it communicates. Tokens are copied, because the
+  /// caller may overwrite them.
   LearningInFlight(std::vector<CodebookState> states, const std::vector<StepTokens>& tokens,
                    LearnCodebooksOptions options, const std::optional<at::Tensor>& weight);
   ~LearningInFlight();
   LearningInFlight(const LearningInFlight&) = delete;
   LearningInFlight& operator=(const LearningInFlight&) = delete;
 
-  /// What learn_codebooks_() returns and throws; besides, the generators count the step, as
-  /// finish_step_() has them do. To be called once, by all ranks in the same order among their
-  /// collectives: some follow where tokens outgrew the codes, or more codes died than were foreseen.
+  /// Returns and throws as learn_codebooks_() does, and advances the generators as
+  /// finish_step_() would. Must be called exactly once, by all ranks in the same order
+  /// relative to other collectives: it may need more of them, if tokens outgrew the codes or
+  /// more codes died than expected.
   std::vector<at::Tensor> finish();
 
  private:

@@ -29,24 +29,24 @@ TokenLayout sign_layout(const LookupFreeOptions& options) {
       .channel_first(options.channel_first());
 }
 
-/// The tokens that are absent from outputs and indices: the reference quantizes padding as well.
+/// The tokens that are absent from outputs and indices. The reference quantizes padding as well.
 std::optional<at::Tensor> absent_where(const LookupFreeArguments& arguments,
                                        const LookupFreeOptions& options) {
   return options.vqp_compat() ? std::nullopt : arguments.mask;
 }
 
-/// Of the probability that a bit is set: its two codes are twice the scale apart, and the distance to either is
-/// squared.
+/// Factor between a latent and the logit of its bit: the bit's two codes are twice the scale apart,
+/// and the distance to each is squared.
 double sharpness_of(const LookupFreeOptions& options) {
   return 4 * options.inv_temperature() * options.scale();
 }
 
-/// (C, T, D) of x, and its padding zero: that may hold anything, NaN included.
+/// x as (C, T, D), with padding set to zero, since it may hold anything, including NaN.
 at::Tensor latents_of(const at::Tensor& x, const LookupFreeArguments& arguments,
                       const LookupFreeOptions& options) {
   auto tokens = pack_tokens(x, options.channel_first());
   if (const auto absent = absent_where(arguments, options)) tokens = fill_masked(tokens, *absent);
-  // What makes latents of the projection, and the losses, is float32 arithmetic.
+  // The map from projection to latents, and the losses, use float32 arithmetic.
   tokens = tokens.to(detail::compute_dtype(tokens));
   if (const auto limit = options.soft_clamp()) {
     tokens = soft_clamp(tokens, at::scalar_tensor(*limit, tokens.options()));
@@ -92,8 +92,8 @@ LookupFreeLosses lookup_free_losses(const LookupFreeSigns& signs,
 
 namespace {
 
-/// Whether signs and losses are one operator: not where the order of the reference's counts, or a
-/// function lies between terms and loss.
+/// Whether one operator can compute signs and losses: not with the reference's order of operations,
+/// and not if a function is applied between terms and loss.
 bool steps_at_once(const LookupFreeOptions& options) {
   return options.scores() && !options.vqp_compat() && !options.weights().softplus_offset;
 }
@@ -114,7 +114,7 @@ at::Tensor step_at_once(LookupFreeStep& step, const LookupFreeOptions& options) 
   return options.estimates() ? found.codes : signs.codes;
 }
 
-/// The same, one after the other.
+/// The same with one operator after the other.
 at::Tensor step_by_step(LookupFreeStep& step, const LookupFreeOptions& options) {
   auto& signs = step.signs;
   std::tie(signs.codes, signs.indices) = ops::sign_quantize(signs.latents, options.scale());

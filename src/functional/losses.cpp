@@ -11,7 +11,8 @@
 namespace torchvq::functional {
 namespace {
 
-/// Tracing records what it sees; a leaf that requires grad would become an input of the graph.
+/// Whether a tensor is traced. Tracing would turn a leaf that requires grad
+/// into an input of the graph.
 bool is_traced(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->is_python_dispatch() ||
          tensor.key_set().has(c10::DispatchKey::Functionalize);
@@ -41,7 +42,7 @@ at::Tensor weighted_loss(at::TensorList terms, at::ArrayRef<double> weights, boo
   for (size_t i = 0; i < terms.size(); ++i) {
     if (weights[i] == 0) continue;
     const auto weighted = weights[i] == 1 ? terms[i] : terms[i].mul(weights[i]);
-    // A regularisation of float64 codes does not widen the loss of float32 tokens.
+    // A regularisation term in float64 does not widen the loss of float32 tokens.
     const auto term = weighted.to(terms[0].scalar_type());
     is_a_term = !total.defined() && term.is_same(terms[i]);
     total = total.defined() ? total.add(term) : term;
@@ -49,7 +50,7 @@ at::Tensor weighted_loss(at::TensorList terms, at::ArrayRef<double> weights, boo
   if (!total.defined()) {
     total = at::zeros({}, terms[0].options());
   } else if (is_a_term) {
-    total = total.clone();  // who writes to the loss does not mean the term
+    total = total.clone();  // a copy, so that writing to the loss leaves the term alone
   }
   return training ? with_graph(total) : total;
 }
@@ -57,7 +58,7 @@ at::Tensor weighted_loss(at::TensorList terms, at::ArrayRef<double> weights, boo
 at::Tensor paired_loss(const at::Tensor& inputs, const at::Tensor& codes,
                        const std::optional<at::Tensor>& mask, double to_inputs, double to_codes,
                        bool training) {
-  // A number to look at.
+  // In evaluation the loss has no gradient.
   if (!training) {
     return ops::paired_commitment_loss(inputs.detach(), codes.detach(), mask, to_inputs, to_codes);
   }

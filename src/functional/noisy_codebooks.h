@@ -1,4 +1,4 @@
-// The noise of refine_codebooks(), by which codes get out of the first minimum that they meet.
+// The noise with which refine_codebooks() lets codes leave the first local minimum.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@ namespace torchvq::functional {
 
 struct NoiseOfCodes {
   double scale;   // in units of the standard deviation of each feature over the codes,
-  double widest;  // which counts as at most this
+  double widest;  // which is clamped to this
   int64_t seed;
   int64_t step;
 };
 
-/// Codebooks (K, D) with normal noise. Rank 0 draws it for all.
+/// Returns codebooks (K, D) with normal noise. Rank 0 draws it for all ranks.
 std::vector<at::Tensor> noisy_codebooks(const std::vector<at::Tensor>& codebooks,
                                         const NoiseOfCodes& noise, const distributed::Group& group);
 

@@ -1,12 +1,12 @@
-// Work whose bits depend on how many threads share it.
+// Runs work whose bits depend on the number of threads.
 #pragma once
 
 #include <ATen/Parallel.h>
 
 namespace torchvq::functional {
 
-/// Runs work() with a single thread for what it calls: LAPACK and reductions give other bits with
-/// other numbers of threads, and within a parallel region they take one.
+/// Runs work() so that it uses a single thread: LAPACK and reductions give different bits for
+/// different numbers of threads, and use one thread within a parallel region.
 template <typename Work>
 void on_one_thread(const Work& work) {
   at::parallel_for(0, 2, 1, [&](int64_t begin, int64_t) {

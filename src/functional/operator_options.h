@@ -1,4 +1,4 @@
-// From the flat arguments of operators to the options of the functions behind them.
+// Converts the flat arguments of operators to the options of the functions that implement them.
 #pragma once
 
 #include <optional>
@@ -23,13 +23,13 @@ inline distributed::Ranks ranks_named(std::string_view group_name, std::string_v
   return ranks;
 }
 
-/// What every operator that reads or writes codebooks is told about them.
+/// Options of all operators that read or write codebooks.
 inline LearnCodebooksOptions codebook_options(double eps, std::string_view metric,
                                               distributed::Ranks ranks) {
   return LearnCodebooksOptions().eps(eps).metric(std::string(metric)).ranks(std::move(ranks));
 }
 
-/// Who replaces which codes.
+/// Sets which dead codes are replaced, and how.
 inline LearnCodebooksOptions& dead_codes(LearnCodebooksOptions& options, double threshold,
                                          double threshold_fraction, double reset_cluster_size,
                                          bool vqp_compat) {
@@ -39,7 +39,7 @@ inline LearnCodebooksOptions& dead_codes(LearnCodebooksOptions& options, double 
       .vqp_compat(vqp_compat);
 }
 
-/// How the averages move.
+/// Sets how the moving averages are updated.
 inline LearnCodebooksOptions& averages(LearnCodebooksOptions& options, double decay,
                                        bool ema_update, bool manual_ema_update, bool by_gradient,
                                        std::string_view signature) {
@@ -50,8 +50,8 @@ inline LearnCodebooksOptions& averages(LearnCodebooksOptions& options, double de
       .signature(std::string(signature));
 }
 
-/// The states of codebooks from one list: embed, cluster_size, embed_avg, cooldown and replaced of
-/// each, then what it keeps between steps, where it does.
+/// Splits a list into the states of codebooks: embed, cluster_size, embed_avg, cooldown and
+/// replaced of each, followed by the tensors kept between steps, if any.
 inline std::vector<CodebookState> states_of(const char* op, at::TensorList state,
                                             at::TensorList rng) {
   constexpr size_t kTensors = 5, kWithKept = 10;
@@ -67,7 +67,7 @@ inline std::vector<CodebookState> states_of(const char* op, at::TensorList state
   return states;
 }
 
-/// How codes are chosen, and what gradient the output gets.
+/// Options for the choice of codes and the gradient of the output.
 inline QuantizeOptions quantize_options(std::string_view metric, std::string_view estimator,
                                         std::optional<double> temperature,
                                         double gradient_temperature, double variance,
@@ -81,7 +81,7 @@ inline QuantizeOptions quantize_options(std::string_view metric, std::string_vie
       .sync_update_v(sync_update_v);
 }
 
-/// The terms that are about the codes as they were searched.
+/// Options of the losses that depend on the searched codes.
 inline QuantizerLossOptions search_loss_options(bool training, std::string_view metric,
                                                 double commitment_weight,
                                                 bool commitment_use_cross_entropy_loss,

@@ -62,7 +62,7 @@ SearchedCodes find_codes(const at::Tensor& x, const at::Tensor& codebook, const 
   return {nearest.indices, nearest.codes};
 }
 
-/// Value: the codes. Gradient: as the estimator's own page states. x and codes are (H, T, D).
+/// Value: the codes. Gradient: as documented for the estimator. x and codes are (H, T, D).
 at::Tensor estimate_codes(const at::Tensor& x, const at::Tensor& codes, const SearchedCodes& found,
                           const at::Tensor& codebook, const at::Tensor& rng,
                           const QuantizeOptions& options) {
@@ -97,7 +97,7 @@ QuantizeOutput quantize(const at::Tensor& x, const at::Tensor& codebook, const a
 
   at::Tensor quantized;
   if (found.codes.dim() == 4) {
-    // Candidates are quantized as if each were a token of its own.
+    // Each candidate is quantized as if it were a separate token.
     const auto repeated = inputs.unsqueeze(2).expand_as(found.codes).flatten(1, 2);
     quantized = estimate_codes(repeated, found.codes.flatten(1, 2), found, codebook, rng, options)
                     .reshape_symint(found.codes.sym_sizes());

@@ -10,7 +10,7 @@
 namespace torchvq::functional {
 namespace {
 
-/// MT19937 as far as a few draws need it.
+/// MT19937, as much as a few draws need.
 class Twister {
  public:
   explicit Twister(const std::vector<uint32_t>& key) {
@@ -30,7 +30,7 @@ class Twister {
   }
 
   uint32_t operator()() {
-    // The recurrence replaces the oldest word, so words may be made one at a time.
+    // The recurrence replaces the oldest word, so words can be generated one at a time.
     const uint32_t joined = (state_[at_] & 0x80000000U) | (state_[(at_ + 1) % kSize] & 0x7fffffffU);
     state_[at_] =
         state_[(at_ + 397) % kSize] ^ (joined >> 1) ^ ((joined & 1U) != 0 ? 0x9908b0dfU : 0U);
@@ -63,7 +63,8 @@ class Twister {
   size_t at_ = 0;
 };
 
-/// Uniform in [0, count), by rejection, as Python's random.randrange draws it. 0 < count < 2^32.
+/// Uniform in [0, count), by rejection, with the same draws as Python's
+/// random.randrange. 0 < count < 2^32.
 int64_t randrange(int64_t seed, int64_t count) {
   const uint64_t magnitude =
       seed < 0 ? ~static_cast<uint64_t>(seed) + 1 : static_cast<uint64_t>(seed);

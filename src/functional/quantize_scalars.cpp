@@ -16,7 +16,7 @@
 namespace torchvq::functional {
 namespace {
 
-/// (*, C * D) to (*, C, D).
+/// Reshapes (*, C * D) to (*, C, D).
 at::Tensor by_codebook(const at::Tensor& tokens, int64_t codebooks, int64_t dim) {
   TORCH_CHECK_VALUE(codebooks >= 1 && tokens.dim() >= 1 && tokens.sym_size(-1) == codebooks * dim,
                     "quantize_scalars: expected tokens to have ", codebooks, " times ", dim,
@@ -30,15 +30,15 @@ at::Tensor add_noise(const at::Tensor& codes, at::IntArrayRef levels,
   if (!options.vqp_noise()) {
     return ops::scalar_noise(codes, levels, *options.rng(), options.noise(), options.stream());
   }
-  // Half a step of three levels is 1/2.
+  // With three levels, half a step is 1/2.
   const std::vector<int64_t> threes(levels.size(), 3);
   return ops::scalar_noise(codes, threes, *options.rng(), 0.5, options.stream());
 }
 
-/// Codes (*, C * D), and indices (*, C), of one codebook (*).
+/// Codes (*, C * D) and indices (*, C); indices are (*) for one codebook.
 QuantizeScalarsOutput quantize_features(const at::Tensor& tokens, at::IntArrayRef levels,
                                         const QuantizeScalarsOptions& options) {
-  // Stacks give float32 or float64; a half-precision quotient would round.
+  // Tokens of stacks are float32 or float64; a half-precision quotient would be rounded.
   const auto& scale = options.scale();
   auto features = scale ? tokens.div(scale->to(tokens.scalar_type())) : tokens;
   const bool one = options.codebooks() == 1;
@@ -78,10 +78,10 @@ QuantizeScalarsOutput finite_scalar_quantize(const at::Tensor& x, at::IntArrayRe
                     "finite_scalar_quantize: expected keep_codebooks with several codebooks, but "
                     "got False with ",
                     options.codebooks());
-  // Features that lie last are where the search takes them from.
+  // The search needs features on the last axis.
   const bool moves = options.mask() || (channel_first && x.dim() > 2);
   auto tokens = moves ? pack_tokens(x, channel_first) : x;
-  // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+  // Padding may hold anything, including NaN; zeros keep it out of every gradient.
   if (options.mask()) tokens = fill_masked(tokens, *options.mask());
   auto [codes, indices] = quantize_features(tokens, levels, options);
   codes = codes.to(x.scalar_type());
@@ -95,7 +95,7 @@ at::Tensor soft_clamp(const at::Tensor& x, const at::Tensor& limit) {
   detail::check_floating("soft_clamp", "x", x);
   detail::check_floating("soft_clamp", "limit", limit);
   const auto bound = limit.to(x.scalar_type());
-  // Infinity would become a limit; a token that is not finite stays visible.
+  // tanh would map infinity to the bound; adding x - x turns values that are not finite into NaN.
   const auto fixed = x.detach();
   return x.div(bound).tanh().mul(bound).add(fixed.sub(fixed));
 }

@@ -13,7 +13,7 @@
 namespace torchvq::functional {
 namespace {
 
-/// Undefined where there is no such term.
+/// Undefined if there is no such term.
 at::Tensor commitment_term(const SearchedTokens& searched, const std::optional<at::Tensor>& targets,
                            const QuantizerLossOptions& options) {
   const auto& [inputs, codebook, mask, found, indices] = searched;
@@ -35,7 +35,7 @@ at::Tensor commitment_term(const SearchedTokens& searched, const std::optional<a
   return ops::commitment_loss(inputs, codes, mask);
 }
 
-/// Undefined where there is no such term.
+/// Undefined if there is no such term.
 at::Tensor diversity_term(const SearchedTokens& searched, const std::optional<at::Tensor>& totals,
                           const QuantizerLossOptions& options) {
   if (!options.training() || options.diversity_weight() == 0) return {};

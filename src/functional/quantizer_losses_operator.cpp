@@ -1,4 +1,4 @@
-// The operators of quantizer_losses.h, which the levels of a stack use one by one.
+// The operators of quantizer_losses.h, which levels of a stack call individually.
 #include <string_view>
 #include <tuple>
 #include <utility>

@@ -16,7 +16,7 @@ namespace torchvq::functional {
 
 at::Tensor random_projection(const at::Tensor& x, const at::Tensor& projections, bool norm) {
   constexpr auto op = "random_projection";
-  // C++ comes here without the dispatcher, where operators leave autocast.
+  // C++ callers bypass the dispatcher, in which operators disable autocast.
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
   detail::check_floating(op, "x", x);
   detail::check_floating(op, "projections", projections);

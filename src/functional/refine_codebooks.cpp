@@ -25,15 +25,15 @@
 namespace torchvq::functional {
 namespace {
 
-// Codes that are moved by much more than the error of their sum are other codes.
+// Noise much larger than a code's quantization error would make it a different code.
 constexpr double kWidestNoise = 3;
 
-// What a search of all vectors found.
+// The result of searching all vectors.
 struct Search {
   ReconstructionError error;
-  std::vector<at::Tensor> counts;                  // per level (K,), of all processes
+  std::vector<at::Tensor> counts;                  // per level (K,), over all processes
   std::optional<JointStatistics> statistics = {};  // for a joint refit
-  std::vector<at::Tensor> codes;  // of each block (rows, Q), int32, for a refit by level
+  std::vector<at::Tensor> codes;  // for each block (rows, Q), int32, for a refit by level
 };
 
 struct Best {
@@ -42,7 +42,7 @@ struct Best {
   double error = 0;
 };
 
-// Levels that are the same tensor have one codebook.
+// Levels with the same tensor share a codebook.
 LevelCodebooks level_codebooks(at::TensorList levels) {
   LevelCodebooks found;
   for (const auto& level : levels) {
@@ -86,7 +86,7 @@ class Refiner {
  private:
   bool joint() const { return joint_refit_bytes(codebooks_) <= options_.memory(); }
 
-  // All vectors; throws on all ranks where one has another stack or other options.
+  // Returns the number of all vectors; throws on all ranks if one has a different stack or options.
   int64_t agree() const {
     const auto own = description_of(codebooks_.levels(), options_);
     int64_t rows = vectors_.rows;
@@ -110,7 +110,7 @@ class Refiner {
     return rows;
   }
 
-  // Ranks end with the same bits only if they begin with them. The copies are what is refitted.
+  // Ranks end with the same bits only if they start with them. The refit works on copies.
   void share_codebooks() {
     for (auto& codebook : codebooks_.distinct) {
       codebook = codebook.detach().clone(at::MemoryFormat::Contiguous);
@@ -130,7 +130,7 @@ class Refiner {
     return most.item<double>();
   }
 
-  // Refits made.
+  // Returns the number of refits.
   int64_t improve() {
     const auto annealed = annealed_refits(options_);
     auto found = search(codebooks_, annealed == 0 && options_.iterations() > 0);
@@ -144,7 +144,7 @@ class Refiner {
       found = search(codebooks_, refit + 1 < options_.iterations());
       const auto error = found.error.squared_error();
       if (error < best_.error) best_ = {codebooks_, found.counts, error};
-      // What noise has stirred up takes a refit without it to settle.
+      // After noise, one refit without it is needed to settle.
       const bool settled = refit >= annealed && error >= last * (1 - options_.tolerance());
       if (settled) return refit + 1;
       last = error;

@@ -8,7 +8,7 @@
 namespace torchvq::functional {
 namespace {
 
-// A search works on that many at a time.
+// Number of rows that a search processes at a time.
 constexpr int64_t kRowsPerBlock = 32768;
 
 VectorBlocks blocks_of(const at::Tensor& x, const std::string& group_name) {
@@ -21,7 +21,7 @@ VectorBlocks blocks_of(const at::Tensor& x, const std::string& group_name) {
   return blocks;
 }
 
-// The rows of a head that count, float32.
+// The rows of a head that count, as float32.
 at::Tensor usable_rows(const at::Tensor& x, const std::optional<at::Tensor>& mask, int64_t head) {
   const auto own = x.select(0, head).to(at::kFloat);
   auto usable = own.isfinite().all(-1);
@@ -29,7 +29,7 @@ at::Tensor usable_rows(const at::Tensor& x, const std::optional<at::Tensor>& mas
   return own.index({usable}).contiguous();
 }
 
-// A head's levels; those that were the same tensor stay so.
+// The levels of a head; levels that share a tensor still do so afterwards.
 std::vector<at::Tensor> levels_of(at::TensorList codebooks, int64_t head) {
   std::vector<at::Tensor> levels;
   for (size_t q = 0; q < codebooks.size(); ++q) {

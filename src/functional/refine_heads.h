@@ -1,4 +1,4 @@
-// refine_codebooks() of tokens in memory, with several codebooks side by side.
+// refine_codebooks() for tokens in memory, with several heads.
 #pragma once
 
 #include <optional>
@@ -12,11 +12,11 @@
 namespace torchvq::functional {
 
 struct RefinedHeads {
-  std::vector<at::Tensor> codebooks;  ///< of each level (H, K_n, D), dtype as given
+  std::vector<at::Tensor> codebooks;  ///< for each level (H, K_n, D), with their original dtypes
   std::vector<RefineCodebooksOutput> heads;
 };
 
-/// @param x          (H, T, D), floating point; rows that are not finite are left out.
+/// @param x          (H, T, D), floating point; rows that are not finite are ignored.
 /// @param codebooks  Q of (H, K_n, D), floating point.
 /// @param mask       (H, T) or (T,), bool, true for real tokens.
 /// @param group_name see Shard::group_name.

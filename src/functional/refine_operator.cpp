@@ -1,4 +1,4 @@
-// refine_heads() as an operator.
+// The operator for refine_heads().
 #include <optional>
 #include <string>
 #include <string_view>
@@ -22,7 +22,7 @@ using RefinedTensors = std::tuple<std::vector<at::Tensor>, at::Tensor, at::Tenso
 void check_refined(const at::Tensor& x, at::TensorList codebooks,
                    const std::optional<at::Tensor>& mask, const std::string& label) {
   detail::check_residual_arguments(label.c_str(), x, codebooks, std::nullopt, mask);
-  // Each head refits codes of its own.
+  // Each head refits its own codes.
   for (const auto& codebook : codebooks) detail::check_codebook_of(label.c_str(), codebook, x);
 }
 
@@ -77,8 +77,8 @@ RefinedTensors refine_meta(const at::Tensor& x, at::TensorList codebooks,
 }  // namespace
 }  // namespace torchvq::functional
 
-// x (H, T, D), codebooks Q of (H, K_n, D) -> refined codebooks, their dtypes; errors (H, 2)
-// float64, the sum of squares before and after; counts (H, 2) int64, tokens and refits.
+// x (H, T, D), codebooks Q of (H, K_n, D) -> refined codebooks with their dtypes; errors (H, 2)
+// float64: the sum of squares before and after; counts (H, 2) int64: tokens and refits.
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "refine_codebooks(Tensor x, Tensor[] codebooks, *, Tensor? mask=None, int beam=5, "

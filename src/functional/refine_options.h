@@ -10,16 +10,16 @@
 
 namespace torchvq::functional {
 
-/// Throws for codebooks and options that refine_codebooks() does not take.
+/// Throws for codebooks and options that refine_codebooks() does not support.
 void check_refine(int64_t dim, at::TensorList codebooks, const RefineCodebooksOptions& options);
 
-/// Throws where `rows` vectors, of all processes, are too few.
+/// Throws if `rows`, the number of vectors of all processes, is too small.
 void check_rows(int64_t rows, at::TensorList codebooks, const RefineCodebooksOptions& options);
 
-/// What ranks must have in common, for a person to read.
+/// A readable description of everything that must be the same on all ranks.
 std::string description_of(at::TensorList codebooks, const RefineCodebooksOptions& options);
 
-/// How many of the refits are searched with noise.
+/// Number of refits whose search uses noise.
 int64_t annealed_refits(const RefineCodebooksOptions& options);
 
 }  // namespace torchvq::functional

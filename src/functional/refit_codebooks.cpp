@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kSweeps = 3;
 
-// The system, its factor, and the counts that it is made of, which are half as many.
+// For the matrix, its factor, and the counts, of which only half are stored.
 constexpr int64_t kBytesPerUnknownPair = 24;
 
 std::vector<int64_t> first_unknowns(const LevelCodebooks& codebooks) {
@@ -39,7 +39,7 @@ at::Tensor normal_matrix(const JointStatistics& statistics, const LevelCodebooks
     for (int64_t q = p; q < statistics.levels(); ++q) {
       const auto pairs = statistics.pairs(p, q).cpu();
       block(p, q).add_(pairs);
-      // Levels of one codebook meet on both sides of the diagonal, too.
+      // Pairs of levels with the same codebook count on both sides of the diagonal.
       if (p != q) block(q, p).add_(pairs.t());
     }
   }
@@ -81,7 +81,7 @@ std::vector<at::Tensor> with_one_head_each(const std::vector<at::Tensor>& levels
   return codebooks;
 }
 
-// What the codes of all levels but one leave of x.
+// The residual of x after the codes of all levels except one.
 at::Tensor left_by_others(const at::Tensor& x, const at::Tensor& codes, int64_t level,
                           const std::vector<at::Tensor>& levels) {
   auto others = codes.to(at::kLong);
@@ -122,7 +122,8 @@ std::vector<at::Tensor> refit_jointly(const JointStatistics& statistics,
     matrix.diagonal().add_(ridge);
     const auto right = right_side(statistics, codebooks) + next.to(at::kDouble) * ridge;
     const auto found = solved(matrix, right);
-    // Rounding may cost a system its definiteness where `ridge` is nothing beside the counts.
+    // If `ridge` is tiny compared to the counts, rounding may make the system
+    // indefinite; the level is then kept.
     if (found.defined()) next = found.to(at::kFloat);
   }
   next = next.contiguous().to(present.device());

@@ -13,28 +13,29 @@
 
 namespace torchvq::functional {
 
-/// Codebooks (K, D), and which of them each level uses.
+/// Codebooks (K, D), and the index of the codebook of each level.
 struct LevelCodebooks {
   std::vector<at::Tensor> distinct;
   std::vector<int64_t> of_level;
 
   std::vector<at::Tensor> levels() const;
-  /// Codes of all distinct codebooks together.
+  /// Total number of codes in the distinct codebooks.
   int64_t unknowns() const;
 };
 
 /// Bytes that refit_jointly() needs.
 int64_t joint_refit_bytes(const LevelCodebooks& codebooks);
 
-/// The codebooks that minimise the squared error and `ridge` times their squared distance to
-/// `codebooks`. Rank 0 computes them for all.
+/// The codebooks that minimise the squared error plus `ridge` times their squared distance to
+/// `codebooks`. Rank 0 computes them for all ranks.
 std::vector<at::Tensor> refit_jointly(const JointStatistics& statistics,
                                       const LevelCodebooks& codebooks, double ridge,
                                       const distributed::Group& group);
 
-/// Towards the same minimum, one level after the other, each exactly. The levels are distinct.
+/// Approaches the same minimum by solving for one level after the other, each exactly. The levels
+/// must have distinct codebooks.
 ///
-/// @param codes  of each block (rows, Q), int32.
+/// @param codes  for each block (rows, Q), int32.
 std::vector<at::Tensor> refit_by_level(const VectorBlocks& vectors,
                                        const std::vector<at::Tensor>& codes,
                                        const LevelCodebooks& codebooks, double largest,

@@ -13,7 +13,7 @@ namespace {
 
 using Counts = std::vector<at::Tensor>;
 
-/// As in the reference, a shared codebook moves once for each level.
+/// As in the reference, a shared codebook is updated once per level.
 Counts learn_in_turn(const StackStep& stack, const LearnCodebooksOptions& options) {
   Counts counts;
   for (const auto& tokens : stack.tokens) {
@@ -28,7 +28,7 @@ Counts learn_in_turn(const StackStep& stack, const LearnCodebooksOptions& option
 StackStep step_by_codebook(const StackStep& stack, const LearnCodebooksOptions& options,
                            int64_t beam) {
   auto step = stack;
-  // The reference's other levels do not learn under a beam.
+  // In the reference, only the first level learns with a beam.
   if (options.vqp_compat() && beam > 1) step.tokens.resize(1);
   if (stack.shared && !options.vqp_compat()) step.tokens = {joined_tokens(step.tokens)};
   return step;
@@ -79,7 +79,7 @@ void finish_levels_(at::TensorList step_counts, const std::vector<SearchedTokens
     indices.push_back(level.indices);
     if (level.mask) masks.push_back(*level.mask);
   }
-  // A shared generator once; those of levels that are not in use rest.
+  // A shared generator is advanced once; generators of levels that are not in use are left alone.
   const auto drawn = drew ? std::min(levels.size(), states.size()) : 0;
   for (size_t i = 0; i < drawn; ++i) rng.push_back(states[i].rng);
   finish_step_(step_counts, indices, rng, counts, masks, alone);

@@ -30,19 +30,19 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using OptionalTensor = std::optional<at::Tensor>;
 
-/// What one level has found.
+/// The search result of one level.
 struct Level {
   SearchedTokens searched;
-  at::Tensor tokens;  ///< (B, N, heads * D), what it was given, where the reference's losses see it
-  OptionalTensor used;  ///< (), bool, where only the device knows whether it is in use
+  at::Tensor tokens;    ///< (B, N, heads * D), its input; set only for the reference's losses
+  OptionalTensor used;  ///< (), bool, if only the device knows whether the level is in use
   OptionalTensor mask;  ///< (B, N)
 };
 
 struct Walk {
   at::Tensor output;  ///< (H, T, D)
   std::vector<Level> levels;
-  Tensors codes;      ///< (H, T, D), zeros where a level is not in use
-  at::Tensor losses;  ///< (q,), where the levels are scored at once; else undefined
+  Tensors codes;      ///< (H, T, D), zeros if a level is not in use
+  at::Tensor losses;  ///< (q,), if all levels are scored at once; otherwise undefined
 };
 
 at::Tensor only_if(const OptionalTensor& used, const at::Tensor& value, double otherwise = 0) {
@@ -65,7 +65,7 @@ class Stack {
         inputs_(split_heads(tokens, options.layout().heads(), options.layout().separate())) {}
 
   Walk walk() const;
-  /// The losses of all levels, and what they learn.
+  /// Computes the losses of all levels and updates the codebooks.
   at::Tensor learn(const Walk& walk, Tensors& totals) const;
   at::Tensor indices(const Walk& walk) const;
   at::Tensor of_all_levels(const at::Tensor& losses) const;
@@ -74,7 +74,7 @@ class Stack {
   size_t count() const { return arguments_.codebooks.size(); }
   bool shared() const { return arguments_.states.size() < arguments_.step_counts.size(); }
   const CodebookState& state(size_t level) const { return arguments_.states[shared() ? 0 : level]; }
-  /// Whether a level's output has a gradient of its own; else one estimator serves the stack.
+  /// Whether levels have gradients of their own; otherwise one estimator serves the whole stack.
   bool levels_have_gradients() const { return gradient_.training && gradient_.needs_levels(); }
 
   at::Tensor merged(const at::Tensor& values) const;
@@ -102,7 +102,7 @@ class Stack {
 
 // Search ------------------------------------------------------------------------------------------
 
-/// (B, N, heads * D) of (H, T, D).
+/// Converts (H, T, D) to (B, N, heads * D).
 at::Tensor Stack::merged(const at::Tensor& values) const {
   const auto& layout = options_.layout();
   return merge_heads(values, tokens_.sym_size(0), tokens_.sym_size(1), layout.heads(),
@@ -117,13 +117,14 @@ OptionalTensor Stack::level_mask(size_t level) const {
   return arguments_.mask ? arguments_.mask->logical_and(all) : all;
 }
 
-/// Levels of one codebook draw different numbers from it, and ranks for their own tokens.
+/// The generator of a level: levels that share a codebook draw different numbers from it, and so do
+/// ranks, for their own tokens.
 at::Tensor Stack::drawing_rng(size_t level) const {
   return noise_rng(level_rng(state(level).rng, static_cast<int64_t>(level), shared()), ranks_);
 }
 
-/// The codes (H, T, q) of all levels, where what a level leaves does not depend on its estimator;
-/// undefined where it does.
+/// The codes (H, T, q) of all levels, if residuals do not depend on the
+/// estimator; otherwise undefined.
 at::Tensor Stack::chosen_at_once() const {
   const at::NoGradGuard no_grad;
   Tensors codebooks;
@@ -145,8 +146,8 @@ at::Tensor Stack::chosen_at_once() const {
       .indices;
 }
 
-/// Whether commitment is all that levels whose codes are chosen are scored by, with no gradient but to
-/// the tokens.
+/// Whether the levels have chosen codes and only a commitment loss, whose gradient
+/// goes only to the tokens.
 bool Stack::scores_at_once(const at::Tensor& chosen) const {
   const auto& losses = options_.losses();
   const bool plain = losses.training() && losses.commitment_weight() != 0 &&
@@ -179,7 +180,7 @@ Walk Stack::walk() const {
   return scores_at_once(chosen) ? walk_at_once(chosen) : walk_in_turn(chosen);
 }
 
-/// Levels whose codes are chosen, in one pass over the tokens.
+/// Processes levels with chosen codes in one pass over the tokens.
 Walk Stack::walk_at_once(const at::Tensor& chosen) const {
   Tensors codebooks;
   for (const auto& codebook : arguments_.codebooks) codebooks.push_back(codebook.detach());
@@ -237,7 +238,7 @@ at::Tensor Stack::indices(const Walk& walk) const {
   return detail::stacked(levels, -1);
 }
 
-/// Losses of the levels in use (q,), and 0 for those that are not.
+/// Losses of the levels in use (q,), and 0 for the other levels.
 at::Tensor Stack::of_all_levels(const at::Tensor& losses) const {
   const auto unused = static_cast<int64_t>(arguments_.step_counts.size() - count());
   return unused == 0 ? losses : at::cat({losses, losses.detach().new_zeros({unused})});
@@ -245,7 +246,7 @@ at::Tensor Stack::of_all_levels(const at::Tensor& losses) const {
 
 // After the search --------------------------------------------------------------------------------
 
-/// The reference's losses see the tokens before the heads were split.
+/// The reference's losses use the tokens before the heads were split.
 QuantizerLossOptions Stack::loss_options(const Level& level) const {
   auto losses = options_.losses();
   if (auto& before = losses.vqp_compat()) {
@@ -277,8 +278,8 @@ std::vector<QuantizerLosses> Stack::score(const Walk& walk, Tensors& totals) con
   return found;
 }
 
-/// Moves the averages and codes of all levels, and replaces dead codes. Returns the tokens per code
-/// of each level, of all ranks; nothing if no level learns.
+/// Updates the averages and codes of all levels, and replaces dead codes. Returns the tokens per
+/// code of each level, over all ranks; empty if no level learns.
 Tensors Stack::update(const std::vector<Level>& levels) const {
   if (!options_.learns()) return {};
   StackStep step{arguments_.states, {}, shared()};
@@ -337,7 +338,7 @@ ResidualQuantizeStep residual_quantize_(const at::Tensor& tokens,
 at::Tensor balanced(const at::Tensor& inputs, int64_t levels, double handed_on,
                     const std::optional<at::Tensor>& depth) {
   if (depth) {
-    // A depth that the device knows alone may be 0, where no loss is left to balance.
+    // A depth known only to the device may be 0; then there is no loss to balance.
     const auto used = depth->clamp_min(1);
     const auto gain = handed_on == 1
                           ? used

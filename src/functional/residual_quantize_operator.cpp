@@ -1,5 +1,5 @@
-// The operator of residual_quantize.h. The state is that of learn_codebooks_(): one list for all levels, a
-// shared codebook once.
+// The operator of residual_quantize.h. The state is that of learn_codebooks_(): one list for all
+// levels, with a shared codebook once.
 #include <string_view>
 #include <tuple>
 #include <utility>

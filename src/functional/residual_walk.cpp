@@ -9,7 +9,8 @@
 namespace torchvq::functional {
 namespace {
 
-/// What the next level no longer sees: the output, of whose gradient it hands on a fraction.
+/// The part of a level's output that is subtracted from the residual: its gradient is scaled by the
+/// fraction that is handed on.
 at::Tensor handed_to_next(const at::Tensor& output, const StackGradient& gradient) {
   const double fraction = gradient.training ? gradient.handed_on : 0;
   if (fraction == 0) return output.detach();
@@ -26,7 +27,7 @@ LevelSums walk_levels(
   if (sums_outputs) sums.outputs = at::zeros_like(inputs);
   for (int64_t index = 0; index < levels; ++index) {
     const auto [codes, output] = choose(index, residual, sums);
-    // The sum has no other holder; added to in place, it stays in the cache.
+    // Nothing else refers to the sum, so it is updated in place and stays in cache.
     sums.codes = codes.requires_grad() ? sums.codes.add(codes) : sums.codes.add_(codes);
     if (sums_outputs) sums.outputs = sums.outputs.add(output);
     residual = residual.sub(handed_to_next(output, gradient));

@@ -1,5 +1,5 @@
-// The walk of a residual stack through its levels, whoever chooses the codes of a level: what a level
-// hands on, which numbers it draws, and what gradient the output of the stack has.
+// Passes tokens through the levels of a residual stack, independently of how a level chooses codes:
+// handles residuals, the random numbers of each level, and the gradient of the stack's output.
 #pragma once
 
 #include <cstdint>
@@ -13,42 +13,43 @@
 
 namespace torchvq::functional {
 
-/// What a level hands to the walk.
+/// The result of a level.
 struct WalkedLevel {
-  at::Tensor codes;   ///< join the sum
-  at::Tensor output;  ///< the same with the level's own gradient; the next level no longer sees it
+  at::Tensor codes;   ///< added to the sum
+  at::Tensor output;  ///< the codes with the level's own gradient, unseen by the next level
 };
 
-/// What the levels walked so far add up to.
+/// Sums over the levels processed so far.
 struct LevelSums {
   at::Tensor codes;
-  at::Tensor outputs;  ///< undefined where nobody asks for them
+  at::Tensor outputs;  ///< undefined if not requested
 };
 
-/// How gradients go through a stack.
+/// How gradients flow through a stack.
 struct StackGradient {
   bool training = false;
-  /// Whether the output's gradient is the sum of the levels' own, instead of that of one estimator.
+  /// Whether the output's gradient is the sum of the levels' gradients, instead
+  /// of that of one estimator.
   bool estimates_levels = false;
   /// Fraction of a level's gradient that reaches the next one in training, in [0, 1].
   double handed_on = 0;
-  /// The one estimator between the inputs and the sum of the codes.
+  /// The single estimator between the inputs and the sum of the codes.
   EstimateOptions estimate;
 
-  /// Whether a level that trains needs an estimator of its own.
+  /// Whether levels need estimators of their own in training.
   [[nodiscard]] bool needs_levels() const { return estimates_levels || handed_on > 0; }
 };
 
-/// Level after level chooses codes for what the levels before have left.
+/// Runs the levels in sequence; each chooses codes for the residual of the previous ones.
 ///
-/// @param sums_outputs  whether outputs are added up, too.
-/// @param choose        of a level's number, what is left for it, and the sums so far.
+/// @param sums_outputs  whether to sum outputs as well.
+/// @param choose        called with a level's number, its residual, and the sums so far.
 LevelSums walk_levels(
     const at::Tensor& inputs, int64_t levels, const StackGradient& gradient, bool sums_outputs,
     const std::function<WalkedLevel(int64_t, const at::Tensor&, const LevelSums&)>& choose);
 
-/// The inputs of a stack as the losses of its levels see them; see balanced(). Codes to score leave no
-/// loss to balance.
+/// The inputs of a stack as the losses of its levels see them; see balanced(). With targets to
+/// score, there is no loss to balance.
 at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradient, int64_t levels,
                            bool scores_targets,
                            const std::optional<at::Tensor>& depth = std::nullopt);
@@ -59,7 +60,8 @@ at::Tensor compared_inputs(const at::Tensor& inputs, const StackGradient& gradie
 at::Tensor stack_output(const at::Tensor& inputs, const LevelSums& sums, const at::Tensor& rng,
                         const distributed::Ranks& ranks, const StackGradient& gradient);
 
-/// The generator (2,) of a level: levels that share a codebook draw different numbers from it.
+/// The generator (2,) of a level: levels that share a codebook draw different
+/// numbers from its generator.
 at::Tensor level_rng(const at::Tensor& rng, int64_t level, bool shared);
 
 }  // namespace torchvq::functional

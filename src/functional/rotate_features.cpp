@@ -26,8 +26,9 @@ at::Tensor rotate_features(const at::Tensor& x, const at::Tensor& rotation, bool
 at::Tensor random_rotation(int64_t dim) {
   const at::NoGradGuard no_grad;
   const auto [q, r] = at::linalg_qr(at::randn({dim, dim}));
-  // The signs of r's diagonal are a convention of the library; without them q is uniform.
-  // LAPACK works by columns; savers of tensors want rows.
+  // The signs of r's diagonal are a convention of the linear algebra library; multiplying by them
+  // makes q uniformly distributed. LAPACK's result is column-major, but serialization needs
+  // contiguous rows.
   return (q * r.diagonal().sign()).contiguous();
 }
 

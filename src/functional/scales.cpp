@@ -33,7 +33,7 @@ at::Tensor average_cells(const at::Tensor& map, at::IntArrayRef size) {
   return ops::resample_scale(map, size, map.sym_sizes().slice(2), "average");
 }
 
-/// The fraction of each cell that is real: (B, *S) to (B, L, 1).
+/// The fraction of each cell that is not padding: (B, *S) to (B, L, 1).
 at::Tensor real_fraction(const at::Tensor& mask, at::IntArrayRef size, at::ScalarType dtype) {
   return average_cells(mask.unsqueeze(1).to(dtype), size);
 }
@@ -52,7 +52,7 @@ at::Tensor convolve(const at::Tensor& map, const at::Tensor& weight, const at::T
 at::Tensor pool_scale(const at::Tensor& map, at::IntArrayRef size,
                       const std::optional<at::Tensor>& mask) {
   constexpr auto op = "pool_scale";
-  // C++ comes here without the dispatcher, where operators leave autocast.
+  // C++ callers bypass the dispatcher, in which operators disable autocast.
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
   check_scale_tensor(op, "map", map);
   detail::check_grid(op, size);
@@ -65,7 +65,7 @@ at::Tensor pool_scale(const at::Tensor& map, at::IntArrayRef size,
   TORCH_CHECK_VALUE(mask->dim() == map.dim() - 1, op, ": expected mask to have shape (B, *S), ",
                     "but got ", mask->sym_sizes());
   const auto fraction = real_fraction(*mask, size, map.scalar_type());
-  // Positions that are not real may have become anything on the way.
+  // Padding may have become anything by now, including NaN.
   const auto filled = at::where(mask->unsqueeze(1), map, 0);
   return average_cells(filled, size).div(at::where(fraction > 0, fraction, 1));
 }
@@ -99,11 +99,11 @@ at::Tensor spread_scale(const at::Tensor& tokens, at::IntArrayRef size, c10::Sym
   std::vector<c10::SymInt> shape{tokens.sym_size(0), tokens.sym_size(2)};
   shape.insert(shape.end(), full.begin(), full.end());
   const auto dtype = tokens.scalar_type();
-  // In one order of memory, whatever that of the module is: convolutions round otherwise in
-  // another.
+  // A fixed memory format, regardless of the module's: convolutions round
+  // differently in another one.
   const auto wide = weight.to(dtype).contiguous(), offset = bias.to(dtype);
   if (std::any_of(shape.begin(), shape.end(), [](const auto& n) { return n == 0; })) {
-    // Wrappers wait for a gradient of the weights all the same.
+    // Distributed wrappers wait for a gradient of the weights even without tokens.
     const auto nothing = wide.sum().add(offset.sum()).mul(0);
     return tokens.new_zeros_symint(shape).add(nothing);
   }

@@ -14,7 +14,7 @@
 namespace torchvq::functional {
 namespace {
 
-/// A row among zeros, in the place of this rank.
+/// A tensor with a row per rank: this rank's row, zeros elsewhere.
 at::Tensor own_row(const at::Tensor& moments, const distributed::Group& group) {
   return at::constant_pad_nd(moments.unsqueeze(0),
                              {0, 0, group.rank(), group.size() - 1 - group.rank()});

@@ -1,4 +1,5 @@
-// The tokens that codebooks learn from in a step: from the lists of an operator, of several levels, of none.
+// The tokens that codebooks learn from in a step: from the lists of an operator, from
+// several levels, or empty.
 #pragma once
 
 #include <vector>
@@ -7,14 +8,15 @@
 
 namespace torchvq::functional {
 
-/// From the lists that operators take, an entry for each level; `mask` may be empty.
+/// Converts the lists that operators take, with one entry per level; `mask` may be empty.
 std::vector<StepTokens> step_tokens(const char* op, at::TensorList x, at::TensorList indices,
                                     at::TensorList mask);
 
-/// No tokens of the same kind, of a codebook that keeps its place in what ranks exchange.
+/// Empty tokens of the same kind as `like`, so that a codebook keeps its place
+/// in the exchange of ranks.
 StepTokens no_tokens(const StepTokens& like);
 
-/// A shared codebook sees the residuals of all levels as the tokens of one step.
+/// Joins the residuals of all levels: for a shared codebook they are the tokens of one step.
 StepTokens joined_tokens(const std::vector<StepTokens>& levels);
 
 }  // namespace torchvq::functional

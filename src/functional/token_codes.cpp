@@ -11,8 +11,8 @@
 namespace torchvq::functional {
 namespace {
 
-/// The caller's codes already hold H x T x K x D values; scores of a quarter of that in float64 are
-/// no worse.
+/// The caller's codes already take H x T x K x D values, so float64 scores of
+/// H x T x K are acceptable.
 at::Tensor nearest_indices(const at::Tensor& x, const at::Tensor& codes, bool cosine,
                            int64_t count) {
   at::NoGradGuard no_grad;

@@ -1,4 +1,4 @@
-// The moments that FSP pulls its latents to, by name.
+// The moment targets of FSP's latents, by name.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace torchvq::functional {
 
-/// Throws c10::ValueError for a name that is none.
+/// Throws c10::ValueError for an unknown name.
 ops::MomentTargets vector_norm(const std::string& name);
 
 }  // namespace torchvq::functional

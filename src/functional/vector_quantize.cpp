@@ -15,7 +15,7 @@
 namespace torchvq::functional {
 namespace {
 
-// A prime below 2^40: seeds of levels, which are consecutive, stay apart.
+// A prime below 2^40, which keeps the consecutive seeds of levels apart.
 constexpr int64_t kSeedsApart = 1099511627689;
 
 std::vector<at::Tensor> learn(const SearchedTokens& searched, const CodebookState& state,
@@ -30,15 +30,15 @@ std::vector<at::Tensor> learn(const SearchedTokens& searched, const CodebookStat
                           arguments.weight);
 }
 
-/// Whether a step took numbers from the generator, or may have: one that learns draws tokens for
-/// codes. A frozen step that draws nothing leaves the generator as it is.
+/// Whether a step draws or may draw numbers from the generator: a learning step draws tokens to
+/// replace codes. A frozen step that draws nothing leaves the generator alone.
 bool draws(const VectorQuantizeStepOptions& options) {
   return options.learns() || options.search().temperature() ||
          options.search().estimator() == "directional_reparam" ||
          (options.losses().orthogonal_weight() > 0 && options.losses().orthogonal_max_codes());
 }
 
-/// The reference's losses see the tokens before a projection, which are these where there is none.
+/// The reference's losses use the tokens before a projection; without a projection, these tokens.
 QuantizerLossOptions with_tokens(QuantizerLossOptions losses, const SplitTokens& split,
                                  const std::optional<at::Tensor>& mask) {
   auto& before = losses.vqp_compat();
@@ -49,8 +49,8 @@ QuantizerLossOptions with_tokens(QuantizerLossOptions losses, const SplitTokens&
   return losses;
 }
 
-/// Whether search, estimator and commitment loss are one node: one codebook whose tokens differ from
-/// x by their shape alone, and no loss or gradient besides.
+/// Whether search, estimator and commitment loss can be one autograd node: one codebook whose
+/// tokens differ from x only in shape, and no other loss or gradient.
 bool quantizes_plainly(const VectorQuantizeArguments& arguments,
                        const VectorQuantizeStepOptions& options) {
   const auto& [codebook, mask, targets, weight, affine, step_counts] = arguments;
@@ -70,7 +70,7 @@ bool quantizes_plainly(const VectorQuantizeArguments& arguments,
          (estimator == "rotation_trick" || estimator == "straight_through" || estimator == "none");
 }
 
-/// Search and the losses of what it found.
+/// Searches, and computes the losses that depend on the result.
 VectorQuantizeStep search(const at::Tensor& x, const CodebookState& state,
                           const VectorQuantizeArguments& arguments,
                           const VectorQuantizeStepOptions& options,
@@ -90,7 +90,7 @@ VectorQuantizeStep search(const at::Tensor& x, const CodebookState& state,
   return step;
 }
 
-/// The same where quantizes_plainly(), the same bits.
+/// The same if quantizes_plainly(), with the same bits.
 VectorQuantizeStep search_plainly(const at::Tensor& x, const VectorQuantizeArguments& arguments,
                                   const VectorQuantizeStepOptions& options) {
   const auto& codebook = arguments.codebook;
@@ -128,7 +128,7 @@ VectorQuantizeStep vector_quantize_(const at::Tensor& x, const CodebookState& st
     finish_step_({arguments.step_counts}, {searched.indices}, rng, counts, masks, ranks.alone());
   }
   step.loss = total_loss(step.terms, arguments.targets.has_value(), options.losses());
-  if (step.loss.dim() > 0) {  // of candidates
+  if (step.loss.dim() > 0) {  // candidates have one loss each
     step.loss = restore_positions(step.loss, x, options.layout());
     step.terms.commitment = restore_positions(step.terms.commitment, x, options.layout());
   }

@@ -22,7 +22,7 @@ at::Tensor bounded_norm(const at::Tensor& rows) {
   return rows.norm(2, -1, /*keepdim=*/true).clamp_min(kMinNorm);
 }
 
-/// Of the last axis.
+/// Entropy over the last axis.
 at::Tensor clamped_entropy(const at::Tensor& probability) {
   return probability.mul(probability.clamp_min(kMinProbability).log()).sum(-1).neg();
 }

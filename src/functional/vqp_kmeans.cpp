@@ -1,5 +1,5 @@
-// k-means as vector-quantize-pytorch begins a codebook: clusters that lose their tokens keep their
-// centre while it runs, and end without tokens.
+// k-means as in vector-quantize-pytorch: clusters that lose their tokens keep their centre during
+// the iterations, and end without tokens.
 #include <utility>
 #include <vector>
 
@@ -21,8 +21,8 @@ namespace {
 
 using Clusters = std::pair<at::Tensor, at::Tensor>;
 
-/// Where rows (T) counted are drawn from, at random: T rows without repetition, those that count
-/// first, then `codes` of them with repetition where fewer count.
+/// Random rows as seeds: rows (T) that count, without repetition; if there are fewer than `codes`
+/// of them, with repetition.
 at::Tensor seeds(const at::Tensor& counted, int64_t codes, const at::Tensor& rng, int64_t head) {
   const auto draw = [&](c10::SymInt size, int64_t stream) {
     return ops::random_uniform(rng, RandomPurpose::kKmeansSeeding, {std::move(size)}, at::kDouble,
@@ -36,7 +36,7 @@ at::Tensor seeds(const at::Tensor& counted, int64_t codes, const at::Tensor& rng
   return order.index_select(0, at::minimum(place, last));
 }
 
-/// Of rows (T, D), T above 0, of which those that do not count are zeros.
+/// Clusters of rows (T, D), T above 0; rows that do not count must be zeros.
 Clusters clusters_of(const at::Tensor& rows, const at::Tensor& counted, const at::Tensor& chosen,
                      int64_t iterations, const std::string& metric) {
   const auto weights = counted.to(at::kLong);

@@ -15,7 +15,7 @@ at::Tensor wide_codes(const at::Tensor& embed, const at::Tensor& cluster_size,
   at::NoGradGuard no_grad;
   const auto wide = embed.to(embed_avg.scalar_type());
   const auto averaged = wide.clone();
-  // No code moves by itself here, which a decay of 1 says.
+  // A decay of 1 moves no unused code.
   ops::ema_finish_(averaged, cluster_size, embed_avg, {.decay = 1, .eps = eps, .metric = metric});
   return at::where(averaged.to(embed.scalar_type()).eq(embed), averaged, wide);
 }

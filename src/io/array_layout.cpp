@@ -5,7 +5,7 @@
 namespace torchvq::io {
 
 int64_t checked_numel(const std::vector<int64_t>& shape, int64_t element_size) {
-  // An axis of size 0 empties the array, however large the others are.
+  // An axis of size 0 makes the array empty, however large the others are.
   for (const auto size : shape) {
     if (size == 0) return 0;
   }

@@ -9,7 +9,7 @@
 
 namespace torchvq::io {
 
-/// The most axes of an array that a reader accepts.
+/// The most axes of an array that a reader accepts, as in numpy.
 constexpr size_t kMostAxes = 64;
 
 struct ArrayLayout {
@@ -23,10 +23,10 @@ struct ArrayLayout {
   int64_t bytes() const;
 };
 
-/// The number of elements, or -1 when elements or bytes do not fit in 63 bits.
+/// The number of elements, or -1 if elements or bytes do not fit in 63 bits.
 int64_t checked_numel(const std::vector<int64_t>& shape, int64_t element_size);
 
-/// "(3, 4)", the way Python writes it.
+/// "(3, 4)", as Python writes it.
 std::string shape_string(const std::vector<int64_t>& shape);
 
 }  // namespace torchvq::io

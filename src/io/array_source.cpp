@@ -44,7 +44,7 @@ ArrayLayout find_array(const InputFile& file, const std::string& name) {
   return read_npy_header(file);
 }
 
-// Order only matters when two axes or more have something to order.
+// The order matters only if at least two axes are longer than 1.
 bool is_effectively_1d(at::IntArrayRef shape) {
   return std::count_if(shape.begin(), shape.end(), [](int64_t size) { return size != 1; }) <= 1;
 }

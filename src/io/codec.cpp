@@ -81,7 +81,7 @@ at::Tensor load_state(const std::string& path, const SafetensorsFile& file, cons
   return file.tensor(name).squeeze(0).to(at::kFloat).contiguous();
 }
 
-// Modules that compute more than codebooks do.
+// Rejects modules that compute more than codebooks do.
 void check_plain(const std::string& path, const SafetensorsFile& file, const std::string& prefix) {
   static constexpr std::array<const char*, 2> kNeedModule = {"project_in.", "mlps."};
   for (const auto& [name, entry] : file.entries()) {
@@ -136,7 +136,7 @@ void add_tensors(std::map<std::string, at::Tensor>& tensors, const std::string& 
   tensors[key + kEmbed] = codec.codebook.to(at::kFloat).view({1, size, dim});
 }
 
-// One number where all levels have it, else the sizes of the levels of the first group.
+// One number if all levels have it, otherwise the sizes of the levels of the first group.
 std::string sizes_of(const CodecStack& stack) {
   std::string text;
   bool uniform = true;

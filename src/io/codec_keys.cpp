@@ -14,14 +14,14 @@ constexpr int64_t kMostQuantizers = 1 << 20;
 
 bool take_end(std::string& text, const std::string& end) {
   if (text.size() < end.size() || !text.ends_with(end)) return false;
-  // Names are made of parts: "my_codebook.embed" is another one.
+  // Names consist of parts: "my_codebook.embed" is a different name.
   const auto rest = text.size() - end.size();
   if (rest > 0 && text[rest - 1] != '.') return false;
   text.resize(rest);
   return true;
 }
 
-/// Takes "<word>.<number>." from the end.
+/// Removes "<word>.<number>." from the end.
 std::optional<int64_t> take_number(std::string& text, const std::string& word) {
   if (!text.ends_with('.')) return std::nullopt;
   const auto digits_end = text.size() - 1;

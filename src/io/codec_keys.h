@@ -1,4 +1,4 @@
-// Names of a quantizer's tensors in a state: which level of which group they belong to.
+// Names of a quantizer's tensors in a state dict: the level and group that they belong to.
 #pragma once
 
 #include <torchvq/io/safetensors.h>
@@ -8,24 +8,24 @@
 
 namespace torchvq::io {
 
-/// The codes of a level, behind its key.
+/// The codes of a level, after its key.
 inline const std::string kEmbed = "_codebook.embed";
 
-/// The prefix of `_codebook.embed` and its neighbours for each level of each group, including that
-/// of a larger model's state; one entry, one level for a VectorQuantize.
+/// The prefix of `_codebook.embed` and related tensors for each level of each group, including the
+/// prefix within a larger model; a VectorQuantize has one entry with one level.
 using CodecKeys = std::vector<std::vector<std::string>>;
 
-/// The keys of a stack that is written: "" for one level of one group, else "layers.<q>." or
-/// "rvqs.<g>.layers.<q>.".
+/// The keys of a stack that is written: "" for one level of one group, otherwise "layers.<q>."
+/// or "rvqs.<g>.layers.<q>.".
 CodecKeys codec_keys(size_t groups, size_t levels);
 
-/// The keys of the one quantizer in a file.
+/// The keys of the quantizer in a file.
 ///
-/// Throws c10::ValueError naming `path` where there is none, where there are several quantizers,
-/// or where a level is missing.
+/// Throws c10::ValueError naming `path` if there is none, if there are several quantizers,
+/// or if a level is missing.
 CodecKeys find_codec_keys(const std::string& path, const SafetensorsFile& file);
 
-/// The common beginning of all these keys: the prefix of the model around the quantizer.
+/// The common prefix of all these keys: that of the quantizer within a model.
 std::string codec_prefix(const CodecKeys& keys);
 
 }  // namespace torchvq::io

@@ -20,7 +20,7 @@ int64_t size_of(int descriptor) {
 
 InputFile::InputFile(std::string path) : path_(std::move(path)) {
   struct stat status{};
-  // Looked at before opening: opening a pipe would wait for its writer.
+  // Checked before opening, because opening a pipe would wait for its writer.
   if (::stat(path_.c_str(), &status) != 0) throw_system_error(path_, "open", errno);
   if (S_ISDIR(status.st_mode)) throw_system_error(path_, "open", EISDIR);
   TORCH_CHECK_VALUE(S_ISREG(status.st_mode), path_,

@@ -17,8 +17,8 @@ static_assert(std::endian::native == std::endian::little,
               "torchvq reads and writes little-endian files as they are");
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-// Arrays of plain numbers need some hundred bytes; the bound keeps a damaged length from costing
-// memory.
+// Arrays of plain numbers need some hundred bytes; the bound limits the memory that a
+// corrupt length can cost.
 constexpr size_t kLongestNpyHeader = 65535;
 
 struct DtypeName {

@@ -13,7 +13,7 @@ namespace torchvq::io {
 
 bool has_npy_magic(const InputFile& file);
 
-/// Reads and checks the header, and that the file is long enough for the array it promises.
+/// Reads and checks the header, including that the file is long enough for its array.
 ArrayLayout read_npy_header(const InputFile& file);
 
 /// Magic, version 1.0 and dictionary, padded so that the data begins on a 64-byte boundary.

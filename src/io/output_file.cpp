@@ -38,7 +38,8 @@ std::string temporary_name(const std::string& target) {
 }
 
 void sync_directory(const std::string& target) noexcept {
-  // Makes the rename itself durable; where directories cannot be synchronised nothing is lost.
+  // Makes the rename itself durable; failures are ignored, since not every
+  // directory can be synchronised.
   const int directory = ::open(directory_of(target).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory < 0) return;
   ::fsync(directory);
@@ -67,8 +68,8 @@ void OutputFile::open_temporary(unsigned mode) {
   constexpr int kAttempts = 16;
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     temporary_ = temporary_name(target_);
-    // Listed before it exists: a signal between the two finds nothing to remove, never a file left
-    // behind.
+    // Listed before it exists: a signal in between finds nothing to remove,
+    // but no file is left behind.
     slot_ = enter_unfinished_file(temporary_);
     descriptor_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
     if (descriptor_ >= 0) return;

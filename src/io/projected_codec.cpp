@@ -33,14 +33,14 @@ std::string metadata_of(const SafetensorsFile& file, const std::string& key) {
   return found == file.metadata().end() ? "" : found->second;
 }
 
-/// Reads one file and keeps account of what was read.
+/// Reads a file and records which tensors were read.
 class Reader {
  public:
   Reader(const std::string& path, const SafetensorsFile& file) : path_(path), file_(file) {}
 
   bool has(const std::string& name) const { return file_.contains(name); }
 
-  /// Finite float32; -1 in `shape` is any size but none.
+  /// A finite float32 tensor; -1 in `shape` accepts any size but 0.
   at::Tensor take(const std::string& name, const std::vector<int64_t>& shape) {
     const auto& entry = file_.entry(name);
     bool fits = entry.shape.size() == shape.size() && at::isFloatingType(entry.dtype);
@@ -56,7 +56,7 @@ class Reader {
     return tensor;
   }
 
-  /// The map at `key` between so many features; -1 for those that the map itself decides.
+  /// The map at `key` between this many features; -1 accepts the map's own size.
   Projection take_map(const std::string& key, int64_t out, int64_t in) {
     Projection map;
     if (!has(key + "weight")) return map;

@@ -10,8 +10,6 @@
 namespace torchvq::io {
 namespace {
 
-// numpy itself stops at 64 axes.
-
 class Parser {
  public:
   Parser(const std::string& path, const std::string& text) : path_(path), rest_(text) {}
@@ -55,7 +53,7 @@ class Parser {
     const auto end = rest_.find(rest_[0], 1);
     require(end != std::string_view::npos);
     std::string value(rest_.substr(1, end - 1));
-    // Nothing legal needs an escape, and messages repeat the text.
+    // No legal value needs an escape, and messages repeat the text.
     for (const char c : value) require(c >= ' ' && c <= '~' && c != '\\');
     rest_.remove_prefix(end + 1);
     return value;
@@ -80,7 +78,7 @@ class Parser {
       values.push_back(integer());
       require(values.size() <= kMostAxes);
       if (take(',')) continue;
-      // Python writes a tuple of one with a comma; (3) alone would be a number.
+      // Python writes a tuple of one element with a comma; (3) alone would be a number.
       require(values.size() > 1);
       expect(')');
       break;
@@ -97,7 +95,7 @@ class Parser {
               !__builtin_add_overflow(value, rest_[0] - '0', &value));
       rest_.remove_prefix(1);
     }
-    // Python 2 wrote long integers so.
+    // Suffix of long integers in Python 2.
     if (!rest_.empty() && rest_[0] == 'L') rest_.remove_prefix(1);
     return value;
   }

@@ -24,7 +24,7 @@ void swap_bytes(char* data, int64_t count, size_t size) {
   if (size == 8) swap_words<uint64_t>(data, count, [](uint64_t w) { return __builtin_bswap64(w); });
 }
 
-// Any byte but 0 and 1 in a bool is undefined behaviour in C++; NumPy reads them as true.
+// In C++, a bool with a byte other than 0 and 1 is undefined behaviour; NumPy reads it as true.
 void normalise_bools(char* data, int64_t count) {
   std::transform(data, data + count, data, [](char c) { return static_cast<char>(c != 0); });
 }

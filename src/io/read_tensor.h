@@ -1,4 +1,4 @@
-// From bytes in a file to a tensor of its own memory.
+// Reads bytes of a file into a tensor with memory of its own.
 #pragma once
 
 #include <ATen/core/Tensor.h>

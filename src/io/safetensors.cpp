@@ -10,7 +10,7 @@
 namespace torchvq::io {
 namespace {
 
-// Names come from the file: a message must stay one line of bounded length.
+// Names come from the file, while a message must be one line of bounded length.
 std::string list_names(const std::map<std::string, SafetensorsEntry>& entries) {
   constexpr size_t kMost = 8;
   std::string text;

@@ -11,7 +11,7 @@ namespace torchvq::io {
 
 std::optional<c10::ScalarType> safetensors_dtype(std::string_view name);
 
-/// Empty when the format has no such dtype.
+/// Empty if the format has no such dtype.
 std::string_view safetensors_name(c10::ScalarType dtype);
 
 }  // namespace torchvq::io

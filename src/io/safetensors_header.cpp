@@ -16,7 +16,7 @@ namespace {
 using nlohmann::json;
 
 constexpr int64_t kLengthBytes = 8;
-// The bound of the format's own implementation.
+// The bound of the format's reference implementation.
 constexpr uint64_t kLongestSafetensorsHeader = 100'000'000;
 
 uint64_t header_length(const InputFile& file) {
@@ -30,7 +30,7 @@ uint64_t header_length(const InputFile& file) {
 
 std::string header_text(const InputFile& file) {
   const auto length = header_length(file);
-  // Other files give an implausible length.
+  // The first bytes of other files give an implausible length.
   TORCH_CHECK_VALUE(length <= kLongestSafetensorsHeader, file.path(),
                     ": expected a safetensors file, with a header of at most ",
                     kLongestSafetensorsHeader, " bytes, but its first bytes claim ", length);
@@ -45,7 +45,7 @@ std::string header_text(const InputFile& file) {
   return text;
 }
 
-// Refuses a key that occurs twice in one object; the parser alone would take the last value.
+// Rejects a key that occurs twice in one object; the parser would silently take the last value.
 class UniqueKeys {
  public:
   explicit UniqueKeys(const std::string& path) : path_(path) {}
@@ -131,8 +131,8 @@ SafetensorsEntry parse_entry(const std::string& path, const std::string& name, c
   return {*dtype, std::move(shape), offsets[0], offsets[1]};
 }
 
-// The format demands that the tensors fill the data without gap or overlap: no bytes hide between
-// them.
+// The format requires that the tensors fill the data without gaps or overlaps, so that no
+// bytes can hide between them.
 void check_coverage(const InputFile& file, const std::map<std::string, SafetensorsEntry>& entries,
                     int64_t data) {
   std::vector<std::pair<int64_t, int64_t>> ranges;

@@ -36,7 +36,7 @@ std::string find(const std::string& path, const Metadata& metadata, const std::s
   return found->second;
 }
 
-/// Whole numbers of at least 1, with commas.
+/// Integers of at least 1, separated by commas.
 std::vector<int64_t> numbers_of(const std::string& path, const Metadata& metadata,
                                 const std::string& key) {
   const auto text = find(path, metadata, key);

@@ -1,4 +1,4 @@
-// errno as a sentence.
+// Errors of system calls, from errno.
 #pragma once
 
 #include <c10/util/StringUtil.h>

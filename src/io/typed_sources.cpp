@@ -1,4 +1,4 @@
-// VectorSource and IndexSource: what an ArraySource must hold to be vectors or indices.
+// VectorSource and IndexSource: checks that an ArraySource contains vectors or indices.
 #include <torchvq/io/array_source.h>
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 namespace torchvq::io {
 namespace {
 
-// NaN and infinity are the numbers whose exponent bits are all set; the test in whole numbers
-// vectorises.
+// NaN and infinity are the numbers whose exponent bits are all set; the
+// test on integers vectorises.
 template <typename Float, typename Bits>
 int64_t first_non_finite(const at::Tensor& block, Bits exponent) {
   const auto* data = block.const_data_ptr<Float>();
@@ -33,7 +33,7 @@ void check_finite(const std::string& path, const at::Tensor& block, int64_t firs
                     " values, but row ", first + row, " holds NaN or infinity");
 }
 
-// int64 holds all indices but those of uint64 from 2^63 on, which become negative.
+// int64 holds all indices except those of uint64 from 2^63 on, which become negative.
 void check_fits(const std::string& path, const at::Tensor& indices, int64_t first) {
   const auto* index = indices.const_data_ptr<int64_t>();
   const auto* end = index + indices.numel();

@@ -1,5 +1,5 @@
-// Exponents as fixed point wants them: the smallest e with |v| <= 2^e, and exact powers of two.
-// Read from the bits of a float64, so that every device and library agrees. Torch-free.
+// Exponents for fixed-point sums: the smallest e with |v| <= 2^e, and exact powers of two. Both are
+// taken from the bits of a float64, so every device and library gives the same result. Torch-free.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,8 @@
 
 namespace torchvq::kernels {
 
-/// Exponents outside are clamped: 2^(30 - e) and its inverse stay normal float64 numbers.
+/// Exponents are clamped to this range, in which 2^(30 - e) and its inverse are normal float64
+/// numbers.
 constexpr int32_t kMinExponent = -960;
 constexpr int32_t kMaxExponent = 990;
 

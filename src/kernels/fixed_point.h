@@ -1,4 +1,4 @@
-// From fixed point back to floating point. Torch-free.
+// Converts fixed-point sums back to floating point. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -8,15 +8,15 @@
 
 namespace torchvq::kernels {
 
-/// Keeps a float64 from hiding a tie of the following rounding to float32: beyond 2^53, bits that
-/// float64 would drop are gathered into one sticky bit ("round to odd").
+/// Prevents double rounding: a float64 must not hide a tie of the following rounding to float32, so
+/// beyond 2^53 the bits that float64 would drop are gathered into one sticky bit ("round to odd").
 constexpr int64_t sticky(int64_t sum) {
   const bool large = sum >= (int64_t{1} << 53) || sum <= -(int64_t{1} << 53);
   const bool dropped = (sum & 0x7ff) != 0;
   return large && dropped ? (sum & ~int64_t{0x7ff}) | 0x800 : sum;
 }
 
-/// One word, ready to be rounded to T: nothing is lost before that rounding.
+/// One word, ready to be rounded to T: that rounding is the only one.
 template <typename T>
 TORCHVQ_ON_DEVICE double decode_sum(int64_t sum, int32_t exponent) {
   const auto exact = static_cast<double>(sizeof(T) == sizeof(double) ? sum : sticky(sum));

@@ -1,4 +1,4 @@
-// For arithmetic that kernels of the CPU and of CUDA share: one source, the same operations.
+// Marks arithmetic shared by CPU and CUDA kernels: one source, so both run the same operations.
 #pragma once
 
 #if defined(__CUDACC__)

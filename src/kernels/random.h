@@ -1,9 +1,9 @@
 // Counter-based random numbers: a value is a pure function of (seed, step, purpose, stream,
 // position), so it is the same on any device, for any number of threads, and after resuming from a
 // checkpoint. Hash: finaliser of SplitMix64 (Steele, Lea, Flood 2014, "Fast splittable pseudorandom
-// number generators"). src/detail/random_tensor.cpp is the twin made of tensor operators; the two
-// must give the same bits, so both use only +, *, / and integer operations, in the same order.
-// Torch-free, and free of state.
+// number generators"). src/detail/random_tensor.cpp does the same with tensor operators; both must
+// give the same bits, so both use only +, *, / and integer operations, in the same order.
+// Torch-free and stateless.
 #pragma once
 
 #include <cmath>
@@ -24,7 +24,7 @@ constexpr uint64_t mix_bits(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-/// Stream 0 is the plain key; other streams (rank, level, head) branch off it.
+/// Stream 0 is the plain key; other streams (rank, level, head) derive from it.
 constexpr uint64_t random_key(uint64_t seed, uint64_t step, uint64_t purpose, uint64_t stream = 0) {
   return mix_bits(seed ^ mix_bits(step ^ mix_bits(purpose))) ^ mix_bits(stream);
 }
@@ -77,8 +77,8 @@ inline double cosine_of_turn(double u) {
   return -(y * series);
 }
 
-/// Standard normal by Box and Muller 1958 (the cosine half only, so that every element stands
-/// alone).
+/// Standard normal by Box and Muller 1958 (the cosine half only, so that each element depends on
+/// its own bits alone).
 inline double normal_from_bits(uint64_t radius_bits, uint64_t angle_bits) {
   const double radius = square_root(log_of_uniform(uniform_from_bits(radius_bits, 53)) * -2.0);
   return radius * cosine_of_turn(uniform_from_bits(angle_bits, 53));

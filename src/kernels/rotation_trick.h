@@ -1,5 +1,5 @@
-// Where the gradient of the rotation trick leaves the paper's formula, and what it makes of a
-// token's dot products; shared by all of its kernels.
+// Bounds at which the gradient of the rotation trick departs from the paper's formula, and the
+// weights computed from a token's dot products. Shared by all of its kernels.
 #pragma once
 
 #include <cmath>
@@ -15,8 +15,8 @@ inline constexpr double kRotationGainBound = 100.0;
 /// Norms below this have no usable direction.
 inline constexpr double kRotationNormFloor = 1e-12;
 
-/// Smallest 1 + cos(token, code) with a plane to rotate in: |e + q|^2 = 2 (1 + cos) = 1e-6. Below,
-/// reflect.
+/// Smallest 1 + cos(token, code) for which the plane of rotation is defined:
+/// |e + q|^2 = 2 (1 + cos) = 1e-6. Below it, the gradient is reflected.
 inline constexpr double kRotationCosineFloor = 0.5e-6;
 
 /// dx = grad * g + token * x + code * c.
@@ -35,7 +35,8 @@ TORCHVQ_ON_DEVICE inline RotationWeights rotation_weights(double xx, double cc, 
   const double ratio = c_norm / x_norm;
   const double gain = ratio < kRotationGainBound ? ratio : kRotationGainBound;
   const double g_e = gx / x_norm, g_q = gc / c_norm;
-  // Opposite vectors have no r; what remains, I + 2 q e^T, is a reflection that takes e to q.
+  // r is undefined for opposite vectors; the remaining I + 2 q e^T is a reflection that maps
+  // e to q.
   const double k = opening >= kRotationCosineFloor ? (g_e + g_q) / opening : 0.0;
   return {gain, gain * (2.0 * g_q - k) / x_norm, -gain * k / c_norm};
 }

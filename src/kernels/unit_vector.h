@@ -1,4 +1,4 @@
-// One unit vector: the arithmetic that every CPU kernel with a cosine metric shares.
+// Unit vectors: the arithmetic shared by all CPU kernels with a cosine metric.
 #pragma once
 
 #include <cmath>

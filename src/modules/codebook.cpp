@@ -98,7 +98,7 @@ void CodebookImpl::register_kept(int64_t dim) {
 void CodebookImpl::forget_kept() {
   pending_.reset();
   if (!keeps_statistics()) return;
-  // The number of reductions decides the next draws.
+  // The number of reductions is kept, because the next random draws depend on it.
   kept_steps.slice(0, 0, 2).zero_();
   kept_counts.zero_();
   kept_sums.zero_();
@@ -157,7 +157,7 @@ torch::Tensor CodebookImpl::wide_embed() const {
 
 void CodebookImpl::store_embed(const torch::Tensor& wide) {
   if (embed.scalar_type() != wide.scalar_type()) {
-    // The operators write float32 state; a parameter in half precision gets the rounded values.
+    // The operators write float32 state; a half-precision parameter gets the rounded values.
     embed.detach().copy_(wide);
   }
 }
@@ -184,7 +184,7 @@ CodebookImpl::borrowed_modules() const {
 std::vector<torch::Tensor> CodebookImpl::replicated_state() const {
   std::vector<torch::Tensor> state{initted, cluster_size, embed_avg, cooldown, embed.detach(), rng};
   if (keeps_statistics()) {
-    // All but the rank that accumulates them.
+    // All entries except the rank that accumulates.
     state.push_back(kept_steps.slice(0, 0, 3));
     state.push_back(kept_exponents.select(0, 0));
   }
@@ -238,7 +238,7 @@ void CodebookImpl::initialise(const torch::Tensor& x, const std::optional<torch:
   functional::initialise_codebook_(initted, cluster_size, embed_avg, wide, x.detach(), rng, mask,
                                    kmeans);
   if (!options.sync_kmeans() && !ranks.alone()) {
-    // Each rank would begin with its own codes: all ranks take those of rank 0.
+    // Each rank would start with different codes, so all ranks take those of rank 0.
     distributed::broadcast_state_({initted, cluster_size, embed_avg, wide}, ranks);
   }
   store_embed(wide);
@@ -348,7 +348,7 @@ void CodebookImpl::update_ema() {
 void CodebookImpl::set_codes(const torch::Tensor& codes) {
   at::NoGradGuard no_grad;
   embed.copy_(codes);
-  // The averages of the reference stay, and its next update undoes the assignment.
+  // In the reference the averages do not change, and the next update undoes the assignment.
   if (options.vqp_compat()) return;
   embed_avg.copy_(embed);
   cluster_size.fill_(1);

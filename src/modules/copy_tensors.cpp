@@ -30,7 +30,7 @@ void copy_tensors(const torch::nn::Module& from, torch::nn::Module& to,
   const auto modules = from.modules();
   const auto copies = to.modules();
   for (size_t i = 0; i < modules.size(); ++i) {
-    // Parents come first, so that a child with another mode keeps it.
+    // Parents come first, so that a child in another mode keeps its mode.
     copies[i]->train(modules[i]->is_training());
   }
 }

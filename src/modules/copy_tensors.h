@@ -1,6 +1,6 @@
-// Copies of modules whose members share tensors with their options. Cloneable copies children one
-// by one, so that an optimizer, or a member that is a grandchild, would keep the tensors of the
-// child that was discarded.
+// Copies of modules whose members share tensors with their options. Cloneable copies
+// children one by one, so an optimizer, or a member that is a grandchild, would keep the
+// tensors of the discarded child.
 #pragma once
 
 #include <optional>

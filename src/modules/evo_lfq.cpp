@@ -21,7 +21,7 @@ namespace F = functional;
 
 namespace {
 
-/// Puts a module in evaluation mode, and restores the mode of each of its modules.
+/// Puts a module in evaluation mode, and later restores the mode of each submodule.
 class Evaluating {
  public:
   explicit Evaluating(torch::nn::Module& module) {
@@ -39,7 +39,7 @@ class Evaluating {
   std::vector<std::pair<std::shared_ptr<torch::nn::Module>, bool>> before_;
 };
 
-/// A user's network on x in the dtype of its weights; integers stay.
+/// Applies a user's network to x in the dtype of its weights; integers are not converted.
 torch::Tensor run(torch::nn::AnyModule& network, const torch::Tensor& x) {
   if (x.is_floating_point()) {
     for (const auto& weight : network.ptr()->parameters()) {
@@ -208,7 +208,7 @@ EvoLFQGeneration EvoLFQImpl::evolve(const Fitness& fitness_fn, const EvoLFQEvolv
   for (int64_t generation = 0; generation < generations; ++generation) {
     const auto [following, fitnesses] = step(found.pop_bits, fitness_fn, call.step());
     const auto fittest = F::fittest_first(fitnesses)[0].item<int64_t>();
-    // NaN compares as not above.
+    // A NaN fitness never replaces the best.
     const auto fitness = fitnesses[fittest].item<double>();
     if (fitness > found.best_fitness) {
       found.best_gene = found.pop_bits[fittest];

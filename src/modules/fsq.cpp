@@ -80,7 +80,7 @@ F::QuantizeScalarsOutput between_projections(const FSQImpl& fsq, const torch::Te
                                              const detail::Layout& layout) {
   auto tokens = layout.pack(z);
   if (mask) {
-    // Padding may hold anything, NaN included; zeros keep it out of every gradient.
+    // Padding may hold anything, including NaN; zeros keep it out of every gradient.
     tokens = F::fill_masked(tokens, *mask);
   }
   tokens = detail::apply_linear(fsq.project_in, tokens);

@@ -13,7 +13,7 @@
 namespace torchvq {
 namespace {
 
-/// The layout of the input of all groups.
+/// The layout of the common input of all groups.
 detail::Layout layout_of(const GroupedResidualVQImpl& grouped) {
   auto layout = detail::layout_of(*grouped.rvqs[0]);
   layout.dim = grouped.options.dim();

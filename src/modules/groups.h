@@ -11,7 +11,7 @@
 
 namespace torchvq::detail {
 
-/// The layout of the input of all groups.
+/// The layout of the common input of all groups.
 template <typename Grouped>
 Layout layout_of_groups(const Grouped& grouped, const char* owner) {
   return {.dim = grouped.options.dim(),
@@ -59,7 +59,7 @@ at::Tensor output_of_groups(Stacks& stacks, const at::Tensor& indices, const Lay
   const auto outputs = each_group(stacks, indices, layout, [](auto& stack, const at::Tensor& own) {
     return stack->get_output_from_indices(own);
   });
-  // (B, dim) has no position before or behind the features.
+  // (B, dim) has no position axis next to the features.
   return joined(outputs, outputs[0].dim() > 2 ? feature_axis(layout) : -1);
 }
 

@@ -69,7 +69,7 @@ torch::Tensor maps_of(const HierarchicalVQOptions& options, const torch::Tensor&
   return tokens.transpose(1, 2).reshape(shape);
 }
 
-/// (B, *S) of (B, N). Without positions no cell has a real one.
+/// Reshapes (B, N) to (B, *S). An input without positions has no real tokens.
 OptionalTensor map_mask(const HierarchicalVQOptions& options, const torch::Tensor& x,
                         const OptionalTensor& mask) {
   const auto positions = positions_of(options, x);
@@ -218,7 +218,7 @@ HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
   check_input(x);
   const auto mask = scale_layout(options).token_mask(x, call.mask(), call.lens());
   if (call.indices()) check_indices(*call.indices(), x.size(0));
-  // Decoding may happen outside autocast.
+  // Decoding may run outside autocast, so forward disables it for equal results.
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
   std::vector<Codebook> codebooks;
   for (const auto& vq : vqs) codebooks.push_back(vq->codebook_state);

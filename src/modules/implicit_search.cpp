@@ -22,7 +22,7 @@ namespace {
 
 namespace F = functional;
 
-// Size of the codes of a block of tokens that are computed together.
+// Number of elements in the codes of a block of tokens that are computed together.
 constexpr int64_t kBlock = int64_t{1} << 23;
 
 at::Tensor search_block(const VectorQuantizeImpl& vq, const at::Tensor& x, const at::Tensor& codes,
@@ -30,7 +30,7 @@ at::Tensor search_block(const VectorQuantizeImpl& vq, const at::Tensor& x, const
   if (!vq.is_training() || !vq.options.stochastic_sample_codes()) {
     return F::quantize(x, codes, rng, std::nullopt, F::QuantizeOptions().estimator("none")).indices;
   }
-  // Each token is a head with one token and its own codes.
+  // Each token is treated as a head with one token and its own codes.
   const auto sampled = ops::sample_codes(x.flatten(0, 1).unsqueeze(1), codes.flatten(0, 1), rng,
                                          std::max(temperature, 0.0), "euclidean", block);
   return sampled.view({x.size(0), x.size(1)});
@@ -52,7 +52,7 @@ at::Tensor search(const VectorQuantizeImpl& vq, const Implicit& implicit,
   return at::cat(found, 1);
 }
 
-/// Each token as a separate head: x (H * T, 1, D) and its codes (H * T, K, D).
+/// Treats each token as a separate head: x (H * T, 1, D) and its codes (H * T, K, D).
 std::pair<at::Tensor, at::Tensor> tokens_as_heads(const Implicit& implicit,
                                                   const F::SearchedTokens& searched) {
   const auto codes =

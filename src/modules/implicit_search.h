@@ -17,21 +17,23 @@ struct Implicit {
   at::Tensor condition;  ///< (H, T, D), what the levels before have decoded
 };
 
-/// Like choose(). The search runs without a graph, a block of tokens at a time. The chosen codes
-/// are then computed again, by the computation that decodes them: so decoding gives the output bit
-/// for bit, and backward costs one code per token.
+/// Like choose(). The search runs without a graph, on a block of tokens at a time. The chosen codes
+/// are then recomputed with the computation that decodes them, so that decoding reproduces the
+/// output bit for bit, and backward costs one code per token.
 SearchResult choose_implicit(VectorQuantizeImpl& vq, const Implicit& implicit,
                              const at::Tensor& residual, const at::Tensor& tokens,
                              const std::optional<at::Tensor>& mask, const Request& request,
                              const std::string& estimator, const at::Tensor& rng);
 
-/// Commitment as cross-entropy of the distances to all codes of each token towards targets (H, T).
+/// Commitment loss as the cross-entropy of the distances to all codes of each
+/// token, with targets (H, T).
 at::Tensor implicit_cross_entropy(const Implicit& implicit,
                                   const functional::SearchedTokens& searched,
                                   const at::Tensor& targets);
 
-/// Minus the entropy of the codes' average probability over the tokens of all ranks; codes of the
-/// same index count as the same. On several ranks one differentiable all-reduce for each level.
+/// Minus the entropy of the codes' mean probability over the tokens of all ranks; codes with
+/// the same index count as the same code. On several ranks, each level needs one
+/// differentiable all-reduce.
 at::Tensor implicit_diversity(const Implicit& implicit, const functional::SearchedTokens& searched,
                               double temperature, const distributed::Ranks& ranks);
 

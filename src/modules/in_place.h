@@ -9,8 +9,8 @@
 
 namespace torchvq::detail {
 
-/// The gradient of a mean over the tokens (H, T, D) of all ranks, from those of the ranks' own
-/// means.
+/// Computes the gradient of a mean over the tokens (H, T, D) of all ranks from the gradients
+/// of the means of each rank.
 void average_gradients(const std::vector<at::Tensor>& learned, const at::Tensor& tokens,
                        const std::optional<at::Tensor>& mask, const distributed::Ranks& ranks);
 

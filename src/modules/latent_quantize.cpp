@@ -38,7 +38,7 @@ int64_t inner_dim(const LatentQuantizeOptions& options) {
   return static_cast<int64_t>(options.levels().size()) * options.num_codebooks();
 }
 
-/// The dtype of fixed values after a cast: half precision would change them.
+/// The dtype of fixed values after a cast: never half precision, which would change them.
 torch::Dtype wide(const torch::Tensor& own, torch::Dtype dtype) {
   return dtype == at::kHalf || dtype == at::kBFloat16 ? own.scalar_type() : dtype;
 }
@@ -236,7 +236,7 @@ torch::Tensor LatentQuantizeImpl::indices_to_codes(const torch::Tensor& indices_
 
 torch::Tensor LatentQuantizeImpl::commitment_loss(const torch::Tensor& z,
                                                   const torch::Tensor& zhat) const {
-  // In the reference each of the two losses pulls the side that the other should.
+  // In the reference, the two losses are swapped: each moves the side that the other should move.
   if (options.vqp_compat()) return F::latent_quantization_loss(z, zhat);
   return F::latent_commitment_loss(z, zhat);
 }

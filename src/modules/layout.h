@@ -17,17 +17,17 @@ struct VectorQuantizeOptions;
 
 namespace detail {
 
-/// The layout of one module: what inputs must look like, and how heads become codebooks. Inside,
-/// tokens are (H, T, D): one row of heads per codebook.
+/// The layout of one module: the expected form of inputs, and the mapping of heads to codebooks.
+/// Internally, tokens are (H, T, D): one row of heads per codebook.
 struct Layout {
   int64_t dim;
   int64_t heads;
   bool separate;  ///< one codebook per head
   bool channel_first;
-  int64_t map_rank;   ///< of the input, where an option demands an image or a volume; else 0
+  int64_t map_rank;   ///< of the input, if an option requires an image or a volume; otherwise 0
   std::string owner;  ///< the class that error messages name
 
-  /// Throws c10::TypeError or c10::ValueError for an input of another kind.
+  /// Throws c10::TypeError or c10::ValueError for an input that does not match.
   void check_input(const at::Tensor& x) const;
   /// (B, N) bool, true for real tokens.
   std::optional<at::Tensor> token_mask(const at::Tensor& x, const std::optional<at::Tensor>& mask,
@@ -63,7 +63,7 @@ struct Layout {
 /// The part of the layout that functions need, and how padding is filled.
 functional::TokenLayout token_layout(const VectorQuantizeOptions& options);
 
-/// Of a VectorQuantize with these options.
+/// The layout of a VectorQuantize with these options.
 Layout layout_of(const VectorQuantizeOptions& options, std::string owner);
 
 }  // namespace detail

@@ -38,7 +38,7 @@ detail::Layout layout_of(const LFQImpl& lfq, int64_t axes) {
           .owner = "LFQ"};
 }
 
-/// A mask per item as one per position.
+/// Expands a mask per item to one per position.
 OptionalTensor per_position(const torch::Tensor& x, bool channel_first,
                             const OptionalTensor& mask) {
   if (!mask || x.dim() < 3 || mask->sizes() != x.sizes().slice(0, 1)) return mask;

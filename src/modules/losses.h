@@ -8,17 +8,17 @@
 
 namespace torchvq::detail {
 
-/// @param tokens  (B, N, dim), before the projection; none where vector_quantize_() is given them.
+/// @param tokens  (B, N, dim), before the projection; empty if vector_quantize_() receives them.
 functional::QuantizerLossOptions loss_options(const VectorQuantizeImpl& vq,
                                               const std::optional<at::Tensor>& tokens,
                                               const Request& request);
 
-/// The weighted loss of one level of a stack, a scalar, when its codebook has learnt.
+/// The weighted loss of one level of a stack, a scalar, after its codebook has learnt.
 at::Tensor level_loss(const VectorQuantizeImpl& vq, const functional::SearchedTokens& searched,
                       const Request& request, functional::QuantizerLosses losses,
                       const functional::QuantizerLossOptions& options);
 
-/// The targets of a call as (H, T), int64; none where nothing is scored.
+/// The targets of a call as (H, T), int64; empty if there are none to score.
 std::optional<at::Tensor> targets_of(const VectorQuantizeImpl& vq, const Request& request);
 
 }  // namespace torchvq::detail

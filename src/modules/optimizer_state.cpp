@@ -58,7 +58,7 @@ void visit(optim::AdagradParamState& state, const Visit& field) {
   field("sum", state.sum());
 }
 
-/// Calls `use` with an empty state of the optimizer's type; false for a type that is not known.
+/// Calls `use` with an empty state of the optimizer's type; returns false for an unknown type.
 template <typename Use>
 bool with_state_of(const optim::Optimizer& optimizer, const Use& use) {
   const auto is = [&]<typename Optimizer>(std::type_identity<Optimizer>) {
@@ -119,7 +119,7 @@ void check_field(const at::Tensor& /*field*/, const std::string& name, const at:
                     " to have shape ", parameter.sizes(), ", but got ", value.sizes());
 }
 
-/// Removes from `left` what belongs to the parameter of this number.
+/// Removes the entries of parameter number `prefix` from `left`, after checking them.
 template <typename ParamState>
 void check_parameter(ParamState fields, const std::string& prefix, const at::Tensor& parameter,
                      State& left) {

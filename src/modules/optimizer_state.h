@@ -9,9 +9,9 @@
 
 namespace torchvq::detail {
 
-/// Tensors "<parameter>.<name>", the parameters counted over all groups: "0.exp_avg". A count of
-/// steps is a float32 scalar, as in Python. Empty before the first step, and, with one warning, for
-/// optimizers of a type that is not torch::optim's SGD, Adam, AdamW, RMSprop or Adagrad.
+/// Tensors "<parameter>.<name>", with parameters numbered over all groups: "0.exp_avg". A step
+/// count is a float32 scalar, as in Python. Empty before the first step, and, with one warning, for
+/// optimizers other than torch::optim's SGD, Adam, AdamW, RMSprop and Adagrad.
 std::map<std::string, at::Tensor> optimizer_state(torch::optim::Optimizer& optimizer);
 
 /// Replaces the state of the optimizer by copies of such tensors; parameters without a tensor keep

@@ -6,12 +6,12 @@
 
 namespace torchvq::detail {
 
-/// Applies a projection in its own dtype, whatever dtype the tokens have; autocast, when on,
-/// decides itself (but leaves float64 as it is). Not by the layer's forward, which libtorch splits
-/// into product and sum: half precision would be rounded twice, where Python rounds once.
+/// Applies a projection in its own dtype, whatever the dtype of the tokens; under autocast,
+/// autocast chooses (but leaves float64 alone). Does not use the layer's forward, which libtorch
+/// splits into product and sum: half precision would be rounded twice, while Python rounds once.
 at::Tensor apply_linear(const torch::nn::Linear& layer, const at::Tensor& tokens);
 
-/// Tokens in the dtype of a weight, or in one from which autocast goes on.
+/// Tokens in the dtype of a weight, or in a dtype that autocast can convert.
 at::Tensor for_weight(const at::Tensor& weight, const at::Tensor& tokens);
 
 }  // namespace torchvq::detail

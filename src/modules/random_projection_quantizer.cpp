@@ -37,7 +37,7 @@ void RandomProjectionQuantizerImpl::reset() {
                                                .use_cosine_sim(true)));
   if (options.vqp_compat()) return;
   for (auto& parameter : vq->parameters()) parameter.requires_grad_(false);
-  // Directions are compared, which a large common offset would make alike.
+  // Directions are compared, and a large common offset would make them all similar.
   if (vq->project_in) vq->project_in->bias.zero_();
 }
 

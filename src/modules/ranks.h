@@ -1,4 +1,4 @@
-// The steps of a training forward that ranks take together.
+// The collective parts of a training forward.
 #pragma once
 
 #include <optional>
@@ -16,15 +16,15 @@ using distributed::Ranks;
 /// process.
 std::string group_of(const VectorQuantizeImpl& vq);
 
-/// Decided at each call, because modules are often built before their group exists. Evaluation has
-/// no group.
+/// Decided at each call, because modules are often built before their group exists. There
+/// is no group in evaluation.
 Ranks ranks_of(const VectorQuantizeImpl& vq, const std::string& owner);
 
 /// The state of the codebooks that must be the same on all ranks.
 std::string joined_signature(const std::vector<Codebook>& codebooks);
 
-/// The handshake before the first synchronised step: refuses ranks with different options, and
-/// makes states equal.
+/// The handshake before the first synchronised step: rejects ranks with different options, and
+/// makes their states equal.
 void handshake(const std::vector<Codebook>& codebooks, const Ranks& ranks);
 
 }  // namespace torchvq::detail

@@ -21,7 +21,7 @@ using functional::RefineCodebooksOptions;
 using functional::RefinedHeads;
 using OptionalMask = std::optional<at::Tensor>;
 
-/// Refuses stacks whose codes are transformed before they are added up, or are not free to move.
+/// Rejects stacks whose codes are transformed before they are summed, or are not free to move.
 void check_refinable(ResidualVQImpl& rvq) {
   const auto refuse = [](bool present, const char* name) {
     TORCH_CHECK_VALUE(!present, "refine: expected module to be without ", name, ", but got them");
@@ -69,7 +69,7 @@ Refinement summary(const std::vector<RefinedHeads>& found) {
       ++heads;
     }
   }
-  // Halves to even, as Python rounds.
+  // Rounds halves to even, as Python does.
   return {before / features, after / features,
           static_cast<int64_t>(std::nearbyint(refits / heads))};
 }
@@ -82,7 +82,7 @@ Refinement refine_stacks(std::vector<ResidualVQ> stacks, const std::vector<at::T
   for (size_t i = 0; i < stacks.size(); ++i) {
     found.push_back(refined(*stacks[i], parts[i], mask, options));
   }
-  // Only now, so that an error in the last group leaves the first unchanged.
+  // Only after all groups succeeded, so that an error in the last group leaves the first unchanged.
   for (size_t i = 0; i < stacks.size(); ++i) {
     auto codebooks = detail::codebooks_of(*stacks[i]);
     for (size_t q = 0; q < codebooks.size(); ++q) codebooks[q]->move_codes(found[i].codebooks[q]);

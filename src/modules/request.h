@@ -1,4 +1,4 @@
-// The values that the stages of one forward of VectorQuantize, or of one level of a stack, pass on.
+// The values that the stages of a forward of VectorQuantize, or of a level of a stack, pass on.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ struct SearchResult {
   at::Tensor quantized;  ///< (H, T, D), or (H, T, k, D), with the estimator's gradient
   functional::SearchedTokens searched;
   at::Tensor tokens;    ///< (B, N, dim), before the projection
-  at::Tensor in_place;  ///< the loss of the codebook's own optimizer; undefined without
+  at::Tensor in_place;  ///< the loss of the codebook's own optimizer; undefined without one
 };
 
 }  // namespace torchvq::detail

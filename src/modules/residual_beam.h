@@ -7,7 +7,8 @@
 
 namespace torchvq::detail {
 
-/// The indices (H, T) of all levels in use, for inputs (H, T, D); of padding, any valid ones.
+/// The indices (H, T) of all levels in use, for inputs (H, T, D); arbitrary
+/// valid indices for padding.
 std::vector<at::Tensor> search_paths(ResidualVQImpl& rvq, const at::Tensor& inputs,
                                      const StackRequest& request);
 
@@ -15,8 +16,8 @@ std::vector<at::Tensor> search_paths(ResidualVQImpl& rvq, const at::Tensor& inpu
 /// the residual of the nearest codes.
 void prepare_levels(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRequest& request);
 
-/// The weights of the levels' residuals in the score of a path; none: the last residual is the
-/// score.
+/// The weights of the levels' residuals in the score of a path; if empty, the
+/// last residual is the score.
 std::vector<double> beam_weights_of(const ResidualVQImpl& rvq, int64_t depth);
 
 /// The beam of a forward. Throws c10::ValueError for a size that the options exclude.

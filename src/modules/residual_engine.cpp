@@ -17,7 +17,7 @@ at::Tensor enter_stack(const at::Tensor& x, const std::optional<at::Tensor>& mas
   // Padding may hold anything, including NaN; zeros keep it out of every gradient.
   if (mask) tokens = F::fill_masked(tokens, *mask);
   auto inputs = project_in ? apply_linear(project_in, tokens) : tokens;
-  // Residual and sum stay in float32 between levels.
+  // Residual and sum are kept in float32 between levels.
   const bool half = inputs.scalar_type() == at::kHalf || inputs.scalar_type() == at::kBFloat16;
   return half ? inputs.to(at::kFloat) : inputs;
 }

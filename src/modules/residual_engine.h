@@ -1,4 +1,4 @@
-// The engine of every residual stack: input and output. Between them is the loop of
+// The common input and output of all residual stacks. The loop between them is in
 // functional/residual_walk.h. A family (ResidualVQ in residual_levels.h; ResidualFSQ and
 // ResidualLFQ by residual_stack.h) defines how a level chooses its codes.
 #pragma once
@@ -14,8 +14,8 @@
 
 namespace torchvq::detail {
 
-/// Tokens (B, N, D) of the input of a stack, projected, float32 or float64. An empty projection is
-/// none.
+/// Tokens (B, N, D) of the input of a stack, projected, in float32 or float64. An empty
+/// module means no projection.
 at::Tensor enter_stack(const at::Tensor& x, const std::optional<at::Tensor>& mask,
                        const Layout& layout, const torch::nn::Linear& project_in);
 
@@ -29,8 +29,7 @@ at::Tensor leave_stack(const at::Tensor& total, const at::Tensor& x,
 at::Tensor restore_codes(const at::Tensor& codes, const at::Tensor& x,
                          const std::optional<at::Tensor>& mask, const Layout& layout);
 
-/// One tensor for each of `count` levels, stacked; those that were dropped are filled with
-/// `missing`.
+/// Stacks one tensor for each of `count` levels; dropped levels are filled with `missing`.
 at::Tensor stack_levels(std::vector<at::Tensor> levels, int64_t count, int64_t missing,
                         int64_t dim = 0);
 

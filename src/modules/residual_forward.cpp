@@ -57,7 +57,7 @@ torch::Tensor restore(ResidualVQImpl& rvq, const torch::Tensor& output, const to
                      layout, rvq.project_out, padding);
 }
 
-/// Nearest codes level by level, without losses or learning: most evaluations.
+/// Greedy search level by level, without losses or learning: the most common evaluation.
 ResidualVQOutput evaluate(ResidualVQImpl& rvq, const torch::Tensor& inputs, const torch::Tensor& x,
                           const StackRequest& request) {
   const auto layout = layout_of(rvq);
@@ -75,7 +75,7 @@ ResidualVQOutput evaluate(ResidualVQImpl& rvq, const torch::Tensor& inputs, cons
           {}};
 }
 
-/// The results of all levels of one operator.
+/// Converts the results of the operator for all levels.
 ResidualVQOutput result_of(const Pending& pending, const F::ResidualQuantizeStep& step) {
   auto& rvq = *pending.rvq;
   const auto& [x, request] = std::tie(pending.x, pending.request);
@@ -86,7 +86,7 @@ ResidualVQOutput result_of(const Pending& pending, const F::ResidualQuantizeStep
                           {}};
   if (!pending.all_codes) return result;
   if (rvq.options.vq().vqp_compat()) {
-    // The reference looks codes up when they have moved, with their gradient.
+    // The reference looks codes up after the update, with gradients.
     result.all_codes = rvq.get_codes_from_indices(result.indices);
     return result;
   }
@@ -118,7 +118,7 @@ ResidualVQOutput result_of(const Pending& pending, const Walk& walk, const torch
       request.targets.empty() ? loss : loss.sum(),
       pending.all_codes ? stack_levels(std::move(codes), every, 0) : torch::Tensor()};
   if (pending.all_codes && rvq.options.vq().vqp_compat()) {
-    // The reference looks codes up when they have moved, with their gradient.
+    // The reference looks codes up after the update, with gradients.
     result.all_codes = rvq.get_codes_from_indices(result.indices);
   }
   return result;

@@ -35,7 +35,7 @@ FSQOptions level_options(const ResidualFSQOptions& options) {
       .vqp_compat(options.vqp_compat());
 }
 
-/// (Q, D): the residual after a level is at most one L-th of the residual before.
+/// (Q, D): after a level, the residual is at most 1/L of the residual before.
 torch::Tensor scales_of(const ResidualFSQOptions& options) {
   std::vector<float> scales;
   for (int64_t level = 0; level < options.num_quantizers(); ++level) {
@@ -177,7 +177,7 @@ ResidualFSQOutput ResidualFSQImpl::forward_to_depth(const torch::Tensor& x,
 
 namespace {
 
-/// Indices without the axis of codebooks that users may keep.
+/// Indices without the axis of codebooks that users may have kept.
 torch::Tensor plain(const torch::Tensor& indices, bool has_axis) {
   if (!has_axis || indices.dim() < 2) return indices;
   TORCH_CHECK_VALUE(indices.size(-2) == 1,

@@ -5,8 +5,8 @@
 
 namespace torchvq::detail {
 
-/// One step towards the residuals of all levels, for inputs (H, T, D); does nothing without an
-/// optimizer, or in evaluation.
+/// Takes one step towards the residuals of all levels, for inputs (H, T, D); does nothing without
+/// an optimizer, or in evaluation.
 void step_shared_optimizer(ResidualVQImpl& rvq, const at::Tensor& inputs,
                            const StackRequest& request);
 

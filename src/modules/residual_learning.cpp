@@ -67,7 +67,7 @@ std::vector<F::QuantizerLosses> search_losses(const ResidualVQImpl& rvq,
 }
 
 /// Updates the averages and codes of all levels, and replaces dead codes. Returns the tokens per
-/// code of each level, over all ranks; nothing if no level learns.
+/// code of each level, over all ranks; empty if no level learns.
 Counts update(const std::vector<Searched>& stacks) {
   const auto& first = stacks[0].walk->levels[0];
   const auto& codebook = *first.vq->codebook_state;
@@ -89,7 +89,7 @@ Counts update(const std::vector<Searched>& stacks) {
                           stacks[0].request->beam);
 }
 
-/// Counts the uses of codes, for stats(), and the step.
+/// Counts the use of codes, for stats(), and advances the step.
 void finish_step(ResidualVQImpl& rvq, const std::vector<Level>& levels,
                  const std::vector<at::Tensor>& counts, const Ranks& ranks, bool drew) {
   std::vector<at::Tensor> uses;

@@ -14,8 +14,8 @@ namespace {
 namespace F = functional;
 using OptionalTensor = std::optional<at::Tensor>;
 
-/// Whether the gradient of the output is the sum over the levels, instead of one estimator over the
-/// stack.
+/// Whether the gradient of the output is the sum over levels, instead of one
+/// estimator over the stack.
 bool estimates_levels(const ResidualVQImpl& rvq) {
   const auto& first = rvq.options.vq();
   const bool by_codes = first.straight_through() && !first.route_gradients_to_input();
@@ -40,7 +40,7 @@ Level choose_level(ResidualVQImpl& rvq, int64_t index, const at::Tensor& residua
     step_shared_optimizer(rvq, residual, request);
   }
   const auto tokens = layout.merge_features(residual, request.batch, request.tokens);
-  // If the stack has one estimator, the levels need one only for the gradient between them.
+  // With one estimator over the stack, levels need their own only for the gradient between levels.
   const bool own = vq.is_training() && gradient.needs_levels();
   const auto estimator = own ? estimator_of(vq) : "none";
   const auto rng = F::level_rng(vq.codebook_state->rng, index, shared);
@@ -100,7 +100,7 @@ Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRequest& req
                           const F::LevelSums& before) -> F::WalkedLevel {
     std::optional<Implicit> implicit;
     if (index > 0 && implicit_codes) {
-      // Its value must equal that of decoding, so the estimator has no noise.
+      // The value must be that of decoding, so the estimator adds no noise.
       const bool by_outputs = gradient.estimates_levels || !gradient.training;
       implicit =
           Implicit{rvq.mlps[index - 1].get(),

@@ -1,9 +1,9 @@
 // The search of all levels of a residual stack, and the update of their codebooks.
 //
-// Order of a training forward: all levels search, each the residual of the one before, with the
-// codes at the start of the step; losses; then all levels learn. So no level sees the update of
-// another, and one reduction over ranks serves the whole stack. docs/design/residual.md has the
-// decisions.
+// Order of a training forward: all levels search with the codes from the start of the step, each
+// the residual of the previous one; losses are computed; then all levels learn. So no level sees
+// the update of another, and one reduction over ranks serves the whole stack.
+// docs/design/residual.md has the decisions.
 #pragma once
 
 #include <optional>
@@ -24,12 +24,12 @@ struct StackRequest {
   std::optional<at::Tensor> mask;  ///< (B, N)
   int64_t batch;
   int64_t tokens;                   ///< N
-  std::vector<at::Tensor> targets;  ///< per level, in the shape of forward's indices; or none
+  std::vector<at::Tensor> targets;  ///< per level, in the shape of forward's indices; or empty
   std::optional<double> temperature;
   bool frozen;
   int64_t depth;  ///< levels in use
   distributed::Ranks ranks;
-  int64_t beam = 1;  ///< paths that the search keeps
+  int64_t beam = 1;  ///< number of paths that the search keeps
 };
 
 /// The result of one level.
@@ -52,7 +52,7 @@ Layout layout_of(const ResidualVQImpl& rvq);
 /// The estimator of the stack.
 functional::StackGradient gradient_of(const ResidualVQImpl& rvq);
 
-/// The codebooks of all levels, a shared one once.
+/// The codebooks of all levels; a shared codebook once.
 std::vector<Codebook> codebooks_of(const ResidualVQImpl& rvq);
 
 /// Their states.
@@ -61,34 +61,34 @@ std::vector<functional::CodebookState> states_of(const ResidualVQImpl& rvq);
 /// Searches level after level. inputs: (H, T, D), projected, float32 or float64.
 Walk walk(ResidualVQImpl& rvq, const at::Tensor& inputs, const StackRequest& request);
 
-/// A stack that has searched.
+/// A stack after its search.
 struct Searched {
   ResidualVQImpl* rvq;
   const Walk* walk;
   const StackRequest* request;
 };
 
-/// The losses of all levels (Q,) of each of several stacks of equal options, and in training the
-/// update of their codebooks: one exchange over ranks for all.
+/// The losses of all levels (Q,) of each of several stacks with equal options, and in training the
+/// update of their codebooks, with one exchange over ranks for all.
 std::vector<at::Tensor> learn(const std::vector<Searched>& stacks);
 
-/// A forward of one stack that has searched and not learnt yet.
+/// A forward of one stack after its search and before it learns.
 struct Pending {
   ResidualVQImpl* rvq;
   at::Tensor x;
   StackRequest request;
   bool all_codes;
-  std::optional<Walk> walk;  ///< none where nothing is scored or learnt
-  ResidualVQOutput output;   ///< of such a forward
+  std::optional<Walk> walk;  ///< empty if nothing is scored or learnt
+  ResidualVQOutput output;   ///< the output of such a forward
 };
 
-/// The first half of forward. Uses `depth` levels if it is given, else sets it to the number used.
+/// The first half of forward. Uses `depth` levels if given, otherwise sets it to the number used.
 ///
 /// @param together  whether other stacks learn in the same step.
 Pending start(ResidualVQImpl& rvq, const at::Tensor& x, const ResidualVQForwardOptions& call,
               std::optional<int64_t>& depth, bool together);
 
-/// The second half, of stacks of equal options that were started with the same call.
+/// The second half, for stacks with equal options that were started by the same call.
 std::vector<ResidualVQOutput> finish(const std::vector<Pending>& stacks);
 
 }  // namespace torchvq::detail

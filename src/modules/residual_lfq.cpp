@@ -99,7 +99,7 @@ F::LookupFreeOptions ResidualLFQImpl::step_options(size_t level) const {
   const bool summed = options.vqp_compat();
   return own.step_options()
       .estimates(own.is_training() && summed)
-      // Losses over ranks, and those of summed gradients, are computed after all levels.
+      // Losses over ranks, and those with summed gradients, are computed after all levels.
       .scores(own.is_training() && group.empty() && !summed)
       .ranks({group, own.label()});
 }
@@ -194,7 +194,7 @@ std::vector<torch::Tensor> ResidualLFQImpl::own_totals(const Steps& steps) const
   for (size_t index = 0; index < steps.size(); ++index) {
     totals.push_back(F::lookup_free_totals(steps[index].signs, step_options(index)));
   }
-  // Dropped levels take part with zeros, so that the message does not depend on the depth.
+  // Dropped levels contribute zeros, so that the message does not depend on the depth.
   totals.resize(levels.size(), at::zeros_like(totals[0]));
   return totals;
 }

@@ -25,15 +25,15 @@ using OptionalTensor = std::optional<torch::Tensor>;
 
 namespace {
 
-/// (B, N, D) as (1, B * N, D), which operators take.
+/// (B, N, D) as (1, B * N, D), as operators expect.
 torch::Tensor rows_of(const torch::Tensor& tokens) { return tokens.flatten(0, 1).unsqueeze(0); }
 
 OptionalTensor rows_of(const OptionalTensor& mask) {
   return mask ? OptionalTensor(mask->reshape({1, -1})) : std::nullopt;
 }
 
-/// Codes (Q, B, *, dim) with the features where the layout has them; (B, dim) has no position to
-/// move.
+/// Codes (Q, B, *, dim) with features on the axis of the layout; (B, dim) has
+/// no position axis to move.
 torch::Tensor placed(const torch::Tensor& codes, bool channel_first) {
   return channel_first && codes.dim() > 3 ? codes.movedim(-1, 2) : codes;
 }
@@ -51,7 +51,7 @@ SimVQOptions level_options(const ResidualSimVQOptions& options, bool first) {
 
 }  // namespace
 
-/// The values that one forward passes from level to level.
+/// The values that one forward passes between levels.
 struct ResidualSimVQImpl::Walk {
   OptionalTensor chosen;  // (B, N, Q)
   std::vector<SimVQImpl::SearchResult> results;
@@ -119,7 +119,7 @@ detail::StackFamily ResidualSimVQImpl::family(Walk& walk) {
     }
     const auto paths = ops::residual_beam_search(rows_of(inputs.detach()), codebooks, beam,
                                                  ops::ResidualBeamSearchOptions().mask(walk.mask));
-    // Any valid code serves for padding.
+    // For padding any valid code will do.
     walk.chosen = paths.clamp_min(0).view({inputs.size(0), inputs.size(1), -1});
     return inputs;
   };
@@ -132,7 +132,7 @@ detail::StackFamily ResidualSimVQImpl::family(Walk& walk) {
         level->choose(rows_of(residual), walk.mask, summed ? level->estimator() : "none", chosen));
     const auto& found = walk.results.back();
     auto codes = summed ? found.quantized : found.codes;
-    // Codes learn only from the losses.
+    // Codes receive gradients only from the losses.
     if (training && !summed) codes = codes.detach();
     return detail::LevelResult{codes.view_as(residual),
                                found.indices.view({residual.size(0), residual.size(1)})};
@@ -180,7 +180,8 @@ torch::Tensor ResidualSimVQImpl::losses(const Walk& walk) {
     losses.push_back(levels[index]->loss_of(walk.results[index], walk.mask));
   }
   if (is_training()) {
-    // Wrappers wait for a gradient of every parameter: dropped levels get zero.
+    // Distributed wrappers wait for a gradient of every parameter: those of
+    // dropped levels get zero.
     const auto nothing = walk.results[0].inputs.narrow(1, 0, 0).detach();
     for (size_t index = losses.size(); index < levels.size(); ++index) {
       const auto none = levels[index]->choose(nothing, std::nullopt, "none");

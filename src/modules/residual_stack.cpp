@@ -20,7 +20,7 @@ namespace {
 struct StackWalk {
   at::Tensor total;
   at::Tensor indices;             // (B, N, Q)
-  std::vector<at::Tensor> codes;  // none if one operator went through the levels
+  std::vector<at::Tensor> codes;  // empty if one operator processed all levels
 };
 
 StackWalk walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
@@ -29,7 +29,7 @@ StackWalk walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
   F::StackGradient gradient;
   gradient.training = true;
   gradient.handed_on = family.attached ? 1 : 0;
-  // With an estimator over the stack, the levels only have the gradients of their losses.
+  // With an estimator over the stack, levels receive gradients only from their losses.
   auto total =
       F::walk_levels(family.estimate ? F::balanced(inputs, depth) : inputs, depth, gradient,
                      /*sums_outputs=*/false,
@@ -45,13 +45,13 @@ StackWalk walk_levels_of(const StackFamily& family, const at::Tensor& inputs,
   return {total, stack_levels(std::move(indices), family.levels, -1, -1), std::move(codes)};
 }
 
-/// Dropped levels have no index.
+/// Dropped levels have index -1.
 StackWalk walk_at_once(const StackFamily& family, const at::Tensor& inputs, int64_t depth) {
   auto [total, indices] = family.at_once(inputs, depth);
   return {total, at::constant_pad_nd(indices, {0, family.levels - depth}, -1), {}};
 }
 
-/// Tokens (B, N, heads * D) as (B, N * heads, D): levels see each head as a token.
+/// Reshapes tokens (B, N, heads * D) to (B, N * heads, D): levels treat each head as a token.
 at::Tensor split_stack_heads(const at::Tensor& inputs, int64_t heads) {
   return heads == 1 ? inputs : inputs.unflatten(-1, {heads, -1}).flatten(1, 2);
 }
@@ -104,7 +104,7 @@ StackResult run_stack(const StackFamily& family, const at::Tensor& x,
   indices = F::unpack_positions(indices, x.sym_sizes(), layout.channel_first);
   at::Tensor codes;
   if (all_codes) {
-    // The reference looks codes up: they have the gradient of decoding, and no noise.
+    // The reference looks codes up, so they have the gradient of decoding, and no noise.
     codes = family.vqp_compat ? stack_codes(family, indices, /*fewer=*/true)
                               : stack_levels(std::move(found.codes), family.levels, 0);
   }

@@ -1,5 +1,5 @@
 // Forward and decoding of residual stacks whose levels learn no codebook. A family defines one
-// level; the rest is here, for all families.
+// level; the rest is here, shared by all families.
 #pragma once
 
 #include <cstdint>
@@ -29,19 +29,20 @@ struct StackFamily {
   int64_t levels;
   torch::nn::Linear project_in{nullptr}, project_out{nullptr};  ///< empty without projection
   /// Maps projected tokens (B, N, D), float32 or float64, and their mask to the input of the first
-  /// level; may be empty. With several heads N counts each as a token, here and below.
+  /// level; may be empty. With several heads, N counts each head as a token, here and below.
   std::function<at::Tensor(const at::Tensor&, const std::optional<at::Tensor>&)> prepare;
   /// Arguments: level number, residual (B, N, D), mask (B, N) for losses.
   std::function<LevelResult(int64_t, const at::Tensor&, const std::optional<at::Tensor>&)> choose;
   /// Codes (*, D) of indices (*) of a level, on the scale of the stack's input; -1 gives zeros.
   std::function<at::Tensor(int64_t, const at::Tensor&)> decode;
-  /// Levels see the gradient of the residual; the gain is then 1 - (1 - g_0) (1 - g_1) ..., with
-  /// g_n that of level n. Otherwise gains add up, unless there is an estimate.
+  /// Whether levels pass on the gradient of the residual; the total gain is then
+  /// 1 - (1 - g_0) (1 - g_1) ..., where g_n is that of level n. Otherwise gains are summed, unless
+  /// there is an estimate.
   bool attached = true;
   /// Codes of all levels are decoded from the indices, as in vector-quantize-pytorch.
   bool vqp_compat = false;
-  /// The sum of the codes (B, N, D) of so many levels and their indices (B, N, depth) by one
-  /// operator; may be empty.
+  /// Returns the sum of the codes (B, N, D) of this many levels and their indices (B, N, depth), by
+  /// one operator; may be empty.
   std::function<std::pair<at::Tensor, at::Tensor>(const at::Tensor&, int64_t)> at_once;
   /// The sum of the codes with its gradient to the inputs; may be empty.
   std::function<at::Tensor(const at::Tensor&, const at::Tensor&)> estimate;
@@ -51,22 +52,24 @@ struct StackFamily {
 struct StackResult {
   at::Tensor quantized;  ///< the layout and dtype of the input
   at::Tensor indices;    ///< (B, *, Q), -1 where masked or dropped
-  at::Tensor all_codes;  ///< (Q, B, *, D) if asked for, else undefined
+  at::Tensor all_codes;  ///< (Q, B, *, D) if requested, otherwise undefined
 };
 
 /// The forward of a stack with `depth` of its levels.
 StackResult run_stack(const StackFamily& family, const at::Tensor& x,
                       const std::optional<at::Tensor>& mask, int64_t depth, bool all_codes);
 
-/// Codes (Q, B, *, D) of indices (B, *, q); with `fewer` q may be below Q, and missing levels give
-/// zeros.
+/// Codes (Q, B, *, D) of indices (B, *, q); with `fewer`, q may be below Q, and
+/// missing levels give zeros.
 at::Tensor stack_codes(const StackFamily& family, const at::Tensor& indices, bool fewer);
 
-/// The output of run_stack() for indices (B, *, q), in the same layout; zeros where all are -1.
+/// The output of run_stack() for indices (B, *, q), in the same layout;
+/// zeros if all indices are -1.
 at::Tensor stack_output(const StackFamily& family, const at::Tensor& indices, bool fewer);
 
-/// The number of levels that a training forward uses: from the given seed, or else only from the
-/// step of `rng` (2,), so that ranks with different seeds drop the same levels without a message.
+/// The number of levels that a training forward uses: from the given seed, otherwise
+/// only from the step of `rng` (2,), so that ranks with different seeds drop the same
+/// levels without communication.
 int64_t stack_depth(const std::optional<int64_t>& seed, const at::Tensor& rng,
                     const functional::DepthRule& rule);
 

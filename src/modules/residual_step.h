@@ -1,4 +1,4 @@
-// A forward of a residual stack in one function, if no level needs a step between the levels.
+// A forward of a residual stack in one function, for stacks without separate steps between levels.
 #pragma once
 
 #include <torchvq/functional/residual_quantize.h>
@@ -7,8 +7,8 @@
 
 namespace torchvq::detail {
 
-/// Whether no level needs a step between the levels: no k-means, no implicit codebook, no in-place
-/// optimizer.
+/// Whether the stack has no separate steps between levels: no k-means, implicit
+/// codebook or in-place optimizer.
 bool steps_at_once(const ResidualVQImpl& rvq);
 
 /// Searches, scores and learns; tokens (B, N, heads * D) are projected, and zero where masked.

@@ -36,10 +36,10 @@ VectorQuantizeOptions level_options(const ResidualVQOptions& options, int64_t si
     own.commitment_weight(0);
   }
   if (options.shared_codebook()) {
-    own.in_place_codebook_optimizer(nullptr);  // it is the stack's
+    own.in_place_codebook_optimizer(nullptr);  // belongs to the stack
   }
   if (own.vqp_compat()) {
-    // The values that the reference uses for these options in a stack.
+    // The values that the reference uses for these options in stacks.
     own.freeze_codebook(false);
     if (options.diveq()) own.directional_reparam_variance(kVqpVariance);
     if (options.shared_codebook()) {
@@ -151,7 +151,7 @@ std::vector<CodebookStats> ResidualVQImpl::stats(bool synced) const {
 
 namespace {
 
-/// Levels are added up at least in float32, as in the forward.
+/// Levels are summed at least in float32, as in the forward.
 torch::Tensor widened(const torch::Tensor& codes) {
   const auto dtype = codes.scalar_type();
   return dtype == at::kHalf || dtype == at::kBFloat16 ? codes.to(at::kFloat) : codes;

@@ -32,10 +32,11 @@ struct Scale {
   F::QuantizerLosses losses;
 };
 
-/// (B, L, ...) to (1, B * L, ...), as codebooks take tokens.
+/// Reshapes (B, L, ...) to (1, B * L, ...), the shape in which codebooks take tokens.
 at::Tensor as_one(const at::Tensor& rows) { return rows.flatten(0, 1).unsqueeze(0); }
 
-/// k-means on the first training tokens of all scales together: the coarsest has few per image.
+/// k-means on the first training tokens of all scales together, because the coarsest
+/// scale has few per sample.
 void prepare_shared(HierarchicalVQImpl& hvq, const at::Tensor& maps, const ScaleRequest& request) {
   const at::NoGradGuard no_grad;
   auto& vq = hvq.get_vq(0);
@@ -48,7 +49,7 @@ void prepare_shared(HierarchicalVQImpl& hvq, const at::Tensor& maps, const Scale
     tokens.push_back(F::pool_scale(residual, shape, request.mask));
     if (request.mask) masks.push_back(F::pool_scale_mask(*request.mask, shape));
     if (index + 1 < scales) {
-      // Without codes yet, the residual of a scale is that of its unquantized tokens.
+      // There are no codes yet, so the residual is computed from unquantized tokens.
       residual = residual.sub(hvq.choose_phi(index)(tokens.back(), shape, maps.sizes().slice(2)));
     }
   }
@@ -74,7 +75,7 @@ Scale choose_scale(HierarchicalVQImpl& hvq, int64_t index, const at::Tensor& res
   const bool shared = hvq.options.shared_codebook();
   if (!shared) prepare(vq, projected, mask, request.frozen, request.ranks);
   auto rng = vq.codebook_state->rng;
-  // Scales that share a codebook draw different numbers from it.
+  // Scales that share a codebook draw different numbers from its generator.
   if (shared && index > 0) rng = at::stack({rng[0].add(index), rng[1]});
   auto result = choose(vq, projected, tokens, mask, own_request,
                        {.estimator = std::nullopt, .rng = rng, .chosen = std::nullopt});
@@ -84,7 +85,7 @@ Scale choose_scale(HierarchicalVQImpl& hvq, int64_t index, const at::Tensor& res
   return {&vq, std::move(own_request), std::move(result), std::move(options), std::move(losses)};
 }
 
-/// The map of a scale's codes; masked cells have a zero vector.
+/// The map of a scale's codes; masked cells hold zero vectors.
 at::Tensor spread(const HierarchicalVQImpl& hvq, int64_t index, const Scale& scale,
                   const at::Tensor& maps) {
   auto codes = scale.result.quantized.view(scale.result.tokens.sizes());
@@ -92,13 +93,13 @@ at::Tensor spread(const HierarchicalVQImpl& hvq, int64_t index, const Scale& sca
   return hvq.choose_phi(index)(codes, hvq.resolved().shapes[index], maps.sizes().slice(2));
 }
 
-/// The weighted loss of one scale, a scalar, when its codebook has learnt.
+/// The weighted loss of one scale, a scalar, after its codebook has learnt.
 at::Tensor loss_of(const Scale& scale) {
   return level_loss(*scale.vq, scale.result.searched, scale.request, scale.losses, scale.options);
 }
 
-/// The tokens of all scales as those of one step, sample by sample, so that the concatenated tokens
-/// of several ranks are those of the whole batch.
+/// The tokens of all scales as those of one step, ordered by sample, so that the tokens of several
+/// ranks, concatenated, are those of the whole batch.
 F::StepTokens together(const std::vector<Scale>& scales) {
   std::vector<at::Tensor> inputs, indices, masks;
   for (const auto& scale : scales) {
@@ -118,7 +119,7 @@ F::StepTokens together(const std::vector<Scale>& scales) {
 }
 
 /// One update of the codebooks of `quantizers`; those of dropped scales take part without tokens.
-/// Returns the tokens per code of each, over all ranks; nothing if the step does not learn.
+/// Returns the tokens per code of each, over all ranks; empty if the step does not learn.
 Counts learn_scales(const std::vector<Scale>& scales,
                     const std::vector<VectorQuantizeImpl*>& quantizers,
                     const ScaleRequest& request) {
@@ -144,7 +145,7 @@ Counts learn_scales(const std::vector<Scale>& scales,
   return F::learn_codebooks_(states, tokens, options.signature(joined_signature(codebooks)));
 }
 
-/// Counts the uses of codes, for stats(), and the step.
+/// Counts the use of codes, for stats(), and advances the step.
 void finish_scales(HierarchicalVQImpl& hvq, const std::vector<Scale>& scales, const Counts& counts,
                    const distributed::Ranks& ranks) {
   std::vector<at::Tensor> uses, indices, rng, masks;
@@ -163,7 +164,7 @@ void finish_scales(HierarchicalVQImpl& hvq, const std::vector<Scale>& scales, co
   for (size_t index = 0; index < hvq.vqs.size(); ++index) {
     hvq.vqs[index]->step_counts = hvq.step_counts[index];
   }
-  // The quantizer itself has the tokens of all scales.
+  // The quantizer's own counts are those of all scales.
   if (hvq.options.shared_codebook()) hvq.vqs[0]->step_counts = at::stack(hvq.step_counts).sum(0);
 }
 
@@ -174,7 +175,7 @@ at::Tensor mean_loss(const HierarchicalVQImpl& hvq, const std::vector<at::Tensor
   for (int64_t index = 1; index < depth; ++index) loss = loss.add(losses[index]);
   loss = loss.div(depth);
   if (!hvq.is_training()) return loss;
-  // DDP waits for a gradient of every parameter, so dropped scales get one of zero.
+  // DDP waits for a gradient of every parameter, so those of dropped scales get zero.
   for (int64_t index = depth; index < hvq.num_levels(); ++index) {
     for (const auto& weight : hvq.choose_phi(index)->parameters()) {
       loss = loss.add(weight.flatten().slice(0, 0, 0).sum());

@@ -14,7 +14,7 @@ namespace torchvq::detail {
 /// The arguments of one forward.
 struct ScaleRequest {
   std::optional<at::Tensor> mask;   ///< (B, *S)
-  std::vector<at::Tensor> targets;  ///< per scale, (B, *shape); or none
+  std::vector<at::Tensor> targets;  ///< per scale, (B, *shape); or empty
   std::optional<double> temperature;
   bool frozen;
   int64_t depth;  ///< scales in use
@@ -28,7 +28,7 @@ struct ScaleWalk {
   at::Tensor loss;                  ///< the mean over the scales in use
 };
 
-/// Searches scale after scale; in training the codebooks learn, and the step is counted.
+/// Searches scale after scale; in training, also updates codebooks and counts the step.
 ///
 /// @param maps  (B, D, *S), float32 or float64.
 ScaleWalk walk_scales(HierarchicalVQImpl& hvq, const at::Tensor& maps, const ScaleRequest& request);

@@ -51,7 +51,7 @@ std::string estimator_of(const VectorQuantizeImpl& vq) {
 
 at::Tensor stored_codes(VectorQuantizeImpl& vq, at::ScalarType dtype) {
   const auto codes = vq.codebook_state->codes();
-  // The input decides the precision of the arithmetic, not a module that was cast to double.
+  // The input determines the precision of the arithmetic, even if the module was cast to double.
   const bool narrow = codes.scalar_type() == at::kDouble && dtype != at::kDouble;
   return narrow ? codes.to(at::kFloat) : codes;
 }

@@ -18,17 +18,18 @@ Request request_of_level(const VectorQuantizeImpl& vq, const std::optional<at::T
                          const std::optional<at::Tensor>& mask, std::optional<double> temperature,
                          bool frozen, const distributed::Ranks& ranks);
 
-/// Prepares the search for tokens (H, T, D); a frozen codebook is initialised, too.
+/// Prepares the search for tokens (H, T, D); this initialises a frozen codebook as well.
 void prepare(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::Tensor>& mask,
              bool frozen, const distributed::Ranks& ranks);
 
-/// The name of the output's gradient for operators.
+/// The operators' name for the gradient of the output.
 std::string estimator_of(const VectorQuantizeImpl& vq);
 
-/// The codes (H, K, D) for tokens that are projected to a dtype.
+/// The codes (H, K, D), in a dtype that fits tokens projected to `dtype`.
 at::Tensor stored_codes(VectorQuantizeImpl& vq, at::ScalarType dtype);
 
-/// The codes for tokens (B, N, dim): those, or one set for each token (H, T, K, D).
+/// The codes for tokens (B, N, dim): the stored codes, or separate ones for
+/// each token (H, T, K, D).
 at::Tensor codes_to_search(VectorQuantizeImpl& vq, const Request& request, const at::Tensor& tokens,
                            at::ScalarType dtype);
 
@@ -48,16 +49,16 @@ CodesOfStep codes_of_step(VectorQuantizeImpl& vq, const at::Tensor& projected,
 functional::QuantizeOptions search_options(const VectorQuantizeImpl& vq, const Request& request,
                                            const std::string& estimator);
 
-/// The values that a level of a stack passes to a search.
+/// The options that a level of a stack passes to a search.
 struct SearchOptions {
   std::optional<std::string> estimator;  ///< default: the module's own
   std::optional<at::Tensor> rng;         ///< (2,), for sampling and noise; default: the codebook's
-  std::optional<at::Tensor> chosen;      ///< (H, T), indices already chosen: no search
+  std::optional<at::Tensor> chosen;      ///< (H, T), indices already chosen: skips the search
 };
 
-/// The codes of a step, and the search in them. Learning comes after.
+/// Gets the codes of a step and searches them. Learning comes later.
 ///
-/// @param projected  (H, T, D), what is searched for; the same tokens as `tokens` (B, N, dim).
+/// @param projected  (H, T, D), the vectors to search for; the same tokens as `tokens` (B, N, dim).
 /// @param mask       (H, T).
 SearchResult choose(VectorQuantizeImpl& vq, const at::Tensor& projected, const at::Tensor& tokens,
                     const std::optional<at::Tensor>& mask, const Request& request,

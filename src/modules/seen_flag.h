@@ -1,5 +1,5 @@
-// A flag on a device that becomes true once. Reading it makes the host wait, so after it was read
-// as true, it is not read again until it is written.
+// A flag on a device that becomes true once. Reading it makes the host wait, so once it was read as
+// true, it is not read again until it is written.
 #pragma once
 
 #include <cstdint>
@@ -10,14 +10,14 @@
 
 namespace torchvq::detail {
 
-/// Safe for several threads.
+/// Thread-safe.
 class SeenFlag {
  public:
-  /// Whether `flag` (), bool, is true. `read(flag)` is called unless this flag was read as true
-  /// before: not if it is another tensor, has other memory, or was written by torch since then.
+  /// Whether `flag` (), bool, is true. Calls `read(flag)` unless this same flag was read as true
+  /// before, that is, the same memory, without a write by torch since then.
   template <typename Read>
   bool holds(const at::Tensor& flag, const Read& read) {
-    // Tensors made in inference mode count no writes.
+    // Writes to tensors created in inference mode are not counted.
     if (flag.is_inference()) return read(flag);
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto version = flag._version();

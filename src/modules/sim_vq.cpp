@@ -31,7 +31,7 @@ using OptionalTensor = std::optional<torch::Tensor>;
 
 namespace {
 
-/// A linear layer of half precision multiplies in float32, as learnable codes do.
+/// A half-precision linear layer multiplies in float32, as for learnable codes.
 torch::Tensor transformed(const torch::nn::LinearImpl& layer, const torch::Tensor& codes) {
   const auto dtype = layer.weight.scalar_type();
   const auto wide = dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
@@ -39,7 +39,7 @@ torch::Tensor transformed(const torch::nn::LinearImpl& layer, const torch::Tenso
   return at::linear(codes.to(wide), layer.weight.to(wide), bias);
 }
 
-/// A user's network on codes in the dtype of its weights.
+/// Applies a user's network to codes in the dtype of its weights.
 torch::Tensor run_transform(torch::nn::AnyModule& network, const torch::Tensor& codes) {
   for (const auto& weight : network.ptr()->parameters()) {
     if (!weight.is_floating_point()) continue;
@@ -48,14 +48,15 @@ torch::Tensor run_transform(torch::nn::AnyModule& network, const torch::Tensor& 
   return network.forward<torch::Tensor>(codes);
 }
 
-/// The transform of a training step, where one operator makes all codes and chooses among them: a
-/// linear layer in the dtype of the codes, which is that of the tokens' arithmetic.
+/// The transform of a training step, if one operator can compute all codes and choose among
+/// them: a linear layer in the dtype of the codes, which must be that of the tokens'
+/// arithmetic. Otherwise null.
 const torch::nn::LinearImpl* plain_map(const SimVQImpl& vq, const torch::Tensor& tokens) {
   const auto* linear = vq.code_transform.ptr()->as<torch::nn::LinearImpl>();
   if (linear == nullptr || !vq.is_training()) return nullptr;
   const auto dtype = tokens.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const auto &weight = linear->weight, &frozen = vq.frozen_codebook;
-  // A layer of other sizes has an error of its own.
+  // A layer of other sizes is left to the path that reports the error.
   const bool fits = weight.scalar_type() == dtype && frozen.scalar_type() == dtype &&
                     weight.size(0) == vq.options.dim() && weight.size(1) == frozen.size(1);
   return fits ? linear : nullptr;
@@ -105,7 +106,7 @@ std::shared_ptr<torch::nn::Module> SimVQImpl::clone(
 // Codes -------------------------------------------------------------------------------------------
 
 torch::Tensor SimVQImpl::codebook() {
-  // Decoding computes the codes again, perhaps outside autocast.
+  // Decoding recomputes the codes, possibly outside autocast.
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
   const auto* linear = code_transform.ptr()->as<torch::nn::LinearImpl>();
   const auto codes = linear != nullptr ? transformed(*linear, frozen_codebook)
@@ -119,7 +120,7 @@ torch::Tensor SimVQImpl::codebook() {
 
 torch::Tensor SimVQImpl::codes_for(at::ScalarType dtype) {
   const auto codes = codebook().unsqueeze(0);
-  // The input decides the precision of the arithmetic, not a module that was cast to double.
+  // The input determines the precision of the arithmetic, even if the module was cast to double.
   const bool narrow = codes.scalar_type() == at::kDouble && dtype != at::kDouble;
   return narrow || codes.scalar_type() == at::kHalf || codes.scalar_type() == at::kBFloat16
              ? codes.to(at::kFloat)
@@ -161,7 +162,7 @@ SimVQImpl::SearchResult SimVQImpl::choose(const torch::Tensor& tokens, const Opt
     auto found = F::linear_quantize(tokens, frozen_codebook, linear->weight, bias, mask, estimator);
     return {found.quantized, found.indices, found.codes, found.inputs};
   }
-  // Nothing is drawn.
+  // The generator is not used.
   const auto rng = at::zeros({2}, tokens.options().dtype(at::kLong).requires_grad(false));
   auto found = F::quantize(tokens, codes_for(tokens.scalar_type()), rng, mask,
                            F::QuantizeOptions().estimator(estimator).chosen(chosen));

@@ -41,9 +41,9 @@ void add_tensors(const torch::nn::Module& module, const std::string& prefix, Sta
   }
 }
 
-/// A module that several levels of a stack share is registered once, so that an optimizer updates
-/// it once; in Python's state it has a name under each level. Calls `use` with these names and the
-/// modules.
+/// A module that several levels of a stack share is registered once, so that an optimizer
+/// updates it once; in Python's state dict it has a name under each level. Calls `use` with
+/// these names and the modules.
 template <typename Owner, typename Use>
 void each_borrowed(torch::nn::Module& root, const Use& use) {
   for (const auto& [prefix, owner] : modules_of<Owner>(root)) {
@@ -74,7 +74,7 @@ State take(State& state, const std::string& prefix) {
   return taken;
 }
 
-/// The generator of a module that draws random numbers.
+/// Whether a tensor is the generator of a module that draws random numbers.
 bool is_rng(const std::string& name) { return name == "rng" || name.ends_with(".rng"); }
 
 /// Drops accumulated statistics from the state of other modules if these modules have none.
@@ -92,10 +92,10 @@ void drop_kept(torch::nn::Module& module, State& state) {
   });
 }
 
-/// For each codebook the optional state that the checkpoint lacks; throws if other names are
-/// missing or unknown, or shapes differ.
+/// For each codebook, the optional state that the checkpoint lacks.
 using Missing = std::vector<std::pair<CodebookImpl*, std::vector<std::string>>>;
 
+/// Throws if other names are missing or unknown, or if shapes differ.
 Missing check_names(torch::nn::Module& module, const State& own, const State& state) {
   Missing missing;
   auto lacking = own;
@@ -131,7 +131,7 @@ Missing check_names(torch::nn::Module& module, const State& own, const State& st
 }  // namespace
 
 State state_dict(const torch::nn::Module& module) {
-  // Only reads; libtorch lists the modules of a constant one, but not the root as itself.
+  // The module is only read; for a constant module, libtorch does not list the root itself.
   auto& root = const_cast<torch::nn::Module&>(module);
   auto state = tensors_of(root);
   for (const auto& [prefix, owner] : modules_of<InPlaceOptimizer>(root)) {

@@ -11,7 +11,7 @@ namespace {
 
 using distributed::UsageColumn;
 
-/// A counter on the device of the state, which may have changed; zeros before the first step.
+/// A counter, moved to the current device of the state; zeros before the first step.
 at::Tensor counter(const at::Tensor& kept, const at::Tensor& like) {
   return kept.defined() ? kept.to(like.device()) : at::zeros_like(like);
 }

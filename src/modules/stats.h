@@ -11,8 +11,8 @@ namespace torchvq::detail {
 /// Clears the count of replaced codes.
 void begin_step(const std::vector<Codebook>& codebooks);
 
-/// Statistics of the tokens per code (H, K) of each codebook, of the ranks of a group; "": this
-/// rank's. Counts that are undefined are 0.
+/// Statistics from the tokens per code (H, K) of each codebook, over the ranks of a group, or of
+/// this rank if the group is "". Undefined counts are 0.
 std::vector<CodebookStats> stats_of(const std::vector<at::Tensor>& counts,
                                     const std::vector<const CodebookImpl*>& codebooks,
                                     const std::string& group);

@@ -16,7 +16,8 @@ std::vector<at::Tensor> tensors(const std::optional<at::Tensor>& tensor) {
   return tensor ? std::vector{*tensor} : std::vector<at::Tensor>();
 }
 
-/// The second half of a step with accum_ema_update, or after one: the statistics lie in between.
+/// The second half of a step with accum_ema_update, or of the step after one, in which statistics
+/// are accumulated before the update.
 void learn_apart(VectorQuantizeImpl& vq, F::VectorQuantizeStep& found, const Request& request,
                  const F::QuantizerLossOptions& losses) {
   auto& codebook = *vq.codebook_state;
@@ -33,7 +34,7 @@ void learn_apart(VectorQuantizeImpl& vq, F::VectorQuantizeStep& found, const Req
                   request.ranks.alone());
 }
 
-/// Prepares the search.
+/// Prepares the search and returns the codes.
 CodesOfStep prepared_codes(VectorQuantizeImpl& vq, const at::Tensor& x, const Request& request,
                            const F::TokenLayout& layout) {
   const auto& codebook = *vq.codebook_state;

@@ -14,14 +14,15 @@ namespace torchvq::detail {
 struct Step {
   at::Tensor quantized;  ///< with the estimator's gradient
   at::Tensor indices;
-  at::Tensor loss;          ///< a scalar; one for each of candidates
-  LossBreakdown breakdown;  ///< 0 for terms that are absent
+  at::Tensor loss;          ///< a scalar; with candidates, one for each
+  LossBreakdown breakdown;  ///< absent terms are 0
 };
 
 /// Initialises the codes if necessary, searches, computes losses and learns.
 ///
 /// @param x       in the input layout; projected if there is a projection.
-/// @param before  (B, N, dim), the tokens before the projection, masked ones zero; none without.
+/// @param before  (B, N, dim), the tokens before the projection, masked ones
+///                zero; empty without one.
 Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::Tensor>& before,
           const Request& request, const functional::TokenLayout& layout);
 

@@ -91,8 +91,8 @@ std::shared_ptr<torch::nn::Module> VectorQuantizeImpl::clone(
     const std::optional<torch::Device>& device) const {
   auto own = options;
   own.vq_bridge(own.vq_bridge().clone(device));
-  // A borrowed codebook is replaced by the copy's own; a level that borrows one has nothing else to
-  // copy.
+  // A borrowed codebook is replaced by the copy's own; a level with a borrowed codebook has
+  // no other tensors to copy.
   auto copy = std::make_shared<VectorQuantizeImpl>(std::move(own), nullptr, owns_bridge_);
   if (borrowed_) {
     copy->train(is_training());
@@ -145,12 +145,12 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
   const auto packed = layout.pack(x);
   // Padding may hold anything, including NaN; zeros keep it out of every gradient.
   const auto tokens = request.mask ? F::fill_masked(packed, *request.mask) : packed;
-  // The codes go to project_out unrounded.
+  // Codes are passed to project_out unrounded.
   const auto projected = project(tokens);
   const auto inner = detail::token_layout(options).channel_first(false).zeros_for_masked(true);
   auto [quantized, indices, loss, terms] =
       detail::step(*this, projected.to(detail::compute_dtype(projected)), tokens, request, inner);
-  if (loss.dim() > 0) {  // of candidates
+  if (loss.dim() > 0) {  // candidates have one loss each
     loss = layout.unpack_positions(loss, x);
     terms.commitment = layout.unpack_positions(terms.commitment, x);
   }
@@ -180,7 +180,8 @@ torch::Tensor VectorQuantizeImpl::project(const torch::Tensor& tokens) {
     projected = detail::apply_linear(project_in, tokens);
   }
   if (project_in_norm) {
-    // Autocast may have given the projection another dtype, and the norm accepts only its own.
+    // Autocast may have changed the dtype of the projection, and the norm
+    // accepts only its own dtype.
     projected = project_in_norm(projected.to(project_in_norm->weight.scalar_type()));
   }
   return projected;

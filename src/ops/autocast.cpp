@@ -1,9 +1,9 @@
-// Autocast stops at this library's door, for every device type.
+// Disables autocast inside this library's operators, for every device type.
 //
-// Distances, statistics and losses are float32 whatever surrounds them (docs/dtype_policy.md).
-// Operators here have kernels that call ATen; without this shield autocast would reach those calls
-// and turn a matrix product of distances into bfloat16. Every operator gets one boxed kernel that
-// switches autocast off and calls the operator again.
+// Distances, statistics and losses are float32 regardless of autocast (docs/dtype_policy.md). The
+// kernels of the operators call ATen; autocast would reach those calls and compute, for example,
+// the matrix product of distances in bfloat16. Every operator therefore gets a boxed kernel that
+// disables autocast and calls the operator again.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>

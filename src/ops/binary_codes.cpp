@@ -119,14 +119,14 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "binary_sample(Tensor logits, Tensor? rng, *, float temperature=1.0, Tensor? mask=None) "
       "-> Tensor");
   m.def("binary_one_hot(Tensor logits, Tensor indices, *, float temperature=1.0) -> Tensor");
-  // The gradient of the logits; private, called by autograd alone.
+  // The gradient of the logits; private, called only by autograd.
   m.def(
       "binary_one_hot_backward(Tensor grad, Tensor logits, Tensor indices, float temperature) "
       "-> Tensor");
   m.def(
       "binary_kl_loss(Tensor logits, *, float threshold=0.0, Tensor? mask=None, bool reduce=True) "
       "-> Tensor");
-  // The gradient of the logits; private, called by autograd alone.
+  // The gradient of the logits; private, called only by autograd.
   m.def(
       "binary_kl_loss_backward(Tensor grad, Tensor logits, float threshold, Tensor? mask, "
       "bool reduce) -> Tensor");

@@ -20,7 +20,7 @@ void check_binary_kl_loss_backward(const at::Tensor& grad, const at::Tensor& log
                                    double threshold, const std::optional<at::Tensor>& mask,
                                    bool reduce);
 
-/// On any device; the CPU kernels take them for float64.
+/// For any device; the CPU kernels fall back to them for float64.
 at::Tensor binary_kl_loss_any(const at::Tensor& logits, double threshold,
                               const std::optional<at::Tensor>& mask, bool reduce);
 at::Tensor binary_kl_loss_backward_any(const at::Tensor& grad, const at::Tensor& logits,

@@ -1,6 +1,7 @@
-// Whether a CUDA graph can record an operator. Inductor reads the tag, and cuts its graphs around
-// operators that have it (torch.compile with mode="reduce-overhead"). A tag is of the operator, whatever
-// its arguments: what waits only with other ranks is an operator that steps of one process do not call.
+// Whether a CUDA graph can record an operator. Inductor reads the tag and splits its graphs around
+// operators that have it (torch.compile with mode="reduce-overhead"). A tag belongs to an operator
+// and cannot depend on its arguments: code that waits only for other ranks is therefore a separate
+// operator, which single-process steps do not call.
 #pragma once
 
 #include <vector>
@@ -11,14 +12,14 @@
 
 namespace torchvq::detail {
 
-/// Tags of an operator that waits for the device, whatever its kernels.
+/// Tags of an operator that waits for the device with any kernel.
 inline const std::vector<at::Tag>& waits() {
   static const std::vector<at::Tag> tags{at::Tag::cudagraph_unsafe};
   return tags;
 }
 
-/// Tags of an operator that searches. The plain path asks the device how many rows are left to
-/// decide; CUDA kernels, where the library has them, ask nothing.
+/// Tags of an operator that searches. The any-device path asks the device how many rows are still
+/// undecided; CUDA kernels, where the library has them, never ask.
 inline const std::vector<at::Tag>& searches() {
 #if TORCHVQ_WITH_CUDA
   static const std::vector<at::Tag> none;

@@ -8,7 +8,7 @@
 
 namespace torchvq::detail {
 
-/// Checks of tokens and generator, shared with replace_dead_codes_.
+/// Checks tokens and generator; shared with replace_dead_codes_.
 void check_candidate_source(const char* op, const at::Tensor& x, const at::Tensor& rng,
                             const std::optional<at::Tensor>& mask);
 

@@ -8,7 +8,7 @@
 
 namespace torchvq::detail {
 
-/// The arguments of the operator that are not tensors of the state.
+/// The arguments of the operator besides the state tensors.
 struct EmaUpdateArguments {
   const at::Tensor& counts;
   const at::Tensor& sums;
@@ -19,7 +19,7 @@ struct EmaUpdateArguments {
   const std::optional<at::Tensor>& weight;
 };
 
-/// A factor of 1 - decay that broadcasts to (H, K).
+/// Checks a factor of 1 - decay that broadcasts to (H, K).
 void check_weight(const char* op, const at::Tensor& weight, const at::Tensor& cluster_size);
 
 /// Returns whether the metric is cosine.

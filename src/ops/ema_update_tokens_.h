@@ -8,7 +8,7 @@
 
 namespace torchvq::detail {
 
-/// The arguments of the operator that its checks look at.
+/// The arguments of the operator that are checked.
 struct EmaUpdateTokensArguments {
   at::TensorList cluster_size;
   at::TensorList embed_avg;

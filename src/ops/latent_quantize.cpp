@@ -94,7 +94,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "latent_quantize(Tensor x, Tensor values, int[] levels, *, float commitment=0.0, "
       "float quantization=0.0, Tensor? mask=None) -> (Tensor codes, Tensor indices, Tensor loss)");
-  // The gradients of x and values; private, called by autograd alone.
+  // The gradients of x and values; private, called only by autograd.
   m.def(
       "latent_quantize_backward(Tensor grad_codes, Tensor grad_loss, Tensor x, Tensor codes, "
       "Tensor indices, int[] levels, float commitment, float quantization) -> (Tensor, Tensor)");

@@ -77,7 +77,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "linear_nearest_code(Tensor x, Tensor frozen, Tensor weight, Tensor? bias=None) "
       "-> (Tensor codes, Tensor indices)",
       torchvq::detail::searches());
-  // The gradients of weight and bias; private, called by autograd alone.
+  // The gradients of weight and bias; private, called only by autograd.
   m.def(
       "linear_nearest_code_backward(Tensor grad, Tensor codes, Tensor indices, Tensor frozen) "
       "-> (Tensor, Tensor)");

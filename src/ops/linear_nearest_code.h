@@ -12,8 +12,8 @@ void check_linear_nearest_code(const at::Tensor& x, const at::Tensor& frozen,
 void check_linear_nearest_code_backward(const at::Tensor& grad, const at::Tensor& codes,
                                         const at::Tensor& indices, const at::Tensor& frozen);
 
-/// Gradients of tokens (T, D) in the dtype of frozen, zero where a code is NaN: such tokens belong
-/// to no code.
+/// Gradients of tokens (T, D) in the dtype of frozen; zero where a code is NaN, since such
+/// tokens belong to no code.
 at::Tensor gradient_rows(const at::Tensor& grad, const at::Tensor& codes, const at::Tensor& frozen);
 
 }  // namespace torchvq::detail

@@ -1,5 +1,5 @@
-// Argument checks of lookup_codes, called by every kernel so that no road reaches a raw pointer
-// unchecked.
+// Argument checks of lookup_codes, called by every kernel, so that every path to
+// a raw pointer is checked.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-// Results of the leaf operators that compute a loss together with its gradients, and the scale of
+// Results of leaf operators that compute a loss together with its gradients, and the scale of
 // gradients of mean squares.
 #pragma once
 
@@ -12,8 +12,9 @@
 
 namespace torchvq::detail {
 
-/// Room for the gradients to x (H, N, D) and codebook (H, K, D); without elements where not wanted.
-/// They have the dtype of the loss, not of their arguments: half precision would lose small ones.
+/// Buffers for the gradients of x (H, N, D) and codebook (H, K, D); without elements if not
+/// wanted. They have the dtype of the loss and not of the arguments, because half precision
+/// would lose small gradients.
 struct LossGradients {
   at::Tensor x, codebook;
 
@@ -28,17 +29,18 @@ struct LossGradients {
   }
 };
 
-/// The shape and dtype of a loss, for Meta kernels.
+/// A loss with its shape and dtype, for Meta kernels.
 inline at::Tensor empty_loss(const at::Tensor& a, const at::Tensor& b) {
   return a.new_empty_symint(c10::SymIntArrayRef{}, a.options().dtype(value_dtype(a, b)));
 }
 
-/// What commitment losses multiply differences with: upstream gradients times 2 / (number of unmasked
-/// values). `mask` may be undefined. Without values there is nothing to scale.
+/// Factor of differences in the gradient of commitment losses: upstream gradients times 2 / (number
+/// of unmasked values). `mask` may be undefined. Without values there is nothing to scale.
 inline at::Tensor commitment_gradient_scale(const at::Tensor& grad, const at::Tensor& x,
                                             const at::Tensor& mask) {
   if (!mask.defined()) {
-    // Halves are exact: the same number as twice the gradient over the count, by one operation.
+    // Halving the count is exact, so one division gives the same number as twice the
+    // gradient over the count.
     if (const auto count = x.sym_numel().maybe_as_int()) {
       return grad.div(static_cast<double>(*count) / 2);
     }

@@ -35,7 +35,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "moment_loss(Tensor moments, float[] targets, float[] weights) -> (Tensor loss, Tensor mean, "
       "Tensor variance, Tensor skewness, Tensor kurtosis)");
-  // The gradient of moments; private, called by autograd alone.
+  // The gradient of moments; private, called only by autograd.
   m.def(
       "moment_loss_backward(Tensor grad, Tensor moments, float[] targets, float[] weights) -> "
       "Tensor");

@@ -6,7 +6,7 @@
 
 namespace torchvq::detail {
 
-/// Keeps skewness, kurtosis and their gradient finite where a feature is constant.
+/// Keeps skewness, kurtosis and their gradient finite for a constant feature.
 constexpr double kLeastVariance = 1e-8;
 
 /// Loss, mean, variance, skewness, kurtosis.
@@ -16,7 +16,7 @@ using MomentLossTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Ten
 void check_moment_loss(const at::Tensor& moments, at::ArrayRef<double> targets,
                        at::ArrayRef<double> weights);
 
-/// How many tokens there have to be for statistic k.
+/// Minimum number of tokens for statistic k.
 constexpr int64_t least_tokens(int64_t k) { return k == 0 ? 1 : 2; }
 
 }  // namespace torchvq::detail

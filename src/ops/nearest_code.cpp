@@ -64,7 +64,7 @@ void check_nearest_code(const at::Tensor& x, const at::Tensor& codebook, std::st
   TORCH_CHECK_VALUE(metric == "euclidean" || metric == "cosine", kNearestCode,
                     ": expected metric to be \"euclidean\" or \"cosine\", but got \"", metric,
                     "\"");
-  // Kernels number codes, and their places in padded panels, in 32 bits.
+  // Kernels use 32-bit numbers for codes and for their places in padded panels.
   TORCH_CHECK_VALUE(codebook.sym_size(-2) <= (int64_t{1} << 30), kNearestCode,
                     ": expected codebook to have at most 2^30 codes, but got shape ",
                     codebook.sym_sizes());

@@ -1,4 +1,4 @@
-// What all kernels of nearest_code share: argument checks and the one shape that they compute on.
+// Shared by all kernels of nearest_code: argument checks and the common shape for computation.
 #pragma once
 
 #include <optional>
@@ -14,14 +14,14 @@ using NearestCodeTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 void check_nearest_code(const at::Tensor& x, const at::Tensor& codebook, std::string_view metric,
                         const std::optional<at::Tensor>& bias, std::optional<int64_t> topk);
 
-/// float64 if one side is float64, otherwise float32.
+/// float64 if either argument is float64, otherwise float32.
 at::ScalarType nearest_code_dtype(const at::Tensor& x, const at::Tensor& codebook);
 
-/// Shape of indices: that of x without its last axis, with k behind it if topk is given.
+/// Shape of indices: that of x without its last axis, followed by k if topk is given.
 c10::SymDimVector nearest_code_shape(const at::Tensor& x, std::optional<int64_t> topk);
 
-/// Checked arguments in the computation's dtype. `heads` problems of `tokens` rows each; when
-/// neither codebook nor bias has a head axis of its own, all rows are one problem (heads == 1).
+/// Checked arguments in the dtype of the computation: `heads` problems of `tokens` rows each. If
+/// neither codebook nor bias has a head axis, all rows form one problem (heads == 1).
 struct NearestCodeProblem {
   NearestCodeProblem(const at::Tensor& x, const at::Tensor& codebook, std::string_view metric,
                      const std::optional<at::Tensor>& bias, std::optional<int64_t> topk);

@@ -1,10 +1,10 @@
-// The operators by name, for what is done to all of them alike (autocast.cpp, vmap.cpp). Tests
+// The names of all operators, for code that treats them alike (autocast.cpp, vmap.cpp). Tests
 // compare both lists with the registered schemas.
 #pragma once
 
 namespace torchvq::detail {
 
-/// Those that compute.
+/// Operators whose arithmetic autocast must not change.
 constexpr const char* kComputingOperators[] = {
     "advance_rng_",
     "affine_codes",
@@ -142,8 +142,8 @@ constexpr const char* kComputingOperators[] = {
     "wide_codes",
 };
 
-/// Those that arrange tensors or draw numbers from int64 state, and the parts of others that
-/// autograd calls.
+/// Operators that rearrange tensors or draw numbers from int64 state, and parts of operators
+/// that only autograd calls.
 constexpr const char* kOtherOperators[] = {
     "binary_kl_loss_backward",
     "binary_one_hot_backward",

@@ -53,7 +53,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "paired_commitment_loss(Tensor x, Tensor codes, *, Tensor? mask=None, float to_x, "
       "float to_codes) -> Tensor");
-  // The gradients of x and codes; private, called by autograd alone.
+  // The gradients of x and codes; private, called only by autograd.
   m.def(
       "paired_commitment_loss_backward(Tensor grad, Tensor x, Tensor codes, Tensor? mask, "
       "float to_x, float to_codes) -> (Tensor, Tensor)");

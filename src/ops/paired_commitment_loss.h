@@ -16,7 +16,7 @@ void check_paired_commitment_loss_backward(const at::Tensor& grad, const at::Ten
                                            const std::optional<at::Tensor>& mask, double to_x,
                                            double to_codes);
 
-/// The gradients of x and codes in their dtypes, by operators that have derivatives of their own.
+/// The gradients of x and codes in their dtypes, computed by differentiable operators.
 std::tuple<at::Tensor, at::Tensor> paired_gradients_any(const at::Tensor& grad, const at::Tensor& x,
                                                         const at::Tensor& codes,
                                                         const std::optional<at::Tensor>& mask,

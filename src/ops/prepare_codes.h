@@ -1,4 +1,4 @@
-// What all kernels of prepare_codes share, and the operators that take its results.
+// Shared by all kernels of prepare_codes and by the operators that use its results.
 #pragma once
 
 #include <vector>
@@ -10,10 +10,10 @@ namespace torchvq::detail {
 
 void check_prepare_codes(const at::Tensor& codebook);
 
-/// Of the result: (bytes,) or (H, bytes).
+/// Shape of the result: (bytes,) or (H, bytes).
 std::vector<c10::SymInt> prepared_sizes(const at::Tensor& codebook);
 
-/// Whether `prepared` has the form of a copy of each codebook.
+/// Checks that `prepared` has the shape of a copy of each codebook.
 void check_prepared(const char* op, at::TensorList prepared, at::TensorList codebooks);
 
 }  // namespace torchvq::detail

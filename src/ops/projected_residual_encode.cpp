@@ -26,7 +26,7 @@ void check_part(const char* name, const at::Tensor& part, const at::Tensor& x) {
   check_same_device(kProjectedResidualEncode, "x", x, name, part);
 }
 
-/// (rows, columns), or (rows, columns, 1).
+/// Expects shape (rows, columns) or (rows, columns, 1).
 void check_weight(const char* name, const at::Tensor& weight, const c10::SymInt& rows,
                   const c10::SymInt& columns, const at::Tensor& x) {
   check_part(name, weight, x);
@@ -48,7 +48,7 @@ void check_bias(const char* name, const at::Tensor& bias, const c10::SymInt& siz
 void check_codes(const at::Tensor& codebook, const at::Tensor& first, const at::Tensor& x) {
   check_part("codebook", codebook, x);
   check_rank(kProjectedResidualEncode, "codebook", codebook, 2, "(K, D)");
-  // Kernels number codes, and their places in padded panels, in 32 bits.
+  // Kernels use 32-bit numbers for codes and for their places in padded panels.
   TORCH_CHECK_VALUE(
       codebook.sym_size(0) >= 1 && codebook.sym_size(0) <= (int64_t{1} << 30) &&
           codebook.sym_size(1) >= 1,
@@ -59,11 +59,11 @@ void check_codes(const at::Tensor& codebook, const at::Tensor& first, const at::
              "features of the first codebook");
 }
 
-/// An empty tensor (B, T, size) that lies in memory as x (B, T, C) does.
+/// An empty tensor (B, T, size) with the memory layout of x (B, T, C).
 at::Tensor lying_as(const at::Tensor& x, const c10::SymInt& size, at::ScalarType dtype) {
   const auto options = x.options().dtype(dtype);
   const auto batch = x.sym_size(0), tokens = x.sym_size(1);
-  // One token is contiguous either way; its stride tells.
+  // A single token is contiguous in either layout; its stride decides.
   const bool columns =
       x.sym_stride(1) == 1 && x.sym_size(2) != 1 && x.transpose(1, 2).is_contiguous();
   if (!columns) return x.new_empty_symint({batch, tokens, size}, options);

@@ -1,5 +1,5 @@
-// What all kernels of projected_residual_encode share: argument checks, the form that they compute
-// on, and how results lie.
+// Shared by all kernels of projected_residual_encode: argument checks, the common form for
+// computation, and the layout of results.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace torchvq::detail {
 /// quantized, indices, latents, errors
 using ProjectedResidualTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-/// The arguments as they came.
+/// The arguments of the call.
 struct ProjectedResidualArguments {
   const at::Tensor& x;
   at::TensorList codebooks, in_weights, in_biases, out_weights, out_biases;
@@ -24,13 +24,14 @@ struct ProjectedResidualArguments {
 
 void check_projected_residual_encode(const ProjectedResidualArguments& arguments);
 
-/// float64 if one of the arguments is, otherwise float32.
+/// float64 if any argument is float64, otherwise float32.
 at::ScalarType projected_residual_dtype(const ProjectedResidualArguments& arguments);
 
-/// Results that lie in memory as x does, not initialised.
+/// Uninitialised results with the memory layout of x.
 ProjectedResidualTensors projected_residual_results(const ProjectedResidualArguments& arguments);
 
-/// Checked arguments in the computation's dtype; all of a level contiguous, x as it lies.
+/// Checked arguments in the dtype of the computation; tensors of levels are
+/// contiguous, x keeps its layout.
 struct ProjectedResidualProblem {
   explicit ProjectedResidualProblem(const ProjectedResidualArguments& arguments);
 

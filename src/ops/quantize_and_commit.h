@@ -1,4 +1,5 @@
-// Argument checks of quantize_and_commit, and its tokens in the shape of the operators that it is made of.
+// Argument checks of quantize_and_commit, and its tokens in the shape that its
+// component operators expect.
 #pragma once
 
 #include <string_view>

@@ -1,4 +1,4 @@
-// What the operators that draw numbers demand of their arguments.
+// Argument checks shared by the operators that draw numbers.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// How many random bits a uniform number of each dtype takes: as many as its significand has.
+// Number of random bits in a uniform number of each dtype: the length of its significand.
 #pragma once
 
 #include <c10/core/ScalarType.h>

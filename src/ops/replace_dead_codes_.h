@@ -10,7 +10,7 @@
 
 namespace torchvq::detail {
 
-/// Numbers that say which codes are dead, and what becomes of them.
+/// Parameters that define dead codes, and the state that replaced codes get.
 struct DeadCodeArguments {
   double threshold;
   double threshold_fraction;
@@ -18,7 +18,7 @@ struct DeadCodeArguments {
   int64_t cooldown_steps;
 };
 
-/// Checks of the state and the numbers, shared with replace_with_candidates_.
+/// Checks the state and the parameters; shared with replace_with_candidates_.
 void check_dead_code_state(const char* op, const CodebookState& state, const at::Tensor& counts,
                            const DeadCodeArguments& arguments);
 

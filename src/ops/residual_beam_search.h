@@ -1,5 +1,5 @@
-// What all kernels of residual_beam_search share: argument checks, the form that they compute on,
-// the search without a beam, and the search in plain ATen.
+// Shared by all kernels of residual_beam_search: argument checks, the common form for computation,
+// greedy search, and the search in plain ATen.
 #pragma once
 
 #include <optional>
@@ -14,30 +14,30 @@ void check_residual_beam_search(const at::Tensor& x, at::TensorList codebooks, i
                                 const std::optional<at::Tensor>& depth,
                                 at::ArrayRef<double> weights);
 
-/// Checked arguments in the computation's dtype.
+/// Checked arguments in the dtype of the computation.
 struct BeamProblem {
   BeamProblem(const at::Tensor& x, at::TensorList codebooks, int64_t beam,
               const std::optional<at::Tensor>& mask, const std::optional<at::Tensor>& depth,
               at::ArrayRef<double> weights);
 
   at::Tensor x;                       ///< (H, T, D), contiguous
-  std::vector<at::Tensor> codebooks;  ///< of the levels in use (H, K, D), contiguous
+  std::vector<at::Tensor> codebooks;  ///< levels in use (H, K, D), contiguous
   int64_t beam = 1;
   std::vector<double> weights;  ///< per level, or empty
   int64_t heads = 0, tokens = 0, dim = 0;
-  int64_t levels = 0;  ///< in all; those in use are codebooks.size()
+  int64_t levels = 0;  ///< number of levels in all; codebooks.size() are in use
 
-  /// One path all the way, each step of which is the nearest code.
+  /// Whether a single path takes the nearest code of every level.
   bool greedy() const;
 };
 
-/// Indices (H, T, levels in use) without a beam.
+/// Indices (H, T, levels in use) by greedy search.
 at::Tensor greedy_search(const BeamProblem& problem);
 
 /// Indices (H, T, levels in use) in plain ATen.
 at::Tensor beam_search_any(const BeamProblem& problem);
 
-/// Appends -1 for the levels that are not in use, and writes it for tokens that are not real.
+/// Appends -1 for levels that are not in use, and writes -1 for masked tokens.
 at::Tensor complete_beam_indices(const BeamProblem& problem, const at::Tensor& indices,
                                  const std::optional<at::Tensor>& mask);
 

@@ -1,4 +1,4 @@
-// What all kernels of residual_commitment_loss share: argument checks and dtypes.
+// Shared by all kernels of residual_commitment_loss: argument checks and dtypes.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ void check_residual_commitment_loss_backward(const at::Tensor& grads, at::Tensor
                                              at::TensorList codes,
                                              const std::optional<at::Tensor>& mask);
 
-/// Of the losses and their gradient: levels are alike.
+/// The dtype of the losses and their gradient; all levels have the same dtypes.
 inline at::ScalarType residual_loss_dtype(at::TensorList inputs, at::TensorList codes) {
   return value_dtype(inputs[0], codes[0]);
 }

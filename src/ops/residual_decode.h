@@ -1,4 +1,4 @@
-// What all kernels of residual_decode share: argument checks and dtypes.
+// Shared by all kernels of residual_decode: argument checks and dtypes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,10 +7,10 @@ namespace torchvq::detail {
 
 void check_residual_decode(const at::Tensor& indices, at::TensorList codebooks);
 
-/// To which the dtypes of the codebooks promote.
+/// The dtype to which the dtypes of the codebooks promote.
 at::ScalarType residual_decode_dtype(at::TensorList codebooks);
 
-/// In which the sum is made: float64 for float64, otherwise float32.
+/// The dtype of the sum: float64 for float64, otherwise float32.
 inline at::ScalarType residual_sum_dtype(at::ScalarType dtype) {
   return dtype == at::kDouble ? at::kDouble : at::kFloat;
 }

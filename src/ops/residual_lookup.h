@@ -1,4 +1,4 @@
-// What all kernels of residual_lookup share: argument checks and dtypes.
+// Shared by all kernels of residual_lookup: argument checks and dtypes.
 #pragma once
 
 #include <tuple>
@@ -15,7 +15,7 @@ using ResidualLookupTensors =
 void check_residual_lookup(const at::Tensor& x, at::TensorList codebooks,
                            const at::Tensor& indices);
 
-/// In which tokens are walked: float64 for float64, otherwise float32.
+/// The dtype of residuals and sums: float64 for float64, otherwise float32.
 inline at::ScalarType residual_lookup_dtype(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }

@@ -63,7 +63,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "residual_scalar_quantize(Tensor x, int[] levels, Tensor scales, *, "
       "str bound='symmetric_clamp') -> (Tensor quantized, Tensor indices)");
-  // The gradient of x; private, called by autograd alone.
+  // The gradient of x; private, called only by autograd.
   m.def(
       "residual_scalar_quantize_backward(Tensor grad, Tensor x, int[] levels, Tensor scales, "
       "str bound) -> Tensor");

@@ -9,7 +9,7 @@
 
 namespace torchvq::detail {
 
-/// Called by every kernel; returns the bound by name.
+/// Called by every kernel; returns the bound that the string names.
 ScalarBound check_residual_scalar_quantize(const at::Tensor& x, at::IntArrayRef levels,
                                            const at::Tensor& scales, std::string_view bound);
 ScalarBound check_residual_scalar_quantize_backward(const at::Tensor& grad, const at::Tensor& x,
@@ -17,7 +17,7 @@ ScalarBound check_residual_scalar_quantize_backward(const at::Tensor& grad, cons
                                                     const at::Tensor& scales,
                                                     std::string_view bound);
 
-/// On any device; the CPU kernels take them for what they do not serve.
+/// For any device; the CPU kernels fall back to them for arguments that they do not support.
 std::tuple<at::Tensor, at::Tensor> residual_scalar_quantize_any(const at::Tensor& x,
                                                                 at::IntArrayRef levels,
                                                                 const at::Tensor& scales,

@@ -82,8 +82,8 @@ at::Tensor scalar_code_indices(const at::Tensor& codes, at::IntArrayRef levels, 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def("scalar_level_indices(Tensor indices, int[] levels) -> Tensor");
   m.def("scalar_indices(Tensor level_indices, int[] levels) -> Tensor");
-  // Without a default in numbers: packages of AOTInductor take the default of a ScalarType for an
-  // int and fail to load.
+  // No numeric default: packages of AOTInductor take the default of a ScalarType for
+  // an int and fail to load.
   m.def(
       "scalar_decode(Tensor indices, int[] levels, *, bool symmetric=False, "
       "ScalarType? dtype=None) -> Tensor");

@@ -11,16 +11,17 @@ namespace torchvq::detail {
 void check_scalar_noise(const at::Tensor& codes, at::IntArrayRef levels, const at::Tensor& rng,
                         double fraction);
 
-/// Of 64 random bits the upper ones move an element, the lower 32 decide whether it moves.
+/// Of 64 random bits, the upper ones give an element's displacement and the lower 32 decide
+/// whether it is displaced.
 inline constexpr int kNoisePrecision = 24;
 inline constexpr int64_t kChoiceMask = 0xFFFFFFFF;
 
-/// Elements whose lower bits are below this move.
+/// Elements whose lower bits are below this are displaced.
 inline int64_t noise_threshold(double fraction) {
   return static_cast<int64_t>(std::llround(fraction * 4294967296.0));
 }
 
-/// Half the distance between two levels of each feature, as T.
+/// Half the distance between two levels of each feature, as type T.
 template <typename T>
 std::vector<T> half_steps(at::IntArrayRef levels) {
   std::vector<T> steps;

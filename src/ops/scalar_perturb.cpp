@@ -122,7 +122,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "scalar_perturb(Tensor x, int[] levels, Tensor? rng, *, float quantize_rate=0.0, "
       "str cdf='tanh', str form='unit', float eps=1e-6, Tensor? mask=None) "
       "-> (Tensor codes, Tensor level_indices, Tensor indices, Tensor acceptance)");
-  // The gradient of x; private, called by autograd alone.
+  // The gradient of x; private, called only by autograd.
   m.def(
       "scalar_perturb_backward(Tensor grad, Tensor x, Tensor indices, str cdf, str form) -> "
       "Tensor");

@@ -11,7 +11,7 @@
 
 namespace torchvq::detail {
 
-/// What the strings of a call mean.
+/// The parsed string arguments of a call.
 struct PerturbKind {
   Distribution cdf;
   CodeForm form;
@@ -30,14 +30,13 @@ PerturbKind check_scalar_centroids(const at::Tensor& indices, at::IntArrayRef le
                                    at::ScalarType dtype);
 void check_scalar_act_levels(const at::Tensor& act, at::IntArrayRef levels);
 
-/// The kernel for any device; the CPU kernel takes it for codes of the form `inverse`.
+/// The kernel for any device; the CPU kernel falls back to it for codes of the form `inverse`.
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> scalar_perturb_any(
     const at::Tensor& x, at::IntArrayRef levels, const std::optional<at::Tensor>& rng,
     double quantize_rate, std::string_view cdf, std::string_view form, double eps,
     const std::optional<at::Tensor>& mask);
 
-/// F(x), element by element, contiguous for contiguous x, and its inverse; autograd sees through
-/// both.
+/// F(x), element by element, contiguous for contiguous x, and its inverse; both are differentiable.
 at::Tensor cumulative_any(Distribution kind, const at::Tensor& x);
 at::Tensor quantile_any(Distribution kind, const at::Tensor& u);
 

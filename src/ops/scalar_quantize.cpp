@@ -58,6 +58,6 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def(
       "scalar_quantize(Tensor x, int[] levels, *, str bound='tanh') "
       "-> (Tensor codes, Tensor indices)");
-  // The gradient of x; private, called by autograd alone.
+  // The gradient of x; private, called only by autograd.
   m.def("scalar_quantize_backward(Tensor grad, Tensor x, int[] levels, str bound) -> Tensor");
 }

@@ -8,7 +8,7 @@
 
 namespace torchvq::detail {
 
-/// Called by every kernel; returns the bound by name.
+/// Called by every kernel; returns the bound that the string names.
 ScalarBound check_scalar_quantize(const at::Tensor& x, at::IntArrayRef levels,
                                   std::string_view bound);
 ScalarBound check_scalar_quantize_backward(const at::Tensor& grad, const at::Tensor& x,
@@ -17,7 +17,7 @@ ScalarBound check_scalar_quantize_backward(const at::Tensor& grad, const at::Ten
 /// float64 for float64 x, otherwise float32.
 at::ScalarType scalar_dtype(const at::Tensor& x);
 
-/// The gradient of x on any device; the CPU kernel takes it for float64.
+/// The gradient of x on any device; the CPU kernel falls back to it for float64.
 at::Tensor scalar_quantize_backward_any(const at::Tensor& grad, const at::Tensor& x,
                                         at::IntArrayRef levels, std::string_view bound);
 

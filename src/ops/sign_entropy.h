@@ -1,4 +1,4 @@
-// Argument checks of sign_entropy, and how it cuts bits into groups and halves.
+// Argument checks of sign_entropy, and the division of bits into groups and halves.
 #pragma once
 
 #include <optional>
@@ -8,13 +8,14 @@
 
 namespace torchvq::detail {
 
-/// The longest group of bits whose distribution is joint.
+/// The largest group of bits with a joint distribution.
 inline constexpr int64_t kMostJointBits = 24;
 
-/// Bits first ... first + bits - 1 of a code; the first `high` of them are half A, the rest half B.
+/// Bits first ... first + bits - 1 of a code; the first `high` of them are
+/// half A, the others half B.
 struct SignGroup {
   int64_t first, bits, high;
-  int64_t offset;  ///< of the probabilities in a row of totals
+  int64_t offset;  ///< of the group's probabilities in a row of totals
 
   int64_t low() const { return bits - high; }
   int64_t size() const { return int64_t{1} << bits; }

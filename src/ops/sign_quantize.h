@@ -5,7 +5,7 @@
 
 namespace torchvq::detail {
 
-/// The longest code; indices stay below 2^62.
+/// The largest number of bits of a code; indices stay below 2^62.
 inline constexpr int64_t kMostSignBits = 62;
 
 void check_sign_quantize(const at::Tensor& x, double scale);

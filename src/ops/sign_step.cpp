@@ -97,15 +97,15 @@ SignStepResult sign_step(const at::Tensor& latents, const SignStepOptions& optio
 }  // namespace torchvq
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
-  // The last two are the gradients of the entropies to latents, for an upstream gradient of 1;
-  // without elements unless `wanted`, which autograd says.
+  // The last two outputs are the gradients of the entropies with respect to latents, for an
+  // upstream gradient of 1; they have no elements unless autograd sets `wanted`.
   m.def(
       "sign_step(Tensor latents, *, float scale=1., float sharpness, Tensor? mask=None, "
       "Tensor? entropy_mask=None, Tensor? totals=None, float entropy_weight=0.1, "
       "float diversity_gamma=1., float commitment_weight=0., bool wanted=False) "
       "-> (Tensor codes, Tensor indices, Tensor loss, Tensor per_sample, Tensor batch, "
       "Tensor commitment, Tensor slope_per_sample, Tensor slope_batch)");
-  // The gradient of latents; private, called by autograd alone.
+  // The gradient of latents; private, called only by autograd.
   m.def(
       "sign_step_backward(Tensor? grad_codes, Tensor? grad_loss, Tensor? grad_per_sample, "
       "Tensor? grad_batch, Tensor? grad_commitment, Tensor latents, Tensor codes, "

@@ -1,4 +1,4 @@
-// sign_step and its gradient inside: arguments, checks, what their kernels have in common.
+// Internals of sign_step and its gradient: arguments, checks, and code shared by their kernels.
 #pragma once
 
 #include <optional>
@@ -10,19 +10,19 @@
 
 namespace torchvq::detail {
 
-/// Upstream gradients; undefined where there are none.
+/// Upstream gradients; undefined where absent.
 struct SignStepGradients {
   at::Tensor codes, loss, per_sample, batch, commitment;
 };
 
-/// What backward gets of the forward.
+/// Tensors that forward saves for backward.
 struct SignStepSaved {
   at::Tensor latents, codes, slope_per_sample, slope_batch;
   std::optional<at::Tensor> mask;
 };
 
 /// Codes, indices, loss, per_sample, batch, commitment, and the slopes of both entropies: their
-/// gradients to latents for an upstream gradient of 1, without elements unless wanted.
+/// gradients with respect to latents for an upstream gradient of 1, without elements unless wanted.
 using SignStepTensors = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor,
                                    at::Tensor, at::Tensor, at::Tensor>;
 
@@ -34,7 +34,7 @@ void check_sign_step(const at::Tensor& latents, const ops::SignStepOptions& opti
 
 void check_sign_step_backward(const SignStepGradients& grads, const SignStepSaved& saved);
 
-/// The operators as the dispatcher knows them.
+/// The operators with the signatures of the dispatcher.
 SignStepTensors call_sign_step(const at::Tensor& latents, const ops::SignStepOptions& options,
                                const std::optional<at::Tensor>& mask,
                                const std::optional<at::Tensor>& entropy_mask,
@@ -42,7 +42,7 @@ SignStepTensors call_sign_step(const at::Tensor& latents, const ops::SignStepOpt
 at::Tensor call_sign_step_backward(const SignStepGradients& grads, const SignStepSaved& saved,
                                    const ops::SignStepWeights& weights);
 
-/// On any device; the CPU kernels take them for float64.
+/// For any device; the CPU kernels fall back to them for float64.
 SignStepTensors sign_step_any(const at::Tensor& latents, const ops::SignStepOptions& options,
                               const std::optional<at::Tensor>& mask,
                               const std::optional<at::Tensor>& entropy_mask,
@@ -50,7 +50,7 @@ SignStepTensors sign_step_any(const at::Tensor& latents, const ops::SignStepOpti
 at::Tensor sign_step_backward_any(const SignStepGradients& grads, const SignStepSaved& saved,
                                   const ops::SignStepWeights& weights);
 
-/// Kernels as the dispatcher calls them, made of functions of the structs above.
+/// Kernels with the signatures of the dispatcher, implemented by functions of the structs above.
 template <auto Run>
 SignStepTensors sign_step_kernel(const at::Tensor& latents, double scale, double sharpness,
                                  const std::optional<at::Tensor>& mask,

@@ -57,7 +57,7 @@ TORCH_LIBRARY_FRAGMENT(torchvq, m) {
       "token_moment_loss(Tensor x, float[] targets, float[] weights, *, Tensor? mask=None) "
       "-> (Tensor loss, Tensor mean, Tensor variance, Tensor skewness, Tensor kurtosis, "
       "Tensor moments)");
-  // The gradient of x; private, called by autograd alone.
+  // The gradient of x; private, called only by autograd.
   m.def(
       "token_moment_loss_backward(Tensor grad, Tensor x, Tensor moments, float[] targets, "
       "float[] weights, Tensor? mask) -> Tensor");

@@ -1,4 +1,4 @@
-// token_moment_loss inside: the operator as the dispatcher knows it.
+// Internals of token_moment_loss: the operator with the signature of the dispatcher.
 #pragma once
 
 #include <optional>
@@ -8,7 +8,7 @@
 
 namespace torchvq::detail {
 
-/// Loss, mean, variance, skewness, kurtosis, and the moments that backward reads.
+/// Loss, mean, variance, skewness, kurtosis, and the moments that backward uses.
 using TokenMomentLossTensors =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 

@@ -46,6 +46,6 @@ at::Tensor ops::token_moments(const at::Tensor& x, const std::optional<at::Tenso
 
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   m.def("token_moments(Tensor x, *, Tensor? mask=None) -> Tensor");
-  // The gradient of x; private, called by autograd alone.
+  // The gradient of x; private, called only by autograd.
   m.def("token_moments_backward(Tensor grad, Tensor x, Tensor moments, Tensor? mask) -> Tensor");
 }

@@ -1,7 +1,7 @@
-// torch.vmap: every operator runs slice by slice.
+// torch.vmap: every operator runs once per slice.
 //
-// PyTorch's own loop warns at each operator and refuses lists of tensors, which residual stacks are
-// made of.
+// PyTorch's own fallback loop warns at each operator and rejects lists of tensors, which operators
+// of residual stacks take.
 #include <optional>
 #include <string>
 #include <vector>
@@ -20,21 +20,20 @@ namespace {
 
 namespace functorch = at::functorch;
 
-/// The name that messages begin with.
+/// The operator's name, with which messages begin.
 std::string name_of(const c10::FunctionSchema& schema) {
   return schema.name().substr(schema.name().find("::") + 2);
 }
 
-/// A tensor of the call, without the axis that is mapped.
+/// A tensor argument without its mapped axis.
 struct Mapped {
   at::Tensor tensor;
-  std::optional<int64_t> axis;  ///< none: the same for every slice
+  std::optional<int64_t> axis;  ///< none: shared by all slices
 
   at::Tensor slice(int64_t index) const { return axis ? tensor.select(*axis, index) : tensor; }
 };
 
-/// The arguments of a call: `values[i]` where argument i holds tensors, otherwise the argument
-/// itself.
+/// The arguments of a call: `values[i]` if argument i holds tensors, otherwise the argument itself.
 class Arguments {
  public:
   Arguments(const c10::FunctionSchema& schema, const torch::jit::Stack& stack, int64_t level)
@@ -91,7 +90,7 @@ at::Tensor joined(const std::vector<at::Tensor>& slices, int64_t level) {
   return slices[0].defined() ? functorch::makeBatched(at::stack(slices), 0, level) : at::Tensor();
 }
 
-/// Result `number` of all slices, as one.
+/// Stacks result `number` of all slices.
 c10::IValue joined(const std::vector<torch::jit::Stack>& results, size_t number, int64_t level) {
   std::vector<at::Tensor> slices;
   if (results[0][number].isTensor()) {
@@ -111,7 +110,7 @@ void map_slices(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/,
                 torch::jit::Stack* stack) {
   const c10::impl::ExcludeDispatchKeyGuard guard(c10::DispatchKey::FuncTorchBatched);
   const auto& schema = op.schema();
-  // The dispatcher calls this inside of vmap alone.
+  // The dispatcher calls this only inside vmap.
   // NOLINTNEXTLINE(bugprone-unchecked-optional-access)
   const int64_t level = functorch::maybeCurrentDynamicLayer()->layerId();
   const Arguments arguments(schema, *stack, level);

@@ -1,4 +1,4 @@
-// Devices without float64: an operator that computes in it says so by its own name.
+// On devices without float64, an operator that needs it reports this under its own name.
 //
 // Distances, statistics and random numbers have the same bits everywhere because they are float64
 // or integers (docs/design/any-device.md). Apple's GPUs have no float64.

@@ -8,7 +8,7 @@
 
 namespace torchvq::detail {
 
-/// Checks of one class of options, by the name of the class.
+/// Checks of options, with messages that name their class.
 struct ExpectOption {
   const char* owner;
 

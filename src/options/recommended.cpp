@@ -24,21 +24,20 @@ struct Setting {
   const char* value;
 };
 
-// Codes start where the data is, averages last some 20 steps, and codes that hardly anything uses
-// move.
+// Codes start in the data, averages cover some 20 steps, and nearly unused codes are replaced.
 constexpr std::array kAverages{Setting{"kmeans_init", "True"}, Setting{"decay", "0.95"},
                                Setting{"dead_code_threshold_fraction", "0.1"}};
-// With the tokens of a step known: how many of its tokens the average of a code holds.
+// If the number of tokens per step is known: how many tokens the average of a code covers.
 constexpr double kTokensOfAverage = 40;
 constexpr double kLeastDecay = 0.9, kMostDecay = 0.99;
-// The sphere holds the latents, and keeps the entropies of all sizes alike.
+// Latents on a sphere, which keeps the entropies similar for all sizes.
 constexpr std::array kSigns{Setting{"spherical", "True"}, Setting{"entropy_loss_weight", "0.005"},
                             Setting{"commitment_loss_weight", "0.1"}};
 // Chiu et al. 2022, arXiv:2202.01855.
 constexpr std::array kRandomProjection{Setting{"codebook_dim", "16"}};
 
-// Levels whose product is nearest to a power of two: at least 5 each where there is room for it
-// (Mentzer et al. 2023, arXiv:2309.15505, section 4.1), the even ones first.
+// Levels whose product is close to a power of two: at least 5 each if possible (Mentzer et al.
+// 2023, arXiv:2309.15505, section 4.1), even numbers first.
 constexpr int64_t kLeastLevelBits = 3;
 constexpr std::array kLevels{
     "[8]",
@@ -61,7 +60,7 @@ constexpr std::array kLevels{
 constexpr int64_t kMostLevelBits = kLeastLevelBits + kLevels.size() - 1;
 constexpr int64_t kMostBits = 62;
 
-// How a class is told its size.
+// The names of the option that sets a class's size.
 constexpr const char *kCodebookSize = "codebook_size", *kLevelList = "levels", *kBits = "bits";
 constexpr const char* kVectorQuantize = "VectorQuantize";
 
@@ -130,7 +129,7 @@ std::string size_text(std::string_view size, int64_t bits) {
   return std::to_string(size == kBits ? bits : int64_t{1} << bits);
 }
 
-/// The decay for so many tokens a step, in thousandths.
+/// The decay for this many tokens per step, rounded to thousandths.
 std::string decay_text(int64_t tokens, int64_t bits) {
   const double per_code = std::ldexp(static_cast<double>(tokens), -static_cast<int>(bits));
   const double decay = std::clamp(1 - per_code / kTokensOfAverage, kLeastDecay, kMostDecay);

@@ -1,5 +1,5 @@
-// One table per class of options: every option by its name, as text and back. Python's constructors
-// and test programs read these tables, so there is no other list of options.
+// One table per class of options, which converts every option by name from and to text. Python's
+// constructors and test programs read these tables, so there is no other list of options.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace torchvq::detail {
 template <typename Options>
 struct OptionRow {
   std::string name;
-  /// Sets the option; returns the kind of value that it takes if the text is of another kind.
+  /// Sets the option. If the text has the wrong kind, returns the expected kind of value.
   std::function<std::string(Options&, const std::string& text)> set;
   std::function<std::string(const Options&)> write;
 };
@@ -43,7 +43,7 @@ std::string set_option_text(T& field, const std::string& text) {
   return OptionText<T>::read(text, field) ? std::string() : OptionText<T>::kind();
 }
 
-/// A row, by the name of the option's accessors.
+/// A row, named after the option's accessors.
 #define TORCHVQ_OPTION(name)                                        \
   {#name,                                                           \
    [](auto& options, const std::string& text) {                     \
@@ -51,8 +51,8 @@ std::string set_option_text(T& field, const std::string& text) {
    },                                                               \
    [](const auto& options) { return torchvq::detail::option_text(options.name()); }}
 
-/// vqp_compat, whose None means the value of the environment when options are created; so its
-/// default is None.
+/// vqp_compat: None takes the value of the environment when options are
+/// created, so None is its default.
 #define TORCHVQ_COMPAT_OPTION                                                \
   {"vqp_compat",                                                             \
    [](auto& options, const std::string& text) {                              \
@@ -65,8 +65,8 @@ std::string set_option_text(T& field, const std::string& text) {
    },                                                                        \
    [](const auto& /*options*/) { return std::string("None"); }}
 
-/// `rows`, plus the rows of a part of the options whose names are not taken: `part` returns this
-/// part of options, const or not. `fixed` are names that cannot be set.
+/// `rows`, plus the rows of a part of the options whose names are not already used: `part` returns
+/// this part of options, const or not. `fixed` lists names that cannot be set.
 template <typename Options, typename PartOptions, typename Part>
 OptionRows<Options> with_part(OptionRows<Options> rows, const OptionRows<PartOptions>& more,
                               Part part, const std::vector<std::string>& fixed = {},

@@ -9,9 +9,10 @@
 namespace torchvq::detail {
 namespace {
 
-// Longest is a number of fixed form just below kScientificFrom, or a denormal one of all digits.
+// The longest texts are fixed-point numbers just below kScientificFrom, and subnormal
+// numbers with all digits.
 constexpr size_t kNumberLength = 64;
-// Beyond these Python writes exponents.
+// Outside of this range Python writes exponents.
 constexpr double kScientificFrom = 1e16, kScientificBelow = 1e-4;
 
 template <typename T>

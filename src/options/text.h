@@ -10,8 +10,8 @@ namespace torchvq::detail {
 
 /// Conversion of an option of type T from and to text:
 ///   kind()             the name of its values in errors
-///   read(text, field)  sets the field, or returns false and leaves it where the text is of another
-///                      kind
+///   read(text, field)  sets the field, or returns false and leaves it alone if the text is of
+///                      another kind
 ///   write(field)       the inverse
 template <typename T>
 struct OptionText;
@@ -51,7 +51,7 @@ struct OptionText<std::vector<int64_t>> {
   static std::string write(const std::vector<int64_t>& values);
 };
 
-/// Where a list is expected, one number is a list of one.
+/// If a list is expected, a single number is a list of one.
 template <>
 struct OptionText<std::vector<double>> {
   static std::string kind() { return "a number or a list of them"; }
@@ -77,7 +77,7 @@ struct OptionText<std::optional<T>> {
   }
 };
 
-/// The words of "[a, b]" or "(a, b)", perhaps with a comma before the end; nothing for other text.
+/// The words of "[a, b]" or "(a, b)", with an optional trailing comma; empty for other text.
 std::optional<std::vector<std::string>> split_list(const std::string& text);
 /// The inverse.
 std::string join_list(const std::vector<std::string>& words);

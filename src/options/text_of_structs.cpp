@@ -80,7 +80,7 @@ bool OptionText<ScaleSizes>::read(const std::string& text, ScaleSizes& field) {
   const auto words = split_list(text);
   if (!words) return false;
   std::vector<std::vector<int64_t>> scales;
-  // A list inside has come apart at its commas.
+  // Splitting at commas has also split inner lists; joins their parts again.
   std::string inside;
   for (const auto& word : *words) {
     inside += (inside.empty() ? "" : ", ") + word;

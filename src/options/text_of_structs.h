@@ -1,4 +1,4 @@
-// Options that are not numbers or names: as text they are either given or not.
+// Options that are not numbers or names: their text only says whether they are given.
 #pragma once
 
 #include <functional>
@@ -16,8 +16,8 @@
 
 namespace torchvq::detail {
 
-/// "None" removes the module; any other text sets a placeholder that changes nothing, so that
-/// checks see a module.
+/// "None" removes the module; any other text sets a placeholder with no effect, so
+/// that checks see a module.
 template <>
 struct OptionText<torch::nn::AnyModule> {
   static std::string kind() { return "a module or None"; }
@@ -27,7 +27,7 @@ struct OptionText<torch::nn::AnyModule> {
   }
 };
 
-/// The same for an optimizer, whose placeholder throws when it is called.
+/// The same for an optimizer, whose placeholder throws if it is called.
 template <>
 struct OptionText<CodebookOptimizer> {
   static std::string kind() { return "a function or None"; }
@@ -37,7 +37,7 @@ struct OptionText<CodebookOptimizer> {
 
 using TensorFunction = std::function<torch::Tensor(torch::Tensor)>;
 
-/// The same for a function, whose placeholder changes nothing.
+/// The same for a function, whose placeholder has no effect.
 template <>
 struct OptionText<TensorFunction> {
   static std::string kind() { return "a function or None"; }
@@ -61,7 +61,7 @@ struct OptionText<CodebookSizes> {
   }
 };
 
-/// Each scale a number, or a list of them.
+/// For each scale a number or a list of numbers.
 template <>
 struct OptionText<ScaleSizes> {
   static std::string kind() { return "a list of integers, or of lists of them"; }

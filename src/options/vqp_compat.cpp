@@ -9,7 +9,7 @@
 namespace torchvq {
 
 bool vqp_compat_by_default() {
-  // The environment is not written while modules are built.
+  // Safe, because the environment is not modified while modules are built.
   const char* given = std::getenv("TORCHVQ_COMPAT");  // NOLINT(concurrency-mt-unsafe)
   const std::string_view text = given == nullptr ? "" : given;
   TORCH_CHECK_VALUE(text.empty() || text == "0" || text == "1",

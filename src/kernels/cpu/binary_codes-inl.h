@@ -10,7 +10,7 @@ constexpr int64_t kHalfLanes = kLanes / 2;
 constexpr double kLargestLogit = 700.0;
 using Longs = Vector<int64_t, kLanes / 2>;
 
-/// A lane for each remainder of 8, the same for every set.
+/// One partial sum per remainder of 8, the same for every instruction set.
 constexpr int64_t kFoldLanes = 8;
 
 inline Doubles wide_splat(double value) { return Doubles{} + value; }
@@ -51,13 +51,14 @@ inline Doubles magnitude(Doubles v) {
   return reinterpret_cast<Doubles>(reinterpret_cast<Longs>(v) & 0x7FFFFFFFFFFFFFFFLL);
 }
 
-/// exp(-|z|), the odds of the less likely value of a bit.
+/// exp(-|z|): the odds of the less likely value of a bit.
 inline Doubles odds_of(Doubles z) {
   const Doubles size = magnitude(z);
   return exp_of_minus(size < kLargestLogit ? size : wide_splat(kLargestLogit));
 }
 
-/// Calls body(first, values, wanted) for vectors of widened logits, zeros behind the last.
+/// Calls body(first, values, wanted) for vectors of logits widened to float64; the last
+/// vector is padded with zeros.
 template <typename T, typename Body>
 inline void over_logits(const T* logits, int64_t count, const Body& body) {
   using Logits = Vector<T, kLanes / 2>;
@@ -97,8 +98,9 @@ void divergence(const float* logits, int64_t count, double* told, double* slopes
   });
 }
 
-/// sum of weight[c] * (high[c] - low[c]), and folded[c] = low[c] + p * (high[c] - low[c]). `folded`
-/// may be `low`. Sums in a fixed order: a lane for each remainder of 8, then over lanes.
+/// Returns sum of weight[c] * (high[c] - low[c]), and sets
+/// folded[c] = low[c] + p * (high[c] - low[c]); `folded` may be `low`. The sum has a
+/// fixed order: kFoldLanes partial sums by index modulo 8, then over these.
 template <typename T>
 inline double fold_bit(const T* low, const T* high, const T* weight, T p, int64_t count,
                        T* folded) {
@@ -127,7 +129,7 @@ inline double fold_bit(const T* low, const T* high, const T* weight, T p, int64_
   return total;
 }
 
-/// From the probabilities of the lower bits to those of one bit more.
+/// Extends the probabilities of the values of the lower bits by one bit.
 template <typename T>
 inline void extend(const T* known, T p, int64_t count, T* next) {
   for (int64_t c = 0; c < count; ++c) {
@@ -139,7 +141,7 @@ inline void extend(const T* known, T p, int64_t count, T* next) {
 template <typename T>
 void fold(const T* grad, const double* p, int64_t bits, double temperature, T* below, T* rest,
           T* to) {
-  // below[2^h + c] is the probability of bits 0 to h - 1 being those of c.
+  // below[2^h + c] is the probability that bits 0 to h - 1 have the value c.
   below[1] = 1;
   for (int64_t h = 0; h + 1 < bits; ++h) {
     const int64_t count = int64_t{1} << h;

@@ -1,5 +1,5 @@
-// The inner loops of binary_codes. Every instruction set gives the same bits; the C library's
-// exponential takes no part.
+// Inner loops of binary_codes. They do not call the C library's exponential, so every instruction
+// set gives the same bits.
 #pragma once
 
 #include <stdint.h>
@@ -10,11 +10,11 @@ namespace torchvq::kernels {
 
 template <typename T>
 struct BinaryCodesKernelOf {
-  /// p = sigmoid(logit / temperature), to some units in the last place of a double; 0 and 1 are
-  /// closer than 1e-300. NaN gives whatever.
+  /// p = sigmoid(logit / temperature), to a few units in the last place of a double; beyond a
+  /// quotient of +-700, to within 1e-300. The result for NaN is unspecified.
   void (*chances)(const T* logits, double temperature, int64_t count, double* p);
-  /// One token: the gradient of its bits, for that of its codes `grad` (2^bits) and its chances
-  /// `p`. There must be room for 2^bits numbers in `below` and half as many in `rest`.
+  /// One token: the gradient of its bits from the gradient `grad` of its codes (2^bits) and the
+  /// probabilities `p`. `below` needs room for 2^bits numbers, `rest` for half as many.
   void (*fold)(const T* grad, const double* p, int64_t bits, double temperature, T* below, T* rest,
                T* to);
 };

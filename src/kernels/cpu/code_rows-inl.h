@@ -1,11 +1,11 @@
 // Source of the kernels of code_rows.h; included by one file per instruction set, which defines
 // TORCHVQ_LEVEL_NAME. Compiled without contraction, so that all sets give the same bits.
 //
-// A division of float64 takes as long per element with any width of vectors. Where there is a fused
-// multiply-add, the reciprocal of the size, which a row has in common, is refined to the very same
-// quotient: Markstein, "Computation of elementary functions on the IBM RISC System/6000", 1990.
-// With y = RN(1 / b) and q within one ulp of a / b, RN(q + y * RN(a - b * q)) is RN(a / b), where
-// nothing over- or underflows; a first such step brings RN(a * y) within one ulp.
+// Wider vectors do not make a float64 division faster per element. Where there is a fused
+// multiply-add, the reciprocal of the size, which is common to a row, is refined to the correctly
+// rounded quotient: Markstein, "Computation of elementary functions on the IBM RISC System/6000",
+// 1990. With y = RN(1 / b) and q within one ulp of a / b, RN(q + y * RN(a - b * q)) is RN(a / b) as
+// long as nothing over- or underflows; a first such step brings RN(a * y) within one ulp.
 #if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>
 #endif
@@ -18,8 +18,8 @@ namespace {
 
 constexpr float kMostFloat = 3.402823466e+38F;
 constexpr double kMostCode = 3.4028234663852886e+38;
-// Sizes between which no step of the refinement leaves the normal numbers, whatever float it
-// divides.
+// Range of divisors for which no step of the refinement leaves the normal numbers,
+// whatever the float dividend.
 constexpr double kLeastDivisor = 1e-100;
 constexpr double kMostDivisor = 1e100;
 
@@ -42,7 +42,7 @@ inline Doubles quotient(Doubles a, Doubles divisor, Doubles reciprocal) {
   const Doubles first = a * reciprocal;
   const Doubles second = fused(fused(-divisor, first, a), reciprocal, first);
   const Doubles exact = fused(fused(-divisor, second, a), reciprocal, second);
-  // The refinement of a negative zero is a positive one.
+  // Refinement would turn -0 into +0.
   return a == 0.0 ? first : exact;
 #else
   (void)reciprocal;
@@ -54,7 +54,7 @@ inline float within_range(float value) {
   return value < -kMostFloat ? -kMostFloat : value > kMostFloat ? kMostFloat : value;
 }
 
-// The instructions give the second of two numbers that do not compare, so that NaN passes.
+// Minimum and maximum return their second operand if one is NaN, so NaN passes through.
 #if defined(__AVX512F__)
 inline HalfFloats within_range(HalfFloats value) {
   const __m256 least = _mm256_set1_ps(-kMostFloat), most = _mm256_set1_ps(kMostFloat);
@@ -63,7 +63,7 @@ inline HalfFloats within_range(HalfFloats value) {
 }
 
 inline Doubles within_range(Doubles value) {
-  constexpr __mmask8 kAllLanes = 0xFF;  // without it GCC 12 warns of its own header
+  constexpr __mmask8 kAllLanes = 0xFF;  // unmasked, GCC 12 warns about its own header
   const __m512d least = _mm512_set1_pd(-kMostCode), most = _mm512_set1_pd(kMostCode);
   const __m512d above = _mm512_maskz_max_pd(kAllLanes, least, reinterpret_cast<__m512d>(value));
   return reinterpret_cast<Doubles>(_mm512_maskz_min_pd(kAllLanes, most, above));
@@ -105,7 +105,7 @@ inline Number towards(Number from, Number share, Number target) {
   return from + share * (target - from);
 }
 
-/// towards() zero: the same bits with an operation less.
+/// towards() for a target of zero: the same bits with one operation less.
 template <typename Number>
 inline Number shrunk(Number from, Number share) {
   return from - share * from;
@@ -113,7 +113,7 @@ inline Number shrunk(Number from, Number share) {
 
 constexpr int64_t kWidth = kLanes / 2;
 
-/// The average of a code without tokens: every sum is zero.
+/// Stands for the sums of a code without tokens, all of which are zero.
 struct NoSums {
   Doubles next(int64_t, Doubles average, Doubles weight) const { return shrunk(average, weight); }
   double next(int64_t, double average, double weight) const { return shrunk(average, weight); }

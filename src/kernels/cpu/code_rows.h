@@ -1,5 +1,6 @@
-// What a step does to every code, tokens or not: where tokens are few, most of its time. float32
-// state; averages and codes in float64, each element rounded once and kept in the range of float: the bits of
+// The update that a step applies to every code, with or without tokens; it takes most of the
+// step's time when tokens are few. State is float32; averages and codes are computed in float64,
+// each element is rounded once and kept in the range of float: the same bits as
 // codebook_average.h and unused_codes.h.
 #pragma once
 
@@ -17,7 +18,7 @@ struct CodeRowsKernel {
                float* code);
   /// code += step * (target - code).
   void (*draw)(const float* target, double step, int64_t dim, float* code);
-  /// The largest magnitude of a row, as the bits of a float, which order as magnitudes do.
+  /// The largest magnitude of a row as the bits of a float; these order like the magnitudes.
   int32_t (*largest_bits)(const float* row, int64_t dim);
 };
 

@@ -1,5 +1,5 @@
-// Rows of a codebook's moving average, in float64. Torch-free. The twin in tensor operators is
-// src/detail/codebook_average.cpp: same operations in the same order.
+// Rows of a codebook's moving average, in float64. Torch-free. src/detail/codebook_average.cpp does
+// the same operations with tensor operators, in the same order.
 #pragma once
 
 #include <algorithm>
@@ -13,13 +13,15 @@
 
 namespace torchvq::kernels {
 
-/// Fraction bits that leave room for adding `count` numbers of the largest magnitude in an int64.
+/// Number of fraction bits with which `count` numbers of the largest magnitude
+/// can be added in an int64.
 constexpr int32_t total_bits(int64_t count) {
   return std::min<int32_t>(52,
                            62 - static_cast<int32_t>(std::bit_width(static_cast<uint64_t>(count))));
 }
 
-/// Sum in fixed point: no order, so any device gives these bits. NaN where a number is not finite.
+/// Sum in fixed point: independent of order, so every device gives the same bits. NaN
+/// if a number is not finite.
 template <typename T>
 double order_free_total(const T* values, int64_t count) {
   double largest = 0;
@@ -43,10 +45,10 @@ constexpr double decayed(double average, double weight, double value) {
   return average + weight * (value - average);
 }
 
-/// embed = average / size, and a unit vector if `unit`.
+/// embed = average / size, normalized if `unit`.
 template <typename T>
 void write_code(const T* average, double size, bool unit, int64_t dim, T* embed) {
-  // A code beyond the range of the state ends at it.
+  // Values beyond the range of the state are clamped.
   constexpr double kMost = std::numeric_limits<T>::max();
   for (int64_t d = 0; d < dim; ++d)
     embed[d] = static_cast<T>(std::clamp(static_cast<double>(average[d]) / size, -kMost, kMost));

@@ -7,8 +7,8 @@
 
 namespace torchvq::kernels {
 
-/// Rows whose sum is one term of the total. They depend on the feature size alone, so that the order
-/// of additions never depends on threads.
+/// Number of rows whose sum is one term of the total. It depends on the feature size alone, so the
+/// order of additions never depends on the number of threads.
 constexpr int64_t rows_of_squared_differences(int64_t dim) { return 8192 / (dim + 1) + 1; }
 
 /// `mask` may be null. Masked rows are not read.

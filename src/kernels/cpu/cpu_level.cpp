@@ -39,7 +39,8 @@ CpuLevel requested_level() {
 }
 
 #if defined(TORCHVQ_HAVE_X86_LEVELS) && defined(__linux__)
-/// Whether there are tiles of 8-bit integers, and Linux lets this process use them: it asks to be asked.
+/// Whether there are tiles of 8-bit integers and Linux lets this process use them,
+/// which a process must request.
 bool ask_for_amx() {
   constexpr unsigned kTile = 1U << 24, kInt8 = 1U << 25;  // of leaf 7, edx
   constexpr long kRequestPermission = 0x1023, kTileData = 18;
@@ -56,7 +57,7 @@ bool ask_for_amx() { return false; }
 
 CpuLevel best_cpu_level() {
 #if defined(TORCHVQ_HAVE_X86_LEVELS)
-  // These builtins ask the processor, and the operating system whether it saves the wide registers.
+  // These builtins check the processor, and that the operating system saves the wide registers.
   __builtin_cpu_init();
   if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return CpuLevel::kDefault;
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&

@@ -1,21 +1,21 @@
-// Run-time choice of instruction set. A kernel is one source, compiled once per level with flags of
-// its own (instruction_sets.cmake), and reached through one table of function pointers per level.
+// Run-time choice of the instruction set. A kernel is one source, compiled once per level with its
+// own flags (instruction_sets.cmake) and reached through one table of function pointers per level.
 #pragma once
 
 #include <torchvq/export.h>
 
 namespace torchvq::kernels {
 
-/// kAmx is kAvx512 with tiles of 8-bit integers: few kernels have a use for them.
+/// kAmx is kAvx512 with tiles of 8-bit integers; few kernels use them.
 enum class CpuLevel { kDefault = 0, kAvx2 = 1, kAvx512 = 2, kAmx = 3 };
 
-/// What this build and this machine have, whatever the environment says.
+/// The best level that this build and this machine support, regardless of the environment.
 TORCHVQ_API CpuLevel best_cpu_level();
 
-/// The level to use: best_cpu_level(), bounded by two environment variables that are read once:
-/// ATEN_CPU_CAPABILITY, which bounds all of torch, and TORCHVQ_SIMD_LEVEL (default, avx2,
-/// avx512 or amx), which bounds torchvq alone. Throws c10::ValueError for another value of
-/// TORCHVQ_SIMD_LEVEL.
+/// The level in use: best_cpu_level(), bounded by two environment variables that are read
+/// once: ATEN_CPU_CAPABILITY, which bounds all of torch, and TORCHVQ_SIMD_LEVEL (default,
+/// avx2, avx512 or amx), which bounds torchvq alone. Throws c10::ValueError for another
+/// value of TORCHVQ_SIMD_LEVEL.
 TORCHVQ_API CpuLevel cpu_level();
 
 /// Bounds cpu_level() further, until the next call: for tests and benchmarks that compare levels in

@@ -1,5 +1,5 @@
-// Directional reparametrisation of one token: two passes over its row, norms in float64.
-// Rows are contiguous, no alignment is assumed. Memory-bound.
+// Directional reparametrisation of one token in two passes over its row, with norms in float64.
+// Rows are contiguous; no alignment is assumed. Memory-bound.
 #pragma once
 
 #include <cmath>

@@ -10,7 +10,7 @@ constexpr uint64_t kMagicBits = std::bit_cast<uint64_t>(kMagic);
 
 inline uint64_t rounded_bits(double scaled) { return std::bit_cast<uint64_t>(scaled + kMagic); }
 
-/// Four rows at a time: the running sums are loaded and stored once for the four.
+/// Four rows at a time, so that the running sums are loaded and stored once per four rows.
 void add_four_rows(const float* a, const float* b, const float* c, const float* d, int64_t dim,
                    double scale, uint64_t* __restrict sums) {
   for (int64_t i = 0; i < dim; ++i) {

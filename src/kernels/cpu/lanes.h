@@ -1,5 +1,5 @@
 // Sums in a fixed order that a compiler can still vectorise: eight partial sums, added pairwise.
-// Torch-free. The result depends on the values and their number alone.
+// Torch-free. The result depends only on the values and their number.
 #pragma once
 
 #include <cstdint>

@@ -13,12 +13,12 @@ namespace torchvq::kernels {
 namespace {
 
 constexpr int64_t kDim = 8;
-constexpr int64_t kMostFewRows = 48;     // more: unit vectors of all codes are paid back
-constexpr int64_t kMostCodes = 1 << 16;  // scores that stay in the second-level cache
+constexpr int64_t kMostFewRows = 48;     // above this, normalizing all codes pays off
+constexpr int64_t kMostCodes = 1 << 16;  // scores fit the second-level cache
 
-// A score is a sum of 8 products over a root of 8 squares, at most 20 roundings of a number up to
-// 1; what decides sees codes and rows that were divided by rounded norms, 8 roundings each, and its
-// half square, the same for all codes but for 16 roundings.
+// A score is a sum of 8 products divided by a root of 8 squares: at most 20 roundings of a number
+// up to 1. The deciding score uses codes and rows divided by rounded norms, 8 roundings each, and
+// its half square, which is the same for all codes up to 16 roundings.
 const double kAngleError = chain_error(64, kFloatUnit);
 
 class NearestAngle {
@@ -34,10 +34,10 @@ class NearestAngle {
         candidates_(static_cast<size_t>(size)),
         usable_(level_.inverse_norms(codebook, size, inverse_.data())) {}
 
-  /// Whether scores say enough of all codes.
+  /// Whether the scores of all codes have a bounded error.
   bool usable() const { return usable_; }
 
-  /// -1 for a row that is not finite.
+  /// Returns -1 for a row that is not finite.
   int64_t search(const float* row) {
     if (!all_finite(row, kDim)) return -1;
     level_.angles(row, codebook_, inverse_.data(), size_, scores_.data());
@@ -48,7 +48,7 @@ class NearestAngle {
   }
 
  private:
-  /// By unit vectors and float64 sums, the lowest index of equal ones.
+  /// Compares unit vectors by float64 sums; the lowest index wins ties.
   int64_t decide(const float* row, int64_t found) {
     double least = HUGE_VAL;
     int64_t nearest = 0;

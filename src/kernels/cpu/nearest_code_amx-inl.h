@@ -1,12 +1,13 @@
-// Coarse screening on the processor's tiles (AMX): the same sums of products of 16-bit integers, without error, as
-// nearest_code_coarse-inl.h, four times as many at a time. Included by nearest_code_scan-inl.h where there is AVX-512.
+// Coarse screening on AMX tiles: the same exact sums of products of 16-bit integers as nearest_code_coarse-inl.h, four
+// times as many at a time. Included by nearest_code_scan-inl.h where there is AVX-512.
 //
-// Tiles multiply 8-bit integers. v = 256 h + l with h and l in [-128, 127], so that a product of two sums is
-// 65536 hh + 256 (hl + lh) + ll: three sums of 32 bits. They may wrap around; their total, which is what pairs of 16 bits
-// add up to, does not, and arithmetic modulo 2^32 finds it.
+// Tiles multiply 8-bit integers. With v = 256 h + l, h and l in [-128, 127], a product of two sums is 65536 hh + 256
+// (hl + lh) + ll: three 32-bit sums. They may wrap around, but their total, which pairs of 16 bits add up to as well,
+// does not, so arithmetic modulo 2^32 gives it exactly.
 //
-// Layout. A row or code has 128 bytes for each 64 dimensions, padded with zeros. Rows: 64 times h, 64 times l. Codes, in blocks of
-// 16: for each 64 dimensions 16 lines of h, then 16 of l; line q holds dimensions 4q .. 4q + 3 of the 16 codes.
+// Layout. A row or code takes 128 bytes per 64 dimensions, padded with zeros. Rows: 64 values of h, then 64 of l.
+// Codes, in blocks of 16: for each 64 dimensions 16 lines of h, then 16 of l; line q holds dimensions 4q .. 4q + 3 of
+// the 16 codes.
 #pragma once
 
 #include <immintrin.h>
@@ -18,10 +19,10 @@ constexpr int64_t kTileDims = 64, kTileSide = 16, kTileBytes = 1024;
 
 int64_t amx_words(int64_t dim) { return (dim + kTileDims - 1) / kTileDims * 32; }
 
-/// The upper of the two digits; the lower one is `value - 256 * upper`.
+/// The high digit; the low one is `value - 256 * high`.
 inline Ints upper_digit(Ints value) { return (value + 128) >> 8; }
 
-/// The low bytes of four numbers in each lane, the first one lowest.
+/// Packs the low bytes of four numbers into each lane, the first one lowest.
 inline Ints bytes_of(const Ints* four) {
   return (four[0] & 0xFF) | ((four[1] & 0xFF) << 8) | ((four[2] & 0xFF) << 16) | (four[3] << 24);
 }
@@ -77,7 +78,7 @@ void amx_rows(const float* rows, int64_t row_count, int64_t dim, int64_t depth, 
   }
 }
 
-/// All tiles are 16 lines of 64 bytes.
+/// All tiles have 16 lines of 64 bytes.
 struct alignas(64) TileConfiguration {
   uint8_t palette = 1;
   uint8_t reserved[15] = {};
@@ -87,14 +88,15 @@ struct alignas(64) TileConfiguration {
 
 constexpr int64_t kBlockRows = 2 * kTileSide;
 
-/// The sums of a block of rows with 16 codes: hh, hl + lh, ll.
+/// Sums of a block of rows with 16 codes: hh, hl + lh, ll.
 struct alignas(64) TileSums {
   int32_t sum[3][kBlockRows][kTileSide];
 };
 
 #define TORCHVQ_AMX_TARGET __attribute__((target("amx-tile,amx-int8")))
 
-// Tiles 0 to 2 and 3 to 5 hold sums, 6 rows, 7 codes: each tile of codes is loaded once for two of rows.
+// Tiles 0 to 2 and 3 to 5 hold the sums of two tiles of rows, tile 6 rows, tile 7 codes: each tile of codes is loaded
+// once for both tiles of rows.
 TORCHVQ_AMX_TARGET inline void multiply_block(const int32_t* rows, int64_t words,
                                               const int32_t* codes, TileSums& sums) {
   const auto* first = reinterpret_cast<const char*>(rows);
@@ -138,7 +140,7 @@ TORCHVQ_AMX_TARGET inline void multiply_block(const int32_t* rows, int64_t words
   _tile_stored(5, sums.sum[2][kTileSide], kTileDims);
 }
 
-/// Turns the sums of `count` rows with the codes of a panel into scores, and takes them.
+/// Converts the sums of `count` rows with the codes of a panel to scores and updates the rows' best.
 inline void take_sums(const TileSums* sums, const float* units, const float* half_norms,
                       int32_t first, int64_t count, RowState* states) {
   for (int64_t r = 0; r < count; ++r) {

@@ -1,5 +1,5 @@
-// How far a screening score of nearest_code_scan.h can lie from the score that decides; derivation
-// in docs/design/search.md.
+// Bounds on the difference between a screening score of nearest_code_scan.h and the deciding score;
+// derivation in docs/design/search.md.
 #pragma once
 
 #include <cmath>
@@ -15,15 +15,15 @@ constexpr double kLargeSquare =
     0x1p120;                    // squared norms below this cannot overflow a float32 score
 constexpr double kReach = 2.2;  // twice the error, and slack for the rounding of the bound itself
 
-/// Relative error of a chain of `count` roundings, compounded; past all use when there are too
-/// many.
+/// Compounded relative error of a chain of `count` roundings; 1e30, which is of no use as a
+/// bound, if there are too many.
 inline double chain_error(int64_t count, double unit) {
   const double product = static_cast<double>(count) * unit;
   return product < 0.25 ? product / (1 - 2 * product) : 1e30;
 }
 
-/// The largest float that is not above `value`. A limit rounded down lets a candidate too many
-/// pass, never one too few.
+/// The largest float that is not above `value`. A limit rounded down may admit a candidate too
+/// many, never one too few.
 inline float round_down(double value) {
   const auto rounded = static_cast<float>(value);
   return static_cast<double>(rounded) > value ? std::nextafter(rounded, -HUGE_VALF) : rounded;
@@ -46,32 +46,33 @@ inline ScoreError score_error(int64_t dim, double norm, double offset, double sh
               tiny * (1 + norm)};
 }
 
-// Of scaled rows and codes: 16-bit integers hold it, and so do two digits in [-128, 127].
+// Norm to which rows and codes are scaled: it fits 16-bit integers, and two digits in [-128, 127].
 constexpr double kCoarseNorm = 32600;
 
 /// Norm of the difference between a scaled vector and its integers, as a fraction of kCoarseNorm.
-/// square: of that difference, summed in float32 from float32 products; each is off by at most
-/// 2^-24 of itself, together 2^-24 of kCoarseNorm.
+/// square: the squared norm of that difference, summed in float32 from float32 products; each
+/// product is off by at most 2^-24 of itself, together 2^-24 of kCoarseNorm.
 inline double coarse_rounding(float square) {
   return std::sqrt(static_cast<double>(square)) * (1 + 1e-4) / kCoarseNorm + kFloatUnit;
 }
 
-/// What rounding to integers can cost a row of `dim` values at most, as a fraction of its norm: half of
-/// one in every dimension.
+/// Largest error from rounding a row of `dim` values to integers, as a fraction of its norm: half a
+/// unit in every dimension.
 inline double prepared_row_rounding(int64_t dim) {
   return std::sqrt(static_cast<double>(dim)) / 2 / kCoarseNorm * (1 + 1e-6) + 2 * kFloatUnit;
 }
 
-/// What integers add to the slope: by Cauchy-Schwarz the products of either side's rounding with
-/// the other, and of both. norm: the largest of the codes less center.
+/// Addition to the slope for rounded integers: by Cauchy-Schwarz, the products of each
+/// side's rounding error with the other side, and of both errors. norm: the largest
+/// norm of a code minus center.
 inline double coarse_slope(double norm, double rounding_of_codes, double rounding_of_row) {
   return norm * (rounding_of_codes + rounding_of_row + rounding_of_codes * rounding_of_row) *
          (1 + 1e-6);
 }
 
-/// What a score -(||x - c||^2 + bias) must reach to be among the k best, given the k-th best score.
-/// The error of a distance v is at most alpha (v + bias_bound) + beta: relative for the
-/// differences, which need no centre, and absolute for the float64 sum that decides, which sees
+/// Score -(||x - c||^2 + bias) that a code must reach to be among the k best, given the k-th best
+/// score. The error of a distance v is at most alpha (v + bias_bound) + beta: relative for the
+/// differences, which need no centre, and absolute for the deciding float64 sum, which depends on
 /// ||x|| and ||c|| <= ||x|| + sqrt(v).
 inline double limit_of_distance(double kth_score, int64_t dim, double x_square, double bias_bound) {
   const double decision = chain_error(dim + 16, kDoubleUnit);

@@ -1,8 +1,8 @@
-// Coarse screening: values rounded to 16-bit integers, whose products are added without error, two
-// to an instruction where float32 has one. Included by nearest_code_scan-inl.h.
+// Coarse screening: values rounded to 16-bit integers, whose products are summed exactly, twice as
+// many per instruction as in float32. Included by nearest_code_scan-inl.h.
 //
-// Where the instructions pay is decided here: multiply-add of pairs (SSE2, AVX2), and AVX-512 with
-// VNNI, without which pairs take as long as floats there.
+// Enabled where it pays: with multiply-add of pairs (SSE2, AVX2), and on AVX-512 only with VNNI,
+// without which pairs are no faster than floats.
 #pragma once
 
 #include "kernels/cpu/nearest_code_pack-inl.h"
@@ -20,15 +20,15 @@
 namespace torchvq::kernels {
 namespace {
 
-/// The nearest integers of numbers below 2^22.
+/// Rounds numbers below 2^22 to the nearest integers.
 inline Ints rounded(Floats value) {
   return reinterpret_cast<Ints>(value + 12582912.0f) - 0x4B400000;
 }
 
-/// Two 16-bit numbers in each lane, the first one low.
+/// Packs two 16-bit numbers into each lane, the first one low.
 inline Ints pairs_of(Ints low, Ints high) { return (low & 0xFFFF) | (high << 16); }
 
-/// The rounded value; its squared error is added to `error`.
+/// Rounds `value` and adds the squared error to `error`.
 inline Ints rounded_with_error(Floats value, Floats& error) {
   const Ints result = rounded(value);
   const Floats difference = value - __builtin_convertvector(result, Floats);
@@ -36,7 +36,7 @@ inline Ints rounded_with_error(Floats value, Floats& error) {
   return result;
 }
 
-/// A pair of dimensions to a word.
+/// A word holds a pair of dimensions.
 int64_t coarse_words(int64_t dim) { return (dim + 1) / 2; }
 
 float coarse_codes(const float* panels, int64_t panel_count, int64_t dim, int64_t depth,
@@ -97,7 +97,7 @@ TORCHVQ_COARSE_TARGET inline Ints add_products(Ints sum, Ints a, Ints b) {
 #endif
 }
 
-/// Scores of a tile: the exact sums of products, in units of `units[row]`, less the half norms.
+/// Scores of a tile: the exact sums of products, in units of `units[row]`, minus the half norms.
 TORCHVQ_COARSE_TARGET inline void score_coarse_tile(const int32_t* rows, const float* units,
                                                     const int32_t* panel, const float* half_norms,
                                                     int64_t pairs, Tile& tile) {

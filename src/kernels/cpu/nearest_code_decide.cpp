@@ -43,7 +43,7 @@ void NearestCodeDecision::decide(const float* x, const std::vector<int32_t>& can
   x = unit_row(x, 0);
   double scores[kTogether];
   if (task_.k == 1 && candidates.size() <= kTogether && !candidates.empty()) {
-    // Most rows end here; candidates come in order of index, so the first of equals wins.
+    // The most common case. Candidates come in order of index, so the first of equal scores wins.
     const size_t count = score(x, candidates, 0, scores);
     indices[0] = candidates[std::min_element(scores, scores + count) - scores];
     return;

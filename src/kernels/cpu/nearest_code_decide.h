@@ -1,5 +1,5 @@
-// The last word of nearest_code on one row: exact scores of a few candidates, best first, ties by
-// index.
+// Final decision of nearest_code for one row: exact scores of a few candidates,
+// best first, ties by index.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct NearestCodeTask {
   int64_t size = 0, dim = 0;
   bool cosine = false;
   int64_t k = 1;
-  int64_t rows = 0;  ///< how many will be searched in all
+  int64_t rows = 0;  ///< total number of rows to be searched
 
   /// The bias of a code as the contract adds it to the score.
   double bias_of(int64_t code) const { return bias ? bias[code] * (cosine ? 1.0 : 0.5) : 0.0; }
@@ -29,14 +29,14 @@ bool all_finite(const float* values, int64_t count);
 /// The largest magnitude of a finite bias.
 double largest_bias(const NearestCodeTask& task);
 
-/// Not for several threads at once: it keeps memory between calls.
+/// Not thread-safe: it keeps scratch memory between calls.
 class NearestCodeDecision {
  public:
   NearestCodeDecision(const NearestCodeTask& task, const NearestCodeExact& exact)
       : task_(task), exact_(exact), unit_(task.cosine ? (1 + kTogether) * task.dim : 0) {}
 
-  /// Writes the k best of `candidates`, ascending, for row x; when they are too few, `excluded`
-  /// follow in their order.
+  /// Writes the k best of `candidates`, given in ascending order, for row x; if there are fewer
+  /// than k, `excluded` codes follow in their order.
   void decide(const float* x, const std::vector<int32_t>& candidates,
               const std::vector<int32_t>& excluded, int64_t* indices);
 
@@ -44,7 +44,7 @@ class NearestCodeDecision {
   static constexpr size_t kTogether = 4;
 
   const float* unit_row(const float* row, size_t slot);
-  /// Scores candidates [begin, begin + kTogether), or up to the last; returns how many.
+  /// Scores candidates [begin, begin + kTogether), or up to the last one; returns their number.
   size_t score(const float* x, const std::vector<int32_t>& candidates, size_t begin,
                double* scores);
 
@@ -54,7 +54,7 @@ class NearestCodeDecision {
   std::vector<std::pair<double, int32_t>> rivals_;  ///< (exact score, index)
 };
 
-/// The k-th largest of `count` values, -infinity if there are fewer; NaN is passed over.
+/// The k-th largest of `count` values, -infinity if there are fewer; NaN is skipped.
 class KthLargest {
  public:
   float find(const NearestCodeScan& scan, const float* values, int64_t count, int64_t k);

@@ -6,9 +6,9 @@
 namespace torchvq::kernels {
 namespace {
 
-constexpr int64_t kFewRows = 9;      // more: nearest_code_unpacked
+constexpr int64_t kFewRows = 9;      // above this, nearest_code_unpacked
 constexpr int64_t kGrain = 1 << 16;  // products per thread
-constexpr int64_t kCodes = 64;       // taken by all rows in turn while they are in cache
+constexpr int64_t kCodes = 64;       // in cache while all rows are compared with them
 
 double squared_norm(const float* x, int64_t dim) {
   double sum = 0;

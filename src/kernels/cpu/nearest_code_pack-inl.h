@@ -1,5 +1,5 @@
-// Packing of rows and codes for the screening kernels, and the facts about codes that packing
-// needs.
+// Packs rows and codes for the screening kernels, and computes the norms and hashes of
+// codes that packing needs.
 #pragma once
 
 #include "kernels/cpu/nearest_code_scan.h"
@@ -8,14 +8,14 @@
 namespace torchvq::kernels {
 namespace {
 
-// A tile of kTileRows x kVectors accumulators, kVectors code vectors and one row value fill the
-// registers.
+// A tile of kTileRows x kVectors accumulators, kVectors vectors of codes and one row value
+// together fill the registers.
 constexpr int kTileRows = 6;
 constexpr int kVectors = kRegisters == 32 ? 4 : 2;
 constexpr int kPanel = kVectors * kLanes;
 
-/// The first `count` floats from `from`, the other lanes zero; reads a whole vector where that
-/// stays before `end`.
+/// Loads the first `count` floats of `from` and zeroes the other lanes; reads a whole vector where
+/// that stays before `end`.
 inline Floats load_partly(const float* from, const float* end, int64_t count, Ints mask) {
   if (from + kLanes <= end)
     return reinterpret_cast<Floats>(reinterpret_cast<Ints>(load<Floats>(from)) & mask);
@@ -36,8 +36,8 @@ inline Words mix(Words hash, Floats value) {
   return hash ^ (hash >> 15);
 }
 
-/// Squared norms and hashes of `count` codes from k on, together: each is a chain of operations that
-/// wait for each other.
+/// Squared norms and hashes of `count` codes from k on, interleaved: each is a chain
+/// of dependent operations.
 template <int count>
 void facts_of(const CodeList& codes, int64_t k, float* squares, uint32_t* hash) {
   const int64_t dim = codes.dim, left = dim % kLanes;
@@ -81,8 +81,8 @@ void add_codes(const CodeList& codes, int64_t begin, int64_t end, float* sum) {
   }
 }
 
-/// Values [d, d + kLanes) of kLanes codes at once. Lanes beyond dim hold what follows in memory,
-/// and are not stored.
+/// Transposes values [d, d + kLanes) of kLanes codes. Lanes beyond dim hold whatever follows in
+/// memory and are not stored.
 inline void transpose_block(const float* const* code, const float* center, int64_t d, int64_t dim,
                             float* values) {
   Floats block[kLanes];
@@ -109,7 +109,7 @@ void transpose_panel(const CodeList& codes, const float* center, int64_t panel, 
     int64_t d = 0;
     for (int64_t j = 0; j < count; ++j)
       code[j] = codes.codebook + codes.index[first + lane + j] * dim;
-    // Indices ascend, so that only the last code can come close to the end of the codebook.
+    // Indices ascend, so only the last code can come close to the end of the codebook.
     for (; count == kLanes && d < dim && code[kLanes - 1] + d + kLanes <= codes.end; d += kLanes) {
       transpose_block(code, center, d, dim, values + lane);
     }
@@ -201,8 +201,8 @@ void pack_rows(const float* const* rows, int64_t count, int64_t dim, const float
     squares[r] = pack_row(rows[r], dim, center, depth, packed + r * depth);
 }
 
-/// Divides one row by its norm; returns what its squared norm is now, within the rounding that the
-/// bound allows for.
+/// Divides one row by its norm; returns the squared norm of the result, within the rounding
+/// that the bound allows for.
 double pack_unit_row(const float* row, int64_t dim, int64_t depth, double square, float* packed) {
   if (!(square < INFINITY)) {
     memset(packed, 0, sizeof(float) * static_cast<size_t>(depth));
@@ -219,7 +219,7 @@ double pack_unit_row(const float* row, int64_t dim, int64_t depth, double square
 void pack_unit_rows(const float* const* rows, int64_t count, int64_t dim, int64_t depth,
                     float* packed, double* squares) {
   for (int64_t r = 0; r < count; ++r) squares[r] = 0.0;
-  // All rows advance together: each sum is a chain of dependent additions in index order.
+  // Rows are interleaved: each sum is a chain of dependent additions in index order.
   for (int64_t d = 0; d < dim; ++d) {
     for (int64_t r = 0; r < count; ++r) {
       const double value = rows[r][d];

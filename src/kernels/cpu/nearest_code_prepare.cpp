@@ -1,5 +1,5 @@
-// What nearest_code does once per codebook: classify codes, centre and pack them, bound the errors
-// of their scores.
+// The part of nearest_code that runs once per codebook: classifies codes, centres and packs them,
+// and bounds the errors of their scores.
 #include "kernels/cpu/nearest_code_search.h"
 
 #include <algorithm>
@@ -17,12 +17,12 @@ constexpr int64_t kRowsWorthUniqueness = 10;
 constexpr int64_t kMostLanes = 16;  // of any instruction set
 constexpr double kFar = 16;         // a norm beyond this many medians is left out of the centre
 constexpr int64_t kLongestOwnError = 1 << 20;  // beyond, an error may not be a float32 number
-constexpr int64_t kRowsWorthCoarse = 192;      // packing codes once more is then paid back
+constexpr int64_t kRowsWorthCoarse = 192;  // for fewer, packing the codes twice does not pay off
 constexpr int64_t kFewestCoarse = 24, kMostCoarse = 1 << 14;  // dimensions
 constexpr int64_t kFewestTiled = 65;  // dimensions: a single tile of depth costs more than it saves
 constexpr double kWide = 4;  // norms beyond this many medians get error bounds of their own
 
-/// Finds codes that were seen before: equal values (0 equals -0) and equal bias.
+/// Finds repeated codes: equal values (0 equals -0) and equal bias.
 class SeenCodes {
  public:
   SeenCodes(const NearestCodeTask& task, int64_t size) : task_(task) {
@@ -74,7 +74,7 @@ NearestCodeSearch::NearestCodeSearch(const NearestCodeTask& task, CpuLevel level
   classify(parallel_for);
   pack(parallel_for);
   bound_scores();
-  // Letting codes compete in groups costs the winner's group one exact decision per row, and saves
+  // Codes that compete in groups cost one exact decision of the winner's group per row, and save
   // three operations per vector of codes.
   groups_ = task_.k == 1 && task_.size >= 40 * task_.dim && scan_.vectors > 1;
   make_coarse();
@@ -101,8 +101,8 @@ void NearestCodeSearch::classify(const ParallelFor& parallel_for) {
   parallel_for(task_.size, 1 + 4 * kPackGrain / task_.dim, [&](int64_t begin, int64_t end) {
     scan_.code_facts(code_list({}), begin, end, squares.data(), hash.data());
   });
-  // The lowest index of equal codes wins anyway; kept, the others would make every row of theirs a
-  // tie.
+  // The lowest index of equal codes wins anyway; keeping the others would make
+  // every row near them a tie.
   const bool unique = task_.k == 1 && task_.rows >= kRowsWorthUniqueness;
   SeenCodes seen(task_, unique ? task_.size : 0);
   codes_.screened.reserve(static_cast<size_t>(task_.size));
@@ -130,7 +130,7 @@ void NearestCodeSearch::average(const std::vector<int32_t>& codes) {
   const auto count = static_cast<int64_t>(codes.size());
   if (count == 0) return;
   scan_.add_codes(code_list(codes), 0, count, center_.data());
-  // Any centre is correct; the mean makes the bound small.
+  // Any centre is correct; the mean keeps the bound small.
   const float scale = 1.0f / static_cast<float>(count);
   for (int64_t d = 0; d < task_.dim; ++d) center_[d] *= scale;
 }
@@ -168,7 +168,7 @@ void NearestCodeSearch::pack(const ParallelFor& parallel_for) {
       std::accumulate(squares_.data(), end(), 0.0) / static_cast<double>(screened.size());
   if (largest() <= kWide * kWide * mean) return;
   double middle = median(squares());
-  // A few codes far away would drag the centre, and with it everybody's bound, towards them.
+  // A few distant codes would pull the centre towards them and loosen the bound of all codes.
   for (int round = 0; round < 2 && largest() > kFar * kFar * middle; ++round) {
     std::vector<int32_t> near;
     for (size_t p = 0; p < screened.size(); ++p) {
@@ -206,8 +206,8 @@ void NearestCodeSearch::bound_scores() {
     const double half_norm = (task_.cosine ? 0.0 : squares_[p] / 2) + code_bias;
     half_norms_[p] = static_cast<float>(half_norm);
     if (own_errors_) {
-      // The score plus its own error: an upper bound of the true score, at the price of one more
-      // dimension.
+      // The score plus its own error is an upper bound of the true score, at the
+      // cost of one more dimension.
       errors_[p] = score_error(task_.dim, std::sqrt(squares_[p]), std::abs(code_bias), shift);
       half_norms_[p] =
           std::nextafter(static_cast<float>(half_norm - errors_[p].intercept), -HUGE_VALF);

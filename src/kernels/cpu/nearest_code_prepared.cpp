@@ -9,18 +9,18 @@
 namespace torchvq::kernels {
 namespace {
 
-// More hits than these take longer to settle than a search without bytes.
+// Settling more hits takes longer than a search without bytes.
 constexpr int64_t kMostHits = 1 << 20;
 constexpr int64_t kFewestHits = 64;  // room for some panels
 
 constexpr int64_t kMostRows = 191;
 constexpr int64_t kFewestRowsOfBytes = 4;
 constexpr int64_t kGrain = 1 << 18;   // products per thread
-constexpr int64_t kRangePanels = 16;  // of codes, with hits of their own: several of these
+constexpr int64_t kRangePanels = 16;  // a range has a multiple of this, and its own hits
 constexpr int64_t kMostRanges = 16;
-constexpr int64_t kSettleGrain = 32;                          // rows
+constexpr int64_t kSettleGrain = 32;                          // rows per thread
 constexpr double kSmallestNorm = 1e-12, kLargestNorm = 1e12;  // of rows
-constexpr int64_t kLine = 64 / sizeof(float);                 // of a cache, in floats
+constexpr int64_t kLine = 64 / sizeof(float);                 // floats per cache line
 
 class PreparedSearch {
  public:
@@ -46,7 +46,7 @@ class PreparedSearch {
   }
 
  private:
-  /// Of a range of codes.
+  /// Result of screening a range of codes.
   struct Found {
     std::vector<float> floors;
     AlignedBuffer<PreparedHit> hits;
@@ -76,7 +76,7 @@ class PreparedSearch {
     return true;
   }
 
-  /// At least those of the codes less the centre.
+  /// Upper bounds of the norms of the codes minus the centre.
   void find_norms() {
     for (int64_t panel = 0; panel < prepared_panels(task_.size); ++panel) {
       const PreparedPanel& facts = prepared_.facts(panel);
@@ -112,7 +112,7 @@ class PreparedSearch {
                        [](const Found& found) { return found.count >= 0; });
   }
 
-  /// Sorts the hits that reach the floors of all ranges by row, and in each by code.
+  /// Keeps the hits that reach the floors of all ranges, sorted by row and then by code.
   void gather_hits() {
     std::vector<float>& floors = found_[0].floors;
     for (const Found& found : found_) {
@@ -133,7 +133,7 @@ class PreparedSearch {
     for_each([&](size_t row, int32_t /*code*/) { ++ends_[row + 1]; });
     for (size_t row = 0; row < rows_.size(); ++row) ends_[row + 1] += ends_[row];
     candidates_.resize(static_cast<size_t>(ends_.back()));
-    // A row's candidates begin where those of the row before end.
+    // The candidates of a row begin where those of the previous row end.
     for_each(
         [&](size_t row, int32_t code) { candidates_[static_cast<size_t>(ends_[row]++)] = code; });
   }
@@ -141,7 +141,7 @@ class PreparedSearch {
   bool settle(const ParallelFor& parallel_for, int64_t* indices) {
     int64_t begin = 0;
     for (int64_t row = 0; row < task_.rows; ++row) {
-      // None: these bytes are no copy.
+      // A row without candidates proves that the bytes are not a copy of these codes.
       if (ends_[static_cast<size_t>(row)] == begin) return false;
       begin = ends_[static_cast<size_t>(row)];
     }
@@ -176,7 +176,7 @@ class PreparedSearch {
 
   const float* code(int64_t k) const { return task_.codebook + k * task_.dim; }
 
-  /// Leaves those candidates that float32 cannot tell from the nearest.
+  /// Keeps only candidates that float32 cannot tell apart from the nearest.
   void keep_nearest(int64_t row, double bias_bound, Candidates& candidates) const {
     constexpr size_t kTogether = 4;
     auto& [codes, distances] = candidates;
@@ -209,11 +209,11 @@ class PreparedSearch {
   NearestCodeExact exact_;
   bool bytes_;
   std::vector<PreparedRow> rows_;
-  std::vector<double> reach_;  ///< at least the norms of the rows
+  std::vector<double> reach_;  ///< upper bounds of the norms of the rows
   AlignedBuffer<int32_t> words_;
   AlignedBuffer<float> norms_;
   std::vector<Found> found_;         ///< at the first of the ranges that were screened together
-  std::vector<int64_t> ends_;        ///< of the candidates of each row
+  std::vector<int64_t> ends_;        ///< end of each row's candidates
   std::vector<int32_t> candidates_;  ///< codes, by row
 };
 

@@ -1,4 +1,4 @@
-// nearest_code for up to some hundred rows on codes in 8 bits: bytes screen, the codes themselves decide.
+// nearest_code for up to 191 rows on codes in 8 bits: bytes screen, the original codes decide.
 #pragma once
 
 #include "kernels/cpu/nearest_code_search.h"
@@ -6,12 +6,12 @@
 
 namespace torchvq::kernels {
 
-/// Whether `prepared` serves `task`.
+/// Whether nearest_code_prepared supports `task` with `prepared`.
 bool has_prepared(const NearestCodeTask& task, const PreparedCodes& prepared);
 
-/// `prepared`: a copy of the codes of `task`; with its bias, where it has one.
-/// Writes the nearest code of each of task.rows rows of x (rows, dim). False, with nothing to rely on
-/// written, for rows that screening cannot bound, or to which too many codes are too close.
+/// Writes the nearest code of each of task.rows rows of x (rows, dim). `prepared` is a copy of the
+/// codes of `task`, with its bias if there is one. Returns false, with indices unspecified, for
+/// rows that screening cannot bound or that have too many close codes.
 bool nearest_code_prepared(const NearestCodeTask& task, const PreparedCodes& prepared,
                            CpuLevel level, const ParallelFor& parallel_for, const float* x,
                            int64_t* indices);

@@ -11,14 +11,14 @@ namespace torchvq::kernels {
 namespace {
 
 constexpr int64_t kFewestRows = 6;
-constexpr int64_t kMostRows = 511;  // more: a scan that gives up by blocks of rows, not as a whole
-constexpr int64_t kMostBesideTiles = 191;  // more: tiles add 16-bit products as quickly
-constexpr int64_t kFewestDims = 32;        // fewer: rounding costs more than it saves
-constexpr int64_t kFewestValues = 4096;    // of the codebook, likewise
-constexpr int64_t kSampledCodes = 64;      // that the centre is the mean of
+constexpr int64_t kMostRows = 511;  // above: a scan that gives up per block of rows, not as a whole
+constexpr int64_t kMostBesideTiles = 191;  // above, with AMX: tiles add 16-bit products as fast
+constexpr int64_t kFewestDims = 32;        // below, rounding costs more than it saves
+constexpr int64_t kFewestValues = 4096;    // of the codebook; below, likewise
+constexpr int64_t kSampledCodes = 64;      // whose mean is the centre
 constexpr int64_t kRoundGrain = 1 << 16;   // values per thread
 
-/// The copy of a codebook for one call.
+/// The 8-bit copy of a codebook for one call.
 class RoundedCodes {
  public:
   explicit RoundedCodes(const NearestCodeTask& task)
@@ -46,7 +46,7 @@ class RoundedCodes {
  private:
   float* center() { return const_cast<float*>(codes().center()); }
 
-  /// Any centre is correct; what the codes have in common costs no bits of each.
+  /// Any centre is correct; subtracting what the codes have in common saves bits of each code.
   void find_center() {
     float* const mean = center();
     std::fill_n(mean, prepared_center_floats(task_.dim), 0.0F);
@@ -61,7 +61,7 @@ class RoundedCodes {
     for (int64_t d = 0; count > 0 && d < task_.dim; ++d) mean[d] /= count;
   }
 
-  /// Those of score_error() and what its slack is, with some for float32.
+  /// The constants of score_error() times its slack, with a margin for float32.
   RoundingErrors rounding_errors() {
     constexpr double kUp = kReach / 2 * (1 + 1e-4);
     double square = 0;
@@ -90,7 +90,8 @@ bool worth_rounded(const NearestCodeTask& task, CpuLevel level) {
 
 bool nearest_code_rounded(const NearestCodeTask& task, CpuLevel level,
                           const ParallelFor& parallel_for, const float* x, int64_t* indices) {
-  // A bias that forbids codes would be met when all of them are rounded.
+  // round_codes rejects an infinite bias, which excludes a code, only after
+  // rounding the codes before it.
   if (task.bias != nullptr && !all_finite(task.bias, task.size)) return false;
   RoundedCodes rounded(task);
   return rounded.round(prepared_scan(level), parallel_for) &&

@@ -71,8 +71,8 @@ inline void take_tile(const Tile& tile, int32_t first, RowState* rows) {
   }
 }
 
-/// Merges the lanes of one row. Which of two equal scores wins does not matter: their gap of 0 is
-/// decided elsewhere.
+/// Merges the lanes of one row. Either of two equal scores may win: a gap of 0 is always
+/// decided by exact scores.
 ScanResult finish(const RowState& row) {
   Ints lane{};
 #pragma GCC unroll 16
@@ -145,7 +145,8 @@ void score(const float* rows, const float* panels, const float* half_norms, int6
   }
 }
 
-/// Where the last vector of a row begins, and which of its lanes no earlier vector has covered.
+/// Where the last vector of a row begins, and a mask of its lanes that no
+/// earlier vector has covered.
 struct Tail {
   int64_t begin;
   Ints mask;
@@ -168,8 +169,8 @@ inline Floats squared_difference(Floats a, Floats b, Ints mask) {
 
 constexpr int kTogether =
     8;  // codes in flight: enough chains of dependent additions to fill the pipeline
-// Floats between a code and what is fetched beside it. Codes are read once, each in a place of its own, so the
-// processor does not see that they follow each other in memory.
+// Prefetch distance in floats. Each code of a tile is a stream of its own that is read once, so the
+// processor does not see that the codes are adjacent in memory.
 constexpr int kAhead = 2048;
 constexpr int kFloatsOfCacheLine = 16;
 
@@ -208,7 +209,7 @@ void score_row(const float* row, int64_t dim, const float* codebook, int64_t siz
   memcpy(padded, row + tail.begin,
          sizeof(float) * static_cast<size_t>(dim < kLanes ? dim : kLanes));
   const Floats row_tail = load<Floats>(padded);
-  // A vector may read past a short code, but not past the codebook.
+  // A vector load may read past a short code, but not past the codebook.
   int64_t readable = dim < kLanes ? (size * dim - kLanes) / dim + 1 : size;
   if (size * dim < kLanes) readable = 0;
   const int64_t whole = end < readable ? end : readable;

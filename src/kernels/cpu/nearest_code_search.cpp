@@ -1,4 +1,5 @@
-// What nearest_code does per row: scan a block of rows, certify winners, decide the rest.
+// The part of nearest_code that runs per row: scans a block of rows, certifies
+// winners, decides the rest.
 #include "kernels/cpu/nearest_code_search.h"
 
 #include <algorithm>
@@ -9,13 +10,13 @@
 namespace torchvq::kernels {
 namespace {
 
-constexpr int64_t kCoarseRows = 32;  // read together by coarse_scan
+constexpr int64_t kCoarseRows = 32;  // coarse_scan reads rows in multiples of this
 
 int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
 
 }  // namespace
 
-/// Rows that are searched together, and the memory that takes; one per call of search().
+/// Rows that are searched together, and their scratch memory; one per call of search().
 struct NearestCodeSearch::Block {
   Block(const NearestCodeSearch& search, int64_t rows)
       : packed(rows * search.depth_),
@@ -41,7 +42,7 @@ struct NearestCodeSearch::Block {
   AlignedBuffer<float> packed;
   AlignedBuffer<char> state;
   AlignedBuffer<int32_t> coarse;   ///< rows of coarse screening
-  bool coarsely = false;           ///< whether that was how the block was scanned
+  bool coarsely = false;           ///< whether the block was scanned coarsely
   AlignedBuffer<float> open_rows;  ///< packed rows of `open`
   AlignedBuffer<float> scores;
   NearestCodeDecision decision;
@@ -55,7 +56,7 @@ struct NearestCodeSearch::Block {
       open;  ///< rows whose winner is not certain, and what a candidate's score must reach
   std::vector<double> limits;
   std::vector<int32_t> candidates;  ///< codes among which to decide, in order of index
-  std::vector<float> floors;        ///< scores less their errors
+  std::vector<float> floors;        ///< scores minus their errors
   KthLargest kth_largest;
 };
 
@@ -65,9 +66,9 @@ constexpr int64_t kBlockValues =
     24576;  // packed rows that stay in the second-level cache beside a panel
 constexpr int64_t kBlockRows = 96;  // running bests that stay in the first-level cache
 
-// Norms whose scales are far from the ends of float32.
+// Range of norms whose scales stay far from the limits of float32.
 constexpr double kSmallestCoarse = 1e-12, kLargestCoarse = 1e12;
-constexpr int64_t kCoarseTrial = 8;  // open rows that say nothing yet
+constexpr int64_t kCoarseTrial = 8;  // with so few open rows it is too early to judge
 
 }  // namespace
 
@@ -140,7 +141,8 @@ void NearestCodeSearch::search_nearest(Block& block) const {
   }
 }
 
-/// Each row is scaled to one length, so that its own norm and not the largest bounds its error.
+/// Scales each row to the same norm, so that its error is bounded by its own
+/// norm and not by the largest.
 void NearestCodeSearch::scan_coarsely(Block& block) const {
   const int64_t padded = round_up(block.count, scan_.tile_rows);
   for (int64_t r = 0; r < padded; ++r) {
@@ -172,7 +174,7 @@ bool NearestCodeSearch::set_aside_may_win(double norm, double limit) const {
   return score + std::abs(score) * 1e-6 >= limit;
 }
 
-/// A row that screening could not bound; false for all others.
+/// Settles a row that screening could not bound; returns false for all others.
 bool NearestCodeSearch::settle_special(int64_t row, Block& block) const {
   if (block.norms[row] >= 0) return false;
   const float* x = block.x + row * task_.dim;
@@ -193,7 +195,7 @@ void NearestCodeSearch::settle_winner(int64_t row, Block& block) const {
     widest = std::max(widest, reach(result.position + c * scan_.lanes, block, row));
   }
   if (block.coarsely) {
-    // A row that was not scaled counted as zeros, which leaves out all of its products.
+    // A row that was not scaled was scanned as zeros, so its error is the whole product.
     const double slope =
         block.scales[row] == 0.0F
             ? coarse_norm_
@@ -222,7 +224,7 @@ void NearestCodeSearch::settle_winner(int64_t row, Block& block) const {
   }
 }
 
-/// A close call whose rivals the scan has kept by position. False where it has not.
+/// Settles a close call if the scan has kept the positions of all rivals; otherwise returns false.
 bool NearestCodeSearch::settle_rivals(int64_t row, double limit, Block& block) const {
   const int64_t found =
       scan_.rivals(block.state.data(), row, round_down(limit), block.places.data());
@@ -244,7 +246,7 @@ void NearestCodeSearch::settle_open_rows(Block& block) const {
   for (int64_t i = 0; i < count; ++i) {
     const float* scores = block.scores.data() + i * panel_count_ * scan_.panel;
     const int64_t row = block.open[i];
-    // What coarse screening left open has a tighter limit by these scores.
+    // These float32 scores give a tighter limit than the coarse scan.
     const double limit = block.coarsely ? limit_of_best(scores, row, block) : block.limits[i];
     decide_among(scores, limit, row, block);
   }
@@ -270,8 +272,8 @@ void NearestCodeSearch::search_several(Block& block) const {
   }
 }
 
-/// What the score of one of the k best codes must reach: k codes reach the k-th largest of scores
-/// less their errors.
+/// Limit that the score of one of the k best codes must reach: the k-th largest of scores minus
+/// their errors, which k codes are certain to reach.
 double NearestCodeSearch::limit_of_best(const float* scores, int64_t row, Block& block) const {
   const auto count = static_cast<int64_t>(codes_.screened.size());
   if (!own_errors_) {

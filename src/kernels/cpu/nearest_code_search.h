@@ -1,6 +1,6 @@
-// The search on one codebook of float32 codes: packs it once, then finds the nearest codes of
-// ranges of rows, serially on each range. Screening in float32, certified by a bound; rows that are
-// too close are decided by the exact scores.
+// Search of one float32 codebook: packs it once, then finds the nearest codes of ranges of rows,
+// serially on each range. Screening in float32 is certified by an error bound; rows with close
+// codes are decided by exact scores.
 #pragma once
 
 #include <atomic>
@@ -22,12 +22,12 @@ namespace torchvq::kernels {
 using ParallelFor = std::function<void(int64_t count, int64_t grain,
                                        const std::function<void(int64_t, int64_t)>& body)>;
 
-/// Every code is in one class, except that repeated codes are left out (k == 1); each class in
-/// order of index.
+/// Every code is in one class, except that repeated codes are dropped if k == 1; each
+/// class is in order of index.
 struct CodeClasses {
   std::vector<int32_t> screened;   ///< in the panels
   std::vector<int32_t> set_aside;  ///< finite, but float32 scores would overflow
-  std::vector<int32_t> excluded;   ///< not finite: behind all others
+  std::vector<int32_t> excluded;   ///< not finite: ranked behind all others
 };
 
 class NearestCodeSearch {
@@ -79,7 +79,8 @@ class NearestCodeSearch {
   AlignedBuffer<int32_t> coarse_;   ///< panels of coarse screening; empty where there is none
   double coarse_norm_ = 0, coarse_rounding_ = 0;  ///< the largest of the codes
   float coarse_scale_ = 0;
-  /// Until a block leaves so many rows open that float32 is faster. Either gives the same indices.
+  /// Cleared when a block leaves so many rows open that float32 is faster. Either
+  /// way gives the same indices.
   mutable std::atomic<bool> coarse_pays_{false};
   double set_aside_norm_ = HUGE_VAL,
          set_aside_bias_ = HUGE_VAL;  ///< the smallest of those set aside

@@ -1,12 +1,12 @@
-// Scan of some hundred rows over codes as they lie in memory: the rows are the lanes, in panels, and the
-// values of the codes are broadcast. Included by nearest_code_scan-inl.h.
+// Scan of some hundred rows over unpacked codes: rows are packed in lanes, and the values of the codes are broadcast.
+// Included by nearest_code_scan-inl.h.
 #pragma once
 
 namespace torchvq::kernels {
 namespace {
 
-/// Codes per tile, such that accumulators, row vectors and values fit the registers: of 16, with 12 accumulators,
-/// compilers keep some in memory.
+/// Codes per tile, chosen so that accumulators, row vectors and values fit the registers; of 16 registers, with 12
+/// accumulators, compilers spill some.
 template <int vectors>
 constexpr int kCodesOfTile = kRegisters == 32 ? (vectors == 1   ? 12
                                                  : vectors == 3 ? 8
@@ -18,7 +18,7 @@ struct Products {
   Floats of[codes][vectors] = {};
 };
 
-/// Adds the products of `steps` dimensions: unrolled, so that the addresses of the codes move once for all.
+/// Adds the products of `steps` dimensions, unrolled so that the addresses of the codes advance once for all of them.
 template <int steps, int vectors, int codes>
 inline void add_products(const float* code, int64_t dim, const float* panel,
                          Products<vectors, codes>& products) {
@@ -115,7 +115,7 @@ void score_unpacked(const UnpackedCodes& codes, const UnpackedRows& rows, float*
   });
 }
 
-/// Squared norms of codes, and of their differences from `center`, several together.
+/// Squared norms of several codes, and of their differences from `center`.
 template <int together>
 void norms_of(const float* code, int64_t dim, const float* center, float* squares,
               float* distances) {

@@ -9,14 +9,14 @@
 namespace torchvq::kernels {
 namespace {
 
-constexpr int64_t kMostRows = 191;   // more: packing is paid back by coarse screening
-constexpr int64_t kFewestDims = 16;  // fewer: taking the bests costs more than packing
+constexpr int64_t kMostRows = 191;   // above, coarse screening pays for packing
+constexpr int64_t kFewestDims = 16;  // below, updating the best scores costs more than packing
 constexpr int64_t kMostDims = 1 << 14;
 constexpr int64_t kGrain = 1 << 16;      // products per thread
-constexpr int64_t kMostRanges = 16;      // of codes, with winners of their own
-constexpr int64_t kBlockCodes = 96;      // multiplied by all panels while they are in cache
+constexpr int64_t kMostRanges = 16;      // of codes, each with its own winners
+constexpr int64_t kBlockCodes = 96;      // in cache while all panels are multiplied with them
 constexpr int64_t kMostLanes = 16;       // of any instruction set
-constexpr int64_t kMostCandidates = 2;   // for each code, of all rows: more take as long as packing
+constexpr int64_t kMostCandidates = 2;   // per code, of all rows: more take as long as packing
 constexpr double kSmallestNorm = 1e-12;  // below, the square of a norm may have underflowed
 constexpr double kLargeNorm = 0x1p60;    // the square is below kLargeSquare
 constexpr double kSlack = kReach / 2;
@@ -51,7 +51,8 @@ class UnpackedSearch {
   }
 
  private:
-  /// Distances do not depend on the centre, and their error grows with the distance of the rows from it.
+  /// Centres on the mean of the rows: any centre is correct, and errors grow with the
+  /// distance of the rows from it.
   void center_rows() {
     std::fill_n(center_.data(), center_.size(), 0.0F);
     if (task_.cosine) return;
@@ -72,7 +73,7 @@ class UnpackedSearch {
          squares_.data());
   }
 
-  /// Whether float32 holds the rows; then their norms are known.
+  /// Whether float32 can represent the rows; sets their norms.
   bool rows_usable() {
     std::fill_n(norms_.data(), norms_.size(), 0.0F);
     double square = 0;
@@ -88,8 +89,8 @@ class UnpackedSearch {
     return usable;
   }
 
-  /// Each range of codes has a winner of its own, so that a row's best and second best are mostly known by
-  /// index.
+  /// Each range of codes has its own winner, so the indices of a row's best codes are usually
+  /// known without a second scan.
   void scan(const ParallelFor& parallel_for) {
     const int64_t blocks = (task_.size + kBlockCodes - 1) / kBlockCodes;
     const int64_t share = (blocks + kMostRanges - 1) / kMostRanges;
@@ -129,7 +130,7 @@ class UnpackedSearch {
     }
   }
 
-  /// Scales, offsets and errors of a block of codes. False for codes that float32 cannot hold.
+  /// Scales, offsets and errors of a block of codes. False for codes that float32 cannot represent.
   bool measure(int64_t first, int64_t count) {
     float norms[kBlockCodes];
     float* const offsets = offsets_.data() + first;
@@ -152,10 +153,11 @@ class UnpackedSearch {
     return usable;
   }
 
-  /// How far the score of a code can lie from the one that decides, up to a constant of the row: the
-  /// products of a centred row with a code that is not, and, in float64, of neither centred.
+  /// Bound on the difference between a code's screening and deciding scores, up to a constant per
+  /// row. Screening multiplies a centred row with an uncentred code; the deciding float64
+  /// products centre neither.
   ScoreError error_of(double norm, double offset) const {
-    // A cosine code is divided by a norm that has an error of its own.
+    // A cosine code is divided by its norm, which has a rounding error too.
     const double products = (task_.cosine ? 2.0 : 1.0) * scan_error_ * norm;
     return {kSlack * (products + decision_error_ * norm + tiny_),
             kSlack * (scan_error_ * offset + decision_error_ * (norm * (norm + shift_) + offset) +
@@ -176,7 +178,8 @@ class UnpackedSearch {
     return true;
   }
 
-  /// Scores say at most how good a code may be; what the best of them is at least is the limit for the others.
+  /// Scores are upper bounds. The lower bound of the best one is the limit that
+  /// other candidates must reach.
   void settle_row(int64_t row, int64_t* indices) {
     const auto of_range = [&](int64_t range) -> const ScanResult& {
       return results_[static_cast<size_t>(range * task_.rows + row)];
@@ -205,8 +208,8 @@ class UnpackedSearch {
     }
   }
 
-  /// Scores the rows open_[first .. last) once more, and lets the exact scores of their candidates decide. False
-  /// where these are more than are `left`.
+  /// Scores rows open_[first .. last) once more and decides among their candidates by exact scores.
+  /// False if there are more than `left` candidates.
   bool decide(size_t first, size_t last, int64_t& left, int64_t* indices) {
     AlignedBuffer<float> panel(scan_.panel * task_.dim), scores(scan_.lanes * task_.size);
     AlignedBuffer<float> norms(scan_.panel);
@@ -256,7 +259,7 @@ class UnpackedSearch {
   AlignedBuffer<float> panels_;
   AlignedBuffer<double> squares_;
   AlignedBuffer<float> norms_;  ///< of the rows
-  double shift_ = 0;            ///< of their centre from the origin
+  double shift_ = 0;            ///< norm of their centre
   AlignedBuffer<float> scales_, slopes_, intercepts_, offsets_;
   bool codes_usable_ = true;
   int64_t ranges_ = 0;
@@ -265,8 +268,8 @@ class UnpackedSearch {
   NearestCodeDecision decision_;
   double scan_error_, decision_error_, tiny_;
   std::vector<int32_t> candidates_;
-  std::vector<int64_t> open_;   ///< rows whose second best is not known by index,
-  std::vector<double> limits_;  ///< and what a candidate's score must reach
+  std::vector<int64_t> open_;   ///< rows with candidates that the scan did not keep by index,
+  std::vector<double> limits_;  ///< and the limit that their candidates must reach
 };
 
 }  // namespace

@@ -1,17 +1,18 @@
-// nearest_code for up to some hundred rows, where packing the codebook would cost more than the
-// scan: rows are packed into lanes, and codes multiplied as they lie in memory, shared out over threads.
+// nearest_code for up to some hundred rows, where packing the codebook would cost more
+// than the scan: rows are packed into lanes and multiplied with unpacked codes, which
+// are divided among threads.
 #pragma once
 
 #include "kernels/cpu/nearest_code_search.h"
 
 namespace torchvq::kernels {
 
-/// Whether `task` is one for nearest_code_unpacked.
+/// Whether nearest_code_unpacked supports `task` and pays off.
 bool worth_unpacked(const NearestCodeTask& task);
 
-/// Writes the k nearest codes of each of task.rows rows of x (rows, dim). False, with nothing to rely
-/// on written, for rows or a codebook that need the full search: not finite, too large or small for
-/// float32, or so many rows undecided that there must be duplicates among the codes.
+/// Writes the k nearest codes of each of task.rows rows of x (rows, dim). Returns false, with
+/// indices unspecified, for rows or a codebook that need the full search: not finite, too large or
+/// small for float32, or so many rows undecided that the codebook must contain duplicates.
 bool nearest_code_unpacked(const NearestCodeTask& task, CpuLevel level,
                            const ParallelFor& parallel_for, const float* x, int64_t* indices);
 

@@ -53,8 +53,7 @@ bool NearestCodeWideSearch::pack_row(const double* row, double* packed) const {
 void NearestCodeWideSearch::rank(double* scores, std::vector<int32_t>& order,
                                  int64_t* indices) const {
   for (int64_t k = 0; k < task_.size; ++k) {
-    // A score that is no number, inf - inf in an overflow, counts as the worst; so do excluded
-    // codes.
+    // A score of NaN (inf - inf after an overflow) counts as the worst, and so do excluded codes.
     scores[k] = std::isnan(scores[k]) || offset_[k] == HUGE_VAL ? HUGE_VAL : scores[k] + offset_[k];
   }
   if (task_.k == 1) {

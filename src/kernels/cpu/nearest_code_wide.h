@@ -33,7 +33,7 @@ class NearestCodeWideSearch {
   NearestCodeWideTask task_;
   NearestCodeExact exact_;
   int64_t panel_count_ = 0;
-  AlignedBuffer<double> panels_;  ///< excluded codes are zero
+  AlignedBuffer<double> panels_;  ///< zeros for excluded codes
   std::vector<double>
       offset_;  ///< per code: the bias as added to the score; infinite for excluded codes
 };

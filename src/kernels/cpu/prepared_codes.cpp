@@ -13,7 +13,8 @@ namespace {
 
 constexpr int64_t kFewestDims = 16, kMostDims = 1 << 14;
 constexpr double kLargestInteger = 127;
-// Beyond, a scale or a score could leave float32; below, a code is all rounding.
+// Beyond these norms, a scale or a score could leave float32; below them, a
+// code is all rounding error.
 constexpr double kSmallestNorm = 1e-12, kLargestNorm = 1e12;
 
 class CodePreparation {
@@ -39,7 +40,8 @@ class CodePreparation {
  private:
   const float* code(int64_t k) const { return codes_ + k * dim_; }
 
-  /// The mean of the finite codes: what all have in common costs no bits of each.
+  /// Centres on the mean of the finite codes: subtracting what they have in common
+  /// saves bits of each code.
   void average() {
     std::vector<double> sum(static_cast<size_t>(dim_));
     double count = 0;
@@ -89,7 +91,7 @@ class CodePreparation {
     return true;
   }
 
-  /// Writes the integers of a code; returns the norm of what they have lost.
+  /// Writes the integers of a code; returns the norm of the rounding error.
   double round_code(double scale, int64_t j, uint8_t* blocks) const {
     double square = 0;
     for (int64_t d = 0; d < dim_; ++d) {
@@ -103,8 +105,9 @@ class CodePreparation {
     return std::sqrt(square);
   }
 
-  /// norm: of the code less the centre. By Cauchy and Schwarz rounding moves a score by at most the
-  /// row times what the code has lost, and what the row has lost times the rounded code.
+  /// norm: of the code minus the centre. By Cauchy-Schwarz, rounding changes a score by at most the
+  /// norm of the row times the rounding error of the code, plus the rounding error of the row times
+  /// the norm of the rounded code.
   void bound(double norm, double lost, int64_t j, PreparedPanel& facts) const {
     const double up = 1 + 1e-5;
     const ScoreError error = score_error(dim_, norm * up, 0, shift_ * up);
@@ -118,9 +121,9 @@ class CodePreparation {
   const float* codes_;
   int64_t size_, dim_;
   uint8_t* to_;
-  double shift_ = 0;  ///< of the centre from the origin
+  double shift_ = 0;  ///< norm of the centre
   std::vector<float> center_;
-  std::vector<double> centred_;  ///< the code at hand
+  std::vector<double> centred_;  ///< the current code minus the centre
 };
 
 }  // namespace

@@ -1,9 +1,9 @@
-// Source of the screening kernels on prepared codes; included by one file per instruction set, which
+// Source of the kernels that screen prepared codes; included by one file per instruction set, which
 // defines TORCHVQ_LEVEL_NAME.
 //
-// A row is 16 bits. With VNNI these are two digits, whose products with the bytes of four dimensions an
-// instruction adds, or one digit where there are many rows; elsewhere bytes are widened to 16 bits, two
-// dimensions to an instruction.
+// A row has 16 bits per value. With VNNI these are two 8-bit digits (one digit if there are many
+// rows), and one instruction adds the products of four dimensions with the bytes of a code;
+// elsewhere bytes are widened to 16 bits, two dimensions per instruction.
 #include <float.h>
 
 #include "kernels/cpu/nearest_code_bound.h"
@@ -23,10 +23,10 @@
 namespace torchvq::kernels {
 namespace {
 
-constexpr int kVectors = kPreparedCodes / kLanes;  // of a panel
-constexpr int64_t kAhead = 4096;                   // bytes that are asked for before they are read
-constexpr int kPanels = kLanes == 16 ? 2 : 1;      // multiplied together
-constexpr int64_t kBlockPanels = 16;  // whose scores are kept until a row has seen them
+constexpr int kVectors = kPreparedCodes / kLanes;  // per panel
+constexpr int64_t kAhead = 4096;                   // prefetch distance in bytes
+constexpr int kPanels = kLanes == 16 ? 2 : 1;      // panels multiplied together
+constexpr int64_t kBlockPanels = 16;               // panels whose scores are kept for one row
 
 // Rows -------------------------------------------------------------------------------------------
 
@@ -47,14 +47,14 @@ float center_row(const float* row, const float* center, int64_t dim, float* cent
   return sqrtf(sum_lanes<float, kLanes>(sum) + rest) * 1.0005F;
 }
 
-/// The nearest integers of numbers below 2^22: adding this number rounds.
+/// Rounds numbers below 2^22 to the nearest integers, by adding 1.5 * 2^23.
 inline Ints rounded(Floats value) {
   return reinterpret_cast<Ints>(value + 12582912.0F) - 0x4B400000;
 }
 
 #if defined(__AVX512F__)
 
-/// The high digits of four dimensions, and the low ones; a digit is in [-128, 127].
+/// The high digits of four dimensions, then the low ones; a digit is in [-128, 127].
 inline void words_of_block(const int16_t* integers, int32_t* words) {
   int8_t high[4], low[4];
   for (int i = 0; i < 4; ++i) {
@@ -67,7 +67,7 @@ inline void words_of_block(const int16_t* integers, int32_t* words) {
 
 #else
 
-/// Dimensions 0 and 2 of four, and 1 and 3: as the bytes of a code are widened.
+/// Dimensions 0 and 2 of four, then 1 and 3: the order in which the bytes of a code are widened.
 inline void words_of_block(const int16_t* integers, int32_t* words) {
   const int16_t even[2] = {integers[0], integers[2]}, odd[2] = {integers[1], integers[3]};
   memcpy(words, even, sizeof even);
@@ -96,7 +96,7 @@ PreparedRow round_row(const float* centred, float norm, int64_t dim, int16_t* in
 
 #if defined(__AVX512F__)
 
-/// The bytes of a block of codes that meet a word of a row.
+/// The bytes of a block of codes that are multiplied with a word of a row.
 inline Ints part_of(Ints codes, int /*word*/) { return codes; }
 
 TORCHVQ_PREPARED_TARGET inline Ints add_products(Ints sum, Ints codes, Ints row) {
@@ -134,8 +134,8 @@ inline Words total_of(const Ints* sum) {
 
 #endif
 
-/// Sums of the rows of a tile with the codes of some panels, for each kind of words. A single row has
-/// several, as each addition waits for the one before it.
+/// Sums of the rows of a tile with the codes of some panels, for each kind of word. A single row
+/// has several independent sums, because each addition waits for the previous one.
 template <int rows>
 constexpr int kChains = rows == 1 ? 4 : 1;
 template <int words, int rows, int panels>
@@ -171,14 +171,14 @@ TORCHVQ_PREPARED_TARGET inline void add_block(const PreparedRow* rows, const uin
   }
 }
 
-/// What the rows of a tile have found in a block of panels.
+/// Scores of the rows of a tile with the codes of a block of panels.
 template <int count>
 struct TileScores {
-  Floats floors[count];  ///< the largest score that a code reaches at least, by lanes
-  alignas(64) float scores[count][kBlockPanels * kPreparedCodes];  ///< at most
+  Floats floors[count];  ///< largest lower bound of a score, by lane
+  alignas(64) float scores[count][kBlockPanels * kPreparedCodes];  ///< upper bounds
 };
 
-/// Scores of the codes of the panel that `facts` belong to, from their sums with row r.
+/// Keeps the scores of each row r with the codes of the panel that `facts` describes.
 template <int words, int count, int panels>
 inline void keep_scores(const PreparedRow* rows, const PreparedPanel& facts, const float* norms,
                         const TileSums<words, count, panels>& sums, int p, int64_t place,
@@ -197,7 +197,8 @@ inline void keep_scores(const PreparedRow* rows, const PreparedPanel& facts, con
       Floats reach = load<Floats>(facts.slopes + first) * rows[r].slope;
       if constexpr (words == 1) reach += load<Floats>(norms + first) * rows[r].rounding;
       store(to.scores[r] + place + first, score + reach);
-      // The offset has the intercept on its other side.
+      // The score includes the intercept through the offset; the lower bound needs
+      // it with the opposite sign.
       const Floats least = score - (reach + 2 * load<Floats>(facts.intercepts + first));
       to.floors[r] = maximum(least, to.floors[r]);
     }
@@ -226,7 +227,7 @@ TORCHVQ_PREPARED_TARGET inline void score_panels(const PreparedRow* rows,
   }
 }
 
-/// A bit for each lane of a comparison that holds.
+/// A bit mask of the lanes in which the comparison holds.
 inline uint32_t lanes_where(Ints holds) {
 #if defined(__AVX512F__)
   return _mm512_movepi32_mask(reinterpret_cast<__m512i>(holds));
@@ -239,12 +240,13 @@ inline uint32_t lanes_where(Ints holds) {
 #endif
 }
 
-/// The hits of screen().
+/// The hits that screen() collects.
 struct Hits {
   PreparedHit* at;
   int64_t found, capacity;
 
-  /// Adds the codes of a row, from `first` on, whose scores reach `floor`; false if there are too many.
+  /// Adds the codes of a row, starting at `first`, whose scores reach `floor`;
+  /// false if there is no room.
   bool collect(const float* scores, int64_t count, float floor, int32_t row, int32_t first) {
     for (int64_t i = 0; i < count; i += kLanes) {
       uint32_t lanes = lanes_where(load<Floats>(scores + i) >= floor);
@@ -259,7 +261,7 @@ struct Hits {
   }
 };
 
-/// Rows [first, first + count) and the panels of a block.
+/// Screens rows [first, first + count) with the panels of a block.
 template <int words, int count>
 TORCHVQ_PREPARED_TARGET bool screen_tile(const PreparedCodes& codes, const float* norms,
                                          const PreparedRows& rows, int64_t first, int64_t begin,

@@ -6,11 +6,11 @@
 namespace torchvq::kernels {
 namespace {
 
-constexpr double kSmallestDivisor = 1e-12;  // what torch's normalize divides by instead
+constexpr double kSmallestDivisor = 1e-12;  // smallest divisor, as in torch's normalize
 constexpr int kRowsTogether = 3;
 constexpr int kPartsTogether = 4;
 constexpr int kOutputsTogether = kRegisters == 32 ? 8 : 4;
-constexpr int kNarrowDim = 8;  // codes of so many features have ways of their own
+constexpr int kNarrowDim = 8;  // codes of this many features have specialised kernels
 
 template <typename T>
 constexpr int kWidth = kLanes * static_cast<int>(sizeof(float)) / static_cast<int>(sizeof(T));
@@ -30,8 +30,8 @@ inline T total_of(T* partial) {
 
 // Into a level ------------------------------------------------------------------------------------
 
-/// Rows of a weight: whole blocks of kPartialSums features as they lie, and a last one that is
-/// padded.
+/// Rows of a weight: whole blocks of kPartialSums features in place, and a
+/// padded copy of the last block.
 template <typename T>
 struct WeightRows {
   const T* values;
@@ -132,7 +132,7 @@ void unit_vectors(const T* vectors, int64_t count, int64_t dim, T* units) {
 
 // Out of a level ----------------------------------------------------------------------------------
 
-/// Of each kWidth<T> features: their biases, and for each feature of a code their weights.
+/// For each kWidth<T> features: their biases, then their weights for each feature of a code.
 template <typename T>
 int64_t packed_size(const ProjectedShape& shape) {
   return padded_to(shape.features, kWidth<T>) * (1 + padded_dim(shape.dim));
@@ -161,7 +161,7 @@ inline V add_pairwise(V* terms) {
   return terms[0];
 }
 
-/// The products of a code with kWidth<T> rows of the weight.
+/// Dot products of a code with kWidth<T> rows of the weight.
 template <typename T, int partials>
 [[gnu::always_inline]] inline Numbers<T> part_of(const T* weights, const T* code, int64_t depth) {
   Numbers<T> sum[partials];
@@ -183,7 +183,8 @@ template <typename T>
   store(total, load<Numbers<T>>(total) + part);
 }
 
-/// Of the last features, fewer than a vector has. Padding stays zero: a part may be infinite.
+/// For the last features, which do not fill a vector. Padding must stay zero,
+/// since a part may be infinite.
 template <typename T>
 void take_some(Numbers<T> part, int64_t count, T* row, T* total) {
   for (int64_t l = 0; l < count; ++l) {
@@ -192,7 +193,7 @@ void take_some(Numbers<T> part, int64_t count, T* row, T* total) {
   }
 }
 
-/// Of several rows together, so that weights are read once for them.
+/// For several rows together, so that weights are read once for all of them.
 template <typename T, int partials, int together>
 void take_part_of_rows(const ProjectedShape& shape, const T* packed, const T* codes, T* rows,
                        T* totals) {
@@ -239,7 +240,8 @@ void take_part(const ProjectedShape& shape, const T* packed, const T* codes, int
 
 // Few rows, codes of 8 features -------------------------------------------------------------------
 
-/// Adds what lies `stride` apart in 2 * stride values, in `count` vectors; half of them are left.
+/// Adds values that lie `stride` apart within each 2 * stride values of `count` vectors; half
+/// as many values are left.
 template <int stride, int count>
 inline void fold(Floats* values) {
   Ints lower{}, upper{};
@@ -255,7 +257,7 @@ inline void fold(Floats* values) {
   }
 }
 
-/// From the terms of kLanes sums of 8, one sum after the other: the sums, in the order of part_of.
+/// Sums kLanes consecutive groups of 8 terms, adding in the order of part_of.
 inline Floats sums_of_eight(Floats* terms) {
   fold<4, 8>(terms);
   fold<2, 4>(terms);
@@ -263,7 +265,7 @@ inline Floats sums_of_eight(Floats* terms) {
   return terms[0];
 }
 
-/// 8 values, again and again.
+/// A vector of 8 values, repeated kLanes times.
 struct Repeated {
   Floats values[kNarrowDim];
 
@@ -321,7 +323,7 @@ inline Floats roots(Floats values) {
   return load<Floats>(of);
 }
 
-/// Calls body(codes, k, count) for kLanes codes at a time; the last ones are padded with ones.
+/// Calls body(codes, k, count) for kLanes codes at a time; the last group is padded with ones.
 template <typename Body>
 inline void for_each_eight(const float* codebook, int64_t size, const Body& body) {
   int64_t k = 0;
@@ -343,7 +345,7 @@ inline void store_some(float* to, Floats values, int64_t count) {
 }
 
 bool inverse_norms(const float* codebook, int64_t size, float* inverse) {
-  constexpr float kSmallest = 1e-18F, kLargest = 1e18F;  // squares whose roots say enough
+  constexpr float kSmallest = 1e-18F, kLargest = 1e18F;  // squares with accurate roots
   Ints usable = Ints{} - 1;
   for_each_eight(codebook, size, [&](const float* codes, int64_t k, int64_t count) {
     const Floats squares = squares_of(codes);
@@ -367,8 +369,9 @@ void angles(const float* row, const float* codebook, const float* inverse, int64
 
 // Columns -----------------------------------------------------------------------------------------
 
-/// Calls body(row, feature) for the blocks of kLanes rows and features that cover whole blocks of
-/// features. The last block of rows may cover some once more. Returns the features covered.
+/// Calls body(row, feature) for blocks of kLanes rows and features that cover all whole
+/// blocks of features. The last block of rows may overlap the one before. Returns the
+/// number of features covered.
 template <typename T, typename Body>
 inline int64_t for_each_block(const ProjectedShape& shape, int64_t count, const Body& body) {
   if (sizeof(T) != sizeof(float) || count < kLanes) return 0;

@@ -1,6 +1,6 @@
 // The arithmetic of residual levels between two projections (docs/design/residual.md). Every
-// instruction set gives the same bits: a product of a matrix and a vector adds its terms into 16
-// partial sums, by their index modulo 16, and these pairwise, those 8, 4, 2 and 1 apart; each
+// instruction set gives the same bits: a matrix-vector product adds its terms into 16 partial
+// sums, by index modulo 16, and these pairwise, first those 8 apart, then 4, 2 and 1; each
 // operation is rounded to T.
 #pragma once
 
@@ -12,18 +12,17 @@ namespace torchvq::kernels {
 
 inline constexpr int64_t kPartialSums = 16;
 
-/// A row of a tile is padded to this with zeros.
+/// Length of a row of a tile, padded with zeros.
 static inline int64_t padded_features(int64_t features) {
   return (features + kPartialSums - 1) / kPartialSums * kPartialSums;
 }
 
-/// Rows of a tile lie this far apart: a power of two would put all of them into the same lines of a
-/// cache.
+/// Distance between rows of a tile. A power of two would map all rows to the same cache sets.
 static inline int64_t row_stride(int64_t features) {
   return padded_features(features) + kPartialSums;
 }
 
-/// Codes of a tile lie this far apart, padded with zeros.
+/// Distance between codes of a tile, which are padded with zeros.
 static inline int64_t padded_dim(int64_t dim) { return dim <= 8 ? 8 : padded_features(dim); }
 
 struct ProjectedShape {
@@ -37,11 +36,11 @@ struct ProjectedLevelKernel {
   void (*project_in)(const ProjectedShape& shape, const T* rows, int64_t count, const T* weight,
                      const T* bias, T* latents);
 
-  /// Vectors (count, dim) divided by their norms, or by 1e-12 where those are less. Squares are
+  /// Divides vectors (count, dim) by their norms, or by 1e-12 if a norm is smaller. Squares are
   /// added in order of index.
   void (*unit_vectors)(const T* vectors, int64_t count, int64_t dim, T* units);
 
-  /// weight (features, dim) and bias, as take_part wants them: packed_size(shape) numbers.
+  /// Packs weight (features, dim) and bias for take_part: packed_size(shape) numbers.
   void (*pack_out)(const ProjectedShape& shape, const T* weight, const T* bias, T* packed);
   int64_t (*packed_size)(const ProjectedShape& shape);
 
@@ -49,18 +48,18 @@ struct ProjectedLevelKernel {
   /// padded_dim(dim) apart.
   void (*take_part)(const ProjectedShape& shape, const T* packed, const T* codes, int64_t count,
                     T* rows, T* totals);
-  /// The same of a weight (features, 8) as it lies, for few rows. Null where packing is the only
-  /// way.
+  /// The same with an unpacked weight (features, 8), for few rows. Null where only
+  /// the packed version exists.
   void (*take_part_unpacked)(const ProjectedShape& shape, const T* weight, const T* bias,
                              const T* codes, int64_t count, T* rows, T* totals);
 
-  /// inverse[k] = 1 / |code k| of a codebook (size, 8), for screening. False, with nothing to rely on
-  /// written, where a norm is far from 1. Null where take_part_unpacked is.
+  /// inverse[k] = 1 / |code k| of a codebook (size, 8), for screening. Returns false, with the
+  /// output unspecified, if a norm is far from 1. Null where take_part_unpacked is.
   bool (*inverse_norms)(const T* codebook, int64_t size, T* inverse);
-  /// scores[k] = <row, code k> * inverse[k]: for screening.
+  /// scores[k] = <row, code k> * inverse[k], for screening.
   void (*angles)(const T* row, const T* codebook, const T* inverse, int64_t size, T* scores);
 
-  /// rows[r][c] = from[r + c * stride], padded, and back: a transposed clip.
+  /// Load: rows[r][c] = from[r + c * stride], padded, which transposes a clip; store: the inverse.
   void (*load_columns)(const ProjectedShape& shape, const T* from, int64_t stride, int64_t count,
                        T* rows);
   void (*store_columns)(const ProjectedShape& shape, const T* rows, int64_t count, int64_t stride,

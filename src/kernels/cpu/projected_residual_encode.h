@@ -1,5 +1,5 @@
-// The greedy walk of a range of rows through projected levels: a tile of rows goes through all of
-// them while it is in cache. Serial; the levels are const and shared by threads.
+// Greedy encoding of a range of rows by projected levels: a tile of rows passes through all levels
+// while it is in cache. Serial; the levels are const and shared by threads.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace torchvq::kernels {
 
-/// Where the number of (clip, time, feature) lies.
+/// A tensor indexed by (clip, time, feature), with any strides.
 template <typename T>
 struct Clips {
   T* data = nullptr;
@@ -58,10 +58,10 @@ class ProjectedResidualEncode {
   }
 
  private:
-  // Rows, and as many bytes of sums, then fit the second-level cache beside the weights of a level.
+  // Rows, and as many bytes of sums, fit the second-level cache beside the weights of a level.
   static constexpr int64_t kTileBytes = 200 << 10, kFewestRows = 6, kMostRows = 96;
 
-  /// A multiple of what kernels take together, 16 columns, 4 or 3 rows, where it is large enough.
+  /// If large enough, a multiple of the 16 columns and 4 or 3 rows that kernels process together.
   static int64_t rows_of_tile(int64_t stride) {
     const int64_t rows = kTileBytes / static_cast<int64_t>(sizeof(T)) / stride;
     const int64_t step = rows >= 48 ? 48 : rows >= 16 ? 16 : 1;
@@ -86,7 +86,7 @@ class ProjectedResidualEncode {
     });
   }
 
-  /// Calls body(clip, time, row of the tile, rows) for the stretches that lie in one clip.
+  /// Calls body(clip, time, row of the tile, rows) for each run of rows that lies in one clip.
   template <typename Body>
   void for_each_run(int64_t first, int64_t count, const Body& body) const {
     for (int64_t at = 0; at < count;) {
@@ -127,7 +127,8 @@ class ProjectedResidualEncode {
     level.search(cosine_ ? units_.data() : latents_.data(), count, found_.data());
   }
 
-  /// Writes what level n found, and the codes as the straight-through formula rounds them.
+  /// Writes the indices found by level n, and the codes as the
+  /// straight-through formula rounds them.
   void take(size_t n, int64_t first, int64_t count, const ProjectedResidualOutput<T>& to) {
     const auto level = static_cast<int64_t>(n);
     for (int64_t i = 0; i < count; ++i) {

@@ -1,5 +1,5 @@
-// The codebook of a projected level as it is compared: its codes, or the unit vectors of them, made
-// ready once for many rows.
+// The codebook of a projected level, prepared once for searches of many rows: its
+// codes, or their unit vectors.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@ struct ProjectedSearchTask {
   int64_t size = 0, dim = 0;
   bool cosine = false;
   double zero_code = 0;  ///< added to the distance of codes of zeros, with `cosine`
-  int64_t rows = 0;      ///< how many will be searched in all
+  int64_t rows = 0;      ///< total number of rows to be searched
 };
 
 template <typename T>
@@ -32,7 +32,8 @@ class ProjectedSearch {
         bias_(bias_of_zeros(task)),
         search_(make(task, level, parallel_for)) {}
 
-  /// Nearest codes of `count` rows, unit vectors with `cosine`; -1 for a row that is not finite.
+  /// Nearest codes of `count` rows, which are unit vectors with `cosine`; -1 for
+  /// a row that is not finite.
   void search(const T* rows, int64_t count, int64_t* indices) const {
     search_.search(rows, count, indices);
   }
@@ -49,7 +50,7 @@ class ProjectedSearch {
     return units;
   }
 
-  /// Empty where no code is affected.
+  /// A bias that adds `zero_code` to codes of zeros; empty if there are none.
   static std::vector<T> bias_of_zeros(const ProjectedSearchTask<T>& task) {
     std::vector<T> bias;
     for (int64_t k = 0; task.cosine && task.zero_code != 0 && k < task.size; ++k) {

@@ -10,10 +10,11 @@
 namespace torchvq::kernels {
 namespace {
 
-constexpr int64_t kFewPaths = 16;   // up to which repeated minima beat a partial sort
-constexpr int64_t kSegment = 1024;  // values between two looks at the limit
+constexpr int64_t kFewPaths = 16;   // up to this, repeated minima are faster than a partial sort
+constexpr int64_t kSegment = 1024;  // values between two updates of the limit
 
-/// The contract's scores of up to 4 codes: float64, over d in index order, nothing contracted.
+/// Exact scores of up to 4 codes, by the contract: float64, over d in index
+/// order, without contraction.
 void remainders(const float* residual, const float* const* codes, int64_t dim, int64_t count,
                 double* scores) {
   double sum[4] = {};
@@ -50,8 +51,8 @@ BeamPanels::BeamPanels(const float* codes, const float* half, int64_t size, int6
   const std::vector<float> zeros(static_cast<size_t>(dim + scan_.lanes));
   scan_.pack_codes({codes, codes + size * dim, dim, all.data(), size}, zeros.data(), dim, 0,
                    panel_count_, panels_.data(), squares.data());
-  // Scores of the scan are <row, code> - half norm: of codes and half norms with the other sign
-  // they are what is wanted.
+  // The scan computes <row, code> - half norm; with the signs of codes and half norms flipped, it
+  // returns half - <row, code>.
   for (int64_t i = 0; i < panels_.size(); ++i) panels_[i] = -panels_[i];
   std::fill_n(half_norms_.data(), half_norms_.size(), -HUGE_VALF);
   for (int64_t k = 0; k < size; ++k) half_norms_[k] = -half[k];
@@ -141,7 +142,7 @@ void ResidualBeam::extend_row(int64_t row, const float* base, int64_t count) {
   continue_paths(row, count);
 }
 
-/// Whether float32 can tell anything; if so, sets how far the values can lie from the scores.
+/// Whether float32 scores can separate codes; if so, sets the bound on the error of the values.
 bool ResidualBeam::screens(const Path* paths, int64_t count) {
   double reach = 0, least = HUGE_VAL, most = 0;
   for (int64_t h = 0; h < width_; ++h) {
@@ -154,18 +155,19 @@ bool ResidualBeam::screens(const Path* paths, int64_t count) {
   const double whole = reach + level().radius, weight = level().weight;
   const double largest = std::max({whole * whole, weight * whole * whole, most});
   if (!(largest < kLargeSquare) || level().finite * width_ < count) return false;
-  // The products of row, earlier codes and code, their sum, the residual's own rounding.
+  // Rounding of the products of row, earlier codes and code, of their sum,
+  // and of the residual itself.
   const int64_t roundings = task_.dim + 3 * levels_ + 16;
   const double value = chain_error(roundings, kFloatUnit) * whole * level().radius +
                        kFloatTiny * static_cast<double>(roundings) * (1 + whole);
-  // Of the contract's sum, and of lengths and scores as they are added here.
+  // Rounding of the contract's sum, and of lengths and scores as added up here.
   const double wide = chain_error(roundings, kDoubleUnit) * 8 * largest;
   shift_ = least / 2;
   margin_ = kReach * (weight * value + 4 * kFloatUnit * (most - least) + wide + kFloatTiny);
   return true;
 }
 
-/// The values of all extensions of a row's paths, and their smallest per group.
+/// Computes the values of all extensions of a row's paths, and the smallest per group.
 void ResidualBeam::score_paths(int64_t row, const float* base) {
   const int64_t size = level().size, earlier = task_.products ? done_ : 0;
   const int32_t* const histories = histories_[side_].data() + row * task_.beam * levels_;
@@ -184,9 +186,10 @@ void ResidualBeam::score_paths(int64_t row, const float* base) {
   }
 }
 
-/// The extensions that may be among the best.
+/// Collects the extensions that may be among the best.
 void ResidualBeam::collect(int64_t count) {
-  // Groups are disjoint: `count` of their smallest values bound the best from above.
+  // Groups are disjoint, so the count-th smallest of their minima is an upper bound of
+  // the count-th best value.
   limit_ = 0x1p126;  // excluded codes, whose values are infinite, stay out
   if (count <= kFewPaths) {
     limit_ = std::min(limit_, scan_.bound(smallest_.data(), count) + margin_);
@@ -209,7 +212,7 @@ void ResidualBeam::collect(int64_t count) {
   reduce(count);
 }
 
-/// Drops the extensions that are certain not to be among the best.
+/// Drops extensions that are certain not to be among the best.
 void ResidualBeam::reduce(int64_t count) {
   if (static_cast<int64_t>(extensions_.size()) <= count) return;
   const auto nth = extensions_.begin() + (count - 1);
@@ -229,8 +232,8 @@ void ResidualBeam::collect_exactly(int64_t row) {
   score_exactly(row, extensions_.data(), static_cast<int64_t>(extensions_.size()));
 }
 
-/// The `count` best of what was collected: those that are certain, and of the others those that the
-/// contract's scores prefer.
+/// Chooses the `count` best of the collected extensions: those that are certain, and of the others
+/// the best by exact scores.
 void ResidualBeam::choose(int64_t row, int64_t count) {
   const auto all = static_cast<int64_t>(extensions_.size());
   if (all == count) return;
@@ -246,7 +249,7 @@ void ResidualBeam::choose(int64_t row, int64_t count) {
 void ResidualBeam::score_exactly(int64_t row, Extension* extensions, int64_t count) const {
   const int64_t size = level().size, dim = task_.dim;
   for (int64_t i = 0; i < count;) {
-    // As many as four extensions of one path at a time.
+    // Up to four extensions of one path at a time.
     const int64_t path = extensions[i].place / size;
     const float* codes[4];
     int64_t together = 0;

@@ -1,8 +1,7 @@
 // Beam search of a block of float32 rows through residual levels (docs/design/residual-beam.md).
 //
-// Screening scores in float32 with a proven
-// bound on their error leave few extensions; where the bound cannot tell which ones are best, the
-// scores that the contract defines decide.
+// Screening scores in float32, with a proven bound on their error, leave few extensions; where the
+// bound cannot separate the best, the exact scores of the contract decide.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +16,8 @@ namespace torchvq::kernels {
 /// The codes of a level, packed for products with rows.
 class BeamPanels {
  public:
-  /// codes: (size, dim), finite; half: (size,), half the squared norms, infinite for codes that are
-  /// left out.
+  /// codes: (size, dim), finite; half: (size,), half the squared norms,
+  /// infinite for excluded codes.
   BeamPanels(const float* codes, const float* half, int64_t size, int64_t dim, CpuLevel level);
 
   /// values[row * stride() + k] = half[k] - <row, code k> for `count` rows that lie dim apart.
@@ -33,7 +32,7 @@ class BeamPanels {
   AlignedBuffer<float> panels_, half_norms_;
 };
 
-/// Rows come in multiples of this, of any instruction set.
+/// Rows come in multiples of this, for any instruction set.
 inline constexpr int64_t kBeamTile = 12;
 
 struct BeamLevel {
@@ -53,11 +52,11 @@ struct BeamTask {
   std::vector<BeamLevel> levels;
   int64_t dim = 0, beam = 1;
   bool weighted = false;  ///< whether the scores of the levels add up
-  /// Whether products with the codes are made per row, and not per path with its residual.
+  /// Whether products with the codes are computed once per row, and not per path from its residual.
   bool products = false;
 };
 
-/// Not for several threads at once: it keeps memory between calls.
+/// Not thread-safe: it keeps scratch memory between calls.
 class ResidualBeam {
  public:
   ResidualBeam(const BeamTask& task, CpuLevel level, int64_t max_rows);
@@ -73,9 +72,9 @@ class ResidualBeam {
 
  private:
   struct Path {
-    double score;   ///< added up, with weights; otherwise what remains
+    double score;   ///< sum over levels, if weighted; otherwise the squared norm of the residual
     double length;  ///< squared norm of the residual
-    double reach;   ///< bounds the norms of row and codes that make up the residual
+    double reach;   ///< bounds the sum of the norms of the row and the codes in the residual
   };
   struct Extension {
     double value;
@@ -113,15 +112,15 @@ class ResidualBeam {
   std::vector<Path> paths_[2];         ///< (rows, beam), the first `width` of each row used
   std::vector<int32_t> histories_[2];  ///< (rows, beam, levels)
   std::vector<bool> finite_;           ///< per row
-  std::vector<Extension> extensions_;  ///< of the row at hand
+  std::vector<Extension> extensions_;  ///< of the current row
   std::vector<const float*> plus_;
-  std::vector<float> values_;    ///< of all its extensions: half their scores, shifted alike
+  std::vector<float> values_;    ///< of all its extensions: half their scores, minus a shift
   std::vector<float> smallest_;  ///< per group
   std::vector<int32_t> places_;
   double shift_ = 0;   ///< half the offset of the best path
   double margin_ = 0;  ///< twice the error of a value
   double limit_ = 0;   ///< values above it are not among the best
-  size_t room_ = 0;    ///< extensions at which to throw out the worst
+  size_t room_ = 0;    ///< number of extensions at which the worst are dropped
 };
 
 }  // namespace torchvq::kernels

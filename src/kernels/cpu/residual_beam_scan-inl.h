@@ -1,6 +1,5 @@
 // Source of the inner loops; included by one file per instruction set, which defines
-// TORCHVQ_LEVEL_NAME. Scoring is bound by loads: one per code and
-// earlier level.
+// TORCHVQ_LEVEL_NAME. Scoring is bound by loads: one per code and earlier level.
 #include "kernels/cpu/residual_beam_scan.h"
 #include "kernels/cpu/simd-inl.h"
 
@@ -57,7 +56,7 @@ float bound(const float* smallest, int64_t count) {
     Floats least = v[0];
     for (int i = 1; i < kVectors; ++i) least = v[i] < least ? v[i] : least;
     found = least_lane<kLanes>(least);
-    // Equal ones go together: the result is then too large, never too small.
+    // Equal values are removed together, so the result may be too large, but never too small.
     for (int i = 0; i < kVectors; ++i) v[i] = v[i] <= found ? Floats{} + INFINITY : v[i];
   }
   return found;

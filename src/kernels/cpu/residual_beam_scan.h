@@ -8,20 +8,20 @@
 
 namespace torchvq::kernels {
 
-/// Groups of values whose smallest are kept: value j belongs to group j % kBeamGroups.
+/// Number of groups of which the smallest value is kept: value j belongs to group j % kBeamGroups.
 inline constexpr int64_t kBeamGroups = 64;
 
 struct ResidualBeamScan {
-  /// values[k] = scale * (base[k] + sum_i plus[i][k]) + shift; lowers smallest[g] of each group to
-  /// the values in it.
+  /// values[k] = scale * (base[k] + sum_i plus[i][k]) + shift; lowers smallest[g] to the
+  /// smallest value of its group.
   void (*score)(const float* base, const float* const* plus, int64_t plus_count, int64_t count,
                 float scale, float shift, float* values, float* smallest);
 
-  /// No less than the count-th smallest of kBeamGroups numbers, and equal to it where all differ.
+  /// An upper bound of the count-th smallest of kBeamGroups numbers, exact if all differ.
   float (*bound)(const float* smallest, int64_t count);
 
-  /// Writes the positions of values that are at most `limit`, in order; returns how many. NaN is
-  /// passed over. places has room for `count`.
+  /// Writes the positions of values that are at most `limit`, in order, skipping NaN; returns their
+  /// number. `places` has room for `count`.
   int64_t (*at_most)(const float* values, int64_t count, float limit, int32_t* places);
 
   /// to = from - code; returns the squared norm of `to`, in float64, in any order.

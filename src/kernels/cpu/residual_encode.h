@@ -1,5 +1,5 @@
-// The greedy walk of a range of rows through residual levels: a block of rows goes through all of
-// them while it is in cache. Serial; the searches are const and shared by threads.
+// Greedy encoding of a range of rows by residual levels: a block of rows passes through all levels
+// while it is in cache. Serial; the searches are const and shared by threads.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,8 @@
 
 namespace torchvq::kernels {
 
-// Twice what a search of packed codes takes at a time; residuals and sums then fit the second-level cache.
+// Twice what a search of packed codes processes at a time; residuals and sums then
+// fit the second-level cache.
 constexpr int64_t kResidualBlockValues = 24576;
 
 template <typename T, typename Search>
@@ -20,7 +21,7 @@ struct ResidualEncodeLevel {
   const Search* search = nullptr;
 };
 
-/// Where the results of a row lie: `quantized` (rows, dim), `indices` (rows, stride), of which the
+/// Results: `quantized` (rows, dim), and `indices` (rows, stride), in which the
 /// levels in use come first.
 template <typename T>
 struct ResidualEncodeOutput {
@@ -36,7 +37,7 @@ class ResidualEncode {
  public:
   using Level = ResidualEncodeLevel<T, Search>;
 
-  /// block: rows that go through the levels together.
+  /// block: number of rows that pass through the levels together.
   ResidualEncode(const std::vector<Level>& levels, int64_t dim, int64_t block)
       : levels_(levels),
         dim_(dim),
@@ -45,15 +46,15 @@ class ResidualEncode {
         found_(static_cast<size_t>(block_)),
         places_(static_cast<size_t>(block_)) {}
 
-  /// Encodes rows [begin, end) of x (rows, dim). mask: one per row, or null; false: the row gets
-  /// zeros and -1.
+  /// Encodes rows [begin, end) of x (rows, dim). mask: one value per row, or null; a masked row
+  /// (false) gets zeros and -1.
   void encode(const T* x, const bool* mask, int64_t begin, int64_t end,
               const ResidualEncodeOutput<T>& to) {
     while (begin < end) begin = encode_block(x, mask, begin, end, to);
   }
 
  private:
-  /// Gathers and encodes the next rows; returns where it stopped.
+  /// Gathers and encodes the next rows; returns the row at which it stopped.
   int64_t encode_block(const T* x, const bool* mask, int64_t row, int64_t end,
                        const ResidualEncodeOutput<T>& to) {
     int64_t count = 0;
@@ -73,7 +74,7 @@ class ResidualEncode {
     return row;
   }
 
-  /// Moves the code of level n from what is left of row i to its sum.
+  /// Subtracts the code of level n from the residual of row i and adds it to the row's sum.
   void take(size_t n, int64_t i, const ResidualEncodeOutput<T>& to) {
     const int64_t found = found_[static_cast<size_t>(i)], row = places_[static_cast<size_t>(i)];
     to.indices[row * to.stride + static_cast<int64_t>(n)] = std::max<int64_t>(found, 0);

@@ -26,7 +26,7 @@ void rotation_trick_backward_row(const T* grad, const T* x, const T* code, T* gr
   });
   const auto weights = rotation_weights(xx.total(), cc.total(), xc.total(), gx.total(), gc.total());
   if (weights.token == 0.0 && weights.code == 0.0) {
-    // Not 0 * x: a token of straight-through may hold infinity.
+    // Not 0 * x: a token with a straight-through gradient may be infinite.
     for (int64_t i = 0; i < dim; ++i) grad_x[i] = static_cast<T>(weights.grad * grad[i]);
     return;
   }

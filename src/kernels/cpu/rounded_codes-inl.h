@@ -1,5 +1,5 @@
-// Rounding to 8 bits as quickly as codes can be read: of rows, and of codes for the search of one call, which makes the
-// copy of prepared_codes.h in float32. Included by prepared_scan-inl.h where there is AVX-512.
+// Rounding to 8 bits at the speed of reading: of rows, and of codes for one search, in float32, in the layout of
+// prepared_codes.h. Included by prepared_scan-inl.h where there is AVX-512.
 #pragma once
 
 #include <immintrin.h>
@@ -8,10 +8,10 @@ namespace torchvq::kernels {
 namespace {
 
 constexpr float kLargestByte = 127;
-constexpr float kLeastNorm = 1e-12F, kMostNorm = 1e12F;  // as of prepared_codes.cpp
+constexpr float kLeastNorm = 1e-12F, kMostNorm = 1e12F;  // as in prepared_codes.cpp
 constexpr int64_t kChunk = 4 * kLanes;                   // dimensions whose bytes fill a vector
 
-/// Values [d, d + kLanes) of a vector of `dim`, which has whole ones or ends with zeros.
+/// Values [d, d + kLanes) of a vector of length `dim`, zero beyond its end; with `whole`, no vector is cut off.
 template <bool whole>
 inline Floats load_values(const float* from, int64_t d, int64_t dim) {
   if (whole || d + kLanes <= dim) return load<Floats>(from + d);
@@ -20,14 +20,14 @@ inline Floats load_values(const float* from, int64_t d, int64_t dim) {
   return reinterpret_cast<Floats>(_mm512_maskz_loadu_ps(lanes, from + d));
 }
 
-// Of intrinsics those with a mask: GCC warns of what it passes to the others.
+// Masked intrinsics are used because GCC warns about the arguments that the unmasked ones pass.
 constexpr __mmask16 kEveryLane = 0xFFFF;
 
 inline Floats magnitude_of(Floats value) {
   return reinterpret_cast<Floats>(reinterpret_cast<Ints>(value) & 0x7FFFFFFF);
 }
 
-/// The larger of `most` and |value|, which is not NaN where value is.
+/// The larger of `most` and |value|; NaN in `value` is ignored.
 inline Floats larger_magnitude(Floats value, Floats most) {
   return reinterpret_cast<Floats>(_mm512_maskz_max_ps(
       kEveryLane, reinterpret_cast<__m512>(magnitude_of(value)), reinterpret_cast<__m512>(most)));
@@ -38,7 +38,7 @@ inline Floats root_of(Floats square) {
       _mm512_maskz_sqrt_ps(kEveryLane, reinterpret_cast<__m512>(square)));
 }
 
-/// The nearest integer of value * scale; the square of what is lost is added to `lost`.
+/// Rounds value * scale to the nearest integers and adds the squared rounding error to `lost`.
 inline Ints rounded_product(Floats value, Floats scale, Floats& lost) {
   const Floats sum = value * scale + 12582912.0F;
   const Floats difference = value * scale - (sum - 12582912.0F);
@@ -46,7 +46,7 @@ inline Ints rounded_product(Floats value, Floats scale, Floats& lost) {
   return reinterpret_cast<Ints>(sum) - 0x4B400000;
 }
 
-/// The bytes of four vectors. Four bytes that were neighbours stay so, block 4 p + l of them in lane 4 l + p.
+/// Packs four vectors into bytes. Groups of four adjacent bytes stay together: block 4 p + l is in lane 4 l + p.
 inline Ints packed_bytes(const Ints* four) {
   const auto vector = [&](int i) { return reinterpret_cast<__m512i>(four[i]); };
   return reinterpret_cast<Ints>(_mm512_packs_epi16(_mm512_packs_epi32(vector(0), vector(1)),
@@ -56,7 +56,7 @@ inline Ints packed_bytes(const Ints* four) {
 constexpr int block_of_lane(int lane) { return lane % 4 * 4 + lane / 4; }
 
 PreparedRow round_row_bytes(const float* centred, float norm, int64_t dim, int32_t* words) {
-  // What is shorter is all rounding.
+  // A shorter row is all rounding error.
   if (!(norm > kLeastNorm)) {
     memset(words, 0, sizeof(int32_t) * static_cast<size_t>(prepared_blocks(dim)));
     return {words, 0, kLeastNorm, kLeastNorm, 0};
@@ -79,17 +79,17 @@ PreparedRow round_row_bytes(const float* centred, float norm, int64_t dim, int32
   return {words, 1 / scale, norm + rounding, rounding, 128 * sum_lanes<int32_t, kLanes>(sum)};
 }
 
-/// The codes of a panel: those that are missing are the last one again.
+/// The codes of a panel; missing ones repeat the last code.
 struct PanelCodes {
   const float* code[kLanes];
   int64_t dim;
 };
 
-/// What is known of the codes of a panel, one to a lane.
+/// Properties of the codes of a panel, one code per lane.
 struct PanelFacts {
-  Floats squares, largest;  ///< of the codes less the centre
-  Floats scales;            ///< to bytes; 0: a code too short for them, or of which none is kept
-  Floats lost;              ///< squares, in units of a byte
+  Floats squares, largest;  ///< of the codes minus the centre
+  Floats scales;            ///< to bytes; 0: the code is too short or too large to round
+  Floats lost;              ///< squared rounding errors, in units of a byte
 };
 
 inline Floats sums_of(Floats* rows) {
@@ -100,7 +100,7 @@ inline Floats sums_of(Floats* rows) {
   return sum;
 }
 
-/// Squared norms of the codes less the centre, and their largest values.
+/// Squared norms of the codes minus the centre, and their largest magnitudes.
 template <bool whole>
 void measure_codes(const PanelCodes& codes, const float* center, PanelFacts& facts) {
   constexpr int kTogether = 4;
@@ -129,7 +129,7 @@ void measure_codes(const PanelCodes& codes, const float* center, PanelFacts& fac
   for (int i = 1; i < kLanes; ++i) facts.largest = larger_magnitude(most[i], facts.largest);
 }
 
-/// Writes the bytes of the codes times the scales.
+/// Writes the bytes of the scaled codes.
 template <bool whole>
 void write_bytes(const PanelCodes& codes, const float* center, PanelFacts& facts, uint8_t* to) {
   const int64_t blocks = prepared_blocks(codes.dim);
@@ -172,7 +172,7 @@ inline bool is_finite(const float* values, int64_t count) {
   return true;
 }
 
-/// half_bias: what bias adds to the offsets.
+/// half_bias: contribution of the bias to the offsets.
 void write_facts(const PanelFacts& panel, Floats half_bias, const RoundingErrors& errors,
                  PreparedPanel& facts) {
   const Ints some = panel.scales > 0;
@@ -192,7 +192,7 @@ void write_facts(const PanelFacts& panel, Floats half_bias, const RoundingErrors
   store(facts.offsets, panel.squares / 2 + half_bias - intercept);
 }
 
-/// Leaves out codes that are not finite, and those beyond `count`. False for codes that are too large.
+/// Disables the lanes of codes that are not finite and those beyond `count`. False if a finite code is too large.
 bool leave_out(const PanelCodes& codes, const PanelFacts& panel, int64_t count,
                PreparedPanel& facts) {
   for (int j = 0; j < kLanes; ++j) {

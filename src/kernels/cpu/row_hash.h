@@ -14,7 +14,7 @@ template <typename T>
 uint64_t row_hash(const T* row, const uint64_t* multipliers, int64_t dim) {
   uint64_t sum = 0;
   for (int64_t d = 0; d < dim; ++d) {
-    // Widened as signed, as the tensor twin widens int32.
+    // Sign-extended, as in the tensor version, which widens int32.
     const auto bits = static_cast<int64_t>(std::bit_cast<typename FloatBits<T>::Integer>(row[d]));
     sum += (row[d] == 0 ? 0 : static_cast<uint64_t>(bits)) * multipliers[d];
   }

@@ -1,5 +1,5 @@
-// Largest magnitude of a row, and whether the row is finite, in one integer maximum over the bits:
-// vectorizes without flags, and NaN cannot slip through a comparison. Torch-free.
+// Largest magnitude of a row, and whether the row is finite, by one integer maximum over the bits:
+// it vectorizes without flags, and no comparison can miss a NaN. Torch-free.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The draw of one token among K scores. Compute-bound: a hash, an exponential and a logarithm per
-// code, and codes whose chance is 0 in float64 are passed over.
+// Draws a code for one token from K scores. Compute-bound: a hash, an exponential and a logarithm
+// per code; codes whose probability is 0 in float64 are skipped.
 #pragma once
 
 #include <cmath>
@@ -19,7 +19,7 @@ inline double best_score(const double* scores, int64_t size) {
   return best;
 }
 
-/// `position` is that of scores[0] among all draws; the temperature is above 0.
+/// `position` numbers scores[0] among all draws; the temperature is above 0.
 inline int64_t sample_code(const double* scores, int64_t size, double temperature, uint64_t key,
                            uint64_t position) {
   const double best = best_score(scores, size);

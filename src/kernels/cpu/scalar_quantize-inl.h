@@ -6,7 +6,8 @@
 namespace torchvq::kernels {
 namespace {
 
-/// Calls body(values, pattern offset, first value, values wanted) for vectors of `count` values.
+/// Calls body(values, pattern offset, first value, number of valid values) for vectors
+/// that cover `count` values.
 template <typename Body>
 inline void over_vectors(int64_t count, int64_t period, const Body& body) {
   int64_t at = 0, place = 0;
@@ -38,7 +39,7 @@ struct Level {
   Floats code;
 };
 
-/// What is not finite has level -1 and code NaN.
+/// A value that is not finite has level -1 and code NaN.
 inline Level level_of(const ScalarPatterns& patterns, Floats value, int64_t place) {
   Ints level{};
   for (int64_t k = 0; k < patterns.change_count; ++k) {
@@ -97,7 +98,8 @@ inline Floats absolute(Floats v) {
   return reinterpret_cast<Floats>(reinterpret_cast<Ints>(v) & 0x7FFFFFFF);
 }
 
-/// The derivative of tanh, 4 e / (1 + e)^2 with e = exp(-2 |z|); below 1e-17 it is not told from 0.
+/// The derivative of tanh, 4 e / (1 + e)^2 with e = exp(-2 |z|); |z| is clamped to 20, where
+/// the derivative is 2e-17.
 inline Floats tanh_slope(Floats z) {
   const Floats size = absolute(z);
   const Floats e = exp_of_minus(2.0F * (size < 20.0F ? size : Floats{} + 20.0F));
@@ -133,7 +135,7 @@ void walk_slope(const ScalarPatterns& patterns, const ScalarStack& stack, bool t
       const Floats scale = load<Floats>(stack.scales + q * patterns.period + place);
       const Floats z = left / scale;
       closed *= 1.0F - bound_slope(tanh, z);
-      // Inside the clamp the first level decides.
+      // All factors are 0 if all values are inside the clamp; later levels then change nothing.
       if (q + 1 == stack.quantizers || (!tanh && !any_left(closed))) break;
       left -= level_of(patterns, z, place).code * scale;
     }

@@ -16,7 +16,7 @@ inline Floats absolute(Floats v) {
   return reinterpret_cast<Floats>(reinterpret_cast<Ints>(v) & 0x7FFFFFFF);
 }
 
-/// exp(-v) for v in [0, 87], to an ulp or two: log 2 in two parts, then the exponential series.
+/// exp(-v) for v in [0, 87], to one or two ulp: log 2 in two parts, then the exponential series.
 inline Floats exp_of_minus(Floats v) {
   const Floats shifted = v * -1.44269504F + 12582912.0F;  // rounds to an integer, in the low bits
   const Floats whole = shifted - 12582912.0F;
@@ -49,7 +49,7 @@ inline Floats twice_atanh(Floats s) {
 /// log(v) of normal numbers.
 inline Floats logarithm(Floats v) {
   const Ints bits = reinterpret_cast<Ints>(v);
-  // The exponent for which the rest is in [sqrt(1/2), sqrt(2)).
+  // Exponent such that the rest is in [sqrt(1/2), sqrt(2)).
   const Ints exponent = (bits - 0x3F3504F3) >> 23;
   const Floats rest = reinterpret_cast<Floats>(bits - (exponent << 23));
   const Floats whole = __builtin_convertvector(exponent, Floats);
@@ -74,7 +74,7 @@ inline Bits bits_of(Floats z) {
   // log(1 + e) = 2 atanh(e / (2 + e)).
   bits.entropy = twice_atanh(e / (2.0F + e)) + t * unlikely;
   bits.slope = z > 0.0F ? -slope : slope;
-  // What is not a number stays none.
+  // NaN stays NaN.
   bits.on = z == z ? bits.on : z;
   bits.off = z == z ? bits.off : z;
   bits.entropy = z == z ? bits.entropy : z;
@@ -97,7 +97,7 @@ void bits(const float* x, float gain, int64_t count, const SignBits& to) {
 }
 
 void pyramid(const float* on, const float* off, int64_t count, float* pyramid) {
-  pyramid[0] = 0;  // no value of any number of bits
+  pyramid[0] = 0;  // unused: the distribution of zero bits is pyramid[1]
   pyramid[1] = 1;
   for (int64_t k = 0; k < count; ++k) {
     const int64_t size = int64_t{1} << k;

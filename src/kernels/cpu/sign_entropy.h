@@ -8,8 +8,8 @@
 
 namespace torchvq::kernels {
 
-/// Sums over k are made in blocks of this length, each from zero, so that long sums keep their
-/// precision.
+/// Sums over k are computed in blocks of this length, each from zero, so that long
+/// sums keep their precision.
 inline constexpr int64_t kProductBlock = 256;
 
 /// Bernoulli distributions of bits, `count` of each.
@@ -33,16 +33,16 @@ struct SignProduct {
 };
 
 struct SignEntropyKernel {
-  /// Of logits z = gain * x. Beyond |z| = 87 a bit counts as sure.
+  /// For logits z = gain * x. Beyond |z| = 87 a bit counts as certain.
   void (*bits)(const float* x, float gain, int64_t count, const SignBits& to);
-  /// The probabilities of all values of the last k bits, for k = 0 ... count, one after the other:
-  /// those of k are pyramid[2^k ... 2^(k+1)). The first bit is the most significant one.
+  /// Probabilities of all values of the last k bits, for k = 0 ... count, one after the other:
+  /// those for k are at pyramid[2^k ... 2^(k+1)). The first bit is the most significant one.
   void (*pyramid)(const float* on, const float* off, int64_t count, float* pyramid);
   void (*product)(const SignProduct& product);
   /// to[i] = log(max(scale * from[i], smallest normal number)).
   void (*logarithms)(const float* from, float scale, int64_t count, float* to);
-  /// Gradient to the logits of `count` bits of the expectation of values (2^count, overwritten)
-  /// under the distribution that made the pyramid, times `weight`.
+  /// Gradient of the logits of `count` bits: of the expectation of `values` (2^count, overwritten)
+  /// under the distribution that the pyramid was made from, times `weight`.
   void (*fold)(const float* on, const float* off, const float* pyramid, int64_t count, float weight,
                float* values, float* to);
 };

@@ -1,7 +1,7 @@
 // Portable vectors for kernels that are compiled once per instruction set: the compiler's vector
-// extensions, with the width of the set that the file is compiled for. Everything has internal
-// linkage: two levels must never share a function, or the linker might keep the one that the
-// machine cannot run. C headers only, no objects of static storage.
+// extensions, with the width of the instruction set of the file. Everything has internal linkage:
+// two levels must never share a function, or the linker might keep the one that the machine cannot
+// run. C headers only; no objects of static storage.
 #pragma once
 
 #include <math.h>
@@ -66,7 +66,8 @@ inline T sum_lanes(Vector<T, count> v) {
   }
 }
 
-/// Lanes of a and b, numbered through: constant `places` become one or two instructions.
+/// Lanes selected from a and b, numbered consecutively; constant `places` compile to
+/// one or two instructions.
 inline Floats shuffle(Floats a, Floats b, Ints places) {
 #if defined(__clang__)
   Floats result;
@@ -78,7 +79,7 @@ inline Floats shuffle(Floats a, Floats b, Ints places) {
 #endif
 }
 
-/// The lanes of v, exchanged with those `distance` away.
+/// Swaps the lanes of v with those `distance` away.
 template <int distance, typename V>
 inline V swap_lanes(V v) {
   Ints places{};
@@ -88,7 +89,7 @@ inline V swap_lanes(V v) {
   return reinterpret_cast<V>(shuffle(lanes, lanes, places));
 }
 
-/// The largest lane, in all lanes.
+/// Broadcasts the largest lane to all lanes.
 template <typename V, int distance = kLanes / 2>
 inline V largest_lane(V v) {
   const V other = swap_lanes<distance>(v);

@@ -1,5 +1,5 @@
-// Codes that no token has used for a while. Torch-free. The twin in tensor operators is
-// src/detail/unused_codes.cpp: same operations in the same order.
+// Codes that no token has used for a while. Torch-free. src/detail/unused_codes.cpp does the same
+// operations with tensor operators, in the same order.
 #pragma once
 
 #include <algorithm>
@@ -12,12 +12,12 @@
 
 namespace torchvq::kernels {
 
-/// The moving average of its tokens below which a code is unused. One token of weight 1 lifts it
-/// above, so whatever was used in this step is not; and an average this small would be pulled to
+/// A code is unused if the moving average of its tokens is below this. One token of weight 1 lifts
+/// it above, so a code used in this step is never unused; an average this small would be pulled to
 /// the origin by the smoothing.
 constexpr double unused_below(double decay) { return std::min(1e-2, (1 - decay) / 2); }
 
-/// Positions of codes in use, the heaviest first and of equal ones the first: at most `most`.
+/// Positions of at most `most` codes in use, heaviest first; ties by position.
 template <typename T>
 std::vector<int64_t> heaviest_codes(const T* sizes, const std::vector<bool>& unused, int64_t most) {
   std::vector<int64_t> used;
@@ -31,7 +31,7 @@ std::vector<int64_t> heaviest_codes(const T* sizes, const std::vector<bool>& unu
   return used;
 }
 
-/// code += step * (target - code), and a unit vector if `unit`.
+/// code += step * (target - code), then normalized if `unit`.
 template <typename T>
 void draw_code(const T* target, double step, bool unit, int64_t dim, T* code) {
   constexpr double kMost = std::numeric_limits<T>::max();
@@ -60,8 +60,9 @@ inline void draw_code(const double* target, double step, bool unit, int64_t dim,
   draw_code(target, step, unit, dim, code);
 }
 
-/// Draws the unused codes of one head to its heaviest codes, one to each; when there are more
-/// unused codes than codes in use, the heaviest get another one. `step(k)` is the share of the way.
+/// Moves the unused codes of one head towards its heaviest codes, one each; if there are more
+/// unused codes than codes in use, they start again at the heaviest. `step(k)` is the
+/// fraction of the distance.
 template <typename T, typename Step>
 void draw_unused_codes(const T* sizes, const std::vector<bool>& unused, const Step& step, bool unit,
                        int64_t dim, T* codes) {

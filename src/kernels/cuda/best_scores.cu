@@ -5,12 +5,12 @@
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 namespace {
 
-constexpr int kThreads = 256;  // at most
+constexpr int kThreads = 256;  // upper limit
 constexpr int kWarps = kThreads / kWarp;
 
 __device__ double infinity() { return static_cast<double>(INFINITY); }
 
-/// nearest_code's score of code i of a row.
+/// The score that nearest_code gives to code i of a row.
 template <typename T>
 __device__ double exact_score(const CodeScores<T>& codes, int64_t row, int64_t i) {
   if (codes.excluded[i]) return infinity();
@@ -24,7 +24,7 @@ __device__ double exact_score(const CodeScores<T>& codes, int64_t row, int64_t i
   return isnan(score) ? infinity() : score;
 }
 
-/// residual_beam_search's score of extension i, path and code, of a row.
+/// The score that residual_beam_search gives to extension i (path and code) of a row.
 template <typename T>
 __device__ double exact_score(const BeamPaths<T>& paths, int64_t row, int64_t i) {
   const int64_t path = row * paths.width + i / paths.size, k = i % paths.size;
@@ -47,7 +47,7 @@ __device__ bool better(const Scored& a, const Scored& b) {
   return a.score < b.score || (a.score == b.score && a.place < b.place);
 }
 
-/// Every thread of the block gets the best of all.
+/// Returns the best of the block to every thread.
 __device__ Scored best_of_block(Scored own) {
   __shared__ double scores[kWarps];
   __shared__ int64_t places[kWarps];
@@ -67,7 +67,7 @@ __device__ Scored best_of_block(Scored own) {
   return own;
 }
 
-/// A block to a row. No score is NaN once it was looked at, so there is always a next best.
+/// One block per row. Scores are never NaN once replaced, so there is always a next best.
 template <typename Scores>
 __global__ void __launch_bounds__(kThreads, 2) choose_best(BestScoresTask task, Scores exact) {
   for (int64_t row = blockIdx.x; row < task.rows; row += gridDim.x) {
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kThreads, 2) choose_best(BestScoresTask task, 
     Scored last = {-infinity(), -1};
     for (int64_t place = 0; place < task.best; ++place) {
       Scored next = {infinity(), task.count};
-      // A thread looks again at what it has written itself.
+      // Each thread rereads only what it wrote itself, so no barrier is needed.
       for (int64_t i = threadIdx.x; i < task.count; i += blockDim.x) {
         const Scored one = {scores[i], i};
         if (better(last, one) && better(one, next)) next = one;
@@ -92,7 +92,8 @@ __global__ void __launch_bounds__(kThreads, 2) choose_best(BestScoresTask task, 
   }
 }
 
-/// A warp to a chosen extension: its place among the row's, and the path that follows.
+/// One warp per chosen extension: finds its rank among those of the row, and
+/// writes the resulting path.
 template <typename T>
 __global__ void __launch_bounds__(kThreads) follow_paths(BestScoresTask task, BeamPaths<T> paths) {
   for (int64_t item = grid_warp(); item < task.rows * task.best; item += grid_warps()) {
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(kThreads) follow_paths(BestScoresTask task, Be
 template <typename Scores>
 Error choose(const BestScoresTask& task, const Scores& scores, const Queue& queue) {
   if (task.rows * task.best == 0) return nullptr;
-  // Some four scores to a thread.
+  // About four scores per thread.
   const unsigned warps = blocks_for(task.count, 4 * kWarp, kWarps);
   return launch(choose_best<Scores>, queue, blocks_for(task.rows, 1), warps * kWarp, 0, task,
                 scores);

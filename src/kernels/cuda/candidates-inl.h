@@ -1,5 +1,5 @@
-// The rows with the smallest distinct keys, for dead_codes.cu. A row's key is that of
-// detail/row_keys.cpp; two rows with one key are one candidate, and the first row stands for it.
+// Finds the rows with the smallest distinct keys, for dead_codes.cu. Keys are those of
+// detail/row_keys.cpp; rows with equal keys are one candidate, represented by the first of them.
 #pragma once
 
 #include <climits>
@@ -13,13 +13,13 @@ namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 namespace {
 
 constexpr unsigned kCandidateThreads = 256;
-using Word = unsigned long long;  // what atomics know
+using Word = unsigned long long;  // the type that atomics support
 
-// Keys are int64, the largest of which means "none". With the sign turned they rise as unsigned
-// numbers do, and none is all ones: an empty slot.
+// Keys are int64, the largest of which means "none". With the sign bit flipped they order like
+// unsigned numbers, and "none" is all ones, which marks an empty slot.
 constexpr uint64_t kSign = uint64_t{1} << 63;
 constexpr uint64_t kEmpty = ~uint64_t{0};
-// Rows count from 1 in the table; a live code takes its key for itself.
+// The table numbers rows from 1; 0 marks a key that belongs to a live code.
 constexpr uint64_t kLiveCode = 0;
 
 template <typename X>
@@ -35,11 +35,11 @@ __device__ int64_t wanted_of(const CandidateTask& task, int64_t head) {
   return task.wanted == nullptr ? task.most : task.wanted[head];
 }
 
-/// Leading bits of a key; half of the bins are of negative keys, which rows do not have.
+/// The leading bits of a key. Half of the bins are for negative keys, which rows do not have.
 __device__ int64_t bin_of(uint64_t key) { return static_cast<int64_t>(key >> 52); }
 
-/// A head's counters: keys of a bin; keys before a bin, and all; keys of a bin that are listed; and
-/// how many are listed in all.
+/// Counters of a head: keys per bin; keys before each bin, and in all; listed keys per bin; and the
+/// number of listed keys in all.
 struct Bins {
   int64_t *counts, *before, *filled, *listed;
   __device__ Bins(const CandidateTask& task, int64_t head) {
@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(kCandidateThreads) clear_table(CandidateTask t
   }
 }
 
-/// The first of the rows of a key stays. Live codes come in a launch before, so a key that finds an
-/// empty slot is a candidate's.
+/// Keeps the first of the rows with equal keys. Live codes are inserted by an earlier launch, so a
+/// key that takes an empty slot belongs to a candidate.
 __device__ void insert(const CandidateTask& task, int64_t head, uint64_t key, uint64_t row) {
   if (key == kEmpty) return;
   const uint64_t last = static_cast<uint64_t>(task.slots) - 1;
@@ -83,12 +83,13 @@ __device__ void insert(const CandidateTask& task, int64_t head, uint64_t key, ui
   }
 }
 
-/// A row as it would be a code, read by a warp. T is float, or double for double.
+/// A row with the values it would have as a code, read by a warp. T is double for
+/// double, otherwise float.
 template <typename X>
 struct CandidateRow {
   using T = typename RowOf<X>::Type;
   const X* x;
-  double norm = 0;  // of a row that becomes a unit vector; 0 leaves it as it is
+  double norm = 0;  // 0: the row is not normalized
 
   __device__ CandidateRow(const X* row, int64_t dim, bool unit) : x(row) {
     if (!unit) return;
@@ -114,7 +115,7 @@ __device__ uint64_t hash_key(const CandidateTask& task) {
 __device__ inline int64_t bits_of(float value) { return __float_as_int(value); }
 __device__ inline int64_t bits_of(double value) { return __double_as_longlong(value); }
 
-/// Every lane gets the key that row_keys() gives a row of a head, value(d) its elements.
+/// Returns to every lane the key that row_keys() gives to a row of a head with elements value(d).
 template <typename Value>
 __device__ uint64_t key_of_row(const Value& value, int64_t dim, uint64_t hash, int64_t head) {
   uint64_t sum = 0;
@@ -128,7 +129,7 @@ __device__ uint64_t key_of_row(const Value& value, int64_t dim, uint64_t hash, i
   return mix_bits(sum + salt) >> 1 | kSign;
 }
 
-/// A warp to a row that has no key yet.
+/// One warp per row without a key.
 template <typename X>
 __global__ void __launch_bounds__(kCandidateThreads, 2) add_rows(CandidateTask task) {
   const X* x = static_cast<const X*>(task.x);
@@ -152,7 +153,7 @@ __global__ void __launch_bounds__(kCandidateThreads, 2) add_rows(CandidateTask t
   }
 }
 
-/// A thread to a row that has a key.
+/// One thread per row with a key.
 __global__ void __launch_bounds__(kCandidateThreads) add_keys(CandidateTask task) {
   for (int64_t row = grid_thread(); row < task.heads * task.rows; row += grid_threads()) {
     const int64_t head = row / task.rows;
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(kCandidateThreads) add_keys(CandidateTask task
   }
 }
 
-/// Every thread of a block gets the sum of the values of the threads before it.
+/// Exclusive prefix sum over the threads of a block.
 __device__ int64_t sum_before(int64_t value) {
   __shared__ int64_t of_warps[kSizeThreads / kWarp];
   int64_t sum = value;
@@ -173,11 +174,11 @@ __device__ int64_t sum_before(int64_t value) {
   if (lane_of_warp() == kWarp - 1) of_warps[warp_of_block()] = sum;
   __syncthreads();
   for (int warp = 0; warp < warp_of_block(); ++warp) sum += of_warps[warp];
-  __syncthreads();  // the array is used again
+  __syncthreads();  // before the array is reused
   return sum - value;
 }
 
-/// A block to a head: how many candidates are found, and where the keys of each bin begin.
+/// One block per head: the number of candidates found, and where the keys of each bin begin.
 __global__ void __launch_bounds__(kSizeThreads, 1) place_bins(CandidateTask task) {
   constexpr int64_t kEach = kCandidateBins / kSizeThreads;
   for (int64_t head = blockIdx.x; head < task.heads; head += gridDim.x) {
@@ -194,7 +195,7 @@ __global__ void __launch_bounds__(kSizeThreads, 1) place_bins(CandidateTask task
     for (int64_t bin = first; bin < first + kEach; ++bin) {
       bins.before[bin] = before;
       before += bins.counts[bin];
-      // The bin that reaches what is wanted is the last that is listed.
+      // The bin in which the wanted number is reached is the last one listed.
       if (bins.before[bin] < wanted && before >= wanted) *bins.listed = before;
     }
     if (threadIdx.x != kSizeThreads - 1) continue;
@@ -204,7 +205,7 @@ __global__ void __launch_bounds__(kSizeThreads, 1) place_bins(CandidateTask task
   }
 }
 
-/// A thread to a slot of the table: keys of the bins that hold the smallest, bin after bin.
+/// One thread per slot of the table: lists the keys of the bins with the smallest keys, bin by bin.
 __global__ void __launch_bounds__(kCandidateThreads) list_keys(CandidateTask task) {
   for (int64_t slot = grid_thread(); slot < task.heads * task.slots; slot += grid_threads()) {
     const int64_t head = slot / task.slots;
@@ -221,8 +222,8 @@ __global__ void __launch_bounds__(kCandidateThreads) list_keys(CandidateTask tas
   }
 }
 
-/// A thread to a listed key: its place among those of its bin. `sorted` (heads, most), or null,
-/// gets the keys by place.
+/// One thread per listed key: its rank among the keys. `sorted` (heads, most), or null,
+/// receives the keys by rank.
 __global__ void __launch_bounds__(kCandidateThreads)
     order_keys(CandidateTask task, int64_t* sorted) {
   for (int64_t item = grid_thread(); item < task.heads * task.rows; item += grid_threads()) {
@@ -241,7 +242,7 @@ __global__ void __launch_bounds__(kCandidateThreads)
   }
 }
 
-/// From filled table to chosen rows.
+/// Chooses the rows from the filled table.
 inline Error choose(const CandidateTask& task, int64_t* sorted, const Queue& queue) {
   if (const auto error =
           launch(place_bins, queue, blocks_for(task.heads, 1), kSizeThreads, 0, task))

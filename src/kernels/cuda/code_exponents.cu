@@ -13,7 +13,7 @@ namespace {
 
 constexpr unsigned kExponentThreads = 256;
 
-/// A warp to a code: its own exponent, INT_MIN where it has none, and what it adds to the mean.
+/// One warp per code: its own exponent, INT_MIN if it has none, and its contribution to the mean.
 template <typename T>
 __global__ void __launch_bounds__(kExponentThreads) find_exponents(Tasks<CodeExponentsTask> tasks) {
   const CodeExponentsTask& task = tasks.of[blockIdx.y];
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kExponentThreads) find_exponents(Tasks<CodeExp
   }
 }
 
-/// At least the mean of the head, rounded down.
+/// Raises exponents to at least the mean of the head, rounded down.
 __global__ void __launch_bounds__(kExponentThreads) raise_to_mean(Tasks<CodeExponentsTask> tasks) {
   const CodeExponentsTask& task = tasks.of[blockIdx.y];
   const int64_t codes = task.heads * task.size;

@@ -1,4 +1,4 @@
-// The exponents of a codebook's fixed point, as src/ops/cpu/code_exponents.cpp finds them.
+// The exponents of a codebook's fixed point, computed as in src/ops/cpu/code_exponents.cpp.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,11 @@ struct CodeExponentsTask {
   const void* codebook = nullptr;  ///< (heads, size, dim)
   ElementType type = ElementType::kFloat;
   int64_t heads = 0, size = 0, dim = 0;
-  int64_t* totals = nullptr;     ///< (heads, 2), zeros, to work in
+  int64_t* totals = nullptr;     ///< (heads, 2), scratch, zeros
   int32_t* exponents = nullptr;  ///< (heads, size), out
 };
 
-/// Of codebooks of one type.
+/// All codebooks have the same element type.
 Error code_exponents(const Tasks<CodeExponentsTask>& tasks, const Queue& queue);
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

@@ -10,9 +10,10 @@ namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 namespace {
 
 constexpr unsigned kStatisticsThreads = 256;
-using Word = unsigned long long;  // what atomics know; wraps around like int64_t
+using Word = unsigned long long;  // the type that atomics support; wraps around like int64_t
 
-/// A warp to a row: its slot, or -1 where it does not count; what it adds to count and exponent.
+/// One warp per row: finds its slot, or -1 if the row does not count, and
+/// updates count and exponent.
 template <typename T>
 __global__ void __launch_bounds__(kStatisticsThreads) find_slots(Tasks<CodeStatisticsTask> tasks) {
   const CodeStatisticsTask& task = tasks.of[blockIdx.y];
@@ -36,7 +37,7 @@ __global__ void __launch_bounds__(kStatisticsThreads) find_slots(Tasks<CodeStati
   }
 }
 
-/// `used` holds the largest exponent of each code's tokens, or less than any.
+/// On entry `used` holds the largest exponent of each code's tokens, or kNoExponent.
 __global__ void __launch_bounds__(kStatisticsThreads)
     raise_exponents(Tasks<CodeStatisticsTask> tasks) {
   const CodeStatisticsTask& task = tasks.of[blockIdx.y];

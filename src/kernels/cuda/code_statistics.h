@@ -1,5 +1,5 @@
-// Counts and sums in fixed point of the tokens of each code, as src/kernels/cpu/fixed_point_sum.h
-// makes them: whole numbers, which atomics add in any order to the same bits.
+// Counts and sums of the tokens of each code, in fixed point as in
+// src/kernels/cpu/fixed_point_sum.h: integers, so atomics in any order give the same bits.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
-constexpr int32_t kNoExponent = INT32_MIN;  ///< below every exponent
+constexpr int32_t kNoExponent = INT32_MIN;  ///< smaller than any exponent
 
 struct CodeStatisticsTask {
   const void* x = nullptr;  ///< (heads, tokens, dim)
@@ -18,13 +18,13 @@ struct CodeStatisticsTask {
   const bool* mask = nullptr;          ///< (heads, tokens) or null
   const int32_t* exponents = nullptr;  ///< (heads, size)
   int64_t heads = 0, tokens = 0, dim = 0, size = 0;
-  int64_t* slots = nullptr;   ///< (heads, tokens), to work in
+  int64_t* slots = nullptr;   ///< (heads, tokens), scratch
   int32_t* used = nullptr;    ///< (heads, size), kNoExponent, out
   int64_t* counts = nullptr;  ///< (heads, size), zeros
   int64_t* sums = nullptr;    ///< (words, heads, size, dim), zeros; two words for float64
 };
 
-/// Of tokens of one type.
+/// All tokens have the same element type.
 Error code_statistics(const Tasks<CodeStatisticsTask>& tasks, const Queue& queue);
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

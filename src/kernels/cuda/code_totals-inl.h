@@ -1,5 +1,5 @@
-// Sums over the codes of a head by one block, and numbers of a codebook's state, for the kernels
-// that move it.
+// Sums over the codes of a head by one block, and clamping to the range of a codebook's state, for
+// the kernels that update it.
 #pragma once
 
 #include <limits>
@@ -9,10 +9,10 @@
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
-/// Threads of a block that a whole head is given to.
+/// Threads of a block that processes a whole head.
 constexpr int kSizeThreads = 1024;
 
-/// Within the range of a state; NaN stays.
+/// Clamps to the range of a state; NaN stays.
 __device__ inline double within(double value, double most) {
   return value < -most ? -most : (most < value ? most : value);
 }
@@ -22,7 +22,7 @@ __device__ inline T narrowed(double value) {
   return static_cast<T>(within(value, kMost));
 }
 
-/// Every thread of the block gets what `merge` makes of all their values.
+/// Reduces the values of all threads by `merge`; every thread gets the result.
 template <typename T, typename Merge>
 __device__ inline T of_block(T value, const Merge& merge) {
   __shared__ T of_warps[kSizeThreads / kWarp];
@@ -32,11 +32,11 @@ __device__ inline T of_block(T value, const Merge& merge) {
   __syncthreads();
   value = of_warps[0];
   for (int warp = 1; warp < kSizeThreads / kWarp; ++warp) value = merge(value, of_warps[warp]);
-  __syncthreads();  // the array is used again
+  __syncthreads();  // before the array is reused
   return value;
 }
 
-/// order_free_total of codebook_average.h by a block.
+/// order_free_total of codebook_average.h, computed by a block.
 template <typename T>
 __device__ inline double total_of_block(const T* values, int64_t count) {
   double largest = 0;

@@ -1,5 +1,5 @@
-// Eight threads to a block of rows are the eight lanes of the CPU's sum; blocks are as large as there,
-// and are added in order. No sum of floating point is an atomic.
+// Eight threads per block of rows correspond to the eight lanes of the CPU's sum; blocks have the
+// same size as on CPU and are added in order. Floating-point sums never use atomics.
 #include "kernels/cuda/commitment_loss.h"
 
 #include "kernels/cpu/commitment_loss.h"
@@ -22,11 +22,11 @@ __device__ int64_t real_rows(const bool* mask, int64_t begin, int64_t end) {
   return count;
 }
 
-/// This lane of the sum over rows [begin, end).
+/// The partial sum of one lane over rows [begin, end).
 template <typename T>
 __device__ double lane_of_squares(const T* x, const T* codes, const bool* mask, int64_t begin,
                                   int64_t end, int64_t dim, int lane) {
-  // Rows of whole groups of lanes follow one another like one.
+  // If rows consist of whole groups of lanes, they are summed like one long row.
   const bool joined = mask == nullptr && dim % kLanes == 0;
   const int64_t rows = joined ? 1 : end - begin, length = joined ? (end - begin) * dim : dim;
   double sum = 0;
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads)
             place = static_cast<int>(threadIdx.x) / kLaneThreads;
   const int64_t items = blocks * levels.count;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kBlocksAtOnce;
-  // All threads of a block make the same rounds, for the exchanges.
+  // All threads of a block run the same number of rounds, as the shuffles require.
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * kBlocksAtOnce; first < items;
        first += step) {
     const int64_t item = first + place;
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// A block to a level; the first thread adds in order.
+/// One block per level; the first thread adds in order.
 template <typename T>
 __global__ void __launch_bounds__(kThreads)
     close_losses(CommitmentLossTask<T> task, int64_t blocks) {
@@ -103,8 +103,8 @@ __global__ void __launch_bounds__(kGradientThreads)
     atomicAdd(reinterpret_cast<unsigned long long*>(real), static_cast<unsigned long long>(count));
 }
 
-/// What the differences of a level are multiplied with. Halves are exact: without a mask it is one
-/// operation.
+/// The factor of a level's differences. Halving the count is exact, so without a
+/// mask one division is enough.
 template <typename T>
 __device__ T scale_of_level(const CommitmentGradientTask<T>& task, int level) {
   const auto& levels = task.levels;

@@ -1,5 +1,5 @@
-// Commitment losses of many levels on a CUDA device, and the gradient to the tokens that entered the
-// first of them, with the CPU's order of additions. Torch-free.
+// Commitment losses of many levels on a CUDA device, and the gradient of the tokens that entered
+// the first level, with the CPU's order of additions. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
-constexpr int kMostScoredLevels = 32;  // of a launch, which takes all of them along
+constexpr int kMostScoredLevels = 32;  // per launch, whose arguments hold them
 
 template <typename T>
 struct ScoredLevels {
@@ -19,14 +19,14 @@ struct ScoredLevels {
   int64_t rows = 0, dim = 0;
 };
 
-/// Sums that are added up to a loss, of each level.
+/// Number of partial sums per level, which are added up to its loss.
 int64_t commitment_blocks(int64_t rows, int64_t dim);
 
 template <typename T>
 struct CommitmentLossTask {
   ScoredLevels<T> levels;
   double* sums = nullptr;   ///< (levels, commitment_blocks()), scratch
-  int64_t* real = nullptr;  ///< the same of their rows
+  int64_t* real = nullptr;  ///< (levels, commitment_blocks()), scratch: rows that count
   T* losses = nullptr;      ///< (levels,), out
 };
 
@@ -39,7 +39,7 @@ struct CommitmentGradientTask {
   const T* grads = nullptr;  ///< (levels,)
   int64_t* real = nullptr;   ///< one number, scratch; unused without a mask
   T* grad = nullptr;         ///< (rows, dim), out
-  bool continues = false;    ///< grad holds the sum over levels behind these, and real their count
+  bool continues = false;    ///< grad already holds the sum over later levels, and real their count
 };
 
 Error commitment_gradients(const CommitmentGradientTask<float>& task, const Queue& queue);

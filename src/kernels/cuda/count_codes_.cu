@@ -1,5 +1,5 @@
-// Atomics on whole numbers have no order. Levels share the blocks of a launch: block i, i + levels, ...
-// are those of level i.
+// Integer atomics give the same result in any order. Levels share the blocks of a launch: block i,
+// i + levels, ... process level i.
 #include "kernels/cuda/count_codes_.h"
 
 #include "kernels/cuda/steps-inl.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// body(level, i) for i in [0, count(level)) of every level.
+/// Calls body(level, i) for i in [0, count(level)) of every level.
 template <typename Count, typename Body>
 __device__ void for_levels(const CountCodesTask& task, const Count& count, const Body& body) {
   const auto levels = static_cast<unsigned>(task.level_count);

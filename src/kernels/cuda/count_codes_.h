@@ -1,4 +1,4 @@
-// Tokens of each code on a CUDA device, of many levels at once. Torch-free.
+// Number of tokens of each code on a CUDA device, for many levels at once. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
-constexpr int kMostCountedLevels = 32;  // of a launch, which takes all of them along
+constexpr int kMostCountedLevels = 32;  // per launch, whose arguments hold them
 
 struct CountedLevel {
   int64_t* counts = nullptr;         ///< (heads, size), out
@@ -20,7 +20,7 @@ struct CountCodesTask {
   int level_count = 0;
 };
 
-/// An index outside [-1, size) stops the device with an error.
+/// An index outside [-1, size) fails a device-side assertion.
 Error count_codes_(const CountCodesTask& task, const Queue& queue);
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

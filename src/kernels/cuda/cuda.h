@@ -1,6 +1,6 @@
-// What a kernel file includes first: CUDA, or the emulation of it that tests compile with g++
-// (tests/cuda_shim). Beyond CUDA's own names kernels use only what stands here, and both sides
-// have it. Torch-free.
+// The first include of a kernel file: CUDA, or the emulation that tests compile with g++
+// (tests/cuda_shim). Besides CUDA's own names, kernels use only the functions of this file, which
+// both provide. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
 constexpr int kWarp = 32;
-constexpr unsigned kWholeWarp = 0xffffffffu;  // every collective of a warp is one of all its lanes
+constexpr unsigned kWholeWarp = 0xffffffffu;  // all warp collectives include every lane
 
-/// Half precision as it lies in memory.
+/// Storage of a half-precision number.
 struct alignas(2) Half {
   uint16_t bits;
 };
@@ -38,8 +38,8 @@ __device__ inline float to_float(BFloat16 value) {
   return __uint_as_float(static_cast<unsigned>(value.bits) << 16);
 }
 
-/// The place of this thread among all of the grid, and how many there are, for loops that stride
-/// over the grid: `for (int64_t i = grid_thread(); i < count; i += grid_threads())`.
+/// Number of this thread in the grid, and number of threads, for grid-stride loops:
+/// `for (int64_t i = grid_thread(); i < count; i += grid_threads())`.
 __device__ inline int64_t grid_thread() {
   return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
@@ -50,7 +50,7 @@ __device__ inline int warp_of_block() { return static_cast<int>(threadIdx.x) / k
 __device__ inline int64_t grid_warp() { return grid_thread() / kWarp; }
 __device__ inline int64_t grid_warps() { return grid_threads() / kWarp; }
 
-/// Every lane gets the sum, added as a tree: the same order on every device.
+/// Returns the sum to every lane; it is added as a tree, in the same order on every device.
 template <typename T>
 __device__ inline T sum_of_warp(T value) {
   for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(kWholeWarp, value, step);
@@ -66,7 +66,8 @@ __device__ inline T largest_of_warp(T value) {
   return value;
 }
 
-/// Blocks for `count` items, `each` to a block, at least one and at most `most`: kernels stride.
+/// Blocks for `count` items, `each` per block, at least one and at most `most`:
+/// kernels use grid-stride loops.
 inline unsigned blocks_for(int64_t count, int64_t each, int64_t most = 65535) {
   const int64_t blocks = (count + each - 1) / each;
   return static_cast<unsigned>(blocks < 1 ? 1 : (blocks > most ? most : blocks));

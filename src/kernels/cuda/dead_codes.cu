@@ -17,7 +17,7 @@ __device__ bool ticks_down(Steps& cooldown) {
   return ready;
 }
 
-/// Whether a code has cooled down; its cool-down falls by 1.
+/// Decrements the cool-down of a code; returns whether it was already 0.
 __device__ bool cools_down(const DeadCodeTask& task, int64_t slot) {
   if (task.long_cooldown) return ticks_down(static_cast<int64_t*>(task.cooldown)[slot]);
   return ticks_down(static_cast<int32_t*>(task.cooldown)[slot]);
@@ -31,7 +31,7 @@ __device__ void start_cooldown(const DeadCodeTask& task, int64_t slot) {
   }
 }
 
-/// A block to a head: which codes are dead, and how many.
+/// One block per head: finds and counts the dead codes.
 template <typename T>
 __global__ void __launch_bounds__(kSizeThreads, 1)
     find_dead(DeadCodeTask task, int64_t heads, const T* cluster_size) {
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kSizeThreads, 1)
     const int64_t first = head * task.size;
     const double total = total_of_block(cluster_size + first, task.size);
     double limit = total / static_cast<double>(task.size) * task.threshold_fraction;
-    if (limit < task.threshold) limit = task.threshold;  // NaN stays, and no code is dead
+    if (limit < task.threshold) limit = task.threshold;  // if NaN, no code is dead
     long long dead = 0;
     for (int64_t k = threadIdx.x; k < task.size; k += kSizeThreads) {
       const double size = cluster_size[first + k];
@@ -59,12 +59,12 @@ __device__ bool is_dead(const DeadCodeTask& task, int64_t slot) {
   return task.dead_sizes[slot] < static_cast<double>(INFINITY);
 }
 
-/// Smaller dead codes come first, and of equal ones the first.
+/// Dead codes are ordered by cluster size; ties by index.
 __device__ bool comes_before(const double* sizes, int64_t a, int64_t b) {
   return sizes[a] < sizes[b] || (sizes[a] == sizes[b] && a < b);
 }
 
-/// A warp to a code: the key of a live one is taken. R is the type of the candidates.
+/// One warp per code: reserves the keys of live codes. R is the element type of the candidates.
 template <typename T, typename R>
 __global__ void __launch_bounds__(kRowThreads)
     add_live_codes(DeadCodeTask task, CandidateTask candidates, const T* embed) {
@@ -79,7 +79,8 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-/// A warp to a dead code, where there are fewer candidates: the last that is served says so.
+/// One warp per dead code, if there are fewer candidates: the last code to be
+/// replaced records its index.
 __global__ void __launch_bounds__(kRowThreads)
     find_last(DeadCodeTask task, CandidateTask candidates) {
   for (int64_t slot = grid_warp(); slot < candidates.heads * task.size; slot += grid_warps()) {
@@ -94,12 +95,12 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-/// The j-th dead code that is served takes the j-th candidate.
+/// The j-th dead code to be replaced, by index, takes the j-th candidate.
 struct Service {
   const DeadCodeTask& task;
   const double* sizes;
-  bool all;      // as many candidates as dead codes
-  int64_t last;  // otherwise the last one served
+  bool all;      // there are as many candidates as dead codes
+  int64_t last;  // otherwise the last code to be replaced
 
   __device__ Service(const DeadCodeTask& dead, int64_t head, int64_t found)
       : task(dead),
@@ -110,7 +111,7 @@ struct Service {
     if (!(sizes[k] < static_cast<double>(INFINITY))) return false;
     return all || k == last || comes_before(sizes, k, last);
   }
-  /// Codes served before k, by a warp.
+  /// Number of codes before k that are replaced, counted by a warp.
   __device__ int64_t before(int64_t k) const {
     int count = 0;
     for (int64_t other = lane_of_warp(); other < k; other += kWarp) count += serves(other);
@@ -118,7 +119,7 @@ struct Service {
   }
 };
 
-/// As detail/precision.h narrows: float64 values beyond the range of a state end at it.
+/// Narrows as detail/precision.h does: float64 values are clamped to the range of the state.
 template <typename T>
 __device__ T as_state(float value) {
   return value;
@@ -128,7 +129,7 @@ __device__ T as_state(double value) {
   return narrowed<T>(value);
 }
 
-/// A warp to a code. X is the type of the candidates' rows.
+/// One warp per code. X is the element type of the candidates' rows.
 template <typename T, typename X>
 __global__ void __launch_bounds__(kRowThreads)
     write_codes(DeadCodeTask task, CandidateTask candidates, DeadCodeState<T> state) {
@@ -143,7 +144,8 @@ __global__ void __launch_bounds__(kRowThreads)
     const X* x = static_cast<const X*>(candidates.x) + (head * candidates.rows + row) * dim;
     const CandidateRow<X> values(x, dim, candidates.unit);
     const T reset = static_cast<T>(task.reset[head]);
-    // Adding 0 turns -0 into +0: both have one key. Rows with keys are taken as they are.
+    // Adding 0 turns -0 into +0, since both have the same key. Rows that came with
+    // keys are copied unchanged.
     const float zero = candidates.keys == nullptr ? 0.0f : -0.0f;
     for (int64_t d = lane_of_warp(); d < dim; d += kWarp) {
       const T code = as_state<T>(values[d] + zero);
@@ -156,7 +158,7 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-/// A warp to a wanted candidate.
+/// One warp per wanted candidate.
 template <typename X>
 __global__ void __launch_bounds__(kRowThreads, 2)
     write_candidates(CandidateTask task, int64_t* keys, typename CandidateRow<X>::T* to) {
@@ -174,7 +176,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   }
 }
 
-/// Blocks of warps with an item each.
+/// Blocks for `items` items, one warp each.
 unsigned blocks_of_warps(int64_t items) { return blocks_for(items, kRowThreads / kWarp); }
 
 Error clear(const CandidateTask& task, const Queue& queue) {

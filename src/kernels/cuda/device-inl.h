@@ -1,5 +1,5 @@
-// The instructions and the launch that CUDA C++ has no portable name for; the emulation has the
-// same functions in tests/cuda_shim/cuda_shim.h. Included by cuda.h.
+// Instructions and launches for which CUDA C++ has no portable name; the emulation has the same
+// functions in tests/cuda_shim/cuda_shim.h. Included by cuda.h.
 #pragma once
 
 #include <atomic>
@@ -12,12 +12,12 @@ namespace torchvq::kernels::cuda {
 __device__ inline float half_to_float(uint16_t bits) {
   return __half2float(__ushort_as_half(bits));
 }
-/// Rounded to nearest, ties to even; infinite beyond 65504.
+/// Rounds to nearest, ties to even; infinite beyond 65504.
 __device__ inline uint16_t float_to_half(float value) {
   return __half_as_ushort(__float2half_rn(value));
 }
 
-/// The memory that the launch asked for, 16-byte aligned.
+/// The dynamic shared memory of the launch, 16-byte aligned.
 template <typename T>
 __device__ inline T* shared_memory() {
   extern __shared__ __align__(16) unsigned char torchvq_shared_memory[];
@@ -28,22 +28,24 @@ __device__ inline unsigned shared_address(const void* pointer) {
   return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
 }
 
-/// 16 bytes from global to shared memory, both aligned to 16, without waiting.
+/// Starts to copy 16 bytes from global to shared memory, both 16-byte aligned.
 __device__ inline void copy_async_16(void* to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;\n" ::"r"(shared_address(to)),
                "l"(__cvta_generic_to_global(from))
                : "memory");
 }
-/// Closes a group of copies of this thread.
+/// Closes a group of this thread's copies.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-/// Waits for this thread's groups but the last `left`; other threads see them after a barrier.
+/// Waits for all but the last `left` groups of this thread; other threads see
+/// the data after a barrier.
 template <int left>
 __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(left) : "memory");
 }
 
-/// Four 8 x 8 matrices of 16-bit numbers; lane i names row i % 8 of matrix i / 8, 16 bytes in
-/// shared memory. Lane i gets columns i % 4 * 2 and the next of row i / 4 of each.
+/// Loads four 8 x 8 matrices of 16-bit numbers; lane i passes the address of row i % 8 of
+/// matrix i / 8, 16 bytes in shared memory. Lane i receives columns i % 4 * 2 and the next of
+/// row i / 4 of each matrix.
 __device__ inline void load_matrices(uint32_t (&to)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -51,7 +53,7 @@ __device__ inline void load_matrices(uint32_t (&to)[4], const void* row) {
                : "memory");
 }
 
-/// sum += a b: 16 x 16 times 16 x 8 of half precision, summed in float32.
+/// sum += a b: 16 x 16 times 16 x 8 in half precision, accumulated in float32.
 __device__ inline void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
                                     uint32_t b1) {
   asm volatile(
@@ -61,8 +63,8 @@ __device__ inline void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uin
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// What a caller promised and only the device can see; where it fails the kernel ends with an error
-/// that CUDA reports at the next synchronisation, as torch's own indexing does.
+/// Checks a precondition that only the device can check. If it fails, the kernel ends with an error
+/// that CUDA reports at the next synchronisation, as with torch's own indexing.
 __device__ inline void expect(bool promised, const char* message) {
   if (!promised) __assert_fail(message, "torchvq", 0, "kernel");
 }
@@ -72,11 +74,12 @@ inline Error error_of(cudaError_t code) {
 }
 
 /// Runs kernel(arguments...) on `grid` blocks of `threads` threads with `shared` bytes of
-/// shared_memory(). One dimension, but for tasks: what needs more divides by itself.
+/// shared_memory(). Grids have one dimension besides that of tasks; kernels compute
+/// further coordinates themselves.
 template <typename... Parameters, typename... Arguments>
 Error launch(void (*kernel)(Parameters...), const Queue& queue, Grid grid, unsigned threads,
              size_t shared, Arguments... arguments) {
-  // This library has a runtime of its own, whose device may be another than torch's.
+  // This library links its own CUDA runtime, whose current device may differ from torch's.
   if (const auto error = cudaSetDevice(queue.device)) return error_of(error);
   if (shared > 48 * 1024) {
     const auto error =
@@ -89,37 +92,37 @@ Error launch(void (*kernel)(Parameters...), const Queue& queue, Grid grid, unsig
   return error_of(cudaGetLastError());
 }
 
-/// Sets `bytes` bytes to `value`, after what the queue holds already.
+/// Sets `bytes` bytes to `value`, ordered after the work already in the queue.
 inline Error fill_bytes(const Queue& queue, void* to, int value, size_t bytes) {
   if (const auto error = cudaSetDevice(queue.device)) return error_of(error);
   return error_of(cudaMemsetAsync(to, value, bytes, static_cast<cudaStream_t>(queue.stream)));
 }
 
-/// The major number of the compute capability; 0 where it cannot be asked.
+/// The major compute capability; 0 if it cannot be determined.
 inline int capability_of(int device) {
   constexpr int kRemembered = 64, kUnknown = -1;
-  static std::atomic<int> known[kRemembered] = {};  // plus one, so that 0 is unknown
+  static std::atomic<int> known[kRemembered] = {};  // plus one, since 0 means unknown
   const bool remembers = device >= 0 && device < kRemembered;
   const int before = remembers ? known[device].load() - 1 : kUnknown;
   if (before != kUnknown) return before;
   int major = 0;
   if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) != cudaSuccess) {
-    cudaGetLastError();  // no concern of the next launch
+    cudaGetLastError();  // clears the error, so that the next launch does not report it
     major = 0;
   }
   if (remembers) known[device].store(major + 1);
   return major;
 }
 
-/// Multiprocessors of the device; 0 where it cannot be asked.
+/// Number of multiprocessors; 0 if it cannot be determined.
 inline int processors_of(const Queue& queue) {
   int count = 0;
   const auto error = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, queue.device);
   return error == cudaSuccess ? count : 0;
 }
 
-/// Bytes of shared memory that a block may ask for: 99 KiB on 8.6, 8.9 and 12.0, 163 on 8.0, 227 on
-/// 9.0 and 10.0; 0 where it cannot be asked.
+/// Bytes of shared memory that a block may request: 99 KiB on 8.6, 8.9 and 12.0, 163 on 8.0, 227 on
+/// 9.0 and 10.0; 0 if it cannot be determined.
 inline int shared_memory_of(const Queue& queue) {
   int bytes = 0;
   const auto error =

@@ -1,4 +1,4 @@
-// The types of a tensor's elements that kernels read, by a name that both sides of the border know.
+// Names of the element types that kernels read, for code with and without CUDA headers.
 #pragma once
 
 namespace torchvq::kernels {

@@ -1,4 +1,4 @@
-// From the name of an element type to the type, in files that see CUDA.
+// Maps the name of an element type to the type, in files that include CUDA.
 #pragma once
 
 #include "kernels/cuda/cuda.h"
@@ -11,7 +11,7 @@ struct Element {
   using Type = T;
 };
 
-/// function(Element<T>()) for the T that `type` names.
+/// Calls function(Element<T>()) for the type T that `type` names.
 template <typename Function>
 auto for_element_type(ElementType type, const Function& function) {
   switch (type) {

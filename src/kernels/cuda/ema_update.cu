@@ -16,7 +16,7 @@ __device__ double weight_of(const EmaUpdateTask& task, int64_t slot) {
   return (task.weight ? task.weight[slot] : 1.0) * task.step;
 }
 
-/// A block to a head: sizes before and after, and which codes are unused.
+/// One block per head: sizes before and after the step, and unused codes.
 template <typename T>
 __global__ void __launch_bounds__(kSizeThreads, 1) move_sizes(Tasks<EmaStep<T>> steps) {
   const EmaStep<T>& task = steps.of[blockIdx.y];
@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kSizeThreads, 1) move_sizes(Tasks<EmaStep<T>> 
     for (int64_t k = threadIdx.x; k < task.size; k += kSizeThreads)
       any |= task.counts[first + k] != 0;
     any = of_block(any, [](int a, int b) { return a | b; });
-    if (any == 0) {  // the same for the whole block: without tokens a head stays as it is
+    if (any == 0) {  // the same for the whole block: a head without tokens does not change
       if (threadIdx.x == 0) task.in_use[head] = -1;
       continue;
     }
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kSizeThreads, 1) move_sizes(Tasks<EmaStep<T>> 
       unused_codes += unused;
     }
     unused_codes = of_block(unused_codes, [](int a, int b) { return a + b; });
-    __syncthreads();  // sizes of all threads
+    __syncthreads();  // all sizes are written
     const double total = total_of_block(sizes, task.size);
     if (threadIdx.x != 0) continue;
     task.totals[head] = total;
@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(kSizeThreads, 1) move_sizes(Tasks<EmaStep<T>> 
   }
 }
 
-/// Where a code stands: among those in use the heaviest first, of equal ones the first; among the
-/// unused in order. A warp does it.
+/// The place of a code: codes in use by descending size, ties by index; unused codes by
+/// index. Runs in one warp.
 template <typename T>
 __device__ void find_place(const EmaUpdateTask& task, const T* sizes, int64_t head, int64_t k) {
   const int64_t first = head * task.size;
@@ -69,7 +69,7 @@ __device__ void find_place(const EmaUpdateTask& task, const T* sizes, int64_t he
   }
   before = sum_of_warp(before);
   if (lane_of_warp() != 0) return;
-  // `unused` itself is still read by others; an unused code keeps its place elsewhere.
+  // Other warps still read `unused`, so unused codes are recorded at the end of `heaviest`.
   if (unused) {
     task.heaviest[first + task.size - 1 - before] = static_cast<int32_t>(k);
   } else {
@@ -77,10 +77,10 @@ __device__ void find_place(const EmaUpdateTask& task, const T* sizes, int64_t he
   }
 }
 
-/// norm_in_order by a warp: one lane adds, as the order is part of the result.
+/// norm_in_order by a warp; one lane adds, since the order is part of the result.
 template <typename T>
 __device__ void make_unit(T* code, int64_t dim) {
-  __syncwarp();  // what the lanes have written
+  __syncwarp();  // the row was written by all lanes
   double norm = lane_of_warp() == 0 ? norm_in_order(code, dim) : 0.0;
   norm = __shfl_sync(kWholeWarp, norm, 0);
   if (!(norm > 0)) return;
@@ -95,7 +95,7 @@ __device__ double start_of(const EmaUpdateTask& task, const EmaState<T>& state, 
   return narrowed<T>(static_cast<double>(state.embed[at]) * task.before[slot]);
 }
 
-/// A warp to a code: its average, and the code that follows from it.
+/// One warp per code: its average, and the code computed from it.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, 2) move_rows(Tasks<EmaStep<T>> steps) {
   const EmaStep<T>& task = steps.of[blockIdx.y];
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kRowThreads, 2) move_rows(Tasks<EmaStep<T>> st
   }
 }
 
-/// A warp to an unused code, which goes towards a heavy one.
+/// One warp per unused code, which moves towards a heavy one.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads) draw_unused(Tasks<EmaStep<T>> steps) {
   const EmaStep<T>& task = steps.of[blockIdx.y];
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kRowThreads) draw_unused(Tasks<EmaStep<T>> ste
   for (int64_t slot = grid_warp(); slot < slots; slot += grid_warps()) {
     const int64_t head = slot / task.size, first = head * task.size, place = slot - first;
     const int64_t in_use = task.in_use[head];
-    // Places behind those in use hold the unused codes, the first of them last.
+    // Places after the codes in use hold the unused codes, in descending order of index.
     if (in_use <= 0 || place < in_use || !(task.totals[head] > 0)) continue;
     const int64_t code = first + task.heaviest[slot], order = task.size - 1 - place;
     const T* target = state.embed + (first + task.heaviest[first + order % in_use]) * task.dim;
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kRowThreads) draw_unused(Tasks<EmaStep<T>> ste
   }
 }
 
-/// A block to a head of ema_finish_: the sum of its sizes, and which codes are unused.
+/// ema_finish_, one block per head: the sum of its sizes, and the unused codes.
 template <typename T>
 __global__ void __launch_bounds__(kSizeThreads, 1) look_at_sizes(EmaStep<T> task) {
   const T* cluster_size = task.state.cluster_size;
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kSizeThreads, 1) look_at_sizes(EmaStep<T> task
   }
 }
 
-/// A warp to a code of ema_finish_: the code that follows from its average.
+/// ema_finish_, one warp per code: the code computed from its average.
 template <typename T>
 __global__ void __launch_bounds__(kRowThreads, 2) finish_rows(EmaStep<T> task) {
   const EmaState<T>& state = task.state;

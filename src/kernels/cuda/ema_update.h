@@ -1,5 +1,5 @@
-// One step of a codebook's moving averages, as src/ops/cpu/ema_rows.h makes it: the same operations
-// in float64, sums over codes in fixed point.
+// One step of a codebook's moving averages with the operations of src/ops/cpu/ema_rows.h, in
+// float64; sums over codes in fixed point.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +18,17 @@ struct EmaUpdateTask {
   double step = 0;  ///< 1 - decay
   double eps = 0, unused_below = 0;
   bool unit = false, from_codebook = false, finish = false;
-  // To work in.
+  // Scratch.
   double* before = nullptr;   ///< (heads, size): smoothed sizes
   double* totals = nullptr;   ///< (heads,): after the step
   int32_t* unused = nullptr;  ///< (heads, size): 1 or 0
-  int32_t* in_use = nullptr;  ///< (heads,): codes in use; -1 for a head that stays as it is
+  int32_t* in_use = nullptr;  ///< (heads,): codes in use; -1: the head does not change
   int32_t* heaviest =
       nullptr;  ///< (heads, size): codes in use, the heaviest first; then the unused
 };
 
-/// The state, float or double: cluster_size (heads, size), embed_avg and embed (heads, size, dim).
+/// The state, in float or double: cluster_size (heads, size), embed_avg and
+/// embed (heads, size, dim).
 template <typename T>
 struct EmaState {
   T *cluster_size = nullptr, *embed_avg = nullptr, *embed = nullptr;
@@ -38,12 +39,12 @@ struct EmaStep : EmaUpdateTask {
   EmaState<T> state;
 };
 
-/// Of codebooks that all `finish` or do not.
+/// Either all codebooks `finish`, or none.
 Error ema_update(const Tasks<EmaStep<float>>& steps, const Queue& queue);
 Error ema_update(const Tasks<EmaStep<double>>& steps, const Queue& queue);
 
-/// ema_finish_: codes from averages that stay as they are. Of the task it reads sizes, step, eps,
-/// unused_below, unit and what there is to work in, but `before`; of the state it writes embed.
+/// ema_finish_: computes codes from unchanged averages. It reads sizes, step, eps, unused_below,
+/// unit and the scratch arrays except `before`, and writes embed.
 Error ema_finish(const EmaStep<float>& step, const Queue& queue);
 Error ema_finish(const EmaStep<double>& step, const Queue& queue);
 

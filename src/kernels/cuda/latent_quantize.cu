@@ -8,7 +8,7 @@ namespace {
 constexpr unsigned kSumThreads = 128;
 constexpr int kTerms = 1024;
 
-/// The lowest of the nearest levels.
+/// The nearest level; the lowest one wins ties.
 __device__ int nearest_level(const double* values, int count, double x) {
   int best = 0;
   double least = fabs(x - values[0]);
@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(kPlaceThreads, 4)
   }
 }
 
-/// One block for kLatentsPerBlock tokens; the first thread adds their squares in order. Masked
-/// tokens add 0, which changes no sum of squares.
+/// One block per kLatentsPerBlock tokens; the first thread adds their squares in order. Masked
+/// tokens add 0, which leaves a sum of squares unchanged.
 template <typename T>
 __global__ void __launch_bounds__(kSumThreads)
     sum_squares(int features, LatentQuantizeTask<T> task) {
@@ -115,7 +115,7 @@ __global__ void write_loss(int features, int64_t blocks, LatentQuantizeTask<T> t
   *task.loss = static_cast<T>(sum / static_cast<double>(number < 1 ? 1 : number) * task.weight);
 }
 
-/// What backward multiplies twice the gradient of the loss by.
+/// Factor of twice the gradient of the loss in backward.
 template <typename T>
 __device__ double loss_scale(int features, const LatentBackwardTask<T>& task) {
   const int64_t number = *task.real * features;
@@ -138,12 +138,12 @@ __global__ void __launch_bounds__(kSumThreads)
   }
 }
 
-/// One block for kLatentsPerBlock tokens: feature by feature, a thread adds for each level of its
-/// own, in the order of tokens.
+/// One block per kLatentsPerBlock tokens: feature by feature, each thread adds up its own
+/// levels, in the order of tokens.
 template <typename T>
 __global__ void __launch_bounds__(kSumThreads)
     sums_of_values(LatentLevels table, LatentBackwardTask<T> task) {
-  __shared__ int digits[kLatentsPerBlock];  // -1: adds nothing
+  __shared__ int digits[kLatentsPerBlock];  // -1: no contribution
   __shared__ double rests[kLatentsPerBlock];
   const int features = table.features;
   const int64_t begin = blockIdx.x * kLatentsPerBlock;

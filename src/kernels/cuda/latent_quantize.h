@@ -1,5 +1,5 @@
-// latent_quantize on a CUDA device: the bits of ops/cpu/latent_quantize.cpp, whose sums run in
-// blocks of kLatentsPerBlock tokens. Torch-free.
+// latent_quantize on a CUDA device, with the bits of ops/cpu/latent_quantize.cpp: sums are blocked
+// by kLatentsPerBlock tokens. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
 inline constexpr int64_t kLatentsPerBlock = 1024;
 
-/// The values of feature j lie at values[first[j]], levels[j] of them.
+/// The levels[j] values of feature j begin at values[first[j]].
 struct LatentLevels {
   int32_t features = 0;
   int32_t first[kMostFeatures] = {}, levels[kMostFeatures] = {};
@@ -23,11 +23,11 @@ struct LatentQuantizeTask {
   const double* values = nullptr;  ///< (values)
   const bool* mask = nullptr;      ///< (tokens) or null
   int64_t tokens = 0;
-  double weight = 0;           ///< of the mean square
+  double weight = 0;           ///< of the mean squared difference
   T* codes = nullptr;          ///< (tokens, features)
   int64_t* indices = nullptr;  ///< (tokens)
-  double* squares = nullptr;   ///< (blocks of tokens), to work in
-  int64_t* real = nullptr;     ///< (blocks of tokens), to work in
+  double* squares = nullptr;   ///< (blocks of tokens), scratch
+  int64_t* real = nullptr;     ///< (blocks of tokens), scratch
   T* loss = nullptr;           ///< one number
 };
 
@@ -44,7 +44,7 @@ struct LatentBackwardTask {
   const double* grad_loss = nullptr;                            ///< one number
   int64_t tokens = 0, value_count = 0;
   double commitment = 0, quantization = 0;
-  double* sums = nullptr;    ///< (blocks of tokens, values), to work in
+  double* sums = nullptr;    ///< (blocks of tokens, values), scratch
   T* grad_x = nullptr;       ///< (tokens, features)
   T* grad_values = nullptr;  ///< (values)
 };

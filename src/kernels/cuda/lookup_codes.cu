@@ -1,5 +1,5 @@
-// One thread moves one unit of a row, the widest one that rows and pointers are aligned to; threads
-// of a row are neighbours.
+// Each thread moves one unit of a row, the widest to which rows and pointers are aligned; adjacent
+// threads move adjacent units.
 #include "kernels/cuda/lookup_codes.h"
 
 #include "kernels/cuda/cuda.h"

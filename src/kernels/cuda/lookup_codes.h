@@ -1,4 +1,4 @@
-// Code vectors by index on a CUDA device: bytes are moved, whatever they mean. Torch-free.
+// Looks up codes by index on a CUDA device, as plain bytes of any type. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct LookupCodesTask {
   int64_t heads = 0, tokens = 0, size = 0, row_bytes = 0;
 };
 
-/// An index outside [-1, size) stops the device with an error.
+/// An index outside [-1, size) fails a device-side assertion.
 Error lookup_codes(const LookupCodesTask& task, const Queue& queue);
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

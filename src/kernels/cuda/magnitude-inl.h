@@ -1,11 +1,11 @@
-// The largest magnitude of a row, in one maximum over bits, in which NaN cannot be lost.
+// The largest magnitude of a row by a maximum over bits, which cannot lose a NaN.
 #pragma once
 
 #include "kernels/cuda/cuda.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
-/// As float64, of a row that a warp reads together; not finite where an element is not.
+/// The result as float64, for a row read by a whole warp; not finite if an element is not.
 template <typename T>
 __device__ inline double largest_magnitude(const T* row, int64_t dim) {
   unsigned long long largest = 0;

@@ -1,4 +1,4 @@
-// Kernels and their emulation live in different namespaces, so that one program can hold both.
+// Kernels and their emulation have different namespaces, so that one program can contain both.
 #pragma once
 
 #if defined(TORCHVQ_CUDA_SHIM)
@@ -15,7 +15,7 @@ struct Queue {
   void* stream = nullptr;
 };
 
-/// Blocks of a launch, for each of its tasks (tasks.h).
+/// Number of blocks of a launch per task, and number of tasks (tasks.h).
 struct Grid {
   unsigned blocks, tasks = 1;
 
@@ -23,7 +23,7 @@ struct Grid {
   Grid(unsigned blocks_, int tasks_) : blocks(blocks_), tasks(static_cast<unsigned>(tasks_)) {}
 };
 
-/// What went wrong, a string that lives as long as the program; nullptr when nothing did.
+/// An error message with static storage, or nullptr for success.
 using Error = const char*;
 
 }  // namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kMostDimensions = 1 << 14;  // of half precision: beyond, the bound is of no use
 constexpr int kFullTile = 64, kListTile = 16;
-// Codes are split over blocks where that leaves a thousand to each.
+// Codes are split over blocks if each gets about a thousand.
 constexpr int64_t kCodesPerSegment = 1024, kMostSegments = kMostRivals;
 
 bool uses_half(int64_t dim) { return dim > kFewDimensions && dim <= kMostDimensions; }
@@ -79,7 +79,7 @@ void prepare(Steps& steps, const SearchState& state, const Queue& queue) {
             blocks_of_warps(half ? state.padded_tokens : task.tokens), kPrepareThreads, 0, state);
 }
 
-/// Blocks for a list whose length only the device knows: as many as run at a time.
+/// Blocks for a list whose length is known only on the device: as many as can run at once.
 unsigned blocks_for_list(int64_t most_rows, int64_t each, const Queue& queue) {
   const int processors = processors_of(queue);
   return blocks_for(most_rows, each, 4 * static_cast<int64_t>(processors > 0 ? processors : 128));
@@ -87,7 +87,7 @@ unsigned blocks_for_list(int64_t most_rows, int64_t each, const Queue& queue) {
 
 void search(Steps& steps, const SearchState& state, const Queue& queue) {
   const auto& task = state.task;
-  const auto& facts = *state.facts;  // an address: nothing of it is read here
+  const auto& facts = *state.facts;  // only the address is used; the host cannot read it
   if (uses_half(task.dim)) {
     steps.run(scan_half, blocks_for(task.tokens, kTileRows), kHalfThreads, kHalfShared, state);
     const RowList open = {state.open_in_float, &facts.open_in_float, 0};

@@ -1,5 +1,5 @@
-// The nearest code of each row, as docs/design/search.md defines it: screened in half precision on
-// tensor cores, or in float32, and decided in float64 where a bound on the rounding leaves a doubt
+// The nearest code of each row as docs/design/search.md defines it: screened in half precision on
+// tensor cores, or in float32, and decided in float64 where the rounding bound leaves a doubt
 // (docs/design/gpu.md). Nothing here waits for the device.
 #pragma once
 
@@ -10,7 +10,7 @@
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
-/// Ways to break the search, so that tests can show that they would notice.
+/// Deliberate faults, so that tests can prove that they would detect them.
 enum class SearchFault { kNone = 0, kNoBound = 1, kNoRunnerUp = 2 };
 
 template <typename T>
@@ -24,15 +24,15 @@ struct NearestCodeTask {
   SearchFault fault = SearchFault::kNone;
 };
 
-/// Bytes that nearest_code works in: O((tokens + size) * dim). Any device memory does.
+/// Bytes of workspace that nearest_code needs: O((tokens + size) * dim), in any device memory.
 size_t nearest_code_workspace(const NearestCodeTask<float>& task);
 size_t nearest_code_workspace(const NearestCodeTask<double>& task);
 
 Error nearest_code(const NearestCodeTask<float>& task, void* workspace, const Queue& queue);
-/// float64: all scores of all rows.
+/// float64: computes all scores of all rows.
 Error nearest_code(const NearestCodeTask<double>& task, void* workspace, const Queue& queue);
 
-/// What is asked for beside the index; then -1 becomes 0, with NaN as code and distance.
+/// Optional outputs besides the index. An index of -1 becomes 0, with NaN as code and distance.
 template <typename T>
 struct FoundCodes {
   NearestCodeTask<T> task;

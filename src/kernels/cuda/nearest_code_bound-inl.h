@@ -1,5 +1,5 @@
-// How far a screening score may lie from the score that decides. The first part is the CPU's
-// (kernels/cpu/nearest_code_bound.h); the second is what half precision and tensor cores add.
+// Bounds on the difference between a screening score and the deciding score. The first part is that
+// of the CPU (kernels/cpu/nearest_code_bound.h); the second covers half precision and tensor cores.
 #pragma once
 
 #include "kernels/cuda/cuda.h"
@@ -10,19 +10,20 @@ constexpr double kReach = 2.2;           // twice the error, and slack for round
 constexpr double kLargestNorm = 0x1p60;  // rows and codes beyond are decided in float64
 constexpr double kNormSlack = 1 + 1e-6;  // norms are summed in float64
 constexpr int kScaledNorm = 8;           // rows and codes are scaled to norms below 2^8
-constexpr int kDepthOfMma = 16;          // products that one instruction adds
-// A tensor core aligns the terms of one addition to the largest and cuts them: each of 16 products
-// and of the sum loses at most the last place of 24 bits of the largest, and so does the result.
+constexpr int kDepthOfMma = 16;          // products added by one instruction
+// A tensor core aligns the terms of an addition to the largest one and truncates them:
+// each of the 16 products and the sum loses at most the last of the 24 bits of the
+// largest, and so does the result.
 constexpr double kLossPerMma = 18 * 0x1p-23;
 
-/// Of a codebook; norms are of codes less the centre.
+/// Bounds for a codebook; norms are those of codes minus the centre.
 struct CodeBound {
   double slope, intercept;  // of the float32 scan and the float64 decision
-  double norm;              // the largest
-  double loss;              // the largest norm of what rounding to half precision changes
-  double cut;               // of all tensor core additions of a score, relative
+  double norm;              // largest norm
+  double loss;              // largest norm of the error from rounding to half precision
+  double cut;               // relative error of all tensor core additions of a score
   int scale;                // codes are multiplied by 2^scale before they are rounded
-  int all_open;             // some code takes no part in the screening
+  int all_open;             // some code is not screened
 };
 
 __device__ inline double chain_error(double count, double unit) {
@@ -30,8 +31,8 @@ __device__ inline double chain_error(double count, double unit) {
   return product < 0.25 ? product / (1 - 2 * product) : 1e30;
 }
 
-/// norm: the largest of a code less the centre; offset: the largest |bias| as added; shift: of the
-/// centre.
+/// norm: the largest norm of a code minus the centre; offset: the largest |bias| as added;
+/// shift: the norm of the centre.
 __device__ inline void set_score_error(CodeBound& bound, int64_t dim, double offset, double shift) {
   const double roundings = static_cast<double>(dim) + 16;
   const double scan = chain_error(roundings, 0x1p-24), decision = chain_error(roundings, 0x1p-53);
@@ -41,21 +42,22 @@ __device__ inline void set_score_error(CodeBound& bound, int64_t dim, double off
                     decision * (whole * shift + whole * whole + offset) + tiny * (1 + bound.norm);
 }
 
-/// What a runner-up must stay below the best score for the best to be certain. norm and loss are of
-/// the row less the centre; loss is 0 for a scan in float32.
+/// Margin by which the best score must exceed the runner-up to be certain. norm and loss are those
+/// of the row minus the centre; loss is 0 for a float32 scan.
 template <bool half>
 __device__ inline double margin_of(const CodeBound& bound, double norm, double loss) {
   double error = bound.slope * norm + bound.intercept;
   if constexpr (half) {
     const double codes = bound.norm + bound.loss;
-    error += (norm * bound.loss + loss * codes) * (1 + 1e-6);  // Cauchy and Schwarz
+    error += (norm * bound.loss + loss * codes) * (1 + 1e-6);  // Cauchy-Schwarz
     error += bound.cut * (norm + loss) * codes;
   }
   return bound.all_open ? HUGE_VAL : kReach * error;
 }
 
-/// The exponent that brings a norm below 2^kScaledNorm; bounded, so that its power of two and the
-/// product of two of them stay numbers. What is lost at the ends is measured like all else.
+/// The exponent that scales a norm below 2^kScaledNorm, bounded so that its power of two,
+/// and the product of two of them, are finite and nonzero. Errors at these bounds are
+/// measured like all others.
 __device__ inline int scale_of(double norm) {
   if (norm == 0) return 0;
   const int above =

@@ -1,4 +1,5 @@
-// The last word: scores of the contract, float64 over dimensions in index order, ties by index.
+// Final decision: exact scores by the contract, in float64 over dimensions in
+// index order, ties by index.
 #pragma once
 
 #include "kernels/cuda/nearest_code_exact-inl.h"
@@ -7,9 +8,9 @@ namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
 constexpr unsigned kRivalThreads = 128;
 
-/// Close calls between codes that are known: one thread to a rival.
+/// Decides between known rivals; one thread per rival.
 __global__ void __launch_bounds__(kRivalThreads) decide_rivals(SearchState state) {
-  constexpr int kTogether = kWarp / kMostRivals;  // rows of a warp
+  constexpr int kTogether = kWarp / kMostRivals;  // rows per warp
   const auto& task = state.task;
   const auto count = static_cast<int64_t>(state.facts->rivalries);
   for (int64_t first = grid_warp() * kTogether; first < count; first += grid_warps() * kTogether) {
@@ -30,7 +31,8 @@ __global__ void __launch_bounds__(kRivalThreads) decide_rivals(SearchState state
   }
 }
 
-/// All codes of some rows; of `skip`, rows whose index is -1 already are left so.
+/// Scores all codes for the rows of a list; with `skip`, rows whose index is
+/// already -1 are left alone.
 template <typename T>
 __global__ void __launch_bounds__(kExactThreads, 2)
     scan_exact(NearestCodeTask<T> task, const uint8_t* status, RowList list, bool skip) {
@@ -48,7 +50,7 @@ __global__ void __launch_bounds__(kExactThreads, 2)
   }
 }
 
-/// A warp to a row: -1 where it is not finite, 0 elsewhere.
+/// One warp per row: -1 if it is not finite, otherwise 0.
 template <typename T>
 __global__ void __launch_bounds__(kExactThreads) mark_rows(NearestCodeTask<T> task) {
   for (int64_t row = grid_warp(); row < task.tokens; row += grid_warps()) {
@@ -60,7 +62,7 @@ __global__ void __launch_bounds__(kExactThreads) mark_rows(NearestCodeTask<T> ta
   }
 }
 
-/// The contract's distance, summed in float64 in index order as on the CPU.
+/// The distance defined by the contract, summed in float64 in index order as on CPU.
 template <typename T>
 __device__ inline double distance_of(const T* x, const T* code, int64_t dim, bool cosine) {
   double sum = 0, x_square = 0, code_square = 0;
@@ -90,7 +92,7 @@ __global__ void __launch_bounds__(kExactThreads) gather_codes(FoundCodes<T> foun
   }
 }
 
-/// Distances, and the end of -1.
+/// Computes distances and replaces indices of -1.
 template <typename T>
 __global__ void __launch_bounds__(kExactThreads) finish_rows(FoundCodes<T> found) {
   const auto& task = found.task;

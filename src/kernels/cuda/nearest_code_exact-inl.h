@@ -1,5 +1,5 @@
-// Scores of the contract, float64 over dimensions in index order, ties by index: of known codes, and
-// of all codes for some rows of a block.
+// Exact scores by the contract, in float64 over dimensions in index order, ties by index: of known
+// codes, and of all codes for some rows of a block.
 #pragma once
 
 #include "kernels/cuda/nearest_code_lists-inl.h"
@@ -7,15 +7,16 @@
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
 constexpr int kExactThreads = 256;
-constexpr int kExactRows = 4;    // of a block, each code's values are read once for all of them
-constexpr int kExactDepth = 16;  // dimensions at a time
+constexpr int kExactRows = 4;    // per block; each code is read once for all of them
+constexpr int kExactDepth = 16;  // dimensions per round
 
-/// One more dimension of a score.
+/// Adds one dimension to a score.
 __device__ inline double add_to_score(double score, double x, double c, bool cosine) {
   return score + (cosine ? -(x * c) : c * c * 0.5 - x * c);
 }
 
-/// The lower score, at equal scores the lower index; no code is a score of infinity and index -1.
+/// The lowest score and its code, ties by index; a score of infinity and
+/// index -1 stand for no code.
 struct Verdict {
   double score = HUGE_VAL;
   int32_t code = -1;
@@ -25,7 +26,7 @@ struct Verdict {
         other >= 0 && (code < 0 || other_score < score || (other_score == score && other < code));
     if (wins) score = other_score, code = other;
   }
-  /// Of `lanes` neighbouring lanes, a power of two; all have it then.
+  /// Reduces over `lanes` adjacent lanes, a power of two; all of them get the result.
   __device__ void merge(int lanes) {
     for (int step = lanes / 2; step > 0; step /= 2) {
       const double other_score = __shfl_xor_sync(kWholeWarp, score, step);
@@ -35,7 +36,7 @@ struct Verdict {
   }
 };
 
-/// The score of one code but for its bias. Row: an array, or what is indexed like one.
+/// The score of one code without its bias. Row: an array, or anything indexed like one.
 template <typename Row>
 __device__ inline double score_of(const Row& row, const float* code, int64_t dim, bool cosine) {
   double score = 0;
@@ -44,7 +45,7 @@ __device__ inline double score_of(const Row& row, const float* code, int64_t dim
   return score;
 }
 
-/// The least of the block's verdicts; valid in thread 0. All threads call it.
+/// The best verdict of the block, valid in thread 0. All threads must call it.
 __device__ inline Verdict verdict_of_block(Verdict verdict, Verdict* of_warps) {
   verdict.merge(kWarp);
   if (lane_of_warp() == 0) of_warps[warp_of_block()] = verdict;
@@ -63,8 +64,8 @@ constexpr size_t exact_shared() {
 }
 static_assert(exact_shared<double>() <= 48 * 1024);
 
-/// The nearest of all codes for `rows` rows, at most kExactRows, by a block of kExactThreads in
-/// exact_shared() bytes; take(row, verdict) by thread 0. value(row, d): of a row.
+/// Finds the nearest of all codes for `rows` rows, at most kExactRows, by a block of kExactThreads
+/// with exact_shared() bytes. value(row, d) reads a row; thread 0 calls take(row, verdict).
 template <typename T, typename Value, typename Take>
 __device__ inline void decide_rows(const NearestCodeTask<T>& task, const uint8_t* status, int rows,
                                    void* shared, const Value& value, const Take& take) {
@@ -77,7 +78,7 @@ __device__ inline void decide_rows(const NearestCodeTask<T>& task, const uint8_t
     double scores[kExactRows] = {};
     for (int64_t depth = 0; depth < task.dim; depth += kExactDepth) {
       const int here = static_cast<int>(min(task.dim - depth, static_cast<int64_t>(kExactDepth)));
-      __syncthreads();  // nobody reads what is loaded over
+      __syncthreads();  // before data still in use is overwritten
       for (int i = thread; i < kExactThreads * kExactDepth; i += kExactThreads) {
         const int line = i / kExactDepth, d = i % kExactDepth;
         if (base + line < task.size && d < here)
@@ -88,7 +89,7 @@ __device__ inline void decide_rows(const NearestCodeTask<T>& task, const uint8_t
         if (line < rows && d < here) values[thread] = value(line, depth + d);
       }
       __syncthreads();
-      if (base + thread >= task.size) continue;  // to the next barrier of the loop
+      if (base + thread >= task.size) continue;  // continues to the next barrier of the loop
       for (int d = 0; d < here; ++d) {
         const double c = codes[thread * (kExactDepth + 1) + d];
 #pragma unroll
@@ -104,7 +105,7 @@ __device__ inline void decide_rows(const NearestCodeTask<T>& task, const uint8_t
 #pragma unroll
     for (int r = 0; r < kExactRows; ++r) {
       const double score = scores[r] + bias;
-      // A score that is no number, inf - inf in an overflow, counts as the worst.
+      // A score of NaN (inf - inf after an overflow) counts as the worst.
       const bool worst = status[code] == kExcluded || isnan(score);
       best[r].take(worst ? HUGE_VAL : score, static_cast<int32_t>(code));
     }

@@ -1,5 +1,5 @@
-// The screening in float32 on ordinary cores: of all rows where there are few dimensions, and of
-// the rows that half precision left open. A thread has 4 rows by 4 codes.
+// Screening in float32 on CUDA cores: of all rows if there are few dimensions, and of the rows that
+// half precision left open. A thread computes 4 rows by 4 codes.
 #pragma once
 
 #include "kernels/cuda/nearest_code_lists-inl.h"
@@ -7,9 +7,9 @@
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
 constexpr int kFloatThreads = 256;
-constexpr int kFloatDepth = 16;  // dimensions at a time
+constexpr int kFloatDepth = 16;  // dimensions per round
 
-/// For tiles of `rows` rows: few rows to a tile leave more codes to it, and more tiles.
+/// Tiles of `rows` rows; tiles with fewer rows hold more codes, and there are more of them.
 template <int rows>
 struct FloatTile {
   static constexpr int kLanes = kFloatThreads / (rows / 4);  // threads that share a row
@@ -21,7 +21,8 @@ struct FloatTile {
   static_assert(kShared <= 48 * 1024);
 };
 
-/// Vectors less the centre, one dimension to a line of `stride`; zeros beyond `count` and `dim`.
+/// Loads vectors minus the centre, one dimension per line of `stride`; zeros
+/// beyond `count` and `dim`.
 template <int vectors, int stride, typename Place>
 __device__ inline void load_centered(const SearchState& state, const float* from, int64_t count,
                                      int64_t depth, const Place& place, float* to) {
@@ -35,8 +36,8 @@ __device__ inline void load_centered(const SearchState& state, const float* from
   }
 }
 
-/// All codes of a tile of rows; or, `split`, one of state.segments ranges of the codes, so that few
-/// rows keep many blocks busy. Then close_segments ends the rows.
+/// Scans all codes for a tile of rows; or, with `split`, one of state.segments ranges of codes, so
+/// that few rows occupy many blocks. close_segments then completes the rows.
 template <int tile_rows, bool split>
 __global__ void __launch_bounds__(kFloatThreads, 2) scan_float(SearchState state, RowList list) {
   using Tile = FloatTile<tile_rows>;
@@ -56,7 +57,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2) scan_float(SearchState state
     for (int64_t code = begin; code < size; code += Tile::kCodes) {
       float sums[4][4] = {};
       for (int64_t depth = 0; depth < state.task.dim; depth += kFloatDepth) {
-        __syncthreads();  // nobody reads what is loaded over
+        __syncthreads();  // before data still in use is overwritten
         load_centered<tile_rows, Tile::kRowStride>(
             state, state.task.x, count - first, depth,
             [&](int vector) { return list.row(first + vector); }, rows);
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2) scan_float(SearchState state
           contests[r].take(sums[r][j] - half_norm, static_cast<int32_t>(index));
       }
     }
-    __syncthreads();  // the tiles become the table of contests
+    __syncthreads();  // before the table of contests reuses the tiles
     const Contests table(rows, tile_rows, Tile::kLanes);
 #pragma unroll
     for (int r = 0; r < 4; ++r) table.put(group + r, lane, contests[r]);
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(kFloatThreads, 2) scan_float(SearchState state
   }
 }
 
-/// The end of the rows of a list whose codes were split.
+/// Completes the rows of a list whose codes were split.
 __global__ void __launch_bounds__(kFloatThreads) close_segments(SearchState state, RowList list) {
   const Contests contests(state.segment_contests, state.task.tokens, state.segments);
   const int64_t count = list.size();

@@ -1,5 +1,5 @@
-// The screening on tensor cores: tiles of 128 rows by 128 codes of half precision, summed in
-// float32. Best and runner-up of each row never leave the registers until its last code.
+// Screening on tensor cores: tiles of 128 rows by 128 codes in half precision, accumulated in
+// float32. Best and runner-up of each row stay in registers until its last code.
 #pragma once
 
 #include "kernels/cuda/nearest_code_sums-inl.h"
@@ -17,7 +17,7 @@ constexpr size_t kHalfShared = sizeof(uint16_t) * kStages * kStageHalves;
 static_assert(kHalfShared >= Contests::bytes(kTileRows, kHalfLanes));
 static_assert(kHalfLanes <= kMostRivals, "one rival of each thread is within the list");
 
-/// Begins to copy dimensions [depth, depth + kTileDepth) of a tile of rows and one of codes.
+/// Starts to copy dimensions [depth, depth + kTileDepth) of a tile of rows and a tile of codes.
 __device__ inline void load_stage(const SearchState& state, int64_t row, int64_t code,
                                   int64_t depth, uint16_t* stage) {
   constexpr int kPieces = kTileDepth / 8;  // of 16 bytes
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kHalfThreads, 2) scan_half(SearchState state) 
     HalfSums<kRowFragments, kCodeFragments> sums;
     sums.clear();
 
-    // The stage that is loaded next, and the one that is computed on: (tile of codes, chunk).
+    // The stage to load next and the stage being computed, as (tile of codes, chunk).
     int64_t load_code = 0, code = 0;
     int load_chunk = 0, load_place = 0, chunk = 0, place_of_stage = 0;
     const auto load_next = [&](int64_t step) {
@@ -60,12 +60,12 @@ __global__ void __launch_bounds__(kHalfThreads, 2) scan_half(SearchState state) 
         if (++load_chunk == chunks) load_chunk = 0, load_code += kTileCodes;
         if (++load_place == kStages) load_place = 0;
       }
-      commit_copies();  // an empty group, too: stages are counted by groups
+      commit_copies();  // even if the group is empty: stages are counted by groups
     };
     for (int step = 0; step < kStages - 1; ++step) load_next(step);
     for (int64_t step = 0; step < steps; ++step) {
       wait_for_copies<kStages - 2>();
-      // All copies of this step have come, and no thread computes on the stage that is loaded next.
+      // All copies of this step are complete, and no thread computes on the stage loaded next.
       __syncthreads();
       load_next(step + kStages - 1);
       const uint16_t* stage = shared + place_of_stage * kStageHalves;
@@ -81,7 +81,7 @@ __global__ void __launch_bounds__(kHalfThreads, 2) scan_half(SearchState state) 
       code += kTileCodes;
     }
     wait_for_copies<0>();
-    __syncthreads();  // the stages become the table of contests
+    __syncthreads();  // before the table of contests reuses the stages
 
     const Contests table(shared, kTileRows, kHalfLanes);
 #pragma unroll
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kHalfThreads, 2) scan_half(SearchState state) 
     const auto place = static_cast<int>(threadIdx.x);
     if (place < kTileRows && row + place < state.task.tokens)
       close_row<true>(state, table, place, row + place);
-    __syncthreads();  // the table becomes stages
+    __syncthreads();  // before stages reuse the table
   }
 }
 

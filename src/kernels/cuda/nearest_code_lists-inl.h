@@ -1,5 +1,5 @@
-// What the kernels of a search hand on to each other, all of it in device memory: bounds, rounded
-// rows and codes, and the lists of rows that are still open.
+// Data that the kernels of a search share in device memory: bounds, rounded rows and codes,
+// and the lists of open rows.
 #pragma once
 
 #include "kernels/cuda/nearest_code.h"
@@ -7,13 +7,14 @@
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
-constexpr int kMostRivals = 8;  // codes of a close call that are decided without another scan
+constexpr int kMostRivals = 8;  // close codes of a row that are decided without another scan
 
 enum CodeStatus : uint8_t { kScreened = 0, kExcluded = 1, kSetAside = 2 };
 
 using Word = unsigned long long;
 
-/// One for a search; starts as zeros. Magnitudes are bits of float64, which are ordered like it.
+/// One per search, initialised with zeros. Magnitudes are stored as the bits of
+/// float64, which order alike.
 struct SearchFacts {
   Word largest_norm, largest_loss, largest_offset;
   Word open_in_float, open_in_double, rivalries;  // lengths of the lists
@@ -21,10 +22,10 @@ struct SearchFacts {
   CodeBound bound;
 };
 
-/// Rows of a list, or all of them.
+/// The rows of a list, or all rows.
 struct RowList {
-  const int64_t* rows = nullptr;  ///< null: all of 0 to count
-  const Word* length = nullptr;   ///< on the device, where rows is not null
+  const int64_t* rows = nullptr;  ///< null: all rows from 0 to count
+  const Word* length = nullptr;   ///< on the device; set if rows is
   int64_t count = 0;
 
   __device__ int64_t size() const { return rows ? static_cast<int64_t>(*length) : count; }
@@ -34,21 +35,21 @@ struct RowList {
 struct SearchState {
   NearestCodeTask<float> task;  ///< x and codebook are unit vectors for cosine
   SearchFacts* facts = nullptr;
-  uint8_t* status = nullptr;    ///< (size,) CodeStatus
-  float* center = nullptr;      ///< (dim,)
-  float* half_norms = nullptr;  ///< (padded_size,): what a score has subtracted, infinite: no code
-  uint16_t* codes = nullptr;    ///< (padded_size, depth) half precision
-  uint16_t* rows = nullptr;     ///< (padded_tokens, depth)
-  float* units = nullptr;       ///< (padded_tokens,): what a product of rounded numbers stands for
-  float* norms = nullptr;       ///< (tokens,): NaN: not finite; infinite: beyond the bound
-  float* losses = nullptr;      ///< (tokens,)
+  uint8_t* status = nullptr;          ///< (size,) CodeStatus
+  float* center = nullptr;            ///< (dim,)
+  float* half_norms = nullptr;        ///< (padded_size,): subtracted from scores; infinite: no code
+  uint16_t* codes = nullptr;          ///< (padded_size, depth) half precision
+  uint16_t* rows = nullptr;           ///< (padded_tokens, depth)
+  float* units = nullptr;             ///< (padded_tokens,): value of one unit of a rounded product
+  float* norms = nullptr;             ///< (tokens,): NaN: not finite; infinite: beyond the bound
+  float* losses = nullptr;            ///< (tokens,)
   int64_t* open_in_float = nullptr;   ///< (tokens,)
   int64_t* open_in_double = nullptr;  ///< (tokens,)
-  int64_t* rivalries = nullptr;       ///< (tokens,): rows
+  int64_t* rivalries = nullptr;       ///< (tokens,): rows with rivals
   int32_t* rivals = nullptr;          ///< (tokens, kMostRivals): -1 is none
-  void* segment_contests = nullptr;   ///< Contests of open_in_float, a lane to a segment
+  void* segment_contests = nullptr;   ///< Contests of open_in_float, one lane per segment
   int64_t padded_size = 0, padded_tokens = 0, depth = 0;
-  int segments = 1;  ///< ranges of codes that blocks share where few rows are left
+  int segments = 1;  ///< ranges of codes divided among blocks when few rows are left
 
   __device__ double bias_of(int64_t code) const {
     if (task.bias == nullptr) return 0;
@@ -60,12 +61,13 @@ __device__ inline void append(int64_t* list, Word& length, int64_t row) {
   list[atomicAdd(&length, Word{1})] = row;
 }
 
-/// Best score, its code, and the second best, of the codes that one thread has seen for a row.
+/// Best score, its code, and the second-best score among the codes that one
+/// thread has scored for a row.
 struct Contest {
   float best = -HUGE_VALF, second = -HUGE_VALF;
   int32_t code = 0;
 
-  /// Codes come in order of index, so the first of equals stays; NaN never wins.
+  /// Codes come in order of index, so the first of equal scores stays; NaN never wins.
   __device__ void take(float score, int32_t index) {
     if (score > best) {
       second = best;
@@ -77,7 +79,7 @@ struct Contest {
   }
 };
 
-/// Contests of rows, [row][lane], of a block in shared memory, or of a list in global memory.
+/// Contests of rows, [row][lane]: those of a block in shared memory, or of a list in global memory.
 struct Contests {
   float *best, *second;
   int32_t* code;
@@ -95,7 +97,7 @@ struct Contests {
     second[at] = contest.second;
     code[at] = contest.code;
   }
-  /// All lanes of a row as one: who was second somewhere, or best elsewhere, is second.
+  /// Merges the lanes of a row; the second best is either second in a lane or best in another lane.
   __device__ Contest of_row(int64_t row) const {
     Contest joint;
     for (int64_t at = place(row, 0); at < place(row, lanes); ++at) {
@@ -109,12 +111,12 @@ struct Contests {
   }
 };
 
-/// What the contests of a row say: which code leads, and what else may be the nearest.
+/// Conclusion from the contests of a row: the leading code, and which others may be the nearest.
 struct Standing {
-  int64_t winner;  ///< its place among the contests
-  double limit;    ///< no code below it is the nearest
-  int rivals = 0;  ///< contests whose best is not below; the winner is one
-  bool open;       ///< others may be, too
+  int64_t winner;  ///< place of the leading contest
+  double limit;    ///< codes with lower scores are not the nearest
+  int rivals = 0;  ///< contests whose best reaches the limit, including the winner
+  bool open;       ///< codes other than these may be the nearest
 
   __device__ Standing(const Contests& contests, int64_t row, double margin, SearchFault fault) {
     const int64_t first = contests.place(row, 0);
@@ -128,7 +130,7 @@ struct Standing {
       open |= contests.second[first + lane] >= limit && fault != SearchFault::kNoRunnerUp;
     }
   }
-  /// Neither an infinite margin nor a codebook without a single score decides anything.
+  /// With an infinite margin, or a codebook in which no code has a score, nothing is decided.
   __device__ bool decides() const { return limit > -HUGE_VAL && limit < HUGE_VAL; }
 
   template <typename Take>
@@ -139,7 +141,7 @@ struct Standing {
   }
 };
 
-/// The end of a row: certain, a few rivals whose codes are known, or open.
+/// Classifies a row: certain, a few rivals whose codes are known, or open.
 template <bool half>
 __device__ inline void close_row(const SearchState& state, const Contests& contests, int64_t place,
                                  int64_t row) {

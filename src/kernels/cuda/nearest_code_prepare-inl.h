@@ -1,4 +1,5 @@
-// What a search does once per codebook and once per row: sort codes out, centre, measure, round.
+// Preparation of a search, once per codebook and once per row: classifies,
+// centres, measures and rounds.
 #pragma once
 
 #include "kernels/cuda/nearest_code_lists-inl.h"
@@ -9,7 +10,7 @@ namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
 constexpr unsigned kPrepareThreads = 256;
 constexpr int kCenterColumns = 32, kCenterLanes = 32;
-constexpr int64_t kCenterSample = 1024;  // codes whose mean is the centre; any centre is correct
+constexpr int64_t kCenterSample = 1024;  // codes averaged for the centre; any centre is correct
 
 __device__ inline void raise(Word& largest, double magnitude) {
   atomicMax(&largest, static_cast<Word>(__double_as_longlong(magnitude)));
@@ -18,14 +19,14 @@ __device__ inline double magnitude_of(Word bits) {
   return __longlong_as_double(static_cast<long long>(bits));
 }
 
-/// The codebooks that a launch prepares together: count() of them, of(i) is the state of one.
+/// The codebooks prepared by one launch: count() of them; of(i) returns the state of one.
 struct OneCodebook {
   SearchState state;
   __device__ static int count() { return 1; }
   __device__ const SearchState& of(int) const { return state; }
 };
 
-/// body(state, code) for every place of a code, padding included; a warp to a place.
+/// Calls body(state, code) for every place of a code, including padding; one warp per place.
 template <typename Codebooks, typename Body>
 __device__ inline void for_codes(const Codebooks& codebooks, const Body& body) {
   int64_t code = grid_warp();
@@ -36,8 +37,8 @@ __device__ inline void for_codes(const Codebooks& codebooks, const Body& body) {
   }
 }
 
-/// A thread: a row divided by its norm, summed in float64 in index order; a zero row stays zero. A
-/// row that is not finite becomes NaN.
+/// Divides a row by its norm, summed in float64 in index order, in one thread. A zero row stays
+/// zero; a row that is not finite becomes NaN.
 template <typename T>
 __device__ inline void make_unit_row(const T* from, int64_t dim, T* to) {
   double square = 0;
@@ -49,7 +50,7 @@ __device__ inline void make_unit_row(const T* from, int64_t dim, T* to) {
   }
   const double norm = sqrt(square);
   for (int64_t d = 0; d < dim; ++d) {
-    // A float64 norm may overflow where the row is finite; a row that is not stays so.
+    // A float64 norm may overflow for a finite row, so NaN depends on the values, not on the norm.
     to[d] = !finite || norm != 0 ? static_cast<T>(from[d] / norm) : T(0);
     if (!finite) to[d] = static_cast<T>(NAN);
   }
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kPrepareThreads)
     make_unit_row(rows + row * dim, dim, to + row * dim);
 }
 
-/// A warp: whether a code takes part.
+/// Classifies a code; runs in one warp.
 template <typename T>
 __device__ inline void classify_code(const NearestCodeTask<T>& task, int64_t code, uint8_t* status,
                                      SearchFacts* facts) {
@@ -99,7 +100,8 @@ __global__ void __launch_bounds__(kPrepareThreads) classify_codes(Codebooks code
   });
 }
 
-/// Columns [first, first + kCenterColumns) of the mean of a sample of the codes: a block.
+/// Computes columns [first, first + kCenterColumns) of the mean of a sample of the
+/// codes; runs in one block.
 __device__ inline void find_center_columns(const SearchState& state, int64_t first) {
   __shared__ float sums[kCenterLanes][kCenterColumns + 1];
   __shared__ int counts[kCenterLanes];
@@ -130,7 +132,8 @@ __device__ inline void find_center_columns(const SearchState& state, int64_t fir
   __syncthreads();
 }
 
-/// 32 columns of a codebook to a block, 32 threads to a column. All codebooks are as wide.
+/// One block per 32 columns of a codebook, 32 threads per column. All
+/// codebooks have the same width.
 template <typename Codebooks>
 __global__ void __launch_bounds__(kCenterColumns* kCenterLanes, 1)
     find_centers(Codebooks codebooks, int64_t dim) {
@@ -140,7 +143,7 @@ __global__ void __launch_bounds__(kCenterColumns* kCenterLanes, 1)
                         item % groups * kCenterColumns);
 }
 
-/// Norms about the centre.
+/// Computes norms relative to the centre.
 template <typename Codebooks>
 __global__ void __launch_bounds__(kPrepareThreads) measure_codes(Codebooks codebooks) {
   for_codes(codebooks, [](const SearchState& state, int64_t code) {
@@ -160,8 +163,9 @@ __global__ void __launch_bounds__(kPrepareThreads) measure_codes(Codebooks codeb
   });
 }
 
-/// Rounds one vector of `dim` numbers less the centre, times 2^scale, to half precision and zeros up
-/// to `depth`; returns the norm of what that changes, not scaled. A warp does it.
+/// Rounds a vector of `dim` numbers minus the centre, times 2^scale, to half precision,
+/// padded with zeros up to `depth`; returns the norm of the rounding error, without the
+/// scale. Runs in one warp.
 template <typename Vector>
 __device__ inline double round_vector(const Vector& from, const float* center, int64_t dim,
                                       int64_t depth, int scale, uint16_t* to) {
@@ -174,7 +178,7 @@ __device__ inline double round_vector(const Vector& from, const float* center, i
     square += change * change;
     to[d] = rounded;
   }
-  // The last term is room for values that the multiplication by the power underflows.
+  // The last term covers underflow in the multiplication by the power of two.
   return (sqrt(sum_of_warp(square)) * kNormSlack + 0x1p-60) * power_of_two(-scale);
 }
 
@@ -198,7 +202,7 @@ __global__ void __launch_bounds__(kPrepareThreads) round_codes(Codebooks codeboo
   });
 }
 
-/// A warp: what all codes of a codebook together say of errors.
+/// Combines the errors of all codes of a codebook; runs in one warp.
 __device__ inline void bound_codebook(const SearchState& state) {
   double shift = 0;
   for (int64_t d = lane_of_warp(); d < state.task.dim; d += kWarp) {
@@ -229,14 +233,14 @@ inline unsigned blocks_of_warps(int64_t count) {
   return blocks_for(count, kPrepareThreads / kWarp);
 }
 
-/// Sizes of codebooks that are prepared together.
+/// Sizes of the codebooks that are prepared together.
 struct PreparedSizes {
   int64_t codebooks, codes, dim;  ///< codes: of all codebooks, padding included
   bool cosine, half;
 };
 
-/// All that is known of codes before a row is seen. Facts are zeros already, and centres, too, where
-/// the metric is cosine: unit vectors have little to gain from one.
+/// Computes everything about codes that does not depend on rows. Facts are already zero, and so are
+/// centres for a cosine metric: unit vectors gain little from a centre.
 template <typename Codebooks>
 void prepare_codes(Steps& steps, const Codebooks& codebooks, const PreparedSizes& sizes) {
   const auto blocks = blocks_of_warps(sizes.codes);
@@ -251,8 +255,8 @@ void prepare_codes(Steps& steps, const Codebooks& codebooks, const PreparedSizes
   steps.run(bound_codes<Codebooks>, blocks_for(sizes.codebooks, 1), kWarp, 0, codebooks);
 }
 
-/// A warp: the norm of a row about the centre; NaN where it is not finite, infinite where the bound
-/// does not hold.
+/// The norm of a row relative to the centre; NaN if the row is not finite, infinite if the bound
+/// does not hold. Runs in one warp.
 template <typename Vector>
 __device__ inline double norm_of_row(const Vector& from, const float* center, int64_t dim) {
   double square = 0;
@@ -267,12 +271,12 @@ __device__ inline double norm_of_row(const Vector& from, const float* center, in
   return norm < kLargestNorm ? norm : HUGE_VAL;
 }
 
-/// What a product of a row and a code stands for, both rounded and scaled.
+/// The value of one unit of a product of a row and a code, both rounded and scaled.
 __device__ inline float unit_of(int row_scale, const CodeBound& bound) {
   return static_cast<float>(power_of_two(-row_scale - bound.scale));
 }
 
-/// A warp to a row: its norm about the centre, and with `half` the row rounded.
+/// One warp per row: its norm relative to the centre, and, with `half`, the rounded row.
 template <bool half>
 __global__ void __launch_bounds__(kPrepareThreads) prepare_rows(SearchState state) {
   const auto& task = state.task;
@@ -280,7 +284,7 @@ __global__ void __launch_bounds__(kPrepareThreads) prepare_rows(SearchState stat
   for (int64_t row = grid_warp(); row < count; row += grid_warps()) {
     const float* from = task.x + row * task.dim;
     const double norm =
-        norm_of_row(from, state.center, row < task.tokens ? task.dim : 0);  // padding: no numbers
+        norm_of_row(from, state.center, row < task.tokens ? task.dim : 0);  // padding has no values
     double loss = 0;
     int scale = 0;
     if constexpr (half) {

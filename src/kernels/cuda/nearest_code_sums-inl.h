@@ -1,5 +1,5 @@
-// A tile of a product on tensor cores, half precision summed in float32: what the scans of
-// nearest_code and of residual stacks have in common.
+// A tile of a product on tensor cores, half precision accumulated in float32: shared by the scans
+// of nearest_code and of residual stacks.
 #pragma once
 
 #include "kernels/cuda/nearest_code_lists-inl.h"
@@ -8,13 +8,13 @@ namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
 constexpr int64_t kFewDimensions = 16;  // up to here float32 is as fast
 constexpr int kTileCodes = 128;
-constexpr int kTileDepth = 32;  // dimensions of a stage
-// 80 bytes to a row in shared memory: eight rows of ldmatrix touch all banks once.
+constexpr int kTileDepth = 32;  // dimensions per stage
+// 80 bytes per row in shared memory: eight rows of ldmatrix touch every bank once.
 constexpr int kTileStride = kTileDepth + 8;
 constexpr int kStages = 3;
 constexpr int kHalfThreads = 256;
 
-/// What a warp has of a tile: fragments of 16 rows by 8 codes.
+/// A warp's part of a tile: fragments of 16 rows by 8 codes.
 template <int row_fragments, int code_fragments>
 struct HalfSums {
   float of[row_fragments][code_fragments][4];
@@ -28,13 +28,13 @@ struct HalfSums {
         for (int v = 0; v < 4; ++v) of[i][j][v] = 0;
   }
 
-  /// Adds the products of kTileDepth dimensions of the warp's rows, `row_stride` apart, and of its
-  /// codes, kTileStride apart; all in shared memory.
+  /// Adds the products of kTileDepth dimensions of the warp's rows, `row_stride` apart, and its
+  /// codes, kTileStride apart; both in shared memory.
   __device__ void add(const uint16_t* first_row, int row_stride, const uint16_t* first_code) {
     const int lane = lane_of_warp();
-    // ldmatrix: lanes 0 to 7 name the rows of the first 8 x 8 matrix, 8 to 15 of the second, ...
-    // Of rows: rows 0-7 and 8-15 of the first 8 dimensions, then of the next. Of codes: the first
-    // and the next 8 dimensions of codes 0-7, then of codes 8-15.
+    // ldmatrix: lanes 0 to 7 address the rows of the first 8 x 8 matrix, 8 to 15 of the second, ...
+    // For rows: rows 0-7 and 8-15 of the first 8 dimensions, then of the next 8. For codes: the
+    // first and the next 8 dimensions of codes 0-7, then of codes 8-15.
     const uint16_t* rows = first_row + lane % 16 * row_stride + lane / 16 * 8;
     const uint16_t* codes =
         first_code + (lane / 16 * 8 + lane % 8) * kTileStride + lane / 8 % 2 * 8;
@@ -56,8 +56,9 @@ struct HalfSums {
     }
   }
 
-  /// take(i, r, score, index) of all scores, codes in order of index: of row lane / 4 + 8 r of
-  /// fragment i; a thread has two neighbouring codes of each fragment. code: the warp's first.
+  /// Calls take(i, r, score, index) for all scores, with codes in order of index: row
+  /// lane / 4 + 8 r of fragment i; a thread has two adjacent codes of each fragment.
+  /// code: the first code of the warp.
   template <typename Take>
   __device__ void for_scores(const float* half_norms, int64_t code,
                              const float (&units)[row_fragments][2], const Take& take) const {

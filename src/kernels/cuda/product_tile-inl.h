@@ -1,5 +1,6 @@
-// A tile of a product of two matrices in float32, each sum over k in index order from zero, products
-// and additions rounded one by one: the bits of a plain loop, at half the rate of fused additions.
+// A tile of a product of two matrices in float32. Each sum over k runs in index order from
+// zero, with products and additions rounded separately: the bits of a plain loop, at half the
+// rate of fused multiply-add.
 #pragma once
 
 #include "kernels/cuda/cuda.h"
@@ -9,13 +10,13 @@ namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 inline constexpr int kProductSide = 64;
 inline constexpr int kProductDepth = 16;
 inline constexpr int kProductThreads = 256;
-inline constexpr int kProductOwn = 4;  // rows and columns of a thread: 16 x 16 threads
+inline constexpr int kProductOwn = 4;  // rows and columns per thread: 16 x 16 threads
 
 struct ProductTile {
   float left[kProductDepth][kProductSide], right[kProductDepth][kProductSide];
 };
 
-/// What one thread has of a tile: rows and columns thread, thread + 16, ....
+/// One thread's part of a tile: rows and columns thread, thread + 16, ....
 struct ProductSums {
   float sum[kProductOwn][kProductOwn];
 
@@ -30,7 +31,7 @@ struct ProductSums {
     }
   }
 
-  /// Writes what lies inside of to (rows, columns).
+  /// Writes the part inside of to (rows, columns).
   __device__ void store(float* to, int64_t first_row, int64_t first_column, int64_t rows,
                         int64_t columns) const {
 #pragma unroll
@@ -46,7 +47,7 @@ struct ProductSums {
 };
 
 /// The sums over k = 0 ... depth - 1 of left(k, row) * right(k, column). All threads of the block
-/// call it; left and right give 0 outside of their matrices.
+/// must call it; left and right return 0 outside of their matrices.
 template <typename Left, typename Right>
 __device__ ProductSums product_block(ProductTile& tile, int64_t depth, const Left& left,
                                      const Right& right) {

@@ -1,4 +1,4 @@
-// A warp has a row: its elements are read and written in lines.
+// One warp per row, so that memory accesses are coalesced.
 #include "kernels/cuda/residual_encode.h"
 
 #include "kernels/cuda/cuda.h"

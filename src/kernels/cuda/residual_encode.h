@@ -1,5 +1,5 @@
-// The greedy walk of rows through residual levels on a CUDA device: nearest_code searches a level,
-// and one launch moves its codes from what is left of the rows to their sums, as
+// Greedy encoding by residual levels on a CUDA device: nearest_code searches a level, and one
+// launch subtracts its codes from the residuals and adds them to the sums, as
 // kernels/cpu/residual_encode.h does. Torch-free.
 #pragma once
 
@@ -14,17 +14,17 @@ struct ResidualRows {
   const T* x = nullptr;        ///< (rows, dim)
   const bool* mask = nullptr;  ///< (rows), true for real tokens, or null
   int64_t rows = 0, dim = 0;
-  T* left = nullptr;           ///< (rows, dim): what the next level searches; NaN where masked
+  T* left = nullptr;           ///< (rows, dim): the residual; NaN where masked
   T* quantized = nullptr;      ///< (rows, dim)
   int64_t* indices = nullptr;  ///< (rows, stride)
-  int64_t stride = 0;          ///< levels in all
+  int64_t stride = 0;          ///< number of levels in all
 };
 
-/// left = x and quantized = 0. A masked row is NaN from here on, which no search looks at.
+/// left = x and quantized = 0. Masked rows become NaN, which every search skips.
 Error residual_begin(const ResidualRows<float>& rows, const Queue& queue);
 Error residual_begin(const ResidualRows<double>& rows, const Queue& queue);
 
-/// What a search has found in a level.
+/// The result of searching a level.
 template <typename T>
 struct ResidualChoice {
   const T* codes = nullptr;        ///< (size, dim)
@@ -32,7 +32,8 @@ struct ResidualChoice {
   int64_t level = 0;
 };
 
-/// Indices of the level; quantized += code and left -= code, both NaN for a row that is not finite.
+/// Writes the level's indices; quantized += code and left -= code, both NaN for
+/// a row that is not finite.
 Error residual_take(const ResidualRows<float>& rows, const ResidualChoice<float>& choice,
                     const Queue& queue);
 Error residual_take(const ResidualRows<double>& rows, const ResidualChoice<double>& choice,

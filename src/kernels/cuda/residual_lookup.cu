@@ -1,6 +1,6 @@
-// A thread takes an element of a row through all levels and keeps what is left of it, and the sum, in
-// registers. Whether a level is given something not finite is known when the row has come to its end;
-// then the levels from there on, which few rows have, are written once more.
+// A thread takes an element of a row through all levels and keeps its residual and sum in
+// registers. Whether a level's input is not finite is known only after the whole row; then the
+// levels from there on are written again, which few rows need.
 #include "kernels/cuda/residual_lookup.h"
 
 #include "kernels/cuda/cuda.h"
@@ -10,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-/// Element d of a row: the first level to which it is not finite.
+/// Processes element d of a row; returns the first level whose input is not finite.
 template <typename T>
 __device__ int walk_element(const ResidualLookupTask<T>& task, int64_t head, int64_t row,
                             int64_t d) {
@@ -34,7 +34,7 @@ __device__ int walk_element(const ResidualLookupTask<T>& task, int64_t head, int
   return lost;
 }
 
-/// From level `lost` on the row has no codes.
+/// From level `lost` on, the row has no codes.
 template <typename T>
 __device__ void lose_element(const ResidualLookupTask<T>& task, int64_t at, int lost) {
   const T nothing = static_cast<T>(NAN);
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kThreads, 3) walk_rows(ResidualLookupTask<T> t
             lane = static_cast<int>(threadIdx.x) % across;
   const int64_t rows = task.heads * task.tokens;
   const int64_t step = static_cast<int64_t>(gridDim.x) * at_once;
-  // All threads of a block make the same rounds, for the exchanges.
+  // All threads of a block run the same number of rounds, as the shuffles require.
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * at_once; first < rows; first += step) {
     const int64_t row = first + place, dim = row < rows ? task.dim : 0;
     const int64_t head = row / task.tokens;

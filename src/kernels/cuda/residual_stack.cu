@@ -7,20 +7,21 @@
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 namespace {
 
-constexpr int kRowsOfFew = 32;  // of a tile, where there are few dimensions
+constexpr int kRowsOfFew = 32;  // per tile, if there are few dimensions
 
-/// A codebook of all heads, and what is made of it; each array has the heads one after the other.
+/// A codebook of all heads and the arrays computed from it; in each array,
+/// heads follow one another.
 struct StackCodebook {
-  const float* codes = nullptr;     ///< what rows lose
-  const float* searched = nullptr;  ///< what rows are compared with: unit vectors for cosine
-  float* units = nullptr;           ///< the latter, where they are not the same
+  const float* codes = nullptr;     ///< subtracted from rows
+  const float* searched = nullptr;  ///< compared with rows: unit vectors for cosine
+  float* units = nullptr;           ///< storage of the unit vectors, for cosine
   uint8_t* status = nullptr;
   float* half_norms = nullptr;
-  uint16_t* halves = nullptr;  ///< of few dimensions float32
+  uint16_t* halves = nullptr;  ///< float32 if there are few dimensions
   int64_t size = 0, padded_size = 0;
 };
 
-/// The argument of the kernels. Codebooks that levels share are in it once.
+/// The kernels' argument. Codebooks shared by levels are stored once.
 struct ResidualStack {
   const float* x;
   const bool* mask;
@@ -44,7 +45,7 @@ struct ResidualStack {
     const auto all_heads = static_cast<int>(heads);
     return state_of(item / all_heads, item % all_heads);
   }
-  /// rows, and what lists are for, are not set: a block has its own.
+  /// Leaves out `rows` and the lists, which every block keeps for itself.
   __device__ SearchState state_of(int book, int64_t head) const {
     const StackCodebook& from = books[book];
     const int64_t place = book * heads + head;
@@ -86,7 +87,7 @@ ResidualStack::ResidualStack(const ResidualStackTask& task, Cutter& cutter)
     if (book < book_count) continue;
     books[book_count++] = {.codes = task.codebooks[level], .size = task.sizes[level]};
   }
-  // The first two lie side by side: they are zeros at first.
+  // Adjacent, so that one call clears both.
   cutter.cut(facts, book_count * heads);
   cutter.cut(centers, book_count * heads * dim);
   for (int i = 0; i < book_count; ++i) {
@@ -106,7 +107,7 @@ int64_t ResidualStack::padded_codes() const {
   return sum;
 }
 
-/// A thread to a code: it becomes a unit vector.
+/// One thread per code: normalizes it.
 __global__ void __launch_bounds__(kPrepareThreads) make_unit_codes(ResidualStack stack) {
   int64_t code = grid_thread();
   for (int i = 0; i < stack.book_count; ++i) {
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(kPrepareThreads) make_unit_codes(ResidualStack
   }
 }
 
-/// A warp to a code of few dimensions.
+/// One warp per code of few dimensions.
 __global__ void __launch_bounds__(kPrepareThreads) center_codes(ResidualStack stack) {
   for_codes(stack, [](const SearchState& state, int64_t code) {
     const bool screened = code < state.task.size && state.status[code] == kScreened;
@@ -140,11 +141,11 @@ __device__ void begin_tile(const ResidualStack& stack, const StackTile& tile, in
     if (lane_of_warp() != 0) continue;
     tile.found[at] = real ? 0 : static_cast<int32_t>(kNoRow);
     tile.units[at] = 0;
-    tile.limits[at] = HUGE_VALF;  // a row that is none has no close calls
+    tile.limits[at] = HUGE_VALF;  // infinite: a missing row has no close calls
   }
 }
 
-/// The norms that cosine divides by, as make_unit_row has them.
+/// The norms that cosine divides by, computed as in make_unit_row.
 template <int rows>
 __device__ void measure_lengths(const StackTile& tile, int64_t dim) {
   const auto at = static_cast<int>(threadIdx.x);
@@ -158,7 +159,7 @@ __device__ void measure_lengths(const StackTile& tile, int64_t dim) {
   tile.lengths[at] = sqrt(square);
 }
 
-/// A warp to a row: made ready for the codes of a level.
+/// One warp per row: prepares it for the codes of a level.
 template <int rows, bool cosine, bool few>
 __device__ void ready_rows(const SearchState& state, const StackTile& tile) {
   const int64_t dim = state.task.dim;
@@ -184,7 +185,7 @@ __device__ void ready_rows(const SearchState& state, const StackTile& tile) {
   }
 }
 
-/// A thread to a row after the first scan: its code, or what is still to be asked.
+/// One thread per row after the first scan: its code, or the way to decide it.
 template <int rows, bool few>
 __device__ void close_rows(const SearchState& state, const StackTile& tile,
                            const Contests& contests) {
@@ -202,17 +203,17 @@ __device__ void close_rows(const SearchState& state, const StackTile& tile,
     tile.found[at] = kExactRow;
   } else if (standing.open) {
     tile.found[at] = kOpenRow;
-    tile.limits[at] = -__double2float_ru(-standing.limit);  // rounded down
+    tile.limits[at] = -__double2float_ru(-standing.limit);  // rounds down
     atomicAdd(&tile.counts[1], 1);
   } else if (standing.rivals == 1) {
     tile.found[at] = contests.code[standing.winner];
   } else {
-    tile.found[at] = kCloseRow;  // until the list is full
+    tile.found[at] = kCloseRow;  // add_close may change it when the list is full
     standing.for_rivals(contests, at, [&](int32_t code) { tile.add_close(at, code); });
   }
 }
 
-/// Every code that the first scan puts at the limit of an open row or above it.
+/// Lists every code that reaches the limit of an open row, by a second scan.
 template <int rows, bool few>
 __device__ void list_close_codes(const SearchState& state, const StackTile& tile) {
   using Shape = StackShape<rows>;
@@ -226,7 +227,7 @@ __device__ void list_close_codes(const SearchState& state, const StackTile& tile
   });
 }
 
-/// A thread to a close call; then one to a row.
+/// One thread per close call, then one per row.
 template <int rows, bool cosine>
 __device__ void decide_close_calls(const SearchState& state, const StackTile& tile) {
   const auto& task = state.task;
@@ -249,7 +250,7 @@ __device__ void decide_close_calls(const SearchState& state, const StackTile& ti
   if (tile.found[at] == kExactRow) tile.exact[atomicAdd(&tile.counts[2], 1)] = at;
 }
 
-/// All codes, for rows of which nothing is known.
+/// Scores all codes for the rows that are still undecided.
 template <bool cosine>
 __device__ void decide_exact_rows(const SearchState& state, const StackTile& tile) {
   const int count = tile.counts[2];
@@ -262,7 +263,7 @@ __device__ void decide_exact_rows(const SearchState& state, const StackTile& til
   }
 }
 
-/// The nearest codes of a level, in tile.found.
+/// Finds the nearest codes of a level, in tile.found.
 template <int rows, bool cosine, bool few>
 __device__ void search_level(const SearchState& state, const StackTile& tile) {
   using Shape = StackShape<rows>;
@@ -293,7 +294,7 @@ __device__ void search_level(const SearchState& state, const StackTile& tile) {
   __syncthreads();
 }
 
-/// A warp to a row: the index of a level is written, and the code taken from what is left.
+/// One warp per row: writes the index of a level and subtracts the code from the residual.
 template <int rows>
 __device__ void take_codes(const ResidualStack& stack, const StackTile& tile, int64_t head,
                            int64_t first, int level) {
@@ -312,7 +313,7 @@ __device__ void take_codes(const ResidualStack& stack, const StackTile& tile, in
   }
 }
 
-/// The codes of all levels once more, added up from zero as the CPU adds them.
+/// Adds the codes of all levels again, from zero as on CPU.
 template <int rows>
 __device__ void end_tile(const ResidualStack& stack, const StackTile& tile, int64_t head,
                          int64_t first) {
@@ -347,7 +348,7 @@ __global__ void __launch_bounds__(kStackThreads, 2) encode_stack(ResidualStack s
       __syncthreads();
     }
     end_tile<rows>(stack, tile, head, first);
-    __syncthreads();  // rows of the next tile
+    __syncthreads();  // before the rows of the next tile
   }
 }
 
@@ -370,7 +371,7 @@ int residual_stack_rows(const ResidualStackTask& task, const Queue& queue) {
   while (rows >= 16 && StackTile::bytes(rows, task.dim, depth) > most) rows /= 2;
   if (rows < 16) return 0;
   if (few) return rows == kRowsOfFew ? rows : 0;
-  // Rather small tiles than processors without one.
+  // Small tiles are better than idle multiprocessors.
   const int64_t processors = processors_of(queue);
   while (rows > 16 && (task.tokens + rows - 1) / rows * task.heads < processors) rows /= 2;
   return rows;

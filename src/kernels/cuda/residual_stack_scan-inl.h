@@ -1,5 +1,5 @@
-// The scan of a level by a block of residual_stack.cu: scores of all codes for the rows of its tile,
-// by tensor cores, or in float32 where there are few dimensions.
+// Scan of a level by a block of residual_stack.cu: scores of all codes for the rows of its tile, by
+// tensor cores, or in float32 if there are few dimensions.
 #pragma once
 
 #include "kernels/cuda/residual_stack_tile-inl.h"
@@ -7,10 +7,10 @@
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
 constexpr int kStackThreads = kHalfThreads, kStackWarps = kStackThreads / kWarp;
-// A vector of few dimensions in float32 takes the room of one stage of half precision.
+// A vector of few dimensions in float32 is as large as one stage of half precision.
 static_assert(kFewDimensions * sizeof(float) == kTileDepth * sizeof(uint16_t));
 
-/// A warp: few dimensions less the centre, and zeros beyond, in float32.
+/// Writes few dimensions minus the centre in float32, padded with zeros; runs in one warp.
 template <typename Vector>
 __device__ inline void center_vector(const Vector& from, const float* center, int64_t dim,
                                      uint16_t* to) {
@@ -18,7 +18,7 @@ __device__ inline void center_vector(const Vector& from, const float* center, in
   if (d < kFewDimensions) reinterpret_cast<float*>(to)[d] = d < dim ? from[d] - center[d] : 0.0f;
 }
 
-/// HalfSums::add of few dimensions: the same rows, codes and sums.
+/// HalfSums::add for few dimensions, with the same rows, codes and sums.
 template <int row_fragments, int code_fragments>
 __device__ inline void add_few(HalfSums<row_fragments, code_fragments>& sums, int64_t dim,
                                const uint16_t* first_row, int row_stride,
@@ -53,7 +53,7 @@ __device__ inline void add_few(HalfSums<row_fragments, code_fragments>& sums, in
   }
 }
 
-/// Begins to copy dimensions [depth, depth + kTileDepth) of a tile of codes.
+/// Starts to copy dimensions [depth, depth + kTileDepth) of a tile of codes.
 __device__ inline void load_codes(const SearchState& state, int64_t code, int64_t depth,
                                   uint16_t* stage) {
   constexpr int kPieces = kTileDepth / 8;  // of 16 bytes
@@ -65,8 +65,8 @@ __device__ inline void load_codes(const SearchState& state, int64_t code, int64_
   }
 }
 
-/// take(i, r, score, index) of the scores of all codes for this thread's rows. The block's barriers
-/// are part of it: rows are there before, scratch is free after.
+/// Calls take(i, r, score, index) for the scores of all codes and this thread's rows. Includes the
+/// barriers: rows must be visible before the call, and scratch is free after it.
 template <int rows, bool few, typename Take>
 __device__ void scan_tile(const SearchState& state, const StackTile& tile, const Take& take) {
   using Shape = StackShape<rows>;
@@ -91,12 +91,12 @@ __device__ void scan_tile(const SearchState& state, const StackTile& tile, const
       if (++load_chunk == chunks) load_chunk = 0, load_code += kTileCodes;
       if (++load_place == kStages) load_place = 0;
     }
-    commit_copies();  // an empty group, too: stages are counted by groups
+    commit_copies();  // even if the group is empty: stages are counted by groups
   };
   for (int step = 0; step < kStages - 1; ++step) load_next(step);
   for (int64_t step = 0; step < steps; ++step) {
     wait_for_copies<kStages - 2>();
-    // All copies of this step have come, and no thread computes on the stage that is loaded next.
+    // All copies of this step are complete, and no thread computes on the stage loaded next.
     __syncthreads();
     load_next(step + kStages - 1);
     const uint16_t* own_codes = stages + place * kStackStage + Shape::warp_code() * kTileStride;

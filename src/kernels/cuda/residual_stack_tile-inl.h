@@ -1,5 +1,5 @@
-// What a block of residual_stack.cu keeps in shared memory: the residual of its rows, the same
-// rounded to half precision, and who may be the nearest code of each.
+// The shared memory of a block of residual_stack.cu: the residuals of its rows, their copies
+// rounded to half precision, and candidates for the nearest code of each.
 #pragma once
 
 #include "kernels/cuda/nearest_code_exact-inl.h"
@@ -7,9 +7,9 @@
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
-constexpr int kMostClose = 512;  // close calls of a tile that are decided one by one
+constexpr int kMostClose = 512;  // close calls of a tile that are decided individually
 
-/// How the eight warps of a block share a tile of `rows` rows by kTileCodes codes.
+/// Division of a tile of `rows` rows by kTileCodes codes among the eight warps of a block.
 template <int rows>
 struct StackShape {
   static constexpr int kRows = rows;
@@ -22,26 +22,26 @@ struct StackShape {
 
   __device__ static int warp_row() { return warp_of_block() / kWarpsOfCodes * kWarpRows; }
   __device__ static int warp_code() { return warp_of_block() % kWarpsOfCodes * kWarpCodes; }
-  /// The row of the tile of which this thread has sums [fragment][.][r * 2].
+  /// The row of the tile to which this thread's sums [fragment][.][r * 2] belong.
   __device__ static int row(int fragment, int r) {
     return warp_row() + fragment * 16 + r * 8 + lane_of_warp() / 4;
   }
   __device__ static int lane() { return warp_of_block() % kWarpsOfCodes * 4 + lane_of_warp() % 4; }
 };
 
-/// What is known of a row's nearest code, where it is not its index.
+/// State of a row whose nearest code is not known yet, or does not exist.
 enum RowState : int32_t {
   kLostRow = -1,   ///< not finite
   kNoRow = -2,     ///< masked, or beyond the last
-  kCloseRow = -3,  ///< one of those in the list of close calls
-  kOpenRow = -4,   ///< the same, after another scan has filled in who is at the limit or above
-  kExactRow = -5,  ///< any
+  kCloseRow = -3,  ///< its candidates are in the list of close calls
+  kOpenRow = -4,   ///< its candidates are listed by a second scan, by their limit
+  kExactRow = -5,  ///< any code may be the nearest
 };
 
-constexpr int kStackStage = kTileCodes * kTileStride;  // halves of a stage: codes alone
+constexpr int kStackStage = kTileCodes * kTileStride;  // numbers per stage: codes only
 constexpr size_t kStackScratch = sizeof(uint16_t) * kStages * kStackStage;
 
-/// A row of the residual, or with `unit` the same divided by its norm, as make_unit_rows does.
+/// A row of the residual; with `unit`, divided by its norm as by make_unit_rows.
 template <bool unit>
 struct RowView {
   const float* left;
@@ -55,15 +55,15 @@ struct RowView {
 
 struct StackTile {
   uint16_t* halves;  ///< (rows, half_stride)
-  void* scratch;     ///< stages of codes; then contests; then scores; then decide_rows
-  double* lengths;   ///< (rows,): norms of the rows themselves, for cosine
+  void* scratch;     ///< stages of codes, then contests, scores, and decide_rows
+  double* lengths;   ///< (rows,): norms of the uncentred rows, for cosine
   float* left;       ///< (rows, stride)
   float *norms, *losses, *units, *limits;  ///< (rows,)
-  int32_t *found, *exact;                  ///< (rows,): index or RowState; rows that are kExactRow
-  int32_t *close_rows, *close_codes;       ///< (kMostClose,)
-  int32_t* counts;                         ///< [3]: of close calls, open rows and exact rows
-  int64_t stride;                          ///< odd, so that neighbouring rows lie in other banks
-  int half_stride;                         ///< 16 bytes modulo 64: as kTileStride
+  int32_t *found, *exact;  ///< (rows,): index or RowState; list of rows that are kExactRow
+  int32_t *close_rows, *close_codes;  ///< (kMostClose,)
+  int32_t* counts;                    ///< [3]: of close calls, open rows and exact rows
+  int64_t stride;                     ///< odd, so that adjacent rows lie in different banks
+  int half_stride;                    ///< 16 bytes modulo 64, as for kTileStride
 
   __device__ StackTile(unsigned char* memory, int rows, int64_t dim, int64_t depth)
       : stride(dim | 1), half_stride(static_cast<int>(depth) + 8) {
@@ -96,7 +96,8 @@ struct StackTile {
     return view;
   }
 
-  /// A code that may be the nearest of a row; a row that finds no more room is decided otherwise.
+  /// Adds a code that may be the nearest of a row; if the list is full, the row
+  /// falls back to kExactRow.
   __device__ void add_close(int row, int32_t code) const {
     const int place = atomicAdd(&counts[0], 1);
     if (place >= kMostClose) {

@@ -1,4 +1,4 @@
-// Eight threads share a row: each is a lane of the CPU's sums.
+// Eight threads per row, one for each lane of the CPU's sums.
 #include "kernels/cuda/rotation_trick.h"
 
 #include "kernels/cuda/lanes-inl.h"
@@ -14,7 +14,7 @@ template <typename T>
 __global__ void __launch_bounds__(kThreads) backward_rows(RotationTrickTask<T> task) {
   const int lane = threadIdx.x % kLaneThreads, place = threadIdx.x / kLaneThreads;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kRowsAtOnce;
-  // All threads of a block make the same rounds, for the exchanges.
+  // All threads of a block run the same number of rounds, as the shuffles require.
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * kRowsAtOnce; first < task.rows;
        first += step) {
     const int64_t row = first + place;
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads) backward_rows(RotationTrickTask<T> t
     const bool straight = weights.token == 0.0 && weights.code == 0.0;
     T* to = task.grad_x + row * dim;
     for (int64_t i = lane; i < dim; i += kLaneThreads) {
-      // Not 0 * x: a token of straight-through may hold infinity.
+      // Not 0 * x: a token with a straight-through gradient may be infinite.
       to[i] = static_cast<T>(straight ? weights.grad * grad[i]
                                       : weights.grad * grad[i] + weights.token * x[i] +
                                             weights.code * code[i]);

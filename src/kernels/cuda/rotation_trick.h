@@ -1,5 +1,5 @@
-// Gradient of the rotation trick on a CUDA device: the bits of kernels/cpu/rotation_trick.h.
-// Torch-free.
+// Gradient of the rotation trick on a CUDA device, with the bits of
+// kernels/cpu/rotation_trick.h. Torch-free.
 #pragma once
 
 #include <cstdint>

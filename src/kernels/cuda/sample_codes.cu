@@ -1,4 +1,4 @@
-// A warp has a row of scores and reads it twice: for the best score, then for the draw.
+// One warp per row of scores, which it reads twice: for the best score, then for the draw.
 #include "kernels/cuda/sample_codes.h"
 
 #include "kernels/cuda/cuda.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr unsigned kThreads = 256;
 
-/// The largest of a warp's values, or NaN if one of them is NaN.
+/// The largest of a warp's values, or NaN if any is NaN.
 __device__ double best_of_warp(double value) {
   for (int step = kWarp / 2; step > 0; step /= 2) {
     const double other = __shfl_xor_sync(kWholeWarp, value, step);
@@ -18,7 +18,7 @@ __device__ double best_of_warp(double value) {
   return value;
 }
 
-/// What a code stands for in the draw: the largest chance wins, and of equal ones the first code.
+/// A code's weight in the draw: the largest wins, ties by index.
 struct Chance {
   double chance;
   int64_t code;

@@ -1,6 +1,6 @@
-// The draw of one code among K scores on a CUDA device: the steps of kernels/cpu/sample_codes.h.
-// The exponential is the device's own, so that draws may differ from the CPU's where two chances
-// differ in the last bits. Torch-free.
+// Draws one of K codes by their scores on a CUDA device, with the steps of
+// kernels/cpu/sample_codes.h. The exponential is the device's own, so draws may differ from the
+// CPU's if two weights differ only in their last bits. Torch-free.
 #pragma once
 
 #include <cstdint>

@@ -1,17 +1,17 @@
-// Which value a thread has where a block takes whole rows of a few features.
+// The value that a thread handles when a block processes whole rows of a few features.
 #pragma once
 
 #include "kernels/cuda/cuda.h"
 
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
-/// Of a tile of kPlaceThreads / features rows; the threads beyond have no value.
+/// A tile has kPlaceThreads / features rows; the remaining threads have no value.
 inline constexpr int kPlaceThreads = 256;
 
 struct RowPlace {
-  int rows;     ///< of a tile
-  int row;      ///< of the thread in its tile
-  int feature;  ///< of the thread
+  int rows;     ///< per tile
+  int row;      ///< of this thread in its tile
+  int feature;  ///< of this thread
 
   __device__ explicit RowPlace(int features)
       : rows(kPlaceThreads / features),
@@ -23,7 +23,7 @@ struct RowPlace {
     return row < rows && first + row < all;
   }
 
-  /// Whether the thread puts together row first + threadIdx.x.
+  /// Whether the thread computes the index of row first + threadIdx.x.
   __device__ bool leads(int64_t first, int64_t all) const {
     return static_cast<int>(threadIdx.x) < rows && first + threadIdx.x < all;
   }
@@ -37,7 +37,7 @@ inline unsigned tiles_for(int64_t rows, int64_t features) {
   return blocks_for(rows, kPlaceThreads / features);
 }
 
-/// By arithmetic, which every type has.
+/// By arithmetic that every type supports.
 template <typename T>
 __device__ inline bool is_finite(T value) {
   return value - value == T(0);

@@ -1,5 +1,5 @@
-// One thread has one value; a block has as many whole rows as it has threads for, so that indices
-// are put together in shared memory. Values are read and written in lines.
+// One thread per value. A block processes as many whole rows as fit its threads, so that indices
+// are assembled in shared memory. Memory accesses are coalesced.
 #include "kernels/cuda/scalar_quantize.h"
 
 #include "kernels/cuda/scalar_place-inl.h"
@@ -7,7 +7,7 @@
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 namespace {
 
-/// The tables, in shared memory: threads of a warp ask for different features.
+/// The tables are in shared memory because the threads of a warp read different features.
 template <typename T>
 struct SharedTables {
   T changes[kMostChanges];
@@ -22,7 +22,7 @@ struct SharedTables {
     __syncthreads();
   }
 
-  /// How many changes are at or below the value, which is finite.
+  /// Number of changes at or below the value, which must be finite.
   __device__ int level(int feature, T value) const {
     int low = 0, high = levels[feature] - 1;
     const T* own = changes + first[feature];
@@ -44,7 +44,7 @@ struct SharedTables {
   }
 };
 
-/// The index of a row whose levels these are, or -1 if one of them is none.
+/// The index of a row with these levels, or -1 if a value was not finite.
 template <typename T>
 __device__ int64_t index_of(const SharedTables<T>& tables, const int* levels, int features) {
   int64_t index = 0, basis = 1;
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kPlaceThreads)
     const bool leads = place.leads(first, task.rows);
     const int64_t at = first * features + threadIdx.x;
     float left = holds ? task.x[at] : 0, sum = 0;
-    bool lost = false;  // a level of the row that this thread leads was not finite
+    bool lost = false;  // whether the row led by this thread had a level that was not finite
     for (int64_t q = 0; q < task.quantizers; ++q) {
       int level = -1;
       if (holds) {

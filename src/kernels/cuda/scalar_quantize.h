@@ -1,4 +1,5 @@
-// The scalar quantizers on a CUDA device: the bits of kernels/cpu/scalar_quantize.h. Torch-free.
+// The scalar quantizers on a CUDA device, with the bits of
+// kernels/cpu/scalar_quantize.h. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +28,8 @@ Error scalar_quantize(const ScalarTables<double>& tables, const ScalarQuantizeTa
 Error scalar_slope(const ScalarSlopes& slopes, const float* grad, const float* x, int64_t rows,
                    float* to, const Queue& queue);
 
-/// Levels in sequence, each for what the ones before have left: x and quantized (rows, features),
-/// scales (quantizers, features), indices (rows, quantizers).
+/// A sequence of levels, each of which quantizes the residual of the ones before: x and quantized
+/// (rows, features), scales (quantizers, features), indices (rows, quantizers).
 struct ScalarStackTask {
   const float *x = nullptr, *scales = nullptr;
   int64_t rows = 0, quantizers = 0;
@@ -39,7 +40,8 @@ struct ScalarStackTask {
 Error scalar_walk(const ScalarTables<float>& tables, const ScalarStackTask& task,
                   const Queue& queue);
 
-/// to = grad * (1 - (1 - g_0) (1 - g_1) ...), g_q being the slope of the bound at left / scale[q].
+/// to = grad * (1 - (1 - g_0) (1 - g_1) ...), where g_q is the slope of the
+/// bound at residual / scale[q].
 struct ScalarStackSlopeTask {
   const float *grad = nullptr, *x = nullptr, *scales = nullptr;
   int64_t rows = 0, quantizers = 0;
@@ -64,7 +66,7 @@ struct SignQuantizeTask {
 Error sign_quantize(const SignQuantizeTask<float>& task, const Queue& queue);
 Error sign_quantize(const SignQuantizeTask<double>& task, const Queue& queue);
 
-/// The codes of indices, of which only the lower bits are read; 0 for a negative one.
+/// Decodes indices, of which only the low bits are read; 0 for a negative index.
 template <typename T>
 struct SignDecodeTask {
   const int64_t* indices = nullptr;

@@ -1,16 +1,16 @@
-// What the scalar quantizers' kernels on a CUDA device compare with: small enough to travel with the
-// launch, so that no table is copied from the host. Torch-free.
+// Tables of the scalar quantizers' kernels on a CUDA device, small enough to be launch arguments,
+// so that nothing is copied from the host. Torch-free.
 #pragma once
 
 #include <cstdint>
 
 namespace torchvq::kernels {
 
-inline constexpr int kMostFeatures = 62;  // of at least two levels each: indices are int64
+inline constexpr int kMostFeatures = 62;  // with at least two levels each: indices are int64
 inline constexpr int kMostChanges = 384;  // of all different numbers of levels together
 
-/// Feature j has levels[j] levels; level i holds from changes[first[j] + i - 1], included. Its code
-/// is (i * factor - centre) / divisor: numerators are whole, so that one division rounds once.
+/// Feature j has levels[j] levels; level i begins at changes[first[j] + i - 1], inclusive. Its code
+/// is (i * factor - centre) / divisor: numerators are integers, so one division rounds once.
 template <typename T>
 struct ScalarTables {
   int32_t features = 0;
@@ -21,7 +21,8 @@ struct ScalarTables {
   T changes[kMostChanges] = {};
 };
 
-/// The slope of a code by its feature is gain * b'(x + shift), b being tanh or the clamp to [-1, 1].
+/// The derivative of a code with respect to its feature is gain * b'(x + shift), where b is tanh
+/// or the clamp to [-1, 1].
 struct ScalarSlopes {
   int32_t features = 0;
   int32_t tanh = 0;

@@ -1,5 +1,5 @@
-// Arithmetic of sign_entropy for one number: the steps of kernels/cpu/sign_entropy-inl.h. Compiled
-// without contraction.
+// Arithmetic of sign_entropy for one number, with the steps of kernels/cpu/sign_entropy-inl.h.
+// Compiled without contraction.
 #pragma once
 
 #include "kernels/cuda/cuda.h"
@@ -42,7 +42,7 @@ __device__ inline float twice_atanh(float s) {
 /// log(v) of normal numbers.
 __device__ inline float logarithm(float v) {
   const auto bits = static_cast<int32_t>(__float_as_uint(v));
-  // The exponent for which the rest is in [sqrt(1/2), sqrt(2)).
+  // Exponent such that the rest is in [sqrt(1/2), sqrt(2)).
   const int32_t exponent = (bits - 0x3F3504F3) >> 23;
   const float rest =
       __uint_as_float(static_cast<uint32_t>(bits) - (static_cast<uint32_t>(exponent) << 23));
@@ -67,11 +67,11 @@ __device__ inline OneBit one_bit(float z) {
   bit.off = z > 0.0F ? unlikely : likely;
   bit.entropy = twice_atanh(e / (2.0F + e)) + t * unlikely;
   bit.slope = z > 0.0F ? -slope : slope;
-  return z == z ? bit : OneBit{z, z, z, z};  // what is not a number stays none
+  return z == z ? bit : OneBit{z, z, z, z};  // NaN stays NaN
 }
 
-/// The probability of `code` of `count` bits, whose probabilities lie at on and off: multiplied from
-/// the last bit to the first, as pyramids are.
+/// The probability of `code` of `count` bits with probabilities `on` and `off`: multiplied from the
+/// last bit to the first, as in the pyramids.
 __device__ inline float code_probability(const float* on, const float* off, int count, int code) {
   float value = 1;
   for (int k = 0; k < count; ++k) {
@@ -81,13 +81,13 @@ __device__ inline float code_probability(const float* on, const float* off, int 
   return value;
 }
 
-/// How many tokens of a head are real.
+/// Number of real tokens of a head.
 __device__ inline int64_t real_tokens(const EntropyTokens& tokens) {
   if (tokens.mask == nullptr || tokens.tokens == 0) return tokens.tokens;
   return tokens.place[tokens.tokens - 1];
 }
 
-/// What gradients of a head are multiplied by; 0 without tokens.
+/// Factor of the gradients of a head; 0 without tokens.
 __device__ inline float gradient_weight(const float* tail, float sharpness, int64_t heads) {
   const auto count = static_cast<double>(tail[1]);
   return count == 0

@@ -1,4 +1,4 @@
-// The entropies of sign_entropy from its sums, and their gradients.
+// Entropies from the sums of sign_entropy, and their gradients.
 #include "kernels/cuda/product_tile-inl.h"
 #include "kernels/cuda/sign_entropy_bits-inl.h"
 
@@ -7,10 +7,10 @@ namespace {
 
 constexpr unsigned kThreads = 128;
 constexpr int kStripe = 16;           // partial sums of a fold, as on CPU
-constexpr int kFoldValues = 1 << 12;  // of the tokens of a block
+constexpr int kFoldValues = 1 << 12;  // values of all tokens of a block
 constexpr int kMostFoldTokens = 16;
 
-/// One block for kEntropyCodes codes; the first thread adds their terms in order.
+/// One block per kEntropyCodes codes; the first thread adds their terms in order.
 __global__ void __launch_bounds__(kThreads)
     logarithms_of_codes(const float* totals, const float* tail, int64_t codes, float* logarithms,
                         double* parts) {
@@ -53,8 +53,8 @@ __global__ void divide_means(const double* entropies, int64_t heads, float* per_
   *batch = static_cast<float>(entropies[1] / static_cast<double>(heads));
 }
 
-/// expected[n, c]: the mean of the centred logarithms of codes whose own half is c, over the other
-/// half's distribution for token n.
+/// expected[n, c]: the mean, over the other half's distribution for token n, of the centred
+/// logarithms of the codes whose own half is c.
 __global__ void __launch_bounds__(kProductThreads, 2)
     expected_values(EntropyTokens tokens, EntropyBits bits, EntropyHalf half, int64_t begin,
                     int64_t count, float* expected) {
@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kProductThreads, 2)
   const int64_t across = ((int64_t{1} << own) + kProductSide - 1) / kProductSide;
   const int64_t row = blockIdx.x / across * kProductSide,
                 column = blockIdx.x % across * kProductSide;
-  if (half.tail[1] == 0 || begin + row >= real) return;  // all threads of the block alike
+  if (half.tail[1] == 0 || begin + row >= real) return;  // the same for all threads of the block
   const int64_t end = begin + count < real ? begin + count : real;
   const int other = static_cast<int>(half.is_high ? group.low : group.high);
   const int64_t other_first = group.first + (half.is_high ? group.high : 0);
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kProductThreads, 2)
   total.store(expected, row, column, end - begin, size);
 }
 
-/// kStripe threads fold the expected values of one token, one bit after the other.
+/// kStripe threads fold the expected values of one token, bit by bit.
 __global__ void __launch_bounds__(kMostFoldTokens* kStripe)
     fold_tokens(EntropyTokens tokens, EntropyBits bits, EntropyHalf half, int64_t begin,
                 int64_t count, const float* expected, float* grad) {
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(kMostFoldTokens* kStripe)
   const int64_t real = real_tokens(tokens);
   const int64_t end = begin + count < real ? begin + count : real;
   const int64_t n = begin + static_cast<int64_t>(blockIdx.x) * (blockDim.x / kStripe) + place;
-  // Threads without a token come along, for the barriers.
+  // Threads without a token take part because of the barriers.
   const bool holds = n < end && half.tail[1] != 0;
   float* values = shared_values + place * size;
   float* pyramid = shared_pyramids + place * size;

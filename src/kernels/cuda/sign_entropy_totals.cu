@@ -1,5 +1,5 @@
-// The sums of sign_entropy over tokens: probabilities of bits, the product of the halves'
-// distributions in tiles, and the tokens' entropies.
+// Sums of sign_entropy over tokens: probabilities of bits, the product of the halves' distributions
+// in tiles, and the tokens' entropies.
 #include "kernels/cuda/product_tile-inl.h"
 #include "kernels/cuda/sign_entropy_bits-inl.h"
 
@@ -26,15 +26,15 @@ __global__ void __launch_bounds__(kThreads) bits_of_tokens(EntropyTokens tokens,
   }
 }
 
-/// Sums of blocks of tokens, each from zero, a part for every blocks_per_part of them.
+/// Sums of blocks of tokens, each from zero; every part covers blocks_per_part blocks.
 struct ProductTask {
   EntropyGroup group;
-  int64_t tiles;  // of a part
+  int64_t tiles;  // per part
   int64_t first_block, blocks_per_part;
   float* to;  // (parts, codes)
 };
 
-/// Distributions of the tokens of one block.
+/// Distributions of the real tokens of a head.
 struct TokenOperand {
   const float *on, *off;
   int64_t bits, tokens;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kProductThreads, 2)
   const int64_t begin = task.first_block + part * task.blocks_per_part;
   for (int64_t block = begin; block < begin + task.blocks_per_part; ++block) {
     const int64_t from = block * kEntropyBlock;
-    if (from >= real) break;  // all threads of the block alike
+    if (from >= real) break;  // the same for all threads of the block
     const int64_t depth = real - from < kEntropyBlock ? real - from : kEntropyBlock;
     total.add(product_block(
         tile, depth, [&](int64_t k, int64_t r) { return left(from + k, row + r); },
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-/// One thread for each block of tokens.
+/// One thread per block of tokens.
 __global__ void __launch_bounds__(kThreads)
     entropies_of_blocks(EntropyTokens tokens, const double* entropy, int64_t blocks, double* sums) {
   const int64_t real = real_tokens(tokens);

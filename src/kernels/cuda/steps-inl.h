@@ -1,5 +1,5 @@
-// What an operator of several launches is made of: one workspace cut into arrays, and launches that
-// stop at the first error.
+// Support for operators that consist of several launches: a workspace divided into arrays, and a
+// sequence of launches that stops at the first error.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@ namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 
 inline int64_t rounded_up(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
 
-/// Cuts a workspace into arrays; without one it only counts.
+/// Divides a workspace into arrays; without a workspace it only counts bytes.
 class Cutter {
  public:
   explicit Cutter(void* workspace) : base_(static_cast<char*>(workspace)) {}

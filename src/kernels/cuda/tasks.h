@@ -1,5 +1,5 @@
-// Tasks of one kind that a launch takes along, such as the levels of a stack: each has blocks of its own,
-// in the second dimension of the grid. Torch-free.
+// Tasks of the same kind in one launch, such as the levels of a stack: each has its own blocks, in
+// the second dimension of the grid. Torch-free.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Tasks {
   Tasks() = default;
   explicit Tasks(const Task& task) { add(task); }
 
-  /// While there is room.
+  /// Requires !full().
   void add(const Task& task) { of[count++] = task; }
   bool full() const { return count == kMostTasks; }
 

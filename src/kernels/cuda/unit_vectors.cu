@@ -1,5 +1,5 @@
-// Squares are added in index order, so a row's sum is one thread's; a warp loads 32 elements of 32
-// rows at a time, in lines, for its threads to read across.
+// Squares are added in index order, so one thread sums a row; a warp loads 32 elements of 32 rows
+// at a time, coalesced, and its threads then read across.
 #include "kernels/cuda/unit_vectors.h"
 
 #include "kernels/cuda/cuda.h"
@@ -7,8 +7,8 @@
 namespace torchvq::kernels::TORCHVQ_CUDA_NAMESPACE {
 namespace {
 
-constexpr int kSide = 32;   // rows of a block, and elements of each in shared memory
-constexpr int kHeight = 8;  // warps of a block
+constexpr int kSide = 32;   // rows per block, and elements of each in shared memory
+constexpr int kHeight = 8;  // warps per block
 
 template <typename T>
 __global__ void __launch_bounds__(kSide* kHeight)
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kSide* kHeight)
   const int lane = lane_of_warp(), warp = warp_of_block();
   const int64_t step = static_cast<int64_t>(gridDim.x) * kSide;
   for (int64_t first = static_cast<int64_t>(blockIdx.x) * kSide; first < rows; first += step) {
-    double squares = 0;  // of row first + lane, in the first warp
+    double squares = 0;  // sum of row first + lane, in the first warp
     for (int64_t begin = 0; begin < dim; begin += kSide) {
       for (int r = warp; r < kSide; r += kHeight) {
         const bool inside = first + r < rows && begin + lane < dim;
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kSide* kHeight)
       }
       __syncthreads();
       if (warp == 0) {
-        // Zeros beyond the row change nothing: squares are never -0.
+        // Zeros beyond the row do not change the sum: squares are never -0.
         for (int i = 0; i < kSide; ++i) {
           const auto value = static_cast<double>(tile[lane][i]);
           squares += value * value;
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kSide* kHeight)
         units[at] = static_cast<T>(static_cast<double>(x[at]) / divisors[r]);
       }
     }
-    __syncthreads();  // the next rows overwrite the divisors
+    __syncthreads();  // before the next rows overwrite the divisors
   }
 }
 

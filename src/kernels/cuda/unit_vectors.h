@@ -1,4 +1,4 @@
-// Unit vectors on a CUDA device: the bits of kernels/unit_vector.h. Torch-free.
+// Unit vectors on a CUDA device, with the bits of kernels/unit_vector.h. Torch-free.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Any device: no number comes back to the host.
+// Any device: reads nothing on the host.
 #include "ops/advance_rng_.h"
 
 #include <torch/library.h>

@@ -1,5 +1,5 @@
-// Parts of residual_beam_search that every path in tensor operators shares: a level's codes, the
-// paths of a chunk of tokens, and what a product tells of their extensions.
+// Parts of residual_beam_search shared by all implementations with tensor operators: the codes of a
+// level, the paths of a chunk of tokens, and the screening scores of their extensions.
 #pragma once
 
 #include <functional>
@@ -16,11 +16,11 @@ struct BeamCodes {
 
   at::Tensor codes;     ///< (K, D)
   at::Tensor columns;   ///< (D, K)
-  at::Tensor finite;    ///< (K, D) float64, rows with a NaN or infinity zero
-  at::Tensor excluded;  ///< (K,) bool, those rows
+  at::Tensor finite;    ///< (K, D) float64, rows with a NaN or infinity set to zero
+  at::Tensor excluded;  ///< (K,) bool, rows with a NaN or infinity
   at::Tensor squares;   ///< (K,) float64, squared norms
   double weight = 1;
-  bool adds = false;  ///< whether the scores of the levels add up
+  bool adds = false;  ///< whether the scores of the levels are summed
 };
 
 /// The paths of a chunk of t tokens, w for each, in lexicographic order.
@@ -30,13 +30,13 @@ struct BeamPaths {
   at::Tensor indices;   ///< (t, w, levels so far)
 };
 
-/// Scores of all extensions by a product in float64.
+/// Scores of all extensions, by a float64 product.
 struct ScreenedBeam {
   ScreenedBeam(const BeamPaths& paths, const BeamCodes& level);
 
   at::Tensor scores;  ///< (t, w * K)
-  /// (t,): how far two scores may be from the contract's, together. Infinite where products are
-  /// emulated, of which nothing is certain.
+  /// (t,): bound on the sum of the errors of two scores against the contract's. Infinite where
+  /// products are emulated, since their error has no bound.
   at::Tensor error;
 };
 
@@ -44,7 +44,7 @@ struct ScreenedBeam {
 using ExtendBeam =
     std::function<BeamPaths(const BeamPaths& paths, const BeamCodes& level, int64_t count)>;
 
-/// Indices (H, T, levels in use), chunk by chunk and level by level.
+/// Indices (H, T, levels in use), computed chunk by chunk and level by level.
 at::Tensor beam_search_by(const BeamProblem& problem, const ExtendBeam& extend);
 
 }  // namespace torchvq::detail

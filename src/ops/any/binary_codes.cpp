@@ -63,14 +63,14 @@ at::Tensor binary_one_hot(const at::Tensor& logits, const at::Tensor& indices, d
   return output.masked_fill_(absent.unsqueeze(-1), std::numeric_limits<double>::quiet_NaN());
 }
 
-/// Folds the gradient over one bit after the other, the highest first.
+/// Folds the gradient bit by bit, from the highest.
 at::Tensor binary_one_hot_backward(const at::Tensor& grad, const at::Tensor& logits,
                                    const at::Tensor& indices, double temperature) {
   const auto bits = detail::check_binary_one_hot_backward(grad, logits, indices, temperature);
   if (temperature == 0) return at::zeros_like(logits, at::MemoryFormat::Contiguous);
   const auto dtype = detail::sum_dtype(logits);
   const auto p = detail::divided(logits.to(dtype), temperature).sigmoid();
-  std::vector<at::Tensor> below{at::ones_like(p.narrow(-1, 0, 1))};  // of the bits below each
+  std::vector<at::Tensor> below{at::ones_like(p.narrow(-1, 0, 1))};  // P of the bits below each
   for (int64_t h = 0; h + 1 < bits; ++h) {
     const auto one = p.narrow(-1, h, 1);
     below.push_back(at::cat({below.back() * (1 - one), below.back() * one}, -1));
@@ -118,7 +118,7 @@ at::Tensor detail::binary_kl_loss_backward_any(const at::Tensor& grad_, const at
   }
   const auto l = logits.to(sum_dtype(logits));
   const auto p = l.sigmoid();
-  // Not a product with 0: padding may hold NaN.
+  // masked_fill and not a product with 0, because padding may hold NaN.
   const auto slope = (l * p * (1 - p)).masked_fill(loss.eq(0).unsqueeze(-1), 0);
   return (slope * grad.to(l.scalar_type()).unsqueeze(-1)).to(logits.scalar_type());
 }

@@ -72,7 +72,8 @@ at::Tensor CodeLogits::backward(const Block& block, const at::Tensor& grad_logit
     if (grad_codes.defined()) grad_codes.addmm_(grad_logits.t(), block.tokens);
     return unit_rows_backward(at::mm(grad_logits, codes_), {block.tokens, block.norms});
   }
-  // dl/dx = (x - c) / l; both sides are centred alike, so their differences are those of x and c.
+  // dl/dx = (x - c) / l; both sides have the same centre, so their
+  // differences are those of x and c.
   const auto pull = (grad_logits / block.logits).masked_fill_(block.logits.eq(0), 0);
   if (grad_codes.defined()) {
     grad_codes.addmm_(pull.t(), block.tokens, /*beta=*/1, /*alpha=*/-1);

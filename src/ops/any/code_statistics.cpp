@@ -1,5 +1,5 @@
-// Any device: plain ATen, the reference for the CPU kernel. Integer scatter_add has no order, so
-// atomics on a GPU give the same bits.
+// Any device: plain ATen, the reference for the CPU kernel. Integer scatter_add is independent of
+// order, so atomics on a GPU give the same bits.
 #include "ops/code_statistics.h"
 
 #include <ATen/TensorOperators.h>
@@ -12,7 +12,7 @@
 namespace torchvq {
 namespace {
 
-/// Rows that one pass converts to float64 and int64 at a time.
+/// Number of elements that are converted to float64 and int64 at a time.
 int64_t elements_at_once(const at::Tensor& x) {
   return x.is_cpu() ? int64_t{1} << 21 : int64_t{1} << 26;
 }
@@ -49,7 +49,7 @@ detail::CodeStatistics code_statistics(const at::Tensor& x, const at::Tensor& in
   const int64_t heads = x.size(0), tokens = x.size(1), dim = x.size(2), size = exponents.size(1);
   auto present = indices.ne(-1);
   if (mask.has_value()) present = present.logical_and(*mask);
-  // Other negative indices stay, so that scatter reports them as out of bounds.
+  // Other negative indices are kept, so that scatter reports them as out of bounds.
   const auto slots = indices.masked_fill(present.logical_not(), 0);
   const auto counted = present.logical_and(x.isfinite().all(-1));
 

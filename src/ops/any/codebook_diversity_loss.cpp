@@ -1,5 +1,5 @@
-// Any device, CPU included: a block of tokens at a time, matrix products by the device's own
-// library. Two passes: the gradient needs the average over all tokens first.
+// Any device, CPU included: one block of tokens at a time, with matrix products by the device's own
+// library. Two passes, since the gradient first needs the average over all tokens.
 #include "ops/codebook_diversity_loss.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace {
 using detail::CodeLogits;
 using DiversityLosses = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-/// One head. Tokens outside the mask are read as zero and weigh nothing.
+/// One head. Masked tokens are read as zero and have weight zero.
 struct DiversityHead {
   const CodeLogits& scores;
   const at::Tensor &x, &counted;  // (N, D), (N,)
@@ -68,7 +68,7 @@ struct DiversityHead {
   }
 };
 
-/// What the loss of one head follows from.
+/// The terms from which the loss of one head is computed.
 struct Mean {
   at::Tensor log_p;   // (K,)
   at::Tensor tokens;  // ()
@@ -85,7 +85,8 @@ Mean own_mean(const DiversityHead& head, const at::TensorOptions& options) {
 Mean shared_mean(const at::Tensor& totals) {
   const int64_t codes = totals.size(0) - 2;
   const auto tokens = totals[codes];
-  // A probability that underflowed counts as the smallest there is: its share of loss and gradient
+  // A probability that underflowed is replaced by a tiny one; its share of loss and
+  // gradient is 0 in either case.
   // is 0 either way.
   constexpr double kSmallest = -700;
   auto log_p = (totals.narrow(0, 0, codes) / tokens.clamp_min(1)).log().clamp_min_(kSmallest);

@@ -1,5 +1,5 @@
-// Any device, CPU included: a block of tokens at a time, matrix products by the device's own
-// library.
+// Any device, CPU included: one block of tokens at a time, with matrix products by
+// the device's own library.
 #include "ops/commitment_cross_entropy.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 using detail::CodeLogits;
 using CrossEntropyLosses = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
 
-/// Other devices report a bad target in gather, without a synchronisation here.
+/// Only on CPU; other devices report a bad target in gather, so no synchronisation is needed here.
 void check_range(const at::Tensor& targets, int64_t codebook_size) {
   if (!targets.is_cpu() || targets.numel() == 0) return;
   const auto least = targets.min().item<int64_t>(), most = targets.max().item<int64_t>();
@@ -28,7 +28,7 @@ void check_range(const at::Tensor& targets, int64_t codebook_size) {
                     "), but got ", least < -1 ? least : most);
 }
 
-/// One head: returns the sum of the losses; writes the gradients of loss / count.
+/// One head: returns the sum of the losses and writes the gradients of loss / count.
 struct CrossEntropyHead {
   const CodeLogits& scores;
   const at::Tensor &x, &targets, &counted, &weight;  // (N, D), (N,), (N,), ()

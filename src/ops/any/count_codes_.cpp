@@ -1,4 +1,5 @@
-// Any device: integer scatter_add has no order, so atomics on a GPU give the same counts.
+// Any device: integer scatter_add is independent of order, so atomics on a
+// GPU give the same counts.
 #include "ops/count_codes_.h"
 
 #include <ATen/TensorOperators.h>
@@ -14,7 +15,7 @@ void count_codes_(at::TensorList counts, at::TensorList indices) {
     row.zero_();
     if (level >= indices.size()) continue;
     const auto present = indices[level].ne(-1);
-    // Other negative indices stay, so that scatter reports them as out of bounds.
+    // Other negative indices are kept, so that scatter reports them as out of bounds.
     row.scatter_add_(1, indices[level].masked_fill(present.logical_not(), 0),
                      present.to(at::kLong));
   }

@@ -1,5 +1,5 @@
-// Any device, CPU included: sorting and gathering; only the hash has a CPU kernel of its own
-// (detail/row_keys.cpp).
+// Any device, CPU included: sorts and gathers; only the hash has a CPU
+// kernel (detail/row_keys.cpp).
 #include "ops/dead_code_candidates.h"
 
 #include <torch/library.h>

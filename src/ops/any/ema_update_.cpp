@@ -1,5 +1,5 @@
-// Any device: plain ATen, the reference for the CPU kernel. Everything is computed before anything
-// is written.
+// Any device: plain ATen, the reference for the CPU kernel. Everything is computed
+// before anything is written.
 #include "ops/ema_update_.h"
 
 #include <ATen/TensorOperators.h>
@@ -32,11 +32,11 @@ void ema_update_(at::Tensor& cluster_size, at::Tensor& embed_avg, at::Tensor& em
   const auto given = weight.has_value()
                          ? weight->to(at::kDouble).expand(counts.sizes())
                          : at::ones(counts.sizes(), counts.options().dtype(at::kDouble));
-  // A head without tokens stays as it is.
+  // A head without tokens does not change.
   const auto idle = counts.sum(-1, /*keepdim=*/true).eq(0);
   const auto step = given * (1.0 - decay);
   const auto size = decayed(cluster_size, step, counts.to(at::kDouble));
-  // A sum beyond the range of the state ends at it.
+  // Sums beyond the range of the state are clamped.
   const double most = detail::largest(dtype);
   const auto start =
       from_codebook ? detail::narrowed(embed.to(at::kDouble) *

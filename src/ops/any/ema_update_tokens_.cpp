@@ -1,4 +1,4 @@
-// Any device: the two operators that it stands for.
+// Any device: calls the three operators that it combines.
 #include "ops/ema_update_tokens_.h"
 
 #include <string>

@@ -1,4 +1,4 @@
-// Any device, CPU included. Forward is a lookup; backward scores a block of tokens at a time.
+// Any device, CPU included. Forward is a lookup; backward scores one block of tokens at a time.
 #include "ops/gumbel_straight_through.h"
 
 #include <algorithm>
@@ -27,13 +27,13 @@ at::Tensor gumbel_straight_through(const at::Tensor& x, const at::Tensor& codebo
   return ops::lookup_codes(codebook, indices);
 }
 
-/// Gradient of the hard choice, (K, D): each token's gradient at its code.
+/// Gradient of the hard choice, (K, D): the gradient of each token is added to its code.
 at::Tensor chosen_gradient(const at::Tensor& grad, const at::Tensor& indices, int64_t size) {
   const auto absent = indices.lt(0).unsqueeze(-1);
   return detail::sum_by_index(grad.masked_fill(absent, 0), indices.clamp_min(0), size);
 }
 
-/// Gradient of the soft choice, for one block of one head. Returns the gradient to the tokens.
+/// Gradient of the soft choice, for one block of one head. Returns the gradient of the tokens.
 at::Tensor soft_choice_backward(const CodeLogits& scores, const at::Tensor& codes,
                                 const at::Tensor& x, const at::Tensor& grad, double temperature,
                                 at::Tensor& grad_codes) {

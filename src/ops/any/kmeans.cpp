@@ -1,5 +1,5 @@
-// Any device, CPU included: the work is done by nearest_code and code_statistics, which have
-// kernels of their own.
+// Any device, CPU included: most of the work is done by nearest_code and code_statistics, which
+// have kernels of their own.
 #include "ops/kmeans.h"
 
 #include <ATen/ops/stack.h>

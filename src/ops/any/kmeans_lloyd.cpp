@@ -15,19 +15,19 @@
 namespace torchvq::detail {
 namespace {
 
-/// Seeds are spread over this many distinct points per code, and at least so many: more do not
-/// lower the error.
+/// Seeds are chosen from this many distinct points per code, and at least from the minimum below:
+/// more points do not lower the error.
 constexpr int64_t kSeedingPointsPerCode = 16;
 constexpr int64_t kMinSeedingPoints = 4096;
 
-/// The first iterations move codes far and need no precision: a prefix with this many points per
-/// code serves. The last third of the iterations, rounded up, takes all points.
+/// Early iterations move codes far and need no precision: they use a prefix with this many points
+/// per code. The last third of the iterations, rounded up, uses all points.
 constexpr int64_t kEarlyPointsPerCode = 24;
 constexpr int64_t kMinEarlyPoints = 8192;
 
-/// How far a step goes towards the mean. For given clusters the error falls for any number below 2,
-/// and beyond 1 the same iterations come further, to a lower error (docs/design/statistics.md).
-/// The last step goes to the mean itself.
+/// Length of a step relative to the distance to the mean. For given clusters any value below 2
+/// lowers the error, and with a value above 1 the same number of iterations reaches a lower error
+/// (docs/design/statistics.md). The last step goes to the mean itself.
 constexpr double kStride = 1.7;
 
 at::Tensor assign_indices(const at::Tensor& rows, const at::Tensor& codes, bool unit) {
@@ -41,8 +41,7 @@ void move_empty_codes(const Points& points, int64_t size, const at::Tensor& coun
   const auto empty = counts.eq(0).nonzero().squeeze(1);
   if (empty.size(0) == 0) return;
   const auto distances = assign(points.rows.narrow(0, 0, size), codes, unit).second;
-  // Equal points stand next to each other and have equal distances, so they stay next to each
-  // other.
+  // Equal points are adjacent and have equal distances, so the stable sort keeps them adjacent.
   const auto order =
       std::get<1>(at::sort(distances, /*stable=*/true, /*dim=*/0, /*descending=*/true));
   const auto keys = points.keys.narrow(0, 0, distances.size(0)).index_select(0, order);
@@ -83,10 +82,10 @@ at::Tensor step_to_means(const at::Tensor& counts, const at::Tensor& sums,
   const auto target = unit ? unit_rows(mean) : mean;
   const auto from = codes.to(at::kDouble);
   auto moved = (stride == 1 ? target : (target - from) * stride + from).to(dtype);
-  // Between numbers of 1e38 there is no room to go beyond the mean.
+  // Near the limits of float, the extrapolated point may overflow; the mean does not.
   moved = at::where(moved.isfinite().all(-1, /*keepdim=*/true), moved, target.to(dtype));
   if (!unit) return at::where(number.gt(0), moved, codes);
-  // Points that cancel each other have no direction: the code stays.
+  // If the points of a code cancel out, their mean has no direction and the code does not move.
   return at::where(mean.ne(0).any(-1, /*keepdim=*/true), unit_rows(moved).to(dtype), codes);
 }
 

@@ -21,7 +21,7 @@ namespace {
 
 constexpr double kNever = std::numeric_limits<double>::infinity();
 
-/// Proposals of a round; the cost of a round grows with the square.
+/// Proposals per round; the cost of a round grows with their square.
 constexpr int64_t kMinPool = 64;
 constexpr int64_t kMaxPool = 1024;
 
@@ -37,16 +37,17 @@ at::Tensor squared_distances(const at::Tensor& rows, const at::Tensor& codes, bo
   return unit ? distances * 2.0 : distances;
 }
 
-/// Times of an exponential race, one per point: the m smallest are a weighted sample without
-/// replacement (Efraimidis, Spirakis 2006). The randomness of a point comes from its key, so it
-/// goes with the point.
+/// Arrival times of an exponential race, one per point: the m smallest are a weighted sample
+/// without replacement (Efraimidis, Spirakis 2006). A point's randomness comes from its key, so it
+/// does not depend on the point's position.
 at::Tensor race_times(const Sample& sample, const at::Tensor& weights, const at::Tensor& rng,
                       int64_t round) {
   const auto times = log_of_uniform(uniform_of_keys(sample.keys, rng, round)).neg() / weights;
   return at::where(weights.gt(0), times, kNever);
 }
 
-/// Proposals of one round: more as seeds are many and a new one changes few distances.
+/// Number of proposals per round: more if there are many seeds, since a new seed
+/// then changes few distances.
 int64_t pool_size(int64_t seeds, int64_t free) {
   const int64_t wanted = std::clamp<int64_t>(seeds, kMinPool, kMaxPool);
   return seeds == 0 ? 1 : std::min(free, wanted);
@@ -58,9 +59,10 @@ double squared_distance(const double* a, const double* b, int64_t dim) {
   return sum;
 }
 
-/// Turns proposals drawn by the distances before the round into seeds drawn one after the other:
-/// each is accepted with probability distance now / distance before, which is rejection sampling
-/// for the distances now. Positions of the accepted ones, at most `limit`; the first always is.
+/// Rejection sampling: proposals were drawn with the distances before the round; accepting
+/// each with probability (current distance) / (distance before) gives the distribution of
+/// seeds drawn one by one. Returns the positions of accepted proposals, at most `limit`; the
+/// first is always accepted.
 std::vector<int64_t> accept(const at::Tensor& rows_, const at::Tensor& distances_,
                             const at::Tensor& chances_, int64_t limit) {
   const auto rows = rows_.to(at::kDouble).cpu().contiguous();
@@ -90,7 +92,8 @@ Points usable_points(const at::Tensor& x, const std::optional<at::Tensor>& mask,
   const auto present = usable[0].nonzero().squeeze(1);
   auto [sorted, order] =
       at::sort(keys.index_select(0, present), /*stable=*/true, /*dim=*/0, /*descending=*/false);
-  // Adding 0 turns -0 into +0: the two have one key, and it must not matter which stands for both.
+  // Adding 0 turns -0 into +0: both have the same key, and the result must not
+  // depend on which was kept.
   return {rows[0].index_select(0, present.index_select(0, order)).add_(0), sorted};
 }
 
@@ -124,7 +127,7 @@ at::Tensor spread_seeds(const Sample& sample, int64_t codebook_size, const at::T
     if (count == codebook_size) break;
     free.index_fill_(0, chosen, false);
     distance = at::minimum(distance, squared_distances(sample.rows, fresh, unit));
-    // Points that are no seed keep a weight above 0, so that there are always enough of them.
+    // Points that are not seeds keep a weight above 0, so that there are always enough candidates.
     weights = at::where(free, (distance * sample.weights).clamp_min(1e-300), 0.0);
   }
   return seeds;

@@ -23,7 +23,7 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-/// The lowest of the nearest levels of one feature.
+/// The nearest level of one feature; the lowest one wins ties.
 at::Tensor nearest_level(const at::Tensor& x, const at::Tensor& values) {
   const auto distances = (x.unsqueeze(-1) - values).abs();
   const auto nearest = distances.eq(distances.amin(-1, /*keepdim=*/true));

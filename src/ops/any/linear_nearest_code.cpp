@@ -1,4 +1,4 @@
-// Any device: a product, and the search among what it makes.
+// Any device: a matrix product, and the search of its result.
 #include "ops/linear_nearest_code.h"
 
 #include <tuple>
@@ -31,7 +31,7 @@ std::tuple<at::Tensor, at::Tensor> linear_nearest_code_backward(const at::Tensor
   detail::check_linear_nearest_code_backward(grad, codes, indices, frozen);
   const auto rows = detail::gradient_rows(grad, codes, frozen);
   const auto size = frozen.size(0);
-  // Codes that no token has chosen add nothing to the product.
+  // Codes that no token has chosen contribute nothing to the product.
   const auto weight = rows.size(0) < size
                           ? rows.t().mm(frozen.index_select(0, indices[0]))
                           : detail::add_rows(rows.unsqueeze(0), indices, size)[0].t().mm(frozen);

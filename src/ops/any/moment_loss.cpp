@@ -13,7 +13,8 @@
 namespace torchvq {
 namespace {
 
-/// The sums of all rows about their common mean (Pebay 2008, SAND2008-6212, equations 3.1).
+/// The moments of all rows merged about their common mean (Pebay 2008,
+/// SAND2008-6212, equations 3.1).
 struct Merged {
   explicit Merged(const at::Tensor& moments)
       : dim((moments.size(1) - 1) / 4), counts(moments.narrow(1, 0, 1)), count(counts.sum()) {
@@ -69,7 +70,7 @@ at::Tensor moment_loss_backward(const at::Tensor& grad_, const at::Tensor& momen
   const auto second = of_variance / (all.count - 1).clamp_min(1);
   const auto third = of_skewness / number / all.spread.pow(1.5);
   const auto fourth = of_kurtosis / number / all.spread.square();
-  // Where the common mean moves, the shifts of all rows do.
+  // Moving the common mean shifts all rows.
   const auto mean = slope(0, all.mean) - 3 * all.second * third - 4 * all.third * fourth;
   const auto &counts = all.counts, &shift = all.shift;
   const auto square = shift.square();

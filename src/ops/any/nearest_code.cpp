@@ -1,9 +1,9 @@
 // Any device: plain ATen, the reference for the CPU kernel.
 //
-// A matrix product scores all codes; a bound on its rounding tells which codes may be the nearest.
-// Rows are taken in chunks, so that memory stays bounded whatever N and K; those that the bound
-// leaves open are collected over all chunks and decided together by the scores that the contract
-// defines (docs/design/search.md, docs/design/any-device.md).
+// A matrix product scores all codes; a bound on its rounding error determines which codes may be
+// the nearest. Rows are processed in chunks, so that memory is bounded for any N and K; rows that
+// the bound leaves open are collected over all chunks and decided together by the scores that the
+// contract defines (docs/design/search.md, docs/design/any-device.md).
 #include "ops/nearest_code.h"
 
 #include <algorithm>
@@ -35,7 +35,7 @@ using detail::sum_in_order;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Numbers of the largest temporary. Launches on a GPU want to be long, the CPU has caches.
+/// Number of elements of the largest temporary: long launches suit a GPU, while the CPU has caches.
 int64_t numbers_at_once(const at::Tensor& x) {
   return x.is_cpu() ? int64_t{1} << 22 : int64_t{1} << 26;
 }
@@ -44,7 +44,7 @@ int64_t rows_at_once(const at::Tensor& x, int64_t numbers_of_a_row) {
   return std::max<int64_t>(1, numbers_at_once(x) / std::max<int64_t>(1, numbers_of_a_row));
 }
 
-/// body(first row, number of rows) for each chunk.
+/// Calls body(first row, number of rows) for each chunk.
 template <typename Body>
 void over_chunks(int64_t rows, int64_t step, const Body& body) {
   for (int64_t begin = 0; begin < rows; begin += step) body(begin, std::min(step, rows - begin));
@@ -59,8 +59,8 @@ at::Tensor unit_rows(const at::Tensor& rows) {
 
 at::Tensor finite_rows(const at::Tensor& rows) { return rows.isfinite().all(-1); }
 
-/// Rows as the contract's scores read them: those with a NaN or infinity are zero, and all are of
-/// unit length for cosine.
+/// Rows as read by the contract's scores: rows with a NaN or infinity are zero, and for
+/// cosine all are normalized.
 at::Tensor contract_rows(const at::Tensor& x, bool cosine) {
   const auto rows = x.masked_fill(finite_rows(x).logical_not_().unsqueeze(-1), 0);
   return cosine ? unit_rows(rows) : rows;
@@ -84,14 +84,13 @@ struct Codes {
 
   void prepare_scan(at::ScalarType dtype) {
     const auto wide = values.to(dtype);
-    // Norms above this bound could overflow in a product; such codes skip the scan and are always
-    // candidates.
+    // Larger norms could overflow in a product; such codes skip the scan and are always candidates.
     huge = wide.to(at::kDouble).square().sum(-1).gt(dtype == at::kFloat ? 0x1p120 : 0x1p1000);
     if (bias.defined()) huge = huge | bias.abs().gt(dtype == at::kFloat ? 0x1p120 : 0x1p1000);
     huge.logical_and_(excluded.logical_not());
     const auto skip = huge | excluded;
     const auto kept = wide.masked_fill(skip.unsqueeze(-1), 0);
-    // Any centre is correct; the mean makes the bound small.
+    // Any centre is correct; the mean keeps the bound small.
     center = kept.sum(0) / skip.logical_not().sum().clamp_min(1);
     if (cosine) center.zero_();
     centered = (kept - center).masked_fill_(skip.unsqueeze(-1), 0);
@@ -106,8 +105,8 @@ struct Codes {
     bound_error(dtype, offset.max());
   }
 
-  /// How far the scan's scores of a row may be from the contract's: slope * norm of the centred row
-  /// + floor, in any order of additions.
+  /// Bound on the error of a row's scan scores against the contract's, for any order of additions:
+  /// slope * norm of the centred row + floor.
   void bound_error(at::ScalarType dtype, const at::Tensor& offset) {
     const bool single = dtype == at::kFloat;
     const double rounded = static_cast<double>(values.size(1) + 8);
@@ -116,19 +115,19 @@ struct Codes {
     const auto radius = centered.to(at::kDouble).square().sum(-1).max().sqrt();
     const auto shift = center.to(at::kDouble).square().sum().sqrt();
     const auto reach = radius + shift;
-    // Rounding of the scan, then rounding of the contract's own float64 sum, which sees the
-    // uncentred values. Both scores that are compared have it, and 2.1 is twice that and its own
-    // rounding.
+    // Rounding of the scan, plus rounding of the contract's float64 sum, which uses uncentred
+    // values. Both of the scores that are compared have this error; 2.1 is twice the error, with
+    // room for the rounding of the bound itself.
     slope = (radius * unit + reach * wide_unit + tiny) * 2.1;
     floor = (offset * unit + (shift * reach + reach.square() + offset) * wide_unit +
              (reach + 1) * tiny) *
             2.1;
   }
 
-  std::optional<at::ScalarType> product;  ///< of the scan; nothing where no product can be trusted
+  std::optional<at::ScalarType> product;  ///< of the scan; none where no product can be trusted
   bool cosine = false;
   at::Tensor values;        ///< (K, D), as contract_rows(), excluded rows zero
-  at::Tensor bias;          ///< (K,) float64, as it is added to the score, or undefined
+  at::Tensor bias;          ///< (K,) float64, as added to the score, or undefined
   at::Tensor excluded;      ///< (K,) bool
   at::Tensor huge;          ///< (K,) bool
   at::Tensor center;        ///< (D,)
@@ -137,9 +136,9 @@ struct Codes {
   at::Tensor slope, floor;  ///< float64 scalars
 };
 
-/// What a matrix product tells of a chunk of rows.
+/// Scores of a chunk of rows by a matrix product.
 struct Scan {
-  /// `rows` are as contract_rows().
+  /// `rows` are those of contract_rows().
   Scan(const at::Tensor& rows, const Codes& codes, int64_t k) {
     const auto x = rows.to(*codes.product) - codes.center;
     scores = at::addmm(codes.half_norms, x, codes.centered.t(), /*beta=*/1, /*alpha=*/-1);
@@ -148,7 +147,7 @@ struct Scan {
     const auto norm = at::linalg_vector_norm(x, 2, at::IntArrayRef{-1}, false, at::kDouble);
     const double most = *codes.product == at::kFloat ? 0x1p60 : 0x1p500;
     limit = best.select(-1, k - 1).to(at::kDouble) + (norm * codes.slope + codes.floor);
-    // Rows so large that products may overflow, or have: all codes may be the nearest.
+    // Products of such large rows may overflow, or already have: every code may be the nearest.
     limit.masked_fill_(norm.le(most).logical_not_(), kInfinity);
   }
 
@@ -161,7 +160,7 @@ struct Scan {
         .logical_and_(codes.huge.any().logical_not());
   }
 
-  /// Codes that may be among the k nearest, (rows, K) bool; a score that is NaN tells nothing.
+  /// Codes that may be among the k nearest, (rows, K) bool; a NaN score excludes nothing.
   at::Tensor candidates(const Codes& codes) const {
     return scores.to(at::kDouble).gt(limit.unsqueeze(-1)).logical_not_().logical_or_(codes.huge);
   }
@@ -186,8 +185,8 @@ at::Tensor pair_scores(const at::Tensor& rows, const Codes& codes, const at::Ten
   return score.masked_fill_(codes.excluded.index_select(0, code) | score.isnan(), kInfinity);
 }
 
-/// Decides rows by the contract's scores among their candidates: the k best codes of each row, ties
-/// by index.
+/// Decides rows by the contract's scores of their candidates: the k best codes of
+/// each row, ties by index.
 at::Tensor decide(const at::Tensor& rows, const Codes& codes, const at::Tensor& candidate,
                   int64_t k) {
   const auto pairs = candidate.nonzero();
@@ -204,8 +203,8 @@ at::Tensor decide(const at::Tensor& rows, const Codes& codes, const at::Tensor& 
   return code.index_select(0, order.index_select(0, first.flatten())).view({rows.size(0), k});
 }
 
-/// Indices (N, 1) by the scan alone, and the numbers of the rows that it leaves open. To learn how
-/// many there are is the one time that a search waits for the device.
+/// Indices (N, 1) by the scan alone, and the numbers of the rows that it leaves open. Reading their
+/// count is the only time that a search waits for the device.
 std::pair<at::Tensor, at::Tensor> scan_rows(const at::Tensor& x, const Codes& codes) {
   const int64_t tokens = x.size(0);
   auto index = at::empty({tokens, 1}, x.options().dtype(at::kLong));
@@ -219,7 +218,7 @@ std::pair<at::Tensor, at::Tensor> scan_rows(const at::Tensor& x, const Codes& co
   return {index, certain.logical_not_().nonzero().squeeze(-1)};
 }
 
-/// The same by a device's own means.
+/// The same with the device's own way to decide.
 at::Tensor decide_by(const detail::DecideRows& decide, const at::Tensor& rows, const Codes& codes,
                      int64_t k) {
   detail::OpenRows open = {rows, codes.values, codes.bias, codes.excluded, {}, {}, codes.cosine, k};
@@ -235,8 +234,8 @@ at::Tensor decide_by(const detail::DecideRows& decide, const at::Tensor& rows, c
   return decide(open);
 }
 
-/// The k nearest codes (N, k) of rows (N, D); what it gives for rows that are not finite means
-/// nothing.
+/// The k nearest codes (N, k) of rows (N, D); the result is meaningless for
+/// rows that are not finite.
 at::Tensor search_rows(const at::Tensor& x, const Codes& codes, int64_t k,
                        const detail::DecideRows& decide_rows) {
   at::Tensor index, open;
@@ -246,7 +245,7 @@ at::Tensor search_rows(const at::Tensor& x, const Codes& codes, int64_t k,
     index = at::empty({x.size(0), k}, x.options().dtype(at::kLong));
     open = at::arange(x.size(0), index.options());
   }
-  // The float64 scores of a chunk and the pairs beside it.
+  // Two temporaries: the float64 scores of a chunk, and its pairs.
   const int64_t size = codes.values.size(0);
   over_chunks(open.size(0), rows_at_once(x, 2 * std::max(size, x.size(1))),
               [&](int64_t begin, int64_t count) {
@@ -267,7 +266,7 @@ at::Tensor search_rows(const at::Tensor& x, const Codes& codes, int64_t k,
 /// Distances (N, k) of rows (N, D) to codes (N, k, D), float64, added in index order.
 at::Tensor distances_of(const at::Tensor& x, const at::Tensor& codes, bool cosine) {
   const auto wide_x = x.to(at::kDouble).unsqueeze(1), wide_codes = codes.to(at::kDouble);
-  // Products and not square(), which is a power: how devices compute powers is their own.
+  // Products instead of square(), which is a power: devices differ in how they compute powers.
   const auto dot = [](const at::Tensor& a, const at::Tensor& b) { return sum_in_order(a * b); };
   if (!cosine) {
     const auto difference = wide_x - wide_codes;
@@ -279,7 +278,7 @@ at::Tensor distances_of(const at::Tensor& x, const at::Tensor& codes, bool cosin
   return similarity.masked_fill_(norms.eq(0), 0).neg_().add_(1);
 }
 
-/// Where results of one head go; undefined what is not wanted.
+/// Destinations of the results of one head; undefined if not wanted.
 struct HeadOutput {
   at::Tensor indices, codes, distances;
 };

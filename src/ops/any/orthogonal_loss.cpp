@@ -1,5 +1,5 @@
-// Any device, CPU included. The selection is a weight of 0 or 1 per code, never a compaction to a
-// size that depends on data. With N the selected unit rows, sum of (n_i.n_j)^2 = |N N^T|^2 = |N^T
+// Any device, CPU included. Codes are selected by a weight of 0 or 1 and never compacted, since the
+// size would depend on data. With N the selected unit rows, sum of (n_i.n_j)^2 = |N N^T|^2 = |N^T
 // N|^2: the smaller of the two products is used.
 #include "ops/orthogonal_loss.h"
 
@@ -23,7 +23,7 @@
 namespace torchvq {
 namespace {
 
-/// Which codes occur, (H, K), bool.
+/// Codes that occur, (H, K), bool.
 at::Tensor active_codes(const at::Tensor& codebook, const std::optional<at::Tensor>& indices) {
   const int64_t heads = codebook.size(0), size = codebook.size(1);
   if (!indices.has_value()) return at::ones({heads, size}, codebook.options().dtype(at::kBool));
@@ -39,8 +39,7 @@ at::Tensor active_codes(const at::Tensor& codebook, const std::optional<at::Tens
       .gt(0);
 }
 
-/// The `max_codes` active codes that come first in a random order of all codes: their numbers, (H,
-/// M).
+/// The numbers, (H, M), of the first `max_codes` active codes in a random order of all codes.
 at::Tensor random_subset(const at::Tensor& active, int64_t max_codes, const at::Tensor& rng) {
   const auto key = detail::random_key(rng, static_cast<int64_t>(RandomPurpose::kOrthogonalSubset));
   const auto bits = detail::random_bits(key, at::arange(active.size(1), rng.options()));

@@ -1,4 +1,4 @@
-// Any device: the loss weighted twice, and plain ATen for the gradients.
+// Any device: one loss with two weights, and plain ATen for the gradients.
 #include "ops/paired_commitment_loss.h"
 
 #include <ATen/TensorOperators.h>
@@ -21,7 +21,7 @@ at::Tensor paired_commitment_loss(const at::Tensor& x, const at::Tensor& codes,
   detail::check_paired_commitment_loss(x, codes, mask, to_x, to_codes);
   const auto distance = ops::commitment_loss(x, codes, mask);
   auto total = at::zeros({}, distance.options());
-  // A NaN with weight 0 stays where it is.
+  // With weight 0 a term is left out, so that a NaN in it does not spread.
   if (to_codes != 0) total = total + distance * to_codes;
   if (to_x != 0) total = total + distance * to_x;
   return total;
@@ -35,7 +35,7 @@ std::tuple<at::Tensor, at::Tensor> detail::paired_gradients_any(const at::Tensor
                                                                 const OptionalTensor& mask,
                                                                 double to_x, double to_codes) {
   const auto dtype = value_dtype(x, codes);
-  // Each half moves one side; a second derivative must not see the other.
+  // Each term moves one side only; a second derivative must not depend on the other side.
   const auto scaled = [&](const at::Tensor& rows, const at::Tensor& target, double weight) {
     auto difference = rows.to(dtype) - target.to(dtype);
     if (weight == 0) return at::zeros_like(difference);

@@ -1,4 +1,5 @@
-// Any device: made by the CPU, so that the bytes are the same. Only the CPU's search reads them.
+// Any device: computed on the CPU, so that the bytes are the same. Only the
+// CPU's search reads them.
 #include "ops/prepare_codes.h"
 
 #include <torch/library.h>

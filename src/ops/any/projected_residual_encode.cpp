@@ -1,5 +1,5 @@
-// Any device: level after level by nearest_code, the reference for the CPU kernel but for the order
-// in which products are added up.
+// Any device: level after level by nearest_code; the reference for the CPU kernel, except for the
+// order of additions in products.
 #include "ops/projected_residual_encode.h"
 
 #include <ATen/TensorOperators.h>
@@ -17,7 +17,7 @@
 namespace torchvq {
 namespace {
 
-constexpr double kSmallestDivisor = 1e-12;  // what torch's normalize divides by instead
+constexpr double kSmallestDivisor = 1e-12;  // smallest divisor, as in torch's normalize
 
 /// vectors (B, T, columns) times a weight (rows, columns), plus bias.
 at::Tensor project(const at::Tensor& vectors, const at::Tensor& weight, const at::Tensor& bias) {

@@ -1,4 +1,4 @@
-// Every device, CPU included: the operators that it is made of, one after the other.
+// Any device, CPU included: calls its component operators one after the other.
 #include "ops/quantize_and_commit.h"
 
 #include <tuple>
@@ -18,7 +18,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> quantize_and_commit(
   auto nearest = ops::nearest_code(rows, codebook, ops::NearestCodeOptions().return_codes(true));
   auto& codes = nearest.codes;
   auto commitment = ops::commitment_loss(rows, codes, std::nullopt);
-  // Whatever the estimator, the values are the codes; a copy, because users write to their results.
+  // With any estimator the values are the codes. A copy, because users may write to the result.
   auto quantized = codes.reshape(x.sizes()).to(x.scalar_type(), /*non_blocking=*/false,
                                                /*copy=*/true);
   return {std::move(quantized), nearest.indices.reshape(x.sizes().slice(0, x.dim() - 1)),

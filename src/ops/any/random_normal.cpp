@@ -1,4 +1,4 @@
-// Any device: the tensor twin of kernels/random.h.
+// Any device: the steps of kernels/random.h, with tensor operators.
 #include "ops/random_normal.h"
 
 #include <ATen/TensorOperators.h>
@@ -19,7 +19,7 @@ at::Tensor random_normal(const at::Tensor& rng, int64_t purpose, c10::SymIntArra
   const auto key = detail::random_key(rng, purpose, stream);
   const auto values = detail::normal_from_bits(detail::random_bits(key, positions),
                                                detail::random_bits(key, positions + 1));
-  // Half types go through float32, as the CPU kernel does.
+  // Half-precision types are rounded by way of float32, as in the CPU kernel.
   return (result == at::kDouble ? values : values.to(at::kFloat).to(result)).view(shape);
 }
 

@@ -1,4 +1,4 @@
-// Any device: the tensor twin of kernels/random.h.
+// Any device: the steps of kernels/random.h, with tensor operators.
 #include "ops/random_uniform.h"
 
 #include <ATen/TensorOperators.h>

@@ -1,4 +1,4 @@
-// Any device: plain ATen, without reading a value on the host.
+// Any device: plain ATen; reads nothing on the host.
 #include "ops/replace_dead_codes_.h"
 
 #include <torch/library.h>

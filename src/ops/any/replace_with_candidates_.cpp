@@ -1,4 +1,4 @@
-// Any device, CPU included: K candidates per rank are few.
+// Any device, CPU included: there are only K candidates per rank.
 #include "ops/replace_with_candidates_.h"
 
 #include <torch/library.h>

@@ -1,8 +1,8 @@
 // Any device: plain ATen, the reference for the CPU kernel.
 //
-// Matrix products in float64 score all extensions of all paths; a bound on their rounding tells
-// whether the best ones are certain, and where they are not, the scores that the contract defines
-// decide among all. Tokens are taken in chunks, so that memory stays bounded.
+// Matrix products in float64 score all extensions of all paths; a bound on their rounding error
+// determines whether the best are certain, and if not, the scores that the contract defines decide
+// among all. Tokens are processed in chunks, so that memory is bounded.
 #include "ops/residual_beam_search.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ using detail::BeamProblem;
 
 constexpr double kUnreachable = std::numeric_limits<double>::infinity();
 
-/// Scores alive at a time.
+/// Number of scores allocated at a time.
 int64_t beam_scores_at_once(const at::Tensor& x) {
   return x.is_cpu() ? int64_t{1} << 21 : int64_t{1} << 25;
 }
@@ -60,7 +60,7 @@ at::Tensor decide(const BeamPaths& paths, const BeamCodes& level, int64_t count)
   return std::get<1>(excluded.sort(stable, -1, /*descending=*/false)).narrow(-1, 0, count);
 }
 
-/// Flat extensions (t, count) and whether they are certain (t,).
+/// Flat extensions (t, count), and whether they are certain (t,).
 std::tuple<at::Tensor, at::Tensor> screen(const BeamPaths& paths, const BeamCodes& level,
                                           int64_t count) {
   const detail::ScreenedBeam screened(paths, level);
@@ -152,7 +152,7 @@ detail::ScreenedBeam::ScreenedBeam(const BeamPaths& paths, const BeamCodes& leve
   auto magnitude = std::get<0>(lengths.max(-1)) + level.squares.max();
   if (level.adds) magnitude = magnitude * level.weight + std::get<0>(paths.score.max(-1));
   const double dim = static_cast<double>(level.codes.size(1));
-  // Of the product above and of the contract's own sum.
+  // Rounding of the product above and of the contract's own sum.
   error = (magnitude + 0x1p-900) * ((dim + 16) * 8 * 0x1p-53);
   if (!product_dtype(at::kDouble, wide.device())) error.fill_(kUnreachable);
 }

@@ -22,7 +22,7 @@ detail::ResidualLookupTensors residual_lookup(const at::Tensor& x, at::TensorLis
   auto total = at::zeros_like(residual);
   for (size_t level = 0; level < codebooks.size(); ++level) {
     const auto codebook = detail::expand_to_heads(codebooks[level].to(dtype), x.size(0));
-    // -1, which other lookups take, stays out of range.
+    // Other lookups accept -1; here it must be out of range.
     auto own = indices.select(2, static_cast<int64_t>(level));
     own = own.masked_fill(own.eq(-1), -2);
     codes.push_back(detail::mark_non_finite(ops::lookup_codes(codebook, own), residual));

@@ -1,5 +1,5 @@
-// Any device: plain ATen, the reference for the CPU kernel (kernels/cpu/rotation_trick.h has the
-// algebra).
+// Any device: plain ATen, the reference for the CPU kernel. The algebra is in
+// kernels/cpu/rotation_trick.h.
 #include "ops/rotation_trick.h"
 
 #include <ATen/TensorOperators.h>

@@ -1,5 +1,5 @@
 // Any device: plain ATen, the reference for the CPU kernels; scalar_decode and
-// scalar_code_indices have no other.
+// scalar_code_indices have no other kernel.
 #include "ops/scalar_decode.h"
 
 #include <ATen/TensorOperators.h>

@@ -74,7 +74,7 @@ at::Tensor of_form(const at::Tensor& u, detail::PerturbKind kind, double eps) {
   return detail::quantile_any(kind.cdf, u.clamp(eps, 1 - eps));
 }
 
-/// (codes, levels) of bin centres, feature by feature.
+/// (codes, levels) of bin centres, computed feature by feature.
 template <typename T>
 std::pair<at::Tensor, at::Tensor> bin_centres(const at::Tensor& x, at::IntArrayRef levels,
                                               detail::PerturbKind kind, double eps) {
@@ -103,7 +103,7 @@ at::Tensor detail::cumulative_any(Distribution kind, const at::Tensor& x) {
     case Distribution::kNormal:
       return at::special_ndtr(x);
     case Distribution::kLaplace: {
-      // Not -|x|, whose slope at 0 is 0: there is a density of 1/2.
+      // Not -|x|, whose derivative at 0 is 0, while the density there is 1/2.
       const auto below = x.lt(0);
       const auto half = at::where(below, x, -x).exp() / 2;
       return at::where(below, half, 1 - half);
@@ -124,7 +124,7 @@ at::Tensor detail::quantile_any(Distribution kind, const at::Tensor& u) {
     case Distribution::kLaplace:
       return at::where(u.lt(0.5), (2 * u).log(), -(2 * (1 - u)).log());
     default: {
-      // Near the ends the tangent of u - 1/2 has no digits left.
+      // Near the ends, the tangent of u - 1/2 has lost all digits.
       const auto low = u.lt(0.5);
       const auto tail = at::where(low, u, 1 - u);
       const auto far = (tail * kPi).tan().reciprocal();

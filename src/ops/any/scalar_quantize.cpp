@@ -25,7 +25,7 @@ Column quantize_column(const at::Tensor& x, int64_t count, detail::ScalarBound b
   const auto changes = detail::device_table(known->changes, x.options());
   const auto table = detail::device_table(known->codes, x.options());
   const auto found = at::bucketize(x, changes, /*out_int32=*/false, /*right=*/true);
-  const auto levels = found.clamp(0, count - 1);  // whatever NaN gives
+  const auto levels = found.clamp(0, count - 1);  // for NaN, the result does not matter
   return {table.index_select(0, levels.reshape({-1})).view(levels.sizes()), levels};
 }
 
@@ -50,7 +50,7 @@ std::tuple<at::Tensor, at::Tensor> scalar_quantize(const at::Tensor& x_, at::Int
           indices.masked_fill_(absent, 0)};
 }
 
-/// d code / d x where nothing is rounded.
+/// d code / d x without the rounding.
 at::Tensor slope(const at::Tensor& x, at::IntArrayRef levels, detail::ScalarBound bound) {
   std::vector<double> gains, shifts;
   for (const int64_t count : levels) {

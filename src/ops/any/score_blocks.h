@@ -29,7 +29,7 @@ at::Tensor choose_by_score(const at::Tensor& x, const at::Tensor& codebook, Metr
   return indices;
 }
 
-/// What temperature 0 chooses.
+/// The choice at temperature 0.
 inline at::Tensor nearest_codes(const at::Tensor& x, const at::Tensor& codebook, Metric metric) {
   const auto* name = metric == Metric::kCosine ? "cosine" : "euclidean";
   return ops::nearest_code(x, codebook, ops::NearestCodeOptions().metric(name)).indices;

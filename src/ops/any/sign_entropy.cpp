@@ -1,4 +1,4 @@
-// Any device: plain ATen, the reference for the CPU kernel, and what that takes for float64.
+// Any device: plain ATen, the reference for the CPU kernel, which falls back to it for float64.
 #include "ops/sign_entropy.h"
 
 #include <algorithm>
@@ -24,7 +24,8 @@ namespace torchvq {
 namespace {
 
 constexpr int64_t kTokensAtOnce = 1024;
-/// Probabilities alive at a time in each half of a group, on devices that want long launches.
+/// Probabilities allocated at a time for each half of a group, on devices
+/// that prefer long launches.
 constexpr int64_t kDeviceValues = int64_t{1} << 25;
 using detail::precise_mm;
 using detail::SignGroup;
@@ -48,7 +49,7 @@ struct Bits {
   }
 };
 
-/// The probabilities of all values of the last k bits, k = 0 ... number of bits.
+/// The probabilities of all values of the last k bits, for k = 0 ... number of bits.
 std::vector<at::Tensor> pyramid(const Bits& bits, int64_t first, int64_t count) {
   std::vector<at::Tensor> levels{at::ones({bits.on.size(0), 1}, bits.on.options())};
   for (int64_t bit = first + count - 1; bit >= first; --bit) {
@@ -58,8 +59,8 @@ std::vector<at::Tensor> pyramid(const Bits& bits, int64_t first, int64_t count) 
   return levels;
 }
 
-/// The tokens of a head in the dtype of the entropies. Padding is zero and weighs nothing: to take
-/// it out would need its number on the host, which is to wait for the device.
+/// The tokens of a head in the dtype of the entropies. Padding is set to zero and has no weight:
+/// removing it would need its count on the host, and so a wait for the device.
 struct HeadTokens {
   HeadTokens(const at::Tensor& x, const std::optional<at::Tensor>& mask, int64_t head)
       : values(x.select(0, head).to(detail::value_dtype(x, x))) {
@@ -68,7 +69,7 @@ struct HeadTokens {
     values = values.masked_fill(row_mask.logical_not(), 0);
   }
 
-  /// Zero where there is padding, from token `begin` on.
+  /// Sets padding to zero, from token `begin` on.
   at::Tensor without_padding(const at::Tensor& rows, int64_t begin) const {
     if (!row_mask.defined()) return rows;
     return rows.masked_fill(row_mask.narrow(0, begin, rows.size(0)).logical_not(), 0);
@@ -83,10 +84,10 @@ struct HeadTokens {
   }
 
   at::Tensor values;    ///< (N, D)
-  at::Tensor row_mask;  ///< (N, 1) bool, undefined where all are
+  at::Tensor row_mask;  ///< (N, 1) bool, undefined if all tokens are real
 };
 
-/// Tokens whose distributions are alive at a time.
+/// Tokens whose distributions are allocated at a time.
 int64_t tokens_at_once(const at::Tensor& tokens) {
   if (tokens.is_cpu()) return kTokensAtOnce;
   const auto group = detail::sign_groups(tokens.size(1))[0];
@@ -101,7 +102,7 @@ void over_chunks(const at::Tensor& tokens, const Body& body) {
   }
 }
 
-/// Gradient to the logits of a half's bits of the mean of `values` (n, 2^count).
+/// Gradient of the logits of a half's bits: of the mean of `values` (n, 2^count).
 std::vector<at::Tensor> fold(const Bits& bits, const std::vector<at::Tensor>& levels, int64_t first,
                              at::Tensor values) {
   std::vector<at::Tensor> grads;
@@ -117,7 +118,7 @@ std::vector<at::Tensor> fold(const Bits& bits, const std::vector<at::Tensor>& le
   return grads;
 }
 
-/// log P less its mean under P (2^high, 2^low), and the entropy of P.
+/// log P minus its mean under P (2^high, 2^low), and the entropy of P.
 std::pair<at::Tensor, at::Tensor> centred_logarithm(const at::Tensor& sums, const at::Tensor& count,
                                                     const SignGroup& group) {
   const auto mean = sums / count;

@@ -14,7 +14,7 @@
 namespace torchvq {
 namespace {
 
-/// How far each bit lies from the end: D - 1 ... 0.
+/// Significance of each bit: D - 1 ... 0.
 at::Tensor places(int64_t bits, const at::TensorOptions& options) {
   return at::arange(bits - 1, -1, -1, options.dtype(at::kLong));
 }

@@ -1,5 +1,4 @@
-// Any device: the operators that it stands for, one after the other, and plain ATen for the
-// gradient.
+// Any device: calls the operators that it combines, and plain ATen for the gradient.
 #include "ops/sign_step.h"
 
 #include <ATen/TensorOperators.h>
@@ -35,7 +34,7 @@ detail::SignStepTensors detail::sign_step_any(const at::Tensor& latents,
 
 namespace {
 
-/// Undefined tensors count as zeros.
+/// Adds tensors; undefined tensors count as zeros.
 at::Tensor plus(const at::Tensor& a, const at::Tensor& b) {
   if (!a.defined() || !b.defined()) return a.defined() ? a : b;
   return a + b;

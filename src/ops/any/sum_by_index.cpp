@@ -13,7 +13,7 @@ namespace torchvq::detail {
 
 at::Tensor sum_by_index(const at::Tensor& rows_, const at::Tensor& indices, int64_t size) {
   if (sum_dtype(rows_) == at::kFloat) {
-    // Fixed point needs float64, which this device has not: any order of additions, then.
+    // Fixed point needs float64, which this device lacks, so the order of additions is unspecified.
     return rows_.new_zeros({size, rows_.size(1)}, rows_.options().dtype(at::kFloat))
         .index_add_(0, indices, rows_.to(at::kFloat));
   }

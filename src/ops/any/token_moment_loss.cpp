@@ -1,4 +1,4 @@
-// Any device: the two operators that it stands for, one after the other.
+// Any device: calls the two operators that it combines.
 #include "ops/token_moment_loss.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Any device: plain ATen. Squares are added feature by feature, because the order of a reduction is
-// the device's own and the contract is one order for all.
+// Any device: plain ATen. Squares are added feature by feature, because the order of a reduction
+// depends on the device and the contract requires the same order everywhere.
 #include "ops/unit_vectors.h"
 
 #include <ATen/TensorOperators.h>

@@ -1,4 +1,4 @@
-// The gradients of commitment_loss, which other nodes of the graph have in common.
+// The gradients of commitment_loss, shared with other autograd nodes.
 #pragma once
 
 #include <tuple>
@@ -13,7 +13,8 @@
 
 namespace torchvq::detail {
 
-/// To x and, where wanted, to codes, in the dtype of the loss and of codes. `mask` may be undefined.
+/// Gradients of x and, if wanted, of codes, in the dtypes of the loss and of codes.
+/// `mask` may be undefined.
 inline std::tuple<at::Tensor, at::Tensor> commitment_gradients(const at::Tensor& grad,
                                                                const at::Tensor& x,
                                                                const at::Tensor& codes,
@@ -25,7 +26,7 @@ inline std::tuple<at::Tensor, at::Tensor> commitment_gradients(const at::Tensor&
                                                    at::TensorList(codes), given_mask),
             at::Tensor()};
   }
-  // Operators that autograd differentiates once more.
+  // Uses operators that autograd can differentiate again.
   const auto dtype = value_dtype(x, codes);
   auto grad_x = x.to(dtype) - codes.to(dtype);
   if (mask.defined()) grad_x.masked_fill_(mask.logical_not().unsqueeze(-1), 0);

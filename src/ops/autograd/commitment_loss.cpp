@@ -17,7 +17,7 @@ struct CommitmentLoss : torch::autograd::Function<CommitmentLoss> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& codes,
                             const std::optional<at::Tensor>& mask) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    // codes were looked up by a leaf operator, so that compilers save and never recompute them.
+    // codes are outputs of a leaf operator, so compilers save them and never recompute them.
     ctx->save_for_backward({x, codes, mask.value_or(at::Tensor())});
     return ops::commitment_loss(x, codes, mask);
   }

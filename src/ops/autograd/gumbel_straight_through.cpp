@@ -19,8 +19,9 @@ struct GumbelStraightThrough : torch::autograd::Function<GumbelStraightThrough> 
                             const at::Tensor& indices, double temperature,
                             const std::string& metric, bool wants_gradient) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    // The codebook itself may be overwritten before backward. The copy takes part in forward, too:
-    // what backward alone needs, compilers make in backward, from the overwritten codebook.
+    // The codebook may be overwritten before backward, so backward uses a copy. Forward uses
+    // the copy as well: a compiler computes values that only backward needs in backward, from
+    // the overwritten codebook.
     const auto codes = wants_gradient ? ops::snapshot(codebook) : codebook;
     if (wants_gradient) ctx->save_for_backward({x, codes, indices});
     ctx->saved_data["temperature"] = temperature;

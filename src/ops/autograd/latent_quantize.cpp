@@ -25,7 +25,7 @@ struct LatentQuantize : torch::autograd::Function<LatentQuantize> {
                                const OptionalTensor& mask) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto found = ops::latent_quantize(x, values, levels, commitment, quantization, mask);
-    // Not the values themselves, which an optimizer may have moved before backward.
+    // Saves codes and not the values, which an optimizer may change before backward.
     ctx->save_for_backward({x, found.codes, found.indices.clone()});
     ctx->saved_data["levels"] = levels;
     ctx->saved_data["commitment"] = commitment;
@@ -33,7 +33,7 @@ struct LatentQuantize : torch::autograd::Function<LatentQuantize> {
     ctx->saved_data["dtype"] = values.scalar_type();
     ctx->mark_non_differentiable({found.indices});
     ctx->set_materialize_grads(false);
-    // What is saved is not what users get and may write to.
+    // Users may write to the results, so they get copies of saved tensors.
     return {found.codes.clone(), found.indices, found.loss};
   }
 

@@ -25,7 +25,7 @@ std::tuple<at::Tensor, at::Tensor> map_gradients(const at::Tensor& grad, const a
                                                        const at::Tensor&, const at::Tensor&);
   static auto op = detail::op_handle<Signature>("torchvq::linear_nearest_code_backward");
   if (!at::GradMode::is_enabled()) return op.call(grad, codes, indices, frozen);
-  // In operators that have derivatives of their own.
+  // Uses differentiable operators.
   const auto rows = detail::gradient_rows(grad, codes, frozen);
   const auto of_codes = detail::add_rows(rows.unsqueeze(0), indices, frozen.sym_size(0))[0];
   return {of_codes.t().mm(frozen), rows.sum(0)};
@@ -36,7 +36,7 @@ struct LinearNearestCode : torch::autograd::Function<LinearNearestCode> {
                                const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [codes, indices] = ops::linear_nearest_code(x, frozen, weight, bias);
-    // Users may write to the indices that they get.
+    // A copy, because users may write to the indices they receive.
     ctx->save_for_backward({codes, indices.clone(), frozen});
     ctx->saved_data["bias"] = bias.has_value();
     ctx->mark_non_differentiable({indices});

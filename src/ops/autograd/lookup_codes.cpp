@@ -17,10 +17,9 @@ struct LookupCodes : torch::autograd::Function<LookupCodes> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& codebook,
                             const at::Tensor& indices) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    // Codes that nothing differentiates leave their codebook without a gradient, not with zeros.
+    // If codes receive no gradient, neither does the codebook, rather than zeros.
     ctx->set_materialize_grads(false);
-    // The codebook's values are not needed by backward; only its shape is, so a later update in
-    // place is harmless.
+    // Backward needs only the codebook's shape, so a later in-place update is harmless.
     ctx->save_for_backward({indices});
     ctx->saved_data["codebook_size"] = codebook.sym_size(1);
     return ops::lookup_codes(codebook, indices);

@@ -16,7 +16,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// sum over the last axis of a * b
+/// sum of a * b over the last axis
 at::Tensor dot_rows(const at::Tensor& a, const at::Tensor& b) {
   return (a * b).sum(-1, /*keepdim=*/true);
 }
@@ -63,8 +63,8 @@ struct NearestCode : torch::autograd::Function<NearestCode> {
                                const std::string& metric, std::optional<int64_t> topk,
                                bool return_codes, bool return_distances) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    // Backward needs the chosen codes as they are now: as an output of the leaf op they are saved,
-    // never looked up again in a codebook that may have been updated meanwhile.
+    // Backward needs the chosen codes with their current values: as an output of the leaf operator
+    // they are saved, and not looked up again in a codebook that may have been updated.
     const auto out = ops::nearest_code(x, codebook,
                                        ops::NearestCodeOptions()
                                            .metric(metric)
@@ -75,7 +75,7 @@ struct NearestCode : torch::autograd::Function<NearestCode> {
     const auto codes = return_codes ? out.codes : out.codes.new_empty({0});
     const bool differentiable = (return_distances && x.requires_grad()) ||
                                 codebook.requires_grad() || (bias && bias->requires_grad());
-    // Users may write to the indices that they get.
+    // A copy, because users may write to the indices they receive.
     const auto indices = differentiable ? out.indices.clone() : out.indices;
     ctx->save_for_backward({return_distances ? x : at::Tensor(), indices, out.codes});
     ctx->saved_data["cosine"] = metric == "cosine";
@@ -108,7 +108,7 @@ variable_list NearestCode::backward(AutogradContext* ctx, const variable_list& g
   const bool topk = ctx->saved_data["topk"].toBool();
   variable_list result(7);
   auto to_codes = grad_codes;
-  // Rows whose x is not finite have codes of NaN; they belong to no code.
+  // Rows whose x is not finite have NaN as code; they belong to no code.
   const auto absent = codes.select(-1, 0).isnan();
 
   if (grad_distances.defined()) {

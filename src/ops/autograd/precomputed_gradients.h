@@ -1,6 +1,6 @@
-// Autograd of losses whose leaf operator returns the loss with its gradients. Nothing that depends
-// on the codebook is read again in backward: the forward may have overwritten it, and a compiler
-// would recompute it from the new values (docs/design/estimators-and-losses.md).
+// Autograd of losses whose leaf operator returns the loss together with its gradients. Backward
+// reads nothing that depends on the codebook: forward may have overwritten it, and a compiler would
+// recompute such values from the new codebook (docs/design/estimators-and-losses.md).
 #pragma once
 
 #include <array>
@@ -20,7 +20,7 @@ inline bool wants_gradient(const at::Tensor& tensor) {
   return at::GradMode::is_enabled() && tensor.requires_grad();
 }
 
-/// `Leaf` is called with which gradients are wanted and returns (loss, grad x, grad codebook).
+/// `Leaf` is called with flags for the wanted gradients and returns (loss, grad x, grad codebook).
 struct PrecomputedGradients : torch::autograd::Function<PrecomputedGradients> {
   using Context = torch::autograd::AutogradContext;
   using variable_list = torch::autograd::variable_list;
@@ -52,7 +52,7 @@ struct PrecomputedGradients : torch::autograd::Function<PrecomputedGradients> {
   }
 };
 
-/// The whole Autograd kernel of such a loss. Some losses have no `x`.
+/// The complete Autograd kernel of such a loss. Some losses have no `x`.
 template <typename Leaf>
 at::Tensor loss_with_precomputed_gradients(const char* op, const std::optional<at::Tensor>& x,
                                            const at::Tensor& codebook, const Leaf& leaf) {

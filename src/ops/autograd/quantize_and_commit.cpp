@@ -35,7 +35,7 @@ struct QuantizeAndCommit : torch::autograd::Function<QuantizeAndCommit> {
                                const at::Tensor& codebook, std::string_view estimator) {
     at::AutoDispatchBelowADInplaceOrView guard;
     auto [quantized, indices, codes, commitment] = ops::quantize_and_commit(x, codebook, estimator);
-    // codes are an output of this leaf, so that compilers save and never recompute them.
+    // codes are an output of this leaf operator, so compilers save them and never recompute them.
     ctx->save_for_backward({x, codes});
     ctx->set_materialize_grads(false);
     ctx->saved_data[kRotates] = estimator == "rotation_trick";
@@ -48,7 +48,7 @@ struct QuantizeAndCommit : torch::autograd::Function<QuantizeAndCommit> {
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const bool rotates = ctx->saved_data.at(kRotates).toBool();
     if (!rotates && !grads[3].defined()) {
-      // Nothing of what was saved is needed, whoever has written to it.
+      // Saved tensors are not needed here, so users may have written to them.
       return {grads[0], at::Tensor(), at::Tensor()};
     }
     const auto saved = ctx->get_saved_variables();

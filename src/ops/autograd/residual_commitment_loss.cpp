@@ -16,8 +16,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The gradient to x by operators that can be differentiated again: what a level is given is x less
-/// constants.
+/// The gradient of x, by differentiable operators: the input of each level is x minus constants.
 at::Tensor differentiable_gradient(const at::Tensor& grads, const at::Tensor& x,
                                    at::TensorList inputs, at::TensorList codes,
                                    const at::Tensor& mask) {
@@ -36,7 +35,8 @@ struct ResidualCommitmentLoss : torch::autograd::Function<ResidualCommitmentLoss
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, at::TensorList inputs,
                             at::TensorList codes, const std::optional<at::Tensor>& mask) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    // Inputs and codes come from a leaf operator, so that compilers save and never recompute them.
+    // Inputs and codes are outputs of a leaf operator, so compilers save them
+    // and never recompute them.
     variable_list saved{x, mask.value_or(at::Tensor())};
     saved.insert(saved.end(), inputs.begin(), inputs.end());
     saved.insert(saved.end(), codes.begin(), codes.end());

@@ -15,8 +15,8 @@ using torch::autograd::variable_list;
 
 std::string key(const char* what, size_t level) { return what + std::to_string(level); }
 
-/// Rows (H, T, D) added where `indices` (H, T) looked up a codebook of `shape`: the tokens of heads
-/// that share it are those of one head.
+/// Sums rows (H, T, D) by their `indices` (H, T) into a codebook of `shape`; if heads share the
+/// codebook, their tokens are treated as those of one head.
 at::Tensor codebook_grad(const at::Tensor& rows, const at::Tensor& indices,
                          c10::SymIntArrayRef shape) {
   const auto size = shape[shape.size() - 2];
@@ -31,7 +31,7 @@ struct ResidualDecode : torch::autograd::Function<ResidualDecode> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& indices,
                             at::TensorList codebooks) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    // Backward needs the codebooks' shapes alone, so a later update in place is harmless.
+    // Backward needs only the codebooks' shapes, so a later in-place update is harmless.
     ctx->save_for_backward({indices});
     for (size_t n = 0; n < codebooks.size(); ++n) {
       ctx->saved_data[key("shape", n)] = codebooks[n].sym_sizes();

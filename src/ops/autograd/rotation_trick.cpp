@@ -16,7 +16,7 @@ using torch::autograd::variable_list;
 struct RotationTrick : torch::autograd::Function<RotationTrick> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& codes) {
     at::AutoDispatchBelowADInplaceOrView guard;
-    // codes were looked up by a leaf operator, so that compilers save and never recompute them.
+    // codes are outputs of a leaf operator, so compilers save them and never recompute them.
     ctx->save_for_backward({x, codes});
     return ops::rotation_trick(x, codes);
   }

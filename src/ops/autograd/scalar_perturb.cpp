@@ -27,7 +27,7 @@ struct ScalarPerturb : torch::autograd::Function<ScalarPerturb> {
                                const ops::PerturbOptions& options, const OptionalTensor& mask) {
     at::AutoDispatchBelowADInplaceOrView guard;
     const auto found = ops::scalar_perturb(x, levels, rng, quantize_rate, options, mask);
-    // Users may write to the indices that they get.
+    // A copy, because users may write to the indices they receive.
     ctx->save_for_backward({x, found.indices.clone()});
     ctx->saved_data["cdf"] = options.cdf;
     ctx->saved_data["form"] = options.form;

@@ -17,7 +17,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<at::Tensor>;
 
-/// Slopes of the entropies are constants to autograd; everything else has derivatives of its own.
+/// Autograd treats the slopes of the entropies as constants; everything else is differentiable.
 at::Tensor gradient_of(const detail::SignStepGradients& grads, const detail::SignStepSaved& saved,
                        const ops::SignStepWeights& weights) {
   const bool entropies = grads.per_sample.defined() || grads.batch.defined() ||
@@ -43,7 +43,7 @@ struct SignStep : torch::autograd::Function<SignStep> {
         std::vector<double>{weights.entropy, weights.diversity_gamma, weights.commitment};
     ctx->mark_non_differentiable({indices, slope_per_sample, slope_batch});
     ctx->set_materialize_grads(false);
-    // What is saved is not what users get and may write to.
+    // Users may write to the results, so they get copies of saved tensors.
     return {wanted ? codes.clone() : codes,
             indices,
             loss,
@@ -76,7 +76,7 @@ struct SignStep : torch::autograd::Function<SignStep> {
 detail::SignStepTensors sign_step(const at::Tensor& latents, const ops::SignStepOptions& options,
                                   const OptionalTensor& mask, const OptionalTensor& entropy_mask,
                                   const OptionalTensor& totals, bool wanted) {
-  // A tracer calls the operator again with what it was told.
+  // A tracer calls the operator again with the recorded value of `wanted`.
   const auto found = detail::differentiable<SignStep>(latents, options, mask, entropy_mask, totals,
                                                       wanted || detail::wants_gradient(latents));
   return {found[0], found[1], found[2], found[3], found[4], found[5], found[6], found[7]};

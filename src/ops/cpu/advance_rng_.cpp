@@ -21,7 +21,7 @@ bool counts(const at::Tensor& mask) {
 void advance_rng_(const at::Tensor& rng, const std::optional<at::Tensor>& mask) {
   detail::check_advance_rng_(rng, mask);
   if (mask && !counts(*mask)) return;
-  // Wraps around where signed arithmetic would overflow.
+  // Unsigned addition wraps around, where signed addition would overflow.
   auto& step = *(rng.mutable_data_ptr<int64_t>() + rng.stride(0));
   step = static_cast<int64_t>(static_cast<uint64_t>(step) + 1);
 }

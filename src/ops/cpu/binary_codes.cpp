@@ -25,7 +25,7 @@ using OptionalTensor = std::optional<at::Tensor>;
 constexpr int64_t kBitsPerTask = 4096;
 constexpr int64_t kMostDrawnBits = 64;
 constexpr int64_t kCodesPerTask = 32768;
-// Probabilities are surely within this of the ones that the logarithms decide by.
+// Bound on the difference between these probabilities and those of the logarithms that decide.
 constexpr double kSurely = 1e-9;
 
 template <typename T>
@@ -37,8 +37,8 @@ struct Draws {
   uint64_t key;
   double temperature;
 
-  /// u < p, which is sigmoid(logit / temperature); where that is close, by the logarithms that are
-  /// the same everywhere.
+  /// Returns u < p, where p = sigmoid(logit / temperature); if they are close, decides by
+  /// logarithms that have the same bits on every device.
   bool bit(double logit, double p, uint64_t position) const {
     const double u = kernels::uniform_from_bits(kernels::random_bits(key, position), 53);
     if (std::fabs(u - p) > kSurely) return u < p;
@@ -46,7 +46,7 @@ struct Draws {
   }
 };
 
-/// `number` is how many real tokens come before.
+/// `number` is the number of real tokens before this one.
 template <typename T>
 int64_t draw_token(const T* logits, int64_t bits, const Draws* draws, int64_t number) {
   int64_t index = 0;
@@ -150,7 +150,7 @@ at::Tensor binary_one_hot(const at::Tensor& logits_, const at::Tensor& indices_,
   return output;
 }
 
-/// The gradients of tokens, with room for one of them.
+/// Computes gradients of tokens, with scratch memory for one of them.
 template <typename T>
 struct Fold {
   Fold(int64_t bits_, double temperature_)
@@ -202,10 +202,10 @@ at::Tensor binary_one_hot_backward(const at::Tensor& grad, const at::Tensor& log
   return result.to(logits_.scalar_type());
 }
 
-// Blocks are the same for any number of threads, and so is the order of additions.
+// Blocks, and so the order of additions, do not depend on the number of threads.
 constexpr int64_t kDivergencesPerBlock = 1024;
 
-/// What tokens tell beyond the threshold, and its slopes, a block at a time.
+/// The divergences of tokens above the threshold, and their slopes, one block at a time.
 struct Divergences {
   Divergences(const at::Tensor& logits_, double threshold_, const OptionalTensor& mask_)
       : logits(logits_.to(at::kFloat).contiguous()),
@@ -217,7 +217,7 @@ struct Divergences {
         per_block(kDivergencesPerBlock / bits + 1),
         blocks((tokens + per_block - 1) / per_block) {}
 
-  /// body(block, token, told, slopes of its bits) for each token; told is 0 for padding.
+  /// Calls body(block, token, told, slopes of its bits) for each token; told is 0 for padding.
   template <typename Body>
   void over_tokens(const Body& body) const {
     const auto kernel = kernels::binary_codes_kernel(kernels::cpu_level());
@@ -294,7 +294,7 @@ at::Tensor binary_kl_loss_backward(const at::Tensor& grad_, const at::Tensor& lo
   all.over_tokens([&](int64_t /*block*/, int64_t token, double told, const double* slopes) {
     const auto upstream = static_cast<double>(reduce ? own : from[token]);
     for (int64_t h = 0; h < all.bits; ++h) {
-      // Not a product with 0: padding may hold NaN.
+      // Not a product with 0, because padding may hold NaN.
       to[token * all.bits + h] = told == 0 ? 0.0F : static_cast<float>(slopes[h] * upstream);
     }
   });

@@ -25,7 +25,7 @@ kernels::RowMagnitude magnitude_of(const float* row, int64_t dim) {
   return {largest, std::isfinite(largest)};
 }
 
-/// One head: `exponents` first holds each code's own exponent, INT32_MIN for codes that have none.
+/// One head: first stores each code's own exponent, INT32_MIN for codes that have none.
 template <typename T>
 void fill_head(const T* codebook, int64_t size, int64_t dim, int32_t* exponents) {
   constexpr auto kNone = std::numeric_limits<int32_t>::min();

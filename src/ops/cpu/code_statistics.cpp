@@ -1,6 +1,6 @@
-// CPU: tokens are put in the order of their codes by a counting sort, and the ordered tokens are
-// split evenly over threads. A code whose tokens fall into two parts is finished by atomic
-// additions, which have no order either. Memory: O(N + K * D), whatever the number of threads.
+// CPU: a counting sort orders the tokens by code, and the ordered tokens are divided evenly among
+// threads. Threads that share a code add their parts of its sum atomically, which is exact in any
+// order. Memory: O(N + K * D), for any number of threads.
 #include "ops/code_statistics.h"
 
 #include <atomic>
@@ -19,12 +19,13 @@
 namespace torchvq {
 namespace {
 
-// A page that is touched for the first time costs as much as zeros in so many.
+// Touching a page for the first time costs as much as clearing this many pages.
 constexpr int64_t kPagesOfZeros = 4;
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kManyBytes = 1 << 20;
 
-/// Whether most sums are left zero: few tokens, and the sums of codes without are not read.
+/// Whether most sums stay zero because there are few tokens; sums of codes
+/// without tokens are not read.
 bool touches_little(const detail::TokenOrder& order, int64_t slots, int64_t dim) {
   const int64_t row = dim * static_cast<int64_t>(sizeof(int64_t)), bytes = slots * row;
   const int64_t touched = static_cast<int64_t>(order.rows.size()) * (row / kPageBytes + 2);
@@ -37,8 +38,8 @@ void add_atomically(const std::vector<int64_t>& from, int64_t* to) {
   }
 }
 
-/// Adds `count` rows into the sums of one code, kept apart until the end where `shared` with
-/// another thread.
+/// Adds `count` rows to the sums of one code; if they are `shared` with another thread, accumulates
+/// locally and adds once at the end.
 void add_segment(const float* x, int64_t dim, const int64_t* rows, int64_t count, double scale,
                  bool shared, int64_t* sums, int64_t*) {
   std::vector<int64_t> own(shared ? dim : 0, 0);

@@ -1,4 +1,4 @@
-// One pass over the indices. Serial: it is a few microseconds beside a search.
+// One pass over the indices. Serial: it takes a few microseconds, much less than a search.
 #include "ops/count_codes_.h"
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 namespace torchvq {
 namespace {
 
-/// The histogram of one level (H, K), so that nothing is written before all indices are known good.
+/// The histogram of one level (H, K), separate so that nothing is written before
+/// all indices are checked.
 std::vector<int64_t> count_level(const at::Tensor& counts, const at::Tensor& indices) {
   const int64_t heads = counts.size(0), size = counts.size(1), tokens = indices.size(1);
   std::vector<int64_t> found(static_cast<size_t>(heads * size), 0);

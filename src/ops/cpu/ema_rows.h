@@ -1,5 +1,5 @@
-// The rows of an EMA update: averages and codes of one head after the other. Where the sums come from is the
-// caller's: a matrix of all codes, or the tokens themselves.
+// The rows of an EMA update: averages and codes, one head after the other. The caller provides the
+// sums, either from a matrix for all codes or directly from the tokens.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 
 namespace torchvq::detail {
 
-/// Contiguous views of one call's tensors; the weight already holds (1 - decay).
+/// Contiguous views of the tensors of a call; the weight already includes (1 - decay).
 struct EmaUpdate {
   const int64_t* counts;
   const double* weights;
@@ -31,7 +31,7 @@ struct EmaUpdate {
   bool finish;
 };
 
-/// The sums of one code in fixed point.
+/// The fixed-point sums of one code.
 struct SumRow {
   const int64_t* words;
   const int64_t* rests;  ///< second words, or null
@@ -46,17 +46,19 @@ inline void decode_row(const SumRow& row, int64_t dim, double* sums) {
   }
 }
 
-/// A row whose code follows its average, and is no unit vector: one pass on vectors.
+/// Whether codes are computed from averages without normalization: then one
+/// vectorized pass suffices.
 template <typename T>
 bool is_plain(const EmaUpdate& update) {
   return std::is_same_v<T, float> && !update.from_codebook && !update.unit;
 }
 
-/// Averages and code of one row. `before` and `after` are the smoothed sizes around the update.
+/// Updates average and code of one row. `before` and `after` are the smoothed sizes
+/// before and after the update.
 template <typename T>
 void update_row(const EmaUpdate& update, const double* sums, double weight, double before,
                 double after, bool finish, T* average, T* code) {
-  // A sum beyond the range of the state ends at it.
+  // Sums beyond the range of the state are clamped.
   constexpr T kMost = std::numeric_limits<T>::max();
   for (int64_t d = 0; d < update.dim; ++d) {
     const T start =
@@ -69,7 +71,7 @@ void update_row(const EmaUpdate& update, const double* sums, double weight, doub
   if (finish) kernels::write_code(average, after, update.unit, update.dim, code);
 }
 
-/// Sums::Reader(sums).row(slot) gives the SumRow of a code; one reader per thread.
+/// Sums::Reader(sums).row(slot) returns the SumRow of a code; each thread needs its own reader.
 template <typename T, typename Sums>
 void update_head(const EmaUpdate& update, const Sums& sums, int64_t head, T* cluster_size,
                  T* embed_avg, T* embed) {
@@ -127,7 +129,7 @@ void update_head(const EmaUpdate& update, const Sums& sums, int64_t head, T* clu
                              embed + first * update.dim);
 }
 
-/// A head without tokens stays as it is.
+/// A head without tokens is not updated.
 inline bool has_tokens(const EmaUpdate& update, int64_t head) {
   const auto* counts = update.counts + head * update.size;
   return std::any_of(counts, counts + update.size, [](int64_t count) { return count != 0; });

@@ -32,7 +32,7 @@ std::vector<double> step_weights(const at::Tensor& counts, const std::optional<a
 
 namespace {
 
-/// Sums of all codes, as code_statistics gives them.
+/// Sums of all codes, as returned by code_statistics.
 struct SumMatrix {
   class Reader {
    public:

@@ -18,11 +18,11 @@
 namespace torchvq {
 namespace {
 
-// With more tokens than so many for each code, the longest list of one code, which one thread adds up,
-// could take longer than all codes.
+// With more tokens per code than this, the code with the most tokens, which one thread sums, could
+// take longer than all others together.
 constexpr int64_t kTokensPerCode = 2;
 
-/// Sums of one code at a time, from its tokens.
+/// Sums of one code at a time, computed from its tokens.
 template <typename T>
 struct TokenSums {
   class Reader {
@@ -58,7 +58,7 @@ struct TokenSums {
   const int32_t* exponents;
 };
 
-/// The options, once they are checked.
+/// The options after their checks.
 struct Rules {
   double decay;
   double eps;
@@ -90,7 +90,7 @@ Codebook codebook_of(const detail::EmaUpdateTokensArguments& arguments, size_t i
   return codebook;
 }
 
-/// Writes the contiguous `counts`.
+/// Updates a codebook and writes the contiguous `counts`.
 template <typename T>
 void update(Codebook& codebook, const Rules& rules, at::Tensor& counts) {
   const at::Tensor x = codebook.x.to(c10::CppTypeToScalarType<T>::value).contiguous();
@@ -143,7 +143,7 @@ void ema_update_tokens_(at::TensorList cluster_size, at::TensorList embed_avg, a
   const bool unit = detail::check_ema_update_tokens_(arguments);
   const Rules rules{decay, eps, weight, unit, from_codebook, finish};
   if (weight.has_value()) detail::check_finite_weight("ema_update_tokens_", *weight);
-  std::vector<Codebook> codebooks;  // every index is seen before any codebook changes
+  std::vector<Codebook> codebooks;  // all indices are checked before any codebook changes
   for (size_t i = 0; i < embed.size(); ++i) codebooks.push_back(codebook_of(arguments, i));
   for (size_t i = 0; i < codebooks.size(); ++i) {
     if (x[i].size(1) > kTokensPerCode * embed[i].size(1)) {

@@ -19,7 +19,7 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// Blocks are the same for any number of threads, and so is the order of additions.
+// Blocks, and so the order of additions, do not depend on the number of threads.
 constexpr int64_t kLatentsPerBlock = 1024;
 
 int64_t count_blocks(int64_t tokens) { return (tokens + kLatentsPerBlock - 1) / kLatentsPerBlock; }
@@ -44,7 +44,7 @@ int64_t nearest_level(const double* values, int64_t count, double x) {
   return best;
 }
 
-/// The features of a token, all levels laid end to end.
+/// The features of a token; the values of all their levels are concatenated.
 struct LatentLevels {
   explicit LatentLevels(at::IntArrayRef levels_)
       : levels(levels_.vec()), basis(detail::scalar_basis(levels_)) {}
@@ -126,7 +126,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> latent_quantize(
           detail::rounded_scalar(squares / number * (commitment + quantization), x)};
 }
 
-/// What backward multiplies the differences by.
+/// Factors of the differences in backward.
 struct LatentSlopes {
   double to_x, to_values;
 };
@@ -138,8 +138,8 @@ struct Backward {
   LatentSlopes slopes;
   T* grad_x;
 
-  /// One token; adds to the sums of differences per value. `Index` holds every index: divisions of
-  /// 64 bits take several times as long.
+  /// Processes one token and adds to the sums of differences per value. `Index` must hold every
+  /// index; it may be 32 bits, because 64-bit divisions take several times as long.
   template <typename Index>
   void token(int64_t i, const std::vector<int64_t>& levels, double* sums) const {
     const auto dim = static_cast<int64_t>(levels.size());

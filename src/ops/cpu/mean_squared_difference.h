@@ -1,4 +1,4 @@
-// The mean of commitment losses: tokens and codes in blocks whose sums are added in order.
+// The mean of commitment losses: sums over blocks of tokens, added in order.
 #pragma once
 
 #include <algorithm>
@@ -30,12 +30,13 @@ double total_squared_difference(const at::Tensor& x, const at::Tensor& codes, co
   return total;
 }
 
-/// How many rows are not masked; `mask` may be null.
+/// Number of unmasked rows; `mask` may be null.
 inline int64_t count_tokens(const bool* mask, int64_t rows) {
   return mask == nullptr ? rows : std::count(mask, mask + rows, true);
 }
 
-/// Of contiguous tensors (H, N, D) of one dtype, float32 or float64; 0 where no row counts.
+/// For contiguous tensors (H, N, D) of the same dtype, float32 or float64;
+/// 0 if all rows are masked.
 inline double mean_squared_difference(const at::Tensor& x, const at::Tensor& codes,
                                       const bool* mask) {
   const auto count = count_tokens(mask, x.size(0) * x.size(1)) * x.size(2);

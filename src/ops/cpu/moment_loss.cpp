@@ -1,4 +1,5 @@
-// A few dozen numbers: what costs is each call of the tensor library, so there are none here.
+// The operator handles a few dozen numbers, so each call of the tensor library would dominate
+// its cost; there are none.
 #include "ops/moment_loss.h"
 
 #include <algorithm>
@@ -12,7 +13,7 @@
 namespace torchvq {
 namespace {
 
-/// Rows of moments of parts of the tokens, in float64.
+/// Rows of moments, each of a part of the tokens, in float64.
 struct Rows {
   explicit Rows(const at::Tensor& moments)
       : numbers(moments.to(at::kDouble).contiguous()),
@@ -26,7 +27,7 @@ struct Rows {
   double part(int64_t k, int64_t w, int64_t j) const {
     return from[w * numbers.size(1) + 1 + k * dim + j];
   }
-  /// Whether there are tokens enough for statistic k.
+  /// Whether there are enough tokens for statistic k.
   bool has(int64_t k) const { return total >= static_cast<double>(detail::least_tokens(k)); }
 
   at::Tensor numbers;
@@ -35,7 +36,8 @@ struct Rows {
   double total = 0;
 };
 
-/// The sums of all rows about their common mean (Pebay 2008, SAND2008-6212, equations 3.1).
+/// The moments of all rows merged about their common mean (Pebay 2008,
+/// SAND2008-6212, equations 3.1).
 struct Feature {
   Feature(const Rows& all, int64_t j) : number(std::max(all.total, 1.0)) {
     for (int64_t w = 0; w < all.rows; ++w) mean += all.count(w) * all.part(0, w, j);
@@ -85,7 +87,7 @@ detail::MomentLossTensors moment_loss(const at::Tensor& moments, at::ArrayRef<do
           give(statistics[3])};
 }
 
-/// Writes the slopes of feature j in all rows; `slopes` are those of its statistics.
+/// Writes the gradients of feature j's moments in all rows; `slopes` are those of its statistics.
 void fill_slopes(const Rows& all, int64_t j, const Feature& feature,
                  const std::array<double, 4>& slopes, double* to) {
   const double of_variance = slopes[1] - (slopes[2] * 1.5 * feature.statistics[2] +
@@ -94,7 +96,7 @@ void fill_slopes(const Rows& all, int64_t j, const Feature& feature,
   const double second = of_variance / std::max(all.total - 1, 1.0);
   const double third = slopes[2] / feature.number / (feature.spread * feature.root);
   const double fourth = slopes[3] / feature.number / (feature.spread * feature.spread);
-  // Where the common mean moves, the shifts of all rows do.
+  // Moving the common mean shifts all rows.
   const double mean = slopes[0] - 3 * feature.second * third - 4 * feature.third * fourth;
   for (int64_t w = 0; w < all.rows; ++w) {
     const double count = all.count(w), shift = all.part(0, w, j) - feature.mean;

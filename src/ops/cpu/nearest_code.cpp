@@ -19,7 +19,7 @@ namespace {
 
 using detail::NearestCodeProblem;
 
-/// Rows per task, such that a task is worth the tens of microseconds of handing it to a thread.
+/// Rows per task, enough to outweigh the tens of microseconds that starting a task takes.
 int64_t row_grain(const NearestCodeProblem& problem) {
   const double products = static_cast<double>(problem.size) * static_cast<double>(problem.dim);
   return std::max<int64_t>(1, static_cast<int64_t>(0x1p18 / products));
@@ -87,8 +87,8 @@ double distance(const T* x, const T* code, int64_t dim, bool cosine) {
   return norms == 0 ? 1.0 : 1.0 - sum / norms;
 }
 
-/// Completes the rows that the search left: -1 becomes 0, 1, .. and NaN; codes and distances are
-/// filled in if asked for.
+/// Completes rows that the search left at -1: their indices become 0, 1, .. and their outputs NaN;
+/// fills in codes and distances if requested.
 template <typename T>
 void finish_rows(const NearestCodeProblem& problem, int64_t head, int64_t* indices, T* codes,
                  T* distances) {

@@ -36,7 +36,7 @@ at::Tensor weighted_distance(const PairedRows& rows, double to_x, double to_code
   auto result = at::empty({}, rows.x.options());
   auto& total = *result.mutable_data_ptr<T>();
   total = 0;
-  // A NaN with weight 0 stays where it is.
+  // With weight 0 a term is left out, so that a NaN in it does not spread.
   if (to_codes != 0) total += distance * static_cast<T>(to_codes);
   if (to_x != 0) total += distance * static_cast<T>(to_x);
   return result;
@@ -50,7 +50,7 @@ at::Tensor paired_commitment_loss(const at::Tensor& x, const at::Tensor& codes,
                                    : weighted_distance<float>(rows, to_x, to_codes);
 }
 
-/// What differences are multiplied with for an upstream gradient. Halves are exact.
+/// Factor of the differences for an upstream gradient. Halving the count is exact.
 template <typename T>
 T scale_of(T grad, int64_t values, bool masked) {
   return masked ? grad * 2 / static_cast<T>(std::max<int64_t>(values, 1))

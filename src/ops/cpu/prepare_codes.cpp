@@ -13,7 +13,7 @@ at::Tensor prepare_codes(const at::Tensor& codebook) {
   detail::check_prepare_codes(codebook);
   auto prepared =
       at::zeros_symint(detail::prepared_sizes(codebook), codebook.options().dtype(at::kByte));
-  // float64 codes are not screened; zeros say so.
+  // float64 codes are not screened; zeros mark the result as unusable.
   if (prepared.numel() == 0 || codebook.scalar_type() == at::kDouble) return prepared;
   const auto codes = codebook.to(at::kFloat).contiguous();
   const int64_t size = codes.size(-2), dim = codes.size(-1), bytes = prepared.size(-1);

@@ -38,7 +38,7 @@ kernels::ProjectedSearchTask<T> search_task(const ProjectedResidualProblem& prob
           rows_of(problem)};
 }
 
-/// What a level has as it lies.
+/// A level with its unpacked codes and weights.
 template <typename T>
 struct LevelAsItLies {
   LevelAsItLies(const ProjectedResidualProblem& problem, size_t n)
@@ -62,7 +62,7 @@ struct LevelAsItLies {
   const T *in_weight, *in_bias, *out_weight, *out_bias;
 };
 
-/// Codes and weights made ready, which many rows pay back.
+/// A level with packed codes and weights; packing pays off with many rows.
 template <typename T>
 class PackedLevel : public LevelAsItLies<T> {
  public:
@@ -86,7 +86,7 @@ class PackedLevel : public LevelAsItLies<T> {
   kernels::AlignedBuffer<T> packed_;
 };
 
-/// For few rows, compared by angle.
+/// A level for few rows, compared by angle.
 class UnpackedLevel : public LevelAsItLies<float> {
  public:
   using LevelAsItLies<float>::LevelAsItLies;
@@ -103,7 +103,7 @@ class UnpackedLevel : public LevelAsItLies<float> {
   }
 };
 
-constexpr int64_t kFewestUnpacked = 8;  // rows of a task
+constexpr int64_t kFewestUnpacked = 8;  // rows per task
 
 bool worth_unpacked_levels(const ProjectedResidualProblem& problem) {
   const auto few = [&](const at::Tensor& codebook) {
@@ -113,7 +113,7 @@ bool worth_unpacked_levels(const ProjectedResidualProblem& problem) {
          std::all_of(problem.codebooks.begin(), problem.codebooks.end(), few);
 }
 
-/// Rows per task, such that a task is worth the tens of microseconds of handing it to a thread.
+/// Rows per task, enough to outweigh the tens of microseconds that starting a task takes.
 int64_t projected_grain(const ProjectedResidualProblem& problem) {
   double products = 0;
   for (const auto& codebook : problem.codebooks) {
@@ -133,7 +133,8 @@ kernels::Clips<T> clips_to_write(const at::Tensor& tensor) {
   return {tensor.mutable_data_ptr<T>(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
 }
 
-/// Threads share the levels out; what packing would start on several is then serial.
+/// Levels are divided among threads; parallel loops within the packing of a
+/// level then run serially.
 template <typename Level>
 std::vector<std::unique_ptr<Level>> make_levels(const ProjectedResidualProblem& problem) {
   std::vector<std::unique_ptr<Level>> levels(problem.codebooks.size());
@@ -161,7 +162,7 @@ void encode_clips(const ProjectedResidualProblem& problem,
                                                problem.tokens, kernels::cpu_level())
         .encode(from, begin, end, to);
   };
-  // Each task of unpacked levels begins with the norms of all codes.
+  // Each task of unpacked levels first computes the norms of all codes.
   const int64_t least = std::is_same_v<Level, UnpackedLevel> ? kFewestUnpacked : 1;
   at::parallel_for(0, rows_of(problem), std::max(least, projected_grain(problem)), encode);
 }

@@ -1,4 +1,5 @@
-// CPU: as ops/any/replace_dead_codes_.cpp, but steps without a dead code do not look at the tokens.
+// CPU: like ops/any/replace_dead_codes_.cpp, except that steps without a dead
+// code do not read the tokens.
 #include "ops/replace_dead_codes_.h"
 
 #include <torch/library.h>
@@ -19,7 +20,7 @@ at::Tensor replace_dead_codes_(at::Tensor& embed, at::Tensor& embed_avg, at::Ten
   const auto limits = detail::dead_code_limits(cluster_size, threshold, threshold_fraction);
   const auto dead = detail::dead_codes(state, counts, limits);
   cooldown.sub_(1).clamp_min_(0);
-  // Most steps have no dead code; on CPU it costs nothing to look.
+  // Most steps have no dead code; on CPU the check needs no synchronisation.
   if (!dead.any().item<bool>()) return counts.new_zeros({embed.size(0)});
   const auto [keys, rows] = detail::select_candidates(x, rng, embed.size(1), mask, unit);
   return detail::replace_codes(state, dead, keys, rows, rng, limits.clamp_min(reset_cluster_size),

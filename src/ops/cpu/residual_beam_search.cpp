@@ -1,4 +1,4 @@
-// Prepares the levels of a beam search once per call, and hands blocks of tokens to the kernel.
+// Prepares the levels of a beam search once per call, and passes blocks of tokens to the kernel.
 #include "ops/residual_beam_search.h"
 
 #include <algorithm>
@@ -20,18 +20,18 @@ namespace {
 using detail::BeamProblem;
 
 constexpr int64_t kBlockRows = 64, kLargeBlockRows = 256;
-constexpr int64_t kLargeCodebook = 512;  // beyond, a block should use products that it has fetched
-constexpr int64_t kBlockNumbers = int64_t{1} << 19;  // in residuals or products of a block
+constexpr int64_t kLargeCodebook = 512;  // above, larger blocks reuse products that are in cache
+constexpr int64_t kBlockNumbers = int64_t{1} << 19;  // of residuals or products of a block
 
-/// Products of codebooks may round their inputs when the user allows that; the kernel's bound may
-/// not.
+/// The user may let torch round the inputs of matrix products; the kernel's error
+/// bound does not cover that.
 bool float_products_are_exact() {
   const auto precision =
       at::globalContext().float32Precision(at::Float32Backend::MKLDNN, at::Float32Op::MATMUL);
   return precision != at::Float32Precision::TF32 && precision != at::Float32Precision::BF16;
 }
 
-/// Paths that each level starts from.
+/// Number of paths with which each level starts.
 std::vector<int64_t> widths(const BeamProblem& problem) {
   std::vector<int64_t> result;
   int64_t width = 1;
@@ -44,7 +44,7 @@ std::vector<int64_t> widths(const BeamProblem& problem) {
 
 /// Whether products between codebooks cost less than products of each path with each code.
 bool wants_products(const BeamProblem& problem) {
-  constexpr double kGather = 4;  // a sum of gathered rows runs at a fraction of a product's speed
+  constexpr double kGather = 4;  // how much slower summing gathered rows is than a product
   const auto width = widths(problem);
   double products = 0, paths = 0, earlier = 0;
   for (size_t n = 0; n < width.size(); ++n) {
@@ -59,7 +59,7 @@ bool wants_products(const BeamProblem& problem) {
   return products < paths;
 }
 
-/// One head's levels in the form that the kernel needs.
+/// The levels of one head in the form that the kernel needs.
 struct Prepared {
   Prepared(const BeamProblem& problem, int64_t head, bool products) {
     task.dim = problem.dim;
@@ -68,7 +68,7 @@ struct Prepared {
     for (size_t n = 0; n < problem.codebooks.size(); ++n) {
       add_level(problem.codebooks[n].select(0, head), task.weighted ? problem.weights[n] : 1);
     }
-    // No level starts from more paths than there are.
+    // No level starts with more paths than exist.
     const auto width = widths(problem);
     task.beam = *std::max_element(width.begin(), width.end());
   }

@@ -13,7 +13,7 @@
 namespace torchvq {
 namespace {
 
-/// Contiguous tensors of the levels in one dtype, and their rows.
+/// Contiguous tensors of the levels in the same dtype, and their rows.
 struct ScoredLevels {
   ScoredLevels(at::TensorList tensors, at::ScalarType dtype) {
     for (const auto& tensor : tensors) held.push_back(detail::contiguous_as(tensor, dtype));
@@ -51,8 +51,8 @@ at::Tensor residual_commitment_loss(const at::Tensor& x, at::TensorList inputs,
   return losses.to(dtype);
 }
 
-/// What the differences of each level are multiplied with. Halves are exact, and so are doubles: a
-/// quotient is rounded once.
+/// Factors of the differences of each level. Halving and doubling are exact, so the quotient is
+/// rounded once.
 template <typename T>
 std::vector<T> scales_of(const at::Tensor& grads_, int64_t count, bool masked) {
   const auto grads = grads_.contiguous();

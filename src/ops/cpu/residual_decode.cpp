@@ -17,7 +17,7 @@ namespace {
 struct Level {
   at::Tensor codes;  ///< (H, K, D) or, shared by the heads, (1, K, D) or (K, D), contiguous
   int64_t size = 0;
-  int64_t head_stride = 0;  ///< codes from head to head
+  int64_t head_stride = 0;  ///< codes between heads
 };
 
 void check_range(const at::Tensor& indices, const std::vector<Level>& levels) {

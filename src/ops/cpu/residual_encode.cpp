@@ -26,7 +26,7 @@ kernels::NearestCodeTask float_task(const ResidualEncodeProblem& problem, const 
   return {codes, nullptr, size, problem.dim, problem.cosine, 1, problem.tokens};
 }
 
-/// The codes as they lie: for few rows, where packing costs more than it saves.
+/// Searches unpacked codes: for few rows, where packing costs more than it saves.
 class UnpackedSearch {
  public:
   UnpackedSearch(const ResidualEncodeProblem& problem, const float* codes, int64_t size)
@@ -43,7 +43,7 @@ class UnpackedSearch {
         kernels::nearest_code_prepared(task, prepared_, level, detail::in_parallel, x, indices)) {
       return;
     }
-    // Where 8 bits did not suffice once they do not suffice again.
+    // If prepared 8-bit codes have just failed, rounding the codes to 8 bits again would fail too.
     if (!prepared && kernels::worth_rounded(task, level) &&
         kernels::nearest_code_rounded(task, level, detail::in_parallel, x, indices)) {
       return;
@@ -76,7 +76,7 @@ bool worth_unpacked(const ResidualEncodeProblem& problem) {
          kernels::worth_unpacked(float_task(problem, nullptr, 0));
 }
 
-/// Null where there is none, or it lies where its numbers cannot be read.
+/// Null if there is none, or if its address is not aligned for floats.
 const uint8_t* prepared_of(const ResidualEncodeProblem& problem, size_t level, int64_t head) {
   if (problem.prepared.empty() || problem.prepared[level].numel() == 0) return nullptr;
   const auto& prepared = problem.prepared[level];
@@ -86,7 +86,7 @@ const uint8_t* prepared_of(const ResidualEncodeProblem& problem, size_t level, i
   return reinterpret_cast<uintptr_t>(bytes) % alignof(float) == 0 ? bytes : nullptr;
 }
 
-/// The levels of one head, each codebook packed once; levels may share one.
+/// The levels of one head. Each codebook is packed once, even if several levels share it.
 template <typename T, typename Search>
 class Levels {
  public:
@@ -95,7 +95,7 @@ class Levels {
       const auto& codebook = problem.codebooks[n];
       const int64_t size = codebook.size(-2);
       const T* const codes = codebook.const_data_ptr<T>() + head * size * problem.dim;
-      // A part of a codebook may begin where the whole does.
+      // Compares sizes too, because a slice of a codebook may begin at the same address.
       const auto same = std::find_if(searches_.begin(), searches_.end(), [&](const auto& other) {
         return other.codes == codes && other.size == size;
       });
@@ -122,7 +122,7 @@ class Levels {
   std::vector<Packed> searches_;
 };
 
-/// Rows per task, such that a task is worth the tens of microseconds of handing it to a thread.
+/// Rows per task, enough to outweigh the tens of microseconds that starting a task takes.
 int64_t row_grain(const ResidualEncodeProblem& problem) {
   double products = 0;
   for (const auto& codebook : problem.codebooks) {
@@ -131,7 +131,7 @@ int64_t row_grain(const ResidualEncodeProblem& problem) {
   return std::max<int64_t>(1, static_cast<int64_t>(0x1p18 / products));
 }
 
-/// Rows that are searched together. Where each search reads the codes anew, that is all.
+/// Number of rows that are searched together: all of them if each search reads the codes again.
 template <typename Search>
 int64_t most_rows(const ResidualEncodeProblem& problem) {
   if constexpr (std::is_same_v<Search, UnpackedSearch>) return problem.tokens;

@@ -16,10 +16,10 @@ namespace {
 
 template <typename T>
 struct WalkedLevelRows {
-  at::Tensor held;  ///< the codes, contiguous
+  at::Tensor held;  ///< keeps the contiguous codes alive
   const T* codebook;
   int64_t size;
-  int64_t head_stride;  ///< codes from head to head
+  int64_t head_stride;  ///< codes between heads
   T* inputs;
   T* codes;
 };
@@ -38,7 +38,7 @@ void check_walked_range(const at::Tensor& indices, const std::vector<WalkedLevel
   }
 }
 
-/// One token through all levels: each reads what the one before has left, while it is in the cache.
+/// Takes one token through all levels while its residual is in cache.
 template <typename T>
 void walk_row_of_levels(const std::vector<WalkedLevelRows<T>>& levels, const int64_t* index,
                         int64_t head, int64_t row, int64_t dim, const T* x, T* total) {

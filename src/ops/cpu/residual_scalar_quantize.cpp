@@ -12,7 +12,7 @@
 namespace torchvq {
 namespace {
 
-/// (Q, period): the scales as the kernels read them.
+/// (Q, period): the scales in the layout that the kernels read.
 std::vector<float> scale_patterns(const at::Tensor& scales_) {
   const auto scales = scales_.to(at::kFloat).contiguous();
   const auto dim = scales.size(1);
@@ -31,8 +31,8 @@ bool is_served(const at::Tensor& x, at::IntArrayRef levels) {
   return x.scalar_type() != at::kDouble && detail::is_compared(levels);
 }
 
-/// The indices (rows, Q) of a block whose levels are (Q, rows * D). A row that is not finite is
-/// NaN and has indices 0.
+/// Writes the indices (rows, Q) of a block whose levels are (Q, rows * D). A row that is not finite
+/// becomes NaN, with indices 0.
 void write_rows(const int32_t* levels, int64_t rows, int64_t quantizers,
                 const std::vector<int64_t>& basis, float* quantized, int64_t* indices) {
   const auto dim = static_cast<int64_t>(basis.size());

@@ -21,7 +21,7 @@ uint64_t read_key(const at::Tensor& rng_, int64_t stream) {
 at::Tensor sample_codes(const at::Tensor& x, const at::Tensor& codebook, const at::Tensor& rng,
                         double temperature, c10::string_view metric_name, int64_t stream) {
   const auto metric = detail::check_sample_codes(x, codebook, rng, temperature, metric_name);
-  // Of equal scores the first is meant, and only the search computes them so that all devices agree.
+  // The first of equal scores must win on every device, and only the search guarantees this.
   if (temperature == 0) return detail::nearest_codes(x, codebook, metric);
   const auto key = read_key(rng, stream);
   return detail::choose_by_score(

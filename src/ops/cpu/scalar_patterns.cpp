@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kMostCompared = 65;
 constexpr size_t kPatternsKept = 64;
 
-/// Numbers of the features (D), for kScalarRepeat rows.
+/// Repeats the parameters of the features (D) for kScalarRepeat rows.
 std::vector<float> repeated(const std::vector<float>& values) {
   std::vector<float> pattern;
   for (int64_t i = 0; i < kernels::kScalarRepeat; ++i) {
@@ -47,7 +47,7 @@ ScalarPatternsStorage::ScalarPatternsStorage(at::IntArrayRef levels, ScalarBound
   divisor = repeated(divisors);
   gain = repeated(gains);
   shift = repeated(shifts);
-  // Where bisection finds the levels, the gradient alone reads patterns.
+  // If levels are found by bisection, only the gradient uses patterns.
   if (!is_compared(levels)) return;
   std::vector<std::vector<float>> known;
   for (const int64_t count : levels) known.push_back(scalar_levels<float>(count, bound)->changes);
@@ -80,7 +80,7 @@ std::shared_ptr<const ScalarPatternsStorage> scalar_patterns(at::IntArrayRef lev
   static std::mutex mutex;
   static std::map<Key, std::shared_ptr<const ScalarPatternsStorage>> known;
   const std::lock_guard lock(mutex);
-  // Whoever goes through thousands of settings does not keep them all.
+  // Bounds the cache for callers that try thousands of settings.
   if (known.size() > kPatternsKept) known.clear();
   auto& entry = known[{levels.vec(), bound}];
   if (!entry) entry = std::make_shared<ScalarPatternsStorage>(levels, bound);

@@ -1,4 +1,4 @@
-// What the kernels of kernels/cpu/scalar_quantize.h compare with, made from levels and bound.
+// Tables for the kernels of kernels/cpu/scalar_quantize.h, computed from levels and bound.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,15 @@
 namespace torchvq::detail {
 
 inline constexpr int64_t kFeaturesPerTask = 8192;
-inline constexpr int64_t kBlockValues = 2048;  // whose levels stay in the first-level cache
+inline constexpr int64_t kBlockValues = 2048;  // whose levels fit the first-level cache
 
-/// Whether the kernels serve: more levels than some dozens are found by bisection.
+/// Whether the kernels support these levels; above a few dozen, bisection is
+/// faster than comparisons.
 bool is_compared(at::IntArrayRef levels);
 
 struct ScalarPatternsStorage {
   ScalarPatternsStorage(at::IntArrayRef levels, ScalarBound bound);
-  /// Of features whose levels change at other numbers, for these alone: codes are the levels.
+  /// For features whose levels change at the given numbers; codes are the level numbers.
   explicit ScalarPatternsStorage(const std::vector<std::vector<float>>& changes);
 
   kernels::ScalarPatterns view() const {
@@ -38,12 +39,12 @@ struct ScalarPatternsStorage {
   void add_changes(const std::vector<std::vector<float>>& of_features);
 };
 
-/// The same, made once for the levels that a process works with: making it costs more than some
-/// hundred tokens.
+/// The same, cached for the levels that a process uses: building it costs more than
+/// quantizing some hundred tokens.
 std::shared_ptr<const ScalarPatternsStorage> scalar_patterns(at::IntArrayRef levels,
                                                              ScalarBound bound);
 
-/// The index of a row with these levels, or -1 if one of them is none: the row is not finite.
+/// The index of a row with these levels, or -1 if one of them is -1, because the row is not finite.
 inline int64_t index_of(const int32_t* levels, const std::vector<int64_t>& basis) {
   int64_t sum = 0;
   int32_t signs = 0;

@@ -30,7 +30,7 @@ using OptionalTensor = std::optional<at::Tensor>;
 constexpr int64_t kPerturbedPerTask = 4096;
 const double kRoot12 = std::sqrt(12.0);
 
-/// The draws of one call; without, everything is quantized.
+/// The random draws of one call; without them, everything is quantized.
 struct Noise {
   uint64_t move, choose;
   double rate;
@@ -54,7 +54,7 @@ Noise make_noise(const at::Tensor& rng_, double rate) {
   return {key(0), key(1), rate};
 }
 
-/// What became of the perturbations.
+/// Counts perturbed values, and those that were kept.
 struct Tally {
   int64_t perturbed = 0, kept = 0;
 };
@@ -71,7 +71,7 @@ struct Perturbation {
     if (!changes.empty() && detail::is_compared(levels)) patterns.emplace(changes);
   }
 
-  /// The levels of `count` values, the first of which is the first feature of a token.
+  /// Finds the levels of `count` values, the first of which is the first feature of a token.
   void find_levels(const T* x, int64_t count, int32_t* levels) const {
     if constexpr (std::is_same_v<T, float>) {
       if (patterns) {
@@ -101,7 +101,7 @@ struct Perturbation {
     return of_form(inside ? moved : u);
   }
 
-  /// One token, whose levels are `found`; returns its index.
+  /// Processes one token with levels `found`; returns its index.
   int64_t token(const T* x, const T* u, const int32_t* found, const Noise* noise, int64_t number,
                 T* codes, int64_t* levels, Tally& tally) const {
     const auto dim = static_cast<int64_t>(features.size());
@@ -129,7 +129,7 @@ struct Perturbation {
   std::optional<detail::ScalarPatternsStorage> patterns;
 };
 
-/// How many real tokens come before each.
+/// The outputs, per feature and per token.
 struct Outputs {
   at::Tensor codes, levels, indices;
 };
@@ -137,7 +137,7 @@ struct Outputs {
 template <typename T>
 Tally perturb_tokens(const at::Tensor& x, const Perturbation<T>& perturbation, const Noise* noise,
                      const bool* mask, Outputs& outputs) {
-  // The tensor library's functions work on whole vectors, several times as fast as one by one.
+  // The tensor library's vectorized functions are several times as fast as scalar ones.
   const auto acts = noise == nullptr ? x : detail::cumulative_any(perturbation.kind.cdf, x);
   const T* u = acts.template const_data_ptr<T>();
   const int64_t tokens = outputs.indices.numel(), dim = x.size(-1);
@@ -203,7 +203,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> scalar_perturb(
           at::scalar_tensor(acceptance, x.options())};
 }
 
-/// The exponential in the density at x, by the tensor library, which works on whole vectors.
+/// The exponential in the density at x, by the tensor library's vectorized functions.
 at::Tensor exponential(Distribution kind, const at::Tensor& x) {
   switch (kind) {
     case Distribution::kTanh:
@@ -217,8 +217,8 @@ at::Tensor exponential(Distribution kind, const at::Tensor& x) {
   }
 }
 
-/// One loop per distribution, so that it is one over vectors: density(e) is the slope at x, where e
-/// is what exponential() gives for x.
+/// A separate loop per distribution, so that the compiler vectorizes it: density(e) is the slope at
+/// x, where e is the result of exponential() for x.
 template <typename T, typename Density>
 void multiply_slopes(const at::Tensor& grad, const at::Tensor& exponentials,
                      const at::Tensor& indices, at::Tensor& result, const Density& density) {

@@ -19,14 +19,14 @@ using detail::kFeaturesPerTask;
 template <typename T>
 using LevelTables = std::vector<std::shared_ptr<const detail::ScalarLevels<T>>>;
 
-/// A row that is not finite, so that it is seen.
+/// Marks a row that is not finite: codes NaN, index 0.
 template <typename T>
 void mark_row(T* codes, size_t dim, int64_t* index) {
   std::fill_n(codes, dim, std::numeric_limits<T>::quiet_NaN());
   *index = 0;
 }
 
-/// One feature after the other, by bisection.
+/// Quantizes one feature after the other, by bisection.
 template <typename T>
 void quantize_row(const T* x, const LevelTables<T>& features, const std::vector<int64_t>& basis,
                   T* codes, int64_t* index) {

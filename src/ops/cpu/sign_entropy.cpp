@@ -1,4 +1,4 @@
-// Float32 on CPU; float64 takes the any-device road.
+// CPU, float32; float64 falls back to the any-device kernel.
 #include "ops/sign_entropy.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ constexpr int64_t kTokensAtOnce = kernels::kProductBlock;
 constexpr int64_t kProductsPerTask = 1 << 18;
 constexpr int64_t kEntropyCodesPerTask = 4096;
 
-/// Tokens of a head that are real.
+/// Numbers of the real tokens of a head.
 std::vector<int64_t> live_rows(const at::Tensor& x, const std::optional<at::Tensor>& mask,
                                int64_t head) {
   std::vector<int64_t> rows;
@@ -39,7 +39,7 @@ std::vector<int64_t> live_rows(const at::Tensor& x, const std::optional<at::Tens
   return rows;
 }
 
-/// Bits of some tokens: their distributions, and those of the halves of each group.
+/// Distributions of the bits of some tokens, and of the halves of each group.
 class Chunk {
  public:
   Chunk(const kernels::SignEntropyKernel& kernel, int64_t dim, int64_t most)
@@ -74,7 +74,7 @@ class Chunk {
   const float* off(int64_t n, int64_t bit) const { return off_.data() + n * dim_ + bit; }
   const float* slope(int64_t n) const { return slope_.data() + n * dim_; }
   double token_entropy(int64_t n) const { return token_entropy_[static_cast<size_t>(n)]; }
-  /// Pyramids of half A and half B of group g.
+  /// Pyramids of halves A and B of group g.
   const float* high(int64_t n, size_t g) const { return pyramid(n, g); }
   const float* low(int64_t n, size_t g) const {
     return pyramid(n, g) + (int64_t{2} << groups_[g].high);
@@ -131,7 +131,7 @@ void over_chunks(const std::vector<int64_t>& rows, const float* x, float sharpne
   }
 }
 
-/// The logarithms of a group's mean distribution less their mean, and its entropy.
+/// The logarithms of a group's mean distribution minus their mean, and its entropy.
 struct Logarithms {
   at::Tensor values, transposed;  // (2^high, 2^low)
   double entropy = 0;
@@ -174,8 +174,9 @@ struct Gradients {
   float weight;
 };
 
-/// The gradient of a group's entropy to the bits of one half of it, for tokens begin ... end:
-/// `other` has the distributions of the other half, `own` the pyramids of this one.
+/// The gradient of a group's entropy with respect to the bits of one of its halves,
+/// for tokens begin ... end: `other` holds the distributions of the other half, `own`
+/// the pyramids of this half.
 struct Half {
   const float *own, *other, *logarithms;
   int64_t first, bits, other_bits;
@@ -226,7 +227,7 @@ void head_totals(const kernels::SignEntropyKernel& kernel, const float* x,
   Chunk chunk(kernel, dim, std::min(count, kTokensAtOnce));
   double entropy = 0;
   over_chunks(rows, x, sharpness, chunk, [&](const int64_t* /*rows*/) {
-    double part = 0;  // of a block, so that devices can add blocks side by side
+    double part = 0;  // per block, so that other devices can sum blocks in parallel
     for (int64_t n = 0; n < chunk.count(); ++n) part += chunk.token_entropy(n);
     entropy += part;
     for (size_t g = 0; g < groups.size(); ++g) {
@@ -256,7 +257,7 @@ at::Tensor sign_entropy_totals(const at::Tensor& x_, double sharpness,
   return totals;
 }
 
-/// Entropies of a head, added to `entropies`, and its gradients.
+/// Adds the entropies of a head to `entropies` and computes its gradients.
 void head_forward(const kernels::SignEntropyKernel& kernel, const float* x,
                   const std::vector<int64_t>& rows, int64_t dim, float sharpness,
                   const float* totals, int64_t heads, Gradients* grads, double* entropies) {

@@ -19,7 +19,7 @@ constexpr int64_t kSignsPerTask = 16384;
 template <typename T>
 int64_t quantize_row(const T* x, int64_t dim, T scale, T* codes) {
   int64_t index = 0;
-  T sum = 0;  // x - x is 0 for finite numbers alone
+  T sum = 0;  // x - x is 0 only for finite numbers
   for (int64_t d = 0; d < dim; ++d) {
     const bool set = x[d] > 0;
     index = (index << 1) | static_cast<int64_t>(set);

@@ -1,5 +1,5 @@
-// Float32 on CPU: numbers are weighted as numbers, and one pass adds up all gradients. Float64
-// takes the any-device road.
+// CPU, float32: losses are combined as plain numbers, and one pass sums all gradients. float64
+// falls back to the any-device kernel.
 #include "ops/sign_step.h"
 
 #include <algorithm>
@@ -59,7 +59,7 @@ detail::SignStepTensors sign_step(const at::Tensor& latents, const ops::SignStep
           slope_batch};
 }
 
-/// What each part of the gradient is multiplied with.
+/// The factors of the parts of the gradient.
 struct SignFactors {
   float commitment = 0, per_sample = 0, batch = 0;
   bool commits = false, entropies = false;

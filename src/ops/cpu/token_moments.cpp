@@ -13,10 +13,10 @@ namespace {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-// Blocks are the same for any number of threads, and so is the order of additions.
+// Blocks, and so the order of additions, do not depend on the number of threads.
 constexpr int64_t kMomentTokensPerBlock = 1024;
 
-/// Sums of `width` numbers over the tokens: body(token, sums) adds one token.
+/// Sums `width` numbers over the tokens; body(token, sums) adds one token.
 template <typename Body>
 std::vector<double> add_up(int64_t tokens, const bool* mask, int64_t width, const Body& body) {
   const int64_t blocks = (tokens + kMomentTokensPerBlock - 1) / kMomentTokensPerBlock;
@@ -67,7 +67,7 @@ at::Tensor token_moments(const at::Tensor& x_, const OptionalTensor& mask_) {
   return moments;
 }
 
-/// The slope at x is a polynomial in x - mean; its coefficients, four for each feature.
+/// The slope at x is a polynomial in x - mean, with four coefficients per feature.
 struct MomentSlopes {
   MomentSlopes(const double* grad, const double* moments, int64_t dim_)
       : dim(dim_), mean(moments + 1), coefficients(static_cast<size_t>(4 * dim_)) {

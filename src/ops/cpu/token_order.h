@@ -1,4 +1,4 @@
-// The tokens of each code, by a counting sort, and the exponents that their sums in fixed point take.
+// Sorts tokens by code with a counting sort, and finds the exponents of their fixed-point sums.
 #pragma once
 
 #include <algorithm>
@@ -15,17 +15,17 @@ namespace torchvq::detail {
 
 constexpr int64_t kSummedPerTask = 1 << 16;  // elements
 
-/// Tokens and codes of all heads in one numbering: row = h * N + n, slot = h * K + k.
+/// Tokens and codes of all heads, numbered consecutively: row = h * N + n, slot = h * K + k.
 struct TokenSlots {
   explicit TokenSlots(int64_t rows)
       : slots(static_cast<size_t>(rows)), exponents(static_cast<size_t>(rows)) {}
 
-  std::vector<int64_t> slots;      // per row; -1 where the token is left out
+  std::vector<int64_t> slots;      // per row; -1: the token does not count
   std::vector<int32_t> exponents;  // per row
 };
 
 struct TokenOrder {
-  std::vector<int64_t> rows;    // rows that count, by rising slot
+  std::vector<int64_t> rows;    // rows that count, by ascending slot
   std::vector<int64_t> starts;  // per slot, and one past the end
 };
 
@@ -41,7 +41,7 @@ inline void fill_slots(const char* op, const at::Tensor& indices, const bool* ma
   }
 }
 
-/// Exponents of the rows; rows that are not finite lose their slot.
+/// Finds the exponents of the rows; rows that are not finite lose their slot.
 template <typename T>
 void fill_exponents(const T* x, int64_t dim, TokenSlots& tokens) {
   const auto rows = static_cast<int64_t>(tokens.slots.size());

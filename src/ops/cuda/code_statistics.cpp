@@ -1,4 +1,4 @@
-// CUDA: atomics on whole numbers, which have no order: the bits of the CPU, run after run.
+// CUDA: integer atomics, whose order does not matter: always the bits of the CPU.
 #include "ops/code_statistics.h"
 
 #include <ATen/ops/full.h>

@@ -1,5 +1,5 @@
-// CUDA: the loss of one level or of many in two launches, and the gradient in one, with the bits of
-// the CPU.
+// CUDA: the losses of one or many levels in two launches, and the gradient in one,
+// with the bits of the CPU.
 #include "ops/commitment_loss.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 
 using namespace detail::TORCHVQ_CUDA_NAMESPACE;
 
-/// Levels [first, first + count) as a launch takes them; owns what is converted.
+/// Levels [first, first + count) as launch arguments; owns converted tensors.
 template <typename T>
 struct CudaScoredLevels {
   std::vector<at::Tensor> held;

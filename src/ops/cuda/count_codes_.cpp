@@ -1,4 +1,4 @@
-// CUDA: two launches for 32 levels, whatever the heads.
+// CUDA: two launches per 32 levels, for any number of heads.
 #include "ops/count_codes_.h"
 
 #include <algorithm>

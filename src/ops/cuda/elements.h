@@ -1,4 +1,4 @@
-// Element types of tensors as kernels name them.
+// Element types of tensors in the naming of the kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +7,7 @@
 
 namespace torchvq::detail {
 
-/// Contiguous, and of a type that kernels read: 8-bit floating point becomes float32.
+/// A contiguous tensor of a type that kernels read: 8-bit floating point becomes float32.
 inline at::Tensor elements_of(const at::Tensor& x) {
   const auto type = x.scalar_type();
   const bool read =
@@ -15,7 +15,7 @@ inline at::Tensor elements_of(const at::Tensor& x) {
   return (read ? x : x.to(at::kFloat)).contiguous();
 }
 
-/// Of a tensor that elements_of has returned.
+/// The type of a tensor returned by elements_of.
 inline kernels::ElementType element_type(const at::Tensor& x) {
   switch (x.scalar_type()) {
     case at::kDouble:

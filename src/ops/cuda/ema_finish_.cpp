@@ -1,4 +1,4 @@
-// CUDA: three kernels for sizes, rows and unused codes, as the end of ema_update_.
+// CUDA: three kernels, for sizes, rows and unused codes, like the end of ema_update_.
 #include "ops/ema_finish_.h"
 
 #include <ATen/ops/empty.h>
@@ -19,7 +19,7 @@ void cuda_finish_codes(const cuda_finish::EmaUpdateTask& task, at::Tensor& embed
                        const OnDevice& device) {
   const auto sizes = cluster_size.contiguous(), averages = embed_avg.contiguous();
   auto codes = embed.contiguous();
-  // Sizes and averages are only read.
+  // Sizes and averages are only read, despite the const_cast.
   const cuda_finish::EmaStep<T> step = {
       task,
       {const_cast<T*>(sizes.const_data_ptr<T>()), const_cast<T*>(averages.const_data_ptr<T>()),

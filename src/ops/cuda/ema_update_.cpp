@@ -1,5 +1,5 @@
-// CUDA: three kernels for sizes, rows and unused codes. A weight is not looked at, which would wait
-// for the device: NaN in it becomes NaN in the state, as on the any-device path.
+// CUDA: three kernels, for sizes, rows and unused codes. A weight is not validated, which would
+// have to wait for the device: a NaN in it becomes NaN in the state, as on the any-device path.
 #include "ops/ema_update_.h"
 
 #include "ops/cuda/learning_tasks.h"

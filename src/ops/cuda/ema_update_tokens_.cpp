@@ -1,5 +1,5 @@
-// CUDA: the three operators that it stands for, in the launches of one codebook for each 16 of them.
-// Codebooks or tokens of different types go the way of all devices.
+// CUDA: the three operators that it combines, with the launches of one codebook for up to 16 of
+// them. Codebooks or tokens of different types fall back to the any-device kernel.
 #include "ops/ema_update_tokens_.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 
 using namespace detail::TORCHVQ_CUDA_NAMESPACE;
 
-/// Parts of one tensor, which one launch has filled.
+/// Hands out consecutive parts of one tensor, so that one launch initialises all of them.
 class CudaParts {
  public:
   explicit CudaParts(at::Tensor whole) : whole_(std::move(whole)) {}
@@ -36,7 +36,7 @@ class CudaParts {
   int64_t begin_ = 0;
 };
 
-/// A codebook, its tokens, and what is made of them.
+/// A codebook, its tokens, and their intermediate results.
 struct CudaLearnedCodebook {
   LearnedTokens tokens;
   EmaCodebook state;
@@ -77,7 +77,7 @@ std::vector<CudaLearnedCodebook> cuda_learned_codebooks(
   return codebooks;
 }
 
-/// launch(tasks) of the tasks that make(codebook) returns, as many at a time as a launch takes.
+/// Calls launch(tasks) for the tasks that make(codebook) returns, as many per launch as fit.
 template <typename Task, typename Make, typename Launch>
 void cuda_launch_all(const std::vector<CudaLearnedCodebook>& codebooks, const Make& make,
                      const Launch& launch) {
@@ -89,7 +89,7 @@ void cuda_launch_all(const std::vector<CudaLearnedCodebook>& codebooks, const Ma
   }
 }
 
-/// Every index is seen before any codebook changes.
+/// All indices are checked before any codebook changes.
 template <typename T>
 void cuda_learn(const std::vector<CudaLearnedCodebook>& codebooks, const EmaRules& rules,
                 const OnDevice& device) {

@@ -1,7 +1,8 @@
-// What every operator for CUDA begins with: the device of its tensors made current, and the stream
-// that torch computes on. No header of CUDA's is needed, here or anywhere outside src/kernels/cuda.
+// Common start of all CUDA operators: makes the device of the tensors current and provides torch's
+// current stream. CUDA headers are included only in src/kernels/cuda.
 //
-// With TORCHVQ_CUDA_SHIM the same sources serve the emulation (tests/cuda_shim), on CPU tensors.
+// With TORCHVQ_CUDA_SHIM, the same sources are compiled for the emulation
+// (tests/cuda_shim), on CPU tensors.
 #pragma once
 
 #include <string>
@@ -21,7 +22,7 @@
 
 namespace torchvq::detail::TORCHVQ_CUDA_NAMESPACE {
 
-/// Kernels that are queued while it lives run on the device of `x`, in order with torch's own.
+/// Kernels launched during its lifetime run on the device of `x`, ordered with torch's own.
 class OnDevice {
  public:
   explicit OnDevice(const at::Tensor& x) : guard_(x.device()) {
@@ -39,7 +40,7 @@ class OnDevice {
   kernels::TORCHVQ_CUDA_NAMESPACE::Queue queue_;
 };
 
-/// Throws what a launch has returned, if that is an error.
+/// Throws if a launch has returned an error.
 inline void check_launch(const char* op, kernels::TORCHVQ_CUDA_NAMESPACE::Error error) {
   TORCH_CHECK(error == nullptr, op, ": CUDA reports: ", error ? error : "");
 }
@@ -50,8 +51,8 @@ const T& boxable(const T& value) {
   return value;
 }
 
-/// The any-device kernel of an operator, for what the CUDA kernel does not cover. Arguments are in
-/// the order of the schema.
+/// The any-device kernel of an operator, as fallback for arguments that the CUDA kernel does not
+/// support. Arguments are in the order of the schema.
 template <typename Result, typename... Arguments>
 Result any_device_kernel(const char* op, const Arguments&... arguments) {
   const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(op, "");
@@ -69,7 +70,7 @@ Result any_device_kernel(const char* op, const Arguments&... arguments) {
   }
 }
 
-/// Device of the first tensor among the arguments of an operator.
+/// The device of the first tensor argument.
 template <typename... Rest>
 int first_device(const at::Tensor& first, const Rest&...) {
   return first.is_cpu() ? 0 : first.get_device();
@@ -85,7 +86,7 @@ int first_device(const First&, const Rest&... rest) {
   return first_device(rest...);
 }
 
-/// A kernel that gives way to the any-device kernel on devices that cannot run it.
+/// A kernel that falls back to the any-device kernel on devices that cannot run it.
 template <typename Op, auto function>
 struct Guarded;
 template <typename Op, typename Result, typename... Arguments, Result (*function)(Arguments...)>
@@ -97,7 +98,7 @@ struct Guarded<Op, function> {
   }
 };
 
-/// What a test of the emulation has asked a kernel to do wrong; 0, nothing, on a GPU.
+/// A deliberate fault that a test of the emulation has requested; always 0 (none) on a GPU.
 #if defined(TORCHVQ_CUDA_SHIM)
 int fault_of_test();
 #else
@@ -105,7 +106,7 @@ constexpr int fault_of_test() { return 0; }
 #endif
 
 #if defined(TORCHVQ_CUDA_SHIM)
-/// Adds a kernel to those that the emulation puts in the place of the CPU's.
+/// Adds a kernel that replaces the CPU kernel in the emulation.
 struct EmulatedKernel {
   explicit EmulatedKernel(void (*add)(torch::Library&));
 };
@@ -113,8 +114,8 @@ struct EmulatedKernel {
 
 }  // namespace torchvq::detail::TORCHVQ_CUDA_NAMESPACE
 
-/// Registers `function` as the CUDA kernel of torchvq::`op`; once per source, at its end, in
-/// namespace torchvq.
+/// Registers `function` as the CUDA kernel of torchvq::`op`; once per source, at its
+/// end, in namespace torchvq.
 #define TORCHVQ_CUDA_KERNEL(op, function)         \
   namespace {                                     \
   struct CudaOperator_##op {                      \

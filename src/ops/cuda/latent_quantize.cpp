@@ -1,5 +1,6 @@
-// CUDA: the nearest value of each feature, and sums in the order of the CPU. More values than
-// kCudaLatentValues take the any-device road, whose sums are added in the device's order.
+// CUDA: the nearest value of each feature, and sums in the order of the CPU. More
+// than kCudaLatentValues values fall back to the any-device kernel, whose sums have
+// the order of the device.
 #include "ops/latent_quantize.h"
 
 #include <string>
@@ -20,7 +21,7 @@ using namespace detail::TORCHVQ_CUDA_NAMESPACE;
 using kernels::TORCHVQ_CUDA_NAMESPACE::LatentLevels;
 using OptionalTensor = std::optional<at::Tensor>;
 
-// The gradient looks at each value once for every token.
+// The gradient visits every value for every token.
 constexpr int64_t kCudaLatentValues = 4096;
 
 LatentLevels cuda_latent_levels(at::IntArrayRef levels) {

@@ -1,5 +1,5 @@
-// The tasks of a codebook's learning step, of tensors that whoever calls holds: what code_exponents,
-// code_statistics, ema_update_ and ema_update_tokens_ launch.
+// The tasks of a codebook's learning step, for code_exponents, code_statistics, ema_update_ and
+// ema_update_tokens_. Callers must keep the tensors alive.
 #pragma once
 
 #include <optional>
@@ -19,7 +19,8 @@ namespace torchvq::detail::TORCHVQ_CUDA_NAMESPACE {
 
 namespace learning = kernels::TORCHVQ_CUDA_NAMESPACE;
 
-/// `codebook` as elements_of() returns it; totals (H, 2) are zeros, exponents (H, K) have any values.
+/// `codebook` as returned by elements_of(); totals (H, 2) are zeros, exponents
+/// (H, K) need no initialisation.
 inline learning::CodeExponentsTask exponents_task(const at::Tensor& codebook,
                                                   const at::Tensor& totals,
                                                   const at::Tensor& exponents) {
@@ -32,10 +33,10 @@ inline learning::CodeExponentsTask exponents_task(const at::Tensor& codebook,
   return task;
 }
 
-/// Tokens as the kernels read them.
+/// Tokens in the form that the kernels read.
 struct LearnedTokens {
   at::Tensor x, indices, mask;  ///< mask may be undefined
-  at::Tensor slots;             ///< room
+  at::Tensor slots;             ///< scratch
 
   LearnedTokens(const at::Tensor& x_, const at::Tensor& indices_,
                 const std::optional<at::Tensor>& mask_)
@@ -45,7 +46,7 @@ struct LearnedTokens {
         slots(at::empty(indices.sizes(), indices.options())) {}
 };
 
-/// Counts (H, K) and sums (words, H, K, D) are zeros, used (H, K) is kNoExponent.
+/// Initial values: counts (H, K) and sums (words, H, K, D) zero, used (H, K) kNoExponent.
 struct StatisticsRoom {
   at::Tensor counts, sums, used;
 };
@@ -68,14 +69,14 @@ inline learning::CodeStatisticsTask statistics_task(const LearnedTokens& tokens,
   return task;
 }
 
-/// Numbers of a learning step.
+/// Parameters of a learning step.
 struct EmaRules {
   double decay, eps;
   bool unit, from_codebook, finish;
 };
 
-/// A codebook's step between its statistics and its state. Strided state is updated in a contiguous
-/// copy, which store() writes back.
+/// The state of a codebook and the scratch memory of its step. Strided state is updated in a
+/// contiguous copy, which store() writes back.
 class EmaCodebook {
  public:
   EmaCodebook(at::Tensor cluster_size, at::Tensor embed_avg, at::Tensor embed)
@@ -122,7 +123,7 @@ class EmaCodebook {
   at::Tensor doubles_, places_;
 };
 
-/// What a code's share of a step is multiplied with, as (H, K) in float64; undefined without.
+/// The weight of each code in a step, as (H, K) in float64; undefined if there is none.
 inline at::Tensor ema_weight(const std::optional<at::Tensor>& weight, at::IntArrayRef shape) {
   return weight ? weight->to(at::kDouble).expand(shape).contiguous() : at::Tensor();
 }

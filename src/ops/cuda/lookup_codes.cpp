@@ -1,4 +1,4 @@
-// CUDA: rows moved as bytes.
+// CUDA: moves rows as plain bytes.
 #include "ops/lookup_codes.h"
 
 #include <ATen/ops/empty.h>

@@ -1,5 +1,5 @@
-// CUDA: tensor cores screen, float64 decides what they leave open (kernels/cuda/nearest_code.h).
-// Of the k best codes for k > 1 torch's product screens, and a launch decides.
+// CUDA: tensor cores screen, and float64 decides what they leave open
+// (kernels/cuda/nearest_code.h). For k > 1, torch's matrix product screens and one launch decides.
 #include "ops/nearest_code.h"
 
 #include <ATen/ops/empty.h>
@@ -37,7 +37,7 @@ void cuda_search_heads(const NearestCodeProblem& problem, const OnDevice& device
   constexpr auto op = "nearest_code";
   auto* const all = indices.mutable_data_ptr<int64_t>();
   const auto bytes = cuda_kernels::nearest_code_workspace(cuda_search_task<T>(problem, 0, nullptr));
-  // One for all heads: they follow each other on the stream.
+  // One workspace for all heads, which run one after the other on the stream.
   const auto workspace =
       at::empty({static_cast<int64_t>(bytes)}, problem.x.options().dtype(at::kByte));
   for (int64_t head = 0; head < problem.heads; ++head) {
@@ -52,7 +52,7 @@ void cuda_search_heads(const NearestCodeProblem& problem, const OnDevice& device
   }
 }
 
-/// The k best codes of rows by the contract's scores.
+/// The k best codes of rows by the exact scores of the contract.
 template <typename T>
 at::Tensor cuda_decide(const detail::OpenRows& open) {
   const OnDevice device(open.rows);

@@ -1,4 +1,4 @@
-// CUDA: dead codes, candidates and their replacement in nine launches, which end at once where no
+// CUDA: finds dead codes and candidates and replaces them in nine launches, which end at once if no
 // code is dead. Nothing waits for the device.
 #include "ops/replace_dead_codes_.h"
 
@@ -18,10 +18,11 @@ namespace {
 using namespace detail::TORCHVQ_CUDA_NAMESPACE;
 namespace cuda_dead = kernels::TORCHVQ_CUDA_NAMESPACE;
 
-/// The rows of a search for candidates, and the tensors that it works in.
+/// The rows in which candidates are searched, and scratch tensors.
 class CudaCandidates {
  public:
-  /// `codes` live codes take part, and `most` candidates are wanted of each head.
+  /// `codes` is the number of codes that may be live, `most` the number of
+  /// candidates wanted per head.
   CudaCandidates(const at::Tensor& x, const at::Tensor& rng, int64_t codes, int64_t most)
       : x_(detail::elements_of(x)), rng_(rng.contiguous()) {
     const int64_t heads = x.size(0), rows = x.size(1);
@@ -58,7 +59,7 @@ class CudaCandidates {
   at::Tensor x_, rng_, mask_, words_;
 };
 
-/// Strided state is changed in a contiguous copy and written back.
+/// Strided state is updated in a contiguous copy and written back.
 template <typename T>
 void cuda_replace_state(const char* op, cuda_dead::DeadCodeTask& task,
                         const CudaCandidates& candidates, const detail::CodebookState& state,

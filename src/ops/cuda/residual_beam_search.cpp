@@ -1,5 +1,5 @@
-// CUDA: a product screens the extensions of all paths, and two launches a level decide and extend
-// them on the device. Nothing waits for it.
+// CUDA: a matrix product screens the extensions of all paths, and two launches per level decide and
+// extend them on the device. Nothing waits for the device.
 #include "ops/residual_beam_search.h"
 
 #include <limits>
@@ -18,8 +18,8 @@ namespace {
 using namespace detail::TORCHVQ_CUDA_NAMESPACE;
 namespace cuda_beam = kernels::TORCHVQ_CUDA_NAMESPACE;
 
-/// (t,): what scores above is not among the best `count`. The error counts twice, for its own
-/// rounding and that of the sum.
+/// (t,): extensions with higher scores are not among the best `count`. The error is doubled to
+/// cover its own rounding and that of the sum.
 at::Tensor cuda_beam_limits(const detail::ScreenedBeam& screened, int64_t count) {
   if (count == screened.scores.size(1))
     return at::full_like(screened.error, std::numeric_limits<double>::infinity());

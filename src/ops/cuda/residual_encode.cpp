@@ -1,5 +1,5 @@
-// CUDA: all levels in one kernel where a tile of rows fits a block's shared memory, else level after
-// level by the search of nearest_code. Neither waits for the device.
+// CUDA: all levels in one kernel if a tile of rows fits a block's shared memory, otherwise level
+// after level by the search of nearest_code. Neither waits for the device.
 #include "ops/residual_encode.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace {
 using detail::ResidualEncodeProblem;
 using namespace detail::TORCHVQ_CUDA_NAMESPACE;
 
-/// The walk of all heads through the levels in use.
+/// Encodes all heads with the levels in use, one level at a time.
 template <typename T>
 class CudaResidualWalk {
  public:
@@ -86,7 +86,7 @@ void cuda_encode_heads(const ResidualEncodeProblem& problem, at::Tensor& quantiz
   }
 }
 
-/// What the kernel of all levels takes; without levels where there are more than it knows.
+/// Arguments of the kernel for all levels; without levels if there are more than it supports.
 kernels::TORCHVQ_CUDA_NAMESPACE::ResidualStackTask cuda_stack_task(
     const ResidualEncodeProblem& problem) {
   kernels::TORCHVQ_CUDA_NAMESPACE::ResidualStackTask task;
@@ -103,7 +103,8 @@ kernels::TORCHVQ_CUDA_NAMESPACE::ResidualStackTask cuda_stack_task(
   return task;
 }
 
-/// All levels and heads at once; false, and nothing done, where that cannot be.
+/// Encodes all levels and heads at once; returns false, without any effect,
+/// if that is not possible.
 bool cuda_encode_stack(const ResidualEncodeProblem& problem, at::Tensor& quantized,
                        at::Tensor& indices, const OnDevice& device) {
   auto task = cuda_stack_task(problem);
@@ -129,7 +130,7 @@ detail::ResidualEncodeTensors cuda_residual_encode(const at::Tensor& x, at::Tens
   const ResidualEncodeProblem problem(x, codebooks, metric, depth, mask, prepared);
   const OnDevice device(problem.x);
   auto quantized = at::empty(problem.x.sizes(), problem.x.options());
-  at::Tensor indices;  // only a kernel of all levels writes all of them
+  at::Tensor indices;  // only the kernel for all levels writes every index
   const bool wide = problem.x.scalar_type() == at::kDouble;
   if (!wide && problem.heads * problem.tokens > 0 &&
       cuda_encode_stack(problem, quantized, indices, device)) {

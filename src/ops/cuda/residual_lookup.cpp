@@ -1,4 +1,4 @@
-// CUDA: one launch for 32 levels, whatever the heads; the bits of the CPU.
+// CUDA: one launch per 32 levels, for any number of heads, with the bits of the CPU.
 #include "ops/residual_lookup.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 using namespace detail::TORCHVQ_CUDA_NAMESPACE;
 
-/// Tokens, codebooks and results in the dtype of the walk.
+/// Tokens, codebooks and results in the dtype of the computation.
 struct CudaLookup {
   at::Tensor x, indices, quantized;
   std::vector<at::Tensor> codebooks, inputs, codes;
@@ -31,7 +31,7 @@ struct CudaLookup {
     }
   }
 
-  /// Levels from `first` on, as many as a launch takes.
+  /// Levels starting at `first`, as many as fit a launch.
   template <typename T>
   kernels::TORCHVQ_CUDA_NAMESPACE::ResidualLookupTask<T> task_from(size_t first) const {
     constexpr size_t kMost = kernels::TORCHVQ_CUDA_NAMESPACE::kMostWalkedLevels;

@@ -1,5 +1,5 @@
-// CUDA: all levels in one pass over the values, the bits of the CPU. float64, and more levels than
-// travel with a launch, take the any-device road.
+// CUDA: all levels in one pass over the values, with the bits of the CPU. float64, and tables that
+// do not fit a launch, fall back to the any-device kernel.
 #include "ops/residual_scalar_quantize.h"
 
 #include <tuple>

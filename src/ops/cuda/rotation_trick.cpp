@@ -1,4 +1,5 @@
-// CUDA: the gradient, with the bits of the CPU. Forward is a copy, which every device has.
+// CUDA: the gradient, with the bits of the CPU. Forward is a copy, which needs
+// no CUDA kernel of its own.
 #include "ops/rotation_trick.h"
 
 #include <ATen/ops/empty.h>

@@ -1,4 +1,5 @@
-// CUDA: scores by torch in float64, a block of tokens at a time, and one launch for its draws.
+// CUDA: torch computes scores in float64 for a block of tokens at a time, and
+// one launch draws from them.
 #include "ops/sample_codes.h"
 
 #include <torchvq/random_purpose.h>

@@ -1,5 +1,5 @@
-// CUDA: levels by bisection, the bits of the CPU. More levels than travel with a launch take the
-// any-device road, and so does the gradient of float64.
+// CUDA: levels by bisection, with the bits of the CPU. Tables that do not fit a launch fall back to
+// the any-device kernel, and so does the gradient of float64.
 #include "ops/scalar_quantize.h"
 
 #include <string>

@@ -1,4 +1,4 @@
-// Levels as the CUDA kernels of scalar quantizers take them, where they fit a launch.
+// Tables of levels for the CUDA kernels of scalar quantizers, if they fit a launch.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 
 namespace torchvq::detail {
 
-/// Nothing where different numbers of levels have more than kMostChanges changes together.
+/// Empty if the different numbers of levels together have more than kMostChanges changes.
 template <typename T>
 std::optional<kernels::ScalarTables<T>> scalar_tables(at::IntArrayRef levels, ScalarBound bound) {
   kernels::ScalarTables<T> tables;

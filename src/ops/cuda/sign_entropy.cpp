@@ -1,5 +1,5 @@
-// CUDA in float32, the bits of the CPU and no wait for the device; float64 takes the any-device
-// road.
+// CUDA in float32, with the bits of the CPU and without waiting for the device; float64 falls back
+// to the any-device kernel.
 #include "ops/sign_entropy.h"
 
 #include <algorithm>
@@ -19,12 +19,12 @@ namespace {
 using namespace detail::TORCHVQ_CUDA_NAMESPACE;
 namespace on_device = kernels::TORCHVQ_CUDA_NAMESPACE;
 
-// What the gradients of a round of tokens may take, in numbers.
+// Limit on the numbers allocated for the gradients of one round of tokens.
 constexpr int64_t kCudaExpectedValues = int64_t{1} << 24;
 
 int64_t cuda_ceil_divided(int64_t count, int64_t each) { return (count + each - 1) / each; }
 
-/// The real tokens of one head, and room for what kernels keep of them.
+/// The real tokens of one head, and buffers for what kernels keep of them.
 class CudaEntropyHead {
  public:
   CudaEntropyHead(const at::Tensor& x, const std::optional<at::Tensor>& mask, int64_t head,
@@ -106,7 +106,7 @@ at::Tensor cuda_sign_entropy_totals(const at::Tensor& x_, double sharpness,
   return totals;
 }
 
-/// What the groups of a head have in common, and its results.
+/// Data shared by the groups of a head, and its results.
 struct CudaEntropyForward {
   const float* totals = nullptr;
   int64_t heads = 0, codes = 0;

@@ -1,4 +1,4 @@
-// CUDA: signs as bits of an index, and back.
+// CUDA: packs signs into the bits of an index, and unpacks them.
 #include "ops/sign_quantize.h"
 
 #include <tuple>

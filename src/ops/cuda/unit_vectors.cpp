@@ -1,4 +1,4 @@
-// CUDA: lengths in index order, the bits of the CPU.
+// CUDA: norms are summed in index order, with the bits of the CPU.
 #include "ops/unit_vectors.h"
 
 #include <ATen/ops/empty.h>
