@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("torchvq")
 _ops = torch.ops.torchvq
 
-# What training changes besides the codes, in the order of the operators.
+# State that training changes besides the codes, in the order of the operators' arguments.
 _AVERAGES = ("cluster_size", "embed_avg", "cooldown", "replaced")
 
 

@@ -1,4 +1,4 @@
-"""A step of every class on a device that is not the CPU: it does not wait for it, and learns what the CPU learns."""
+"""A step of every class on a device other than the CPU: the host does not wait, and codes learn as on the CPU."""
 
 from __future__ import annotations
 

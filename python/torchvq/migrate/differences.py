@@ -50,7 +50,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Section:
-    """What a group of classes does differently."""
+    """The differences of a group of classes."""
 
     title: str
     classes: tuple[str, ...]
