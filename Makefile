@@ -1,6 +1,6 @@
-# The one front door. `make` lists what there is; every target does the set-up it needs, and repeats quickly.
+# The entry point of development. `make` lists the targets; each does the set-up it needs, and a repetition is quick.
 #
-#   PYTHON=python3.12   the Python that .venv is made from (default python3, 3.11 or newer)
+#   PYTHON=python3.12   the Python from which .venv is made (default python3, 3.11 or newer)
 #   TORCH=2.15.0        another version of torch; its environment is .venv-torch2.15.0, its build tree build-torch2.15.0
 #   VENV=DIR            another virtual environment
 #   JOBS=N              compile and test on N cores (default: all)
@@ -13,26 +13,26 @@ FUZZ_SECONDS ?= 60
 DEFAULT_TORCH := 2.13.0
 TORCH ?= $(DEFAULT_TORCH)
 
-# Versions of torch do not disturb each other: a change of TORCH installs and compiles nothing again.
+# Each version of torch has its own environment and build tree, so changing TORCH back and forth rebuilds nothing.
 OF_TORCH := $(if $(filter-out $(DEFAULT_TORCH),$(TORCH)),-torch$(TORCH))
 VENV ?= .venv$(OF_TORCH)
 BUILD := build$(OF_TORCH)
-# For scripts and tests that look for what was built.
+# For scripts and tests that look for build outputs.
 export TORCHVQ_BUILD := $(BUILD)
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-# Steps share the cores by themselves; interleaved output would hide which step is speaking.
+# Steps use all cores themselves; interleaved output would not show which step it comes from.
 .NOTPARALLEL:
 .SUFFIXES:
 
 VENV_ABS := $(abspath $(VENV))
 STAMPS := $(VENV)/.torchvq
-# The packages that adapters are for, beside those of the environment and not among them.
+# A separate environment for the packages that have adapters; it also sees the packages of the main one.
 ADAPTERS := $(VENV)-adapters
-# cmake, ninja and the formatters are those of the environment, pinned, wherever make is called from.
+# cmake, ninja and the formatters are the pinned ones of the environment, wherever make is called from.
 export PATH := $(VENV_ABS)/bin:$(PATH)
 export VIRTUAL_ENV := $(VENV_ABS)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -56,7 +56,7 @@ setup: debian $(STAMPS)/build $(STAMPS)/package $(STAMPS)/test $(STAMPS)/demo $(
 .PHONY: build
 build: compile $(STAMPS)/installed ## Compile everything and install the package into .venv
 
-# The package as it lies in the checkout, with the library just compiled: what the demo does not need is not built.
+# The demo imports the package from the checkout with the library just compiled; building more would be wasted time.
 DEMO := PYTHONPATH=python $(VENV)/bin/python examples/python/demo/demo.py
 
 .PHONY: demo
@@ -204,8 +204,8 @@ distclean: clean ## Remove .venv as well, and those of other versions of torch
 
 # Steps of the above -----------------------------------------------------------------------------------------------
 
-# JUnit reports of all of it are in reports/ of the build tree. With worksteal a worker keeps to tests of a file, and
-# what a file sets up is set up once.
+# JUnit reports are in reports/ of the build tree. With worksteal, a worker keeps the tests of a file together, so that
+# module fixtures run once.
 PYTEST := $(VENV)/bin/python -m pytest -q -n $(JOBS) --dist worksteal
 .PHONY: run-tests
 run-tests: build $(STAMPS)/test $(STAMPS)/demo $(STAMPS)/mnist
@@ -244,7 +244,7 @@ $(STAMPS)/venv:
 	@tools/make_venv.sh $(PYTHON) $(VENV)
 	@mkdir -p $(STAMPS) && touch $@
 
-# torch first and alone: the packages that depend on it must find it and not choose another.
+# torch first and alone, so that packages that depend on it find this version instead of choosing another.
 $(STAMPS)/torch: requirements/constraints.txt | $(STAMPS)/venv
 	$(call say,Installing torch $(TORCH) (a few minutes the first time))
 	@$(PIP_INSTALL) torch==$(TORCH) -c requirements/constraints.txt
@@ -255,7 +255,7 @@ $(STAMPS)/%: requirements/%.txt requirements/constraints.txt $(STAMPS)/torch
 	@$(PIP_INSTALL) -r $< -c requirements/constraints.txt
 	@touch $@
 
-# A look at a dozen files each time, and nothing said when all are there.
+# Checks for a dozen files each time; silent if all are there.
 $(STAMPS)/debian: FORCE | $(STAMPS)/venv
 	@tools/install_debian.sh $@ requirements/debian*.txt
 
@@ -266,7 +266,7 @@ $(STAMPS)/compiler: cmake/cxx20_probe.cpp | $(STAMPS)/debian-demo
 	@tools/check_compiler.sh
 	@touch $@
 
-# The demo's pictures where Debian's package is not.
+# The demo's pictures, if Debian's package is not installed.
 $(STAMPS)/pictures: | $(STAMPS)/debian-demo
 	@[ -e /usr/share/datasets/fashion-mnist ] || $(MAKE) --no-print-directory $(STAMPS)/mnist
 	@touch $@
@@ -276,7 +276,7 @@ $(STAMPS)/mnist: requirements/mnist.txt | $(STAMPS)/demo
 	@$(PIP_INSTALL) --no-deps -r $<
 	@touch $@
 
-# --no-deps: some of these ask for other versions of what the environment has.
+# --no-deps, because some of these require other versions of packages in the environment.
 $(ADAPTERS)/.torchvq: requirements/adapters.txt | $(STAMPS)/test $(STAMPS)/demo
 	$(call say,Installing the packages that adapters are for (requirements/adapters.txt))
 	@rm -rf $(ADAPTERS) && tools/make_venv.sh $(VENV_ABS)/bin/python $(ADAPTERS)
@@ -285,14 +285,14 @@ $(ADAPTERS)/.torchvq: requirements/adapters.txt | $(STAMPS)/test $(STAMPS)/demo
 	@tools/pip_install.sh $(ADAPTERS)/bin/python --no-deps -r $<
 	@touch $@
 
-# What is built depends on what this machine has; rewritten only when that changes.
+# The options of the build depend on the packages of this machine; the file is rewritten only when they change.
 $(STAMPS)/options: FORCE | $(STAMPS)/venv
 	@tools/configure.sh --options >$@.new; cmp -s $@.new $@ || cp $@.new $@; rm $@.new
 
 .PHONY: FORCE
 FORCE:
 
-# For anything asked for that is neither a target nor a file.
+# For a goal that is neither a target nor a file.
 .DEFAULT:
 	@echo 'Stopped: there is no target $@; `make` lists those there are' >&2; exit 1
 

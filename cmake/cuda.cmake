@@ -1,12 +1,12 @@
 # Kernels for NVIDIA GPUs: whether they are compiled, and for which architectures.
 #
-#   TORCHVQ_CUDA                AUTO compiles them where nvcc is found and torch is built for CUDA; ON where nvcc is found,
-#                               whatever torch is (the library then loads into either); OFF never.
-#   TORCHVQ_CUDA_ARCHITECTURES  "80;86;90a": machine code for these, and PTX of the first kind for all later ones. Empty:
-#                               those of the cards of this machine with AUTO, else all of TORCHVQ_CUDA_ALL.
+#   TORCHVQ_CUDA                AUTO compiles them if nvcc is found and torch is built for CUDA; ON if nvcc is found,
+#                               for any torch (the library then loads into either); OFF never.
+#   TORCHVQ_CUDA_ARCHITECTURES  "80;86;90a": machine code for these, and PTX of 8.0 for all later ones. Empty:
+#                               with AUTO those of the cards of this machine, else all of TORCHVQ_CUDA_ALL.
 #
-# Sets TORCHVQ_WITH_CUDA. nvcc is called by commands of our own: CMake's CUDA language would have to be switched on for the
-# whole project, and would keep the report of registers and spills to itself.
+# Sets TORCHVQ_WITH_CUDA. nvcc is called by custom commands, because CMake's CUDA language would have to be enabled for
+# the whole project, and would hide the report of registers and spills.
 set(TORCHVQ_CUDA AUTO CACHE STRING "Compile the CUDA kernels: AUTO, ON or OFF")
 set_property(CACHE TORCHVQ_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(TORCHVQ_CUDA_ARCHITECTURES "" CACHE STRING "Architectures of the CUDA kernels, as 80;90a; empty: see cmake/cuda.cmake")
@@ -25,14 +25,14 @@ function(torchvq_cards result)
     string(REPLACE "." "" cards "${cards}")
     string(REGEX MATCHALL "[0-9]+" cards "${cards}")
     list(REMOVE_DUPLICATES cards)
-    # Older cards have neither the copies nor the products that the kernels use.
+    # Older cards lack the asynchronous copies and the tensor core products that the kernels use.
     list(FILTER cards EXCLUDE REGEX "^[1-7][0-9]$")
     list(TRANSFORM cards REPLACE "^90$" "90a")
     set(${result} "${cards}" PARENT_SCOPE)
   endif()
 endfunction()
 
-# C++20 came with CUDA 12.
+# CUDA 12 is the first with C++20.
 set(torchvq_cuda_version 0)
 if(TORCHVQ_NVCC)
   execute_process(COMMAND ${TORCHVQ_NVCC} --version OUTPUT_VARIABLE torchvq_cuda_version ERROR_QUIET)
@@ -71,17 +71,18 @@ if(TORCHVQ_WITH_CUDA)
   foreach(architecture IN LISTS torchvq_architectures)
     list(APPEND TORCHVQ_GENCODE -gencode arch=compute_${architecture},code=sm_${architecture})
   endforeach()
-  # The toolkit that this nvcc belongs to: nvcc may be a script that calls it.
+  # The toolkit of this nvcc, taken from its dry run, because nvcc may be a wrapper script.
   execute_process(COMMAND ${TORCHVQ_NVCC} --dryrun -x cu /dev/null ERROR_VARIABLE torchvq_dryrun OUTPUT_QUIET)
   string(REGEX MATCH "#\\$ TOP=([^\n]+)" torchvq_top "${torchvq_dryrun}")
   find_library(torchvq_cudart NAMES libcudart_static.a NO_CACHE REQUIRED
     HINTS "${CMAKE_MATCH_1}" /usr/local/cuda PATH_SUFFIXES lib64 targets/x86_64-linux/lib targets/sbsa-linux/lib lib)
 endif()
 
-# torchvq_cuda_object(<result> <source>): compiles src/<source>, a .cu, with nvcc. What ptxas says of registers and spills
-# is beside the object, in <source>.ptxas, which tools/cuda_report.py reads.
+# torchvq_cuda_object(<result> <source>): compiles src/<source>, a .cu, with nvcc. The report of ptxas on registers and
+# spills is beside the object, in <source>.ptxas, for tools/cuda_report.py.
 #
-# -fmad=false: bits must not depend on what a compiler contracts; kernels that want a fused multiply-add write fma().
+# -fmad=false, because bits must not depend on a compiler's contractions; kernels that need a fused multiply-add call
+# fma().
 function(torchvq_cuda_object result source)
   set(object ${CMAKE_CURRENT_BINARY_DIR}/cuda/${source}.o)
   get_filename_component(folder ${object} DIRECTORY)

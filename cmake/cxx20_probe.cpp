@@ -1,5 +1,5 @@
-// What the library takes from C++20, for a compiler that has less to be told so in a sentence
-// (cmake/compiler.cmake, tools/check_compiler.sh).
+// The features of C++20 that the library uses, so that a compiler without them is rejected with a
+// sentence (cmake/compiler.cmake, tools/check_compiler.sh).
 #include <bit>
 #include <concepts>
 #include <map>

@@ -1,32 +1,33 @@
-# What is installed, in two layouts from one build tree:
+# Installation in two layouts from one build tree:
 #
 #   cmake --install build --prefix P      bin/ lib/ include/ lib/cmake/torchvq/          components runtime, development
 #   the wheel (scikit-build-core)         torchvq/{lib,include,share/cmake/torchvq}      component wheel
 #
-# They are separate components, and not branches on SKBUILD, so that configuring for one never changes the other and
-# nothing is built again when a tree serves both.
+# They are separate components instead of branches on SKBUILD, so that configuring for one does not change the other,
+# and nothing is built again when a tree serves both.
 #
-# A wheel can hold the libraries of several versions of torch (tools/build_wheel.py): library and program lie in
-# lib/torch2.13/, the targets that name them in share/cmake/torchvq/torch2.13/, and all else is the same for all.
+# A wheel can hold the libraries of several versions of torch (tools/build_wheel.py): library and program are in
+# lib/torch2.13/, the targets that name them in share/cmake/torchvq/torch2.13/, and everything else is shared.
 
 set(TORCHVQ_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/torchvq)
 set(TORCHVQ_OF_TORCH torch${TORCHVQ_TORCH_MINOR})
-# The torch of the build, which is right wherever the machine that builds is the machine that runs.
+# The torch of the build as a fallback, which is valid if the library runs on the machine that built it.
 if(TORCHVQ_RELOCATABLE)
   set(TORCHVQ_TORCH_FALLBACK)
 else()
   set(TORCHVQ_TORCH_FALLBACK ${TORCHVQ_TORCH_ROOT})
 endif()
 
-# How what we install finds torch and us. The same list in both layouts, in this order: in our own folder (the program
-# of a wheel), in lib/ (that of a prefix), the torch beside the package torchvq (a wheel), and last the torch of the build.
+# How installed files find torch and torchvq. The list is the same in both layouts, in this order: the file's own folder
+# (the program of a wheel), lib/ (of a prefix), the torch beside the package torchvq (a wheel), and last the torch of
+# the build.
 set(rpath "$ORIGIN" "$ORIGIN/../../../torch/lib")
 if(TORCHVQ_TORCH_FALLBACK)
   list(APPEND rpath ${TORCHVQ_TORCH_FALLBACK}/lib)
 endif()
 set_target_properties(torchvq PROPERTIES INSTALL_RPATH "${rpath}")
 
-# All that goes into the wheel, and nothing of the tests and benchmarks.
+# Everything in the wheel, without tests and benchmarks.
 add_custom_target(torchvq_wheel DEPENDS torchvq)
 if(TARGET torchvq_cli)
   file(RELATIVE_PATH to_lib /${CMAKE_INSTALL_BINDIR} /${CMAKE_INSTALL_LIBDIR})

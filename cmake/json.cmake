@@ -1,5 +1,5 @@
-# nlohmann/json, header only: the installed one (Debian: nlohmann-json3-dev), else that of PyPI's nlohmann-json in the
-# Python that runs the build, so that building takes no packages of the system beyond a compiler.
+# nlohmann/json, header only: the installed one (Debian: nlohmann-json3-dev), else PyPI's nlohmann-json in the Python
+# that runs the build, so that building needs no system packages beyond a compiler.
 if(NOT TARGET nlohmann_json::nlohmann_json)
   find_package(nlohmann_json 3.10 QUIET)
 endif()

@@ -1,12 +1,12 @@
-# LibTorch as torchvq uses it, for the build and, beside torchvqConfig.cmake, for whoever finds torchvq.
+# LibTorch as torchvq uses it, for the build and, beside torchvqConfig.cmake, for projects that find torchvq.
 #
-# Not find_package(Torch): with a CUDA build of torch that wants a CUDA toolkit, and nothing here does. A project that
-# calls it all the same has torch's targets and ours, which lead to the same files.
+# Not find_package(Torch), which needs a CUDA toolkit if torch is a CUDA build; nothing here does. A project that also
+# calls it has torch's targets and ours, which refer to the same files.
 
 # torchvq_find_libtorch(<result> <folder>...)
 #
-# The folder that holds include/ and lib/ of LibTorch, or nothing: of the Torch that the project has found itself, else
-# the one that Torch_DIR, Torch_ROOT or CMAKE_PREFIX_PATH leads to, else the first of the folders.
+# The folder with include/ and lib/ of LibTorch, or nothing: that of the Torch that the project has already found, else
+# the one given by Torch_DIR, Torch_ROOT or CMAKE_PREFIX_PATH, else the first of the folders.
 function(torchvq_find_libtorch result)
   set(candidates)
   if(TARGET torch)
@@ -36,7 +36,7 @@ function(torchvq_find_libtorch result)
   endforeach()
 endfunction()
 
-# torchvq_libtorch_version(<result> <root>): 2.13.0, as the headers say.
+# torchvq_libtorch_version(<result> <root>): the version in the headers, such as 2.13.0.
 function(torchvq_libtorch_version result root)
   file(STRINGS "${root}/include/torch/headeronly/version.h" lines REGEX "define TORCH_VERSION_(MAJOR|MINOR|PATCH) ")
   list(TRANSFORM lines REPLACE "[^0-9]+" "")
@@ -49,7 +49,7 @@ function(torchvq_add_libtorch root)
   foreach(name torch torch_cpu c10)
     find_library(${name}_file NAMES ${name} PATHS "${root}/lib" NO_DEFAULT_PATH NO_CACHE REQUIRED)
   endforeach()
-  # How torch itself was compiled decides how its headers are to be read.
+  # The headers must be compiled with the definitions with which torch itself was compiled.
   file(STRINGS "${c10_file}" new_strings LIMIT_COUNT 1 REGEX "^_ZN3c10.*__cxx1112basic_string")
   if(new_strings)
     set(definitions _GLIBCXX_USE_CXX11_ABI=1)
@@ -68,9 +68,9 @@ function(torchvq_add_libtorch root)
   set_target_properties(torchvq::libtorch PROPERTIES
     INTERFACE_INCLUDE_DIRECTORIES "${root}/include;${root}/include/torch/csrc/api/include"
     INTERFACE_COMPILE_DEFINITIONS "${definitions}"
-    # A program is linked where the libraries of CUDA that libtorch_cuda takes are not to be found, too.
+    # A program must link even where the CUDA libraries that libtorch_cuda needs cannot be found.
     INTERFACE_LINK_OPTIONS "LINKER:--allow-shlib-undefined"
-    # Nobody refers to libtorch: it is there to load the backends that this torch has, CUDA's for one.
+    # No symbol of libtorch is used, but it must be linked, because it loads torch's backends, such as CUDA's.
     INTERFACE_LINK_LIBRARIES
       "-Wl,--push-state,--no-as-needed,\"${torch_file}\",--pop-state;${torch_cpu_file};${c10_file}")
 endfunction()

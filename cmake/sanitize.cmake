@@ -2,13 +2,13 @@ if(TORCHVQ_SANITIZE)
   add_compile_options(-fsanitize=${TORCHVQ_SANITIZE} -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${TORCHVQ_SANITIZE})
   if(TORCHVQ_SANITIZE MATCHES undefined)
-    # libtorch has no type information of the kind that this looks for.
+    # libtorch lacks the type information that this check needs.
     add_compile_options(-fno-sanitize=vptr)
   endif()
 endif()
 
 if(TORCHVQ_BUILD_FUZZERS)
-  # Counts the branches of the library, too; the fuzzers bring the main program.
+  # Also instruments the branches of the library; the fuzzers provide the main program.
   add_compile_options(-fsanitize=fuzzer-no-link)
 endif()
 

@@ -1,5 +1,5 @@
-# Finds LibTorch: the one that CMAKE_PREFIX_PATH leads to, else that of the Python that runs the build. The first of
-# them decides, and nothing of it is cached: a tree configured with another Python must not keep the torch of the first.
+# Finds LibTorch: the one on CMAKE_PREFIX_PATH, else that of the Python that runs the build. Nothing of it is cached,
+# because a tree configured with another Python must not keep the torch of the first.
 #
 # Sets TORCHVQ_TORCH_ROOT, TORCHVQ_TORCH_VERSION (2.13.0) and TORCHVQ_TORCH_MINOR (2.13).
 include(${CMAKE_CURRENT_LIST_DIR}/libtorch.cmake)
@@ -8,7 +8,7 @@ find_package(Python3 QUIET COMPONENTS Interpreter)
 
 set(torch_of_python)
 if(Python3_FOUND)
-  # find_spec does not import torch, which would cost seconds.
+  # find_spec does not import torch, which would take seconds.
   execute_process(
     COMMAND ${Python3_EXECUTABLE} -c
       "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"

@@ -1,4 +1,4 @@
-"""Set-up of every test: one thread, and PyTorch's warnings about operators that will become errors are errors."""
+"""Set-up of every test: one thread, and an error where PyTorch only warns that an operator's outputs share memory."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-# Outputs of an operator that share memory: torch.compile warns on a user's machine and raises
-# where CI is set. Read when torch is imported, here and in the processes that tests start.
+# If outputs of an operator share memory, torch.compile warns on a user's machine and raises where CI is set. The
+# variable is read when torch is imported, here and in the processes that tests start.
 os.environ["TORCHINDUCTOR_ERROR_ON_CUSTOM_OP_ALIASING"] = "1"
-# pytest runs in several processes, which must not fight for the cores, nor must the programs that tests start.
+# pytest runs in several processes, which must not compete for the cores; neither must the programs that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
@@ -21,7 +21,7 @@ if os.environ.get("TORCHVQ_OTHER_ROUNDING") == "1":
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """A test may ask for more threads; the next one starts with one again."""
+    """A test may set more threads; the next one starts with one again."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

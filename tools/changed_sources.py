@@ -13,7 +13,7 @@ from pathlib import Path
 
 SUFFIXES = (".cpp", ".h")
 INCLUDE = re.compile(r'^#include [<"]([^">]+)[">]', re.MULTILINE)
-# Where includes are looked for, besides the folder of the file.
+# Folders that are searched for includes, besides the folder of the file.
 ROOTS = (Path("include"), Path("src"), Path("cli"), Path("tests/cpp"))
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 
@@ -43,7 +43,7 @@ def changed() -> set[Path]:
 
 
 def included(path: Path) -> set[Path]:
-    """The files of the tree that one includes by itself."""
+    """The files of the tree that a file includes directly."""
     names = INCLUDE.findall(path.read_text(encoding="utf-8"))
     places = [(path.parent / name, *(root / name for root in ROOTS)) for name in names]
     return {place for candidates in places for place in candidates if place.is_file()}

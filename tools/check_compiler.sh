@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# check_compiler.sh: whether the compiler knows C++20, before anything large is installed for it.
+# check_compiler.sh: checks that the compiler supports C++20, before anything large is installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tools/stop.sh

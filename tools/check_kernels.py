@@ -12,7 +12,7 @@ import torch
 
 import torchvq  # noqa: F401  (registers the operators)
 
-# What stands in for a leaf's kernel: the any-device path of an operator that has no faster one for the CPU.
+# Dispatch keys of a leaf's CPU kernel; the second is the any-device path, for operators without a faster CPU kernel.
 CPU_KERNELS = ("CPU", "CompositeExplicitAutograd")
 META_KERNELS = ("Meta",)
 

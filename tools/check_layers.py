@@ -1,7 +1,6 @@
-"""Checks that includes of the library and imports of the package go only to lower layers (HACKING.md, "Map of the
-tree").
+"""Checks that includes and imports go only to lower layers (HACKING.md, "Map of the tree").
 
-A folder or module uses itself and what is below. Imports for annotations alone or inside a function do not count.
+A folder or module may use itself and lower layers. Imports only for annotations, or inside a function, do not count.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-# From the bottom up. Public headers stand with the sources of the same folder.
+# From bottom to top. Public headers belong to the layer of the sources of the same folder.
 LAYERS = (
     "kernels",
     "detail",
@@ -26,11 +25,11 @@ LAYERS = (
 )
 ROOTS = (Path("src"), Path("include/torchvq"))
 INCLUDE = re.compile(r'^#include [<"](?:torchvq/)?(\w+)/', re.MULTILINE)
-# Kernels are raw pointers; only the choice of the instruction set asks torch what the user has set.
+# Kernels use raw pointers; only the choice of the instruction set reads a setting of torch.
 TORCH = re.compile(r"^#include <(?:ATen|c10|torch)/", re.MULTILINE)
 MAY_INCLUDE_TORCH = {Path("src/kernels/cpu/cpu_level.cpp")}
 
-# The package likewise; modules of a row do not stand on each other, or on one side only.
+# Layers of the package, from bottom to top; modules of one row import each other at most in one direction.
 PACKAGE = Path("python/torchvq")
 ROWS = (
     ("_torch_builds", "_library", "_version"),
@@ -46,7 +45,7 @@ ROWS = (
 
 
 def sources() -> list[tuple[Path, str]]:
-    """Every source of a layer, and the layer's name."""
+    """Every source of a layer, with the layer's name."""
     return [
         (path, layer)
         for root in ROOTS
@@ -70,13 +69,13 @@ def faults_of(path: Path, layer: str) -> list[str]:
 
 
 def row_of(module: str) -> int:
-    """How high a module of the package stands, by its name from there on. Classes and tools are above all rooms."""
+    """The layer of a module, given its name below the package. Classes and tools are above all rows."""
     room = module.split(".")[0]
     return next((height for height, row in enumerate(ROWS) if room in row), len(ROWS))
 
 
 def imports(statements: list[ast.stmt]) -> Iterator[str]:
-    """The modules of the package that are imported as soon as one is, by their names from there on."""
+    """The modules of the package that are imported on loading one, by their names below the package."""
     for statement in statements:
         if isinstance(statement, ast.ImportFrom) and statement.module:
             package, _, module = statement.module.partition(".")

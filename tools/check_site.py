@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 
 class Page(HTMLParser):
-    """What a page links to, and the places in it."""
+    """The links of a page, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ def page(path: Path) -> Page:
 
 
 def broken(path: Path) -> list[str]:
-    """Links of a page that lead nowhere; those to other sites are not looked at."""
+    """Broken links of a page; links to other sites are not checked."""
     found = []
     for link in page(path).links:
         parts = urlsplit(link)

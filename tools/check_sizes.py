@@ -1,4 +1,4 @@
-"""Keeps files small: warns over 500 lines, fails over 800."""
+"""Checks file sizes: warns above 500 lines, fails above 800."""
 
 from __future__ import annotations
 

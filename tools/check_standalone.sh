@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# check_standalone.sh JOBS [--changed] FOLDER...: compiles each source of these folders by itself, without writing objects. The
-# build compiles many at a time (src/unity.cmake), where a source can lean on what its neighbours include; this finds it.
-# With --changed, only those that a change reaches (tools/changed_sources.py). Expects build-files/ to be configured.
+# check_standalone.sh JOBS [--changed] FOLDER...: compiles each source of these folders separately, without writing
+# objects. The build compiles many at a time (src/unity.cmake), so a source may depend on includes of its neighbours;
+# this detects it. With --changed, only those that a change reaches (tools/changed_sources.py). Expects build-files/ to
+# be configured.
 #
-# Sources that have passed are not compiled again until they, or any header, change.
+# Sources that have passed are compiled again only when they, or any header, change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=$1

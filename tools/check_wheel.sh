@@ -21,7 +21,7 @@ case $wheel in
   *-py3-none-manylinux*) ;;
   *) stop "expected a wheel for any Python on manylinux, but got $wheel" ;;
 esac
-# A path of this machine in the wheel would be looked for on others.
+# Paths of this machine in the wheel would be invalid on others.
 mkdir "$work/files"
 python3 -m zipfile -e "$wheel" "$work/files"
 if grep -rlF "$root/" "$work/files" | grep -v '/RECORD$'; then stop "these files of $wheel name $root"; fi
@@ -31,7 +31,7 @@ PATH=$work/env/bin:$PATH
 tools/pip_install.sh python "torch==$torch" -c requirements/constraints.txt
 tools/pip_install.sh python numpy cmake ninja "$wheel" -c requirements/constraints.txt
 
-# From here on nothing of the checkout is seen but README.md.
+# From here on, only README.md of the checkout is used.
 cd "$work"
 in_root() { (cd "$root" && "$@"); }
 in_root block 'Ten lines' python >ten_lines.py

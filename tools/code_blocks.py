@@ -27,7 +27,7 @@ def blocks_of(page: str) -> Iterator[tuple[str, str, str]]:
 
 
 def code_blocks(page: str, heading: str, language: str) -> list[str]:
-    """The blocks of a language directly below such a heading of any level."""
+    """The blocks of a language directly below a heading, at any level."""
     blocks = [text for head, lang, text in blocks_of(page) if (head, lang) == (heading, language)]
     if not blocks:
         raise SystemExit(f"code_blocks: expected {language} below `{heading}`, but found none")

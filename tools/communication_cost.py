@@ -1,8 +1,8 @@
-"""The cost model of docs/distributed.md: what a training step sends on any number of ranks, as a table and a picture.
+"""The cost model of docs/distributed.md: bytes that a training step sends on any number of ranks, as table and picture.
 
-python tools/communication_cost.py                      the table
-python tools/communication_cost.py --draw FILE.svg      the picture, up to 10,000 ranks
-python tools/communication_cost.py --delay 1e-3 --bandwidth 125e6 --ranks 64 --codes 8192 --dim 64 --levels 4
+    python tools/communication_cost.py                      the table
+    python tools/communication_cost.py --draw FILE.svg      the picture, up to 10,000 ranks
+    python tools/communication_cost.py --delay 1e-3 --bandwidth 125e6 --ranks 64 --codes 8192 --dim 64 --levels 4
 
 tests/distributed/test_cost_model.py compares the bytes with those that the engine sends.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 RANKS = (2, 8, 64, 512, 4096, 10000)
-# The limit of reduction="float": counts in limbs of 12 bits stay whole.
+# The limit of reduction="float": up to here, counts in limbs of 12 bits are exact.
 FLOAT_RANKS = 4096
 
 WORD = 8
@@ -28,7 +28,7 @@ OFFER_SHARE, OFFER_BYTES = 8, 8192
 
 @dataclass(frozen=True)
 class Step:
-    """A training step of all codebooks of a module: ``levels`` of them, of all groups."""
+    """A training step of all codebooks of a module: ``levels`` of them, over all groups."""
 
     codes: int
     dim: int
@@ -42,7 +42,7 @@ class Step:
 
     @property
     def number(self) -> int:
-        """Bytes of a number of the message, where it is floating point."""
+        """Bytes of a floating-point number in the message."""
         return 8 if self.wide else 4
 
     @property
@@ -60,7 +60,7 @@ class Step:
 
     @property
     def offered(self) -> int:
-        """Candidates for dead codes that each rank sends along for one codebook."""
+        """Candidates for dead codes that each rank sends along, per codebook."""
         if not self.replaces:
             return 0
         room = max(self.statistics // OFFER_SHARE, OFFER_BYTES)
@@ -69,7 +69,7 @@ class Step:
 
     @property
     def message(self) -> int:
-        """Bytes of the all-reduce: the same on all ranks, and no more where several steps share it."""
+        """Bytes of the all-reduce: the same on all ranks, and no more if several steps share it."""
         header = HEADER_WORDS * (WORD if self.exact else COUNT_LIMBS * self.number)
         candidates = self.heads * self.offered
         words = candidates + _words(candidates * self.dim * self.number)
@@ -77,7 +77,7 @@ class Step:
 
     @property
     def gathered(self) -> int:
-        """Bytes of a rank in the second message, which all candidates take where all codebooks lack some."""
+        """Bytes of a rank in the second message, which sends all candidates if every codebook has too few."""
         return self.levels * self.heads * self.codes * (WORD + self.dim * self.number)
 
 
@@ -86,23 +86,23 @@ def _words(size: int) -> int:
 
 
 class Cost(NamedTuple):
-    """What a rank does in a collective, one message after the other."""
+    """Messages of a rank in a collective, one after the other, and the bytes that it sends."""
 
     messages: int
     sent: float  # bytes
 
     def seconds(self, delay: float, bandwidth: float, every: int = 1) -> float:
-        """Of a step, where `every` of them share the message."""
+        """Seconds per step, if `every` steps share the message."""
         return (self.messages * delay + self.sent / bandwidth) / every
 
 
 def ring(size: int, ranks: int) -> Cost:
-    """An all-reduce around a ring: every rank sends each of its parts on, twice around."""
+    """An all-reduce around a ring: every rank passes each of its parts on, twice around."""
     return Cost(2 * (ranks - 1), 2 * size * (ranks - 1) / ranks)
 
 
 def tree(size: int, ranks: int) -> Cost:
-    """An all-reduce up and down a tree: the whole message twice, over as many steps as the tree is high."""
+    """An all-reduce up and down a tree: the whole message twice, in as many steps as the tree is high."""
     return Cost(2 * math.ceil(math.log2(ranks)), 2 * size)
 
 

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# compile.sh PRESET JOBS [TARGET...]: builds targets of a configured tree (all of it when none is named), and says how
-# far it is: on a terminal in one line that changes, elsewhere in a line every 15 seconds. What compilers have to say is
-# shown in full.
+# compile.sh PRESET JOBS [TARGET...]: builds targets of a configured tree (all if none is named), and shows progress: on
+# a terminal in one line that changes, elsewhere in a line every 15 seconds. Output of compilers is shown in full.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tools/stop.sh
@@ -15,12 +14,12 @@ if (($#)); then targets=(--target "$@"); fi
 say() { # DONE/ALL
   local done=${1%/*} all=${1#*/} line="  the first files, for $SECONDS s"
   if ((done)); then line="  $((100 * done / all)) %: $done of $all steps in $SECONDS s"; fi
-  # The first steps are the longest, and would foretell too much.
+  # No estimate in the first eighth: the first steps take longest and would make it too high.
   if ((8 * done > all && done < all)); then line+=", about $((SECONDS * (all - done) / done)) s to go"; fi
   if [[ -t 1 ]]; then printf '\r\033[K%s' "$line"; else echo "$line"; fi
 }
 
-# Reads what ninja prints. Its status lines are counted, all others are passed on.
+# Reads ninja's output: counts its status lines and passes on all others.
 report() {
   local part= line state=0/0 spoke=0 every=15 status
   if [[ -t 1 ]]; then every=1; fi
@@ -31,7 +30,7 @@ report() {
     if ((status == 0)); then
       if [[ $line =~ ^\[([0-9]+/[0-9]+)\]\  ]]; then state=${BASH_REMATCH[1]}; elif [[ $line != ninja:\ no\ work* ]]; then echo "$line"; fi
     elif ((status > 128)); then
-      part=$line # a line of which the rest is still to come
+      part=$line # a line that is not complete yet
     else
       break
     fi

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# configure.sh PRESET PYTHON: configures a build tree, and leaves out what this machine has no packages for. With UNITY=0
-# in the environment sources compile one by one.
-# configure.sh --options: what that comes to, for `make` to see when it changes.
+# configure.sh PRESET PYTHON: configures a build tree without the parts for which this machine lacks packages. With
+# UNITY=0 in the environment, sources compile one by one.
+# configure.sh --options: prints the resulting options, so that `make` notices when they change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tools/stop.sh
@@ -35,7 +35,7 @@ case $preset in
     ;;
 esac
 
-# What CMake has to say is of interest when it fails; its summary line always is. Our own errors are sentences.
+# CMake's output is shown only if it fails, except its summary line. Our own errors are single sentences.
 log=$(mktemp --suffix=-cmake.log)
 if ! cmake --preset "$preset" "${tree[@]}" "-DPython3_EXECUTABLE=$python" "${options[@]}" >"$log" 2>&1; then
   if grep -q 'torchvq: expected' "$log"; then

@@ -1,10 +1,10 @@
-"""What ptxas says of each CUDA kernel: registers, shared memory, stack and spills on every architecture.
+"""Reports what ptxas says of each CUDA kernel: registers, shared memory, stack and spills on every architecture.
 
     python tools/cuda_report.py BUILD     fails on spills, and on kernels that take more registers than LIMITS allows
     python tools/cuda_report.py BUILD --docs   writes the table of docs/design/gpu.md, too
 
-A kernel's limit is the number at which as many of its blocks fit a multiprocessor as it was written for; other kernels
-have DEFAULT_LIMIT.
+A kernel's limit is the number of registers at which the intended number of its blocks fits a multiprocessor; other
+kernels have DEFAULT_LIMIT.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Use:
 
 
 def read_report(text: str) -> dict[tuple[str, str], Use]:
-    """Of each (mangled kernel, architecture)."""
+    """The use of resources by (mangled kernel, architecture)."""
     uses: dict[tuple[str, str], Use] = {}
     current = Use()
     for line in text.splitlines():
@@ -57,7 +57,7 @@ def read_report(text: str) -> dict[tuple[str, str], Use]:
 
 
 def plain_names(mangled: list[str]) -> dict[str, str]:
-    """As a reader knows them: without namespaces, result and arguments."""
+    """Readable names: without namespaces, result and arguments."""
     command = ["c++filt", "--no-params", *mangled]
     demangled = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     names = {}
@@ -95,7 +95,7 @@ BEGIN, END = "<!-- begin compile report -->\n", "<!-- end compile report -->\n"
 
 
 def page_table(reports: dict[Path, dict[tuple[str, str], Use]], total: str) -> str:
-    """A row to a source: its kernels, the most registers that one of them takes on an architecture, spills, size."""
+    """A row per source: its kernels, the most registers of one of them on each architecture, spills, size."""
     architectures = sorted(
         {architecture for uses in reports.values() for _, architecture in uses},
         key=lambda name: int(re.sub(r"\D", "", name)),
@@ -125,7 +125,7 @@ def write_page(table: str) -> None:
     PAGE.write_text(before + BEGIN + table + END + rest.split(END)[1])
 
 
-# What only asks the driver.
+# Sources that only call the driver.
 WITHOUT_KERNELS = {"support"}
 
 
@@ -145,7 +145,7 @@ def report(path: Path) -> list[str]:
 
 
 def undefined_of_cuda(library: Path) -> list[str]:
-    """A library that needs names of CUDA does not load where there is no CUDA."""
+    """Undefined CUDA symbols of a library, which could not be loaded where CUDA is not installed."""
     command = ["nm", "-D", "--undefined-only", str(library)]
     names = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     return [f"{library} needs {name}" for name in names if re.match(r"(__)?cu(da)?[A-Z_]", name)]

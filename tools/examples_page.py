@@ -116,7 +116,7 @@ def fill(text: str, name: str, record: Record) -> str:
 
 
 def collect(output: Path) -> None:
-    """Pictures, sounds and figures of the runs under a folder; models stay where they are."""
+    """Copies pictures, sounds and figures of the runs under a folder; models are not copied."""
     RESULTS.mkdir(exist_ok=True)
     wanted = [f"{name}.{kind}" for name in TABLES for kind in ("json", "png")]
     for file in (*wanted, *SOUNDS):

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# fuzz.sh SECONDS: runs each fuzzer of build-fuzz/ that long, from the valid files and what earlier runs have found.
-# What crashes a reader is left in build-fuzz/findings/.
+# fuzz.sh SECONDS: runs each fuzzer of build-fuzz/ that long, starting from the valid files and the corpus of earlier
+# runs. Inputs that crash a reader are left in build-fuzz/findings/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=$1 tree=build-fuzz
 seeds=$tree/seeds
 mkdir -p "$seeds" "$tree/findings"
-# Containers that cross from libtorch, which is not instrumented, would be reported; so would what it keeps to the end.
+# libtorch is not instrumented: its containers would be reported, and so would objects that it never frees.
 export ASAN_OPTIONS=detect_container_overflow=0:detect_leaks=0
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 "$tree/tests/fuzz/fuzz_seeds" "$seeds"

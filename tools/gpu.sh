@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# gpu.sh: one command on a machine with a CUDA card, ten minutes at most. It builds the library, runs the CUDA tests, the
-# exactness cases and compute-sanitizer, measures, and leaves all of it in $OUT (default build/gpu-report), gpu.json first.
+# gpu.sh: one command on a machine with a CUDA card, ten minutes at most. It builds the library, runs the CUDA tests,
+# the exactness cases and compute-sanitizer, measures, and writes everything to $OUT (default build/gpu-report),
+# gpu.json first.
 #
 #   PYTHON=python3          the Python that has torch
 #   OUT=FOLDER              where results go
 #   JOBS=N                  cores to compile on (default: all)
 #   TORCHVQ_LIBRARY=FILE    a library built before: nothing is compiled
-#   TORCHVQ_WHEELS=FOLDER   wheels of what the machine lacks (pytest, the reference): installed beside the results
+#   TORCHVQ_WHEELS=FOLDER   wheels of packages the machine lacks (pytest, the reference): installed beside the results
 #
-# What the machine has no package or program for is named and left out. Without a card all of it runs tiny, on the CPU.
-# `python benchmarks/python/gpu.py docs --output $OUT` makes docs/gpu.md of the results.
+# Parts for which the machine lacks a package or program are named and left out. Without a card everything runs tiny, on
+# the CPU. `python benchmarks/python/gpu.py docs --output $OUT` makes docs/gpu.md from the results.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 source tools/stop.sh
@@ -24,7 +25,7 @@ rm -f "$OUT"/*.json "$OUT/commands.txt"
 
 "$python" -c 'import torch' 2>/dev/null || stop "$python finds no torch; PYTHON=... names one that does"
 
-# run NAME SECONDS COMMAND...: what it says goes to $OUT/NAME.log; a failure is noted and does not stop the others.
+# run NAME SECONDS COMMAND...: writes the output to $OUT/NAME.log; a failure is recorded and does not stop the others.
 run() {
   local name=$1 limit=$2 status=0
   shift 2

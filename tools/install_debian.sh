@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# install_debian.sh RECORD LIST...: installs the Debian packages in the lists where that is possible, and otherwise
-# says which are missing and what stays possible without each. Exits 0 either way, unless there is no compiler.
+# install_debian.sh RECORD LIST...: installs the Debian packages in the lists if possible, and otherwise says which are
+# missing and what works without each. Exits 0 either way, unless there is no compiler.
 #
-# RECORD keeps the names of what is missing: what could not be installed is not tried again at every `make` (but
-# `make setup` does).
+# RECORD keeps the names of missing packages, so that `make` does not try to install them again each time (`make setup`
+# does).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tools/stop.sh
@@ -15,7 +15,7 @@ fi
 
 mapfile -t wanted < <(cat "$@" | grep -v '^#')
 
-# A package counts as present when what we need of it is there, however it came to be installed.
+# A package counts as present if the part of it that we need is there, however it was installed.
 present() {
   case $1 in
     g++) command -v "${CXX:-c++}" ;;
@@ -62,7 +62,7 @@ if ((${#missing[@]})) && [[ "${missing[*]}" != "$(cat "$record" 2>/dev/null)" ]]
     log=$(mktemp)
     export DEBIAN_FRONTEND=noninteractive
     "${sudo[@]}" apt-get update -qq >"$log" 2>&1 || true
-    # One by one if they cannot be had together: one unknown name must not cost us the rest.
+    # If they cannot be installed together, one by one, so that one unknown name does not block the others.
     "${sudo[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >>"$log" 2>&1 ||
       for package in "${missing[@]}"; do
         "${sudo[@]}" apt-get install -y -qq --no-install-recommends "$package" >>"$log" 2>&1 ||

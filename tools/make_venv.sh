@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# make_venv.sh PYTHON VENV: makes a virtual environment, once this machine is seen to have what it takes.
+# make_venv.sh PYTHON VENV: makes a virtual environment, after checking that this machine meets the requirements.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source tools/stop.sh

@@ -17,7 +17,7 @@ Tables = dict[str, dict[str, dict[str, "str | float"]]]
 
 
 def read(reports: list[Path]) -> Tables:
-    """Table, row, column: the cells of all tests."""
+    """Cells of all tests, by table, row and column."""
     tables: Tables = {}
     cases = [case for report in reports for case in ElementTree.parse(report).iter("testcase")]
     for case in cases:
@@ -44,7 +44,7 @@ def _merged(before: str | float | None, value: str | float) -> str | float:
 
 
 def table(rows: dict[str, dict[str, str | float]], before: str = "") -> str:
-    """Markdown. What the table before had keeps its place, because parallel runs report in any order."""
+    """The table in Markdown. Rows and columns keep their previous order, because parallel runs report in any order."""
     columns = _in_order((column for cells in rows.values() for column in cells), _cells(before, 0))
     lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for row in _in_order(rows, [_cells(before, at)[0] for at in range(2, before.count("\n"))]):
@@ -54,7 +54,7 @@ def table(rows: dict[str, dict[str, str | float]], before: str = "") -> str:
 
 
 def _cells(text: str, line: int) -> list[str]:
-    """Of one line of a table."""
+    """The cells of one line of a table."""
     return [cell.strip() for cell in text.split("\n")[line].strip("|").split("|")]
 
 
@@ -74,7 +74,7 @@ def _text(value: str | float) -> str:
 
 
 def fill(page: Path, tables: Tables) -> None:
-    """Replaces what stands between `<!-- begin NAME -->` and `<!-- end NAME -->`."""
+    """Replaces the text between `<!-- begin NAME -->` and `<!-- end NAME -->`."""
     text = page.read_text()
     for name, rows in tables.items():
         pattern = re.compile(rf"(<!-- begin {name} -->\n)(.*?)(<!-- end {name} -->)", re.DOTALL)

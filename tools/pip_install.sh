@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# pip_install.sh PYTHON ARGUMENT...: `pip install ARGUMENT...`, silent when it works. When not, one sentence with the
-# remedy; what pip has said is kept in a file.
+# pip_install.sh PYTHON ARGUMENT...: `pip install ARGUMENT...`, silent on success. On failure it prints one sentence
+# with the remedy, and keeps pip's output in a file.
 set -euo pipefail
 source "$(dirname "$0")/stop.sh"
 python=$1
 shift
 log=$(mktemp --suffix=-pip.log)
-# Quiet, or the log of a build would be the whole output of ninja.
+# With -q, because otherwise the log of a build would contain the whole output of ninja.
 if "$python" -m pip -q install "$@" >"$log" 2>&1; then
   rm "$log"
   exit 0

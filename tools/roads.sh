@@ -23,16 +23,16 @@ trap 'rm -rf "$work"' EXIT
 app=$work/app
 clone=$app/torchvq
 
-# PATH as it is outside of any virtual environment, and the variables of a shell that has nothing else.
+# PATH without the folders of virtual environments, and the variables of an otherwise empty shell.
 path=$(tr : '\n' <<<"$PATH" | while read -r folder; do [[ -e $folder/../pyvenv.cfg ]] || echo "$folder"; done | paste -sd:)
 variables=("HOME=$HOME")
 
-# block HEADING LANGUAGE: of README.md as it is cloned. typed: the commands of a block that shows them with their output.
+# block HEADING LANGUAGE: a block of the cloned README.md. typed: the commands of a block that also shows their output.
 block() { python3 "$source/tools/code_blocks.py" "$clone/README.md" "$1" "$2"; }
 typed() { sed -n 's/^\$ //p'; }
 
-# in_shell FOLDER: runs the commands on standard input, as typed one after the other, in the active environment if any.
-# For packages of the system somebody would say yes, and look for newer lists when asked to.
+# in_shell FOLDER: runs the commands on standard input, as if typed one after the other, in the active environment if
+# any. Its sudo answers apt-get's question with yes, and updates the package lists if needed.
 active=
 in_shell() {
   local commands
@@ -50,20 +50,20 @@ fresh_environment() {
   active=$clone/.venv
 }
 
-# install_as_told [PATTERN]: README's section Install, without the lines of a pattern.
+# install_as_told [PATTERN]: README's section Install, without lines that match the pattern.
 install_as_told() {
   fresh_environment
   block Install console | typed | in_shell "$clone"
   block Install sh | grep -v -- "${1:-^$}" | in_shell "$clone"
 }
 
-# The torch of the environment lies in its folder as LibTorch does where it was unpacked.
+# The torch of the environment has the same folders as an unpacked LibTorch.
 name_libtorch() {
   variables+=("LIBTORCH=$(echo 'python -c "import torch; print(torch.__path__[0])"' | in_shell /)" "PREFIX=$work/prefix")
 }
 
-# cpp_program HEADING: the program of README's section C++, with the CMakeLists.txt of a section, built by the commands on
-# standard input.
+# cpp_program HEADING: the program of README's section C++, with the CMakeLists.txt of section HEADING, built by the
+# commands on standard input.
 cpp_program() {
   block "$1" cmake >"$app/CMakeLists.txt"
   block C++ cpp >"$app/main.cpp"
@@ -71,7 +71,7 @@ cpp_program() {
   "$app/build/my_program" | grep -xF '[8, 1024]'
 }
 
-same() { # WHAT IS SHOWN, WHAT CAME
+same() { # SHOWN ON THE PAGE, ACTUAL
   diff --label README.md "$1" --label 'what came' "$2"
 }
 
@@ -104,7 +104,8 @@ road_cli() {
 road_wheel() {
   install_as_told
   block C++ sh | cpp_program C++
-  # examples/README.md: the folder of programs, as a project of its own; one of them, for all take torch's headers.
+  # examples/README.md: the folder of programs as a separate project; only one of them, because each takes torch's
+  # headers.
   cp -r "$clone/examples/cpp" "$work/cpp"
   in_shell "$work" <<<'cmake -S cpp -B build -DCMAKE_PREFIX_PATH="$(python -c "import torchvq; print(torchvq.cmake_prefix_path)")"
     cmake --build build --target residual_vq
@@ -120,8 +121,8 @@ road_prefix() {
   echo 'cmake -B build -DCMAKE_PREFIX_PATH="$PREFIX;$LIBTORCH"; cmake --build build' | cpp_program C++
 }
 
-# The project compiles the library in a folder of its own, where no cached object fits. Objects of the same commands are
-# taken instead, and another command is an error (tests/consumer/reuse_objects.py).
+# The project compiles the library in a separate folder, in which no cached object fits. Objects of equal commands are
+# reused, and any other command is an error (tests/consumer/reuse_objects.py).
 road_subdirectory() {
   install_as_told no-build-isolation
   name_libtorch
@@ -138,7 +139,7 @@ for road in "${roads[@]}"; do
   rm -rf "$work"
   mkdir -p "$app"
   git clone -q "$source" "$clone"
-  # Not as a condition, which would switch errexit off inside.
+  # Not as an `if` condition, which would disable errexit inside.
   set +e
   (set -e && "road_$road") >"$log" 2>&1
   status=$?

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run_benchmarks.sh: every C++ benchmark program, one after the other (they measure time, so nothing runs beside them),
-# as a table here and as JSON in benchmarks/results/cpp/.
+# run_benchmarks.sh: runs every C++ benchmark program, one after the other because they measure time; prints tables, and
+# writes JSON to benchmarks/results/cpp/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 results=benchmarks/results/cpp

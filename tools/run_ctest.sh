@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run_ctest.sh PRESET JOBS: the C++ tests of a build tree; the summary when they pass, and all that failed says when not.
-# Leaves a JUnit report, reports/cpp.xml in the tree.
+# run_ctest.sh PRESET JOBS: runs the C++ tests of a build tree; prints the summary if they pass, otherwise the output of
+# failed tests. Leaves a JUnit report, reports/cpp.xml in the tree.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 preset=$1 jobs=$2
@@ -11,7 +11,7 @@ if ! grep -q 'TORCHVQ_BUILD_TESTS:BOOL=ON' "$tree/CMakeCache.txt"; then
   exit 1
 fi
 if [[ $preset == tsan ]]; then
-  # Without it the sanitizer does not know when threads wait for each other, and reports what is none.
+  # Without archer, ThreadSanitizer does not see OpenMP's synchronisation and reports false races.
   OMP_TOOL_LIBRARIES=$(clang++ -print-resource-dir)/../../libarcher.so
   export OMP_TOOL_LIBRARIES
   if [[ ! -e $OMP_TOOL_LIBRARIES ]]; then
@@ -25,7 +25,8 @@ rm -rf "${report%.xml}"
 mkdir -p "${report%/*}"
 status=0
 ctest "${what[@]}" -j "$jobs" --output-junit "$report" >"$log" 2>&1 || status=$?
-# The log of a source that failed has its other tests as well: a line when one begins, the next when it has passed.
+# The log of a failed source also contains its passed tests, with a line at the start and end of each; these are
+# dropped.
 if ((status)); then
   sed -E '/^\[ RUN  /{N;/\n\[ +OK \]/d}' "$log" | grep -v -E '^ *Start +[0-9]|  Passed +[0-9.]+ sec$'
 else

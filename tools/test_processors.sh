@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# test_processors.sh PYTHON JOBS: the Python tests that compute in this process, as other processors would compute them:
-# torch's kernels, MKL and oneDNN bounded to the instructions of older ones, and every sum and exponential of torch
-# rounded as on none (tests/python/other_rounding.py). A test that fails here alone compares bits that are not ours.
+# test_processors.sh PYTHON JOBS: the Python tests that compute in this process, as on other processors: torch's
+# kernels, MKL and oneDNN limited to the instructions of older ones, and then every sum and exponential of torch rounded
+# as on no processor (tests/python/other_rounding.py). A test that fails only here compares bits that are not ours.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1 jobs=$2
@@ -11,7 +11,8 @@ settings=(
   'ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 ONEDNN_MAX_CPU_ISA=AVX2'
   'ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX512 ONEDNN_MAX_CPU_ISA=AVX512_CORE'
 )
-# Programs are tested by what they print; those in C++, and processes that are spawned, are not rounded otherwise.
+# Left out: tests of programs, which compare output; with the other rounding also C++ programs and spawned processes,
+# which it does not reach.
 apart=(--ignore-glob='tests/python/test_cli*')
 for name in benchmarks examples examples_trained serving; do apart+=("--ignore=tests/python/test_$name.py"); done
 status=0

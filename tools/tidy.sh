@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# tidy.sh JOBS [--all]: clang-tidy on the C++ files that changed against the main branch, or on all of them.
+# tidy.sh JOBS [--all]: clang-tidy on the C++ files that differ from the main branch, or on all of them.
 #
-# Expects build-files/ to be configured. What changed is said by tools/changed_sources.py. A changed header stands for the sources of the
-# same name: src/ops/foo.h for every foo.cpp. Headers are checked through the sources that include them.
+# Expects build-files/ to be configured. tools/changed_sources.py lists the changes. A changed header stands for the
+# sources of the same name: src/ops/foo.h for every foo.cpp. Headers are checked through the sources that include them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 jobs=$1
@@ -31,6 +31,6 @@ if [[ -z $wanted ]]; then
 fi
 
 echo "  $(wc -l <<<"$wanted") files"
-# Without OpenMP and precompiled headers: those are GCC's, and clang reads the text instead.
-# clang-tidy counts what it has suppressed on standard error; that is no news.
+# Without OpenMP and precompiled headers, which are GCC's; clang reads the headers' text instead. The filter drops
+# clang-tidy's counts of suppressed warnings.
 xargs -P "$jobs" -n 1 clang-tidy --quiet -p build-files --extra-arg=-fno-openmp --extra-arg=-Wno-ignored-gch <<<"$wanted" 2> >(grep -v -E 'warnings? (generated|treated)|^Suppressed|^Use -(header|system)' >&2)

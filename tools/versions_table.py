@@ -21,7 +21,7 @@ HEAD = "| torch | build | C++ tests | Python tests | Python | commit | date |\n|
 
 
 def record(folder: Path) -> None:
-    """Beside the reports, what they are reports of."""
+    """Writes about.json beside the reports: versions, commit and date of the run."""
     import torch
 
     cuda = torch.version.cuda
@@ -41,7 +41,7 @@ def record(folder: Path) -> None:
 
 
 def cpp_reports(folder: Path) -> list[Path]:
-    """The reports of the C++ sources; where one that ran has left none, because it crashed, the report of ctest."""
+    """The reports of the C++ sources; if one of them left none, because it crashed, the report of ctest."""
     sources = sorted((folder / "cpp").rglob("*.xml"))
     written = {str(path.relative_to(folder / "cpp").with_suffix("")) for path in sources}
     names = {
@@ -52,7 +52,7 @@ def cpp_reports(folder: Path) -> list[Path]:
 
 
 def counts(reports: list[Path]) -> str:
-    """12674 passed, of which failures and tests left out are named."""
+    """A summary such as "12674 passed", which also names failures and skipped tests."""
     cases = [case for path in reports for case in ElementTree.parse(path).iter("testcase")]
     failed = sum(
         case.find("failure") is not None or case.find("error") is not None for case in cases
@@ -65,7 +65,7 @@ def counts(reports: list[Path]) -> str:
 
 
 def row(folder: Path) -> tuple[str, str]:
-    """The minor version, and the line of its last run."""
+    """The minor version, and its row of the table."""
     about = json.loads((folder / "about.json").read_text())
     cells = [
         about["torch"],
@@ -84,7 +84,7 @@ def minor(version: str) -> str:
 
 
 def write(folders: list[Path]) -> None:
-    """Replaces the rows of versions that there are reports of."""
+    """Replaces the rows of the versions that have reports."""
     page = PAGE.read_text()
     before = re.search(rf"{re.escape(HEAD)}((?:\|.*\n)*)", page)
     if before is None:

@@ -1,14 +1,14 @@
-"""Tokenizers of other packages at their real sizes, as their packages have them and adapted.
+"""Tokenizers of other packages at their real sizes, original and adapted.
 
-    python benchmarks/python/adapters.py              # needs what requirements/adapters.txt names; an hour
+    python benchmarks/python/adapters.py              # needs the packages of requirements/adapters.txt; an hour
     python benchmarks/python/adapters.py --quick      # see that it runs; the numbers are noise
-    python benchmarks/python/adapters.py --only Mimi  # rows whose names hold this
+    python benchmarks/python/adapters.py --only Mimi  # rows whose names contain this
 
 Quantizers alone and whole `encode`: clips of 10 s, 1 and 16 of them, one frame (also with frozen codes), images of 256
 and 512; random weights.
-Measures the time of the original over that of the adapted model, peak memory of a call in a process of its own, and
-tokens that differ: each of them is a near tie, or follows one in its residual. Results go to adapters.json, where rows
-that are not measured stay with the commit that they are of, and, with --docs, to the table of docs/adapters.md.
+Measures the time of the original over that of the adapted model, peak memory of a call in its own process, and tokens
+that differ: each of them is a near tie, or follows one in its residual. Results go to adapters.json, in which rows that
+are not measured keep the commit of their measurement, and, with --docs, to the table of docs/adapters.md.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from torchvq import adapters
 ORIGINAL = "original"
 DOCS = ROOT / "docs" / "adapters.md"
 BEGIN, END = "<!-- measured -->", "<!-- /measured -->"
-# A whole model is minutes of networks, alike on both sides.
+# A whole model spends minutes in networks, which are the same on both sides, so few rounds are enough.
 WHOLE_ROUNDS, WHOLE_THREADS = 3, 2
-# How many times faster than the package a quantizer is meant to be.
+# Targets: how many times as fast as the package's quantizer.
 WANTED = {"1 clip": 2.0, "one frame": 10.0, "one frame, frozen": 10.0}
 
 
@@ -81,7 +81,7 @@ def measure(row: Measured, settings: Settings) -> list[Case]:
 
 
 def peaks(row: Measured, settings: Settings) -> dict[str, int]:
-    """Of a call of each, in a process of its own; of quantizers on one thread, or buffers of threads would count."""
+    """Peak memory of a call of each, in its own process; quantizers on one thread, to exclude per-thread buffers."""
     if settings.quick:
         return {}
     found = {}
@@ -113,7 +113,7 @@ def _say(case: Case, settings: Settings) -> None:
 
 
 def with_earlier(file: Path, before: dict[str, Any]) -> dict[str, Any]:
-    """The document with the rows of an earlier one that it does not have, in the order of all rows."""
+    """The document, plus those rows of an earlier one that it lacks, in the order of all rows."""
     document = read_json(file)
     fresh = {case["name"] for case in document["cases"]}
     for case in before["cases"]:
@@ -126,7 +126,7 @@ def with_earlier(file: Path, before: dict[str, Any]) -> dict[str, Any]:
 
 
 def table(document: dict[str, Any]) -> str:
-    """The rows of the most threads, as docs/adapters.md shows them."""
+    """The rows with the most threads, in the format of docs/adapters.md."""
     cases = document["cases"]
     most = max(case["parameters"]["threads"] for case in cases)
     lines = [

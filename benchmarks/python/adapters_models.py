@@ -1,4 +1,4 @@
-"""Tokenizers at their real sizes, random weights: what benchmarks/python/adapters.py measures."""
+"""Tokenizers at their real sizes, with random weights, for benchmarks/python/adapters.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Encode = Callable[[Any, Tensor], Tensor]
 
 @dataclass
 class Measured:
-    """One row: what is called, with what, and how it is called in the table."""
+    """One row: the call, its input, and its name in the table."""
 
     model: str
     part: str  # "quantizer" or "encode"
@@ -23,7 +23,7 @@ class Measured:
     build: Callable[[], nn.Module]
     encode: Encode
     shape: tuple[int, ...]
-    frozen: bool = False  # whether the codes are said to stay, as adapters.adapt has it
+    frozen: bool = False  # adapt with frozen=True
 
     @property
     def name(self) -> str:
@@ -32,7 +32,7 @@ class Measured:
     def make(self) -> tuple[nn.Module, Tensor]:
         torch.manual_seed(0)
         module = self.build().eval()
-        # Codes as large as latents: those that packages begin with are zeros, or so small that all are near ties.
+        # Codes as large as latents: packages start from zeros, or from codes so small that all are near ties.
         for name, codes in [*module.named_buffers(), *module.named_parameters()]:
             if name.endswith(("embed", "embed_sum", "embedding.weight")):
                 codes.detach().normal_()
@@ -40,8 +40,8 @@ class Measured:
 
 
 def rows() -> list[Measured]:
-    """Quantizer alone and whole `encode`: clips of 10 s, 1 and 16 of them, one frame, also with codes that are frozen;
-    images of 256 and 512.
+    """Quantizer alone and whole `encode`: clips of 10 s, 1 and 16 of them, one frame, also with frozen codes; images of
+    256 and 512.
     """
     return [*_encodec(), *_mimi(), *_dac(), *_chameleon(), *_vqmodel()]
 

@@ -12,16 +12,16 @@ from state import IDLE_CORES
 
 Document = dict[str, Any]
 Documents = dict[str, Document]
-# Writes a header and its rows as Markdown.
+# Formats a header and rows as Markdown.
 Write = Callable[[list[str], list[list[str]]], str]
 MIB = 2**20
-# Columns of the tables, and the ratio under which a column is found in the JSON.
+# Columns of the tables, which are also the names of the ratios in the JSON.
 ORDER = (
     "reference", "compiled", "plain torch", "compiled plain", "GEMM", "faiss", "faiss tables", "one thread",
     "random codes", "float32", "without messages",
 )  # fmt: skip
 RIVALS = ("reference", "plain torch", "faiss")
-# The lines that come first: what, the suite, and what the name of its case begins with.
+# The lines of the headline: description, suite, and the prefix of the case's name.
 CHOSEN = (
     ("search, 8192 tokens, 1024 codes of 64 features", "nearest_code", "N=8192 K=1024 D=64"),
     ("VectorQuantize, training step of that size", "vector_quantize", "training N=8192 K=1024 D=64"),
@@ -35,7 +35,7 @@ NOT_MEASURED = "Not measured yet.\n"
 
 
 def parts(documents: Documents, suites: tuple[str, ...], table: Write) -> dict[str, str]:
-    """What stands between the markers; of a suite without results, that it has none."""
+    """The text between each pair of markers; for a suite without results, a note."""
     found = {
         name: _section(documents[name], table) if name in documents else NOT_MEASURED
         for name in suites
@@ -48,7 +48,7 @@ def parts(documents: Documents, suites: tuple[str, ...], table: Write) -> dict[s
 
 
 def remark(documents: Documents) -> str:
-    """What a reader must know before believing the tables; nothing where there is nothing."""
+    """Caveats about the tables; empty if there are none."""
     machines = [document["machine"] for document in documents.values()]
     commits = {machine["commit"] for machine in machines}
     said = []
@@ -72,19 +72,19 @@ def _names(names: list[str], documents: Documents) -> str:
 
 
 def rounds_of(document: Document) -> tuple[int, int]:
-    """The fewest and the most rounds of a case; what is not timed has as many as anyone wants."""
+    """The fewest and the most rounds of a case; a suite without timings counts as having enough."""
     taken = [time["rounds"] for case in document["cases"] for time in case["times"].values()]
     return (int(min(taken)), int(max(taken))) if taken else (LEAST_ROUNDS, LEAST_ROUNDS)
 
 
 def others_of(document: Document) -> float:
-    """Cores that others used meanwhile; results of before that was counted have the load, less one of ours."""
+    """Cores in use by other processes meanwhile; for old results without that count, the load minus one."""
     machine = document["machine"]
     return float(machine["others"]) if "others" in machine else max(0.0, machine["load"] - 1)
 
 
 def headline(documents: Documents, table: Write) -> str:
-    """The lines that matter, and one sentence on where torchvq is slower."""
+    """The most important lines, and one sentence on where torchvq is slower."""
     rows = []
     every = [case for document in documents.values() for case in document["cases"]]
     rows.append([f"all {len(every)} cases, geometric mean", "1", *map(_times, _means(every))])
@@ -111,7 +111,7 @@ def _small(document: Document) -> list[str]:
 
 
 def _held(document: Document) -> list[str]:
-    """Memory of the last case that the reference could be given."""
+    """Memory of the last case that was measured with the reference."""
     case = [case for case in document["cases"] if "reference" in case["checks"]["peak_bytes"]][-1]
     peaks, sizes = case["checks"]["peak_bytes"], case["parameters"]
     ours = max(peaks["torchvq"], 1)
@@ -121,7 +121,7 @@ def _held(document: Document) -> list[str]:
 
 
 def _slower(cases: list[dict[str, Any]]) -> str:
-    """Among what does the same work: where somebody else is faster."""
+    """Cases in which another implementation of the same computation is faster."""
     rivals = (*RIVALS, "compiled plain", "faiss tables")
     pairs = [
         (case["times"][who]["ratio"], who, case["name"])
@@ -140,7 +140,7 @@ def _slower(cases: list[dict[str, Any]]) -> str:
 
 
 def _means(cases: list[dict[str, Any]]) -> list[float | None]:
-    """Of each rival, over the cases that it has."""
+    """Geometric mean of each rival over the cases that it has."""
     times = [case["times"] for case in cases]
     return [geometric_mean([time[who]["ratio"] for time in times if who in time]) for who in RIVALS]
 
@@ -183,7 +183,7 @@ def _runs(documents: Documents, table: Write) -> str:
 
 
 def _targets(documents: Documents, table: Write) -> str:
-    """A row for each kind of target, then those that are missed."""
+    """A row for each kind of target, then the missed targets."""
     kinds: dict[tuple[str, float, bool], list[Target]] = {}
     for document in documents.values():
         for target in targets_of(document):
@@ -337,7 +337,7 @@ def _ranks(document: Document, table: Write) -> str:
 
 
 def _growth(document: Document, table: Write) -> str:
-    """The exponents first: they are what the cases are measured for."""
+    """The exponents first, because the cases are measured for them."""
     return "\n".join([_exponents(document, table), _ratios(document, table)])
 
 

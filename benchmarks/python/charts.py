@@ -1,4 +1,4 @@
-"""One chart per suite, drawn from its JSON: how many times as long, or as much memory, the others take."""
+"""One chart per suite, drawn from its JSON: time or memory of the others as a multiple of torchvq's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
-# Told apart in print and by colour-blind readers (Okabe and Ito).
+# Distinguishable in print and by colour-blind readers (Okabe and Ito).
 COLOURS = {
     "torchvq": "#0072B2",
     "torchvq search": "#56B4E9",
@@ -27,7 +27,7 @@ COLOURS = {
     "GEMM": "#CC79A7",
     "one thread": "#0072B2",
 }
-# Of another size than the case, and what ours is divided by.
+# Not drawn: a case of another size, and the divisor of the ratios.
 LEFT_OUT = ("square GEMM", "two threads")
 BAR = 0.8
 
@@ -54,12 +54,12 @@ def draw(document: dict[str, Any], file: Path) -> None:
     axes.set_title(_title(document), fontsize=9)
     axes.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.05), ncols=6, frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
-    # Without a date inside, equal results give equal files.
+    # Without metadata that changes, equal results give equal files.
     figure.savefig(file, dpi=130, bbox_inches="tight", metadata={"Software": None})
     plt.close(figure)
 
 
-# What does the same work as torchvq, in the picture of all suites.
+# In the summary, only implementations of the same computation as torchvq.
 RIVALS = ("reference", "plain torch", "compiled plain", "faiss", "faiss tables")
 
 
@@ -110,7 +110,7 @@ def _values(case: dict[str, Any]) -> dict[str, float]:
     if case["times"]:
         return {name: time["ratio"] for name, time in case["times"].items() if name not in LEFT_OUT}
     held = case["parameters"]["tokens"] + case["parameters"]["codebook"]
-    # A process may reuse what it has: on a logarithmic axis nothing is a thousandth.
+    # Extra memory may be 0, if a process reuses what it has; the logarithmic axis shows that as 0.001.
     return {name: max(peak / held, 1e-3) for name, peak in case["checks"]["peak_bytes"].items()}
 
 

@@ -1,12 +1,12 @@
-"""Whether a ratio has fallen since the results of benchmarks/results/ were taken: some cases, in minutes.
+"""Checks in minutes, on some cases, whether a ratio has fallen below the results in benchmarks/results/.
 
     python benchmarks/python/check_ratios.py
     python benchmarks/python/check_ratios.py --only small_steps
 
-A ratio is the time of somebody else over that of torchvq, so where one falls torchvq has become slower beside them. It
-counts as fallen when its quartiles lie below those of the baseline, apart by more than both of them are wide and by
-what two processes differ by anyway; and when it is so in three measurements. Ends with 1 where one has fallen, with 2
-where there is nothing to compare with.
+A ratio is the time of another implementation over that of torchvq, so a lower ratio means that torchvq has become
+slower relative to it. A ratio has fallen if its quartiles lie below those of the baseline, by more than the width of
+both and the drift between processes, in each of three measurements. Exits with 1 if one has fallen, with 2 if there is
+nothing to compare with.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ import state
 from harness import OURS, RESULTS, Case, Settings, machine, read_json
 
 Times = dict[str, dict[str, float]]
-# What the same case differs by from process to process, where memory lies otherwise; rounds of one do not show it.
+# Difference of a case between processes, in which memory lies elsewhere; the rounds of one process do not show it.
 DRIFT = math.log(1.05)
 MEASUREMENTS = 3
 STEPS = ("VectorQuantize", "ResidualVQ", "SimVQ", "FSQ", "LFQ", "LatentQuantize", "HierarchicalVQ")
-# Has no baseline: torchvq itself, and what is of another size.
+# Not compared: torchvq itself, and a case of another size.
 LEFT_OUT = (OURS, "square GEMM")
 
 
 @dataclass
 class Chosen:
-    """A case of a suite: its name in the results, and how it is measured again."""
+    """A case of a suite: its name in the results, and a function that measures it again."""
 
     suite: str
     name: str
@@ -105,14 +105,14 @@ SUBSET = [
 
 
 def has_fallen(baseline: dict[str, float], now: dict[str, float]) -> bool:
-    """Whether a ratio is lower than it was by more than its spread, of then and of now."""
+    """Whether a ratio is lower than the baseline by more than the spread of both."""
     apart = now["ratio_high"] < baseline["ratio_low"]
     spread = sum(math.log(time["ratio_high"] / time["ratio_low"]) for time in (baseline, now))
     return apart and math.log(baseline["ratio"] / now["ratio"]) > spread + DRIFT
 
 
 def fallen(baseline: Times, now: Times) -> list[str]:
-    """The contenders whose ratio has fallen, of those that both have."""
+    """The contenders whose ratio has fallen, among those in both results."""
     return [
         name
         for name in now
@@ -121,7 +121,7 @@ def fallen(baseline: Times, now: Times) -> list[str]:
 
 
 def baseline_of(chosen: Chosen, folder: Path) -> dict[str, Any] | None:
-    """The case as it was measured, and where; nothing where it was not."""
+    """The baseline of the case, with its machine; None if it was not measured."""
     file = folder / f"{chosen.suite}.json"
     if not file.exists():
         return None
@@ -131,7 +131,7 @@ def baseline_of(chosen: Chosen, folder: Path) -> dict[str, Any] | None:
 
 
 def check(chosen: Chosen, baseline: Times, settings: Settings) -> list[str]:
-    """A sentence for each contender beside which torchvq has become slower, in every measurement."""
+    """A sentence for each contender whose ratio has fallen in every measurement."""
     suite = importlib.import_module(chosen.suite)
     still: set[str] | None = None
     for _ in range(MEASUREMENTS):
@@ -155,7 +155,7 @@ def _shown(time: dict[str, float]) -> str:
 
 
 def not_comparable(there: dict[str, Any]) -> str:
-    """Why ratios of then say nothing of now; nothing where they do."""
+    """The reason why the baseline's ratios do not compare with those of this machine; empty if they do."""
     here = machine()
     for key in ("cpu", "level", "torch"):
         if there.get(key) != here[key]:

@@ -1,4 +1,4 @@
-"""Whether contenders computed the same thing. A benchmark that fails here stops."""
+"""Checks that contenders computed the same. A benchmark whose check fails stops."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def exact_distances(x: Tensor, codes: Tensor) -> Tensor:
 
 
 def nearest(found: dict[str, Tensor], x: Tensor, codes: Tensor, ours: str) -> dict[str, int]:
-    """Rows (of a sample) on which each answer is not the exact one. Ours must have none; the others stay close."""
+    """The number of (sampled) rows on which each answer is not exact. Ours must have none; the others must be close."""
     rows = torch.linspace(0, len(x) - 1, min(ROWS, len(x))).long()
     distances = exact_distances(x[rows], codes)
     best, truth = distances.min(-1)
@@ -36,7 +36,7 @@ def nearest(found: dict[str, Tensor], x: Tensor, codes: Tensor, ours: str) -> di
 
 
 def close(name: str, value: Tensor, expected: Tensor, tolerance: float = 1e-3) -> float:
-    """The largest difference, relative to the largest value; an error when it is too large."""
+    """The largest difference, relative to the largest value; raises if it is too large."""
     difference = float((value - expected).abs().max() / expected.abs().max().clamp_min(1e-30))
     if not difference <= tolerance:
         raise AssertionError(f"{name} differ by {difference:.1e}")
@@ -44,7 +44,7 @@ def close(name: str, value: Tensor, expected: Tensor, tolerance: float = 1e-3) -
 
 
 def gradients(name: str, value: Tensor, expected: Tensor, tolerance: float = 1e-3) -> float:
-    """The norm of the difference over that of what is expected; an error when it is too large."""
+    """The norm of the difference over that of the expected value; raises if it is too large."""
     if value.shape != expected.shape:
         raise AssertionError(f"gradients of {name} have shape {list(value.shape)}")
     norm = expected.double().norm()
@@ -57,7 +57,7 @@ def gradients(name: str, value: Tensor, expected: Tensor, tolerance: float = 1e-
 
 
 def fraction_different(name: str, indices: Tensor, expected: Tensor, most: float = 1e-3) -> float:
-    """Of two answers that may part at the edge of a level only; an error when they part more often."""
+    """The fraction in which two answers differ, which only rounding may cause; raises if it is too large."""
     fraction = float((indices != expected).double().mean())
     if fraction > most:
         raise AssertionError(f"{name}: {fraction:.1e} of the indices are others")

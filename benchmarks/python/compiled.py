@@ -1,4 +1,4 @@
-"""Eager modules against torch.compile (inductor) of them: an evaluation, and a training step with its backward.
+"""Eager modules against the same modules under torch.compile (inductor): evaluation, and training steps.
 
 For VectorQuantize and FSQ also the plain module, eager and compiled. Small steps of every class are in small_steps.py.
 """
@@ -34,7 +34,7 @@ PLAIN: dict[str, Callable[[], nn.Module]] = {
 
 def run(settings: Settings) -> None:
     cases = []
-    # Compiling is what takes long; one quantizer shows that it runs.
+    # Compiling takes most of the time, so a quick run has one quantizer.
     for name in ["FSQ"] if settings.quick else QUANTIZERS:
         for what in ("evaluation", "training step"):
             case = _case(name, QUICK if settings.quick else TOKENS, what, settings)

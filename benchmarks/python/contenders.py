@@ -1,4 +1,4 @@
-"""What torchvq is measured against: the reference, plain torch and faiss, on the same tokens and codes."""
+"""The contenders of torchvq: the reference, plain torch and faiss, on the same tokens and codes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def ours_nearest(x: Tensor, codes: Tensor) -> Tensor:
 
 
 def plain_nearest(x: Tensor, codes: Tensor) -> Tensor:
-    """What one writes in torch: a GEMM, then the smallest; float32, so close calls go either way."""
+    """The usual way in torch: a GEMM, then argmin; in float32, near ties may go either way."""
     half_norms = codes.square().sum(-1) / 2
     return torch.addmm(half_norms, x, codes.T, alpha=-1).argmin(-1)
 
 
 def faiss_nearest(x: Tensor, codes: Tensor) -> Callable[[], Tensor]:
-    """A search with a flat index, which is built beforehand."""
+    """A search in a flat index, which is built beforehand."""
     index = faiss.IndexFlatL2(codes.shape[1])
     index.add(codes.numpy())
     rows = x.numpy()
@@ -38,7 +38,7 @@ def faiss_nearest(x: Tensor, codes: Tensor) -> Callable[[], Tensor]:
 
 
 class PlainVectorQuantize(nn.Module):
-    """The codebook that moves by averages, in the dozen lines that a careful user of torch writes."""
+    """A codebook with moving averages, in the dozen lines that a careful torch user writes."""
 
     def __init__(self, dim: int, codebook_size: int, decay: float) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class PlainVectorQuantize(nn.Module):
 
     def _counts(self, indices: Tensor, size: int) -> Tensor:
         if torch.compiler.is_compiling():
-            # Bincount would cut the graph in two.
+            # bincount would break the graph.
             ones = torch.ones_like(indices, dtype=self.embed.dtype)
             return self.embed.new_zeros(size).index_add_(0, indices, ones)
         return torch.bincount(indices, minlength=size).to(self.embed.dtype)
@@ -93,7 +93,7 @@ def quantizers(k: int, d: int, codes: Tensor, decay: float = 0.99) -> dict[str, 
 
 
 def training_step(module: nn.Module, x: Tensor) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
-    """Forward and backward, with a gradient from behind and from the loss. Returns indices, loss, gradient of x."""
+    """Forward and backward, with a gradient of the output and of the loss. Returns indices, loss, gradient of x."""
     behind = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).div_(x.numel())
 
     def step() -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Tables for docs/, made from the JSON of the results and put between markers, so that no number is typed.
 
 <!-- begin nearest_code -->
-whatever stood here is replaced
+the text here is replaced
 <!-- end nearest_code -->
 """
 
@@ -74,13 +74,13 @@ def write(results: Path, docs: Path, suites: tuple[str, ...]) -> None:
 
 
 def read(results: Path, suites: tuple[str, ...]) -> dict[str, Document]:
-    """The results that there are, by suite."""
+    """The existing results, by suite."""
     files = {name: results / f"{name}.json" for name in suites}
     return {name: read_json(file) for name, file in files.items() if file.exists()}
 
 
 def fill(file: Path, tables: dict[str, str]) -> None:
-    """Replaces what stands between the markers of each table. A table without markers is an error."""
+    """Replaces the text between the markers of each table. Raises for a table without markers."""
     text = file.read_text()
     for name, table in tables.items():
         pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
@@ -151,8 +151,8 @@ def _signs(document: Document) -> str:
 
 
 def _weights(document: Document) -> str:
-    """Means over the seeds, by size and weights; what is recommended in bold."""
-    # Imported here, as below.
+    """Means over the seeds, by size and weights; the recommended ones in bold."""
+    # Imported here, as in `_learning`.
     from learning_lfq_weights import is_recommended
 
     found: dict[tuple[int, float, float], list[dict[str, Any]]] = {}
@@ -187,7 +187,7 @@ def _small_latents(document: Document) -> str:
 
 
 def _machine(documents: list[Document]) -> str:
-    """Where and when, once for all suites where they agree."""
+    """Machine, versions, commit and date, once for all suites in which they agree."""
     lines = []
     for document in documents:
         machine = document["machine"]
@@ -200,7 +200,7 @@ def _machine(documents: list[Document]) -> str:
 
 
 def _machines_of_runs(runs: list[dict[str, Any]]) -> str:
-    """Where and when those runs were made that were made later than the rest."""
+    """The same for runs that were made later than the rest."""
     found: dict[tuple[str, ...], int] = {}
     for run in runs:
         if own := run.get("machine"):
@@ -255,8 +255,8 @@ def _compared(document: Document) -> str:
 
 
 def _learning(document: Document, pictures: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """The learning table for learning.md, a marker for each task, and what choosing.md takes from it; its pictures."""
-    # Imported here, so that the other tables can be written where the reference is missing.
+    """The learning table for learning.md, one marker per task, and the part for choosing.md; draws its pictures."""
+    # Imported here, so that the other tables can be written without the reference.
     import learning_charts
     import learning_documents
     import learning_table

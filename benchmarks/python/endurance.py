@@ -1,10 +1,10 @@
-"""A day's training in small: many steps on several ranks, ragged, masked and empty batches, dropout, dead codes.
+"""A long training in small: many steps on several ranks, unequal, masked and empty batches, dropout, dead codes.
 
     python benchmarks/python/endurance.py                  # 100,000 steps on two ranks and on one process, ten minutes
     python benchmarks/python/endurance.py --steps 2000 --ranks 3
 
-Asks three things: whether memory stays flat, whether the ranks' states stay the same, and whether the state is, to the
-bit, that of one process which got the batches of all ranks as one. Exits with 1 and a sentence where one of them fails.
+Checks three things: that memory stays flat, that the ranks' states stay equal, and that the state equals, bit for bit,
+that of one process which gets the batches of all ranks as one. If a check fails, it prints a sentence and exits with 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torchvq
 DIM = 8
 LARGEST_BATCH = 40
 REPORTS = 10
-# Pools of allocators and of the compiler's caches fill in the first tenth; after it a megabyte is a leak.
+# Pools of allocators and compiler caches fill in the first tenth; after that, a megabyte is a leak.
 GROWTH_KIB = 1024
 
 
@@ -50,7 +50,7 @@ def make_quantizer() -> torchvq.ResidualVQ:
 
 
 def batch_of(step: int, rank: int) -> Batch:
-    """The same on every run. Ranks are without tokens now and then, some tokens are padding, and the data drift."""
+    """The same in every run. Sometimes a rank has no tokens; some tokens are padding, and the data drift."""
     generator = torch.Generator().manual_seed(step * 1009 + rank)
     count = int(torch.randint(LARGEST_BATCH, (), generator=generator))
     tokens = torch.randn(1, count, DIM, generator=generator) + step * 1e-4
@@ -74,7 +74,7 @@ def resident_kib() -> int:
 
 
 def train(steps: int, ranks: list[int], say: bool) -> tuple[list[str], list[int]]:
-    """Digests of the state, and resident memory, at every tenth of the steps, of a process with these ranks' tokens."""
+    """Digests of the state and resident memory, at every tenth of the steps, of a process with these ranks' tokens."""
     torch.set_num_threads(1)
     quantizer = make_quantizer()
     digests, memory = [], []

@@ -1,6 +1,6 @@
-"""Every class of the package with settings of usual size: ours, the reference's with the same parameters, plain torch.
+"""Every class of the package at usual sizes: ours, the reference with the same parameters, plain torch.
 
-Small steps and memory are measured on these.
+small_steps.py and memory.py measure these.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ COMMITMENT = dict(commitment_loss_weight=0.25)
 
 
 class Entry(NamedTuple):
-    """A class and its options; the features of its input; how it is written plainly, from the module of ours."""
+    """A class, its options, the features of its input, and its plain version, made from our module."""
 
     name: str
     options: dict[str, Any]
     features: int
     plain: Callable[[Any], nn.Module]
-    length: int = 1  # tokens come in multiples of this
+    length: int = 1  # the number of tokens is a multiple of this
     draws: bool = False  # its tokens are random
-    flat: bool = False  # tokens without a batch: elsewhere the reference takes the channels first
+    flat: bool = False  # tokens without a batch axis, for which the reference otherwise takes channels first
 
 
 def _signs(_ours: Any) -> nn.Module:
@@ -120,7 +120,7 @@ ENTRIES = [
 
 
 def construct(package: Any, entry: Entry) -> nn.Module:
-    """A module of ours or of the reference, quietly."""
+    """A module of ours or of the reference, constructed without warnings."""
     logging.disable(logging.WARNING)
     options = dict(entry.options)
     with warnings.catch_warnings():
@@ -134,7 +134,7 @@ def construct(package: Any, entry: Entry) -> nn.Module:
 
 
 def modules(entry: Entry) -> dict[str, nn.Module]:
-    """Ours, plainly, and the reference's, with the same codes, in training."""
+    """Ours, the plain one, and the reference's, with the same codes, in training mode."""
     torch.manual_seed(0)
     ours = construct(torchvq, entry)
     with torch.no_grad():
@@ -149,7 +149,7 @@ def modules(entry: Entry) -> dict[str, nn.Module]:
 
 
 def tokens(entry: Entry, count: int) -> Tensor:
-    """(B, L, features), at least so many of them."""
+    """(B, L, features), with at least that many tokens."""
     length = entry.length if entry.length > 1 else count
     rows = max(1, count // length)
     generator = torch.Generator().manual_seed(count)
@@ -158,7 +158,7 @@ def tokens(entry: Entry, count: int) -> Tensor:
 
 
 def parts(entry: Entry, result: Any) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    """Output, indices and the sum of the losses of whatever a class returns."""
+    """Output, indices and the sum of the losses of any class."""
     if isinstance(result, Tensor):
         return None, result, None
     output, second, *rest = result
@@ -173,7 +173,7 @@ def parts(entry: Entry, result: Any) -> tuple[Tensor | None, Tensor, Tensor | No
 def step_of(
     entry: Entry, module: Callable[[Tensor], Any], x: Tensor
 ) -> Callable[[], tuple[Tensor, Tensor | None]]:
-    """Forward and backward, with a gradient from behind and from the loss. Returns indices and the gradient of x."""
+    """Forward and backward, with a gradient of the output and of the loss. Returns indices and the gradient of x."""
     behind: dict[tuple[int, ...], Tensor] = {}
 
     def step() -> tuple[Tensor, Tensor | None]:

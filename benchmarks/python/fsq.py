@@ -19,7 +19,7 @@ QUANTIZERS, QUICK_QUANTIZERS, CERTAIN = 8, 2, 4
 
 
 class PlainFSQ(nn.Module):
-    """The formulas of the paper, in the dozen lines that a careful user of torch writes."""
+    """The formulas of the paper, in the dozen lines that a careful torch user writes."""
 
     def __init__(self, levels: tuple[int, ...], symmetric: bool = False) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class PlainFSQ(nn.Module):
 
 
 class PlainResidualFSQ(nn.Module):
-    """A loop over it, each level on the scale of what the ones before have left."""
+    """A loop over PlainFSQ, each level on the scaled residual of the levels before."""
 
     def __init__(self, levels: tuple[int, ...], quantizers: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ def _step(module: nn.Module, x: Tensor) -> Callable[[], Tensor]:
 
 
 def _certain(indices: Tensor) -> Tensor:
-    """Without the last levels of a stack: what float32 leaves for them is rounding, in which answers differ."""
+    """Indices without the last levels of a stack, whose residuals in float32 are only rounding errors."""
     return indices[..., :CERTAIN] if indices.dim() == 3 else indices
 
 

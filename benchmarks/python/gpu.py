@@ -1,12 +1,12 @@
-"""What tools/gpu.sh runs on a machine with a card, section by section; each writes <section>.json.
+"""The sections of tools/gpu.sh, which runs them on a machine with a card; each writes <section>.json.
 
     python benchmarks/python/gpu.py requirements            # what this machine lacks, and what is left out for it
     python benchmarks/python/gpu.py checks|small|search|steps|host|ranks --output FOLDER
     python benchmarks/python/gpu.py report --output FOLDER   # all of them as FOLDER/gpu.json, and a summary
     python benchmarks/python/gpu.py docs --output FOLDER     # FOLDER/gpu.json into docs/gpu.md
 
-A section that fails leaves the others as they are. Without a card everything is tiny and on the CPU's clock: that shows
-that it runs, and docs/gpu.md is not written from it.
+A section that fails does not affect the others. Without a card everything is tiny and timed by the CPU's clock: that
+shows that it runs, but docs/gpu.md is not written from it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import gpu_measure
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-# The folder of cases that test_cuda.py and this file share.
+# The folder of cases that this file shares with test_cuda.py.
 sys.path.append(str(ROOT / "tests" / "python"))
 
-# What is missing, and what goes with it.
+# What may be missing, and what is left out without it.
 PACKAGES = {
     "pytest": "tests run as plain functions, those of the CUDA checks alone",
     "vector_quantize_pytorch": "the reference's columns, and targets against it",
@@ -44,7 +44,7 @@ Section = Callable[[], dict[str, Any]]
 
 
 def requirements() -> dict[str, str]:
-    """What is missing here, and what is left out for it."""
+    """What is missing on this machine, and what is left out without it."""
     missing = {
         name: lost for name, lost in PACKAGES.items() if importlib.util.find_spec(name) is None
     }
@@ -71,7 +71,7 @@ def _operators() -> set[str]:
 
 
 def small() -> dict[str, Any]:
-    """Every operator once on small tensors: what compute-sanitizer looks at."""
+    """Every operator once on small tensors, for compute-sanitizer."""
     import copy
 
     from device_cases import CASES
@@ -134,7 +134,7 @@ SECTIONS: dict[str, Section] = {
 
 
 def report(folder: Path) -> dict[str, Any]:
-    """All sections that came to an end, as one document."""
+    """All completed sections, as one document."""
     sections = {
         name: json.loads(file.read_text())
         for name in SECTIONS
@@ -145,7 +145,7 @@ def report(folder: Path) -> dict[str, Any]:
         on_a_card=gpu_measure.HAS_CARD,
         left_out=requirements(),
         missing=[name for name in SECTIONS if name not in sections],
-        # Written by tools/gpu.sh: a line for each tool and pytest, "name exit-status".
+        # Written by tools/gpu.sh: a line "name exit-status" for each tool and pytest.
         commands=_commands(folder / "commands.txt"),
         sections=sections,
     )

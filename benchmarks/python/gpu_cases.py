@@ -1,4 +1,4 @@
-"""The workloads of gpu.py: shapes, and who computes them."""
+"""The workloads of gpu.py: shapes and contenders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import torchvq
 
-# (tokens, codes, features) and how many times cdist + argmin in float32.
+# (tokens, codes, features): target, as a multiple of the speed of cdist + argmin in float32.
 SEARCHES = {(65536, 8192, 256): 8.0, (65536, 16384, 64): 15.0, (65536, 8192, 8): 8.0}
 STEP = (49152, 1024, 128)
 LEVELS = 8
@@ -28,7 +28,7 @@ def has_reference() -> bool:
 
 
 def small(*sizes: int) -> tuple[int, ...]:
-    """Without a card everything is tiny: it shows that it runs."""
+    """Without a card, everything is tiny and only shows that it runs."""
     return sizes if HAS_CARD else tuple(max(4, size // 512) for size in sizes)
 
 
@@ -56,7 +56,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def gemm_nearest(x: Tensor, codes: Tensor) -> Tensor:
-    """What one writes in torch; close calls go either way."""
+    """The usual way in torch; near ties may go either way."""
     return torch.addmm(codes.square().sum(-1) / 2, x, codes.T, alpha=-1).argmin(-1)
 
 
@@ -83,7 +83,7 @@ def search_cases() -> Iterator[GpuCase]:
 
 
 def training(module: nn.Module, x: Tensor) -> Callable[[], object]:
-    """A step of training, without an optimizer: forward, and backward to the tokens."""
+    """A training step without an optimizer: forward, and backward to the tokens."""
     module.train()
     leaf = x.detach().clone().requires_grad_()
 
@@ -146,7 +146,7 @@ def entropy_case() -> GpuCase:
 
 
 def host_cases() -> dict[str, Callable[[], object]]:
-    """Steps so small that the device is done before the host is: what is left is the host's part."""
+    """Steps so small that the device finishes before the host, so the time is the host's."""
     x = numbers(1, 64, 32)
     return {
         "VectorQuantize, training": training(
@@ -157,7 +157,7 @@ def host_cases() -> dict[str, Callable[[], object]]:
 
 
 class _two(nn.Module):
-    """A quantizer without a loss, as one with one."""
+    """Adapts a quantizer without a loss to those with one."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""docs/gpu.md and a summary for the terminal, from what gpu.py has measured."""
+"""docs/gpu.md and a summary for the terminal, from the measurements of gpu.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MIB = 2**20
 
 
 def summary(document: Document) -> str:
-    """What came to what, in lines."""
+    """The results, in lines."""
     lines = [f"card: {document['card']['name']}, torch {document['card']['torch']}"]
     if not document["on_a_card"]:
         lines.append("no card: what follows shows that it runs, its numbers mean nothing")
@@ -31,7 +31,7 @@ def summary(document: Document) -> str:
 
 
 def write(document: Document, page: Path) -> int:
-    """Fills the page; what was not measured on a card never gets there."""
+    """Fills the page; only measurements on a card are written to it."""
     if not document["on_a_card"]:
         print("gpu.json was written without a card; docs/gpu.md stays as it is", file=sys.stderr)
         return 1

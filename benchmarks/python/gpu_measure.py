@@ -1,4 +1,4 @@
-"""Timers of a card: CUDA events around a block of calls; without a card the clock of the host, to see that it runs."""
+"""Timers for a card: CUDA events around a block of calls; without a card the host's clock, to see that it runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUNDS = 9 if HAS_CARD else 1
 
 @dataclass
 class Target:
-    """What was promised: at least ``wanted`` times as fast as ``against``, or at most that many milliseconds."""
+    """A target: at least ``wanted`` times as fast as ``against``, or without that at most ``wanted`` milliseconds."""
 
     wanted: float
     against: str = ""
@@ -27,7 +27,7 @@ class Target:
 
 @dataclass
 class GpuCase:
-    """One workload: who computes it, and what it needs at least."""
+    """One workload: its contenders, and the least work and memory traffic that it needs."""
 
     name: str
     contenders: dict[str, Callable[[], object]]
@@ -59,7 +59,7 @@ def block_milliseconds(run: Callable[[], object], calls: int) -> float:
 
 
 def host_microseconds(run: Callable[[], object], calls: int = 20) -> float:
-    """What a call costs the host: the queue of the device is empty before, and never waited for within."""
+    """Host time of a call: the device's queue is empty at the start, and the host does not wait for it."""
     times = []
     for _ in range(5):
         synchronize()
@@ -72,7 +72,7 @@ def host_microseconds(run: Callable[[], object], calls: int = 20) -> float:
 
 
 def peak_bytes(run: Callable[[], object]) -> int:
-    """Memory that a call takes beyond what it began with."""
+    """Peak memory of a call beyond what was allocated before."""
     if not HAS_CARD:
         return 0
     synchronize()
@@ -84,7 +84,7 @@ def peak_bytes(run: Callable[[], object]) -> int:
 
 
 def measure(case: GpuCase) -> dict[str, Any]:
-    """All contenders in turn, round after round, so that clocks and heat are the same for all."""
+    """All contenders in turn, round by round, so that clocks and heat are the same for all."""
     counts = {name: _calls(run) for name, run in case.contenders.items()}
     rounds: dict[str, list[float]] = {name: [] for name in counts}
     for _ in range(ROUNDS):
@@ -123,7 +123,7 @@ def _judged(target: Target, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def rates() -> dict[str, float]:
-    """What the card gives plain torch: the rates that shares are of."""
+    """The rates that plain torch reaches on the card, with which others are compared."""
     size = 8192 if HAS_CARD else 64
     a = torch.randn(size, size, device=DEVICE).to(torch.bfloat16)
     half = block_milliseconds(lambda: a @ a, 10)
@@ -140,7 +140,7 @@ def rates() -> dict[str, float]:
 
 
 def card() -> dict[str, Any]:
-    """The card, its clocks now, and what the library has for it."""
+    """The card, its clocks and driver, and the versions of torch and CUDA."""
     found: dict[str, Any] = dict(
         name=torch.cuda.get_device_name() if HAS_CARD else "none",
         torch=torch.__version__,

@@ -1,6 +1,6 @@
-"""NCCL: two processes on one card where it allows that, else one; what they learn is what one process learns.
+"""NCCL: two processes on one card if it allows that, else one; they learn what a single process learns.
 
-python gpu_ranks.py RANK RANKS FILE      # one rank, which prints nothing and fails where the codebooks differ
+python gpu_ranks.py RANK RANKS FILE      # one rank, which prints nothing and fails if the codebooks differ
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def rank(number: int, ranks: int, file: str) -> None:
 
 
 def attempt(ranks: int) -> str:
-    """Nothing, or why not."""
+    """Empty, or the reason of the failure."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__]
         running = [

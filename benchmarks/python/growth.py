@@ -1,4 +1,4 @@
-"""How times grow with tokens, codes, features and levels: one of them at a time, and the exponents that fit."""
+"""Growth of times with tokens, codes, features and levels: one of them at a time, with fitted exponents."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def exponent(values: Sequence[float], seconds: Sequence[float]) -> float:
 
 
 def fitted(what: str, axis: str, values: Sequence[int], cases: list[Case]) -> dict[str, Any]:
-    """The exponents of every contender that all these cases have."""
+    """The exponents of every contender that is in all these cases."""
     names = [name for name in cases[0].times if all(name in case.times for case in cases)]
     return {
         "what": what,

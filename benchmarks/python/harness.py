@@ -1,7 +1,7 @@
-"""Measures contenders in one process, in turn, and writes what came out as JSON.
+"""Measures contenders in one process, in turn, and writes the results as JSON.
 
-On a shared machine times drift by more than the differences that matter. So every round times all contenders one
-after the other, in changing order, and what is reported are medians over rounds of ratios within a round.
+On a shared machine times drift by more than the differences of interest. So every round times all contenders one
+after the other, in changing order, and results are medians over rounds of ratios within a round.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from torch.utils.benchmark import Timer
 
 ROOT, RESULTS = state.ROOT, state.ROOT / "benchmarks" / "results"
 OURS = "torchvq"
-# Shorter blocks than this drown in the noise of the clock and the scheduler.
+# Shorter blocks are dominated by the noise of the clock and the scheduler.
 BLOCK_SECONDS = 0.01
-# Of fewer a quartile says little.
+# With fewer rounds, a quartile says little.
 LEAST_ROUNDS = 9
 
 
 @dataclass
 class Settings:
-    """How long to measure. Quick checks that everything runs; its numbers are noise."""
+    """How long to measure. A quick run checks that everything runs; its numbers are noise."""
 
     quick: bool = False
-    # Count the processor's time instead of the wall clock's: for a busy machine, and one thread only.
+    # Count processor time instead of wall-clock time: for a busy machine, and one thread only.
     cpu_clock: bool = False
     threads: tuple[int, ...] = (1, 2)
     output: Path = RESULTS
     least_rounds: int = LEAST_ROUNDS
     say: Callable[[str], None] = print
-    # Of the suite that is measured now: when it began, and what others took of the processor since.
+    # When the present suite began, to count the processor time that others have used since.
     started: state.Started = field(default_factory=lambda: state.Started())
 
     def report(self, case: Case) -> None:
-        """Says the ratios of a case as soon as it is measured."""
+        """Prints the ratios of a case as soon as it is measured."""
         ratios = ", ".join(f"{name} {time['ratio']:.2f}" for name, time in case.times.items())
         self.say(f"  {case.name}: {ratios}")
 
@@ -54,12 +54,12 @@ class Settings:
 
     @property
     def seconds(self) -> float:
-        """For the rounds of one case."""
+        """Time budget for the rounds of one case."""
         return 0.05 if self.quick else 1.5
 
     @property
     def rounds(self) -> tuple[int, int]:
-        """At least, whatever it takes, and at most."""
+        """The least number of rounds, whatever the time, and the most."""
         return (1, 2) if self.quick else (self.least_rounds, 31)
 
 
@@ -72,7 +72,7 @@ class Contender:
 
 @dataclass
 class Target:
-    """What was promised and what was measured: at least as much, or at most."""
+    """A target and its measured value, which must be at least, or at most, the wanted one."""
 
     text: str
     wanted: float
@@ -92,7 +92,7 @@ class Target:
 
 @dataclass
 class Case:
-    """One row of results: what was measured, the times, and what was checked before."""
+    """One row of results: the parameters, the times, and the checks made before."""
 
     name: str
     parameters: dict[str, Any]
@@ -104,7 +104,7 @@ class Case:
         return self.times[against]["ratio"]
 
     def expect(self, against: str, wanted: float, text: str) -> None:
-        """Holds the ratio of `against` to a target."""
+        """Adds a target for the ratio of `against`."""
         self.targets.append(Target(text, wanted, self.ratio(against), self.name))
 
 
@@ -117,7 +117,7 @@ def compare(contenders: list[Contender], settings: Settings) -> dict[str, dict[s
     while len(rounds) < least or (len(rounds) < most and time.perf_counter() < deadline):
         times = [0.0] * len(contenders)
         for place in range(len(contenders)):
-            # Whoever comes after a heavy neighbour finds cold caches: let that change.
+            # Rotate, because a contender that follows a heavy one finds cold caches.
             i = (place + len(rounds)) % len(contenders)
             times[i] = _block(contenders[i], counts[i], settings)
         rounds.append(times)
@@ -133,7 +133,7 @@ def _timer(contender: Contender, settings: Settings) -> Timer:
 def _calls_per_block(contender: Contender, settings: Settings) -> int:
     timer = _timer(contender, settings)
     warmed = timer.timeit(1).mean
-    # A call of seconds is no better known from a second one.
+    # For calls of seconds, a second timing adds nothing.
     seconds = warmed if warmed > 1 else timer.timeit(1).mean
     if seconds > BLOCK_SECONDS:
         return 1
@@ -150,7 +150,7 @@ def _summary(rounds: list[list[float]], i: int) -> dict[str, float]:
 
 
 def summary(seconds: list[float], ours: list[float]) -> dict[str, float]:
-    """Of a contender, round by round beside ours: medians, and the quartiles of the ratios."""
+    """One contender against ours, round by round: medians, and the quartiles of the ratios."""
     ratios = sorted(a / b for a, b in zip(seconds, ours, strict=True))
     return {
         "seconds": statistics.median(seconds),
@@ -177,13 +177,13 @@ def write(name: str, cases: list[Case], settings: Settings, **more: Any) -> None
 
 
 def _rounds(cases: list[Case]) -> list[int]:
-    """The fewest and the most that a case was given."""
+    """The fewest and the most rounds of a case."""
     taken = [int(time["rounds"]) for case in cases for time in case.times.values()]
     return [min(taken), max(taken)] if taken else []
 
 
 def write_json(file: Path, document: dict[str, Any]) -> None:
-    """Writes the file as a whole: whoever interrupts this finds the old one or the new one."""
+    """Writes the file atomically: after an interruption there is either the old file or the new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     fresh = file.with_suffix(".tmp")
     fresh.write_text(json.dumps(document, indent=1) + "\n")
@@ -204,7 +204,7 @@ def target_as_json(target: Target) -> dict[str, Any]:
 
 
 def machine() -> dict[str, Any]:
-    """Where the numbers come from."""
+    """The machine and the versions behind the numbers."""
     return {
         "cpu": state.cpu_name(),
         "cores": os.cpu_count(),

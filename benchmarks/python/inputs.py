@@ -1,7 +1,7 @@
-"""What tokens and codes are like: half precision, cosine, codes that nearly coincide, latents of a trained autoencoder.
+"""Kinds of tokens and codes: half precision, cosine, codes that nearly coincide, latents of a trained autoencoder.
 
-The search of torchvq is exact. Where codes lie so close together that a first look cannot tell them apart, it has to
-look again; *random codes* is the same search with codes that are far apart.
+The search of torchvq is exact. Where codes are so close that its screening cannot separate them, it has to compute
+again; *random codes* is the same search with codes that are far apart.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run(settings: Settings) -> None:
 
 
 def searches(x: Tensor, codes: Tensor, quick: bool) -> dict[str, tuple[Tensor, Tensor]]:
-    """Tokens and codes by what is special about them; float32."""
+    """Tokens and codes in float32, by kind."""
     return {
         "cosine": (F.normalize(x, dim=-1), F.normalize(codes, dim=-1)),
         **close_codes(x, codes),
@@ -48,7 +48,7 @@ def searches(x: Tensor, codes: Tensor, quick: bool) -> dict[str, tuple[Tensor, T
 
 
 def close_codes(x: Tensor, codes: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Codes that a first look cannot tell apart."""
+    """Codes that screening cannot separate."""
     k, d = codes.shape
     generator = torch.Generator().manual_seed(1)
     noise = torch.randn(k, d, generator=generator)
@@ -61,7 +61,7 @@ def close_codes(x: Tensor, codes: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def trained(n: int, k: int, steps: int) -> tuple[Tensor, Tensor]:
-    """Latents of an autoencoder of image patches after some training, and the codes that it has learnt."""
+    """Latents of an autoencoder of image patches after some training, and its learnt codes."""
     torch.manual_seed(0)
     pixels = images.patches(images.load()[0][:2048])
     pixels = (pixels - pixels.mean()) / pixels.std()
@@ -103,7 +103,7 @@ def search(name: str, x: Tensor, codes: Tensor, settings: Settings) -> Case:
 
 @torch.no_grad()
 def half(x: Tensor, codes: Tensor, settings: Settings) -> Case:
-    """In the dtype of tokens and codes; exact for the values that they hold."""
+    """A search in the dtype of tokens and codes, exact for the values that they have."""
     wide = x.float(), codes.float()
     found = {OURS: ours_nearest(x, codes)}
     contenders = {

@@ -1,4 +1,4 @@
-"""k-means against faiss.Kmeans, at equal error: ours runs as many iterations as it takes to match faiss's error."""
+"""k-means against faiss.Kmeans at equal error: ours runs as many iterations as it needs for faiss's error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torchvq
 
 FAISS_ITERATIONS = 25
 TRIED = (4, 6, 8, 10, 12, 15, 20, 25, 32, 40, 50, 65, 80)
-# Seeds of the same trainer differ by half a percent; the mean of a few is compared up to this.
+# Seeds of one trainer differ by half a percent; means over a few seeds count as equal up to this factor.
 EQUAL = 1.001
 SEEDS = 3
 
@@ -21,7 +21,7 @@ def run(settings: Settings) -> None:
     cases = []
     for threads in settings.threads:
         data = _data(settings.quick)
-        # On two threads the first two.
+        # On two threads only the first two data sets.
         for name, x, k in data if threads == 1 else data[:2]:
             cases.append(_measure(name, x, k, threads, settings))
     write("kmeans", cases, settings)

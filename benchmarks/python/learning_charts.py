@@ -1,7 +1,7 @@
 """The learning table in three pictures, for the top of docs/learning.md.
 
-`run.py --write-docs` draws them beside the results: every row's difference from the reference, the codes in use where
-nothing is set for them, and what is recommended over k-means on all tokens.
+`run.py --write-docs` draws them beside the results: every row's difference from the reference, the codes in use in rows
+without settings for it, and the recommended settings against k-means on all tokens.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from matplotlib.figure import Figure
 
 NAMES = {OURS: "torchvq", REFERENCE: "reference"}
 SHADES = {"better": COLOURS["torchvq"], "alike": "#999999", "worse": COLOURS["reference"]}
-# Of a dot from the middle of its line, so that equal ones show.
+# Offset of a library's dots from the middle of the line, so that equal values stay visible.
 OFFSET = {OURS: -0.15, REFERENCE: 0.15}
-# Rows in which nothing is set for the use of the codes.
+# Rows without settings that affect the use of codes.
 UNSET = (
     "VectorQuantize: defaults",
     "VectorQuantize: commitment 0.25",
@@ -40,7 +40,7 @@ UNSET = (
 
 
 def draw(runs: list[dict[str, Any]], rows: Iterable[Row], folder: Path) -> None:
-    """Writes learning_differences.png, learning_use.png and learning_recommended.png; empty tables give none."""
+    """Writes learning_differences.png, learning_use.png and learning_recommended.png; empty tables give no picture."""
     table = report.lines(runs, rows, [])
     images = [line for line in table if line.row.task == autoencoder.TASK]
     streams = [line for line in table if line.yardstick and line.metric is report.ERROR]
@@ -56,13 +56,13 @@ def draw(runs: list[dict[str, Any]], rows: Iterable[Row], folder: Path) -> None:
 
 
 def _save(figure: Figure, file: Path) -> None:
-    # Without a date inside, equal results give equal files.
+    # Without metadata that changes, equal results give equal files.
     figure.savefig(file, dpi=130, bbox_inches="tight", metadata={"Software": None})
     plt.close(figure)
 
 
 def _differences(images: list[Line], streams: list[Line]) -> Figure:
-    """Rows in the order of their difference, with twice its standard error; right of zero torchvq learns better."""
+    """Rows in the order of their difference, with twice its standard error; right of zero, torchvq learns better."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.2))
     _sorted(left, images, "PSNR in the autoencoder, ours less the reference's, dB", (-1, 3))
     _sorted(right, streams, "error without a network, the reference's less ours, %", (-3, 50))
@@ -89,7 +89,7 @@ def _sorted(axes: Axes, lines: list[Line], label: str, limits: tuple[float, floa
         if shown != gain:
             axes.text(shown, place - 1.5, f"{gain:+.1f}", fontsize=6, ha="right", va="center")
     if known:
-        # Further to the left than is allowed, however large the error.
+        # The region of a difference worse than allowed, whatever its standard error.
         allowed = -known[0][1].metric.allowed
         axes.axvspan(limits[0], allowed, color=COLOURS["reference"], alpha=0.08, linewidth=0)
     axes.axvline(0, color="black", linewidth=0.8)
@@ -102,7 +102,7 @@ def _sorted(axes: Axes, lines: list[Line], label: str, limits: tuple[float, floa
 
 
 def _use(lines: list[Line]) -> Figure:
-    """Share of the codes in use on unseen images; of stacks that of the first level."""
+    """Share of the codes in use on unseen images; for stacks, of the first level."""
     figure, axes = _pairs(lines, [[line.mean(who, "use") for line in lines] for who in NAMES])
     axes.set_xlim(0, 1.08)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25 %", "50 %", "75 %", "100 %"])
@@ -111,7 +111,7 @@ def _use(lines: list[Line]) -> Figure:
 
 
 def _recommended(lines: list[Line], plain: dict[str, Line]) -> Figure:
-    """Error over that of faiss on all tokens at once; hollow with the defaults, where a family has such a row."""
+    """Error over that of faiss on all tokens at once; hollow dots for the defaults, if a family has that row."""
     values = [[line.over_yardstick(who) for line in lines] for who in NAMES]
     figure, axes = _pairs(lines, values)
     for who, name in NAMES.items():
@@ -133,7 +133,7 @@ def _recommended(lines: list[Line], plain: dict[str, Line]) -> Figure:
 
 
 def _pairs(lines: list[Line], values: list[list[float | None]]) -> tuple[Figure, Axes]:
-    """A line for each row with a dot for each library."""
+    """A line for each row, with a dot for each library."""
     figure, axes = plt.subplots(figsize=(9, 0.6 + 0.24 * len(lines)))
     places = range(len(lines))
     for (who, name), side in zip(NAMES.items(), values, strict=True):

@@ -11,7 +11,7 @@ from learning_report import Line
 from learning_rows import OURS, REFERENCE, Row
 
 Parts = dict[str, str]
-# Writes a header and its rows as Markdown.
+# Formats a header and rows as Markdown.
 Write = Callable[[list[str], list[list[str]]], str]
 CHOOSING = ("VectorQuantize", "VectorQuantize, cosine")
 
@@ -19,7 +19,7 @@ CHOOSING = ("VectorQuantize", "VectorQuantize, cosine")
 def tables(
     runs: list[dict[str, Any]], rows: Iterable[Row], machine: str, write: Write
 ) -> tuple[Parts, Parts]:
-    """Those of learning.md, `learning_table_<task>` and four about all tasks, and that of choosing.md."""
+    """The tables of learning.md (`learning_table_<task>`, and four over all tasks), and the one of choosing.md."""
     table = report.lines(runs, rows, [])
     learning = {
         f"learning_table_{task.replace(' ', '_')}": write(*report.task_table(table, task))
@@ -42,7 +42,7 @@ def _verdicts(table: list[Line]) -> tuple[list[str], list[list[str]]]:
 
 
 def _choosing(table: list[Line], write: Write) -> str:
-    """The autoencoder with one codebook; then how decay and threshold do on a stream, by the size of its batches."""
+    """The autoencoder with one codebook; then decay and threshold on a stream, by the size of its batches."""
     parts = []
     images = [line for line in table if line.row.family in CHOOSING]
     if images:
@@ -82,7 +82,7 @@ def _over(line: Line, who: str) -> str:
 def _by_ratio(
     patches: list[Line], heading: str, value: Callable[[Line, str], str]
 ) -> tuple[list[str], list[list[str]]]:
-    """Settings that were run at every ratio of batch to codebook, a column for each."""
+    """Settings that ran at every ratio of batch to codebook, one column per ratio."""
     found: dict[tuple[str, str], dict[float, str]] = {}
     for line in patches:
         ratio = line.row.setting["batch"] / line.row.setting["codes"]

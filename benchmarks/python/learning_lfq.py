@@ -1,9 +1,9 @@
-"""What LFQ with 2^18 codes learns on patches, with and without its entropy loss, and what the reference learns.
+"""Learning of LFQ with 2^18 codes on patches, with and without its entropy loss, against the reference.
 
-`python benchmarks/python/learning_lfq.py` takes some minutes on two idle cores, most of it the reference's, which
-needs tokens * 2^18 numbers, several times. Use and entropy are those of 65536 test tokens; `gradient` is
-that of the batch entropy to the latents of a batch, as the trained network gives them. Before that, the
-entropy loss alone from small latents, where the reference's has no gradient.
+`python benchmarks/python/learning_lfq.py` takes some minutes on two idle cores, most of them in the reference, which
+needs tokens * 2^18 numbers several times. Use and entropy are those of 65536 test tokens; `gradient` is that of the
+batch entropy with respect to the latents of a batch, as the trained network computes them. Before that, the entropy
+loss alone is trained from small latents, for which the reference's has no gradient.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ import torchvq
 
 NAME = "learning_lfq"
 BITS = 18
-# Soft enough that tokens are not sure of their bits from the first step on.
+# Low enough that the bits of tokens are not certain from the first step on.
 INVERSE_TEMPERATURE = 2.0
 OPTIONS = dict(codebook_size=2**BITS, commitment_loss_weight=0.25)
-# Of the last layer of the encoder, where latents start small. A step of the reference takes seconds.
+# Scale of the encoder's last layer, so that latents start small; few steps, because one of the reference takes seconds.
 SMALL = 0.02
 SMALL_STEPS = {"ours": 200, "reference": 40}
 SMALL_TOKENS = 128

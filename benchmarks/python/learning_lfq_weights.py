@@ -1,7 +1,7 @@
-"""Which weights LFQ on the sphere should have, by the bits of its codes: the learning table's autoencoder around it.
+"""Weights of LFQ on the sphere, by the bits of its codes, in the learning table's autoencoder.
 
-`python benchmarks/python/learning_lfq_weights.py` takes a quarter of an hour. Every run is written as it
-ends; `--resume` continues a file that an interrupted one has left.
+`python benchmarks/python/learning_lfq_weights.py` takes a quarter of an hour. Every run is written as it ends;
+`--resume` continues the file of an interrupted one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from learning_rows import OURS, Row
 import torchvq
 
 NAME = "learning_lfq_weights"
-# Entropy and commitment. At 9 bits all, at others what may be best there and its neighbours.
+# Weights of entropy and commitment. At 9 bits the full grid, at others the likely best and its neighbours.
 GRID = [
     (0.002, 0.1),
     (0.005, 0.1),
@@ -28,7 +28,7 @@ GRID = [
     (0.02, 0.25),
     (0.05, 0.25),
 ]
-# Bits: seeds. A step costs tokens times codes.
+# Bits: seeds. The cost of a step is proportional to tokens times codes.
 SEEDS = {9: 3, 12: 3, 16: 2}
 
 Run = dict[str, Any]
@@ -42,7 +42,7 @@ def row_of(bits: int, entropy: float, commitment: float) -> Row:
 
 
 def jobs(sizes: list[int]) -> Iterator[Run]:
-    """All weights of a seed before the next, so that what an interrupted grid holds is a grid of fewer seeds."""
+    """All weights of a seed before the next seed, so that an interrupted grid is a complete grid of fewer seeds."""
     for bits in sizes:
         for seed in range(SEEDS[bits]):
             for entropy, commitment in GRID:

@@ -1,4 +1,4 @@
-"""What is measured of a quantizer that learns: error, use of the codebook, and how restless it is."""
+"""Measures of a quantizer that learns: error, use of the codebook, and replaced codes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torchvq.ops as ops
 
 
 def psnr(error: float) -> float:
-    """Decibels of a mean squared error, for values in [0, 1]."""
+    """PSNR in decibels of a mean squared error, for values in [0, 1]."""
     return -10 * math.log10(error)
 
 
@@ -31,7 +31,7 @@ def codes_of(quantizer: nn.Module) -> Tensor:
 def replaced_share(before: Tensor, after: Tensor, tokens: Tensor) -> float:
     """Share of the codes that this step replaced: they moved, and each is now a token of the batch.
 
-    A moving average lands on a token only by replacement, so this needs no knowledge of the inside.
+    A moving average reaches a token exactly only by replacement, so no access to internals is needed.
     """
     distance = ops.nearest_code(after, tokens, return_distances=True)[2]
     scale = after.square().sum(-1).clamp_min(1e-12)

@@ -1,8 +1,8 @@
-"""What joint refinement adds to residual stacks, against quantizers of faiss with as many bits: residual, local search.
+"""Joint refinement of residual stacks, against quantizers of faiss with as many bits: residual, local search.
 
 `python benchmarks/python/learning_refine.py` takes half an hour on two idle cores. Every run is written as it ends;
-`--resume` continues a file that an interrupted one has left. Stacks are those of learning_residual.py, refined on the
-tokens that they were trained on and measured on others.
+`--resume` continues the file of an interrupted one. Stacks are those of learning_residual.py, refined on the tokens on
+which they were trained and measured on others.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import torchvq
 NAME = "learning_refine"
 BEAMS = (1, BEAM, 16)
 START = "recommended, decay 0.99"
-# The test error with a beam of 5 over that of faiss's beam-5 quantizer: the goals of the design.
+# Design goals: the test error with a beam of 5 over that of faiss's beam-5 quantizer.
 GOALS = {"patches": 0.85, "embeddings": 0.95}
-# Of our rows: how the trained stack is refined.
+# How the trained stack is refined, by row of ours.
 REFINED: dict[str, dict[str, Any] | None] = {
     "trained": None,
     "refined": dict(iterations=16),
@@ -49,7 +49,7 @@ def error(found: Tensor, tokens: Tensor) -> float:
 
 @torch.no_grad()
 def ours(settings: str, name: str, quick: bool, seed: int) -> dict[str, Any]:
-    """Test errors of a stack, by the beam that encodes, and what the refinement says of the training tokens."""
+    """Test errors of a stack by the beam of the encoder, and the refinement's errors on the training tokens."""
     tokens, test = load(name, quick)
     stack = trained(name, quick, seed)
     state = {key: value.clone() for key, value in stack.state_dict().items()}
@@ -79,7 +79,7 @@ def local_search(name: str, quick: bool) -> dict[str, Any]:
     quantizer.train(tokens.numpy())
     seconds = time.perf_counter() - start
     decoded = quantizer.decode(quantizer.compute_codes(test.numpy()))
-    # It has no beam: its search goes over all levels again and again.
+    # It has no beam; its search iterates over all levels.
     return {
         "errors": {str(BEAM): error(torch.from_numpy(decoded), test)},
         "seconds": seconds,
@@ -97,7 +97,7 @@ def run(settings: str, who: str, name: str, quick: bool, seed: int) -> dict[str,
 
 
 def targets(runs: list[dict[str, Any]]) -> list[Target]:
-    """The goals of the design: of the recommended refinements, which differ in their noise, the better."""
+    """The design goals, for the better of the recommended refinements, which differ in their noise."""
     ratios = {
         (entry["data"], entry["name"]): entry["error_over_faiss"][str(BEAM)] for entry in runs
     }

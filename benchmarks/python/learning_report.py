@@ -1,4 +1,4 @@
-"""The learning table in words: ours minus the reference seed by seed, and whether what is recommended is the best.
+"""The learning table as text: ours minus the reference seed by seed, and whether the recommended settings are the best.
 
 A pair is two runs of one seed. A row is *worse* if its mean paired difference is on the wrong side by more than twice
 its standard error, or by more than 0.1 dB or 1 % of the error, or both: the verdict says which.
@@ -16,13 +16,13 @@ from learning_rows import OURS, REFERENCE, YARDSTICK, Row
 
 Run = dict[str, Any]
 ERRORS = 2.0
-# Less than this is the rounding of sums in another order.
+# Differences below this share of the allowed one are rounding of sums in another order.
 ROUNDING = 0.01
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What a task is judged by. Differences are told as `unit`, and `sign` says which way is better."""
+    """The measure of a task. Differences are given in `unit`; `sign` says which way is better."""
 
     key: str
     unit: str
@@ -56,7 +56,7 @@ class Difference:
 
     @property
     def worse(self) -> list[str]:
-        """Why it is worse; nothing if it is not."""
+        """The reasons why it is worse; empty if it is not."""
         loss = -self.metric.sign * self.mean
         found = []
         if self._beyond_noise(loss):
@@ -84,7 +84,7 @@ class Difference:
 
 
 def difference(first: dict[int, Run], second: dict[int, Run], metric: Metric) -> Difference | None:
-    """Of the seeds that both have."""
+    """The paired difference over the seeds that both have."""
     values = [
         metric.difference(first[seed][metric.key], second[seed][metric.key])
         for seed in sorted(first.keys() & second.keys())
@@ -97,7 +97,7 @@ def difference(first: dict[int, Run], second: dict[int, Run], metric: Metric) ->
 
 @dataclass
 class Line:
-    """A row with its runs by seed, and faiss's error where the task has one."""
+    """A row with its runs by seed, and faiss's error if the task has one."""
 
     row: Row
     ours: dict[int, Run]
@@ -121,7 +121,7 @@ class Line:
         return found.verdict if found else ""
 
     def mean(self, who: str, key: str = "") -> float | None:
-        """Over the pairs, where there are any: some seeds may have run in one library alone."""
+        """Mean over the paired seeds, if there are any: some seeds may have run in one library only."""
         runs, others = self.ours, self.reference
         if who != OURS:
             runs, others = others, runs
@@ -136,12 +136,12 @@ class Line:
 
 
 def lines(runs: list[Run], rows: Iterable[Row], baseline: list[Run]) -> list[Line]:
-    """Those rows that have runs of ours; the reference's and faiss's may come from the baseline."""
+    """The rows that have runs of ours; runs of the reference and of faiss may come from the baseline."""
     found: dict[tuple[str, str, str], dict[int, Run]] = {}
-    # The later take the place of the earlier: what was run here that of the baseline.
+    # Later runs replace earlier ones, so runs made here replace those of the baseline.
     for run in [run for run in baseline if run["who"] != OURS] + runs:
         found.setdefault((run["task"], run["row"], run["who"]), {})[run["seed"]] = run
-    # Those of a machine are told over its own yardstick, or over the latest that there is.
+    # Runs are compared with the yardstick of their machine, or with the latest one.
     yardsticks: dict[tuple[str, str | None], float | None] = {}
     for run in [run for run in baseline + runs if run["who"] == YARDSTICK]:
         for machine in (machine_of(run), None):
@@ -166,7 +166,7 @@ def lines(runs: list[Run], rows: Iterable[Row], baseline: list[Run]) -> list[Lin
 
 
 def machine_of(run: Run) -> str:
-    """Its processor, empty where it is that of the whole table. Embeddings are trained, so each machine has its own."""
+    """The processor of a run, empty if it is the whole table's. Embeddings are trained, so they differ by machine."""
     return str(run.get("machine", {}).get("cpu", ""))
 
 
@@ -176,7 +176,7 @@ def _good(runs: dict[int, Run]) -> dict[int, Run]:
 
 @dataclass(frozen=True)
 class Family:
-    """The recommended settings against the best row of their family, whichever library's."""
+    """The recommended settings against the best row of their family, of either library."""
 
     task: str
     name: str
@@ -195,7 +195,7 @@ def families(table: list[Line]) -> list[Family]:
     for line in table:
         if not line.row.recommended or not line.ours:
             continue
-        # Codes that are soon as good as bad ones were prove nothing: a disturbance is judged by its error as well.
+        # Bad codes recover quickly to a bad error, so a disturbance is judged by its error as well.
         metric = ERROR if line.row.task == "disturbance" else line.metric
         rivals: list[tuple[str, dict[int, Run]]] = []
         for other in table:
@@ -243,7 +243,7 @@ def _cells(line: Line, measured: bool) -> list[str]:
 
 
 def _use(line: Line, who: str) -> str:
-    """Of the first level, and of the last where there are several."""
+    """Use of the first level, and of the last if there are several."""
     parts = [line.mean(who, key) for key in ("use", "use_last")]
     return ", ".join(f"{part:.1%}" for part in parts if part is not None)
 
@@ -289,7 +289,7 @@ def beyond(bound: float, freedom: int) -> float:
     """The chance that Student's t is above the bound: Simpson's rule over its angle, tan = t / sqrt(freedom)."""
     steps, start = 1000, math.atan(bound / math.sqrt(freedom))
     width = (math.pi / 2 - start) / steps
-    # The density in the angle is a power of its cosine.
+    # In the angle, the density is a power of its cosine.
     heights = [math.cos(start + i * width) ** (freedom - 1) for i in range(steps + 1)]
     area = sum((4 if i % 2 else 2) * height for i, height in enumerate(heights[1:-1], 1))
     area = (area + heights[0] + heights[-1]) * width / 3
@@ -298,11 +298,11 @@ def beyond(bound: float, freedom: int) -> float:
 
 
 def chance(table: list[Line]) -> str:
-    """How many rows are worse by their error, and how many would be if all that are not better were alike."""
+    """How many rows are worse by their error, and how many would be if all rows that are not better were alike."""
     found = [
         line.difference
         for line in table
-        # Not those that lend the reference's runs from another row, which would count twice.
+        # Without rows that borrow the reference's runs from another row, which would then count twice.
         if line.verdict != "better" and not line.row.against and line.difference is not None
     ]
     found = [one for one in found if one.seeds > 1]

@@ -1,8 +1,8 @@
-"""What ResidualVQ learns on patches and embeddings, against faiss's ResidualQuantizer trained with a beam of 5.
+"""Learning of ResidualVQ on patches and embeddings, against faiss's ResidualQuantizer trained with a beam of 5.
 
 `python benchmarks/python/learning_residual.py` takes about an hour on two idle cores. Every run is written as it ends;
-`--resume` continues a file that an interrupted one has left. Rows are trained on one process and on two ranks with the
-same batches: their codebooks must be the same, to the bit.
+`--resume` continues the file of an interrupted one. Rows are trained on one process and on two ranks with the same
+batches: their codebooks must be equal, bit for bit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torchvq
 NAME = "learning_residual"
 LEVELS, CODES, BEAM = 8, 256, 5
 DATA = ("patches", "embeddings")
-# The error over that of faiss's beam-5 quantizer, by data and beam: the goals of the design.
+# Design goals: the error over that of faiss's beam-5 quantizer, by data and beam.
 GOALS = {
     ("patches", 1): 1.10,
     ("patches", BEAM): 1.02,
@@ -41,7 +41,7 @@ GOALS = {
 
 @dataclass(frozen=True)
 class Row:
-    """Settings of a stack, and who makes it."""
+    """Settings of a stack, and the library."""
 
     name: str
     who: str
@@ -56,7 +56,7 @@ class Row:
 
 
 def rows() -> list[Row]:
-    """The recommended settings, greedy and with a beam; what the reference and faiss offer, greedy."""
+    """The recommended settings, greedy and with a beam; the reference's and faiss's, greedy."""
     slow = RECOMMENDED | {"decay": 0.99}
     return [
         Row("recommended", "ours", 1, RECOMMENDED),
@@ -89,14 +89,14 @@ def faiss_result(name: str, quick: bool, beam: int) -> tuple[float, Tensor]:
 
 
 def batches(data: Tensor, quick: bool, seed: int) -> Iterator[Tensor]:
-    """The same for whoever trains, (batch, D): four times as many tokens as a level has codes."""
+    """The same batches for everyone, (batch, D), with four times as many tokens as a level has codes."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(4 if quick else 800):
         yield data[torch.randint(len(data), (4 * CODES,), generator=generator)]
 
 
 def train(row: Row, data: Tensor, quick: bool, seed: int, rank: int, ranks: int) -> torch.nn.Module:
-    """A stack that a rank has trained on its share of each batch."""
+    """A stack trained by a rank on its share of each batch."""
     torch.manual_seed(seed)
     stack = row.make(data.shape[1]).train()
     with torch.no_grad():
@@ -112,14 +112,14 @@ def _rank(
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
     )
-    # Not made here again: its bits might depend on the threads.
+    # Loaded, because the bits of newly computed data might depend on the number of threads.
     data = torch.load(f"{folder}/data.pt")
     torch.save(train(row, data, quick, seed, rank, ranks).state_dict(), f"{folder}/{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
 def ranks_agree(alone: torch.nn.Module, row: Row, data: Tensor, quick: bool, seed: int) -> bool:
-    """Whether two ranks end with the state of the one process that had the whole batches, to the bit."""
+    """Whether two ranks end with the state of the one process that had the whole batches, bit for bit."""
     with tempfile.TemporaryDirectory() as folder:
         threads = max(torch.get_num_threads() // 2, 1)
         torch.save(data, f"{folder}/data.pt")
@@ -131,7 +131,7 @@ def ranks_agree(alone: torch.nn.Module, row: Row, data: Tensor, quick: bool, see
 
 @torch.no_grad()
 def run(row: Row, name: str, quick: bool, seed: int) -> dict[str, Any]:
-    """One stack: its test error over faiss's, the use of its first and last level, and what two ranks make of it."""
+    """One stack: its test error over faiss's, the use of its first and last level, and whether two ranks agree."""
     data, test = load(name, quick)
     if row.who == "faiss":
         error, indices = faiss_result(name, quick, row.beam)
@@ -152,7 +152,7 @@ def run(row: Row, name: str, quick: bool, seed: int) -> dict[str, Any]:
 
 
 def targets(runs: list[dict[str, Any]]) -> list[Target]:
-    """The goals of the design: of the recommended settings the best, and that ranks agree."""
+    """The design goals, for the best of the recommended settings, and the agreement of ranks."""
     found = []
     for (name, beam), goal in GOALS.items():
         own = [

@@ -1,4 +1,4 @@
-"""What residual stacks learn: image patches, and embeddings of images by a small network that is trained here."""
+"""Data for residual stacks: image patches, and embeddings of images by a small network that is trained here."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EMBEDDED = 384
 
 @cache
 def load(name: str, quick: bool) -> tuple[Tensor, Tensor]:
-    """Tokens to train and to test, (N, D), float32: `patches` (49 features) or `embeddings` (384)."""
+    """Training and test tokens, (N, D), float32: `patches` (49 features) or `embeddings` (384)."""
     few, tested = (512, 128) if quick else (8192, 4096)
     if name == "patches":
         train, test = images.load()[0], images.load(test=True)[0]

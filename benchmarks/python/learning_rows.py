@@ -1,4 +1,4 @@
-"""Rows of the learning table: what a quantizer is given, and the same start for torchvq and the reference."""
+"""Rows of the learning table: settings of a quantizer, and the same start for torchvq and the reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import torchvq
 
 OURS, REFERENCE, YARDSTICK = "ours", "reference", "faiss"
-# The share of an even use of the codes under which a code counts as unused.
+# Threshold of unused codes, as a fraction of an even share of the tokens.
 FRACTION = 0.1
 RECOMMENDED: dict[str, Any] = torchvq.recommended("vq")
 del RECOMMENDED["codebook_size"]
@@ -30,10 +30,10 @@ class Row:
     class_name: str
     ours: Options | None
     reference: Options | None
-    # Rows of a family quantize the same data with codebooks of the same sizes, so their errors compare.
+    # Rows of a family quantize the same data with codebooks of equal sizes, so their errors compare.
     family: str = ""
     recommended: bool = False
-    # The row whose reference runs this one is held against, where it has none itself.
+    # The row whose reference runs are compared with this one, if it has none itself.
     against: str = ""
     setting: dict[str, Any] = field(default_factory=dict)
 
@@ -47,14 +47,14 @@ class Row:
 
 
 def recommended(tokens: int, codes: int) -> Options:
-    """What is recommended for one codebook and so many tokens a step, without its size."""
+    """The recommended settings for one codebook and so many tokens per step, without its size."""
     settings = torchvq.recommended("vq", bits=codes.bit_length() - 1, tokens=tokens)
     del settings["codebook_size"]
     return settings
 
 
 def both(options: Options, tokens: int, codes: int) -> tuple[Options, Options]:
-    """The options for each library: the reference takes the fraction of an even share as the number that it is."""
+    """The options for each library: the reference takes the fraction of an even share as an absolute number."""
     theirs = dict(options)
     fraction = theirs.pop("dead_code_threshold_fraction", None)
     if fraction is not None:
@@ -63,13 +63,13 @@ def both(options: Options, tokens: int, codes: int) -> tuple[Options, Options]:
 
 
 def seeded(seed: int) -> None:
-    """The reference draws the levels to drop from Python's generator, everything else is torch's."""
+    """Seeds torch, and Python's generator, from which the reference draws the levels to drop."""
     random.seed(seed)
     torch.manual_seed(seed)
 
 
 def make(row: Row, who: str, seed: int) -> nn.Module:
-    """The quantizer of a row. The reference starts from the codes and projections that ours starts from."""
+    """The quantizer of a row. The reference starts from the same codes and projections as ours."""
     if who == OURS:
         return _made(torchvq, row, OURS, seed)
     quantizer = _made(vector_quantize_pytorch, row, REFERENCE, seed)
@@ -85,16 +85,16 @@ def _made(package: Any, row: Row, who: str, seed: int) -> nn.Module:
 
 
 def _copy(state: dict[str, Tensor], quantizer: nn.Module) -> None:
-    """Whatever both have under the same name and shape."""
+    """Copies the tensors that have the same name and shape in both."""
     own = quantizer.state_dict()
     shared = {k: v for k, v in state.items() if k in own and own[k].shape == v.shape}
     quantizer.load_state_dict(shared, strict=False)
 
 
 def levels_of(row: Row, indices: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Indices of the first and of the last level of a stack (or head); of one codebook there is no last."""
+    """Indices of the first and of the last level (or head) of a stack; None for the last of a single codebook."""
     if row.class_name.startswith("Grouped"):
-        # Groups have codebooks of their own: the first speaks for all.
+        # Groups have separate codebooks; the first represents all.
         indices = indices[0]
     if row.class_name.startswith(("Grouped", "Residual")) or "heads" in row.options(OURS):
         return indices[..., 0], indices[..., -1]
@@ -102,7 +102,7 @@ def levels_of(row: Row, indices: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def codes_in(row: Row) -> int:
-    """How many codes a level has."""
+    """The number of codes of a level."""
     options = row.options(OURS)
     if "levels" in options:
         return int(torch.tensor(options["levels"]).prod())

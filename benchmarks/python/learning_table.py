@@ -1,10 +1,10 @@
-"""What every quantizer learns, torchvq and the reference in pairs: same network, same first codes, same batches.
+"""Learning of every quantizer, torchvq and the reference in pairs: same network, same first codes, same batches.
 
 `python benchmarks/python/learning_table.py` takes about an hour on two idle cores. Every run is written as it ends, and
-`--resume` continues a file that an interrupted one has left; `--adopt FILE` puts the runs of another file in the place
-of its own, and each of them remembers the machine and the commit that made it. Embeddings are trained first, and differ
-between machines: of their rows adopt the runs of both libraries. To try another build of the library, run what is ours
-into another folder and compare it with the reference's runs of the first:
+`--resume` continues the file of an interrupted one; `--adopt FILE` replaces runs by those of another file, and each of
+them keeps the machine and the commit that made it. Embeddings are trained first, and differ between machines: adopt the
+runs of both libraries for their rows. To try another build of the library, run ours into another folder and compare it
+with the reference's runs of the first:
 
     TORCHVQ_LIBRARY=build/src/libtorchvq.so PYTHONPATH=python python benchmarks/python/learning_table.py --who ours \
         --rows recommended --output /tmp/try --baseline benchmarks/results/learning_table.json
@@ -47,7 +47,7 @@ def key_of(run: Run) -> Key:
 
 
 def jobs_of(chosen: Sequence[Row], seeds: int, who: Sequence[str]) -> Iterator[Key]:
-    """All rows of a seed before the next seed, so that what an interrupted table holds is a table of fewer seeds."""
+    """All rows of a seed before the next seed, so that an interrupted table is a complete table of fewer seeds."""
     if YARDSTICK in who:
         measured = {stream.yardstick_of(row): row for row in chosen if row.setting}
         yield from ((row.task, row.name, YARDSTICK, 0) for row in measured.values())
@@ -59,7 +59,7 @@ def jobs_of(chosen: Sequence[Row], seeds: int, who: Sequence[str]) -> Iterator[K
 
 
 def one(key: Key, quick: bool) -> Run:
-    """A run, in a worker. What fails is told in the table, and does not stop the others."""
+    """A run, in a worker. A failure becomes a part of the table and does not stop the other runs."""
     task, name, who, seed = key
     row = next(row for row in rows() if (row.task, row.name) == (task, name))
     run: Run = dict(task=task, row=name, who=who, seed=seed)
@@ -89,7 +89,7 @@ def _one_thread() -> None:
 
 def measure(keys: list[Key], jobs: int, quick: bool) -> Iterator[Run]:
     """The runs as they end, each on one thread."""
-    # Read by OpenMP when the workers load it.
+    # OpenMP reads this when the workers load it.
     os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, context, _one_thread) as pool:
@@ -106,7 +106,7 @@ def _say(run: Run, done: int, total: int) -> None:
 
 
 def adopted(document: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """The document with the other's runs in the place of its own of the same row, library and seed."""
+    """The document with runs of the other in place of its own of the same row, library and seed."""
     kept = ("cpu", "cores", "level", "commit", "date")
     where = {key: other["machine"][key] for key in kept}
     fresh = {key_of(run): {"machine": where, **run} for run in other["runs"]}

@@ -39,7 +39,7 @@ KMEANS: Options = dict(kmeans_init=True)
 LEARNABLE: Options = dict(learnable_codebook=True, ema_update=False)
 COSINE: Options = dict(use_cosine_sim=True)
 PROJECTED: Options = dict(codebook_dim=8)
-# Four books of 512 codes would take the reference half a minute.
+# With four codebooks of 512 codes, the reference would take half a minute.
 HEADS: Options = dict(heads=4, separate_codebook_per_head=True, codebook_size=HEAD_CODES)
 
 
@@ -91,7 +91,7 @@ STACKS: dict[str, Options] = {
     "shared codebook": dict(shared_codebook=True),
     "commitment 0.25": dict(commitment_weight=0.25),
 }
-# Around what is recommended, by ours alone.
+# Variations of the recommended settings, which only ours runs.
 NEARBY: dict[str, Options] = {
     "recommended, decay 0.8": RECOMMENDED | dict(decay=0.8),
     "recommended, decay 0.99": RECOMMENDED | dict(decay=0.99),
@@ -169,7 +169,7 @@ def _scalar() -> list[Row]:
     for kind, name, more in SCALAR:
         sizes: Options = dict(levels=SCALAR_LEVELS)
         if "LFQ" in kind:
-            # The entropy loss costs tokens times codes at every level.
+            # The cost of the entropy loss is proportional to tokens times codes, at every level.
             sizes = dict(codebook_size=CODES if kind == "LFQ" else STACKED_LFQ_CODES)
         found.append(_row(f"{kind}: {name}", kind, dict(dim=DIM) | sizes | more, kind, CODES))
     return found
@@ -181,7 +181,7 @@ def _row(name: str, kind: str, options: Options, family: str, codes: int) -> Row
 
 
 class Quantizer(nn.Module):
-    """A quantizer of either library between encoder and decoder, which speak images (B, DIM, 7, 7)."""
+    """A quantizer of either library between encoder and decoder, whose latents are images (B, DIM, 7, 7)."""
 
     def __init__(self, quantizer: nn.Module, takes_images: bool) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class Quantizer(nn.Module):
         self.takes_images = takes_images
 
     def forward(self, latents: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Output, indices, and the sum of whatever losses there are."""
+        """Output, indices, and the sum of the losses, if any."""
         tokens = latents if self.takes_images else latents.flatten(2).mT
         quantized, indices, *rest = self.quantizer(tokens)
         loss = rest[0].sum() if rest else latents.new_zeros(())
@@ -199,7 +199,7 @@ class Quantizer(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """28 x 28 pixels to 7 x 7 latents and back; whatever quantizer is given sits between."""
+    """28 x 28 pixels to 7 x 7 latents and back; the quantizer is set from outside."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,7 +234,7 @@ def run(row: Row, who: str, seed: int, quick: bool) -> dict[str, Any]:
     model = Autoencoder()
     quantizer = make(row, who, seed)
     model.quantizer = Quantizer(quantizer, takes_images=row.class_name == "LatentQuantize")
-    # What the two libraries drew to start must not tell in what they draw from here.
+    # Seeded again, so that draws at construction, which differ between the libraries, do not affect later ones.
     seeded(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     batches = torch.Generator().manual_seed(seed)
@@ -260,7 +260,7 @@ def run(row: Row, who: str, seed: int, quick: bool) -> dict[str, Any]:
 
 @torch.no_grad()
 def _tokens(quantizer: Any, latents: Tensor, cosine: bool) -> Tensor:
-    """What the codebook saw of the latents."""
+    """The latents as the codebook gets them."""
     tokens: Tensor = latents.movedim(1, -1).reshape(-1, DIM)
     tokens = quantizer.project_in(tokens)
     return F.normalize(tokens, dim=-1) if cosine else tokens

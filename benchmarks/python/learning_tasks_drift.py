@@ -1,4 +1,4 @@
-"""The learning table's moving data: a stream that turns, one that jumps, and codes overwritten with noise."""
+"""The learning table's moving data: a stream that rotates, one that jumps, and codes overwritten with noise."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 DRIFT, DISTURBANCE = "drift", "disturbance"
 BATCH = 512
-# Codes: steps. A step of the reference with 4096 codes costs twenty times one of ours.
+# Codes: steps. A step of the reference with 4096 codes takes twenty times as long as one of ours.
 SIZES = {1024: 400, 4096: 150}
-# Radians per step of the fastest plane: the codes move by a tenth of their spacing in some tens of steps.
+# Radians per step of the fastest plane: codes move by a tenth of their spacing in some tens of steps.
 TURN = 0.002
 SETTINGS: dict[str, Options] = {
     "recommended": RECOMMENDED,
@@ -30,7 +30,7 @@ DISTURBED: dict[str, Options] = {
     "k-means": dict(kmeans_init=True),
     "k-means, threshold 2": dict(kmeans_init=True, threshold_ema_dead_code=2),
 }
-# Of the codes that are overwritten, how much of the error may stay, and how long to wait for it.
+# Share of codes that are overwritten, share of the error that may remain, and steps to wait for that.
 OVERWRITTEN, SLACK, PATIENCE = 0.1, 0.01, 300
 PROBES = 4096
 
@@ -58,7 +58,7 @@ def _row(
 ) -> Row:
     base = dict(dim=DIMS["patches"], codebook_size=codes)
     ours, theirs = both(base | options, BATCH, codes)
-    # A turn keeps all distances, so k-means of the patches serves there as well.
+    # A rotation preserves all distances, so k-means of the patches is a valid yardstick there, too.
     data = "late patches" if move == "jump" else "patches"
     setting = dict(data=data, codes=codes, batch=BATCH, steps=steps, move=move)
     return Row(
@@ -75,7 +75,7 @@ def _row(
 
 @cache
 def _turning() -> Tensor:
-    """A fixed antisymmetric matrix of norm 1: its exponentials are the turns of the data."""
+    """A fixed antisymmetric matrix of norm 1; its exponentials are the rotations of the data."""
     dim = DIMS["patches"]
     random = torch.randn(dim, dim, generator=torch.Generator().manual_seed(0))
     skew = random - random.mT
@@ -87,7 +87,7 @@ def turned(tokens: Tensor, step: int) -> Tensor:
 
 
 class Stream:
-    """Tokens of each step, and the test tokens as they are distributed at a step."""
+    """Tokens of each step, and the test tokens in the distribution of a step."""
 
     def __init__(self, row: Row, seed: int, steps: int, quick: bool) -> None:
         self.move, self.steps, self.batch = row.setting["move"], steps, row.setting["batch"]
@@ -120,7 +120,7 @@ def run(row: Row, who: str, seed: int, quick: bool) -> dict[str, Any]:
 
 
 def _recovery(quantizer: nn.Module, stream: Stream, settled: int, patience: int) -> dict[str, Any]:
-    """Steps until the error is back within 1 % after codes were overwritten, or the patience."""
+    """Steps until the error is back within 1 % after codes were overwritten, or PATIENCE."""
     probes = stream.test[:PROBES]
     wanted = error_of(codes_of(quantizer), probes) * (1 + SLACK)
     overwrite(quantizer)
@@ -133,7 +133,7 @@ def _recovery(quantizer: nn.Module, stream: Stream, settled: int, patience: int)
 
 
 def overwrite(quantizer: nn.Module) -> None:
-    """Noise in place of the first tenth of the codes, and in their averages, from which the next step makes them."""
+    """Writes noise to the first tenth of the codes, and to their averages, from which the next step computes codes."""
     book: Any = quantizer._codebook
     hit = int(book.embed.shape[1] * OVERWRITTEN)
     shape = (hit, book.embed.shape[-1])

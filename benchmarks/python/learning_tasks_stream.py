@@ -1,6 +1,6 @@
 """The learning table's streams: codebooks and stacks alone, on patches of images and on embeddings.
 
-No network, so nothing but the codebook learns. Errors are told over those of faiss, which sees all tokens at once.
+There is no network, so only the codebook learns. Errors are relative to those of faiss, which sees all tokens at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 STREAM, RESIDUAL = "stream", "residual stream"
 WATCHED, QUICK_STEPS = 20, 3
 DIMS = {"patches": images.PATCH**2, "embeddings": 384}
-# Tokens of a step over codes, codes by data, and steps: as many as each can have within seconds.
+# Ratio of a step's tokens to codes; codes by data; steps by ratio: as many as a row can run within seconds.
 CODES = {"patches": 1024, "embeddings": 512}
 STEPS = {0.25: 800, 1.0: 300, 8.0: 300}
 RATIOS = (0.25, 1.0, 8.0)
@@ -42,7 +42,7 @@ THRESHOLDS: dict[str, Options] = {
     "threshold 2": dict(threshold_ema_dead_code=2),
     "threshold 8": dict(threshold_ema_dead_code=8),
 }
-# A stack of the reference costs a second per ten steps on embeddings at full size.
+# A stack of the reference takes a second per ten steps on embeddings at full size.
 STACK_LEVELS, STACK_CODES, STACK_BATCH = 8, 256, 512
 STACK_STEPS = {"patches": 400, "embeddings": 300}
 BEAM_STEPS = 130
@@ -64,7 +64,7 @@ def rows() -> list[Row]:
 
 
 def _flat() -> Iterator[Row]:
-    """What is recommended, every pair of settings once at least, and what docs/choosing.md shows at each ratio."""
+    """The recommended settings, every pair of settings at least once, and those in docs/choosing.md at each ratio."""
     found: dict[str, Row] = {}
     for data, ratio, options in _recommended():
         row = _flat_row(data, ratio, options, "recommended")
@@ -83,7 +83,7 @@ def _recommended() -> Iterator[tuple[str, float, Options]]:
 
 
 def _pairs() -> Iterator[tuple[str, float, Options]]:
-    """A Latin square: thresholds by decays, with ratios and k-means so that each of them meets each."""
+    """A Latin square: thresholds by decays, with ratios and k-means such that all pairs occur."""
     for t, dead in enumerate(THRESHOLDS.values()):
         for d, decay in enumerate(DECAYS):
             even = (t + d) % 2 == 0
@@ -108,7 +108,7 @@ def _name(options: Options) -> str:
 
 
 def _codes(data: str, ratio: float) -> int:
-    """Large batches get a quarter of the codes, so that the steps stay as many."""
+    """With large batches a quarter of the codes, so that the number of steps can stay the same."""
     return CODES[data] // (4 if ratio == 8 else 1)
 
 
@@ -134,7 +134,7 @@ def _stacked() -> Iterator[Row]:
     for data in DIMS:
         for name, options in STACKS.items():
             yield _stack(data, data, name, options, STACK_STEPS[data])
-    # Four times the price of a greedy step, so fewer of them, and a family of its own.
+    # Four times the cost of a greedy step, so fewer steps, and hence a separate family.
     beam = RECOMMENDED | dict(beam_size=2)
     yield _stack("patches", "patches, beam 2", "recommended", beam, BEAM_STEPS)
 
@@ -151,7 +151,7 @@ def _stack(data: str, family: str, name: str, options: Options, steps: int) -> R
 
 @cache
 def tokens_of(data: str, quick: bool) -> tuple[Tensor, Tensor]:
-    """Tokens to train and to test, (N, D), float32."""
+    """Training and test tokens, (N, D), float32."""
     if data == "embeddings":
         return load(data, quick)
     few, tested = (512, 64) if quick else (4000, 1024)
@@ -166,7 +166,7 @@ def tokens_of(data: str, quick: bool) -> tuple[Tensor, Tensor]:
 
 
 def yardstick_of(row: Row) -> str:
-    """The name of faiss's run that a row's error is told over."""
+    """The name of faiss's run to which a row's error is relative."""
     setting = row.setting
     levels = f"{setting['levels']} levels of " if "levels" in setting else ""
     return f"{setting['data']}, {levels}{setting['codes']} codes"
@@ -221,7 +221,7 @@ def run(row: Row, who: str, seed: int, quick: bool) -> dict[str, Any]:
 def learn(
     quantizer: nn.Module, tokens_at: Callable[[int], Tensor], steps: int, watched: bool
 ) -> dict[str, float]:
-    """Shows a quantizer the tokens of each step, and watches for replaced codes in the last ones."""
+    """Trains a quantizer on the tokens of each step; counts replaced codes in the last steps."""
     replaced = []
     for step in range(steps):
         tokens = tokens_at(step)

@@ -24,13 +24,13 @@ SHAPES = ((12, 1024), (16, 256), (18, 1024))
 QUICK = ((8, 64),)
 OURS = "torchvq"
 CONTENDERS = (OURS, "plain torch", "reference")
-# Matrices N x 2^bits of more bytes than this, of which the others make several, are left out.
+# Contenders that make several matrices N x 2^bits are left out if one has more bytes than this.
 MATRIX_LIMIT = 2**28
-# Of tokens times codes: up to here the gradient is checked in float64.
+# Up to this number of tokens times codes, the gradient is checked in float64.
 EXACT_LIMIT = 2**24
-# The reference clamps a logarithm at 1e-5, which shows from 16 bits on.
+# The reference clamps a logarithm at 1e-5, which affects results from 16 bits on.
 TOLERANCE = {OURS: 1e-3, "plain torch": 1e-3, "reference": 0.1}
-# Of gradients, whose differences cancel less: relative to their norm.
+# Of gradients, relative to their norm; larger, because their errors cancel less than those of losses.
 GRADIENT_TOLERANCE = {OURS: 1e-3, "plain torch": 2e-3, "reference": 0.5}
 SPREAD = 0.02  # of the latents: between sure and undecided bits
 
@@ -56,7 +56,7 @@ def measure(bits: int, n: int, threads: int, settings: Settings) -> Case:
         for name, (loss, _) in results.items()
     }
     gradients = _gradients(results, bits, n)
-    # Memory is that of one thread.
+    # Peak memory is that of one thread.
     peaks = {name: _in_a_process(name, bits, n) for name in names} if threads == 1 else {}
     case = Case(
         f"training N={n} bits={bits} threads={threads}",
@@ -79,7 +79,7 @@ def measure(bits: int, n: int, threads: int, settings: Settings) -> Case:
 
 
 def _gradients(results: dict[str, tuple[Tensor, Tensor]], bits: int, n: int) -> dict[str, float]:
-    """Of the latents: each against ours, and ours against float64 on the formula, where its matrix is small."""
+    """Differences of gradients: each against ours, and ours against the formula in float64, if its matrix is small."""
     import checks
 
     ours = results[OURS][1]
@@ -120,7 +120,7 @@ def _module(name: str, bits: int) -> Callable[[Tensor], Tensor]:
 
 
 def plain_loss(bits: int, dtype: torch.dtype = torch.float32) -> Callable[[Tensor], Tensor]:
-    """What one writes in torch: a softmax over all codes."""
+    """The usual way in torch: a softmax over all codes."""
     places = torch.arange(bits - 1, -1, -1)
     codes = ((torch.arange(2**bits)[:, None] >> places) & 1).to(dtype) * 2 - 1
 
@@ -144,7 +144,7 @@ def _in_a_process(name: str, bits: int, n: int) -> int:
 def _main(name: str, bits: str, n: str) -> None:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
-    # Libraries load their parts at the first call; that is no part of a step.
+    # The first call loads parts of libraries, which do not count.
     step_of(name, 4, 16)()
     print(peak_over_now(lambda: step_of(name, int(bits), int(n))()))
 

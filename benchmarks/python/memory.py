@@ -1,4 +1,4 @@
-"""Peak extra memory: each contender in a process of its own, over what it held before the call.
+"""Peak extra memory: each contender in its own process, beyond what it held before the call.
 
 `python memory.py NAME N K D` measures one call and prints bytes, `python memory.py classes N [NAME...]` a training
 step of every class; run() starts these.
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 SHAPES = ((16384, 4096, 64), (16384, 16384, 64), (131072, 16384, 64))
 QUICK = ((2048, 512, 16),)
-# Of a step of every class.
+# Tokens in a step of every class.
 TOKENS, QUICK_TOKENS = 4096, 64
 QUICK_CLASSES = ("FSQ", "LFQ")
-# Beyond this many bytes of N x K the reference, which makes several such matrices, is left out.
+# The reference makes several matrices N x K; it is left out if one has more bytes than this.
 MATRIX_LIMIT = 2**30
 SEARCH, OURS = "torchvq search", "torchvq"
 CONTENDERS = (OURS, SEARCH, "faiss search", "plain torch", "reference")
-# Times tokens and codebook: a step returns quantized tokens and gradients, and keeps some for backward.
+# Target, in multiples of tokens and codebook: a step returns outputs and gradients, and saves tensors for backward.
 WANTED = 6.0
 
 
@@ -42,7 +42,7 @@ def run(settings: Settings) -> None:
 def _measure(n: int, k: int, d: int, settings: Settings) -> object:
     from harness import Case, Target
 
-    # In bytes: what the extra memory may be a small multiple of, and what it must not come near.
+    # In bytes: extra memory should be a small multiple of tokens and codebook, and far below the matrix.
     tokens, codebook, matrix = n * d * 4, k * d * 4, n * k * 4
     always = (OURS, SEARCH, "faiss search")
     measured = [name for name in CONTENDERS if name in always or matrix <= MATRIX_LIMIT]
@@ -78,8 +78,8 @@ def _in_a_process(name: str, n: int, k: int, d: int) -> int:
 
 
 def peak_over_now(call: Callable[[], object]) -> int:
-    """Resident bytes at most during the call, less those before it, as Linux counts them."""
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    """Peak resident bytes during the call minus those before it, as Linux counts them."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = _resident("VmRSS")
     result = call()
     peak = _resident("VmHWM")
@@ -88,7 +88,7 @@ def peak_over_now(call: Callable[[], object]) -> int:
 
 
 def _print_classes(tokens: int, some: tuple[str, ...]) -> None:
-    """All classes or some, each in a process forked from this one, which has computed nothing yet."""
+    """All classes or some, each in a forked process that has not computed anything yet."""
     import every_class
     import torch
 
@@ -105,7 +105,7 @@ def _print_classes(tokens: int, some: tuple[str, ...]) -> None:
 def _class_peak(entry: every_class.Entry, who: str, tokens: int) -> int:
     import every_class
 
-    # Libraries load their parts at the first call; that is no part of a step.
+    # The first call loads parts of libraries, which do not count.
     every_class.step_of(entry, every_class.modules(entry)[who], every_class.tokens(entry, 16))()
     module, x = every_class.modules(entry)[who], every_class.tokens(entry, tokens)
     return peak_over_now(every_class.step_of(entry, module, x))
@@ -155,7 +155,7 @@ def _main(name: str, *shape: str) -> None:
     if name == "classes":
         return _print_classes(int(shape[0]), shape[1:])
     torch.set_num_threads(1)
-    # Libraries load their parts at the first call; that is no part of a step.
+    # The first call loads parts of libraries, which do not count.
     _call(name, 64, 32, 16)()
     print(peak_over_now(_call(name, *map(int, shape))))
     return None

@@ -7,7 +7,8 @@ import torch
 from contenders import faiss_nearest, ours_nearest, plain_nearest, quantizers, tokens_and_codes
 from harness import OURS, Case, Contender, Settings, Target, compare, write
 
-# N, K, D; as many tokens as let the reference, which holds several N x K matrices, be timed often; then small batches.
+# N, K, D; so many tokens that the reference, which makes several N x K matrices, can still be timed often; then small
+# batches.
 SHAPES = (
     (8192, 1024, 8),
     (8192, 1024, 64),
@@ -22,9 +23,9 @@ SHAPES = (
 )
 QUICK = ((512, 256, 8), (512, 256, 64), (1, 256, 128))
 SQUARE = 1536
-# Beyond this the reference takes seconds and tells nothing new.
+# Beyond this N * K, the reference takes seconds and adds no information.
 REFERENCE_LIMIT = 2**25
-# Codes up to which cases are repeated on two threads.
+# Cases with at most this many codes are repeated on two threads.
 TWICE = 1024
 
 

@@ -1,12 +1,12 @@
-"""How much of a step's message is exposed with `overlap_sync`, between two hosts: namespaces with a cable of their own.
+"""The exposed part of a step's message with `overlap_sync`, between two hosts: namespaces joined by a slow cable.
 
     sudo python benchmarks/python/overlap.py                  # delays of 1 and 5 ms, 1 Gbit/s
     sudo python benchmarks/python/overlap.py --quick          # see that it runs; the numbers are noise
-    sudo python benchmarks/python/overlap.py --json FILE      # what was measured, besides the table
+    sudo python benchmarks/python/overlap.py --json FILE      # the measurements, besides the table
 
-It needs root and `ip`. A step is forward and a backward that sleeps for twice the time of the message, as a GPU's
-would leave the host. Three modules take turns: without messages, with a message that forward waits for, with overlap.
-Beyond the first, the second takes the time of the message, the third what of it is exposed.
+It needs root and `ip`. A step is a forward and a backward that sleeps for twice the time of the message, as the host
+does while a GPU computes. Three modules take turns: without messages, with a message for which forward waits, with
+overlap. Beyond the first, the second takes the time of the message, and the third the exposed part of it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def run(cable: Cable, name: str, rounds: int, tokens: int) -> dict[str, Any]:
-    """What rank 0 has measured."""
+    """The measurements of rank 0."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "measured.json"
         ranks = [start(cable, rank, name, str(file), rounds, tokens) for rank in range(2)]
@@ -82,7 +82,7 @@ def rank_main(rank: int, name: str, file: str, rounds: int, tokens: int) -> None
     dist.init_process_group("gloo", rank=rank, world_size=2)
 
     class Sleeps(torch.autograd.Function):
-        """Its backward takes a while, and leaves the processor to others."""
+        """Its backward takes a while, without using the processor."""
 
         seconds = 0.0
 
@@ -116,9 +116,9 @@ def rank_main(rank: int, name: str, file: str, rounds: int, tokens: int) -> None
                 seconds[kind].append(step(kind))
         return seconds
 
-    measured(3)  # the first steps compare the quantizers, and their tokens outgrow random codes
+    measured(3)  # the first steps compare the options of ranks, and tokens outgrow the random codes
     first = {kind: statistics.median(own) for kind, own in measured(rounds).items()}
-    # Both ranks sleep alike.
+    # Both ranks must sleep equally long.
     longest = torch.tensor([first[WAITS] - first[ALONE]], dtype=torch.float64)
     dist.all_reduce(longest, dist.ReduceOp.MAX)
     Sleeps.seconds = 2 * max(longest.item(), 0.001)

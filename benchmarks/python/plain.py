@@ -1,6 +1,6 @@
-"""Every class written plainly: the lines of torch that a careful user writes from the paper, forward and backward.
+"""Every class in plain torch: the lines that a careful user writes from the paper, forward and backward.
 
-Each takes the parameters of the module of ours that it is made of, so that both choose the same codes, and returns
+Each takes the parameters of our module from which it is made, so that both choose the same codes, and returns
 (output, indices, loss). Gradients pass straight through; where ours rotates them, this is the cheaper one.
 """
 
@@ -38,7 +38,7 @@ class Codebook(nn.Module):
 
 
 class Stack(nn.Module):
-    """ResidualVQ, ResidualSimVQ, ResidualLFQ: a loop over levels, each on what the ones before have left."""
+    """ResidualVQ, ResidualSimVQ, ResidualLFQ: a loop over levels, each on the residual of those before."""
 
     def __init__(self, levels: list[nn.Module], scales: list[float] | None = None) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Stack(nn.Module):
 
 
 class Grouped(nn.Module):
-    """The features cut into groups, a stack for each."""
+    """Features split into groups, with a stack for each."""
 
     def __init__(self, stacks: list[nn.Module]) -> None:
         super().__init__()
@@ -116,14 +116,14 @@ class Signs(nn.Module):
         log_p = (200 * x @ self.codes.T).log_softmax(-1)
         p = log_p.exp()
         mean = p.flatten(0, -2).mean(0)
-        # The logarithm of what no token comes near is infinite, and its gradient no number.
+        # A code that no token comes near would have the logarithm -inf, and its gradient NaN.
         entropies = -(p * log_p).sum(-1).mean() + (mean * mean.clamp_min(1e-20).log()).sum()
         loss = self.entropy * entropies + self.commitment * F.mse_loss(x, signs)
         return straight(x, signs), ((x > 0) * self.basis).sum(-1), loss
 
 
 class Perturbed(nn.Module):
-    """FSP: noise of a bin's width, and moments pulled to those of the distribution."""
+    """FSP: noise of a bin's width, and a loss that pulls moments to those of the distribution."""
 
     def __init__(self, levels: tuple[int, ...]) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class Targets(nn.Module):
 
 
 class Scales(nn.Module):
-    """HierarchicalVQ on sequences: averages of what is left, from coarse to fine, one codebook for all."""
+    """HierarchicalVQ on sequences: averages of the residual, from coarse to fine, one codebook for all."""
 
     def __init__(self, ours: Any, scales: tuple[int, ...]) -> None:
         super().__init__()

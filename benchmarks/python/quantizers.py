@@ -1,10 +1,10 @@
-"""Every quantizer on one task: what it loses, how many of its codes are in use, how long it takes, how much memory.
+"""Every quantizer on one task: its error, the share of its codes in use, its time and its memory.
 
-python benchmarks/python/quantizers.py                 # some ten minutes on one core
-python benchmarks/python/run.py --write-docs           # puts the results into docs/which.md
+    python benchmarks/python/quantizers.py                 # some ten minutes on one core
+    python benchmarks/python/run.py --write-docs           # puts the results into docs/which.md
 
-The task: an autoencoder of 7 x 7 patches of Fashion-MNIST, two linear layers on each side of the
-quantizer, trained with it. Time and memory are those of the quantizer alone, on one thread.
+The task: an autoencoder of 7 x 7 patches of Fashion-MNIST, two linear layers on each side of the quantizer, trained
+with it. Time and memory are those of the quantizer alone, on one thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torchvq
 NAME = "quantizers"
 DIM, SIDE = 32, 4
 STEPS, IMAGES, SEEDS = 1000, 64, 2
-# Tokens of a step whose time and memory are measured, and their features.
+# Tokens of the step whose time and memory are measured, and their features.
 TOKENS, WIDTH = 4096, 64
 LEVELS = [8, 5, 5, 5]
 
@@ -36,7 +36,7 @@ Row = tuple[str, Callable[[int], nn.Module], float]
 
 
 class Coded(nn.Module):
-    """BinaryMapper with the projections that the other classes have inside: to logits, and from one-hot codes."""
+    """BinaryMapper with the projections that other classes contain: to logits, and from one-hot codes."""
 
     def __init__(self, dim: int, bits: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Coded(nn.Module):
 
 
 class AsMaps(nn.Module):
-    """HierarchicalVQ on tokens: every SIDE * SIDE of them are a map."""
+    """HierarchicalVQ on tokens: each SIDE * SIDE tokens form a map."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -114,13 +114,13 @@ ROWS: list[Row] = [
 
 
 def parts_of(result: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Output, indices and the sum of the losses, zero where a class has none."""
+    """Output, indices and the sum of the losses; zero for a class without a loss."""
     quantized, indices, *rest = result
     return quantized, indices, rest[0].sum() if rest else quantized.new_zeros(())
 
 
 def learn(make: Callable[[int], nn.Module], seed: int, steps: int) -> dict[str, float]:
-    """Trains the autoencoder and measures it on the images that it has not seen."""
+    """Trains the autoencoder and measures it on unseen images."""
     import images
 
     torch.manual_seed(seed)
@@ -156,7 +156,7 @@ def use_of(module: nn.Module, indices: Tensor) -> float:
 
 
 def times(make: Callable[[int], nn.Module]) -> dict[str, float]:
-    """Microseconds of processor time for a thousand tokens: a training step, encoding, decoding is a lookup."""
+    """Microseconds of processor time per thousand tokens: a training step, and encoding; decoding is a lookup."""
     torch.manual_seed(0)
     module = make(WIDTH)
     x = torch.randn(1, TOKENS, WIDTH, requires_grad=True)
@@ -186,7 +186,7 @@ def fastest(call: Callable[[], object], rounds: int = 15) -> float:
 
 
 def memory(place: int) -> int:
-    """Bytes at most that a training step takes over what there was before, in a process of its own."""
+    """Peak bytes of a training step beyond those before it, in its own process."""
     command = [sys.executable, str(Path(__file__)), "--memory-of", str(place)]
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 

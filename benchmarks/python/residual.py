@@ -25,13 +25,13 @@ TOKENS, DIM, LEVELS = 2048, 128, 8
 SIZES, BEAMS = (256, 1024), (4, 16)
 QUICK = (256, 16, 3)
 QUICK_SIZES, QUICK_BEAMS = (16,), (4,)
-TRAINED_ON = 4  # times the tokens that are measured
+TRAINED_ON = 4  # times as many as the measured tokens
 MEMORY = ("torchvq", "faiss", "faiss tables", "reference")
 Shape = tuple[int, int, int]
 
 
 class PlainResidual(nn.Module):
-    """A loop over the plain codebooks, each on what the ones before have left."""
+    """A loop over plain codebooks, each on the residual of those before."""
 
     def __init__(self, dim: int, levels: int, size: int, decay: float) -> None:
         from contenders import PlainVectorQuantize
@@ -58,7 +58,7 @@ def run(settings: Settings) -> None:
     cases = []
     for threads in settings.threads:
         cases.append(training(shape, sizes[-1], threads, settings))
-        # On two threads the larger codebooks with the narrower beam.
+        # On two threads only the larger codebooks and the narrower beam.
         for size in sizes if threads == 1 else sizes[-1:]:
             cases.append(greedy(shape, size, threads, settings))
             some = beams if threads == 1 else beams[:1]
@@ -103,7 +103,7 @@ def stacks(books: list[Tensor], beam: int = 1, decay: float = 0.99) -> dict[str,
 
 
 def faiss_quantizer(books: list[Tensor], beam: int, tables: bool) -> faiss.ResidualQuantizer:
-    """faiss with these codebooks; its tables are made here, once."""
+    """faiss with these codebooks; its tables are computed here, once."""
     import faiss
 
     size, dim = books[0].shape
@@ -142,7 +142,7 @@ def training(shape: Shape, size: int, threads: int, settings: Settings) -> Case:
 
 
 def summed(module: nn.Module) -> nn.Module:
-    """The losses of the levels added up, as training does."""
+    """The sum of the levels' losses, as training uses it."""
 
     class Summed(nn.Module):
         def __init__(self) -> None:
@@ -217,7 +217,7 @@ def _parameters(what: str, shape: Shape, size: int, threads: int) -> dict[str, o
 
 
 def _not_exact(found: dict[str, Tensor], x: Tensor, books: list[Tensor]) -> dict[str, int]:
-    """Rows, over all levels, on which a walk did not take the nearest code of what it had left."""
+    """The number of rows, over all levels, that did not get the nearest code of their residual."""
     import checks
 
     wrong = dict.fromkeys(found, 0)
@@ -233,14 +233,14 @@ def _not_exact(found: dict[str, Tensor], x: Tensor, books: list[Tensor]) -> dict
 
 
 def _errors(x: Tensor, quantized: Tensor, quantizer: faiss.ResidualQuantizer) -> dict[str, float]:
-    """Mean squared errors of ours and of faiss; an error when ours is higher."""
+    """Mean squared errors of ours and of faiss; raises if ours is higher."""
     codes = quantizer.compute_codes(x.numpy())
     theirs = torch.from_numpy(quantizer.decode(codes))
     errors = {
         name: float((x.double() - found).square().sum(-1).mean())
         for name, found in (("torchvq", quantized), ("faiss", theirs))
     }
-    # Close calls that float32 decides either way may differ.
+    # Near ties may be decided either way in float32.
     if errors["torchvq"] > errors["faiss"] * (1 + 1e-4):
         raise AssertionError(f"torchvq leaves more than faiss: {errors}")
     return errors
@@ -272,7 +272,7 @@ def _main(name: str, *numbers: str) -> None:
     from memory import peak_over_now
 
     torch.set_num_threads(1)
-    # Libraries load their parts at the first call; that is no part of a search.
+    # The first call loads parts of libraries, which do not count.
     _call(name, (64, 16, 2), 16)()
     *shape, size = map(int, numbers)
     print(peak_over_now(_call(name, (shape[0], shape[1], shape[2]), size)))

@@ -6,9 +6,9 @@
     python benchmarks/python/run.py --quick                  # see that it runs; the numbers are noise
     python benchmarks/python/run.py --write-docs             # put results into docs/, measuring nothing
 
-It wants a tree without changes and a machine without other work, and says so where it finds neither. Correctness is
-checked before anything is timed. Each suite writes <suite>.json and draws <suite>.png as soon as it is measured, so an
-interrupted run goes on where it was. What is learnt, and how well, is measured by learning_table.py.
+It needs a tree without changes and an idle machine, and otherwise says what is wrong. Correctness is checked before
+anything is timed. Each suite writes <suite>.json and draws <suite>.png as soon as it is measured, so an interrupted run
+continues where it stopped. learning_table.py measures how well quantizers learn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import documents
 import state
 from harness import LEAST_ROUNDS, RESULTS, ROOT, Settings, machine, read_json
 
-# By the minutes that each takes on two slow cores, where none was measured on this machine yet.
+# Minutes of each suite on two slow cores, for suites not yet measured on this machine.
 SUITES = {
     "nearest_code": 2.5,
     "inputs": 1.0,
@@ -101,7 +101,7 @@ def settings_from(options: argparse.Namespace) -> Settings:
 
 
 def refusal(options: argparse.Namespace) -> str:
-    """Why not to measure now; nothing where tree and machine are fit for it. Noise needs neither."""
+    """The reason not to measure now; empty if tree and machine are fit for it. A quick run needs neither."""
     if options.quick:
         return ""
     if (changed := state.changes()) and not options.dirty:
@@ -113,7 +113,7 @@ def refusal(options: argparse.Namespace) -> str:
 
 
 def is_measured(name: str, settings: Settings) -> bool:
-    """Whether the folder has this suite of this commit and machine already, by the rules of today."""
+    """Whether the folder has results of this suite for this commit, machine and these settings."""
     file = settings.output / f"{name}.json"
     if settings.quick or not file.exists():
         return False
@@ -132,7 +132,7 @@ def is_measured(name: str, settings: Settings) -> bool:
 
 
 def minutes(name: str, settings: Settings) -> float:
-    """What a suite took last time on such a machine, or what it should take."""
+    """The minutes that a suite took last on such a machine, or is expected to take."""
     file = settings.output / f"{name}.json"
     if settings.quick:
         return QUICK_MINUTES
@@ -144,7 +144,7 @@ def minutes(name: str, settings: Settings) -> float:
 
 
 def measure(suites: tuple[str, ...], settings: Settings, options: argparse.Namespace) -> int:
-    """All suites, one after the other. 1 where the machine was wanted for something else before the last."""
+    """All suites, one after the other. Returns 1 if the machine did not become idle before one of them."""
     start = time.perf_counter()
     for name in suites:
         if name == "threads" and settings.cpu_clock:
@@ -155,7 +155,7 @@ def measure(suites: tuple[str, ...], settings: Settings, options: argparse.Names
             return 1
         settings.say(f"{name}: times over that of torchvq")
         settings.started = state.Started()
-        # Imported here, so that a suite can be run where the packages of another one are missing.
+        # Imported here, so that a suite runs without the packages of the others.
         importlib.import_module(name).run(settings)
         document = read_json(settings.output / f"{name}.json")
         there, rounds = document["machine"], document["rounds"]
@@ -167,7 +167,7 @@ def measure(suites: tuple[str, ...], settings: Settings, options: argparse.Names
 
 
 def show_targets(suites: tuple[str, ...], folder: Path) -> None:
-    """The table of what was promised."""
+    """The table of targets."""
     rows = []
     for name in suites:
         file = folder / f"{name}.json"
@@ -192,7 +192,7 @@ def main() -> int:
         return 1
     if options.ready:
         return 0
-    # A suite that is asked for by name is measured whatever there is.
+    # A suite that is named with --only is measured again in any case.
     kept = [name for name in suites if not options.only and is_measured(name, settings)]
     if kept and not options.again:
         print("measured at this commit already: " + ", ".join(kept))

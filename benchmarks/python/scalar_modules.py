@@ -34,7 +34,7 @@ def run(settings: Settings) -> None:
 def step_of(
     module: nn.Module, x: Tensor, **options: Any
 ) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
-    """Forward and backward, with a gradient from behind. Returns output, loss and gradient of x."""
+    """Forward and backward, with a gradient of the output. Returns output, loss and gradient of x."""
 
     def step() -> tuple[Tensor, Tensor, Tensor]:
         leaf = x.detach().requires_grad_()
@@ -94,7 +94,7 @@ def _binary_mapper(bits: int, tokens: int, threads: int, settings: Settings) -> 
 def _latent_quantize(tokens: int, threads: int, settings: Settings) -> Case:
     x = torch.randn(tokens, len(LEVELS), generator=torch.Generator().manual_seed(1)) * 0.5
     name = f"LatentQuantize {LEVELS} N={tokens}"
-    # The reference's losses cancel in the gradient of the input.
+    # In the reference, the losses cancel in the gradient of the input.
     return _case(
         name, lambda p: p.LatentQuantize(LEVELS, len(LEVELS)), x, threads, settings, {}, False
     )

@@ -1,7 +1,7 @@
 """Training steps on one, two and three ranks (Gloo, this machine), and the share of a step spent in collectives.
 
-`python several_ranks.py RANK RANKS FILE ROUNDS QUICK` is one rank; run() starts these. Every rank has as many tokens,
-so that on enough cores a step would take the same on any number of ranks.
+`python several_ranks.py RANK RANKS FILE ROUNDS QUICK` is one rank; run() starts these. Every rank has the same number
+of tokens, so with enough cores a step would take equally long on any number of ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CLASSES: dict[str, dict[str, Any]] = {
     "LFQ": dict(dim=10, codebook_size=1024, commitment_loss_weight=0.25),
 }
 ROUNDS = 15
-# Steps of a block, and those that a profiler watches.
+# Steps per block, and profiled steps.
 STEPS, WATCHED = 4, 5
 SECONDS = 300
 
@@ -73,7 +73,7 @@ def _case(name: str, number: int, found: dict[str, Any], settings: Settings) -> 
 
 
 def _all_ranks(number: int, settings: Settings) -> dict[str, Any]:
-    """What the first rank prints. All of them end, or none is left running."""
+    """The output of the first rank. All processes end, or are killed."""
     rounds, quick = str(min(ROUNDS, settings.rounds[1])), str(int(settings.quick))
     with tempfile.TemporaryDirectory() as folder:
         common = [str(number), str(Path(folder) / "store"), rounds, quick]
@@ -108,7 +108,7 @@ def _steps(name: str, tokens: int, rank: int, number: int) -> dict[str, Callable
     for key in NAMES:
         package = reference if key == "reference" else torchvq
         torch.manual_seed(0)
-        # The reference's LFQ shares its entropies wherever there is a group.
+        # The reference's LFQ has no such option: it shares entropies whenever there is a group.
         shares = dict(sync_codebook=key != ALONE and number > 1)
         more = {} if key == "reference" and name == "LFQ" else shares
         module = getattr(package, name)(**options, **more).train()
@@ -128,7 +128,7 @@ def _step(module: Any, x: Any) -> Callable[[], object]:
 
 
 def _share(step: Callable[[], object]) -> float:
-    """Of the time of a few steps, what goes by in collectives."""
+    """The share of the time of a few steps that is spent in collectives."""
     import torch
 
     activities = [torch.profiler.ProfilerActivity.CPU]
@@ -164,7 +164,7 @@ def _rank(rank: int, number: int, file: str, rounds: int, quick: bool) -> None:
                 start = time.perf_counter()
                 for _ in range(STEPS):
                     steps[key]()
-                # The step of all is done when the last rank is.
+                # A step ends when the last rank has finished it.
                 dist.barrier()
                 seconds[key].append((time.perf_counter() - start) / STEPS)
         document[name] = {"rounds": seconds, "share": _share(steps[OURS]) if number > 1 else 0.0}

@@ -1,7 +1,7 @@
-"""A cable between two network namespaces that delays each packet, and passes so many bits a second: `Cable`.
+"""`Cable`: joins two network namespaces, with a delay for each packet and a limited bandwidth.
 
-Kernels without netem have TUN devices all the same: a process takes the packets of one end, and hands them to the other
-when it is time. `python slow_cable.py DELAY BITS SPACE DEVICE SPACE DEVICE` is that process.
+Kernels without netem still have TUN devices: a process reads the packets of one end and writes them to the other when
+they are due. `python slow_cable.py DELAY BITS SPACE DEVICE SPACE DEVICE` is that process.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ import threading
 import time
 from contextlib import suppress
 
-# Of linux/if_tun.h and sched.h.
+# From linux/if_tun.h and sched.h.
 TUNSETIFF, IFF_TUN, IFF_NO_PI, CLONE_NEWNET = 0x400454CA, 0x0001, 0x1000, 0x40000000
-# The largest: a relay in Python is paid by the packet.
+# As large as possible, because the cost of a relay in Python is per packet.
 PACKET = 65000
 
 
@@ -28,7 +28,7 @@ def shell(*command: str) -> None:
 
 
 class Cable:
-    """Two namespaces and what joins them, while the context lasts; needs root."""
+    """Two namespaces and the connection between them, while the context lasts; needs root."""
 
     def __init__(self, delay_ms: float, gigabits: float) -> None:
         tag = os.getpid() % 100000
@@ -72,7 +72,7 @@ class Cable:
 
 
 def take_up(space: str, device: str) -> int:
-    """One end: a device in a namespace, as a file of packets."""
+    """Opens one end: a TUN device in a namespace, as a file of packets."""
     libc = ctypes.CDLL(None, use_errno=True)
     with open(f"/run/netns/{space}") as there:
         if libc.setns(there.fileno(), CLONE_NEWNET) != 0:
@@ -83,14 +83,14 @@ def take_up(space: str, device: str) -> int:
 
 
 def carry(source: int, target: int, delay: float, bits: float) -> None:
-    """One direction: a reader that says when each packet arrives, and a writer that waits for it."""
+    """One direction: a reader that computes when each packet is due, and a writer that waits for that."""
     on_the_way: queue.SimpleQueue[tuple[float, bytes]] = queue.SimpleQueue()
 
     def deliver() -> None:
         while True:
             when, packet = on_the_way.get()
             time.sleep(max(0.0, when - time.perf_counter()))
-            with suppress(OSError):  # lost, where the other end is not up yet
+            with suppress(OSError):  # lost if the other end is not up yet
                 os.write(target, packet)
 
     threading.Thread(target=deliver, daemon=True).start()

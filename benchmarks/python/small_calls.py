@@ -1,4 +1,4 @@
-"""What a call costs when there is almost nothing to compute; import and construction. Steps are in small_steps.py."""
+"""Costs of calls that compute almost nothing, of imports and of construction. Steps are in small_steps.py."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(settings: Settings) -> None:
 
 
 def _under(case: Case, text: str, limit: float) -> None:
-    """Holds the seconds of ours to a limit."""
+    """Adds a limit for the seconds of ours as a target."""
     case.targets.append(Target(text, 1.0, limit / case.times[OURS]["seconds"], case.name))
 
 
@@ -98,7 +98,7 @@ def _construction(name: str, options: dict[str, Any], settings: Settings) -> Cas
 
 
 def _imports(settings: Settings) -> Case:
-    """Each import in a process of its own, which has torch already: forked from one that has imported that alone."""
+    """Each import in its own process, forked from one that has imported only torch."""
     rounds: dict[str, list[float]] = {name: [] for name in PACKAGES}
     command = [sys.executable, "-c", IMPORTS, str(settings.rounds[0]), *PACKAGES.values()]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)

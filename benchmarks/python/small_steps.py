@@ -1,4 +1,4 @@
-"""Small training steps of every class, forward and backward: against plain torch, that compiled, and the reference."""
+"""Small training steps of every class, forward and backward, against the reference and plain torch, also compiled."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from harness import OURS, Case, Contender, Settings, compare, write
 from torch._inductor.exc import InductorError
 
 COUNTS, QUICK = (1, 64, 1024), (64,)
-# A quick run wants one that shows that it runs.
+# A few classes are enough to see that it runs.
 QUICK_ENTRIES = ("FSQ", "ResidualVQ", "RandomProjectionQuantizer")
 COMPILED = "compiled plain"
-# What is made of other classes is compiled for one size alone, because compiling takes most of the time.
+# Classes made of others are compiled for one size only, because compiling takes most of the time.
 COMPOSED = ("GroupedResidualVQ", "GroupedResidualFSQ", "GroupedResidualLFQ", "EvoLFQ", "Sequential")
-# Tokens where the loss is not too small for its moments.
+# Tokens of the comparison, enough for losses that depend on moments.
 CHECKED = 64
-# Of a stack's codes some are near ties of what rounding leaves.
+# Allowed fraction of different indices: in stacks, the rounding of residuals decides near ties.
 DIFFERENT = 0.01
 OVER_PLAIN, OVER_REFERENCE = 2.0, 4.0
 
@@ -57,7 +57,7 @@ def measure(entry: Entry, count: int, settings: Settings, compiled: bool = True)
 
 
 def _checked(entry: Entry) -> dict[str, float]:
-    """Of the first step, in which all have the same codes."""
+    """Differences of indices in the first step, in which all contenders have the same codes."""
     x = every_class.tokens(entry, CHECKED)
     modules = every_class.modules(entry)
     with warnings.catch_warnings():
@@ -65,7 +65,7 @@ def _checked(entry: Entry) -> dict[str, float]:
         found = {n: every_class.step_of(entry, m, x)()[0].flatten() for n, m in modules.items()}
     if entry.draws:
         return {}
-    # Later scales quantize what moved codes have left, moved in one way or another.
+    # Finer scales quantize the residual of codes that the contenders move differently.
     first = slice(len(found[OURS]) if entry.length == 1 else 1)
     return {
         name: checks.fraction_different(
@@ -92,7 +92,7 @@ def _steps(entry: Entry, count: int, compiled: bool) -> dict[str, Callable[[], o
         try:
             steps[COMPILED] = _quiet(every_class.step_of(entry, modules[COMPILED], x))
         except InductorError:
-            # torch 2.13 generates no code for the plain form of HierarchicalVQ.
+            # torch 2.13 fails to compile the plain form of HierarchicalVQ.
             print(
                 f"  {entry.name} N={count}: torch's compiler fails on {COMPILED}, which is left out"
             )
@@ -100,7 +100,7 @@ def _steps(entry: Entry, count: int, compiled: bool) -> dict[str, Callable[[], o
 
 
 def _quiet(step: Callable[[], object]) -> Callable[[], object]:
-    """Compiles, and gets warnings over with, before the clock starts."""
+    """A first call, which compiles and emits warnings before the clock starts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         step()

@@ -1,7 +1,7 @@
-"""Of what and on what is measured: the commit, the processor, and how much of it others take.
+"""The commit and the machine of a measurement, and how much of the processor other processes use.
 
-Processor time of the whole machine stands in /proc/stat. What is not idle there and not of this process and those that
-it started is of others; a benchmark beside them says little.
+/proc/stat has the processor time of the whole machine. Time that is neither idle nor used by this process and those
+that it started belongs to others; a benchmark beside them says little.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# What measuring writes by itself makes no tree dirty, and moves no time.
+# Files that measuring itself writes: they do not make the tree dirty.
 WRITTEN = ("benchmarks/results", "docs")
-# Cores in use by others: up to this a machine counts as idle.
+# Up to this many cores in use by others, a machine counts as idle.
 IDLE_CORES = 0.2
 LOOK_SECONDS = 2.0
 
@@ -29,14 +29,14 @@ def _git(*command: str) -> str:
 
 
 def changes() -> list[str]:
-    """Files of the tree that are not those of the commit, results and pages aside."""
+    """Files of the tree that differ from the commit, except results and pages."""
     but = [f":(exclude){folder}" for folder in WRITTEN]
     lines = _git("status", "--porcelain", "--", str(ROOT), *but).splitlines()
     return [line.split(maxsplit=1)[-1] for line in lines]
 
 
 def commit() -> str:
-    """The commit of the tree, marked where it is not the tree."""
+    """The commit of the tree, with a suffix if the tree differs from it."""
     name = _git("rev-parse", "--short=10", "HEAD")
     return (name + ("-dirty" if changes() else "")) if name else "unknown"
 
@@ -51,7 +51,7 @@ def cpu_name() -> str:
 
 
 def busy_seconds() -> float | None:
-    """Processor time of all processes since the machine started, where the system tells."""
+    """Processor time of all processes since the machine started, or None if the system does not count it."""
     try:
         fields = Path("/proc/stat").read_text().splitlines()[0].split()
     except OSError:
@@ -62,19 +62,19 @@ def busy_seconds() -> float | None:
 
 
 def own_seconds() -> float:
-    """Of this process, of those that it has seen end, and of those that it has started and that still run."""
+    """Processor time of this process, of its ended children, and of its running descendants."""
     return sum(os.times()[:4]) + sum(_descendants(os.getpid()).values())
 
 
 def _descendants(root: int) -> dict[int, float]:
-    """Processor time of running processes that one has started, or that those have: compilers for one."""
+    """Processor time of the running descendants of a process, such as compilers."""
     parents, seconds = {}, {}
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
-            # The name of the program stands in parentheses, and may hold any.
+            # The program's name is in parentheses and may itself contain any character.
             fields = file.read_text().rpartition(")")[2].split()
         except OSError:
-            # It has ended meanwhile.
+            # The process has ended.
             continue
         number = int(file.parent.name)
         parents[number] = int(fields[1])
@@ -87,13 +87,13 @@ def _descendants(root: int) -> dict[int, float]:
 
 
 class Started:
-    """A moment; later, how many cores others have used since."""
+    """A point in time; later, the cores that others have used since."""
 
     def __init__(self) -> None:
         self.time, self.busy, self.own = time.perf_counter(), busy_seconds(), own_seconds()
 
     def others(self) -> float:
-        """Cores, on average; the load where the system does not tell."""
+        """Cores, on average; the load if the system does not count processor time."""
         busy = busy_seconds()
         if busy is None or self.busy is None:
             return os.getloadavg()[0]
@@ -101,7 +101,7 @@ class Started:
         return max(0.0, (busy - self.busy - (own_seconds() - self.own)) / passed)
 
     def until_now(self) -> dict[str, float]:
-        """For the results of a suite."""
+        """Fields for the results of a suite."""
         seconds = time.perf_counter() - self.time
         return {"others": round(self.others(), 3), "seconds": round(seconds, 1)}
 
@@ -119,7 +119,7 @@ def wait_for_idle(
     look: Callable[[], float] = others_now,
     clock: Callable[[], float] = time.monotonic,
 ) -> bool:
-    """Whether others leave the machine alone, now or within so many seconds."""
+    """Whether others leave the machine idle, now or within so many seconds."""
     deadline, said = clock() + seconds, False
     while (others := look()) > IDLE_CORES:
         if clock() >= deadline:

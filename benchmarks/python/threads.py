@@ -1,4 +1,4 @@
-"""Two threads over one: the same search and the same training step, in turn."""
+"""Two threads against one: the same search and the same training step, in turn."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from harness import OURS, Case, Contender, Settings, compare, write
 
 SHAPES = ((8192, 1024, 8), (8192, 1024, 64), (8192, 1024, 256), (2048, 16384, 8), (2048, 16384, 64))
 QUICK = ((256, 128, 8), (256, 128, 64))
-# Codes up to which cases are repeated on two threads.
+# Cases with at most this many codes are repeated on two threads.
 TWICE = 1024
 TARGETS = {8: 60.0, 64: 15.0, 256: 7.0}
 

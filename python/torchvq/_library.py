@@ -18,7 +18,7 @@ cmake_prefix_path: str = str(Path(__file__).resolve().parent / "share" / "cmake"
 
 
 def _library_path() -> Path:
-    # Another build of the library, for example the one that counts coverage (`make coverage`).
+    # Loads another build of the library, for example the one that counts coverage (`make coverage`).
     override = os.environ.get("TORCHVQ_LIBRARY")
     if not override:
         return folder_for(torch.__version__) / "libtorchvq.so"
@@ -42,7 +42,7 @@ def _load(library: Path) -> None:
 
 
 def _check_torch(built: str, present: str) -> None:
-    """Raises ImportError when library and process disagree about the minor version of torch."""
+    """Raises ImportError if library and process have different minor versions of torch."""
     if minor(built) != minor(present):
         raise ImportError(
             f"torchvq: expected the library of torch {minor(present)}, but TORCHVQ_LIBRARY was built against {built}; "

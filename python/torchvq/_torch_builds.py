@@ -1,6 +1,6 @@
-"""Which of the libraries in this installation was built for the torch that is there.
+"""Selects the library of this installation that was built for the installed torch.
 
-Nothing but the standard library: the command line asks as well, before it starts, and importing torch takes a second.
+Standard library only: the command line runs this before it starts, and importing torch takes a second.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _FROM_SOURCE = (
 
 
 def minor(version: str) -> str:
-    """2.13 of 2.13.0+cu130."""
+    """The minor version: 2.13 for 2.13.0+cu130."""
     return ".".join(version.split("+")[0].split(".")[:2])
 
 
 def folder_for(torch_version: str, libraries: Path = _LIBRARIES) -> Path:
-    """The folder with the library and the program for a torch.
+    """The folder with the library and the program for a version of torch.
 
     Raises:
         ImportError: there is none; the message says what to do.

@@ -1,4 +1,4 @@
-"""The version, which the library knows: there is one source of it, the file VERSION."""
+"""The version, read from the library; its only source is the file VERSION."""
 
 import torch
 

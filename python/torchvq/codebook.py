@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("torchvq")
 _ops = torch.ops.torchvq
 
-# What training changes besides the codes, in the order of the operators.
+# State that training changes besides the codes, in the order of the operators' arguments.
 _AVERAGES = ("cluster_size", "embed_avg", "cooldown", "replaced")
 
 
@@ -117,7 +117,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             affine_param_codebook_decay=affine_param_codebook_decay,
             vqp_compat=vqp_compat,
             overlap_sync=overlap_sync,
-            # State that a step leaves for the next ones.
+            # State between steps.
             _pending=None,
             step_in_flight=None,
             _initialised=not kmeans_init,
@@ -184,7 +184,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             if is_mapped(flag):
                 return shared_flag(flag)
             self._initialised = bool(flag)
-            # Codes that are set stay set, so the flag is read once.
+            # A codebook never becomes uninitialised again, so True needs no further read of the tensor.
             self._initialised_flag = flag if self._initialised else None
         return self._initialised
 
@@ -289,7 +289,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             **(ranks if together else ALONE).named(),
         )
         if not together and not ranks.alone:
-            # Each rank would begin with its own codes: all ranks take those of rank 0.
+            # Otherwise each rank would begin with its own codes; all ranks take those of rank 0.
             _ops.broadcast_state_(state, **ranks.named())
         self.store_embed(embed)
         # Without a real token the codes stay uninitialised. Compiled code cannot check for that.

@@ -201,7 +201,7 @@ class FSQ(RandomState):
         return cast(tuple[Tensor, Tensor], found)
 
     def _options(self, rng: Tensor | None) -> dict[str, Any]:
-        """What both operators are told of the levels."""
+        """The options that both operators share."""
         options: dict[str, Any] = {
             "codebooks": self.num_codebooks,
             "bound": self.bound_name,

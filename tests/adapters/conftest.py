@@ -1,4 +1,4 @@
-"""The packages under test, which read audio files through others that their quantizers do not need."""
+"""Replaces packages for audio files, which the packages under test import but their quantizers do not need."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class _BaseModel(nn.Module):
     EXTERN: ClassVar[list[str]] = []
 
 
-# encodec imports torchaudio to resample files, descript-audio-codec imports audiotools to read them. Builds of
-# torchaudio are for one version of torch each, and the tests have tensors: modules of the name are enough.
+# encodec imports torchaudio to resample files, descript-audio-codec imports audiotools to read them. A build of
+# torchaudio fits only one version of torch, and the tests pass tensors, so empty modules of these names are enough.
 if "transformers" not in sys.modules:
     import transformers  # noqa: F401  (before: it asks for torchaudio's version where there is one)
 _empty("torchaudio")

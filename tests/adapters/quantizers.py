@@ -1,4 +1,4 @@
-"""Quantizers of the packages with random weights, and what they compute, level by level, in float64."""
+"""Quantizers of the packages with random weights, and the oracle of their computation, level by level, in float64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 @dataclass
 class Level:
-    """What a level compares and what it takes away from the residual (B, C, ...)."""
+    """The input of a level's search, and its output, which is subtracted from the residual (B, C, ...)."""
 
     codes: Tensor
     cosine: bool = False
@@ -29,7 +29,7 @@ class Stack:
     x: Tensor
     levels: list[Level]
     tokens: list[Tensor]
-    # What the levels compared, (B, D, ...) of each, where it was returned; else what the package's own layers make.
+    # The input of each level's search, (B, D, ...), if it was returned; otherwise the package's own layers compute it.
     compared: list[Tensor] | None = None
 
 
@@ -44,7 +44,7 @@ class Case:
     decode: Callable[[Any, list[Tensor]], Tensor] | None = None
     image: bool = False
     adapted: int = 1  # how many modules `describe` finds
-    # The latents of all levels, where the products before them are added up in an order of our own.
+    # Returns the latents of all levels, for stacks in which our operator sums the products of `into` in another order.
     compared: Callable[[Any, Tensor], list[Tensor]] | None = None
 
     def latents(self, frames: int, batch: int = 2) -> Tensor:
@@ -53,7 +53,7 @@ class Case:
 
 
 def randomise(module: nn.Module) -> nn.Module:
-    """Random codes and weights: many packages begin with zeros, which say nothing about a search."""
+    """Random codes and weights: many packages start from zeros, which do not test a search."""
     for name, tensor in [*module.named_buffers(), *module.named_parameters()]:
         if name.endswith(
             (
@@ -72,10 +72,10 @@ def randomise(module: nn.Module) -> nn.Module:
 
 
 def gaps(stack: Stack) -> tuple[Tensor, Tensor]:
-    """How much farther than the nearest code each chosen code is, and what float32 may get wrong: (tokens, levels).
+    """Distance of each chosen code minus that of the nearest, and the error that float32 allows: (tokens, levels).
 
-    Distances by brute force in float64, of the residual, or its unit vector, as the package's dtype has it. The bound
-    is that of a squared distance by expansion, its D products added up in any order.
+    Distances are computed by brute force in float64, from the residual, or its unit vector, in the package's dtype. The
+    bound is that of a squared distance by expansion, with its D products added in any order.
     """
     found, allowed = [], []
     residual = stack.x
@@ -83,7 +83,7 @@ def gaps(stack: Stack) -> tuple[Tensor, Tensor]:
         latents = level.into(residual)
         if stack.compared is not None:
             compared = stack.compared[n].movedim(1, -1)
-            # Sums of some dozen terms, at the rounding of the residual's.
+            # Sums of some dozen terms, with the rounding of the residual.
             torch.testing.assert_close(
                 compared,
                 latents,
@@ -109,7 +109,7 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
-# What the packages do around a search.
+# Computations of the packages around a search.
 
 
 def factorised(level: Any, stride: int = 1) -> Level:
@@ -177,7 +177,7 @@ def xcodec() -> Case:
 
 def higgs() -> Case:
     name = "transformers.models.higgs_audio_v2_tokenizer.modeling_higgs_audio_v2_tokenizer"
-    # By `from ... import` it asks for torchaudio, which the quantizer does not need.
+    # Not `from ... import`, for which transformers requires torchaudio; the quantizer does not need it.
     m: Any = importlib.import_module(name)
     config = m.HiggsAudioV2TokenizerConfig(codebook_size=32, codebook_dim=16)
     count = m.HiggsAudioV2TokenizerResidualVectorQuantization(config).num_quantizers
@@ -371,6 +371,6 @@ CASES: dict[str, Callable[[], Case]] = {
         encodec_package, dac_package, moshi_package, snac_package, diffusers_package,
     )
 }  # fmt: skip
-# Those whose whole-stack or whole-module input needs no product of the package before the search.
+# Cases whose search has the input of the stack or module, without a matrix product before it.
 PLAIN = ("encodec", "xcodec", "encodec_package", "chameleon", "emu3", "janus", "diffusers_package")
 FACTORISED = ("dac", "dac_package", "snac_package")

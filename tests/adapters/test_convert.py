@@ -1,4 +1,4 @@
-"""Quantizers of the packages as codecs: the command line makes the tokens and the latents that the packages make."""
+"""Quantizers of the packages as codecs: the command line gives the same tokens and latents as the packages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(folder: Path, *arguments: str) -> dict[str, Any]:
 
 
 def wide(module: nn.Module) -> nn.Module:
-    """In float64, with the weights that the float32 module computes with: a norm taken again would be another."""
+    """A float64 copy with the weights that the float32 module computes; a weight norm in float64 would give others."""
     module = copy.deepcopy(module)
     for part in module.modules():
         if hasattr(part, "weight_g"):
@@ -58,18 +58,18 @@ def wide(module: nn.Module) -> nn.Module:
 
 
 def contents(path: Path) -> tuple[dict[str, str], dict[str, list[float]]]:
-    """Metadata and tensors; the order of metadata in the file is chance."""
+    """Metadata and tensors, parsed, because the order of the metadata in the file is arbitrary."""
     with safe_open(path, "pt") as file:
         return file.metadata(), {name: file.get_tensor(name).tolist() for name in file.keys()}  # noqa: SIM118
 
 
 def last(x: Tensor) -> Tensor:
-    """Features last, as files of vectors have them."""
+    """Features last, as in files of vectors."""
     return x.movedim(1, -1).contiguous()
 
 
 def decoded(case: Case, module: Any, x: Tensor, tokens: list[Tensor]) -> Tensor:
-    """What the package makes of its tokens, features last."""
+    """The package's output for its tokens, features last."""
     if case.decode is not None:
         return last(case.decode(module, tokens))
     if type(module).__name__.startswith("Emu3"):

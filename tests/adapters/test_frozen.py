@@ -1,4 +1,4 @@
-"""Stacks whose codes are said to stay: the tokens of the others, and whatever changes all the same."""
+"""Frozen stacks give the tokens of other adapted stacks, and changes of their codes are noticed all the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """The codes of which copies have been made."""
+    """Records the codes of which copies are made."""
     made: list[Tensor] = []
     original = _frozen._prepare
 
@@ -49,13 +49,13 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
 
 def pair(case: Case) -> tuple[Any, Any]:
-    """The same model, adapted and frozen."""
+    """The same model twice: adapted, and adapted with frozen=True."""
     model = case.build()
     return adapters.adapt(copy.deepcopy(model)), adapters.adapt(model, frozen=True)
 
 
 def codes_of(model: nn.Module) -> list[Tensor]:
-    """The codes of all levels of the model's stacks, as their searches find them."""
+    """The codes of all levels of the model's stacks, as their searches read them."""
     found: list[Tensor] = []
     for module in model.modules():
         if isinstance(module, EncodecPackageStack | MoshiStack):
@@ -116,7 +116,7 @@ def move(codes: Tensor, new: Tensor) -> None:
 
 
 def move_twice(codes: Tensor, new: Tensor) -> None:
-    """Back to where they were, if nobody holds that memory."""
+    """The new codes get the address of the old ones, if nothing holds that memory."""
     codes.data = torch.zeros_like(codes)
     codes.data = new.clone()
 
@@ -150,7 +150,7 @@ def exchange(model: nn.Module, codes: Tensor, new: Tensor) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("shared", [False, True], ids=["its own memory", "the same memory"])
 def test_other_tensors_are_noticed(case: Case, shared: bool, prepared: list[Tensor]) -> None:
-    """Where the new one has the memory of the old one, it counts writes from 0, as the old one did."""
+    """A new tensor that shares the old one's memory counts writes from 0, as the old one did."""
     adapted, frozen = pair(case)
     x = few(case)
     before = case.encode(frozen, x)
@@ -186,7 +186,7 @@ def test_another_state_is_noticed(case: Case, assign: bool, prepared: list[Tenso
     for model in (frozen, adapted):
         model.load_state_dict(copy.deepcopy(other.state_dict()), strict=True, assign=assign)
         for module in model.modules():
-            # What the packages keep of their first use, loading or not.
+            # Caches that the packages fill at the first use, and do not clear on loading.
             for cache in ("_embed", "_embedding"):
                 if hasattr(module, cache):
                     setattr(module, cache, None)
@@ -198,7 +198,7 @@ def test_another_state_is_noticed(case: Case, assign: bool, prepared: list[Tenso
 @torch.no_grad()
 @pytest.mark.parametrize("whose", ["model", "levels"])
 def test_training_drops_the_copies(case: Case, whose: str, prepared: list[Tensor]) -> None:
-    """Packages write through `.data` then, which nothing counts."""
+    """In training, packages write through `.data`, which no version counter notices."""
     adapted, frozen = pair(case)
     x = few(case)
     before = case.encode(frozen, x)
@@ -208,7 +208,7 @@ def test_training_drops_the_copies(case: Case, whose: str, prepared: list[Tensor
         for part in parts:
             part.train()
         if whose == "levels":
-            case.encode(model, x)  # while levels alone are in training
+            case.encode(model, x)  # while only the levels are in training
         for codes in codes_of(model):
             codes.data.neg_()
         for part in parts:
@@ -219,7 +219,7 @@ def test_training_drops_the_copies(case: Case, whose: str, prepared: list[Tensor
 
 @torch.no_grad()
 def test_a_call_in_training_drops_the_copies(case: Case, prepared: list[Tensor]) -> None:
-    """Whoever sets the attribute goes past train()."""
+    """Code that sets the attribute `training` bypasses train()."""
     adapted, frozen = pair(case)
     x = few(case)
     before = case.encode(frozen, x)
@@ -294,7 +294,7 @@ def test_a_model_that_goes_takes_them_along(case: Case) -> None:
 
 
 def test_inference_mode(case: Case, prepared: list[Tensor]) -> None:
-    """Codes that are computed in it count no writes."""
+    """Tensors created in inference mode have no version counter."""
     adapted, frozen = pair(case)
     x = few(case)
     with torch.inference_mode():
@@ -363,7 +363,7 @@ def test_a_compiled_call_is_one_graph_and_keeps_nothing(case: Case, prepared: li
     adapted, frozen = pair(case)
     x = few(case)
     wanted = case.encode(adapted, x)
-    codes_of(frozen)  # Mimi computes them at their first use
+    codes_of(frozen)  # Mimi computes its codes at the first use
     compiled = torch.compile(lambda x: case.encode(frozen, x), backend="eager", fullgraph=True)
     assert same(compiled(x), wanted)
     assert not prepared

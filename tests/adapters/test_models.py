@@ -1,4 +1,4 @@
-"""Whole tokenizers, built from small configurations with random weights: encode, decode and what is left unchanged."""
+"""Whole tokenizers, built from small configurations with random weights: encode, decode, and what stays unchanged."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def moshi_package() -> tuple[nn.Module, Tensor, Run]:
     return loaders.get_mimi(None, sound, num_codebooks=6), torch.randn(2, 1, 1920 * 3), run
 
 
-# Two encoders, of sound and of speech, whose features are quantized together.
+# Two encoders, for sound and for speech, whose features are quantized together.
 SOUND_AND_SPEECH: dict[str, Any] = dict(
     codebook_size=32,
     target_bandwidths=[0.5, 1.0],
@@ -233,7 +233,8 @@ def xcodec() -> tuple[nn.Module, Tensor, Run]:
 
 
 def higgs() -> tuple[nn.Module, Tensor, Run]:
-    # By `from ... import` it asks for torchaudio, which resamples for the encoder of speech; here both hear one rate.
+    # Not `from ... import`, for which transformers requires torchaudio; that resamples for the speech encoder, but here
+    # both encoders have the same rate.
     name = "transformers.models.higgs_audio_v2_tokenizer.modeling_higgs_audio_v2_tokenizer"
     m: Any = importlib.import_module(name)
     config = m.HiggsAudioV2TokenizerConfig(
@@ -254,7 +255,7 @@ def glm_image() -> tuple[nn.Module, Tensor, Run]:
 
 
 def chameleon_generates() -> tuple[nn.Module, Tensor, Run]:
-    """The language model around the tokens of a picture."""
+    """A language model over the tokens of a picture."""
     from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
     words = {"<image>": 4} | {
@@ -305,7 +306,7 @@ def test_an_adapted_model_gives_what_it_gave(
     after = run(model, x)
     assert len(before) == len(after) > 0
     for one, other in zip(before, after, strict=True):
-        # Means over all values of a loss, and products before and after a level of DAC, are added up in another order.
+        # Means of losses, and products before and after a level of DAC, are summed in another order.
         rounded = one.is_floating_point() and (one.dim() < 2 or make in (dac, dac_package))
         assert one.dtype == other.dtype
         assert torch.allclose(one, other, 1e-12, 1e-12) if rounded else torch.equal(one, other)
@@ -328,7 +329,7 @@ def test_a_saved_model_loads_without_adapters(tmp_path: Any) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("frames", range(1, 9))
 def test_mimi_streams(frames: int) -> None:
-    """The package's own streaming, frames of 1920 samples with a cache of convolutions and attention between calls."""
+    """The package's own streaming: frames of 1920 samples, with caches of convolutions and attention between calls."""
     torch.manual_seed(0)
     model, _, _ = mimi()
     model = randomise(model).double()

@@ -1,4 +1,4 @@
-"""Every adapted quantizer against the package's own: tokens, numbers, state, training."""
+"""Every adapted quantizer against the package's own: tokens, values, state, training."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pair(case: Case, dtype: torch.dtype = torch.float32) -> tuple[nn.Module, nn.
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """All tensors of an output, however it nests."""
+    """All tensors of a nested output."""
     if isinstance(value, Tensor):
         return [value]
     if hasattr(value, "__dict__") and not isinstance(value, tuple):
@@ -47,7 +47,7 @@ def test_tokens_and_outputs_in_float64_are_the_originals(case: Case, frames: int
     tokens = case.encode(original, x)
     if (
         "Mimi" in type(original).__name__
-    ):  # it compares float32 copies even so: near ties of float32 may differ
+    ):  # Mimi compares float32 copies even in float64, so near ties of float32 may differ
         assert all(
             bool((gap <= bound).all()) for gap, bound in map(gaps, case.stacks(original, x, tokens))
         )
@@ -79,9 +79,9 @@ def test_tokens_in_float32_are_exact_and_the_originals_but_for_near_ties(
         near += int((gap > 0).sum())
     record_property("near_ties", near)
     record_property("differ", sum(int((a != b).sum()) for a, b in zip(ours, theirs, strict=True)))
-    # Tokens that differ follow from near ties alone.
+    # Only near ties make tokens differ.
     assert near > 0 or same(ours, theirs)
-    # Far from the origin these do make the error that is counted.
+    # Far from the origin there are near ties, so the error bound is really tested.
     assert near > 0 or not (offset and request.node.callspec.params["case"] in PLAIN)
 
 
@@ -149,7 +149,7 @@ def test_codes_of_zeros_stand_where_the_package_has_them(name: str, dtype: torch
 
 
 def alike(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> None:
-    """Tokens are equal, and sums, latents and losses in float64 but for the order in which products are added up."""
+    """Equal tokens; sums, latents and losses in float64 up to the order of additions."""
     assert torch.equal(ours[1], theirs[1])
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-13, atol=1e-13)
@@ -159,11 +159,11 @@ def alike(ours: tuple[Tensor, ...], theirs: tuple[Tensor, ...]) -> None:
 @pytest.mark.parametrize("name", ["dac", "dac_package"])
 @pytest.mark.parametrize("levels", [None, 1, 3])
 def test_a_stack_of_factorised_levels_is_one_call(name: str, levels: int | None) -> None:
-    """Tokens, and sums, latents and losses to rounding, without a call of a level."""
+    """Equal tokens, and sums, latents and losses up to rounding, without calling a level."""
     case = CASES[name]()
     original, adapted = pair(case, torch.float64)
     for level in adapted.quantizers:
-        level.decode_latents = None  # a call of it would fail
+        level.decode_latents = None  # calling it would fail
     x = case.latents(24).double()
     ours, theirs = adapted(x, levels), original(x, levels)
     assert len(ours) == len(theirs) == 5
@@ -194,7 +194,7 @@ def test_normed_weights_are_those_of_the_moment(name: str) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["dac", "dac_package"])
 def test_reduced_precision_goes_the_packages_way(name: str) -> None:
-    """Level by level, as where a gradient is wanted: its products and sums, and our search."""
+    """Level by level, as with gradients: the package's products and sums, and our search."""
     for dtype in (torch.bfloat16, torch.float32):
         adapted = adapters.adapt(CASES[name]().build().to(dtype))
         x = CASES[name]().latents(24).to(dtype)
@@ -249,7 +249,7 @@ def test_a_stack_whose_levels_are_watched_calls_them(name: str) -> None:
                 )
                 found.append((model(x), len(calls)))
             (theirs, expected), (ours, count) = found
-            # The package descript-audio-codec looks codes up without a call of the module.
+            # The package descript-audio-codec looks codes up without calling the module.
             assert count == expected == (0 if (name, place) == ("dac_package", "codebook") else 1)
             assert all(map(torch.equal, ours[:3], theirs[:3]))
 
@@ -320,7 +320,7 @@ def test_state_goes_both_ways(case: Case) -> None:
             for tensor in source.state_dict().values():
                 tensor.add_(torch.rand_like(tensor))
             target.load_state_dict(source.state_dict(), strict=True)
-            # Mimi keeps the codes of its first use, loading or not; a copy of the state has none yet.
+            # Mimi caches the codes of its first use and does not clear them on loading.
             for module in target.modules():
                 for cache in ("_embed", "_embedding"):
                     if hasattr(module, cache):
@@ -352,7 +352,7 @@ def test_training_is_the_originals(case: Case) -> None:
 
 
 def _forward(model: Any, x: Tensor) -> Any:
-    """The forward of a quantizer, or its encode where it has none: those packages train elsewhere."""
+    """The forward of a quantizer, or encode if it has none: those packages train elsewhere."""
     name = type(model).__name__
     if name in ("ResidualVectorQuantizer", "SplitResidualVectorQuantizer"):
         return model(x, 75)
@@ -398,7 +398,7 @@ def test_copies_and_pickles(case: Case) -> None:
     others = [copy.deepcopy(adapted)]
     if (
         "snac" not in type(adapted).__module__
-    ):  # torch pickles no parametrized module, adapted or not
+    ):  # torch does not pickle parametrized modules, adapted or not
         file = io.BytesIO()
         torch.save(adapted, file)
         file.seek(0)

@@ -1,4 +1,4 @@
-"""Adapters of one's own, as docs/adapters.md shows them; models that nobody knows."""
+"""User-defined adapters, as docs/adapters.md shows them, and models without known quantizers."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_the_table_of_the_docs_names_every_adapter() -> None:
 
 
 def test_the_docs_name_every_quantizer_of_transformers() -> None:
-    """By the sources of the installed version, so that a new one is seen: classes that compare or choose."""
+    """Searches the sources of the installed version for classes that compare or choose, so as to notice new ones."""
     import transformers
 
     models = Path(transformers.__file__).parent / "models"

@@ -81,7 +81,7 @@ def train(
     loss: Callable[[Any, Tensor], Tensor],
     around: Callable[[Any], Any] | None = None,
 ) -> list[float]:
-    """Losses of some steps; draws of the model begin at the same place each time."""
+    """Losses of a few steps; the model's random draws are the same each time."""
     torch.manual_seed(5)
     model.train()
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
@@ -123,10 +123,10 @@ def test_training_makes_the_steps_of_the_original(make: Callable[..., Any]) -> N
     torch.manual_seed(0)
     with (
         torch.no_grad()
-    ):  # or weights that torch computes at once from their norms cannot be copied
+    ):  # with a gradient, weights computed from norms at construction could not be copied
         model, sounds, loss = make()
     adapted = check_same(model, sounds, loss)
-    # What was trained is searched afterwards, by both.
+    # Evaluation after training, by both.
     with torch.no_grad():
         original, ours = (loss(m.double().eval(), sounds[0].double()) for m in (model, adapted))
     assert torch.allclose(original, ours, rtol=1e-9)
@@ -161,5 +161,5 @@ def test_two_ranks_make_the_steps_of_the_original(tmp_path: Path) -> None:
         process.join(240)
     assert [p.exitcode for p in ranks] == [0, 0], [f.read_text() for f in tmp_path.glob("error*")]
     first, second = (torch.load(tmp_path / f"books{rank}.pt") for rank in range(2))
-    # The package sends rank 0's codes after k-means and expiry; its averages are each rank's own.
+    # The package broadcasts codes only after k-means and expiry; moving averages are local to each rank.
     assert first.isfinite().all() and second.isfinite().all()

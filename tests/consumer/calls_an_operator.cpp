@@ -1,5 +1,5 @@
-// The public header, the exported function, an operator's result, and an error of it that crosses
-// the library.
+// The public header, an exported function, an operator's result, and an exception of it that
+// crosses the library boundary.
 #include <torchvq/ops/lookup_codes.h>
 #include <torchvq/version.h>
 

@@ -1,5 +1,5 @@
-// Reaches the operators by name, as a scripted or exported program does: is the library still there
-// after linking?
+// Calls operators by name, as a scripted or exported program does: checks that the linker has kept
+// the library.
 #include <cstdio>
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,10 +1,10 @@
-"""Compiler launcher of a project that has the checkout as a subdirectory: objects of the library come from build/.
+"""Compiler launcher for a project that has the checkout as a subdirectory: copies the library's objects from build/.
 
     reuse_objects.py BUILD INSIDE COMPILER ARGUMENT...
 
-BUILD is the tree of `make build`, INSIDE the folder where the project builds the same library. A command for a file in
-INSIDE must be, but for that folder, one of BUILD's: then its object is the same too, and is copied. Anything else is an
-error that names the difference. Files of the project itself are compiled, and those by which CMake tries the compiler.
+BUILD is the tree of `make build`, INSIDE the folder where the project builds the same library. Apart from that folder,
+a command for a file in INSIDE must equal one of BUILD's, so that its object is the same too, and is copied. Anything
+else is an error that names the difference. The project's own files are compiled, and CMake's probes of the compiler.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import shutil
 import sys
 from pathlib import Path
 
-# What Ninja adds for itself: dependencies of a file, which compile_commands.json leaves out.
+# Ninja adds these to track the dependencies of a file; compile_commands.json leaves them out.
 DEPENDENCIES = {"-MD": 1, "-MT": 2, "-MF": 2}
 
 
 def without_dependencies(command: list[str]) -> tuple[list[str], str | None]:
-    """The command as compile_commands.json has it, and the file that is to hold dependencies."""
+    """The command as in compile_commands.json, and the file for dependencies, if any."""
     kept, depfile, at = [], None, 0
     while at < len(command):
         if command[at] == "-MF":
@@ -37,14 +37,14 @@ def output(command: list[str]) -> str:
 
 
 def commands(build: Path) -> dict[str, list[str]]:
-    """Commands of a tree by their output."""
+    """The commands of a tree by their outputs."""
     entries = json.loads((build / "compile_commands.json").read_text())
     split = [shlex.split(entry["command"]) for entry in entries]
     return {output(command): command for command in split}
 
 
 def as_in(build: Path, inside: Path, command: list[str]) -> list[str]:
-    """The command with the names that the files of `inside` have in `build`."""
+    """The command with the paths of `inside` replaced by those of `build`."""
     here = os.path.relpath(inside) + "/"
     at = command.index("-o") + 1
     moved = [*command[:at], command[at].removeprefix(here), *command[at + 1 :]]
@@ -55,7 +55,7 @@ def main() -> None:
     build, inside = (Path(folder).resolve() for folder in sys.argv[1:3])
     command, depfile = without_dependencies(sys.argv[3:])
     target = output(command)
-    # CMake tries the compiler from within the folder, the build compiles from above it.
+    # CMake probes the compiler from within the folder; the build compiles from above it.
     probe = Path.cwd().is_relative_to(inside)
     if probe or not Path(target).resolve().is_relative_to(inside):
         os.execvp(sys.argv[3], sys.argv[3:])

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# run.sh PYTHON JOBS [--compile]: builds the consumer project against the wheel installed for PYTHON, against an installed
-# prefix, and with the checkout as a subdirectory, and runs its programs. Expects the tree in build/ to be built.
+# run.sh PYTHON JOBS [--compile]: builds the consumer project against the wheel installed for PYTHON, against an
+# installed prefix, and with the checkout as a subdirectory, and runs its programs. Expects the tree in build/ to be
+# built.
 #
-# As a subdirectory the library is configured, linked and used by the project; its objects are those of build/, once it
-# is shown that the project would compile them by the same commands (reuse_objects.py). --compile does compile them.
+# As a subdirectory, the project configures, links and uses the library, but takes its objects from build/, after a
+# check that it would compile them by the same commands (reuse_objects.py). With --compile it compiles them.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -12,12 +13,12 @@ build=$root/${TORCHVQ_BUILD:-build}
 work=$build/consumer
 mkdir -p "$work"
 
-# From another folder, so that Python does not see the checkout.
+# Called from another folder, so that Python does not import the checkout.
 ask() { (cd / && "$python" -c "$1"); }
 wheel=$(ask 'import torchvq; print(torchvq.cmake_prefix_path)')
 torch=$(ask 'import torch; print(torch.utils.cmake_prefix_path)')
 
-# consume NAME OPTION...: prints what went wrong in full, and one line otherwise.
+# consume NAME OPTION...: prints one line, or the whole log if something fails.
 consume() {
   local name=$1 log=$work/$1.log
   shift
@@ -34,12 +35,12 @@ consume() {
   fi
 }
 
-# A prefix that has moved since it was installed: no path of this machine may be left in it.
+# The prefix is moved after installation, because it must not contain paths of this machine.
 rm -rf "$work/prefix" "$work/moved"
 cmake --install "$build" --prefix "$work/prefix" --component development >"$work/install.log"
 mv "$work/prefix" "$work/moved"
 
-# Of a CUDA build of torch, find_package(Torch) needs all of a CUDA toolkit; find_package(torchvq) does not.
+# With a CUDA build of torch, find_package(Torch) needs the whole CUDA toolkit; find_package(torchvq) does not.
 finds_torch() {
   mkdir -p "$work/finds_torch"
   printf '%s\n' 'cmake_minimum_required(VERSION 3.24)' 'project(finds_torch LANGUAGES CXX)' 'find_package(Torch REQUIRED)' \
@@ -55,7 +56,7 @@ consume from_wheel -DCMAKE_PREFIX_PATH="$wheel;$torch" "${before[@]}"
 consume from_prefix -DCMAKE_PREFIX_PATH="$work/moved;$torch"
 launcher="$python;$here/reuse_objects.py;$build;$work/as_subdirectory/torchvq"
 if [[ $compile == --compile ]]; then launcher=; fi
-# As build/ has it, whatever the default.
+# The setting of build/, whatever the default.
 unity=$(sed -n 's/^\(TORCHVQ_UNITY:BOOL=.*\)/-D\1/p' "$build/CMakeCache.txt")
 consume as_subdirectory -DTORCHVQ_SOURCE_DIR="$root" -DCMAKE_PREFIX_PATH="$torch" \
   "${after[@]}" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" ${unity:+"$unity"}

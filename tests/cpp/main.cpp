@@ -1,5 +1,5 @@
-// Runs all tests, or those of one source: `torchvq_tests --source=ops/lookup_codes_test.cpp`. All
-// other arguments are GoogleTest's (--gtest_filter, --gtest_repeat, ...).
+// Runs all tests, or those of one source: `torchvq_tests --source=ops/lookup_codes_test.cpp`. Other
+// arguments are passed to GoogleTest (--gtest_filter, --gtest_repeat, ...).
 #include <iostream>
 #include <string>
 
@@ -7,7 +7,7 @@
 
 namespace {
 
-/// GoogleTest's filter for the tests whose source ends so; empty: there is none.
+/// GoogleTest's filter for the tests of a source given by the end of its path; empty if none match.
 std::string filter_of(const std::string& source) {
   std::string filter;
   const auto& tests = *::testing::UnitTest::GetInstance();

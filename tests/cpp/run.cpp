@@ -1,9 +1,8 @@
-// Runs the C++ side of a comparison that a Python test makes.
+// Runs the C++ side of a comparison in a Python test.
 //
 //   torchvq_run fsq IN OUT levels=8,5,5 [option=value ...]      also evo_lfq, lfq, residual_vq, ...
 //   torchvq_run convert IN OUT [IN OUT ...]
-//   torchvq_run serve              arguments of such runs from standard input, and what came of
-//   them to standard output
+//   torchvq_run serve      reads arguments of such runs from standard input, prints their statuses
 #include "run.h"
 
 #include <sys/wait.h>
@@ -66,9 +65,9 @@ std::vector<std::string> split_at_tabs(const std::string& line) {
   return words;
 }
 
-// Loading libtorch takes longer than most runs: each is a fork of this process, which has loaded it
-// and done nothing else. A line is the file that standard error goes to and the arguments,
-// separated by tabs; the answer is the status.
+// Loading libtorch takes longer than most runs, so each run is a fork of this process, which has
+// only loaded it. A line has the file for standard error and the arguments, separated by tabs; the
+// answer is the status.
 int serve() {
   for (std::string line; std::getline(std::cin, line);) {
     auto words = split_at_tabs(line);

@@ -1,4 +1,4 @@
-// What `torchvq_run` runs for Python tests: modules, on tensors from a file, and the file formats.
+// The runs of `torchvq_run` for Python tests: modules on tensors from a file, and file formats.
 #pragma once
 
 #include <map>
@@ -10,7 +10,7 @@ namespace torchvq::testing {
 /// The arguments "name=text".
 using Words = std::map<std::string, std::string>;
 
-// A module of each kind, on the tensors of the safetensors file `from`; the source says of which.
+// Each runs a kind of module on the safetensors file `from`; its source describes the tensors.
 void run_evo_lfq(const std::string& from, const std::string& to, const Words& words);
 void run_fsq(const std::string& from, const std::string& to, const Words& words);
 void run_hierarchical_vq(const std::string& from, const std::string& to, const Words& words);

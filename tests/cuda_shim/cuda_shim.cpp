@@ -1,4 +1,4 @@
-// Fibers, and what they do together. One launch at a time, on the thread that calls it.
+// Fibers and their collectives. One launch at a time, on the calling thread.
 #include "cuda_shim.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ uint3 thread_index, block_index, block_size, grid_size;
 namespace {
 
 constexpr unsigned kMostThreads = 1024;
-constexpr size_t kMostShared = 227 * 1024;  // a block's on the largest cards
+constexpr size_t kMostShared = 227 * 1024;  // per block, on the largest cards
 
 struct Copy {
   void* to;
@@ -73,7 +73,7 @@ void run_thread() {
   thread.done = true;
   --block.alive;
   ++block.progress;
-  release_barrier();  // the others do not wait for a thread that has returned
+  release_barrier();  // a thread that has returned is not waited for
   switch_context(thread.fiber.context, block.scheduler);
 }
 
@@ -162,7 +162,7 @@ const Exchanged* exchange(const Exchanged& own) {
   Warp& warp = block.warps[thread_index.x / 32];
   const unsigned lanes = std::min(32u, block.count - thread_index.x / 32 * 32);
   const uint64_t round = warp.round;
-  // Two rounds alternate: nobody begins the next but one before all have read this one.
+  // Two sets of slots alternate: none is reused before all lanes have read the one of this round.
   Exchanged* slots = warp.slots[round & 1];
   slots[thread_index.x % 32] = own;
   if (++warp.arrived == lanes) {

@@ -1,9 +1,9 @@
 // CUDA in plain C++: compiles a .cu as C++ and runs its blocks one after another, each thread as a
 // fiber. Shared memory, barriers, shuffles, votes, atomics, asynchronous copies, ldmatrix and mma
-// behave as on a GPU, as far as the kernels of this project go: blocks of one dimension, and
-// collectives of whole warps. It sees a barrier that some threads miss, and memory used before it
-// was written (shared memory starts as NaN); it sees data races only where the order of threads,
-// which a test may shuffle, changes the result.
+// behave as on a GPU, as far as the kernels of this project need it: blocks of one dimension, and
+// collectives of whole warps. It detects barriers that some threads miss, and reads of
+// uninitialised memory (shared memory starts as NaN); it detects data races only if the order of
+// threads, which a test may shuffle, changes the result.
 #pragma once
 
 #include <cfloat>
@@ -23,7 +23,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-// Blocks run one after another, so what a block shares can be static.
+// Blocks run one after another, so shared memory can be static.
 #define __shared__ static
 #define __constant__ static
 
@@ -49,7 +49,7 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
-// Of the library of the emulation, whose names are hidden but for these.
+// Exported by the emulation's library, whose other names are hidden.
 #pragma GCC visibility push(default)
 namespace torchvq::cuda_shim {
 
@@ -59,7 +59,7 @@ void run(unsigned blocks, unsigned tasks, unsigned threads, size_t shared,
          const std::function<void()>& thread);
 void barrier();
 unsigned char* shared_bytes();
-/// What thread `source` of this warp, a lane, has passed; all 32 lanes call it together.
+/// The value that a lane passes to the others of its warp; all lanes exchange together.
 struct Exchanged {
   uint64_t word[3];
 };
@@ -68,7 +68,7 @@ const Exchanged* exchange(const Exchanged& own);
 void copy_later(void* to, const void* from);
 void commit_copies();
 void wait_for_copies(int left);
-/// The launch ends and returns this.
+/// Ends the launch, which returns this message.
 void fail(const char* message);
 void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 float half_to_float(uint16_t bits);
@@ -268,7 +268,7 @@ using std::isfinite;
 using std::isinf;
 using std::isnan;
 
-// What src/kernels/cuda/device-inl.h has for a GPU.
+// Counterpart of src/kernels/cuda/device-inl.h, which is for a GPU.
 namespace torchvq::kernels::emulated {
 
 using cuda_shim::commit_copies;
@@ -299,7 +299,7 @@ inline void load_matrices(uint32_t (&to)[4], const void* row) {
     const auto* from = cuda_shim::value_of<const unsigned char*>(rows[matrix * 8 + lane / 4]);
     std::memcpy(&to[matrix], from + lane % 4 * 4, 4);
   }
-  // On a GPU the values are read when the last lane has come, not when this one goes on.
+  // A GPU reads the values when the last lane arrives; no lane may overwrite them before that.
   cuda_shim::exchange({});
 }
 

@@ -28,7 +28,7 @@ int fault_of_test() { return cuda_shim::settings().fault; }
 namespace cuda_shim {
 namespace {
 
-/// torch warns of every kernel that replaces another, which is what this is for.
+/// Suppresses torch's warning for each replaced kernel; replacing kernels is the purpose here.
 class Silent : public c10::WarningHandler {
   void process(const c10::Warning&) override {}
 };

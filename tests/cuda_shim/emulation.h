@@ -1,11 +1,11 @@
-// The CUDA operators on CPU tensors, run by the emulation. In the library torchvq_emulated only.
+// Runs the CUDA operators on CPU tensors by emulation. Only in the library torchvq_emulated.
 #pragma once
 
 #include "settings.h"
 
 namespace torchvq::cuda_shim {
 
-/// While it lives, operators that have a CUDA kernel run it, emulated, in the place of the CPU's.
+/// During its lifetime, operators with a CUDA kernel run that, emulated, instead of the CPU's.
 class __attribute__((visibility("default"))) Emulation {
  public:
   Emulation();
@@ -21,5 +21,5 @@ extern "C" __attribute__((visibility("default"))) void torchvq_emulate_cuda(int 
 /// Settings of the emulation, by the numbers of their enumerators.
 extern "C" __attribute__((visibility("default"))) void torchvq_set_emulation(int accumulation,
                                                                              int order, int fault);
-/// Kernels launched since the program began.
+/// Kernels launched since the program started.
 extern "C" __attribute__((visibility("default"))) long long torchvq_emulated_launches();

@@ -1,7 +1,7 @@
 #include "fiber.h"
 
 #if defined(__x86_64__)
-// Saves what a function must keep, changes the stack, and returns into the other context.
+// Saves the callee-saved registers, switches the stack, and returns into the other context.
 asm(R"(
 .text
 .hidden torchvq_cuda_shim_switch
@@ -40,7 +40,7 @@ void change(Context& from, Context& to) {
 }
 
 #if defined(__SANITIZE_ADDRESS__)
-/// Where the stack of the thread lies that runs all fibers; learnt when it is left.
+/// The context left by the switch; `arrived` records the stack of the thread that runs fibers.
 Context* left = nullptr;
 
 void arrived(void* fake) {
@@ -83,7 +83,7 @@ void Fiber::start(void (*entry)()) {
   context.bottom = stack_.get();
   context.size = kStackBytes;
 #if defined(__x86_64__)
-  // As after a call: the stack is aligned to 16 bytes but for the return address.
+  // As after a call: the stack is aligned to 16 bytes except for the return address.
   auto top = (reinterpret_cast<uintptr_t>(stack_.get()) + kStackBytes) & ~uintptr_t{15};
   auto* words = reinterpret_cast<void**>(top) - 2;
   words[0] = reinterpret_cast<void*>(begin);

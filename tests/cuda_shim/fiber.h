@@ -1,5 +1,5 @@
-// Contexts that give way to each other. On x86-64 a switch is ten instructions; elsewhere it is
-// ucontext, which asks the kernel each time.
+// Cooperative contexts. On x86-64 a switch takes ten instructions; elsewhere it uses ucontext, with
+// a system call per switch.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ struct Context {
 #else
   ucontext_t state;
 #endif
-  // What AddressSanitizer wants to know; null is the stack of the thread itself.
+  // The stack, for AddressSanitizer; null is the stack of the thread itself.
   const void* bottom = nullptr;
   size_t size = 0;
 };

@@ -1,11 +1,11 @@
-// What a test may choose of the emulation; no name of CUDA's is defined here.
+// Settings of the emulation for tests; defines no names of CUDA.
 #pragma once
 
 #include <cstdint>
 
 namespace torchvq::cuda_shim {
 
-/// How mma adds up its sixteen products and what was there.
+/// How mma sums its sixteen products and the previous value.
 enum class Accumulation {
   kNearest,   ///< exactly, rounded once
   kTruncate,  ///< terms cut to the 24 bits of the largest, as tensor cores are known to
@@ -24,7 +24,7 @@ struct Settings {
 
 __attribute__((visibility("default"))) Settings& settings();
 
-/// Kernels launched since the program began.
+/// Kernels launched since the program started.
 __attribute__((visibility("default"))) int64_t launches();
 
 }  // namespace torchvq::cuda_shim

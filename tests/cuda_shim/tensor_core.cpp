@@ -1,4 +1,4 @@
-// mma.m16n8k16 of half precision, with the rounding that a test chooses.
+// mma.m16n8k16 in half precision, with the rounding that a test selects.
 #include <algorithm>
 #include <array>
 
@@ -24,10 +24,10 @@ const std::array<float, 65536>& halves() {
   return table;
 }
 
-/// Cut to multiples of `unit`, towards zero.
+/// Truncated to multiples of `unit`.
 double cut(double value, double unit) { return unit > 0 ? std::trunc(value / unit) * unit : value; }
 
-/// The last place of a 24-bit number as large as `value`.
+/// The last place of a 24-bit number of the magnitude of `value`.
 double last_place(double value) {
   if (value == 0) return 0;
   int exponent = 0;
@@ -41,7 +41,7 @@ float toward_zero(double value) {
                                                                   : rounded;
 }
 
-/// Eight products and what was there, as one addition of the hardware: aligned to the largest.
+/// Eight products and the previous value, added as by the hardware: aligned to the largest.
 float add_truncated(const double* products, double sum) {
   double largest = std::abs(sum);
   for (int i = 0; i < 8; ++i) largest = std::max(largest, std::abs(products[i]));
@@ -52,13 +52,13 @@ float add_truncated(const double* products, double sum) {
 }
 
 float add_nearest(const double* products, double sum) {
-  // Products of half precision are multiples of 2^-48; long double holds such sums.
+  // Products of half precision are multiples of 2^-48; long double holds such sums exactly.
   auto total = static_cast<long double>(sum);
   for (int i = 0; i < 16; ++i) total += products[i];
   return static_cast<float>(total);
 }
 
-/// Each of sixteen additions loses a whole last place of the largest term, all in one direction.
+/// Each of sixteen additions errs by a whole last place of the largest term, in one direction.
 float add_worst(const double* products, double sum, bool up) {
   double largest = std::abs(sum), total = sum, partial = sum;
   for (int i = 0; i < 16; ++i) {
@@ -82,9 +82,9 @@ uint16_t float_to_half(float value) {
   if (magnitude >= 65520) return static_cast<uint16_t>(sign | 0x7c00);
   int exponent = 0;
   std::frexp(magnitude, &exponent);
-  exponent = std::max(exponent, -13);  // below, all numbers have the same spacing
+  exponent = std::max(exponent, -13);  // below this, all numbers have the same spacing
   const double steps = std::nearbyint(std::ldexp(magnitude, 11 - exponent));
-  // A fraction that has grown to 2048 carries into the exponent by itself.
+  // A fraction rounded up to 2048 carries into the exponent.
   return static_cast<uint16_t>(sign + (exponent + 13) * 1024 + static_cast<int>(steps));
 }
 

@@ -1,6 +1,6 @@
 """One host's process under torchrun: trains a residual stack on its share of each batch, writes `FOLDER/RANK.pt`.
 
-`hosts_program.py FOLDER [pull]`: with `pull` it then says `FOLDER/RANK.ready`, waits for `FOLDER/pulled`, and tries
+`hosts_program.py FOLDER [pull]`: with `pull` it then creates `FOLDER/RANK.ready`, waits for `FOLDER/pulled`, and tries
 one more step.
 """
 
@@ -24,7 +24,7 @@ STEPS = 8
 
 
 def attempt(module: torch.nn.Module, folder: Path, rank: int) -> tuple[str, float, bool]:
-    """A step after the cable was pulled: what went wrong, after how long, and whether the state is as before."""
+    """A step after the cable was pulled: its error, the seconds it took, and whether the state is unchanged."""
     (folder / f"{rank}.ready").touch()
     while not (folder / "pulled").exists():
         time.sleep(0.05)
@@ -56,7 +56,7 @@ def main() -> None:
     if pull:
         result["attempt"] = attempt(module, folder, rank)
     result["state"] = dict(module.state_dict())
-    # Appears whole, for whoever waits for it.
+    # Renamed when complete, because other processes wait for the file.
     torch.save(result, folder / f"{rank}.part")
     (folder / f"{rank}.part").rename(folder / f"{rank}.pt")
     if not pull:

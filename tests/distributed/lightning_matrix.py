@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from torchvq import verify_replicas
 
-# One row per class, the first one; and those with state that casts endanger.
+# The first row of each class, and rows with state that casts could damage.
 FIRST = {options.name: row for row, options in reversed(ROWS.items())}
 CHOSEN = [*FIRST.values(), "vq_kmeans", "vq_learnable", "vq_projections", "residual_vq_dropout"]
 STEPS = 4
@@ -73,7 +73,7 @@ class Every(pl.LightningModule):
 
 
 def fit(precision: str, devices: int, seed: int) -> dict[str, Any]:
-    """Trains a few steps, with sanity steps before and validation between; what came of it."""
+    """Trains a few steps, with sanity steps before and validation in between; returns the results."""
     warnings.simplefilter("ignore")
     module = Every(seed)
     trainer = pl.Trainer(

@@ -24,7 +24,7 @@ from torchvq import verify_replicas
 class Lit(pl.LightningModule):
     def __init__(self, validate: str, model: str) -> None:
         super().__init__()
-        # Before the process group exists, and seeded differently on each rank.
+        # Built before the process group exists, with a different seed on each rank.
         self.model = Model() if model == "codebooks" else ScalarModel()
         self.validate = validate
         self.validated = 0
@@ -43,7 +43,7 @@ class Lit(pl.LightningModule):
 
     def on_train_batch_start(self, batch: Any, index: int) -> None:
         if self.validate == "rank0" and self.global_rank == 0:
-            # Before the first step too, when nothing is initialised.
+            # Also before the first step, when nothing is initialised.
             self.eval()
             torch.ops.torchvq.reset_traffic()
             with torch.no_grad():

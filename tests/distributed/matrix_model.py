@@ -1,4 +1,4 @@
-"""A model around one row of the matrix, and the steps that wrappers train it by; runs on a rank."""
+"""A model around one row of the matrix, and its training steps in wrappers; runs on a rank."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from torch import Tensor, nn
 
 import torchvq
 
-# Batches of the two ranks, step by step: ragged, and one of them empty.
+# Batch sizes of the two ranks, step by step: unequal, and one of them empty.
 BATCHES = [(3, 4), (2, 1), (0, 3), (4, 4)]
 
 
 class Around(nn.Module):
-    """Encoder, a quantizer, decoder; remembers dtypes and what it gave."""
+    """Encoder, quantizer, decoder; records the dtype of the output."""
 
     def __init__(self, row: str, seed: int) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.axis = ROWS[row].channel_axis
         self.encoder = nn.Linear(DIM, DIM)
-        # Statistics of the affine map are a rank's own otherwise.
+        # By default, statistics of the affine map are local to a rank.
         more = {"sync_affine_param": True} if row == "vq_affine" else {}
         self.quantizer = build(row, seed, **more)
         width = 2**DIM if ROWS[row].name == "BinaryMapper" else DIM
         self.decoder = nn.Linear(width, DIM)
         self.given = self.output = torch.float32
         self.wide = (
-            False  # whether the quantizer is given float32, whatever the encoder computes in
+            False  # whether the quantizer's input is float32, whatever the encoder computes in
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def batch(row: str, step: int, rank: int) -> Tensor:
 
 
 def state_of(model: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds, whole where it is split over ranks."""
+    """The content of a checkpoint, gathered if it is split over ranks."""
     return {
         name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
         for name, value in model.state_dict().items()
@@ -55,7 +55,7 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def every_row(function: Callable[..., Any], rank: int, *args: Any) -> dict[str, Any]:
-    """What a function of (rank, row, ...) answers or how it fails, for every row."""
+    """The result, or the traceback, of a function of (rank, row, ...) for every row."""
 
     def answer(row: str) -> Any:
         try:
@@ -70,9 +70,8 @@ def data_parallel(rank: int, row: str) -> dict[str, Any]:
     from torch.nn.parallel import DistributedDataParallel
 
     model = Around(row, seed=rank)
-    # Rotations and projections are drawn at construction, and these classes exchange nothing: DDP's broadcast makes
-    # them one.
-    # Values with an optimizer of their own get no gradient from outside.
+    # Rotations and projections are drawn at construction, and these classes exchange nothing: DDP must broadcast them.
+    # Values that have their own optimizer get no gradient from outside.
     unused = row == "latent_in_place"
     parallel = DistributedDataParallel(
         model,
@@ -106,7 +105,7 @@ def fully_sharded(rank: int, row: str, cast: bool) -> dict[str, Any]:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     model = Around(row, seed=0)
-    # EvoLFQ hands its input to an encoder that is the user's.
+    # EvoLFQ passes its input to the user's encoder, which has its own dtype.
     model.wide = ROWS[row].name != "EvoLFQ"
     mesh = init_device_mesh("cpu", (2,))
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
@@ -142,7 +141,7 @@ def fully_sharded(rank: int, row: str, cast: bool) -> dict[str, Any]:
 
 
 def rotations_differ(rank: int) -> list[str]:
-    """Ranks that drew rotations of their own, and do not know it."""
+    """Ranks that drew different rotations, without exchanging them."""
     found = torchvq.verify_replicas(build("fsq_rotation", rank), raise_on_difference=False)
     return [str(difference) for difference in found]
 

@@ -1,6 +1,6 @@
 """Ranks as processes that live as long as the tests, because starting Python and torch takes longer than most tests.
 
-`Ranks(2).run(function, *args)` calls `function(rank, *args)` on each rank of a Gloo group and returns their answers.
+`Ranks(2).run(function, *args)` calls `function(rank, *args)` on each rank of a Gloo group and returns the results.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-# Generous: on a busy machine one rank may compile long after the others.
+# Generous: on a busy machine one rank may compile much longer than the others.
 GROUP_TIMEOUT = timedelta(seconds=120)
 ANSWER_TIMEOUT = 150.0
 
@@ -41,7 +41,7 @@ def _serve(rank: int, size: int, store: str, tasks: Connection) -> None:
         function, args = task
         try:
             answer = (True, function(rank, *args))
-        except Exception:  # whatever a test's function raises belongs to that test
+        except Exception:  # any exception of the test's function is reported to that test
             answer = (False, traceback.format_exc())
         tasks.send(answer)
     dist.destroy_process_group()
@@ -53,7 +53,7 @@ class Ranks:
     def __init__(self, size: int) -> None:
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
-        # Forked from a process that has imported these and done nothing else.
+        # Ranks are forked from a process that has only imported these modules.
         context = mp.get_context("forkserver")
         context.set_forkserver_preload(["torch.distributed", "torchvq"])
         pipes = [context.Pipe() for _ in range(size)]
@@ -65,7 +65,7 @@ class Ranks:
         ]
         for process, (_, theirs) in zip(self.processes, pipes, strict=True):
             process.start()
-            # Held by the process alone, so that its end is the end of the pipe.
+            # Only the rank holds its end, so that the pipe closes when it dies.
             theirs.close()
         self._answers(range(size))
 
@@ -82,7 +82,7 @@ class Ranks:
         return self._answers(range(self.size) if ranks is None else ranks)
 
     def first(self, ranks: set[int]) -> tuple[int, Any]:
-        """Which of these ranks answers first, and what."""
+        """The rank among these that answers first, and its answer."""
         ready = wait([self._pipes[rank] for rank in ranks], ANSWER_TIMEOUT)
         if not ready:
             raise RankError(f"of ranks {ranks} none answers")
@@ -105,7 +105,7 @@ class Ranks:
         return [value for _, value in answers]
 
     def close(self) -> None:
-        """Ends the processes, the hanging ones too."""
+        """Ends the processes, including hanging ones."""
         for pipe in self._pipes:
             pipe.close()
         for process in self.processes:
@@ -124,8 +124,8 @@ def outcome(function: Callable[..., Any], *args: Any) -> str:
 
 
 def stderr_of(function: Callable[..., Any], *args: Any) -> str:
-    """What the function wrote to the process's standard error, C++ included."""
-    # Ranks live as long as many tests, and Python says a warning only once.
+    """The text that the function writes to standard error, including that of C++."""
+    # A rank runs many tests, and Python shows a warning only once.
     with tempfile.TemporaryFile() as file, warnings.catch_warnings():
         warnings.simplefilter("always")
         before = os.dup(2)

@@ -1,4 +1,4 @@
-"""Data split over ranks in the ways that break synchronisation elsewhere, and the ranks' view of the default group."""
+"""Splits of data over ranks, among them those on which synchronisation usually fails, and the default group's name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def group_name() -> str:
     return dist.group.WORLD.group_name
 
 
-# Tokens per rank (of three at most), and which ranks are masked throughout.
+# Tokens per rank (of at most three), and the ranks that are fully masked.
 SPLITS: dict[str, tuple[tuple[int, int, int], set[int]]] = {
     "even": ((40, 40, 40), set()),
     "ragged": ((1, 90, 37), set()),
@@ -71,7 +71,7 @@ def make_shard(
 
 
 def concatenated(shards: list[Shard]) -> Shard:
-    """The batch of one process."""
+    """The batch of a single process: the shards concatenated."""
     return Shard(
         torch.cat([shard.x for shard in shards], 1),
         torch.cat([shard.indices for shard in shards], 1),
@@ -84,7 +84,7 @@ def codebook(heads: int = 2, codes: int = 7, dim: int = 5, seed: int = 99) -> Te
 
 
 def traffic_of(function, *args):  # type: ignore[no-untyped-def]
-    """Result of a call, and (all-reduces, all-gathers, broadcasts, bytes) that it took."""
+    """Result of a call, and the (all-reduces, all-gathers, broadcasts, bytes) that it took."""
     torch.ops.torchvq.reset_traffic()
     result = function(*args)
     return result, torch.ops.torchvq.traffic()

@@ -31,7 +31,7 @@ def test_statistics_are_added_without_a_gradient(ranks: Ranks):
 
 
 def entropy_of_mean(logits: Tensor, name: str = "") -> Tensor:
-    """Entropy of the mean distribution: a loss that no average over ranks of local losses gives."""
+    """Entropy of the mean distribution, a loss that is not the average of local losses."""
     total = ops.all_reduce_differentiable(logits.softmax(-1).sum(0), group_name=name)
     count = ops.all_reduce_statistics(
         torch.tensor(float(len(logits)), dtype=logits.dtype), group_name=name

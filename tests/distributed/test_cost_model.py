@@ -76,7 +76,7 @@ STEPS = {
         dict(dim=12, codebook_size=64, num_quantizers=3, groups=2, threshold_ema_dead_code=1),
         Step(64, 6, levels=6, replaces=True),
     ),
-    # It replaces dead codes unless told otherwise.
+    # HierarchicalVQ replaces dead codes by default.
     "scales": (
         HierarchicalVQ,
         dict(dim=12, codebook_size=64, scales=(1, 2)),
@@ -91,7 +91,7 @@ def sent(rank: int, name: str, dtype: torch.dtype) -> tuple[int, int, int]:
     module: nn.Module = kind(**options).to(dtype)
     dim: Any = options["dim"]
     shape = (2, dim, 2) if kind is HierarchicalVQ else (1, 40 + rank, dim)
-    # Not larger than the codes have been, which would be two messages more.
+    # Smaller than the codes: tokens that exceed them would cost two more messages.
     x = 0.01 * torch.randn(shape, generator=torch.Generator().manual_seed(rank)).to(dtype)
     for _ in range(step.every):
         module(x)

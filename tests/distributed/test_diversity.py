@@ -1,4 +1,4 @@
-"""The codebook diversity loss of ranks is that of one process with the whole batch, and so is its averaged gradient."""
+"""The codebook diversity loss over ranks and its averaged gradient equal those of one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchvq import ResidualVQ, VectorQuantize
 
 DIM = 6
-# Tokens of each of three ranks; of two ranks the last two are one. None of a rank's own: empty, or all padding.
+# Tokens of each of three ranks; with two ranks, the last two are one. A share of 0 is an empty or a fully masked batch.
 SHARES = {
     "even": (20, 20, 20),
     "ragged": (1, 40, 9),
@@ -40,7 +40,7 @@ CASES: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
         dict(codebook_size=8, num_quantizers=4, quantize_dropout=True),
     ),
 }
-# Its loss comes out of a graph of its own, with an all-reduce per level in forward and in backward.
+# Its loss has a graph of its own, with an all-reduce per level in forward and in backward.
 IMPLICIT = dict(codebook_size=6, num_quantizers=3, implicit_neural_codebook=True)
 
 
@@ -143,11 +143,11 @@ def traffic(rank: int, case: str) -> dict[str, tuple[int, ...]]:
 @pytest.mark.parametrize(
     ("case", "forward", "backward"),
     [
-        # The statistics, and the totals of all levels.
+        # One all-reduce for the statistics, one for the totals of all levels.
         ("vq", 2, 0),
         ("residual", 2, 0),
         ("residual_dropout", 2, 0),
-        # No statistics, as codes learn by gradient; totals of the first level, then one per level and direction.
+        # No statistics, because codes learn by gradient; totals of the first level, then one per level and direction.
         ("implicit", 3, 2),
     ],
 )
@@ -207,7 +207,7 @@ def test_totals_are_sums_of_probabilities(metric: str) -> None:
     if metric == "cosine":
         scores = nn.functional.normalize(a, dim=-1) @ nn.functional.normalize(b, dim=-1).mT
     right = ((2 * scores).softmax(-1) * mask.unsqueeze(-1)).sum(1)
-    # Distances by the expansion lose half of the digits of float64.
+    # Distances by expansion lose half of the digits of float64.
     torch.testing.assert_close(totals[:, :7], right, rtol=1e-7, atol=1e-9)
     assert totals[:, 7:].tolist() == [[mask[0].sum(), 1], [mask[1].sum(), 1]]
 

@@ -1,6 +1,6 @@
-"""The tables of docs/distributed.md: what a step sends is counted here, and every claim names a test that exists.
+"""The tables of docs/distributed.md: messages of a step are counted here, and every claim names a test that exists.
 
-`TORCHVQ_WRITE_DOCS=1 pytest tests/distributed/test_documented.py` writes what it counts into the page.
+`TORCHVQ_WRITE_DOCS=1 pytest tests/distributed/test_documented.py` writes the counts into the page.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def stack(**options: Any) -> nn.Module:
     return ResidualVQ(**{"dim": DIM, "num_quantizers": 8, "codebook_size": 1024, **options})
 
 
-# What a row of the table does: a module, steps before, and what is counted.
+# Rows of the table: a module, the number of steps before, and the action whose messages are counted.
 ROWS: dict[str, tuple[Module, int, str]] = {
     "`VectorQuantize`, 1024 codes": (lambda: VectorQuantize(DIM, 1024), 1, "step"),
     "`ResidualVQ`, 8 levels of 1024": (stack, 1, "step"),
@@ -109,7 +109,7 @@ def spell(counted: tuple[int, ...]) -> str:
 
 
 def block(page: str, name: str) -> tuple[int, int]:
-    """Where the lines between the markers of a table begin and end."""
+    """Begin and end of the lines between the markers of a table."""
     begin = page.index(f"<!-- begin {name} -->\n") + len(f"<!-- begin {name} -->\n")
     return begin, page.index(f"<!-- end {name} -->", begin)
 
@@ -117,11 +117,11 @@ def block(page: str, name: str) -> tuple[int, int]:
 def test_what_is_sent_is_what_the_page_says(pool: Callable[[int], Ranks]) -> None:
     lines = ["| | all-reduces | all-gathers | sent by a rank |", "|---|---:|---:|---:|"]
     for row in ROWS:
-        # Candidates travel once for each rank.
+        # Candidates are sent once per rank, so these rows depend on the number of ranks.
         sizes = (2,) if "two ranks" in row else (3,) if "three ranks" in row else (2, 3)
         answers = [answer for size in sizes for answer in pool(size).run(count, row)]
         if "k-means" in row:
-            # The rows of a rank's share of the sample: the only bytes that follow the data.
+            # The rows of a rank's share of the sample are the only bytes that depend on the data.
             answers = [(*answer[:3], min(a[3] for a in answers)) for answer in answers]
         assert len(set(answers)) == 1, (row, answers)
         lines.append(f"| {row} | {spell(answers[0])}")

@@ -1,4 +1,4 @@
-"""benchmarks/python/endurance.py in small: ragged, masked and empty batches on ranks, and the state of one process."""
+"""A short run of benchmarks/python/endurance.py: unequal, masked and empty batches, and one process's state."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def test_three_ranks_end_as_one_process():
 def test_it_says_who_left_the_state_of_one_process(tmp_path):
     spoiled = tmp_path / "spoiled.py"
     text = PROGRAM.read_text(encoding="utf-8")
-    # Rank 1 of the run has other tokens than the process that is compared with.
+    # In the run, rank 1 gets other tokens than in the single process with which it is compared.
     changed = text.replace(
         "step * 1009 + rank", "step * 1009 + rank + 7 * dist.is_initialized() * rank"
     )

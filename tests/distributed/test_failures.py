@@ -1,4 +1,4 @@
-"""A rank that dies, lags or evaluates: the others get an error that names quantizer and step, and keep their state."""
+"""If a rank dies, lags or evaluates, the others get an error that names quantizer and step, and keep their state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ops = torch.ops.torchvq
 
 
 def step(rank: int, name: str) -> tuple[str, float, bool]:
-    """One training step; what went wrong, after how long, and whether the state is as before."""
+    """One training step: its error, the seconds it took, and whether the state is unchanged."""
     shard, embed = make_shard("even", rank, 3), codebook()
     state = [embed, embed * 2, torch.ones(2, 7), torch.tensor([5, 123])]
     before = [tensor.clone() for tensor in state]
@@ -52,7 +52,7 @@ def check(message: str, seconds: float, intact: bool, limit: float) -> None:
 def lag(rank: int) -> tuple[str, float, bool] | None:
     group = dist.new_group(timeout=timedelta(seconds=2))
     if rank == 1:
-        time.sleep(4)  # longer than the timeout of the group, which is what the test is about
+        time.sleep(4)  # longer than the timeout of the group
         return None
     return step(rank, group.group_name)
 
@@ -66,7 +66,7 @@ def test_a_lagging_rank_is_an_error_after_the_timeout(ranks: Ranks):
 def evaluate(rank: int) -> tuple[str, float, bool] | str:
     group = dist.new_group(timeout=timedelta(seconds=2))
     if rank == 1:
-        # Evaluates: no collective of this step. Its next one meets nobody.
+        # As in evaluation, this rank skips the collective of the step; its next one finds no peer.
         return outcome(
             lambda: ops.replica_hashes([torch.ones(3)], group_name=group.group_name, label="other")
         )
@@ -108,7 +108,7 @@ def die(rank: int) -> tuple[str, float, bool]:
 
 
 def test_a_killed_rank_is_an_error_on_the_survivors():
-    # Ranks of its own: this one cannot be used again.
+    # Separate ranks, because a group that has lost a rank cannot be reused.
     ranks = Ranks(3)
     try:
         ranks.start(die)
@@ -116,7 +116,7 @@ def test_a_killed_rank_is_an_error_on_the_survivors():
         while survivors:
             rank, answer = ranks.first(survivors)
             check(*answer, limit=20)
-            # As its program would end. Which of them waits for the killed one, and which for the other, is chance.
+            # The rank ends, as its program would. Whether it waited for the killed rank or for the other one is chance.
             ranks.processes[rank].kill()
             survivors.remove(rank)
     finally:

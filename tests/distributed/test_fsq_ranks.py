@@ -1,4 +1,4 @@
-"""FSQ and its stacks over ranks: nothing is communicated, ranks drop the same levels and draw different noise."""
+"""FSQ and its stacks over ranks: no communication, the same dropped levels, different noise."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def only_on_rank_0(rank: int) -> int:
     module = torchvq.FSQ([5, 5], preserve_symmetry=True, noise_dropout=0.5)
     if rank > 0:
         return 0
-    # Evaluation, and training too: no other rank answers.
+    # Neither evaluation nor training waits for another rank.
     for training in (False, True):
         for quantizer in (stack, module):
             quantizer.train(training)(torch.randn(1, 4, 2))

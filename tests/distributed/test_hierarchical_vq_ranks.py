@@ -18,13 +18,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "own": dict(shared_codebook=False),
     "dropout": dict(nested_dropout=0.8),
     "dropout_own": dict(nested_dropout=0.8, shared_codebook=False, share_quant_resi=0),
-    # k-means of one process is the reference's, that of several is ours.
+    # With vqp_compat, one process runs the reference's k-means, but several ranks run ours.
     "compatible": dict(vqp_compat=True, threshold_ema_dead_code=0, kmeans_init=False),
     "uneven": {},
     "convolved": dict(quant_resi=0.5, kmeans_init=False),
 }
 UNEVEN = {"uneven": (3, 1)}
-# torch's convolution rounds a batch of another size otherwise.
+# The rounding of torch's convolution depends on the batch size.
 ROUNDED = {"convolved"}
 
 
@@ -48,7 +48,7 @@ def masks(step: int) -> Tensor | None:
 
 
 def weights() -> dict[str, Tensor]:
-    """Convolutions are the business of who wraps the model: everybody's are the same."""
+    """Equal convolutions on all ranks, which otherwise the model's wrapper would ensure."""
     return {name: value for name, value in build(9, "own").state_dict().items() if "phi" in name}
 
 
@@ -95,6 +95,6 @@ def test_ranks_learn_what_one_process_learns(two: Ranks, name: str) -> None:
 def test_one_exchange_for_all_scales(two: Ranks) -> None:
     for name in ("plain", "own"):
         steps = two.run(train, name, 2)[0]["sent"]
-        # Once the first step has initialised the codes.
+        # After the first step, which initialises the codes.
         assert steps[2] == steps[3] <= 2, steps
     assert two.run(train, "own", 2)[0]["sent"][2] == two.run(train, "plain", 2)[0]["sent"][2]

@@ -25,7 +25,7 @@ def ip(*arguments: str) -> None:
 
 
 def reason_against() -> str | None:
-    """Why there can be no namespaces here."""
+    """The reason why namespaces cannot be created here, or None."""
     if shutil.which("ip") is None:
         return "the program ip (iproute2) is missing"
     if os.geteuid() != 0:
@@ -46,7 +46,7 @@ class Host:
         tag = os.getpid() % 100000
         self.namespace = f"tvq{number}-{tag}"
         self.device = f"tvqv{number}-{tag}"
-        # Of this process, so that tests side by side do not meet; the networks are apart anyway.
+        # Different for parallel test processes, although their networks are separate anyway.
         self.address = f"10.197.{tag % 250}.{number + 1}"
 
     def make(self) -> None:
@@ -62,7 +62,7 @@ class Host:
             ip("-n", self.namespace, *command)
 
     def remove(self) -> None:
-        # The cable goes with the namespace.
+        # Deleting the namespace also deletes the cable.
         subprocess.run(["ip", "netns", "delete", self.namespace], capture_output=True)
 
     def start(self, rank: int, master: Host, *arguments: str) -> subprocess.Popen[str]:
@@ -88,7 +88,7 @@ class Host:
 @pytest.fixture
 def hosts() -> Iterator[tuple[Host, Host]]:
     if (reason := reason_against()) is not None:
-        # A warning, because pytest -q would hide the reason of a skip.
+        # A warning, because pytest -q does not show the reason of a skip.
         warnings.warn(f"the test with two hosts does not run: {reason}", stacklevel=1)
         pytest.skip(reason)
     first, second = Host(0), Host(1)
@@ -116,7 +116,7 @@ def test_two_hosts_learn_what_one_process_learns(hosts: tuple[Host, Host], tmp_p
     results = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     states, _ = states_of(None, 2, "residual_dropout", STEPS, {"sync_codebook": False})
     for host, result in zip(hosts, results, strict=True):
-        # It ran where it should: alone on a machine with one cable.
+        # The process ran in its namespace: alone on a machine with one cable.
         assert result["interfaces"] == ["lo", host.device]
         assert result["local_world_size"] == 1
         assert result["traffic"][3] > 0
@@ -145,7 +145,7 @@ def test_a_pulled_cable_is_an_error_on_both_hosts(hosts: tuple[Host, Host], tmp_
             process.communicate()
     for rank in range(2):
         message, seconds, intact = torch.load(tmp_path / f"{rank}.pt")["attempt"]
-        # One of the steps was padding throughout, and does not count.
+        # One of the steps had only padding, which does not advance the step number.
         assert message.startswith(
             f"DistBackendError: ResidualVQ(dim=6, codebook_size=24), step {STEPS - 1}: rank {rank} of 2"
         ), message

@@ -1,4 +1,4 @@
-"""`kill -9` of one rank at each collective of a step: the others end with a sentence in time, and keep their state."""
+"""`kill -9` of one rank at each collective of a step: the others get an error in time, and keep their state."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from torchvq import GroupedResidualVQ, ResidualVQ, VectorQuantize
 
 DIM = 6
 VICTIM = 1
-# Of the group; whoever waits for a rank that waits for the dead one ends by it.
+# Timeout of the group; it also ends a rank that waits for one that waits for the dead rank.
 TIMEOUT = timedelta(seconds=10)
 LIMIT = 30.0
 NAME = "observed"
 
 
 class Observed(dist.ProcessGroup):
-    """Hands everything on, and ends the process at the entry of a collective, before it has sent anything."""
+    """Forwards collectives, and kills the process on entering one of them, before it sends anything."""
 
     def __init__(self, inner: dist.ProcessGroup) -> None:
         super().__init__(inner.rank(), inner.size())
@@ -54,13 +54,13 @@ class Observed(dist.ProcessGroup):
 
 
 class Phase(NamedTuple):
-    """Where a rank is killed: in which collective of which step, and whether the state is then as before it."""
+    """Where a rank is killed: in which collective of which step, and whether the state is unchanged then."""
 
     make: Callable[..., nn.Module]
     options: dict[str, Any]
     step: int
     kind: str
-    number: int  # from 1, of this kind in this step
+    number: int  # counted from 1, of this kind in this step
     says: str
     intact: bool = True
     seed_of_rank: bool = False
@@ -69,12 +69,12 @@ class Phase(NamedTuple):
 
 
 KMEANS = dict(codebook_size=16, kmeans_init=True, kmeans_iters=2)
-DEAD = dict(codebook_size=4096, threshold_ema_dead_code=1)  # most die: no message has room
+DEAD = dict(codebook_size=4096, threshold_ema_dead_code=1)  # so many die that their candidates do not fit the message
 STATISTICS = "the statistics of the codes"
 
 PHASES = {
     "handshake": Phase(VectorQuantize, KMEANS, 0, "all-gather", 1, "what it is about to do"),
-    # Whoever has rank 0's state goes on with it, and meets nobody in the next collective.
+    # Ranks that have received rank 0's state keep it, and fail in the next collective.
     "adopting the state of rank 0": Phase(
         VectorQuantize, KMEANS, 0, "broadcast", 1, "", intact=False, seed_of_rank=True
     ),
@@ -157,7 +157,7 @@ def work(rank: int, name: str) -> tuple[str, float, bool]:
 @pytest.mark.parametrize("name", PHASES)
 def test_a_rank_is_killed(name: str) -> None:
     phase = PHASES[name]
-    # Ranks of its own: this group cannot be used again.
+    # Separate ranks, because a group that has lost a rank cannot be reused.
     ranks = Ranks(3)
     try:
         ranks.start(work, name)

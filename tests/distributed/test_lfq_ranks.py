@@ -1,4 +1,4 @@
-"""LFQ on ranks: entropies are those of one process with the whole batch, and so are averaged gradients."""
+"""LFQ on ranks: entropies, and averaged gradients, are those of one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvq import LFQ
 
 DIM = 6
-# Tokens of each of three ranks; of two ranks the last two are one. None of a rank's own: empty.
+# Tokens of each of three ranks; with two ranks, the last two are one. A share of 0 is an empty batch.
 SHARES = {
     "even": (20, 20, 20),
     "ragged": (1, 40, 9),
@@ -123,7 +123,7 @@ def test_data_parallel_training_averages(ranks: Ranks) -> None:
 
 
 def disjoint(rank: int) -> list[float]:
-    """Each rank is sure of a code of its own."""
+    """All tokens of a rank are certain of one code, which differs between ranks."""
     lfq = LFQ(dim=3, codebook_size=8, commitment_loss_weight=1.0)
     x = torch.full((1, 10, 3), 1.0 if rank == 0 else -1.0)
     return [float(term) for term in lfq(x, return_loss_breakdown=True)[1]]
@@ -236,7 +236,7 @@ def stack_of(
     x, mask = whole(shares)
     if rank is not None:
         x, mask = x.split(shares, 1)[rank], mask.split(shares, 1)[rank]
-    # The commitment loss is each rank's own; what ranks share is the entropy.
+    # The commitment loss is local to each rank; only the entropy is shared.
     for module in stack.modules():
         if isinstance(module, LFQ):
             module.commitment_loss_weight = 0.0

@@ -16,7 +16,7 @@ PROGRAM = Path(__file__).with_name("lightning_program.py")
 
 
 def train(folder: Path, validate: str, model: str) -> list[dict[str, Any]]:
-    """What each of the two ranks has written, and what holds whatever the model."""
+    """The results of the two ranks; checks what holds for every model."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -28,7 +28,7 @@ def train(folder: Path, validate: str, model: str) -> list[dict[str, Any]]:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     results = [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
-    # Forwards of training: the ranks have unequal data, and stop together.
+    # Training forwards: the ranks have unequal data, but stop together.
     assert [result["steps"] for result in results] == [12, 12]
     assert results[0]["validated"] > 2
     assert (results[1]["validated"] > 2) == (validate == "both")
@@ -43,7 +43,7 @@ on_rank_0 = pytest.param("rank0", marks=pytest.mark.exhaustive)
 @pytest.mark.parametrize("validate", ["both", on_rank_0])
 def test_lightning(tmp_path: Path, validate: str) -> None:
     results = train(tmp_path, validate, "codebooks")
-    # The ranks were seeded differently; rank 0's start is everybody's.
+    # The ranks had different seeds; all start from rank 0's state.
     check_states([(result["state"], result["inputs"]) for result in results], seed=0)
 
 

@@ -14,7 +14,7 @@ import torch
 from kinds import exhaustive
 
 PROGRAM = Path(lightning_matrix.__file__)
-# On CPU Lightning turns 16-mixed into bf16-mixed.
+# On CPU, Lightning turns 16-mixed into bf16-mixed.
 OUTPUTS = {
     "bf16-mixed": torch.bfloat16,
     "16-mixed": torch.bfloat16,
@@ -30,14 +30,14 @@ first, *others = OUTPUTS
 def check(result: dict[str, Any], precision: str) -> None:
     assert len(result["losses"]) == lightning_matrix.STEPS
     assert torch.tensor(result["losses"]).isfinite().all()
-    # One sanity step before training, and two validations in it.
+    # One sanity step before training, and two validations during it.
     assert result["validated"] == 3
     wide = torch.float64 if precision == "64-true" else torch.float32
     for name, value in result["state"].items():
         state = "_codebook" in name and not name.endswith(".embed")
         assert not state or not value.is_floating_point() or value.dtype == wide, name
         assert value.isfinite().all(), name
-    # The output has the dtype of the latents, which is what the encoder computes in.
+    # The output has the dtype of the latents, in which the encoder computes.
     assert set(result["outputs"].values()) == {OUTPUTS[precision]}
 
 
@@ -48,7 +48,7 @@ def test_one_process(precision: str) -> None:
 
 @pytest.mark.exhaustive
 def test_two_ranks_in_mixed_precision(tmp_path: Path) -> None:
-    """Ranks are seeded differently; all that they share ends equal."""
+    """Ranks have different seeds; all shared state ends equal."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

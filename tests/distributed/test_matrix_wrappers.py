@@ -39,7 +39,7 @@ def assert_replicas(state: dict[str, torch.Tensor], other: dict[str, torch.Tenso
     assert state.keys() == other.keys()
     for name, value in state.items():
         assert value.isfinite().all(), name
-        # The noise of a rank's tokens is its own, and so may be the seed and the step of modules that only draw it.
+        # Noise for tokens is local to a rank; in modules that only draw noise, so may be the seed and the step.
         if name not in ("quantizer.rng", "quantizer.lfq.rng"):
             assert torch.equal(value, other[name]), name
 
@@ -77,13 +77,13 @@ def test_fsdp2_in_bfloat16(
     for name, value in first["state"].items():
         assert value.dtype not in (torch.bfloat16, torch.float16), name
         assert torch.equal(value, first["whole"][name]), name
-    # The output has the dtype of the input: the policy decides which that is.
-    # For indices alone the test's own input stands.
+    # The output has the dtype of the input, which the policy decides; for a class that returns only indices, the test's
+    # own input takes its place.
     narrow = (cast and row != "random_projection") or ROWS[row].name == "EvoLFQ"
     assert first["output"] == (torch.bfloat16 if narrow else torch.float32)
     assert torch.tensor(first["losses"]).isfinite().all()
     assert torch.equal(first["evaluated"], second["evaluated"])
-    # What was saved is a model without any wrapper.
+    # The saved state is that of a model without a wrapper.
     plain = Around(row, seed=5)
     plain.load_state_dict(first["whole"], strict=True)
     plain.eval()

@@ -1,4 +1,4 @@
-"""Modules with a rank that died, lags, evaluates or differs: a sentence on every other rank in time, state intact."""
+"""If a rank dies, lags, evaluates or differs, every other rank gets an error in time, with its state intact."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KINDS = {
 OWNERS = {
     "VectorQuantize": f"VectorQuantize(dim={DIM}, codebook_size=16)",
     "ResidualVQ": f"ResidualVQ(dim={DIM}, codebook_size=16)",
-    # A group learns as a stack of its own.
+    # A group learns as a separate stack.
     "GroupedResidualVQ": f"ResidualVQ(dim={DIM // 2}, codebook_size=16)",
 }
 
@@ -40,7 +40,7 @@ def tokens(rank: int, step: int) -> Tensor:
 
 
 def attempt(module: nn.Module, x: Tensor) -> tuple[str, float, bool]:
-    """What a step raised, after how long, and whether the state is as before."""
+    """The error of a step, the seconds it took, and whether the state is unchanged."""
     before = {name: value.clone() for name, value in module.state_dict().items()}
     start = time.monotonic()
     message = outcome(module, x)
@@ -58,7 +58,7 @@ def check(kind: str, answer: tuple[str, float, bool], limit: float) -> None:
 
 
 def trained(kind: str, rank: int, **options: Any) -> nn.Module:
-    """Two steps with everybody."""
+    """A module after two steps on all ranks."""
     torch.manual_seed(0)
     module = KINDS[kind](kmeans_init=True, threshold_ema_dead_code=1, **options)
     for step in range(2):
@@ -74,7 +74,7 @@ def evaluate_or_train(rank: int, kind: str, every: int) -> Any:
     return attempt(module, tokens(rank, 2))
 
 
-# With 3 the third step is the first that sends.
+# With sync_every=3, the third step is the first that sends.
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_rank_in_evaluation(ranks: Ranks, kind: str, every: int) -> None:
@@ -89,7 +89,7 @@ def freeze_or_train(rank: int, kind: str) -> Any:
     group = dist.new_group(timeout=TIMEOUT)
     module = trained(kind, rank, process_group=group)
     if rank == 1:
-        time.sleep(4)  # longer than the timeout of the group, which is what the test is about
+        time.sleep(4)  # longer than the timeout of the group
         return None
     return attempt(module, tokens(rank, 2))
 
@@ -108,7 +108,7 @@ def die(rank: int, kind: str) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_rank_is_killed(kind: str) -> None:
-    # Ranks of its own: this group cannot be used again.
+    # Separate ranks, because a group that has lost a rank cannot be reused.
     ranks = Ranks(3)
     try:
         ranks.start(die, kind)

@@ -1,4 +1,4 @@
-"""Quantizers that train on several ranks: their state is, to the bit, that of one process with the whole batch."""
+"""Quantizers that train on several ranks have, bit for bit, the state of one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ CASES: dict[str, tuple[type[nn.Module], dict[str, Any]]] = {
     ),
     "grouped": (GroupedResidualVQ, dict(codebook_size=24, num_quantizers=2, groups=2, **DEAD)),
 }
-# Tokens of each rank, step by step: ragged, none, all of them.
+# Tokens of each rank, step by step: unequal, none on a rank, all on one rank.
 SHARES = [(20, 31, 9), (0, 40, 20), (60, 0, 0), (13, 13, 14)]
 
 
@@ -65,7 +65,7 @@ def batch(step: int, shares: tuple[int, ...]) -> tuple[list[Tensor], list[Tensor
     x = torch.randn(1, sum(shares), DIM, generator=generator)
     mask = torch.rand(1, sum(shares), generator=generator) < 0.8
     if step % 3 == 2:
-        # The last rank has padding only.
+        # The last rank has only padding.
         mask[:, sum(shares) - shares[-1] :] = False
     return list(x.split(shares, 1)), list(mask.split(shares, 1))
 
@@ -76,7 +76,7 @@ def shares_of(step: int, size: int) -> tuple[int, ...]:
 
 
 def states_of(rank: int | None, size: int, case: str, steps: int, options: dict[str, Any]) -> Any:
-    """The state after each step; rank None is one process with everything."""
+    """The state after each step; rank None is one process with all tokens."""
     module = build(case, 100 + (rank or 0), **options)
     states, results = [], []
     for step in range(steps):
@@ -95,7 +95,7 @@ def work(rank: int, size: int, case: str, steps: int, options: dict[str, Any]) -
 
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_learn_what_one_process_learns(ranks: Ranks, case: str) -> None:
-    """Though seeded differently: k-means, dead codes and dropout in every step, ranks without tokens among them."""
+    """Ranks have different seeds; k-means, dead codes and dropout in every step, also on ranks without tokens."""
     answers = ranks.run(work, ranks.size, case, STEPS, {})
     expected, _ = states_of(None, ranks.size, case, STEPS, {"sync_codebook": False})
     if case == "kmeans_of_rank_0":
@@ -168,7 +168,7 @@ def test_float_reduction_sends_less(two: Ranks, case: str) -> None:
         for reduction in ("exact", "float")
     )
     for counted, fewer in zip(exact, reduced, strict=True):
-        assert 0 < fewer[2][3] < 0.75 * counted[2][3]  # headers and counts stay whole
+        assert 0 < fewer[2][3] < 0.75 * counted[2][3]  # headers and counts keep their size
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ class Autoencoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.encoder = nn.Linear(8, DIM)
-        # No draws among tokens: they follow the bits, and products of fewer rows round differently.
+        # No random draws among tokens: they depend on the bits of tokens, and products of fewer rows round differently.
         self.vq = VectorQuantize(DIM, 24)
         self.decoder = nn.Linear(DIM, 8)
 

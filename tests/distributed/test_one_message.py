@@ -1,4 +1,4 @@
-"""A training step is one all-reduce, whatever the class, dead codes and all; and the state is that of one process."""
+"""A training step is one all-reduce for every class, with dead codes, and the state is that of one process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def batch(kind: str, step: int, parts: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(step)
     if kind == "HierarchicalVQ":
         return list(torch.randn(2 * parts, DIM, 4, generator=generator).chunk(parts))
-    # Of few kinds, so that codes die.
+    # Few distinct tokens, so that codes die.
     x = torch.randn(4, DIM, generator=generator)[torch.randint(4, (1, 60), generator=generator)]
     x = x + 0.01 * torch.randn(1, 60, DIM, generator=generator)
     return list(x.split([20, 40] if parts == 2 else [20, 0, 40], 1))
@@ -60,8 +60,8 @@ def batch(kind: str, step: int, parts: int) -> list[Tensor]:
 def train(
     rank: int | None, size: int, kind: str, options: dict[str, Any]
 ) -> tuple[list[Tensor], list[Traffic], int]:
-    """State, traffic of steps without k-means, codes that were replaced; rank None is one process with everything."""
-    # Ranks take rank 0's codes, but convolutions are the business of a wrapper.
+    """State, traffic of steps without k-means, number of replaced codes; rank None is one process with all tokens."""
+    # Ranks take rank 0's codes, but not its convolutions, which a wrapper would synchronise: hence the equal seeds.
     module = build(kind, 100 + (0 if kind == "HierarchicalVQ" else rank or 0), **options)
     counted, replaced = [], 0
     books = [m for m in module.modules() if type(m).__name__ == "Codebook"]
@@ -72,7 +72,7 @@ def train(
         module(
             torch.cat(parts, 0 if kind == "HierarchicalVQ" else 1) if rank is None else parts[rank]
         )
-        # A level that was dropped so far has its k-means later.
+        # Without k-means, which a level that was dropped in earlier steps runs later.
         if before == [bool(book.initted) for book in books]:
             counted.append(tuple(torch.ops.torchvq.traffic()))
         replaced += sum(int(book.replaced.sum()) for book in books)
@@ -99,7 +99,7 @@ def test_in_floating_point_too(ranks: Ranks, kind: str) -> None:
 
 # Where there is no room -----------------------------------------------------------------------------------
 
-CODES = 512  # of 6 features: the message has room for some 100 candidates of each of two ranks
+CODES = 512  # of 6 features: the message has room for about 100 candidates of each of two ranks
 
 
 def many_dead(rank: int | None, size: int, reduction: str) -> tuple[list[Tensor], list[Traffic]]:
@@ -109,7 +109,7 @@ def many_dead(rank: int | None, size: int, reduction: str) -> tuple[list[Tensor]
     counted = []
     for step in range(4):
         x = torch.randn(1, 300 * size, DIM, generator=torch.Generator().manual_seed(step))
-        # All of one kind at first: every code dies. Then of all kinds: few do.
+        # In two steps with similar tokens every code dies; then tokens are spread out, and few codes die.
         x = x * 0.1 + 3 if step < 2 else x
         torch.ops.torchvq.reset_traffic()
         module(x if rank is None else x.chunk(size, 1)[rank])

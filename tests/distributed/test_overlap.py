@@ -1,4 +1,4 @@
-"""`overlap_sync`: a step whose message backward hides is, to the bit, the step that waits for it in forward."""
+"""`overlap_sync`: a step whose message overlaps with backward equals, bit for bit, a step that waits in forward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torchvq import VectorQuantize
 
 STEPS = 20
 State = dict[str, Tensor]
-# Steps of codes that are parameters wait as ever; these are the others.
+# Codes that are parameters never overlap.
 OVERLAPPING = [case for case in CASES if case != "orthogonal"]
 
 
@@ -58,7 +58,7 @@ def train(rank: int, size: int, case: str, options: dict[str, Any]) -> Any:
         torch.ops.torchvq.reset_traffic()
         quantized, indices, loss = module(x, mask=mask)
         waits = in_flight(module)
-        if step % 4 != 3:  # and steps without backward
+        if step % 4 != 3:  # every fourth step has no backward
             (quantized.square().sum() + loss.sum()).backward()
             assert not in_flight(module)
         state = state_of(module)
@@ -75,7 +75,7 @@ def train(rank: int, size: int, case: str, options: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("reduction", ["exact", "float"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_bits_and_no_more_messages(ranks: Ranks, case: str, reduction: str) -> None:
-    """Ragged, empty and masked ranks, k-means, dead codes, stacks, groups, dropout; outputs and gradients too."""
+    """Unequal, empty and masked ranks, k-means, dead codes, stacks, groups, dropout; outputs and gradients, too."""
     options = {"reduction": reduction}
     waiting = ranks.run(train, ranks.size, case, options)
     overlapping = ranks.run(train, ranks.size, case, options | {"overlap_sync": True})
@@ -123,7 +123,7 @@ def set_anew(vq: VectorQuantize) -> State:
 
 
 def loaded(vq: VectorQuantize) -> State:
-    """Another checkpoint: the step in flight must not be added to it."""
+    """A load in the middle of a step: the step must not be added to the loaded state."""
     vq.load_state_dict({name: torch.ones_like(value) for name, value in vq.state_dict().items()})
     return state_of(vq)
 
@@ -186,7 +186,7 @@ def flat(found: Any) -> list[Tensor]:
 
 
 def read(rank: int, size: int, overlap: bool) -> dict[str, list[Tensor]]:
-    """What each reader sees between forward and backward, from a module of its own."""
+    """The result of each reader between forward and backward, each on a separate module."""
     found = {}
     for name, reader in READERS.items():
         vq = build("dead_codes", 7, overlap_sync=overlap)

@@ -1,4 +1,4 @@
-"""`overlap_sync` inside what trains: backward, wrappers, compilers, checkpoints, sub-groups, and its faults."""
+"""`overlap_sync` in training: backward, wrappers, compilers, checkpoints, sub-groups, and failures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BOTH: list[dict[str, Any]] = [{}, OVERLAP]
 
 
 def alone_after_backward(rank: int, size: int, scale: float) -> Any:
-    """Rank 0 alone looks, after a backward whose message needed others: outgrown codes, more dead codes than room."""
+    """Only rank 0 reads the state after a backward with further messages: outgrown codes, too many dead codes."""
     module = VectorQuantize(DIM, 512, threshold_ema_dead_code=1, **OVERLAP)
     sent = []
     for step in range(4):
@@ -56,7 +56,7 @@ def test_one_rank_may_look_after_backward(ranks: Ranks, scale: float) -> None:
 
 
 def overwritten(rank: int, options: dict[str, Any]) -> Any:
-    """Tokens and indices belong to the caller, who writes to them before the message has come; 1e6: it is repeated."""
+    """The caller overwrites its tokens and indices before the message has arrived; with 1e6 the message is repeated."""
     module = build("dead_codes", 3, kmeans_init=False, **options)
     states = []
     for step in range(4):
@@ -76,7 +76,7 @@ def test_the_caller_may_write_to_what_it_gave(ranks: Ranks) -> None:
 
 
 def two_forwards(rank: int, size: int, case: str, options: dict[str, Any]) -> Any:
-    """A second forward, and a frozen one, before the backward of all; under autocast and no_grad as well."""
+    """A second forward and a frozen one before the backward of all, also under autocast and no_grad."""
     module = build(case, 5, **options)
     gradients = []
     for step in range(6):
@@ -151,7 +151,7 @@ def test_data_parallel(ranks: Ranks, case: str, how: dict[str, Any]) -> None:
 
 
 def compiled(rank: int, case: str) -> tuple[Any, Any]:
-    """Compiled steps wait in forward, eager ones of the same module need not."""
+    """Compiled steps wait in forward; eager steps of the same module need not."""
     eager, module = build(case, 5), build(case, 5, **OVERLAP)
     step = torch.compile(module, fullgraph=True, backend="aot_eager")
     for number in range(6):
@@ -173,7 +173,7 @@ def test_compiled_steps_wait(two: Ranks, case: str) -> None:
 
 
 def checkpointed(rank: int, case: str, options: dict[str, Any], reentrant: bool) -> Any:
-    """Steps of checkpointed regions wait; a plain step may be in flight when one is recomputed."""
+    """Steps of checkpointed regions wait; a plain step may be in flight when a region is recomputed."""
     module = build(case, 5, **options)
     gradients = []
     for number in range(4):
@@ -216,12 +216,12 @@ def steps_that_wait(rank: int, options: dict[str, Any]) -> list[bool]:
 
 def test_steps_that_python_has_a_say_in_wait(two: Ranks) -> None:
     for found in two.run(steps_that_wait, OVERLAP):
-        # The third learns from what the second has kept.
+        # The third also learns the statistics that the second has kept, so the fourth can overlap again.
         assert found == [True, False, False, True, False, False]
 
 
 def resumed(rank: int, size: int, options: dict[str, Any]) -> Any:
-    """Saved while a step is in flight, by all ranks, and gone on with."""
+    """Saved by all ranks while a step is in flight, and resumed."""
     module = build("residual_dropout", 100 + rank, **options)
     for step in range(8):
         x, mask = tokens_of(rank, size, step)
@@ -269,7 +269,7 @@ def test_options_that_exclude_each_other() -> None:
 
 
 def start(**others: Any) -> Any:
-    """A step in flight by the class behind it, on one process."""
+    """Starts a step through the underlying class, on one process."""
     state = build("default", 1)._codebook
     arguments = dict(
         state=state.state(),
@@ -316,7 +316,7 @@ def trained(kind: str, rank: int, **options: Any) -> nn.Module:
 
 
 def failed(module: nn.Module, rank: int, place: str) -> tuple[str, float, bool]:
-    """What the step that sends, or who waits for it, raises, after how long, and whether the state is as before."""
+    """The error of sending a step, or of waiting for it, the seconds it took, and whether the state is unchanged."""
     before = state_of(module)
     start = time.monotonic()
 
@@ -359,7 +359,7 @@ def test_one_rank_is_killed(kind: str, place: str) -> None:
 def lag(rank: int, kind: str) -> Any:
     module = trained(kind, rank, process_group=dist.new_group(timeout=TIMEOUT))
     if rank == 1:
-        time.sleep(4)  # longer than the timeout of the group, which is what the test is about
+        time.sleep(4)  # longer than the timeout of the group
         return None
     return failed(module, rank, "backward")
 
@@ -389,7 +389,7 @@ def test_ranks_that_disagree_are_told_in_backward(ranks: Ranks) -> None:
 
 
 def dropped(rank: int, others_send: bool) -> Any:
-    """A module that goes with a message in flight, also one that others never send, keeps nobody waiting."""
+    """A module dropped with a message in flight, even one that other ranks never send, blocks nobody."""
     group = dist.new_group(timeout=TIMEOUT)
     module = trained("VectorQuantize", rank, process_group=group)
     seconds = 0.0
@@ -415,7 +415,7 @@ def test_a_module_is_dropped_in_flight(two: Ranks, others_send: bool) -> None:
     first, second = two.run(dropped, others_send)
     assert first[0] < 1 and second[0] < 1
     assert all(torch.equal(a, b) for a, b in zip(first[1], second[1], strict=True))
-    # The group of all is none the worse.
+    # The default group still works.
     assert two.run(in_parallel, "default", OVERLAP, {})
 
 

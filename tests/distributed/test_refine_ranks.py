@@ -1,4 +1,4 @@
-"""Refinement over ranks: to the bit what one process makes of all tokens, however they are split."""
+"""Refinement over ranks: bit for bit the result of one process with all tokens, however they are split."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_ranks_refine_what_one_process_refines(two: Ranks, case: str, split: str
         for found, state in two.run(refined, case, split, options):
             assert found == wanted
             for name, value in module.state_dict().items():
-                # The modules were seeded alike; their generators are their own.
+                # The modules had the same seed; only their generators differ.
                 assert name.endswith("rng") or torch.equal(state[name], value), name
 
 

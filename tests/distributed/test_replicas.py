@@ -1,4 +1,4 @@
-"""Handshake, state hashes, broadcast: ranks fit together and start alike, or hear why not."""
+"""Handshake, state hashes, broadcast: ranks with equal options start with equal state; others get an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run saved on two ranks goes on with the same bits on one, two or three; large ragged batches."""
+"""A run saved on two ranks continues with the same bits on one, two or three ranks; large unequal batches."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CASES = [
 
 
 def train(module: torch.nn.Module, rank: int | None, size: int, steps: range) -> dict[str, Tensor]:
-    """Training on a rank's share of each batch; rank None is one process with everything."""
+    """Training on a rank's share of each batch; rank None is one process with all tokens."""
     for step in steps:
-        # The same tokens and padding, whoever takes them.
+        # The same tokens and padding for any number of ranks.
         x, mask = (torch.cat(parts, 1) for parts in batch(step, shares_of(step, 3)))
         if rank is not None:
             x, mask = (whole.split(shares_of(step, size), 1)[rank] for whole in (x, mask))
@@ -70,7 +70,7 @@ def test_saved_on_two_ranks_resumed_on_one_two_and_three(
 # Large ragged batches ------------------------------------------------------------------------------------------
 
 LARGE_STEPS = 4
-# 9330 and 9331 tokens in turn, unequal on every rank.
+# 9330 and 9331 tokens in turn, split unequally over the ranks.
 LARGE = [(3110, 3109, 3111), (9331, 0, 0), (1, 9000, 329), (4000, 1331, 4000)]
 
 
@@ -94,7 +94,7 @@ def large(rank: int | None) -> tuple[dict[str, Tensor], list[Any]]:
 
 
 def test_4096_codes_with_threshold_2_on_three_ranks(pool: Any) -> None:
-    """About two tokens per code: codes die and are replaced in every step."""
+    """About two tokens per code, so codes die and are replaced in every step."""
     expected, seen = large(None)
     assert sum(stats.replaced for stats in seen) > 1000
     for state, stats in pool(3).run(large):

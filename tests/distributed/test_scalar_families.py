@@ -42,7 +42,7 @@ def test_moments_are_those_of_all_tokens(two: Ranks, shares: tuple[int, ...]) ->
     for loss, _, kurtosis in answers:
         torch.testing.assert_close(loss, expected.norm_loss.detach())
         torch.testing.assert_close(kurtosis, expected.other_info["norm_info"]["kurtosis"])
-    # Data-parallel wrappers average the gradients of parameters: halves of what arrives here.
+    # Data-parallel wrappers average the gradients of parameters, hence the division of the sum by 2.
     torch.testing.assert_close(torch.cat([grad for _, grad, _ in answers]) / 2, whole.grad)
 
 

@@ -1,4 +1,4 @@
-"""FSDP2 over codes that a forward itself writes: the same codes as without shards."""
+"""FSDP2 over codes that the forward writes: the same codes as without shards."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def sharded_and_whole(rank: int, name: str) -> tuple[list[Tensor], list[Tensor],
     dim = 3 if name == "values" else DIM
     whole = make(name)
     before = codes_of(whole)
-    # Values with an optimizer of their own get no gradient that DDP could average.
+    # Values that have their own optimizer have no gradient that DDP could average.
     parallel = whole if name == "values" else DistributedDataParallel(whole)
     sharded = make(name)
     fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))

@@ -1,4 +1,4 @@
-"""SimVQ on ranks: whatever each drew, they train one codebook, and steps send nothing."""
+"""SimVQ on ranks: whatever codes each rank drew, all train one codebook, and steps send nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sync_every`: several steps teach the codebook together, to the bit as one step of one process with all tokens."""
+"""`sync_every`: learning from several steps together equals, bit for bit, one step of one process with all tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ State = dict[str, Tensor]
 
 
 def state_of(module: nn.Module, *, rng: bool = True) -> State:
-    """What ranks have in common; `rng` counts steps, of which the oracle has fewer."""
+    """The state that ranks share; without `rng` for the oracle, which has fewer steps."""
     return {
         name: value.clone()
         for name, value in module.state_dict().items()
@@ -53,13 +53,13 @@ def step_by_step(
     return states
 
 
-# Whose k-means is that of rank 0's tokens has no oracle in one process.
+# k-means on rank 0's tokens alone has no equivalent in one process.
 STEP_CASES = [case for case in CASES if case != "kmeans_of_rank_0"]
 
 
 @pytest.mark.parametrize("case", STEP_CASES)
 def test_ranks_learn_what_one_process_learns(ranks: Ranks, case: str) -> None:
-    """K-means, dead codes, dropout, ranks without tokens and masked ones; rng, too, counts the same steps."""
+    """K-means, dead codes, dropout, ranks without tokens and masked ones; rng counts the same steps, too."""
     options = {"sync_every": EVERY}
     expected = step_by_step(None, ranks.size, case, 4 * EVERY, options | ALONE)
     for states in ranks.run(step_by_step, ranks.size, case, 4 * EVERY, options):
@@ -69,7 +69,7 @@ def test_ranks_learn_what_one_process_learns(ranks: Ranks, case: str) -> None:
 
 @pytest.mark.parametrize("scale", [1e3, 1e10])
 def test_tokens_that_outgrow_the_codes(ranks: Ranks, scale: float) -> None:
-    """By 2^10 one word still holds the sums of a code; by 2^33 both words are sent."""
+    """At 1e3, about 2^10, one word still holds the sums of a code; at 1e10, about 2^33, both words are sent."""
     options = {"sync_every": EVERY}
     arguments = (ranks.size, "default", 2 * EVERY)
     expected = step_by_step(None, *arguments, options | ALONE, scale)
@@ -97,7 +97,7 @@ ONE_STEP: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def at_once(size: int, name: str, every: int, windows: int) -> list[State]:
-    """The oracle: one process, whose batch is that of all ranks and of several steps."""
+    """The oracle: one process, whose batch contains the tokens of all ranks and of several steps."""
     case, own = ONE_STEP[name]
     module = build(case, 100, **own, **ALONE)
     states = []
@@ -112,7 +112,7 @@ def at_once(size: int, name: str, every: int, windows: int) -> list[State]:
 
 
 def in_windows(rank: int | None, size: int, name: str, every: int, windows: int) -> list[State]:
-    """The states after the last steps; in between nothing moves."""
+    """The states after the last step of each window; within a window nothing moves."""
     case, own = ONE_STEP[name]
     alone = ALONE if rank is None else {}
     module = build(case, 100 + (rank or 0), **own, sync_every=every, **alone)
@@ -197,7 +197,7 @@ def test_float_reduction_is_close_and_equal_on_all_ranks(two: Ranks, dtype: torc
 
 
 def traffic(rank: int, case: str) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """Of steps with and without `sync_every`, after the first."""
+    """Messages of steps without and with `sync_every`, after the first window."""
     found = []
     for every in (1, EVERY):
         module = build(case, 7, kmeans_init=False, sync_every=every)
@@ -281,7 +281,7 @@ def test_after_a_last_step_any_number_of_ranks_resumes(
 
 
 def test_of_rank_0s_file_only_rank_0_takes_what_it_kept(two: Ranks, tmp_path: Path) -> None:
-    """Its tokens are not counted twice, and those that the others had kept are missing."""
+    """Its tokens are not counted twice, and those that the other ranks had kept are lost."""
     two.run(save, "default", str(tmp_path), SAVED)
     files = [str(tmp_path / "0.pt")]
     first, second = two.run(resume, 2, "default", files, SAVED)
@@ -299,7 +299,7 @@ def compiled(rank: int, case: str) -> tuple[State, State]:
     step = torch.compile(module, fullgraph=True, backend="aot_eager")
     for number in range(2 * EVERY + 1):
         x = torch.randn(1, 40, DIM, generator=torch.Generator().manual_seed(2 * number + rank))
-        # One graph serves the steps that wait and those that do not.
+        # One graph serves the steps that keep their statistics and those that learn.
         with torch._dynamo.config.patch(error_on_recompile=number > 1):
             eager(x)
             step(x)
@@ -331,7 +331,7 @@ def test_recomputed_steps_are_kept_once(two: Ranks) -> None:
 
 
 class Scaled(nn.Module):
-    """Whose quantizer sees the tokens as they are."""
+    """A model whose quantizer gets the input itself."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -349,7 +349,7 @@ def data_parallel(rank: int | None) -> State:
     for step in range(2 * EVERY):
         x, _ = batch(step, (20, 40))
         wrapped(mine(rank, x)).sum().backward()
-        # In between, one rank or the other evaluates.
+        # Between the steps, one rank or the other evaluates.
         if rank == step % 2:
             model.eval()
             model(mine(rank, x))

@@ -48,7 +48,7 @@ def assert_same_bits(got: Statistics, wanted: Statistics) -> None:
 
 
 def one_process(split: str, size: int, levels: list[dict], books: list[Tensor]) -> Statistics:
-    """code_statistics() level by level, without the synchronised operator."""
+    """code_statistics() level by level, instead of the synchronised operator."""
     results = [
         ops.code_statistics(batch.x, batch.indices, ops.code_exponents(book), mask=batch.mask)
         for batch, book in zip(batches(split, size, levels), books, strict=True)

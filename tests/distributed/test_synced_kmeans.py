@@ -34,7 +34,7 @@ def test_kmeans_is_that_of_one_process(ranks: Ranks, split: str, metric: str, co
 
 
 def large_shard(rank: int) -> torch.Tensor:
-    """Two ranks with 110000 tokens together, many of them equal: more than the sample takes."""
+    """Two ranks with 110000 tokens in total, many of them equal: more than the sample takes."""
     generator = torch.Generator().manual_seed(rank)
     tokens = torch.randn(1, [70000, 40000][rank], 2, generator=generator)
     tokens[:, ::2] = tokens[:, ::2].round()
@@ -63,7 +63,7 @@ def test_large_batches_are_sampled_alike_and_counted_in_full(two: Ranks):
     for (got, number), traffic in two.run(large):
         assert torch.equal(got, codes)
         assert torch.equal(number, counts)
-        # Two gathers for the sample; statistics of two late iterations and the counts.
+        # Two all-gathers for the sample; all-reduces for the statistics of two late iterations and the counts.
         assert traffic[:3] == (3, 2, 0)
         # Keys of the sample, then about half of its rows.
         assert traffic[3] < 65536 * 8 + 0.75 * 65536 * 8 + 3000
@@ -94,7 +94,7 @@ def test_initialise_codebook_sets_the_state_of_one_process(two: Ranks, split: st
 
 
 def few_values(rank: int) -> torch.Tensor:
-    """70000 tokens on each rank, almost all of them equal: late iterations meet empty codes."""
+    """70000 tokens on each rank, almost all of them equal, so that late iterations have empty codes."""
     tokens = torch.zeros(1, 70000, 2)
     tokens[0, :40] = torch.randn(40, 2, generator=torch.Generator().manual_seed(rank))
     return tokens

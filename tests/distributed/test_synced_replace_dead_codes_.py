@@ -1,4 +1,4 @@
-"""Dead codes are replaced alike on all ranks, and as one process with the concatenated batch would.
+"""Dead codes are replaced in the same way on all ranks, and as in one process with the concatenated batch.
 
 The oracle is replace_dead_codes_() on the concatenated batch.
 """
@@ -20,7 +20,7 @@ State = dict[str, list[Tensor]]
 
 
 def make_state(sizes: list[int], dead: list[int]) -> State:
-    """Codebooks of the given sizes, the first `dead` codes of each used by nobody."""
+    """Codebooks of the given sizes, in each of which the first `dead` codes are unused."""
     state: State = {
         "embed": [],
         "embed_avg": [],
@@ -156,7 +156,7 @@ def test_cooldown_holds_on_all_ranks_over_many_steps(two: Ranks):
 
 
 def many_steps(rank: int, size: int, steps: int) -> State:
-    """Statistics, averages and replacement, ragged; `size` 1 is the process with both shards."""
+    """Statistics, averages and replacement, with unequal ranks; `size` 1 is one process with both shards."""
     state = make_state([33], [0])
     rng = state["rng"][0]
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""stats(synced=True) is that of one process with the whole batch; verify_replicas names what differs, and where."""
+"""stats(synced=True) equals that of one process with the whole batch; verify_replicas names the tensors that differ."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Model(torch.nn.Module):
 
 
 def compare(rank: int, meddle: bool) -> Any:
-    torch.manual_seed(rank)  # so that encoder and `own` differ, which is nobody's concern
+    torch.manual_seed(rank)  # `encoder` and `own` differ, which must not matter
     model = Model()
     for step in range(3):
         model(torch.randn(1, 20, DIM, generator=torch.Generator().manual_seed(10 * step + rank)))
@@ -117,7 +117,7 @@ def compare(rank: int, meddle: bool) -> Any:
 def test_equal_replicas_are_no_difference(ranks: Ranks) -> None:
     for found, traffic, message, same in ranks.run(compare, False):
         assert found == [] and message == "nothing" and same
-        # 8 bytes for the kind of the quantizers and for each of six tensors of six codebooks.
+        # 8 bytes for the kind of the quantizers, and 8 for each of six tensors of six codebooks.
         assert traffic == (0, 2, 0, 8 + 8 * 6 * 6)
 
 
@@ -197,7 +197,7 @@ def test_rank_0_writes_what_all_know(ranks: Ranks, tmp_path: Path, synced: bool)
         fields = [record[field] for field in torchvq.CodebookStats._fields]
         assert first[record["step"]][record["quantizer"]] == tuple(fields)
     for rank, (found, traffic) in enumerate(answers):
-        # One all-reduce for six levels, none for the quantizer that is each rank's own.
+        # One all-reduce for six levels, none for the quantizer that is local to each rank.
         assert traffic == [(1, 0, 0) if synced else (0, 0, 0), (0, 0, 0)] * 2
         assert found[1] == {}
         total = sum(20 + r for r in range(ranks.size)) if synced else 20 + rank

@@ -1,4 +1,4 @@
-"""DistributedDataParallel in all its ways, and FSDP2 with mixed precision: quantizers learn what one process learns."""
+"""DistributedDataParallel in all its modes, and FSDP2 with mixed precision: quantizers learn like one process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def data_parallel(
                 loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        # Rank 0 validates by itself, past the wrapper.
+        # Rank 0 validates alone, without calling the wrapper.
         if rank == 0:
             model.eval()(data(999, 0))
             model.train()
@@ -77,7 +77,7 @@ def test_data_parallel(ranks: Ranks, how: dict[str, Any], accumulate: int, forwa
 
 
 def average_gradient(rank: int, size: int) -> Tensor:
-    # Without draws among tokens: these follow the bits, and products of fewer rows round differently.
+    # No random draws among tokens: they depend on the bits of tokens, and products of fewer rows round differently.
     from torch.nn.parallel import DistributedDataParallel
 
     torch.manual_seed(0)
@@ -166,7 +166,7 @@ def sharded_codebook(rank: int, size: int) -> Any:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    # Split over the ranks, so there is no replica of it to compare.
+    # This parameter is split over the ranks, so it has no replicas to compare.
     assert verify_replicas(vq) == []
     return vq._codebook.embed.full_tensor().detach(), start
 

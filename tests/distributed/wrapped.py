@@ -1,7 +1,7 @@
 """A model around quantizers, and the oracle of its training under any wrapper.
 
-Wrappers change how the encoder computes (precision, order), so the oracle takes what the quantizers were given on
-each rank, and hands the concatenation to quantizers of one process: their state must be the same, to the bit.
+Wrappers change how the encoder computes (precision, order), so the oracle takes the inputs of the quantizers on each
+rank and passes their concatenation to quantizers of one process: the states must be equal, bit for bit.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Model(nn.Module):
 
 
 class Inputs:
-    """What each forward of the quantizers was given."""
+    """The inputs of each forward of the quantizers."""
 
     def __init__(self, model: Model) -> None:
         self.given: dict[str, list[Tensor]] = {"vq": [], "stack": []}
@@ -59,7 +59,7 @@ class Inputs:
 
 
 def data(step: int, rank: int, size: int = 4) -> Tensor:
-    """(B, 16, 8): ranks have unequal batches."""
+    """(B, 16, 8), with a different B on each rank."""
     generator = torch.Generator().manual_seed(100 * step + rank)
     return torch.randn(size + rank, 16, 8, generator=generator)
 
@@ -75,7 +75,7 @@ def state_of(model: Model) -> dict[str, Tensor]:
 
 
 def train_alone(given: list[dict[str, list[Tensor]]], seed: int) -> dict[str, Tensor]:
-    """The state of one process whose quantizers got what those of all ranks got."""
+    """The state of one process whose quantizers get the inputs of all ranks."""
     torch.manual_seed(seed)
     model = Model(sync_codebook=False)
     for name in ("vq", "stack"):

@@ -26,7 +26,7 @@ class ScalarModel(nn.Module):
             dim=6, codebook_size=16, commitment_loss_weight=0.25, **DROPOUT
         )
         self.decoder = nn.Linear(24, 8)
-        #: How many levels each stack used, forward by forward.
+        #: The number of levels that each stack used, by forward.
         self.depths: list[tuple[int, int]] = []
 
     def forward(self, x: Tensor) -> Tensor:

@@ -12,14 +12,14 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from code_blocks import blocks_of  # noqa: E402
 
-# Shown on the site, and not in docs/.
+# On the site, but not in docs/.
 OUTSIDE = ("README.md", "HACKING.md", "CONTRIBUTING.md", "CHANGELOG.md", "examples/README.md")
-# Of what a page shows as text: output, drawings, and what Sphinx reads.
+# Fences that show text: output, drawings, and Sphinx directives.
 NOT_CODE = ("", "text")
 
 
 class Block(NamedTuple):
-    """A block of code, the heading above it, and its place among the blocks of the page."""
+    """A block of code, the heading above it, and its position among the blocks of the page."""
 
     page: str
     heading: str

@@ -1,6 +1,6 @@
 """Runs the Python of a page, block after block, in one namespace: `python run_page.py PAGE`.
 
-What a page takes for granted (a model, a batch, a process group) is in setups/<page>.py, in parts that begin with
+Objects that a page assumes (a model, a batch, a process group) are in setups/<page>.py, in parts that begin with
 `# %% HEADING` and run before the first block below that heading; the part without a heading runs first.
 """
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from pages import ROOT, blocks
 
-# Blocks that are run elsewhere, and why.
+# Blocks that run elsewhere, and why.
 ELSEWHERE = {
     ("docs/serving.md", "Package"): "compiles for a minute; tests/python/test_serving.py does it",
 }
 
 
 def setups(page: str) -> dict[str, str]:
-    """Code by heading; "" for what runs first."""
+    """Code by heading; "" for the part that runs first."""
     name = page.removeprefix("docs/").removesuffix(".md").replace("/", "-")
     file = Path(__file__).parent / "setups" / f"{name}.py"
     if not file.exists():

@@ -1,4 +1,4 @@
-"""Commands that pages show: those of `torchvq` run here and print the same; a table says where the others run."""
+"""Commands on pages: those of `torchvq` run here and print the same; a table says where the others run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cli_support import cli_path
 from pages import Block, all_blocks
 
 SESSION = "docs/cli.md"
-# Beginnings of commands, and where they run; README.md as a whole is for tools/roads.sh.
+# Prefixes of commands, and where they run; all of README.md is run by tools/roads.sh.
 ELSEWHERE = {
     "make bench": "most of an hour; tests/python/test_benchmarks.py runs every suite a little",
     "python benchmarks/python/run.py": "the same",
@@ -38,7 +38,7 @@ ELSEWHERE = {
 
 
 def commands(block: Block) -> list[str]:
-    """The typed lines, without comments and continuation lines."""
+    """The commands, without comments, with continuation lines joined."""
     if block.language == "console":
         return re.findall(r"^\$ (.*)", block.text, re.MULTILINE)
     lines = block.text.replace("\\\n", " ").splitlines()
@@ -62,7 +62,7 @@ def test_every_command_runs_somewhere() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the session begins with: vectors, and codecs that the page has fitted out of sight."""
+    """The files with which the session begins: vectors, and codecs whose fitting the page does not show."""
     path = tmp_path_factory.mktemp("session")
     random = np.random.default_rng(0)
     for name, rows in (("vectors", 3000), ("held_out", 500), ("part-0", 1000), ("part-1", 2000)):
@@ -93,13 +93,13 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def labels(output: str) -> list[str]:
-    """What the lines of an output are about: numbers and progress aside."""
+    """The labels of the lines of an output, without numbers and progress."""
     lines = [line for line in output.splitlines() if line and not line.startswith("fit ")]
     return [re.split(r"\s{2,}|: ", line.strip())[0].strip('",') for line in lines]
 
 
 def differences(command: str, said: str, shown: str) -> list[str]:
-    """What the page does not show, and what the program does not say."""
+    """Labels that the page lacks, and labels that the program does not print."""
     said_labels, shown_labels = labels(said), labels(shown)
     if said_labels == shown_labels:
         return []
@@ -109,7 +109,7 @@ def differences(command: str, said: str, shown: str) -> list[str]:
 
 
 def answers(block: Block) -> list[tuple[str, str]]:
-    """Each command of a session, and what is shown below it."""
+    """Each command of a session, and the output shown below it."""
     parts = re.split(r"^\$ (.*)\n", block.text, flags=re.MULTILINE)[1:]
     return list(zip(parts[::2], parts[1::2], strict=True))
 

@@ -12,7 +12,7 @@ from cli_support import BUILD
 from pages import ROOT, all_blocks
 from torch.utils.cpp_extension import include_paths
 
-# What a page has said before, in words.
+# Declarations that a page has described in words.
 BEFORE = {
     "docs/distributed.md": "c10::intrusive_ptr<c10d::ProcessGroup> group;\n",
     "evo_lfq.h": "auto fitness = [](const torch::Tensor& decoded, const torch::Tensor&) {\n"
@@ -21,7 +21,7 @@ BEFORE = {
 
 
 def of_headers() -> list[tuple[str, str]]:
-    """Name and code of the examples between fences in the comments of the public headers."""
+    """Name and code of the fenced examples in the comments of the public headers."""
     found = []
     for header in sorted((ROOT / "include" / "torchvq").rglob("*.h")):
         for code in re.findall(r"/// ```\n(.*?)/// ```", header.read_text(), re.DOTALL):
@@ -31,7 +31,7 @@ def of_headers() -> list[tuple[str, str]]:
 
 
 def unit(blocks: list[tuple[str, str]]) -> str:
-    """One source of all: each block in a namespace or a function of its own, as it takes."""
+    """One source with all blocks, each in a namespace and, if it needs one, a function."""
     includes, bodies = dict[str, None](), []
     for place, (name, code) in enumerate(blocks):
         includes |= dict.fromkeys(re.findall(r"^#include .*", code, re.MULTILINE))
@@ -67,7 +67,7 @@ def test_cpp_compiles(tmp_path: Path) -> None:
 
 
 def test_cmake_is_that_of_the_first_page() -> None:
-    """tools/roads.sh builds README.md's; others differ from it in the program's name alone."""
+    """tools/roads.sh builds README.md's block; others may differ from it only in the program's name."""
 
     def plain(text: str) -> str:
         name = re.search(r"project\((\w+)", text)

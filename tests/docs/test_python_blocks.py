@@ -15,7 +15,7 @@ from run_page import ELSEWHERE
 
 import torchvq
 
-# tests/python/test_readme.py runs it, and compares what it prints.
+# README.md is run by tests/python/test_readme.py, which also compares the output.
 PAGES = sorted({block.page for block in all_blocks("python")} - {"README.md"})
 
 
@@ -31,7 +31,7 @@ def test_python(page: str, tmp_path: Path) -> None:
     environment = os.environ | {
         "PYTHONPATH": package,
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-        # Not what a compiler has kept for another build of the library.
+        # A fresh cache, because the default one may hold code compiled for another build of the library.
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled"),
     }
     script = Path(__file__).parent / "run_page.py"

@@ -39,7 +39,7 @@ def test_everything_else_is_on_a_page() -> None:
 
 
 def test_old_names_lead_to_pages() -> None:
-    """Each name of the reference, its modules included, is in the table, and can be imported from there."""
+    """Each name of the reference, including its modules, is in the table and can be imported from torchvq."""
     reference = pytest.importorskip("vector_quantize_pytorch")
     table = (DOCS / "names.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)`, `\.(\w+)` \|", table, re.MULTILINE))

@@ -1,4 +1,4 @@
-// Fuzzer of what `torchvq fit` writes: one codebook, a stack of them, scalar levels or signs.
+// Fuzzer of files that `torchvq fit` writes: one codebook, a stack of them, scalar levels or signs.
 #include <torchvq/io/codec.h>
 #include <torchvq/io/safetensors.h>
 #include <torchvq/io/scalar_codec.h>

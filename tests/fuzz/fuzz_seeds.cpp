@@ -42,7 +42,7 @@ void write_codecs(const std::string& folder) {
   }
 }
 
-/// Of a vector of three features: a stack without maps, and one with a map at every place that has one.
+/// For vectors of three features: a stack without maps, and one with every possible map.
 void write_projected_codec(const std::string& folder) {
   const auto map = [](int64_t out, int64_t in) {
     return torchvq::fit::Projection{at::ones({out, in}), at::ones({out})};

@@ -1,4 +1,4 @@
-// Fuzzer of what `torchvq.convert` writes: codebooks behind linear maps, level by level.
+// Fuzzer of files that `torchvq.convert` writes: codebooks with linear maps, level by level.
 #include <torchvq/io/projected_codec.h>
 #include <torchvq/io/safetensors.h>
 

@@ -1,5 +1,5 @@
-// What every fuzzer does: bytes become a file, the reader reads it, and either all of its elements
-// are there or it throws a c10 error. Anything else is a finding.
+// Shared by all fuzzers: the bytes become a file, a reader reads it, and must either provide all of
+// its elements or throw a c10 error. Anything else is a finding.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +13,7 @@
 
 namespace torchvq::fuzz {
 
-/// A file in memory, gone with the object.
+/// A file in memory that lives as long as the object.
 class MemoryFile {
  public:
   MemoryFile(const uint8_t* data, size_t size) : descriptor_(memfd_create("fuzzed", 0)) {
@@ -30,7 +30,7 @@ class MemoryFile {
   int descriptor_;
 };
 
-/// Reads every element, so that a wrong length is found.
+/// Reads every element, so that a wrong length is detected.
 inline void touch(const at::Tensor& tensor) {
   if (tensor.numel() > 0) (void)tensor.ne(0).sum().item<int64_t>();
 }

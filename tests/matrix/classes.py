@@ -1,7 +1,7 @@
-"""Every class of the package, in the configurations that the matrices run. A new class joins with one line.
+"""Every class of the package, in the configurations that the matrices run. A new class is added by one line.
 
-A row says how a module is made and what it is fed; the functions below give every matrix the same view of what
-comes out: output, indices, loss, and the output that the indices decode to.
+A row describes how a module is made, and its input. The functions below give every matrix the same view of the
+results: output, indices, loss, and the output that the indices decode to.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Row(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What a forward has given, in the same words for every class."""
+    """The results of a forward, under the same names for every class."""
 
     quantized: Tensor
     indices: Tensor
-    loss: Tensor  # zero where the class has none
+    loss: Tensor  # zero for a class without a loss
 
 
 def _vq(shape: tuple[int, ...] = TOKENS, axis: int = -1, **options: Any) -> Row:
@@ -52,7 +52,7 @@ def _fsq(name: str = "FSQ", shape: tuple[int, ...] = TOKENS, axis: int = -1, **o
 
 
 def _lfq(name: str = "LFQ", shape: tuple[int, ...] = TOKENS, axis: int = -1, **options: Any) -> Row:
-    # Without a commitment loss latents may run away, of which the class warns.
+    # Without a commitment loss latents may diverge, and the class warns.
     more = dict(dim=DIM, codebook_size=CODES, commitment_loss_weight=0.25)
     return Row(name, more | options, shape, axis)
 
@@ -140,7 +140,7 @@ ROWS: dict[str, Row] = {
     ),
 }
 """The configurations, by name."""
-# Rows whose options act in training alone: in evaluation their graph is that of another row.
+# Rows whose options act only in training: in evaluation their graph equals that of another row.
 TRAIN_OTHERWISE = {
     "vq_learnable", "vq_kmeans", "vq_dead_codes", "vq_orthogonal", "vq_diversity", "vq_cross_entropy", "vq_directional",
     "residual_vq_dropout", "residual_fsq_dropout", "residual_lfq_dropout", "residual_sim_vq_dropout", "lfq_softplus",
@@ -149,7 +149,7 @@ TRAIN_OTHERWISE = {
 
 
 def construct(package: Any, name: str, options: dict[str, Any]) -> nn.Module:
-    """A class of a package with its options, among the modules of the user's own where it wants such."""
+    """A class of a package with its options, among user modules if it needs any."""
     if name == "EvoLFQ":
         return package.EvoLFQ(nn.Linear(DIM, DIM), nn.Linear(DIM, DIM), **options)
     if name == "Sequential":
@@ -158,7 +158,7 @@ def construct(package: Any, name: str, options: dict[str, Any]) -> nn.Module:
 
 
 def build(row: str, seed: int = 0, **more: Any) -> nn.Module:
-    """The module of a row, the same for the same seed, with codes of the size of the data."""
+    """The module of a row, with codes of the size of the data; the same for the same seed."""
     torch.manual_seed(seed)
     name = ROWS[row].name
     module = construct(torchvq, name, ROWS[row].options | more)
@@ -172,27 +172,27 @@ def build(row: str, seed: int = 0, **more: Any) -> nn.Module:
 
 
 def data(row: str, step: int = 0, batch: int = BATCH, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Input for a step: values that every floating dtype holds exactly, so that tokens can be compared."""
+    """Input for a step, with values that every floating dtype represents exactly, so that tokens can be compared."""
     shape = (batch, *ROWS[row].shape[1:])
     x = torch.randn(shape, generator=torch.Generator().manual_seed(100 + step))
     return x.bfloat16().half().to(dtype)
 
 
 def forward(call: Callable[..., Any], x: Tensor, **kwargs: Any) -> Seen:
-    """A forward of any class; ``call`` is the module or what a compiler made of it."""
+    """A forward of any class; ``call`` is the module or a compiled version of it."""
     result = call(x, **kwargs)
     if isinstance(result, (torchvq.outputs.BinaryMapperOutput,)):
-        # Its codes are one-hot.
+        # BinaryMapper's codes are one-hot.
         return Seen(result.one_hot, result.one_hot.argmax(-1), result.aux_kl_loss)
     if isinstance(result, Tensor):
-        # Indices alone: the input stands for the output that there is not, NaN where a token is not finite.
+        # A class that returns only indices: the input takes the place of the output, NaN for non-finite tokens.
         real = result.ge(0).unsqueeze(-1)
         return Seen(
             torch.where(real, x + 0 * x.sum(-1, keepdim=True), 0), result, x.new_zeros(()).float()
         )
     quantized, indices, *rest = result
     if isinstance(indices, tuple):
-        # Of all scales, one after the other.
+        # The indices of all scales, one after the other.
         indices = torch.cat([scale.flatten(1) for scale in indices], 1)
     return Seen(quantized, indices, rest[0] if rest else quantized.new_zeros(()).float())
 
@@ -217,7 +217,7 @@ def decode(module: nn.Module, indices: Tensor) -> Tensor | None:
 
 
 def learns(module: nn.Module) -> bool:
-    """Whether a training forward moves codes or values by itself."""
+    """Whether a training forward itself moves codes or values."""
     return any(isinstance(part, torchvq.VectorQuantize) for part in module.modules()) or (
         getattr(module, "in_place_codebook_optimizer", None) is not None
     )

@@ -1,4 +1,4 @@
-"""Set-up of every matrix: one thread, and the cells of the tables in docs/matrices.md."""
+"""Set-up of every matrix: the cells of the tables in docs/matrices.md."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from cells import Cell
 
 @pytest.fixture
 def cell(record_property: Callable[[str, object], None]) -> Cell:
-    """`cell(table, row, column, value)`: what `tools/matrix_tables.py` reads from the JUnit report of a run.
+    """`cell(table, row, column, value)` records a cell, which `tools/matrix_tables.py` reads from the JUnit report.
 
-    A text stands as it is; of several numbers in one cell the largest does. Cells of a test that fails say so.
-    Put them first in the test, so that a failure finds them.
+    Text is shown as it is; of several numbers in one cell, the largest is shown. Cells of a failed test are marked.
+    Record cells first in a test, so that they are in the report if it fails.
     """
 
     def put(table: str, row: str, column: str, value: str | float = "yes") -> None:

@@ -1,6 +1,6 @@
-"""Steps of every class on a simulated device: `python device_steps.py` prints what they came to.
+"""Steps of every class on a simulated device: `python device_steps.py` prints the results.
 
-A process of its own because autograd wants to know of the device for as long as the process runs.
+It runs in its own process, because autograd keeps the device registered for the life of the process.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import classes
 from simulated_device import SimulatedDevice
 
 TRAININGS = 2
-# A module takes its flag of k-means from plain tensors alone; test_any_device.py runs k-means itself.
+# A module reads its k-means flag only from plain tensors; test_any_device.py runs k-means itself.
 ROWS = [row for row in classes.ROWS if row != "vq_kmeans"]
-# Codes and indices that only our operators compute; others go through torch's products and exponentials.
+# Rows whose codes and indices only our operators compute; others involve torch's products and exponentials.
 ALIKE = {"vq", "vq_cosine", "vq_dead_codes", "residual_vq", "residual_vq_shared", "residual_vq_beam",
          "grouped_residual_vq", "fsq_bare", "lfq_bare", "binary_mapper"}  # fmt: skip
 
@@ -34,7 +34,7 @@ def step(module: nn.Module, x: torch.Tensor) -> classes.Seen:
 
 
 def steps_of(row: str) -> dict[str, Any]:
-    """Waits by step, and what differs from the same steps on the CPU."""
+    """Waits of each step, and the differences from the same steps on the CPU."""
     gpu = SimulatedDevice("gpu")
     there, here = gpu.move(classes.build(row)), classes.build(row)
     waits, differs = [], []

@@ -1,8 +1,8 @@
-"""The oracle of the precision matrix: the same module in float32, with the values that a cast left.
+"""The oracle of the precision matrix: the same module in float32, on the values that a cast module computes.
 
-A projection in bfloat16 gives other numbers than one in float32, and the tokens follow them. So the twin replays what
-each projection of the cast module gave, with its own float32 gradient. All that comes after has to be float32
-arithmetic, and is compared with that.
+A projection in bfloat16 gives other values than one in float32, and hence other tokens. So the twin replays the output
+of each projection of the cast module, with its own float32 gradient. Everything after that must be float32 arithmetic,
+and is compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from classes import build
 from torch import Tensor, nn
 
 HALF = (torch.float16, torch.bfloat16)
-# Modules inside which users, or a policy, let half precision in: what they give is replayed.
+# Modules that users, or a policy, run in half precision: their output is replayed.
 BOUNDARIES = ("project_in", "encoder")
 # Rows whose codes come from a network, which runs in the module's dtype or autocast's.
 MADE_BY_NETWORK = ("residual_vq_implicit",)
@@ -35,7 +35,7 @@ class _Value(torch.autograd.Function):
 
 
 class _Replayed(nn.Module):
-    """A projection whose value comes from another run."""
+    """A projection whose output values come from another run."""
 
     def __init__(self, projection: nn.Module, values: list[Tensor]) -> None:
         super().__init__()
@@ -48,13 +48,13 @@ class _Replayed(nn.Module):
 
 
 class Twins:
-    """A cast module, and the float32 module that sees what it sees."""
+    """A cast module, and the float32 module that sees the same values."""
 
     def __init__(self, row: str, cast: Callable[[nn.Module], nn.Module]) -> None:
         self.module = cast(build(row))
         self.twin = build(row)
         if next(self.twin.parameters(), None) is not None:
-            # Weights as the cast left them.
+            # The twin gets the weights after the cast.
             self._round()
         self.handles = []
         for name, boundary in self._boundaries(self.module):
@@ -81,7 +81,7 @@ class Twins:
         ]
 
     def gradients(self) -> list[tuple[str, Tensor | None, Tensor | None]]:
-        """Each parameter's gradient, and the twin's."""
+        """Each parameter's gradient, and that of the twin."""
         return [
             (name, parameter.grad, self.parameters[name].grad)
             for name, parameter in self.module.named_parameters()
@@ -97,7 +97,7 @@ def _recorder(values: list[Tensor]) -> Callable[..., None]:
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
-    """The length of the difference, relative to what was expected; 0 for two zeros."""
+    """The norm of the difference, relative to that of the expected value; 0 for two zeros."""
     found, expected = found.detach().double(), expected.detach().double()
     length = expected.norm()
     gap = (found - expected).norm()

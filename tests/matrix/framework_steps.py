@@ -1,4 +1,4 @@
-"""Training steps that the rows of the frameworks matrix compare, and comparisons by bits."""
+"""Training steps of the frameworks matrix, and bitwise comparisons."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import torchvq
 
 
 def construct(row: str) -> nn.Module:
-    """The bare constructor's module: for devices on which nothing can be read or written."""
+    """A module as constructed, without writing codes, for devices on which nothing can be read or written."""
     return classes.construct(torchvq, ROWS[row].name, ROWS[row].options)
 
 
 def objective(seen: Seen) -> Tensor:
-    """A sum with a weight of its own for each number, so that no gradient cancels, and the loss."""
+    """A sum with a different weight for each number, so that no gradient cancels, plus the loss."""
     weights = torch.linspace(0.5, 1.5, seen.quantized.numel()).reshape(seen.quantized.shape)
     return (seen.quantized * weights).sum() + seen.loss.sum()
 
 
 def sgd(module: nn.Module) -> torch.optim.Optimizer | None:
-    """An optimizer with a state; none where nothing learns by gradient."""
+    """An optimizer with state; None if nothing learns by gradient."""
     parameters = list(module.parameters())
     return torch.optim.SGD(parameters, 0.01, momentum=0.9) if parameters else None
 
@@ -37,7 +37,7 @@ def train(
     optimizer: torch.optim.Optimizer | None = None,
     call: Callable[..., Any] | None = None,
 ) -> list[Tensor]:
-    """Training steps; everything visible of them."""
+    """Training steps; returns everything visible."""
     seen = []
     for step in steps:
         x = data(row, step).requires_grad_()
@@ -73,7 +73,7 @@ def assert_same_state(module: nn.Module, expected: dict[str, Tensor]) -> None:
 
 
 def assert_goes_on_like(module: nn.Module, original: nn.Module, row: str) -> None:
-    """Evaluation, two more steps and their state: bit for bit. Both modules are used up."""
+    """Evaluation, two more steps and their state are equal bit for bit. Changes both modules."""
     x = data(row, 20)
     with torch.no_grad():
         assert_same(forward(module.eval(), x), forward(original.eval(), x))

@@ -1,7 +1,7 @@
-"""Calls every operator with one spoiled tensor at a time; run by test_robust_operators.py in a process of its own.
+"""Calls every operator with one spoiled tensor at a time; test_robust_operators.py runs this in its own process.
 
-The calls are those that the classes make, recorded, and some by hand for operators that no class needs. A line is
-printed before each call, so that a crash has a name.
+The calls are recorded from the classes; some are made by hand, for operators that no class calls. A line is printed
+before each call, so that a crash can be attributed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 import torchvq
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
-# Operators that take a tensor by reference to a process group, or by the handle of a module that must exist.
+# Errors that a call with a wrong tensor may raise.
 PERMITTED = (ValueError, TypeError, IndexError, RuntimeError)
 _ops = torch.ops.torchvq
 
@@ -50,7 +50,7 @@ SPOILERS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class _Recorder:
-    """The first call of each operator."""
+    """Records the first call of each operator."""
 
     def __init__(self) -> None:
         self.calls: dict[str, Call] = {}
@@ -70,7 +70,7 @@ class _Composites(TorchFunctionMode):
         self.recorder = recorder
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Of a packet, or of its overload.
+        # The name of an operator packet, or of its overload.
         name = getattr(func, "_qualified_op_name", "") or getattr(func, "_name", "")
         self.recorder.note(name.partition(".")[0], args, kwargs)
         return func(*args, **(kwargs or {}))
@@ -99,7 +99,7 @@ def recorded() -> dict[str, Call]:
         build("vq")(data("vq"), topk=2)
         _use_helpers()
         _by_hand()
-    # These need a process group; what they do with a wrong tensor before they look for it is seen all the same.
+    # These need a process group; the checks of their tensors come before the lookup of the group.
     moments, group = torch.zeros(4, 8, dtype=torch.float64), dict(group_name="none", label="fuzz")
     recorder.calls["torchvq::gather_moments"] = ((moments,), group)
     recorder.calls["torchvq::attach_moments"] = ((moments[None], moments), group)
@@ -172,7 +172,7 @@ def _by_hand() -> None:
     _ops.expire_codes_(state, [rng], [x], threshold=0.5, reset_cluster_size=0.5)
     _ops.finish_step_([cooldown], [indices], [rng], counts=[], masks=[])
     mask = torch.ones(1, 6, dtype=torch.bool)
-    # Modules of one process take token_moment_loss.
+    # In one process, modules call token_moment_loss instead.
     moments = _ops.token_moments(x.clone().requires_grad_(), mask=mask)
     _ops.moment_loss(moments[None], [0.0] * 4, [1.0] * 4)[0].backward()
     _ops.fill_masked(x, mask)
@@ -253,7 +253,7 @@ def _by_hand() -> None:
 
 
 def spoiled(call: Call) -> Iterator[tuple[str, Call]]:
-    """The call with one tensor after the other made wrong, in each way that makes a difference."""
+    """The call with one tensor at a time made wrong, in each way that applies."""
     leaves, spec = tree_flatten(call)
     for place, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor):
@@ -262,7 +262,7 @@ def spoiled(call: Call) -> Iterator[tuple[str, Call]]:
             try:
                 wrong = spoil(leaf.clone())
             except (RuntimeError, IndexError, TypeError):
-                continue  # it cannot be made so wrong
+                continue  # this way does not apply to the tensor
             copies = [_copy(other) for other in leaves]
             copies[place] = wrong
             yield f"tensor {place} {name}", tree_unflatten(copies, spec)

@@ -1,4 +1,4 @@
-"""One row of each kind, for tests of seconds a row: these run in `make test`, the others in `make test-all`."""
+"""Tests that take seconds per row: `make test` runs one row of each kind, `make test-all` the others."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from classes import ROWS
 
-# One of each class, the one that has most of its parts; and what else is a graph of its own kind: codes that come to be
-# in the first step, codes that are parameters, codes that a network makes, an optimizer inside of forward, images.
+# For each class the row with most of its parts, and rows whose graph is of another kind: codes initialised in the first
+# step, codes that are parameters, codes that a network computes, an optimizer inside the forward, images.
 KINDS = [
     "vq_dead_codes", "vq_kmeans", "vq_learnable", "vq_image", "residual_vq_dropout", "residual_vq_implicit",
     "grouped_residual_vq", "fsq_symmetric", "residual_fsq_dropout", "grouped_residual_fsq", "lfq_part_of_tokens",
@@ -20,12 +20,12 @@ KINDS = [
 
 
 def exhaustive(value: Any) -> Any:
-    """A parameter of a test for `make test-all`."""
+    """A parameter that only `make test-all` runs."""
     return pytest.param(value, marks=pytest.mark.exhaustive)
 
 
 def one_of_each(rows: Iterable[str] = ROWS) -> list[Any]:
-    """All rows; `make test` runs those of KINDS, and the first of a class that has none there."""
+    """All rows; `make test` runs those in KINDS, and the first row of a class that has none there."""
     rows = list(rows)
     chosen = {row: ROWS[row].name for row in rows if row in KINDS}
     first = {ROWS[row].name: row for row in reversed(rows)}

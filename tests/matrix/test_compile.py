@@ -1,4 +1,4 @@
-"""torch.compile of every class: outputs, indices, losses, gradients and state are those of eager execution."""
+"""torch.compile of every class: outputs, indices, losses, gradients and state equal those of eager execution."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from support import bit_for_bit
 
-# One of each kind: learned codes, a stack with them, gradients of codes, scalars, signs, values that are learned.
-# LFQ's entropy sees latents through a sharpness of hundreds, so that rounding is too large to judge in float32.
+# One row of each kind: learnt codes, a stack of them, gradients of codes, scalars, signs, learnt values. LFQ's entropy
+# sharpens latents by a factor of hundreds, which makes rounding in float32 too large to compare.
 INDUCTOR = {
     "vq_dead_codes": torch.float32,
     "vq_learnable": torch.float32,
@@ -27,17 +27,17 @@ INDUCTOR = {
     "lfq_part_of_tokens": torch.float64,
     "latent": torch.float32,
 }
-# Of these in `make test`: codes that move, and none.
+# Those that `make test` runs: one with codes that move, one without.
 GENERATED = {"vq_dead_codes", "fsq"}
-# The same kinds, in a model, in all modes of gradients, and copied.
+# The same kinds; used in a model, in all gradient modes, and copied.
 AROUND = ["vq_dead_codes", "residual_vq_dropout", "vq_learnable", "fsq_symmetric", "lfq", "latent"]
-# Sizes that are not those of another axis, or compilers would take them for one.
+# No size equals that of another axis, because compilers would take the two for one symbol.
 SIZES = [(5, 7, 9), (6, 11, 7), (11, 13, 5)]
-# Their codes come to be within the first training forward, which is a graph of its own.
+# Codes are initialised within the first training forward, which is a separate graph.
 STARTS = {"vq_kmeans"}
-# In training they run an optimizer, which no graph holds.
+# Training runs an optimizer, which breaks the graph.
 BREAKS = {"latent_in_place"}
-# Eager runs skip the levels that are dropped, graphs run them for nothing: another order of the gradient's sum.
+# Eager runs skip dropped levels, graphs compute and mask them, so gradients are summed in another order.
 MASKED = {"residual_fsq_dropout", "hierarchical_vq_dropout"}
 Close = Callable[[Tensor, Tensor], None]
 
@@ -55,7 +55,7 @@ def nearly(a: Tensor, b: Tensor) -> None:
 
 
 class Counted:
-    """`torch.compile` with the number of graphs that it has made."""
+    """`torch.compile` with the number of its graphs."""
 
     def __init__(self, row: str, module: nn.Module, backend: str = "aot_eager") -> None:
         self.counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
@@ -68,7 +68,7 @@ class Counted:
 
 
 def marked(row: str, x: Tensor) -> Tensor:
-    """All axes but the channels' are dynamic: a compiler that fixes one of them raises an error."""
+    """Marks all axes except the channels' as dynamic: a compiler that specialises one of them raises."""
     for axis in range(x.dim()):
         if axis != ROWS[row].channel_axis % x.dim():
             torch._dynamo.mark_dynamic(x, axis)
@@ -76,7 +76,7 @@ def marked(row: str, x: Tensor) -> Tensor:
 
 
 def sized(row: str, step: int, sizes: tuple[int, ...]) -> Tensor:
-    """Input with the sizes of all axes but the channels'."""
+    """Input with the given sizes of all axes except the channels'."""
     left = list(sizes)
     axis = ROWS[row].channel_axis % len(ROWS[row].shape)
     shape = [size if at == axis else left.pop(0) for at, size in enumerate(ROWS[row].shape)]
@@ -107,7 +107,7 @@ def compare(actual: list[Tensor] | Seen, expected: list[Tensor] | Seen, close: C
 
 
 def compare_state(module: nn.Module, eager: nn.Module, close: Close) -> None:
-    # Buffers that no checkpoint holds, such as counts of a step, are state as well.
+    # Non-persistent buffers, such as counts of a step, are compared as well.
     for name, tensor in [*eager.named_buffers(), *eager.named_parameters()]:
         close(
             module.get_parameter(name) if tensor.requires_grad else module.get_buffer(name), tensor
@@ -135,7 +135,7 @@ def evaluate(calls: tuple[Callable[..., Any], nn.Module, nn.Module], inputs: lis
 
 @pytest.mark.parametrize("row", one_of_each())
 def test_training(row: str, cell: Cell) -> None:
-    """Forward and backward as one graph without breaks, run op by op: the same bits."""
+    """Forward and backward as one graph without breaks, run op by op, give the same bits."""
     cell("compile", row, "train", "in parts" if row in BREAKS else "yes")
     eager, module = classes.build(row), classes.build(row)
     compiled = Counted(row, module)
@@ -173,7 +173,7 @@ def test_one_graph_serves_all_sizes(row: str, cell: Cell) -> None:
 
 
 def test_evaluation_before_codes_are_set() -> None:
-    """k-means has not come yet: the random codes serve, and no graph breaks for a warning."""
+    """Before k-means the random codes are used, and the warning does not break the graph."""
     module = classes.build("vq_kmeans").eval()
     eager = deepcopy(module)
     compiled = Counted("vq_kmeans", module)
@@ -183,7 +183,7 @@ def test_evaluation_before_codes_are_set() -> None:
 
 @pytest.mark.parametrize("row", [row if row in GENERATED else exhaustive(row) for row in INDUCTOR])
 def test_inductor(row: str, cell: Cell) -> None:
-    """Generated code: fused reductions, recomputation in backward, updates in place."""
+    """Generated code: fused reductions, recomputation in backward, in-place updates."""
     cell("compile", row, "inductor", "yes")
     dtype = INDUCTOR[row]
     eager, module = classes.build(row).to(dtype), classes.build(row).to(dtype)
@@ -201,7 +201,7 @@ def test_inductor(row: str, cell: Cell) -> None:
 
 
 class Autoencoder(nn.Module):
-    """A quantizer between linear layers, as in a model of a user."""
+    """A quantizer between linear layers, as in a user's model."""
 
     def __init__(self, row: str) -> None:
         super().__init__()
@@ -218,13 +218,13 @@ class Autoencoder(nn.Module):
 @pytest.mark.parametrize("row", AROUND)
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "autocast"])
 def test_a_model_around_it(row: str, autocast: bool) -> None:
-    """Without the flag for whole graphs, sizes changing, in plain float32 and under autocast."""
+    """Without fullgraph, with changing sizes, in float32 and under autocast."""
     eager, module = Autoencoder(row), Autoencoder(row)
     compiled = torch.compile(module, backend="aot_eager")
 
     def under(call: Callable[[Tensor], Seen]) -> Callable[[Tensor], Seen]:
         def forward(x: Tensor) -> Seen:
-            # Around a forward alone: the region keeps casts of parameters, which an update outdates.
+            # Around the forward only: autocast caches casts of parameters for the region, which an update makes stale.
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 return call(x)
 
@@ -253,7 +253,7 @@ def test_modes_of_gradients(row: str, mode: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize("row", AROUND)
 def test_copies_of_a_compiled_module(row: str) -> None:
-    """A copy learns by itself, compiled as well; the original stays where it was."""
+    """A copy learns separately and stays compiled; the original does not change."""
     eager, compiled = classes.build(row), torch.compile(classes.build(row), backend="aot_eager")
     x = classes.data(row)
     compare(

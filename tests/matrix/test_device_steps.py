@@ -1,4 +1,4 @@
-"""A step of every class on a device that is not the CPU: it waits nowhere, and learns what the CPU learns."""
+"""A step of every class on a device other than the CPU: the host does not wait, and codes learn as on the CPU."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from device_steps import ALIKE, ROWS, TRAININGS
 
 import torchvq
 
-# The search in plain torch asks how many rows are left to decide; the first step copies tables to the device
+# The search in plain torch reads the number of undecided rows; the first step copies tables to the device
 # (docs/design/any-device.md).
 MAY_WAIT = ("nearest_code", "residual_beam_search")
 MAY_WAIT_FIRST = (*MAY_WAIT, "_to_copy")

@@ -1,4 +1,4 @@
-"""torch.export of every class in evaluation: tokens and outputs are those of eager execution, at all sizes."""
+"""torch.export of every class in evaluation: tokens and outputs equal those of eager execution, at all sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from classes import ROWS, Seen
 from kinds import one_of_each
 from torch import Tensor, nn
 
-# Sizes of batch, length (height), width: other than the exported ones, and one of a single vector.
+# Sizes of batch, length (height), width: none as exported, and one of a single vector.
 SIZES = [(6, 11, 5), (1, 1, 1), (2, 13, 7)]
 # Their output is not a function of indices.
 NO_DECODE = {"binary_mapper", "random_projection"}
@@ -40,14 +40,14 @@ class Decode(Encode):
 
 
 def trained(row: str) -> nn.Module:
-    """A module in evaluation that has seen data, as those that are exported have."""
+    """A module in evaluation that has done a training step, like modules that are exported."""
     module = classes.build(row)
     classes.forward(module, classes.data(row))
     return module.eval()
 
 
 def sized(row: str, sizes: tuple[int, ...]) -> Tensor:
-    """Input with the sizes of all axes but the channels'."""
+    """Input with the given sizes of all axes except the channels'."""
     left = list(sizes)
     axis = ROWS[row].channel_axis % len(ROWS[row].shape)
     shape = [size if at == axis else left.pop(0) for at, size in enumerate(ROWS[row].shape)]
@@ -55,7 +55,7 @@ def sized(row: str, sizes: tuple[int, ...]) -> Tensor:
 
 
 def exported(module: nn.Module, x: Tensor, fixed: set[int], path: Path) -> nn.Module:
-    """The program that comes back from a file; all axes of its input but the fixed ones are free."""
+    """A program loaded from a file; all axes of its input except the fixed ones are dynamic."""
     free = {axis: DYNAMIC for axis in range(x.dim()) if axis not in fixed}
     program = torch.export.export(module, (x,), dynamic_shapes=(free,))
     torch.export.save(program, path)
@@ -91,7 +91,7 @@ def test_decoders(row: str, cell: Cell, tmp_path: Path) -> None:
     quantizer = trained(row)
     encode, decode = Encode(quantizer), Decode(quantizer)
     indices = encode(classes.data(row, 1))
-    # Axes of levels and codebooks belong to the module; they stand where another batch leaves them the same.
+    # Axes of levels and codebooks are fixed by the module: they are those that another batch does not change.
     other = encode(sized(row, SIZES[0]))
     fixed = {axis for axis in range(indices.dim()) if indices.shape[axis] == other.shape[axis]}
     program = exported(decode, indices, fixed, tmp_path / "decode.pt2")
@@ -101,7 +101,7 @@ def test_decoders(row: str, cell: Cell, tmp_path: Path) -> None:
 
 
 class Together(nn.Module):
-    """Many quantizers in one program, because compiling takes long: outputs, tokens, and what tokens decode to."""
+    """Many quantizers in one program, because compiling takes long: outputs, tokens, and decoded tokens."""
 
     def __init__(self, rows: list[str]) -> None:
         super().__init__()
@@ -125,12 +125,12 @@ LEARNED = [row for row in ROWS if "vq" in row]
 FIXED = [row for row in ROWS if row not in LEARNED]
 
 
-# Minutes where the compiler has to share the machine.
+# Takes minutes if the compiler has to share the machine.
 @pytest.mark.timeout(900)
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("rows", [LEARNED, FIXED], ids=["learned", "fixed"])
 def test_packages(rows: list[str], cell: Cell, tmp_path: Path) -> None:
-    """Machine code by AOTInductor, loaded from its file; `make test` has a package of tests/python/test_serving.py."""
+    """Machine code by AOTInductor, loaded from a file; `make test` has a package in tests/python/test_serving.py."""
     for row in rows:
         cell("export", row, "AOTInductor")
     module = Together(rows)

@@ -1,4 +1,4 @@
-"""Copies and checkpoints of every class: nothing that a run depends on is lost on any road that PyTorch offers."""
+"""Copies and checkpoints of every class: no way of saving and loading that PyTorch offers loses state."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_resuming_is_going_on(row: str, cell: Cell) -> None:
 
 @every_row
 def test_saving_leaves_the_module_alone(row: str) -> None:
-    """What has been saved does not change with the module, once it is copied as every saver copies."""
+    """A saved state does not change with the module, if it is copied as savers do."""
     module = trained(row)
     saved = state(module)
     assert list(module.state_dict()) == list(module.state_dict())
@@ -124,7 +124,7 @@ def test_construction_on_the_meta_device(row: str, assign: bool, cell: Cell) -> 
 
 
 def poison(module: nn.Module) -> None:
-    """`to_empty` leaves what memory held, mostly zeros; nothing may rest on that."""
+    """`to_empty` leaves memory as it was, mostly zeros; nothing may rely on that."""
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
             tensor.fill_(True if tensor.dtype == torch.bool else 77)
@@ -132,7 +132,7 @@ def poison(module: nn.Module) -> None:
 
 @every_row
 def test_a_constructor_on_meta_runs_on_meta(row: str) -> None:
-    """Shapes and dtypes of outputs without data, as memory planners ask for them."""
+    """Shapes and dtypes of outputs without data, as memory planners use them."""
     with torch.device("meta"):
         module = construct(row).eval()
     found = forward(module, data(row).to("meta"))
@@ -150,7 +150,7 @@ def test_safetensors(row: str, cell: Cell, tmp_path: Path) -> None:
     module = build(row, seed=7)
     missing, unexpected = safetensors.torch.load_model(module, str(file), strict=True)
     assert not missing and not unexpected
-    # Levels that share a codebook are the same tensors under several names, which `save_file` refuses by design.
+    # Levels that share a codebook have the same tensors under several names, which `save_file` refuses by design.
     if "shared" in row:
         with pytest.raises(RuntimeError, match="share memory"):
             safetensors.torch.save_file(original.state_dict(), file)
@@ -164,7 +164,7 @@ def test_safetensors(row: str, cell: Cell, tmp_path: Path) -> None:
 
 @every_row
 def test_state_is_tensors_that_share_no_memory(row: str) -> None:
-    """As savers of tensors want it: contiguous, and each with memory of its own but for shared codebooks."""
+    """Savers require contiguous tensors that own their memory, except those of shared codebooks."""
     module = trained(row)
     own: dict[int, str] = {}
     for name, value in module.state_dict().items():

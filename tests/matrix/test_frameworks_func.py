@@ -26,7 +26,7 @@ def tensors_of(module: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]
 @every_row
 @pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
 def test_functional_call(row: str, training: bool, cell: Cell) -> None:
-    """With the tensors of another module it is that module, and leaves its own alone."""
+    """With the tensors of another module it computes like that module, and leaves its own tensors unchanged."""
     cell("frameworks", row, "functional_call")
     plain, module = build(row).train(training), build(row, seed=7).train(training)
     before, x = state(module), data(row).requires_grad_()
@@ -35,7 +35,7 @@ def test_functional_call(row: str, training: bool, cell: Cell) -> None:
         parameter.requires_grad_()
 
     def call(x: Tensor) -> Any:
-        # With `tie_weights` PyTorch puts back wrong tensors where one module has several names.
+        # With `tie_weights`, PyTorch restores wrong tensors if one module has several names.
         tie = "shared" not in row
         return functional_call(module, (parameters, buffers), (x,), tie_weights=tie)
 
@@ -49,7 +49,7 @@ def test_functional_call(row: str, training: bool, cell: Cell) -> None:
     assert_same_state(module, before)
     for name, buffer in plain.named_buffers():
         assert same(buffers[name], buffer), name
-    # Nothing was learnt by the module itself, so that its own first step is that of its twin.
+    # The module itself has learnt nothing, so its own first step equals that of a fresh twin.
     twin = build(row, seed=7)
     assert_same(train(module.train(), row, [3]), train(twin, row, [3]))
     assert_same_state(module, state(twin))
@@ -70,7 +70,7 @@ def test_torch_func_grad(row: str, cell: Cell) -> None:
         return objective(forward(lambda x: functional_call(module, (parameters, own), (x,)), x))
 
     if in_place:
-        # Its own optimizer makes a backward inside of forward, which transforms cannot look into.
+        # Its own optimizer runs a backward inside the forward, through which transforms cannot trace.
         with pytest.raises(RuntimeError, match="don't yet support saved tensor hooks"):
             torch.func.grad(loss_of)(parameters, data(row, 1))
         return
@@ -84,7 +84,7 @@ def test_torch_func_grad(row: str, cell: Cell) -> None:
 
 @pytest.mark.parametrize("row", ["fsq", "lfq", "latent", "residual_fsq"])
 def test_a_second_derivative_is_refused(row: str) -> None:
-    """Not silently zero: neither by transforms nor by autograd."""
+    """Transforms and autograd raise, instead of returning zero."""
     module = build(row)
 
     def slope(x: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ def test_a_second_derivative_is_refused(row: str) -> None:
 
 @pytest.mark.parametrize("row", ["fsq", "residual_fsq", "latent"])
 def test_jacrev(row: str) -> None:
-    """Row by row the Jacobian of autograd; within another transform an error."""
+    """The Jacobian of autograd, row by row; inside another transform an error."""
     module, x = build(row), data(row)[:1, :2]
 
     def summed(x: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def steps(row: str, count: int = 3) -> Tensor:
 
 @every_row
 def test_vmap_in_evaluation(row: str, cell: Cell) -> None:
-    """A module mapped over a further axis is the module on each slice."""
+    """A module mapped over a further axis equals the module on each slice."""
     cell("frameworks", row, "vmap")
     module, x = build(row).eval(), steps(row)
     with torch.no_grad():
@@ -135,7 +135,7 @@ def test_vmap_in_evaluation(row: str, cell: Cell) -> None:
 
 @every_row
 def test_gradients_of_each_sample(row: str, cell: Cell) -> None:
-    """`vmap(grad(...))` gives the gradients of each sample by itself, of input and parameters."""
+    """`vmap(grad(...))` gives the gradients of each sample, of input and parameters."""
     cell("frameworks", row, "gradients per sample")
     module, x = build(row).eval(), steps(row)
     parameters, _ = tensors_of(module)
@@ -150,7 +150,7 @@ def test_gradients_of_each_sample(row: str, cell: Cell) -> None:
     by_parameters, by_input = torch.vmap(gradients, in_dims=(None, 0))(parameters, x)
     for index, part in enumerate(x):
         own_parameters, own_input = gradients(parameters, part)
-        # Projections of one sample and of many are other products.
+        # Projections of one sample and of many are different matrix products.
         assert_close_to_rounding(by_input[index], own_input, roundings=32)
         for name, own in own_parameters.items():
             assert_close_to_rounding(by_parameters[name][index], own, roundings=32)
@@ -158,7 +158,7 @@ def test_gradients_of_each_sample(row: str, cell: Cell) -> None:
 
 @every_row
 def test_an_ensemble_trains_under_vmap(row: str, cell: Cell) -> None:
-    """Modules stacked by `stack_module_state` take the step, and get the state, that each takes alone."""
+    """Modules stacked by `stack_module_state` do the same step, with the same state, as each of them alone."""
     in_place = row == "latent_in_place"
     cell("frameworks", row, "ensemble", "error" if in_place else "yes")
     modules, x = [build(row, seed=seed) for seed in range(3)], steps(row)
@@ -188,7 +188,7 @@ def test_an_ensemble_trains_under_vmap(row: str, cell: Cell) -> None:
 
 
 def test_training_under_vmap_needs_a_state_for_each_slice() -> None:
-    """One state cannot take the steps of several slices: an error, and nothing written."""
+    """One state cannot take the steps of several slices: an error, and nothing is written."""
     module = build("vq")
     before = state(module)
     with pytest.raises(RuntimeError, match="vector_quantize_: expected state to be mapped"):

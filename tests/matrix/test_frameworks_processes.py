@@ -1,4 +1,4 @@
-"""Modules in several threads, and in processes that were spawned, as servers and loaders of data have them."""
+"""Modules in several threads, and in spawned or forked processes, as in servers and data loaders."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_threads_evaluate_one_module(row: str, cell: Cell) -> None:
 
 
 class Tokens(Dataset[tuple[str, list[torch.Tensor]]]):
-    """Tokens of every row, made by a module that has travelled to a worker."""
+    """Tokens of every row, computed by a module that was sent to a worker."""
 
     def __init__(self) -> None:
         self.modules: dict[str, nn.Module] = {row: build(row).eval() for row in ROWS}

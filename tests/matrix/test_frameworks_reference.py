@@ -1,4 +1,4 @@
-"""Checkpoints of the reference load strictly into every class that it has, and evaluation agrees."""
+"""Checkpoints of the reference load strictly into each of its classes, and evaluation agrees."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 
 Cell = Any
 
-# Rows whose checkpoints load, but whose evaluation has nothing to be compared with; the parity tests hold numbers.
+# Rows whose checkpoints load, but whose evaluation cannot be compared; the parity tests compare numbers.
 CANNOT = {
     "residual_vq_beam": "the reference scores paths otherwise",
     "residual_vq_image": "the reference's forward fails",
@@ -28,7 +28,7 @@ REFUSED = {"residual_sim_vq_heads"}
 
 
 def reference(row: str) -> nn.Module | None:
-    """The reference's module with the options of a row; None where it has no such class or option."""
+    """The reference's module with the options of a row; None if it has no such class or option."""
     name, options = ROWS[row].name, ROWS[row].options
     if not hasattr(vector_quantize_pytorch, name) or row in REFUSED:
         return None
@@ -49,7 +49,7 @@ def test_reference_checkpoint(row: str, cell: Cell, caplog: pytest.LogCaptureFix
         return
     cell("frameworks", row, "reference checkpoint")
     x = data(row)
-    # A step of its own, so that what it creates late is in the checkpoint.
+    # A step first, so that state which the reference creates late is in the checkpoint.
     if row not in CANNOT:
         theirs(layout(row, x))
     module = build(row, seed=9)
@@ -64,7 +64,7 @@ def test_reference_checkpoint(row: str, cell: Cell, caplog: pytest.LogCaptureFix
         expected = forward(theirs.eval(), layout(row, data(row, 1)))
     indices = expected.indices
     agree = found.indices.reshape(-1) == indices.reshape(-1)
-    # The reference rounds distances in float32; a near tie may fall the other way.
+    # The reference rounds distances in float32, so near ties may be decided differently.
     assert agree.float().mean() > 0.97, f"{(~agree).sum()} of {agree.numel()} indices differ"
     if agree.all():
         quantized = layout(row, expected.quantized, back=True)
@@ -72,7 +72,7 @@ def test_reference_checkpoint(row: str, cell: Cell, caplog: pytest.LogCaptureFix
 
 
 def layout(row: str, x: torch.Tensor, back: bool = False) -> torch.Tensor:
-    """The reference's LatentQuantize has features on axis 1."""
+    """Moves the features, which the reference's LatentQuantize has on axis 1."""
     if ROWS[row].name == "LatentQuantize" and ROWS[row].channel_axis == -1:
         return x.movedim(1, -1) if back else x.movedim(-1, 1)
     return x

@@ -1,4 +1,4 @@
-"""What frameworks do to a training step: accumulation, recomputation, averages of models, hooks."""
+"""Training steps under frameworks: accumulation, recomputation, averages of models, hooks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ every_row = pytest.mark.parametrize("row", ROWS)
 
 
 class OutputOnly(nn.Module):
-    """A quantizer as one layer of nn.Sequential; the loss is kept beside."""
+    """A quantizer as one layer of nn.Sequential; its loss is kept as an attribute."""
 
     def __init__(self, quantizer: nn.Module) -> None:
         super().__init__()
@@ -46,13 +46,13 @@ class OutputOnly(nn.Module):
 
 # Results that users write to ----------------------------------------------------------------------------------------
 
-# A module of the user's own ends it, which keeps its output.
+# These end in a user module, which saves its output for backward.
 OWN_END = ("sequential",)
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row not in OWN_END])
 def test_results_may_be_written_to_before_backward(row: str) -> None:
-    """A decoder that begins with an operation in place, and indices that get an offset."""
+    """A decoder whose first operation is in place, and indices to which an offset is added."""
     gradients = []
     for writes in (False, True):
         module, x = build(row), data(row).requires_grad_()
@@ -72,7 +72,7 @@ def test_results_may_be_written_to_before_backward(row: str) -> None:
 
 @every_row
 def test_gradients_accumulate(row: str, cell: Cell) -> None:
-    """Gradients of micro-batches add up; each is a training forward, so state moves as in as many steps."""
+    """Gradients of micro-batches add up; each micro-batch is a training forward, so the state moves once for each."""
     cell("frameworks", row, "accumulation")
     module, apart = build(row), build(row)
     total: dict[str, Tensor] = {}
@@ -95,7 +95,7 @@ def test_checkpointing_is_the_plain_step(row: str, reentrant: bool, cell: Cell) 
 
     def recomputed(x: Tensor) -> Any:
         result = checkpoint(module, x, use_reentrant=reentrant)
-        # The reentrant form makes plain tuples of named ones.
+        # The reentrant form turns named tuples into plain ones.
         return BinaryMapperOutput(*result) if isinstance(module, BinaryMapper) else result
 
     expected = train(plain, row, range(3), sgd(plain))
@@ -106,7 +106,7 @@ def test_checkpointing_is_the_plain_step(row: str, reentrant: bool, cell: Cell) 
 @every_row
 @pytest.mark.parametrize("reentrant", [False, True], ids=["saved_tensors", "reentrant"])
 def test_checkpointing_inside_a_sequential(row: str, reentrant: bool) -> None:
-    """Two regions, the second of which holds the quantizer and a layer; one backward for both."""
+    """Two regions, the second of which has the quantizer and a layer; one backward for both."""
     results = []
     for wrap in (False, True):
         first, second = nn.Sequential(nn.Tanh()), nn.Sequential(OutputOnly(build(row)), nn.Tanh())
@@ -126,7 +126,7 @@ def test_checkpointing_inside_a_sequential(row: str, reentrant: bool) -> None:
 
 
 class Encoded(nn.Module):
-    """A quantizer behind a layer, because averages of models want parameters."""
+    """A quantizer after a layer, because averages of models need parameters."""
 
     def __init__(self, quantizer: nn.Module) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ AVERAGES: dict[str, dict[str, Any]] = {
 @every_row
 @pytest.mark.parametrize("how", AVERAGES)
 def test_averaged_model(row: str, how: str, cell: Cell) -> None:
-    """The average of a model is one that evaluates and learns; only PyTorch's own average of integers spoils seeds."""
+    """An averaged model evaluates and learns; only PyTorch's own average of integer buffers makes seeds useless."""
     cell("frameworks", row, "AveragedModel")
     model = Encoded(build(row))
     averaged = AveragedModel(model, **AVERAGES[how])
@@ -174,7 +174,7 @@ def test_averaged_model(row: str, how: str, cell: Cell) -> None:
         torch.testing.assert_close(value.double(), expected, rtol=1e-5, atol=1e-6)
     quantized, _, loss = forward(averaged.eval(), data(row, 9))
     assert quantized.isfinite().all() and loss.isfinite().all()
-    # No second initialisation, and no seed or flag that nothing can be done with.
+    # The average does not initialise again, and no seed or flag of it is unusable.
     before = averaged.module.quantizer.state_dict()
     train(averaged.module.quantizer.train(), row, [10])
     for name, value in averaged.module.quantizer.state_dict().items():
@@ -183,7 +183,7 @@ def test_averaged_model(row: str, how: str, cell: Cell) -> None:
 
 
 def test_an_average_does_not_initialise_again() -> None:
-    """k-means has run in the model; its copy, made before, hears of it by the buffers alone."""
+    """The copy was made before k-means ran in the model, and learns of it only through the buffers."""
     model = Encoded(build("vq_kmeans"))
     averaged = AveragedModel(model)
     train(model.quantizer, "vq_kmeans", [0])
@@ -218,7 +218,7 @@ def test_hooks_see_what_passes(row: str, cell: Cell) -> None:
     assert_same_state(module, plain.state_dict())
 
 
-# Indices alone have no backward that a hook could see.
+# A class that returns only indices has no backward for a hook.
 @pytest.mark.parametrize("row", [row for row in ROWS if row != "random_projection"])
 def test_full_backward_hooks(row: str) -> None:
     plain, module = build(row), build(row)
@@ -246,7 +246,7 @@ class Doubled(nn.Module):
 @pytest.mark.parametrize("how", ["parametrize", "weight_norm", "spectral_norm"])
 @pytest.mark.parametrize("row", [row for row in ROWS if hasattr(build(row), "project_in")])
 def test_parametrized_projections(row: str, how: str) -> None:
-    """A parametrization that is the identity changes nothing but where the gradient goes."""
+    """A parametrization that is the identity changes only where the gradient goes."""
     from torch.nn.utils import parametrizations, parametrize
 
     module, plain = build(row), build(row)
@@ -308,7 +308,7 @@ def build_like(row: str) -> nn.Module:
 
 @every_row
 def test_without_gradients_nothing_asks_for_one(row: str) -> None:
-    """`requires_grad_(False)` stops parameters, not the gradient to the encoder, nor moving averages."""
+    """`requires_grad_(False)` stops parameters, but neither the gradient to the encoder nor moving averages."""
     module, plain = build(row).requires_grad_(False), build(row)
     before = state(module)
     x, y = data(row).requires_grad_(), data(row).requires_grad_()
@@ -326,7 +326,7 @@ def test_without_gradients_nothing_asks_for_one(row: str) -> None:
 @every_row
 @pytest.mark.parametrize("how", ["no_grad", "inference_mode"])
 def test_training_forwards_without_autograd(row: str, how: str) -> None:
-    """A forward in training mode without gradients moves the state as one with them."""
+    """A forward in training mode without gradients moves the state like one with them."""
     module, plain = build(row), build(row)
     context: Callable[[], Any] = getattr(torch, how)
     with context():

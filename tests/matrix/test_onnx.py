@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import torchvq.onnx
 
-# Operators without a translation, which the error names.
+# Operators without a translation; the error names them.
 NO_ENCODE = {
     "residual_vq_beam": "residual_beam_search",
     "fsp": "scalar_perturb",
@@ -67,7 +67,7 @@ def test_decoders(row: str, cell: Cell, tmp_path: Path) -> None:
 
 
 class SharedCodebooks(nn.Module):
-    """Codebooks of one head, of all heads as one, and of each head."""
+    """Codebooks of one head, shared by all heads, and separate for each head."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -17,10 +17,10 @@ from support import CASTS, DTYPES
 AUTOCAST = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TABLE = "precision"
 LOSS = 1e-5
-# Rows whose training forward moves parameters: in half precision these are rounded after each step, as those of
-# every optimizer are, and what is computed of them afterwards differs by that.
+# Rows whose training forward moves parameters: in half precision these are rounded after each step, as with any
+# optimizer, and later results differ by that.
 STEPS_PARAMETERS = ("vq_orthogonal", "latent_in_place")
-# Rows that draw by a hash of the tokens' bits: float64 tokens draw others than the same numbers in float32.
+# Rows that draw by a hash of the tokens' bits, which differs between float64 and float32 tokens of equal value.
 DRAWS_BY_BITS = ("vq_kmeans", "vq_dead_codes")
 
 
@@ -37,7 +37,7 @@ def coarsest(module: nn.Module, dtype: torch.dtype, inside: torch.dtype | None) 
 
 
 def allowed(module: nn.Module, dtype: torch.dtype) -> float:
-    """For gradients and outputs: one rounding; behind a projection some, and its sum over tokens."""
+    """Tolerance of gradients and outputs: one rounding; with projections several, and their sum over tokens."""
     roundings = 12 if next(module.parameters(), None) is not None else 1
     return max(roundings * torch.finfo(dtype).eps, 1e-5)
 
@@ -52,7 +52,7 @@ def backward(quantized: Tensor, loss: Tensor) -> None:
 
 
 def output_dtype(module: nn.Module, output: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """The input's; an autoencoder gives what its decoder gives."""
+    """The input's dtype; for an autoencoder, that of its decoder."""
     return output.dtype if isinstance(module, torchvq.EvoLFQ) else dtype
 
 

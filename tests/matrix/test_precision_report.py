@@ -1,4 +1,4 @@
-"""precision_report for every class: what is right by the dtype policy, and a module that stays as it was."""
+"""precision_report for every class: its numbers follow the dtype policy, and the module does not change."""
 
 from __future__ import annotations
 

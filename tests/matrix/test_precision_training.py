@@ -1,4 +1,4 @@
-"""Every class over many steps in bfloat16, and under a gradient scaler that meets an infinity."""
+"""Every class over many steps in bfloat16, and under a gradient scaler with an infinity."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from classes import ROWS, build, data, forward, learns, state
 from float32_twin import Twins, difference
 from torch import nn
 
-# What learns in them is a parameter, which follows the module into bfloat16, and each step is rounded: the tokens are
-# others after some steps. docs/dtype_policy.md says what to do instead; the averages behind the codes are tested in
-# tests/python/test_vector_quantize_precision.py.
+# They learn a parameter, which follows the module into bfloat16, and each step is rounded, so tokens differ after some
+# steps. docs/dtype_policy.md says what to do instead; tests/python/test_vector_quantize_precision.py tests the averages
+# behind such codes.
 ROUNDED = ("vq_orthogonal", "latent_in_place")
 LEARNING = [row for row in ROWS if row not in ROUNDED and learns(build(row))]
 
 
 def steps(row: str) -> int:
-    """1000 where a step is one search; stacks run the same code for each level."""
+    """1000 for classes whose step is one search; stacks run the same code for each level, so fewer are enough."""
     return 1000 if row.startswith("vq") or row == "residual_vq" else 200
 
 
 @pytest.mark.parametrize("row", LEARNING)
 def test_state_of_a_bfloat16_module_follows_float32(row: str, cell: Cell) -> None:
-    """The floats of the state after 1000 training steps (stacks: 200) on the same tokens, relative to their length."""
+    """Relative difference of the floating-point state after 1000 training steps (stacks: 200) on the same tokens."""
     twins = Twins(row, nn.Module.bfloat16)
     with torch.no_grad():
         for step in range(steps(row)):

@@ -27,7 +27,7 @@ OPERATORS = sorted(
 
 
 class Fuzz(NamedTuple):
-    """What came of the calls of each operator."""
+    """The outcomes of the calls of each operator."""
 
     called: set[str]
     outcomes: dict[str, dict[str, str]]
@@ -58,7 +58,7 @@ def fuzz() -> Fuzz:
             finished.add(line["operator"])
         if run.returncode == 0:
             return Fuzz(called, outcomes)
-        # The last call ended the process; the others go on without that operator.
+        # The last call ended the process; run the others without that operator.
         assert len(lines) > 1, run.stderr
 
 
@@ -77,7 +77,7 @@ def test_spoiled_tensors(operator: str, fuzz: Fuzz, cell: Cell) -> None:
 
 
 def test_codes_beyond_32_bits_are_refused() -> None:
-    """Kernels number codes in 32 bits, tokens in 64; neither tensor here has memory of that size."""
+    """Kernels index codes in 32 bits, tokens in 64; neither tensor here allocates memory of that size."""
     for device in ("meta", "cpu"):
         codebook = torch.zeros(1, device=device).expand(1, 2**31, 1)
         with pytest.raises(ValueError, match="codebook to have at most 2\\^30 codes"):

@@ -1,4 +1,4 @@
-"""Every class on hostile input: the documented result, or an error that says what is wrong and leaves no trace."""
+"""Every class on hostile input: the documented result, or an error that says what is wrong and changes no state."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ ERRORS = (ValueError, TypeError, IndexError, RuntimeError)
 FORM = re.compile(r"^[\w.]+: expected .+, but got .+", re.DOTALL)
 NON_FINITE = [float("nan"), float("inf"), -float("inf")]
 MODES = [True, False]
-# Rows whose input is the data of the user's own encoder, which is handed on unseen.
+# Rows that pass their input unchecked to the user's encoder.
 OWN_ENCODER = ("evo_lfq",)
-# Rows that quantize features in parts: heads, codebooks, groups. A token is non-finite in the parts that are.
+# Rows that quantize parts of the features: heads, codebooks, groups. Only the non-finite parts of a token are NaN.
 IN_PARTS = (
     "vq_heads",
     "fsq_image",
@@ -30,17 +30,17 @@ IN_PARTS = (
     "grouped_residual_lfq",
     "residual_sim_vq_heads",
 )
-# Rows whose tokens are averages over positions: what is not finite reaches its whole sample.
+# Rows whose tokens are averages over positions, so a non-finite value affects its whole sample.
 BY_SAMPLE = ("hierarchical_vq", "hierarchical_vq_dropout")
 BY_TOKEN = [row for row in ROWS if row not in BY_SAMPLE]
-# Losses with a part that no token has: the likeness of codes, the softplus of an offset.
+# Losses with a term that does not depend on tokens: similarity of codes, softplus of an offset.
 CONSTANT_LOSS = ("vq_orthogonal", "lfq_softplus")
-# Draws of a training step, and counters of it, which move although nothing is learnt.
+# The generator and counters of a training step, which move even if nothing is learnt.
 COUNTERS = ("rng", "step_counts")
 
 
 def same_state(module: nn.Module, before: dict[str, Tensor], besides: tuple[str, ...] = ()) -> bool:
-    """To the bit."""
+    """Bitwise comparison."""
     return all(
         torch.equal(tensor, before[name]) or name.rpartition(".")[2] in besides
         for name, tensor in state(module).items()
@@ -48,7 +48,7 @@ def same_state(module: nn.Module, before: dict[str, Tensor], besides: tuple[str,
 
 
 def raises(module: nn.Module, call: Callable[[], object], *kinds: type[Exception]) -> None:
-    """The call fails by one of the kinds with a message of the house's form, and the state stays as it is."""
+    """The call raises one of the kinds, with a message in the package's format, and the state does not change."""
     before = state(module)
     with pytest.raises(kinds or ERRORS) as found:
         call()
@@ -81,7 +81,7 @@ def test_wrong_arguments(row: str, training: bool, cell: Cell) -> None:
         raises(module, lambda: module(x[0].flatten()), ValueError)
         deep = x.reshape(*x.shape, *[1] * 4)
         if x.dim() == 4 and "accept_image_fmap" not in ROWS[row].options:
-            # Features on axis 1, and any number of positions behind them.
+            # Features on axis 1, with any number of positions after them.
             assert module(deep)[0].shape == deep.shape
         else:
             raises(module, lambda: module(deep), ValueError)
@@ -118,7 +118,7 @@ def test_non_finite_tokens_stay_alone(row: str, cell: Cell) -> None:
 
 
 def index_of(module: nn.Module, indices: Tensor, *index: int) -> Tensor:
-    """The indices of one token; grouped stacks have an axis of groups first."""
+    """The indices of one token; grouped stacks have a first axis of groups."""
     return indices[(slice(None), *index)] if hasattr(module, "rvqs") else indices[index]
 
 
@@ -141,7 +141,7 @@ def test_non_finite_samples_stay_alone(row: str, cell: Cell) -> None:
 
 @pytest.mark.parametrize("row", ROWS)
 def test_non_finite_tokens_count_as_masked(row: str, cell: Cell) -> None:
-    """The state after a training step is that of the same step with the token masked."""
+    """The state after a training step equals that of the same step with the token masked."""
     for value in NON_FINITE:
         x = data(row)
         tokens_last(row, x)[1].flatten(0, -2)[2] = value
@@ -159,7 +159,7 @@ def test_non_finite_tokens_count_as_masked(row: str, cell: Cell) -> None:
 
 @pytest.mark.parametrize("row", ROWS)
 def test_extreme_numbers(row: str, cell: Cell) -> None:
-    """No error, indices of codes, and a finite state; outputs of codes stay finite where no projection overflows."""
+    """No error, valid indices, finite state; outputs of codes are finite if no projection overflows."""
     cell(TABLE, row, "5e-324 to 1e300", "finite state")
     half = torch.finfo(torch.float16).max
     extremes = [
@@ -173,9 +173,9 @@ def test_extreme_numbers(row: str, cell: Cell) -> None:
             found = forward(module, torch.sign(data(row)).to(dtype) * value)
             assert all(tensor.isfinite().all() for tensor in state(module).values()), value
             assert (found.indices >= -1).all()
-            if abs(value) < 1e5:  # beyond that squares may overflow
+            if abs(value) < 1e5:  # beyond this, squares may overflow
                 assert found.loss.isfinite().all(), value
-        if abs(value) < 1e200:  # codes at the end of their range may add up to more
+        if abs(value) < 1e200:  # sums of codes near the end of the range may overflow
             after = forward(module.eval(), data(row))
             assert after.quantized.isfinite().all(), value
 
@@ -183,7 +183,7 @@ def test_extreme_numbers(row: str, cell: Cell) -> None:
 @pytest.mark.parametrize("training", MODES, ids=["train", "eval"])
 @pytest.mark.parametrize("row", ROWS)
 def test_no_tokens(row: str, training: bool, cell: Cell) -> None:
-    """No batch, no positions, or all of them masked: loss 0, and nothing learnt."""
+    """No samples, no positions, or all of them masked: loss 0, and nothing is learnt."""
     cell(TABLE, row, "no tokens", "loss 0, state untouched")
     x = data(row)
     padding = torch.full_like(x, 0.0 if row in OWN_ENCODER else float("nan"))
@@ -200,7 +200,7 @@ def test_no_tokens(row: str, training: bool, cell: Cell) -> None:
         assert found.loss.isfinite().all() if row in CONSTANT_LOSS else (found.loss == 0).all()
         assert found.quantized.shape[:1] == given.shape[:1]
         assert found.quantized.isfinite().all()
-        if not isinstance(module, torchvq.BinaryMapper):  # whose index is read from zeros here
+        if not isinstance(module, torchvq.BinaryMapper):  # whose index is computed from zeros here
             assert (found.indices == -1).all()
         assert same_state(module, before, COUNTERS)
         if training and found.quantized.requires_grad:
@@ -287,13 +287,13 @@ def test_wrong_indices(row: str, cell: Cell) -> None:
 
 @pytest.mark.parametrize("row", ROWS)
 def test_more_elements_than_32_bits_count(row: str, cell: Cell) -> None:
-    """Shapes of 2^32 tokens and more, on the meta device, which computes all but the numbers."""
+    """Shapes of 2^32 tokens and more, on the meta device, which computes shapes only."""
     cell(TABLE, row, "2^32 tokens", "shapes")
     module = build(row).to("meta").eval()
     shape = list(ROWS[row].shape)
     axes = [axis for axis in range(len(shape)) if axis != ROWS[row].channel_axis % len(shape)]
     small = forward(module, torch.empty(shape, device="meta"))
-    # The codes of an implicit level are made for a block of tokens at a time, on no device the less.
+    # On every device, codes of an implicit level are computed for a block of tokens at a time, which limits the size.
     most = (2**20, 2**2) if row == "residual_vq_implicit" else (2**20, 2**12, 3)
     for axis, size in zip(axes, most, strict=False):
         shape[axis] = size

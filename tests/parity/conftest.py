@@ -1,5 +1,5 @@
-"""Which package is compared with the reference: torchvq, torchvq under the switch, and the reference itself as a check
-of the harness.
+"""The packages that are compared with the reference: torchvq, torchvq under the switch, and the reference itself, which
+checks the harness.
 """
 
 import importlib
@@ -18,7 +18,7 @@ SWITCHED = "torchvq, switched"
 
 
 def package(name: str) -> ModuleType:
-    """What is not there has not been compared: that is a failure, and no reason to skip."""
+    """A missing package is a failure instead of a skip, because nothing would be compared."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

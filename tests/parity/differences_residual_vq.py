@@ -1,5 +1,5 @@
-"""Rows of the residual stacks decided by an oracle: random options, and the defects of the
-reference that we do not repeat.
+"""Rows of the residual stacks that an oracle decides: random options, and defects of the reference that we do not
+repeat.
 """
 
 from __future__ import annotations

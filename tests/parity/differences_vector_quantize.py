@@ -1,6 +1,4 @@
-"""VectorQuantize rows decided by an oracle: random options, and the defects of the reference that
-we do not repeat.
-"""
+"""Rows of VectorQuantize that an oracle decides: random options, and defects of the reference that we do not repeat."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ def all_counts(value: float):
 
 
 def one_dead_code(module):
-    """One code to replace and one token to replace it with: nothing is left to chance."""
+    """One dead code, and one token to replace it with, so that nothing is random."""
     all_counts(1000.0)(module)
     module._codebook.cluster_size[0, 3] = 0.5
 
@@ -391,7 +389,7 @@ DIFFERENT = [
     ),
 ]
 
-# Where old curves matter, the switch brings the reference's numbers back.
+# With the switch, these rows give the reference's numbers, for users who need their old curves.
 COMPATIBLE = [
     Row("compatible, masked cosine", dict(use_cosine_sim=True), **MASKED),
     Row(

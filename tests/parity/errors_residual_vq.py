@@ -1,4 +1,4 @@
-"""What residual stacks refuse: both packages raise, each with its own type of error."""
+"""Arguments that residual stacks refuse: both packages raise, each its own type of error."""
 
 from __future__ import annotations
 

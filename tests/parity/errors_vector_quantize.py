@@ -1,4 +1,4 @@
-"""What VectorQuantize refuses: both packages raise, each with its own type of error."""
+"""Arguments that VectorQuantize refuses: both packages raise, each its own type of error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .setup_vector_quantize import CODES, DIM, IMAGE, LEARNABLE, SEPARATE, SHARE
 class Refused:
     id: str
     kwargs: dict[str, Any] = field(default_factory=dict)
-    input: Any = None  # None: the constructor is to raise
+    input: Any = None  # None: the constructor raises
     forward: dict[str, Any] = field(default_factory=dict)
 
 

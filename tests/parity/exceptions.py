@@ -1,6 +1,6 @@
-"""Rows that compare no numbers with the reference: those in which it raises, and those that chance decides."""
+"""Rows that compare no numbers with the reference: those in which it raises, and those that are decided by chance."""
 
-# What the reference raises where the oracle cannot even ask; any other exception is not the one that the line means.
+# Errors of the reference in rows whose oracle then has nothing to check; any other error fails the row.
 RAISES = {
     (
         "HierarchicalVQ",
@@ -185,8 +185,8 @@ RAISES = {
     ): "ValueError: Default process group has not been initi",
 }
 
-# Rows whose numbers are drawn, or hang on rounding, or whose input is the oracle's own: the oracle rejects torchvq
-# under the switch, and no numbers are compared.
+# Rows whose numbers are random, or depend on rounding, or whose oracle makes its own input: with the switch, the oracle
+# must reject torchvq, and no numbers are compared.
 BY_CHANCE = {
     ("HierarchicalVQ", "k-means"),
     ("HierarchicalVQ", "dropped"),

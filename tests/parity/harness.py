@@ -1,22 +1,21 @@
 """Runs the reference and torchvq on the same rows and compares every number that a user can see.
 
-A table (``table_<class>.py``) is a list of `Row`; `Table` says how to build the class, which output
-is which and how far a code is from a token. Nothing here knows a particular quantizer. A row is one
-of three:
+A table (``table_<class>.py``) is a list of `Row`; `Table` says how to build the class, which output is which and how
+far a code is from a token. Nothing here depends on a particular quantizer. A row is one of three:
 
-* the same: both packages start from the reference's state dict, take the same training steps, then
-  one eval forward; outputs, losses, gradients and the whole state must agree after every step;
-* random: an oracle states what holds whatever was drawn, and both packages must satisfy it;
-* different on purpose: the row names the reason, and the oracle decides instead of the reference.
+* the same: both packages start from the reference's state dict, take the same training steps, then one eval forward;
+  outputs, losses, gradients and the whole state must agree after every step;
+* random: an oracle states what holds for every draw, and both packages must satisfy it;
+* different on purpose: the row names the reason, and an oracle decides instead of the reference.
 
-Every row runs twice, with `vqp_compat` (by `TORCHVQ_COMPAT`) and without. With it equal rows are equal without
-exception. Without it a row that differs names its line of docs/migrating.md (`lines.py`), and what differs. A row
-that is different on purpose names its line as well: where the switch restores that, the oracle must reject torchvq
-under it, and the numbers are the reference's; elsewhere it must accept torchvq both ways.
+Every row runs twice, with `vqp_compat` (by `TORCHVQ_COMPAT`) and without. With it, equal rows are equal without
+exception. Without it, a row that differs names its line of docs/migrating.md (`lines.py`), and what differs. A row that
+is different on purpose names its line as well: if the switch restores the reference's behaviour, the oracle must reject
+torchvq under the switch, and the numbers must be the reference's; otherwise it must accept torchvq both ways.
 
-A new class brings a table, a `Table` with its outputs named, and a short test file; see those of
-VectorQuantize. Every test also runs with the reference in torchvq's place, which checks the rows
-themselves: equal rows must be equal, and every claimed difference must be one.
+A new class needs a table, a `Table` that names its outputs, and a short test file; see those of VectorQuantize. Every
+test also runs with the reference in torchvq's place, which checks the rows themselves: equal rows must be equal, and
+every claimed difference must be one.
 """
 
 from __future__ import annotations
@@ -47,9 +46,7 @@ LEARNING_RATE = 0.1
 
 @dataclass(frozen=True)
 class Row:
-    """One configuration and what is done with it. Values that must be fresh for each build come
-    from a function.
-    """
+    """One configuration and its use. Values that must be new for each build come from a function."""
 
     id: str
     kwargs: Mapping[str, Any] | Callable[[], Mapping[str, Any]] = field(default_factory=dict)
@@ -69,7 +66,7 @@ class Row:
         default_factory=dict
     )
     oracle: Callable[[Callable[[], nn.Module], Row], None] | None = None  # (build, row); asserts
-    differs: str | None = None  # what the reference does instead
+    differs: str | None = None  # the reference's behaviour
 
     def __post_init__(self):
         if self.differs is not None and self.oracle is None:
@@ -90,20 +87,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """What the rows of one class have in common."""
+    """The common part of the rows of one class."""
 
     class_name: str
     defaults: Mapping[str, Any]
-    outputs: Callable[[Row, Any], dict[str, Any]]  # names what forward returned
+    outputs: Callable[[Row, Any], dict[str, Any]]  # names the results of forward
     prepare: Callable[[nn.Module], None] = lambda module: None
-    # Squared float64 distance of every token to the code it was given, from (module before the
-    # step, row, input, indices). It tells a tie from an error when packages choose different codes.
+    # Squared float64 distance of every token to its code, from (module before the step, row, input, indices). It tells
+    # a tie from an error if the packages choose different codes.
     distance: Callable[[nn.Module, Row, Tensor, Tensor], Tensor] | None = None
 
     def build(self, package: ModuleType, row: Row) -> nn.Module:
         kwargs = {**self.defaults, **row.constructor_kwargs()}
         if is_reference(package):
-            kwargs.pop("vqp_compat", None)  # the reference is always compatible with itself
+            kwargs.pop("vqp_compat", None)  # which the reference does not have
         torch.manual_seed(zlib.crc32(row.id.encode()))
         return getattr(package, self.class_name)(**kwargs)
 
@@ -119,7 +116,7 @@ def is_reference(package: ModuleType) -> bool:
 
 
 def is_switched() -> bool:
-    """Whether torchvq is to give the reference's numbers."""
+    """Whether torchvq should give the reference's numbers."""
     return os.environ.get("TORCHVQ_COMPAT") == "1"
 
 
@@ -136,8 +133,7 @@ def record_step(
     seen = flatten(outputs)
     objective = random_objective(outputs, step)
     if module.training and objective.requires_grad:
-        # Gradients that a module keeps for itself (an in-place optimizer's) are part of what is
-        # compared below.
+        # A module may set gradients itself (for its in-place optimizer); they are compared below as well.
         objective.backward()
     seen["grad.input"] = gradient_of(x)
     for name, parameter in module.named_parameters():
@@ -152,9 +148,7 @@ def record_step(
 
 
 def random_objective(outputs: dict[str, Any], step: int) -> Tensor:
-    """A fixed random projection of the quantized output plus the losses: no symmetry hides a wrong
-    gradient.
-    """
+    """A fixed random projection of the quantized output plus the losses, so that no symmetry hides a wrong gradient."""
     total = torch.zeros((), dtype=torch.float64)
     for name in ("quantized", "loss"):
         value = outputs.get(name)
@@ -167,8 +161,7 @@ def random_objective(outputs: dict[str, Any], step: int) -> Tensor:
 
 
 def gradient_of(tensor: Tensor) -> Tensor:
-    # An undefined gradient and a gradient of zeros train alike, and C++ autograd functions return
-    # either.
+    # An undefined gradient and a gradient of zeros have the same effect, and C++ autograd functions return either.
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad.detach().clone()
 
 
@@ -199,7 +192,7 @@ def optimizer_for(module: nn.Module):
 
 
 class Tie(Exception):
-    """Two codes are equally near in float32: the packages may part here, and the row ends."""
+    """Two codes are equally near in float32: the packages may differ from here on, and the row ends."""
 
 
 def assert_same_behaviour(
@@ -209,7 +202,7 @@ def assert_same_behaviour(
     if unlike is None or is_switched() or subject.__name__ != "torchvq":
         assert_same_numbers(table, row, reference, subject)
         return
-    # The first step alone: what differs there moves all that follows.
+    # Only the first step, because a difference in it changes everything after it.
     first = replace(row, steps=min(row.steps, 1), evaluate=False, probes={}, after_step=None)
     assert line_named(unlike.line).restored, f"{row.id}: nothing restores {unlike.line}"
     assert_same_numbers(table, first, reference, subject, apart=unlike.names)
@@ -287,8 +280,7 @@ def assert_same_indices(table, row, module, before, expected, actual, step, wher
     x = row.input(step).detach()
     da, db = (table.distance(module, row, x, i) for i in (a, b))
     module.load_state_dict(after, strict=False)
-    # Rounding of a float32 distance by expansion, as the reference computes it, grows with the
-    # squared norms.
+    # The rounding error of a float32 distance by expansion, as the reference computes it, grows with the squared norms.
     allowed = 8 * torch.finfo(torch.float32).eps * (x.double().pow(2).sum(-1).max() + da.max())
     worse = (da - db).abs().max().item()
     assert worse <= allowed, (
@@ -302,8 +294,7 @@ def assert_same_values(
 ) -> None:
     missing = [name for name in expected if name not in actual]
     assert not missing, f"{where}: missing {missing}"
-    # State that torchvq adds (generator step, cool-downs) is its own affair; anything else must be
-    # known.
+    # torchvq may add state (generator step, cool-downs), but no other results.
     added = [name for name in actual if name not in expected and not name.startswith("state.")]
     assert not added, f"{where}: unexpected {added}"
     for name, value in expected.items():
@@ -313,9 +304,7 @@ def assert_same_values(
 def assert_close(
     actual: Tensor, expected: Tensor, what: str, tolerance: float = RELATIVE_TOLERANCE
 ) -> None:
-    """Equal shape and dtype; values within `tolerance` of the tensor's largest magnitude; NaN
-    matches nothing.
-    """
+    """Equal shape and dtype; values within `tolerance` of the tensor's largest magnitude; NaN matches nothing."""
     assert actual.shape == expected.shape, (
         f"{what}: {describe(actual)}, expected {describe(expected)}"
     )
@@ -333,17 +322,15 @@ def assert_close(
         f"{what}: the expected value is not finite, this row needs an oracle"
     )
     error, scale = (a - b).abs().max().item(), b.abs().max().item()
-    # A tensor of rounding residue (a gradient that cancels) has no scale of its own; values here
-    # are of order one.
+    # A tensor that is only rounding error (a gradient that cancels) has no scale of its own; other values here are of
+    # order one.
     assert error <= tolerance * max(scale, 1e-2), (
         f"{what}: off by {error:.3e} at magnitude {scale:.3e}"
     )
 
 
 def assert_same_structure(expected: nn.Module, actual: nn.Module) -> None:
-    """Same keys, shapes, dtypes, and parameters stay parameters: a checkpoint and an optimizer fit
-    both.
-    """
+    """Same keys, shapes, dtypes and parameters, so that a checkpoint and an optimizer fit both."""
     parameters = dict(actual.named_parameters())
     state = actual.state_dict()
     for name, value in expected.state_dict().items():
@@ -356,19 +343,17 @@ def assert_same_structure(expected: nn.Module, actual: nn.Module) -> None:
 
 
 def assert_same_signature(expected: Callable, actual: Callable) -> None:
-    """The reference's parameters in its order with its defaults; ours may add keyword-only ones
-    with defaults.
-    """
+    """The reference's parameters in its order with its defaults; ours may add keyword-only ones with defaults."""
     ours = dict(inspect.signature(actual).parameters)
     theirs = inspect.signature(expected).parameters
     for (name, parameter), position in zip(theirs.items(), range(len(theirs)), strict=False):
         assert name in ours, f"parameter {name} is missing"
         default = ours[name].default
-        # None is whatever the reference does, unless it is said: False then is an answer.
+        # In torchvq, None may stand for the reference's False, so that an explicit False can be told from the default.
         assert default == parameter.default or (default, parameter.default) == (None, False), (
             f"default of {name} is {default}"
         )
-        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:  # which is last in any case
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD:  # comes last in any case
             assert list(ours).index(name) == position, f"parameter {name} is out of order"
     for name, parameter in ours.items():
         if name not in theirs:
@@ -388,8 +373,8 @@ def describe(tensor: Tensor) -> str:
 
 
 def assert_oracle_decides(table: Table, row: Row, subject: ModuleType) -> None:
-    """The oracle accepts torchvq. Where we differ it must reject the reference, or there is no difference to claim; so
-    it must torchvq under the switch, where the row's line says that this restores the reference's numbers.
+    """The oracle accepts torchvq. For a row that differs, it must reject the reference, or there is no difference; and it
+    must reject torchvq under the switch, if the row's line says that the switch restores the reference's numbers.
     """
 
     def build() -> nn.Module:
@@ -413,7 +398,7 @@ def assert_oracle_decides(table: Table, row: Row, subject: ModuleType) -> None:
 
 
 def assert_rejected(build: Callable[[], nn.Module], row: Row, raises: str | None) -> None:
-    """The oracle says no; an exception of the module itself counts only if it is the one that the row names."""
+    """The oracle fails; an exception of the module itself counts only if it is the one that the row names."""
     try:
         row.oracle(build, row)
     except Exception as error:

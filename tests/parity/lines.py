@@ -1,4 +1,4 @@
-"""Which line of docs/migrating.md (python/torchvq/migrate/differences.txt) a row is about, where it is different."""
+"""The line of docs/migrating.md (python/torchvq/migrate/differences.txt) to which each differing row belongs."""
 
 from __future__ import annotations
 

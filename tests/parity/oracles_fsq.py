@@ -1,4 +1,4 @@
-"""What must hold of FSQ where the reference does not decide."""
+"""Oracles of FSQ where the reference does not decide."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 def codes_and_noise(build, row):
-    """A training forward, and the codes of its indices."""
+    """The module, the output of a training forward, and the codes of its indices."""
     module = build().train()
     torch.manual_seed(0)
     x = torch.randn(4, 5000, module.dim) * 0.7
@@ -20,7 +20,7 @@ def half_a_step(build, row):
     step = 2 / (torch.tensor(row.constructor_kwargs().get("levels", [8, 5, 5, 5])) - 1.0)
     moved = (quantized - exact).abs() / step
     assert (moved <= 0.5 + 1e-6).all() and (moved.amax((0, 1)) > 0.49).all()
-    # Uniform: the third moments of the two halves cancel, the second is that of the width.
+    # Uniform noise has mean 0 and variance 1/12 in units of a step.
     chosen = (moved > 0).float().mean()
     variance = ((quantized - exact) / step).pow(2).mean() / chosen
     assert abs(variance - 1 / 12) < 2e-3

@@ -1,4 +1,4 @@
-"""What must hold of the residual stacks of FSQ where the reference does not decide."""
+"""Oracles of the residual stacks of FSQ where the reference does not decide."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gain_of_the_function(build, row):
     for gain in gains:
         left = left * (1 - gain)
     expected = outer * (1 - left)
-    # Rounding decides otherwise at the edge of a level.
+    # At the edge of a level, rounding may decide differently.
     clear = (quantized.detach().double() - total).abs() < 1e-5
     assert clear.double().mean() > 0.98
     torch.testing.assert_close(x.grad.double()[clear], expected[clear], rtol=1e-4, atol=1e-4)
@@ -45,7 +45,7 @@ def gain_of_the_function(build, row):
 
 
 def error_falls(build, row):
-    """What is left after level n is at most L^-n / (L - 1)."""
+    """The residual after level n is at most L^-n / (L - 1)."""
     module = build().eval()
     x = torch.randn(8, 200, 3) * 0.5
     levels = torch.tensor(module.levels, dtype=torch.float32)
@@ -58,7 +58,7 @@ def error_falls(build, row):
 
 
 def decodes_its_layout(build, row):
-    """The output is that of tokens, and what its indices decode to."""
+    """The output equals that on plain tokens, and that of decoding its indices."""
     module = build().eval()
     x = row.input(0)
     quantized, indices = module(x)[:2]
@@ -128,7 +128,7 @@ def half_precision(build, row):
     quantized, indices = module(x)
     assert quantized.dtype == torch.bfloat16
     assert torch.equal(module.get_output_from_indices(indices), quantized)
-    # Deep levels still quantize what is left, not its rounding: the sum of all is near the latent.
+    # Deep levels still quantize the residual, not its rounding: the sum of all codes is near the latent.
     latent = module.project_in(x).float()
     limit = module.soft_clamp_input_value
     codes = module.get_codes_from_indices(indices).sum(0)

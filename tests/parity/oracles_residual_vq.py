@@ -1,5 +1,5 @@
-"""What a residual stack must do where the reference is random or wrong, each decided by float64
-brute force or by the same stack on plain tokens.
+"""Oracles of residual stacks where the reference is random or wrong: float64 brute force, or the same stack on plain
+tokens.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def one_rotation(build, row):
 
 
 def commitment_divided_by_levels(build, row):
-    """The balance of the reference, where the output has a gain of as many as there are levels: beside an output of
-    gain one each level's commitment reaches the input divided by their number. The loss itself is not divided.
+    """The balance of the reference, whose output has a gain of the number of levels: with an output of gain one, the
+    gradient of each level's commitment is divided by that number. The loss itself is not divided.
     """
     module, x = build(), row.input(0)
     residuals, chosen, _ = greedy(x, codes_of(module))
@@ -94,8 +94,8 @@ def commitment_divided_by_levels(build, row):
 
 
 def implicit_condition_gain(build, row):
-    """What conditions a level has the gradient of the input once, not once for each level before it; as every loss
-    of a stack it is divided by the levels.
+    """The condition of a level has the gradient of the input once, not once for each level before it; like every loss
+    of a stack, it is divided by the number of levels.
     """
     module, x = build(), row.input(0)
     loss = module(x)[2][-1]
@@ -122,7 +122,7 @@ def implicit_condition_gain(build, row):
 
 
 def codes_sum_to_the_output(build, row):
-    """The codes that are returned are those that were used, not what the update made of them."""
+    """The returned codes are those that were used, not those after the update."""
     module, x = build(), row.input(0)
     returned = module(x, return_all_codes=True, **row.forward_kwargs(0))
     groups = returned[3] if isinstance(returned[3], tuple) else (returned[3],)
@@ -143,7 +143,7 @@ def masked_is_selection(build, row):
 
 
 def empty_selection(build, row):
-    """Nothing selected is a loss of zero and a state as it was."""
+    """With no token selected, the loss is zero and the state does not change."""
     module = build()
     before = state(module)
     x = row.input(0)
@@ -155,7 +155,7 @@ def empty_selection(build, row):
 
 
 def non_finite_token(build, row):
-    """A token with NaN or infinity gives NaN for itself only and never reaches the state."""
+    """A token with NaN or infinity gives NaN only for itself and never reaches the state."""
     module, x = build(), row.input(0).detach()
     x[0, 1, 2], x[1, 3, 0] = float("nan"), float("inf")
     quantized, indices, _ = module(x)
@@ -200,7 +200,7 @@ def any_layout_in_groups(build, row):
 
 
 def decode_equals_output(build, row):
-    """In evaluation, decoding the indices gives the output, the same at every call."""
+    """In evaluation, decoding the indices gives the output, and equal calls give equal outputs."""
     module = build()
     for step in range(2):
         module(row.input(step), **row.forward_kwargs(step))
@@ -230,7 +230,7 @@ def decode_rejects_bad_indices(build, row):
 
 
 def cross_entropy_of_given_indices(build, row):
-    """The sum over levels of the cross-entropy of -|r - e| towards the given codes, r the stack's own residuals."""
+    """The sum over levels of the cross-entropy of -|r - e| towards the given codes, with r the stack's own residuals."""
     module, x = build(), row.input(0)
     given = row.forward_kwargs(0)["indices"]
     quantized, loss = module(x, freeze_codebook=True, indices=given)
@@ -254,7 +254,7 @@ def cross_entropy_of_given_indices(build, row):
 
 
 def two_heads(build, row):
-    """Heads, which the reference refuses: each is a stack of its own on its share of the features."""
+    """Heads, which the reference refuses: each is a separate stack on its share of the features."""
     module, x = build(), row.input(0).detach()
     quantized, indices, _ = module.eval()(x)
     for head in range(2):
@@ -309,7 +309,7 @@ def manual_shared_update(build, row):
 
 
 def shared_in_place_step(build, row):
-    """One step of the codebook's own optimizer down the losses of all levels."""
+    """One step of the codebook's own optimizer on the losses of all levels."""
     module, x = build(), row.input(0)
     codes = codes_of(module)[0].requires_grad_()
     residual, loss = x.detach().double(), 0.0
@@ -352,7 +352,7 @@ def state_stays_float32(build, row):
 
 
 def half_input_keeps_a_float32_residual(build, row):
-    """The indices are those of the same values in float32, however deep the stack."""
+    """The indices are those of the same values in float32, at any depth."""
     module, x = build().eval(), row.input(0).detach()
     exact = module(x.float())
     half = module(x)
@@ -376,7 +376,7 @@ def autocast_changes_nothing(build, row):
 
 
 def loss_is_nobodys_state(build, row):
-    """A returned loss can be changed in place, and requires grad in training only."""
+    """A returned loss can be changed in place, and requires grad only in training."""
     module = build()
     module(row.input(0))[2].detach().add_(1.0)
     module.eval()
@@ -389,7 +389,7 @@ def loss_is_nobodys_state(build, row):
 
 
 def sampling_frequencies(build, row):
-    """Codes are drawn with softmax(-|r - e| / T), level by level on the residual of what was drawn."""
+    """Codes are drawn with softmax(-|r - e| / T), level by level, with r the residual of the codes drawn before."""
     module = build()
     temperature = row.forward_kwargs(0).get("sample_codebook_temp", 1.0)
     token = row.input(0).detach()[:1, :1]
@@ -412,7 +412,7 @@ def sampling_frequencies(build, row):
 
 
 def simulated_error(build, row):
-    """DiVeQ: the error has the length of the stack's, its direction is near; and the stated gradients."""
+    """DiVeQ: the error has the length of the stack's, in a similar direction; and the documented gradients."""
     module, x = build(), row.input(0)
     codes = codes_of(module)
     _, chosen, indices = greedy(x, codes)
@@ -436,7 +436,7 @@ def simulated_error(build, row):
 
 
 def noise_of_the_given_variance(build, row):
-    """DiVeQ: directional_reparam_variance is the variance of the noise, none here."""
+    """DiVeQ: directional_reparam_variance is the variance of the noise, here none."""
     module, x = build(), row.input(0)
     _, chosen, _ = greedy(x, codes_of(module))
     close(module(x)[0].detach(), chosen.sum(0), 1e-4)

@@ -1,6 +1,4 @@
-"""What VectorQuantize must do where the reference is random or wrong, each decided by float64 brute
-force.
-"""
+"""Oracles of VectorQuantize where the reference is random or wrong, by brute force in float64."""
 
 from __future__ import annotations
 
@@ -45,9 +43,7 @@ def logits(module, row, x):
 
 
 def masked_commitment(build, row):
-    """The mean over the unmasked tokens of (u - q)^2, u as compared with codes; and its
-    gradient to x.
-    """
+    """The mean over the unmasked tokens of (u - q)^2, with u as compared with codes; and its gradient to x."""
     module = build()
     x = row.input(0)
     forward = row.forward_kwargs(0)
@@ -64,7 +60,7 @@ def masked_commitment(build, row):
 
 
 def empty_selection(build, row):
-    """Nothing selected is a loss of zero and a state as it was."""
+    """With no token selected, the loss is zero and the state does not change."""
     module = build()
     before = {name: value.clone() for name, value in module.state_dict().items()}
     x = row.input(0)
@@ -76,7 +72,7 @@ def empty_selection(build, row):
 
 
 def non_finite_token(build, row):
-    """A token with NaN or infinity gives NaN for itself only and never reaches the state."""
+    """A token with NaN or infinity gives NaN only for itself and never reaches the state."""
     module = build()
     x = row.input(0).detach()
     x[0, 1, 2], x[1, 3, 0] = float("nan"), float("inf")
@@ -92,7 +88,7 @@ def non_finite_token(build, row):
 
 
 def rotation_near_zero(build, row):
-    """The output is the code however short the input, and the gradient stays within reason."""
+    """The output is the code however short the input, and the gradient stays bounded."""
     module = build()
     codes = state(module, "embed")[0]
     x = row.input(0).detach()
@@ -120,9 +116,7 @@ def backward_uses_forward_codes(build, row):
 
 
 def sampling_frequencies(build, row):
-    """Codes are drawn from softmax(-distance / temperature): chi-square per code within reach of
-    chance.
-    """
+    """Codes are drawn from softmax(-distance / temperature): chi-square per code within the limits of chance."""
     module = build()
     count = 20_000
     token = row.input(0).detach()[:1, :1]
@@ -139,9 +133,7 @@ def sampling_frequencies(build, row):
 
 
 def directional_noise(build, row):
-    """Length is kept, direction is that of q - x + N(0, variance) for every element: the tangent
-    tells the spread.
-    """
+    """Length is kept, direction is that of q - x + N(0, variance) in every element: the tangent shows the spread."""
     module = build()
     variance = row.constructor_kwargs()["directional_reparam_variance"]
     dim = module.codebook.shape[-1]
@@ -163,9 +155,7 @@ def directional_noise(build, row):
 
 
 def diversity_over_all_tokens(build, row):
-    """Minus the entropy of the codes' mean probability over every token of the batch,
-    positions included.
-    """
+    """Minus the entropy of the codes' mean probability over every token of the batch, positions included."""
     module = build()
     x = row.input(0)
     exact = x.detach().clone().double().requires_grad_()
@@ -187,7 +177,7 @@ def cross_entropy_of_any_layout(build, row):
 
 
 def given_indices_in_any_layout(build, row):
-    """The output is the one of a plain forward, the loss the mean cross entropy of the given indices."""
+    """The output is that of a plain forward, the loss the mean cross entropy of the given indices."""
     module = build()
     x, given = row.input(0), row.forward_kwargs(0)["indices"]
     quantized, loss = module(x, indices=given)
@@ -197,7 +187,7 @@ def given_indices_in_any_layout(build, row):
 
 
 def decoded_heads_are_merged(build, row):
-    """Codes of several heads come out side by side, ready for the projection."""
+    """Codes of several heads are concatenated, as the projection takes them."""
     module = build().eval()
     quantized, indices, _ = module(row.input(0))
     codes = module.get_codes_from_indices(indices)
@@ -207,14 +197,14 @@ def decoded_heads_are_merged(build, row):
 
 
 def effective_codebook(build, row):
-    """The codebook that users read is the one that outputs come from."""
+    """The codebook that users read is the one from which outputs come."""
     module = build().eval()
     quantized, indices, _ = module(row.input(0))
     close(module.codebook[indices], quantized)
 
 
 def optimizer_steps_survive(build, row):
-    """What an optimizer does to regularised codes is still there after the next moving average."""
+    """A step of an optimizer on regularised codes survives the next moving average."""
     moved = []
     for learning_rate in (0.0, 0.5):
         module = build()
@@ -229,7 +219,7 @@ def optimizer_steps_survive(build, row):
 
 
 def orthogonal_over_a_subset(build, row):
-    """With max_codes the loss is that of some subset of this size."""
+    """With max_codes, the loss is that of some subset of this size."""
     module = build()
     size = row.constructor_kwargs()["orthogonal_reg_max_codes"]
     loss = module(row.input(0), return_loss_breakdown=True)[3].orthogonal_reg.item()
@@ -241,7 +231,7 @@ def orthogonal_over_a_subset(build, row):
 
 
 def loss_is_nobodys_state(build, row):
-    """A returned loss can be changed in place, and requires a gradient in training only."""
+    """A returned loss can be changed in place, and requires a gradient only in training."""
     module = build()
     x = row.input(0)
     loss = module(x)[2]
@@ -258,7 +248,7 @@ def loss_is_nobodys_state(build, row):
 
 
 def decode_equals_output(build, row):
-    """In eval, decoding the indices gives the output, bit for bit what a user stored."""
+    """In evaluation, decoding the indices gives the output, bit for bit."""
     module = build()
     for step in range(row.steps):
         module(row.input(step), **row.forward_kwargs(step))
@@ -269,7 +259,7 @@ def decode_equals_output(build, row):
 
 
 def eval_changes_no_buffer(build, row):
-    """An eval forward leaves every buffer alone and gives the same twice."""
+    """An evaluation forward changes no buffer, and two give the same result."""
     module = build()
     module(row.input(0))
     module.eval()
@@ -291,7 +281,7 @@ def stepped_state_loads(build, row):
 
 
 def set_codebook_stays(build, row):
-    """Codes that were set are still there after a step over data that agrees with them."""
+    """Codes that a user sets survive a step over data that agrees with them."""
     module = build()
     codes = torch.randn(module.codebook.shape, generator=torch.Generator().manual_seed(8))
     module.codebook = codes
@@ -301,7 +291,7 @@ def set_codebook_stays(build, row):
 
 
 def used_codes_are_not_replaced(build, row):
-    """Codes that this very batch uses are alive, whatever their counter was."""
+    """Codes that this batch uses are alive, whatever their counter was."""
     module = build()
     codes = state(module, "embed")[0]
     module(codes[None].clone())
@@ -309,7 +299,7 @@ def used_codes_are_not_replaced(build, row):
 
 
 def expired_codes_become_tokens(build, row):
-    """Every dead code becomes a token of its own, with sums and counts that agree with it."""
+    """Every dead code becomes a different token, with matching sums and counts."""
     module = build()
     x = row.input(0).detach()
     module.expire_codes_(x)
@@ -323,7 +313,7 @@ def expired_codes_become_tokens(build, row):
 
 
 def unused_codes_do_not_fade(build, row):
-    """Codes that are not used for a long time come to the codes in use instead of fading to the origin."""
+    """Codes that are unused for a long time move to codes in use instead of fading to the origin."""
     module = build()
     codes = state(module, "embed")[0]
     tokens = codes[:1].expand(1, 32, -1)
@@ -333,9 +323,7 @@ def unused_codes_do_not_fade(build, row):
 
 
 def kmeans_fixed_point(build, row):
-    """After enough Lloyd steps every used code is the mean of its tokens, with their number as its
-    count.
-    """
+    """After enough Lloyd steps, every used code is the mean of its tokens, and its count is their number."""
     module = build()
     x = row.input(0).detach()
     module(x)
@@ -357,7 +345,7 @@ def kmeans_with_few_tokens(build, row):
 
 
 def nearest_far_from_the_origin(build, row):
-    """The nearest code in float64, also when data and codes lie far from zero."""
+    """The nearest code in float64, also if data and codes lie far from zero."""
     module = build()
     with torch.no_grad():
         module._codebook.embed.mul_(0.1).add_(100.0)
@@ -368,9 +356,7 @@ def nearest_far_from_the_origin(build, row):
 
 
 def state_stays_float32(build, row):
-    """A cast of the module leaves counts and sums in float32, so that small updates are not
-    lost.
-    """
+    """A cast of the module leaves counts and sums in float32, so that small updates are not lost."""
     module = build().to(torch.bfloat16)
     for step in range(3):
         module(row.input(step).to(torch.bfloat16))
@@ -392,7 +378,7 @@ def any_input_dtype(build, row):
 
 
 def autocast_changes_nothing(build, row):
-    """Under CPU autocast the search is done in float32 all the same."""
+    """Under CPU autocast, the search still runs in float32."""
     module = build()
     module.eval()
     x = row.input(0).detach()
@@ -402,7 +388,7 @@ def autocast_changes_nothing(build, row):
 
 
 def one_process_needs_no_group(build, row):
-    """Asking for synchronisation in a single process is no error."""
+    """Asking for synchronisation in a single process is not an error."""
     module = build()
     for step in range(2):
         loss = module(row.input(step))[2]
@@ -410,7 +396,7 @@ def one_process_needs_no_group(build, row):
 
 
 def decode_rejects_bad_indices(build, row):
-    """An index that no forward returns is an IndexError, not some code."""
+    """An index that no forward returns raises IndexError instead of decoding to some code."""
     module = build()
     for bad in (-2, module.codebook.shape[-2]):
         try:

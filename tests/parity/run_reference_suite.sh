@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# run_reference_suite.sh CHECKOUT [PYTEST-ARGUMENT...]: runs the tests of a checkout of vector-quantize-pytorch on torchvq, with
-# nothing but their imports changed, once with TORCHVQ_COMPAT=1 and once without. Nothing of the checkout is changed or
-# kept. Without the switch indices are int64, so tests that ask for int32 fail there, and no others (docs/migrating.md).
+# run_reference_suite.sh CHECKOUT [PYTEST-ARGUMENT...]: runs the tests of a checkout of vector-quantize-pytorch on
+# torchvq, with only their imports changed, once with TORCHVQ_COMPAT=1 and once without. The checkout is neither changed
+# nor kept. Without the switch indices are int64, so exactly the tests that ask for int32 fail (docs/migrating.md).
 set -euo pipefail
 if (($# < 1)) || [[ ! -d $1/tests ]]; then
   echo "usage: $0 CHECKOUT [PYTEST-ARGUMENT...], CHECKOUT being a folder with tests/ of vector-quantize-pytorch" >&2

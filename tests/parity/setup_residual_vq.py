@@ -1,4 +1,4 @@
-"""How residual stacks are built and prepared for a comparison, and shorthand for their tables."""
+"""Construction and preparation of residual stacks for comparisons, and shorthand for their tables."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ def levels_of(module: nn.Module) -> list[nn.Module]:
 
 
 def spread_codes(module: nn.Module) -> None:
-    """Codes of the size of the residuals and uneven counts, so that every formula of a step is visible in
-    the numbers.
-    """
+    """Codes of the size of the residuals and uneven counts, so that every formula of a step affects the numbers."""
     for index, layer in enumerate(levels_of(module)):
         book = layer._codebook
         codes = torch.randn(book.embed.shape) * 0.7 ** (index % LEVELS)
@@ -68,7 +66,7 @@ GROUPED = Table(
 
 LEARNABLE = dict(learnable_codebook=True, ema_update=False)
 STRAIGHT = dict(rotation_trick=False)
-# One gradient in both packages: the gain is 1 and levels after the first have no commitment gradient.
+# The same gradient in both packages: the gain is 1, and levels after the first have no commitment gradient.
 GAIN_ONE = dict(quant_grad_frac=1.0, rotation_trick=False)
 QINCO = dict(implicit_neural_codebook=True)
 IMAGE = dict(accept_image_fmap=True)

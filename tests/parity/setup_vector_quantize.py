@@ -1,4 +1,4 @@
-"""How VectorQuantize is built and prepared for a comparison, and shorthand for its tables."""
+"""Construction and preparation of VectorQuantize for comparisons, and shorthand for its tables."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ DIM, CODES = 8, 16
 
 
 def spread_codes(module: nn.Module) -> None:
-    """Codes of the size of the data and uneven counts, so that every formula of a step is visible
-    in the numbers.
-    """
+    """Codes of the size of the data and uneven counts, so that every formula of a step affects the numbers."""
     book = module._codebook
     codes = torch.randn(book.embed.shape)
     if book.use_cosine_sim:
@@ -58,8 +56,7 @@ IMAGE = dict(accept_image_fmap=True)
 VOLUME = dict(accept_3d_fmap=True)
 CHANNEL_FIRST = dict(channel_last=False)
 GUMBEL = dict(straight_through=True, rotation_trick=False, route_gradients_to_input=False)
-# A variance of zero noise in float32, and a threshold that no count reaches: only the estimator
-# remains.
+# A variance that is no noise in float32, and a threshold below every count: only the estimator remains.
 QUIET_DIRECTION = dict(
     directional_reparam=True, directional_reparam_variance=1e-18, threshold_ema_dead_code=1e-9
 )
@@ -83,9 +80,7 @@ def frozen(**kwargs) -> dict:
 
 
 def not_initialised(module: nn.Module) -> None:
-    """Leaves a k-means codebook as constructed: the table's own preparation would hide the
-    initialisation.
-    """
+    """Leaves a k-means codebook as constructed, because the table's preparation would hide the initialisation."""
 
 
 def sgd(parameters):
@@ -107,7 +102,7 @@ def bridge(**kwargs):
 
 
 def per_token_codes(step: int) -> dict:
-    """Codes that differ from token to token, as conditional codebooks do."""
+    """Codes that differ between tokens, as conditional codebooks do."""
     shift = (
         torch.randn(1, 2, 6, CODES, DIM, generator=torch.Generator().manual_seed(90 + step)) * 0.3
     )

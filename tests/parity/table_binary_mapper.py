@@ -1,4 +1,4 @@
-"""BinaryMapper rows: the reference's numbers, and what we do differently on purpose."""
+"""BinaryMapper rows: the reference's numbers, and intended differences."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ CELLS = 20_000
 
 
 def draws_by_the_sigmoid(build, row):
-    """Every code as often as the product of its bits' probabilities says."""
+    """Every code is as frequent as the product of its bits' probabilities."""
     module = build()
     logits = torch.tensor([0.8, -0.4, 0.0, 1.5])
     for temperature in (1.0, 0.5):

@@ -1,4 +1,4 @@
-"""FSP rows: the reference's numbers, and what we do differently on purpose."""
+"""FSP rows: the reference's numbers, and intended differences."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ QUANTIZED = dict(quantize_rate=1.0)
 
 def name_outputs(row: Row, returned) -> dict:
     quantized, indices, loss, info = returned
-    # The reference counts in int32, and in floating point inside.
+    # The reference's indices are int32, its level indices floating point.
     level_indices = info["level_indices"].long()
-    # A tuple: the reference leaves the statistics out where it has no use for them.
+    # A tuple of statistics, which the reference omits if it does not use them.
     norm = info["norm_info"] or {}
     return dict(
         quantized=quantized, indices=indices.long(), loss=loss, levels=level_indices, norm=norm
@@ -91,7 +91,7 @@ SAME = [
 
 
 def noise_fills_the_bin(build, row):
-    """Latents at one place: noise is uniform in half a bin's width around it."""
+    """For equal latents, noise is uniform in half a bin's width around them."""
     module = build()
     x = torch.tensor([0.1, -0.2, 0.3]).expand(1, 20_000, 3)
     offset = (module(x)[0] / math.sqrt(12) + 0.5 - (x.tanh() + 1) / 2) * torch.tensor(LEVELS)
@@ -118,7 +118,7 @@ def what_would_leave_stays(build, row):
     u = output / math.sqrt(12) + 0.5
     assert u.max() <= 1 and u.min() >= 0
     stays = (u - (x.tanh() + 1) / 2).abs() < 1e-6
-    edge = (1 - math.tanh(1.5)) / 2  # to the border; half a bin is wider
+    edge = (1 - math.tanh(1.5)) / 2  # distance to the border, which is less than half a bin
     expected = torch.tensor([0.5 - edge * count for count in LEVELS])
     assert (stays.double().mean((0, 1)) - expected).abs().max() < 0.02
     assert abs(info["p_accept_prob"] - (1 - expected.mean())) < 0.02

@@ -1,4 +1,4 @@
-"""FSQ rows: numbers of the reference, and the oracles where it is wrong or takes less.
+"""FSQ rows: numbers of the reference, and oracles where it is wrong or accepts less.
 
 docs/design/scalar-quantization.md says what was measured. The reference's indices are int32, ours int64: rows
 compare their values.

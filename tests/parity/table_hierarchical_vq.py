@@ -20,7 +20,7 @@ def levels_of(module):
 
 
 def large_codes(module):
-    """Codes of the size of the data, so that tokens tell them apart."""
+    """Codes of the size of the data, so that different tokens choose different codes."""
     generator = torch.Generator().manual_seed(3)
     for level in dict.fromkeys(levels_of(module)):
         codes = torch.randn(level._codebook.embed.shape, generator=generator) * 0.7
@@ -30,7 +30,7 @@ def large_codes(module):
 
 TABLE = Table(
     class_name="HierarchicalVQ",
-    # k-means and dead codes draw, each package its own.
+    # Without k-means and dead codes, for which each package draws its own random numbers.
     defaults=dict(
         dim=DIM,
         codebook_size=CODES,
@@ -47,7 +47,7 @@ def decoded(module, seen):
     scales = [seen[f"scale.{n}"] for n in range(module.num_levels)]
     shape = seen["quantized"].shape
     full = shape[2:] if module.channel_first else shape[1:-1]
-    # Indices alone, as those of a sequence without its mask.
+    # Masked indices cannot be decoded without the mask.
     if any(scale.lt(0).any() for scale in scales):
         return None
     return module.get_output_from_indices(scales, tuple(full))
@@ -83,7 +83,7 @@ SAME = [
     row("image", shape=(2, DIM, 5, 4), **IMAGE),
     row("image, grids", shape=(2, DIM, 5, 4), scales=(1, (2, 3), (5, 4)), **IMAGE),
     row("image, channel last", shape=(2, 5, 4, DIM), channel_first=False, **IMAGE),
-    # Steps down this objective throw the weights of a volume's convolution far away.
+    # More steps down this objective would move the weights of a volume's convolution far away.
     row("volume", shape=(2, DIM, 3, 4, 2), steps=1, **VOLUME),
     row("mask", forward=masked(3, 6)),
     row("image mask", shape=(3, DIM, 5, 4), forward=masked(3, 5, 4), **IMAGE),
@@ -196,7 +196,7 @@ def frozen_is_frozen(build, row):
 
 
 def orthogonal_gradient_is_of_its_own_codes(build, row):
-    """Of the codes after the step: the loss is a function of them alone where commitment is 0."""
+    """Its gradient is taken at the codes after the step; with commitment 0, the loss depends only on them."""
     module = build().train()
     large_codes_without_grad(module)
     loss = forward_of(module, row.input(0).detach())[2]

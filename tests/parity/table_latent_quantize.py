@@ -1,4 +1,4 @@
-"""LatentQuantize rows: the reference's numbers, and what we do differently on purpose."""
+"""LatentQuantize rows: the reference's numbers, and intended differences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEVELS = [5, 4, 8]
 
 def name_outputs(row: Row, returned) -> dict:
     quantized, indices, loss = returned
-    # The reference counts in int32; indices of this library are int64.
+    # The reference's indices are int32, ours int64.
     return dict(quantized=quantized, indices=indices.long(), loss=loss)
 
 
@@ -50,7 +50,7 @@ def of_codes(module, seen):
 
 
 READ = dict(decoded=decode, inside=decode_inside, codes=of_codes)
-# The reference sends the losses to the wrong side, so gradients are compared without them.
+# The reference passes the gradients of the two losses to the wrong sides, so gradients are compared without losses.
 NO_LOSS = dict(commitment_loss_weight=0.0, quantization_loss_weight=0.0)
 LOSS = dict(loss=training_loss)
 SMALL = dict(data=lambda x: x * 0.4)

@@ -1,5 +1,5 @@
-"""LFQ rows. A mild inverse temperature keeps probabilities above 1e-5, where the reference clamps its logarithm; what
-it does below is a row of its own, decided by an oracle.
+"""LFQ rows. A mild inverse temperature keeps probabilities above 1e-5, at which the reference clamps its logarithm; its
+behaviour below is a separate row, decided by an oracle.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ SAME = [
     row("commitment"),
     Row("inverse temperature of 100", {}, data=tiny, forward=dict(return_loss_breakdown=True)),
     Row("without breakdown", {}, data=tiny, tolerance=2e-5),
-    # Two entropies of 5 nearly cancel.
+    # Two entropies of about 5 nearly cancel.
     Row("entropy weight", dict(entropy_loss_weight=1.5), forward=MILD, tolerance=2e-5),
     row("no entropy", entropy_loss_weight=0.0),
     row("diversity gamma", diversity_gamma=2.5),
@@ -126,7 +126,7 @@ SAME = [
 
 
 def mean_entropies(x, sharpness):
-    """By listing all codes in float64: per-sample, batch."""
+    """Per-sample and batch entropy, by listing all codes in float64."""
     bits = x.shape[-1]
     codes = torch.tensor(
         [[2.0 * ((k >> (bits - 1 - d)) & 1) - 1 for d in range(bits)] for k in range(2**bits)],

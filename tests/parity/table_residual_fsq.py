@@ -1,6 +1,6 @@
-"""ResidualFSQ and GroupedResidualFSQ rows: numbers of the reference, and oracles where it is wrong or takes less.
+"""ResidualFSQ and GroupedResidualFSQ rows: numbers of the reference, and oracles where it is wrong or accepts less.
 
-The gradient differs on purpose, so rows that compare gradients are compatible ones, of one level, or have an
+The gradient differs on purpose, so rows that compare gradients are compatible ones, have one level, or have an
 oracle.
 """
 
@@ -62,7 +62,7 @@ def row(name: str, kwargs=None, shape=(2, 6, DIM), **more) -> Row:
 
 
 def compatible(name: str, kwargs=None, **more) -> Row:
-    """With the input's gradient, which is the reference's under the switch alone."""
+    """A row with the gradient of the input, which equals the reference's only under the switch."""
     return row(f"compatible, {name}", kwargs or {}, input_grad=True, **more)
 
 
@@ -125,7 +125,7 @@ GROUPED_SAME = [
     row("groups, all codes", shape=WIDE, forward=CODES_TOO),
     row("groups, tanh", SOFT, shape=WIDE),
     compatible("groups", shape=WIDE),
-    # Of projections that an optimizer has moved, rounding decides at the edges of levels.
+    # One step, because after an optimizer has moved the projections, rounding decides at the edges of levels.
     compatible("groups, projected", dict(dim=8), shape=(2, 6, 8), steps=1, evaluate=False),
 ]
 

@@ -1,5 +1,5 @@
 """ResidualLFQ and GroupedResidualLFQ rows. Small latents keep the reference's probabilities above its clamp; its
-gradient, with a gain of the number of levels, is that of the switch.
+gradient, with a gain of the number of levels, is that under the switch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """ResidualVQ and GroupedResidualVQ rows that must give the reference's numbers.
 
-docs/design/reference-behaviour-residual.md says what each option does. The gradient of a stack differs on purpose,
-so rows that compare gradients are compatible ones; rows called plain compare all the rest, or options under
-which the two gradients agree.
+docs/design/reference-behaviour-residual.md says what each option does. The gradient of a stack differs on purpose, so
+rows that compare gradients are compatible ones; plain rows compare everything else, or options under which the two
+gradients agree.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from .setup_residual_vq import (
 
 
 def compatible(name: str, kwargs=None, **row) -> Row:
-    """With the input's gradient, which is the reference's under the switch alone."""
+    """A row with the gradient of the input, which equals the reference's only under the switch."""
     return Row(name, kwargs or {}, **row)
 
 
 def plain(name: str, kwargs=None, **row) -> Row:
-    """The input has no gradient unless asked for."""
+    """A row without the gradient of the input, unless it is requested."""
     return Row(f"plain, {name}", kwargs or {}, **{"input_grad": False, **row})
 
 
 SIZES = dict(num_quantizers=None, codebook_size=(4, 8, 16))
 EIGHT = dict(num_quantizers=8, **DROPOUT)
 
-# The reference adds up what remains after every level; under a beam its averages do not learn.
+# The reference scores paths by the sum of all residuals; under a beam its averages do not learn.
 BEAM = dict(beam_size=4, beam_score_quantizer_weights=[1.0] * 3, **LEARNABLE)
 
 SAME = [
@@ -199,7 +199,7 @@ SAME = [
 GROUPED_SAME = [
     compatible("groups", probes=READ),
     compatible("one group", dict(groups=1), probes=READ),
-    # Two features a group: a rotation between opposite vectors magnifies what a processor rounds.
+    # With two features per group, a rotation between opposite vectors magnifies the processor's rounding.
     compatible("four groups", dict(groups=4), probes=READ, tolerance=1e-4),
     compatible("groups, straight-through", STRAIGHT),
     compatible(

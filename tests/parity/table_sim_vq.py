@@ -1,4 +1,4 @@
-"""SimVQ and ResidualSimVQ rows. A stack's gradient, with a gain of the number of levels, is that of the switch."""
+"""SimVQ and ResidualSimVQ rows. Only under the switch has a stack the reference's gradient, with its gain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def name_outputs(row, returned):
 
 
 def squared_distances(module, row, x, indices):
-    """Of each token to the code that it was given."""
+    """Squared distance of each token to its code."""
     first = row.constructor_kwargs().get("channel_first", False)
     tokens = x.movedim(1, -1) if first else x
     codes = module.codebook.detach().double()[indices]

@@ -1,7 +1,7 @@
 """VectorQuantize rows that must give the reference's numbers.
 
-docs/design/reference-behaviour.md says what each option does. Every row takes three training steps
-and one eval forward unless it says otherwise.
+docs/design/reference-behaviour.md says what each option does. Every row takes three training steps and one eval forward
+unless it says otherwise.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ SHAPES = [
     Row("non-contiguous input", shape=(DIM, 6, 2), data=lambda x: x.permute(2, 1, 0)),
     Row("repeated rows", data=lambda x: x[:, :1].expand(-1, 6, -1)),
     Row("input without gradient", input_grad=False),
-    # Its evaluation loss is a float32 zero; ours has the dtype of every float64 loss.
+    # The reference's evaluation loss is a float32 zero; ours has the dtype of the other float64 losses.
     Row("float64 input", dtype=torch.float64, evaluate=False),
     # The reference computes estimator and loss in the input's precision; ours stay in float32.
     Row("bfloat16 input", STRAIGHT, dtype=torch.bfloat16, tolerance=2e-2),
@@ -165,7 +165,7 @@ LOSSES = [
         "cross-entropy commitment, separate heads",
         frozen(commitment_use_cross_entropy_loss=True, **SEPARATE),
     ),
-    # One step under EMA: from the second on the reference has forgotten the optimizer's.
+    # One step, because in the second the reference's moving average discards the optimizer's step.
     Row("orthogonal", dict(orthogonal_reg_weight=2.0), forward=BREAKDOWN, steps=1),
     Row("orthogonal, no EMA", dict(orthogonal_reg_weight=2.0, ema_update=False), forward=BREAKDOWN),
     Row("orthogonal, cosine", dict(orthogonal_reg_weight=2.0, use_cosine_sim=True), steps=1),
@@ -189,8 +189,7 @@ LOSSES = [
         dict(orthogonal_reg_weight=2.0, orthogonal_reg_max_codes=CODES),
         steps=1,
     ),
-    # One position per item, where averaging over the batch and averaging over all tokens are the
-    # same thing.
+    # One position per item: then averages over the batch and over all tokens agree.
     Row(
         "diversity, one position",
         frozen(codebook_diversity_loss_weight=0.5, codebook_diversity_temperature=1.0),

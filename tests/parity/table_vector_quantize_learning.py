@@ -1,7 +1,7 @@
-"""VectorQuantize rows of how the codebook learns that must give the reference's numbers.
+"""VectorQuantize rows of codebook learning that must give the reference's numbers.
 
-docs/design/reference-behaviour.md says what each option does. Every row takes three training steps
-and one eval forward unless it says otherwise.
+docs/design/reference-behaviour.md says what each option does. Every row takes three training steps and one eval forward
+unless it says otherwise.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ LEARNED = [
     Row("learnable, separate heads", dict(**SEPARATE, **LEARNABLE), probes=READ),
     Row("learnable, frozen", frozen(**LEARNABLE)),
     Row("learnable, masked", LEARNABLE, forward=lambda step: dict(mask=mask(step))),
-    # The first step, before an optimizer has moved the codes away from their averages.
+    # Only in the first step, before an optimizer has moved the codes away from their averages.
     Row("learnable, EMA for a call", LEARNABLE, forward=lambda step: dict(ema_update=step == 0)),
     Row(
         "in-place optimizer", dict(in_place_codebook_optimizer=sgd, **LEARNABLE), forward=BREAKDOWN

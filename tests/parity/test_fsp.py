@@ -5,7 +5,7 @@ import pytest
 from .harness import assert_oracle_decides, assert_same_behaviour, assert_same_signature
 from .table_fsp import DIFFERENT, RANDOM, SAME, TABLE
 
-# The reference takes the variance of one token.
+# The reference computes the variance of a single token.
 pytestmark = pytest.mark.filterwarnings("ignore:var_mean")
 
 METHODS = (

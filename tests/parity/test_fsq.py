@@ -1,4 +1,4 @@
-"""FSQ against the reference: same numbers row by row, or an oracle where we differ on purpose."""
+"""FSQ against the reference: the same numbers row by row, or an oracle for intended differences."""
 
 import inspect
 

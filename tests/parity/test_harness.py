@@ -1,6 +1,4 @@
-"""The harness itself: it accepts the reference, and notices every kind of wrong number that it is
-there to find.
-"""
+"""The harness itself: it accepts the reference, and notices every kind of wrong number that it should find."""
 
 from types import SimpleNamespace
 
@@ -24,7 +22,7 @@ class ScaledGradient(torch.autograd.Function):
 
 
 def mutant(reference, change=None, **kwargs):
-    """The reference with one fault: a package as the harness expects it."""
+    """The reference with one fault, as a package that the harness accepts."""
 
     class VectorQuantize(reference.VectorQuantize):
         def __init__(self, **given):
@@ -139,7 +137,7 @@ def wrong_gradient_inside(module, call, x, given):
 
 
 def test_a_tie_is_no_fault(reference):
-    """Two equal codes: either index is right, and the row says that it was compared up to there."""
+    """With two equal codes either index is right, and a warning says that the row was compared up to the tie."""
 
     def twin_codes(module):
         spread_codes(module)

@@ -19,7 +19,7 @@ def test_same_numbers_as_the_reference(row, reference, subject):
 
 
 def without_the_last_scale(module):
-    """The depth that each package would draw from a generator of its own."""
+    """Fixes the depth, which each package would draw from a generator of its own."""
     module.sample_nested_cutoff = lambda device: module.num_levels - 2
     module._depth = lambda: module.num_levels - 1
     return module.train()

@@ -1,4 +1,4 @@
-"""LFQ against the reference: same numbers row by row, or an oracle where we differ on purpose."""
+"""LFQ against the reference: the same numbers row by row, or an oracle for intended differences."""
 
 import inspect
 
@@ -32,14 +32,14 @@ def test_same_options(reference, subject):
     ours = inspect.signature(subject.LFQ.__init__).parameters
     assert list(ours)[: len(theirs)] == list(theirs)
     for name, parameter in theirs.items():
-        # The default of the activation is a module in one package and None in the other: the identity.
+        # The identity is the default activation in both, as a module in one package and as None in the other.
         if name != "straight_through_activation":
             assert ours[name].default == parameter.default
             assert ours[name].kind == parameter.kind
 
 
 def test_every_keyword_has_a_row(reference):
-    """A keyword of the reference that no row sets would be compared by nobody."""
+    """A keyword of the reference that no row sets would never be compared."""
     rows = SAME + RANDOM + DIFFERENT
     used = set(TABLE.defaults).union(*(row.constructor_kwargs() for row in rows))
     options = set(inspect.signature(reference.LFQ.__init__).parameters) - {"self"}

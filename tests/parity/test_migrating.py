@@ -1,4 +1,4 @@
-"""docs/migrating.md, line by line: each is a row of a table (lines.py) or a check here, of both packages."""
+"""docs/migrating.md, line by line: each is a row of a table (lines.py), or a check of both packages here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def switched(name: str, *args, **options):
 
 
 def moved(module, x, **call) -> list[bool]:
-    """Which levels' averages a training step changes."""
+    """The levels whose averages a training step changes."""
     before = [layer._codebook.cluster_size.clone() for layer in module.layers]
     module.train()(x, **call)
     after = [layer._codebook.cluster_size for layer in module.layers]
@@ -41,7 +41,7 @@ def moved(module, x, **call) -> list[bool]:
 
 
 def by_seed(module, run) -> bool:
-    """Whether torch's generator decides what copies of a module do."""
+    """Whether torch's generator affects the results of copies of a module."""
     results = []
     for seed in range(12):
         torch.manual_seed(seed)
@@ -220,7 +220,7 @@ def fsp_int32():
 
 
 def fsp_ranks():
-    """That ranks share statistics is in tests/distributed; the switch is that of ``sync_statistics=False``."""
+    """tests/distributed shows that ranks share statistics; the switch is that of ``sync_statistics=False``."""
     assert torchvq.FSP([5, 4]).sync_statistics is None
     assert switched("FSP", [5, 4]).sync_statistics is False
     assert switched("FSP", [5, 4], sync_statistics=True).sync_statistics is True
@@ -310,13 +310,13 @@ SIGNS = dict(dim=10, codebook_size=2**10, commitment_loss_weight=0.25)
 
 
 def lfq_ranks():
-    """That ranks share entropies is in tests/distributed; the switch is that of ``sync_codebook=False``."""
+    """tests/distributed shows that ranks share entropies; the switch is that of ``sync_codebook=False``."""
     assert torchvq.LFQ(**SIGNS).sync_codebook is None
     assert switched("LFQ", **SIGNS).sync_codebook is False
 
 
 class Largest(TorchDispatchMode):
-    """The largest tensor that an operator makes."""
+    """Records the size of the largest tensor that an operator returns."""
 
     numbers = 0
 
@@ -399,7 +399,7 @@ def test_what_the_line_says(key):
 
 
 def test_unused_codes_shrink_under_the_switch_as_in_the_reference():
-    """Thirty steps of tokens near half of the codes: what happens to the other half."""
+    """Thirty steps of tokens near half of the codes, and their effect on the other half."""
     norms, theirs = {}, reference.VectorQuantize(dim=8, codebook_size=16, decay=0.5)
     with torch.no_grad():
         theirs._codebook.embed[:, :8] += 20

@@ -32,7 +32,7 @@ def test_same_signature(method, reference, subject):
 
 @pytest.mark.parametrize("codebooks", [2, 5])
 def test_several_codebooks(codebooks, reference, subject):
-    """The same numbers; that the layers of the reference learn is what we do otherwise."""
+    """The same numbers; only the layers of the reference learn, ours do not."""
     options = dict(dim=6, codebook_size=16, codebook_dim=4, num_codebooks=codebooks)
     theirs = reference.RandomProjectionQuantizer(**options)
     ours = subject.RandomProjectionQuantizer(**options)

@@ -1,6 +1,6 @@
-"""Every example of the reference's README runs on torchvq with nothing but its import changed.
+"""Every example of the reference's README runs on torchvq with only its import changed.
 
-The README comes with the installed package, as the text of its metadata; nothing of it is kept here.
+The README is read from the metadata of the installed package; no copy is kept here.
 """
 
 import importlib.metadata

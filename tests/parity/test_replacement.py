@@ -1,4 +1,4 @@
-"""Under `vqp_compat` a step that replaces codes is the reference's in all but the tokens that are drawn."""
+"""Under `vqp_compat`, a step that replaces codes equals the reference's in everything but the tokens drawn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import torchvq
 
-# No sum of counts weighted by powers of 0.8, so only codes just replaced have this size.
+# The threshold is no sum of counts weighted by powers of 0.8, so only codes just replaced have this size.
 STEPS, THRESHOLD = 4, 1.7
 OPTIONS: dict[str, Any] = dict(
     dim=8, codebook_size=48, kmeans_init=True, threshold_ema_dead_code=THRESHOLD
@@ -24,7 +24,7 @@ def books(module: nn.Module) -> list[Any]:
 
 
 def tokens(step: int) -> Tensor:
-    """Mostly few clusters, so that many codes die."""
+    """Tokens of few clusters, so that many codes die."""
     generator = torch.Generator().manual_seed(step)
     centres = torch.randn(6, 8, generator=torch.Generator().manual_seed(99))
     chosen = centres[torch.randint(6, (2, 64), generator=generator)]
@@ -32,7 +32,7 @@ def tokens(step: int) -> Tensor:
 
 
 def stepped(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output, indices, losses, and the gradient of both."""
+    """Output, indices, losses, and the gradient of output and losses."""
     x = x.clone().requires_grad_()
     quantized, indices, loss = module.train()(x)[:3]
     (gradient,) = torch.autograd.grad(quantized.square().sum() + loss.sum(), x)
@@ -44,7 +44,7 @@ def test_a_step_from_the_same_state(kind: str) -> None:
     torch.manual_seed(0)
     reference = getattr(vector_quantize_pytorch, kind)(**OPTIONS, **KINDS[kind])
     ours = getattr(torchvq, kind)(**OPTIONS, **KINDS[kind], vqp_compat=True)
-    reference.train()(tokens(0))  # k-means draws, too
+    reference.train()(tokens(0))  # k-means draws differ between the packages
     replaced = 0
     for step in range(1, STEPS):
         ours.load_state_dict(reference.state_dict(), strict=False)

@@ -1,5 +1,5 @@
-"""ResidualFSQ and GroupedResidualFSQ against the reference: same numbers row by row, or an oracle
-where we differ on purpose.
+"""ResidualFSQ and GroupedResidualFSQ against the reference: the same numbers row by row, or an oracle for intended
+differences.
 """
 
 import inspect

@@ -1,5 +1,5 @@
-"""ResidualVQ and GroupedResidualVQ against the reference: same numbers row by row, or an oracle
-where we differ on purpose.
+"""ResidualVQ and GroupedResidualVQ against the reference: the same numbers row by row, or an oracle for intended
+differences.
 """
 
 import inspect
@@ -75,7 +75,7 @@ def test_same_signature(name, method, reference, subject):
 
 
 def test_every_keyword_has_a_row(reference):
-    """A keyword of the reference that no row sets would be compared by nobody; beams have rows of their own."""
+    """A keyword of the reference that no row sets would never be compared; beams have rows of their own."""
     rows = [*SAME, *RANDOM, *DIFFERENT]
     beam = {"beam_size", "eval_beam_size", "beam_score_quantizer_weights"}
     used = set(RESIDUAL.defaults).union(*(row.constructor_kwargs() for row in rows))

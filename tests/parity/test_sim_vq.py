@@ -53,7 +53,7 @@ def test_same_options(name, reference, subject):
     ours = inspect.signature(getattr(subject, name).__init__).parameters
     for option, parameter in theirs.items():
         assert ours[option].kind == parameter.kind
-        # Functions that change nothing, each package its own.
+        # The default init_fn is the identity, a different function in each package.
         assert option == "init_fn" or ours[option].default == parameter.default
 
 

@@ -1,6 +1,4 @@
-"""VectorQuantize against the reference: same numbers row by row, or an oracle where we differ on
-purpose.
-"""
+"""VectorQuantize against the reference: the same numbers row by row, or an oracle for intended differences."""
 
 import pytest
 
@@ -15,7 +13,7 @@ from .harness import (
 from .setup_vector_quantize import TABLE
 from .table_vector_quantize import SAME
 
-# The reference broadcasts on its way to the errors that its rows are about.
+# The reference warns of broadcasting before it raises the errors that the rows expect.
 pytestmark = pytest.mark.filterwarnings("ignore:Using a target size")
 
 METHODS = (
@@ -51,8 +49,7 @@ def test_right_where_the_reference_is_not(row, subject):
 
 
 def errors_of(subject):
-    # AssertionError and AttributeError are accidents of the reference, not a way to tell a user
-    # what is wrong.
+    # AssertionError and AttributeError are accidents of the reference, not messages to users.
     return Exception if is_reference(subject) else (ValueError, TypeError, IndexError, RuntimeError)
 
 
@@ -77,7 +74,7 @@ def test_same_signature(method, reference, subject):
 
 
 def test_every_keyword_has_a_row(reference):
-    """A keyword of the reference that no row sets would be compared by nobody."""
+    """A keyword of the reference that no row sets would never be compared."""
     import inspect
 
     rows = SAME + COMPATIBLE + RANDOM + DIFFERENT

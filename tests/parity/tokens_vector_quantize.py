@@ -1,6 +1,4 @@
-"""VectorQuantize in a few lines of float64: tokens, distances, statistics. Oracles and tie checks
-are made of these.
-"""
+"""VectorQuantize in a few lines of float64: tokens, distances, statistics, as oracles and tie checks use them."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ CHANNEL_FIRST = ("accept_image_fmap", "accept_3d_fmap")
 
 
 def channel_last(row, x: Tensor) -> Tensor:
-    """(B, N, D), whatever layout the row's options give the input."""
+    """(B, N, D), for any layout of the input that the row's options select."""
     kwargs = row.constructor_kwargs()
     if x.ndim == 2:
         return x[:, None]
@@ -22,10 +20,8 @@ def channel_last(row, x: Tensor) -> Tensor:
 
 
 def compared_tokens(module: nn.Module, row, x: Tensor) -> Tensor:
-    """(B, N, H, d) in float64: what is compared with codes, after projection, head split and
-    normalisation.
-    """
-    tokens = channel_last(row, x).double()  # keeps the graph of x; the weights are constants
+    """(B, N, H, d) in float64: the vectors compared with codes, after projection, head split and normalisation."""
+    tokens = channel_last(row, x).double()  # differentiable to x; the weights are constants
     state = {name: value.detach().double() for name, value in module.state_dict().items()}
     if "project_in.weight" in state:
         tokens = F.linear(tokens, state["project_in.weight"], state["project_in.bias"])
@@ -63,13 +59,13 @@ def look_up(codes: Tensor, indices: Tensor) -> Tensor:
 
 
 def distance_of_indices(module: nn.Module, row, x: Tensor, indices: Tensor) -> Tensor:
-    """Squared distance of every token to the code it was given; masked tokens count zero.
+    """Squared distance of every token to its code; 0 for masked tokens.
 
-    Codes that a module computes (affine, bridge, per token) are not seen here: no tie is excused.
+    Codes that a module computes (affine, bridge, per token) are not considered, so no tie of theirs is excused.
     """
     tokens, codes = compared_tokens(module, row, x), codes_per_head(module, row)
     batch, positions, heads, _ = tokens.shape
-    indices = indices.reshape(batch, positions, heads, -1)  # the last axis are topk candidates
+    indices = indices.reshape(batch, positions, heads, -1)  # the last axis has topk candidates
     chosen = torch.stack(
         [look_up(codes, indices[..., k].clamp(min=0)) for k in range(indices.shape[-1])], -2
     )
@@ -78,9 +74,7 @@ def distance_of_indices(module: nn.Module, row, x: Tensor, indices: Tensor) -> T
 
 
 def lloyd_fixed_point_error(points: Tensor, codes: Tensor) -> float:
-    """How far codes are from the means of the points nearest to them; codes without points do not
-    count.
-    """
+    """Distance of codes from the means of the points nearest to them, without codes that have no points."""
     owner = torch.cdist(points, codes).argmin(-1)
     errors = [(points[owner == k].mean(0) - codes[k]).norm() for k in owner.unique().tolist()]
     return float(torch.stack(errors).max())

@@ -1,4 +1,4 @@
-"""What is different without the switch in the rows that are equal under it."""
+"""Differences, without the switch, of rows that are equal under it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 
 class Unlike(NamedTuple):
-    """What a row that is equal under the switch has different without it."""
+    """The difference of a row without the switch."""
 
     line: str
-    names: tuple[str, ...]  # recorded numbers that begin with these; all others are equal
+    names: tuple[str, ...]  # prefixes of the recorded numbers that differ; all others are equal
 
 
 _ENCODER = ("grad.input", "grad.project_in", "state.project_in")
@@ -219,7 +219,7 @@ UNLIKE: dict[tuple[str, str], Unlike] = {
         ("quantized", "grad.input"),
         "compatible, rotation near zero",
     ),
-    # Coarse scales move the codes that finer ones search in the same step.
+    # In the reference, coarse scales move the codes that finer ones search in the same step.
     **_rows(
         "HierarchicalVQ",
         "scales-shared",
@@ -251,6 +251,6 @@ UNLIKE: dict[tuple[str, str], Unlike] = {
         "all convolution",
         "negative ratio",
     ),
-    # A code without tokens is drawn to a heavy one.
+    # In torchvq, a code without tokens moves towards one with many.
     **_rows("HierarchicalVQ", "unused-codes", ("state",), "orthogonal, own", "orthogonal, active"),
 }

@@ -1,4 +1,4 @@
-"""Beam search over residual levels, one token at a time in numpy, as the contract states it."""
+"""Beam search over residual levels, one token at a time in numpy, following the operator's specification."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import safetensors.torch
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The build tree; `make TORCH=2.15.0` has another than the usual.
+#: The build tree; `make TORCH=2.15.0` uses another one.
 BUILD = ROOT / os.environ.get("TORCHVQ_BUILD", "build")
 
 Array = npt.NDArray[Any]
@@ -48,7 +48,7 @@ def cpp_program() -> Path:
 
 @functools.cache
 def _server() -> subprocess.Popen[str]:
-    """One process for all runs, because starting it takes longer than most."""
+    """One process for all runs, because starting it takes longer than most of them."""
     return subprocess.Popen(
         [str(cpp_program()), "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -57,7 +57,7 @@ def _server() -> subprocess.Popen[str]:
 def run_cpp_module(
     name: str, given: dict[str, Tensor], words: list[str], folder: Path
 ) -> dict[str, Tensor]:
-    """What the C++ module of that name makes of the tensors; standard error is in `said` of the folder."""
+    """Runs the C++ module of that name on the tensors and returns its results; standard error is in the file `said`."""
     contiguous = {key: value.detach().clone().contiguous() for key, value in given.items()}
     safetensors.torch.save_file(contiguous, folder / "in.safetensors")
     said, files = folder / "said", [folder / "in.safetensors", folder / "out.safetensors"]
@@ -111,7 +111,7 @@ def expect_bad_input(fragment: str, *arguments: str | Path, cwd: Path, **options
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
-    # What a folder holds may change its date, as a temporary file that came and went does.
+    # Only files: the modification time of a folder changes when a temporary file comes and goes.
     files = (path for path in folder.rglob("*") if not path.is_dir())
     return {str(path): (path.lstat().st_size, path.lstat().st_mtime_ns) for path in files}
 

@@ -1,4 +1,4 @@
-"""Fixtures of the Python tests: seeds, devices, and the rule that a GPU runner may not skip silently."""
+"""Fixtures of the Python tests: seeds, devices, and the rule that a GPU runner must not skip silently."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import support
 
 @pytest.fixture(autouse=True)
 def generator() -> torch.Generator:
-    """A generator for the test's data; torch itself is seeded as well, for every test."""
+    """A generator for the test's data; it also seeds torch, for every test."""
     return support.seed_everything()
 
 
@@ -33,9 +33,9 @@ def any_path() -> Callable[[str], Callable[..., Any]]:
     ids=["partitioned", "inductor"],
 )
 def compiler(request: pytest.FixtureRequest) -> str:
-    """A backend that recomputes in backward what inductor recomputes, without generated code; and inductor.
+    """A backend with inductor's recomputation in backward but no generated code, and inductor itself.
 
-    Generated code takes seconds a graph. `make test` has it for one graph of each kind, in test_snapshot.py and
+    Inductor takes seconds per graph. `make test` runs it on one graph of each kind, in test_snapshot.py and
     tests/matrix.
     """
     torch._dynamo.reset()

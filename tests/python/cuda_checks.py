@@ -1,4 +1,4 @@
-"""What must hold on a CUDA card. test_cuda.py runs it as tests, benchmarks/python/gpu.py where there is no pytest."""
+"""Checks for a CUDA card. test_cuda.py runs them as tests, benchmarks/python/gpu.py where there is no pytest."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ import nearest_code_rows
 from device_cases import CASES
 
 ops = torch.ops.torchvq
-# Draws on the host how many quantizers a step uses, or begins with k-means, which asks the device how it goes.
+# Rows that draw the number of levels on the host, or begin with k-means, which reads its progress from the device.
 HOST_DECIDES = {name for name in classes.ROWS if "dropout" in name} | {"vq_kmeans"}
-# Codes that only our operators touch: what they learn is the CPU's, bit for bit.
+# Rows whose codes only our operators compute: they learn the same bits as on the CPU.
 LEARNS_ALIKE = [
     "vq",
     "vq_cosine",
@@ -35,7 +35,7 @@ STEPS = 3
 
 
 def has_kernel(operator: str) -> bool:
-    """Whether the library has a CUDA kernel of the operator, and not only its path in plain torch."""
+    """Whether the library has a CUDA kernel of the operator, not only the any-device path in plain torch."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"torchvq::{operator}", "CUDA")
 
 
@@ -50,7 +50,7 @@ def moved(tree: Any, device: str = "cuda") -> Any:
 
 
 def operator_gives_the_cpus_results(name: str) -> None:
-    """Results, and arguments as the call leaves them; sums of many numbers but for rounding."""
+    """Results, and arguments after the call; sums of many numbers up to rounding."""
     case = CASES[name]
     operator = getattr(ops, name.split(" ")[0])
     given = copy.deepcopy((case.arguments, case.options))
@@ -100,7 +100,7 @@ def learns_what_the_cpu_learns(row: str) -> None:
 
 
 def step_does_not_wait(row: str) -> None:
-    """A step of training and one of evaluation, after one that compiles and copies tables."""
+    """A step of training and one of evaluation, after a first one that compiles and copies tables."""
     module = classes.build(row).cuda()
     x = classes.data(row).cuda().requires_grad_()
     for training in (True, False):
@@ -119,7 +119,7 @@ class _without_waiting:
 
 
 def graph_records(row: str, training: bool) -> None:
-    """A recorded step, replayed on other data, does what a step does."""
+    """A step recorded as a CUDA graph, replayed on other data, gives the same as an eager step."""
     recorded, eager = classes.build(row).cuda(), classes.build(row).cuda()
     for module in (recorded, eager):
         module.train(training)
@@ -135,7 +135,7 @@ def graph_records(row: str, training: bool) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         seen = step(recorded, x)
-    # Recording runs nothing, so both are one step old.
+    # Recording executes nothing, so both modules have done one step.
     for number in (1, 2):
         fresh = classes.data(row, number).cuda()
         with torch.no_grad():
@@ -154,7 +154,7 @@ def _evaluation(module: nn.Module, x: Tensor) -> classes.Seen:
 
 
 def all_checks() -> dict[str, Callable[[], None]]:
-    """Every check by a name."""
+    """Every check, by name."""
     checks: dict[str, Callable[[], None]] = {}
 
     def add(check: Callable[..., None], *arguments: Any) -> None:
@@ -177,14 +177,14 @@ def all_checks() -> dict[str, Callable[[], None]]:
 
 
 def run(checks: dict[str, Callable[[], None]]) -> dict[str, str]:
-    """What each check came to: nothing, or why it failed."""
+    """The result of each check: empty, or why it failed."""
     return {name: _why_it_fails(check) for name, check in checks.items()}
 
 
 def _why_it_fails(check: Callable[[], None]) -> str:
     try:
         check()
-    except Exception as error:  # a report of all is wanted
+    except Exception as error:  # one failing check must not hide the others
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
     return ""
 

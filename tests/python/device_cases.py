@@ -1,4 +1,4 @@
-"""Arguments for every operator with an any-device kernel, and how its results compare with the CPU's."""
+"""Arguments for every operator with an any-device kernel, and the agreement with the CPU that is expected."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ EUCLIDEAN, COSINE = dict(metric="euclidean"), dict(metric="cosine")
 
 
 class Case(NamedTuple):
-    """A call, and what is claimed of its result."""
+    """A call, and the expected agreement of its result with the CPU's."""
 
     arguments: tuple[Any, ...]
     options: dict[str, Any] = {}  # noqa: RUF012 (nobody writes to it)
-    # The CPU's bits; else a sum of many numbers, a product or an exponential is rounded as the device does.
+    # Equal bits; otherwise sums of many numbers, products and exponentials are rounded as the device does.
     exact: bool = True
-    # The same bits however the device adds, though the CPU's kernel adds in another order.
+    # The same bits for any order of additions on the device, though the CPU's kernel adds in another order.
     orderless: bool = False
 
 
@@ -34,7 +34,7 @@ def integers(high: int, *shape: int, seed: int = 0) -> Tensor:
 
 
 def near_ties(rows: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Codes of which many are equal or nearly so, tokens beside them and halfway between two."""
+    """Codes with many exact and near duplicates, tokens beside them and halfway between two."""
     codes = normal(24, dim, seed=1)
     codes = torch.cat([codes, codes[:8], codes[8:16] * (1 + 2**-22), codes[16:] * (1 + 2**-12)])
     beside = codes[integers(48, rows)] * 0.999 + 1e-3 * normal(rows, dim)
@@ -56,7 +56,7 @@ SCALES = torch.tensor([[1.0] * 4, [0.2] * 4])
 BITS = normal(2, 40, 6)
 VALUES = torch.linspace(-1, 1, 9)
 MOMENTS = ops.token_moments(X)
-# Codebooks, and weights and biases into two levels and out of them.
+# Codebooks, and weights and biases of the input and output projections of two levels.
 PROJECTED = (
     [CODES[0], CODES[1]],
     [normal(12, 12, seed=5) * 0.3] * 2,
@@ -90,7 +90,7 @@ def averages() -> tuple[Tensor, ...]:
 
 
 def kept(steps: int) -> list[Tensor]:
-    """What a codebook keeps after so many steps."""
+    """The kept statistics of a codebook after `steps` steps."""
     if steps == 0:
         counts, sums, exponents = (torch.zeros_like(part) for part in statistics())
         sums = torch.cat([sums, sums])
@@ -102,7 +102,7 @@ def kept(steps: int) -> list[Tensor]:
 
 
 def found() -> list[Tensor]:
-    """Where it is written when it no longer waits."""
+    """Outputs that receive the kept statistics when they are due."""
     _, counts, sums, exponents, candidates = kept(0)
     return [counts, sums, exponents[0].clone(), candidates[..., 1:].clone()]
 
@@ -128,7 +128,7 @@ CASES: dict[str, Case] = {
     "nearest_code cosine float64": Case(
         (WIDE_X, WIDE_CODES), COSINE | dict(topk=2, return_distances=True)
     ),
-    # torch's square root is off by a unit in the last place for one number in a hundred.
+    # torch's square root is off by one unit in the last place for one number in a hundred.
     "nearest_code cosine roots": Case(
         (normal(2, 300, 12, seed=7, dtype=torch.float64), WIDE_CODES),
         COSINE | dict(return_distances=True),
@@ -144,7 +144,7 @@ CASES: dict[str, Case] = {
     "nearest_code half": Case((X.half(), CODES.half()), dict(return_distances=True)),
     "quantize_and_commit": Case((X, CODES[:1]), exact=False),
     "advance_rng_": Case((RNG.clone(), MASK)),
-    # Products between searches are added up in the device's order.
+    # Products between the searches are summed in the device's order.
     "projected_residual_encode": Case((X, *PROJECTED), COSINE, exact=False),
     "projected_residual_encode euclidean": Case((X, *PROJECTED), exact=False),
     "projected_residual_encode zeros": Case(
@@ -236,7 +236,7 @@ CASES: dict[str, Case] = {
     "random_normal": Case((RNG, 3, [50])),
     "random_uniform": Case((RNG, 3, [50])),
     "sample_token_mask": Case((RNG, 40, 0.3), dict(mask=MASK)),
-    # Estimators. Gradients add up products over the features.
+    # Estimators. Their gradients sum products over the features.
     "straight_through": Case((X, X + 1)),
     "sync_update_v": Case((X,), dict(v=0.5)),
     "rotation_trick": Case((X, X + 1)),

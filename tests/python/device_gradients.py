@@ -1,6 +1,6 @@
 """Gradients of lookups on a device that adds in an order of its own, against the CPU's; run by test_any_device.py.
 
-Autograd of a simulated device changes the process (SimulatedDevice.prepare_autograd).
+It is a process of its own, because SimulatedDevice.prepare_autograd changes the process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def gradient(lookup: Callable[[Tensor, Tensor, Tensor], Tensor], *tensors: Tenso
 
 def main() -> None:
     SimulatedDevice.prepare_autograd()
-    # Autograd's threads for a device outlive what it knows of a simulated one.
+    # Autograd's device threads would outlive the simulated device that they refer to.
     torch.autograd.set_multithreading_enabled(False)
     for name, lookup in LOOKUPS.items():
         expected = gradient(lookup, CODES.clone(), X, INDICES, WEIGHT)

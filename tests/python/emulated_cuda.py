@@ -1,7 +1,7 @@
 """nearest_code on the emulated CUDA kernels against the oracle: `python tests/python/emulated_cuda.py [rows]`.
 
-Runs with TORCHVQ_LIBRARY=build/tests/cuda_shim/libtorchvq_emulated.so, whose CUDA kernels take the place of the CPU's.
-The cases are those of exactness.py, with few rows: an emulated GPU is slow.
+Run with TORCHVQ_LIBRARY=build/tests/cuda_shim/libtorchvq_emulated.so, whose CUDA kernels replace the CPU's. The cases
+are those of exactness.py with fewer rows, because an emulated GPU is slow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from torchvq.ops import nearest_code
 
-# Screened in float32 and in half precision; codes that are no multiple of a tile.
+# Sizes screened in float32 and in half precision; numbers of codes that are no multiple of a tile.
 SHAPES = ((150, 12), (150, 40))
 WORST_ROUNDING, SHUFFLED_THREADS = 2, 2
 

@@ -1,4 +1,4 @@
-"""Brute force over all codes in float64: what the entropies of lookup-free quantization are by definition."""
+"""Brute force over all codes in float64: the entropies of lookup-free quantization by definition."""
 
 from __future__ import annotations
 

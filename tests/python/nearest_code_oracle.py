@@ -1,4 +1,4 @@
-"""The contract of nearest_code, spelled out in numpy: every pair, float64, dimension after dimension."""
+"""The specification of nearest_code in numpy: every pair, float64, dimension after dimension."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def unit_rows(rows: np.ndarray) -> np.ndarray:
 def scores(
     x: np.ndarray, codebook: np.ndarray, cosine: bool, bias: np.ndarray | None
 ) -> np.ndarray:
-    """(N, K) scores; codes that may not win are infinite."""
+    """(N, K) scores; infinite for codes that must not win."""
     excluded = ~np.isfinite(codebook).all(1)
     if bias is not None:
         excluded |= ~np.isfinite(bias)

@@ -1,4 +1,4 @@
-"""Rows and codebooks that make a search go wrong: used by the tests and by exactness.py."""
+"""Adversarial rows and codebooks for searches: used by the tests and by exactness.py."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ def normal(n: int, k: int, d: int, g: Generator) -> tuple[Tensor, Tensor]:
 
 
 def near_codes(n, k, d, g):
-    """Rows beside codes, as in a trained quantizer."""
+    """Rows near codes, as in a trained quantizer."""
     x, c = normal(n, k, d, g)
     return c[torch.randint(0, k, (n,), generator=g)] + 0.1 * x, c
 
 
 def offset(scale: float):
-    """A mean far from zero: the expansion ||c||^2 / 2 - <x, c> loses everything in float32."""
+    """A mean far from zero: in float32, the expansion ||c||^2 / 2 - <x, c> cancels completely."""
 
     def rows(n, k, d, g):
         x, c = normal(n, k, d, g)
@@ -27,19 +27,19 @@ def offset(scale: float):
 
 
 def lattice(n, k, d, g):
-    """Small integers: exact ties everywhere."""
+    """Small integers: many exact ties."""
     return (torch.randint(-1, 2, size, generator=g).float() for size in ((n, d), (k, d)))
 
 
 def midpoints(n, k, d, g):
-    """Rows halfway between two codes, rounded: ties but for the last bits."""
+    """Rows halfway between two codes, rounded: ties except for the last bits."""
     x, c = normal(n, k, d, g)
     pair = torch.randint(0, k, (2, n), generator=g)
     return (c[pair[0]] + c[pair[1]]) / 2, c
 
 
 def middles(x: Tensor, codes: Tensor, distance: float, g: Generator) -> Tensor:
-    """Rows beside the middle of two codes."""
+    """Rows near the midpoint of two codes."""
     pair = torch.randint(0, len(codes), (2, len(x)), generator=g)
     return (codes[pair[0]] + codes[pair[1]]) / 2 + distance * x
 
@@ -50,7 +50,7 @@ def duplicates(n, k, d, g):
 
 
 def collapsed(n, k, d, g):
-    """Codes that differ in their last bits only, and signs of zero."""
+    """Codes that differ only in their last bits, and in signs of zero."""
     x, c = normal(n, k, d, g)
     c = c[:1].repeat(k, 1) * (1 + torch.randint(0, 3, (k, 1), generator=g) * 2**-23)
     c[:, 0] = 0.0 * torch.randn(k, generator=g)
@@ -66,7 +66,7 @@ def scaled(scale: float):
 
 
 def outliers(n, k, d, g):
-    """A few rows and codes far out, some beyond what float32 can square."""
+    """A few rows and codes far out, some so large that their squares overflow float32."""
     x, c = normal(n, k, d, g)
     c[::17] *= 1e6
     c[5::97] *= 1e25

@@ -1,10 +1,10 @@
-"""Products, sums, norms and exponentials of torch as yet another processor might round them (`make test-processors`).
+"""Products, sums, norms and exponentials of torch, rounded as on some other processor (`make test-processors`).
 
-Importing this wraps torch's CPU kernels: a third of their numbers move up by one unit in the last place, a third move
-down, as a hash decides. It is a hash of shapes and strides for what adds up many numbers, whose order is a library's
-choice, and of the number itself for a function of one number. Equal calls give equal bits, as they do on any machine.
-Whatever else two ways through torch have in common is an accident of one processor, and a test that leans on it fails.
-What is exact stays exact: a number with few digits does not move.
+Importing this module wraps torch's CPU kernels: a third of their results move up by one unit in the last place, a third
+move down, chosen by a hash. For kernels that sum many numbers, whose order is a library's choice, the hash is of shapes
+and strides; for functions of one number, of the number itself. Equal calls give equal bits, as on any machine. All
+other agreement between two computations in torch is an accident of one processor, and a test that relies on it fails.
+Exact results are not moved; they are recognised by their few digits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _by_value(name: str, result: Tensor, _: Any) -> Tensor:
 
 
 def _moved(result: Tensor, way: Tensor) -> Tensor:
-    """0 stays, 1 goes up, 2 goes down; exact results are recognised by their few digits."""
+    """Moves results by `way`: 0 stays, 1 goes up, 2 goes down. Results with few digits are exact and stay."""
     short = result.to(torch.bfloat16 if result.dtype == torch.float32 else torch.float32)
     stays = (short.to(result.dtype) == result) | (way == 0) | ~result.isfinite()
     target = torch.where(way == 1, torch.inf, -torch.inf).to(result.dtype)
@@ -63,7 +63,7 @@ def _wrap(name: str, ways: Any) -> None:
 
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # that kernels are overridden
+    warnings.simplefilter("ignore")  # warns that kernels are overridden
     for _names, _ways in ((SUMS, _by_layout), (FUNCTIONS, _by_value)):
         for _name in _names:
             _wrap(_name, _ways)

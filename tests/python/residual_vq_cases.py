@@ -14,7 +14,7 @@ DIM, CODES, LEVELS, BATCH, LENGTH = 8, 16, 3, 3, 12
 LEARNABLE = dict(learnable_codebook=True, ema_update=False)
 QINCO = dict(implicit_neural_codebook=True, mlp_kwargs=dict(depth=2))
 
-# Every one of these decodes its own indices.
+# Every case decodes its own indices.
 STACKS: dict[str, dict[str, Any]] = {
     "default": {},
     "one_level": dict(num_quantizers=1),
@@ -68,7 +68,7 @@ Stack = ResidualVQ | GroupedResidualVQ
 
 
 def build(case: str = "default", seed: int = 0, **more: Any) -> Stack:
-    """The stack of a case with codes of the size of the residuals, the same for the same seed."""
+    """The stack of a case, with codes of the size of the residuals; the same for the same seed."""
     torch.manual_seed(seed)
     options = {"dim": DIM, "num_quantizers": LEVELS, "codebook_size": CODES, **STACKS[case], **more}
     stack = GroupedResidualVQ(**options) if "groups" in options else ResidualVQ(**options)
@@ -110,7 +110,7 @@ def mask_of(stack: Stack, step: int = 0) -> Tensor:
 
 
 def train_step(stack: Stack, x: Tensor, **kwargs: Any) -> tuple[Any, Tensor]:
-    """One forward, backward and plain gradient step on the parameters; the result and the gradient of x."""
+    """One forward, backward and plain gradient step on the parameters; returns the result and the gradient of x."""
     x = x.detach().clone().requires_grad_()
     result = stack(x, **kwargs)
     quantized, loss = result[0], result[-1] if len(result) == 2 else result[2]

@@ -1,4 +1,4 @@
-"""The walk of HierarchicalVQ by plain loops in float64."""
+"""HierarchicalVQ as plain loops in float64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def cells(size: int, count: int) -> list[slice]:
 
 
 def averages(residual: np.ndarray, real: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """(B, *shape, D) in float64, NaN where a cell has no real position."""
+    """(B, *shape, D) in float64, NaN for cells without a real position."""
     found = np.empty((residual.shape[0], *shape, residual.shape[1]))
     grids = [cells(size, count) for size, count in zip(residual.shape[2:], shape, strict=True)]
     for place in np.ndindex(shape):

@@ -1,17 +1,17 @@
-"""A GPU that is not there: tensors that say they are on one, with their numbers on the CPU.
+"""A simulated GPU: tensors that report to be on one, with their data on the CPU.
 
-``with SimulatedDevice("cuda") as gpu: y = op(gpu.put(x))`` runs the any-device path of every operator of torchvq, those
-that it calls included, and torch's own operators as a GPU might round them:
+``with SimulatedDevice("cuda") as gpu: y = op(gpu.put(x))`` runs the any-device path of every operator of torchvq,
+including those that it calls, and torch's own operators as a GPU might round them:
 
 - sums, matrix products and scatters add in a random order, and a mean is a sum times the reciprocal;
 - division by a number of the host is multiplication by its reciprocal;
-- exponentials and their like are off by a unit in the last place, multiply-adds are rounded once;
+- exponentials and similar functions are off by a unit in the last place, multiply-adds are rounded once;
 - sorts and ``topk`` put equal values in any order, unless they are asked to be stable;
-- float32 products round their inputs to TensorFloat32 where the user allows that, and products that cuBLAS is told to
+- float32 products round their inputs to TensorFloat32 if the user allows it, and products that cuBLAS is told to
   emulate lose half of their digits.
 
-Whatever would make the host wait for the device is written to ``waits``, with the operators it happened in; ``calls``
-counts torch's operators, each of which is at least one launch. On ``"mps"`` there is no float64.
+Every operation for which the host would wait for the device is recorded in ``waits``, with the operators inside which
+it happened; ``calls`` counts torch's operators, each of which is at least one launch. ``"mps"`` has no float64.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_map
 
 DISPATCH_KEYS = {"cuda": "CUDA", "mps": "MPS", "gpu": "PrivateUse1"}
 ANY = "CompositeExplicitAutograd"
-# Their results depend on values, so their sizes or branches do.
+# Operators whose output size or host result depends on values, so the host waits.
 READS = {
     "_local_scalar_dense", "item", "is_nonzero", "equal", "allclose", "nonzero", "masked_select",
     "unique_consecutive", "unique_dim", "_unique", "_unique2", "bincount", "repeat_interleave",
@@ -41,7 +41,7 @@ TRANSCENDENTAL = {
     "native_layer_norm", "addcmul", "addcdiv", "lerp", "convolution", "upsample_bicubic2d", "tanh_backward",
     "_softmax_backward_data", "_log_softmax_backward_data", "baddbmm", "_cdist_forward",
 }  # fmt: skip
-# Memory without numbers of the device's own.
+# Views and allocations, which launch no kernel.
 VIEWS_AND_MEMORY = {
     "detach", "alias", "view", "_unsafe_view", "_reshape_alias", "as_strided", "select", "slice", "expand",
     "permute", "transpose", "t", "unsqueeze", "squeeze", "split", "split_with_sizes", "unbind", "empty",
@@ -50,7 +50,7 @@ VIEWS_AND_MEMORY = {
 
 
 class DeviceTensor(Tensor):
-    """A tensor whose device is a name; `inner` has its numbers."""
+    """A tensor on a simulated device; `inner` holds its data."""
 
     inner: Tensor
 
@@ -75,7 +75,7 @@ class DeviceTensor(Tensor):
 
 
 class SimulatedDevice(TorchDispatchMode):
-    """The device; everything on it happens in its scope."""
+    """The device; operators on its tensors must be called within its context."""
 
     def __init__(self, kind: str = "cuda", seed: int = 0, rounds: bool = True) -> None:
         super().__init__()
@@ -87,18 +87,18 @@ class SimulatedDevice(TorchDispatchMode):
         self._generator = torch.Generator().manual_seed(seed)
 
     def put(self, value: Any) -> Any:
-        """Tensors of a tree on the device; every other value as it is."""
+        """Moves the tensors of a tree to the device; other values are unchanged."""
         return tree_map(lambda v: self._wrap(v.detach().clone()) if type(v) is Tensor else v, value)
 
     def get(self, value: Any) -> Any:
-        """The way back, which the test is free to go."""
+        """Copies the tensors of a tree back; the copy is not recorded as a wait."""
         return tree_map(lambda v: v.inner.clone() if isinstance(v, DeviceTensor) else v, value)
 
     @staticmethod
     def prepare_autograd() -> None:
-        """Lets gradients of tensors on "gpu" be computed, for the rest of the process.
+        """Enables autograd for tensors on "gpu", for the rest of the process.
 
-        Autograd asks for the guard and the streams of a device, which builds of torch without CUDA have for no "cuda".
+        Autograd needs the guard and the streams of a device; builds of torch without CUDA have none for "cuda".
         """
         torch.utils.backend_registration._setup_privateuseone_for_python_backend("gpu")
 
@@ -151,7 +151,7 @@ class SimulatedDevice(TorchDispatchMode):
     def _aten(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = func._schema.name.split("::")[1]
         if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
-            # Below autograd nothing has taken it apart yet.
+            # A mode below autograd also gets composite operators, which autograd would have decomposed.
             with self:
                 return func.decompose(*args, **kwargs)
         if torch.Tag.inplace_view in func.tags:
@@ -177,7 +177,7 @@ class SimulatedDevice(TorchDispatchMode):
         def wrapped(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            # What an operator in place gives back is its argument itself.
+            # An in-place operator returns its argument, so keep the argument's wrapper.
             return wrappers[id(value)] if id(value) in wrappers else self._wrap(value)
 
         return tree_map(wrapped, result)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import torchvq  # noqa: F401  (registers the operators)
 
 FAIL_WITHOUT_CUDA = "TORCHVQ_FAIL_WITHOUT_CUDA"
-# What users give to a module, and what they make of it.
+# Dtypes of modules and inputs, and the casts that users apply to modules.
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 CASTS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "none": lambda module: module,
@@ -25,18 +25,18 @@ CASTS: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 
 def seed_everything(seed: int = 0) -> torch.Generator:
-    """The one place that fixes random numbers: seeds torch, returns a generator of its own for the data."""
+    """Seeds torch and returns a separate generator for the test's data; the only place that fixes seeds."""
     torch.manual_seed(seed)
     return torch.Generator().manual_seed(seed)
 
 
 def op_packet(op: str) -> Any:
-    """The overload `torch.ops.torchvq.<op>.default`, without the dispatcher choosing a kernel yet."""
+    """The overload `torch.ops.torchvq.<op>.default`."""
     return getattr(torch.ops.torchvq, op).default
 
 
 def any_path(op: str) -> Callable[..., Any]:
-    """The any-device kernel of an operator, callable on CPU tensors, where the CPU kernel would be chosen instead."""
+    """The any-device kernel of an operator, on CPU tensors, for which the dispatcher would choose the CPU kernel."""
     packet = op_packet(op)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -47,21 +47,21 @@ def any_path(op: str) -> Callable[..., Any]:
 
 
 def cuda_required() -> bool:
-    """True where a missing GPU is a failure and not a reason to skip (GPU runners set the variable)."""
+    """True if a missing GPU is a failure instead of a skip; GPU runners set the variable."""
     return os.environ.get(FAIL_WITHOUT_CUDA, "0") not in ("", "0")
 
 
 def bit_for_bit(actual: Tensor, expected: Tensor) -> None:
-    """For numbers that nothing but our operators has computed."""
+    """For results that only our operators have computed."""
     torch.testing.assert_close(actual, expected, rtol=0, atol=0)
 
 
 def assert_close_to_rounding(actual: Tensor, expected: Tensor, roundings: int = 16) -> None:
-    """Equal but for rounding by torch: for numbers with products, sums, norms or exponentials of torch behind them.
+    """Equal up to rounding by torch: for results that involve products, sums, norms or exponentials of torch.
 
-    In which order these add up, and which library does, depends on the processor and on the way a tensor came there
-    (a compiler's, a mask's, a batch's). Terms may cancel, so the unit is the last place of the largest number. Where
-    nothing but our operators computes, the bits are equal on every machine, and torch.equal is what to claim.
+    Their order of additions, and the library that does them, depend on the processor and on how the tensor was made (by
+    a compiler, with a mask, in a batch). Terms may cancel, so the unit is the last place of the largest number. Results
+    of our operators alone have the same bits on every machine; compare those with torch.equal.
     """
     if not expected.is_floating_point():
         assert torch.equal(actual, expected)
@@ -72,7 +72,7 @@ def assert_close_to_rounding(actual: Tensor, expected: Tensor, roundings: int = 
 
 
 def assert_cpp_state_loads(module: nn.Module, found: dict[str, Tensor]) -> None:
-    """What C++ has saved as `state.<name>` loads strictly into such a module, all of it."""
+    """The state that C++ saved as `state.<name>` loads strictly into such a module, without unused keys."""
     state = {n.removeprefix("state."): t for n, t in found.items() if n.startswith("state.")}
     fresh = copy.deepcopy(module)
     for tensor in fresh.state_dict().values():

@@ -1,4 +1,4 @@
-"""The any-device path gives the CPU's results on a GPU, which `simulated_device` stands for."""
+"""The any-device path gives the CPU's results on a GPU; `simulated_device` stands in for the GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import torchvq
 
 ops = torch.ops.torchvq
 SEEDS = range(2)
-# Searches ask how many rows are left to decide, unless the library has CUDA kernels, which ask nothing.
+# Searches read the number of rows still undecided, unless the library has CUDA kernels, which read nothing.
 SEARCH = {
     "linear_nearest_code",
     "nearest_code",
@@ -33,21 +33,21 @@ SEARCH = {
     "sample_codes",
 }
 WAITS = {"keep_statistics_", "kmeans", "prepare_codes", "synced_kmeans", "synced_usage", *SEARCH}
-# They read the verdict whether ranks do the same, or whether a code is dead: with several ranks only.
+# With several ranks, these read whether all ranks agree, or whether a code is dead.
 SYNCED = {
     "handshake_",
     "synced_code_statistics",
     "synced_replace_dead_codes_",
     "synced_step_statistics",
 }
-# Collectives that read nothing: their results stay on the device.
+# Collectives whose results stay on the device.
 UNREAD = {
     "all_reduce_differentiable",
     "all_reduce_statistics",
     "broadcast_state_",
     "replica_hashes",
 }
-# Collectives need a group, and refinement fits codes to data that lie on the CPU.
+# Without a case: collectives need a group, and refinement takes data that are on the CPU.
 ELSEWHERE = {
     "synced_step_statistics",
     "all_reduce_differentiable",
@@ -67,7 +67,7 @@ def tensors(tree: Any) -> list[Tensor]:
 
 
 def on_cpu(name: str) -> list[Tensor]:
-    """Results, and arguments as the call has left them."""
+    """Results, and arguments after the call."""
     arguments, options = copy.deepcopy((CASES[name].arguments, CASES[name].options))
     result = overload(name)(*arguments, **options)
     return [*tensors(result), *tensors((arguments, options))]
@@ -140,7 +140,7 @@ ENTROPIES = [name for name in CASES if name.startswith("sign_entropy")]
 
 @pytest.fixture
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """How the user lets matrix products be computed."""
+    """The user's settings for the precision of matrix products."""
     matmul = torch.backends.cuda.matmul
     before = matmul.allow_tf32
     for variable, value in PRODUCTS[request.param].items():
@@ -190,11 +190,11 @@ def test_without_float64_it_works_or_says_so(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_waits_for_the_device_says_so(name: str) -> None:
-    """Inductor cuts its graphs around operators with the tag."""
+    """Inductor splits its graphs at operators with the tag `cudagraph_unsafe`."""
     gpu = SimulatedDevice()
     on_device(name, gpu)
     gpu.waits.clear()
-    on_device(name, gpu)  # tables are there now
+    on_device(name, gpu)  # the first call copied tables
     assert {wait[0] for wait in gpu.waits} <= WAITS
 
 
@@ -206,7 +206,7 @@ def test_tags() -> None:
 
 
 def test_operators_that_meet_other_ranks_say_whether_they_wait() -> None:
-    """Compositions are seen through; of the others a group is told to those that wait, and those that read nothing."""
+    """Each operator that has its own kernel and takes a group either waits or is listed as reading nothing."""
     meets = {
         schema.name.removeprefix("torchvq::")
         for schema in torch._C._jit_get_all_schemas()
@@ -222,7 +222,7 @@ def test_operators_that_meet_other_ranks_say_whether_they_wait() -> None:
 
 
 class Called(TorchDispatchMode):
-    """Names of our operators that reach a kernel."""
+    """Records the names of our operators that reach a kernel."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ class Called(TorchDispatchMode):
 
 
 def test_steps_of_one_process_call_nothing_that_waits_for_ranks() -> None:
-    """So the tag cuts no graph of theirs."""
+    """So the tag splits none of their graphs."""
     modules = [
         torchvq.VectorQuantize(
             dim=8, codebook_size=16, affine_param=True, threshold_ema_dead_code=2
@@ -255,7 +255,7 @@ def test_steps_of_one_process_call_nothing_that_waits_for_ranks() -> None:
 
 
 def test_search_waits_twice_at_most_and_once_where_all_is_certain() -> None:
-    """Rows left open by any chunk are decided together, so launches do not grow with them."""
+    """Rows left open by any chunk are decided together, so the number of launches does not grow with them."""
     certain, open_rows = SimulatedDevice(), SimulatedDevice()
     on_device("nearest_code", certain)
     on_device("nearest_code ties", open_rows)
@@ -263,7 +263,7 @@ def test_search_waits_twice_at_most_and_once_where_all_is_certain() -> None:
     assert len(certain.waits) == heads
     assert len(open_rows.waits) == 2
     features = CASES["nearest_code ties"].arguments[0].shape[-1]
-    # A search, and twice a sum in the order of the features: of the scores, and of the distances.
+    # One search, and two sums in the order of the features: of the scores, and of the distances.
     assert open_rows.calls["add_"] <= 2 * features + 10
 
 

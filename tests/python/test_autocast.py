@@ -7,7 +7,7 @@ import torch
 
 import support  # noqa: F401  (registers the operators)
 
-# Operators with tensors that need no shield, and why.
+# Operators that take tensors but need no protection from autocast, and why.
 LAYOUT = "moves and selects elements, no arithmetic that autocast knows"
 INTEGERS = "reads int64 state alone and makes its numbers from it"
 UNSHIELDED = {
@@ -35,7 +35,7 @@ KEYS = ["AutocastCPU", "AutocastCUDA", "AutocastXPU", "AutocastMPS"]
 def operators() -> list[str]:
     """Every operator of the library that takes a tensor.
 
-    What ends in _forward or _backward is a part of another operator, called behind its shield and by autograd.
+    Operators whose names end in _forward or _backward are parts of others, called inside these and by autograd.
     """
     return [name for name in all_operators() if not name.endswith(("_forward", "_backward"))]
 

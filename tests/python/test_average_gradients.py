@@ -1,4 +1,4 @@
-"""average_gradients: gradients of a mean over all ranks' tokens; several ranks are tests/distributed's."""
+"""average_gradients: gradients of a mean over all ranks' tokens; tests/distributed runs it on several ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When benchmarks measure, what they keep, and when a ratio has fallen: on made-up numbers. Nothing here is timed."""
+"""When benchmarks measure, what they keep, and when a ratio has fallen, on made-up numbers. Nothing is timed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def document(name: str, rounds: int = 9, **machine: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A tree with one commit, which the rules take for ours."""
+    """A repository with one commit, in place of ours."""
 
     def git(*command: str) -> None:
         who = ["-c", "user.name=a", "-c", "user.email=a@b"]
@@ -130,7 +130,7 @@ def test_what_others_use_is_what_the_machine_used_less_ours(
 
 def test_what_runs_beside_and_is_ours_is_not_of_others() -> None:
     before = state.own_seconds()
-    # A child that works and still runs, and a grandchild; both stop by themselves.
+    # A child that has worked and still runs, and a grandchild; both would end by themselves.
     work = (
         "import os, time; os.fork(); end = time.process_time() + 0.5\n"
         "while time.process_time() < end: pass\n"
@@ -198,18 +198,18 @@ def test_medians_and_quartiles_are_of_ratios_within_rounds() -> None:
 @pytest.mark.parametrize(
     ("baseline", "now", "fell"),
     [
-        # Sharp: the quartiles tell 3 from 2.
+        # Narrow quartiles separate 3 from 2.
         (ratio(3, 2.97, 3.03), ratio(2, 1.98, 2.02), True),
         (ratio(3, 2.97, 3.03), ratio(3, 2.97, 3.03), False),
-        # Better is no fault.
+        # An improvement is not reported.
         (ratio(2, 1.98, 2.02), ratio(3, 2.97, 3.03), False),
-        # As far apart, but as wide: it may be chance.
+        # The same medians with wide quartiles may be chance.
         (ratio(3, 2.4, 3.6), ratio(2, 1.6, 2.4), False),
-        # Wide then, sharp now.
+        # Wide in the baseline, narrow now.
         (ratio(3, 2.0, 4.5), ratio(2.5, 2.49, 2.51), False),
-        # Apart, but by less than they are wide.
+        # The quartiles do not overlap, but the medians differ by less than the quartiles' width.
         (ratio(3, 2.8, 3.2), ratio(2.6, 2.45, 2.75), False),
-        # By 3 percent, in two processes: no round shows what those differ by.
+        # 3 percent is within what two processes differ by, which the rounds of one process do not show.
         (ratio(3, 3, 3), ratio(2.91, 2.91, 2.91), False),
         (ratio(3, 3, 3), ratio(2.82, 2.82, 2.82), True),
     ],
@@ -218,7 +218,7 @@ def test_a_ratio_falls_by_more_than_its_spread(
     baseline: dict[str, float], now: dict[str, float], fell: bool
 ) -> None:
     assert check_ratios.has_fallen(baseline, now) is fell
-    # The same in other units.
+    # The verdict does not depend on the unit.
     wider = [{k: v * 10 if "ratio" in k else v for k, v in t.items()} for t in (baseline, now)]
     assert check_ratios.has_fallen(*wider) is fell
 
@@ -256,7 +256,7 @@ def test_ratios_have_something_to_be_compared_with(
     assert check_ratios.main() == 2
     assert "the baseline is of a cpu" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", [*command, "--elsewhere"])
-    # The made-up ratios are low enough for any machine to reach, or high enough for none.
+    # Baselines of 1e-6, which any machine reaches, and 1e9, which none does.
     times = stored["cases"][0]["times"]
     for low, code in ((1e-6, 0), (1e9, 1)):
         times["reference"] = ratio(low, low, low)
@@ -268,7 +268,7 @@ def test_ratios_have_something_to_be_compared_with(
 @pytest.mark.timeout(900)
 def test_every_chosen_case_is_found_under_its_name() -> None:
     for chosen in check_ratios.SUBSET:
-        # Fails where a suite has given the case another name.
+        # Fails if a suite has renamed the case.
         assert check_ratios.check(chosen, {}, Settings(quick=True, threads=(1,))) == []
 
 
@@ -295,7 +295,7 @@ def test_the_first_lines_are_those_of_the_results() -> None:
     slow = document("c")
     slow["cases"][0]["times"]["reference"] = ratio(1 / 3, 0.3, 0.4)
     lines = benchmark_documents.headline(dict(a=document("a"), c=slow), _table)
-    # Three times as fast and three times as slow.
+    # The geometric mean of three times as fast and three times as slow is 1.
     assert "all 2 cases, geometric mean|1|1||" in lines
     assert "the slower one in 1 of 2 comparisons, the most beside reference" in lines
 
@@ -355,13 +355,13 @@ def test_classes_written_plainly_find_the_same_tokens_in_one_graph(
     x = every_class.tokens(entry, 64)
     torch._dynamo.reset()
     modules = every_class.modules(entry)
-    # Without generated code; a graph that is cut fails.
+    # No generated code; fullgraph raises at a graph break.
     compiled = torch.compile(modules["plain torch"], backend="aot_eager", fullgraph=True)
     found = every_class.step_of(entry, compiled, x)()[0].flatten()
     ours = every_class.step_of(entry, modules["torchvq"], x)()[0].flatten()
     assert len(found) == len(ours)
     if entry.draws:
         return
-    # Finer scales quantize what moved codes have left, moved in another way.
+    # Finer scales quantize the residual of codes that the two implementations move differently.
     first = slice(len(ours) if entry.length == 1 else 1)
     assert torch.equal(found[first], ours[first])

@@ -1,4 +1,4 @@
-"""The benchmarks run, check what they measure, and their tables reach the docs. Nothing here looks at a time."""
+"""The benchmarks run, check what they measure, and their tables reach the docs. No test asserts a time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from harness import Target  # noqa: E402
 
 
 def script(name: str, *options: object) -> subprocess.CompletedProcess[str]:
-    """Runs a benchmark script on one thread, with the torchvq that these tests have imported."""
+    """Runs a benchmark script on one thread, with the same torchvq as these tests."""
     package = str(Path(torchvq.__file__).parents[1])
     return subprocess.run(
         [sys.executable, str(BENCHMARKS / name), *map(str, options)],
@@ -57,7 +57,7 @@ def script(name: str, *options: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """The folder that a quick run of some suites has filled."""
+    """The folder with results of a quick run of some suites."""
     folder = tmp_path_factory.mktemp("results")
     done = script("run.py", "--quick", "--only", ",".join(request.param), "--output", folder)
     assert done.returncode == 0, done.stderr
@@ -144,7 +144,7 @@ def test_lfq_learning_runs(tmp_path: Path) -> None:
     runs, (ours, reference) = document["runs"], document["small"]
     assert [run["who"] for run in runs] == ["ours", "reference", "ours"]
     assert runs[0]["gradient"] > 0
-    # Where the latents are small, what the reference has is the rounding of a constant.
+    # For small latents, the reference's gradient is only the rounding error of a constant.
     assert ours["first_gradient"] > 1e3 * reference["first_gradient"]
 
 
@@ -161,7 +161,7 @@ def test_weights_of_lfq_are_measured_and_resume(tmp_path: Path) -> None:
     file.write_text(json.dumps(document))
     done = script("learning_lfq_weights.py", *options)
     assert done.returncode == 0, done.stderr
-    # Nothing was left to measure.
+    # Nothing was left to measure, so the edited run is kept.
     assert json.loads(file.read_text())["runs"] == document["runs"]
     lines = documents._weights(document).splitlines()
     assert len(lines) == 2 + 6
@@ -169,7 +169,7 @@ def test_weights_of_lfq_are_measured_and_resume(tmp_path: Path) -> None:
 
 
 def test_the_report_of_a_gpu_is_written_without_one(tmp_path: Path) -> None:
-    """All sections, tiny and on the CPU; a page of numbers is not made of them."""
+    """All sections, tiny and on the CPU; its numbers do not become a page."""
     done = subprocess.run(
         [str(ROOT / "tools" / "gpu.sh")],
         env=os.environ
@@ -199,12 +199,12 @@ def test_the_report_of_a_gpu_is_written_without_one(tmp_path: Path) -> None:
 
 
 def torchvq_library() -> str:
-    """The one that these tests run."""
+    """The library that these tests run."""
     return str(torchvq._library._library_path())
 
 
 def test_a_report_fills_the_page_of_the_gpu(tmp_path: Path) -> None:
-    """With numbers that no card has given."""
+    """With made-up numbers."""
     contenders = dict(torchvq=dict(milliseconds=1.0, peak_bytes=2**20))
     target = dict(wanted=8.0, against="cdist float32", measured=9.0, met=True)
     case = dict(

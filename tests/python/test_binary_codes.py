@@ -43,7 +43,7 @@ def test_binary_sample_compares_uniform_numbers_with_probabilities(dtype, temper
 
 
 def test_binary_sample_paths_agree_where_the_quick_decision_is_close(generator):
-    """Logits set so that the uniform number is the probability up to float64 rounding."""
+    """Logits are chosen so that the uniform number equals the probability up to float64 rounding."""
     u = uniform(RNG, (4000, 3))
     logits = u.log() - (1 - u).log()
     logits += torch.randn(logits.shape, generator=generator).double() * 1e-15
@@ -55,7 +55,7 @@ def test_binary_sample_paths_agree_where_the_quick_decision_is_close(generator):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_binary_sample_without_noise_takes_the_likelier_bits(temperature, generator):
     logits = torch.randn(50, 6, generator=generator)
-    logits[0, 0] = 0.0  # a tie is 0
+    logits[0, 0] = 0.0  # a tie gives 0
     expected = ((logits > 0) << torch.arange(6)).sum(-1)
     rng = RNG if temperature == 0 else None
     assert torch.equal(ops.binary_sample(logits, rng, temperature=temperature), expected)

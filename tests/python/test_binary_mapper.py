@@ -75,7 +75,7 @@ def test_a_mask_is_the_real_tokens_alone(generator):
     assert (padded.grad[~mask] == 0).all()
     none = module(padded, mask=torch.zeros_like(mask))
     assert none.aux_kl_loss == 0 and (none.one_hot == 0).all()
-    assert torch.equal(module.rng, twin.rng)  # a step without tokens does not count
+    assert torch.equal(module.rng, twin.rng)  # a step without tokens does not advance the generator
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)

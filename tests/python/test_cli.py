@@ -1,4 +1,4 @@
-"""The `torchvq` program: what its commands compute, against numpy, faiss and the reference package."""
+"""The `torchvq` program: results of its commands, against numpy, faiss and the reference package."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def vectors(tmp_path: Path) -> Array:
 
 @pytest.fixture(scope="module")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A codec that is fitted to the vectors."""
+    """A codec fitted to the vectors."""
     place = tmp_path_factory.mktemp("fitted")
     np.save(place / "x.npy", clusters(3000, 8))
     run_json("fit", "x.npy", "-k", "32", "-o", "codec.safetensors", cwd=place)
@@ -39,7 +39,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def codec(tmp_path: Path, vectors: Array, fitted: Path) -> Array:
-    """Has codec.safetensors and the vectors in the test's folder; the codebook."""
+    """Writes codec.safetensors and the vectors to the test's folder; returns the codebook."""
     return codebook_of(Path(shutil.copy(fitted, tmp_path / "codec.safetensors")))
 
 
@@ -61,7 +61,7 @@ def test_fit_writes_the_state_of_vector_quantize(
     expected = nearest(vectors, codec)
     assert (
         indices[0].numpy() == expected
-    ).mean() > 0.999  # the reference's distances round in float32
+    ).mean() > 0.999  # the reference computes distances in float32
     np.testing.assert_array_equal(
         quantized[0].numpy()[indices[0].numpy() == expected],
         codec[expected][indices[0].numpy() == expected],
@@ -313,7 +313,7 @@ def test_inspect_tells_what_a_file_holds(tmp_path: Path, vectors: Array, codec: 
 
 
 def test_a_file_larger_than_the_address_space_streams(tmp_path: Path) -> None:
-    """The process may map 320 MB beyond what it maps to start, and reads a file of 512 MB, in both orders."""
+    """The process may map 320 MB more than at start, and reads a file of 512 MB, in both orders."""
     rows, dim = 1 << 20, 128
     block = clusters(1 << 14, dim)
     codebook = block[:4]
@@ -356,7 +356,7 @@ def test_a_file_larger_than_the_address_space_streams(tmp_path: Path) -> None:
 
 
 def address_space_to_start() -> int:
-    """The least address space, to 16 MB, in which the program still answers --version."""
+    """The smallest limit of the address space, to 16 MB, under which the program still answers --version."""
     low, high = 0, 1 << 36
     while high - low > 16 << 20:
         middle = (low + high) // 2

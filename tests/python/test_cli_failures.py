@@ -1,4 +1,4 @@
-"""The `torchvq` program when something is wrong: one line, exit code 2, nothing half-written, nothing left behind."""
+"""Errors of the `torchvq` program: one line, exit code 2, no partial or temporary file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ USERS_OF_VECTORS = [FIT, ENCODE, EVAL]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """x.npy, a codec fitted to it, and codes.npy: a file that must survive every failure."""
+    """x.npy, a codec fitted to it, and codes.npy, which must survive every failure."""
     place = tmp_path_factory.mktemp("made")
     np.save(place / "x.npy", clusters(100, 4))
     assert run("fit", "x.npy", "-k", "8", "-o", "codec.safetensors", cwd=place).returncode == 0
@@ -35,7 +35,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Path:
-    """The test's own copy of it."""
+    """The test's own copy of `made`."""
     return Path(shutil.copytree(made, tmp_path, dirs_exist_ok=True))
 
 
@@ -238,7 +238,7 @@ def test_standard_output_that_is_full(folder: Path) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KB, in a mount namespace of its own where that is allowed."""
+    """A file system of 64 KB, in its own mount namespace if that is allowed."""
     place = tmp_path / "disk"
     place.mkdir()
     mounted = subprocess.run(
@@ -281,7 +281,7 @@ def test_a_signal_leaves_no_file_behind(folder: Path, number: signal.Signals) ->
         cwd=folder,
         stderr=subprocess.PIPE,
         text=True,
-        # A shell that starts the tests in the background has them ignore SIGINT, and children inherit that.
+        # Processes that a shell starts in the background ignore SIGINT, and their children inherit that.
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     wait_for(lambda: set(os.listdir(folder)) != before)
@@ -333,7 +333,7 @@ def test_names_with_control_characters_stay_on_one_line(folder: Path) -> None:
 
 @pytest.mark.parametrize("count", [4, pytest.param(25, marks=pytest.mark.exhaustive)])
 def test_damaged_headers_never_crash(folder: Path, count: int) -> None:
-    """As they meet a user; `make fuzz` tries millions on the readers."""
+    """Damaged headers as a user meets them; `make fuzz` tries millions on the readers."""
     rng = np.random.default_rng(0)
     for name, header in [("x.npy", 80), ("codec.safetensors", 600)]:
         valid = (folder / name).read_bytes()

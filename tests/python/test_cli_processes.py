@@ -1,6 +1,7 @@
 """`torchrun --no-python torchvq fit`: several processes give the bits of one.
 
-Most are started here with the environment that torchrun sets, because it takes longer than they do.
+Most tests start the processes themselves, with the environment that torchrun sets, because torchrun takes longer than
+the processes.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def test_processes_give_the_bits_of_one(tmp_path: Path, sizes: list[int], name: 
 
 
 def test_one_file_is_cut_into_slices(tmp_path: Path) -> None:
-    # More codes than clusters, of equal vectors: codes without vectors move in every pass.
+    # More codes than clusters of equal vectors, so codes without vectors are moved in every pass.
     x = np.repeat(clusters(40, 6), 25, axis=0)
     np.save(tmp_path / "x.npy", x)
     options = ["-k", "60", "--iterations", "6", "--memory", "1M"]
@@ -101,7 +102,7 @@ def free_port() -> int:
 def start(
     rank: int, size: int, port: int, *arguments: str, cwd: Path, **more: str
 ) -> subprocess.Popen[str]:
-    """One process with the environment that torchrun sets, and rank 0's own store."""
+    """One process with the environment that torchrun sets; rank 0 hosts the store."""
     environment = {
         **os.environ,
         "RANK": str(rank),
@@ -121,7 +122,7 @@ def start(
 
 
 def together(size: int, *arguments: str, cwd: Path) -> list[tuple[int, str, str]]:
-    """Runs all ranks; {r} in an argument is the rank here already."""
+    """Runs all ranks; {r} in an argument is already replaced by the rank."""
     port = free_port()
     processes = [
         start(rank, size, port, *(a.replace("{r}", str(rank)) for a in arguments), cwd=cwd)
@@ -255,7 +256,7 @@ def test_rank_0_listens_on_the_address_that_was_named(parts: Path) -> None:
     process = start(0, 2, port, *FIT, cwd=parts)
     try:
         wait_until_listening(port)
-        # All of 127.0.0.0/8 is this machine; who listens on every address is there, too.
+        # All of 127.0.0.0/8 is this machine, so a listener on every address would accept here, too.
         assert socket.socket().connect_ex(("127.0.0.5", port)) == errno.ECONNREFUSED
     finally:
         process.kill()

@@ -24,7 +24,7 @@ def fit(folder: Path, *options: str, size: int = 16, name: str = CODEC) -> dict[
 
 
 def codebooks_of(path: Path) -> list[list[Array]]:
-    """Of each group, of each level, (K, D)."""
+    """The codebooks (K, D) of each level of each group."""
     state = {k: v[0] for k, v in load_file(path).items() if k.endswith("._codebook.embed")}
     groups: list[list[Array]] = []
     for group in range(64):
@@ -38,7 +38,7 @@ def codebooks_of(path: Path) -> list[list[Array]]:
 
 
 def decoded(codes: Array, groups: list[list[Array]]) -> Array:
-    """What codes of shape (N, groups * levels) stand for, in float64."""
+    """The vectors that codes of shape (N, groups * levels) decode to, in float64."""
     levels = len(groups[0])
     parts = []
     for g, group in enumerate(groups):
@@ -136,7 +136,7 @@ def test_memory_and_threads_do_not_change_a_bit(tmp_path: Path) -> None:
     for name, more in [
         ("a", ["--threads", "1"]),
         ("b", ["--memory", "1M", "--threads", "2"]),
-        ("c", ["--memory", "1.1M"]),  # a group's remainders fit, all vectors do not
+        ("c", ["--memory", "1.1M"]),  # the residuals of one group fit, all vectors do not
     ]:
         report = fit(tmp_path, *options, *more, size=64, name=f"{name}.safetensors")
         reports.append({**report, "output": 0, "streamed": 0, "seconds": 0})

@@ -88,7 +88,7 @@ def test_fsq_is_the_best_map_around_the_codes(tmp_path: Path, x: Array, groups: 
     error = float(((decode(tmp_path).astype(np.float64) - x) ** 2).mean())
     assert error == pytest.approx(best, rel=1e-5)
     assert report["mse"] == pytest.approx(best, rel=1e-5)
-    # Better than the same directions without the search for their width.
+    # Lower error than with the same directions at a fixed width instead of the fitted one.
     z = (x - x.mean(0)) @ principal(x, 3 * groups)
     narrow = torch.from_numpy(z / z.std(0) * 0.4).view(len(x), groups, 3)
     fixed = FSQ([8, 5, 5])(narrow.float())[0].view(len(x), -1).numpy()
@@ -105,7 +105,7 @@ def test_lfq_is_the_best_map_around_the_signs(tmp_path: Path, x: Array) -> None:
     best = least_squares_error(signs(codes, 6), x)
     error = float(((decode(tmp_path).astype(np.float64) - x) ** 2).mean())
     assert error == pytest.approx(best, rel=1e-5) and report["mse"] == pytest.approx(best, rel=1e-5)
-    # The rotation serves the signs: without it they say less.
+    # The rotation lowers the error: signs of unrotated principal components are worse.
     plain = np.sign((x - x.mean(0)) @ principal(x, 6))
     assert best < least_squares_error(plain, x)
 
@@ -126,7 +126,7 @@ def test_codec_is_the_state_of_the_modules(
     module.load_state_dict(load_torch(tmp_path / CODEC), strict=True)
     with torch.no_grad():
         quantized, indices = module.eval()(torch.from_numpy(x)[None])[:2]
-    # The module projects in float32: a feature on the border of two levels may fall either way.
+    # The module projects in float32, so a feature at the border of two levels may round either way.
     differ = (indices[0].numpy().reshape(codes.shape) != codes).reshape(len(x), -1).any(1)
     assert differ.mean() < 1e-3
     np.testing.assert_allclose(decode(tmp_path)[~differ], quantized[0].numpy()[~differ], atol=2e-4)
@@ -144,7 +144,7 @@ def test_vectors_of_as_many_features_as_levels_are_taken_as_they_are(tmp_path: P
 
 @pytest.mark.parametrize("options", [FSQ_OPTIONS, LFQ_OPTIONS], ids=["fsq", "lfq"])
 def test_streaming_and_threads_change_nothing(tmp_path: Path, options: tuple[str, ...]) -> None:
-    np.save(tmp_path / "x.npy", clusters(70000, DIM))  # more than are sampled
+    np.save(tmp_path / "x.npy", clusters(70000, DIM))  # more vectors than are sampled
     fit(tmp_path, *options)
     whole = (tmp_path / CODEC).read_bytes()
     report = fit(tmp_path, *options, "--memory", "1M", "--threads", "1")
@@ -152,7 +152,7 @@ def test_streaming_and_threads_change_nothing(tmp_path: Path, options: tuple[str
 
 
 def test_more_codes_than_can_be_counted(tmp_path: Path, x: Array) -> None:
-    """2^36 codes: int64, and no table of them anywhere."""
+    """2^36 codes: int64 indices, and no table of codes anywhere."""
     report = fit(tmp_path, "--method", "fsq", "--quantizer-levels", ",".join(["16"] * 9))
     assert report["codebook_size"] == 2**36 and report["bits_per_vector"] == 36
     assert "usage" not in report
@@ -195,7 +195,7 @@ def test_shapes_and_inspect(tmp_path: Path, x: Array) -> None:
 
 
 def test_flat_features_do_not_matter(tmp_path: Path) -> None:
-    """More levels than directions with any variance: a finite codec all the same."""
+    """More levels than directions with any variance still give a finite codec."""
     x = np.zeros((300, DIM), np.float32)
     x[:, 0] = np.random.default_rng(0).normal(size=300)
     np.save(tmp_path / "x.npy", x)

@@ -156,7 +156,7 @@ def test_code_statistics_are_more_exact_than_float32_sums(generator):
         .max()
         .item()
     )
-    # At most 2^-31 a token, 630 tokens a code; errors of either sign make it some 25 of them.
+    # At most 2^-31 per token, 630 tokens per code; errors of either sign add up to some 25 of them.
     assert error < 100 * 2**-31
     assert (
         error

@@ -1,4 +1,4 @@
-"""codebook_diversity_loss: minus the entropy of average use (include/torchvq/ops/codebook_diversity_loss.h)."""
+"""codebook_diversity_loss: minus the entropy of mean code usage (include/torchvq/ops/codebook_diversity_loss.h)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ op = ops.codebook_diversity_loss
 
 
 def oracle(x, codebook, temperature, metric, mask=None):
-    """Heads without tokens add 0."""
+    """Oracle. Heads without tokens add 0."""
     total = 0.0
     for h in range(x.size(0)):
         log_p = log_softmax(temperature * scores(numpy_rows(x[h]), numpy_rows(codebook[h]), metric))
@@ -89,7 +89,7 @@ def test_codebook_diversity_loss_equals_the_reference_for_one_position(
     metric = "cosine" if "use_cosine_sim" in options else "euclidean"
     ours = op(token.view(1, 12, 4), leaf, temperature=temperature, metric=metric)
     ours.backward()
-    # temperature multiplies the float32 rounding of the reference's distances
+    # The temperature multiplies the float32 rounding of the reference's distances.
     tolerance = {"rtol": 1e-5 * max(1.0, temperature / 5), "atol": 1e-6 * max(1.0, temperature / 5)}
     torch.testing.assert_close(ours, breakdown.codebook_diversity, **tolerance)
     torch.testing.assert_close(token.grad, x.grad, **tolerance)
@@ -98,7 +98,7 @@ def test_codebook_diversity_loss_equals_the_reference_for_one_position(
 
 
 def test_codebook_diversity_loss_prefers_the_nearest_code_and_even_use():
-    """The sign: probabilities peak at the nearest code, and the loss falls as use evens out."""
+    """The sign: probabilities peak at the nearest code, and the loss falls as usage evens out."""
     codebook = torch.eye(4).unsqueeze(0)
     even, uneven = codebook.clone(), codebook[:, [0, 0, 0, 1]].clone()
     loss = [op(x, codebook, temperature=50.0, metric="euclidean").item() for x in (even, uneven)]
@@ -112,7 +112,7 @@ def test_codebook_diversity_loss_prefers_the_nearest_code_and_even_use():
 
 
 def test_codebook_diversity_loss_averages_over_all_tokens_of_a_head(generator):
-    """Not per position: the order of tokens, and how they are split into sequences, cannot matter."""
+    """Not per position: the order of tokens, and their split into sequences, do not matter."""
     x, codebook, _ = make_tokens(generator, heads=1, tokens=12)
     expected = op(x, codebook, temperature=3.0, metric="euclidean")
     shuffled = x[:, torch.randperm(12, generator=generator)]

@@ -154,7 +154,7 @@ def test_commitment_cross_entropy_gradient_is_finite_for_hostile_norms(scale, me
 
 
 def test_commitment_cross_entropy_gradient_at_a_code_is_that_of_the_other_codes(generator):
-    """-|x - c| has no slope at x = c: that pair adds nothing, and nothing blows up."""
+    """-|x - c| has no slope at x = c: that pair adds nothing to the gradient, which stays finite."""
     x, codebook, targets, _ = make_arguments(generator, torch.float64, heads=1, tokens=1)
     x[0, 0] = codebook[0, 3]
     grad_x, _ = gradients(lambda x, c: op(x, c, targets, metric="euclidean"), x, codebook)
@@ -186,7 +186,7 @@ def test_commitment_cross_entropy_of_half_tokens_is_float32(dtype, generator):
 
 
 def test_commitment_cross_entropy_scales_the_loss_before_rounding_half_gradients():
-    """A gradient scaler multiplies the loss; a gradient of 1e-9 must not have become 0 in float16 by then."""
+    """A gradient scaler multiplies the loss; a gradient of 1e-9 must not be rounded to 0 in float16 before that."""
     x = torch.zeros(1, 20000, 1, dtype=torch.float16).requires_grad_()
     codebook = torch.tensor([[[1.0], [-1.0]]]) * torch.tensor([1.0, 1.00001]).view(1, 2, 1)
     loss = op(x, codebook, torch.zeros(1, 20000, dtype=torch.long), metric="euclidean")

@@ -1,6 +1,6 @@
 """On a CUDA card: every operator against the CPU, steps that never wait for the device, CUDA graphs.
 
-Without a card simulated_device stands for one (test_any_device.py). docs/gpu.md says what ran where.
+Without a card, test_any_device.py uses a simulated one. docs/gpu.md lists what ran where.
 """
 
 from __future__ import annotations

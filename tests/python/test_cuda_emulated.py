@@ -1,6 +1,6 @@
 """The CUDA kernels, emulated (docs/design/gpu.md), on the cases of the exactness suite.
 
-In a process of its own: the library of the emulation is another build of torchvq.
+It runs in its own process, because the emulation is another build of the library.
 """
 
 from __future__ import annotations

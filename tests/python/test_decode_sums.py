@@ -31,7 +31,7 @@ def nearest_float32(value: Fraction) -> float:
 
 
 def awkward_sums() -> torch.Tensor:
-    """Sums around the places where a rounding to float64 would turn into a tie for float32."""
+    """Sums that rounding to float64 first would turn into a tie for float32."""
     base = [
         0,
         1,

@@ -1,4 +1,4 @@
-"""The parts of the demo, each against what a reader would work out by hand."""
+"""The parts of the demo, each against values worked out by hand."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_picture_lies_as_its_camera_says(tmp_path: Path) -> None:
     picture = Image.new("L", (32, 32), 0)
     picture.paste(255, (0, 0, 32, 16))  # the upper half is white
     exif = Image.Exif()
-    exif[0x0112] = 3  # turned by half a circle
+    exif[0x0112] = 3  # orientation: rotated by 180 degrees
     picture.save(tmp_path / "turned.png", exif=exif)
     upright = read_picture(tmp_path / "turned.png", 32)
     assert upright[4, 16, 0] == 0

@@ -184,7 +184,7 @@ def test_ema_update_draws_unused_codes_to_heavy_ones(ema, dtype, metric, weight,
 
 
 def test_ema_update_unused_codes_share_the_tokens_of_heavy_ones(ema, generator):
-    """Eight of nine codes where no token is: in the reference they stay unused, here all are used."""
+    """Eight of nine codes have no tokens near them: the reference leaves them unused, here all end up in use."""
     centres = torch.randn(4, DIM, generator=generator)
     state = make_state(generator)
     state[2][:, 1:] += 100
@@ -209,7 +209,7 @@ def test_ema_update_without_a_step_draws_nothing(ema, generator):
 
 
 def test_ema_finish_recomputes_what_one_token_used(ema, generator):
-    """With a decay above 0.99 one token leaves less than 0.01 in the average."""
+    """With a decay above 0.99, one token adds less than 0.01 to the average."""
     state = make_state(generator)
     state[0].fill_(1.0), state[0][:, 4].zero_(), state[1][:, 4].zero_()
     token = torch.ones(HEADS, 1, DIM)
@@ -221,7 +221,7 @@ def test_ema_finish_recomputes_what_one_token_used(ema, generator):
 
 
 def test_ema_finish_without_decay_recomputes_every_code(ema, generator):
-    """What the reference does, whose unused codes drift to the origin."""
+    """The reference's behaviour, in which unused codes drift to the origin."""
     state = make_state(generator)
     state[0][:, 4] = 1e-6
     state[1][:, 4] = state[2][:, 4] * 1e-6
@@ -240,7 +240,7 @@ def test_ema_update_without_tokens_leaves_a_head_alone(ema, generator):
 
 
 def test_ema_update_keeps_what_an_optimiser_did(ema, generator):
-    """A step on embed alone must survive; only the batch's share of it may change."""
+    """A step on embed alone must survive; only the batch's share of embed may change."""
     state, (counts, sums, exponents) = make_state(generator), make_statistics(generator)
     state[2].add_(10.0)
     target = state[2].clone()

@@ -26,7 +26,7 @@ def make_tokens(generator, dtype, tokens):
 
 
 def by_two_operators(state, x, indices, mask=None, **arguments):
-    """What it stands for: the two operators that have an oracle of their own."""
+    """The same by the two operators that it fuses, each of which has its own oracle."""
     statistics = ops.code_statistics(x, indices, ops.code_exponents(state[2]), mask=mask)
     ops.ema_update_(*state, *statistics, **arguments)
     return statistics[0]
@@ -50,7 +50,7 @@ def update(request):
     return request.param
 
 
-# Fewer tokens than codes, as many, and more than one code's list is worth.
+# Fewer tokens than codes, as many, and so many that grouping them by code pays off.
 @pytest.mark.parametrize("tokens", [0, 1, 4, 9, 18, 19, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("wide", [torch.bfloat16, torch.float32, torch.float64], ids=str)
@@ -106,7 +106,7 @@ def test_strided_state_and_tokens(update, generator):
 
 
 def test_magnitudes_that_the_codes_do_not_expect(update, generator):
-    """Tokens far larger than their codes raise the exponents, and sums beyond float32 end at its range."""
+    """Tokens far larger than their codes raise the exponents; sums beyond float32 saturate at its range."""
     state, (x, indices) = make_state(generator, torch.float32), make_tokens(generator, None, 12)
     x[:, :6] *= 1e30
     x[:, 6:9] *= 1e-38

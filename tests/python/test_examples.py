@@ -1,4 +1,4 @@
-"""The examples run as their README says: the scripts, the demo, and the C++ programs it talks to."""
+"""The examples run as their README says: the scripts, the demo, and the C++ programs that it calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from train import judge  # noqa: E402
 
 
 def run(*command: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Runs a program on one thread, with the torchvq that these tests have imported."""
+    """Runs a program on one thread, with the same torchvq as these tests."""
     package = str(Path(torchvq.__file__).parents[1])
     environment = os.environ | {"PYTHONPATH": package, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
@@ -53,7 +53,7 @@ def program(name: str) -> Path:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Pictures of several formats, among them things that are none."""
+    """A folder of pictures in several formats, with some files that are not pictures."""
     folder = tmp_path / "photos"
     (folder / "holiday").mkdir(parents=True)
     random = np.random.default_rng(0)
@@ -88,14 +88,14 @@ def test_profile_of_a_step(ranks: int, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = re.findall(r"^\| (.+?) \| ([\d.]+) % \|$", done.stdout, re.M)
     shares = {name: float(share) for name, share in lines}
-    # Rounded to a tenth of a percent each.
+    # Each share is rounded to a tenth of a percent.
     assert sum(shares.values()) == pytest.approx(100, abs=0.5)
     quantizer = {"quantizer: search", "quantizer: statistics and update", "losses"}
     present = quantizer | {"encoder and decoder", "casts", "backward", "optimizer"}
     assert shares.keys() == present | {"collectives", "rest"}
     present |= {"collectives"} if ranks > 1 else set()
     assert all(shares[part] > 0 for part in present), shares
-    # Two ranks wait for each other inside the quantizer, under a name of its own.
+    # With two ranks, the profile has an entry for the wait inside the quantizer.
     assert ("torchvq::collective" in trace.read_text()) == (ranks > 1)
 
 
@@ -167,7 +167,7 @@ def write_idx(path: Path, pixels: np.ndarray) -> None:
 
 @pytest.fixture
 def digits(tmp_path: Path) -> Path:
-    """A folder like those of MNIST: bright squares at random places."""
+    """A folder in the layout of MNIST: bright squares at random places."""
     random = np.random.default_rng(0)
     for part, count in (("train", 200), ("t10k", 50)):
         pixels = np.zeros((count, 28, 28), np.uint8)

@@ -1,4 +1,4 @@
-"""The examples that train: each runs a few steps, and what it writes is what its page says."""
+"""The examples that train: each runs a few steps and writes what its page describes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run(name: str, *options: object) -> subprocess.CompletedProcess[str]:
 
 
 def record_of(name: str, folder: Path, *options: object) -> dict[str, Any]:
-    """Runs an example, a dozen steps if nothing else is said, and reads the figures that it wrote."""
+    """Runs an example, a dozen steps unless told otherwise, and reads the figures that it wrote."""
     options = options or ("--smoke",)
     done = run(name, "--output", folder, *options)
     assert done.returncode == 0, done.stderr
@@ -58,13 +58,13 @@ def record_of(name: str, folder: Path, *options: object) -> dict[str, Any]:
 
 
 def falls(losses: list[float]) -> bool:
-    """Whether the last losses are below the first."""
+    """Whether the last losses are below the first ones."""
     return sum(losses[-3:]) < sum(losses[:3])
 
 
 @pytest.fixture
 def recordings(tmp_path: Path) -> Path:
-    """Syllables of a harmonic voice, in 20 WAV files of a second and a half; one folder is of silence."""
+    """Syllables of a harmonic voice, in 20 WAV files of a second and a half; one folder contains only silence."""
     random = np.random.default_rng(0)
     time = np.arange(int(1.5 * speech.RATE)) / speech.RATE
     folder = tmp_path / "recordings"
@@ -113,7 +113,7 @@ def test_hierarchical(tmp_path: Path) -> None:
         whole, tokens, _ = model.eval()(x)
         assert torch.equal(model.decode(tokens, 6), whole.clamp(0, 1))
         tokens = (*tokens[:2], *(torch.zeros_like(part) for part in tokens[2:]))
-        # The finer scales of these are of another picture, which the first two do not see.
+        # The finer scales are replaced by those of another picture, which decoding two scales must not read.
         assert torch.equal(model.decode(tokens, 2), model.decode(model(x)[1], 2))
         assert not torch.equal(model.decode(tokens, 3), model.decode(model(x)[1], 3))
 
@@ -143,15 +143,15 @@ def test_writer_sees_nothing_of_what_follows() -> None:
 
 def test_audio_codec(tmp_path: Path, recordings: Path) -> None:
     record = record_of("audio_codec", tmp_path, "--steps", 60, "--data", recordings)
-    # The first step has codes made of its own tokens; how many levels a step has is drawn.
+    # The first step is left out: its codes are its own tokens. Means, because the depth of each step is drawn.
     assert sum(record["losses"][-15:]) < sum(record["losses"][1:16])
-    # Of 20 recordings every 16th is for judging, the first and the 17th, and silence is for neither.
+    # Of 20 recordings every 16th (the first and the 17th) is held out, and silence is not used at all.
     assert record["speech"] == pytest.approx(18 * 1.5)
     rows = record["table"]
     assert [row["kbps"] for row in rows] == [level / 2 for level in range(1, 13)]
     assert rows[-1]["si_sdr"] > rows[0]["si_sdr"] + 1, "more bits, a better sound"
     original = speech.read_wav(tmp_path / "speech.wav")
-    # Every sample lies in two frames, those at both ends as well.
+    # Every sample lies in two frames, including those at both ends.
     frames = math.ceil(len(original) / 160) + 1
     for levels, name in ((2, "1kbps"), (4, "2kbps"), (6, "3kbps"), (12, "6kbps")):
         assert len(speech.read_wav(tmp_path / f"speech_{name}.wav")) == len(original)
@@ -175,7 +175,7 @@ def test_untrained_codec_is_a_transform_and_its_inverse() -> None:
 def test_measures_of_sound() -> None:
     generator = torch.Generator().manual_seed(0)
     sound, noise = torch.randn(2, 64000, generator=generator) * 0.1
-    # Noise of a tenth of the amplitude is 20 dB, whatever the volume.
+    # Noise of a tenth of the amplitude is 20 dB at any volume.
     assert speech.si_sdr(3 * (sound + noise / 10), sound).item() == pytest.approx(20, abs=0.2)
     assert speech.mel_error(sound / 10, sound).item() == pytest.approx(20, abs=0.01)
 

@@ -1,4 +1,4 @@
-"""finite_scalar_quantize: an input of FSQ as it lies is its tokens, quantized one by one."""
+"""finite_scalar_quantize: FSQ on inputs of any layout equals quantizing their tokens one by one."""
 
 from __future__ import annotations
 

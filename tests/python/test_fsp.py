@@ -40,7 +40,7 @@ def test_decoding_gives_the_output_of_evaluation(name, positions, generator):
     module.eval()
     out = module(x)
     assert out.quantized.shape == x.shape and out.indices.shape == positions
-    assert torch.equal(trained.indices, out.indices)  # noise moves no token to another bin's index
+    assert torch.equal(trained.indices, out.indices)  # noise does not change an index
     assert not torch.equal(trained.quantized, out.quantized)
     assert "p_accept_prob" in trained.other_info and "p_accept_prob" not in out.other_info
     assert torch.equal(module.rng, seen) and torch.equal(module(x).quantized, out.quantized)
@@ -199,10 +199,10 @@ DISTRIBUTIONS = {
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_activations_are_distribution_functions(name: str) -> None:
-    """F, its inverse and its density against SciPy, out to the tails."""
+    """F, its inverse and its density against SciPy, including the tails."""
     act, inverse = build_cdf_act(name)
     known = DISTRIBUTIONS[name]
-    # With 0, which linspace misses by a rounding on some processors.
+    # The grid contains 0, which linspace misses by a rounding on some processors.
     x = (torch.arange(-50, 51, dtype=torch.float64) * 0.12).requires_grad_()
     u = act(x)
     torch.testing.assert_close(u.detach(), torch.from_numpy(known.cdf(x.detach())))

@@ -286,7 +286,7 @@ def test_a_million_random_codes_round_trip(levels, symmetric, codebooks, generat
     codes = module.indices_to_codes(indices)
     grouped = codes.unflatten(-1, (codebooks, -1)) if codebooks > 1 else codes
     assert torch.equal(module.codes_to_indices(grouped), indices)
-    # The encoder that puts every feature in the middle of its level finds them, too.
+    # Latents in the middle of each level also quantize to these indices.
     edge = 0.999 if symmetric else 0.99
     bounded = (grouped.double() * edge).clamp(-edge, edge)
     if not symmetric:
@@ -306,7 +306,7 @@ def test_codes_to_indices_takes_the_nearest_level(symmetric):
 
 
 def test_noise_moves_no_code_beyond_its_indices():
-    """Codes with noise still count as the code they came from."""
+    """Codes with noise still belong to the index from which they came."""
     module = FSQ(LEVELS, preserve_symmetry=True, noise_dropout=1.0)
     quantized, indices = module(torch.randn(4, 500, 4))
     assert torch.equal(module.codes_to_indices(quantized), indices)

@@ -1,4 +1,4 @@
-"""The C++ FSQ and its stacks are the Python ones: the same outputs, gradients and state, bit for bit."""
+"""The C++ FSQ and its stacks equal the Python ones: the same outputs, gradients and state, bit for bit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEVELS = [8, 5, 4]
 NOISY: dict[str, Any] = dict(noise_dropout=0.5)
 ROTATED: dict[str, Any] = dict(levels=[5] * 3, orthogonal_rotation=True)
 DROPOUT: dict[str, Any] = dict(num_quantizers=5, quantize_dropout=True)
-# Options, the shape of the input, and what each step is called with besides.
+# Options, the shape of the input, and the further arguments of each step.
 CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
     "default": ({}, (2, 7, 3), ""),
     "masked": (dict(dim=6), (2, 7, 6), "mask"),

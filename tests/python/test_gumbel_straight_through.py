@@ -1,4 +1,4 @@
-"""gumbel_straight_through: hard choice forward, soft choice backward (include/torchvq/ops)."""
+"""gumbel_straight_through: hard choice in forward, soft choice in backward (include/torchvq/ops)."""
 
 from __future__ import annotations
 

@@ -73,17 +73,18 @@ def test_lens_are_a_mask():
 @every_option
 @pytest.mark.parametrize("axes", [1, 2, 3])
 def test_decoding_is_the_output(name, axes):
-    """For every size, mask and depth, to the bit, in training with the codes as they were."""
+    """For every size, mask and depth, bit for bit; in training with the codes before the update."""
     for full in SHAPES[axes]:
         for mask in (None, half_mask(3, *full)):
             options = learning_options()[name]
-            # The reference's dropped scales have indices that its output does without.
+            # In training, the reference's dropped scales have indices that its output does not include.
             for training in (False, True):
                 module = build(axes, **options).train(training)
                 before = copy.deepcopy(module).eval()
                 found = module(data(3, DIM, *full), mask=mask)
                 if name in ("rotation", "compatible") and training:
-                    # Scales search codes that have moved; the rotated value is that of the code, rounded.
+                    # With "compatible", scales search codes that have moved; with "rotation", the output is the code
+                    # only up to rounding.
                     continue
                 decoded = before.get_output_from_indices(found.indices, full, mask=mask)
                 assert torch.equal(decoded, found.quantized)
@@ -109,7 +110,7 @@ def test_absent_scales_add_nothing():
 
 
 def test_one_update_from_the_tokens_of_all_scales():
-    """What VectorQuantize learns from them as one batch."""
+    """The update equals that of a VectorQuantize on the tokens of all scales as one batch."""
     module = build(2, threshold_ema_dead_code=0)
     expected = VectorQuantize(
         DIM, CODES, decay=0.99, rotation_trick=False, threshold_ema_dead_code=0
@@ -155,7 +156,7 @@ def test_loss_is_the_mean_of_the_distances():
 
 
 def test_gradient_is_that_of_the_walk_without_codes():
-    """Straight-through, each code in the place of its token: the walk is linear then."""
+    """Straight-through: the gradient is that of the forward with each code replaced by its token, which is linear."""
     module = build(2, share_quant_resi=0)
     x = data(2, DIM, 5, 4).requires_grad_()
     weight = data(2, DIM, 5, 4, seed=9)
@@ -171,7 +172,7 @@ def test_gradient_is_that_of_the_walk_without_codes():
 
 
 def test_kmeans_sees_all_scales():
-    """Two images have two tokens of the coarsest scale, too few for codes that differ."""
+    """Two images have two tokens of the coarsest scale, too few for distinct codes."""
     module = build(2, codes=False, threshold_ema_dead_code=0)
     module(data(2, DIM, 4, 4))
     codes = module.vq.codebook
@@ -232,7 +233,7 @@ def test_the_share_of_each_depth():
         counts[cutoff] = counts.get(cutoff, 0) + 1
         torch.ops.torchvq.advance_rng_(module.vq._codebook.rng)
     assert counts.keys() == {None, 1, 2}
-    # Four standard deviations.
+    # Within four standard deviations.
     for cutoff, share in ((None, 0.4), (1, 0.3), (2, 0.3)):
         assert abs(counts[cutoff] / 2000 - share) < 4 * math.sqrt(share * (1 - share) / 2000)
 
@@ -250,7 +251,7 @@ def test_dropped_scales_are_absent(own):
         kept = found.cutoff + 1
         for n, indices in enumerate(found.indices):
             assert indices.ge(0).all() == (n < kept) == bool(indices.ne(-1).any())
-        # As if there were no more scales.
+        # The same as a module without the dropped scales.
         fewer = build(
             scales=(1, 2, 4)[:kept], shared_codebook=not own, share_quant_resi=0, decay=0.99
         )

@@ -1,4 +1,4 @@
-"""The C++ HierarchicalVQ is the Python one, bit for bit."""
+"""The C++ HierarchicalVQ equals the Python one, bit for bit."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def inputs_of(given: Case, module: torchvq.HierarchicalVQ) -> list[dict[str, Ten
 
 
 def call(module: torchvq.HierarchicalVQ, x: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What a forward returns, by the names of the program."""
+    """The results of a forward, under the names that the C++ program uses."""
     mask = given.get("mask")
     named = {"mask": mask, "lens": given.get("lens")}
     full = x.shape[2:] if module.channel_first else x.shape[1:-1]
@@ -150,7 +150,7 @@ def test_cpp_equals_python(name: str, tmp_path: Path) -> None:
     arguments = [f"{name}={value}" for name, value in words.items()]
     actual = run_cpp_module("hierarchical_vq", {**tensors, "eval.x": x}, arguments, tmp_path)
     expected = run_python(module, steps, x)
-    # Targets are scored instead of choices, of which C++ tells all the same.
+    # With targets, Python returns no indices and nothing to decode; C++ always writes both.
     actual = {
         name: value
         for name, value in actual.items()

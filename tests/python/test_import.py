@@ -1,4 +1,4 @@
-"""What importing torchvq loads: itself, and nothing that ``import torch`` has not loaded already."""
+"""Importing torchvq loads only itself, beyond the modules that ``import torch`` loads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ COMPILERS = {"onnx", "sympy", "torch._dynamo", "torch._inductor", "torch.distrib
 
 
 def loaded_by(statement: str) -> set[str]:
-    """The modules that a statement loads after ``import torch``, in a Python of its own."""
+    """The modules that a statement loads after ``import torch``, in a new Python process."""
     code = (
         "import json, sys, torch; before = set(sys.modules)\n"
         f"{statement}\n"

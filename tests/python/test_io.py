@@ -120,7 +120,7 @@ def test_safetensors_goes_through_unchanged(tmp_path: Path) -> None:
 
 
 def test_safetensors_accept_and_refuse_what_the_package_does(tmp_path: Path) -> None:
-    """Mutated headers: a file that the package refuses is refused here, and what both accept is equal."""
+    """Mutated headers: files that the package refuses are refused here, and files that both accept are equal."""
     source = {"a": torch.arange(6, dtype=torch.float32).view(2, 3), "b": torch.arange(3)}
     valid = safetensors.torch.save(source)
     rng = np.random.default_rng(0)

@@ -54,7 +54,7 @@ def lloyd(x, codebook, stride):
 
 
 def test_kmeans_iterations_are_lloyd_steps_of_which_the_last_ends_at_the_means(generator):
-    """Batches this small have no early sample."""
+    """For batches this small, the early steps do not run on a sample."""
     x = mixture(generator)
     expected = torchvq.kmeans(x, 30, iterations=0).codebook.double()
     for iterations in (1, 2, 3):
@@ -159,7 +159,7 @@ def test_kmeans_of_one_point_and_of_equal_points(metric):
 
 
 def test_kmeans_uses_every_code_while_there_are_distinct_points(generator):
-    """Two far clumps and many duplicates: no empty code, no repeated code, nothing at the origin."""
+    """Two distant clusters and many duplicates: no empty code, no repeated code, no code at the origin."""
     x = torch.cat(
         [
             torch.full((500, 2), 5.0),
@@ -195,7 +195,7 @@ def test_kmeans_error_is_at_most_that_of_faiss(generator):
             other = faiss.Kmeans(8, 128, niter=20, seed=seed + 1, max_points_per_centroid=10**9)
             other.train(x.numpy())
             theirs.append(error(x, torch.from_numpy(other.centroids)))
-        # Two local optima of the same problem: on unclustered data they differ by chance.
+        # Two local optima of the same problem, which on unclustered data differ by chance.
         assert ours <= sum(theirs) / 3 * 1.01
 
 

@@ -31,7 +31,7 @@ def problem(generator, dtype=torch.float32, shape=(5, 41)):
 
 
 def brute_force(x, values):
-    """Float64 distances to every value; the first of equal ones."""
+    """Float64 distances to every value; the first of equal ones wins."""
     columns, indices, basis, start = [], 0, 1, 0
     for j, count in enumerate(LEVELS):
         own = values[start : start + count].double()
@@ -378,7 +378,7 @@ def test_not_finite_tokens_do_not_reach_the_values(generator):
 
 
 def test_defaults_learn_and_stay_finite():
-    """An autoencoder in which the values of the reference, which never move, let latents run away."""
+    """An autoencoder in which latents diverge if the values never move, as in the reference."""
     torch.manual_seed(0)
     encoder, decoder = torch.nn.Linear(6, 3), torch.nn.Linear(3, 6)
     quantizer = LatentQuantize([8, 8, 8], 3)

@@ -1,4 +1,4 @@
-"""What a training step changes, by one operator: the same as its parts one after the other."""
+"""A training step by one operator equals its parts one after the other."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_lists_that_do_not_fit_are_refused(change: dict[str, list[Tensor]], said
 def test_codes_without_tokens_have_the_bits_of_float64(
     dim: int, decay: float, magnitude: float
 ) -> None:
-    """Quotients that vectors refine are those of a division, with zeros of either sign and the ends of the range."""
+    """Vectorized quotients have the bits of a division, including zeros of either sign and the ends of the range."""
     generator = torch.Generator().manual_seed(dim)
     size = 64
     averages = torch.randn(1, size, dim, generator=generator) * magnitude
@@ -159,7 +159,7 @@ def test_codes_without_tokens_have_the_bits_of_float64(
     most = torch.finfo(torch.float32).max
     followed = (sizes >= min(1e-2, (1 - decay) / 2))[0]
     followed[0] = False
-    # The total of the sizes is exact to 2^-52 here and there; all else is one rounding.
+    # The total of the sizes is exact to 2^-52 in both computations; everything else is rounded once.
     torch.testing.assert_close(
         embed[0, followed].double(),
         codes.clamp(-most, most)[0, followed].float().double(),
@@ -172,7 +172,7 @@ def test_codes_without_tokens_have_the_bits_of_float64(
 @pytest.mark.parametrize("absent", ["masked", "none"])
 def test_a_step_without_tokens_changes_nothing(absent: str) -> None:
     own, rng = state(0), torch.tensor([3, 4])
-    own[3][:, ::2] = 3  # replaced a while ago
+    own[3][:, ::2] = 3  # replaced recently
     before = [tensor.clone() for tensor in own]
     x, indices = tokens(1, TOKENS if absent == "masked" else 0)
     mask = [torch.zeros(HEADS, TOKENS, dtype=torch.bool)] if absent == "masked" else []

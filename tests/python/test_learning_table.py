@@ -1,4 +1,4 @@
-"""The learning table: its rows, the pairs it makes of them, what it concludes, and that it runs."""
+"""The learning table: its rows, their pairing, its conclusions, and a quick run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_rows_have_names_of_their_own_and_families_one_recommendation() -> None:
 def test_streams_cover_every_pair_of_settings() -> None:
     found = []
     for row in ROWS:
-        # What is recommended goes by the tokens of a step, not by the lists of settings.
+        # Recommended settings depend on the tokens of a step, not on the lists of settings.
         if row.task == "stream" and not row.recommended:
             options, setting = row.options(OURS), row.setting
             threshold = (
@@ -144,7 +144,7 @@ def line_of(ours: list[float], reference: list[float]) -> report.Line:
         ([17.0, 18.1, 19.0], "worse (2 s.e. and 0.1 dB)"),
         ([18.2, 19.2, 20.3], "better"),
         ([18.5, 18.9, 20.0], "alike"),
-        # The rounding of sums in another order proves nothing, however sure it is.
+        # A difference of the size of rounding is no evidence, however small its standard error.
         ([17.9995, 18.9995, 19.9995], "alike"),
     ],
 )
@@ -171,7 +171,7 @@ def test_errors_compare_as_ratios() -> None:
 
 @pytest.mark.parametrize(
     ("bound", "freedom", "chance"),
-    # Critical values as printed in tables of Student's distribution.
+    # Critical values from printed tables of Student's distribution.
     [
         (6.314, 1, 0.05),
         (2.353, 3, 0.05),
@@ -193,7 +193,7 @@ def test_rows_worse_by_chance_are_counted_among_those_not_better() -> None:
     ):
         runs += runs_of(name, OURS, ours) + runs_of(name, REFERENCE, [18.0, 19.0, 20.0])
     said = report.chance(report.lines(runs, [row_of("autoencoder", name) for name in names], []))
-    # Worse, alike and better, of three pairs each: twice 0.0918.
+    # Worse, alike and better, with three pairs each: twice 0.0918.
     assert said.startswith("Of the 2 rows that are not better, 1 are worse")
     assert said.endswith("would put 0.2 there.")
 
@@ -298,7 +298,7 @@ def test_errors_are_told_over_the_yardstick_of_their_machine() -> None:
         assert line.over_yardstick(OURS) == pytest.approx(2.2)
         (line,) = report.lines([*yardsticks, dict(run, machine=other)], rows, [])
         assert line.over_yardstick(OURS) == pytest.approx(1.1)
-    # One that has none of its own takes what there is.
+    # Without a yardstick of its own machine, a run is compared with the one there is.
     (line,) = report.lines([new, run], rows, [])
     assert line.over_yardstick(OURS) == pytest.approx(1.1)
 

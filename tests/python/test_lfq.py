@@ -148,7 +148,7 @@ def test_loss_and_gradient_by_enumeration(case):
 
 
 def test_gradient_where_the_reference_has_none():
-    """2^18 codes in near uniform use: its logarithm, clamped at 1e-5, is a constant there."""
+    """2^18 codes in nearly uniform use: the reference clamps its logarithm at 1e-5, which makes it constant there."""
     from vector_quantize_pytorch import LFQ as Reference
 
     x = data((1, 24, 18), 0.0005)
@@ -203,7 +203,7 @@ def test_defaults_warn_once_and_stay_finite(caplog):
 
 
 def test_entropy_loss_fills_a_large_codebook():
-    """Latents of 2^18 codes that begin in one corner spread out."""
+    """Latents that begin in one corner of 2^18 codes spread out."""
     torch.manual_seed(0)
     encoder = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 18))
     nn.init.constant_(encoder[2].bias, 0.02)
@@ -234,7 +234,7 @@ def test_masked_is_absent(case):
     a, b = x.clone().requires_grad_(), x[mask].unsqueeze(0).requires_grad_()
     (quantized, indices, loss), terms = lfq(a, mask=mask, return_loss_breakdown=True)
     rest, right = lfq(b, return_loss_breakdown=True)
-    # A linear layer rounds by the shape of its batch.
+    # The rounding of a linear layer depends on the shape of its batch.
     torch.testing.assert_close((loss, *terms), (rest[2], *right), rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(quantized[mask], rest[0][0], rtol=1e-5, atol=1e-6)
     assert torch.equal(indices[mask], rest[1][0])
@@ -362,14 +362,14 @@ def test_compiles_without_graph_breaks(case):
         right, found = eager(a, mask=mask), step(b, mask=mask)
         (right[0].sum() + right[2]).backward()
         (found[0].sum() + found[2]).backward()
-        # A rotation is a product of torch, which a compiler may hand over in another layout.
+        # A rotation is a matrix product of torch, to which a compiler may pass another layout.
         same = assert_close_to_rounding if case == "rotated" else bit_for_bit
         for one, other in zip((*found, b.grad), (*right, a.grad), strict=True):
             same(one.detach(), other.detach())
     assert torch.equal(eager.rng, module.rng)
 
 
-@pytest.mark.parametrize("case", ["rotated"])  # others are rows of tests/matrix
+@pytest.mark.parametrize("case", ["rotated"])  # the other cases are rows of tests/matrix
 def test_exports(case, tmp_path):
     lfq = build(case).eval()
     x = data((2, 9, lfq.dim))

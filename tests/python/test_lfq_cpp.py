@@ -1,4 +1,4 @@
-"""The C++ LFQ and its stacks are the Python ones: the same outputs, losses, gradients and state, bit for bit."""
+"""The C++ LFQ and its stacks equal the Python ones: the same outputs, losses, gradients and state, bit for bit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BITS: dict[str, Any] = dict(codebook_size=16)
 STACK: dict[str, Any] = dict(BITS, dim=4, num_quantizers=4)
 DROPOUT: dict[str, Any] = dict(STACK, quantize_dropout=True)
 FRACTION: dict[str, Any] = dict(frac_per_sample_entropy=0.5)
-# Options, the shape of the input, and what each step is called with besides. "dtype" casts module and input.
+# Options, the shape of the input, and the further arguments of each step. "dtype" casts module and input.
 CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
     "default": (dict(dim=5), (2, 7, 5), ""),
     "no_commitment": (dict(dim=5, commitment_loss_weight=0.0), (2, 7, 5), ""),
@@ -90,7 +90,7 @@ CASES: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
         "seed",
     ),
 }
-# Features on axis 1, so that masks have the other axes.
+# Cases with features on axis 1: masks have the other axes.
 FIRST = {"image", "channel_first", "stack_image", "groups_image"}
 DTYPES = {"bfloat16": torch.bfloat16, "half": torch.float16, "double": torch.float64}
 
@@ -137,7 +137,7 @@ def inputs_of(case: str) -> list[dict[str, Any]]:
 
 
 def call(module: Any, x: Tensor, named: dict[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
-    """What a forward gives, by name, and its loss with a gradient."""
+    """The results of a forward, by name, and its loss with a gradient."""
     if isinstance(module, torchvq.LFQ):
         (quantized, indices, loss), terms = module(
             x, inv_temperature=3.0, return_loss_breakdown=True, **named
@@ -222,7 +222,7 @@ def test_both_warn_of_latents_that_run_away(
 
 
 def fitness_of(decoded: Tensor, bits: Tensor) -> Tensor:
-    """Set bits less the largest feature, NaN for every fifth number of bits."""
+    """The number of set bits minus the largest feature; NaN for every fifth number of bits."""
     count = bits.flatten(1).gt(0).sum(-1).float()
     return torch.where(
         count.remainder(5) == 0, torch.nan, count - decoded.flatten(1).abs().amax(-1)

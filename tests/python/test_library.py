@@ -1,4 +1,4 @@
-"""Loading the library: versions agree, and each way to fail is a sentence that says what to do."""
+"""Loading the library: versions agree, and each failure is a sentence that says what to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def import_with(library: str) -> str:
-    """The last line of what a Python prints that imports torchvq with TORCHVQ_LIBRARY set."""
+    """The last line that a Python process prints when it imports torchvq with TORCHVQ_LIBRARY set."""
     code = f"import os; os.environ['TORCHVQ_LIBRARY'] = {library!r}; import torchvq"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode != 0
@@ -29,7 +29,7 @@ def import_with(library: str) -> str:
 
 @pytest.fixture
 def libraries(tmp_path):
-    """What a wheel holds that was built for three versions."""
+    """The contents of a wheel built for three versions."""
     for version in ("2.9", "2.13", "2.15"):
         folder = tmp_path / f"torch{version}"
         folder.mkdir()
@@ -124,7 +124,7 @@ def test_library_named_by_hand_that_was_built_against_another_torch_is_refused(b
 
 @pytest.fixture
 def site(tmp_path):
-    """A folder of packages: torch 2.13.1, and torchvq with programs that say what they are."""
+    """A site-packages folder: torch 2.13.1, and torchvq with programs that print their own version."""
     torch_folder = tmp_path / "torch"
     torch_folder.mkdir()
     (torch_folder / "__init__.py").write_text("raise ImportError('it takes a second')")

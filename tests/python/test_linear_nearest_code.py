@@ -1,4 +1,4 @@
-"""linear_nearest_code: nearest of frozen codes under a linear map, against a search and a product in float64."""
+"""linear_nearest_code: nearest of frozen codes under a linear map, against a product and a search in float64."""
 
 from __future__ import annotations
 

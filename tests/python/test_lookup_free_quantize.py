@@ -77,7 +77,7 @@ def test_latents_are_clamped_then_put_on_the_sphere_then_rotated(generator):
     torch.testing.assert_close(found["latents"], latents, rtol=1e-12, atol=1e-12)
     nearest = latents.sign() * 2 / 3**0.5
     assert_near(found["quantized"].norm(dim=-1), torch.full((1, 6), 2.0), 1e-12)
-    # Rotated back, the code is as near to the latents as it was before.
+    # Rotated back, the code is as near to the latents as before the rotation.
     cosine = (found["quantized"] * clamped).sum(-1) / clamped.norm(dim=-1)
     assert_near(cosine, (nearest * latents).sum(-1) / 2, 1e-10)
 

@@ -1,4 +1,4 @@
-"""merge_statistics: sums of two calls on the larger exponents, against whole numbers of any length."""
+"""merge_statistics: sums of two calls on the larger exponents, against Python integers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m torchvq.migrate`` on real configurations: a tokenizer in a file, checkpoints, and what it refuses.
+"""``python -m torchvq.migrate`` on real configurations: a tokenizer in a file, checkpoints, and refused inputs.
 
 Oracle: the reference with the same weights on the same tokens.
 """
@@ -71,7 +71,7 @@ def test_a_model_in_a_file(tmp_path: Path, capsys) -> None:
 
 
 def test_codes_before_k_means_are_not_compared(tmp_path: Path, capsys) -> None:
-    """They are all zero, and every token is as near to one as to another."""
+    """They are all zero, so every token has the same distance to each."""
     call = "VectorQuantize(dim=8, codebook_size=16, kmeans_init=True)"
     text = f"from vector_quantize_pytorch import VectorQuantize\nmodel = {call}\n"
     (tmp_path / "model.py").write_text(text)

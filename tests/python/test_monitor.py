@@ -1,4 +1,4 @@
-"""Monitor: what it writes, reads back, draws and warns of."""
+"""Monitor: records, files, plots and warnings."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_json_lines_hold_what_stats_says(tmp_path: Path) -> None:
         found = train(monitor, model, range(3))
         assert found[-1]["vq"] == model.vq.stats()
         assert (found[-1]["stack.layers.0"], found[-1]["stack.layers.1"]) == model.stack.stats()
-        # Read while the run goes on.
+        # The file can be read while the run goes on.
         records = read_json_lines(file)
     names = ["vq", "stack.layers.0", "stack.layers.1"]
     assert [(r["step"], r["quantizer"]) for r in records] == [
@@ -120,7 +120,7 @@ def test_tensorboard_reads_them_back(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path)).Reload()
     for step, event in enumerate(events.Scalars("torchvq/stack.layers.1/perplexity")):
         assert event.step == step
-        # TensorBoard keeps float32.
+        # TensorBoard stores float32.
         assert event.value == pytest.approx(found[step]["stack.layers.1"].perplexity, rel=1e-6)
     assert len(events.Tags()["scalars"]) == 18
 
@@ -175,7 +175,7 @@ def test_a_plot_has_a_line_per_level(tmp_path: Path, monkeypatch: pytest.MonkeyP
     model, file = Model(), tmp_path / "run.jsonl"
     monitor = Monitor(model, json_lines=file)
     found = train(monitor, model, range(4))
-    # Written twice: the later counts.
+    # Step 3 is written twice; the later record counts.
     found[3] = train(monitor, model, range(3, 4))[0]
     drawn: list[tuple[str, list[int], list[float]]] = []
     original = Axes.plot
@@ -253,7 +253,7 @@ def test_healthy_codebooks_are_left_in_peace() -> None:
     ids=["falling", "dead", "churn"],
 )
 def test_each_cause_is_told_once(bad: Any, fragment: str, switch: dict[str, float]) -> None:
-    # After n bad records the mean is bad + (good - bad) * 0.9 ** n: 8, 8 and 10 of them pass the limits.
+    # After n bad records the mean is bad + (good - bad) * 0.9 ** n, so the limits are passed after 8, 8 and 10 of them.
     records = [HEALTHY] * 20 + [HEALTHY._replace(**bad)] * 80
     ((step, message),) = watch(records)
     assert message.startswith(f"Monitor: a.b, step {step}: ") and fragment in message
@@ -272,7 +272,7 @@ def test_levels_without_tokens_say_nothing() -> None:
 
 
 def test_a_codebook_that_collapses_is_told_in_training(tmp_path: Path) -> None:
-    """All tokens become one point, so one code takes them all."""
+    """All tokens become one point, so one code takes them all, and the monitor warns during training."""
     support.seed_everything()
     vq = VectorQuantize(DIM, 32)
     monitor = Monitor(vq, limits=CollapseLimits(window=5), json_lines=tmp_path / "run.jsonl")

@@ -23,7 +23,7 @@ from torchvq.ops import nearest_code
 METRICS = ["euclidean", "cosine"]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 PATHS = {"dispatched": torch.ops.torchvq.nearest_code, "any": any_path("nearest_code")}
-# N, K, D: one row, few rows (no packing), one more, odd sizes around every vector length, several blocks of rows
+# N, K, D: one row, few rows (no packing), one more, odd sizes around every vector length, several blocks of rows.
 SIZES = [
     (0, 3, 2),
     (1, 1, 1),
@@ -160,7 +160,7 @@ def test_nearest_code_returns_codes_and_distances_of_its_indices(search, metric,
     assert torch.equal(codes, codebook[indices])
     rows = x.repeat_interleave(topk or 1, 0)
     expected = oracle.distances(rows, codes.view(-1, 6), metric) + bias[indices].flatten().numpy()
-    # The oracle sums in another order, and is not rounded to float32.
+    # The oracle sums in another order and does not round to float32.
     np.testing.assert_allclose(distances.flatten().numpy(), expected, rtol=1e-6, atol=1e-6)
 
 
@@ -258,7 +258,7 @@ def run_program(program, *arguments, **environment):
 
 
 def test_nearest_code_is_the_same_on_every_instruction_set(tmp_path, generator):
-    # Made here, once: torch.randn itself gives other numbers under another ATEN_CPU_CAPABILITY.
+    # Drawn once, here: torch.randn gives other numbers under another ATEN_CPU_CAPABILITY.
     sizes = ((5, 50, 9), (200, 300, 20), (250, 130, 37), (230, 90, 65), (300, 70, 130),
              (7, 600, 37), (100, 300, 64))  # fmt: skip
     cases = [
@@ -316,7 +316,7 @@ def test_nearest_code_sums_the_gradients_of_each_code(generator):
     out = nearest_code(x, codebook, return_codes=True)
     weights = torch.randn(30, 3, generator=generator)
     (grad,) = torch.autograd.grad(out.codes, codebook, weights)
-    weights[4] = 0  # a row that is not finite belongs to no code
+    weights[4] = 0  # a non-finite row belongs to no code
     expected = torch.zeros(5, 3, dtype=torch.float64)
     for row, index in enumerate(out.indices.tolist()):
         expected[index] += weights[row].double()
@@ -379,7 +379,7 @@ def test_nearest_code_passes_opcheck(topk, with_gradient, generator):
     utilities = ["test_schema", "test_autograd_registration", "test_faketensor"]
     if (
         not with_gradient
-    ):  # with them, the check adds float outputs into the first, integer, one and fails by itself
+    ):  # with gradients, opcheck itself fails: it adds float outputs into the first, integer one
         utilities.append("test_aot_dispatch_dynamic")
     torch.library.opcheck(op_packet("nearest_code"), (x, codebook), options, test_utils=utilities)
 

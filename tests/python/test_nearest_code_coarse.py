@@ -1,6 +1,6 @@
 """nearest_code where screening works in integers: many rows, one code each, more than a few dimensions.
 
-From 65 dimensions on, processors with tiles (AMX) use them; TORCHVQ_SIMD_LEVEL=avx512 shows the other road.
+From 65 dimensions on, processors with AMX use its tiles; TORCHVQ_SIMD_LEVEL=avx512 runs the other path.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def test_nearest_code_is_exact_on_adversarial_rows(kind, size, metric, generator
 @pytest.mark.parametrize("dim", [24, 31, 33, 65, 130, 192])
 @pytest.mark.parametrize("distance", [0.0, 1e-6, 1e-4, 1e-2])
 def test_nearest_code_is_exact_where_integers_cannot_tell(distance, dim, metric, generator):
-    """Rows beside the middle of two codes, by less and by more than what rounding to integers hides."""
+    """Rows near the midpoint of two codes, at distances below and above the rounding to integers."""
     x, codes = nearest_code_rows.normal(600, 70, dim, generator)
     x = nearest_code_rows.middles(x, codes, distance, generator)
     x[::50] *= 1e-25
@@ -43,7 +43,7 @@ def test_nearest_code_is_exact_where_integers_cannot_tell(distance, dim, metric,
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
 def test_nearest_code_is_exact_when_few_or_all_rows_are_close_calls(share, generator):
-    """Screening goes over to float32 where integers leave many rows open."""
+    """Screening switches to float32 if integers leave many rows undecided."""
     x, codes = nearest_code_rows.normal(2000, 50, 40, generator)
     close = torch.rand(2000, generator=generator) < share
     codes[25:] = codes[:25] * (1 + 1e-6)

@@ -1,6 +1,6 @@
 """nearest_code where codes are rounded to 8 bits for the call: up to 511 rows, 32 dimensions and more.
 
-Processors that do not multiply bytes search the same rows in float32.
+Processors without byte multiplication search the same rows in float32.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-# Rows that leave a tile of every size, codes that fill no panel, block or range, dimensions that fill no vector.
+# Numbers of rows with every remainder of a tile; codes that fill no panel, block or range; dimensions that fill no
+# vector.
 SIZES = [(6, 37, 32), (7, 300, 64), (13, 1, 40), (33, 520, 65), (50, 97, 128), (191, 1700, 33),
          (100, 4500, 37), (300, 200, 70), (511, 130, 32)]  # fmt: skip
 
@@ -31,7 +32,7 @@ def test_adversarial_rows_find_the_nearest_code(kind, size, generator):
 @pytest.mark.parametrize("distance", [0.0, 1e-7, 1e-5, 1e-3, 1e-2, 0.1])
 @pytest.mark.parametrize("shift", [0.0, 30.0])
 def test_rows_between_two_codes_find_the_nearer(shift, distance, dim, generator):
-    """By less and by more than what 8 bits and float32 hide; tiny and huge rows among them."""
+    """At distances below and above the rounding of 8 bits and of float32; tiny and huge rows are among them."""
     x, codes = nearest_code_rows.normal(60, 300, dim, generator)
     close = nearest_code_rows.middles(x, codes, distance, generator)
     close[3], close[7] = close[3] * 1e-14, close[7] * 1e9
@@ -40,7 +41,7 @@ def test_rows_between_two_codes_find_the_nearer(shift, distance, dim, generator)
 
 @pytest.mark.parametrize("dim", [32, 100])
 def test_the_rounding_of_rows_counts(dim, generator):
-    """Nothing is lost of these codes: integers up to 127, of mean zero."""
+    """These codes round without error (integers up to 127, of mean zero), so only the rounding of rows matters."""
     half = torch.randint(-126, 127, (90, dim), generator=generator).float()
     half[:, 0] = 127
     codes = torch.cat([half, -half]) / 64
@@ -53,7 +54,7 @@ def test_the_rounding_of_rows_counts(dim, generator):
 
 @pytest.mark.parametrize("dim", [32, 100])
 def test_the_rounding_of_codes_counts(dim, generator):
-    """Nothing is lost of these rows: integers up to 127, of codes so few that all of them make the mean."""
+    """These rows (integers up to 127) round without error; only codes are rounded. All of the few codes make the mean."""
     for _ in range(40):
         x = torch.randint(-126, 127, (15, dim), generator=generator).float()
         x[:, 0] = 127
@@ -62,7 +63,7 @@ def test_the_rounding_of_codes_counts(dim, generator):
 
 
 def test_rows_with_one_large_feature(generator):
-    """All that tells their codes apart is lost beside it."""
+    """Beside it, the features that distinguish their codes round to nothing."""
     x, codes = nearest_code_rows.normal(50, 400, 64, generator)
     x[::2, 5] = 3e4
     assert_nearest(x, codes)
@@ -86,7 +87,7 @@ def test_bias_counts(scale, generator):
     bias = torch.randn(500, generator=generator)
     assert_nearest(x, codes, bias * scale)
     assert_nearest(x, codes, torch.zeros(500).index_fill_(0, torch.tensor([3]), torch.inf))
-    # The squared distance to a rival, all but a millionth.
+    # A bias of almost the squared distance to the second-nearest code.
     first = oracle.nearest(x, codes)[:, 0]
     bias = torch.zeros(500).index_fill_(0, torch.from_numpy(first[:20]), 40.0)
     assert_nearest(x, codes, bias)

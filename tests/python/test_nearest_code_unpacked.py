@@ -1,4 +1,4 @@
-"""nearest_code where codes are searched as they lie: up to some hundred rows, one code each, 16 dimensions and more."""
+"""nearest_code where codes are not packed: up to some hundred rows, one code each, 16 dimensions and more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 METRICS = ["euclidean", "cosine"]
-# Rows that leave every number of vectors in the last panel, codes that fill no tile, block or range.
+# Numbers of rows with every number of vectors in the last panel; codes that fill no tile, block or range.
 SIZES = [(10, 37, 16), (33, 200, 19), (50, 97, 64), (100, 1, 24), (129, 70, 33), (191, 1700, 17)]
 
 
@@ -31,7 +31,7 @@ def test_nearest_code_is_exact_on_adversarial_rows(kind, size, metric, generator
 @pytest.mark.parametrize("distance", [0.0, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3])
 @pytest.mark.parametrize("shift", [0.0, 30.0])
 def test_nearest_code_is_exact_where_float32_cannot_tell(shift, distance, dim, metric, generator):
-    """Rows beside the middle of two codes, all of them or one in twenty, by less and more than what rounding hides."""
+    """Rows (all, or one in twenty) near the midpoint of two codes, at distances below and above the rounding error."""
     x, codes = nearest_code_rows.normal(60, 300, dim, generator)
     close = nearest_code_rows.middles(x, codes, distance, generator)
     assert_nearest(close + shift, codes + shift, metric)
@@ -43,7 +43,7 @@ def test_nearest_code_is_exact_where_float32_cannot_tell(shift, distance, dim, m
 def test_the_rivals_of_a_row_may_stand_in_one_range_of_codes_or_in_several(metric, generator):
     x, codes = nearest_code_rows.normal(64, 3000, 20, generator)
     codes[1:4] = codes[0] * (1 + 2e-7)  # neighbours
-    codes[2999] = codes[100] * (1 - 2e-7)  # far from each other
+    codes[2999] = codes[100] * (1 - 2e-7)  # far apart in the codebook
     x[5], x[17] = codes[0] * (1 + 1e-7), codes[100]
     assert_nearest(x, codes, metric)
 

@@ -1,4 +1,4 @@
-"""torch.library.opcheck of the operators that no test of their own checks, and that none is left out."""
+"""torch.library.opcheck of the operators that have no such test of their own; no operator is left out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 def operators() -> set[str]:
-    """Those with a tensor among their arguments; the others are plain functions."""
+    """Operators with a tensor argument; the others are plain functions."""
     return {
         schema.name.removeprefix("torchvq::")
         for schema in torch._C._jit_get_all_schemas()
@@ -28,7 +28,7 @@ def operators() -> set[str]:
 
 
 def checked_in(file: Path) -> set[str]:
-    """Operators that functions which call opcheck name, themselves or through what they use of their file."""
+    """Operators named in functions that call opcheck, directly or in parts of the file that these functions use."""
     module = ast.parse(file.read_text())
     parts: dict[str, str] = {}
     for node in module.body:
@@ -73,13 +73,13 @@ def statistics(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def state() -> list[Tensor]:
-    """Of a codebook, as the operators that learn take it."""
+    """The state of a codebook, in the order that learning operators take."""
     sizes = torch.full((2, 7), 0.3)
     return [CODEBOOK.clone(), sizes, CODEBOOK * 0.3, integers(1, 2, 7), integers(1, 2)]
 
 
 def kept(steps: int) -> list[Tensor]:
-    """What a codebook keeps after so many steps, of no tokens."""
+    """The kept statistics of a codebook after `steps` steps without tokens."""
     exponents = torch.full((2, 2, 7), 32 * steps, dtype=torch.int32)
     return [
         torch.tensor([steps, steps, 0, 0]),
@@ -91,7 +91,7 @@ def kept(steps: int) -> list[Tensor]:
 
 
 def found() -> list[Tensor]:
-    """Where it writes what no longer waits."""
+    """Outputs that receive the kept statistics when they are due."""
     _, counts, sums, exponents, candidates = kept(steps=0)
     return [counts, sums, exponents[0].clone(), candidates[..., 1:].clone()]
 
@@ -351,7 +351,7 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     ),
     "binary_entropy": ((X,), {}),
     "binary_log_prob": ((X, integers(16, 2, 9)), {}),
-    # Gradients, which autograd alone calls.
+    # Gradient operators, which only autograd calls.
     "linear_nearest_code_backward": (
         (X[:1], X[:1], INDICES[:1], CODEBOOK[0]),
         {},
@@ -400,7 +400,7 @@ def test_every_operator_is_checked() -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_evolution_compiles(dynamic: bool) -> None:
-    """A generation as one graph, for any size of the population."""
+    """A generation is one graph, for any size of the population."""
 
     def generation(population: Tensor, fitnesses: Tensor, rng: Tensor) -> tuple[Tensor, ...]:
         parents = ops.select_parents(population, fitnesses, rng, 2)
@@ -429,7 +429,7 @@ def test_evolution_compiles(dynamic: bool) -> None:
     ("case", "position"), [("token_moments_backward", 0), ("latent_quantize_backward", 4)]
 )
 def test_gradients_check_their_shapes(case: str, position: int) -> None:
-    """They read memory by pointers."""
+    """Gradient operators read memory through pointers, so they must check sizes."""
     arguments = list(TABLE[case][0])
     arguments[position] = arguments[position][:-1]
     with pytest.raises(ValueError, match=f"{case}: expected"):

@@ -1,6 +1,6 @@
 """One table of options for both languages: names, defaults, documentation, and the errors of bad values.
 
-Oracles are Python's signatures and docstrings and the headers of C++, each read as it is written.
+The oracles are Python's signatures and docstrings and the C++ headers, each parsed from its source.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torchvq.sim_vq import _identity
 ops = torch.ops.torchvq
 HEADERS = Path(__file__).resolve().parents[2] / "include/torchvq/options"
 
-# Classes, and whose options their **kwargs are.
+# Classes, and the class whose options their **kwargs are.
 CLASSES: dict[str, str | None] = {
     "BinaryMapper": None,
     "EvoLFQ": "LFQ",
@@ -60,7 +60,7 @@ SYMMETRIC = "levels of a stack always are, so Python's FSQ gets it twice, which 
 LAYOUT = "Python takes it out of **kwargs, whose rest is VectorQuantize's"
 IDENTITY = "Python has a function, C++ none"
 NO_DEFAULT = "C++ sets it by name and has 512; Python wants it, as the reference does"
-# Where the languages differ on purpose: a name that one of them has, or another default.
+# Intended differences between the languages: a name that only one of them has, or another default.
 DIFFERENCES = {
     ("EvoLFQ", "encoder"): "a module, which is no option in C++",
     ("EvoLFQ", "decoder"): "a module, which is no option in C++",
@@ -83,7 +83,7 @@ DIFFERENCES = {
     ("SimVQ", "init_fn"): IDENTITY,
     ("VectorQuantize", "codebook_size"): NO_DEFAULT,
 }
-# Defaults that docstrings say in other words than the signature.
+# Defaults that docstrings write in other words than the signature.
 IN_WORDS = {
     ("BinaryMapper", "kl_loss_threshold"): ("log 2", math.log(2)),
     ("ResidualVQ", "beam_size"): ("1", None),
@@ -94,7 +94,7 @@ REQUIRED = inspect.Parameter.empty
 
 
 def signature_of(name: str) -> dict[str, Any]:
-    """The options that a class itself names, with their defaults."""
+    """The options that the class itself names, with their defaults."""
     parameters = inspect.signature(getattr(torchvq, name)).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is not p.VAR_KEYWORD}
 
@@ -117,7 +117,7 @@ def cpp_options(name: str) -> dict[str, Any]:
 
 
 def in_text(value: Any) -> Any:
-    """Defaults that are dtypes, as C++ writes them."""
+    """Defaults that are tuples of dtypes, as C++ writes them."""
     return f"[{', '.join(map(str, value))}]" if isinstance(value, tuple) else value
 
 
@@ -144,7 +144,7 @@ def fields_of(struct: str) -> dict[str, str | None]:
     return {name: default or None for _, name, default in fields}
 
 
-# Options of parts, whose own fields are in the table.
+# Nested options, whose fields are in the table.
 PARTS = {"fsq", "lfq", "mlp_kwargs", "rfsq", "rlfq", "rvq", "sim_vq", "vq"}
 
 
@@ -154,7 +154,7 @@ def test_the_table_has_every_field_of_the_struct(name: str) -> None:
 
 
 def documented_options(name: str) -> dict[str, str]:
-    """Names in the section Args of a docstring, and what is said of them."""
+    """Names in the section Args of a docstring, with their descriptions."""
     doc = inspect.getdoc(getattr(torchvq, name)) or ""
     section = doc[doc.index("\nArgs:\n") + len("\nArgs:\n") :]
     section = re.split(r"\n\n|\n(?=\S)", section)[0]
@@ -193,7 +193,7 @@ def test_headers_document_every_option(header: str) -> None:
             assert above.lstrip().startswith("///"), line
 
 
-# Arguments of a call, which are no options of a class: C++ has structs for them.
+# Arguments of a call, which are not options of a class; C++ has structs for them.
 CALLS: dict[str, tuple[Callable[..., Any], set[str]]] = {
     "VectorQuantizeForwardOptions": (VectorQuantize.forward, {"x", "return_loss_breakdown"}),
     "ResidualVQForwardOptions": (ResidualVQ.forward, {"x"}),
@@ -238,7 +238,7 @@ def test_defaults_are_read_back_and_valid(name: str) -> None:
     check(name, {option: text for option, equals, text in lines if equals} | given_to(name))
 
 
-# Any text will do, or any name: what they name is looked for later.
+# Options for which any text is valid, or any name: the name is resolved later.
 ANY_TEXT = {
     "codebook_transform",
     "init_fn",
@@ -251,7 +251,7 @@ ANY_TEXT = {
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_text_of_another_kind_is_refused_by_name(name: str) -> None:
-    # A stack leaves to its levels which names there are.
+    # A stack leaves the check of names to its levels.
     names = {"reduction"} if name.endswith("ResidualVQ") else set()
     for option in cpp_options(name).keys() - ANY_TEXT - names:
         message = rf"^\w+: expected {re.escape(option)} to be .+, but got \(nothing$"
@@ -267,7 +267,7 @@ def test_open_options_are_resolved() -> None:
     sizes = {"dim": "8", "codebook_size": "4", "num_quantizers": "3"}
     assert check("ResidualVQ", sizes) == [4, 4, 4]
     assert check("FSQ", {"levels": "[8, 5]"}) == []
-    # Codes of each scale, its grid, its convolution.
+    # Each scale's number of codes, then its grid, then its convolution.
     image = {"dim": "8", "codebook_size": "4", "accept_image_fmap": "True"}
     scales = {"scales": "[1, (2, 3), [4, 4]]", "share_quant_resi": "2"}
     assert check("HierarchicalVQ", image | scales) == [4, 4, 4, 1, 1, 2, 3, 4, 4, 0, 0, 1]
@@ -308,7 +308,7 @@ def test_bad_calls_of_the_operators_are_refused() -> None:
 
 
 class Code(str, enum.Enum):
-    """Names of options as some configurations have them."""
+    """Names of options as enum members, as some configuration libraries have them."""
 
     EXACT = "exact"
 

@@ -78,7 +78,7 @@ def test_orthogonal_loss_equals_the_reference(active, heads, generator):
 
 
 def test_orthogonal_loss_draws_a_subset_that_one_selection_explains(generator):
-    """With distinct pairwise cosines, the loss of two codes names the pair."""
+    """Pairwise cosines are distinct, so the loss of two codes identifies the pair."""
     codebook = make_codebook(generator, (1, 6, 4))
     pairs = {(i, j): oracle(codebook[:, [i, j]]) for i in range(6) for j in range(i)}
     drawn = set()
@@ -156,7 +156,7 @@ def test_orthogonal_loss_compiled_gradient_uses_the_codebook_of_the_forward(gene
     codebook, indices = make_codebook(generator), torch.tensor([[0, 1, 5], [2, 2, 4]])
 
     def step(leaf, buffer):
-        # The rows that the loss sees change in place afterwards, as those of a parameter under EMA do.
+        # The loss's input changes in place afterwards, as a parameter under EMA does.
         rows = ops.snapshot(leaf)
         loss = op(rows, indices=indices, max_codes=3, rng=RNG)
         rows.mul_(-3).add_(1)

@@ -1,4 +1,4 @@
-"""prepare_codes, and residual_encode on what it makes (include/torchvq/ops/prepare_codes.h)."""
+"""prepare_codes, and residual_encode with prepared codes (include/torchvq/ops/prepare_codes.h)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support import any_path
 prepare = torch.ops.torchvq.prepare_codes
 encode = torch.ops.torchvq.residual_encode
 PANEL = 16
-# Codes and dimensions that fill no panel and no block of four; more rows than copies are read for.
+# Codes and dimensions that fill no panel and no block of four; the last size has more rows than copies serve.
 SIZES = [(1, 300, 16), (2, 37, 19), (3, 1, 24), (7, 200, 64), (17, 130, 130), (32, 1030, 33),
          (191, 300, 70), (200, 70, 33)]  # fmt: skip
 
@@ -29,7 +29,7 @@ def assert_nearest(x, codes):
 
 
 def fields(prepared, size, dim):
-    """As the header of the kernel lays a copy out: centre (dim,), integers (size, dim), and four numbers a code."""
+    """Fields of a copy, as in the kernel's header: centre (dim,), integers (size, dim), four numbers per code."""
     blocks, padded, panels = -(-dim // 4), -(-dim // PANEL) * PANEL, -(-size // PANEL)
     raw = prepared.numpy()
     center = raw[64 : 64 + 4 * padded].view(np.float32)
@@ -53,7 +53,7 @@ def test_adversarial_rows_find_the_nearest_code(kind, size, generator):
 @pytest.mark.parametrize("distance", [0.0, 1e-7, 1e-5, 1e-3, 1e-2, 0.1])
 @pytest.mark.parametrize("shift", [0.0, 30.0])
 def test_rows_between_two_codes_find_the_nearer(shift, distance, dim, generator):
-    """By less and by more than what 8 bits, 16 bits and float32 hide; tiny and huge rows among them."""
+    """At distances below and above the rounding of 8 bits, 16 bits and float32; tiny and huge rows are among them."""
     for _ in range(4):
         x, codes = nearest_code_rows.normal(32, 300, dim, generator)
         close = nearest_code_rows.middles(x, codes, distance, generator)
@@ -65,7 +65,7 @@ def test_rows_between_two_codes_find_the_nearer(shift, distance, dim, generator)
 
 @pytest.mark.parametrize("dim", [16, 33])
 def test_rows_between_codes_that_bytes_hold_exactly(dim, generator):
-    """Nothing is lost of these codes: what is left is the rounding of the rows."""
+    """These codes round without error, so only the rounding of the rows matters."""
     half = torch.randint(-126, 127, (150, dim), generator=generator).float()
     half[:, 0] = 127
     codes = torch.cat([half, -half]) / 64  # their mean is zero
@@ -95,9 +95,9 @@ def test_numbers_that_bytes_cannot_hold_are_searched_all_the_same(value, generat
 
 @pytest.mark.parametrize("rows", [1, 3, 32])
 def test_the_bound_is_what_makes_it_exact(rows, generator):
-    """Without it, the same rows get other codes: 8 bits alone do not tell, and the rows are such that it shows.
+    """Without the error bound, the same rows get other codes: 8 bits alone cannot decide these rows.
 
-    They are integers, so that nothing is lost of them, and stand between two codes; the mean of all codes is zero.
+    The rows are integers, which round without error, and lie between two codes; the mean of all codes is zero.
     """
     differ = 0
     for _ in range(40 // rows + 4):
@@ -194,7 +194,7 @@ def test_threads_do_not_matter(generator):
 
 
 def test_copies_may_lie_anywhere(generator):
-    """Strided, and where their numbers are not aligned."""
+    """Strided copies, and copies at unaligned addresses."""
     x, codes = nearest_code_rows.normal(3, 100, 32, generator)
     prepared, wanted = prepare(codes), encode(x[None], [codes])
     shifted = torch.cat([torch.zeros(1, dtype=torch.uint8), prepared])[1:]

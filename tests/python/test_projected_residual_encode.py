@@ -49,7 +49,7 @@ def make(generator, shape=(2, 20), features=24, dim=8, sizes=(32, 17, 32), dtype
 
 
 def product(rows, weight, bias):
-    """The order of additions that the header names, in numpy."""
+    """A product with the order of additions that the header specifies, in numpy."""
     blocks = -(-weight.shape[1] // 16)
     pad = [(0, 0), (0, 16 * blocks - weight.shape[1])]
     rows, weight = np.pad(rows, pad), np.pad(weight, pad)
@@ -71,7 +71,7 @@ def unit_vectors(vectors):
 
 
 def distances(latents, codes, metric, zero_code=0.0):
-    """In float64, (N, K); infinity where they are no numbers."""
+    """Distances (N, K) in float64; infinity instead of NaN."""
     with np.errstate(over="ignore", invalid="ignore"):
         x, c = (latents, codes) if metric == "euclidean" else map(unit_vectors, (latents, codes))
         score = np.zeros((len(x), len(c)))
@@ -105,7 +105,7 @@ def equal(found: Any, wanted: Any) -> None:
 
 
 def close(found: Any, wanted: Any) -> None:
-    """Tokens equal, numbers to the rounding of sums of some dozen terms of about 1."""
+    """Equal tokens, and values equal up to the rounding of sums of some dozen terms of about 1."""
     assert torch.equal(found[1], wanted[1])
     unit = 100 * torch.finfo(found[0].dtype).eps
     for one, other in zip(found, wanted, strict=True):
@@ -139,7 +139,7 @@ def test_any_device_agrees_to_rounding(tokens, dtype, metric, generator):
 
 
 def test_a_real_size(generator):
-    """9 levels of 1024 codes of 8 features, as DAC has them: every token is the nearest to its latent."""
+    """9 levels of 1024 codes of 8 features, as in DAC: every token is the nearest to its latent."""
     x, levels = make(generator, (2, 150), 256, 8, (1024,) * 9)
     for rows in (x, x[:1, :5]):
         quantized, indices, latents, _ = op(rows, *levels, metric="cosine")
@@ -175,7 +175,7 @@ def test_threads_do_not_matter(generator):
 
 
 def test_torch_makes_the_same_unit_vectors(generator):
-    """Of 8 features in float32, whose squares torch adds up one after the other."""
+    """Of 8 features in float32, whose squares torch adds in order."""
     vectors = torch.randn(500, 8, generator=generator)
     vectors[3], vectors[4] = 0, 1e-14
     equal(
@@ -185,7 +185,7 @@ def test_torch_makes_the_same_unit_vectors(generator):
 
 @pytest.mark.parametrize("tokens", [1, 5, 60])
 def test_near_ties_are_decided_among_unit_vectors(encode, tokens, generator):
-    """Codes that differ in length alone have equal unit vectors, or nearly so: rounding decides, the same way."""
+    """Codes that differ only in length have (nearly) equal unit vectors, so rounding decides, in the same way."""
     x, levels = make(generator, (1, tokens))
     codes = levels.codebooks[0][:8]
     scales = torch.tensor([1.0, 2.0, 3.0, 1.7])
@@ -257,7 +257,7 @@ def test_nothing_but_codes_that_are_not_finite(generator):
 @pytest.mark.parametrize("shape", [(2, 40), (3, 1), (1, 5)])
 def test_results_lie_as_x_does(encode, shape, dtype, generator):
     x, levels = make(generator, shape, 37, dtype=dtype)
-    same = equal if encode is op else close  # a matrix product of torch rounds as its operands lie
+    same = equal if encode is op else close  # the rounding of a matrix product of torch depends on the layout
     plain = encode(x, *levels, metric="cosine")
     assert all(part.is_contiguous() for part in plain)
     turned = x.transpose(1, 2).contiguous().transpose(1, 2)

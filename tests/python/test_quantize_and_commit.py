@@ -18,7 +18,7 @@ def tokens_and_codes(shape, dtype=torch.float32):
 
 
 def parts(x, codebook, estimator):
-    """The same by the operators that it is made of, each a node of its own."""
+    """The same by the operators that it fuses, each its own node."""
     wide = x if x.dtype == torch.float64 else x.float()
     rows = wide.reshape(1, -1 if x.numel() else 0, x.shape[-1])
     found = ops.nearest_code(rows, codebook, return_codes=True)

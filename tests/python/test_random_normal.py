@@ -31,7 +31,7 @@ def test_random_normal_paths_give_the_same_bits(dtype):
 
 
 def test_random_normal_is_box_muller_of_the_uniforms(random_normal):
-    """Oracle: the libm logarithm and cosine; the series may differ by a few units in the last place."""
+    """Oracle: logarithm and cosine of libm, from which the series may differ by a few units in the last place."""
     u = torch.ops.torchvq.random_uniform(rng(), 2, [20_000, 2], dtype=torch.float64).tolist()
     z = random_normal(rng(), 2, [20_000], dtype=torch.float64).tolist()
     expected = [math.sqrt(-2 * math.log(a)) * math.cos(2 * math.pi * b) for a, b in u]

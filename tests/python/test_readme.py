@@ -1,6 +1,6 @@
 """README.md: its Python runs unchanged and prints what the page shows; its links lead to files.
 
-Its other blocks are run by tools/roads.sh, each in an environment of its own.
+tools/roads.sh runs its other blocks, each in its own environment.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def test_links_lead_to_files(page: str) -> None:
     ],
 )
 def test_a_walk_is_a_way_down(heading: str, entries: set[str]) -> None:
-    """Its files are there, and each but the entries of the two languages is used by one that stands above it."""
+    """Its files exist, and each file except the two languages' entry points is used by a file listed above it."""
     page = (ROOT / "HACKING.md").read_text()
     walk = page.split(f"## {heading}\n")[1].split("\n## ")[0]
     files = [Path(name) for name in re.findall(r"`((?:python|src)/[\w/]+\.(?:py|cpp))`", walk)]
@@ -60,7 +60,7 @@ def test_a_walk_is_a_way_down(heading: str, entries: set[str]) -> None:
     above = ""
     for file in files:
         text = (ROOT / file).read_text()
-        # An operator is called by its name, which ends in _ where it changes state.
+        # Operators are called by name, which ends in _ if they change state.
         names = {file.stem, file.stem.strip("_"), f"{file.stem}_"}
         names |= set(re.findall(r'm\.def\(\s*"(\w+)\(', text))
         first = file.stem in entries and "functional" not in file.parts
@@ -80,7 +80,7 @@ def test_blocks_of_a_page() -> None:
 
 
 def test_the_roads_know_the_page() -> None:
-    """Each block that tools/roads.sh cuts out is there; the script itself runs in CI."""
+    """README.md has each block that tools/roads.sh extracts; the script itself runs in CI."""
     script = (ROOT / "tools" / "roads.sh").read_text()
     wanted = re.findall(r"block ('[^']+'|[\w+]+) (sh|console|cmake|cpp|python|text)\b", script)
     assert len(wanted) > 8

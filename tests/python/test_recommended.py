@@ -1,4 +1,4 @@
-"""torchvq.recommended: settings that construct, that learn, and that the documentation repeats."""
+"""torchvq.recommended: its settings construct, train without warnings, and are those in the documentation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torchvq
 ROOT = Path(__file__).parents[2]
 AVERAGES = {"kmeans_init": True, "decay": 0.95, "dead_code_threshold_fraction": 0.1}
 SIGNS = {"spherical": True, "entropy_loss_weight": 0.005, "commitment_loss_weight": 0.1}
-# Every class: what says its size, for 6 bits, and the settings besides. recommended_test.cpp has the same in C++.
+# For every class: the option for its size, at 6 bits, and the other settings. recommended_test.cpp has the same in C++.
 RECOMMENDED = {
     "VectorQuantize": {"codebook_size": 64, **AVERAGES},
     "ResidualVQ": {"codebook_size": 64, **AVERAGES},
@@ -37,7 +37,7 @@ RECOMMENDED = {
     "BinaryMapper": {"bits": 6},
 }
 SIZES = {"codebook_size", "levels", "bits"}
-# Those that give indices alone, or need modules: constructed, not trained.
+# Classes that return only indices, or need other modules: constructed, but not trained.
 UNTRAINED = {"EvoLFQ", "BinaryMapper", "RandomProjectionQuantizer"}
 STACK = {"num_quantizers": 3}
 MORE = {
@@ -62,7 +62,7 @@ def codes_of(settings: dict) -> int:
 def test_what_it_is(name: str) -> None:
     found = torchvq.recommended(name, bits=6)
     assert found == RECOMMENDED[name]
-    # The size first, as a reader expects.
+    # The size comes first, as a reader expects.
     assert list(found) == list(RECOMMENDED[name])
 
 
@@ -88,7 +88,7 @@ def test_a_module_of_it_trains(name: str, caplog: pytest.LogCaptureFixture) -> N
     quantized = module(x)[0]
     quantized.square().sum().backward()
     assert x.grad.abs().sum() > 0
-    # What is recommended is not warned of.
+    # Recommended settings cause no warning.
     assert not caplog.records
 
 
@@ -149,7 +149,7 @@ def test_unknown_quantizer() -> None:
 
 
 def calls_in(page: str) -> list[ast.Call]:
-    """Calls of quantizers in the page's blocks of Python."""
+    """Calls of quantizers in the Python blocks of a page."""
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     nodes = [node for block in blocks for node in ast.walk(ast.parse(block))]
     return [
@@ -162,7 +162,7 @@ def calls_in(page: str) -> list[ast.Call]:
 
 
 def test_choosing_md_repeats_it() -> None:
-    """Each class is shown once with what is recommended, first of all its blocks."""
+    """The first block of each class shows the recommended settings."""
     first: dict[str, dict] = {}
     for call in calls_in("docs/choosing.md"):
         written = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}

@@ -21,7 +21,7 @@ from torchvq import GroupedResidualVQ, ResidualVQ
 ops = torch.ops.torchvq
 Array = npt.NDArray[Any]
 SIZES = (8, 6, 4)
-# Of the cases of the residual stacks, those whose codes are what is added up, and may move.
+# Cases of the residual stacks whose codes are the summands of the output and may be changed.
 CASES = [
     case
     for case, options in STACKS.items()
@@ -189,7 +189,7 @@ def test_every_stack(case: str) -> None:
     mask = None if layout_of(stack).map_rank else torch.cat([mask_of(stack, s) for s in range(4)])
     refined = torchvq.refine(stack, x, mask=mask, beam_size=3, iterations=4)
     assert 0 < refined.error_after < refined.error_before
-    # What was set is what is used, and what the averages stand for.
+    # The codes in use are those that refinement set, and the averages reproduce them.
     for layer in layers_of(stack):
         codebook = layer._codebook
         codes = codebook.embed.detach().clone()
@@ -199,7 +199,7 @@ def test_every_stack(case: str) -> None:
 
 
 def test_the_next_step_starts_from_the_new_codes() -> None:
-    """A step moves codes by 1 - decay of the way to their tokens' mean, whatever training was like before."""
+    """A step moves codes by 1 - decay of the way to the mean of their tokens, whatever the training before."""
     stack, x = stack_of(decay=0.9, threshold_ema_dead_code=0.5), tokens()
     stack.train()
     for _ in range(20):

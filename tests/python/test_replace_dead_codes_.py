@@ -137,7 +137,7 @@ def test_duplicates_live_rows_masked_and_non_finite_tokens_are_no_candidates(
     mask = torch.arange(TOKENS) != 7
     replaced = replace_dead_codes_(*state, x, counts, rng, mask=mask, **GOOD)
     assert replaced.tolist() == [1, 1]
-    # The only candidate goes to the first dead code; the others wait.
+    # There is one candidate, which replaces the first dead code; the others wait.
     assert rows(state[0][:, 1]) == [(1.0, 1.0, 1.0)] * 2
     assert state[3].tolist() == [[0, 2, 0, 0, 0, 0, 0, 0]] * 2
 

@@ -59,7 +59,7 @@ def test_sizes_around_the_vector_width(search, beam, sizes, generator):
 
 @pytest.mark.parametrize("beam", [1, 2, 4, 9])
 def test_ties_go_to_the_lower_path(search, beam, generator):
-    """Small integers and repeated codes: most scores are equal."""
+    """Small integers and repeated codes, so most scores are equal."""
 
     def draw(*shape):
         return torch.randint(-1, 2, shape, generator=generator).float()

@@ -33,7 +33,7 @@ def walked(x, codebooks, indices):
 
 
 def plainly(x, codebooks, indices, mask, weights):
-    """The weighted loss of a stack by torch, differentiable: what a level is given is x less constants."""
+    """The weighted loss of a stack in torch, differentiable: the input of a level is x minus constants."""
     residual, total = x, x.new_zeros(())
     real = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
     for q, codebook in enumerate(codebooks):
@@ -77,14 +77,14 @@ def test_the_gradient_is_that_of_the_levels_written_plainly(masked, generator):
     found = torch.autograd.grad(ours(x), x)[0]
     wanted = torch.autograd.grad(plainly(x, codebooks, indices, mask, weights), x)[0]
     torch.testing.assert_close(found, wanted, rtol=1e-13, atol=1e-15)
-    # Constants to autograd, and so to finite differences while no code changes.
+    # The codes are constants to autograd, and to finite differences as long as no choice changes.
     assert torch.autograd.gradcheck(ours, (x,))
     assert torch.autograd.gradgradcheck(ours, (x,))
 
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_gradient_has_the_bits_of_one_loss_per_level(masked, generator):
-    """In the order in which autograd adds them up: from the last level to the first."""
+    """Gradients are added in autograd's order: from the last level to the first."""
     x, codebooks, indices, mask = make(generator)
     mask = mask if masked else None
     weights = torch.randn(3, generator=generator)

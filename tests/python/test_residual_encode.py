@@ -1,4 +1,4 @@
-"""residual_encode: the greedy walk through residual levels (include/torchvq/ops/residual_encode.h)."""
+"""residual_encode: greedy search through residual levels (include/torchvq/ops/residual_encode.h)."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_half_precision(case, dtype):
 
 
 def test_sixteen_bit_inputs_keep_their_residual_in_float32():
-    """Every level of a bfloat16 input quantizes what is left, not its rounding."""
+    """Every level of a bfloat16 input quantizes the residual itself, not its rounding to bfloat16."""
     module = ResidualFSQ(levels=LEVELS, num_quantizers=5).bfloat16()
     x = torch.randn(4, 200, 3).bfloat16()
     limit = module.soft_clamp_input_value
@@ -231,7 +231,7 @@ def test_compiles_in_one_graph(case, compiler):
             assert torch.equal(twin.state_dict()[name], value), name
 
 
-@pytest.mark.parametrize("case", ["image"])  # others are rows of tests/matrix
+@pytest.mark.parametrize("case", ["image"])  # the other cases are rows of tests/matrix
 def test_exports(case):
     module, x = make(case)
     exported = torch.export.export(module.eval(), (x,)).module()
@@ -309,7 +309,7 @@ def test_bad_groups_and_calls():
 
 @pytest.mark.parametrize("levels", [[5, 3], [4, 4], [8, 2], [7]])
 def test_no_path_through_the_levels_is_nearer_than_the_greedy_one(levels: list[int]) -> None:
-    """With the hard clamp there is nothing for a beam to find: all paths are enumerated."""
+    """With the hard clamp a beam cannot improve on greedy search; the test enumerates all paths."""
     module = ResidualFSQ(levels=levels, num_quantizers=2).eval()
     x = torch.randn(1, 500, len(levels))
     clamped = module.prepare_inputs(x)[0].double()

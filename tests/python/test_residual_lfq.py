@@ -80,7 +80,7 @@ def test_losses_of_levels_by_enumeration():
     torch.testing.assert_close(losses, torch.stack(right))
     losses.sum().backward()
     torch.stack(right).sum().backward()
-    # Divided by the levels: what the output gains where each level has an estimator of its own.
+    # Divided by the number of levels, the gain of the output with one estimator per level.
     torch.testing.assert_close(x.grad, wide.grad / 3, rtol=1e-7, atol=1e-10)
 
 
@@ -88,7 +88,7 @@ def test_losses_and_output_have_the_balance_of_one_estimator_per_level():
     """Oracle: ``vqp_compat``, whose gradients are longer by the number of levels, and parallel."""
     gradients = []
     for compatible in (False, True):
-        # Without entropies, whose logarithms vqp_compat clamps.
+        # Without entropies, because vqp_compat clamps their logarithms.
         stack = build(entropy_loss_weight=0.0, vqp_compat=compatible)
         x = data((1, 20, 4)).requires_grad_()
         quantized, _, losses = stack(x)
@@ -153,7 +153,7 @@ def test_precision(case, dtype):
     assert quantized.dtype == dtype and leaf.grad.isfinite().all() and losses.isfinite().all()
 
 
-# Others are rows of tests/matrix.
+# The other cases are rows of tests/matrix.
 @pytest.mark.parametrize("case", ["spherical", "rotated", "clamped", "subset"])
 def test_compiles(case):
     torch._dynamo.reset()
@@ -162,7 +162,7 @@ def test_compiles(case):
     for seed in (1, 2):
         a, b = (data((2, 5, eager.dim), seed=seed).requires_grad_() for _ in range(2))
         right, found = eager(a), step(b)
-        # A rotation is a product of torch, which a compiler may hand over in another layout.
+        # A rotation is a matrix product of torch, to which a compiler may pass another layout.
         same = assert_close_to_rounding if case == "rotated" else bit_for_bit
         for one, other in zip(found, right, strict=True):
             same(one, other)
@@ -246,7 +246,7 @@ def test_calls_are_checked():
 
 
 def test_no_path_through_the_levels_is_nearer_than_the_greedy_one() -> None:
-    """Signs of what is left are a binary expansion: there is nothing for a beam to find. All paths are enumerated."""
+    """Signs of residuals are a binary expansion, which no beam improves; the test enumerates all paths."""
     module = ResidualLFQ(
         dim=3, codebook_size=8, num_quantizers=3, commitment_loss_weight=0.25
     ).eval()

@@ -1,4 +1,4 @@
-"""residual_lookup: a stack whose codes are chosen, level by level (include/torchvq/ops/residual_lookup.h)."""
+"""residual_lookup: a stack whose indices are given, level by level (include/torchvq/ops/residual_lookup.h)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_each_level_gets_what_the_ones_before_have_left(lookup, dtype, generator
 def test_a_token_that_is_not_finite_has_no_code(lookup, generator):
     x, codebooks, indices = make(generator)
     x[0, 3, 2], x[1, 5, 0], x[1, 6, 4] = math.nan, math.inf, -math.inf
-    # Finite at the first level, and beyond the range of float32 at the second.
+    # Finite at the first level; the residual for the second overflows float32.
     x[0, 8, 1], codebooks[0][0, indices[0, 8, 0], 1] = 3e38, -3e38
     found = lookup(x, codebooks, indices)
     assert_same(found, expected(x, codebooks, indices))

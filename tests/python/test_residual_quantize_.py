@@ -1,4 +1,4 @@
-"""A step of a residual stack by one operator is the walk through its levels, bit for bit: outputs, gradients, state."""
+"""One operator for a step of a residual stack equals the loop over levels, bit for bit: outputs, gradients, state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torchvq.residual_vq as residual_vq
 from torchvq import ResidualVQ
 from torchvq._residual.step import steps_at_once
 
-# Networks make codes, and the statistics of the affine map move, between the levels.
+# Left out: cases with Python code between the levels (networks that compute codes, statistics of the affine map).
 CASES = sorted(
     name for name in STACKS if not {"implicit", "affine", "groups"} & set(name.split("_"))
 )
@@ -25,7 +25,7 @@ CALLS = {
 
 
 def run(stack: ResidualVQ, steps: int, mask=None, **call):
-    """Everything that some steps return and leave behind."""
+    """Everything that a few steps return, and the state after them."""
     found = []
     for step in range(steps):
         x = data(stack, step).requires_grad_()
@@ -47,9 +47,9 @@ def same_bits(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
 
 
 def compare(stack: ResidualVQ, monkeypatch, **call) -> None:
-    """Steps from one state, taken at once and level by level."""
+    """Steps from the same state, by one operator and level by level."""
     training = stack.training
-    for number in range(20):  # so that k-means is done at every level, dropped ones too
+    for number in range(20):  # until k-means has run at every level, even with dropout
         if not steps_at_once(stack):
             with torch.no_grad():
                 stack.train()(data(stack, number))

@@ -19,7 +19,7 @@ def scales_of(levels: list[int], quantizers: int) -> torch.Tensor:
 
 
 def oracle(x, levels, scales, bound):
-    """Float64: the sum of the codes, the indices, the gain, and how far from the edge of a level."""
+    """Float64: the sum of the codes, the indices, the gain, and the distance from the edge of a level."""
     n, left = torch.tensor(levels, dtype=torch.float64), x.double()
     basis = torch.tensor([math.prod(levels[:j]) for j in range(len(levels))])
     total, closed = torch.zeros_like(left), torch.ones_like(left)
@@ -46,7 +46,7 @@ def oracle(x, levels, scales, bound):
 def test_residual_scalar_quantize_walks_the_levels(levels, quantizers, bound, dtype, generator):
     x = (torch.randn(3, 133, len(levels), generator=generator) * 0.7).to(dtype).requires_grad_()
     if max(levels) > 60:
-        quantizers = min(quantizers, 2 if max(levels) < 100 else 1)  # float32 has no more to give
+        quantizers = min(quantizers, 2 if max(levels) < 100 else 1)  # float32 does not resolve more levels
     scales = scales_of(levels, quantizers)
     quantized, indices = ops.residual_scalar_quantize(x, levels, scales, bound=bound)
     assert quantized.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)

@@ -1,4 +1,4 @@
-"""Evaluation by one operator gives what the walk through the levels gives, bit for bit."""
+"""Evaluation by one operator equals the loop over levels, bit for bit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from residual_vq_cases import STACKS, build, data, train_step
 
-# `return_all_codes` walks.
+# `return_all_codes` selects the loop over levels.
 CASES = sorted(name for name in STACKS if "implicit" not in name)
 
 

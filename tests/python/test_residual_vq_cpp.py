@@ -1,4 +1,4 @@
-"""The C++ residual stacks are the Python ones: the same outputs, losses, gradients and state, bit for bit."""
+"""The C++ residual stacks equal the Python ones: the same outputs, losses, gradients and state, bit for bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support import assert_cpp_state_loads
 
 STEPS = 4
 LEARNABLE = STACKS["learnable"]
-# Configurations beyond those that every test of the stacks runs through.
+# Configurations beyond those of the stacks' other tests.
 MORE: dict[str, dict[str, Any]] = {
     "in_place": dict(**LEARNABLE, in_place_codebook_optimizer="sgd"),
     "in_place_shared": dict(**LEARNABLE, shared_codebook=True, in_place_codebook_optimizer="sgd"),
@@ -52,7 +52,7 @@ MORE: dict[str, dict[str, Any]] = {
         implicit_neural_codebook=True, mlp_kwargs=dict(depth=1, dim_hidden=12), num_quantizers=4
     ),
 }
-# What each step is called with besides x.
+# Arguments of each step besides x.
 CALLS: dict[str, tuple[str, str]] = {
     "mask": ("default", "mask"),
     "mask_heads": ("separate_heads", "mask"),
@@ -96,7 +96,7 @@ def make(case: str) -> Any:
 
 
 def words_of(options: dict[str, Any]) -> list[str]:
-    """The options as the C++ program reads them."""
+    """The options as the C++ program parses them."""
     flat = dict(options)
     for name, value in flat.pop("mlp_kwargs", {}).items():
         flat[f"mlp_kwargs.{name}"] = value
@@ -113,7 +113,7 @@ def arguments_of(stack: Any, step: int, kind: str | None) -> dict[str, Any]:
         stack.train(was_training)
         return {"indices": torch.randint(-1, CODES, shape, generator=generator)}
     if kind == "seed":
-        # Small, large, negative: each seeds the twister with words of its own.
+        # Small, large and negative seeds: Python's random module initialises its Mersenne Twister with different words.
         return {"rand_quantize_dropout_fixed_seed": (step, 12345, -7, 2**40 + 3)[step % 4]}
     return {}
 
@@ -187,7 +187,7 @@ def assert_alike(
         for name in given
         if name.startswith("state.") and not same(given[name], expected[name])
     ]
-    # A frozen step changes nothing, its generator included.
+    # A frozen step changes nothing, not even the generator.
     moved = case != "frozen"
     assert bool(changed) == moved, "the steps changed nothing, so nothing was compared"
 
@@ -209,7 +209,7 @@ def test_cpp_codes_equal_python(case: str, tmp_path: Path) -> None:
 
 
 def test_seeds_mean_in_cpp_what_they_mean_in_python(tmp_path: Path) -> None:
-    """The depth of a seed, over many of them: by the number of levels that have an index."""
+    """The depth for many seeds, measured as the number of levels that have an index."""
     stack = make("multiple")
     draws = random.Random(5)
     seeds = [0, 1, 2**31, 2**32, 2**62, -1, -(2**40), *(draws.getrandbits(63) for _ in range(20))]

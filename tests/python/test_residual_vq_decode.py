@@ -6,9 +6,9 @@ import pytest
 import torch
 from residual_vq_cases import CODES, DIM, LEVELS, STACKS, build, data, train_step
 
-# Their training output is not the code but lies beside it.
+# In training, the output of these is a point near the code.
 BESIDE = {"diveq", "directional"}
-# These draw other codes, or set them, in the very step.
+# These change the codes within the step, before the search.
 MOVING = {"kmeans", "shared_kmeans", "dropout_kmeans", "affine", "shared_affine"}
 
 
@@ -38,7 +38,7 @@ def test_indices_of_training_decode_with_the_codes_before_the_update(case: str) 
     torch.testing.assert_close(twin.get_output_from_indices(indices), quantized, rtol=0, atol=1e-6)
 
 
-# The reference looks codes up after the update.
+# With vqp_compat, codes are looked up after the update, as in the reference.
 COMPATIBLE = {"compatible", "compatible_shared"}
 
 

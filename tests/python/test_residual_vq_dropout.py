@@ -1,4 +1,4 @@
-"""Quantizer dropout: which levels a training step uses, and that the others are left alone."""
+"""Quantizer dropout: which levels a training step uses; the others do not change."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def used_levels(stack, x, **kwargs) -> int:
 
 
 def test_equal_generators_draw_equal_depths() -> None:
-    # What ranks rely on: the data do not decide.
+    # Ranks rely on this: the depth does not depend on the data.
     a, b = build("dropout"), build("dropout")
     depths = [
         (used_levels(a, data(a, step)), used_levels(b, data(b, 50 + step))) for step in range(30)
@@ -74,7 +74,7 @@ DROPPED = sorted(
 
 @pytest.mark.parametrize("case", DROPPED)
 def test_a_depth_that_only_the_device_knows_gives_the_same(case: str, monkeypatch) -> None:
-    """Compilers and GPUs compute all levels and mask the dropped ones: same numbers, same state."""
+    """Compilers and GPUs compute all levels and mask the dropped ones, with the same numbers and state."""
     known, masked = build(case, quantize_dropout=True), build(case, quantize_dropout=True)
     number = _residual_dropout.drawn_depth
     for step in range(3):

@@ -1,4 +1,4 @@
-"""The gradient of a stack: one estimator for all levels, commitment at full weight, codes as the forward saw them."""
+"""The gradient of a stack: one estimator for all levels, commitment at full weight, codes as they were in forward."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_reference_gain_is_the_number_of_levels(levels: int) -> None:
 
 
 def test_rotation_is_the_same_for_any_split_into_levels() -> None:
-    # A level whose only code is 0 changes no sum, hence no gradient.
+    # A level whose only code is 0 does not change the sum, hence not the gradient.
     one = build("default", num_quantizers=1)
     two = build("default", num_quantizers=None, codebook_size=(16, 1))
     two.layers[0]._codebook.set_codes(one.layers[0]._codebook.embed)
@@ -56,7 +56,7 @@ def test_rotation_is_the_same_for_any_split_into_levels() -> None:
 def test_fraction_weakens_the_commitment_of_later_levels(fraction: float) -> None:
     stack = build("default", rotation_trick=False, quant_grad_frac=fraction)
     plain = build("default", rotation_trick=False)
-    # What the output of one estimator per level gains, by which the losses are divided.
+    # The gain of the output with one estimator per level, by which the losses are divided.
     gain = sum((1 - fraction) ** level for level in range(len(plain.layers)))
     for level in range(3):
         gradients = []
@@ -73,7 +73,7 @@ def test_fraction_weakens_the_commitment_of_later_levels(fraction: float) -> Non
 def test_losses_and_output_have_the_balance_of_one_estimator_per_level(
     levels: int, fraction: float
 ) -> None:
-    """Oracle: ``vqp_compat``, which walks with one estimator per level; its gradients are longer, and parallel."""
+    """Oracle: ``vqp_compat``, with one estimator per level; its gradients are longer, and parallel."""
     options = dict(rotation_trick=False, quant_grad_frac=fraction, num_quantizers=levels)
     gradients = []
     for compatible in (False, True):
@@ -86,7 +86,7 @@ def test_losses_and_output_have_the_balance_of_one_estimator_per_level(
 
 
 def test_losses_of_targets_have_the_gradient_of_their_value() -> None:
-    """Where the loss is all that is wanted there is nothing to balance it with."""
+    """With targets the loss is the only result, so its gradient is not divided."""
     stack = build("default", rotation_trick=False).double()
     x = data(stack)[:1, :3].double().requires_grad_()
     targets = torch.zeros(1, 3, len(stack.layers), dtype=torch.long)
@@ -97,9 +97,8 @@ def test_losses_of_targets_have_the_gradient_of_their_value() -> None:
     assert torch.autograd.gradcheck(loss, (x,), eps=1e-6, atol=1e-7)
 
 
-# Freezing also stops k-means' first update, affine statistics, and the codebook's gradient, which is part of an
-# implicit
-# codebook's to the input.
+# Freezing also stops k-means, affine statistics, and the gradient of the codebook; with an implicit codebook, the last
+# is part of the gradient of the input.
 OTHERWISE_FROZEN = {
     case for case in STACKS if any(part in case for part in ("kmeans", "affine", "implicit"))
 }
@@ -136,7 +135,7 @@ def test_losses_pass_finite_differences(case: str) -> None:
     levels = len(stack.layers)
 
     class Loss(torch.autograd.Function):
-        """Its backward takes back the division by the levels."""
+        """Its backward undoes the division by the number of levels."""
 
         @staticmethod
         def forward(ctx, x):
@@ -164,7 +163,7 @@ def test_learnable_codes_get_the_gradient_of_their_own_level() -> None:
 
 
 def test_directional_reparam_of_the_levels_is_that_of_the_stack() -> None:
-    # Without noise both simulate the whole error, which has a gradient to the codes of every level.
+    # Without noise both simulate the full error, whose gradient reaches the codes of every level.
     options = dict(directional_reparam_variance=1e-18)
     by_level = build("directional", **options)
     whole = build("diveq", **options)

@@ -1,4 +1,4 @@
-"""A stack with a mask is the stack on the real tokens: outputs, losses, gradients, state; padding may hold anything."""
+"""A stack with a mask equals it on the real tokens: outputs, losses, gradients, state; padding may hold anything."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from residual_vq_cases import (
     train_step,
 )
 
-# Draws per token depend on the token's place.
+# Draws per token depend on the token's position.
 RANDOM = {"diveq", "directional", "sampling", "implicit_sampling"}
-# Candidates are drawn by their bits, and those of a network's residuals depend on how many tokens it is given at once.
+# Candidates are drawn by the bits of residuals, which a network rounds differently for other numbers of tokens.
 ROUNDED = {"implicit_dead_codes"}
-# The reference's masked commitment has no value without a token.
+# The reference's masked commitment loss is undefined without tokens.
 COMPATIBLE = {"compatible", "compatible_shared"}
 
 
@@ -80,7 +80,7 @@ def test_nothing_real_changes_nothing(case: str) -> None:
     before = state(stack)
     x = data(stack)
     result, gradient = train_step(stack, x, mask=torch.zeros_like(mask_of(stack)))
-    # The orthogonal loss is about the codes alone.
+    # The orthogonal loss depends on the codes alone.
     assert case == "orthogonal" or (result[2] == 0).all()
     assert (result[0] == 0).all()
     assert (result[1] == -1).all()

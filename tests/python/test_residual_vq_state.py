@@ -84,7 +84,7 @@ def test_evaluation_changes_nothing(case: str) -> None:
     sorted(
         STACKS.keys()
         - {"kmeans", "shared_kmeans", "dropout_kmeans"}
-        # Whose option is that of the reference, which a stack does not obey.
+        # With vqp_compat, a stack ignores freeze_codebook at construction, as the reference does.
         - {"compatible", "compatible_shared"}
     ),
 )
@@ -119,7 +119,7 @@ def test_shared_codebook_updates_once_per_forward() -> None:
 
 def test_levels_of_a_shared_codebook_draw_different_noise() -> None:
     stack = build("shared", stochastic_sample_codes=True, num_quantizers=2)
-    # Both levels see the same residual: equal draws would choose equal codes for every token.
+    # With codes of 0 both levels have the same residual, so equal draws would choose equal codes for every token.
     stack.layers[0]._codebook.set_codes(torch.zeros_like(stack.layers[0]._codebook.embed))
     indices = stack(data(stack))[1]
     assert not torch.equal(indices[..., 0], indices[..., 1])

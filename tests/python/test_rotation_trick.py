@@ -107,7 +107,7 @@ def test_rotation_trick_falls_back_to_straight_through(backward, generator):
 @pytest.mark.parametrize("backward", BACKWARD.values(), ids=BACKWARD.keys())
 @pytest.mark.parametrize("tilt", [0.0, 1e-5])
 def test_rotation_trick_reflects_opposite_directions(backward, tilt, generator):
-    """There the gradient is that of dx = |c| / |x| (dy + 2 (dy.q) e), as the reference has it without tilt."""
+    """There the gradient is dx = |c| / |x| (dy + 2 (dy.q) e), as in the reference without tilt."""
     x, _, upstream = make_tokens(generator, torch.float64)
     codes = -2 * (x + tilt * upstream)
     e, q = x / x.norm(dim=-1, keepdim=True), codes / codes.norm(dim=-1, keepdim=True)

@@ -22,7 +22,7 @@ def sample_codes(request):
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("temperature", [0.3, 1.0])
 def test_sample_codes_frequencies_follow_the_softmax(sample_codes, temperature, metric, generator):
-    """Pearson's chi-square with 5 degrees of freedom: 30 is passed by chance once in 70000 runs."""
+    """Pearson's chi-square with 5 degrees of freedom exceeds 30 by chance once in 70000 runs."""
     x, codebook, _ = make_tokens(generator, heads=2, tokens=1)
     draws = 20000
     indices = sample_codes(

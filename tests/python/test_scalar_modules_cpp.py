@@ -1,4 +1,4 @@
-"""The C++ BinaryMapper, LatentQuantize and FSP are the Python ones: the same outputs and state, bit for bit."""
+"""The C++ BinaryMapper, LatentQuantize and FSP equal the Python ones: the same outputs and state, bit for bit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DTYPES = {"half": torch.half, "bfloat16": torch.bfloat16, "double": torch.double
 
 
 class Case(NamedTuple):
-    """One module and what it is called with."""
+    """A module and its arguments."""
 
     name: str
     options: dict[str, Any]
@@ -97,7 +97,7 @@ for dtype in DTYPES:
             (2, 5, 30),
             cast=dtype,
             dtype=dtype,
-            # In 16 bits the momentum of torch's two SGDs differs by a last bit from the second step on.
+            # In 16 bits, the momentum of torch's SGD in C++ and in Python differs in the last bit from step 2 on.
             steps=STEPS if dtype == "double" else 1,
         ),
         f"fsp_{dtype}": Perturbed(NARROW, (2, 7, 6), True, dtype=dtype),
@@ -150,7 +150,7 @@ def inputs_of(case: Case, output_shape: torch.Size) -> list[dict[str, Tensor]]:
 
 
 def forward(module: Any, case: Case, x: Tensor, mask: Tensor | None) -> dict[str, Tensor]:
-    """What a forward returns, by the names of the program."""
+    """The results of a forward, under the names that the C++ program uses."""
     extra = {"return_indices": True} if case.name == "BinaryMapper" else {}
     found = module(x, mask=mask, **extra, **case.call)
     if case.name != "FSP":
@@ -189,7 +189,7 @@ def others(module: Any, case: Case, x: Tensor, indices: Tensor) -> dict[str, Ten
 
 
 def descend(module: nn.Module) -> dict[str, Tensor]:
-    """A plain step on the parameters, and the gradients it went down."""
+    """A plain gradient step on the parameters; returns the gradients."""
     gradients = {}
     for name, parameter in module.named_parameters():
         if parameter.grad is not None:
@@ -243,5 +243,5 @@ def test_cpp_equals_python(name: str, tmp_path: Path) -> None:
             "binary_drawn",
             "binary_draws",
             "binary_compatible",
-        )  # evaluation draws, too
+        )  # these also draw in evaluation
         assert actual["state.rng"][1] == (case.steps + late if draws else 0)

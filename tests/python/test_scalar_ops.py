@@ -41,7 +41,7 @@ def test_signs_round_trip(generator: torch.Generator) -> None:
 def test_entropies_are_those_of_all_codes(generator: torch.Generator) -> None:
     x = torch.randn(1, 9, 3, generator=generator, dtype=torch.float64)
     codes = ops.sign_decode(torch.arange(8), 3, dtype=torch.float64)
-    # sigmoid(s x) over two signs is a softmax of s / 2 times the product.
+    # sigmoid(s x) over two signs equals a softmax of s / 2 times the product.
     share = (x[0] @ codes.T * 1.5 / 2).softmax(-1)
     mean = share.mean(0)
     totals = ops.sign_entropy_totals(x, sharpness=1.5)

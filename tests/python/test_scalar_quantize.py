@@ -18,7 +18,7 @@ LEVELS = [[8, 5, 5, 5], [3], [7, 4, 3], [16, 9], [64, 65], [200, 3]]
 
 
 def bounded(x, levels, bound):
-    """Oracle: the formulas of the header in float64; what is rounded, and its gradient."""
+    """Oracle: the header's formulas in float64; the bounded value before rounding, and its gradient."""
     n = torch.tensor(levels, dtype=torch.float64)
     z = x.double()
     if bound.startswith("symmetric"):

@@ -9,7 +9,7 @@ from torch import nn
 import torchvq
 from torchvq import Sequential
 
-# A quantizer of 8 features, keywords for its forward, and the name of its output.
+# A quantizer of 8 features, keyword arguments of its forward, and the name of its output.
 QUANTIZERS = {
     "vq": (lambda: torchvq.VectorQuantize(8, 16), dict(return_loss_breakdown=True), "quantized"),
     "vq_scored": (

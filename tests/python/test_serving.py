@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "examples" / "python"))
 
 from export_tokenizer import QUANTIZERS, package, signals, train  # noqa: E402
 
-# Compiling one takes long.
+# Only one kind in `make test`: compiling a package takes long.
 OTHERS = [
     pytest.param(kind, marks=pytest.mark.exhaustive) for kind in QUANTIZERS if kind != "residual_vq"
 ]
@@ -39,7 +39,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def served(model: nn.Module, example: Tensor, inputs: list[Tensor], folder: Path) -> list[Tensor]:
-    """What the program writes for each input, given as .npy and as .safetensors in turn."""
+    """The program's output for each input; inputs alternate between .npy and .safetensors."""
     path = folder / "model.pt2"
     package(model, example, path)
     outputs = []
@@ -54,7 +54,7 @@ def served(model: nn.Module, example: Tensor, inputs: list[Tensor], folder: Path
 
 @pytest.mark.parametrize("kind", ["residual_vq", *OTHERS])
 def test_tokens_of_the_program_are_those_of_python(kind: str, tmp_path: Path) -> None:
-    """Bit for bit, for other batches and lengths than the exported ones; what was fixed is checked."""
+    """Bit for bit, for other batches and lengths than the exported ones; sizes exported as fixed are checked."""
     encode, _ = train(kind, steps=3)
     inputs = [signals(7, seed=8), signals(1, seed=9)[:, :1]]
     for x, tokens in zip(inputs, served(encode, signals(4, 7), inputs, tmp_path), strict=True):
@@ -64,7 +64,7 @@ def test_tokens_of_the_program_are_those_of_python(kind: str, tmp_path: Path) ->
     for wrong, words in ((inputs[0][..., :31], "expected: 32"), (inputs[0].double(), "dtype")):
         np.save(tmp_path / "wrong.npy", wrong.numpy())
         done = run(tmp_path / "model.pt2", tmp_path / "wrong.npy", tmp_path / "none.npy")
-        # Of torch 2.11 the words stand before the program's own line.
+        # With torch 2.11, the message is printed before the program's own line.
         assert done.returncode == 1 and "serve: " in done.stderr and words in done.stderr
 
 

@@ -50,7 +50,7 @@ def test_gradients_pass_finite_differences(generator):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_gradient_lives_where_a_clamped_logarithm_has_none(path, generator):
-    """2^18 codes, near uniform use: every mean probability is below 1e-5, the clamp of the reference."""
+    """2^18 codes in nearly uniform use: every mean probability is below 1e-5, at which the reference clamps."""
     x = tokens(generator, (1, 64, 18), 0.001)
     _, batch, _, grad = PATHS[path](x, sharpness=400.0, mask=None, wanted=True)
     wide = any_path("sign_entropy_forward")(x.double(), sharpness=400.0, mask=None, wanted=True)

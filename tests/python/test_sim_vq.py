@@ -93,7 +93,7 @@ def test_output_has_the_estimator_s_gradient_and_the_transform_none():
 
 
 def test_every_code_moves_with_the_transform():
-    """What the class is for: codes that no latent chose follow those that were chosen."""
+    """The purpose of the class: codes that no latent chose move along with those that were chosen."""
     module = build(codebook_size=64)
     x = data(256, DIM) * 0.3 + 2.0
     optimizer = torch.optim.Adam(module.parameters(), 0.05)
@@ -190,7 +190,7 @@ def test_wrong_input():
 
 
 def test_a_layer_with_another_forward_is_called():
-    """As libraries that move layers between devices replace it."""
+    """Libraries that move layers between devices replace `forward` in this way."""
     module = build().train()
     own = module.code_transform.forward
     module.code_transform.forward = lambda codes: own(codes) * 3

@@ -1,4 +1,4 @@
-"""The C++ SimVQ, ResidualSimVQ and RandomProjectionQuantizer are the Python ones, bit for bit."""
+"""The C++ SimVQ, ResidualSimVQ and RandomProjectionQuantizer equal the Python ones, bit for bit."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def inputs_of(case: Case) -> list[dict[str, Tensor]]:
 
 
 def call(module: Any, x: Tensor, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What a forward returns, by the names of the program."""
+    """The results of a forward, under the names that the C++ program uses."""
     named: dict[str, Any] = {"mask": given.get("mask")}
     if isinstance(module, torchvq.RandomProjectionQuantizer):
         indices = module(x, **named)

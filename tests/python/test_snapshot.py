@@ -1,4 +1,4 @@
-"""snapshot: a copy that compilers save (include/torchvq/ops/snapshot.h)."""
+"""snapshot: a copy that compilers save for backward (include/torchvq/ops/snapshot.h)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_snapshot_is_a_copy_with_identity_gradient(generator):
 
 
 def test_snapshot_keeps_the_codebook_that_a_compiled_forward_overwrites(generator):
-    """Without the snapshot, the compiler saves the buffer itself and backward sees 0."""
+    """Without the snapshot, the compiler saves the buffer itself, and backward sees 0."""
 
     def step(x, codebook):
         kept = ops.snapshot(codebook)

@@ -1,4 +1,4 @@
-"""stats(): how codebooks were used in the last training forward, against numpy."""
+"""stats(): the usage of codebooks in the last training forward, against numpy."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_beam_search_is_counted() -> None:
     ids=["threshold", "fraction", "none"],
 )
 def test_dead_and_replaced_codes(options: dict[str, Any]) -> None:
-    """Replaced codes are those whose row is now a token of the batch."""
+    """The replaced codes are those whose row is now a token of the batch."""
     support.seed_everything()
     vq = VectorQuantize(DIM, 24, decay=0.5, **options)
     replaced_ever = 0

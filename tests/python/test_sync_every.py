@@ -1,4 +1,4 @@
-"""`sync_every` on one process: steps that teach together are the accumulation of their statistics.
+"""`sync_every` on one process equals accumulating the statistics of several steps.
 
 On several ranks: tests/distributed/test_sync_every_ranks.py.
 """

@@ -1,4 +1,4 @@
-"""Operators really run on several threads: a build without OpenMP gives the same numbers, on one."""
+"""Operators run on several threads, which equal results cannot show: a build without OpenMP gives the same numbers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-# Counted in a process of its own. A pool of threads, once started, stays: each operator is given two threads more than
-# the one before it, and has to start them.
+# In its own process, threads can be counted. A thread pool keeps its threads, so each operator gets two more than the
+# one before, and has to start them.
 PROGRAM = """
 import json, os, torch, torchvq
 ops = torch.ops.torchvq

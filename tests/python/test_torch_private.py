@@ -1,4 +1,4 @@
-"""The private parts of torch: each is there and does what the package takes it for, and is missed in plain words."""
+"""The private names of torch: each exists, does what the package needs, and gives a clear message if it is missing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_part_is_listed():
 
 def test_no_other_module_of_the_package_names_a_private_part_of_torch():
     folder = Path(private.__file__).parents[1]
-    # Foreach functions have an underscore, and a page in the manual.
+    # Foreach functions begin with an underscore, but are in the manual.
     pattern = re.compile(
         r"\btorch\.(?:\w+\.)*_(?!_version__|foreach_)\w+"
         r"|from torch\b[\w.]* import .*\b_\w+|import torch\b[\w.]*\._"
@@ -84,7 +84,7 @@ def test_constant_in_graphs_is_run_and_not_traced():
 
 
 def graphs_of(disable: Any) -> tuple[int, Tensor]:
-    """How many graphs a function has that calls a disabled one in its middle, and what it returns, twice."""
+    """The number of graphs of a function that calls a disabled one in its middle, and its results for two inputs."""
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounter()
 
@@ -174,7 +174,7 @@ def test_mapped_tensors_are_told_from_others_and_unwrapped():
 
 
 class Recorder(nn.Module):
-    """What the package would say of each of its forwards."""
+    """Records what the package would detect in each of its forwards."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ def test_wrappers_of_torch_put_these_names():
 
 
 def another_copy() -> ModuleType:
-    """The module as a torch would import it that has moved something."""
+    """The module, imported again by a torch that lacks something."""
     spec = importlib.util.spec_from_file_location("torch_private_copy", private.__file__)
     copy = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(copy)
@@ -252,7 +252,7 @@ def test_part_that_has_moved_is_named_and_the_module_still_imports(part, monkeyp
     owner = importlib.import_module(part.module)
     for name in path:
         owner = getattr(owner, name)
-    # A code object cannot be deleted; the function that has it can.
+    # A code object cannot be deleted, so the class that holds it is removed.
     if last == "__code__":
         monkeypatch.setattr(torch.utils.checkpoint, "CheckpointFunction", None)
     else:
@@ -287,7 +287,7 @@ def test_part_that_every_forward_asks_for_is_missed_once_at_import(part, monkeyp
 
 
 def observed_by(name: str, module: nn.Module) -> None:
-    """Makes a module double what it returns."""
+    """Makes a module return twice its output."""
     own = module.forward
     {
         "forward": lambda: setattr(module, "forward", lambda x: 2 * own(x)),
@@ -298,7 +298,7 @@ def observed_by(name: str, module: nn.Module) -> None:
 
 @pytest.mark.parametrize("name", ["forward", "hook", "pre-hook"])
 def test_a_projection_that_does_more_than_its_class_is_called(name):
-    """An identity is left out otherwise."""
+    """An identity without hooks is skipped."""
     torch.manual_seed(0)
     vq = VectorQuantize(dim=4, codebook_size=16).eval()
     x = torch.randn(2, 5, 4)

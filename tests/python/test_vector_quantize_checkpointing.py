@@ -1,4 +1,4 @@
-"""Activation checkpointing: outputs, gradients and noise are those of the plain run, and the state moves once."""
+"""Activation checkpointing: outputs, gradients and noise equal those of the plain run, and the state moves once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REENTRANT = [False, True]
 def checkpointed(module: nn.Module, reentrant: bool) -> Callable[..., Any]:
     def forward(x: Tensor, **kwargs: Any) -> Any:
         if reentrant:
-            # This form finds tensors that need a gradient among the direct results only.
+            # The reentrant form finds tensors that need a gradient only among the direct results.
             return checkpoint(lambda x: tuple(module(x, **kwargs)), x, use_reentrant=True)
         return checkpoint(module, x, use_reentrant=False, **kwargs)
 
@@ -87,7 +87,7 @@ def run_regions(
     "case", ["default", "sampling", "dead_codes", "affine", "orthogonal", "gumbel"]
 )
 def test_several_regions_in_one_backward(case: str, reentrant: bool) -> None:
-    """Backward recomputes the regions last to first; each finds the state it started from."""
+    """Backward recomputes the regions from last to first; each finds the state with which it started."""
     results = []
     for wrap in (False, True):
         module = build(case)
@@ -198,7 +198,7 @@ def test_evaluation_inside_a_region(reentrant: bool) -> None:
 
 
 def test_records_without_backward_are_bounded() -> None:
-    """Forwards whose backward never comes must not hold memory for ever."""
+    """Forwards without a backward must not hold memory forever."""
     module = build("default")
     for step in range(100):
         checkpoint(module, data(module, step).requires_grad_(), use_reentrant=False)

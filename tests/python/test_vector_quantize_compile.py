@@ -1,4 +1,4 @@
-"""torch.compile and torch.export of options, masks and steps that tests/matrix does not run: the same as eager."""
+"""torch.compile and torch.export of options, masks and steps that tests/matrix does not cover: equal to eager."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vector_quantize_cases import (
 from support import bit_for_bit
 from torchvq import VectorQuantize
 
-# Everything that changes what a graph holds. Each row: options, and arguments of forward.
+# Everything that changes the graph. Each row: options, and arguments of forward.
 TABLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "default": ({}, {}),
     "cosine_heads": (dict(use_cosine_sim=True, **SEPARATE), {}),
@@ -72,10 +72,10 @@ TABLE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "weight": ({}, dict(ema_update_weight=0.5)),
     "autocast": (dict(codebook_dim=5), dict(autocast=True)),
 }
-# Rows of tests/matrix as well, which trains and evaluates them; here other tests use them.
+# Trained and evaluated by tests/matrix; only other tests use them here.
 IN_MATRIX = {"default", "learnable", "kmeans"}
-# What inductor may get wrong on its own: fused reductions, randomness, recomputation, mutation. Its rounding is its
-# own, too; dead codes with an affine map are not here, because candidates are drawn by the bits of the tokens.
+# Where inductor may err: fused reductions, randomness, recomputation, mutation. Dead codes with an affine map are left
+# out: candidates are drawn by the bits of the tokens, and inductor rounds differently.
 INDUCTOR = ["cosine_heads", "shared_heads_dead_codes", "gumbel", "learnable_heads_sync_update"]
 
 
@@ -164,7 +164,7 @@ def test_one_graph_serves_all_batch_sizes(row: str) -> None:
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     forward = torch.compile(traced, fullgraph=True, backend=counter, dynamic=True)
     graphs = []
-    # No size is that of another axis, or compilers would take them for one.
+    # No batch size equals another axis, because compilers would take the two for one symbol.
     for step, batch in enumerate((6, 5, 11, 7)):
         x = data(eager, step, batch)
         mask = torch.rand(positions_of(eager, batch)) < 0.7
@@ -187,7 +187,7 @@ def test_initialisation_by_kmeans_is_a_graph_of_its_own() -> None:
 
 
 def test_compiled_commitment_gradient_is_of_the_codes_that_were_searched() -> None:
-    """Compilers recompute in backward; the codes have moved by then."""
+    """Compilers recompute in backward, when the codes have already moved."""
     module = build("copied_gradient", decay=0.0, commitment_weight=1.0)
     codes = module.codebook.clone()
     x = data(module).requires_grad_()
@@ -228,9 +228,9 @@ def test_exported_evaluation_is_that_of_eager_for_any_batch(row: str) -> None:
 
 @pytest.mark.parametrize("row", ["default", "shared_heads_dead_codes", "learnable"])
 def test_exported_training_step_updates_its_state(row: str) -> None:
-    """Export keeps the mutation of buffers: the program learns as the module does."""
+    """Export keeps the mutation of buffers: the program learns like the module."""
     module = make(row)
-    # The program works on the very tensors of the module it was made of.
+    # A copy, because the program shares the tensors of the module from which it is exported.
     program = torch.export.export(deepcopy(module), (data(module),)).module()
     for step in range(3):
         x = data(module, step)

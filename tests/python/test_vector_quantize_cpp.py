@@ -1,4 +1,4 @@
-"""The C++ module is the Python module: the same outputs, losses, gradients and state, bit for bit."""
+"""The C++ module equals the Python module: the same outputs, losses, gradients and state, bit for bit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from torchvq import VectorQuantize
 
 STEPS = 4
 COMPAT = dict(vqp_compat=True)
-# Configurations beyond those that every test of the module runs through.
+# Configurations beyond those of the module's other tests.
 MORE: dict[str, dict[str, Any]] = {
     "compat_cosine": dict(**COMPAT, use_cosine_sim=True),
     "compat_diversity": dict(**COMPAT, **SEPARATE, codebook_diversity_loss_weight=0.3),
@@ -42,7 +42,7 @@ MORE: dict[str, dict[str, Any]] = {
     "sync_every": dict(sync_every=3),
     "sync_every_dead": dict(sync_every=2, **SEPARATE, threshold_ema_dead_code=1),
 }
-# What each step is called with besides x.
+# Arguments of each step besides x.
 CALLS: dict[str, tuple[str, str]] = {
     "mask": ("default", "mask"),
     "mask_heads": ("separate_heads", "mask"),
@@ -154,7 +154,7 @@ def assert_alike(
         for name in given
         if name.startswith("state.") and not same(given[name], expected[name])
     ]
-    # A frozen step changes nothing, its generator included.
+    # A frozen step changes nothing, not even the generator.
     moved = case != "frozen"
     assert bool(changed) == moved, "the steps changed nothing, so nothing was compared"
 

@@ -8,7 +8,7 @@ from vector_quantize_cases import CASES, build, data, options_of, same, train_st
 
 from torchvq import VectorQuantize
 
-# Their output is not the code: a token moved towards it, or noise on the way.
+# The output of these is not the code but a point near it, with noise in its direction.
 NOT_THE_CODE = {"directional"}
 
 
@@ -40,7 +40,7 @@ def test_decode_equals_output_in_training_without_updates(case: str) -> None:
         assert same(module.get_output_from_indices(indices), quantized)
 
 
-# k-means and the affine statistics set the codes within the step that uses them: covered with updates off.
+# k-means and the affine statistics change the codes within the step that uses them; the test above covers them.
 CODES_OF_THE_STEP = [
     case
     for case in CASES
@@ -78,7 +78,7 @@ def test_candidates_decode_to_their_outputs(case: str) -> None:
     assert same(module.get_output_from_indices(indices), quantized)
     nearest, first, _ = module(data(module, 9))
     assert torch.equal(indices[..., 0], first)
-    # Not bit for bit: project_out sees three times as many rows, and its matrix product may sum in another order.
+    # Up to rounding: project_out gets three times as many rows, and its matrix product may sum in another order.
     torch.testing.assert_close(
         quantized[..., 0] if module._channel_first else quantized[..., 0, :], nearest
     )

@@ -1,4 +1,4 @@
-"""``f(x, mask)`` is ``f(x[mask])``; whatever the padding holds; non-finite rows; nothing at all."""
+"""``f(x, mask)`` equals ``f(x[mask])`` for any padding; non-finite rows; no tokens at all."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from vector_quantize_cases import (
 from torchvq import VectorQuantize
 
 GARBAGE = [1e6, math.nan, math.inf]
-# Draws per token depend on the place of the token; the reference's loss and replacement, on the padding's count.
+# Draws per token depend on the token's position; the reference's loss and replacement on the amount of padding.
 BY_PLACE = {"sampling", "sampling_cosine", "directional", "compat"}
 COMPARED = [case for case in CASES if case not in BY_PLACE]
 
 
 def mask_of(module: VectorQuantize) -> Tensor:
     mask = torch.rand(positions_of(module), generator=torch.Generator().manual_seed(3)) > 0.35
-    mask.view(-1)[0] = False  # the place of the first token is padding: nothing may rely on it
+    mask.view(-1)[0] = False  # the first position is padding, on which nothing may rely
     return mask
 
 
@@ -73,8 +73,8 @@ def step_with_weights(module: VectorQuantize, x: Tensor, weight: Tensor, **kwarg
 def test_masked_run_is_the_run_on_real_tokens(case: str) -> None:
     masked, compact = build(case), build(case)
     mask = mask_of(masked)
-    # The rotation of one feature multiplies gradients by |code| / |x|, and with them what the projection rounds, which
-    # depends on the number of rows.
+    # The rotation of one feature multiplies gradients by |code| / |x|, and with it the rounding of the projection,
+    # which depends on the number of rows.
     dtype = torch.float64 if case == "one_feature" else torch.float32
     masked.to(dtype), compact.to(dtype)
     for step, garbage in enumerate(GARBAGE):
@@ -103,7 +103,7 @@ def test_masked_run_is_the_run_on_real_tokens(case: str) -> None:
 
 @pytest.mark.parametrize("case", COMPARED)
 def test_state_does_not_see_padding_at_all(case: str) -> None:
-    """Bit for bit, with several hostile paddings."""
+    """Bit for bit, for several kinds of padding."""
     results = []
     for garbage in (0.0, *GARBAGE):
         module = build(case)
@@ -212,12 +212,12 @@ def test_one_token(case: str) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("case", CASES)
 def test_non_finite_row_never_reaches_the_state(case: str, value: float) -> None:
-    """EMA state, k-means, affine statistics and dead-code candidates: as if the row were not there."""
+    """EMA state, k-means, affine statistics and dead-code candidates are as if the row were absent."""
     module = build(case)
     for step in range(3):
         x = data(module, step)
         last = features_last(module, x)
-        last[0, ..., 3 if last.dim() == 3 else 1, 5] = value  # in place: a view of x
+        last[0, ..., 3 if last.dim() == 3 else 1, 5] = value  # in place: `last` is a view of x
         bad = ~last.isfinite().all(-1)
         quantized, indices, loss = module(x)
         rows = features_last(module, quantized)

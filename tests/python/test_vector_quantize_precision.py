@@ -1,4 +1,4 @@
-"""Dtypes of VectorQuantize, beyond what tests/matrix/test_precision.py does for every class."""
+"""Dtypes of VectorQuantize, beyond what tests/matrix/test_precision.py covers for every class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vector_quantize_cases import CASES, DIM, LEARNABLE, build, data, same, trai
 from support import CASTS, DTYPES
 from torchvq import VectorQuantize
 
-# Places where dtypes meet that no row of tests/matrix/test_precision.py has.
+# Cases in which dtypes meet in a way that no row of tests/matrix/test_precision.py covers.
 MIXED = [
     "layer_norm", "image_projections", "affine_heads", "affine_kmeans_dead_codes", "learnable_heads", "bridge",
     "orthogonal_active", "orthogonal_some", "gumbel", "copied_gradient", "compat",
@@ -63,7 +63,7 @@ def test_every_combination_of_dtypes_works(
 
 
 def module_space(module: VectorQuantize, dtype: torch.dtype, autocast: torch.dtype | None) -> bool:
-    """Whether the search runs in float64: float64 tokens reach it."""
+    """Whether the search runs in float64, because float64 tokens reach it."""
     if not module.has_projections:
         return dtype == torch.float64
     weight = next(module.project_in.parameters()).dtype
@@ -74,11 +74,11 @@ def module_space(module: VectorQuantize, dtype: torch.dtype, autocast: torch.dty
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", ["shared_heads"])
 def test_tokens_are_those_of_float32(case: str, dtype: torch.dtype, cast: str) -> None:
-    """The same values in another dtype, a cast module, autocast or not: the same tokens."""
+    """The same values in another dtype, a cast module, with or without autocast: the same tokens."""
     reference = build(case).eval()
     module = build(case).eval()
     CASTS[cast](module)
-    x = data(module).to(torch.bfloat16).to(torch.float16)  # values that every dtype holds
+    x = data(module).to(torch.bfloat16).to(torch.float16)  # values that every dtype represents
     expected = reference(x.float())[1]
     assert torch.equal(module(x.to(dtype))[1], expected)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -87,7 +87,7 @@ def test_tokens_are_those_of_float32(case: str, dtype: torch.dtype, cast: str) -
 
 @pytest.mark.parametrize("cast", ["half", "bfloat16"])
 def test_codes_that_are_half_parameters_follow_their_averages(cast: str) -> None:
-    """Steps far below the rounding of the codes add up, as they do for float32 codes."""
+    """Steps far below the rounding of the codes accumulate, as they do for float32 codes."""
     codes = torch.tensor([[1.0], [-1.0]])
     x = torch.tensor([[1.5], [-1.5]]).expand(2, 1)
     modules = [VectorQuantize(1, 2, decay=0.999, orthogonal_reg_weight=1.0) for _ in range(2)]
@@ -107,7 +107,7 @@ def test_codes_that_are_half_parameters_follow_their_averages(cast: str) -> None
 
 @pytest.mark.parametrize("cast", ["half", "bfloat16"])
 def test_learnable_half_codes_follow_their_averages_when_a_call_asks(cast: str) -> None:
-    """The same where the codes are parameters of a module without moving averages of its own."""
+    """The same if the codes are parameters of a module that does not use moving averages by default."""
     codes = torch.tensor([[1.0], [-1.0]])
     x = torch.tensor([[1.5], [-1.5]]).expand(2, 1)
     modules = [VectorQuantize(1, 2, decay=0.999, **LEARNABLE) for _ in range(2)]
@@ -120,7 +120,7 @@ def test_learnable_half_codes_follow_their_averages_when_a_call_asks(cast: str) 
         wide(x, ema_update=True)
         narrow(x.to(narrow.codebook.dtype), ema_update=True)
         largest = max(largest, (wide.codebook - before).abs().max().item())
-    # No step is as long as the distance between two half-precision numbers above 1.
+    # Every step is smaller than the spacing of half-precision numbers above 1.
     assert largest < torch.finfo(narrow._codebook.embed.dtype).eps
     assert wide.codebook[0] > 1.25
     torch.testing.assert_close(narrow.codebook.float(), wide.codebook, rtol=4e-3, atol=0)
@@ -184,7 +184,7 @@ def test_orthogonal_codes_learn_in_half_precision(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_large_values_in_half_precision(dtype: torch.dtype) -> None:
-    """fp16 inputs of size 1e4: squares leave the range of half precision, nothing may overflow."""
+    """float16 inputs of size 1e4: their squares exceed the range of half precision, but nothing overflows."""
     module = build("default", commitment_weight=1e-6)
     for step in range(100):
         x = (data(module, step) * 1e4).to(dtype).requires_grad_()

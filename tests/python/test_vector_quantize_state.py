@@ -1,4 +1,4 @@
-"""Checkpoints, copies and casts: nothing that a run depends on is lost, and the reference's checkpoints load."""
+"""Checkpoints, copies and casts keep all state that a run depends on, and the reference's checkpoints load."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from vector_quantize_cases import (
 
 from torchvq import VectorQuantize
 
-# What torchvq adds to the reference's state (docs/migrating.md).
+# State that torchvq adds to the reference's (docs/migrating.md).
 ADDED = {"_codebook.cooldown", "_codebook.rng"}
 OWN_OPTIONS = ("dead_code_fraction", "compat")
 SHARED_CASES = [case for case in CASES if case not in OWN_OPTIONS]
-# The reference's forward refuses the other one.
+# The reference's forward raises with orthogonal_active.
 RUNNING_CASES = [case for case in SHARED_CASES if case != "orthogonal_active"]
 
 
 def added_state(case: str) -> set[str]:
-    """Keys of ours that the reference does not know."""
+    """Keys that only torchvq has."""
     flags = {"_codebook.batch_mean_needs_init", "_codebook.batch_variance_needs_init"}
     return ADDED | flags if "affine" in case else ADDED
 
@@ -66,7 +66,7 @@ def train(module: VectorQuantize, steps: range) -> list[Tensor]:
 
 
 def assert_continues_alike(module: VectorQuantize, expected: VectorQuantize) -> None:
-    """The next steps, bit for bit: noise, dead codes, cool-downs and evaluation included."""
+    """The next steps are equal bit for bit, including noise, dead codes, cool-downs and evaluation."""
     for a, b in zip(train(module, range(10, 13)), train(expected, range(10, 13)), strict=True):
         assert same(a, b)
     assert_same_state(module, state(expected))
@@ -80,7 +80,7 @@ def assert_continues_alike(module: VectorQuantize, expected: VectorQuantize) -> 
 def test_state_is_the_references_and_what_is_documented(case: str) -> None:
     ours, theirs = build(case).state_dict(), reference(case).state_dict()
     added = set(ours) - set(theirs)
-    # The reference creates these two in its first forward.
+    # The reference creates these two buffers in its first forward.
     late = {"_codebook.batch_mean", "_codebook.batch_variance"} if "affine" in case else set()
     assert added == added_state(case) | late
     assert set(theirs) <= set(ours)
@@ -190,20 +190,20 @@ def test_safetensors(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("cast", ["half", "bfloat16", "double"])
 @pytest.mark.parametrize("case", ["default", "learnable", "projections", "affine", "kmeans"])
 def test_casts_keep_the_state(case: str, cast: str) -> None:
-    """Moving averages stay wide, the generator and the flags stay what they are, and the module goes on."""
+    """Moving averages stay wide, the generator and the flags are unchanged, and training continues."""
     module = build(case)
     train(module, range(2))
     before = state(module)
     getattr(module, cast)()
     for name, buffer in module._codebook.named_buffers(recurse=False):
         if name == "replaced":
-            continue  # no state, but what stats() says of the last step
+            continue  # not state, only a statistic of the last step
         old = before["_codebook." + name]
         wide = torch.float64 if cast == "double" else torch.float32
         assert buffer.dtype == (wide if old.is_floating_point() else old.dtype), name
         assert torch.equal(buffer.to(old.dtype), old), name
     train(module, range(2, 4))
-    # There and back: only parameters have been rounded.
+    # Back in float32, every dtype is as before.
     module.float()
     assert {tensor.dtype for tensor in module.state_dict().values()} == {
         v.dtype for v in before.values()
@@ -211,7 +211,7 @@ def test_casts_keep_the_state(case: str, cast: str) -> None:
 
 
 def test_half_precision_checkpoint_loads_wide() -> None:
-    """Averages that somebody has cast on their way through a file are widened again."""
+    """Averages that were cast in a checkpoint file are widened on loading."""
     narrow = {
         n: t.half() if t.is_floating_point() else t
         for n, t in build("default").state_dict().items()
@@ -242,7 +242,7 @@ def test_loading_an_uninitialised_checkpoint_starts_kmeans_anew() -> None:
 
 @pytest.mark.parametrize("how", ["torch", "safetensors", "deepcopy", "pickle"])
 def test_the_in_place_optimizer_goes_on(how: str, tmp_path: Path) -> None:
-    """Its moments are part of the checkpoint, or the first steps after a restart would be too long."""
+    """Its moments are part of the checkpoint; without them, the first steps after a restart would be too long."""
 
     def make(seed: int) -> VectorQuantize:
         return build("learnable", seed, in_place_codebook_optimizer=adam)
@@ -290,7 +290,7 @@ def test_a_codebook_is_assigned_from_any_tensor(kind: Any, learnable: bool) -> N
     module.codebook = given
     assert torch.equal(module.codebook, codes) and list(module.state_dict()) == names
     with torch.no_grad():
-        given.zero_()  # a copy was taken
+        given.zero_()  # the assignment copied the codes
     assert torch.equal(module.codebook, codes)
     with pytest.raises(ValueError, match="VectorQuantize: expected codebook to have shape"):
         module.codebook = kind(torch.zeros(1, 1))

@@ -1,4 +1,4 @@
-"""The switch itself: where it comes from, and that every class has it. What it restores is in tests/parity."""
+"""The switch itself: where its value comes from, and that every class has it. tests/parity checks what it restores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CLASSES = {
 
 
 def switches(module: torch.nn.Module) -> set[bool]:
-    """What a module and all parts of it have."""
+    """The value of the switch in a module and all of its parts."""
     parts = (part for part in module.modules() if hasattr(part, "vqp_compat"))
     return {part.vqp_compat for part in parts}
 
@@ -67,7 +67,7 @@ def test_other_words_are_refused(said: str, monkeypatch) -> None:
 
 
 def test_a_whole_process() -> None:
-    """The variable is read when modules are built, in C++ as well, from which this default comes."""
+    """The variable is read when modules are built; C++ reads it as well and provides this default."""
     code = "import torch, torchvq; print(torchvq.FSQ([5, 4])(torch.zeros(1, 2, 2))[1].dtype)"
     environment = {**os.environ, "TORCHVQ_COMPAT": "1"}
     done = subprocess.run(
@@ -123,7 +123,7 @@ def test_what_is_frozen_and_draws_draws_anew() -> None:
 
 @pytest.mark.parametrize("count", [9, 60], ids=["fewer tokens than codes", "more"])
 def test_k_means_draws_from_the_module_alone(count: int) -> None:
-    """As many distinct tokens as there are, none of the padding, and the same again in a compiled step."""
+    """Codes are distinct tokens as far as there are enough, never padding, and the same in a compiled step."""
     options = dict(dim=6, codebook_size=16, kmeans_init=True, vqp_compat=True, decay=1.0)
     x = torch.randn(2, count, 6, generator=torch.Generator().manual_seed(1))
     mask = torch.arange(count) < torch.tensor([count, count - 4])[:, None]

@@ -1,7 +1,6 @@
-"""What a newcomer's machine may lack, one thing at a time: one sentence each, with the remedy.
+"""Things that a newcomer's machine may lack, one at a time: one sentence each, with the remedy.
 
-Programs that are missing, too old or out of luck are played by scripts of a line or two; the network, CMake and Python
-are real.
+Scripts of a line or two replace programs that are missing, too old or failing; the network, CMake and Python are real.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "tools"
-# What the scripts themselves run.
+# Programs that the scripts themselves run.
 PROGRAMS = ("awk", "bash", "cat", "dirname", "env", "grep", "rm", "sed")
 
 
 @pytest.fixture(autouse=True)
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the scripts keep for reading goes where pytest tidies up."""
+    """Logs that the scripts keep go to a folder that pytest cleans up."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
@@ -36,7 +35,7 @@ def program(folder: Path, name: str, script: str) -> Path:
 def run(
     *command: object, path: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """A command; programs in `path` stand before all others."""
+    """Runs a command; programs in `path` come first in PATH."""
     environment = os.environ | {"LC_ALL": "C", "MAKEFLAGS": "", "TORCHVQ_BUILD": ""} | variables
     if path is not None:
         environment["PATH"] = f"{path}:{environment['PATH']}"
@@ -52,7 +51,7 @@ def run(
 
 
 def sentence(done: subprocess.CompletedProcess[str]) -> str:
-    """The one line that a failed script says; a traceback or a log would be more."""
+    """The one line of a failed script; a traceback or a log would be more."""
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stderr.startswith("Stopped: ") and done.stderr.count("\n") == 1, done.stderr
     return done.stderr
@@ -84,7 +83,7 @@ def test_no_module_venv(tmp_path: Path) -> None:
 
 
 def test_folder_that_cannot_be_written() -> None:
-    # For root, too, this one is none of those that can.
+    # Not even root can write there.
     said = sentence(run(TOOLS / "make_venv.sh", sys.executable, "/proc/torchvq/venv"))
     assert "cannot write to /proc/torchvq; clone into a folder of your own" in said
 
@@ -104,7 +103,7 @@ def test_another_system(tmp_path: Path) -> None:
 
 @pytest.fixture
 def bare(tmp_path: Path) -> Path:
-    """A folder that holds what the scripts themselves run, and neither compiler nor apt-get."""
+    """A folder with the programs that the scripts run, but without compiler and apt-get."""
     folder = tmp_path / "bare"
     folder.mkdir()
     for name in PROGRAMS:
@@ -141,7 +140,7 @@ def test_compiler_too_old(tmp_path: Path) -> None:
 
 
 def configure(tmp_path: Path, *options: str) -> str:
-    """What CMake says of its error, in one line."""
+    """CMake's error message, in one line."""
     done = run("cmake", "-S", ROOT, "-B", tmp_path / "build", "-G", "Ninja", *options)
     assert done.returncode == 1
     return " ".join(done.stderr.split())

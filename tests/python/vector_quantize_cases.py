@@ -19,7 +19,7 @@ LEARNABLE = dict(learnable_codebook=True, ema_update=False)
 GUMBEL = dict(straight_through=True, rotation_trick=False, route_gradients_to_input=False)
 DIVEQ = dict(directional_reparam=True, threshold_ema_dead_code=1e-3)
 
-# Where features lie, and what the codebook is. Every one of these decodes its own indices.
+# The position of the features, and the kind of codebook. Every case decodes its own indices.
 LAYOUTS: dict[str, dict[str, Any]] = {
     "default": {},
     "cosine": dict(use_cosine_sim=True),
@@ -39,7 +39,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "one_feature": dict(codebook_dim=1),
 }
 
-# How the codebook learns, and what the loss is made of.
+# How the codebook learns, and the terms of the loss.
 OPTIONS: dict[str, dict[str, Any]] = {
     "dead_codes": dict(threshold_ema_dead_code=2),
     "dead_code_fraction": dict(dead_code_threshold_fraction=0.5, **SEPARATE),
@@ -96,7 +96,7 @@ def options_of(case: str) -> dict[str, Any]:
 
 
 def build(case: str = "default", seed: int = 0, **more: Any) -> VectorQuantize:
-    """The module of a case, with codes of the size of the data, the same for the same seed."""
+    """The module of a case, with codes of the size of the data; the same for the same seed."""
     torch.manual_seed(seed)
     module = VectorQuantize(DIM, **{**options_of(case), **more})
     if not module._codebook.initted.item():

@@ -1,5 +1,6 @@
-// residual_encode of a few rows on prepared codes against the same without, at the sizes of EnCodec (1024 x 128) and
-// Mimi (2048 x 256), 32 levels of which are searched one after the other; and what preparing one codebook costs.
+// residual_encode of a few rows with and without prepared codes, at the sizes of EnCodec (1024 x
+// 128) and Mimi (2048 x 256), whose 32 levels are searched in turn; and the cost of preparing a
+// codebook.
 #include <torchvq/ops/prepare_codes.h>
 #include <torchvq/ops/residual_encode.h>
 

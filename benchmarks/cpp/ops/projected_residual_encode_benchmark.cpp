@@ -1,6 +1,5 @@
 // Encoding by the levels of a DAC (Q codebooks of K codes of D features, C features outside) against
-// the same levels written plainly with ATen: convolution, unit vectors, distances, argmin, lookup,
-// convolution.
+// the same levels in plain ATen: convolution, unit vectors, distances, argmin, lookup, convolution.
 #include <torchvq/ops/projected_residual_encode.h>
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A training step of a residual stack, forward and backward, against the same stack written plainly with ATen:
+// A training step of a residual stack, forward and backward, against the same stack in plain ATen:
 // for each level distances, argmin, lookup, moving averages; then one straight-through estimator.
 #include <torchvq/functional/residual_quantize.h>
 
@@ -50,7 +50,7 @@ struct Problem {
   }
 };
 
-/// Moves the averages of a level, and its codes, with the tokens of one step.
+/// Updates the averages of a level, and its codes, from the tokens of one step.
 void learn_plainly(const F::CodebookState& state, const at::Tensor& x, const at::Tensor& indices) {
   const at::NoGradGuard no_grad;
   const auto counts = at::bincount(indices, {}, state.embed.size(1)).to(at::kFloat).unsqueeze(0);

@@ -1,1 +1,1 @@
-"""What every module stands on: buffers, options, layouts, random numbers, and torch where it has no public name."""
+"""The base of all modules: buffers, options, layouts, random numbers, and access to private names of torch."""

@@ -10,9 +10,9 @@ ADDED_STATE = ("rng", "cooldown", *AFFINE_STATE, *AFFINE_FLAGS)
 
 
 def default_of(name: str, buffer: Tensor, device: torch.device) -> Tensor:
-    """What a buffer of these names holds where a checkpoint has nothing for it."""
+    """The default value of a buffer that a checkpoint lacks."""
     if name == "rng":
-        # A seed drawn at construction stays; one that construction on the meta device could not hold is drawn now.
+        # Keep a seed that was drawn at construction; on the meta device none could be, so draw it now.
         fresh = fresh_rng() if buffer.is_meta else buffer
         fresh[1] = 0
         return fresh.to(device)

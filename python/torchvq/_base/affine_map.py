@@ -1,4 +1,4 @@
-"""The affine map of a codebook: the statistics by which codes are moved to where the data are."""
+"""The affine map of a codebook: the running statistics that move codes to the mean and variance of the data."""
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +35,7 @@ class AffineMap(nn.Module):
     affine_param_codebook_decay: float
 
     def register_affine_state(self, num_codebooks: int, dim: int) -> None:
-        """Makes room for the statistics of codes (H, K, D)."""
+        """Registers the statistics of codes (H, K, D)."""
         for name in AFFINE_STATE:
             fill = torch.ones if name.endswith("variance") else torch.zeros
             self.register_buffer(name, fill(num_codebooks, 1, dim))
@@ -43,11 +43,11 @@ class AffineMap(nn.Module):
             self.register_buffer(name, torch.tensor(True))
 
     def affine_state(self) -> list[Tensor]:
-        """Mean and variance of the data and of the codes, for codes that are mapped to the data."""
+        """Mean and variance of the data and of the codes: the arguments of the affine map in operators."""
         return [getattr(self, name) for name in AFFINE_STATE]
 
     def update_affine(self, x: Tensor, mask: Tensor | None, ranks: Ranks) -> None:
-        """Moves the statistics by the tokens (H, T, D) of a step, and those of the codes."""
+        """Updates the statistics of the data from the tokens (H, T, D) of a step, and those of the codes."""
         tokens = _ops.update_affine_(
             self.batch_mean,
             self.batch_variance,
@@ -58,7 +58,7 @@ class AffineMap(nn.Module):
             decay=self.affine_param_batch_decay,
             **ranks.named(),
         )
-        # A step without tokens changes nothing, the statistics of the codes included.
+        # A step without tokens changes nothing, not even the statistics of the codes, hence the mask.
         _ops.update_affine_(
             self.codebook_mean,
             self.codebook_variance,
@@ -70,6 +70,6 @@ class AffineMap(nn.Module):
         )
 
     def raw_inputs(self, x: Tensor) -> Tensor:
-        """Tokens in the space of the raw codes, in which averages are kept; no gradient."""
+        """Tokens mapped to the space of the raw codes, in which the moving averages are kept; no gradient."""
         x = x.detach()
         return _ops.affine_inputs(x, *self.affine_state()) if self.affine_param else x

@@ -1,4 +1,4 @@
-"""What activation checkpointing is doing right now.
+"""Detects in which run of an activation checkpoint a forward is.
 
 ``torch.utils.checkpoint`` runs a forward twice: once for its value, once more inside backward to rebuild what
 autograd needs. A quantizer that updates its codebook must know which of the two runs it is in.

@@ -1,4 +1,4 @@
-"""Buffers whose values follow from the options: they are in no checkpoint, and yet survive the meta device."""
+"""Buffers whose values follow from the options. No checkpoint holds them; they are restored after the meta device."""
 
 from collections.abc import Callable
 
@@ -9,15 +9,15 @@ from torchvq._base.wide_buffers import WideBuffers
 
 
 def to_default_device(value: Tensor) -> Tensor:
-    """To where `with torch.device(...)` puts new tensors; our operators do not follow it by themselves."""
+    """Moves a tensor to the device of `with torch.device(...)`, which custom operators do not follow by themselves."""
     return value.to(torch.get_default_device())
 
 
 class ConstantBuffers(WideBuffers):
     """A module that may have constant buffers, which follow it to its device and dtype.
 
-    No checkpoint holds them, so they are written again wherever PyTorch leaves tensors without values: `to_empty`, and
-    `load_state_dict(assign=True)` after construction on the meta device (see `materialise_constants`).
+    Checkpoints do not hold them, so they are rewritten wherever PyTorch leaves tensors uninitialised: after `to_empty`,
+    and after `load_state_dict(assign=True)` on a module built on the meta device (see `materialise_constants`).
     """
 
     def __init__(self) -> None:
@@ -25,14 +25,14 @@ class ConstantBuffers(WideBuffers):
         self._constants: dict[str, Tensor] = {}
 
     def keep_constant(self, name: str, value: Tensor | None) -> None:
-        """Registers a constant buffer; None is one that is absent. `value` is on the CPU."""
+        """Registers a constant buffer, or with None an absent one. `value` is on the CPU."""
         if value is not None:
             self._constants[name] = value.clone()
             value = to_default_device(value)
         self.register_buffer(name, value, persistent=False)
 
     def restore_constants(self, device: torch.device | None = None) -> None:
-        """Writes the values; `device` is for buffers that are on the meta device."""
+        """Rewrites the values; buffers that are on the meta device move to `device`, if given."""
         with torch.no_grad():
             for name, value in self._constants.items():
                 buffer = self._buffers[name]
@@ -49,7 +49,7 @@ class ConstantBuffers(WideBuffers):
 
 
 def materialise_constants(module: nn.Module, _: object = None) -> None:
-    """After a state was loaded: constants that are still on the meta device go to where that state is."""
+    """Post-load hook: moves constants that are still on the meta device to the device of the loaded state."""
     tensors = [*module.parameters(), *module.buffers()]
     device = next((t.device for t in tensors if not t.is_meta), torch.device("cpu"))
     for part in module.modules():

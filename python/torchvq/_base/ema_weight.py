@@ -1,4 +1,4 @@
-"""``ema_update_weight``: how much of a step the moving averages of each code take in."""
+"""``ema_update_weight``: scales, per code, the share of a step in the moving averages."""
 
 from collections.abc import Callable, Sequence
 
@@ -12,7 +12,7 @@ Statistics = tuple[Tensor, Tensor, Tensor]  # counts, sums, exponents; see ops.c
 
 
 def weight_of(weight: EmaWeight, statistics: Sequence[Tensor], cluster_size: Tensor) -> Tensor:
-    """The weight as operators take it; one that is a function sees the sums and counts of the step."""
+    """The weight as operators take it; a callable is called with the sums and counts of the step."""
     if callable(weight):
         counts, sums, exponents = statistics
         dtype = cluster_size.dtype

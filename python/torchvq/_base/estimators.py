@@ -11,9 +11,9 @@ _DIRECTIONAL_NOISE = 8  # RandomPurpose::kDirectionalReparam
 def estimate(
     x: Tensor, codes: Tensor, estimator: str, rng: Tensor, *, variance: float, sync_update_v: float
 ) -> Tensor:
-    """The codes' values with the gradient that an estimator of VectorQuantize states, "gumbel" aside.
+    """The values of the codes with the gradient of an estimator of VectorQuantize, other than "gumbel".
 
-    x and codes are (H, T, D). "none" hands the gradient to the codes alone.
+    x and codes are (H, T, D). With "none" the gradient goes to the codes alone.
     """
     if estimator == "none":
         output = codes

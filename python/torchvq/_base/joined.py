@@ -1,4 +1,4 @@
-"""Tensors side by side, whatever autocast makes of that: it refuses a half precision that is not its own."""
+"""``torch.cat`` and ``torch.stack`` outside autocast, which refuses a half precision other than its own."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,6 +22,6 @@ def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def without_autocast(like: Tensor) -> AbstractContextManager[object]:
-    """Autocast off on the device of a tensor, where it is on."""
+    """Disables autocast on the device of a tensor, if it is on there."""
     device = like.device.type
     return torch.autocast(device, enabled=False) if autocast_is_on(device) else nullcontext()

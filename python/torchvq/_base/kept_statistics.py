@@ -1,4 +1,4 @@
-"""What a codebook keeps between training steps that are reduced and learnt together."""
+"""Statistics that a codebook accumulates over several training steps before ranks reduce them and codes learn."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ KEPT = ("kept_steps", "kept_counts", "kept_sums", "kept_exponents", "kept_candid
 
 
 class KeptStatistics(WideBuffers):
-    """A module whose statistics may wait for later steps: ``keep_statistics`` makes room for them.
+    """A module that may accumulate its statistics over several steps (``sync_every``); see ``keep_statistics``.
 
     ===================  ==============  ==================================================================
     state                shape           meaning
@@ -21,12 +21,12 @@ class KeptStatistics(WideBuffers):
     ``kept_steps``       (4,)            steps and calls that are kept, reductions so far, the rank that keeps
     ``kept_counts``      (H, K)          tokens of each code
     ``kept_sums``        (2, H, K, D)    their sums in fixed point
-    ``kept_exponents``   (2, H, K)       and its exponents, those of the first step and those in use
-    ``kept_candidates``  (H, K, 1 + D)   tokens that may replace dead codes, each behind a 1; none without replacement
+    ``kept_exponents``   (2, H, K)       exponents of the sums: those of the first step, and those in use
+    ``kept_candidates``  (H, K, 1 + D)   tokens that may replace dead codes, each after a 1; empty without replacement
     ===================  ==============  ==================================================================
 
-    Checkpoints have them, but they are no buffers: each rank keeps those of its own tokens, and wrappers that make the
-    buffers of all ranks equal would add up one rank's several times.
+    Checkpoints hold them, but they are not buffers: each rank accumulates its own tokens, so a wrapper that broadcasts
+    buffers would make the reduction count one rank's tokens several times.
     """
 
     sync_every: int
@@ -37,7 +37,7 @@ class KeptStatistics(WideBuffers):
         keep_values(self, sync_every=1, _kept=[])
 
     def keep_statistics(self, every: int, codes: Tensor, candidates: bool) -> None:
-        """Makes room for statistics of codes (H, K, D), and for candidates where dead codes are replaced."""
+        """Allocates statistics for codes (H, K, D), and with ``candidates`` room for tokens that replace dead codes."""
         self.sync_every = every
         if every == 1:
             return
@@ -51,24 +51,24 @@ class KeptStatistics(WideBuffers):
 
     @property
     def keeps_statistics(self) -> bool:
-        """Whether statistics wait for other steps."""
+        """Whether statistics accumulate over several steps."""
         return self.sync_every > 1
 
     def kept_on(self, device: torch.device) -> list[Tensor]:
-        """What is kept, as operators take it; nothing where each step is learnt at once."""
+        """The kept statistics on a device, as operators take them; empty if every step is reduced at once."""
         if self._kept and self._kept[0].device != device:
-            # Some wrappers move parameters and buffers alone.
+            # Some wrappers move parameters and buffers only.
             self._kept = [kept.to(device) for kept in self._kept]
         return self._kept
 
     def kept_by_all(self) -> dict[str, Tensor]:
-        """By name the part of it that ranks have in common."""
+        """The kept statistics that are the same on all ranks, by name."""
         if not self._kept:
             return {}
         return {"kept_steps": self._kept[0][:3], "kept_exponents": self._kept[3][0]}
 
     def forget_kept(self) -> None:
-        """Drops what is kept. How many reductions there were stays: it decides what is drawn next."""
+        """Clears the statistics but not the number of reductions, which determines the draws of the next one."""
         if self._kept:
             self._kept[0][:2] = 0
             for part in (1, 2, 4):
@@ -81,7 +81,7 @@ class KeptStatistics(WideBuffers):
         before = self._kept
         self._kept = [_applied(fn, kept) for kept in before]
         if before and before[0].is_meta and not self._kept[0].is_meta:
-            # A module from the meta device holds anything.
+            # to_empty leaves the tensors of a module from the meta device uninitialised.
             for kept in self._kept:
                 kept.zero_()
         return self
@@ -100,13 +100,13 @@ class KeptStatistics(WideBuffers):
         unexpected: list[str] = args[2]
         for name in KEPT:
             if prefix + name in unexpected:
-                # A module that keeps nothing goes on without.
+                # A checkpoint with kept statistics also loads into a module that keeps none.
                 unexpected.remove(prefix + name)
         if self._kept and any(key.startswith(prefix) for key in state_dict):
             self._load_kept([state_dict.get(prefix + name) for name in KEPT])
 
     def _load_kept(self, found: list[Tensor | None]) -> None:
-        """Takes over what a checkpoint has kept; where it has nothing, or for other codes, nothing is kept."""
+        """Loads kept statistics; if the checkpoint has none, or those of codes of another shape, they start empty."""
         device = next(iter(self._buffers.values())).device  # type: ignore[union-attr]
         if self._kept[0].is_meta and device.type != "meta":
             self._kept = [torch.empty_like(kept, device=device) for kept in self._kept]

@@ -1,4 +1,4 @@
-"""Where batch, positions, features and heads lie in the tensors that a quantizer is given and returns."""
+"""The order of batch, positions, features and heads in the inputs and outputs of a quantizer."""
 
 from typing import NamedTuple
 
@@ -9,20 +9,20 @@ _ops = torch.ops.torchvq
 
 
 class Layout(NamedTuple):
-    """The layout of one module: what inputs must look like, and how heads become codebooks.
+    """The layout of one module: the inputs that it accepts, and how heads map to codebooks.
 
-    Inside, tokens are (H, T, D): one row of heads per codebook. Operators do the reshaping.
+    Internally, tokens are (H, T, D): one row of heads per codebook. Operators do the reshaping.
     """
 
     dim: int
     heads: int
     separate: bool  # one codebook per head
     channel_first: bool
-    map_rank: int | None  # of the input, where an option demands an image or a volume
+    map_rank: int | None  # of the input, for options that need an image or a volume
     owner: str = "VectorQuantize"  # the class that error messages name
 
     def check_input(self, x: Tensor) -> None:
-        """Raises TypeError or ValueError for an input of another kind."""
+        """Raises TypeError or ValueError for an input of another dtype or shape."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             got = x.dtype if isinstance(x, Tensor) else type(x).__name__
             raise TypeError(
@@ -85,7 +85,7 @@ class Layout(NamedTuple):
         return _ops.split_mask(mask, self.heads, self.separate)
 
     def split_indices(self, indices: Tensor) -> Tensor:
-        """Indices in the shape that forward returns, to (H, T)."""
+        """Indices in the shape that forward returns, reshaped to (H, T)."""
         return _ops.split_indices(indices, self.heads, self.separate)
 
     def merge_heads(self, values: Tensor, batch: int, tokens: int) -> Tensor:
@@ -93,7 +93,7 @@ class Layout(NamedTuple):
         return _ops.merge_heads(values, batch, tokens, self.heads, self.separate)
 
     def restore_positions(self, values: Tensor, x: Tensor) -> Tensor:
-        """Values per token (H, T) or (H, T, k) in the layout of x; several heads on the last axis."""
+        """Values per token, (H, T) or (H, T, k), in the layout of x; several heads become the last axis."""
         return _ops.restore_positions(
             values,
             x,
@@ -105,7 +105,7 @@ class Layout(NamedTuple):
     def restore_tokens(
         self, codes: Tensor, x: Tensor, mask: Tensor | None, zeros_for_masked: bool
     ) -> Tensor:
-        """Codes (H, T, D) or (H, T, k, D) in layout and dtype of x; padding is zeros or x."""
+        """Codes (H, T, D) or (H, T, k, D) in layout and dtype of x; padding becomes zeros or keeps x."""
         return _ops.restore_tokens(
             codes,
             x,
@@ -117,11 +117,11 @@ class Layout(NamedTuple):
         )
 
     def split_tokens(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        """x and its mask (B, N) as tokens (B, N, dim) and as a search takes them, (H, T, D) and (H, T)."""
+        """x as tokens (B, N, dim) with mask (B, N), and both as a search takes them, (H, T, D) and (H, T)."""
         tokens = self.pack(x)
         if mask is None:
             return tokens, self.split_heads(tokens), None
-        # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+        # Padding may hold anything, including NaN; zeros keep it out of every gradient.
         tokens = _ops.fill_masked(tokens, mask)
         return tokens, self.split_heads(tokens), self.split_mask(mask)
 
@@ -130,7 +130,7 @@ class Layout(NamedTuple):
         return _ops.unpack_positions(values, x.shape, self.channel_first)
 
     def place_features(self, values: Tensor) -> Tensor:
-        """Values with the features last, to the place where this layout has them."""
+        """Moves the features from the last axis to their axis in this layout."""
         return values.movedim(-1, 1) if self.channel_first else values
 
     def split_visible(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Operators are told only what is not as by default: torch takes 0.4 microseconds to read an option."""
+"""Operators are called without options that equal their defaults: torch takes 0.4 microseconds to read an option."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -11,7 +11,7 @@ _NO_DEFAULT = object()
 
 
 def without_defaults(operator: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options of ``torch.ops.torchvq.<operator>`` that differ from those of its schema."""
+    """The options of ``torch.ops.torchvq.<operator>`` that differ from the defaults of its schema."""
     if torch.compiler.is_compiling():
         return options
     defaults = _defaults(operator)

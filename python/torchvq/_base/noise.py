@@ -17,9 +17,9 @@ class NoisyModule(RandomState):
         self.keep_rng()
 
     def take_rng(self, x: Tensor, mask: Tensor | None, ranks: Ranks) -> Tensor:
-        """What this forward draws from; counts a step unless there are no tokens.
+        """The generator of this forward; advances the module's own unless there are no tokens.
 
-        The recomputation of a checkpointed forward gets what the forward got, and counts nothing.
+        The recomputation of a checkpointed forward gets the same generator again and advances nothing.
         """
         rng = self.rng.clone()
         step = self._step_for(x, rng)

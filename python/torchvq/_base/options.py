@@ -13,39 +13,39 @@ _NO_OPTIONS = ("self", "__class__")
 
 
 def check_options(owner: str, options: Mapping[str, Any]) -> list[int]:
-    """What open options of the class ``owner`` resolve to (``include/torchvq/options/by_name.h``).
+    """The values of options left open, by the rules of class ``owner`` (``include/torchvq/options/by_name.h``).
 
-    Options may be the ``locals()`` of a constructor; a mapping among them counts as options of its own.
+    ``options`` may be the ``locals()`` of a constructor; a mapping among its values holds nested options.
 
-    ValueError for options out of range or at odds, TypeError for values of the wrong kind and for unknown names.
+    ValueError for options out of range or in conflict, TypeError for values of the wrong type and for unknown names.
     """
     names, texts = _flat(options)
     return list(_resolved(owner, tuple(names), tuple(texts)))
 
 
-# Levels of a stack have the same options. What raises is not remembered.
+# The levels of a stack have the same options, so one check serves all. lru_cache does not cache exceptions.
 @lru_cache(maxsize=64)
 def _resolved(owner: str, names: tuple[str, ...], texts: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(torch.ops.torchvq.check_options(owner, names, texts))
 
 
 def keep_values(module: nn.Module, **values: Any) -> None:
-    """Makes values that are no tensors and no modules attributes of a module, which declares them.
+    """Sets attributes of a module that are neither tensors nor modules; its class declares them.
 
-    An assignment looks for its name among parameters, buffers and modules first: half of what constructing a level of
-    a stack would cost.
+    ``Module.__setattr__`` would first look the name up among parameters, buffers and modules, which is half of the cost
+    of constructing a level of a stack.
     """
     vars(module).update(values)
 
 
 def expect(owner: str, holds: bool, name: str, condition: str, value: object) -> None:
-    """Raises ValueError unless an argument is what it must be; for those that only Python has."""
+    """Raises ValueError unless ``holds``; for arguments that exist in Python only."""
     if not holds:
         raise ValueError(f"{owner}: expected {name} to be {condition}, but got {value}")
 
 
 def _flat(options: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Names and texts. Most values are plain, and every level of a stack comes here."""
+    """Names and texts of the options. Plain values first: this runs for every level of a stack."""
     names: list[str] = []
     texts: list[str] = []
     for name, value in options.items():
@@ -62,13 +62,13 @@ def _flat(options: Mapping[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def _text(value: Any) -> str:
-    """As Python writes it; what cannot be written is given or not."""
+    """A value as Python writes it, or "given" for one without a literal form."""
     if type(value) in _PLAIN:
         return str(value)
     if callable(value):
         return "given"
     if hasattr(value, "tolist"):
-        # Of numpy, and tensors.
+        # NumPy scalars and arrays, and tensors.
         return _text(value.tolist())
     if isinstance(value, str):
         return str.__str__(value)

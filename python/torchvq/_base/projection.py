@@ -9,7 +9,7 @@ from torchvq._base.torch_private import is_observed_itself
 def make_projections(
     dim: int, inner_dim: int, layernorm: bool = False, bias: bool = True
 ) -> tuple[nn.Module, nn.Module]:
-    """The projections towards the codes and back; identities where the features are as many."""
+    """``project_in`` and ``project_out``; identities if input and codes have equally many features."""
     if inner_dim == dim:
         return nn.Identity(), nn.Identity()
     project_in: nn.Module = nn.Linear(dim, inner_dim, bias=bias)
@@ -19,17 +19,17 @@ def make_projections(
 
 
 def project(projection: nn.Module, tokens: Tensor) -> Tensor:
-    """Applies a projection in its own dtype, whatever dtype the tokens have; autocast, when on, decides itself."""
+    """Applies a projection in its own dtype, whatever the dtype of the tokens; under autocast, autocast chooses."""
     if projects_nothing(projection):
         return tokens
     for layer in projection if isinstance(projection, nn.Sequential) else (projection,):
-        # Autocast on CPU leaves the layer norm as it is.
+        # Only the linear layer is left to autocast: on CPU autocast does not cast inputs of a layer norm.
         tokens = layer(_for_weight(layer, tokens, isinstance(layer, nn.Linear)))
     return tokens
 
 
 def projects_nothing(*projections: nn.Module) -> bool:
-    """Whether projections can be left out: identities without hooks."""
+    """Whether projections can be skipped: identities without hooks."""
     for projection in projections:
         if type(projection) is not nn.Identity or is_observed_itself(projection):
             return False
@@ -37,12 +37,12 @@ def projects_nothing(*projections: nn.Module) -> bool:
 
 
 def in_dtype_of(network: nn.Module, x: Tensor) -> Tensor:
-    """x in the dtype of a user's network, or in one from which autocast goes on. Integers stay."""
+    """x in the dtype of a user's network, or under autocast in one that it casts from. Integers are unchanged."""
     return _for_weight(network, x, True) if x.is_floating_point() else x
 
 
 def autocast_is_on(device: str) -> bool:
-    """Whether autocast casts on a type of device; the meta device knows none, and asking raises."""
+    """Whether autocast is on for a device type. Asking torch raises for the meta device, which has no autocast."""
     return device != "meta" and torch.is_autocast_enabled(device)
 
 
@@ -50,7 +50,7 @@ def _for_weight(layer: nn.Module, x: Tensor, autocast_knows: bool) -> Tensor:
     weight = next((own for own in layer.parameters() if own.is_floating_point()), None)
     if weight is None:
         return x
-    # Autocast leaves float64 as it is, on either side.
+    # Autocast casts neither float64 inputs nor float64 weights.
     autocast = autocast_knows and autocast_is_on(x.device.type)
     if not autocast or weight.dtype == torch.float64:
         return x.to(weight.dtype)

@@ -1,4 +1,4 @@
-"""State that a module keeps beyond its parameters: a generator of random numbers, and float32 buffers."""
+"""State of a module besides its parameters: a random number generator, and float32 buffers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,16 +16,16 @@ _ops = torch.ops.torchvq
 
 
 def fresh_rng() -> Tensor:
-    """Seed and step (2,) of the counter-based generator, the seed drawn from torch's."""
+    """Seed and step (2,) of the counter-based generator; the seed is drawn from torch's generator."""
     seed = torch.randint(2**62, (), device="cpu")
     rng = torch.stack([seed, torch.zeros((), dtype=torch.long, device="cpu")])
     device = torch.get_default_device()
-    # The meta device could not hold a seed.
+    # A tensor on the meta device could not hold the seed.
     return rng if device.type == "meta" else rng.to(device)
 
 
 class Step:
-    """What a checkpointed forward drew from and what ranks added up in it, for its recomputation."""
+    """Record of a checkpointed forward for its recomputation: its generator, and the totals over ranks."""
 
     def __init__(self, rng: Tensor | None) -> None:
         self.rng = rng
@@ -53,14 +53,14 @@ class RandomState(ConstantBuffers):
         self.register_buffer("rng", fresh_rng())
 
     def forget_rng(self) -> None:
-        """For a level whose stack draws for all levels."""
+        """Removes the generator of a level whose stack draws for all levels."""
         self._buffers.pop("rng", None)
 
     @contextmanager
     def step_of(self, x: Tensor, *, draws: bool = True) -> Iterator[Any]:
-        """The generator of one training forward of x (None for modules without); a step that draws counts when it ends.
+        """The generator of one training forward of x, or None; advanced at the end of a step that draws.
 
-        The recomputation of a checkpointed forward gets what the forward got, and does not count.
+        The recomputation of a checkpointed forward gets the same generator again and does not advance it.
         """
         rng = self._buffers.get("rng")
         present = None if rng is None else rng.clone()
@@ -79,7 +79,7 @@ class RandomState(ConstantBuffers):
             _ops.advance_rng_(rng)
 
     def _step_for(self, x: Tensor, rng: Tensor | None) -> Step | None:
-        """The record that this forward writes, or as a recomputation reads."""
+        """The record that this forward writes, or that it reads as a recomputation; None without checkpointing."""
         found = self._records.take(x)
         if found is not None:
             found.replayed = True
@@ -99,7 +99,7 @@ class RandomState(ConstantBuffers):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
         if prefix + "rng" in missing and "rng" in self._buffers:
             missing.remove(prefix + "rng")
-            # A seed drawn at construction stays; one that the meta device could not hold is drawn now.
+            # Keep a seed that was drawn at construction; on the meta device none could be, so draw it now.
             rng = fresh_rng() if self.rng.is_meta else self.rng
             rng[1] = 0
             self._buffers["rng"] = rng

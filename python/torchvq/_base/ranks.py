@@ -1,4 +1,4 @@
-"""Which ranks learn together in a training forward, and the steps of it that they take together."""
+"""Which ranks learn together in a training forward, and what they exchange outside the operators."""
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,7 +19,7 @@ _ops = torch.ops.torchvq
 
 
 class Ranks(NamedTuple):
-    """The process group of one forward, by name, and what errors call the quantizer."""
+    """The name of the process group of one forward, and the quantizer's name in error messages."""
 
     group: str = ""
     label: str = "VectorQuantize"
@@ -27,11 +27,11 @@ class Ranks(NamedTuple):
 
     @property
     def alone(self) -> bool:
-        """Whether this process learns by itself. A group of one is no exception, and never communicates."""
+        """Whether this process learns by itself. A group of one rank counts as a group, but never communicates."""
         return not self.group
 
     def named(self) -> dict[str, str]:
-        """The arguments by which operators take part."""
+        """The arguments of operators that communicate."""
         return {"group_name": self.group, "label": self.label}
 
 
@@ -39,7 +39,7 @@ ALONE = Ranks()
 
 
 def ranks_of(vq: "VectorQuantize", owner: str = "VectorQuantize") -> Ranks:
-    """Decided at each call, because modules are often built before their group exists. Evaluation is always alone."""
+    """The ranks of one forward, asked at each call: the group may not exist at construction. Alone in evaluation."""
     group = group_of(vq) if vq.training else ""
     if not group:
         return ALONE
@@ -55,7 +55,7 @@ def group_of(vq: "VectorQuantize | LFQ | SimVQ") -> str:
 
 
 def distributed_training() -> bool:
-    """Whether there is a process group at all; asked at each call, because modules are often built before it."""
+    """Whether there is a process group; asked at each call, because modules are often built before it."""
     return dist.is_available() and dist.is_initialized()
 
 
@@ -67,7 +67,7 @@ def default_group() -> str:
 
 
 def group_name(process_group: object) -> str | None:
-    """The name under which operators find a group. Groups themselves can be neither copied nor saved."""
+    """The name under which operators find a group. Process group objects can be neither copied nor saved."""
     if process_group is None or isinstance(process_group, str):
         return process_group
     name = getattr(process_group, "group_name", None)
@@ -80,12 +80,12 @@ def group_name(process_group: object) -> str | None:
 
 
 def joined_signature(quantizers: Iterable["Codebook | LFQ"]) -> str:
-    """What quantizers that learn together must have in common over the ranks, quoted in errors."""
+    """The options in which all ranks must agree, as text; error messages quote it."""
     return "; ".join(quantizer.signature for quantizer in quantizers)
 
 
 def handshake(codebooks: Sequence["Codebook"], ranks: Ranks) -> None:
-    """Before the first synchronised step: ranks that do not fit together find out, those that do start alike."""
+    """Before the first synchronised step, compares options over the ranks and gives all ranks the same state."""
     if ranks.alone or codebooks[0].replaying:
         return
     state = [tensor for codebook in codebooks for tensor in codebook.replicated_state()]
@@ -94,15 +94,15 @@ def handshake(codebooks: Sequence["Codebook"], ranks: Ranks) -> None:
 
 
 def noise_rng(rng: Tensor, ranks: Ranks) -> Tensor:
-    """What draws per token use: ranks hold different tokens, so they draw different numbers."""
+    """The generator for draws per token: ranks hold different tokens, so each needs different numbers."""
     if ranks.alone:
         return rng
-    # A prime below 2^40: seeds of levels, which are consecutive, stay apart.
+    # A prime just below 2^40 keeps the seeds of ranks apart from those of levels, which are consecutive.
     return torch.stack([rng[0] + _rank_in(ranks.group) * 1099511627689, rng[1]])
 
 
 def everybody() -> Ranks:
-    """All ranks, for modules that learn nothing together but draw noise; alone where there is no group."""
+    """All ranks, for modules that learn nothing but draw noise; ``ALONE`` without a group."""
     if not dist.is_available() or not dist.is_initialized():
         return ALONE
     return Ranks(default_group())
@@ -110,5 +110,5 @@ def everybody() -> Ranks:
 
 @constant_in_graphs
 def _rank_in(group: str) -> int:
-    """The rank of this process in a group, as in C++, where there is no other."""
+    """The rank of this process in a group; a constant to compilers."""
     return rank_in(group)

@@ -1,4 +1,4 @@
-"""What modules keep of a checkpointed step, so that its recomputation in backward finds what the step began with."""
+"""Records of checkpointed steps: the recomputation in backward runs on the state with which the step began."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from torchvq._base.options import keep_values
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook
 
-# Replays wait for a backward pass that may never come, so their number is bounded.
+# A record waits for a backward pass that may never come, so their number is bounded.
 MAX_REPLAYS = 32
 
 
@@ -22,9 +22,9 @@ _T = TypeVar("_T")
 
 
 class Replay:
-    """The state with which a checkpointed forward searched, and what tells which forward that was.
+    """The state with which a checkpointed forward searched, and the key by which its recomputation finds it.
 
-    Its recomputation searches with the same codes and learns nothing: state and ranks get each step once.
+    The recomputation searches with the same codes and learns nothing, so each step is learnt and exchanged once.
     """
 
     def __init__(self, key: tuple[torch.Size, int], initialised: bool) -> None:
@@ -36,7 +36,7 @@ class Replay:
         self.searched: list[Tensor] = []
 
     def capture(self, codebook: "Codebook") -> None:
-        """Keeps the state as it is when the search begins."""
+        """Copies the state at the beginning of the search."""
         self.buffers = {
             name: None if b is None else b.clone() for name, b in codebook._buffers.items()
         }
@@ -44,7 +44,7 @@ class Replay:
             self.embed = codebook.embed.detach().clone()
 
     def put_codes(self, codes: Tensor) -> None:
-        """Other codes for the rest of the recomputation."""
+        """Replaces the codes for the rest of the recomputation."""
         if self.embed is None:
             self.buffers["embed"] = codes
         else:
@@ -52,7 +52,7 @@ class Replay:
 
     @contextmanager
     def installed(self, codebook: "Codebook") -> Iterator[None]:
-        """Makes a codebook work on this record."""
+        """Makes a codebook work on this record instead of its own state."""
         present = codebook._buffers
         codebook._buffers, codebook._replay = self.buffers, self
         try:
@@ -62,7 +62,7 @@ class Replay:
 
 
 def fingerprint(x: Tensor) -> tuple[torch.Size, int]:
-    """What tells one input from another: a hash of each row, weighted by its place."""
+    """A key of an input: its shape, and a hash of each row, weighted by the row's place."""
     if not x.numel():
         return x.shape, 0
     rows = torch.hash_tensor(x.detach().flatten(0, -2), dim=-1).view(torch.int64)
@@ -105,7 +105,7 @@ class Replayed:
                 self._recording = None
 
     def begin_record(self) -> None:
-        """Keeps the state in which the search of a step that will be recomputed begins."""
+        """Copies the state at the beginning of the search, if the step will be recomputed."""
         if self._recording is not None:
             self._recording.capture(cast("Codebook", self))
 
@@ -120,29 +120,29 @@ class Replayed:
         return self._replay is not None
 
     def record_embed(self) -> None:
-        """Tells a running record that the parameter has moved within the step: the search sees what it is now."""
+        """Updates the recorded parameter after it moved within the step, before the search."""
         if self._recording is not None:
             self._recording.embed = self.embed.detach().clone()
 
     def search_in_turn(self, number: int) -> None:
-        """Keeps, or puts back, the codes of one of several searches in a step that moves codes between them."""
+        """Records, or in a recomputation restores, the codes of one search, if a step moves codes between searches."""
         if self._replay is not None:
             self._replay.put_codes(self._replay.searched[number])
         elif self._recording is not None:
             self._recording.searched.append(self.embed.detach().clone())
 
     def record_totals(self, totals: list[Tensor]) -> None:
-        """Keeps for a recomputation what ranks have added up."""
+        """Keeps the totals over ranks for a recomputation."""
         if self._recording is not None:
             self._recording.totals = totals
 
     def recorded_totals(self) -> list[Tensor]:
-        """What the recorded step has added up with the other ranks; nothing in the first run of a step."""
+        """The totals over ranks of the recorded step; empty in the first run of a step."""
         return [] if self._replay is None else self._replay.totals
 
     @contextmanager
     def _replaying(self, x: Tensor) -> Iterator[None]:
-        # Backward meets the regions last to first, which decides between equal inputs.
+        # Backward recomputes the regions from last to first, so of records with equal inputs the latest is taken.
         key = fingerprint(x)
         replay = next((replay for replay in reversed(self._replays) if replay.key == key), None)
         if replay is None:
@@ -153,28 +153,28 @@ class Replayed:
             yield
 
     def __getstate__(self) -> dict[str, Any]:
-        # A recorded step belongs to a backward pass of this very object.
+        # A record belongs to a backward pass of this very object, not to a copy.
         return {**self.__dict__, "_replays": deque(maxlen=MAX_REPLAYS)}
 
 
 class StepRecords(Generic[_T]):
-    """What forwards of checkpointed regions have worked with, for their recomputation in backward."""
+    """Records of checkpointed forwards, for their recomputation in backward."""
 
     def __init__(self) -> None:
         self._kept: deque[tuple[tuple[torch.Size, int], _T]] = deque(maxlen=MAX_REPLAYS)
 
     def keep(self, x: Tensor, item: _T) -> bool:
-        """Keeps an item where the running forward on x will be recomputed, and says whether it did."""
+        """Keeps an item if the running forward on x will be recomputed; returns whether it did."""
         keeps = not torch.compiler.is_compiling() and _checkpointing.will_recompute()
         if keeps:
             self._kept.append((fingerprint(x), item))
         return keeps
 
     def take(self, x: Tensor) -> _T | None:
-        """What was kept, where the running forward on x is a recomputation; else None."""
+        """The item kept for this forward on x if it is a recomputation, else None."""
         if torch.compiler.is_compiling() or not _checkpointing.recomputing():
             return None
-        # Backward meets the regions last to first, which decides between equal inputs.
+        # Backward recomputes the regions from last to first, so of records with equal inputs the latest is taken.
         key = fingerprint(x)
         for place in range(len(self._kept) - 1, -1, -1):
             if self._kept[place][0] == key:
@@ -184,7 +184,7 @@ class StepRecords(Generic[_T]):
         return None
 
     def __deepcopy__(self, memo: object) -> "StepRecords[_T]":
-        # A recorded step belongs to a backward pass of one object.
+        # A record belongs to a backward pass of one object, not to a copy.
         return StepRecords()
 
     def __getstate__(self) -> dict[str, Any]:

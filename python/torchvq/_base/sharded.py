@@ -1,7 +1,7 @@
-"""Parameters that FSDP2 shards: what a forward writes to the whole is written to the shard, too.
+"""Parameters that FSDP2 shards: values that a forward writes to the full parameter are also written to its shard.
 
-``fully_shard`` gathers a parameter before the forward and drops it afterwards, and with it what a k-means start, moving
-averages, the replacement of dead codes or a quantizer's own optimizer have written there.
+``fully_shard`` gathers a parameter before the forward and frees it afterwards, and with it the values written there by
+a k-means start, moving averages, the replacement of dead codes or a quantizer's own optimizer.
 """
 
 import sys
@@ -14,9 +14,9 @@ from torchvq._base.torch_private import place_of_shard, shards_of
 
 
 def keep_in_shards(module: nn.Module) -> None:
-    """Writes the parameters of this module itself, as they are, to this rank's shards of them.
+    """Writes this module's own parameters, as they are, to this rank's shards of them.
 
-    Nothing without FSDP2. No communication: every rank has written the same numbers to the whole.
+    Does nothing without FSDP2. No communication: every rank has written the same numbers to the full parameter.
     """
     if "torch.distributed.fsdp" not in sys.modules or torch.compiler.is_compiling():
         return

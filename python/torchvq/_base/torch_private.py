@@ -1,7 +1,7 @@
-"""The private parts of torch that the package leans on, each by name and with what is lost without it.
+"""The private names of torch that the package uses, each with what does not work without it.
 
-A torch that has moved one still imports the package: what needs the part says so when it is used, or, where every
-forward would ask for it, one warning at import says what not to do.
+If a version of torch has moved one, the package still imports: code that needs the name raises when it is used, or, if
+every forward would need it, one warning at import names what does not work.
 """
 
 import functools
@@ -21,14 +21,14 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Part(NamedTuple):
-    """A private name of torch, and what does not work in a torch without it."""
+    """A private name of torch, and what does not work if torch lacks it."""
 
     module: str
     name: str
     without: str
 
     def get(self) -> Any:
-        """What the name stands for. NotImplementedError: nothing, in this torch."""
+        """The object of that name; NotImplementedError if this torch lacks it."""
         try:
             found: Any = importlib.import_module(self.module)
             for name in self.name.split("."):
@@ -41,7 +41,7 @@ class Part(NamedTuple):
         return found
 
     def get_or(self, instead: Callable[..., Any]) -> Any:
-        """The same, or after a warning what serves instead."""
+        """The same, but if torch lacks it, warns and returns ``instead``."""
         try:
             return self.get()
         except NotImplementedError as lost:
@@ -127,7 +127,7 @@ PARTS = (
     FORWARD_PRE_HOOKS,
 )
 
-#: What wrappers of torch put into the names of what they wrap.
+#: Names that torch's wrappers insert into the qualified names of the wrapped modules and parameters.
 WRAPPER_NAMES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
@@ -135,13 +135,13 @@ WRAPPER_NAMES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_modul
 
 
 def constant_in_graphs(function: _Function) -> _Function:
-    """``torch.compiler.assume_constant_result``, which would load the compiler with the package."""
+    """``torch.compiler.assume_constant_result`` without importing the compiler, which that function does."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 def outside_graphs(reason: str) -> Callable[[_Function], _Function]:
-    """``torch.compiler.disable``, which would load the compiler with the package."""
+    """``torch.compiler.disable`` without importing the compiler before something is compiled."""
 
     def decorate(function: _Function) -> _Function:
         disabled: Callable[..., Any] | None = None
@@ -150,13 +150,13 @@ def outside_graphs(reason: str) -> Callable[[_Function], _Function]:
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal disabled
             if disabled is None:
-                # A process that compiles has loaded the compiler.
+                # A process that compiles has imported torch._dynamo, so without it a plain call is enough.
                 if "torch._dynamo" not in sys.modules:
                     return function(*args, **kwargs)
                 disabled = torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call]
             return disabled(*args, **kwargs)
 
-        # What the compiler looks for where it comes upon the call, to end its graph there.
+        # The attribute at which the compiler ends its graph when it traces a call.
         call._torchdynamo_disable = True  # type: ignore[attr-defined]
         call._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
         return call  # type: ignore[return-value]
@@ -168,7 +168,7 @@ def outside_graphs(reason: str) -> Callable[[_Function], _Function]:
 
 
 def register_namedtuple(output: type, name: str) -> None:
-    """Lets exported programs that return this named tuple be saved, under a name of ours."""
+    """Makes exported programs that return this named tuple savable, under a name of this package."""
     _register_namedtuple(output, serialized_type_name=name)
 
 
@@ -204,8 +204,8 @@ def checkpoint_drops_saved_tensors() -> bool:
 
 def inside_reentrant_checkpoint() -> bool:
     """True in the first forward of a region of ``checkpoint(use_reentrant=True)``."""
-    # It leaves no trace but its frame: it runs the region without gradient from CheckpointFunction.forward. Only
-    # training forwards without gradient come here, so the walk is rare.
+    # The only trace of it is its frame: CheckpointFunction.forward runs the region under no_grad. Only training
+    # forwards without gradient get here, so the search through the frames is rare.
     forward = CHECKPOINT_FORWARD.get()
     frame = inspect.currentframe()
     while frame is not None:
@@ -216,7 +216,7 @@ def inside_reentrant_checkpoint() -> bool:
 
 
 def at_end_of_backward(function: Callable[[], None]) -> None:
-    """Called in a backward pass: runs the function when the pass has ended; what it raises, the pass raises."""
+    """Inside a backward pass: runs the function when the pass ends; an exception of it is raised by the pass."""
     BACKWARD_ENGINE.get().queue_callback(function)
 
 
@@ -224,7 +224,7 @@ def at_end_of_backward(function: Callable[[], None]) -> None:
 
 
 def is_observed(*modules: nn.Module) -> bool:
-    """Whether a call of one of these modules runs more than its class says, hooks of all modules included."""
+    """Whether calling one of these modules runs more than its class defines, global hooks included."""
     try:
         everywhere = bool(FORWARD_HOOKS.get() or FORWARD_PRE_HOOKS.get())
     except NotImplementedError:
@@ -233,7 +233,7 @@ def is_observed(*modules: nn.Module) -> bool:
 
 
 def is_observed_itself(module: nn.Module) -> bool:
-    """Whether the module has a hook, or a forward that was set on it."""
+    """Whether the module has a hook, or a ``forward`` of its own in its instance attributes."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -252,7 +252,7 @@ def rank_in(group: str) -> int:
 
 
 def shards_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Names of the parameters of this module itself that ``fully_shard`` shards, and the shards (DTensor)."""
+    """Names of this module's own parameters that ``fully_shard`` shards, and their shards (DTensor)."""
     # PyTorch has no public way from a gathered parameter to its shard.
     states, fsdp = FSDP_STATES.get(), FSDP_STATE.get()
     for reference in list(states.values()):
@@ -264,7 +264,7 @@ def shards_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _parameter_groups(state: Any) -> list[Any]:
-    # One group at most until torch 2.11.
+    # Up to torch 2.11 a state has at most one group, in another attribute.
     groups = getattr(state, "_fsdp_param_groups", None)
     if groups is not None:
         return list(groups)
@@ -272,6 +272,6 @@ def _parameter_groups(state: Any) -> list[Any]:
 
 
 def place_of_shard(shard: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The sizes of a shard, and where in the whole it begins."""
+    """The sizes of a shard, and its offsets in the full parameter."""
     compute = PLACE_OF_SHARD.get()
     return compute(shard.shape, shard.device_mesh, shard.placements)

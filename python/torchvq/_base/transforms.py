@@ -1,4 +1,4 @@
-"""Tensors under torch.vmap, whose numbers Python cannot read."""
+"""Tensors under torch.vmap, whose values Python cannot read directly."""
 
 from torch import Tensor
 
@@ -8,7 +8,7 @@ __all__ = ["is_mapped", "shared_flag"]
 
 
 def shared_flag(flag: Tensor) -> bool:
-    """A flag that all slices of a mapped tensor have in common."""
+    """The value of a flag, if it is the same in all slices of a mapped tensor; RuntimeError otherwise."""
     while is_mapped(flag):
         flag = unmapped(flag)
     if bool(flag.any()) != bool(flag.all()):

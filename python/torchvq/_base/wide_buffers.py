@@ -1,4 +1,4 @@
-"""Buffers that a cast to half precision leaves alone: averages stall there, and tables lose their values."""
+"""Buffers that stay float32 under a cast to half precision, in which averages stall and tables lose their values."""
 
 from collections.abc import Callable
 

@@ -1,1 +1,1 @@
-"""What a forward of VectorQuantize is made of, and the levels of stacks with it: ranks, search, losses, learning."""
+"""The parts of a forward of VectorQuantize, and of the levels of stacks: ranks, search, losses, learning."""

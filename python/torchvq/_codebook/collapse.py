@@ -24,7 +24,7 @@ class CollapseLimits(NamedTuple):
 
 
 class LevelWatch:
-    """The means of one level, and which warnings it has had."""
+    """Running means of the statistics of one level, and the warnings that it has already had."""
 
     def __init__(self, name: str, codes: int, limits: CollapseLimits) -> None:
         self._name, self._codes, self._limits = name, codes, limits
@@ -33,11 +33,11 @@ class LevelWatch:
         self._warned: set[str] = set()
 
     def add(self, stats: CodebookStats, step: int) -> list[str]:
-        """Takes a record; returns what there is to warn of for the first time."""
+        """Takes a record; returns the texts of warnings whose cause appears for the first time."""
         if stats.tokens == 0:
-            return []  # dropped, or a batch of padding: says nothing of the codes
+            return []  # dropped, or a batch of padding: no evidence about the codes
         self._records += 1
-        # The plain mean until the window is full.
+        # A plain mean until the window is full, then an exponential one.
         share = 1 / min(self._records, self._limits.window)
         self._perplexity += share * (stats.perplexity - self._perplexity)
         self._dead += share * (stats.dead / self._codes - self._dead)

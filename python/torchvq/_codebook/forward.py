@@ -1,4 +1,4 @@
-"""What VectorQuantize does around its step: projections, the plain evaluation, learning outside of ``forward``."""
+"""VectorQuantize around its step: projections, the plain evaluation, learning outside of ``forward``."""
 
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ _ops = torch.ops.torchvq
 def evaluate_at_once(
     vq: "VectorQuantize", x: Tensor, mask: Tensor | None, return_loss_breakdown: bool
 ) -> QuantizeOutput | QuantizeOutputWithBreakdown:
-    """The plain evaluation in one call, because on few tokens the steps around the search cost more than it."""
+    """The plain evaluation as one operator: on few tokens the calls around the search cost more than the search."""
     codebook = vq._codebook
     prepare(vq, x, mask, True, ALONE)
     quantized, indices, loss = _ops.evaluate(
@@ -45,23 +45,23 @@ def evaluate_at_once(
 
 
 def projected_step(vq: "VectorQuantize", x: Tensor, request: Request, layout: Layout) -> Step:
-    """A step with the projections around it, where there are any."""
+    """A step with the projections around it, if there are any."""
     handshake([vq._codebook], request.ranks)
     if projects_nothing(vq.project_in, vq.project_out):
         return step(vq, x, None, request, layout)
     packed = layout.pack(x)
-    # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+    # Padding may hold anything, including NaN; zeros keep it out of every gradient.
     tokens = packed if request.mask is None else _ops.fill_masked(packed, request.mask)
     projected = project(vq.project_in, tokens)
     if projected.dtype in HALF:
-        projected = projected.float()  # the codes go to project_out unrounded
+        projected = projected.float()  # so that project_out gets the codes unrounded
     found = step(vq, projected, tokens, request, layout._replace(channel_first=False))
     output = project(vq.project_out, found.quantized).to(x.dtype)
     if request.mask is not None:
         padding = None if vq.return_zeros_for_masked_padding else packed
         output = _ops.fill_padding(output, request.mask, padding)
     loss, breakdown = found.loss, found.breakdown
-    if loss.dim() > 0:  # of candidates
+    if loss.dim() > 0:  # topk: one loss per candidate
         loss = layout.unpack_positions(loss, x)
         commitment = layout.unpack_positions(breakdown.commitment, x)
         breakdown = LossBreakdown(commitment, *breakdown[1:])
@@ -72,7 +72,7 @@ def projected_step(vq: "VectorQuantize", x: Tensor, request: Request, layout: La
 def learn_from_indices(
     vq: "VectorQuantize", x: Tensor, indices: Tensor, mask: Tensor | None
 ) -> None:
-    """One update of the codebook from tokens whose codes are known."""
+    """One update of the codebook from tokens whose codes are given."""
     layout = vq._layout
     token_mask = layout.token_mask(x, mask, None)
     head_mask = None if token_mask is None else layout.split_mask(token_mask)
@@ -86,7 +86,7 @@ def learn_from_indices(
 
 
 def replace_codes_now(vq: "VectorQuantize", x: Tensor) -> None:
-    """Puts projected tokens (B, N, heads * D) in the place of dead codes."""
+    """Replaces dead codes by projected tokens (B, N, heads * D)."""
     with torch.no_grad():
         inputs = _metric_space(vq, vq._layout.split_heads(x))
         vq._codebook.expire_codes(inputs, ranks_of(vq))

@@ -1,7 +1,7 @@
-"""A training step whose message to the other ranks is on its way, so that backward hides it (``overlap_sync``).
+"""Training steps whose message to the other ranks is in flight, so that backward hides its latency (``overlap_sync``).
 
-Who waits for it: the end of the backward pass that the step's output belongs to, the next forward, or whoever looks
-at the state of one of its codebooks before.
+The step is settled, i.e. the message awaited and the codes updated, at the end of the backward pass of its output, at
+the next forward, or before that by any access to the state of one of its codebooks.
 """
 
 import functools
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from torchvq._base.ema_weight import EmaWeight
     from torchvq.codebook import Codebook
 
-# Where a module has its tensors: whoever reads one of them, saves, copies or moves it goes by one of these names.
+# The attributes that hold a module's tensors: reading, saving, copying or moving them accesses one of these.
 _STATE = ("_buffers", "_parameters", "__dict__")
 
 
 def may_overlap(codebook: "Codebook", ranks: Ranks, x: Tensor) -> bool:
-    """Whether a step that is to overlap can: what follows from its result follows later, and in nobody's graph."""
+    """Whether a step with ``overlap_sync`` can overlap: nothing needs its result before it settles."""
     return (
         codebook.overlap_sync
         and not ranks.alone
         and not torch.compiler.is_compiling()
-        # A parameter moves inside the step: its optimizer and its regularisation want to know.
+        # A codebook that is a parameter must move inside the step, before its optimizer and its regularisation use it.
         and "embed" in codebook._buffers
         and not codebook.recording
         and not codebook.has_pending
@@ -39,7 +39,7 @@ def may_overlap(codebook: "Codebook", ranks: Ranks, x: Tensor) -> bool:
 
 
 class StepInFlight:
-    """A step of codebooks with the options of the first, one message for all."""
+    """An unfinished step of codebooks that have the options of the first; one message for all."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class StepInFlight:
         ema_update: bool,
         weight: "EmaWeight | None" = None,
     ) -> None:
-        """Sends; ``tokens`` as for ``learn_together``."""
+        """Sends the message; ``tokens`` as for ``learn_together``."""
         first = codebooks[0]
         options = first.collecting(ranks) | first.learning(ema_update, weight)
         if len(codebooks) > 1:
@@ -70,7 +70,7 @@ class StepInFlight:
             options["group_name"],
             options["label"],
         )
-        # Codebooks own their step: with the last of them it is dropped, and nobody waits.
+        # Codebooks own their step: it is dropped with the last of them, and the message is then never awaited.
         self._codebooks = [weakref.ref(codebook) for codebook in codebooks]
         for codebook in codebooks:
             codebook.step_in_flight = self
@@ -78,12 +78,12 @@ class StepInFlight:
             object.__setattr__(codebook, "__class__", _unsettled(plain))
 
     def settle(self) -> None:
-        """Waits for the message, and ends the step: all of its codebooks move. Once; later calls do nothing.
+        """Waits for the message and updates all codebooks of the step. Only the first call does anything.
 
         Raises:
             DistBackendError, DistError: of the step that sent; its codebooks are then as they were before it.
         """
-        # Whoever comes second finds nothing to do, the end of this very call included.
+        # Cleared first, because finish() below accesses the state, which would settle again.
         work, self._work = self._work, None
         for reference in self._codebooks:
             codebook = reference()
@@ -96,8 +96,8 @@ class StepInFlight:
                 work.finish()
 
     def settle_after_backward(self, *outputs: Tensor) -> None:
-        """Settles when the backward pass through one of these outputs ends: a place that all ranks come to."""
-        # The graph may outlive the module, and must not keep its tokens.
+        """Settles at the end of the backward pass through one of these outputs, which every rank reaches."""
+        # A weak reference, because the graph may outlive the module and must not keep its tokens alive.
         reference = weakref.ref(self)
 
         def backward_has_begun(_: Tensor) -> None:
@@ -111,7 +111,7 @@ class StepInFlight:
 
 
 class _Unsettled:
-    """What the class of a codebook begins with while a step of it is in flight: a look at the state settles."""
+    """First base class of a codebook whose step is in flight: any access to its state settles the step."""
 
     def __getattribute__(self, name: str) -> Any:
         if name in _STATE:
@@ -121,7 +121,7 @@ class _Unsettled:
         return object.__getattribute__(self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # What is no tensor may change while the step is in flight: modes, records of a forward.
+        # Attributes that are not tensors (modes, records of a forward) may change while the step is in flight.
         if name in object.__getattribute__(self, "__dict__"):
             object.__setattr__(self, name, value)
         else:
@@ -129,12 +129,12 @@ class _Unsettled:
             setattr(self, name, value)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # Copies are of the plain class.
+        # Settles, so that the copy has the plain class.
         self.__dict__  # noqa: B018
         return self.__reduce_ex__(protocol)
 
 
 @functools.cache
 def _unsettled(plain: Any) -> type:
-    """The class of an unsettled codebook, under the name of the plain one."""
+    """The class of a codebook with a step in flight; it keeps the name of the plain class."""
     return type(plain.__name__, (_Unsettled, plain), {"__module__": plain.__module__})

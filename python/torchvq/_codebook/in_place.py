@@ -25,9 +25,10 @@ def _keep(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def own_backward() -> Iterator[None]:
-    """For a backward here and now, in inference mode as well.
+    """Context of a backward pass inside the forward; it also works in inference mode.
 
-    Checkpointing must not drop what it saves, or it would recompute the region.
+    Its saved-tensor hooks replace those of activation checkpointing, which would drop the saved tensors and recompute
+    the region.
     """
     hooks = torch.autograd.graph.saved_tensors_hooks(_keep, _keep)
     with torch.inference_mode(False), torch.enable_grad(), hooks:
@@ -35,7 +36,7 @@ def own_backward() -> Iterator[None]:
 
 
 def accumulate_gradients(loss: Tensor, codebook: nn.Module) -> None:
-    """What ``loss.backward()`` does to the parameters, but past the hooks by which wrappers count their gradients."""
+    """Accumulates gradients as ``loss.backward()`` does, without the hooks by which wrappers count gradients."""
     parameters = [parameter for parameter in codebook.parameters() if parameter.requires_grad]
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -45,14 +46,14 @@ def accumulate_gradients(loss: Tensor, codebook: nn.Module) -> None:
 
 
 def target_of(tokens: Tensor) -> Tensor:
-    """What a step of an own optimizer goes towards; a backward cannot save tensors of inference mode."""
+    """The target of a step of the module's own optimizer. Inference tensors are cloned: backward cannot save them."""
     return tokens.clone() if tokens.is_inference() else tokens.detach()
 
 
 def learns_in_place(
     owner: "LatentQuantize | ResidualVQ | VectorQuantize", codebook: nn.Module
 ) -> bool:
-    """Whether a training forward steps the module's own optimizer: not after `requires_grad_(False)`."""
+    """Whether a training forward steps the module's own optimizer; `requires_grad_(False)` turns this off."""
     if owner.in_place_codebook_optimizer is None or not owner.training:
         return False
     if any(is_mapped(parameter) for parameter in codebook.parameters()):
@@ -66,7 +67,7 @@ def learns_in_place(
 def average_gradients(
     codebook: nn.Module, tokens: Tensor, mask: Tensor | None, ranks: Ranks
 ) -> None:
-    """The gradient of a mean over the tokens (H, T, D) of all ranks, from those of the ranks' own means."""
+    """Turns gradients of each rank's mean loss into those of the mean over the tokens (H, T, D) of all ranks."""
     if ranks.alone:
         return
     parameters = [parameter for parameter in codebook.parameters() if parameter.grad is not None]
@@ -79,7 +80,7 @@ def average_gradients(
 def in_place_step(
     vq: "VectorQuantize", projected: Tensor, codebook: Tensor, mask: Tensor | None, ranks: Ranks
 ) -> Tensor:
-    """One step towards the tokens (H, T, D) of this batch; returns the loss it went down."""
+    """One step of the codebook's own optimizer towards the tokens (H, T, D); returns the loss before it."""
     state = vq._codebook
     if state.replaying:
         return projected.new_zeros(())
@@ -101,10 +102,10 @@ _PREFIX = "in_place_codebook_optimizer."
 
 
 def keep_optimizer_in_checkpoint(vq: "LatentQuantize | ResidualVQ | VectorQuantize") -> None:
-    """Adds what the optimizer has accumulated to the state dict, as tensors ``<prefix><parameter>.<name>``.
+    """Adds the optimizer's state to the state dict, as tensors ``<prefix><parameter>.<name>``.
 
     Its options are the constructor's. A checkpoint without these keys, as the reference writes, loads all the same;
-    the optimizer then goes on with what it has.
+    the optimizer then keeps the state that it has.
     """
     optimizer = vq.in_place_codebook_optimizer
     assert optimizer is not None
@@ -117,7 +118,7 @@ def keep_optimizer_in_checkpoint(vq: "LatentQuantize | ResidualVQ | VectorQuanti
 
 
 def _parameters(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> list[Tensor]:
-    """The parameters of a module's own optimizer, which are those that the module has now.
+    """The parameters of a module's own optimizer, after replacing those that the module no longer has.
 
     Loading by assignment, `to_empty` and `fully_shard` put other tensors in their place.
     """
@@ -127,7 +128,7 @@ def _parameters(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> list[T
     for group in optimizer.param_groups:
         for place, old in enumerate(group["params"]):
             path, _, name = next(names).rpartition(".")
-            # No `get_parameter`: `torch.func.functional_call` puts plain tensors there.
+            # Not `get_parameter`, which rejects the plain tensors that `torch.func.functional_call` puts there.
             present = getattr(owner.get_submodule(path), name)
             if present is not old:
                 group["params"][place] = present
@@ -137,7 +138,7 @@ def _parameters(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> list[T
 
 
 def step_in_place_optimizer(owner: "LatentQuantize | ResidualVQ | VectorQuantize") -> None:
-    """A step of the module's own optimizer, which then forgets the gradients; nothing without one."""
+    """Steps the module's own optimizer, if there is one, and clears the gradients."""
     optimizer = owner.in_place_codebook_optimizer
     if optimizer is not None:
         _parameters(owner)
@@ -171,7 +172,7 @@ def _load(
     optimizer = vq.in_place_codebook_optimizer
     assert optimizer is not None
     parameters = _parameters(vq)
-    # Taken out, so that loading does not find them unexpected.
+    # Popped, so that loading does not report them as unexpected.
     for key in [key for key in state_dict if key.startswith(prefix + _PREFIX)]:
         index, name = key[len(prefix + _PREFIX) :].split(".", 1)
         optimizer.state[parameters[int(index)]][name] = state_dict.pop(key).clone()

@@ -1,4 +1,4 @@
-"""What several codebooks learn from one step."""
+"""The update of several codebooks in one step."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ _ops = torch.ops.torchvq
 
 
 class StepTokens(NamedTuple):
-    """The tokens of one codebook, and the codes that they chose."""
+    """The tokens of one codebook, and the indices of the codes that they chose."""
 
     inputs: Tensor  # (H, T, D)
     indices: Tensor  # (H, T)
@@ -22,7 +22,7 @@ class StepTokens(NamedTuple):
 
     @classmethod
     def by(cls, levels: Sequence[SearchedTokens]) -> "StepTokens":
-        """The tokens of all levels of one codebook."""
+        """The tokens of all levels that share one codebook."""
         first = levels[0]
         if len(levels) == 1:
             return cls(first.inputs, first.indices, first.mask)
@@ -34,7 +34,7 @@ class StepTokens(NamedTuple):
         )
 
     def none_of(self) -> "StepTokens":
-        """No tokens of the same kind."""
+        """The same with no tokens."""
         mask = None if self.mask is None else self.mask[:, :0]
         return StepTokens(self.inputs[:, :0], self.indices[:, :0], mask)
 
@@ -42,7 +42,7 @@ class StepTokens(NamedTuple):
 def step_lists(
     codebooks: Sequence[Codebook], tokens: Sequence[StepTokens]
 ) -> tuple[list[Tensor], ...]:
-    """The lists by which operators take codebooks and their tokens: state, rng, x, indices, mask."""
+    """The list arguments of operators that learn codebooks: state, rng, x, indices, mask."""
     return (
         [tensor for codebook in codebooks for tensor in codebook.state()],
         [codebook.rng for codebook in codebooks],
@@ -55,11 +55,11 @@ def step_lists(
 def learn_together(
     codebooks: Sequence[Codebook], tokens: Sequence[StepTokens], ema_update: bool, ranks: Ranks
 ) -> list[Tensor]:
-    """A training step of codebooks with the options of the first, one exchange for all.
+    """A training step of codebooks that have the options of the first, with one exchange for all.
 
     Args:
-        codebooks: those beyond ``tokens`` are not in use and take part with nothing, because what ranks exchange must
-            not depend on the depth.
+        codebooks: those beyond ``tokens`` are not in use and contribute no tokens; they are in the message, because its
+            layout must not depend on the depth, which may differ between steps.
         tokens: the tokens of each codebook in use.
 
     Returns:
@@ -80,7 +80,7 @@ StackStep = tuple[Sequence[Codebook], Sequence[StepTokens]]
 
 
 def joined_stacks(stacks: Sequence[StackStep]) -> StackStep:
-    """The codebooks of several stacks as those of one."""
+    """The codebooks and tokens of several stacks as those of one."""
     codebooks = [codebook for own, _ in stacks for codebook in own]
     tokens: list[StepTokens] = []
     for own, used in stacks:
@@ -90,7 +90,7 @@ def joined_stacks(stacks: Sequence[StackStep]) -> StackStep:
 
 
 def learn_stacks(stacks: Sequence[StackStep], ema_update: bool, ranks: Ranks) -> list[list[Tensor]]:
-    """The same of the codebooks of several stacks, one exchange for all; the counts of each stack."""
+    """``learn_together`` for several stacks, with one exchange for all; returns the counts of each stack."""
     if ranks.alone or len(stacks) == 1:
         return [learn_together(*stack, ema_update, ranks) for stack in stacks]
     counts = learn_together(*joined_stacks(stacks), ema_update, ranks)

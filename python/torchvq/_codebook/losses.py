@@ -16,7 +16,7 @@ _ops = torch.ops.torchvq
 
 
 class SearchedTokens(NamedTuple):
-    """What the search compared, and what it chose."""
+    """Inputs and result of a search."""
 
     tokens: Tensor  # (B, N, dim), before the projection
     inputs: Tensor  # (H, T, D), what was compared with the codes
@@ -27,7 +27,7 @@ class SearchedTokens(NamedTuple):
 
 
 class SearchResult(NamedTuple):
-    """What a search leaves: the output, what losses and learning need, the loss of the codebook's own optimizer."""
+    """The output of a search, its details for losses and learning, and the loss of the codebook's own optimizer."""
 
     quantized: Tensor  # (H, T, D), or (H, T, k, D), with the estimator's gradient
     searched: SearchedTokens
@@ -35,14 +35,14 @@ class SearchResult(NamedTuple):
 
 
 class Terms(NamedTuple):
-    """What a loss is made of before the codes change, each 0 where there is no such term."""
+    """Terms of the loss that are computed before the codes change; a term that is off is 0."""
 
-    commitment: Tensor  # a scalar; of candidates (H, T, k)
+    commitment: Tensor  # a scalar; (H, T, k) with topk
     diversity: Tensor
 
 
 def loss_options(vq: "VectorQuantize", request: Request) -> dict[str, Any]:
-    """What the operators that score a search need to know; what is as by default is left out."""
+    """Arguments of the operators that compute losses; features that are off are left out."""
     options: dict[str, Any] = dict(
         training=vq.training,
         metric=vq._codebook.metric,
@@ -67,7 +67,7 @@ def search_losses(
     options: dict[str, Any],
     totals: Tensor | None = None,
 ) -> Terms:
-    """Commitment and diversity, which are about the codes that were searched.
+    """Commitment and diversity loss, for the codes that were searched.
 
     Args:
         options: ``loss_options``.
@@ -96,12 +96,12 @@ def search_losses(
 def shared_totals(
     quantizers: Sequence["VectorQuantize"], searched: Sequence[SearchedTokens], ranks: Ranks
 ) -> list[Tensor | None]:
-    """Sums over the ranks for the diversity loss of each level: one all-reduce for all, None where nothing is shared.
+    """Sums over the ranks for the diversity loss of each level: one all-reduce for all, None if nothing is shared.
 
     Args:
-        quantizers: all levels of a stack; those beyond ``searched`` were dropped, and take part with nothing, so that
-            what ranks exchange does not depend on the depth.
-        searched: what each level in use has searched.
+        quantizers: all levels of a stack; those beyond ``searched`` were dropped. They contribute nothing but take
+            part, so that the message does not depend on the depth.
+        searched: the search of each level in use.
     """
     first = quantizers[0]
     if ranks.alone or not first.has_codebook_diversity_loss or first.vqp_compat:
@@ -124,7 +124,7 @@ def shared_totals(
 
 
 def orthogonal_loss(vq: "VectorQuantize", indices: Tensor) -> Tensor:
-    """The likeness of the codes to each other, as they are after this step."""
+    """The orthogonal regularisation of the codes after this step."""
     loss: Tensor = _ops.orthogonal_loss(
         vq._codebook.embed,
         indices=indices if vq.orthogonal_reg_active_codes_only else None,
@@ -135,7 +135,7 @@ def orthogonal_loss(vq: "VectorQuantize", indices: Tensor) -> Tensor:
 
 
 def orthogonal_options(vq: "VectorQuantize") -> dict[str, Any]:
-    """The arguments by which the operator of a step adds that loss; none where there is no such loss."""
+    """Arguments for this loss in the operator of a step; empty if the loss is off."""
     if not vq.has_codebook_orthogonal_loss:
         return {}
     return dict(
@@ -148,7 +148,7 @@ def orthogonal_options(vq: "VectorQuantize") -> dict[str, Any]:
 def level_loss(
     vq: "VectorQuantize", searched: SearchedTokens, terms: Terms, request: Request
 ) -> Tensor:
-    """The weighted loss of one level of a stack, a scalar, when its codebook has learnt; with targets the
+    """The weighted loss of one level of a stack, a scalar; call it when its codebook has learnt. With targets it is the
     cross-entropy alone.
     """
     parts, weights = [*terms], [vq.commitment_weight, vq.codebook_diversity_loss_weight]

@@ -1,4 +1,4 @@
-"""What one forward of VectorQuantize was asked for."""
+"""The arguments of one forward of VectorQuantize."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Request(NamedTuple):
-    """Arguments of a forward, with the module's options in the place of those left open."""
+    """Arguments of a forward, with the module's options for those not given."""
 
     targets: Tensor | None
     mask: Tensor | None  # (B, N)
@@ -35,7 +35,7 @@ def request_of_level(
     frozen: bool,
     ranks: Ranks,
 ) -> Request:
-    """What a stack asks of one of its levels."""
+    """The request of a stack to one of its levels."""
     return Request(
         targets=targets,
         mask=mask,
@@ -51,7 +51,7 @@ def request_of_level(
 
 
 def check_topk(vq: "VectorQuantize", topk: int | None) -> None:
-    """Raises ValueError where candidates cannot be had."""
+    """Raises ValueError if the module's options do not allow ``topk``."""
     if topk is None:
         return
     if vq.training and (vq.commitment_use_cross_entropy_loss or vq.stochastic_sample_codes):

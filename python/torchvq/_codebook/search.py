@@ -1,4 +1,4 @@
-"""What a forward of VectorQuantize searches, and how its output gets a gradient."""
+"""The search of a forward of VectorQuantize, and the gradient of its output."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -28,14 +28,14 @@ def choose(
     rng: Tensor | None = None,
     chosen: Tensor | None = None,
 ) -> SearchResult:
-    """The codes of a step, and the search in them. Learning comes after.
+    """Takes the codes of a step and searches them; learning comes later.
 
     Args:
-        projected: (H, T, D), what is searched for; the same tokens as ``tokens`` (B, N, dim).
+        projected: (H, T, D), the vectors to search; the same tokens as ``tokens`` (B, N, dim).
         mask: (H, T).
         gradient: the estimator of the output; default: the module's own.
         rng: (2,), for sampling and noise; default: the codebook's.
-        chosen: (H, T), codes that are already chosen; nothing is searched then.
+        chosen: (H, T), indices that are already chosen; then nothing is searched.
     """
     codebook, in_place = codes_of_step(vq, projected, tokens, mask, request)
     quantized, indices, codes, inputs = _ops.quantize(
@@ -54,7 +54,7 @@ def choose(
 
 
 def search_options(vq: "VectorQuantize", request: Request) -> dict[str, Any]:
-    """What operators that search need to know of sampling and of the estimators."""
+    """Arguments of the operators that search: sampling and estimators."""
     return dict(
         temperature=request.temperature if vq.training and vq.stochastic_sample_codes else None,
         gradient_temperature=request.temperature,
@@ -66,7 +66,7 @@ def search_options(vq: "VectorQuantize", request: Request) -> dict[str, Any]:
 def prepare(
     vq: "VectorQuantize", x: Tensor, mask: Tensor | None, frozen: bool, ranks: Ranks
 ) -> None:
-    """What precedes the search for tokens (H, T, D); a frozen codebook is initialised all the same."""
+    """Prepares the codebook for tokens (H, T, D); initialises it even if the step is frozen."""
     learning = vq.training and not (frozen and vq._codebook.initialised)
     vq._codebook.prepare(
         x,
@@ -81,7 +81,7 @@ def prepare(
 def codes_to_search(
     vq: "VectorQuantize", request: Request, tokens: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """The codes for tokens (B, N, dim), projected to a dtype: (H, K, D), or one set for each token (H, T, K, D)."""
+    """The codes for tokens (B, N, dim) with projections of a dtype: (H, K, D), or one set per token, (H, T, K, D)."""
     codebook = vq._codebook
     if request.transform is None:
         return stored_codes(codebook, dtype)
@@ -101,7 +101,7 @@ def codes_of_step(
     vq: "VectorQuantize", projected: Tensor, tokens: Tensor, mask: Tensor | None, request: Request
 ) -> tuple[Tensor, Tensor | None]:
     """The codes for tokens (B, N, dim), projected to (H, T, D), after the step of the codebook's own optimizer, if it
-    has one; and the loss that this has gone down.
+    has one; and the loss before that step, or None.
     """
     codebook = codes_to_search(vq, request, tokens, projected.dtype)
     if not learns_in_place(vq, vq._codebook) or request.frozen:
@@ -111,14 +111,14 @@ def codes_of_step(
 
 
 def stored_codes(codebook: "Codebook", dtype: torch.dtype) -> Tensor:
-    """The codes (H, K, D) for tokens that are projected to a dtype."""
+    """The codes (H, K, D) for tokens whose projections have a dtype."""
     codes = codebook.codes()
-    # The input decides how wide the arithmetic is, not a module that was made double.
+    # The input decides the precision of the arithmetic, not a module that was cast to double.
     return codes.float() if codes.dtype == torch.float64 != dtype else codes
 
 
 def estimator(vq: "VectorQuantize") -> str:
-    """The operators' name of the gradient of the output."""
+    """The gradient of the output, by its name in the operators."""
     if not vq.training:
         return "none"
     if not vq.route_gradients_to_input:

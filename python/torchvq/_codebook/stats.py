@@ -1,4 +1,4 @@
-"""How well codebooks are used: what a training step leaves for it, and how it is read."""
+"""Statistics of codebook usage: recording them in a training step, and reading them."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -33,9 +33,9 @@ class CodebookStats(NamedTuple):
 
 
 def keep_counts(vq: "VectorQuantize") -> None:
-    """Makes room for the tokens of each code in the last training forward of this rank: (H, K), int64.
+    """Registers the counts of tokens per code of this rank's last training forward: (H, K), int64.
 
-    A buffer, so that compiled and exported steps may write it, that no checkpoint sees.
+    They are a buffer, so that compiled and exported steps can write it, but not a persistent one.
     """
     counts = torch.zeros_like(vq._codebook.cooldown)
     vq.register_buffer("step_counts", counts, persistent=False)
@@ -43,14 +43,14 @@ def keep_counts(vq: "VectorQuantize") -> None:
 
 
 def forget_step(vq: "VectorQuantize", _: object = None) -> None:
-    """After another state was loaded: it has had no step yet, and a module from the meta device holds anything."""
+    """Clears the counts after a load: the loaded state has had no step, and to_empty leaves buffers uninitialised."""
     like = vq._codebook.cooldown
     vq.step_counts = torch.zeros_like(like)
     vq._codebook.replaced = torch.zeros_like(like[:, 0])
 
 
 def begin_step(codebooks: Sequence["Codebook"]) -> None:
-    """Forgets what the step before has replaced. The recomputation of a checkpointed step is no step."""
+    """Clears the number of replaced codes, except in the recomputation of a checkpointed step."""
     for codebook in codebooks:
         if codebook.has_dead_code_replacement and not codebook.replaying:
             codebook.replaced.zero_()
@@ -65,16 +65,16 @@ def finish_step(
     uses: Sequence[Tensor] | None = None,
     drew: bool = True,
 ) -> None:
-    """Ends a training step: keeps the tokens per code, and counts the step, so that the next draws are new ones.
+    """Ends a training step: keeps the tokens per code, and advances the generators.
 
     Args:
         quantizers: all levels of a stack.
-        indices: (H, T) for each level in use, which are fewer where levels were dropped.
-        counts: tokens per code of all ranks for each codebook in use, which may be one for all levels; none where
+        indices: (H, T) for each level in use; dropped levels have none.
+        counts: tokens per code of all ranks for each codebook in use, which may be one for all levels; empty if
             nothing was learnt. A step without tokens on any rank is not counted.
         masks: (H, T) for each level in use.
-        uses: what gets the tokens per code of each level. Default: the quantizers' ``step_counts``.
-        drew: whether the generators are to count the step; a frozen one that drew nothing leaves them.
+        uses: receive the tokens per code of each level. Default: the quantizers' ``step_counts``.
+        drew: whether to advance the generators; a frozen step that drew nothing leaves them.
     """
     if quantizers[0]._codebook.replaying:
         return
@@ -103,7 +103,7 @@ def read_stats(quantizers: Sequence["VectorQuantize"], synced: bool) -> list[Cod
 def stats_of(
     counts: Sequence[Tensor], codebooks: Sequence["Codebook"], group: str
 ) -> list[CodebookStats]:
-    """Statistics of the tokens per code (H, K) of each codebook, of the ranks of a group; none: this rank's."""
+    """Statistics from the tokens per code (H, K) of each codebook, over a group's ranks; of this rank without one."""
     table = _ops.synced_usage(
         counts,
         [codebook.cluster_size for codebook in codebooks],

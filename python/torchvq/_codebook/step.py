@@ -1,4 +1,4 @@
-"""One forward of VectorQuantize between its projections: one operator, unless Python has a say in the learning."""
+"""One forward of VectorQuantize between its projections: one operator, unless Python code takes part in learning."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,22 +35,22 @@ _ops = torch.ops.torchvq
 
 
 class Step(NamedTuple):
-    """What a forward has found, in the layout that it was given."""
+    """The result of a forward, in the layout of its input."""
 
     quantized: Tensor  # with the estimator's gradient
     indices: Tensor
-    loss: Tensor  # a scalar; one for each of candidates
+    loss: Tensor  # a scalar; with topk one per candidate
     breakdown: LossBreakdown
 
 
 def step(
     vq: "VectorQuantize", x: Tensor, before: Tensor | None, request: Request, layout: Layout
 ) -> Step:
-    """Initialises where that is due, searches, scores and learns.
+    """Initialises the codebook if it is not set, searches, computes losses and learns.
 
     Args:
-        x: as the layout says; projected where there is a projection.
-        before: (B, N, dim), the tokens before the projection, masked ones zero; None without.
+        x: in ``layout``; projected if there is a projection.
+        before: (B, N, dim), the tokens before the projection, masked ones zero; None without a projection.
     """
     if not vq.training:
         return _evaluate(vq, x, before, request, layout)
@@ -58,7 +58,7 @@ def step(
     codes, in_place = _prepare(vq, codebook, x, request, layout)
     steps = not codebook.replaying
     learns = steps and not request.frozen and request.topk is None
-    # Statistics that are kept for later, or that a function of the caller weighs, lie between two operators.
+    # Statistics that accumulate, or that a callable weighs, are handled in Python between two operators.
     apart = learns and codebook.learns_apart(request.accumulate, request.weight)
     overlaps = learns and not apart and codebook.learns(request.ema_update)
     overlaps = overlaps and may_overlap(codebook, request.ranks, x)
@@ -109,11 +109,11 @@ def step(
 def _prepare(
     vq: "VectorQuantize", codebook: "Codebook", x: Tensor, request: Request, layout: Layout
 ) -> tuple[Tensor, Tensor | None]:
-    """What precedes the search: the codes, and the loss that their own optimizer has gone down, if it has one."""
+    """The codes to search, and the loss before the step of their own optimizer, or None."""
     learning = not (request.frozen and codebook.initialised)
     looks = learning and (codebook.affine_param or not codebook.initialised)
     if not looks and request.transform is None and vq.in_place_codebook_optimizer is None:
-        # Nothing needs the tokens before the search, so its operator splits them.
+        # Nothing needs the tokens before the search, so the operator splits them itself.
         codebook.begin_record()
         return stored_codes(codebook, x.dtype), None
     tokens, projected, mask = layout.split_tokens(x, request.mask)
@@ -124,7 +124,7 @@ def _prepare(
 def _evaluate(
     vq: "VectorQuantize", x: Tensor, before: Tensor | None, request: Request, layout: Layout
 ) -> Step:
-    """Changes no state, so that codebooks that several models share can be mapped over."""
+    """Evaluation. It changes no state, so torch.vmap works over codebooks that several models share."""
     tokens, projected, mask = layout.split_tokens(x, request.mask)
     prepare(vq, projected, mask, request.frozen, request.ranks)
     quantized, searched, _ = choose(
@@ -133,7 +133,7 @@ def _evaluate(
     commitment, zero = search_losses(vq, searched, request, loss_options(vq, request))
     weight = vq.commitment_weight if request.targets is None else 1.0
     loss = _ops.weighted_loss([commitment], [weight], False)
-    if loss.dim() > 0:  # of candidates
+    if loss.dim() > 0:  # topk: one loss per candidate
         loss = layout.restore_positions(loss, x)
         commitment = layout.restore_positions(commitment, x)
     return Step(
@@ -147,7 +147,7 @@ def _evaluate(
 def _arguments(
     vq: "VectorQuantize", codebook: "Codebook", request: Request, apart: bool
 ) -> dict[str, Any]:
-    """What the search and the losses need to know."""
+    """Arguments of the search and of the losses."""
     arguments: dict[str, Any] = dict(
         codebook.collecting(request.ranks) | loss_options(vq, request),
         estimator=estimator(vq),
@@ -164,7 +164,7 @@ def _arguments(
 def _learn_later(
     vq: "VectorQuantize", inputs: Tensor, indices: Tensor, request: Request
 ) -> StepInFlight:
-    """The same with the end of the step in a later place; tokens are counted now."""
+    """Counts the tokens now, and starts a step that learns from them when it settles."""
     codebook = vq._codebook
     mask = None if request.mask is None else vq._layout.split_mask(request.mask)
     begin_step([codebook])
@@ -174,7 +174,7 @@ def _learn_later(
 
 
 def _learn_apart(vq: "VectorQuantize", inputs: Tensor, indices: Tensor, request: Request) -> None:
-    """The second half of the operator, with Python in the middle."""
+    """Learns outside the operator, with Python code between statistics and update."""
     codebook = vq._codebook
     mask = None if request.mask is None else vq._layout.split_mask(request.mask)
     begin_step([codebook])

@@ -1,10 +1,10 @@
-"""What a VectorQuantize keeps of its options, as attributes."""
+"""The options that a VectorQuantize keeps as attributes."""
 
 from torch import nn
 
 
 class VectorQuantizeOptions(nn.Module):
-    """Plain values, set at construction by ``keep_values``; ``VectorQuantize`` says what they mean."""
+    """Plain values, set at construction by ``keep_values``; the docstring of ``VectorQuantize`` describes them."""
 
     dim: int
     codebook_size: int

@@ -1,4 +1,4 @@
-"""What lies between the scales of HierarchicalVQ and their map: interpolation, and a convolution."""
+"""The maps between the scales of HierarchicalVQ and the full resolution: interpolation, and a convolution."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,12 @@ _CONVOLUTIONS: dict[int, type[nn.Module]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.C
 
 
 class Phi(nn.Module):
-    """What makes the map of a scale's tokens: interpolation, and a convolution that has a fraction of the result.
+    """Interpolates the tokens of a scale to a map, of which a fraction passes through a convolution.
 
     Args:
         dim: features.
         spatial_dims: axes of positions, 1 to 3.
-        quant_resi: the convolution's fraction, its absolute value.
+        quant_resi: the fraction of the convolution; its absolute value is used.
     """
 
     def __init__(self, dim: int, spatial_dims: int, quant_resi: float) -> None:
@@ -24,7 +24,7 @@ class Phi(nn.Module):
         self.conv = _CONVOLUTIONS[spatial_dims](dim, dim, 3, padding=1)
 
     def forward(self, tokens: Tensor, shape: Sequence[int], full: Sequence[int]) -> Tensor:
-        """Tokens (B, L, D) of a grid of that shape, as a map (B, D, *full); in the dtype of the tokens."""
+        """Tokens (B, L, D) of a grid of ``shape`` as a map (B, D, *full), in the dtype of the tokens."""
         spread: Tensor = _ops.spread_scale(
             tokens, list(shape), full, self.conv.weight, self.conv.bias, self.resi_ratio
         )

@@ -1,7 +1,7 @@
-"""The walk of HierarchicalVQ through its scales, and what the codebooks learn from it afterwards.
+"""The loop of HierarchicalVQ over its scales, and the learning after it.
 
-Order of a training forward: all scales search, each in what the ones before have left, with the codes as they are at
-the start of the step; losses; then one update from the tokens of all scales (docs/design/hierarchical.md).
+Order of a training forward: each scale searches the residual of the scales before, all with the codes at the start of
+the step; losses; then one update from the tokens of all scales (docs/design/hierarchical.md).
 """
 
 from collections.abc import Sequence
@@ -27,18 +27,18 @@ _ops = torch.ops.torchvq
 
 
 class ScaleRequest(NamedTuple):
-    """What one forward was asked for."""
+    """The arguments of one forward."""
 
     mask: Tensor | None  # (B, *S)
     targets: tuple[Tensor, ...] | None  # per scale, (B, *shape)
     temperature: float | None
     frozen: bool
-    depth: int | Tensor  # scales in use: a number, or one that only the device knows
+    depth: int | Tensor  # scales in use: an int, or a tensor if only the device knows
     ranks: Ranks
 
 
 class Scale(NamedTuple):
-    """What one scale chose."""
+    """The search of one scale."""
 
     vq: VectorQuantize
     request: Request
@@ -46,18 +46,18 @@ class Scale(NamedTuple):
 
 
 class ScaleWalk(NamedTuple):
-    """The whole walk."""
+    """The result of all scales."""
 
     output: Tensor  # (B, D, *S)
     scales: list[Scale]
-    losses: list[Tensor]  # () each; of the scales in use
+    losses: list[Tensor]  # () each, of the scales in use
     counts: list[Tensor]  # tokens per code of each update, of all ranks
 
 
 def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWalk:
-    """Searches scale after scale; in training the codebooks learn. maps: (B, D, *S), float32 or float64."""
+    """Searches scale by scale; in training the codebooks learn. maps: (B, D, *S), float32 or float64."""
     in_turn = hvq.training and hvq.vqp_compat
-    # The reference's dropped scales search and learn like the others.
+    # In the reference, dropped scales search and learn like the others.
     walked = hvq.num_levels if in_turn else levels_to_walk(request.depth, hvq.num_levels)
     if hvq.shared_codebook:
         _prepare_shared(hvq, maps, request)
@@ -94,11 +94,11 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWal
 
 
 def finish_scales(hvq: "HierarchicalVQ", done: ScaleWalk, ranks: Ranks) -> None:
-    """Counts the uses of codes of each scale, and the step."""
+    """Ends the step: counts the uses of codes of each scale."""
     searched, uses = [scale.result.searched for scale in done.scales], hvq.counts_of_scales()
     quantizers = hvq.levels
     if hvq.shared_codebook:
-        # The quantizer itself, which a Monitor watches, has the tokens of all scales.
+        # A Monitor watches the quantizer itself, which therefore counts the tokens of all scales.
         searched, uses = [_together(searched), *searched], [quantizers[0].step_counts, *uses]
         quantizers = quantizers[:1]
     indices, masks = [part.indices for part in searched], [part.mask for part in searched]
@@ -106,12 +106,12 @@ def finish_scales(hvq: "HierarchicalVQ", done: ScaleWalk, ranks: Ranks) -> None:
 
 
 def mean_loss(hvq: "HierarchicalVQ", done: ScaleWalk, depth: int | Tensor) -> Tensor:
-    """The mean over the scales in use."""
+    """The mean of the losses of the scales in use."""
     used = done.losses[:depth] if isinstance(depth, int) else done.losses
     loss = sum(used[1:], used[0]) / depth
     if not hvq.training or not isinstance(depth, int):
         return loss
-    # Wrappers wait for a gradient of every parameter: a sum over nothing has it.
+    # Wrappers wait for a gradient of every parameter; the sum of an empty slice gives a zero one.
     for index in range(depth, hvq.num_levels):
         for weight in hvq.choose_phi(index).parameters():
             loss = loss + weight.flatten()[:0].sum()
@@ -136,20 +136,20 @@ def _choose_scale(
         prepare(vq, projected, mask, request.frozen, request.ranks)
     rng = vq._codebook.rng
     if hvq.shared_codebook and index > 0:
-        # Scales that share a codebook draw different numbers from it.
+        # Scales that share a codebook, and so its generator, need different draws.
         rng = torch.stack([rng[0] + index, rng[1]])
     return Scale(vq, own_request, choose(vq, projected, tokens, mask, own_request, rng=rng))
 
 
 def _used(request: ScaleRequest, index: int) -> Tensor | None:
-    """Whether a scale is in use, () bool, where only the device knows."""
+    """Whether a scale is in use, () bool; None if it is known to be."""
     return None if isinstance(request.depth, int) else request.depth > index
 
 
 def _cell_mask(
     hvq: "HierarchicalVQ", index: int, tokens: Tensor, request: ScaleRequest
 ) -> Tensor | None:
-    """Which tokens of a scale (B, L) take part."""
+    """Mask of the tokens of a scale (B, L) that take part."""
     mask = None
     if request.mask is not None:
         mask = _ops.pool_scale_mask(request.mask, list(hvq.level_shapes[index]))
@@ -160,7 +160,7 @@ def _cell_mask(
 
 
 def _spread(hvq: "HierarchicalVQ", index: int, scale: Scale, maps: Tensor) -> Tensor:
-    """The map of a scale's codes; cells that are masked have the code 0."""
+    """The map of a scale's codes; masked cells contribute zeros."""
     tokens = scale.result.searched.tokens
     codes = scale.result.quantized.view(tokens.shape)
     if scale.request.mask is not None:
@@ -173,11 +173,11 @@ def _spread(hvq: "HierarchicalVQ", index: int, scale: Scale, maps: Tensor) -> Te
 
 
 def _prepare_shared(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> None:
-    """k-means, on the first training tokens, of all scales at once: one image has few on the coarsest."""
+    """k-means on the first training tokens, of all scales at once, because the coarsest has few tokens per image."""
     vq = hvq.levels[0]
     first_step = vq.training and not (vq._codebook.initialised or vq._codebook.replaying)
     if first_step and not hvq.vqp_compat:
-        # The recomputation of a checkpointed step does without, so nothing may be saved for backward.
+        # The recomputation of a checkpointed step skips this, so nothing may be saved for backward.
         with torch.no_grad():
             tokens = _tokens_without_codes(hvq, maps, request)
         shapes = hvq.level_shapes
@@ -194,7 +194,7 @@ def _prepare_shared(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) 
 def _tokens_without_codes(
     hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest
 ) -> list[Tensor]:
-    """What the tokens of each scale were if those of the coarser ones were codes themselves: (B, L, D)."""
+    """The tokens of each scale as if those of the coarser scales were quantized without error: (B, L, D)."""
     residual = maps
     tokens = []
     for index, shape in enumerate(hvq.level_shapes):
@@ -211,16 +211,16 @@ def _search_losses(scale: Scale) -> Terms:
 
 
 def _loss(scale: Scale, terms: Terms) -> Tensor:
-    """The weighted loss of one scale, a scalar, when its codebook has learnt."""
+    """The weighted loss of one scale, a scalar; call it when the codebook has learnt."""
     return _losses.level_loss(scale.vq, scale.result.searched, terms, scale.request)
 
 
 def _learn(
     scales: list[Scale], quantizers: Sequence[VectorQuantize], request: ScaleRequest
 ) -> list[Tensor]:
-    """One update of the codebooks of ``quantizers``; those that no scale has used take part with nothing.
+    """One update of the codebooks of ``quantizers``; those that no scale has used contribute no tokens.
 
-    Returns the tokens per code of each, of all ranks; nothing if nothing is learnt.
+    Returns the tokens per code of each codebook, over all ranks; an empty list if nothing is learnt.
     """
     first = quantizers[0]
     codebook = first._codebook
@@ -238,7 +238,7 @@ def _learn(
 def _together(searched: Sequence[SearchedTokens]) -> SearchedTokens:
     """The tokens of all scales as those of one step, sample by sample.
 
-    So the tokens of several ranks, one after the other, are those of the whole batch.
+    In this order, the tokens of several ranks one after the other equal those of the whole batch.
     """
 
     def joined(parts: list[Tensor]) -> Tensor:
@@ -255,5 +255,5 @@ def _together(searched: Sequence[SearchedTokens]) -> SearchedTokens:
 
 
 def _as_one(rows: Tensor) -> Tensor:
-    """(B, L, ...) to (1, B * L, ...), as codebooks take tokens."""
+    """(B, L, ...) to (1, B * L, ...), the shape in which codebooks take tokens."""
     return rows.flatten(0, 1).unsqueeze(0)

@@ -1,1 +1,1 @@
-"""Stacks of levels: the way in, the loop, the way out, groups."""
+"""Residual stacks: input, loop over levels, output, groups."""

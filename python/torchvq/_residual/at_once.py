@@ -1,4 +1,4 @@
-"""Evaluation and decoding of a residual stack by one operator each, where no level needs a step of its own."""
+"""Evaluation and decoding of a residual stack, one operator each; for stacks whose levels need no Python code."""
 
 from typing import TYPE_CHECKING
 
@@ -17,14 +17,14 @@ _ops = torch.ops.torchvq
 
 
 def encodes_at_once(rvq: "ResidualVQ", request: "StackRequest") -> bool:
-    """Whether evaluation is nothing but a search: no losses, no codes made on the way."""
+    """Whether evaluation is only a search: no losses, and no codes that depend on the path."""
     if rvq.training or request.targets is not None:
         return False
     return not rvq.implicit_neural_codebook and isinstance(request.depth, int)
 
 
 def encode_at_once(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> Step | None:
-    """The search of inputs (H, T, D); None where codes have a gradient: its operators have none."""
+    """The search of inputs (H, T, D); None if codes need a gradient, which the operators do not have."""
     assert isinstance(request.depth, int)
     levels = rvq.levels
     codebooks = [stored_codes(level._codebook, inputs.dtype) for level in levels]
@@ -39,7 +39,7 @@ def encode_at_once(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -
         indices = best_paths(rvq, inputs, request)
         finite = inputs.isfinite().all(-1, keepdim=True)
         total = _ops.residual_decode(indices, [codes.to(inputs.dtype) for codes in used])
-        # The output of a token that is not finite is NaN, so that it is seen.
+        # The output of a non-finite token is NaN, so that it does not go unnoticed.
         quantized = torch.where(finite, total, float("nan"))
     else:
         metric = levels[0]._codebook.metric
@@ -51,12 +51,12 @@ def encode_at_once(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -
 
 
 def decode_sum(rvq: "ResidualVQ", indices: Tensor) -> Tensor:
-    """The sum of the codes (B, *, heads * D) of indices (B, *, q) or (B, *, heads, q), checked."""
+    """The sum of the codes (B, *, heads * D) of indices (B, *, q) or (B, *, heads, q), which are checked."""
     layout = rvq.layout
     levels = rvq.levels[: indices.shape[-1]]
     rows = torch.stack([layout.split_indices(level) for level in indices.unbind(-1)], -1)
     total: Tensor = _ops.residual_decode(rows, [level._codebook.codes() for level in levels])
     positions = indices.shape[: -1 if rvq.heads == 1 else -2]
-    # Heads of separate codebooks are the first axis, those of a shared one lie with the tokens.
+    # With separate codebooks the heads are the first axis, with a shared one they are part of the token axis.
     by_token = total.transpose(0, 1) if layout.separate else total
     return by_token.reshape(*positions, total.shape[-1] * rvq.heads)

@@ -1,4 +1,4 @@
-"""Which codes a residual stack takes when several paths through its levels are kept (beam search)."""
+"""Beam search through the levels of a residual stack."""
 
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ _ops = torch.ops.torchvq
 
 
 def search_paths(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> tuple[Tensor, ...]:
-    """The indices (H, T) of all levels in use, for inputs (H, T, D); of padding, any valid ones."""
+    """The indices (H, T) of all levels in use, for inputs (H, T, D); padding gets any valid index."""
     return best_paths(rvq, inputs, request).clamp_min(0).unbind(-1)
 
 
@@ -36,9 +36,9 @@ def best_paths(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> Te
 
 
 def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -> None:
-    """What precedes the search of each level (k-means, statistics of the affine map).
+    """Prepares all levels before the search: k-means, and the statistics of the affine map.
 
-    All of it precedes the search of all levels, so each level sees what the nearest codes have left.
+    Each level sees the residual of the nearest codes of the levels before it, as in greedy search.
     """
     codebooks = [level._codebook for level in rvq.levels]
     changes = rvq.training and any(c.affine_param or not c.initialised for c in codebooks)
@@ -63,7 +63,7 @@ def prepare_levels(rvq: "ResidualVQ", inputs: Tensor, request: "StackRequest") -
 def level_mask(
     rvq: "ResidualVQ", request: "StackRequest", index: int
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The real tokens of a level as (B, N) and (H, T): none where the level is not in use."""
+    """The mask of a level as (B, N) and (H, T): all False if the level is not in use."""
     mask = request.mask
     if not isinstance(request.depth, int):
         used = (request.depth > index).expand(request.batch)

@@ -1,4 +1,4 @@
-"""What a call of a residual stack asks for, checked."""
+"""Checks of the arguments of a call of a residual stack."""
 
 from typing import TYPE_CHECKING
 
@@ -13,14 +13,14 @@ _OWNER = "ResidualVQ"
 
 
 def check_beam(name: str, size: int | None, implicit: bool) -> None:
-    """Raises ValueError for a beam of no paths, or one through codes that depend on the path."""
+    """Raises ValueError for a beam below 1, or above 1 with codes that depend on the path."""
     expect(_OWNER, size is None or size >= 1, name, "at least 1", size)
     possible = size in (None, 1) or not implicit
     expect(_OWNER, possible, name, "1 or none with implicit_neural_codebook", size)
 
 
 def beam_of(rvq: "ResidualVQ", size: int | None) -> int:
-    """How many paths a forward keeps that was called with this size."""
+    """The number of paths of a forward that is called with this size."""
     check_beam("beam_size", size, rvq.implicit_neural_codebook)
     if size is None:
         size = rvq.beam_size if rvq.training else rvq.eval_beam_size
@@ -37,14 +37,14 @@ def beam_of(rvq: "ResidualVQ", size: int | None) -> int:
 
 
 def check_beam_training(vq_kwargs_conflicts: dict[str, bool], beam: int) -> None:
-    """Raises ValueError where a training step with a beam would have to choose codes in two ways."""
+    """Raises ValueError for options that choose codes in training in another way than the beam."""
     for name, given in vq_kwargs_conflicts.items():
         instead = "use eval_beam_size for a beam in evaluation alone"
         expect(_OWNER, not given, name, f"off in training with beam_size {beam} ({instead})", True)
 
 
 def check_levels(indices: Tensor, levels: int, fewer: bool) -> None:
-    """Raises ValueError unless indices have all levels on the last axis, or fewer where that is allowed."""
+    """Raises ValueError unless indices have all levels on the last axis, or with ``fewer`` at least one."""
     given = indices.shape[-1]
     if not (1 if fewer else levels) <= given <= levels:
         raise ValueError(

@@ -13,19 +13,19 @@ _QUANTIZE_DROPOUT = 5  # RandomPurpose::kQuantizeDropout
 
 
 def seeded_depth(seed: int, levels: int, cutoff_index: int, multiple_of: int) -> int:
-    """The depth that a seed stands for: uniform in (cutoff_index, levels], rounded up to the multiple.
+    """The depth that the reference draws from a seed: uniform in (cutoff_index, levels], rounded up to the multiple.
 
-    At most all levels. The reference's depth for the same seed.
+    At most all levels.
     """
     depth = random.Random(seed).randrange(cutoff_index, levels) + 1
     return min(-(-depth // multiple_of) * multiple_of, levels)
 
 
 def drawn_depth(rng: Tensor, levels: int, cutoff_index: int, multiple_of: int) -> int | Tensor:
-    """The same distribution from the counter-based generator (seed, step), so that ranks agree without asking.
+    """The same distribution from the counter-based generator (seed, step), so that ranks agree without communication.
 
-    A number where reading it costs nothing. Compilers, torch.vmap, and devices that would have to be waited for, get a
-    0-d tensor: all levels are then computed and the dropped ones masked.
+    An int if reading it costs nothing. Under compilers and torch.vmap, and on devices that would have to be waited for,
+    a 0-d tensor: then all levels are computed and the dropped ones masked.
     """
     uniform = _ops.random_uniform(rng, _QUANTIZE_DROPOUT, [1], dtype=torch.float64)[0]
     depth = (uniform * (levels - cutoff_index)).long() + cutoff_index + 1

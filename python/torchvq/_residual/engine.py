@@ -1,6 +1,6 @@
-"""The engine of every residual stack, whatever its levels are: the way in, the one loop, the way out.
+"""The engine of every residual stack, whatever its levels are: input, loop over levels, output.
 
-A family (``ResidualVQ``; ``ResidualFSQ`` and ``ResidualLFQ`` by ``_residual/stack.py``) says how a level chooses.
+A family (``ResidualVQ``; ``ResidualFSQ`` and ``ResidualLFQ`` by ``_residual/stack.py``) defines how a level chooses.
 """
 
 from collections.abc import Callable
@@ -19,20 +19,20 @@ LevelT = TypeVar("LevelT")
 
 
 class WalkedLevel(NamedTuple):
-    """What a level hands to the loop."""
+    """The result of a level for the loop."""
 
-    codes: Tensor  # joins the sum
-    output: Tensor  # the same, with the gradient that goes on; taken from what the next level sees
+    codes: Tensor  # added to the sum
+    output: Tensor  # the same values, subtracted from the residual; its gradient is the one that the level hands on
 
 
 def enter(x: Tensor, mask: Tensor | None, layout: Layout, project_in: nn.Module) -> Tensor:
-    """Tokens (B, N, D) of the input of a stack, projected, float32 or float64."""
+    """The input of a stack as projected tokens (B, N, D), float32 or float64."""
     tokens = layout.pack(x)
     if mask is not None:
-        # Padding may hold anything, NaN included; zeros keep it out of every gradient.
+        # Padding may hold anything, including NaN; zeros keep it out of every gradient.
         tokens = _ops.fill_masked(tokens, mask)
     inputs = project(project_in, tokens)
-    # Residual and sum stay in float32 between levels.
+    # Residual and sum stay in float32 between levels, even for half-precision inputs.
     return inputs.float() if inputs.dtype in HALF else inputs
 
 
@@ -41,21 +41,21 @@ def walk(
     levels: int,
     choose: Callable[[int, Tensor, Tensor], tuple[LevelT, WalkedLevel]],
 ) -> tuple[Tensor, list[LevelT]]:
-    """Level after level quantizes what the levels before have left.
+    """Each level in turn quantizes the residual of the levels before.
 
     Args:
-        inputs: what the first level sees.
-        levels: how many are walked.
-        choose: of a level's number, what is left for it, and the sum of the codes so far.
+        inputs: the input of the first level.
+        levels: the number of levels to run.
+        choose: called with a level's number, the residual, and the sum of the codes so far.
 
     Returns:
-        The sum of the codes, and what the levels chose.
+        The sum of the codes, and the result of each level.
     """
     residual, total = inputs, torch.zeros_like(inputs)
     levels_found: list[LevelT] = []
     for index in range(levels):
         level, (codes, output) = choose(index, residual, total)
-        # The sum has no other holder; added to in place, it stays in the cache.
+        # Nothing else holds the sum; adding in place keeps it in the cache.
         total = total + codes if codes.requires_grad else total.add_(codes)
         residual = residual - output
         levels_found.append(level)
@@ -63,11 +63,11 @@ def walk(
 
 
 def balanced(inputs: Tensor, depth: int | Tensor, handed_on: float = 1.0) -> Tensor:
-    """The inputs of a stack with one estimator, as the losses of its levels see them.
+    """The inputs of a stack with one estimator, as the losses of its levels see them: gradients are divided by a gain.
 
     The losses of all levels add up in the encoder, where the output's gradient arrives once. With one estimator per
-    level, as in the reference, it arrives ``sum(handed_on**n)`` times, so once per level where a level hands on all of
-    its gradient, and users weigh the losses for that balance. So the gradient of the losses is divided by it.
+    level, as in the reference, it arrives ``sum(handed_on**n)`` times, i.e. once per level if a level hands on all of
+    its gradient, and users choose the weight of the losses for that balance. Hence the division by this gain.
     """
     gain = _gain_of_levels(depth, handed_on)
     if not isinstance(gain, Tensor) and gain in (0, 1):
@@ -79,7 +79,7 @@ def _gain_of_levels(depth: int | Tensor, handed_on: float) -> float | Tensor:
     """``sum(handed_on**n)`` over the levels in use."""
     if isinstance(depth, int):
         return sum(handed_on**index for index in range(depth))
-    # A depth that the device knows alone may be 0, where no loss is left to balance.
+    # On the device, the depth may be 0; then there is no loss to balance, but the division must be defined.
     depth = depth.clamp_min(1)
     return depth if handed_on == 1 else (1 - handed_on**depth) / (1 - handed_on)
 
@@ -92,7 +92,7 @@ def leave(
     project_out: nn.Module,
     padding: Tensor | None = None,
 ) -> Tensor:
-    """The output of a stack for the sum of its codes (B, N, D), in layout and dtype of its input."""
+    """The output of a stack from the sum of its codes (B, N, D), in layout and dtype of its input."""
     output = project(project_out, total).to(x.dtype)
     if mask is not None:
         output = _ops.fill_padding(output, mask, padding)
@@ -100,23 +100,23 @@ def leave(
 
 
 def restore_codes(codes: Tensor, x: Tensor, mask: Tensor | None, layout: Layout) -> Tensor:
-    """Codes of one level (B, *, D) of (B, N, D), zeros for padding."""
+    """Codes of one level, (B, N, D) to (B, *, D), with zeros for padding."""
     if mask is not None:
         codes = _ops.fill_masked(codes, mask)
     return _ops.unpack_positions(codes, x.shape, layout.channel_first)
 
 
 def stack_levels(levels: list[Tensor], count: int, missing: float, dim: int = 0) -> Tensor:
-    """One tensor for each of ``count`` levels, stacked; those that were dropped are filled with ``missing``."""
+    """Stacks the tensors of ``count`` levels; dropped levels are filled with ``missing``."""
     dropped = [torch.full_like(levels[0], missing)] * (count - len(levels))
     return _joined.stack(levels + dropped, dim)
 
 
 def levels_to_walk(depth: int | Tensor, levels: int) -> int:
-    """How many levels are walked: where only the device knows the depth, all of them."""
+    """The number of levels to run: all if only the device knows the depth."""
     return depth if isinstance(depth, int) else levels
 
 
 def only_if(used: Tensor | None, value: Tensor, otherwise: float = 0) -> Tensor:
-    """Of a level of which only the device knows whether it is in use; None: it is."""
+    """``value`` if the level is in use, else ``otherwise``; ``used`` is None if the level is known to be in use."""
     return value if used is None else torch.where(used, value, otherwise)

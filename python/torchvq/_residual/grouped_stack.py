@@ -12,7 +12,7 @@ Stack = TypeVar("Stack", bound=ResidualStack)
 
 
 class GroupedStack(nn.Module, Generic[Stack]):
-    """Splits the features into groups, each with a stack of its own in ``rvqs``."""
+    """Splits the features into groups, each with its own stack in ``rvqs``."""
 
     def __init__(
         self, owner: str, dim: int, groups: int, accept_image_fmap: bool, options: dict[str, Any]
@@ -27,12 +27,12 @@ class GroupedStack(nn.Module, Generic[Stack]):
 
     @property
     def stacks(self) -> list[Stack]:
-        """``rvqs``, for those who read types."""
+        """``rvqs``, as a typed list."""
         return cast(list[Stack], list(self.rvqs))
 
     @property
     def split_dim(self) -> int:
-        """The axis of the input on which the features lie."""
+        """The axis of the features in the input."""
         return 1 if self.stacks[0].layout.channel_first else -1
 
     def run(

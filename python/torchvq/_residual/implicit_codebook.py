@@ -14,12 +14,12 @@ from torchvq.vector_quantize import VectorQuantize
 
 _ops = torch.ops.torchvq
 
-# Numbers held at once while the codes of a block of tokens are made.
+# Numbers in memory at once while the codes of a block of tokens are computed: 32 MiB in float32.
 _BLOCK = 1 << 23
 
 
 class MLP(nn.Module):
-    """Makes a level's codes for one token from its base codes and what the levels before have decoded.
+    """Computes a level's codes for one token from its base codes and the sum decoded by the levels before.
 
     ``h = proj_in(cat[condition, code])``, then ``h = h + W2 silu(W1 h)`` for each of ``depth`` layers.
     """
@@ -34,11 +34,11 @@ class MLP(nn.Module):
         )
 
     def forward(self, codes: Tensor, *, condition: Tensor) -> Tensor:
-        """Base codes (H, K, D) and condition (B, N, D) to the codes of each token (H, B, N, K, D)."""
+        """The codes of each token (H, B, N, K, D) from base codes (H, K, D) and condition (B, N, D)."""
         return self.rows(codes[:, None, None], condition[None, :, :, None])
 
     def rows(self, codes: Tensor, condition: Tensor) -> Tensor:
-        """Codes (..., D), each made for its own condition (..., D)."""
+        """Codes (..., D), each for its own condition (..., D)."""
         both = torch.broadcast_tensors(condition, codes)  # type: ignore[no-untyped-call]
         h = project(self.proj_in, _joined.cat(both, -1))
         for layer in self.layers:
@@ -58,10 +58,10 @@ def choose_implicit(
     gradient: str,
     rng: Tensor,
 ) -> SearchResult:
-    """The search of a level whose codes are made for each token; like ``_search.choose``.
+    """The search of a level whose codes are computed for each token; like ``_search.choose``.
 
-    The search runs without a graph, a block of tokens at a time. The chosen codes are then made once more, by the very
-    computation that decodes them: so decoding gives the output bit for bit, and backward costs one code per token.
+    The search runs without a graph, one block of tokens at a time. The chosen codes are then computed again, as in
+    decoding: so decoding equals the output bit for bit, and backward costs one code per token.
     """
     # A copy, because this step may replace dead codes before backward has used them.
     base = _ops.snapshot(codes_to_search(layer, request, tokens, residual.dtype))
@@ -99,7 +99,7 @@ def _search(
     ):
         codes = mlp.rows(base.unsqueeze(1), given.unsqueeze(2))
         if layer.training and layer.stochastic_sample_codes:
-            # Each token is a head with one token: its codes are its own.
+            # Each token is passed as a head with one token, because it has its own codes.
             sampled = _ops.sample_codes(
                 x.flatten(0, 1).unsqueeze(1),
                 codes.flatten(0, 1),
@@ -117,7 +117,7 @@ def _search(
 def implicit_cross_entropy(
     mlp: MLP, condition: Tensor, searched: SearchedTokens, targets: Tensor
 ) -> Tensor:
-    """Commitment as cross-entropy of the distances to all codes of each token towards targets (H, T)."""
+    """Commitment as cross-entropy of the distances between each token and all of its codes, towards targets (H, T)."""
     x, codes = _tokens_as_heads(mlp, condition, searched)
     mask = None if searched.mask is None else searched.mask.reshape(-1, 1)
     return _ops.commitment_cross_entropy(
@@ -130,7 +130,7 @@ def implicit_diversity(
 ) -> Tensor:
     """Minus the entropy of the codes' average probability over the tokens of all ranks.
 
-    Codes of the same index count as the same. One differentiable all-reduce for each level on several ranks.
+    Codes of different tokens with the same index count as one code. One differentiable all-reduce per level.
     """
     x, codes = _tokens_as_heads(mlp, condition, searched)
     mask = None if searched.mask is None else searched.mask.reshape(-1, 1)

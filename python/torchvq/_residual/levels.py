@@ -1,9 +1,8 @@
-"""The walk of a residual stack through its levels, and what the levels learn from it afterwards.
+"""The loop of a residual stack over its levels, and the learning after it.
 
-Order of a training forward: all levels search, each the residual of the one before, with the codes as they are at
-the start of the step; losses; then all levels learn. So no level sees another's update, and the statistics of all
-levels exist at
-once: one reduction over ranks serves the whole stack.
+Order of a training forward: each level searches the residual of the one before, all with the codes at the start of the
+step; losses; then all levels learn. So no level sees another's update, and the statistics of all levels are available
+together: one reduction over ranks serves the whole stack.
 """
 
 from collections.abc import Sequence
@@ -45,27 +44,27 @@ _ops = torch.ops.torchvq
 
 
 class StackRequest(NamedTuple):
-    """What one forward of a stack was asked for."""
+    """The arguments of one forward of a stack."""
 
     mask: Tensor | None  # (B, N)
     batch: torch.Size  # B, N
     targets: tuple[Tensor, ...] | None  # per level, in the shape of forward's indices
     temperature: float | None
     frozen: bool
-    depth: int | Tensor  # levels in use: a number, or one that only the device knows
+    depth: int | Tensor  # levels in use: an int, or a tensor if only the device knows
     ranks: Ranks
     beam: int = 1  # paths kept between levels
 
 
 class Implicit(NamedTuple):
-    """What makes the codes of a level for each token."""
+    """The network that computes the codes of a level for each token, and its condition."""
 
     mlp: MLP
-    condition: Tensor  # (H, T, D), what the levels before have decoded
+    condition: Tensor  # (H, T, D), the sum decoded by the levels before
 
 
 class Level(NamedTuple):
-    """What one level chose."""
+    """The search of one level."""
 
     vq: VectorQuantize
     request: Request
@@ -76,16 +75,16 @@ class Level(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """The whole stack: its output before the last projection, and its levels."""
+    """The result of the whole stack: its output before ``project_out``, and its levels."""
 
     output: Tensor  # (H, T, D)
     levels: list[Level]
 
 
 def walk(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Walk:
-    """Searches level after level. inputs: (H, T, D), projected, float32 or float64."""
+    """Searches level by level. inputs: (H, T, D), projected, float32 or float64."""
     compared = _balanced(rvq, inputs, request)
-    # The sum of the levels' own outputs, where it is these that have a gradient.
+    # The sum of the levels' outputs, for stacks in which these have the gradient, not the sum of the codes.
     sums_outputs = rvq.estimates_levels or rvq.implicit_neural_codebook
     summed = torch.zeros_like(inputs)
     paths = None
@@ -112,21 +111,21 @@ def walk(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Walk:
 
 
 def _balanced(rvq: "ResidualVQ", inputs: Tensor, request: StackRequest) -> Tensor:
-    """The inputs as the levels' losses see them."""
+    """The inputs as the losses of the levels see them; see ``engine.balanced``."""
     if not rvq.training or rvq.estimates_levels or request.targets is not None:
         return inputs
     return balanced(inputs, request.depth, 1 - rvq.quant_grad_frac)
 
 
 def _condition(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, summed: Tensor) -> Tensor:
-    # Its value must be what decoding finds, so no estimator with noise.
+    # Decoding must compute the same condition, so an estimator that adds noise cannot be used here.
     if rvq.estimates_levels or not rvq.training:
         return summed
     return _ops.straight_through(inputs, total)
 
 
 def _handed_on(output: Tensor, fraction: float) -> Tensor:
-    """What the next level no longer sees: the output, of whose gradient it hands on a fraction."""
+    """The output as the next level subtracts it, with a fraction of its gradient."""
     if fraction == 0:
         return output.detach()
     return output if fraction == 1 else output * fraction + output.detach() * (1 - fraction)
@@ -152,7 +151,7 @@ def _choose_level(
     if index == 0 and rvq.shared_codebook and not request.frozen:
         step_shared_optimizer(rvq, residual, request)
     tokens = rvq.layout.merge_heads(residual, *request.batch).flatten(2)
-    # Where the stack has one estimator, the levels need none but for the gradient between them.
+    # With one estimator for the stack, levels need their own only for the gradient that they hand on.
     own = vq.training and (rvq.estimates_levels or rvq.quant_grad_frac > 0)
     gradient = estimator(vq) if own else "none"
     rng = _level_rng(rvq, index)
@@ -202,7 +201,7 @@ def step_shared_optimizer(rvq: "ResidualVQ", inputs: Tensor, request: StackReque
 
 
 def _level_rng(rvq: "ResidualVQ", index: int) -> Tensor:
-    """Levels that share a codebook draw different numbers from it."""
+    """The generator of a level; levels that share a codebook, and so its generator, need different draws."""
     rng = rvq.levels[index]._codebook.rng
     if index == 0 or not rvq.shared_codebook:
         return rng
@@ -210,7 +209,7 @@ def _level_rng(rvq: "ResidualVQ", index: int) -> Tensor:
 
 
 def _estimate_stack(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, ranks: Ranks) -> Tensor:
-    """The sum of the codes with the gradient of one estimator between input and sum, whatever the number of levels."""
+    """The sum of the codes with the gradient of one estimator between input and sum, for any number of levels."""
     first = rvq.levels[0]
     name = estimator(first)
     if rvq.diveq and rvq.training:
@@ -229,8 +228,8 @@ def _estimate_stack(rvq: "ResidualVQ", inputs: Tensor, total: Tensor, ranks: Ran
 
 
 def search_losses(rvq: "ResidualVQ", levels: list[Level], ranks: Ranks) -> list[Terms]:
-    """The losses of each level as far as they are known before the codes change."""
-    # Levels whose codes are made for each token share their own way; the first has a plain codebook.
+    """The losses of each level that are computed before the codes change."""
+    # Only levels with a plain codebook share totals: with implicit codebooks, the first.
     plain = 1 if rvq.implicit_neural_codebook else len(rvq.levels)
     searched = [level.result.searched for level in levels[:plain]]
     totals = _losses.shared_totals(rvq.levels[:plain], searched, ranks)
@@ -266,7 +265,7 @@ def level_loss(level: Level, terms: Terms) -> Tensor:
 
 
 class Searched(NamedTuple):
-    """A stack that has searched, and is to learn from it."""
+    """A stack after its search, as ``learn`` takes it."""
 
     rvq: "ResidualVQ"
     levels: list[Level]  # those that learn
@@ -274,10 +273,10 @@ class Searched(NamedTuple):
 
 
 def learn(stacks: Sequence[Searched]) -> list[list[Tensor]]:
-    """Moves the averages and codes of all levels, and replaces dead codes, by what the search has found.
+    """Updates the averages and codes of all levels, and replaces dead codes, from the results of the search.
 
-    Stacks of equal options share one exchange over ranks. Returns for each stack the tokens per code of each level, of
-    all ranks; nothing if no level learns.
+    Stacks with equal options share one exchange over ranks. Returns for each stack the tokens per code of each level,
+    over all ranks; an empty list if no level learns.
     """
     rvq, (first, *_), request = stacks[0]
     codebook = first.vq._codebook
@@ -290,18 +289,18 @@ def learn(stacks: Sequence[Searched]) -> list[list[Tensor]]:
 
 
 def overlaps(rvq: "ResidualVQ", tokens: Tensor, ranks: Ranks, frozen: bool) -> bool:
-    """Whether the levels learn when the forward is over; see ``_codebook/in_flight.py``."""
+    """Whether the levels learn after the forward (``overlap_sync``); see ``_codebook/in_flight.py``."""
     first = rvq.levels[0]
     codebook = first._codebook
     if not rvq.training or frozen or codebook.replaying or not codebook.learns(first.ema_update):
         return False
-    # A message for each level, one after the other, has no later place.
+    # Levels that learn one after the other need their messages one after the other, within the forward.
     in_turn = rvq.shared_codebook and first.vqp_compat
     return not in_turn and may_overlap(codebook, ranks, tokens)
 
 
 def learn_later(stacks: Sequence[Searched]) -> StepInFlight:
-    """``learn``, of which the end has a later place."""
+    """Starts the step of ``learn``; it settles later."""
     (first, *_), request = stacks[0].levels, stacks[0].request
     steps = [_stack_step(stack) for stack in stacks]
     joined = steps[0] if len(steps) == 1 else joined_stacks(steps)
@@ -317,7 +316,7 @@ def _stack_step(stack: Searched) -> StackStep:
 
 
 def _learn_in_turn(levels: list[Level]) -> list[Tensor]:
-    """As in the reference, a shared codebook moves once for each level."""
+    """Updates a shared codebook once for each level, as the reference does."""
     counts = []
     for level in levels:
         searched = level.result.searched

@@ -1,4 +1,4 @@
-"""The second half of a forward of residual stacks: what they learn together, and what each returns."""
+"""The second half of a forward of residual stacks: joint learning, and the results of each stack."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Started(NamedTuple):
-    """A forward of one stack that has searched: at once, or level by level, and then not learnt yet."""
+    """A forward of one stack after its search: with ``step`` already learnt, with ``walk`` not yet."""
 
     rvq: "ResidualVQ"
     x: Tensor
@@ -37,7 +37,7 @@ class Started(NamedTuple):
 
 
 def finish(started: Sequence[Started]) -> list[ResidualResult]:
-    """The second half of the forwards of stacks with equal options: all learn, in one exchange over ranks."""
+    """The second half of the forwards of stacks with equal options, which learn in one exchange over ranks."""
     walked = [(own, own.walk) for own in started if own.walk is not None]
     terms = [search_losses(own.rvq, walk.levels, own.request.ranks) for own, walk in walked]
     counts: list[list[Tensor]] = [[] for _ in walked]
@@ -57,21 +57,21 @@ def finish(started: Sequence[Started]) -> list[ResidualResult]:
 
 
 def _searched(started: Started, walk: Walk) -> Searched:
-    # The reference's other levels do not learn under a beam.
+    # In the reference, only the first level learns under a beam.
     first_only = started.rvq.vqp_compat and started.request.beam > 1
     levels = walk.levels[:1] if first_only else walk.levels
     return Searched(started.rvq, levels, started.request)
 
 
 def _end_walk(started: Started, walk: Walk, terms: list[Terms], counts: list[Tensor]) -> Step:
-    """The losses of all levels, when their codebooks have learnt, and the end of the step."""
+    """Ends the step and computes the losses of all levels; call it when their codebooks have learnt."""
     rvq, request, every = started.rvq, started.request, started.rvq.num_quantizers
     losses = [level_loss(level, own) for level, own in zip(walk.levels, terms, strict=True)]
     searched = [level.result.searched for level in walk.levels]
     indices = [part.indices for part in searched]
     if rvq.training:
         masks = [part.mask for part in searched]
-        # A step that ends later counts itself.
+        # A step that settles later advances the generators itself.
         drew = not started.overlaps and (not request.frozen or rvq.draws)
         finish_step(rvq.levels, indices, counts, masks, request.ranks, drew=drew)
     return Step(
@@ -87,7 +87,7 @@ def _result(started: Started, step: Step) -> ResidualResult:
     quantized = _restore(rvq, step.quantized, x, request)
     if request.targets is not None:
         return quantized, step.losses.sum()
-    # Dropped levels have no index and no code.
+    # Dropped levels have index -1 and codes of zeros.
     indices = rvq.layout.restore_positions(step.indices, x)
     if not return_all_codes:
         return ResidualOutput(quantized, indices, step.losses)
@@ -108,7 +108,7 @@ def _all_codes(
     rvq: "ResidualVQ", levels: list[Tensor], indices: Tensor, x: Tensor, request: StackRequest
 ) -> Tensor:
     if rvq.vqp_compat:
-        # The reference looks codes up when they have moved, with their gradient.
+        # The reference looks codes up after their update, with the gradient of the lookup.
         return rvq.get_codes_from_indices(indices)
     layout = rvq.layout
     rows = [layout.merge_heads(level, *request.batch).flatten(2) for level in levels]

@@ -1,7 +1,7 @@
-"""The walk of a residual stack whose levels have no codebook to learn, from input to output and back from indices.
+"""Residual stacks whose levels have no codebook to learn: forward and decoding.
 
-A family says what one level does (``quantize_level``, ``decode_level``) and which gradient the stack has; layouts,
-masks, dropout of levels, decoding and groups (``_residual/grouped_stack.py``) are here, once for all families.
+A family defines one level (``quantize_level``, ``decode_level``) and the gradient of the stack; layouts, masks, dropout
+of levels, decoding and groups (``_residual/grouped_stack.py``) are implemented here once for all families.
 """
 
 from contextlib import nullcontext
@@ -30,37 +30,37 @@ from torchvq._residual.engine import (
 
 
 class LevelResult(NamedTuple):
-    """What one level makes of what the levels before have left."""
+    """The result of one level for the residual of the levels before."""
 
-    codes: Tensor  # (B, N, D), on the scale of the input of the stack
+    codes: Tensor  # (B, N, D), on the scale of the stack's input
     indices: Tensor  # (B, N)
-    detail: Any = None  # what the family needs to know for its losses
+    detail: Any = None  # data that the family needs for its losses
 
 
 class StackResult(NamedTuple):
-    """What a stack makes of an input."""
+    """The result of a stack."""
 
     quantized: Tensor  # the layout and dtype of the input
     indices: Tensor  # (B, *, Q), -1 where masked or dropped
     all_codes: Tensor | None  # (Q, B, *, D) if asked for
     details: list[Any]  # of the levels in use
-    depth: int | Tensor  # how many those are; where only the device knows, all are walked
+    depth: int | Tensor  # their number; if only the device knows it, all levels are computed
     step: Step | None  # the record of a checkpointed forward
 
 
 class ResidualStack(RandomState):
-    """Base of residual stacks: level after level quantizes what the levels before have left.
+    """Base of residual stacks: each level quantizes the residual of the levels before.
 
     Attributes:
-        gradient: "attached": levels see the gradient of what is left; the gain from output to input is then
-            ``1 - (1 - g_0) (1 - g_1) ...``, ``g_n`` being the gain of level n: that of the levels as a function, never
+        gradient: "attached": levels see the gradient of the residual; the gain from output to input is then
+            ``1 - (1 - g_0) (1 - g_1) ...``, with ``g_n`` the gain of level n: that of the levels as a function, never
             above 1. "summed": they do not, and gains add up, as in the reference. "estimated": they do not, and
             ``estimate`` gives the sum of the codes its gradient.
     """
 
     gradient = "attached"
     vqp_compat = False
-    communicates = False  # whether ranks exchange something in a training forward
+    communicates = False  # whether ranks exchange messages in a training forward
     heads = 1  # codes per latent and level; levels see each head as a token
 
     dim: int
@@ -105,13 +105,13 @@ class ResidualStack(RandomState):
     # What a family says ------------------------------------------------------------------------------------
 
     def prepare_inputs(self, inputs: Tensor) -> Tensor:
-        """From projected tokens (B, N, D), float32 or float64, to what the first level sees."""
+        """The input of the first level from projected tokens (B, N, D), float32 or float64."""
         return inputs
 
     def quantize_level(
         self, index: int, residual: Tensor, mask: Tensor | None, rng: Tensor | None
     ) -> LevelResult:
-        """Level ``index`` for (B, N, D). mask (B, N) is for losses only; ``rng`` draws for this level, if it does."""
+        """Level ``index`` for (B, N, D). mask (B, N) is for losses only; ``rng`` is for levels that draw."""
         raise NotImplementedError
 
     def decode_level(self, index: int, indices: Tensor) -> Tensor:
@@ -123,14 +123,14 @@ class ResidualStack(RandomState):
         raise NotImplementedError
 
     def plain_indices(self, indices: Tensor) -> Tensor:
-        """From the shape in which the family returns indices to (B, *, q)."""
+        """Indices in the shape that the family returns, reshaped to (B, *, q)."""
         return indices
 
     def handshake(self) -> None:
-        """What ranks do before a training forward, where they exchange something."""
+        """Communication of ranks before a training forward, for families that have it."""
 
     def choose_codes(self, inputs: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Indices (B, N, Q), where the codes of all levels are chosen before the walk (a beam); None where not."""
+        """Indices (B, N, Q), if the codes of all levels are chosen before the loop (beam search); else None."""
         return None
 
     def quantize_chosen(
@@ -140,7 +140,7 @@ class ResidualStack(RandomState):
         raise NotImplementedError
 
     def encode_at_once(self, inputs: Tensor, depth: int | Tensor) -> tuple[Tensor, Tensor] | None:
-        """The sum of the codes (B, N, D) and the indices (B, N, Q), where one operator does it; None where not."""
+        """The sum of the codes (B, N, D) and the indices (B, N, Q) from one operator; None if none can do it."""
         return None
 
     # Forward -----------------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class ResidualStack(RandomState):
         seed: int | None = None,
         depth: int | Tensor | None = None,
     ) -> tuple[StackResult, int | Tensor]:
-        """forward of a family; for a group: uses ``depth`` levels, if given, and also returns how many were used."""
+        """The forward of a family; a group passes the ``depth`` of its first stack. Also returns the depth used."""
         layout = self.layout
         layout.check_input(x)
         token_mask = layout.token_mask(x, mask, None)
@@ -174,12 +174,12 @@ class ResidualStack(RandomState):
             step = self.recorded_step
         quantized, indices, codes = self._restore(x, token_mask, total, indices, codes)
         if codes is not None and self.vqp_compat:
-            # The reference looks them up: they have the gradient of decoding, and no noise.
+            # The reference looks the codes up: they have the gradient of decoding, and no noise.
             codes = stack_levels(self._decode(indices), self.num_quantizers, 0)
         return StackResult(quantized, indices, codes, details, depth, step), depth
 
     def _split_heads(self, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Tokens (B, N, heads * D) as (B, N * heads, D), and the mask of those."""
+        """Tokens (B, N, heads * D) as (B, N * heads, D), and their mask."""
         if self.heads == 1:
             return inputs, mask
         if mask is not None:
@@ -234,7 +234,7 @@ class ResidualStack(RandomState):
         total, levels = walk(compared, levels_to_walk(depth, self.num_quantizers), choose)
         if self.gradient == "estimated":
             total = self.estimate(inputs, total)
-        # Dropped levels have no index and no code.
+        # Dropped levels have index -1 and codes of zeros.
         every = self.num_quantizers
         indices = stack_levels([level.indices for level in levels], every, -1, -1)
         codes = None
@@ -264,18 +264,18 @@ class ResidualStack(RandomState):
 
     @property
     def layout(self) -> Layout:
-        """Where batch, positions and features lie in inputs and outputs."""
+        """The layout of inputs and outputs."""
         return Layout(self.dim, 1, False, self.is_channel_first, None, owner=type(self).__name__)
 
     def _depth(self, seed: int | None, rng: Tensor | None) -> int | Tensor:
-        """How many levels this forward uses."""
+        """The number of levels that this forward uses."""
         if not (self.training and self.quantize_dropout):
             return self.num_quantizers
         rule = self.quantize_dropout_cutoff_index, self.quantize_dropout_multiple_of
         if seed is not None:
             return seeded_depth(seed, self.num_quantizers, *rule)
         assert rng is not None
-        # Drawn from the number of the step alone: ranks whose seeds differ drop the same levels, without a message.
+        # Drawn from the step without the seed: ranks with different seeds drop the same levels, without a message.
         step = torch.stack([torch.zeros_like(rng[1]), rng[1]])
         return drawn_depth(step, self.num_quantizers, *rule)
 
@@ -299,9 +299,9 @@ class ResidualStack(RandomState):
             total = total + level
         output = project(self.project_out, total)
         if self.has_projections:
-            # Masked tokens have no output; the bias of the projection would give them one.
+            # The output of masked tokens is 0; the bias of the projection would change it.
             output = output.masked_fill(indices.lt(0).all(-1, keepdim=True), 0)
-        # (B, dim) has no position to move.
+        # (B, dim) has no position axis to move.
         return self.layout.place_features(output) if output.dim() > 2 else output
 
     def _decode(self, indices: Tensor) -> list[Tensor]:

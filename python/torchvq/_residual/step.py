@@ -1,4 +1,4 @@
-"""A forward of a residual stack by one operator, where no level needs a step of its own in Python."""
+"""A forward of a residual stack by one operator, for stacks whose levels need no Python code."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,7 +20,7 @@ _ops = torch.ops.torchvq
 
 
 class Step(NamedTuple):
-    """What a forward has found."""
+    """The result of a forward."""
 
     quantized: Tensor  # (H, T, D), with the estimator's gradient
     indices: Tensor  # (H, T, Q), -1 where masked or dropped
@@ -29,7 +29,7 @@ class Step(NamedTuple):
 
 
 def steps_at_once(rvq: "ResidualVQ") -> bool:
-    """Whether nothing of a level's own lies between the levels: k-means, a network that makes codes, an optimizer."""
+    """Whether no Python code runs between the levels: no k-means, no network that computes codes, no optimizer."""
     levels, training = rvq.levels, rvq.training
     first = levels[0]
     optimizers = (rvq.in_place_codebook_optimizer, first.in_place_codebook_optimizer)
@@ -45,7 +45,7 @@ def steps_at_once(rvq: "ResidualVQ") -> bool:
 
 
 def step_at_once(rvq: "ResidualVQ", tokens: Tensor, request: "StackRequest") -> Step:
-    """Searches, scores and learns; tokens (B, N, heads * D) are projected, and zero where masked."""
+    """Searches, computes losses and learns; tokens (B, N, heads * D) are projected, and zero where masked."""
     levels = rvq.levels
     first, codebooks = levels[0], [level._codebook for level in levels]
     codebook = codebooks[0]
@@ -86,7 +86,7 @@ def step_at_once(rvq: "ResidualVQ", tokens: Tensor, request: "StackRequest") -> 
 
 
 def _targets(rvq: "ResidualVQ", request: "StackRequest") -> list[Tensor]:
-    """The codes to score (H, T) of each level in use."""
+    """The target indices (H, T) of each level in use."""
     if request.targets is None:
         return []
     used = request.targets[: request.depth] if isinstance(request.depth, int) else request.targets
@@ -94,7 +94,7 @@ def _targets(rvq: "ResidualVQ", request: "StackRequest") -> list[Tensor]:
 
 
 def _gradients(rvq: "ResidualVQ", first: "VectorQuantize", own_request: Request) -> dict[str, Any]:
-    """What gradient the output gets, and what the levels hand on."""
+    """The estimator of the output, and the gradient that levels hand on."""
     own = estimator(first)
     return dict(
         estimator="directional_reparam" if rvq.diveq and rvq.training else own,
@@ -112,7 +112,7 @@ def _arguments(
     own_request: Request,
     learns: bool,
 ) -> dict[str, Any]:
-    """What search, losses and learning need to know."""
+    """Arguments of search, losses and learning."""
     codebook = first._codebook
     arguments = codebook.collecting(request.ranks) | loss_options(first, own_request)
     arguments |= orthogonal_options(first)

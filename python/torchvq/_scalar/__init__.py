@@ -1,1 +1,1 @@
-"""Quantizers without a codebook: their operators, and the steps that one of them and a stack share."""
+"""Quantizers without a codebook: their operators, and the forwards that a single quantizer and a stack share."""

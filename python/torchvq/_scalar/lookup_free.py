@@ -1,4 +1,4 @@
-"""A forward of lookup-free quantization between its projections: one operator, for one quantizer and a level alike."""
+"""A forward of lookup-free quantization between its projections: one operator, for quantizers and levels of stacks."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +18,7 @@ _ops = torch.ops.torchvq
 
 
 class Signs(NamedTuple):
-    """Tokens of a forward and what they became, one row per codebook."""
+    """Latents and codes of a forward, one row per codebook."""
 
     latents: Tensor  # (C, T, D), float32 or float64
     codes: Tensor  # (C, T, D)
@@ -28,40 +28,40 @@ class Signs(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a forward has found, in the layout that it was given."""
+    """The result of a forward, in the layout of its input."""
 
     quantized: Tensor
     indices: Tensor
-    loss: Tensor  # this and its terms are 0 where they wait for other ranks, and in evaluation
+    loss: Tensor  # loss and terms are 0 in evaluation, and if they wait for other ranks
     terms: LookupFreeLossBreakdown
     signs: Signs
 
 
 class Request(NamedTuple):
-    """What a forward was asked for."""
+    """The arguments of a forward."""
 
     mask: Tensor | None  # (B, N)
-    rng: Tensor | None  # (2,): draws the tokens that enter the entropies; None: all do
+    rng: Tensor | None  # (2,), draws the tokens that enter the entropies; None: all do
     ranks: Ranks
     inv_temperature: float = 100.0
     channel_first: bool = False
     estimates: bool = False  # whether codes have the gradient of the activation
-    scores: bool = False  # whether losses are due
-    totals: Sequence[Tensor] = ()  # of the forward that this one repeats
+    scores: bool = False  # whether to compute losses
+    totals: Sequence[Tensor] = ()  # totals of the recorded forward, in a recomputation
 
 
 def step(lfq: "LFQ", x: Tensor, request: Request) -> tuple[Found, list[Tensor]]:
-    """Takes the signs of projected tokens and scores them.
+    """Takes the signs of projected tokens and computes the losses.
 
     Args:
-        lfq: whose options count.
+        lfq: the quantizer that has the options.
         x: (B, *, C * D), or channel-first.
-        request: the rest.
+        request: the other arguments.
 
     Returns:
-        What was found, and what the ranks have added up.
+        The result, and the totals over the ranks.
     """
-    # A user's activation lies between latents and output.
+    # A user's activation lies between latents and output, so its gradient is applied in Python.
     activates = request.estimates and not projects_nothing(lfq.activation)
     quantized, indices, loss, *terms, latents, codes, counted, totals = _ops.lookup_free_quantize(
         x,
@@ -115,7 +115,7 @@ def _loss_options(lfq: "LFQ", inv_temperature: float) -> dict[str, Any]:
 
 
 def ranks_of(lfq: "LFQ", owner: str = "LFQ") -> Ranks:
-    """Decided at each call, because modules are often built before their group exists. Evaluation is always alone."""
+    """The ranks of one forward, asked at each call: the group may not exist at construction. Alone in evaluation."""
     group = group_of(lfq) if lfq.training else ""
     if not group:
         return ALONE
@@ -123,7 +123,7 @@ def ranks_of(lfq: "LFQ", owner: str = "LFQ") -> Ranks:
 
 
 class Pending(NamedTuple):
-    """A forward of one quantizer, or of a stack of them, whose losses wait for what the other ranks know."""
+    """A forward of a quantizer, or of a stack of them, whose losses wait for the totals of the other ranks."""
 
     quantizers: Sequence["LFQ"]
     signs: Sequence[Signs]  # of the quantizers in use, which are the first ones
@@ -131,7 +131,7 @@ class Pending(NamedTuple):
 
 
 def handshake(quantizers: Sequence["LFQ"], rng: Tensor | None, ranks: Ranks) -> None:
-    """Before the first synchronised step: ranks that do not fit together find out; they share one seed."""
+    """Before the first synchronised step, compares options over the ranks and gives all the same state and seed."""
     if ranks.alone:
         return
     state = [buffer for lfq in quantizers for buffer in lfq.replicated_state()]
@@ -142,10 +142,9 @@ def handshake(quantizers: Sequence["LFQ"], rng: Tensor | None, ranks: Ranks) -> 
 
 
 def shared_totals(stacks: Sequence[Pending], ranks: Ranks) -> list[list[Tensor | None]]:
-    """Sums over the ranks for the entropies, by stack and level: one all-reduce for all, None where nothing is shared.
+    """Sums over the ranks for the entropies, by stack and level: one all-reduce for all, None if nothing is shared.
 
-    Quantizers beyond ``signs`` were dropped, and take part with nothing, so that what ranks exchange does not depend
-    on the depth.
+    Quantizers beyond ``signs`` were dropped. They contribute zeros, so that the message does not depend on the depth.
     """
     if ranks.alone:
         return [[None] * len(stack.signs) for stack in stacks]
@@ -180,7 +179,7 @@ def _totals(lfq: "LFQ", signs: Signs) -> Tensor:
 
 
 def loss(lfq: "LFQ", signs: Signs, totals: Tensor | None) -> Tensor:
-    """The weighted loss of a forward that did not score."""
+    """The weighted loss of a forward that did not compute losses itself."""
     mask = None if signs.mask is None else _ops.split_mask(signs.mask, lfq.num_codebooks, True)
     found, *_ = _ops.lookup_free_losses(
         signs.latents,

@@ -1,1 +1,1 @@
-"""What is called by name and is no module: k-means, refinement, reports."""
+"""Functions of the package that are not modules: k-means, refinement, reports."""

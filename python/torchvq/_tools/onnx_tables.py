@@ -1,4 +1,4 @@
-"""Numbers that ONNX graphs hold as constants, computed by the operators themselves."""
+"""Constants of ONNX graphs, computed by the operators themselves."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ _ops = torch.ops.torchvq
 
 
 def place_values(levels: Sequence[int]) -> Tensor:
-    """What a level of each feature counts in an index, int64 (D,)."""
+    """The place value of each feature's level in an index, int64 (D,)."""
     ones = torch.eye(len(levels), dtype=torch.int64)
     place: Tensor = _ops.scalar_indices(ones, list(levels))
     return place
@@ -45,7 +45,7 @@ def level_thresholds(levels: Sequence[int], bound: str) -> Tensor:
 
 
 def _rank(value: float) -> int:
-    """The place of a float32 among all of them in rising order; 0 for zero."""
+    """The position of a float32 among all of them in rising order; 0 for zero."""
     bits = int(torch.tensor(abs(value)).view(torch.int32))
     return -bits if value < 0 else bits
 

@@ -1,4 +1,4 @@
-"""What a choice of precision does to a module: tokens changed, drift of the loss and the output, time of a step."""
+"""The effect of a precision on a module: changed tokens, differences of loss and output, time of a step."""
 
 import copy
 import time
@@ -107,13 +107,13 @@ def _now(x: Tensor) -> float:
 
 def _parts(result: Any) -> tuple[Tensor, Tensor | None, Tensor]:
     """Output, indices, and the sum of the losses, of any class."""
-    if isinstance(result, Tensor):  # indices, and nothing else
+    if isinstance(result, Tensor):  # a class that returns only indices
         nothing = torch.zeros((), device=result.device)
         return nothing, result, nothing
     output, *others = result
     losses = [each for each in others if isinstance(each, Tensor) and each.is_floating_point()]
     indices = [each for each in others if isinstance(each, Tensor) and each.dtype == torch.long]
-    # A class without a loss, and BinaryMapper's at its threshold, are judged by what a decoder sees.
+    # Some classes, and BinaryMapper at its threshold, have no differentiable loss: use the mean square of the output.
     total = torch.stack([each.float().sum() for each in losses]).sum() if losses else None
     if total is None or not total.requires_grad:
         total = output.float().square().mean()

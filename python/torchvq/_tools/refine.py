@@ -22,7 +22,7 @@ class Refinement(NamedTuple):
 
 
 class _Refined(NamedTuple):
-    """Of one stack: codebooks (H, K, D) by level, and per head the sums of squares and the counts."""
+    """The result for one stack: codebooks (H, K, D) by level, and per head the sums of squares and the counts."""
 
     codebooks: list[Tensor]
     errors: Tensor  # (H, 2), float64
@@ -101,7 +101,7 @@ def refine(
     found = [
         _refined(stack, part, mask, options) for stack, part in zip(stacks, parts, strict=True)
     ]
-    # Only now: an error in the last group leaves the first as it was.
+    # After all groups, so that an error in the last group leaves the first unchanged.
     for stack, refined in zip(stacks, found, strict=True):
         for codebook, codes in zip(stack._codebooks(), refined.codebooks, strict=False):
             codebook.move_codes(codes)
@@ -122,7 +122,7 @@ def _stacks(module: nn.Module, tokens: Tensor) -> tuple[list[ResidualVQ], tuple[
 
 
 def _check(stack: ResidualVQ) -> None:
-    """Refuses stacks whose codes are not what is added up, or not free to move."""
+    """Raises ValueError for stacks whose codes are not the summands, or cannot be moved."""
     first = stack.levels[0]._codebook
     refused = {
         "cosine codebooks": first.use_cosine_sim,

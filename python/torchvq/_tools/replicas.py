@@ -1,4 +1,4 @@
-"""Whether the ranks' quantizers are still the same, to the bit."""
+"""Comparison of the quantizers' state over ranks, bit for bit."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -108,7 +108,7 @@ def _sharded(value: Tensor) -> bool:
 
 def _differences(entries: list[_Entry], group: str) -> list[ReplicaDifference]:
     options = {"group_name": group, "label": "verify_replicas"}
-    # First something of one size, because gathering lists of unequal length ends the process.
+    # Names first, as one hash: gathering lists of different lengths would end the process.
     listed = "; ".join(
         f"{e.quantizer}.{e.tensor} {e.value.dtype} {[*e.value.shape]}" for e in entries
     )
@@ -132,7 +132,7 @@ def _parties(column: list[int]) -> tuple[tuple[int, ...], ...]:
     parties: dict[int, list[int]] = {}
     for rank, value in enumerate(column):
         parties.setdefault(value, []).append(rank)
-    # The sort is stable: of equally large parties the one with the lowest rank comes first.
+    # The sort is stable, so of equally large parties the one with the lowest rank comes first.
     return tuple(tuple(party) for party in sorted(parties.values(), key=len, reverse=True))
 
 

@@ -1,4 +1,4 @@
-"""Finding the quantizers of a model, exchanging them, putting them back."""
+"""Finds the quantizers of a model, exchanges them, and restores them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DAC, SNAC and what is built like them: codes of few features, compared by angle, between two projections."""
+"""DAC, SNAC and similar: codes of few features, compared by angle, between two projections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchvq.adapters._registry import Adapter, register
 from torchvq.adapters._search import nearest_by_angle
 
 _ops = torch.ops.torchvq
-# What the formula of transformers adds to the distance of a code of zeros: the norm of a code has the other sign.
+# The formula of transformers adds this to the distance of a code of zeros: it takes the code's norm with another sign.
 _ZERO_CODE = 2.0
 _COMPUTED = (torch.float32, torch.float64)
 
@@ -25,10 +25,10 @@ class DacLevel(Adapter):
     codebook: Any
 
     def decode_latents(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        # A codebook that accelerate has moved elsewhere comes back for the call of the package's own method.
+        # If accelerate has offloaded the codebook, only the package's own method brings it back for the call.
         if hasattr(self.codebook, "_hf_hook"):
             return self.original.decode_latents(hidden_states)
-        # A code of zeros stands behind cosines above -0.5.
+        # In the formula of transformers, a code of zeros loses to every code with a cosine above -0.5.
         indices = nearest_by_angle(
             hidden_states.transpose(1, 2), self.codebook.weight, zero_code=_ZERO_CODE
         )
@@ -57,8 +57,9 @@ class _Stack(Adapter):
     def encode_at_once(
         self, x: Tensor, n_quantizers: int | None, zero_code: float = 0.0
     ) -> _Encoded | None:
-        """All levels in one call; None where their modules must be called: a graph or a gradient is wanted, hooks wait
-        for calls, precision is reduced, codes of levels differ in their sizes."""
+        """All levels in one call. None if their modules must be called: under a graph or a gradient, with hooks, in
+        reduced precision, or if the codes of levels differ in size.
+        """
         count = self.n_codebooks if n_quantizers is None else n_quantizers
         if torch.compiler.is_compiling() or torch.is_grad_enabled() or not x.is_cpu:
             return None
@@ -79,7 +80,7 @@ class DacStack(_Stack):
         found = self.encode_at_once(hidden_state, n_quantizers, _ZERO_CODE)
         if found is None:
             return self.original.forward(hidden_state, n_quantizers)
-        # One loss of the whole batch, as many times as there are clips.
+        # As in the package: the loss of the whole batch, once per clip.
         loss = found.loss.expand(len(hidden_state)).clone()
         return found.quantized, found.indices, found.latents, loss, loss.clone()
 
@@ -107,7 +108,7 @@ class _Encoded(NamedTuple):
 
 
 class _Parts(NamedTuple):
-    """Of all levels, what the operator takes."""
+    """The arguments of the operator, for all levels."""
 
     codebooks: list[Tensor]
     in_weights: list[Tensor]
@@ -121,13 +122,13 @@ def _encode(x: Tensor, parts: _Parts, zero_code: float) -> _Encoded:
         x.contiguous().transpose(1, 2), *parts, metric="cosine", zero_code=zero_code
     )
     quantized, indices, latents, errors = (part.transpose(1, 2) for part in found)
-    # Levels have equal sizes, so the sum of their means is the mean of all, as many times as there are levels.
+    # Levels have equally many errors, so the sum of their means is the mean of all times the number of levels.
     loss = errors.mean().mul_(len(parts.codebooks) / parts.codebooks[0].shape[1])
     return _Encoded(quantized, indices, latents, loss)
 
 
 def _parts_of_levels(levels: list[Any], x: Tensor) -> _Parts | None:
-    # An attribute of a module is looked for in three places, which would be a fifth of the call.
+    # Module.__getattr__ searches three dicts, which would take a fifth of the call.
     codebooks = [level._modules["codebook"] for level in levels]
     if is_observed(*levels, *codebooks):
         return None
@@ -151,7 +152,7 @@ _OF_ONE_FRAME = dict(kernel_size=(1,), stride=(1,), padding=(0,), groups=1)
 
 
 def _projection(module: Any) -> tuple[Tensor, Tensor] | None:
-    """Weight and bias by which a convolution multiplies each frame; None for a module that may do anything else."""
+    """Weight and bias of a pointwise convolution; None for a module that may do anything else."""
     if type(module).forward is not nn.Conv1d.forward:
         return None
     own = vars(module)
@@ -162,12 +163,12 @@ def _projection(module: Any) -> tuple[Tensor, Tensor] | None:
     if before:
         weight = _normed_weight(module, list(before.values()))
     elif weight is None:
-        weight = module.weight  # parametrized
+        weight = module.weight  # computed by a parametrization
     return None if weight is None or bias is None else (weight, bias)
 
 
 def _normed_weight(module: nn.Module, before: list[Any]) -> Tensor | None:
-    """By the older weight norm of torch, which makes the weight before each call."""
+    """The weight of torch's older weight norm, which computes it in a pre-hook of each call."""
     hook = before[0]
     if len(before) > 1 or not isinstance(hook, WeightNorm) or hook.name != "weight":
         return None

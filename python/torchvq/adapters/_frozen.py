@@ -1,6 +1,6 @@
-"""Codes that stay as they are: copies of them in 8 bits, for the search of a few frames (docs/adapters.md).
+"""Frozen codes: copies of them in 8 bits, for the search of a few frames (docs/adapters.md).
 
-Nothing is kept in a module: states, pickles and copies of a model have none of this.
+The copies are kept outside the modules, so state dicts, pickles and copies of a model do not have them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ _jit: Any = torch.jit
 _prepare = torch.ops.torchvq.prepare_codes
 _version = operator.attrgetter("_version")
 
-# The operator uses copies up to so many rows; for more, none are made.
+# The operator uses copies for at most this many rows; for more, none are made.
 _MOST_ROWS = 191
 
 
 class _Copies(NamedTuple):
-    """What is kept of one stack, and what the codes were when it was made."""
+    """The copies of one stack, and what identifies the codes from which they were made."""
 
     codes: Sequence[Tensor]
     memory: list[Tensor]
@@ -34,7 +34,7 @@ class _Copies(NamedTuple):
     prepared: list[Tensor]
 
     def are_of(self, codes: Sequence[Tensor]) -> bool:
-        """Whether these are the same tensors, or the first of them, and as they were."""
+        """Whether these are the same tensors, or the first of them, unchanged."""
         count = len(codes)
         return (
             count <= len(self.codes)
@@ -46,13 +46,13 @@ class _Copies(NamedTuple):
 
 
 class _FrozenModel:
-    """What is kept of the stacks of one model, which its adapted modules share."""
+    """The copies of the stacks of one model, shared by its adapted modules."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        # A thread that is just making copies puts them where nobody looks any more.
+        # A new dict: a thread that is making copies stores them in the old one, which nobody reads any more.
         self.stacks: weakref.WeakKeyDictionary[nn.Module, _Copies] = weakref.WeakKeyDictionary()
 
 
@@ -60,33 +60,33 @@ _frozen: weakref.WeakKeyDictionary[nn.Module, _FrozenModel] = weakref.WeakKeyDic
 
 
 def freeze(modules: Iterable[nn.Module]) -> None:
-    """From now on the codes of these modules of one model are copied at their first use."""
+    """Marks modules of one model as frozen: their codes are copied at the first use."""
     model = _FrozenModel()
     for module in modules:
         _frozen[module] = model
 
 
 def thaw(module: nn.Module) -> None:
-    """Takes a module out, and what is kept of it; one that is not in is left alone."""
+    """Removes a module and its copies, if it is there."""
     model = _frozen.pop(module, None)
     if model is not None:
         model.stacks.pop(module, None)
 
 
 def forget(module: nn.Module) -> None:
-    """Drops the copies of the whole model that a module belongs to; they are made anew at the next use."""
+    """Drops the copies of the model that a module belongs to; they are made again at the next use."""
     model = _frozen.get(module)
     if model is not None:
         model.forget()
 
 
 def prepared_codes(stack: nn.Module, x: Tensor, codebooks: Sequence[Tensor]) -> list[Tensor] | None:
-    """Copies of the codebooks of a stack for the search of ``x`` (B, D, T), or None where they would not serve.
+    """Copies of the codebooks of a stack for the search of ``x`` (B, D, T), or None if they do not apply.
 
-    They are made at the first use, and again whenever a codebook is another tensor, lies elsewhere, has another size
-    or has been written to.
+    They are made at the first use, and again whenever a codebook is another tensor, has another address or size, or has
+    been written to.
     """
-    # A graph of a compiler or a tracer has the codes of every call, and not those of the first.
+    # A compiled or traced graph must use the codes of each call; copies would be constants of the first.
     if torch.compiler.is_compiling() or not _frozen or _jit.is_tracing():
         return None
     model = _frozen.get(stack)
@@ -100,7 +100,7 @@ def prepared_codes(stack: nn.Module, x: Tensor, codebooks: Sequence[Tensor]) -> 
 
 
 def _copies_of(codebooks: Sequence[Tensor]) -> _Copies:
-    versions = _versions(codebooks)  # as they were before the copy is made
+    versions = _versions(codebooks)  # read before the copy, so that a write during it is noticed later
     memory = [codes.detach() for codes in codebooks]
     pointers, sizes = list(map(Tensor.data_ptr, memory)), list(map(Tensor.numel, memory))
     return _Copies(list(codebooks), memory, pointers, versions, sizes, list(map(_prepare, memory)))
@@ -110,10 +110,10 @@ def _versions(codes: Sequence[Tensor]) -> list[int]:
     try:
         return list(map(_version, codes))
     except RuntimeError:
-        # Made under inference_mode, a tensor counts no writes.
+        # Tensors made under inference_mode have no version counter.
         return [-1 if one.is_inference() else one._version for one in codes]
 
 
 def _are_plain(codebooks: Sequence[Tensor]) -> bool:
-    """On the CPU, with memory of their own: no tensor of a tracer or of several processes."""
+    """Whether they are on the CPU, with memory of their own: not fake tensors of a tracer, and not DTensors."""
     return codebooks[0].is_cpu and type(codebooks[0]) in (Tensor, nn.Parameter, nn.Buffer)

@@ -87,7 +87,7 @@ class DiffusersQuantizer(Adapter):
 
 
 def _losses(hidden: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean squared distances of the encoder to its codes, and of the codes to it: one number, two gradients."""
+    """Mean squared distances with gradient to the encoder, and with gradient to the codes; their values are equal."""
     if not (torch.is_grad_enabled() and (hidden.requires_grad or chosen.requires_grad)):
         distance = ((chosen - hidden) ** 2).mean()
         return distance, distance
@@ -95,5 +95,5 @@ def _losses(hidden: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _straight(hidden: Tensor, chosen: Tensor) -> Tensor:
-    """The codes, features on axis 1, with the gradient handed to ``hidden``, by the arithmetic of these packages."""
+    """The codes, features on axis 1, with the gradient passed to ``hidden``, by the arithmetic of these packages."""
     return (hidden + (chosen - hidden).detach()).permute(0, 3, 1, 2).contiguous()

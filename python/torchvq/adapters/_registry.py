@@ -1,4 +1,4 @@
-"""Which adapter is for which class, and classes made of both (docs/adapters.md)."""
+"""Which adapter belongs to which class, and the classes made of both (docs/adapters.md)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Adapter(nn.Module):
         return super().train(mode)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Copies and pickles name the original class: the joined one cannot be imported."""
+        """Copies and pickles name the original class, because the joined one cannot be imported."""
         reduced: Any = super().__reduce_ex__(protocol)
         return (_rebuild, (original_class(self),), *reduced[2:])
 
@@ -72,7 +72,7 @@ def register(target: type[nn.Module] | str) -> Callable[[_Adapter], _Adapter]:
 
 
 def adapted_class(original: type[nn.Module]) -> type[nn.Module] | None:
-    """The class that a module of class ``original`` gets, or None where no adapter is for it."""
+    """The class that a module of class ``original`` gets, or None if there is no adapter for it."""
     adapter = _adapter_of(original)
     if adapter is None:
         return None
@@ -83,7 +83,7 @@ def adapted_class(original: type[nn.Module]) -> type[nn.Module] | None:
 
 
 def original_class(module: nn.Module) -> type[nn.Module]:
-    """The class of a module before it was adapted, or as it is."""
+    """The class of a module before it was adapted; its own class if it was not."""
     return vars(type(module)).get("_torchvq_original", type(module))
 
 
@@ -103,7 +103,7 @@ def _join(original: type[nn.Module], adapter: type[Adapter]) -> type[nn.Module]:
         for name, method in _methods(adapter).items()
         if hasattr(original, name)
     }
-    # By its name a module is known to its package: in repr, in lists of what may not be split.
+    # The original name stays, because packages identify classes by it: in repr, in lists of modules not to be split.
     body |= dict(
         _torchvq_original=original, __module__=original.__module__, __doc__=original.__doc__
     )
@@ -114,7 +114,7 @@ def _in_evaluation(method: Callable[..., Any], original: Callable[..., Any]) -> 
     @functools.wraps(original)
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self.training:
-            forget(self)  # whoever sets `training` goes past train()
+            forget(self)  # code that sets `training` directly bypasses train()
             return original(self, *args, **kwargs)
         return method(self, *args, **kwargs)
 
@@ -122,7 +122,7 @@ def _in_evaluation(method: Callable[..., Any], original: Callable[..., Any]) -> 
 
 
 def _methods(adapter: type[Adapter]) -> dict[str, Callable[..., Any]]:
-    """What an adapter defines, its bases below `Adapter` included."""
+    """The methods of an adapter and its bases up to `Adapter`, without dunder methods."""
     found: dict[str, Callable[..., Any]] = {}
     for base in reversed(adapter.__mro__[: adapter.__mro__.index(Adapter)]):
         found |= {

@@ -1,7 +1,7 @@
-"""Residual quantizers with Euclidean codebooks: EnCodec, Mimi, X-Codec and what is built like them.
+"""Residual quantizers with Euclidean codebooks: EnCodec, Mimi, X-Codec and similar.
 
-A stack of levels is one call of `residual_encode` or `residual_decode`. What reaches a level by another road (a loop
-of the package's own, a level between projections) meets the exact search of its codebook.
+A stack of levels is one call of `residual_encode` or `residual_decode`. Levels that are called in another way (by a
+loop of the package, or between projections) use the exact search of their codebook.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class MimiStack(Adapter):
 
 
 class _Stack(Adapter):
-    """All levels of a stack whose levels may have projections of their own; those go the package's way."""
+    """All levels of a stack whose levels may have projections; with projections the package's own methods run."""
 
     layers: nn.ModuleList
 
@@ -116,7 +116,7 @@ class _Stack(Adapter):
         return _tokens(self, x, codebooks[: n_q or len(codebooks)])
 
     def codes_of_levels(self) -> list[Tensor] | None:
-        """The codes of all levels, or None where a level has projections."""
+        """The codes of all levels, or None if a level has projections."""
         plain = all(
             isinstance(layer.project_in, nn.Identity) and isinstance(layer.project_out, nn.Identity)
             for layer in self.layers
@@ -160,7 +160,7 @@ def _tokens(stack: nn.Module, x: Tensor, codebooks: list[Tensor]) -> Tensor:
 def _embeds(layers: nn.ModuleList) -> list[Tensor]:
     if torch.compiler.is_compiling():
         return [cast(Any, layer).codebook.embed for layer in layers]
-    # An attribute of a module is looked for in three places, which for one frame and 32 levels is a tenth of the call.
+    # Module.__getattr__ searches three dicts, which for one frame and 32 levels would take a tenth of the call.
     codebooks: list[Any] = [layer._modules["codebook"] for layer in layers._modules.values()]
     if "embed" in codebooks[0]._buffers:
         return [codebook._buffers["embed"] for codebook in codebooks]

@@ -1,4 +1,4 @@
-"""What adapters are made of: searches and sums in the layouts of tokenizers."""
+"""Building blocks of adapters: searches and sums in the layouts of tokenizers."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def nearest_by_angle(x: Tensor, codebook: Tensor, *, zero_code: float = 0.0) -> 
     wide = torch.promote_types(codebook.dtype, torch.float32)
     bias = None
     with torch.no_grad():
-        # One feature without a zero shows that there is no such code, at a third of the cost; compilers, and devices
-        # that would have to wait, do without the question.
+        # If no code has a zero in the first feature, no code is all zeros; this check costs a third of the full one.
+        # Compilers, and devices that would have to be waited for, skip it.
         ask = codebook.is_cpu and not torch.compiler.is_compiling()
         if zero_code and not (ask and bool(codebook[:, 0].all())):
             bias = codebook.any(1).logical_not().to(wide) * zero_code

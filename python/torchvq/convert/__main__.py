@@ -16,7 +16,7 @@ that `torchvq encode`, `decode`, `eval` and C++ read. None of the packages is ne
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the program; the exit status is 2 for what cannot be converted."""
+    """Runs the program; the exit status is 2 if the source cannot be converted."""
     given = _parser().parse_args(arguments)
     try:
         codec = convert(given.source, given.output, metric=given.metric, prefix=given.prefix)

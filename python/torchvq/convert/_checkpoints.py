@@ -13,12 +13,12 @@ from torch import Tensor
 
 from torchvq.convert._codec import ConversionError
 
-# Where packages put the state dict inside of what they save.
+# Keys under which packages nest the state dict in their checkpoints.
 _INSIDE = ("state_dict", "best_state", "model")
 
 
 def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors of a directory or a file, and what its config.json says (nothing where there is none)."""
+    """The tensors of a directory or a file, and the content of its config.json, empty if there is none."""
     if not path.exists():
         raise ConversionError(f"expected {path} to be a directory or a file, but it does not exist")
     folder = path if path.is_dir() else path.parent
@@ -32,7 +32,7 @@ def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _weights(folder: Path) -> list[Path]:
     for pattern in ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.th"):
         found = sorted(folder.glob(pattern))
-        # Variants (fp16, ema) lie beside what they are of.
+        # Prefer model.safetensors to variants beside it, such as model.fp16.safetensors.
         plain = [file for file in found if file.stem.count(".") == 0]
         if plain or found:
             return plain or found
@@ -64,7 +64,7 @@ def _load(file: Path) -> Mapping[str, Tensor]:
                 f"expected {file} to be a safetensors file, but {error}"
             ) from error
     try:
-        # mmap: of a large model only the quantizer is read.
+        # With mmap, only the quantizer's part of a large model is read from disk.
         loaded = _torch_load(file)
     except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
         raise ConversionError(

@@ -1,4 +1,4 @@
-"""A codec as it goes into a file (include/torchvq/io/codec.h and projected_codec.h)."""
+"""A codec in memory, and its tensors and metadata in a file (include/torchvq/io/codec.h and projected_codec.h)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torchvq._version import __version__
 
 
 class ConversionError(ValueError):
-    """What is no quantizer that a codec can describe; the message is one sentence."""
+    """There is no quantizer that a codec can describe; the message is one sentence."""
 
 
 class Projection(NamedTuple):
@@ -25,7 +25,7 @@ class Projection(NamedTuple):
 
 @dataclass
 class Level:
-    """A codebook (K, d), the vectors that each code has had (K,), and the maps around it."""
+    """A codebook (K, d), the number of vectors of each code (K,), and the maps around the codebook."""
 
     codebook: Tensor
     counts: Tensor | None = None
@@ -35,7 +35,7 @@ class Level:
 
 @dataclass
 class Stack:
-    """Levels, each of which describes what those before have left, and the maps around them."""
+    """Levels, each of which quantizes the residual of those before, and the maps around them."""
 
     levels: list[Level]
     into: Projection | None = None
@@ -44,14 +44,14 @@ class Stack:
 
 @dataclass
 class Codec:
-    """Stacks whose sum describes a vector. Tokens: the levels of the first stack, then those of the next."""
+    """Stacks whose outputs are summed. Tokens: the levels of the first stack, then those of the next."""
 
     stacks: list[Stack] = field(default_factory=list)
     metric: str = "euclidean"
 
     @property
     def levels(self) -> list[Level]:
-        """Those of all stacks, in the order of tokens."""
+        """The levels of all stacks, in the order of tokens."""
         return [level for stack in self.stacks for level in stack.levels]
 
     @property
@@ -66,7 +66,7 @@ class Codec:
         """Whether a VectorQuantize or a ResidualVQ has the same state."""
         parts: list[Stack | Level] = [*self.stacks, *self.levels]
         maps = any(part.into is not None or part.out is not None for part in parts)
-        # By angle, several levels are no ResidualVQ of the command line.
+        # The command line's ResidualVQ has no cosine metric.
         return (
             len(self.stacks) == 1
             and not maps
@@ -74,12 +74,12 @@ class Codec:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """What the file holds, float32."""
+        """The tensors of the file, float32."""
         found = self._plain_tensors() if self.plain else self._projected_tensors()
         return {name: tensor.detach().contiguous() for name, tensor in found}
 
     def metadata(self) -> dict[str, str]:
-        """What the file says of them."""
+        """The metadata of the file."""
         said = {"format": "pt", "format_version": "1", "dim": str(self.dim), "metric": self.metric}
         said["torchvq_version"] = __version__
         if not self.plain:

@@ -54,7 +54,7 @@ def convert(
 
 
 def _facts(source: Any) -> tuple[Mapping[str, Tensor], list[int] | None, bool]:
-    """Tensors; strides of the levels where they are known; whether an image's codes are compared by angle."""
+    """Tensors; strides of the levels, if known; whether the codes of an image quantizer are compared by angle."""
     if isinstance(source, nn.Module):
         kinds = {type(module).__name__ for module in source.modules()}
         strides: list[int] = [

@@ -1,4 +1,4 @@
-"""Which tensors of a state dict are a quantizer's, by the names that the packages give them."""
+"""Finds the tensors of a quantizer in a state dict, by the names that the packages give them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torchvq.convert._codec import Codec, ConversionError, Level, Projection, St
 
 State = Mapping[str, Tensor]
 
-# A level of a stack, and what its codes are called: themselves, or the sum of the vectors that chose them.
+# A level of a stack, and the names of its codes: the codes themselves, or sums of the vectors that chose them.
 _LEVEL = re.compile(
     r"(?P<stack>(?:.*\.)?)(?:layers|quantizers)\.(?P<index>\d+)\.(?P<book>_?codebook\.)"
     r"(?P<codes>embed|embed_sum|embedding_sum|weight)"
@@ -26,7 +26,7 @@ _PAIRS = (
     ("semantic_residual_vector_quantizer.", "acoustic_residual_vector_quantizer."),
     ("rvq_first.vq.", "rvq_rest.vq."),
 )
-# Mimi divides sums by counts of at least this.
+# Lower bound of the counts by which Mimi divides sums.
 _FEWEST = 1e-5
 
 
@@ -127,7 +127,7 @@ def _projection(state: State, key: str) -> Projection | None:
 
 
 def _weight(state: State, key: str) -> Tensor | None:
-    """A weight as it is, or from its direction and its norm, in both of torch's spellings."""
+    """A weight, stored as it is or as direction and norm, under either of torch's namings of the two."""
     if key + ".weight" in state:
         return state[key + ".weight"].detach()
     for norm, direction in (
@@ -140,7 +140,7 @@ def _weight(state: State, key: str) -> Tensor | None:
 
 
 def _normed(norm: Tensor, direction: Tensor) -> Tensor:
-    """What torch makes of the two where it runs the layer, to the bit."""
+    """The weight from norm and direction, with the bits that torch computes when it runs the layer."""
     layer = nn.Module()
     layer.weight = nn.Parameter(direction)
     weight_norm(layer)
@@ -175,6 +175,6 @@ def _image_codec(state: State, keys: list[str], metric: str | None) -> Codec:
     if len(keys) > 1:
         raise ConversionError(f"expected one quantizer, but found several: {', '.join(keys)}")
     codes: Any = state[keys[0]].detach()
-    if metric == "cosine":  # what these give back is the unit vector of a code
+    if metric == "cosine":  # the output of these quantizers is the unit vector of a code
         codes = torch.nn.functional.normalize(codes.float(), dim=-1)
     return Codec([Stack([Level(codes)])], metric or "euclidean")

@@ -173,7 +173,7 @@ def _write(state: Mapping[str, Any], path: str) -> None:
     if path.endswith(".safetensors"):
         from safetensors.torch import save_file
 
-        # Codebooks that levels share are one tensor under several names, which the format does not know.
+        # Clone, because safetensors refuses tensors that share memory, as the codebooks that levels share do.
         tensors = {
             name: value.detach().clone().contiguous()
             for name, value in state.items()

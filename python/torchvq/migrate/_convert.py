@@ -1,4 +1,4 @@
-"""Modules of the reference as modules of torchvq: the options they were built with, their state, and a comparison."""
+"""Converts modules of the reference to torchvq: their options, their state, and a comparison."""
 
 import ast
 import copy
@@ -20,7 +20,7 @@ _TOKENS = 512
 
 
 class MigrationError(Exception):
-    """What a user can do something about."""
+    """An error that the user can correct; the program prints its message and no traceback."""
 
 
 @dataclass
@@ -29,15 +29,15 @@ class Found:
 
     path: str  # in the model, "" for the model itself
     module: nn.Module
-    options: dict[str, Any] = field(default_factory=dict)  # as they were given
+    options: dict[str, Any] = field(default_factory=dict)  # those given by the caller
 
     @property
     def name(self) -> str:
-        """Its class."""
+        """The name of its class."""
         return type(self.module).__name__
 
     def with_defaults(self) -> dict[str, Any]:
-        """All options, those of the levels of a stack included, and under "given" the names of those that were."""
+        """All options, including those of a stack's levels, and under "given" the names of those that were given."""
         options: dict[str, Any] = {}
         for cls in (_levels_of(self.name), self.name):
             if cls is not None:
@@ -52,15 +52,15 @@ class Found:
 
 
 class Agreement(NamedTuple):
-    """What the two make of the same random tokens in evaluation."""
+    """A comparison of both modules on the same random tokens, in evaluation."""
 
     tokens: int
     equal: int
-    difference: float | None  # largest of an output whose token is equal; None: no output
+    difference: float | None  # largest difference of outputs of equal tokens; None: no output
 
     @property
     def holds(self) -> bool:
-        """Whether all but ties are equal."""
+        """Whether all tokens but ties are equal, and the outputs of equal tokens agree."""
         near = self.difference is None or self.difference < 1e-4
         return self.equal >= 0.99 * self.tokens and near
 
@@ -70,7 +70,7 @@ class Agreement(NamedTuple):
 
 @contextmanager
 def recorded_options() -> Iterator[dict[int, dict[str, Any]]]:
-    """While it is open, the options of every quantizer of the reference that is built, by ``id``."""
+    """While active, records the options of every quantizer of the reference that is built, by ``id``."""
     found: dict[int, dict[str, Any]] = {}
     classes = {name: getattr(_reference(), name) for name in _names()}
     originals = {name: cls.__init__ for name, cls in classes.items()}
@@ -115,7 +115,7 @@ def model_of_file(path: str, name: str) -> tuple[nn.Module, list[Found]]:
 
 
 def model_of_call(text: str) -> tuple[nn.Module, list[Found]]:
-    """Builds what a constructor call with literal options says: ``ResidualVQ(dim=8, ...)``."""
+    """Builds a module from a constructor call with literal options, as text: ``ResidualVQ(dim=8, ...)``."""
     try:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
@@ -162,7 +162,7 @@ def converted(found: Found, compat: bool | None = None) -> nn.Module:
 
 
 def agreement(found: Found, ours: nn.Module) -> Agreement:
-    """Both on the same random tokens, in evaluation."""
+    """Compares both on the same random tokens, in evaluation."""
     options = found.with_defaults()
     x = torch.randn(_shape_of(options), generator=torch.Generator().manual_seed(0))
     keywords = (
@@ -173,7 +173,7 @@ def agreement(found: Found, ours: nn.Module) -> Agreement:
         twin = copy.deepcopy(module).float().eval()
         with torch.no_grad():
             results.append(twin(x, **keywords))
-    if isinstance(results[0], Tensor):  # indices alone
+    if isinstance(results[0], Tensor):  # a class that returns only indices
         equal = results[0] == results[1]
         return Agreement(equal.numel(), int(equal.sum()), None)
     (theirs, their_indices), (output, indices) = (_parts(result) for result in results)
@@ -182,7 +182,7 @@ def agreement(found: Found, ours: nn.Module) -> Agreement:
         return Agreement(0, 0, difference)
     equal = their_indices.long() == indices.long()
     if not equal.all() and difference > 0:
-        # Where tokens differ, so do outputs: those are counted as tokens.
+        # The outputs of different tokens differ, too; they already count as different tokens.
         same = torch.isclose(theirs, output, rtol=0, atol=1e-4)
         difference = (theirs - output).abs()[same].max().item() if same.any() else difference
     return Agreement(equal.numel(), int(equal.sum()), difference)
@@ -194,7 +194,7 @@ def _parts(result: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _own_dim(options: Mapping[str, Any]) -> int:
-    """Features of an input where the options do not say: those of the codes."""
+    """Features of an input if the options do not give them: those of the codes."""
     own = (
         len(options["levels"])
         if "levels" in options
@@ -227,7 +227,7 @@ def _reference() -> Any:
 
 
 def _names() -> list[str]:
-    """The quantizers: not what only holds one."""
+    """Class names of the quantizers, without those that only wrap one."""
     public = vars(_reference()).items()
     modules = [name for name, cls in public if isinstance(cls, type) and issubclass(cls, nn.Module)]
     return [name for name in modules if name not in ("Sequential", "EvoLFQ")]

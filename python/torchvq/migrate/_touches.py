@@ -1,4 +1,4 @@
-"""Which differences touch a module with these options; those that are not here depend on how it is called."""
+"""Which differences affect a module with given options; those not listed depend on how the module is called."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ Options = Mapping[str, Any]
 
 
 def always(options: Options) -> bool:
-    """Whatever the options are."""
+    """True for all options."""
     return True
 
 

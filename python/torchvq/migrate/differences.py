@@ -10,7 +10,7 @@ from torchvq.migrate._touches import TOUCHES
 
 _FILE = Path(__file__).with_name("differences.txt")
 _HEAD = "| situation | vector-quantize-pytorch | torchvq | switch |\n|---|---|---|---|"
-# Lines of a level that hold for its stack as well.
+# Differences of a level that also hold for its stack.
 _LEVELS = {"ResidualVQ": "VectorQuantize", "GroupedResidualVQ": "VectorQuantize"}
 _OF_LEVELS = {
     "unused-codes",
@@ -50,7 +50,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Section:
-    """What a group of classes does differently."""
+    """The differences of a group of classes."""
 
     title: str
     classes: tuple[str, ...]

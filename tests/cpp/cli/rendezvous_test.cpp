@@ -1,4 +1,4 @@
-// The parts of `torchvq fit` on several processes that read what others send.
+// The parts of `torchvq fit` on several processes that read data from other processes.
 #include <ATen/ops/cat.h>
 #include <ATen/ops/stack.h>
 #include <gtest/gtest.h>
@@ -47,7 +47,7 @@ TEST(ShardLinesTest, ALineComesBack) {
   EXPECT_EQ(text_of(line_of({0, 0, std::string(2000, 'x')}, true)), std::string(999, 'x'));
 }
 
-// What follows a text in memory, here the line of the next process, is no part of it.
+// An unterminated text must not run into the memory after it, here the next process's line.
 TEST(ShardLinesTest, ATextWithoutAnEndEndsWithItsLine) {
   const auto lines = at::stack({line_of({}, true), line_of({}, true)});
   lines[0].slice(0, kText).view(at::kByte).fill_('a');

@@ -1,4 +1,4 @@
-// code_statistics for CUDA, emulated, against the CPU's: whole numbers, so every bit.
+// code_statistics for CUDA, emulated, against the CPU's: integer sums, so every bit.
 #include <torchvq/ops/code_statistics.h>
 
 #include <gtest/gtest.h>

@@ -32,7 +32,7 @@ void expect_cpu_bits(const Call& call) {
   for (const auto order : kOrders) expect_same(emulated({.order = order}, call), expected);
 }
 
-/// What levels were given and chose; each level has numbers of another size.
+/// Inputs and chosen codes of levels, whose values differ in magnitude.
 struct Levels {
   std::vector<at::Tensor> inputs, codes;
   std::optional<at::Tensor> mask;
@@ -79,12 +79,12 @@ TEST(CudaCommitmentLoss, EveryTypeAndShape) {
 
 TEST(CudaCommitmentLoss, ManyTermsOfASum) {
   at::manual_seed(2);
-  // Terms of 8192 / (dim + 1) + 1 rows. In float64, where the order of additions shows.
+  // Terms of 8192 / (dim + 1) + 1 rows; in float64, whose sums depend on the order of additions.
   for (const auto& [tokens, dim] :
        {std::pair{9000, 1}, {2731, 8}, {2000, 9}, {1100, 1000}, {3, 9000}}) {
     Levels(1, tokens, dim, 2, at::kDouble, at::kDouble).expect_bits_with_masks();
   }
-  // More terms than are brought to shared memory at a time.
+  // More terms than shared memory holds at a time.
   const Levels levels(1, 1030 * 4097, 1, 1, at::kDouble, at::kDouble);
   const auto loss = [&] { return ops::commitment_loss(levels.inputs[0], levels.codes[0]); };
   expect_same(emulated({}, loss), loss());

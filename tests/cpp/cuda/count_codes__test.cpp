@@ -20,7 +20,7 @@ using testing_cuda::expect_same;
 
 constexpr Order kOrders[] = {Order::kForward, Order::kBackward, Order::kShuffled};
 
-/// Each level has other sizes; what was counted before is written over.
+/// Levels of different sizes; previous counts are overwritten.
 std::vector<at::Tensor> counts_of(int64_t heads, int64_t levels) {
   std::vector<at::Tensor> counts;
   for (int64_t level = 0; level < levels; ++level)

@@ -36,7 +36,7 @@ at::Tensor example_rng() { return at::tensor({int64_t{11}, int64_t{5}}); }
 struct State {
   at::Tensor embed, embed_avg, cluster_size, cooldown, counts;
 
-  /// A third of the codes is dead, a third is small but cools down or has tokens.
+  /// A third of the codes is dead; another third is small, but in cool-down or with tokens.
   State(int64_t heads, int64_t size, int64_t dim, at::ScalarType dtype = at::kFloat,
         at::ScalarType steps = at::kInt) {
     embed = at::randn({heads, size, dim}).to(dtype);
@@ -65,7 +65,7 @@ void expect_same_state(const State& actual, const State& expected) {
   expect_same(actual.cooldown, expected.cooldown);
 }
 
-/// Runs `replace(state)` on the CPU and, in two orders of threads, emulated.
+/// Runs `replace(state)` on the CPU, and emulated in two orders of threads.
 template <typename Replace>
 at::Tensor expect_cpu_state(const State& start, const Replace& replace) {
   auto expected = start.clone();
@@ -78,7 +78,7 @@ at::Tensor expect_cpu_state(const State& start, const Replace& replace) {
   return replaced;
 }
 
-/// Returns how many codes were replaced in all.
+/// Returns the number of replaced codes.
 int64_t expect_cpu_step(const State& start, const at::Tensor& x,
                         const ops::DeadCodeOptions& options = {.cooldown_steps = 2},
                         const std::optional<at::Tensor>& mask = std::nullopt) {
@@ -122,7 +122,7 @@ TEST(CudaDeadCodes, FewerCandidatesThanDeadCodes) {
   for (const int64_t tokens : {0, 1, 2, 7, 30}) {
     State state(3, 30, 4);
     state.all_dead();
-    // Equal sizes: of those the first codes are served.
+    // Of codes of equal size, the first are replaced.
     state.cluster_size[0].fill_(0.25);
     state.cluster_size[1].copy_(at::randint(0, 3, {30}).to(at::kFloat) * 0.1);
     EXPECT_EQ(expect_cpu_step(state, at::randn({3, tokens, 4})), 3 * tokens);
@@ -133,7 +133,7 @@ TEST(CudaDeadCodes, EqualTokensAndLiveCodesAreNoCandidates) {
   at::manual_seed(4);
   State state(2, 12, 3);
   auto x = at::randint(-1, 2, {2, 60, 3}).to(at::kFloat);
-  x[0].mul_(-1);  // -0 and +0 are one token
+  x[0].mul_(-1);  // -0 and +0 are equal tokens
   state.embed.slice(1, 0, 8).copy_(x.slice(1, 0, 8));
   state.counts.slice(1, 0, 4).fill_(1);
   expect_cpu_step(state, x);
@@ -188,7 +188,7 @@ TEST(CudaDeadCodes, ExtremesOfTheState) {
     expect_cpu_step(state, at::randn({2, 9, 4}));
     expect_cpu_step(state, at::randn({2, 9, 4}), {.threshold_fraction = 0.5});
   }
-  // Tokens beyond the range of the state end at it.
+  // Tokens beyond the range of the state are clamped to it.
   State state(1, 8, 4);
   state.all_dead();
   expect_cpu_step(state, at::randn({1, 9, 4}).to(at::kDouble) * 1e300);
@@ -271,7 +271,7 @@ TEST(CudaDeadCodes, CandidatesOfSeveralRanks) {
   }
 }
 
-// Keys of tokens are random; these are not, and share bins and slots.
+// Keys of tokens are random; these are not, so they share bins and slots.
 TEST(CudaDeadCodes, KeysOfAnyKind) {
   at::manual_seed(11);
   State state(1, 70, 3);

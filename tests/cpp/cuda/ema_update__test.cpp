@@ -53,7 +53,7 @@ void expect_same_state(const State& actual, const State& expected) {
   expect_same(actual.embed, expected.embed);
 }
 
-/// `steps` steps of tokens that use few of the codes, so that others fall out of use.
+/// `steps` steps whose tokens use few of the codes, so that the others become unused.
 void expect_cpu_steps(const State& start, const ops::EmaUpdateOptions& options, int steps = 4,
                       int64_t tokens = 30) {
   const auto expected = start.clone(), actual = start.clone();

@@ -39,7 +39,7 @@ struct Stack {
   Tensors sizes, averages, codes, x, indices, mask;
   ops::EmaUpdateOptions options = {.decay = 0.8, .eps = 1e-5};
 
-  /// Each codebook has codes and tokens of its own number.
+  /// Codebooks with different numbers of codes and tokens.
   Stack(int64_t heads, int64_t levels, int64_t dim, at::ScalarType state = at::kFloat,
         at::ScalarType tokens = at::kFloat) {
     for (int64_t level = 0; level < levels; ++level) {
@@ -53,7 +53,7 @@ struct Stack {
 
   void draw_tokens(int64_t heads, int64_t count, int64_t dim, at::ScalarType type) {
     x.push_back(at::randn({heads, count, dim}).to(type));
-    // Few of the codes, so that others fall out of use.
+    // Few of the codes, so that the others become unused.
     indices.push_back(at::randint(-1, 5, {heads, count}, at::kLong));
   }
 

@@ -1,4 +1,4 @@
-// Runs operators on the emulation of CUDA, and compares.
+// Runs operators on the emulation of CUDA, and compares results.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,7 @@
 
 namespace torchvq::testing_cuda {
 
-/// What `call` returns with the emulated kernels in the place of the CPU's.
+/// The result of `call` with emulated kernels instead of the CPU's.
 template <typename Call>
 auto emulated(const cuda_shim::Settings& settings, const Call& call) {
   const cuda_shim::Emulation emulation;
@@ -25,7 +25,7 @@ auto emulated(const cuda_shim::Settings& settings, const Call& call) {
   return call();
 }
 
-/// Equal in every bit, NaN in the same places.
+/// Equal bits, and NaN in the same places.
 inline void expect_same(const at::Tensor& actual, const at::Tensor& expected) {
   ASSERT_EQ(actual.sizes(), expected.sizes());
   ASSERT_EQ(actual.scalar_type(), expected.scalar_type());

@@ -33,7 +33,7 @@ void expect_cpu_bits(const Call& call) {
 }
 
 void expect_same_rows(const at::Tensor& codebook, const at::Tensor& indices) {
-  // As float64, which holds every value of the others: torch cannot compare 8-bit numbers.
+  // Compared as float64, which holds every value of the others: torch cannot compare 8-bit floats.
   expect_cpu_bits([&] { return ops::lookup_codes(codebook, indices).to(at::kDouble); });
 }
 
@@ -48,7 +48,7 @@ TEST(CudaLookupCodes, EveryTypeAndWidth) {
 
 TEST(CudaLookupCodes, RowsThatAreNotAligned) {
   at::manual_seed(2);
-  // Contiguous, but one element behind the beginning of its memory.
+  // Contiguous, but one element after the start of its memory, so not aligned.
   const auto codebook = at::randn({2 * 5 * 8 + 1}).narrow(0, 1, 2 * 5 * 8).view({2, 5, 8});
   expect_same_rows(codebook, at::randint(-1, 5, {2, 30}, at::kLong));
   const auto halves = codebook.to(at::kHalf).flatten();
@@ -78,7 +78,7 @@ TEST(CudaLookupCodes, OneLaunch) {
   EXPECT_EQ(cuda_shim::launches() - before, 1);
 }
 
-/// Tokens and codes with all that the formula treats on its own.
+/// Tokens and codes with every special case of the formula.
 struct Rotation {
   at::Tensor grad, x, codes;
 

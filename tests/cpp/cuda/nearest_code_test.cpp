@@ -1,5 +1,5 @@
-// nearest_code for CUDA, emulated, against the CPU's: the same indices, codes and distances in
-// every bit, whatever the tensor cores' rounding and the order of threads.
+// nearest_code for CUDA, emulated, against the CPU's: the same bits of indices, codes and distances
+// for any rounding of the tensor cores and any order of threads.
 #include <torchvq/ops/nearest_code.h>
 
 #include <limits>
@@ -46,7 +46,7 @@ void expect_cpu_bits(const at::Tensor& x, const at::Tensor& codebook,
   }
 }
 
-/// Rows beside the middle of two codes that are neighbours, some nearer than float32 can tell.
+/// Rows near the midpoint of two neighbouring codes, some too close for float32.
 at::Tensor close_calls(const at::Tensor& codebook, int64_t count) {
   const auto chosen = at::randint(codebook.size(0), {count}, at::kLong);
   const auto first = codebook.index_select(0, chosen);
@@ -212,7 +212,7 @@ TEST(CudaNearestCode, OldDevicesHaveTheAnyDeviceKernel) {
   expect_same(actual.indices, ops::nearest_code(x, codebook, options).indices);
 }
 
-/// Rows that are wrong when the search has a fault.
+/// The number of rows that are wrong when the search has a fault.
 int64_t wrong_rows(const at::Tensor& x, const at::Tensor& codebook, int fault,
                    Accumulation accumulation) {
   const auto expected = ops::nearest_code(x, codebook).indices;

@@ -73,7 +73,7 @@ TEST(CudaResidualBeamSearch, TiesByIndex) {
   for (const int64_t beam : {2, 7}) stack.expect_cpu_indices(beam);
 }
 
-/// Rows far from the origin, codes that differ in the last places of their scores.
+/// Rows far from the origin, and codes whose scores differ in the last places.
 Stack crowded(at::ScalarType dtype) {
   Stack stack(1, 10, 16, {24, 24, 24}, dtype);
   stack.x = (at::randn({1, 10, 16}) + 3000).to(dtype);

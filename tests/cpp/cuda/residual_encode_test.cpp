@@ -26,7 +26,7 @@ using cuda_shim::Order;
 using testing_cuda::emulated;
 using testing_cuda::expect_same;
 
-// Launches of a walk that stays on chip: five for the codes, and one for all levels of all rows.
+// Launches of a search that stays on chip: five for the codes, and one for all levels of all rows.
 constexpr int64_t kOnChip = 6;
 constexpr int kLeastShared = 99 * 1024;  // of a block; the larger cards have more
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -43,7 +43,7 @@ struct Stack {
     for (const auto size : sizes) codebooks.push_back(at::randn({heads, size, dim}).to(dtype));
   }
 
-  /// Launches that it takes; 0 where the orders of threads and roundings differ in that.
+  /// The number of launches; 0 if it differs between orders of threads and roundings.
   int64_t expect_cpu_bits(int shared = kLeastShared) const {
     const auto expected = ops::residual_encode(x, codebooks, options);
     const cuda_shim::Settings all[] = {
@@ -118,7 +118,7 @@ TEST(CudaResidualEncode, RowsAndCodesThatAreNotFinite) {
   stack.x[0][4][0] = std::numeric_limits<float>::quiet_NaN();
   stack.codebooks[1][0][2][1] = std::numeric_limits<float>::quiet_NaN();
   stack.expect_cpu_bits();
-  // What the first level leaves is beyond float32.
+  // The residual of the first level overflows float32.
   stack.x[0][7].fill_(3e38);
   stack.codebooks[0].fill_(-3e38);
   stack.expect_cpu_bits();
@@ -146,7 +146,7 @@ TEST(CudaResidualEncode, LaunchesDoNotGrowWithLevels) {
 TEST(CudaResidualEncode, TilesOfEveryHeight) {
   at::manual_seed(8);
   for (const std::string metric : {"euclidean", "cosine"}) {
-    // Of 99 KiB: 64, 32 and 16 rows, as many as fit where that leaves a tile to each processor.
+    // Tiles of 64, 32 and 16 rows: as many as fit 99 KiB and leave a tile for each processor.
     for (const auto& [tokens, dim] : {std::pair{130, 33}, {67, 201}, {20, 500}}) {
       Stack stack(1, tokens, dim, {130, 3});
       stack.options.metric(metric);
@@ -173,7 +173,7 @@ TEST(CudaResidualEncode, WhatDoesNotFitGoesLevelByLevel) {
 TEST(CudaResidualEncode, FewDimensionsOnChip) {
   at::manual_seed(15);
   for (const std::string metric : {"euclidean", "cosine"}) {
-    // Up to 16 dimensions rows and codes are compared in float32: groups of four, and their rests.
+    // Up to 16 dimensions, rows and codes are compared in float32: groups of four, and remainders.
     for (const int64_t dim : {1, 2, 3, 4, 7, 8, 13, 16, 17}) {
       Stack stack(2, 67, dim, {130, 33, 1});
       stack.options.metric(metric);
@@ -181,7 +181,7 @@ TEST(CudaResidualEncode, FewDimensionsOnChip) {
       stack.x[1][6][dim - 1] = kNan;
       stack.codebooks[1][0][2][0] = kInfinity;
       stack.expect_cpu_bits_on_chip();
-      // Far from zero, where only the centre keeps the scores apart; and each code three times.
+      // Far from zero, where only centring separates the scores; and each code three times.
       stack.x.add_(1000);
       stack.codebooks[0] = stack.codebooks[0].add(1000).repeat({1, 3, 1});
       stack.expect_cpu_bits_on_chip();
@@ -210,7 +210,7 @@ TEST(CudaResidualEncode, EqualCodesOnChip) {
     Stack stack(1, 140, 20, {1, 1, 1});
     stack.options.metric(metric);
     stack.x = at::randint(-2, 3, {1, 140, 20}).to(at::kFloat);
-    // Equal numbers everywhere, then each code twice, then more equals than are listed, then one code.
+    // Exact ties everywhere; then each code twice; then more equal codes than are listed; one code.
     stack.codebooks[0] = at::randint(-1, 2, {1, 60, 20}).to(at::kFloat);
     stack.codebooks[1] = at::randn({1, 100, 20}).repeat({1, 2, 1});
     stack.codebooks[2] = at::randn({1, 3, 20}).repeat({1, 50, 1});
@@ -234,7 +234,7 @@ TEST(CudaResidualEncode, NotFiniteOnChip) {
     stack.expect_cpu_bits_on_chip();
     stack.codebooks[1].fill_(kNan);
     stack.expect_cpu_bits_on_chip();
-    // What the first level leaves is beyond float32.
+    // The residual of the first level overflows float32.
     stack.x[0][7].fill_(3e38);
     stack.codebooks[0].fill_(-3e38);
     stack.expect_cpu_bits_on_chip();
@@ -260,13 +260,13 @@ TEST(CudaResidualEncode, SharedCodebooksOnChip) {
   Stack stack(2, 30, 20, {16, 16});
   stack.codebooks.resize(5, stack.codebooks[0]);
   stack.expect_cpu_bits_on_chip();
-  // A part of a codebook begins where the whole does.
+  // A slice of a codebook that starts at the same address as the whole.
   Stack part(1, 30, 20, {16});
   part.codebooks.push_back(part.codebooks[0].narrow(1, 0, 5));
   part.expect_cpu_bits_on_chip();
 }
 
-/// Rows beside the middle of two codes that are neighbours, some nearer than float32 can tell.
+/// Rows near the midpoint of two neighbouring codes, some too close for float32.
 at::Tensor close_calls(const at::Tensor& codes) {
   const int64_t count = codes.size(1);
   const auto first = codes.index_select(1, at::randint(count, {count}, at::kLong));
@@ -278,16 +278,16 @@ at::Tensor close_calls(const at::Tensor& codes) {
 }
 
 TEST(CudaResidualEncode, FaultsAreSeen) {
-  constexpr int kNoBound = 1, kNoRunnerUp = 2;  // of the search
+  constexpr int kNoBound = 1, kNoRunnerUp = 2;  // faults of the search
   at::manual_seed(6);
   for (const std::string metric : {"euclidean", "cosine"}) {
     for (const int64_t dim : {8, 64}) {
       Stack stack(1, 1, dim, {300, 20});
       stack.options.metric(metric);
-      // Neighbours by index are close, so that one thread has the winner and the runner-up.
+      // Codes with adjacent indices are close, so that one thread has the winner and the runner-up.
       stack.codebooks[0] = stack.codebooks[0].repeat_interleave(2, 1);
       stack.codebooks[0].add_(at::randn_like(stack.codebooks[0]), 0.1);
-      // Of unit vectors both metrics have the same neighbours.
+      // With unit vectors, both metrics have the same neighbours.
       auto& codes = stack.codebooks[0];
       if (metric == "cosine") codes = codes / codes.norm(2, {-1}, true);
       stack.x = close_calls(codes);

@@ -83,7 +83,7 @@ TEST(CudaResidualLookup, NotFiniteFromAnyLevelOn) {
       walk.codebooks[levels - 1][0][3][0] = kInfinity;
       walk.indices[0][5][1] = 2;
       walk.indices[0][6][levels - 1] = 3;
-      // What the first level leaves is beyond float32.
+      // The residual of the first level overflows float32.
       walk.x[0][7].fill_(3e38);
       walk.codebooks[0][0][1].fill_(-3e38);
       walk.indices[0][7][0] = 1;

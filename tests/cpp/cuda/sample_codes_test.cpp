@@ -1,4 +1,4 @@
-// sample_codes for CUDA, emulated, against the CPU's: the emulation's exponential is the CPU's, so
+// sample_codes for CUDA, emulated, against the CPU's: the emulation uses the CPU's exponential, so
 // all draws are the same.
 #include <torchvq/ops/sample_codes.h>
 

@@ -99,7 +99,7 @@ TEST(CudaScalarQuantize, ManyFeatures) {
 }
 
 TEST(CudaScalarQuantize, WhereLevelsChange) {
-  // Around the numbers at which levels change: every float within some steps.
+  // Inputs near the thresholds of levels: every float within some steps.
   for (const auto& bound : kBounds) {
     const auto fine = at::linspace(-3, 3, 4001);
     expect_cpu_bits([&] { return quantized(fine.unsqueeze(-1), {9}, bound); });
@@ -182,7 +182,7 @@ TEST(CudaResidualScalarQuantize, WhatTakesTheAnyDeviceRoad) {
   EXPECT_EQ(launches_of([&] { walk_backward(x, x, {5, 5}, scales, "symmetric_tanh"); }), 1);
   const auto wide = x.to(at::kDouble);
   EXPECT_EQ(launches_of([&] { walk_backward(wide, wide, {5, 5}, scales, "symmetric_tanh"); }),
-            // The levels between the slopes are quantized by scalar_quantize's own kernel.
+            // The kernel of scalar_quantize quantizes the levels between the slopes.
             2);
 }
 

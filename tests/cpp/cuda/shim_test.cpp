@@ -1,5 +1,5 @@
-// The emulation itself: what it must see, and what its tensor core computes.
-#define TORCHVQ_CUDA_SHIM 1  // this file sees the kernels' side
+// The emulation itself: the errors that it must detect, and the results of its tensor core.
+#define TORCHVQ_CUDA_SHIM 1  // this file needs the kernels' side of the emulation
 #include "kernels/cuda/cuda.h"
 
 #include <cmath>
@@ -109,7 +109,7 @@ TEST(CudaShim, HalfPrecision) {
     const float value = half_to_float(half);
     if (std::isnan(value)) continue;
     ASSERT_EQ(float_to_half(value), half);
-    // The middle between two neighbours goes to the even one.
+    // The midpoint of two neighbours rounds to the even one.
     const float next = half_to_float(static_cast<uint16_t>(half + 1));
     if (!std::isfinite(value) || !std::isfinite(next)) continue;
     ASSERT_EQ(float_to_half((value + next) / 2) % 2, 0) << value;

@@ -113,7 +113,7 @@ TEST(CudaSignEntropy, TotalsOfAllRanks) {
   const auto others = ops::sign_entropy_totals(at::randn({2, 50, 5}), 1.5);
   signs.totals = ops::sign_entropy_totals(signs.x, 1.5) + others;
   signs.expect_cpu_bits();
-  // No tokens here, some elsewhere.
+  // No tokens on this rank, some on others.
   signs.x = signs.x.narrow(1, 0, 0);
   signs.totals = others;
   signs.expect_cpu_bits();

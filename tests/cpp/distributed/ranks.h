@@ -18,10 +18,10 @@
 
 namespace torchvq::testing {
 
-/// The name of a rank's group: one per rank, so that threads do not find each other's.
+/// The name of a rank's group; different per rank, because ranks share one process.
 inline std::string group_of(int rank) { return "engine" + std::to_string(rank); }
 
-/// A Gloo group, registered as long as this lives.
+/// A Gloo group, registered for the lifetime of this object.
 class Member {
  public:
   Member(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size) : name_(group_of(rank)) {
@@ -41,7 +41,7 @@ class Member {
   [[nodiscard]] const std::string& name() const { return name_; }
 
  private:
-  /// A rank that is done at once must not leave while others still connect to it.
+  /// A rank that finishes early must not leave while others still connect to it.
   static void wait_for_all(c10d::Store& store, int rank, int size) {
     const auto key = [](int of) { return "connected" + std::to_string(of); };
     store.set(key(rank), std::vector<uint8_t>{1});
@@ -59,8 +59,8 @@ using Body = std::function<void(int rank, const std::string& group_name)>;
 /// Runs the body on `size` ranks; returns what each threw, or "".
 inline std::vector<std::string> on_ranks(int size, const Body& body) {
   const auto store = c10::make_intrusive<c10d::HashStore>();
-  // torch's recorder of collectives expects one rank per process: until torch 2.11, threads race in
-  // it.
+  // torch's flight recorder of collectives assumes one rank per process: up to torch 2.11, threads
+  // race in it.
   ::setenv("TORCH_FR_BUFFER_SIZE", "0", 0);
   std::vector<std::string> errors(size);
   std::vector<std::thread> threads;

@@ -57,7 +57,7 @@ Score score_of(Holder holder) {
 
 using MakeScore = std::function<Score(const std::optional<std::string>& group)>;
 
-/// Modules whose loss is the diversity alone.
+/// Options whose only loss is the diversity.
 VectorQuantizeOptions diverse(const std::optional<std::string>& group) {
   const auto only = [](VectorQuantizeOptions& options) {
     options.commitment_weight(0).codebook_diversity_loss_weight(1).codebook_diversity_temperature(
@@ -103,8 +103,8 @@ void expect_close(const torch::Tensor& actual, const torch::Tensor& expected) {
       << (actual - expected).abs().max().item<float>();
 }
 
-/// What ranks have to say together: the loss on each of them, the gradients of their own tokens as
-/// an average would weigh them, the average of the gradients of parameters.
+/// Checks each rank's loss; the gradients of its own tokens, divided by the number of ranks as
+/// averaging does; and the mean of the ranks' gradients of the parameters.
 void expect_scores_of_one(const std::vector<Scores>& ranks, const Scores& expected) {
   std::vector<torch::Tensor> tokens;
   const auto size = static_cast<double>(ranks.size());

@@ -30,10 +30,10 @@ struct Model {
   std::function<torch::Tensor(const torch::Tensor&, const torch::Tensor&)> losses;
 };
 
-/// Makes a model whose ranks share `group`; none: alone.
+/// Makes a model whose ranks share `group`; without one, a model of one process.
 using Make = std::function<Model(const std::optional<std::string>& group)>;
 
-// The commitment loss is each rank's own; what ranks share are the entropies.
+// Without the commitment loss, which is local to each rank; ranks share the entropies.
 LFQOptions entropy_only(const std::optional<std::string>& group) {
   return LFQOptions().entropy_loss_weight(1).soft_clamp_input_value(4).process_group(group);
 }
@@ -93,7 +93,7 @@ struct Learned {
   torch::Tensor losses, gradient;
 };
 
-/// What a step on a batch of float64 says to an encoder in front of the model.
+/// The losses of a float64 step, and the gradient of an encoder before the model.
 Learned step_of(const Model& model, const Batch& batch) {
   const auto generator = at::detail::createCPUGenerator(11);
   const auto weight = torch::randn({kDim, kDim}, generator, torch::kDouble).requires_grad_();
@@ -102,7 +102,7 @@ Learned step_of(const Model& model, const Batch& batch) {
   return {losses.detach(), weight.grad()};
 }
 
-/// Ranks that were seeded differently; the first is seeded like the oracle.
+/// Models of ranks with different seeds; the first has the oracle's seed.
 std::vector<Model> models_of(const Make& make, int size) {
   std::vector<Model> models;
   for (int rank = 0; rank < size; ++rank) {

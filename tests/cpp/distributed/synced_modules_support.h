@@ -27,8 +27,8 @@ struct Batch {
   torch::Tensor x, mask;
 };
 
-/// The tokens of each rank: ragged, none, all of them; every third step the last rank has padding
-/// only.
+/// The tokens of each rank: unequal, none, all of them; in every third step the last rank has only
+/// padding.
 inline std::vector<Batch> batch_of(int step, int size) {
   static const std::vector<std::vector<int64_t>> kShares = {
       {20, 31, 9}, {0, 40, 20}, {60, 0, 0}, {13, 13, 14}};

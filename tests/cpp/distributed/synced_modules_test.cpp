@@ -47,7 +47,7 @@ Model model_of(Holder holder) {
           }};
 }
 
-/// Makes a model whose ranks share `group`; none: alone.
+/// Makes a model whose ranks share `group`; without one, a model of one process.
 using Make = std::function<Model(const std::optional<std::string>& group)>;
 
 Make single(const Configure& configure) {
@@ -122,7 +122,7 @@ State state_of(const Model& model) {
 
 // Data --------------------------------------------------------------------------------------------
 
-/// Ranks that were seeded differently; the first is seeded like the oracle.
+/// Models of ranks with different seeds; the first has the oracle's seed.
 std::vector<Model> models_of(const Make& make, int size) {
   std::vector<Model> models;
   for (int rank = 0; rank < size; ++rank) {
@@ -135,7 +135,7 @@ std::vector<Model> models_of(const Make& make, int size) {
 void expect_same(const State& actual, const State& expected, int step) {
   ASSERT_EQ(actual.size(), expected.size());
   for (const auto& [name, value] : expected) {
-    if (name.find(".kept_") != std::string::npos) continue;  // of a rank's own tokens
+    if (name.find(".kept_") != std::string::npos) continue;  // local to each rank
     EXPECT_TRUE(torch::equal(actual.at(name), value)) << name << " after step " << step;
   }
 }

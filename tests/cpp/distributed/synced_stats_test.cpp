@@ -1,5 +1,5 @@
-// stats() of the modules: this rank's tokens, and those of all ranks. The oracles are counts by
-// hand and one process with the concatenated batch.
+// stats() of the modules: for this rank's tokens, and for those of all ranks. The oracles are
+// counts by hand and one process with the concatenated batch.
 #include <cmath>
 #include <set>
 #include <string>
@@ -24,7 +24,7 @@ using testing::kDim;
 using testing::on_ranks;
 using testing::options_with;
 
-/// What the indices of a forward say, -1 left out.
+/// The statistics of the indices of a forward, without -1.
 CodebookStats counted(const torch::Tensor& indices, int64_t codes) {
   const auto chosen = indices.flatten().masked_select(indices.flatten().ge(0));
   std::vector<double> counts(codes);

@@ -1,4 +1,4 @@
-// The oracle is Lloyd's fixed point itself, checked with distances and means in float64.
+// The oracle is the fixed point of Lloyd's iteration, checked with distances and means in float64.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Parallel.h>
@@ -42,7 +42,7 @@ TEST(FitCodebookTest, SettlesWhereEveryCodeIsTheMeanOfItsVectors) {
   EXPECT_TRUE(at::equal(fit.evaluation.counts, indices.bincount({}, 16)));
   const auto sums = at::zeros({16, 5}, at::kDouble).index_add(0, indices, x.to(at::kDouble));
   const auto means = sums / fit.evaluation.counts.unsqueeze(1);
-  // Fixed-point sums: 2^-30 of the largest element a vector, far below float32.
+  // Fixed-point sums round by 2^-30 of the largest element per vector, far below float32.
   EXPECT_TRUE(at::allclose(fit.codebook.to(at::kDouble), means, 1e-6, 1e-7));
   const auto error =
       (x - fit.codebook.index_select(0, indices)).to(at::kDouble).square().mean().item<double>();

@@ -1,4 +1,4 @@
-// The two small helpers of fit_codebook: which rows its sample takes, and where unused codes move.
+// Helpers of fit_codebook: the rows of its sample, and the vectors to which unused codes move.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 

@@ -47,7 +47,7 @@ TEST(ScalarCodecTest, EvaluationIsOfWhatDecodingGives) {
       const auto counted = at::bincount(codes.select(1, c), {}, fit.codec.codebook_size());
       EXPECT_TRUE(at::equal(fit.evaluation.counts[static_cast<size_t>(c)], counted));
     }
-    // Four features of 2 to 3 bits describe six correlated ones better than their mean does.
+    // Four features of 2 to 3 bits leave less than half of the variance of six correlated ones.
     EXPECT_LT(error, 0.5 * x.var(0, false).mean().item<double>());
   }
 }
@@ -73,7 +73,7 @@ TEST(ScalarCodecTest, VectorsOfAsManyFeaturesAsLevelsHaveNoMap) {
   EXPECT_FALSE(codec.in_weight.defined());
   const auto codes = encode_scalar(x, codec);
   EXPECT_GT(std::get<0>(at::_unique(codes)).numel(), 100);
-  // Half a step of 8, 5 and 3 levels, and for an even number another half step and what is cut off.
+  // Half a step of 8, 5 and 3 levels; for an even number, another half step and the clipped part.
   const auto apart = (x.tanh() - decode_scalar(codes, codec)).abs().amax(0);
   EXPECT_TRUE(apart.le(at::tensor({0.38, 0.26, 0.51})).all().item<bool>());
   const auto masked = decode_scalar(at::full({4, 1}, -1, at::kLong), codec);

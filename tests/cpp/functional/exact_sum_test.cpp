@@ -15,12 +15,12 @@ TEST(ExactSumTest, LosesNothingHoweverUnlikeTheNumbers) {
   ExactSum sum;
   sum.add(1e300);
   for (int i = 0; i < 1000; ++i) sum.add(1);
-  EXPECT_EQ(sum.value(), 1e300);  // the nearest double, yet ...
+  EXPECT_EQ(sum.value(), 1e300);  // the double nearest to the sum
   ExactSum small;
   small.add(std::ldexp(1, 53));
   small.add(1);
   small.add(1);
-  EXPECT_EQ(small.value(), std::ldexp(1, 53) + 2);  // ... doubles in order would drop both ones
+  EXPECT_EQ(small.value(), std::ldexp(1, 53) + 2);  // adding doubles in order would lose both ones
 }
 
 TEST(ExactSumTest, OrderAndPartsDoNotChangeABit) {

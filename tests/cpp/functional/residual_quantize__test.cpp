@@ -1,4 +1,4 @@
-// The step of a residual stack against a greedy walk in float64 loops, written here.
+// The step of a residual stack against a greedy search in float64 loops, written here.
 #include <torchvq/functional/residual_quantize.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ constexpr double kDecay = 0.7, kEps = 1e-5;
 /// Statistics are added in fixed point, which rounds relative to the largest token.
 constexpr double kTolerance = 1e-6;
 
-/// A stack of plain codebooks, and what a forward of it is given.
+/// A stack of plain codebooks, and the arguments of a forward.
 struct Stack {
   at::Tensor tokens;
   F::ResidualQuantizeArguments arguments;
@@ -81,7 +81,7 @@ double square_distance(const Row& a, const Row& b) {
   return sum;
 }
 
-/// The oracle: each token takes the nearest code of each level and leaves what remains.
+/// The oracle: each token takes the nearest code of each level; the rest is the residual.
 struct Greedy {
   std::vector<std::vector<int64_t>> indices;    ///< of each level and token
   std::vector<std::vector<Row>> left;           ///< what each level sees
@@ -115,7 +115,7 @@ struct Greedy {
   }
 };
 
-/// Compares what a level found with the oracle; rows that are masked have no index.
+/// Compares indices with the oracle; masked rows have index -1.
 void expect_codes(const F::ResidualQuantizeStep& step, const Greedy& greedy,
                   const std::vector<bool>& masked = std::vector<bool>(kRows, false)) {
   const auto levels = static_cast<int64_t>(greedy.indices.size());
@@ -129,7 +129,7 @@ void expect_codes(const F::ResidualQuantizeStep& step, const Greedy& greedy,
   }
 }
 
-/// The mean squared distance of what a level sees and what it chose.
+/// The mean squared distance between the residuals of a level and its codes.
 double commitment(const Stack& stack, const Greedy& greedy, int64_t level,
                   const std::vector<bool>& masked = std::vector<bool>(kRows, false)) {
   double sum = 0;
@@ -143,7 +143,7 @@ double commitment(const Stack& stack, const Greedy& greedy, int64_t level,
   return sum / static_cast<double>(count);
 }
 
-/// The averages of a codebook after tokens of these levels, and its codes.
+/// Checks the averages of a codebook after tokens of these levels, and its codes.
 void expect_taught(const F::CodebookState& state, const Stack& before, const Greedy& greedy,
                    const std::vector<int64_t>& levels) {
   std::vector<double> sizes(kCodes, 0);
@@ -174,7 +174,7 @@ void expect_taught(const F::CodebookState& state, const Stack& before, const Gre
   }
 }
 
-/// The same stack with state of its own, which a step does not change.
+/// The same stack with its own copy of the state.
 Stack copy_of(const Stack& stack) {
   auto copy = stack;
   for (auto& state : copy.arguments.states) {

@@ -47,7 +47,7 @@ TEST(VectorSourceTest, ReadsBlocksOfEveryDtype) {
             at::kDouble);
 }
 
-// The same bytes are the transposed matrix in Fortran order.
+// The bytes of a matrix in C order are those of its transpose in Fortran order.
 TEST(VectorSourceTest, ReadsBlocksInFortranOrder) {
   const TempDir dir;
   save_npy(dir / "x.npy", matrix().t());
@@ -60,7 +60,7 @@ TEST(VectorSourceTest, ReadsBlocksInFortranOrder) {
   expect_blocks(source, matrix());
 }
 
-// Axes of one element order nothing: what numpy writes of x (1, D, T) transposed to (1, T, D).
+// Axes of size 1 do not order elements: numpy writes this for x (1, D, T) transposed to (1, T, D).
 TEST(VectorSourceTest, ReadsFortranOrderOfOneLeadingAxis) {
   const TempDir dir;
   save_npy(dir / "x.npy", matrix().t());
@@ -149,7 +149,7 @@ TEST(VectorSourceTest, AFileCutAfterReadingChangesNothing) {
 
 TEST(IndexSourceTest, RefusesIndicesThatInt64CannotHold) {
   const TempDir dir;
-  // As bits: uint64 has no arithmetic in torch.
+  // Compared as bits, because torch has no arithmetic for uint64.
   const auto indices = at::arange(6).view({3, 2});
   indices[2][1] = -1;
   save_npy(dir / "x.npy", indices.view(at::kUInt64));

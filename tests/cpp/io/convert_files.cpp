@@ -3,9 +3,8 @@
 //
 //   torchvq_run convert IN OUT [IN OUT ...]
 //
-// The format of IN is recognised, that of OUT is its ending. A .npy array becomes the tensor
-// "array" in .safetensors. One line per pair on standard output: "ok", or "error: " and the
-// message.
+// The format of IN is detected, that of OUT is given by its extension. A .npy array becomes the
+// tensor "array" in .safetensors. Prints one line per pair: "ok", or "error: " and the message.
 #include <torchvq/io/array_source.h>
 #include <torchvq/io/npy.h>
 #include <torchvq/io/safetensors.h>

@@ -1,4 +1,4 @@
-// Damaged headers: whatever the bytes, a reader returns or throws a c10 error of one line; it never
+// Damaged headers: for any bytes, a reader returns or throws a one-line c10 error; it never
 // crashes.
 #include <ATen/ops/arange.h>
 #include <gtest/gtest.h>
@@ -48,8 +48,7 @@ std::string mutate(std::string bytes, size_t header, std::mt19937_64& random) {
   return bytes;
 }
 
-// Reads every element, so that a wrong length would be a bus error or a finding of the address
-// sanitizer.
+// Reads every element, so that a wrong length causes a bus error or an error of AddressSanitizer.
 void touch(const at::Tensor& tensor) {
   if (tensor.numel() > 0) EXPECT_GE(tensor.ne(0).sum().item<int64_t>(), 0);
 }
@@ -69,7 +68,7 @@ void fuzz(const std::string& valid, size_t header,
       ++refused;
     }
   }
-  // Most damage is noticed; some (a padding space, a shape that still fits) is harmless.
+  // Most damage is detected; some (a padding space, a shape that still fits) is harmless.
   EXPECT_GT(refused, kMutations / 2);
   EXPECT_GT(accepted, 0);
 }

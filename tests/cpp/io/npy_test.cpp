@@ -1,5 +1,5 @@
-// The headers below are what numpy 2 writes, byte for byte; tests/python/test_io.py compares with a
-// live numpy.
+// The headers below are those of numpy 2, byte for byte; tests/python/test_io.py compares with the
+// installed numpy.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -19,7 +19,7 @@ using torchvq::testing::read_bytes;
 using torchvq::testing::TempDir;
 using torchvq::testing::write_bytes;
 
-// A file of `version` with this dictionary, padded the way numpy pads it.
+// A file of `version` with this dictionary, padded as numpy pads it.
 std::string npy_bytes(const std::string& dictionary, const std::string& data, int version = 1) {
   std::string bytes("\x93NUMPY", 6);
   bytes += {static_cast<char>(version), '\0'};

@@ -95,7 +95,7 @@ TEST(OutputFileTest, PlacesThatCannotBeWrittenAreErrors) {
                              "File name too long");
 }
 
-// The child dies of the signal with a file half written; its handler is all that cleans up.
+// A signal ends the child while a file is half written; only its handler can remove the file.
 TEST(OutputFileTest, ASignalHandlerCanRemoveWhatIsUnfinished) {
   const TempDir dir;
   const pid_t child = ::fork();

@@ -1,4 +1,4 @@
-// Codecs of codebooks behind maps: what their arithmetic is, and files of them that are damaged.
+// Codecs of codebooks with linear maps: their arithmetic, and damaged files of them.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cdist.h>
@@ -27,7 +27,7 @@ using Metadata = std::map<std::string, std::string>;
 
 Projection map(int64_t out, int64_t in) { return {at::randn({out, in}), at::randn({out})}; }
 
-// Two stacks of 6 features: maps around both levels of the first, and around the second as a whole.
+// Two stacks of 6 features: maps around each level of the first, and around the whole second one.
 ProjectedCodec make() {
   ProjectedCodec codec;
   codec.dim = 6;

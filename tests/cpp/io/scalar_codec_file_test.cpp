@@ -1,4 +1,4 @@
-// Files of quantizers without a codebook whose numbers cannot be meant.
+// Files of quantizers without a codebook whose numbers are out of range.
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 #include <torchvq/io/safetensors.h>

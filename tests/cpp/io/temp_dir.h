@@ -1,4 +1,4 @@
-// A directory that ends with the test, and files as plain bytes.
+// A directory that is removed after the test, and files as plain bytes.
 #pragma once
 
 #include <ftw.h>
@@ -21,7 +21,7 @@ class TempDir {
     root_ = pattern;
   }
   ~TempDir() {
-    // CUDA builds of torch 2.11 export a std::filesystem::remove_all of their own, which crashes.
+    // CUDA builds of torch 2.11 export their own std::filesystem::remove_all, which crashes.
     const auto remove = [](const char* path, const struct stat*, int, FTW*) {
       return ::remove(path);
     };

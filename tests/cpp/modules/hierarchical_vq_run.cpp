@@ -4,9 +4,8 @@
 //   torchvq_run hierarchical_vq IN OUT dim=6 codebook_size=11 scales=[1, 2, 4] [option=value ...]
 //                               [cast=half]
 //
-// IN has the state ("state.<name>"), "<i>.x", "<i>.weight" of the objective, and perhaps
-// "<i>.mask",
-// "<i>.lens" and "<i>.target.<n>" of each training step, and "eval.x".
+// IN has the state ("state.<name>"), "<i>.x", "<i>.weight" of the objective, and optionally
+// "<i>.mask", "<i>.lens" and "<i>.target.<n>" of each training step, and "eval.x".
 #include <string>
 #include <vector>
 

@@ -26,7 +26,7 @@ torch::Tensor normal(at::IntArrayRef sizes) {
   return torch::randn(sizes);
 }
 
-/// The walk with plain loops and torch's interpolation, in float64, on the codes as they are.
+/// The forward in plain loops with torch's interpolation, in float64, with the present codes.
 std::vector<torch::Tensor> walk(HierarchicalVQ& module, const torch::Tensor& x) {
   namespace N = torch::nn::functional;
   const auto& conv = *module->phis[0]->conv;
@@ -98,7 +98,7 @@ TEST(HierarchicalVQTest, LearnsOncePerForward) {
 TEST(HierarchicalVQTest, KmeansSeesAllScales) {
   HierarchicalVQ module(options().threshold_ema_dead_code(0));
   const auto first = module(normal({2, 6, 4, 4}));
-  // Two tokens of the coarsest scale would leave nine codes at one place.
+  // k-means on the two tokens of the coarsest scale alone would leave nine equal codes.
   const auto codes = module->vqs[0]->codebook();
   const auto distances = at::cdist(codes, codes) + 1e3 * torch::eye(11);
   EXPECT_GT(distances.min().item<float>(), 1e-3);

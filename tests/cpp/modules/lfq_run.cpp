@@ -82,7 +82,7 @@ void use_tanh(LFQOptions& options) {
   if (!activation.is_empty()) activation = torch::nn::AnyModule(torch::nn::Tanh());
 }
 
-/// The stack's dim is its group's, where there are groups.
+/// With groups, `dim` of the stack is that of a group.
 GroupedResidualLFQOptions grouped_options(Words& words) {
   GroupedResidualLFQOptions options(1, ResidualLFQOptions(1, 1, 2));
   take_options(options, words);

@@ -31,7 +31,7 @@ std::map<std::string, StackOptions> configurations() {
   return all;
 }
 
-/// The rest of a run must be the uninterrupted one.
+/// A resumed run must continue like the uninterrupted one.
 void expect_continues_alike(ResidualVQ& resumed, ResidualVQ& original) {
   expect_same_state(state_of(*resumed), state_of(*original));
   train_stack(resumed, 3, 5);

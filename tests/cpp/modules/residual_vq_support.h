@@ -1,4 +1,4 @@
-// What the tests of the residual stacks share.
+// Helpers shared by the tests of the residual stacks.
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,7 @@ inline StackOptions stack_options() {
   return StackOptions(kDim).num_quantizers(kLevels).codebook_size(kCodes);
 }
 
-/// A stack whose codes are of the size of the residuals.
+/// A stack whose codes have the size of the residuals.
 inline ResidualVQ make_stack(const StackOptions& options, uint64_t seed = 0) {
   ResidualVQ stack(options);
   for (size_t index = 0; index < stack->levels.size(); ++index) {
@@ -45,7 +45,7 @@ StackOptions with(const Configure& configure) {
   return options;
 }
 
-/// Configurations that differ in what their state, or their walk, is made of.
+/// Configurations that differ in their state or in how their levels are computed.
 inline std::map<std::string, StackOptions> stack_configurations() {
   return {
       {"default", stack_options()},

@@ -1,4 +1,4 @@
-// Options and tensors by name, for the modules whose results Python tests compare with Python's.
+// Options and tensors by name, for modules whose results Python tests compare with Python's.
 #pragma once
 
 #include <map>
@@ -43,14 +43,14 @@ inline CodebookOptimizer sgd() {
   };
 }
 
-/// Sets the options that are among the words and takes those words; the others are left.
+/// Sets the options named among the words and removes those words; the others stay.
 template <typename Options>
 void take_options(Options& options, Words& words) {
   std::erase_if(words,
                 [&](const auto& word) { return set_option(options, word.first, word.second); });
 }
 
-/// Takes a word, empty where it is not there.
+/// Removes and returns a word; empty if it is not there.
 inline std::string take(Words& words, const std::string& name) {
   const auto node = words.extract(name);
   return node ? node.mapped() : std::string();
@@ -68,7 +68,7 @@ inline torch::Dtype dtype_of(const std::string& text) {
 
 // Tensors -----------------------------------------------------------------------------------------
 
-/// What a program is given: "state.<name>" and all else.
+/// The input of a program: tensors "state.<name>", and all others.
 struct Given {
   explicit Given(const std::string& file_name) {
     const torchvq::io::SafetensorsFile file(file_name);
@@ -85,7 +85,7 @@ struct Given {
   Tensors state, tensors;
 };
 
-/// Records the gradients of x and of all parameters, and makes a plain step on the parameters.
+/// Records the gradients of x and of all parameters, and makes a plain gradient step.
 inline void descend(torch::nn::Module& module, const torch::Tensor& x, const std::string& prefix,
                     Tensors& results) {
   results[prefix + "gradient"] = x.grad().defined() ? x.grad() : torch::zeros_like(x);

@@ -1,4 +1,4 @@
-// How often a module with k-means looks at its flag, which waits where it lies on a device.
+// How often a module with k-means reads its flag, which waits if the flag is on a device.
 #include "modules/seen_flag.h"
 
 #include <gtest/gtest.h>

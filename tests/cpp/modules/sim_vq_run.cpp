@@ -15,7 +15,7 @@
 namespace torchvq::testing::sim_vq_run {
 namespace {
 
-/// Two layers with a nonlinearity between them, as the Python test has.
+/// Two layers with a nonlinearity between them, as in the Python test.
 struct NetworkImpl : torch::nn::Cloneable<NetworkImpl> {
   NetworkImpl(int64_t from_, int64_t to_) : from(from_), to_dim(to_) { reset(); }
   void reset() override {
@@ -53,7 +53,7 @@ Output call(ResidualSimVQ& module, const torch::Tensor& x, const Given& in,
           {"decoded", module->get_output_from_indices(found.indices)}};
 }
 
-/// Its output is the input: what has a gradient is the cross-entropy towards the codes of others.
+/// The output is the input; only the cross-entropy towards other codes has a gradient.
 Output call(RandomProjectionQuantizer& module, const torch::Tensor& x, const Given& in,
             const std::string& prefix) {
   RandomProjectionQuantizerForwardOptions options;

@@ -1,5 +1,5 @@
-// Threads: a call that uses several, and several that call. What ThreadSanitizer looks at (`make
-// tsan`), at sizes where kernels split their work.
+// Threads: one call that uses several, and several threads that call. ThreadSanitizer checks these
+// (`make tsan`), at sizes for which kernels split their work.
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -86,7 +86,7 @@ void check(const char* name, const Options& options, const at::Tensor& x) {
 
   torch::manual_seed(0);
   Module module(options);
-  module(x);  // whatever the first forward initialises
+  module(x);  // everything that a first forward initialises
   module->eval();
   const auto expected = evaluate(module, x);
   std::vector<Tensors> found(kThreads);

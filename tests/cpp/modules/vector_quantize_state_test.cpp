@@ -54,7 +54,7 @@ void train(VectorQuantize& module, int first, int last) {
   }
 }
 
-/// Configurations that differ in what their state is made of.
+/// Configurations that differ in their state.
 std::map<std::string, Options> configurations() {
   return {
       {"default", options()},
@@ -74,13 +74,13 @@ std::map<std::string, Options> configurations() {
   };
 }
 
-/// A module of the same options that shares nothing with the other one.
+/// A module with the same options that shares nothing with the other one.
 VectorQuantize another(Options given) {
   given.vq_bridge(given.vq_bridge().clone());
   return make(given, /*seed=*/7);
 }
 
-/// The rest of a run must be the uninterrupted one.
+/// A resumed run must continue like the uninterrupted one.
 void expect_continues_alike(VectorQuantize& resumed, VectorQuantize& original) {
   expect_same_state(state_of(resumed), state_of(original));
   train(resumed, 3, 6);

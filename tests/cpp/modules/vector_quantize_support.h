@@ -1,4 +1,4 @@
-// What the tests of the VectorQuantize module share.
+// Helpers shared by the tests of the VectorQuantize module.
 #pragma once
 
 #include <map>
@@ -17,12 +17,12 @@ using Options = VectorQuantizeOptions;
 using CallOptions = VectorQuantizeForwardOptions;
 using State = std::map<std::string, torch::Tensor>;
 
-/// The same numbers for the same seed, whatever else drew numbers before.
+/// The same numbers for the same seed, whatever was drawn before.
 inline torch::Tensor normal(at::IntArrayRef size, uint64_t seed = 1) {
   return at::randn(size, at::detail::createCPUGenerator(seed), at::kFloat);
 }
 
-/// A module whose codes are of the size of the data.
+/// A module whose codes have the size of the data.
 inline VectorQuantize make(const Options& options, uint64_t seed = 0) {
   VectorQuantize module(options);
   if (module->codebook_state->initialised()) {

@@ -275,7 +275,7 @@ TEST(VectorQuantizeTest, AccumulatedCallsCountAsOneBatch) {
 TEST(VectorQuantizeTest, StepsThatLearnTogetherCountAsOneBatch) {
   auto parts = make(options().sync_every(2).threshold_ema_dead_code(1));
   auto whole = make(options().threshold_ema_dead_code(1));
-  // Dead codes of both draw the same tokens.
+  // Equal generators, so that dead codes of both draw the same tokens.
   parts->codebook_state->rng.copy_(whole->codebook_state->rng);
   for (int window = 0; window < 4; ++window) {
     const auto x = normal({2, 50, kDim}, window);

@@ -1,4 +1,4 @@
-// count_codes_, and synced_usage on what it has counted, against codebook_usage.
+// count_codes_, and synced_usage of its counts, against codebook_usage.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torchvq/distributed/synced_usage.h>

@@ -53,7 +53,7 @@ TEST(EmaUpdateTest, CosineCodesAreUnitVectors) {
   EXPECT_TRUE(at::allclose(state.embed.norm(2, -1), at::ones({1, 3})));
 }
 
-/// Floats of all magnitudes, with zeros of both signs, the largest and the smallest.
+/// Floats of all magnitudes, including zeros of both signs, the largest and the smallest.
 at::Tensor hostile_floats(at::IntArrayRef sizes) {
   auto x = at::randint(std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max(),
                        sizes, at::kInt)
@@ -64,7 +64,7 @@ at::Tensor hostile_floats(at::IntArrayRef sizes) {
   return x;
 }
 
-/// A codebook of which one code gets a token; of the others some are in use, some are not.
+/// A codebook in which one code gets a token; of the others, some are in use and some are not.
 State hostile_state(double magnitude) {
   constexpr int64_t kCodes = 300, kDim = 67;
   State state;
@@ -78,7 +78,7 @@ State hostile_state(double magnitude) {
 TEST(EmaUpdateTest, CodesWithoutTokensHaveTheSameBitsOnEveryInstructionSet) {
   using kernels::CpuLevel;
   at::manual_seed(0);
-  // Bits, so that a zero has its sign.
+  // Compared as bits, so that zeros of different sign differ.
   const auto bits = [](const at::Tensor& x) { return x.view(at::kInt); };
   for (const double magnitude : {1e-30, 1e-3, 1.0, 1e3, 1e30}) {
     const auto start = hostile_state(magnitude);

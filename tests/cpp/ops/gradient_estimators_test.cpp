@@ -1,5 +1,5 @@
-// The gradient estimators through their C++ functions: values, stated gradients, messages. The
-// Python tests (tests/python/test_<op>.py) hold them to formulas, finite differences and the
+// The gradient estimators through their C++ functions: values, documented gradients, messages. The
+// Python tests (tests/python/test_<op>.py) compare them with formulas, finite differences and the
 // reference.
 #include <torchvq/ops/directional_reparam.h>
 #include <torchvq/ops/gumbel_straight_through.h>

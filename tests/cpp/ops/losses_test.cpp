@@ -1,5 +1,5 @@
 // The losses through their C++ functions: values by hand, defaults, messages. The Python tests
-// (tests/python/test_<op>.py) hold them to formulas, finite differences and the reference.
+// (tests/python/test_<op>.py) compare them with formulas, finite differences and the reference.
 #include <torchvq/ops/codebook_diversity_loss.h>
 #include <torchvq/ops/commitment_cross_entropy.h>
 #include <torchvq/ops/commitment_loss.h>

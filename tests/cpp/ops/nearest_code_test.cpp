@@ -25,7 +25,7 @@ using testing::expect_throw_with;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Oracle: the contract's scores, one pair at a time, plain loops in float64.
+/// Oracle: the specified scores, one pair at a time, in plain float64 loops.
 std::vector<int64_t> expected_indices(const at::Tensor& x, const at::Tensor& codebook,
                                       bool cosine = false) {
   const auto row_norms = [cosine](const at::Tensor& rows) {
@@ -77,7 +77,7 @@ class LevelGuard {
   ~LevelGuard() { kernels::limit_cpu_level(CpuLevel::kAmx); }
 };
 
-/// A level that the machine lacks runs as the best one it has: the same answers are due.
+/// A level that the machine lacks runs as its best one, with the same results.
 class NearestCodeLevelTest : public ::testing::TestWithParam<std::tuple<CpuLevel, int64_t>> {
  protected:
   NearestCodeLevelTest() : guard_(std::get<0>(GetParam())) { at::manual_seed(0); }
@@ -88,7 +88,7 @@ class NearestCodeLevelTest : public ::testing::TestWithParam<std::tuple<CpuLevel
 };
 
 TEST_P(NearestCodeLevelTest, OddDimensions) {
-  const int64_t dim = std::max<int64_t>(1, size());  // without dimensions is an error, tested below
+  const int64_t dim = std::max<int64_t>(1, size());  // no dimensions is an error, tested below
   for (const int64_t rows : {1, 9, 100}) {
     const auto x = at::randn({rows, dim}), codebook = at::randn({70, dim});
     EXPECT_EQ(to_vector(nearest_code(x, codebook).indices), expected_indices(x, codebook));

@@ -18,7 +18,7 @@ namespace {
 using kernels::CpuLevel;
 using testing::expect_throw_with;
 
-/// Oracle: the contract of nearest_code in plain loops.
+/// Oracle: the specification of nearest_code in plain loops.
 int64_t nearest(const float* row, const at::Tensor& codes) {
   int64_t best = 0;
   double least = 0;
@@ -34,7 +34,7 @@ int64_t nearest(const float* row, const at::Tensor& codes) {
   return best;
 }
 
-/// Rows beside the middle of two codes.
+/// Rows near the midpoint of two codes.
 at::Tensor close_rows(const at::Tensor& codes, int64_t rows, double distance) {
   const auto pair = at::randint(codes.size(0), {2, rows}, at::kLong);
   return (codes.index({pair[0]}) + codes.index({pair[1]})) / 2 +
@@ -56,7 +56,7 @@ void expect_nearest(const at::Tensor& x, const at::Tensor& codes) {
   }
 }
 
-/// Every instruction set; the best one that the machine has in the place of those that it lacks.
+/// Every instruction set; those that the machine lacks are replaced by its best one.
 class PreparedLevelTest : public ::testing::TestWithParam<CpuLevel> {
  protected:
   void SetUp() override {
@@ -86,7 +86,7 @@ TEST_P(PreparedLevelTest, ExtremeIntegersDoNotOverflow) {
 }
 
 TEST_P(PreparedLevelTest, WithoutItsBoundACopyFindsOtherCodes) {
-  // Integers, so that nothing is lost of the rows, each between two codes; the mean of all codes is zero.
+  // Integers, so that rows are exact, each between two codes; the mean of all codes is zero.
   auto x = at::randint(-126, 127, {32, 64}, at::kFloat);
   x.select(1, 0).fill_(127);
   const auto away = at::randn({32, 64}) * 16;

@@ -76,7 +76,7 @@ void expect_near(const Row& found, const Row& wanted, double tolerance) {
   for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], wanted[i], tolerance);
 }
 
-/// Oracle: plain loops in float64, that take the codes which were found; these are the nearest.
+/// Oracle: plain float64 loops along the found codes, which it checks to be the nearest.
 void expect_walk(const Problem& problem, const ops::ProjectedResidualEncodeOutput& found,
                  bool cosine, double tolerance) {
   const auto& levels = problem.levels;
@@ -113,7 +113,7 @@ void expect_equal(const ops::ProjectedResidualEncodeOutput& a,
   EXPECT_TRUE(at::equal(a.errors, b.errors));
 }
 
-/// Every instruction set; the best one that the machine has in the place of those that it lacks.
+/// Every instruction set; those that the machine lacks are replaced by its best one.
 class ProjectedResidualLevelTest : public ::testing::TestWithParam<CpuLevel> {
  protected:
   void SetUp() override { kernels::limit_cpu_level(GetParam()); }

@@ -1,4 +1,4 @@
-// residual_lookup and the losses of what it returns, against loops over tokens and levels.
+// residual_lookup and the losses of its results, against loops over tokens and levels.
 #include <torchvq/ops/residual_commitment_loss.h>
 #include <torchvq/ops/residual_lookup.h>
 

@@ -42,8 +42,8 @@ struct Path {
   double score = 0;
 };
 
-/// Oracle: all extensions of all paths, plain loops. The score of beam search is what remains; that
-/// of the nearest code, `half_square - product`, differs from it in the last bits alone.
+/// Oracle: all extensions of all paths, plain loops. The score of beam search is the residual; that
+/// of the nearest code, `half_square - product`, differs from it only in the last bits.
 std::vector<int64_t> best_path(const float* row, const Stack& stack, int64_t beam) {
   const int64_t dim = stack.x.size(2);
   std::vector<Path> paths = {{{}, std::vector<float>(row, row + dim), 0}};
@@ -84,7 +84,7 @@ void expect_paths(const at::Tensor& indices, const Stack& stack, int64_t beam) {
   }
 }
 
-/// Every instruction set; the best one that the machine has in the place of those that it lacks.
+/// Every instruction set; those that the machine lacks are replaced by its best one.
 class ResidualLevelTest : public ::testing::TestWithParam<CpuLevel> {
  protected:
   void SetUp() override { kernels::limit_cpu_level(GetParam()); }

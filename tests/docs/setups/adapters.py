@@ -5,7 +5,7 @@ from torchvq import adapters
 
 
 class Known(nn.Module):
-    """In place of a quantizer of a package that this environment does not have."""
+    """Stands in for a quantizer of a package that this environment does not have."""
 
     def search(self, x):
         return x.argmin(-1)

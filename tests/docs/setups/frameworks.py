@@ -38,7 +38,7 @@ model = Model()
 
 
 def Trainer(**options):
-    """That of Lightning, on what there is instead of two GPUs."""
+    """Lightning's Trainer on the CPU, in place of two GPUs."""
     return lightning.Trainer(**{**options, "accelerator": "cpu", "devices": 1}, logger=False)
 
 
@@ -46,7 +46,7 @@ def Trainer(**options):
 
 
 class accelerator:
-    """In place of an Accelerator, a package that this environment does not have."""
+    """Stands in for an Accelerator, whose package this environment does not have."""
 
     @staticmethod
     def prepare(*parts):
