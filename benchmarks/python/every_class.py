@@ -32,7 +32,8 @@ class Entry(NamedTuple):
     plain: Callable[[Any], nn.Module]
     length: int = 1  # the number of tokens is a multiple of this
     draws: bool = False  # its tokens are random
-    flat: bool = False  # tokens without a batch axis, for which the reference otherwise takes channels first
+    # Tokens without a batch axis, for which the reference otherwise takes channels first.
+    flat: bool = False
 
 
 def _signs(_ours: Any) -> nn.Module:

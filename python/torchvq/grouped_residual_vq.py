@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq._base import joined as _joined
+from torchvq._base.contained import contained
 from torchvq._base.options import check_options
 from torchvq._codebook.stats import CodebookStats, read_stats
 from torchvq._residual.results import finish
@@ -110,7 +111,7 @@ class GroupedResidualVQ(nn.Module):
     @property
     def stacks(self) -> list[ResidualVQ]:
         """``rvqs``, with their type."""
-        return cast(list[ResidualVQ], list(self.rvqs))
+        return contained(self.rvqs)
 
     @property
     def split_dim(self) -> int:

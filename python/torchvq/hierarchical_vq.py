@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq._base.compat import vqp_compat_of
+from torchvq._base.contained import contained
 from torchvq._base.joined import without_autocast
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
@@ -366,7 +367,7 @@ class HierarchicalVQ(nn.Module):
         """The quantizer of each scale; the scales may share one."""
         if self.vqs is None:
             return [cast(VectorQuantize, self.vq)] * self.num_levels
-        return cast(list[VectorQuantize], list(self.vqs))
+        return contained(self.vqs)
 
     def _codebooks(self) -> list[Codebook]:
         levels = self.levels[:1] if self.shared_codebook else self.levels

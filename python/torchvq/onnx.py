@@ -353,7 +353,7 @@ def _unit_vectors(x: _Value) -> _Value:
 def _resample_scale(
     x: _Value, size: Sequence[int], full: Sequence[int | _Value], direction: str
 ) -> _Value:
-    """A product with the weights of each axis in turn: each is moved to the end, after which they are in order again."""
+    """A product with the weights of each axis in turn, which is moved to the end; then the axes are in order again."""
     op = _opset()
     averages, axes = direction == "average", len(size)
     if not averages:
@@ -384,12 +384,14 @@ def _cell_means(cells: int, positions: _Value) -> _Value:
 def _cell_shares(cells: int, positions: _Value) -> _Value:
     """The shares of the cells in each position, (cells, positions) in float64."""
     op = _opset()
-    number = lambda value: _constant(torch.tensor(value, dtype=torch.float64))  # noqa: E731
-    centres = op.Mul(op.Add(op.Cast(_range(positions), to=11), number(0.5)), number(cells))
-    places = op.Sub(op.Div(centres, op.Cast(positions, to=11)), number(0.5))
-    places = op.Clip(places, number(0), number(cells - 1))
-    apart = op.Abs(op.Sub(places, number([[cell] for cell in range(cells)])))
-    return op.Max(op.Sub(number(1), apart), number(0))
+    half, zero, one, count, last = (
+        _constant(torch.tensor(value, dtype=torch.float64))
+        for value in (0.5, 0, 1, cells, cells - 1)
+    )
+    centres = op.Mul(op.Add(op.Cast(_range(positions), to=11), half), count)
+    places = op.Clip(op.Sub(op.Div(centres, op.Cast(positions, to=11)), half), zero, last)
+    own = _constant(torch.arange(cells, dtype=torch.float64).unsqueeze(1))
+    return op.Max(op.Sub(one, op.Abs(op.Sub(places, own))), zero)
 
 
 def _range(count: _Value) -> _Value:

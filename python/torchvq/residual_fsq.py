@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from torchvq._base.compat import as_returned, vqp_compat_of
 from torchvq._base.constants import materialise_constants
+from torchvq._base.contained import contained
 from torchvq._base.options import check_options, expect
 from torchvq._residual.stack import LevelResult, ResidualStack
 from torchvq.finite_scalar_quantization import FSQ
@@ -164,7 +165,7 @@ class ResidualFSQ(ResidualStack):
     @property
     def quantizers(self) -> list[FSQ]:
         """``layers``, with their type."""
-        return cast(list[FSQ], list(self.layers))
+        return contained(self.layers)
 
     @property
     def codebooks(self) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq._base.compat import vqp_compat_of
+from torchvq._base.contained import contained
 from torchvq._base.options import check_options, expect
 from torchvq._residual.engine import stack_levels
 from torchvq._residual.stack import LevelResult, ResidualStack, StackResult
@@ -162,7 +163,7 @@ class ResidualLFQ(ResidualStack):
     @property
     def quantizers(self) -> list[LFQ]:
         """``layers``, with their type."""
-        return cast(list[LFQ], list(self.layers))
+        return contained(self.layers)
 
     @property
     def codebooks(self) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from torchvq._base import joined as _joined
 from torchvq._base.compat import vqp_compat_of
+from torchvq._base.contained import contained
 from torchvq._base.estimators import estimate
 from torchvq._base.options import check_options
 from torchvq._residual.engine import only_if, stack_levels
@@ -148,7 +149,7 @@ class ResidualSimVQ(ResidualStack):
     @property
     def quantizers(self) -> list[SimVQ]:
         """``layers``, with their type."""
-        return cast(list[SimVQ], list(self.layers))
+        return contained(self.layers)
 
     @property
     def codebook_size(self) -> int:

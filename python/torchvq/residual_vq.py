@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torchvq._base import joined as _joined
 from torchvq._base.checkpointing import is_checkpointed
 from torchvq._base.compat import vqp_compat_of
+from torchvq._base.contained import contained
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import make_projections, project
@@ -321,7 +322,7 @@ class ResidualVQ(nn.Module):
             ranks=ranks,
             beam=beam,
         )
-        started = Started(self, x, request, return_all_codes)
+        started = Started(self, layout, x, request, return_all_codes)
         if not return_all_codes and encodes_at_once(self, request):
             step = encode_at_once(self, layout.split_heads(tokens), request)
             if step is not None:
@@ -350,7 +351,7 @@ class ResidualVQ(nn.Module):
     @property
     def levels(self) -> list[VectorQuantize]:
         """``layers``, with their type."""
-        return cast(list[VectorQuantize], list(self.layers))
+        return contained(self.layers)
 
     def mlp(self, level: int) -> MLP:
         """The network that computes the codes of a level of an implicit codebook, from level 1 on."""

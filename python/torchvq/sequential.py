@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from torchvq._base.contained import contained
 from torchvq.binary_mapper import BinaryMapper
 from torchvq.evo_lookup_free_quantization import EvoLFQ
 from torchvq.finite_scalar_perturbation import FSP
@@ -100,7 +101,7 @@ class Sequential(nn.Module):
             The result of the quantizer, in the same type, with its first entry passed through the modules behind it; if
             the quantizer returns one tensor, that tensor.
         """
-        fns = list(self.fns)  # a slice of a ModuleList is a new module
+        fns = contained(self.fns)
         for fn in fns[: self.place]:
             x = fn(x)
         returned = fns[self.place](x, **kwargs)

@@ -40,8 +40,8 @@ at::Tensor as_one(const at::Tensor& rows) { return rows.flatten(0, 1).unsqueeze(
 void prepare_shared(HierarchicalVQImpl& hvq, const at::Tensor& maps, const ScaleRequest& request) {
   const at::NoGradGuard no_grad;
   auto& vq = hvq.get_vq(0);
-  const bool first_step = hvq.is_training() && !vq.codebook_state->initialised();
-  const int64_t scales = first_step && !hvq.options.vqp_compat() ? hvq.num_levels() : 1;
+  if (vq.codebook_state->initialised()) return;
+  const int64_t scales = hvq.is_training() && !hvq.options.vqp_compat() ? hvq.num_levels() : 1;
   std::vector<at::Tensor> tokens, masks;
   auto residual = maps;
   for (int64_t index = 0; index < scales; ++index) {

@@ -69,7 +69,8 @@ class Phase(NamedTuple):
 
 
 KMEANS = dict(codebook_size=16, kmeans_init=True, kmeans_iters=2)
-DEAD = dict(codebook_size=4096, threshold_ema_dead_code=1)  # so many die that their candidates do not fit the message
+# So many codes die that their candidates do not fit the message.
+DEAD = dict(codebook_size=4096, threshold_ema_dead_code=1)
 STATISTICS = "the statistics of the codes"
 
 PHASES = {

@@ -373,8 +373,8 @@ def describe(tensor: Tensor) -> str:
 
 
 def assert_oracle_decides(table: Table, row: Row, subject: ModuleType) -> None:
-    """The oracle accepts torchvq. For a row that differs, it must reject the reference, or there is no difference; and it
-    must reject torchvq under the switch, if the row's line says that the switch restores the reference's numbers.
+    """The oracle accepts torchvq. For a row that differs, it must reject the reference, or there is no difference; and
+    it must reject torchvq under the switch, if the row's line says that the switch restores the reference's numbers.
     """
 
     def build() -> nn.Module:

@@ -230,7 +230,7 @@ def decode_rejects_bad_indices(build, row):
 
 
 def cross_entropy_of_given_indices(build, row):
-    """The sum over levels of the cross-entropy of -|r - e| towards the given codes, with r the stack's own residuals."""
+    """The sum over levels of the cross-entropy of -|r - e| towards the given codes; r are the stack's own residuals."""
     module, x = build(), row.input(0)
     given = row.forward_kwargs(0)["indices"]
     quantized, loss = module(x, freeze_codebook=True, indices=given)

@@ -54,7 +54,7 @@ def test_the_rounding_of_rows_counts(dim, generator):
 
 @pytest.mark.parametrize("dim", [32, 100])
 def test_the_rounding_of_codes_counts(dim, generator):
-    """These rows (integers up to 127) round without error; only codes are rounded. All of the few codes make the mean."""
+    """These rows (integers up to 127) round without error; only codes are rounded. All codes make the mean."""
     for _ in range(40):
         x = torch.randint(-126, 127, (15, dim), generator=generator).float()
         x[:, 0] = 127

@@ -257,7 +257,8 @@ def test_nothing_but_codes_that_are_not_finite(generator):
 @pytest.mark.parametrize("shape", [(2, 40), (3, 1), (1, 5)])
 def test_results_lie_as_x_does(encode, shape, dtype, generator):
     x, levels = make(generator, shape, 37, dtype=dtype)
-    same = equal if encode is op else close  # the rounding of a matrix product of torch depends on the layout
+    # The rounding of a matrix product of torch depends on the layout.
+    same = equal if encode is op else close
     plain = encode(x, *levels, metric="cosine")
     assert all(part.is_contiguous() for part in plain)
     turned = x.transpose(1, 2).contiguous().transpose(1, 2)

@@ -1,4 +1,4 @@
-"""resample_scale: averages over the cells of a grid, interpolation between them (include/torchvq/ops/resample_scale.h)."""
+"""resample_scale: averages over cells of a grid, and interpolation (include/torchvq/ops/resample_scale.h)."""
 
 from __future__ import annotations
 
@@ -177,5 +177,3 @@ def test_opcheck_compile_and_vmap(direction, generator):
     stacked = torch.stack([x, 2 * x]).detach()
     mapped = torch.vmap(lambda x: op(x, [2, 3], [4, 5], direction))(stacked)
     torch.testing.assert_close(mapped[0], expected.detach(), rtol=0, atol=0)
-
-

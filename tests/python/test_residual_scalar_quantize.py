@@ -46,7 +46,8 @@ def oracle(x, levels, scales, bound):
 def test_residual_scalar_quantize_walks_the_levels(levels, quantizers, bound, dtype, generator):
     x = (torch.randn(3, 133, len(levels), generator=generator) * 0.7).to(dtype).requires_grad_()
     if max(levels) > 60:
-        quantizers = min(quantizers, 2 if max(levels) < 100 else 1)  # float32 does not resolve more levels
+        # float32 does not resolve more levels.
+        quantizers = min(quantizers, 2 if max(levels) < 100 else 1)
     scales = scales_of(levels, quantizers)
     quantized, indices = ops.residual_scalar_quantize(x, levels, scales, bound=bound)
     assert quantized.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)

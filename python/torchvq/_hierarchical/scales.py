@@ -135,7 +135,8 @@ def _choose_scale(
     if not hvq.shared_codebook:
         prepare(vq, projected, mask, request.frozen, request.ranks)
     rng = vq._codebook.rng
-    if hvq.shared_codebook and index > 0:
+    draws = vq.stochastic_sample_codes or vq.directional_reparam
+    if hvq.shared_codebook and index > 0 and draws:
         # Scales that share a codebook, and so its generator, need different draws.
         rng = torch.stack([rng[0] + index, rng[1]])
     return Scale(vq, own_request, choose(vq, projected, tokens, mask, own_request, rng=rng))
@@ -175,8 +176,10 @@ def _spread(hvq: "HierarchicalVQ", index: int, scale: Scale, maps: Tensor) -> Te
 def _prepare_shared(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> None:
     """k-means on the first training tokens, of all scales at once, because the coarsest has few tokens per image."""
     vq = hvq.levels[0]
-    first_step = vq.training and not (vq._codebook.initialised or vq._codebook.replaying)
-    if first_step and not hvq.vqp_compat:
+    if vq._codebook.initialised:
+        vq._codebook.begin_record()
+        return
+    if vq.training and not vq._codebook.replaying and not hvq.vqp_compat:
         # The recomputation of a checkpointed step skips this, so nothing may be saved for backward.
         with torch.no_grad():
             tokens = _tokens_without_codes(hvq, maps, request)

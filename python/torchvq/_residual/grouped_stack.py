@@ -1,10 +1,11 @@
 """A residual stack for each group of features, for every family of ``ResidualStack``."""
 
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
 from torchvq._base import joined as _joined
+from torchvq._base.contained import contained
 from torchvq._base.options import check_options, expect
 from torchvq._residual.stack import ResidualStack, StackResult
 
@@ -28,7 +29,7 @@ class GroupedStack(nn.Module, Generic[Stack]):
     @property
     def stacks(self) -> list[Stack]:
         """``rvqs``, as a typed list."""
-        return cast(list[Stack], list(self.rvqs))
+        return contained(self.rvqs)
 
     @property
     def split_dim(self) -> int:

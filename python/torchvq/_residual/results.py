@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
+from torchvq._base.layout import Layout
 from torchvq._codebook.losses import Terms
 from torchvq._codebook.stats import finish_step
 from torchvq._residual.engine import leave, restore_codes, stack_levels
@@ -28,6 +29,7 @@ class Started(NamedTuple):
     """A forward of one stack after its search: with ``step`` already learnt, with ``walk`` not yet."""
 
     rvq: "ResidualVQ"
+    layout: Layout
     x: Tensor
     request: StackRequest
     return_all_codes: bool
@@ -83,20 +85,21 @@ def _end_walk(started: Started, walk: Walk, terms: list[Terms], counts: list[Ten
 
 
 def _result(started: Started, step: Step) -> ResidualResult:
-    rvq, x, request, return_all_codes = started[:4]
-    quantized = _restore(rvq, step.quantized, x, request)
+    rvq, layout, x, request, return_all_codes = started[:5]
+    quantized = _restore(rvq, layout, step.quantized, x, request)
     if request.targets is not None:
         return quantized, step.losses.sum()
     # Dropped levels have index -1 and codes of zeros.
-    indices = rvq.layout.restore_positions(step.indices, x)
+    indices = layout.restore_positions(step.indices, x)
     if not return_all_codes:
         return ResidualOutput(quantized, indices, step.losses)
-    codes = _all_codes(rvq, step.codes, indices, x, request)
+    codes = _all_codes(rvq, layout, step.codes, indices, x, request)
     return ResidualOutputWithCodes(quantized, indices, step.losses, codes)
 
 
-def _restore(rvq: "ResidualVQ", output: Tensor, x: Tensor, request: StackRequest) -> Tensor:
-    layout = rvq.layout
+def _restore(
+    rvq: "ResidualVQ", layout: Layout, output: Tensor, x: Tensor, request: StackRequest
+) -> Tensor:
     merged = layout.merge_heads(output, *request.batch).flatten(2)
     padding = None
     if request.mask is not None and not rvq.return_zeros_for_masked_padding:
@@ -105,12 +108,16 @@ def _restore(rvq: "ResidualVQ", output: Tensor, x: Tensor, request: StackRequest
 
 
 def _all_codes(
-    rvq: "ResidualVQ", levels: list[Tensor], indices: Tensor, x: Tensor, request: StackRequest
+    rvq: "ResidualVQ",
+    layout: Layout,
+    levels: list[Tensor],
+    indices: Tensor,
+    x: Tensor,
+    request: StackRequest,
 ) -> Tensor:
     if rvq.vqp_compat:
         # The reference looks codes up after their update, with the gradient of the lookup.
         return rvq.get_codes_from_indices(indices)
-    layout = rvq.layout
     rows = [layout.merge_heads(level, *request.batch).flatten(2) for level in levels]
     codes = [restore_codes(row, x, request.mask, layout) for row in rows]
     return stack_levels(codes, rvq.num_quantizers, 0)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.weight_norm import WeightNorm
 
+from torchvq._base.contained import contained
 from torchvq._base.torch_private import is_observed
 from torchvq.adapters._registry import Adapter, register
 from torchvq.adapters._search import nearest_by_angle
@@ -67,7 +68,7 @@ class _Stack(Adapter):
             return None
         if not isinstance(count, int) or count < 1:
             return None
-        levels = list(self.quantizers._modules.values())[:count]
+        levels = contained(self.quantizers)[:count]
         parts = _parts_of_levels(levels, x)
         return None if parts is None else _encode(x, parts, zero_code)
 

@@ -100,7 +100,8 @@ def prepared_codes(stack: nn.Module, x: Tensor, codebooks: Sequence[Tensor]) -> 
 
 
 def _copies_of(codebooks: Sequence[Tensor]) -> _Copies:
-    versions = _versions(codebooks)  # read before the copy, so that a write during it is noticed later
+    # Read before the copy, so that a write during it is noticed later.
+    versions = _versions(codebooks)
     memory = [codes.detach() for codes in codebooks]
     pointers, sizes = list(map(Tensor.data_ptr, memory)), list(map(Tensor.numel, memory))
     return _Copies(list(codebooks), memory, pointers, versions, sizes, list(map(_prepare, memory)))

@@ -1,9 +1,8 @@
 // Averages of a map over the cells of a grid, linear interpolation of the cells, and the transposes
 // of both. Torch-free. Each is a product of one sparse matrix per axis.
 //
-// A block of channels is transposed so that channels are the last axis of a scratch buffer in
-// float64; then each axis is resampled in turn, and every inner loop runs over channels.
-// Bound by memory for a few cells, by additions for overlapping ones.
+// A block of channels is transposed into a scratch buffer in float64, channels last; there each axis
+// is resampled in turn, and every inner loop runs over channels. Bound by the two transpositions.
 #pragma once
 
 #include <algorithm>
@@ -39,9 +38,9 @@ inline ResampledAxis averaged_axis(int64_t cells, int64_t positions) {
 inline ResampledAxis interpolated_axis(int64_t cells, int64_t positions) {
   ResampledAxis axis{cells, positions, {}, {}, {}, {}, {}};
   for (int64_t position = 0; position < positions; ++position) {
-    const double centre = (static_cast<double>(position) + 0.5) * static_cast<double>(cells) /
-                          static_cast<double>(positions);
-    const double place = std::clamp(centre - 0.5, 0.0, static_cast<double>(cells - 1));
+    const auto numerator = static_cast<double>(2 * position * cells + cells - positions);
+    const double place = std::clamp(numerator / static_cast<double>(2 * positions), 0.0,
+                                    static_cast<double>(cells - 1));
     const auto before = static_cast<int64_t>(place);
     const double rest = place - static_cast<double>(before);
     axis.begins.push_back(before);
@@ -73,28 +72,38 @@ inline ResampledAxis transposed(const ResampledAxis& axis) {
   return result;
 }
 
-/// `from` (outer, inputs, inner), which is changed where inputs are divided, to `to`
-/// (outer, outputs, inner).
+/// Channels that go through the scratch buffers together: a multiple of every vector.
+constexpr int64_t kResampledChannels = 16;
+
+/// `from` (outer, inputs, inner, channels), which is changed where inputs are divided, to `to`
+/// (outer, outputs, inner, channels).
 inline void resample_axis(const ResampledAxis& axis, int64_t outer, int64_t inner, double* from,
                           double* to) {
-  for (int64_t o = 0; o < outer; ++o, from += axis.inputs * inner) {
+  constexpr int64_t kWidth = kResampledChannels;
+  const int64_t row = inner * kWidth;
+  for (int64_t o = 0; o < outer; ++o, from += axis.inputs * row) {
     for (int64_t input = 0; !axis.shares.empty() && input < axis.inputs; ++input) {
-      for (int64_t j = 0; j < inner; ++j) from[input * inner + j] /= axis.shares[input];
+      for (int64_t j = 0; j < row; ++j) from[input * row + j] /= axis.shares[input];
     }
-    size_t next = 0;
-    for (int64_t output = 0; output < axis.outputs; ++output, to += inner) {
-      std::fill(to, to + inner, 0.0);
-      for (int64_t input = axis.begins[output]; input < axis.ends[output]; ++input) {
-        const double weight = axis.weights.empty() ? 1.0 : axis.weights[next++];
-        const double* const row = from + input * inner;
-        for (int64_t j = 0; j < inner; ++j) to[j] += weight * row[j];
+    const double* weights = axis.weights.data();
+    for (int64_t output = 0; output < axis.outputs; ++output) {
+      const int64_t begin = axis.begins[output], count = axis.ends[output] - begin;
+      for (int64_t j = 0; j < row; j += kWidth, to += kWidth) {
+        const double* value = from + begin * row + j;
+        double sum[kWidth] = {};
+        for (int64_t i = 0; i < count; ++i, value += row) {
+          const double weight = axis.weights.empty() ? 1.0 : weights[i];
+          for (int64_t c = 0; c < kWidth; ++c) sum[c] += weight * value[c];
+        }
+        const double divisor = axis.divisors.empty() ? 1.0 : axis.divisors[output];
+        for (int64_t c = 0; c < kWidth; ++c) to[c] = sum[c] / divisor;
       }
-      for (int64_t j = 0; !axis.divisors.empty() && j < inner; ++j) to[j] /= axis.divisors[output];
+      if (!axis.weights.empty()) weights += count;
     }
   }
 }
 
-/// Channels of one sample: a map (D, positions) and tokens (cells, D).
+/// The channels of one sample: a map (D, positions) and tokens (cells, D).
 struct ScaleResampler {
   std::vector<ResampledAxis> axes;
   std::vector<int64_t> order;  ///< in which the axes are resampled
@@ -106,36 +115,62 @@ struct ScaleResampler {
     return count;
   }
 
-  /// Channels [first, last) of `dim`.
+  /// Values of a scratch buffer: it holds the result of every step.
+  int64_t scratch_size() const {
+    int64_t most = kResampledChannels;
+    for (const auto& axis : axes) most *= std::max(axis.inputs, axis.outputs);
+    return most;
+  }
+
+  /// Channels [first, first + width) of `dim`, at most kResampledChannels. The scratch buffers are
+  /// of scratch_size().
   template <typename T>
-  void run(const T* input, int64_t dim, int64_t first, int64_t last, T* output) const {
-    const int64_t width = last - first, inputs = places(false), outputs = places(true);
-    std::vector<double> from(inputs * width), to;
-    for (int64_t place = 0; place < inputs; ++place) {
+  void run(const T* input, int64_t dim, int64_t first, int64_t width, double* scratch,
+           double* other, T* output) const {
+    constexpr int64_t kWidth = kResampledChannels;
+    const int64_t inputs = places(false), outputs = places(true);
+    if (width < kWidth) std::fill(scratch, scratch + inputs * kWidth, 0.0);
+    if (to_tokens) {
       for (int64_t c = 0; c < width; ++c) {
-        const int64_t at = to_tokens ? (first + c) * inputs + place : place * dim + first + c;
-        from[place * width + c] = static_cast<double>(input[at]);
+        const T* const row = input + (first + c) * inputs;
+        for (int64_t p = 0; p < inputs; ++p) scratch[p * kWidth + c] = static_cast<double>(row[p]);
+      }
+    } else {
+      for (int64_t p = 0; p < inputs; ++p) {
+        const T* const row = input + p * dim + first;
+        for (int64_t c = 0; c < width; ++c) scratch[p * kWidth + c] = static_cast<double>(row[c]);
       }
     }
-    std::vector<bool> done(axes.size());
-    for (const auto current : order) {
-      int64_t outer = 1, inner = width;
-      for (int64_t other = 0; other < static_cast<int64_t>(axes.size()); ++other) {
-        const int64_t count = done[other] ? axes[other].outputs : axes[other].inputs;
-        if (other < current) outer *= count;
-        if (other > current) inner *= count;
+    const double* const found = resample(scratch, other);
+    if (to_tokens) {
+      for (int64_t p = 0; p < outputs; ++p) {
+        T* const row = output + p * dim + first;
+        for (int64_t c = 0; c < width; ++c) row[c] = static_cast<T>(found[p * kWidth + c]);
       }
-      to.resize(outer * axes[current].outputs * inner);
-      resample_axis(axes[current], outer, inner, from.data(), to.data());
+    } else {
+      for (int64_t c = 0; c < width; ++c) {
+        T* const row = output + (first + c) * outputs;
+        for (int64_t p = 0; p < outputs; ++p) row[p] = static_cast<T>(found[p * kWidth + c]);
+      }
+    }
+  }
+
+ private:
+  /// Resamples every axis; returns the buffer that holds the result.
+  const double* resample(double* from, double* to) const {
+    std::array<bool, 3> done{};
+    for (const auto current : order) {
+      int64_t outer = 1, inner = 1;
+      for (int64_t axis = 0; axis < static_cast<int64_t>(axes.size()); ++axis) {
+        const int64_t count = done[axis] ? axes[axis].outputs : axes[axis].inputs;
+        if (axis < current) outer *= count;
+        if (axis > current) inner *= count;
+      }
+      resample_axis(axes[current], outer, inner, from, to);
       std::swap(from, to);
       done[current] = true;
     }
-    for (int64_t place = 0; place < outputs; ++place) {
-      for (int64_t c = 0; c < width; ++c) {
-        const int64_t at = to_tokens ? place * dim + first + c : (first + c) * outputs + place;
-        output[at] = static_cast<T>(from[place * width + c]);
-      }
-    }
+    return from;
   }
 };
 

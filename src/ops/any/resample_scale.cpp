@@ -6,6 +6,10 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/rsub.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 namespace torchvq {
@@ -24,27 +28,30 @@ at::Tensor coverage(int64_t cells, int64_t positions, const at::TensorOptions& o
 
 /// The shares of cells in each position: (cells, positions).
 at::Tensor shares(int64_t cells, int64_t positions, const at::TensorOptions& options) {
-  const auto centre = at::arange(positions, options).add(0.5).mul(cells).div(positions);
-  const auto place = centre.sub(0.5).clamp(0, static_cast<double>(cells - 1));
-  return place.sub(at::arange(cells, options).unsqueeze(1)).abs().neg().add(1).clamp_min(0);
+  // Integers until the division, whose divisor is a tensor: of a number, CUDA takes the reciprocal.
+  const auto numerator = at::arange(positions, options).mul(2 * cells).add(cells - positions);
+  const auto quotient = numerator.div(at::full({}, 2 * positions, options));
+  const auto place = quotient.clamp(0, static_cast<double>(cells - 1));
+  const auto before = place.floor(), rest = place.sub(before);
+  const auto cell = at::arange(cells, options).unsqueeze(1);
+  const auto none = at::zeros({}, options);
+  return at::where(cell.eq(before), at::rsub(rest, 1),
+                   at::where(cell.eq(before.add(1)), rest, none));
 }
 
 /// A map (B, D, *S) in float64, resampled along one axis of positions.
 at::Tensor along_axis(const at::Tensor& map, int64_t axis, int64_t cells, int64_t positions,
                       Resampling direction) {
-  const auto by = [&](const at::Tensor& last, const at::Tensor& weights) {
-    return last.matmul(weights);
-  };
   const auto last = map.movedim(axis, -1).contiguous();
   at::Tensor found;
   if (direction == Resampling::kInterpolate || direction == Resampling::kInterpolateBackward) {
     const auto weights = shares(cells, positions, map.options());
-    found = by(last, direction == Resampling::kInterpolate ? weights : weights.t());
+    found = last.matmul(direction == Resampling::kInterpolate ? weights : weights.t());
   } else {
     const auto weights = coverage(cells, positions, map.options());
     const auto counts = weights.sum(1);
-    found = direction == Resampling::kAverage ? by(last, weights.t()).div(counts)
-                                              : by(last.div(counts), weights);
+    found = direction == Resampling::kAverage ? last.matmul(weights.t()).div(counts)
+                                              : last.div(counts).matmul(weights);
   }
   return found.movedim(-1, axis);
 }
@@ -68,8 +75,8 @@ at::Tensor resample_scale(const at::Tensor& input, at::IntArrayRef size, c10::Sy
     grid.insert(grid.end(), size.begin(), size.end());
     map = to_tokens ? from.to(at::kDouble) : from.to(at::kDouble).reshape(grid);
     // A transpose takes the axes in the other order.
-    const bool backward = known == Resampling::kAverageBackward ||
-                          known == Resampling::kInterpolateBackward;
+    const bool backward =
+        known == Resampling::kAverageBackward || known == Resampling::kInterpolateBackward;
     for (int64_t step = 0; step < axes; ++step) {
       const auto axis = backward ? step : axes - 1 - step;
       map = along_axis(map, axis + 2, size[axis], positions[axis], known);

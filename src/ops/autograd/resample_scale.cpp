@@ -29,9 +29,9 @@ struct ResampleScale : torch::autograd::Function<ResampleScale> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     const auto direction = ctx->saved_data["direction"].toStringRef();
-    const auto grad =
-        ops::resample_scale(grads[0], ctx->saved_data["size"].toIntVector(),
-                            ctx->saved_data["full"].toSymIntVector(), detail::transposed(direction));
+    const auto grad = ops::resample_scale(grads[0], ctx->saved_data["size"].toIntVector(),
+                                          ctx->saved_data["full"].toSymIntVector(),
+                                          detail::transposed(direction));
     return {grad, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };

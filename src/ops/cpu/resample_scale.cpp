@@ -16,8 +16,7 @@ namespace {
 
 using detail::Resampling;
 
-// Channels of a block: wide vectors, in a scratch buffer that stays in cache.
-constexpr int64_t kChannels = 32;
+constexpr int64_t kChannels = kernels::kResampledChannels;
 // Elements for which a thread is worth its start.
 constexpr int64_t kGrain = 16384;
 
@@ -74,10 +73,12 @@ at::Tensor resample_scale(const at::Tensor& input_, at::IntArrayRef size,
     const auto* const source = input.const_data_ptr<scalar_t>();
     auto* const target = output.mutable_data_ptr<scalar_t>();
     at::parallel_for(0, batch * blocks, grain, [&](int64_t begin, int64_t end) {
+      const int64_t room = scale.scratch_size();
+      std::vector<double> scratch(2 * room);
       for (int64_t task = begin; task < end; ++task) {
         const int64_t sample = task / blocks, first = task % blocks * kChannels;
-        scale.run(source + sample * from, dim, first, std::min(first + kChannels, dim),
-                  target + sample * to);
+        scale.run(source + sample * from, dim, first, std::min(kChannels, dim - first),
+                  scratch.data(), scratch.data() + room, target + sample * to);
       }
     });
   });
