@@ -346,6 +346,12 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         self.keep_in_shards()
         return learnt[0] if counts is None else counts
 
+    @property
+    def rules(self) -> tuple[object, ...]:
+        """The options that codebooks must have in common to learn by one call."""
+        thresholds = self.threshold_ema_dead_code, self.dead_code_threshold_fraction
+        return (self.metric, self.decay, self.eps, self.manual_ema_update, *thresholds)
+
     def learns(self, ema_update: bool) -> bool:
         """Whether a training step computes statistics."""
         return ema_update or self.has_dead_code_replacement

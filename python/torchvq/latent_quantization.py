@@ -324,7 +324,7 @@ class LatentQuantize(nn.Module):
         """(B, N, C), of one codebook (B, N), to the positions of z."""
         if self.keep_num_codebooks_dim and self.num_codebooks == 1:
             indices = indices.unsqueeze(-1)
-        indices = _ops.unpack_positions(indices, z.shape, self.channel_first)
+        indices = _ops.unpack_positions(indices, z, self.channel_first)
         return as_returned(indices, self.vqp_compat, self.codebook_size)
 
 

@@ -16,6 +16,7 @@ from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import make_projections, project
 from torchvq._base.ranks import handshake, ranks_of
+from torchvq._base.torch_private import is_mapped
 from torchvq._base.wide_buffers import HALF
 from torchvq._codebook.in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
 from torchvq._codebook.stats import CodebookStats, begin_step, read_stats
@@ -329,7 +330,9 @@ class ResidualVQ(nn.Module):
                 return started._replace(step=step)
         # Stacks that learn together, or later, exchange their statistics in the second half.
         later = overlaps(self, tokens, ranks, request.frozen)
-        if steps_at_once(self) and not later and (ranks.alone or not together):
+        # An operator that may write to the state cannot be mapped over the tokens alone.
+        at_once = self.training or not is_mapped(tokens)
+        if at_once and steps_at_once(self) and not later and (ranks.alone or not together):
             return started._replace(step=step_at_once(self, tokens, request))
         walked = walk(self, layout.split_heads(tokens), request)
         return started._replace(walk=walked, overlaps=later)

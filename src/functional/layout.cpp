@@ -171,6 +171,15 @@ at::Tensor restore_positions(const at::Tensor& values, const at::Tensor& x,
 
 namespace {
 
+// Operators take x and not its sizes, because torch.jit.trace refuses lists of symbolic sizes.
+at::Tensor unpack_tokens_op(const at::Tensor& tokens, const at::Tensor& x, bool channel_first) {
+  return unpack_tokens(tokens, x.sym_sizes(), channel_first);
+}
+
+at::Tensor unpack_positions_op(const at::Tensor& values, const at::Tensor& x, bool channel_first) {
+  return unpack_positions(values, x.sym_sizes(), channel_first);
+}
+
 at::Tensor restore_tokens_op(const at::Tensor& codes, const at::Tensor& x,
                              const std::optional<at::Tensor>& mask, int64_t heads, bool separate,
                              bool channel_first, bool zeros_for_masked) {
@@ -195,10 +204,10 @@ at::Tensor restore_positions_op(const at::Tensor& values, const at::Tensor& x, i
 TORCH_LIBRARY_FRAGMENT(torchvq, m) {
   using namespace torchvq::functional;
   m.def("pack_tokens(Tensor x, bool channel_first=False) -> Tensor", TORCH_FN(pack_tokens));
-  m.def("unpack_tokens(Tensor tokens, SymInt[] sizes, bool channel_first=False) -> Tensor",
-        TORCH_FN(unpack_tokens));
-  m.def("unpack_positions(Tensor values, SymInt[] sizes, bool channel_first=False) -> Tensor",
-        TORCH_FN(unpack_positions));
+  m.def("unpack_tokens(Tensor tokens, Tensor x, bool channel_first=False) -> Tensor",
+        TORCH_FN(unpack_tokens_op));
+  m.def("unpack_positions(Tensor values, Tensor x, bool channel_first=False) -> Tensor",
+        TORCH_FN(unpack_positions_op));
   m.def("split_heads(Tensor tokens, int heads, bool separate) -> Tensor", TORCH_FN(split_heads));
   m.def(
       "merge_heads(Tensor values, SymInt batch, SymInt tokens, int heads, bool separate) -> Tensor",

@@ -66,6 +66,17 @@ std::vector<F::QuantizerLosses> search_losses(const ResidualVQImpl& rvq,
   return found;
 }
 
+/// The tokens that a level learns from: none where it, or its codebook, is in evaluation mode.
+F::StepTokens learnt_tokens(const Level& level) {
+  const auto& codebook = *level.vq->codebook_state;
+  const auto& searched = level.result.searched;
+  F::StepTokens tokens{codebook.raw_inputs(searched.inputs), searched.indices, searched.mask};
+  if (level.vq->is_training() && codebook.is_training()) return tokens;
+  const auto none = [](const at::Tensor& rows) { return rows.slice(1, 0, 0); };
+  return {none(tokens.x), none(tokens.indices),
+          tokens.mask ? std::optional(none(*tokens.mask)) : std::nullopt};
+}
+
 /// Updates the averages and codes of all levels, and replaces dead codes. Returns the tokens per
 /// code of each level, over all ranks; empty if no level learns.
 Counts update(const std::vector<Searched>& stacks) {
@@ -77,9 +88,7 @@ Counts update(const std::vector<Searched>& stacks) {
   for (const auto& [rvq, walk, request] : stacks) {
     F::StackStep step{states_of(*rvq), {}, rvq->options.shared_codebook()};
     for (const auto& level : walk->levels) {
-      const auto& searched = level.result.searched;
-      step.tokens.push_back(
-          {level.vq->codebook_state->raw_inputs(searched.inputs), searched.indices, searched.mask});
+      step.tokens.push_back(learnt_tokens(level));
     }
     steps.push_back(std::move(step));
     for (auto& own : codebooks_of(*rvq)) codebooks.push_back(std::move(own));

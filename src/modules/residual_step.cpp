@@ -21,8 +21,11 @@ bool steps_at_once(const ResidualVQImpl& rvq) {
     return false;
   }
   const auto& first = rvq.levels[0]->options;
+  const bool training = rvq.is_training();
   return std::all_of(rvq.levels.begin(), rvq.levels.end(), [&](const VectorQuantize& level) {
-    return level->is_training() == rvq.is_training() && level->codebook_state->initialised() &&
+    const auto& codebook = *level->codebook_state;
+    return level->is_training() == training && codebook.is_training() == training &&
+           codebook.initialised() &&
            level->options.commitment_weight() == first.commitment_weight();
   });
 }

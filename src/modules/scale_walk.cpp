@@ -125,7 +125,9 @@ Counts learn_scales(const std::vector<Scale>& scales,
                     const ScaleRequest& request) {
   const auto& first = *quantizers[0];
   const bool moves = first.resolved().ema_update;
-  if (!first.is_training() || request.frozen || !first.codebook_state->learns(moves)) return {};
+  const auto& codebook = *first.codebook_state;
+  const bool training = first.is_training() && codebook.is_training();
+  if (!training || request.frozen || !codebook.learns(moves)) return {};
   std::vector<F::CodebookState> states;
   std::vector<Codebook> codebooks;
   for (const auto* vq : quantizers) {

@@ -54,7 +54,7 @@ Step step(VectorQuantizeImpl& vq, const at::Tensor& x, const std::optional<at::T
   auto& own = *vq.codebook_state;
   const auto [codebook, in_place] = prepared_codes(vq, x, request, layout);
   const bool training = vq.is_training();
-  const bool learns = training && !request.frozen && !request.topk;
+  const bool learns = training && own.is_training() && !request.frozen && !request.topk;
   const bool apart = learns && !own.keeps_statistics() && (request.accumulate || own.has_pending());
   if (training) {
     own.begin_step();

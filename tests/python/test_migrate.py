@@ -128,6 +128,7 @@ def test_a_lookup_free_module_with_the_switch(tmp_path: Path, capsys) -> None:
         ("SimVQ", dict(dim=8, codebook_size=32)),
         ("ResidualSimVQ", dict(dim=8, codebook_size=32, num_quantizers=2)),
         ("ResidualFSQ", dict(levels=[5, 5], num_quantizers=2)),
+        ("ResidualFSQ", dict(levels=[5, 5], num_quantizers=3, is_channel_first=True)),
         ("ResidualLFQ", dict(dim=6, codebook_size=16, num_quantizers=2)),
         ("GroupedResidualVQ", dict(dim=8, groups=2, codebook_size=16, num_quantizers=2)),
         (

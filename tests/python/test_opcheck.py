@@ -115,8 +115,8 @@ TABLE: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "indices_to_bits signs": ((integers(16, 6, 5, 2), 4), dict(is_sign=True)),
     # Layouts and masks.
     "pack_tokens": ((normal(2, 4, 3, 5), True), {}),
-    "unpack_tokens": ((X, [2, 4, 3, 3], True), {}),
-    "unpack_positions": ((INDICES, [2, 4, 3, 3], True), {}),
+    "unpack_tokens": ((X, normal(2, 4, 3, 3), True), {}),
+    "unpack_positions": ((INDICES, normal(2, 4, 3, 3), True), {}),
     "split_heads": ((X, 2, True), {}),
     "split_mask": ((MASK, 2, True), {}),
     "split_indices": ((integers(7, 2, 9, 2), 2, True), {}),

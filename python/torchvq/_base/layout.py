@@ -74,7 +74,7 @@ class Layout(NamedTuple):
 
     def unpack(self, tokens: Tensor, x: Tensor) -> Tensor:
         """(B, N, dim), or (B, N, k, dim), to the layout of x."""
-        return _ops.unpack_tokens(tokens, x.shape, self.channel_first)
+        return _ops.unpack_tokens(tokens, x, self.channel_first)
 
     def split_heads(self, tokens: Tensor) -> Tensor:
         """(B, N, heads * D) to (H, T, D)."""
@@ -127,7 +127,7 @@ class Layout(NamedTuple):
 
     def unpack_positions(self, values: Tensor, x: Tensor) -> Tensor:
         """Values per token (B, N, ...) in the layout of x: (B, *, ...)."""
-        return _ops.unpack_positions(values, x.shape, self.channel_first)
+        return _ops.unpack_positions(values, x, self.channel_first)
 
     def place_features(self, values: Tensor) -> Tensor:
         """Moves the features from the last axis to their axis in this layout."""

@@ -66,6 +66,8 @@ def learn_together(
         Tokens of this step per code (H, K), of all ranks, for each codebook in use.
     """
     first = codebooks[0]
+    if any(codebook.rules != first.rules for codebook in codebooks):
+        return _learn_apart(codebooks, tokens, ema_update, ranks)
     arguments = first.collecting(ranks) | first.learning(ema_update)
     if not ranks.alone:
         arguments["signature"] = joined_signature(codebooks)
@@ -74,6 +76,16 @@ def learn_together(
     for codebook in codebooks[: len(tokens)]:
         codebook.keep_in_shards()
     return counts
+
+
+def _learn_apart(
+    codebooks: Sequence[Codebook], tokens: Sequence[StepTokens], ema_update: bool, ranks: Ranks
+) -> list[Tensor]:
+    """The same where the options of some levels were changed: an exchange for each codebook."""
+    absent = [tokens[0].none_of()] * (len(codebooks) - len(tokens))
+    parts = zip(codebooks, [*tokens, *absent], strict=True)
+    counts = [learn_together([own], [part], ema_update, ranks)[0] for own, part in parts]
+    return counts[: len(tokens)]
 
 
 StackStep = tuple[Sequence[Codebook], Sequence[StepTokens]]

@@ -57,7 +57,7 @@ def step(
     codebook = vq._codebook
     codes, in_place = _prepare(vq, codebook, x, request, layout)
     steps = not codebook.replaying
-    learns = steps and not request.frozen and request.topk is None
+    learns = steps and codebook.training and not request.frozen and request.topk is None
     # Statistics that accumulate, or that a callable weighs, are handled in Python between two operators.
     apart = learns and codebook.learns_apart(request.accumulate, request.weight)
     overlaps = learns and not apart and codebook.learns(request.ema_update)

@@ -227,7 +227,8 @@ def _learn(
     """
     first = quantizers[0]
     codebook = first._codebook
-    learns = first.training and not request.frozen and not codebook.replaying
+    training = first.training and codebook.training
+    learns = training and not request.frozen and not codebook.replaying
     if not learns or not codebook.learns(first.ema_update):
         return []
     searched = [scale.result.searched for scale in scales]

@@ -308,17 +308,29 @@ def learn_later(stacks: Sequence[Searched]) -> StepInFlight:
 
 
 def _stack_step(stack: Searched) -> StackStep:
-    searched = [level.result.searched for level in stack.levels]
     if stack.rvq.shared_codebook:
         # A shared codebook sees the residuals of all levels as the tokens of one step.
-        return [stack.levels[0].vq._codebook], [StepTokens.by(searched)]
-    return [vq._codebook for vq in stack.rvq.levels], [StepTokens.by([part]) for part in searched]
+        learning = [level for level in stack.levels if _trains(level)]
+        searched = [level.result.searched for level in learning or stack.levels]
+        joined = StepTokens.by(searched)
+        return [stack.levels[0].vq._codebook], [joined if learning else joined.none_of()]
+    parts = [StepTokens.by([level.result.searched]) for level in stack.levels]
+    # Levels in evaluation mode keep their place in the message.
+    tokens = [
+        part if _trains(level) else part.none_of()
+        for level, part in zip(stack.levels, parts, strict=True)
+    ]
+    return [vq._codebook for vq in stack.rvq.levels], tokens
+
+
+def _trains(level: Level) -> bool:
+    return level.vq.training and level.vq._codebook.training
 
 
 def _learn_in_turn(levels: list[Level]) -> list[Tensor]:
     """Updates a shared codebook once for each level, as the reference does."""
     counts = []
-    for level in levels:
+    for level in filter(_trains, levels):
         searched = level.result.searched
         counts.append(
             level.vq._codebook.learn(

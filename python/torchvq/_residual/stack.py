@@ -259,7 +259,7 @@ class ResidualStack(RandomState):
             all_codes = _joined.stack(
                 [restore_codes(codes, x, mask, layout) for codes in all_codes]
             )
-        indices = torch.ops.torchvq.unpack_positions(indices, x.shape, layout.channel_first)
+        indices = layout.unpack_positions(indices, x)
         return quantized, indices, all_codes
 
     @property

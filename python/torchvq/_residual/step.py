@@ -32,14 +32,17 @@ def steps_at_once(rvq: "ResidualVQ") -> bool:
     """Whether no Python code runs between the levels: no k-means, no network that computes codes, no optimizer."""
     levels, training = rvq.levels, rvq.training
     first = levels[0]
+    rules = first._codebook.rules
     optimizers = (rvq.in_place_codebook_optimizer, first.in_place_codebook_optimizer)
     if rvq.implicit_neural_codebook or any(own is not None for own in optimizers):
         return False
     return all(
-        level.training == training
+        level.training == level._codebook.training == training
         and level._codebook.begins_initialised
         and not level._codebook.affine_param
+        and level._codebook.rules == rules
         and level.commitment_weight == first.commitment_weight
+        and level.has_commitment_loss == first.has_commitment_loss
         for level in levels
     )
 

@@ -180,6 +180,9 @@ def agreement(found: Found, ours: nn.Module) -> Agreement:
     difference = (theirs - output).abs().max().item()
     if their_indices is None or indices is None:
         return Agreement(0, 0, difference)
+    if options.get("is_channel_first"):
+        # The reference puts the levels on the axis of the features.
+        their_indices = their_indices.movedim(1, -1)
     equal = their_indices.long() == indices.long()
     if not equal.all() and difference > 0:
         # The outputs of different tokens differ, too; they already count as different tokens.

@@ -33,6 +33,21 @@ TEST(ResidualVQTest, EvaluationTakesTheNearestCodeOfEachLevelAndChangesNothing) 
   expect_same_state(state_of(*stack), before);
 }
 
+TEST(ResidualVQTest, ALevelInEvaluationModeKeepsItsCodes) {
+  for (const bool shared : {false, true}) {
+    auto stack = make_stack(stack_options().shared_codebook(shared));
+    for (auto& level : stack->levels) level->eval();
+    if (!shared) stack->levels[0]->train();
+    std::vector<torch::Tensor> before;
+    for (auto& level : stack->levels) before.push_back(level->codebook().clone());
+    for (int step = 0; step < 3; ++step) run(stack, normal({4, 9, kDim}));
+    for (int64_t level = 0; level < kLevels; ++level) {
+      const bool stays = at::equal(stack->levels[level]->codebook(), before[level]);
+      EXPECT_EQ(stays, shared || level > 0) << level;
+    }
+  }
+}
+
 TEST(ResidualVQTest, EveryConfigurationDecodesItsIndices) {
   for (const auto& [name, options] : stack_configurations()) {
     SCOPED_TRACE(name);

@@ -1,0 +1,57 @@
+"""torch.jit.trace of evaluation, which older deployments use: any number of tokens after a trace of some."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import torchvq
+
+IMAGE = (2, 8, 5, 6)
+MODULES = {
+    "VectorQuantize": (lambda: torchvq.VectorQuantize(dim=8, codebook_size=16), (2, 9, 8)),
+    "projected": (
+        lambda: torchvq.VectorQuantize(
+            dim=8, codebook_size=16, codebook_dim=4, accept_image_fmap=True
+        ),
+        IMAGE,
+    ),
+    "ResidualVQ": (
+        lambda: torchvq.ResidualVQ(dim=8, codebook_size=16, num_quantizers=3),
+        (2, 9, 8),
+    ),
+    "GroupedResidualVQ": (
+        lambda: torchvq.GroupedResidualVQ(dim=8, groups=2, codebook_size=16, num_quantizers=3),
+        (2, 9, 8),
+    ),
+    "FSQ": (lambda: torchvq.FSQ(levels=[5, 4, 3], dim=8), IMAGE),
+    "ResidualFSQ": (
+        lambda: torchvq.ResidualFSQ(dim=8, levels=[5, 4, 3], num_quantizers=3),
+        (2, 9, 8),
+    ),
+    "LFQ": (lambda: torchvq.LFQ(dim=8, codebook_size=16), IMAGE),
+    "ResidualLFQ": (
+        lambda: torchvq.ResidualLFQ(dim=8, codebook_size=16, num_quantizers=3),
+        (2, 9, 8),
+    ),
+    "SimVQ": (lambda: torchvq.SimVQ(dim=8, codebook_size=16), (2, 9, 8)),
+    "ResidualSimVQ": (
+        lambda: torchvq.ResidualSimVQ(dim=8, codebook_size=16, num_quantizers=3),
+        (2, 9, 8),
+    ),
+    "LatentQuantize": (lambda: torchvq.LatentQuantize(levels=[5, 4, 3], dim=8), IMAGE),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_traced_evaluation_is_the_evaluation(name, generator):
+    make, shape = MODULES[name]
+    module = make().eval()
+    x = torch.randn(shape, generator=generator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(module, x, check_trace=False)
+    for found, expected in zip(traced(x), module(x), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
