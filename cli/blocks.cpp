@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace torchvq::cli {
 namespace {
@@ -11,6 +12,13 @@ constexpr int64_t kMostBlockRows = 65536;
 constexpr int64_t kBlocksPerBudget = 16;
 
 }  // namespace
+
+int64_t row_bytes_of(int64_t vectors, int64_t dim) {
+  int64_t bytes = sizeof(float);
+  const bool overflows = __builtin_mul_overflow(bytes, std::max<int64_t>(vectors, 1), &bytes) ||
+                         __builtin_mul_overflow(bytes, std::max<int64_t>(dim, 1), &bytes);
+  return overflows ? std::numeric_limits<int64_t>::max() : bytes;
+}
 
 int64_t choose_block_rows(int64_t row_bytes, int64_t memory) {
   return std::clamp<int64_t>(memory / kBlocksPerBudget / row_bytes, 1, kMostBlockRows);
@@ -24,7 +32,7 @@ BlockReader::BlockReader(const std::string& path, const std::string& key, int64_
     : source_(path, key),
       first_row_(source_.rows() / parts * part + std::min(part, source_.rows() % parts)),
       rows_(source_.rows() / parts + (part < source_.rows() % parts ? 1 : 0)) {
-  const auto row_bytes = dim() * static_cast<int64_t>(sizeof(float));
+  const auto row_bytes = row_bytes_of(1, dim());
   block_rows_ = choose_block_rows(row_bytes, memory);
   streams_ = rows() > memory / row_bytes;
   if (!streams_ && keep)

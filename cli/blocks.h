@@ -12,6 +12,9 @@ namespace torchvq::cli {
 
 constexpr int64_t kDefaultMemory = int64_t{1} << 30;
 
+/// Bytes of a row of float32 vectors, at most the largest number; at least those of one element.
+int64_t row_bytes_of(int64_t vectors, int64_t dim);
+
 /// Rows per block: a small part of the budget, because processing a block makes copies of it.
 int64_t choose_block_rows(int64_t row_bytes, int64_t memory);
 

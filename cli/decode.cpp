@@ -69,12 +69,11 @@ void run_decode(const DecodeArguments& arguments) {
   const auto shape = decoded_shape(codes, *codec, arguments);
   io::NpyWriter writer(arguments.output, at::kFloat, shape);
   const auto row_vectors = codes.row_length() / columns;
-  const auto row_bytes =
-      std::max<int64_t>(1, row_vectors) * dim * static_cast<int64_t>(sizeof(float));
-  const auto block_rows = choose_block_rows(row_bytes, arguments.memory);
+  const auto block_rows = choose_block_rows(row_bytes_of(row_vectors, dim), arguments.memory);
   Progress progress("decode", codes.rows() * row_vectors, arguments.common.quiet);
-  for (int64_t first = 0; first < codes.rows(); first += block_rows) {
-    const auto count = std::min(block_rows, codes.rows() - first);
+  const auto rows = row_vectors == 0 ? 0 : codes.rows();
+  for (int64_t first = 0; first < rows; first += block_rows) {
+    const auto count = std::min(block_rows, rows - first);
     const auto block = codes.read(first, count).view({count * row_vectors, columns});
     check_codes(arguments.codes, block, first * codes.row_length(), *codec);
     writer.append(codec->decode(block));

@@ -154,7 +154,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         self.signature = (
             f"{num_codebooks} codebooks of {codebook_size} codes of {dim}, {self.metric}, decay {decay}, eps {eps}, "
             f"dead codes below {threshold_ema_dead_code} or {dead_code_threshold_fraction} of the mean, "
-            f"manual {manual_ema_update}, affine {affine_param}, vqp_compat {vqp_compat}"
+            f"manual {manual_ema_update}, affine {affine_param}, vqp_compat {vqp_compat}, by gradient {parameter}"
         )
         if self.keeps_statistics:
             self.signature += f", learning every {sync_every} steps"

@@ -1,19 +1,19 @@
 #include "io/array_layout.h"
 
+#include <algorithm>
 #include <limits>
 
 namespace torchvq::io {
 
 int64_t checked_numel(const std::vector<int64_t>& shape, int64_t element_size) {
-  // An axis of size 0 makes the array empty, however large the others are.
-  for (const auto size : shape) {
-    if (size == 0) return 0;
-  }
   int64_t bytes = element_size;
+  bool empty = false;
   for (const auto size : shape) {
-    if (size < 0 || __builtin_mul_overflow(bytes, size, &bytes)) return -1;
+    // The other axes of an empty array are multiplied too: rows and row sizes are computed from them.
+    empty = empty || size == 0;
+    if (size < 0 || __builtin_mul_overflow(bytes, std::max<int64_t>(size, 1), &bytes)) return -1;
   }
-  return bytes / element_size;
+  return empty ? 0 : bytes / element_size;
 }
 
 int64_t ArrayLayout::numel() const {

@@ -5,6 +5,7 @@
 #include <torchvq/io/safetensors.h>
 #include <torchvq/version.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <vector>
@@ -81,19 +82,29 @@ at::Tensor load_state(const std::string& path, const SafetensorsFile& file, cons
   return file.tensor(name).squeeze(0).to(at::kFloat).contiguous();
 }
 
-// Rejects modules that compute more than codebooks do.
+bool names_part(const std::string& name, const std::string& part) {
+  return name.starts_with(part) || name.find("." + part) != std::string::npos;
+}
+
+// Rejects modules that compute more than codebooks do. Parts of the module stand beside its codebook;
+// the last three are of modules around it.
 void check_plain(const std::string& path, const SafetensorsFile& file, const std::string& prefix) {
-  static constexpr std::array<const char*, 2> kNeedModule = {"project_in.", "mlps."};
+  static constexpr std::array<const char*, 4> kParts = {
+      "project_in.", "mlps.", "_codebook.batch_mean", "_codebook.vq_bridge."};
+  static constexpr std::array<const char*, 3> kAround = {"phi_shared.", "phi_levels.",
+                                                         "rand_projs"};
   for (const auto& [name, entry] : file.entries()) {
-    if (name.compare(0, prefix.size(), prefix) != 0) continue;
-    for (const std::string word : kNeedModule) {
-      const bool inside = name.compare(prefix.size(), word.size(), word) == 0 ||
-                          name.find("." + word, prefix.size()) != std::string::npos;
-      TORCH_CHECK_VALUE(!inside, path,
-                        ": expected a codec without projections and implicit codebooks, which "
-                        "need the module around it, but it has ",
-                        name);
-    }
+    const bool own = name.starts_with(prefix);
+    const auto rest = own ? name.substr(prefix.size()) : std::string();
+    const bool needs_module =
+        std::any_of(kParts.begin(), kParts.end(),
+                    [&](const char* part) { return own && names_part(rest, part); }) ||
+        std::any_of(kAround.begin(), kAround.end(),
+                    [&](const char* part) { return names_part(name, part); });
+    TORCH_CHECK_VALUE(!needs_module, path,
+                      ": expected a codec without projections, convolutions, implicit codebooks, "
+                      "bridges and affine maps, which need the module around it, but it has ",
+                      name);
   }
 }
 

@@ -81,6 +81,12 @@ CodecKeys find_codec_keys(const std::string& path, const SafetensorsFile& file) 
     ++quantizers[{place->prefix, place->group.has_value(), place->level.has_value()}];
     found[{place->group.value_or(0), place->level.value_or(0)}] = key_of(*place);
   }
+  // safetensors.torch.save_model writes a shared tensor once, and its other names into the metadata.
+  for (const auto& [name, kept] : file.metadata()) {
+    const auto place = parse(name), own = parse(kept);
+    if (!place || !own || !file.entries().contains(kept)) continue;
+    found.try_emplace({place->group.value_or(0), place->level.value_or(0)}, key_of(*own));
+  }
   TORCH_CHECK_VALUE(!quantizers.empty(), path, ": expected a codec, with a tensor named ", kEmbed,
                     ", but it has none");
   TORCH_CHECK_VALUE(quantizers.size() == 1, path,

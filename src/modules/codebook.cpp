@@ -198,7 +198,7 @@ std::string CodebookImpl::signature() const {
        << ", eps " << options.eps() << ", dead codes below " << options.threshold_ema_dead_code()
        << " or " << options.dead_code_threshold_fraction() << " of the mean, manual "
        << options.manual_ema_update() << ", affine " << options.affine_param() << ", vqp_compat "
-       << options.vqp_compat();
+       << options.vqp_compat() << ", by gradient " << learns_by_gradient();
   if (keeps_statistics()) text << ", learning every " << options.sync_every() << " steps";
   return text.str();
 }
@@ -389,7 +389,23 @@ void CodebookImpl::copy_state(const CodebookImpl& other,
   }
 }
 
+namespace {
+
+void check_stored(torch::serialize::InputArchive& archive,
+                  const torch::OrderedDict<std::string, torch::Tensor>::Item& own, bool is_buffer) {
+  torch::Tensor stored;
+  if (!archive.try_read(own.key(), stored, is_buffer) || !stored.defined()) return;
+  TORCH_CHECK_VALUE(stored.sizes() == own->sizes(), "VectorQuantize: expected ", own.key(),
+                    " of the archive to have shape ", own->sizes(), ", but got shape ",
+                    stored.sizes());
+}
+
+}  // namespace
+
 void CodebookImpl::load(torch::serialize::InputArchive& archive) {
+  // torch replaces tensors of any size: a codebook of another size would contradict the options.
+  for (const auto& item : named_buffers(/*recurse=*/false)) check_stored(archive, item, true);
+  for (const auto& item : named_parameters(/*recurse=*/false)) check_stored(archive, item, false);
   torch::nn::Module::load(archive);
   state_loaded();
 }

@@ -54,7 +54,7 @@ void handshake(const std::vector<Codebook>& codebooks, const Ranks& ranks) {
   for (const auto& codebook : codebooks) {
     append(state, codebook->replicated_state());
   }
-  options.signature = joined_signature(codebooks);
+  options.signature = joined_signature(codebooks) + "; reduction " + ranks.reduction;
   distributed::handshake_(state, options);
 }
 

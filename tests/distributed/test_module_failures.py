@@ -134,6 +134,7 @@ def other_options(rank: int, kind: str, options: dict[str, Any]) -> tuple[str, f
     [
         ("VectorQuantize", {"codebook_size": 48}, ("of 16 codes", "of 48 codes")),
         ("VectorQuantize", {"decay": 0.9}, ("decay 0.8", "decay 0.9")),
+        ("VectorQuantize", {"reduction": "float"}, ("reduction exact", "reduction float")),
         ("ResidualVQ", {"codebook_size": 48}, ("of 16 codes", "of 48 codes")),
         ("ResidualVQ", {"codebook_size": (16, 16, 48)}, ("of 16 codes", "of 48 codes")),
         ("ResidualVQ", {"num_quantizers": 4}, ("of 16 codes", "")),

@@ -13,8 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from cli_support import Array, cli_path, clusters, expect_bad_input, run, snapshot
 from safetensors.numpy import save_file
+from safetensors.torch import save_model
+
+import torchvq
 
 FIT = ["fit", "x.npy", "-k", "8", "-o", "out.safetensors"]
 ENCODE = ["encode", "codec.safetensors", "x.npy", "-o", "codes.npy"]
@@ -345,3 +349,46 @@ def test_damaged_headers_never_crash(folder: Path, count: int) -> None:
             assert result.returncode in (0, 2), (result.returncode, result.stderr)
             assert result.stderr.count("\n") == (1 if result.returncode == 2 else 0)
         (folder / name).write_bytes(valid)
+
+
+def header(shape: str, dtype: str) -> bytes:
+    """A .npy file without data."""
+    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+@pytest.mark.parametrize("arguments", USERS_OF_VECTORS, ids=lambda a: a[0])
+def test_sizes_whose_product_overflows_beside_an_empty_axis(arguments, folder: Path) -> None:
+    (folder / "x.npy").write_bytes(header(f"(0, {2**62})", "<f4"))
+    expect_bad_input("x.npy", *arguments, cwd=folder)
+
+
+@pytest.mark.parametrize("shape", [(0, 2**61), (2**62, 0)], ids=str)
+def test_codes_whose_sizes_overflow_beside_an_empty_axis(shape, folder: Path) -> None:
+    (folder / "codes.npy").write_bytes(header(str(shape), "<i8"))
+    expect_bad_input("codes.npy", *DECODE, cwd=folder)
+
+
+def test_many_rows_without_codes_end_at_once(folder: Path) -> None:
+    (folder / "codes.npy").write_bytes(header(f"({2**40}, 0)", "<i8"))
+    assert run(*DECODE, cwd=folder).returncode == 0
+    assert np.load(folder / "decoded.npy").shape == (2**40, 0, 4)
+
+
+MODULES_THAT_NEED_MORE = {
+    "affine": lambda: torchvq.VectorQuantize(4, 8, affine_param=True),
+    "affine levels": lambda: torchvq.ResidualVQ(
+        dim=4, codebook_size=8, num_quantizers=2, affine_param=True
+    ),
+    "bridge": lambda: torchvq.VectorQuantize(4, 8, vq_bridge=torch.nn.Linear(4, 4)),
+    "scales": lambda: torchvq.HierarchicalVQ(dim=4, codebook_size=8, scales=(1, 2)),
+    "random projection": lambda: torchvq.RandomProjectionQuantizer(
+        dim=4, codebook_size=8, codebook_dim=4
+    ),
+}
+
+
+@pytest.mark.parametrize("make", MODULES_THAT_NEED_MORE.values(), ids=MODULES_THAT_NEED_MORE.keys())
+def test_modules_that_compute_more_than_codes_are_no_codecs(make, folder: Path) -> None:
+    save_model(make(), str(folder / "codec.safetensors"))
+    expect_bad_input("need the module around it", *ENCODE, cwd=folder)

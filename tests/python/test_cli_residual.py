@@ -302,3 +302,25 @@ def test_files_that_are_no_stack(
             state[f"layers.2._codebook.{key}"] = np.ones((1, 16, 4), np.float32)
     save_file(state, tmp_path / "bad.safetensors")
     expect_bad_input(fragment, "eval", "bad.safetensors", "x.npy", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_shared_codebook_that_save_model_wrote_once_is_every_level(
+    groups, tmp_path: Path
+) -> None:
+    options = dict(dim=8, num_quantizers=3, codebook_size=16, shared_codebook=True)
+    module = (
+        torchvq.GroupedResidualVQ(groups=groups, **options)
+        if groups > 1
+        else torchvq.ResidualVQ(**options)
+    )
+    x = torch.from_numpy(clusters(60, 8))
+    module(x.unsqueeze(0))
+    module.eval()
+    safetensors.torch.save_model(module, str(tmp_path / "codec.safetensors"))
+    np.save(tmp_path / "x.npy", x.numpy())
+    done = run("encode", "codec.safetensors", "x.npy", "-o", "codes.npy", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    indices = module(x.unsqueeze(0))[1]
+    expected = indices[0] if groups == 1 else torch.cat(list(indices[:, 0]), -1)
+    assert np.array_equal(np.load(tmp_path / "codes.npy"), expected.numpy())

@@ -89,7 +89,7 @@ def handshake(codebooks: Sequence["Codebook"], ranks: Ranks) -> None:
     if ranks.alone or codebooks[0].replaying:
         return
     state = [tensor for codebook in codebooks for tensor in codebook.replicated_state()]
-    signature = joined_signature(codebooks)
+    signature = f"{joined_signature(codebooks)}; reduction {ranks.reduction}"
     _ops.handshake_(state, handle=codebooks[0].handle, signature=signature, **ranks.named())
 
 

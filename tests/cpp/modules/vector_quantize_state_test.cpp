@@ -137,6 +137,16 @@ TEST(VectorQuantizeStateTest, TorchSaveContinuesTheRun) {
   }
 }
 
+TEST(VectorQuantizeStateTest, AnArchiveOfAnotherSizeIsRefusedAndChangesNothing) {
+  VectorQuantize original(VectorQuantizeOptions(6).codebook_size(16));
+  VectorQuantize other(VectorQuantizeOptions(6).codebook_size(32));
+  std::stringstream file;
+  torch::save(original, file);
+  const auto before = state_of(other);
+  EXPECT_THROW(torch::load(other, file), c10::ValueError);
+  expect_same_state(state_of(other), before);
+}
+
 TEST(VectorQuantizeStateTest, CloneContinuesTheRunOnItsOwn) {
   for (const auto& [name, given] : configurations()) {
     SCOPED_TRACE(name);
