@@ -16,6 +16,7 @@ from torchvq._base.options import check_options, expect
 from torchvq._base.projection import make_projections, project, projects_nothing
 from torchvq._base.random_state import RandomState
 from torchvq._base.ranks import everybody, noise_rng
+from torchvq._base.wide_buffers import wide_default
 from torchvq.outputs import ScalarOutput
 
 _ops = torch.ops.torchvq
@@ -117,7 +118,8 @@ class FSQ(RandomState):
         )
         if orthogonal_rotation:
             _warn_of_rotation(self.levels)
-            rotation = _ops.random_rotation(self.codebook_dim)
+            with wide_default():
+                rotation = _ops.random_rotation(self.codebook_dim)
             self.register_buffer("orthogonal_rot", to_default_device(rotation))
         if noise_dropout > 0:
             self.keep_rng()

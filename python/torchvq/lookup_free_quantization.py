@@ -15,7 +15,7 @@ from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import project, projects_nothing
 from torchvq._base.random_state import RandomState
 from torchvq._base.ranks import group_name
-from torchvq._base.wide_buffers import HALF
+from torchvq._base.wide_buffers import HALF, wide_default
 from torchvq._scalar import lookup_free as _lookup_free
 from torchvq._scalar.lookup_free import Found, Request
 from torchvq.outputs import LookupFreeLossBreakdown, LookupFreeOutput
@@ -197,7 +197,9 @@ class LFQ(RandomState):
         self._make_projections(inner, scale if cosine_sim_project_in else None, projection_has_bias)
         self.register_buffer("mask", 2 ** torch.arange(bits - 1, -1, -1))
         if orthogonal_rotation:
-            self.register_buffer("orthogonal_rot", to_default_device(_ops.random_rotation(bits)))
+            with wide_default():
+                rotation = to_default_device(_ops.random_rotation(bits))
+            self.register_buffer("orthogonal_rot", rotation)
         if frac_per_sample_entropy < 1:
             self.keep_rng()
         self.handle: int = _ops.new_handle()
