@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.constants import to_default_device
+from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import project, projects_nothing
@@ -350,7 +351,7 @@ class LFQ(RandomState):
         """The output of ``forward`` in evaluation for these indices.
 
         Args:
-            indices: int64, in any shape that ``forward`` returns, or without batch. -1 gives zeros.
+            indices: integer, in any shape that ``forward`` returns, or without batch. -1 gives zeros.
             project_out: False returns the concatenated codes of all codebooks, before ``project_out``.
 
         Returns:
@@ -360,6 +361,7 @@ class LFQ(RandomState):
         Raises:
             IndexError: for an index outside [-1, codebook_size).
         """
+        indices = as_int64("LFQ", indices)
         if self.keep_num_codebooks_dim:
             if indices.dim() == 0 or indices.shape[-1] != self.num_codebooks:
                 raise ValueError(

@@ -178,7 +178,7 @@ class SimVQ(WideBuffers):
         """The output of ``forward`` in evaluation for these indices, in the same layout.
 
         Args:
-            indices: int64 (B, *). -1 gives zeros.
+            indices: integer (B, *). -1 gives zeros.
 
         Returns:
             (B, *, dim), with ``channel_first`` (B, dim, *); float32, or float64 for a double module.
