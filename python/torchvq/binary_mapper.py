@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base.compat import vqp_compat_of
+from torchvq._base.integers import as_int64
 from torchvq._base.noise import NoisyModule
 from torchvq._base.options import check_options
 from torchvq._base.ranks import ALONE, Ranks, default_group, distributed_training
@@ -134,11 +135,13 @@ class BinaryMapper(NoisyModule):
         one_hot: Tensor | None = None,
         sum_bits: bool = True,
     ) -> Tensor:
-        """Log-probability of codes, given by index (*) or one-hot (*, 2**bits): (*), or (*, bits) per bit.
+        """Log-probability of codes, given by integer index (*) or one-hot (*, 2**bits): (*), or (*, bits) per bit.
 
         Gradient to the logits. Index -1 has log-probability 0.
         """
         self._check(logits, None)
+        if indices is not None:
+            indices = as_int64("BinaryMapper", indices)
         return _ops.binary_log_prob(logits, indices, one_hot, sum_bits)
 
     def _aux_loss(self, logits: Tensor, reduce: bool, mask: Tensor | None) -> Tensor:

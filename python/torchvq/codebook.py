@@ -17,7 +17,7 @@ from torchvq._base.ranks import ALONE, Ranks
 from torchvq._base.replay import Replayed
 from torchvq._base.sharded import keep_in_shards
 from torchvq._base.transforms import is_mapped, shared_flag
-from torchvq._base.wide_buffers import HALF
+from torchvq._base.wide_buffers import HALF, wide_dtype
 
 if TYPE_CHECKING:
     from torchvq._codebook.in_flight import StepInFlight
@@ -125,15 +125,16 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             _warned_uninitialised=False,
         )
 
-        embed = torch.empty(num_codebooks, codebook_size, dim)
+        wide = wide_dtype()
+        embed = torch.empty(num_codebooks, codebook_size, dim, dtype=wide)
         nn.init.kaiming_uniform_(embed)
         if use_cosine_sim:
             embed = _ops.unit_vectors(embed)
         self.register_buffer("initted", torch.tensor(not kmeans_init))
-        self.register_buffer("cluster_size", torch.ones(num_codebooks, codebook_size))
+        self.register_buffer("cluster_size", torch.ones(num_codebooks, codebook_size, dtype=wide))
         self.register_buffer("embed_avg", embed.clone())
         if parameter:
-            self.embed = nn.Parameter(embed)
+            self.embed = nn.Parameter(embed.to(torch.get_default_dtype()))
         else:
             self.register_buffer("embed", embed)
         if affine_param:

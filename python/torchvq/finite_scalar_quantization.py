@@ -9,13 +9,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from torchvq._base.compat import as_returned, vqp_compat_of, wide_indices
+from torchvq._base.compat import as_returned, vqp_compat_of
 from torchvq._base.constants import to_default_device
+from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
 from torchvq._base.projection import make_projections, project, projects_nothing
 from torchvq._base.random_state import RandomState
 from torchvq._base.ranks import everybody, noise_rng
+from torchvq._base.wide_buffers import wide_default
 from torchvq.outputs import ScalarOutput
 
 _ops = torch.ops.torchvq
@@ -117,7 +119,8 @@ class FSQ(RandomState):
         )
         if orthogonal_rotation:
             _warn_of_rotation(self.levels)
-            rotation = _ops.random_rotation(self.codebook_dim)
+            with wide_default():
+                rotation = _ops.random_rotation(self.codebook_dim)
             self.register_buffer("orthogonal_rot", to_default_device(rotation))
         if noise_dropout > 0:
             self.keep_rng()
@@ -265,20 +268,21 @@ class FSQ(RandomState):
 
     def indices_to_level_indices(self, indices: Tensor) -> Tensor:
         """The level of each feature (*, D), int64, from 0, for indices (*). IndexError for an index outside."""
-        levels: Tensor = _ops.scalar_level_indices(wide_indices(indices), self.levels)
+        levels: Tensor = _ops.scalar_level_indices(as_int64("FSQ", indices), self.levels)
         return self._as_returned(levels)
 
     def indices_to_codes(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in its layout; -1 gives zeros.
 
         Args:
-            indices: int64, in the shape that ``forward`` returns. Those with three or more axes (images), and those
+            indices: integer, in the shape that ``forward`` returns. Those with three or more axes (images), and those
                 with ``channel_first``, give features on axis 1.
 
         Raises:
-            IndexError: an index outside [-1, codebook_size). TypeError: another dtype. ValueError: another number of
+            IndexError: an index outside [-1, codebook_size). TypeError: no integers. ValueError: another number of
                 codebooks.
         """
+        indices = as_int64("FSQ", indices)
         stacked = indices if self.keep_num_codebooks_dim else indices.unsqueeze(-1)
         expect(
             "FSQ.indices_to_codes",
@@ -301,7 +305,7 @@ class FSQ(RandomState):
         wide = scale is not None and scale.dtype == torch.float64
         dtype = torch.float64 if wide else self._code_dtype
         codes: Tensor = _ops.decode_scalars(
-            wide_indices(indices), self.levels, self.preserve_symmetry, self._rotation, scale, dtype
+            indices, self.levels, self.preserve_symmetry, self._rotation, scale, dtype
         )
         return codes
 

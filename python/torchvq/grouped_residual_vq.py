@@ -1,5 +1,6 @@
 """GroupedResidualVQ: a residual stack for each group of features."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ from torchvq._base import joined as _joined
 from torchvq._base.contained import contained
 from torchvq._base.options import check_options
 from torchvq._codebook.stats import CodebookStats, read_stats
+from torchvq._residual.calls import groups_of
 from torchvq._residual.results import finish
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
 from torchvq.residual_vq import ResidualVQ
@@ -53,7 +55,7 @@ class GroupedResidualVQ(nn.Module):
     def forward(
         self,
         x: Tensor,
-        indices: Tensor | None = None,
+        indices: Tensor | Sequence[Tensor] | None = None,
         return_all_codes: bool = False,
         sample_codebook_temp: float | None = None,
         freeze_codebook: bool = False,
@@ -122,13 +124,8 @@ class GroupedResidualVQ(nn.Module):
         layout = self.stacks[0].layout
         layout._replace(dim=self.dim, owner=type(self).__name__).check_input(x)
 
-    def _split_indices(self, indices: Tensor) -> list[Tensor]:
-        if indices.shape[0] != self.groups:
-            raise ValueError(
-                f"GroupedResidualVQ: expected indices to have {self.groups} groups on the first axis, "
-                f"but got shape {list(indices.shape)}"
-            )
-        return list(indices.unbind(0))
+    def _split_indices(self, indices: Tensor | Sequence[Tensor]) -> list[Tensor]:
+        return groups_of("GroupedResidualVQ", indices, self.groups)
 
     def stats(self, synced: bool = False) -> tuple[tuple[CodebookStats, ...], ...]:
         """The use of the codes of each group and level; see ``VectorQuantize.stats``.
@@ -149,13 +146,16 @@ class GroupedResidualVQ(nn.Module):
             return _joined.stack(cast(tuple[Tensor, ...], codes))
         return cast(tuple[tuple[Tensor, ...], ...], codes)
 
-    def get_codes_from_indices(self, indices: Tensor) -> Tensor:
-        """Codes of indices (G, B, *, q): (G, Q, B, *, D); see ``ResidualVQ.get_codes_from_indices``."""
+    def get_codes_from_indices(self, indices: Tensor | Sequence[Tensor]) -> Tensor:
+        """Codes of indices (G, B, *, q), or one tensor for each group: (G, Q, B, *, D).
+
+        See ``ResidualVQ.get_codes_from_indices``.
+        """
         parts = zip(self.stacks, self._split_indices(indices), strict=True)
         return _joined.stack([rvq.get_codes_from_indices(part) for rvq, part in parts])
 
-    def get_output_from_indices(self, indices: Tensor) -> Tensor:
-        """The output of ``forward`` in evaluation for indices (G, B, *, q), in the same layout."""
+    def get_output_from_indices(self, indices: Tensor | Sequence[Tensor]) -> Tensor:
+        """The output of ``forward`` in evaluation for indices (G, B, *, q), or one tensor for each group."""
         parts = zip(self.stacks, self._split_indices(indices), strict=True)
         outputs = [rvq.get_output_from_indices(part) for rvq, part in parts]
         return _joined.cat(outputs, self.split_dim if outputs[0].dim() > 2 else -1)

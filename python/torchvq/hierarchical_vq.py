@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
+from torchvq._base.integers import as_int64
 from torchvq._base.joined import without_autocast
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect
@@ -415,15 +416,16 @@ class HierarchicalVQ(nn.Module):
     def get_output_from_indices(
         self,
         indices: Sequence[Tensor],
-        full_shape: Sequence[int] | None = None,
+        full_shape: Sequence[int] | int | None = None,
         *,
         mask: Tensor | None = None,
     ) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout.
 
         Args:
-            indices: int64 (B, *shape) for each scale. -1 gives a zero vector; a scale of only -1 adds nothing.
+            indices: integer (B, *shape) for each scale. -1 gives a zero vector; a scale of only -1 adds nothing.
             full_shape: positions of the input, which the indices do not tell. Default: those of the last scale.
+                With one axis, a number will do.
             mask: bool (B, *full_shape), the mask of forward; the output of padding is 0.
 
         Returns:
@@ -435,6 +437,9 @@ class HierarchicalVQ(nn.Module):
         """
         batch = indices[0].shape[0] if len(indices) > 0 and indices[0].dim() > 0 else 0
         self._check_indices(indices, batch)
+        indices = [as_int64("HierarchicalVQ", scale) for scale in indices]
+        if isinstance(full_shape, int):
+            full_shape = (full_shape,)
         full = tuple(self.level_shapes[-1] if full_shape is None else full_shape)
         fits = len(full) == self.spatial_dims
         expect("HierarchicalVQ", fits, "full_shape", f"{self.spatial_dims} numbers", list(full))

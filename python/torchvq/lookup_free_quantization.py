@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.constants import to_default_device
+from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import project, projects_nothing
 from torchvq._base.random_state import RandomState
 from torchvq._base.ranks import group_name
-from torchvq._base.wide_buffers import HALF
+from torchvq._base.wide_buffers import HALF, wide_default
 from torchvq._scalar import lookup_free as _lookup_free
 from torchvq._scalar.lookup_free import Found, Request
 from torchvq.outputs import LookupFreeLossBreakdown, LookupFreeOutput
@@ -197,7 +198,9 @@ class LFQ(RandomState):
         self._make_projections(inner, scale if cosine_sim_project_in else None, projection_has_bias)
         self.register_buffer("mask", 2 ** torch.arange(bits - 1, -1, -1))
         if orthogonal_rotation:
-            self.register_buffer("orthogonal_rot", to_default_device(_ops.random_rotation(bits)))
+            with wide_default():
+                rotation = to_default_device(_ops.random_rotation(bits))
+            self.register_buffer("orthogonal_rot", rotation)
         if frac_per_sample_entropy < 1:
             self.keep_rng()
         self.handle: int = _ops.new_handle()
@@ -348,7 +351,7 @@ class LFQ(RandomState):
         """The output of ``forward`` in evaluation for these indices.
 
         Args:
-            indices: int64, in any shape that ``forward`` returns, or without batch. -1 gives zeros.
+            indices: integer, in any shape that ``forward`` returns, or without batch. -1 gives zeros.
             project_out: False returns the concatenated codes of all codebooks, before ``project_out``.
 
         Returns:
@@ -358,6 +361,7 @@ class LFQ(RandomState):
         Raises:
             IndexError: for an index outside [-1, codebook_size).
         """
+        indices = as_int64("LFQ", indices)
         if self.keep_num_codebooks_dim:
             if indices.dim() == 0 or indices.shape[-1] != self.num_codebooks:
                 raise ValueError(

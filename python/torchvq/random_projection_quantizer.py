@@ -10,7 +10,7 @@ from torchvq._base.constants import to_default_device
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, expect, keep_values
 from torchvq._base.projection import project
-from torchvq._base.wide_buffers import HALF, WideBuffers
+from torchvq._base.wide_buffers import HALF, WideBuffers, wide_default
 from torchvq._codebook.search import stored_codes
 from torchvq.vector_quantize import VectorQuantize
 
@@ -118,7 +118,8 @@ class RandomProjectionQuantizer(WideBuffers):
             accept_3d_fmap=layout.get("accept_3d_fmap", False),
             channel_last=layout.get("channel_last", True),
         )
-        projections = _ops.random_projections(num_codebooks, dim, codebook_dim)
+        with wide_default():
+            projections = _ops.random_projections(num_codebooks, dim, codebook_dim)
         self.register_buffer("rand_projs", to_default_device(projections))
         self.vq = VectorQuantize(
             dim=codebook_dim * num_codebooks,

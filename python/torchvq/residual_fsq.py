@@ -11,6 +11,7 @@ from torchvq._base.compat import as_returned, vqp_compat_of
 from torchvq._base.constants import materialise_constants
 from torchvq._base.contained import contained
 from torchvq._base.options import check_options, expect
+from torchvq._base.wide_buffers import wide_dtype
 from torchvq._residual.stack import LevelResult, ResidualStack
 from torchvq.finite_scalar_quantization import FSQ
 from torchvq.outputs import ScalarOutput, ScalarOutputWithCodes
@@ -223,6 +224,7 @@ def _scales(levels: Sequence[int], quantizers: int) -> Tensor:
     """(Q, D): the residual after a level is at most one L-th of the residual before."""
     return torch.tensor(
         [[float(count) ** -index for count in levels] for index in range(quantizers)],
+        dtype=wide_dtype(),
         device="cpu",
     )
 
@@ -231,10 +233,11 @@ def _soft_clamp(
     levels: Sequence[int], value: float | list[float] | Tensor | None, hard: bool
 ) -> Tensor | None:
     if hard:
-        return torch.tensor([1 + 1 / (count - 1) for count in levels], device="cpu")
+        limits = [1 + 1 / (count - 1) for count in levels]
+        return torch.tensor(limits, dtype=wide_dtype(), device="cpu")
     if value is None:
         return None
-    limit = torch.as_tensor(value, dtype=torch.float32, device="cpu")
+    limit = torch.as_tensor(value, dtype=wide_dtype(), device="cpu")
     return limit.reshape(()) if limit.numel() == 1 else limit
 
 

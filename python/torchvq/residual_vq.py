@@ -12,6 +12,7 @@ from torchvq._base import joined as _joined
 from torchvq._base.checkpointing import is_checkpointed
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
+from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import make_projections, project
@@ -423,7 +424,7 @@ class ResidualVQ(nn.Module):
         """Codes of indices, level by level.
 
         Args:
-            indices: int64 (B, *, q), with several heads (B, *, heads, q), with q levels: all of them, or with
+            indices: integer (B, *, q), with several heads (B, *, heads, q), with q levels: all of them, or with
                 ``quantize_dropout`` the first ones. -1 gives zeros.
 
         Returns:
@@ -439,6 +440,7 @@ class ResidualVQ(nn.Module):
 
         Zeros where all indices are -1.
         """
+        indices = as_int64("ResidualVQ", indices)
         if self.implicit_neural_codebook:
             total, *others = map(_widened, self._decode(indices))
             for codes in others:

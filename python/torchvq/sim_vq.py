@@ -14,7 +14,7 @@ from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import in_dtype_of
 from torchvq._base.ranks import Ranks, group_name, group_of
 from torchvq._base.torch_private import is_observed_itself
-from torchvq._base.wide_buffers import HALF, WideBuffers
+from torchvq._base.wide_buffers import HALF, WideBuffers, wide_dtype
 from torchvq.outputs import QuantizeOutput
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class SimVQ(WideBuffers):
             vqp_compat=vqp_compat_of(vqp_compat),
             handle=_ops.new_handle(),
         )
-        frozen = init_fn(torch.randn(codebook_size, width) / math.sqrt(width))
+        frozen = init_fn(torch.randn(codebook_size, width, dtype=wide_dtype()) / math.sqrt(width))
         shape = [codebook_size, width]
         if list(frozen.shape) != shape:
             raise ValueError(
@@ -178,7 +178,7 @@ class SimVQ(WideBuffers):
         """The output of ``forward`` in evaluation for these indices, in the same layout.
 
         Args:
-            indices: int64 (B, *). -1 gives zeros.
+            indices: integer (B, *). -1 gives zeros.
 
         Returns:
             (B, *, dim), with ``channel_first`` (B, dim, *); float32, or float64 for a double module.

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torchvq._base.checkpointing import is_checkpointed
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.ema_weight import EmaWeight
+from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import check_options, keep_values
 from torchvq._base.projection import make_projections, project, projects_nothing
@@ -418,7 +419,7 @@ class VectorQuantize(VectorQuantizeOptions):
         """Codes of indices, before ``project_out``.
 
         Args:
-            indices: int64 in any shape that ``forward`` returns: (B, *), with several heads (B, *, heads). -1 gives
+            indices: integer, in any shape that ``forward`` returns: (B, *), with several heads (B, *, heads). -1 gives
                 zeros.
 
         Returns:
@@ -433,6 +434,7 @@ class VectorQuantize(VectorQuantizeOptions):
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices: codes, then ``project_out``, in the same layout.
         Zeros where the index (of every head) is -1."""
+        indices = as_int64("VectorQuantize", indices)
         output = project(self.project_out, self._decode(indices))
         if self.has_projections:
             absent = indices < 0 if self.heads == 1 else (indices < 0).all(-1)
@@ -473,7 +475,7 @@ class VectorQuantize(VectorQuantizeOptions):
 
         Args:
             x: as for ``forward``; projected here.
-            indices: int64, as returned by ``forward``; -1 is left out.
+            indices: integer, as returned by ``forward``; -1 is left out.
             mask: as for ``forward``.
         """
         if self._ema_update:

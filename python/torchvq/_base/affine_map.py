@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from torchvq._base.ranks import Ranks
+from torchvq._base.wide_buffers import wide_dtype
 
 _ops = torch.ops.torchvq
 
@@ -38,7 +39,7 @@ class AffineMap(nn.Module):
         """Registers the statistics of codes (H, K, D)."""
         for name in AFFINE_STATE:
             fill = torch.ones if name.endswith("variance") else torch.zeros
-            self.register_buffer(name, fill(num_codebooks, 1, dim))
+            self.register_buffer(name, fill(num_codebooks, 1, dim, dtype=wide_dtype()))
         for name in AFFINE_FLAGS:
             self.register_buffer(name, torch.tensor(True))
 

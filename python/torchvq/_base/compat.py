@@ -14,8 +14,3 @@ def vqp_compat_of(given: bool | None) -> bool:
 def as_returned(indices: Tensor, compat: bool, codebook_size: int) -> Tensor:
     """Indices in the dtype of the result: int64, or under ``vqp_compat`` int32 if the codebook size allows it."""
     return _ops.vqp_indices(indices, codebook_size) if compat else indices
-
-
-def wide_indices(indices: Tensor) -> Tensor:
-    """The inverse of `as_returned`: int32 as int64, other dtypes unchanged."""
-    return indices.long() if indices.dtype == torch.int32 else indices

@@ -46,7 +46,9 @@ class KeptStatistics(WideBuffers):
         self._kept = [torch.zeros(s, dtype=torch.long, device=codes.device) for s in shapes]
         self._kept += [
             torch.zeros(2, heads, size, dtype=torch.int32, device=codes.device),
-            torch.zeros(heads, size if candidates else 0, 1 + dim, device=codes.device),
+            torch.zeros(
+                heads, size if candidates else 0, 1 + dim, dtype=codes.dtype, device=codes.device
+            ),
         ]
 
     @property

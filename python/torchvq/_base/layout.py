@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchvq._base.integers import as_int64
+
 _ops = torch.ops.torchvq
 
 
@@ -85,8 +87,8 @@ class Layout(NamedTuple):
         return _ops.split_mask(mask, self.heads, self.separate)
 
     def split_indices(self, indices: Tensor) -> Tensor:
-        """Indices in the shape that forward returns, reshaped to (H, T)."""
-        return _ops.split_indices(indices, self.heads, self.separate)
+        """Integer indices in the shape that forward returns, as int64 (H, T)."""
+        return _ops.split_indices(as_int64(self.owner, indices), self.heads, self.separate)
 
     def merge_heads(self, values: Tensor, batch: int, tokens: int) -> Tensor:
         """(H, T, ...) to (B, N, heads, ...)."""

@@ -1,11 +1,32 @@
 """Buffers that stay float32 under a cast to half precision, in which averages stall and tables lose their values."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 HALF = (torch.float16, torch.bfloat16)
+
+
+def wide_dtype() -> torch.dtype:
+    """The dtype of state that is never half precision: torch's default dtype, or float32 if that is a half.
+
+    Loaders of models set a default dtype of half precision while they build a model (Hugging Face's ``torch_dtype``).
+    """
+    default = torch.get_default_dtype()
+    return torch.float32 if default in HALF else default
+
+
+@contextmanager
+def wide_default() -> Iterator[None]:
+    """Context for operators and user functions that make such state in the default dtype."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(wide_dtype())
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 class WideBuffers(nn.Module):

@@ -1,5 +1,6 @@
 """Checks of the arguments of a call of a residual stack."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -51,3 +52,13 @@ def check_levels(indices: Tensor, levels: int, fewer: bool) -> None:
             f"ResidualVQ: expected indices to have {levels} levels on the last axis, "
             f"or fewer with quantize_dropout, but got shape {list(indices.shape)}"
         )
+
+
+def groups_of(owner: str, indices: Tensor | Sequence[Tensor], groups: int) -> list[Tensor]:
+    """The indices of each group: a tensor with the groups as first axis, or a tensor for each of them."""
+    if isinstance(indices, Tensor):
+        parts, got = indices.unbind(0) if indices.dim() > 0 else (), f"shape {list(indices.shape)}"
+    else:
+        parts, got = tuple(indices), f"{len(indices)} tensors"
+    expect(owner, len(parts) == groups, "indices", f"of {groups} groups on the first axis", got)
+    return list(parts)

@@ -1,5 +1,6 @@
 """A residual stack for each group of features, for every family of ``ResidualStack``."""
 
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 from torchvq._base import joined as _joined
 from torchvq._base.contained import contained
 from torchvq._base.options import check_options, expect
+from torchvq._residual.calls import groups_of
 from torchvq._residual.stack import ResidualStack, StackResult
 
 Stack = TypeVar("Stack", bound=ResidualStack)
@@ -63,24 +65,16 @@ class GroupedStack(nn.Module, Generic[Stack]):
             results.append(result)
         return _joined.cat([result.quantized for result in results], self.split_dim), results
 
-    def _split_indices(self, indices: Tensor) -> list[Tensor]:
-        given = indices.shape[0] if indices.dim() > 0 else 0
-        expect(
-            type(self).__name__,
-            given == self.groups,
-            "indices",
-            f"of {self.groups} groups on the first axis",
-            f"shape {list(indices.shape)}",
-        )
-        return list(indices.unbind(0))
+    def _split_indices(self, indices: Tensor | Sequence[Tensor]) -> list[Tensor]:
+        return groups_of(type(self).__name__, indices, self.groups)
 
-    def get_codes_from_indices(self, indices: Tensor) -> Tensor:
-        """Codes (G, Q, B, *, D) of indices (G, B, *, q), before ``project_out``."""
+    def get_codes_from_indices(self, indices: Tensor | Sequence[Tensor]) -> Tensor:
+        """Codes (G, Q, B, *, D) of indices (G, B, *, q), or one tensor for each group, before ``project_out``."""
         parts = zip(self.stacks, self._split_indices(indices), strict=True)
         return _joined.stack([stack.get_codes_from_indices(part) for stack, part in parts])
 
-    def get_output_from_indices(self, indices: Tensor) -> Tensor:
-        """The output of ``forward`` in evaluation for indices (G, B, *, q), in the same layout."""
+    def get_output_from_indices(self, indices: Tensor | Sequence[Tensor]) -> Tensor:
+        """The output of ``forward`` in evaluation for indices (G, B, *, q), or one tensor for each group."""
         parts = zip(self.stacks, self._split_indices(indices), strict=True)
         outputs = [stack.get_output_from_indices(part) for stack, part in parts]
         return _joined.cat(outputs, self.split_dim if outputs[0].dim() > 2 else -1)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchvq._base import joined as _joined
+from torchvq._base.integers import as_int64
 from torchvq._base.layout import Layout
 from torchvq._base.options import expect, keep_values
 from torchvq._base.projection import make_projections, project
@@ -287,12 +288,12 @@ class ResidualStack(RandomState):
         q is the number of levels, or with ``quantize_dropout`` fewer: then zeros for the missing ones. -1 gives zeros.
         ValueError for another number of levels, IndexError for an index outside.
         """
-        codes = self._decode(self.plain_indices(indices))
+        codes = self._decode(self.plain_indices(as_int64(type(self).__name__, indices)))
         return stack_levels(codes, self.num_quantizers, 0)
 
     def get_output_from_indices(self, indices: Tensor) -> Tensor:
         """The output of ``forward`` in evaluation for these indices, in the same layout; zeros where all are -1."""
-        indices = self.plain_indices(indices)
+        indices = self.plain_indices(as_int64(type(self).__name__, indices))
         codes = self._decode(indices)
         total = torch.zeros_like(codes[0])
         for level in codes:

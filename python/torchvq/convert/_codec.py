@@ -94,7 +94,9 @@ class Codec:
         for index, level in enumerate(self.levels):
             key = f"layers.{index}._codebook." if len(self.levels) > 1 else "_codebook."
             codes = level.codebook.float().unsqueeze(0)
-            counts = torch.ones(codes.shape[1]) if level.counts is None else level.counts.float()
+            counts = codes.new_ones(codes.shape[1])
+            if level.counts is not None:
+                counts = level.counts.float()
             yield key + "initted", torch.tensor(True)
             yield key + "cluster_size", counts.unsqueeze(0)
             yield key + "embed_avg", codes * counts[None, :, None]
