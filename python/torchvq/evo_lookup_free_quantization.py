@@ -1,6 +1,6 @@
 """EvoLFQ: evolutionary search over the bits of lookup-free codes, between an encoder and a decoder."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -15,7 +15,7 @@ from torchvq.outputs import LookupFreeLossBreakdown, exportable
 
 _ops = torch.ops.torchvq
 #: Maps decoded candidates and their bits to one number per candidate; larger is fitter.
-Fitness = Callable[[Tensor, Tensor], Tensor]
+Fitness = Callable[[Tensor, Tensor], Tensor | Sequence[float]]
 
 
 class Return(NamedTuple):
@@ -126,8 +126,9 @@ class EvoLFQ(RandomState):
         bits: Tensor = _ops.indices_to_bits(indices, self.lfq.codebook_dim, is_sign=return_signs)
         return bits
 
+    @torch.no_grad()
     def decode_bits(self, bits: Tensor) -> Tensor:
-        """Data of bits (B, *, C * D), set where above 0."""
+        """Data of bits (B, *, C * D), set where above 0; without gradient, with all modules in evaluation."""
         lfq = self.lfq
         features = lfq.num_codebooks * lfq.codebook_dim
         fits = bits.dim() >= 1 and bits.shape[-1] == features
@@ -135,7 +136,8 @@ class EvoLFQ(RandomState):
         indices = _ops.bits_to_indices(bits, lfq.codebook_dim)
         if not lfq.keep_num_codebooks_dim:
             indices = indices.squeeze(-1)
-        return self._data_of(lfq.indices_to_codes(indices))
+        with self._evaluating():
+            return self._data_of(lfq.indices_to_codes(indices))
 
     def _encoded(self, x: Tensor) -> Tensor:
         return cast(Tensor, self.encoder(in_dtype_of(self.encoder, x)))
@@ -175,11 +177,13 @@ class EvoLFQ(RandomState):
         mutation_rate: float | None = None,
         is_sign: bool = False,
     ) -> Tensor:
-        """(P, *, C * D): the bits of the batch, repeated; all but the first copy are mutated."""
+        """(P, *, C * D): the bits of the first P items of the batch, or of all, repeated; mutated."""
         bits = self.encode(x, return_signs=is_sign)
         size = self.pop_size if pop_size is None else pop_size
         rate = self.mutation_rate if mutation_rate is None else mutation_rate
-        return self._drawn(_ops.grow_population(bits, self.rng, size, rate, is_sign=is_sign))
+        # Without mutation this repeats the batch; it leaves the first copy alone otherwise.
+        copies = _ops.grow_population(bits, self.rng, size, 0.0, is_sign=is_sign)
+        return self.mutate(copies, rate, is_sign)
 
     def mutate(
         self, population: Tensor, mutation_rate: float | None = None, is_sign: bool = False
@@ -216,11 +220,11 @@ class EvoLFQ(RandomState):
 
         Args:
             pop_bits: (P, *, C * D).
-            fitness_fn: maps decoded candidates (P, ...) and their bits to (P,); NaN counts as least fit. Called
-                without gradient, with all modules in evaluation.
+            fitness_fn: maps decoded candidates (P, ...) and their bits to (P,), a tensor or numbers that torch converts
+                to one; NaN counts as least fit. Called once, without gradient, with all modules in evaluation.
             tournament_size, mutation_rate, elitism_count: override the options.
             is_sign: bits are -1 and 1.
-            batch_size: candidates that are decoded and scored together. Default: all.
+            batch_size: candidates that are decoded together; all are scored together. Default: all.
 
         Returns:
             The next population, with the survivors first in order of fitness, and the fitness (P,) of this one.
@@ -266,22 +270,20 @@ class EvoLFQ(RandomState):
             if float(fitnesses[fittest]) > best_fitness:
                 best_gene, best_fitness = pop_bits[fittest], float(fitnesses[fittest])
             pop_bits = following
-            decoded = self._decoded(best_gene[None])[0] if return_best_decoded else None
+            decoded = self.decode_bits(best_gene[None])[0] if return_best_decoded else None
             yield Result(pop_bits, best_gene, best_fitness, decoded)
 
     def _fitness(self, bits: Tensor, fitness_fn: Fitness, batch_size: int | None) -> Tensor:
         parts = torch.split(bits, len(bits) if batch_size is None else batch_size)
         with self._evaluating():
-            scores = [fitness_fn(self.decode_bits(part), part) for part in parts]
-        fitnesses = torch.cat(scores)
+            decoded = torch.cat([self.decode_bits(part) for part in parts])
+            scores = fitness_fn(decoded, bits)
+        fitnesses = torch.as_tensor(
+            scores, device=None if isinstance(scores, Tensor) else bits.device
+        )
         shape = list(fitnesses.shape)
         expect("EvoLFQ", shape == [len(bits)], "fitness_fn", f"of shape [{len(bits)}]", shape)
         return fitnesses
-
-    @torch.no_grad()
-    def _decoded(self, bits: Tensor) -> Tensor:
-        with self._evaluating():
-            return self.decode_bits(bits)
 
     def _drawn(self, result: Tensor) -> Tensor:
         """Counts a draw."""

@@ -87,7 +87,7 @@ def test_evolution_finds_all_ones():
     assert best == sorted(best) and best[-1] == 24 and best[0] < 24
     last = results[-1]
     assert last.best_gene.eq(1).all() and last.pop_bits.shape == (40, 3, 8)
-    assert torch.equal(last.best_decoded, evo.decode_bits(last.best_gene[None])[0].detach())
+    assert torch.equal(last.best_decoded, evo.decode_bits(last.best_gene[None])[0])
     assert evo.training and not last.best_decoded.requires_grad
 
 
@@ -114,12 +114,69 @@ def test_operators_have_the_stated_distribution():
     assert best.eq(2).all()
 
 
-def test_population_from_data_keeps_the_data():
-    evo = build()
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_population_from_data_is_mutated_as_in_the_reference(size):
+    from vector_quantize_pytorch import EvoLFQ as Reference
+
+    evo, theirs = build(), Reference(nn.Linear(6, 8), nn.Linear(8, 6), build().lfq)
+    theirs.load_state_dict({k: v for k, v in evo.state_dict().items() if k != "rng"})
     x = data(3, 5, 6)
-    population = evo.init_population_from_data(x, pop_size=7, mutation_rate=1.0)
-    bits = evo.encode(x)
-    assert torch.equal(population[:3], bits) and torch.equal(population[3:6], 1 - bits)
+    # At the rates 0 and 1 no chance is left.
+    for rate in (0.0, 1.0):
+        population = evo.init_population_from_data(x, pop_size=size, mutation_rate=rate)
+        right = theirs.init_population_from_data(x, pop_size=size, mutation_rate=rate)
+        assert population.dtype == right.dtype and torch.equal(population, right)
+
+
+class Noisy(nn.Module):
+    """A decoder with dropout that notes how it is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.dropout, self.sizes = nn.Linear(8, 6), nn.Dropout(0.5), []
+
+    def forward(self, codes):
+        assert not (self.training or self.dropout.training or torch.is_grad_enabled())
+        self.sizes.append(len(codes))
+        return self.dropout(self.linear(codes))
+
+
+def test_bits_decode_without_dropout_and_gradient():
+    evo = build()
+    evo.decoder = Noisy()
+    evo.encoder.eval()
+    decoded = evo.decode_bits(evo.init_random_population(4, (5, 8)))
+    assert not decoded.requires_grad and evo.decoder.dropout.training and not evo.encoder.training
+
+
+def ranks(decoded, bits):
+    return decoded.flatten(1).sum(1).argsort().argsort().float()
+
+
+def test_batches_decode_apart_and_are_scored_together_as_in_the_reference():
+    from vector_quantize_pytorch import EvoLFQ as Reference
+
+    evo = build()
+    evo.decoder = Noisy()
+    theirs = Reference(nn.Linear(6, 8), evo.decoder, evo.lfq)
+    population = evo.init_random_population(7, (5, 8))
+    _, found = evo.step(population, ranks, batch_size=3)
+    assert evo.decoder.sizes == [3, 3, 1]
+    _, right = theirs.step(population, ranks, batch_size=3)
+    assert torch.equal(found, right) and found.unique().numel() == 7
+
+
+@pytest.mark.parametrize(
+    "converted", [list, tuple, lambda scores: scores.numpy(), torch.Tensor.tolist]
+)
+def test_fitness_may_be_any_numbers(converted):
+    first, second = build(), build()
+    population = first.init_random_population(6, (8,))
+    second.init_random_population(6, (8,))
+    following, found = first.step(population, lambda d, b: converted(ones(d, b)))
+    right, expected = second.step(population, ones)
+    assert torch.equal(following, right) and torch.equal(found, expected)
+    assert found.dtype == torch.float32
 
 
 def test_a_search_resumes_from_its_checkpoint():
@@ -155,6 +212,7 @@ def test_options_are_checked(options):
         lambda e: next(e.evolve(ones)),
         lambda e: e.step(torch.zeros(4, 8), ones, elitism_count=4),
         lambda e: e.step(torch.zeros(4, 8), lambda d, b: d.sum().view(1)),
+        lambda e: e.step(torch.zeros(4, 8), lambda d, b: 1.0),
         lambda e: e.mutate(torch.zeros(4, 8), 2.0),
     ],
 )
