@@ -311,7 +311,8 @@ class VectorQuantize(VectorQuantizeOptions):
             mask: bool, one per position, True for real tokens. Padding has no effect; its index is -1.
             lens: (B,) integer, lengths of the sequences, instead of mask.
             topk: return the k nearest codes: quantized (B, N, k, dim), indices (B, N, k), loss per candidate (B, N,
-                k). The codebook is not updated. k is the last axis of quantized for channel-first layouts, too.
+                k); without commitment loss a scalar in training, unweighted in evaluation. The codebook is not updated.
+                k is the last axis of quantized for channel-first layouts, too.
             sample_codebook_temp: overrides the option for this call.
             freeze_codebook: overrides the option for this call.
             return_loss_breakdown: append a ``LossBreakdown`` of the unweighted terms.

@@ -28,6 +28,7 @@ from .setup_vector_quantize import (
     mask,
     per_token_codes,
     scattered_mask,
+    sgd,
     targets,
 )
 from .table_vector_quantize_learning import LEARNED, UPDATES
@@ -301,8 +302,14 @@ SELECTIONS = [
         dict(commitment_weight=0.5, orthogonal_reg_weight=1.0),
         forward=dict(topk=2, **BREAKDOWN),
     ),
-    # In evaluation the reference returns unweighted losses here, and a scalar 0 in training.
-    Row("topk, no commitment", dict(commitment_weight=0.0), forward=dict(topk=2), evaluate=False),
+    # In evaluation the losses are unweighted here, and in training a scalar 0.
+    Row("topk, no commitment", dict(commitment_weight=0.0), forward=dict(topk=2)),
+    Row(
+        "topk, eval only, in-place optimizer",
+        dict(in_place_codebook_optimizer=sgd, **LEARNABLE),
+        steps=0,
+        forward=dict(topk=2, **BREAKDOWN),
+    ),
     Row("topk, masked", forward=lambda step: dict(topk=2, mask=mask(step))),
     Row("topk, image", IMAGE, shape=(2, DIM, 3, 4), forward=dict(topk=2)),
     Row("topk, volume", VOLUME, shape=(2, DIM, 2, 3, 2), forward=dict(topk=2)),

@@ -84,6 +84,45 @@ def test_candidates_decode_to_their_outputs(case: str) -> None:
     )
 
 
+def _sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+IN_PLACE = dict(in_place_codebook_optimizer=_sgd, learnable_codebook=True, ema_update=False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        IN_PLACE,
+        dict(commitment_weight=0.0),
+        dict(commitment_weight=0.0, codebook_dim=4),
+        dict(commitment_weight=0.0, accept_image_fmap=True),
+        dict(directional_reparam=True, threshold_ema_dead_code=1),
+    ],
+    ids=["in-place", "no-commitment", "projected", "image", "directional"],
+)
+def test_candidates_have_losses_in_evaluation(options: dict) -> None:
+    module = VectorQuantize(8, 16, **options).eval()
+    x = torch.randn(2, 8, 3, 4) if module.accept_image_fmap else torch.randn(2, 12, 8)
+    _, indices, loss, breakdown = module(x, topk=3, return_loss_breakdown=True)
+    assert loss.shape == breakdown.commitment.shape == indices.shape
+    assert loss.diff(dim=-1).ge(0).all()
+    if not module.accept_image_fmap:
+        distances = module.project_in(x).unsqueeze(2) - module.get_codes_from_indices(indices)
+        torch.testing.assert_close(loss, distances.square().mean(-1))
+
+
+def test_refused_candidates_say_why() -> None:
+    x = torch.randn(2, 12, 8)
+    with pytest.raises(ValueError, match="in training without in_place_codebook_optimizer"):
+        VectorQuantize(8, 16, **IN_PLACE)(x, topk=3)
+    with pytest.raises(ValueError, match="topk with one head, but got topk 3 with 2 heads"):
+        VectorQuantize(8, 16, heads=2).eval()(x, topk=3)
+    with pytest.raises(ValueError, match="topk to be at least 1, but got 0"):
+        VectorQuantize(8, 16).eval()(x, topk=0)
+
+
 @pytest.mark.parametrize(
     "case", ["default", "shared_heads", "separate_heads", "projections", "image_projections"]
 )

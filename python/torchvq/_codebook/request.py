@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from torchvq._base.ema_weight import EmaWeight
+from torchvq._base.options import expect
 from torchvq._base.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
@@ -59,8 +60,13 @@ def check_topk(vq: "VectorQuantize", topk: int | None) -> None:
             "VectorQuantize: expected topk in training without commitment_use_cross_entropy_loss and "
             f"stochastic_sample_codes, but got topk {topk} with one of them"
         )
-    if topk < 1 or vq.heads > 1 or vq.in_place_codebook_optimizer is not None:
+    if vq.training and vq.in_place_codebook_optimizer is not None:
         raise ValueError(
-            "VectorQuantize: expected topk to be at least 1, with one head and no in-place optimizer, "
-            f"but got topk {topk} with {vq.heads} heads"
+            "VectorQuantize: expected topk in training without in_place_codebook_optimizer, "
+            f"but got topk {topk} with one"
+        )
+    expect("VectorQuantize", topk >= 1, "topk", "at least 1", topk)
+    if vq.heads > 1:
+        raise ValueError(
+            f"VectorQuantize: expected topk with one head, but got topk {topk} with {vq.heads} heads"
         )

@@ -130,8 +130,12 @@ def _evaluate(
     quantized, searched, _ = choose(
         vq, projected, tokens if before is None else before, mask, request
     )
-    commitment, zero = search_losses(vq, searched, request, loss_options(vq, request))
+    options = loss_options(vq, request)
     weight = vq.commitment_weight if request.targets is None else 1.0
+    if request.topk is not None and request.targets is None and not vq.has_commitment_loss:
+        # The losses of candidates rank them, so without a weight they are unweighted, not absent.
+        options["commitment_weight"] = weight = 1.0
+    commitment, zero = search_losses(vq, searched, request, options)
     loss = _ops.weighted_loss([commitment], [weight], False)
     if loss.dim() > 0:  # topk: one loss per candidate
         loss = layout.restore_positions(loss, x)
