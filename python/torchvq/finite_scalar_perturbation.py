@@ -304,10 +304,10 @@ class FSP(NoisyModule):
 
     def _shared(self, latents: Tensor, moments: Tensor, ranks: Ranks) -> Tensor:
         """The moments of all ranks; the recomputation of a checkpointed step communicates nothing."""
-        gathered = self._gathered.take(latents)
+        gathered = self._gathered.take()
         if gathered is None:
-            gathered = _ops.gather_moments(moments, **ranks.named())
-            self._gathered.keep(latents, gathered)
+            gathered = _ops.gather_moments(moments.detach(), **ranks.named())
+            self._gathered.keep(gathered)
         return _ops.attach_moments(gathered, moments, **ranks.named())
 
     def _ranks(self) -> Ranks:

@@ -146,7 +146,7 @@ class FSQ(RandomState):
         layout.check_input(z)
         token_mask = layout.token_mask(z, mask, None)
         if projects_nothing(self.project_in, self.project_out):
-            with self._noise_of(z) as rng:
+            with self._noise_of() as rng:
                 quantized, indices = _ops.finite_scalar_quantize(
                     z,
                     self.levels,
@@ -170,7 +170,7 @@ class FSQ(RandomState):
             # Padding may hold anything, NaN included; zeros keep it out of every gradient.
             tokens = _ops.fill_masked(tokens, mask)
         projected = project(self.project_in, tokens)
-        with self._noise_of(projected) as rng:
+        with self._noise_of() as rng:
             codes, indices = self.quantize_tokens(projected, mask=mask, rng=rng)
         quantized = project(self.project_out, codes).to(z.dtype)
         if mask is not None and self.has_projections:
@@ -179,10 +179,10 @@ class FSQ(RandomState):
             indices = indices.squeeze(-1)
         return layout.unpack(quantized, z), layout.unpack_positions(indices, z)
 
-    def _noise_of(self, tokens: Tensor) -> AbstractContextManager[Tensor | None]:
+    def _noise_of(self) -> AbstractContextManager[Tensor | None]:
         """The generator of a training forward, where it draws noise."""
         noisy = self.training and self.noise_dropout > 0
-        return self.step_of(tokens) if noisy else nullcontext()
+        return self.step_of() if noisy else nullcontext()
 
     def quantize_tokens(
         self,

@@ -242,7 +242,7 @@ class HierarchicalVQ(nn.Module):
         with ExitStack() as steps:
             if self.training and not torch.compiler.is_compiling():
                 for codebook in self._codebooks():
-                    steps.enter_context(codebook.step_of(x))
+                    steps.enter_context(codebook.step_of())
             # Decoding may happen outside autocast.
             with without_autocast(x):
                 request = ScaleRequest(

@@ -282,14 +282,14 @@ class LatentQuantize(nn.Module):
 
     @outside_graphs("LatentQuantize: in_place_codebook_optimizer makes its step outside of graphs")
     def _stepped_values(self, latents: Tensor, mask: Tensor | None) -> list[Tensor]:
-        recorded = self._stepped.take(latents)
+        recorded = self._stepped.take()
         if recorded is not None:
             return recorded
         if not _checkpointing.recomputing():
             values = list(self.values_per_latent)
             self._step_in_place(latents, values, mask)
         stepped = [own.detach().clone() for own in self.values_per_latent]
-        self._stepped.keep(latents, stepped)
+        self._stepped.keep(stepped)
         return stepped
 
     def _step_in_place(self, latents: Tensor, values: list[Tensor], mask: Tensor | None) -> None:

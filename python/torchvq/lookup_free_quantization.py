@@ -270,7 +270,7 @@ class LFQ(RandomState):
         ranks = _lookup_free.ranks_of(self)
         # A recomputation needs to know of draws, and of what ranks have added up.
         records = self.training and ("rng" in self._buffers or not ranks.alone)
-        with self.step_of(x) if records else nullcontext() as rng:
+        with self.step_of() if records else nullcontext() as rng:
             request = Request(
                 token_mask,
                 rng,
@@ -320,7 +320,7 @@ class LFQ(RandomState):
             request = request._replace(totals=record.totals)
         found, totals = _lookup_free.step(self, tokens, request)
         if record is not None:
-            record.totals = totals
+            record.keep_totals(totals)
         return found
 
     def replicated_state(self) -> list[Tensor]:

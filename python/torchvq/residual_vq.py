@@ -305,7 +305,7 @@ class ResidualVQ(nn.Module):
         first, codebooks = self.levels[0], self._codebooks()
         if self.training and not torch.compiler.is_compiling() and is_checkpointed():
             for codebook in codebooks:
-                steps.enter_context(codebook.step_of(x))
+                steps.enter_context(codebook.step_of())
         ranks = ranks_of(first, type(self).__name__)
         # Before the depth is drawn, so that ranks draw the same depth.
         handshake(codebooks, ranks)

@@ -358,7 +358,7 @@ class VectorQuantize(VectorQuantizeOptions):
         if torch.compiler.is_compiling() or not (self.training and is_checkpointed()):
             quantized, chosen, loss, breakdown = _forward.projected_step(self, x, request, layout)
         else:
-            with self._codebook.step_of(x):
+            with self._codebook.step_of():
                 quantized, chosen, loss, breakdown = _forward.projected_step(
                     self, x, request, layout
                 )

@@ -23,6 +23,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 from torchvq import BinaryMapper
+from torchvq._base.replay import StepRecords
 from torchvq.averaging import ema_multi_avg_fn
 from torchvq.outputs import BinaryMapperOutput
 
@@ -120,6 +121,46 @@ def test_checkpointing_inside_a_sequential(row: str, reentrant: bool) -> None:
     (a, parameters, left), (b, others, right) = results
     assert_same([b, *others], [a, *parameters])
     assert_same(list(right.values()), list(left.values()))
+
+
+def records_of(module: nn.Module) -> int:
+    """The number of records that wait for a recomputation."""
+    kept = (value for part in module.modules() for value in vars(part).values())
+    return sum(len(value) for value in kept if isinstance(value, StepRecords))
+
+
+@every_row
+@pytest.mark.parametrize("balances", [False, True], ids=["backward", "balanced"])
+def test_each_backward_recomputes_the_same_step(row: str, balances: bool) -> None:
+    """One backward for each loss, or gradients of each loss before it, as weights that adapt need them."""
+    results = []
+    for wrap in (False, True):
+        module, seen = build(row), []
+        for step in range(2):
+            leaf = data(row, step).requires_grad_()
+            x = leaf * 1.0
+            quantized, _, loss = checkpointed(module, x) if wrap else forward(module, x)
+            first, loss = quantized.square().sum(), loss.sum() + quantized.sum()
+            if balances:
+                norms = [
+                    torch.autograd.grad(of, x, retain_graph=True)[0].norm() for of in (first, loss)
+                ]
+                loss = loss + first * norms[1] / (norms[0] + 1e-4)
+                seen += norms
+            else:
+                first.backward(retain_graph=True)
+            loss.backward()
+            seen += [gradient(leaf), quantized.detach(), *map(gradient, module.parameters())]
+        del quantized, first, loss
+        assert records_of(module) == 0
+        results.append((seen, state(module)))
+    (expected, left), (actual, right) = results
+    assert_same(actual, expected)
+    assert_same(list(right.values()), list(left.values()))
+
+
+def checkpointed(module: nn.Module, x: Tensor) -> Any:
+    return checkpoint(lambda x: tuple(forward(module, x)), x, use_reentrant=False)
 
 
 # Averages of models ------------------------------------------------------------------------------------------------

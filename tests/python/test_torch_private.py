@@ -178,14 +178,11 @@ class Recorder(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[tuple[bool, bool, bool]] = []
+        self.seen: list[tuple[bool, int, bool]] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled():
-            kept = private.checkpoint_drops_saved_tensors(), False
-        else:
-            kept = False, private.inside_reentrant_checkpoint()
-        self.seen.append((private.inside_backward(), *kept))
+        opened, recomputation = private.checkpointed_regions()
+        self.seen.append((private.inside_backward(), len(opened), recomputation is not None))
         return x.square()
 
 
@@ -195,17 +192,42 @@ def test_both_forwards_of_a_checkpointed_region_are_recognised(reentrant):
     x = torch.ones(2, requires_grad=True)
     checkpoint(recorder, x, use_reentrant=reentrant).sum().backward()
     first, again = recorder.seen
-    assert first == (False, not reentrant, reentrant)
-    assert again[0]
+    assert first == (False, 1, False)
+    assert again == (True, 0, True)
     recorder(x)
     with torch.no_grad():
         recorder(x)
-    assert recorder.seen[2:] == [(False, False, False)] * 2
+    assert recorder.seen[2:] == [(False, 0, False)] * 2
+
+
+@pytest.mark.parametrize("outer", [False, True])
+@pytest.mark.parametrize("inner", [False, True])
+def test_each_backward_recomputes_a_region_in_a_run_of_its_own(inner, outer):
+    """Each recomputation is one of a region that an earlier run opened, and other runs have other names."""
+    opened, runs = [], []
+
+    def look(x: Tensor) -> Tensor:
+        regions, recomputation = private.checkpointed_regions()
+        if recomputation is not None:
+            assert any(recomputation.region is region for region in opened)
+            runs.append((id(recomputation.region), recomputation.run))
+        opened.extend(regions)
+        return x.square()
+
+    def region(x: Tensor) -> Tensor:
+        return checkpoint(look, x, use_reentrant=inner)
+
+    x = torch.ones(2, requires_grad=True)
+    y = checkpoint(region, x, use_reentrant=outer).sum()
+    y.backward(retain_graph=True)
+    y.backward()
+    # The outer region opens the inner one anew, unless it needs nothing but the input of the inner one and stops there.
+    assert len(runs) == len(set(runs)) == (4 if inner or outer else 2)
 
 
 def test_other_hooks_of_saved_tensors_are_no_checkpoint():
     with torch.autograd.graph.save_on_cpu():
-        assert not private.checkpoint_drops_saved_tensors()
+        assert private.checkpointed_regions() == ([], None)
 
 
 def test_rank_in_a_group_of_that_name(group):
@@ -283,7 +305,7 @@ def test_part_that_every_forward_asks_for_is_missed_once_at_import(part, monkeyp
     assert len(warned) == 1
     assert moved.is_mapped(torch.ones(1)) is False
     assert moved.inside_backward() is False
-    assert moved.checkpoint_drops_saved_tensors() is False
+    assert moved.has_saved_tensor_hooks() is False
 
 
 def observed_by(name: str, module: nn.Module) -> None:

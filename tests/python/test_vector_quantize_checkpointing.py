@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -197,9 +199,125 @@ def test_evaluation_inside_a_region(reentrant: bool) -> None:
     assert_same_state(module, before)
 
 
-def test_records_without_backward_are_bounded() -> None:
-    """Forwards without a backward must not hold memory forever."""
+# Several recomputations of one step ---------------------------------------------------------------------------------
+
+KINDS = ["default", "learnable", "sampling", "dead_codes", "affine", "orthogonal", "gumbel"]
+
+
+def nested(module: nn.Module, kinds: str) -> Callable[[Tensor], Any]:
+    """The module inside regions, the innermost first: r for reentrant ones, s for those that save no tensors."""
+
+    def forward(x: Tensor) -> Any:
+        return tuple(module(x))
+
+    for kind in kinds:
+        forward = partial(checkpoint, forward, use_reentrant=kind == "r")
+    return forward
+
+
+def two_losses(module: nn.Module, forward: Callable[[Tensor], Any]) -> list[Tensor]:
+    """Gradients, outputs and state of steps with one backward for each loss."""
+    seen = []
+    for step in range(2):
+        x = data(module, step).requires_grad_()
+        quantized, indices, loss = forward(x * 1.0)
+        quantized.square().sum().backward(retain_graph=True)
+        (loss + quantized.sum()).backward()
+        assert x.grad is not None
+        seen += [x.grad, quantized.detach(), indices]
+    return [*seen, *state(module).values()]
+
+
+def assert_all_same(actual: list[Tensor], expected: list[Tensor]) -> None:
+    for number, (a, b) in enumerate(zip(actual, expected, strict=True)):
+        assert torch.equal(a, b), number
+
+
+@pytest.mark.parametrize("kinds", ["s", "r", "ss", "sr", "rs", "rr", "srs"])
+@pytest.mark.parametrize("case", KINDS)
+def test_two_backwards_through_nested_regions(case: str, kinds: str) -> None:
+    """A recomputation of the outer region runs the inner one anew, which is then recomputed in its turn."""
+    plain, module = build(case), build(case)
+    expected = two_losses(plain, plain)
+    assert_all_same(two_losses(module, nested(module, kinds)), expected)
+    assert len(module._codebook._replays) == 0
+
+
+@pytest.mark.parametrize("reentrant", REENTRANT)
+@pytest.mark.parametrize("case", KINDS)
+def test_many_forwards_with_equal_inputs_wait_for_two_backwards(case: str, reentrant: bool) -> None:
+    """As in a pipeline: each recomputation finds the state of its own forward, in whatever order they come."""
+    results = []
+    for wrap in (False, True):
+        module = build(case)
+        forward = nested(module, ("r" if reentrant else "s") * wrap)
+        inputs = [data(module).requires_grad_() for _ in range(40)]
+        outputs = [forward(x) for x in inputs]
+        for quantized, _, _ in outputs:
+            quantized.square().sum().backward(retain_graph=True)
+        for quantized, _, loss in reversed(outputs):
+            (quantized.sum() + loss).backward()
+        results.append([*(x.grad for x in inputs), *state(module).values()])
+    assert_all_same(*results)
+
+
+@pytest.mark.parametrize("reentrant", REENTRANT)
+@pytest.mark.parametrize("case", KINDS)
+def test_several_forwards_in_one_region(case: str, reentrant: bool) -> None:
+    """With equal inputs, one without gradient, and one whose saved tensors are offloaded."""
+    results = []
+    for wrap in (False, True):
+        module = build(case)
+
+        def region(x: Tensor, module: VectorQuantize = module) -> tuple[Tensor, ...]:
+            first, indices, loss = module(x)
+            with torch.no_grad():
+                module(x)
+            with torch.autograd.graph.save_on_cpu():
+                second, _, other = module(x)
+            return first * second.sin(), indices, loss + other
+
+        run = partial(checkpoint, region, use_reentrant=reentrant) if wrap else region
+        results.append(two_losses(module, run))
+    assert_all_same(*results)
+
+
+@pytest.mark.parametrize("reentrant", REENTRANT)
+def test_records_live_as_long_as_a_graph_that_needs_them(reentrant: bool) -> None:
+    """Neither forwards without backward nor results that are kept after it hold copies of the state."""
     module = build("default")
-    for step in range(100):
-        checkpoint(module, data(module, step).requires_grad_(), use_reentrant=False)
-    assert len(module._codebook._replays) <= 32
+    forward, records = nested(module, "r" if reentrant else "s"), module._codebook._replays
+    for step in range(40):
+        forward(data(module, step).requires_grad_())
+    assert len(records) == 0
+    kept = [forward(data(module, step).requires_grad_()) for step in range(4)]
+    assert len(records) == 4
+    assert len(deepcopy(module)._codebook._replays) == 0
+    for quantized, _, loss in kept[1:]:
+        (quantized.sum() + loss).backward()
+    assert len(records) == 1
+    del kept
+    assert len(records) == 0
+
+
+def test_a_saved_tensor_looked_at_outside_of_backward_recomputes() -> None:
+    plain, module = build("affine"), build("affine")
+    for _ in range(2):
+        plain(data(plain))
+    for _ in range(2):
+        quantized = checkpoint(module, data(module).requires_grad_(), use_reentrant=False)[0]
+        for _ in range(2):
+            look_into(quantized.grad_fn)
+    assert_same_state(module, state(plain))
+
+
+def look_into(node: Any) -> None:
+    """Unpacks what the nodes of a graph saved."""
+    if node is None:
+        return
+    getattr(node, "saved_tensors", None)
+    for name in dir(node):
+        if name.startswith("_saved_"):
+            getattr(node, name)
+    for following, _ in node.next_functions:
+        look_into(following)

@@ -1,13 +1,13 @@
 """Detects in which run of an activation checkpoint a forward is.
 
-``torch.utils.checkpoint`` runs a forward twice: once for its value, once more inside backward to rebuild what
-autograd needs. A quantizer that updates its codebook must know which of the two runs it is in.
+``torch.utils.checkpoint`` runs a forward once for its value, and again inside each backward pass to rebuild what
+autograd needs. A quantizer that updates its codebook must know which of these runs it is in.
 """
 
 import torch
 
 from torchvq._base.torch_private import (
-    checkpoint_drops_saved_tensors,
+    has_saved_tensor_hooks,
     inside_backward,
     inside_reentrant_checkpoint,
 )
@@ -18,13 +18,10 @@ def recomputing() -> bool:
     return inside_backward()
 
 
-def will_recompute() -> bool:
-    """True in the first of the two forwards of a checkpointed region."""
-    if torch.is_grad_enabled():
-        return checkpoint_drops_saved_tensors()
-    return inside_reentrant_checkpoint()
-
-
 def is_checkpointed() -> bool:
-    """True in either of the two."""
-    return recomputing() or will_recompute()
+    """Whether the running forward may be a run of a checkpointed region, the first or another; quick if not."""
+    if torch.compiler.is_compiling():
+        return False
+    if inside_backward() or has_saved_tensor_hooks():
+        return True
+    return not torch.is_grad_enabled() and inside_reentrant_checkpoint()

@@ -22,7 +22,7 @@ class NoisyModule(RandomState):
         The recomputation of a checkpointed forward gets the same generator again and advances nothing.
         """
         rng = self.rng.clone()
-        step = self._step_for(x, rng)
+        step = self._step_for(rng)
         if step is not None and step.replayed:
             assert step.rng is not None
             return noise_rng(step.rng, ranks)

@@ -30,7 +30,11 @@ class Step:
     def __init__(self, rng: Tensor | None) -> None:
         self.rng = rng
         self.totals: list[Tensor] = []
-        self.replayed = False  # whether its recomputation has begun
+        self.replayed = False  # whether a recomputation has begun
+
+    def keep_totals(self, totals: list[Tensor]) -> None:
+        """Keeps the totals over ranks, without a graph, which would hold the record for ever."""
+        self.totals = [total.detach() for total in totals]
 
 
 class RandomState(ConstantBuffers):
@@ -57,14 +61,14 @@ class RandomState(ConstantBuffers):
         self._buffers.pop("rng", None)
 
     @contextmanager
-    def step_of(self, x: Tensor, *, draws: bool = True) -> Iterator[Any]:
-        """The generator of one training forward of x, or None; advanced at the end of a step that draws.
+    def step_of(self, *, draws: bool = True) -> Iterator[Any]:
+        """The generator of one training forward, or None; advanced at the end of a step that draws.
 
         The recomputation of a checkpointed forward gets the same generator again and does not advance it.
         """
         rng = self._buffers.get("rng")
         present = None if rng is None else rng.clone()
-        step = None if torch.compiler.is_compiling() else self._step_for(x, present)
+        step = None if torch.compiler.is_compiling() else self._step_for(present)
         if step is None:
             yield present
         else:
@@ -78,14 +82,14 @@ class RandomState(ConstantBuffers):
         if rng is not None and draws:
             _ops.advance_rng_(rng)
 
-    def _step_for(self, x: Tensor, rng: Tensor | None) -> Step | None:
+    def _step_for(self, rng: Tensor | None) -> Step | None:
         """The record that this forward writes, or that it reads as a recomputation; None without checkpointing."""
-        found = self._records.take(x)
+        found = self._records.take()
         if found is not None:
             found.replayed = True
             return found
         step = Step(rng)
-        return step if self._records.keep(x, step) else None
+        return step if self._records.keep(step) else None
 
     @property
     def recorded_step(self) -> Step | None:

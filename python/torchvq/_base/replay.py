@@ -1,34 +1,30 @@
 """Records of checkpointed steps: the recomputation in backward runs on the state with which the step began."""
 
-from collections import deque
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from weakref import WeakKeyDictionary
 
-import torch
 from torch import Tensor, nn
 
 from torchvq._base import checkpointing as _checkpointing
 from torchvq._base.options import keep_values
+from torchvq._base.torch_private import Recomputation, checkpointed_regions
 
 if TYPE_CHECKING:
     from torchvq.codebook import Codebook
-
-# A record waits for a backward pass that may never come, so their number is bounded.
-MAX_REPLAYS = 32
-
 
 _T = TypeVar("_T")
 
 
 class Replay:
-    """The state with which a checkpointed forward searched, and the key by which its recomputation finds it.
+    """The state with which a checkpointed forward searched.
 
-    The recomputation searches with the same codes and learns nothing, so each step is learnt and exchanged once.
+    Its recomputations search with the same codes and learn nothing, so each step is learnt and exchanged once.
     """
 
-    def __init__(self, key: tuple[torch.Size, int], initialised: bool) -> None:
-        self.key = key
+    def __init__(self, initialised: bool) -> None:
         self.initialised = initialised  # when the step began
         self.buffers: dict[str, Tensor | None] = {}
         self.embed: Tensor | None = None
@@ -50,6 +46,12 @@ class Replay:
         else:
             self.embed = codes
 
+    def for_one_run(self) -> "Replay":
+        """A copy that one recomputation may work on, and change; another one may follow."""
+        replay = copy.copy(self)
+        replay.buffers = dict(self.buffers)
+        return replay
+
     @contextmanager
     def installed(self, codebook: "Codebook") -> Iterator[None]:
         """Makes a codebook work on this record instead of its own state."""
@@ -61,48 +63,107 @@ class Replay:
             codebook._buffers, codebook._replay = present, None
 
 
-def fingerprint(x: Tensor) -> tuple[torch.Size, int]:
-    """A key of an input: its shape, and a hash of each row, weighted by the row's place."""
-    if not x.numel():
-        return x.shape, 0
-    rows = torch.hash_tensor(x.detach().flatten(0, -2), dim=-1).view(torch.int64)
-    places = torch.arange(rows.numel(), device=rows.device).mul_(2).add_(1)
-    return x.shape, int(rows.mul(places).sum())
+class _Calls(Generic[_T]):
+    """The records of one module in one checkpointed region, in the order of its forwards there."""
+
+    def __init__(self) -> None:
+        self.kept: list[_T | None] = []
+        self._run: object = None
+        self._taken = 0  # in this run of the region
+
+    def add(self, record: _T) -> None:
+        """Adds a record, once."""
+        if not any(kept is record for kept in self.kept):
+            self.kept.append(record)
+
+    def take(self, recomputation: Recomputation) -> _T | None:
+        """The record of the next forward in this run, which repeats the forwards of the first one in their order."""
+        if recomputation.run != self._run:
+            self._run, self._taken = recomputation.run, 0
+        place = self._taken
+        self._taken += 1
+        if place >= len(self.kept):
+            return None
+        record = self.kept[place]
+        if recomputation.last:
+            self.kept[place] = None
+        return record
+
+
+class StepRecords(Generic[_T]):
+    """Records of checkpointed forwards, for their recomputations in backward.
+
+    A record belongs to the regions that may recompute its forward, and is deleted with the last of their graphs.
+    """
+
+    def __init__(self) -> None:
+        self._calls: WeakKeyDictionary[Any, _Calls[_T]] = WeakKeyDictionary()
+
+    def __len__(self) -> int:
+        kept = (record for calls in self._calls.values() for record in calls.kept)
+        return len({id(record) for record in kept if record is not None})
+
+    def keep(self, record: _T) -> bool:
+        """Keeps a record if the running forward will be recomputed; returns whether it did."""
+        if not _checkpointing.is_checkpointed():
+            return False
+        opened = checkpointed_regions().opened
+        self._keep_for(opened, record)
+        return bool(opened)
+
+    def take(self) -> _T | None:
+        """The record of this forward if it is a recomputation, else None; to be called once in a forward."""
+        if not _checkpointing.is_checkpointed():
+            return None
+        opened, recomputation = checkpointed_regions()
+        if recomputation is None or recomputation.region not in self._calls:
+            return None
+        record = self._calls[recomputation.region].take(recomputation)
+        if record is not None:
+            # Regions inside the one that is recomputed are new, and backward recomputes them in their turn.
+            self._keep_for(opened, record)
+        return record
+
+    def _keep_for(self, regions: list[Any], record: _T) -> None:
+        for region in regions:
+            self._calls.setdefault(region, _Calls()).add(record)
+
+    def __reduce__(self) -> tuple[type["StepRecords[_T]"], tuple[()]]:
+        # A record belongs to backward passes of one object, not to a copy.
+        return StepRecords, ()
 
 
 class Replayed:
     """A codebook whose steps may lie in checkpointed regions."""
 
     embed: Tensor
-    _replays: deque[Replay]
+    _replays: StepRecords[Replay]
     _recording: Replay | None
     _replay: Replay | None
 
     def _forget_replays(self) -> None:
-        replays: deque[Replay] = deque(maxlen=MAX_REPLAYS)
-        keep_values(cast("Codebook", self), _replays=replays, _recording=None, _replay=None)
+        records: StepRecords[Replay] = StepRecords()
+        keep_values(cast("Codebook", self), _replays=records, _recording=None, _replay=None)
 
     @contextmanager
-    def step_of(self, x: Tensor) -> Iterator[None]:
-        """Runs a training forward so that its recomputation in backward sees, and leaves, the right state.
+    def step_of(self) -> Iterator[None]:
+        """Runs a training forward so that its recomputations in backward see, and leave, the right state.
 
-        The first run of a checkpointed region records the state it starts from; the second run works on that
+        The first run of a checkpointed region records the state it starts from; each other run works on that
         record instead of the module's state, so codes, noise and gradients are the same and nothing is updated
         twice.
         """
-        if torch.compiler.is_compiling():
+        replay = self._replays.take()
+        if replay is not None:
+            with replay.for_one_run().installed(cast("Codebook", self)):
+                yield
+            return
+        record = Replay(cast("Codebook", self).initialised)
+        self._recording = record if self._replays.keep(record) else None
+        try:
             yield
-        elif _checkpointing.recomputing():
-            with self._replaying(x):
-                yield
-        else:
-            if _checkpointing.will_recompute():
-                self._recording = Replay(fingerprint(x), cast("Codebook", self).initialised)
-                self._replays.append(self._recording)
-            try:
-                yield
-            finally:
-                self._recording = None
+        finally:
+            self._recording = None
 
     def begin_record(self) -> None:
         """Copies the state at the beginning of the search, if the step will be recomputed."""
@@ -134,58 +195,8 @@ class Replayed:
     def record_totals(self, totals: list[Tensor]) -> None:
         """Keeps the totals over ranks for a recomputation."""
         if self._recording is not None:
-            self._recording.totals = totals
+            self._recording.totals = [total.detach() for total in totals]
 
     def recorded_totals(self) -> list[Tensor]:
         """The totals over ranks of the recorded step; empty in the first run of a step."""
         return [] if self._replay is None else self._replay.totals
-
-    @contextmanager
-    def _replaying(self, x: Tensor) -> Iterator[None]:
-        # Backward recomputes the regions from last to first, so of records with equal inputs the latest is taken.
-        key = fingerprint(x)
-        replay = next((replay for replay in reversed(self._replays) if replay.key == key), None)
-        if replay is None:
-            yield
-            return
-        self._replays.remove(replay)
-        with replay.installed(cast("Codebook", self)):
-            yield
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A record belongs to a backward pass of this very object, not to a copy.
-        return {**self.__dict__, "_replays": deque(maxlen=MAX_REPLAYS)}
-
-
-class StepRecords(Generic[_T]):
-    """Records of checkpointed forwards, for their recomputation in backward."""
-
-    def __init__(self) -> None:
-        self._kept: deque[tuple[tuple[torch.Size, int], _T]] = deque(maxlen=MAX_REPLAYS)
-
-    def keep(self, x: Tensor, item: _T) -> bool:
-        """Keeps an item if the running forward on x will be recomputed; returns whether it did."""
-        keeps = not torch.compiler.is_compiling() and _checkpointing.will_recompute()
-        if keeps:
-            self._kept.append((fingerprint(x), item))
-        return keeps
-
-    def take(self, x: Tensor) -> _T | None:
-        """The item kept for this forward on x if it is a recomputation, else None."""
-        if torch.compiler.is_compiling() or not _checkpointing.recomputing():
-            return None
-        # Backward recomputes the regions from last to first, so of records with equal inputs the latest is taken.
-        key = fingerprint(x)
-        for place in range(len(self._kept) - 1, -1, -1):
-            if self._kept[place][0] == key:
-                item = self._kept[place][1]
-                del self._kept[place]
-                return item
-        return None
-
-    def __deepcopy__(self, memo: object) -> "StepRecords[_T]":
-        # A record belongs to a backward pass of one object, not to a copy.
-        return StepRecords()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_kept": deque(maxlen=MAX_REPLAYS)}

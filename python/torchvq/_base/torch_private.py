@@ -10,6 +10,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -80,6 +81,21 @@ CHECKPOINT_FORWARD = Part(
     "CheckpointFunction.forward.__code__",
     "quantizers inside torch.utils.checkpoint(use_reentrant=True) cannot train",
 )
+CHECKPOINT_BACKWARD = Part(
+    "torch.utils.checkpoint",
+    "CheckpointFunction.backward.__code__",
+    "quantizers inside torch.utils.checkpoint(use_reentrant=True) cannot train",
+)
+CHECKPOINT_HOOKS = Part(
+    "torch.utils.checkpoint",
+    "_checkpoint_hook",
+    "quantizers inside torch.utils.checkpoint cannot train",
+)
+KEEPS_GRAPH = Part(
+    "torch._C._autograd",
+    "_get_current_graph_task_keep_graph",
+    "records of torch.utils.checkpoint(use_reentrant=True) stay until its results are deleted",
+)
 BACKWARD_ENGINE = Part(
     "torch.autograd",
     "Variable._execution_engine",
@@ -119,6 +135,9 @@ PARTS = (
     GRAPH_TASK,
     SAVED_TENSOR_HOOKS,
     CHECKPOINT_FORWARD,
+    CHECKPOINT_BACKWARD,
+    CHECKPOINT_HOOKS,
+    KEEPS_GRAPH,
     BACKWARD_ENGINE,
     FSDP_STATES,
     FSDP_STATE,
@@ -196,10 +215,9 @@ def inside_backward() -> bool:
     return bool(_graph_task() != -1)
 
 
-def checkpoint_drops_saved_tensors() -> bool:
-    """True in the first forward of a region of ``checkpoint(use_reentrant=False)``."""
-    hooks = _top_hooks(True)
-    return hooks is not None and hooks[0].__module__ == torch.utils.checkpoint.__name__
+def has_saved_tensor_hooks() -> bool:
+    """Whether something treats saved tensors, as ``checkpoint(use_reentrant=False)`` does in the first forward."""
+    return _top_hooks(True) is not None
 
 
 def inside_reentrant_checkpoint() -> bool:
@@ -207,12 +225,94 @@ def inside_reentrant_checkpoint() -> bool:
     # The only trace of it is its frame: CheckpointFunction.forward runs the region under no_grad. Only training
     # forwards without gradient get here, so the search through the frames is rare.
     forward = CHECKPOINT_FORWARD.get()
+    return any(frame.f_code is forward for frame in _frames())
+
+
+class Recomputation(NamedTuple):
+    """One run of a checkpointed region inside a backward pass."""
+
+    region: Any  # what autograd keeps of the region: an object that lives as long as its graph
+    run: object  # differs from run to run of the region
+    last: bool  # whether no other run can follow
+
+
+class Regions(NamedTuple):
+    """The checkpointed regions around the running code, innermost first."""
+
+    opened: list[Any]  # in their first run, which backward repeats
+    recomputation: Recomputation | None  # the innermost that backward is repeating
+
+
+def checkpointed_regions() -> Regions:
+    """The regions that will recompute the running code, and the one whose recomputation is running.
+
+    Regions that enclose a recomputation are left out: their own recomputation runs the inner one anew.
+    """
+    opened = _regions_of_hooks()
+    forward, backward = CHECKPOINT_FORWARD.get(), CHECKPOINT_BACKWARD.get()
+    unpack = _code_of_hook("unpack_hook")
+    for frame in _frames():
+        code = frame.f_code
+        if code is forward:
+            opened.append(frame.f_locals["ctx"])
+        elif code is backward:
+            run = Recomputation(frame.f_locals["ctx"], _graph_task(), not _keeps_graph())
+            return Regions(opened, run)
+        elif code is unpack:
+            # A backward pass over a part of the graph leaves the rest to others, even if it keeps nothing.
+            run = Recomputation(frame.f_locals["frame"], frame.f_locals["gid"], last=False)
+            return Regions(opened, run)
+    return Regions(opened, None)
+
+
+def _frames() -> Iterator[FrameType]:
+    """The frames of the running code, innermost first."""
     frame = inspect.currentframe()
     while frame is not None:
-        if frame.f_code is forward:
-            return True
+        yield frame
         frame = frame.f_back
-    return False
+
+
+def _regions_of_hooks() -> list[Any]:
+    """The regions of ``checkpoint(use_reentrant=False)`` in their first run, up to the innermost recomputation."""
+    pack_first = _code_of_hook("pack_hook")
+    regions: list[Any] = []
+    for pack, _ in _saved_tensor_hooks():
+        if getattr(pack, "__code__", None) is pack_first:
+            cells = dict(zip(pack_first.co_freevars, pack.__closure__, strict=True))
+            regions.append(cells["frame"].cell_contents)
+        elif getattr(pack, "__module__", None) == torch.utils.checkpoint.__name__:
+            break
+    return regions
+
+
+def _saved_tensor_hooks() -> list[tuple[Any, Any]]:
+    """The hooks of saved tensors in this thread, innermost first."""
+    top = _top_hooks(True)
+    if top is None:
+        return []
+    # Only the innermost can be asked for, so it is taken off for a moment.
+    hooks = torch.autograd.graph.saved_tensors_hooks(*top)
+    hooks.__exit__()
+    try:
+        return [top, *_saved_tensor_hooks()]
+    finally:
+        hooks.__enter__()
+
+
+@functools.cache
+def _code_of_hook(name: str) -> CodeType:
+    """The code of a hook that ``checkpoint(use_reentrant=False)`` makes for the first run of a region."""
+    made = CHECKPOINT_HOOKS.get().__init__.__code__.co_consts
+    return next(code for code in made if isinstance(code, CodeType) and code.co_name == name)
+
+
+def _keeps_graph() -> bool:
+    """Whether the running backward pass leaves the graph for another one."""
+    try:
+        return bool(KEEPS_GRAPH.get()())
+    except NotImplementedError:
+        return True
 
 
 def at_end_of_backward(function: Callable[[], None]) -> None:

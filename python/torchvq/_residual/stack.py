@@ -163,7 +163,7 @@ class ResidualStack(RandomState):
             self.handshake()
         draws = self.draws or (self.quantize_dropout and seed is None)
         steps = self.training and (draws or self.communicates)
-        with self.step_of(x, draws=draws) if steps else nullcontext() as rng:
+        with self.step_of(draws=draws) if steps else nullcontext() as rng:
             if depth is None:
                 depth = self._depth(seed, rng)
             inputs = self.prepare_inputs(enter(x, token_mask, layout, self.project_in))

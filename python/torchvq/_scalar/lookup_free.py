@@ -158,7 +158,7 @@ def shared_totals(stacks: Sequence[Pending], ranks: Ranks) -> list[list[Tensor |
     for stack in stacks:
         own, summed = summed[: len(stack.signs)], summed[len(stack.quantizers) :]
         if stack.step is not None:
-            stack.step.totals = list(own)
+            stack.step.keep_totals(own)
         totals.append(list(own))
     return totals
 
