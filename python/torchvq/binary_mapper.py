@@ -9,7 +9,7 @@ from torch import Tensor
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.integers import as_int64
 from torchvq._base.noise import NoisyModule
-from torchvq._base.options import check_options
+from torchvq._base.options import check_options, expect_temperature
 from torchvq._base.ranks import ALONE, Ranks, default_group, distributed_training
 from torchvq.outputs import BinaryMapperOutput, BinaryMapperOutputWithIndices
 
@@ -99,6 +99,9 @@ class BinaryMapper(NoisyModule):
             ValueError: wrong shapes or temperature. TypeError: wrong dtypes.
         """
         self._check(logits, mask)
+        # Before the generator advances.
+        if not torch.compiler.is_compiling():
+            expect_temperature("BinaryMapper", "temperature", temperature, least=0)
         straight_through = self.training if straight_through is None else straight_through
         calc_aux_loss = self.training if calc_aux_loss is None else calc_aux_loss
         if deterministic is None:

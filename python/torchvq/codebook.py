@@ -391,11 +391,6 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         if self.has_dead_code_replacement:
             arguments |= self._thresholds()
         if self.keeps_statistics:
-            if callable(weight):
-                raise ValueError(
-                    "VectorQuantize: expected ema_update_weight to be a tensor or a number with sync_every above 1, "
-                    "but got a function"
-                )
             arguments["sync_every"] = 0 if accumulate else self.sync_every
             arguments["ema_update"] = ema_update or accumulate
         if weight is not None:
@@ -410,6 +405,12 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
     def has_pending(self) -> bool:
         """Whether earlier steps have left statistics for the next one."""
         return self._pending is not None
+
+    def forget_step(self, pending: Statistics | None) -> None:
+        """After the state was set back: earlier statistics wait again, and the flag is read anew."""
+        self._pending = pending
+        self._initialised_flag = None
+        self.keep_in_shards()
 
     def _with_pending(self, statistics: Statistics) -> Statistics:
         if self._pending is not None:

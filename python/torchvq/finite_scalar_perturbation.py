@@ -12,7 +12,7 @@ from torchvq._base.compat import as_returned, vqp_compat_of
 from torchvq._base.integers import as_int64, to_int64
 from torchvq._base.layout import Layout
 from torchvq._base.noise import NoisyModule
-from torchvq._base.options import check_options
+from torchvq._base.options import check_options, expect
 from torchvq._base.projection import project, projects_nothing
 from torchvq._base.ranks import ALONE, Ranks, default_group, distributed_training, group_name
 from torchvq._base.replay import StepRecords
@@ -188,6 +188,9 @@ class FSP(NoisyModule):
         layout = self._layout
         layout.check_input(z)
         token_mask = layout.token_mask(z, mask, None)
+        # Before the generator advances.
+        if eps is not None and not torch.compiler.is_compiling():
+            expect("FSP", 0 < eps < 0.5, "eps", "in (0, 1/2)", eps)
         tokens = layout.pack(z)
         if token_mask is not None:
             tokens = _ops.fill_masked(tokens, token_mask)

@@ -11,7 +11,7 @@ from torchvq._base import joined as _joined
 from torchvq._base.contained import contained
 from torchvq._base.options import check_options
 from torchvq._codebook.stats import CodebookStats, read_stats
-from torchvq._residual.calls import groups_of
+from torchvq._residual.calls import groups_of, targets_of
 from torchvq._residual.results import finish
 from torchvq.outputs import ResidualOutput, ResidualOutputWithCodes, ResidualResult
 from torchvq.residual_vq import ResidualVQ
@@ -79,12 +79,14 @@ class GroupedResidualVQ(nn.Module):
         """
         self._check(x)
         targets = [None] * self.groups if indices is None else self._split_indices(indices)
+        parts = x.chunk(self.groups, self.split_dim)
+        for rvq, part, target in zip(self.stacks, parts, targets, strict=True):
+            # All groups before the first one learns.
+            targets_of(rvq, part, target, sample_codebook_temp)
         depth = None
         started = []
         with ExitStack() as steps:
-            for rvq, part, target in zip(
-                self.stacks, x.chunk(self.groups, self.split_dim), targets, strict=True
-            ):
+            for rvq, part, target in zip(self.stacks, parts, targets, strict=True):
                 own = rvq.start(
                     part,
                     steps,

@@ -19,7 +19,14 @@ from torchvq._base.transforms import is_mapped
 from torchvq._base.wide_buffers import HALF
 from torchvq._codebook.stats import CodebookStats, begin_step, stats_of
 from torchvq._hierarchical.phi import Phi
-from torchvq._hierarchical.scales import ScaleRequest, ScaleWalk, finish_scales, mean_loss, walk
+from torchvq._hierarchical.scales import (
+    ScaleRequest,
+    ScaleWalk,
+    finish_scales,
+    mean_loss,
+    targets_of,
+    walk,
+)
 from torchvq.codebook import Codebook
 from torchvq.outputs import HierarchicalOutput, HierarchicalOutputWithCutoff, HierarchicalResult
 from torchvq.vector_quantize import VectorQuantize
@@ -236,8 +243,8 @@ class HierarchicalVQ(nn.Module):
         self._check(x)
         layout = self._layout
         token_mask = layout.token_mask(x, mask, lens)
-        targets = self._targets(indices, x)
         first = self.levels[0]
+        targets = targets_of(self, indices, x.shape[0], sample_codebook_temp)
         frozen = first.freeze_codebook if freeze_codebook is None else freeze_codebook
         with ExitStack() as steps:
             if self.training and not torch.compiler.is_compiling():
@@ -277,13 +284,8 @@ class HierarchicalVQ(nn.Module):
                 f"but got shape {list(x.shape)}"
             )
 
-    def _targets(self, indices: Sequence[Tensor] | None, x: Tensor) -> tuple[Tensor, ...] | None:
-        if indices is None:
-            return None
-        self._check_indices(indices, x.shape[0])
-        return tuple(indices)
-
-    def _check_indices(self, indices: Sequence[Tensor], batch: int) -> None:
+    def check_indices(self, indices: Sequence[Tensor], batch: int) -> None:
+        """Raises ValueError unless there are indices of a batch for each scale."""
         shapes = [[batch, *shape] for shape in self.level_shapes]
         got = [list(scale.shape) for scale in indices]
         fits = got == shapes
@@ -436,7 +438,7 @@ class HierarchicalVQ(nn.Module):
             ValueError: for other shapes. IndexError: for an index outside [-1, K).
         """
         batch = indices[0].shape[0] if len(indices) > 0 and indices[0].dim() > 0 else 0
-        self._check_indices(indices, batch)
+        self.check_indices(indices, batch)
         indices = [as_int64("HierarchicalVQ", scale) for scale in indices]
         if isinstance(full_shape, int):
             full_shape = (full_shape,)

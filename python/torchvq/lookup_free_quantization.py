@@ -266,7 +266,7 @@ class LFQ(RandomState):
         """
         layout = self._layout(x)
         layout.check_input(x)
-        token_mask = _token_mask(layout, x, mask)
+        token_mask = layout.mask_of_items(x, mask)
         ranks = _lookup_free.ranks_of(self)
         # A recomputation needs to know of draws, and of what ranks have added up.
         records = self.training and ("rng" in self._buffers or not ranks.alone)
@@ -396,10 +396,3 @@ def _bits(dim: int | None, codebook_size: int | None, num_codebooks: int) -> int
         return codebook_size.bit_length() - 1
     assert dim is not None
     return dim
-
-
-def _token_mask(layout: Layout, x: Tensor, mask: Tensor | None) -> Tensor | None:
-    positions = layout.positions(x)
-    if mask is not None and positions and mask.shape == x.shape[:1]:
-        mask = mask.reshape(-1, *[1] * len(positions)).expand(-1, *positions)
-    return layout.token_mask(x, mask, None)

@@ -144,7 +144,8 @@ class ResidualFSQ(ResidualStack):
                 output.
             rand_quantize_dropout_fixed_seed: seed that decides which levels are dropped, as in the reference. Default:
                 the step number, so that all ranks drop the same levels.
-            mask: bool, one per position, True for real tokens. Padding has output 0, index -1 and no gradient.
+            mask: bool, one per position (B, *), or per item (B,), True for real tokens. Padding has output 0, index -1
+                and no gradient.
 
         Returns:
             ``(quantized, indices)``, named: indices int64 (B, *, Q), -1 where masked or dropped.

@@ -136,8 +136,8 @@ class ResidualLFQ(ResidualStack):
         Args:
             x: (B, *, dim) with any number of position axes; with ``is_channel_first`` (B, dim, *). Any floating
                 dtype.
-            mask: bool, one per position, True for real tokens. Padding has no effect; its output is
-                zero, its indices -1.
+            mask: bool, one per position (B, *), or per item (B,), True for real tokens. Padding has no effect; its
+                output is zero, its indices -1.
             return_all_codes: append the codes of all levels, (Q, B, *, D); their sum over levels, projected, is the
                 output.
             rand_quantize_dropout_fixed_seed: seed that decides which levels are dropped, as in the reference. Default:

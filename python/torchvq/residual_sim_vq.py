@@ -127,8 +127,8 @@ class ResidualSimVQ(ResidualStack):
                 their sum over levels is the output.
             rand_quantize_dropout_fixed_seed: seed that decides which levels are dropped, as in the reference. Default:
                 the step number, so that all ranks drop the same levels.
-            mask: bool, one per position, True for real tokens. Padding has no effect; its output is zero,
-                its indices -1.
+            mask: bool, one per position (B, *), or per item (B,), True for real tokens. Padding has no effect; its
+                output is zero, its indices -1.
 
         Returns:
             ``(quantized, indices, loss)``, named: indices int64 (B, *, Q), with several heads (B, *, heads, Q), -1

@@ -22,7 +22,7 @@ from torchvq._base.wide_buffers import HALF
 from torchvq._codebook.in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
 from torchvq._codebook.stats import CodebookStats, begin_step, read_stats
 from torchvq._residual.at_once import decode_sum, encode_at_once, encodes_at_once
-from torchvq._residual.calls import beam_of, check_levels
+from torchvq._residual.calls import beam_of, check_levels, targets_of
 from torchvq._residual.dropout import drawn_depth, seeded_depth
 from torchvq._residual.engine import enter, stack_levels
 from torchvq._residual.implicit_codebook import MLP
@@ -300,7 +300,7 @@ class ResidualVQ(nn.Module):
         layout = self.layout
         layout.check_input(x)
         beam = beam_of(self, beam_size)
-        targets = self._targets(indices)
+        targets = targets_of(self, x, indices, sample_codebook_temp)
         token_mask = layout.token_mask(x, mask, None)
         first, codebooks = self.levels[0], self._codebooks()
         if self.training and not torch.compiler.is_compiling() and is_checkpointed():
@@ -379,16 +379,6 @@ class ResidualVQ(nn.Module):
     def _codebooks(self) -> list[Codebook]:
         levels = self.levels[:1] if self.shared_codebook else self.levels
         return [level._codebook for level in levels]
-
-    def _targets(self, indices: Tensor | list[Tensor] | None) -> tuple[Tensor, ...] | None:
-        if indices is None:
-            return None
-        levels = tuple(indices.unbind(-1)) if isinstance(indices, Tensor) else tuple(indices)
-        if len(levels) != self.num_quantizers:
-            raise ValueError(
-                f"ResidualVQ: expected indices to have {self.num_quantizers} levels, but got {len(levels)}"
-            )
-        return levels
 
     def _depth(self, seed: int | None) -> int | Tensor:
         """The number of levels that this forward uses."""

@@ -17,7 +17,7 @@ from torchvq._base.projection import make_projections, project, projects_nothing
 from torchvq._base.ranks import group_name, ranks_of
 from torchvq._codebook import forward as _forward
 from torchvq._codebook.in_place import keep_optimizer_in_checkpoint, step_in_place_optimizer
-from torchvq._codebook.request import Request, check_topk
+from torchvq._codebook.request import Request, check_call
 from torchvq._codebook.stats import CodebookStats, keep_counts, read_stats
 from torchvq._codebook.vector_quantize_options import VectorQuantizeOptions
 from torchvq.codebook import Codebook
@@ -337,10 +337,10 @@ class VectorQuantize(VectorQuantizeOptions):
         layout = self._layout
         layout.check_input(x)
         token_mask = layout.token_mask(x, mask, lens)
+        check_call(self, x, indices, topk, sample_codebook_temp, ema_update_weight)
         asked = indices is not None or topk is not None or codebook_transform_fn is not None
         if not (self.training or asked) and projects_nothing(self.project_in, self.project_out):
             return _forward.evaluate_at_once(self, x, token_mask, return_loss_breakdown)
-        check_topk(self, topk)
         request = Request(
             targets=indices,
             mask=token_mask,

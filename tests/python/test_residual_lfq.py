@@ -12,7 +12,14 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from support import assert_close_to_rounding, bit_for_bit
-from torchvq import LFQ, GroupedResidualLFQ, ResidualLFQ
+from torchvq import (
+    LFQ,
+    GroupedResidualFSQ,
+    GroupedResidualLFQ,
+    ResidualFSQ,
+    ResidualLFQ,
+    ResidualSimVQ,
+)
 
 BASE = dict(dim=4, codebook_size=16, num_quantizers=3, commitment_loss_weight=0.25)
 CASES = {
@@ -256,3 +263,24 @@ def test_no_path_through_the_levels_is_nearer_than_the_greedy_one() -> None:
     nearest = torch.cdist(x[0].double(), outputs).min(1).values
     found = (module(x).quantized[0].double() - x[0].double()).norm(dim=-1)
     torch.testing.assert_close(found, nearest, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 4), (3, 2, 5, 4)])
+def test_a_mask_per_item_covers_its_positions(shape):
+    x, mask = data(shape), torch.tensor([True, False, True])
+    per_position = mask.view(-1, *[1] * (len(shape) - 2)).expand(shape[:-1])
+    stacks = [
+        lambda: build(),
+        lambda: grouped(dim=4, codebook_size=4),
+        lambda: ResidualFSQ(levels=[4] * 4, num_quantizers=3),
+        lambda: GroupedResidualFSQ(dim=4, groups=2, levels=[4, 4], num_quantizers=3),
+        lambda: ResidualSimVQ(dim=4, codebook_size=16, num_quantizers=3),
+    ]
+    for make in stacks:
+        torch.manual_seed(1)
+        stack = make()
+        again = copy.deepcopy(stack)
+        for found, right in zip(stack(x, mask=mask), again(x, mask=per_position), strict=True):
+            assert torch.equal(found, right)
+    with pytest.raises(ValueError, match="expected mask to have shape"):
+        build()(x, mask=torch.ones(2, dtype=torch.bool))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from residual_vq_cases import STACKS, assert_same_state, build, data, state, train_step
 
+import torchvq
 from torchvq._residual import dropout as _residual_dropout
 
 RULES = [(8, 0, 1), (8, 3, 1), (8, 0, 3), (8, 2, 4), (5, 2, 2), (3, 2, 1), (3, 0, 9)]
@@ -97,3 +98,46 @@ def test_options_out_of_range_are_refused() -> None:
         build("dropout", quantize_dropout_cutoff_index=3)
     with pytest.raises(ValueError, match="quantize_dropout_multiple_of to be at least 1"):
         build("dropout", quantize_dropout_multiple_of=0)
+
+
+@pytest.mark.parametrize("name", ["ResidualVQ", "ResidualFSQ", "ResidualLFQ"])
+def test_a_seeded_depth_is_a_constant_of_the_graph(name: str) -> None:
+    own = {
+        "ResidualVQ": dict(dim=4, codebook_size=16),
+        "ResidualFSQ": dict(levels=[4, 4, 4, 4]),
+        "ResidualLFQ": dict(dim=4, codebook_size=16, spherical=True),
+    }
+    stack = getattr(torchvq, name)(num_quantizers=8, quantize_dropout=True, **own[name])
+    torch._dynamo.reset()
+    compiled = torch.compile(stack, fullgraph=True, backend="eager")
+    x = torch.randn(2, 5, 4)
+    # A second seed makes the first compiler symbol, which must not become a depth.
+    for seed in (1, 5, 11, 5):
+        found = compiled(x, rand_quantize_dropout_fixed_seed=seed)[1]
+        depth = _residual_dropout.seeded_depth(seed, 8, 0, 1)
+        assert found[0, 0].ge(0).sum() == depth
+
+
+def test_seeded_depths_are_those_of_the_reference() -> None:
+    from vector_quantize_pytorch import ResidualVQ
+
+    theirs = ResidualVQ(dim=4, codebook_size=16, num_quantizers=8, quantize_dropout=True)
+    for seed in range(12):
+        right = theirs(torch.randn(1, 5, 4), rand_quantize_dropout_fixed_seed=seed)[1]
+        assert right[0, 0].ge(0).sum() == _residual_dropout.seeded_depth(seed, 8, 0, 1)
+
+
+@pytest.mark.parametrize("name", ["ResidualFSQ", "ResidualLFQ"])
+def test_dropout_set_after_construction_says_what_is_missing(name: str) -> None:
+    own = {
+        "ResidualFSQ": dict(levels=[4, 4]),
+        "ResidualLFQ": dict(dim=2, codebook_size=4, spherical=True),
+    }
+    stack = getattr(torchvq, name)(num_quantizers=3, **own[name])
+    stack.quantize_dropout = True
+    x = torch.randn(1, 5, 2)
+    with pytest.raises(
+        ValueError, match=f"{name}: expected quantize_dropout to be given to the constructor"
+    ):
+        stack(x)
+    stack(x, rand_quantize_dropout_fixed_seed=1)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from math import inf, isfinite
 from operator import index
 from typing import Any
 
@@ -42,6 +43,12 @@ def expect(owner: str, holds: bool, name: str, condition: str, value: object) ->
     """Raises ValueError unless ``holds``; for arguments that exist in Python only."""
     if not holds:
         raise ValueError(f"{owner}: expected {name} to be {condition}, but got {value}")
+
+
+def expect_temperature(owner: str, name: str, value: float, least: float = -inf) -> None:
+    """Raises ValueError for a temperature below ``least``, NaN or infinity."""
+    condition = "finite" if least == -inf else f"finite and at least {least:g}"
+    expect(owner, isfinite(value) and value >= least, name, condition, value)
 
 
 def _flat(options: Mapping[str, Any]) -> tuple[list[str], list[str]]:

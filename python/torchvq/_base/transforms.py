@@ -4,7 +4,12 @@ from torch import Tensor
 
 from torchvq._base.torch_private import is_mapped, unmapped
 
-__all__ = ["is_mapped", "shared_flag"]
+__all__ = ["is_mapped", "reads_at_once", "shared_flag"]
+
+
+def reads_at_once(tensor: Tensor) -> bool:
+    """Whether Python reads the values of a tensor without waiting for a device; not under compilers."""
+    return type(tensor) is Tensor and tensor.device.type == "cpu" and not is_mapped(tensor)
 
 
 def shared_flag(flag: Tensor) -> bool:

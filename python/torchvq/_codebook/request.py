@@ -3,11 +3,15 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
-from torchvq._base.ema_weight import EmaWeight
-from torchvq._base.options import expect
+from torchvq._base.ema_weight import EmaWeight, check_weight
+from torchvq._base.integers import as_int64
+from torchvq._base.layout import Layout
+from torchvq._base.options import expect, expect_temperature
 from torchvq._base.ranks import ALONE, Ranks
+from torchvq._base.transforms import reads_at_once
 
 if TYPE_CHECKING:
     from torchvq.vector_quantize import VectorQuantize
@@ -51,7 +55,52 @@ def request_of_level(
     )
 
 
-def check_topk(vq: "VectorQuantize", topk: int | None) -> None:
+def check_call(
+    vq: "VectorQuantize",
+    x: Tensor,
+    targets: Tensor | None,
+    topk: int | None,
+    temperature: float | None,
+    weight: EmaWeight | None,
+) -> None:
+    """Checks the arguments of a forward before it writes anything."""
+    _check_topk(vq, topk)
+    if torch.compiler.is_compiling():
+        return  # the operators check while they are traced, before anything runs
+    expect_temperature(
+        "VectorQuantize",
+        "sample_codebook_temp",
+        vq.sample_codebook_temp if temperature is None else temperature,
+    )
+    if targets is not None:
+        check_targets(targets, x, vq._layout, vq.codebook_size)
+    if weight is not None and vq.training:
+        codebook = vq._codebook
+        check_weight(weight, codebook.cluster_size, functions=not codebook.keeps_statistics)
+
+
+def check_targets(targets: Tensor, x: Tensor, layout: Layout, codebook_size: int) -> None:
+    """Raises unless targets are indices as forward returns them for x: TypeError, ValueError or IndexError."""
+    shape = [x.shape[0], *layout.positions(x), *([layout.heads] if layout.heads > 1 else [])]
+    found = list(targets.shape)
+    expect(layout.owner, found == shape, "indices", f"of shape {shape}", f"shape {found}")
+    check_target_values(targets, codebook_size, layout.owner)
+
+
+def check_target_values(targets: Tensor, codebook_size: int, owner: str) -> None:
+    """Raises TypeError or IndexError unless targets are integers, and -1 or indices of codes."""
+    whole = as_int64(owner, targets)
+    if whole.numel() == 0 or not reads_at_once(whole):
+        return
+    least, most = (int(value) for value in whole.aminmax())
+    if least < -1 or most >= codebook_size:
+        raise IndexError(
+            f"{owner}: expected indices to be in [-1, {codebook_size}), "
+            f"but got {least if least < -1 else most}"
+        )
+
+
+def _check_topk(vq: "VectorQuantize", topk: int | None) -> None:
     """Raises ValueError if the module's options do not allow ``topk``."""
     if topk is None:
         return

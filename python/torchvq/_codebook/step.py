@@ -25,6 +25,7 @@ from torchvq._codebook.search import (
     stored_codes,
 )
 from torchvq._codebook.stats import begin_step, finish_step
+from torchvq._codebook.undo import may_fail_late, undone_if_it_fails
 from torchvq.outputs import LossBreakdown
 
 if TYPE_CHECKING:
@@ -54,6 +55,15 @@ def step(
     """
     if not vq.training:
         return _evaluate(vq, x, before, request, layout)
+    if may_fail_late(vq._codebook, request):
+        with undone_if_it_fails(vq._codebook):
+            return _train(vq, x, before, request, layout)
+    return _train(vq, x, before, request, layout)
+
+
+def _train(
+    vq: "VectorQuantize", x: Tensor, before: Tensor | None, request: Request, layout: Layout
+) -> Step:
     codebook = vq._codebook
     codes, in_place = _prepare(vq, codebook, x, request, layout)
     steps = not codebook.replaying

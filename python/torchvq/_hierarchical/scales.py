@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from torchvq._base.options import expect_temperature
 from torchvq._base.ranks import Ranks
 from torchvq._codebook import losses as _losses
 from torchvq._codebook.learning import StepTokens, learn_together
 from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms
-from torchvq._codebook.request import Request, request_of_level
+from torchvq._codebook.request import Request, check_target_values, request_of_level
 from torchvq._codebook.search import choose, prepare
 from torchvq._codebook.stats import finish_step
 from torchvq._residual.engine import levels_to_walk, only_if
@@ -91,6 +92,22 @@ def walk(hvq: "HierarchicalVQ", maps: Tensor, request: ScaleRequest) -> ScaleWal
         ]
     assert total is not None  # the first scale is always in use
     return ScaleWalk(total, scales, losses, counts)
+
+
+def targets_of(
+    hvq: "HierarchicalVQ", indices: Sequence[Tensor] | None, batch: int, temperature: float | None
+) -> tuple[Tensor, ...] | None:
+    """The targets of each scale; checks them and the temperature before the forward writes anything."""
+    targets = None if indices is None else tuple(indices)
+    if targets is not None:
+        hvq.check_indices(targets, batch)
+    if torch.compiler.is_compiling():
+        return targets
+    used = hvq.levels[0].sample_codebook_temp if temperature is None else temperature
+    expect_temperature("HierarchicalVQ", "sample_codebook_temp", used)
+    for index, scale in enumerate(targets or ()):
+        check_target_values(scale, hvq.levels[index].codebook_size, "HierarchicalVQ")
+    return targets
 
 
 def finish_scales(hvq: "HierarchicalVQ", done: ScaleWalk, ranks: Ranks) -> None:

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from torchvq._base.options import expect
+from torchvq._base.options import expect, expect_temperature
+from torchvq._codebook.request import check_targets
 
 if TYPE_CHECKING:
     from torchvq.residual_vq import ResidualVQ
@@ -42,6 +44,27 @@ def check_beam_training(vq_kwargs_conflicts: dict[str, bool], beam: int) -> None
     for name, given in vq_kwargs_conflicts.items():
         instead = "use eval_beam_size for a beam in evaluation alone"
         expect(_OWNER, not given, name, f"off in training with beam_size {beam} ({instead})", True)
+
+
+def targets_of(
+    rvq: "ResidualVQ",
+    x: Tensor,
+    indices: Tensor | Sequence[Tensor] | None,
+    temperature: float | None,
+) -> tuple[Tensor, ...] | None:
+    """The targets of each level; checks them and the temperature before the forward writes anything."""
+    if not torch.compiler.is_compiling():
+        used = rvq.levels[0].sample_codebook_temp if temperature is None else temperature
+        expect_temperature(_OWNER, "sample_codebook_temp", used)
+    if indices is None:
+        return None
+    levels = tuple(indices.unbind(-1)) if isinstance(indices, Tensor) else tuple(indices)
+    count = rvq.num_quantizers
+    expect(_OWNER, len(levels) == count, "indices", f"of {count} levels", len(levels))
+    if not torch.compiler.is_compiling():
+        for level, size in zip(levels, rvq.codebook_sizes, strict=True):
+            check_targets(level, x, rvq.layout, size)
+    return levels
 
 
 def check_levels(indices: Tensor, levels: int, fewer: bool) -> None:

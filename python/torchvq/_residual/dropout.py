@@ -1,10 +1,12 @@
 """Quantizer dropout: how many levels of a residual stack a training forward uses."""
 
 import random
+from operator import index
 
 import torch
 from torch import Tensor
 
+from torchvq._base.torch_private import constant_in_graphs
 from torchvq._base.transforms import is_mapped
 
 _ops = torch.ops.torchvq
@@ -17,8 +19,16 @@ def seeded_depth(seed: int, levels: int, cutoff_index: int, multiple_of: int) ->
 
     At most all levels.
     """
-    depth = random.Random(seed).randrange(cutoff_index, levels) + 1
+    if torch.compiler.is_compiling():
+        seed = index(seed)  # a constant for the compiler, which otherwise makes it a symbol
+    depth = _last_level(seed, cutoff_index, levels) + 1
     return min(-(-depth // multiple_of) * multiple_of, levels)
+
+
+@constant_in_graphs
+def _last_level(seed: int, cutoff_index: int, levels: int) -> int:
+    # Compilers cannot trace Python's generator.
+    return random.Random(seed).randrange(cutoff_index, levels)
 
 
 def drawn_depth(rng: Tensor, levels: int, cutoff_index: int, multiple_of: int) -> int | Tensor:

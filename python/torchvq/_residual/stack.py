@@ -158,7 +158,7 @@ class ResidualStack(RandomState):
         """The forward of a family; a group passes the ``depth`` of its first stack. Also returns the depth used."""
         layout = self.layout
         layout.check_input(x)
-        token_mask = layout.token_mask(x, mask, None)
+        token_mask = layout.mask_of_items(x, mask)
         if self.training and self.communicates:
             self.handshake()
         draws = self.draws or (self.quantize_dropout and seed is None)
@@ -275,6 +275,14 @@ class ResidualStack(RandomState):
         rule = self.quantize_dropout_cutoff_index, self.quantize_dropout_multiple_of
         if seed is not None:
             return seeded_depth(seed, self.num_quantizers, *rule)
+        expect(
+            type(self).__name__,
+            rng is not None,
+            "quantize_dropout",
+            "given to the constructor, which makes the generator of the depths (or pass "
+            "rand_quantize_dropout_fixed_seed to forward)",
+            "set on the module",
+        )
         assert rng is not None
         # Drawn from the step without the seed: ranks with different seeds drop the same levels, without a message.
         step = torch.stack([torch.zeros_like(rng[1]), rng[1]])

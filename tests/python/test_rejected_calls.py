@@ -1,0 +1,164 @@
+"""A call that is rejected leaves no trace in the module: everything is checked before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchvq import (
+    FSP,
+    BinaryMapper,
+    GroupedResidualVQ,
+    HierarchicalVQ,
+    ResidualVQ,
+    VectorQuantize,
+)
+
+IN_PLACE = dict(
+    learnable_codebook=True,
+    ema_update=False,
+    in_place_codebook_optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+)
+LEARNING = {
+    "kmeans": dict(kmeans_init=True),
+    "affine": dict(affine_param=True),
+    "in_place": IN_PLACE,
+    "averages": {},
+}
+STACK = dict(dim=4, num_quantizers=2, codebook_size=8)
+X = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(1))
+TARGETS = {
+    "range": (torch.full((2, 6), 8), IndexError),
+    "below": (torch.full((2, 6), -2), IndexError),
+    "shape": (torch.zeros(2, 5, dtype=torch.long), ValueError),
+    "transposed": (torch.zeros(6, 2, dtype=torch.long), ValueError),
+    "dtype": (torch.zeros(2, 6), TypeError),
+    "int32": (torch.zeros(2, 6, dtype=torch.int32), TypeError),
+}
+
+
+def leaves_no_trace(
+    module: nn.Module,
+    call: Callable[[nn.Module], Any],
+    error: type[Exception],
+    match: str | None = None,
+) -> None:
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    with pytest.raises(error, match=match):
+        call(module)
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("case", TARGETS)
+@pytest.mark.parametrize("learning", LEARNING)
+def test_targets_of_one_codebook(learning: str, case: str) -> None:
+    targets, error = TARGETS[case]
+    vq = VectorQuantize(4, 8, **LEARNING[learning])
+    for training in (True, False):
+        vq.train(training)
+        leaves_no_trace(
+            vq, lambda vq: vq(X, indices=targets), error, "VectorQuantize: expected indices"
+        )
+
+
+@pytest.mark.parametrize("case", TARGETS)
+def test_targets_of_stacks(case: str) -> None:
+    targets, error = TARGETS[case]
+    good = torch.zeros_like(targets)
+    groups = torch.stack([torch.stack([t, t], -1) for t in (good, targets)])
+    for learning in LEARNING:
+        rvq = ResidualVQ(**STACK, **LEARNING[learning])
+        leaves_no_trace(rvq, lambda rvq: rvq(X, indices=[good, targets]), error)
+        grouped = GroupedResidualVQ(groups=2, **STACK, **LEARNING[learning])
+        leaves_no_trace(grouped, lambda rvq: rvq(X, indices=groups), error)
+    hvq = HierarchicalVQ(dim=4, codebook_size=8, scales=(6, 6))
+    leaves_no_trace(hvq, lambda hvq: hvq(X.transpose(1, 2), indices=[good, targets]), error)
+
+
+def test_targets_that_fit() -> None:
+    targets = torch.arange(12).view(2, 6).remainder(8)
+    targets[0, 0] = -1
+    VectorQuantize(4, 8)(X, indices=targets)
+    heads = VectorQuantize(4, 8, heads=2, separate_codebook_per_head=True)
+    heads(X, indices=heads(X)[1])
+    VectorQuantize(4, 8)(X[:, 0], indices=targets[:, 0])
+    VectorQuantize(4, 8, channel_last=False)(X.transpose(1, 2), indices=targets)
+    sizes = ResidualVQ(dim=4, codebook_size=[4, 8])
+    sizes(X, indices=[targets.clamp_max(3), targets])
+    with pytest.raises(IndexError, match=r"in \[-1, 4\)"):
+        sizes(X, indices=[targets, targets])
+
+
+def fails(*_: Any) -> Tensor:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("learning", ["kmeans", "affine", "averages"])
+@pytest.mark.parametrize(
+    ("weight", "error"),
+    [
+        (torch.ones(3), ValueError),
+        (torch.ones(2, 8), ValueError),
+        (torch.ones(1, 1, 8), ValueError),
+        (float("nan"), ValueError),
+        ("heavy", TypeError),
+        (fails, ZeroDivisionError),
+        (lambda sums, counts: torch.ones(3), ValueError),
+    ],
+)
+def test_weights(learning: str, weight: Any, error: type[Exception]) -> None:
+    vq = VectorQuantize(4, 8, **LEARNING[learning])
+    leaves_no_trace(vq, lambda vq: vq(X, ema_update_weight=weight), error)
+    vq(X)
+    assert vq._codebook.initialised
+
+
+def test_a_failed_weight_keeps_the_statistics_of_earlier_steps() -> None:
+    vq, right = (VectorQuantize(4, 8) for _ in range(2))
+    right.load_state_dict(vq.state_dict())
+    for each in (vq, right):
+        each(X, accum_ema_update=True)
+    leaves_no_trace(vq, lambda vq: vq(X, ema_update_weight=fails), ZeroDivisionError)
+    for each in (vq, right):
+        each(X)
+    assert torch.equal(vq.codebook, right.codebook)
+
+
+@pytest.mark.parametrize("learning", LEARNING)
+@pytest.mark.parametrize(
+    ("transform", "error"),
+    [(fails, ZeroDivisionError), (lambda codes: codes, ValueError)],
+)
+def test_transforms(learning: str, transform: Any, error: type[Exception]) -> None:
+    vq = VectorQuantize(4, 8, **LEARNING[learning])
+    leaves_no_trace(vq, lambda vq: vq(X, codebook_transform_fn=transform), error)
+    assert vq._codebook.initialised == (learning != "kmeans")
+    vq(X)
+    assert vq._codebook.initialised
+
+
+@pytest.mark.parametrize("temperature", [float("nan"), float("inf")])
+def test_temperatures(temperature: float) -> None:
+    options: dict[str, Any] = dict(stochastic_sample_codes=True, kmeans_init=True)
+    call = dict(sample_codebook_temp=temperature)
+    match = "expected sample_codebook_temp to be finite"
+    leaves_no_trace(VectorQuantize(4, 8, **options), lambda vq: vq(X, **call), ValueError, match)
+    stacks = [ResidualVQ(**STACK, **options), GroupedResidualVQ(groups=2, **STACK, **options)]
+    for stack in stacks:
+        leaves_no_trace(stack, lambda rvq: rvq(X, **call), ValueError, match)
+    hvq = HierarchicalVQ(dim=4, codebook_size=8, scales=(2, 6), stochastic_sample_codes=True)
+    leaves_no_trace(hvq, lambda hvq: hvq(X.transpose(1, 2), **call), ValueError, match)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_generators_of_noise_do_not_advance(value: float) -> None:
+    bits = BinaryMapper(4)
+    match = "BinaryMapper: expected temperature to be finite and at least 0"
+    leaves_no_trace(bits, lambda bits: bits(X, temperature=value), ValueError, match)
+    noise = FSP([4] * 4, need_inv_act=True)
+    leaves_no_trace(noise, lambda noise: noise(X, eps=value), ValueError, "FSP: expected eps to be")
