@@ -16,7 +16,7 @@ from torchvq._base.random_state import fresh_rng
 from torchvq._base.ranks import ALONE, Ranks
 from torchvq._base.replay import Replayed
 from torchvq._base.sharded import keep_in_shards
-from torchvq._base.transforms import is_mapped, shared_flag
+from torchvq._base.transforms import is_known, is_mapped, shared_flag, version_of
 from torchvq._base.wide_buffers import HALF, wide_dtype
 
 if TYPE_CHECKING:
@@ -73,7 +73,9 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
     step_in_flight: "StepInFlight | None"
     _pending: Statistics | None
     _initialised: bool
-    _initialised_flag: Tensor | None  # the flag whose value is known
+    _initialised_flag: (
+        tuple[Tensor, int] | None
+    )  # the flag whose value is known, and its version then
     _warned_uninitialised: bool
 
     def __init__(
@@ -174,19 +176,24 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
 
     @property
     def initialised(self) -> bool:
-        """Whether the codes are set: False only between construction with k-means and the first training step."""
+        """Whether the codes are set: False only between construction with k-means and the first training step.
+
+        Set ``initted`` to False to repeat k-means: in place (``initted.fill_(False)``), or by assigning a tensor. Only
+        an assignment is seen on a GPU with a process group, and only a write outside compiled code; writes through
+        ``initted.data`` are not seen.
+        """
         if torch.compiler.is_compiling():
             # Compiled code cannot read the flag, and is guarded by the value that is known.
             return self._initialised
         # Other code may write to the flag (a broadcast of buffers, an average of models), or replace it
         # (torch.func.functional_call).
         flag = self._buffers["initted"]
-        if flag is not self._initialised_flag and type(flag) is Tensor and not flag.is_meta:
+        if type(flag) is Tensor and not flag.is_meta and not is_known(flag, self._initialised_flag):
             if is_mapped(flag):
                 return shared_flag(flag)
             self._initialised = bool(flag)
-            # A codebook never becomes uninitialised again, so True needs no further read of the tensor.
-            self._initialised_flag = flag if self._initialised else None
+            # No step resets it, so True needs no further read of the tensor, for which a GPU would have to wait.
+            self._initialised_flag = (flag, version_of(flag)) if self._initialised else None
         return self._initialised
 
     @property

@@ -26,7 +26,9 @@ from vector_quantize_cases import (
     train_step,
 )
 
+import torchvq
 from torchvq import VectorQuantize
+from torchvq._base import transforms
 
 # State that torchvq adds to the reference's (docs/migrating.md).
 ADDED = {"_codebook.cooldown", "_codebook.rng"}
@@ -304,3 +306,72 @@ def test_codebook_assignment_is_checkpointed() -> None:
     other.load_state_dict(module.state_dict())
     assert torch.equal(other.codebook, codes) and other._codebook.initialised
     assert_continues_alike(other, module)
+
+
+# K-means again ---------------------------------------------------------------------------------------------------
+
+AGAIN = {
+    "fill": lambda codebook: codebook.initted.fill_(False),
+    "copy": lambda codebook: codebook.initted.copy_(torch.tensor(False)),
+    "assign": lambda codebook: setattr(codebook, "initted", torch.tensor(False)),
+    "load": lambda codebook: codebook.load_state_dict(
+        codebook.state_dict() | {"initted": torch.tensor(False)}
+    ),
+}
+
+
+@pytest.mark.parametrize("again", AGAIN)
+@pytest.mark.parametrize("stacked", [False, True], ids=["alone", "stacked"])
+def test_k_means_runs_again_when_the_flag_is_reset(again: str, stacked: bool) -> None:
+    options = dict(dim=8, codebook_size=16, kmeans_init=True, decay=1.0)
+    if stacked:
+        module = torchvq.ResidualVQ(**options, num_quantizers=2)
+        codebooks = [level._codebook for level in module.layers]
+    else:
+        module = torchvq.VectorQuantize(**options)
+        codebooks = [module._codebook]
+    for _ in range(3):
+        module(torch.randn(4, 64, 8))
+    for codebook in codebooks:
+        assert codebook.initialised
+        AGAIN[again](codebook)
+        assert not codebook.initialised
+    # With a decay of 1 only k-means moves the codes to tokens that are this far away.
+    module(torch.randn(4, 64, 8) + 100)
+    assert codebooks[0].embed.mean() > 90
+    assert all(codebook.initialised and codebook.initted for codebook in codebooks)
+
+
+def test_a_flag_of_an_inference_module_may_be_reset() -> None:
+    with torch.inference_mode():
+        module = torchvq.VectorQuantize(dim=8, codebook_size=16, kmeans_init=True)
+        module(torch.randn(4, 64, 8))
+        assert module._codebook.initialised
+        module._codebook.initted = torch.tensor(False)
+    assert not module._codebook.initialised
+
+
+def test_a_compiled_module_sees_a_reset_flag_once_it_is_read_outside() -> None:
+    torch._dynamo.reset()
+    module = torchvq.VectorQuantize(dim=8, codebook_size=16, kmeans_init=True, decay=1.0)
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    for _ in range(2):
+        compiled(torch.randn(4, 64, 8))
+    module._codebook.initted.fill_(False)
+    assert not module._codebook.initialised
+    compiled(torch.randn(4, 64, 8) + 100)
+    assert module._codebook.embed.mean() > 90 and module._codebook.initialised
+
+
+@pytest.mark.parametrize("ranks", [False, True])
+def test_writes_to_flags_of_gpus_are_not_read_back_among_ranks(
+    ranks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transforms, "distributed_training", lambda: ranks)
+    for device in ("cpu", "meta"):  # meta in place of a GPU
+        flag = torch.ones((), dtype=torch.bool, device=device)
+        known = (flag, transforms.version_of(flag))
+        assert transforms.is_known(flag, known)
+        flag.fill_(False)
+        assert transforms.is_known(flag, known) == (ranks and device == "meta")
+        assert not transforms.is_known(flag.clone(), known)

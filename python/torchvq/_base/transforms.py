@@ -1,10 +1,11 @@
-"""Tensors under torch.vmap, whose values Python cannot read directly."""
+"""Flags whose values Python must not read at each use, or cannot read directly (under torch.vmap)."""
 
 from torch import Tensor
 
+from torchvq._base.ranks import distributed_training
 from torchvq._base.torch_private import is_mapped, unmapped
 
-__all__ = ["is_mapped", "reads_at_once", "shared_flag"]
+__all__ = ["is_known", "is_mapped", "reads_at_once", "shared_flag", "version_of"]
 
 
 def reads_at_once(tensor: Tensor) -> bool:
@@ -21,3 +22,18 @@ def shared_flag(flag: Tensor) -> bool:
             "VectorQuantize: expected either all codebooks under torch.vmap to be initialised or none, but got some"
         )
     return bool(flag.all())
+
+
+def version_of(flag: Tensor) -> int:
+    """The number of writes to a tensor so far, except those through ``data``; inference tensors do not count theirs."""
+    return -1 if flag.is_inference() else flag._version
+
+
+def is_known(flag: Tensor, known: tuple[Tensor, int] | None) -> bool:
+    """Whether a flag is the known one, and was not written since."""
+    if known is None or flag is not known[0]:
+        return False
+    if version_of(flag) == known[1]:
+        return True
+    # DDP writes all buffers before each forward, and reading this one would wait for the GPU each time.
+    return not flag.is_cpu and distributed_training()
