@@ -67,16 +67,20 @@ def check_call(
     _check_topk(vq, topk)
     if torch.compiler.is_compiling():
         return  # the operators check while they are traced, before anything runs
-    expect_temperature(
-        "VectorQuantize",
-        "sample_codebook_temp",
-        vq.sample_codebook_temp if temperature is None else temperature,
-    )
+    check_temperature(vq, temperature, "VectorQuantize")
     if targets is not None:
         check_targets(targets, x, vq._layout, vq.codebook_size)
     if weight is not None and vq.training:
         codebook = vq._codebook
         check_weight(weight, codebook.cluster_size, functions=not codebook.keeps_statistics)
+
+
+def check_temperature(vq: "VectorQuantize", temperature: float | None, owner: str) -> None:
+    """Raises ValueError unless the temperature of a call, or the option where codes are sampled, is finite."""
+    if temperature is None and vq.stochastic_sample_codes:
+        temperature = vq.sample_codebook_temp
+    if temperature is not None:
+        expect_temperature(owner, "sample_codebook_temp", temperature)
 
 
 def check_targets(targets: Tensor, x: Tensor, layout: Layout, codebook_size: int) -> None:

@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from torchvq._base.options import expect_temperature
 from torchvq._base.ranks import Ranks
 from torchvq._codebook import losses as _losses
 from torchvq._codebook.learning import StepTokens, learn_together
 from torchvq._codebook.losses import SearchedTokens, SearchResult, Terms
-from torchvq._codebook.request import Request, check_target_values, request_of_level
+from torchvq._codebook.request import (
+    Request,
+    check_target_values,
+    check_temperature,
+    request_of_level,
+)
 from torchvq._codebook.search import choose, prepare
 from torchvq._codebook.stats import finish_step
 from torchvq._residual.engine import levels_to_walk, only_if
@@ -103,8 +107,7 @@ def targets_of(
         hvq.check_indices(targets, batch)
     if torch.compiler.is_compiling():
         return targets
-    used = hvq.levels[0].sample_codebook_temp if temperature is None else temperature
-    expect_temperature("HierarchicalVQ", "sample_codebook_temp", used)
+    check_temperature(hvq.levels[0], temperature, "HierarchicalVQ")
     for index, scale in enumerate(targets or ()):
         check_target_values(scale, hvq.levels[index].codebook_size, "HierarchicalVQ")
     return targets

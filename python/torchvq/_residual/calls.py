@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from torchvq._base.options import expect, expect_temperature
-from torchvq._codebook.request import check_targets
+from torchvq._base.options import expect
+from torchvq._codebook.request import check_targets, check_temperature
 
 if TYPE_CHECKING:
     from torchvq.residual_vq import ResidualVQ
@@ -54,8 +54,7 @@ def targets_of(
 ) -> tuple[Tensor, ...] | None:
     """The targets of each level; checks them and the temperature before the forward writes anything."""
     if not torch.compiler.is_compiling():
-        used = rvq.levels[0].sample_codebook_temp if temperature is None else temperature
-        expect_temperature(_OWNER, "sample_codebook_temp", used)
+        check_temperature(rvq.levels[0], temperature, _OWNER)
     if indices is None:
         return None
     levels = tuple(indices.unbind(-1)) if isinstance(indices, Tensor) else tuple(indices)
