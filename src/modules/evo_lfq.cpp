@@ -101,18 +101,14 @@ torch::Tensor EvoLFQImpl::encode(const torch::Tensor& x, bool return_signs) {
 }
 
 torch::Tensor EvoLFQImpl::decode_bits(const torch::Tensor& bits) {
+  const at::NoGradGuard no_grad;
   const auto features = lfq->options.num_codebooks() * lfq->codebook_dim();
   TORCH_CHECK_VALUE(bits.dim() >= 1 && bits.size(-1) == features, "EvoLFQ: expected bits to be of ",
                     features, " features, but got shape ", bits.sizes());
   auto indices = F::bits_to_indices(bits, lfq->codebook_dim());
   if (!lfq->keeps_num_codebooks_dim()) indices = indices.squeeze(-1);
-  return run(decoder, lfq->indices_to_codes(indices));
-}
-
-torch::Tensor EvoLFQImpl::decoded(const torch::Tensor& bits) {
-  const at::NoGradGuard no_grad;
   const Evaluating evaluating(*this);
-  return decode_bits(bits);
+  return run(decoder, lfq->indices_to_codes(indices));
 }
 
 // Populations -------------------------------------------------------------------------------------
@@ -138,8 +134,10 @@ torch::Tensor EvoLFQImpl::init_population_from_data(const torch::Tensor& x,
                                                     std::optional<int64_t> pop_size,
                                                     std::optional<double> mutation_rate,
                                                     bool is_sign) {
-  return drawn(F::grow_population(encode(x, is_sign), rng, pop_size.value_or(options.pop_size()),
-                                  mutation_rate.value_or(options.mutation_rate()), is_sign));
+  // Without mutation this repeats the batch; it leaves the first copy alone otherwise.
+  const auto copies = F::grow_population(encode(x, is_sign), rng,
+                                         pop_size.value_or(options.pop_size()), 0.0, is_sign);
+  return mutate(copies, mutation_rate, is_sign);
 }
 
 torch::Tensor EvoLFQImpl::mutate(const torch::Tensor& population,
@@ -165,11 +163,11 @@ torch::Tensor EvoLFQImpl::uniform_crossover(const torch::Tensor& parent1,
 torch::Tensor EvoLFQImpl::fitness_of(const torch::Tensor& bits, const Fitness& fitness_fn,
                                      std::optional<int64_t> batch_size) {
   const Evaluating evaluating(*this);
-  std::vector<torch::Tensor> scores;
+  std::vector<torch::Tensor> parts;
   for (const auto& part : bits.split(batch_size.value_or(bits.size(0)))) {
-    scores.push_back(fitness_fn(decode_bits(part), part));
+    parts.push_back(decode_bits(part));
   }
-  auto fitnesses = at::cat(scores);
+  auto fitnesses = fitness_fn(at::cat(parts), bits);
   TORCH_CHECK_VALUE(fitnesses.sizes() == bits.sizes().slice(0, 1),
                     "EvoLFQ: expected fitness_fn to be of shape ", bits.sizes().slice(0, 1),
                     ", but got shape ", fitnesses.sizes());
@@ -215,7 +213,8 @@ EvoLFQGeneration EvoLFQImpl::evolve(const Fitness& fitness_fn, const EvoLFQEvolv
       found.best_fitness = fitness;
     }
     found.pop_bits = following;
-    if (call.return_best_decoded()) found.best_decoded = decoded(found.best_gene.unsqueeze(0))[0];
+    if (call.return_best_decoded())
+      found.best_decoded = decode_bits(found.best_gene.unsqueeze(0))[0];
     if (each && !each(found)) break;
   }
   return found;

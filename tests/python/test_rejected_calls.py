@@ -37,7 +37,7 @@ TARGETS = {
     "shape": (torch.zeros(2, 5, dtype=torch.long), ValueError),
     "transposed": (torch.zeros(6, 2, dtype=torch.long), ValueError),
     "dtype": (torch.zeros(2, 6), TypeError),
-    "int32": (torch.zeros(2, 6, dtype=torch.int32), TypeError),
+    "float32": (torch.zeros(2, 6), TypeError),
 }
 
 

@@ -72,7 +72,7 @@ class TORCHVQ_API EvoLFQImpl : public KeptBuffers<EvoLFQImpl> {
                        const std::optional<torch::Tensor>& mask = std::nullopt);
   /// Bits (B, *, C * D), float32, of data: 0 and 1, with return_signs -1 and 1.
   torch::Tensor encode(const torch::Tensor& x, bool return_signs = false);
-  /// Data of bits (B, *, C * D), set where above 0.
+  /// Data of bits (B, *, C * D), set where above 0; without gradient, with all modules in evaluation.
   ///
   /// Throws c10::ValueError for another number of features.
   torch::Tensor decode_bits(const torch::Tensor& bits);
@@ -81,7 +81,7 @@ class TORCHVQ_API EvoLFQImpl : public KeptBuffers<EvoLFQImpl> {
   torch::Tensor init_random_population(std::optional<int64_t> pop_size = std::nullopt,
                                        const std::optional<std::vector<int64_t>>& shape = {},
                                        bool is_sign = false);
-  /// (P, *, C * D): the bits of the batch, repeated; all but the first copy are mutated.
+  /// (P, *, C * D): the bits of the first P items of the batch, or of all, repeated; mutated.
   torch::Tensor init_population_from_data(const torch::Tensor& x,
                                           std::optional<int64_t> pop_size = std::nullopt,
                                           std::optional<double> mutation_rate = std::nullopt,
@@ -120,7 +120,6 @@ class TORCHVQ_API EvoLFQImpl : public KeptBuffers<EvoLFQImpl> {
  private:
   torch::Tensor fitness_of(const torch::Tensor& bits, const Fitness& fitness_fn,
                            std::optional<int64_t> batch_size);
-  torch::Tensor decoded(const torch::Tensor& bits);
   /// Counts a draw.
   torch::Tensor drawn(torch::Tensor result);
 };

@@ -43,7 +43,7 @@ struct TORCHVQ_API EvoLFQStepOptions {
   TORCH_ARG(std::optional<int64_t>, elitism_count);
   /// Bits are -1 and 1. Default: false.
   TORCH_ARG(bool, is_sign) = false;
-  /// Candidates that are decoded and scored together. Default: all.
+  /// Candidates that are decoded together; all are scored together. Default: all.
   TORCH_ARG(std::optional<int64_t>, batch_size);
 };
 
