@@ -49,8 +49,8 @@ struct KeptStatistics {
   SyncedStatistics statistics;
   std::vector<at::Tensor> candidates;  ///< (H, K, D) of this rank, NaN where there are fewer, and
                                        ///< where they wait
-  at::Tensor offered;  ///< as in StepStatistics
-  at::Tensor due;      ///< (), bool: the kept steps are reduced in this call
+  at::Tensor offered;                  ///< as in StepStatistics
+  at::Tensor due;                      ///< (), bool: the kept steps are reduced in this call
 };
 
 /// Adds tokens (one tensor per codebook) to the accumulated statistics, and reduces them if they
