@@ -71,11 +71,9 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
 
     #: The step whose message is in flight; see ``_codebook/in_flight.py``.
     step_in_flight: "StepInFlight | None"
-    _pending: Statistics | None
     _initialised: bool
-    _initialised_flag: (
-        tuple[Tensor, int] | None
-    )  # the flag whose value is known, and its version then
+    #: The flag whose value is known, and its version then.
+    _initialised_flag: tuple[Tensor, int] | None
     _warned_uninitialised: bool
 
     def __init__(
@@ -120,7 +118,6 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
             vqp_compat=vqp_compat,
             overlap_sync=overlap_sync,
             # State between steps.
-            _pending=None,
             step_in_flight=None,
             _initialised=not kmeans_init,
             _initialised_flag=None,
@@ -408,22 +405,11 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         """Whether Python code runs between the statistics of a step and the update."""
         return not self.keeps_statistics and (accumulate or callable(weight) or self.has_pending)
 
-    @property
-    def has_pending(self) -> bool:
-        """Whether earlier steps have left statistics for the next one."""
-        return self._pending is not None
-
     def forget_step(self, pending: Statistics | None) -> None:
         """After the state was set back: earlier statistics wait again, and the flag is read anew."""
         self._pending = pending
         self._initialised_flag = None
         self.keep_in_shards()
-
-    def _with_pending(self, statistics: Statistics) -> Statistics:
-        if self._pending is not None:
-            statistics = _ops.merge_statistics(*self._pending, *statistics)
-            self._pending = None
-        return statistics
 
     def expire_codes(self, x: Tensor, ranks: Ranks) -> None:
         """Replaces dead codes by tokens (H, T, D), without learning from these tokens."""

@@ -181,9 +181,7 @@ class EvoLFQ(RandomState):
         bits = self.encode(x, return_signs=is_sign)
         size = self.pop_size if pop_size is None else pop_size
         rate = self.mutation_rate if mutation_rate is None else mutation_rate
-        # Without mutation this repeats the batch; it leaves the first copy alone otherwise.
-        copies = _ops.grow_population(bits, self.rng, size, 0.0, is_sign=is_sign)
-        return self.mutate(copies, rate, is_sign)
+        return self._drawn(_ops.grow_population(bits, self.rng, size, rate, is_sign=is_sign))
 
     def mutate(
         self, population: Tensor, mutation_rate: float | None = None, is_sign: bool = False

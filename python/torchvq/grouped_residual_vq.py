@@ -80,9 +80,10 @@ class GroupedResidualVQ(nn.Module):
         self._check(x)
         targets = [None] * self.groups if indices is None else self._split_indices(indices)
         parts = x.chunk(self.groups, self.split_dim)
-        for rvq, part, target in zip(self.stacks, parts, targets, strict=True):
-            # All groups before the first one learns.
-            targets_of(rvq, part, target, sample_codebook_temp)
+        if indices is not None:
+            for rvq, part, target in zip(self.stacks, parts, targets, strict=True):
+                # All groups before the first one learns.
+                targets_of(rvq, part, target, sample_codebook_temp)
         depth = None
         started = []
         with ExitStack() as steps:

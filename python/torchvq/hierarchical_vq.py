@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
+from torchvq._base.checkpointing import is_checkpointed
 from torchvq._base.compat import vqp_compat_of
 from torchvq._base.contained import contained
 from torchvq._base.integers import as_int64
@@ -18,15 +19,8 @@ from torchvq._base.ranks import group_of, handshake, ranks_of
 from torchvq._base.transforms import is_mapped
 from torchvq._base.wide_buffers import HALF
 from torchvq._codebook.stats import CodebookStats, begin_step, stats_of
+from torchvq._hierarchical import scales as _scales
 from torchvq._hierarchical.phi import Phi
-from torchvq._hierarchical.scales import (
-    ScaleRequest,
-    ScaleWalk,
-    finish_scales,
-    mean_loss,
-    targets_of,
-    walk,
-)
 from torchvq.codebook import Codebook
 from torchvq.outputs import HierarchicalOutput, HierarchicalOutputWithCutoff, HierarchicalResult
 from torchvq.vector_quantize import VectorQuantize
@@ -244,15 +238,15 @@ class HierarchicalVQ(nn.Module):
         layout = self._layout
         token_mask = layout.token_mask(x, mask, lens)
         first = self.levels[0]
-        targets = targets_of(self, indices, x.shape[0], sample_codebook_temp)
+        targets = _scales.targets_of(self, indices, x.shape[0], sample_codebook_temp)
         frozen = first.freeze_codebook if freeze_codebook is None else freeze_codebook
         with ExitStack() as steps:
-            if self.training and not torch.compiler.is_compiling():
+            if self.training and is_checkpointed():
                 for codebook in self._codebooks():
                     steps.enter_context(codebook.step_of())
             # Decoding may happen outside autocast.
             with without_autocast(x):
-                request = ScaleRequest(
+                request = _scales.ScaleRequest(
                     mask=self._map_mask(x, token_mask),
                     targets=targets,
                     temperature=sample_codebook_temp,
@@ -261,7 +255,7 @@ class HierarchicalVQ(nn.Module):
                     ranks=ranks_of(first, "HierarchicalVQ"),
                 )
                 done, depth = self._walk(self._maps(x, token_mask), request)
-                loss = mean_loss(self, done, depth)
+                loss = _scales.mean_loss(self, done, depth)
                 quantized = self._restore(done.output, x, token_mask)
         if targets is not None:
             return quantized, loss
@@ -312,7 +306,9 @@ class HierarchicalVQ(nn.Module):
             else x.new_ones(x.shape[0], *positions, dtype=torch.bool)
         )
 
-    def _walk(self, maps: Tensor, request: ScaleRequest) -> tuple[ScaleWalk, int | Tensor]:
+    def _walk(
+        self, maps: Tensor, request: _scales.ScaleRequest
+    ) -> tuple[_scales.ScaleWalk, int | Tensor]:
         """The walk, and how many scales it used."""
         codebooks = self._codebooks()
         # Before the depth is drawn, so that ranks draw the same depth.
@@ -320,9 +316,9 @@ class HierarchicalVQ(nn.Module):
         if self.training:
             begin_step(codebooks)
         depth = self._depth()
-        done = walk(self, maps, request._replace(depth=depth))
+        done = _scales.walk(self, maps, request._replace(depth=depth))
         if self.training:
-            finish_scales(self, done, request.ranks)
+            _scales.finish_scales(self, done, request.ranks)
         return done, depth
 
     def _depth(self) -> int | Tensor:
@@ -350,7 +346,7 @@ class HierarchicalVQ(nn.Module):
             tokens = _ops.fill_padding(tokens.contiguous(), mask)
         return self._layout.unpack(tokens, x)
 
-    def _indices(self, done: ScaleWalk, batch: int) -> tuple[Tensor, ...]:
+    def _indices(self, done: _scales.ScaleWalk, batch: int) -> tuple[Tensor, ...]:
         indices = [scale.result.searched.indices for scale in done.scales]
         shapes = self.level_shapes
         found = [part.view(batch, *shape) for part, shape in zip(indices, shapes, strict=False)]
@@ -440,9 +436,8 @@ class HierarchicalVQ(nn.Module):
         batch = indices[0].shape[0] if len(indices) > 0 and indices[0].dim() > 0 else 0
         self.check_indices(indices, batch)
         indices = [as_int64("HierarchicalVQ", scale) for scale in indices]
-        if isinstance(full_shape, int):
-            full_shape = (full_shape,)
-        full = tuple(self.level_shapes[-1] if full_shape is None else full_shape)
+        sizes = self.level_shapes[-1] if full_shape is None else full_shape
+        full = (sizes,) if isinstance(sizes, int) else tuple(sizes)
         fits = len(full) == self.spatial_dims
         expect("HierarchicalVQ", fits, "full_shape", f"{self.spatial_dims} numbers", list(full))
         total: Tensor | None = None

@@ -303,7 +303,7 @@ class ResidualVQ(nn.Module):
         targets = targets_of(self, x, indices, sample_codebook_temp)
         token_mask = layout.token_mask(x, mask, None)
         first, codebooks = self.levels[0], self._codebooks()
-        if self.training and not torch.compiler.is_compiling() and is_checkpointed():
+        if self.training and is_checkpointed():
             for codebook in codebooks:
                 steps.enter_context(codebook.step_of())
         ranks = ranks_of(first, type(self).__name__)

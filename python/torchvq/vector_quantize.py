@@ -1,6 +1,7 @@
 """VectorQuantize: one codebook between an encoder and a decoder."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -355,13 +356,9 @@ class VectorQuantize(VectorQuantizeOptions):
             weight=ema_update_weight,
             ranks=ranks_of(self),
         )
-        if torch.compiler.is_compiling() or not (self.training and is_checkpointed()):
+        recorded = self.training and is_checkpointed()
+        with self._codebook.step_of() if recorded else nullcontext():
             quantized, chosen, loss, breakdown = _forward.projected_step(self, x, request, layout)
-        else:
-            with self._codebook.step_of():
-                quantized, chosen, loss, breakdown = _forward.projected_step(
-                    self, x, request, layout
-                )
         if indices is not None:
             return (quantized, loss, breakdown) if return_loss_breakdown else (quantized, loss)
         if return_loss_breakdown:

@@ -65,13 +65,9 @@ at::Tensor grow_population(const at::Tensor& bits, const at::Tensor& rng, int64_
   TORCH_CHECK_VALUE(bits.dim() >= 1 && bits.sym_size(0) > 0,
                     "grow_population: expected bits to be a batch of at least 1, but got shape ",
                     bits.sym_sizes());
-  const at::Scalar given = bits.sym_size(0);
   const auto rows = at::arange(size, bits.options().dtype(at::kLong));
-  const auto population = bits.index_select(0, rows.remainder(given));
-  std::vector<int64_t> column(static_cast<size_t>(bits.dim()), 1);
-  column[0] = size;
-  const auto fresh = rows.lt(given).view(column);
-  return at::where(fresh, population, mutate_bits(population, rng, rate, is_sign));
+  const auto copies = bits.index_select(0, rows.remainder(at::Scalar(bits.sym_size(0))));
+  return mutate_bits(copies, rng, rate, is_sign);
 }
 
 at::Tensor cross_bits(const at::Tensor& first, const at::Tensor& second, const at::Tensor& rng) {

@@ -134,10 +134,8 @@ torch::Tensor EvoLFQImpl::init_population_from_data(const torch::Tensor& x,
                                                     std::optional<int64_t> pop_size,
                                                     std::optional<double> mutation_rate,
                                                     bool is_sign) {
-  // Without mutation this repeats the batch; it leaves the first copy alone otherwise.
-  const auto copies = F::grow_population(encode(x, is_sign), rng,
-                                         pop_size.value_or(options.pop_size()), 0.0, is_sign);
-  return mutate(copies, mutation_rate, is_sign);
+  return drawn(F::grow_population(encode(x, is_sign), rng, pop_size.value_or(options.pop_size()),
+                                  mutation_rate.value_or(options.mutation_rate()), is_sign));
 }
 
 torch::Tensor EvoLFQImpl::mutate(const torch::Tensor& population,

@@ -76,7 +76,8 @@ Scale choose_scale(HierarchicalVQImpl& hvq, int64_t index, const at::Tensor& res
   if (!shared) prepare(vq, projected, mask, request.frozen, request.ranks);
   auto rng = vq.codebook_state->rng;
   // Scales that share a codebook draw different numbers from its generator.
-  if (shared && index > 0) rng = at::stack({rng[0].add(index), rng[1]});
+  const bool draws = vq.options.stochastic_sample_codes() || vq.options.directional_reparam();
+  if (shared && index > 0 && draws) rng = at::stack({rng[0].add(index), rng[1]});
   auto result = choose(vq, projected, tokens, mask, own_request,
                        {.estimator = std::nullopt, .rng = rng, .chosen = std::nullopt});
   auto options = loss_options(vq, tokens, own_request);

@@ -36,7 +36,7 @@ TORCHVQ_API at::Tensor random_bits(const at::Tensor& rng, at::IntArrayRef size,
 TORCHVQ_API at::Tensor mutate_bits(const at::Tensor& bits, const at::Tensor& rng, double rate,
                                    bool is_sign = false);
 
-/// A population (size, *) from bits (B, *): the bits, repeated; all but the first copy are mutated.
+/// A population (size, *) from bits (B, *): the first of them, or all, repeated; mutated.
 ///
 /// Throws  c10::ValueError for no bits, or a rate outside [0, 1].
 TORCHVQ_API at::Tensor grow_population(const at::Tensor& bits, const at::Tensor& rng, int64_t size,

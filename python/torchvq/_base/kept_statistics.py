@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchvq._base.ema_weight import Statistics
 from torchvq._base.options import keep_values
 from torchvq._base.wide_buffers import HALF, WideBuffers
 
@@ -31,10 +32,11 @@ class KeptStatistics(WideBuffers):
 
     sync_every: int
     _kept: list[Tensor]
+    _pending: Statistics | None  # of calls that are joined to the next one
 
     def __init__(self) -> None:
         super().__init__()
-        keep_values(self, sync_every=1, _kept=[])
+        keep_values(self, sync_every=1, _kept=[], _pending=None)
 
     def keep_statistics(self, every: int, codes: Tensor, candidates: bool) -> None:
         """Allocates statistics for codes (H, K, D), and with ``candidates`` room for tokens that replace dead codes."""
@@ -50,6 +52,17 @@ class KeptStatistics(WideBuffers):
                 heads, size if candidates else 0, 1 + dim, dtype=codes.dtype, device=codes.device
             ),
         ]
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether earlier steps have left statistics for the next one."""
+        return self._pending is not None
+
+    def _with_pending(self, statistics: Statistics) -> Statistics:
+        if self._pending is not None:
+            statistics = torch.ops.torchvq.merge_statistics(*self._pending, *statistics)
+            self._pending = None
+        return statistics
 
     @property
     def keeps_statistics(self) -> bool:

@@ -61,8 +61,9 @@ def targets_of(
     count = rvq.num_quantizers
     expect(_OWNER, len(levels) == count, "indices", f"of {count} levels", len(levels))
     if not torch.compiler.is_compiling():
+        layout = rvq.layout
         for level, size in zip(levels, rvq.codebook_sizes, strict=True):
-            check_targets(level, x, rvq.layout, size)
+            check_targets(level, x, layout, size)
     return levels
 
 
