@@ -9,7 +9,7 @@ import os
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -88,6 +88,18 @@ class Ranks:
             raise RankError(f"of ranks {ranks} none answers")
         rank = next(rank for rank in ranks if self._pipes[rank] in ready)
         return rank, self._answers(range(rank, rank + 1))[0]
+
+    def failures(self, survivors: set[int]) -> Iterator[Any]:
+        """The answers of ranks that have lost another one, each of which ends with its answer, as its program would.
+
+        Whether a rank waits for the lost rank or for another survivor is chance.
+        """
+        waiting = set(survivors)
+        while waiting:
+            rank, answer = self.first(waiting)
+            yield answer
+            self.processes[rank].kill()
+            waiting.remove(rank)
 
     def _answers(self, ranks: range) -> list[Any]:
         answers = []

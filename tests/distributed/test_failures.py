@@ -112,12 +112,7 @@ def test_a_killed_rank_is_an_error_on_the_survivors():
     ranks = Ranks(3)
     try:
         ranks.start(die)
-        survivors = {0, 2}
-        while survivors:
-            rank, answer = ranks.first(survivors)
+        for answer in ranks.failures({0, 2}):
             check(*answer, limit=20)
-            # The rank ends, as its program would. Whether it waited for the killed rank or for the other one is chance.
-            ranks.processes[rank].kill()
-            survivors.remove(rank)
     finally:
         ranks.close()
