@@ -56,11 +56,14 @@ def test_sample_codes_breaks_ties_by_the_lowest_index(sample_codes):
 
 
 @pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("codes", [1, 6, 999])
-def test_sample_codes_any_path_agrees_with_cpu(codes, metric, generator):
+@pytest.mark.parametrize("codes", [1, 6, 255, 256, 257, 999])
+@pytest.mark.parametrize("temperature", [1e-320, 1e-3, 1.0, 1e300])
+def test_sample_codes_any_path_agrees_with_cpu(temperature, codes, metric, generator):
+    """The bound by which the CPU leaves codes out never leaves out the one that is drawn."""
     x, codebook, _ = make_tokens(generator, tokens=900, codes=codes)
     draws = [
-        path(x, codebook, RNG, temperature=1.0, metric=metric, stream=2) for path in PATHS.values()
+        path(x, codebook, RNG, temperature=temperature, metric=metric, stream=2)
+        for path in PATHS.values()
     ]
     assert torch.equal(*draws)
 

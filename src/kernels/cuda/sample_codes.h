@@ -1,4 +1,4 @@
-// Draws one of K codes by their scores on a CUDA device, with the steps of
+// Draws one of K codes by their scores on a CUDA device, by the formula of
 // kernels/cpu/sample_codes.h. The exponential is the device's own, so draws may differ from the
 // CPU's if two weights differ only in their last bits. Torch-free.
 #pragma once
