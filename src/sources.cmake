@@ -298,6 +298,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/code_statistics.cpp
   ops/cpu/commitment_loss.cpp
   ops/cpu/count_codes_.cpp
+  ops/cpu/dead_codes.cpp
   ops/cpu/decode_sums.cpp
   ops/cpu/directional_reparam.cpp
   ops/cpu/ema_finish_.cpp
@@ -313,6 +314,7 @@ set(TORCHVQ_SOURCES
   ops/cpu/random_normal.cpp
   ops/cpu/random_uniform.cpp
   ops/cpu/replace_dead_codes_.cpp
+  ops/cpu/replace_with_candidates_.cpp
   ops/cpu/resample_scale.cpp
   ops/cpu/residual_beam_search.cpp
   ops/cpu/residual_commitment_loss.cpp

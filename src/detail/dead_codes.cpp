@@ -54,10 +54,7 @@ std::pair<at::Tensor, at::Tensor> select_candidates(const at::Tensor& x, const a
                                                     const std::optional<at::Tensor>& mask,
                                                     bool unit) {
   const auto rows = rows_as_codes(x, unit);
-  auto usable = usable_rows(rows, mask);
-  if (unit) usable = usable.logical_and(rows.ne(0).any(-1));
-  const auto keys = row_keys(rows, rng, RandomPurpose::kDeadCodeCandidates)
-                        .masked_fill_(usable.logical_not(), kNoKey);
+  const auto keys = candidate_keys(rows, rng, mask, unit);
   const auto [distinct, positions] = sort_distinct(keys);
   auto [best, order] = at::sort(distinct, /*stable=*/true, /*dim=*/1, /*descending=*/false);
   const int64_t found = std::min(count, x.size(1));

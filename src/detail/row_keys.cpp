@@ -10,6 +10,7 @@
 #include "detail/codebook_average.h"
 #include "detail/random_tensor.h"
 #include "kernels/cpu/row_hash.h"
+#include "kernels/cpu/row_magnitude.h"
 
 namespace torchvq::detail {
 namespace {
@@ -27,8 +28,17 @@ HashNumbers hash_numbers(const at::Tensor& rows, const at::Tensor& rng, RandomPu
           random_bits(key, at::arange(rows.size(0), rng.options()).add(1).neg())};
 }
 
+enum class Rows { kAll, kFinite, kFiniteNonzero };
+
 template <typename T>
-void fill_keys(const at::Tensor& rows, const HashNumbers& numbers, at::Tensor& keys) {
+bool has_key(const T* row, int64_t dim, Rows wanted) {
+  if (wanted == Rows::kAll) return true;
+  const auto magnitude = kernels::row_magnitude(row, dim);
+  return magnitude.finite && (wanted == Rows::kFinite || magnitude.value != 0);
+}
+
+template <typename T>
+void fill_keys(const at::Tensor& rows, const HashNumbers& numbers, Rows wanted, at::Tensor& keys) {
   const int64_t count = rows.size(1), dim = rows.size(2);
   const auto* from = rows.const_data_ptr<T>();
   const auto* salt = numbers.salts.const_data_ptr<int64_t>();
@@ -39,19 +49,21 @@ void fill_keys(const at::Tensor& rows, const HashNumbers& numbers, at::Tensor& k
                    [&](int64_t begin, int64_t end) {
                      for (int64_t row = begin; row < end; ++row) {
                        const auto hash = kernels::row_hash(from + row * dim, multiplier, dim);
-                       to[row] =
-                           kernels::key_of_hash(hash, static_cast<uint64_t>(salt[row / count]));
+                       to[row] = has_key(from + row * dim, dim, wanted)
+                                     ? kernels::key_of_hash(
+                                           hash, static_cast<uint64_t>(salt[row / count]))
+                                     : kNoKey;
                      }
                    });
 }
 
-at::Tensor cpu_keys(const at::Tensor& rows_, const HashNumbers& numbers) {
+at::Tensor cpu_keys(const at::Tensor& rows_, const HashNumbers& numbers, Rows wanted) {
   const auto rows = rows_.contiguous();
   auto keys = at::empty({rows.size(0), rows.size(1)}, numbers.multipliers.options());
   if (rows.scalar_type() == at::kDouble) {
-    fill_keys<double>(rows, numbers, keys);
+    fill_keys<double>(rows, numbers, wanted, keys);
   } else {
-    fill_keys<float>(rows, numbers, keys);
+    fill_keys<float>(rows, numbers, wanted, keys);
   }
   return keys;
 }
@@ -75,7 +87,19 @@ at::Tensor any_keys(const at::Tensor& rows, const HashNumbers& numbers) {
 
 at::Tensor row_keys(const at::Tensor& rows, const at::Tensor& rng, RandomPurpose purpose) {
   const auto numbers = hash_numbers(rows, rng, purpose);
-  return rows.is_cpu() ? cpu_keys(rows, numbers) : any_keys(rows, numbers);
+  return rows.is_cpu() ? cpu_keys(rows, numbers, Rows::kAll) : any_keys(rows, numbers);
+}
+
+at::Tensor candidate_keys(const at::Tensor& rows, const at::Tensor& rng,
+                          const std::optional<at::Tensor>& mask, bool nonzero) {
+  const auto numbers = hash_numbers(rows, rng, RandomPurpose::kDeadCodeCandidates);
+  if (rows.is_cpu()) {
+    auto keys = cpu_keys(rows, numbers, nonzero ? Rows::kFiniteNonzero : Rows::kFinite);
+    return mask ? keys.masked_fill_(mask->logical_not(), kNoKey) : keys;
+  }
+  auto usable = usable_rows(rows, mask);
+  if (nonzero) usable = usable.logical_and(rows.ne(0).any(-1));
+  return any_keys(rows, numbers).masked_fill_(usable.logical_not(), kNoKey);
 }
 
 at::Tensor row_keys_by_operators(const at::Tensor& rows, const at::Tensor& rng,

@@ -20,6 +20,11 @@ constexpr int64_t kNoKey = std::numeric_limits<int64_t>::max();
 /// share a key once in 2^63.
 at::Tensor row_keys(const at::Tensor& rows, const at::Tensor& rng, RandomPurpose purpose);
 
+/// row_keys() of tokens that can become codes, and kNoKey for the others: those that are not finite,
+/// masked, or, if `nonzero`, zero.
+at::Tensor candidate_keys(const at::Tensor& rows, const at::Tensor& rng,
+                          const std::optional<at::Tensor>& mask, bool nonzero);
+
 /// row_keys() by tensor operators, used on devices other than the CPU; declared for its test.
 at::Tensor row_keys_by_operators(const at::Tensor& rows, const at::Tensor& rng,
                                  RandomPurpose purpose);

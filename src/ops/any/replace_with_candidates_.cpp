@@ -1,4 +1,4 @@
-// Any device, CPU included: there are only K candidates per rank.
+// Any device: plain ATen.
 #include "ops/replace_with_candidates_.h"
 
 #include <torch/library.h>

@@ -1,8 +1,11 @@
-// CPU: like ops/any/replace_dead_codes_.cpp, except that steps without a dead
-// code do not read the tokens.
+// CPU: steps without a dead code do not read the tokens, and the others write the codes that they
+// replace alone.
 #include "ops/replace_dead_codes_.h"
 
 #include <torch/library.h>
+
+#include "detail/row_keys.h"
+#include "ops/cpu/dead_codes.h"
 
 namespace torchvq {
 namespace {
@@ -22,9 +25,10 @@ at::Tensor replace_dead_codes_(at::Tensor& embed, at::Tensor& embed_avg, at::Ten
   cooldown.sub_(1).clamp_min_(0);
   // Most steps have no dead code; on CPU the check needs no synchronisation.
   if (!dead.any().item<bool>()) return counts.new_zeros({embed.size(0)});
-  const auto [keys, rows] = detail::select_candidates(x, rng, embed.size(1), mask, unit);
-  return detail::replace_codes(state, dead, keys, rows, rng, limits.clamp_min(reset_cluster_size),
-                               cooldown_steps);
+  const auto rows = detail::rows_as_codes(x, unit);
+  const auto keys = detail::candidate_keys(rows, rng, mask, unit);
+  return detail::replace_codes_on_cpu(state, dead, keys, rows, rng,
+                                      limits.clamp_min(reset_cluster_size), cooldown_steps);
 }
 
 }  // namespace

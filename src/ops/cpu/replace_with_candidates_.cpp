@@ -1,0 +1,34 @@
+// CPU: writes the codes that it replaces alone.
+#include "ops/replace_with_candidates_.h"
+
+#include <torch/library.h>
+
+#include "ops/cpu/dead_codes.h"
+
+namespace torchvq {
+namespace {
+
+at::Tensor replace_with_candidates_(at::Tensor& embed, at::Tensor& embed_avg,
+                                    at::Tensor& cluster_size, at::Tensor& cooldown,
+                                    const at::Tensor& keys, const at::Tensor& rows,
+                                    const at::Tensor& counts, const at::Tensor& rng,
+                                    double threshold, double threshold_fraction,
+                                    double reset_cluster_size, int64_t cooldown_steps) {
+  const detail::CodebookState state{embed, embed_avg, cluster_size, cooldown};
+  detail::check_replace_with_candidates_(
+      state, keys, rows, counts, rng,
+      {threshold, threshold_fraction, reset_cluster_size, cooldown_steps});
+  const auto limits = detail::dead_code_limits(cluster_size, threshold, threshold_fraction);
+  const auto dead = detail::dead_codes(state, counts, limits);
+  cooldown.sub_(1).clamp_min_(0);
+  return detail::replace_codes_on_cpu(state, dead, keys, rows, rng,
+                                      limits.clamp_min(reset_cluster_size), cooldown_steps);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(torchvq, CPU, m) {
+  m.impl("replace_with_candidates_", replace_with_candidates_);
+}
+
+}  // namespace torchvq
