@@ -100,7 +100,7 @@ void check_plain(const std::string& path, const SafetensorsFile& file, const std
         std::any_of(kParts.begin(), kParts.end(),
                     [&](const char* part) { return own && names_part(rest, part); }) ||
         std::any_of(kAround.begin(), kAround.end(),
-                    [&](const char* part) { return names_part(name, part); });
+                    [&name = name](const char* part) { return names_part(name, part); });
     TORCH_CHECK_VALUE(!needs_module, path,
                       ": expected a codec without projections, convolutions, implicit codebooks, "
                       "bridges and affine maps, which need the module around it, but it has ",
