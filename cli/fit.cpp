@@ -94,7 +94,8 @@ class Fit {
   BlockReader& reader() { return reader_.value(); }
 
   ShardNote prepare() {
-    if (processes_.first()) check_output(arguments_.output, ".safetensors", {path_});
+    if (processes_.first())
+      check_output(arguments_.output, ".safetensors", {path_}, arguments_.common);
     const bool slices = path_ == arguments_.vectors;
     reader_.emplace(path_, arguments_.key, arguments_.fit.memory, slices ? processes_.rank() : 0,
                     slices ? processes_.size() : 1, method_->keeps_vectors());
@@ -158,9 +159,10 @@ void add_method_options(CLI::App& command, FitOptions& fit) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 62))
       ->option_text("N");
   command
-      .add_option("--quantizer-levels", fit.quantizer_levels,
-                  "Levels of each feature, with --method fsq: 8,5,5,5")
-      ->delimiter(',')
+      .add_option_function<std::string>(
+          "--quantizer-levels",
+          [&fit](const std::string& text) { fit.quantizer_levels = parse_levels(text); },
+          "Levels of each feature, with --method fsq: 8,5,5,5")
       ->option_text("L,L,...");
   command
       .add_option("--levels", fit.levels,

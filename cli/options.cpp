@@ -2,10 +2,14 @@
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <system_error>
 
 namespace torchvq::cli {
 namespace {
@@ -25,6 +29,14 @@ double unit_factor(std::string unit) {
              : 0;
 }
 
+// Whether the file or pipe at `path` is the one that standard output writes to.
+bool is_standard_output(const std::string& path) {
+  struct stat named{}, standard{};
+  return ::stat(path.c_str(), &named) == 0 && ::fstat(STDOUT_FILENO, &standard) == 0 &&
+         (S_ISREG(named.st_mode) || S_ISFIFO(named.st_mode)) && named.st_dev == standard.st_dev &&
+         named.st_ino == standard.st_ino;
+}
+
 }  // namespace
 
 int64_t parse_memory(const std::string& text) {
@@ -36,6 +48,23 @@ int64_t parse_memory(const std::string& text) {
                                "expected a size such as 512M or 2G, at least 1M, but got " + text);
   }
   return static_cast<int64_t>(bytes);
+}
+
+std::vector<int64_t> parse_levels(const std::string& text) {
+  std::vector<int64_t> levels;
+  const char* at = text.data();
+  const char* end = at + text.size();
+  while (true) {
+    int64_t level = 0;
+    const auto [next, error] = std::from_chars(at, end, level);
+    if (error != std::errc() || (next != end && *next != ',')) {
+      throw CLI::ValidationError("--quantizer-levels",
+                                 "expected whole numbers such as 8,5,5, but got " + text);
+    }
+    levels.push_back(level);
+    if (next == end) return levels;
+    at = next + 1;
+  }
 }
 
 void add_common_options(CLI::App& command, CommonOptions& options) {
@@ -92,8 +121,13 @@ void add_metric_override(CLI::App& command, std::string& metric) {
 }
 
 void check_output(const std::string& output, const std::string& ending,
-                  const std::vector<std::string>& inputs) {
+                  const std::vector<std::string>& inputs, const CommonOptions& options) {
   namespace fs = std::filesystem;
+  const bool reports = options.json || !options.quiet;
+  TORCH_CHECK_VALUE(!reports || !is_standard_output(output),
+                    "--output: expected another place than standard output, which gets the report "
+                    "(--quiet without --json gives none), but got ",
+                    output);
   std::error_code ignored;
   if (fs::exists(output, ignored) && !fs::is_regular_file(output, ignored) &&
       !fs::is_directory(output, ignored))

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace torchvq::cli {
 
@@ -35,9 +36,12 @@ void add_metric_override(CLI::App& command, std::string& metric);
 /// "512M", "1.5G", "2GiB" or plain bytes; throws CLI::ValidationError otherwise.
 int64_t parse_memory(const std::string& text);
 
-/// Rejects an output that is one of the inputs, or whose ending belongs to another format.
-/// Devices and pipes are accepted.
+/// "8,5,5"; throws CLI::ValidationError for anything but whole numbers, each after one comma.
+std::vector<int64_t> parse_levels(const std::string& text);
+
+/// Rejects an output that is one of the inputs, whose ending belongs to another format, or that is
+/// standard output while the report goes there. Devices and pipes are accepted.
 void check_output(const std::string& output, const std::string& ending,
-                  const std::vector<std::string>& inputs);
+                  const std::vector<std::string>& inputs, const CommonOptions& options);
 
 }  // namespace torchvq::cli

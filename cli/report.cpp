@@ -10,6 +10,8 @@
 #include <cstring>
 #include <utility>
 
+#include "failure.h"
+
 namespace torchvq::cli {
 namespace {
 
@@ -90,7 +92,8 @@ void Report::print(const CommonOptions& options) const {
   for (const auto& line : lines_) width = std::max(width, line.label.size());
   std::string text;
   for (const auto& line : lines_) {
-    text += line.label + std::string(width + 2 - line.label.size(), ' ') + line.text + "\n";
+    text += in_one_line(line.label + std::string(width + 2 - line.label.size(), ' ') + line.text);
+    text += '\n';
   }
   write_output(text);
 }

@@ -312,6 +312,12 @@ def test_inspect_tells_what_a_file_holds(tmp_path: Path, vectors: Array, codec: 
     }
 
 
+def test_names_in_a_file_do_not_command_the_terminal(tmp_path: Path) -> None:
+    save_file({"a\n\x1b[2Jb": np.arange(3)}, tmp_path / "t.safetensors")
+    lines = run("inspect", "t.safetensors", cwd=tmp_path).stdout.splitlines()
+    assert len(lines) == 3 and lines[2].startswith("a  [2Jb ")
+
+
 def test_a_file_larger_than_the_address_space_streams(tmp_path: Path) -> None:
     """The process may map 320 MB more than at start, and reads a file of 512 MB, in both orders."""
     rows, dim = 1 << 20, 128
