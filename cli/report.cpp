@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -19,6 +20,8 @@ std::string human(const nlohmann::ordered_json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
   if (!value.is_number_float()) return value.dump();
+  // The sign of NaN, which printf shows, means nothing.
+  if (std::isnan(value.get<double>())) return "nan";
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.6g", value.get<double>());
   return text.data();

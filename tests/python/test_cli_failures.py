@@ -61,6 +61,9 @@ def folder(made: Path, tmp_path: Path) -> Path:
         ("--memory", [*FIT, "--memory", "1X"]),
         ("--memory", [*FIT, "--memory", "-1G"]),
         ("--seed", [*FIT, "--seed", "x"]),
+        ("--seed: expected a whole number", [*FIT, "--seed", str(2**63)]),
+        ("--seed: expected a whole number", [*FIT, "--seed", "0x10"]),
+        ("--codebook-size: expected", ["fit", "x.npy", "-k", " 7", "-o", "out.safetensors"]),
         ("expected noise to be", [*FIT, "--levels", "2", "--refine", "1", "--refine-noise", "nan"]),
         ("expected a name that ends in .safetensors", ["fit", "x.npy", "-k", "8", "-o", "out.npy"]),
         (
@@ -92,7 +95,7 @@ def test_bad_usage(folder: Path, fragment: str, arguments: list[str]) -> None:
         (np.full((100, 4), "a b"), "but got dtype '<U3'"),
         (np.full((100, 4), 1, "<M8[s]"), "but got dtype '<M8[s]'"),
         (np.ones((100, 4), np.longdouble), "but got dtype '<f16'"),
-        (np.ones(100, [("a", "<f4"), ("b\u20ac", ">i2", 3)]), "dtype [('a', '<f4'), ('b"),
+        (np.ones(100, [("a", "<f4"), ("b\u00e9", ">i2", 3)]), "dtype [('a', '<f4'), ('b"),
         (np.ones(100, [(f"field {i}", "<f4") for i in range(99)]), "dtype [('field 0', '<f4'), "),
     ],
     ids=[
