@@ -61,7 +61,7 @@ std::vector<int64_t> decoded_shape(const io::IndexSource& codes, const Codec& co
 }
 
 void run_decode(const DecodeArguments& arguments) {
-  check_output(arguments.output, ".npy", {arguments.codes, arguments.codec});
+  check_output(arguments.output, ".npy", {arguments.codes, arguments.codec}, arguments.common);
   // Decoding does not depend on the metric, so the codec need not name it.
   const auto codec = load_codec(arguments.codec);
   const io::IndexSource codes(arguments.codes, arguments.key);

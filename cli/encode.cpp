@@ -45,7 +45,7 @@ at::ScalarType smallest_dtype(int64_t codebook_size) {
 }
 
 void run_encode(const EncodeArguments& arguments) {
-  check_output(arguments.output, ".npy", {arguments.vectors, arguments.codec});
+  check_output(arguments.output, ".npy", {arguments.vectors, arguments.codec}, arguments.common);
   const auto codec = load_codec(arguments.codec, {arguments.metric, arguments.beam});
   const BlockReader reader(arguments.vectors, arguments.key, arguments.memory);
   check_dim(reader.source(), codec->dim(), arguments.codec);

@@ -48,12 +48,16 @@ bool is_out_of_memory(const std::exception& error) {
 
 }  // namespace
 
-void print_failure(const std::string& message) {
-  std::string line = "torchvq: ";
-  for (const char c : message) {
+std::string in_one_line(std::string text) {
+  for (char& c : text) {
     const auto byte = static_cast<unsigned char>(c);
-    line += byte < 0x20 || byte == 0x7f ? ' ' : c;
+    if (byte < 0x20 || byte == 0x7f) c = ' ';
   }
+  return text;
+}
+
+void print_failure(const std::string& message) {
+  auto line = "torchvq: " + in_one_line(message);
   while (line.back() == ' ') line.pop_back();
   std::fprintf(stderr, "%s\n", line.c_str());
 }

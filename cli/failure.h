@@ -12,6 +12,10 @@ constexpr int kExitOk = 0;
 constexpr int kExitInternal = 1;
 constexpr int kExitBadInput = 2;
 
+/// The text with a space for each control character: names may come from files, and must neither
+/// break a line nor command the terminal.
+std::string in_one_line(std::string text);
+
 /// Prints `torchvq: message` on standard error, as a single line for any bytes in the message.
 void print_failure(const std::string& message);
 

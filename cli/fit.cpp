@@ -2,6 +2,7 @@
 #include <torchvq/io/output_file.h>
 
 #include <chrono>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -27,6 +28,7 @@ struct FitArguments {
 };
 
 constexpr int64_t kMostCodebooks = 4096;
+constexpr int64_t kMostPasses = 1000000;
 
 constexpr auto kFitFooter = R"(
 The codebook is fitted with k-means on all vectors: starting from k-means on a sample, each pass moves every code to
@@ -94,7 +96,8 @@ class Fit {
   BlockReader& reader() { return reader_.value(); }
 
   ShardNote prepare() {
-    if (processes_.first()) check_output(arguments_.output, ".safetensors", {path_});
+    if (processes_.first())
+      check_output(arguments_.output, ".safetensors", {path_}, arguments_.common);
     const bool slices = path_ == arguments_.vectors;
     reader_.emplace(path_, arguments_.key, arguments_.fit.memory, slices ? processes_.rank() : 0,
                     slices ? processes_.size() : 1, method_->keeps_vectors());
@@ -152,26 +155,20 @@ void add_method_options(CLI::App& command, FitOptions& fit) {
                   "vq: codebooks by k-means; fsq: rounded features; lfq: their signs (default: vq)")
       ->check(CLI::IsMember({"vq", "fsq", "lfq"}))
       ->option_text("NAME");
+  add_number_option(command, "-k,--codebook-size", fit.codebook_size,
+                    "Number of codes (of each level); required except for fsq", 1,
+                    int64_t{1} << 62);
   command
-      .add_option("-k,--codebook-size", fit.codebook_size,
-                  "Number of codes (of each level); required except for fsq")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 62))
-      ->option_text("N");
-  command
-      .add_option("--quantizer-levels", fit.quantizer_levels,
-                  "Levels of each feature, with --method fsq: 8,5,5,5")
-      ->delimiter(',')
+      .add_option_function<std::string>(
+          "--quantizer-levels",
+          [&fit](const std::string& text) { fit.quantizer_levels = parse_levels(text); },
+          "Levels of each feature, with --method fsq: 8,5,5,5")
       ->option_text("L,L,...");
-  command
-      .add_option("--levels", fit.levels,
-                  "Residual levels: number of codes per vector and group (default: 1)")
-      ->check(CLI::Range(int64_t{1}, kMostCodebooks))
-      ->option_text("N");
-  command
-      .add_option("--groups", fit.groups,
-                  "Groups of features, each with its own codes (default: 1)")
-      ->check(CLI::Range(int64_t{1}, kMostCodebooks))
-      ->option_text("N");
+  add_number_option(command, "--levels", fit.levels,
+                    "Residual levels: number of codes per vector and group (default: 1)", 1,
+                    kMostCodebooks);
+  add_number_option(command, "--groups", fit.groups,
+                    "Groups of features, each with its own codes (default: 1)", 1, kMostCodebooks);
 }
 
 }  // namespace
@@ -188,11 +185,9 @@ void add_fit(CLI::App& program, Run& run) {
   add_output_option(*command, arguments->output, "Codec to write (.safetensors)");
   add_method_options(*command, fit);
   add_beam_option(*command, fit.beam);
-  command
-      ->add_option("--refine", fit.refine,
-                   "At most this many joint refits after k-means (default: 0, none)")
-      ->check(CLI::Range(int64_t{0}, int64_t{1000000}))
-      ->option_text("N");
+  add_number_option(*command, "--refine", fit.refine,
+                    "At most this many joint refits after k-means (default: 0, none)", 0,
+                    kMostPasses);
   command
       ->add_option("--refine-noise", fit.refine_noise,
                    "Noise of the codes in refits; try 0.3 with 12 or more (default: 0)")
@@ -203,17 +198,15 @@ void add_fit(CLI::App& program, Run& run) {
                    "euclidean, or cosine for unit vectors (default: euclidean)")
       ->check(CLI::IsMember({"euclidean", "cosine"}))
       ->option_text("NAME");
-  command->add_option("--iterations", fit.iterations, "At most this many passes (default: 25)")
-      ->check(CLI::Range(int64_t{0}, int64_t{1000000}))
-      ->option_text("N");
-  command->add_option("--seed", fit.seed, "Seed of the first codebook (default: 0)")
-      ->option_text("N");
+  add_number_option(*command, "--iterations", fit.iterations,
+                    "At most this many passes (default: 25)", 0, kMostPasses);
+  add_number_option(*command, "--seed", fit.seed, "Seed of the first codebook (default: 0)",
+                    std::numeric_limits<int64_t>::min(), std::numeric_limits<int64_t>::max());
   add_key_option(*command, arguments->key);
   add_memory_option(*command, fit.memory);
-  command
-      ->add_option("--timeout", arguments->timeout,
-                   "Seconds that one process waits for another (default: 1800)")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 30))
+  add_number_option(*command, "--timeout", arguments->timeout,
+                    "Seconds that one process waits for another (default: 1800)", 1,
+                    int64_t{1} << 30)
       ->option_text("SECONDS");
   add_common_options(*command, arguments->common);
   command->footer(kFitFooter);

@@ -93,7 +93,12 @@ class FitCodebooks : public FitMethod {
     progress.finish();
   }
 
-  void save(io::OutputFile& file) const override { io::save_codec_stack(file, codec_of(fit_)); }
+  void save(io::OutputFile& file) const override {
+    TORCH_CHECK_VALUE(std::isfinite(fit_.evaluation.error.squared_error()),
+                      "--levels: expected vectors that float32 holds as sums of codes, but some "
+                      "sums are larger");
+    io::save_codec_stack(file, codec_of(fit_));
+  }
 
   void describe(Report& report) const override {
     add_stack(report, fit_.stack, false);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <limits>
 #include <memory>
+#include <utility>
 
 #include "commands.h"
 #include "options.h"
@@ -53,19 +54,21 @@ void inspect_array(const std::string& path, Report& report) {
 
 void inspect_tensors(const io::SafetensorsFile& file, Report& report) {
   report.add("kind", "kind", "tensors");
-  auto tensors = ordered_json::object();
+  // Appended: by its key, each tensor would be looked for among all others.
+  ordered_json::object_t tensors;
   for (const auto& [name, entry] : file.entries()) {
-    tensors[name] = {{"dtype", dtype_name(entry.dtype)}, {"shape", entry.shape}};
+    tensors.emplace_back(name,
+                         ordered_json{{"dtype", dtype_name(entry.dtype)}, {"shape", entry.shape}});
     report.add_line(name, describe(entry.dtype, entry.shape));
   }
-  report.add("tensors", "", tensors);
+  report.add("tensors", "", std::move(tensors));
   report.add("metadata", "", file.metadata());
 }
 
 void add_norms(const fit::CodebookStack& stack, Report& report) {
   double smallest = std::numeric_limits<double>::infinity(), largest = 0;
   for (int64_t i = 0; i < stack.columns(); ++i) {
-    const auto norms = stack.codebook(i).norm(2, 1);
+    const auto norms = stack.codebook(i).to(at::kDouble).norm(2, 1);
     smallest = std::min(smallest, norms.min().item<double>());
     largest = std::max(largest, norms.max().item<double>());
   }

@@ -2,10 +2,15 @@
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <system_error>
 
 namespace torchvq::cli {
 namespace {
@@ -25,6 +30,14 @@ double unit_factor(std::string unit) {
              : 0;
 }
 
+// Whether the file or pipe at `path` is the one that standard output writes to.
+bool is_standard_output(const std::string& path) {
+  struct stat named{}, standard{};
+  return ::stat(path.c_str(), &named) == 0 && ::fstat(STDOUT_FILENO, &standard) == 0 &&
+         (S_ISREG(named.st_mode) || S_ISFIFO(named.st_mode)) && named.st_dev == standard.st_dev &&
+         named.st_ino == standard.st_ino;
+}
+
 }  // namespace
 
 int64_t parse_memory(const std::string& text) {
@@ -38,19 +51,61 @@ int64_t parse_memory(const std::string& text) {
   return static_cast<int64_t>(bytes);
 }
 
+int64_t parse_number(const std::string& option, const std::string& text, int64_t least,
+                     int64_t most) {
+  int64_t number = 0;
+  const char* end = text.data() + text.size();
+  const auto [next, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || next != end || number < least || number > most) {
+    throw CLI::ValidationError(
+        option, c10::str("expected a whole number in [", least, ", ", most, "], but got ", text));
+  }
+  return number;
+}
+
+CLI::Option* add_number_option(CLI::App& command, const std::string& name, int64_t& number,
+                               const std::string& description, int64_t least, int64_t most) {
+  // "-k,--codebook-size" is called by its long name.
+  const auto option = name.substr(name.rfind(',') + 1);
+  return command
+      .add_option_function<std::string>(
+          name,
+          [option, &number, least, most](const std::string& text) {
+            number = parse_number(option, text, least, most);
+          },
+          description)
+      ->option_text("N");
+}
+
+std::vector<int64_t> parse_levels(const std::string& text) {
+  std::vector<int64_t> levels;
+  const char* at = text.data();
+  const char* end = at + text.size();
+  while (true) {
+    int64_t level = 0;
+    const auto [next, error] = std::from_chars(at, end, level);
+    if (error != std::errc() || (next != end && *next != ',')) {
+      throw CLI::ValidationError("--quantizer-levels",
+                                 "expected whole numbers such as 8,5,5, but got " + text);
+    }
+    levels.push_back(level);
+    if (next == end) return levels;
+    at = next + 1;
+  }
+}
+
 void add_common_options(CLI::App& command, CommonOptions& options) {
   command.add_flag("--json", options.json, "Print the result as one JSON object");
   command.add_flag("-q,--quiet", options.quiet,
                    "No progress and no result, except the object of --json");
   command
-      .add_option_function<int>(
+      .add_option_function<std::string>(
           "--threads",
-          [&options](int threads) {
-            options.threads = threads;
-            at::set_num_threads(threads);
+          [&options](const std::string& text) {
+            options.threads = static_cast<int>(parse_number("--threads", text, 1, kMostThreads));
+            at::set_num_threads(options.threads);
           },
           "Threads to compute with (default: all cores)")
-      ->check(CLI::Range(1, kMostThreads))
       ->option_text("N");
 }
 
@@ -92,14 +147,19 @@ void add_metric_override(CLI::App& command, std::string& metric) {
 }
 
 void check_output(const std::string& output, const std::string& ending,
-                  const std::vector<std::string>& inputs) {
+                  const std::vector<std::string>& inputs, const CommonOptions& options) {
   namespace fs = std::filesystem;
+  const bool reports = options.json || !options.quiet;
+  TORCH_CHECK_VALUE(!reports || !is_standard_output(output),
+                    "--output: expected another place than standard output, which gets the report "
+                    "(--quiet without --json gives none), but got ",
+                    output);
   std::error_code ignored;
   if (fs::exists(output, ignored) && !fs::is_regular_file(output, ignored) &&
       !fs::is_directory(output, ignored))
     return;
-  TORCH_CHECK_VALUE(fs::path(output).extension() == ending,
-                    "--output: expected a name that ends in ", ending, ", but got ", output);
+  TORCH_CHECK_VALUE(output.ends_with(ending), "--output: expected a name that ends in ", ending,
+                    ", but got ", output);
   for (const auto& input : inputs) {
     TORCH_CHECK_VALUE(!fs::equivalent(input, output, ignored),
                       "--output: expected another file than the input ", input);

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace torchvq::cli {
 
@@ -35,9 +36,22 @@ void add_metric_override(CLI::App& command, std::string& metric);
 /// "512M", "1.5G", "2GiB" or plain bytes; throws CLI::ValidationError otherwise.
 int64_t parse_memory(const std::string& text);
 
-/// Rejects an output that is one of the inputs, or whose ending belongs to another format.
-/// Devices and pipes are accepted.
+/// Decimal digits, with a sign if negative; throws CLI::ValidationError for any other text, which
+/// CLI11's own conversion takes (010 is 8 there, and a number too large is the largest), and
+/// outside [least, most].
+int64_t parse_number(const std::string& option, const std::string& text, int64_t least,
+                     int64_t most);
+
+/// An option of such a number.
+CLI::Option* add_number_option(CLI::App& command, const std::string& name, int64_t& number,
+                               const std::string& description, int64_t least, int64_t most);
+
+/// "8,5,5"; throws CLI::ValidationError for anything but whole numbers, each after one comma.
+std::vector<int64_t> parse_levels(const std::string& text);
+
+/// Rejects an output that is one of the inputs, whose ending belongs to another format, or that is
+/// standard output while the report goes there. Devices and pipes are accepted.
 void check_output(const std::string& output, const std::string& ending,
-                  const std::vector<std::string>& inputs);
+                  const std::vector<std::string>& inputs, const CommonOptions& options);
 
 }  // namespace torchvq::cli

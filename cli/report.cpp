@@ -6,9 +6,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <utility>
+
+#include "failure.h"
 
 namespace torchvq::cli {
 namespace {
@@ -17,6 +20,8 @@ std::string human(const nlohmann::ordered_json& value) {
   if (value.is_string()) return value.get<std::string>();
   if (value.is_boolean()) return value.get<bool>() ? "yes" : "no";
   if (!value.is_number_float()) return value.dump();
+  // The sign of NaN, which printf shows, means nothing.
+  if (std::isnan(value.get<double>())) return "nan";
   std::array<char, 32> text{};
   std::snprintf(text.data(), text.size(), "%.6g", value.get<double>());
   return text.data();
@@ -90,7 +95,8 @@ void Report::print(const CommonOptions& options) const {
   for (const auto& line : lines_) width = std::max(width, line.label.size());
   std::string text;
   for (const auto& line : lines_) {
-    text += line.label + std::string(width + 2 - line.label.size(), ' ') + line.text + "\n";
+    text += in_one_line(line.label + std::string(width + 2 - line.label.size(), ' ') + line.text);
+    text += '\n';
   }
   write_output(text);
 }

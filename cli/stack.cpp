@@ -39,11 +39,9 @@ fit::CodebookStack stack_of(const io::CodecStack& codec) {
 }
 
 void add_beam_option(CLI::App& command, int64_t& beam) {
-  command
-      .add_option("--beam", beam,
-                  "Paths through the levels that the search keeps (default: 1, greedy)")
-      ->check(CLI::Range(int64_t{1}, kWidestBeam))
-      ->option_text("N");
+  add_number_option(command, "--beam", beam,
+                    "Paths through the levels that the search keeps (default: 1, greedy)", 1,
+                    kWidestBeam);
 }
 
 void check_beam(int64_t beam, const fit::CodebookStack& stack, const std::string& codec_path) {

@@ -2,6 +2,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/where.h>
@@ -116,6 +117,17 @@ class Lloyd {
   int64_t least_exponent_ = 0;
 };
 
+// Fails for a block whose `largest` magnitude is not finite. Of vectors near the end of float32's
+// range, a level of a stack may leave more than float32 holds.
+void check_fittable(const at::Tensor& block, int64_t first, double largest) {
+  if (std::isfinite(largest)) return;
+  const auto row = at::isfinite(block).all(1).logical_not().nonzero()[0].item<int64_t>();
+  TORCH_CHECK_VALUE(false,
+                    "fit_codebook: expected vectors, and what the levels before leave of them, to "
+                    "fit in float32, but row ",
+                    first + row, " holds NaN or infinity");
+}
+
 class Fitter {
  public:
   Fitter(const functional::VectorBlocks& vectors, const FitCodebookOptions& options,
@@ -161,7 +173,9 @@ class Fitter {
       const auto within = sampled.within(first, block.size(0));
       sample.narrow(0, filled, within.size(0)).copy_(block.index_select(0, within));
       filled += within.size(0);
-      largest = std::max(largest, block.abs().max().item<double>());
+      const auto of_block = block.abs().max().item<double>();
+      check_fittable(block, first, of_block);
+      largest = std::max(largest, of_block);
     });
     return share(sample, largest);
   }

@@ -5,6 +5,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/eye.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/linalg_eigh.h>
 #include <ATen/ops/linalg_qr.h>
 #include <ATen/ops/linalg_solve.h>
@@ -186,17 +187,32 @@ class OneThread {
   int before_ = at::get_num_threads();
 };
 
+/// Fails for maps that float32 cannot hold, and if codes, which lie in [-1, 1], could decode to
+/// vectors that it cannot hold.
+void check_maps(const at::Tensor& flat, const LinearMap& out, const at::Tensor& sample) {
+  const auto farthest = out.weight.abs().sum(0).add(out.bias.abs()).to(at::kFloat);
+  const bool fits =
+      at::isfinite(flat).all().item<bool>() && at::isfinite(farthest).all().item<bool>();
+  TORCH_CHECK_VALUE(fits,
+                    "fit_scalar_codec: expected vectors whose linear maps to codes and back fit in "
+                    "float32, but got vectors with magnitudes of up to ",
+                    sample.abs().max().item<double>());
+}
+
 /// All numbers of the codec as one tensor, in which ranks send them.
 at::Tensor fit_maps(const at::Tensor& sample, const FitScalarOptions& options) {
   const OneThread one_thread;
   const auto wide = sample.to(at::kDouble);
   const auto mean = wide.mean(0);
   const auto centred = wide.sub(mean);
-  const auto maps = options.method == "fsq" ? fit_fsq(centred, options) : fit_lfq(centred, options);
+  auto maps = options.method == "fsq" ? fit_fsq(centred, options) : fit_lfq(centred, options);
+  maps.out.bias += mean;
   const auto in_bias = mean.unsqueeze(0).mm(maps.in).squeeze(0).neg();
-  return at::cat({maps.in.t().flatten(), in_bias, maps.out.weight.t().flatten(),
-                  maps.out.bias.add(mean)})
-      .to(at::kFloat);
+  const auto flat =
+      at::cat({maps.in.t().flatten(), in_bias, maps.out.weight.t().flatten(), maps.out.bias})
+          .to(at::kFloat);
+  check_maps(flat, maps.out, sample);
+  return flat;
 }
 
 void set_maps(ScalarCodec& codec, const at::Tensor& flat) {

@@ -100,7 +100,7 @@ void check_plain(const std::string& path, const SafetensorsFile& file, const std
         std::any_of(kParts.begin(), kParts.end(),
                     [&](const char* part) { return own && names_part(rest, part); }) ||
         std::any_of(kAround.begin(), kAround.end(),
-                    [&](const char* part) { return names_part(name, part); });
+                    [&name = name](const char* part) { return names_part(name, part); });
     TORCH_CHECK_VALUE(!needs_module, path,
                       ": expected a codec without projections, convolutions, implicit codebooks, "
                       "bridges and affine maps, which need the module around it, but it has ",
@@ -147,6 +147,19 @@ void add_tensors(std::map<std::string, at::Tensor>& tensors, const std::string& 
   tensors[key + kEmbed] = codec.codebook.to(at::kFloat).view({1, size, dim});
 }
 
+void check_saved(const Codec& codec, size_t group, size_t level) {
+  const auto finite =
+      at::isfinite(codec.codebook).all(1).logical_and_(at::isfinite(codec.embed_avg).all(1));
+  if (finite.all().item<bool>()) return;
+  const auto code = finite.logical_not().nonzero()[0].item<int64_t>();
+  TORCH_CHECK_VALUE(false,
+                    "save_codec: expected every code and the sum of its vectors to fit in float32, "
+                    "but code ",
+                    code, " of level ", level, " of group ", group, " stands for ",
+                    codec.cluster_size[code].item<double>(), " vectors with magnitudes of up to ",
+                    codec.codebook[code].abs().max().item<double>());
+}
+
 // One number if all levels have it, otherwise the sizes of the levels of the first group.
 std::string sizes_of(const CodecStack& stack) {
   std::string text;
@@ -180,7 +193,10 @@ void save_codec_stack(OutputFile& file, const CodecStack& stack) {
   const auto keys = codec_keys(groups, levels);
   std::map<std::string, at::Tensor> tensors;
   for (size_t g = 0; g < groups; ++g) {
-    for (size_t q = 0; q < levels; ++q) add_tensors(tensors, keys[g][q], stack.groups[g][q]);
+    for (size_t q = 0; q < levels; ++q) {
+      check_saved(stack.groups[g][q], g, q);
+      add_tensors(tensors, keys[g][q], stack.groups[g][q]);
+    }
   }
   const auto& first = stack.groups[0][0];
   const auto dim = first.codebook.size(1) * static_cast<int64_t>(groups);

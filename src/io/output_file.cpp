@@ -6,8 +6,10 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <random>
+#include <system_error>
 #include <utility>
 
 #include "io/system_error.h"
@@ -16,10 +18,26 @@
 namespace torchvq::io {
 namespace {
 
+// The place that a link to a file yet to be made points to, over further links.
+std::string follow_dangling_link(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as Linux
+  std::filesystem::path target = path;
+  for (int i = 0; i < kMostLinks; ++i) {
+    std::error_code no_link;
+    const auto next = std::filesystem::read_symlink(target, no_link);
+    if (no_link) return target.string();
+    target = target.parent_path() / next;
+  }
+  throw_system_error(path, "write", ELOOP);
+}
+
 std::string resolve_links(const std::string& path) {
   const std::unique_ptr<char, decltype(&std::free)> real(::realpath(path.c_str(), nullptr),
                                                          &std::free);
-  return real ? std::string(real.get()) : path;
+  if (real) return real.get();
+  struct stat existing{};
+  // The link of /dev/stdout to a pipe names no path, but can be opened.
+  return ::stat(path.c_str(), &existing) == 0 ? path : follow_dangling_link(path);
 }
 
 std::string directory_of(const std::string& path) {

@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <limits>
 #include <string_view>
 
 #include "io/array_layout.h"
@@ -35,7 +34,8 @@ class Parser {
     if (key == "descr") {
       once(has_descr_);
       TORCH_CHECK_TYPE(!next_is('['), path_,
-                       ": expected an array of plain numbers, but got a structured dtype");
+                       ": expected an array of plain numbers, but got the structured dtype ",
+                       list());
       result_.descr = string();
     } else if (key == "fortran_order") {
       once(has_order_);
@@ -57,6 +57,20 @@ class Parser {
     for (const char c : value) require(c >= ' ' && c <= '~' && c != '\\');
     rest_.remove_prefix(end + 1);
     return value;
+  }
+
+  // The text of a list, for a message: of bounded length, in printable characters.
+  std::string list() const {
+    constexpr size_t kMost = 80;
+    std::string text;
+    int open = 0;
+    for (const char c : rest_) {
+      text += c >= ' ' && c <= '~' ? c : '?';
+      open += c == '[' ? 1 : c == ']' ? -1 : 0;
+      if (open == 0) return text;
+      if (text.size() == kMost) break;
+    }
+    return text + "...";
   }
 
   bool boolean() {

@@ -45,41 +45,68 @@ std::string header_text(const InputFile& file) {
   return text;
 }
 
-// Rejects a key that occurs twice in one object; the parser would silently take the last value.
-class UniqueKeys {
+// Visits the text before it becomes a tree: rejects a key that occurs twice in one object, of which
+// the parser would silently take the last value, and nesting that no header has and that could
+// exhaust memory. The parser's own callback is no substitute: it looks through a whole object
+// whenever one of its values ends.
+class HeaderCheck : public json::json_sax_t {
  public:
-  explicit UniqueKeys(const std::string& path) : path_(path) {}
+  explicit HeaderCheck(const std::string& path) : path_(path) {}
 
-  bool operator()(int depth, json::parse_event_t event, json& parsed) {
-    const bool opens =
-        event == json::parse_event_t::object_start || event == json::parse_event_t::array_start;
-    // A legal header has three levels of nesting; a malicious one could exhaust memory.
-    TORCH_CHECK_VALUE(!opens || depth <= 2, path_,
-                      ": expected the safetensors header to be a table of tensors, but it "
-                      "nests deeper");
-    if (event == json::parse_event_t::object_start) open_.emplace_back();
-    if (event == json::parse_event_t::object_end) open_.pop_back();
-    if (event == json::parse_event_t::key) {
-      const auto& key = parsed.get_ref<const std::string&>();
-      TORCH_CHECK_VALUE(open_.back().insert(key).second, path_,
-                        ": expected each name once in the safetensors header, but '", key,
-                        "' occurs twice");
-    }
+  bool start_object(size_t /*elements*/) override {
+    open();
+    return true;
+  }
+  bool end_object() override {
+    open_.pop_back();
+    return true;
+  }
+  bool start_array(size_t /*elements*/) override {
+    open();
+    return true;
+  }
+  bool end_array() override {
+    open_.pop_back();
+    return true;
+  }
+  bool key(std::string& name) override {
+    TORCH_CHECK_VALUE(open_.back().insert(name).second, path_,
+                      ": expected each name once in the safetensors header, but '", name,
+                      "' occurs twice");
     return true;
   }
 
+  bool null() override { return true; }
+  bool boolean(bool /*value*/) override { return true; }
+  bool number_integer(int64_t /*value*/) override { return true; }
+  bool number_unsigned(uint64_t /*value*/) override { return true; }
+  bool number_float(double /*value*/, const std::string& /*text*/) override { return true; }
+  bool string(std::string& /*value*/) override { return true; }
+  bool binary(json::binary_t& /*value*/) override { return true; }
+  bool parse_error(size_t /*position*/, const std::string& /*token*/,
+                   const json::exception& /*error*/) override {
+    return false;
+  }
+
  private:
+  void open() {
+    // A table of tensors, each a table of fields, some of which are lists.
+    constexpr size_t kDeepest = 3;
+    TORCH_CHECK_VALUE(open_.size() < kDeepest, path_,
+                      ": expected the safetensors header to be a table of tensors, but it "
+                      "nests deeper");
+    open_.emplace_back();
+  }
+
   const std::string& path_;
-  std::vector<std::set<std::string>> open_;
+  std::vector<std::set<std::string>> open_;  // the keys so far, of each open object
 };
 
 json parse_header(const std::string& path, const std::string& text) {
-  try {
-    return json::parse(text, UniqueKeys(path));
-  } catch (const json::exception&) {
-    TORCH_CHECK_VALUE(false, path,
-                      ": expected the safetensors header to be JSON, but it is damaged");
-  }
+  HeaderCheck check(path);
+  TORCH_CHECK_VALUE(json::sax_parse(text, &check), path,
+                    ": expected the safetensors header to be JSON, but it is damaged");
+  return json::parse(text);
 }
 
 std::map<std::string, std::string> parse_metadata(const std::string& path, const json& value) {

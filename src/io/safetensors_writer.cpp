@@ -37,19 +37,23 @@ nlohmann::ordered_json describe(const Item& item, int64_t begin) {
 
 std::string make_header(const std::vector<Item>& items,
                         const std::map<std::string, std::string>& metadata) {
-  nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
-  int64_t begin = 0;
-  for (const auto& item : items) {
-    header[item.first] = describe(item, begin);
-    begin += static_cast<int64_t>(item.second.nbytes());
-  }
-  std::string text;
+  // Written entry by entry: an ordered object looks through all of its keys for every new one.
+  std::string text = "{";
+  const auto add = [&](const std::string& name, const nlohmann::ordered_json& value) {
+    if (text.size() > 1) text += ',';
+    text += nlohmann::ordered_json(name).dump() + ":" + value.dump();
+  };
   try {
-    text = header.dump();
+    if (!metadata.empty()) add("__metadata__", metadata);
+    int64_t begin = 0;
+    for (const auto& item : items) {
+      add(item.first, describe(item, begin));
+      begin += static_cast<int64_t>(item.second.nbytes());
+    }
   } catch (const nlohmann::json::exception&) {
     TORCH_CHECK_VALUE(false, "save_safetensors: expected names and metadata to be UTF-8");
   }
+  text += '}';
   text.append((8 - text.size() % 8) % 8, ' ');
   return text;
 }

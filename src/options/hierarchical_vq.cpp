@@ -21,8 +21,8 @@ std::vector<int64_t> codes_of_scales(const HierarchicalVQOptions& o, size_t scal
   if (!each) return std::vector<int64_t>(scales, sizes[0]);
   expect_hierarchical_vq(sizes.size() == scales, "codebook_size",
                          "a size or " + std::to_string(scales) + ", one for each scale", sizes);
-  const bool alike =
-      std::all_of(sizes.begin(), sizes.end(), [&](int64_t size) { return size == sizes[0]; });
+  const bool alike = std::all_of(sizes.begin(), sizes.end(),
+                                 [&first = sizes[0]](int64_t size) { return size == first; });
   expect_hierarchical_vq(alike || !o.shared_codebook(), "codebook_size",
                          "one size where the codebook is shared", sizes);
   return sizes;

@@ -312,6 +312,25 @@ def test_inspect_tells_what_a_file_holds(tmp_path: Path, vectors: Array, codec: 
     }
 
 
+def test_numbers_are_decimal(tmp_path: Path, vectors: Array) -> None:
+    options = ("-k", "010", "--seed", "-010", "--iterations", "1", "--threads", "01")
+    report = run_json("fit", "x.npy", *options, "-o", ".safetensors", cwd=tmp_path)
+    assert (report["codebook_size"], report["seed"]) == (10, -10)
+
+
+def test_the_relative_error_of_zeros_is_no_number(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((10, 4), np.float32))
+    result = run("fit", "x.npy", "-k", "2", "-o", "codec.safetensors", cwd=tmp_path)
+    assert "\nrelative error   nan\n" in result.stdout
+    assert run_json("eval", "codec.safetensors", "x.npy", cwd=tmp_path)["relative_error"] is None
+
+
+def test_names_in_a_file_do_not_command_the_terminal(tmp_path: Path) -> None:
+    save_file({"a\n\x1b[2Jb": np.arange(3)}, tmp_path / "t.safetensors")
+    lines = run("inspect", "t.safetensors", cwd=tmp_path).stdout.splitlines()
+    assert len(lines) == 3 and lines[2].startswith("a  [2Jb ")
+
+
 def test_a_file_larger_than_the_address_space_streams(tmp_path: Path) -> None:
     """The process may map 320 MB more than at start, and reads a file of 512 MB, in both orders."""
     rows, dim = 1 << 20, 128

@@ -61,6 +61,10 @@ def folder(made: Path, tmp_path: Path) -> Path:
         ("--memory", [*FIT, "--memory", "1X"]),
         ("--memory", [*FIT, "--memory", "-1G"]),
         ("--seed", [*FIT, "--seed", "x"]),
+        ("--seed: expected a whole number", [*FIT, "--seed", str(2**63)]),
+        ("--seed: expected a whole number", [*FIT, "--seed", "0x10"]),
+        ("--codebook-size: expected", ["fit", "x.npy", "-k", " 7", "-o", "out.safetensors"]),
+        ("expected noise to be", [*FIT, "--levels", "2", "--refine", "1", "--refine-noise", "nan"]),
         ("expected a name that ends in .safetensors", ["fit", "x.npy", "-k", "8", "-o", "out.npy"]),
         (
             "expected a name that ends in .npy",
@@ -88,8 +92,26 @@ def test_bad_usage(folder: Path, fragment: str, arguments: list[str]) -> None:
         (np.ones((100, 4), np.complex64), "but got dtype '<c8'"),
         (np.asfortranarray(np.ones((10, 10, 4), np.float32)), "numpy.ascontiguousarray"),
         (np.full((100, 4), 1e300), "finite float32 values, but row 0"),
+        (np.full((100, 4), "a b"), "but got dtype '<U3'"),
+        (np.full((100, 4), 1, "<M8[s]"), "but got dtype '<M8[s]'"),
+        (np.ones((100, 4), np.longdouble), "but got dtype '<f16'"),
+        (np.ones(100, [("a", "<f4"), ("b\u00e9", ">i2", 3)]), "dtype [('a', '<f4'), ('b"),
+        (np.ones(100, [(f"field {i}", "<f4") for i in range(99)]), "dtype [('field 0', '<f4'), "),
     ],
-    ids=["1d", "0d", "no-dim", "int", "complex", "fortran-3d", "overflow"],
+    ids=[
+        "1d",
+        "0d",
+        "no-dim",
+        "int",
+        "complex",
+        "fortran-3d",
+        "overflow",
+        "text",
+        "times",
+        "long-double",
+        "structure",
+        "long-structure",
+    ],
 )
 def test_arrays_that_are_no_vectors(
     folder: Path, command: list[str], array: Array, fragment: str

@@ -209,6 +209,11 @@ BAD = {
     "a codebook size": ([*FSQ_OPTIONS, "-k", "16"], "--codebook-size: expected none"),
     "levels of 1": (["--method", "fsq", "--quantizer-levels", "8,1"], "expected levels of 3"),
     "levels that are words": (["--method", "fsq", "--quantizer-levels", "8,x"], "8,x"),
+    "levels with a gap": (["--method", "fsq", "--quantizer-levels", "5,,5"], "but got 5,,5"),
+    "levels with an end": (["--method", "fsq", "--quantizer-levels", "5,5,"], "but got 5,5,"),
+    "levels with a start": (["--method", "fsq", "--quantizer-levels", ",5"], "but got ,5"),
+    "levels with a space": (["--method", "fsq", "--quantizer-levels", "5, 5"], "but got 5, 5"),
+    "no level": (["--method", "fsq", "--quantizer-levels", ""], "--quantizer-levels"),
     "too many codes": (
         ["--method", "fsq", "--quantizer-levels", ",".join(["65536"] * 4)],
         "at most 2^62",

@@ -42,7 +42,7 @@ using FitProgress = std::function<void(int64_t pass, int64_t rows)>;
 /// Memory       O(block_rows * D + S * D + K * D), for any number of rows.
 /// Determinism  the same bits for any block size and any number of threads.
 /// Throws       c10::ValueError for a codebook size outside [1, rows], iterations < 0, an unknown
-///              metric.
+///              metric, vectors that are not finite.
 TORCHVQ_API FitCodebookOutput fit_codebook(const functional::VectorBlocks& vectors,
                                            const FitCodebookOptions& options,
                                            const FitProgress& progress = nullptr);

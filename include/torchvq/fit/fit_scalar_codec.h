@@ -39,7 +39,8 @@ struct FitScalarOutput {
 /// Memory       O(block_rows * D + 65536 * D + D * D).
 /// Determinism  the same codec for any block size, split into shards and number of threads. The
 ///              linear algebra library decides the rounding, so bits may depend on the machine.
-/// Throws       c10::ValueError for an unknown method, no vectors, or F > D.
+/// Throws       c10::ValueError for an unknown method, no vectors, F > D, or vectors so large or
+///              small that float32 cannot hold the maps or what they decode to.
 TORCHVQ_API FitScalarOutput
 fit_scalar_codec(const functional::VectorBlocks& vectors, const FitScalarOptions& options,
                  const std::function<void(int64_t pass, int64_t rows)>& progress = nullptr);

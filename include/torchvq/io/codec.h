@@ -31,6 +31,7 @@ TORCHVQ_API Codec make_codec(const at::Tensor& codebook, const at::Tensor& count
 /// and `_codebook.embed` (1, K, D), float32. The metadata has format_version, class, codebook_size,
 /// dim, metric and torchvq_version.
 ///
+/// Throws   c10::ValueError for a codebook or embed_avg that is not finite.
 /// Python   vq = torchvq.VectorQuantize(dim=D, codebook_size=K, use_cosine_sim=metric == "cosine")
 ///          vq.load_state_dict(safetensors.torch.load_file("codec.safetensors"))
 TORCHVQ_API void save_codec(OutputFile& file, const Codec& codec);
@@ -61,8 +62,9 @@ struct CodecStack {
 ///          rvq = torchvq.GroupedResidualVQ(dim=D, groups=G, num_quantizers=Q, codebook_size=K)
 ///          rvq.load_state_dict(safetensors.torch.load_file("codec.safetensors"))
 ///
-/// Throws   c10::ValueError unless all groups have the same number of levels, all codebooks the
-///          same dim, and the metric is euclidean (or cosine, for one group of one level only).
+/// Throws   as save_codec(); c10::ValueError unless all groups have the same number of levels, all
+///          codebooks the same dim, and the metric is euclidean (or cosine, for one group of one
+///          level only).
 TORCHVQ_API void save_codec_stack(OutputFile& file, const CodecStack& stack);
 TORCHVQ_API void save_codec_stack(const std::string& path, const CodecStack& stack);
 

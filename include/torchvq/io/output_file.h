@@ -13,8 +13,9 @@ namespace torchvq::io {
 /// incomplete file, and an existing file survives every failure. Destruction without commit()
 /// removes the temporary file.
 ///
-/// A symbolic link is followed, and an existing file keeps its permissions. Something at `path`
-/// that is not a regular file (a device, a pipe) is written directly.
+/// A symbolic link is followed, to a file that does not exist too, and an existing file keeps its
+/// permissions. Something at `path` that is not a regular file (a device, a pipe) is written
+/// directly.
 ///
 /// Throws       IoError when the operating system refuses (no space, no permission, no such
 ///              directory).

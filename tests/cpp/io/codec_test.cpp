@@ -145,6 +145,13 @@ TEST_F(CodecTest, StacksComeBackUnderTheNamesOfTheirModules) {
   }
 }
 
+TEST_F(CodecTest, RefusesToWriteWhatFloat32CannotHold) {
+  const auto large = make_codec(codebook().mul(6e37), at::full({3}, 7), "euclidean");
+  expect_throw_with<c10::ValueError>([&] { save_codec(dir_ / "c", large); },
+                                     "stands for 7 vectors with magnitudes of up to");
+  EXPECT_EQ(dir_.files(), 0u);
+}
+
 TEST_F(CodecTest, RefusesStacksThatAreNone) {
   const auto refuses = [&](const CodecStack& stack, const std::string& fragment) {
     expect_throw_with<c10::ValueError>([&] { save_codec_stack(dir_ / "c", stack); }, fragment);

@@ -145,7 +145,8 @@ TEST_F(NpyTest, RefusesOtherDtypes) {
   expect_refused<c10::TypeError>(with("'|O'"), "but got dtype '|O'");
   expect_refused<c10::TypeError>(with("'|V2'"), "but got dtype '|V2'");
   expect_refused<c10::TypeError>(with("''"), "but got dtype ''");
-  expect_refused<c10::TypeError>(with("[('a', '<f4')]"), "structured");
+  expect_refused<c10::TypeError>(with("[('a', '<f4')]"), "structured dtype [('a', '<f4')]");
+  expect_refused<c10::TypeError>(with("[('a', [('b', '<f4')"), "dtype [('a', [('b', '<f4')");
 }
 
 TEST_F(NpyTest, RefusesDamagedHeaders) {

@@ -63,6 +63,21 @@ TEST(OutputFileTest, KeepsPermissionsAndFollowsLinks) {
   EXPECT_EQ(mode_of(dir / "real"), 0640u);
 }
 
+TEST(OutputFileTest, FollowsALinkToAFileThatIsNotThereYet) {
+  const TempDir dir;
+  fs::create_directory(dir / "place");
+  fs::create_symlink("place/x", dir / "second");
+  fs::create_symlink("second", dir / "first");
+  OutputFile file(dir / "first");
+  file.write("new", 3);
+  file.commit();
+  EXPECT_TRUE(fs::is_symlink(dir / "first"));
+  EXPECT_EQ(read_bytes(dir / "place/x"), "new");
+  fs::create_symlink("circle", dir / "circle");
+  expect_throw_with<IoError>([&] { OutputFile circle(dir / "circle"); },
+                             "circle: cannot write: Too many levels of symbolic links");
+}
+
 TEST(OutputFileTest, NewFilesObeyTheUmask) {
   const TempDir dir;
   const auto before = ::umask(027);
