@@ -93,8 +93,9 @@ std::vector<std::optional<at::Tensor>> shared_totals(at::TensorList codebooks,
 at::Tensor orthogonal_term(const at::Tensor& embed, const at::Tensor& indices,
                            const at::Tensor& rng, const QuantizerLossOptions& options) {
   if (!options.training() || options.orthogonal_weight() == 0) return {};
+  // Every candidate of a token is active.
   const auto active =
-      options.orthogonal_active_codes_only() ? std::optional(indices) : std::nullopt;
+      options.orthogonal_active_codes_only() ? std::optional(indices.flatten(1)) : std::nullopt;
   return ops::orthogonal_loss(embed, active, options.orthogonal_max_codes(), rng);
 }
 

@@ -150,6 +150,20 @@ TEST(VectorQuantizeTest, TopkReturnsCandidatesInOrder) {
   EXPECT_EQ(module(x, CallOptions().topk(1000)).indices.size(-1), kCodes);
 }
 
+TEST(VectorQuantizeTest, CandidatesAreTheActiveCodesOfTheOrthogonalLoss) {
+  auto module =
+      make(options().orthogonal_reg_weight(2).orthogonal_reg_active_codes_only(true));
+  const auto output = module(normal({1, 2, kDim}), CallOptions().topk(3));
+  const auto active = std::get<0>(at::_unique(output.indices));
+  const auto codes = module->codebook().index({active}).to(at::kDouble);
+  const auto unit = codes / codes.norm(2, -1, true);
+  const auto expected =
+      unit.matmul(unit.t()).square().mean().item<double>() - 1 / static_cast<double>(active.size(0));
+  const auto& [quantized, indices, loss, terms] = output;
+  EXPECT_NEAR(terms.orthogonal_reg.item<double>(), expected, 1e-6);
+  EXPECT_TRUE(at::allclose(loss, terms.commitment + 2 * terms.orthogonal_reg));
+}
+
 TEST(VectorQuantizeTest, TargetsAreScoredByCrossEntropyInEvaluationToo) {
   auto module = make(options());
   module->eval();
