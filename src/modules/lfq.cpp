@@ -38,15 +38,6 @@ detail::Layout layout_of(const LFQImpl& lfq, int64_t axes) {
           .owner = "LFQ"};
 }
 
-/// Expands a mask per item to one per position.
-OptionalTensor per_position(const torch::Tensor& x, bool channel_first,
-                            const OptionalTensor& mask) {
-  if (!mask || x.dim() < 3 || mask->sizes() != x.sizes().slice(0, 1)) return mask;
-  std::vector<int64_t> column(static_cast<size_t>(x.dim() - 1), 1);
-  column[0] = x.size(0);
-  return mask->reshape(column).expand_as(x.select(channel_first ? 1 : -1, 0));
-}
-
 bool is_half(const torch::Tensor& x) {
   return x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16;
 }
@@ -144,8 +135,7 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
                                   const OptionalTensor& mask) {
   const auto layout = layout_of(*this, x.dim());
   layout.check_input(x);
-  const auto token_mask =
-      layout.token_mask(x, per_position(x, layout.channel_first, mask), std::nullopt);
+  const auto token_mask = layout.mask_of_items(x, mask);
   const auto ranks = group();
   handshake(ranks);
   // The reference quantizes padding as well.
