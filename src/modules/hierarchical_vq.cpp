@@ -17,6 +17,7 @@
 #include <torchvq/functional/scales.h>
 #include <torchvq/ops/lookup_codes.h>
 
+#include "modules/call_checks.h"
 #include "modules/copy_tensors.h"
 #include "modules/layout.h"
 #include "modules/ranks.h"
@@ -213,11 +214,23 @@ void HierarchicalVQImpl::check_indices(const std::vector<torch::Tensor>& indices
                     " tensors of other shapes");
 }
 
+void HierarchicalVQImpl::check_arguments(const torch::Tensor& x,
+                                         const HierarchicalVQForwardOptions& call) const {
+  detail::check_temperature(get_vq(0).options, call.sample_codebook_temp(), kHierarchicalVQ);
+  if (!call.indices()) return;
+  const auto& targets = *call.indices();
+  check_indices(targets, x.size(0));
+  for (int64_t scale = 0; scale < num_levels(); ++scale) {
+    detail::check_target_values(targets[scale], get_vq(scale).options.codebook_size(),
+                                kHierarchicalVQ);
+  }
+}
+
 HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
                                                  const HierarchicalVQForwardOptions& call) {
   check_input(x);
   const auto mask = scale_layout(options).token_mask(x, call.mask(), call.lens());
-  if (call.indices()) check_indices(*call.indices(), x.size(0));
+  check_arguments(x, call);
   // Decoding may run outside autocast, so forward disables it for equal results.
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
   std::vector<Codebook> codebooks;

@@ -134,6 +134,7 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
 
  private:
   void check_topk(std::optional<int64_t> topk) const;
+  void check_arguments(const torch::Tensor& x, const VectorQuantizeForwardOptions& call) const;
   torch::Tensor project(const torch::Tensor& tokens);
   torch::Tensor project_back(const torch::Tensor& codes);
   torch::Tensor restore(const torch::Tensor& codes, const torch::Tensor& packed,
