@@ -280,6 +280,8 @@ void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch:
 }
 
 void VectorQuantizeImpl::expire_codes_(const torch::Tensor& x) {
+  // Evaluation changes no state.
+  if (!codebook_state->is_training() || !codebook_state->has_dead_code_replacement()) return;
   at::NoGradGuard no_grad;
   auto inputs = detail::layout_of(options, kVectorQuantize).split_heads(x);
   if (options.use_cosine_sim()) {

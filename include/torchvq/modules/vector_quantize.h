@@ -111,7 +111,7 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
   void update_ema_indices(const torch::Tensor& x, const torch::Tensor& indices,
                           const std::optional<torch::Tensor>& mask = std::nullopt);
   /// Replaces dead codes by tokens of x (B, N, heads * D), which are already projected; does
-  /// nothing without a threshold.
+  /// nothing without a threshold, or in evaluation.
   void expire_codes_(const torch::Tensor& x);
   /// The values of options whose default depends on other options.
   const ResolvedVectorQuantizeOptions& resolved() const { return resolved_; }
