@@ -21,9 +21,13 @@ at::Tensor commitment_term(const SearchedTokens& searched, const std::optional<a
     return ops::commitment_cross_entropy(inputs, codebook, *targets, options.metric(), mask);
   }
   if (options.commitment_weight() == 0) return {};
+  if (!options.training()) {
+    // Candidates are ranked by their losses; no loss in evaluation has a gradient.
+    return found.dim() == 4 ? candidate_commitment_loss(inputs.detach(), found.detach(), mask)
+                            : at::Tensor();
+  }
   const auto codes = options.pulls_codes() ? found : found.detach();
   if (codes.dim() == 4) return candidate_commitment_loss(inputs, codes, mask);
-  if (!options.training()) return {};
   if (options.commitment_use_cross_entropy_loss()) {
     return ops::commitment_cross_entropy(inputs, codebook, indices, options.metric(), mask);
   }

@@ -34,7 +34,8 @@ struct VectorQuantizeOutput {
   torch::Tensor
       quantized;  ///< the layout and dtype of the input; one more axis with topk, see forward
   torch::Tensor indices;  ///< (B, *), or (B, *, heads), or (B, *, k); int64, -1 where masked
-  torch::Tensor loss;     ///< scalar, or (B, *, k) with topk; 0 in evaluation
+  torch::Tensor loss;     ///< scalar, 0 in evaluation; or (B, *, k) with topk, without a gradient
+                          ///< in evaluation
   LossBreakdown loss_breakdown;
 };
 
