@@ -39,6 +39,7 @@ void check_target_values(const at::Tensor& targets, int64_t codebook_size,
 }
 
 void check_ema_weight(const at::Tensor& weight, const at::Tensor& cluster_size) {
+  check_defined("VectorQuantize", "ema_update_weight", weight);
   bool fits = weight.dim() <= 2;
   for (int64_t axis = 1; fits && axis <= weight.dim(); ++axis) {
     fits = weight.size(-axis) == 1 || weight.size(-axis) == cluster_size.size(-axis);

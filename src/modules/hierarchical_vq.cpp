@@ -17,6 +17,7 @@
 #include <torchvq/functional/scales.h>
 #include <torchvq/ops/lookup_codes.h>
 
+#include "detail/checks.h"
 #include "modules/call_checks.h"
 #include "modules/copy_tensors.h"
 #include "modules/layout.h"
@@ -207,6 +208,7 @@ void HierarchicalVQImpl::check_indices(const std::vector<torch::Tensor>& indices
                                        int64_t batch) const {
   bool fits = static_cast<int64_t>(indices.size()) == num_levels();
   for (int64_t scale = 0; fits && scale < num_levels(); ++scale) {
+    detail::check_defined(kHierarchicalVQ, "indices", indices[scale]);
     fits = indices[scale].sizes() == at::IntArrayRef(with_batch(batch, resolved_.shapes[scale]));
   }
   TORCH_CHECK_VALUE(fits, "HierarchicalVQ: expected indices to be tensors of the shapes (", batch,
@@ -294,10 +296,11 @@ torch::Tensor HierarchicalVQImpl::get_output_from_indices(
     total = (total.defined() ? total : at::zeros_like(decoded)).add(decoded);
   }
   if (mask) {
-    const auto expected = with_batch(batch, full);
-    TORCH_CHECK_VALUE(mask->sizes() == at::IntArrayRef(expected),
-                      "HierarchicalVQ: expected mask to be of shape ", expected, ", but got ",
-                      mask->sizes());
+    detail::check_dtype(kHierarchicalVQ, "mask", *mask, at::kBool);
+    const auto shape = with_batch(batch, full);
+    const at::IntArrayRef expected(shape);
+    TORCH_CHECK_VALUE(mask->sizes() == expected, "HierarchicalVQ: expected mask to be of shape ",
+                      expected, ", but got ", mask->sizes());
     total = total.masked_fill(mask->logical_not().unsqueeze(1), 0);
   }
   return options.channel_first() ? total : total.movedim(1, -1);

@@ -54,6 +54,7 @@ OptionalTensor Layout::token_mask(const at::Tensor& x, const OptionalTensor& mas
   TORCH_CHECK_VALUE(!mask || !lens, owner, ": expected mask or lens to be given, but got both");
   const auto shape = token_shape(x);
   if (lens) {
+    check_defined(owner.c_str(), "lens", *lens);
     TORCH_CHECK_VALUE(shape.size() == 2 && lens->dim() == 1 && lens->size(0) == x.size(0), owner,
                       ": expected lens to have one length per sequence of x, but got shape ",
                       lens->sizes(), " for x of shape ", x.sizes());
@@ -94,6 +95,7 @@ OptionalTensor Layout::split_mask(const OptionalTensor& mask) const {
 }
 
 at::Tensor Layout::split_indices(const at::Tensor& indices) const {
+  check_defined(owner.c_str(), "indices", indices);
   return F::split_indices(indices, heads, separate);
 }
 

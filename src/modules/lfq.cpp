@@ -16,6 +16,7 @@
 #include <torchvq/ops/sign_quantize.h>
 #include <torchvq/ops/straight_through.h>
 
+#include "detail/checks.h"
 #include "modules/copy_tensors.h"
 #include "modules/layout.h"
 #include "modules/projection.h"
@@ -253,10 +254,12 @@ torch::Tensor LFQImpl::codebook() const {
 }
 
 torch::Tensor LFQImpl::bits_to_codes(const torch::Tensor& bits) const {
+  detail::check_defined("LFQ", "bits", bits);
   return ops::sign_quantize(bits.to(at::kFloat), code_value()).first;
 }
 
 torch::Tensor LFQImpl::indices_to_codes(const torch::Tensor& indices, bool with_projection) {
+  detail::check_defined("LFQ", "indices", indices);
   const auto stacked = keeps_num_codebooks_dim() ? indices : indices.unsqueeze(-1);
   TORCH_CHECK_VALUE(stacked.dim() >= 1 && stacked.size(-1) == options.num_codebooks(),
                     "LFQ: expected indices to have ", options.num_codebooks(),

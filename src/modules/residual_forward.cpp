@@ -6,6 +6,7 @@
 
 #include <torchvq/functional/quantize_depth.h>
 
+#include "detail/checks.h"
 #include "detail/joined.h"
 #include "modules/call_checks.h"
 #include "modules/ranks.h"
@@ -31,6 +32,7 @@ std::vector<torch::Tensor> targets_of(const ResidualVQImpl& rvq, const torch::Te
     return {};
   }
   const auto& indices = *call.indices();
+  check_defined("ResidualVQ", "indices", indices);
   const auto levels = indices.dim() > 0 ? indices.size(-1) : 0;
   TORCH_CHECK_VALUE(levels == rvq.num_quantizers(), "ResidualVQ: expected indices to have ",
                     rvq.num_quantizers(), " levels, but got ", levels);

@@ -7,6 +7,7 @@
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/residual_quantize.h>
 
+#include "detail/checks.h"
 #include "functional/residual_walk.h"
 #include "modules/projection.h"
 #include "modules/residual_engine.h"
@@ -62,6 +63,7 @@ at::Tensor merge_stack_heads(const at::Tensor& values, int64_t heads) {
 }
 
 std::vector<at::Tensor> decode(const StackFamily& family, const at::Tensor& indices, bool fewer) {
+  check_defined(family.layout.owner.c_str(), "indices", indices);
   const auto given = indices.dim() > 0 ? indices.size(-1) : 0;
   TORCH_CHECK_VALUE(given <= family.levels && given >= (fewer ? 1 : family.levels),
                     family.layout.owner, ": expected indices to be of ", family.levels,

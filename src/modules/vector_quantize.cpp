@@ -12,6 +12,7 @@
 #include <torchvq/ops/lookup_codes.h>
 #include <torchvq/ops/unit_vectors.h>
 
+#include "detail/checks.h"
 #include "modules/call_checks.h"
 #include "modules/copy_tensors.h"
 #include "modules/in_place.h"
@@ -228,6 +229,7 @@ torch::Tensor VectorQuantizeImpl::codebook() {
 }
 
 void VectorQuantizeImpl::set_codebook(const torch::Tensor& codes) {
+  detail::check_defined(kVectorQuantize, "codebook", codes);
   const auto shape = codebook_state->embed.sizes();
   TORCH_CHECK_VALUE(codes.sizes() == shape || codes.sizes() == shape.slice(1),
                     "VectorQuantize: expected codebook to have shape ", shape, ", but got ",
