@@ -4,9 +4,12 @@
 
 #include <torchvq/ops/kmeans.h>
 
+#include "detail/checks.h"
+
 namespace torchvq {
 
 KmeansOutput kmeans(const at::Tensor& x, int64_t codebook_size, const KmeansOptions& options) {
+  detail::check_defined("kmeans", "x", x);
   TORCH_CHECK_VALUE(x.dim() == 2 || x.dim() == 3,
                     "kmeans: expected x to have shape (N, D) or (H, N, D), but got shape ",
                     x.sizes());

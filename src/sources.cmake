@@ -132,6 +132,7 @@ set(TORCHVQ_SOURCES
   kernels/cpu/residual_beam.cpp
   kmeans.cpp
   modules/binary_mapper.cpp
+  modules/call_checks.cpp
   modules/codebook.cpp
   modules/copy_tensors.cpp
   modules/evo_lfq.cpp
@@ -176,6 +177,7 @@ set(TORCHVQ_SOURCES
   modules/state_dict.cpp
   modules/stats.cpp
   modules/step.cpp
+  modules/undo.cpp
   modules/vector_quantize.cpp
   ops/any/advance_rng_.cpp
   ops/any/binary_codes.cpp

@@ -412,9 +412,7 @@ class Codebook(Replayed, AffineMap, KeptStatistics):
         self.keep_in_shards()
 
     def expire_codes(self, x: Tensor, ranks: Ranks) -> None:
-        """Replaces dead codes by tokens (H, T, D), without learning from these tokens."""
-        if not self.has_dead_code_replacement:
-            return
+        """Replaces dead codes by tokens (H, T, D), without learning from these tokens; needs a threshold."""
         _ops.expire_codes_(
             self.state(),
             [self.rng],

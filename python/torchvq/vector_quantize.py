@@ -328,8 +328,8 @@ class VectorQuantize(VectorQuantizeOptions):
 
         Returns:
             ``(quantized, indices, loss)``, named. loss is a scalar; 0 in evaluation. It requires grad in training
-            only. No tokens, or all masked: loss 0, nothing updated. A token with NaN or infinity gives NaN and index
-            0, and does not reach the codebook.
+            only, the cross-entropy of ``indices`` in evaluation too. No tokens, or all masked: loss 0, nothing
+            updated. A token with NaN or infinity gives NaN and index 0, and does not reach the codebook.
 
         Raises:
             ValueError: wrong shapes or conflicting arguments. TypeError: wrong dtypes. IndexError: a target out of
@@ -482,7 +482,7 @@ class VectorQuantize(VectorQuantizeOptions):
     update_indices = update_ema_indices
 
     def expire_codes_(self, x: Tensor) -> None:
-        """Replaces dead codes by tokens of x now; does nothing without a dead-code threshold.
+        """Replaces dead codes by tokens of x now; does nothing without a dead-code threshold, or in evaluation.
 
         Args:
             x: (B, N, heads * codebook_dim), already projected.

@@ -7,6 +7,12 @@
 
 namespace torchvq::detail {
 
+/// C++ has tensors without anything in them, at::Tensor(), of which torch says little.
+inline void check_defined(const char* op, const char* name, const at::Tensor& tensor) {
+  TORCH_CHECK_TYPE(tensor.defined(), op, ": expected ", name,
+                   " to be a tensor, but got an undefined one");
+}
+
 /// Kernels read rows, which sparse and MKL-DNN tensors do not have.
 inline void check_strided(const char* op, const char* name, const at::Tensor& tensor) {
   TORCH_CHECK_TYPE(tensor.layout() == at::kStrided, op, ": expected ", name,
@@ -14,6 +20,7 @@ inline void check_strided(const char* op, const char* name, const at::Tensor& te
 }
 
 inline void check_floating(const char* op, const char* name, const at::Tensor& tensor) {
+  check_defined(op, name, tensor);
   TORCH_CHECK_TYPE(at::isFloatingType(tensor.scalar_type()), op, ": expected ", name,
                    " to be floating point, but got ", tensor.scalar_type());
   check_strided(op, name, tensor);
@@ -21,6 +28,7 @@ inline void check_floating(const char* op, const char* name, const at::Tensor& t
 
 inline void check_dtype(const char* op, const char* name, const at::Tensor& tensor,
                         at::ScalarType dtype) {
+  check_defined(op, name, tensor);
   TORCH_CHECK_TYPE(tensor.scalar_type() == dtype, op, ": expected ", name, " to be ", dtype,
                    ", but got ", tensor.scalar_type());
   check_strided(op, name, tensor);
@@ -29,12 +37,15 @@ inline void check_dtype(const char* op, const char* name, const at::Tensor& tens
 /// `shape` names the axes in the message, for example "(H, N, D)".
 inline void check_rank(const char* op, const char* name, const at::Tensor& tensor, int64_t rank,
                        const char* shape) {
+  check_defined(op, name, tensor);
   TORCH_CHECK_VALUE(tensor.dim() == rank, op, ": expected ", name, " to have ", rank,
                     " dimensions ", shape, ", but got shape ", tensor.sym_sizes());
 }
 
 inline void check_same_device(const char* op, const char* a_name, const at::Tensor& a,
                               const char* b_name, const at::Tensor& b) {
+  check_defined(op, a_name, a);
+  check_defined(op, b_name, b);
   TORCH_CHECK(a.device() == b.device(), op, ": expected ", a_name, " and ", b_name,
               " to be on the same device, but got ", a_name, " on ", a.device(), " and ", b_name,
               " on ", b.device());

@@ -27,6 +27,7 @@ at::Tensor binary_log_prob(const at::Tensor& logits, const std::optional<at::Ten
   TORCH_CHECK_VALUE(indices.has_value() != one_hot.has_value(), op,
                     ": expected exactly one of indices and one_hot, but got ",
                     indices.has_value() ? "both" : "none");
+  detail::check_defined(op, indices ? "indices" : "one_hot", indices ? *indices : *one_hot);
   const auto codes = indices ? *indices : one_hot->argmax(-1);
   TORCH_CHECK_VALUE(logits.dim() == codes.dim() + 1, op,
                     ": expected one code per token of logits of shape ", logits.sym_sizes(),

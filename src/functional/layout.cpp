@@ -21,6 +21,7 @@ Sizes position_sizes(c10::SymIntArrayRef sizes, bool channel_first) {
 }  // namespace
 
 at::Tensor pack_tokens(const at::Tensor& x, bool channel_first) {
+  detail::check_defined("pack_tokens", "x", x);
   TORCH_CHECK_VALUE(x.dim() >= 2,
                     "pack_tokens: expected x to have at least 2 dimensions (B, D), but got shape ",
                     x.sym_sizes());
@@ -41,6 +42,7 @@ at::Tensor unpack_tokens(const at::Tensor& tokens, c10::SymIntArrayRef sizes, bo
 
 at::Tensor unpack_positions(const at::Tensor& values, c10::SymIntArrayRef sizes,
                             bool channel_first) {
+  detail::check_defined("unpack_positions", "values", values);
   if (sizes.size() == 2) {
     return values.squeeze(1);
   }
@@ -68,6 +70,7 @@ at::Tensor split_heads(const at::Tensor& tokens, int64_t heads, bool separate) {
 
 at::Tensor merge_heads(const at::Tensor& values, SymInt batch, SymInt tokens, int64_t heads,
                        bool separate) {
+  detail::check_defined("merge_heads", "values", values);
   Sizes shape{batch, tokens, heads};
   for (int64_t axis = 2; axis < values.dim(); ++axis) {
     shape.push_back(values.sym_size(axis));
@@ -76,6 +79,7 @@ at::Tensor merge_heads(const at::Tensor& values, SymInt batch, SymInt tokens, in
 }
 
 at::Tensor split_mask(const at::Tensor& mask, int64_t heads, bool separate) {
+  detail::check_defined("split_mask", "mask", mask);
   const SymInt rows = mask.sym_size(0) * mask.sym_size(1);
   if (separate) {
     return mask.reshape_symint({1, rows}).expand_symint({heads, rows});
@@ -84,6 +88,7 @@ at::Tensor split_mask(const at::Tensor& mask, int64_t heads, bool separate) {
 }
 
 at::Tensor split_indices(const at::Tensor& indices, int64_t heads, bool separate) {
+  detail::check_defined("split_indices", "indices", indices);
   if (heads == 1) {
     return indices.flatten().unsqueeze(0);
   }
@@ -94,11 +99,15 @@ at::Tensor split_indices(const at::Tensor& indices, int64_t heads, bool separate
 }
 
 at::Tensor fill_masked(const at::Tensor& tokens, const at::Tensor& mask) {
+  detail::check_defined("fill_masked", "tokens", tokens);
+  detail::check_defined("fill_masked", "mask", mask);
   return tokens.masked_fill(mask.logical_not().unsqueeze(-1), 0);
 }
 
 at::Tensor fill_padding(const at::Tensor& output, const at::Tensor& mask,
                         const std::optional<at::Tensor>& padding) {
+  detail::check_defined("fill_padding", "output", output);
+  detail::check_defined("fill_padding", "mask", mask);
   const bool candidates = output.dim() == 4;
   const auto feature_mask = candidates ? mask.unsqueeze(-1).unsqueeze(-1) : mask.unsqueeze(-1);
   if (!padding) {

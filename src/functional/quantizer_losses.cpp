@@ -21,9 +21,13 @@ at::Tensor commitment_term(const SearchedTokens& searched, const std::optional<a
     return ops::commitment_cross_entropy(inputs, codebook, *targets, options.metric(), mask);
   }
   if (options.commitment_weight() == 0) return {};
+  if (!options.training()) {
+    // Candidates are ranked by their losses; no loss in evaluation has a gradient.
+    return found.dim() == 4 ? candidate_commitment_loss(inputs.detach(), found.detach(), mask)
+                            : at::Tensor();
+  }
   const auto codes = options.pulls_codes() ? found : found.detach();
   if (codes.dim() == 4) return candidate_commitment_loss(inputs, codes, mask);
-  if (!options.training()) return {};
   if (options.commitment_use_cross_entropy_loss()) {
     return ops::commitment_cross_entropy(inputs, codebook, indices, options.metric(), mask);
   }
@@ -93,8 +97,9 @@ std::vector<std::optional<at::Tensor>> shared_totals(at::TensorList codebooks,
 at::Tensor orthogonal_term(const at::Tensor& embed, const at::Tensor& indices,
                            const at::Tensor& rng, const QuantizerLossOptions& options) {
   if (!options.training() || options.orthogonal_weight() == 0) return {};
+  // Every candidate of a token is active.
   const auto active =
-      options.orthogonal_active_codes_only() ? std::optional(indices) : std::nullopt;
+      options.orthogonal_active_codes_only() ? std::optional(indices.flatten(1)) : std::nullopt;
   return ops::orthogonal_loss(embed, active, options.orthogonal_max_codes(), rng);
 }
 

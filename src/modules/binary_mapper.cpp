@@ -11,6 +11,7 @@
 
 #include "detail/checks.h"
 #include "detail/precision.h"
+#include "detail/token_checks.h"
 
 namespace torchvq {
 
@@ -34,6 +35,14 @@ bool BinaryMapperImpl::is_deterministic(const BinaryMapperForwardOptions& call) 
 BinaryMapperOutput BinaryMapperImpl::forward(const torch::Tensor& logits,
                                              const BinaryMapperForwardOptions& call) {
   check_logits(logits);
+  // Before the generator advances.
+  detail::check_non_negative("BinaryMapper", "temperature", call.temperature());
+  if (const auto& mask = call.mask()) {
+    detail::check_dtype("BinaryMapper", "mask", *mask, at::kBool);
+    const auto tokens = logits.sizes().slice(0, static_cast<size_t>(logits.dim() - 1));
+    TORCH_CHECK_VALUE(mask->sizes() == tokens, "BinaryMapper: expected mask to have shape ", tokens,
+                      ", but got ", mask->sizes());
+  }
   std::optional<torch::Tensor> draws;
   if (!is_deterministic(call)) {
     draws = take_rng(logits, call.mask(), is_training() ? distributed::default_group() : "");

@@ -93,6 +93,9 @@ FSPOutput FSPImpl::forward(const torch::Tensor& z, const FSPForwardOptions& call
   const auto layout = layout_of(options);
   layout.check_input(z);
   const auto token_mask = layout.token_mask(z, call.mask(), std::nullopt);
+  // Before the generator advances.
+  TORCH_CHECK_VALUE(call.eps() > 0 && call.eps() < 0.5,
+                    "FSP: expected eps to be in (0, 1/2), but got ", call.eps());
   auto latents = layout.pack(z);
   if (token_mask) {
     latents = F::fill_masked(latents, *token_mask);

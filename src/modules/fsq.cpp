@@ -15,6 +15,7 @@
 #include <torchvq/ops/scalar_decode.h>
 #include <torchvq/ops/scalar_quantize.h>
 
+#include "detail/checks.h"
 #include "modules/layout.h"
 #include "modules/projection.h"
 #include "modules/random_state.h"
@@ -188,6 +189,7 @@ torch::Tensor FSQImpl::indices_to_level_indices(const torch::Tensor& indices) co
 }
 
 torch::Tensor FSQImpl::indices_to_codes(const torch::Tensor& indices) {
+  detail::check_defined("FSQ", "indices", indices);
   const auto stacked = keeps_num_codebooks_dim() ? indices : indices.unsqueeze(-1);
   TORCH_CHECK_VALUE(stacked.dim() >= 1 && stacked.size(-1) == options.num_codebooks(),
                     "FSQ.indices_to_codes: expected indices to be of shape (*, ",

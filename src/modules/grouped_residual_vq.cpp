@@ -65,14 +65,18 @@ ResidualVQOutput GroupedResidualVQImpl::forward(const torch::Tensor& x,
   const auto targets = call.indices() ? detail::split_groups(*call.indices(), rvqs.size(), layout)
                                       : std::vector<torch::Tensor>();
   const auto parts = x.chunk(options.groups(), detail::feature_axis(layout));
+  // All groups are checked before the first one writes anything.
+  std::vector<detail::StackRequest> requests;
+  for (size_t group = 0; group < rvqs.size(); ++group) {
+    auto own = call;
+    if (!targets.empty()) own.indices(targets[group]);
+    requests.push_back(detail::checked_request(*rvqs[group], parts[group], own));
+  }
   std::vector<detail::Pending> stacks;
   std::optional<int64_t> depth;
   for (size_t group = 0; group < rvqs.size(); ++group) {
-    auto own = call;
-    if (!targets.empty()) {
-      own.indices(targets[group]);
-    }
-    stacks.push_back(detail::start(*rvqs[group], parts[group], own, depth, /*together=*/true));
+    stacks.push_back(detail::start(*rvqs[group], parts[group], call, std::move(requests[group]),
+                                   depth, /*together=*/true));
   }
   std::vector<torch::Tensor> quantized, indices, loss, codes;
   for (auto& result : detail::finish(stacks)) {

@@ -6,6 +6,7 @@
 
 #include <c10/util/Exception.h>
 
+#include "detail/checks.h"
 #include "detail/joined.h"
 #include "modules/layout.h"
 
@@ -28,6 +29,7 @@ inline int64_t feature_axis(const Layout& layout) { return layout.channel_first 
 /// The indices (G, B, *, q) of each group.
 inline std::vector<at::Tensor> split_groups(const at::Tensor& indices, size_t groups,
                                             const Layout& layout) {
+  check_defined(layout.owner.c_str(), "indices", indices);
   TORCH_CHECK_VALUE(indices.dim() > 0 && indices.size(0) == static_cast<int64_t>(groups),
                     layout.owner, ": expected indices to have ", groups,
                     " groups on the first axis, but got shape ", indices.sizes());

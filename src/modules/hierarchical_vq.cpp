@@ -17,6 +17,8 @@
 #include <torchvq/functional/scales.h>
 #include <torchvq/ops/lookup_codes.h>
 
+#include "detail/checks.h"
+#include "modules/call_checks.h"
 #include "modules/copy_tensors.h"
 #include "modules/layout.h"
 #include "modules/ranks.h"
@@ -206,6 +208,7 @@ void HierarchicalVQImpl::check_indices(const std::vector<torch::Tensor>& indices
                                        int64_t batch) const {
   bool fits = static_cast<int64_t>(indices.size()) == num_levels();
   for (int64_t scale = 0; fits && scale < num_levels(); ++scale) {
+    detail::check_defined(kHierarchicalVQ, "indices", indices[scale]);
     fits = indices[scale].sizes() == at::IntArrayRef(with_batch(batch, resolved_.shapes[scale]));
   }
   TORCH_CHECK_VALUE(fits, "HierarchicalVQ: expected indices to be tensors of the shapes (", batch,
@@ -213,11 +216,23 @@ void HierarchicalVQImpl::check_indices(const std::vector<torch::Tensor>& indices
                     " tensors of other shapes");
 }
 
+void HierarchicalVQImpl::check_arguments(const torch::Tensor& x,
+                                         const HierarchicalVQForwardOptions& call) const {
+  detail::check_temperature(get_vq(0).options, call.sample_codebook_temp(), kHierarchicalVQ);
+  if (!call.indices()) return;
+  const auto& targets = *call.indices();
+  check_indices(targets, x.size(0));
+  for (int64_t scale = 0; scale < num_levels(); ++scale) {
+    detail::check_target_values(targets[scale], get_vq(scale).options.codebook_size(),
+                                kHierarchicalVQ);
+  }
+}
+
 HierarchicalVQOutput HierarchicalVQImpl::forward(const torch::Tensor& x,
                                                  const HierarchicalVQForwardOptions& call) {
   check_input(x);
   const auto mask = scale_layout(options).token_mask(x, call.mask(), call.lens());
-  if (call.indices()) check_indices(*call.indices(), x.size(0));
+  check_arguments(x, call);
   // Decoding may run outside autocast, so forward disables it for equal results.
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
   std::vector<Codebook> codebooks;
@@ -281,10 +296,11 @@ torch::Tensor HierarchicalVQImpl::get_output_from_indices(
     total = (total.defined() ? total : at::zeros_like(decoded)).add(decoded);
   }
   if (mask) {
-    const auto expected = with_batch(batch, full);
-    TORCH_CHECK_VALUE(mask->sizes() == at::IntArrayRef(expected),
-                      "HierarchicalVQ: expected mask to be of shape ", expected, ", but got ",
-                      mask->sizes());
+    detail::check_dtype(kHierarchicalVQ, "mask", *mask, at::kBool);
+    const auto shape = with_batch(batch, full);
+    const at::IntArrayRef expected(shape);
+    TORCH_CHECK_VALUE(mask->sizes() == expected, "HierarchicalVQ: expected mask to be of shape ",
+                      expected, ", but got ", mask->sizes());
     total = total.masked_fill(mask->logical_not().unsqueeze(1), 0);
   }
   return options.channel_first() ? total : total.movedim(1, -1);

@@ -11,6 +11,7 @@
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/vqp_compat.h>
 
+#include "detail/checks.h"
 #include "modules/copy_tensors.h"
 #include "modules/in_place.h"
 #include "modules/layout.h"
@@ -221,6 +222,7 @@ torch::Tensor LatentQuantizeImpl::codes_to_indices(const torch::Tensor& zhat) co
 
 torch::Tensor LatentQuantizeImpl::indices_to_codes(const torch::Tensor& indices_,
                                                    bool with_projection) {
+  detail::check_defined(kLatentQuantize, "indices", indices_);
   const auto indices = keeps_codebooks() ? indices_ : indices_.unsqueeze(-1);
   TORCH_CHECK_VALUE(indices.dim() >= 2 && indices.size(-1) == options.num_codebooks(),
                     kLatentQuantize, ": expected indices to have shape (B, *) and ",

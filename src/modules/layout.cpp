@@ -54,6 +54,7 @@ OptionalTensor Layout::token_mask(const at::Tensor& x, const OptionalTensor& mas
   TORCH_CHECK_VALUE(!mask || !lens, owner, ": expected mask or lens to be given, but got both");
   const auto shape = token_shape(x);
   if (lens) {
+    check_defined(owner.c_str(), "lens", *lens);
     TORCH_CHECK_VALUE(shape.size() == 2 && lens->dim() == 1 && lens->size(0) == x.size(0), owner,
                       ": expected lens to have one length per sequence of x, but got shape ",
                       lens->sizes(), " for x of shape ", x.sizes());
@@ -63,9 +64,20 @@ OptionalTensor Layout::token_mask(const at::Tensor& x, const OptionalTensor& mas
     return std::nullopt;
   }
   check_dtype(owner.c_str(), "mask", *mask, at::kBool);
-  TORCH_CHECK_VALUE(mask->sizes() == at::IntArrayRef(shape), owner,
-                    ": expected mask to have shape ", shape, ", but got ", mask->sizes());
+  const at::IntArrayRef expected(shape);
+  TORCH_CHECK_VALUE(mask->sizes() == expected, owner, ": expected mask to have shape ", expected,
+                    ", but got ", mask->sizes());
   return mask->dim() == 1 ? mask->unsqueeze(1) : mask->flatten(1);
+}
+
+OptionalTensor Layout::mask_of_items(const at::Tensor& x, const OptionalTensor& mask) const {
+  if (!mask || x.dim() < 3 || mask->sizes() != x.sizes().slice(0, 1)) {
+    return token_mask(x, mask, std::nullopt);
+  }
+  const auto shape = token_shape(x);
+  std::vector<int64_t> column(shape.size(), 1);
+  column[0] = shape[0];
+  return token_mask(x, mask->reshape(column).expand(shape), std::nullopt);
 }
 
 at::Tensor Layout::pack(const at::Tensor& x) const { return F::pack_tokens(x, channel_first); }
@@ -83,6 +95,7 @@ OptionalTensor Layout::split_mask(const OptionalTensor& mask) const {
 }
 
 at::Tensor Layout::split_indices(const at::Tensor& indices) const {
+  check_defined(owner.c_str(), "indices", indices);
   return F::split_indices(indices, heads, separate);
 }
 
@@ -110,6 +123,12 @@ at::Tensor Layout::join_heads(const at::Tensor& codes, at::IntArrayRef indices) 
   }
   shape.push_back(codes.size(2) * heads);
   return (separate ? codes.transpose(0, 1) : codes).reshape(shape);
+}
+
+std::vector<int64_t> Layout::indices_shape(const at::Tensor& x) const {
+  auto shape = token_shape(x);
+  if (heads > 1) shape.push_back(heads);
+  return shape;
 }
 
 at::Tensor Layout::place_features(const at::Tensor& values) const {

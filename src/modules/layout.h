@@ -32,6 +32,9 @@ struct Layout {
   /// (B, N) bool, true for real tokens.
   std::optional<at::Tensor> token_mask(const at::Tensor& x, const std::optional<at::Tensor>& mask,
                                        const std::optional<at::Tensor>& lens) const;
+  /// The same for modules that also take a mask with one value per item, (B,).
+  std::optional<at::Tensor> mask_of_items(const at::Tensor& x,
+                                          const std::optional<at::Tensor>& mask) const;
   /// x to (B, N, dim).
   at::Tensor pack(const at::Tensor& x) const;
   /// (B, N, dim), or (B, N, k, dim), to the layout of x.
@@ -54,6 +57,8 @@ struct Layout {
   at::Tensor unpack_positions(const at::Tensor& values, const at::Tensor& x) const;
   /// Values with the features last, to the place where this layout has them.
   at::Tensor place_features(const at::Tensor& values) const;
+  /// The shape of the indices that forward returns for x: (B, *), or (B, *, heads).
+  std::vector<int64_t> indices_shape(const at::Tensor& x) const;
 
  private:
   /// Batch and position axes of x.

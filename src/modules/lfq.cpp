@@ -16,6 +16,7 @@
 #include <torchvq/ops/sign_quantize.h>
 #include <torchvq/ops/straight_through.h>
 
+#include "detail/checks.h"
 #include "modules/copy_tensors.h"
 #include "modules/layout.h"
 #include "modules/projection.h"
@@ -36,15 +37,6 @@ detail::Layout layout_of(const LFQImpl& lfq, int64_t axes) {
           .channel_first = lfq.options.channel_first().value_or(axes >= 4),
           .map_rank = 0,
           .owner = "LFQ"};
-}
-
-/// Expands a mask per item to one per position.
-OptionalTensor per_position(const torch::Tensor& x, bool channel_first,
-                            const OptionalTensor& mask) {
-  if (!mask || x.dim() < 3 || mask->sizes() != x.sizes().slice(0, 1)) return mask;
-  std::vector<int64_t> column(static_cast<size_t>(x.dim() - 1), 1);
-  column[0] = x.size(0);
-  return mask->reshape(column).expand_as(x.select(channel_first ? 1 : -1, 0));
 }
 
 bool is_half(const torch::Tensor& x) {
@@ -144,8 +136,7 @@ LookupFreeOutput LFQImpl::forward(const torch::Tensor& x, double inv_temperature
                                   const OptionalTensor& mask) {
   const auto layout = layout_of(*this, x.dim());
   layout.check_input(x);
-  const auto token_mask =
-      layout.token_mask(x, per_position(x, layout.channel_first, mask), std::nullopt);
+  const auto token_mask = layout.mask_of_items(x, mask);
   const auto ranks = group();
   handshake(ranks);
   // The reference quantizes padding as well.
@@ -263,10 +254,12 @@ torch::Tensor LFQImpl::codebook() const {
 }
 
 torch::Tensor LFQImpl::bits_to_codes(const torch::Tensor& bits) const {
+  detail::check_defined("LFQ", "bits", bits);
   return ops::sign_quantize(bits.to(at::kFloat), code_value()).first;
 }
 
 torch::Tensor LFQImpl::indices_to_codes(const torch::Tensor& indices, bool with_projection) {
+  detail::check_defined("LFQ", "indices", indices);
   const auto stacked = keeps_num_codebooks_dim() ? indices : indices.unsqueeze(-1);
   TORCH_CHECK_VALUE(stacked.dim() >= 1 && stacked.size(-1) == options.num_codebooks(),
                     "LFQ: expected indices to have ", options.num_codebooks(),

@@ -6,6 +6,16 @@ namespace torchvq::detail {
 
 namespace F = functional;
 
+namespace {
+
+double commitment_weight_of(const VectorQuantizeImpl& vq, const Request& request) {
+  if (vq.has_commitment_loss()) return vq.options.commitment_weight();
+  // The losses of candidates rank them, so without a weight they are unweighted, not absent.
+  return !vq.is_training() && request.topk && !request.targets ? 1 : 0;
+}
+
+}  // namespace
+
 F::QuantizerLossOptions loss_options(const VectorQuantizeImpl& vq,
                                      const std::optional<at::Tensor>& tokens,
                                      const Request& request) {
@@ -13,7 +23,7 @@ F::QuantizerLossOptions loss_options(const VectorQuantizeImpl& vq,
   auto losses = F::QuantizerLossOptions()
                     .training(vq.is_training())
                     .metric(vq.codebook_state->metric())
-                    .commitment_weight(vq.has_commitment_loss() ? options.commitment_weight() : 0)
+                    .commitment_weight(commitment_weight_of(vq, request))
                     .commitment_use_cross_entropy_loss(options.commitment_use_cross_entropy_loss())
                     .pulls_codes(vq.resolved().learnable_codebook && !request.frozen)
                     .diversity_weight(options.codebook_diversity_loss_weight())

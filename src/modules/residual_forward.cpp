@@ -6,7 +6,9 @@
 
 #include <torchvq/functional/quantize_depth.h>
 
+#include "detail/checks.h"
 #include "detail/joined.h"
+#include "modules/call_checks.h"
 #include "modules/ranks.h"
 #include "modules/residual_beam.h"
 #include "modules/residual_engine.h"
@@ -23,16 +25,22 @@ namespace F = functional;
 
 namespace {
 
-std::vector<torch::Tensor> targets_of(const ResidualVQImpl& rvq,
+/// The targets of each level, checked.
+std::vector<torch::Tensor> targets_of(const ResidualVQImpl& rvq, const torch::Tensor& x,
                                       const ResidualVQForwardOptions& call) {
   if (!call.indices()) {
     return {};
   }
   const auto& indices = *call.indices();
+  check_defined("ResidualVQ", "indices", indices);
   const auto levels = indices.dim() > 0 ? indices.size(-1) : 0;
   TORCH_CHECK_VALUE(levels == rvq.num_quantizers(), "ResidualVQ: expected indices to have ",
                     rvq.num_quantizers(), " levels, but got ", levels);
-  return indices.unbind(-1);
+  auto targets = indices.unbind(-1);
+  for (size_t level = 0; level < targets.size(); ++level) {
+    check_targets(targets[level], x, layout_of(rvq), rvq.levels[level]->options.codebook_size());
+  }
+  return targets;
 }
 
 /// The number of levels that this forward uses.
@@ -126,21 +134,27 @@ ResidualVQOutput result_of(const Pending& pending, const Walk& walk, const torch
 
 }  // namespace
 
-Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwardOptions& call,
-              std::optional<int64_t>& depth, bool together) {
+StackRequest checked_request(const ResidualVQImpl& rvq, const torch::Tensor& x,
+                             const ResidualVQForwardOptions& call) {
   const auto layout = layout_of(rvq);
   layout.check_input(x);
-  StackRequest request{
+  check_temperature(rvq.levels[0]->options, call.sample_codebook_temp(), layout.owner);
+  return {
       .mask = layout.token_mask(x, call.mask(), std::nullopt),
       .batch = 0,
       .tokens = 0,
-      .targets = targets_of(rvq, call),
+      .targets = targets_of(rvq, x, call),
       .temperature = call.sample_codebook_temp(),
       .frozen = call.freeze_codebook() || rvq.levels[0]->options.freeze_codebook(),
       .depth = 0,
       .ranks = ranks_of(*rvq.levels[0], "ResidualVQ"),
       .beam = beam_of(rvq, call.beam_size()),
   };
+}
+
+Pending start(ResidualVQImpl& rvq, const torch::Tensor& x, const ResidualVQForwardOptions& call,
+              StackRequest request, std::optional<int64_t>& depth, bool together) {
+  const auto layout = layout_of(rvq);
   // Before the depth is drawn, so that ranks draw the same depth.
   handshake(codebooks_of(rvq), request.ranks);
   if (rvq.is_training()) {
@@ -186,7 +200,9 @@ std::vector<ResidualVQOutput> finish(const std::vector<Pending>& stacks) {
 ResidualVQOutput ResidualVQImpl::forward(const torch::Tensor& x,
                                          const ResidualVQForwardOptions& call) {
   std::optional<int64_t> depth;
-  return detail::finish({detail::start(*this, x, call, depth, /*together=*/false)})[0];
+  auto request = detail::checked_request(*this, x, call);
+  return detail::finish(
+      {detail::start(*this, x, call, std::move(request), depth, /*together=*/false)})[0];
 }
 
 }  // namespace torchvq

@@ -103,14 +103,18 @@ std::shared_ptr<torch::nn::Module> ResidualFSQImpl::clone(
 
 bool ResidualFSQImpl::keeps_codebook_axis() const { return levels[0]->keeps_num_codebooks_dim(); }
 
+detail::Layout ResidualFSQImpl::layout() const {
+  return {.dim = dim(),
+          .heads = 1,
+          .separate = false,
+          .channel_first = options.is_channel_first(),
+          .map_rank = 0,
+          .owner = "ResidualFSQ"};
+}
+
 detail::StackFamily ResidualFSQImpl::family(const std::optional<torch::Tensor>& noise_rng) const {
   detail::StackFamily own;
-  own.layout = {.dim = dim(),
-                .heads = 1,
-                .separate = false,
-                .channel_first = options.is_channel_first(),
-                .map_rank = 0,
-                .owner = "ResidualFSQ"};
+  own.layout = layout();
   own.levels = options.num_quantizers();
   own.attached = !options.vqp_compat();
   own.vqp_compat = options.vqp_compat();
@@ -154,6 +158,7 @@ ResidualFSQOutput ResidualFSQImpl::forward(const torch::Tensor& x,
 ResidualFSQOutput ResidualFSQImpl::forward_to_depth(const torch::Tensor& x,
                                                     const ResidualFSQForwardOptions& call,
                                                     std::optional<int64_t>& depth) {
+  const auto mask = detail::checked_mask(layout(), x, call.mask());
   const auto& seed = call.rand_quantize_dropout_fixed_seed();
   const bool dropping = is_training() && drops();
   const bool noisy = is_training() && options.fsq().noise_dropout() > 0;
@@ -163,8 +168,7 @@ ResidualFSQOutput ResidualFSQImpl::forward_to_depth(const torch::Tensor& x,
     depth = dropping ? detail::stack_depth(seed, rng, rule) : options.num_quantizers();
   }
   const auto noise_rng = noisy ? std::optional(detail::rng_of_rank(rng)) : std::nullopt;
-  const auto found =
-      detail::run_stack(family(noise_rng), x, call.mask(), *depth, call.return_all_codes());
+  const auto found = detail::run_stack(family(noise_rng), x, mask, *depth, call.return_all_codes());
   if (noisy || (dropping && !seed)) {
     ops::advance_rng_(rng);
   }

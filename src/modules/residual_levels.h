@@ -82,11 +82,17 @@ struct Pending {
   ResidualVQOutput output;   ///< the output of such a forward
 };
 
+/// The request of a forward, without the numbers of tokens and levels. Throws for wrong arguments,
+/// and writes nothing.
+StackRequest checked_request(const ResidualVQImpl& rvq, const at::Tensor& x,
+                             const ResidualVQForwardOptions& call);
+
 /// The first half of forward. Uses `depth` levels if given, otherwise sets it to the number used.
 ///
+/// @param request   checked_request() of the same call.
 /// @param together  whether other stacks learn in the same step.
 Pending start(ResidualVQImpl& rvq, const at::Tensor& x, const ResidualVQForwardOptions& call,
-              std::optional<int64_t>& depth, bool together);
+              StackRequest request, std::optional<int64_t>& depth, bool together);
 
 /// The second half, for stacks with equal options that were started by the same call.
 std::vector<ResidualVQOutput> finish(const std::vector<Pending>& stacks);

@@ -166,7 +166,7 @@ ResidualLFQOutput ResidualLFQImpl::forward(const torch::Tensor& x,
 ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
                                                 const ResidualLFQForwardOptions& call,
                                                 std::optional<int64_t>& depth) {
-  layout().check_input(x);
+  const auto mask = detail::checked_mask(layout(), x, call.mask());
   const auto group = levels[0]->group();
   // Before anything is drawn or rotated, so that ranks have equal state.
   if (!group.empty()) handshake(group);
@@ -180,8 +180,8 @@ ResidualLFQImpl::Pending ResidualLFQImpl::start(const torch::Tensor& x,
   }
   const auto draw = drawing ? rng.clone() : torch::Tensor();
   Pending pending{.stack = this, .output = {}, .steps = {}};
-  const auto found = detail::run_stack(family(draw, pending.steps), x, call.mask(), *depth,
-                                       call.return_all_codes());
+  const auto found =
+      detail::run_stack(family(draw, pending.steps), x, mask, *depth, call.return_all_codes());
   if (drawing || (dropping && !seed)) ops::advance_rng_(rng);
   pending.output = {found.quantized, found.indices, {}, found.all_codes};
   return pending;

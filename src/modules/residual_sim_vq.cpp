@@ -153,7 +153,7 @@ detail::StackFamily ResidualSimVQImpl::family(Walk& walk) {
 
 ResidualSimVQOutput ResidualSimVQImpl::forward(const torch::Tensor& x,
                                                const ResidualSimVQForwardOptions& call) {
-  layout().check_input(x);
+  const auto mask = detail::checked_mask(layout(), x, call.mask());
   const auto group = levels[0]->group();
   // Before anything is drawn, so that ranks have equal state.
   if (!group.empty()) handshake(group);
@@ -166,8 +166,7 @@ ResidualSimVQOutput ResidualSimVQImpl::forward(const torch::Tensor& x,
                                  options.quantize_dropout_multiple_of()});
   }
   Walk walk;
-  const auto found =
-      detail::run_stack(family(walk), x, call.mask(), depth, call.return_all_codes());
+  const auto found = detail::run_stack(family(walk), x, mask, depth, call.return_all_codes());
   if (dropping && !seed) ops::advance_rng_(rng);
   auto codes = found.all_codes;
   if (codes.defined()) codes = placed(codes, options.channel_first());

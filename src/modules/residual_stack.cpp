@@ -7,6 +7,7 @@
 #include <torchvq/functional/layout.h>
 #include <torchvq/functional/residual_quantize.h>
 
+#include "detail/checks.h"
 #include "functional/residual_walk.h"
 #include "modules/projection.h"
 #include "modules/residual_engine.h"
@@ -62,6 +63,7 @@ at::Tensor merge_stack_heads(const at::Tensor& values, int64_t heads) {
 }
 
 std::vector<at::Tensor> decode(const StackFamily& family, const at::Tensor& indices, bool fewer) {
+  check_defined(family.layout.owner.c_str(), "indices", indices);
   const auto given = indices.dim() > 0 ? indices.size(-1) : 0;
   TORCH_CHECK_VALUE(given <= family.levels && given >= (fewer ? 1 : family.levels),
                     family.layout.owner, ": expected indices to be of ", family.levels,
@@ -81,16 +83,20 @@ std::vector<at::Tensor> decode(const StackFamily& family, const at::Tensor& indi
 
 }  // namespace
 
+std::optional<at::Tensor> checked_mask(const Layout& layout, const at::Tensor& x,
+                                       const std::optional<at::Tensor>& mask) {
+  layout.check_input(x);
+  return layout.mask_of_items(x, mask);
+}
+
 StackResult run_stack(const StackFamily& family, const at::Tensor& x,
                       const std::optional<at::Tensor>& mask, int64_t depth, bool all_codes) {
   const auto& layout = family.layout;
-  layout.check_input(x);
-  const auto token_mask = layout.token_mask(x, mask, std::nullopt);
-  auto inputs = enter_stack(x, token_mask, layout, family.project_in);
+  auto inputs = enter_stack(x, mask, layout, family.project_in);
   const auto heads = layout.heads;
   inputs = split_stack_heads(inputs, heads);
-  auto rows = token_mask;
-  if (token_mask && heads > 1) rows = token_mask->repeat_interleave(heads, 1);
+  auto rows = mask;
+  if (mask && heads > 1) rows = mask->repeat_interleave(heads, 1);
   if (family.prepare) inputs = family.prepare(inputs, rows);
   auto found = family.at_once && !all_codes ? walk_at_once(family, inputs, depth)
                                             : walk_levels_of(family, inputs, rows, depth);
@@ -99,7 +105,7 @@ StackResult run_stack(const StackFamily& family, const at::Tensor& x,
   if (heads > 1) indices = indices.unflatten(1, {-1, heads});
   found.total = merge_stack_heads(found.total, heads);
   for (auto& codes : found.codes) {
-    codes = restore_codes(merge_stack_heads(codes, heads), x, token_mask, layout);
+    codes = restore_codes(merge_stack_heads(codes, heads), x, mask, layout);
   }
   indices = F::unpack_positions(indices, x.sym_sizes(), layout.channel_first);
   at::Tensor codes;
@@ -108,7 +114,7 @@ StackResult run_stack(const StackFamily& family, const at::Tensor& x,
     codes = family.vqp_compat ? stack_codes(family, indices, /*fewer=*/true)
                               : stack_levels(std::move(found.codes), family.levels, 0);
   }
-  return {leave_stack(found.total, x, token_mask, layout, family.project_out), indices, codes};
+  return {leave_stack(found.total, x, mask, layout, family.project_out), indices, codes};
 }
 
 at::Tensor stack_codes(const StackFamily& family, const at::Tensor& indices, bool fewer) {

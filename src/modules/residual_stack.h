@@ -55,7 +55,12 @@ struct StackResult {
   at::Tensor all_codes;  ///< (Q, B, *, D) if requested, otherwise undefined
 };
 
-/// The forward of a stack with `depth` of its levels.
+/// The mask (B, N) of a forward, from one per position or one per item. Throws for x or a mask of
+/// another dtype or shape; call it before anything is drawn or sent.
+std::optional<at::Tensor> checked_mask(const Layout& layout, const at::Tensor& x,
+                                       const std::optional<at::Tensor>& mask);
+
+/// The forward of a stack with `depth` of its levels, for x and mask of checked_mask().
 StackResult run_stack(const StackFamily& family, const at::Tensor& x,
                       const std::optional<at::Tensor>& mask, int64_t depth, bool all_codes);
 

@@ -9,6 +9,7 @@
 #include <torchvq/functional/layout.h>
 #include <torchvq/ops/lookup_codes.h>
 
+#include "detail/checks.h"
 #include "modules/copy_tensors.h"
 #include "modules/projection.h"
 #include "modules/residual_engine.h"
@@ -168,6 +169,7 @@ std::vector<torch::Tensor> ResidualVQImpl::codebooks() {
 }
 
 std::vector<torch::Tensor> ResidualVQImpl::decode(const torch::Tensor& indices) {
+  detail::check_defined("ResidualVQ", "indices", indices);
   const auto count = indices.dim() > 0 ? indices.size(-1) : 0;
   TORCH_CHECK_VALUE(
       count <= num_quantizers() && count >= (options.quantize_dropout() ? 1 : num_quantizers()),

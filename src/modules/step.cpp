@@ -6,6 +6,7 @@
 
 #include "modules/losses.h"
 #include "modules/search.h"
+#include "modules/undo.h"
 
 namespace torchvq::detail {
 namespace {
@@ -43,8 +44,12 @@ CodesOfStep prepared_codes(VectorQuantizeImpl& vq, const at::Tensor& x, const Re
   // Usually nothing needs the tokens before the search, which splits them itself.
   if (!looks) return {stored_codes(vq, x.scalar_type()), {}};
   const auto split = F::split_tokens(x, request.mask, layout);
-  prepare(vq, split.tokens, split.mask, request.frozen, request.ranks);
-  return codes_of_step(vq, split.tokens, split.packed, split.mask, request);
+  const auto prepared = [&] {
+    prepare(vq, split.tokens, split.mask, request.frozen, request.ranks);
+    return codes_of_step(vq, split.tokens, split.packed, split.mask, request);
+  };
+  const bool undoes = vq.is_training() && may_fail_late(codebook, request);
+  return undoes ? undone_if_it_fails(codebook, prepared) : prepared();
 }
 
 }  // namespace

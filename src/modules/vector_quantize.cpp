@@ -12,6 +12,8 @@
 #include <torchvq/ops/lookup_codes.h>
 #include <torchvq/ops/unit_vectors.h>
 
+#include "detail/checks.h"
+#include "modules/call_checks.h"
 #include "modules/copy_tensors.h"
 #include "modules/in_place.h"
 #include "modules/layout.h"
@@ -137,6 +139,7 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
   layout.check_input(x);
   check_topk(call.topk());
   const auto request = request_of(*this, x, call);
+  check_arguments(x, call);
   detail::handshake({codebook_state}, request.ranks);
   if (!project_in) {
     const auto found = detail::step(*this, x, std::nullopt, request, detail::token_layout(options));
@@ -161,17 +164,33 @@ VectorQuantizeOutput VectorQuantizeImpl::forward(const torch::Tensor& x,
 // Stages of forward -------------------------------------------------------------------------------
 
 void VectorQuantizeImpl::check_topk(std::optional<int64_t> topk) const {
+  if (!topk) return;
   TORCH_CHECK_VALUE(
-      !topk || !is_training() ||
+      !is_training() ||
           !(options.commitment_use_cross_entropy_loss() || options.stochastic_sample_codes()),
       "VectorQuantize: expected topk in training without commitment_use_cross_entropy_loss and "
       "stochastic_sample_codes, but got topk ",
-      topk.value_or(0), " with one of them");
-  TORCH_CHECK_VALUE(!topk || (*topk >= 1 && options.heads() == 1 && !in_place_optimizer_),
-                    "VectorQuantize: expected topk to be at least 1, with one head and no in-place "
-                    "optimizer, but got "
-                    "topk ",
-                    topk.value_or(0), " with ", options.heads(), " heads");
+      *topk, " with one of them");
+  TORCH_CHECK_VALUE(!is_training() || !in_place_optimizer_,
+                    "VectorQuantize: expected topk in training without "
+                    "in_place_codebook_optimizer, but got topk ",
+                    *topk, " with one");
+  TORCH_CHECK_VALUE(*topk >= 1, "VectorQuantize: expected topk to be at least 1, but got ", *topk);
+  TORCH_CHECK_VALUE(options.heads() == 1,
+                    "VectorQuantize: expected topk with one head, but got topk ", *topk, " with ",
+                    options.heads(), " heads");
+}
+
+void VectorQuantizeImpl::check_arguments(const torch::Tensor& x,
+                                         const VectorQuantizeForwardOptions& call) const {
+  detail::check_temperature(options, call.sample_codebook_temp(), kVectorQuantize);
+  if (const auto& targets = call.indices()) {
+    detail::check_targets(*targets, x, detail::layout_of(options, kVectorQuantize),
+                          options.codebook_size());
+  }
+  if (const auto& weight = call.ema_update_weight(); weight && is_training()) {
+    detail::check_ema_weight(*weight, codebook_state->cluster_size);
+  }
 }
 
 torch::Tensor VectorQuantizeImpl::project(const torch::Tensor& tokens) {
@@ -210,6 +229,7 @@ torch::Tensor VectorQuantizeImpl::codebook() {
 }
 
 void VectorQuantizeImpl::set_codebook(const torch::Tensor& codes) {
+  detail::check_defined(kVectorQuantize, "codebook", codes);
   const auto shape = codebook_state->embed.sizes();
   TORCH_CHECK_VALUE(codes.sizes() == shape || codes.sizes() == shape.slice(1),
                     "VectorQuantize: expected codebook to have shape ", shape, ", but got ",
@@ -262,6 +282,8 @@ void VectorQuantizeImpl::update_ema_indices(const torch::Tensor& x, const torch:
 }
 
 void VectorQuantizeImpl::expire_codes_(const torch::Tensor& x) {
+  // Evaluation changes no state.
+  if (!codebook_state->is_training() || !codebook_state->has_dead_code_replacement()) return;
   at::NoGradGuard no_grad;
   auto inputs = detail::layout_of(options, kVectorQuantize).split_heads(x);
   if (options.use_cosine_sim()) {

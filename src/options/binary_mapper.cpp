@@ -1,6 +1,6 @@
 #include <torchvq/options/binary_mapper.h>
 
-#include <cmath>
+#include <limits>
 
 #include "options/expect.h"
 #include "options/tables.h"
@@ -14,8 +14,9 @@ constexpr detail::ExpectOption expect_binary_mapper{"BinaryMapper"};
 
 void BinaryMapperOptions::validate() const {
   expect_binary_mapper(bits() >= 1 && bits() <= 30, "bits", "in [1, 30]", bits());
-  expect_binary_mapper(!std::isnan(kl_loss_threshold()), "kl_loss_threshold", "a number",
-                       kl_loss_threshold());
+  // Infinity turns the loss off.
+  expect_binary_mapper(kl_loss_threshold() > -std::numeric_limits<double>::infinity(),
+                       "kl_loss_threshold", "a number above -inf", kl_loss_threshold());
 }
 
 template <>

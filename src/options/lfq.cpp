@@ -45,8 +45,13 @@ void LFQOptions::validate() const {
   check_lfq_weight("diversity_gamma", diversity_gamma());
   expect_lfq(frac_per_sample_entropy() > 0 && frac_per_sample_entropy() <= 1,
              "frac_per_sample_entropy", "in (0, 1]", frac_per_sample_entropy());
-  expect_lfq(soft_clamp_input_value().value_or(codebook_scale()) >= codebook_scale(),
-             "soft_clamp_input_value", "at least codebook_scale", soft_clamp_input_value());
+  const double clamp = soft_clamp_input_value().value_or(codebook_scale());
+  expect_lfq(std::isfinite(clamp) && clamp >= codebook_scale(), "soft_clamp_input_value",
+             "at least codebook_scale and finite", soft_clamp_input_value());
+  expect_lfq(std::isfinite(entropy_loss_offset()), "entropy_loss_offset", "finite",
+             entropy_loss_offset());
+  expect_lfq(std::isfinite(cosine_sim_project_in_scale().value_or(1)),
+             "cosine_sim_project_in_scale", "finite", cosine_sim_project_in_scale());
   expect_lfq(keep_num_codebooks_dim().value_or(true) || num_codebooks() == 1,
              "keep_num_codebooks_dim", "True or None with several codebooks",
              keep_num_codebooks_dim());

@@ -1,6 +1,7 @@
 #include <torchvq/options/residual_fsq.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "detail/scalar_levels.h"
 #include "options/expect.h"
@@ -18,11 +19,11 @@ void check_soft_clamp(const ResidualFSQOptions& o) {
   expect_residual_fsq(!o.bound_hard_clamp(), "soft_clamp_input_value",
                       "left out with bound_hard_clamp", limit);
   const auto count = o.levels().size();
-  const bool positive =
-      std::all_of(limit->begin(), limit->end(), [](double value) { return value > 0; });
+  const bool positive = std::all_of(limit->begin(), limit->end(),
+                                    [](double value) { return std::isfinite(value) && value > 0; });
   expect_residual_fsq((limit->size() == 1 || limit->size() == count) && positive,
                       "soft_clamp_input_value",
-                      "a positive number, or " + std::to_string(count) + " of them", limit);
+                      "a positive finite number, or " + std::to_string(count) + " of them", limit);
 }
 
 }  // namespace

@@ -24,8 +24,9 @@ void SimVQOptions::validate() const {
   const auto frozen = frozen_codebook_dim().value_or(dim());
   expect_sim_vq(frozen >= 1, "frozen_codebook_dim", "at least 1", frozen);
   const auto pull = input_to_quantize_commit_loss_weight();
-  expect_sim_vq(is_weight(pull), "input_to_quantize_commit_loss_weight", "0 or more", pull);
-  expect_sim_vq(is_weight(commitment_weight()), "commitment_weight", "0 or more",
+  expect_sim_vq(is_weight(pull), "input_to_quantize_commit_loss_weight", "0 or more and finite",
+                pull);
+  expect_sim_vq(is_weight(commitment_weight()), "commitment_weight", "0 or more and finite",
                 commitment_weight());
 }
 

@@ -1,5 +1,8 @@
 #include <torchvq/options/vector_quantize.h>
 
+#include <cmath>
+#include <utility>
+
 #include <c10/util/Exception.h>
 
 #include "options/expect.h"
@@ -34,29 +37,29 @@ void check_ranges(const VectorQuantizeOptions& o) {
       "affine_param_codebook_decay", "in [0, 1]", o.affine_param_codebook_decay());
   expect_vector_quantize(o.sync_update_v() >= 0 && o.sync_update_v() <= 1, "sync_update_v",
                          "in [0, 1]", o.sync_update_v());
-  expect_vector_quantize(o.eps() > 0, "eps", "above 0", o.eps());
+  expect_vector_quantize(std::isfinite(o.eps()) && o.eps() > 0, "eps", "above 0 and finite",
+                         o.eps());
+  expect_vector_quantize(std::isfinite(o.sample_codebook_temp()), "sample_codebook_temp", "finite",
+                         o.sample_codebook_temp());
   expect_vector_quantize(o.reduction() == "exact" || o.reduction() == "float", "reduction",
                          "exact or float", o.reduction());
   expect_vector_quantize(o.sync_every() >= 1, "sync_every", "at least 1", o.sync_every());
 }
 
 void check_not_negative(const VectorQuantizeOptions& o) {
-  constexpr auto condition = "0 or more";
-  expect_vector_quantize(o.kmeans_iters() >= 0, "kmeans_iters", condition, o.kmeans_iters());
-  expect_vector_quantize(o.threshold_ema_dead_code() >= 0, "threshold_ema_dead_code", condition,
-                         o.threshold_ema_dead_code());
-  expect_vector_quantize(o.dead_code_threshold_fraction() >= 0, "dead_code_threshold_fraction",
-                         condition, o.dead_code_threshold_fraction());
-  expect_vector_quantize(o.directional_reparam_variance() >= 0, "directional_reparam_variance",
-                         condition, o.directional_reparam_variance());
-  expect_vector_quantize(o.commitment_weight() >= 0, "commitment_weight", condition,
-                         o.commitment_weight());
-  expect_vector_quantize(o.orthogonal_reg_weight() >= 0, "orthogonal_reg_weight", condition,
-                         o.orthogonal_reg_weight());
-  expect_vector_quantize(o.codebook_diversity_loss_weight() >= 0, "codebook_diversity_loss_weight",
-                         condition, o.codebook_diversity_loss_weight());
-  expect_vector_quantize(o.codebook_diversity_temperature() >= 0, "codebook_diversity_temperature",
-                         condition, o.codebook_diversity_temperature());
+  expect_vector_quantize(o.kmeans_iters() >= 0, "kmeans_iters", "0 or more", o.kmeans_iters());
+  const std::pair<const char*, double> values[] = {
+      {"threshold_ema_dead_code", o.threshold_ema_dead_code()},
+      {"dead_code_threshold_fraction", o.dead_code_threshold_fraction()},
+      {"directional_reparam_variance", o.directional_reparam_variance()},
+      {"commitment_weight", o.commitment_weight()},
+      {"orthogonal_reg_weight", o.orthogonal_reg_weight()},
+      {"codebook_diversity_loss_weight", o.codebook_diversity_loss_weight()},
+      {"codebook_diversity_temperature", o.codebook_diversity_temperature()},
+  };
+  for (const auto& [name, value] : values) {
+    expect_vector_quantize(std::isfinite(value) && value >= 0, name, "0 or more and finite", value);
+  }
 }
 
 void check_combinations(const VectorQuantizeOptions& o,

@@ -302,6 +302,11 @@ SELECTIONS = [
         dict(commitment_weight=0.5, orthogonal_reg_weight=1.0),
         forward=dict(topk=2, **BREAKDOWN),
     ),
+    Row(
+        "topk, orthogonal, active codes only",
+        dict(orthogonal_reg_weight=2.0, orthogonal_reg_active_codes_only=True),
+        forward=dict(topk=2, **BREAKDOWN),
+    ),
     # In evaluation the losses are unweighted here, and in training a scalar 0.
     Row("topk, no commitment", dict(commitment_weight=0.0), forward=dict(topk=2)),
     Row(

@@ -283,7 +283,7 @@ BAD_VALUES = [
     (TypeError, "an unknown one, speed", dict(speed="1")),
     (ValueError, r"VectorQuantize: expected decay to be in \[0, 1\], but got nan", dict(decay="nan")),
     (ValueError, r"expected decay to be in \[0, 1\], but got -inf", dict(decay="-inf")),
-    (ValueError, r"expected eps to be above 0, but got -1e-06", dict(eps="-0.000001")),
+    (ValueError, r"expected eps to be above 0 and finite, but got -1e-06", dict(eps="-0.000001")),
     (ValueError, "expected reduction to be exact or float, but got int8", dict(reduction="int8")),
     (ValueError, "expected not both of affine_param and use_cosine_sim", dict(affine_param="True", use_cosine_sim="1")),
 ]  # fmt: skip
@@ -293,6 +293,110 @@ BAD_VALUES = [
 def test_bad_values_are_named(error: type[Exception], message: str, options: Any) -> None:
     with pytest.raises(error, match=message):
         check("VectorQuantize", {"dim": "8"} | options)
+
+
+# What a class needs beside the option, and the values that each number refuses. Infinity means something to
+# kl_loss_threshold alone: no loss.
+NEVER, FRACTION = "nan inf -inf", "nan inf -inf -0.1 1.1"
+WEIGHT, POSITIVE = "nan inf -inf -0.1", "nan inf -inf -0.1 0"
+STACK = {"dim": "8", "codebook_size": "4", "num_quantizers": "2"}
+FLOATS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "BinaryMapper": ({"bits": "3"}, {"kl_loss_threshold": "nan -inf"}),
+    "EvoLFQ": ({"dim": "8"}, {"mutation_rate": FRACTION}),
+    "FSP": ({"levels": "[4, 4]"}, {"quantize_rate": FRACTION}),
+    "FSQ": ({"levels": "[4, 4]", "preserve_symmetry": "True"}, {"noise_dropout": FRACTION}),
+    "HierarchicalVQ": (
+        {"dim": "8", "codebook_size": "4", "scales": "(1, 2)"},
+        {
+            "quant_resi": NEVER,
+            "nested_dropout": FRACTION,
+            "decay": FRACTION,
+            "commitment_weight": WEIGHT,
+            "threshold_ema_dead_code": WEIGHT,
+            "dead_code_threshold_fraction": WEIGHT,
+            "sample_codebook_temp": NEVER,
+            "orthogonal_reg_weight": WEIGHT,
+        },
+    ),
+    "LFQ": (
+        {"dim": "8"},
+        {
+            "entropy_loss_weight": WEIGHT,
+            "commitment_loss_weight": WEIGHT,
+            "diversity_gamma": WEIGHT,
+            "frac_per_sample_entropy": POSITIVE + " 1.1",
+            "entropy_loss_offset": NEVER,
+            "codebook_scale": POSITIVE,
+            "soft_clamp_input_value": POSITIVE + " 0.5",
+            "cosine_sim_project_in_scale": NEVER,
+        },
+    ),
+    "LatentQuantize": (
+        {"levels": "[4, 4]", "dim": "2"},
+        {"commitment_loss_weight": WEIGHT, "quantization_loss_weight": WEIGHT},
+    ),
+    "ResidualFSQ": (
+        {"levels": "[4, 4]", "num_quantizers": "2", "bound_hard_clamp": "False"},
+        {"soft_clamp_input_value": "[nan] [inf] [-inf] [-0.1] [0]"},
+    ),
+    "ResidualLFQ": (STACK, {"soft_clamp_input_value": POSITIVE + " 0.5"}),
+    "ResidualVQ": (
+        STACK,
+        {
+            "quant_grad_frac": FRACTION,
+            "beam_score_quantizer_weights": "[1,nan] [inf,1] [1,-inf] [-0.1,1]",
+        },
+    ),
+    "SimVQ": (
+        {"dim": "8", "codebook_size": "4"},
+        {"input_to_quantize_commit_loss_weight": WEIGHT, "commitment_weight": WEIGHT},
+    ),
+    "VectorQuantize": (
+        {"dim": "8", "codebook_size": "4"},
+        {
+            "sample_codebook_temp": NEVER,
+            "directional_reparam_variance": WEIGHT,
+            "sync_update_v": FRACTION,
+            "commitment_weight": WEIGHT,
+            "orthogonal_reg_weight": WEIGHT,
+            "codebook_diversity_loss_weight": WEIGHT,
+            "codebook_diversity_temperature": WEIGHT,
+            "decay": FRACTION,
+            "eps": POSITIVE,
+            "threshold_ema_dead_code": WEIGHT,
+            "dead_code_threshold_fraction": WEIGHT,
+            "affine_param_batch_decay": FRACTION,
+            "affine_param_codebook_decay": FRACTION,
+        },
+    ),
+}
+FLOAT_ROWS = [
+    (name, option, value)
+    for name, (_, options) in FLOATS.items()
+    for option, values in options.items()
+    for value in values.split()
+]
+
+
+@pytest.mark.parametrize(("name", "option", "value"), FLOAT_ROWS)
+def test_numbers_out_of_range_are_named(name: str, option: str, value: str) -> None:
+    with pytest.raises(ValueError, match=f": expected {option} to be .*, but got "):
+        check(name, FLOATS[name][0] | {option: value})
+
+
+def test_every_number_among_the_options_is_in_the_table() -> None:
+    number = re.compile(
+        r"^struct TORCHVQ_API (\w+)Options|TORCH_ARG\([\w:<]*double>*, (\w+)\)", re.M
+    )
+    found = set()
+    for header in HEADERS.glob("*.h"):
+        owner = ""
+        for name, option in number.findall(header.read_text()):
+            owner = name or owner
+            if option and owner in CLASSES:
+                found.add((owner, option))
+    found.remove(("FSQ", "scale"))  # it has no effect
+    assert found == {(name, option) for name, (_, options) in FLOATS.items() for option in options}
 
 
 def test_bad_calls_of_the_operators_are_refused() -> None:
@@ -319,7 +423,7 @@ class Code(str, enum.Enum):
         dict(dim=np.int64(8), codebook_size=np.int32(16), decay=np.float32(0.5)),
         dict(decay=torch.tensor(0.5), heads=torch.tensor(2), kmeans_init=np.bool_(False)),
         dict(decay=1, eps=1, use_cosine_sim=0, reduction=Code.EXACT),
-        dict(sample_codebook_temp=math.inf, orthogonal_reg_max_codes=np.int64(4)),
+        dict(sample_codebook_temp=np.float64(0.5), orthogonal_reg_max_codes=np.int64(4)),
     ],
 )
 def test_numbers_of_numpy_and_tensors_are_options(options: dict[str, Any]) -> None:

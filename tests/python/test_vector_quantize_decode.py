@@ -113,6 +113,18 @@ def test_candidates_have_losses_in_evaluation(options: dict) -> None:
         torch.testing.assert_close(loss, distances.square().mean(-1))
 
 
+@pytest.mark.parametrize(
+    "options", [{}, dict(learnable_codebook=True, ema_update=False), dict(codebook_dim=4), IN_PLACE]
+)
+def test_no_loss_of_candidates_in_evaluation_has_a_gradient(options: dict) -> None:
+    module = VectorQuantize(8, 16, **options).eval()
+    x = torch.randn(2, 12, 8, requires_grad=True)
+    found = module(x, topk=3, return_loss_breakdown=True)
+    assert not found.loss.requires_grad and not found.loss_breakdown.commitment.requires_grad
+    if options is not IN_PLACE:
+        assert module.train()(x, topk=3).loss.requires_grad
+
+
 def test_refused_candidates_say_why() -> None:
     x = torch.randn(2, 12, 8)
     with pytest.raises(ValueError, match="in training without in_place_codebook_optimizer"):

@@ -275,6 +275,20 @@ def test_in_place_optimizer_and_a_reference_checkpoint() -> None:
     train(module, range(2))
 
 
+def test_expire_codes_changes_nothing_in_evaluation_or_without_a_threshold() -> None:
+    x = torch.randn(1, 40, 8)
+    module = VectorQuantize(8, 16, threshold_ema_dead_code=2)
+    reference = vector_quantize_pytorch.VectorQuantize(8, 16, threshold_ema_dead_code=2)
+    for vq in (module.eval(), reference.eval(), VectorQuantize(8, 16)):
+        before = {name: value.clone() for name, value in vq.state_dict().items()}
+        vq.expire_codes_(x)
+        for name, value in vq.state_dict().items():
+            assert torch.equal(value, before[name]), name
+    codes = module.codebook.clone()
+    module.train().expire_codes_(x)
+    assert not torch.equal(module.codebook, codes)
+
+
 def test_repr_names_the_parts() -> None:
     text = repr(build("projections"))
     assert "VectorQuantize" in text and "project_in" in text and "Codebook" in text

@@ -88,6 +88,8 @@ TORCHVQ_API std::vector<std::optional<at::Tensor>> shared_totals(
     const QuantizerLossOptions& options, const distributed::SyncOptions& sync);
 
 /// The orthogonal loss of the codes (H, K, D) after a step. Undefined if there is no such term.
+///
+/// @param indices  (H, T), or of candidates (H, T, k): the active codes.
 TORCHVQ_API at::Tensor orthogonal_term(const at::Tensor& embed, const at::Tensor& indices,
                                        const at::Tensor& rng, const QuantizerLossOptions& options);
 

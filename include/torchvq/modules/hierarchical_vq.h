@@ -143,6 +143,7 @@ class TORCHVQ_API HierarchicalVQImpl : public torch::nn::Cloneable<HierarchicalV
  private:
   void check_input(const torch::Tensor& x) const;
   void check_indices(const std::vector<torch::Tensor>& indices, int64_t batch) const;
+  void check_arguments(const torch::Tensor& x, const HierarchicalVQForwardOptions& call) const;
   torch::Tensor decode_scale(int64_t scale, const torch::Tensor& indices, at::IntArrayRef full);
 
   ResolvedHierarchicalVQOptions resolved_;

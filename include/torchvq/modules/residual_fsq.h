@@ -18,8 +18,9 @@
 namespace torchvq {
 
 namespace detail {
+struct Layout;
 struct StackFamily;
-}
+}  // namespace detail
 
 /// The result of a forward of a stack of scalar quantizers. In GroupedResidualFSQ everything but
 /// `quantized` has the groups G as first axis.
@@ -86,6 +87,7 @@ class TORCHVQ_API ResidualFSQImpl : public KeptBuffers<ResidualFSQImpl> {
   FORWARD_HAS_DEFAULT_ARGS({1, torch::nn::AnyValue(ResidualFSQForwardOptions())})
 
  private:
+  detail::Layout layout() const;
   detail::StackFamily family(const std::optional<torch::Tensor>& noise_rng) const;
   bool drops() const { return options.quantize_dropout() && options.num_quantizers() > 1; }
   bool keeps_codebook_axis() const;

@@ -34,7 +34,8 @@ struct VectorQuantizeOutput {
   torch::Tensor
       quantized;  ///< the layout and dtype of the input; one more axis with topk, see forward
   torch::Tensor indices;  ///< (B, *), or (B, *, heads), or (B, *, k); int64, -1 where masked
-  torch::Tensor loss;     ///< scalar, or (B, *, k) with topk; 0 in evaluation
+  torch::Tensor loss;     ///< scalar, 0 in evaluation; or (B, *, k) with topk, without a gradient
+                          ///< in evaluation
   LossBreakdown loss_breakdown;
 };
 
@@ -111,7 +112,7 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
   void update_ema_indices(const torch::Tensor& x, const torch::Tensor& indices,
                           const std::optional<torch::Tensor>& mask = std::nullopt);
   /// Replaces dead codes by tokens of x (B, N, heads * D), which are already projected; does
-  /// nothing without a threshold.
+  /// nothing without a threshold, or in evaluation.
   void expire_codes_(const torch::Tensor& x);
   /// The values of options whose default depends on other options.
   const ResolvedVectorQuantizeOptions& resolved() const { return resolved_; }
@@ -134,6 +135,7 @@ class TORCHVQ_API VectorQuantizeImpl : public torch::nn::Cloneable<VectorQuantiz
 
  private:
   void check_topk(std::optional<int64_t> topk) const;
+  void check_arguments(const torch::Tensor& x, const VectorQuantizeForwardOptions& call) const;
   torch::Tensor project(const torch::Tensor& tokens);
   torch::Tensor project_back(const torch::Tensor& codes);
   torch::Tensor restore(const torch::Tensor& codes, const torch::Tensor& packed,

@@ -63,7 +63,8 @@ struct TORCHVQ_API ResidualFSQOptions {
 
 /// Options of one call of ResidualFSQImpl::forward and GroupedResidualFSQImpl::forward.
 struct TORCHVQ_API ResidualFSQForwardOptions {
-  /// (B, *), bool, true for real tokens. Padding has output 0 and index -1.
+  /// bool, one per position (B, *), or per item (B,), true for real tokens. Padding has output 0 and
+  /// index -1.
   TORCH_ARG(std::optional<torch::Tensor>, mask);
   /// Fill ResidualFSQOutput::all_codes. Default: false.
   TORCH_ARG(bool, return_all_codes) = false;

@@ -59,7 +59,8 @@ struct TORCHVQ_API ResidualLFQOptions {
 
 /// Options of one call of ResidualLFQImpl::forward and GroupedResidualLFQImpl::forward.
 struct TORCHVQ_API ResidualLFQForwardOptions {
-  /// (B, *), bool, true for real tokens. Padding has output 0 and index -1.
+  /// bool, one per position (B, *), or per item (B,), true for real tokens. Padding has output 0 and
+  /// index -1.
   TORCH_ARG(std::optional<torch::Tensor>, mask);
   /// Fill ResidualLFQOutput::all_codes. Default: false.
   TORCH_ARG(bool, return_all_codes) = false;

@@ -105,7 +105,8 @@ struct TORCHVQ_API ResidualSimVQOptions {
 
 /// Options of one call of ResidualSimVQImpl::forward.
 struct TORCHVQ_API ResidualSimVQForwardOptions {
-  /// (B, *), bool, true for real tokens. Padding has output 0 and index -1.
+  /// bool, one per position (B, *), or per item (B,), true for real tokens. Padding has output 0 and
+  /// index -1.
   TORCH_ARG(std::optional<torch::Tensor>, mask);
   /// Fill ResidualSimVQOutput::all_codes. Default: false.
   TORCH_ARG(bool, return_all_codes) = false;

@@ -86,11 +86,14 @@ def learn_from_indices(
 
 
 def replace_codes_now(vq: "VectorQuantize", x: Tensor) -> None:
-    """Replaces dead codes by projected tokens (B, N, heads * D)."""
+    """Replaces dead codes by projected tokens (B, N, heads * D); evaluation changes no state."""
+    codebook = vq._codebook
+    if not (codebook.training and codebook.has_dead_code_replacement):
+        return
     with torch.no_grad():
         inputs = _metric_space(vq, vq._layout.split_heads(x))
-        vq._codebook.expire_codes(inputs, ranks_of(vq))
-        _ops.advance_rng_(vq._codebook.rng)
+        codebook.expire_codes(inputs, ranks_of(vq))
+        _ops.advance_rng_(codebook.rng)
 
 
 def _metric_space(vq: "VectorQuantize", projected: Tensor) -> Tensor:

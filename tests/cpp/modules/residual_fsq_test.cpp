@@ -181,7 +181,7 @@ TEST(ResidualFSQTest, BadOptionsAndInputsAreRefused) {
         ResidualFSQ(options().bound_hard_clamp(false).soft_clamp_input_value(
             std::vector<double>{2.0, 1.0}));
       },
-      "a positive number, or 3 of them");
+      "a positive finite number, or 3 of them");
   expect_throw_with<c10::ValueError>(
       [] { ResidualFSQ(options().quantize_dropout_cutoff_index(3)); }, "cutoff_index");
   expect_throw_with<c10::ValueError>(

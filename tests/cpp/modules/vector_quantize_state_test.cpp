@@ -257,6 +257,20 @@ TEST(VectorQuantizeStateTest, WrongCheckpointsAreNamedAndLeaveTheModule) {
                                      "but got in_place_codebook_optimizer.0.exp_avg");
 }
 
+TEST(VectorQuantizeStateTest, CandidatesInEvaluationGoWithAnInPlaceOptimizer) {
+  auto module = make(with_adam());
+  const auto x = normal({2, 5, kDim});
+  const auto call = CallOptions().topk(3);
+  expect_throw_with<c10::ValueError>(
+      [&] { module(x, call); },
+      "VectorQuantize: expected topk in training without in_place_codebook_optimizer, but got "
+      "topk 3 with one");
+  module->eval();
+  const auto output = module(x, call);
+  const auto distances = x.unsqueeze(2) - module->get_codes_from_indices(output.indices);
+  EXPECT_TRUE(at::allclose(output.loss, distances.square().mean(-1)));
+}
+
 TEST(VectorQuantizeStateTest, CastsLeaveTheAveragesWideAndTheSeedWhole) {
   for (const auto dtype : {at::kHalf, at::kBFloat16, at::kDouble, at::kFloat}) {
     auto module = make(options().codebook_dim(3));

@@ -150,6 +150,51 @@ TEST(VectorQuantizeTest, TopkReturnsCandidatesInOrder) {
   EXPECT_EQ(module(x, CallOptions().topk(1000)).indices.size(-1), kCodes);
 }
 
+TEST(VectorQuantizeTest, CandidatesInEvaluationAreRankedByLossesWithoutAGradient) {
+  const auto learnable = options().learnable_codebook(true).ema_update(false);
+  for (const auto& given : {learnable, options().commitment_weight(0)}) {
+    auto module = make(given);
+    module->eval();
+    const auto x = normal({2, 5, kDim}).requires_grad_();
+    const auto output = module(x, CallOptions().topk(3));
+    const auto distances = x.unsqueeze(2) - module->get_codes_from_indices(output.indices);
+    EXPECT_TRUE(at::allclose(output.loss, distances.square().mean(-1)));
+    EXPECT_FALSE(output.loss.requires_grad());
+    EXPECT_FALSE(output.loss_breakdown.commitment.requires_grad());
+    module->train();
+    EXPECT_TRUE(module(x, CallOptions().topk(3)).loss.requires_grad());
+  }
+}
+
+TEST(VectorQuantizeTest, EvaluationReplacesNoDeadCodes) {
+  auto module = make(options().threshold_ema_dead_code(2));
+  const auto x = normal({1, 40, kDim});
+  module->eval();
+  auto before = state_of(module);
+  module->expire_codes_(x);
+  expect_same_state(state_of(module), before);
+  module->train();
+  module->expire_codes_(x);
+  EXPECT_FALSE(at::equal(module->codebook(), before.at("_codebook.embed")[0]));
+  auto without = make(options());
+  before = state_of(without);
+  without->expire_codes_(x);
+  expect_same_state(state_of(without), before);
+}
+
+TEST(VectorQuantizeTest, CandidatesAreTheActiveCodesOfTheOrthogonalLoss) {
+  auto module = make(options().orthogonal_reg_weight(2).orthogonal_reg_active_codes_only(true));
+  const auto output = module(normal({1, 2, kDim}), CallOptions().topk(3));
+  const auto active = std::get<0>(at::_unique(output.indices));
+  const auto codes = module->codebook().index({active}).to(at::kDouble);
+  const auto unit = codes / codes.norm(2, -1, true);
+  const auto expected = unit.matmul(unit.t()).square().mean().item<double>() -
+                        1 / static_cast<double>(active.size(0));
+  const auto& [quantized, indices, loss, terms] = output;
+  EXPECT_NEAR(terms.orthogonal_reg.item<double>(), expected, 1e-6);
+  EXPECT_TRUE(at::allclose(loss, terms.commitment + 2 * terms.orthogonal_reg));
+}
+
 TEST(VectorQuantizeTest, TargetsAreScoredByCrossEntropyInEvaluationToo) {
   auto module = make(options());
   module->eval();

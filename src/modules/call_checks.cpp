@@ -1,0 +1,56 @@
+#include "modules/call_checks.h"
+
+#include <cmath>
+
+#include <ATen/ops/aminmax.h>
+
+#include "detail/checks.h"
+
+namespace torchvq::detail {
+
+void check_temperature(const VectorQuantizeOptions& options, std::optional<double> temperature,
+                       const std::string& owner) {
+  if (!temperature && options.stochastic_sample_codes()) {
+    temperature = options.sample_codebook_temp();
+  }
+  TORCH_CHECK_VALUE(!temperature || std::isfinite(*temperature), owner,
+                    ": expected sample_codebook_temp to be finite, but got ",
+                    temperature.value_or(0));
+}
+
+void check_targets(const at::Tensor& targets, const at::Tensor& x, const Layout& layout,
+                   int64_t codebook_size) {
+  check_dtype(layout.owner.c_str(), "indices", targets, at::kLong);
+  const auto shape = layout.indices_shape(x);
+  TORCH_CHECK_VALUE(targets.sizes() == at::IntArrayRef(shape), layout.owner,
+                    ": expected indices to be of shape ", at::IntArrayRef(shape),
+                    ", but got shape ", targets.sizes());
+  check_target_values(targets, codebook_size, layout.owner);
+}
+
+void check_target_values(const at::Tensor& targets, int64_t codebook_size,
+                         const std::string& owner) {
+  check_dtype(owner.c_str(), "indices", targets, at::kLong);
+  if (targets.numel() == 0 || !targets.is_cpu()) return;
+  const auto [lowest, highest] = at::aminmax(targets);
+  const auto least = lowest.item<int64_t>(), most = highest.item<int64_t>();
+  TORCH_CHECK_INDEX(least >= -1 && most < codebook_size, owner, ": expected indices to be in [-1, ",
+                    codebook_size, "), but got ", least < -1 ? least : most);
+}
+
+void check_ema_weight(const at::Tensor& weight, const at::Tensor& cluster_size) {
+  check_defined("VectorQuantize", "ema_update_weight", weight);
+  bool fits = weight.dim() <= 2;
+  for (int64_t axis = 1; fits && axis <= weight.dim(); ++axis) {
+    fits = weight.size(-axis) == 1 || weight.size(-axis) == cluster_size.size(-axis);
+  }
+  TORCH_CHECK_VALUE(fits,
+                    "VectorQuantize: expected ema_update_weight to be of a shape that broadcasts "
+                    "to ",
+                    cluster_size.sizes(), " (H, K), but got shape ", weight.sizes());
+  TORCH_CHECK_VALUE(!weight.is_cpu() || weight.isfinite().all().item<bool>(),
+                    "VectorQuantize: expected ema_update_weight to be finite, but got NaN or "
+                    "infinity");
+}
+
+}  // namespace torchvq::detail

@@ -1,0 +1,35 @@
+// Checks of the arguments of a forward, which run before the forward writes anything: a refused
+// call leaves state and generators unchanged.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include <torchvq/options/vector_quantize.h>
+
+#include "modules/layout.h"
+
+namespace torchvq::detail {
+
+/// Throws c10::ValueError unless the temperature of a call, or the option where codes are sampled,
+/// is finite.
+void check_temperature(const VectorQuantizeOptions& options, std::optional<double> temperature,
+                       const std::string& owner);
+
+/// Throws unless targets are int64 in the shape of the indices that forward returns for x, and -1
+/// or indices of codes: c10::TypeError, c10::ValueError or c10::IndexError. Values on a device are
+/// left to the operators, because reading them would wait for it.
+void check_targets(const at::Tensor& targets, const at::Tensor& x, const Layout& layout,
+                   int64_t codebook_size);
+
+/// The same for targets whose shape is known to fit.
+void check_target_values(const at::Tensor& targets, int64_t codebook_size,
+                         const std::string& owner);
+
+/// Throws c10::ValueError unless ema_update_weight broadcasts to averages (H, K) and is finite.
+void check_ema_weight(const at::Tensor& weight, const at::Tensor& cluster_size);
+
+}  // namespace torchvq::detail

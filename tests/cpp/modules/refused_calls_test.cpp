@@ -1,0 +1,174 @@
+// A refused call leaves no trace in a module: everything is checked before anything is written.
+#include <functional>
+#include <limits>
+#include <vector>
+
+#include <torch/optim/sgd.h>
+
+#include <torchvq/torchvq.h>
+
+#include "expect_throw.h"
+#include "modules/vector_quantize_support.h"
+
+namespace torchvq::refused_calls_test {
+namespace {
+
+using namespace torchvq::testing;
+
+constexpr int64_t kDim = 4;
+constexpr int64_t kCodes = 8;
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+Options options() { return Options(kDim).codebook_size(kCodes); }
+
+/// Ways to learn that write at different places of a step.
+std::vector<Options> ways_to_learn() {
+  const auto sgd = [](std::vector<torch::Tensor> parameters) {
+    return std::make_shared<torch::optim::SGD>(std::move(parameters),
+                                               torch::optim::SGDOptions(0.1));
+  };
+  return {options(), options().kmeans_init(true), options().affine_param(true),
+          options().learnable_codebook(true).ema_update(false).in_place_codebook_optimizer(sgd)};
+}
+
+ResidualVQOptions stack(const Options& vq) {
+  return ResidualVQOptions(kDim).num_quantizers(2).codebook_size(kCodes).vq(vq);
+}
+
+template <typename Error, typename Module>
+void leaves_no_trace(Module& module, const std::function<void()>& call,
+                     const std::string& fragment) {
+  const auto before = copy_of(state_dict(*module));
+  expect_throw_with<Error>(call, fragment);
+  expect_same_state(state_dict(*module), before);
+}
+
+struct Targets {
+  torch::Tensor indices;
+  std::string fragment;
+};
+
+TEST(RefusedCallsTest, TargetsLeaveNoTrace) {
+  const auto x = normal({2, 6, kDim});
+  const auto refuse = [&]<typename Error>(std::type_identity<Error>, const torch::Tensor& wrong,
+                                          const std::string& fragment) {
+    // Only the last level of the last group is wrong.
+    const auto first = at::zeros_like(wrong);
+    const auto levels = at::stack({first, wrong}, -1);
+    const auto groups = at::stack({at::stack({first, first}, -1), levels});
+    for (const auto& way : ways_to_learn()) {
+      VectorQuantize vq(way);
+      leaves_no_trace<Error>(
+          vq, [&] { vq(x, CallOptions().indices(wrong)); },
+          "VectorQuantize: expected indices to be " + fragment);
+      ResidualVQ rvq(stack(way));
+      leaves_no_trace<Error>(
+          rvq, [&] { rvq(x, ResidualVQForwardOptions().indices(levels)); },
+          "ResidualVQ: expected indices to be " + fragment);
+      GroupedResidualVQ grouped(GroupedResidualVQOptions(2 * kDim).groups(2).rvq(stack(way)));
+      leaves_no_trace<Error>(
+          grouped,
+          [&] { grouped(normal({2, 6, 2 * kDim}), ResidualVQForwardOptions().indices(groups)); },
+          "ResidualVQ: expected indices to be " + fragment);
+    }
+  };
+  const std::type_identity<c10::IndexError> index;
+  refuse(index, at::full({2, 6}, kCodes, at::kLong), "in [-1, 8), but got 8");
+  refuse(index, at::full({2, 6}, -2, at::kLong), "in [-1, 8), but got -2");
+  refuse(std::type_identity<c10::ValueError>(), at::zeros({2, 5}, at::kLong),
+         "of shape [2, 6], but got shape [2, 5]");
+  refuse(std::type_identity<c10::ValueError>(), at::zeros({6, 2}, at::kLong), "of shape [2, 6]");
+  refuse(std::type_identity<c10::TypeError>(), at::zeros({2, 6}), "Long, but got Float");
+}
+
+TEST(RefusedCallsTest, TargetsOfScalesLeaveNoTrace) {
+  HierarchicalVQ hvq(HierarchicalVQOptions(kDim, kCodes, {6, 6}));
+  const auto x = normal({2, kDim, 6});
+  const auto good = at::zeros({2, 6}, at::kLong);
+  const auto call = [&](const torch::Tensor& wrong) {
+    return [&hvq, x, good, wrong] {
+      hvq(x, HierarchicalVQForwardOptions().indices(std::vector<torch::Tensor>{good, wrong}));
+    };
+  };
+  leaves_no_trace<c10::IndexError>(hvq, call(good + kCodes),
+                                   "HierarchicalVQ: expected indices to be in [-1, 8)");
+  leaves_no_trace<c10::TypeError>(hvq, call(good.to(at::kFloat)),
+                                  "HierarchicalVQ: expected indices to be Long");
+}
+
+TEST(RefusedCallsTest, TemperaturesLeaveNoTrace) {
+  const auto x = normal({2, 6, kDim});
+  const auto sampling = options().stochastic_sample_codes(true).kmeans_init(true);
+  for (const double value : {kNaN, kInfinity}) {
+    VectorQuantize vq(sampling);
+    leaves_no_trace<c10::ValueError>(
+        vq, [&] { vq(x, CallOptions().sample_codebook_temp(value)); },
+        "VectorQuantize: expected sample_codebook_temp to be finite");
+    ResidualVQ rvq(stack(sampling));
+    const auto call = ResidualVQForwardOptions().sample_codebook_temp(value);
+    leaves_no_trace<c10::ValueError>(
+        rvq, [&] { rvq(x, call); }, "ResidualVQ: expected sample_codebook_temp to be finite");
+    GroupedResidualVQ grouped(GroupedResidualVQOptions(kDim).groups(1).rvq(stack(sampling)));
+    leaves_no_trace<c10::ValueError>(
+        grouped, [&] { grouped(x, call); }, "expected sample_codebook_temp to be finite");
+    HierarchicalVQ hvq(HierarchicalVQOptions(kDim, kCodes, {2, 6}).stochastic_sample_codes(true));
+    leaves_no_trace<c10::ValueError>(
+        hvq,
+        [&] { hvq(x.transpose(1, 2), HierarchicalVQForwardOptions().sample_codebook_temp(value)); },
+        "HierarchicalVQ: expected sample_codebook_temp to be finite");
+  }
+}
+
+TEST(RefusedCallsTest, WeightsLeaveNoTrace) {
+  const auto x = normal({2, 6, kDim});
+  const std::string name = "VectorQuantize: expected ema_update_weight to be ";
+  for (const auto& way : {options(), options().kmeans_init(true), options().affine_param(true)}) {
+    VectorQuantize vq(way);
+    const auto refuse = [&](const torch::Tensor& weight, const std::string& fragment) {
+      leaves_no_trace<c10::ValueError>(
+          vq, [&] { vq(x, CallOptions().ema_update_weight(weight)); }, name + fragment);
+    };
+    refuse(at::ones({3}), "of a shape that broadcasts to [1, 8] (H, K), but got shape [3]");
+    refuse(at::ones({2, kCodes}), "of a shape that broadcasts");
+    refuse(at::ones({1, 1, kCodes}), "of a shape that broadcasts");
+    refuse(at::full({kCodes}, kNaN), "finite, but got NaN or infinity");
+    vq(x, CallOptions().ema_update_weight(at::ones({kCodes}, at::kLong)));
+    EXPECT_TRUE(vq->codebook_state->initialised());
+  }
+}
+
+TEST(RefusedCallsTest, TransformsLeaveNoTrace) {
+  const auto x = normal({2, 6, kDim});
+  for (const auto& way : ways_to_learn()) {
+    VectorQuantize vq(way);
+    const auto shape =
+        CallOptions().codebook_transform_fn([](torch::Tensor codes) { return codes; });
+    leaves_no_trace<c10::ValueError>(
+        vq, [&] { vq(x, shape); },
+        "VectorQuantize: expected codebook_transform_fn to return codes of each token");
+    EXPECT_EQ(vq->codebook_state->initialised(), !way.kmeans_init());
+    vq(x);
+    EXPECT_TRUE(vq->codebook_state->initialised());
+  }
+}
+
+TEST(RefusedCallsTest, GeneratorsOfNoiseDoNotAdvance) {
+  const auto x = normal({2, 6, kDim});
+  for (const double value : {kNaN, kInfinity, -1.0}) {
+    BinaryMapper bits{BinaryMapperOptions(kDim)};
+    leaves_no_trace<c10::ValueError>(
+        bits, [&] { bits(x, BinaryMapperForwardOptions().temperature(value)); },
+        "BinaryMapper: expected temperature to be finite and non-negative");
+    leaves_no_trace<c10::ValueError>(
+        bits, [&] { bits(x, BinaryMapperForwardOptions().mask(at::ones({2, 5}, at::kBool))); },
+        "BinaryMapper: expected mask to have shape [2, 6], but got [2, 5]");
+    FSP noise(FSPOptions({4, 4, 4, 4}).need_inv_act(true));
+    leaves_no_trace<c10::ValueError>(
+        noise, [&] { noise(x, FSPForwardOptions().eps(value)); },
+        "FSP: expected eps to be in (0, 1/2)");
+  }
+}
+
+}  // namespace
+}  // namespace torchvq::refused_calls_test
