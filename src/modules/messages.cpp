@@ -84,7 +84,14 @@ void agree(const VectorQuantizeImpl& vq, const Request& request, at::ScalarType 
                      .ema_update = request.ema_update || request.accumulate,
                      .learns = codebook->is_training() && !request.topk,
                      .apart = apart};
-  handshake({codebook}, request.ranks, call_text(vq, call, dtype));
+  auto text = call_text(vq, call, dtype);
+  // The header of the statistics compares their use, but k-means and the affine map come before.
+  const bool early = !request.frozen && (call.begins || vq.options.affine_param());
+  if (early && (request.weight || request.ema_update != vq.resolved().ema_update)) {
+    text = std::string("moving averages ") + (request.ema_update ? "true" : "false") +
+           (request.weight ? ", weight, " : ", no weight, ") + text;
+  }
+  handshake({codebook}, request.ranks, text);
 }
 
 void agree_to_learn(const VectorQuantizeImpl& vq, const Ranks& ranks, at::ScalarType dtype) {

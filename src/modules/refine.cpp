@@ -1,7 +1,6 @@
 #include <torchvq/modules/refine.h>
 
 #include <cmath>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -44,16 +43,6 @@ detail::Ranks refining_ranks(ResidualVQImpl& rvq) {
   return ranks;
 }
 
-/// What the ranks must have in common in a refinement.
-std::string refine_signature(const RefineCodebooksOptions& options, const at::Tensor& inputs) {
-  std::ostringstream text;
-  text << "refine with beam " << options.beam() << ", " << options.iterations()
-       << " iterations, tolerance " << options.tolerance() << ", noise " << options.noise()
-       << ", ridge " << options.ridge() << ", seed " << options.seed() << ", "
-       << detail::tokens_text(inputs.scalar_type());
-  return text.str();
-}
-
 RefinedHeads refined(ResidualVQImpl& rvq, const at::Tensor& tokens, const OptionalMask& given,
                      RefineCodebooksOptions options) {
   const auto layout = detail::layout_of(rvq);
@@ -61,7 +50,9 @@ RefinedHeads refined(ResidualVQImpl& rvq, const at::Tensor& tokens, const Option
   const auto ranks = refining_ranks(rvq);
   const auto inputs = layout.split_heads(detail::enter_stack(tokens, mask, layout, rvq.project_in));
   if (!ranks.alone()) {
-    detail::handshake(detail::codebooks_of(rvq), ranks, refine_signature(options, inputs));
+    // The refinement compares its options itself.
+    detail::handshake(detail::codebooks_of(rvq), ranks,
+                      "refine, " + detail::tokens_text(inputs.scalar_type()));
   }
   std::vector<at::Tensor> codebooks;
   for (const auto& level : rvq.levels) codebooks.push_back(level->codebook_state->embed);

@@ -283,6 +283,20 @@ CALLS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("VectorQuantize", {MEANS: 0.5}, {"freeze_codebook": True}, "frozen, float32 tokens"),
     ("VectorQuantize", KMEANS, {"freeze_codebook": True}, "sharing k-means"),
     ("VectorQuantize", KMEANS, {"topk": 2}, "sharing k-means"),
+    # After k-means the header of the statistics tells.
+    (
+        "VectorQuantize",
+        {**KMEANS, "threshold_ema_dead_code": 1},
+        {"ema_update": False},
+        "moving averages False, weight False, float32",
+    ),
+    ("VectorQuantize", KMEANS, {"ema_update_weight": 0.5}, "moving averages True, weight True"),
+    (
+        "VectorQuantize",
+        {**AFFINE, "sync_affine_param": True},
+        {"ema_update_weight": 0.5},
+        "moving averages True, weight True",
+    ),
     ("VectorQuantize", {MEANS: 0.5}, {"topk": 2}, "sharing probabilities;"),
     ("VectorQuantize", {}, {"accum_ema_update": True}, "sharing statistics alone"),
     ("VectorQuantize", {}, {"ema_update_weight": half_of}, "sharing statistics alone"),

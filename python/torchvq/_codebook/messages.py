@@ -34,7 +34,12 @@ def agree(vq: "VectorQuantize", request: Request, dtype: torch.dtype) -> None:
         ema_update=request.ema_update or request.accumulate,
         apart=codebook.learns_apart(request.accumulate, request.weight),
     )
-    handshake([codebook], request.ranks, _call(vq, sent, request.frozen, begins, dtype))
+    call = _call(vq, sent, request.frozen, begins, dtype)
+    # The header of the statistics compares their use, but k-means and the affine map come before.
+    early = not request.frozen and (begins or codebook.affine_param)
+    if early and (request.weight is not None or request.ema_update != vq.ema_update):
+        call = f"moving averages {request.ema_update}, weight {request.weight is not None}, {call}"
+    handshake([codebook], request.ranks, call)
 
 
 def agree_to_learn(vq: "VectorQuantize", ranks: Ranks, dtype: torch.dtype) -> None:

@@ -144,7 +144,8 @@ def _refined(
     group = group_of(stack.levels[0])
     ranks = Ranks(group, f"refine of {type(stack).__name__}(dim={stack.dim})") if group else ALONE
     inputs = layout.split_heads(enter(tokens, token_mask, layout, stack.project_in))
-    handshake(stack._codebooks(), ranks, f"refine with {options}, {tokens_text(inputs.dtype)}")
+    # The operator compares its options itself.
+    handshake(stack._codebooks(), ranks, f"refine, {tokens_text(inputs.dtype)}")
     weights = stack.beam_weights
     refined = _ops.refine_codebooks(
         inputs,
